@@ -1,0 +1,108 @@
+// The binary contract between a translated MSL library (one shared object per source) and the CPU executor.
+// Plain structs and function pointers only: a library from the on-disk cache may be older than the executor, so
+// both sides compare kVersion before anything else. Raise kVersion whenever a struct below changes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace msl_abi {
+
+constexpr uint32_t kVersion = 1;
+constexpr uint32_t kSimdWidth = 32;
+
+struct Uint3 {
+  uint32_t x, y, z;
+};
+
+// One dispatch; the same for all of its threads.
+struct Dispatch {
+  void* const* buffers;                // buffers[i]: address bound at [[buffer(i)]] (setBytes data included), or nullptr
+  const uint32_t* threadgroup_lengths; // bytes set for [[threadgroup(i)]], 0 where unset
+  Uint3 threads_per_grid;
+  Uint3 threads_per_threadgroup;       // as dispatched; a threadgroup at the grid's edge may be smaller
+  Uint3 threadgroups_per_grid;
+};
+
+// One thread of a dispatch.
+struct Thread {
+  Uint3 position_in_grid;
+  Uint3 position_in_threadgroup;
+  Uint3 threadgroup_position;
+  Uint3 threadgroup_size;              // actual size of this threadgroup (differs from the dispatched one at the edge)
+  uint32_t index_in_threadgroup;
+  uint32_t lane;                       // thread_index_in_simdgroup
+  uint32_t simdgroup;                  // simdgroup_index_in_threadgroup
+  uint32_t simdgroups;                 // simdgroups_per_threadgroup
+};
+
+enum ArgumentKind : uint32_t {
+  kBuffer = 0,       // pointer or reference in device/constant address space, [[buffer(index)]]
+  kThreadgroup = 1,  // pointer in threadgroup address space, [[threadgroup(index)]]
+};
+
+struct Argument {
+  const char* name;
+  uint32_t kind;
+  uint32_t index;
+  uint32_t element_size;   // sizeof the pointee
+  uint32_t writable;       // 1 unless the pointee is const or in the constant address space
+  uint32_t by_reference;   // 1 for `constant T& x`: exactly one element is read
+};
+
+enum KernelFlags : uint32_t {
+  kSynchronizes = 1,  // reaches a barrier, a simd_/quad_ function or a simdgroup_matrix: threads must be fibers
+};
+
+struct Kernel {
+  const char* name;                 // host_name where given, else the function's name
+  uint32_t flags;
+  uint32_t max_total_threads;       // [[max_total_threads_per_threadgroup(n)]], or 0
+  const Argument* arguments;
+  uint32_t argument_count;
+  // Runs one thread to its end (on a fiber where kSynchronizes is set).
+  void (*run_thread)(const Dispatch*, const Thread*);
+  // Runs `count` threads of one threadgroup with consecutive x, beginning with *first. nullptr where kSynchronizes.
+  void (*run_row)(const Dispatch*, const Thread* first, uint32_t count);
+};
+
+// What a lane finds after simd_exchange: lane i's bytes lie at values + i * stride, for each i set in active.
+struct Exchange {
+  const unsigned char* values;
+  uint32_t stride;
+  uint32_t active;
+};
+
+enum AccessKind : uint32_t { kRead = 0, kWrite = 1, kAtomic = 2 };
+
+// Services of the executor, handed to the library by bind(). `line` is the line of the call in the user's source; it
+// tells apart synchronization points, so that lanes of a divergent simdgroup meet only lanes at the same point.
+struct Runtime {
+  uint32_t version;
+  // The thread that is running now.
+  const Thread* (*self)();
+  // threadgroup_barrier(flags): flags as in metal::mem_flags (bit 0 device, bit 1 threadgroup, bit 2 texture).
+  void (*threadgroup_barrier)(uint32_t flags, uint32_t line);
+  void (*simdgroup_barrier)(uint32_t flags, uint32_t line);
+  // Publishes `size` (at most 128) bytes and waits until every active lane of the simdgroup (width 32) or of the quad
+  // (width 4) has done the same at the same line. The result is valid until this lane's next call but one.
+  Exchange (*simd_exchange)(const void* value, uint32_t size, uint32_t width, uint32_t line);
+  // The address of the threadgroup variable declared at `site` (numbered per kernel by the translator); the same for
+  // every thread of the threadgroup. Sites below 64 are for variables; [[threadgroup(i)]] arguments use 64 + i.
+  void* (*threadgroup_memory)(uint32_t site, uint32_t bytes, uint32_t alignment);
+  // Checking libraries only: called before each access with the address of the instruction after the call.
+  void (*access)(const void* address, uint32_t size, uint32_t kind, const void* return_address);
+};
+
+struct Library {
+  uint32_t version;
+  uint32_t kernel_count;
+  const Kernel* kernels;
+  void (*bind)(const Runtime*);
+  uint32_t checking;  // 1 where compiled with instrumented accesses
+};
+
+}  // namespace msl_abi
+
+// Every translated library exports this one symbol.
+extern "C" const msl_abi::Library* msl_library();
