@@ -36,6 +36,11 @@ class Encoder {
   virtual Encoder& buffer(uint32_t index, const BufferView& view) = 0;
   // Copies `size` <= 4096 bytes; the caller's memory may go away at once.
   virtual Encoder& bytes(uint32_t index, const void* data, size_t size) = 0;
+  // Binds a table of device addresses, one per view (nullptr where a view's storage is null), at most 512 of them: for
+  // kernels over more tensors than there are buffer slots. The kernel reads it as `constant` structs of device pointers
+  // and may read and write each view's span. On Metal these are the buffers' gpuAddress (Metal 3) set as bytes, each
+  // buffer made resident on this encoder by useResource.
+  virtual Encoder& pointers(uint32_t index, const BufferView* views, size_t count) = 0;
   virtual Encoder& threadgroup_memory(uint32_t index, size_t bytes) = 0;
   // A dispatch of no threads is skipped. Dispatches of one encoder run in order, each seeing the writes of the last.
   virtual void dispatch_threads(Size threads, Size threads_per_threadgroup) = 0;
