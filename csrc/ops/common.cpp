@@ -1,0 +1,115 @@
+#include "common.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+namespace metalcore {
+
+namespace {
+
+constexpr std::array<std::pair<const char*, ScalarType>, 12> kDtypes = {{
+    {"float32", ScalarType::Float},
+    {"float16", ScalarType::Half},
+    {"bfloat16", ScalarType::BFloat16},
+    {"float64", ScalarType::Double},
+    {"bool", ScalarType::Bool},
+    {"uint8", ScalarType::Byte},
+    {"int8", ScalarType::Char},
+    {"int16", ScalarType::Short},
+    {"int32", ScalarType::Int},
+    {"int64", ScalarType::Long},
+    {"complex64", ScalarType::ComplexFloat},
+    {"complex128", ScalarType::ComplexDouble},
+}};
+
+int32_t device_type(const Tensor& tensor) {
+  int32_t type = -1;
+  aoti_torch_get_device_type(tensor.get(), &type);
+  return type;
+}
+
+bool same_sizes(const Tensor& a, const Tensor& b) {
+  const auto x = a.sizes(), y = b.sizes();
+  return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin());
+}
+
+}  // namespace
+
+const char* dtype_name(ScalarType dtype) {
+  for (const auto& [name, value] : kDtypes)
+    if (value == dtype) return name;
+  return "an unsupported dtype";
+}
+
+ScalarType dtype_named(const std::string& name) {
+  for (const auto& [known, value] : kDtypes)
+    if (name == known) return value;
+  throw std::invalid_argument("metalcore: unsupported dtype " + name);
+}
+
+std::string shape_text(const Tensor& tensor) {
+  std::string text = "[";
+  for (int64_t size : tensor.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+void check_float(const char* op, const char* argument, const Tensor& tensor) {
+  const ScalarType dtype = tensor.scalar_type();
+  check(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16, "metalcore::", op,
+        ": ", argument, " must be float32, float16 or bfloat16, not ", dtype_name(dtype));
+}
+
+void check_same_device(const char* op, const char* argument, const Tensor& tensor, const Tensor& as) {
+  check(device_type(tensor) == device_type(as) && tensor.get_device_index() == as.get_device_index(), "metalcore::", op,
+        ": ", argument, " must be on the device of the other tensors");
+}
+
+void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& as) {
+  check(tensor.scalar_type() == as.scalar_type(), "metalcore::", op, ": ", argument, " must be ",
+        dtype_name(as.scalar_type()), ", not ", dtype_name(tensor.scalar_type()));
+}
+
+void check_same_shape(const char* op, const char* argument, const Tensor& tensor, const Tensor& as) {
+  if (!same_sizes(tensor, as))
+    check(false, "metalcore::", op, ": ", argument, " must have shape ", shape_text(as), ", not ", shape_text(tensor));
+}
+
+Tensor new_strided(Sizes sizes, Sizes strides, ScalarType dtype, const Tensor& like) {
+  AtenTensorHandle result = nullptr;
+  const auto number = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  check(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), number,
+                                 device_type(like), like.get_device_index(), &result) == AOTI_TORCH_SUCCESS,
+        "metalcore: cannot allocate a tensor");
+  return Tensor(result);
+}
+
+Tensor new_tensor(Sizes sizes, ScalarType dtype, const Tensor& like) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+  return new_strided(sizes, strides, dtype, like);
+}
+
+bool is_dense(const Tensor& tensor) {
+  if (tensor.is_contiguous()) return true;
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  int64_t expected = 1;
+  for (size_t i : order) {
+    if (sizes[i] == 1) continue;
+    if (strides[i] != expected) return false;
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+}  // namespace metalcore

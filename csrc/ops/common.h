@@ -1,0 +1,82 @@
+// What every op's host side needs: dtypes, checks, outputs and grids.
+#pragma once
+
+#include "../gpu/encoder.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <initializer_list>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace metalcore {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Throws std::runtime_error (RuntimeError in Python) with the message put together from `parts`. Unlike
+// STD_TORCH_CHECK it does not name a source file of the build machine.
+template <typename... Parts>
+void check(bool condition, const Parts&... parts) {
+  if (__builtin_expect(condition, true)) return;
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+const char* dtype_name(ScalarType dtype);               // "float32"; "an unsupported dtype" where Metal has none
+ScalarType dtype_named(const std::string& name);        // the inverse; throws std::invalid_argument
+std::string shape_text(const Tensor& tensor);           // "[2, 3]"
+
+// Kernels are named <op>_<variant>_<suffix> after MSL's type names.
+inline const char* suffix(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float: return "float";
+    case ScalarType::Half: return "half";
+    case ScalarType::BFloat16: return "bfloat";
+    default: throw std::runtime_error(std::string("metalcore: no kernel for ") + dtype_name(dtype));
+  }
+}
+inline std::string kernel_name(const char* stem, ScalarType dtype) { return std::string(stem) + "_" + suffix(dtype); }
+
+// Checks name the op and the argument, as in "metalcore::silu: x must be float32, float16 or bfloat16, not int64".
+void check_float(const char* op, const char* argument, const Tensor& tensor);
+void check_same_device(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
+void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
+void check_same_shape(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
+
+using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
+
+// Uninitialized, on the device of `like`; contiguous unless strides are given. (torch::stable's namesakes go through
+// the dispatcher by name, which costs more than a small op's whole budget.)
+Tensor new_tensor(Sizes sizes, ScalarType dtype, const Tensor& like);
+Tensor new_strided(Sizes sizes, Sizes strides, ScalarType dtype, const Tensor& like);
+inline Tensor new_like(const Tensor& like) { return new_tensor(like.sizes(), like.scalar_type(), like); }
+
+// The tensor itself where it is contiguous, else a contiguous copy.
+inline Tensor as_contiguous(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+// True where the elements fill one gapless block of memory, in whatever order of dimensions.
+bool is_dense(const Tensor& tensor);
+
+template <typename T>
+constexpr T ceil_div(T a, T b) {
+  return (a + b - 1) / b;
+}
+template <typename T>
+constexpr T round_up(T a, T b) {
+  return ceil_div(a, b) * b;
+}
+
+// Grids have 32-bit sides.
+inline uint32_t grid_side(int64_t n) {
+  check(n <= INT64_C(0xffffffff), "metalcore: ", n, " threads in one direction are more than a grid can have");
+  return static_cast<uint32_t>(n);
+}
+
+}  // namespace metalcore

@@ -1,0 +1,40 @@
+"""PyTorch ops written as Metal kernels, which also run, checked, on Linux.
+
+    import metalcore
+    q, r = metalcore.qr(a)             # as torch.linalg.qr, on `mps` tensors
+    y = metalcore.rms_norm(x, weight)  # differentiable, float32, float16 and bfloat16
+
+Tensors on other devices, and whatever a kernel does not support, go to PyTorch's own op.
+"""
+
+import importlib
+
+import torch  # noqa: F401  (loads the libraries that _C links against)
+
+from . import _C
+from .activation import silu
+
+__version__ = "0.1.0"
+
+# What is not needed by every program is imported when it is first used.
+_LAZY = {
+    "compile_shader": "msl.library",
+    "explain": "_explain",
+}
+_LAZY_MODULES = frozenset({"integrations", "linalg", "msl", "nn", "optim", "overrides", "simulator"})
+
+__all__ = ["silu", *_LAZY, *_LAZY_MODULES]
+
+
+def __getattr__(name):
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _LAZY:
+        value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,187 @@
+"""Builds metalcore: the ops (_C.abi3.so), the built-in kernels (lib/) and the simulated device.
+
+Only what changed is rebuilt: every output remembers the command that made it and is compared in time with what it was
+made from. Environment:
+  METALCORE_JOBS  compilers to run at once (2)
+  METALCORE_ISA   instruction sets of the built-in kernels, comma separated (all of this architecture's)
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+WORK = ROOT / "build" / "metalcore"
+PACKAGE = ROOT / "metalcore"
+JOBS = int(os.environ.get("METALCORE_JOBS", "2"))
+TORCH_2_10 = "0x020a000000000000"
+PYTHON_3_10 = "0x030a0000"
+SIMULATOR = ROOT / "csrc" / "backends" / "simulator"
+
+
+class Tasks:
+    """Commands with their inputs and outputs; runs those that are out of date, some at a time."""
+
+    def __init__(self):
+        self.pending = []
+
+    def add(self, name, output, inputs, signature, action):
+        """`action()` makes `output` out of `inputs`; `signature` is whatever else the output depends on."""
+        stamp = WORK / "stamps" / (name.replace("/", "_") + ".json")
+        signature = json.dumps(signature)
+        if output.exists() and stamp.exists() and stamp.read_text() == signature:
+            made = output.stat().st_mtime
+            if all(path.exists() and path.stat().st_mtime <= made for path in inputs):
+                return
+
+        def task():
+            print(f"building {name}", flush=True)
+            output.parent.mkdir(parents=True, exist_ok=True)
+            stamp.unlink(missing_ok=True)
+            action()
+            stamp.parent.mkdir(parents=True, exist_ok=True)
+            stamp.write_text(signature)
+
+        self.pending.append(task)
+
+    def run(self):
+        with ThreadPoolExecutor(JOBS) as pool:
+            for future in [pool.submit(task) for task in self.pending]:
+                future.result()
+        self.pending.clear()
+
+
+def compiler():
+    return os.environ.get("CXX", "g++" if shutil.which("g++") else "c++")
+
+
+def run(command):
+    if subprocess.run(command).returncode:
+        raise SystemExit("failed: " + " ".join(map(str, command)))
+
+
+def dependencies(depfile, source):
+    """The files that a compiler's -MMD output names; just the source where there is none yet."""
+    if not depfile.exists():
+        return [source]
+    names = depfile.read_text().replace("\\\n", " ").split(":", 1)[1].split()
+    return [Path(name) for name in names]
+
+
+def ops_extension(tasks):
+    """_C.abi3.so: stable ABI and limited API only, so the one binary serves every torch >= 2.10 and Python >= 3.10."""
+    import torch
+    from torch.utils import cpp_extension
+
+    sources = sorted(path for folder in ("ops", "gpu", "python") for path in (ROOT / "csrc" / folder).glob("*.cpp"))
+    flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas",
+             f"-DTORCH_TARGET_VERSION={TORCH_2_10}", f"-DPy_LIMITED_API={PYTHON_3_10}",
+             f"-I{PACKAGE / 'msl' / 'include'}"]
+    if any(SIMULATOR.glob("*.cpp")):
+        sources += sorted(SIMULATOR.glob("*.cpp"))
+        flags.append("-DMETALCORE_SIMULATOR=1")
+    for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]:
+        flags += ["-isystem", path]
+
+    objects = []
+    for source in sources:
+        name = source.relative_to(ROOT / "csrc").with_suffix("").as_posix()
+        target = WORK / "objects" / (name + ".o")
+        depfile = target.with_suffix(".d")
+        command = [compiler(), *flags, "-MMD", "-MF", str(depfile), "-c", str(source), "-o", str(target)]
+        tasks.add(name, target, dependencies(depfile, source), [command, torch.__version__],
+                  lambda command=command: run(command))
+        objects.append(target)
+    tasks.run()
+
+    output = WORK / "out" / "_C.abi3.so"
+    command = [compiler(), "-shared", *map(str, objects), "-o", str(output),
+               *(f"-L{path}" for path in cpp_extension.library_paths()), "-ltorch_cpu", "-ltorch", "-ldl", "-pthread"]
+    tasks.add("_C", output, objects, command, lambda: run(command))
+    return {output: "_C.abi3.so"}
+
+
+def instruction_sets():
+    if "METALCORE_ISA" in os.environ:
+        return os.environ["METALCORE_ISA"].split(",")
+    return ["x86-64", "x86-64-v3"] if platform.machine() in ("x86_64", "AMD64") else [platform.machine()]
+
+
+def kernel_libraries(tasks):
+    """lib/<isa>/<family>.so and lib/checking/<family>.so: the built-in kernels, translated and compiled."""
+    if not (PACKAGE / "msl" / "host.py").exists():
+        return {}
+    sys.path.insert(0, str(PACKAGE))  # msl by itself: importing metalcore would need what is being built
+    from msl import host
+
+    shared = [*(ROOT / "kernels").rglob("*.h"), *(PACKAGE / "msl").glob("*.py"),
+              *(PACKAGE / "msl" / "include").rglob("*")]
+    shared = [path for path in shared if path.is_file()]
+    outputs = {}
+    for source in sorted((ROOT / "kernels").glob("*.metal")):
+        for folder, isa, checking in [*((isa, isa, False) for isa in instruction_sets()),
+                                      ("checking", instruction_sets()[0], True)]:
+            name = f"lib/{folder}/{source.stem}.so"
+            output = WORK / "out" / name
+            tasks.add(name, output, [source, *shared], [isa, checking, compiler()],
+                      lambda source=source, output=output, isa=isa, checking=checking: host.build(
+                          source, output, isa=isa, checking=checking, include_dirs=[ROOT / "kernels"]))
+            outputs[output] = name
+    return outputs
+
+
+class Build(build_ext):
+    def run(self):
+        tasks = Tasks()
+        outputs = {**ops_extension(tasks), **kernel_libraries(tasks)}
+        tasks.run()
+        # In place (editable) or into the tree that becomes the wheel.
+        package = PACKAGE if self.inplace else Path(self.build_lib) / "metalcore"
+        for output, name in outputs.items():
+            copy(output, package / name)
+        if not self.inplace:
+            copy_tree(ROOT / "kernels", package / "kernels")
+
+    def get_outputs(self):
+        return []
+
+
+def copy(source, target):
+    """Replaces the target as a whole: a process that has the old library open keeps it."""
+    if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.copy2(source, temporary)
+    os.replace(temporary, target)
+
+
+def copy_tree(source, target):
+    for path in source.rglob("*"):
+        if path.is_file():
+            copy(path, target / path.relative_to(source))
+
+
+class Wheel(bdist_wheel):
+    def finalize_options(self):
+        self.py_limited_api = "cp310"
+        super().finalize_options()
+
+
+setup(
+    packages=find_packages(include=["metalcore", "metalcore.*"]),
+    package_data={"metalcore": ["msl/include/**/*"]},
+    # Named for the wheel's tag; Build makes it by itself.
+    ext_modules=[Extension("metalcore._C", ["csrc/python/module.cpp"], py_limited_api=True)],
+    cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
+)
