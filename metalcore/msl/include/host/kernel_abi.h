@@ -8,7 +8,7 @@
 
 namespace msl_abi {
 
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kSimdWidth = 32;
 
 struct Uint3 {
@@ -73,7 +73,13 @@ struct Exchange {
   uint32_t active;
 };
 
-enum AccessKind : uint32_t { kRead = 0, kWrite = 1, kAtomic = 2 };
+enum AccessKind : uint32_t {
+  kRead = 0,
+  kWrite = 1,
+  kAtomic = 2,       // read-modify-write: fetch_add, exchange, compare_exchange …
+  kAtomicRead = 3,   // atomic_load
+  kAtomicWrite = 4,  // atomic_store
+};
 
 // Services of the executor, handed to the library by bind(). `line` is the line of the call in the user's source; it
 // tells apart synchronization points, so that lanes of a divergent simdgroup meet only lanes at the same point.
@@ -90,6 +96,9 @@ struct Runtime {
   // The address of the threadgroup variable declared at `site` (numbered per kernel by the translator); the same for
   // every thread of the threadgroup. Sites below 64 are for variables; [[threadgroup(i)]] arguments use 64 + i.
   void* (*threadgroup_memory)(uint32_t site, uint32_t bytes, uint32_t alignment);
+  // Called after each atomic load and each failed compare_exchange: lets the other threads of the threadgroup run, so
+  // that a thread may spin on a flag another one sets. Returns at once where no other thread can run.
+  void (*yield)();
   // Checking libraries only: called before each access with the address of the instruction after the call.
   void (*access)(const void* address, uint32_t size, uint32_t kind, const void* return_address);
 };
