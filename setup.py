@@ -87,7 +87,7 @@ def ops_extension(tasks):
     flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas",
              f"-DTORCH_TARGET_VERSION={TORCH_2_10}", f"-DPy_LIMITED_API={PYTHON_3_10}",
              f"-I{PACKAGE / 'msl' / 'include'}"]
-    if any(SIMULATOR.glob("*.cpp")):
+    if (SIMULATOR / "python.h").exists():
         sources += sorted(SIMULATOR.glob("*.cpp"))
         flags.append("-DMETALCORE_SIMULATOR=1")
     for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]:

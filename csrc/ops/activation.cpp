@@ -1,27 +1,57 @@
 // silu and gelu.
-#include "common.h"
+#include "elementwise.h"
 
 namespace metalcore {
 namespace {
 
-Tensor silu(const Tensor& input) {
-  check_float("silu", "x", input);
-  Tensor x = as_contiguous(input);
-  Tensor y = new_like(x);
-  gpu::encode(x, [&](gpu::Encoder& encoder) {
-    encoder.kernel(kernel_name("silu", x.scalar_type())).buffer(0, x).buffer(1, y);
-    encoder.dispatch_threads({grid_side(x.numel())}, {256});
-  });
-  return y;
+Tensor activation(const char* op, const Tensor& x) {
+  check_float(op, "x", x);
+  return elementwise(op, {x});
 }
+
+// The gradient takes x's strides, whatever those of grad.
+Tensor activation_backward(const char* op, const Tensor& grad, const Tensor& x) {
+  check_float(op, "x", x);
+  check_same_device(op, "grad", grad, x);
+  check_same_dtype(op, "grad", grad, x);
+  check_same_shape(op, "grad", grad, x);
+  return elementwise(op, {x, grad});
+}
+
+bool is_tanh(const std::string& approximate) {
+  check(approximate == "none" || approximate == "tanh", "metalcore::gelu: approximate must be 'none' or 'tanh', not '",
+        approximate, "'");
+  return approximate == "tanh";
+}
+
+Tensor silu(const Tensor& x) { return activation("silu", x); }
+Tensor silu_backward(const Tensor& grad, const Tensor& x) { return activation_backward("silu_backward", grad, x); }
+
+Tensor gelu(const Tensor& x, const std::string& approximate) {
+  return activation(is_tanh(approximate) ? "gelu_tanh" : "gelu", x);
+}
+Tensor gelu_backward(const Tensor& grad, const Tensor& x, const std::string& approximate) {
+  return activation_backward(is_tanh(approximate) ? "gelu_tanh_backward" : "gelu_backward", grad, x);
+}
+
+const ExplainOp explain_silu("silu", [](const Request& request) { return explain_elementwise("silu", request); });
+const ExplainOp explain_gelu("gelu", [](const Request& request) {
+  return explain_elementwise(is_tanh(request.option("approximate", "none")) ? "gelu_tanh" : "gelu", request);
+});
 
 }  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("silu(Tensor x) -> Tensor");
+  m.def("silu_backward(Tensor grad, Tensor x) -> Tensor");
+  m.def("gelu(Tensor x, str approximate) -> Tensor");
+  m.def("gelu_backward(Tensor grad, Tensor x, str approximate) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, MPS, m) {
   m.impl("silu", TORCH_BOX(&metalcore::silu));
+  m.impl("silu_backward", TORCH_BOX(&metalcore::silu_backward));
+  m.impl("gelu", TORCH_BOX(&metalcore::gelu));
+  m.impl("gelu_backward", TORCH_BOX(&metalcore::gelu_backward));
 }

@@ -1,0 +1,142 @@
+#include "elementwise.h"
+
+#include "../../kernels/common/strided.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+namespace metalcore {
+
+namespace {
+
+constexpr gpu::Size kThreadgroup{256};
+
+Tensor output_like(const Tensor& x) {
+  if (x.is_contiguous()) return new_like(x);
+  if (is_dense(x)) return new_strided(x.sizes(), x.strides(), x.scalar_type(), x);
+  return torch::stable::empty_like(x);  // keeps the order of the dimensions
+}
+
+bool same_strides(const Tensor& a, const Tensor& b) {
+  const auto sizes = a.sizes(), x = a.strides(), y = b.strides();
+  for (size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] != 1 && x[d] != y[d]) return false;
+  return true;
+}
+
+// How to walk the inputs in the output's memory order; nothing where that takes more dimensions than a kernel has.
+std::optional<StridedParams> walk(const Tensor& output, std::initializer_list<Tensor> inputs) {
+  const auto sizes = output.sizes(), order_by = output.strides();
+  std::vector<size_t> order;
+  for (size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] != 1) order.push_back(d);
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return order_by[a] < order_by[b]; });
+
+  StridedParams params{};
+  for (size_t d : order) {
+    const uint32_t last = params.dims - 1;
+    bool merges = params.dims > 0;
+    size_t k = 0;
+    for (const Tensor& input : inputs) {
+      merges = merges && input.strides()[d] == params.strides[k][last] * params.sizes[last];
+      ++k;
+    }
+    if (merges) {
+      params.sizes[last] *= static_cast<uint32_t>(sizes[d]);
+      continue;
+    }
+    if (params.dims == STRIDED_MAX_DIMS) return std::nullopt;
+    params.sizes[params.dims] = static_cast<uint32_t>(sizes[d]);
+    k = 0;
+    for (const Tensor& input : inputs) params.strides[k++][params.dims] = input.strides()[d];
+    ++params.dims;
+  }
+  return params;
+}
+
+bool aligned4(const gpu::BufferView& view, size_t item) { return view.offset % (4 * item) == 0; }
+
+void dispatch(gpu::Encoder& encoder, const std::string& kernel, const std::vector<gpu::BufferView>& views, int64_t n) {
+  encoder.kernel(kernel);
+  for (size_t i = 0; i < views.size(); ++i) encoder.buffer(static_cast<uint32_t>(i), views[i]);
+  encoder.dispatch_threads({static_cast<uint32_t>(n)}, kThreadgroup);
+}
+
+// Four elements a thread, then the up to three that are left over.
+struct DensePlan {
+  int64_t vectors;
+  int64_t rest;
+};
+DensePlan plan_dense(int64_t count, bool aligned) {
+  return aligned ? DensePlan{count / 4, count % 4} : DensePlan{0, count};
+}
+
+void encode_dense(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output) {
+  const size_t item = output.element_size();
+  std::vector<gpu::BufferView> views;
+  for (const Tensor& input : inputs) views.push_back(gpu::view_of(input));
+  views.push_back(gpu::view_of(output));
+  const bool aligned = std::all_of(views.begin(), views.end(), [&](const auto& view) { return aligned4(view, item); });
+  const DensePlan plan = plan_dense(output.numel(), aligned);
+  gpu::encode(output, [&](gpu::Encoder& encoder) {
+    const std::string end = std::string("_") + suffix(output.scalar_type());
+    if (plan.vectors) dispatch(encoder, op + ("_dense4" + end), views, plan.vectors);
+    if (!plan.rest) return;
+    for (gpu::BufferView& view : views) {
+      view.offset += plan.vectors * 4 * item;
+      view.span = plan.rest * item;
+    }
+    dispatch(encoder, op + ("_dense" + end), views, plan.rest);
+  });
+}
+
+void encode_strided(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output,
+                    const StridedParams& params) {
+  gpu::encode(output, [&](gpu::Encoder& encoder) {
+    encoder.kernel(op + ("_strided_" + std::string(suffix(output.scalar_type()))));
+    uint32_t index = 0;
+    for (const Tensor& input : inputs) encoder.buffer(index++, input);
+    encoder.buffer(index, output).bytes(index + 1, params);
+    encoder.dispatch_threads({static_cast<uint32_t>(output.numel())}, kThreadgroup);
+  });
+}
+
+}  // namespace
+
+Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs) {
+  const Tensor& first = *inputs.begin();
+  Tensor output = output_like(first);
+  const int64_t count = grid_side(output.numel());
+  if (count == 0) return output;
+
+  bool dense = true;
+  for (const Tensor& input : inputs) dense = dense && same_strides(input, output);
+  if (dense) {
+    encode_dense(op, inputs, output);
+  } else if (auto params = walk(output, inputs)) {
+    encode_strided(op, inputs, output, *params);
+  } else {  // scattered over more dimensions than STRIDED_MAX_DIMS
+    output = new_like(first);
+    const Tensor a = as_contiguous(first), b = as_contiguous(*(inputs.end() - 1));
+    inputs.size() == 1 ? encode_dense(op, {a}, output) : encode_dense(op, {a, b}, output);
+  }
+  return output;
+}
+
+Explanation explain_elementwise(const char* op, const Request& request) {
+  check(!request.shapes.empty(), "metalcore::", op, ": explain needs the input's shape");
+  const int64_t count =
+      std::accumulate(request.shapes[0].begin(), request.shapes[0].end(), int64_t{1}, std::multiplies<>());
+  const DensePlan plan = plan_dense(grid_side(count), true);
+  const std::string end = std::string("_") + suffix(request.dtype);
+  Explanation explanation{"dense", std::to_string(count) + " elements, four a thread; tensors with gaps or in different "
+                          "orders take the strided kernel, one element a thread", {}};
+  if (plan.vectors)
+    explanation.steps.push_back({op + ("_dense4" + end), {static_cast<uint32_t>(plan.vectors)}, kThreadgroup, true});
+  if (plan.rest)
+    explanation.steps.push_back({op + ("_dense" + end), {static_cast<uint32_t>(plan.rest)}, kThreadgroup, true});
+  return explanation;
+}
+
+}  // namespace metalcore

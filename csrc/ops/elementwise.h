@@ -1,0 +1,16 @@
+// Elementwise ops: y[i] = op(a[i]) or op(a[i], b[i]). The kernels are those of kernels/common/elementwise_kernels.h,
+// instantiated under the op's name.
+#pragma once
+
+#include "common.h"
+#include "plan.h"
+
+namespace metalcore {
+
+// A new tensor like `inputs[0]`, with its strides where it is dense (as torch.empty_like). Inputs have one shape, dtype
+// and device; more than 2^32 elements are refused.
+Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs);
+
+Explanation explain_elementwise(const char* op, const Request& request);
+
+}  // namespace metalcore

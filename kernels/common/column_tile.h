@@ -1,0 +1,112 @@
+// Householder reflections of a matrix whose columns lie in registers: G lanes of one simdgroup share a column, a lane
+// holding the rows 4 (g + G q) + {0, 1, 2, 3} of every q in QUADS. A column's sums then need log2(G) shuffles, no
+// barrier; the reflector that all columns are hit with goes through threadgroup memory, as G QUADS float4 and tau.
+//
+// Rows are finished from the top, so everything takes the first quad that is still in work: while reflector k is at
+// work, that is the quad which holds row k, and the only one where rows are told apart.
+#pragma once
+
+#include <metal_stdlib>
+
+#include "householder.h"
+
+template <uint G, uint QUADS>
+struct ColumnTile {
+  static constexpr constant uint kRows = 4 * G * QUADS;
+  static constexpr constant uint kBlock = 4 * G;            // rows that share a quad index
+  static constexpr constant uint kSlots = G * QUADS + 1;    // of a published reflector, in float4
+
+  float4 x[QUADS];
+
+  static uint4 rows_of(uint quad, uint g) { return 4 * (g + G * quad) + uint4(0, 1, 2, 3); }
+};
+
+// Over the G lanes that share a column; every lane gets the result.
+template <uint G>
+inline float column_sum(float value) {
+  if (G == 1) return value;
+  if (G == 32) return metal::simd_sum(value);
+  value = metal::quad_sum(value);
+  if (G >= 8) value += metal::simd_shuffle_xor(value, 4);
+  if (G >= 16) value += metal::simd_shuffle_xor(value, 8);
+  return value;
+}
+
+template <uint G>
+inline float column_max(float value) {
+  if (G == 1) return value;
+  if (G == 32) return metal::simd_max(value);
+  value = metal::quad_max(value);
+  if (G >= 8) value = metal::max(value, metal::simd_shuffle_xor(value, 4));
+  if (G >= 16) value = metal::max(value, metal::simd_shuffle_xor(value, 8));
+  return value;
+}
+
+inline float sum_of(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+inline float max_of(float4 v) { return metal::max(metal::max(v.x, v.y), metal::max(v.z, v.w)); }
+
+// Turns column k, which this simdgroup holds in the lanes where `owner` is set, into reflector k: beta and v stay in the
+// column's registers, and v with its zeros above and its one goes to `published`, tau behind it.
+template <uint G, uint QUADS>
+inline void make_and_publish(thread ColumnTile<G, QUADS>& tile, uint first, uint g, uint k, bool owner,
+                             threadgroup float4* published, thread float& tau) {
+  const uint4 row = ColumnTile<G, QUADS>::rows_of(first, g);
+  const float4 below = metal::select(float4(0.0f), tile.x[first], row > k);
+  const float alpha = column_sum<G>(sum_of(metal::select(float4(0.0f), tile.x[first], row == k)));
+  float4 most = metal::abs(below);
+#pragma unroll
+  for (uint q = first + 1; q < QUADS; ++q) most = metal::max(most, metal::abs(tile.x[q]));
+  const float largest = column_max<G>(max_of(most));
+  const float scale = scale_to_one(metal::max(largest, metal::abs(alpha)));
+  float4 squares = (below * scale) * (below * scale);
+#pragma unroll
+  for (uint q = first + 1; q < QUADS; ++q) squares = metal::fma(tile.x[q] * scale, tile.x[q] * scale, squares);
+  const Reflector h = make_reflector(alpha, largest, column_sum<G>(sum_of(squares)), scale);
+  if (owner) {
+    tau = h.tau;
+    const float4 v = (below * scale) * h.inverse;
+    tile.x[first] = metal::select(metal::select(tile.x[first], v, row > k), float4(h.beta), row == k);
+    published[first * G + g] = metal::select(v, float4(1.0f), row == k);
+#pragma unroll
+    for (uint q = first + 1; q < QUADS; ++q) {
+      tile.x[q] = (tile.x[q] * scale) * h.inverse;
+      published[q * G + g] = tile.x[q];
+    }
+    if (g == 0) published[QUADS * G].x = h.tau;
+  }
+}
+
+// Publishes reflector k again, which make_and_publish left in the owner's registers, and puts e_k in its place: the
+// column of the identity that reflector k is the first to change.
+template <uint G, uint QUADS>
+inline void publish_and_reset(thread ColumnTile<G, QUADS>& tile, uint first, uint g, uint k, bool owner,
+                              threadgroup float4* published, float tau) {
+  if (!owner) return;
+  const uint4 row = ColumnTile<G, QUADS>::rows_of(first, g);
+  const float4 e = metal::select(float4(0.0f), float4(1.0f), row == k);
+  published[first * G + g] = metal::select(e, tile.x[first], row > k);
+  tile.x[first] = e;
+#pragma unroll
+  for (uint q = first + 1; q < QUADS; ++q) {
+    published[q * G + g] = tile.x[q];
+    tile.x[q] = float4(0.0f);
+  }
+  if (g == 0) published[QUADS * G].x = tau;
+}
+
+// vᵀ x of this lane's column and the published reflector.
+template <uint G, uint QUADS>
+inline float dot_with(thread const ColumnTile<G, QUADS>& tile, uint first, uint g, threadgroup const float4* published) {
+  float4 sum = published[first * G + g] * tile.x[first];
+#pragma unroll
+  for (uint q = first + 1; q < QUADS; ++q) sum = metal::fma(published[q * G + g], tile.x[q], sum);
+  return column_sum<G>(sum_of(sum));
+}
+
+// x -= v times `factor`.
+template <uint G, uint QUADS>
+inline void subtract(thread ColumnTile<G, QUADS>& tile, uint first, uint g, threadgroup const float4* published,
+                     float factor) {
+#pragma unroll
+  for (uint q = first; q < QUADS; ++q) tile.x[q] = metal::fma(float4(-factor), published[q * G + g], tile.x[q]);
+}
