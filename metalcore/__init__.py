@@ -1,8 +1,8 @@
 """PyTorch ops written as Metal kernels, which also run, checked, on Linux.
 
     import metalcore
-    q, r = metalcore.qr(a)             # as torch.linalg.qr, on `mps` tensors
-    y = metalcore.rms_norm(x, weight)  # differentiable, float32, float16 and bfloat16
+    q, r = metalcore.qr(a)                         # as torch.linalg.qr, on `mps` tensors
+    y = metalcore.rms_norm(x, x.shape[-1:], weight)  # differentiable; float32, float16 and bfloat16
 
 Tensors on other devices, and whatever a kernel does not support, go to PyTorch's own op.
 """
@@ -12,7 +12,7 @@ import importlib
 import torch  # noqa: F401  (loads the libraries that _C links against)
 
 from . import _C
-from .activation import silu
+from .activation import gelu, silu
 
 __version__ = "0.1.0"
 
@@ -20,10 +20,11 @@ __version__ = "0.1.0"
 _LAZY = {
     "compile_shader": "msl.library",
     "explain": "_explain",
+    "qr": "linalg",
 }
 _LAZY_MODULES = frozenset({"integrations", "linalg", "msl", "nn", "optim", "overrides", "simulator"})
 
-__all__ = ["silu", *_LAZY, *_LAZY_MODULES]
+__all__ = ["gelu", "silu", *_LAZY, *_LAZY_MODULES]
 
 
 def __getattr__(name):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
 from ._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
 
-__all__ = ["silu"]
+__all__ = ["gelu", "silu"]
+
+_aten = torch.ops.aten
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
@@ -17,6 +21,34 @@ def silu(x: torch.Tensor) -> torch.Tensor:
         x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op.
     """
     return ops.silu(x) if accelerated(x) else F.silu(x)
+
+
+def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """x * Phi(x) with the normal distribution function Phi, as torch.nn.functional.gelu.
+
+    Args:
+        x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op.
+        approximate: "none", or "tanh" for 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+
+    Raises:
+        RuntimeError: another value of `approximate`.
+    """
+    if accelerated(x) and approximate in ("none", "tanh"):
+        return ops.gelu(x, approximate)
+    return F.gelu(x, approximate=approximate)
+
+
+def _save_input(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0])
+    ctx.options = inputs[1:]
+
+
+def _save_grad_and_input(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.options = inputs[2:]
+
+
+# silu
 
 
 @cpu_kernel("silu")
@@ -29,8 +61,14 @@ def _(x):
     return torch.empty_like(x)
 
 
-def _save_input(ctx, inputs, output):
-    ctx.save_for_backward(inputs[0])
+@cpu_kernel("silu_backward")
+def _(grad, x):
+    return _aten.silu_backward(grad, x, grad_input=torch.empty_like(x))
+
+
+@fake_kernel("silu_backward")
+def _(grad, x):
+    return torch.empty_like(x)
 
 
 def _silu_backward(ctx, grad):
@@ -38,4 +76,65 @@ def _silu_backward(ctx, grad):
     return ops.silu_backward(grad, x)
 
 
+def _silu_double_backward(ctx, grad):
+    upstream, x = ctx.saved_tensors
+    s = torch.sigmoid(x)
+    first = s * (1 + x * (1 - s))
+    second = s * (1 - s) * (2 + x * (1 - 2 * s))
+    return grad * first, grad * upstream * second
+
+
 autograd("silu", _silu_backward, _save_input)
+autograd("silu_backward", _silu_double_backward, _save_grad_and_input)
+
+
+# gelu
+
+
+@cpu_kernel("gelu")
+def _(x, approximate):
+    return F.gelu(x, approximate=approximate)
+
+
+@fake_kernel("gelu")
+def _(x, approximate):
+    return torch.empty_like(x)
+
+
+@cpu_kernel("gelu_backward")
+def _(grad, x, approximate):
+    return _aten.gelu_backward(grad, x, approximate=approximate, grad_input=torch.empty_like(x))
+
+
+@fake_kernel("gelu_backward")
+def _(grad, x, approximate):
+    return torch.empty_like(x)
+
+
+def _gelu_backward(ctx, grad):
+    (x,) = ctx.saved_tensors
+    return ops.gelu_backward(grad, x, *ctx.options), None
+
+
+def _gelu_derivatives(x, approximate):
+    """The first and the second derivative."""
+    if approximate == "none":
+        density = torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+        return 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * density, density * (2 - x * x)
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    t = torch.tanh(scale * (x + cubic * x * x * x))
+    slope = scale * (1 + 3 * cubic * x * x)
+    sech2 = 1 - t * t
+    first = 0.5 * (1 + t) + 0.5 * x * sech2 * slope
+    second = sech2 * (slope + 3 * scale * cubic * x * x - x * t * slope * slope)
+    return first, second
+
+
+def _gelu_double_backward(ctx, grad):
+    upstream, x = ctx.saved_tensors
+    first, second = _gelu_derivatives(x, *ctx.options)
+    return grad * first, grad * upstream * second, None
+
+
+autograd("gelu", _gelu_backward, _save_input)
+autograd("gelu_backward", _gelu_double_backward, _save_grad_and_input)
