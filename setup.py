@@ -6,6 +6,7 @@ made from. Environment:
   METALCORE_ISA   instruction sets of the built-in kernels, comma separated (all of this architecture's)
 """
 
+import importlib.util
 import json
 import os
 import platform
@@ -140,10 +141,25 @@ def kernel_libraries(tasks):
     return outputs
 
 
+def simulated_device(tasks):
+    """The `mps` device on Linux, for the PyTorch at hand; the sources go along for any other."""
+    if not sys.platform.startswith("linux"):
+        return {}
+    import torch
+
+    spec = importlib.util.spec_from_file_location("build_device", PACKAGE / "simulator" / "build.py")
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    output = WORK / "out" / "simulator" / build.library_name()
+    tasks.add("simulated_device", output, [*build.sources(), PACKAGE / "simulator" / "build.py"],
+              [torch.__version__, output.name, compiler()], lambda: build.build(output.parent))
+    return {output: f"simulator/{output.name}"}
+
+
 class Build(build_ext):
     def run(self):
         tasks = Tasks()
-        outputs = {**ops_extension(tasks), **kernel_libraries(tasks)}
+        outputs = {**ops_extension(tasks), **kernel_libraries(tasks), **simulated_device(tasks)}
         tasks.run()
         # In place (editable) or into the tree that becomes the wheel.
         package = PACKAGE if self.inplace else Path(self.build_lib) / "metalcore"
@@ -151,6 +167,7 @@ class Build(build_ext):
             copy(output, package / name)
         if not self.inplace:
             copy_tree(ROOT / "kernels", package / "kernels")
+            copy_tree(ROOT / "csrc" / "simulated_device", package / "simulator" / "csrc")
 
     def get_outputs(self):
         return []

@@ -1,0 +1,44 @@
+// The tensors of one operator call as its CPU kernel sees them: same memory, other device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+namespace metalcore::simulated_device {
+
+class CpuView {
+ public:
+  // A CPU tensor on the memory of a device tensor. All tensors on one storage share one CPU storage, so that the kernel
+  // sees which of them overlap. Tensors of other devices are returned as they are.
+  at::Tensor to_cpu(const at::Tensor& tensor);
+
+  // The device tensor for a tensor that the CPU kernel returned: the argument itself where the kernel returned its
+  // argument, a view where it returned a view, else a new tensor that adopts the memory.
+  at::Tensor to_device(const at::Tensor& result);
+
+  // Carries over what the kernel did to its arguments besides writing elements: new sizes, grown storages.
+  void write_back();
+
+  bool has_device_tensors() const { return !tensors_.empty(); }
+  // Operators take CPU scalars beside device tensors, but (with few exceptions) no other CPU tensors.
+  bool has_host_arrays() const { return has_host_arrays_; }
+
+ private:
+  struct StoragePair {
+    c10::StorageImpl* device;
+    c10::intrusive_ptr<c10::StorageImpl> cpu;
+  };
+  struct TensorPair {
+    at::Tensor device, cpu;
+  };
+  c10::SmallVector<StoragePair, 8> storages_;
+  c10::SmallVector<TensorPair, 8> tensors_;
+  c10::SmallVector<c10::TensorImpl*, 4> host_;
+  c10::SmallVector<std::pair<c10::StorageImpl*, c10::intrusive_ptr<c10::StorageImpl>>, 4> adopted_;
+  bool has_host_arrays_ = false;
+};
+
+// MPS has no float64: refuses it the way PyTorch does on a Mac, and returns any other dtype.
+at::ScalarType check_dtype(at::ScalarType dtype);
+
+}  // namespace metalcore::simulated_device

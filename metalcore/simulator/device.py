@@ -1,0 +1,170 @@
+"""Installs the simulated device, and gives torch._C what a PyTorch build with MPS has and a build for Linux lacks."""
+
+import atexit
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from . import build
+
+OLDEST_TORCH = (2, 10)
+
+
+def install():
+    """Makes `torch.device("mps")` work, once per process.
+
+    Raises RuntimeError, before anything has changed, where the device would not be sound.
+    """
+    if getattr(torch._C, "_metalcore_simulates_mps", False):
+        return
+    refuse_if_unsound()
+    extension = load_extension()
+    if extension.autograd_started_without_device():
+        raise RuntimeError("metalcore.simulator must be imported before the first backward(): PyTorch's autograd "
+                           "engine has started and counted the devices without the simulated one")
+    if accelerator() == "cuda":
+        extension.hide_cuda_without_gpu()
+    extension.install()
+    complete_torch_c(extension)
+    simulate_storages()
+    drain_autograd_at_exit(extension)
+    torch._C._metalcore_simulates_mps = True
+
+
+def accelerator():
+    """The type of the accelerator that this PyTorch is built for or has; "cpu" where it has none."""
+    return torch._C._get_accelerator().type
+
+
+def refuse_if_unsound():
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if release < OLDEST_TORCH:
+        raise RuntimeError(f"metalcore.simulator needs torch {'.'.join(map(str, OLDEST_TORCH))} or newer, "
+                           f"found {torch.__version__}")
+    if torch._C._has_mps:
+        raise RuntimeError("metalcore.simulator: this PyTorch has a real MPS backend, which needs no simulation")
+    if not sys.platform.startswith("linux"):
+        raise RuntimeError(f"metalcore.simulator runs on Linux, not on {sys.platform}")
+    present = accelerator()
+    if present == "cuda":
+        # PyTorch keeps what it once found, so hiding works only where nobody has looked before.
+        if os.environ.get("METALCORE_HIDE_CUDA") == "1":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        if torch.cuda.device_count():
+            raise RuntimeError("metalcore.simulator: PyTorch supports one accelerator at a time, and this process has "
+                               "a CUDA device. Set METALCORE_HIDE_CUDA=1 (or CUDA_VISIBLE_DEVICES=) in the "
+                               "environment before the program starts to run it on the simulated device instead.")
+    elif present != "cpu":
+        raise RuntimeError(f"metalcore.simulator: PyTorch supports one accelerator at a time, and this one has {present!r}")
+
+
+def load_extension():
+    path = build.find() or cached_extension()
+    loader = importlib.machinery.ExtensionFileLoader("metalcore.simulator._device", str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+def cached_extension():
+    """The extension for a PyTorch that has no prebuilt one, compiled on first use."""
+    cache = Path(os.environ.get("METALCORE_CACHE_DIR") or Path.home() / ".cache" / "metalcore") / "simulated_device"
+    path = cache / build.library_name()
+    if path.exists():
+        return path
+    print(f"metalcore.simulator: compiling the simulated device for torch {torch.__version__}, once (half a minute)",
+          file=sys.stderr, flush=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        return build.build(cache)
+    except OSError as error:
+        print(f"metalcore.simulator: {cache} cannot be written ({error.strerror}); it will be compiled again next time. "
+              "Set METALCORE_CACHE_DIR to a directory that can.", file=sys.stderr, flush=True)
+    temporary = tempfile.TemporaryDirectory(prefix="metalcore-")
+    atexit.register(temporary.cleanup)
+    return build.build(temporary.name)
+
+
+def compile_shader(source):
+    import metalcore
+
+    return metalcore.compile_shader(source)
+
+
+def not_simulated(what):
+    def raises(*args, **kwargs):
+        raise RuntimeError(f"The simulated MPS device has no {what}")
+
+    return raises
+
+
+def complete_torch_c(extension):
+    def host_alias_storage(storage):
+        tensor = torch.empty(0, dtype=torch.uint8, device="mps").set_(storage)
+        return extension.host_alias(tensor).untyped_storage()
+
+    members = {
+        "_mps_get_name": lambda: "Apple GPU (simulated by metalcore)",
+        "_mps_get_core_count": lambda: os.cpu_count(),
+        "_mps_host_alias_storage": host_alias_storage,
+        "_mps_compileShader": compile_shader,
+        "_mps_loadMetalllib": not_simulated("binary Metal libraries: pass the source to compile_shader()"),
+        "_mps_loadMetallibFromPath": not_simulated("binary Metal libraries: pass the source to compile_shader()"),
+        "_mps_isCaptureEnabled": lambda: False,
+        "_mps_isCapturing": lambda: False,
+        "_mps_startCapture": not_simulated("Metal capture"),
+        "_mps_stopCapture": not_simulated("Metal capture"),
+    }
+    for name, value in members.items():
+        setattr(torch._C, name, value)
+    if hasattr(torch.mps, "streams"):
+        simulate_streams()
+    torch._C._has_mps = True
+    for name in ("is_available", "is_macos_or_newer", "is_macos13_or_newer", "get_name", "get_core_count"):
+        cached = getattr(torch.backends.mps, name, None)
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
+
+
+def simulate_streams():
+    """torch.mps.Stream, which newer versions of PyTorch have: there is one stream."""
+
+    class Stream(torch.Stream):
+        def __new__(cls, *args, **kwargs):
+            return super().__new__(cls, device="mps")
+
+        def __init__(self, *args, **kwargs):
+            pass
+
+    torch._C._mps_getCurrentStream = Stream
+    torch._C._mps_setStream = lambda stream: None
+    torch.mps.Stream = torch.mps.streams.Stream = torch._C._MPSStreamBase = Stream
+
+
+def simulate_storages():
+    """UntypedStorage(device="mps"), by which torch.load, deepcopy and pickle allocate: its C++ has no case for MPS."""
+    original = torch.UntypedStorage.__new__
+
+    def new(cls, *args, device=None, **kwargs):
+        if device is None:
+            return original(cls, *args, **kwargs)
+        if torch.device(device).type != "mps":
+            return original(cls, *args, device=device, **kwargs)
+        content = args[0] if args else kwargs.get("size", 0)
+        if isinstance(content, int):
+            return torch.empty(content, dtype=torch.uint8, device="mps").untyped_storage()
+        return torch.tensor(list(content), dtype=torch.uint8, device="mps").untyped_storage()
+
+    torch.UntypedStorage.__new__ = new
+
+
+def drain_autograd_at_exit(extension):
+    """A process that ends right after backward() would abort: see csrc/simulated_device/autograd.h."""
+    atexit.register(extension.drain_autograd)
+    # A forked child has no autograd threads to wait for.
+    os.register_at_fork(after_in_child=lambda: atexit.unregister(extension.drain_autograd))
