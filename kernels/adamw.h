@@ -1,0 +1,46 @@
+// What adamw.metal and csrc/ops/adamw.cpp share.
+#pragma once
+
+#ifndef __METAL_VERSION__
+#include <cstdint>
+#endif
+
+// A threadgroup updates one chunk of one parameter, each of its threads four neighbouring elements at a time.
+#define ADAMW_THREADS 64
+#define ADAMW_CHUNK 4096
+
+// One parameter of a dispatch. It is updated by the threadgroups from first_threadgroup to the next one's.
+struct AdamWTensor {
+  uint64_t numel;
+  uint32_t first_threadgroup;
+  uint32_t aligned;  // 1 where all of its tensors begin at a multiple of 16 bytes
+};
+
+// What depends on the parameter's step: from the host, or from adamw_scalars where the step is in device memory.
+struct AdamWScalars {
+  float decay;                  // 1 - lr * weight_decay
+  float negative_step_size;     // -lr / (1 - beta1^step)
+  float bias_correction2_sqrt;  // sqrt(1 - beta2^step)
+  float grad_scale;             // gradients are divided by it
+  uint32_t skip;                // 1 where the gradients were found to overflow
+};
+
+// The same for all parameters.
+struct AdamWParams {
+  uint32_t tensors;
+  float grad_sign;   // -1 to maximize
+  float beta2;
+  float one_minus_beta1;
+  float one_minus_beta2;
+  float eps;
+  uint32_t unscale;  // 1 to divide the gradients by grad_scale, in place
+};
+
+// Arguments of adamw_scalars. The logarithms are sums of two floats, because step * log(beta) in one would cost
+// 1 - beta^step a digit.
+struct AdamWStepParams {
+  float lr;  // where it is not in device memory
+  float weight_decay;
+  float log_beta1, log_beta1_low;
+  float log_beta2, log_beta2_low;
+};

@@ -1,0 +1,204 @@
+"""AdamW as one multi-tensor kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.adamw import adamw as torch_adamw
+
+from .._routing import accelerated, cpu_kernel, fake_kernel, ops
+
+__all__ = ["AdamW"]
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+class AdamW(torch.optim.AdamW):
+    """torch.optim.AdamW with its step on all parameters of a group done by a few dispatches of one Metal kernel.
+
+    Takes the arguments of `torch.optim.AdamW` and is an instance of it: groups, closures, hooks, learning rate
+    schedulers, GradScaler and checkpoints work as they do there, and a state_dict of either can be loaded into the other.
+
+    The kernel takes float32, float16 and bfloat16 parameters on an `mps` device, with dense gradients of the same dtype,
+    whatever their strides. All others (on the CPU, float64, complex, tensor subclasses, `differentiable=True`) are
+    updated by PyTorch's own code in the same call. Parameters that share memory are updated one after the other, in
+    order.
+
+    Differences from `torch.optim.AdamW` for parameters that the kernel takes:
+
+    - The moments of float16 and bfloat16 parameters are float32, and the update is computed in float32 and rounded once.
+      (In torch the moments have the parameter's dtype.) Loading torch's 16-bit moments widens them.
+    - With a step in device memory the bias corrections are accurate to float32's last digits also for the first steps.
+
+    Args:
+        params: parameters, named parameters or groups of them.
+        lr: a float or a 1-element tensor. A tensor on the device is read by the kernel where the step is on the device
+            too, and else by the host, which waits for it.
+        betas, eps, weight_decay, amsgrad, maximize: as in torch. Weight decay is decoupled.
+        foreach: has no effect on the kernel, which always takes many parameters at once; chooses PyTorch's
+            implementation for the other parameters.
+        capturable: keeps `step` in device memory, where the kernel increments it: a step then depends on no value of
+            the host's but the group's options, and can be captured and replayed.
+        differentiable: lets autograd run through the step, which is PyTorch's own then.
+        fused: keeps `step` in device memory as `capturable` does, and lets GradScaler leave unscaling and skipping
+            steps with overflown gradients to the kernel. The other parameters take PyTorch's fused implementation.
+
+    Raises what torch.optim.AdamW raises for invalid arguments: ValueError for values out of range, RuntimeError for
+    arguments that exclude each other and for sparse gradients.
+
+    Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
+    """
+
+    def step(self, closure=None):
+        """Updates the parameters that have gradients. `closure` recomputes the loss, which is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            for group in self.param_groups:
+                self._step_group(group)
+        return loss
+
+    def load_state_dict(self, state_dict):
+        """Loads the state of an AdamW of metalcore's or torch's; both keep the same entries."""
+        # Optimizer.load_state_dict rounds floating-point state to the parameter's dtype. Of the hooks registered here
+        # the first runs after all others, and sees the state that is loaded; the second runs before them.
+        saved = {}
+        record = self.register_load_state_dict_pre_hook(lambda _, given: saved.update(given))
+        restore = self.register_load_state_dict_post_hook(lambda _: self._widen_moments(saved), prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            record.remove()
+            restore.remove()
+
+    def _widen_moments(self, saved):
+        ids = [key for group in saved["param_groups"] for key in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for key, p in zip(ids, params):
+            for name in MOMENTS:
+                moment = saved["state"].get(key, {}).get(name)
+                if moment is not None and accelerated(p):
+                    self.state[p][name] = moment.to(device=p.device, dtype=torch.float32)
+
+    def _step_group(self, group):
+        taken, others = [], []
+        for p in group["params"]:
+            if p.grad is not None:
+                (taken if not group["differentiable"] and _takes(p) else others).append(p)
+        # First, because it may refuse its parameters; then nothing has changed.
+        if others:
+            self._step_by_torch({**group, "params": others})
+        for params in _alike(taken):
+            self._step_by_kernel(group, params)
+
+    def _step_by_torch(self, group):
+        lists = [[], [], [], [], [], []]
+        has_complex = self._init_group(group, *lists)
+        beta1, beta2 = group["betas"]
+        torch_adamw(
+            *lists,
+            has_complex=has_complex,
+            beta1=beta1,
+            beta2=beta2,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+            **{name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize", "foreach",
+                                              "capturable", "differentiable", "fused")},
+        )
+
+    def _step_by_kernel(self, group, params):
+        device = params[0].device
+        grad_scale, found_inf = (
+            None if value is None else value.to(device, torch.float32)
+            for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        )
+        on_device = bool(group["capturable"] or group["fused"] or grad_scale is not None or found_inf is not None)
+        states = [self._state(p, group["amsgrad"], on_device) for p in params]
+        grads = [p.grad for p in params]
+        lr, lr_tensor = group["lr"], None
+        if isinstance(lr, torch.Tensor):
+            if on_device and lr.device == device:
+                lr, lr_tensor = 0.0, lr.to(torch.float32)
+            else:
+                lr = float(lr)
+        beta1, beta2 = map(float, group["betas"])
+        ops.adamw_(
+            params,
+            grads,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
+            [state["step"] for state in states],
+            lr=float(lr),
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=float(group["weight_decay"]),
+            eps=float(group["eps"]),
+            maximize=bool(group["maximize"]),
+            lr_tensor=lr_tensor,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+        )
+        # So that autograd notices a backward pass through a graph which saved the old values.
+        torch.autograd.graph.increment_version(params if grad_scale is None else params + grads)
+
+    def _state(self, p, amsgrad, on_device):
+        """The state of p, made on its first step, and in the form that the kernel takes."""
+        state = self.state[p]
+        if not state:
+            # float64 where that is the default dtype, as in torch.
+            wide = torch.get_default_dtype() is torch.float64
+            state["step"] = torch.tensor(0.0, dtype=torch.float64 if wide else torch.float32)
+        for name in MOMENTS if amsgrad else MOMENTS[:2]:
+            moment = state.get(name)
+            if moment is None:
+                state[name] = torch.zeros_like(p, dtype=torch.float32, memory_format=torch.preserve_format)
+            elif moment.dtype is not torch.float32:
+                state[name] = moment.to(torch.float32)
+        step = state["step"]
+        if step.device != (p.device if on_device else _CPU):
+            state["step"] = step.to(p.device, torch.float32) if on_device else step.cpu()
+        return state
+
+
+_CPU = torch.device("cpu")
+
+
+def _takes(p):
+    """Whether the kernel takes a parameter with its gradient."""
+    return accelerated(p, p.grad) and p.dtype is p.grad.dtype and not hasattr(p, "__tensor_flatten__")
+
+
+def _alike(params):
+    """The parameters in lists of the same device and dtype, which is what one call of the operator takes."""
+    lists = {}
+    for p in params:
+        lists.setdefault((p.device, p.dtype), []).append(p)
+    return lists.values()
+
+
+@cpu_kernel("adamw_")
+def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr, beta1, beta2, weight_decay, eps,
+      maximize, lr_tensor=None, grad_scale=None, found_inf=None):
+    if found_inf is not None and found_inf.item() != 0:
+        return
+    wide_grads = [grad.float() if grad_scale is None else grad.float() / grad_scale for grad in grads]
+    wide_params = [p.float() for p in params]
+    torch_adamw(
+        wide_params, wide_grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, foreach=False,
+        amsgrad=bool(max_exp_avg_sqs), beta1=beta1, beta2=beta2, lr=lr if lr_tensor is None else float(lr_tensor),
+        weight_decay=weight_decay, eps=eps, maximize=maximize,
+    )
+    for p, wide in zip(params, wide_params):
+        if wide is not p:
+            p.copy_(wide)
+    if grad_scale is not None:
+        for grad, wide in zip(grads, wide_grads):
+            grad.copy_(wide)
+
+
+@fake_kernel("adamw_")
+def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr, beta1, beta2, weight_decay, eps,
+      maximize, lr_tensor=None, grad_scale=None, found_inf=None):
+    return None
