@@ -1,0 +1,70 @@
+// A machine context that can be left and entered again: the switch under the executor's fibers. Hand-written for
+// x86-64 and aarch64 (callee-saved registers only, a few ns); ucontext elsewhere.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(METALCORE_UCONTEXT)
+#define METALCORE_FAST_CONTEXT 1
+#else
+#include <ucontext.h>
+#endif
+
+namespace metalcore::simulator {
+
+using ContextEntry = void (*)(void*);
+
+#if METALCORE_FAST_CONTEXT
+
+extern "C" void metalcore_switch_context(void** leave, void* enter);
+
+class Context {
+ public:
+  // The first switch to this context calls entry(argument) on the stack that ends at `top`; entry must never return.
+  void prepare(char* base, char* top, ContextEntry entry, void* argument);
+
+  static void change(Context& leave, Context& enter) { metalcore_switch_context(&leave.stack_pointer_, enter.stack_pointer_); }
+
+ private:
+  void* stack_pointer_ = nullptr;
+};
+
+#else
+
+class Context {
+ public:
+  void prepare(char* base, char* top, ContextEntry entry, void* argument);
+
+  static void change(Context& leave, Context& enter) { swapcontext(&leave.state(), &enter.state()); }
+
+ private:
+  ucontext_t& state() {
+    if (!state_) state_ = std::make_unique<ucontext_t>();
+    return *state_;
+  }
+  std::unique_ptr<ucontext_t> state_;
+};
+
+#endif
+
+// The stacks of a worker's fibers, made on demand and kept. Each has a guard page below it, and the tops are staggered
+// so that the frames of neighbouring fibers, which run in turn, fall on different cache sets.
+class Stacks {
+ public:
+  static constexpr size_t kSize = 256 * 1024;
+
+  struct Stack {
+    char* base;
+    char* top;
+  };
+  ~Stacks();
+  Stack get(size_t index);
+
+ private:
+  static constexpr size_t kPerBlock = 32;
+  static constexpr size_t kMaximumBlocks = 32;
+  char* blocks_[kMaximumBlocks] = {};
+};
+
+}  // namespace metalcore::simulator

@@ -1,0 +1,35 @@
+// What a checked dispatch ends with when the kernel does something that Metal does not define.
+#pragma once
+
+#include "host/kernel_abi.h"
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace metalcore::simulator {
+
+class Fault : public std::runtime_error {
+ public:
+  // what() begins with this, so that a fault can still be told from other errors where only its text arrives.
+  static constexpr const char* kPrefix = "metalcore.simulator.KernelError: ";
+
+  Fault(std::string kind, std::string kernel, std::string file, uint32_t line, const msl_abi::Thread& thread,
+        const std::string& message)
+      : std::runtime_error(kPrefix + message),
+        kind(std::move(kind)),
+        kernel(std::move(kernel)),
+        file(std::move(file)),
+        line(line),
+        thread(thread) {}
+
+  std::string message() const { return what() + std::char_traits<char>::length(kPrefix); }
+
+  std::string kind;    // "out-of-bounds read", "race" …
+  std::string kernel;
+  std::string file;    // as the kernel's source names itself; empty where unknown
+  uint32_t line;       // 0 where unknown
+  msl_abi::Thread thread;
+};
+
+}  // namespace metalcore::simulator

@@ -1,0 +1,143 @@
+#include "launch.h"
+
+#include "pool.h"
+#include "runtime.h"
+#include "threadgroup.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+
+namespace metalcore::simulator {
+namespace {
+
+using msl_abi::Uint3;
+
+std::string describe(Uint3 size) {
+  return "(" + std::to_string(size.x) + ", " + std::to_string(size.y) + ", " + std::to_string(size.z) + ")";
+}
+
+[[noreturn]] void refuse(const Launch& launch, const std::string& reason) {
+  throw std::invalid_argument("metalcore: kernel '" + std::string(launch.kernel.kernel->name) + "': " + reason);
+}
+
+// What Metal's API validation refuses.
+void validate(const Launch& launch) {
+  const msl_abi::Kernel& kernel = *launch.kernel.kernel;
+  const uint64_t group = uint64_t{launch.group.x} * launch.group.y * launch.group.z;
+  const uint32_t limit = kernel.max_total_threads ? std::min(kernel.max_total_threads, kMaximumThreads) : kMaximumThreads;
+  if (group == 0 || std::max({launch.group.x, launch.group.y, launch.group.z}) > limit || group > limit)
+    refuse(launch, "a threadgroup of " + describe(launch.group) + " threads; it must have from 1 to " + std::to_string(limit));
+  uint64_t memory = 0;
+  for (uint32_t i = 0; i < kernel.argument_count; ++i) {
+    const msl_abi::Argument& argument = kernel.arguments[i];
+    const std::string which = "'" + std::string(argument.name) + "' at index " + std::to_string(argument.index);
+    if (argument.index >= kMaximumBuffers) refuse(launch, "argument " + which + ": indices go up to 30");
+    if (argument.kind == msl_abi::kThreadgroup) {
+      const uint32_t length = launch.threadgroup_lengths[argument.index];
+      if (!length) refuse(launch, "threadgroup argument " + which + " has no length set");
+      memory += (length + 15) / 16 * 16;
+      continue;
+    }
+    const Binding& binding = launch.buffers[argument.index];
+    if (binding.kind == Binding::kNone) refuse(launch, "buffer " + which + " is not bound");
+    if (binding.kind == Binding::kBytes && argument.writable) refuse(launch, "buffer " + which + " is written, but bound to bytes");
+    if (argument.by_reference && binding.size < argument.element_size)
+      refuse(launch, "buffer " + which + " holds " + std::to_string(binding.size) + " bytes; the kernel reads " +
+                         std::to_string(argument.element_size));
+  }
+  if (memory > kMaximumThreadgroupMemory)
+    refuse(launch, std::to_string(memory) + " bytes of threadgroup memory; Metal allows 32768");
+}
+
+// Workers' scratch, kept from dispatch to dispatch; as many as ever ran at once. Never destroyed.
+class Scratch {
+ public:
+  Scratch() {
+    std::lock_guard lock(mutex());
+    auto& all = idle();
+    if (!all.empty()) {
+      group_ = std::move(all.back());
+      all.pop_back();
+    } else {
+      group_ = std::make_unique<Threadgroup>();
+    }
+  }
+  ~Scratch() {
+    std::lock_guard lock(mutex());
+    idle().push_back(std::move(group_));
+  }
+  Threadgroup* operator->() { return group_.get(); }
+
+ private:
+  static std::mutex& mutex() {
+    static auto* mutex = new std::mutex;
+    return *mutex;
+  }
+  static std::vector<std::unique_ptr<Threadgroup>>& idle() {
+    static auto* all = new std::vector<std::unique_ptr<Threadgroup>>;
+    return *all;
+  }
+  std::unique_ptr<Threadgroup> group_;
+};
+
+void execute_normal(const Launch& launch) {
+  void* buffers[kMaximumBuffers];
+  for (uint32_t i = 0; i < kMaximumBuffers; ++i) buffers[i] = launch.buffers[i].address;
+  const Grid grid = make_grid(launch, buffers);
+  const msl_abi::Kernel& kernel = *launch.kernel.kernel;
+  const bool fibers = kernel.flags & msl_abi::kSynchronizes;
+  // Pieces small enough to spread evenly; those of plain loops hold at least some thousand threads.
+  uint64_t piece = std::max<uint64_t>(1, grid.groups / (uint64_t{num_threads()} * 32));
+  if (!fibers) piece = std::max<uint64_t>(piece, 2048 / grid.group_size);
+  const bool wide = fibers && grid.groups * grid.group_size >= 1024;
+  parallel(grid.groups, piece, wide, [&](Claim& claim) {
+    Scratch scratch;
+    scratch->begin(kernel, grid.dispatch);
+    for (uint64_t begin, end; claim(begin, end);)
+      for (uint64_t index = begin; index < end; ++index) scratch->run(index, fibers);
+  });
+}
+
+std::atomic<uint64_t>& checking_state() {  // seed, then whether it is on
+  static std::atomic<uint64_t> state = [] {
+    const char* text = std::getenv("METALCORE_CHECK");
+    return text && *text && std::strcmp(text, "0") != 0 ? 1u : 0u;
+  }();
+  return state;
+}
+
+}  // namespace
+
+Grid make_grid(const Launch& launch, void* const* buffers) {
+  const Uint3 threads = launch.threads, group = launch.group;
+  const auto count = [](uint32_t of, uint32_t by) { return of / by + (of % by != 0); };
+  const Uint3 groups = {count(threads.x, group.x), count(threads.y, group.y), count(threads.z, group.z)};
+  return {{buffers, launch.threadgroup_lengths.data(), threads, group, groups},
+          uint64_t{groups.x} * groups.y * groups.z,
+          group.x * group.y * group.z};
+}
+
+Checking checking() {
+  const uint64_t state = checking_state().load(std::memory_order_relaxed);
+  return {(state & 1) != 0, static_cast<uint32_t>(state >> 1)};
+}
+
+void set_checking(Checking checking) {
+  checking_state().store(uint64_t{checking.seed} << 1 | (checking.on ? 1 : 0), std::memory_order_relaxed);
+}
+
+void execute(const Launch& launch) {
+  if (!launch.threads.x || !launch.threads.y || !launch.threads.z) return;
+  validate(launch);
+  if (launch.kernel.library->checking())
+    execute_checked(launch);
+  else
+    execute_normal(launch);
+}
+
+}  // namespace metalcore::simulator

@@ -1,0 +1,56 @@
+// One dispatch as asked for, and its way to the executor.
+#pragma once
+
+#include "library.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace metalcore::simulator {
+
+constexpr uint32_t kMaximumBuffers = 31;
+constexpr size_t kMaximumBytes = 4096;
+constexpr size_t kMaximumPointers = 512;
+
+struct Binding {
+  enum Kind : uint8_t { kNone, kBuffer, kBytes, kPointers };
+  Kind kind = kNone;
+  void* address = nullptr;     // of the first byte; may be null where size is 0
+  size_t size = 0;
+  const size_t* spans = nullptr;  // kPointers: bytes that may be used behind each of the size / 8 addresses
+};
+
+struct Launch {
+  KernelReference kernel;
+  std::array<Binding, kMaximumBuffers> buffers;
+  std::array<uint32_t, kMaximumBuffers> threadgroup_lengths = {};
+  msl_abi::Uint3 threads = {};
+  msl_abi::Uint3 group = {};
+};
+
+// Runs the launch to its end; in checking mode where its library was compiled for it. Throws std::invalid_argument for
+// a launch that Metal would refuse, Fault for a checked kernel that went wrong.
+void execute(const Launch& launch);
+
+// Checking mode of this process; METALCORE_CHECK=1 switches it on from the start.
+struct Checking {
+  bool on;
+  uint32_t seed;  // of the order in which threads run
+};
+Checking checking();
+void set_checking(Checking checking);
+
+// What a dispatch tells its kernel, made from a launch.
+struct Grid {
+  msl_abi::Dispatch dispatch;
+  uint64_t groups;       // threadgroups in all
+  uint32_t group_size;   // threads of a full one
+};
+Grid make_grid(const Launch& launch, void* const* buffers);
+
+// The executor of checking mode.
+void execute_checked(const Launch& launch);
+
+}  // namespace metalcore::simulator

@@ -1,0 +1,166 @@
+#include "library.h"
+
+#include "runtime.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <unordered_map>
+#include <vector>
+
+namespace metalcore::simulator {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Text {  // lets a map of strings be searched by string_view
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
+};
+
+// One folder of built-in libraries.
+struct Folder {
+  std::vector<fs::path> unopened;
+  std::unordered_map<std::string, KernelReference, Text, std::equal_to<>> kernels;
+};
+
+// `lib` beside the extension that holds this code.
+std::string default_library_path() {
+  Dl_info info;
+  if (!dladdr(reinterpret_cast<void*>(&load_library), &info) || !info.dli_fname) return "";
+  return (fs::absolute(info.dli_fname).parent_path() / "lib").string();
+}
+
+struct State {
+  std::recursive_mutex mutex;
+  std::deque<Library> libraries;  // references stay valid
+  std::map<std::string, const Library*> by_path;
+  std::string library_path = default_library_path(), isa;
+  std::unique_ptr<Folder> builtin[2];  // normal, checking
+};
+
+// Never destroyed: kernels may still run while the process ends.
+State& state() {
+  static State* state = new State;
+  return *state;
+}
+
+std::vector<std::string> suitable_isas() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+      __builtin_cpu_supports("bmi2"))
+    return {"x86-64-v3", "x86-64"};
+  return {"x86-64"};
+#elif defined(__aarch64__)
+  return {"aarch64", "arm64"};
+#else
+  return {};
+#endif
+}
+
+std::unique_ptr<Folder> list_folder(const fs::path& path) {
+  auto folder = std::make_unique<Folder>();
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(path, error))
+    if (entry.path().extension() == ".so") folder->unopened.push_back(entry.path());
+  std::sort(folder->unopened.begin(), folder->unopened.end());
+  return folder;
+}
+
+}  // namespace
+
+const msl_abi::Kernel* Library::find(std::string_view kernel) const {
+  for (uint32_t i = 0; i < abi->kernel_count; ++i)
+    if (kernel == abi->kernels[i].name) return &abi->kernels[i];
+  return nullptr;
+}
+
+const Library& load_library(const std::string& path) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  if (const auto found = s.by_path.find(path); found != s.by_path.end()) return *found->second;
+  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) {
+    const char* reason = dlerror();
+    throw std::runtime_error("metalcore: cannot open the kernel library " + path + ": " + (reason ? reason : "unknown error"));
+  }
+  auto* entry = reinterpret_cast<const msl_abi::Library* (*)()>(dlsym(handle, "msl_library"));
+  const msl_abi::Library* abi = entry ? entry() : nullptr;
+  if (!abi || abi->version != msl_abi::kVersion) {
+    const std::string problem =
+        abi ? "has version " + std::to_string(abi->version) + " of the kernel interface, this executor has version " +
+                  std::to_string(msl_abi::kVersion)
+            : "is not a translated kernel library";
+    dlclose(handle);
+    throw std::runtime_error("metalcore: " + path + " " + problem);
+  }
+  abi->bind(abi->checking ? checking_runtime() : normal_runtime());
+  s.libraries.push_back({path, abi, static_cast<uint32_t>(s.libraries.size())});
+  s.by_path[path] = &s.libraries.back();
+  return s.libraries.back();
+}
+
+const Library& library(uint32_t id) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  if (id >= s.libraries.size()) throw std::out_of_range("metalcore: no kernel library has the id " + std::to_string(id));
+  return s.libraries[id];
+}
+
+KernelReference find_builtin(std::string_view kernel, bool checking) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  const fs::path path = fs::path(s.library_path) / (checking ? "checking" : builtin_isa());
+  auto& folder = s.builtin[checking];
+  if (!folder) folder = list_folder(path);
+  if (const auto found = folder->kernels.find(kernel); found != folder->kernels.end()) return found->second;
+  // The family that the name begins with comes first; any other may have it too.
+  auto& unopened = folder->unopened;
+  std::stable_partition(unopened.begin(), unopened.end(),
+                        [&](const fs::path& p) { return kernel.substr(0, p.stem().native().size()) == p.stem().native(); });
+  while (!unopened.empty()) {
+    const Library& opened = load_library(unopened.front().string());
+    unopened.erase(unopened.begin());
+    for (uint32_t i = 0; i < opened.abi->kernel_count; ++i)
+      folder->kernels.emplace(opened.abi->kernels[i].name, KernelReference{&opened, &opened.abi->kernels[i]});
+    if (const auto found = folder->kernels.find(kernel); found != folder->kernels.end()) return found->second;
+  }
+  throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) + "' in " + path.string());
+}
+
+void set_library_path(const std::string& path) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.library_path = path;
+  s.isa.clear();
+  for (auto& folder : s.builtin) folder.reset();
+}
+
+std::string library_path() {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  return s.library_path;
+}
+
+std::string builtin_isa() {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  if (s.isa.empty()) {
+    const auto isas = suitable_isas();
+    std::error_code error;
+    for (const auto& isa : isas)
+      if (fs::is_directory(fs::path(s.library_path) / isa, error)) return s.isa = isa;
+    return isas.empty() ? "" : isas.back();
+  }
+  return s.isa;
+}
+
+}  // namespace metalcore::simulator

@@ -1,0 +1,39 @@
+// Translated libraries: opened once, bound to the executor, never closed.
+#pragma once
+
+#include "host/kernel_abi.h"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace metalcore::simulator {
+
+struct Library {
+  std::string path;
+  const msl_abi::Library* abi;
+  uint32_t id;
+
+  bool checking() const { return abi->checking != 0; }
+  const msl_abi::Kernel* find(std::string_view kernel) const;  // nullptr where there is none
+};
+
+struct KernelReference {
+  const Library* library;
+  const msl_abi::Kernel* kernel;
+};
+
+// Opens the library at `path`, or returns it if it is open. Throws std::runtime_error saying what is wrong with it.
+const Library& load_library(const std::string& path);
+// The library with this id. Throws std::out_of_range.
+const Library& library(uint32_t id);
+
+// Built-in kernels lie in <library path>/<isa>/<family>.so, and in checking/<family>.so for checking mode. A family is
+// opened when one of its kernels is first asked for. Throws std::runtime_error for an unknown kernel.
+KernelReference find_builtin(std::string_view kernel, bool checking);
+void set_library_path(const std::string& path);
+std::string library_path();
+// The folder of built-in libraries that suits this CPU best, of those there are.
+std::string builtin_isa();
+
+}  // namespace metalcore::simulator

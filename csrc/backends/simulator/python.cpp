@@ -1,0 +1,267 @@
+#include "python.h"
+
+#include "fault.h"
+#include "launch.h"
+#include "pool.h"
+
+#include <cstring>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace metalcore::simulator {
+namespace {
+
+// A reference that is given back.
+class Object {
+ public:
+  explicit Object(PyObject* object = nullptr) : object_(object) {}
+  ~Object() { Py_XDECREF(object_); }
+  Object(Object&& other) noexcept : object_(other.release()) {}
+  Object(const Object&) = delete;
+  PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  PyObject* object_;
+};
+
+struct PythonError {};  // the error indicator is set
+
+PyObject* check(PyObject* object) {
+  if (!object) throw PythonError();
+  return object;
+}
+
+PyObject* triple(msl_abi::Uint3 value) { return Py_BuildValue("(III)", value.x, value.y, value.z); }
+
+// Raises metalcore.simulator.KernelError with what a Fault says.
+void raise(const Fault& fault) {
+  Object module(PyImport_ImportModule("metalcore.simulator.errors"));
+  if (!module) return;
+  Object make(PyObject_GetAttrString(module.get(), "from_fault"));
+  if (!make) return;
+  const msl_abi::Thread& t = fault.thread;
+  Object error(PyObject_CallFunction(make.get(), "ssssINNN", fault.message().c_str(), fault.kind.c_str(),
+                                     fault.kernel.c_str(), fault.file.c_str(), fault.line,
+                                     triple(t.position_in_grid), triple(t.position_in_threadgroup),
+                                     triple(t.threadgroup_position)));
+  if (error) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
+}
+
+void raise(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const PythonError&) {
+  } catch (const Fault& fault) {
+    raise(fault);
+  } catch (const std::invalid_argument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::out_of_range& error) {
+    PyErr_SetString(PyExc_IndexError, error.what());
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}
+
+template <typename Body>
+PyObject* guarded(Body body) {
+  try {
+    return body();
+  } catch (...) {
+    raise(std::current_exception());
+    return nullptr;
+  }
+}
+
+// Runs `body` without the GIL. The GIL is taken back outside of any handler: a thread that outlives the interpreter is
+// unwound by Python at that point, which a handler would turn into a crash.
+template <typename Body>
+void without_gil(Body body) {
+  std::exception_ptr failure;
+  PyThreadState* state = PyEval_SaveThread();
+  try {
+    body();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  PyEval_RestoreThread(state);
+  if (failure) std::rethrow_exception(failure);
+}
+
+uint32_t to_uint32(PyObject* object) {
+  const unsigned long long value = PyLong_AsUnsignedLongLong(object);
+  if (PyErr_Occurred()) throw PythonError();
+  if (value > 0xffffffffull) throw std::invalid_argument("metalcore: " + std::to_string(value) + " does not fit in 32 bits");
+  return static_cast<uint32_t>(value);
+}
+
+Object item(PyObject* sequence, Py_ssize_t index) { return Object(check(PySequence_GetItem(sequence, index))); }
+
+Py_ssize_t length(PyObject* sequence) {
+  const Py_ssize_t size = PySequence_Size(sequence);
+  if (size < 0) throw PythonError();
+  return size;
+}
+
+msl_abi::Uint3 to_size(PyObject* sequence, const char* what) {
+  if (length(sequence) != 3) throw std::invalid_argument(std::string("metalcore: ") + what + " must have three numbers");
+  return {to_uint32(item(sequence, 0).get()), to_uint32(item(sequence, 1).get()), to_uint32(item(sequence, 2).get())};
+}
+
+// None, (address, nbytes) or bytes, which `kept` then keeps alive.
+Binding to_binding(PyObject* object, std::vector<Object>& kept) {
+  if (object == Py_None) return {};
+  if (PyBytes_Check(object)) {
+    const auto size = static_cast<size_t>(length(object));
+    if (size > kMaximumBytes)
+      throw std::invalid_argument("metalcore: " + std::to_string(size) + " bytes as an argument; Metal allows 4096");
+    Py_INCREF(object);
+    kept.emplace_back(object);
+    return {Binding::kBytes, PyBytes_AsString(object), size, nullptr};
+  }
+  if (!PyTuple_Check(object) || length(object) != 2)
+    throw std::invalid_argument("metalcore: a buffer is None, (address, nbytes) or bytes");
+  void* address = PyLong_AsVoidPtr(item(object, 0).get());
+  const size_t size = PyLong_AsSize_t(item(object, 1).get());
+  if (PyErr_Occurred()) throw PythonError();
+  return {Binding::kBuffer, address, size, nullptr};
+}
+
+PyObject* load(PyObject*, PyObject* args) {
+  return guarded([&] {
+    PyObject* encoded = nullptr;
+    if (!PyArg_ParseTuple(args, "O&", PyUnicode_FSConverter, &encoded)) throw PythonError();
+    Object path(encoded);
+    const std::string name = PyBytes_AsString(path.get());
+    uint32_t id = 0;
+    without_gil([&] { id = load_library(name).id; });
+    return PyLong_FromUnsignedLong(id);
+  });
+}
+
+PyObject* kernels(PyObject*, PyObject* args) {
+  return guarded([&] {
+    unsigned int id;
+    if (!PyArg_ParseTuple(args, "I", &id)) throw PythonError();
+    const msl_abi::Library& abi = *library(id).abi;
+    Object list(check(PyList_New(0)));
+    for (uint32_t k = 0; k < abi.kernel_count; ++k) {
+      const msl_abi::Kernel& kernel = abi.kernels[k];
+      Object arguments(check(PyList_New(0)));
+      for (uint32_t a = 0; a < kernel.argument_count; ++a) {
+        const msl_abi::Argument& argument = kernel.arguments[a];
+        Object entry(check(Py_BuildValue(
+            "{s:s,s:s,s:I,s:I,s:N,s:N}", "name", argument.name, "kind",
+            argument.kind == msl_abi::kThreadgroup ? "threadgroup" : "buffer", "index", argument.index, "element_size",
+            argument.element_size, "writable", PyBool_FromLong(static_cast<long>(argument.writable)), "by_reference",
+            PyBool_FromLong(static_cast<long>(argument.by_reference)))));
+        if (PyList_Append(arguments.get(), entry.get()) < 0) throw PythonError();
+      }
+      Object entry(check(Py_BuildValue(
+          "{s:s,s:N,s:I,s:O}", "name", kernel.name, "synchronizes",
+          PyBool_FromLong((kernel.flags & msl_abi::kSynchronizes) != 0), "max_total_threads_per_threadgroup",
+          kernel.max_total_threads ? kernel.max_total_threads : 1024, "arguments", arguments.get())));
+      if (PyList_Append(list.get(), entry.get()) < 0) throw PythonError();
+    }
+    return list.release();
+  });
+}
+
+PyObject* dispatch(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    unsigned int id;
+    const char* name;
+    PyObject *buffers, *lengths, *threads, *group;
+    if (!PyArg_ParseTuple(args, "IsOOOO", &id, &name, &buffers, &lengths, &threads, &group)) throw PythonError();
+    Launch launch = {};
+    launch.kernel.library = &library(id);
+    launch.kernel.kernel = launch.kernel.library->find(name);
+    if (!launch.kernel.kernel) throw std::runtime_error(std::string("metalcore: the library has no kernel '") + name + "'");
+    std::vector<Object> kept;
+    const Py_ssize_t count = length(buffers), length_count = length(lengths);
+    if (count > kMaximumBuffers || length_count > kMaximumBuffers)
+      throw std::invalid_argument("metalcore: arguments have indices up to 30");
+    for (Py_ssize_t i = 0; i < count; ++i)
+      launch.buffers[static_cast<size_t>(i)] = to_binding(item(buffers, i).get(), kept);
+    for (Py_ssize_t i = 0; i < length_count; ++i)
+      launch.threadgroup_lengths[static_cast<size_t>(i)] = to_uint32(item(lengths, i).get());
+    launch.threads = to_size(threads, "threads");
+    launch.group = to_size(group, "group");
+    without_gil([&] { execute(launch); });
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* set_path(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    PyObject* encoded = nullptr;
+    if (!PyArg_ParseTuple(args, "O&", PyUnicode_FSConverter, &encoded)) throw PythonError();
+    Object path(encoded);
+    set_library_path(PyBytes_AsString(path.get()));
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* set_checking_python(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    int on;
+    unsigned int seed = 0;
+    if (!PyArg_ParseTuple(args, "p|I", &on, &seed)) throw PythonError();
+    set_checking({on != 0, seed});
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* checking_python(PyObject*, PyObject*) {
+  const Checking now = checking();
+  return Py_BuildValue("(NI)", PyBool_FromLong(now.on), now.seed);
+}
+
+PyObject* set_threads(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    unsigned int count;
+    if (!PyArg_ParseTuple(args, "I", &count)) throw PythonError();
+    if (!count || count > 1024) throw std::invalid_argument("metalcore: the simulator runs on 1 to 1024 threads");
+    set_num_threads(count);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* info(PyObject*, PyObject*) {
+  return guarded([&] {
+    const Checking now = checking();
+    return Py_BuildValue("{s:I,s:s,s:s,s:N,s:I,s:I}", "threads", num_threads(), "isa", builtin_isa().c_str(),
+                         "library_path", library_path().c_str(), "checking", PyBool_FromLong(now.on), "seed", now.seed,
+                         "abi_version", msl_abi::kVersion);
+  });
+}
+
+}  // namespace
+
+PyMethodDef python_methods[] = {
+    {"simulator_load", load, METH_VARARGS,
+     "simulator_load(path) -> int: opens a translated library and returns its number"},
+    {"simulator_kernels", kernels, METH_VARARGS,
+     "simulator_kernels(library) -> list of dicts: the kernels of a library and their arguments"},
+    {"simulator_dispatch", dispatch, METH_VARARGS,
+     "simulator_dispatch(library, kernel, buffers, threadgroup_lengths, threads, group): runs a kernel to its end. Each "
+     "buffer is None, (address, nbytes) or bytes; threads and group are three numbers each"},
+    {"simulator_set_library_path", set_path, METH_VARARGS,
+     "simulator_set_library_path(folder): where the built-in kernels' libraries are"},
+    {"simulator_set_checking", set_checking_python, METH_VARARGS,
+     "simulator_set_checking(on, seed=0): switches checking mode of this process"},
+    {"simulator_checking", checking_python, METH_NOARGS, "simulator_checking() -> (on, seed)"},
+    {"simulator_set_num_threads", set_threads, METH_VARARGS,
+     "simulator_set_num_threads(count): how many threads a dispatch may use, the calling one included"},
+    {"simulator_info", info, METH_NOARGS, "simulator_info() -> dict: threads, isa, library_path, checking, seed, abi_version"},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace metalcore::simulator

@@ -1,0 +1,48 @@
+"""Switches checking mode, in which a kernel's faults are raised as KernelError."""
+
+import threading
+
+from .. import _C
+
+_lock = threading.Lock()
+_active = []  # the checking() blocks that are open, in the order they were entered
+_outside = None  # the mode to return to when the last of them closes
+
+
+def enabled():
+    """Whether kernels run in checking mode: inside `checking()`, or with METALCORE_CHECK=1."""
+    return _C.simulator_checking()[0]
+
+
+class checking:
+    """`with metalcore.simulator.checking():` runs kernels in checking mode, on one thread and much slower.
+
+    Out-of-bounds reads and writes, races (a missing barrier), divergent barriers, threadgroup memory that is read before
+    it is written or exceeds 32 KiB raise KernelError, which names the kernel, the line and the thread.
+
+    `seed` chooses the order in which the threads of a threadgroup run. The mode is the process's, not the thread's;
+    blocks may be nested, and those of several threads may overlap: checking ends with the last of them.
+    """
+
+    def __init__(self, seed=0):
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seed must have 32 bits, got {seed}")
+        self.seed = seed
+
+    def __enter__(self):
+        global _outside
+        with _lock:
+            if not _active:
+                _outside = _C.simulator_checking()
+            _active.append(self.seed)
+            _C.simulator_set_checking(True, self.seed)
+        return self
+
+    def __exit__(self, *exception):
+        with _lock:
+            # The last block of this seed: blocks of several threads need not close in order.
+            del _active[len(_active) - 1 - _active[::-1].index(self.seed)]
+            if _active:
+                _C.simulator_set_checking(True, _active[-1])
+            else:
+                _C.simulator_set_checking(*_outside)
