@@ -14,16 +14,17 @@ struct AdamWPointers {
   device float* max_exp_avg_sq;
 };
 
-// The operations and their order are those of torch.optim.AdamW: the float32 results of both are to agree.
+// The operations, their order and their roundings are those of torch.optim.AdamW, so that float32 results agree.
 template <typename V, bool amsgrad>
 METAL_FUNC V updated(V param, V grad, thread V& exp_avg, thread V& exp_avg_sq, thread V& max_exp_avg_sq,
                      constant AdamWScalars& scalars, constant AdamWParams& params) {
   grad *= params.grad_sign;
-  param *= scalars.decay;
+  // A product by itself, which the compiler must not contract into the last line's sum.
+  param = fma(param, V(scalars.decay), V(-0.0f));
   // lerp(exp_avg, grad, weight), from the nearer end.
   const float weight = params.one_minus_beta1;
   exp_avg = weight < 0.5f ? fma(V(weight), grad - exp_avg, exp_avg) : fma(V(weight - 1.0f), grad - exp_avg, grad);
-  exp_avg_sq = exp_avg_sq * params.beta2 + params.one_minus_beta2 * grad * grad;
+  exp_avg_sq = fma(params.one_minus_beta2 * grad, grad, exp_avg_sq * params.beta2);
   V second = exp_avg_sq;
   if (amsgrad) {
     // Not max(), which would lose a NaN.
