@@ -1,0 +1,47 @@
+# Each target works by itself from a clean checkout. `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help venv build demo test bench clean distclean
+SHELL := /bin/bash
+
+PYTHON ?= python3
+PY := .venv/bin/python
+VENV := .venv/.metalcore-ready
+BUILT := build/.metalcore-built
+SOURCES := $(shell find csrc kernels metalcore/msl setup.py pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
+# One process per core; more threads inside each would only get in each other's way.
+ONE_THREAD := OMP_NUM_THREADS=1 METALCORE_NUM_THREADS=1
+
+help:
+	@echo "make demo    three short examples: a batched QR, a kernel with a seeded bug, a Llama that trains"
+	@echo "make test    the whole test-suite, then the ops once more in checking mode"
+	@echo "make build   the extension and the built-in kernels, in place"
+	@echo "make bench   metalcore against PyTorch's own ops, as ratios"
+	@echo "make clean   removes what build made; make distclean removes .venv as well"
+
+venv: $(VENV)
+$(VENV): constraints.txt tools/setup_venv.sh
+	@PYTHON=$(PYTHON) tools/setup_venv.sh
+	@touch $@
+
+build: $(BUILT)
+$(BUILT): $(VENV) $(SOURCES)
+	@tools/build.sh
+	@mkdir -p $(dir $@) && touch $@
+
+demo: $(BUILT)
+	@for example in qr custom_kernel llama; do echo; echo "=== examples/$$example.py"; echo; \
+	  $(PY) examples/$$example.py || exit 1; done
+
+test: $(BUILT)
+	@$(ONE_THREAD) $(PY) -m pytest -n 2 --dist worksteal tests
+	@echo "--- the ops again, in checking mode"
+	@$(ONE_THREAD) METALCORE_CHECK=1 $(PY) -m pytest -n 2 tests/smoke
+
+bench: $(BUILT)
+	@$(PY) -m metalcore bench
+
+clean:
+	rm -rf build dist metalcore.egg-info metalcore/lib metalcore/*.so metalcore/simulator/*.so
+
+distclean: clean
+	rm -rf .venv

@@ -1,0 +1,33 @@
+"""The command line: `python -m metalcore info | explain | bench`.
+
+Each command is a module with `add_parser(subparsers)`, which names the function that runs it. Exit status: 0, or 2 with
+one line on stderr for a request that cannot be met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from . import bench, explain, info
+
+__all__ = ["main"]
+
+
+class Refused(Exception):
+    """A request that cannot be met; the message is for the user."""
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(prog="metalcore", description="PyTorch ops written as Metal kernels.")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for module in (info, explain, bench):
+        module.add_parser(commands)
+    arguments = parser.parse_args(argv)
+    try:
+        return arguments.run(arguments) or 0
+    except (Refused, ValueError, TypeError, RuntimeError) as error:
+        print(f"metalcore {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # | head
+        return 0

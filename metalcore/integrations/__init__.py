@@ -1,0 +1,1 @@
+"""metalcore in other libraries: metalcore.integrations.transformers."""

@@ -1,0 +1,116 @@
+"""Switches that put metalcore's kernels behind PyTorch's own functions.
+
+    metalcore.enable_pytorch_overrides()                     # all of them, until disable_pytorch_overrides()
+    with metalcore.enable_pytorch_overrides("silu", "qr"):   # these two, inside the block
+        ...
+
+How each one works, and why:
+
+`silu`, `gelu`, `softmax`, `qr`
+    A kernel at the device's own dispatch key, for the operator that PyTorch's function ends in (`aten::silu`,
+    `aten::_softmax`, `aten::linalg_qr` ...) and, for the first three, for the operator of its derivative. Replacing the
+    Python names would miss `from torch.nn.functional import silu`, tensor methods, and callers in C++; a kernel catches
+    them all. It lies below autograd, autocast, functorch and the tracers, which go on as if nothing had changed:
+    gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right whether
+    the override is on or off when it runs.
+`rms_norm`
+    `aten::rms_norm` has no kernel and no derivative of its own; PyTorch takes it apart into simple operators. So this
+    kernel is placed where the taking apart happens, at the device's autograd key (and at the device's key, where
+    inference tensors arrive). Traced code keeps PyTorch's decomposition: call `metalcore.rms_norm` or use
+    `metalcore.nn.RMSNorm` to keep the kernel inside a compiled graph.
+`adamw`
+    An optimizer is a class, whose construction is the only place to choose. `torch.optim.AdamW(...)` then makes a
+    `metalcore.optim.AdamW`, which is a `torch.optim.AdamW`, if a parameter is on a supported device; subclasses are left
+    alone. An optimizer that was made stays what it is when the override is switched off.
+
+Whatever a kernel does not take (a dtype, a layout, an `out=` or in-place form) goes to the kernel that was there before,
+which is also put back when the override is switched off. Tensors of other devices never come here.
+
+The switches hold for the whole process, because kernels do, and because backward runs on a thread of its own. They may
+be used from several threads: an override is on as long as any `with` block or plain call asks for it. Do not switch
+while another thread is inside one of the overridden functions.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from . import _override_kernels as kernels
+from ._requests import Request, Requests
+from ._routing import DEVICES
+
+__all__ = ["enable_pytorch_overrides", "disable_pytorch_overrides", "active_overrides"]
+
+_libraries: dict = {}  # (name, device type) -> the torch.library.Library that holds its kernels
+
+
+def enable_pytorch_overrides(*names: str, exclude=()) -> Request:
+    """Makes PyTorch's own functions use metalcore's kernels on the devices that metalcore supports.
+
+    Args:
+        names: which, of "silu", "gelu", "softmax", "rms_norm", "qr", "adamw"; all of them if none is given.
+        exclude: names to leave out.
+
+    Returns:
+        A context manager that takes back this call at the end of its `with` block; it need not be used as one.
+
+    Raises:
+        ValueError: for a name that is not an override.
+
+    Calling it again adds to what is enabled. Input that a kernel does not take, and tensors of other devices, go to
+    PyTorch's own op. A device that appears later (`import metalcore.simulator`) needs another call.
+    """
+    return _requests.request(_requests.choose("enable_pytorch_overrides", names, exclude))
+
+
+def disable_pytorch_overrides() -> None:
+    """Gives every function back to PyTorch, whoever enabled it; enclosing `with` blocks then have nothing to undo."""
+    _requests.clear()
+
+
+def active_overrides() -> tuple[str, ...]:
+    """The names of the overrides that are on, in the order of the documentation."""
+    return _requests.active()
+
+
+def _apply():
+    """Makes the registered kernels and the optimizer's constructor agree with the requests."""
+    active = _requests.active()
+    for name, device in list(_libraries):
+        if name not in active:
+            kernels.remove(name, _libraries.pop((name, device)))
+    for device in filter(_is_available, sorted(DEVICES)):
+        for name in kernels.OPERATORS:
+            if name in active and (name, device) not in _libraries:
+                _libraries[name, device] = kernels.install(name, device)
+    _override_adamw("adamw" in active)
+
+
+def _is_available(device):
+    return torch.backends.mps.is_available() if device == "mps" else torch.get_device_module(device).is_available()
+
+
+def _override_adamw(on):
+    adamw = torch.optim.AdamW
+    if on and not hasattr(adamw.__init__, "metalcore_original"):
+        original = adamw.__init__
+
+        @functools.wraps(original)
+        def construct(self, params, *args, **kwargs):
+            if type(self) is adamw:
+                params = list(params)  # it may be a generator, and is looked at twice
+                if kernels.takes_parameters(params):
+                    from .optim import AdamW
+                    self.__class__ = AdamW
+                    return self.__init__(params, *args, **kwargs)
+            return original(self, params, *args, **kwargs)
+
+        construct.metalcore_original = original
+        adamw.__init__ = construct
+    elif not on and hasattr(adamw.__init__, "metalcore_original"):
+        adamw.__init__ = adamw.__init__.metalcore_original
+
+
+_requests = Requests((*kernels.OPERATORS, "adamw"), _apply)

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Builds the extension and the kernels in place and makes metalcore importable from .venv. Rebuilds only what changed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export CXX=${CXX:-$(tools/compiler.sh)}
+.venv/bin/python setup.py -q build_ext --inplace
+.venv/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .

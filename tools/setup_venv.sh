@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Makes .venv with everything that building, testing and the examples need, pinned by constraints.txt.
+# Installs python3-venv, python3-dev and g++ by apt where they are missing and this is root; else says what to install.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+packages=(torch setuptools wheel pcpp ninja numpy pytest pytest-xdist expecttest hypothesis transformers accelerate)
+
+missing=()
+if ! command -v "$PYTHON" >/dev/null; then
+  missing=(python3 python3-venv python3-dev)
+else
+  "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    { echo "metalcore needs Python 3.10 or newer; $PYTHON is $("$PYTHON" -V). Set PYTHON=... to another one." >&2; exit 1; }
+  "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+  "$PYTHON" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
+    missing+=(python3-dev)
+fi
+if [[ $(uname) == Linux ]] && ! compiler=$(tools/compiler.sh); then
+  # g++ 11 (Ubuntu 22.04) has no _Float16 in C++.
+  if command -v apt-cache >/dev/null && grep -qs 'VERSION_ID="22.04"' /etc/os-release; then missing+=(g++-12); else missing+=(g++); fi
+fi
+
+if ((${#missing[@]})); then
+  if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+    echo "installing ${missing[*]} (apt)"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  else
+    echo "missing: ${missing[*]}. Install them first, e.g.: sudo apt-get install ${missing[*]}" >&2
+    exit 1
+  fi
+fi
+
+[[ -x .venv/bin/python ]] && .venv/bin/python -m pip --version >/dev/null 2>&1 || "$PYTHON" -m venv --clear .venv
+
+# PyPI's torch for Linux brings gigabytes of CUDA libraries that nothing here uses; PyTorch's own index has a CPU build.
+index=()
+cpu_index=https://download.pytorch.org/whl/cpu
+if [[ $(uname) == Linux ]] && .venv/bin/python - "$cpu_index/torch/" <<'PYTHON' 2>/dev/null
+import sys, urllib.request
+urllib.request.urlopen(sys.argv[1], timeout=8).read(1)
+PYTHON
+then
+  index=(--extra-index-url "$cpu_index")
+fi
+echo "installing ${packages[*]} into .venv"
+.venv/bin/python -m pip install -q --disable-pip-version-check "${index[@]}" -c constraints.txt "${packages[@]}"
