@@ -1,0 +1,204 @@
+"""The host's C++ compiler: finding it, running it, and showing its errors in terms of the user's MSL."""
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from .errors import CompilerNotFoundError, MSLError
+from .translate import translate
+
+INCLUDE = Path(__file__).parent / "include"
+FLAGS = (
+    "-std=gnu++17 -fPIC -shared -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -fsigned-char -w "
+    "-ffp-contract=off -fvisibility=hidden -Ulinux -Uunix -Wno-narrowing -fdiagnostics-color=never -fmax-errors=20"
+).split()
+NORMAL = ["-O3"]
+CHECKING = ["-O1", "-g", "-fsanitize=thread", "-DMSL_CHECKING=1"]
+# The first versions with _Float16 in C++.
+_MINIMUM = {"gcc": 12, "clang": 15}
+
+
+class Compiler:
+    """A C++ compiler: its command, which family it is of, and its version."""
+
+    def __init__(self, command, family, version):
+        self.command = command
+        self.family = family
+        self.version = version
+
+    def __repr__(self):
+        return f"{' '.join(self.command)} ({self.family} {self.version})"
+
+
+def find_compiler():
+    """The first usable of $CXX, c++, g++ and clang++.
+
+    Raises:
+        CompilerNotFoundError: none is there, or none is new enough (GCC 12 or Clang 15).
+    """
+    return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
+
+
+@functools.lru_cache(maxsize=8)
+def _find_compiler(cxx, path):
+    tried = []
+    for candidate in (cxx, "c++", "g++", "clang++"):
+        command = shlex.split(candidate)
+        if not command or shutil.which(command[0], path=path) is None:
+            if command:
+                tried.append(f"{candidate}: not found")
+            continue
+        family, version = _identify(command)
+        if family and int(version.split(".")[0]) >= _MINIMUM[family]:
+            return Compiler(command, family, version)
+        tried.append(f"{candidate}: {family or 'not GCC or Clang'} {version}".strip())
+    raise CompilerNotFoundError(
+        "compiling MSL on this machine needs a C++ compiler (GCC 12 or Clang 15, or newer), for example "
+        f"`apt install g++`; set CXX to name one. Tried {'; '.join(tried)}"
+    )
+
+
+def _identify(command):
+    try:
+        macros = subprocess.run([*command, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return "", ""
+    for family, prefix, parts in (
+        ("clang", "__clang_", ("major__", "minor__", "patchlevel__")),
+        ("gcc", "__GNUC_", ("_", "MINOR__", "PATCHLEVEL__")),
+    ):
+        numbers = [re.search(rf"#define {prefix}{part} (\d+)", macros) for part in parts]
+        if all(numbers):
+            return family, ".".join(number.group(1) for number in numbers)
+    return "", ""
+
+
+@functools.lru_cache(maxsize=1)
+def cpu_identity():
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = [line for line in lines if line.startswith(("flags", "Features", "model name"))][:2]
+    return platform.machine() + "".join(features)
+
+
+@functools.lru_cache(maxsize=1)
+def headers_digest():
+    """A digest of the headers every translated program includes."""
+    digest = hashlib.sha256()
+    for path in sorted(INCLUDE.rglob("*")):
+        if path.is_file():
+            digest.update(path.relative_to(INCLUDE).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def arguments(*, isa="native", checking=False):
+    """The compiler's arguments apart from the files."""
+    return [*FLAGS, *(CHECKING if checking else NORMAL), f"-march={isa}", f"-I{INCLUDE}"]
+
+
+def compile_source(translated, output, *, isa="native", checking=False, msl="", filename="program_source"):
+    """Compiles translated C++ to a shared object.
+
+    Args:
+        translated: the text that translate() gave.
+        output: path of the shared object.
+        isa: value of `-march`.
+        checking: instrument every load and store.
+        msl: the user's source, quoted in errors.
+        filename: how errors call it.
+
+    Raises:
+        MSLError: the program does not compile; the message shows the user's lines.
+        CompilerNotFoundError: there is no compiler.
+    """
+    compiler = find_compiler()
+    with tempfile.TemporaryDirectory(prefix="metalcore-") as directory:
+        path = os.path.join(directory, "program.cpp")
+        Path(path).write_text(translated)
+        command = [*compiler.command, *arguments(isa=isa, checking=checking), path, "-o", os.fspath(output)]
+        if checking:
+            # The instrumentation's callbacks are in the headers: only its calls are wanted, not its runtime.
+            link = [a for a in command if a != "-fsanitize=thread"]
+            object_path = os.path.join(directory, "program.o")
+            command = [a for a in command[:-3] if a != "-shared"] + ["-c", path, "-o", object_path]
+            _run(command, compiler, msl, filename)
+            command = [object_path if a == path else a for a in link]
+        _run(command, compiler, msl, filename)
+
+
+def _run(command, compiler, msl, filename):
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C"})
+    except OSError as error:
+        raise CompilerNotFoundError(f"cannot run {compiler}: {error}") from None
+    if result.returncode:
+        raise MSLError(explain(result.stderr, msl, filename) or f"{compiler} failed:\n{result.stderr or result.returncode}")
+
+
+_DIAGNOSTIC = re.compile(r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?:(?P<column>\d+):)?\s+(?P<text>.*)")
+
+
+def explain(stderr, msl="", filename="program_source"):
+    """The errors in a compiler's output, each at the user's line, with that line below it."""
+    messages, instantiated_at = [], None
+    lines = msl.splitlines()
+    for raw in stderr.splitlines():
+        match = _DIAGNOSTIC.match(raw)
+        if match is None:
+            if "In instantiation of" in raw or "In substitution of" in raw:
+                instantiated_at = None
+            continue
+        text = match["text"]
+        in_program = not match["file"].startswith(os.fspath(INCLUDE)) and match["file"] != "msl_entries"
+        if in_program and ("required from" in text or "required by" in text or "inlined from" in text) and instantiated_at is None:
+            instantiated_at = (match["file"], match["line"], match["column"])
+        if not text.startswith(("error:", "fatal error:")):
+            continue
+        place = (match["file"], match["line"], match["column"]) if in_program else instantiated_at
+        instantiated_at = None
+        if place is None:
+            place = (match["file"], match["line"], match["column"])
+        message = ":".join(part for part in place if part) + ": " + text.replace("msl_program::", "")
+        if place[0] == filename and int(place[1]) <= len(lines):
+            message += "\n" + lines[int(place[1]) - 1]
+            if place[2]:
+                message += "\n" + " " * (int(place[2]) - 1) + "^"
+        if message not in messages:
+            messages.append(message)
+    return "\n".join(messages)
+
+
+def build(source_path, output_path, *, isa="native", checking=False, include_dirs=()):
+    """Translates and compiles one MSL file to a shared object, for kernels that are built ahead of time.
+
+    Args:
+        source_path: the `.metal` file; its directory is searched for its `#include "…"`.
+        output_path: the shared object; written only when it is complete.
+        isa: value of `-march`, for example ``x86-64-v3``.
+        checking: build the variant that reports every access.
+        include_dirs: more directories for `#include`.
+
+    Returns:
+        The files it depends on: the source and everything it includes, as paths.
+    """
+    source_path, output_path = Path(source_path), Path(output_path)
+    msl = source_path.read_text()
+    translation = translate(msl, include_dirs=include_dirs, filename=str(source_path))
+    output_path.parent.mkdir(parents=True, exist_ok=True)
+    partial = output_path.with_name(f".{output_path.name}.{os.getpid()}")
+    try:
+        compile_source(translation.source, partial, isa=isa, checking=checking, msl=msl, filename=str(source_path))
+        os.replace(partial, output_path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return [str(source_path), *translation.included]

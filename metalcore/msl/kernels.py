@@ -1,0 +1,268 @@
+"""Kernels of a program: which there are, what their arguments are, and whether their threads synchronize."""
+
+import ast
+from dataclasses import dataclass, field
+
+from .errors import error_at
+
+# [[attribute]] -> what a thread of the grid finds there, named as in host/entry.h.
+BUILTINS = {
+    "thread_position_in_grid": "position_in_grid",
+    "thread_position_in_threadgroup": "position_in_threadgroup",
+    "thread_index_in_threadgroup": "index_in_threadgroup",
+    "threadgroup_position_in_grid": "threadgroup_position",
+    "threads_per_grid": "threads_per_grid",
+    "grid_size": "threads_per_grid",
+    "grid_origin": "grid_origin",
+    "threads_per_threadgroup": "threads_per_threadgroup",
+    "dispatch_threads_per_threadgroup": "dispatch_threads_per_threadgroup",
+    "threadgroups_per_grid": "threadgroups_per_grid",
+    "thread_index_in_simdgroup": "index_in_simdgroup",
+    "simdgroup_index_in_threadgroup": "simdgroup_index",
+    "simdgroups_per_threadgroup": "simdgroups",
+    "dispatch_simdgroups_per_threadgroup": "dispatch_simdgroups",
+    "threads_per_simdgroup": "threads_per_simdgroup",
+    "thread_execution_width": "threads_per_simdgroup",
+    "thread_index_in_quadgroup": "index_in_quadgroup",
+    "quadgroup_index_in_threadgroup": "quadgroup_index",
+    "quadgroups_per_threadgroup": "quadgroups",
+    "dispatch_quadgroups_per_threadgroup": "dispatch_quadgroups",
+}
+_REFUSED_ATTRIBUTES = {
+    "texture": "a texture argument",
+    "sampler": "a sampler argument",
+    "stage_in": "[[stage_in]]",
+    "payload": "a ray or mesh payload",
+    "imageblock_data": "an imageblock",
+    "intersection_function_table": "an intersection function table",
+}
+_REFUSED_STAGES = ("vertex", "fragment", "mesh", "object", "intersection", "visible", "stitchable")
+# Functions in which the threads of a threadgroup wait for one another, and the types whose operations do.
+_SYNCHRONIZING_CALLS = ("simd_", "quad_", "simdgroup_", "threadgroup_barrier")
+_SYNCHRONIZING_TYPES = ("simdgroup_matrix", "simdgroup_float8x8", "simdgroup_half8x8", "simdgroup_bfloat8x8")
+
+
+@dataclass
+class Argument:
+    """A kernel's parameter."""
+
+    name: str
+    kind: str  # buffer, threadgroup, or a value of BUILTINS
+    index: int = 0
+    condition: str = ""  # the function constant it depends on
+
+
+@dataclass
+class Kernel:
+    name: str  # host name
+    function: str  # a C++ expression that names the (instantiated) function
+    declaration: object
+    arguments: list
+    mentions: set = field(default_factory=set)  # names its template arguments mention
+    max_total_threads: int = 0
+    synchronizes: bool = False
+
+
+def find_kernels(program):
+    """Every kernel that the host can name: plain kernels, and instantiations with a host name.
+
+    Raises:
+        MSLError: a kernel is of a kind, or takes an argument, that is not supported.
+    """
+    templates, kernels, seen = {}, [], {}
+    for declaration in program.declarations:
+        if declaration.kind == "function" and _is_kernel(program, declaration):
+            if declaration.is_template and not _is_specialization(program, declaration):
+                templates.setdefault(declaration.name, []).append(declaration)
+            elif declaration.body is not None:
+                kernels.append(_plain_kernel(program, declaration))
+    for declaration in program.declarations:
+        if declaration.kind == "instantiation" and "host_name" in declaration.attributes:
+            kernels.append(_instantiated_kernel(program, declaration, templates))
+    unique = []
+    for kernel in kernels:
+        if kernel.name not in seen:
+            seen[kernel.name] = kernel
+            unique.append(kernel)
+    names = Reachability(program)
+    for kernel in unique:
+        kernel.synchronizes = names.synchronizes(kernel)
+    return unique
+
+
+def _is_kernel(program, declaration):
+    tokens = program.tokens
+    for i in range(declaration.head, declaration.parameters[0]):
+        if tokens[i].text in ("vertex", "fragment") and program.tokens[i - 1].text not in ("::", "<", ","):
+            raise error_at(tokens[i], f"'{tokens[i].text}' functions are not supported: metalcore runs compute kernels only")
+    for stage in _REFUSED_STAGES:
+        if stage in declaration.attributes:
+            raise error_at(tokens[declaration.head], f"[[{stage}]] functions are not supported: metalcore runs compute kernels only")
+    return "kernel" in declaration.attributes or any(
+        tokens[i].text == "kernel" for i in range(declaration.head, declaration.name_at)
+    )
+
+
+def _is_specialization(program, declaration):
+    return all(last == first + 1 for first, last in declaration.templates)
+
+
+def _plain_kernel(program, declaration):
+    name = _host_name(declaration) or declaration.qualified_name
+    function = "::".join((*declaration.scope, program.text(declaration.name_at, declaration.parameters[0])))
+    return Kernel(
+        name,
+        function,
+        declaration,
+        _arguments(program, declaration),
+        _identifiers(program, declaration.name_at, declaration.parameters[0]),
+        _max_total_threads(declaration),
+    )
+
+
+def _instantiated_kernel(program, instantiation, templates):
+    tokens = program.tokens
+    if instantiation.name not in templates:
+        raise error_at(
+            tokens[instantiation.first], f"explicit instantiation of '{instantiation.name}', which is no kernel template"
+        )
+    candidates = templates[instantiation.name]
+    if len(candidates) > 1 and instantiation.parameters is not None:
+        count = len(program.split_parameters(*instantiation.parameters))
+        candidates = [c for c in candidates if len(program.split_parameters(*c.parameters)) == count] or candidates
+    declaration = next((c for c in candidates if c.body is not None), candidates[0])
+    arguments = program.text(instantiation.name_at, instantiation.name_end)
+    return Kernel(
+        _host_name(instantiation),
+        "::".join((*instantiation.scope, arguments)),
+        declaration,
+        _arguments(program, declaration),
+        _identifiers(program, instantiation.name_at, instantiation.name_end),
+        _max_total_threads(instantiation) or _max_total_threads(declaration),
+    )
+
+
+def _host_name(declaration):
+    return "".join(ast.literal_eval(token.text) for token in declaration.attributes.get("host_name", ()))
+
+
+def _max_total_threads(declaration):
+    argument = declaration.attributes.get("max_total_threads_per_threadgroup")
+    return (constant_value(argument) or 0) if argument else 0
+
+
+def _identifiers(program, first, last):
+    return {token.text for token in program.tokens[first:last] if token.kind == "id"}
+
+
+def _synchronizes_itself(program, first, last):
+    """Whether tokens[first:last] call a barrier or an operation of a simdgroup."""
+    tokens = program.tokens
+    for i in range(first, last):
+        name = tokens[i].text
+        if name in _SYNCHRONIZING_TYPES or (name.startswith(_SYNCHRONIZING_CALLS) and tokens[i + 1].text in ("(", "<")):
+            return True
+    return False
+
+
+def constant_value(tokens):
+    """The value of an integer expression of literals, or None."""
+    text = " ".join(token.text.rstrip("uUlL") if token.kind == "num" else token.text for token in tokens)
+    if any(token.kind not in ("num", "op") for token in tokens):
+        return None
+    try:
+        value = eval(compile(ast.parse(text, mode="eval"), "constant", "eval"), {"__builtins__": {}})
+    except (SyntaxError, ArithmeticError, TypeError):
+        return None
+    return int(value)
+
+
+def _arguments(program, declaration):
+    arguments, implicit, used = [], [], {"buffer": set(), "threadgroup": set()}
+    for first, last in program.split_parameters(*declaration.parameters):
+        if program.text(first, last) == "void":
+            continue
+        argument, explicit = _argument(program, declaration, first, last)
+        arguments.append(argument)
+        if argument.kind in used:
+            used[argument.kind].add(argument.index) if explicit else implicit.append(argument)
+    # Arguments without an index take the lowest free ones in order, as Apple's compiler assigns them.
+    for argument in implicit:
+        argument.index = next(i for i in range(len(arguments) + 64) if i not in used[argument.kind])
+        used[argument.kind].add(argument.index)
+    return arguments
+
+
+def _argument(program, declaration, first, last):
+    tokens = program.tokens
+    attributes = program.read_attributes(first, last)
+    name_at = program.declarator_name(first, last)
+    name = tokens[name_at].text if name_at is not None else ""
+    condition = " ".join(token.text for token in attributes.get("function_constant", ()))
+    for refused, description in _REFUSED_ATTRIBUTES.items():
+        if refused in attributes:
+            raise error_at(tokens[first], f"{description} is not supported (argument '{name}' of kernel '{declaration.name}')")
+    for kind in ("buffer", "threadgroup"):
+        if kind in attributes:
+            index = constant_value(attributes[kind])
+            if index is None:
+                raise error_at(tokens[first], f"the index of argument '{name}' is no integer constant")
+            return Argument(name, kind, index, condition), True
+    for attribute, kind in BUILTINS.items():
+        if attribute in attributes:
+            return Argument(name, kind), True
+    words = {token.text for token in tokens[first:last]}
+    unknown = [attribute for attribute in attributes if attribute not in ("function_constant", "maybe_unused")]
+    if unknown:
+        raise error_at(tokens[first], f"[[{unknown[0]}]] is not supported (argument '{name}' of kernel '{declaration.name}')")
+    if words & {"threadgroup"}:
+        return Argument(name, "threadgroup", 0, condition), False
+    if words & {"device", "constant", "*", "&"}:
+        return Argument(name, "buffer", 0, condition), False
+    raise error_at(tokens[first], f"argument '{name}' of kernel '{declaration.name}' has no attribute that tells what it is bound to")
+
+
+class Reachability:
+    """Which code may synchronize, by names alone: an over-approximation, so that no barrier is missed."""
+
+    def __init__(self, program):
+        self._mentions = {}  # name -> identifiers in whatever is declared under it
+        self._operators = set()  # identifiers in operators, which are called without being named
+        self._synchronizing = set()
+        self._add(program, program.declarations)
+        self._close()
+
+    def _add(self, program, declarations):
+        for declaration in declarations:
+            if declaration.kind == "class":
+                # Naming a class may run its constructors, operators and initializers, but none of its named methods.
+                self._mention(program, declaration.name, declaration.first, declaration.body[0])
+                for member in declaration.members:
+                    if member.kind != "function" or member.name == declaration.name or member.name.startswith("operator"):
+                        self._mention(program, declaration.name, member.first, member.last)
+                self._add(program, [m for m in declaration.members if not m.name.startswith("operator")])
+            elif declaration.kind != "instantiation":
+                if declaration.name.startswith("operator"):
+                    self._operators |= _identifiers(program, declaration.first, declaration.last)
+                self._mention(program, declaration.name, declaration.first, declaration.last)
+
+    def _mention(self, program, name, first, last):
+        self._mentions.setdefault(name, set()).update(_identifiers(program, first, last))
+        if _synchronizes_itself(program, first, last):
+            self._synchronizing.add(name)
+
+    def _close(self):
+        callers = {}
+        for name, mentioned in self._mentions.items():
+            for other in mentioned:
+                callers.setdefault(other, set()).add(name)
+        pending = list(self._synchronizing)
+        while pending:
+            for caller in callers.get(pending.pop(), ()):
+                if caller not in self._synchronizing:
+                    self._synchronizing.add(caller)
+                    pending.append(caller)
+
+    def synchronizes(self, kernel):
+        names = kernel.mentions | self._operators | {kernel.declaration.name}
+        return bool(names & self._synchronizing)

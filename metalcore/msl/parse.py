@@ -1,0 +1,434 @@
+"""Finds the declarations of an MSL program: kernels, functions, types, variables, instantiations.
+
+This is no C++ parser. It recognizes where a declaration begins and ends, what it is called and what its parameters are;
+what stands inside bodies and expressions is left to the C++ compiler behind the translator.
+"""
+
+from .errors import error_at
+from .tokens import CLOSING, matching_angle
+
+STAGES = {"kernel", "vertex", "fragment", "mesh", "object", "intersection", "visible", "stitchable"}
+_CLASS_KEYS = ("struct", "class", "union", "enum")
+_GROUPED = ("alignas", "__attribute__", "__attribute", "decltype", "noexcept", "explicit", "coherent", "typeof", "__typeof__")
+_ASSIGNABLE = ("=", ";", ",", "{")
+_OPERATOR_WORDS = ("new", "delete")
+
+
+class Declaration:
+    """One declaration: tokens[first:last], and the parts of it that its kind has."""
+
+    def __init__(self, kind, name, first, last, scope):
+        self.kind = kind  # function, class, variable, alias or instantiation
+        self.name = name
+        self.first = first
+        self.last = last
+        self.scope = scope  # names of the enclosing namespaces and classes
+        self.in_class = False
+        self.head = first  # first token after `template <…>`
+        self.templates = []  # (index of <, index of >) of each template header
+        self.name_at = None  # index of the name's first token
+        self.parameters = None  # (index of the opening, of the closing) parenthesis
+        self.body = None  # (index of {, of })
+        self.members = []  # of a class
+        self.attributes = {}  # name -> tokens of the argument
+
+    @property
+    def qualified_name(self):
+        return "::".join((*self.scope, self.name))
+
+    @property
+    def is_template(self):
+        return bool(self.templates)
+
+
+class Program:
+    """The tokens of a program with its brackets paired and its declarations found."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+        self.partner = _pair_brackets(tokens)
+        self.declarations = []
+        self._scope(0, len(tokens), (), None)
+
+    def walk(self, declarations=None):
+        """Every declaration, members of classes included."""
+        for declaration in self.declarations if declarations is None else declarations:
+            yield declaration
+            yield from self.walk(declaration.members)
+
+    def text(self, first, last):
+        return " ".join(token.text for token in self.tokens[first:last] if token.text)
+
+    # Attributes -----------------------------------------------------------------------------------------------------
+
+    def attribute_end(self, i):
+        """The index after `[[…]]` where one begins at i, else None."""
+        tokens = self.tokens
+        if tokens[i].text == "[" and i + 1 < len(tokens) and tokens[i + 1].text == "[":
+            inner, outer = self.partner[i + 1], self.partner[i]
+            if outer == inner + 1:
+                return outer + 1
+        return None
+
+    def read_attributes(self, first, last):
+        """name -> argument tokens of every `[[…]]` in tokens[first:last] outside other brackets."""
+        found, i = {}, first
+        while i < last:
+            end = self.attribute_end(i)
+            if end is not None:
+                self._read_attribute_list(i + 2, end - 2, found)
+                i = end
+            elif self.tokens[i].text in CLOSING:
+                i = self.partner[i] + 1
+            else:
+                i += 1
+        return found
+
+    def _read_attribute_list(self, i, end, found):
+        tokens = self.tokens
+        while i < end:
+            if tokens[i].kind == "id":
+                name, argument = tokens[i].text, []
+                while i + 2 < end and tokens[i + 1].text == "::":
+                    i += 2
+                    name = tokens[i].text
+                if i + 1 < end and tokens[i + 1].text == "(":
+                    argument = tokens[i + 2 : self.partner[i + 1]]
+                    i = self.partner[i + 1]
+                found[name] = argument
+            i += 1
+
+    # Declarations ---------------------------------------------------------------------------------------------------
+
+    def _scope(self, i, end, scope, owner):
+        tokens = self.tokens
+        while i < end:
+            text = tokens[i].text
+            if text == ";":
+                i += 1
+            elif owner and text in ("public", "private", "protected") and tokens[i + 1].text == ":":
+                i += 2
+            elif text == "namespace" or (text == "inline" and tokens[i + 1].text == "namespace"):
+                i = self._namespace(i, end, scope)
+            elif text == "extern" and tokens[i + 1].kind == "str":
+                if tokens[i + 2].text == "{":
+                    self._scope(i + 3, self.partner[i + 2], scope, owner)
+                    i = self.partner[i + 2] + 1
+                else:
+                    i += 2
+            else:
+                i = self._declaration(i, end, scope, owner)
+
+    def _namespace(self, i, end, scope):
+        tokens, names = self.tokens, []
+        while i < end and tokens[i].text not in ("{", ";", "="):
+            attribute = self.attribute_end(i)
+            if attribute is not None:
+                i = attribute
+                continue
+            if tokens[i].kind == "id" and tokens[i].text not in ("namespace", "inline"):
+                names.append(tokens[i].text)
+            i += 1
+        if i >= end:
+            raise error_at(tokens[end - 1], "expected '{' after the namespace's name")
+        if tokens[i].text != "{":
+            return self._to_semicolon(i, end)
+        self._scope(i + 1, self.partner[i], scope + tuple(names), None)
+        return self.partner[i] + 1
+
+    def _to_semicolon(self, i, end):
+        """The index after the `;` that ends the statement around i."""
+        while i < end:
+            text = self.tokens[i].text
+            if text == ";":
+                return i + 1
+            i = self.partner[i] + 1 if text in CLOSING else i + 1
+        raise error_at(self.tokens[end - 1], "expected ';'")
+
+    def _add(self, declaration, owner):
+        declaration.in_class = owner is not None
+        (owner.members if owner else self.declarations).append(declaration)
+        return declaration.last
+
+    def _declaration(self, first, end, scope, owner):
+        tokens, i = self.tokens, first
+        declaration = Declaration("variable", "", first, first, scope)
+        if tokens[i].text == "extern" and tokens[i + 1].text == "template":
+            i += 1
+        while tokens[i].text == "template":
+            if tokens[i + 1].text != "<":
+                declaration.kind, declaration.head = "instantiation", i + 1
+                declaration.last = self._to_semicolon(i, end)
+                self._instantiation(declaration)
+                return self._add(declaration, owner)
+            close = matching_angle(tokens, i + 1, end)
+            if close is None:
+                raise error_at(tokens[i], "expected '>' at the end of the template's parameters")
+            declaration.templates.append((i + 1, close))
+            i = close + 1
+        declaration.head = i
+        text = tokens[i].text if i < end else ""
+        if text in ("using", "static_assert", "typedef"):
+            if text == "typedef":
+                body = self._class_body(i + 1, end)
+                if body is not None:
+                    return self._class(declaration, i + 1, body, end, owner)
+            declaration.kind = "alias"
+            declaration.last = self._to_semicolon(i, end)
+            declaration.name = self._alias_name(i, declaration.last)
+            return self._add(declaration, owner)
+        j = i
+        while j < end and (tokens[j].kind == "id" or self.attribute_end(j) is not None):
+            if tokens[j].text in _CLASS_KEYS:
+                body = self._class_body(j, end)
+                if body is not None:
+                    return self._class(declaration, j, body, end, owner)
+            j = self.attribute_end(j) or (self.partner[j + 1] + 1 if self._grouped(j) else j + 1)
+        return self._function_or_variable(declaration, i, end, owner)
+
+    def _alias_name(self, i, last):
+        tokens = self.tokens
+        if tokens[i].text == "using":
+            return tokens[i + 1].text if tokens[i + 2].text in ("=", "[") else ""
+        names = [token.text for token in tokens[i:last] if token.kind == "id"]
+        return names[-1] if tokens[i].text == "typedef" else ""
+
+    def _grouped(self, i):
+        return self.tokens[i].text in _GROUPED and i + 1 < len(self.tokens) and self.tokens[i + 1].text == "("
+
+    def _class_body(self, i, end):
+        """The index of the `{` of the class defined by the `struct` (or the like) at i, or None if none is."""
+        tokens = self.tokens
+        if i >= end or tokens[i].text not in _CLASS_KEYS:
+            return None
+        i += 1
+        while i < end:
+            text = tokens[i].text
+            if text == "{":
+                return i
+            if text == ":":
+                while i < end and tokens[i].text not in ("{", ";"):
+                    i = self.partner[i] + 1 if tokens[i].text == "(" else i + 1
+                return i if i < end and tokens[i].text == "{" else None
+            if self._grouped(i):
+                i = self.partner[i + 1] + 1
+            elif self.attribute_end(i) is not None:
+                i = self.attribute_end(i)
+            elif text == "<":
+                close = matching_angle(tokens, i, end)
+                if close is None:
+                    return None
+                i = close + 1
+            elif tokens[i].kind == "id" or text == "::":
+                i += 1
+            else:
+                return None
+        return None
+
+    def _class(self, declaration, key, body, end, owner):
+        tokens = self.tokens
+        declaration.kind = "class"
+        declaration.body = (body, self.partner[body])
+        i = key + 1
+        while i < body and tokens[i].text != ":":
+            if self._grouped(i):
+                i = self.partner[i + 1] + 1
+            elif self.attribute_end(i) is not None:
+                i = self.attribute_end(i)
+            else:
+                if tokens[i].kind == "id" and tokens[i].text not in ("class", "struct", "final"):
+                    declaration.name, declaration.name_at = tokens[i].text, i
+                i = matching_angle(tokens, i, body) + 1 if tokens[i].text == "<" else i + 1
+        declaration.last = self._to_semicolon(self.partner[body], end)
+        if not declaration.name:  # typedef struct { … } Name;
+            names = [token.text for token in tokens[self.partner[body] : declaration.last] if token.kind == "id"]
+            declaration.name = names[0] if names else ""
+        if tokens[key].text != "enum":
+            self._scope(body + 1, self.partner[body], declaration.scope + (declaration.name,), declaration)
+        return self._add(declaration, owner)
+
+    def _function_or_variable(self, declaration, i, end, owner):
+        tokens, start = self.tokens, i
+        while i < end:
+            text, attribute = tokens[i].text, self.attribute_end(i)
+            if attribute is not None:
+                i = attribute
+            elif text == "operator":
+                declaration.name_at = i
+                i = self._operator(declaration, i, end)
+                return self._function(declaration, i, end, owner)
+            elif self._grouped(i):
+                i = self.partner[i + 1] + 1
+            elif text == "<" and i > start and tokens[i - 1].kind == "id":
+                close = matching_angle(tokens, i, end)
+                if close is None:
+                    raise error_at(tokens[i], "expected '>' at the end of the template's arguments")
+                i = close + 1
+            elif text == "(":
+                name_at = self._name_before(i, start)
+                inside = tokens[i + 1].text
+                if name_at is not None and not (inside in ("*", "&") and tokens[i + 2].kind == "id" and self.partner[i] == i + 3):
+                    declaration.name, declaration.name_at = tokens[name_at].text, name_at
+                    return self._function(declaration, i, end, owner)
+                i = self.partner[i] + 1
+            elif text in _ASSIGNABLE or text == ":":
+                break
+            elif text == "[":
+                i = self.partner[i] + 1
+            elif text in ("}", ")", "]"):
+                raise error_at(tokens[i], f"unexpected '{text}'")
+            else:
+                if tokens[i].kind == "id":
+                    declaration.name, declaration.name_at = text, i
+                i += 1
+        declaration.last = self._to_semicolon(i, end)
+        declaration.attributes = self.read_attributes(declaration.head, i + 1 if i < end else i)
+        return self._add(declaration, owner)
+
+    def _name_before(self, i, start):
+        """The index of the function's name that the parenthesis at i follows, or None."""
+        i -= 1
+        if i >= start and self.tokens[i].text == ">":
+            depth = 0
+            while i >= start:
+                depth += {">": 1, ">>": 2, "<": -1}.get(self.tokens[i].text, 0)
+                i -= 1
+                if depth == 0:
+                    break
+        return i if i >= start and self.tokens[i].kind == "id" else None
+
+    def _operator(self, declaration, i, end):
+        """Names an operator function; returns the index of the parenthesis before its parameters."""
+        tokens, j = self.tokens, i + 1
+        if tokens[j].text == "(":
+            j += 2
+        else:
+            while j < end and tokens[j].text != "(":
+                j += 1
+        if j >= end:
+            raise error_at(tokens[i], "expected '(' after the operator's name")
+        declaration.name = "operator" + "".join(token.text for token in tokens[i + 1 : j])
+        return j
+
+    def _function(self, declaration, i, end, owner):
+        tokens = self.tokens
+        declaration.kind = "function"
+        declaration.parameters = (i, self.partner[i])
+        declaration.attributes = self.read_attributes(declaration.head, i)
+        j, initializers = self.partner[i] + 1, False
+        while j < end:
+            text = tokens[j].text
+            if text == ";":
+                declaration.last = j + 1
+                return self._add(declaration, owner)
+            if text == "{" and not (initializers and tokens[j - 1].text not in (")", "}", ":")):
+                declaration.body = (j, self.partner[j])
+                declaration.last = self.partner[j] + 1
+                return self._add(declaration, owner)
+            if text == ":":
+                initializers = True
+            attribute = self.attribute_end(j)
+            if attribute is not None:
+                declaration.attributes.update(self.read_attributes(j, attribute))
+            j = attribute or (self.partner[j] + 1 if text in CLOSING else j + 1)
+        raise error_at(tokens[end - 1], f"expected a body or ';' after the declaration of '{declaration.name}'")
+
+    def _instantiation(self, declaration):
+        tokens, i, end = self.tokens, declaration.head, declaration.last - 1
+        declaration.attributes = self.read_attributes(i, end)
+        # The name with its arguments stands before the parameters, or last: `decltype(f<…>) f<…>;`.
+        while i < end:
+            if self.attribute_end(i) is not None:
+                i = self.attribute_end(i)
+            elif self._grouped(i):
+                i = self.partner[i + 1] + 1
+            elif tokens[i].text == "(":
+                declaration.parameters = (i, self.partner[i])
+                break
+            elif tokens[i].kind == "id" and tokens[i + 1].text in ("<", "::", "(", ";"):
+                declaration.name_at = i
+                declaration.name = tokens[i].text
+                while tokens[i + 1].text == "::":
+                    i += 2
+                    declaration.name = tokens[i].text
+                i += 1
+                if tokens[i].text == "<":
+                    close = matching_angle(tokens, i, end)
+                    if close is None:
+                        raise error_at(tokens[i], "expected '>' at the end of the template's arguments")
+                    i = close + 1
+                declaration.name_end = i
+            else:
+                i += 1
+
+    # Parameters -----------------------------------------------------------------------------------------------------
+
+    def split_parameters(self, opening, closing):
+        """(first, last) index pairs of the parameters between two parentheses (or template brackets)."""
+        tokens, parts, start, i = self.tokens, [], opening + 1, opening + 1
+        while i < closing:
+            text = tokens[i].text
+            if text in CLOSING:
+                i = self.partner[i]
+            elif text == "<" and tokens[i - 1].kind == "id":
+                i = matching_angle(tokens, i, closing) or i
+            elif text == ",":
+                parts.append((start, i))
+                start = i + 1
+            i += 1
+        if start < closing:
+            parts.append((start, closing))
+        return parts
+
+    def declarator_name(self, first, last):
+        """The index of the name that a parameter or variable declares, or None where it has none."""
+        tokens, name, i, words = self.tokens, None, first, 0
+        while i < last:
+            attribute = self.attribute_end(i)
+            text = tokens[i].text
+            if attribute is not None:
+                i = attribute
+                continue
+            if text in ("=", "[", ":"):
+                break
+            if self._grouped(i):
+                i = self.partner[i + 1]
+                words += 1
+            elif text == "(" and tokens[i + 1].text in ("*", "&"):
+                return i + 2 if tokens[i + 2].kind == "id" else None
+            elif text == "<":
+                i = matching_angle(tokens, i, last) or i
+            elif tokens[i].kind == "id":
+                after_type = i > first and (tokens[i - 1].kind == "id" or tokens[i - 1].text in ("*", "&", "&&", ">", ">>", "]", "...", ")"))
+                name = i if words and after_type and text not in _TYPE_WORDS and tokens[i - 1].text not in ("typename", "struct") else None
+                words += text not in _QUALIFIERS
+            elif text not in ("*", "&", "&&", "...", "::"):
+                name = None
+            i += 1
+        return name
+
+
+_QUALIFIERS = {"const", "volatile", "device", "constant", "thread", "threadgroup", "static", "constexpr", "typename",
+               "struct", "restrict", "__restrict", "inline", "register", "extern", "mutable"}  # fmt: skip
+_TYPE_WORDS = _QUALIFIERS | {"unsigned", "signed", "int", "char", "short", "long", "float", "half", "bool", "void", "auto", "double"}
+
+
+def _pair_brackets(tokens):
+    partner, open_brackets = [None] * len(tokens), []
+    for i, token in enumerate(tokens):
+        if token.kind != "op":
+            continue
+        if token.text in CLOSING:
+            open_brackets.append(i)
+        elif token.text in (")", "]", "}"):
+            if not open_brackets or CLOSING[tokens[open_brackets[-1]].text] != token.text:
+                if open_brackets:
+                    before = tokens[open_brackets[-1]]
+                    raise error_at(token, f"expected '{CLOSING[before.text]}' (to match '{before.text}' at line {before.line}) before '{token.text}'")
+                raise error_at(token, f"extraneous '{token.text}'")
+            j = open_brackets.pop()
+            partner[i], partner[j] = j, i
+    if open_brackets:
+        token = tokens[open_brackets[-1]]
+        raise error_at(token, f"expected '{CLOSING[token.text]}' to match this '{token.text}'")
+    return partner

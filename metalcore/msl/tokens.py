@@ -1,0 +1,115 @@
+"""Tokens of preprocessed MSL, and walking over brackets.
+
+A token keeps the file and line it came from and the blanks before it, so that translated code can be printed with the
+user's own lines and columns.
+"""
+
+import re
+
+# Order matters: longer operators first, a preprocessing number before a dot.
+LEXICAL = re.compile(
+    r"""
+    (?P<ws>[ \t\r\f\v]+)
+  | (?P<newline>\n)
+  | (?P<continuation>\\[ \t]*\n)
+  | (?P<comment>//(?:[^\n\\]|\\(?:.|\n))*|/\*(?:.|\n)*?\*/)
+  | (?P<str>(?:u8|u|U|L)?R"(?P<delimiter>[^()\\\s]{0,16})\((?:.|\n)*?\)(?P=delimiter)"|(?:u8|u|U|L)?"(?:[^"\\\n]|\\(?:.|\n))*")
+  | (?P<char>(?:u8|u|U|L)?'(?:[^'\\\n]|\\.)+')
+  | (?P<id>[A-Za-z_$][\w$]*)
+  | (?P<num>\.?\d(?:[eEpP][+-]|'(?=\w)|[\w.])*)
+  | (?P<op>\#\#|\.\.\.|<<=|>>=|->\*|\.\*|::|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|.)
+    """,
+    re.VERBOSE,
+)
+
+CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+class Token:
+    __slots__ = ("kind", "text", "line", "file", "space")
+
+    def __init__(self, kind, text, line=1, file="program_source", space=""):
+        self.kind = kind  # id, num, str, char or op
+        self.text = text
+        self.line = line
+        self.file = file
+        self.space = space
+
+    def __repr__(self):
+        return f"{self.text!r}@{self.file}:{self.line}"
+
+
+def tokenize(text, file="program_source", line=1):
+    """Tokens of preprocessed text (no directives in it)."""
+    tokens, space = [], ""
+    for match in LEXICAL.finditer(text):
+        kind, value = match.lastgroup, match.group()
+        if kind == "delimiter":
+            kind = "str"
+        if kind == "ws":
+            space += value
+        elif kind in ("newline", "continuation", "comment"):
+            line += value.count("\n")
+            space = "" if "\n" in value else space + " "
+        else:
+            tokens.append(Token(kind, value, line, file, space))
+            line += value.count("\n")
+            space = ""
+    return tokens
+
+
+def matching(tokens, i):
+    """The index of the bracket that closes tokens[i] (one of ``( [ {``); len(tokens) where it is never closed."""
+    opening, closing = tokens[i].text, CLOSING[tokens[i].text]
+    depth = 0
+    for j in range(i, len(tokens)):
+        text = tokens[j].text
+        if text == opening:
+            depth += 1
+        elif text == closing:
+            depth -= 1
+            if depth == 0:
+                return j
+    return len(tokens)
+
+
+def matching_angle(tokens, i, end=None):
+    """The index of the ``>`` (or ``>>``) that closes the template list opened by ``<`` at i, or None where the tokens
+    cannot be a template list."""
+    end = len(tokens) if end is None else end
+    depth, j = 0, i
+    while j < end:
+        text = tokens[j].text
+        if text == "<":
+            depth += 1
+        elif text == ">":
+            depth -= 1
+        elif text == ">>":
+            depth -= 2
+        elif text in CLOSING:
+            j = matching(tokens, j)
+        elif text in (";", ")", "]", "}"):
+            return None
+        if depth <= 0:
+            return j
+        j += 1
+    return None
+
+
+def split_commas(tokens):
+    """Splits at commas that lie outside every bracket and template list."""
+    parts, start, i = [], 0, 0
+    while i < len(tokens):
+        text = tokens[i].text
+        if text in CLOSING:
+            i = matching(tokens, i)
+        elif text == "<" and i > 0 and tokens[i - 1].kind == "id":
+            close = matching_angle(tokens, i)
+            i = i if close is None else close
+        elif text == ",":
+            parts.append(tokens[start:i])
+            start = i + 1
+        i += 1
+    if start < len(tokens) or parts:
+        parts.append(tokens[start:])
+    return parts

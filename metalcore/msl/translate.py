@@ -1,0 +1,162 @@
+"""MSL to C++ for the host: one translation unit whose shared object exports msl_library() (host/kernel_abi.h)."""
+
+from dataclasses import dataclass
+
+from .errors import error_at
+from .function_constants import substitute_function_constants
+from .kernels import find_kernels
+from .parse import Program
+from .preprocess import preprocess
+from .rewrite import (
+    drop_duplicates,
+    erase,
+    erase_address_spaces,
+    erase_attributes,
+    mark_float_literals,
+    refuse_unsupported,
+    rewrite_swizzles,
+    wrap_conditionals,
+)
+from .threadgroup import find_threadgroup_variables, place_threadgroup_variables
+
+_OWN_NAMESPACES = {"metal", "msl", "msl_abi", "std", "simd"}
+_FUSING = set("+-*/%&|^<>=!:.#")
+
+
+@dataclass
+class Translation:
+    """C++ for the host, and what it was made from."""
+
+    source: str
+    kernels: list
+    included: dict  # path -> content of each file the source includes
+
+
+def translate(source, *, include_dirs=(), filename="program_source", defines=(), constants=None, only=None):
+    """Translates MSL to C++ for the host.
+
+    Args:
+        source: MSL text.
+        include_dirs: where `#include` looks, in order.
+        filename: how the source is called in errors.
+        defines: macros as ``NAME value`` strings.
+        constants: values of function constants, by index or by name.
+        only: host names of the kernels to emit; all of them by default.
+
+    Returns:
+        Translation.
+
+    Raises:
+        MSLError: the source is malformed, or uses what is not supported; the message has its line.
+    """
+    tokens, included = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
+    program = Program(tokens)
+    refuse_unsupported(program)
+    kernels = find_kernels(program)
+    variables = find_threadgroup_variables(program)
+    substitute_function_constants(program, constants or {})
+    erase_attributes(program)
+    _mark_kernels(program)
+    originals = [token.text for token in tokens]
+    erase_address_spaces(program)
+    drop_duplicates(program, originals)
+    if any(token.text.startswith(("bfloat", "__bf16")) for token in tokens):
+        wrap_conditionals(program)
+    mark_float_literals(tokens)
+    rewrite_swizzles(program)
+    _separate_namespaces(program)
+    place_threadgroup_variables(program, variables)
+    emitted = [kernel for kernel in kernels if only is None or kernel.name in only]
+    text = _print(tokens, filename) + _entries(emitted)
+    return Translation(text, kernels, included)
+
+
+def _mark_kernels(program):
+    """Kernels are inlined into their entries; explicit instantiations are replaced by them."""
+    tokens = program.tokens
+    for declaration in program.declarations:
+        if declaration.kind == "instantiation":
+            erase(tokens, declaration.first, declaration.last)
+        elif declaration.kind == "function":
+            words = [i for i in range(declaration.head, declaration.name_at) if tokens[i].text == "kernel"]
+            if words or "kernel" in declaration.attributes:
+                erase(tokens, words[0], words[0] + 1) if words else None
+                tokens[declaration.name_at - 1].text += " MSL_KERNEL"
+
+
+def _separate_namespaces(program):
+    """The program lives in a namespace of its own, where it may use names that the C library has taken; what it adds to
+    namespace metal goes there."""
+    tokens = program.tokens
+    depth, i = 0, 0
+    while i < len(tokens):
+        text = tokens[i].text
+        if text == "{":
+            depth += 1
+        elif text == "}":
+            depth -= 1
+        elif text == "namespace" and depth == 0 and tokens[i + 1].text == "metal" and tokens[i + 2].text in ("{", "::"):
+            opening = next(j for j in range(i, len(tokens)) if tokens[j].text == "{")
+            tokens[i].text = "} namespace"
+            tokens[program.partner[opening]].text = "} namespace msl_program {"
+        elif text == "::" and (i == 0 or not (tokens[i - 1].kind == "id" and tokens[i - 1].text not in ("return", "const", "")) and tokens[i - 1].text not in (">", ">>")):
+            if tokens[i + 1].kind == "id" and tokens[i + 1].text not in _OWN_NAMESPACES:
+                tokens[i].text = "::msl_program::"
+        i += 1
+
+
+def _print(tokens, filename):
+    """The text of tokens, on their own lines."""
+    out = ['#include "host/prelude.h"\nnamespace msl_program {\n']
+    file, line, previous = None, 0, None
+    for token in tokens:
+        if not token.text:
+            continue
+        if token.file != file or not 0 <= token.line - line <= 6:
+            file, line, previous = token.file, token.line, None
+            out.append(f'\n#line {line} "{file}"\n')
+        elif token.line != line:
+            out.append("\n" * (token.line - line))
+            line, previous = token.line, None
+        if previous is None:
+            out.append(token.space)
+        else:
+            out.append(token.space or _separator(previous, token.text))
+        out.append(token.text)
+        line += token.text.count("\n")
+        previous = token.text
+    out.append("\n}  // namespace msl_program\n")
+    return "".join(out)
+
+
+def _separator(before, after):
+    a, b = before[-1], after[0]
+    if (a.isalnum() or a == "_" or a == '"') and (b.isalnum() or b == "_" or b == '"'):
+        return " "
+    return " " if a in _FUSING and b in _FUSING else ""
+
+
+def _entries(kernels):
+    out = ['#line 1 "msl_entries"\n']
+    table = []
+    for i, kernel in enumerate(kernels):
+        names = ", ".join(f'"{argument.name}"' for argument in kernel.arguments)
+        out.append(f"static constexpr const char* msl_names_{i}[] = {{{names or 'nullptr'}}};\n")
+        arguments = ["&msl_program::" + kernel.function, f"msl_names_{i}"]
+        arguments += [_descriptor(argument) for argument in kernel.arguments]
+        name = kernel.name.replace("\\", "\\\\").replace('"', '\\"')
+        flag = "true" if kernel.synchronizes else "false"
+        table.append(f'  msl::kernel<{flag}, {", ".join(arguments)}>("{name}", {kernel.max_total_threads}),\n')
+    out.append("static constexpr msl_abi::Kernel msl_kernels[] = {\n" + "".join(table) + "  {}\n};\n")
+    out.append(f"MSL_LIBRARY(msl_kernels, {len(kernels)})\n")
+    return "".join(out)
+
+
+def _descriptor(argument):
+    if argument.kind == "buffer":
+        descriptor = f"msl::buffer<{argument.index}>"
+    elif argument.kind == "threadgroup":
+        descriptor = f"msl::threadgroup_argument<{argument.index}>"
+    else:
+        return f"msl::{argument.kind}"
+    return f"msl::given<msl_program::{argument.condition}, {descriptor}>" if argument.condition else descriptor
