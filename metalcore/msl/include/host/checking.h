@@ -1,0 +1,95 @@
+// Checking libraries are compiled with -fsanitize=thread but not linked to libtsan: the callbacks that the compiler
+// inserts before every load and store are defined here and tell the executor the address and the program counter.
+// Atomic builtins arrive as __tsan_atomic* calls, which also have to do the operation itself.
+#pragma once
+
+#include "host/runtime.h"
+
+#if MSL_CHECKING
+
+namespace msl::callbacks {
+
+// Not instrumented itself, and called, so that the return address is the access's. It is named by an assembler label
+// because the compiler has its own idea of these functions' C types.
+#define MSL_CALLBACK(result, name, arguments)                                                                \
+  __attribute__((no_sanitize("thread"), noinline, used, visibility("hidden"))) result name arguments __asm__( \
+      "__tsan_" #name);                                                                                      \
+  result name arguments
+#define MSL_REPORT(size, kind) \
+  if (runtime) runtime->access((const void*)p, size, kind, __builtin_return_address(0))
+
+#define MSL_ACCESS(prefix, size)                                                                          \
+  MSL_CALLBACK(void, prefix##read##size, (volatile void* p)) { MSL_REPORT(size, msl_abi::kRead); }        \
+  MSL_CALLBACK(void, prefix##write##size, (volatile void* p)) { MSL_REPORT(size, msl_abi::kWrite); }
+#define MSL_ACCESSES(size)         \
+  MSL_ACCESS(, size)               \
+  MSL_ACCESS(unaligned_, size)     \
+  MSL_ACCESS(volatile_, size)      \
+  MSL_ACCESS(unaligned_volatile_, size)
+MSL_ACCESSES(1)
+MSL_ACCESSES(2)
+MSL_ACCESSES(4)
+MSL_ACCESSES(8)
+MSL_ACCESSES(16)
+#undef MSL_ACCESSES
+#undef MSL_ACCESS
+
+MSL_CALLBACK(void, read_range, (volatile void* p, size_t size)) { MSL_REPORT(uint32_t(size), msl_abi::kRead); }
+MSL_CALLBACK(void, write_range, (volatile void* p, size_t size)) { MSL_REPORT(uint32_t(size), msl_abi::kWrite); }
+MSL_CALLBACK(void, vptr_read, (void*)) {}
+MSL_CALLBACK(void, vptr_update, (void*, void*)) {}
+MSL_CALLBACK(void, func_entry, (void*)) {}
+MSL_CALLBACK(void, func_exit, (void*)) {}
+MSL_CALLBACK(void, init, ()) {}
+MSL_CALLBACK(void, atomic_thread_fence, (int)) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+MSL_CALLBACK(void, atomic_signal_fence, (int)) {}
+
+#define MSL_FETCH(bits, op)                                                                          \
+  MSL_CALLBACK(uint##bits##_t, atomic##bits##_fetch_##op,                                            \
+               (volatile uint##bits##_t * p, uint##bits##_t value, int)) {                           \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    return __atomic_fetch_##op(p, value, __ATOMIC_SEQ_CST);                                          \
+  }
+#define MSL_ATOMIC(bits)                                                                             \
+  MSL_CALLBACK(uint##bits##_t, atomic##bits##_load, (const volatile uint##bits##_t* p, int)) {       \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                     \
+  }                                                                                                  \
+  MSL_CALLBACK(void, atomic##bits##_store, (volatile uint##bits##_t * p, uint##bits##_t value, int)) { \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    __atomic_store_n(p, value, __ATOMIC_SEQ_CST);                                                    \
+  }                                                                                                  \
+  MSL_CALLBACK(uint##bits##_t, atomic##bits##_exchange,                                              \
+               (volatile uint##bits##_t * p, uint##bits##_t value, int)) {                           \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    return __atomic_exchange_n(p, value, __ATOMIC_SEQ_CST);                                          \
+  }                                                                                                  \
+  MSL_CALLBACK(bool, atomic##bits##_compare_exchange_strong,                                         \
+               (volatile uint##bits##_t * p, uint##bits##_t * expected, uint##bits##_t value, int, int)) { \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    return __atomic_compare_exchange_n(p, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+  }                                                                                                  \
+  MSL_CALLBACK(bool, atomic##bits##_compare_exchange_weak,                                           \
+               (volatile uint##bits##_t * p, uint##bits##_t * expected, uint##bits##_t value, int, int)) { \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    return __atomic_compare_exchange_n(p, expected, value, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+  }                                                                                                  \
+  MSL_CALLBACK(uint##bits##_t, atomic##bits##_compare_exchange_val,                                  \
+               (volatile uint##bits##_t * p, uint##bits##_t expected, uint##bits##_t value, int, int)) { \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    __atomic_compare_exchange_n(p, &expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);     \
+    return expected;                                                                                 \
+  }                                                                                                  \
+  MSL_FETCH(bits, add) MSL_FETCH(bits, sub) MSL_FETCH(bits, and) MSL_FETCH(bits, or) MSL_FETCH(bits, xor)
+MSL_ATOMIC(8)
+MSL_ATOMIC(16)
+MSL_ATOMIC(32)
+MSL_ATOMIC(64)
+#undef MSL_ATOMIC
+#undef MSL_FETCH
+#undef MSL_REPORT
+#undef MSL_CALLBACK
+
+}  // namespace msl::callbacks
+
+#endif

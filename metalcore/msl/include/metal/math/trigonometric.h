@@ -1,0 +1,123 @@
+// Circular functions of float and their inverses. The argument is reduced, and the polynomials evaluated, in double.
+#pragma once
+
+#include "metal/math/exponential.h"
+
+namespace msl::math {
+
+constexpr double kPi = 3.14159265358979323846;
+
+// An angle: a whole number of quarter turns (its last two bits count) and the rest in [-pi/4, pi/4].
+struct Angle {
+  int quarters;
+  double rest;
+};
+
+// Any finite angle in radians. 1 / (2 pi) is cut into pieces of 29 bits: their products with a float are exact in
+// double, so whole turns can be dropped from each before they are added (Payne and Hanek's idea).
+METAL_FUNC Angle reduce_angle(float x) {
+  constexpr double pieces[] = {0x145f306dp-31,  0x19391054p-60,  0x14fe13abp-89, 0x1d1f534dp-118,
+                               0x1b81b6c5p-147, 0x05664f10p-176, 0x1c820ff2p-205};
+  double turns = 0.0, quarters = 0.0;
+#pragma GCC unroll 8
+  for (double piece : pieces) {
+    double product = double(x) * piece;
+    turns += product - __builtin_rint(product);
+    double whole = __builtin_rint(turns * 4.0);
+    quarters += whole;
+    turns -= whole * 0.25;
+  }
+  return {int(quarters), turns * (2 * kPi)};
+}
+
+// x half turns.
+METAL_FUNC Angle reduce_half_turns(float x) {
+  float turns = x * 0.5f;  // an underflow here is far below what sin and tan can show beside x itself
+  double fraction = double(turns) - __builtin_rint(double(turns));
+  fraction = abs(x) < 1.0f ? double(x) * 0.5 : fraction;
+  double whole = __builtin_rint(fraction * 4.0);
+  return {int(whole), (fraction - whole * 0.25) * (2 * kPi)};
+}
+
+// sin and cos on [-pi/4, pi/4]; minimax polynomials of FreeBSD's k_sinf and k_cosf.
+METAL_FUNC double sin_polynomial(double r) {
+  double z = r * r;
+  double p = 0.0000027183114939898219064;
+  p = p * z - 0.000198393348360966317347;
+  p = p * z + 0.0083333293858894631756;
+  p = p * z - 0.166666666416265235595;
+  return r + r * z * p;
+}
+METAL_FUNC double cos_polynomial(double r) {
+  double z = r * r;
+  double p = 0.0000243904487962774090654;
+  p = p * z - 0.00138867637746099294692;
+  p = p * z + 0.0416666233237390631894;
+  p = p * z - 0.499999997251031003120;
+  return 1.0 + z * p;
+}
+
+METAL_FUNC float sin_of(Angle angle) {
+  double value = angle.quarters & 1 ? cos_polynomial(angle.rest) : sin_polynomial(angle.rest);
+  return float(angle.quarters & 2 ? -value : value);
+}
+METAL_FUNC float cos_of(Angle angle) { return sin_of({angle.quarters + 1, angle.rest}); }
+METAL_FUNC float tan_of(Angle angle) {
+  double s = sin_polynomial(angle.rest), c = cos_polynomial(angle.rest);
+  return float(angle.quarters & 1 ? -c / s : s / c);
+}
+
+METAL_FUNC float sin(float x) { return x == 0.0f ? x : sin_of(reduce_angle(x)); }
+METAL_FUNC float cos(float x) { return cos_of(reduce_angle(x)); }
+METAL_FUNC float sincos(float x, float& cosine) {
+  Angle angle = reduce_angle(x);
+  cosine = cos_of(angle);
+  return x == 0.0f ? x : sin_of(angle);
+}
+METAL_FUNC float tan(float x) { return x == 0.0f ? x : tan_of(reduce_angle(x)); }
+METAL_FUNC float sinpi(float x) { return x == 0.0f ? x : sin_of(reduce_half_turns(x)); }
+METAL_FUNC float cospi(float x) { return cos_of(reduce_half_turns(x)); }
+METAL_FUNC float tanpi(float x) { return x == 0.0f ? x : tan_of(reduce_half_turns(x)); }
+
+// The angle of the point (x, y), x and y finite and not both zero, for y, x >= 0. The quotient of the smaller by the
+// larger is brought below tan(pi/8) by the addition theorem; the series then converges like 0.172^k.
+METAL_FUNC double first_octant_angle(double quotient) {
+  bool large = quotient > 0.41421356237309504880;
+  double q = large ? (quotient - 1.0) / (quotient + 1.0) : quotient;
+  double z = q * q;
+  double p = -1.0 / 19;
+  p = p * z + 1.0 / 17;
+  p = p * z - 1.0 / 15;
+  p = p * z + 1.0 / 13;
+  p = p * z - 1.0 / 11;
+  p = p * z + 1.0 / 9;
+  p = p * z - 1.0 / 7;
+  p = p * z + 1.0 / 5;
+  p = p * z - 1.0 / 3;
+  double angle = q + q * z * p;
+  return large ? angle + kPi / 4 : angle;
+}
+
+METAL_FUNC double atan2_64(double y, double x) {
+  double height = __builtin_fabs(y), width = __builtin_fabs(x);
+  double larger = height > width ? height : width, smaller = height > width ? width : height;
+  double quotient = smaller / larger;
+  quotient = larger == 0.0 ? 0.0 : quotient;
+  quotient = smaller == double(kInfinity) ? 1.0 : quotient;
+  double angle = first_octant_angle(quotient);
+  angle = height > width ? kPi / 2 - angle : angle;
+  angle = __builtin_signbit(x) ? kPi - angle : angle;
+  angle = y != y || x != x ? double(kNaN) : angle;
+  return __builtin_copysign(angle, y);
+}
+
+METAL_FUNC float atan2(float y, float x) { return float(atan2_64(y, x)); }
+METAL_FUNC float atan(float x) { return float(atan2_64(x, 1.0)); }
+METAL_FUNC float asin(float x) {
+  return float(atan2_64(x, __builtin_sqrt((1.0 - double(x)) * (1.0 + double(x)))));
+}
+METAL_FUNC float acos(float x) {
+  return float(atan2_64(__builtin_sqrt((1.0 - double(x)) * (1.0 + double(x))), x));
+}
+
+}  // namespace msl::math

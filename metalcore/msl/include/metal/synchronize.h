@@ -1,0 +1,53 @@
+// Barriers, fences, and the names of memory flags, orders and scopes.
+#pragma once
+
+#include "metal/values.h"
+
+namespace metal {
+
+enum class mem_flags : uint32_t {
+  mem_none = 0,
+  mem_device = 1,
+  mem_threadgroup = 2,
+  mem_texture = 4,
+  mem_threadgroup_imageblock = 8,
+  mem_object_data = 16,
+};
+METAL_FUNC constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(uint32_t(a) | uint32_t(b)); }
+METAL_FUNC constexpr mem_flags operator&(mem_flags a, mem_flags b) { return mem_flags(uint32_t(a) & uint32_t(b)); }
+
+enum memory_order {
+  memory_order_relaxed = __ATOMIC_RELAXED,
+  memory_order_acquire = __ATOMIC_ACQUIRE,
+  memory_order_release = __ATOMIC_RELEASE,
+  memory_order_acq_rel = __ATOMIC_ACQ_REL,
+  memory_order_seq_cst = __ATOMIC_SEQ_CST,
+};
+
+enum thread_scope {
+  thread_scope_thread,
+  thread_scope_simdgroup,
+  thread_scope_threadgroup,
+  thread_scope_device,
+  thread_scope_system,
+};
+
+METAL_FUNC void threadgroup_barrier(mem_flags flags, uint32_t line = __builtin_LINE()) {
+  msl::runtime->threadgroup_barrier(uint32_t(flags), line);
+}
+METAL_FUNC void threadgroup_barrier(mem_flags flags, thread_scope, uint32_t line = __builtin_LINE()) {
+  msl::runtime->threadgroup_barrier(uint32_t(flags), line);
+}
+METAL_FUNC void simdgroup_barrier(mem_flags flags, uint32_t line = __builtin_LINE()) {
+  msl::runtime->simdgroup_barrier(uint32_t(flags), line);
+}
+METAL_FUNC void simdgroup_barrier(mem_flags flags, thread_scope, uint32_t line = __builtin_LINE()) {
+  msl::runtime->simdgroup_barrier(uint32_t(flags), line);
+}
+
+// Full fences whatever the order: the flags and the order may be run-time values here.
+METAL_FUNC void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+}  // namespace metal

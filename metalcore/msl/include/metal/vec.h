@@ -1,0 +1,202 @@
+// vec<T, N>: two, three or four elements with the size and alignment MSL gives them (three take the room of four).
+// Members x y z w and r g b a name the same elements; longer swizzles are calls (see swizzle.h).
+#pragma once
+
+#include "metal/small_float.h"
+
+namespace msl {
+
+template <class T>
+struct is_small_float : std::false_type {};
+template <class F>
+struct is_small_float<small_float<F>> : std::true_type {};
+
+// A number an operation on vectors accepts as its scalar operand.
+template <class T>
+constexpr bool is_scalar_v = is_native_v<T> || is_small_float<T>::value;
+
+}  // namespace msl
+
+namespace metal {
+
+template <class T, int N>
+struct vec;
+template <class T, int N>
+struct packed_vec;
+
+}  // namespace metal
+
+namespace msl {
+
+template <int... I, class V>
+METAL_FUNC constexpr auto read_swizzle(const V& v);
+template <class V, int... I>
+struct swizzle_reference;
+
+// Calls f on each element and makes a vector of the results.
+template <class F, class T>
+METAL_FUNC constexpr auto map(const metal::vec<T, 2>& v, F f) {
+  return metal::vec<decltype(f(v.x)), 2>(f(v.x), f(v.y));
+}
+template <class F, class T>
+METAL_FUNC constexpr auto map(const metal::vec<T, 3>& v, F f) {
+  return metal::vec<decltype(f(v.x)), 3>(f(v.x), f(v.y), f(v.z));
+}
+template <class F, class T>
+METAL_FUNC constexpr auto map(const metal::vec<T, 4>& v, F f) {
+  return metal::vec<decltype(f(v.x)), 4>(f(v.x), f(v.y), f(v.z), f(v.w));
+}
+
+// f(a, b) for each pair of elements, as vec<R, N>.
+template <class R, class F, class T, class U>
+METAL_FUNC constexpr metal::vec<R, 2> map_pairs(const metal::vec<T, 2>& a, const metal::vec<U, 2>& b, F f) {
+  return {R(f(a.x, b.x)), R(f(a.y, b.y))};
+}
+template <class R, class F, class T, class U>
+METAL_FUNC constexpr metal::vec<R, 3> map_pairs(const metal::vec<T, 3>& a, const metal::vec<U, 3>& b, F f) {
+  return {R(f(a.x, b.x)), R(f(a.y, b.y)), R(f(a.z, b.z))};
+}
+template <class R, class F, class T, class U>
+METAL_FUNC constexpr metal::vec<R, 4> map_pairs(const metal::vec<T, 4>& a, const metal::vec<U, 4>& b, F f) {
+  return {R(f(a.x, b.x)), R(f(a.y, b.y)), R(f(a.z, b.z)), R(f(a.w, b.w))};
+}
+
+// The operators of vec<T, N>, found by argument-dependent lookup. They are not templates, so a scalar or a packed
+// vector on either side converts. An operator that T lacks is an error only where it is used.
+template <class T, int N>
+struct vec_operators {
+  using V = metal::vec<T, N>;
+  using B = metal::vec<bool, N>;
+
+#define MSL_BINARY(op)                                                                                       \
+  friend METAL_FUNC constexpr V operator op(const V& a, const V& b) {                                        \
+    return map_pairs<T>(a, b, [](T p, T q) METAL_LAMBDA { return p op q; });                                 \
+  }                                                                                                          \
+  friend METAL_FUNC constexpr V& operator op##=(V& a, const V& b) { return a = a op b; }
+#define MSL_COMPARE(op)                                                                                      \
+  friend METAL_FUNC constexpr B operator op(const V& a, const V& b) {                                        \
+    return map_pairs<bool>(a, b, [](T p, T q) METAL_LAMBDA { return p op q; });                              \
+  }
+  MSL_BINARY(+) MSL_BINARY(-) MSL_BINARY(*) MSL_BINARY(/) MSL_BINARY(%)
+  MSL_BINARY(&) MSL_BINARY(|) MSL_BINARY(^) MSL_BINARY(<<) MSL_BINARY(>>)
+  MSL_COMPARE(==) MSL_COMPARE(!=) MSL_COMPARE(<) MSL_COMPARE(<=) MSL_COMPARE(>) MSL_COMPARE(>=)
+  MSL_COMPARE(&&) MSL_COMPARE(||)
+#undef MSL_COMPARE
+#undef MSL_BINARY
+
+  friend METAL_FUNC constexpr V operator+(const V& v) { return v; }
+  friend METAL_FUNC constexpr V operator-(const V& v) {
+    return map(v, [](T p) METAL_LAMBDA { return T(-p); });
+  }
+  friend METAL_FUNC constexpr V operator~(const V& v) {
+    return map(v, [](T p) METAL_LAMBDA { return T(~p); });
+  }
+  friend METAL_FUNC constexpr B operator!(const V& v) {
+    return map(v, [](T p) METAL_LAMBDA { return !p; });
+  }
+  friend METAL_FUNC constexpr V& operator++(V& v) { return v = v + V(T(1)); }
+  friend METAL_FUNC constexpr V& operator--(V& v) { return v = v - V(T(1)); }
+  friend METAL_FUNC constexpr V operator++(V& v, int) {
+    V old = v;
+    ++v;
+    return old;
+  }
+  friend METAL_FUNC constexpr V operator--(V& v, int) {
+    V old = v;
+    --v;
+    return old;
+  }
+};
+
+}  // namespace msl
+
+// What vec<T, N> has for every N. An element is reached by address except in constant expressions, where only members
+// may be named.
+#define MSL_VEC_COMMON(type, N)                                                                              \
+  using element_type = T;                                                                                    \
+  type() = default;                                                                                          \
+  template <class S, class = std::enable_if_t<msl::is_scalar_v<S>>>                                          \
+  METAL_FUNC constexpr type(S s) : type(T(s), msl::splat) {}                                                 \
+  METAL_FUNC constexpr T& operator[](size_t i) {                                                             \
+    if (__builtin_is_constant_evaluated()) return *member(i);                                                \
+    return reinterpret_cast<T*>(this)[i];                                                                    \
+  }                                                                                                          \
+  METAL_FUNC constexpr const T& operator[](size_t i) const {                                                 \
+    if (__builtin_is_constant_evaluated()) return *const_cast<type*>(this)->member(i);                       \
+    return reinterpret_cast<const T*>(this)[i];                                                              \
+  }                                                                                                          \
+  template <int... I>                                                                                        \
+  METAL_FUNC constexpr auto swizzle() const {                                                                \
+    return msl::read_swizzle<I...>(*this);                                                                   \
+  }                                                                                                          \
+  template <int... I>                                                                                        \
+  METAL_FUNC constexpr msl::swizzle_reference<type, I...> swizzle_ref() {                                    \
+    return {*this};                                                                                          \
+  }
+
+namespace msl {
+struct Splat {};
+constexpr Splat splat;
+}  // namespace msl
+
+namespace metal {
+
+template <class T>
+struct alignas(2 * sizeof(T)) vec<T, 2> : msl::vec_operators<T, 2> {
+  union { T x, r; };
+  union { T y, g; };
+
+  MSL_VEC_COMMON(vec, 2)
+  METAL_FUNC constexpr vec(T s, msl::Splat) : x(s), y(s) {}
+  METAL_FUNC constexpr vec(T x, T y) : x(x), y(y) {}
+  template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
+  METAL_FUNC explicit constexpr vec(const vec<U, 2>& v) : x(T(v.x)), y(T(v.y)) {}
+
+ private:
+  METAL_FUNC constexpr T* member(size_t i) { return i == 0 ? &x : &y; }
+};
+
+template <class T>
+struct alignas(4 * sizeof(T)) vec<T, 3> : msl::vec_operators<T, 3> {
+  union { T x, r; };
+  union { T y, g; };
+  union { T z, b; };
+
+  MSL_VEC_COMMON(vec, 3)
+  METAL_FUNC constexpr vec(T s, msl::Splat) : x(s), y(s), z(s) {}
+  METAL_FUNC constexpr vec(T x, T y, T z) : x(x), y(y), z(z) {}
+  METAL_FUNC constexpr vec(const vec<T, 2>& v, T z) : x(v.x), y(v.y), z(z) {}
+  METAL_FUNC constexpr vec(T x, const vec<T, 2>& v) : x(x), y(v.x), z(v.y) {}
+  template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
+  METAL_FUNC explicit constexpr vec(const vec<U, 3>& v) : x(T(v.x)), y(T(v.y)), z(T(v.z)) {}
+
+ private:
+  METAL_FUNC constexpr T* member(size_t i) { return i == 0 ? &x : i == 1 ? &y : &z; }
+};
+
+template <class T>
+struct alignas(4 * sizeof(T)) vec<T, 4> : msl::vec_operators<T, 4> {
+  union { T x, r; };
+  union { T y, g; };
+  union { T z, b; };
+  union { T w, a; };
+
+  MSL_VEC_COMMON(vec, 4)
+  METAL_FUNC constexpr vec(T s, msl::Splat) : x(s), y(s), z(s), w(s) {}
+  METAL_FUNC constexpr vec(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}
+  METAL_FUNC constexpr vec(const vec<T, 2>& v, T z, T w) : x(v.x), y(v.y), z(z), w(w) {}
+  METAL_FUNC constexpr vec(T x, const vec<T, 2>& v, T w) : x(x), y(v.x), z(v.y), w(w) {}
+  METAL_FUNC constexpr vec(T x, T y, const vec<T, 2>& v) : x(x), y(y), z(v.x), w(v.y) {}
+  METAL_FUNC constexpr vec(const vec<T, 2>& u, const vec<T, 2>& v) : x(u.x), y(u.y), z(v.x), w(v.y) {}
+  METAL_FUNC constexpr vec(const vec<T, 3>& v, T w) : x(v.x), y(v.y), z(v.z), w(w) {}
+  METAL_FUNC constexpr vec(T x, const vec<T, 3>& v) : x(x), y(v.x), z(v.y), w(v.z) {}
+  template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
+  METAL_FUNC explicit constexpr vec(const vec<U, 4>& v) : x(T(v.x)), y(T(v.y)), z(T(v.z)), w(T(v.w)) {}
+
+ private:
+  METAL_FUNC constexpr T* member(size_t i) { return i == 0 ? &x : i == 1 ? &y : i == 2 ? &z : &w; }
+};
+
+}  // namespace metal
+
+#undef MSL_VEC_COMMON
