@@ -18,7 +18,10 @@ __version__ = "0.1.0"
 
 # What is not needed by every program is imported when it is first used.
 _LAZY = {
+    "active_overrides": "overrides",
     "compile_shader": "msl.library",
+    "disable_pytorch_overrides": "overrides",
+    "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
     "qr": "linalg",
 }

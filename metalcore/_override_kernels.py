@@ -42,20 +42,24 @@ def _gelu_backward(previous):
     return kernel
 
 
-def _softmax(previous):
-    def kernel(keyset, x, dim, half_to_float):
-        if accelerated(x) and not half_to_float:
-            return ops.softmax(x, dim)
-        return previous.call_boxed(keyset, x, dim, half_to_float)
-    return kernel
+def _softmax_of(op):
+    def make(previous):
+        def kernel(keyset, x, dim, half_to_float):
+            if accelerated(x):
+                return op(x, dim, half_to_float)
+            return previous.call_boxed(keyset, x, dim, half_to_float)
+        return kernel
+    return make
 
 
-def _softmax_backward(previous):
-    def kernel(keyset, grad, output, dim, input_dtype):
-        if _alike(grad, output) and input_dtype == output.dtype:
-            return ops.softmax_backward(grad, output, dim)
-        return previous.call_boxed(keyset, grad, output, dim, input_dtype)
-    return kernel
+def _softmax_backward_of(op):
+    def make(previous):
+        def kernel(keyset, grad, output, dim, input_dtype):
+            if _alike(grad, output):
+                return op(grad, output, dim, input_dtype)
+            return previous.call_boxed(keyset, grad, output, dim, input_dtype)
+        return kernel
+    return make
 
 
 def _rms_norm(previous):
@@ -78,7 +82,10 @@ def _qr(previous):
 OPERATORS = {
     "silu": [("silu", False, _silu), ("silu_backward", False, _silu_backward)],
     "gelu": [("gelu", False, _gelu), ("gelu_backward", False, _gelu_backward)],
-    "softmax": [("_softmax", False, _softmax), ("_softmax_backward_data", False, _softmax_backward)],
+    "softmax": [("_softmax", False, _softmax_of(ops.softmax)),
+                ("_softmax_backward_data", False, _softmax_backward_of(ops.softmax_backward))],
+    "log_softmax": [("_log_softmax", False, _softmax_of(ops.log_softmax)),
+                    ("_log_softmax_backward_data", False, _softmax_backward_of(ops.log_softmax_backward))],
     "rms_norm": [("rms_norm", True, _rms_norm), ("rms_norm", False, _rms_norm)],
     "qr": [("linalg_qr", False, _qr)],
 }

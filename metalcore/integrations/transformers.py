@@ -9,8 +9,8 @@
 
 What it puts in place, by name:
 
-- `silu`, `gelu`, `softmax`: the override of the same name (metalcore.overrides), which the activations in ACT2FN and the
-  softmax of eager attention end in. `gelu` also takes the two activations that write the tanh form out in Python
+- `silu`, `gelu`, `softmax`, `log_softmax`: the override of the same name (metalcore.overrides), which the activations in
+  ACT2FN, the softmax of eager attention and the cross entropy of the loss end in. `gelu` also takes the two activations that write the tanh form out in Python
   (`gelu_new`, `gelu_fast`).
 - `rms_norm`: the forward of every RMSNorm class that computes what Llama's does. transformers copies that class into
   each model of the family under another name, and models with another formula (Gemma's 1 + weight) use similar names,
@@ -39,7 +39,7 @@ from ..normalization import rms_norm
 
 __all__ = ["patch", "unpatch", "active_patches"]
 
-OVERRIDES = ("silu", "gelu", "softmax", "adamw")
+OVERRIDES = ("silu", "gelu", "softmax", "log_softmax", "adamw")
 
 _originals: dict = {}  # class -> (name, its own forward)
 _overrides: dict = {}  # name -> the request for the override of that name
@@ -49,7 +49,7 @@ def patch(*names: str, exclude=()) -> Request:
     """Puts metalcore's kernels into transformers' models and Trainer.
 
     Args:
-        names: which, of "silu", "gelu", "softmax", "adamw", "rms_norm"; all of them if none is given.
+        names: which, of "silu", "gelu", "softmax", "log_softmax", "adamw", "rms_norm"; all of them if none is given.
         exclude: names to leave out.
 
     Returns:
