@@ -52,11 +52,11 @@ MSL_CALLBACK(void, atomic_signal_fence, (int)) {}
   }
 #define MSL_ATOMIC(bits)                                                                             \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_load, (const volatile uint##bits##_t* p, int)) {       \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomicRead);                                                      \
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                     \
   }                                                                                                  \
   MSL_CALLBACK(void, atomic##bits##_store, (volatile uint##bits##_t * p, uint##bits##_t value, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomicWrite);                                                      \
     __atomic_store_n(p, value, __ATOMIC_SEQ_CST);                                                    \
   }                                                                                                  \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_exchange,                                              \

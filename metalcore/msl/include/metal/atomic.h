@@ -1,5 +1,5 @@
 // Atomic types and functions on device and threadgroup memory. Integers use the compiler's builtins, float and the
-// operations the machine lacks a compare-and-exchange loop. Every access is atomic, so relaxed ordering is enough.
+// operations the machine lacks a compare-and-exchange loop. Orders are at least as strong as asked for.
 #pragma once
 
 #include "metal/synchronize.h"
@@ -49,7 +49,7 @@ METAL_FUNC T atomic_update(volatile metal::atomic<T>* object, F f) {
   auto address = atomic_address(object);
   atomic_bits_t<T> bits = __atomic_load_n(address, __ATOMIC_RELAXED);
   while (!__atomic_compare_exchange_n(address, &bits, bit_cast<atomic_bits_t<T>>(T(f(bit_cast<T>(bits)))), true,
-                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+                                      __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
   }
   return bit_cast<T>(bits);
 }
@@ -65,7 +65,9 @@ METAL_FUNC void atomic_store_explicit(volatile atomic<T>* object, msl::operand<T
 
 template <class T>
 METAL_FUNC T atomic_load_explicit(const volatile atomic<T>* object, memory_order) {
-  return msl::bit_cast<T>(__atomic_load_n(msl::atomic_address(object), __ATOMIC_ACQUIRE));
+  T value = msl::bit_cast<T>(__atomic_load_n(msl::atomic_address(object), __ATOMIC_ACQUIRE));
+  msl::runtime->yield();  // the caller may be waiting for another thread's store
+  return value;
 }
 
 template <class T>
@@ -82,6 +84,7 @@ METAL_FUNC bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object
                                           msl::bit_cast<msl::atomic_bits_t<T>>(desired), false, __ATOMIC_ACQ_REL,
                                           __ATOMIC_ACQUIRE);
   *expected = msl::bit_cast<T>(bits);
+  if (!done) msl::runtime->yield();
   return done;
 }
 

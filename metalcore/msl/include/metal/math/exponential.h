@@ -18,6 +18,32 @@ METAL_FUNC constexpr float copysign(float x, float sign) {
   return bit_cast<float>((bit_cast<uint32_t>(x) & 0x7fffffffu) | (bit_cast<uint32_t>(sign) & 0x80000000u));
 }
 
+// a * b + c, in one rounding where the machine has the instruction and in two elsewhere; never a call.
+METAL_FUNC float multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+METAL_FUNC double multiply_add(double a, double b, double c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The polynomial with these coefficients, the highest power's first.
+template <class T>
+METAL_FUNC T polynomial(T, T constant) {
+  return constant;
+}
+template <class T, class... Rest>
+METAL_FUNC T polynomial(T x, T first, T second, Rest... rest) {
+  return polynomial(x, multiply_add(first, x, second), rest...);
+}
+
 // 2^n for -126 <= n <= 127.
 METAL_FUNC float power_of_two(int n) { return bit_cast<float>((n + 127) << 23); }
 METAL_FUNC double power_of_two64(long n) { return bit_cast<double>((n + 1023) << 52); }
@@ -27,23 +53,19 @@ METAL_FUNC float scale(float x, int n) { return x * power_of_two(n >> 1) * power
 
 // e^r - 1 - r for |r| <= ln(2) / 2; coefficients from Cephes expf.
 METAL_FUNC float exp_tail(float r) {
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
+  float p = polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                       5.0000001201e-1f);
   return p * r * r;
 }
 
 METAL_FUNC float exp(float x) {
   x = x < -104.0f ? -104.0f : x;
   x = x > 89.0f ? 89.0f : x;
-  float rounded = x * 1.44269504f + kRounder;
+  float rounded = multiply_add(x, 1.44269504f, kRounder);
   int n = bit_cast<int>(rounded) - bit_cast<int>(kRounder);
   rounded -= kRounder;
   float r = x - rounded * 0.693359375f;  // exact: the constant has 10 bits
-  r = r + rounded * 2.12194440e-4f;
+  r = multiply_add(rounded, 2.12194440e-4f, r);
   return scale(exp_tail(r) + r + 1.0f, n);
 }
 
@@ -53,10 +75,7 @@ METAL_FUNC float exp2(float x) {
   float rounded = x + kRounder;
   int n = bit_cast<int>(rounded) - bit_cast<int>(kRounder);
   float f = x - (rounded - kRounder);  // exact
-  float r = f * 0.693147182f;
-  // f * ln 2 carries half a unit of rounding into the result; the low part of ln 2 and the product's error are added.
-  float low = __builtin_fmaf(f, 0.693147182f, -r) + f * -1.90465421e-9f;
-  return scale(exp_tail(r) + low + r + 1.0f, n);
+  return scale(exp_tail(f * 0.693147182f) + f * 0.693147182f + 1.0f, n);
 }
 
 // 2^t in double, relative error below 1e-9, for |t| < 1000.
@@ -64,15 +83,7 @@ METAL_FUNC double exp2_64(double t) {
   double rounded = t + kRounder64;
   long n = bit_cast<long>(rounded) - bit_cast<long>(kRounder64);
   double r = (t - (rounded - kRounder64)) * 0.69314718055994530942;
-  double p = 1.0 / 40320;
-  p = p * r + 1.0 / 5040;
-  p = p * r + 1.0 / 720;
-  p = p * r + 1.0 / 120;
-  p = p * r + 1.0 / 24;
-  p = p * r + 1.0 / 6;
-  p = p * r + 0.5;
-  p = p * r + 1.0;
-  p = p * r + 1.0;
+  double p = polynomial(r, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0);
   return p * power_of_two64(n);
 }
 
@@ -120,16 +131,7 @@ METAL_FUNC float log(float x) {
 METAL_FUNC double log1p_64(double f) {
   double s = f / (2.0 + f);
   double z = s * s;
-  double p = 2.0 / 17;
-  p = p * z + 2.0 / 15;
-  p = p * z + 2.0 / 13;
-  p = p * z + 2.0 / 11;
-  p = p * z + 2.0 / 9;
-  p = p * z + 2.0 / 7;
-  p = p * z + 2.0 / 5;
-  p = p * z + 2.0 / 3;
-  p = p * z + 2.0;
-  return s * p;
+  return s * polynomial(z, 2.0 / 17, 2.0 / 15, 2.0 / 13, 2.0 / 11, 2.0 / 9, 2.0 / 7, 2.0 / 5, 2.0 / 3, 2.0);
 }
 
 METAL_FUNC double log2_64(float x) {

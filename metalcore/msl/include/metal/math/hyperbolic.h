@@ -9,14 +9,11 @@ namespace msl::math {
 METAL_FUNC float tanh(float x) {
   float size = abs(x);
   float z = x * x;
-  float p = -5.70498872745e-3f;
-  p = p * z + 2.06390887954e-2f;
-  p = p * z - 5.37397155531e-2f;
-  p = p * z + 1.33314422036e-1f;
-  p = p * z - 3.33332819422e-1f;
-  float small = x + x * z * p;
-  float large = copysign(1.0f - 2.0f / (exp(size + size) + 1.0f), x);
-  return size < 0.625f ? small : large + (x - x) * 0.0f;
+  float p = polynomial(z, -5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
+                       -3.33332819422e-1f);
+  float small = multiply_add(x * z, p, x);
+  float large = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+  return copysign(size < 0.625f ? small : large, x);
 }
 
 METAL_FUNC double clamp_exponent(float x) {
@@ -41,7 +38,7 @@ METAL_FUNC float asinh(float x) {
   double size = double(abs(x));
   double value = log_64(size + __builtin_sqrt(size * size + 1.0));
   value = size < 0x1p-10 ? size - size * size * size * (1.0 / 6) : value;
-  return copysign(size > 0x1p127 * 2 ? abs(x) : float(value), x);
+  return copysign(abs(x) < kInfinity ? float(value) : abs(x), x);
 }
 
 METAL_FUNC float acosh(float x) {

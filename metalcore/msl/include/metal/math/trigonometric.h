@@ -42,19 +42,13 @@ METAL_FUNC Angle reduce_half_turns(float x) {
 // sin and cos on [-pi/4, pi/4]; minimax polynomials of FreeBSD's k_sinf and k_cosf.
 METAL_FUNC double sin_polynomial(double r) {
   double z = r * r;
-  double p = 0.0000027183114939898219064;
-  p = p * z - 0.000198393348360966317347;
-  p = p * z + 0.0083333293858894631756;
-  p = p * z - 0.166666666416265235595;
-  return r + r * z * p;
+  return r + r * z * polynomial(z, 0.0000027183114939898219064, -0.000198393348360966317347, 0.0083333293858894631756,
+                                -0.166666666416265235595);
 }
 METAL_FUNC double cos_polynomial(double r) {
   double z = r * r;
-  double p = 0.0000243904487962774090654;
-  p = p * z - 0.00138867637746099294692;
-  p = p * z + 0.0416666233237390631894;
-  p = p * z - 0.499999997251031003120;
-  return 1.0 + z * p;
+  return polynomial(z, 0.0000243904487962774090654, -0.00138867637746099294692, 0.0416666233237390631894,
+                    -0.499999997251031003120, 1.0);
 }
 
 METAL_FUNC float sin_of(Angle angle) {
@@ -75,9 +69,16 @@ METAL_FUNC float sincos(float x, float& cosine) {
   return x == 0.0f ? x : sin_of(angle);
 }
 METAL_FUNC float tan(float x) { return x == 0.0f ? x : tan_of(reduce_angle(x)); }
-METAL_FUNC float sinpi(float x) { return x == 0.0f ? x : sin_of(reduce_half_turns(x)); }
-METAL_FUNC float cospi(float x) { return cos_of(reduce_half_turns(x)); }
-METAL_FUNC float tanpi(float x) { return x == 0.0f ? x : tan_of(reduce_half_turns(x)); }
+// Zeros are exact here; sinpi's and tanpi's have the argument's sign, cospi's are positive.
+METAL_FUNC float sinpi(float x) {
+  float value = sin_of(reduce_half_turns(x));
+  return value == 0.0f ? copysign(value, x) : value;
+}
+METAL_FUNC float cospi(float x) { return cos_of(reduce_half_turns(x)) + 0.0f; }
+METAL_FUNC float tanpi(float x) {
+  float value = tan_of(reduce_half_turns(x));
+  return value == 0.0f ? copysign(value, x) : value;
+}
 
 // The angle of the point (x, y), x and y finite and not both zero, for y, x >= 0. The quotient of the smaller by the
 // larger is brought below tan(pi/8) by the addition theorem; the series then converges like 0.172^k.
@@ -85,16 +86,8 @@ METAL_FUNC double first_octant_angle(double quotient) {
   bool large = quotient > 0.41421356237309504880;
   double q = large ? (quotient - 1.0) / (quotient + 1.0) : quotient;
   double z = q * q;
-  double p = -1.0 / 19;
-  p = p * z + 1.0 / 17;
-  p = p * z - 1.0 / 15;
-  p = p * z + 1.0 / 13;
-  p = p * z - 1.0 / 11;
-  p = p * z + 1.0 / 9;
-  p = p * z - 1.0 / 7;
-  p = p * z + 1.0 / 5;
-  p = p * z - 1.0 / 3;
-  double angle = q + q * z * p;
+  double angle = q + q * z * polynomial(z, -1.0 / 19, 1.0 / 17, -1.0 / 15, 1.0 / 13, -1.0 / 11, 1.0 / 9, -1.0 / 7,
+                                        1.0 / 5, -1.0 / 3);
   return large ? angle + kPi / 4 : angle;
 }
 
