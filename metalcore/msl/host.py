@@ -16,11 +16,12 @@ from .translate import translate
 
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
-    "-std=gnu++17 -fPIC -shared -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -fsigned-char -w "
+    "-std=gnu++17 -fPIC -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -fsigned-char -w "
     "-ffp-contract=off -fvisibility=hidden -Ulinux -Uunix -Wno-narrowing -fdiagnostics-color=never -fmax-errors=20"
 ).split()
 NORMAL = ["-O3"]
 CHECKING = ["-O1", "-g", "-fsanitize=thread", "-DMSL_CHECKING=1"]
+_MARCH = {"aarch64": "armv8-a", "arm64": "armv8-a"}  # machine names that are no value of -march
 # The first versions with _Float16 in C++.
 _MINIMUM = {"gcc": 12, "clang": 15}
 
@@ -92,18 +93,26 @@ def cpu_identity():
 
 
 @functools.lru_cache(maxsize=1)
-def headers_digest():
-    """A digest of the headers every translated program includes."""
-    digest = hashlib.sha256()
-    for path in sorted(INCLUDE.rglob("*")):
-        if path.is_file():
-            digest.update(path.relative_to(INCLUDE).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+def translator_digest():
+    """A digest of this package and of the headers every translated program includes."""
+    combined, package = hashlib.sha256(), INCLUDE.parent
+    for path in sorted([*package.glob("*.py"), *INCLUDE.rglob("*.h")]):
+        combined.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return combined.hexdigest()
 
 
 def arguments(*, isa="native", checking=False):
     """The compiler's arguments apart from the files."""
-    return [*FLAGS, *(CHECKING if checking else NORMAL), f"-march={isa}", f"-I{INCLUDE}"]
+    return [*FLAGS, *(CHECKING if checking else NORMAL), f"-march={_MARCH.get(isa, isa)}", f"-I{INCLUDE}"]
+
+
+def check_source(translated, *, msl="", filename="program_source"):
+    """Raises an MSLError where translated C++ has an error that shows before templates are instantiated."""
+    compiler = find_compiler()
+    with tempfile.TemporaryDirectory(prefix="metalcore-") as directory:
+        path = os.path.join(directory, "program.cpp")
+        Path(path).write_text(translated)
+        _run([*compiler.command, *arguments(), "-fsyntax-only", path], compiler, msl, filename)
 
 
 def compile_source(translated, output, *, isa="native", checking=False, msl="", filename="program_source"):
@@ -125,14 +134,12 @@ def compile_source(translated, output, *, isa="native", checking=False, msl="", 
     with tempfile.TemporaryDirectory(prefix="metalcore-") as directory:
         path = os.path.join(directory, "program.cpp")
         Path(path).write_text(translated)
-        command = [*compiler.command, *arguments(isa=isa, checking=checking), path, "-o", os.fspath(output)]
+        command = [*compiler.command, *arguments(isa=isa), "-shared", path, "-o", os.fspath(output)]
         if checking:
-            # The instrumentation's callbacks are in the headers: only its calls are wanted, not its runtime.
-            link = [a for a in command if a != "-fsanitize=thread"]
+            # The headers define what the instrumentation calls, so its own runtime library is not linked.
             object_path = os.path.join(directory, "program.o")
-            command = [a for a in command[:-3] if a != "-shared"] + ["-c", path, "-o", object_path]
-            _run(command, compiler, msl, filename)
-            command = [object_path if a == path else a for a in link]
+            _run([*compiler.command, *arguments(isa=isa, checking=True), "-c", path, "-o", object_path], compiler, msl, filename)
+            command = [*compiler.command, "-shared", object_path, "-o", os.fspath(output)]
         _run(command, compiler, msl, filename)
 
 
@@ -197,7 +204,7 @@ def build(source_path, output_path, *, isa="native", checking=False, include_dir
     output_path.parent.mkdir(parents=True, exist_ok=True)
     partial = output_path.with_name(f".{output_path.name}.{os.getpid()}")
     try:
-        compile_source(translation.source, partial, isa=isa, checking=checking, msl=msl, filename=str(source_path))
+        compile_source(translation.source(), partial, isa=isa, checking=checking, msl=msl, filename=str(source_path))
         os.replace(partial, output_path)
     finally:
         partial.unlink(missing_ok=True)

@@ -55,7 +55,8 @@ class Argument:
 @dataclass
 class Kernel:
     name: str  # host name
-    function: str  # a C++ expression that names the (instantiated) function
+    scope: tuple  # the namespaces in which it is named
+    function: str  # its name there, with template arguments
     declaration: object
     arguments: list
     mentions: set = field(default_factory=set)  # names its template arguments mention
@@ -109,10 +110,10 @@ def _is_specialization(program, declaration):
 
 def _plain_kernel(program, declaration):
     name = _host_name(declaration) or declaration.qualified_name
-    function = "::".join((*declaration.scope, program.text(declaration.name_at, declaration.parameters[0])))
     return Kernel(
         name,
-        function,
+        declaration.scope,
+        program.text(declaration.name_at, declaration.parameters[0]),
         declaration,
         _arguments(program, declaration),
         _identifiers(program, declaration.name_at, declaration.parameters[0]),
@@ -131,10 +132,10 @@ def _instantiated_kernel(program, instantiation, templates):
         count = len(program.split_parameters(*instantiation.parameters))
         candidates = [c for c in candidates if len(program.split_parameters(*c.parameters)) == count] or candidates
     declaration = next((c for c in candidates if c.body is not None), candidates[0])
-    arguments = program.text(instantiation.name_at, instantiation.name_end)
     return Kernel(
         _host_name(instantiation),
-        "::".join((*instantiation.scope, arguments)),
+        instantiation.scope,
+        program.text(instantiation.name_at, instantiation.name_end),
         declaration,
         _arguments(program, declaration),
         _identifiers(program, instantiation.name_at, instantiation.name_end),

@@ -25,14 +25,18 @@ _FUSING = set("+-*/%&|^<>=!:.#")
 
 @dataclass
 class Translation:
-    """C++ for the host, and what it was made from."""
+    """A program in C++ for the host, and what it was made from."""
 
-    source: str
+    program: str
     kernels: list
     included: dict  # path -> content of each file the source includes
 
+    def source(self, names=None):
+        """The translation unit that has the kernels of these host names; all of them by default."""
+        return self.program + _entries([kernel for kernel in self.kernels if names is None or kernel.name in names])
 
-def translate(source, *, include_dirs=(), filename="program_source", defines=(), constants=None, only=None):
+
+def translate(source, *, include_dirs=(), filename="program_source", defines=(), constants=None):
     """Translates MSL to C++ for the host.
 
     Args:
@@ -41,7 +45,6 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
         filename: how the source is called in errors.
         defines: macros as ``NAME value`` strings.
         constants: values of function constants, by index or by name.
-        only: host names of the kernels to emit; all of them by default.
 
     Returns:
         Translation.
@@ -60,15 +63,13 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
     originals = [token.text for token in tokens]
     erase_address_spaces(program)
     drop_duplicates(program, originals)
-    if any(token.text.startswith(("bfloat", "__bf16")) for token in tokens):
+    if any("half" in token.text or "bf" in token.text for token in tokens):
         wrap_conditionals(program)
     mark_float_literals(tokens)
     rewrite_swizzles(program)
     _separate_namespaces(program)
     place_threadgroup_variables(program, variables)
-    emitted = [kernel for kernel in kernels if only is None or kernel.name in only]
-    text = _print(tokens, filename) + _entries(emitted)
-    return Translation(text, kernels, included)
+    return Translation(_print(tokens), kernels, included)
 
 
 def _mark_kernels(program):
@@ -105,7 +106,7 @@ def _separate_namespaces(program):
         i += 1
 
 
-def _print(tokens, filename):
+def _print(tokens):
     """The text of tokens, on their own lines."""
     out = ['#include "host/prelude.h"\nnamespace msl_program {\n']
     file, line, previous = None, 0, None
@@ -137,13 +138,15 @@ def _separator(before, after):
 
 
 def _entries(kernels):
-    out = ['#line 1 "msl_entries"\n']
-    table = []
+    out, table = ['#line 1 "msl_entries"\n'], []
     for i, kernel in enumerate(kernels):
+        # Named where it was instantiated, so that its template arguments mean what they meant there.
+        scope = ("msl_program", *kernel.scope)
+        out.append(f"namespace {'::'.join(scope)} {{ constexpr auto msl_function_{i} = &{kernel.function}; }}\n")
         names = ", ".join(f'"{argument.name}"' for argument in kernel.arguments)
         out.append(f"static constexpr const char* msl_names_{i}[] = {{{names or 'nullptr'}}};\n")
-        arguments = ["&msl_program::" + kernel.function, f"msl_names_{i}"]
-        arguments += [_descriptor(argument) for argument in kernel.arguments]
+        arguments = ["::".join((*scope, f"msl_function_{i}")), f"msl_names_{i}"]
+        arguments += [_descriptor(argument, scope) for argument in kernel.arguments]
         name = kernel.name.replace("\\", "\\\\").replace('"', '\\"')
         flag = "true" if kernel.synchronizes else "false"
         table.append(f'  msl::kernel<{flag}, {", ".join(arguments)}>("{name}", {kernel.max_total_threads}),\n')
@@ -152,11 +155,11 @@ def _entries(kernels):
     return "".join(out)
 
 
-def _descriptor(argument):
+def _descriptor(argument, scope):
     if argument.kind == "buffer":
         descriptor = f"msl::buffer<{argument.index}>"
     elif argument.kind == "threadgroup":
         descriptor = f"msl::threadgroup_argument<{argument.index}>"
     else:
         return f"msl::{argument.kind}"
-    return f"msl::given<msl_program::{argument.condition}, {descriptor}>" if argument.condition else descriptor
+    return f"msl::given<{'::'.join(scope)}::{argument.condition}, {descriptor}>" if argument.condition else descriptor

@@ -178,6 +178,8 @@ struct Entry<function, names, Positions<positions...>, Descriptors...> {
     for (uint32_t i = 0; i < count; ++i) slots.call(d, first, i);
   }
 
+  static void run_alone(const Dispatch* dispatch, const Thread* thread) { run_row(dispatch, thread, 1); }
+
   static constexpr uint32_t count = (uint32_t(binding<Descriptors>::exists) + ... + 0);
   struct Table {
     msl_abi::Argument arguments[count + 1];
@@ -200,7 +202,7 @@ constexpr msl_abi::Kernel kernel(const char* name, uint32_t max_total_threads) {
   if constexpr (synchronizes)
     return {name, msl_abi::kSynchronizes, max_total_threads, E::table.arguments, E::count, E::run_thread, nullptr};
   else
-    return {name, 0, max_total_threads, E::table.arguments, E::count, E::run_thread, E::run_row};
+    return {name, 0, max_total_threads, E::table.arguments, E::count, E::run_alone, E::run_row};
 }
 
 }  // namespace msl
