@@ -56,10 +56,13 @@ class Tasks:
         self.pending.append(task)
 
     def run(self):
+        """Goes on after a failure, so that one run shows every error; raises SystemExit at the end."""
         with ThreadPoolExecutor(JOBS) as pool:
-            for future in [pool.submit(task) for task in self.pending]:
-                future.result()
+            failures = [future.exception() for future in [pool.submit(task) for task in self.pending]]
         self.pending.clear()
+        failures = [str(failure) for failure in failures if failure]
+        if failures:
+            raise SystemExit("\n".join(failures))
 
 
 def compiler():
@@ -68,7 +71,7 @@ def compiler():
 
 def run(command):
     if subprocess.run(command).returncode:
-        raise SystemExit("failed: " + " ".join(map(str, command)))
+        raise RuntimeError("failed: " + " ".join(map(str, command)))
 
 
 def dependencies(depfile, source):

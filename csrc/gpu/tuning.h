@@ -1,0 +1,35 @@
+// What plans need to know of a GPU: its limits, which no plan may exceed, and numbers that only affect speed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace metalcore::gpu {
+
+constexpr uint32_t kSimdWidth = 32;
+constexpr uint32_t kMaxThreads = 1024;                // per threadgroup
+constexpr uint32_t kMaxThreadgroupMemory = 32 * 1024;  // bytes
+
+struct Tuning {
+  const char* family;
+  // Reductions over rows: up to this length a thread takes a row by itself …
+  uint32_t thread_row;
+  // … up to this one a simdgroup does, of which `simd_rows` share a threadgroup …
+  uint32_t simd_row;
+  uint32_t simd_rows;
+  // … up to this one a threadgroup keeps the row in registers; beyond, `looped_threads` walk it twice.
+  uint32_t block_row;
+  uint32_t looped_threads;
+};
+
+// The row of the current GPU's family, or the one chosen by use_tuning().
+const Tuning& tuning();
+
+// Plans as for another family from now on ("" for the current GPU's own); throws std::invalid_argument for an unknown
+// one. For tests and for asking what a plan would be elsewhere.
+void use_tuning(std::string_view family);
+std::vector<std::string> tuning_families();
+
+}  // namespace metalcore::gpu

@@ -1,0 +1,192 @@
+// rms_norm, also of a sum, over the last dimensions.
+#include "../../kernels/rms_norm.h"
+#include "rows.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+namespace metalcore {
+namespace {
+
+using MaybeTensor = std::optional<Tensor>;
+
+struct Shape {
+  int64_t rows;
+  int64_t length;
+};
+
+// The last `dims` dimensions are normalized together.
+Shape shape_of(const char* op, Sizes sizes, int64_t dims) {
+  check(0 < dims && dims <= static_cast<int64_t>(sizes.size()), "metalcore::", op, ": cannot normalize the last ", dims,
+        " of ", sizes.size(), " dimensions");
+  Shape shape{1, 1};
+  for (size_t d = 0; d < sizes.size(); ++d) (d + dims < sizes.size() ? shape.rows : shape.length) *= sizes[d];
+  return shape;
+}
+
+void check_like(const char* op, const char* argument, const Tensor& tensor, const Tensor& as) {
+  check_same_device(op, argument, tensor, as);
+  check_same_dtype(op, argument, tensor, as);
+  check_same_shape(op, argument, tensor, as);
+}
+
+// Kernels take a weight of the rows' type or a float32 one; another is converted first.
+MaybeTensor kernel_weight(const char* op, const MaybeTensor& weight, const Tensor& x, const Shape& shape) {
+  if (!weight) return std::nullopt;
+  check_float(op, "weight", *weight);
+  check_same_device(op, "weight", *weight, x);
+  check(weight->numel() == shape.length, "metalcore::", op, ": weight must have ", shape.length, " elements, not ",
+        weight->numel());
+  const ScalarType dtype = weight->scalar_type();
+  if (dtype == x.scalar_type() || dtype == ScalarType::Float) return as_contiguous(*weight);
+  return as_contiguous(torch::stable::to(*weight, ScalarType::Float));
+}
+
+std::string kernel(const char* op, const RowPlan& plan, ScalarType rows, ScalarType weight) {
+  return std::string(op) + "_" + plan.variant + "_" + suffix(rows) + (rows == weight ? "" : "_float");
+}
+
+bool all_aligned4(std::initializer_list<const Rows*> rows, const MaybeTensor& weight) {
+  return std::all_of(rows.begin(), rows.end(), [](const Rows* r) { return aligned4(r->tensor, r->stride); }) &&
+         (!weight || aligned4(*weight, 0));
+}
+
+// Without a residual, `residual` and `sum` are not touched; something has to be bound there.
+std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const MaybeTensor& residual, int64_t dims,
+                                     const MaybeTensor& weight_, double eps) {
+  check_float(op, "x", input);
+  if (residual) check_like(op, "residual", *residual, input);
+  const Shape shape = shape_of(op, input.sizes(), dims);
+  const MaybeTensor weight = kernel_weight(op, weight_, input, shape);
+  const ScalarType dtype = input.scalar_type();
+  const Tensor y = new_like(input);
+  const Tensor sum = residual ? new_like(input) : y;
+  if (shape.rows == 0 || shape.length == 0) return {y, sum};
+
+  const Rows x = rows_of(input, shape.length), added = residual ? rows_of(*residual, shape.length) : x;
+  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning());
+  const RmsNormParams params{
+      .length = grid_side(shape.length),
+      .rows = grid_side(shape.rows),
+      .eps = static_cast<float>(eps),
+      .aligned = all_aligned4({&x, &added}, weight) && shape.length % 4 == 0,
+      .has_weight = weight.has_value(),
+      .has_residual = residual.has_value(),
+      .x_stride = x.stride,
+      .residual_stride = added.stride,
+  };
+  gpu::encode(y, [&](gpu::Encoder& encoder) {
+    encoder.kernel(kernel(op, plan, dtype, weight ? weight->scalar_type() : dtype));
+    encoder.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, weight ? *weight : x.tensor);
+    encoder.buffer(3, y).buffer(4, sum).bytes(5, params);
+    dispatch(encoder, plan);
+  });
+  return {y, sum};
+}
+
+Tensor rms_norm(const Tensor& x, int64_t dims, const MaybeTensor& weight, double eps) {
+  return std::get<0>(normalize("rms_norm", x, std::nullopt, dims, weight, eps));
+}
+
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, int64_t dims,
+                                        const MaybeTensor& weight, double eps) {
+  return normalize("rms_norm", x, residual, dims, weight, eps);
+}
+
+// At most 256 partial sums of at least 32 rows each.
+RmsNormWeightParams plan_weight(const Shape& shape, int64_t x_stride, int64_t grad_stride) {
+  const int64_t chunk_rows = std::max<int64_t>(32, ceil_div<int64_t>(shape.rows, 256));
+  return {
+      .length = grid_side(shape.length),
+      .rows = grid_side(shape.rows),
+      .chunk_rows = grid_side(chunk_rows),
+      .chunks = grid_side(ceil_div(shape.rows, chunk_rows)),
+      .x_stride = x_stride,
+      .grad_stride = grad_stride,
+  };
+}
+
+// The gradients of x and of the weight (empty where it is not wanted). `sum_grad` is what reaches x + residual, where
+// there is one, on another way than through y; x is that sum then.
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& input, const MaybeTensor& sum_grad,
+                                             int64_t dims, const MaybeTensor& weight_, double eps, bool weight_wanted) {
+  const char* op = "rms_norm_backward";
+  check_float(op, "x", input);
+  check_like(op, "grad", grad, input);
+  if (sum_grad) check_like(op, "sum_grad", *sum_grad, input);
+  check(!weight_wanted || weight_, "metalcore::", op, ": there is no weight to differentiate by");
+  const Shape shape = shape_of(op, input.sizes(), dims);
+  const MaybeTensor weight = kernel_weight(op, weight_, input, shape);
+  const ScalarType dtype = input.scalar_type();
+  const int64_t none[1] = {0}, row_count[1] = {shape.rows};
+
+  const Tensor gx = new_like(input);
+  Tensor gw = weight_wanted ? new_like(*weight_) : new_tensor(Sizes(none, 1), dtype, input);
+  if (shape.rows == 0 || shape.length == 0) {
+    if (weight_wanted) torch::stable::zero_(gw);
+    return {gx, gw};
+  }
+  const Rows x = rows_of(input, shape.length), g = rows_of(grad, shape.length);
+  const Rows added = sum_grad ? rows_of(*sum_grad, shape.length) : g;
+  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning());
+  const RmsNormWeightParams stages = plan_weight(shape, x.stride, g.stride);
+  const int64_t partial_sizes[2] = {stages.chunks, shape.length};
+  const Tensor scales = new_tensor(Sizes(row_count, 1), ScalarType::Float, input);
+  const Tensor partial = weight_wanted ? new_tensor(Sizes(partial_sizes, 2), ScalarType::Float, input) : scales;
+  const RmsNormParams params{
+      .length = stages.length,
+      .rows = stages.rows,
+      .eps = static_cast<float>(eps),
+      .aligned = all_aligned4({&x, &g, &added}, weight) && shape.length % 4 == 0,
+      .has_weight = weight.has_value(),
+      .has_residual = sum_grad.has_value(),
+      .x_stride = x.stride,
+      .residual_stride = added.stride,
+      .grad_stride = g.stride,
+  };
+  gpu::encode(gx, [&](gpu::Encoder& encoder) {
+    encoder.kernel(kernel(op, plan, dtype, weight ? weight->scalar_type() : dtype));
+    encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weight ? *weight : x.tensor).buffer(3, added.tensor);
+    encoder.buffer(4, gx).buffer(5, scales).bytes(6, params);
+    dispatch(encoder, plan);
+    if (!weight_wanted) return;
+    encoder.kernel(kernel_name("rms_norm_weight_partial", dtype));
+    encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, stages);
+    encoder.dispatch_threads({stages.length, stages.chunks}, {256});
+    encoder.kernel(kernel_name("rms_norm_weight_final", gw.scalar_type()));
+    encoder.buffer(0, partial).buffer(1, gw).bytes(2, stages);
+    encoder.dispatch_threads({stages.length}, {256});
+  });
+  return {gx, gw};
+}
+
+Explanation explain(const Request& request) {
+  check(!request.shapes.empty(), "metalcore::rms_norm: explain needs the input's shape");
+  const std::vector<int64_t>& sizes = request.shapes[0];
+  const Shape shape = shape_of("rms_norm", sizes, std::stoll(request.option("dims", "1")));
+  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning());
+  return {plan.variant,
+          why_rows(plan, shape.length, 1, gpu::tuning()),
+          {{kernel("rms_norm", plan, request.dtype, request.dtype), plan.grid, plan.threadgroup, plan.threads}}};
+}
+
+const ExplainOp explain_rms_norm("rms_norm", explain);
+const ExplainOp explain_add_rms_norm("add_rms_norm", explain);
+
+}  // namespace
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("rms_norm(Tensor x, int dims, Tensor? weight, float eps) -> Tensor");
+  m.def("add_rms_norm(Tensor x, Tensor residual, int dims, Tensor? weight, float eps) -> (Tensor, Tensor)");
+  m.def(
+      "rms_norm_backward(Tensor grad, Tensor x, Tensor? sum_grad, int dims, Tensor? weight, float eps, "
+      "bool weight_wanted) -> (Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(metalcore, MPS, m) {
+  m.impl("rms_norm", TORCH_BOX(&metalcore::rms_norm));
+  m.impl("add_rms_norm", TORCH_BOX(&metalcore::add_rms_norm));
+  m.impl("rms_norm_backward", TORCH_BOX(&metalcore::rms_norm_backward));
+}

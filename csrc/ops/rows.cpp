@@ -1,0 +1,68 @@
+#include "rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace metalcore {
+
+namespace {
+// float4 per thread in the kernels' names: simd1, simd4, block4.
+constexpr int64_t kSimd1 = 1 * 4 * gpu::kSimdWidth;
+constexpr int64_t kBlockElements = 4 * 4;
+}  // namespace
+
+RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning) {
+  const uint32_t count = grid_side(rows);
+  grid_side(length);
+  if (inner > 1 || length <= tuning.thread_row) return {"thread", {count}, {256}, true};
+  if (length <= tuning.simd_row) {
+    const uint32_t per_group = std::min(tuning.simd_rows, count);
+    return {length <= kSimd1 ? "simd1" : "simd4", {ceil_div(count, per_group)}, {per_group * gpu::kSimdWidth}, false};
+  }
+  if (length <= tuning.block_row) {
+    const auto threads = static_cast<uint32_t>(round_up<int64_t>(ceil_div(length, kBlockElements), gpu::kSimdWidth));
+    return {"block4", {count}, {threads}, false};
+  }
+  return {"looped", {count}, {tuning.looped_threads}, false};
+}
+
+std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning) {
+  const std::string row = "a row of " + std::to_string(length);
+  const auto at_most = [](uint32_t limit) { return " (at most " + std::to_string(limit) + ")"; };
+  if (inner > 1) return "the rows' elements lie " + std::to_string(inner) + " apart: one thread takes a row";
+  if (plan.threads) return row + at_most(tuning.thread_row) + " is one thread's work";
+  if (std::strncmp(plan.variant, "simd", 4) == 0) return row + at_most(tuning.simd_row) + " fits a simdgroup's registers";
+  if (std::strncmp(plan.variant, "block", 5) == 0)
+    return row + at_most(tuning.block_row) + " fits a threadgroup's registers";
+  return row + " (more than " + std::to_string(tuning.block_row) + ") is walked twice by a threadgroup";
+}
+
+Rows rows_of(const Tensor& tensor, int64_t length) {
+  if (tensor.is_contiguous()) return {tensor, length};
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  int64_t expected = 1, stride = 0;
+  bool leading = false;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (!leading && expected == length) leading = true;
+    if (sizes[d] == 1) continue;
+    if (!leading) {
+      if (strides[d] != expected) return contiguous_rows_of(tensor, length);
+      expected *= sizes[d];
+    } else {
+      if (stride == 0) {  // the innermost of the leading dimensions
+        stride = strides[d];
+        if (stride <= 0) return contiguous_rows_of(tensor, length);
+        expected = stride;
+      }
+      if (strides[d] != expected) return contiguous_rows_of(tensor, length);
+      expected *= sizes[d];
+    }
+  }
+  return {tensor, stride ? stride : length};
+}
+
+bool aligned4(const Tensor& tensor, int64_t row_stride) {
+  return row_stride % 4 == 0 && tensor.storage_offset() % 4 == 0;
+}
+
+}  // namespace metalcore

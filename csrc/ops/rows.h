@@ -1,0 +1,38 @@
+// Ops over rows (softmax, norms): which variant of kernels/common/rows.h a shape takes.
+#pragma once
+
+#include "../gpu/tuning.h"
+#include "common.h"
+#include "plan.h"
+
+namespace metalcore {
+
+struct RowPlan {
+  const char* variant;  // as in the kernels' names
+  gpu::Size grid;       // in threadgroups, for "thread" in threads
+  gpu::Size threadgroup;
+  bool threads;
+};
+
+// `inner` is the distance of a row's elements; 1 for rows that are contiguous.
+RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning);
+std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning);
+
+inline void dispatch(gpu::Encoder& encoder, const RowPlan& plan) {
+  plan.threads ? encoder.dispatch_threads(plan.grid, plan.threadgroup)
+               : encoder.dispatch_threadgroups(plan.grid, plan.threadgroup);
+}
+
+// A tensor seen as rows of its last dimensions: rows are contiguous and `stride` elements apart.
+struct Rows {
+  Tensor tensor;
+  int64_t stride;
+};
+// The tensor itself where it can be seen so, else a contiguous copy. `length` is the product of the last dimensions.
+Rows rows_of(const Tensor& tensor, int64_t length);
+inline Rows contiguous_rows_of(const Tensor& tensor, int64_t length) { return {as_contiguous(tensor), length}; }
+
+// Whether kernels may use 4-wide accesses: each row begins at a multiple of four elements.
+bool aligned4(const Tensor& tensor, int64_t row_stride);
+
+}  // namespace metalcore

@@ -1,0 +1,140 @@
+// softmax and log_softmax along any dimension.
+#include "../../kernels/softmax.h"
+#include "rows.h"
+
+namespace metalcore {
+namespace {
+
+struct Shape {
+  int64_t rows;    // of all elements along `dim`
+  int64_t length;
+  int64_t inner;   // distance of a row's elements in a contiguous tensor
+};
+
+Shape shape_along(Sizes sizes, int64_t dim) {
+  Shape shape{1, sizes.empty() ? 1 : sizes[dim], 1};
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (static_cast<int64_t>(d) != dim) shape.rows *= sizes[d];
+    if (static_cast<int64_t>(d) > dim) shape.inner *= sizes[d];
+  }
+  return shape;
+}
+
+int64_t wrap(const char* op, int64_t dim, int64_t dims) {
+  const int64_t range = dims ? dims : 1;
+  check(-range <= dim && dim < range, "metalcore::", op, ": dim must be in [", -range, ", ", range - 1, "], not ", dim);
+  return dim < 0 ? dim + range : dim;
+}
+
+// A thread per row starves a GPU where there are few rows: better to turn the tensor so that rows are contiguous.
+bool better_turned(const Shape& shape) { return shape.inner > 1 && shape.rows < 4096 && shape.length > 256; }
+
+std::string kernel(const std::string& op, const RowPlan& plan, ScalarType in, ScalarType out) {
+  return op + "_" + plan.variant + "_" + suffix(in) + (in == out ? "" : "_to_float");
+}
+
+Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float) {
+  check_float(op, "x", input);
+  const ScalarType in = input.scalar_type(), out = half_to_float ? ScalarType::Float : in;
+  dim = wrap(op, dim, input.dim());
+  const Shape shape = shape_along(input.sizes(), dim);
+  if (better_turned(shape))
+    return as_contiguous(torch::stable::transpose(
+        forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float), dim, -1));
+
+  Tensor y = new_tensor(input.sizes(), out, input);
+  if (shape.rows == 0 || shape.length == 0) return y;
+  const Rows x = shape.inner == 1 ? rows_of(input, shape.length)
+                                  : contiguous_rows_of(input, shape.length * shape.inner);
+  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning());
+  const SoftmaxParams params{
+      .length = grid_side(shape.length),
+      .rows = grid_side(shape.rows),
+      .inner = grid_side(shape.inner),
+      .aligned = aligned4(x.tensor, x.stride) && aligned4(y, shape.length),
+      .x_stride = x.stride,
+  };
+  gpu::encode(y, [&](gpu::Encoder& encoder) {
+    encoder.kernel(kernel(op, plan, in, out)).buffer(0, x.tensor).buffer(1, y).bytes(2, params);
+    dispatch(encoder, plan);
+  });
+  return y;
+}
+
+Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output, int64_t dim, ScalarType in) {
+  const ScalarType out = output.scalar_type();
+  check_float(op.c_str(), "output", output);
+  check_same_device(op.c_str(), "grad", grad, output);
+  check_same_dtype(op.c_str(), "grad", grad, output);
+  check_same_shape(op.c_str(), "grad", grad, output);
+  check(in == out || out == ScalarType::Float, "metalcore::", op, ": input_dtype ", dtype_name(in),
+        " does not go with output's ", dtype_name(out));
+  dim = wrap(op.c_str(), dim, output.dim());
+  const Shape shape = shape_along(output.sizes(), dim);
+  if (better_turned(shape))
+    return as_contiguous(torch::stable::transpose(backward(op, torch::stable::transpose(grad, dim, -1),
+                                                           torch::stable::transpose(output, dim, -1), -1, in),
+                                                  dim, -1));
+
+  Tensor gx = new_tensor(output.sizes(), in, output);
+  if (shape.rows == 0 || shape.length == 0) return gx;
+  const Tensor g = as_contiguous(grad), y = as_contiguous(output);
+  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning());
+  const SoftmaxParams params{
+      .length = grid_side(shape.length),
+      .rows = grid_side(shape.rows),
+      .inner = grid_side(shape.inner),
+      .aligned = aligned4(g, shape.length) && aligned4(y, shape.length) && aligned4(gx, shape.length),
+      .x_stride = shape.length,
+  };
+  gpu::encode(gx, [&](gpu::Encoder& encoder) {
+    encoder.kernel(kernel(op, plan, in, out)).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
+    dispatch(encoder, plan);
+  });
+  return gx;
+}
+
+Tensor softmax(const Tensor& x, int64_t dim, bool half_to_float) { return forward("softmax", x, dim, half_to_float); }
+Tensor log_softmax(const Tensor& x, int64_t dim, bool half_to_float) {
+  return forward("log_softmax", x, dim, half_to_float);
+}
+Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, ScalarType input_dtype) {
+  return backward("softmax_backward", grad, output, dim, input_dtype);
+}
+Tensor log_softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, ScalarType input_dtype) {
+  return backward("log_softmax_backward", grad, output, dim, input_dtype);
+}
+
+Explanation explain(const char* op, const Request& request) {
+  check(request.shapes.size() == 1, "metalcore::", op, ": explain needs the input's shape");
+  const std::vector<int64_t>& sizes = request.shapes[0];
+  const int64_t dim = wrap(op, std::stoll(request.option("dim", "-1")), static_cast<int64_t>(sizes.size()));
+  Shape shape = shape_along(sizes, dim);
+  const bool turned = better_turned(shape);
+  if (turned) shape.inner = 1;
+  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning());
+  return {plan.variant,
+          (turned ? "a copy with contiguous rows is made first; " : "") +
+              why_rows(plan, shape.length, shape.inner, gpu::tuning()),
+          {{kernel(op, plan, request.dtype, request.dtype), plan.grid, plan.threadgroup, plan.threads}}};
+}
+
+const ExplainOp explain_softmax("softmax", [](const Request& request) { return explain("softmax", request); });
+const ExplainOp explain_log_softmax("log_softmax", [](const Request& r) { return explain("log_softmax", r); });
+
+}  // namespace
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("softmax(Tensor x, int dim, bool half_to_float) -> Tensor");
+  m.def("log_softmax(Tensor x, int dim, bool half_to_float) -> Tensor");
+  m.def("softmax_backward(Tensor grad, Tensor output, int dim, ScalarType input_dtype) -> Tensor");
+  m.def("log_softmax_backward(Tensor grad, Tensor output, int dim, ScalarType input_dtype) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(metalcore, MPS, m) {
+  m.impl("softmax", TORCH_BOX(&metalcore::softmax));
+  m.impl("log_softmax", TORCH_BOX(&metalcore::log_softmax));
+  m.impl("softmax_backward", TORCH_BOX(&metalcore::softmax_backward));
+  m.impl("log_softmax_backward", TORCH_BOX(&metalcore::log_softmax_backward));
+}

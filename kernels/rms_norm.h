@@ -1,0 +1,28 @@
+// What rms_norm.metal and csrc/ops/rms_norm.cpp share.
+#pragma once
+
+#ifndef __METAL_VERSION__
+#include <cstdint>
+#endif
+
+struct RmsNormParams {
+  uint32_t length;         // of a row
+  uint32_t rows;
+  float eps;
+  uint32_t aligned;        // rows begin at multiples of four elements in every tensor
+  uint32_t has_weight;
+  uint32_t has_residual;   // forward: add `residual` to x first; backward: add `residual`'s gradient at the end
+  int64_t x_stride;        // from row to row; outputs are contiguous
+  int64_t residual_stride;
+  int64_t grad_stride;
+};
+
+// The weight's gradient sums over rows in two stages: `chunks` partial sums of `chunk_rows` rows each, then over them.
+struct RmsNormWeightParams {
+  uint32_t length;
+  uint32_t rows;
+  uint32_t chunk_rows;
+  uint32_t chunks;
+  int64_t x_stride;
+  int64_t grad_stride;
+};
