@@ -76,8 +76,21 @@ inline void make_and_publish(thread ColumnTile<G, QUADS>& tile, uint first, uint
   }
 }
 
-// Publishes reflector k again, which make_and_publish left in the owner's registers, and puts e_k in its place: the
-// column of the identity that reflector k is the first to change.
+// Leaves of a column with a reflector just v below its diagonal, and makes the others columns of the identity.
+template <uint G, uint QUADS>
+inline void keep_reflectors(thread ColumnTile<G, QUADS>& tile, uint g, uint column, uint count) {
+#pragma unroll
+  for (uint q = 0; q < QUADS; ++q) {
+    const uint4 row = ColumnTile<G, QUADS>::rows_of(q, g);
+    if (column < count)
+      tile.x[q] = metal::select(float4(0.0f), tile.x[q], row > column);
+    else
+      tile.x[q] = metal::select(float4(0.0f), float4(1.0f), row == column);
+  }
+}
+
+// Publishes reflector k out of the owner's registers and puts e_k in its place: the column of the identity that
+// reflector k is the first to change.
 template <uint G, uint QUADS>
 inline void publish_and_reset(thread ColumnTile<G, QUADS>& tile, uint first, uint g, uint k, bool owner,
                               threadgroup float4* published, float tau) {

@@ -1,0 +1,102 @@
+// QR of matrices that fit the registers of one threadgroup, which lets G lanes share a column; a dispatch runs one
+// threadgroup of G lanes for each column of A or Q, rounded up to whole simdgroups. One barrier a reflector: the next
+// one is written to the other of two places in threadgroup memory.
+#include <metal_stdlib>
+using namespace metal;
+
+#include "common/column_tile.h"
+#include "qr.h"
+
+template <uint G, uint QUADS>
+[[kernel]] [[max_total_threads_per_threadgroup(512)]] void qr_block(
+    device const float* a [[buffer(0)]], device float* q [[buffer(1)]], device float* r [[buffer(2)]],
+    constant QrParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  typedef ColumnTile<G, QUADS> Tile;
+  threadgroup float4 reflectors[2 * Tile::kSlots];
+
+  const uint g = thread_index % G;
+  const uint column = thread_index / G;
+  const uint simdgroup_column = thread_index / 32 * (32 / G);  // the first of this simdgroup's columns
+  const uint block_index = matrix % p.blocks;
+  const uint first_row = block_index * p.block_rows;
+  const uint rows = min(p.block_rows, p.rows - first_row);     // the others count as zeros
+  const uint count = min(p.block_rows, p.columns);
+
+  Tile tile;
+  {
+    device const float* from = a + (matrix / p.blocks) * p.batch_stride + first_row * p.row_stride + column * p.column_stride;
+#pragma unroll
+    for (uint i = 0; i < QUADS; ++i) {
+      const uint4 row = Tile::rows_of(i, g);
+#pragma unroll
+      for (uint e = 0; e < 4; ++e)
+        tile.x[i][e] = column < p.columns && row[e] < rows ? from[row[e] * p.row_stride] : 0.0f;
+    }
+  }
+
+  float tau = 0.0f;
+#pragma unroll
+  for (uint block = 0; block < QUADS; ++block) {
+    const uint end = min((block + 1) * Tile::kBlock, count);
+    for (uint k = block * Tile::kBlock; k < end; ++k) {
+      threadgroup float4* const v = reflectors + (k & 1) * Tile::kSlots;
+      if (k - simdgroup_column < 32 / G) make_and_publish(tile, block, g, k, column == k, v, tau);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      if (simdgroup_column + 32 / G > k + 1) {
+        const float factor = dot_with(tile, block, g, v) * v[Tile::kSlots - 1].x;
+        if (column > k) subtract(tile, block, g, v, factor);
+      }
+    }
+  }
+
+  if (column < p.columns) {
+    device float* to = r + ulong(matrix) * p.r_rows * p.columns + column;
+#pragma unroll
+    for (uint i = 0; i < QUADS; ++i) {
+      const uint4 row = Tile::rows_of(i, g);
+#pragma unroll
+      for (uint e = 0; e < 4; ++e)
+        if (row[e] < p.r_rows) to[row[e] * p.columns] = row[e] <= column ? tile.x[i][e] : 0.0f;
+    }
+  }
+  if (p.q_columns == 0) return;
+
+  keep_reflectors(tile, g, column, count);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+  for (uint back = 0; back < QUADS; ++back) {
+    const uint block = QUADS - 1 - back;
+    const uint begin = block * Tile::kBlock;
+    for (uint k = min(begin + Tile::kBlock, count); k > begin;) {
+      --k;
+      threadgroup float4* const v = reflectors + (k & 1) * Tile::kSlots;
+      publish_and_reset(tile, block, g, k, column == k, v, tau);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      if (simdgroup_column + 32 / G > k) {
+        const float factor = dot_with(tile, block, g, v) * v[Tile::kSlots - 1].x;
+        if (column >= k) subtract(tile, block, g, v, factor);
+      }
+    }
+  }
+  if (column < p.q_columns) {
+    device float* to = q + (ulong(matrix / p.blocks) * p.rows + first_row) * p.q_columns + column;
+#pragma unroll
+    for (uint i = 0; i < QUADS; ++i) {
+      const uint4 row = Tile::rows_of(i, g);
+#pragma unroll
+      for (uint e = 0; e < 4; ++e)
+        if (row[e] < rows) to[row[e] * p.q_columns] = tile.x[i][e];
+    }
+  }
+}
+
+#define INSTANTIATE(lanes, quads, rows)                                                              \
+  template [[host_name("qr_block_" #rows)]] [[kernel]] void qr_block<lanes, quads>(device const float*, \
+      device float*, device float*, constant QrParams&, uint, uint);
+
+INSTANTIATE(4, 4, 64)
+INSTANTIATE(4, 8, 128)
+INSTANTIATE(8, 8, 256)
+INSTANTIATE(16, 8, 512)
+INSTANTIATE(32, 8, 1024)

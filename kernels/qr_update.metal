@@ -1,0 +1,120 @@
+// What the blocked variant does between and after its panels: C = (I - V T Vᵀ) C or (I - V Tᵀ Vᵀ) C, and the results.
+#include <metal_stdlib>
+using namespace metal;
+
+#include "qr.h"
+
+constant constexpr uint kColumns = 32;     // of C, a threadgroup: one a lane
+constant constexpr uint kSimdgroups = 8;
+constant constexpr uint kThreads = 32 * kSimdgroups;
+constant constexpr uint kRows = 128;       // of V at once in threadgroup memory
+constant constexpr uint kQuads = QR_PANEL / 4;
+
+// Rows [base, base + kRows) of V, with its ones and zeros, which the panel holds parts of R in place of.
+inline void load_reflectors(threadgroup float* v, device const float* corner, constant QrPanelParams& p, uint base,
+                            uint thread_index) {
+  const uint rows = p.rows - p.first;
+#pragma unroll
+  for (uint i = 0; i < kRows * QR_PANEL / kThreads; ++i) {
+    const uint at = i * kThreads + thread_index;
+    const uint row = base + at / QR_PANEL, k = at % QR_PANEL;
+    const bool stored = k < p.width && row > k && row < rows;
+    v[at] = stored ? corner[ulong(row) * p.columns + k] : (k < p.width && row == k ? 1.0f : 0.0f);
+  }
+}
+
+// A threadgroup takes kColumns columns of C through all rows: once for Vᵀ C, its rows spread over the simdgroups, and once
+// to subtract. So C is read twice and written once for each panel, and nothing else goes through device memory.
+[[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void qr_update(
+    device const float* reflectors [[buffer(0)]], device const float* t [[buffer(1)]], device float* target [[buffer(2)]],
+    constant QrUpdateParams& p [[buffer(3)]], uint2 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup float4 v[kRows * kQuads];
+  threadgroup float partial[kSimdgroups * QR_PANEL * kColumns];
+  threadgroup float products[QR_PANEL * kColumns];
+  threadgroup float factor[QR_PANEL * QR_PANEL];
+
+  constexpr uint kShare = kRows / kSimdgroups;
+  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
+  const uint matrix = group.y;
+  const uint rows = p.of.rows - p.of.first;
+  const uint column = p.target_first + group.x * kColumns + lane;
+  const bool mine = column < p.target_columns;
+  device const float* const corner =
+      reflectors + (ulong(matrix) * p.of.rows + p.of.first) * p.of.columns + p.of.first;
+  device float* const c = target + (ulong(matrix) * p.of.rows + p.of.first) * p.target_columns + column;
+  const ulong stride = p.target_columns;
+
+  {
+    device const float* from = t + (ulong(matrix) * p.of.panels + p.of.panel) * (QR_PANEL * QR_PANEL);
+    for (uint i = thread_index; i < QR_PANEL * QR_PANEL; i += kThreads) factor[i] = from[i];
+  }
+
+  float4 w[kQuads];
+#pragma unroll
+  for (uint j = 0; j < kQuads; ++j) w[j] = float4(0.0f);
+  for (uint base = 0; base < rows; base += kRows) {
+    load_reflectors((threadgroup float*)v, corner, p.of, base, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint i = 0; i < kShare; ++i) {
+      const uint at = simdgroup * kShare + i;
+      const float value = mine && base + at < rows ? c[(base + at) * stride] : 0.0f;
+#pragma unroll
+      for (uint j = 0; j < kQuads; ++j) w[j] = fma(v[at * kQuads + j], float4(value), w[j]);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+#pragma unroll
+  for (uint k = 0; k < QR_PANEL; ++k) partial[(simdgroup * QR_PANEL + k) * kColumns + lane] = w[k / 4][k % 4];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+  for (uint i = 0; i < QR_PANEL / kSimdgroups; ++i) {
+    const uint at = i * kThreads + thread_index;
+    float sum = 0.0f;
+#pragma unroll
+    for (uint s = 0; s < kSimdgroups; ++s) sum += partial[s * QR_PANEL * kColumns + at];
+    products[at] = sum;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+  for (uint i = 0; i < QR_PANEL / kSimdgroups; ++i) {
+    const uint at = i * kThreads + thread_index;
+    const uint k = at / kColumns;
+    float sum = 0.0f;
+#pragma unroll
+    for (uint l = 0; l < QR_PANEL; ++l)
+      sum = fma(factor[p.transpose ? l * QR_PANEL + k : k * QR_PANEL + l], products[l * kColumns + lane], sum);
+    partial[at] = sum;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+  for (uint k = 0; k < QR_PANEL; ++k) w[k / 4][k % 4] = partial[k * kColumns + lane];
+
+  for (uint base = 0; base < rows; base += kRows) {
+    load_reflectors((threadgroup float*)v, corner, p.of, base, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint i = 0; i < kShare; ++i) {
+      const uint at = simdgroup * kShare + i;
+      float4 sum = v[at * kQuads] * w[0];
+#pragma unroll
+      for (uint j = 1; j < kQuads; ++j) sum = fma(v[at * kQuads + j], w[j], sum);
+      if (mine && base + at < rows) c[(base + at) * stride] -= (sum.x + sum.y) + (sum.z + sum.w);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+// The first columns of the identity; the upper triangle of what the panels left. One thread an element.
+[[kernel]] void qr_identity(device float* q [[buffer(0)]], constant QrShapeParams& p [[buffer(1)]],
+                            uint3 at [[thread_position_in_grid]]) {
+  q[(ulong(at.z) * p.rows + at.y) * p.columns + at.x] = at.x == at.y ? 1.0f : 0.0f;
+}
+
+[[kernel]] void qr_upper(device float* r [[buffer(0)]], constant QrShapeParams& p [[buffer(1)]],
+                         device const float* a [[buffer(2)]], uint3 at [[thread_position_in_grid]]) {
+  const ulong from = (ulong(at.z) * p.source_rows + at.y) * p.columns + at.x;
+  r[(ulong(at.z) * p.rows + at.y) * p.columns + at.x] = at.y <= at.x ? a[from] : 0.0f;
+}
