@@ -41,7 +41,7 @@ AdamWPlan plan_adamw(const std::vector<uint64_t>& numels) {
   for (uint64_t numel : numels) {
     const uint64_t chunks = ceil_div<uint64_t>(numel, ADAMW_CHUNK);
     if (plan.dispatches.empty() || plan.dispatches.back().count == kPerDispatch ||
-        plan.dispatches.back().threadgroups + chunks > UINT32_MAX)
+        plan.dispatches.back().threadgroups + chunks > UINT32_MAX / ADAMW_THREADS)
       plan.dispatches.push_back({plan.tensors.size(), 0, 0});
     AdamWDispatch& dispatch = plan.dispatches.back();
     plan.tensors.push_back({numel, dispatch.threadgroups, 0});
@@ -145,7 +145,7 @@ bool check_steps(const Tensors& steps, const Tensors& params) {
 // are replaced by copies; write_back() copies the results home.
 class Gathered {
  public:
-  explicit Gathered(Slot& slot) {
+  Gathered(Slot& slot, bool writes_grad) {
     const Tensor param = slot.param;
     Sizes strides = param.strides();
     std::vector<int64_t> contiguous;
@@ -156,11 +156,11 @@ class Gathered {
       for (size_t i = sizes.size(); i-- > 0; stride *= sizes[i]) contiguous[i] = stride;
       strides = Sizes(contiguous.data(), contiguous.size());
     }
-    place(slot.param, strides);
-    place(slot.grad, strides);
-    place(slot.exp_avg, strides);
-    place(slot.exp_avg_sq, strides);
-    if (slot.max_exp_avg_sq) place(*slot.max_exp_avg_sq, strides);
+    place(slot.param, strides, true);
+    place(slot.grad, strides, writes_grad);
+    place(slot.exp_avg, strides, true);
+    place(slot.exp_avg_sq, strides, true);
+    if (slot.max_exp_avg_sq) place(*slot.max_exp_avg_sq, strides, true);
   }
 
   void write_back() {
@@ -168,14 +168,14 @@ class Gathered {
   }
 
  private:
-  void place(Tensor& tensor, Sizes strides) {
+  void place(Tensor& tensor, Sizes strides, bool written) {
     const auto sizes = tensor.sizes(), own = tensor.strides();
     bool placed = true;
     for (size_t i = 0; i < sizes.size(); ++i) placed = placed && (own[i] == strides[i] || sizes[i] == 1);
     if (placed) return;
     Tensor copy = new_strided(sizes, strides, tensor.scalar_type(), tensor);
     torch::stable::copy_(copy, tensor);
-    copies_.emplace_back(tensor, copy);
+    if (written) copies_.emplace_back(tensor, copy);
     tensor = copy;
   }
 
@@ -343,7 +343,7 @@ void adamw_(Tensors params, Tensors grads, Tensors exp_avgs, Tensors exp_avg_sqs
   do {
     std::vector<Gathered> gathered;
     gathered.reserve(at_once);
-    for (size_t i = 0; i < at_once; ++i) gathered.emplace_back(slots[first + i]);
+    for (size_t i = 0; i < at_once; ++i) gathered.emplace_back(slots[first + i], grad_scale.has_value());
     gpu::encode(params[0], [&](gpu::Encoder& encoder) {
       if (on_device && first == 0) encode_scalars(encoder, steps, *on_device, h);
       if (at_once > 0) encode_updates(encoder, &slots[first], at_once, on_host.data() + first, on_device, first, h);

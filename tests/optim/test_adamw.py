@@ -12,7 +12,7 @@ CHUNK = 4096  # ADAMW_CHUNK of kernels/adamw.h
 PER_DISPATCH = 102  # 512 pointers, 5 for each parameter
 
 
-@pytest.mark.parametrize("amsgrad, maximize, weight_decay", itertools.product([False, True], [False, True], [0.0, 0.1]))
+@pytest.mark.parametrize("amsgrad, maximize, weight_decay", list(itertools.product([False, True], [False, True], [0.0, 0.1])))
 def test_twenty_steps(device, amsgrad, maximize, weight_decay):
     pair = Pair(random_values((33, 7), (5,), ()), device, lr=1e-2, amsgrad=amsgrad, maximize=maximize,
                 weight_decay=weight_decay)
@@ -21,7 +21,7 @@ def test_twenty_steps(device, amsgrad, maximize, weight_decay):
 
 
 @pytest.mark.parametrize("ours", [{"capturable": True}, {"fused": True}])
-@pytest.mark.parametrize("amsgrad, maximize, weight_decay", itertools.product([False, True], [False, True], [0.0, 0.1]))
+@pytest.mark.parametrize("amsgrad, maximize, weight_decay", list(itertools.product([False, True], [False, True], [0.0, 0.1])))
 def test_twenty_steps_counted_on_the_device(device, ours, amsgrad, maximize, weight_decay):
     pair = Pair(random_values((33, 7), (5,), ()), device, ours, lr=1e-2, amsgrad=amsgrad, maximize=maximize,
                 weight_decay=weight_decay)
