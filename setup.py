@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -106,7 +107,8 @@ def ops_extension(tasks):
         tasks.add(name, target, dependencies(depfile, source), [command, torch.__version__],
                   lambda command=command: run(command))
         objects.append(target)
-    tasks.run()
+    if errors := tasks.run():
+        raise SystemExit("\n".join(errors))
 
     output = WORK / "out" / "_C.abi3.so"
     command = [compiler(), "-shared", *map(str, objects), "-o", str(output),
@@ -115,33 +117,39 @@ def ops_extension(tasks):
     return {output: "_C.abi3.so"}
 
 
-def instruction_sets():
-    if "METALCORE_ISA" in os.environ:
-        return os.environ["METALCORE_ISA"].split(",")
-    return ["x86-64", "x86-64-v3"] if platform.machine() in ("x86_64", "AMD64") else [platform.machine()]
-
-
 def kernel_libraries(tasks):
     """lib/<isa>/<family>.so and lib/checking/<family>.so: the built-in kernels, translated and compiled."""
-    if not (PACKAGE / "msl" / "host.py").exists():
-        return {}
     sys.path.insert(0, str(PACKAGE))  # msl by itself: importing metalcore would need what is being built
     from msl import host
 
-    shared = [*(ROOT / "kernels").rglob("*.h"), *(PACKAGE / "msl").glob("*.py"),
-              *(PACKAGE / "msl" / "include").rglob("*")]
-    shared = [path for path in shared if path.is_file()]
+    translator = [path for path in [*(PACKAGE / "msl").glob("*.py"), *(PACKAGE / "msl" / "include").rglob("*")]
+                  if path.is_file()]
+    baseline, *_ = all_sets = instruction_sets()
+    wanted = os.environ.get("METALCORE_ISA", ",".join(all_sets)).split(",")
     outputs = {}
     for source in sorted((ROOT / "kernels").glob("*.metal")):
-        for folder, isa, checking in [*((isa, isa, False) for isa in instruction_sets()),
-                                      ("checking", instruction_sets()[0], True)]:
+        for folder, isa, checking in [*((isa, isa, False) for isa in wanted), ("checking", baseline, True)]:
             name = f"lib/{folder}/{source.stem}.so"
             output = WORK / "out" / name
-            tasks.add(name, output, [source, *shared], [isa, checking, compiler()],
+            tasks.add(name, output, [*with_includes(source), *translator], [isa, checking, compiler()],
                       lambda source=source, output=output, isa=isa, checking=checking: host.build(
                           source, output, isa=isa, checking=checking, include_dirs=[ROOT / "kernels"]))
             outputs[output] = name
     return outputs
+
+
+def instruction_sets():
+    return ["x86-64", "x86-64-v3"] if platform.machine() in ("x86_64", "AMD64") else [platform.machine()]
+
+
+def with_includes(source, seen=()):
+    """A kernel's source and the headers of ours that it includes, directly or not."""
+    found = [source]
+    for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', source.read_text(), re.MULTILINE):
+        path = ROOT / "kernels" / name
+        if path.exists() and path not in seen:
+            found += with_includes(path, (*seen, source))
+    return found
 
 
 def simulated_device(tasks):
@@ -155,7 +163,7 @@ def simulated_device(tasks):
     spec.loader.exec_module(build)
     output = WORK / "out" / "simulator" / build.library_name()
     tasks.add("simulated_device", output, [*build.sources(), PACKAGE / "simulator" / "build.py"],
-              [torch.__version__, output.name, compiler()], lambda: build.build(output.parent))
+              [torch.__version__, output.name, compiler()], lambda: build.build(output))
     return {output: f"simulator/{output.name}"}
 
 
@@ -163,14 +171,18 @@ class Build(build_ext):
     def run(self):
         tasks = Tasks()
         outputs = {**ops_extension(tasks), **kernel_libraries(tasks), **simulated_device(tasks)}
-        tasks.run()
+        errors = tasks.run()
         # In place (editable) or into the tree that becomes the wheel.
         package = PACKAGE if self.inplace else Path(self.build_lib) / "metalcore"
         for output, name in outputs.items():
-            copy(output, package / name)
+            if output.exists():
+                copy(output, package / name)
+        if errors:
+            raise SystemExit("\n".join(errors))
         if not self.inplace:
             copy_tree(ROOT / "kernels", package / "kernels")
-            copy_tree(ROOT / "csrc" / "simulated_device", package / "simulator" / "csrc")
+            for path in (*(ROOT / "csrc" / "simulated_device").iterdir(), SIMULATOR / "fault.h"):
+                copy(path, package / "simulator" / "csrc" / path.name)
 
     def get_outputs(self):
         return []
