@@ -2,11 +2,10 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <string_view>
-
 #include "allocator.h"
 #include "autograd.h"
 #include "cpu_view.h"
+#include "fault.h"
 #include "hooks.h"
 #include "operators.h"
 
@@ -21,17 +20,18 @@ void install() {
   register_fallbacks();
 }
 
-// A fault that the CPU executor found in a kernel arrives here through PyTorch, which keeps only its message.
-void translate_kernel_error(std::exception_ptr exception) {
+// The CPU executor throws Fault through PyTorch's dispatcher, which by itself would keep only its text.
+void translate_fault(std::exception_ptr exception) {
+  const auto triple = [](msl_abi::Uint3 value) { return pybind11::make_tuple(value.x, value.y, value.z); };
   try {
     std::rethrow_exception(exception);
-  } catch (const std::runtime_error& error) {
-    constexpr std::string_view prefix = "metalcore.simulator.KernelError: ";
-    const std::string_view message = error.what();
-    if (message.substr(0, prefix.size()) != prefix) throw;
-    const auto errors = pybind11::module_::import("metalcore.simulator.errors");
-    const auto fault = errors.attr("KernelError")(std::string(message.substr(prefix.size())));
-    PyErr_SetObject(errors.attr("KernelError").ptr(), fault.ptr());
+  } catch (const simulator::Fault& fault) {
+    const auto error = pybind11::module_::import("metalcore.simulator.errors")
+                           .attr("from_fault")(fault.message(), fault.kind, fault.kernel, fault.file, fault.line,
+                                               triple(fault.thread.position_in_grid),
+                                               triple(fault.thread.position_in_threadgroup),
+                                               triple(fault.thread.threadgroup_position));
+    PyErr_SetObject(pybind11::type::of(error).ptr(), error.ptr());
   }
 }
 
@@ -46,5 +46,5 @@ PYBIND11_MODULE(_device, module) {
   module.def("drain_autograd", &device::drain_autograd, pybind11::call_guard<pybind11::gil_scoped_release>());
   // A CPU tensor on the memory of a device tensor.
   module.def("host_alias", [](const at::Tensor& tensor) { return device::CpuView().to_cpu(tensor); });
-  pybind11::register_exception_translator(&device::translate_kernel_error);
+  pybind11::register_exception_translator(&device::translate_fault);
 }

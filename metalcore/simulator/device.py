@@ -5,11 +5,10 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-import tempfile
-from pathlib import Path
 
 import torch
 
+from ..msl import cache
 from . import build
 
 OLDEST_TORCH = (2, 10)
@@ -73,21 +72,13 @@ def load_extension():
 
 def cached_extension():
     """The extension for a PyTorch that has no prebuilt one, compiled on first use."""
-    cache = Path(os.environ.get("METALCORE_CACHE_DIR") or Path.home() / ".cache" / "metalcore") / "simulated_device"
-    path = cache / build.library_name()
-    if path.exists():
-        return path
-    print(f"metalcore.simulator: compiling the simulated device for torch {torch.__version__}, once (half a minute)",
-          file=sys.stderr, flush=True)
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        return build.build(cache)
-    except OSError as error:
-        print(f"metalcore.simulator: {cache} cannot be written ({error.strerror}); it will be compiled again next time. "
-              "Set METALCORE_CACHE_DIR to a directory that can.", file=sys.stderr, flush=True)
-    temporary = tempfile.TemporaryDirectory(prefix="metalcore-")
-    atexit.register(temporary.cleanup)
-    return build.build(temporary.name)
+
+    def make(path):
+        print(f"metalcore.simulator: compiling the simulated device for torch {torch.__version__}, once (half a minute)",
+              file=sys.stderr, flush=True)
+        build.build(path)
+
+    return cache.entry(build.library_name(), make)
 
 
 def compile_shader(source):
