@@ -1,0 +1,83 @@
+// Checking mode: one dispatch, run on the calling thread, of a library whose every load and store comes by here first.
+#pragma once
+
+#include "fault.h"
+#include "memory_map.h"
+#include "order.h"
+#include "shadow.h"
+#include "threadgroup.h"
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace metalcore::simulator {
+
+class Checker final : public Observer {
+ public:
+  Checker(const Launch& launch, Threadgroup& group, uint32_t seed);
+  ~Checker() override;
+  void run();
+
+  // From the running kernel, with the address that the call returns to.
+  void access(const char* address, uint32_t size, uint32_t kind, const void* caller);
+  void* threadgroup_memory(uint32_t site, uint32_t bytes, uint32_t alignment, const void* caller);
+  // Before a barrier: what was accessed last has happened.
+  void synchronize(uint32_t flags, const void* caller);
+
+  void barrier_opens(Threadgroup& group) override;
+  void simdgroup_meets(Simdgroup& simdgroup, uint32_t lanes) override;
+
+ private:
+  // A write is judged when it has happened, at the next event: one that leaves the bytes as they were is no race.
+  struct Pending {
+    char* address = nullptr;
+    uint32_t size = 0;
+    Shadow* shadow = nullptr;
+    Space space = kDevice;
+    Stamp stamp = {};
+    std::vector<char> before;
+  };
+
+  bool allowed_in_buffer(const Block& block, const char* address, uint32_t size, bool write) const;
+  bool is_host_constant(const char* address, uint32_t size) const;
+  void shared_access(char* address, uint32_t size, uint32_t kind, const void* caller);
+  void record(char* address, uint32_t size, uint32_t kind, Shadow& shadow, Space space, const void* caller);
+  void check_read(Cell& cell, const Stamp& stamp, const char* address, Space space);
+  void check_write(Cell& cell, const Stamp& stamp, const char* address, Space space);
+  void settle();
+
+  [[noreturn]] void out_of_bounds(const char* address, uint32_t size, bool write, const void* caller);
+  [[noreturn]] void race(const Stamp& first, bool first_writes, const Stamp& second, bool second_writes,
+                         const char* address);
+  [[noreturn]] void fail(const char* kind, uint32_t pc, const msl_abi::Thread& thread, const std::string& what,
+                         uint32_t line = 0);
+  std::string describe_thread(uint32_t thread) const;
+  std::string describe_place(const char* address) const;
+  uint32_t pc_of(const void* caller) const;
+
+  const Launch& launch_;
+  MemoryMap map_;
+  Grid grid_;
+  Segments segments_;
+  Threadgroup& group_;
+  std::mt19937 random_;
+  Order order_;
+  uint64_t group_index_ = 0;
+  std::unordered_map<const Block*, std::unique_ptr<Shadow>> device_shadow_;
+  Shadow shared_shadow_;
+  std::vector<bool> written_;        // per byte of threadgroup memory
+  const Block* last_block_ = nullptr;
+  Shadow* last_shadow_ = nullptr;
+  Pending pending_;
+  bool is_pending_ = false;
+  struct Arrival {
+    uint32_t flags = 0, pc = 0;
+  };
+  std::vector<Arrival> arrivals_;    // per thread of the group, the barrier it is at
+};
+
+}  // namespace metalcore::simulator

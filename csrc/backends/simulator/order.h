@@ -1,0 +1,69 @@
+// What happens before what in a checked dispatch. Threadgroups run one after the other, each thread until it waits;
+// every event has a time, and an access is ordered before the running thread's next one if
+// - the same thread made it, or
+// - a threadgroup_barrier whose flags cover that memory has opened since, or
+// - a simdgroup_barrier with such flags, in which both took part, directly or through others, or
+// - it was followed by an atomic operation of its thread (or of one it is ordered before), and the running thread, or one
+//   ordered before it, has since used the same atomic. Atomics are taken as acquiring and releasing: Metal's are
+//   relaxed, and kernels pair them with barriers.
+#pragma once
+
+#include "shadow.h"
+#include "threadgroup.h"
+
+#include <array>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace metalcore::simulator {
+
+// Index of mem_flags::mem_device and mem_threadgroup.
+enum Space : uint32_t { kDevice = 0, kShared = 1 };
+
+class Order {
+ public:
+  explicit Order(uint32_t threads_per_group) : capacity_(threads_per_group), known_(kMaximumThreads / 32) {}
+
+  void begin_group();
+  uint64_t now() { return ++time_; }
+  uint32_t thread(const Lane& lane) const { return first_ + lane.thread.index_in_threadgroup; }
+  uint32_t group_of(uint32_t thread) const { return thread / capacity_; }
+  uint32_t index_in_group(uint32_t thread) const { return thread % capacity_; }
+
+  bool same_group(const Stamp& a, const Stamp& b) const { return group_of(a.thread) == group_of(b.thread); }
+  bool same_simdgroup(const Stamp& a, const Stamp& b) const {
+    return same_group(a, b) && index_in_group(a.thread) / 32 == index_in_group(b.thread) / 32;
+  }
+
+  // Whether `past` is ordered before what `thread` does now.
+  bool before(const Stamp& past, uint32_t thread, Space space) const;
+
+  void barrier(uint32_t flags);
+  void simdgroup_barrier(uint32_t simdgroup, uint32_t lanes, uint32_t flags);
+  void atomic(const void* address, uint32_t thread);
+
+ private:
+  struct Known {
+    uint64_t until[32][32];  // [lane][other]: what other did before this is ordered before what lane does
+  };
+  struct Atomic {
+    std::unordered_map<uint32_t, uint64_t> released;               // by thread: what it did before this
+    std::unordered_map<uint32_t, std::array<uint64_t, 2>> barrier; // by group: what its threads did before this
+    std::unordered_map<uint32_t, uint64_t> acquired;               // by thread
+    std::array<uint64_t, 2> group = {};                            // the current group's number and when a barrier passed it on
+    uint32_t waiting = 0;                                          // in recent_ already
+  };
+  bool before_by_atomics(const Stamp& past, uint32_t thread, Space space) const;
+
+  uint32_t capacity_;
+  uint32_t group_ = 0, first_ = 0;
+  bool started_ = false;
+  uint64_t time_ = 0;
+  std::array<uint64_t, 2> barrier_ = {};
+  std::vector<std::array<std::unique_ptr<Known>, 2>> known_;
+  std::unordered_map<const void*, Atomic> atomics_;
+  std::vector<Atomic*> recent_;  // used by this group since its last barrier
+};
+
+}  // namespace metalcore::simulator
