@@ -3,15 +3,22 @@
 
 #include "host/checking.h"
 #include "host/runtime.h"
+#include "metal/array.h"
 #include "metal/atomic.h"
 #include "metal/common.h"
 #include "metal/conditional.h"
+#include "metal/geometric.h"
+#include "metal/integer.h"
 #include "metal/limits.h"
 #include "metal/math.h"
+#include "metal/matrix.h"
 #include "metal/namespaces.h"
+#include "metal/pack.h"
+#include "metal/relational.h"
 #include "metal/simdgroup.h"
+#include "metal/simdgroup_matrix.h"
 #include "metal/synchronize.h"
+#include "metal/type_traits.h"
 #include "metal/types.h"
-#if __has_include("host/entry.h")
+
 #include "host/entry.h"
-#endif

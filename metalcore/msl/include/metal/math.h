@@ -84,8 +84,10 @@ METAL_FUNC vec<T, N> nextafter(const vec<T, N>& x, const vec<T, N>& y) {
 }
 
 METAL_FUNC constexpr float fabs(float x) { return msl::math::abs(x); }
-METAL_FUNC constexpr half fabs(half x) { return half::from_bits(x.bits & 0x7fff); }
-METAL_FUNC constexpr bfloat fabs(bfloat x) { return bfloat::from_bits(x.bits & 0x7fff); }
+template <class F>
+METAL_FUNC constexpr msl::small_float<F> fabs(msl::small_float<F> x) {
+  return msl::small_float<F>::from_bits(x.bits & 0x7fff);
+}
 template <class T, int N>
 METAL_FUNC constexpr vec<T, N> fabs(const vec<T, N>& v) {
   return msl::map(v, [](T x) METAL_LAMBDA { return fabs(x); });
@@ -98,8 +100,10 @@ METAL_FUNC constexpr vec<T, N> fabs(const packed_vec<T, N>& v) {
 
 // abs is fabs for floating point. An integer's absolute value keeps its type and wraps around for the least.
 METAL_FUNC constexpr float abs(float x) { return fabs(x); }
-METAL_FUNC constexpr half abs(half x) { return fabs(x); }
-METAL_FUNC constexpr bfloat abs(bfloat x) { return fabs(x); }
+template <class F>
+METAL_FUNC constexpr msl::small_float<F> abs(msl::small_float<F> x) {
+  return fabs(x);
+}
 #define MSL_ABS(T) \
   METAL_FUNC constexpr T abs(T x) { return (T)(x < 0 ? 0 - x : x); }
 MSL_ABS(signed char) MSL_ABS(char) MSL_ABS(uchar) MSL_ABS(short) MSL_ABS(ushort) MSL_ABS(int) MSL_ABS(uint)
