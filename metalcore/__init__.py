@@ -13,6 +13,8 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 
 from . import _C
 from .activation import gelu, silu
+from .normalization import add_rms_norm, rms_norm
+from .softmax import log_softmax, softmax
 
 __version__ = "0.1.0"
 
@@ -27,7 +29,16 @@ _LAZY = {
 }
 _LAZY_MODULES = frozenset({"integrations", "linalg", "msl", "nn", "optim", "overrides", "simulator"})
 
-__all__ = ["gelu", "silu", *_LAZY, *_LAZY_MODULES]
+__all__ = [
+    "add_rms_norm",
+    "gelu",
+    "log_softmax",
+    "rms_norm",
+    "silu",
+    "softmax",
+    *_LAZY,
+    *_LAZY_MODULES,
+]
 
 
 def __getattr__(name):

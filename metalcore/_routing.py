@@ -17,6 +17,7 @@ ops = torch.ops.metalcore
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _after_autograd = torch._C._after_autograd_keyset
 _any_requires_grad = torch._C._any_requires_grad
+_is_grad_enabled = torch._C.is_grad_enabled
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 DEVICES = frozenset({"mps"})
@@ -68,7 +69,8 @@ def autograd(name, backward, setup_context):
 
     class Derivative(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, keyset, *inputs):
+        def forward(ctx, *inputs_and_keyset):
+            *inputs, keyset = inputs_and_keyset
             with _BelowAutograd():
                 output = redispatch(keyset, *inputs)
             setup_context(ctx, inputs, output)
@@ -77,14 +79,14 @@ def autograd(name, backward, setup_context):
         @staticmethod
         def backward(ctx, *grads):
             found = backward(ctx, *grads)
-            return (None, *found) if isinstance(found, tuple) else (None, found)
+            return (*found, None) if isinstance(found, tuple) else (found, None)
 
     Derivative.__name__ = Derivative.__qualname__ = f"metalcore_{name}"
 
     def kernel(keyset, *inputs):
         keyset = keyset & _after_autograd
-        if torch.is_grad_enabled() and _any_requires_grad(*inputs):
-            return Derivative.apply(keyset, *inputs)
+        if _is_grad_enabled() and _any_requires_grad(*inputs):
+            return Derivative.apply(*inputs, keyset)
         with _BelowAutograd():
             return redispatch(keyset, *inputs)
 

@@ -1,0 +1,44 @@
+"""Modules that compute with metalcore's ops: drop-ins for their namesakes in torch.nn, with the same arguments,
+parameters and state_dict."""
+
+from __future__ import annotations
+
+import torch
+
+from ..activation import gelu, silu
+from ..normalization import add_rms_norm, rms_norm
+from ..softmax import log_softmax, softmax
+
+__all__ = ["GELU", "AddRMSNorm", "LogSoftmax", "RMSNorm", "SiLU", "Softmax"]
+
+
+class SiLU(torch.nn.SiLU):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) if self.inplace else silu(input)
+
+
+class GELU(torch.nn.GELU):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return gelu(input, self.approximate)
+
+
+class Softmax(torch.nn.Softmax):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) if self.dim is None else softmax(input, self.dim)
+
+
+class LogSoftmax(torch.nn.LogSoftmax):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) if self.dim is None else log_softmax(input, self.dim)
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return rms_norm(input, self.normalized_shape, self.weight, self.eps)
+
+
+class AddRMSNorm(torch.nn.RMSNorm):
+    """An RMSNorm over the last dimension of input + residual; returns the normalized sum and the sum."""
+
+    def forward(self, input: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return add_rms_norm(input, residual, self.weight, self.eps)

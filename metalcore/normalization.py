@@ -1,0 +1,187 @@
+"""Root mean square normalization, plain and of a sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from ._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+
+__all__ = ["add_rms_norm", "rms_norm"]
+
+# PyTorch's eps=None: the epsilon of the type it computes in.
+_EPS = torch.finfo(torch.float32).eps
+
+
+def rms_norm(
+    x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimensions, as torch.nn.functional.rms_norm.
+
+    Args:
+        x: float32, float16 or bfloat16, any strides; computed in float32. Other input goes to PyTorch's op.
+        normalized_shape: the last dimensions of x, over which the mean is taken.
+        weight: of that shape and of any of the three dtypes; the result has the dtype of x.
+        eps: None for the epsilon of float32.
+
+    The weight's gradient is summed in a fixed order: the same inputs give the same bits.
+
+    Raises:
+        RuntimeError: normalized_shape is not the end of x's shape, or not weight's shape.
+    """
+    if not _fits(x, normalized_shape, weight):
+        return F.rms_norm(x, normalized_shape, weight, eps)
+    return ops.rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Adds the residual and normalizes over the last dimension, in one pass over memory.
+
+    Args:
+        x, residual: of one shape and dtype; see `rms_norm`.
+        weight: of the last dimension's size.
+
+    Returns:
+        (y, total): `total = x + residual`, and `y = rms_norm(total, total.shape[-1:], weight, eps)`.
+    """
+    if (
+        x.dim() == 0
+        or not _fits(x, x.shape[-1:], weight)
+        or not accelerated(x, residual)
+        or residual.dtype != x.dtype
+        or residual.shape != x.shape
+    ):
+        total = x + residual
+        return rms_norm(total, total.shape[-1:], weight, eps), total
+    return ops.add_rms_norm(x, residual, 1, weight, _EPS if eps is None else eps)
+
+
+def _fits(x, normalized_shape, weight):
+    if not accelerated(x, weight) or not isinstance(normalized_shape, Sequence):
+        return False
+    shape = tuple(normalized_shape)
+    return 0 < len(shape) <= x.dim() and x.shape[-len(shape) :] == shape and (weight is None or weight.shape == shape)
+
+
+# CPU and fake kernels
+
+
+def _composite(x, dims, weight, eps):
+    """In PyTorch's ops, differentiable to any order; in float32 at least."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = torch.rsqrt(wide.square().mean(tuple(range(-dims, 0)), keepdim=True) + eps)
+    y = wide * scale
+    return (y if weight is None else y * weight).to(x.dtype)
+
+
+def _empty(x):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@cpu_kernel("rms_norm")
+def _(x, dims, weight, eps):
+    return _composite(x, dims, weight, eps).contiguous()
+
+
+@fake_kernel("rms_norm")
+def _(x, dims, weight, eps):
+    return _empty(x)
+
+
+@cpu_kernel("add_rms_norm")
+def _(x, residual, dims, weight, eps):
+    total = torch.add(x, residual, out=_empty(x))
+    return _composite(total, dims, weight, eps).contiguous(), total
+
+
+@fake_kernel("add_rms_norm")
+def _(x, residual, dims, weight, eps):
+    return _empty(x), _empty(x)
+
+
+def _gradients(grad, x, sum_grad, dims, weight, eps):
+    """What rms_norm_backward computes, in PyTorch's ops: the gradients of x and of the weight (None without one)."""
+    over = tuple(range(-dims, 0))
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    g, v = grad.to(wide), x.to(wide)
+    scale = torch.rsqrt(v.square().mean(over, keepdim=True) + eps)
+    normal = v * scale
+    gw = None
+    if weight is not None:
+        gw = (g * normal).sum(tuple(range(x.dim() - dims))).to(weight.dtype)
+        g = g * weight
+    gx = scale * (g - normal * (g * normal).mean(over, keepdim=True))
+    if sum_grad is not None:
+        gx = gx + sum_grad
+    return gx.to(x.dtype), gw
+
+
+@cpu_kernel("rms_norm_backward")
+def _(grad, x, sum_grad, dims, weight, eps, weight_wanted):
+    gx, gw = _gradients(grad, x, sum_grad, dims, weight, eps)
+    return gx.contiguous(), gw.contiguous() if weight_wanted else x.new_empty(0)
+
+
+@fake_kernel("rms_norm_backward")
+def _(grad, x, sum_grad, dims, weight, eps, weight_wanted):
+    return _empty(x), _empty(weight) if weight_wanted else x.new_empty(0)
+
+
+# Derivatives
+
+
+def _save(ctx, inputs, output):
+    x, ctx.dims, weight, ctx.eps = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _backward(ctx, grad):
+    x, weight = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[2]
+    gx, gw = ops.rms_norm_backward(grad, x, None, ctx.dims, weight, ctx.eps, wanted)
+    return gx, None, gw if wanted else None, None
+
+
+def _save_sum(ctx, inputs, output):
+    _, _, ctx.dims, weight, ctx.eps = inputs
+    ctx.save_for_backward(output[1], weight)
+    ctx.set_materialize_grads(False)  # often only one of the two outputs has a gradient
+
+
+def _sum_backward(ctx, grad, sum_grad):
+    if grad is None:
+        return sum_grad, sum_grad, None, None, None
+    total, weight = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[3]
+    gx, gw = ops.rms_norm_backward(grad, total, sum_grad, ctx.dims, weight, ctx.eps, wanted)
+    return gx, gx, None, gw if wanted else None, None
+
+
+def _save_backward(ctx, inputs, output):
+    grad, x, sum_grad, ctx.dims, weight, ctx.eps, ctx.weight_wanted = inputs
+    ctx.save_for_backward(grad, x, sum_grad, weight)
+
+
+def _double_backward(ctx, gx_cotangent, gw_cotangent):
+    """Differentiates _gradients, as often as is asked for."""
+    with torch.enable_grad():
+        inputs = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
+        grad, x, sum_grad, weight = inputs
+        outputs = _gradients(grad, x, sum_grad, ctx.dims, weight, ctx.eps)
+    cotangents = (gx_cotangent, gw_cotangent)
+    if not ctx.weight_wanted:
+        outputs, cotangents = outputs[:1], cotangents[:1]
+    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=torch.is_grad_enabled(), allow_unused=True))
+    grad, x, sum_grad, weight = (next(found) if t is not None and t.requires_grad else None for t in inputs)
+    return grad, x, sum_grad, None, weight, None, None
+
+
+autograd("rms_norm", _backward, _save)
+autograd("add_rms_norm", _sum_backward, _save_sum)
+autograd("rms_norm_backward", _double_backward, _save_backward)

@@ -1,0 +1,108 @@
+"""softmax and log_softmax along any dimension."""
+
+from __future__ import annotations
+
+import torch
+
+from ._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+
+__all__ = ["log_softmax", "softmax"]
+
+_aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """exp(x) / sum(exp(x)) along a dimension, as torch.softmax.
+
+    The maximum is subtracted first, so large values do not overflow; a row of -inf only gives NaN.
+
+    Args:
+        x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op.
+        dim: the dimension to normalize.
+        dtype: of the result; x is converted to it first. float32 from a 16-bit x costs no extra pass.
+
+    Raises:
+        IndexError: dim out of range.
+    """
+    return _call(ops.softmax, torch.softmax, x, dim, dtype)
+
+
+def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """log(softmax(x)) along a dimension, as torch.log_softmax. Arguments and errors as in `softmax`."""
+    return _call(ops.log_softmax, torch.log_softmax, x, dim, dtype)
+
+
+def _call(op, torch_op, x, dim, dtype):
+    if not accelerated(x) or not _in_range(dim, x.dim()):
+        return torch_op(x, dim, dtype=dtype)
+    if dtype is None or dtype == x.dtype:
+        return op(x, dim, False)
+    if dtype == torch.float32:
+        return op(x, dim, True)
+    return _call(op, torch_op, x.to(dtype), dim, None)
+
+
+def _in_range(dim, dims):
+    return isinstance(dim, int) and -max(dims, 1) <= dim < max(dims, 1)
+
+
+def _register(name, aten_forward, aten_backward, double_backward):
+    forward_op, backward_op = getattr(ops, name), getattr(ops, f"{name}_backward")
+
+    # PyTorch's CPU kernels have no half_to_float.
+    @cpu_kernel(name)
+    def _(x, dim, half_to_float):
+        return aten_forward(x.float() if half_to_float else x, dim, False).contiguous()
+
+    @cpu_kernel(f"{name}_backward")
+    def _(grad, output, dim, input_dtype):
+        return aten_backward(grad, output, dim, output.dtype).to(input_dtype).contiguous()
+
+    @fake_kernel(name)
+    def _(x, dim, half_to_float):
+        dtype = torch.float32 if half_to_float else x.dtype
+        return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+    @fake_kernel(f"{name}_backward")
+    def _(grad, output, dim, input_dtype):
+        return torch.empty_like(output, dtype=input_dtype, memory_format=torch.contiguous_format)
+
+    def save(ctx, inputs, output):
+        x, ctx.dim, _ = inputs
+        ctx.input_dtype = x.dtype
+        ctx.save_for_backward(output)
+
+    def backward(ctx, grad):
+        (output,) = ctx.saved_tensors
+        return backward_op(grad, output, ctx.dim, ctx.input_dtype), None, None
+
+    def save_backward(ctx, inputs, output):
+        grad, y, ctx.dim, ctx.input_dtype = inputs
+        ctx.save_for_backward(grad, y)
+
+    def backward_of_backward(ctx, cotangent):
+        grad, y = ctx.saved_tensors
+        return *double_backward(cotangent.to(y.dtype), grad, y, ctx.dim), None, None
+
+    autograd(name, backward, save)
+    autograd(f"{name}_backward", backward_of_backward, save_backward)
+
+
+# The backward operator is linear in grad; these are its derivatives by grad and by the output y, applied to v.
+
+
+def _softmax_double_backward(v, grad, y, dim):
+    vy = (v * y).sum(dim, keepdim=True)
+    gy = (grad * y).sum(dim, keepdim=True)
+    return y * (v - vy), v * (grad - gy) - grad * vy
+
+
+def _log_softmax_double_backward(v, grad, y, dim):
+    p = y.exp()
+    vp = v * p
+    return v - vp.sum(dim, keepdim=True), -vp * grad.sum(dim, keepdim=True)
+
+
+_register("softmax", _aten._softmax, _aten._softmax_backward_data, _softmax_double_backward)
+_register("log_softmax", _aten._log_softmax, _aten._log_softmax_backward_data, _log_softmax_double_backward)
