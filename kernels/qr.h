@@ -28,24 +28,29 @@ struct QrPanelParams {
   uint32_t panel, panels;                           // index into T, which holds `panels` factors a matrix
 };
 
-// Applies panel's block reflector, or its transpose, to columns [target_first, target_columns) of the target's rows
-// [first, rows).
+// Applies a panel's block reflector, or its transpose, to rows [first, rows) of the target's columns [target_first,
+// target_columns), QR_UPDATE_COLUMNS of them a threadgroup: `tiles` threadgroups a matrix.
+#define QR_UPDATE_COLUMNS 32
 struct QrUpdateParams {
   QrPanelParams of;
   uint32_t target_first, target_columns;
+  uint32_t tiles;
   uint32_t transpose;
 };
 
-// Where a blocked factorization ends: rows x columns results out of or for a matrix with `source_columns` columns.
-struct QrShapeParams {
+// A batch of rows x columns results; R is taken from matrices of source_rows rows.
+struct QrResultParams {
   uint32_t rows, columns;
-  uint32_t source_rows, source_columns;
+  uint32_t source_rows;
 };
 
 // One level of a tall factorization: blocks of block_rows rows of Q (rows x columns), each times its own columns x columns
-// factor, whose columns take the signs if these are the matrix's own blocks.
+// factor, whose columns take the signs if these are the matrix's own blocks. A threadgroup multiplies QR_TALL_ROWS rows:
+// `tiles` threadgroups a block.
+#define QR_TALL_ROWS 128
 struct QrTallParams {
   uint32_t rows, columns;
   uint32_t blocks, block_rows;
+  uint32_t tiles;
   uint32_t with_signs;
 };

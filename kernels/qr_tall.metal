@@ -35,7 +35,7 @@ constant constexpr uint kThreads = 256;
     bool done = alpha == 1.0f;
     if (done)
       for (uint i = k + 1; i < n; ++i) done = done && w[i * n + k] == 0.0f;
-    const float s = done || signbit(alpha) ? 1.0f : -1.0f;
+    const float s = done ? 1.0f : -copysign(1.0f, alpha);
     if (thread_index == 0) sign[k] = s;
     const float inverse = done ? 0.0f : 1.0f / (alpha - s);
     const uint left = n - k - 1;
@@ -50,29 +50,30 @@ constant constexpr uint kThreads = 256;
 }
 
 constant constexpr uint kTileRows = 32;      // of Q at once in threadgroup memory
-constant constexpr uint kTiles = 4;          // a threadgroup
 constant constexpr uint kRowsEach = kTileRows * 32 / kThreads;
 
-// Each block of Q times its factor. A threadgroup for kTiles tiles of one block.
+// Each block of Q times its factor. A threadgroup for QR_TALL_ROWS rows of one block.
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void qr_tall_combine(
     device const float* q [[buffer(0)]], device const float* above [[buffer(1)]],
     device const float* signs [[buffer(2)]], device float* result [[buffer(3)]], constant QrTallParams& p [[buffer(4)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float factor[kLargest * kLargest];
   threadgroup float tile[kTileRows * kLargest];
   const uint n = p.columns;
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
-  const uint matrix = group.y / p.blocks, block = group.y % p.blocks;
+  const uint index = group / p.tiles;  // of the block, over all matrices
+  const uint matrix = index / p.blocks, block = index % p.blocks;
   const uint first = block * p.block_rows;
   const uint end = min(first + p.block_rows, p.rows);
+  const uint tile_row = first + group % p.tiles * QR_TALL_ROWS;
   q += ulong(matrix) * p.rows * n;
   result += ulong(matrix) * p.rows * n;
-  above += ulong(group.y) * n * n;
+  above += ulong(index) * n * n;
 
   for (uint at = thread_index; at < n * n; at += kThreads) 
     factor[at] = p.with_signs ? above[at] * signs[matrix * n + at % n] : above[at];
-  for (uint i = 0; i < kTiles; ++i) {
-    const uint row = first + (group.x * kTiles + i) * kTileRows;
+  for (uint i = 0; i < QR_TALL_ROWS; i += kTileRows) {
+    const uint row = tile_row + i;
     const uint rows = row < end ? min(kTileRows, end - row) : 0;
     for (uint at = thread_index; at < kTileRows * n; at += kThreads)
       tile[at] = at < rows * n ? q[ulong(row) * n + at] : 0.0f;

@@ -4,7 +4,7 @@ using namespace metal;
 
 #include "qr.h"
 
-constant constexpr uint kColumns = 32;     // of C, a threadgroup: one a lane
+constant constexpr uint kColumns = QR_UPDATE_COLUMNS;  // of C: one a lane
 constant constexpr uint kSimdgroups = 8;
 constant constexpr uint kThreads = 32 * kSimdgroups;
 constant constexpr uint kRows = 128;       // of V at once in threadgroup memory
@@ -27,7 +27,7 @@ inline void load_reflectors(threadgroup float* v, device const float* corner, co
 // to subtract. So C is read twice and written once for each panel, and nothing else goes through device memory.
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void qr_update(
     device const float* reflectors [[buffer(0)]], device const float* t [[buffer(1)]], device float* target [[buffer(2)]],
-    constant QrUpdateParams& p [[buffer(3)]], uint2 group [[threadgroup_position_in_grid]],
+    constant QrUpdateParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float4 v[kRows * kQuads];
   threadgroup float partial[kSimdgroups * QR_PANEL * kColumns];
@@ -36,9 +36,9 @@ inline void load_reflectors(threadgroup float* v, device const float* corner, co
 
   constexpr uint kShare = kRows / kSimdgroups;
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
-  const uint matrix = group.y;
+  const uint matrix = group / p.tiles;
   const uint rows = p.of.rows - p.of.first;
-  const uint column = p.target_first + group.x * kColumns + lane;
+  const uint column = p.target_first + group % p.tiles * kColumns + lane;
   const bool mine = column < p.target_columns;
   device const float* const corner =
       reflectors + (ulong(matrix) * p.of.rows + p.of.first) * p.of.columns + p.of.first;
@@ -108,13 +108,13 @@ inline void load_reflectors(threadgroup float* v, device const float* corner, co
 }
 
 // The first columns of the identity; the upper triangle of what the panels left. One thread an element.
-[[kernel]] void qr_identity(device float* q [[buffer(0)]], constant QrShapeParams& p [[buffer(1)]],
-                            uint3 at [[thread_position_in_grid]]) {
-  q[(ulong(at.z) * p.rows + at.y) * p.columns + at.x] = at.x == at.y ? 1.0f : 0.0f;
+[[kernel]] void qr_identity(device float* q [[buffer(0)]], constant QrResultParams& p [[buffer(1)]],
+                            uint at [[thread_position_in_grid]]) {
+  q[at] = at / p.columns % p.rows == at % p.columns ? 1.0f : 0.0f;
 }
 
-[[kernel]] void qr_upper(device float* r [[buffer(0)]], constant QrShapeParams& p [[buffer(1)]],
-                         device const float* a [[buffer(2)]], uint3 at [[thread_position_in_grid]]) {
-  const ulong from = (ulong(at.z) * p.source_rows + at.y) * p.columns + at.x;
-  r[(ulong(at.z) * p.rows + at.y) * p.columns + at.x] = at.y <= at.x ? a[from] : 0.0f;
+[[kernel]] void qr_upper(device float* r [[buffer(0)]], constant QrResultParams& p [[buffer(1)]],
+                         device const float* a [[buffer(2)]], uint at [[thread_position_in_grid]]) {
+  const uint column = at % p.columns, row = at / p.columns % p.rows, matrix = at / p.columns / p.rows;
+  r[at] = row <= column ? a[(ulong(matrix) * p.source_rows + row) * p.columns + column] : 0.0f;
 }

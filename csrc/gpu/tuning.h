@@ -22,6 +22,11 @@ struct Tuning {
   // … up to this one a threadgroup keeps the row in registers; beyond, `looped_threads` walk it twice.
   uint32_t block_row;
   uint32_t looped_threads;
+  // QR: matrices of up to so many rows (and 32 columns) go to a simdgroup, others to a threadgroup of up to so many
+  // threads; taller ones with up to so many columns are split into blocks of rows.
+  uint32_t qr_simd_rows = 64;
+  uint32_t qr_block_threads = 512;
+  uint32_t qr_tall_columns = 64;
 };
 
 // The row of the current GPU's family, or the one chosen by use_tuning().

@@ -1,0 +1,115 @@
+#include "qr_plan.h"
+
+#include "../../kernels/qr.h"
+#include "common.h"
+
+#include <algorithm>
+
+namespace metalcore {
+
+namespace {
+
+// Kernels of qr_block.metal: `lanes` threads share a column of up to `rows` rows.
+struct BlockKernel {
+  const char* name;
+  uint32_t rows, lanes;
+};
+constexpr BlockKernel kBlockKernels[] = {
+    {"qr_block_64", 64, 4},    {"qr_block_128", 128, 4},  {"qr_block_256", 256, 8},
+    {"qr_block_512", 512, 16}, {"qr_block_1024", 1024, 32},
+};
+
+constexpr uint32_t kSimdColumns = 32;
+constexpr uint32_t kSimdRows = 64;        // of the largest kernel in qr_simd.metal
+constexpr uint32_t kSimdThreadgroup = 4;  // simdgroups
+constexpr int64_t kTallColumns = 64;      // what qr_tall.metal has threadgroup memory for
+
+std::string times(int64_t a, int64_t b) { return std::to_string(a) + "x" + std::to_string(b); }
+
+// The first of 8, 16, 32, 64 that is not below n.
+uint32_t power_from_8(int64_t n) {
+  uint32_t power = 8;
+  while (power < n) power *= 2;
+  return power;
+}
+
+uint32_t block_threads(const BlockKernel& kernel, int64_t columns) {
+  return round_up<uint32_t>(kernel.lanes * static_cast<uint32_t>(columns), gpu::kSimdWidth);
+}
+
+bool fits(const BlockKernel& kernel, int64_t rows, int64_t columns, const gpu::Tuning& tuning) {
+  return rows <= kernel.rows && kernel.lanes * columns <= tuning.qr_block_threads;
+}
+
+const BlockKernel* smallest_block_kernel(int64_t rows, int64_t columns, const gpu::Tuning& tuning) {
+  for (const BlockKernel& kernel : kBlockKernels)
+    if (fits(kernel, rows, columns, tuning)) return &kernel;
+  return nullptr;
+}
+
+const BlockKernel* tallest_block_kernel(int64_t columns, const gpu::Tuning& tuning) {
+  const BlockKernel* tallest = nullptr;
+  for (const BlockKernel& kernel : kBlockKernels)
+    if (fits(kernel, 1, columns, tuning)) tallest = &kernel;
+  return tallest;
+}
+
+// Splits rows into the fewest, equal blocks, and then their stacked R, until one block is left.
+std::vector<QrLevel> tall_levels(int64_t m, int64_t n, const BlockKernel& kernel) {
+  std::vector<QrLevel> levels;
+  for (int64_t rows = m;;) {
+    const int64_t blocks = ceil_div<int64_t>(rows, kernel.rows);
+    levels.push_back({grid_side(rows), grid_side(blocks), grid_side(ceil_div(rows, blocks)), kernel.name,
+                      block_threads(kernel, n)});
+    if (blocks == 1) return levels;
+    rows = blocks * n;
+  }
+}
+
+}  // namespace
+
+const char* name_of(QrVariant variant) {
+  switch (variant) {
+    case QrVariant::empty: return "empty";
+    case QrVariant::simd: return "simd";
+    case QrVariant::block: return "block";
+    case QrVariant::tall: return "tall";
+    case QrVariant::blocked: return "blocked";
+  }
+  return "";
+}
+
+const char* qr_panel_kernel(uint32_t rows) {
+  return rows <= 512 ? "qr_panel_512" : rows <= 1024 ? "qr_panel_1024" : rows <= 2048 ? "qr_panel_2048" : "qr_panel_looped";
+}
+
+QrPlan plan_qr(int64_t m, int64_t n, int64_t q_columns, const gpu::Tuning& tuning) {
+  const int64_t columns = std::max(n, q_columns);
+  if (m == 0 || n == 0) return {QrVariant::empty, times(m, n) + " has no reflectors", "", 0, {}, 0};
+
+  if (m <= std::min(kSimdRows, tuning.qr_simd_rows) && columns <= kSimdColumns) {
+    const uint32_t rows = power_from_8(m), lanes = power_from_8(columns);
+    return {QrVariant::simd,
+            times(m, n) + ": " + std::to_string(columns) + " columns of A or Q, one a lane, with up to " +
+                std::to_string(rows) + " rows in registers",
+            "qr_simd_" + times(rows, lanes), kSimdThreadgroup * gpu::kSimdWidth / lanes, {}, 0};
+  }
+  if (const BlockKernel* kernel = smallest_block_kernel(m, columns, tuning)) {
+    return {QrVariant::block,
+            times(m, n) + ": " + std::to_string(columns) + " columns of A or Q in the registers of a threadgroup, " +
+                std::to_string(kernel->lanes) + " lanes a column",
+            "", 1, {{grid_side(m), 1, grid_side(m), kernel->name, block_threads(*kernel, columns)}}, 0};
+  }
+  const BlockKernel* tallest = tallest_block_kernel(columns, tuning);
+  if (columns == n && n <= std::min<int64_t>(kTallColumns, tuning.qr_tall_columns) && tallest && tallest->rows >= 2 * n) {
+    return {QrVariant::tall,
+            times(m, n) + " is tall: blocks of up to " + std::to_string(tallest->rows) + " rows by themselves, then their R",
+            "", 1, tall_levels(m, n, *tallest), 0};
+  }
+  return {QrVariant::blocked,
+          times(m, n) + " is larger than a threadgroup holds: panels of " + std::to_string(QR_PANEL) +
+              " columns, and block reflectors on the rest",
+          "", 0, {}, grid_side(ceil_div<int64_t>(std::min(m, n), QR_PANEL))};
+}
+
+}  // namespace metalcore

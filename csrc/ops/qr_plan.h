@@ -1,0 +1,39 @@
+// How a QR factorization runs: which kernels of kernels/qr_*.metal, over which grids.
+#pragma once
+
+#include "../gpu/tuning.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace metalcore {
+
+enum class QrVariant { empty, simd, block, tall, blocked };
+
+const char* name_of(QrVariant variant);
+
+// Blocks of rows that are factored by themselves, each by a threadgroup: one for a matrix that fits, else level 0 of a tall
+// one and then the stacked R of the level before.
+struct QrLevel {
+  uint32_t rows, blocks, block_rows;
+  const char* kernel;
+  uint32_t threads;
+};
+
+struct QrPlan {
+  QrVariant variant;
+  std::string why;
+  std::string simd_kernel;
+  uint32_t matrices_per_threadgroup;
+  std::vector<QrLevel> levels;  // block: one, tall: several
+  uint32_t panels;              // blocked
+};
+
+// Of m x n matrices with `q_columns` columns of Q (0: Q is not wanted).
+QrPlan plan_qr(int64_t m, int64_t n, int64_t q_columns, const gpu::Tuning& tuning);
+
+// The kernel for a panel with so many rows.
+const char* qr_panel_kernel(uint32_t rows);
+
+}  // namespace metalcore

@@ -1,0 +1,119 @@
+"""Linear algebra with the arguments, results and errors of torch.linalg."""
+
+from __future__ import annotations
+
+import torch
+
+from ._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+
+__all__ = ["qr"]
+
+
+def qr(A: torch.Tensor, mode: str = "reduced", *, out=None):
+    """The QR decomposition A = Q R of matrices, as torch.linalg.qr: Q has orthonormal columns, R is upper triangular.
+
+    Householder reflections with LAPACK's conventions (geqrf, orgqr), so R's diagonal has the signs that PyTorch gives on
+    the CPU. `metalcore.explain("qr", A.shape, mode=mode)` tells which kernels a call runs: a simdgroup or a threadgroup
+    for each small matrix, blocked compact-WY (Schreiber and Van Loan 1989) for large ones, TSQR (Demmel et al. 2012) for
+    tall ones.
+
+    Args:
+        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and Q and R cast back. Other
+            input goes to PyTorch's op. With k = min(m, n):
+        mode: "reduced" gives Q (*, m, k) and R (*, k, n); "complete" gives Q (*, m, m) and R (*, m, n); "r" gives an empty
+            Q and R (*, k, n).
+        out: a pair of tensors to write Q and R to.
+
+    Returns:
+        A torch.return_types.linalg_qr: the named tuple (Q, R). Gradients of any order, where Q is there and unique: not in
+        mode "r", nor in mode "complete" if m > n.
+
+    Raises:
+        RuntimeError: an unknown mode, less than two dimensions, or an `out` that does not fit.
+    """
+    if not accelerated(A):
+        return torch.linalg.qr(A, mode, out=out)
+    if out is None:
+        return _named(_computed(A, mode))
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (A, *out)):
+        raise RuntimeError("linalg_qr(): functions with out=... arguments don't support automatic differentiation, "
+                           "but one of the arguments requires grad.")
+    if len(out) != 2:
+        raise TypeError(f"expected tuple of 2 elements but got {len(out)}")
+    for tensor in out:
+        if tensor.dtype != A.dtype:
+            raise RuntimeError(f"Expected out tensor to have dtype {A.dtype}, but got {tensor.dtype} instead")
+        if tensor.device != A.device:
+            raise RuntimeError(f"Expected out tensor to be on {A.device}, but got {tensor.device} instead")
+    for tensor, value in zip(out, _computed(A, mode)):
+        if tensor.shape != value.shape:
+            tensor.resize_(value.shape)
+        tensor.copy_(value)
+    return _named(out)
+
+
+def _computed(A, mode):
+    if A.dtype == torch.float32:
+        return ops.qr(A, mode)
+    return [result.to(A.dtype) for result in ops.qr(A.float(), mode)]
+
+
+def _named(results):
+    return torch.return_types.linalg_qr(tuple(results))
+
+
+@cpu_kernel("qr")
+def _(A, mode):
+    Q, R = torch.linalg.qr(A, mode)
+    return Q.contiguous(), R.contiguous()
+
+
+@fake_kernel("qr")
+def _(A, mode):
+    *batch, m, n = A.shape
+    k = min(m, n)
+    Q = A.new_empty([0] if mode == "r" else [*batch, m, m if mode == "complete" else k])
+    return Q, A.new_empty([*batch, m if mode == "complete" else k, n])
+
+
+def _save(ctx, inputs, output):
+    ctx.mode = inputs[1]
+    ctx.save_for_backward(*output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad_Q, grad_R):
+    Q, R = ctx.saved_tensors
+    if ctx.mode == "r":
+        raise RuntimeError("The derivative of linalg.qr depends on Q, which is not computed when mode='r'. Please use "
+                           "linalg.qr(A, mode='reduced') if you are going to differentiate through linalg.qr.")
+    m, n = Q.shape[-2], R.shape[-1]
+    if ctx.mode == "complete" and m > n:
+        raise RuntimeError("The QR decomposition is not differentiable when mode='complete' and nrows > ncols.")
+    if grad_Q is None and grad_R is None:
+        return None, None
+    if m >= n:
+        return _backward_tall(Q, R, grad_Q, grad_R), None
+    # A = (A1, A2) = (Q R1, Q R2): R2 = Qᵀ A2 adds A2 grad_R2ᵀ to Q's gradient.
+    R1, R2 = R[..., :m], R[..., m:]
+    if grad_R is None:
+        return torch.cat([_backward_tall(Q, R1, grad_Q, None), torch.zeros_like(R2)], dim=-1), None
+    grad_R1, grad_R2 = grad_R[..., :m], grad_R[..., m:]
+    through_Q = Q @ (R2 @ grad_R2.mT)
+    grad_Q = through_Q if grad_Q is None else grad_Q + through_Q
+    return torch.cat([_backward_tall(Q, R1, grad_Q, grad_R1), Q @ grad_R2], dim=-1), None
+
+
+def _backward_tall(Q, R, grad_Q, grad_R):
+    """(grad_Q + Q copyltu(R grad_Rᵀ - grad_Qᵀ Q)) R⁻ᵀ, where copyltu(M) is the symmetric matrix with M's lower triangle
+    (Walter and Lehmann 2010)."""
+    M = 0 if grad_R is None else R @ grad_R.mT
+    if grad_Q is not None:
+        M = M - grad_Q.mT @ Q
+    right = Q @ (M.tril() + M.tril(-1).mT)
+    if grad_Q is not None:
+        right = right + grad_Q
+    return torch.linalg.solve_triangular(R.mT, right, upper=False, left=False)
+
+
+autograd("qr", _backward, _save)
