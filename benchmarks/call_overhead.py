@@ -14,7 +14,7 @@ CASES = {
     "silu": (lambda: metalcore.silu(x), lambda: F.silu(host)),
     "gelu": (lambda: metalcore.gelu(x), lambda: F.gelu(host)),
     "softmax": (lambda: metalcore.softmax(x, -1), lambda: F.softmax(host, -1)),
-    "rms_norm": (lambda: metalcore.rms_norm(x, w), lambda: F.rms_norm(host, (16,), weight)),
+    "rms_norm": (lambda: metalcore.rms_norm(x, (16,), w), lambda: F.rms_norm(host, (16,), weight)),
     "ops.silu (no routing)": (lambda: torch.ops.metalcore.silu(x), lambda: torch.ops.aten.silu(host)),
 }
 table = Table("call", unit="us")

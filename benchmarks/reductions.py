@@ -25,7 +25,7 @@ for columns in (128, 1024, 4096, 32768):
         x, w = host.to(device), weight.to(device)
         cases = {
             "softmax": (lambda a, w: metalcore.softmax(a, -1), lambda a, w: F.softmax(a, -1)),
-            "rms_norm": (lambda a, w: metalcore.rms_norm(a, w), lambda a, w: F.rms_norm(a, (columns,), w)),
+            "rms_norm": (lambda a, w: metalcore.rms_norm(a, (columns,), w), lambda a, w: F.rms_norm(a, (columns,), w)),
         }
         for name, (ours, theirs) in cases.items():
             times = alternate(lambda: ours(x, w), lambda: theirs(host, weight), arguments.rounds)

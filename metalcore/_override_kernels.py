@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from ._routing import accelerated, ops
+from .normalization import _EPS, _fits
 
 __all__ = ["OPERATORS", "install", "remove", "takes_parameters"]
 
@@ -28,7 +29,7 @@ def _silu_backward(previous):
 
 def _gelu(previous):
     def kernel(keyset, x, *, approximate="none"):
-        if accelerated(x):
+        if accelerated(x) and approximate in ("none", "tanh"):
             return ops.gelu(x, approximate)
         return previous.call_boxed(keyset, x, approximate=approximate)
     return kernel
@@ -36,7 +37,7 @@ def _gelu(previous):
 
 def _gelu_backward(previous):
     def kernel(keyset, grad, x, *, approximate="none"):
-        if _alike(grad, x):
+        if _alike(grad, x) and approximate in ("none", "tanh"):
             return ops.gelu_backward(grad, x, approximate)
         return previous.call_boxed(keyset, grad, x, approximate=approximate)
     return kernel
@@ -45,7 +46,7 @@ def _gelu_backward(previous):
 def _softmax_of(op):
     def make(previous):
         def kernel(keyset, x, dim, half_to_float):
-            if accelerated(x):
+            if accelerated(x) and -x.dim() <= dim < max(x.dim(), 1):
                 return op(x, dim, half_to_float)
             return previous.call_boxed(keyset, x, dim, half_to_float)
         return kernel
@@ -64,15 +65,15 @@ def _softmax_backward_of(op):
 
 def _rms_norm(previous):
     def kernel(keyset, x, normalized_shape, weight=None, eps=None):
-        if _is_plain(x) and _is_plain(weight) and _alike(x, weight) and list(normalized_shape) == [*x.shape[-1:]]:
-            return ops.rms_norm(x, weight, eps)
+        if _is_plain(x) and _is_plain(weight) and _alike(x, weight) and _fits(x, normalized_shape, weight):
+            return ops.rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
         return previous.call_boxed(keyset, x, normalized_shape, weight, eps)
     return kernel
 
 
 def _qr(previous):
     def kernel(keyset, A, mode="reduced"):
-        if accelerated(A):
+        if accelerated(A, dtypes={torch.float32}) and A.dim() >= 2 and mode in ("reduced", "complete", "r"):
             return ops.qr(A, mode)
         return previous.call_boxed(keyset, A, mode)
     return kernel
@@ -115,12 +116,10 @@ def takes_parameters(params) -> bool:
     which leaves the others to PyTorch."""
     tensors = []
     for entry in params:
-        if isinstance(entry, dict):
-            group = entry.get("params", ())
-            entries = [group] if isinstance(group, torch.Tensor) else list(group)
-            entry["params"] = entries  # it may have been a generator
-        else:
-            entries = [entry]
+        entries = [entry]
+        if isinstance(entry, dict) and "params" in entry:
+            group = entry["params"]
+            entries = entry["params"] = [group] if isinstance(group, torch.Tensor) else list(group)  # or a generator
         tensors += [item[1] if isinstance(item, tuple) else item for item in entries]
     return any(accelerated(tensor) for tensor in tensors)
 

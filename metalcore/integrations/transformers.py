@@ -113,7 +113,7 @@ def _gelu_forward(original):
 def _rms_norm_forward(original):
     def forward(self, hidden_states):
         if accelerated(hidden_states, self.weight) and hidden_states.dtype == self.weight.dtype:
-            return rms_norm(hidden_states, self.weight, self.variance_epsilon)
+            return rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
         return original(self, hidden_states)
     return forward
 

@@ -1,0 +1,352 @@
+"""enable_pytorch_overrides: PyTorch's own functions run metalcore's kernels, and give the same numbers."""
+
+from torch.nn.functional import silu as silu_imported_before  # an override of the Python name would miss this one
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import metalcore
+
+NAMES = ("silu", "gelu", "softmax", "log_softmax", "rms_norm", "qr", "adamw")
+
+
+@pytest.fixture(autouse=True)
+def off():
+    yield
+    metalcore.disable_pytorch_overrides()
+
+
+def operators(function):
+    """The metalcore operators that a call runs."""
+    with torch.profiler.profile() as profile:
+        function()
+    prefix = "metalcore::"
+    return {event.key.removeprefix(prefix) for event in profile.key_averages() if event.key.startswith(prefix)}
+
+
+FUNCTIONS = {
+    "silu": (F.silu, "silu"),
+    "silu imported before": (silu_imported_before, "silu"),
+    "nn.SiLU": (torch.nn.SiLU(), "silu"),
+    "gelu": (F.gelu, "gelu"),
+    "nn.GELU tanh": (torch.nn.GELU(approximate="tanh"), "gelu"),
+    "F.softmax": (lambda x: F.softmax(x, -1), "softmax"),
+    "Tensor.softmax": (lambda x: x.softmax(0), "softmax"),
+    "torch.softmax of a dtype": (lambda x: torch.softmax(x, 1, dtype=torch.float32), "softmax"),
+    "nn.Softmax": (torch.nn.Softmax(dim=1), "softmax"),
+    "log_softmax": (lambda x: F.log_softmax(x, -1), "log_softmax"),
+    "rms_norm": (lambda x: F.rms_norm(x, (x.shape[-1],)), "rms_norm"),
+    "rms_norm of two dimensions": (lambda x: F.rms_norm(x, tuple(x.shape), eps=1e-3), "rms_norm"),
+    "nn.RMSNorm": (torch.nn.RMSNorm(24, elementwise_affine=False, eps=1e-5), "rms_norm"),
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_and_gradient(device, name, dtype):
+    function, operator = FUNCTIONS[name]
+    x = torch.randn(6, 24, device=device).to(dtype).requires_grad_()
+    grad = torch.randn_like(function(x))
+
+    def both():
+        x.grad = None
+        y = function(x)
+        y.backward(grad)
+        return y.detach(), x.grad.clone()
+
+    expected = both()
+    with metalcore.enable_pytorch_overrides():
+        found = both()
+        ran = operators(both)
+    assert {operator, f"{operator}_backward"} <= ran
+    # Both round every result, and the output that the derivative of softmax starts from.
+    eps = torch.finfo(dtype).eps
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=4 * eps, atol=4 * eps * b.abs().max().item())
+    assert operators(both) == set()
+    for a, b in zip(both(), expected):
+        assert torch.equal(a, b), "disabled, but not bitwise what it was"
+
+
+def test_rms_norm_module_trains(device):
+    module = torch.nn.RMSNorm(32, device=device)
+    x = torch.randn(5, 32, device=device)
+    module(x).square().sum().backward()
+    expected, module.weight.grad = module.weight.grad, None
+    with metalcore.enable_pytorch_overrides("rms_norm"):
+        assert {"rms_norm", "rms_norm_backward"} <= operators(lambda: module(x).square().sum().backward())
+    torch.testing.assert_close(module.weight.grad, expected)
+
+
+@pytest.mark.parametrize("mode", ("reduced", "complete", "r"))
+def test_qr(device, mode):
+    a = torch.randn(3, 12, 7, device=device)
+    with metalcore.enable_pytorch_overrides("qr"):
+        q, r = torch.linalg.qr(a, mode=mode)
+        assert "qr" in operators(lambda: torch.linalg.qr(a, mode=mode))
+    expected_q, expected_r = torch.linalg.qr(a.cpu().double(), mode=mode)
+    assert (q.shape, r.shape) == (expected_q.shape, expected_r.shape)
+    bound = 10 * 12 * torch.finfo(torch.float32).eps
+    r64 = r.cpu().double()
+    if mode == "r":
+        assert ((r64.mT @ r64 - expected_r.mT @ expected_r).norm() / expected_r.norm() ** 2) <= bound
+    else:
+        assert (a.cpu().double() - q.cpu().double() @ r64).norm() / a.cpu().double().norm() <= bound
+
+
+def test_qr_gradient(device):
+    a = torch.randn(4, 9, 5, device=device, requires_grad=True)
+
+    def gradient():
+        q, r = torch.linalg.qr(a)
+        # Does not depend on the signs that a factorization is free to choose.
+        return torch.autograd.grad((q.square() * r.abs().sum(-1).unsqueeze(-2)).sum(), a)[0]
+
+    expected = gradient()
+    with metalcore.enable_pytorch_overrides("qr"):
+        found = gradient()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("x", (
+    lambda device: torch.randn(4, 8, dtype=torch.float64),
+    lambda device: torch.randn(4, 8),
+), ids=("float64 on the CPU", "float32 on the CPU"))
+def test_cpu_tensors_stay_with_pytorch(device, x):
+    x = x(device)
+    with metalcore.enable_pytorch_overrides():
+        ran = operators(lambda: [F.silu(x), F.softmax(x, -1), F.rms_norm(x, (8,)), torch.linalg.qr(x)])
+    assert ran == set()
+
+
+def test_what_a_kernel_does_not_take_goes_to_pytorch(device):
+    x = torch.randn(4, 8, device=device)
+    half = x.to(torch.float16)
+    cases = [
+        lambda: F.rms_norm(half, (8,), torch.ones(8, device=device)),  # two dtypes
+        lambda: F.silu(x.clone(), inplace=True),
+        lambda: torch.ops.aten.gelu.out(x, out=torch.empty_like(x)),
+        lambda: F.silu(x.to(torch.complex64)),
+    ]
+    for case in cases:
+        try:
+            expected = case()
+        except Exception as error:
+            with metalcore.enable_pytorch_overrides(), pytest.raises(type(error)):
+                case()
+        else:
+            with metalcore.enable_pytorch_overrides():
+                torch.testing.assert_close(case(), expected)
+
+
+def test_errors_are_pytorchs(device):
+    x = torch.randn(4, 8, device=device)
+    cases = (lambda: F.softmax(x, 5), lambda: F.gelu(x, approximate="x"), lambda: torch.linalg.qr(x, mode="x"),
+             lambda: torch.linalg.qr(x[0]), lambda: F.rms_norm(x, (7,)))
+    for case in cases:
+        with pytest.raises(Exception) as expected:
+            case()
+        with metalcore.enable_pytorch_overrides(), pytest.raises(type(expected.value)):
+            case()
+
+
+@pytest.mark.parametrize("shape", ((0,), (0, 4), (3, 0), ()), ids=str)
+def test_empty_and_0d_tensors(device, shape):
+    x = torch.randn(shape, device=device)
+    cases = [lambda: F.silu(x), lambda: F.gelu(x), lambda: F.softmax(x, -1)]
+    if len(shape) == 2:
+        cases += [lambda: F.rms_norm(x, shape[-1:]), lambda: torch.linalg.qr(x)]
+    for case in cases:
+        expected = case()
+        with metalcore.enable_pytorch_overrides():
+            torch.testing.assert_close(case(), expected)
+
+
+def test_no_grad_and_inference_mode(device):
+    module = torch.nn.RMSNorm(16, device=device)
+    with metalcore.enable_pytorch_overrides():
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                x = torch.randn(3, 16, device=device)
+                assert {"rms_norm", "silu", "softmax"} <= operators(lambda: F.softmax(F.silu(module(x)), -1))
+
+
+def test_autocast_keeps_its_dtypes(device):
+    x = torch.randn(3, 16, device=device, requires_grad=True)
+    linear, norm = torch.nn.Linear(16, 16, device=device), torch.nn.RMSNorm(16, device=device)
+
+    def forward():
+        with torch.autocast(device, dtype=torch.bfloat16):
+            y = linear(x)
+            return [y, F.silu(y), F.softmax(y, -1), norm(y)]
+
+    expected = forward()
+    with metalcore.enable_pytorch_overrides():
+        found = forward()
+        sum(y.float().sum() for y in found).backward()
+    assert [y.dtype for y in found] == [y.dtype for y in expected]
+    torch.testing.assert_close(found, expected)
+
+
+def test_checkpointing(device):
+    x = torch.randn(4, 16, device=device, requires_grad=True)
+    block = torch.nn.Sequential(torch.nn.RMSNorm(16, device=device), torch.nn.SiLU(), torch.nn.Softmax(-1))
+    expected, = torch.autograd.grad(block(x).square().sum(), x)
+    with metalcore.enable_pytorch_overrides():
+        for reentrant in (False, True):
+            y = checkpoint(block, x, use_reentrant=reentrant)
+            x.grad = None
+            y.square().sum().backward()
+            torch.testing.assert_close(x.grad, expected)
+
+
+def test_double_backward(device):
+    x = torch.randn(4, 16, device=device, requires_grad=True)
+
+    def second_derivative():
+        y = F.softmax(F.gelu(F.silu(F.rms_norm(x, (16,)))), -1)
+        first, = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    expected = second_derivative()
+    with metalcore.enable_pytorch_overrides():
+        found = second_derivative()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_functorch(device):
+    module = torch.nn.RMSNorm(16, device=device)
+    x = torch.randn(5, 16, device=device)
+
+    def loss(row):
+        return F.silu(module(row)).square().sum()
+
+    per_row = torch.func.vmap(torch.func.grad(loss))
+    expected = per_row(x)
+    with metalcore.enable_pytorch_overrides():
+        torch.testing.assert_close(per_row(x), expected)
+
+
+def test_compiled_functions_follow_the_switch(device):
+    @torch.compile(backend="aot_eager")
+    def compiled(x):
+        return F.softmax(F.silu(F.rms_norm(x, (16,))), -1)
+
+    x = torch.randn(4, 16, device=device, requires_grad=True)
+    expected = compiled(x)
+    expected.square().sum().backward()
+    expected_grad, x.grad = x.grad, None
+    with metalcore.enable_pytorch_overrides():
+        found = compiled(x)  # compiled before it was enabled
+        assert {"silu", "softmax"} <= operators(lambda: compiled(x))
+        found.square().sum().backward()
+        torch.testing.assert_close((found, x.grad), (expected, expected_grad))
+        torch._dynamo.reset()
+        torch.testing.assert_close(compiled(x), expected)  # compiled while it was
+    assert operators(lambda: compiled(x)) == set()
+    assert torch.equal(compiled(x), expected)
+
+
+def test_exported_programs_hold_pytorchs_operators(device):
+    module = torch.nn.Sequential(torch.nn.RMSNorm(16, device=device), torch.nn.SiLU())
+    with metalcore.enable_pytorch_overrides():
+        program = torch.export.export(module, (torch.randn(2, 16, device=device),))
+    assert not any("metalcore" in str(node.target) for node in program.graph.nodes)
+
+
+def test_selection():
+    assert metalcore.active_overrides() == ()
+    with metalcore.enable_pytorch_overrides("gelu", "silu"):
+        assert metalcore.active_overrides() == ("silu", "gelu")
+        with metalcore.enable_pytorch_overrides(exclude=("qr", "adamw")):
+            assert metalcore.active_overrides() == tuple(name for name in NAMES if name not in ("qr", "adamw"))
+        assert metalcore.active_overrides() == ("silu", "gelu")
+    assert metalcore.active_overrides() == ()
+    with pytest.raises(ValueError, match="'sillu' is not one of silu, gelu"):
+        metalcore.enable_pytorch_overrides("sillu")
+    assert metalcore.active_overrides() == ()
+
+
+def test_enabling_again_changes_nothing(device):
+    x = torch.randn(7, device=device)
+    for _ in range(3):
+        metalcore.enable_pytorch_overrides()
+    assert metalcore.active_overrides() == NAMES
+    assert operators(lambda: F.silu(x)) == {"silu"}
+    for _ in range(2):
+        metalcore.disable_pytorch_overrides()
+        assert metalcore.active_overrides() == ()
+        assert operators(lambda: F.silu(x)) == set()
+
+
+def test_the_dispatch_tables_are_what_they_were(device):
+    from metalcore._override_kernels import OPERATORS
+
+    def tables():
+        return {operator: torch._C._dispatch_dump_table(f"aten::{operator}")
+                for entries in OPERATORS.values() for operator, *_ in entries}
+
+    before, constructor = tables(), torch.optim.AdamW.__init__
+    with metalcore.enable_pytorch_overrides():
+        assert tables() != before
+        assert torch.optim.AdamW.__init__ is not constructor
+    assert tables() == before
+    assert torch.optim.AdamW.__init__ is constructor
+
+
+def test_backward_on_another_thread_sees_the_switch(device):
+    x = torch.randn(100, device=device, requires_grad=True)
+    with metalcore.enable_pytorch_overrides("silu"):
+        y = F.silu(x).sum()
+        assert "silu_backward" in operators(y.backward)
+
+
+class TestAdamW:
+    def parameters(self, device):
+        return [torch.nn.Parameter(torch.randn(4, 3, device=device)), torch.nn.Parameter(torch.randn(5, device=device))]
+
+    def train(self, device):
+        torch.manual_seed(0)
+        parameters = self.parameters(device)
+        optimizer = torch.optim.AdamW(parameters, lr=0.1)
+        for _ in range(3):
+            for parameter in parameters:
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+        return optimizer, [parameter.detach() for parameter in parameters]
+
+    def test_construction(self, device):
+        _, expected = self.train(device)
+        with metalcore.enable_pytorch_overrides("adamw"):
+            optimizer, found = self.train(device)
+        assert type(optimizer) is metalcore.optim.AdamW
+        assert isinstance(optimizer, torch.optim.AdamW)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+        assert type(self.train(device)[0]) is torch.optim.AdamW
+
+    def test_forms_of_parameters(self, device):
+        with metalcore.enable_pytorch_overrides("adamw"):
+            for make in (
+                lambda: iter(self.parameters(device)),
+                lambda: torch.nn.Linear(2, 3, device=device).named_parameters(),
+                lambda: [{"params": iter(self.parameters(device)), "lr": 0.5}, {"params": self.parameters(device)[0]}],
+            ):
+                optimizer = torch.optim.AdamW(make(), fused=True)
+                assert type(optimizer) is metalcore.optim.AdamW
+                assert all(group["params"] for group in optimizer.param_groups)
+
+    def test_left_alone(self, device):
+        class Mine(torch.optim.AdamW):
+            pass
+
+        with metalcore.enable_pytorch_overrides("adamw"):
+            assert type(torch.optim.AdamW(self.parameters("cpu"))) is torch.optim.AdamW
+            assert type(Mine(self.parameters(device))) is Mine
+            assert type(torch.optim.Adam(self.parameters(device))) is torch.optim.Adam
+            for wrong in ([], [3], [{}], 5):
+                with pytest.raises((ValueError, TypeError, KeyError)):
+                    torch.optim.AdamW(wrong)
+            with pytest.raises(ValueError):
+                torch.optim.AdamW(self.parameters(device), lr=-1.0)
