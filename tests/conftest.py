@@ -10,6 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+collect_ignore = ["simulator"] if torch._C._has_mps else []
+
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="mps", help="where tests put their tensors: mps (default), cuda or cpu")
