@@ -6,6 +6,10 @@
 #include <cstring>
 #include <limits>
 
+#ifndef LIBRARY_VERSION
+#define LIBRARY_VERSION kVersion
+#endif
+
 using namespace msl_abi;
 
 namespace {
@@ -229,7 +233,7 @@ const Kernel kernels[] = {
     {"deep_stack", kSynchronizes, 0, out_n, 1, deep_stack, nullptr},
 };
 
-const Library library = {kVersion, sizeof kernels / sizeof kernels[0], kernels, [](const Runtime* r) { runtime = r; }, 0};
+const Library library = {LIBRARY_VERSION, sizeof kernels / sizeof kernels[0], kernels, [](const Runtime* r) { runtime = r; }, 0};
 
 }  // namespace
 

@@ -80,21 +80,6 @@ PyObject* guarded(Body body) {
   }
 }
 
-// Runs `body` without the GIL. The GIL is taken back outside of any handler: a thread that outlives the interpreter is
-// unwound by Python at that point, which a handler would turn into a crash.
-template <typename Body>
-void without_gil(Body body) {
-  std::exception_ptr failure;
-  PyThreadState* state = PyEval_SaveThread();
-  try {
-    body();
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  PyEval_RestoreThread(state);
-  if (failure) std::rethrow_exception(failure);
-}
-
 uint32_t to_uint32(PyObject* object) {
   const unsigned long long value = PyLong_AsUnsignedLongLong(object);
   if (PyErr_Occurred()) throw PythonError();
@@ -140,9 +125,7 @@ PyObject* load(PyObject*, PyObject* args) {
     if (!PyArg_ParseTuple(args, "O&", PyUnicode_FSConverter, &encoded)) throw PythonError();
     Object path(encoded);
     const std::string name = PyBytes_AsString(path.get());
-    uint32_t id = 0;
-    without_gil([&] { id = load_library(name).id; });
-    return PyLong_FromUnsignedLong(id);
+    return PyLong_FromUnsignedLong(load_library(name).id);
   });
 }
 
@@ -174,17 +157,19 @@ PyObject* kernels(PyObject*, PyObject* args) {
   });
 }
 
-PyObject* dispatch(PyObject*, PyObject* args) {
-  return guarded([&]() -> PyObject* {
+struct Call {
+  Launch launch = {};
+  std::vector<Object> kept;
+  std::exception_ptr failure;
+
+  void parse(PyObject* args) {
     unsigned int id;
     const char* name;
     PyObject *buffers, *lengths, *threads, *group;
     if (!PyArg_ParseTuple(args, "IsOOOO", &id, &name, &buffers, &lengths, &threads, &group)) throw PythonError();
-    Launch launch = {};
     launch.kernel.library = &library(id);
     launch.kernel.kernel = launch.kernel.library->find(name);
     if (!launch.kernel.kernel) throw std::runtime_error(std::string("metalcore: the library has no kernel '") + name + "'");
-    std::vector<Object> kept;
     const Py_ssize_t count = length(buffers), length_count = length(lengths);
     if (count > kMaximumBuffers || length_count > kMaximumBuffers)
       throw std::invalid_argument("metalcore: arguments have indices up to 30");
@@ -194,9 +179,36 @@ PyObject* dispatch(PyObject*, PyObject* args) {
       launch.threadgroup_lengths[static_cast<size_t>(i)] = to_uint32(item(lengths, i).get());
     launch.threads = to_size(threads, "threads");
     launch.group = to_size(group, "group");
-    without_gil([&] { execute(launch); });
+  }
+
+  void run() {
+    try {
+      execute(launch);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+};
+
+// A thread that outlives the interpreter is ended by Python where it takes the GIL back: there must be no handler around
+// that place, nor an object whose destructor needs the GIL. Hence the plain pointer.
+PyObject* dispatch(PyObject*, PyObject* args) {
+  Call* call = new Call;
+  const bool parsed = guarded([&]() -> PyObject* {
+    call->parse(args);
+    return Py_True;
+  });
+  if (parsed) {
+    PyThreadState* state = PyEval_SaveThread();
+    call->run();
+    PyEval_RestoreThread(state);
+  }
+  PyObject* result = !parsed ? nullptr : guarded([&]() -> PyObject* {
+    if (call->failure) std::rethrow_exception(call->failure);
     Py_RETURN_NONE;
   });
+  delete call;
+  return result;
 }
 
 PyObject* set_path(PyObject*, PyObject* args) {
