@@ -175,7 +175,7 @@ def explain(stderr, msl="", filename="program_source"):
         instantiated_at = None
         if place is None:
             place = (match["file"], match["line"], match["column"])
-        message = ":".join(part for part in place if part) + ": " + text.replace("msl_program::", "")
+        message = ":".join(part for part in place if part) + ": " + text
         if place[0] == filename and int(place[1]) <= len(lines):
             message += "\n" + lines[int(place[1]) - 1]
             if place[2]:

@@ -38,7 +38,7 @@ _REFUSED_ATTRIBUTES = {
 }
 _REFUSED_STAGES = ("vertex", "fragment", "mesh", "object", "intersection", "visible", "stitchable")
 # Functions in which the threads of a threadgroup wait for one another, and the types whose operations do.
-_SYNCHRONIZING_CALLS = ("simd_", "quad_", "simdgroup_", "threadgroup_barrier")
+_SYNCHRONIZING_CALLS = ("simd_", "quad_", "simdgroup_", "threadgroup_barrier", "__metal_simd_", "__metal_quad_")
 _SYNCHRONIZING_TYPES = ("simdgroup_matrix", "simdgroup_float8x8", "simdgroup_half8x8", "simdgroup_bfloat8x8")
 
 
@@ -55,8 +55,8 @@ class Argument:
 @dataclass
 class Kernel:
     name: str  # host name
-    scope: tuple  # the namespaces in which it is named
-    function: str  # its name there, with template arguments
+    named_at: object  # the declaration or explicit instantiation that names it
+    name_end: int  # index after its name and template arguments there
     declaration: object
     arguments: list
     mentions: set = field(default_factory=set)  # names its template arguments mention
@@ -64,8 +64,11 @@ class Kernel:
     synchronizes: bool = False
 
 
-def find_kernels(program):
+def find_kernels(program, waits=()):
     """Every kernel that the host can name: plain kernels, and instantiations with a host name.
+
+    Args:
+        waits: indices of tokens at which translated code will wait for the other threads.
 
     Raises:
         MSLError: a kernel is of a kind, or takes an argument, that is not supported.
@@ -85,7 +88,7 @@ def find_kernels(program):
         if kernel.name not in seen:
             seen[kernel.name] = kernel
             unique.append(kernel)
-    names = Reachability(program)
+    names = Reachability(program, waits)
     for kernel in unique:
         kernel.synchronizes = names.synchronizes(kernel)
     return unique
@@ -112,8 +115,8 @@ def _plain_kernel(program, declaration):
     name = _host_name(declaration) or declaration.qualified_name
     return Kernel(
         name,
-        declaration.scope,
-        program.text(declaration.name_at, declaration.parameters[0]),
+        declaration,
+        declaration.parameters[0],
         declaration,
         _arguments(program, declaration),
         _identifiers(program, declaration.name_at, declaration.parameters[0]),
@@ -134,8 +137,8 @@ def _instantiated_kernel(program, instantiation, templates):
     declaration = next((c for c in candidates if c.body is not None), candidates[0])
     return Kernel(
         _host_name(instantiation),
-        instantiation.scope,
-        program.text(instantiation.name_at, instantiation.name_end),
+        instantiation,
+        instantiation.name_end,
         declaration,
         _arguments(program, declaration),
         _identifiers(program, instantiation.name_at, instantiation.name_end),
@@ -156,26 +159,31 @@ def _identifiers(program, first, last):
     return {token.text for token in program.tokens[first:last] if token.kind == "id"}
 
 
-def _synchronizes_itself(program, first, last):
-    """Whether tokens[first:last] call a barrier or an operation of a simdgroup."""
+def _synchronizes_itself(program, first, last, waits):
+    """Whether tokens[first:last] call a barrier or an operation of a simdgroup, or have an index of `waits`."""
     tokens = program.tokens
     for i in range(first, last):
         name = tokens[i].text
-        if name in _SYNCHRONIZING_TYPES or (name.startswith(_SYNCHRONIZING_CALLS) and tokens[i + 1].text in ("(", "<")):
+        if name in _SYNCHRONIZING_TYPES or i in waits or (name.startswith(_SYNCHRONIZING_CALLS) and tokens[i + 1].text in ("(", "<")):
             return True
     return False
 
 
 def constant_value(tokens):
     """The value of an integer expression of literals, or None."""
-    text = " ".join(token.text.rstrip("uUlL") if token.kind == "num" else token.text for token in tokens)
-    if any(token.kind not in ("num", "op") for token in tokens):
+    if not tokens or any(token.kind not in ("num", "op") for token in tokens):
         return None
+    text = " ".join(_python_number(token.text) if token.kind == "num" else token.text for token in tokens)
     try:
         value = eval(compile(ast.parse(text, mode="eval"), "constant", "eval"), {"__builtins__": {}})
     except (SyntaxError, ArithmeticError, TypeError):
         return None
     return int(value)
+
+
+def _python_number(text):
+    text = text.rstrip("uUlL").replace("'", "")
+    return "0o" + text if text.startswith("0") and text.isdigit() else text
 
 
 def _arguments(program, declaration):
@@ -226,7 +234,8 @@ def _argument(program, declaration, first, last):
 class Reachability:
     """Which code may synchronize, by names alone: an over-approximation, so that no barrier is missed."""
 
-    def __init__(self, program):
+    def __init__(self, program, waits):
+        self._waits = waits
         self._mentions = {}  # name -> identifiers in whatever is declared under it
         self._operators = set()  # identifiers in operators, which are called without being named
         self._synchronizing = set()
@@ -249,7 +258,7 @@ class Reachability:
 
     def _mention(self, program, name, first, last):
         self._mentions.setdefault(name, set()).update(_identifiers(program, first, last))
-        if _synchronizes_itself(program, first, last):
+        if _synchronizes_itself(program, first, last, self._waits):
             self._synchronizing.add(name)
 
     def _close(self):

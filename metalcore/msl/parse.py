@@ -380,6 +380,12 @@ class Program:
             parts.append((start, closing))
         return parts
 
+    def type_text(self, first, last):
+        """The text of a parameter's type: without its name and default."""
+        name_at = self.declarator_name(first, last)
+        end = next((i for i in range(first, last) if self.tokens[i].text == "="), last)
+        return " ".join(self.tokens[i].text for i in range(first, end) if i != name_at and self.tokens[i].text)
+
     def declarator_name(self, first, last):
         """The index of the name that a parameter or variable declares, or None where it has none."""
         tokens, name, i, words = self.tokens, None, first, 0

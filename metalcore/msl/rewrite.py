@@ -58,6 +58,12 @@ def erase_attributes(program):
 def erase_address_spaces(program):
     """Address spaces go; `constant` leaves `const` where the type has none."""
     tokens = program.tokens
+    for declaration in program.walk():  # constructors cannot be const
+        if declaration.kind == "function" and declaration.in_class and declaration.name == declaration.scope[-1]:
+            end = declaration.body[0] if declaration.body else declaration.last
+            for token in tokens[declaration.parameters[1] : end]:
+                if token.text in _SPACES:
+                    token.text = ""
     for i, token in enumerate(tokens):
         if token.text == "coherent" and tokens[i + 1].text == "(" and tokens[i + 2].text in ("device", "system", "threadgroup"):
             erase(tokens, i, i + 4)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from .errors import error_at
-from .tokens import matching_angle
+from .tokens import CLOSING, matching_angle
 
 # Sites are numbered per kernel, from 0 in kernels and from the last one down in other functions.
 _SITES = 64
-_QUALIFIERS = {"threadgroup", "const", "volatile", "static", "typename", "struct", "constexpr", "inline", "coherent"}
+_QUALIFIERS = {"threadgroup", "const", "volatile", "static", "constexpr", "inline", "coherent"}
 _BUILTIN_WORDS = {"unsigned", "signed", "int", "char", "short", "long", "float", "half", "bool", "bfloat"}
 
 
@@ -16,8 +16,12 @@ class ThreadgroupStatement:
     first: int  # index of the statement's first token
     last: int  # index of its semicolon
     type: tuple  # (first, last) of the type's tokens
-    variables: list  # (index of the name, [(opening, closing) of each extent])
+    variables: list  # (index of the name, [(opening, closing) of each extent], (first, last) of the initializer or None)
     site: int  # of the first variable
+
+    @property
+    def has_initializer(self):
+        return any(initializer for _, _, initializer in self.variables)
 
 
 def find_threadgroup_variables(program):
@@ -85,9 +89,13 @@ def _statement(program, i, floor):
         while tokens[j].text == "[":
             extents.append((j, program.partner[j]))
             j = program.partner[j] + 1
-        variables.append((name, extents))
+        initializer = None
         if tokens[j].text in ("=", "{"):
-            raise error_at(tokens[name], f"threadgroup variable '{tokens[name].text}' cannot have an initializer")
+            start = j = j + (tokens[j].text == "=")
+            while tokens[j].text not in (",", ";"):
+                j = program.partner[j] + 1 if tokens[j].text in CLOSING else j + 1
+            initializer = (start, j)
+        variables.append((name, extents, initializer))
         if tokens[j].text == ";":
             return ThreadgroupStatement(first, j, (type_first, type_last), variables, 0)
         if tokens[j].text != ",":
@@ -101,6 +109,8 @@ def _type_end(program, j):
         while tokens[j].text in _BUILTIN_WORDS:
             j += 1
         return j
+    if tokens[j].text in ("typename", "struct"):
+        j += 1
     if tokens[j].text == "decltype":
         return program.partner[j + 1] + 1
     while True:
@@ -124,11 +134,13 @@ def place_threadgroup_variables(program, statements):
     for statement in statements:
         type_text = program.text(*statement.type)
         texts = []
-        for offset, (name, extents) in enumerate(statement.variables):
+        for offset, (name, extents, initializer) in enumerate(statement.variables):
             dimensions = "".join(f"[({program.text(first + 1, last)})]" for first, last in extents)
-            texts.append(
-                f"auto& {tokens[name].text} = msl::threadgroup_variable<{type_text}{dimensions}>({statement.site + offset});"
-            )
+            type_, name = type_text + dimensions, tokens[name].text
+            texts.append(f"auto& {name} = msl::threadgroup_variable<{type_}>({statement.site + offset});")
+            if initializer:
+                value = program.text(*initializer)
+                texts.append(f"msl::initialize_threadgroup({name}, msl::initial<{type_}>{{{value}}});")
         for i in range(statement.first, statement.last + 1):
             tokens[i].text = ""
         tokens[statement.first].text = " ".join(texts)

@@ -75,41 +75,29 @@ def matching(tokens, i):
 
 def matching_angle(tokens, i, end=None):
     """The index of the ``>`` (or ``>>``) that closes the template list opened by ``<`` at i, or None where the tokens
-    cannot be a template list."""
-    end = len(tokens) if end is None else end
-    depth, j = 0, i
+    cannot be a template list. A ``<`` inside counts as an operator unless a name stands before it and it is closed."""
+    found = _close_angle(tokens, i, len(tokens) if end is None else end)
+    return None if found is None else found[0]
+
+
+def _close_angle(tokens, i, end):
+    """(index of the closing token, whether only the first half of a ``>>`` there is used)."""
+    j = i + 1
     while j < end:
         text = tokens[j].text
-        if text == "<":
-            depth += 1
+        if text == "<" and tokens[j - 1].kind == "id":
+            inner = _close_angle(tokens, j, end)
+            if inner is not None:
+                j, half = inner
+                if half:
+                    return j, False
         elif text == ">":
-            depth -= 1
+            return j, False
         elif text == ">>":
-            depth -= 2
+            return j, True
         elif text in CLOSING:
             j = matching(tokens, j)
         elif text in (";", ")", "]", "}"):
             return None
-        if depth <= 0:
-            return j
         j += 1
     return None
-
-
-def split_commas(tokens):
-    """Splits at commas that lie outside every bracket and template list."""
-    parts, start, i = [], 0, 0
-    while i < len(tokens):
-        text = tokens[i].text
-        if text in CLOSING:
-            i = matching(tokens, i)
-        elif text == "<" and i > 0 and tokens[i - 1].kind == "id":
-            close = matching_angle(tokens, i)
-            i = i if close is None else close
-        elif text == ",":
-            parts.append(tokens[start:i])
-            start = i + 1
-        i += 1
-    if start < len(tokens) or parts:
-        parts.append(tokens[start:])
-    return parts

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from .errors import error_at
 from .function_constants import substitute_function_constants
+from .gcc import adapt_to_gcc
 from .kernels import find_kernels
 from .parse import Program
 from .preprocess import preprocess
@@ -19,7 +20,6 @@ from .rewrite import (
 )
 from .threadgroup import find_threadgroup_variables, place_threadgroup_variables
 
-_OWN_NAMESPACES = {"metal", "msl", "msl_abi", "std", "simd"}
 _FUSING = set("+-*/%&|^<>=!:.#")
 
 
@@ -29,11 +29,13 @@ class Translation:
 
     program: str
     kernels: list
+    addresses: dict  # host name -> a C++ expression for the kernel's address
     included: dict  # path -> content of each file the source includes
 
     def source(self, names=None):
         """The translation unit that has the kernels of these host names; all of them by default."""
-        return self.program + _entries([kernel for kernel in self.kernels if names is None or kernel.name in names])
+        kernels = [kernel for kernel in self.kernels if names is None or kernel.name in names]
+        return self.program + _entries(kernels, self.addresses)
 
 
 def translate(source, *, include_dirs=(), filename="program_source", defines=(), constants=None):
@@ -55,60 +57,56 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
     tokens, included = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
     program = Program(tokens)
     refuse_unsupported(program)
-    kernels = find_kernels(program)
     variables = find_threadgroup_variables(program)
+    kernels = find_kernels(program, {variable.first for variable in variables if variable.has_initializer})
     substitute_function_constants(program, constants or {})
     erase_attributes(program)
     _mark_kernels(program)
     originals = [token.text for token in tokens]
     erase_address_spaces(program)
     drop_duplicates(program, originals)
+    adapt_to_gcc(program)
     if any("half" in token.text or "bf" in token.text for token in tokens):
-        wrap_conditionals(program)
-    mark_float_literals(tokens)
+        mark_float_literals(tokens)
     rewrite_swizzles(program)
-    _separate_namespaces(program)
+    wrap_conditionals(program)
     place_threadgroup_variables(program, variables)
-    return Translation(_print(tokens), kernels, included)
+    addresses = {kernel.name: _address(program, kernel) for kernel in kernels}
+    _erase_instantiations(program)
+    return Translation(_print(tokens), kernels, addresses, included)
 
 
 def _mark_kernels(program):
-    """Kernels are inlined into their entries; explicit instantiations are replaced by them."""
+    """Kernels are inlined into their entries."""
     tokens = program.tokens
     for declaration in program.declarations:
-        if declaration.kind == "instantiation":
-            erase(tokens, declaration.first, declaration.last)
-        elif declaration.kind == "function":
+        if declaration.kind == "function":
             words = [i for i in range(declaration.head, declaration.name_at) if tokens[i].text == "kernel"]
             if words or "kernel" in declaration.attributes:
                 erase(tokens, words[0], words[0] + 1) if words else None
                 tokens[declaration.name_at - 1].text += " MSL_KERNEL"
 
 
-def _separate_namespaces(program):
-    """The program lives in a namespace of its own, where it may use names that the C library has taken; what it adds to
-    namespace metal goes there."""
-    tokens = program.tokens
-    depth, i = 0, 0
-    while i < len(tokens):
-        text = tokens[i].text
-        if text == "{":
-            depth += 1
-        elif text == "}":
-            depth -= 1
-        elif text == "namespace" and depth == 0 and tokens[i + 1].text == "metal" and tokens[i + 2].text in ("{", "::"):
-            opening = next(j for j in range(i, len(tokens)) if tokens[j].text == "{")
-            tokens[i].text = "} namespace"
-            tokens[program.partner[opening]].text = "} namespace msl_program {"
-        elif text == "::" and (i == 0 or not (tokens[i - 1].kind == "id" and tokens[i - 1].text not in ("return", "const", "")) and tokens[i - 1].text not in (">", ">>")):
-            if tokens[i + 1].kind == "id" and tokens[i + 1].text not in _OWN_NAMESPACES:
-                tokens[i].text = "::msl_program::"
-        i += 1
+def _address(program, kernel):
+    """A C++ expression for the kernel's address, in the scope where it was named."""
+    named_at = kernel.named_at
+    address = "&" + program.text(named_at.name_at, kernel.name_end)
+    if named_at.kind == "instantiation" and named_at.parameters is not None:
+        # The types of the parameters may be all that tells the template's arguments.
+        types = [program.type_text(first, last) for first, last in program.split_parameters(*named_at.parameters)]
+        return f"static_cast<void (*)({', '.join(types)})>({address})"
+    return address
+
+
+def _erase_instantiations(program):
+    for declaration in program.declarations:
+        if declaration.kind == "instantiation":
+            erase(program.tokens, declaration.first, declaration.last)
 
 
 def _print(tokens):
     """The text of tokens, on their own lines."""
-    out = ['#include "host/prelude.h"\nnamespace msl_program {\n']
+    out = ['#include "host/prelude.h"\n']
     file, line, previous = None, 0, None
     for token in tokens:
         if not token.text:
@@ -126,8 +124,7 @@ def _print(tokens):
         out.append(token.text)
         line += token.text.count("\n")
         previous = token.text
-    out.append("\n}  // namespace msl_program\n")
-    return "".join(out)
+    return "".join(out) + "\n"
 
 
 def _separator(before, after):
@@ -137,12 +134,13 @@ def _separator(before, after):
     return " " if a in _FUSING and b in _FUSING else ""
 
 
-def _entries(kernels):
+def _entries(kernels, addresses):
     out, table = ['#line 1 "msl_entries"\n'], []
     for i, kernel in enumerate(kernels):
-        # Named where it was instantiated, so that its template arguments mean what they meant there.
-        scope = ("msl_program", *kernel.scope)
-        out.append(f"namespace {'::'.join(scope)} {{ constexpr auto msl_function_{i} = &{kernel.function}; }}\n")
+        # Named in the scope of its instantiation, so that its template arguments mean what they mean there.
+        scope = kernel.named_at.scope
+        naming = f"constexpr auto msl_function_{i} = {addresses[kernel.name]};"
+        out.append(f"namespace {'::'.join(scope)} {{ {naming} }}\n" if scope else naming + "\n")
         names = ", ".join(f'"{argument.name}"' for argument in kernel.arguments)
         out.append(f"static constexpr const char* msl_names_{i}[] = {{{names or 'nullptr'}}};\n")
         arguments = ["::".join((*scope, f"msl_function_{i}")), f"msl_names_{i}"]
@@ -162,4 +160,4 @@ def _descriptor(argument, scope):
         descriptor = f"msl::threadgroup_argument<{argument.index}>"
     else:
         return f"msl::{argument.kind}"
-    return f"msl::given<{'::'.join(scope)}::{argument.condition}, {descriptor}>" if argument.condition else descriptor
+    return f"msl::given<{'::'.join((*scope, argument.condition))}, {descriptor}>" if argument.condition else descriptor

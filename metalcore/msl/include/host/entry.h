@@ -151,6 +151,20 @@ struct MakePositions<0, positions...> {
   using type = Positions<positions...>;
 };
 
+// Threadgroup variables with an initializer -----------------------------------------------------------------------
+
+template <class T>
+struct initial {
+  T value;
+};
+
+// One thread writes it, and the others wait.
+template <class T>
+MSL_INLINE void initialize_threadgroup(T& variable, const initial<T>& value, uint32_t line = __builtin_LINE()) {
+  if (self().index_in_threadgroup == 0) __builtin_memcpy(&variable, &value.value, sizeof(T));
+  runtime->threadgroup_barrier(2, line);
+}
+
 // Entries ---------------------------------------------------------------------------------------------------------
 
 template <auto function, const char* const* names, class P, class... Descriptors>
@@ -169,10 +183,23 @@ struct Entry<function, names, Positions<positions...>, Descriptors...> {
     Slots(*dispatch).call(*dispatch, *thread, 0);
   }
 
-  // Threads of a kernel that does not synchronize may run in any order, so the loop may be vectorized.
-  static void run_row(const Dispatch* dispatch, const Thread* first_thread, uint32_t count) {
+  // Threads of a kernel that does not synchronize may run in any order, so the loop may be vectorized. For that the
+  // compiler must know that 32-bit indices do not wrap around: it is told so in a function of its own.
+  static void run_row(const Dispatch* dispatch, const Thread* first, uint32_t count) {
+    if (first->position_in_grid.x < kGreatestIndex && count <= kGreatestRow) return run_loop(dispatch, first, count);
+    Thread thread = *first;
+    for (uint32_t i = 0; i < count; ++i) {
+      run_thread(dispatch, &thread);
+      ++thread.position_in_grid.x, ++thread.position_in_threadgroup.x, ++thread.index_in_threadgroup;
+    }
+  }
+
+  static constexpr uint32_t kGreatestIndex = 1u << 28, kGreatestRow = 1u << 12;
+
+  static __attribute__((noinline, flatten)) void run_loop(const Dispatch* dispatch, const Thread* first_thread, uint32_t count) {
     const Dispatch d = *dispatch;
     const Thread first = *first_thread;
+    if (first.position_in_grid.x >= kGreatestIndex || count > kGreatestRow) __builtin_unreachable();
     const Slots slots(d);
 #pragma GCC ivdep
     for (uint32_t i = 0; i < count; ++i) slots.call(d, first, i);

@@ -9,6 +9,7 @@
 #include "metal/conditional.h"
 #include "metal/geometric.h"
 #include "metal/integer.h"
+#include "metal/internal.h"
 #include "metal/limits.h"
 #include "metal/math.h"
 #include "metal/matrix.h"

@@ -49,9 +49,10 @@ struct bfloat_format {
   }
 };
 
-// A scalar of the language itself (unscoped enumerations convert like integers).
+// A scalar of the language itself (unscoped enumerations convert like integers; _Float16 is how the translator stores a
+// half where C++ allows no constructors).
 template <class T>
-constexpr bool is_native_v = std::is_arithmetic_v<T> || (std::is_enum_v<T> && std::is_convertible_v<T, int>);
+constexpr bool is_native_v = std::is_arithmetic_v<T> || std::is_same_v<T, _Float16> || (std::is_enum_v<T> && std::is_convertible_v<T, int>);
 
 template <class Format>
 struct small_float {

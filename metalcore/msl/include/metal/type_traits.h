@@ -62,7 +62,6 @@ using std::remove_volatile;
 using std::remove_volatile_t;
 using std::underlying_type;
 using std::underlying_type_t;
-using std::void_t;
 
 #define MSL_TRAIT(name)                             \
   template <class T>                                \
@@ -70,7 +69,7 @@ using std::void_t;
   template <class T>                                \
   constexpr bool name##_v = name<T>::value;
 MSL_TRAIT(is_abstract) MSL_TRAIT(is_array) MSL_TRAIT(is_class) MSL_TRAIT(is_const) MSL_TRAIT(is_copy_constructible)
-MSL_TRAIT(is_default_constructible) MSL_TRAIT(is_empty) MSL_TRAIT(is_enum) MSL_TRAIT(is_final)
+MSL_TRAIT(is_default_constructible) MSL_TRAIT(is_enum) MSL_TRAIT(is_final)
 MSL_TRAIT(is_function) MSL_TRAIT(is_integral) MSL_TRAIT(is_lvalue_reference) MSL_TRAIT(is_pointer)
 MSL_TRAIT(is_polymorphic) MSL_TRAIT(is_reference) MSL_TRAIT(is_rvalue_reference) MSL_TRAIT(is_standard_layout)
 MSL_TRAIT(is_trivial) MSL_TRAIT(is_trivially_copyable) MSL_TRAIT(is_trivially_default_constructible)
@@ -96,6 +95,22 @@ MSL_NUMBER_TRAIT(is_scalar, true) MSL_NUMBER_TRAIT(is_signed, true) MSL_NUMBER_T
   constexpr bool name##_v = name<T, U>::value;
 MSL_RELATION(is_assignable) MSL_RELATION(is_base_of) MSL_RELATION(is_convertible) MSL_RELATION(is_same)
 #undef MSL_RELATION
+
+// Names of Apple's headers that published programs use.
+template <class... T>
+struct _disjunction : std::disjunction<T...> {};
+template <class... T>
+struct _conjunction : std::conjunction<T...> {};
+template <class T>
+using remove_addrspace_t = T;
+
+// A value that is the same for all threads; on the host nothing depends on it.
+template <class T>
+using uniform = T;
+template <class T>
+METAL_FUNC constexpr T make_uniform(T value) {
+  return value;
+}
 
 template <class T, class... Arguments>
 struct is_constructible : std::is_constructible<T, Arguments...> {};
@@ -129,14 +144,6 @@ using make_scalar_t = typename make_scalar<T>::type;
 template <class T>
 METAL_FUNC constexpr std::remove_reference_t<T>&& move(T&& value) {
   return static_cast<std::remove_reference_t<T>&&>(value);
-}
-template <class T>
-METAL_FUNC constexpr T&& forward(std::remove_reference_t<T>& value) {
-  return static_cast<T&&>(value);
-}
-template <class T>
-METAL_FUNC constexpr T&& forward(std::remove_reference_t<T>&& value) {
-  return static_cast<T&&>(value);
 }
 template <class T>
 METAL_FUNC constexpr void swap(T& a, T& b) {

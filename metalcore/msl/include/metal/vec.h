@@ -164,7 +164,7 @@ struct alignas(4 * sizeof(T)) vec<T, 3> : msl::vec_operators<T, 3> {
 
   MSL_VEC_COMMON(vec, 3)
   METAL_FUNC constexpr vec(T s, msl::Splat) : x(s), y(s), z(s) {}
-  METAL_FUNC constexpr vec(T x, T y, T z) : x(x), y(y), z(z) {}
+  METAL_FUNC constexpr vec(T x, T y, T z = T()) : x(x), y(y), z(z) {}  // elements left out of {…} are zero
   METAL_FUNC constexpr vec(const vec<T, 2>& v, T z) : x(v.x), y(v.y), z(z) {}
   METAL_FUNC constexpr vec(T x, const vec<T, 2>& v) : x(x), y(v.x), z(v.y) {}
   template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
@@ -183,7 +183,7 @@ struct alignas(4 * sizeof(T)) vec<T, 4> : msl::vec_operators<T, 4> {
 
   MSL_VEC_COMMON(vec, 4)
   METAL_FUNC constexpr vec(T s, msl::Splat) : x(s), y(s), z(s), w(s) {}
-  METAL_FUNC constexpr vec(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}
+  METAL_FUNC constexpr vec(T x, T y, T z = T(), T w = T()) : x(x), y(y), z(z), w(w) {}
   METAL_FUNC constexpr vec(const vec<T, 2>& v, T z, T w) : x(v.x), y(v.y), z(z), w(w) {}
   METAL_FUNC constexpr vec(T x, const vec<T, 2>& v, T w) : x(x), y(v.x), z(v.y), w(w) {}
   METAL_FUNC constexpr vec(T x, T y, const vec<T, 2>& v) : x(x), y(y), z(v.x), w(v.y) {}
