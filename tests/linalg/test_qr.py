@@ -1,0 +1,73 @@
+"""qr's factors against float64, in every variant."""
+
+import pytest
+import torch
+from qr_cases import COMPLETE_SHAPES, EPS, SHAPES, check_factors, matrices, norm
+
+import metalcore
+
+CASES = [(variant, m, n, mode) for mode in ("reduced", "r") for variant, shapes in SHAPES.items() for m, n in shapes]
+CASES += [(variant, m, n, "complete") for variant, shapes in COMPLETE_SHAPES.items() for m, n in shapes]
+
+
+@pytest.mark.parametrize("variant, m, n, mode", CASES)
+def test_factors(device, variant, m, n, mode):
+    assert metalcore.explain("qr", (m, n), mode=mode).variant == variant
+    cases = matrices(m, n)
+    A = torch.stack(list(cases.values()))
+    Q, R = metalcore.qr(A.to(device), mode)
+    assert Q.device.type == R.device.type == torch.device(device).type
+    check_factors(A, Q.cpu(), R.cpu(), mode, list(cases))
+
+
+@pytest.mark.parametrize("m, n", [(5, 5), (64, 20), (70, 40), (300, 20), (1300, 12), (150, 140)])
+def test_as_lapack_entry_by_entry(device, m, n):
+    A = torch.randn(3, m, n)
+    for mode in ("reduced", "r", "complete")[: 3 if m <= 150 else 2]:
+        actual, expected = metalcore.qr(A.to(device), mode), torch.linalg.qr(A.double(), mode)
+        assert norm(actual.R.cpu() - expected.R).max() <= 10 * m * n * EPS * norm(A).max()
+        if mode == "reduced":  # complete's other columns are not unique, but those of LAPACK's reflectors are too
+            assert norm(actual.Q.cpu() - expected.Q).max() <= 10 * m * n * EPS * n**0.5
+        if mode == "complete":
+            assert norm(actual.Q.cpu() - expected.Q).max() <= 10 * m * n * EPS * m**0.5
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("m, n", [(5, 4), (16, 16), (60, 30), (100, 50), (400, 20), (1500, 10), (200, 150)])
+def test_a_bad_matrix_spoils_its_own_batch_entry_only(device, m, n, bad):
+    A = torch.randn(5, m, n)
+    A[2, m - 1, 1] = bad
+    Q, R = (x.cpu() for x in metalcore.qr(A.to(device)))
+    assert not Q[2].isfinite().all() and not R[2].isfinite().all()
+    good = [0, 1, 3, 4]
+    check_factors(A[good], Q[good], R[good], "reduced", ["random"] * 4)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 33, 130])
+@pytest.mark.parametrize("m, n", [(6, 5), (12, 12), (30, 20), (64, 32), (40, 40)])
+def test_many_matrices(device, m, n, batch):
+    A = torch.randn(batch, m, n)
+    Q, R = (x.cpu() for x in metalcore.qr(A.to(device)))
+    check_factors(A, Q, R, "reduced", ["random"] * batch)
+
+
+def test_a_large_matrix(device):
+    A = torch.randn(2048, 2048)
+    Q, R = (x.cpu().double() for x in metalcore.qr(A.to(device)))
+    bound = 10 * 2048 * EPS
+    assert not R.tril(-1).any()
+    assert norm(Q.mT @ Q - torch.eye(2048)) <= bound
+    assert norm(A - Q @ R) <= bound * norm(A)
+    assert torch.equal(R.diagonal().sign(), torch.linalg.qr(A.double(), "r").R.diagonal().sign())
+
+
+@pytest.mark.parametrize("m, n", [(4000, 36), (100000, 8)])
+def test_tall_and_thin_takes_no_square_of_the_height(device, m, n):
+    A = torch.randn(m, n)
+    Q, R = (x.cpu() for x in metalcore.qr(A.to(device)))
+    check_factors(A[None], Q[None], R[None], "reduced", ["random"])
+    plan = metalcore.explain("qr", (m, n))
+    assert plan.variant == "tall"
+    # Every dispatch has as many threads as the matrix has entries, or less, times what a lane's registers hold.
+    for step in plan.steps:
+        assert step.grid[0] * step.threadgroup[0] <= 8 * m * n
