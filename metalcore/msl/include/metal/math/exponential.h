@@ -64,7 +64,7 @@ METAL_FUNC float exp(float x) {
   float rounded = multiply_add(x, 1.44269504f, kRounder);
   int n = bit_cast<int>(rounded) - bit_cast<int>(kRounder);
   rounded -= kRounder;
-  float r = x - rounded * 0.693359375f;  // exact: the constant has 10 bits
+  float r = multiply_add(rounded, -0.693359375f, x);  // exact: the constant has 10 bits
   r = multiply_add(rounded, 2.12194440e-4f, r);
   return scale(exp_tail(r) + r + 1.0f, n);
 }
