@@ -28,11 +28,11 @@ def start(arguments):
     """Imports metalcore and a device, sets the threads, says what is measured where; returns the device."""
     import metalcore
 
-    if not torch.backends.mps.is_available():
-        import metalcore.simulator  # noqa: F401
     torch.set_num_threads(arguments.threads)
-    simulated = not torch.backends.mps.is_built()
+    simulated = not torch.backends.mps.is_available()
     if simulated:
+        import metalcore.simulator
+
         metalcore._C.simulator_set_num_threads(arguments.threads)
     print(f"metalcore {metalcore.__version__}, torch {torch.__version__}, {platform.machine()}, "
           f"{'simulated' if simulated else 'real'} mps, {arguments.threads} thread(s), {arguments.rounds} rounds")

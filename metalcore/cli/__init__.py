@@ -1,7 +1,7 @@
 """The command line: `python -m metalcore info | explain | bench`.
 
-Each command is a module with `add_parser(subparsers)`, which names the function that runs it. Exit status: 0, or 2 with
-one line on stderr for a request that cannot be met.
+Each command is a module with `add_parser(subparsers)`, which names the function that runs it. Exit status: 0; 1 if a
+benchmark failed; 2, with a line on stderr, for a request that cannot be met.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from . import bench, explain, info
 __all__ = ["main"]
 
 
-class Refused(Exception):
-    """A request that cannot be met; the message is for the user."""
-
-
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(prog="metalcore", description="PyTorch ops written as Metal kernels.")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
@@ -26,7 +22,7 @@ def main(argv=None) -> int:
     arguments = parser.parse_args(argv)
     try:
         return arguments.run(arguments) or 0
-    except (Refused, ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         print(f"metalcore {arguments.command}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # | head

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from pathlib import Path
 
 
@@ -39,12 +40,12 @@ def collect() -> dict:
 def _devices():
     import torch
 
-    if torch.backends.mps.is_built():
+    if "metalcore.simulator" in sys.modules:
+        mps = "simulated"
+    elif torch.backends.mps.is_built():
         mps = "Apple GPU" if torch.backends.mps.is_available() else "built into PyTorch, but no device"
-    elif hasattr(torch.ops.metalcore, "silu") and _simulator():
-        mps = "simulated, after `import metalcore.simulator`"
     else:
-        mps = "none"
+        mps = "simulated, after `import metalcore.simulator`" if _simulator() else "none"
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {"mps": mps, "cuda": cuda, "cpu": f"{platform.machine()}, {torch.get_num_threads()} threads"}
 
