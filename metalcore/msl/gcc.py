@@ -5,25 +5,47 @@ from .rewrite import erase
 
 def adapt_to_gcc(program):
     _store_half_in_anonymous_structs(program)
+    _prefer_promotion_of_small_floats(program)
     _overload_instead_of_specializing_members(program)
     _fill_designated_ranges(program)
 
 
 def _store_half_in_anonymous_structs(program):
-    """C++ allows no class with constructors in an anonymous struct, which half is here: _Float16 stands in for it."""
+    """C++ allows no class with constructors in an anonymous struct, which half and bfloat are here."""
     tokens = program.tokens
-    names = {"half"}
+    stored = {"half": "msl::stored_half", "bfloat": "msl::stored_bfloat"}
     for declaration in program.walk():
         words = [token.text for token in tokens[declaration.first : declaration.last]]
-        if words[:1] == ["typedef"] and len(words) == 4 and words[1] in names:
-            names.add(words[2])
-        elif words[:1] == ["using"] and words[2:3] == ["="] and len(words) == 5 and words[3] in names:
-            names.add(words[1])
+        if words[:1] == ["typedef"] and len(words) == 4 and words[1] in stored:
+            stored[words[2]] = stored[words[1]]
+        elif words[:1] == ["using"] and words[2:3] == ["="] and len(words) == 5 and words[3] in stored:
+            stored[words[1]] = stored[words[3]]
     for i in range(len(tokens) - 1):
         if tokens[i].text == "struct" and tokens[i + 1].text == "{" and tokens[program.partner[i + 1] + 1].text == ";":
             for token in tokens[i + 2 : program.partner[i + 1]]:
-                if token.text in names:
-                    token.text = "_Float16"
+                token.text = stored.get(token.text, token.text)
+
+
+def _prefer_promotion_of_small_floats(program):
+    """Among f(float) and f(Complex), MSL calls f(float) for a half: promotion beats conversion. Here half is a class, so
+    both are conversions; overloads for half and bfloat settle it."""
+    overloads = {}
+    for declaration in program.walk():
+        if declaration.kind == "function" and not declaration.templates and declaration.parameters:
+            types = [program.type_text(*part) for part in program.split_parameters(*declaration.parameters)]
+            overloads.setdefault((declaration.scope, id(declaration.owner), declaration.name), []).append((declaration, types))
+    for found in overloads.values():
+        for declaration, types in found:
+            if declaration.body is None or len(types) != 1 or types[0] not in ("float", "const float"):
+                continue
+            others = [other[0].split() for other_declaration, other in found if len(other) == 1 and other_declaration is not declaration]
+            if not others or declaration.owner is not None:
+                continue
+            for small in ("half", "bfloat"):
+                if not any(small in "".join(other) for other in others):
+                    program.tokens[declaration.last - 1].text += (
+                        f" METAL_FUNC auto {declaration.name}({small} msl_x) {{ return {declaration.name}(float(msl_x)); }}"
+                    )
 
 
 def _overload_instead_of_specializing_members(program):

@@ -23,7 +23,7 @@ class Declaration:
         self.first = first
         self.last = last
         self.scope = scope  # names of the enclosing namespaces and classes
-        self.in_class = False
+        self.owner = None  # the class it is a member of
         self.head = first  # first token after `template <…>`
         self.templates = []  # (index of <, index of >) of each template header
         self.name_at = None  # index of the name's first token
@@ -31,6 +31,10 @@ class Declaration:
         self.body = None  # (index of {, of })
         self.members = []  # of a class
         self.attributes = {}  # name -> tokens of the argument
+
+    @property
+    def in_class(self):
+        return self.owner is not None
 
     @property
     def qualified_name(self):
@@ -146,7 +150,7 @@ class Program:
         raise error_at(self.tokens[end - 1], "expected ';'")
 
     def _add(self, declaration, owner):
-        declaration.in_class = owner is not None
+        declaration.owner = owner
         (owner.members if owner else self.declarations).append(declaration)
         return declaration.last
 
@@ -388,12 +392,12 @@ class Program:
 
     def declarator_name(self, first, last):
         """The index of the name that a parameter or variable declares, or None where it has none."""
-        tokens, name, i, words = self.tokens, None, first, 0
+        tokens, name, i, words, before = self.tokens, None, first, 0, None
         while i < last:
             attribute = self.attribute_end(i)
             text = tokens[i].text
-            if attribute is not None:
-                i = attribute
+            if attribute is not None or not text:
+                i = attribute or i + 1
                 continue
             if text in ("=", "[", ":"):
                 break
@@ -405,11 +409,12 @@ class Program:
             elif text == "<":
                 i = matching_angle(tokens, i, last) or i
             elif tokens[i].kind == "id":
-                after_type = i > first and (tokens[i - 1].kind == "id" or tokens[i - 1].text in ("*", "&", "&&", ">", ">>", "]", "...", ")"))
-                name = i if words and after_type and text not in _TYPE_WORDS and tokens[i - 1].text not in ("typename", "struct") else None
+                after_type = before and (before.kind == "id" or before.text in ("*", "&", "&&", ">", ">>", "]", "...", ")"))
+                name = i if words and after_type and text not in _TYPE_WORDS and before.text not in ("typename", "struct") else None
                 words += text not in _QUALIFIERS
             elif text not in ("*", "&", "&&", "...", "::"):
                 name = None
+            before = tokens[i]
             i += 1
         return name
 

@@ -158,7 +158,7 @@ def wrap_conditionals(program):
     tokens, before, after = program.tokens, {}, {}
     templates = {d.name for d in program.walk() if d.is_template} | _STANDARD_TEMPLATES
     for i, token in enumerate(tokens):
-        if token.text != "?":
+        if token.text != "?" or _in_template_arguments(program, i, templates):
             continue
         colon = _conditional_colon(program, i)
         start = _condition_start(program, i, templates)
@@ -219,6 +219,24 @@ def _condition_start(program, i, templates):
             return i + 1
         i -= 1
     return None
+
+
+def _in_template_arguments(program, i, templates):
+    """Whether the token at i stands in a template's arguments, where only constants are chosen between."""
+    tokens, i = program.tokens, i - 1
+    while i > 0:
+        text = tokens[i].text
+        if text in (")", "]"):
+            i = program.partner[i]
+        elif text in (">", ">>"):
+            opening = _template_opening(program, i, templates)
+            i = opening if opening is not None else i
+        elif text == "<" and tokens[i - 1].text in templates:
+            return True
+        elif text in ("(", "[", "{", "}", ";"):
+            return False
+        i -= 1
+    return False
 
 
 def _template_opening(program, i, templates):
@@ -322,6 +340,7 @@ def _key(program, declaration):
     return (
         declaration.kind,
         declaration.scope,
+        id(declaration.owner),
         tuple(tuple(names.get(word, word) for word in part) for part in header + parts),
     )
 

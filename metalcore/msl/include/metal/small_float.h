@@ -53,10 +53,28 @@ struct bfloat_format {
   }
 };
 
-// A scalar of the language itself (unscoped enumerations convert like integers; _Float16 is how the translator stores a
-// half where C++ allows no constructors).
+// A scalar of the language itself (unscoped enumerations convert like integers).
 template <class T>
-constexpr bool is_native_v = std::is_arithmetic_v<T> || std::is_same_v<T, _Float16> || (std::is_enum_v<T> && std::is_convertible_v<T, int>);
+constexpr bool is_native_v = std::is_arithmetic_v<T> || (std::is_enum_v<T> && std::is_convertible_v<T, int>);
+
+template <class Format>
+struct small_float;
+
+// How the translator stores a small float in an anonymous struct, where g++ allows no class with constructors.
+template <class Format>
+struct stored_small_float {
+  uint16_t bits;
+
+  METAL_FUNC constexpr operator float() const { return Format::widen(bits); }
+  METAL_FUNC stored_small_float& operator=(small_float<Format> value) {
+    bits = value.bits;
+    return *this;
+  }
+  METAL_FUNC small_float<Format>* operator&() { return reinterpret_cast<small_float<Format>*>(this); }
+  METAL_FUNC const small_float<Format>* operator&() const { return reinterpret_cast<const small_float<Format>*>(this); }
+};
+using stored_half = stored_small_float<half_format>;
+using stored_bfloat = stored_small_float<bfloat_format>;
 
 template <class Format>
 struct small_float {
@@ -64,9 +82,10 @@ struct small_float {
 
   small_float() = default;
   METAL_FUNC constexpr small_float(float value) : bits(Format::round(value)) {}
-  template <class T, class = std::enable_if_t<std::is_class_v<T> && std::is_convertible_v<T, float>>,
-            decltype(&T::operator bool)* = nullptr>
-  METAL_FUNC constexpr small_float(const T& value) : small_float(float(value)) {}  // a class that counts as a number
+  METAL_FUNC constexpr small_float(stored_small_float<Format> value) : bits(value.bits) {}
+  // A class that counts as a number.
+  template <class T, class = std::enable_if_t<std::is_class_v<T> && std::is_convertible_v<T, float>>>
+  METAL_FUNC constexpr small_float(const T& value) : small_float(float(value)) {}
   template <class Other>
   METAL_FUNC explicit constexpr small_float(small_float<Other> value) : bits(Format::round(float(value))) {}
 

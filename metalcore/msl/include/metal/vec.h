@@ -151,6 +151,8 @@ struct alignas(2 * sizeof(T)) vec<T, 2> : msl::vec_operators<T, 2> {
   METAL_FUNC constexpr vec(T x, T y) : x(x), y(y) {}
   template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
   METAL_FUNC explicit constexpr vec(const vec<U, 2>& v) : x(T(v.x)), y(T(v.y)) {}
+  template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
+  METAL_FUNC explicit constexpr vec(const packed_vec<U, 2>& v) : vec(vec<U, 2>(v)) {}
 
  private:
   METAL_FUNC constexpr T* member(size_t i) { return i == 0 ? &x : &y; }
@@ -169,6 +171,8 @@ struct alignas(4 * sizeof(T)) vec<T, 3> : msl::vec_operators<T, 3> {
   METAL_FUNC constexpr vec(T x, const vec<T, 2>& v) : x(x), y(v.x), z(v.y) {}
   template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
   METAL_FUNC explicit constexpr vec(const vec<U, 3>& v) : x(T(v.x)), y(T(v.y)), z(T(v.z)) {}
+  template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
+  METAL_FUNC explicit constexpr vec(const packed_vec<U, 3>& v) : vec(vec<U, 3>(v)) {}
 
  private:
   METAL_FUNC constexpr T* member(size_t i) { return i == 0 ? &x : i == 1 ? &y : &z; }
@@ -192,6 +196,8 @@ struct alignas(4 * sizeof(T)) vec<T, 4> : msl::vec_operators<T, 4> {
   METAL_FUNC constexpr vec(T x, const vec<T, 3>& v) : x(x), y(v.x), z(v.y), w(v.z) {}
   template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
   METAL_FUNC explicit constexpr vec(const vec<U, 4>& v) : x(T(v.x)), y(T(v.y)), z(T(v.z)), w(T(v.w)) {}
+  template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
+  METAL_FUNC explicit constexpr vec(const packed_vec<U, 4>& v) : vec(vec<U, 4>(v)) {}
 
  private:
   METAL_FUNC constexpr T* member(size_t i) { return i == 0 ? &x : i == 1 ? &y : i == 2 ? &z : &w; }
