@@ -1,0 +1,196 @@
+"""What importing metalcore.simulator does to a process: when it refuses, how programs start and end."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(*arguments, **environment):
+    """Runs the interpreter; returns what it printed after it ended well."""
+    result = interpret(*arguments, **environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def interpret(*arguments, **environment):
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run([sys.executable, *arguments], text=True, capture_output=True, timeout=300,
+                          env={**os.environ, "PYTHONPATH": path, **environment})
+
+
+def test_import_is_idempotent():
+    assert python("-c", """
+import importlib, sys, torch, metalcore.simulator
+x = torch.ones(2, device="mps")
+importlib.reload(metalcore.simulator)
+for name in [name for name in sys.modules if name.startswith("metalcore.simulator")]:
+    del sys.modules[name]
+import metalcore.simulator
+print((x + torch.ones(2, device="mps")).tolist())
+""") == "[2.0, 2.0]\n"
+
+
+def test_import_after_pytorch_was_asked_about_mps():
+    assert python("-c", """
+import torch
+print(torch.backends.mps.is_available(), torch.accelerator.is_available())
+torch.manual_seed(0)
+import metalcore.simulator
+print(torch.backends.mps.is_available(), torch.accelerator.current_accelerator())
+x = torch.ones(2, device="mps", requires_grad=True)
+(x * 3).sum().backward()
+print(x.grad.tolist())
+""") == "False False\nTrue mps\n[3.0, 3.0]\n"
+
+
+REFUSALS = {
+    "backward": ("w = torch.ones(2, requires_grad=True); w.sum().backward()", "before the first backward"),
+    "real MPS": ("torch._C._has_mps = True", "real MPS backend"),
+    "old torch": ("torch.__version__ = torch.torch_version.TorchVersion('2.9.1')", "needs torch 2.10 or newer"),
+    "CUDA": ("torch._C._get_accelerator = lambda: torch.device('cuda'); torch.cuda.device_count = lambda: 1",
+             "METALCORE_HIDE_CUDA=1"),
+    "XPU": ("torch._C._get_accelerator = lambda: torch.device('xpu')", "'xpu'"),
+    "platform": ("import sys; sys.platform = 'win32'", "runs on Linux"),
+}
+
+
+@pytest.mark.parametrize("before, reason", REFUSALS.values(), ids=REFUSALS)
+def test_refusals_leave_the_process_unharmed(before, reason):
+    output = python("-c", f"""
+import torch, metalcore
+{before}
+try:
+    import metalcore.simulator
+except RuntimeError as error:
+    print(error)
+x = torch.ones(2, requires_grad=True)
+(x * 3).sum().backward()
+try:
+    torch.ones(2, device="mps")
+except RuntimeError as error:
+    print("no mps", x.grad.tolist())
+""")
+    assert reason in output and output.endswith("no mps [3.0, 3.0]\n")
+
+
+def test_hidden_cuda():
+    assert python("-c", """
+import os, torch
+torch._C._get_accelerator = lambda: torch.device("cuda")
+torch.cuda.device_count = lambda: 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else 1
+import metalcore.simulator
+print(torch.ones(2, device="mps").tolist())
+""", METALCORE_HIDE_CUDA="1") == "[1.0, 1.0]\n"
+
+
+ENDINGS = {
+    "backward": "",
+    "again": "",  # the abort that this looks for came every other time
+    "once more": "",
+    "thread": """
+import threading
+thread = threading.Thread(target=lambda: work()); thread.start()
+""",
+    "fork": """
+import os
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+""",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+def test_a_program_may_end_right_after_backward(ending):
+    # Its last graph holds Python objects, which autograd's thread lets go only after backward() has returned.
+    python("-c", f"""
+import torch, metalcore.simulator
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.object = object()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+def work():
+    weight = torch.ones(64, 64, device="mps", requires_grad=True)
+    loss = Double.apply(weight @ weight).sum()
+    loss.register_hook(lambda gradient: gradient)
+    loss.backward()
+
+work()
+{ending}
+""")
+
+
+def test_forked_children_may_use_the_device():
+    assert python("-c", """
+import os, torch, metalcore.simulator
+x = torch.ones(2, device="mps")
+child = os.fork()
+if not child:
+    y = torch.ones(2, device="mps", requires_grad=True)
+    (x * y).sum().backward()
+    assert y.grad.tolist() == [1, 1]
+else:
+    print(os.waitpid(child, 0)[1])
+""") == "0\n"
+
+
+def test_running_a_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import pickle, sys, torch, helper
+class Thing: pass
+pickle.dumps(Thing())
+print(__name__, sys.argv[1:], torch.ones(2, device="mps").device, helper.name)
+if __name__ == "__main__":
+    sys.exit(3)
+""")
+    (tmp_path / "helper.py").write_text("name = 'helper'")
+    result = interpret("-m", "metalcore.simulator", str(script), "a", "-b")
+    assert result.stdout == "__main__ ['a', '-b'] mps:0 helper\n" and result.returncode == 3
+
+
+def test_running_a_module(tmp_path):
+    (tmp_path / "program.py").write_text("import sys, torch\nprint(__name__, sys.argv[1:], torch.ones(1, device='mps').device)")
+    output = python("-m", "metalcore.simulator", "-m", "program", "x", PYTHONPATH=os.pathsep.join([str(ROOT), str(tmp_path)]))
+    assert output == "__main__ ['x'] mps:0\n"
+
+
+def test_running_code():
+    output = python("-m", "metalcore.simulator", "-c", "import sys, torch; print(sys.argv, torch.ones(1, device='mps').device)", "x")
+    assert output == "['-c', 'x'] mps:0\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["-m"], ["-c"], ["--unknown"]], ids=str)
+def test_usage(arguments):
+    result = interpret("-m", "metalcore.simulator", *arguments)
+    assert result.returncode == 2 and "script.py" in result.stderr
+
+
+
+
+def test_another_pytorch_needs_a_compiler(tmp_path):
+    # As where the installed PyTorch is not the one that the wheel was built with.
+    result = interpret("-c", """
+import sys, types
+from pathlib import Path
+import metalcore
+package = types.ModuleType("metalcore.simulator")
+package.__path__ = [str(Path(metalcore.__file__).parent / "simulator")]
+sys.modules["metalcore.simulator"] = package
+from metalcore.simulator import build, device
+build.find = lambda: None
+device.install()
+""", PATH=str(tmp_path), CXX="", METALCORE_CACHE_DIR=str(tmp_path / "cache"))
+    assert result.returncode == 1 and "no C++ compiler" in result.stderr.replace("\n", " ")
