@@ -124,7 +124,7 @@ void Checker::shared_access(char* address, uint32_t size, uint32_t kind, const v
     for (uint32_t i = 0; i < size; ++i)
       if (!written_[static_cast<size_t>(address + i - group_.arena())])
         fail("uninitialized read", pc_of(caller), Threadgroup::current()->thread,
-             "reads threadgroup memory that no thread has written (" + describe_place(address + i) + ")");
+             "reads threadgroup memory that no thread has written yet (" + describe_place(address + i) + ")");
   record(address, size, kind, shared_shadow_, kShared, caller);
 }
 
@@ -134,7 +134,7 @@ void Checker::record(char* address, uint32_t size, uint32_t kind, Shadow& shadow
   stamp.thread = order_.thread(*lane);
   stamp.pc = pc_of(caller);
   stamp.atomic = is_atomic(kind);
-  if (stamp.atomic) order_.atomic(address, stamp.thread);
+  if (stamp.atomic) order_.atomic(address, stamp.thread, kind);
   stamp.time = order_.now();
   if (!writes(kind)) {
     shadow.visit(address, size, [&](Cell& cell, const char* at, size_t) { check_read(cell, stamp, at, space); });
@@ -176,7 +176,7 @@ void Checker::check_read(Cell& cell, const Stamp& stamp, const char* address, Sp
     if (!*write || !write->changed || (write->atomic && stamp.atomic) || ordered(*write)) continue;
     // A thread that wrote the same value as others reads its own.
     if (wrote_it_too && !write->atomic) continue;
-    race(*write, true, stamp, false, address);
+    race({*write, true}, {stamp, false}, address);
   }
   Stamp &first = cell.read, &second = cell.other_read;
   if (first && !order_.same_group(first, stamp)) {
@@ -198,10 +198,10 @@ void Checker::check_write(Cell& cell, const Stamp& stamp, const char* address, S
   const auto ordered = [&](const Stamp& past) { return order_.before(past, stamp.thread, space); };
   const auto harmless = [&](const Stamp& past) { return !stamp.changed || (past.atomic && stamp.atomic) || ordered(past); };
   for (const Stamp* write : {&cell.write, &cell.other_write})
-    if (*write && !harmless(*write)) race(*write, true, stamp, true, address);
+    if (*write && !harmless(*write)) race({*write, true}, {stamp, true}, address);
   for (Stamp* read : {&cell.earlier_read, &cell.read, &cell.other_read}) {
     if (!*read) continue;
-    if (!harmless(*read)) race(*read, false, stamp, true, address);
+    if (!harmless(*read)) race({*read, false}, {stamp, true}, address);
     if (ordered(*read)) *read = {};
   }
   Stamp& other = cell.other_write;
@@ -276,15 +276,18 @@ uint32_t Checker::pc_of(const void* caller) const {
   return static_cast<uint32_t>(static_cast<const char*>(caller) - segments_.base() - 1);  // inside the call
 }
 
-std::string Checker::describe_thread(uint32_t thread) const {
-  const uint32_t index = order_.index_in_group(thread);
-  const Uint3 groups = grid_.dispatch.threadgroups_per_grid, size = grid_.dispatch.threads_per_threadgroup;
-  const uint32_t group = order_.group_of(thread);
+Thread Checker::thread_of(uint32_t number) const {
+  const uint32_t index = order_.index_in_group(number), group = order_.group_of(number);
+  const Uint3 groups = grid_.dispatch.threadgroups_per_grid, size = grid_.dispatch.threads_per_threadgroup,
+              all = grid_.dispatch.threads_per_grid;
   const Uint3 at = {group % groups.x, group / groups.x % groups.y, group / (groups.x * groups.y)};
   // Threadgroups at the grid's edge are smaller.
-  const Uint3 all = grid_.dispatch.threads_per_grid;
   const uint32_t x = std::min(size.x, all.x - at.x * size.x), y = std::min(size.y, all.y - at.y * size.y);
-  return text({index % x, index / x % y, index / (x * y)}) + " of threadgroup " + text(at);
+  Thread thread = {};
+  thread.position_in_threadgroup = {index % x, index / x % y, index / (x * y)};
+  thread.threadgroup_position = at;
+  thread.position_in_grid = {at.x * size.x + index % x, at.y * size.y + index / x % y, at.z * size.z + index / (x * y)};
+  return thread;
 }
 
 std::string Checker::describe_place(const char* address) const {
@@ -323,18 +326,25 @@ void Checker::out_of_bounds(const char* address, uint32_t size, bool write, cons
        (write ? "writes " : "reads ") + plural(size, "byte") + " out of bounds, at " + describe_place(address));
 }
 
-void Checker::race(const Stamp& first, bool first_writes, const Stamp& second, bool second_writes, const char* address) {
-  const SourceLine line = find_line(launch_.kernel.library->path, first.pc);
-  const bool same_group = order_.same_group(first, second);
-  const std::string what = std::string(second_writes ? "writes" : "reads") + " what thread " + describe_thread(first.thread) +
-                           (first_writes ? " wrote" : " read") +
-                           (line.line ? " in line " + std::to_string(line.line) : std::string()) + ", with no " +
-                           (order_.same_simdgroup(first, second) ? "simdgroup_barrier or threadgroup_barrier"
-                            : same_group                         ? "threadgroup_barrier"
-                                                                 : "atomic operation") +
-                           (same_group ? " that covers this memory" : "") + " in between (" + describe_place(address) + ")";
-  const Lane& lane = group_.lane(order_.index_in_group(second.thread));
-  fail("race", second.pc, lane.thread, what);
+void Checker::race(Access first, Access second, const char* address) {
+  // Which of the two came first depends on the order of the threads. The one further down in the source is reported: in
+  // code without a loop, the barrier is missing somewhere above it.
+  const SourceLine first_line = find_line(launch_.kernel.library->path, first.stamp.pc);
+  const SourceLine second_line = find_line(launch_.kernel.library->path, second.stamp.pc);
+  const bool swap = first_line.file == second_line.file && first_line.line > second_line.line;
+  const Access &subject = swap ? first : second, &object = swap ? second : first;
+  const uint32_t line = (swap ? second_line : first_line).line;
+  const Thread other = thread_of(object.stamp.thread);
+  const bool same_group = order_.same_group(first.stamp, second.stamp);
+  const std::string remedy = order_.same_simdgroup(first.stamp, second.stamp)
+                                 ? "simdgroup_barrier or threadgroup_barrier that covers this memory"
+                             : same_group ? "threadgroup_barrier that covers this memory"
+                                          : "atomic operation";
+  fail("race", subject.stamp.pc, thread_of(subject.stamp.thread),
+       (subject.writes ? "writes what thread " : "reads what thread ") + text(other.position_in_threadgroup) +
+           " of threadgroup " + text(other.threadgroup_position) + (object.writes ? " writes" : " reads") +
+           (line ? " in line " + std::to_string(line) : std::string()) + ", with no " + remedy + " in between (" +
+           describe_place(address) + ")");
 }
 
 void Checker::fail(const char* kind, uint32_t pc, const Thread& thread, const std::string& what, uint32_t line) {

@@ -42,6 +42,11 @@ class Checker final : public Observer {
     std::vector<char> before;
   };
 
+  struct Access {
+    const Stamp& stamp;
+    bool writes;
+  };
+
   bool allowed_in_buffer(const Block& block, const char* address, uint32_t size, bool write) const;
   bool is_host_constant(const char* address, uint32_t size) const;
   void shared_access(char* address, uint32_t size, uint32_t kind, const void* caller);
@@ -51,11 +56,10 @@ class Checker final : public Observer {
   void settle();
 
   [[noreturn]] void out_of_bounds(const char* address, uint32_t size, bool write, const void* caller);
-  [[noreturn]] void race(const Stamp& first, bool first_writes, const Stamp& second, bool second_writes,
-                         const char* address);
+  [[noreturn]] void race(Access first, Access second, const char* address);
   [[noreturn]] void fail(const char* kind, uint32_t pc, const msl_abi::Thread& thread, const std::string& what,
                          uint32_t line = 0);
-  std::string describe_thread(uint32_t thread) const;
+  msl_abi::Thread thread_of(uint32_t number) const;
   std::string describe_place(const char* address) const;
   uint32_t pc_of(const void* caller) const;
 

@@ -11,7 +11,7 @@ void Order::begin_group() {
   barrier_ = {};
   for (auto& spaces : known_)
     for (auto& known : spaces) known.reset();
-  for (Atomic* atomic : recent_) atomic->waiting = 0;
+  for (Atomic* atomic : recent_) atomic->recent = false;
   recent_.clear();
 }
 
@@ -35,7 +35,7 @@ void Order::barrier(uint32_t flags) {
   // What one thread has acquired, all have now.
   for (Atomic* atomic : recent_) {
     atomic->group = {group_ + uint64_t{1}, time};
-    atomic->waiting = 0;
+    atomic->recent = false;
   }
   recent_.clear();
 }
@@ -65,10 +65,16 @@ void Order::simdgroup_barrier(uint32_t simdgroup, uint32_t lanes, uint32_t flags
   }
 }
 
-void Order::atomic(const void* address, uint32_t thread) {
+void Order::atomic(const void* address, uint32_t thread, uint32_t kind) {
   const uint64_t time = now();
   Atomic& atomic = atomics_[address];
-  atomic.released[thread] = atomic.acquired[thread] = time;
+  if (kind != msl_abi::kAtomicWrite) {
+    atomic.acquired[thread] = time;
+    if (!atomic.recent) recent_.push_back(&atomic);
+    atomic.recent = true;
+  }
+  if (kind == msl_abi::kAtomicRead) return;
+  atomic.released[thread] = time;
   atomic.barrier[group_] = barrier_;
   const uint32_t index = index_in_group(thread);
   if (const auto& known = known_[index / 32][kDevice])
@@ -77,10 +83,6 @@ void Order::atomic(const void* address, uint32_t thread) {
         uint64_t& released = atomic.released[first_ + index / 32 * 32 + lane];
         released = std::max(released, until);
       }
-  if (!atomic.waiting) {
-    atomic.waiting = 1;
-    recent_.push_back(&atomic);
-  }
 }
 
 bool Order::before_by_atomics(const Stamp& past, uint32_t thread, Space space) const {

@@ -41,7 +41,8 @@ class Order {
 
   void barrier(uint32_t flags);
   void simdgroup_barrier(uint32_t simdgroup, uint32_t lanes, uint32_t flags);
-  void atomic(const void* address, uint32_t thread);
+  // A load acquires, a store releases, a read-modify-write does both.
+  void atomic(const void* address, uint32_t thread, uint32_t kind);
 
  private:
   struct Known {
@@ -52,7 +53,7 @@ class Order {
     std::unordered_map<uint32_t, std::array<uint64_t, 2>> barrier; // by group: what its threads did before this
     std::unordered_map<uint32_t, uint64_t> acquired;               // by thread
     std::array<uint64_t, 2> group = {};                            // the current group's number and when a barrier passed it on
-    uint32_t waiting = 0;                                          // in recent_ already
+    bool recent = false;                                           // it is in recent_
   };
   bool before_by_atomics(const Stamp& past, uint32_t thread, Space space) const;
 
