@@ -5,9 +5,9 @@
 #include <cstdint>
 #endif
 
-// A threadgroup updates one chunk of one parameter, each of its threads four neighbouring elements at a time.
+// A threadgroup updates one chunk of one parameter.
 #define ADAMW_THREADS 64
-#define ADAMW_CHUNK 4096
+#define ADAMW_CHUNK 2048
 
 // One parameter of a dispatch. It is updated by the threadgroups from first_threadgroup to the next one's.
 struct AdamWTensor {

@@ -14,56 +14,52 @@ struct AdamWPointers {
   device float* max_exp_avg_sq;
 };
 
-// The operations, their order and their roundings are those of torch.optim.AdamW, so that float32 results agree.
-template <typename V, bool amsgrad>
-METAL_FUNC V updated(V param, V grad, thread V& exp_avg, thread V& exp_avg_sq, thread V& max_exp_avg_sq,
-                     constant AdamWScalars& scalars, constant AdamWParams& params) {
-  grad *= params.grad_sign;
-  // A product by itself, which the compiler must not contract into the last line's sum.
-  param = fma(param, V(scalars.decay), V(-0.0f));
-  // lerp(exp_avg, grad, weight), from the nearer end.
-  const float weight = params.one_minus_beta1;
-  exp_avg = weight < 0.5f ? fma(V(weight), grad - exp_avg, exp_avg) : fma(V(weight - 1.0f), grad - exp_avg, grad);
-  exp_avg_sq = fma(params.one_minus_beta2 * grad, grad, exp_avg_sq * params.beta2);
-  V second = exp_avg_sq;
-  if (amsgrad) {
-    // Not max(), which would lose a NaN.
-    second = max_exp_avg_sq = select(exp_avg_sq, max_exp_avg_sq, max_exp_avg_sq >= exp_avg_sq);
+// Neighbouring elements, which a thread updates at a time.
+template <typename T, uint width>
+struct Lanes {
+  T at[width];
+};
+
+// The first `count` elements from an address, zeros for the rest; by vectors where all are wanted and aligned.
+template <uint width, typename T>
+METAL_FUNC Lanes<T, width> load(device const T* from, uint count, bool aligned) {
+  Lanes<T, width> lanes = {};
+  if (aligned && count == width) {
+    for (uint k = 0; k < width; k += 4) {
+      const vec<T, 4> quad = reinterpret_cast<device const vec<T, 4>*>(from)[k / 4];
+      lanes.at[k] = quad.x;
+      lanes.at[k + 1] = quad.y;
+      lanes.at[k + 2] = quad.z;
+      lanes.at[k + 3] = quad.w;
+    }
+  } else {
+    for (uint k = 0; k < width; ++k)
+      if (k < count) lanes.at[k] = from[k];
   }
-  const V denominator = precise::sqrt(second) / scalars.bias_correction2_sqrt + params.eps;
-  return param + scalars.negative_step_size * exp_avg / denominator;
+  return lanes;
 }
 
-// Elements of the width of V (one or four) at offset `at` of each array.
-template <typename V, typename T, typename VT, bool amsgrad>
-METAL_FUNC void update(AdamWPointers<T> pointers, ulong at, constant AdamWScalars& scalars,
-                       constant AdamWParams& params) {
-  device VT* param = reinterpret_cast<device VT*>(pointers.param + at);
-  device VT* grad = reinterpret_cast<device VT*>(pointers.grad + at);
-  device V* exp_avg = reinterpret_cast<device V*>(pointers.exp_avg + at);
-  device V* exp_avg_sq = reinterpret_cast<device V*>(pointers.exp_avg_sq + at);
-  device V* max_exp_avg_sq = reinterpret_cast<device V*>(pointers.max_exp_avg_sq + at);
-
-  V g = V(*grad);
-  if (params.unscale) {
-    g = g / scalars.grad_scale;
-    *grad = VT(g);
+template <uint width, typename T>
+METAL_FUNC void store(Lanes<T, width> lanes, device T* to, uint count, bool aligned) {
+  if (aligned && count == width) {
+    for (uint k = 0; k < width; k += 4)
+      reinterpret_cast<device vec<T, 4>*>(to)[k / 4] =
+          vec<T, 4>(lanes.at[k], lanes.at[k + 1], lanes.at[k + 2], lanes.at[k + 3]);
+  } else {
+    for (uint k = 0; k < width; ++k)
+      if (k < count) to[k] = lanes.at[k];
   }
-  V m = *exp_avg, v = *exp_avg_sq, max_v = V(0.0f);
-  if (amsgrad) max_v = *max_exp_avg_sq;
-  *param = VT(updated<V, amsgrad>(V(*param), g, m, v, max_v, scalars, params));
-  *exp_avg = m;
-  *exp_avg_sq = v;
-  if (amsgrad) *max_exp_avg_sq = max_v;
 }
 
 template <typename T, bool amsgrad>
 kernel void adamw(constant AdamWPointers<T>* pointers [[buffer(0)]],
                   constant AdamWTensor* tensors [[buffer(1)]],
-                  constant AdamWScalars* scalars [[buffer(2)]],
-                  constant AdamWParams& params [[buffer(3)]],
+                  constant AdamWScalars* all_scalars [[buffer(2)]],
+                  constant AdamWParams& all_params [[buffer(3)]],
                   uint threadgroup_index [[threadgroup_position_in_grid]],
                   uint thread_index [[thread_position_in_threadgroup]]) {
+  constexpr uint width = 32 / sizeof(T);  // neighbouring elements that a thread updates at a time
+  const AdamWParams params = all_params;
   // The parameter that this threadgroup works on: the last whose first threadgroup is not after this one.
   uint tensor = 0;
   for (uint end = params.tensors; end - tensor > 1;) {
@@ -74,19 +70,49 @@ kernel void adamw(constant AdamWPointers<T>* pointers [[buffer(0)]],
       end = middle;
     }
   }
-  if (scalars[tensor].skip) return;
+  const AdamWScalars scalars = all_scalars[tensor];
+  if (scalars.skip) return;
   const AdamWPointers<T> arrays = pointers[tensor];
-  const ulong start = static_cast<ulong>(threadgroup_index - tensors[tensor].first_threadgroup) * ADAMW_CHUNK;
-  const uint count = static_cast<uint>(min(tensors[tensor].numel - start, static_cast<ulong>(ADAMW_CHUNK)));
   const bool aligned = tensors[tensor].aligned;
-  for (uint i = 4 * thread_index; i < count; i += 4 * ADAMW_THREADS) {
-    if (aligned && i + 4 <= count) {
-      update<float4, T, vec<T, 4>, amsgrad>(arrays, start + i, scalars[tensor], params);
-    } else {
-      for (uint j = i; j < min(i + 4, count); ++j) {
-        update<float, T, T, amsgrad>(arrays, start + j, scalars[tensor], params);
-      }
+  const ulong start = static_cast<ulong>(threadgroup_index - tensors[tensor].first_threadgroup) * ADAMW_CHUNK;
+  const uint length = static_cast<uint>(min(tensors[tensor].numel - start, static_cast<ulong>(ADAMW_CHUNK)));
+
+  // Each simdgroup goes through a contiguous part of the chunk.
+  constexpr uint part = ADAMW_CHUNK / (ADAMW_THREADS / 32);
+  const uint first = thread_index / 32 * part + thread_index % 32 * width;
+  const uint end = min(length, first + part);
+  const float weight = params.one_minus_beta1;
+  const bool near = weight < 0.5f;
+  for (uint i = first; i < end; i += 32 * width) {
+    const uint count = min(length - i, width);
+    const ulong at = start + i;
+    Lanes<T, width> p = load<width>(arrays.param + at, count, aligned);
+    Lanes<T, width> g = load<width>(arrays.grad + at, count, aligned);
+    Lanes<float, width> m = load<width>(arrays.exp_avg + at, count, aligned);
+    Lanes<float, width> v = load<width>(arrays.exp_avg_sq + at, count, aligned);
+    Lanes<float, width> max_v;
+    if (amsgrad) max_v = load<width>(arrays.max_exp_avg_sq + at, count, aligned);
+    if (params.unscale) {
+      for (uint k = 0; k < width; ++k) g.at[k] = static_cast<T>(static_cast<float>(g.at[k]) / scalars.grad_scale);
+      store<width>(g, arrays.grad + at, count, aligned);
     }
+    // The operations, their order and their roundings are those of torch.optim.AdamW, so that float32 results agree.
+    for (uint k = 0; k < width; ++k) {
+      const float grad = static_cast<float>(g.at[k]) * params.grad_sign;
+      // A product by itself, which the compiler must not contract into the sum at the end.
+      const float decayed = fma(static_cast<float>(p.at[k]), scalars.decay, -0.0f);
+      // lerp(m, grad, weight), from the nearer end.
+      m.at[k] = fma(near ? weight : weight - 1.0f, grad - m.at[k], near ? m.at[k] : grad);
+      v.at[k] = fma(params.one_minus_beta2 * grad, grad, v.at[k] * params.beta2);
+      float second = v.at[k];
+      if (amsgrad) second = max_v.at[k] = max_v.at[k] >= second ? max_v.at[k] : second;  // max() would lose a NaN
+      const float denominator = precise::sqrt(second) / scalars.bias_correction2_sqrt + params.eps;
+      p.at[k] = static_cast<T>(decayed + scalars.negative_step_size * m.at[k] / denominator);
+    }
+    store<width>(p, arrays.param + at, count, aligned);
+    store<width>(m, arrays.exp_avg + at, count, aligned);
+    store<width>(v, arrays.exp_avg_sq + at, count, aligned);
+    if (amsgrad) store<width>(max_v, arrays.max_exp_avg_sq + at, count, aligned);
   }
 }
 

@@ -8,7 +8,7 @@ from adamw_cases import EPS, Pair, assert_steps_close, random_values
 
 import metalcore
 
-CHUNK = 4096  # ADAMW_CHUNK of kernels/adamw.h
+CHUNK = 2048  # ADAMW_CHUNK of kernels/adamw.h
 PER_DISPATCH = 102  # 512 pointers, 5 for each parameter
 
 

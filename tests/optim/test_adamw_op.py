@@ -137,7 +137,7 @@ def test_explain():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_checking_mode_is_clean(device, options, dtype):
     with metalcore.simulator.checking():
-        pair = Pair(random_values((4097,), (5,), (3, 7), (0,), *[(1 + i % 5,) for i in range(105)]), device, options,
+        pair = Pair(random_values((2049,), (5,), (3, 7), (0,), *[(1 + i % 5,) for i in range(105)]), device, options,
                     dtype=dtype, lr=1e-2, amsgrad=options.get("amsgrad", False))
         pair.steps(1)
     if dtype == torch.float32:
