@@ -31,7 +31,8 @@ def install():
     extension.install()
     complete_torch_c(extension)
     simulate_storages()
-    drain_autograd_at_exit(extension)
+    # A process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
+    atexit.register(extension.drain_autograd)
     torch._C._metalcore_simulates_mps = True
 
 
@@ -152,10 +153,3 @@ def simulate_storages():
         return torch.tensor(list(content), dtype=torch.uint8, device="mps").untyped_storage()
 
     torch.UntypedStorage.__new__ = new
-
-
-def drain_autograd_at_exit(extension):
-    """A process that ends right after backward() would abort: see csrc/simulated_device/autograd.h."""
-    atexit.register(extension.drain_autograd)
-    # A forked child has no autograd threads to wait for.
-    os.register_at_fork(after_in_child=lambda: atexit.unregister(extension.drain_autograd))

@@ -70,3 +70,23 @@ def test_generation_equals_the_cpus():
             generated.append(model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8,
                                             do_sample=False, pad_token_id=0).cpu())
     assert torch.equal(*generated)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_training_with_metalcores_kernels_equals_the_cpu(attention):
+    import metalcore
+    from metalcore.integrations import transformers as metalcore_transformers
+
+    model = make_model(attention, "cpu")
+    losses, gradients, parameters = train(model, adamw(model))
+    with metalcore_transformers.patch(), metalcore.enable_pytorch_overrides():
+        model = make_model(attention, "mps")
+        optimizer = adamw(model)
+        assert isinstance(optimizer, metalcore.optim.AdamW)
+        our_losses, our_gradients, our_parameters = train(model, optimizer)
+    torch.testing.assert_close(our_losses, losses, rtol=1e-5, atol=0)
+    for ours, theirs in zip(our_gradients, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+    # AdamW divides a gradient by its own size, so one that is almost nothing but rounding may move a parameter by lr.
+    for ours, theirs in zip(our_parameters, parameters, strict=True):
+        assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
