@@ -65,9 +65,8 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
     originals = [token.text for token in tokens]
     erase_address_spaces(program)
     drop_duplicates(program, originals)
+    mark_float_literals(tokens)
     adapt_to_gcc(program)
-    if any("half" in token.text or "bf" in token.text for token in tokens):
-        mark_float_literals(tokens)
     rewrite_swizzles(program)
     wrap_conditionals(program)
     place_threadgroup_variables(program, variables)

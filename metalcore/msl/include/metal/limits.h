@@ -77,8 +77,9 @@ MSL_CONSTANTS(BF, bfloat)
 
 namespace metal {
 
+// Apple's headers keep the limits of a type here, where programs specialize them for their own types.
 template <class T>
-struct numeric_limits {
+struct _numeric_limits_impl {
   static constexpr bool is_specialized = std::is_integral_v<T>;
   static constexpr bool is_signed = T(-1) < T(0);
   static constexpr bool is_integer = true;
@@ -145,12 +146,12 @@ struct float_limits {
 namespace metal {
 
 template <>
-struct numeric_limits<float> : msl::float_limits<float, uint32_t, 24, 128> {};
+struct _numeric_limits_impl<float> : msl::float_limits<float, uint32_t, 24, 128> {};
 template <>
-struct numeric_limits<half> : msl::float_limits<half, uint16_t, 11, 16> {};
+struct _numeric_limits_impl<half> : msl::float_limits<half, uint16_t, 11, 16> {};
 template <>
-struct numeric_limits<bfloat> : msl::float_limits<bfloat, uint16_t, 8, 128> {};
+struct _numeric_limits_impl<bfloat> : msl::float_limits<bfloat, uint16_t, 8, 128> {};
 template <class T>
-struct numeric_limits<const T> : numeric_limits<T> {};
+struct numeric_limits : _numeric_limits_impl<std::remove_cv_t<T>> {};
 
 }  // namespace metal

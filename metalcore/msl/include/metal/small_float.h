@@ -60,6 +60,15 @@ constexpr bool is_native_v = std::is_arithmetic_v<T> || (std::is_enum_v<T> && st
 template <class Format>
 struct small_float;
 
+template <class T>
+struct is_small_float : std::false_type {};
+template <class F>
+struct is_small_float<small_float<F>> : std::true_type {};
+
+// A number an operation on vectors accepts as its scalar operand.
+template <class T>
+constexpr bool is_scalar_v = is_native_v<T> || is_small_float<T>::value;
+
 // How the translator stores a small float in an anonymous struct, where g++ allows no class with constructors.
 template <class Format>
 struct stored_small_float {
@@ -81,11 +90,12 @@ struct small_float {
   uint16_t bits;
 
   small_float() = default;
-  METAL_FUNC constexpr small_float(float value) : bits(Format::round(value)) {}
+  template <class Native, class = std::enable_if_t<is_native_v<Native>>>
+  METAL_FUNC constexpr small_float(Native value) : bits(Format::round(float(value))) {}
   METAL_FUNC constexpr small_float(stored_small_float<Format> value) : bits(value.bits) {}
-  // A class that counts as a number.
-  template <class T, class = std::enable_if_t<std::is_class_v<T> && std::is_convertible_v<T, float>>>
-  METAL_FUNC constexpr small_float(const T& value) : small_float(float(value)) {}
+  // A class that counts as a number; the other small float does so only where it is asked to.
+  template <class T, std::enable_if_t<std::is_class_v<T> && std::is_convertible_v<T, float> && !is_small_float<T>::value, int> = 0>
+  METAL_FUNC constexpr small_float(T value) : small_float(float(value)) {}
   template <class Other>
   METAL_FUNC explicit constexpr small_float(small_float<Other> value) : bits(Format::round(float(value))) {}
 

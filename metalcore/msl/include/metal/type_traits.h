@@ -141,6 +141,20 @@ struct make_scalar {
 template <class T>
 using make_scalar_t = typename make_scalar<T>::type;
 
+// Names of Apple's headers that published programs use: elements of a vector (none in a scalar), and whether the
+// simd_ functions take a type there.
+template <class T>
+struct vec_elements : std::integral_constant<int, 0> {};
+template <class T, int N>
+struct vec_elements<vec<T, N>> : std::integral_constant<int, N> {};
+template <class T, int N>
+struct vec_elements<packed_vec<T, N>> : std::integral_constant<int, N> {};
+template <class T>
+struct __is_valid_simdgroup_type
+    : std::bool_constant<sizeof(T) <= 4 && !std::is_same_v<T, bool> && !std::is_same_v<T, bfloat> && msl::is_scalar_v<T>> {};
+template <class T, int N>
+struct __is_valid_simdgroup_type<vec<T, N>> : __is_valid_simdgroup_type<T> {};
+
 template <class T>
 METAL_FUNC constexpr std::remove_reference_t<T>&& move(T&& value) {
   return static_cast<std::remove_reference_t<T>&&>(value);

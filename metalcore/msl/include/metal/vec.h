@@ -4,19 +4,6 @@
 
 #include "metal/small_float.h"
 
-namespace msl {
-
-template <class T>
-struct is_small_float : std::false_type {};
-template <class F>
-struct is_small_float<small_float<F>> : std::true_type {};
-
-// A number an operation on vectors accepts as its scalar operand.
-template <class T>
-constexpr bool is_scalar_v = is_native_v<T> || is_small_float<T>::value;
-
-}  // namespace msl
-
 namespace metal {
 
 template <class T, int N>
