@@ -56,9 +56,9 @@ def _overload_instead_of_specializing_members(program):
             opening, closing = declaration.templates[-1]
             if closing == opening + 1:
                 erase(tokens, opening - 1, closing + 1)
-                name_end = declaration.name_at + 1
-                if not declaration.name.startswith("operator") and tokens[name_end].text == "<":
-                    erase(tokens, name_end, declaration.parameters[0])
+                if tokens[declaration.parameters[0] - 1].text == ">":  # f<T>(…)
+                    opening = next(i for i in range(declaration.name_at + 1, declaration.last) if tokens[i].text == "<")
+                    erase(tokens, opening, declaration.parameters[0])
 
 
 def _fill_designated_ranges(program):

@@ -304,7 +304,7 @@ class Program:
     def _operator(self, declaration, i, end):
         """Names an operator function; returns the index of the parenthesis before its parameters."""
         tokens, j = self.tokens, i + 1
-        if tokens[j].text == "(":
+        if tokens[j].text == "(" and tokens[j + 1].text == ")":
             j += 2
         else:
             while j < end and tokens[j].text != "(":
@@ -312,6 +312,9 @@ class Program:
         if j >= end:
             raise error_at(tokens[i], "expected '(' after the operator's name")
         declaration.name = "operator" + "".join(token.text for token in tokens[i + 1 : j])
+        if tokens[j].text == "<":  # operator()<half>(half x)
+            close = matching_angle(tokens, j, end)
+            j = j if close is None else close + 1
         return j
 
     def _function(self, declaration, i, end, owner):

@@ -1,0 +1,157 @@
+"""Preprocessing and parsing: macros, lines, what is found and what is refused."""
+
+import pytest
+
+from metalcore.msl.errors import MSLError
+from metalcore.msl.kernels import find_kernels
+from metalcore.msl.parse import Program
+from metalcore.msl.preprocess import preprocess
+from metalcore.msl.rewrite import refuse_unsupported
+
+
+def words(source, **options):
+    return " ".join(token.text for token in preprocess(source, **options)[0])
+
+
+def kernels_of(source):
+    return {kernel.name: kernel for kernel in find_kernels(Program(preprocess(source)[0]))}
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        ("#define TWICE(x) (x) * 2\nTWICE(a + 1)", "( a + 1 ) * 2"),
+        ("#define CALL(f, ...) f(0 __VA_OPT__(,) __VA_ARGS__)\nCALL(g) CALL(g, 1, 2)", "g ( 0 ) g ( 0 , 1 , 2 )"),
+        ("#define NAME(a, b) a##_##b #a\nNAME(x, 1)", 'x_1 "x"'),
+        ("#define ALL(...) #__VA_ARGS__\nALL(a,  b)", '"a, b"'),
+        ("#define f 3\n1.f 0x1p-3f 2.5e-3h 1'000u", "1.f 0x1p-3f 2.5e-3h 1'000u"),
+        ("a>>=b; c->*d ...", "a >>= b ; c ->* d ..."),
+        ("__COUNTER__ __COUNTER__ __LINE__", "0 1 1"),
+        ("#if __METAL_VERSION__ >= 310 && defined(__METAL__)\nyes\n#else\nno\n#endif", "yes"),
+        ('#if __has_include(<metal_stdlib>) && !__has_include("nowhere.h")\nyes\n#endif', "yes"),
+        ('#pragma clang loop unroll(full)\n_Pragma("unroll") x', "x"),
+        ("#include <metal_stdlib>\n#import <metal_simdgroup_matrix>\nx", "x"),
+        ("a /* one\n two */ b // three \\\n four\nc", "a b c"),
+    ],
+)
+def test_preprocess(source, expected):
+    assert words(source) == expected
+
+
+def test_lines_survive_macros_comments_and_continuations():
+    source = "/* a\n comment */\n#define LONG(x) \\\n  x + \\\n  x\n\nfirst\nLONG(\n  second)\n#if 0\nnothing\n#endif\nthird"
+    lines = {token.text: token.line for token in preprocess(source)[0]}
+    assert (lines["first"], lines["second"], lines["third"]) == (7, 8, 13)
+
+
+def test_includes_are_searched_in_order_and_recorded(tmp_path):
+    for name, value in (("one", "from_one"), ("two", "from_two")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.h").write_text(f'#pragma once\n#include "b.h"\n{value}')
+        (tmp_path / name / "b.h").write_text(f"b_{value}\n")
+    tokens, included = preprocess('#include "a.h"\n#include "a.h"\nend', include_dirs=[tmp_path / "one", tmp_path / "two"])
+    assert [token.text for token in tokens] == ["b_from_one", "from_one", "end"]
+    assert [token.line for token in tokens] == [1, 3, 3]
+    assert sorted(included) == [str(tmp_path / "one" / "a.h"), str(tmp_path / "one" / "b.h")]
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("\n#include <nowhere.h>", "program_source:2: error: 'nowhere.h' file not found"),
+        ("\n\n#error no such GPU", "program_source:3: error: #error no such GPU"),
+        ("#define F(a, b) a\nF(1)", "program_source:2: error: .*requires 2 arguments"),
+        ("#ifdef A\n", "program_source:1: error: Unterminated #ifdef"),
+        ("#nonsense", "program_source:1: error: invalid preprocessing directive '#nonsense'"),
+        ("void f() {\n  g(];\n}", r"program_source:2: error: expected '\)'"),
+        ("\nvoid f() {", "program_source:2: error: expected '}'"),
+        ("int x", "program_source:1: error: expected ';'"),
+    ],
+)
+def test_errors_carry_the_line(source, message):
+    with pytest.raises(MSLError, match=message):
+        Program(preprocess(source)[0])
+
+
+def test_kernels_and_their_arguments():
+    kernels = kernels_of("""
+        namespace outer { kernel void inside(device float* x) {} }
+        [[kernel, max_total_threads_per_threadgroup(64)]] void plain(
+            device float* out, constant int& n [[buffer(3)]], device const float* in,
+            threadgroup float* scratch, uint3 position [[thread_position_in_grid]], ushort lane [[thread_index_in_simdgroup]]) {}
+        template <typename T, int N> kernel void made(device T* x [[buffer(1)]]) {}
+        template [[host_name("made_" "float")]] kernel void made<float, (4 > 2)>(device float* x [[buffer(1)]]);
+        template [[host_name("made_half")]] [[kernel]] decltype(made<half, 2>) made<half, 2>;
+        [[host_name("renamed")]] kernel void original() {}
+    """)
+    assert list(kernels) == ["outer::inside", "plain", "renamed", "made_float", "made_half"]
+    plain = kernels["plain"]
+    assert [(a.name, a.kind, a.index) for a in plain.arguments] == [
+        ("out", "buffer", 0),
+        ("n", "buffer", 3),
+        ("in", "buffer", 1),
+        ("scratch", "threadgroup", 0),
+        ("position", "position_in_grid", 0),
+        ("lane", "index_in_simdgroup", 0),
+    ]
+    assert plain.max_total_threads == 64
+    assert [(a.name, a.index) for a in kernels["made_half"].arguments] == [("x", 1)]
+
+
+def test_kernels_made_by_macros():
+    kernels = kernels_of("""
+        template <typename T> kernel void fill(device T* x) {}
+        #define INSTANTIATE(name, T) template [[host_name("fill_" #name)]] kernel void fill<T>(device T*);
+        #define EACH(F) F(f32, float) F(i32, int)
+        EACH(INSTANTIATE)
+        #define SIMPLE(name) kernel void name(device int* x) { x[0] = 1; }
+        SIMPLE(one) SIMPLE(two)
+    """)
+    assert sorted(kernels) == ["fill_f32", "fill_i32", "one", "two"]
+
+
+def test_which_kernels_synchronize():
+    kernels = kernels_of("""
+        float leaf(float x) { return simd_sum(x); }
+        template <typename Op> float middle(Op op, float x) { return op(x); }
+        struct Sum { float operator()(float x) const { return leaf(x); } };
+        struct Quiet { float operator()(float x) const { return x; } float loud(float x) { return leaf(x); } };
+        template <typename Op> kernel void k(device float* x) { x[0] = middle(Op(), x[0]); }
+        template [[host_name("sum")]] kernel void k<Sum>(device float*);
+        kernel void barrier(device float* x) { threadgroup_barrier(mem_flags::mem_device); }
+        kernel void matrix(device float* x) { simdgroup_float8x8 m; }
+        kernel void names_only(device float* x, uint simd_lane [[thread_index_in_simdgroup]]) { x[simd_lane] = 1; }
+        kernel void plain(device float* x) { x[0] = 1; }
+    """)
+    assert {name for name, kernel in kernels.items() if kernel.synchronizes} == {"sum", "barrier", "matrix"}
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("kernel void k(texture2d<float> t [[texture(0)]]) {}", "1: error: textures and samplers"),
+        ("void f() {\n  constexpr sampler s(filter::linear);\n}", "2: error: textures and samplers"),
+        ("\nvertex float4 v(uint i [[vertex_id]]) { return 0; }", "2: error: 'vertex' functions"),
+        ("fragment float4 f() { return 0; }", "1: error: 'fragment' functions"),
+        ("[[mesh]] void m() {}", r"1: error: \[\[mesh\]\] functions"),
+        ("kernel void k(device float* x) {\n  double y = 0;\n}", "2: error: 'double' is not supported in Metal"),
+        ("void f(raytracing::ray r) {}", "1: error: raytracing is not supported"),
+        ("using namespace mpp;", "1: error: Metal Performance Primitives"),
+        ("kernel void k(visible_function_table<int(int)> t [[buffer(0)]]) {}", "1: error: visible function tables"),
+        ("kernel void k(float x) {}", "1: error: argument 'x' of kernel 'k' has no attribute"),
+        ("kernel void k(uint x [[amplification_id]]) {}", r"1: error: \[\[amplification_id\]\] is not supported"),
+        ('template [[host_name("a")]] kernel void missing<int>(device int*);', "1: error: explicit instantiation of 'missing'"),
+    ],
+)
+def test_what_is_not_supported_is_named_with_its_line(source, message):
+    with pytest.raises(MSLError, match="program_source:" + message):
+        program = Program(preprocess(source)[0])
+        refuse_unsupported(program)
+        find_kernels(program)
+
+
+def test_a_long_source_keeps_its_lines():
+    line = "kernel void k{i}(device float* x, uint i [[thread_position_in_grid]]) {{ if (i < 4) {{ x[i] = x[i] > 0 ? 1.0 : 2.0; }} }}\n"
+    source = "".join(line.format(i=i) for i in range(2_000))
+    program = Program(preprocess(source)[0])
+    assert len(program.declarations) == 2_000 and program.tokens[-1].line == 2_000
