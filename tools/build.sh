@@ -4,4 +4,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export CXX=${CXX:-$(tools/compiler.sh)}
 .venv/bin/python setup.py -q build_ext --inplace
-.venv/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+.venv/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps -e .

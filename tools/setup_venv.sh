@@ -45,4 +45,4 @@ then
   index=(--extra-index-url "$cpu_index")
 fi
 echo "installing ${packages[*]} into .venv"
-.venv/bin/python -m pip install -q --disable-pip-version-check "${index[@]}" -c constraints.txt "${packages[@]}"
+.venv/bin/python -m pip install -qq --disable-pip-version-check "${index[@]}" -c constraints.txt "${packages[@]}"

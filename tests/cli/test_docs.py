@@ -1,0 +1,61 @@
+"""Every Python block and every `python -m metalcore` line of README and docs/ runs; every link leads somewhere."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(language):
+    for page in PAGES:
+        for number, text in enumerate(re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S), 1):
+            yield pytest.param(text, id=f"{page.stem}-{number}")
+
+
+def commands():
+    lines = {line for block in blocks("") for line in block.values[0].splitlines() if line.startswith("python -m metalcore")}
+    return sorted(line for line in lines if "bench" not in line or "--list" in line)  # benchmarks have their own test
+
+
+def run(command, folder):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "METALCORE_CACHE_DIR": str(folder / "cache")}
+    found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+@pytest.mark.parametrize("code", [*blocks("python")])
+def test_python_block(code, tmp_path):
+    (tmp_path / "block.py").write_text(code)
+    run([sys.executable, "block.py"], tmp_path)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_command(command, tmp_path):
+    for name in ("script.py", "module.py"):
+        (tmp_path / name).write_text("import torch\nprint(torch.ones(2, device='mps').sum().item())\n")
+    assert run([sys.executable, *shlex.split(command)[1:]], tmp_path).strip()
+
+
+def test_checking_mode_in_the_docs_finds_the_fault(tmp_path):
+    [code] = [block.values[0] for block in blocks("python") if "KernelError as error" in block.values[0]]
+    (tmp_path / "block.py").write_text(code)
+    assert run([sys.executable, "block.py"], tmp_path).strip() == "out-of-bounds read in shift line 3"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_example(example, tmp_path):
+    assert run([sys.executable, str(example)], tmp_path).strip()
