@@ -62,6 +62,7 @@ class Kernel:
     mentions: set = field(default_factory=set)  # names its template arguments mention
     max_total_threads: int = 0
     synchronizes: bool = False
+    has_threadgroup_variables: bool = False
 
 
 def find_kernels(program, waits=()):

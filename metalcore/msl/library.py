@@ -61,6 +61,7 @@ class ShaderLibrary:
         self._translation = None
         manifest = self._manifest()
         self._names = manifest["kernels"]
+        self._with_threadgroup_memory = manifest["threadgroup_memory"]
         self._program = cache.digest(self._request(), json.dumps(manifest["included"]))
         if len(self._names) <= _COMPILED_AT_ONCE:
             self._shared_object(None, checking=False)
@@ -102,7 +103,8 @@ class ShaderLibrary:
             if len(names) > _COMPILED_AT_ONCE:
                 host.check_source(translation.source([]), msl=self._source)
             included = {name: cache.digest(text) for name, text in translation.included.items()}
-            path.write_text(json.dumps({"kernels": names, "included": included}))
+            memory = [kernel.name for kernel in translation.kernels if kernel.has_threadgroup_variables]
+            path.write_text(json.dumps({"kernels": names, "included": included, "threadgroup_memory": memory}))
 
         def up_to_date(content):
             return all(_file_digest(path) == known for path, known in json.loads(content)["included"].items())

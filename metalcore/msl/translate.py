@@ -59,6 +59,9 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
     refuse_unsupported(program)
     variables = find_threadgroup_variables(program)
     kernels = find_kernels(program, {variable.first for variable in variables if variable.has_initializer})
+    for kernel in kernels:
+        first, last = kernel.declaration.body or (0, 0)
+        kernel.has_threadgroup_variables = any(first < variable.first < last for variable in variables)
     substitute_function_constants(program, constants or {})
     erase_attributes(program)
     _mark_kernels(program)

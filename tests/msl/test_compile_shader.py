@@ -1,0 +1,265 @@
+"""compile_shader: the interface of torch.mps.compile_shader, and its errors."""
+
+import math
+import struct
+
+import pytest
+import torch
+
+import metalcore
+from metalcore.msl.errors import CompilerNotFoundError, MSLError
+
+FILL = "kernel void fill(device float* out, constant float& value, uint i [[thread_position_in_grid]]) { out[i] = value; }"
+
+
+@pytest.fixture(scope="module")
+def fill():
+    return metalcore.compile_shader(FILL)
+
+
+def test_library_names_its_kernels():
+    library = metalcore.compile_shader(FILL + "kernel void other(device float* x) { x[0] = 1; }")
+    assert dir(library) == ["fill", "other"] and list(library) == ["fill", "other"]
+    assert library.fill is library.fill
+    assert not hasattr(library, "missing")
+    with pytest.raises(RuntimeError, match="Failed to create function state object for: missing"):
+        library.missing  # noqa: B018
+
+
+def test_torch_mps_compile_shader_is_the_same(device):
+    x = torch.zeros(4, device=device)
+    torch.mps.compile_shader(FILL).fill(x, 2.0)
+    assert x.tolist() == [2, 2, 2, 2]
+
+
+def test_kernel_properties(fill):
+    assert fill.fill.max_threads_per_threadgroup == 1024
+    assert fill.fill.thread_execution_width == 32
+    assert fill.fill.static_thread_group_memory_length == 0
+    limited = metalcore.compile_shader("[[kernel, max_total_threads_per_threadgroup(96)]] void k(device int* x) { x[0] = 1; }")
+    assert limited.k.max_threads_per_threadgroup == 96
+    shared = metalcore.compile_shader("kernel void k(device int* x) { threadgroup int a; a = 1; x[0] = a; }")
+    with pytest.raises(RuntimeError, match="only as it runs"):
+        shared.k.static_thread_group_memory_length  # noqa: B018
+
+
+def test_threads_default_to_the_first_tensor(device, fill):
+    x = torch.zeros(5000, device=device)
+    fill.fill(x, 3.14)
+    assert torch.equal(x.cpu(), torch.full((5000,), 3.14))
+    fill.fill(x, 1.0, threads=7)
+    assert x.sum().item() == pytest.approx(7 + 4993 * 3.14, rel=1e-5)
+    fill.fill(x, 5.0, threads=0)
+    fill.fill(x[:0], 5.0)
+    assert x.max().item() < 4
+
+
+@pytest.mark.parametrize("threads, group_size", [((6, 4), None), ((6, 4), (3, 2)), ((6, 4), (4, 3)), ([6, 4], [1, 1])])
+def test_grids_of_two_dimensions(device, threads, group_size):
+    library = metalcore.compile_shader("""
+        kernel void k(device int* out, uint2 p [[thread_position_in_grid]], uint2 n [[threads_per_grid]]) {
+          out[p.y * n.x + p.x] = p.x * 100 + p.y;
+        }""")
+    out = torch.full((4, 6), -1, dtype=torch.int32, device=device)
+    library.k(out, threads=threads, group_size=group_size)
+    assert out.tolist() == [[x * 100 + y for x in range(6)] for y in range(4)]
+
+
+def test_grids_of_three_dimensions(device):
+    library = metalcore.compile_shader("""
+        kernel void k(device int* out, uint3 p [[thread_position_in_grid]], uint3 n [[threads_per_grid]]) {
+          out[(p.z * n.y + p.y) * n.x + p.x] = p.x + 10 * p.y + 100 * p.z;
+        }""")
+    out = torch.full((2, 3, 5), -1, dtype=torch.int32, device=device)
+    library.k(out, threads=(5, 3, 2), group_size=(2, 2, 2))
+    x, y, z = torch.arange(5), torch.arange(3)[:, None], torch.arange(2)[:, None, None]
+    assert torch.equal(out.cpu(), (x + 10 * y + 100 * z).int())
+
+
+def test_tensors_are_bound_at_their_first_element(device):
+    library = metalcore.compile_shader("""
+        kernel void k(device float* out, device const float* x, uint i [[thread_position_in_grid]]) { out[i] = x[2 * i]; }""")
+    x = torch.arange(20.0, device=device)
+    out = torch.zeros(6, device=device)
+    library.k(out[2:], x[3:])
+    assert out.tolist() == [0, 0, 3, 5, 7, 9]
+
+
+@pytest.mark.parametrize(
+    "value, casts, type, expected",
+    [
+        (7, None, "long", 7),
+        (-7, None, "int", -7),
+        (2.5, None, "float", 2.5),
+        (True, None, "long", 1),
+        (2.5, "fp16", "half", 2.5),
+        (2.5, "bf16", "bfloat", 2.5),
+        (-3, "int32", "int", -3),
+        (-3, "int16", "short", -3),
+        (300, "uint8", "uchar", 44),
+        (-1, {1: "int8"}, "char", -1),
+        (2.75, {1: "int32"}, "int", 2),
+        (2**62, None, "long", 2**62),
+        (1e300, None, "float", math.inf),
+    ],
+)
+def test_scalars(device, value, casts, type, expected):
+    library = metalcore.compile_shader(f"kernel void k(device float* out, constant {type}& value) {{ out[0] = value; }}")
+    out = torch.zeros(1, device=device)
+    library.k(out, value, arg_casts=casts)
+    assert out.item() == expected
+
+
+def test_lists_of_scalars_and_cpu_scalars(device):
+    library = metalcore.compile_shader("""
+        kernel void k(device float* out, constant long* ints, constant float* floats, constant int& zero, constant float& d) {
+          out[0] = ints[0] + ints[2]; out[1] = floats[1]; out[2] = zero; out[3] = d;
+        }""")
+    out = torch.zeros(4, device=device)
+    library.k(out, (1, 2, 3), [0.5, 1.5], torch.tensor(9, dtype=torch.int32), torch.tensor(2.25, dtype=torch.float64), threads=1)
+    assert out.tolist() == [4, 1.5, 9, 2.25]
+
+
+def test_lists_of_tensors_are_tables_of_their_addresses(device):
+    library = metalcore.compile_shader("""
+        kernel void k(device float* out, device float* const device* tensors, constant long& n, uint i [[thread_position_in_grid]]) {
+          for (int j = 0; j < n; ++j) out[i] += tensors[j][i];
+        }""")
+    out = torch.zeros(4, device=device)
+    library.k(out, [torch.full((4,), float(i), device=device)[:] for i in range(5)], 5)
+    assert out.tolist() == [10.0] * 4
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda k, x: k(torch.zeros(3), 1.0), RuntimeError, "Passed CPU tensor to MPS op"),
+        (lambda k, x: k(x, "text"), RuntimeError, "Unsupported argument type"),
+        (lambda k, x: k(x, None), RuntimeError, "Unsupported argument type"),
+        (lambda k, x: k(x, []), RuntimeError, "Empty list/tuple"),
+        (lambda k, x: k(x, ["a"]), RuntimeError, "Unexpected argument types"),
+        (lambda k, x: k(x, [1, 2.5]), RuntimeError, "Unexpected argument types"),
+        (lambda k, x: k(x, [x, 1]), RuntimeError, "must hold MPS tensors only"),
+        (lambda k, x: k(x, 2**70), RuntimeError, "must fit in 64 bits"),
+        (lambda k, x: k(12), RuntimeError, "Number of threads is undefined"),
+        (lambda k, x: k(x, 1.0, threads=(1, 1, 1, 1)), RuntimeError, "one, two or three numbers"),
+        (lambda k, x: k(x, 1.0, threads=-1), TypeError, "non-negative integers"),
+        (lambda k, x: k(x, 1.0, threads=1.5), TypeError, "not iterable"),
+        (lambda k, x: k(x, 1.0, threads=(2, 2), group_size=2), RuntimeError, "same number of dimensions"),
+        (lambda k, x: k(x, 1.0, threads=3, group_size=1025), ValueError, "Threadgroup size exceeds 1024 limit"),
+        (lambda k, x: k(x, 1.0, threads=(3, 3), group_size=(3, 1029)), ValueError, "Threadgroup size exceeds 1024 limit"),
+        (lambda k, x: k(x, 1.0, threads=3, group_size=0), ValueError, "group_size must be positive"),
+        (lambda k, x: k(x, 1.0, arg_casts="fp64"), RuntimeError, "Unsupported cast instruction fp64"),
+        (lambda k, x: k(x, 1.0, arg_casts=3), RuntimeError, "Unexpected caster arg type int"),
+    ],
+)
+def test_calls_that_cannot_be_made(device, fill, call, error, message):
+    x = torch.zeros(3, device=device)
+    with pytest.raises(error, match=message):
+        call(fill.fill, x)
+    assert x.tolist() == [0, 0, 0]
+
+
+def test_errors_reported_by_kernels(device):
+    library = metalcore.compile_shader("""
+        #include <metal_stdlib>
+        #include <c10/metal/error.h>
+        using namespace metal;
+        kernel void k(device float* x, device c10::metal::ErrorMessages* errors [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+          if (x[i] < 0) { TORCH_REPORT_ERROR(errors, "negative value at ", i); return; }
+          x[i] = sqrt(x[i]);
+        }""")
+    x = torch.tensor([4.0, 9.0], device=device)
+    library.k(x, error_buf_idx=1)
+    assert x.tolist() == [2, 3]
+    x[1] = -1
+    with pytest.raises(RuntimeError, match="negative value at 1 .*program_source:6"):
+        library.k(x, error_buf_idx=1)
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("Syntax error", "program_source:1: error: expected ';'"),
+        ("kernel void f(device float* x) {\n  x[0] = y;\n}", "program_source:2:10: error: 'y' was not declared.*\n  x\\[0\\] = y;\n         \\^"),
+        ("#include <metal_stdlib>\nusing namespace metal;\nkernel void f(device float2* x) {\n  x[0] = float4(1);\n}", "program_source:4:"),
+        ("kernel void f(device float* x) {\n  x[0] = 1\n}", "program_source:[23]:.*expected ';'"),
+        ("#define BAD nothing_of_the_kind\nkernel void f(device float* x) {\n\n  x[0] = BAD;\n}", "program_source:4:.*nothing_of_the_kind"),
+        ("template <typename T> void g(T x) {\n  x.none();\n}\nkernel void f(device float* x) { g(x[0]); }", "program_source:2:"),
+    ],
+)
+def test_errors_show_the_users_line(source, message):
+    with pytest.raises(SyntaxError, match=message) as caught:
+        metalcore.compile_shader(source)
+    assert isinstance(caught.value, MSLError) and isinstance(caught.value, RuntimeError)
+    assert "include/metal" not in str(caught.value).split("\n")[0]
+
+
+def test_source_must_be_text():
+    with pytest.raises(TypeError, match="source must be a str, not bytes"):
+        metalcore.compile_shader(FILL.encode())
+
+
+def test_include_dirs(device, tmp_path):
+    header = tmp_path / "value.h"
+    source = '#include "value.h"\nkernel void k(device float* x) { x[0] = VALUE; }'
+    x = torch.zeros(1, device=device)
+    for value in (3, 4):  # a changed header is noticed
+        header.write_text(f"#define VALUE {value}\n")
+        metalcore.compile_shader(source, include_dirs=[tmp_path]).k(x)
+        assert x.item() == value
+    header.write_text("\nint broken(;\n")
+    with pytest.raises(MSLError, match=r"value\.h:2: error: expected '\)'"):
+        metalcore.compile_shader(source, include_dirs=[tmp_path])
+    with pytest.raises(MSLError, match="program_source:1: error: 'value.h' file not found"):
+        metalcore.compile_shader(source)
+
+
+def test_a_program_of_many_kernels_compiles_those_that_are_called(device):
+    source = "".join(f"kernel void k{i}(device float* x) {{ x[0] = {i}; }}\n" for i in range(100))
+    library = metalcore.compile_shader(source)
+    x = torch.zeros(1, device=device)
+    for i in (7, 99):
+        getattr(library, f"k{i}")(x)
+        assert x.item() == i
+    assert len(dir(library)) == 100
+
+
+def test_without_a_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(CompilerNotFoundError, match="needs a C.. compiler .*no-such-compiler: not found"):
+        metalcore.compile_shader(FILL.replace("fill", "never_compiled_before"))
+
+
+def test_an_old_compiler_is_refused(monkeypatch, tmp_path):
+    old = tmp_path / "old-g++"
+    old.write_text("#!/bin/sh\necho '#define __GNUC__ 9'\necho '#define __GNUC_MINOR__ 4'\necho '#define __GNUC_PATCHLEVEL__ 0'\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", str(old))
+    with pytest.raises(CompilerNotFoundError, match="old-g.*: gcc 9.4.0"):
+        metalcore.compile_shader(FILL.replace("fill", "never_compiled_before"))
+
+
+def test_checking_mode_runs_the_instrumented_program(device, fill):
+    from metalcore.simulator.checking import checking
+    from metalcore.simulator.errors import KernelError
+
+    x = torch.zeros(4, device=device)
+    with checking():
+        fill.fill(x, 1.0)
+        assert x.tolist() == [1] * 4
+        with pytest.raises(KernelError, match="out-of-bounds write") as caught:
+            fill.fill(x, 1.0, threads=5)
+    assert (caught.value.kernel, caught.value.line) == ("fill", 1)
+
+
+def test_argument_buffers(device):
+    library = metalcore.compile_shader("""
+        struct Arguments { device float* out [[id(0)]]; device const float* in [[id(1)]]; float scale [[id(2)]]; };
+        kernel void k(constant Arguments& a, uint i [[thread_position_in_grid]]) { a.out[i] = a.in[i] * a.scale; }""")
+    out, x = torch.zeros(3, device=device), torch.arange(3.0, device=device)
+    packed = struct.pack("<QQfi", out.data_ptr(), x.data_ptr(), 2.5, 0)
+    library.k(list(struct.unpack("<3q", packed)), threads=3)
+    assert out.tolist() == [0, 2.5, 5]
