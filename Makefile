@@ -8,8 +8,8 @@ PY := .venv/bin/python
 VENV := .venv/.metalcore-ready
 BUILT := build/.metalcore-built
 SOURCES := $(shell find csrc kernels metalcore/msl setup.py pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
-# One process per core; more threads inside each would only get in each other's way.
-ONE_THREAD := OMP_NUM_THREADS=1 METALCORE_NUM_THREADS=1
+# compile_shader uses the compiler that built the rest, which need not be called g++.
+RUN = CXX="$$(tools/compiler.sh)" $(PY)
 
 help:
 	@echo "make demo    three short examples: a batched QR, a kernel with a seeded bug, a Llama that trains"
@@ -30,15 +30,15 @@ $(BUILT): $(VENV) $(SOURCES)
 
 demo: $(BUILT)
 	@for example in qr custom_kernel llama; do echo; echo "=== examples/$$example.py"; echo; \
-	  $(PY) examples/$$example.py || exit 1; done
+	  $(RUN) examples/$$example.py || exit 1; done
 
 test: $(BUILT)
-	@$(ONE_THREAD) $(PY) -m pytest -n 2 --dist worksteal tests
+	@$(RUN) -m pytest -n 2 --dist worksteal tests
 	@echo "--- the ops again, in checking mode"
-	@$(ONE_THREAD) METALCORE_CHECK=1 $(PY) -m pytest -n 2 tests/smoke
+	@METALCORE_CHECK=1 $(RUN) -m pytest -n 2 tests/smoke
 
 bench: $(BUILT)
-	@$(PY) -m metalcore bench
+	@$(RUN) -m metalcore bench
 
 clean:
 	rm -rf build dist metalcore.egg-info metalcore/lib metalcore/*.so metalcore/simulator/*.so
