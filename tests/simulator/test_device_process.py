@@ -1,6 +1,8 @@
 """What importing metalcore.simulator does to a process: when it refuses, how programs start and end."""
 
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -178,6 +180,25 @@ def test_usage(arguments):
     assert result.returncode == 2 and "script.py" in result.stderr
 
 
+
+
+def test_a_wheel_finds_its_prebuilt_extension(tmp_path):
+    # In a wheel the sources lie elsewhere than in a checkout, and the extension's name is made from them.
+    from metalcore.simulator import build
+
+    package = tmp_path / "metalcore" / "simulator"
+    (package / "csrc").mkdir(parents=True)
+    include = tmp_path / "metalcore" / "msl" / "include"
+    (include / "host").mkdir(parents=True)
+    shutil.copy(build.__file__, package)
+    for path in build.sources():
+        inside = path.is_relative_to(build.INCLUDE)
+        shutil.copy(path, include / path.relative_to(build.INCLUDE) if inside else package / "csrc")
+    specification = importlib.util.spec_from_file_location("build_in_wheel", package / "build.py")
+    build_in_wheel = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(build_in_wheel)
+    assert build_in_wheel.library_name() == build.library_name()
+    assert build_in_wheel.find() is None and build.find() is not None
 
 
 def test_another_pytorch_needs_a_compiler(tmp_path):
