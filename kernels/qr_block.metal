@@ -41,7 +41,7 @@ template <uint G, uint QUADS>
     const uint end = min((block + 1) * Tile::kBlock, count);
     for (uint k = block * Tile::kBlock; k < end; ++k) {
       threadgroup float4* const v = reflectors + (k & 1) * Tile::kSlots;
-      if (k - simdgroup_column < 32 / G) make_and_publish(tile, block, g, k, column == k, v, tau);
+      if (k - simdgroup_column < 32 / G) make_and_publish(tile, block, thread_index % 32, k, column == k, v, tau);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (simdgroup_column + 32 / G > k + 1) {
         const float factor = dot_with(tile, block, g, v) * v[Tile::kSlots - 1].x;

@@ -100,33 +100,36 @@ INSTANTIATE(4, 512)
 INSTANTIATE(8, 1024)
 INSTANTIATE(16, 2048)
 
-// The sum, or the maximum, of a value over the threadgroup, for all of its threads.
-inline float threadgroup_sum(float value, threadgroup float* partial, uint lane, uint simdgroup) {
-  value = simd_sum(value);
+// In device memory, for panels with more rows than registers hold: neighbouring threads take neighbouring columns. A
+// thread has kBatch rows on their way at once, since nothing else hides the memory's latency.
+constant constexpr uint kLoopedThreads = 1024;
+constant constexpr uint kRowsAtOnce = kLoopedThreads / QR_PANEL;
+constant constexpr uint kBatch = 8;
+
+// value's sum over the threadgroup, or its maximum, for all of its threads.
+template <bool MAXIMUM>
+inline float threadgroup_reduce(float value, threadgroup float* partial, uint lane, uint simdgroup) {
+  value = MAXIMUM ? simd_max(value) : simd_sum(value);
   if (lane == 0) partial[simdgroup] = value;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  value = simd_sum(lane < QR_PANEL ? partial[lane] : 0.0f);
+  value = MAXIMUM ? simd_max(partial[lane]) : simd_sum(partial[lane]);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   return value;
 }
 
-inline float threadgroup_max(float value, threadgroup float* partial, uint lane, uint simdgroup) {
-  value = simd_max(value);
-  if (lane == 0) partial[simdgroup] = value;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  value = simd_max(lane < QR_PANEL ? partial[lane] : 0.0f);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  return value;
+// Rows first, first + step, … of a column; zero from row `end` on.
+inline void load_rows(thread float (&values)[kBatch], device const float* x, uint first, uint step, uint end,
+                      ulong stride) {
+#pragma unroll
+  for (uint e = 0; e < kBatch; ++e) values[e] = first + e * step < end ? x[(first + e * step) * stride] : 0.0f;
 }
 
-// In device memory, for panels with more rows than registers hold: neighbouring threads take neighbouring columns.
-[[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void qr_panel_looped(
+[[kernel]] [[max_total_threads_per_threadgroup(kLoopedThreads)]] void qr_panel_looped(
     device float* a [[buffer(0)]], device float* t [[buffer(1)]], constant QrPanelParams& p [[buffer(2)]],
     uint matrix [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr uint kRowsAtOnce = kThreads / QR_PANEL;
-  threadgroup float partial[QR_PANEL];
-  threadgroup float sums[kThreads];
+  threadgroup float partial[32];
+  threadgroup float sums[kLoopedThreads];
   threadgroup float products[QR_PANEL * QR_PANEL];
 
   const uint column = thread_index % QR_PANEL;
@@ -134,42 +137,58 @@ inline float threadgroup_max(float value, threadgroup float* partial, uint lane,
   const uint rows = p.rows - p.first;
   const uint count = min(p.width, rows);
   const ulong stride = p.columns;
+  const bool mine = column < p.width;
   device float* const corner = panel_corner(a, p, matrix);
+  device float* const y = corner + (mine ? column : 0);
   if (thread_index < QR_PANEL * QR_PANEL) products[thread_index] = 0.0f;
 
   for (uint k = 0; k < count; ++k) {
     device float* const x = corner + k;
+    float batch[kBatch], own[kBatch];
     float largest = 0.0f;
-    for (uint i = k + 1 + thread_index; i < rows; i += kThreads) largest = max(largest, abs(x[i * stride]));
-    largest = threadgroup_max(largest, partial, lane, simdgroup);
+    for (uint i = k + 1 + thread_index; i < rows; i += kBatch * kLoopedThreads) {
+      load_rows(batch, x, i, kLoopedThreads, rows, stride);
+#pragma unroll
+      for (uint e = 0; e < kBatch; ++e) largest = max(largest, abs(batch[e]));
+    }
+    largest = threadgroup_reduce<true>(largest, partial, lane, simdgroup);
     const float alpha = x[k * stride];
     const float scale = scale_to_one(max(largest, abs(alpha)));
     float squares = 0.0f;
-    for (uint i = k + 1 + thread_index; i < rows; i += kThreads) {
-      const float scaled = x[i * stride] * scale;
-      squares = fma(scaled, scaled, squares);
+    for (uint i = k + 1 + thread_index; i < rows; i += kBatch * kLoopedThreads) {
+      load_rows(batch, x, i, kLoopedThreads, rows, stride);
+#pragma unroll
+      for (uint e = 0; e < kBatch; ++e) squares = fma(batch[e] * scale, batch[e] * scale, squares);
     }
-    squares = threadgroup_sum(squares, partial, lane, simdgroup);
+    squares = threadgroup_reduce<false>(squares, partial, lane, simdgroup);
     const Reflector h = make_reflector(alpha, largest, squares, scale);
-    for (uint i = k + 1 + thread_index; i < rows; i += kThreads) x[i * stride] = (x[i * stride] * scale) * h.inverse;
+    for (uint i = k + 1 + thread_index; i < rows; i += kLoopedThreads) x[i * stride] = (x[i * stride] * scale) * h.inverse;
     if (thread_index == 0) x[k * stride] = h.beta;
     threadgroup_barrier(mem_flags::mem_device);
 
-    // Row k is not in the loops: v is one there, and x holds beta.
-    device float* const y = corner + column;
-    const bool mine = column < p.width;
+    // Row k stays out of the loops: v is one there, and x holds beta.
     float sum = 0.0f;
-    if (mine)
-      for (uint i = k + 1 + first_row; i < rows; i += kRowsAtOnce) sum = fma(x[i * stride], y[i * stride], sum);
+    for (uint i = k + 1 + first_row; i < rows; i += kBatch * kRowsAtOnce) {
+      load_rows(batch, x, i, kRowsAtOnce, rows, stride);
+      load_rows(own, y, i, kRowsAtOnce, rows, stride);
+#pragma unroll
+      for (uint e = 0; e < kBatch; ++e) sum = fma(batch[e], own[e], sum);
+    }
     sums[thread_index] = sum;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    float product = mine && column != k ? y[k * stride] : 0.0f;
+    float product = column == k ? 0.0f : y[k * stride];
     for (uint i = 0; i < kRowsAtOnce; ++i) product += sums[i * QR_PANEL + column];
     threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
     if (mine && column > k) {
       const float factor = product * h.tau;
       if (first_row == 0) y[k * stride] -= factor;
-      for (uint i = k + 1 + first_row; i < rows; i += kRowsAtOnce) y[i * stride] = fma(-factor, x[i * stride], y[i * stride]);
+      for (uint i = k + 1 + first_row; i < rows; i += kBatch * kRowsAtOnce) {
+        load_rows(batch, x, i, kRowsAtOnce, rows, stride);
+        load_rows(own, y, i, kRowsAtOnce, rows, stride);
+#pragma unroll
+        for (uint e = 0; e < kBatch; ++e)
+          if (i + e * kRowsAtOnce < rows) y[(i + e * kRowsAtOnce) * stride] = fma(-factor, batch[e], own[e]);
+      }
     }
     if (first_row == 0 && column <= k) products[column * QR_PANEL + k] = column < k ? product : h.tau;
     threadgroup_barrier(mem_flags::mem_device);

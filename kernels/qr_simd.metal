@@ -8,10 +8,10 @@ using namespace metal;
 constant constexpr uint kSimdgroups = 4;  // a threadgroup
 
 template <uint ROWS, uint LANES>
-[[kernel]] void qr_simd(device const float* a [[buffer(0)]], device float* q [[buffer(1)]],
-                        device float* r [[buffer(2)]], constant QrParams& p [[buffer(3)]],
-                        uint group [[threadgroup_position_in_grid]],
-                        uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void qr_simd(
+    device const float* a [[buffer(0)]], device float* q [[buffer(1)]], device float* r [[buffer(2)]],
+    constant QrParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   typedef ColumnTile<1, ROWS / 4> Tile;
   constexpr uint kMatrices = 32 / LANES;
   constexpr uint kBlocks = (LANES < ROWS ? LANES : ROWS) / Tile::kBlock;
@@ -39,7 +39,7 @@ template <uint ROWS, uint LANES>
     const uint end = min((block + 1) * Tile::kBlock, count);
     for (uint k = block * Tile::kBlock; k < end; ++k) {
       threadgroup float4* const v = published + (k & 1) * Tile::kSlots;
-      if (column == k) make_and_publish(tile, block, 0, k, true, v, tau);
+      if (column == k) make_and_publish(tile, block, lane, k, true, v, tau);
       simdgroup_barrier(mem_flags::mem_threadgroup);
       if (column > k) subtract(tile, block, 0, v, dot_with(tile, block, 0, v) * v[Tile::kSlots - 1].x);
     }

@@ -8,6 +8,7 @@ constant constexpr uint kColumns = QR_UPDATE_COLUMNS;  // of C: one a lane
 constant constexpr uint kSimdgroups = 8;
 constant constexpr uint kThreads = 32 * kSimdgroups;
 constant constexpr uint kRows = 128;       // of V at once in threadgroup memory
+constant constexpr uint kShare = kRows / kSimdgroups;  // a simdgroup's
 constant constexpr uint kQuads = QR_PANEL / 4;
 
 // Rows [base, base + kRows) of V, with its ones and zeros, which the panel holds parts of R in place of.
@@ -23,6 +24,13 @@ inline void load_reflectors(threadgroup float* v, device const float* corner, co
   }
 }
 
+// A simdgroup's rows of C, from `first`, all on their way before any is needed.
+inline void load_target(thread float (&values)[kShare], device const float* c, uint first, uint rows, ulong stride,
+                        bool mine) {
+#pragma unroll
+  for (uint i = 0; i < kShare; ++i) values[i] = mine && first + i < rows ? c[(first + i) * stride] : 0.0f;
+}
+
 // A threadgroup takes kColumns columns of C through all rows: once for Vᵀ C, its rows spread over the simdgroups, and once
 // to subtract. So C is read twice and written once for each panel, and nothing else goes through device memory.
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void qr_update(
@@ -34,7 +42,6 @@ inline void load_reflectors(threadgroup float* v, device const float* corner, co
   threadgroup float products[QR_PANEL * kColumns];
   threadgroup float factor[QR_PANEL * QR_PANEL];
 
-  constexpr uint kShare = kRows / kSimdgroups;
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint matrix = group / p.tiles;
   const uint rows = p.of.rows - p.of.first;
@@ -54,14 +61,15 @@ inline void load_reflectors(threadgroup float* v, device const float* corner, co
 #pragma unroll
   for (uint j = 0; j < kQuads; ++j) w[j] = float4(0.0f);
   for (uint base = 0; base < rows; base += kRows) {
+    float values[kShare];
+    load_target(values, c, base + simdgroup * kShare, rows, stride, mine);
     load_reflectors((threadgroup float*)v, corner, p.of, base, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (uint i = 0; i < kShare; ++i) {
-      const uint at = simdgroup * kShare + i;
-      const float value = mine && base + at < rows ? c[(base + at) * stride] : 0.0f;
+      const uint at = (simdgroup * kShare + i) * kQuads;
 #pragma unroll
-      for (uint j = 0; j < kQuads; ++j) w[j] = fma(v[at * kQuads + j], float4(value), w[j]);
+      for (uint j = 0; j < kQuads; ++j) w[j] = fma(v[at + j], float4(values[i]), w[j]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
@@ -93,15 +101,18 @@ inline void load_reflectors(threadgroup float* v, device const float* corner, co
   for (uint k = 0; k < QR_PANEL; ++k) w[k / 4][k % 4] = partial[k * kColumns + lane];
 
   for (uint base = 0; base < rows; base += kRows) {
+    const uint first = base + simdgroup * kShare;
+    float values[kShare];
+    load_target(values, c, first, rows, stride, mine);
     load_reflectors((threadgroup float*)v, corner, p.of, base, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (uint i = 0; i < kShare; ++i) {
-      const uint at = simdgroup * kShare + i;
-      float4 sum = v[at * kQuads] * w[0];
+      const uint at = (simdgroup * kShare + i) * kQuads;
+      float4 sum = v[at] * w[0];
 #pragma unroll
-      for (uint j = 1; j < kQuads; ++j) sum = fma(v[at * kQuads + j], w[j], sum);
-      if (mine && base + at < rows) c[(base + at) * stride] -= (sum.x + sum.y) + (sum.z + sum.w);
+      for (uint j = 1; j < kQuads; ++j) sum = fma(v[at + j], w[j], sum);
+      if (mine && first + i < rows) c[(first + i) * stride] = values[i] - ((sum.x + sum.y) + (sum.z + sum.w));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }

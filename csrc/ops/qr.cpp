@@ -151,8 +151,9 @@ void blocked(const QrPlan& plan, const Tensor& a, const Shape& s, const Tensor& 
     };
     for (uint32_t i = 0; i < plan.panels; ++i) {
       const QrPanelParams p = panel(i);
-      encoder.kernel(qr_panel_kernel(m - p.first)).buffer(0, work).buffer(1, factors).bytes(2, p);
-      encoder.dispatch_threadgroups({batch}, {32 * QR_PANEL});
+      const QrPanelKernel kernel = qr_panel_kernel(m - p.first);
+      encoder.kernel(kernel.name).buffer(0, work).buffer(1, factors).bytes(2, p);
+      encoder.dispatch_threadgroups({batch}, {kernel.threads});
       update(p, work, p.first + p.width, n, true);
     }
     encoder.kernel("qr_upper").buffer(0, r).bytes(1, QrResultParams{grid_side(s.r_rows), n, m}).buffer(2, work);
@@ -217,7 +218,7 @@ Explanation explain(const Request& request) {
              int64_t{batch} * plan.levels[0].blocks * ceil_div<uint32_t>(plan.levels[0].block_rows, QR_TALL_ROWS), 256);
       break;
     case QrVariant::blocked:
-      step(qr_panel_kernel(grid_side(s.m)), batch, 32 * QR_PANEL);
+      step(qr_panel_kernel(grid_side(s.m)).name, batch, qr_panel_kernel(grid_side(s.m)).threads);
       if (s.n > QR_PANEL) step("qr_update", tiles(s.n - QR_PANEL), 256);
       e.steps.push_back({"qr_upper", {grid_side(s.batch * s.r_rows * s.n)}, {256}, true});
       if (s.q_columns > 0) {

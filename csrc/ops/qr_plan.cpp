@@ -79,8 +79,12 @@ const char* name_of(QrVariant variant) {
   return "";
 }
 
-const char* qr_panel_kernel(uint32_t rows) {
-  return rows <= 512 ? "qr_panel_512" : rows <= 1024 ? "qr_panel_1024" : rows <= 2048 ? "qr_panel_2048" : "qr_panel_looped";
+QrPanelKernel qr_panel_kernel(uint32_t rows) {
+  constexpr uint32_t threads = gpu::kSimdWidth * QR_PANEL;
+  if (rows <= 512) return {"qr_panel_512", threads};
+  if (rows <= 1024) return {"qr_panel_1024", threads};
+  if (rows <= 2048) return {"qr_panel_2048", threads};
+  return {"qr_panel_looped", 1024};
 }
 
 QrPlan plan_qr(int64_t m, int64_t n, int64_t q_columns, const gpu::Tuning& tuning) {

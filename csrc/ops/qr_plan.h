@@ -33,7 +33,11 @@ struct QrPlan {
 // Of m x n matrices with `q_columns` columns of Q (0: Q is not wanted).
 QrPlan plan_qr(int64_t m, int64_t n, int64_t q_columns, const gpu::Tuning& tuning);
 
-// The kernel for a panel with so many rows.
-const char* qr_panel_kernel(uint32_t rows);
+// The kernel for a panel with so many rows, and its threads.
+struct QrPanelKernel {
+  const char* name;
+  uint32_t threads;
+};
+QrPanelKernel qr_panel_kernel(uint32_t rows);
 
 }  // namespace metalcore

@@ -42,17 +42,28 @@ inline float column_max(float value) {
   return value;
 }
 
+// What the lane that holds row `row` has, for the lanes that share its column.
+template <uint G>
+inline float from_row(float value, uint row, uint lane) {
+  if (G == 1) return value;
+  return metal::simd_shuffle(value, lane - lane % G + row / 4 % G);
+}
+
+// v[i]; an index known at run time only would force registers into memory.
+inline float component(float4 v, uint i) { return i < 2 ? (i == 0 ? v.x : v.y) : (i == 2 ? v.z : v.w); }
+
 inline float sum_of(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 inline float max_of(float4 v) { return metal::max(metal::max(v.x, v.y), metal::max(v.z, v.w)); }
 
 // Turns column k, which this simdgroup holds in the lanes where `owner` is set, into reflector k: beta and v stay in the
 // column's registers, and v with its zeros above and its one goes to `published`, tau behind it.
 template <uint G, uint QUADS>
-inline void make_and_publish(thread ColumnTile<G, QUADS>& tile, uint first, uint g, uint k, bool owner,
+inline void make_and_publish(thread ColumnTile<G, QUADS>& tile, uint first, uint lane, uint k, bool owner,
                              threadgroup float4* published, thread float& tau) {
+  const uint g = lane % G;
   const uint4 row = ColumnTile<G, QUADS>::rows_of(first, g);
   const float4 below = metal::select(float4(0.0f), tile.x[first], row > k);
-  const float alpha = column_sum<G>(sum_of(metal::select(float4(0.0f), tile.x[first], row == k)));
+  const float alpha = from_row<G>(component(tile.x[first], k % 4), k, lane);
   float4 most = metal::abs(below);
 #pragma unroll
   for (uint q = first + 1; q < QUADS; ++q) most = metal::max(most, metal::abs(tile.x[q]));
