@@ -13,7 +13,6 @@
 struct AdamWTensor {
   uint64_t numel;
   uint32_t first_threadgroup;
-  uint32_t aligned;  // 1 where all of its tensors begin at a multiple of 16 bytes
 };
 
 // What depends on the parameter's step: from the host, or from adamw_scalars where the step is in device memory.

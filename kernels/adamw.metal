@@ -20,31 +20,23 @@ struct Lanes {
   T at[width];
 };
 
-// The first `count` elements from an address, zeros for the rest; by vectors where all are wanted and aligned.
+// The first `count` elements from an address, zeros for the rest. (No vector types: they would need alignment, which
+// views do not have, and the host's compiler makes its own vectors of these loops.)
 template <uint width, typename T>
-METAL_FUNC Lanes<T, width> load(device const T* from, uint count, bool aligned) {
-  Lanes<T, width> lanes = {};
-  if (aligned && count == width) {
-    for (uint k = 0; k < width; k += 4) {
-      const vec<T, 4> quad = reinterpret_cast<device const vec<T, 4>*>(from)[k / 4];
-      lanes.at[k] = quad.x;
-      lanes.at[k + 1] = quad.y;
-      lanes.at[k + 2] = quad.z;
-      lanes.at[k + 3] = quad.w;
-    }
+METAL_FUNC Lanes<T, width> load(device const T* from, uint count) {
+  Lanes<T, width> lanes;
+  if (count == width) {
+    for (uint k = 0; k < width; ++k) lanes.at[k] = from[k];
   } else {
-    for (uint k = 0; k < width; ++k)
-      if (k < count) lanes.at[k] = from[k];
+    for (uint k = 0; k < width; ++k) lanes.at[k] = k < count ? from[k] : static_cast<T>(0.0f);
   }
   return lanes;
 }
 
 template <uint width, typename T>
-METAL_FUNC void store(Lanes<T, width> lanes, device T* to, uint count, bool aligned) {
-  if (aligned && count == width) {
-    for (uint k = 0; k < width; k += 4)
-      reinterpret_cast<device vec<T, 4>*>(to)[k / 4] =
-          vec<T, 4>(lanes.at[k], lanes.at[k + 1], lanes.at[k + 2], lanes.at[k + 3]);
+METAL_FUNC void store(Lanes<T, width> lanes, device T* to, uint count) {
+  if (count == width) {
+    for (uint k = 0; k < width; ++k) to[k] = lanes.at[k];
   } else {
     for (uint k = 0; k < width; ++k)
       if (k < count) to[k] = lanes.at[k];
@@ -73,7 +65,6 @@ kernel void adamw(constant AdamWPointers<T>* pointers [[buffer(0)]],
   const AdamWScalars scalars = all_scalars[tensor];
   if (scalars.skip) return;
   const AdamWPointers<T> arrays = pointers[tensor];
-  const bool aligned = tensors[tensor].aligned;
   const ulong start = static_cast<ulong>(threadgroup_index - tensors[tensor].first_threadgroup) * ADAMW_CHUNK;
   const uint length = static_cast<uint>(min(tensors[tensor].numel - start, static_cast<ulong>(ADAMW_CHUNK)));
 
@@ -86,15 +77,15 @@ kernel void adamw(constant AdamWPointers<T>* pointers [[buffer(0)]],
   for (uint i = first; i < end; i += 32 * width) {
     const uint count = min(length - i, width);
     const ulong at = start + i;
-    Lanes<T, width> p = load<width>(arrays.param + at, count, aligned);
-    Lanes<T, width> g = load<width>(arrays.grad + at, count, aligned);
-    Lanes<float, width> m = load<width>(arrays.exp_avg + at, count, aligned);
-    Lanes<float, width> v = load<width>(arrays.exp_avg_sq + at, count, aligned);
+    Lanes<T, width> p = load<width>(arrays.param + at, count);
+    Lanes<T, width> g = load<width>(arrays.grad + at, count);
+    Lanes<float, width> m = load<width>(arrays.exp_avg + at, count);
+    Lanes<float, width> v = load<width>(arrays.exp_avg_sq + at, count);
     Lanes<float, width> max_v;
-    if (amsgrad) max_v = load<width>(arrays.max_exp_avg_sq + at, count, aligned);
+    if (amsgrad) max_v = load<width>(arrays.max_exp_avg_sq + at, count);
     if (params.unscale) {
       for (uint k = 0; k < width; ++k) g.at[k] = static_cast<T>(static_cast<float>(g.at[k]) / scalars.grad_scale);
-      store<width>(g, arrays.grad + at, count, aligned);
+      store<width>(g, arrays.grad + at, count);
     }
     // The operations, their order and their roundings are those of torch.optim.AdamW, so that float32 results agree.
     for (uint k = 0; k < width; ++k) {
@@ -109,10 +100,10 @@ kernel void adamw(constant AdamWPointers<T>* pointers [[buffer(0)]],
       const float denominator = precise::sqrt(second) / scalars.bias_correction2_sqrt + params.eps;
       p.at[k] = static_cast<T>(decayed + scalars.negative_step_size * m.at[k] / denominator);
     }
-    store<width>(p, arrays.param + at, count, aligned);
-    store<width>(m, arrays.exp_avg + at, count, aligned);
-    store<width>(v, arrays.exp_avg_sq + at, count, aligned);
-    if (amsgrad) store<width>(max_v, arrays.max_exp_avg_sq + at, count, aligned);
+    store<width>(p, arrays.param + at, count);
+    store<width>(m, arrays.exp_avg + at, count);
+    store<width>(v, arrays.exp_avg_sq + at, count);
+    if (amsgrad) store<width>(max_v, arrays.max_exp_avg_sq + at, count);
   }
 }
 

@@ -44,7 +44,7 @@ AdamWPlan plan_adamw(const std::vector<uint64_t>& numels) {
         plan.dispatches.back().threadgroups + chunks > UINT32_MAX / ADAMW_THREADS)
       plan.dispatches.push_back({plan.tensors.size(), 0, 0});
     AdamWDispatch& dispatch = plan.dispatches.back();
-    plan.tensors.push_back({numel, dispatch.threadgroups, 0});
+    plan.tensors.push_back({numel, dispatch.threadgroups});
     dispatch.count += 1;
     dispatch.threadgroups += grid_side(static_cast<int64_t>(chunks));
   }
@@ -222,11 +222,6 @@ gpu::BufferView part_of(const Tensor& scalars, size_t first, size_t count) {
   return {all.storage, all.offset + first * sizeof(AdamWScalars), count * sizeof(AdamWScalars)};
 }
 
-// A storage, or on Metal the object that stands for it, begins at a multiple of 16 or more unless it is foreign memory.
-bool is_aligned(const gpu::BufferView& view) {
-  return (reinterpret_cast<uintptr_t>(view.storage) + view.offset) % 16 == 0;
-}
-
 gpu::BufferView view_or_null(const std::optional<Tensor>& tensor) {
   return tensor ? gpu::view_of(*tensor) : gpu::BufferView{nullptr, 0, 0};
 }
@@ -266,10 +261,7 @@ void encode_updates(gpu::Encoder& encoder, const Slot* slots, size_t count, cons
     views.push_back(view_or_null(slot->max_exp_avg_sq));
   }
 
-  AdamWPlan plan = plan_adamw(numels);
-  for (size_t i = 0; i < count; ++i)
-    plan.tensors[i].aligned = std::all_of(&views[i * kArrays], views.data() + (i + 1) * kArrays, is_aligned);
-
+  const AdamWPlan plan = plan_adamw(numels);
   const std::string kernel = adamw_kernel(slots->param.scalar_type(), slots->max_exp_avg_sq.has_value());
   AdamWParams params = {0,
                         h.maximize ? -1.0f : 1.0f,

@@ -49,7 +49,7 @@ def test_invalid_parameters_raise_what_torch_raises(device):
 
 def test_sparse_gradient_is_refused_before_anything_changes(device):
     dense, sparse = parameter(device, 3), parameter("cpu", 3)
-    sparse.grad = torch.sparse_coo_tensor([[0]], [1.0], (3,))
+    sparse.grad = torch.sparse_coo_tensor([[0]], [1.0], (3,), check_invariants=True)
     optimizer = metalcore.optim.AdamW([dense, sparse])
     with pytest.raises(RuntimeError, match="does not support sparse gradients"):
         optimizer.step()
