@@ -1,5 +1,7 @@
 """A Metal kernel of your own: run it, then let checking mode find what is wrong with a version of it."""
 
+import textwrap
+
 import torch
 
 import metalcore
@@ -46,16 +48,16 @@ print("the same in checking mode:             ", end=" ")
 with metalcore.simulator.checking():
     print(run(SOURCE))
 
-# Without the barrier after the first line, a thread can read what another has not written yet.
+# Without the first barrier, a thread can read what another has not written yet.
 lines = SOURCE.splitlines()
 missing = next(i for i, line in enumerate(lines) if "threadgroup_barrier" in line)
 broken = "\n".join(line if i != missing else "  // (no barrier here)" for i, line in enumerate(lines))
-print("\nA barrier removed; in checking mode:\n")
+print(f"\nWithout the barrier in line {missing + 1}, in checking mode:\n")
 with metalcore.simulator.checking():
     try:
         run(broken)
     except metalcore.simulator.KernelError as error:
-        print(f"  {type(error).__name__}: {error}\n")
-        print(f"  line {error.line}:  {broken.splitlines()[error.line - 1].strip()}")
+        print(textwrap.fill(f"{type(error).__name__}: {error}", 100, initial_indent="  ", subsequent_indent="  "))
+        print(f"\n  line {error.line}:  {broken.splitlines()[error.line - 1].strip()}")
     else:
         raise SystemExit("the missing barrier was not found")
