@@ -11,8 +11,10 @@ from . import cache, host
 from .kernel import Kernel
 from .translate import translate
 
-# A program with more kernels than this is compiled kernel by kernel, each when it is first used.
-_COMPILED_AT_ONCE = 40
+# A program with more kernels than the first number is compiled kernel by kernel, each when it is first used; up to the
+# second, all of them are looked through for errors before.
+_COMPILED_AT_ONCE = 4
+_CHECKED_AT_ONCE = 64
 
 
 class KernelNotFoundError(RuntimeError, AttributeError):
@@ -101,7 +103,7 @@ class ShaderLibrary:
             translation = self._translated()
             names = [kernel.name for kernel in translation.kernels]
             if len(names) > _COMPILED_AT_ONCE:
-                host.check_source(translation.source([]), msl=self._source)
+                host.check_source(translation.source(names[:_CHECKED_AT_ONCE]), msl=self._source)
             included = {name: cache.digest(text) for name, text in translation.included.items()}
             memory = [kernel.name for kernel in translation.kernels if kernel.has_threadgroup_variables]
             path.write_text(json.dumps({"kernels": names, "included": included, "threadgroup_memory": memory}))

@@ -66,7 +66,16 @@ struct Kernel {
   void (*run_row)(const Dispatch*, const Thread* first, uint32_t count);
 };
 
-// What a lane finds after simd_exchange: lane i's bytes lie at values + i * stride, for each i set in active.
+// Bytes from one lane's value to the next in an Exchange of values of this size; known to compilers, so that they can
+// turn a reduction over lanes into vector instructions.
+constexpr uint32_t exchange_stride(uint32_t size) {
+  uint32_t stride = 4;
+  while (stride < size) stride *= 2;
+  return stride;
+}
+
+// What a lane finds after simd_exchange: lane i's bytes lie at values + i * stride, for each i set in active; stride is
+// exchange_stride of the values' size.
 struct Exchange {
   const unsigned char* values;
   uint32_t stride;
