@@ -26,6 +26,7 @@ __attribute__((tls_model("initial-exec"))) thread_local Lane* running = nullptr;
 
 uint32_t lane_bit(const Lane* lane) { return 1u << lane->thread.lane; }
 
+// Class c holds values whose exchange_stride is 4 << c.
 uint32_t size_class(uint32_t size) { return size <= 4 ? 0 : 30 - static_cast<uint32_t>(__builtin_clz(size - 1)); }
 uint32_t class_stride(uint32_t size_class) { return 4u << size_class; }
 // Lanes at different lines may publish values of different sizes, so that each class has its own place.
@@ -208,10 +209,12 @@ Exchange Threadgroup::exchange(const void* value, uint32_t size, uint32_t width,
   Simdgroup* simdgroup = lane->simdgroup;
   const uint32_t index = lane->thread.lane, cls = size_class(size), stride = class_stride(cls);
   unsigned char* slot = simdgroup->slots[simdgroup->parity] + class_offset(cls) + index * stride;
-  if (size == 4)
-    std::memcpy(slot, value, 4);
-  else
-    std::memcpy(slot, value, size);
+  switch (size) {  // without a call for the usual sizes
+    case 4: std::memcpy(slot, value, 4); break;
+    case 8: std::memcpy(slot, value, 8); break;
+    case 16: std::memcpy(slot, value, 16); break;
+    default: std::memcpy(slot, value, size);
+  }
   const uint32_t bit = 1u << index;
   simdgroup->published = (simdgroup->published & ~bit) | (simdgroup->parity << index);
   simdgroup->keys[index] = make_key(line, cls);

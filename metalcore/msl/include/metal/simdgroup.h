@@ -34,13 +34,6 @@ METAL_FUNC uint32_t group_start(uint32_t lane) {
   return lane & ~(Width - 1);
 }
 
-// values[0] becomes the combination of 2 * Half values. Half is a constant: each level is vector instructions.
-template <uint32_t Half, class T, class F>
-METAL_FUNC void fold(T* values, F combine) {
-  for (uint32_t i = 0; i < Half; ++i) values[i] = combine(values[i], values[i + Half]);
-  if constexpr (Half > 1) fold<Half / 2>(values, combine);
-}
-
 // Combines the values of all active lanes of the group. With every lane active the values are combined as a tree.
 template <uint32_t Width, class T, class F>
 METAL_FUNC T reduce(const T& value, uint32_t line, F combine) {
@@ -48,10 +41,11 @@ METAL_FUNC T reduce(const T& value, uint32_t line, F combine) {
   uint32_t start = group_start<Width>(lanes.lane);
   constexpr uint32_t everyone = Width == 32 ? ~0u : (1u << (Width & 31)) - 1;
   if ((lanes.exchange.active >> start & everyone) == everyone) {
-    T values[Width];
-    for (uint32_t i = 0; i < Width; ++i) values[i] = lanes[start + i];
-    fold<Width / 2>(values, combine);
-    return values[0];
+    T partial[Width / 2];
+    for (uint32_t i = 0; i < Width / 2; ++i) partial[i] = combine(lanes[start + i], lanes[start + i + Width / 2]);
+    for (uint32_t half_width = Width / 4; half_width > 0; half_width /= 2)
+      for (uint32_t i = 0; i < half_width; ++i) partial[i] = combine(partial[i], partial[i + half_width]);
+    return partial[0];
   }
   uint32_t remaining = lanes.exchange.active >> start & everyone;
   T result = lanes[start + __builtin_ctz(remaining)];
@@ -120,8 +114,8 @@ struct And { template <class T> METAL_FUNC T operator()(T a, T b) const { return
 struct Or { template <class T> METAL_FUNC T operator()(T a, T b) const { return T(a | b); } };
 struct Xor { template <class T> METAL_FUNC T operator()(T a, T b) const { return T(a ^ b); } };
 // A NaN loses against a number, as in metal::min and metal::max.
-struct Min { template <class T> METAL_FUNC T operator()(T a, T b) const { return (b < a) | (a != a) ? b : a; } };
-struct Max { template <class T> METAL_FUNC T operator()(T a, T b) const { return (a < b) | (a != a) ? b : a; } };
+struct Min { template <class T> METAL_FUNC T operator()(T a, T b) const { return b < a || a != a ? b : a; } };
+struct Max { template <class T> METAL_FUNC T operator()(T a, T b) const { return a < b || a != a ? b : a; } };
 
 }  // namespace msl
 
