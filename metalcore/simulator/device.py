@@ -50,12 +50,12 @@ def refuse_if_unsound():
         raise RuntimeError("metalcore.simulator: this PyTorch has a real MPS backend, which needs no simulation")
     if not sys.platform.startswith("linux"):
         raise RuntimeError(f"metalcore.simulator runs on Linux, not on {sys.platform}")
+    if os.environ.get("METALCORE_HIDE_CUDA") == "1":
+        # The driver looks at this once, so it helps only where nobody has asked for devices before.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     present = accelerator()
     if present == "cuda":
-        # PyTorch keeps what it once found, so hiding works only where nobody has looked before.
-        if os.environ.get("METALCORE_HIDE_CUDA") == "1":
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        if torch.cuda.device_count():
+        if torch.cuda.is_available():
             raise RuntimeError("metalcore.simulator: PyTorch supports one accelerator at a time, and this process has "
                                "a CUDA device. Set METALCORE_HIDE_CUDA=1 (or CUDA_VISIBLE_DEVICES=) in the "
                                "environment before the program starts to run it on the simulated device instead.")

@@ -54,7 +54,7 @@ REFUSALS = {
     "backward": ("w = torch.ones(2, requires_grad=True); w.sum().backward()", "before the first backward"),
     "real MPS": ("torch._C._has_mps = True", "real MPS backend"),
     "old torch": ("torch.__version__ = torch.torch_version.TorchVersion('2.9.1')", "needs torch 2.10 or newer"),
-    "CUDA": ("torch._C._get_accelerator = lambda: torch.device('cuda'); torch.cuda.device_count = lambda: 1",
+    "CUDA": ("torch._C._get_accelerator = lambda: torch.device('cuda'); torch.cuda.is_available = lambda: True",
              "METALCORE_HIDE_CUDA=1"),
     "XPU": ("torch._C._get_accelerator = lambda: torch.device('xpu')", "'xpu'"),
     "platform": ("import sys; sys.platform = 'win32'", "runs on Linux"),
@@ -84,7 +84,7 @@ def test_hidden_cuda():
     assert python("-c", """
 import os, torch
 torch._C._get_accelerator = lambda: torch.device("cuda")
-torch.cuda.device_count = lambda: 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else 1
+torch.cuda.is_available = lambda: os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 import metalcore.simulator
 print(torch.ones(2, device="mps").tolist())
 """, METALCORE_HIDE_CUDA="1") == "[1.0, 1.0]\n"
