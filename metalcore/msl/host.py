@@ -19,6 +19,8 @@ FLAGS = (
     "-std=gnu++17 -fPIC -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -fsigned-char -w "
     "-ffp-contract=off -fvisibility=hidden -Ulinux -Uunix -Wno-narrowing -fdiagnostics-color=never -fmax-errors=20"
 ).split()
+# A constexpr function of MSL may call one that is not, as long as no constant needs it.
+_CONSTEXPR = {"gcc": ["-fimplicit-constexpr"], "clang": ["-Wno-invalid-constexpr"]}
 NORMAL = ["-O3"]
 CHECKING = ["-O1", "-g", "-fsanitize=thread", "-DMSL_CHECKING=1"]
 _MARCH = {"aarch64": "armv8-a", "arm64": "armv8-a"}  # machine names that are no value of -march
@@ -103,7 +105,8 @@ def translator_digest():
 
 def arguments(*, isa="native", checking=False):
     """The compiler's arguments apart from the files."""
-    return [*FLAGS, *(CHECKING if checking else NORMAL), f"-march={_MARCH.get(isa, isa)}", f"-I{INCLUDE}"]
+    constexpr = _CONSTEXPR[find_compiler().family]
+    return [*FLAGS, *constexpr, *(CHECKING if checking else NORMAL), f"-march={_MARCH.get(isa, isa)}", f"-I{INCLUDE}"]
 
 
 def check_source(translated, *, msl="", filename="program_source"):
