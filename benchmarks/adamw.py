@@ -16,7 +16,7 @@ def stepper(cls, where, dtype, count, side, **kwargs):
 
 
 table = Table("parameters", "dtype", "against")
-for count, side in [(16, 32), (4, 128)] if arguments.quick else [(64, 64), (16, 512), (4, 1024)]:
+for count, side in [(16, 32), (4, 128)] if arguments.quick else [(1000, 4), (64, 64), (8, 512), (4, 1024)]:
     for dtype in (torch.float32, torch.bfloat16):
         for against in ("fused", "foreach"):
             ours = stepper(metalcore.optim.AdamW, device, dtype, count, side)

@@ -20,7 +20,7 @@ struct AdamWScalars {
   float decay;                  // 1 - lr * weight_decay
   float negative_step_size;     // -lr / (1 - beta1^step)
   float bias_correction2_sqrt;  // sqrt(1 - beta2^step)
-  float grad_scale;             // gradients are divided by it
+  float inverse_scale;          // of the gradients
   uint32_t skip;                // 1 where the gradients were found to overflow
 };
 
@@ -32,7 +32,7 @@ struct AdamWParams {
   float one_minus_beta1;
   float one_minus_beta2;
   float eps;
-  uint32_t unscale;  // 1 to divide the gradients by grad_scale, in place
+  uint32_t unscale;  // 1 to multiply the gradients by inverse_scale in place
 };
 
 // Arguments of adamw_scalars. The logarithms are sums of two floats, because step * log(beta) in one would cost

@@ -74,6 +74,7 @@ kernel void adamw(constant AdamWPointers<T>* pointers [[buffer(0)]],
   const uint end = min(length, first + part);
   const float weight = params.one_minus_beta1;
   const bool near = weight < 0.5f;
+  const float grad_factor = params.grad_sign * scalars.inverse_scale;
   for (uint i = first; i < end; i += 32 * width) {
     const uint count = min(length - i, width);
     const ulong at = start + i;
@@ -84,12 +85,13 @@ kernel void adamw(constant AdamWPointers<T>* pointers [[buffer(0)]],
     Lanes<float, width> max_v;
     if (amsgrad) max_v = load<width>(arrays.max_exp_avg_sq + at, count);
     if (params.unscale) {
-      for (uint k = 0; k < width; ++k) g.at[k] = static_cast<T>(static_cast<float>(g.at[k]) / scalars.grad_scale);
-      store<width>(g, arrays.grad + at, count);
+      Lanes<T, width> unscaled;
+      for (uint k = 0; k < width; ++k) unscaled.at[k] = static_cast<T>(static_cast<float>(g.at[k]) * scalars.inverse_scale);
+      store<width>(unscaled, arrays.grad + at, count);
     }
     // The operations, their order and their roundings are those of torch.optim.AdamW, so that float32 results agree.
     for (uint k = 0; k < width; ++k) {
-      const float grad = static_cast<float>(g.at[k]) * params.grad_sign;
+      const float grad = static_cast<float>(g.at[k]) * grad_factor;
       // A product by itself, which the compiler must not contract into the sum at the end.
       const float decayed = fma(static_cast<float>(p.at[k]), scalars.decay, -0.0f);
       // lerp(m, grad, weight), from the nearer end.
@@ -151,7 +153,7 @@ kernel void adamw_scalars(constant AdamWStep* steps [[buffer(0)]],
   result.decay = 1.0f - lr * params.weight_decay;
   result.negative_step_size = -lr / bias_correction(step, params.log_beta1, params.log_beta1_low);
   result.bias_correction2_sqrt = precise::sqrt(bias_correction(step, params.log_beta2, params.log_beta2_low));
-  result.grad_scale = pointers.grad_scale != nullptr ? *pointers.grad_scale : 1.0f;
+  result.inverse_scale = pointers.grad_scale != nullptr ? 1.0f / *pointers.grad_scale : 1.0f;
   result.skip = skip;
   scalars[i] = result;
 }

@@ -85,7 +85,7 @@ class AdamW(torch.optim.AdamW):
         taken, others = [], []
         for p in group["params"]:
             if p.grad is not None:
-                (taken if not group["differentiable"] and _takes(p) else others).append(p)
+                (taken if not group["differentiable"] and _takes(p, p.grad) else others).append(p)
         # First, because it may refuse its parameters; then nothing has changed.
         if others:
             self._step_by_torch({**group, "params": others})
@@ -165,9 +165,10 @@ class AdamW(torch.optim.AdamW):
 _CPU = torch.device("cpu")
 
 
-def _takes(p):
+def _takes(p, grad):
     """Whether the kernel takes a parameter with its gradient."""
-    return accelerated(p, p.grad) and p.dtype is p.grad.dtype and not hasattr(p, "__tensor_flatten__")
+    plain = type(p) is torch.nn.Parameter or not hasattr(p, "__tensor_flatten__")
+    return plain and p.dtype is grad.dtype and accelerated(p, grad)
 
 
 def _alike(params):
@@ -183,7 +184,7 @@ def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr,
       maximize, lr_tensor=None, grad_scale=None, found_inf=None):
     if found_inf is not None and found_inf.item() != 0:
         return
-    wide_grads = [grad.float() if grad_scale is None else grad.float() / grad_scale for grad in grads]
+    wide_grads = [grad.float() if grad_scale is None else grad.float() * (1.0 / grad_scale) for grad in grads]
     wide_params = [p.float() for p in params]
     torch_adamw(
         wide_params, wide_grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, foreach=False,

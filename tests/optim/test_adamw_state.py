@@ -255,6 +255,17 @@ def test_grad_scaler(device, fused, unscaled_before, dtype):
             torch.testing.assert_close(p.detach().cpu().float(), e.detach(), rtol=3 * torch.finfo(dtype).eps, atol=1e-5)
 
 
+def test_unscaled_gradients_that_float16_cannot_hold(device):
+    """The kernel unscales in float32: 2^-14 / 2^16 is zero in float16, but moves the parameter by lr like any other."""
+    p = torch.nn.Parameter(torch.ones(5, device=device, dtype=torch.float16))
+    p.grad = torch.full_like(p, 2.0**-14)
+    optimizer = metalcore.optim.AdamW([p], lr=0.25, eps=0.0, weight_decay=0.0, fused=True)
+    optimizer.grad_scale = torch.tensor(2.0**16, device=device)
+    optimizer.step()
+    assert torch.equal(p.detach().cpu(), torch.full((5,), 0.75, dtype=torch.float16))
+    assert torch.equal(p.grad.cpu(), torch.zeros(5, dtype=torch.float16))
+
+
 def test_first_step_skipped(device):
     p = torch.nn.Parameter(torch.ones(5, device=device))
     optimizer = metalcore.optim.AdamW([p], fused=True)
