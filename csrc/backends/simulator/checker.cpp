@@ -1,5 +1,6 @@
 #include "checker.h"
 
+#include "process_wide.h"
 #include "runtime.h"
 #include "symbolize.h"
 
@@ -400,11 +401,16 @@ const msl_abi::Runtime runtime = {
 
 const msl_abi::Runtime* checking_runtime() { return &runtime; }
 
+// Threadgroups of checked dispatches, which run one at a time.
+struct Checked {
+  std::mutex mutex;
+  Threadgroup group;
+};
+
 void execute_checked(const Launch& launch) {
-  static auto* one_at_a_time = new std::mutex;
-  std::lock_guard lock(*one_at_a_time);
-  static auto* group = new Threadgroup;
-  Checker(launch, *group, checking().seed).run();
+  Checked& checked = process_wide<Checked>();
+  std::lock_guard lock(checked.mutex);
+  Checker(launch, checked.group, checking().seed).run();
 }
 
 }  // namespace metalcore::simulator

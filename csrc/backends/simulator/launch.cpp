@@ -1,6 +1,7 @@
 #include "launch.h"
 
 #include "pool.h"
+#include "process_wide.h"
 #include "runtime.h"
 #include "threadgroup.h"
 
@@ -54,34 +55,30 @@ void validate(const Launch& launch) {
     refuse(launch, std::to_string(memory) + " bytes of threadgroup memory; Metal allows 32768");
 }
 
-// Workers' scratch, kept from dispatch to dispatch; as many as ever ran at once. Never destroyed.
+// Workers' scratch, kept from dispatch to dispatch: as many as ever ran at once.
 class Scratch {
  public:
   Scratch() {
-    std::lock_guard lock(mutex());
-    auto& all = idle();
-    if (!all.empty()) {
-      group_ = std::move(all.back());
-      all.pop_back();
-    } else {
+    std::lock_guard lock(idle_.mutex);
+    if (idle_.groups.empty()) {
       group_ = std::make_unique<Threadgroup>();
+    } else {
+      group_ = std::move(idle_.groups.back());
+      idle_.groups.pop_back();
     }
   }
   ~Scratch() {
-    std::lock_guard lock(mutex());
-    idle().push_back(std::move(group_));
+    std::lock_guard lock(idle_.mutex);
+    idle_.groups.push_back(std::move(group_));
   }
   Threadgroup* operator->() { return group_.get(); }
 
  private:
-  static std::mutex& mutex() {
-    static auto* mutex = new std::mutex;
-    return *mutex;
-  }
-  static std::vector<std::unique_ptr<Threadgroup>>& idle() {
-    static auto* all = new std::vector<std::unique_ptr<Threadgroup>>;
-    return *all;
-  }
+  struct Idle {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<Threadgroup>> groups;
+  };
+  Idle& idle_ = process_wide<Idle>();
   std::unique_ptr<Threadgroup> group_;
 };
 

@@ -3,6 +3,7 @@
 #include "runtime.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <cstring>
@@ -40,17 +41,20 @@ std::string default_library_path() {
 }
 
 struct State {
-  std::recursive_mutex mutex;
+  std::mutex mutex;
   std::deque<Library> libraries;  // references stay valid
   std::map<std::string, const Library*> by_path;
   std::string library_path = default_library_path(), isa;
   std::unique_ptr<Folder> builtin[2];  // normal, checking
 };
 
-// Never destroyed: kernels may still run while the process ends.
+// Never destroyed: kernels may still run while the process ends. A fork waits until no library is being opened.
 State& state() {
-  static State* state = new State;
-  return *state;
+  static State* made = [] {
+    pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); }, [] { state().mutex.unlock(); });
+    return new State;
+  }();
+  return *made;
 }
 
 std::vector<std::string> suitable_isas() {
@@ -75,17 +79,7 @@ std::unique_ptr<Folder> list_folder(const fs::path& path) {
   return folder;
 }
 
-}  // namespace
-
-const msl_abi::Kernel* Library::find(std::string_view kernel) const {
-  for (uint32_t i = 0; i < abi->kernel_count; ++i)
-    if (kernel == abi->kernels[i].name) return &abi->kernels[i];
-  return nullptr;
-}
-
-const Library& load_library(const std::string& path) {
-  State& s = state();
-  std::lock_guard lock(s.mutex);
+const Library& load(State& s, const std::string& path) {
   if (const auto found = s.by_path.find(path); found != s.by_path.end()) return *found->second;
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
@@ -108,6 +102,31 @@ const Library& load_library(const std::string& path) {
   return s.libraries.back();
 }
 
+std::string isa(State& s) {
+  if (s.isa.empty()) {
+    const auto isas = suitable_isas();
+    std::error_code error;
+    for (const auto& isa : isas)
+      if (fs::is_directory(fs::path(s.library_path) / isa, error)) return s.isa = isa;
+    return isas.empty() ? "" : isas.back();
+  }
+  return s.isa;
+}
+
+}  // namespace
+
+const msl_abi::Kernel* Library::find(std::string_view kernel) const {
+  for (uint32_t i = 0; i < abi->kernel_count; ++i)
+    if (kernel == abi->kernels[i].name) return &abi->kernels[i];
+  return nullptr;
+}
+
+const Library& load_library(const std::string& path) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  return load(s, path);
+}
+
 const Library& library(uint32_t id) {
   State& s = state();
   std::lock_guard lock(s.mutex);
@@ -118,22 +137,21 @@ const Library& library(uint32_t id) {
 KernelReference find_builtin(std::string_view kernel, bool checking) {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  const fs::path path = fs::path(s.library_path) / (checking ? "checking" : builtin_isa());
   auto& folder = s.builtin[checking];
-  if (!folder) folder = list_folder(path);
+  if (!folder) folder = list_folder(fs::path(s.library_path) / (checking ? "checking" : isa(s)));
   if (const auto found = folder->kernels.find(kernel); found != folder->kernels.end()) return found->second;
   // The family that the name begins with comes first; any other may have it too.
   auto& unopened = folder->unopened;
   std::stable_partition(unopened.begin(), unopened.end(),
                         [&](const fs::path& p) { return kernel.substr(0, p.stem().native().size()) == p.stem().native(); });
   while (!unopened.empty()) {
-    const Library& opened = load_library(unopened.front().string());
+    const Library& opened = load(s, unopened.front().string());
     unopened.erase(unopened.begin());
     for (uint32_t i = 0; i < opened.abi->kernel_count; ++i)
       folder->kernels.emplace(opened.abi->kernels[i].name, KernelReference{&opened, &opened.abi->kernels[i]});
     if (const auto found = folder->kernels.find(kernel); found != folder->kernels.end()) return found->second;
   }
-  throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) + "' in " + path.string());
+  throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) + "' in " + s.library_path);
 }
 
 void set_library_path(const std::string& path) {
@@ -153,14 +171,7 @@ std::string library_path() {
 std::string builtin_isa() {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  if (s.isa.empty()) {
-    const auto isas = suitable_isas();
-    std::error_code error;
-    for (const auto& isa : isas)
-      if (fs::is_directory(fs::path(s.library_path) / isa, error)) return s.isa = isa;
-    return isas.empty() ? "" : isas.back();
-  }
-  return s.isa;
+  return isa(s);
 }
 
 }  // namespace metalcore::simulator

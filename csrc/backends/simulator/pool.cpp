@@ -1,6 +1,7 @@
 #include "pool.h"
 
-#include <pthread.h>
+#include "process_wide.h"
+
 #include <sched.h>
 
 #include <atomic>
@@ -159,20 +160,6 @@ class Pool {
   std::condition_variable wake_;
 };
 
-// Never destroyed: workers sleep in it until the process is gone, also while static objects are being destroyed.
-// A forked child has none of the workers, and perhaps a locked mutex, so that it starts with a new one.
-std::atomic<Pool*> the_pool{nullptr};
-
-Pool& pool() {
-  static const bool once = [] {
-    the_pool = new Pool;
-    pthread_atfork(nullptr, nullptr, [] { the_pool = new Pool; });
-    return true;
-  }();
-  (void)once;
-  return *the_pool.load(std::memory_order_acquire);
-}
-
 // The caller's claim: after its first piece it knows what the rest will take, and whether to wake workers for it.
 struct CallerClaim : Claim {
   CallerClaim(Pool& pool, bool wide) : pool(pool), decided(wide) {
@@ -229,7 +216,7 @@ void parallel(uint64_t count, uint64_t piece, bool wide, const std::function<voi
   const uint64_t pieces = (count + piece - 1) / piece;
   const auto workers = static_cast<uint32_t>(std::min<uint64_t>(pieces, num_threads()));
   if (workers < 2) return run_alone(count, piece, task);
-  Pool& shared = pool();
+  Pool& shared = process_wide<Pool>();
   std::unique_lock busy(shared.busy, std::try_to_lock);
   if (!busy) return run_alone(count, piece, task);
   shared.job.start(count, piece, task);

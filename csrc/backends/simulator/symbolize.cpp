@@ -1,5 +1,7 @@
 #include "symbolize.h"
 
+#include "process_wide.h"
+
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -68,14 +70,18 @@ SourceLine parse(const std::string& text) {
   return {};
 }
 
+struct Known {
+  std::mutex mutex;
+  std::map<std::pair<std::string, uintptr_t>, SourceLine> lines;
+};
+
 }  // namespace
 
 SourceLine find_line(const std::string& library, uintptr_t offset) {
-  static auto* mutex = new std::mutex;
-  static auto* known = new std::map<std::pair<std::string, uintptr_t>, SourceLine>;
-  std::lock_guard lock(*mutex);
+  Known& known = process_wide<Known>();
+  std::lock_guard lock(known.mutex);
   const auto key = std::make_pair(library, offset);
-  if (const auto found = known->find(key); found != known->end()) return found->second;
+  if (const auto found = known.lines.find(key); found != known.lines.end()) return found->second;
   std::ostringstream hexadecimal;
   hexadecimal << "0x" << std::hex << offset;
   const std::string address = hexadecimal.str();
@@ -87,7 +93,7 @@ SourceLine find_line(const std::string& library, uintptr_t offset) {
     result = parse(output_of(command));
     if (result.line) break;
   }
-  return (*known)[key] = result;
+  return known.lines[key] = result;
 }
 
 }  // namespace metalcore::simulator
