@@ -31,6 +31,7 @@ struct QrPanelParams {
 // Applies a panel's block reflector, or its transpose, to rows [first, rows) of the target's columns [target_first,
 // target_columns), QR_UPDATE_COLUMNS of them a threadgroup: `tiles` threadgroups a matrix.
 #define QR_UPDATE_COLUMNS 32
+#define QR_UPDATE_THREADS (QR_UPDATE_COLUMNS * QR_PANEL)
 struct QrUpdateParams {
   QrPanelParams of;
   uint32_t target_first, target_columns;

@@ -5,9 +5,9 @@ using namespace metal;
 #include "qr.h"
 
 constant constexpr uint kColumns = QR_UPDATE_COLUMNS;  // of C: one a lane
-constant constexpr uint kSimdgroups = 8;
-constant constexpr uint kThreads = 32 * kSimdgroups;
-constant constexpr uint kRows = 128;       // of V at once in threadgroup memory
+constant constexpr uint kThreads = QR_UPDATE_THREADS;  // one for each entry of Vᵀ C
+constant constexpr uint kSimdgroups = kThreads / 32;
+constant constexpr uint kRows = 256;       // of V at once in threadgroup memory
 constant constexpr uint kShare = kRows / kSimdgroups;  // a simdgroup's
 constant constexpr uint kQuads = QR_PANEL / 4;
 
@@ -37,10 +37,10 @@ inline void load_target(thread float (&values)[kShare], device const float* c, u
     device const float* reflectors [[buffer(0)]], device const float* t [[buffer(1)]], device float* target [[buffer(2)]],
     constant QrUpdateParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup float4 v[kRows * kQuads];
-  threadgroup float partial[kSimdgroups * QR_PANEL * kColumns];
+  threadgroup float4 v[kRows * kQuads];  // between the passes over C: sums of half the simdgroups
   threadgroup float products[QR_PANEL * kColumns];
   threadgroup float factor[QR_PANEL * QR_PANEL];
+  threadgroup float* const partial = (threadgroup float*)v;
 
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint matrix = group / p.tiles;
@@ -74,31 +74,36 @@ inline void load_target(thread float (&values)[kShare], device const float* c, u
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
+  // Vᵀ C: the second half of the simdgroups gives its sums to the first, then a thread adds up each entry.
+  const uint half_of_them = kSimdgroups / 2;
+  const uint slot = simdgroup % half_of_them * QR_PANEL * kColumns + lane;
+  if (simdgroup >= half_of_them) {
 #pragma unroll
-  for (uint k = 0; k < QR_PANEL; ++k) partial[(simdgroup * QR_PANEL + k) * kColumns + lane] = w[k / 4][k % 4];
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-  for (uint i = 0; i < QR_PANEL / kSimdgroups; ++i) {
-    const uint at = i * kThreads + thread_index;
-    float sum = 0.0f;
-#pragma unroll
-    for (uint s = 0; s < kSimdgroups; ++s) sum += partial[s * QR_PANEL * kColumns + at];
-    products[at] = sum;
+    for (uint k = 0; k < QR_PANEL; ++k) partial[slot + k * kColumns] = w[k / 4][k % 4];
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (simdgroup < half_of_them) {
 #pragma unroll
-  for (uint i = 0; i < QR_PANEL / kSimdgroups; ++i) {
-    const uint at = i * kThreads + thread_index;
-    const uint k = at / kColumns;
-    float sum = 0.0f;
-#pragma unroll
-    for (uint l = 0; l < QR_PANEL; ++l)
-      sum = fma(factor[p.transpose ? l * QR_PANEL + k : k * QR_PANEL + l], products[l * kColumns + lane], sum);
-    partial[at] = sum;
+    for (uint k = 0; k < QR_PANEL; ++k) partial[slot + k * kColumns] += w[k / 4][k % 4];
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
+  float sum = 0.0f;
 #pragma unroll
-  for (uint k = 0; k < QR_PANEL; ++k) w[k / 4][k % 4] = partial[k * kColumns + lane];
+  for (uint s = 0; s < half_of_them; ++s) sum += partial[s * QR_PANEL * kColumns + thread_index];
+  products[thread_index] = sum;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  // T times that, or Tᵀ.
+  const uint k = thread_index / kColumns;
+  sum = 0.0f;
+#pragma unroll
+  for (uint l = 0; l < QR_PANEL; ++l)
+    sum = fma(factor[p.transpose ? l * QR_PANEL + k : k * QR_PANEL + l], products[l * kColumns + lane], sum);
+  partial[thread_index] = sum;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+  for (uint l = 0; l < QR_PANEL; ++l) w[l / 4][l % 4] = partial[l * kColumns + lane];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
 
   for (uint base = 0; base < rows; base += kRows) {
     const uint first = base + simdgroup * kShare;

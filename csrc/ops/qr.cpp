@@ -147,7 +147,7 @@ void blocked(const QrPlan& plan, const Tensor& a, const Shape& s, const Tensor& 
       const uint32_t tiles = ceil_div<uint32_t>(to - from, QR_UPDATE_COLUMNS);
       encoder.kernel("qr_update").buffer(0, work).buffer(1, factors).buffer(2, target);
       encoder.bytes(3, QrUpdateParams{of, from, to, tiles, transpose});
-      encoder.dispatch_threadgroups({grid_side(int64_t{tiles} * batch)}, {256});
+      encoder.dispatch_threadgroups({grid_side(int64_t{tiles} * batch)}, {QR_UPDATE_THREADS});
     };
     for (uint32_t i = 0; i < plan.panels; ++i) {
       const QrPanelParams p = panel(i);
@@ -219,11 +219,11 @@ Explanation explain(const Request& request) {
       break;
     case QrVariant::blocked:
       step(qr_panel_kernel(grid_side(s.m)).name, batch, qr_panel_kernel(grid_side(s.m)).threads);
-      if (s.n > QR_PANEL) step("qr_update", tiles(s.n - QR_PANEL), 256);
+      if (s.n > QR_PANEL) step("qr_update", tiles(s.n - QR_PANEL), QR_UPDATE_THREADS);
       e.steps.push_back({"qr_upper", {grid_side(s.batch * s.r_rows * s.n)}, {256}, true});
       if (s.q_columns > 0) {
         e.steps.push_back({"qr_identity", {grid_side(s.batch * s.m * s.q_columns)}, {256}, true});
-        step("qr_update", tiles(s.q_columns), 256);
+        step("qr_update", tiles(s.q_columns), QR_UPDATE_THREADS);
       }
       break;
   }
