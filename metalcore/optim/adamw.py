@@ -149,7 +149,7 @@ class AdamW(torch.optim.AdamW):
         if not state:
             # float64 where that is the default dtype, as in torch.
             wide = torch.get_default_dtype() is torch.float64
-            state["step"] = torch.tensor(0.0, dtype=torch.float64 if wide else torch.float32)
+            state["step"] = torch.tensor(0.0, dtype=torch.float64 if wide else torch.float32, device=_CPU)
         for name in MOMENTS if amsgrad else MOMENTS[:2]:
             moment = state.get(name)
             if moment is None:

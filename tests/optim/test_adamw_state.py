@@ -176,6 +176,15 @@ def test_step_is_counted_on_the_host_by_default(device):
     assert step.device.type == "cpu" and step.dtype == torch.float32 and step.shape == () and step.item() == 2
 
 
+def test_step_is_on_the_host_under_a_default_device(device):
+    with torch.device(device):
+        p = torch.nn.Parameter(torch.ones(3))
+        p.grad = torch.ones(3)
+        optimizer = metalcore.optim.AdamW([p])
+        optimizer.step()
+    assert optimizer.state[p]["step"].device.type == "cpu" and optimizer.state[p]["step"].item() == 1
+
+
 def test_changing_capturable_moves_the_step(device):
     pair = Pair(random_values(*SHAPES), device, lr=1e-2)
     for capturable in (False, True, False):
