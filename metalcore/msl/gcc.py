@@ -8,6 +8,7 @@ def adapt_to_gcc(program):
     _prefer_promotion_of_small_floats(program)
     _overload_instead_of_specializing_members(program)
     _fill_designated_ranges(program)
+    _name_extended_vectors(program)
 
 
 def _store_half_in_anonymous_structs(program):
@@ -84,3 +85,22 @@ def _fill_designated_ranges(program):
             erase(tokens, i + 1, partner[i])
             end = next(j for j in range(partner[i], len(tokens)) if tokens[j].text == ";")
             tokens[end].text += "".join(fills)
+
+
+def _name_extended_vectors(program):
+    """`typedef T name __attribute__((ext_vector_type(N)))` names vec<T, N>; so does `using`, wherever the attribute is."""
+    tokens = program.tokens
+    for i in range(len(tokens)):
+        if tokens[i].text != "ext_vector_type" or tokens[i + 1].text != "(":
+            continue
+        count = program.text(i + 2, program.partner[i + 1])
+        first = next(j for j in range(i, -1, -1) if tokens[j].text == "__attribute__")
+        last = program.partner[first + 1] + 1
+        start = next(j for j in range(first, -1, -1) if tokens[j].text in ("typedef", "=")) + 1
+        end = next(j for j in range(last, len(tokens)) if tokens[j].text == ";")
+        erase(tokens, first, last)
+        element = [j for j in range(start, end) if tokens[j].text]
+        if tokens[start - 1].text == "typedef":
+            element.pop()  # the name
+        tokens[element[0]].text = "metal::vec<" + tokens[element[0]].text
+        tokens[element[-1]].text += f", {count}>"

@@ -96,6 +96,23 @@ def test_operators_and_swizzles(device):
     assert got[16:] == [3, 2, 4, 2]
 
 
+def test_vectors_of_more_elements(device):
+    """Clang's ext_vector_type, wherever the attribute stands."""
+    library = metalcore.compile_shader(HEADER + """
+        typedef float float8 __attribute__((ext_vector_type(8)));
+        typedef __attribute__((ext_vector_type(8))) int int8;
+        using half8 = half __attribute__((ext_vector_type(8)));
+        kernel void k(device float8* out) {
+          float8 v = {1, 2, 3, 4, 5, 6, 7, 8};
+          v = v * 2 + float8(half8(0.5h));
+          v[3] = int8(v)[7];
+          *out = v;
+        }""")
+    out = torch.empty(8, device=device)
+    library.k(out, threads=1)
+    assert out.tolist() == [2.5, 4.5, 6.5, 16, 10.5, 12.5, 14.5, 16.5]
+
+
 def test_matrices(device):
     rng = np.random.default_rng(0)
     a, b, v = rng.integers(-3, 4, (4, 4)), rng.integers(-3, 4, (4, 4)), rng.integers(-3, 4, 4)

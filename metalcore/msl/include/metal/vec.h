@@ -1,4 +1,4 @@
-// vec<T, N>: two, three or four elements with the size and alignment MSL gives them (three take the room of four).
+// vec<T, N>: two, three or four elements (and more, below) with the size and alignment MSL gives them (three take the room of four).
 // Members x y z w and r g b a name the same elements; longer swizzles are calls (see swizzle.h).
 #pragma once
 
@@ -46,6 +46,20 @@ METAL_FUNC constexpr metal::vec<R, 3> map_pairs(const metal::vec<T, 3>& a, const
 template <class R, class F, class T, class U>
 METAL_FUNC constexpr metal::vec<R, 4> map_pairs(const metal::vec<T, 4>& a, const metal::vec<U, 4>& b, F f) {
   return {R(f(a.x, b.x)), R(f(a.y, b.y)), R(f(a.z, b.z)), R(f(a.w, b.w))};
+}
+
+// The same for other widths (see the end of this file).
+template <class F, class T, int N>
+METAL_FUNC constexpr auto map(const metal::vec<T, N>& v, F f) {
+  metal::vec<decltype(f(v[0])), N> result{};
+  for (int i = 0; i < N; ++i) result[i] = f(v[i]);
+  return result;
+}
+template <class R, class F, class T, class U, int N>
+METAL_FUNC constexpr metal::vec<R, N> map_pairs(const metal::vec<T, N>& a, const metal::vec<U, N>& b, F f) {
+  metal::vec<R, N> result{};
+  for (int i = 0; i < N; ++i) result[i] = R(f(a[i], b[i]));
+  return result;
 }
 
 // The operators of vec<T, N>, found by argument-dependent lookup. They are not templates, so a scalar or a packed
@@ -188,6 +202,27 @@ struct alignas(4 * sizeof(T)) vec<T, 4> : msl::vec_operators<T, 4> {
 
  private:
   METAL_FUNC constexpr T* member(size_t i) { return i == 0 ? &x : i == 1 ? &y : i == 2 ? &z : &w; }
+};
+
+// Clang's ext_vector_type has any number of elements; MSL's own names stop at four.
+template <class T, int N>
+struct alignas(N * sizeof(T)) vec : msl::vec_operators<T, N> {
+  using element_type = T;
+  T elements[N];
+
+  vec() = default;
+  template <class S, class = std::enable_if_t<msl::is_scalar_v<S>>>
+  METAL_FUNC constexpr vec(S s) : elements{} {
+    for (T& element : elements) element = T(s);
+  }
+  template <class... S, class = std::enable_if_t<sizeof...(S) + 2 == N>>
+  METAL_FUNC constexpr vec(T first, T second, S... rest) : elements{first, second, T(rest)...} {}
+  template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
+  METAL_FUNC explicit constexpr vec(const vec<U, N>& v) : elements{} {
+    for (int i = 0; i < N; ++i) elements[i] = T(v[i]);
+  }
+  METAL_FUNC constexpr T& operator[](size_t i) { return elements[i]; }
+  METAL_FUNC constexpr const T& operator[](size_t i) const { return elements[i]; }
 };
 
 }  // namespace metal
