@@ -1,7 +1,7 @@
 """Function constants: values the host gives a program before it is compiled."""
 
 from .errors import MSLError, error_at
-from .kernels import constant_value
+from .integers import constant_value
 from .rewrite import erase
 
 
@@ -19,7 +19,7 @@ def substitute_function_constants(program, constants):
     for declaration in program.walk():
         if declaration.kind != "variable" or "function_constant" not in declaration.attributes:
             continue
-        index = constant_value(declaration.attributes["function_constant"])
+        index = constant_value(program, declaration.attributes["function_constant"])
         if index is None:
             raise error_at(tokens[declaration.first], f"the index of function constant '{declaration.name}' is no integer constant")
         value = None

@@ -5,6 +5,7 @@ from .rewrite import erase
 
 def adapt_to_gcc(program):
     _store_half_in_anonymous_structs(program)
+    _declare_opaque_enumerations(program)
     _prefer_promotion_of_small_floats(program)
     _overload_instead_of_specializing_members(program)
     _fill_designated_ranges(program)
@@ -25,6 +26,16 @@ def _store_half_in_anonymous_structs(program):
         if tokens[i].text == "struct" and tokens[i + 1].text == "{" and tokens[program.partner[i + 1] + 1].text == ";":
             for token in tokens[i + 2 : program.partner[i + 1]]:
                 token.text = stored.get(token.text, token.text)
+
+
+def _declare_opaque_enumerations(program):
+    """`typedef enum E : int E;`, to which Apple's NS_ENUM expands, becomes `enum E : int;`."""
+    tokens = program.tokens
+    for declaration in program.walk():
+        first, last = declaration.first, declaration.last
+        words = [token.text for token in tokens[first:last]]
+        if words[:2] == ["typedef", "enum"] and words[3:4] == [":"] and "{" not in words and words[-2] == words[2]:
+            tokens[first].text = tokens[last - 2].text = ""
 
 
 def _prefer_promotion_of_small_floats(program):

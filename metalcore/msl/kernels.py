@@ -1,9 +1,11 @@
 """Kernels of a program: which there are, what their arguments are, and whether their threads synchronize."""
 
 import ast
+import re
 from dataclasses import dataclass, field
 
 from .errors import error_at
+from .integers import constant_value
 
 # [[attribute]] -> what a thread of the grid finds there, named as in host/entry.h.
 BUILTINS = {
@@ -39,6 +41,7 @@ _REFUSED_ATTRIBUTES = {
 _REFUSED_STAGES = ("vertex", "fragment", "mesh", "object", "intersection", "visible", "stitchable")
 # Functions in which the threads of a threadgroup wait for one another, and the types whose operations do.
 _SYNCHRONIZING_CALLS = ("simd_", "quad_", "simdgroup_", "threadgroup_barrier", "__metal_simd_", "__metal_quad_")
+_SIMD_TYPE = re.compile(r"simd_[a-z]+[1-4](x[2-4])?")  # of <simd/simd.h>
 _SYNCHRONIZING_TYPES = ("simdgroup_matrix", "simdgroup_float8x8", "simdgroup_half8x8", "simdgroup_bfloat8x8")
 
 
@@ -121,7 +124,7 @@ def _plain_kernel(program, declaration):
         declaration,
         _arguments(program, declaration),
         _identifiers(program, declaration.name_at, declaration.parameters[0]),
-        _max_total_threads(declaration),
+        _max_total_threads(program, declaration),
     )
 
 
@@ -143,7 +146,7 @@ def _instantiated_kernel(program, instantiation, templates):
         declaration,
         _arguments(program, declaration),
         _identifiers(program, instantiation.name_at, instantiation.name_end),
-        _max_total_threads(instantiation) or _max_total_threads(declaration),
+        _max_total_threads(program, instantiation) or _max_total_threads(program, declaration),
     )
 
 
@@ -151,9 +154,9 @@ def _host_name(declaration):
     return "".join(ast.literal_eval(token.text) for token in declaration.attributes.get("host_name", ()))
 
 
-def _max_total_threads(declaration):
+def _max_total_threads(program, declaration):
     argument = declaration.attributes.get("max_total_threads_per_threadgroup")
-    return (constant_value(argument) or 0) if argument else 0
+    return (constant_value(program, argument) or 0) if argument else 0
 
 
 def _identifiers(program, first, last):
@@ -165,26 +168,11 @@ def _synchronizes_itself(program, first, last, waits):
     tokens = program.tokens
     for i in range(first, last):
         name = tokens[i].text
-        if name in _SYNCHRONIZING_TYPES or i in waits or (name.startswith(_SYNCHRONIZING_CALLS) and tokens[i + 1].text in ("(", "<")):
+        if name in _SYNCHRONIZING_TYPES or i in waits or (
+            name.startswith(_SYNCHRONIZING_CALLS) and tokens[i + 1].text in ("(", "<") and not _SIMD_TYPE.fullmatch(name)
+        ):
             return True
     return False
-
-
-def constant_value(tokens):
-    """The value of an integer expression of literals, or None."""
-    if not tokens or any(token.kind not in ("num", "op") for token in tokens):
-        return None
-    text = " ".join(_python_number(token.text) if token.kind == "num" else token.text for token in tokens)
-    try:
-        value = eval(compile(ast.parse(text, mode="eval"), "constant", "eval"), {"__builtins__": {}})
-    except (SyntaxError, ArithmeticError, TypeError):
-        return None
-    return int(value)
-
-
-def _python_number(text):
-    text = text.rstrip("uUlL").replace("'", "")
-    return "0o" + text if text.startswith("0") and text.isdigit() else text
 
 
 def _arguments(program, declaration):
@@ -214,7 +202,7 @@ def _argument(program, declaration, first, last):
             raise error_at(tokens[first], f"{description} is not supported (argument '{name}' of kernel '{declaration.name}')")
     for kind in ("buffer", "threadgroup"):
         if kind in attributes:
-            index = constant_value(attributes[kind])
+            index = constant_value(program, attributes[kind])
             if index is None:
                 raise error_at(tokens[first], f"the index of argument '{name}' is no integer constant")
             return Argument(name, kind, index, condition), True

@@ -52,6 +52,7 @@ class Program:
         self.tokens = tokens
         self.partner = _pair_brackets(tokens)
         self.declarations = []
+        self.integers = None  # named integer constants, found when first asked for
         self._scope(0, len(tokens), (), None)
 
     def walk(self, declarations=None):

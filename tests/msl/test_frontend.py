@@ -98,6 +98,17 @@ def test_kernels_and_their_arguments():
     assert [(a.name, a.index) for a in kernels["made_half"].arguments] == [("x", 1)]
 
 
+def test_indices_may_be_named_constants():
+    kernel = kernels_of("""
+        enum Index { kFirst, kSecond = 4, kThird };
+        enum class Scoped : uint { value = 0x10 };
+        constexpr constant int kBase = 3 * 2;
+        kernel void k(device int* a [[buffer(kSecond)]], device int* b [[buffer(Index::kThird)]], device int* c [[buffer(kBase + 1)]],
+                      device int* d [[buffer(Scoped::value)]], device int* e) {}
+    """)["k"]
+    assert [a.index for a in kernel.arguments] == [4, 5, 7, 16, 0]
+
+
 def test_kernels_made_by_macros():
     kernels = kernels_of("""
         template <typename T> kernel void fill(device T* x) {}

@@ -16,6 +16,7 @@
 #include "metal/namespaces.h"
 #include "metal/pack.h"
 #include "metal/relational.h"
+#include "metal/simd.h"
 #include "metal/simdgroup.h"
 #include "metal/simdgroup_matrix.h"
 #include "metal/synchronize.h"
