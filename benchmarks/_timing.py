@@ -64,7 +64,7 @@ class Table:
 
     def __init__(self, *columns, theirs="PyTorch CPU", unit="ms"):
         self.scale = {"ms": 1e3, "us": 1e6, "s": 1}[unit]
-        self.widths = [max(len(column), 14) for column in columns]
+        self.widths = [22, 10, 16][:len(columns)]
         self._print([*columns, f"metalcore {unit}", f"{theirs} {unit}", "ratio (quartiles)"])
 
     def row(self, *labels, times):
