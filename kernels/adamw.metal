@@ -86,7 +86,8 @@ kernel void adamw(constant AdamWPointers<T>* pointers [[buffer(0)]],
     if (amsgrad) max_v = load<width>(arrays.max_exp_avg_sq + at, count);
     if (params.unscale) {
       Lanes<T, width> unscaled;
-      for (uint k = 0; k < width; ++k) unscaled.at[k] = static_cast<T>(static_cast<float>(g.at[k]) * scalars.inverse_scale);
+      for (uint k = 0; k < width; ++k)
+        unscaled.at[k] = static_cast<T>(static_cast<float>(g.at[k]) * scalars.inverse_scale);
       store<width>(unscaled, arrays.grad + at, count);
     }
     // The operations, their order and their roundings are those of torch.optim.AdamW, so that float32 results agree.

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <numeric>
 #include <optional>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,8 +17,8 @@ namespace {
 
 using Tensors = std::vector<Tensor>;
 
-constexpr size_t kPointers = 512;                   // that a table of device pointers holds
-constexpr size_t kArrays = 5;                       // tables' columns: those of AdamWPointers in the kernel
+constexpr size_t kPointers = 512;  // that a table of device pointers holds
+constexpr size_t kArrays = 5;      // that a parameter has in the table: AdamWPointers in the kernel
 constexpr size_t kPerDispatch = kPointers / kArrays;
 
 // ---------------------------------------------------------------- plan
@@ -107,7 +106,8 @@ void check_list(const char* argument, const Tensors& tensors, const Tensors& par
         params.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Tensor& tensor = tensors[i];
-    check(tensor.layout() == torch::headeronly::Layout::Strided, "metalcore::adamw_: ", argument, " must not be sparse");
+    check(tensor.layout() == torch::headeronly::Layout::Strided, "metalcore::adamw_: ", argument,
+          " must not be sparse");
     check_same_device("adamw_", argument, tensor, params[0]);
     check_same_shape("adamw_", argument, tensor, params[i]);
     check(tensor.scalar_type() == dtype, "metalcore::adamw_: ", argument, " must be ", dtype_name(dtype), ", not ",

@@ -16,16 +16,15 @@ class AdamW(torch.optim.AdamW):
     """torch.optim.AdamW with its step on all parameters of a group done by a few dispatches of one Metal kernel.
 
     Takes the arguments of `torch.optim.AdamW` and is an instance of it: groups, closures, hooks, learning rate
-    schedulers, GradScaler and checkpoints work as they do there, and a state_dict of either can be loaded into the other.
+    schedulers, GradScaler and checkpoints work as they do there, and either loads a state_dict of the other.
 
-    The kernel takes float32, float16 and bfloat16 parameters on an `mps` device, with dense gradients of the same dtype,
-    whatever their strides. All others (on the CPU, float64, complex, tensor subclasses, `differentiable=True`) are
-    updated by PyTorch's own code in the same call. Parameters that share memory are updated one after the other, in
-    order.
+    The kernel takes float32, float16 and bfloat16 parameters on an `mps` device, with dense gradients of the same
+    dtype, whatever their strides. All others (on the CPU, float64, complex, tensor subclasses, `differentiable=True`)
+    are updated by PyTorch's own code in the same call. Parameters that share memory are updated one after the other.
 
     Differences from `torch.optim.AdamW` for parameters that the kernel takes:
 
-    - The moments of float16 and bfloat16 parameters are float32, and the update is computed in float32 and rounded once.
+    - The moments of float16 and bfloat16 parameters are float32, and the update is one of float32, rounded once.
       (In torch the moments have the parameter's dtype.) Loading torch's 16-bit moments widens them.
     - With a step in device memory the bias corrections are accurate to float32's last digits also for the first steps.
 

@@ -1,4 +1,4 @@
-"""Shared by the tests of AdamW: metalcore's optimizer on the device beside torch's on the CPU, fed the same gradients."""
+"""Shared by the tests of AdamW: metalcore's optimizer on the device beside torch's on the CPU, with equal gradients."""
 
 import torch
 

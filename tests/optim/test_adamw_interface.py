@@ -1,4 +1,4 @@
-"""AdamW as a torch.optim.Optimizer: arguments, errors, groups, hooks, schedulers, and what goes to PyTorch's own path."""
+"""AdamW as a torch.optim.Optimizer: arguments, errors, groups, hooks, schedulers, and what PyTorch takes over."""
 
 import inspect
 import warnings
