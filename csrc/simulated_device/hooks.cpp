@@ -102,7 +102,7 @@ void replace_hooks(const Interface& hooks) {
 
 void install_hooks() { replace_hooks<Hooks>(at::detail::getMPSHooks()); }
 
-void hide_cuda_without_gpu() {
+void hide_cuda() {
   const auto& hooks = at::detail::getCUDAHooks();
   if (hooks.isBuilt()) replace_hooks<at::CUDAHooksInterface>(hooks);
 }

@@ -8,7 +8,7 @@ void install_guard();
 // torch.mps.*, torch.accelerator.*, generators, pinned memory (ATen's MPSHooks).
 void install_hooks();
 // A CUDA build that finds no GPU still claims to be the accelerator, and PyTorch allows one accelerator only.
-void hide_cuda_without_gpu();
+void hide_cuda();
 
 double now_milliseconds();
 

@@ -16,6 +16,7 @@ void install() {
   c10::SetAllocator(c10::kMPS, device_allocator(), /*priority=*/100);
   install_guard();
   install_hooks();
+  hide_cuda();
   register_native_operators();
   register_fallbacks();
 }
@@ -41,7 +42,6 @@ void translate_fault(std::exception_ptr exception) {
 PYBIND11_MODULE(_device, module) {
   namespace device = metalcore::simulated_device;
   module.def("install", &device::install);
-  module.def("hide_cuda_without_gpu", &device::hide_cuda_without_gpu);
   module.def("autograd_started_without_device", &device::autograd_started_without_device);
   module.def("drain_autograd", &device::drain_autograd, pybind11::call_guard<pybind11::gil_scoped_release>());
   // A CPU tensor on the memory of a device tensor.

@@ -26,19 +26,12 @@ def install():
     if extension.autograd_started_without_device():
         raise RuntimeError("metalcore.simulator must be imported before the first backward(): PyTorch's autograd "
                            "engine has started and counted the devices without the simulated one")
-    if accelerator() == "cuda":
-        extension.hide_cuda_without_gpu()
     extension.install()
     complete_torch_c(extension)
     simulate_storages()
     # A process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
     atexit.register(extension.drain_autograd)
     torch._C._metalcore_simulates_mps = True
-
-
-def accelerator():
-    """The type of the accelerator that this PyTorch is built for or has; "cpu" where it has none."""
-    return torch._C._get_accelerator().type
 
 
 def refuse_if_unsound():
@@ -53,7 +46,7 @@ def refuse_if_unsound():
     if os.environ.get("METALCORE_HIDE_CUDA") == "1":
         # The driver looks at this once, so it helps only where nobody has asked for devices before.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    present = accelerator()
+    present = torch._C._get_accelerator().type
     if present == "cuda":
         if torch.cuda.is_available():
             raise RuntimeError("metalcore.simulator: PyTorch supports one accelerator at a time, and this process has "
