@@ -5,8 +5,11 @@ must be reported at a line that ends with `@here`.
 """
 
 import dataclasses
+import os
 import pickle
 import re
+import subprocess
+import sys
 import threading
 
 import metalcore
@@ -561,3 +564,58 @@ def test_message_names_both_lines():
     with pytest.raises(KernelError) as caught:
         CASES[0].run(faulty=True)
     assert re.search(r"program_source:\d+: race: thread .* reads in line 11", str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("1", True), ("0", False), ("", False)])
+def test_the_environment_switches_checking_on(setting, expected):
+    code = "from metalcore.simulator.checking import enabled; print(enabled())"
+    environment = {**os.environ, "METALCORE_CHECK": setting}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert result.stdout == f"{expected}\n", result.stderr
+
+
+def test_a_forked_child_checks_too():
+    library = metalcore.compile_shader(COPY)
+    x, y = torch.rand(16, device="mps"), torch.zeros(16, device="mps")
+    with checking():
+        library.copy(x, y, 0, threads=16, group_size=16)
+        child = os.fork()
+        if not child:
+            try:
+                library.copy(x, y, 1, threads=16, group_size=16)
+            except KernelError as error:
+                os._exit(error.line)
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+
+
+def test_without_addr2line_the_line_is_missing(tmp_path):
+    """The fault is still found; `PATH` leads to the compiler only."""
+    code = f"""
+import os, torch, metalcore, metalcore.simulator
+library = metalcore.compile_shader('''{COPY}''')
+x = torch.zeros(4, device="mps")
+with metalcore.simulator.checking():
+    library.copy(x, x, 0, threads=4, group_size=4)
+    os.environ["PATH"] = {str(tmp_path)!r}
+    try:
+        library.copy(x, x, 1, threads=4, group_size=4)
+    except metalcore.simulator.KernelError as error:
+        print(error.line, error.kind, error.thread.position_in_grid)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "None out-of-bounds read (3, 0, 0)\n", result.stderr
+
+
+def test_tables_of_pointers_are_checked_as_buffers():
+    """AdamW's kernel reaches its tensors through a table of addresses."""
+    parameters = [torch.nn.Parameter(torch.rand(n, device="mps")) for n in (3, 100, 1)]
+    expected = [p.detach().cpu().clone().requires_grad_() for p in parameters]
+    for p, e in zip(parameters, expected):
+        e.grad = torch.rand_like(e)
+        p.grad = e.grad.to("mps")
+    with checking():
+        metalcore.optim.AdamW(parameters).step()
+    torch.optim.AdamW(expected).step()
+    for p, e in zip(parameters, expected):
+        torch.testing.assert_close(p.detach().cpu(), e.detach(), rtol=1e-6, atol=0)
