@@ -36,19 +36,19 @@ void validate(const Launch& launch) {
   uint64_t memory = 0;
   for (uint32_t i = 0; i < kernel.argument_count; ++i) {
     const msl_abi::Argument& argument = kernel.arguments[i];
-    const std::string which = "'" + std::string(argument.name) + "' at index " + std::to_string(argument.index);
-    if (argument.index >= kMaximumBuffers) refuse(launch, "argument " + which + ": indices go up to 30");
+    const auto which = [&] { return "'" + std::string(argument.name) + "' at index " + std::to_string(argument.index); };
+    if (argument.index >= kMaximumBuffers) refuse(launch, "argument " + which() + ": indices go up to 30");
     if (argument.kind == msl_abi::kThreadgroup) {
       const uint32_t length = launch.threadgroup_lengths[argument.index];
-      if (!length) refuse(launch, "threadgroup argument " + which + " has no length set");
+      if (!length) refuse(launch, "threadgroup argument " + which() + " has no length set");
       memory += (length + 15) / 16 * 16;
       continue;
     }
     const Binding& binding = launch.buffers[argument.index];
-    if (binding.kind == Binding::kNone) refuse(launch, "buffer " + which + " is not bound");
-    if (binding.kind == Binding::kBytes && argument.writable) refuse(launch, "buffer " + which + " is written, but bound to bytes");
+    if (binding.kind == Binding::kNone) refuse(launch, "buffer " + which() + " is not bound");
+    if (binding.kind == Binding::kBytes && argument.writable) refuse(launch, "buffer " + which() + " is written, but bound to bytes");
     if (argument.by_reference && binding.size < argument.element_size)
-      refuse(launch, "buffer " + which + " holds " + std::to_string(binding.size) + " bytes; the kernel reads " +
+      refuse(launch, "buffer " + which() + " holds " + std::to_string(binding.size) + " bytes; the kernel reads " +
                          std::to_string(argument.element_size));
   }
   if (memory > kMaximumThreadgroupMemory)
