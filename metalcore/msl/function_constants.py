@@ -21,7 +21,9 @@ def substitute_function_constants(program, constants):
             continue
         index = constant_value(program, declaration.attributes["function_constant"])
         if index is None:
-            raise error_at(tokens[declaration.first], f"the index of function constant '{declaration.name}' is no integer constant")
+            raise error_at(
+                tokens[declaration.first], f"the index of function constant '{declaration.name}' is no integer constant"
+            )
         value = None
         for key in (index, declaration.name):
             if key in left:
@@ -61,7 +63,7 @@ def _literal(value):
         return f"{value}" if -(2**63) < value < 2**63 else f"{value}u"
     value = float(value)
     if value != value:
-        return "__builtin_nanf(\"\")"
+        return '__builtin_nanf("")'
     if value in (float("inf"), float("-inf")):
         return ("-" if value < 0 else "") + "__builtin_inff()"
     return f"{value!r}f" if "." in repr(value) or "e" in repr(value) else f"{value!r}.0f"

@@ -45,19 +45,25 @@ def _prefer_promotion_of_small_floats(program):
     for declaration in program.walk():
         if declaration.kind == "function" and not declaration.templates and declaration.parameters:
             types = [program.type_text(*part) for part in program.split_parameters(*declaration.parameters)]
-            overloads.setdefault((declaration.scope, id(declaration.owner), declaration.name), []).append((declaration, types))
+            overloads.setdefault((declaration.scope, id(declaration.owner), declaration.name), []).append(
+                (declaration, types)
+            )
     for found in overloads.values():
         for declaration, types in found:
             if declaration.body is None or len(types) != 1 or types[0] not in ("float", "const float"):
                 continue
-            others = [other[0].split() for other_declaration, other in found if len(other) == 1 and other_declaration is not declaration]
+            others = [
+                other[0].split()
+                for other_declaration, other in found
+                if len(other) == 1 and other_declaration is not declaration
+            ]
             if not others or declaration.owner is not None:
                 continue
             for small in ("half", "bfloat"):
                 if not any(small in "".join(other) for other in others):
-                    program.tokens[declaration.last - 1].text += (
-                        f" METAL_FUNC auto {declaration.name}({small} msl_x) {{ return {declaration.name}(float(msl_x)); }}"
-                    )
+                    program.tokens[
+                        declaration.last - 1
+                    ].text += f" METAL_FUNC auto {declaration.name}({small} msl_x) {{ return {declaration.name}(float(msl_x)); }}"
 
 
 def _overload_instead_of_specializing_members(program):
@@ -91,7 +97,9 @@ def _fill_designated_ranges(program):
             low = program.text(first + 1, dots or close)
             high = program.text(dots + 1, close) if dots else low
             value = program.text(close + 2, last)
-            fills.append(f" for (long msl_i = {low}; msl_i <= long({high}); ++msl_i) {tokens[name].text}[msl_i] = {value};")
+            fills.append(
+                f" for (long msl_i = {low}; msl_i <= long({high}); ++msl_i) {tokens[name].text}[msl_i] = {value};"
+            )
         if len(fills) == len(parts):
             erase(tokens, i + 1, partner[i])
             end = next(j for j in range(partner[i], len(tokens)) if tokens[j].text == ";")

@@ -70,7 +70,9 @@ def _find_compiler(cxx, path):
 
 def _identify(command):
     try:
-        macros = subprocess.run([*command, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, timeout=60).stdout
+        macros = subprocess.run(
+            [*command, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, timeout=60
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return "", ""
     for family, prefix, parts in (
@@ -141,18 +143,27 @@ def compile_source(translated, output, *, isa="native", checking=False, msl="", 
         if checking:
             # The headers define what the instrumentation calls, so its own runtime library is not linked.
             object_path = os.path.join(directory, "program.o")
-            _run([*compiler.command, *arguments(isa=isa, checking=True), "-c", path, "-o", object_path], compiler, msl, filename)
+            _run(
+                [*compiler.command, *arguments(isa=isa, checking=True), "-c", path, "-o", object_path],
+                compiler,
+                msl,
+                filename,
+            )
             command = [*compiler.command, "-shared", object_path, "-o", os.fspath(output)]
         _run(command, compiler, msl, filename)
 
 
 def _run(command, compiler, msl, filename):
     try:
-        result = subprocess.run(command, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C"})
+        result = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C"}
+        )
     except OSError as error:
         raise CompilerNotFoundError(f"cannot run {compiler}: {error}") from None
     if result.returncode:
-        raise MSLError(explain(result.stderr, msl, filename) or f"{compiler} failed:\n{result.stderr or result.returncode}")
+        raise MSLError(
+            explain(result.stderr, msl, filename) or f"{compiler} failed:\n{result.stderr or result.returncode}"
+        )
 
 
 _DIAGNOSTIC = re.compile(r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?:(?P<column>\d+):)?\s+(?P<text>.*)")
@@ -170,7 +181,11 @@ def explain(stderr, msl="", filename="program_source"):
             continue
         text = match["text"]
         in_program = not match["file"].startswith(os.fspath(INCLUDE)) and match["file"] != "msl_entries"
-        if in_program and ("required from" in text or "required by" in text or "inlined from" in text) and instantiated_at is None:
+        if (
+            in_program
+            and ("required from" in text or "required by" in text or "inlined from" in text)
+            and instantiated_at is None
+        ):
             instantiated_at = (match["file"], match["line"], match["column"])
         if not text.startswith(("error:", "fatal error:")):
             continue

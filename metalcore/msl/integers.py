@@ -40,7 +40,9 @@ def _named_constants(program):
             tokens = program.tokens[declaration.first : declaration.last]
             if declaration.kind == "class" and any(token.text == "enum" for token in tokens[:3]):
                 _enumerators(program, declaration)
-            elif declaration.kind == "variable" and any(token.text in ("constant", "constexpr", "const") for token in tokens):
+            elif declaration.kind == "variable" and any(
+                token.text in ("constant", "constexpr", "const") for token in tokens
+            ):
                 first = next((i for i, token in enumerate(tokens) if token.text == "="), None)
                 if first is not None and first - 1 + declaration.first == declaration.name_at:
                     _define(program, declaration.name, constant_value(program, tokens[first + 1 : -1]))

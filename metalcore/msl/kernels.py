@@ -102,10 +102,15 @@ def _is_kernel(program, declaration):
     tokens = program.tokens
     for i in range(declaration.head, declaration.parameters[0]):
         if tokens[i].text in ("vertex", "fragment") and program.tokens[i - 1].text not in ("::", "<", ","):
-            raise error_at(tokens[i], f"'{tokens[i].text}' functions are not supported: metalcore runs compute kernels only")
+            raise error_at(
+                tokens[i], f"'{tokens[i].text}' functions are not supported: metalcore runs compute kernels only"
+            )
     for stage in _REFUSED_STAGES:
         if stage in declaration.attributes:
-            raise error_at(tokens[declaration.head], f"[[{stage}]] functions are not supported: metalcore runs compute kernels only")
+            raise error_at(
+                tokens[declaration.head],
+                f"[[{stage}]] functions are not supported: metalcore runs compute kernels only",
+            )
     return "kernel" in declaration.attributes or any(
         tokens[i].text == "kernel" for i in range(declaration.head, declaration.name_at)
     )
@@ -132,7 +137,8 @@ def _instantiated_kernel(program, instantiation, templates):
     tokens = program.tokens
     if instantiation.name not in templates:
         raise error_at(
-            tokens[instantiation.first], f"explicit instantiation of '{instantiation.name}', which is no kernel template"
+            tokens[instantiation.first],
+            f"explicit instantiation of '{instantiation.name}', which is no kernel template",
         )
     candidates = templates[instantiation.name]
     if len(candidates) > 1 and instantiation.parameters is not None:
@@ -168,8 +174,14 @@ def _synchronizes_itself(program, first, last, waits):
     tokens = program.tokens
     for i in range(first, last):
         name = tokens[i].text
-        if name in _SYNCHRONIZING_TYPES or i in waits or (
-            name.startswith(_SYNCHRONIZING_CALLS) and tokens[i + 1].text in ("(", "<") and not _SIMD_TYPE.fullmatch(name)
+        if (
+            name in _SYNCHRONIZING_TYPES
+            or i in waits
+            or (
+                name.startswith(_SYNCHRONIZING_CALLS)
+                and tokens[i + 1].text in ("(", "<")
+                and not _SIMD_TYPE.fullmatch(name)
+            )
         ):
             return True
     return False
@@ -199,7 +211,9 @@ def _argument(program, declaration, first, last):
     condition = " ".join(token.text for token in attributes.get("function_constant", ()))
     for refused, description in _REFUSED_ATTRIBUTES.items():
         if refused in attributes:
-            raise error_at(tokens[first], f"{description} is not supported (argument '{name}' of kernel '{declaration.name}')")
+            raise error_at(
+                tokens[first], f"{description} is not supported (argument '{name}' of kernel '{declaration.name}')"
+            )
     for kind in ("buffer", "threadgroup"):
         if kind in attributes:
             index = constant_value(program, attributes[kind])
@@ -212,12 +226,17 @@ def _argument(program, declaration, first, last):
     words = {token.text for token in tokens[first:last]}
     unknown = [attribute for attribute in attributes if attribute not in ("function_constant", "maybe_unused")]
     if unknown:
-        raise error_at(tokens[first], f"[[{unknown[0]}]] is not supported (argument '{name}' of kernel '{declaration.name}')")
+        raise error_at(
+            tokens[first], f"[[{unknown[0]}]] is not supported (argument '{name}' of kernel '{declaration.name}')"
+        )
     if words & {"threadgroup"}:
         return Argument(name, "threadgroup", 0, condition), False
     if words & {"device", "constant", "*", "&"}:
         return Argument(name, "buffer", 0, condition), False
-    raise error_at(tokens[first], f"argument '{name}' of kernel '{declaration.name}' has no attribute that tells what it is bound to")
+    raise error_at(
+        tokens[first],
+        f"argument '{name}' of kernel '{declaration.name}' has no attribute that tells what it is bound to",
+    )
 
 
 class Reachability:
@@ -237,7 +256,11 @@ class Reachability:
                 # Naming a class may run its constructors, operators and initializers, but none of its named methods.
                 self._mention(program, declaration.name, declaration.first, declaration.body[0])
                 for member in declaration.members:
-                    if member.kind != "function" or member.name == declaration.name or member.name.startswith("operator"):
+                    if (
+                        member.kind != "function"
+                        or member.name == declaration.name
+                        or member.name.startswith("operator")
+                    ):
                         self._mention(program, declaration.name, member.first, member.last)
                 self._add(program, [m for m in declaration.members if not m.name.startswith("operator")])
             elif declaration.kind != "instantiation":

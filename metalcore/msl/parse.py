@@ -9,7 +9,17 @@ from .tokens import CLOSING, matching_angle
 
 STAGES = {"kernel", "vertex", "fragment", "mesh", "object", "intersection", "visible", "stitchable"}
 _CLASS_KEYS = ("struct", "class", "union", "enum")
-_GROUPED = ("alignas", "__attribute__", "__attribute", "decltype", "noexcept", "explicit", "coherent", "typeof", "__typeof__")
+_GROUPED = (
+    "alignas",
+    "__attribute__",
+    "__attribute",
+    "decltype",
+    "noexcept",
+    "explicit",
+    "coherent",
+    "typeof",
+    "__typeof__",
+)
 _ASSIGNABLE = ("=", ";", ",", "{")
 _OPERATOR_WORDS = ("new", "delete")
 
@@ -272,7 +282,9 @@ class Program:
             elif text == "(":
                 name_at = self._name_before(i, start)
                 inside = tokens[i + 1].text
-                if name_at is not None and not (inside in ("*", "&") and tokens[i + 2].kind == "id" and self.partner[i] == i + 3):
+                if name_at is not None and not (
+                    inside in ("*", "&") and tokens[i + 2].kind == "id" and self.partner[i] == i + 3
+                ):
                     declaration.name, declaration.name_at = tokens[name_at].text, name_at
                     return self._function(declaration, i, end, owner)
                 i = self.partner[i] + 1
@@ -413,8 +425,14 @@ class Program:
             elif text == "<":
                 i = matching_angle(tokens, i, last) or i
             elif tokens[i].kind == "id":
-                after_type = before and (before.kind == "id" or before.text in ("*", "&", "&&", ">", ">>", "]", "...", ")"))
-                name = i if words and after_type and text not in _TYPE_WORDS and before.text not in ("typename", "struct") else None
+                after_type = before and (
+                    before.kind == "id" or before.text in ("*", "&", "&&", ">", ">>", "]", "...", ")")
+                )
+                name = (
+                    i
+                    if words and after_type and text not in _TYPE_WORDS and before.text not in ("typename", "struct")
+                    else None
+                )
                 words += text not in _QUALIFIERS
             elif text not in ("*", "&", "&&", "...", "::"):
                 name = None
@@ -425,7 +443,20 @@ class Program:
 
 _QUALIFIERS = {"const", "volatile", "device", "constant", "thread", "threadgroup", "static", "constexpr", "typename",
                "struct", "restrict", "__restrict", "inline", "register", "extern", "mutable"}  # fmt: skip
-_TYPE_WORDS = _QUALIFIERS | {"unsigned", "signed", "int", "char", "short", "long", "float", "half", "bool", "void", "auto", "double"}
+_TYPE_WORDS = _QUALIFIERS | {
+    "unsigned",
+    "signed",
+    "int",
+    "char",
+    "short",
+    "long",
+    "float",
+    "half",
+    "bool",
+    "void",
+    "auto",
+    "double",
+}
 
 
 def _pair_brackets(tokens):
@@ -439,7 +470,10 @@ def _pair_brackets(tokens):
             if not open_brackets or CLOSING[tokens[open_brackets[-1]].text] != token.text:
                 if open_brackets:
                     before = tokens[open_brackets[-1]]
-                    raise error_at(token, f"expected '{CLOSING[before.text]}' (to match '{before.text}' at line {before.line}) before '{token.text}'")
+                    raise error_at(
+                        token,
+                        f"expected '{CLOSING[before.text]}' (to match '{before.text}' at line {before.line}) before '{token.text}'",
+                    )
                 raise error_at(token, f"extraneous '{token.text}'")
             j = open_brackets.pop()
             partner[i], partner[j] = j, i

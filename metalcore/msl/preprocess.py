@@ -7,6 +7,7 @@ operators (pcpp's own splits ``1.f`` and would expand a macro named ``f`` in it)
 import copy
 import io
 import os
+import re
 
 import pcpp
 
@@ -18,6 +19,7 @@ PREDEFINED = {
     "__METAL__": "1",
     "__METAL_VERSION__": "310",
     "__METAL_MACOS__": "1",
+    "__METAL_MEMORY_SCOPE_SYSTEM__": "3",
     "__HAVE_BFLOAT__": "1",
     "__HAVE_SIMDGROUP_MATRIX__": "1",
     "__HAVE_SIMDGROUP_BARRIER__": "1",
@@ -56,11 +58,32 @@ STANDARD_HEADERS = frozenset(
         "tuple type_traits types uniform utility vector visible_function_table work_distribution assert barrier cooperative_tensor "
         "tensor performance_primitives"
     ).split()
-) | {"simd/simd.h", "simd/types.h", "simd/vector_types.h", "simd/matrix_types.h", "simd/vector.h", "simd/matrix.h",
-     "metal_types", "TargetConditionals.h", "stdint.h", "cstdint", "stddef.h", "cstddef", "limits.h", "float.h"}
+) | {
+    "simd/simd.h",
+    "simd/types.h",
+    "simd/vector_types.h",
+    "simd/matrix_types.h",
+    "simd/vector.h",
+    "simd/matrix.h",
+    "metal_types",
+    "TargetConditionals.h",
+    "stdint.h",
+    "cstdint",
+    "stddef.h",
+    "cstddef",
+    "limits.h",
+    "float.h",
+}
 
-_TYPES = {"ws": "CPP_WS", "newline": "CPP_WS", "continuation": "CPP_LINECONT", "id": "CPP_ID", "str": "CPP_STRING",
-          "delimiter": "CPP_STRING", "char": "CPP_CHAR"}
+_TYPES = {
+    "ws": "CPP_WS",
+    "newline": "CPP_WS",
+    "continuation": "CPP_LINECONT",
+    "id": "CPP_ID",
+    "str": "CPP_STRING",
+    "delimiter": "CPP_STRING",
+    "char": "CPP_CHAR",
+}
 _OPERATORS = {
     "#": "POUND", "##": "DPOUND", "+": "PLUS", "-": "MINUS", "*": "STAR", "/": "FSLASH", "%": "PERCENT", "|": "BAR",
     "&": "AMPERSAND", "~": "TILDE", "^": "HAT", "<": "LESS", ">": "GREATER", "=": "EQUAL", "!": "EXCLAMATION",
@@ -114,12 +137,14 @@ class _Lexer:
 
 
 class _Preprocessor(pcpp.Preprocessor):
-    def __init__(self, include_dirs):
+    def __init__(self, include_dirs, filename):
         super().__init__(_Lexer())
         self.included = {}  # path -> content of every file read
         self._importing = False
         for directory in include_dirs:
             self.add_path(os.fspath(directory))
+        # Files are called by their absolute paths, the program by the name it was given.
+        self.rewrite_paths = [(re.escape(os.path.abspath(filename)) + "$", lambda match: filename)]
 
     # Errors carry the user's line and end the translation.
     def on_error(self, file, line, message):
@@ -129,6 +154,10 @@ class _Preprocessor(pcpp.Preprocessor):
         if includepath in STANDARD_HEADERS:
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
         directive = self.lastdirective
+        if includepath.startswith("MetalPerformancePrimitives"):
+            self.on_error(
+                directive.source, directive.lineno, "Metal Performance Primitives (mpp::) are not supported"
+            )
         raise MSLError(f"{directive.source}:{directive.lineno}: error: '{includepath}' file not found")
 
     def on_directive_unknown(self, directive, tokens, ifpassthru, precedingtoks):
@@ -223,7 +252,7 @@ def preprocess(source, *, include_dirs=(), filename="program_source", defines=()
     Raises:
         MSLError: a directive is malformed, a header is missing, or `#error` is reached.
     """
-    preprocessor = _Preprocessor(include_dirs)
+    preprocessor = _Preprocessor(include_dirs, filename)
     for name, value in PREDEFINED.items():
         preprocessor.define(f"{name} {value}")
     for definition in defines:

@@ -1,4 +1,4 @@
-"""Rewrites of tokens that every C++ target needs: address spaces, literals, swizzles, conditionals, duplicates.
+"""Rewrites of tokens that every C++ target needs: address spaces, literals, swizzles; and what is refused.
 
 A rewrite changes the text of tokens in place (empty text: gone) and never moves them, so that indices into the program
 and the user's lines stay valid.
@@ -7,7 +7,7 @@ and the user's lines stay valid.
 import re
 
 from .errors import error_at
-from .tokens import CLOSING, matching_angle
+from .tokens import matching_angle
 
 _SPACES = {"device", "constant", "thread", "threadgroup", "threadgroup_imageblock", "ray_data", "object_data"}
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
@@ -65,7 +65,11 @@ def erase_address_spaces(program):
                 if token.text in _SPACES:
                     token.text = ""
     for i, token in enumerate(tokens):
-        if token.text == "coherent" and tokens[i + 1].text == "(" and tokens[i + 2].text in ("device", "system", "threadgroup"):
+        if (
+            token.text == "coherent"
+            and tokens[i + 1].text == "("
+            and tokens[i + 2].text in ("device", "system", "threadgroup")
+        ):
             erase(tokens, i, i + 4)
         elif token.text == "coherent" and tokens[i + 1].text in (*_SPACES, "volatile", "const"):
             token.text = ""
@@ -146,224 +150,3 @@ def _members_like_swizzles(program):
                 ):
                     found.add(tokens[j].text)
     return found
-
-
-# `a ? b : c` with a small float -----------------------------------------------------------------------------------
-
-_STATEMENT_STARTS = {"(", "[", "{", "}", ";", ",", "?", ":", "return", "case", "else", "do"}
-
-
-def wrap_conditionals(program):
-    """`c ? a : b` becomes `msl::chosen(c ? msl::arm(a) : msl::arm(b))`, in which a bfloat and a float may mix."""
-    tokens, before, after = program.tokens, {}, {}
-    templates = {d.name for d in program.walk() if d.is_template} | _STANDARD_TEMPLATES
-    for i, token in enumerate(tokens):
-        if token.text != "?" or _in_template_arguments(program, i, templates):
-            continue
-        colon = _conditional_colon(program, i)
-        start = _condition_start(program, i, templates)
-        end = _expression_end(program, colon + 1) if colon is not None else None
-        if start is None or end is None:
-            continue
-        before[start] = before.get(start, "") + "msl::chosen("
-        for place, text in ((i, " msl::arm("), (colon - 1, ")"), (colon, " msl::arm("), (end - 1, "))")):
-            after[place] = after.get(place, "") + text
-    for place, text in after.items():
-        tokens[place].text += text
-    for place, text in before.items():
-        tokens[place].text = text + tokens[place].text
-
-
-_STANDARD_TEMPLATES = {
-    "is_same_v", "is_same", "is_integral_v", "is_floating_point_v", "is_signed_v", "is_unsigned_v", "numeric_limits", "vec",
-    "static_cast", "as_type", "reinterpret_cast", "metal", "select", "enable_if_t", "conditional_t", "packed_vec", "array",
-    "is_arithmetic_v", "is_scalar_v", "is_convertible_v", "simd_shuffle_down", "const_cast", "integral_constant",
-}  # fmt: skip
-
-
-def _conditional_colon(program, i):
-    """The index of the `:` that belongs to the `?` at i."""
-    tokens, depth, i = program.tokens, 0, i + 1
-    while i < len(tokens):
-        text = tokens[i].text
-        if text in CLOSING:
-            i = program.partner[i]
-        elif text == "?":
-            depth += 1
-        elif text == ":":
-            if depth == 0:
-                return i
-            depth -= 1
-        elif text in (")", "]", "}", ";"):
-            return None
-        i += 1
-    return None
-
-
-def _condition_start(program, i, templates):
-    """The index at which the condition before the `?` at i begins; None where that cannot be told."""
-    tokens, i = program.tokens, i - 1
-    while i >= 0:
-        original = tokens[i].text
-        if original in (")", "]", "}"):
-            opening = program.partner[i]
-            if original == "}" and tokens[opening - 1].kind != "id":
-                return i + 1
-            i = opening
-        elif original in (">", ">>"):
-            opening = _template_opening(program, i, templates)
-            i = opening if opening is not None else i
-        elif original in _STATEMENT_STARTS or original in _ASSIGNMENTS and original not in ("++", "--"):
-            return i + 1
-        elif original == "<" and tokens[i - 1].text in templates:
-            return i + 1
-        i -= 1
-    return None
-
-
-def _in_template_arguments(program, i, templates):
-    """Whether the token at i stands in a template's arguments, where only constants are chosen between."""
-    tokens, i = program.tokens, i - 1
-    while i > 0:
-        text = tokens[i].text
-        if text in (")", "]"):
-            i = program.partner[i]
-        elif text in (">", ">>"):
-            opening = _template_opening(program, i, templates)
-            i = opening if opening is not None else i
-        elif text == "<" and tokens[i - 1].text in templates:
-            return True
-        elif text in ("(", "[", "{", "}", ";"):
-            return False
-        i -= 1
-    return False
-
-
-def _template_opening(program, i, templates):
-    """The index of the `<` of the template list that the `>` at i closes, or None where `>` is an operator."""
-    tokens, depth, j = program.tokens, 0, i
-    while j > 0:
-        text = tokens[j].text
-        if text in (")", "]", "}"):
-            j = program.partner[j]
-        elif text in (">", ">>"):
-            depth += len(text)
-        elif text == "<":
-            depth -= 1
-            if depth == 0:
-                return j if tokens[j - 1].text in templates or tokens[i + 1].text in ("::", "(", "{") and _looks_like_types(tokens, j, i) else None
-        elif text in ("(", "[", "{", "}", ";", "?", "&&", "||"):
-            return None
-        j -= 1
-    return None
-
-
-def _looks_like_types(tokens, first, last):
-    return all(t.kind in ("id", "num") or t.text in ("::", ",", "*", "&", "<", ">", ">>", "") for t in tokens[first + 1 : last])
-
-
-def _expression_end(program, i):
-    """The index after the assignment expression that begins at i."""
-    tokens, depth = program.tokens, 0
-    while i < len(tokens):
-        text = tokens[i].text
-        if text in CLOSING:
-            i = program.partner[i]
-        elif text == "<" and tokens[i - 1].kind == "id":
-            close = matching_angle(tokens, i)
-            if close is not None and _looks_like_types(tokens, i, close) and tokens[close + 1].text in ("(", "::", "{", ")", ",", ";"):
-                i = close
-        elif text == "?":
-            depth += 1
-        elif text == ":" and depth:
-            depth -= 1
-        elif text in (")", "]", "}", ";", ",", ":"):
-            return i
-        i += 1
-    return None
-
-
-# Declarations that only differed in address spaces ----------------------------------------------------------------
-
-
-def drop_duplicates(program, originals):
-    """Drops functions, members and specializations that differed from an earlier one in address spaces only.
-
-    Args:
-        originals: the text of each token before address spaces were erased.
-    """
-    seen = {}
-    for declaration in program.walk():
-        key = _key(program, declaration)
-        if key is None:
-            continue
-        original = tuple(originals[declaration.first : _signature_end(declaration)])
-        if seen.setdefault(key, original) != original:
-            erase(program.tokens, declaration.first, declaration.last)
-
-
-def _signature_end(declaration):
-    if declaration.kind == "class":
-        return declaration.body[0]
-    return declaration.body[0] if declaration.body else declaration.last
-
-
-def _key(program, declaration):
-    tokens = program.tokens
-    if declaration.kind == "function":
-        if declaration.body is None and not declaration.in_class and tokens[declaration.last - 2].text not in ("delete", "default"):
-            return None
-        opening, closing = declaration.parameters
-        parts = [_words(tokens, declaration.head, declaration.name_at), [declaration.name]]
-        parts.append(_words(tokens, declaration.name_at, opening))
-        for first, last in program.split_parameters(opening, closing):
-            parts.append(_type_words(program, first, last))
-        end = next((i for i in range(closing, declaration.last) if tokens[i].text in ("{", ":", ";", "=")), declaration.last)
-        parts.append(_words(tokens, closing + 1, end))
-    elif declaration.kind == "class":
-        if not declaration.is_template:
-            return None
-        parts = [_words(tokens, declaration.head, declaration.body[0])]
-    elif declaration.kind == "variable" and declaration.is_template:
-        end = next((i for i in range(declaration.head, declaration.last) if tokens[i].text in ("=", "{", ";")), declaration.last)
-        parts = [_words(tokens, declaration.head, end)]
-    else:
-        return None
-    names = {}
-    header = []
-    for opening, closing in declaration.templates:
-        for first, last in program.split_parameters(opening, closing):
-            name = _template_parameter_name(tokens, first, last)
-            if name is not None:
-                names[name] = f"${len(names)}"
-        header.append(_words(tokens, opening, closing))
-    return (
-        declaration.kind,
-        declaration.scope,
-        id(declaration.owner),
-        tuple(tuple(names.get(word, word) for word in part) for part in header + parts),
-    )
-
-
-def _template_parameter_name(tokens, first, last):
-    end = next((i for i in range(first, last) if tokens[i].text == "="), last)
-    named = end - first > 1 and tokens[end - 1].kind == "id" and tokens[end - 2].text != "::"
-    return tokens[end - 1].text if named else None
-
-
-_IRRELEVANT = {"", "inline", "static", "METAL_FUNC", "constexpr", "friend", "extern"}
-
-
-def _words(tokens, first, last):
-    return [token.text for token in tokens[first:last] if token.text not in _IRRELEVANT]
-
-
-def _type_words(program, first, last):
-    """The words of a parameter without its name and default; `const T` and `T const` read the same."""
-    tokens, name_at = program.tokens, program.declarator_name(first, last)
-    end = next((i for i in range(first, last) if tokens[i].text == "="), last)
-    words = [tokens[i].text for i in range(first, end) if i != name_at and tokens[i].text]
-    for i in range(len(words) - 1):
-        if words[i + 1] == "const" and words[i] not in ("*", "&", "const"):
-            words[i], words[i + 1] = words[i + 1], words[i]
-    return [word for word in words if word != "typename"]

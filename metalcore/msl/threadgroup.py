@@ -16,7 +16,9 @@ class ThreadgroupStatement:
     first: int  # index of the statement's first token
     last: int  # index of its semicolon
     type: tuple  # (first, last) of the type's tokens
-    variables: list  # (index of the name, [(opening, closing) of each extent], (first, last) of the initializer or None)
+    variables: (
+        list  # (index of the name, [(opening, closing) of each extent], (first, last) of the initializer or None)
+    )
     site: int  # of the first variable
 
     @property
@@ -58,7 +60,11 @@ def find_threadgroup_variables(program):
 def _statement(program, i, floor):
     """The declaration around the `threadgroup` at i, or None where it is part of a pointer, a cast or an expression."""
     tokens, first = program.tokens, i
-    while first - 1 > floor and tokens[first - 1].kind == "id" and tokens[first - 1].text not in ("return", "else", "do", "case"):
+    while (
+        first - 1 > floor
+        and tokens[first - 1].kind == "id"
+        and tokens[first - 1].text not in ("return", "else", "do", "case")
+    ):
         first -= 1
     before = tokens[first - 1].text
     if before == ")" and tokens[program.partner[first - 1] - 1].text in ("alignas", "__attribute__"):
@@ -70,7 +76,12 @@ def _statement(program, i, floor):
     type_first = None
     while tokens[j].kind == "id" and tokens[j].text in _QUALIFIERS:
         j += 1
-    if first < i and tokens[first].text not in _QUALIFIERS and first != i and tokens[first].text not in ("alignas", "__attribute__"):
+    if (
+        first < i
+        and tokens[first].text not in _QUALIFIERS
+        and first != i
+        and tokens[first].text not in ("alignas", "__attribute__")
+    ):
         type_first, type_last = first, i  # `float threadgroup x[4];`
     else:
         type_first = j

@@ -2,21 +2,20 @@
 
 from dataclasses import dataclass
 
-from .errors import error_at
+from .conditionals import wrap_conditionals
+from .duplicates import drop_duplicates
 from .function_constants import substitute_function_constants
 from .gcc import adapt_to_gcc
 from .kernels import find_kernels
 from .parse import Program
 from .preprocess import preprocess
 from .rewrite import (
-    drop_duplicates,
     erase,
     erase_address_spaces,
     erase_attributes,
     mark_float_literals,
     refuse_unsupported,
     rewrite_swizzles,
-    wrap_conditionals,
 )
 from .threadgroup import find_threadgroup_variables, place_threadgroup_variables
 

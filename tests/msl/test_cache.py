@@ -61,7 +61,9 @@ def test_a_program_is_compiled_once(directory, compilations):
     assert [name.split(".")[1] for name in files(directory)].count("so") == 2
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" + data[1:]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" + data[1:]]
+)
 def test_damaged_entries_are_made_again(directory, compilations, damage):
     source = SOURCE.format(name="k", value=3)
     metalcore.compile_shader(source)

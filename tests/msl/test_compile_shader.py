@@ -9,7 +9,9 @@ import torch
 import metalcore
 from metalcore.msl.errors import CompilerNotFoundError, MSLError
 
-FILL = "kernel void fill(device float* out, constant float& value, uint i [[thread_position_in_grid]]) { out[i] = value; }"
+FILL = (
+    "kernel void fill(device float* out, constant float& value, uint i [[thread_position_in_grid]]) { out[i] = value; }"
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,9 @@ def test_kernel_properties(fill):
     assert fill.fill.max_threads_per_threadgroup == 1024
     assert fill.fill.thread_execution_width == 32
     assert fill.fill.static_thread_group_memory_length == 0
-    limited = metalcore.compile_shader("[[kernel, max_total_threads_per_threadgroup(96)]] void k(device int* x) { x[0] = 1; }")
+    limited = metalcore.compile_shader(
+        "[[kernel, max_total_threads_per_threadgroup(96)]] void k(device int* x) { x[0] = 1; }"
+    )
     assert limited.k.max_threads_per_threadgroup == 96
     shared = metalcore.compile_shader("kernel void k(device int* x) { threadgroup int a; a = 1; x[0] = a; }")
     with pytest.raises(RuntimeError, match="only as it runs"):
@@ -104,7 +108,9 @@ def test_tensors_are_bound_at_their_first_element(device):
     ],
 )
 def test_scalars(device, value, casts, type, expected):
-    library = metalcore.compile_shader(f"kernel void k(device float* out, constant {type}& value) {{ out[0] = value; }}")
+    library = metalcore.compile_shader(
+        f"kernel void k(device float* out, constant {type}& value) {{ out[0] = value; }}"
+    )
     out = torch.zeros(1, device=device)
     library.k(out, value, arg_casts=casts)
     assert out.item() == expected
@@ -116,7 +122,14 @@ def test_lists_of_scalars_and_cpu_scalars(device):
           out[0] = ints[0] + ints[2]; out[1] = floats[1]; out[2] = zero; out[3] = d;
         }""")
     out = torch.zeros(4, device=device)
-    library.k(out, (1, 2, 3), [0.5, 1.5], torch.tensor(9, dtype=torch.int32), torch.tensor(2.25, dtype=torch.float64), threads=1)
+    library.k(
+        out,
+        (1, 2, 3),
+        [0.5, 1.5],
+        torch.tensor(9, dtype=torch.int32),
+        torch.tensor(2.25, dtype=torch.float64),
+        threads=1,
+    )
     assert out.tolist() == [4, 1.5, 9, 2.25]
 
 
@@ -147,7 +160,11 @@ def test_lists_of_tensors_are_tables_of_their_addresses(device):
         (lambda k, x: k(x, 1.0, threads=1.5), TypeError, "not iterable"),
         (lambda k, x: k(x, 1.0, threads=(2, 2), group_size=2), RuntimeError, "same number of dimensions"),
         (lambda k, x: k(x, 1.0, threads=3, group_size=1025), ValueError, "Threadgroup size exceeds 1024 limit"),
-        (lambda k, x: k(x, 1.0, threads=(3, 3), group_size=(3, 1029)), ValueError, "Threadgroup size exceeds 1024 limit"),
+        (
+            lambda k, x: k(x, 1.0, threads=(3, 3), group_size=(3, 1029)),
+            ValueError,
+            "Threadgroup size exceeds 1024 limit",
+        ),
         (lambda k, x: k(x, 1.0, threads=3, group_size=0), ValueError, "group_size must be positive"),
         (lambda k, x: k(x, 1.0, arg_casts="fp64"), RuntimeError, "Unsupported cast instruction fp64"),
         (lambda k, x: k(x, 1.0, arg_casts=3), RuntimeError, "Unexpected caster arg type int"),
@@ -181,11 +198,23 @@ def test_errors_reported_by_kernels(device):
     "source, message",
     [
         ("Syntax error", "program_source:1: error: expected ';'"),
-        ("kernel void f(device float* x) {\n  x[0] = y;\n}", "program_source:2:10: error: 'y' was not declared.*\n  x\\[0\\] = y;\n         \\^"),
-        ("#include <metal_stdlib>\nusing namespace metal;\nkernel void f(device float2* x) {\n  x[0] = float4(1);\n}", "program_source:4:"),
+        (
+            "kernel void f(device float* x) {\n  x[0] = y;\n}",
+            "program_source:2:10: error: 'y' was not declared.*\n  x\\[0\\] = y;\n         \\^",
+        ),
+        (
+            "#include <metal_stdlib>\nusing namespace metal;\nkernel void f(device float2* x) {\n  x[0] = float4(1);\n}",
+            "program_source:4:",
+        ),
         ("kernel void f(device float* x) {\n  x[0] = 1\n}", "program_source:[23]:.*expected ';'"),
-        ("#define BAD nothing_of_the_kind\nkernel void f(device float* x) {\n\n  x[0] = BAD;\n}", "program_source:4:.*nothing_of_the_kind"),
-        ("template <typename T> void g(T x) {\n  x.none();\n}\nkernel void f(device float* x) { g(x[0]); }", "program_source:2:"),
+        (
+            "#define BAD nothing_of_the_kind\nkernel void f(device float* x) {\n\n  x[0] = BAD;\n}",
+            "program_source:4:.*nothing_of_the_kind",
+        ),
+        (
+            "template <typename T> void g(T x) {\n  x.none();\n}\nkernel void f(device float* x) { g(x[0]); }",
+            "program_source:2:",
+        ),
     ],
 )
 def test_errors_show_the_users_line(source, message):
@@ -234,7 +263,9 @@ def test_without_a_compiler(monkeypatch, tmp_path):
 
 def test_an_old_compiler_is_refused(monkeypatch, tmp_path):
     old = tmp_path / "old-g++"
-    old.write_text("#!/bin/sh\necho '#define __GNUC__ 9'\necho '#define __GNUC_MINOR__ 4'\necho '#define __GNUC_PATCHLEVEL__ 0'\n")
+    old.write_text(
+        "#!/bin/sh\necho '#define __GNUC__ 9'\necho '#define __GNUC_MINOR__ 4'\necho '#define __GNUC_PATCHLEVEL__ 0'\n"
+    )
     old.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", str(old))

@@ -39,7 +39,9 @@ def test_preprocess(source, expected):
 
 
 def test_lines_survive_macros_comments_and_continuations():
-    source = "/* a\n comment */\n#define LONG(x) \\\n  x + \\\n  x\n\nfirst\nLONG(\n  second)\n#if 0\nnothing\n#endif\nthird"
+    source = (
+        "/* a\n comment */\n#define LONG(x) \\\n  x + \\\n  x\n\nfirst\nLONG(\n  second)\n#if 0\nnothing\n#endif\nthird"
+    )
     lines = {token.text: token.line for token in preprocess(source)[0]}
     assert (lines["first"], lines["second"], lines["third"]) == (7, 8, 13)
 
@@ -49,7 +51,9 @@ def test_includes_are_searched_in_order_and_recorded(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.h").write_text(f'#pragma once\n#include "b.h"\n{value}')
         (tmp_path / name / "b.h").write_text(f"b_{value}\n")
-    tokens, included = preprocess('#include "a.h"\n#include "a.h"\nend', include_dirs=[tmp_path / "one", tmp_path / "two"])
+    tokens, included = preprocess(
+        '#include "a.h"\n#include "a.h"\nend', include_dirs=[tmp_path / "one", tmp_path / "two"]
+    )
     assert [token.text for token in tokens] == ["b_from_one", "from_one", "end"]
     assert [token.line for token in tokens] == [1, 3, 3]
     assert sorted(included) == [str(tmp_path / "one" / "a.h"), str(tmp_path / "one" / "b.h")]
@@ -62,6 +66,7 @@ def test_includes_are_searched_in_order_and_recorded(tmp_path):
         ("\n\n#error no such GPU", "program_source:3: error: #error no such GPU"),
         ("#define F(a, b) a\nF(1)", "program_source:2: error: .*requires 2 arguments"),
         ("#ifdef A\n", "program_source:1: error: Unterminated #ifdef"),
+        ("#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>", "program_source:1: error: Metal Performance Primitives"),
         ("#nonsense", "program_source:1: error: invalid preprocessing directive '#nonsense'"),
         ("void f() {\n  g(];\n}", r"program_source:2: error: expected '\)'"),
         ("\nvoid f() {", "program_source:2: error: expected '}'"),
@@ -151,7 +156,10 @@ def test_which_kernels_synchronize():
         ("kernel void k(visible_function_table<int(int)> t [[buffer(0)]]) {}", "1: error: visible function tables"),
         ("kernel void k(float x) {}", "1: error: argument 'x' of kernel 'k' has no attribute"),
         ("kernel void k(uint x [[amplification_id]]) {}", r"1: error: \[\[amplification_id\]\] is not supported"),
-        ('template [[host_name("a")]] kernel void missing<int>(device int*);', "1: error: explicit instantiation of 'missing'"),
+        (
+            'template [[host_name("a")]] kernel void missing<int>(device int*);',
+            "1: error: explicit instantiation of 'missing'",
+        ),
     ],
 )
 def test_what_is_not_supported_is_named_with_its_line(source, message):

@@ -13,7 +13,6 @@ struct math_mode {};
 #define __METAL_MAYBE_FAST_MATH__ (::msl::math_mode{})
 #define __METAL_FAST_MATH__ (::msl::math_mode{})
 #define __METAL_PRECISE_MATH__ (::msl::math_mode{})
-#define __METAL_MEMORY_SCOPE_SYSTEM__ 2
 
 #define MSL_INTERNAL_MATH(name)                                              \
   template <class T, class... More>                                          \

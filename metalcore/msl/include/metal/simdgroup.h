@@ -34,20 +34,26 @@ METAL_FUNC uint32_t group_start(uint32_t lane) {
   return lane & ~(Width - 1);
 }
 
-// Combines the values of all active lanes of the group. With every lane active the values are combined as a tree.
+// Combines 2 N values as a tree; loops of known length, for the vectorizer.
+template <uint32_t N, class T, class F>
+METAL_FUNC T combine_tree(T* values, F combine) {
+  for (uint32_t i = 0; i < N; ++i) values[i] = combine(values[i], values[i + N]);
+  if constexpr (N > 1) return combine_tree<N / 2>(values, combine);
+  return values[0];
+}
+
+// Combines the values of all active lanes of the group.
 template <uint32_t Width, class T, class F>
 METAL_FUNC T reduce(const T& value, uint32_t line, F combine) {
   Lanes<T> lanes = publish(value, Width, line);
   uint32_t start = group_start<Width>(lanes.lane);
   constexpr uint32_t everyone = Width == 32 ? ~0u : (1u << (Width & 31)) - 1;
-  if ((lanes.exchange.active >> start & everyone) == everyone) {
-    T partial[Width / 2];
-    for (uint32_t i = 0; i < Width / 2; ++i) partial[i] = combine(lanes[start + i], lanes[start + i + Width / 2]);
-    for (uint32_t half_width = Width / 4; half_width > 0; half_width /= 2)
-      for (uint32_t i = 0; i < half_width; ++i) partial[i] = combine(partial[i], partial[i + half_width]);
-    return partial[0];
-  }
   uint32_t remaining = lanes.exchange.active >> start & everyone;
+  if (remaining == everyone && lanes.exchange.stride == sizeof(T)) {
+    T values[Width];
+    __builtin_memcpy(values, lanes.exchange.values + start * sizeof(T), sizeof(values));
+    return combine_tree<Width / 2>(values, combine);
+  }
   T result = lanes[start + __builtin_ctz(remaining)];
   for (remaining &= remaining - 1; remaining; remaining &= remaining - 1)
     result = combine(result, lanes[start + __builtin_ctz(remaining)]);

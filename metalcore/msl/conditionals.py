@@ -1,0 +1,152 @@
+"""`condition ? a : b` between types that C++ alone would not reconcile: half and bfloat are classes on the host.
+
+The extent of a conditional is found by walking over tokens; where that is not certain it is left as it was.
+"""
+
+from .tokens import CLOSING, matching_angle
+
+ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="}
+
+_STATEMENT_STARTS = {"(", "[", "{", "}", ";", ",", "?", ":", "return", "case", "else", "do"}
+
+
+def wrap_conditionals(program):
+    """`c ? a : b` becomes `msl::chosen(c ? msl::arm(a) : msl::arm(b))`, in which a bfloat and a float may mix."""
+    tokens, before, after = program.tokens, {}, {}
+    templates = {d.name for d in program.walk() if d.is_template} | _STANDARD_TEMPLATES
+    for i, token in enumerate(tokens):
+        if token.text != "?" or _in_template_arguments(program, i, templates):
+            continue
+        colon = _conditional_colon(program, i)
+        start = _condition_start(program, i, templates)
+        end = _expression_end(program, colon + 1) if colon is not None else None
+        if start is None or end is None:
+            continue
+        before[start] = before.get(start, "") + "msl::chosen("
+        for place, text in ((i, " msl::arm("), (colon - 1, ")"), (colon, " msl::arm("), (end - 1, "))")):
+            after[place] = after.get(place, "") + text
+    for place, text in after.items():
+        tokens[place].text += text
+    for place, text in before.items():
+        tokens[place].text = text + tokens[place].text
+
+
+_STANDARD_TEMPLATES = {
+    "is_same_v", "is_same", "is_integral_v", "is_floating_point_v", "is_signed_v", "is_unsigned_v", "numeric_limits", "vec",
+    "static_cast", "as_type", "reinterpret_cast", "metal", "select", "enable_if_t", "conditional_t", "packed_vec", "array",
+    "is_arithmetic_v", "is_scalar_v", "is_convertible_v", "simd_shuffle_down", "const_cast", "integral_constant",
+}  # fmt: skip
+
+
+def _conditional_colon(program, i):
+    """The index of the `:` that belongs to the `?` at i."""
+    tokens, depth, i = program.tokens, 0, i + 1
+    while i < len(tokens):
+        text = tokens[i].text
+        if text in CLOSING:
+            i = program.partner[i]
+        elif text == "?":
+            depth += 1
+        elif text == ":":
+            if depth == 0:
+                return i
+            depth -= 1
+        elif text in (")", "]", "}", ";"):
+            return None
+        i += 1
+    return None
+
+
+def _condition_start(program, i, templates):
+    """The index at which the condition before the `?` at i begins; None where that cannot be told."""
+    tokens, i = program.tokens, i - 1
+    while i >= 0:
+        original = tokens[i].text
+        if original in (")", "]", "}"):
+            opening = program.partner[i]
+            if original == "}" and tokens[opening - 1].kind != "id":
+                return i + 1
+            i = opening
+        elif original in (">", ">>"):
+            opening = _template_opening(program, i, templates)
+            i = opening if opening is not None else i
+        elif original in _STATEMENT_STARTS or original in ASSIGNMENTS:
+            return i + 1
+        elif original == "<" and tokens[i - 1].text in templates:
+            return i + 1
+        i -= 1
+    return None
+
+
+def _in_template_arguments(program, i, templates):
+    """Whether the token at i stands in a template's arguments, where only constants are chosen between."""
+    tokens, i = program.tokens, i - 1
+    while i > 0:
+        text = tokens[i].text
+        if text in (")", "]"):
+            i = program.partner[i]
+        elif text in (">", ">>"):
+            opening = _template_opening(program, i, templates)
+            i = opening if opening is not None else i
+        elif text == "<" and tokens[i - 1].text in templates:
+            return True
+        elif text in ("(", "[", "{", "}", ";"):
+            return False
+        i -= 1
+    return False
+
+
+def _template_opening(program, i, templates):
+    """The index of the `<` of the template list that the `>` at i closes, or None where `>` is an operator."""
+    tokens, depth, j = program.tokens, 0, i
+    while j > 0:
+        text = tokens[j].text
+        if text in (")", "]", "}"):
+            j = program.partner[j]
+        elif text in (">", ">>"):
+            depth += len(text)
+        elif text == "<":
+            depth -= 1
+            if depth == 0:
+                return (
+                    j
+                    if tokens[j - 1].text in templates
+                    or tokens[i + 1].text in ("::", "(", "{")
+                    and _looks_like_types(tokens, j, i)
+                    else None
+                )
+        elif text in ("(", "[", "{", "}", ";", "?", "&&", "||"):
+            return None
+        j -= 1
+    return None
+
+
+def _looks_like_types(tokens, first, last):
+    return all(
+        t.kind in ("id", "num") or t.text in ("::", ",", "*", "&", "<", ">", ">>", "") for t in tokens[first + 1 : last]
+    )
+
+
+def _expression_end(program, i):
+    """The index after the assignment expression that begins at i."""
+    tokens, depth = program.tokens, 0
+    while i < len(tokens):
+        text = tokens[i].text
+        if text in CLOSING:
+            i = program.partner[i]
+        elif text == "<" and tokens[i - 1].kind == "id":
+            close = matching_angle(tokens, i)
+            if (
+                close is not None
+                and _looks_like_types(tokens, i, close)
+                and tokens[close + 1].text in ("(", "::", "{", ")", ",", ";")
+            ):
+                i = close
+        elif text == "?":
+            depth += 1
+        elif text == ":" and depth:
+            depth -= 1
+        elif text in (")", "]", "}", ";", ",", ":"):
+            return i
+        i += 1
+    return None
