@@ -29,8 +29,13 @@ enum thread_scope {
   thread_scope_simdgroup,
   thread_scope_threadgroup,
   thread_scope_device,
-  thread_scope_system,
 };
+
+// Newer than Metal 3.1: found behind a directive, so that a program may still declare it itself, as MLX does.
+namespace newer {
+constexpr thread_scope thread_scope_system = thread_scope(thread_scope_device + 1);
+}
+using namespace newer;
 
 METAL_FUNC void threadgroup_barrier(mem_flags flags, uint32_t line = __builtin_LINE()) {
   msl::runtime->threadgroup_barrier(uint32_t(flags), line);
