@@ -1,5 +1,5 @@
-// Arguments of the QR kernels, shared with the host. Strides and offsets are in elements; matrices that the kernels write
-// are contiguous and row-major.
+// Arguments of the QR kernels, shared with the host. Strides and offsets are in elements; matrices that the kernels
+// write are contiguous and row-major.
 #pragma once
 
 #ifndef __METAL_VERSION__
@@ -9,8 +9,9 @@
 // Columns of a panel of the blocked variant, and of its block reflectors.
 #define QR_PANEL 16
 
-// Matrices that fit a simdgroup or a threadgroup. A tall matrix is given as `blocks` blocks of block_rows rows (the last
-// may have fewer), each factored by itself: the R of the blocks lie one behind the other, their Q where the rows lie.
+// Matrices that fit a simdgroup or a threadgroup. A tall matrix is given as `blocks` blocks of block_rows rows (the
+// last may have fewer), each factored by itself: the R of the blocks lie one behind the other, their Q where the rows
+// lie.
 struct QrParams {
   int64_t batch_stride, row_stride, column_stride;  // of A
   uint32_t matrices;                                // blocks included
@@ -45,9 +46,9 @@ struct QrResultParams {
   uint32_t source_rows;
 };
 
-// One level of a tall factorization: blocks of block_rows rows of Q (rows x columns), each times its own columns x columns
-// factor, whose columns take the signs if these are the matrix's own blocks. A threadgroup multiplies QR_TALL_ROWS rows:
-// `tiles` threadgroups a block.
+// One level of a tall factorization: blocks of block_rows rows of Q (rows x columns), each times its own columns x
+// columns factor, whose columns take the signs if these are the matrix's own blocks. A threadgroup multiplies
+// QR_TALL_ROWS rows: `tiles` threadgroups a block.
 #define QR_TALL_ROWS 128
 struct QrTallParams {
   uint32_t rows, columns;

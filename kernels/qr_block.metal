@@ -25,7 +25,8 @@ template <uint G, uint QUADS>
 
   Tile tile;
   {
-    device const float* from = a + (matrix / p.blocks) * p.batch_stride + first_row * p.row_stride + column * p.column_stride;
+    device const float* from =
+        a + (matrix / p.blocks) * p.batch_stride + first_row * p.row_stride + column * p.column_stride;
 #pragma unroll
     for (uint i = 0; i < QUADS; ++i) {
       const uint4 row = Tile::rows_of(i, g);

@@ -1,5 +1,5 @@
-// The blocked variant's panels: QR of QR_PANEL columns by one threadgroup of QR_PANEL simdgroups, and the triangular factor
-// T with H₀ H₁ … = I - V T Vᵀ (LAPACK's larft). V replaces the panel below its diagonal, R above.
+// The blocked variant's panels: QR of QR_PANEL columns by one threadgroup of QR_PANEL simdgroups, and the triangular
+// factor T with H₀ H₁ … = I - V T Vᵀ (LAPACK's larft). V replaces the panel below its diagonal, R above.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -8,8 +8,8 @@ using namespace metal;
 
 constant constexpr uint kThreads = 32 * QR_PANEL;
 
-// T from the products v_lᵀ v_k (l < k) in products[l][k], with tau_k in products[k][k]. Thread l makes row l, which needs no
-// other row.
+// T from the products v_lᵀ v_k (l < k) in products[l][k], with tau_k in products[k][k]. Thread l makes row l, which
+// needs no other row.
 inline void write_factor(threadgroup const float* products, device float* t, uint l) {
   float row[QR_PANEL];
 #pragma unroll
@@ -162,7 +162,8 @@ inline void load_rows(thread float (&values)[kBatch], device const float* x, uin
     }
     squares = threadgroup_reduce<false>(squares, partial, lane, simdgroup);
     const Reflector h = make_reflector(alpha, largest, squares, scale);
-    for (uint i = k + 1 + thread_index; i < rows; i += kLoopedThreads) x[i * stride] = (x[i * stride] * scale) * h.inverse;
+    for (uint i = k + 1 + thread_index; i < rows; i += kLoopedThreads)
+      x[i * stride] = (x[i * stride] * scale) * h.inverse;
     if (thread_index == 0) x[k * stride] = h.beta;
     threadgroup_barrier(mem_flags::mem_device);
 

@@ -1,6 +1,6 @@
-// TSQR (Demmel, Grigori, Hoemmen, Langou 2012): a tall matrix's blocks of rows are factored by themselves, then the stack of
-// their R, and so on; Q is put together downwards. The signs that LAPACK's reflectors would have given R's diagonal come
-// from the LU of Q's top, whose pivots are those reflectors' first entries (Ballard et al. 2014).
+// TSQR (Demmel, Grigori, Hoemmen, Langou 2012): a tall matrix's blocks of rows are factored by themselves, then the
+// stack of their R, and so on; Q is put together downwards. The signs that LAPACK's reflectors would have given R's
+// diagonal come from the LU of Q's top, whose pivots are those reflectors' first entries (Ballard et al. 2014).
 #include <metal_stdlib>
 using namespace metal;
 
@@ -9,8 +9,8 @@ using namespace metal;
 constant constexpr uint kLargest = 64;  // columns
 constant constexpr uint kThreads = 256;
 
-// The signs of `columns` columns, and R with its rows so signed. Top of Q: that of the finest blocks' Q, times that of the
-// level above.
+// The signs of `columns` columns, and R with its rows so signed. Top of Q: that of the finest blocks' Q, times that of
+// the level above.
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void qr_tall_signs(
     device const float* q [[buffer(0)]], device const float* above [[buffer(1)]], device float* r [[buffer(2)]],
     device float* signs [[buffer(3)]], constant QrTallParams& p [[buffer(4)]],

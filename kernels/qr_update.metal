@@ -31,12 +31,12 @@ inline void load_target(thread float (&values)[kShare], device const float* c, u
   for (uint i = 0; i < kShare; ++i) values[i] = mine && first + i < rows ? c[(first + i) * stride] : 0.0f;
 }
 
-// A threadgroup takes kColumns columns of C through all rows: once for Vᵀ C, its rows spread over the simdgroups, and once
-// to subtract. So C is read twice and written once for each panel, and nothing else goes through device memory.
+// A threadgroup takes kColumns columns of C through all rows: once for Vᵀ C, its rows spread over the simdgroups, and
+// once to subtract. So C is read twice and written once for each panel, and nothing else goes through device memory.
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void qr_update(
-    device const float* reflectors [[buffer(0)]], device const float* t [[buffer(1)]], device float* target [[buffer(2)]],
-    constant QrUpdateParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+    device const float* reflectors [[buffer(0)]], device const float* t [[buffer(1)]],
+    device float* target [[buffer(2)]], constant QrUpdateParams& p [[buffer(3)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float4 v[kRows * kQuads];  // between the passes over C: sums of half the simdgroups
   threadgroup float products[QR_PANEL * kColumns];
   threadgroup float factor[QR_PANEL * QR_PANEL];

@@ -12,21 +12,21 @@ __all__ = ["qr"]
 def qr(A: torch.Tensor, mode: str = "reduced", *, out=None):
     """The QR decomposition A = Q R of matrices, as torch.linalg.qr: Q has orthonormal columns, R is upper triangular.
 
-    Householder reflections with LAPACK's conventions (geqrf, orgqr), so R's diagonal has the signs that PyTorch gives on
-    the CPU. `metalcore.explain("qr", A.shape, mode=mode)` tells which kernels a call runs: a simdgroup or a threadgroup
-    for each small matrix, blocked compact-WY (Schreiber and Van Loan 1989) for large ones, TSQR (Demmel et al. 2012) for
-    tall ones.
+    Householder reflections with LAPACK's conventions (geqrf, orgqr), so R's diagonal has the signs that PyTorch gives
+    on the CPU. `metalcore.explain("qr", A.shape, mode=mode)` tells which kernels a call runs: a simdgroup or a
+    threadgroup for each small matrix, blocked compact-WY (Schreiber and Van Loan 1989) for large ones, TSQR (Demmel et
+    al. 2012) for tall ones.
 
     Args:
         A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and Q and R cast back. Other
             input goes to PyTorch's op. With k = min(m, n):
-        mode: "reduced" gives Q (*, m, k) and R (*, k, n); "complete" gives Q (*, m, m) and R (*, m, n); "r" gives an empty
-            Q and R (*, k, n).
+        mode: "reduced" gives Q (*, m, k) and R (*, k, n); "complete" gives Q (*, m, m) and R (*, m, n); "r" gives an
+            empty Q and R (*, k, n).
         out: a pair of tensors to write Q and R to.
 
     Returns:
-        A torch.return_types.linalg_qr: the named tuple (Q, R). Gradients of any order, where Q is there and unique: not in
-        mode "r", nor in mode "complete" if m > n.
+        A torch.return_types.linalg_qr: the named tuple (Q, R). Gradients of any order, where Q is there and unique: not
+        in mode "r", nor in mode "complete" if m > n.
 
     Raises:
         RuntimeError: an unknown mode, less than two dimensions, or an `out` that does not fit.

@@ -118,7 +118,8 @@ void tall(const QrPlan& plan, const Tensor& a, const QrParams& params, const Ten
                            .tiles = ceil_div<uint32_t>(level.block_rows, QR_TALL_ROWS),
                            .with_signs = i == 0};
       if (i == 0) {
-        encoder.kernel("qr_tall_signs").buffer(0, level_q[0]).buffer(1, joined[1]).buffer(2, r).buffer(3, signs).bytes(4, p);
+        encoder.kernel("qr_tall_signs").buffer(0, level_q[0]).buffer(1, joined[1]).buffer(2, r).buffer(3, signs);
+        encoder.bytes(4, p);
         encoder.dispatch_threadgroups({batch}, {256});
         if (params.q_columns == 0) continue;
       }
@@ -129,8 +130,8 @@ void tall(const QrPlan& plan, const Tensor& a, const QrParams& params, const Ten
   });
 }
 
-// LAPACK's blocked geqrf and orgqr: each panel's reflectors, gathered in V and T, are applied to all columns on its right;
-// then from the last panel to the first to the columns of the identity, which gives Q.
+// LAPACK's blocked geqrf and orgqr: each panel's reflectors, gathered in V and T, are applied to all columns on its
+// right; then from the last panel to the first to the columns of the identity, which gives Q.
 void blocked(const QrPlan& plan, const Tensor& a, const Shape& s, const Tensor& q, const Tensor& r) {
   const uint32_t m = grid_side(s.m), n = grid_side(s.n), batch = grid_side(s.batch);
   const uint32_t count = std::min(m, n);
@@ -167,7 +168,8 @@ void blocked(const QrPlan& plan, const Tensor& a, const Shape& s, const Tensor& 
 }
 
 std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
-  check(input.scalar_type() == ScalarType::Float, "metalcore::qr: A must be float32, not ", dtype_name(input.scalar_type()));
+  const ScalarType dtype = input.scalar_type();
+  check(dtype == ScalarType::Float, "metalcore::qr: A must be float32, not ", dtype_name(dtype));
   const std::vector<int64_t> sizes(input.sizes().begin(), input.sizes().end());
   const Shape s = shape_of(sizes, mode);
   std::vector<int64_t> q_sizes = sizes, r_sizes = sizes;

@@ -105,9 +105,11 @@ QrPlan plan_qr(int64_t m, int64_t n, int64_t q_columns, const gpu::Tuning& tunin
             "", 1, {{grid_side(m), 1, grid_side(m), kernel->name, block_threads(*kernel, columns)}}, 0};
   }
   const BlockKernel* tallest = tallest_block_kernel(columns, tuning);
-  if (columns == n && n <= std::min<int64_t>(kTallColumns, tuning.qr_tall_columns) && tallest && tallest->rows >= 2 * n) {
+  const int64_t tall_columns = std::min<int64_t>(kTallColumns, tuning.qr_tall_columns);
+  if (columns == n && n <= tall_columns && tallest && tallest->rows >= 2 * n) {
     return {QrVariant::tall,
-            times(m, n) + " is tall: blocks of up to " + std::to_string(tallest->rows) + " rows by themselves, then their R",
+            times(m, n) + " is tall: blocks of up to " + std::to_string(tallest->rows) +
+                " rows by themselves, then their R",
             "", 1, tall_levels(m, n, *tallest), 0};
   }
   return {QrVariant::blocked,

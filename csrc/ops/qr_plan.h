@@ -13,8 +13,8 @@ enum class QrVariant { empty, simd, block, tall, blocked };
 
 const char* name_of(QrVariant variant);
 
-// Blocks of rows that are factored by themselves, each by a threadgroup: one for a matrix that fits, else level 0 of a tall
-// one and then the stacked R of the level before.
+// Blocks of rows that are factored by themselves, each by a threadgroup: one for a matrix that fits, else level 0 of a
+// tall one and then the stacked R of the level before.
 struct QrLevel {
   uint32_t rows, blocks, block_rows;
   const char* kernel;

@@ -12,9 +12,8 @@
 
 template <uint G, uint QUADS>
 struct ColumnTile {
-  static constexpr constant uint kRows = 4 * G * QUADS;
-  static constexpr constant uint kBlock = 4 * G;            // rows that share a quad index
-  static constexpr constant uint kSlots = G * QUADS + 1;    // of a published reflector, in float4
+  static constexpr constant uint kBlock = 4 * G;          // rows that share a quad index
+  static constexpr constant uint kSlots = G * QUADS + 1;  // of a published reflector, in float4
 
   float4 x[QUADS];
 
@@ -55,8 +54,8 @@ inline float component(float4 v, uint i) { return i < 2 ? (i == 0 ? v.x : v.y) :
 inline float sum_of(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 inline float max_of(float4 v) { return metal::max(metal::max(v.x, v.y), metal::max(v.z, v.w)); }
 
-// Turns column k, which this simdgroup holds in the lanes where `owner` is set, into reflector k: beta and v stay in the
-// column's registers, and v with its zeros above and its one goes to `published`, tau behind it.
+// Turns column k, which this simdgroup holds in the lanes where `owner` is set, into reflector k: beta and v stay in
+// the column's registers, and v with its zeros above and its one goes to `published`, tau behind it.
 template <uint G, uint QUADS>
 inline void make_and_publish(thread ColumnTile<G, QUADS>& tile, uint first, uint lane, uint k, bool owner,
                              threadgroup float4* published, thread float& tau) {
@@ -120,7 +119,8 @@ inline void publish_and_reset(thread ColumnTile<G, QUADS>& tile, uint first, uin
 
 // vᵀ x of this lane's column and the published reflector.
 template <uint G, uint QUADS>
-inline float dot_with(thread const ColumnTile<G, QUADS>& tile, uint first, uint g, threadgroup const float4* published) {
+inline float dot_with(thread const ColumnTile<G, QUADS>& tile, uint first, uint g,
+                      threadgroup const float4* published) {
   float4 sum = published[first * G + g] * tile.x[first];
 #pragma unroll
   for (uint q = first + 1; q < QUADS; ++q) sum = metal::fma(published[q * G + g], tile.x[q], sum);

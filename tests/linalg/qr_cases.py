@@ -6,9 +6,10 @@ EPS = torch.finfo(torch.float32).eps
 
 # Below, at and above every boundary between the variants: (m, n), mode -> variant.
 SHAPES = {
-    "simd": [(1, 1), (2, 3), (7, 8), (8, 8), (8, 9), (9, 5), (16, 16), (17, 16), (3, 17), (32, 32), (33, 32), (64, 32), (64, 1)],
-    "block": [(65, 1), (64, 33), (33, 33), (20, 128), (64, 64), (65, 65), (128, 128), (129, 64), (256, 64), (257, 32), (512, 32),
-              (513, 16), (1024, 16)],
+    "simd": [(1, 1), (2, 3), (7, 8), (8, 8), (8, 9), (9, 5), (16, 16), (17, 16), (3, 17), (32, 32), (33, 32), (64, 32),
+             (64, 1)],
+    "block": [(65, 1), (64, 33), (33, 33), (20, 128), (64, 64), (65, 65), (128, 128), (129, 64), (256, 64), (257, 32),
+              (512, 32), (513, 16), (1024, 16)],
     "tall": [(1025, 16), (1025, 1), (513, 17), (257, 33), (257, 64), (600, 64), (2500, 36), (4200, 60)],
     "blocked": [(20, 129), (129, 65), (129, 129), (140, 300), (257, 65), (530, 70), (1040, 66), (2060, 65)],
 }
@@ -57,7 +58,7 @@ def norm(x):
 
 
 def check_factors(A, Q, R, mode, names):
-    """Q's columns are orthonormal, Q R is A, R is upper triangular with LAPACK's signs; batch entry i is called names[i]."""
+    """Q's columns are orthonormal, Q R is A, R is upper triangular with LAPACK's signs. Batch entry i is names[i]."""
     m, n = A.shape[-2:]
     k = min(m, n)
     bound = 10 * max(m, n) * EPS

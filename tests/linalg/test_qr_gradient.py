@@ -6,8 +6,9 @@ from qr_cases import EPS
 
 import metalcore
 
-DIFFERENTIABLE = [((4, 4), "reduced"), ((7, 4), "reduced"), ((4, 7), "reduced"), ((4, 4), "complete"), ((4, 7), "complete"),
-                  ((2, 3, 20, 12), "reduced"), ((70, 40), "reduced"), ((1100, 5), "reduced"), ((3, 0), "reduced"), ((0, 3), "reduced")]
+DIFFERENTIABLE = [((4, 4), "reduced"), ((7, 4), "reduced"), ((4, 7), "reduced"), ((4, 4), "complete"),
+                  ((4, 7), "complete"), ((2, 3, 20, 12), "reduced"), ((70, 40), "reduced"), ((1100, 5), "reduced"),
+                  ((3, 0), "reduced"), ((0, 3), "reduced")]
 
 
 def derivatives(qr, A, mode, parts, orders):
