@@ -1,5 +1,7 @@
-// metalcore._C.explain: the registry of plan.h as seen from Python.
+// The registry of plan.h and the tuning table as seen from Python.
 #include "explain_python.h"
+
+#include "../gpu/tuning.h"
 #include "plan.h"
 
 #include "common.h"
@@ -67,25 +69,60 @@ Owned to_python(const Explanation& explanation) {
                            "steps", steps.release()));
 }
 
-}  // namespace
-
-PyObject* explain_python(PyObject*, PyObject* args) {
-  const char* op;
-  PyObject *shapes, *dtype, *options;
-  if (!PyArg_ParseTuple(args, "sOUO", &op, &shapes, &dtype, &options)) return nullptr;
+// Calls body() and turns C++ exceptions into Python's.
+template <typename Body>
+PyObject* guarded(Body body) {
   try {
-    auto found = explanations().find(op);
-    if (found == explanations().end()) {
-      std::string known;
-      for (const auto& [name, explain] : explanations()) known += (known.empty() ? "" : ", ") + std::string(name);
-      throw std::invalid_argument("explain knows no op '" + std::string(op) + "'; it knows " + known);
-    }
-    return to_python(found->second(parse(shapes, dtype, options))).release();
+    return body().release();
   } catch (const PythonError&) {
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_ValueError, error.what());
   }
   return nullptr;
 }
+
+PyObject* explain_python(PyObject*, PyObject* args) {
+  const char* op;
+  PyObject *shapes, *dtype, *options;
+  if (!PyArg_ParseTuple(args, "sOUO", &op, &shapes, &dtype, &options)) return nullptr;
+  return guarded([&] {
+    auto found = explanations().find(op);
+    if (found == explanations().end()) {
+      std::string known;
+      for (const auto& [name, explain] : explanations()) known += (known.empty() ? "" : ", ") + std::string(name);
+      throw std::invalid_argument("explain knows no op '" + std::string(op) + "'; it knows " + known);
+    }
+    return to_python(found->second(parse(shapes, dtype, options)));
+  });
+}
+
+PyObject* use_tuning_python(PyObject*, PyObject* family) {
+  return guarded([&] {
+    gpu::use_tuning(text(family));
+    Py_INCREF(Py_None);
+    return own(Py_None);
+  });
+}
+
+PyObject* tuning_families_python(PyObject*, PyObject*) {
+  return guarded([&] {
+    Owned families = own(PyList_New(0));
+    for (const std::string& family : gpu::tuning_families()) {
+      Owned name = own(PyUnicode_FromString(family.c_str()));
+      if (PyList_Append(families.get(), name.get()) < 0) throw PythonError{};
+    }
+    return families;
+  });
+}
+
+}  // namespace
+
+PyMethodDef plan_methods[] = {
+    {"explain", explain_python, METH_VARARGS,
+     "explain(op, shapes, dtype, options) -> dict: how an op would run, and why"},
+    {"use_tuning", use_tuning_python, METH_O, "use_tuning(family): plan as for this GPU family; '' for the GPU at hand"},
+    {"tuning_families", tuning_families_python, METH_NOARGS, "tuning_families() -> list: the families use_tuning takes"},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 }  // namespace metalcore

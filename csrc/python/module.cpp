@@ -1,8 +1,5 @@
 // The extension module metalcore._C. Loading it registers the ops with torch (static initializers in csrc/ops); what
 // Python itself calls are the few functions below. Python's limited API only: one binary for Python 3.10 and later.
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
 #include "../ops/explain_python.h"
 
 #ifdef METALCORE_SIMULATOR
@@ -11,14 +8,8 @@
 
 namespace {
 
-PyMethodDef methods[] = {
-    {"explain", metalcore::explain_python, METH_VARARGS,
-     "explain(op, shapes, dtype, options) -> dict: how an op would run, and why"},
-    {nullptr, nullptr, 0, nullptr},
-};
-
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "metalcore._C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr,
+    PyModuleDef_HEAD_INIT, "metalcore._C", nullptr, -1, metalcore::plan_methods, nullptr, nullptr, nullptr, nullptr,
 };
 
 }  // namespace
