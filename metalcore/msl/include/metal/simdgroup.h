@@ -49,10 +49,10 @@ METAL_FUNC T reduce(const T& value, uint32_t line, F combine) {
   uint32_t start = group_start<Width>(lanes.lane);
   constexpr uint32_t everyone = Width == 32 ? ~0u : (1u << (Width & 31)) - 1;
   uint32_t remaining = lanes.exchange.active >> start & everyone;
-  if (remaining == everyone && lanes.exchange.stride == sizeof(T)) {
-    T values[Width];
-    __builtin_memcpy(values, lanes.exchange.values + start * sizeof(T), sizeof(values));
-    return combine_tree<Width / 2>(values, combine);
+  if (remaining == everyone) {
+    T partial[Width / 2];
+    for (uint32_t i = 0; i < Width / 2; ++i) partial[i] = combine(lanes[start + i], lanes[start + i + Width / 2]);
+    return combine_tree<Width / 4>(partial, combine);
   }
   T result = lanes[start + __builtin_ctz(remaining)];
   for (remaining &= remaining - 1; remaining; remaining &= remaining - 1)
