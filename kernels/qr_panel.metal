@@ -164,8 +164,8 @@ inline void load_rows(thread float (&values)[kBatch], device const float* x, uin
     const Reflector h = make_reflector(alpha, largest, squares, scale);
     for (uint i = k + 1 + thread_index; i < rows; i += kLoopedThreads)
       x[i * stride] = (x[i * stride] * scale) * h.inverse;
-    if (thread_index == 0) x[k * stride] = h.beta;
     threadgroup_barrier(mem_flags::mem_device);
+    if (thread_index == 0) x[k * stride] = h.beta;  // which all have read alpha from by now
 
     // Row k stays out of the loops: v is one there, and x holds beta.
     float sum = 0.0f;

@@ -153,7 +153,7 @@ def test_explain_refuses_what_qr_refuses():
 
 
 @pytest.mark.parametrize("shape, mode", [((3, 4, 5), "reduced"), ((40, 20), "complete"), ((2, 60, 40), "reduced"),
-                                         ((1030, 3), "reduced"), ((150, 140), "r")])
+                                         ((1030, 3), "reduced"), ((150, 140), "r"), ((2060, 66), "r")])
 def test_kernels_are_clean_in_checking_mode(device, shape, mode):
     if device != "mps" or torch.backends.mps.is_built():
         return  # only the simulator checks
