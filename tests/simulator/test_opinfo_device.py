@@ -1,7 +1,10 @@
-"""PyTorch's operators on the simulated device: all of op_db, forward and backward, bit by bit as on the CPU."""
+"""PyTorch's operators on the simulated device: all of op_db, forward and backward, bit by bit as on the CPU.
+
+What differs, and why, is listed in op_db.py; an entry that is listed but agrees fails as well.
+"""
 
 import pytest
-from op_db import EXCEPTIONS, compare, entry_name
+from op_db import CLOSE, EXCEPTIONS, compare, entry_name
 from torch.testing._internal.common_methods_invocations import op_db
 
 
@@ -17,4 +20,4 @@ def test_operator_equals_the_cpu(op):
 
 def test_exceptions_are_few():
     entries = {entry_name(op) for op in op_db}
-    assert len(entries) - len(entries & EXCEPTIONS.keys()) >= 660
+    assert len(entries - EXCEPTIONS.keys() - CLOSE.keys()) >= 660
