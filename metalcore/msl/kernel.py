@@ -142,7 +142,7 @@ def _bind_value(value, cast):
         if isinstance(value[0], torch.Tensor):
             if not all(isinstance(tensor, torch.Tensor) and tensor.device.type == "mps" for tensor in value):
                 raise RuntimeError("a list of tensors for a kernel must hold MPS tensors only")
-            return struct.pack(f"<{len(value)}Q", *(tensor.data_ptr() for tensor in value))
+            return [(tensor.data_ptr(), _span(tensor)) for tensor in value]
         values, first = value, value[0]
     else:
         values, first = [value], value

@@ -607,7 +607,23 @@ with metalcore.simulator.checking():
     assert result.stdout == "None out-of-bounds read (3, 0, 0)\n", result.stderr
 
 
-def test_tables_of_pointers_are_checked_as_buffers():
+@pytest.mark.parametrize("shift", [0, 1])
+def test_lists_of_tensors_are_checked_as_buffers(shift):
+    library = metalcore.compile_shader(HEADER + """
+kernel void run(device float* out, device float* const device* tensors, constant int& shift, uint i [[thread_position_in_grid]]) {
+  out[i] = tensors[0][i] + tensors[1][int(i) + shift];
+}""")
+    out, tensors = torch.zeros(4, device="mps"), [torch.full((4,), float(k), device="mps") for k in (1, 2)]
+    with checking():
+        if shift:
+            with pytest.raises(KernelError, match=r"byte offset 16 of pointer 1 of buffer 'tensors' \(index 1\), which has 16 bytes"):
+                library.run(out, tensors, shift, threads=4, group_size=4)
+        else:
+            library.run(out, tensors, shift, threads=4, group_size=4)
+            assert out.tolist() == [3.0] * 4
+
+
+def test_tables_of_pointers_of_built_in_kernels():
     """AdamW's kernel reaches its tensors through a table of addresses."""
     parameters = [torch.nn.Parameter(torch.rand(n, device="mps")) for n in (3, 100, 1)]
     expected = [p.detach().cpu().clone().requires_grad_() for p in parameters]

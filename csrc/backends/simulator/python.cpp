@@ -5,6 +5,7 @@
 #include "pool.h"
 
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <new>
 #include <stdexcept>
@@ -100,8 +101,23 @@ msl_abi::Uint3 to_size(PyObject* sequence, const char* what) {
   return {to_uint32(item(sequence, 0).get()), to_uint32(item(sequence, 1).get()), to_uint32(item(sequence, 2).get())};
 }
 
-// None, (address, nbytes) or bytes, which `kept` then keeps alive.
-Binding to_binding(PyObject* object, std::vector<Object>& kept) {
+// The address and the size of a (address, nbytes).
+std::pair<void*, size_t> to_memory(PyObject* object) {
+  if (!PyTuple_Check(object) || length(object) != 2)
+    throw std::invalid_argument("metalcore: a buffer is None, (address, nbytes), bytes or a list of (address, nbytes)");
+  void* address = PyLong_AsVoidPtr(item(object, 0).get());
+  const size_t size = PyLong_AsSize_t(item(object, 1).get());
+  if (PyErr_Occurred()) throw PythonError();
+  return {address, size};
+}
+
+struct PointerTable {
+  std::vector<void*> addresses;
+  std::vector<size_t> spans;
+};
+
+// `kept` and `tables` hold what the binding refers to.
+Binding to_binding(PyObject* object, std::vector<Object>& kept, std::deque<PointerTable>& tables) {
   if (object == Py_None) return {};
   if (PyBytes_Check(object)) {
     const auto size = static_cast<size_t>(length(object));
@@ -111,11 +127,16 @@ Binding to_binding(PyObject* object, std::vector<Object>& kept) {
     kept.emplace_back(object);
     return {Binding::kBytes, PyBytes_AsString(object), size, nullptr};
   }
-  if (!PyTuple_Check(object) || length(object) != 2)
-    throw std::invalid_argument("metalcore: a buffer is None, (address, nbytes) or bytes");
-  void* address = PyLong_AsVoidPtr(item(object, 0).get());
-  const size_t size = PyLong_AsSize_t(item(object, 1).get());
-  if (PyErr_Occurred()) throw PythonError();
+  if (PyList_Check(object)) {
+    PointerTable& table = tables.emplace_back();
+    for (Py_ssize_t i = 0; i < length(object); ++i) {
+      const auto [address, size] = to_memory(item(object, i).get());
+      table.addresses.push_back(address);
+      table.spans.push_back(size);
+    }
+    return {Binding::kPointers, table.addresses.data(), table.addresses.size() * sizeof(void*), table.spans.data()};
+  }
+  const auto [address, size] = to_memory(object);
   return {Binding::kBuffer, address, size, nullptr};
 }
 
@@ -160,6 +181,7 @@ PyObject* kernels(PyObject*, PyObject* args) {
 struct Call {
   Launch launch = {};
   std::vector<Object> kept;
+  std::deque<PointerTable> tables;
   std::exception_ptr failure;
 
   void parse(PyObject* args) {
@@ -174,7 +196,7 @@ struct Call {
     if (count > kMaximumBuffers || length_count > kMaximumBuffers)
       throw std::invalid_argument("metalcore: arguments have indices up to 30");
     for (Py_ssize_t i = 0; i < count; ++i)
-      launch.buffers[static_cast<size_t>(i)] = to_binding(item(buffers, i).get(), kept);
+      launch.buffers[static_cast<size_t>(i)] = to_binding(item(buffers, i).get(), kept, tables);
     for (Py_ssize_t i = 0; i < length_count; ++i)
       launch.threadgroup_lengths[static_cast<size_t>(i)] = to_uint32(item(lengths, i).get());
     launch.threads = to_size(threads, "threads");
@@ -264,7 +286,7 @@ PyMethodDef python_methods[] = {
      "simulator_kernels(library) -> list of dicts: the kernels of a library and their arguments"},
     {"simulator_dispatch", dispatch, METH_VARARGS,
      "simulator_dispatch(library, kernel, buffers, threadgroup_lengths, threads, group): runs a kernel to its end. Each "
-     "buffer is None, (address, nbytes) or bytes; threads and group are three numbers each"},
+     "buffer is None, (address, nbytes), bytes or, for a table of addresses, a list of (address, nbytes); threads and group are three numbers each"},
     {"simulator_set_library_path", set_path, METH_VARARGS,
      "simulator_set_library_path(folder): where the built-in kernels' libraries are"},
     {"simulator_set_checking", set_checking_python, METH_VARARGS,
