@@ -427,6 +427,42 @@ kernel void run(device float* out, constant float* weights, uint i [[thread_posi
         (5,),
         "buffer 'weights' (index 1)",
     ),
+    Case(
+        "a maximum over slots that nobody wrote",
+        "uninitialized read",
+        """
+kernel void run(device const float* x, device float* out, uint t [[thread_position_in_threadgroup]],
+                uint s [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float greatest[32], unused[32];
+  if (s == 0) greatest[lane] = 0;  // @good
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const float most = simd_max(x[t]);
+  if (lane == 0) greatest[s] = most;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const float any = unused[lane];
+  out[t] = simd_max(greatest[lane]);  // @here
+  if (t == 9999) out[t] = any;
+}""",
+        (Buffer(64), Buffer(64)),
+        (64,),
+        (64,),
+        "of a threadgroup variable",
+    ),
+    Case(
+        "a loop as long as a variable that nobody wrote says",
+        "uninitialized read",
+        """
+kernel void run(device atomic_int* out, uint t [[thread_position_in_threadgroup]]) {
+  threadgroup int count;
+  if (t == 0) count = 3;  // @good
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int i = 0; i < count; ++i)  // @here
+    atomic_fetch_add_explicit(out, 1, memory_order_relaxed);
+}""",
+        (Buffer(1, torch.int32),),
+        (32,),
+        (32,),
+    ),
 ]
 
 

@@ -380,3 +380,59 @@ def test_strided_and_offset_views(seed):
 kernel void run(device const float* x, device float* out, uint i [[thread_position_in_grid]]) { out[i] = x[2 * i]; }""",
         x[::2], out, threads=10, group=10, seed=seed)
     assert torch.equal(out.cpu(), torch.arange(3.0, 23.0, 2))
+
+
+def test_a_barrier_without_flags_orders_what_was_read(seed):
+    """Two reductions through one buffer, each in a barrier that publishes nothing after the first one's reads."""
+    x = torch.randint(0, 100, (128,)).float()
+    _, out = run("""
+kernel void run(device const float* x, device float* out, uint t [[thread_position_in_threadgroup]],
+                uint lane [[thread_index_in_simdgroup]], uint s [[simdgroup_index_in_threadgroup]]) {
+  threadgroup float totals[4];
+  if (lane == 0) totals[s] = x[t];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float first = totals[lane % 4];
+  threadgroup_barrier(mem_flags::mem_none);
+  if (lane == 0) totals[s] = -x[t];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  out[t] = first - totals[lane % 4];
+}""", x.to("mps"), torch.zeros(128, device="mps"), threads=128, group=128, seed=seed)
+    assert torch.equal(out, 2 * x[::32].repeat(32))
+
+
+def test_a_simd_operation_orders_what_its_lanes_have_read(seed):
+    x = torch.randint(0, 100, (32,)).float()
+    _, out = run("""
+kernel void run(device const float* x, device float* out, uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float values[32];
+  values[lane] = x[lane];
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  float sum = simd_sum(values[31 - lane]);
+  if (lane == 0) values[5] = sum;
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  out[lane] = values[5];
+}""", x.to("mps"), torch.zeros(32, device="mps"), threads=32, group=32, seed=seed)
+    assert torch.equal(out, x.sum().repeat(32))
+
+
+def test_memory_that_was_not_written_may_be_read_and_left_unused(seed):
+    """An exclusive scan over as many lanes as there are simdgroups; the others' values reach nobody."""
+    x = torch.randint(0, 100, (96,)).float()
+    _, out = run("""
+struct Total { float sum; bool known; };
+kernel void run(device const float* x, device float* out, uint t [[thread_position_in_threadgroup]],
+                uint lane [[thread_index_in_simdgroup]], uint s [[simdgroup_index_in_threadgroup]]) {
+  threadgroup float sums[32];
+  threadgroup Total totals[32];
+  float before = simd_prefix_exclusive_sum(x[t]);
+  if (lane == 31) sums[s] = before + x[t];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (s == 0) {
+    totals[lane].sum = simd_prefix_exclusive_sum(sums[lane]);
+    totals[lane].known = true;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  Total total = totals[s];  // with the bytes between its members
+  out[t] = total.known ? total.sum + before : 0;
+}""", x.to("mps"), torch.zeros(96, device="mps"), threads=96, group=96, seed=seed)
+    assert torch.equal(out, x.cumsum(0) - x)

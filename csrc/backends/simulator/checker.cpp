@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <optional>
 
 namespace metalcore::simulator {
 
@@ -38,8 +39,10 @@ bool overlaps(const void* begin, size_t size, const char* address, uint32_t byte
 
 }  // namespace
 
-Checker::Checker(const Launch& launch, Threadgroup& group, uint32_t seed)
+Checker::Checker(const Launch& launch, Threadgroup& group, uint32_t seed, const Garbage& garbage, uint64_t limit)
     : launch_(launch),
+      garbage_(garbage),
+      limit_(limit),
       map_(launch),
       grid_(make_grid(launch, map_.buffers())),
       segments_(reinterpret_cast<const void*>(launch.kernel.library->abi)),
@@ -71,7 +74,16 @@ void Checker::run() {
     group_.run(group_index_, true);
     settle();
   }
-  map_.copy_back();
+}
+
+bool Checker::wrote_the_same(const Checker& other) const {
+  const auto& mine = map_.blocks();
+  for (size_t i = 0; i < mine.size(); ++i)
+    for (size_t k = 0; k < mine[i].views.size(); ++k) {
+      const View *a = mine[i].views[k], *b = other.map_.blocks()[i].views[k];
+      if (a->writable && a->size && std::memcmp(a->copy, b->copy, a->size) != 0) return false;
+    }
+  return true;
 }
 
 // ---- accesses -------------------------------------------------------------------------------------------------------
@@ -80,6 +92,7 @@ void Checker::access(const char* address, uint32_t size, uint32_t kind, const vo
   settle();
   const Lane* lane = Threadgroup::current();
   const bool write = writes(kind);
+  if (++accesses_ > limit_) fail("endless", pc_of(caller), lane->thread, "does not end");
   auto* target = const_cast<char*>(address);
   if (overlaps(lane->stack.base, Stacks::kSize, address, size)) return;
   if (overlaps(group_.arena(), kArenaChecked, address, size)) return shared_access(target, size, kind, caller);
@@ -123,10 +136,15 @@ void Checker::shared_access(char* address, uint32_t size, uint32_t kind, const v
   if (!inside) out_of_bounds(address, size, writes(kind), caller);
   if (kind == msl_abi::kRead || kind == msl_abi::kAtomic || kind == msl_abi::kAtomicRead)
     for (uint32_t i = 0; i < size; ++i)
-      if (!written_[static_cast<size_t>(address + i - group_.arena())])
-        fail("uninitialized read", pc_of(caller), Threadgroup::current()->thread,
-             "reads threadgroup memory that no thread has written yet (" + describe_place(address + i) + ")");
+      if (!written_[static_cast<size_t>(address + i - group_.arena())]) read_garbage(address + i, pc_of(caller));
   record(address, size, kind, shared_shadow_, kShared, caller);
+}
+
+void Checker::read_garbage(char* address, uint32_t pc) {
+  *address = garbage_.pc == Garbage::kAnywhere || garbage_.pc == pc ? garbage_.value : 0;
+  for (const GarbageRead& known : garbage_reads_)
+    if (known.pc == pc) return;
+  garbage_reads_.push_back({pc, Threadgroup::current()->thread, describe_place(address)});
 }
 
 void Checker::record(char* address, uint32_t size, uint32_t kind, Shadow& shadow, Space space, const void* caller) {
@@ -172,6 +190,7 @@ void Checker::settle() {
 
 void Checker::check_read(Cell& cell, const Stamp& stamp, const char* address, Space space) {
   const auto ordered = [&](const Stamp& past) { return order_.before(past, stamp.thread, space); };
+  const auto read_before = [&](const Stamp& past) { return order_.before(past, stamp.thread, kExecution); };
   const bool wrote_it_too = cell.write && (cell.write.thread == stamp.thread || cell.write.many);
   for (const Stamp* write : {&cell.write, &cell.other_write}) {
     if (!*write || !write->changed || (write->atomic && stamp.atomic) || ordered(*write)) continue;
@@ -184,9 +203,9 @@ void Checker::check_read(Cell& cell, const Stamp& stamp, const char* address, Sp
     cell.earlier_read = first;
     first = second = {};
   }
-  if (!first || first.thread == stamp.thread || ordered(first)) {
+  if (!first || first.thread == stamp.thread || read_before(first)) {
     first = stamp;
-  } else if (!second || second.thread == stamp.thread || ordered(second)) {
+  } else if (!second || second.thread == stamp.thread || read_before(second)) {
     second = stamp;
   } else if (order_.same_simdgroup(first, second)) {
     // A third thread: keep two of different simdgroups, or else the two latest.
@@ -197,13 +216,14 @@ void Checker::check_read(Cell& cell, const Stamp& stamp, const char* address, Sp
 
 void Checker::check_write(Cell& cell, const Stamp& stamp, const char* address, Space space) {
   const auto ordered = [&](const Stamp& past) { return order_.before(past, stamp.thread, space); };
-  const auto harmless = [&](const Stamp& past) { return !stamp.changed || (past.atomic && stamp.atomic) || ordered(past); };
+  const auto harmless = [&](const Stamp& past) { return !stamp.changed || (past.atomic && stamp.atomic); };
   for (const Stamp* write : {&cell.write, &cell.other_write})
-    if (*write && !harmless(*write)) race({*write, true}, {stamp, true}, address);
+    if (*write && !harmless(*write) && !ordered(*write)) race({*write, true}, {stamp, true}, address);
   for (Stamp* read : {&cell.earlier_read, &cell.read, &cell.other_read}) {
     if (!*read) continue;
-    if (!harmless(*read)) race({*read, false}, {stamp, true}, address);
-    if (ordered(*read)) *read = {};
+    const bool read_before = order_.before(*read, stamp.thread, kExecution);
+    if (!harmless(*read) && !read_before) race({*read, false}, {stamp, true}, address);
+    if (read_before) *read = {};
   }
   Stamp& other = cell.other_write;
   if (other && ordered(other)) other = {};
@@ -348,8 +368,12 @@ void Checker::race(Access first, Access second, const char* address) {
            describe_place(address) + ")");
 }
 
-void Checker::fail(const char* kind, uint32_t pc, const Thread& thread, const std::string& what, uint32_t line) {
-  is_pending_ = false;
+Fault Checker::fault(const GarbageRead& read) const {
+  return fault("uninitialized read", read.pc, read.thread,
+               "reads threadgroup memory that no thread has written yet (" + read.place + ")", 0);
+}
+
+Fault Checker::fault(const char* kind, uint32_t pc, const Thread& thread, const std::string& what, uint32_t line) const {
   const SourceLine found = find_line(launch_.kernel.library->path, pc);
   if (!line) line = found.line;
   const std::string kernel = launch_.kernel.kernel->name;
@@ -357,7 +381,12 @@ void Checker::fail(const char* kind, uint32_t pc, const Thread& thread, const st
   if (line) where += ", " + (found.file.empty() ? "" : found.file + ":") + (found.file.empty() ? "line " : "") + std::to_string(line);
   const std::string message = where + ": " + kind + ": thread " + text(thread.position_in_threadgroup) + " of threadgroup " +
                               text(thread.threadgroup_position) + " " + what;
-  const Fault fault(kind, kernel, found.file, line, thread, message);
+  return Fault(kind, kernel, found.file, line, thread, message);
+}
+
+void Checker::fail(const char* kind, uint32_t pc, const Thread& thread, const std::string& what, uint32_t line) {
+  is_pending_ = false;
+  const Fault fault = this->fault(kind, pc, thread, what, line);
   // On a fiber the group is left where it stands; after its end there is only the dispatch to leave.
   if (Threadgroup::current()->simdgroup) group_.abandon(std::make_exception_ptr(fault));
   throw fault;
@@ -407,10 +436,49 @@ struct Checked {
   Threadgroup group;
 };
 
+namespace {
+
+// One run of the dispatch and how it ended.
+struct Run {
+  Run(const Launch& launch, Threadgroup& group, const Garbage& garbage, uint64_t limit)
+      : checker(launch, group, checking().seed, garbage, limit) {
+    try {
+      checker.run();
+    } catch (const Fault& thrown) {
+      fault = thrown;
+    }
+  }
+
+  bool ended_as(const Run& other) const {
+    if (fault || other.fault) return fault && other.fault && fault->message() == other.fault->message();
+    return checker.wrote_the_same(other.checker);
+  }
+
+  Checker checker;
+  std::optional<Fault> fault;
+};
+
+}  // namespace
+
+// Kernels read threadgroup memory that nobody has written and do not use what they find, in the lanes that a shorter
+// reduction leaves out, for one. So a read of it is a fault where the outcome depends on what was there.
 void execute_checked(const Launch& launch) {
   Checked& checked = process_wide<Checked>();
   std::lock_guard lock(checked.mutex);
-  Checker(launch, checked.group, checking().seed).run();
+  const Run run(launch, checked.group, {}, ~uint64_t{0});
+  const auto depends_on = [&](uint32_t pc) {
+    for (const unsigned char value : Garbage::kValues)
+      if (!Run(launch, checked.group, {value, pc}, 4 * run.checker.accesses() + 100000).ended_as(run)) return true;
+    return false;
+  };
+  const auto& suspects = run.checker.garbage_reads();
+  if (!suspects.empty() && depends_on(Garbage::kAnywhere)) {
+    for (const auto& read : suspects)
+      if (depends_on(read.pc)) throw run.checker.fault(read);
+    throw run.checker.fault(suspects.front());
+  }
+  if (run.fault) throw *run.fault;
+  run.checker.copy_back();
 }
 
 }  // namespace metalcore::simulator

@@ -16,11 +16,36 @@
 
 namespace metalcore::simulator {
 
+// What reads of threadgroup memory find that no thread has written: zeros, or at one place of the program or at all
+// places, another value.
+struct Garbage {
+  static constexpr uint32_t kAnywhere = ~0u;
+  // In every type of number, a large positive one and a large negative one that are finite.
+  static constexpr unsigned char kValues[] = {0x7b, 0xfb};
+  unsigned char value = 0;
+  uint32_t pc = kAnywhere;
+};
+
 class Checker final : public Observer {
  public:
-  Checker(const Launch& launch, Threadgroup& group, uint32_t seed);
+  // The first read of such memory at a place of the program.
+  struct GarbageRead {
+    uint32_t pc;
+    msl_abi::Thread thread;
+    std::string place;
+  };
+
+  // After `limit` accesses the kernel is taken not to end.
+  Checker(const Launch& launch, Threadgroup& group, uint32_t seed, const Garbage& garbage, uint64_t limit);
   ~Checker() override;
   void run();
+  void copy_back() const { map_.copy_back(); }
+
+  uint64_t accesses() const { return accesses_; }
+  const std::vector<GarbageRead>& garbage_reads() const { return garbage_reads_; }
+  Fault fault(const GarbageRead& read) const;
+  // Whether this run of the dispatch and another one left the same bytes in what the kernel may write.
+  bool wrote_the_same(const Checker& other) const;
 
   // From the running kernel, with the address that the call returns to.
   void access(const char* address, uint32_t size, uint32_t kind, const void* caller);
@@ -50,6 +75,7 @@ class Checker final : public Observer {
   bool allowed_in_buffer(const Block& block, const char* address, uint32_t size, bool write) const;
   bool is_host_constant(const char* address, uint32_t size) const;
   void shared_access(char* address, uint32_t size, uint32_t kind, const void* caller);
+  void read_garbage(char* address, uint32_t pc);
   void record(char* address, uint32_t size, uint32_t kind, Shadow& shadow, Space space, const void* caller);
   void check_read(Cell& cell, const Stamp& stamp, const char* address, Space space);
   void check_write(Cell& cell, const Stamp& stamp, const char* address, Space space);
@@ -59,11 +85,16 @@ class Checker final : public Observer {
   [[noreturn]] void race(Access first, Access second, const char* address);
   [[noreturn]] void fail(const char* kind, uint32_t pc, const msl_abi::Thread& thread, const std::string& what,
                          uint32_t line = 0);
+  Fault fault(const char* kind, uint32_t pc, const msl_abi::Thread& thread, const std::string& what, uint32_t line) const;
   msl_abi::Thread thread_of(uint32_t number) const;
   std::string describe_place(const char* address) const;
   uint32_t pc_of(const void* caller) const;
 
   const Launch& launch_;
+  const Garbage garbage_;
+  const uint64_t limit_;
+  uint64_t accesses_ = 0;
+  std::vector<GarbageRead> garbage_reads_;
   MemoryMap map_;
   Grid grid_;
   Segments segments_;

@@ -30,8 +30,8 @@ bool Order::before(const Stamp& past, uint32_t thread, Space space) const {
 
 void Order::barrier(uint32_t flags) {
   const uint64_t time = now();
-  for (uint32_t space : {kDevice, kShared})
-    if (flags >> space & 1) barrier_[space] = time;
+  for (uint32_t space = 0; space < kSpaces; ++space)
+    if (space == kExecution || flags >> space & 1) barrier_[space] = time;
   // What one thread has acquired, all have now.
   for (Atomic* atomic : recent_) {
     atomic->group = {group_ + uint64_t{1}, time};
@@ -42,8 +42,8 @@ void Order::barrier(uint32_t flags) {
 
 void Order::simdgroup_barrier(uint32_t simdgroup, uint32_t lanes, uint32_t flags) {
   const uint64_t time = now();
-  for (uint32_t space : {kDevice, kShared}) {
-    if (!(flags >> space & 1)) continue;
+  for (uint32_t space = 0; space < kSpaces; ++space) {
+    if (space != kExecution && !(flags >> space & 1)) continue;
     auto& known = known_[simdgroup][space];
     if (!known) known = std::make_unique<Known>();
     uint64_t joined[32] = {};

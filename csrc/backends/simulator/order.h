@@ -3,6 +3,8 @@
 // - the same thread made it, or
 // - a threadgroup_barrier whose flags cover that memory has opened since, or
 // - a simdgroup_barrier with such flags, in which both took part, directly or through others, or
+// - it is a read, and its thread and the running one have met in any barrier or SIMD operation since: flags tell what is
+//   passed on, but a thread that has met others has what it read, or
 // - it was followed by an atomic operation of its thread (or of one it is ordered before), and the running thread, or one
 //   ordered before it, has since used the same atomic. Atomics are taken as acquiring and releasing: Metal's are
 //   relaxed, and kernels pair them with barriers.
@@ -18,8 +20,8 @@
 
 namespace metalcore::simulator {
 
-// Index of mem_flags::mem_device and mem_threadgroup.
-enum Space : uint32_t { kDevice = 0, kShared = 1 };
+// Index of mem_flags::mem_device and mem_threadgroup, and of what every meeting orders.
+enum Space : uint32_t { kDevice = 0, kShared = 1, kExecution = 2, kSpaces = 3 };
 
 class Order {
  public:
@@ -36,7 +38,7 @@ class Order {
     return same_group(a, b) && index_in_group(a.thread) / 32 == index_in_group(b.thread) / 32;
   }
 
-  // Whether `past` is ordered before what `thread` does now.
+  // Whether `past` is ordered before what `thread` does now; of a read, ask for kExecution.
   bool before(const Stamp& past, uint32_t thread, Space space) const;
 
   void barrier(uint32_t flags);
@@ -50,7 +52,7 @@ class Order {
   };
   struct Atomic {
     std::unordered_map<uint32_t, uint64_t> released;               // by thread: what it did before this
-    std::unordered_map<uint32_t, std::array<uint64_t, 2>> barrier; // by group: what its threads did before this
+    std::unordered_map<uint32_t, std::array<uint64_t, kSpaces>> barrier; // by group: what its threads did before this
     std::unordered_map<uint32_t, uint64_t> acquired;               // by thread
     std::array<uint64_t, 2> group = {};                            // the current group's number and when a barrier passed it on
     bool recent = false;                                           // it is in recent_
@@ -61,8 +63,8 @@ class Order {
   uint32_t group_ = 0, first_ = 0;
   bool started_ = false;
   uint64_t time_ = 0;
-  std::array<uint64_t, 2> barrier_ = {};
-  std::vector<std::array<std::unique_ptr<Known>, 2>> known_;
+  std::array<uint64_t, kSpaces> barrier_ = {};
+  std::vector<std::array<std::unique_ptr<Known>, kSpaces>> known_;
   std::unordered_map<const void*, Atomic> atomics_;
   std::vector<Atomic*> recent_;  // used by this group since its last barrier
 };

@@ -272,9 +272,8 @@ bool Threadgroup::release(Simdgroup* simdgroup) {
       if (waiting >> i & 1 && keys[i] == key) lanes |= 1u << i;
   }
   const uint32_t cls = key & 7;
-  if (cls == Simdgroup::kNoValue) {
-    if (observer) observer->simdgroup_meets(*simdgroup, lanes);
-  } else {
+  if (observer) observer->simdgroup_meets(*simdgroup, lanes);
+  if (cls != Simdgroup::kNoValue) {
     const uint32_t parity = simdgroup->parity, stride = class_stride(cls);
     unsigned char* values = simdgroup->slots[parity] + class_offset(cls);
     // Lanes that came before an operation of others in between left their values in the other buffer.
