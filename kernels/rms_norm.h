@@ -23,6 +23,7 @@ struct RmsNormWeightParams {
   uint32_t rows;
   uint32_t chunk_rows;
   uint32_t chunks;
+  uint32_t aligned;        // as above
   int64_t x_stride;
   int64_t grad_stride;
 };

@@ -7,6 +7,11 @@ inline float scale_of(float squares, constant RmsNormParams& params) {
   return rsqrt(squares / static_cast<float>(params.length) + params.eps);
 }
 
+// What draws a gradient towards x: scale^2 mean(g x).
+inline float pull_of(float product, float scale, constant RmsNormParams& params) {
+  return scale * scale * (product / static_cast<float>(params.length));
+}
+
 // The row to normalize: x, or x + residual rounded to T as a separate addition would leave it.
 template <typename T>
 struct Input {
@@ -64,17 +69,27 @@ kernel void rms_norm_thread(device const T* x [[buffer(0)]],
                             device T* sum [[buffer(4)]],
                             constant RmsNormParams& params [[buffer(5)]],
                             uint row [[thread_position_in_grid]]) {
-  const Input<T> input(x, residual, sum, params, row);
-  const Weight<W> weights(weight, params);
-  y += ulong(row) * params.length;
+  const uint length = params.length;
+  const bool has_weight = params.has_weight;
+  x += row * params.x_stride;
+  y += ulong(row) * length;
+  if (params.has_residual) {
+    residual += row * params.residual_stride;
+    sum += ulong(row) * length;
+    for (uint i = 0; i < length; ++i) sum[i] = static_cast<T>(static_cast<float>(x[i]) + static_cast<float>(residual[i]));
+    x = sum;
+  }
   float squares = 0.0f;
-  for (uint i = 0; i < params.length; i += 4) {
-    const float4 v = input.read(i);
-    squares += sum4(v * v);
+  for (uint start = 0; start < length; start += kSumBlock) {
+    const uint end = min(start + kSumBlock, length);
+    float part = 0.0f;
+    for (uint i = start; i < end; ++i) part += static_cast<float>(x[i]) * static_cast<float>(x[i]);
+    squares += part;
   }
   const float scale = scale_of(squares, params);
-  for (uint i = 0; i < params.length; i += 4) {
-    store4(y, i, params.length, params.aligned, input.again(i) * scale * weights.read(i));
+  for (uint i = 0; i < length; ++i) {
+    const float normal = static_cast<float>(x[i]) * scale;
+    y[i] = static_cast<T>(has_weight ? normal * static_cast<float>(weight[i]) : normal);
   }
 }
 
@@ -177,7 +192,7 @@ struct Gradient {
   bool aligned;
   bool has_residual;
   float scale;
-  float pull;  // s^2 mean(g x)
+  float pull;
 
   Gradient(device T* gx, device const T* residual, float squares, float product, constant RmsNormParams& params,
            ulong row)
@@ -186,9 +201,9 @@ struct Gradient {
         length(params.length),
         aligned(params.aligned),
         has_residual(params.has_residual),
-        scale(scale_of(squares, params)) {
-    pull = scale * scale * (product / static_cast<float>(params.length));
-  }
+        scale(scale_of(squares, params)),
+        pull(pull_of(product, scale, params)) {}
+
   void write(uint i, float4 g, float4 x) const {
     float4 value = scale * (g - x * pull);
     if (has_residual) value += load4(residual, i, length, aligned, 0.0f);
@@ -206,21 +221,35 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]],
                                      constant RmsNormParams& params [[buffer(6)]],
                                      uint row [[thread_position_in_grid]]) {
   const uint length = params.length;
-  const bool aligned = params.aligned;
-  const Weight<W> weights(weight, params);
+  const bool has_weight = params.has_weight;
+  const bool has_residual = params.has_residual;
   grad += row * params.grad_stride;
   x += row * params.x_stride;
+  gx += ulong(row) * length;
+  residual += row * params.residual_stride;
   float squares = 0.0f;
   float product = 0.0f;
-  for (uint i = 0; i < length; i += 4) {
-    const float4 v = load4(x, i, length, aligned, 0.0f);
-    squares += sum4(v * v);
-    product += sum4(load4(grad, i, length, aligned, 0.0f) * weights.read(i) * v);
+  for (uint start = 0; start < length; start += kSumBlock) {
+    const uint end = min(start + kSumBlock, length);
+    float square_part = 0.0f;
+    float product_part = 0.0f;
+    for (uint i = start; i < end; ++i) {
+      const float v = static_cast<float>(x[i]);
+      const float g = static_cast<float>(grad[i]);
+      square_part += v * v;
+      product_part += (has_weight ? g * static_cast<float>(weight[i]) : g) * v;
+    }
+    squares += square_part;
+    product += product_part;
   }
-  const Gradient<T> gradient(gx, residual, squares, product, params, row);
-  scales[row] = gradient.scale;
-  for (uint i = 0; i < length; i += 4) {
-    gradient.write(i, load4(grad, i, length, aligned, 0.0f) * weights.read(i), load4(x, i, length, aligned, 0.0f));
+  const float scale = scale_of(squares, params);
+  const float pull = pull_of(product, scale, params);
+  scales[row] = scale;
+  for (uint i = 0; i < length; ++i) {
+    const float g = static_cast<float>(grad[i]);
+    const float weighted = has_weight ? g * static_cast<float>(weight[i]) : g;
+    const float value = scale * (weighted - static_cast<float>(x[i]) * pull);
+    gx[i] = static_cast<T>(has_residual ? value + static_cast<float>(residual[i]) : value);
   }
 }
 
@@ -335,7 +364,8 @@ kernel void rms_norm_backward_looped(device const T* grad [[buffer(0)]],
   }
 }
 
-// The weight's gradient, sum over rows of grad x s: no atomics, so the order of the additions is always the same.
+// The weight's gradient, sum over rows of grad x s: no atomics, so the order of the additions is always the same. In the first
+// stage a thread has four columns and a chunk of the rows.
 
 template <typename T>
 kernel void rms_norm_weight_partial(device const T* grad [[buffer(0)]],
@@ -344,15 +374,17 @@ kernel void rms_norm_weight_partial(device const T* grad [[buffer(0)]],
                                     device float* partial [[buffer(3)]],
                                     constant RmsNormWeightParams& params [[buffer(4)]],
                                     uint2 at [[thread_position_in_grid]]) {
-  const uint column = at.x;
+  const uint column = at.x * 4;
   const uint first = at.y * params.chunk_rows;
   const uint last = min(first + params.chunk_rows, params.rows);
-  float sum = 0.0f;
+  const uint length = params.length;
+  const bool aligned = params.aligned;
+  float4 sum = float4(0.0f);
   for (uint row = first; row < last; ++row) {
-    sum += static_cast<float>(grad[row * params.grad_stride + column]) *
-           static_cast<float>(x[row * params.x_stride + column]) * scales[row];
+    sum += load4(grad + row * params.grad_stride, column, length, aligned, 0.0f) *
+           load4(x + row * params.x_stride, column, length, aligned, 0.0f) * scales[row];
   }
-  partial[ulong(at.y) * params.length + column] = sum;
+  store4(partial + ulong(at.y) * length, column, length, aligned, sum);
 }
 
 template <typename W>

@@ -8,7 +8,8 @@
 struct SoftmaxParams {
   uint32_t length;    // of a row
   uint32_t rows;
-  uint32_t inner;     // distance of a row's elements; 1 except in the thread variant
+  uint32_t inner;     // distance of a row's elements; 1 except in the columns variant
   uint32_t aligned;   // rows begin at multiples of four elements in every tensor
-  int64_t x_stride;   // from row to row in the forward kernels' input; everything else is contiguous
+  int64_t x_stride;   // from row to row (columns: from one block of `inner` rows to the next) in the forward kernels'
+                      // input; everything else is contiguous
 };

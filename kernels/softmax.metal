@@ -5,41 +5,39 @@
 
 // With t = x - max and norm made of sum(exp(t)). `keep` is what a thread holds between its two passes over a row.
 // The derivative is gradient(g, y, total) with total = sum(term(g, y)).
+// Numbers are of type V: float, or float4 for four elements (or four rows) at once.
 struct Softmax {
-  static float norm(float sum) { return 1.0f / sum; }
-  static float4 keep(float4 t, float4 exp_t) { return exp_t; }
-  static float4 finish(float4 kept, float norm) { return kept * norm; }
-  static float4 term(float4 g, float4 y) { return g * y; }
-  static float4 gradient(float4 g, float4 y, float total) { return y * (g - total); }
+  template <typename V> static V norm(V sum) { return 1.0f / sum; }
+  template <typename V> static V keep(V t, V exp_t) { return exp_t; }
+  template <typename V, typename S> static V finish(V kept, S norm) { return kept * norm; }
+  template <typename V> static V term(V g, V y) { return g * y; }
+  template <typename V, typename S> static V gradient(V g, V y, S total) { return y * (g - total); }
 };
 
 struct LogSoftmax {
-  static float norm(float sum) { return log(sum); }
-  static float4 keep(float4 t, float4 exp_t) { return t; }
-  static float4 finish(float4 kept, float norm) { return kept - norm; }
-  static float4 term(float4 g, float4 y) { return g; }
-  static float4 gradient(float4 g, float4 y, float total) { return g - exp(y) * total; }
+  template <typename V> static V norm(V sum) { return log(sum); }
+  template <typename V> static V keep(V t, V exp_t) { return t; }
+  template <typename V, typename S> static V finish(V kept, S norm) { return kept - norm; }
+  template <typename V> static V term(V g, V y) { return g; }
+  template <typename V, typename S> static V gradient(V g, V y, S total) { return g - exp(y) * total; }
 };
 
-// The running maximum of some elements and the sum of exp(x - maximum).
+// The running maximum of some elements and the sum of exp(x - maximum), of each component of V by itself.
+template <typename V>
 struct Running {
-  float maximum = -INFINITY;
-  float sum = 0.0f;
+  V maximum = V(-INFINITY);
+  V sum = V(0.0f);
 
   // What to subtract from elements up to `maximum`: -inf - -inf would be NaN, where exp(-inf - 0) is the 0 we want.
-  static float base(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
+  static V base(V maximum) { return select(maximum, V(0.0f), maximum == V(-INFINITY)); }
 
-  void raise(float to) {
+  void raise(V to) {
     sum *= exp(maximum - base(to));
     maximum = to;
   }
-  void add(float x) {
+  void add(V x) {
     raise(max(maximum, x));
     sum += exp(x - base(maximum));
-  }
-  void add(float4 x) {
-    raise(max(maximum, max4(x)));
-    sum += sum4(exp(x - base(maximum)));
   }
 };
 
@@ -50,17 +48,42 @@ kernel void softmax_thread(device const T* x [[buffer(0)]],
                            device U* y [[buffer(1)]],
                            constant SoftmaxParams& params [[buffer(2)]],
                            uint row [[thread_position_in_grid]]) {
+  const uint length = params.length;
+  x += row * params.x_stride;
+  y += ulong(row) * length;
+  float maximum = -INFINITY;
+  for (uint i = 0; i < length; ++i) maximum = max(maximum, static_cast<float>(x[i]));
+  float sum = 0.0f;
+  for (uint start = 0; start < length; start += kSumBlock) {
+    const uint end = min(start + kSumBlock, length);
+    float part = 0.0f;
+    for (uint i = start; i < end; ++i) part += exp(static_cast<float>(x[i]) - maximum);
+    sum += part;
+  }
+  const float norm = Op::norm(sum);
+  for (uint i = 0; i < length; ++i) {
+    const float t = static_cast<float>(x[i]) - maximum;
+    y[i] = static_cast<U>(Op::finish(Op::keep(t, exp(t)), norm));
+  }
+}
+
+// Rows whose elements lie `inner` apart: a thread takes four neighbouring rows.
+template <typename Op, typename T, typename U>
+kernel void softmax_columns(device const T* x [[buffer(0)]],
+                            device U* y [[buffer(1)]],
+                            constant SoftmaxParams& params [[buffer(2)]],
+                            uint2 at [[thread_position_in_grid]]) {
   const uint inner = params.inner;
-  const ulong outer = row / inner;
-  const uint at = row % inner;
-  x += outer * params.x_stride + at;
-  y += outer * params.length * inner + at;
-  Running running;
-  for (uint i = 0; i < params.length; ++i) running.add(static_cast<float>(x[ulong(i) * inner]));
-  const float norm = Op::norm(running.sum);
+  const uint column = at.x * 4;
+  const bool aligned = params.aligned;
+  x += at.y * params.x_stride;
+  y += at.y * ulong(params.length) * inner;
+  Running<float4> running;
+  for (uint i = 0; i < params.length; ++i) running.add(load4(x + ulong(i) * inner, column, inner, aligned, 0.0f));
+  const float4 norm = Op::norm(running.sum);
   for (uint i = 0; i < params.length; ++i) {
-    const float4 t = float4(static_cast<float>(x[ulong(i) * inner]) - running.maximum);
-    y[ulong(i) * inner] = static_cast<U>(Op::finish(Op::keep(t, exp(t)), norm).x);
+    const float4 t = load4(x + ulong(i) * inner, column, inner, aligned, 0.0f) - running.maximum;
+    store4(y + ulong(i) * inner, column, inner, aligned, Op::finish(Op::keep(t, exp(t)), norm));
   }
 }
 
@@ -148,11 +171,11 @@ kernel void softmax_looped(device const T* x [[buffer(0)]],
   const bool aligned = params.aligned;
   x += group * params.x_stride;
   y += ulong(group) * length;
-  Running running;
+  Running<float4> running;
   for (uint i = thread_index * 4; i < length; i += threads * 4) running.add(load4(x, i, length, aligned, -INFINITY));
-  const float maximum = block_max(running.maximum, maxima, lane, simdgroup, simdgroups);
-  running.raise(maximum);
-  const float norm = Op::norm(block_sum(running.sum, sums, lane, simdgroup, simdgroups));
+  const float maximum = block_max(max4(running.maximum), maxima, lane, simdgroup, simdgroups);
+  running.raise(float4(maximum));
+  const float norm = Op::norm(block_sum(sum4(running.sum), sums, lane, simdgroup, simdgroups));
   for (uint i = thread_index * 4; i < length; i += threads * 4) {
     const float4 t = load4(x, i, length, aligned, -INFINITY) - maximum;
     store4(y, i, length, aligned, Op::finish(Op::keep(t, exp(t)), norm));
@@ -167,20 +190,45 @@ kernel void softmax_backward_thread(device const U* g [[buffer(0)]],
                                     device T* gx [[buffer(2)]],
                                     constant SoftmaxParams& params [[buffer(3)]],
                                     uint row [[thread_position_in_grid]]) {
+  const uint length = params.length;
+  g += ulong(row) * length;
+  y += ulong(row) * length;
+  gx += ulong(row) * length;
+  float total = 0.0f;
+  for (uint start = 0; start < length; start += kSumBlock) {
+    const uint end = min(start + kSumBlock, length);
+    float part = 0.0f;
+    for (uint i = start; i < end; ++i) part += Op::term(static_cast<float>(g[i]), static_cast<float>(y[i]));
+    total += part;
+  }
+  for (uint i = 0; i < length; ++i) {
+    gx[i] = static_cast<T>(Op::gradient(static_cast<float>(g[i]), static_cast<float>(y[i]), total));
+  }
+}
+
+template <typename Op, typename T, typename U>
+kernel void softmax_backward_columns(device const U* g [[buffer(0)]],
+                                     device const U* y [[buffer(1)]],
+                                     device T* gx [[buffer(2)]],
+                                     constant SoftmaxParams& params [[buffer(3)]],
+                                     uint2 at [[thread_position_in_grid]]) {
   const uint inner = params.inner;
-  const ulong start = ulong(row / inner) * params.length * inner + row % inner;
+  const uint column = at.x * 4;
+  const bool aligned = params.aligned;
+  const ulong start = at.y * ulong(params.length) * inner;
   g += start;
   y += start;
   gx += start;
-  float total = 0.0f;
+  float4 total = float4(0.0f);
   for (uint i = 0; i < params.length; ++i) {
-    const ulong at = ulong(i) * inner;
-    total += Op::term(float4(static_cast<float>(g[at])), float4(static_cast<float>(y[at]))).x;
+    const ulong row = ulong(i) * inner;
+    total += Op::term(load4(g + row, column, inner, aligned, 0.0f), load4(y + row, column, inner, aligned, 0.0f));
   }
   for (uint i = 0; i < params.length; ++i) {
-    const ulong at = ulong(i) * inner;
-    gx[at] = static_cast<T>(
-        Op::gradient(float4(static_cast<float>(g[at])), float4(static_cast<float>(y[at])), total).x);
+    const ulong row = ulong(i) * inner;
+    const float4 gi = load4(g + row, column, inner, aligned, 0.0f);
+    const float4 yi = load4(y + row, column, inner, aligned, 0.0f);
+    store4(gx + row, column, inner, aligned, Op::gradient(gi, yi, total));
   }
 }
 
@@ -283,11 +331,13 @@ kernel void softmax_backward_looped(device const U* g [[buffer(0)]],
 
 #define INSTANTIATE_TYPES(name, Op, types, T, U)                                             \
   INSTANTIATE(name "_thread", types, softmax_thread<Op, T, U>)                               \
+  INSTANTIATE(name "_columns", types, softmax_columns<Op, T, U>)                             \
   INSTANTIATE(name "_simd1", types, softmax_simd<Op, T, U, 1>)                               \
   INSTANTIATE(name "_simd4", types, softmax_simd<Op, T, U, 4>)                               \
   INSTANTIATE(name "_block4", types, softmax_block<Op, T, U, 4>)                             \
   INSTANTIATE(name "_looped", types, softmax_looped<Op, T, U>)                               \
   INSTANTIATE(name "_backward_thread", types, softmax_backward_thread<Op, T, U>)             \
+  INSTANTIATE(name "_backward_columns", types, softmax_backward_columns<Op, T, U>)           \
   INSTANTIATE(name "_backward_simd1", types, softmax_backward_simd<Op, T, U, 1>)             \
   INSTANTIATE(name "_backward_simd4", types, softmax_backward_simd<Op, T, U, 4>)             \
   INSTANTIATE(name "_backward_block4", types, softmax_backward_block<Op, T, U, 4>)           \

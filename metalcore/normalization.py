@@ -113,7 +113,7 @@ def _gradients(grad, x, sum_grad, dims, weight, eps):
     normal = v * scale
     gw = None
     if weight is not None:
-        gw = (g * normal).sum(tuple(range(x.dim() - dims))).to(weight.dtype)
+        gw = (g * normal).sum_to_size(weight.shape).to(weight.dtype)
         g = g * weight
     gx = scale * (g - normal * (g * normal).mean(over, keepdim=True))
     if sum_grad is not None:

@@ -1,5 +1,9 @@
 #include "tuning.h"
 
+#ifdef METALCORE_SIMULATOR
+#include "../backends/simulator/launch.h"
+#endif
+
 #include <atomic>
 #include <iterator>
 #include <stdexcept>
@@ -8,11 +12,12 @@ namespace metalcore::gpu {
 
 namespace {
 
-// The first row serves every GPU that nobody has tuned for. On the simulator a thread is a fiber and a synchronization
-// switches through all of them, so few threads with much work each are best.
+// The first row serves every GPU that nobody has tuned for. On the simulator the threads of a simdgroup are fibers that
+// switch at every exchange, while a thread by itself runs as plain vector code: there a thread takes a row of any length.
+// In checking mode the simulator plans as a GPU does, so that what is checked is what a GPU runs.
 constexpr Tuning kTable[] = {
     {.family = "baseline", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024},
-    {.family = "simulator", .thread_row = 32, .simd_row = 512, .simd_rows = 8, .block_row = 512, .looped_threads = 32},
+    {.family = "simulator", .thread_row = UINT32_MAX, .simd_row = 0, .simd_rows = 1, .block_row = 0, .looped_threads = 32},
 };
 
 const Tuning* find(std::string_view family) {
@@ -23,10 +28,9 @@ const Tuning* find(std::string_view family) {
 
 const Tuning& of_this_gpu() {
 #ifdef METALCORE_SIMULATOR
-  return *find("simulator");
-#else
-  return kTable[0];
+  if (!simulator::checking().on) return *find("simulator");
 #endif
+  return kTable[0];
 }
 
 std::atomic<const Tuning*> chosen = nullptr;

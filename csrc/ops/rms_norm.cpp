@@ -95,13 +95,14 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
 }
 
 // At most 256 partial sums of at least 32 rows each.
-RmsNormWeightParams plan_weight(const Shape& shape, int64_t x_stride, int64_t grad_stride) {
+RmsNormWeightParams plan_weight(const Shape& shape, bool aligned, int64_t x_stride, int64_t grad_stride) {
   const int64_t chunk_rows = std::max<int64_t>(32, ceil_div<int64_t>(shape.rows, 256));
   return {
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
       .chunk_rows = grid_side(chunk_rows),
       .chunks = grid_side(ceil_div(shape.rows, chunk_rows)),
+      .aligned = aligned,
       .x_stride = x_stride,
       .grad_stride = grad_stride,
   };
@@ -130,7 +131,8 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   const Rows x = rows_of(input, shape.length), g = rows_of(grad, shape.length);
   const Rows added = sum_grad ? rows_of(*sum_grad, shape.length) : g;
   const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning());
-  const RmsNormWeightParams stages = plan_weight(shape, x.stride, g.stride);
+  const bool aligned = all_aligned4({&x, &g, &added}, weight) && shape.length % 4 == 0;
+  const RmsNormWeightParams stages = plan_weight(shape, aligned, x.stride, g.stride);
   const int64_t partial_sizes[2] = {stages.chunks, shape.length};
   const Tensor scales = new_tensor(Sizes(row_count, 1), ScalarType::Float, input);
   const Tensor partial = weight_wanted ? new_tensor(Sizes(partial_sizes, 2), ScalarType::Float, input) : scales;
@@ -138,7 +140,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
       .length = stages.length,
       .rows = stages.rows,
       .eps = static_cast<float>(eps),
-      .aligned = all_aligned4({&x, &g, &added}, weight) && shape.length % 4 == 0,
+      .aligned = aligned,
       .has_weight = weight.has_value(),
       .has_residual = sum_grad.has_value(),
       .x_stride = x.stride,
@@ -153,7 +155,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
     if (!weight_wanted) return;
     encoder.kernel(kernel_name("rms_norm_weight_partial", dtype));
     encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, stages);
-    encoder.dispatch_threads({stages.length, stages.chunks}, {256});
+    encoder.dispatch_threads({ceil_div(stages.length, 4u), stages.chunks}, {256});
     encoder.kernel(kernel_name("rms_norm_weight_final", gw.scalar_type()));
     encoder.buffer(0, partial).buffer(1, gw).bytes(2, stages);
     encoder.dispatch_threads({stages.length}, {256});

@@ -14,7 +14,11 @@ constexpr int64_t kBlockElements = 4 * 4;
 RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning) {
   const uint32_t count = grid_side(rows);
   grid_side(length);
-  if (inner > 1 || length <= tuning.thread_row) return {"thread", {count}, {256}, true};
+  if (inner > 1) {
+    const uint32_t across = grid_side(ceil_div<int64_t>(inner, 4));
+    return {"columns", {across, grid_side(rows / inner)}, {std::min(across, 256u), 256 / std::min(across, 256u)}, true};
+  }
+  if (length <= tuning.thread_row) return {"thread", {count}, {256}, true};
   if (length <= tuning.simd_row) {
     const uint32_t per_group = std::min(tuning.simd_rows, count);
     return {length <= kSimd1 ? "simd1" : "simd4", {ceil_div(count, per_group)}, {per_group * gpu::kSimdWidth}, false};
@@ -29,8 +33,9 @@ RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning
 std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning) {
   const std::string row = "a row of " + std::to_string(length);
   const auto at_most = [](uint32_t limit) { return " (at most " + std::to_string(limit) + ")"; };
-  if (inner > 1) return "the rows' elements lie " + std::to_string(inner) + " apart: one thread takes a row";
-  if (plan.threads) return row + at_most(tuning.thread_row) + " is one thread's work";
+  if (inner > 1) return "the rows' elements lie " + std::to_string(inner) + " apart: one thread takes four neighbouring rows";
+  if (plan.threads)
+    return row + (tuning.thread_row == UINT32_MAX ? "" : at_most(tuning.thread_row)) + " is one thread's work";
   if (std::strncmp(plan.variant, "simd", 4) == 0) return row + at_most(tuning.simd_row) + " fits a simdgroup's registers";
   if (std::strncmp(plan.variant, "block", 5) == 0)
     return row + at_most(tuning.block_row) + " fits a threadgroup's registers";

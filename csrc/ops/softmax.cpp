@@ -51,7 +51,8 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
       .inner = grid_side(shape.inner),
-      .aligned = aligned4(x.tensor, x.stride) && aligned4(y, shape.length),
+      .aligned = aligned4(x.tensor, shape.inner == 1 ? x.stride : shape.inner) &&
+                 aligned4(y, shape.inner == 1 ? shape.length : shape.inner),
       .x_stride = x.stride,
   };
   gpu::encode(y, [&](gpu::Encoder& encoder) {
@@ -79,12 +80,13 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
   Tensor gx = new_tensor(output.sizes(), in, output);
   if (shape.rows == 0 || shape.length == 0) return gx;
   const Tensor g = as_contiguous(grad), y = as_contiguous(output);
+  const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what 4-wide accesses run along
   const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning());
   const SoftmaxParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
       .inner = grid_side(shape.inner),
-      .aligned = aligned4(g, shape.length) && aligned4(y, shape.length) && aligned4(gx, shape.length),
+      .aligned = aligned4(g, row) && aligned4(y, row) && aligned4(gx, row),
       .x_stride = shape.length,
   };
   gpu::encode(gx, [&](gpu::Encoder& encoder) {

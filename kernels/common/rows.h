@@ -2,7 +2,7 @@
 //
 // Kernels over rows come in four variants, named for what works on one row:
 //
-//   thread   one thread, for tiny rows and for rows whose elements lie apart
+//   thread   one thread, for tiny rows (and for all rows where a simdgroup is expensive, as on the simulator)
 //   simd     one simdgroup, the row in registers (N float4 per thread); several rows per threadgroup
 //   block    one threadgroup, the row in registers
 //   looped   one threadgroup that walks the row twice, for rows of any length
@@ -11,6 +11,9 @@
 #include <metal_stdlib>
 
 using namespace metal;
+
+// A thread that sums a long row does so block by block: rounding errors grow with the number of blocks, not of elements.
+constexpr constant uint kSumBlock = 128;
 
 // Elements i to i + 3 of a row; `otherwise` past its end. `aligned` (the same for a whole dispatch) says that each
 // row begins at a multiple of four elements.

@@ -1,0 +1,51 @@
+"""What the ops' tests compare with: float64 on the CPU, on the same rounded inputs."""
+
+import torch
+from torch.library import opcheck
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def tensor(*shape, dtype=torch.float32, device="cpu", scale=1.0):
+    return (torch.randn(shape) * scale).to(dtype).to(device)
+
+
+def wide(value):
+    """The same numbers in float64 on the CPU."""
+    return value.detach().cpu().double()
+
+
+def assert_near(actual, expected, *, terms=1, magnitude=None):
+    """`actual` differs from the float64 reference by at most 8 * terms * eps32 of the reference's largest value (the
+    arithmetic, over sums of `terms`; `magnitude` instead where larger numbers cancel) and one rounding to its own
+    dtype. NaN and infinity must be in the same places."""
+    eps = torch.finfo(torch.float32).eps
+    dtype = actual.dtype
+    finite = expected[expected.isfinite()]
+    largest = finite.abs().max().item() if finite.numel() else 0.0
+    absolute = 8 * terms * eps * max(largest, magnitude or 0.0) + torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    torch.testing.assert_close(wide(actual), expected, rtol=torch.finfo(dtype).eps + 8 * eps, atol=absolute,
+                               equal_nan=True)
+
+
+def layouts(make):
+    """Tensors of one shape (4, 6, 8) that lie in memory in every way that matters."""
+    return {
+        "contiguous": make(4, 6, 8),
+        "permuted": make(8, 4, 6).permute(1, 2, 0),
+        "inner transposed": make(4, 8, 6).transpose(1, 2),
+        "columns of wider rows": make(4, 6, 20)[..., 4:12],
+        "odd offset": make(4 * 6 * 8 + 1)[1:].view(4, 6, 8),
+        "every other": make(4, 6, 16)[..., ::2],
+        "every other row": make(4, 12, 8)[:, ::2],
+        "expanded rows": make(4, 1, 8).expand(4, 6, 8),
+        "expanded elements": make(4, 6, 1).expand(4, 6, 8),
+    }
+
+
+def check_operator(op, *inputs):
+    """torch.library.opcheck: schema, fake kernel, tracing; registration as far as it knows the device."""
+    tests = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
+    if inputs[0].device.type == "cpu":
+        tests.append("test_autograd_registration")
+    opcheck(op.default, inputs, test_utils=tests)

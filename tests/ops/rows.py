@@ -1,0 +1,44 @@
+"""Row lengths above and below every boundary between variants, as metalcore.explain finds them."""
+
+import contextlib
+
+import metalcore
+from metalcore import _C
+
+FAMILIES = _C.tuning_families()
+LONGEST = 20000
+
+
+@contextlib.contextmanager
+def tuned(family):
+    """Plans as for a GPU family."""
+    _C.use_tuning(family)
+    try:
+        yield
+    finally:
+        _C.use_tuning("")
+
+
+def variant(op, length, dtype):
+    return metalcore.explain(op, (9, length), dtype=dtype).variant
+
+
+def lengths(op, dtype):
+    """1, and the last length of each variant with its neighbours, under the current tuning."""
+    found = {1, 2, 3}
+    low = 1
+    while variant(op, low, dtype) != variant(op, LONGEST, dtype):
+        below, above = low, LONGEST  # of the variant of `low`, and of another one
+        while above - below > 1:
+            middle = (below + above) // 2
+            if variant(op, middle, dtype) == variant(op, low, dtype):
+                below = middle
+            else:
+                above = middle
+        found |= {below - 1, below, above, above + 1, above + 4}
+        low = above
+    return sorted(found | {low + 100})
+
+
+def variants(op, dtype):
+    return {variant(op, length, dtype) for length in lengths(op, dtype)}

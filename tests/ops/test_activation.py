@@ -1,0 +1,129 @@
+"""silu and gelu."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from opinfo import check_samples
+from references import DTYPES, assert_near, check_operator, layouts, tensor, wide
+
+import metalcore
+
+OPS = {
+    "silu": (metalcore.silu, F.silu),
+    "gelu": (metalcore.gelu, F.gelu),
+    "gelu_tanh": (lambda x: metalcore.gelu(x, "tanh"), lambda x: F.gelu(x, approximate="tanh")),
+}
+each_op = pytest.mark.parametrize("op", OPS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def gradient(function, x, grad):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(function(x), x, grad)[0]
+
+
+# A thread takes four elements; what is left over takes another dispatch.
+@each_op
+@each_dtype
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 1023, 1024, 1025])
+def test_sizes(device, op, dtype, size):
+    ours, reference = OPS[op]
+    x = tensor(size, dtype=dtype, device=device, scale=4)
+    grad = tensor(size, dtype=dtype, device=device)
+    assert_near(ours(x), reference(wide(x)))
+    assert_near(gradient(ours, x, grad), gradient(reference, wide(x), wide(grad)))
+
+
+@each_op
+@each_dtype
+def test_layouts(device, op, dtype):
+    ours, reference = OPS[op]
+    grad = tensor(4, 6, 8, dtype=dtype, device=device)
+    for name, x in layouts(lambda *shape: tensor(*shape, dtype=dtype, device=device)).items():
+        y = ours(x)
+        assert y.stride() == torch.empty_like(x).stride(), name
+        assert_near(y, reference(wide(x)))
+        assert_near(gradient(ours, x, grad), gradient(reference, wide(x), wide(grad)))
+
+
+@each_op
+def test_more_dimensions_than_a_kernel_walks(device, op):
+    ours, reference = OPS[op]
+    x = tensor(*[4] * 9, device=device)[(slice(None, None, 3),) * 9]
+    assert_near(ours(x), reference(wide(x)))
+
+
+@each_op
+def test_zero_dimensions(device, op):
+    ours, reference = OPS[op]
+    x = tensor(device=device)
+    assert ours(x).shape == ()
+    assert_near(ours(x), reference(wide(x)))
+
+
+@each_op
+def test_special_values(device, op):
+    ours, reference = OPS[op]
+    x = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e30, -1e30, 1e-40, 100.0, -100.0])
+    assert_near(ours(x.to(device)), reference(x.double()))
+
+
+def test_gelu_keeps_relative_accuracy_in_its_tail(device):
+    x = torch.linspace(-8, -1, 1001, device=device)
+    expected = wide(x) * 0.5 * torch.special.erfc(-wide(x) / 2**0.5)
+    # The exponent x^2/2 is rounded once: an error of 32 eps at most where it is largest.
+    relative = ((wide(metalcore.gelu(x)) - expected) / expected).abs().max()
+    assert relative < (32 + 8) * torch.finfo(torch.float32).eps
+
+
+@each_op
+def test_double_backward(device, op):
+    ours, reference = OPS[op]
+
+    def second(function, x, grad):
+        x, grad = x.detach().requires_grad_(), grad.detach().requires_grad_()
+        (first,) = torch.autograd.grad(function(x), x, grad, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), (x, grad))
+
+    x, grad = tensor(5, 7, device=device), tensor(5, 7, device=device)
+    for actual, expected in zip(second(ours, x, grad), second(reference, wide(x), wide(grad))):
+        assert_near(actual, expected, terms=4)
+
+
+@each_dtype
+@pytest.mark.parametrize("name", ["silu", "gelu"])
+def test_pytorch_samples(device, name, dtype):
+    check_samples(getattr(metalcore, name), f"nn.functional.{name}", device, dtype)
+
+
+@pytest.mark.parametrize("place", ["cpu", "device"])
+def test_opcheck(device, place):
+    x = tensor(3, 5, device="cpu" if place == "cpu" else device).requires_grad_()
+    ops = torch.ops.metalcore
+    check_operator(ops.silu, x)
+    check_operator(ops.silu_backward, x.detach(), x)
+    check_operator(ops.gelu, x, "tanh")
+    check_operator(ops.gelu_backward, x.detach(), x, "none")
+
+
+@each_op
+def test_compile(device, op):
+    ours, _ = OPS[op]
+    x = tensor(4, 8, device=device).requires_grad_()
+    compiled = torch.compile(lambda x: ours(x * 2).sum(), fullgraph=True, backend="aot_eager")
+    expected = torch.autograd.grad(ours(x * 2).sum(), x)[0]
+    assert torch.equal(torch.autograd.grad(compiled(x), x)[0], expected)
+
+
+def test_bad_input(device):
+    with pytest.raises(RuntimeError, match="approximate"):
+        metalcore.gelu(tensor(3, device=device), "sigmoid")
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        metalcore.silu(torch.arange(3, device=device))
+    with pytest.raises(RuntimeError, match="metalcore::silu: x must be float32, float16 or bfloat16, not int64"):
+        torch.ops.metalcore.silu(torch.arange(3, device=device))
+    x = tensor(3, device=device)
+    with pytest.raises(RuntimeError, match=r"grad must have shape \[3\], not \[4\]"):
+        torch.ops.metalcore.silu_backward(tensor(4, device=device), x)
+    with pytest.raises(RuntimeError, match="grad must be float32, not float16"):
+        torch.ops.metalcore.silu_backward(x.half(), x)

@@ -1,0 +1,50 @@
+"""metalcore.explain and the choice of variants."""
+
+import pytest
+import torch
+from rows import FAMILIES, LONGEST, lengths, tuned, variants
+
+import metalcore
+
+OPS = ["softmax", "log_softmax", "rms_norm", "add_rms_norm"]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_variant_of_a_gpu_is_tested(op):
+    with tuned("baseline"):
+        assert variants(op, torch.float32) == {"thread", "simd1", "simd4", "block4", "looped"}
+        assert max(lengths(op, torch.float32)) < LONGEST
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("op", OPS)
+def test_plans_keep_to_the_limits(op, family):
+    with tuned(family):
+        for rows in (1, 7, 100000):
+            for length in (1, 16, 17, 500, 4096, 131072):
+                for step in metalcore.explain(op, (rows, length)).steps:
+                    threads = step.threadgroup[0] * step.threadgroup[1] * step.threadgroup[2]
+                    assert 1 <= threads <= 1024 and (step.threads or threads % 32 == 0)
+
+
+def test_softmax_along_another_dimension():
+    explanation = metalcore.explain("softmax", (64, 128, 256), dim=1)
+    assert explanation.variant == "columns" and "256 apart" in explanation.why
+    assert explanation.kernels == ("softmax_columns_float",)
+
+
+def test_text_and_dtype():
+    text = str(metalcore.explain("gelu", torch.empty(10, dtype=torch.bfloat16), approximate="tanh"))
+    assert "gelu_tanh_dense4_bfloat: 2×1×1 threads" in text and "gelu_tanh_dense_bfloat: 2×1×1 threads" in text
+    assert "half" in metalcore.explain("silu", (3,), dtype=torch.float16).kernels[0]
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="knows no op 'convolve'; it knows .*softmax"):
+        metalcore.explain("convolve", (3,))
+    with pytest.raises(ValueError, match="needs the input's shape"):
+        metalcore.explain("softmax")
+    with pytest.raises(ValueError, match="dim must be in"):
+        metalcore.explain("softmax", (3,), dim=4)
+    with pytest.raises(ValueError, match="no kernel for int64"):
+        metalcore.explain("silu", (3,), dtype=torch.int64)
