@@ -139,7 +139,7 @@ def kernel_libraries(tasks):
 
 
 def instruction_sets():
-    return ["x86-64", "x86-64-v3"] if platform.machine() in ("x86_64", "AMD64") else [platform.machine()]
+    return ["x86-64", "x86-64-v3", "x86-64-v4"] if platform.machine() in ("x86_64", "AMD64") else [platform.machine()]
 
 
 def with_includes(source, seen=()):
@@ -177,6 +177,11 @@ class Build(build_ext):
         for output, name in outputs.items():
             if output.exists():
                 copy(output, package / name)
+        # Libraries of another build would be older than the rest, and the best set at hand is what runs.
+        built = {Path(name).parent.name for name in outputs.values()}
+        for folder in (package / "lib").glob("*"):
+            if folder.name not in built:
+                shutil.rmtree(folder)
         if errors:
             raise SystemExit("\n".join(errors))
         if not self.inplace:

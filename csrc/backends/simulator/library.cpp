@@ -59,9 +59,13 @@ State& state() {
 
 std::vector<std::string> suitable_isas() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-      __builtin_cpu_supports("bmi2"))
-    return {"x86-64-v3", "x86-64"};
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+                  __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
+  if (v4) return {"x86-64-v4", "x86-64-v3", "x86-64"};
+  if (v3) return {"x86-64-v3", "x86-64"};
   return {"x86-64"};
 #elif defined(__aarch64__)
   return {"aarch64", "arm64"};
