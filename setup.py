@@ -174,6 +174,11 @@ class Build(build_ext):
         errors = tasks.run()
         # In place (editable) or into the tree that becomes the wheel.
         package = PACKAGE if self.inplace else Path(self.build_lib) / "metalcore"
+        if not self.inplace:  # what an earlier wheel left there would come along
+            for folder in ("lib", "kernels", "simulator"):
+                for path in (package / folder).rglob("*"):
+                    if path.is_file() and path.suffix != ".py":
+                        path.unlink()
         for output, name in outputs.items():
             if output.exists():
                 copy(output, package / name)
