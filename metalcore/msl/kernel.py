@@ -30,6 +30,8 @@ class Kernel:
             or a dict of such by argument.
         error_buf_idx: buffer index at which PyTorch's `device ErrorMessages*` is bound; what the kernel reports there is
             raised as a RuntimeError.
+        threadgroup_memory: bytes behind the kernel's `[[threadgroup(i)]]` arguments: those of index 0, or a list by
+            index. PyTorch's compile_shader cannot run such kernels.
 
     Raises:
         RuntimeError: an argument cannot be bound, or the grid is not known.
@@ -59,7 +61,7 @@ class Kernel:
             raise RuntimeError("the simulator learns how much threadgroup memory a kernel takes only as it runs")
         return 0
 
-    def __call__(self, *args, threads=None, group_size=None, arg_casts=None, error_buf_idx=None):
+    def __call__(self, *args, threads=None, group_size=None, arg_casts=None, error_buf_idx=None, threadgroup_memory=()):
         threads, group_size = _sizes("threads", threads), _sizes("group_size", group_size)
         if arg_casts is not None and not isinstance(arg_casts, (str, dict)):
             raise RuntimeError(f"Unexpected caster arg type {type(arg_casts).__name__}")
@@ -86,9 +88,10 @@ class Kernel:
             raise ValueError(f"group_size must be positive, got {group_size}")
         if 0 in threads:
             return
+        lengths = (threadgroup_memory,) if isinstance(threadgroup_memory, int) else tuple(threadgroup_memory)
         checking = _C.simulator_checking()[0]
         library = self._library._load(self._name, checking=checking)
-        _C.simulator_dispatch(library, self._name, buffers, (), _three(threads), _three(group_size))
+        _C.simulator_dispatch(library, self._name, buffers, lengths, _three(threads), _three(group_size))
         if errors is not None:
             _raise_reported(errors)
 

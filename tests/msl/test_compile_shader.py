@@ -294,3 +294,23 @@ def test_argument_buffers(device):
     packed = struct.pack("<QQfi", out.data_ptr(), x.data_ptr(), 2.5, 0)
     library.k(list(struct.unpack("<3q", packed)), threads=3)
     assert out.tolist() == [0, 2.5, 5]
+
+
+def test_threadgroup_arguments_have_the_length_that_the_call_says():
+    run = metalcore.compile_shader("""#include <metal_stdlib>
+using namespace metal;
+kernel void run(device float* x, threadgroup float* a [[threadgroup(0)]], threadgroup float2* b [[threadgroup(1)]],
+                uint t [[thread_position_in_threadgroup]], uint n [[threads_per_threadgroup]]) {
+  a[t] = x[t];
+  b[t] = float2(t, 1);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  x[t] = a[n - 1 - t] + b[(t + 1) % n].x;
+}""").run
+    x = torch.rand(64)
+    moved = x.to("mps")
+    run(moved, threads=64, group_size=64, threadgroup_memory=(256, 512))
+    assert torch.equal(moved.cpu(), x.flip(0) + torch.arange(64).roll(-1))
+    with metalcore.simulator.checking(), pytest.raises(metalcore.simulator.KernelError, match="threadgroup argument 1"):
+        run(moved, threads=64, group_size=64, threadgroup_memory=(256, 504))
+    with pytest.raises(RuntimeError, match=r"'b' at index 1 has no length set \(see threadgroup_memory of a call\)"):
+        run(moved, threads=64, group_size=64, threadgroup_memory=256)

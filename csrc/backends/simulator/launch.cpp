@@ -40,7 +40,7 @@ void validate(const Launch& launch) {
     if (argument.index >= kMaximumBuffers) refuse(launch, "argument " + which() + ": indices go up to 30");
     if (argument.kind == msl_abi::kThreadgroup) {
       const uint32_t length = launch.threadgroup_lengths[argument.index];
-      if (!length) refuse(launch, "threadgroup argument " + which() + " has no length set");
+      if (!length) refuse(launch, "threadgroup argument " + which() + " has no length set (see threadgroup_memory of a call)");
       memory += (length + 15) / 16 * 16;
       continue;
     }
