@@ -12,7 +12,9 @@ import importlib
 import torch  # noqa: F401  (loads the libraries that _C links against)
 
 from . import _C
+from . import linalg, optim  # not only when asked for: they complete the operators torch.ops.metalcore.qr and adamw_
 from .activation import gelu, silu
+from .linalg import qr
 from .normalization import add_rms_norm, rms_norm
 from .softmax import log_softmax, softmax
 
@@ -25,14 +27,16 @@ _LAZY = {
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
-    "qr": "linalg",
 }
-_LAZY_MODULES = frozenset({"integrations", "linalg", "msl", "nn", "optim", "overrides", "simulator"})
+_LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"})
 
 __all__ = [
     "add_rms_norm",
     "gelu",
+    "linalg",
     "log_softmax",
+    "optim",
+    "qr",
     "rms_norm",
     "silu",
     "softmax",

@@ -9,6 +9,8 @@ An op has one module, which follows `metalcore/activation.py`:
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 ops = torch.ops.metalcore
@@ -55,8 +57,25 @@ def cpu_kernel(name):
 
 
 def fake_kernel(name):
-    """Registers the decorated function, which makes outputs without computing them, for tracing."""
-    return torch.library.register_fake(f"metalcore::{name}", lib=_library)
+    """Registers the decorated function, which makes outputs without computing them, for tracing and meta tensors."""
+
+    def register(kernel):
+        @functools.wraps(kernel)
+        def checked(*inputs, **options):
+            _check_one_device(name, inputs)
+            return kernel(*inputs, **options)
+
+        torch.library.register_fake(f"metalcore::{name}", checked, lib=_library)
+        return kernel
+
+    return register
+
+
+def _check_one_device(name, inputs):
+    """A meta tensor among others brings a call here, whose result would be memory that nobody has written."""
+    devices = {str(tensor.device) for tensor in inputs if isinstance(tensor, torch.Tensor)}
+    if len(devices) > 1:
+        raise RuntimeError(f"metalcore::{name}: tensors must be on one device, not on {' and '.join(sorted(devices))}")
 
 
 def autograd(name, backward, setup_context):

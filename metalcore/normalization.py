@@ -79,28 +79,41 @@ def _composite(x, dims, weight, eps):
     return (y if weight is None else y * weight).to(x.dtype)
 
 
+def _check(op, x, dims, weight):
+    """What the MPS kernels check, in their words."""
+    if not 0 < dims <= x.dim():
+        raise RuntimeError(f"metalcore::{op}: cannot normalize the last {dims} of {x.dim()} dimensions")
+    length = math.prod(x.shape[-dims:])
+    if weight is not None and weight.numel() != length:
+        raise RuntimeError(f"metalcore::{op}: weight must have {length} elements, not {weight.numel()}")
+
+
 def _empty(x):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @cpu_kernel("rms_norm")
 def _(x, dims, weight, eps):
+    _check("rms_norm", x, dims, weight)
     return _composite(x, dims, weight, eps).contiguous()
 
 
 @fake_kernel("rms_norm")
 def _(x, dims, weight, eps):
+    _check("rms_norm", x, dims, weight)
     return _empty(x)
 
 
 @cpu_kernel("add_rms_norm")
 def _(x, residual, dims, weight, eps):
+    _check("add_rms_norm", x, dims, weight)
     total = torch.add(x, residual, out=_empty(x))
     return _composite(total, dims, weight, eps).contiguous(), total
 
 
 @fake_kernel("add_rms_norm")
 def _(x, residual, dims, weight, eps):
+    _check("add_rms_norm", x, dims, weight)
     return _empty(x), _empty(x)
 
 
@@ -123,12 +136,14 @@ def _gradients(grad, x, sum_grad, dims, weight, eps):
 
 @cpu_kernel("rms_norm_backward")
 def _(grad, x, sum_grad, dims, weight, eps, weight_wanted):
+    _check("rms_norm_backward", x, dims, weight)
     gx, gw = _gradients(grad, x, sum_grad, dims, weight, eps)
     return gx.contiguous(), gw.contiguous() if weight_wanted else x.new_empty(0)
 
 
 @fake_kernel("rms_norm_backward")
 def _(grad, x, sum_grad, dims, weight, eps, weight_wanted):
+    _check("rms_norm_backward", x, dims, weight)
     return _empty(x), _empty(weight) if weight_wanted else x.new_empty(0)
 
 

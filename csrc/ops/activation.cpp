@@ -4,18 +4,18 @@
 namespace metalcore {
 namespace {
 
-Tensor activation(const char* op, const Tensor& x) {
+Tensor activation(const char* op, const char* kernel, const Tensor& x) {
   check_float(op, "x", x);
-  return elementwise(op, {x});
+  return elementwise(kernel, {x});
 }
 
 // The gradient takes x's strides, whatever those of grad.
-Tensor activation_backward(const char* op, const Tensor& grad, const Tensor& x) {
+Tensor activation_backward(const char* op, const char* kernel, const Tensor& grad, const Tensor& x) {
   check_float(op, "x", x);
   check_same_device(op, "grad", grad, x);
   check_same_dtype(op, "grad", grad, x);
   check_same_shape(op, "grad", grad, x);
-  return elementwise(op, {x, grad});
+  return elementwise(kernel, {x, grad});
 }
 
 bool is_tanh(const std::string& approximate) {
@@ -24,14 +24,16 @@ bool is_tanh(const std::string& approximate) {
   return approximate == "tanh";
 }
 
-Tensor silu(const Tensor& x) { return activation("silu", x); }
-Tensor silu_backward(const Tensor& grad, const Tensor& x) { return activation_backward("silu_backward", grad, x); }
+Tensor silu(const Tensor& x) { return activation("silu", "silu", x); }
+Tensor silu_backward(const Tensor& grad, const Tensor& x) {
+  return activation_backward("silu_backward", "silu_backward", grad, x);
+}
 
 Tensor gelu(const Tensor& x, const std::string& approximate) {
-  return activation(is_tanh(approximate) ? "gelu_tanh" : "gelu", x);
+  return activation("gelu", is_tanh(approximate) ? "gelu_tanh" : "gelu", x);
 }
 Tensor gelu_backward(const Tensor& grad, const Tensor& x, const std::string& approximate) {
-  return activation_backward(is_tanh(approximate) ? "gelu_tanh_backward" : "gelu_backward", grad, x);
+  return activation_backward("gelu_backward", is_tanh(approximate) ? "gelu_tanh_backward" : "gelu_backward", grad, x);
 }
 
 const ExplainOp explain_silu("silu", [](const Request& request) { return explain_elementwise("silu", request); });

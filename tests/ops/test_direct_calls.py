@@ -1,0 +1,76 @@
+"""Operators called directly, as a loaded program or a compiled graph calls them, with input they do not take."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import metalcore  # noqa: F401
+
+ops = torch.ops.metalcore
+
+
+@pytest.mark.parametrize("call", [
+    lambda a, b: ops.silu_backward(a, b),
+    lambda a, b: ops.gelu_backward(a, b, "none"),
+    lambda a, b: ops.softmax_backward(a, b, -1, torch.float32),
+    lambda a, b: ops.add_rms_norm(a, b, 1, None, 1e-6),
+    lambda a, b: ops.rms_norm(a, 1, b[0], 1e-6),
+    lambda a, b: ops.rms_norm_backward(a, b, None, 1, None, 1e-6, False),
+])
+def test_a_meta_tensor_among_others_is_refused(device, call):
+    x, meta = torch.ones(3, 4, device=device), torch.ones(3, 4, device="meta")
+    for arguments in [(x, meta), (meta, x)]:
+        with pytest.raises(RuntimeError, match="metalcore::.*one device, not on meta and"):
+            call(*arguments)
+
+
+@pytest.mark.parametrize("where", ["mps", "cpu", "meta"])
+@pytest.mark.parametrize("dims", [0, -1, 3])
+def test_rms_norm_refuses_the_same_dims_everywhere(device, where, dims):
+    x = torch.ones(3, 4, device=device if where == "mps" else where)
+    message = f"cannot normalize the last {dims} of 2 dimensions"
+    with pytest.raises(RuntimeError, match="metalcore::rms_norm: " + message):
+        ops.rms_norm(x, dims, None, 1e-6)
+    with pytest.raises(RuntimeError, match=message):
+        ops.add_rms_norm(x, x, dims, None, 1e-6)
+    with pytest.raises(RuntimeError, match="metalcore::rms_norm_backward: " + message):
+        ops.rms_norm_backward(x, x, None, dims, None, 1e-6, False)
+
+
+@pytest.mark.parametrize("where", ["mps", "cpu", "meta"])
+def test_rms_norm_refuses_a_weight_of_another_length_everywhere(device, where):
+    x = torch.ones(3, 4, device=device if where == "mps" else where)
+    with pytest.raises(RuntimeError, match="weight must have 4 elements, not 12"):
+        ops.rms_norm(x, 1, x, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.bool, torch.complex64])
+@pytest.mark.parametrize("rows", [0, 3])
+def test_softmax_backward_refuses_other_dtypes(device, dtype, rows):
+    y = torch.ones(rows, 4, device=device)
+    with pytest.raises(RuntimeError, match="metalcore::softmax_backward: input_dtype .* does not go with"):
+        ops.softmax_backward(y, y, -1, dtype)
+
+
+def test_gelu_errors_name_the_operator(device):
+    x = torch.ones(3, device=device)
+    with pytest.raises(RuntimeError, match="^metalcore::gelu_backward: grad must be float32, not float16"):
+        ops.gelu_backward(x.half(), x, "tanh")
+    with pytest.raises(RuntimeError, match="^metalcore::gelu: x must be float32, .* not int64"):
+        ops.gelu(x.long(), "tanh")
+
+
+def test_importing_metalcore_completes_every_operator():
+    """Kernels for CPU and meta tensors and derivatives come with `import metalcore`, whatever is used of it later."""
+    program = """
+import torch, metalcore
+for name in torch._C._dispatch_get_all_op_names():
+    if name.startswith("metalcore::"):
+        for key in ("CPU", "Meta"):
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(name, key), (name, key)
+        if name != "metalcore::adamw_":
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd"), name
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
