@@ -118,35 +118,62 @@ def mark_float_literals(tokens):
 
 
 def rewrite_swizzles(program):
-    """`v.xyz` becomes `v.template swizzle<0, 1, 2>()`, and `swizzle_ref` where it is assigned to."""
+    """`v.xyz` becomes `v.template swizzle<0, 1, 2>()`, and `swizzle_ref` where it is assigned to.
+
+    A name that is a member of a struct of the program as well becomes a call that both have: the struct gets functions of
+    that name, told apart by a tag, which return the member.
+    """
     tokens, members = program.tokens, _members_like_swizzles(program)
-    for i in range(1, len(tokens) - 1):
+    for i in range(2, len(tokens) - 1):
         name = tokens[i].text
         if (
             tokens[i].kind == "id"
-            and tokens[i - 1].text in (".", "->")
+            and (tokens[i - 1].text == "->" or tokens[i - 1].text == "." and tokens[i - 2].text not in ("{", ","))
             and _SWIZZLE.fullmatch(name)
-            and name not in members
             and tokens[i + 1].text != "("
         ):
             indices = ", ".join(str(("xyzw" if name[0] in "xyzw" else "rgba").index(letter)) for letter in name)
-            assigned = tokens[i + 1].text in _ASSIGNMENTS
-            tokens[i].text = f"template swizzle{'_ref' if assigned else ''}<{indices}>()"
+            function = "swizzle_ref" if tokens[i + 1].text in _ASSIGNMENTS else "swizzle"
+            tagged = name in members
+            tokens[i].text = f"{function}({_tag(name)}())" if tagged else f"template {function}<{indices}>()"
+    for name, bodies in members.items():
+        for body in bodies:
+            tokens[body].text += "".join(
+                f" METAL_FUNC auto& {function}({_tag(name)}) {const}{{ return {name}; }}"
+                for function in ("swizzle", "swizzle_ref")
+                for const in ("", "const ")
+            )
+
+
+def _tag(name):
+    return "msl::components<" + ", ".join(f"'{letter}'" for letter in name) + ">"
 
 
 def _members_like_swizzles(program):
-    tokens, found = program.tokens, set()
+    """{name: the indices of the opening braces of the structs that have such a member}."""
+    tokens, found = program.tokens, {}
     for i, token in enumerate(tokens):
-        if token.text in ("struct", "class", "union"):
-            body = program._class_body(i, len(tokens))
-            if body is None:
-                continue
-            for j in range(body + 1, program.partner[body]):
-                if (
-                    tokens[j].kind == "id"
-                    and _SWIZZLE.fullmatch(tokens[j].text)
-                    and tokens[j - 1].text not in (".", "->")
-                    and tokens[j + 1].text in (";", ",", "[", "=", "{", ":")
-                ):
-                    found.add(tokens[j].text)
+        body = program._class_body(i, len(tokens)) if token.text in ("struct", "class", "union") else None
+        if body is None or _is_anonymous(program, i):
+            continue
+        j = body + 1
+        while j < program.partner[body]:
+            if tokens[j].text == "(" or tokens[j].text == "{" and not _is_anonymous(program, j - 1):
+                j = program.partner[j]
+            elif (
+                tokens[j].kind == "id"
+                and _SWIZZLE.fullmatch(tokens[j].text)
+                and tokens[j + 1].text in (";", ",", "[", "=", "{")
+                and body not in found.setdefault(tokens[j].text, [])
+            ):
+                found[tokens[j].text].append(body)
+            j += 1
     return found
+
+
+def _is_anonymous(program, i):
+    """Whether this is the keyword of an anonymous struct or union, whose members are those of what it is in."""
+    tokens = program.tokens
+    if tokens[i].text not in ("struct", "union") or tokens[i + 1].text != "{":
+        return False
+    return tokens[program.partner[i + 1] + 1].text == ";"

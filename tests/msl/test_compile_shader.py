@@ -312,5 +312,5 @@ kernel void run(device float* x, threadgroup float* a [[threadgroup(0)]], thread
     assert torch.equal(moved.cpu(), x.flip(0) + torch.arange(64).roll(-1))
     with metalcore.simulator.checking(), pytest.raises(metalcore.simulator.KernelError, match="threadgroup argument 1"):
         run(moved, threads=64, group_size=64, threadgroup_memory=(256, 504))
-    with pytest.raises(RuntimeError, match=r"'b' at index 1 has no length set \(see threadgroup_memory of a call\)"):
+    with pytest.raises(ValueError, match=r"'b' at index 1 has no length set \(see threadgroup_memory of a call\)"):
         run(moved, threads=64, group_size=64, threadgroup_memory=256)

@@ -65,9 +65,37 @@ def test_swizzles_and_members_that_look_like_them(device):
           out[0] = v.x; out[1] = v.y; out[2] = v.z; out[3] = v.w;
           out[4] = c.x; out[5] = p.xy; out[6] = p.rgb; out[7] = v.xyzw.yx.x;
         }"""
-    # A user's member of the name wins over the swizzle for the whole program; others stay swizzles.
-    body = body.replace("v.bgr", "float3(v.z, v.y, v.x)")
     assert run(device, body, threads=1).tolist() == [2, 22, 4, 14, 4, 10, 6, 22]
+
+
+def test_one_name_for_a_member_and_a_swizzle(device):
+    body = """
+        template <typename T> struct Box {
+          T xy, zw;
+          float area(float2 zw, float extra) const { return (xy.xy + zw.xy).x * extra; }
+          union { float4 rgba; float parts[4]; };
+          struct Inner { int xz[3] = {1, 2, 3}; } inner;
+        };
+        float second(thread const Box<float2>& box) { return box.xy.xy.y; }
+        void scale(thread float2& v) { v *= 2; }
+        kernel void k(device float* out) {
+          struct Local { packed_float2 xy; } local = {.xy = float2(1, 2)};
+          float4 v = float4(1, 2, 3, 4);
+          packed_float3 p = packed_float3(5, 6, 7);
+          Box<float2> box{v.xy, v.zw};
+          box.xy.xy = box.zw.yx;
+          box.xy += v.xy;
+          v.xy += 10;
+          scale(box.zw);
+          box.rgba = v.rgba;
+          box.inner.xz[1] += int2(p.xz).y;
+          p.xy = local.xy + p.xy;
+          thread Box<float2>* pointer = &box;
+          pointer->zw.x = 100;
+          out[0] = box.xy.x; out[1] = second(box); out[2] = v.x; out[3] = box.zw.x; out[4] = box.zw.y;
+          out[5] = box.parts[1]; out[6] = box.inner.xz[1]; out[7] = p.x; out[8] = p.y; out[9] = box.area(1, 2);
+        }"""
+    assert run(device, body, threads=1, out=10).tolist() == [5, 5, 11, 100, 8, 12, 9, 6, 8, 12]
 
 
 def test_literals(device):

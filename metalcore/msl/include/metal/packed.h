@@ -40,6 +40,14 @@ METAL_FUNC constexpr metal::vec<T, N> unpacked(const metal::packed_vec<T, N>& va
   template <int... I>                                                                                        \
   METAL_FUNC constexpr msl::swizzle_reference<type, I...> swizzle_ref() {                                    \
     return {*this};                                                                                          \
+  }                                                                                                          \
+  template <char... C>                                                                                       \
+  METAL_FUNC constexpr auto swizzle(msl::components<C...>) const {                                           \
+    return swizzle<msl::components<C...>::index(C)...>();                                                    \
+  }                                                                                                          \
+  template <char... C>                                                                                       \
+  METAL_FUNC constexpr auto swizzle_ref(msl::components<C...>) {                                             \
+    return swizzle_ref<msl::components<C...>::index(C)...>();                                                \
   }
 
 namespace metal {

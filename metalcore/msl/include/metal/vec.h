@@ -20,6 +20,14 @@ METAL_FUNC constexpr auto read_swizzle(const V& v);
 template <class V, int... I>
 struct swizzle_reference;
 
+// Names a swizzle where the program also has a struct with a member of that name.
+template <char... C>
+struct components {
+  static constexpr int index(char name) {
+    return name == 'x' || name == 'r' ? 0 : name == 'y' || name == 'g' ? 1 : name == 'z' || name == 'b' ? 2 : 3;
+  }
+};
+
 // Calls f on each element and makes a vector of the results.
 template <class F, class T>
 METAL_FUNC constexpr auto map(const metal::vec<T, 2>& v, F f) {
@@ -133,6 +141,14 @@ struct vec_operators {
   template <int... I>                                                                                        \
   METAL_FUNC constexpr msl::swizzle_reference<type, I...> swizzle_ref() {                                    \
     return {*this};                                                                                          \
+  }                                                                                                          \
+  template <char... C>                                                                                       \
+  METAL_FUNC constexpr auto swizzle(msl::components<C...>) const {                                           \
+    return swizzle<msl::components<C...>::index(C)...>();                                                    \
+  }                                                                                                          \
+  template <char... C>                                                                                       \
+  METAL_FUNC constexpr auto swizzle_ref(msl::components<C...>) {                                             \
+    return swizzle_ref<msl::components<C...>::index(C)...>();                                                \
   }
 
 namespace msl {
