@@ -20,19 +20,24 @@ _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _after_autograd = torch._C._after_autograd_keyset
 _any_requires_grad = torch._C._any_requires_grad
 _is_grad_enabled = torch._C.is_grad_enabled
+_transforms_active = torch._C._are_functorch_transforms_active
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_strided = torch.strided
 DEVICES = frozenset({"mps"})
 
 
 def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
     """Whether metalcore's kernels can take these arguments: strided tensors of a supported dtype, all on one supported
-    device. None among the tensors stands for an argument that was left out."""
+    device. None among the tensors stands for an argument that was left out. Inside torch.func transforms (vmap, grad,
+    jvp …) PyTorch's own ops are the ones that know what to do."""
+    if _transforms_active():
+        return False
     device = None
     for tensor in tensors:
         if tensor is None:
             continue
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in dtypes or tensor.layout is not torch.strided:
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in dtypes or tensor.layout is not _strided:
             return False
         if device is None:
             device = tensor.device
@@ -83,15 +88,20 @@ def autograd(name, backward, setup_context):
 
     What torch.library.register_autograd does, at two thirds of its cost per call: no keyword-only arguments, no
     defaults in the schema, no lists of tensors.
+
+    Returns:
+        a function that calls the operator on accelerated() inputs; where no compiler is tracing it does without the
+        way through the dispatcher to `kernel` below, which takes another quarter off.
     """
-    redispatch = getattr(ops, name).default.redispatch
+    op = getattr(ops, name).default
+    redispatch = op.redispatch
 
     class Derivative(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *inputs_and_keyset):
             *inputs, keyset = inputs_and_keyset
             with _BelowAutograd():
-                output = redispatch(keyset, *inputs)
+                output = op(*inputs) if keyset is None else redispatch(keyset, *inputs)
             setup_context(ctx, inputs, output)
             return output
 
@@ -101,12 +111,23 @@ def autograd(name, backward, setup_context):
             return (*found, None) if isinstance(found, tuple) else (found, None)
 
     Derivative.__name__ = Derivative.__qualname__ = f"metalcore_{name}"
+    apply = Derivative.apply
 
     def kernel(keyset, *inputs):
         keyset = keyset & _after_autograd
         if _is_grad_enabled() and _any_requires_grad(*inputs):
-            return Derivative.apply(*inputs, keyset)
+            return apply(*inputs, keyset)
         with _BelowAutograd():
             return redispatch(keyset, *inputs)
 
     _library.impl(name, kernel, "Autograd", with_keyset=True)
+
+    def call(*inputs):
+        if torch.compiler.is_compiling():
+            return op(*inputs)
+        if _is_grad_enabled() and _any_requires_grad(*inputs):
+            return apply(*inputs, None)
+        with _BelowAutograd():
+            return op(*inputs)
+
+    return call

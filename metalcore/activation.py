@@ -20,7 +20,7 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     Args:
         x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op.
     """
-    return ops.silu(x) if accelerated(x) else F.silu(x)
+    return _silu(x) if accelerated(x) else F.silu(x)
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -34,7 +34,7 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
         RuntimeError: another value of `approximate`.
     """
     if accelerated(x) and approximate in ("none", "tanh"):
-        return ops.gelu(x, approximate)
+        return _gelu(x, approximate)
     return F.gelu(x, approximate=approximate)
 
 
@@ -84,7 +84,7 @@ def _silu_double_backward(ctx, grad):
     return grad * first, grad * upstream * second
 
 
-autograd("silu", _silu_backward, _save_input)
+_silu = autograd("silu", _silu_backward, _save_input)
 autograd("silu_backward", _silu_double_backward, _save_grad_and_input)
 
 
@@ -136,5 +136,5 @@ def _gelu_double_backward(ctx, grad):
     return grad * first, grad * upstream * second, None
 
 
-autograd("gelu", _gelu_backward, _save_input)
+_gelu = autograd("gelu", _gelu_backward, _save_input)
 autograd("gelu_backward", _gelu_double_backward, _save_grad_and_input)

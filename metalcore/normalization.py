@@ -32,9 +32,9 @@ def rms_norm(
     Raises:
         RuntimeError: normalized_shape is not the end of x's shape, or not weight's shape.
     """
-    if not _fits(x, normalized_shape, weight):
+    if not accelerated(x, weight) or not _fits(x, normalized_shape, weight):
         return F.rms_norm(x, normalized_shape, weight, eps)
-    return ops.rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
+    return _rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
 
 
 def add_rms_norm(
@@ -49,23 +49,27 @@ def add_rms_norm(
     Returns:
         (y, total): `total = x + residual`, and `y = rms_norm(total, total.shape[-1:], weight, eps)`.
     """
-    if (
-        x.dim() == 0
-        or not _fits(x, x.shape[-1:], weight)
-        or not accelerated(x, residual)
-        or residual.dtype != x.dtype
-        or residual.shape != x.shape
-    ):
+    if not accelerated(x, residual, weight) or not _addable(x, residual, weight):
         total = x + residual
         return rms_norm(total, total.shape[-1:], weight, eps), total
-    return ops.add_rms_norm(x, residual, 1, weight, _EPS if eps is None else eps)
+    return _add_rms_norm(x, residual, 1, weight, _EPS if eps is None else eps)
 
 
 def _fits(x, normalized_shape, weight):
-    if not accelerated(x, weight) or not isinstance(normalized_shape, Sequence):
+    if not isinstance(normalized_shape, (tuple, list)):
         return False
     shape = tuple(normalized_shape)
     return 0 < len(shape) <= x.dim() and x.shape[-len(shape) :] == shape and (weight is None or weight.shape == shape)
+
+
+def _addable(x, residual, weight):
+    shape = x.shape
+    return (
+        residual.dtype == x.dtype
+        and residual.shape == shape
+        and len(shape) > 0
+        and (weight is None or weight.shape == shape[-1:])
+    )
 
 
 # CPU and fake kernels
@@ -197,6 +201,6 @@ def _double_backward(ctx, gx_cotangent, gw_cotangent):
     return grad, x, sum_grad, None, weight, None, None
 
 
-autograd("rms_norm", _backward, _save)
-autograd("add_rms_norm", _sum_backward, _save_sum)
+_rms_norm = autograd("rms_norm", _backward, _save)
+_add_rms_norm = autograd("add_rms_norm", _sum_backward, _save_sum)
 autograd("rms_norm_backward", _double_backward, _save_backward)

@@ -25,12 +25,12 @@ def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torc
     Raises:
         IndexError: dim out of range.
     """
-    return _call(ops.softmax, torch.softmax, x, dim, dtype)
+    return _call(_softmax, torch.softmax, x, dim, dtype)
 
 
 def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """log(softmax(x)) along a dimension, as torch.log_softmax. Arguments and errors as in `softmax`."""
-    return _call(ops.log_softmax, torch.log_softmax, x, dim, dtype)
+    return _call(_log_softmax, torch.log_softmax, x, dim, dtype)
 
 
 def _call(op, torch_op, x, dim, dtype):
@@ -48,7 +48,7 @@ def _in_range(dim, dims):
 
 
 def _register(name, aten_forward, aten_backward, double_backward):
-    forward_op, backward_op = getattr(ops, name), getattr(ops, f"{name}_backward")
+    backward_op = getattr(ops, f"{name}_backward").default
 
     # PyTorch's CPU kernels have no half_to_float.
     @cpu_kernel(name)
@@ -85,8 +85,8 @@ def _register(name, aten_forward, aten_backward, double_backward):
         grad, y = ctx.saved_tensors
         return *double_backward(cotangent.to(y.dtype), grad, y, ctx.dim), None, None
 
-    autograd(name, backward, save)
     autograd(f"{name}_backward", backward_of_backward, save_backward)
+    return autograd(name, backward, save)
 
 
 # The backward operator is linear in grad; these are its derivatives by grad and by the output y, applied to v.
@@ -104,5 +104,5 @@ def _log_softmax_double_backward(v, grad, y, dim):
     return v - vp.sum(dim, keepdim=True), -vp * grad.sum(dim, keepdim=True)
 
 
-_register("softmax", _aten._softmax, _aten._softmax_backward_data, _softmax_double_backward)
-_register("log_softmax", _aten._log_softmax, _aten._log_softmax_backward_data, _log_softmax_double_backward)
+_softmax = _register("softmax", _aten._softmax, _aten._softmax_backward_data, _softmax_double_backward)
+_log_softmax = _register("log_softmax", _aten._log_softmax, _aten._log_softmax_backward_data, _log_softmax_double_backward)

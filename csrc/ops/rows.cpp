@@ -13,7 +13,8 @@ constexpr int64_t kBlockElements = 4 * 4;
 
 RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning) {
   const uint32_t count = grid_side(rows);
-  grid_side(length);
+  // Kernels count a row's elements in 32 bits and step beyond its end.
+  check(length <= INT32_MAX, "metalcore: a row of ", length, " elements is longer than kernels take");
   if (inner > 1) {
     const uint32_t across = grid_side(ceil_div<int64_t>(inner, 4));
     return {"columns", {across, grid_side(rows / inner)}, {std::min(across, 256u), 256 / std::min(across, 256u)}, true};

@@ -127,3 +127,13 @@ def test_bad_input(device):
         torch.ops.metalcore.silu_backward(tensor(4, device=device), x)
     with pytest.raises(RuntimeError, match="grad must be float32, not float16"):
         torch.ops.metalcore.silu_backward(x.half(), x)
+
+
+@each_op
+def test_function_transforms(device, op):
+    """torch.func knows PyTorch's own ops."""
+    ours, reference = OPS[op]
+    x = tensor(3, 4, device=device)
+    slope = torch.func.vmap(torch.func.grad(lambda row: ours(row).sum()))(x)
+    expected = torch.func.vmap(torch.func.grad(lambda row: reference(row).sum()))(wide(x))
+    assert_near(slope, expected)

@@ -46,5 +46,9 @@ def test_errors():
         metalcore.explain("softmax")
     with pytest.raises(ValueError, match="dim must be in"):
         metalcore.explain("softmax", (3,), dim=4)
+    with pytest.raises(ValueError, match="a row of 4294967296 elements is longer than kernels take"):
+        metalcore.explain("rms_norm", (1, 2**32))
+    with pytest.raises(ValueError, match="4294967296 threads in one direction are more than a grid can have"):
+        metalcore.explain("silu", (2**16, 2**16))
     with pytest.raises(ValueError, match="no kernel for int64"):
         metalcore.explain("silu", (3,), dtype=torch.int64)
