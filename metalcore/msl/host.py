@@ -17,7 +17,9 @@ from .translate import translate
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
     "-std=gnu++17 -fPIC -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -fsigned-char -w "
-    "-ffp-contract=off -fvisibility=hidden -Ulinux -Uunix -Wno-narrowing -fdiagnostics-color=never -fmax-errors=20"
+    "-ffp-contract=off -fvisibility=hidden -Ulinux -Uunix -Wno-narrowing -fdiagnostics-color=never -fmax-errors=20 "
+    # Large local arrays touch the guard page below a fiber's stack rather than skip it.
+    "-fstack-clash-protection"
 ).split()
 # A constexpr function of MSL may call one that is not, as long as no constant needs it.
 _CONSTEXPR = {"gcc": ["-fimplicit-constexpr"], "clang": ["-Wno-invalid-constexpr"]}

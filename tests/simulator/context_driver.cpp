@@ -1,6 +1,9 @@
 // Switches between fibers of csrc/backends/simulator/context.h: registers and stacks must survive, in integer and
-// floating-point code, and an exception must find its handler on a fiber's stack. Prints "done".
+// floating-point code, an exception must find its handler on a fiber's stack, and a signal handler must be able to leave
+// a fiber whose stack has run over. Prints "done".
 #include "context.h"
+
+#include <signal.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -44,7 +47,38 @@ static void run(void* argument) {
   }
 }
 
+static Context survivor;
+
+static void run_over(void*) {
+  volatile char frame[64] = {};
+  run_over(const_cast<char*>(frame));
+  frame[0] = 1;
+}
+
+static void leave_fibers() {
+  static char memory[65536];
+  stack_t alternate = {};
+  alternate.ss_sp = memory;
+  alternate.ss_size = sizeof memory;
+  sigaltstack(&alternate, nullptr);
+  struct sigaction action = {};
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  action.sa_sigaction = [](int, siginfo_t*, void* context) { survivor.resume_after(*static_cast<ucontext_t*>(context)); };
+  sigaction(SIGSEGV, &action, nullptr);
+  Stacks stacks;
+  for (int round = 0; round < 3; ++round) {
+    const Stacks::Stack stack = stacks.get(1);
+    Context fiber;
+    fiber.prepare(stack.base, stack.top, run_over, nullptr);
+    Context::change(survivor, fiber);
+    sigset_t blocked;
+    sigprocmask(SIG_BLOCK, nullptr, &blocked);
+    check(!sigismember(&blocked, SIGSEGV), "the signal mask");
+  }
+}
+
 int main() {
+  leave_fibers();
   Stacks stacks;
   Context main_context;
   std::vector<Fiber> fibers(kFibers);

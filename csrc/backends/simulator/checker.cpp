@@ -3,6 +3,7 @@
 #include "process_wide.h"
 #include "runtime.h"
 #include "symbolize.h"
+#include "trap.h"
 
 #include <algorithm>
 #include <cstring>
@@ -16,6 +17,7 @@ using msl_abi::Uint3;
 
 namespace {
 
+constexpr size_t kStackReserve = 32 * 1024;        // for the checker itself, which runs on the fibers' stacks
 constexpr uint32_t kVariableGap = 4096;            // between threadgroup variables
 constexpr uint32_t kArenaChecked = 1024 * 1024;    // all of them, gaps included
 
@@ -71,7 +73,7 @@ void Checker::run() {
     order_.begin_group();
     shared_shadow_.clear();
     std::fill(written_.begin(), written_.end(), false);
-    group_.run(group_index_, true);
+    group_.run(group_index_, group_index_ + 1, true);
     settle();
   }
 }
@@ -93,6 +95,8 @@ void Checker::access(const char* address, uint32_t size, uint32_t kind, const vo
   const Lane* lane = Threadgroup::current();
   const bool write = writes(kind);
   if (++accesses_ > limit_) fail("endless", pc_of(caller), lane->thread, "does not end");
+  if (reinterpret_cast<char*>(__builtin_frame_address(0)) < lane->stack.base + kStackReserve)
+    fail("stack overflow", pc_of(caller), lane->thread, "has too many or too large local variables");
   auto* target = const_cast<char*>(address);
   if (overlaps(lane->stack.base, Stacks::kSize, address, size)) return;
   if (overlaps(group_.arena(), kArenaChecked, address, size)) return shared_access(target, size, kind, caller);
@@ -465,6 +469,7 @@ struct Run {
 void execute_checked(const Launch& launch) {
   Checked& checked = process_wide<Checked>();
   std::lock_guard lock(checked.mutex);
+  catch_traps();
   const Run run(launch, checked.group, {}, ~uint64_t{0});
   const auto depends_on = [&](uint32_t pc) {
     for (const unsigned char value : Garbage::kValues)

@@ -21,7 +21,11 @@ metalcore_switch_context:
   pushq %r14
   pushq %r15
   movq %rsp, (%rdi)
-  movq %rsi, %rsp
+  movq %rsi, %rdi
+.globl metalcore_enter_context
+.hidden metalcore_enter_context
+metalcore_enter_context:
+  movq %rdi, %rsp
   popq %r15
   popq %r14
   popq %r13
@@ -66,7 +70,11 @@ metalcore_switch_context:
   stp d14, d15, [sp, #144]
   mov x9, sp
   str x9, [x0]
-  mov sp, x1
+  mov x0, x1
+.globl metalcore_enter_context
+.hidden metalcore_enter_context
+metalcore_enter_context:
+  mov sp, x0
   ldp x19, x20, [sp, #0]
   ldp x21, x22, [sp, #16]
   ldp x23, x24, [sp, #32]
@@ -101,6 +109,7 @@ namespace metalcore::simulator {
 #if METALCORE_FAST_CONTEXT
 
 extern "C" void metalcore_start_context();
+extern "C" void metalcore_enter_context(void* enter);  // the second half of metalcore_switch_context
 
 // Lays out the frame that metalcore_switch_context will pop.
 void Context::prepare(char*, char* top, ContextEntry entry, void* argument) {
@@ -119,6 +128,17 @@ void Context::prepare(char*, char* top, ContextEntry entry, void* argument) {
   frame[11] = reinterpret_cast<void*>(&metalcore_start_context);  // x30
 #endif
   stack_pointer_ = frame;
+}
+
+void Context::resume_after(ucontext_t& interrupted) const {
+  mcontext_t& machine = interrupted.uc_mcontext;
+#if defined(__x86_64__)
+  machine.gregs[REG_RIP] = reinterpret_cast<greg_t>(&metalcore_enter_context);
+  machine.gregs[REG_RDI] = reinterpret_cast<greg_t>(stack_pointer_);
+#else
+  machine.pc = reinterpret_cast<uintptr_t>(&metalcore_enter_context);
+  machine.regs[0] = reinterpret_cast<uintptr_t>(stack_pointer_);
+#endif
 }
 
 #else
@@ -146,8 +166,7 @@ void Context::prepare(char* base, char* top, ContextEntry entry, void* argument)
 #endif
 
 namespace {
-constexpr size_t kGuard = 64 * 1024;  // the largest page size in use
-constexpr size_t kPitch = Stacks::kSize + kGuard;
+constexpr size_t kPitch = Stacks::kSize + Stacks::kGuard;
 }  // namespace
 
 Stacks::Stack Stacks::get(size_t index) {

@@ -2,13 +2,13 @@
 // x86-64 and aarch64 (callee-saved registers only, a few ns); ucontext elsewhere.
 #pragma once
 
+#include <ucontext.h>
+
 #include <cstddef>
 #include <memory>
 
 #if (defined(__x86_64__) || defined(__aarch64__)) && !defined(METALCORE_UCONTEXT)
 #define METALCORE_FAST_CONTEXT 1
-#else
-#include <ucontext.h>
 #endif
 
 namespace metalcore::simulator {
@@ -26,6 +26,10 @@ class Context {
 
   static void change(Context& leave, Context& enter) { metalcore_switch_context(&leave.stack_pointer_, enter.stack_pointer_); }
 
+  // Called by a signal handler: when it returns, the thread goes on in this context instead of where it was interrupted.
+  // The signal mask and the alternate stack are restored by the return, as ever.
+  void resume_after(ucontext_t& interrupted) const;
+
  private:
   void* stack_pointer_ = nullptr;
 };
@@ -37,6 +41,8 @@ class Context {
   void prepare(char* base, char* top, ContextEntry entry, void* argument);
 
   static void change(Context& leave, Context& enter) { swapcontext(&leave.state(), &enter.state()); }
+
+  void resume_after(ucontext_t&) { setcontext(&state()); }  // restores the mask itself
 
  private:
   ucontext_t& state() {
@@ -53,6 +59,8 @@ class Context {
 class Stacks {
  public:
   static constexpr size_t kSize = 256 * 1024;
+  static constexpr size_t kGuard = 64 * 1024;  // below the base of each; the largest page size in use
+  static constexpr size_t kCount = 1056;
 
   struct Stack {
     char* base;
@@ -63,8 +71,7 @@ class Stacks {
 
  private:
   static constexpr size_t kPerBlock = 32;
-  static constexpr size_t kMaximumBlocks = 32;
-  char* blocks_[kMaximumBlocks] = {};
+  char* blocks_[kCount / kPerBlock] = {};
 };
 
 }  // namespace metalcore::simulator

@@ -4,6 +4,7 @@
 #include "process_wide.h"
 #include "runtime.h"
 #include "threadgroup.h"
+#include "trap.h"
 
 #include <algorithm>
 #include <atomic>
@@ -93,10 +94,10 @@ void execute_normal(const Launch& launch) {
   if (!fibers) piece = std::max<uint64_t>(piece, 2048 / grid.group_size);
   const bool wide = fibers && grid.groups * grid.group_size >= 1024;
   parallel(grid.groups, piece, wide, [&](Claim& claim) {
+    catch_traps();
     Scratch scratch;
     scratch->begin(kernel, grid.dispatch);
-    for (uint64_t begin, end; claim(begin, end);)
-      for (uint64_t index = begin; index < end; ++index) scratch->run(index, fibers);
+    for (uint64_t begin, end; claim(begin, end);) scratch->run(begin, end, fibers);
   });
 }
 

@@ -187,18 +187,16 @@ struct CallerClaim : Claim {
   Clock::time_point start;
 };
 
-void run_alone(uint64_t count, uint64_t piece, const std::function<void(Claim&)>& task) {
+void run_alone(uint64_t count, const std::function<void(Claim&)>& task) {
   struct : Claim {
     bool operator()(uint64_t& begin, uint64_t& end) override {
-      if (next >= count) return false;
-      begin = next;
-      end = next = std::min(next + piece, count);
-      return true;
+      begin = 0;
+      end = std::exchange(count, 0);
+      return end > 0;
     }
-    uint64_t next = 0, count = 0, piece = 1;
+    uint64_t count = 0;
   } claim;
   claim.count = count;
-  claim.piece = piece;
   task(claim);
 }
 
@@ -215,10 +213,10 @@ void set_num_threads(uint32_t count) { threads.store(std::max(count, 1u), std::m
 void parallel(uint64_t count, uint64_t piece, bool wide, const std::function<void(Claim&)>& task) {
   const uint64_t pieces = (count + piece - 1) / piece;
   const auto workers = static_cast<uint32_t>(std::min<uint64_t>(pieces, num_threads()));
-  if (workers < 2) return run_alone(count, piece, task);
+  if (workers < 2) return run_alone(count, task);
   Pool& shared = process_wide<Pool>();
   std::unique_lock busy(shared.busy, std::try_to_lock);
-  if (!busy) return run_alone(count, piece, task);
+  if (!busy) return run_alone(count, task);
   shared.job.start(count, piece, task);
   shared.open(workers - 1);
   CallerClaim claim(shared, wide);

@@ -40,7 +40,7 @@ Threadgroup::Threadgroup() : lanes_(new Lane[kMaximumThreads]) {
   void* memory = mmap(nullptr, kArena, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   arena_ = static_cast<char*>(memory);
-  main_.group = this;
+  main_.group = plain_.group = this;
 }
 
 Threadgroup::~Threadgroup() { munmap(arena_, kArena); }
@@ -54,12 +54,28 @@ void Threadgroup::begin(const msl_abi::Kernel& kernel, const msl_abi::Dispatch& 
   std::fill(std::begin(sites_), std::end(sites_), Site{});
 }
 
-void Threadgroup::run(uint64_t index, bool fibers) {
-  set_position(index);
-  if (fibers)
-    run_fibers();
-  else
-    run_rows();
+void Threadgroup::run(uint64_t begin, uint64_t end, bool fibers) {
+  if (fibers) {
+    for (uint64_t index = begin; index < end; ++index) {
+      set_position(index);
+      prepare_lanes();
+      enter(pick(&simdgroups_[pick_bit(ready_)], nullptr));
+    }
+  } else {
+    prepare_rows(begin, end);
+    enter(&plain_);
+  }
+}
+
+void Threadgroup::enter(Lane* lane) {
+  switch_to(&main_, lane);
+  if (failure_ || trap_.kind) {
+    // The fibers stopped in the middle of a thread.
+    prepared_ = 0;
+    plain_prepared_ = false;
+    if (trap_.kind) throw fault_of(std::exchange(trap_, {}), *kernel_);
+    std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
   if (memory_used_ > kMaximumThreadgroupMemory)
     throw std::runtime_error("metalcore: kernel '" + std::string(kernel_->name) + "' uses " +
                              std::to_string(memory_used_) + " bytes of threadgroup memory; Metal allows 32768");
@@ -80,10 +96,34 @@ void Threadgroup::set_position(uint64_t index) {
   first_.simdgroups = (size_ + kSimdWidth - 1) / kSimdWidth;
 }
 
+// Plain loops have a fiber as well: what is below its stack is known, and it can be left from a signal handler.
+void Threadgroup::prepare_rows(uint64_t begin, uint64_t end) {
+  next_ = begin;
+  end_ = end;
+  if (plain_prepared_) return;
+  plain_.stack = stacks_.get(kMaximumThreads);
+  plain_.context.prepare(plain_.stack.base, plain_.stack.top, &Threadgroup::rows, &plain_);
+  plain_prepared_ = true;
+}
+
+void Threadgroup::rows(void* lane) {
+  Threadgroup* group = static_cast<Lane*>(lane)->group;
+  for (;;) {
+    std::exception_ptr failure;
+    try {
+      for (; group->next_ < group->end_; ++group->next_) group->run_rows();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    if (failure) group->abandon(failure);
+    switch_to(&group->plain_, &group->main_);
+  }
+}
+
 void Threadgroup::run_rows() {
-  main_.thread = first_;
-  Thread& thread = main_.thread;
-  running = &main_;
+  set_position(next_);
+  plain_.thread = first_;
+  Thread& thread = plain_.thread;
   const Uint3 size = first_.threadgroup_size, begin = first_.position_in_grid;
   uint32_t index = 0;
   for (uint32_t z = 0; z < size.z; ++z)
@@ -97,7 +137,7 @@ void Threadgroup::run_rows() {
     }
 }
 
-void Threadgroup::run_fibers() {
+void Threadgroup::prepare_lanes() {
   const Uint3 size = first_.threadgroup_size;
   const uint32_t count = (size_ + kSimdWidth - 1) / kSimdWidth;
   simdgroup_count_ = count;
@@ -140,12 +180,6 @@ void Threadgroup::run_fibers() {
     simdgroup.at_barrier = 0;
   }
   ready_ = count == 32 ? ~0u : (1u << count) - 1;
-
-  switch_to(&main_, pick(&simdgroups_[pick_bit(ready_)], nullptr));
-  if (failure_) {
-    prepared_ = 0;  // the fibers stopped in the middle of a thread
-    std::rethrow_exception(std::exchange(failure_, nullptr));
-  }
 }
 
 void Threadgroup::fiber(void* argument) {
@@ -167,6 +201,20 @@ void Threadgroup::abandon(std::exception_ptr reason) {
   failure_ = std::move(reason);
   Lane* from = running;
   for (;;) switch_to(from, &main_);
+}
+
+bool Threadgroup::abandon(Trap trap, const char* address, ucontext_t& interrupted) {
+  Lane* lane = running;
+  if (!lane || lane == &lane->group->main_) return false;
+  Threadgroup* group = lane->group;
+  const char* base = lane->stack.base;
+  if (trap.kind == Trap::kMemory && address >= base - Stacks::kGuard && address < base) trap.kind = Trap::kStack;
+  trap.thread = lane->thread;
+  trap.thread_known = lane->simdgroup != nullptr;
+  group->trap_ = trap;
+  running = &group->main_;
+  group->main_.context.resume_after(interrupted);
+  return true;
 }
 
 inline void Threadgroup::switch_to(Lane* from, Lane* to) {

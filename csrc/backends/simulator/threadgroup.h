@@ -10,6 +10,7 @@
 
 #include "context.h"
 #include "host/kernel_abi.h"
+#include "trap.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -72,8 +73,8 @@ class Threadgroup {
 
   // Begins a dispatch: threadgroup variables get new addresses.
   void begin(const msl_abi::Kernel& kernel, const msl_abi::Dispatch& dispatch);
-  // Runs the threadgroup with this index (x fastest) to its end. Throws what stopped it.
-  void run(uint64_t index, bool fibers);
+  // Runs the threadgroups with indices [begin, end), x fastest, to their end. Throws what stopped them.
+  void run(uint64_t begin, uint64_t end, bool fibers);
 
   // Services of the runtime, for the lane that runs now.
   static Lane* current();
@@ -84,6 +85,9 @@ class Threadgroup {
   void* memory(uint32_t site, uint32_t bytes, uint32_t alignment);
   // Leaves the group for good: run() throws `reason`. Called on a fiber; does not return.
   [[noreturn]] void abandon(std::exception_ptr reason);
+  // The same from a signal handler, for the fiber that it interrupted: takes effect as the handler returns. False where
+  // the calling thread runs no kernel.
+  static bool abandon(Trap trap, const char* address, ucontext_t& interrupted);
 
   struct Site {
     char* address = nullptr;
@@ -105,8 +109,11 @@ class Threadgroup {
 
  private:
   void set_position(uint64_t index);
+  void prepare_rows(uint64_t begin, uint64_t end);
+  void prepare_lanes();
+  void enter(Lane* lane);
+  static void rows(void* lane);
   void run_rows();
-  void run_fibers();
   static void fiber(void* lane);
   static void wait(Lane* lane);
   static void switch_to(Lane* from, Lane* to);
@@ -128,8 +135,12 @@ class Threadgroup {
   uint32_t simdgroup_count_ = 0;
   uint32_t ready_ = 0;              // simdgroups that can go on before the barrier opens
   uint32_t prepared_ = 0;           // lanes whose fiber waits for a thread to run
-  Lane main_;                       // the worker itself, also the lane of plain loops
+  Lane main_;                       // the worker itself
+  Lane plain_;                      // runs the threads of a kernel without barriers one after the other
+  bool plain_prepared_ = false;
+  uint64_t next_ = 0, end_ = 0;     // the threadgroups that are left for it
   std::exception_ptr failure_;
+  Trap trap_;
   Stacks stacks_;
 
   char* arena_ = nullptr;

@@ -1,0 +1,131 @@
+#include "trap.h"
+
+#include "symbolize.h"
+#include "threadgroup.h"
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <new>
+#include <string>
+
+namespace metalcore::simulator {
+namespace {
+
+constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE};
+struct sigaction previous[std::size(kSignals)];
+
+// Another handler that came first, as Python's faulthandler may, raises the signal again; what other processes send is
+// not the kernel's doing.
+bool is_own(const siginfo_t& info) { return info.si_code > 0 || (info.si_code == SI_TKILL && info.si_pid == getpid()); }
+
+const char* program_counter(const ucontext_t& context) {
+#if defined(__x86_64__)
+  return reinterpret_cast<const char*>(context.uc_mcontext.gregs[REG_RIP]);
+#elif defined(__aarch64__)
+  return reinterpret_cast<const char*>(context.uc_mcontext.pc);
+#else
+  return nullptr;
+#endif
+}
+
+void pass_on(int signal, siginfo_t* info, void* context) {
+  size_t i = 0;
+  while (kSignals[i] != signal) ++i;
+  const struct sigaction& action = previous[i];
+  if (action.sa_flags & SA_SIGINFO) return action.sa_sigaction(signal, info, context);
+  if (action.sa_handler == SIG_IGN && info->si_code <= 0) return;
+  if (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN) return action.sa_handler(signal);
+  // By default the process ends: as the instruction runs again, or as the signal is sent again.
+  ::signal(signal, SIG_DFL);
+  if (info->si_code <= 0) raise(signal);
+}
+
+void handle(int signal, siginfo_t* info, void* context) {
+  auto& interrupted = *static_cast<ucontext_t*>(context);
+  Trap trap;
+  trap.kind = signal == SIGFPE ? Trap::kDivision : Trap::kMemory;
+  trap.pc = program_counter(interrupted);
+  const auto* address = info->si_code > 0 ? static_cast<const char*>(info->si_addr) : nullptr;
+  if (is_own(*info) && Threadgroup::abandon(trap, address, interrupted)) return;
+  pass_on(signal, info, context);
+}
+
+bool install() {
+  struct sigaction action = {};
+  action.sa_sigaction = handle;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  // The previous action is known before the handler can run.
+  for (size_t i = 0; i < std::size(kSignals); ++i)
+    if (sigaction(kSignals[i], nullptr, &previous[i]) != 0 || sigaction(kSignals[i], &action, nullptr) != 0) return false;
+  return true;
+}
+
+// Where a thread handles signals: its own stack may be the one that ran over.
+class SignalStack {
+ public:
+  SignalStack() {
+    memory_ = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory_ == MAP_FAILED) throw std::bad_alloc();
+    stack_t stack = {};
+    stack.ss_sp = memory_;
+    stack.ss_size = kSize;
+    sigaltstack(&stack, &before_);
+  }
+  ~SignalStack() {
+    stack_t now = {};
+    if (sigaltstack(nullptr, &now) == 0 && now.ss_sp == memory_) sigaltstack(&before_, nullptr);
+    munmap(memory_, kSize);
+  }
+
+ private:
+  static constexpr size_t kSize = 64 * 1024;
+  void* memory_;
+  stack_t before_ = {};
+};
+
+struct Wording {
+  const char *kind, *what;
+};
+
+Wording wording(Trap::Kind kind) {
+  switch (kind) {
+    case Trap::kDivision: return {"integer division by zero", "divides an integer by zero, or the smallest one by -1"};
+    case Trap::kStack: return {"stack overflow", "has too many or too large local variables"};
+    default: return {"memory access fault", "reads or writes memory that is not there"};
+  }
+}
+
+std::string text(msl_abi::Uint3 p) {
+  return "(" + std::to_string(p.x) + ", " + std::to_string(p.y) + ", " + std::to_string(p.z) + ")";
+}
+
+}  // namespace
+
+void catch_traps() {
+  static const bool installed = install();
+  (void)installed;
+  thread_local SignalStack stack;
+  (void)stack;
+}
+
+Fault fault_of(const Trap& trap, const msl_abi::Kernel& kernel) {
+  SourceLine found;
+  Dl_info library;
+  if (dladdr(trap.pc, &library) && library.dli_fname)
+    found = find_line(library.dli_fname, static_cast<uintptr_t>(trap.pc - static_cast<const char*>(library.dli_fbase)));
+  const auto [kind, what] = wording(trap.kind);
+  std::string message = "kernel '" + std::string(kernel.name) + "'";
+  if (found.line) message += ", " + found.file + ":" + std::to_string(found.line);
+  message += std::string(": ") + kind + ": thread " + text(trap.thread.position_in_threadgroup) +
+             (trap.thread_known ? "" : ", or a later one of its row,") + " of threadgroup " +
+             text(trap.thread.threadgroup_position) + " " + what;
+  if (!found.line) message += "; checking mode (METALCORE_CHECK=1) finds the line";
+  return Fault(kind, kernel.name, found.file, found.line, trap.thread, message);
+}
+
+}  // namespace metalcore::simulator

@@ -1,0 +1,166 @@
+"""Kernels that the CPU stops: the dispatch ends with KernelError, and the process goes on."""
+
+import platform
+import subprocess
+import sys
+import textwrap
+
+import metalcore
+import pytest
+import torch
+from metalcore import _C
+from metalcore.simulator import KernelError, checking
+
+PRELUDE = """#include <metal_stdlib>
+using namespace metal;
+"""
+
+# Each kernel goes wrong where x[0] says so.
+BODIES = {
+    "division": "x[i] = 7 / x[i];",
+    "modulo": "x[i] = 7 % x[i];",
+    "write": "if (!x[i]) x[(1l << 44) + i] = 1;",
+    "read": "if (!x[i]) x[i] = x[(1l << 44) + i];",
+    "recursion": "if (!x[i]) x[i] = deep(x, 1000000);",
+    "array": "if (!x[i]) x[i] = wide(x, i);",
+}
+FUNCTIONS = """
+__attribute__((noinline)) int deep(device int* x, int n) { volatile int a[64]; a[n % 64] = x[n % 4]; return n ? deep(x, n - 1) + a[n % 64] : 0; }
+__attribute__((noinline)) int wide(device int* x, uint i) { volatile int a[500000]; for (int k = 0; k < 500000; ++k) a[k] = x[k % 4]; return a[i]; }
+"""
+KINDS = {
+    "division": "integer division by zero",
+    "modulo": "integer division by zero",
+    "write": "memory access fault",
+    "read": "memory access fault",
+    "recursion": "stack overflow",
+    "array": "stack overflow",
+}
+if platform.machine() not in ("x86_64", "AMD64"):  # other CPUs divide by zero as a GPU does
+    for name in ("division", "modulo"):
+        del KINDS[name], BODIES[name]
+
+
+@pytest.fixture(scope="module")
+def library():
+    source = PRELUDE + FUNCTIONS
+    for name, body in BODIES.items():
+        source += f"kernel void plain_{name}(device int* x, uint i [[thread_position_in_grid]]) {{\n{body}  // {name}\n}}\n"
+        source += f"kernel void fiber_{name}(device int* x, uint i [[thread_position_in_grid]]) {{\n"
+        source += f"threadgroup_barrier(mem_flags::mem_threadgroup);\n{body}  // {name}\n}}\n"
+    compiled = metalcore.compile_shader(source)
+    compiled.source_lines = source.split("\n")
+    return compiled
+
+
+@pytest.fixture(params=[1, 2])
+def thread_count(request):
+    before = _C.simulator_info()["threads"]
+    _C.simulator_set_num_threads(request.param)
+    yield request.param
+    _C.simulator_set_num_threads(before)
+
+
+@pytest.mark.parametrize("threading", ["plain", "fiber"])
+@pytest.mark.parametrize("name", KINDS)
+def test_ends_the_dispatch_only(device, library, name, threading, thread_count):
+    kernel = getattr(library, f"{threading}_{name}")
+    for _ in range(2):
+        with pytest.raises(KernelError, match=f"{KINDS[name]}.*METALCORE_CHECK=1") as caught:
+            kernel(torch.zeros(20000, dtype=torch.int32, device=device), group_size=64)
+        assert (caught.value.kernel, caught.value.kind) == (f"{threading}_{name}", KINDS[name])
+        assert caught.value.line is None
+    x = torch.full((20000,), 3, dtype=torch.int32, device=device)
+    kernel(x, group_size=64)
+    assert x.unique().tolist() == [{"division": 2, "modulo": 1}.get(name, 3)]
+
+
+@pytest.mark.parametrize("threading", ["plain", "fiber"])
+@pytest.mark.parametrize("name", KINDS)
+def test_checking_finds_the_line(device, library, name, threading):
+    kernel = getattr(library, f"{threading}_{name}")
+    kind = {"write": "out-of-bounds write", "read": "out-of-bounds read"}.get(name, KINDS[name])
+    place = {"recursion": "int deep(", "array": "int wide("}.get(name, f"// {name}")
+    with checking():
+        for _ in range(2):
+            with pytest.raises(KernelError) as caught:
+                kernel(torch.zeros(64, dtype=torch.int32, device=device), group_size=64)
+            assert (caught.value.kernel, caught.value.kind) == (f"{threading}_{name}", kind)
+            assert place in library.source_lines[caught.value.line - 1]
+        x = torch.full((64,), 3, dtype=torch.int32, device=device)
+        kernel(x, group_size=64)
+        assert x.unique().tolist() == [{"division": 2, "modulo": 1}.get(name, 3)]
+
+
+def run(program, *flags):
+    command = [sys.executable, *flags, "-c", textwrap.dedent(program)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+BROKEN = """
+import ctypes, faulthandler, metalcore, metalcore.simulator, signal, torch
+{before}
+kernel = metalcore.compile_shader('''kernel void k(device int* x, uint i [[thread_position_in_grid]]) {{
+  x[(1l << 44) + i] = 1; }}''').k
+x = torch.zeros(4, dtype=torch.int32, device="mps")
+{between}
+for _ in range(3):
+    try:
+        kernel(x)
+    except metalcore.simulator.KernelError as error:
+        assert error.kind == "memory access fault" and error.__class__ is metalcore.simulator.KernelError
+        print("caught", flush=True)
+assert signal.SIGSEGV not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+{after}
+"""
+
+
+def test_faults_of_other_code_go_where_they_went():
+    """By default the process dies of the signal; faulthandler, enabled before or after, says where."""
+    crash = "ctypes.string_at(8)"
+    done = run(BROKEN.format(before="", between="", after=crash))
+    assert done.stdout == "caught\n" * 3 and done.returncode == -11, done.stderr
+    for options in ({"before": "faulthandler.enable()", "between": ""}, {"before": "", "between": "faulthandler.enable()"}):
+        done = run(BROKEN.format(after=crash, **options))
+        assert done.stdout == "caught\n" * 3 and done.returncode == -11, done.stderr
+        assert "Segmentation fault" in done.stderr and "string_at" in done.stderr
+
+
+def test_a_signal_from_outside_is_not_the_kernels():
+    done = run(BROKEN.format(before="", between="", after="signal.raise_signal(signal.SIGFPE)"))
+    assert done.stdout == "caught\n" * 3 and done.returncode == -8, done.stderr
+
+
+def test_on_a_python_thread_that_ends():
+    done = run(BROKEN.format(before="import threading", between="", after="""
+def again():
+    try:
+        kernel(x)
+    except metalcore.simulator.KernelError:
+        print("caught", flush=True)
+for _ in range(3):
+    thread = threading.Thread(target=again)
+    thread.start()
+    thread.join()
+"""))
+    assert done.stdout == "caught\n" * 6 and done.returncode == 0, done.stderr
+
+
+def test_in_a_backward_pass(device):
+    """A fault leaves PyTorch's autograd engine, which runs on threads of its own, as it is."""
+    kernel = metalcore.compile_shader("""kernel void k(device float* x, uint i [[thread_position_in_grid]]) {
+        x[(1l << 44) + i] = 1; }""").k
+    x = torch.zeros(4, device=device)
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x * 2
+
+        @staticmethod
+        def backward(context, gradient):
+            kernel(gradient)
+
+    with pytest.raises(KernelError, match="memory access fault"):
+        Function.apply(x.requires_grad_()).sum().backward()
+    assert (x.detach() + 1).tolist() == [1] * 4
