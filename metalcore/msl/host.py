@@ -141,18 +141,38 @@ def compile_source(translated, output, *, isa="native", checking=False, msl="", 
     with tempfile.TemporaryDirectory(prefix="metalcore-") as directory:
         path = os.path.join(directory, "program.cpp")
         Path(path).write_text(translated)
-        command = [*compiler.command, *arguments(isa=isa), "-shared", path, "-o", os.fspath(output)]
+        moves = _unaligned_moves(compiler, directory)
+        command = [*compiler.command, *arguments(isa=isa), *moves, "-shared", path, "-o", os.fspath(output)]
         if checking:
             # The headers define what the instrumentation calls, so its own runtime library is not linked.
             object_path = os.path.join(directory, "program.o")
             _run(
-                [*compiler.command, *arguments(isa=isa, checking=True), "-c", path, "-o", object_path],
+                [*compiler.command, *arguments(isa=isa, checking=True), *moves, "-c", path, "-o", object_path],
                 compiler,
                 msl,
                 filename,
             )
             command = [*compiler.command, "-shared", object_path, "-o", os.fspath(output)]
         _run(command, compiler, msl, filename)
+
+
+_assemblers = {}  # compiler -> whether its assembler has the option
+
+
+def _unaligned_moves(compiler, directory):
+    """Arguments with which a float4 may lie at any multiple of a float.
+
+    GPUs load and store vectors so, and programs rely on it; a CPU traps where the compiler has taken a vector's word for
+    its alignment.
+    """
+    option = "-Wa,-muse-unaligned-vector-move"
+    if compiler.family != "gcc" or platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    key = tuple(compiler.command)
+    if key not in _assemblers:
+        probe = [*key, option, "-x", "c", "-c", os.devnull, "-o", os.path.join(directory, "probe.o")]
+        _assemblers[key] = subprocess.run(probe, capture_output=True).returncode == 0
+    return [option] if _assemblers[key] else []
 
 
 def _run(command, compiler, msl, filename):

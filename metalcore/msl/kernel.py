@@ -31,7 +31,7 @@ class Kernel:
         error_buf_idx: buffer index at which PyTorch's `device ErrorMessages*` is bound; what the kernel reports there is
             raised as a RuntimeError.
         threadgroup_memory: bytes behind the kernel's `[[threadgroup(i)]]` arguments: those of index 0, or a list by
-            index. PyTorch's compile_shader cannot run such kernels.
+            index; 0 for one that it does not use. PyTorch's compile_shader cannot run such kernels.
 
     Raises:
         RuntimeError: an argument cannot be bound, or the grid is not known.
@@ -89,6 +89,7 @@ class Kernel:
         if 0 in threads:
             return
         lengths = (threadgroup_memory,) if isinstance(threadgroup_memory, int) else tuple(threadgroup_memory)
+        lengths = [length or 16 for length in lengths]  # Metal's smallest; 0 means to the executor that none was given
         checking = _C.simulator_checking()[0]
         library = self._library._load(self._name, checking=checking)
         _C.simulator_dispatch(library, self._name, buffers, lengths, _three(threads), _three(group_size))

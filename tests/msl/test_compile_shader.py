@@ -1,5 +1,6 @@
 """compile_shader: the interface of torch.mps.compile_shader, and its errors."""
 
+import contextlib
 import math
 import struct
 
@@ -85,7 +86,7 @@ def test_tensors_are_bound_at_their_first_element(device):
         kernel void k(device float* out, device const float* x, uint i [[thread_position_in_grid]]) { out[i] = x[2 * i]; }""")
     x = torch.arange(20.0, device=device)
     out = torch.zeros(6, device=device)
-    library.k(out[2:], x[3:])
+    library.k(out[2:], x[3:67])
     assert out.tolist() == [0, 0, 3, 5, 7, 9]
 
 
@@ -312,5 +313,26 @@ kernel void run(device float* x, threadgroup float* a [[threadgroup(0)]], thread
     assert torch.equal(moved.cpu(), x.flip(0) + torch.arange(64).roll(-1))
     with metalcore.simulator.checking(), pytest.raises(metalcore.simulator.KernelError, match="threadgroup argument 1"):
         run(moved, threads=64, group_size=64, threadgroup_memory=(256, 504))
+    unused = "kernel void unused(device int* x, threadgroup void* y, uint i [[thread_position_in_grid]]) { x[i] *= 2; }"
+    metalcore.compile_shader(unused).unused(moved, threads=64, threadgroup_memory=0)
     with pytest.raises(ValueError, match=r"'b' at index 1 has no length set \(see threadgroup_memory of a call\)"):
         run(moved, threads=64, group_size=64, threadgroup_memory=256)
+
+
+@pytest.mark.parametrize("checking", [False, True])
+def test_vectors_may_lie_at_any_multiple_of_their_element(checking):
+    """What GPUs do, and a compiler for the CPU must not take for aligned."""
+    shift = metalcore.compile_shader("""
+struct Pair { float4 a, b; };
+kernel void shift(device const float* x, device float* y, device short* z, uint i [[thread_position_in_grid]]) {
+  device float4* to = (device float4*)(y + 1) + 2 * i;
+  *(device Pair*)to = *(device const Pair*)((device const float4*)(x + 3) + 2 * i);
+  to[0] = to[0].wzyx * 2;
+  *(device short4*)(z + 1 + 4 * i) += 1;
+}""").shift
+    x, y, z = torch.rand(67), torch.zeros(65, device="mps"), torch.zeros(33, dtype=torch.int16, device="mps")
+    with metalcore.simulator.checking() if checking else contextlib.nullcontext():
+        shift(x.to("mps"), y, z, threads=8, group_size=8)
+    expected = x[3:67].view(8, 2, 4).clone()
+    expected[:, 0] = expected[:, 0].flip(-1) * 2
+    assert torch.equal(y.cpu()[1:], expected.view(-1)) and torch.equal(z.cpu()[1:], torch.ones(32, dtype=torch.int16))
