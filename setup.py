@@ -29,6 +29,12 @@ JOBS = int(os.environ.get("METALCORE_JOBS", "2"))
 TORCH_2_10 = "0x020a000000000000"
 PYTHON_3_10 = "0x030a0000"
 SIMULATOR = ROOT / "csrc" / "backends" / "simulator"
+# The simulator, and the kernels compiled for it, are Linux's. Elsewhere the package has no backend in this version and
+# gives every call to PyTorch's own ops.
+SIMULATED = sys.platform.startswith("linux")
+
+sys.path.insert(0, str(PACKAGE))  # msl by itself: importing metalcore would need what is being built
+from msl import host  # noqa: E402
 
 
 class Tasks:
@@ -67,7 +73,8 @@ class Tasks:
 
 
 def compiler():
-    return os.environ.get("CXX", "g++" if shutil.which("g++") else "c++")
+    """The command of the C++ compiler: the one that compile_shader would use."""
+    return host.find_compiler().command
 
 
 def run(command):
@@ -92,7 +99,7 @@ def ops_extension(tasks):
     flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas",
              f"-DTORCH_TARGET_VERSION={TORCH_2_10}", f"-DPy_LIMITED_API={PYTHON_3_10}",
              f"-I{PACKAGE / 'msl' / 'include'}"]
-    if (SIMULATOR / "python.h").exists():
+    if SIMULATED:
         sources += sorted(SIMULATOR.glob("*.cpp"))
         flags.append("-DMETALCORE_SIMULATOR=1")
     for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]:
@@ -103,7 +110,7 @@ def ops_extension(tasks):
         name = source.relative_to(ROOT / "csrc").with_suffix("").as_posix()
         target = WORK / "objects" / (name + ".o")
         depfile = target.with_suffix(".d")
-        command = [compiler(), *flags, "-MMD", "-MF", str(depfile), "-c", str(source), "-o", str(target)]
+        command = [*compiler(), *flags, "-MMD", "-MF", str(depfile), "-c", str(source), "-o", str(target)]
         tasks.add(name, target, dependencies(depfile, source), [command, torch.__version__],
                   lambda command=command: run(command))
         objects.append(target)
@@ -111,17 +118,17 @@ def ops_extension(tasks):
         raise SystemExit("\n".join(errors))
 
     output = WORK / "out" / "_C.abi3.so"
-    command = [compiler(), "-shared", *map(str, objects), "-o", str(output),
-               *(f"-L{path}" for path in cpp_extension.library_paths()), "-ltorch_cpu", "-ltorch", "-ldl", "-pthread"]
+    command = [*compiler(), "-shared", *map(str, objects), "-o", str(output),
+               *(f"-L{path}" for path in cpp_extension.library_paths()), "-ltorch_cpu", "-ltorch",
+               *(["-ldl", "-pthread"] if SIMULATED else ["-undefined", "dynamic_lookup"])]
     tasks.add("_C", output, objects, command, lambda: run(command))
     return {output: "_C.abi3.so"}
 
 
 def kernel_libraries(tasks):
     """lib/<isa>/<family>.so and lib/checking/<family>.so: the built-in kernels, translated and compiled."""
-    sys.path.insert(0, str(PACKAGE))  # msl by itself: importing metalcore would need what is being built
-    from msl import host
-
+    if not SIMULATED:
+        return {}
     translator = [path for path in [*(PACKAGE / "msl").glob("*.py"), *(PACKAGE / "msl" / "include").rglob("*")]
                   if path.is_file()]
     baseline, *_ = all_sets = instruction_sets()
@@ -154,7 +161,7 @@ def with_includes(source, seen=()):
 
 def simulated_device(tasks):
     """The `mps` device on Linux, for the PyTorch at hand; the sources go along for any other."""
-    if not sys.platform.startswith("linux"):
+    if not SIMULATED:
         return {}
     import torch
 

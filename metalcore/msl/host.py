@@ -28,6 +28,12 @@ CHECKING = ["-O1", "-g", "-fsanitize=thread", "-DMSL_CHECKING=1"]
 _MARCH = {"aarch64": "armv8-a", "arm64": "armv8-a"}  # machine names that are no value of -march
 # The first versions with _Float16 in C++.
 _MINIMUM = {"gcc": 12, "clang": 15}
+# Distributions whose plain names are older (Ubuntu 22.04) have newer compilers under names of their own.
+_NAMES = ("c++", "g++", "clang++")
+_VERSIONED = (
+    *(f"g++-{version}" for version in range(15, 11, -1)),
+    *(f"clang++-{version}" for version in range(21, 14, -1)),
+)
 
 
 class Compiler:
@@ -43,7 +49,7 @@ class Compiler:
 
 
 def find_compiler():
-    """The first usable of $CXX, c++, g++ and clang++.
+    """The first usable of $CXX, c++, g++, clang++, and these with a version in their name (g++-12, clang++-15 …).
 
     Raises:
         CompilerNotFoundError: none is there, or none is new enough (GCC 12 or Clang 15).
@@ -54,10 +60,14 @@ def find_compiler():
 @functools.lru_cache(maxsize=8)
 def _find_compiler(cxx, path):
     tried = []
-    for candidate in (cxx, "c++", "g++", "clang++"):
-        command = shlex.split(candidate)
+    for candidate in (cxx, *_NAMES, *_VERSIONED):
+        try:
+            command = shlex.split(candidate)
+        except ValueError as error:  # a quotation that does not end
+            tried.append(f"{candidate}: {error}")
+            continue
         if not command or shutil.which(command[0], path=path) is None:
-            if command:
+            if command and candidate not in _VERSIONED:
                 tried.append(f"{candidate}: not found")
             continue
         family, version = _identify(command)
@@ -65,7 +75,7 @@ def _find_compiler(cxx, path):
             return Compiler(command, family, version)
         tried.append(f"{candidate}: {family or 'not GCC or Clang'} {version}".strip())
     raise CompilerNotFoundError(
-        "compiling MSL on this machine needs a C++ compiler (GCC 12 or Clang 15, or newer), for example "
+        "compiling for the simulator needs a C++ compiler (GCC 12 or Clang 15, or newer), for example "
         f"`apt install g++`; set CXX to name one. Tried {'; '.join(tried)}"
     )
 

@@ -2,13 +2,11 @@
 
 The extension uses PyTorch's internals, so a binary fits one PyTorch version and one Python version. setup.py builds the
 one for the PyTorch it finds; with any other PyTorch, the first import builds one from the sources in the package.
-Needs no other part of metalcore, so that setup.py can use it before there is one.
+Needs no other part of metalcore than `msl`, so that setup.py can use both before there is more.
 """
 
 import hashlib
-import os
 import re
-import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -49,7 +47,7 @@ def build(output):
     """Compiles the extension as the file `output`."""
     import torch
 
-    compiler = find_compiler()
+    compiler = find_compiler().command
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").exists():
         raise RuntimeError(f"metalcore.simulator: {headers / 'Python.h'} is missing, and the simulated device for torch "
@@ -60,19 +58,22 @@ def build(output):
     files = sources()
     program = "".join(f'#include "{path.name}"\n' for path in files if path.suffix == ".cpp")
     folders = sorted({path.parent for path in files} | {INCLUDE})
-    command = [compiler, *FLAGS, "-shared", "-x", "c++", "-", "-o", str(output), *(f"-I{path}" for path in folders),
+    command = [*compiler, *FLAGS, "-shared", "-x", "c++", "-", "-o", str(output), *(f"-I{path}" for path in folders),
                "-isystem", str(root / "include"), "-isystem", str(headers),
                f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
     result = subprocess.run(command, input=program, text=True, stderr=subprocess.PIPE)
     if result.returncode:
-        raise RuntimeError(f"metalcore.simulator: {compiler} could not compile the simulated device for torch "
+        raise RuntimeError(f"metalcore.simulator: {' '.join(compiler)} could not compile the simulated device for torch "
                            f"{torch.__version__}:\n{result.stderr[-4000:]}")
 
 
 def find_compiler():
-    for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
-        if path := shutil.which(name):
-            return path
-    raise RuntimeError("metalcore.simulator: the simulated device was not built for this PyTorch, and there is no C++ "
-                       "compiler to build it with. Install one (Debian, Ubuntu: apt install g++), name it in CXX, or "
-                       "install the PyTorch that metalcore was built with.")
+    if __package__:
+        from ..msl import errors, host
+    else:  # in setup.py
+        from msl import errors, host
+    try:
+        return host.find_compiler()
+    except errors.CompilerNotFoundError as error:
+        raise RuntimeError("metalcore.simulator: the simulated device was not built for this PyTorch, and cannot be "
+                           f"built now: {error}. Or install the PyTorch that metalcore was built with.") from None
