@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
 import torch
 
 from . import _C
+from .activation import gelu, silu
+from .linalg import qr
+from .normalization import add_rms_norm, rms_norm
+from .optim import AdamW
+from .softmax import log_softmax, softmax
 
 __all__ = ["Explanation", "Step", "explain"]
 
@@ -47,16 +53,56 @@ def explain(op: str, *inputs, dtype: torch.dtype | None = None, **options) -> Ex
         op: the op's name, as in metalcore.<op>.
         inputs: for each tensor argument a tensor or a shape.
         dtype: of the inputs; by default the first tensor's, float32 where only shapes are given.
-        options: the op's other arguments.
+        options: the op's other arguments; those that no plan depends on are ignored.
 
     Raises:
         ValueError: an op that has no explanation, or arguments the op would not take.
+        TypeError: an input that is neither a tensor nor a shape, or an argument that the op does not have.
 
     >>> print(metalcore.explain("softmax", (8, 4096)))
     """
+    if not isinstance(op, str):
+        raise TypeError(f"explain(): op must be a name, not {type(op).__name__}")
+    shapes = [_shape(value) for value in inputs]
+    _check_options(op, options)
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     if dtype is None:
         dtype = tensors[0].dtype if tensors else torch.float32
-    shapes = [tuple(value.shape if isinstance(value, torch.Tensor) else value) for value in inputs]
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"explain(): dtype must be a torch.dtype, not {dtype!r}")
+    if "normalized_shape" in options:
+        options["dims"] = len(options["normalized_shape"])
     found = _C.explain(op, shapes, str(dtype).removeprefix("torch."), options)
     return Explanation(op, found["variant"], found["why"], tuple(Step(**step) for step in found["steps"]))
+
+
+# Whose arguments are an op's options.
+_FUNCTIONS = {
+    "silu": silu,
+    "gelu": gelu,
+    "softmax": softmax,
+    "log_softmax": log_softmax,
+    "rms_norm": rms_norm,
+    "add_rms_norm": add_rms_norm,
+    "qr": qr,
+    "adamw": AdamW,
+}
+
+
+def _check_options(op, options):
+    if op not in _FUNCTIONS:
+        raise ValueError(f"explain knows no op {op!r}; it knows {', '.join(sorted(_FUNCTIONS))}")
+    known = list(inspect.signature(_FUNCTIONS[op]).parameters)[1:]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"explain(): {op} has no argument {name!r}; it has {', '.join(known) or 'none but its input'}")
+
+
+def _shape(value):
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    if not isinstance(value, (tuple, list)) or not all(isinstance(size, int) for size in value):
+        raise TypeError(f"explain(): an input must be a tensor or a shape, such as (8, 64), not {value!r}")
+    if any(size < 0 for size in value):
+        raise ValueError(f"explain(): a shape cannot have a negative size: {tuple(value)}")
+    return tuple(value)

@@ -6,7 +6,9 @@
 
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <cstdlib>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +25,13 @@ struct Request {
   std::string option(const std::string& name, const std::string& otherwise) const {
     auto found = options.find(name);
     return found == options.end() ? otherwise : found->second;
+  }
+  int64_t integer(const std::string& name, int64_t otherwise) const {
+    const std::string text = option(name, std::to_string(otherwise));
+    char* end = nullptr;
+    const int64_t value = std::strtoll(text.c_str(), &end, 10);
+    if (text.empty() || *end) throw std::invalid_argument("explain: " + name + " must be an integer, not " + text);
+    return value;
   }
 };
 

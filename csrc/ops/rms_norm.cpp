@@ -166,7 +166,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
 Explanation explain(const Request& request) {
   check(!request.shapes.empty(), "metalcore::rms_norm: explain needs the input's shape");
   const std::vector<int64_t>& sizes = request.shapes[0];
-  const Shape shape = shape_of("rms_norm", sizes, std::stoll(request.option("dims", "1")));
+  const Shape shape = shape_of("rms_norm", sizes, request.integer("dims", 1));
   const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning());
   return {plan.variant,
           why_rows(plan, shape.length, 1, gpu::tuning()),

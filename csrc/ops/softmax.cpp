@@ -110,7 +110,7 @@ Tensor log_softmax_backward(const Tensor& grad, const Tensor& output, int64_t di
 Explanation explain(const char* op, const Request& request) {
   check(request.shapes.size() == 1, "metalcore::", op, ": explain needs the input's shape");
   const std::vector<int64_t>& sizes = request.shapes[0];
-  const int64_t dim = wrap(op, std::stoll(request.option("dim", "-1")), static_cast<int64_t>(sizes.size()));
+  const int64_t dim = wrap(op, request.integer("dim", -1), static_cast<int64_t>(sizes.size()));
   Shape shape = shape_along(sizes, dim);
   const bool turned = better_turned(shape);
   if (turned) shape.inner = 1;

@@ -52,3 +52,25 @@ def test_errors():
         metalcore.explain("silu", (2**16, 2**16))
     with pytest.raises(ValueError, match="no kernel for int64"):
         metalcore.explain("silu", (3,), dtype=torch.int64)
+
+
+@pytest.mark.parametrize("call, error, message", [
+    (lambda: metalcore.explain("qr", (3, 3), made="r"), TypeError, "qr has no argument 'made'; it has mode, out"),
+    (lambda: metalcore.explain("silu", (3, 3), dim=1), TypeError, "silu has no argument 'dim'; it has none"),
+    (lambda: metalcore.explain("softmax", (3, 3), dim="x"), ValueError, "dim must be an integer, not x"),
+    (lambda: metalcore.explain("softmax", 3), TypeError, "a tensor or a shape, such as .*, not 3"),
+    (lambda: metalcore.explain("softmax", (3.0,)), TypeError, "a tensor or a shape"),
+    (lambda: metalcore.explain("softmax", (3, -1)), ValueError, "negative size"),
+    (lambda: metalcore.explain("softmax", (3,), dtype="float32"), TypeError, "dtype must be a torch.dtype"),
+    (lambda: metalcore.explain("sofmax", (3,)), ValueError, "no op 'sofmax'; it knows adamw, add_rms_norm,"),
+    (lambda: metalcore.explain(metalcore.qr, (3, 3)), TypeError, "op must be a name"),
+])
+def test_bad_arguments_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_arguments_that_do_not_matter_are_taken():
+    text = str(metalcore.explain("rms_norm", (8, 4, 64), normalized_shape=(4, 64), eps=1e-6, weight=None))
+    assert text == str(metalcore.explain("rms_norm", (8, 256)))
+    metalcore.explain("adamw", (3,), lr=1e-4, betas=(0.9, 0.99))
