@@ -13,6 +13,8 @@ import functools
 
 import torch
 
+from . import _C
+
 ops = torch.ops.metalcore
 
 # What torch.library.register_autograd itself is made of.
@@ -20,11 +22,13 @@ _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _after_autograd = torch._C._after_autograd_keyset
 _any_requires_grad = torch._C._any_requires_grad
 _is_grad_enabled = torch._C.is_grad_enabled
+_is_tracing = torch._C._is_tracing  # torch.jit.trace
 _transforms_active = torch._C._are_functorch_transforms_active
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _strided = torch.strided
-DEVICES = frozenset({"mps"})
+# Where a backend can run the kernels: none but the simulator's `mps` in this version, so nowhere on a Mac.
+DEVICES = frozenset({"mps"} if hasattr(_C, "simulator_dispatch") else ())
 
 
 def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
@@ -123,7 +127,7 @@ def autograd(name, backward, setup_context):
     _library.impl(name, kernel, "Autograd", with_keyset=True)
 
     def call(*inputs):
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or _is_tracing():
             return op(*inputs)
         if _is_grad_enabled() and _any_requires_grad(*inputs):
             return apply(*inputs, None)

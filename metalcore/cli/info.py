@@ -66,7 +66,9 @@ def _backends():
 
 
 def _kernels():
-    """The built-in kernel families, each with the variants of its library that are there."""
+    """The built-in kernel families, each with the variants of its library that are there; none without a simulator."""
+    if _simulator() is None:
+        return {}
     library = Path(__file__).resolve().parents[1] / "lib"
     families = sorted({path.stem for path in library.glob("*/*.so")})
     return {family: {"kernels": _count(library, family),

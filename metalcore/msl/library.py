@@ -45,6 +45,8 @@ def compile_shader(source, *, include_dirs=(), constants=None):
         MSLError: the source does not compile; the message shows its lines (a SyntaxError and a RuntimeError).
         CompilerNotFoundError: this machine has no C++ compiler.
     """
+    if not hasattr(_C, "simulator_load"):
+        raise RuntimeError("compile_shader(): this build of metalcore runs no kernels; use torch.mps.compile_shader")
     if not isinstance(source, str):
         raise TypeError(f"compile_shader(): source must be a str, not {type(source).__name__}")
     directories = [os.fspath(path) for path in include_dirs]
