@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <unordered_set>
 
@@ -44,6 +45,17 @@ class Account {
 Account account;
 std::atomic<size_t> limit{SIZE_MAX};
 
+// What is allocated now. Never destroyed: tensors may outlive the process's static objects.
+struct Live {
+  std::mutex mutex;
+  std::multimap<uintptr_t, size_t> blocks;  // two tensors may have adopted the same CPU storage
+};
+
+Live& live() {
+  static Live* made = new Live;
+  return *made;
+}
+
 // One piece of device memory: allocated here, or lent by a CPU storage that stays alive with it.
 struct Block {
   void* address;
@@ -53,9 +65,17 @@ struct Block {
 
 c10::DataPtr make_block(void* address, size_t bytes, c10::StorageImpl* lender) {
   account.add(bytes);
+  {
+    const std::lock_guard<std::mutex> lock(live().mutex);
+    live().blocks.emplace(reinterpret_cast<uintptr_t>(address), bytes);
+  }
   const auto release = [](void* context) {
     auto* block = static_cast<Block*>(context);
     account.subtract(block->bytes);
+    {
+      const std::lock_guard<std::mutex> lock(live().mutex);
+      live().blocks.erase(live().blocks.find(reinterpret_cast<uintptr_t>(block->address)));
+    }
     if (block->lender) {
       c10::raw::intrusive_ptr::decref(block->lender);
     } else {
@@ -139,6 +159,14 @@ c10::DataPtr adopt(c10::StorageImpl* cpu) {
   void* address = cpu->nbytes() ? cpu->mutable_data() : nullptr;
   c10::raw::intrusive_ptr::incref(cpu);
   return make_block(address, cpu->nbytes(), cpu);
+}
+
+std::pair<uintptr_t, size_t> allocation(uintptr_t address) {
+  const std::lock_guard<std::mutex> lock(live().mutex);
+  auto after = live().blocks.upper_bound(address);
+  if (after == live().blocks.begin()) return {0, 0};
+  const auto& [begin, bytes] = *--after;
+  return address < begin + bytes ? std::pair(begin, bytes) : std::pair<uintptr_t, size_t>(0, 0);
 }
 
 size_t allocated_bytes() { return account.current(); }

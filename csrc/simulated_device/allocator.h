@@ -6,6 +6,8 @@
 #include <c10/core/StorageImpl.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <utility>
 
 namespace metalcore::simulated_device {
 
@@ -18,6 +20,9 @@ bool is_pinned(const void* address);
 
 // Hands the memory of a CPU storage to the device without copying it.
 c10::DataPtr adopt(c10::StorageImpl* cpu);
+
+// The device memory that holds this address, as its first byte and its size; {0, 0} where there is none.
+std::pair<uintptr_t, size_t> allocation(uintptr_t address);
 
 size_t allocated_bytes();
 size_t physical_memory();

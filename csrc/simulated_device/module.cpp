@@ -44,6 +44,7 @@ PYBIND11_MODULE(_device, module) {
   module.def("install", &device::install);
   module.def("autograd_started_without_device", &device::autograd_started_without_device);
   module.def("drain_autograd", &device::drain_autograd, pybind11::call_guard<pybind11::gil_scoped_release>());
+  module.def("allocation", &device::allocation);
   // A CPU tensor on the memory of a device tensor.
   module.def("host_alias", [](const at::Tensor& tensor) { return device::CpuView().to_cpu(tensor); });
   pybind11::register_exception_translator(&device::translate_fault);

@@ -2,6 +2,7 @@
 
 import math
 import struct
+import sys
 
 import torch
 
@@ -92,6 +93,8 @@ class Kernel:
         lengths = [length or 16 for length in lengths]  # Metal's smallest; 0 means to the executor that none was given
         checking = _C.simulator_checking()[0]
         library = self._library._load(self._name, checking=checking)
+        if checking:
+            buffers = [_with_memory(buffer) if isinstance(buffer, bytes) else buffer for buffer in buffers]
         _C.simulator_dispatch(library, self._name, buffers, lengths, _three(threads), _three(group_size))
         if errors is not None:
             _raise_reported(errors)
@@ -137,6 +140,15 @@ def _span(tensor):
 
 def _bytes(tensor):
     return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
+
+
+def _with_memory(content):
+    """Bytes, and the device's memory behind each address in them: an argument buffer, packed by the caller."""
+    device = sys.modules.get("metalcore.simulator.device")
+    if device is None:  # kernels without the simulated device have no such memory
+        return content
+    words = struct.unpack_from(f"<{len(content) // 8}Q", content)
+    return content, [(8 * i, memory) for i, word in enumerate(words) if (memory := device.allocation(word))]
 
 
 def _bind_value(value, cast):

@@ -12,6 +12,7 @@ from ..msl import cache
 from . import build
 
 OLDEST_TORCH = (2, 10)
+_extension = None
 
 
 def install():
@@ -19,6 +20,7 @@ def install():
 
     Raises RuntimeError, before anything has changed, where the device would not be sound.
     """
+    global _extension
     if getattr(torch._C, "_metalcore_simulates_mps", False):
         return
     refuse_if_unsound()
@@ -27,6 +29,7 @@ def install():
         raise RuntimeError("metalcore.simulator must be imported before the first backward(): PyTorch's autograd "
                            "engine has started and counted the devices without the simulated one")
     extension.install()
+    _extension = extension
     complete_torch_c(extension)
     simulate_storages()
     # A process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
@@ -54,6 +57,12 @@ def refuse_if_unsound():
                                "environment before the program starts to run it on the simulated device instead.")
     elif present != "cpu":
         raise RuntimeError(f"metalcore.simulator: PyTorch supports one accelerator at a time, and this one has {present!r}")
+
+
+def allocation(address):
+    """(first address, bytes) of the device memory that holds this address; None where there is none."""
+    begin, size = _extension.allocation(address)
+    return (begin, size) if size else None
 
 
 def load_extension():

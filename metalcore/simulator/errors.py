@@ -16,14 +16,14 @@ class KernelError(RuntimeError):
 
     Attributes:
         kind: "out-of-bounds read", "out-of-bounds write", "write to read-only memory", "race", "uninitialized read",
-            "divergent barrier", "threadgroup memory" or "endless"; in any mode, where the CPU stops the kernel, "integer
+            "divergent barrier" or "threadgroup memory"; in any mode, where the CPU stops the kernel, "integer
             division by zero", "memory access fault" or "stack overflow".
         kernel: the kernel's name.
         file: the source file as the kernel's source names itself; "program_source" for compile_shader, "" if unknown.
         line: the line in that file, or None where it could not be found (finding it needs checking mode, and addr2line of
             binutils or llvm-symbolizer).
-        thread: the Thread that did it; outside of checking mode, in a kernel without barriers, it or one before it in
-            its row.
+        thread: the Thread that did it; outside of checking mode, in a kernel without barriers, the first of the row
+            that it is in.
     """
 
     def __init__(self, message, *, kind=None, kernel=None, file="", line=None, thread=None):

@@ -295,6 +295,13 @@ def test_argument_buffers(device):
     packed = struct.pack("<QQfi", out.data_ptr(), x.data_ptr(), 2.5, 0)
     library.k(list(struct.unpack("<3q", packed)), threads=3)
     assert out.tolist() == [0, 2.5, 5]
+    # Checking mode finds the memory behind the addresses, and where it ends.
+    with metalcore.simulator.checking():
+        out.zero_()
+        library.k(list(struct.unpack("<3q", packed)), threads=3)
+        assert out.tolist() == [0, 2.5, 5]
+        with pytest.raises(metalcore.simulator.KernelError, match="out-of-bounds"):
+            library.k(list(struct.unpack("<3q", packed)), threads=4)
 
 
 def test_threadgroup_arguments_have_the_length_that_the_call_says():

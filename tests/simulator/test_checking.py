@@ -428,6 +428,20 @@ kernel void run(device float* out, constant float* weights, uint i [[thread_posi
         "buffer 'weights' (index 1)",
     ),
     Case(
+        "device memory read before a barrier of threadgroup memory",
+        "race",
+        """
+kernel void run(device float* x, uint t [[thread_position_in_threadgroup]]) {
+  const float right = x[(t + 1) % 64];  // @here
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // @bad
+  threadgroup_barrier(mem_flags::mem_device);  // @good
+  x[t] = right;  // @here
+}""",
+        (Buffer(64),),
+        (64,),
+        (64,),
+    ),
+    Case(
         "a maximum over slots that nobody wrote",
         "uninitialized read",
         """

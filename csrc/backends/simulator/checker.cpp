@@ -24,6 +24,8 @@ constexpr uint32_t kArenaChecked = 1024 * 1024;    // all of them, gaps included
 thread_local Checker* active = nullptr;  // of the dispatch that this thread runs
 
 bool writes(uint32_t kind) { return kind == msl_abi::kWrite || kind == msl_abi::kAtomic || kind == msl_abi::kAtomicWrite; }
+// What must order a read of this memory before another thread's write.
+Space read_space(Space space) { return space == kShared ? kExecution : space; }
 bool is_atomic(uint32_t kind) { return kind >= msl_abi::kAtomic; }
 
 std::string text(Uint3 p) {
@@ -194,7 +196,7 @@ void Checker::settle() {
 
 void Checker::check_read(Cell& cell, const Stamp& stamp, const char* address, Space space) {
   const auto ordered = [&](const Stamp& past) { return order_.before(past, stamp.thread, space); };
-  const auto read_before = [&](const Stamp& past) { return order_.before(past, stamp.thread, kExecution); };
+  const auto read_before = [&](const Stamp& past) { return order_.before(past, stamp.thread, read_space(space)); };
   const bool wrote_it_too = cell.write && (cell.write.thread == stamp.thread || cell.write.many);
   for (const Stamp* write : {&cell.write, &cell.other_write}) {
     if (!*write || !write->changed || (write->atomic && stamp.atomic) || ordered(*write)) continue;
@@ -225,7 +227,7 @@ void Checker::check_write(Cell& cell, const Stamp& stamp, const char* address, S
     if (*write && !harmless(*write) && !ordered(*write)) race({*write, true}, {stamp, true}, address);
   for (Stamp* read : {&cell.earlier_read, &cell.read, &cell.other_read}) {
     if (!*read) continue;
-    const bool read_before = order_.before(*read, stamp.thread, kExecution);
+    const bool read_before = order_.before(*read, stamp.thread, read_space(space));
     if (!harmless(*read) && !read_before) race({*read, false}, {stamp, true}, address);
     if (read_before) *read = {};
   }

@@ -14,12 +14,20 @@ constexpr uint32_t kMaximumBuffers = 31;
 constexpr size_t kMaximumBytes = 4096;
 constexpr size_t kMaximumPointers = 512;
 
+// An address among an argument's bytes, and the memory of the device that holds it.
+struct Embedded {
+  size_t offset;      // of the address, in the argument
+  char* begin;
+  size_t size;
+};
+
 struct Binding {
   enum Kind : uint8_t { kNone, kBuffer, kBytes, kPointers };
   Kind kind = kNone;
   void* address = nullptr;     // of the first byte; may be null where size is 0
   size_t size = 0;
   const size_t* spans = nullptr;  // kPointers: bytes that may be used behind each of the size / 8 addresses
+  const std::vector<Embedded>* embedded = nullptr;  // kBytes: what checking mode allows besides the other arguments
 };
 
 struct Launch {

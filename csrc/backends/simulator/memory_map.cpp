@@ -39,6 +39,10 @@ void MemoryMap::add_views(const Launch& launch) {
     const Binding& binding = launch.buffers[argument.index];
     const std::string name = "buffer '" + std::string(argument.name) + "' (index " + std::to_string(argument.index) + ")";
     of_buffer_[argument.index] = add(binding.address, binding.size, argument.writable, name);
+    if (binding.embedded)
+      for (const Embedded& memory : *binding.embedded)
+        of_table_[argument.index].push_back(
+            add(memory.begin, memory.size, true, "the memory at byte " + std::to_string(memory.offset) + " of " + name));
     if (binding.kind != Binding::kPointers) continue;
     for (size_t i = 0; i < binding.size / sizeof(void*); ++i) {
       void* address = static_cast<void**>(binding.address)[i];
@@ -83,6 +87,14 @@ void MemoryMap::relocate(const Launch& launch) {
   for (uint32_t i = 0; i < kMaximumBuffers; ++i) {
     if (!of_buffer_[i]) continue;
     buffers_[i] = of_buffer_[i]->copy;
+    if (const auto* embedded = launch.buffers[i].embedded)
+      for (size_t k = 0; k < embedded->size(); ++k) {
+        const Embedded& memory = (*embedded)[k];
+        char* address;
+        std::memcpy(&address, of_buffer_[i]->copy + memory.offset, sizeof address);
+        address = of_table_[i][k]->copy + (address - memory.begin);
+        std::memcpy(of_buffer_[i]->copy + memory.offset, &address, sizeof address);
+      }
     if (launch.buffers[i].kind != Binding::kPointers) continue;
     for (size_t k = 0; k < of_table_[i].size(); ++k)
       static_cast<char**>(buffers_[i])[k] = of_table_[i][k] ? of_table_[i][k]->copy : nullptr;

@@ -55,7 +55,7 @@ class MemoryMap {
   std::vector<std::unique_ptr<View>> views_;
   std::vector<Block> blocks_;  // by ascending address of the copy
   std::vector<View*> of_buffer_;
-  std::vector<std::vector<View*>> of_table_;  // views behind the pointers of a table, by buffer index
+  std::vector<std::vector<View*>> of_table_;  // views behind the pointers of a table or in bytes, by buffer index
   void* buffers_[kMaximumBuffers] = {};
   char* memory_ = nullptr;
   size_t memory_size_ = 0;

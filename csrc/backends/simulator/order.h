@@ -3,8 +3,9 @@
 // - the same thread made it, or
 // - a threadgroup_barrier whose flags cover that memory has opened since, or
 // - a simdgroup_barrier with such flags, in which both took part, directly or through others, or
-// - it is a read, and its thread and the running one have met in any barrier or SIMD operation since: flags tell what is
-//   passed on, but a thread that has met others has what it read, or
+// - it is a read of threadgroup memory, and its thread and the running one have met in any barrier or SIMD operation
+//   since: flags tell what is passed on, but a thread that has met others has what it read, and kernels in use rely on it
+//   with mem_none. Reads of device memory take longer, so that a barrier must cover them like writes, or
 // - it was followed by an atomic operation of its thread (or of one it is ordered before), and the running thread, or one
 //   ordered before it, has since used the same atomic. Atomics are taken as acquiring and releasing: Metal's are
 //   relaxed, and kernels pair them with barriers.
@@ -38,7 +39,7 @@ class Order {
     return same_group(a, b) && index_in_group(a.thread) / 32 == index_in_group(b.thread) / 32;
   }
 
-  // Whether `past` is ordered before what `thread` does now; of a read, ask for kExecution.
+  // Whether `past` is ordered before what `thread` does now; of a read of threadgroup memory, ask for kExecution.
   bool before(const Stamp& past, uint32_t thread, Space space) const;
 
   void barrier(uint32_t flags);

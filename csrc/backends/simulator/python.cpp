@@ -114,6 +114,7 @@ std::pair<void*, size_t> to_memory(PyObject* object) {
 struct PointerTable {
   std::vector<void*> addresses;
   std::vector<size_t> spans;
+  std::vector<Embedded> embedded;
 };
 
 // `kept` and `tables` hold what the binding refers to.
@@ -135,6 +136,21 @@ Binding to_binding(PyObject* object, std::vector<Object>& kept, std::deque<Point
       table.spans.push_back(size);
     }
     return {Binding::kPointers, table.addresses.data(), table.addresses.size() * sizeof(void*), table.spans.data()};
+  }
+  if (PyTuple_Check(object) && length(object) == 2 && PyBytes_Check(item(object, 0).get())) {
+    Binding binding = to_binding(item(object, 0).get(), kept, tables);
+    PointerTable& table = tables.emplace_back();
+    const Object embedded = item(object, 1);
+    for (Py_ssize_t i = 0; i < length(embedded.get()); ++i) {
+      const Object entry = item(embedded.get(), i);
+      const size_t offset = PyLong_AsSize_t(item(entry.get(), 0).get());
+      if (PyErr_Occurred()) throw PythonError();
+      const auto [begin, size] = to_memory(item(entry.get(), 1).get());
+      if (offset + sizeof(void*) > binding.size) throw std::invalid_argument("metalcore: an address beyond the argument's bytes");
+      table.embedded.push_back({offset, static_cast<char*>(begin), size});
+    }
+    binding.embedded = &table.embedded;
+    return binding;
   }
   const auto [address, size] = to_memory(object);
   return {Binding::kBuffer, address, size, nullptr};
@@ -286,7 +302,8 @@ PyMethodDef python_methods[] = {
      "simulator_kernels(library) -> list of dicts: the kernels of a library and their arguments"},
     {"simulator_dispatch", dispatch, METH_VARARGS,
      "simulator_dispatch(library, kernel, buffers, threadgroup_lengths, threads, group): runs a kernel to its end. Each "
-     "buffer is None, (address, nbytes), bytes or, for a table of addresses, a list of (address, nbytes); threads and group are three numbers each"},
+     "buffer is None, (address, nbytes), bytes or, for a table of addresses, a list of (address, nbytes), or (bytes, list of "
+     "(offset, (address, nbytes))) for bytes that hold addresses in this memory of the device; threads and group are three numbers each"},
     {"simulator_set_library_path", set_path, METH_VARARGS,
      "simulator_set_library_path(folder): where the built-in kernels' libraries are"},
     {"simulator_set_checking", set_checking_python, METH_VARARGS,
