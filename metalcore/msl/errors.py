@@ -1,5 +1,7 @@
 """Errors of the MSL front end and the host compiler."""
 
+import re
+
 
 class MSLError(SyntaxError, RuntimeError):
     """MSL that cannot be compiled; the message names the file, the line and what is wrong there.
@@ -11,6 +13,15 @@ class MSLError(SyntaxError, RuntimeError):
 
 class CompilerNotFoundError(RuntimeError):
     """No C++ compiler that can build translated kernels was found on this machine."""
+
+
+def with_line(message, source, filename):
+    """The message of an error at a line of the source, with that line below it."""
+    place = re.match(re.escape(filename) + r":(\d+):", message)
+    lines = source.splitlines()
+    if place is None or "\n" in message or not 0 < int(place[1]) <= len(lines):
+        return message
+    return f"{message}\n{lines[int(place[1]) - 1]}"
 
 
 def error_at(token, message):

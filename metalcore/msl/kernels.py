@@ -80,6 +80,9 @@ def find_kernels(program, waits=()):
     templates, kernels, seen = {}, [], {}
     for declaration in program.declarations:
         if declaration.kind == "function" and _is_kernel(program, declaration):
+            head = program.tokens[declaration.head : declaration.name_at]
+            if all(token.text != "void" for token in head):
+                raise error_at(program.tokens[declaration.name_at], f"kernel '{declaration.name}' must return void")
             if declaration.is_template and not _is_specialization(program, declaration):
                 templates.setdefault(declaration.name, []).append(declaration)
             elif declaration.body is not None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from .conditionals import wrap_conditionals
 from .duplicates import drop_duplicates
+from .errors import MSLError, with_line
 from .function_constants import substitute_function_constants
 from .gcc import adapt_to_gcc
 from .kernels import find_kernels
@@ -53,6 +54,13 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
     Raises:
         MSLError: the source is malformed, or uses what is not supported; the message has its line.
     """
+    try:
+        return _translate(source, include_dirs, filename, defines, constants)
+    except MSLError as error:
+        raise MSLError(with_line(str(error), source, filename)) from None
+
+
+def _translate(source, include_dirs, filename, defines, constants):
     tokens, included = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
     program = Program(tokens)
     refuse_unsupported(program)
