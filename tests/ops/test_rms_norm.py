@@ -78,7 +78,7 @@ def test_layouts(device, dtype, family):
             check(x, None, dims=3)
 
 
-@pytest.mark.parametrize("dtypes", itertools.permutations(DTYPES, 2), ids=str)
+@pytest.mark.parametrize("dtypes", list(itertools.permutations(DTYPES, 2)), ids=str)
 def test_weight_of_another_dtype(device, dtypes):
     for length in lengths("rms_norm", dtypes[0]):
         check(tensor(3, length, dtype=dtypes[0], device=device), tensor(length, dtype=dtypes[1], device=device))
