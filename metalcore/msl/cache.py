@@ -6,6 +6,8 @@ objects ignores what follows them.
 """
 
 import atexit
+import contextlib
+import fcntl
 import functools
 import hashlib
 import os
@@ -46,13 +48,18 @@ def entry(name, make, *, accept=lambda content: True):
         accept: called with an entry's bytes, says whether it is still valid.
     """
     path = cache_directory() / name
-    if is_intact(path) and accept(content(path)):
+
+    def is_valid(path):
+        return is_intact(path) and accept(content(path))
+
+    if is_valid(path):
         return path
     try:
-        return _fill(path, make)
+        with _lock(path):
+            return path if is_valid(path) else _fill(path, make)
     except OSError as error:
         fallback = _fallback_directory(str(path.parent), error.strerror or str(error)) / name
-        return fallback if is_intact(fallback) and accept(content(fallback)) else _fill(fallback, make)
+        return fallback if is_valid(fallback) else _fill(fallback, make)
 
 
 def is_intact(path):
@@ -68,6 +75,19 @@ def is_intact(path):
 def content(path):
     """The bytes of an intact entry."""
     return path.read_bytes()[:-_FOOTER]
+
+
+@contextlib.contextmanager
+def _lock(path):
+    """Held by whoever makes the entry, so that processes that start together compile it once."""
+    locks = path.parent / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with open(locks / path.name, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: each compiles its own, and the last rename wins
+        yield
 
 
 def _fill(path, make):

@@ -49,6 +49,8 @@ def compile_shader(source, *, include_dirs=(), constants=None):
         raise RuntimeError("compile_shader(): this build of metalcore runs no kernels; use torch.mps.compile_shader")
     if not isinstance(source, str):
         raise TypeError(f"compile_shader(): source must be a str, not {type(source).__name__}")
+    if isinstance(include_dirs, (str, os.PathLike)):
+        raise TypeError("compile_shader(): include_dirs must be a sequence of directories, not one path")
     directories = [os.fspath(path) for path in include_dirs]
     return ShaderLibrary(source, [*directories, str(Path(torch.__file__).parent / "include")], dict(constants or {}))
 

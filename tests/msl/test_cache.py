@@ -67,8 +67,8 @@ def test_a_program_is_compiled_once(directory, compilations):
 def test_damaged_entries_are_made_again(directory, compilations, damage):
     source = SOURCE.format(name="k", value=3)
     metalcore.compile_shader(source)
-    for path in directory.iterdir():
-        path.write_bytes(damage(path.read_bytes()))
+    for name in files(directory):
+        (directory / name).write_bytes(damage((directory / name).read_bytes()))
     assert dir(metalcore.compile_shader(source)) == ["k"]
     assert len(compilations) == 2
     assert all(cache.is_intact(directory / name) for name in files(directory))
@@ -101,7 +101,11 @@ def test_entries_of_a_read_only_directory_are_used(directory, compilations, monk
     assert len(compilations) == 1
 
 
-def test_processes_fill_it_at_once(directory):
+def test_processes_fill_it_at_once(directory, tmp_path, monkeypatch):
+    log, compiler = tmp_path / "log", tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {" ".join(host.find_compiler().command)} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     program = (
         "import torch, metalcore.simulator, metalcore\n"
         f"lib = metalcore.compile_shader({SOURCE.format(name='k', value=7)!r})\n"
@@ -115,3 +119,4 @@ def test_processes_fill_it_at_once(directory):
     programs = 2 if metalcore._C.simulator_checking()[0] else 1
     assert sorted(os.path.splitext(name)[1] for name in files(directory)) == [".json", *[".so"] * programs]
     assert all(cache.is_intact(directory / name) for name in files(directory))
+    assert sum("-shared" in line for line in log.read_text().splitlines()) == programs

@@ -228,6 +228,8 @@ def test_errors_show_the_users_line(source, message):
 def test_source_must_be_text():
     with pytest.raises(TypeError, match="source must be a str, not bytes"):
         metalcore.compile_shader(FILL.encode())
+    with pytest.raises(TypeError, match="include_dirs must be a sequence of directories"):
+        metalcore.compile_shader("", include_dirs="/tmp")
 
 
 def test_include_dirs(device, tmp_path):

@@ -214,4 +214,4 @@ from metalcore.simulator import build, device
 build.find = lambda: None
 device.install()
 """, PATH=str(tmp_path), CXX="", METALCORE_CACHE_DIR=str(tmp_path / "cache"))
-    assert result.returncode == 1 and "no C++ compiler" in result.stderr.replace("\n", " ")
+    assert result.returncode == 1 and "needs a C++ compiler" in result.stderr.replace("\n", " ")
