@@ -33,22 +33,7 @@ METAL_FUNC constexpr metal::vec<T, N> unpacked(const metal::packed_vec<T, N>& va
   METAL_FUNC explicit constexpr type(const packed_vec<U, N>& v) : type(vec<T, N>(vec<U, N>(v))) {}           \
   METAL_FUNC constexpr T& operator[](size_t i) { return reinterpret_cast<T*>(this)[i]; }                     \
   METAL_FUNC constexpr const T& operator[](size_t i) const { return reinterpret_cast<const T*>(this)[i]; }   \
-  template <int... I>                                                                                        \
-  METAL_FUNC constexpr auto swizzle() const {                                                                \
-    return msl::read_swizzle<I...>(*this);                                                                   \
-  }                                                                                                          \
-  template <int... I>                                                                                        \
-  METAL_FUNC constexpr msl::swizzle_reference<type, I...> swizzle_ref() {                                    \
-    return {*this};                                                                                          \
-  }                                                                                                          \
-  template <char... C>                                                                                       \
-  METAL_FUNC constexpr auto swizzle(msl::components<C...>) const {                                           \
-    return swizzle<msl::components<C...>::index(C)...>();                                                    \
-  }                                                                                                          \
-  template <char... C>                                                                                       \
-  METAL_FUNC constexpr auto swizzle_ref(msl::components<C...>) {                                             \
-    return swizzle_ref<msl::components<C...>::index(C)...>();                                                \
-  }
+  MSL_SWIZZLES(type)
 
 namespace metal {
 

@@ -119,21 +119,8 @@ struct vec_operators {
 
 }  // namespace msl
 
-// What vec<T, N> has for every N. An element is reached by address except in constant expressions, where only members
-// may be named.
-#define MSL_VEC_COMMON(type, N)                                                                              \
-  using element_type = T;                                                                                    \
-  type() = default;                                                                                          \
-  template <class S, class = std::enable_if_t<msl::is_scalar_v<S>>>                                          \
-  METAL_FUNC constexpr type(S s) : type(T(s), msl::splat) {}                                                 \
-  METAL_FUNC constexpr T& operator[](size_t i) {                                                             \
-    if (__builtin_is_constant_evaluated()) return *member(i);                                                \
-    return reinterpret_cast<T*>(this)[i];                                                                    \
-  }                                                                                                          \
-  METAL_FUNC constexpr const T& operator[](size_t i) const {                                                 \
-    if (__builtin_is_constant_evaluated()) return *const_cast<type*>(this)->member(i);                       \
-    return reinterpret_cast<const T*>(this)[i];                                                              \
-  }                                                                                                          \
+// The translator's names for swizzles, for vectors, packed or not.
+#define MSL_SWIZZLES(type)                                                                                   \
   template <int... I>                                                                                        \
   METAL_FUNC constexpr auto swizzle() const {                                                                \
     return msl::read_swizzle<I...>(*this);                                                                   \
@@ -150,6 +137,23 @@ struct vec_operators {
   METAL_FUNC constexpr auto swizzle_ref(msl::components<C...>) {                                             \
     return swizzle_ref<msl::components<C...>::index(C)...>();                                                \
   }
+
+// What vec<T, N> has for every N. An element is reached by address except in constant expressions, where only members
+// may be named.
+#define MSL_VEC_COMMON(type, N)                                                                              \
+  using element_type = T;                                                                                    \
+  type() = default;                                                                                          \
+  template <class S, class = std::enable_if_t<msl::is_scalar_v<S>>>                                          \
+  METAL_FUNC constexpr type(S s) : type(T(s), msl::splat) {}                                                 \
+  METAL_FUNC constexpr T& operator[](size_t i) {                                                             \
+    if (__builtin_is_constant_evaluated()) return *member(i);                                                \
+    return reinterpret_cast<T*>(this)[i];                                                                    \
+  }                                                                                                          \
+  METAL_FUNC constexpr const T& operator[](size_t i) const {                                                 \
+    if (__builtin_is_constant_evaluated()) return *const_cast<type*>(this)->member(i);                       \
+    return reinterpret_cast<const T*>(this)[i];                                                              \
+  }                                                                                                          \
+  MSL_SWIZZLES(type)
 
 namespace msl {
 struct Splat {};
