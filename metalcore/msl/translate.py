@@ -1,8 +1,12 @@
-"""MSL to C++ for the host: one translation unit whose shared object exports msl_library() (host/kernel_abi.h)."""
+"""MSL to C++: one program text for every target, which a target's prelude and its entries make a translation unit.
+
+For the host that is a shared object which exports msl_library() (host/kernel_abi.h); for CUDA see cuda_source.py.
+"""
 
 from dataclasses import dataclass
 
 from .conditionals import wrap_conditionals
+from .cuda_source import cuda_source, describe
 from .duplicates import drop_duplicates
 from .errors import MSLError, with_line
 from .function_constants import substitute_function_constants
@@ -25,7 +29,7 @@ _FUSING = set("+-*/%&|^<>=!:.#")
 
 @dataclass
 class Translation:
-    """A program in C++ for the host, and what it was made from."""
+    """A program in C++ without the prelude it needs, and what it was made from."""
 
     program: str
     kernels: list
@@ -33,13 +37,21 @@ class Translation:
     included: dict  # path -> content of each file the source includes
 
     def source(self, names=None):
-        """The translation unit that has the kernels of these host names; all of them by default."""
+        """The host's translation unit that has the kernels of these host names; all of them by default."""
         kernels = [kernel for kernel in self.kernels if names is None or kernel.name in names]
-        return self.program + _entries(kernels, self.addresses)
+        return '#include "host/prelude.h"\n' + self.program + _entries(kernels, self.addresses)
+
+    def cuda_kernels(self):
+        """{host name: what cuda_source() has to know of the kernel}, as plain data."""
+        return describe(self.kernels, self.addresses)
+
+    def cuda_source(self, requests):
+        """(CUDA C++, entry names) for [(host name, signature)]; see cuda_source.py."""
+        return cuda_source(self.program, self.cuda_kernels(), requests)
 
 
 def translate(source, *, include_dirs=(), filename="program_source", defines=(), constants=None):
-    """Translates MSL to C++ for the host.
+    """Translates MSL to C++.
 
     Args:
         source: MSL text.
@@ -115,7 +127,7 @@ def _erase_instantiations(program):
 
 def _print(tokens):
     """The text of tokens, on their own lines."""
-    out = ['#include "host/prelude.h"\n']
+    out = []
     file, line, previous = None, 0, None
     for token in tokens:
         if not token.text:

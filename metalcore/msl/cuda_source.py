@@ -1,0 +1,123 @@
+"""CUDA C++ of a translated program: the prelude, the program, and an entry for each kernel with its bindings.
+
+A *signature* says what a launch binds and how: ``b0,b1,t0,i2:48``. ``b`` is the address of a device buffer, ``t`` the
+byte offset of a threadgroup argument in dynamic shared memory, ``i`` bytes inside the parameter block with their room (a
+multiple of 16, or 0 for just one element). The order is that of the block: all b by index, all t, all i.
+"""
+
+import re
+
+from .errors import MSLError
+
+# The program is compiled inside this namespace, so that its names hide CUDA's own float4, exp …
+NAMESPACE = "metal_program"
+_BINDING = re.compile(r"([bt])(\d+)|(i)(\d+):(\d+)")
+
+
+def describe(kernels, addresses):
+    """What cuda_source() has to know of each kernel; plain data that JSON can hold.
+
+    Returns:
+        dict: host name -> dict(function, scope, max_total_threads, arguments), an argument being
+        [name, kind, index, condition] (see kernels.Argument).
+    """
+    return {
+        kernel.name: {
+            "function": addresses[kernel.name],
+            "scope": list(kernel.named_at.scope),
+            "max_total_threads": kernel.max_total_threads,
+            "arguments": [[a.name, a.kind, a.index, a.condition] for a in kernel.arguments],
+        }
+        for kernel in kernels
+    }
+
+
+def cuda_source(program, kernels, requests):
+    """CUDA C++ with an entry for each request.
+
+    Args:
+        program: Translation.program.
+        kernels: what describe() gave.
+        requests: [(kernel name, signature)].
+
+    Returns:
+        (text, entry names), an entry's name being that of an extern "C" __global__ function.
+
+    Raises:
+        MSLError: an argument of a kernel is bound to nothing, or the signature is malformed.
+    """
+    entries = [f"metalcore_{i}" for i in range(len(requests))]
+    out = [f'namespace {NAMESPACE} {{\n#include "cuda/prelude.h"\n', program, '#line 1 "msl_entries"\n']
+    for entry, (name, signature) in zip(entries, requests):
+        out.append(_entry(entry, name, kernels[name], signature))
+    return "".join(out) + "}\n", entries
+
+
+def _entry(entry, name, kernel, signature):
+    scope = "::".join(kernel["scope"])
+    # Named in the scope of its instantiation, so that its template arguments mean what they mean there.
+    naming = f"constexpr auto {entry}_function = {kernel['function']};"
+    naming = f"namespace {scope} {{ {naming} }}" if scope else naming
+    function = f"{scope}::{entry}_function" if scope else f"{entry}_function"
+    positions = {
+        f"{'b' if kind == 'buffer' else 't'}{index}": i
+        for i, (_, kind, index, _) in enumerate(kernel["arguments"])
+        if kind in ("buffer", "threadgroup")
+    }
+    members, bound = _block(name, signature, function, positions)
+    checks, values = _values(name, kernel, scope, bound)
+    threads = kernel["max_total_threads"]
+    bounds = f"__launch_bounds__({threads}) " if threads else ""
+    return (
+        f"{naming}\n{checks}"
+        f"struct {entry}_block {{ msl::Grid grid; {' '.join(members)} }};\n"
+        f'extern "C" __global__ void {bounds}{entry}(const __grid_constant__ {entry}_block block) {{\n'
+        f"  msl::run<{function}>({', '.join(['block.grid', *values])});\n}}\n"
+    )
+
+
+def _block(name, signature, function, positions):
+    """The members of the parameter block after the grid, and {"b0" …: C++ for the argument}."""
+    members, bound = [], {}
+    for part in filter(None, signature.split(",")):
+        match = _BINDING.fullmatch(part)
+        if match is None:
+            raise MSLError(f"kernel '{name}': malformed signature {signature!r} at {part!r}")
+        kind, index = match[1] or match[3], match[2] or match[4]
+        if kind == "b":
+            members.append(f"void* b{index};")
+            bound[f"b{index}"] = f"msl::buffer(block.b{index})"
+        elif kind == "t":
+            members.append(f"uint64_t t{index};")
+            bound[f"t{index}"] = f"msl::threadgroup_argument(block.t{index})"
+        else:
+            capacity = int(match[5])
+            if not capacity:
+                if f"b{index}" not in positions:
+                    continue
+                capacity = f"msl::room<{function}, {positions[f'b{index}']}>()"
+            members.append(f"msl::Bytes<{capacity}> i{index};")
+            bound[f"b{index}"] = f"msl::bytes(block.i{index})"
+    return members, bound
+
+
+def _values(name, kernel, scope, bound):
+    """C++ for all arguments, and the checks that go before the entry."""
+    checks, values = [], []
+    for argument, kind, index, condition in kernel["arguments"]:
+        if kind not in ("buffer", "threadgroup"):
+            values.append(f"msl::{kind}()")
+            continue
+        if condition and scope:
+            condition = f"{scope}::{condition}"
+        value = bound.get(f"{'b' if kind == 'buffer' else 't'}{index}")
+        if value is None:
+            missing = f"kernel '{name}': nothing is bound to argument '{argument}' ([[{kind}({index})]])"
+            if not condition:
+                raise MSLError(missing)
+            checks.append(f'static_assert(!bool({condition}), "{missing}");\n')
+            value = "msl::absent()"
+        elif condition:
+            value = f"msl::given<bool({condition})>({value})"
+        values.append(value)
+    return "".join(checks), values
