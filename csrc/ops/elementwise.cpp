@@ -25,8 +25,10 @@ bool same_strides(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// How to walk the inputs in the output's memory order; nothing where that takes more dimensions than a kernel has.
+// How to walk the inputs in the output's memory order; nothing where that takes more dimensions or a longer index than
+// kernels have.
 std::optional<StridedParams> walk(const Tensor& output, std::initializer_list<Tensor> inputs) {
+  if (output.numel() > UINT32_MAX) return std::nullopt;
   const auto sizes = output.sizes(), order_by = output.strides();
   std::vector<size_t> order;
   for (size_t d = 0; d < sizes.size(); ++d)
@@ -55,21 +57,28 @@ std::optional<StridedParams> walk(const Tensor& output, std::initializer_list<Te
   return params;
 }
 
-bool aligned4(const gpu::BufferView& view, size_t item) { return view.offset % (4 * item) == 0; }
+constexpr size_t kPack = 16;  // bytes that a thread of the packed kernels moves at once
 
-void dispatch(gpu::Encoder& encoder, const std::string& kernel, const std::vector<gpu::BufferView>& views, int64_t n) {
-  encoder.kernel(kernel);
-  for (size_t i = 0; i < views.size(); ++i) encoder.buffer(static_cast<uint32_t>(i), views[i]);
-  encoder.dispatch_threads({static_cast<uint32_t>(n)}, kThreadgroup);
+// On Metal the storage is an object, whose address is a multiple of 16 as well.
+bool aligned(const gpu::BufferView& view) {
+  return (reinterpret_cast<uintptr_t>(view.storage) + view.offset) % kPack == 0;
 }
 
-// Four elements a thread, then the up to three that are left over.
+void dispatch(gpu::Encoder& encoder, const std::string& kernel, const std::vector<gpu::BufferView>& views,
+              uint32_t threads) {
+  encoder.kernel(kernel);
+  for (size_t i = 0; i < views.size(); ++i) encoder.buffer(static_cast<uint32_t>(i), views[i]);
+  encoder.dispatch_threads({threads}, kThreadgroup);
+}
+
+// Packs of elements, then those that are left over.
 struct DensePlan {
-  int64_t vectors;
+  int64_t packs;
   int64_t rest;
 };
-DensePlan plan_dense(int64_t count, bool aligned) {
-  return aligned ? DensePlan{count / 4, count % 4} : DensePlan{0, count};
+DensePlan plan_dense(int64_t count, int64_t item, bool aligned) {
+  const int64_t pack = kPack / item;
+  return aligned ? DensePlan{count / pack, count % pack} : DensePlan{0, count};
 }
 
 void encode_dense(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output) {
@@ -77,17 +86,16 @@ void encode_dense(const char* op, std::initializer_list<Tensor> inputs, const Te
   std::vector<gpu::BufferView> views;
   for (const Tensor& input : inputs) views.push_back(gpu::view_of(input));
   views.push_back(gpu::view_of(output));
-  const bool aligned = std::all_of(views.begin(), views.end(), [&](const auto& view) { return aligned4(view, item); });
-  const DensePlan plan = plan_dense(output.numel(), aligned);
+  const DensePlan plan = plan_dense(output.numel(), item, std::all_of(views.begin(), views.end(), aligned));
   gpu::encode(output, [&](gpu::Encoder& encoder) {
     const std::string end = std::string("_") + suffix(output.scalar_type());
-    if (plan.vectors) dispatch(encoder, op + ("_dense4" + end), views, plan.vectors);
+    if (plan.packs) dispatch(encoder, op + ("_packed" + end), views, grid_side(plan.packs));
     if (!plan.rest) return;
     for (gpu::BufferView& view : views) {
-      view.offset += plan.vectors * 4 * item;
+      view.offset += plan.packs * kPack;
       view.span = plan.rest * item;
     }
-    dispatch(encoder, op + ("_dense" + end), views, plan.rest);
+    dispatch(encoder, op + ("_dense" + end), views, grid_side(plan.rest));
   });
 }
 
@@ -107,8 +115,7 @@ void encode_strided(const char* op, std::initializer_list<Tensor> inputs, const 
 Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs) {
   const Tensor& first = *inputs.begin();
   Tensor output = output_like(first);
-  const int64_t count = grid_side(output.numel());
-  if (count == 0) return output;
+  if (output.numel() == 0) return output;
 
   bool dense = true;
   for (const Tensor& input : inputs) dense = dense && same_strides(input, output);
@@ -116,7 +123,7 @@ Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs) {
     encode_dense(op, inputs, output);
   } else if (auto params = walk(output, inputs)) {
     encode_strided(op, inputs, output, *params);
-  } else {  // scattered over more dimensions than STRIDED_MAX_DIMS
+  } else {  // more dimensions or elements than strided kernels take
     output = new_like(first);
     const Tensor a = as_contiguous(first), b = as_contiguous(*(inputs.end() - 1));
     inputs.size() == 1 ? encode_dense(op, {a}, output) : encode_dense(op, {a, b}, output);
@@ -128,14 +135,16 @@ Explanation explain_elementwise(const char* op, const Request& request) {
   check(!request.shapes.empty(), "metalcore::", op, ": explain needs the input's shape");
   const int64_t count =
       std::accumulate(request.shapes[0].begin(), request.shapes[0].end(), int64_t{1}, std::multiplies<>());
-  const DensePlan plan = plan_dense(grid_side(count), true);
+  const int64_t item = request.dtype == ScalarType::Float ? 4 : 2;
+  const DensePlan plan = plan_dense(count, item, true);
   const std::string end = std::string("_") + suffix(request.dtype);
-  Explanation explanation{"dense", std::to_string(count) + " elements, four a thread; tensors with gaps or in different "
-                          "orders take the strided kernel, one element a thread", {}};
-  if (plan.vectors)
-    explanation.steps.push_back({op + ("_dense4" + end), {static_cast<uint32_t>(plan.vectors)}, kThreadgroup, true});
+  Explanation explanation{"packed", std::to_string(count) + " elements, " + std::to_string(kPack / item) + " a thread; "
+                          "tensors that begin elsewhere than at multiples of " + std::to_string(kPack) + " bytes take the "
+                          "dense kernel, those with gaps or in different orders the strided one, one element a thread", {}};
+  if (plan.packs)
+    explanation.steps.push_back({op + ("_packed" + end), {grid_side(plan.packs)}, kThreadgroup, true});
   if (plan.rest)
-    explanation.steps.push_back({op + ("_dense" + end), {static_cast<uint32_t>(plan.rest)}, kThreadgroup, true});
+    explanation.steps.push_back({op + ("_dense" + end), {grid_side(plan.rest)}, kThreadgroup, true});
   return explanation;
 }
 

@@ -1,6 +1,7 @@
 // Kernels that apply Op to every element: float32 arithmetic whatever the type T in memory.
 //
-//   dense    all tensors fill memory in the same order; N elements per thread (1 or 4), grid = elements / N
+//   packed   all tensors fill memory in the same order; 16 bytes' worth of elements per thread
+//   dense    the same, one element per thread
 //   strided  inputs lie anyhow, the output is dense; one element per thread
 //
 // Op has `static float forward(float)`, or `static float forward(float, float)` for two inputs.
@@ -12,6 +13,44 @@
 
 using namespace metal;
 
+// What a thread moves at once: as many bytes as a GPU's widest load takes.
+template <typename T>
+struct alignas(16) Pack {
+  vec<T, 4> low, high;
+};
+template <>
+struct Pack<float> {
+  float4 all;
+};
+
+template <typename Op>
+inline float4 forward4(float4 u) {
+  return float4(Op::forward(u.x), Op::forward(u.y), Op::forward(u.z), Op::forward(u.w));
+}
+template <typename Op>
+inline float4 forward4(float4 u, float4 v) {
+  return float4(Op::forward(u.x, v.x), Op::forward(u.y, v.y), Op::forward(u.z, v.z), Op::forward(u.w, v.w));
+}
+
+template <typename Op, typename T>
+inline Pack<T> forward_pack(Pack<T> a) {
+  return {static_cast<vec<T, 4>>(forward4<Op>(static_cast<float4>(a.low))),
+          static_cast<vec<T, 4>>(forward4<Op>(static_cast<float4>(a.high)))};
+}
+template <typename Op, typename T>
+inline Pack<T> forward_pack(Pack<T> a, Pack<T> b) {
+  return {static_cast<vec<T, 4>>(forward4<Op>(static_cast<float4>(a.low), static_cast<float4>(b.low))),
+          static_cast<vec<T, 4>>(forward4<Op>(static_cast<float4>(a.high), static_cast<float4>(b.high)))};
+}
+template <typename Op>
+inline Pack<float> forward_pack(Pack<float> a) {
+  return {forward4<Op>(a.all)};
+}
+template <typename Op>
+inline Pack<float> forward_pack(Pack<float> a, Pack<float> b) {
+  return {forward4<Op>(a.all, b.all)};
+}
+
 template <typename Op, typename T>
 kernel void unary_dense(device const T* x [[buffer(0)]],
                         device T* y [[buffer(1)]],
@@ -20,12 +59,10 @@ kernel void unary_dense(device const T* x [[buffer(0)]],
 }
 
 template <typename Op, typename T>
-kernel void unary_dense4(device const vec<T, 4>* x [[buffer(0)]],
-                         device vec<T, 4>* y [[buffer(1)]],
+kernel void unary_packed(device const Pack<T>* x [[buffer(0)]],
+                         device Pack<T>* y [[buffer(1)]],
                          uint i [[thread_position_in_grid]]) {
-  const float4 a = static_cast<float4>(x[i]);
-  y[i] = static_cast<vec<T, 4>>(
-      float4(Op::forward(a.x), Op::forward(a.y), Op::forward(a.z), Op::forward(a.w)));
+  y[i] = forward_pack<Op>(x[i]);
 }
 
 template <typename Op, typename T>
@@ -37,14 +74,11 @@ kernel void binary_dense(device const T* a [[buffer(0)]],
 }
 
 template <typename Op, typename T>
-kernel void binary_dense4(device const vec<T, 4>* a [[buffer(0)]],
-                          device const vec<T, 4>* b [[buffer(1)]],
-                          device vec<T, 4>* y [[buffer(2)]],
+kernel void binary_packed(device const Pack<T>* a [[buffer(0)]],
+                          device const Pack<T>* b [[buffer(1)]],
+                          device Pack<T>* y [[buffer(2)]],
                           uint i [[thread_position_in_grid]]) {
-  const float4 u = static_cast<float4>(a[i]);
-  const float4 v = static_cast<float4>(b[i]);
-  y[i] = static_cast<vec<T, 4>>(float4(Op::forward(u.x, v.x), Op::forward(u.y, v.y),
-                                       Op::forward(u.z, v.z), Op::forward(u.w, v.w)));
+  y[i] = forward_pack<Op>(a[i], b[i]);
 }
 
 // Where input `k` has the element that the output has at position i.
@@ -79,16 +113,16 @@ kernel void binary_strided(device const T* a [[buffer(0)]],
 #define INSTANTIATE_UNARY_AS(name, Op, suffix, T)                                                          \
   template [[host_name(name "_dense_" suffix)]] kernel void unary_dense<Op, T>(                            \
       device const T*, device T*, uint);                                                                   \
-  template [[host_name(name "_dense4_" suffix)]] kernel void unary_dense4<Op, T>(                          \
-      device const vec<T, 4>*, device vec<T, 4>*, uint);                                                   \
+  template [[host_name(name "_packed_" suffix)]] kernel void unary_packed<Op, T>(                          \
+      device const Pack<T>*, device Pack<T>*, uint);                                                       \
   template [[host_name(name "_strided_" suffix)]] kernel void unary_strided<Op, T>(                        \
       device const T*, device T*, constant StridedParams&, uint);
 
 #define INSTANTIATE_BINARY_AS(name, Op, suffix, T)                                                         \
   template [[host_name(name "_dense_" suffix)]] kernel void binary_dense<Op, T>(                           \
       device const T*, device const T*, device T*, uint);                                                  \
-  template [[host_name(name "_dense4_" suffix)]] kernel void binary_dense4<Op, T>(                         \
-      device const vec<T, 4>*, device const vec<T, 4>*, device vec<T, 4>*, uint);                          \
+  template [[host_name(name "_packed_" suffix)]] kernel void binary_packed<Op, T>(                         \
+      device const Pack<T>*, device const Pack<T>*, device Pack<T>*, uint);                                \
   template [[host_name(name "_strided_" suffix)]] kernel void binary_strided<Op, T>(                       \
       device const T*, device const T*, device T*, constant StridedParams&, uint);
 

@@ -22,10 +22,10 @@ def gradient(function, x, grad):
     return torch.autograd.grad(function(x), x, grad)[0]
 
 
-# A thread takes four elements; what is left over takes another dispatch.
+# A thread takes 16 bytes, four or eight elements; what is left over takes another dispatch.
 @each_op
 @each_dtype
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 1023, 1024, 1025])
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 7, 8, 9, 1023, 1024, 1025])
 def test_sizes(device, op, dtype, size):
     ours, reference = OPS[op]
     x = tensor(size, dtype=dtype, device=device, scale=4)

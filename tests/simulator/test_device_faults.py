@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # In place of the built-in kernels: one that writes past the end of its output.
 BROKEN = """
 #include <metal_stdlib>
-kernel void silu_dense4_float(device const float4* x [[buffer(0)]], device float4* y [[buffer(1)]],
+kernel void silu_packed_float(device const float4* x [[buffer(0)]], device float4* y [[buffer(1)]],
                               uint i [[thread_position_in_grid]]) {
   y[i + 1] = x[i];
 }
@@ -48,4 +48,4 @@ def test_faults_of_built_in_kernels(call, tmp_path):
     result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, text=True, capture_output=True,
                             timeout=300)
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "out-of-bounds write silu_dense4_float 5 (1, 0, 0) True\n16.0\n"
+    assert result.stdout == "out-of-bounds write silu_packed_float 5 (1, 0, 0) True\n16.0\n"
