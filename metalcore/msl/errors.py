@@ -24,6 +24,17 @@ def with_line(message, source, filename):
     return f"{message}\n{lines[int(place[1]) - 1]}"
 
 
+def quote_error(file, line, column, text, source, filename):
+    """A compiler's error as `file:line:column: text`, below it the line if it is one of the source, which `filename` names."""
+    message = ":".join(str(part) for part in (file, line, column) if part) + ": " + text
+    lines = source.splitlines()
+    if file == filename and int(line) <= len(lines):
+        message += "\n" + lines[int(line) - 1]
+        if column:
+            message += "\n" + " " * (int(column) - 1) + "^"
+    return message
+
+
 def error_at(token, message):
     """An MSLError in the form compilers use, so that editors can jump to the place."""
     return MSLError(f"{token.file}:{token.line}: error: {message}")

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from .errors import CompilerNotFoundError, MSLError
+from .errors import CompilerNotFoundError, MSLError, quote_error
 from .translate import translate
 
 INCLUDE = Path(__file__).parent / "include"
@@ -204,7 +204,6 @@ _DIAGNOSTIC = re.compile(r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?:(?P<column>\d+
 def explain(stderr, msl="", filename="program_source"):
     """The errors in a compiler's output, each at the user's line, with that line below it."""
     messages, instantiated_at = [], None
-    lines = msl.splitlines()
     for raw in stderr.splitlines():
         match = _DIAGNOSTIC.match(raw)
         if match is None:
@@ -225,11 +224,7 @@ def explain(stderr, msl="", filename="program_source"):
         instantiated_at = None
         if place is None:
             place = (match["file"], match["line"], match["column"])
-        message = ":".join(part for part in place if part) + ": " + text
-        if place[0] == filename and int(place[1]) <= len(lines):
-            message += "\n" + lines[int(place[1]) - 1]
-            if place[2]:
-                message += "\n" + " " * (int(place[2]) - 1) + "^"
+        message = quote_error(*place, text, msl, filename)
         if message not in messages:
             messages.append(message)
     return "\n".join(messages)

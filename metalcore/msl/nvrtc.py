@@ -1,0 +1,243 @@
+"""NVRTC, NVIDIA's compiler for CUDA C++ at run time: finding it, running it, and showing its errors in terms of MSL."""
+
+import ctypes
+import functools
+import glob
+import importlib.util
+import os
+import re
+import threading
+from pathlib import Path
+
+from .errors import CompilerNotFoundError, MSLError, quote_error
+
+INCLUDE = Path(__file__).parent / "include"
+# No fast math: what MSL leaves to the GPU is as accurate as CUDA's own functions.
+FLAGS = (
+    "-std=c++17",
+    "--fmad=true",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    f"--include-path={INCLUDE}",
+    f"--include-path={INCLUDE / 'cuda' / 'std'}",  # the standard headers that NVRTC lacks
+    "--disable-warnings",
+)
+# Kernels take a parameter block of up to 32,764 bytes, and the driver loads them as a library.
+_OLDEST = (12, 1)
+_MAJORS = (13, 12)  # whose libraries are looked for by name
+
+
+class NVRTC:
+    """An NVRTC library. It is opened when it first has to compile; its version is known before."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        self._library = None
+
+    def __repr__(self):
+        return f"NVRTC {'.'.join(map(str, self.version))} ({self.path})"
+
+    @functools.cached_property
+    def version(self):
+        """(major, minor). The name of the library of builtins says it, which saves opening 100 MB to find a cubin."""
+        for path in self._builtins():
+            return tuple(map(int, re.search(r"\.so\.(\d+)\.(\d+)", path).groups()))
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._open().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        return major.value, minor.value
+
+    def architectures(self):
+        """The compute capabilities that it compiles for, as 75, 80 …, ascending."""
+        library, count = self._open(), ctypes.c_int()
+        self._check(library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+        found = (ctypes.c_int * count.value)()
+        self._check(library.nvrtcGetSupportedArchs(found))
+        return sorted(found)
+
+    def target(self, capability):
+        """The value of --gpu-architecture for a GPU of this compute capability (90 for 9.0): its own, or where the GPU
+        is newer than this NVRTC, PTX of the newest before it, which the driver compiles.
+
+        Raises:
+            CompilerNotFoundError: this NVRTC no longer compiles for such an old GPU.
+        """
+        known = self.architectures()
+        if capability in known:
+            return f"sm_{capability}"
+        older = [architecture for architecture in known if architecture < capability]
+        if not older:
+            raise CompilerNotFoundError(
+                f"{self} compiles for compute capability {_dotted(known[0])} and newer; this GPU has "
+                f"{_dotted(capability)}. An older NVRTC does: pip install nvidia-cuda-nvrtc-cu12"
+            )
+        return f"compute_{older[-1]}"
+
+    def compile(self, text, capability, *, flags=FLAGS, msl="", filename="program_source"):
+        """Compiles CUDA C++. Several threads may compile at once.
+
+        Args:
+            text: the program, its kernels `extern "C"`.
+            capability: the GPU's compute capability, as 90 for 9.0.
+            msl: the user's source, quoted in errors.
+            filename: how errors call it.
+
+        Returns:
+            bytes: a cubin, or PTX where the GPU is newer than this NVRTC.
+
+        Raises:
+            MSLError: the program does not compile; the message shows the user's lines.
+            CompilerNotFoundError: this NVRTC knows no such GPU.
+        """
+        target = self.target(capability)
+        library, program = self._open(), ctypes.c_void_p()
+        self._check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"msl_program", 0, None, None))
+        try:
+            options = [option.encode() for option in (f"--gpu-architecture={target}", *flags)]
+            failed = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+            if failed:
+                log = self._read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+                raise MSLError(explain(log, msl, filename) or f"{self} failed:\n{log or self._name(failed)}")
+            return self._read(program, "CUBIN" if target.startswith("sm_") else "PTX")
+        finally:
+            library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _read(self, program, what):
+        size = ctypes.c_size_t()
+        self._check(getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        content = ctypes.create_string_buffer(size.value)
+        self._check(getattr(self._library, f"nvrtcGet{what}")(program, content))
+        return content.raw
+
+    def _check(self, result):
+        if result:
+            raise RuntimeError(f"{self}: {self._name(result)}")
+
+    def _name(self, result):
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        return self._library.nvrtcGetErrorString(result).decode()
+
+    def _builtins(self):
+        return sorted(glob.glob(f"{glob.escape(os.fspath(self.path.parent))}/libnvrtc-builtins.so.*[0-9].[0-9]*"))
+
+    def _open(self):
+        with self._lock:
+            if self._library is None:
+                # NVRTC opens its builtins by name, which it need not find by itself in a Python package.
+                for path in self._builtins()[:1]:
+                    ctypes.CDLL(path)
+                self._library = ctypes.CDLL(os.fspath(self.path))
+            return self._library
+
+
+def find():
+    """The NVRTC to use: $METALCORE_NVRTC, else the first that is new enough of the one this process has open, those of
+    NVIDIA's Python packages (where PyTorch's is), and the system's; those of PyTorch's own CUDA release come first.
+
+    Raises:
+        CompilerNotFoundError: there is none, or none new enough.
+    """
+    return _find(os.environ.get("METALCORE_NVRTC"), os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
+
+
+@functools.lru_cache(maxsize=8)
+def _find(explicit, *homes):
+    found = [NVRTC(explicit)] if explicit else [NVRTC(path) for path in _candidates(homes)]
+    unusable = []
+    for nvrtc in sorted(found, key=lambda nvrtc: _is_pytorchs(nvrtc.path), reverse=True):
+        try:
+            if nvrtc.version >= _OLDEST:
+                return nvrtc
+            unusable.append(repr(nvrtc))
+        except (OSError, AttributeError) as error:  # not there, no library, or another library
+            unusable.append(f"{nvrtc.path}: {error}")
+    looked = [f"METALCORE_NVRTC={explicit}"] if explicit else [*map(str, _folders(homes)), "the system's libraries"]
+    raise CompilerNotFoundError(
+        f"running kernels on a CUDA device needs NVRTC {'.'.join(map(str, _OLDEST))} or newer: pip install "
+        f"nvidia-cuda-nvrtc, or set METALCORE_NVRTC to the path of libnvrtc.so. "
+        + (f"Found {'; '.join(unusable)}" if unusable else f"Looked in {', '.join(looked)}")
+    )
+
+
+def _candidates(homes):
+    """Paths of libraries, each once, in the order of preference."""
+    paths = [_loaded()]
+    for folder in _folders(homes):
+        for name in (*(f"libnvrtc.so.{major}" for major in _MAJORS), "libnvrtc.so"):
+            path = folder / name
+            if path.exists():
+                paths.append(path)
+                break
+    known = dict.fromkeys(os.path.realpath(path) for path in paths if path)
+    return list(known) or _of_the_loader()
+
+
+def _loaded():
+    """The path of the NVRTC that this process has open."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    found = re.search(r"/\S.*/libnvrtc\.so\S*$", maps, re.MULTILINE)
+    return found and found[0]
+
+
+def _folders(homes):
+    """Where libraries may lie: NVIDIA's packages, CUDA's home, its usual place."""
+    spec = importlib.util.find_spec("nvidia")
+    packages = [Path(path) for path in (spec.submodule_search_locations or ())] if spec else []
+    folders = [folder for package in packages for folder in sorted(package.glob("*/lib"), reverse=True)]
+    for home in (*filter(None, homes), "/usr/local/cuda"):
+        folders += [Path(home) / "lib64", Path(home) / "lib"]
+    return folders
+
+
+def _of_the_loader():
+    """The path of what the dynamic loader finds by name."""
+    for name in (*(f"libnvrtc.so.{major}" for major in _MAJORS), "libnvrtc.so"):
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return [path] if (path := _loaded()) else []
+    return []
+
+
+def _is_pytorchs(path):
+    import torch
+
+    return bool(torch.version.cuda) and f".so.{torch.version.cuda.split('.')[0]}" in path.name
+
+
+def _dotted(capability):
+    return f"{capability // 10}.{capability % 10}"
+
+
+_DIAGNOSTIC = re.compile(r"(?P<file>[^\s(][^(]*)\((?P<line>\d+)\): (?:catastrophic )?(?P<text>error.*)")
+_INSTANTIATED = re.compile(r"at line (?P<line>\d+)(?: of \"?(?P<file>[^\s\"]+))?")
+
+
+def explain(log, msl="", filename="program_source"):
+    """The errors in NVRTC's log, each at the user's line, with that line below it."""
+    messages = []
+    for part in log.split("\n\n"):
+        first, *rest = part.strip("\n").split("\n")
+        match = _DIAGNOSTIC.match(first)
+        if match is None:
+            continue
+        file, line = match["file"], match["line"]
+        column = next((len(text) - 2 for text in rest if text.strip() == "^"), None)  # NVRTC indents by two
+        if not _in_program(file):
+            for found in map(_INSTANTIATED.search, rest):
+                if found and _in_program(found["file"] or file):
+                    file, line, column = found["file"], found["line"], None
+                    break
+        message = quote_error(file, line, column, match["text"], msl, filename)
+        if message not in messages:
+            messages.append(message)
+    return "\n".join(messages)
+
+
+def _in_program(file):
+    return not file.startswith(os.fspath(INCLUDE)) and file != "msl_entries"
