@@ -1,4 +1,4 @@
-"""The device that tests run on: a real GPU where there is one, the simulated `mps` device everywhere else."""
+"""The device that tests run on, `--device`: mps (a real one, or the simulated one where PyTorch has none), cuda or cpu."""
 
 import os
 
@@ -10,17 +10,45 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-collect_ignore = ["simulator"] if torch._C._has_mps else []
+HAS_MPS = torch._C._has_mps  # before the simulated device says so
+ONLY_ON = {"simulator": "simulator", "cuda_device": "cuda"}  # folders with tests of one kind of device
 
 
 def pytest_addoption(parser):
-    parser.addoption("--device", default="mps", help="where tests put their tensors: mps (default), cuda or cpu")
+    parser.addoption("--device", default="mps", choices=["mps", "cuda", "cpu"], help="where tests put their tensors")
+
+
+def kind(config):
+    """"simulator", "mps" (a real one), "cuda" or "cpu"."""
+    device = config.getoption("--device")
+    return "simulator" if device == "mps" and not HAS_MPS else device
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "only_on(*kinds): kinds of device that a test is about; elsewhere it is left out")
     torch.set_num_threads(THREADS)
-    if config.getoption("--device") == "mps" and not torch.backends.mps.is_available():
+    if kind(config) == "simulator":
         import metalcore.simulator  # noqa: F401
+    if kind(config) == "cuda":
+        if not torch.cuda.is_available():
+            raise pytest.UsageError("--device cuda: PyTorch sees no CUDA device (torch.cuda.is_available() is False)")
+        torch.set_float32_matmul_precision("highest")  # no TF32 in what results are compared with
+
+
+def pytest_ignore_collect(collection_path, config):
+    if collection_path.parent == config.rootpath / "tests" and collection_path.name in ONLY_ON:
+        return ONLY_ON[collection_path.name] != kind(config) or None
+    return None
+
+
+def pytest_collection_modifyitems(config, items):
+    here = kind(config)
+    chosen, others = [], []
+    for item in items:
+        (chosen if all(here in mark.args for mark in item.iter_markers("only_on")) else others).append(item)
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = chosen
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
-"""A build without the simulator, which is what a Mac has in this version: PyTorch's own ops take every call."""
+"""A build without a backend, which is what a Mac has in this version: PyTorch's own ops take every call."""
 
 import subprocess
 import sys
 
-WITHOUT_SIMULATOR = """
+WITHOUT_BACKENDS = """
 import importlib.machinery, importlib.util, sys, types
 import torch
 found = importlib.util.find_spec("metalcore")
@@ -12,23 +12,27 @@ loader = importlib.machinery.ExtensionFileLoader("metalcore._C", path)
 extension = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
 loader.exec_module(extension)
 backendless = types.ModuleType("metalcore._C")
-backendless.__dict__.update({name: value for name, value in vars(extension).items() if not name.startswith("simulator_")})
+backendless.__dict__.update({name: value for name, value in vars(extension).items()
+                             if not name.startswith(("simulator_", "cuda_"))})
 sys.modules["metalcore._C"] = backendless
 import metalcore
-from metalcore.simulator import device  # stands for the real mps device of a Mac
+device = sys.argv[1]
+if device == "mps" and not torch.backends.mps.is_available():
+    import metalcore.simulator  # stands for the real mps device of a Mac
 """
 
 
-def run(program):
-    done = subprocess.run([sys.executable, "-c", WITHOUT_SIMULATOR + program], capture_output=True, text=True, timeout=300)
+def run(program, device="cpu"):
+    done = subprocess.run([sys.executable, "-c", WITHOUT_BACKENDS + program, device], capture_output=True, text=True,
+                          timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_every_function_is_pytorchs():
+def test_every_function_is_pytorchs(device):
     run("""
 import torch.nn.functional as F
-x = torch.randn(4, 8, device="mps", requires_grad=True)
+x = torch.randn(4, 8, device=device, requires_grad=True)
 operators = []
 class Seen(torch.utils._python_dispatch.TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -46,14 +50,14 @@ with Seen():
     ]:
         assert torch.equal(ours, theirs)
         ours.sum().backward()
-    weight = torch.nn.Parameter(torch.ones(3, device="mps"))
+    weight = torch.nn.Parameter(torch.ones(3, device=device))
     optimizer = metalcore.optim.AdamW([weight])
     weight.grad = torch.ones_like(weight)
     optimizer.step()
     metalcore.enable_pytorch_overrides()
     F.silu(x)
 assert "metalcore" not in operators, operators
-""")
+""", device)
 
 
 def test_compile_shader_says_so():

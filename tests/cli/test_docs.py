@@ -1,4 +1,7 @@
-"""Every Python block and every `python -m metalcore` line of README and docs/ runs; every link leads somewhere."""
+"""Every Python block and every `python -m metalcore` line of README and docs/ runs; every link leads somewhere.
+
+A block or command runs on the device that it names: "cuda", "mps" or the simulator; one that names none runs on all.
+"""
 
 import os
 import re
@@ -13,15 +16,24 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+def where(text):
+    if re.search(r"""["']cuda|--device cuda""", text):
+        return pytest.mark.only_on("cuda")
+    if "simulator" in text:
+        return pytest.mark.only_on("simulator")
+    return pytest.mark.only_on("simulator", "mps") if "mps" in text else ()
+
+
 def blocks(language):
     for page in PAGES:
         for number, text in enumerate(re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S), 1):
-            yield pytest.param(text, id=f"{page.stem}-{number}")
+            yield pytest.param(text, id=f"{page.stem}-{number}", marks=where(text))
 
 
 def commands():
     lines = {line for block in blocks("") for line in block.values[0].splitlines() if line.startswith("python -m metalcore")}
-    return sorted(line for line in lines if "bench" not in line or "--list" in line)  # benchmarks have their own test
+    chosen = sorted(line for line in lines if "bench" not in line or "--list" in line)  # benchmarks have their own test
+    return [pytest.param(line, marks=where(line)) for line in chosen]
 
 
 def run(command, folder):
@@ -44,6 +56,7 @@ def test_command(command, tmp_path):
     assert run([sys.executable, *shlex.split(command)[1:]], tmp_path).strip()
 
 
+@pytest.mark.only_on("simulator")
 def test_checking_mode_in_the_docs_finds_the_fault(tmp_path):
     [code] = [block.values[0] for block in blocks("python") if "KernelError as error" in block.values[0]]
     (tmp_path / "block.py").write_text(code)
@@ -56,6 +69,7 @@ def test_links(page):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+@pytest.mark.only_on("simulator", "mps")
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_example(example, tmp_path):
     assert run([sys.executable, str(example)], tmp_path).strip()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from qr_cases import EPS
+from references import check_operator
 
 import metalcore
 
@@ -78,10 +79,7 @@ def test_gradcheck_of_the_formulas():
 def test_opcheck(device, where, shape, mode):
     A = torch.randn(shape, device=device if where == "device" else "cpu")
     differentiable = mode != "r" and not (mode == "complete" and shape[-2] > shape[-1])
-    # The registration check knows no mps; the registration is the same for every device.
-    checks = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
-    checks += ["test_autograd_registration"] if where == "cpu" else []
-    torch.library.opcheck(torch.ops.metalcore.qr.default, (A.requires_grad_(differentiable), mode), test_utils=checks)
+    check_operator(torch.ops.metalcore.qr, A.requires_grad_(differentiable), mode)
 
 
 @pytest.mark.parametrize("mode", ["reduced", "complete", "r"])

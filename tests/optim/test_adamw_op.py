@@ -133,6 +133,7 @@ def test_explain():
     assert "adamw_scalars" in str(metalcore.explain("adamw", (3,), capturable=True))
 
 
+@pytest.mark.only_on("simulator")
 @pytest.mark.parametrize("options", [{}, {"amsgrad": True, "fused": True}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_checking_mode_is_clean(device, options, dtype):
