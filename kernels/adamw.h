@@ -13,6 +13,7 @@
 struct AdamWTensor {
   uint64_t numel;
   uint32_t first_threadgroup;
+  uint32_t vectors;  // 1 to load and store vectors of four
 };
 
 // What depends on the parameter's step: from the host, or from adamw_scalars where the step is in device memory.

@@ -20,12 +20,26 @@ struct Lanes {
   T at[width];
 };
 
-// The first `count` elements from an address, zeros for the rest. (No vector types: they would need alignment, which
-// views do not have, and the host's compiler makes its own vectors of these loops.)
-template <uint width, typename T>
+// Four elements as a vector, which needs an address that is a multiple of its size.
+template <typename T>
+METAL_FUNC Lanes<T, 4> lanes_of(vec<T, 4> v) {
+  return {v.x, v.y, v.z, v.w};
+}
+template <typename T, uint width>
+METAL_FUNC Lanes<T, width> load_vector(device const T* from) {
+  return lanes_of(*reinterpret_cast<device const vec<T, width>*>(from));
+}
+template <typename T, uint width>
+METAL_FUNC void store_vector(Lanes<T, width> lanes, device T* to) {
+  *reinterpret_cast<device vec<T, width>*>(to) = vec<T, width>(lanes.at[0], lanes.at[1], lanes.at[2], lanes.at[3]);
+}
+
+// The first `count` elements from an address, zeros for the rest.
+template <bool vectors, uint width, typename T>
 METAL_FUNC Lanes<T, width> load(device const T* from, uint count) {
   Lanes<T, width> lanes;
   if (count == width) {
+    if constexpr (vectors) return load_vector<T, width>(from);
     for (uint k = 0; k < width; ++k) lanes.at[k] = from[k];
   } else {
     for (uint k = 0; k < width; ++k) lanes.at[k] = k < count ? from[k] : static_cast<T>(0.0f);
@@ -33,9 +47,10 @@ METAL_FUNC Lanes<T, width> load(device const T* from, uint count) {
   return lanes;
 }
 
-template <uint width, typename T>
+template <bool vectors, uint width, typename T>
 METAL_FUNC void store(Lanes<T, width> lanes, device T* to, uint count) {
   if (count == width) {
+    if constexpr (vectors) return store_vector<T, width>(lanes, to);
     for (uint k = 0; k < width; ++k) to[k] = lanes.at[k];
   } else {
     for (uint k = 0; k < width; ++k)
@@ -43,15 +58,60 @@ METAL_FUNC void store(Lanes<T, width> lanes, device T* to, uint count) {
   }
 }
 
+// Elements [start, start + length) of one parameter. With `vectors`, neighbouring threads load neighbouring vectors of
+// four, and all arrays begin at multiples of them; without, a thread takes 32 bytes at any address, which a CPU's
+// compiler makes its own vectors of.
+template <bool vectors, typename T, bool amsgrad>
+METAL_FUNC void update(AdamWPointers<T> arrays, ulong start, uint length, AdamWParams params, AdamWScalars scalars,
+                       uint thread_index) {
+  constexpr uint width = vectors ? 4 : 32 / sizeof(T);
+  // Each simdgroup goes through a contiguous part of the chunk.
+  constexpr uint part = ADAMW_CHUNK / (ADAMW_THREADS / 32);
+  const uint first = thread_index / 32 * part + thread_index % 32 * width;
+  const uint end = min(length, first + part);
+  const float weight = params.one_minus_beta1;
+  const bool near = weight < 0.5f;
+  const float grad_factor = params.grad_sign * scalars.inverse_scale;
+  for (uint i = first; i < end; i += 32 * width) {
+    const uint count = min(length - i, width);
+    const ulong at = start + i;
+    Lanes<T, width> p = load<vectors, width>(arrays.param + at, count);
+    Lanes<T, width> g = load<vectors, width>(arrays.grad + at, count);
+    Lanes<float, width> m = load<vectors, width>(arrays.exp_avg + at, count);
+    Lanes<float, width> v = load<vectors, width>(arrays.exp_avg_sq + at, count);
+    Lanes<float, width> max_v;
+    if (amsgrad) max_v = load<vectors, width>(arrays.max_exp_avg_sq + at, count);
+    if (params.unscale) {
+      Lanes<T, width> unscaled;
+      for (uint k = 0; k < width; ++k)
+        unscaled.at[k] = static_cast<T>(static_cast<float>(g.at[k]) * scalars.inverse_scale);
+      store<vectors, width>(unscaled, arrays.grad + at, count);
+    }
+    // The operations, their order and their roundings are those of torch.optim.AdamW, so that float32 results agree.
+    for (uint k = 0; k < width; ++k) {
+      const float grad = static_cast<float>(g.at[k]) * grad_factor;
+      // A product by itself, which the compiler must not contract into the sum at the end.
+      const float decayed = fma(static_cast<float>(p.at[k]), scalars.decay, -0.0f);
+      // lerp(m, grad, weight), from the nearer end.
+      m.at[k] = fma(near ? weight : weight - 1.0f, grad - m.at[k], near ? m.at[k] : grad);
+      v.at[k] = fma(params.one_minus_beta2 * grad, grad, v.at[k] * params.beta2);
+      float second = v.at[k];
+      if (amsgrad) second = max_v.at[k] = max_v.at[k] >= second ? max_v.at[k] : second;  // max() would lose a NaN
+      const float denominator = precise::sqrt(second) / scalars.bias_correction2_sqrt + params.eps;
+      p.at[k] = static_cast<T>(decayed + scalars.negative_step_size * m.at[k] / denominator);
+    }
+    store<vectors, width>(p, arrays.param + at, count);
+    store<vectors, width>(m, arrays.exp_avg + at, count);
+    store<vectors, width>(v, arrays.exp_avg_sq + at, count);
+    if (amsgrad) store<vectors, width>(max_v, arrays.max_exp_avg_sq + at, count);
+  }
+}
+
 template <typename T, bool amsgrad>
-kernel void adamw(constant AdamWPointers<T>* pointers [[buffer(0)]],
-                  constant AdamWTensor* tensors [[buffer(1)]],
-                  constant AdamWScalars* all_scalars [[buffer(2)]],
-                  constant AdamWParams& all_params [[buffer(3)]],
-                  uint threadgroup_index [[threadgroup_position_in_grid]],
-                  uint thread_index [[thread_position_in_threadgroup]]) {
-  constexpr uint width = 32 / sizeof(T);  // neighbouring elements that a thread updates at a time
-  const AdamWParams params = all_params;
+[[kernel]] [[max_total_threads_per_threadgroup(ADAMW_THREADS)]] void adamw(
+    constant AdamWPointers<T>* pointers [[buffer(0)]], constant AdamWTensor* tensors [[buffer(1)]],
+    constant AdamWScalars* all_scalars [[buffer(2)]], constant AdamWParams& params [[buffer(3)]],
+    uint threadgroup_index [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
   // The parameter that this threadgroup works on: the last whose first threadgroup is not after this one.
   uint tensor = 0;
   for (uint end = params.tensors; end - tensor > 1;) {
@@ -67,47 +127,10 @@ kernel void adamw(constant AdamWPointers<T>* pointers [[buffer(0)]],
   const AdamWPointers<T> arrays = pointers[tensor];
   const ulong start = static_cast<ulong>(threadgroup_index - tensors[tensor].first_threadgroup) * ADAMW_CHUNK;
   const uint length = static_cast<uint>(min(tensors[tensor].numel - start, static_cast<ulong>(ADAMW_CHUNK)));
-
-  // Each simdgroup goes through a contiguous part of the chunk.
-  constexpr uint part = ADAMW_CHUNK / (ADAMW_THREADS / 32);
-  const uint first = thread_index / 32 * part + thread_index % 32 * width;
-  const uint end = min(length, first + part);
-  const float weight = params.one_minus_beta1;
-  const bool near = weight < 0.5f;
-  const float grad_factor = params.grad_sign * scalars.inverse_scale;
-  for (uint i = first; i < end; i += 32 * width) {
-    const uint count = min(length - i, width);
-    const ulong at = start + i;
-    Lanes<T, width> p = load<width>(arrays.param + at, count);
-    Lanes<T, width> g = load<width>(arrays.grad + at, count);
-    Lanes<float, width> m = load<width>(arrays.exp_avg + at, count);
-    Lanes<float, width> v = load<width>(arrays.exp_avg_sq + at, count);
-    Lanes<float, width> max_v;
-    if (amsgrad) max_v = load<width>(arrays.max_exp_avg_sq + at, count);
-    if (params.unscale) {
-      Lanes<T, width> unscaled;
-      for (uint k = 0; k < width; ++k)
-        unscaled.at[k] = static_cast<T>(static_cast<float>(g.at[k]) * scalars.inverse_scale);
-      store<width>(unscaled, arrays.grad + at, count);
-    }
-    // The operations, their order and their roundings are those of torch.optim.AdamW, so that float32 results agree.
-    for (uint k = 0; k < width; ++k) {
-      const float grad = static_cast<float>(g.at[k]) * grad_factor;
-      // A product by itself, which the compiler must not contract into the sum at the end.
-      const float decayed = fma(static_cast<float>(p.at[k]), scalars.decay, -0.0f);
-      // lerp(m, grad, weight), from the nearer end.
-      m.at[k] = fma(near ? weight : weight - 1.0f, grad - m.at[k], near ? m.at[k] : grad);
-      v.at[k] = fma(params.one_minus_beta2 * grad, grad, v.at[k] * params.beta2);
-      float second = v.at[k];
-      if (amsgrad) second = max_v.at[k] = max_v.at[k] >= second ? max_v.at[k] : second;  // max() would lose a NaN
-      const float denominator = precise::sqrt(second) / scalars.bias_correction2_sqrt + params.eps;
-      p.at[k] = static_cast<T>(decayed + scalars.negative_step_size * m.at[k] / denominator);
-    }
-    store<width>(p, arrays.param + at, count);
-    store<width>(m, arrays.exp_avg + at, count);
-    store<width>(v, arrays.exp_avg_sq + at, count);
-    if (amsgrad) store<width>(max_v, arrays.max_exp_avg_sq + at, count);
-  }
+  if (tensors[tensor].vectors)
+    update<true, T, amsgrad>(arrays, start, length, params, scalars, thread_index);
+  else
+    update<false, T, amsgrad>(arrays, start, length, params, scalars, thread_index);
 }
 
 // 1 - exp(x) for x <= 0, to the last digit or two also where x is small.
@@ -160,7 +183,7 @@ kernel void adamw_scalars(constant AdamWStep* steps [[buffer(0)]],
 }
 
 #define INSTANTIATE(name, T, amsgrad)                                                                       \
-  template [[host_name(name)]] kernel void adamw<T, amsgrad>(                                               \
+  template [[host_name(name)]] [[kernel]] void adamw<T, amsgrad>(                                               \
       constant AdamWPointers<T>*, constant AdamWTensor*, constant AdamWScalars*, constant AdamWParams&,     \
       uint, uint);
 

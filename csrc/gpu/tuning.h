@@ -27,6 +27,8 @@ struct Tuning {
   uint32_t qr_simd_rows = 64;
   uint32_t qr_block_threads = 512;
   uint32_t qr_tall_columns = 64;
+  // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
+  bool adamw_vectors = true;
 };
 
 // The row of the current GPU's family, or the one chosen by use_tuning().

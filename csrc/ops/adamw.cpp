@@ -1,8 +1,8 @@
 // adamw_: one step of AdamW on many parameters, in place.
+#include "../../kernels/adamw.h"
+#include "../gpu/tuning.h"
 #include "common.h"
 #include "plan.h"
-
-#include "../../kernels/adamw.h"
 
 #include <algorithm>
 #include <array>
@@ -43,7 +43,7 @@ AdamWPlan plan_adamw(const std::vector<uint64_t>& numels) {
         plan.dispatches.back().threadgroups + chunks > UINT32_MAX / ADAMW_THREADS)
       plan.dispatches.push_back({plan.tensors.size(), 0, 0});
     AdamWDispatch& dispatch = plan.dispatches.back();
-    plan.tensors.push_back({numel, dispatch.threadgroups});
+    plan.tensors.push_back({numel, dispatch.threadgroups, 0});
     dispatch.count += 1;
     dispatch.threadgroups += grid_side(static_cast<int64_t>(chunks));
   }
@@ -198,6 +198,15 @@ bool overlap(const std::vector<Slot>& slots) {
 
 // ---------------------------------------------------------------- encoding
 
+// Whether a kernel may take all of the slot's arrays as vectors of four.
+bool aligned4(const Slot& slot) {
+  const auto aligned = [](const Tensor& tensor) {
+    return reinterpret_cast<uintptr_t>(tensor.data_ptr()) % (4 * tensor.element_size()) == 0;
+  };
+  return aligned(slot.param) && aligned(slot.grad) && aligned(slot.exp_avg) && aligned(slot.exp_avg_sq) &&
+         (!slot.max_exp_avg_sq || aligned(*slot.max_exp_avg_sq));
+}
+
 AdamWScalars host_scalars(const Hyperparameters& h, double step) {
   const double correction1 = 1.0 - std::pow(h.beta1, step), correction2 = 1.0 - std::pow(h.beta2, step);
   return {static_cast<float>(1.0 - h.lr * h.weight_decay), static_cast<float>(-h.lr / correction1),
@@ -261,7 +270,9 @@ void encode_updates(gpu::Encoder& encoder, const Slot* slots, size_t count, cons
     views.push_back(view_or_null(slot->max_exp_avg_sq));
   }
 
-  const AdamWPlan plan = plan_adamw(numels);
+  AdamWPlan plan = plan_adamw(numels);
+  if (gpu::tuning().adamw_vectors)
+    for (size_t i = 0; i < count; ++i) plan.tensors[i].vectors = aligned4(slots[i]);
   const std::string kernel = adamw_kernel(slots->param.scalar_type(), slots->max_exp_avg_sq.has_value());
   AdamWParams params = {0,
                         h.maximize ? -1.0f : 1.0f,

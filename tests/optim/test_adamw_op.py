@@ -3,6 +3,7 @@
 import pytest
 import torch
 from adamw_cases import Pair, random_values
+from rows import FAMILIES, tuned
 
 import metalcore
 
@@ -43,6 +44,27 @@ def test_cpu_kernel_is_the_same_function(device, dtype, amsgrad, scaled):
         for a, b in zip(some, others):
             # float32 results may differ in the last digits, which can move a rounding to 16 bits to its neighbour.
             torch.testing.assert_close(a.cpu(), b, rtol=max(1e-6, 1.01 * torch.finfo(a.dtype).eps), atol=1e-8)
+
+
+# Vectors of four, where all arrays begin at multiples of them; chunks of 2,048 elements.
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_sizes_and_addresses(device, family, dtype, amsgrad):
+    sizes = (1, 3, 4, 5, 127, 128, 129, 255, 256, 257, 2047, 2048, 2049, 4097)
+    results = []
+    for at in (device, "cpu"):
+        for offset in (0, 1):
+            arguments = lists(at, [(size + offset,) for size in sizes], dtype, amsgrad)
+            for tensors in arguments[:-1]:
+                tensors[:] = [tensor[offset:] for tensor in tensors]
+            with tuned(family):
+                torch.ops.metalcore.adamw_(*arguments, **HYPER)
+            results.append(arguments)
+    for ours, theirs in zip(results[:2], results[2:]):
+        for some, others in zip(ours, theirs):
+            for a, b in zip(some, others):
+                torch.testing.assert_close(a.cpu(), b, rtol=max(1e-6, 1.01 * torch.finfo(a.dtype).eps), atol=1e-8)
 
 
 def test_found_inf_changes_nothing(device):
