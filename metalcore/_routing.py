@@ -52,6 +52,20 @@ def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
     return device is not None
 
 
+# What torch.autocast computes in float32, where this version of PyTorch has a rule for it.
+_AUTOCAST_TO_FLOAT32 = frozenset(
+    (name, device) for name, operator in {"softmax": "softmax.int", "log_softmax": "log_softmax.int",
+                                          "rms_norm": "rms_norm"}.items()
+    for device in ("mps", "cuda")
+    if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{device.upper()}"))
+
+
+def autocast_to_float32(name, x) -> bool:
+    """Whether PyTorch's op of this name would take a 16-bit x as float32, because autocast is on."""
+    return (x.dtype is not torch.float32 and torch.is_autocast_enabled(x.device.type)
+            and (name, x.device.type) in _AUTOCAST_TO_FLOAT32)
+
+
 _library = torch.library.Library("metalcore", "FRAGMENT")
 
 

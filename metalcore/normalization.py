@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from ._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from ._routing import accelerated, autocast_to_float32, autograd, cpu_kernel, fake_kernel, ops
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
@@ -24,7 +24,8 @@ def rms_norm(
     Args:
         x: float32, float16 or bfloat16, any strides; computed in float32. Other input goes to PyTorch's op.
         normalized_shape: the last dimensions of x, over which the mean is taken.
-        weight: of that shape and of any of the three dtypes; the result has the dtype of x.
+        weight: of that shape and of any of the three dtypes; the result has the dtype of x, or float32 where PyTorch's
+            has it because autocast is on.
         eps: None for the epsilon of float32.
 
     The weight's gradient is summed in a fixed order: the same inputs give the same bits.
@@ -34,6 +35,8 @@ def rms_norm(
     """
     if not accelerated(x, weight) or not _fits(x, normalized_shape, weight):
         return F.rms_norm(x, normalized_shape, weight, eps)
+    if autocast_to_float32("rms_norm", x):
+        x = x.float()
     return _rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
 
 
@@ -69,6 +72,7 @@ def _addable(x, residual, weight):
         and residual.shape == shape
         and len(shape) > 0
         and (weight is None or weight.shape == shape[-1:])
+        and not autocast_to_float32("rms_norm", x)
     )
 
 
