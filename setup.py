@@ -3,7 +3,8 @@
 Only what changed is rebuilt: every output remembers the command that made it and is compared in time with what it was
 made from. Environment:
   METALCORE_JOBS  compilers to run at once (2)
-  METALCORE_ISA   instruction sets of the built-in kernels, comma separated (all of this architecture's)
+  METALCORE_ISA   instruction sets of the built-in kernels, comma separated (all of this architecture's); empty for none,
+                  where only a GPU runs kernels
 """
 
 import importlib.util
@@ -29,12 +30,13 @@ JOBS = int(os.environ.get("METALCORE_JOBS", "2"))
 TORCH_2_10 = "0x020a000000000000"
 PYTHON_3_10 = "0x030a0000"
 SIMULATOR = ROOT / "csrc" / "backends" / "simulator"
-# The simulator, and the kernels compiled for it, are Linux's. Elsewhere the package has no backend in this version and
-# gives every call to PyTorch's own ops.
+CUDA = ROOT / "csrc" / "backends" / "cuda"
+# The simulator with its kernels and the CUDA backend are Linux's. Elsewhere the package has no backend in this version
+# and gives every call to PyTorch's own ops.
 SIMULATED = sys.platform.startswith("linux")
 
 sys.path.insert(0, str(PACKAGE))  # msl by itself: importing metalcore would need what is being built
-from msl import host  # noqa: E402
+from msl import cuda, host  # noqa: E402
 
 
 class Tasks:
@@ -98,8 +100,8 @@ def ops_extension(tasks):
              f"-DTORCH_TARGET_VERSION={TORCH_2_10}", f"-DPy_LIMITED_API={PYTHON_3_10}",
              f"-I{PACKAGE / 'msl' / 'include'}"]
     if SIMULATED:
-        sources += sorted(SIMULATOR.glob("*.cpp"))
-        flags.append("-DMETALCORE_SIMULATOR=1")
+        sources += sorted([*SIMULATOR.glob("*.cpp"), *CUDA.glob("*.cpp")])
+        flags += ["-DMETALCORE_SIMULATOR=1", "-DMETALCORE_CUDA=1"]
     for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]:
         flags += ["-isystem", path]
 
@@ -127,20 +129,38 @@ def kernel_libraries(tasks):
     """lib/<isa>/<family>.so and lib/checking/<family>.so: the built-in kernels, translated and compiled."""
     if not SIMULATED:
         return {}
-    translator = [path for path in [*(PACKAGE / "msl").glob("*.py"), *(PACKAGE / "msl" / "include").rglob("*")]
-                  if path.is_file()]
     baseline, *_ = all_sets = instruction_sets()
-    wanted = os.environ.get("METALCORE_ISA", ",".join(all_sets)).split(",")
+    wanted = [isa for isa in os.environ.get("METALCORE_ISA", ",".join(all_sets)).split(",") if isa]
+    sets = [*((isa, isa, False) for isa in wanted), ("checking", baseline, True)] if wanted else []
     outputs = {}
     for source in sorted((ROOT / "kernels").glob("*.metal")):
-        for folder, isa, checking in [*((isa, isa, False) for isa in wanted), ("checking", baseline, True)]:
+        for folder, isa, checking in sets:
             name = f"lib/{folder}/{source.stem}.so"
             output = WORK / "out" / name
-            tasks.add(name, output, [*with_includes(source), *translator], [isa, checking, compiler()],
+            tasks.add(name, output, [*with_includes(source), *translator()], [isa, checking, compiler()],
                       lambda source=source, output=output, isa=isa, checking=checking: host.build(
                           source, output, isa=isa, checking=checking, include_dirs=[ROOT / "kernels"]))
             outputs[output] = name
     return outputs
+
+
+def cuda_programs(tasks):
+    """lib/cuda/<family>.cu and .json: the built-in kernels, translated; NVRTC compiles them where they are used."""
+    if not SIMULATED:
+        return {}
+    outputs = {}
+    for source in sorted((ROOT / "kernels").glob("*.metal")):
+        name = f"lib/cuda/{source.stem}.cu"
+        output = WORK / "out" / name
+        tasks.add(name, output, [*with_includes(source), *translator()], [],
+                  lambda source=source, output=output: cuda.build(source, output, root=ROOT))
+        outputs |= {output: name, output.with_suffix(".json"): name.replace(".cu", ".json")}
+    return outputs
+
+
+def translator():
+    """The files that every translated program depends on."""
+    return [path for path in [*(PACKAGE / "msl").glob("*.py"), *(PACKAGE / "msl" / "include").rglob("*")] if path.is_file()]
 
 
 def instruction_sets():
@@ -175,7 +195,8 @@ def simulated_device(tasks):
 class Build(build_ext):
     def run(self):
         tasks = Tasks()
-        outputs = {**ops_extension(tasks), **kernel_libraries(tasks), **simulated_device(tasks)}
+        outputs = {**ops_extension(tasks), **kernel_libraries(tasks), **cuda_programs(tasks),
+                   **simulated_device(tasks)}
         errors = tasks.run()
         # In place (editable) or into the tree that becomes the wheel.
         package = PACKAGE if self.inplace else Path(self.build_lib) / "metalcore"

@@ -27,8 +27,19 @@ _transforms_active = torch._C._are_functorch_transforms_active
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _strided = torch.strided
-# Where a backend can run the kernels: none but the simulator's `mps` in this version, so nowhere on a Mac.
-DEVICES = frozenset({"mps"} if hasattr(_C, "simulator_dispatch") else ())
+# Where a backend can run the kernels: in this version the simulator's `mps`, so nowhere on a Mac, and where PyTorch has
+# CUDA, `cuda`.
+_BACKENDS = {"mps": hasattr(_C, "simulator_dispatch"), "cuda": hasattr(_C, "cuda_dispatch") and torch.version.cuda}
+DEVICES = frozenset(device for device, is_there in _BACKENDS.items() if is_there)
+
+if "cuda" in DEVICES:
+
+    def _compile_for_cuda(capability, requests):
+        from .msl import cuda  # not before a kernel is needed
+
+        return cuda.compile_kernels(capability, requests)
+
+    _C.cuda_set_compiler(_compile_for_cuda)
 
 
 def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:

@@ -29,6 +29,16 @@ def digest(*parts):
     return combined.hexdigest()[:40]
 
 
+@functools.lru_cache(maxsize=1)
+def translator_digest():
+    """A digest of this package: of what translates programs, and of the headers that every translated program includes."""
+    combined, package = hashlib.sha256(), Path(__file__).parent
+    headers = [path for path in (package / "include").rglob("*") if path.is_file()]
+    for path in sorted([*package.glob("*.py"), *headers]):
+        combined.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return combined.hexdigest()
+
+
 def cache_directory():
     """$METALCORE_CACHE_DIR, else $XDG_CACHE_HOME/metalcore, else ~/.cache/metalcore."""
     if os.environ.get("METALCORE_CACHE_DIR"):
@@ -47,34 +57,45 @@ def entry(name, make, *, accept=lambda content: True):
         make: called with a path, writes the entry there.
         accept: called with an entry's bytes, says whether it is still valid.
     """
-    path = cache_directory() / name
+    return _find(name, make, accept)[0]
 
-    def is_valid(path):
-        return is_intact(path) and accept(content(path))
 
-    if is_valid(path):
-        return path
-    try:
-        with _lock(path):
-            return path if is_valid(path) else _fill(path, make)
-    except OSError as error:
-        fallback = _fallback_directory(str(path.parent), error.strerror or str(error)) / name
-        return fallback if is_valid(fallback) else _fill(fallback, make)
+def content(name, make, *, accept=lambda content: True):
+    """The bytes of the entry `name`, made as `entry` does."""
+    return _find(name, make, accept)[1]
 
 
 def is_intact(path):
     """Whether a complete entry lies at path."""
+    return _read(path) is not None
+
+
+def _find(name, make, accept):
+    """(path, bytes) of an entry. Where it is there, that is all that is looked at: one file, read once."""
+
+    def valid(path):
+        body = _read(path)
+        return None if body is None or not accept(body) else (path, body)
+
+    path = cache_directory() / name
+    if found := valid(path):
+        return found
+    try:
+        with _lock(path):
+            return valid(path) or _fill(path, make)
+    except OSError as error:
+        fallback = _fallback_directory(str(path.parent), error.strerror or str(error)) / name
+        return valid(fallback) or _fill(fallback, make)
+
+
+def _read(path):
+    """The bytes of the entry at path; None where there is none, or only part of one."""
     try:
         content = path.read_bytes()
     except OSError:
-        return False
+        return None
     body, footer = content[:-_FOOTER], content[-_FOOTER:]
-    return footer == _MARK + hashlib.sha256(body).digest()
-
-
-def content(path):
-    """The bytes of an intact entry."""
-    return path.read_bytes()[:-_FOOTER]
+    return body if footer == _MARK + hashlib.sha256(body).digest() else None
 
 
 @contextlib.contextmanager
@@ -103,7 +124,7 @@ def _fill(path, make):
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    return path
+    return path, body
 
 
 @functools.lru_cache(maxsize=None)

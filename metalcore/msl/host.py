@@ -1,7 +1,6 @@
 """The host's C++ compiler: finding it, running it, and showing its errors in terms of the user's MSL."""
 
 import functools
-import hashlib
 import os
 import platform
 import re
@@ -12,7 +11,6 @@ import tempfile
 from pathlib import Path
 
 from .errors import CompilerNotFoundError, MSLError, quote_error
-from .translate import translate
 
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
@@ -108,19 +106,11 @@ def cpu_identity():
     return platform.machine() + "".join(features)
 
 
-@functools.lru_cache(maxsize=1)
-def translator_digest():
-    """A digest of this package and of the headers every translated program includes."""
-    combined, package = hashlib.sha256(), INCLUDE.parent
-    for path in sorted([*package.glob("*.py"), *INCLUDE.rglob("*.h")]):
-        combined.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
-    return combined.hexdigest()
-
-
 def arguments(*, isa="native", checking=False):
     """The compiler's arguments apart from the files."""
     constexpr = _CONSTEXPR[find_compiler().family]
-    return [*FLAGS, *constexpr, *(CHECKING if checking else NORMAL), f"-march={_MARCH.get(isa, isa)}", f"-I{INCLUDE}"]
+    march = f"-march={_MARCH.get(isa, isa)}"
+    return [*FLAGS, *constexpr, *(CHECKING if checking else NORMAL), march, f"-I{INCLUDE}", f"-I{INCLUDE / 'host'}"]
 
 
 def check_source(translated, *, msl="", filename="program_source"):
@@ -243,6 +233,8 @@ def build(source_path, output_path, *, isa="native", checking=False, include_dir
     Returns:
         The files it depends on: the source and everything it includes, as paths.
     """
+    from .translate import translate  # not what is already translated needs
+
     source_path, output_path = Path(source_path), Path(output_path)
     msl = source_path.read_text()
     translation = translate(msl, include_dirs=include_dirs, filename=str(source_path))

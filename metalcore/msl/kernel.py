@@ -2,11 +2,10 @@
 
 import math
 import struct
-import sys
 
 import torch
 
-from .. import _C
+from .targets import default_device
 
 _CASTS = {
     "fp16": (torch.float16, float),
@@ -21,8 +20,9 @@ _CASTS = {
 class Kernel:
     """A kernel; calling it runs it.
 
-    Positional arguments are bound to buffers 0, 1, 2 …: `mps` tensors (at their first element), zero-dimensional CPU
-    tensors, int (8 bytes), float (4 bytes), lists or tuples of ints, of floats, or of `mps` tensors (their addresses).
+    Positional arguments are bound to buffers 0, 1, 2 …: tensors of the device (at their first element), zero-dimensional
+    CPU tensors, int (8 bytes), float (4 bytes), lists or tuples of ints, of floats, or of the device's tensors (their
+    addresses). The device is the tensors' own, `mps` or `cuda`, where the kernel runs on PyTorch's current stream.
 
     Args:
         threads: the grid, an int or up to three; by default the number of elements of the first tensor.
@@ -30,7 +30,7 @@ class Kernel:
         arg_casts: what scalars are converted to before they are bound: one of fp16, bf16, int32, int16, int8, uint8,
             or a dict of such by argument.
         error_buf_idx: buffer index at which PyTorch's `device ErrorMessages*` is bound; what the kernel reports there is
-            raised as a RuntimeError.
+            raised as a RuntimeError. The call then waits for the kernel.
         threadgroup_memory: bytes behind the kernel's `[[threadgroup(i)]]` arguments: those of index 0, or a list by
             index; 0 for one that it does not use. PyTorch's compile_shader cannot run such kernels.
 
@@ -43,14 +43,13 @@ class Kernel:
     def __init__(self, library, name):
         self._library = library
         self._name = name
-        self._info = None
 
     def __repr__(self):
         return f"<metalcore kernel {self._name}>"
 
     @property
     def max_threads_per_threadgroup(self):
-        return self._information()["max_total_threads_per_threadgroup"]
+        return self._library._target().thread_limit(self._name)
 
     @property
     def thread_execution_width(self):
@@ -58,52 +57,53 @@ class Kernel:
 
     @property
     def static_thread_group_memory_length(self):
-        if self._name in self._library._with_threadgroup_memory:
-            raise RuntimeError("the simulator learns how much threadgroup memory a kernel takes only as it runs")
-        return 0
+        return self._library._target().static_memory(self._name)
 
     def __call__(self, *args, threads=None, group_size=None, arg_casts=None, error_buf_idx=None, threadgroup_memory=()):
         threads, group_size = _sizes("threads", threads), _sizes("group_size", group_size)
         if arg_casts is not None and not isinstance(arg_casts, (str, dict)):
             raise RuntimeError(f"Unexpected caster arg type {type(arg_casts).__name__}")
+        device = _common_device(args)
         buffers, errors = [], None
         for i, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
-                buffers.append(_bind_tensor(arg))
+                buffers.append(_bind_tensor(arg, device))
                 if threads is None:
                     threads = (arg.numel(),)
             else:
                 cast = arg_casts.get(i) if isinstance(arg_casts, dict) else arg_casts
-                buffers.append(_bind_value(arg, cast))
+                buffers.append(_bind_value(arg, cast, device))
+        target = self._library._target(device)
         if error_buf_idx is not None:
-            errors = _bind_errors(buffers, error_buf_idx)
+            errors = _bind_errors(buffers, error_buf_idx, target.memory)
         if threads is None:
             raise RuntimeError("Number of threads is undefined or has wrong dimension")
         if group_size is not None and len(group_size) != len(threads):
             raise RuntimeError("threads and group_size must have the same number of dimensions")
-        limit = self.max_threads_per_threadgroup
+        if group_size is not None and 0 in group_size:
+            raise ValueError(f"group_size must be positive, got {group_size}")
+        lengths = (threadgroup_memory,) if isinstance(threadgroup_memory, int) else tuple(threadgroup_memory)
+        lengths = [length or 16 for length in lengths]  # Metal's smallest; 0 means to the executor that none was given
+        held = target.place(self._name, buffers, lengths)
+        limit = target.thread_limit(self._name, buffers, lengths)
         group_size = group_size or (limit,)
         if math.prod(group_size) > limit:
             raise ValueError(f"Threadgroup size exceeds {limit} limit")
-        if 0 in group_size:
-            raise ValueError(f"group_size must be positive, got {group_size}")
         if 0 in threads:
             return
-        lengths = (threadgroup_memory,) if isinstance(threadgroup_memory, int) else tuple(threadgroup_memory)
-        lengths = [length or 16 for length in lengths]  # Metal's smallest; 0 means to the executor that none was given
-        checking = _C.simulator_checking()[0]
-        library = self._library._load(self._name, checking=checking)
-        if checking:
-            buffers = [_with_memory(buffer) if isinstance(buffer, bytes) else buffer for buffer in buffers]
-        _C.simulator_dispatch(library, self._name, buffers, lengths, _three(threads), _three(group_size))
+        target.run(self._name, buffers, lengths, _three(threads), _three(group_size))
+        del held  # the allocator reuses it on this stream only
         if errors is not None:
             _raise_reported(errors)
 
-    def _information(self):
-        if self._info is None:
-            library = self._library._load(self._name, checking=False)
-            self._info = next(k for k in _C.simulator_kernels(library) if k["name"] == self._name)
-        return self._info
+
+def _common_device(args):
+    """The one device that a call's tensors are on; None where only values are given."""
+    tensors = [tensor for arg in args for tensor in (arg if isinstance(arg, (tuple, list)) else (arg,))]
+    devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu"}
+    if len(devices) > 1:
+        raise RuntimeError(f"a kernel's tensors must be on one device, not on {' and '.join(sorted(map(str, devices)))}")
+    return devices.pop() if devices else None
 
 
 def _sizes(what, value):
@@ -121,13 +121,17 @@ def _three(sizes):
     return (*sizes, 1, 1)[:3]
 
 
-def _bind_tensor(tensor):
-    if tensor.device.type == "mps":
+def _bind_tensor(tensor, device):
+    if tensor.device == device:
         return tensor.data_ptr(), _span(tensor)
-    if tensor.device.type != "cpu" or tensor.dim() != 0:
-        raise RuntimeError(f"Passed {tensor.device.type.upper()} tensor to MPS op")
+    if tensor.dim() != 0:
+        raise RuntimeError(f"Passed CPU tensor to {_called(device)} op")
     narrower = {torch.float64: torch.float32, torch.complex128: torch.complex64}  # Metal has no double
     return _bytes(tensor.detach().to(narrower.get(tensor.dtype, tensor.dtype)))
+
+
+def _called(device):
+    return (device or default_device()).type.upper()
 
 
 def _span(tensor):
@@ -142,22 +146,13 @@ def _bytes(tensor):
     return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
 
 
-def _with_memory(content):
-    """Bytes, and the device's memory behind each address in them: an argument buffer, packed by the caller."""
-    device = sys.modules.get("metalcore.simulator.device")
-    if device is None:  # kernels without the simulated device have no such memory
-        return content
-    words = struct.unpack_from(f"<{len(content) // 8}Q", content)
-    return content, [(8 * i, memory) for i, word in enumerate(words) if (memory := device.allocation(word))]
-
-
-def _bind_value(value, cast):
+def _bind_value(value, cast, device):
     if isinstance(value, (tuple, list)):
         if not value:
             raise RuntimeError("Empty list/tuple can not be an argument to metal kernel")
         if isinstance(value[0], torch.Tensor):
-            if not all(isinstance(tensor, torch.Tensor) and tensor.device.type == "mps" for tensor in value):
-                raise RuntimeError("a list of tensors for a kernel must hold MPS tensors only")
+            if not all(isinstance(tensor, torch.Tensor) and tensor.device == device for tensor in value):
+                raise RuntimeError(f"a list of tensors for a kernel must hold {_called(device)} tensors only")
             return [(tensor.data_ptr(), _span(tensor)) for tensor in value]
         values, first = value, value[0]
     else:
@@ -187,9 +182,9 @@ _ERROR_RECORD = struct.Struct("<128s128s250s2xI")
 _ERROR_RECORDS = 64  # at least as many as any PyTorch's ErrorMessages has
 
 
-def _bind_errors(buffers, index):
+def _bind_errors(buffers, index, device):
     """Binds an empty ErrorMessages buffer at `index`; returns the tensor that holds it."""
-    errors = torch.zeros(4 + _ERROR_RECORDS * _ERROR_RECORD.size, dtype=torch.uint8)
+    errors = torch.zeros(4 + _ERROR_RECORDS * _ERROR_RECORD.size, dtype=torch.uint8, device=device)
     buffers.extend([None] * (index + 1 - len(buffers)))
     buffers[index] = (errors.data_ptr(), errors.numel())
     return errors

@@ -53,6 +53,8 @@ class Argument:
     kind: str  # buffer, threadgroup, or a value of BUILTINS
     index: int = 0
     condition: str = ""  # the function constant it depends on
+    type: str = ""  # as written, of what a buffer's reference refers to; "" for pointers
+    is_writable: bool = False  # whether the kernel may write to the buffer
 
 
 @dataclass
@@ -197,6 +199,8 @@ def _arguments(program, declaration):
             continue
         argument, explicit = _argument(program, declaration, first, last)
         arguments.append(argument)
+        if argument.kind == "buffer":
+            argument.type, argument.is_writable = _access(program, first, last)
         if argument.kind in used:
             used[argument.kind].add(argument.index) if explicit else implicit.append(argument)
     # Arguments without an index take the lowest free ones in order, as Apple's compiler assigns them.
@@ -240,6 +244,19 @@ def _argument(program, declaration, first, last):
         tokens[first],
         f"argument '{name}' of kernel '{declaration.name}' has no attribute that tells what it is bound to",
     )
+
+
+def _access(program, first, last):
+    """Argument.type and is_writable of a parameter."""
+    name_at = program.declarator_name(first, last)
+    words = [token.text for token in program.tokens[first : last if name_at is None else name_at]]
+    ends = [i for i, word in enumerate(words) if word in ("*", "&")]
+    if not ends:
+        return "", True  # a type that hides the pointer
+    pointee = words[ends[-2] + 1 if len(ends) > 1 else 0 : ends[-1]]
+    reference = words[ends[-1]] == "&" and len(ends) == 1 and "(" not in pointee
+    plain = [word for word in pointee if word not in ("device", "constant", "const", "volatile", "coherent")]
+    return " ".join(plain) if reference else "", "constant" not in pointee and "const" not in pointee
 
 
 class Reachability:

@@ -1,20 +1,14 @@
 """compile_shader: MSL from Python, with the interface of torch.mps.compile_shader."""
 
-import json
 import os
 from pathlib import Path
 
 import torch
 
-from .. import _C
-from . import cache, host
+from .._routing import DEVICES
 from .kernel import Kernel
-from .translate import translate
-
-# A program with more kernels than the first number is compiled kernel by kernel, each when it is first used; up to the
-# second, all of them are looked through for errors before.
-_COMPILED_AT_ONCE = 4
-_CHECKED_AT_ONCE = 64
+from .program import Program
+from .targets import default_device, target
 
 
 class KernelNotFoundError(RuntimeError, AttributeError):
@@ -22,7 +16,7 @@ class KernelNotFoundError(RuntimeError, AttributeError):
 
 
 def compile_shader(source, *, include_dirs=(), constants=None):
-    """Compiles MSL and gives access to its kernels, as `torch.mps.compile_shader` does.
+    """Compiles MSL and gives access to its kernels, as `torch.mps.compile_shader` does; on `cuda` tensors as well.
 
         lib = metalcore.compile_shader('''
             kernel void fill(device float* out, constant float& value, uint i [[thread_position_in_grid]]) {
@@ -31,7 +25,8 @@ def compile_shader(source, *, include_dirs=(), constants=None):
         x = torch.empty(16, device="mps")
         lib.fill(x, 3.14)
 
-    The program is compiled once per machine and kept on disk ($METALCORE_CACHE_DIR, by default ~/.cache/metalcore).
+    The program is compiled once per machine and kept on disk ($METALCORE_CACHE_DIR, by default ~/.cache/metalcore): for
+    the simulator by the C++ compiler, for CUDA devices by NVRTC.
 
     Args:
         source: MSL text.
@@ -43,34 +38,35 @@ def compile_shader(source, *, include_dirs=(), constants=None):
 
     Raises:
         MSLError: the source does not compile; the message shows its lines (a SyntaxError and a RuntimeError).
-        CompilerNotFoundError: this machine has no C++ compiler.
+        CompilerNotFoundError: this machine has no C++ compiler or, on a CUDA device, no NVRTC.
     """
-    if not hasattr(_C, "simulator_load"):
+    if not DEVICES:
         raise RuntimeError("compile_shader(): this build of metalcore runs no kernels; use torch.mps.compile_shader")
     if not isinstance(source, str):
         raise TypeError(f"compile_shader(): source must be a str, not {type(source).__name__}")
     if isinstance(include_dirs, (str, os.PathLike)):
         raise TypeError("compile_shader(): include_dirs must be a sequence of directories, not one path")
     directories = [os.fspath(path) for path in include_dirs]
-    return ShaderLibrary(source, [*directories, str(Path(torch.__file__).parent / "include")], dict(constants or {}))
+    directories.append(str(Path(torch.__file__).parent / "include"))
+    return ShaderLibrary(Program(source, directories, dict(constants or {})))
 
 
 class ShaderLibrary:
     """The kernels of a compiled program, as attributes."""
 
-    def __init__(self, source, include_dirs, constants):
-        self._source = source
-        self._include_dirs = include_dirs
-        self._constants = constants
+    def __init__(self, program):
+        self._program = program
+        self._names = program.names
         self._kernels = {}
-        self._loaded = {}
-        self._translation = None
-        manifest = self._manifest()
-        self._names = manifest["kernels"]
-        self._with_threadgroup_memory = manifest["threadgroup_memory"]
-        self._program = cache.digest(self._request(), json.dumps(manifest["included"]))
-        if len(self._names) <= _COMPILED_AT_ONCE:
-            self._shared_object(None, checking=False)
+        self._targets = {}
+        self._target().prepare()
+
+    def _target(self, device=None):
+        """What runs the kernels on a device; on the default one for None."""
+        device = device or default_device()
+        if device not in self._targets:
+            self._targets[device] = target(self._program, device)
+        return self._targets[device]
 
     def __getattr__(self, name):
         if name.startswith("_"):
@@ -94,55 +90,3 @@ class ShaderLibrary:
 
     def __repr__(self):
         return f"<metalcore ShaderLibrary of {len(self._names)} kernels>"
-
-    def _request(self):
-        """A name for the translation's input, apart from the content of the files it includes."""
-        constants = repr(sorted(self._constants.items(), key=repr))
-        return cache.digest(self._source, json.dumps(self._include_dirs), constants, host.translator_digest())
-
-    def _manifest(self):
-        """The names of the program's kernels and the digests of its included files, from the cache where possible."""
-
-        def make(path):
-            translation = self._translated()
-            names = [kernel.name for kernel in translation.kernels]
-            if len(names) > _COMPILED_AT_ONCE:
-                host.check_source(translation.source(names[:_CHECKED_AT_ONCE]), msl=self._source)
-            included = {name: cache.digest(text) for name, text in translation.included.items()}
-            memory = [kernel.name for kernel in translation.kernels if kernel.has_threadgroup_variables]
-            path.write_text(json.dumps({"kernels": names, "included": included, "threadgroup_memory": memory}))
-
-        def up_to_date(content):
-            return all(_file_digest(path) == known for path, known in json.loads(content)["included"].items())
-
-        return json.loads(cache.content(cache.entry(self._request() + ".json", make, accept=up_to_date)))
-
-    def _translated(self):
-        if self._translation is None:
-            self._translation = translate(self._source, include_dirs=self._include_dirs, constants=self._constants)
-        return self._translation
-
-    def _shared_object(self, names, *, checking):
-        """The path of the shared object with these kernels; all of them for None."""
-        compiler = " ".join([repr(host.find_compiler()), *host.arguments(checking=checking), host.cpu_identity()])
-        key = cache.digest(self._program, json.dumps(names), compiler)
-
-        def make(path):
-            host.compile_source(self._translated().source(names), path, checking=checking, msl=self._source)
-
-        return cache.entry(key + ".so", make)
-
-    def _load(self, name, *, checking):
-        """The executor's number of a library that has the kernel."""
-        names = [name] if len(self._names) > _COMPILED_AT_ONCE else None
-        key = (names and name, checking)
-        if key not in self._loaded:
-            self._loaded[key] = _C.simulator_load(os.fspath(self._shared_object(names, checking=checking)))
-        return self._loaded[key]
-
-
-def _file_digest(path):
-    try:
-        return cache.digest(Path(path).read_text(encoding="utf-8-sig", errors="replace"))
-    except OSError:
-        return None

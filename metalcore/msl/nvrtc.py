@@ -13,16 +13,8 @@ from .errors import CompilerNotFoundError, MSLError, quote_error
 
 INCLUDE = Path(__file__).parent / "include"
 # No fast math: what MSL leaves to the GPU is as accurate as CUDA's own functions.
-FLAGS = (
-    "-std=c++17",
-    "--fmad=true",
-    "--ftz=false",
-    "--prec-div=true",
-    "--prec-sqrt=true",
-    f"--include-path={INCLUDE}",
-    f"--include-path={INCLUDE / 'cuda' / 'std'}",  # the standard headers that NVRTC lacks
-    "--disable-warnings",
-)
+FLAGS = ("-std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--disable-warnings")
+_INCLUDE = (f"--include-path={INCLUDE}", f"--include-path={INCLUDE / 'cuda' / 'std'}")
 # Kernels take a parameter block of up to 32,764 bytes, and the driver loads them as a library.
 _OLDEST = (12, 1)
 _MAJORS = (13, 12)  # whose libraries are looked for by name
@@ -94,7 +86,7 @@ class NVRTC:
         library, program = self._open(), ctypes.c_void_p()
         self._check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"msl_program", 0, None, None))
         try:
-            options = [option.encode() for option in (f"--gpu-architecture={target}", *flags)]
+            options = [option.encode() for option in (f"--gpu-architecture={target}", *_INCLUDE, *flags)]
             failed = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
             if failed:
                 log = self._read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")

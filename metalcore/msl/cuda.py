@@ -1,0 +1,153 @@
+"""Programs on CUDA devices: which there are, and their kernels' cubins, compiled when first used and kept on disk."""
+
+import functools
+import itertools
+import json
+import os
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from . import cache, nvrtc
+
+BUILTIN = 0  # the number of the program that has the built-in kernels
+_LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "cuda"
+# The built-in kernels reach their simd functions by whole simdgroups only, so that these need not ask who is there.
+_BUILTIN_FLAGS = ("-DMSL_CONVERGENT=1",)
+_ENTRY = "metalcore_0"  # cuda_source()'s name for the first entry, and a cubin has one
+
+
+class Program:
+    """What kernels are compiled from.
+
+    Args:
+        digest: of all that the translated text depends on.
+        load: () -> (Translation.program, Translation.cuda_kernels()); called when a kernel has to be compiled.
+        msl: the source, quoted in errors.
+        flags: for NVRTC, besides its usual ones.
+    """
+
+    def __init__(self, digest, load, *, msl="", flags=()):
+        self.digest = digest
+        self._load = load
+        self._lock = threading.Lock()
+        self._loaded = None
+        self._msl = msl
+        self._flags = flags
+
+    def cubin(self, capability, kernel, signature):
+        """The code of one kernel for GPUs of this compute capability, from the cache where possible."""
+
+        def make(path):
+            path.write_bytes(self._compile(capability, [(kernel, signature)]))
+
+        key = (self.digest, kernel, signature, str(capability), str(nvrtc.find().version), *self._all_flags())
+        return cache.content(cache.digest(*key) + ".cubin", make)
+
+    def check(self, capability):
+        """Compiles the program without its kernels' entries, which finds errors outside of templates: an MSLError."""
+        self._compile(capability, [])
+
+    def _all_flags(self):
+        # Such as -lineinfo, with which profilers and sanitizers show the kernels' lines.
+        return (*nvrtc.FLAGS, *self._flags, *os.environ.get("METALCORE_NVRTC_FLAGS", "").split())
+
+    def _compile(self, capability, requests):
+        from .cuda_source import cuda_source
+
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = self._load()
+        text, _ = cuda_source(*self._loaded, requests)
+        return nvrtc.find().compile(text, capability, flags=self._all_flags(), msl=self._msl)
+
+
+# The programs of compile_shader ------------------------------------------------------------------------------------
+
+_programs = {}  # number -> Program
+_numbers = {}  # Program.digest -> number
+_count = itertools.count(BUILTIN + 1)
+_lock = threading.Lock()
+
+
+def register(program):
+    """The program's number, by which its kernels are dispatched; the same for programs of the same content."""
+    with _lock:
+        number = _numbers.get(program.digest)
+        if number is None:
+            number = _numbers[program.digest] = next(_count)
+            _programs[number] = program
+        return number
+
+
+def compile_kernels(capability, requests):
+    """What the CUDA backend calls for kernels that it has not loaded.
+
+    Args:
+        capability: of the GPU, as 90 for 9.0.
+        requests: [(program's number, kernel, signature)]; compiled in parallel.
+
+    Returns:
+        [(cubin, or PTX; the kernel's name in it)].
+    """
+
+    def compiled(request):
+        number, kernel, signature = request
+        program = _builtin_program(kernel) if number == BUILTIN else _programs[number]
+        return program.cubin(capability, kernel, signature), _ENTRY
+
+    if len(requests) == 1:
+        return [compiled(requests[0])]
+    with ThreadPoolExecutor(min(len(requests), len(os.sched_getaffinity(0)))) as pool:
+        return list(pool.map(compiled, requests))
+
+
+# The built-in kernels ----------------------------------------------------------------------------------------------
+
+
+def build(source, output, *, root):
+    """Translates a file of built-in kernels to `output`, and beside it (.json) what has to be known of its kernels.
+
+    Args:
+        root: the directory that paths in compilers' messages are relative to.
+    """
+    from .translate import translate
+
+    translation = translate(source.read_text(), include_dirs=[source.parent], filename=str(source))
+    program = re.sub(rf'^(#line \d+ "){re.escape(str(root))}/', r"\1", translation.program, flags=re.MULTILINE)
+    kernels = translation.cuda_kernels()
+    digest = cache.digest(cache.translator_digest(), program, json.dumps(kernels))
+    output.write_text(program)
+    output.with_suffix(".json").write_text(json.dumps({"digest": digest, "kernels": kernels}))
+
+
+@functools.lru_cache(maxsize=1)
+def builtin_programs():
+    """{family: (digest, {kernel: what cuda_source() has to know of it})} of the built-in kernels."""
+    programs = {}
+    for path in sorted(_LIBRARY.glob("*.json")):
+        described = json.loads(path.read_text())
+        programs[path.stem] = described["digest"], described["kernels"]
+    return programs
+
+
+@functools.lru_cache(maxsize=1)
+def _families():
+    """{kernel: its family's Program}."""
+    found = {}
+    for family, (digest, kernels) in builtin_programs().items():
+        program = Program(digest, functools.partial(_read_family, family), flags=_BUILTIN_FLAGS)
+        found |= dict.fromkeys(kernels, program)
+    return found
+
+
+def _read_family(family):
+    return (_LIBRARY / f"{family}.cu").read_text(), builtin_programs()[family][1]
+
+
+def _builtin_program(kernel):
+    try:
+        return _families()[kernel]
+    except KeyError:
+        raise RuntimeError(f"metalcore: there is no built-in kernel '{kernel}' in {_LIBRARY}") from None

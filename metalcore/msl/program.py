@@ -1,0 +1,75 @@
+"""MSL of a user's, translated at most once per machine: what its kernels are compiled from, for whichever device."""
+
+import functools
+import json
+from pathlib import Path
+
+from . import cache
+
+
+class Program:
+    """A program and what it is translated with.
+
+    Attributes:
+        source: the MSL.
+        names: of its kernels.
+        digest: of the source, of the files it includes and of the translator.
+    """
+
+    def __init__(self, source, include_dirs, constants):
+        self.source = source
+        self._include_dirs = include_dirs
+        self._constants = constants
+        self._summary = self._summarize()
+        self.names = list(self._summary["kernels"])
+
+    def __repr__(self):
+        return f"<program of {len(self.names)} kernels>"
+
+    def arguments(self, kernel):
+        """What a kernel's buffers and threadgroup arguments are: dicts of kernels.Argument."""
+        return self._summary["kernels"][kernel]["arguments"]
+
+    def has_threadgroup_variables(self, kernel):
+        return self._summary["kernels"][kernel]["threadgroup_variables"]
+
+    @functools.cached_property
+    def translation(self):
+        from .translate import translate  # what has been compiled before needs no translator
+
+        return translate(self.source, include_dirs=self._include_dirs, constants=self._constants)
+
+    @functools.cached_property
+    def digest(self):
+        return cache.digest(self._request(), json.dumps(self._summary["included"]))
+
+    def _request(self):
+        """A name for the translation's input, apart from the content of the files it includes."""
+        constants = repr(sorted(self._constants.items(), key=repr))
+        return cache.digest(self.source, json.dumps(self._include_dirs), constants, cache.translator_digest())
+
+    def _summarize(self):
+        """What calls need to know of the translation, from the cache where possible."""
+
+        def make(path):
+            kernels = {
+                kernel.name: {
+                    "arguments": [vars(a) for a in kernel.arguments if a.kind in ("buffer", "threadgroup")],
+                    "threadgroup_variables": kernel.has_threadgroup_variables,
+                }
+                for kernel in self.translation.kernels
+            }
+            included = {name: cache.digest(text) for name, text in self.translation.included.items()}
+            path.write_text(json.dumps({"kernels": kernels, "included": included}))
+
+        def up_to_date(content):
+            return all(_file_digest(path) == known for path, known in json.loads(content)["included"].items())
+
+        return json.loads(cache.content(self._request() + ".json", make, accept=up_to_date))
+
+
+def _file_digest(path):
+    try:
+        return cache.digest(Path(path).read_text(encoding="utf-8-sig", errors="replace"))
+    except OSError:
+        return None

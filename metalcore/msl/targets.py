@@ -1,0 +1,208 @@
+"""Where a program's kernels run: on the simulated `mps` device, or on a CUDA device.
+
+Each target has the same few methods, and is one program's on one device.
+"""
+
+import json
+import math
+import os
+import struct
+import sys
+
+import torch
+
+from .. import _C
+from . import cache
+
+# A program with more kernels than the first number is compiled kernel by kernel, each when it is first used; up to the
+# second, all of them are looked through for errors before.
+COMPILED_AT_ONCE = 4
+CHECKED_AT_ONCE = 64
+
+
+def default_device():
+    """Where a call without tensors runs, and for which a program is compiled before it is called."""
+    if "metalcore.simulator" not in sys.modules and hasattr(_C, "cuda_dispatch") and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("mps", 0)
+
+
+def target(program, device):
+    """The target for tensors of a device. Raises RuntimeError where nothing runs kernels there."""
+    if device.type == "mps" and hasattr(_C, "simulator_dispatch"):
+        return SimulatorTarget(program)
+    if device.type == "cuda" and hasattr(_C, "cuda_dispatch"):
+        return CudaTarget(program, device)
+    raise RuntimeError(f"kernels of compile_shader() cannot run on {device.type!r} tensors")
+
+
+class SimulatorTarget:
+    memory = torch.device("cpu")  # whose addresses its kernels take
+
+    def __init__(self, program):
+        self._program = program
+        self._loaded = {}
+        self._information = {}
+
+    def prepare(self):
+        """Finds the errors of a program, by compiling it if it is small."""
+        names = self._program.names
+        if len(names) <= COMPILED_AT_ONCE:
+            self._shared_object(None, checking=False)
+            return
+
+        from . import host
+
+        def make(path):
+            host.check_source(self._program.translation.source(names[:CHECKED_AT_ONCE]), msl=self._program.source)
+            path.touch()
+
+        cache.entry(cache.digest(self._program.digest, repr(host.find_compiler())) + ".checked", make)
+
+    def thread_limit(self, kernel, buffers=None, lengths=()):
+        if kernel not in self._information:
+            found = _C.simulator_kernels(self._load(kernel, checking=False))
+            self._information |= {entry["name"]: entry for entry in found}
+        return self._information[kernel]["max_total_threads_per_threadgroup"]
+
+    def static_memory(self, kernel):
+        if self._program.has_threadgroup_variables(kernel):
+            raise RuntimeError("the simulator learns how much threadgroup memory a kernel takes only as it runs")
+        return 0
+
+    def place(self, kernel, buffers, lengths):
+        return []  # the executor checks what is bound
+
+    def run(self, kernel, buffers, lengths, threads, group):
+        checking = _C.simulator_checking()[0]
+        library = self._load(kernel, checking=checking)
+        if checking:
+            buffers = [_with_memory(buffer) if isinstance(buffer, bytes) else buffer for buffer in buffers]
+        _C.simulator_dispatch(library, kernel, buffers, lengths, threads, group)
+
+    def _load(self, kernel, *, checking):
+        """The executor's number of a library that has the kernel."""
+        names = [kernel] if len(self._program.names) > COMPILED_AT_ONCE else None
+        key = (names and kernel, checking)
+        if key not in self._loaded:
+            self._loaded[key] = _C.simulator_load(os.fspath(self._shared_object(names, checking=checking)))
+        return self._loaded[key]
+
+    def _shared_object(self, names, *, checking):
+        """The path of the shared object with these kernels; all of them for None."""
+        from . import host
+
+        compiler = " ".join([repr(host.find_compiler()), *host.arguments(checking=checking), host.cpu_identity()])
+        key = cache.digest(self._program.digest, json.dumps(names), compiler)
+
+        def make(path):
+            source = self._program.translation.source(names)
+            host.compile_source(source, path, checking=checking, msl=self._program.source)
+
+        return cache.entry(key + ".so", make)
+
+
+def _with_memory(content):
+    """Bytes, and the device's memory behind each address in them: an argument buffer, packed by the caller."""
+    device = sys.modules.get("metalcore.simulator.device")
+    if device is None:  # kernels without the simulated device have no such memory
+        return content
+    words = struct.unpack_from(f"<{len(content) // 8}Q", content)
+    return content, [(8 * i, memory) for i, word in enumerate(words) if (memory := device.allocation(word))]
+
+
+class CudaTarget:
+    def __init__(self, program, device):
+        from . import cuda
+
+        self.memory = device
+        self._program = program
+        self._attributes = {}
+        self._compiled = cuda.Program(program.digest, self._translated, msl=program.source)
+        self._number = cuda.register(self._compiled)
+
+    def _translated(self):
+        translation = self._program.translation
+        return translation.program, translation.cuda_kernels()
+
+    def prepare(self):
+        """Finds the errors of a program, by compiling it if it is small."""
+        from . import cuda
+
+        capability = _C.cuda_info()["devices"][self.memory.index]["arch"]
+        names = self._program.names
+        if len(names) <= COMPILED_AT_ONCE:
+            cuda.compile_kernels(capability, [(self._number, name, self._probable_signature(name)) for name in names])
+        else:
+            self._compiled.check(capability)
+
+    def thread_limit(self, kernel, buffers=None, lengths=()):
+        signature = self._probable_signature(kernel) if buffers is None else _signature(buffers, lengths)
+        return self._attributes_of(kernel, signature)["max_threads"]
+
+    def static_memory(self, kernel):
+        return self._attributes_of(kernel, self._probable_signature(kernel))["static_threadgroup_memory"]
+
+    def place(self, kernel, buffers, lengths):
+        """Checks that every argument is bound, and puts values that the kernel may write to into the device's memory.
+
+        Returns:
+            The tensors that hold them, to be kept until the kernel is launched.
+        """
+        held = []
+        for argument in self._program.arguments(kernel):
+            index, which = argument["index"], f"'{argument['name']}' at index {argument['index']}"
+            if argument["kind"] == "threadgroup":
+                if index >= len(lengths):
+                    problem = f"threadgroup argument {which} has no length set (see threadgroup_memory of a call)"
+                    raise ValueError(f"metalcore: kernel '{kernel}': {problem}")
+            elif index >= len(buffers) or buffers[index] is None:
+                if not argument["condition"]:
+                    raise ValueError(f"metalcore: kernel '{kernel}': buffer {which} is not bound")
+            elif argument["is_writable"] and isinstance(buffers[index], (bytes, list)):
+                held.append(self._in_memory(buffers[index]))
+                buffers[index] = held[-1].data_ptr(), held[-1].nbytes
+        return held
+
+    def run(self, kernel, buffers, lengths, threads, group):
+        _C.cuda_dispatch(self._number, kernel, self.memory.index, buffers, lengths, threads, group)
+
+    def _in_memory(self, buffer):
+        if isinstance(buffer, list):
+            buffer = struct.pack(f"<{len(buffer)}Q", *(address for address, _ in buffer))
+        return torch.frombuffer(bytearray(buffer), dtype=torch.uint8).to(self.memory)
+
+    def _attributes_of(self, kernel, signature):
+        key = kernel, signature
+        if key not in self._attributes:
+            self._attributes[key] = _C.cuda_attributes(self._number, kernel, signature, self.memory.index)
+        return self._attributes[key]
+
+    def _probable_signature(self, kernel):
+        """What calls will bind, as far as the arguments' types tell."""
+        arguments = self._program.arguments(kernel)
+        parts = {kind: [] for kind in "bti"}
+        for a in sorted(arguments, key=lambda argument: argument["index"]):
+            if a["kind"] == "threadgroup":
+                parts["t"].append(f"t{a['index']}")
+            elif a["type"] and not a["is_writable"]:
+                parts["i"].append(f"i{a['index']}:{16 if a['type'] in _SCALARS else 0}")
+            else:
+                parts["b"].append(f"b{a['index']}")
+        return ",".join(parts["b"] + parts["t"] + parts["i"])
+
+
+_SCALARS = {"bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat", "float", "size_t",
+            "unsigned", "unsigned int", "unsigned long", "int32_t", "uint32_t", "int64_t", "uint64_t"}  # fmt: skip
+
+
+def _signature(buffers, lengths):
+    """The signature of such a call, as csrc/backends/cuda/block.h has it."""
+    addresses, values = [], []
+    for i, buffer in enumerate(buffers):
+        if isinstance(buffer, tuple):
+            addresses.append(f"b{i}")
+        elif buffer is not None:
+            size = math.ceil((len(buffer) if isinstance(buffer, bytes) else 8 * len(buffer)) / 16) * 16
+            values.append(f"i{i}:{size if size <= 256 else 1 << (size - 1).bit_length()}")
+    return ",".join([*addresses, *(f"t{i}" for i in range(len(lengths))), *values])
