@@ -1,0 +1,59 @@
+"""What holds for every op: the same bits on every run, calls from several threads, torch.compile."""
+
+import threading
+
+import pytest
+import torch
+from cases import CASES
+
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+@each_case
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_the_same_bits_on_every_run(device, name, dtype):
+    made = CASES[name].make(device, dtype)
+    first = made.run()
+    for _ in range(20):
+        for value, expected in zip(made.run(), first):
+            assert torch.equal(value, expected)
+
+
+def test_threads(device):
+    """Each runs every op, each beginning with another one."""
+    made = [case.make(device) for case in CASES.values()]
+    expected = [one.run() for one in made]
+    start, failures = threading.Barrier(6), []
+
+    def work(first):
+        try:
+            start.wait()
+            for i in range(len(made)):
+                which = (first + i) % len(made)
+                for value, wanted in zip(made[which].run(), expected[which]):
+                    torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-4)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(2 * i,)) for i in range(start.parties)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+@each_case
+def test_compiled_as_one_graph(device, name):
+    torch._dynamo.reset()  # it compiles one piece of code only so often
+    made = CASES[name].make(device)
+    expected = made.run()
+    call = made.case.call
+    compiled = torch.compile(lambda *inputs: call(*(tensor * 1 for tensor in inputs)), fullgraph=True,
+                             backend="aot_eager")
+    outputs = compiled(*made.leaves)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    found = [*outputs, *(torch.autograd.grad(outputs, made.leaves, made.directions) if made.case.backward else ())]
+    assert len(found) == len(expected)
+    for value, wanted in zip(found, expected):
+        torch.testing.assert_close(value.detach(), wanted, rtol=1e-4, atol=1e-4)
