@@ -51,7 +51,8 @@ def explain(op: str, *inputs, dtype: torch.dtype | None = None, **options) -> Ex
 
     Args:
         op: the op's name, as in metalcore.<op>.
-        inputs: for each tensor argument a tensor or a shape.
+        inputs: for each tensor argument a tensor or a shape; the first tensor's device is planned for, where there is
+            none that of PyTorch's accelerator.
         dtype: of the inputs; by default the first tensor's, float32 where only shapes are given.
         options: the op's other arguments; those that no plan depends on are ignored.
 
@@ -72,7 +73,8 @@ def explain(op: str, *inputs, dtype: torch.dtype | None = None, **options) -> Ex
         raise TypeError(f"explain(): dtype must be a torch.dtype, not {dtype!r}")
     if "normalized_shape" in options:
         options["dims"] = len(options["normalized_shape"])
-    found = _C.explain(op, shapes, str(dtype).removeprefix("torch."), options)
+    device = tensors[0].device.type if tensors else torch._C._get_accelerator().type
+    found = _C.explain(op, shapes, str(dtype).removeprefix("torch."), options, device)
     return Explanation(op, found["variant"], found["why"], tuple(Step(**step) for step in found["steps"]))
 
 

@@ -4,6 +4,9 @@
 
 #include <stdexcept>
 
+#ifdef METALCORE_CUDA
+#include "../backends/cuda/encoder.h"
+#endif
 #ifdef METALCORE_SIMULATOR
 #include "../backends/simulator/encoder.h"
 #endif
@@ -28,6 +31,9 @@ BufferView view_of(const Tensor& tensor) {
 void encode(const Tensor& on, const std::function<void(Encoder&)>& body) {
   int32_t device_type = -1;
   aoti_torch_get_device_type(on.get(), &device_type);
+#ifdef METALCORE_CUDA
+  if (device_type == aoti_torch_device_type_cuda()) return cuda::encode(on.get_device_index(), body);
+#endif
 #ifdef METALCORE_SIMULATOR
   if (device_type == aoti_torch_device_type_mps()) return simulator::encode(body);
 #endif

@@ -4,6 +4,8 @@
 #include "../backends/simulator/launch.h"
 #endif
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
 #include <atomic>
 #include <iterator>
 #include <stdexcept>
@@ -17,6 +19,7 @@ namespace {
 // In checking mode the simulator plans as a GPU does, so that what is checked is what a GPU runs.
 constexpr Tuning kTable[] = {
     {.family = "baseline", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024},
+    {.family = "nvidia", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024},
     {.family = "simulator", .thread_row = UINT32_MAX, .simd_row = 0, .simd_rows = 1, .block_row = 0, .looped_threads = 32, .adamw_vectors = false},
 };
 
@@ -26,7 +29,8 @@ const Tuning* find(std::string_view family) {
   return nullptr;
 }
 
-const Tuning& of_this_gpu() {
+const Tuning& of_gpu(bool cuda) {
+  if (cuda) return *find("nvidia");
 #ifdef METALCORE_SIMULATOR
   if (!simulator::checking().on) return *find("simulator");
 #endif
@@ -37,9 +41,17 @@ std::atomic<const Tuning*> chosen = nullptr;
 
 }  // namespace
 
-const Tuning& tuning() {
+const Tuning& tuning(const Tensor& on) {
   const Tuning* row = chosen.load(std::memory_order_relaxed);
-  return row ? *row : of_this_gpu();
+  if (row) return *row;
+  int32_t type = -1;
+  aoti_torch_get_device_type(on.get(), &type);
+  return of_gpu(type == aoti_torch_device_type_cuda());
+}
+
+const Tuning& tuning(std::string_view device_type) {
+  const Tuning* row = chosen.load(std::memory_order_relaxed);
+  return row ? *row : of_gpu(device_type == "cuda");
 }
 
 void use_tuning(std::string_view family) {

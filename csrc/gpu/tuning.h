@@ -1,6 +1,8 @@
 // What plans need to know of a GPU: its limits, which no plan may exceed, and numbers that only affect speed.
 #pragma once
 
+#include "encoder.h"
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -31,11 +33,12 @@ struct Tuning {
   bool adamw_vectors = true;
 };
 
-// The row of the current GPU's family, or the one chosen by use_tuning().
-const Tuning& tuning();
+// The row of the GPU's family that a tensor is on, or of a device type ("mps", "cuda"); or the one chosen by use_tuning().
+const Tuning& tuning(const Tensor& on);
+const Tuning& tuning(std::string_view device_type);
 
-// Plans as for another family from now on ("" for the current GPU's own); throws std::invalid_argument for an unknown
-// one. For tests and for asking what a plan would be elsewhere.
+// Plans as for another family from now on ("" for each GPU's own); throws std::invalid_argument for an unknown one.
+// For tests and for asking what a plan would be elsewhere.
 void use_tuning(std::string_view family);
 std::vector<std::string> tuning_families();
 

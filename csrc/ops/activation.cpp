@@ -51,7 +51,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("gelu_backward(Tensor grad, Tensor x, str approximate) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, MPS, m) {
+METALCORE_KERNELS(m) {
   m.impl("silu", TORCH_BOX(&metalcore::silu));
   m.impl("silu_backward", TORCH_BOX(&metalcore::silu_backward));
   m.impl("gelu", TORCH_BOX(&metalcore::gelu));

@@ -271,7 +271,7 @@ void encode_updates(gpu::Encoder& encoder, const Slot* slots, size_t count, cons
   }
 
   AdamWPlan plan = plan_adamw(numels);
-  if (gpu::tuning().adamw_vectors)
+  if (gpu::tuning(slots->param).adamw_vectors)
     for (size_t i = 0; i < count; ++i) plan.tensors[i].vectors = aligned4(slots[i]);
   const std::string kernel = adamw_kernel(slots->param.scalar_type(), slots->max_exp_avg_sq.has_value());
   AdamWParams params = {0,
@@ -367,6 +367,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
       "Tensor? found_inf=None) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, MPS, m) {
+METALCORE_KERNELS(m) {
   m.impl("adamw_", TORCH_BOX(&metalcore::adamw_));
 }

@@ -49,6 +49,14 @@ void check_same_device(const char* op, const char* argument, const Tensor& tenso
 void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
 void check_same_shape(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
 
+// At namespace scope: registers kernels of ops for the devices of every backend, as STABLE_TORCH_LIBRARY_IMPL does for one.
+//   METALCORE_KERNELS(m) { m.impl("silu", TORCH_BOX(&metalcore::silu)); }
+#define METALCORE_KERNELS(m)                                                      \
+  static void register_kernels(torch::stable::detail::StableLibrary&);            \
+  STABLE_TORCH_LIBRARY_IMPL(metalcore, MPS, library) { register_kernels(library); }  \
+  STABLE_TORCH_LIBRARY_IMPL(metalcore, CUDA, library) { register_kernels(library); } \
+  static void register_kernels(torch::stable::detail::StableLibrary& m)
+
 using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 
 // Uninitialized, on the device of `like`; contiguous unless strides are given. (torch::stable's namesakes go through

@@ -35,8 +35,9 @@ std::string text(PyObject* object) {
   return PyBytes_AsString(bytes.get());
 }
 
-Request parse(PyObject* shapes, PyObject* dtype, PyObject* options) {
+Request parse(PyObject* shapes, PyObject* dtype, PyObject* options, const char* device_type) {
   Request request;
+  request.device_type = device_type;
   for (Py_ssize_t i = 0, n = PySequence_Size(shapes); i < n; ++i) {
     Owned shape = own(PySequence_GetItem(shapes, i));
     std::vector<int64_t>& sizes = request.shapes.emplace_back();
@@ -82,9 +83,9 @@ PyObject* guarded(Body body) {
 }
 
 PyObject* explain_python(PyObject*, PyObject* args) {
-  const char* op;
+  const char *op, *device_type;
   PyObject *shapes, *dtype, *options;
-  if (!PyArg_ParseTuple(args, "sOUO", &op, &shapes, &dtype, &options)) return nullptr;
+  if (!PyArg_ParseTuple(args, "sOUOs", &op, &shapes, &dtype, &options, &device_type)) return nullptr;
   return guarded([&] {
     auto found = explanations().find(op);
     if (found == explanations().end()) {
@@ -92,7 +93,7 @@ PyObject* explain_python(PyObject*, PyObject* args) {
       for (const auto& [name, explain] : explanations()) known += (known.empty() ? "" : ", ") + std::string(name);
       throw std::invalid_argument("explain knows no op '" + std::string(op) + "'; it knows " + known);
     }
-    return to_python(found->second(parse(shapes, dtype, options)));
+    return to_python(found->second(parse(shapes, dtype, options, device_type)));
   });
 }
 
@@ -119,8 +120,8 @@ PyObject* tuning_families_python(PyObject*, PyObject*) {
 
 PyMethodDef plan_methods[] = {
     {"explain", explain_python, METH_VARARGS,
-     "explain(op, shapes, dtype, options) -> dict: how an op would run, and why"},
-    {"use_tuning", use_tuning_python, METH_O, "use_tuning(family): plan as for this GPU family; '' for the GPU at hand"},
+     "explain(op, shapes, dtype, options, device_type) -> dict: how an op would run, and why"},
+    {"use_tuning", use_tuning_python, METH_O, "use_tuning(family): plan as for this GPU family; '' for each GPU's own"},
     {"tuning_families", tuning_families_python, METH_NOARGS, "tuning_families() -> list: the families use_tuning takes"},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -20,6 +20,7 @@ using torch::headeronly::ScalarType;
 struct Request {
   std::vector<std::vector<int64_t>> shapes;    // one per tensor argument
   ScalarType dtype;
+  std::string device_type;                     // "mps", "cuda": whose kernels are asked about
   std::map<std::string, std::string> options;  // the op's other arguments, as Python's str() shows them
 
   std::string option(const std::string& name, const std::string& otherwise) const {

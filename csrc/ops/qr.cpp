@@ -179,7 +179,7 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
   const Tensor q = new_tensor(q_sizes, ScalarType::Float, input), r = new_tensor(r_sizes, ScalarType::Float, input);
   if (s.batch == 0) return {q, r};
 
-  const QrPlan plan = plan_qr(s.m, s.n, s.q_columns, gpu::tuning());
+  const QrPlan plan = plan_qr(s.m, s.n, s.q_columns, gpu::tuning(input));
   if (plan.variant == QrVariant::empty) {
     if (q.numel() > 0)  // A has no columns, and Q in mode complete is the identity
       gpu::encode(q, [&](gpu::Encoder& encoder) {
@@ -201,7 +201,7 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
 Explanation explain(const Request& request) {
   check(request.shapes.size() == 1, "metalcore::qr: explain needs the shape of A");
   const Shape s = shape_of(request.shapes[0], request.option("mode", "reduced"));
-  const QrPlan plan = plan_qr(s.m, s.n, s.q_columns, gpu::tuning());
+  const QrPlan plan = plan_qr(s.m, s.n, s.q_columns, gpu::tuning(request.device_type));
   const uint32_t batch = grid_side(s.batch);
   Explanation e{name_of(plan.variant), plan.why, {}};
   auto step = [&](const std::string& kernel, int64_t groups, uint32_t threads) {
@@ -241,6 +241,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("qr(Tensor A, str mode) -> (Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, MPS, m) {
+METALCORE_KERNELS(m) {
   m.impl("qr", TORCH_BOX(&metalcore::qr));
 }

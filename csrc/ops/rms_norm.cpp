@@ -65,7 +65,7 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
   if (shape.rows == 0 || shape.length == 0) return {y, sum};
 
   const Rows x = rows_of(input, shape.length), added = residual ? rows_of(*residual, shape.length) : x;
-  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning());
+  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning(input));
   const RmsNormParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
@@ -130,7 +130,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   }
   const Rows x = rows_of(input, shape.length), g = rows_of(grad, shape.length);
   const Rows added = sum_grad ? rows_of(*sum_grad, shape.length) : g;
-  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning());
+  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning(input));
   const bool aligned = all_aligned4({&x, &g, &added}, weight) && shape.length % 4 == 0;
   const RmsNormWeightParams stages = plan_weight(shape, aligned, x.stride, g.stride);
   const int64_t partial_sizes[2] = {stages.chunks, shape.length};
@@ -167,9 +167,10 @@ Explanation explain(const Request& request) {
   check(!request.shapes.empty(), "metalcore::rms_norm: explain needs the input's shape");
   const std::vector<int64_t>& sizes = request.shapes[0];
   const Shape shape = shape_of("rms_norm", sizes, request.integer("dims", 1));
-  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning());
+  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
+  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, tuning);
   return {plan.variant,
-          why_rows(plan, shape.length, 1, gpu::tuning()),
+          why_rows(plan, shape.length, 1, tuning),
           {{kernel("rms_norm", plan, request.dtype, request.dtype), plan.grid, plan.threadgroup, plan.threads}}};
 }
 
@@ -187,7 +188,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
       "bool weight_wanted) -> (Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, MPS, m) {
+METALCORE_KERNELS(m) {
   m.impl("rms_norm", TORCH_BOX(&metalcore::rms_norm));
   m.impl("add_rms_norm", TORCH_BOX(&metalcore::add_rms_norm));
   m.impl("rms_norm_backward", TORCH_BOX(&metalcore::rms_norm_backward));

@@ -46,7 +46,7 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
   if (shape.rows == 0 || shape.length == 0) return y;
   const Rows x = shape.inner == 1 ? rows_of(input, shape.length)
                                   : contiguous_rows_of(input, shape.length * shape.inner);
-  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning());
+  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning(input));
   const SoftmaxParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
@@ -81,7 +81,7 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
   if (shape.rows == 0 || shape.length == 0) return gx;
   const Tensor g = as_contiguous(grad), y = as_contiguous(output);
   const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what 4-wide accesses run along
-  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning());
+  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning(output));
   const SoftmaxParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
@@ -114,10 +114,11 @@ Explanation explain(const char* op, const Request& request) {
   Shape shape = shape_along(sizes, dim);
   const bool turned = better_turned(shape);
   if (turned) shape.inner = 1;
-  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning());
+  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
+  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, tuning);
   return {plan.variant,
           (turned ? "a copy with contiguous rows is made first; " : "") +
-              why_rows(plan, shape.length, shape.inner, gpu::tuning()),
+              why_rows(plan, shape.length, shape.inner, tuning),
           {{kernel(op, plan, request.dtype, request.dtype), plan.grid, plan.threadgroup, plan.threads}}};
 }
 
@@ -134,7 +135,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("log_softmax_backward(Tensor grad, Tensor output, int dim, ScalarType input_dtype) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, MPS, m) {
+METALCORE_KERNELS(m) {
   m.impl("softmax", TORCH_BOX(&metalcore::softmax));
   m.impl("log_softmax", TORCH_BOX(&metalcore::log_softmax));
   m.impl("softmax_backward", TORCH_BOX(&metalcore::softmax_backward));

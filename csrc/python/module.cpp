@@ -2,6 +2,9 @@
 // Python itself calls are the few functions below. Python's limited API only: one binary for Python 3.10 and later.
 #include "../ops/explain_python.h"
 
+#ifdef METALCORE_CUDA
+#include "../backends/cuda/python.h"
+#endif
 #ifdef METALCORE_SIMULATOR
 #include "../backends/simulator/python.h"
 #endif
@@ -12,16 +15,25 @@ PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "metalcore._C", nullptr, -1, metalcore::plan_methods, nullptr, nullptr, nullptr, nullptr,
 };
 
+PyMethodDef* const backends[] = {
+#ifdef METALCORE_CUDA
+    metalcore::cuda::python_methods,
+#endif
+#ifdef METALCORE_SIMULATOR
+    metalcore::simulator::python_methods,
+#endif
+    nullptr,
+};
+
 }  // namespace
 
 PyMODINIT_FUNC PyInit__C() {
   PyObject* module = PyModule_Create(&definition);
   if (!module) return nullptr;
-#ifdef METALCORE_SIMULATOR
-  if (PyModule_AddFunctions(module, metalcore::simulator::python_methods) < 0) {
-    Py_DECREF(module);
-    return nullptr;
-  }
-#endif
+  for (PyMethodDef* methods : backends)
+    if (methods && PyModule_AddFunctions(module, methods) < 0) {
+      Py_DECREF(module);
+      return nullptr;
+    }
   return module;
 }

@@ -2,10 +2,11 @@
 
 #include "launch.h"
 
+#include "../../gpu/limits.h"
+
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -30,16 +31,14 @@ class SimulatorEncoder final : public gpu::Encoder {
 
   Encoder& bytes(uint32_t index, const void* data, size_t size) override {
     Binding& binding = bind(index);
-    if (size > kMaximumBytes)
-      refuse("bytes at index " + std::to_string(index) + " are " + std::to_string(size) + "; Metal allows 4096");
+    gpu::check_bytes(name(), index, size);
     binding = {Binding::kBytes, std::memcpy(allocate(size), data, size), size, nullptr};
     return *this;
   }
 
   Encoder& pointers(uint32_t index, const gpu::BufferView* views, size_t count) override {
     Binding& binding = bind(index);
-    if (count > kMaximumPointers)
-      refuse("a table of " + std::to_string(count) + " pointers at index " + std::to_string(index) + "; at most 512 fit");
+    gpu::check_pointers(name(), index, count);
     auto* addresses = static_cast<char**>(allocate(count * sizeof(char*)));
     auto* spans = static_cast<size_t*>(allocate(count * sizeof(size_t)));
     for (size_t i = 0; i < count; ++i) {
@@ -52,44 +51,28 @@ class SimulatorEncoder final : public gpu::Encoder {
 
   Encoder& threadgroup_memory(uint32_t index, size_t bytes) override {
     bind(index);
-    if (bytes > std::numeric_limits<uint32_t>::max()) refuse(std::to_string(bytes) + " bytes of threadgroup memory");
+    if (bytes > std::numeric_limits<uint32_t>::max())
+      gpu::refuse(name(), std::to_string(bytes) + " bytes of threadgroup memory");
     launch_.threadgroup_lengths[index] = static_cast<uint32_t>(bytes);
     return *this;
   }
 
   void dispatch_threads(gpu::Size threads, gpu::Size group) override {
-    require_kernel();
+    gpu::check_named(name());
     launch_.threads = {threads.x, threads.y, threads.z};
     launch_.group = {group.x, group.y, group.z};
     execute(launch_);
   }
 
   void dispatch_threadgroups(gpu::Size groups, gpu::Size group) override {
-    const auto side = [&](uint32_t count, uint32_t size) {
-      const uint64_t threads = uint64_t{count} * size;
-      if (threads > std::numeric_limits<uint32_t>::max())
-        refuse("a grid of " + std::to_string(threads) + " threads along one side; positions have 32 bits");
-      return static_cast<uint32_t>(threads);
-    };
-    require_kernel();
-    if (groups.empty()) return;
-    if (group.empty()) refuse("a threadgroup of no threads");
-    dispatch_threads({side(groups.x, group.x), side(groups.y, group.y), side(groups.z, group.z)}, group);
+    dispatch_threads(gpu::threads_of(name(), groups, group), group);
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& reason) const {
-    const std::string kernel = launch_.kernel.kernel ? "kernel '" + std::string(launch_.kernel.kernel->name) + "': " : "";
-    throw std::invalid_argument("metalcore: " + kernel + reason);
-  }
-
-  void require_kernel() const {
-    if (!launch_.kernel.kernel) refuse("a dispatch before a kernel was named");
-  }
+  std::string_view name() const { return launch_.kernel.kernel ? launch_.kernel.kernel->name : std::string_view(); }
 
   Binding& bind(uint32_t index) {
-    require_kernel();
-    if (index >= kMaximumBuffers) refuse("index " + std::to_string(index) + "; arguments have indices up to 30");
+    gpu::check_index(name(), index);
     return launch_.buffers[index];
   }
 

@@ -3,6 +3,8 @@
 
 #include "library.h"
 
+#include "../../gpu/limits.h"
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -10,9 +12,7 @@
 
 namespace metalcore::simulator {
 
-constexpr uint32_t kMaximumBuffers = 31;
-constexpr size_t kMaximumBytes = 4096;
-constexpr size_t kMaximumPointers = 512;
+using gpu::kMaximumBuffers;
 
 // An address among an argument's bytes, and the memory of the device that holds it.
 struct Embedded {

@@ -4,10 +4,10 @@
 #include "launch.h"
 #include "pool.h"
 
-#include <cstring>
+#include "../../python/arguments.h"
+
 #include <deque>
-#include <exception>
-#include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -16,27 +16,13 @@
 namespace metalcore::simulator {
 namespace {
 
-// A reference that is given back.
-class Object {
- public:
-  explicit Object(PyObject* object = nullptr) : object_(object) {}
-  ~Object() { Py_XDECREF(object_); }
-  Object(Object&& other) noexcept : object_(other.release()) {}
-  Object(const Object&) = delete;
-  PyObject* get() const { return object_; }
-  PyObject* release() { return std::exchange(object_, nullptr); }
-  explicit operator bool() const { return object_ != nullptr; }
-
- private:
-  PyObject* object_;
-};
-
-struct PythonError {};  // the error indicator is set
-
-PyObject* check(PyObject* object) {
-  if (!object) throw PythonError();
-  return object;
-}
+using python::check;
+using python::guarded;
+using python::item;
+using python::length;
+using python::Object;
+using python::PythonError;
+using python::to_memory;
 
 PyObject* triple(msl_abi::Uint3 value) { return Py_BuildValue("(III)", value.x, value.y, value.z); }
 
@@ -54,61 +40,9 @@ void raise(const Fault& fault) {
   if (error) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
 }
 
-void raise(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const PythonError&) {
-  } catch (const Fault& fault) {
-    raise(fault);
-  } catch (const std::invalid_argument& error) {
-    PyErr_SetString(PyExc_ValueError, error.what());
-  } catch (const std::out_of_range& error) {
-    PyErr_SetString(PyExc_IndexError, error.what());
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-}
-
-template <typename Body>
-PyObject* guarded(Body body) {
-  try {
-    return body();
-  } catch (...) {
-    raise(std::current_exception());
-    return nullptr;
-  }
-}
-
-uint32_t to_uint32(PyObject* object) {
-  const unsigned long long value = PyLong_AsUnsignedLongLong(object);
-  if (PyErr_Occurred()) throw PythonError();
-  if (value > 0xffffffffull) throw std::invalid_argument("metalcore: " + std::to_string(value) + " does not fit in 32 bits");
-  return static_cast<uint32_t>(value);
-}
-
-Object item(PyObject* sequence, Py_ssize_t index) { return Object(check(PySequence_GetItem(sequence, index))); }
-
-Py_ssize_t length(PyObject* sequence) {
-  const Py_ssize_t size = PySequence_Size(sequence);
-  if (size < 0) throw PythonError();
-  return size;
-}
-
 msl_abi::Uint3 to_size(PyObject* sequence, const char* what) {
-  if (length(sequence) != 3) throw std::invalid_argument(std::string("metalcore: ") + what + " must have three numbers");
-  return {to_uint32(item(sequence, 0).get()), to_uint32(item(sequence, 1).get()), to_uint32(item(sequence, 2).get())};
-}
-
-// The address and the size of a (address, nbytes).
-std::pair<void*, size_t> to_memory(PyObject* object) {
-  if (!PyTuple_Check(object) || length(object) != 2)
-    throw std::invalid_argument("metalcore: a buffer is None, (address, nbytes), bytes or a list of (address, nbytes)");
-  void* address = PyLong_AsVoidPtr(item(object, 0).get());
-  const size_t size = PyLong_AsSize_t(item(object, 1).get());
-  if (PyErr_Occurred()) throw PythonError();
-  return {address, size};
+  const gpu::Size size = python::to_grid(sequence, what);
+  return {size.x, size.y, size.z};
 }
 
 struct PointerTable {
@@ -122,7 +56,7 @@ Binding to_binding(PyObject* object, std::vector<Object>& kept, std::deque<Point
   if (object == Py_None) return {};
   if (PyBytes_Check(object)) {
     const auto size = static_cast<size_t>(length(object));
-    if (size > kMaximumBytes)
+    if (size > gpu::kMaximumBytes)
       throw std::invalid_argument("metalcore: " + std::to_string(size) + " bytes as an argument; Metal allows 4096");
     Py_INCREF(object);
     kept.emplace_back(object);
@@ -143,8 +77,7 @@ Binding to_binding(PyObject* object, std::vector<Object>& kept, std::deque<Point
     const Object embedded = item(object, 1);
     for (Py_ssize_t i = 0; i < length(embedded.get()); ++i) {
       const Object entry = item(embedded.get(), i);
-      const size_t offset = PyLong_AsSize_t(item(entry.get(), 0).get());
-      if (PyErr_Occurred()) throw PythonError();
+      const size_t offset = python::to_size(item(entry.get(), 0).get());
       const auto [begin, size] = to_memory(item(entry.get(), 1).get());
       if (offset + sizeof(void*) > binding.size) throw std::invalid_argument("metalcore: an address beyond the argument's bytes");
       table.embedded.push_back({offset, static_cast<char*>(begin), size});
@@ -198,7 +131,7 @@ struct Call {
   Launch launch = {};
   std::vector<Object> kept;
   std::deque<PointerTable> tables;
-  std::exception_ptr failure;
+  std::optional<Fault> fault;
 
   void parse(PyObject* args) {
     unsigned int id;
@@ -214,7 +147,7 @@ struct Call {
     for (Py_ssize_t i = 0; i < count; ++i)
       launch.buffers[static_cast<size_t>(i)] = to_binding(item(buffers, i).get(), kept, tables);
     for (Py_ssize_t i = 0; i < length_count; ++i)
-      launch.threadgroup_lengths[static_cast<size_t>(i)] = to_uint32(item(lengths, i).get());
+      launch.threadgroup_lengths[static_cast<size_t>(i)] = python::to_uint32(item(lengths, i).get());
     launch.threads = to_size(threads, "threads");
     launch.group = to_size(group, "group");
   }
@@ -222,32 +155,21 @@ struct Call {
   void run() {
     try {
       execute(launch);
-    } catch (...) {
-      failure = std::current_exception();
+    } catch (const Fault& found) {
+      fault = found;
     }
+  }
+
+  PyObject* result() const {
+    if (fault) {
+      raise(*fault);
+      return nullptr;
+    }
+    Py_RETURN_NONE;
   }
 };
 
-// A thread that outlives the interpreter is ended by Python where it takes the GIL back: there must be no handler around
-// that place, nor an object whose destructor needs the GIL. Hence the plain pointer.
-PyObject* dispatch(PyObject*, PyObject* args) {
-  Call* call = new Call;
-  const bool parsed = guarded([&]() -> PyObject* {
-    call->parse(args);
-    return Py_True;
-  });
-  if (parsed) {
-    PyThreadState* state = PyEval_SaveThread();
-    call->run();
-    PyEval_RestoreThread(state);
-  }
-  PyObject* result = !parsed ? nullptr : guarded([&]() -> PyObject* {
-    if (call->failure) std::rethrow_exception(call->failure);
-    Py_RETURN_NONE;
-  });
-  delete call;
-  return result;
-}
+PyObject* dispatch(PyObject*, PyObject* args) { return python::parse_and_run<Call>(args); }
 
 PyObject* set_path(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {

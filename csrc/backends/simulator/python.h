@@ -1,8 +1,7 @@
 // The functions that metalcore._C gives Python to load and run translated libraries.
 #pragma once
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "../../python/objects.h"
 
 namespace metalcore::simulator {
 

@@ -1,0 +1,82 @@
+#include "compiler.h"
+
+#include "../../python/arguments.h"
+
+#include <stdexcept>
+
+namespace metalcore::cuda {
+namespace {
+
+using python::Object;
+
+PyObject* compiler = nullptr;  // changed and read with the GIL
+
+// The GIL, while it lives.
+class WithGil {
+ public:
+  WithGil() {
+    if (!Py_IsInitialized()) throw std::runtime_error("metalcore: Python has ended, and with it the compiler of kernels");
+    state_ = PyGILState_Ensure();
+  }
+  ~WithGil() { PyGILState_Release(state_); }
+
+ private:
+  PyGILState_STATE state_;
+};
+
+Object to_python(const std::vector<Request>& requests) {
+  Object list(python::check(PyList_New(0)));
+  for (const Request& request : requests) {
+    const Object entry(
+        python::check(Py_BuildValue("(Iss)", request.program, request.kernel.c_str(), request.signature.c_str())));
+    if (PyList_Append(list.get(), entry.get()) < 0) throw python::PythonError();
+  }
+  return list;
+}
+
+std::string to_bytes(PyObject* object) {
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(object, &data, &size) < 0) throw python::PythonError();
+  return {data, static_cast<size_t>(size)};
+}
+
+std::vector<Compiled> from_python(PyObject* list, size_t count) {
+  const Py_ssize_t given = python::length(list);
+  if (given != static_cast<Py_ssize_t>(count))
+    throw std::runtime_error("metalcore: the compiler of kernels returned " + std::to_string(given) + " results for " +
+                             std::to_string(count) + " requests");
+  std::vector<Compiled> compiled;
+  for (Py_ssize_t i = 0; i < given; ++i) {
+    const Object result = python::item(list, i);
+    const Object name = python::item(result.get(), 1), text(python::check(PyUnicode_AsUTF8String(name.get())));
+    compiled.push_back({to_bytes(python::item(result.get(), 0).get()), to_bytes(text.get())});
+  }
+  return compiled;
+}
+
+}  // namespace
+
+void set_compiler(PyObject* callable) {
+  PyObject* old = compiler;
+  if (callable == Py_None) callable = nullptr;
+  Py_XINCREF(callable);
+  compiler = callable;
+  Py_XDECREF(old);
+}
+
+std::vector<Compiled> compile(int arch, const std::vector<Request>& requests) {
+  const WithGil gil;
+  if (!compiler) throw std::runtime_error("metalcore: no compiler of CUDA kernels has been set");
+  Py_INCREF(compiler);
+  const Object called(compiler);
+  try {
+    const Object list = to_python(requests);
+    const Object results(python::check(PyObject_CallFunction(called.get(), "iO", arch, list.get())));
+    return from_python(results.get(), requests.size());
+  } catch (const python::PythonError&) {
+    throw python::Raised::fetch();
+  }
+}
+
+}  // namespace metalcore::cuda

@@ -1,0 +1,30 @@
+// The compiler of kernels: a Python function, which translates, compiles with NVRTC and caches on disk.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+struct _object;  // PyObject
+
+namespace metalcore::cuda {
+
+struct Request {
+  uint32_t program;  // 0: the built-in kernels; others are numbers that Python has given
+  std::string kernel;
+  std::string signature;
+};
+
+struct Compiled {
+  std::string code;   // a cubin, or PTX
+  std::string entry;  // the kernel's name in it
+};
+
+// compiler(arch, [(program, kernel, signature), …]) -> [(code, entry), …]; None for no compiler. Needs the GIL.
+void set_compiler(_object* compiler);
+
+// Calls the compiler. The calling thread must hold no lock that a thread with the GIL may wait for. Throws
+// python::Raised for a Python exception.
+std::vector<Compiled> compile(int arch, const std::vector<Request>& requests);
+
+}  // namespace metalcore::cuda

@@ -1,0 +1,74 @@
+#include "device.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+namespace metalcore::cuda {
+namespace {
+
+std::atomic<const Device*> devices[kMaximumDevices];  // never destroyed: kernels may be launched while the process ends
+
+int attribute(const Driver& driver, DeviceAttribute which, DeviceNumber device) {
+  int value = 0;
+  check(driver.device_attribute(&value, which, device), "asking for a GPU's properties");
+  return value;
+}
+
+const Device* make(const Driver& driver, int index) {
+  DeviceNumber number = 0;
+  Context context = nullptr;
+  check(driver.device(&number, index), "finding the GPU");
+  const int arch = 10 * attribute(driver, DeviceAttribute::kCapabilityMajor, number) +
+                   attribute(driver, DeviceAttribute::kCapabilityMinor, number);
+  const int shared = attribute(driver, DeviceAttribute::kMaxSharedMemoryPerBlock, number);
+  check(driver.retain_primary_context(&context, number), "making a CUDA context");
+  return new Device{index, arch, static_cast<uint32_t>(shared), context};
+}
+
+// libtorch_cuda.so is looked for, not linked: PyTorch may be one without CUDA.
+using StreamGetter = int32_t (*)(int32_t device, void** stream);
+StreamGetter find_stream_getter() {
+  void* torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  return torch ? reinterpret_cast<StreamGetter>(dlsym(torch, "aoti_torch_get_current_cuda_stream")) : nullptr;
+}
+
+}  // namespace
+
+const Device& device(int index) {
+  const Driver& initialized = driver();
+  if (index < 0 || index >= kMaximumDevices)
+    throw std::runtime_error("metalcore: there is no GPU with the number " + std::to_string(index));
+  if (const Device* known = devices[index].load(std::memory_order_acquire)) return *known;
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  if (!devices[index].load(std::memory_order_relaxed))
+    devices[index].store(make(initialized, index), std::memory_order_release);
+  return *devices[index].load(std::memory_order_relaxed);
+}
+
+CurrentContext::CurrentContext(const Device& device) {
+  Context current = nullptr;
+  check(driver().current_context(&current), "asking for the current CUDA context");
+  if (current == device.context) return;
+  check(driver().push_context(device.context), "entering a CUDA context");
+  pushed_ = true;
+}
+
+CurrentContext::~CurrentContext() {
+  Context popped;
+  if (pushed_) open_driver().pop_context(&popped);
+}
+
+Stream current_stream(const Device& device) {
+  static const StreamGetter getter = find_stream_getter();
+  void* stream = nullptr;
+  if (getter && getter(device.index, &stream) != 0)
+    throw std::runtime_error("metalcore: PyTorch did not tell its current CUDA stream");
+  return static_cast<Stream>(stream);
+}
+
+}  // namespace metalcore::cuda

@@ -1,0 +1,96 @@
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <mutex>
+#include <stdexcept>
+
+namespace metalcore::cuda {
+namespace {
+
+constexpr const char* kLibrary = "libcuda.so.1";
+
+template <typename F>
+void find(void* library, const char* name, F*& function, bool optional = false) {
+  function = reinterpret_cast<F*>(dlsym(library, name));
+  if (!function && !optional)
+    throw std::runtime_error(std::string("metalcore: the NVIDIA driver on this machine has no ") + name +
+                             "; CUDA 12.1 and so driver 530 or newer is needed");
+}
+
+Driver open() {
+  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    const char* reason = dlerror();
+    throw std::runtime_error(std::string("metalcore: there is no NVIDIA driver: ") + (reason ? reason : kLibrary));
+  }
+  Driver d = {};
+  find(library, "cuInit", d.init);
+  find(library, "cuDriverGetVersion", d.driver_version);
+  find(library, "cuGetErrorName", d.error_name);
+  find(library, "cuGetErrorString", d.error_string);
+  find(library, "cuDeviceGetCount", d.device_count);
+  find(library, "cuDeviceGet", d.device);
+  find(library, "cuDeviceGetName", d.device_name);
+  find(library, "cuDeviceTotalMem_v2", d.device_memory);
+  find(library, "cuDeviceGetAttribute", d.device_attribute);
+  find(library, "cuDevicePrimaryCtxRetain", d.retain_primary_context);
+  find(library, "cuCtxGetCurrent", d.current_context);
+  find(library, "cuCtxPushCurrent_v2", d.push_context);
+  find(library, "cuCtxPopCurrent_v2", d.pop_context);
+  find(library, "cuThreadExchangeStreamCaptureMode", d.exchange_capture_mode);
+  find(library, "cuLibraryLoadData", d.load_binary);
+  find(library, "cuLibraryGetKernel", d.binary_kernel);
+  find(library, "cuKernelGetFunction", d.kernel_function);
+  find(library, "cuFuncGetAttribute", d.function_attribute);
+  find(library, "cuFuncSetAttribute", d.set_function_attribute);
+  find(library, "cuLaunchKernel", d.launch);
+  find(library, "cuFuncLoad", d.load_function, true);
+  find(library, "cuFuncGetParamInfo", d.parameter_info, true);
+  return d;
+}
+
+std::atomic<bool> initialized = false, forked = false;
+
+void initialize(const Driver& opened) {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  if (initialized.load(std::memory_order_relaxed)) return;
+  check(opened.init(0), "initializing the NVIDIA driver");
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { forked = initialized.load(); });
+  (void)registered;
+  initialized.store(true, std::memory_order_release);
+}
+
+}  // namespace
+
+const Driver& open_driver() {
+  static const Driver opened = open();
+  return opened;
+}
+
+const Driver& driver() {
+  const Driver& opened = open_driver();
+  if (__builtin_expect(!initialized.load(std::memory_order_acquire), false)) initialize(opened);
+  if (__builtin_expect(forked.load(std::memory_order_relaxed), false))
+    throw std::runtime_error(
+        "metalcore: CUDA cannot be used in a process that was forked from one which had used it; start it with the "
+        "multiprocessing method 'spawn' or 'forkserver'");
+  return opened;
+}
+
+std::string error_text(Status status) {
+  const Driver& opened = open_driver();
+  const char *name = nullptr, *text = nullptr;
+  opened.error_name(status, &name);
+  opened.error_string(status, &text);
+  return (name ? name : "CUDA error " + std::to_string(status)) + (text ? std::string(": ") + text : "");
+}
+
+void fail(const std::string& what, Status status) {
+  throw std::runtime_error("metalcore: " + what + " failed: " + error_text(status));
+}
+
+}  // namespace metalcore::cuda

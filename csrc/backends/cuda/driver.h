@@ -1,0 +1,82 @@
+// The part of NVIDIA's driver interface that this backend calls. libcuda.so.1 comes with the driver and is opened when it
+// is first needed, so that the extension loads where there is none; what cuda.h would declare is declared here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace metalcore::cuda {
+
+using Status = int;       // CUresult
+using DeviceNumber = int;  // CUdevice
+using Context = struct ContextObject*;
+using Stream = struct StreamObject*;
+using Binary = struct BinaryObject*;        // CUlibrary
+using Kernel = struct KernelObject*;        // CUkernel: of a binary, for every context
+using Function = struct FunctionObject*;    // CUfunction: of one context
+
+constexpr Status kSuccess = 0;
+
+// CUfunction_attribute
+enum class Attribute : int {
+  kMaxThreadsPerBlock = 0,
+  kStaticSharedMemory = 1,
+  kLocalMemory = 3,
+  kRegisters = 4,
+  kMaxDynamicSharedMemory = 8,
+};
+
+// CUdevice_attribute
+enum class DeviceAttribute : int {
+  kMultiprocessors = 16,
+  kCapabilityMajor = 75,
+  kCapabilityMinor = 76,
+  kMaxSharedMemoryPerBlock = 97,  // with the opt-in of kMaxDynamicSharedMemory
+};
+
+constexpr int kCaptureRelaxed = 2;  // CUstreamCaptureMode
+
+struct Driver {
+  Status (*init)(unsigned flags);
+  Status (*driver_version)(int* version);  // 1000 * major + 10 * minor, of the newest CUDA it supports
+  Status (*error_name)(Status status, const char** name);
+  Status (*error_string)(Status status, const char** text);
+  Status (*device_count)(int* count);
+  Status (*device)(DeviceNumber* device, int index);
+  Status (*device_name)(char* name, int size, DeviceNumber device);
+  Status (*device_memory)(size_t* bytes, DeviceNumber device);
+  Status (*device_attribute)(int* value, DeviceAttribute attribute, DeviceNumber device);
+  Status (*retain_primary_context)(Context* context, DeviceNumber device);
+  Status (*current_context)(Context* context);
+  Status (*push_context)(Context context);
+  Status (*pop_context)(Context* context);
+  Status (*exchange_capture_mode)(int* mode);
+  Status (*load_binary)(Binary* binary, const void* code, void* jit_options, void** jit_values, unsigned jit_count,
+                        void* options, void** values, unsigned count);
+  Status (*binary_kernel)(Kernel* kernel, Binary binary, const char* name);
+  Status (*kernel_function)(Function* function, Kernel kernel);
+  Status (*function_attribute)(int* value, Attribute attribute, Function function);
+  Status (*set_function_attribute)(Function function, Attribute attribute, int value);
+  Status (*launch)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** parameters,
+                   void** extra);
+  // Null in drivers before CUDA 12.4.
+  Status (*load_function)(Function function);
+  Status (*parameter_info)(Function function, size_t index, size_t* offset, size_t* size);
+};
+
+// The driver, opened but not initialized. Throws std::runtime_error saying why there is none.
+const Driver& open_driver();
+// Initialized too. Throws as well in a process forked from one that had initialized it, where it cannot work.
+const Driver& driver();
+
+std::string error_text(Status status);  // "CUDA_ERROR_OUT_OF_MEMORY: out of memory"
+
+// Throws std::runtime_error "metalcore: <what> failed: <error_text>".
+[[noreturn]] void fail(const std::string& what, Status status);
+inline void check(Status status, const char* what) {
+  if (__builtin_expect(status != kSuccess, false)) fail(what, status);
+}
+
+}  // namespace metalcore::cuda

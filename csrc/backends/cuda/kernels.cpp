@@ -1,0 +1,166 @@
+#include "kernels.h"
+
+#include "compiler.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <unordered_map>
+
+namespace metalcore::cuda {
+namespace {
+
+struct Key {
+  uint32_t program;
+  std::string_view name;  // of the NamedKernel itself, or what is looked for
+
+  bool operator==(const Key&) const = default;
+};
+
+struct Hash {
+  size_t operator()(const Key& key) const { return std::hash<std::string_view>{}(key.name) + key.program; }
+};
+
+// Never destroyed: kernels may be launched while the process ends.
+struct Kernels {
+  std::shared_mutex mutex;
+  std::unordered_map<Key, std::unique_ptr<NamedKernel>, Hash> by_name;
+  std::mutex adding, loading;
+};
+
+Kernels& kernels() {
+  static auto* made = new Kernels;
+  return *made;
+}
+
+// While a stream of any thread is being captured, this thread may do what a capture could not record: nothing that is
+// done here belongs in it.
+class OutsideCapture {
+ public:
+  OutsideCapture() { check(driver().exchange_capture_mode(&mode_), "leaving the capture mode"); }
+  ~OutsideCapture() { open_driver().exchange_capture_mode(&mode_); }
+  OutsideCapture(const OutsideCapture&) = delete;
+
+ private:
+  int mode_ = kCaptureRelaxed;  // what to change to: first this, then what was before
+};
+
+[[noreturn]] void fail_to_load(const Variant& variant, Status status) {
+  fail("loading kernel '" + variant.kernel.name + "' (" + signature(variant.layout) + ")", status);
+}
+
+uint32_t attribute(const Variant& variant, Function function, Attribute which) {
+  int value = 0;
+  if (const Status status = driver().function_attribute(&value, which, function)) fail_to_load(variant, status);
+  return static_cast<uint32_t>(value);
+}
+
+// Whether the entry takes the block that we make. (Layouts of bytes without a capacity are never launched.)
+void check_block(const Variant& variant, Function function) {
+  const Layout& layout = variant.layout;
+  bool known = driver().parameter_info != nullptr;
+  for_each_bit(layout.bytes, [&](uint32_t i) { known = known && layout.capacity[i] != 0; });
+  size_t offset = 0, size = 0;
+  if (!known || driver().parameter_info(function, 0, &offset, &size) != kSuccess) return;
+  if (aligned(size) != aligned(block_size(layout)))
+    throw std::logic_error("metalcore: kernel '" + variant.kernel.name + "' (" + signature(layout) + ") takes " +
+                           std::to_string(size) + " bytes of parameters, not " + std::to_string(block_size(layout)));
+}
+
+const Loaded* load_on(const Device& device, const Variant& variant, Kernel kernel) {
+  const Driver& d = driver();
+  Loaded loaded = {};
+  Status status = d.kernel_function(&loaded.function, kernel);
+  if (status == kSuccess && d.load_function) status = d.load_function(loaded.function);
+  if (status != kSuccess) fail_to_load(variant, status);
+  check_block(variant, loaded.function);
+  loaded.max_threads = attribute(variant, loaded.function, Attribute::kMaxThreadsPerBlock);
+  loaded.static_memory = attribute(variant, loaded.function, Attribute::kStaticSharedMemory);
+  loaded.registers = attribute(variant, loaded.function, Attribute::kRegisters);
+  loaded.local_memory = attribute(variant, loaded.function, Attribute::kLocalMemory);
+  loaded.max_dynamic_memory = device.shared_memory - std::min(device.shared_memory, loaded.static_memory);
+  if (variant.layout.threadgroups)  // the limit is 48 KiB for functions that do not ask
+    if ((status = d.set_function_attribute(loaded.function, Attribute::kMaxDynamicSharedMemory,
+                                           static_cast<int>(loaded.max_dynamic_memory))))
+      fail_to_load(variant, status);
+  return new Loaded(loaded);
+}
+
+const Kernel* compiled_for(const Variant& variant, int arch) {
+  for (const auto& [known, kernel] : variant.compiled)
+    if (known == arch) return &kernel;
+  return nullptr;
+}
+
+std::vector<Variant*> not_compiled(const std::vector<Variant*>& variants, int arch) {
+  std::lock_guard lock(kernels().loading);
+  std::vector<Variant*> missing;
+  for (Variant* variant : variants)
+    if (!compiled_for(*variant, arch)) missing.push_back(variant);
+  return missing;
+}
+
+Kernel load_code(const Variant& variant, const Compiled& compiled) {
+  Binary binary = nullptr;
+  Kernel kernel = nullptr;
+  Status status = driver().load_binary(&binary, compiled.code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+  if (status == kSuccess) status = driver().binary_kernel(&kernel, binary, compiled.entry.c_str());
+  if (status != kSuccess) fail_to_load(variant, status);
+  return kernel;
+}
+
+}  // namespace
+
+NamedKernel& find_kernel(uint32_t program, std::string_view name) {
+  Kernels& all = kernels();
+  {
+    std::shared_lock lock(all.mutex);
+    if (const auto found = all.by_name.find({program, name}); found != all.by_name.end()) return *found->second;
+  }
+  auto made = std::make_unique<NamedKernel>();
+  made->program = program;
+  made->name = name;
+  const Key key = {program, made->name};
+  std::unique_lock lock(all.mutex);
+  return *all.by_name.try_emplace(key, std::move(made)).first->second;
+}
+
+Variant& NamedKernel::variant(const Layout& layout) {
+  const auto search = [&](Variant* first) {
+    while (first && !(first->layout == layout)) first = first->next;
+    return first;
+  };
+  if (Variant* found = search(variants.load(std::memory_order_acquire))) return *found;
+  std::lock_guard lock(kernels().adding);
+  Variant* first = variants.load(std::memory_order_relaxed);
+  if (Variant* found = search(first)) return *found;
+  auto* made = new Variant{*this, layout, first};
+  variants.store(made, std::memory_order_release);
+  return *made;
+}
+
+void load(const Device& device, const std::vector<Variant*>& variants) {
+  const OutsideCapture outside;
+  const std::vector<Variant*> missing = not_compiled(variants, device.arch);
+  std::vector<Compiled> compiled;
+  if (!missing.empty()) {
+    std::vector<Request> requests;
+    for (const Variant* variant : missing)
+      requests.push_back({variant->kernel.program, variant->kernel.name, signature(variant->layout)});
+    compiled = compile(device.arch, requests);
+  }
+  std::lock_guard lock(kernels().loading);
+  for (size_t i = 0; i < missing.size(); ++i)
+    if (!compiled_for(*missing[i], device.arch))  // no other thread did it meanwhile
+      missing[i]->compiled.emplace_back(device.arch, load_code(*missing[i], compiled[i]));
+  for (Variant* variant : variants) {
+    auto& slot = variant->on[device.index];
+    if (!slot.load(std::memory_order_relaxed))
+      slot.store(load_on(device, *variant, *compiled_for(*variant, device.arch)), std::memory_order_release);
+  }
+}
+
+}  // namespace metalcore::cuda

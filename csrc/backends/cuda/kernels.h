@@ -1,0 +1,52 @@
+// Kernels as they are launched: each compiled for the bindings it is used with and loaded on the GPUs it is used on, when
+// that first happens, and kept for as long as the process lives.
+#pragma once
+
+#include "block.h"
+#include "device.h"
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace metalcore::cuda {
+
+// A kernel on one GPU.
+struct Loaded {
+  Function function;
+  uint32_t max_threads;            // per threadgroup
+  uint32_t static_memory;          // bytes of shared memory for threadgroup variables …
+  uint32_t max_dynamic_memory;     // … and at most for threadgroup arguments
+  uint32_t registers;
+  uint32_t local_memory;
+};
+
+struct NamedKernel;
+
+// A kernel with one layout of its parameter block.
+struct Variant {
+  const NamedKernel& kernel;
+  const Layout layout;
+  Variant* const next;
+  std::atomic<const Loaded*> on[kMaximumDevices] = {};  // by Device::index; null where it is not loaded
+  std::vector<std::pair<int, Kernel>> compiled;         // by Device::arch; load() has the lock for it
+};
+
+struct NamedKernel {
+  uint32_t program;  // as in compiler.h
+  std::string name;
+  std::atomic<Variant*> variants = nullptr;
+
+  Variant& variant(const Layout& layout);
+};
+
+NamedKernel& find_kernel(uint32_t program, std::string_view name);
+
+// Loads those variants that are not loaded on the device, with one call of the compiler for all that it needs. The
+// device's context must be current, and the GIL not held. Throws what compile() throws, or std::runtime_error.
+void load(const Device& device, const std::vector<Variant*>& variants);
+
+}  // namespace metalcore::cuda

@@ -1,0 +1,160 @@
+#include "python.h"
+
+#include "compiler.h"
+#include "recording.h"
+
+#include "../../python/arguments.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace metalcore::cuda {
+namespace {
+
+using python::guarded;
+using python::item;
+using python::length;
+using python::Object;
+using python::PythonError;
+
+PyObject* set_compiler_python(PyObject*, PyObject* callable) {
+  return guarded([&]() -> PyObject* {
+    if (callable != Py_None && !PyCallable_Check(callable))
+      throw std::invalid_argument("metalcore: a compiler of kernels must be callable");
+    set_compiler(callable);
+    Py_RETURN_NONE;
+  });
+}
+
+struct DispatchCall {
+  int device_index = 0;
+  Recording recording;
+
+  void parse(PyObject* args) {
+    unsigned int program;
+    const char* name;
+    PyObject *buffers, *lengths, *threads, *group;
+    if (!PyArg_ParseTuple(args, "IsiOOOO", &program, &name, &device_index, &buffers, &lengths, &threads, &group))
+      throw PythonError();
+    recording.kernel(find_kernel(program, name));
+    for (Py_ssize_t i = 0, count = length(buffers); i < count; ++i) {
+      gpu::check_index(name, static_cast<uint32_t>(i));
+      bind(static_cast<uint32_t>(i), item(buffers, i).get());
+    }
+    for (Py_ssize_t i = 0, count = length(lengths); i < count; ++i) {
+      gpu::check_index(name, static_cast<uint32_t>(i));
+      if (const uint32_t bytes = python::to_uint32(item(lengths, i).get()))
+        recording.threadgroup_memory(static_cast<uint32_t>(i), bytes);
+    }
+    recording.dispatch(python::to_grid(threads, "threads"), python::to_grid(group, "group"));
+  }
+
+  void run() { recording.launch(device(device_index)); }
+
+  PyObject* result() const { Py_RETURN_NONE; }
+
+ private:
+  void bind(uint32_t index, PyObject* value) {
+    if (value == Py_None) return;
+    if (PyBytes_Check(value)) {
+      const auto size = static_cast<size_t>(length(value));
+      gpu::check_bytes(recording.name(), index, size);
+      std::memcpy(recording.bytes(index, size), PyBytes_AsString(value), size);
+    } else if (PyList_Check(value)) {
+      const auto count = static_cast<size_t>(length(value));
+      gpu::check_pointers(recording.name(), index, count);
+      auto* addresses = static_cast<void**>(recording.bytes(index, count * sizeof(void*)));
+      for (size_t i = 0; i < count; ++i)
+        addresses[i] = python::to_memory(item(value, static_cast<Py_ssize_t>(i)).get()).address;
+    } else {
+      recording.buffer(index, python::to_memory(value).address);
+    }
+  }
+};
+
+PyObject* dispatch(PyObject*, PyObject* args) { return python::parse_and_run<DispatchCall>(args); }
+
+struct AttributesCall {
+  int device_index = 0;
+  Variant* variant = nullptr;
+  const Loaded* loaded = nullptr;
+
+  void parse(PyObject* args) {
+    unsigned int program;
+    const char *name, *layout;
+    if (!PyArg_ParseTuple(args, "Issi", &program, &name, &layout, &device_index)) throw PythonError();
+    variant = &find_kernel(program, name).variant(parse_layout(layout));
+  }
+
+  void run() {
+    const Device& on = device(device_index);
+    const CurrentContext context(on);
+    loaded = variant->on[on.index].load(std::memory_order_acquire);
+    if (!loaded) load(on, {variant});
+    loaded = variant->on[on.index].load(std::memory_order_acquire);
+  }
+
+  PyObject* result() const {
+    return Py_BuildValue("{s:I,s:I,s:I,s:I}", "max_threads", loaded->max_threads, "static_threadgroup_memory",
+                         loaded->static_memory, "registers", loaded->registers, "local_bytes", loaded->local_memory);
+  }
+};
+
+PyObject* attributes(PyObject*, PyObject* args) { return python::parse_and_run<AttributesCall>(args); }
+
+Object describe_device(const Driver& d, int index) {
+  DeviceNumber number = 0;
+  char name[256] = "";
+  size_t memory = 0;
+  int major = 0, minor = 0, multiprocessors = 0;
+  check(d.device(&number, index), "finding the GPU");
+  check(d.device_name(name, sizeof name, number), "asking for a GPU's name");
+  check(d.device_memory(&memory, number), "asking for a GPU's memory");
+  check(d.device_attribute(&major, DeviceAttribute::kCapabilityMajor, number), "asking for a GPU's properties");
+  check(d.device_attribute(&minor, DeviceAttribute::kCapabilityMinor, number), "asking for a GPU's properties");
+  check(d.device_attribute(&multiprocessors, DeviceAttribute::kMultiprocessors, number),
+        "asking for a GPU's properties");
+  return Object(python::check(Py_BuildValue("{s:s,s:i,s:n,s:i}", "name", name, "arch", 10 * major + minor, "memory",
+                                            static_cast<Py_ssize_t>(memory), "multiprocessors", multiprocessors)));
+}
+
+PyObject* info(PyObject*, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    int version = 0, count = 0;
+    try {
+      const Driver& d = driver();
+      check(d.driver_version(&version), "asking for the driver's version");
+      check(d.device_count(&count), "counting GPUs");
+    } catch (const std::runtime_error& error) {
+      return Py_BuildValue("{s:s}", "reason", error.what());
+    }
+    Object devices(python::check(PyList_New(0)));
+    for (int i = 0; i < count; ++i)
+      if (PyList_Append(devices.get(), describe_device(driver(), i).get()) < 0) throw PythonError();
+    const std::string text = std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+    return Py_BuildValue("{s:s,s:O}", "driver", text.c_str(), "devices", devices.get());
+  });
+}
+
+}  // namespace
+
+PyMethodDef python_methods[] = {
+    {"cuda_set_compiler", set_compiler_python, METH_O,
+     "cuda_set_compiler(compiler): what compiles kernels, or None. It is called from any thread as compiler(arch, [(program, "
+     "kernel, signature), …]) and returns [(cubin or PTX, entry's name), …]"},
+    {"cuda_dispatch", dispatch, METH_VARARGS,
+     "cuda_dispatch(program, kernel, device, buffers, threadgroup_lengths, threads, group): launches a kernel on PyTorch's "
+     "current stream of the device. Each buffer is None, (address, nbytes), bytes or, for a table of addresses, a list of "
+     "(address, nbytes); threads and group are three numbers each"},
+    {"cuda_attributes", attributes, METH_VARARGS,
+     "cuda_attributes(program, kernel, signature, device) -> dict: max_threads, static_threadgroup_memory, registers, "
+     "local_bytes of the kernel with such bindings"},
+    {"cuda_info", info, METH_NOARGS,
+     "cuda_info() -> dict: the driver's CUDA version and its devices; or the reason why there is none. Makes no context, but "
+     "processes forked afterwards cannot use CUDA"},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace metalcore::cuda
