@@ -1,7 +1,7 @@
-"""PyTorch ops written as Metal kernels, which also run, checked, on Linux.
+"""PyTorch ops written as Metal kernels, which also run on NVIDIA GPUs and, checked, on any Linux machine.
 
     import metalcore
-    q, r = metalcore.qr(a)                         # as torch.linalg.qr, on `mps` tensors
+    q, r = metalcore.qr(a)                           # as torch.linalg.qr, on `mps` and `cuda` tensors
     y = metalcore.rms_norm(x, x.shape[-1:], weight)  # differentiable; float32, float16 and bfloat16
 
 Tensors on other devices, and whatever a kernel does not support, go to PyTorch's own op.

@@ -46,8 +46,22 @@ def _devices():
         mps = "Apple GPU" if torch.backends.mps.is_available() else "built into PyTorch, but no device"
     else:
         mps = "simulated, after `import metalcore.simulator`" if _simulator() else "none"
-    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {"mps": mps, "cuda": cuda, "cpu": f"{platform.machine()}, {torch.get_num_threads()} threads"}
+    return {"mps": mps, "cuda": _cuda_devices(), "cpu": f"{platform.machine()}, {torch.get_num_threads()} threads"}
+
+
+def _cuda_devices():
+    found = _cuda()
+    if found is None or not found.get("devices"):
+        return "none"
+    return ", ".join(f"{device['name']} (compute capability {device['arch'] // 10}.{device['arch'] % 10}, "
+                     f"{device['memory'] / 2**30:.0f} GiB)" for device in found["devices"])
+
+
+def _cuda():
+    """What the CUDA backend knows of the driver and its devices; None where this build has no such backend."""
+    from metalcore import _C
+
+    return _C.cuda_info() if hasattr(_C, "cuda_info") else None
 
 
 def _simulator():
@@ -62,25 +76,45 @@ def _backends():
         state = "not in this build"
     else:
         state = f"{simulator['threads']} threads, {simulator['isa']}" + (", checking" if simulator["checking"] else "")
-    return {"simulator": state, "metal": "not in this version", "cuda": "not in this version"}
+    return {"simulator": state, "metal": "not in this version", "cuda": _cuda_backend()}
+
+
+def _cuda_backend():
+    import torch
+
+    from metalcore.msl import nvrtc
+    from metalcore.msl.errors import CompilerNotFoundError
+
+    found = _cuda()
+    if found is None:
+        return "not in this build"
+    if "reason" in found:
+        return found["reason"].removeprefix("metalcore: ")
+    if torch.version.cuda is None:
+        return f"driver for CUDA {found['driver']}; but this PyTorch is built without CUDA"
+    try:
+        compiler = repr(nvrtc.find())
+    except CompilerNotFoundError as error:
+        compiler = str(error)
+    return f"driver for CUDA {found['driver']}, {compiler}"
 
 
 def _kernels():
-    """The built-in kernel families, each with the variants of its library that are there; none without a simulator."""
-    if _simulator() is None:
-        return {}
+    """The built-in kernel families, each with what its library is there for; none without a backend."""
+    from metalcore.msl import cuda
+
     library = Path(__file__).resolve().parents[1] / "lib"
-    families = sorted({path.stem for path in library.glob("*/*.so")})
-    return {family: {"kernels": _count(library, family),
-                     "built for": sorted(path.parent.name for path in library.glob(f"*/{family}.so"))}
-            for family in families}
+    programs = cuda.builtin_programs() if _cuda() is not None else {}
+    built = [*(library.glob("*/*.so") if _simulator() else ()), *(library / "cuda" / f"{name}.cu" for name in programs)]
+    return {family: {"kernels": len(programs[family][1]) if family in programs else _count(library, family),
+                     "built for": sorted(path.parent.name for path in built if path.stem == family)}
+            for family in sorted({path.stem for path in built})}
 
 
 def _count(library, family):
     from metalcore import _C
 
-    isa = _simulator()["isa"]
-    path = library / isa / f"{family}.so"
+    path = library / _simulator()["isa"] / f"{family}.so"
     return len(_C.simulator_kernels(_C.simulator_load(str(path)))) if path.exists() else 0
 
 
@@ -89,7 +123,7 @@ def _compiler():
     from metalcore.msl.errors import CompilerNotFoundError
 
     try:
-        return {"found": str(host.find_compiler()), "needed for": "compile_shader; built-in kernels need none"}
+        return {"found": str(host.find_compiler()), "needed for": "compile_shader on the simulator; nothing else"}
     except CompilerNotFoundError as error:
         return {"found": None, "why": str(error)}
 
@@ -97,7 +131,12 @@ def _compiler():
 def _cache():
     from metalcore.msl import cache
 
-    return {"directory": str(cache.cache_directory())}
+    directory = cache.cache_directory()
+    found = {"directory": str(directory)}
+    for suffix, what in (("so", "simulator"), ("cubin", "cuda")):
+        sizes = [path.stat().st_size for path in directory.glob(f"*.{suffix}")]
+        found[what] = f"{len(sizes)} programs, {sum(sizes) / 2**20:.1f} MiB"
+    return found
 
 
 def show(found) -> str:

@@ -18,7 +18,7 @@ class AdamW(torch.optim.AdamW):
     Takes the arguments of `torch.optim.AdamW` and is an instance of it: groups, closures, hooks, learning rate
     schedulers, GradScaler and checkpoints work as they do there, and either loads a state_dict of the other.
 
-    The kernel takes float32, float16 and bfloat16 parameters on an `mps` device, with dense gradients of the same
+    The kernel takes float32, float16 and bfloat16 parameters on `mps` and `cuda` devices, with dense gradients of the same
     dtype, whatever their strides. All others (on the CPU, float64, complex, tensor subclasses, `differentiable=True`)
     are updated by PyTorch's own code in the same call. Parameters that share memory are updated one after the other.
 
@@ -49,6 +49,7 @@ class AdamW(torch.optim.AdamW):
 
     def step(self, closure=None):
         """Updates the parameters that have gradients. `closure` recomputes the loss, which is returned."""
+        _refuse_capture(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -146,9 +147,10 @@ class AdamW(torch.optim.AdamW):
         """The state of p, made on its first step, and in the form that the kernel takes."""
         state = self.state[p]
         if not state:
-            # float64 where that is the default dtype, as in torch.
-            wide = torch.get_default_dtype() is torch.float64
-            state["step"] = torch.tensor(0.0, dtype=torch.float64 if wide else torch.float32, device=_CPU)
+            # float64 where that is the default dtype, as in torch. On the device without a copy, so in a capture as well.
+            wide = torch.get_default_dtype() is torch.float64 and not on_device
+            state["step"] = torch.zeros((), dtype=torch.float64 if wide else torch.float32,
+                                        device=p.device if on_device else _CPU)
         for name in MOMENTS if amsgrad else MOMENTS[:2]:
             moment = state.get(name)
             if moment is None:
@@ -162,6 +164,9 @@ class AdamW(torch.optim.AdamW):
 
 
 _CPU = torch.device("cpu")
+# PyTorch's check that a step inside torch.cuda.graph() is one that can be replayed, under its newer or its older name.
+_refuse_capture = getattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None) or (
+    torch.optim.Optimizer._cuda_graph_capture_health_check)
 
 
 def _takes(p, grad):
