@@ -1,44 +1,50 @@
-"""python -m metalcore bench: runs the scripts of benchmarks/, which print how metalcore compares with PyTorch."""
+"""python -m metalcore bench: how metalcore compares with PyTorch, by the benchmarks of the source checkout."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOT = BENCHMARKS.parent
 
 
 def add_parser(commands):
     parser = commands.add_parser(
         "bench", help="run the benchmarks of a source checkout",
-        description="Runs benchmarks/<family>.py of the source checkout; each prints its own table.")
+        description="Times metalcore against PyTorch's own ops, in turns in one process. Prints tables; writes them with all "
+                    "samples as JSON, Markdown, HTML and (where matplotlib is installed) plots.",
+        epilog="example: python -m metalcore bench softmax rms_norm --filter 'forward bfloat16'")
     parser.add_argument("family", nargs="*", help="which ones; all of them if none is given")
-    parser.add_argument("--list", action="store_true", help="print the families and stop")
-    parser.add_argument("--quick", action="store_true", help="small inputs and few repetitions")
+    parser.add_argument("--list", action="store_true", help="print the families, or the cases of those named, and stop")
+    parser.add_argument("--filter", metavar="TEXT", help="only cases whose family, name, shape and dtype contain these words")
+    parser.add_argument("--device", choices=("cuda", "mps", "cpu"),
+                        help="cpu is the simulated mps device; default: the GPU there is, else cpu")
+    parser.add_argument("--rounds", type=_positive, help="samples of either side (31; 3 with --quick), fewer of slow cases")
+    parser.add_argument("--quick", action="store_true", help="tiny inputs and few rounds: shows that everything runs")
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs: what the host does counts in all cases")
+    parser.add_argument("--threads", type=_positive, default=1, help="with --device cpu: threads of either side (1)")
+    parser.add_argument("--commit", help="what the results say was measured, where git cannot tell")
+    parser.add_argument("--out", metavar="DIR", help="where the files go (build/benchmarks)")
+    parser.add_argument("--report", metavar="JSON", help="measure nothing: print and write the reports of a JSON file, "
+                                                         "beside it or in --out")
     parser.set_defaults(run=run)
 
 
-def families():
-    return sorted(path.stem for path in BENCHMARKS.glob("[a-z]*.py"))
+def _positive(word):
+    value = int(word)
+    if value < 1:
+        raise ValueError
+    return value
 
 
 def run(arguments):
-    known = families()
-    if not known:
+    if not BENCHMARKS.is_dir():
         raise ValueError("the benchmarks come with the source checkout; this is an installed package")
-    for family in arguments.family:
-        if family not in known:
-            raise ValueError(f"{family!r} is not a benchmark; there are {', '.join(known)}")
-    if arguments.list:
-        print("\n".join(known))
-        return 0
-    # The scripts measure this metalcore, whether it is installed or not.
-    path = os.pathsep.join(filter(None, [str(BENCHMARKS.parent), os.environ.get("PYTHONPATH")]))
-    failed = 0
-    for family in arguments.family or known:
-        print(f"\n{family}", flush=True)
-        command = [sys.executable, str(BENCHMARKS / f"{family}.py"), *(["--quick"] if arguments.quick else [])]
-        failed |= subprocess.run(command, env={**os.environ, "PYTHONPATH": path}).returncode != 0
-    return int(failed)
+    # This process and those that it starts measure this metalcore, whether it is installed or not.
+    sys.path.insert(0, str(ROOT))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    from benchmarks import harness
+
+    return harness.main(arguments)

@@ -1,0 +1,56 @@
+"""A step of optim.AdamW on many parameters, against torch.optim.AdamW's fused and foreach steps.
+
+metalcore keeps the moments of 16-bit parameters in float32, torch in 16 bits: the bytes, and with them the limit, are
+those of metalcore's step.
+"""
+
+import functools
+
+import torch
+
+import metalcore
+
+from ..harness.case import Comparison, size_text
+
+# (number of parameters, shape)
+LISTS = {
+    "gpu": [(8, (4096, 4096)), (1000, (64, 64))],
+    "cpu": [(1000, (4, 4)), (64, (64, 64)), (8, (512, 512)), (4, (1024, 1024))],
+    "quick": [(3, (8, 8))],
+}
+
+
+def cases(scale):
+    found = []
+    for count, shape in LISTS[scale]:
+        for dtype in (torch.float32, torch.bfloat16):
+            for against in ("fused", "foreach"):
+                found.append(case(count, shape, dtype, against))
+            if scale == "gpu":
+                found.append(case(count, shape, dtype, "fused", captured=True))
+    return found
+
+
+def case(count, shape, dtype, against, captured=False):
+    """A step as a training loop calls it, with what the host does; or captured in a graph, which leaves the GPU's part."""
+    elements = count * torch.Size(shape).numel()
+    options = {"capturable": True} if captured else {}
+    return Comparison(
+        name=f"adamw, {'captured, ' * captured}against {against}", shape=f"{count} of {size_text(shape)}", dtype=dtype,
+        inputs=functools.partial(parameters, count, shape, dtype), bind=bind,
+        ours=functools.partial(metalcore.optim.AdamW, **options),
+        theirs=functools.partial(torch.optim.AdamW, **{against: True}, **options),
+        # Parameter, gradient and two moments read; all but the gradient written.
+        bytes=elements * (3 * dtype.itemsize + 4 * 4), graph=captured,
+        targets={"speedup": 1.0} if against == "fused" else {})
+
+
+def parameters(count, shape, dtype, device):
+    found = tuple(torch.nn.Parameter(torch.randn(shape, device=device).to(dtype)) for _ in range(count))
+    for parameter in found:
+        parameter.grad = torch.randn_like(parameter)
+    return found
+
+
+def bind(optimizer, *parameters):
+    return optimizer(parameters).step

@@ -1,0 +1,99 @@
+"""The first call of each kernel family in a new process: compiled with an empty cache, then loaded from the cache.
+
+The time is that of the call until its result is there, in a process that has used the device before; the first family of
+a process (silu) also loads the compiler. On the simulated device the built-in kernels are compiled already, and only
+compile_shader compiles.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+
+from ..harness.case import Sampled, Samples
+
+ROUNDS = {"gpu": 3, "cpu": 3, "quick": 1}
+TARGETS = {"empty cache": {"seconds": 3.0}, "cached": {"seconds": 0.05}}
+SOURCE = "kernel void twice(device float* x, uint i [[thread_position_in_grid]]) { x[i] *= 2.0f; }"
+
+
+def first_uses(device):
+    """What is called, by name; made late, since nothing of metalcore may be used before it is timed."""
+    import metalcore
+
+    x, w = torch.randn(64, 1024, device=device), torch.randn(1024, device=device)
+    batch, matrices, tall = (torch.randn(shape, device=device) for shape in ((8, 32, 32), (2, 128, 128), (4000, 36)))
+    p = torch.nn.Parameter(torch.randn(64, device=device))
+    p.grad, _ = torch.randn_like(p), torch.zeros_like(p)  # PyTorch loads its own kernels when they are first used
+    optimizer = metalcore.optim.AdamW([p])
+    return {
+        "silu": lambda: metalcore.silu(x),
+        "softmax": lambda: metalcore.softmax(x, -1),
+        "rms_norm": lambda: metalcore.rms_norm(x, (1024,), w),
+        "adamw": optimizer.step,
+        "qr 8x32x32": lambda: metalcore.qr(batch),
+        "qr 2x128x128": lambda: metalcore.qr(matrices),
+        "qr 4000x36": lambda: metalcore.qr(tall),
+        "compile_shader": lambda: metalcore.compile_shader(SOURCE).twice(w),
+    }
+
+
+NAMES = ("silu", "softmax", "rms_norm", "adamw", "qr 8x32x32", "qr 2x128x128", "qr 4000x36", "compile_shader")
+
+
+def cases(scale):
+    times = functools.lru_cache(process_times)
+    return [Sampled(name=f"{name}, {state}", targets=TARGETS[state],
+                    sample=lambda run, name=name, state=state: samples(
+                        [found[name] for found in times(run.device.name, ROUNDS[scale])[state]]))
+            for state in TARGETS for name in NAMES]
+
+
+def samples(found):
+    """Of seconds; raises the first that is an error."""
+    for error in found:
+        if isinstance(error, str):
+            raise RuntimeError(error)
+    return Samples(ours=found)
+
+
+def process_times(device, rounds):
+    """{state: [{name: seconds, or the text of an error} of each round]}: each round is a process with an empty cache and
+    one after it."""
+    found = {state: [] for state in TARGETS}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            for state in TARGETS:
+                process = subprocess.run([sys.executable, "-m", "benchmarks.families.compile", device],
+                                         capture_output=True, text=True, env={**os.environ, "METALCORE_CACHE_DIR": cache})
+                found[state].append(json.loads(process.stdout) if process.returncode == 0
+                                    else dict.fromkeys(NAMES, f"the process failed: {process.stderr.strip()[-2000:]}"))
+    return found
+
+
+def main(name):
+    """Prints the seconds of each first use, or its error, as JSON."""
+    if name == "cpu":
+        import metalcore.simulator  # noqa: F401
+    device = torch.device("mps" if name == "cpu" else name)
+    synchronize = torch.mps.synchronize if device.type == "mps" else torch.cuda.synchronize
+    times = {}
+    for use, call in first_uses(device).items():
+        synchronize()
+        begin = time.perf_counter()
+        try:
+            call()
+            synchronize()
+            times[use] = time.perf_counter() - begin
+        except Exception as error:
+            times[use] = f"{type(error).__name__}: {error}"
+    print(json.dumps(times))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,38 @@
+"""softmax and log_softmax over rows, forward, backward and both through autograd."""
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+
+import metalcore
+
+from ..harness.case import DTYPES, Comparison, backward, forward_backward, size_text
+
+OPS = {"softmax": (metalcore.softmax, F.softmax), "log_softmax": (metalcore.log_softmax, F.log_softmax)}
+# Passes over an array of the input's size: x, y; y, grad, x.grad.
+PASSES = {"forward": (functools.partial, 2), "backward": (backward, 3), "forward+backward": (forward_backward, 5)}
+TARGET_SHAPES = [(4096, 4096), (32768, 1024)]
+SHAPES = {
+    "gpu": [*TARGET_SHAPES, (1024, 128), (256, 65536)],
+    "cpu": [(16384, 128), (2048, 1024), (512, 4096), (64, 32768)],
+    "quick": [(4, 64)],
+}
+TARGETS = {"share": 0.8, "speedup": 1.0}
+
+
+def cases(scale):
+    return [case(op, kind, shape, dtype, scale)
+            for op in OPS for kind in PASSES for shape in SHAPES[scale] for dtype in DTYPES]
+
+
+def case(op, kind, shape, dtype, scale):
+    bind, passes = PASSES[kind]
+    ours, theirs = (functools.partial(function, dim=-1) for function in OPS[op])
+    return Comparison(
+        name=f"{op} {kind}", shape=size_text(shape), dtype=dtype, ours=ours, theirs=theirs, bind=bind,
+        inputs=lambda device: (torch.randn(shape, device=device).to(dtype),),
+        bytes=passes * math.prod(shape) * dtype.itemsize,
+        variant=None if kind == "backward" else lambda x: metalcore.explain(op, x, dim=-1).variant,
+        targets=TARGETS if scale == "gpu" and shape in TARGET_SHAPES else {})

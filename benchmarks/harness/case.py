@@ -1,0 +1,107 @@
+"""What a family file is made of.
+
+A family is a module of benchmarks/families with a docstring (its title) and `cases(scale)`, a list of cases for "gpu", "cpu"
+(the simulated device) or "quick" (tiny inputs). Most are a `Comparison`: inputs, two functions of them, and the bytes and
+arithmetic without which neither could do. Whatever is not a call on a device is a `Sampled` case, which measures itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+# A target's quantity, and on which side of its bound a value has to be.
+TARGETS = {
+    "speedup": ">=",  # PyTorch's time over ours
+    "share": ">=",  # the physical limit's time over ours
+    "seconds": "<=",  # our time
+    "overhead": "<=",  # seconds of our call beyond a bare launch
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    name: str
+    shape: str = ""
+    dtype: torch.dtype | None = None
+    # Bounds by quantity; they hold on NVIDIA GPUs.
+    targets: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def label(self):
+        return " ".join(filter(None, [self.name, self.shape, dtype_name(self.dtype)]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Case):
+    """Our function against PyTorch's on the same inputs, timed by the device."""
+
+    # Makes a tuple of inputs on a device. Called several times where inputs take turns.
+    inputs: Callable[[torch.device], tuple]
+    ours: Callable
+    theirs: Callable
+    # (function, *inputs) -> a call without arguments, of which only the call is timed.
+    bind: Callable = functools.partial
+    # The least that memory and arithmetic units have to do: float32 operations, and bytes read and written once.
+    bytes: int = 0
+    flops: int = 0
+    # Whether the calls can be captured in a CUDA graph, so that only the GPU's time counts and not the host's.
+    graph: bool = True
+    # (*inputs) -> the variant that metalcore takes.
+    variant: Callable | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled(Case):
+    """Something that is not measured on a device's clock: `sample(run)` gives the Samples."""
+
+    sample: Callable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Seconds of a call, one number per round and side; `theirs` is None where PyTorch has no counterpart."""
+
+    ours: list[float]
+    theirs: list[float] | None = None
+    method: str = "wall-clock time"
+    # Calls in a sample, and sets of inputs that take turns in it.
+    calls: int = 1
+    sets: int = 1
+    # Whether these sets fit into the last-level cache, so that no limit by memory applies.
+    cached: bool = False
+    # Seconds of our call beyond a bare launch.
+    overhead: float | None = None
+    variant: str = ""
+
+
+def backward(function, *inputs):
+    """Binds a function's backward pass: its graph is made once, and gone through again in each call."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    outputs = _tuple(function(*inputs))
+    grads = [torch.randn_like(output) for output in outputs]
+    return lambda: torch.autograd.grad(outputs, inputs, grads, retain_graph=True)
+
+
+def forward_backward(function, *inputs):
+    """Binds both passes of a function through autograd."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    grads = [torch.randn_like(output) for output in _tuple(function(*inputs))]
+    return lambda: torch.autograd.grad(_tuple(function(*inputs)), inputs, grads)
+
+
+def _tuple(outputs):
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def dtype_name(dtype):
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def size_text(shape):
+    return "x".join(map(str, shape))

@@ -1,0 +1,106 @@
+"""Where a run takes place: names and versions, and the ceilings that no op can pass, measured."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+REPEATS = 11
+
+
+def describe(device, commit=None):
+    """Versions and names, as plain data."""
+    import metalcore
+
+    found = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "metalcore": metalcore.__version__,
+        "commit": commit or _commit(),
+        "device": device.name,
+        "device_name": _device_name(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": f"{_cpu_name()}, {os.cpu_count()} logical cores",
+        "threads": torch.get_num_threads(),
+    }
+    if device.name == "cuda":
+        found["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
+        found["cuda"] = torch.version.cuda
+        found["cache_bytes"] = device.cache_bytes
+    return found
+
+
+def _device_name(device):
+    if device.name == "cuda":
+        return torch.cuda.get_device_name()
+    return "Apple GPU" if device.name == "mps" else f"simulated mps, {platform.machine()}"
+
+
+def _cpu_name():
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit():
+    commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
+    changed = commit and _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
+    return (commit or "unknown") + (" with changes" if changed else "")
+
+
+def _output(*command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def ceilings(device, quick):
+    """Bytes read and written per second by a copy, and operations per second of square matrix products, by PyTorch."""
+    gpu = device.scale == "gpu" and not quick
+    torch.set_float32_matmul_precision("highest")  # no TF32
+    with device.session():
+        found = {
+            "copy": _copy_bandwidth(device, 1 << 30 if gpu else 1 << 27),
+            "matmul_float32": _matmul_rate(device, torch.float32, 8192 if gpu else 512),
+            "matmul_bfloat16": _matmul_rate(device, torch.bfloat16, 8192 if gpu else 256),
+        }
+        device.release()
+    return found
+
+
+def _copy_bandwidth(device, size):
+    source, target = (torch.ones(size // 4, device=device.theirs) for _ in range(2))
+    return 2 * size / _median_seconds(device, lambda: target.copy_(source))
+
+
+def _matmul_rate(device, dtype, n):
+    a, b = (torch.randn(n, n, device=device.theirs).to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2 * n**3 / _median_seconds(device, lambda: torch.mm(a, b, out=out))
+
+
+def _median_seconds(device, call, calls=5):
+    def batch():
+        for _ in range(calls):
+            call()
+
+    batch()
+    device.synchronize()
+    return statistics.median(device.seconds(batch) for _ in range(REPEATS)) / calls
+
+
+def stem(machine):
+    """The name of a run's files: its date and device."""
+    words = "".join(letter if letter.isalnum() else "-" for letter in machine["device_name"].lower())
+    return f"{machine['date'][:10]}-{'-'.join(filter(None, words.split('-')))}"

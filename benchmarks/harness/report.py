@@ -1,0 +1,224 @@
+"""Shows a run: as text, Markdown and HTML, from the data that its JSON file holds."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from itertools import groupby
+from pathlib import Path
+
+from . import plots
+from .case import TARGETS
+
+COLUMNS = ("case", "shape", "dtype", "metalcore", "PyTorch", "speedup (quartiles)", "achieved", "of limit", "target")
+
+
+class Files:
+    """The files of a run: <folder>/<stem>.json, .md, .html and <stem>-<family>.png."""
+
+    def __init__(self, folder, stem):
+        self.folder, self.stem = Path(folder), stem
+
+    def write_json(self, data):
+        """One result per line."""
+        head = json.dumps({name: value for name, value in data.items() if name != "results"}, indent=1)
+        results = ",\n".join(map(json.dumps, data["results"]))
+        self._write("json", head.removesuffix("\n}") + f',\n "results": [\n{results}\n]\n}}\n')
+
+    def write_reports(self, data):
+        """Writes Markdown, plots where matplotlib is installed, and HTML; returns the paths of all files there are."""
+        pictures = {}
+        for name, results in by_family(data):
+            path = self.folder / f"{self.stem}-{name}.png"
+            if plots.draw(name, results, path):
+                pictures[name] = path
+        self._write("md", markdown(data, pictures))
+        self._write("html", page(data, pictures))
+        return [*(self._path(kind) for kind in ("json", "md", "html")), *pictures.values()]
+
+    def _path(self, kind):
+        return self.folder / f"{self.stem}.{kind}"
+
+    def _write(self, kind, content):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._path(kind).write_text(content, encoding="utf-8")
+
+
+def load(path):
+    """The data of a JSON file.
+
+    Raises:
+        ValueError: there is none, or it was not written by a run.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--report {path}: {error}") from None
+    if not isinstance(data, dict) or not {"machine", "ceilings", "settings", "results"} <= set(data):
+        raise ValueError(f"--report {path}: not the JSON file of a benchmark")
+    return data
+
+
+def by_family(data):
+    return [(name, list(results)) for name, results in groupby(data["results"], key=lambda result: result["family"])]
+
+
+# Words
+
+
+def seconds_text(seconds):
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}" if seconds * factor < 1000 else f"{seconds * factor:.0f} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def rate_text(rate, unit):
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if rate >= factor:
+            return f"{rate / factor:.3g} {prefix}{unit}"
+    return f"{rate:.3g} {unit}"
+
+
+def ratio_text(ratio):
+    return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}"
+
+
+def target_text(target):
+    def value(x):
+        if x is None:
+            return "none"
+        if target["quantity"] in ("seconds", "overhead"):
+            return seconds_text(x)
+        return f"{x:.1%}" if target["quantity"] == "share" else ratio_text(x)
+
+    return f"{target['quantity']} {TARGETS[target['quantity']]} {value(target['bound'])}"
+
+
+def verdict(result):
+    """Whether the targets are met, with those that are not."""
+    targets = result.get("targets")
+    if not targets:
+        return ""
+    missed = [target_text(target) for target in targets if not target["met"]]
+    return "MISS " + ", ".join(missed) if missed else "pass"
+
+
+def cells(result):
+    """A result as the texts of COLUMNS."""
+    identity = [result["name"] + (f" [{result['variant']}]" if result.get("variant") else ""),
+                result["shape"], result["dtype"]]
+    if "error" in result:
+        return [*identity, "error", "", "", "", "", result["error"].splitlines()[0]]
+    ratio = result.get("speedup")
+    achieved = (rate_text(result["flops_per_second"], "FLOP/s") if result.get("flops_per_second")
+                else rate_text(result["bytes_per_second"], "B/s") if result.get("bytes_per_second") else "")
+    return [*identity, seconds_text(result["ours"]["median"]),
+            seconds_text(result["theirs"]["median"]) if "theirs" in result else "",
+            f"{ratio_text(ratio['median'])} ({ratio_text(ratio['q1'])} to {ratio_text(ratio['q3'])})" if ratio else "",
+            achieved + (" (cache)" if result["cached"] and achieved else ""),
+            f"{result['share']:.1%}" if "share" in result else "",
+            verdict(result)]
+
+
+def brief(result):
+    """One line of progress."""
+    if "error" in result:
+        return result["error"].splitlines()[0]
+    names = ("", "", "", "", "PyTorch ", "speedup ", "", "of limit ", "")
+    return ", ".join(name + cell for name, cell in list(zip(names, cells(result)))[3:] if cell)
+
+
+def facts(data):
+    """What was measured where, as (name, text)."""
+    found = [(name.replace("_", " "), str(value)) for name, value in data["machine"].items() if name != "cache_bytes"]
+    ceilings = data["ceilings"]
+    found += [("copy bandwidth", rate_text(ceilings["copy"], "B/s")),
+              ("matmul float32", rate_text(ceilings["matmul_float32"], "FLOP/s")),
+              ("matmul bfloat16", rate_text(ceilings["matmul_bfloat16"], "FLOP/s")),
+              ("rounds", str(data["settings"]["rounds"]))]
+    return found + [("settings", name) for name in ("quick", "eager") if data["settings"][name]]
+
+
+def totals(data):
+    """How many targets were met, and how many cases raised; empty where there is nothing to say."""
+    targets = [target for result in data["results"] for target in result.get("targets", ())]
+    errors = sum("error" in result for result in data["results"])
+    found = [f"{sum(target['met'] for target in targets)} of {len(targets)} targets met"] if targets else []
+    return ", ".join(found + ([f"{errors} cases failed"] if errors else []))
+
+
+# Formats
+
+
+def text(data):
+    """The tables for a terminal."""
+    lines = [f"{name}: {value}" for name, value in facts(data)]
+    for name, results in by_family(data):
+        rows = [list(COLUMNS), *map(cells, results)]
+        used = [index for index in range(len(COLUMNS)) if any(row[index] for row in rows[1:])]
+        widths = {index: max(len(row[index]) for row in rows) for index in used}
+        lines += ["", name]
+        lines += ["  ".join(row[index].ljust(widths[index]) for index in used).rstrip() for row in rows]
+    return "\n".join([*lines, *(["", totals(data)] if totals(data) else [])])
+
+
+def markdown(data, pictures):
+    machine = data["machine"]
+    lines = [f"# {machine['device_name']}, {machine['date'][:10]}", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {_escaped(value)} |" for name, value in facts(data)]
+    if totals(data):
+        lines += ["", totals(data)]
+    for name, results in by_family(data):
+        lines += ["", f"## {name}", ""]
+        if name in pictures:
+            lines += [f"![{name}]({pictures[name].name})", ""]
+        lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+        lines += ["| " + " | ".join(map(_escaped, cells(result))) + " |" for result in results]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(cell):
+    return cell.replace("|", "\\|")
+
+
+STYLE = """
+body { font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 82em; padding: 0 1em; color: #222 }
+table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .15em .7em; text-align: left; white-space: nowrap }
+tr { border-bottom: 1px solid #ddd } .pass { color: #1a7f37 } .miss { color: #c0261c; font-weight: 600 }
+img { max-width: 100% } nav a { margin-right: 1em }
+"""
+
+
+def page(data, pictures):
+    """One HTML page that needs no other file."""
+    machine = data["machine"]
+    name = html.escape(f"metalcore: {machine['device_name']}, {machine['date'][:10]}")
+    parts = ["<!doctype html>", f'<html lang="en"><head><meta charset="utf-8"><title>{name}</title>',
+             f"<style>{STYLE}</style></head><body><h1>{name}</h1>"]
+    parts += [_table([], facts(data)), f"<p>{html.escape(totals(data))}</p>", "<nav>"]
+    parts += [f'<a href="#{family}">{family}</a>' for family, _ in by_family(data)]
+    parts.append("</nav>")
+    for family, results in by_family(data):
+        parts.append(f'<h2 id="{family}">{family}</h2>')
+        if family in pictures:
+            picture = base64.b64encode(pictures[family].read_bytes()).decode()
+            parts.append(f'<img alt="{family}" src="data:image/png;base64,{picture}">')
+        parts.append(_table(COLUMNS, map(cells, results)))
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def _table(head, rows):
+    lines = ["<table>"]
+    if head:
+        lines.append("<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>")
+    for row in rows:
+        lines.append("<tr>" + "".join(f"<td{_class(cell)}>{html.escape(cell)}</td>" for cell in row) + "</tr>")
+    return "\n".join([*lines, "</table>"])
+
+
+def _class(cell):
+    if cell == "pass":
+        return ' class="pass"'
+    return ' class="miss"' if cell.startswith("MISS") or cell == "error" else ""

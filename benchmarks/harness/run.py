@@ -1,0 +1,123 @@
+"""A whole run: which cases, in which order, with what progress."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import machine, report
+from .device import open_device
+from .measure import measure
+from .summary import failure, summarize
+
+FAMILIES = Path(__file__).resolve().parents[1] / "families"
+OUT = machine.ROOT / "build" / "benchmarks"
+ROUNDS, QUICK_ROUNDS = 31, 3
+
+
+@dataclass
+class Run:
+    """What a case may look at while it is measured."""
+
+    device: object
+    rounds: int
+    quick: bool
+    eager: bool
+    # Of one sample, and of all of a case's rounds.
+    sample_seconds: float
+    case_seconds: float
+    least_rounds: int = 3
+
+
+def families():
+    return sorted(path.stem for path in FAMILIES.glob("[a-z]*.py"))
+
+
+def family(name):
+    """The module of a family."""
+    if name not in families():
+        raise ValueError(f"{name!r} is not a benchmark; there are {', '.join(families())}")
+    return importlib.import_module(f"benchmarks.families.{name}")
+
+
+def title(name):
+    return inspect.getdoc(family(name)).splitlines()[0]
+
+
+def select(names, scale, words):
+    """[(family, case)] of the families named, or of all; those whose family and label contain all words."""
+    found = [(name, case) for name in names or families() for case in family(name).cases(scale)]
+    words = (words or "").lower().split()
+    found = [(name, case) for name, case in found if all(word in f"{name} {case.label}".lower() for word in words)]
+    if not found:
+        raise ValueError(f"no case contains {' and '.join(map(repr, words))}")
+    return found
+
+
+def scale(device_scale, quick):
+    return "quick" if quick else device_scale
+
+
+def list_cases(arguments):
+    """What --list prints: the families, or the cases of those that were named."""
+    names = arguments.family
+    if not names and not arguments.filter:
+        return "\n".join(f"{name:<14} {title(name)}" for name in families())
+    which = scale("cpu" if arguments.device == "cpu" else "gpu", arguments.quick)
+    return "\n".join(f"{name:<14} {case.label}" for name, case in select(names, which, arguments.filter))
+
+
+def report_again(arguments):
+    """Shows and writes what a JSON file holds."""
+    path = Path(arguments.report)
+    data = report.load(path)
+    files = report.Files(arguments.out or path.parent, path.stem)
+    if arguments.out:
+        files.write_json(data)
+    print_and_write(data, files)
+    return 0
+
+
+def benchmark(arguments):
+    """Measures, prints and writes what `python -m metalcore bench` was asked for; the exit status."""
+    for name in arguments.family:
+        family(name)
+    device = open_device(arguments.device, arguments.threads)
+    quick = arguments.quick
+    run = Run(device, arguments.rounds or (QUICK_ROUNDS if quick else ROUNDS), quick, arguments.eager,
+              sample_seconds=1e-4 if quick else 1e-3, case_seconds=1.0 if quick else 6.0)
+    chosen = select(arguments.family, scale(device.scale, quick), arguments.filter)
+    say("measuring the machine's ceilings")
+    data = {"machine": machine.describe(device, arguments.commit), "ceilings": machine.ceilings(device, quick),
+            "settings": {"rounds": run.rounds, "quick": quick, "eager": run.eager}, "results": []}
+    results, files = data["results"], report.Files(arguments.out or OUT, machine.stem(data["machine"]))
+    for number, (name, case) in enumerate(chosen, 1):
+        result = measure_case(name, case, run, data["ceilings"])
+        say(f"[{number}/{len(chosen)}] {name}: {case.label}: {report.brief(result)}")
+        results.append(result)
+        if number == len(chosen) or chosen[number][0] != name:
+            files.write_json(data)  # what is there already, if a later family takes the process with it
+    print_and_write(data, files)
+    return int(any("error" in result for result in results))
+
+
+def print_and_write(data, files):
+    print(report.text(data), flush=True)
+    for path in files.write_reports(data):
+        say(f"wrote {path}")
+
+
+def measure_case(name, case, run, ceilings):
+    try:
+        return summarize(name, case, measure(case, run), ceilings, with_targets=run.device.name == "cuda")
+    except Exception as error:
+        traceback.print_exc(limit=-5)
+        return failure(name, case, error)
+
+
+def say(line):
+    print(line, file=sys.stderr, flush=True)

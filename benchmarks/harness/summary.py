@@ -1,0 +1,80 @@
+"""From samples to figures: medians, quartiles, rates, the share of the physical limit, and whether targets are met."""
+
+from __future__ import annotations
+
+import statistics
+
+from .case import TARGETS, Comparison, dtype_name
+
+
+def quartiles(values):
+    """{"q1", "median", "q3"} of one number or more, by linear interpolation."""
+    if len(values) == 1:
+        return dict.fromkeys(("q1", "median", "q3"), values[0])
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"q1": low, "median": middle, "q3": high}
+
+
+def speedup(ours, theirs):
+    """PyTorch's time over ours, round by round: both sides of a round met the same machine."""
+    return quartiles([b / a for a, b in zip(ours, theirs)])
+
+
+def limit(bytes_, flops, ceilings):
+    """(seconds, bound): the least time in which this machine moves the bytes and does the operations, and which of them
+    it is; (None, None) where a case names neither."""
+    times = {"memory": bytes_ / ceilings["copy"], "arithmetic": flops / ceilings["matmul_float32"]}
+    bound = max(times, key=times.get)
+    return (times[bound], bound) if times[bound] else (None, None)
+
+
+def identity(family, case):
+    return {"family": family, "name": case.name, "shape": case.shape, "dtype": dtype_name(case.dtype)}
+
+
+def failure(family, case, error):
+    """The result of a case that raised."""
+    return {**identity(family, case), "error": f"{type(error).__name__}: {error}"}
+
+
+def summarize(family, case, samples, ceilings, with_targets):
+    """The result of a case as plain data: what report.py shows and the JSON file holds."""
+    ours = quartiles(samples.ours)
+    result = {**identity(family, case), "method": samples.method, "calls": samples.calls, "sets": samples.sets,
+              "cached": samples.cached, "variant": samples.variant, "ours": ours}
+    if samples.theirs:
+        result["theirs"] = quartiles(samples.theirs)
+        result["speedup"] = speedup(samples.ours, samples.theirs)
+    if samples.overhead is not None:
+        result["overhead"] = samples.overhead
+    if isinstance(case, Comparison):
+        result.update(rates(case, ours["median"], samples.cached, ceilings))
+    if with_targets:
+        result["targets"] = [check(result, quantity, bound) for quantity, bound in case.targets.items()]
+    result["samples"] = {side: [float(f"{seconds:.5g}") for seconds in getattr(samples, side) or ()]
+                         for side in ("ours", "theirs")}
+    return result
+
+
+def rates(case, seconds, cached, ceilings):
+    """Achieved rates and the share of the limit. What comes from the cache has no limit by memory."""
+    least, bound = limit(case.bytes, case.flops, ceilings)
+    found = {"bytes": case.bytes, "flops": case.flops, "limit": least, "bound": bound}
+    if case.bytes:
+        found["bytes_per_second"] = case.bytes / seconds
+    if case.flops:
+        found["flops_per_second"] = case.flops / seconds
+    if least and not (cached and bound == "memory"):
+        found["share"] = least / seconds
+    return found
+
+
+def check(result, quantity, bound):
+    """A target with what was found. A quantity that could not be determined does not meet it."""
+    if quantity not in TARGETS:
+        raise ValueError(f"{quantity!r} is not a target; there are {', '.join(TARGETS)}")
+    value = result["ours"]["median"] if quantity == "seconds" else result.get(quantity)
+    if isinstance(value, dict):
+        value = value["median"]
+    met = value is not None and (value >= bound if TARGETS[quantity] == ">=" else value <= bound)
+    return {"quantity": quantity, "bound": bound, "found": value, "met": met}
