@@ -56,15 +56,15 @@ def cuda_source(program, kernels, requests):
 def _entry(entry, name, kernel, signature):
     scope = "::".join(kernel["scope"])
     # Named in the scope of its instantiation, so that its template arguments mean what they mean there.
-    naming = f"constexpr auto {entry}_function = {kernel['function']};"
+    naming = f"using {entry}_caller = msl::Caller<{kernel['function']}>;"
     naming = f"namespace {scope} {{ {naming} }}" if scope else naming
-    function = f"{scope}::{entry}_function" if scope else f"{entry}_function"
+    caller = f"{scope}::{entry}_caller" if scope else f"{entry}_caller"
     positions = {
         f"{'b' if kind == 'buffer' else 't'}{index}": i
         for i, (_, kind, index, _) in enumerate(kernel["arguments"])
         if kind in ("buffer", "threadgroup")
     }
-    members, bound = _block(name, signature, function, positions)
+    members, bound = _block(name, signature, caller, positions)
     checks, values = _values(name, kernel, scope, bound)
     threads = kernel["max_total_threads"]
     bounds = f"__launch_bounds__({threads}) " if threads else ""
@@ -72,11 +72,11 @@ def _entry(entry, name, kernel, signature):
         f"{naming}\n{checks}"
         f"struct {entry}_block {{ msl::Grid grid; {' '.join(members)} }};\n"
         f'extern "C" __global__ void {bounds}{entry}(const __grid_constant__ {entry}_block block) {{\n'
-        f"  msl::run<{function}>({', '.join(['block.grid', *values])});\n}}\n"
+        f"  {caller}::call({', '.join(['block.grid', *values])});\n}}\n"
     )
 
 
-def _block(name, signature, function, positions):
+def _block(name, signature, caller, positions):
     """The members of the parameter block after the grid, and {"b0" …: C++ for the argument}."""
     members, bound = [], {}
     for part in filter(None, signature.split(",")):
@@ -95,7 +95,7 @@ def _block(name, signature, function, positions):
             if not capacity:
                 if f"b{index}" not in positions:
                     continue
-                capacity = f"msl::room<{function}, {positions[f'b{index}']}>()"
+                capacity = f"{caller}::room<{positions[f'b{index}']}>()"
             members.append(f"msl::Bytes<{capacity}> i{index};")
             bound[f"b{index}"] = f"msl::bytes(block.i{index})"
     return members, bound

@@ -63,7 +63,7 @@ def _literal(value):
         return f"{value}" if -(2**63) < value < 2**63 else f"{value}u"
     value = float(value)
     if value != value:
-        return '__builtin_nanf("")'
+        return "NAN"
     if value in (float("inf"), float("-inf")):
-        return ("-" if value < 0 else "") + "__builtin_inff()"
+        return ("-" if value < 0 else "") + "INFINITY"
     return f"{value!r}f" if "." in repr(value) or "e" in repr(value) else f"{value!r}.0f"

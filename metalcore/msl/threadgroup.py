@@ -148,7 +148,7 @@ def place_threadgroup_variables(program, statements):
         for offset, (name, extents, initializer) in enumerate(statement.variables):
             dimensions = "".join(f"[({program.text(first + 1, last)})]" for first, last in extents)
             type_, name = type_text + dimensions, tokens[name].text
-            texts.append(f"auto& {name} = msl::threadgroup_variable<{type_}>({statement.site + offset});")
+            texts.append(f"auto& {name} = msl::threadgroup_variable<{type_}, {statement.site + offset}>();")
             if initializer:
                 value = program.text(*initializer)
                 texts.append(f"msl::initialize_threadgroup({name}, msl::initial<{type_}>{{{value}}});")

@@ -3,7 +3,7 @@
 // Atomic builtins arrive as __tsan_atomic* calls, which also have to do the operation itself.
 #pragma once
 
-#include "host/runtime.h"
+#include "target/runtime.h"
 
 #if MSL_CHECKING
 

@@ -2,42 +2,21 @@
 // functions of the contract (kernel_abi.h) from the kernel and its descriptors.
 #pragma once
 
-#include <type_traits>
-
-#include "host/kernel_abi.h"
-#include "host/runtime.h"
+#include "metal/positions.h"
 
 #define MSL_KERNEL inline __attribute__((always_inline))
-#define MSL_INLINE inline __attribute__((always_inline))
 
 namespace msl {
 
 using msl_abi::Dispatch;
 using msl_abi::Thread;
-using msl_abi::Uint3;
 
 // Thread positions ------------------------------------------------------------------------------------------------
-
-// Makes the type a kernel asks for (an integer, or a vector of two or three) of an index in three dimensions.
-template <class T, class = void>
-struct from_uint3 {
-  static MSL_INLINE T make(Uint3 v) { return T(v.x); }
-};
-template <class T>
-struct from_uint3<T, std::enable_if_t<!std::is_arithmetic_v<T> && (sizeof(T) / sizeof(typename T::element_type) == 2)>> {
-  using E = typename T::element_type;
-  static MSL_INLINE T make(Uint3 v) { return T(E(v.x), E(v.y)); }
-};
-template <class T>
-struct from_uint3<T, std::enable_if_t<!std::is_arithmetic_v<T> && (sizeof(T) / sizeof(typename T::element_type) >= 3)>> {
-  using E = typename T::element_type;
-  static MSL_INLINE T make(Uint3 v) { return T(E(v.x), E(v.y), E(v.z)); }
-};
 
 // The i-th of a row of threads, whose first is `first`; all of one row lie in one threadgroup, x counting up.
 #define MSL_POSITION(name, expression)                                                                  \
   struct name {                                                                                         \
-    static MSL_INLINE Uint3 at(const Dispatch& d, const Thread& first, uint32_t i) { return expression; } \
+    static METAL_FUNC Uint3 at(const Dispatch& d, const Thread& first, uint32_t i) { return expression; } \
   };
 MSL_POSITION(position_in_grid, (Uint3{first.position_in_grid.x + i, first.position_in_grid.y, first.position_in_grid.z}))
 MSL_POSITION(position_in_threadgroup, (Uint3{first.position_in_threadgroup.x + i, first.position_in_threadgroup.y,
@@ -52,15 +31,15 @@ MSL_POSITION(threadgroups_per_grid, d.threadgroups_per_grid)
 
 #define MSL_INDEX(name, expression)                                                                       \
   struct name {                                                                                           \
-    static MSL_INLINE Uint3 at(const Dispatch& d, const Thread& first, uint32_t i) { return {expression, 0, 0}; } \
+    static METAL_FUNC Uint3 at(const Dispatch& d, const Thread& first, uint32_t i) { return {expression, 0, 0}; } \
   };
 MSL_INDEX(index_in_threadgroup, first.index_in_threadgroup + i)
-MSL_INDEX(index_in_simdgroup, (first.index_in_threadgroup + i) % msl_abi::kSimdWidth)
-MSL_INDEX(simdgroup_index, (first.index_in_threadgroup + i) / msl_abi::kSimdWidth)
+MSL_INDEX(index_in_simdgroup, (first.index_in_threadgroup + i) % kSimdWidth)
+MSL_INDEX(simdgroup_index, (first.index_in_threadgroup + i) / kSimdWidth)
 MSL_INDEX(simdgroups, first.simdgroups)
 MSL_INDEX(dispatch_simdgroups, (d.threads_per_threadgroup.x * d.threads_per_threadgroup.y * d.threads_per_threadgroup.z +
-                                msl_abi::kSimdWidth - 1) / msl_abi::kSimdWidth)
-MSL_INDEX(threads_per_simdgroup, msl_abi::kSimdWidth)
+                                kSimdWidth - 1) / kSimdWidth)
+MSL_INDEX(threads_per_simdgroup, kSimdWidth)
 MSL_INDEX(index_in_quadgroup, (first.index_in_threadgroup + i) % 4)
 MSL_INDEX(quadgroup_index, (first.index_in_threadgroup + i) / 4)
 MSL_INDEX(quadgroups, (first.threadgroup_size.x * first.threadgroup_size.y * first.threadgroup_size.z + 3) / 4)
@@ -72,18 +51,18 @@ MSL_INDEX(dispatch_quadgroups,
 
 template <uint32_t index>
 struct buffer {
-  static MSL_INLINE void* address(const Dispatch& d) { return d.buffers[index]; }
+  static METAL_FUNC void* address(const Dispatch& d) { return d.buffers[index]; }
 };
 
 template <uint32_t index>
 struct threadgroup_argument {
-  static MSL_INLINE void* address(const Dispatch& d) {
+  static METAL_FUNC void* address(const Dispatch& d) {
     return runtime->threadgroup_memory(64 + index, d.threadgroup_lengths[index], 16);
   }
 };
 
 struct absent {
-  static MSL_INLINE void* address(const Dispatch&) { return nullptr; }
+  static METAL_FUNC void* address(const Dispatch&) { return nullptr; }
 };
 
 template <bool condition, class Descriptor>
@@ -124,22 +103,22 @@ constexpr msl_abi::Argument describe(const char* name, uint32_t kind, uint32_t i
 // store of the kernel can change as far as the compiler knows.
 template <int position, class Descriptor, class Parameter, class = void>
 struct Slot {
-  MSL_INLINE Slot(const Dispatch&) {}
-  MSL_INLINE std::remove_const_t<Parameter> at(const Dispatch& d, const Thread& first, uint32_t i) const {
+  METAL_FUNC Slot(const Dispatch&) {}
+  METAL_FUNC std::remove_const_t<Parameter> at(const Dispatch& d, const Thread& first, uint32_t i) const {
     return from_uint3<std::remove_const_t<Parameter>>::make(Descriptor::at(d, first, i));
   }
 };
 template <int position, class Descriptor, class T>
 struct Slot<position, Descriptor, T*, std::void_t<decltype(&Descriptor::address)>> {
   T* pointer;
-  MSL_INLINE Slot(const Dispatch& d) : pointer(static_cast<T*>(Descriptor::address(d))) {}
-  MSL_INLINE T* at(const Dispatch&, const Thread&, uint32_t) const { return pointer; }
+  METAL_FUNC Slot(const Dispatch& d) : pointer(static_cast<T*>(Descriptor::address(d))) {}
+  METAL_FUNC T* at(const Dispatch&, const Thread&, uint32_t) const { return pointer; }
 };
 template <int position, class Descriptor, class T>
 struct Slot<position, Descriptor, T&, std::void_t<decltype(&Descriptor::address)>> {
   T* pointer;
-  MSL_INLINE Slot(const Dispatch& d) : pointer(static_cast<T*>(Descriptor::address(d))) {}
-  MSL_INLINE T& at(const Dispatch&, const Thread&, uint32_t) const { return *pointer; }
+  METAL_FUNC Slot(const Dispatch& d) : pointer(static_cast<T*>(Descriptor::address(d))) {}
+  METAL_FUNC T& at(const Dispatch&, const Thread&, uint32_t) const { return *pointer; }
 };
 
 template <int... positions>
@@ -151,20 +130,6 @@ struct MakePositions<0, positions...> {
   using type = Positions<positions...>;
 };
 
-// Threadgroup variables with an initializer -----------------------------------------------------------------------
-
-template <class T>
-struct initial {
-  T value;
-};
-
-// One thread writes it, and the others wait.
-template <class T>
-MSL_INLINE void initialize_threadgroup(T& variable, const initial<T>& value, uint32_t line = __builtin_LINE()) {
-  if (self().index_in_threadgroup == 0) __builtin_memcpy(&variable, &value.value, sizeof(T));
-  runtime->threadgroup_barrier(2, line);
-}
-
 // Entries ---------------------------------------------------------------------------------------------------------
 
 template <auto function, const char* const* names, class P, class... Descriptors>
@@ -173,8 +138,8 @@ struct Entry;
 template <class... Parameters, void (*function)(Parameters...), const char* const* names, int... positions, class... Descriptors>
 struct Entry<function, names, Positions<positions...>, Descriptors...> {
   struct Slots : Slot<positions, Descriptors, Parameters>... {
-    MSL_INLINE Slots(const Dispatch& d) : Slot<positions, Descriptors, Parameters>(d)... {}
-    MSL_INLINE void call(const Dispatch& d, const Thread& first, uint32_t i) const {
+    METAL_FUNC Slots(const Dispatch& d) : Slot<positions, Descriptors, Parameters>(d)... {}
+    METAL_FUNC void call(const Dispatch& d, const Thread& first, uint32_t i) const {
       function(static_cast<const Slot<positions, Descriptors, Parameters>&>(*this).at(d, first, i)...);
     }
   };

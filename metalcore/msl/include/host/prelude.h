@@ -1,29 +1,7 @@
-// What a translated kernel includes: all of <metal_stdlib> for the host, and the glue that makes functions kernels.
+// What a translated program includes on the host: all of <metal_stdlib>, and the glue that makes functions kernels.
 #pragma once
 
 #include "host/checking.h"
-#include "host/runtime.h"
-#include "metal/array.h"
-#include "metal/atomic.h"
-#include "metal/common.h"
-#include "metal/conditional.h"
-#include "metal/geometric.h"
-#include "metal/integer.h"
-#include "metal/internal.h"
-#include "metal/limits.h"
-#include "metal/math.h"
-#include "metal/matrix.h"
-#include "metal/namespaces.h"
-#include "metal/pack.h"
-#include "metal/relational.h"
-#include "metal/simd.h"
-#include "metal/simdgroup.h"
-#include "metal/simdgroup_matrix.h"
-#include "metal/synchronize.h"
-#include "metal/type_traits.h"
-#include "metal/types.h"
+#include "metal/stdlib.h"
 
 #include "host/entry.h"
-
-// <metal_assert>: nothing, as in the release builds of Apple's compiler.
-#define assert(condition) static_cast<void>(0)

@@ -1,7 +1,7 @@
 // array<T, N>, and the small things of MSL that are neither numbers nor memory: assume, os_log.
 #pragma once
 
-#include "host/runtime.h"
+#include "target/runtime.h"
 
 namespace metal {
 

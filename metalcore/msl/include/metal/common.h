@@ -1,23 +1,10 @@
 // Minimum, maximum and the common functions: clamp, mix, saturate, sign, smoothstep, step, select.
 #pragma once
 
+#include "metal/extremes.h"
 #include "metal/math.h"
 
 namespace msl {
-
-// A NaN loses against a number.
-struct Least {
-  template <class T>
-  METAL_FUNC constexpr T operator()(T a, T b) const {
-    return b < a || a != a ? b : a;
-  }
-};
-struct Greatest {
-  template <class T>
-  METAL_FUNC constexpr T operator()(T a, T b) const {
-    return a < b || a != a ? b : a;
-  }
-};
 
 // Keeps a template from competing where the argument is not a number.
 template <class V>
@@ -29,19 +16,19 @@ namespace metal {
 
 template <class A, class B, class V = msl::common_t<A, B>>
 METAL_FUNC constexpr V min(const A& a, const B& b) {
-  return msl::map_all(msl::Least(), V(a), V(b));
+  return msl::map_all(msl::Min(), V(a), V(b));
 }
 template <class A, class B, class V = msl::common_t<A, B>>
 METAL_FUNC constexpr V max(const A& a, const B& b) {
-  return msl::map_all(msl::Greatest(), V(a), V(b));
+  return msl::map_all(msl::Max(), V(a), V(b));
 }
 template <class A, class B, class V = msl::common_floating_t<A, B>>
 METAL_FUNC constexpr V fmin(const A& a, const B& b) {
-  return msl::map_all(msl::Least(), V(a), V(b));
+  return msl::map_all(msl::Min(), V(a), V(b));
 }
 template <class A, class B, class V = msl::common_floating_t<A, B>>
 METAL_FUNC constexpr V fmax(const A& a, const B& b) {
-  return msl::map_all(msl::Greatest(), V(a), V(b));
+  return msl::map_all(msl::Max(), V(a), V(b));
 }
 
 #define MSL_OF_THREE(prefix)                                                              \

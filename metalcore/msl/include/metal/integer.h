@@ -2,6 +2,7 @@
 #pragma once
 
 #include "metal/common.h"
+#include "target/integer.h"
 
 namespace msl::integer {
 
@@ -29,23 +30,19 @@ METAL_FUNC constexpr T saturated(wide_t<T> value) {
 
 template <class T>
 METAL_FUNC constexpr T clz(T x) {
-  return x == 0 ? T(bits_v<T>) : T(__builtin_clzll(uint64_t(unsigned_t<T>(x))) - (64 - bits_v<T>));
+  return x == 0 ? T(bits_v<T>) : T(leading_zeros(uint64_t(unsigned_t<T>(x))) - (64 - bits_v<T>));
 }
 template <class T>
 METAL_FUNC constexpr T ctz(T x) {
-  return x == 0 ? T(bits_v<T>) : T(__builtin_ctzll(uint64_t(unsigned_t<T>(x))));
+  return x == 0 ? T(bits_v<T>) : T(trailing_zeros(uint64_t(unsigned_t<T>(x))));
 }
 template <class T>
 METAL_FUNC constexpr T popcount(T x) {
-  return T(__builtin_popcountll(uint64_t(unsigned_t<T>(x))));
+  return T(ones(uint64_t(unsigned_t<T>(x))));
 }
 template <class T>
 METAL_FUNC constexpr T reverse_bits(T x) {
-  uint64_t v = uint64_t(unsigned_t<T>(x));
-  v = (v >> 1 & 0x5555555555555555u) | (v & 0x5555555555555555u) << 1;
-  v = (v >> 2 & 0x3333333333333333u) | (v & 0x3333333333333333u) << 2;
-  v = (v >> 4 & 0x0f0f0f0f0f0f0f0fu) | (v & 0x0f0f0f0f0f0f0f0fu) << 4;
-  return T(__builtin_bswap64(v) >> (64 - bits_v<T>));
+  return T(reversed(uint64_t(unsigned_t<T>(x))) >> (64 - bits_v<T>));
 }
 
 template <class T>
@@ -55,12 +52,12 @@ METAL_FUNC constexpr unsigned_t<T> absdiff(T x, T y) {
 template <class T>
 METAL_FUNC constexpr T addsat(T x, T y) {
   T sum = T();
-  return __builtin_add_overflow(x, y, &sum) ? (y < 0 ? least<T>() : greatest<T>()) : sum;
+  return add_overflows(x, y, sum) ? (y < 0 ? least<T>() : greatest<T>()) : sum;
 }
 template <class T>
 METAL_FUNC constexpr T subsat(T x, T y) {
   T difference = T();
-  return __builtin_sub_overflow(x, y, &difference) ? (x < y ? least<T>() : greatest<T>()) : difference;
+  return subtract_overflows(x, y, difference) ? (x < y ? least<T>() : greatest<T>()) : difference;
 }
 // (x + y) / 2 rounded down, and up, without overflow.
 template <class T>
@@ -105,7 +102,7 @@ METAL_FUNC constexpr T madsat(T x, T y, T z) {
     // The product and the sum may leave even 128 bits' neighbourhood of T only by far, never wrap around.
     wide_t<T> value = wide_t<T>(x) * y;
     wide_t<T> sum = 0;
-    return __builtin_add_overflow(value, wide_t<T>(z), &sum) ? greatest<T>() : saturated<T>(sum);
+    return add_overflows(value, wide_t<T>(z), sum) ? greatest<T>() : saturated<T>(sum);
   }
 }
 

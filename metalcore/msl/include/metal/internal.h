@@ -10,9 +10,9 @@ namespace msl {
 struct math_mode {};
 }  // namespace msl
 
-#define __METAL_MAYBE_FAST_MATH__ (::msl::math_mode{})
-#define __METAL_FAST_MATH__ (::msl::math_mode{})
-#define __METAL_PRECISE_MATH__ (::msl::math_mode{})
+#define __METAL_MAYBE_FAST_MATH__ (MSL_ROOT::msl::math_mode{})
+#define __METAL_FAST_MATH__ (MSL_ROOT::msl::math_mode{})
+#define __METAL_PRECISE_MATH__ (MSL_ROOT::msl::math_mode{})
 
 #define MSL_INTERNAL_MATH(name)                                              \
   template <class T, class... More>                                          \
@@ -94,5 +94,5 @@ MSL_INTERNAL_FILL(simd_shuffle_and_fill_down) MSL_INTERNAL_FILL(simd_shuffle_and
 MSL_INTERNAL_BITS(simd_and) MSL_INTERNAL_BITS(simd_or) MSL_INTERNAL_BITS(simd_xor)
 #undef MSL_INTERNAL_BITS
 
-METAL_FUNC ushort __metal_get_simdgroup_size(ushort) { return msl_abi::kSimdWidth; }
-METAL_FUNC ushort __metal_get_thread_index_in_simdgroup(ushort) { return msl::self().lane; }
+METAL_FUNC ushort __metal_get_simdgroup_size(ushort) { return msl::kSimdWidth; }
+METAL_FUNC ushort __metal_get_thread_index_in_simdgroup(ushort) { return msl::index_of_lane(); }

@@ -24,13 +24,13 @@ MSL_CONSTANTS(BF, bfloat)
 
 // Macros in MSL too.
 #define MAXFLOAT 3.402823466e+38f
-#define HUGE_VALF __builtin_huge_valf()
-#define INFINITY __builtin_inff()
-#define NAN __builtin_nanf("")
+#define HUGE_VALF __builtin_bit_cast(float, 0x7f800000)
+#define INFINITY __builtin_bit_cast(float, 0x7f800000)
+#define NAN __builtin_bit_cast(float, 0x7fc00000)
 #define MAXHALF half(65504.0f)
-#define HUGE_VALH half(__builtin_inff())
+#define HUGE_VALH half(INFINITY)
 #define MAXBFLOAT bfloat(0x1.fep127f)
-#define HUGE_VALBF bfloat(__builtin_inff())
+#define HUGE_VALBF bfloat(INFINITY)
 #define FLT_DIG 6
 #define FLT_MANT_DIG 24
 #define FLT_MAX_10_EXP 38

@@ -2,10 +2,8 @@
 // of one argument are overloads on float and half, as in MSL; a function of several takes any mixture (see values.h).
 #pragma once
 
-#include "metal/math/exponential.h"
-#include "metal/math/hyperbolic.h"
-#include "metal/math/rounding.h"
-#include "metal/math/trigonometric.h"
+#include "metal/values.h"
+#include "target/math.h"
 
 namespace metal {
 

@@ -128,7 +128,7 @@ METAL_FUNC constexpr T determinant(const matrix<T, 4, 4>& m) {
 #define MSL_MATRIX(T, C, R)                     \
   using T##C##x##R = metal::matrix<T, C, R>;    \
   namespace metal {                             \
-  using ::T##C##x##R;                           \
+  using MSL_ROOT::T##C##x##R;                           \
   }
 #define MSL_MATRICES(T) \
   MSL_MATRIX(T, 2, 2) MSL_MATRIX(T, 2, 3) MSL_MATRIX(T, 2, 4) MSL_MATRIX(T, 3, 2) MSL_MATRIX(T, 3, 3) \

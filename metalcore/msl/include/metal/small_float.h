@@ -1,57 +1,12 @@
 // half and bfloat: 16-bit floats held as bits. Arithmetic is done in float and rounded to nearest even after every
-// operation, which for + - * / and sqrt is what a 16-bit unit gives. They are classes because compilers in use (g++ 12)
-// neither know bfloat nor vectorize loops over _Float16; this integer formulation vectorizes everywhere.
+// operation, which for + - * / and sqrt is what a 16-bit unit gives. They are classes, so that the
+// same rules hold with every compiler; target/formats.h converts them.
 // Mixed operands follow MSL: with an integer the result has the small type, with float (or the other small type) float.
 #pragma once
 
-#include <type_traits>
-
-#include "host/runtime.h"
+#include "target/formats.h"
 
 namespace msl {
-
-template <class To, class From>
-METAL_FUNC constexpr To bit_cast(const From& from) {
-  static_assert(sizeof(To) == sizeof(From), "as_type needs types of one size");
-  return __builtin_bit_cast(To, from);
-}
-
-// Each conversion ends in a right shift of 32 bits: the vectorizer would do anything it could in 16 bits, with many more
-// instructions.
-struct half_format {
-  static METAL_FUNC constexpr float widen(uint16_t bits) {
-    // Shifted, sign and exponent are in place but for the exponent's bias, which a multiplication by 2^(127-15) sets
-    // right for subnormal numbers too; infinities and NaNs then need the top exponent.
-    uint32_t shifted = uint32_t(int32_t(int16_t(bits)) << 13) & 0x8fffe000u;
-    uint32_t special = (shifted & 0x0f800000u) == 0x0f800000u ? 0x7f800000u : 0u;
-    return bit_cast<float>(bit_cast<uint32_t>(bit_cast<float>(shifted) * 0x1p112f) | special);
-  }
-
-  static METAL_FUNC constexpr uint16_t round(float value) {
-    uint32_t bits = bit_cast<uint32_t>(value);
-    uint32_t magnitude = bits & 0x7fffffffu;
-    uint32_t nan = uint32_t(int32_t(0x7f800000u - magnitude) >> 31) & 0x02000000u;
-    magnitude = magnitude < 0x47800000u ? magnitude : 0x47800000u;  // 2^16 becomes infinity
-    // 2^(e + 13), e the exponent but at least half's least: adding it rounds the value to half's last place.
-    uint32_t exponent = magnitude & 0x7f800000u;
-    exponent = exponent > 0x38800000u ? exponent : 0x38800000u;
-    float sum = bit_cast<float>(magnitude) + bit_cast<float>(exponent + (13u << 23));
-    uint32_t places = bit_cast<uint32_t>(sum) - exponent - (13u << 23);
-    uint32_t result = places + (exponent >> 13) - (113u << 10);
-    return uint16_t((result << 16 | nan | (bits & 0x80000000u)) >> 16);
-  }
-};
-
-struct bfloat_format {
-  static METAL_FUNC constexpr float widen(uint16_t bits) { return bit_cast<float>(uint32_t(bits) << 16); }
-
-  static METAL_FUNC constexpr uint16_t round(float value) {
-    uint32_t bits = bit_cast<uint32_t>(value);
-    uint32_t nan = uint32_t(int32_t(0x7f800000u - (bits & 0x7fffffffu)) >> 31);
-    uint32_t increment = (0x7fffu + ((bits >> 16) & 1u)) & ~nan;
-    return uint16_t(((bits + increment) | (nan & 0x00400000u)) >> 16);
-  }
-};
 
 // A scalar of the language itself (unscoped enumerations convert like integers).
 template <class T>

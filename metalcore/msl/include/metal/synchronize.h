@@ -17,11 +17,11 @@ METAL_FUNC constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_
 METAL_FUNC constexpr mem_flags operator&(mem_flags a, mem_flags b) { return mem_flags(uint32_t(a) & uint32_t(b)); }
 
 enum memory_order {
-  memory_order_relaxed = __ATOMIC_RELAXED,
-  memory_order_acquire = __ATOMIC_ACQUIRE,
-  memory_order_release = __ATOMIC_RELEASE,
-  memory_order_acq_rel = __ATOMIC_ACQ_REL,
-  memory_order_seq_cst = __ATOMIC_SEQ_CST,
+  memory_order_relaxed = 0,
+  memory_order_acquire = 2,
+  memory_order_release = 3,
+  memory_order_acq_rel = 4,
+  memory_order_seq_cst = 5,
 };
 
 enum thread_scope {
@@ -38,21 +38,21 @@ constexpr thread_scope thread_scope_system = thread_scope(thread_scope_device + 
 using namespace newer;
 
 METAL_FUNC void threadgroup_barrier(mem_flags flags, uint32_t line = __builtin_LINE()) {
-  msl::runtime->threadgroup_barrier(uint32_t(flags), line);
+  msl::threadgroup_barrier(uint32_t(flags), line);
 }
 METAL_FUNC void threadgroup_barrier(mem_flags flags, thread_scope, uint32_t line = __builtin_LINE()) {
-  msl::runtime->threadgroup_barrier(uint32_t(flags), line);
+  msl::threadgroup_barrier(uint32_t(flags), line);
 }
 METAL_FUNC void simdgroup_barrier(mem_flags flags, uint32_t line = __builtin_LINE()) {
-  msl::runtime->simdgroup_barrier(uint32_t(flags), line);
+  msl::simdgroup_barrier(uint32_t(flags), line);
 }
 METAL_FUNC void simdgroup_barrier(mem_flags flags, thread_scope, uint32_t line = __builtin_LINE()) {
-  msl::runtime->simdgroup_barrier(uint32_t(flags), line);
+  msl::simdgroup_barrier(uint32_t(flags), line);
 }
 
 // Full fences whatever the order: the flags and the order may be run-time values here.
 METAL_FUNC void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) {
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  msl::memory_fence();
 }
 
 }  // namespace metal

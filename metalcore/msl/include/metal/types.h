@@ -1,9 +1,6 @@
 // The names of MSL's scalar, vector and packed types, in the global namespace and in metal.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
 #include "metal/packed.h"
 
 using uchar = unsigned char;
@@ -19,12 +16,12 @@ using ulong = unsigned long;
   using packed_##T##3 = metal::packed_vec<T, 3>; \
   using packed_##T##4 = metal::packed_vec<T, 4>; \
   namespace metal {                       \
-  using ::T##2;                           \
-  using ::T##3;                           \
-  using ::T##4;                           \
-  using ::packed_##T##2;                  \
-  using ::packed_##T##3;                  \
-  using ::packed_##T##4;                  \
+  using MSL_ROOT::T##2;                           \
+  using MSL_ROOT::T##3;                           \
+  using MSL_ROOT::T##4;                           \
+  using MSL_ROOT::packed_##T##2;                  \
+  using MSL_ROOT::packed_##T##3;                  \
+  using MSL_ROOT::packed_##T##4;                  \
   }
 
 MSL_VECTORS_OF(bool)
@@ -43,24 +40,24 @@ MSL_VECTORS_OF(float)
 
 namespace metal {
 
-using ::bfloat;
-using ::half;
-using ::int16_t;
-using ::int32_t;
-using ::int64_t;
-using ::int8_t;
-using ::intptr_t;
-using ::ptrdiff_t;
-using ::size_t;
-using ::uchar;
-using ::uint;
-using ::uint16_t;
-using ::uint32_t;
-using ::uint64_t;
-using ::uint8_t;
-using ::uintptr_t;
-using ::ulong;
-using ::ushort;
+using MSL_ROOT::bfloat;
+using MSL_ROOT::half;
+using MSL_ROOT::int16_t;
+using MSL_ROOT::int32_t;
+using MSL_ROOT::int64_t;
+using MSL_ROOT::int8_t;
+using MSL_ROOT::intptr_t;
+using MSL_ROOT::ptrdiff_t;
+using MSL_ROOT::size_t;
+using MSL_ROOT::uchar;
+using MSL_ROOT::uint;
+using MSL_ROOT::uint16_t;
+using MSL_ROOT::uint32_t;
+using MSL_ROOT::uint64_t;
+using MSL_ROOT::uint8_t;
+using MSL_ROOT::uintptr_t;
+using MSL_ROOT::ulong;
+using MSL_ROOT::ushort;
 
 // A value that is the same for every thread; only a promise to the compiler.
 template <class T>
@@ -75,5 +72,5 @@ METAL_FUNC constexpr To as_type(const From& from) {
 }
 
 namespace metal {
-using ::as_type;
+using MSL_ROOT::as_type;
 }

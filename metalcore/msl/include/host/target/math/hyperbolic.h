@@ -1,7 +1,7 @@
 // Hyperbolic functions of float and their inverses.
 #pragma once
 
-#include "metal/math/exponential.h"
+#include "target/math/exponential.h"
 
 namespace msl::math {
 

@@ -1,7 +1,7 @@
 // Circular functions of float and their inverses. The argument is reduced, and the polynomials evaluated, in double.
 #pragma once
 
-#include "metal/math/exponential.h"
+#include "target/math/exponential.h"
 
 namespace msl::math {
 

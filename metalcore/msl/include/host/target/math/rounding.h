@@ -1,7 +1,7 @@
 // Rounding, remainders, and taking floats apart.
 #pragma once
 
-#include "metal/math/exponential.h"
+#include "target/math/exponential.h"
 
 namespace msl::math {
 

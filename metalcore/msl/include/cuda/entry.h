@@ -1,0 +1,176 @@
+// How a kernel is called on CUDA: from one parameter block and the thread's index, Caller makes the arguments and calls
+// the kernel.
+#pragma once
+
+#include "metal/positions.h"
+
+#define MSL_KERNEL __device__ __forceinline__
+
+namespace msl {
+
+// What every block begins with.
+struct Grid {
+  uint32_t threads_per_grid[3];
+  uint32_t threads_per_threadgroup[3];
+  uint32_t threadgroups_per_grid[3];
+  uint32_t first_threadgroup[3];  // CUDA limits a grid's y and z, so a large one is launched in parts
+};
+
+// Bytes in the block that are bound like a buffer.
+template <uint32_t capacity>
+struct alignas(16) Bytes {
+  unsigned char bytes[capacity];
+};
+
+// Where this thread is. A threadgroup at the grid's edge may be smaller than its CUDA block; its threads are numbered
+// through, so that lanes and simdgroups are those of a threadgroup of its size, and the rest of the block is surplus.
+struct Place {
+  Uint3 threadgroup, size, position;
+  uint32_t index;
+
+  // False for a surplus thread.
+  METAL_FUNC bool find(const Grid& grid) {
+    threadgroup = {blockIdx.x + grid.first_threadgroup[0], blockIdx.y + grid.first_threadgroup[1],
+                   blockIdx.z + grid.first_threadgroup[2]};
+    size = {extent(grid, 0, threadgroup.x), extent(grid, 1, threadgroup.y), extent(grid, 2, threadgroup.z)};
+    index = index_in_block();
+    position = {threadIdx.x, threadIdx.y, threadIdx.z};
+    if (size.x == grid.threads_per_threadgroup[0] && size.y == grid.threads_per_threadgroup[1] &&
+        size.z == grid.threads_per_threadgroup[2])
+      return true;
+    if (index >= size.x * size.y * size.z) return false;
+    position = {index % size.x, index / size.x % size.y, index / (size.x * size.y)};
+    return true;
+  }
+
+ private:
+  static METAL_FUNC uint32_t extent(const Grid& grid, uint32_t dimension, uint32_t threadgroup) {
+    uint32_t whole = grid.threads_per_threadgroup[dimension];
+    uint32_t left = grid.threads_per_grid[dimension] - threadgroup * whole;
+    return left < whole ? left : whole;
+  }
+};
+
+// Thread positions ------------------------------------------------------------------------------------------------
+
+#define MSL_POSITION(name, expression)                                                    \
+  struct name {                                                                           \
+    template <class Parameter>                                                            \
+    METAL_FUNC auto as(const Grid& grid, const Place& place) const {                      \
+      return from_uint3<std::remove_const_t<Parameter>>::make(expression);                \
+    }                                                                                     \
+  };
+#define MSL_OF(array) (Uint3{array[0], array[1], array[2]})
+MSL_POSITION(position_in_grid, (Uint3{place.threadgroup.x * grid.threads_per_threadgroup[0] + place.position.x,
+                                      place.threadgroup.y * grid.threads_per_threadgroup[1] + place.position.y,
+                                      place.threadgroup.z * grid.threads_per_threadgroup[2] + place.position.z}))
+MSL_POSITION(position_in_threadgroup, place.position)
+MSL_POSITION(threadgroup_position, place.threadgroup)
+MSL_POSITION(threads_per_grid, MSL_OF(grid.threads_per_grid))
+MSL_POSITION(grid_origin, (Uint3{0, 0, 0}))
+MSL_POSITION(threads_per_threadgroup, place.size)
+MSL_POSITION(dispatch_threads_per_threadgroup, MSL_OF(grid.threads_per_threadgroup))
+MSL_POSITION(threadgroups_per_grid, MSL_OF(grid.threadgroups_per_grid))
+#undef MSL_OF
+
+METAL_FUNC uint32_t volume(Uint3 size) { return size.x * size.y * size.z; }
+METAL_FUNC uint32_t volume(const uint32_t (&size)[3]) { return size[0] * size[1] * size[2]; }
+#define MSL_INDEX(name, expression) MSL_POSITION(name, (Uint3{expression, 0, 0}))
+MSL_INDEX(index_in_threadgroup, place.index)
+MSL_INDEX(index_in_simdgroup, place.index % kSimdWidth)
+MSL_INDEX(simdgroup_index, place.index / kSimdWidth)
+MSL_INDEX(simdgroups, (volume(place.size) + kSimdWidth - 1) / kSimdWidth)
+MSL_INDEX(dispatch_simdgroups, (volume(grid.threads_per_threadgroup) + kSimdWidth - 1) / kSimdWidth)
+MSL_INDEX(threads_per_simdgroup, kSimdWidth)
+MSL_INDEX(index_in_quadgroup, place.index % 4)
+MSL_INDEX(quadgroup_index, place.index / 4)
+MSL_INDEX(quadgroups, (volume(place.size) + 3) / 4)
+MSL_INDEX(dispatch_quadgroups, (volume(grid.threads_per_threadgroup) + 3) / 4)
+#undef MSL_INDEX
+#undef MSL_POSITION
+
+// Arguments -------------------------------------------------------------------------------------------------------
+
+// The parameter, a pointer or a reference, from an address.
+template <class Parameter>
+struct from_address;
+template <class T>
+struct from_address<T*> {
+  static METAL_FUNC T* make(void* address) { return static_cast<T*>(address); }
+};
+template <class T>
+struct from_address<T* const> : from_address<T*> {};
+template <class T>
+struct from_address<T&> {
+  static METAL_FUNC T& make(void* address) { return *static_cast<T*>(address); }
+};
+
+struct Address {
+  void* address;
+
+  template <class Parameter>
+  METAL_FUNC Parameter as(const Grid&, const Place&) const {
+    return from_address<Parameter>::make(address);
+  }
+};
+
+METAL_FUNC Address buffer(void* address) { return {address}; }
+METAL_FUNC Address absent() { return {nullptr}; }
+METAL_FUNC Address threadgroup_argument(uint64_t offset) {
+  extern __shared__ uint4 dynamic_threadgroup_memory[];
+  return {reinterpret_cast<unsigned char*>(dynamic_threadgroup_memory) + offset};
+}
+
+// Bytes lie in constant memory: what is bound to them is only read.
+template <uint32_t capacity>
+struct InlineBytes {
+  const unsigned char* address;
+
+  template <class Parameter>
+  METAL_FUNC Parameter as(const Grid&, const Place&) const {
+    using T = std::remove_reference_t<Parameter>;
+    if constexpr (std::is_reference_v<Parameter>)
+      static_assert(sizeof(T) <= capacity, "fewer bytes are bound than the argument's type has");
+    return from_address<Parameter>::make(const_cast<unsigned char*>(address));
+  }
+};
+template <uint32_t capacity>
+METAL_FUNC InlineBytes<capacity> bytes(const Bytes<capacity>& block) {
+  return {block.bytes};
+}
+
+// An argument that depends on a function constant.
+template <bool condition, class Binding>
+METAL_FUNC auto given(const Binding& binding) {
+  if constexpr (condition) return binding;
+  else return absent();
+}
+
+// Kernels ---------------------------------------------------------------------------------------------------------
+
+template <int i, class First, class... Rest>
+struct type_at : type_at<i - 1, Rest...> {};
+template <class First, class... Rest>
+struct type_at<0, First, Rest...> {
+  using type = First;
+};
+
+template <auto function>
+struct Caller;
+template <class... Parameters, void (*function)(Parameters...)>
+struct Caller<function> {
+  template <class... Bindings>
+  static METAL_FUNC void call(const Grid& grid, const Bindings&... bindings) {
+    Place place;
+    if (place.find(grid)) function(bindings.template as<Parameters>(grid, place)...);
+  }
+
+  // Bytes with room for one element of what parameter i points to.
+  template <int i>
+  static constexpr uint32_t room() {
+    using Parameter = typename type_at<i, Parameters...>::type;
+    return (sizeof(std::remove_pointer_t<std::remove_reference_t<Parameter>>) + 15) / 16 * 16;
+  }
+};
+
+}  // namespace msl

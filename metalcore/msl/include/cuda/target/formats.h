@@ -1,0 +1,47 @@
+// How half and bfloat convert to and from float: by instructions, but by arithmetic in constant expressions.
+#pragma once
+
+#include "metal/portable_formats.h"
+
+namespace msl {
+
+struct half_format {
+  static METAL_FUNC constexpr float widen(uint16_t bits) {
+    return __builtin_is_constant_evaluated() ? portable_half::widen(bits) : convert(bits);
+  }
+  static METAL_FUNC constexpr uint16_t round(float value) {
+    return __builtin_is_constant_evaluated() ? portable_half::round(value) : convert(value);
+  }
+
+ private:
+  static METAL_FUNC float convert(uint16_t bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+  }
+  static METAL_FUNC uint16_t convert(float value) {
+    uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+  }
+};
+
+struct bfloat_format {
+  static METAL_FUNC constexpr float widen(uint16_t bits) { return portable_bfloat::widen(bits); }
+  static METAL_FUNC constexpr uint16_t round(float value) {
+    return __builtin_is_constant_evaluated() ? portable_bfloat::round(value) : convert(value);
+  }
+
+ private:
+  static METAL_FUNC uint16_t convert(float value) {
+#if __CUDA_ARCH__ >= 800
+    uint16_t bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+#else
+    return portable_bfloat::round(value);
+#endif
+  }
+};
+
+}  // namespace msl

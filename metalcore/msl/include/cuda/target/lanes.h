@@ -1,0 +1,171 @@
+// How lanes exchange values on CUDA: shuffles within the warp. The active lanes take part; a program whose simdgroups
+// always come here whole says so by MSL_CONVERGENT, which spares finding out who is active.
+#pragma once
+
+#include "metal/lane_operations.h"
+
+namespace msl {
+
+constexpr uint32_t kEveryLane = 0xffffffffu;
+
+METAL_FUNC uint32_t active_lanes() {
+#ifdef MSL_CONVERGENT
+  return kEveryLane;
+#else
+  return __activemask();
+#endif
+}
+
+// The lanes of this lane's group, as a mask.
+template <uint32_t Width>
+METAL_FUNC uint32_t group_lanes() {
+  if constexpr (Width == kSimd) return kEveryLane;
+  return 0xfu << (index_of_lane() & ~(Width - 1));
+}
+
+// Calls f on each 32-bit word of a value and makes a value of the results.
+template <class T, class F>
+METAL_FUNC T map_words(const T& value, F f) {
+  constexpr uint32_t count = (sizeof(T) + 3) / 4;
+  uint32_t words[count] = {};
+  memcpy(words, &value, sizeof(T));
+#pragma unroll
+  for (uint32_t i = 0; i < count; ++i) words[i] = f(words[i]);
+  T result;
+  memcpy(&result, words, sizeof(T));
+  return result;
+}
+
+// The value of lane `source` of the group.
+template <uint32_t Width, class T>
+METAL_FUNC T shuffle(uint32_t mask, const T& value, uint32_t source) {
+  return map_words(value, [=](uint32_t word) { return __shfl_sync(mask, word, int(source), Width); });
+}
+template <uint32_t Width, class T>
+METAL_FUNC T shuffle_flipped(uint32_t mask, const T& value, uint32_t n) {
+  return map_words(value, [=](uint32_t word) { return __shfl_xor_sync(mask, word, int(n), Width); });
+}
+template <uint32_t Width, class T>
+METAL_FUNC T shuffle_lower(uint32_t mask, const T& value, uint32_t n) {
+  return map_words(value, [=](uint32_t word) { return __shfl_up_sync(mask, word, n, Width); });
+}
+template <uint32_t Width, class T>
+METAL_FUNC T shuffle_upper(uint32_t mask, const T& value, uint32_t n) {
+  return map_words(value, [=](uint32_t word) { return __shfl_down_sync(mask, word, n, Width); });
+}
+
+// Combines the values of all lanes of the group, which all are in `mask`, in the order of the CPU executor.
+template <uint32_t Width, class Operation, class T>
+METAL_FUNC T reduce_whole(uint32_t mask, T value) {
+#pragma unroll
+  for (uint32_t n = Width / 2; n; n /= 2) value = combine<Operation, T>(value, shuffle_flipped<Width>(mask, value, n));
+  return value;
+}
+
+// 32-bit integers have an instruction for all lanes at once.
+template <class Operation, class T>
+constexpr bool has_reduce_instruction =
+#if __CUDA_ARCH__ >= 800
+    std::is_integral_v<T> && sizeof(T) == 4 && !std::is_same_v<Operation, Product>;
+#else
+    false;
+#endif
+
+template <class Operation, class T>
+METAL_FUNC T reduce_by_instruction(uint32_t mask, T value) {
+  if constexpr (std::is_same_v<Operation, Sum>) return T(__reduce_add_sync(mask, uint32_t(value)));
+  else if constexpr (std::is_same_v<Operation, Min>) return __reduce_min_sync(mask, value);
+  else if constexpr (std::is_same_v<Operation, Max>) return __reduce_max_sync(mask, value);
+  else if constexpr (std::is_same_v<Operation, And>) return T(__reduce_and_sync(mask, uint32_t(value)));
+  else if constexpr (std::is_same_v<Operation, Or>) return T(__reduce_or_sync(mask, uint32_t(value)));
+  else return T(__reduce_xor_sync(mask, uint32_t(value)));
+}
+
+// Combines the values of all active lanes of the group.
+template <uint32_t Width, class Operation, class T>
+METAL_FUNC T reduce(const T& value, uint32_t) {
+  uint32_t mask = active_lanes();
+  if constexpr (Width == kSimd && has_reduce_instruction<Operation, T>) {
+    return reduce_by_instruction<Operation>(mask, value);
+  } else {
+    if (mask == kEveryLane) return reduce_whole<Width, Operation>(mask, value);
+    // Every lane walks over all active lanes, so that they stay together, and takes those of its group.
+    uint32_t group = group_lanes<Width>();
+    T result = value;
+    bool first = true;
+    for (uint32_t remaining = mask; remaining; remaining &= remaining - 1) {
+      T other = shuffle<kSimd>(mask, value, __ffs(remaining) - 1);
+      if (!(group & remaining & (0u - remaining))) continue;
+      result = first ? other : combine<Operation, T>(result, other);
+      first = false;
+    }
+    return result;
+  }
+}
+
+// Combines the values of the active lanes up to (or before) this one, beginning with `identity`.
+template <uint32_t Width, class Operation, class T>
+METAL_FUNC T prefix(const T& value, const T& identity, bool inclusive, uint32_t) {
+  uint32_t mask = active_lanes(), lane = index_of_lane() & (Width - 1);
+  if (mask == kEveryLane) {
+    T sum = value;
+#pragma unroll
+    for (uint32_t n = 1; n < Width; n *= 2) {
+      T other = shuffle_lower<Width>(mask, sum, n);
+      if (lane >= n) sum = combine<Operation, T>(other, sum);
+    }
+    if (inclusive) return sum;
+    T before = shuffle_lower<Width>(mask, sum, 1);
+    return lane ? before : identity;
+  }
+  uint32_t below = group_lanes<Width>() & ((1u << index_of_lane()) - 1);
+  T result = identity;
+  for (uint32_t remaining = mask; remaining; remaining &= remaining - 1) {
+    T other = shuffle<kSimd>(mask, value, __ffs(remaining) - 1);
+    if (below & remaining & (0u - remaining)) result = combine<Operation, T>(result, other);
+  }
+  return inclusive ? combine<Operation, T>(result, value) : result;
+}
+
+// The value of the lane that Source says; of a lane that is inactive it is undefined.
+template <uint32_t Width, class Source, class T>
+METAL_FUNC T fetch(const T& value, uint32_t n, uint32_t) {
+  uint32_t mask = active_lanes();
+  if constexpr (std::is_same_v<Source, Lower>) return shuffle_lower<Width>(mask, value, n);
+  else if constexpr (std::is_same_v<Source, Upper>) return shuffle_upper<Width>(mask, value, n);
+  else if constexpr (std::is_same_v<Source, Flipped>) return shuffle_flipped<Width>(mask, value, n);
+  else return shuffle<Width>(mask, value, Source::of(index_of_lane(), n, Width));
+}
+
+// The value of the first active lane.
+template <uint32_t Width, class T>
+METAL_FUNC T fetch_first(const T& value, uint32_t) {
+  uint32_t mask = active_lanes();
+  return shuffle<kSimd>(mask, value, __ffs(mask & group_lanes<Width>()) - 1);
+}
+
+// The value of the lane `delta` further in the block of `modulo` lanes; that lane's filling where the block ends before.
+template <uint32_t Width, class T>
+METAL_FUNC T fill(const T& value, const T& filling, int delta, uint32_t modulo, uint32_t) {
+  uint32_t mask = active_lanes(), lane = index_of_lane();
+  uint32_t block = lane & ~(modulo - 1);
+  int from = int(lane - block) + delta;
+  uint32_t source = block + (uint32_t(from) & (modulo - 1));
+  T inside = shuffle<kSimd>(mask, value, source), outside = shuffle<kSimd>(mask, filling, source);
+  return from >= 0 && from < int(modulo) ? inside : outside;
+}
+
+// Bit i is set where active lane i of the group passed true.
+template <uint32_t Width>
+METAL_FUNC uint32_t ballot(bool value, uint32_t) {
+  uint32_t lanes = __ballot_sync(active_lanes(), value);
+  return Width == kSimd ? lanes : lanes >> (index_of_lane() & ~(Width - 1)) & 0xfu;
+}
+
+// Whether this is the first active lane of the group.
+template <uint32_t Width>
+METAL_FUNC bool is_first(uint32_t) {
+  return int(index_of_lane()) == __ffs(active_lanes() & group_lanes<Width>()) - 1;
+}
+
+}  // namespace msl

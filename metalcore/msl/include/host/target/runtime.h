@@ -1,0 +1,49 @@
+// What a translated kernel asks of the executor: the running thread, threadgroup memory, barriers. `line` is the line of
+// the call in the user's source (see kernel_abi.h).
+#pragma once
+
+#include "host/kernel_abi.h"
+
+// Every function of these headers is inlined into the kernel, so that debug information puts a memory access on the
+// user's line and loops over threads can be vectorized.
+#define METAL_FUNC inline __attribute__((always_inline))
+#define METAL_LAMBDA __attribute__((always_inline))
+#define METAL_CONST __attribute__((const))
+#define METAL_PURE __attribute__((pure))
+#define METAL_NOINLINE __attribute__((noinline))
+
+// Where names of the program's outermost scope are: MSL_ROOT::name.
+#define MSL_ROOT
+
+namespace msl {
+
+using msl_abi::Uint3;
+constexpr uint32_t kSimdWidth = msl_abi::kSimdWidth;
+
+static const msl_abi::Runtime* runtime = nullptr;
+
+METAL_FUNC const msl_abi::Thread& self() { return *runtime->self(); }
+METAL_FUNC uint32_t index_of_lane() { return self().lane; }
+
+// A threadgroup variable of the running kernel; `site` numbers the declaration (given by the translator).
+template <class T, uint32_t site>
+METAL_FUNC T& threadgroup_variable() {
+  return *static_cast<T*>(runtime->threadgroup_memory(site, sizeof(T), alignof(T)));
+}
+
+METAL_FUNC void threadgroup_barrier(uint32_t flags, uint32_t line) { runtime->threadgroup_barrier(flags, line); }
+METAL_FUNC void simdgroup_barrier(uint32_t flags, uint32_t line) { runtime->simdgroup_barrier(flags, line); }
+METAL_FUNC void memory_fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+// Gives a threadgroup variable its initial value: one thread writes it, and the others wait.
+template <class T>
+struct initial {
+  T value;
+};
+template <class T>
+METAL_FUNC void initialize_threadgroup(T& variable, const initial<T>& value, uint32_t line = __builtin_LINE()) {
+  if (self().index_in_threadgroup == 0) __builtin_memcpy(&variable, &value.value, sizeof(T));
+  threadgroup_barrier(2, line);
+}
+
+}  // namespace msl
