@@ -1,6 +1,9 @@
 """Matrices that a QR decomposition must cope with, and what it must fulfil."""
 
 import torch
+from rows import tuned
+
+import metalcore
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -18,6 +21,32 @@ COMPLETE_SHAPES = {
     "block": [(33, 1), (64, 32), (128, 100), (40, 128)],
     "blocked": [(129, 2), (130, 130), (200, 20), (130, 160)],
 }
+
+
+def plan(family, m, n, mode):
+    """The variant and the kernels that an m x n matrix takes on GPUs of a family."""
+    with tuned(family):
+        explanation = metalcore.explain("qr", (m, n), mode=mode)
+    return explanation.variant, explanation.kernels
+
+
+def boundaries(family, mode):
+    """Shapes (m, n) on both sides of each change of plan, going down from short to tall, for some widths."""
+    shapes = []
+    tallest = 600 if mode == "complete" else 5000
+    for n in (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129):
+        low = 1
+        while plan(family, low, n, mode) != plan(family, tallest, n, mode):
+            below, above = low, tallest  # of the plan of `low`, and of another one
+            while above - below > 1:
+                middle = (below + above) // 2
+                if plan(family, middle, n, mode) == plan(family, low, n, mode):
+                    below = middle
+                else:
+                    above = middle
+            shapes += [(below, n), (above, n)]
+            low = above
+    return shapes
 
 
 def matrices(m, n):

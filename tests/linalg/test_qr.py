@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from qr_cases import COMPLETE_SHAPES, EPS, SHAPES, check_factors, matrices, norm
+from qr_cases import COMPLETE_SHAPES, EPS, SHAPES, boundaries, check_factors, matrices, norm, plan
+from rows import FAMILIES, tuned
 
 import metalcore
 
@@ -10,14 +11,29 @@ CASES = [(variant, m, n, mode) for mode in ("reduced", "r") for variant, shapes 
 CASES += [(variant, m, n, "complete") for variant, shapes in COMPLETE_SHAPES.items() for m, n in shapes]
 
 
-@pytest.mark.parametrize("variant, m, n, mode", CASES)
-def test_factors(device, variant, m, n, mode):
-    assert metalcore.explain("qr", (m, n), mode=mode).variant == variant
+def check(device, m, n, mode):
     cases = matrices(m, n)
     A = torch.stack(list(cases.values()))
     Q, R = metalcore.qr(A.to(device), mode)
     assert Q.device.type == R.device.type == torch.device(device).type
     check_factors(A, Q.cpu(), R.cpu(), mode, list(cases))
+
+
+@pytest.mark.parametrize("variant, m, n, mode", CASES)
+def test_factors(device, variant, m, n, mode):
+    with tuned("baseline"):
+        assert metalcore.explain("qr", (m, n), mode=mode).variant == variant
+        check(device, m, n, mode)
+
+
+@pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_where_other_gpus_take_other_kernels(device, family, mode):
+    """Below and above the boundaries of a family's plans, where they are not the baseline's."""
+    for m, n in boundaries(family, mode):
+        if plan(family, m, n, mode) != plan("baseline", m, n, mode):
+            with tuned(family):
+                check(device, m, n, mode)
 
 
 @pytest.mark.parametrize("m, n", [(5, 5), (64, 20), (70, 40), (300, 20), (1300, 12), (150, 140)])

@@ -11,9 +11,12 @@ OPS = ["softmax", "log_softmax", "rms_norm", "add_rms_norm"]
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_variant_of_a_gpu_is_tested(op):
-    with tuned("baseline"):
-        assert variants(op, torch.float32) == {"thread", "simd1", "simd4", "block4", "looped"}
-        assert max(lengths(op, torch.float32)) < LONGEST
+    found = set()
+    for family in FAMILIES:
+        with tuned(family):
+            found |= variants(op, torch.float32)
+            assert max(lengths(op, torch.float32)) < LONGEST
+    assert found >= {"thread", "simd1", "simd4", "block4", "looped"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
