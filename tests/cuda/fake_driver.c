@@ -1,0 +1,152 @@
+// Stands for libcuda.so.1 with two GPUs that run nothing: it notes what it is told, for tests to look at, and refuses what
+// the real driver refuses. Its "code" is text: "entry <name> block <bytes> threads <most> shared <bytes>".
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900 };
+enum { DEVICES = 2, RELAXED = 2, DEFAULT_SHARED = 48 * 1024, MOST_SHARED = 227 * 1024 };
+
+typedef struct {
+  char entry[256];
+  int block, threads, shared;
+} Code;
+
+typedef struct {
+  const Code* code;
+  int device, dynamic_shared;
+} Function;
+
+typedef struct {
+  char entry[256];
+  int device;
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  unsigned parameter_bytes;
+  unsigned char parameters[32768];
+} Launch;
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static Launch* launches;
+static int launch_count, launch_room;
+static atomic_int initialized, failure, capturing, loads, functions;
+
+static _Thread_local void* contexts[16];  // a stack; contexts[depth - 1] is current
+static _Thread_local int depth;
+static _Thread_local int capture_mode;  // 0: global
+
+// ---- for the tests
+
+int fake_launch_count(void) { return launch_count; }
+const Launch* fake_launch(int i) { return &launches[i]; }
+int fake_loads(void) { return loads; }
+int fake_functions(void) { return functions; }
+int fake_depth(void) { return depth; }
+int fake_capture_mode(void) { return capture_mode; }
+void fake_fail_launches(int status) { failure = status; }
+void fake_capture(int on) { capturing = on; }
+
+// ---- the driver
+
+static void* context_of(int device) { return (void*)(size_t)(0x1000 + device); }
+static int is_forbidden(void) { return capturing && capture_mode != RELAXED; }
+
+int cuInit(unsigned flags) { return flags ? INVALID_VALUE : (initialized = 1, 0); }
+int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+int cuGetErrorName(int status, const char** name) {
+  *name = status == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : status == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : 0;
+  return *name ? 0 : INVALID_VALUE;
+}
+int cuGetErrorString(int status, const char** text) {
+  *text = status == INVALID_VALUE ? "invalid argument" : status == 700 ? "an illegal memory access was encountered" : 0;
+  return *text ? 0 : INVALID_VALUE;
+}
+int cuDeviceGetCount(int* count) { return *count = DEVICES, initialized ? 0 : NOT_INITIALIZED; }
+int cuDeviceGet(int* device, int index) {
+  if (!initialized) return NOT_INITIALIZED;
+  return *device = index, index < DEVICES ? 0 : 101;
+}
+int cuDeviceGetName(char* name, int size, int device) { return snprintf(name, size, "Fake GPU %d", device), 0; }
+int cuDeviceTotalMem_v2(size_t* bytes, int device) { return *bytes = (size_t)(device + 1) << 33, 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  switch (attribute) {
+    case 16: return *value = 100 + device, 0;
+    case 75: return *value = 9 - device, 0;  // compute capabilities 9.0 and 8.0
+    case 76: return *value = 0, 0;
+    case 97: return *value = MOST_SHARED, 0;
+    default: return INVALID_VALUE;
+  }
+}
+int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = context_of(device), 0; }
+int cuCtxGetCurrent(void** context) { return *context = depth ? contexts[depth - 1] : 0, 0; }
+int cuCtxPushCurrent_v2(void* context) { return contexts[depth++] = context, 0; }
+int cuCtxPopCurrent_v2(void** context) { return depth ? (*context = contexts[--depth], 0) : INVALID_CONTEXT; }
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  const int before = capture_mode;
+  capture_mode = *mode;
+  *mode = before;
+  return 0;
+}
+
+#ifndef WITHOUT_LIBRARIES  // CUDA 12
+int cuLibraryLoadData(Code** library, const void* text, void* a, void* b, unsigned c, void* d, void* e, unsigned f) {
+  (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
+  if (is_forbidden()) return CAPTURE_UNSUPPORTED;
+  Code code;
+  if (sscanf(text, "entry %255s block %d threads %d shared %d", code.entry, &code.block, &code.threads, &code.shared) != 4)
+    return INVALID_VALUE;
+  *library = malloc(sizeof code);
+  **library = code;
+  ++loads;
+  return 0;
+}
+#endif
+int cuLibraryGetKernel(Code** kernel, Code* library, const char* name) {
+  return *kernel = library, strcmp(library->entry, name) ? NOT_FOUND : 0;
+}
+int cuKernelGetFunction(Function** function, Code* kernel) {
+  if (!depth) return INVALID_CONTEXT;
+  if (is_forbidden()) return CAPTURE_UNSUPPORTED;
+  *function = malloc(sizeof **function);
+  **function = (Function){kernel, (int)((size_t)contexts[depth - 1] - 0x1000), DEFAULT_SHARED - kernel->shared};
+  ++functions;
+  return 0;
+}
+int cuFuncLoad(Function* function) { return (void)function, is_forbidden() ? CAPTURE_UNSUPPORTED : 0; }
+int cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t* size) {
+  return *offset = 0, *size = (size_t)function->code->block, index ? INVALID_VALUE : 0;
+}
+int cuFuncGetAttribute(int* value, int attribute, Function* function) {
+  switch (attribute) {
+    case 0: return *value = function->code->threads, 0;
+    case 1: return *value = function->code->shared, 0;
+    case 3: return *value = 8, 0;
+    case 4: return *value = 40, 0;
+    default: return INVALID_VALUE;
+  }
+}
+int cuFuncSetAttribute(Function* function, int attribute, int value) {
+  if (attribute != 8 || value < 0 || value + function->code->shared > MOST_SHARED) return INVALID_VALUE;
+  return function->dynamic_shared = value, 0;
+}
+
+int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void* stream, void** parameters, void** extra) {
+  const Code* code = function->code;
+  if (failure) return failure;
+  if (!depth || contexts[depth - 1] != context_of(function->device)) return INVALID_CONTEXT;
+  if (!gx || !gy || !gz || !bx || !by || !bz || gx > 0x7fffffff || gy > 65535 || gz > 65535 || bx > 1024 || by > 1024 ||
+      bz > 64 || bx * by * bz > (unsigned)code->threads || (int)shared > function->dynamic_shared || extra)
+    return INVALID_VALUE;
+  pthread_mutex_lock(&mutex);
+  if (launch_count == launch_room) launches = realloc(launches, sizeof *launches * (launch_room = 2 * launch_room + 16));
+  Launch* launch = &launches[launch_count++];
+  *launch = (Launch){.device = function->device, .grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared,
+                     .stream = stream, .parameter_bytes = (unsigned)code->block};
+  strcpy(launch->entry, code->entry);
+  memcpy(launch->parameters, parameters[0], (size_t)code->block);
+  pthread_mutex_unlock(&mutex);
+  return 0;
+}
