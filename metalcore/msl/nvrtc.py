@@ -2,10 +2,10 @@
 
 import ctypes
 import functools
-import glob
 import importlib.util
 import os
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -13,8 +13,16 @@ from .errors import CompilerNotFoundError, MSLError, quote_error
 
 INCLUDE = Path(__file__).parent / "include"
 # No fast math: what MSL leaves to the GPU is as accurate as CUDA's own functions.
-FLAGS = ("-std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--disable-warnings")
-_INCLUDE = (f"--include-path={INCLUDE}", f"--include-path={INCLUDE / 'cuda' / 'std'}")
+FLAGS = (
+    "-std=c++17",
+    "--device-as-default-execution-space",  # functions of MSL have no annotation
+    "--fmad=true",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--disable-warnings",
+)
+_INCLUDE = (f"--include-path={INCLUDE}", f"--include-path={INCLUDE / 'cuda'}")
 # Kernels take a parameter block of up to 32,764 bytes, and the driver loads them as a library.
 _OLDEST = (12, 1)
 _MAJORS = (13, 12)  # whose libraries are looked for by name
@@ -24,7 +32,7 @@ class NVRTC:
     """An NVRTC library. It is opened when it first has to compile; its version is known before."""
 
     def __init__(self, path):
-        self.path = Path(path)
+        self.path = Path(os.path.realpath(path))  # whose name has the version
         self._lock = threading.Lock()
         self._library = None
 
@@ -111,7 +119,9 @@ class NVRTC:
         return self._library.nvrtcGetErrorString(result).decode()
 
     def _builtins(self):
-        return sorted(glob.glob(f"{glob.escape(os.fspath(self.path.parent))}/libnvrtc-builtins.so.*[0-9].[0-9]*"))
+        """Paths of the libraries of builtins beside it, of its major version."""
+        major = re.search(r"\.so\.(\d+)", self.path.name)
+        return sorted(map(str, self.path.parent.glob(f"libnvrtc-builtins.so.{major[1]}.[0-9]*"))) if major else []
 
     def _open(self):
         with self._lock:
@@ -153,7 +163,7 @@ def _find(explicit, *homes):
 
 
 def _candidates(homes):
-    """Paths of libraries, each once, in the order of preference."""
+    """Paths of libraries, in the order of preference."""
     paths = [_loaded()]
     for folder in _folders(homes):
         for name in (*(f"libnvrtc.so.{major}" for major in _MAJORS), "libnvrtc.so"):
@@ -161,8 +171,7 @@ def _candidates(homes):
             if path.exists():
                 paths.append(path)
                 break
-    known = dict.fromkeys(os.path.realpath(path) for path in paths if path)
-    return list(known) or _of_the_loader()
+    return list(filter(None, paths)) or _of_the_loader()
 
 
 def _loaded():
@@ -176,10 +185,11 @@ def _loaded():
 
 
 def _folders(homes):
-    """Where libraries may lie: NVIDIA's packages, CUDA's home, its usual place."""
+    """Where libraries may lie: NVIDIA's packages, Conda's, CUDA's home, its usual place."""
     spec = importlib.util.find_spec("nvidia")
     packages = [Path(path) for path in (spec.submodule_search_locations or ())] if spec else []
     folders = [folder for package in packages for folder in sorted(package.glob("*/lib"), reverse=True)]
+    folders.append(Path(sys.prefix) / "lib")
     for home in (*filter(None, homes), "/usr/local/cuda"):
         folders += [Path(home) / "lib64", Path(home) / "lib"]
     return folders

@@ -4,7 +4,6 @@ Each target has the same few methods, and is one program's on one device.
 """
 
 import json
-import math
 import os
 import struct
 import sys
@@ -12,7 +11,7 @@ import sys
 import torch
 
 from .. import _C
-from . import cache
+from . import cache, signatures
 
 # A program with more kernels than the first number is compiled kernel by kernel, each when it is first used; up to the
 # second, all of them are looked through for errors before.
@@ -22,7 +21,7 @@ CHECKED_AT_ONCE = 64
 
 def default_device():
     """Where a call without tensors runs, and for which a program is compiled before it is called."""
-    if "metalcore.simulator" not in sys.modules and hasattr(_C, "cuda_dispatch") and torch.cuda.is_available():
+    if hasattr(_C, "cuda_dispatch") and not torch.backends.mps.is_available() and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("mps", 0)
 
@@ -137,7 +136,7 @@ class CudaTarget:
             self._compiled.check(capability)
 
     def thread_limit(self, kernel, buffers=None, lengths=()):
-        signature = self._probable_signature(kernel) if buffers is None else _signature(buffers, lengths)
+        signature = self._probable_signature(kernel) if buffers is None else signatures.of_call(buffers, lengths)
         return self._attributes_of(kernel, signature)["max_threads"]
 
     def static_memory(self, kernel):
@@ -179,30 +178,4 @@ class CudaTarget:
         return self._attributes[key]
 
     def _probable_signature(self, kernel):
-        """What calls will bind, as far as the arguments' types tell."""
-        arguments = self._program.arguments(kernel)
-        parts = {kind: [] for kind in "bti"}
-        for a in sorted(arguments, key=lambda argument: argument["index"]):
-            if a["kind"] == "threadgroup":
-                parts["t"].append(f"t{a['index']}")
-            elif a["type"] and not a["is_writable"]:
-                parts["i"].append(f"i{a['index']}:{16 if a['type'] in _SCALARS else 0}")
-            else:
-                parts["b"].append(f"b{a['index']}")
-        return ",".join(parts["b"] + parts["t"] + parts["i"])
-
-
-_SCALARS = {"bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat", "float", "size_t",
-            "unsigned", "unsigned int", "unsigned long", "int32_t", "uint32_t", "int64_t", "uint64_t"}  # fmt: skip
-
-
-def _signature(buffers, lengths):
-    """The signature of such a call, as csrc/backends/cuda/block.h has it."""
-    addresses, values = [], []
-    for i, buffer in enumerate(buffers):
-        if isinstance(buffer, tuple):
-            addresses.append(f"b{i}")
-        elif buffer is not None:
-            size = math.ceil((len(buffer) if isinstance(buffer, bytes) else 8 * len(buffer)) / 16) * 16
-            values.append(f"i{i}:{size if size <= 256 else 1 << (size - 1).bit_length()}")
-    return ",".join([*addresses, *(f"t{i}" for i in range(len(lengths))), *values])
+        return signatures.probable(self._program.arguments(kernel))

@@ -1,0 +1,38 @@
+"""Signatures: what a launch on CUDA binds and how, as text (see cuda_source.py), which a kernel is compiled for."""
+
+_SCALARS = {
+    "bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat", "float", "size_t",
+    "unsigned", "unsigned int", "unsigned long", "int32_t", "uint32_t", "int64_t", "uint64_t",
+}  # fmt: skip
+
+
+def of_call(buffers, lengths):
+    """The signature of a call with these buffers, (address, size), bytes or a list, and lengths of threadgroup arguments;
+    as csrc/backends/cuda/block.h has it."""
+    addresses, values = [], []
+    for i, buffer in enumerate(buffers):
+        if isinstance(buffer, tuple):
+            addresses.append(f"b{i}")
+        elif buffer is not None:
+            size = len(buffer) if isinstance(buffer, bytes) else 8 * len(buffer)
+            values.append(f"i{i}:{_capacity(size)}")
+    return ",".join([*addresses, *(f"t{i}" for i in range(len(lengths))), *values])
+
+
+def _capacity(size):
+    return (size + 15) // 16 * 16 if size <= 256 else 1 << (size - 1).bit_length()
+
+
+def probable(arguments):
+    """The signature that calls will have, as far as the types of the arguments (dicts of kernels.Argument) tell: what is
+    passed by reference and not written to is bound as bytes."""
+    parts = {"b": [], "t": [], "i": []}
+    for argument in sorted(arguments, key=lambda argument: argument["index"]):
+        index, type = argument["index"], argument["type"]
+        if argument["kind"] == "threadgroup":
+            parts["t"].append(f"t{index}")
+        elif type and not argument["is_writable"]:
+            parts["i"].append(f"i{index}:{16 if type in _SCALARS else 0}")
+        else:
+            parts["b"].append(f"b{index}")
+    return ",".join(parts["b"] + parts["t"] + parts["i"])
