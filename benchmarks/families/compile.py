@@ -7,8 +7,6 @@ compile_shader compiles.
 
 import functools
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +14,7 @@ import time
 import torch
 
 from ..harness.case import Sampled, Samples
+from ..harness.process import python
 
 ROUNDS = {"gpu": 3, "cpu": 3, "quick": 1}
 TARGETS = {"empty cache": {"seconds": 3.0}, "cached": {"seconds": 0.05}}
@@ -69,10 +68,11 @@ def process_times(device, rounds):
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as cache:
             for state in TARGETS:
-                process = subprocess.run([sys.executable, "-m", "benchmarks.families.compile", device],
-                                         capture_output=True, text=True, env={**os.environ, "METALCORE_CACHE_DIR": cache})
-                found[state].append(json.loads(process.stdout) if process.returncode == 0
-                                    else dict.fromkeys(NAMES, f"the process failed: {process.stderr.strip()[-2000:]}"))
+                try:
+                    printed = python("-m", "benchmarks.families.compile", device, METALCORE_CACHE_DIR=cache)
+                    found[state].append(json.loads(printed))
+                except RuntimeError as error:
+                    found[state].append(dict.fromkeys(NAMES, str(error)))
     return found
 
 

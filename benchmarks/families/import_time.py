@@ -1,10 +1,9 @@
 """What `import metalcore` takes in a new process after `import torch`, which is shown beside it."""
 
 import functools
-import subprocess
-import sys
 
 from ..harness.case import Sampled, Samples
+from ..harness.process import python
 
 SCRIPT = """
 import time
@@ -25,6 +24,5 @@ def cases(scale):
 
 def import_seconds(rounds):
     """Seconds of `import torch` and of `import metalcore`, a list each."""
-    runs = [subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout.split()
-            for _ in range(rounds)]
+    runs = [python("-c", SCRIPT).split() for _ in range(rounds)]
     return [[float(run[side]) for run in runs] for side in range(2)]

@@ -7,6 +7,7 @@ that another process on a busy machine counts against neither side.
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 
 import torch
@@ -19,7 +20,7 @@ def open_device(name, threads):
         ValueError: it is not there, or metalcore has no kernels for it.
     """
     if name is None:
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "mps" if has_apple_gpu() else "cpu"
     device = {"cuda": Cuda, "mps": Mps, "cpu": Simulated}[name](threads)
     from metalcore._routing import accelerated
 
@@ -27,6 +28,11 @@ def open_device(name, threads):
         raise ValueError(f"metalcore has no kernels for {name} here, so there is nothing to compare; "
                          "`python -m metalcore info` says what it has")
     return device
+
+
+def has_apple_gpu():
+    """A real one: the simulator answers for PyTorch's own functions."""
+    return "metalcore.simulator" not in sys.modules and torch.backends.mps.is_available()
 
 
 class Simulated:
@@ -93,7 +99,7 @@ class Mps(Gpu):
     cache_bytes = 96 << 20  # the system-level cache of an M Ultra, the largest; Metal does not tell it
 
     def __init__(self, threads):
-        if not torch.backends.mps.is_available():
+        if not has_apple_gpu():
             raise ValueError("there is no Apple GPU here; --device cpu runs on the simulated device")
         super().__init__("mps", torch.mps)
 

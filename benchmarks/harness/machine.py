@@ -32,7 +32,7 @@ def describe(device, commit=None):
         "threads": torch.get_num_threads(),
     }
     if device.name == "cuda":
-        found["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
+        found["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or "unknown"
         found["cuda"] = torch.version.cuda
         found["cache_bytes"] = device.cache_bytes
     return found
@@ -100,7 +100,7 @@ def _median_seconds(device, call, calls=5):
     return statistics.median(device.seconds(batch) for _ in range(REPEATS)) / calls
 
 
-def stem(machine):
-    """The name of a run's files: its date and device."""
-    words = "".join(letter if letter.isalnum() else "-" for letter in machine["device_name"].lower())
-    return f"{machine['date'][:10]}-{'-'.join(filter(None, words.split('-')))}"
+def stem(machine, families=()):
+    """The name of a run's files: its date, its device, and its families unless it had all."""
+    device = "".join(letter if letter.isalnum() else "-" for letter in machine["device_name"].lower())
+    return "-".join([machine["date"][:10], *filter(None, device.split("-")), *families])

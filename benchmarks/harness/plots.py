@@ -1,4 +1,5 @@
-"""One picture per family: the times of both sides, and the share of the physical limit. Needs matplotlib."""
+"""One picture per family: the times of both sides, and the share of the physical limit, with targets in red.
+Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -38,6 +39,8 @@ def _times(axes, results):
     if limits:
         axes.plot([time for _, time in limits], [row for row, _ in limits], "|", color="black", markersize=9,
                   label="physical limit")
+    for row, result in zip(rows, results):
+        _targets(axes, row, result, ("seconds",), 1e3)
     axes.set_xscale("log")
     axes.set_xlabel("ms")
     axes.set_yticks(list(rows), [" ".join(filter(None, [result["name"], result["shape"], result["dtype"]]))
@@ -52,8 +55,13 @@ def _shares(axes, results):
         if "share" in result:
             axes.barh(row, 100 * result["share"], 0.6, color=OURS)
             axes.text(100 * result["share"], row, f" {100 * result['share']:.3g}", va="center", fontsize=8)
-        for target in result.get("targets", ()):
-            if target["quantity"] == "share":
-                axes.plot([100 * target["bound"]] * 2, [row - 0.4, row + 0.4], color=TARGET, linewidth=1.5)
-    axes.set_xlabel("% of the physical limit (red: target)")
-    axes.set_xlim(left=0)
+        _targets(axes, row, result, ("share",), 100)
+    axes.set_xlabel("% of the physical limit")
+    axes.set_xlim(0, 1.1 * axes.get_xlim()[1])
+
+
+def _targets(axes, row, result, quantities, factor):
+    """Red lines where the bounds are."""
+    for target in result.get("targets", ()):
+        if target["quantity"] in quantities:
+            axes.plot([factor * target["bound"]] * 2, [row - 0.4, row + 0.4], color=TARGET, linewidth=1.5)

@@ -60,6 +60,21 @@ def load(path):
     return data
 
 
+def merge(runs):
+    """Several runs of one machine and commit as one; of a case that occurs twice the later result counts.
+
+    Raises:
+        ValueError: they are not of one machine, metalcore and PyTorch.
+    """
+    for name in ("device_name", "torch", "commit", "threads", "driver"):
+        values = {run["machine"].get(name) for run in runs}
+        if len(values) > 1:
+            raise ValueError(f"--report: the runs differ in {name}: {', '.join(sorted(map(str, values)))}")
+    found = {tuple(result[key] for key in ("family", "name", "shape", "dtype")): result
+             for run in runs for result in run["results"]}
+    return {**runs[-1], "results": sorted(found.values(), key=lambda result: result["family"])}
+
+
 def by_family(data):
     return [(name, list(results)) for name, results in groupby(data["results"], key=lambda result: result["family"])]
 

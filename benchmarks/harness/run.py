@@ -72,12 +72,12 @@ def list_cases(arguments):
 
 
 def report_again(arguments):
-    """Shows and writes what a JSON file holds."""
-    path = Path(arguments.report)
-    data = report.load(path)
-    files = report.Files(arguments.out or path.parent, path.stem)
-    if arguments.out:
-        files.write_json(data)
+    """Shows and writes what JSON files hold; several become one."""
+    paths = [Path(path) for path in arguments.report]
+    data = report.merge([report.load(path) for path in paths])
+    files = report.Files(arguments.out or paths[0].parent,
+                         paths[0].stem if len(paths) == 1 else machine.stem(data["machine"]))
+    files.write_json(data)
     print_and_write(data, files)
     return 0
 
@@ -94,7 +94,7 @@ def benchmark(arguments):
     say("measuring the machine's ceilings")
     data = {"machine": machine.describe(device, arguments.commit), "ceilings": machine.ceilings(device, quick),
             "settings": {"rounds": run.rounds, "quick": quick, "eager": run.eager}, "results": []}
-    results, files = data["results"], report.Files(arguments.out or OUT, machine.stem(data["machine"]))
+    results, files = data["results"], report.Files(arguments.out or OUT, machine.stem(data["machine"], arguments.family))
     for number, (name, case) in enumerate(chosen, 1):
         result = measure_case(name, case, run, data["ceilings"])
         say(f"[{number}/{len(chosen)}] {name}: {case.label}: {report.brief(result)}")
@@ -113,10 +113,14 @@ def print_and_write(data, files):
 
 def measure_case(name, case, run, ceilings):
     try:
-        return summarize(name, case, measure(case, run), ceilings, with_targets=run.device.name == "cuda")
+        return summarize(name, case, measure(case, run), ceilings, targets_hold(run))
     except Exception as error:
         traceback.print_exc(limit=-5)
         return failure(name, case, error)
+
+
+def targets_hold(run):
+    return run.device.name == "cuda" and not run.quick
 
 
 def say(line):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import argparse
 import sys
 from pathlib import Path
 
@@ -27,24 +27,23 @@ def add_parser(commands):
     parser.add_argument("--threads", type=_positive, default=1, help="with --device cpu: threads of either side (1)")
     parser.add_argument("--commit", help="what the results say was measured, where git cannot tell")
     parser.add_argument("--out", metavar="DIR", help="where the files go (build/benchmarks)")
-    parser.add_argument("--report", metavar="JSON", help="measure nothing: print and write the reports of a JSON file, "
-                                                         "beside it or in --out")
+    parser.add_argument("--report", nargs="+", metavar="JSON",
+                        help="measure nothing: print and write the reports of a JSON file, or of several runs of one "
+                             "machine together, beside it or in --out")
     parser.set_defaults(run=run)
 
 
 def _positive(word):
-    value = int(word)
-    if value < 1:
-        raise ValueError
-    return value
+    if not word.isdigit() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, not {word!r}")
+    return int(word)
 
 
 def run(arguments):
-    if not BENCHMARKS.is_dir():
+    if not (BENCHMARKS / "harness").is_dir():
         raise ValueError("the benchmarks come with the source checkout; this is an installed package")
-    # This process and those that it starts measure this metalcore, whether it is installed or not.
-    sys.path.insert(0, str(ROOT))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
     from benchmarks import harness
 
     return harness.main(arguments)
