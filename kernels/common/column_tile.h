@@ -3,7 +3,8 @@
 // barrier; the reflector that all columns are hit with goes through threadgroup memory, as G QUADS float4 and tau.
 //
 // Rows are finished from the top, so everything takes the first quad that is still in work: while reflector k is at
-// work, that is the quad which holds row k, and the only one where rows are told apart.
+// work, that is the quad which holds row k, and the only one where rows are told apart. Loops over quads have a length
+// known to the compiler all the same: unrolled they index registers by constants, where they would otherwise go to memory.
 #pragma once
 
 #include <metal_stdlib>
@@ -65,12 +66,14 @@ inline void make_and_publish(thread ColumnTile<G, QUADS>& tile, uint first, uint
   const float alpha = from_row<G>(component(tile.x[first], k % 4), k, lane);
   float4 most = metal::abs(below);
 #pragma unroll
-  for (uint q = first + 1; q < QUADS; ++q) most = metal::max(most, metal::abs(tile.x[q]));
+  for (uint q = 0; q < QUADS; ++q)
+    if (q > first) most = metal::max(most, metal::abs(tile.x[q]));
   const float largest = column_max<G>(max_of(most));
   const float scale = scale_to_one(metal::max(largest, metal::abs(alpha)));
   float4 squares = (below * scale) * (below * scale);
 #pragma unroll
-  for (uint q = first + 1; q < QUADS; ++q) squares = metal::fma(tile.x[q] * scale, tile.x[q] * scale, squares);
+  for (uint q = 0; q < QUADS; ++q)
+    if (q > first) squares = metal::fma(tile.x[q] * scale, tile.x[q] * scale, squares);
   const Reflector h = make_reflector(alpha, largest, column_sum<G>(sum_of(squares)), scale);
   if (owner) {
     tau = h.tau;
@@ -78,7 +81,8 @@ inline void make_and_publish(thread ColumnTile<G, QUADS>& tile, uint first, uint
     tile.x[first] = metal::select(metal::select(tile.x[first], v, row > k), float4(h.beta), row == k);
     published[first * G + g] = metal::select(v, float4(1.0f), row == k);
 #pragma unroll
-    for (uint q = first + 1; q < QUADS; ++q) {
+    for (uint q = 0; q < QUADS; ++q) {
+      if (q <= first) continue;
       tile.x[q] = (tile.x[q] * scale) * h.inverse;
       published[q * G + g] = tile.x[q];
     }
@@ -110,7 +114,8 @@ inline void publish_and_reset(thread ColumnTile<G, QUADS>& tile, uint first, uin
   published[first * G + g] = metal::select(e, tile.x[first], row > k);
   tile.x[first] = e;
 #pragma unroll
-  for (uint q = first + 1; q < QUADS; ++q) {
+  for (uint q = 0; q < QUADS; ++q) {
+    if (q <= first) continue;
     published[q * G + g] = tile.x[q];
     tile.x[q] = float4(0.0f);
   }
@@ -123,7 +128,8 @@ inline float dot_with(thread const ColumnTile<G, QUADS>& tile, uint first, uint 
                       threadgroup const float4* published) {
   float4 sum = published[first * G + g] * tile.x[first];
 #pragma unroll
-  for (uint q = first + 1; q < QUADS; ++q) sum = metal::fma(published[q * G + g], tile.x[q], sum);
+  for (uint q = 0; q < QUADS; ++q)
+    if (q > first) sum = metal::fma(published[q * G + g], tile.x[q], sum);
   return column_sum<G>(sum_of(sum));
 }
 
@@ -132,5 +138,6 @@ template <uint G, uint QUADS>
 inline void subtract(thread ColumnTile<G, QUADS>& tile, uint first, uint g, threadgroup const float4* published,
                      float factor) {
 #pragma unroll
-  for (uint q = first; q < QUADS; ++q) tile.x[q] = metal::fma(float4(-factor), published[q * G + g], tile.x[q]);
+  for (uint q = 0; q < QUADS; ++q)
+    if (q >= first) tile.x[q] = metal::fma(float4(-factor), published[q * G + g], tile.x[q]);
 }
