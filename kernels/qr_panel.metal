@@ -16,8 +16,7 @@ inline void write_factor(threadgroup const float* products, device float* t, uin
   for (uint k = 0; k < QR_PANEL; ++k) {
     float sum = 0.0f;
 #pragma unroll
-    for (uint i = 0; i < QR_PANEL; ++i)  // to a constant, so that `row` stays in registers
-      if (i < k) sum = i >= l ? fma(row[i], products[i * QR_PANEL + k], sum) : sum;
+    for (uint i = 0; i < k; ++i) sum = i >= l ? fma(row[i], products[i * QR_PANEL + k], sum) : sum;
     const float tau = products[k * QR_PANEL + k];
     row[k] = k < l ? 0.0f : k == l ? tau : -tau * sum;
     t[l * QR_PANEL + k] = row[k];
