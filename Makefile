@@ -15,7 +15,7 @@ help:
 	@echo "make demo    three short examples: a batched QR, a kernel with a seeded bug, a Llama that trains"
 	@echo "make test    the whole test-suite, then the ops once more in checking mode"
 	@echo "make build   the extension and the built-in kernels, in place"
-	@echo "make bench   metalcore against PyTorch's own ops, as ratios"
+	@echo "make bench   metalcore against PyTorch's own ops; a report goes to build/benchmarks"
 	@echo "make clean   removes what build made; make distclean removes .venv as well"
 
 venv: $(VENV)
