@@ -20,7 +20,7 @@ def of_call(buffers, lengths):
 
 
 def _capacity(size):
-    return (size + 15) // 16 * 16 if size <= 256 else 1 << (size - 1).bit_length()
+    return max(16, (size + 15) // 16 * 16) if size <= 256 else 1 << (size - 1).bit_length()
 
 
 def probable(arguments):
