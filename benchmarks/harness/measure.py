@@ -14,6 +14,8 @@ from .case import Comparison, Samples
 CACHES = 4
 MAX_SETS = 64
 MAX_CALLS = 2048
+# A side whose calls would not all have had their turn by then is far from any limit by memory, and takes fewer sets.
+TURNS_SECONDS = 0.25
 # A batch longer than this needs no other ahead of it.
 LEAD_IN_SECONDS = 0.02
 
@@ -38,7 +40,8 @@ def compare(case, run) -> Samples:
              for function, values_of in ((case.ours, inputs), (case.theirs, theirs))]
     times = alternate(sides, run)
     return Samples(ours=times[0], theirs=times[1], method="graph replay" if graph else device.method,
-                   calls=sides[0].calls, sets=sets, cached=sets * case.bytes < 2 * device.cache_bytes,
+                   calls=sides[0].calls, sets=sides[0].sets,
+                   cached=sides[0].sets * case.bytes < 2 * device.cache_bytes,
                    variant=case.variant(*inputs[0]) if case.variant else "")
 
 
@@ -54,10 +57,13 @@ class Side:
 
     def __init__(self, calls, run, graph):
         self.device = run.device
-        self.calls = len(calls)
-        for call in calls:  # compiles and loads kernels, makes an optimizer's state
+        calls[0]()  # compiles and loads kernels
+        self.device.synchronize()
+        calls = calls[:max(1, int(TURNS_SECONDS / max(self.device.seconds(calls[0]), 1e-9)))]
+        for call in calls[1:]:  # makes the state of each optimizer
             call()
         self.device.synchronize()
+        self.calls = self.sets = len(calls)
         while True:
             self.batch = in_turns(calls, self.calls)
             if graph:

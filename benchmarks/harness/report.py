@@ -127,7 +127,8 @@ def cells(result):
     if "error" in result:
         return [*identity, "error", "", "", "", "", result["error"].splitlines()[0]]
     ratio = result.get("speedup")
-    achieved = (rate_text(result["flops_per_second"], "FLOP/s") if result.get("flops_per_second")
+    achieved = (f"{seconds_text(result['overhead'])} beyond a launch" if "overhead" in result
+                else rate_text(result["flops_per_second"], "FLOP/s") if result.get("flops_per_second")
                 else rate_text(result["bytes_per_second"], "B/s") if result.get("bytes_per_second") else "")
     return [*identity, seconds_text(result["ours"]["median"]),
             seconds_text(result["theirs"]["median"]) if "theirs" in result else "",
@@ -135,6 +136,12 @@ def cells(result):
             achieved + (" (cache)" if result["cached"] and achieved else ""),
             f"{result['share']:.1%}" if "share" in result else "",
             verdict(result)]
+
+
+def methods(results):
+    """By what the results were measured."""
+    found = sorted({result["method"] for result in results if "error" not in result})
+    return "measured by " + ", ".join(found) if found else ""
 
 
 def brief(result):
@@ -174,7 +181,7 @@ def text(data):
         rows = [list(COLUMNS), *map(cells, results)]
         used = [index for index in range(len(COLUMNS)) if any(row[index] for row in rows[1:])]
         widths = {index: max(len(row[index]) for row in rows) for index in used}
-        lines += ["", name]
+        lines += ["", ", ".join(filter(None, [name, methods(results)]))]
         lines += ["  ".join(row[index].ljust(widths[index]) for index in used).rstrip() for row in rows]
     return "\n".join([*lines, *(["", totals(data)] if totals(data) else [])])
 
@@ -186,7 +193,7 @@ def markdown(data, pictures):
     if totals(data):
         lines += ["", totals(data)]
     for name, results in by_family(data):
-        lines += ["", f"## {name}", ""]
+        lines += ["", f"## {name}", "", methods(results), ""]
         if name in pictures:
             lines += [f"![{name}]({pictures[name].name})", ""]
         lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
@@ -220,7 +227,7 @@ def page(data, pictures):
         if family in pictures:
             picture = base64.b64encode(pictures[family].read_bytes()).decode()
             parts.append(f'<img alt="{family}" src="data:image/png;base64,{picture}">')
-        parts.append(_table(COLUMNS, map(cells, results)))
+        parts += [f"<p>{html.escape(methods(results))}</p>", _table(COLUMNS, map(cells, results))]
     return "\n".join([*parts, "</body></html>", ""])
 
 

@@ -89,7 +89,7 @@ def benchmark(arguments):
     device = open_device(arguments.device, arguments.threads)
     quick = arguments.quick
     run = Run(device, arguments.rounds or (QUICK_ROUNDS if quick else ROUNDS), quick, arguments.eager,
-              sample_seconds=1e-4 if quick else 1e-3, case_seconds=1.0 if quick else 6.0)
+              sample_seconds=1e-4 if quick else 1e-3, case_seconds=1.0 if quick else 4.0)
     chosen = select(arguments.family, scale(device.scale, quick), arguments.filter)
     say("measuring the machine's ceilings")
     data = {"machine": machine.describe(device, arguments.commit), "ceilings": machine.ceilings(device, quick),

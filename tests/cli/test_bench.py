@@ -159,6 +159,7 @@ def test_formats():
 
     data = known()
     text = report.text(data)
+    assert "\nqr, measured by events\n" in text
     assert "  ".join(ROW) in re.sub(" {3,}", "  ", text) and "2 of 3 targets met, 1 cases failed" in text
     markdown = report.markdown(data, {})
     assert f"| {' | '.join(ROW)} |" in markdown and "| a\\|b |" in markdown and "| pass |" in markdown
@@ -342,6 +343,19 @@ def test_samples_are_long_enough(graph):
     assert side.calls == 6  # the least multiple of 3 that takes 4 ms
     assert side.sample() == pytest.approx(1e-3)
     assert device.captures == (2 if graph else 0)
+
+
+def test_slow_calls_take_fewer_sets():
+    from benchmarks.harness.measure import Side
+
+    device, made = Clock(), []
+
+    def call(name):
+        made.append(name)
+        device.now += 0.12
+
+    side = Side([lambda name=name: call(name) for name in "abcd"], runner(device), False)
+    assert side.sets == side.calls == 2 and set(made) == {"a", "b"}
 
 
 def test_sides_alternate():
