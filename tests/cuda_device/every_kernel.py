@@ -1,0 +1,181 @@
+"""Runs every built-in kernel at least once, on small tensors; a program for compute-sanitizer to watch.
+
+    python tests/cuda_device/every_kernel.py [--device cuda] [--fault memcheck]
+
+Prints a digest of all results, the same on every run, and fails if a built-in kernel was not launched. With --fault it
+runs only a kernel with a fault that the named tool of compute-sanitizer has to find.
+"""
+
+import argparse
+import hashlib
+import itertools
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
+
+import torch  # noqa: E402
+from rows import FAMILIES, lengths, tuned, variant  # noqa: E402
+
+import metalcore  # noqa: E402
+from metalcore import _C  # noqa: E402
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+QR_HEIGHTS = (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1024, 1025, 2049)
+QR_WIDTHS = (1, 3, 8, 9, 16, 17, 32, 33, 64, 65, 129)
+
+
+def run(device):
+    """All results, as (what, tensor)."""
+    for dtype in DTYPES:
+        yield from elementwise(device, dtype)
+        yield from adamw(device, dtype)
+        yield from softmax(device, dtype)
+        yield from rms_norm(device, dtype)
+    yield from qr(device)
+
+
+def random(device, dtype, *shape):
+    return torch.randn(shape).to(device=device, dtype=dtype)
+
+
+def with_gradients(what, function, *inputs):
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+    outputs = function(*inputs)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    directions = [random(tensor.device, tensor.dtype, *tensor.shape) for tensor in outputs]
+    for tensor in (*outputs, *torch.autograd.grad(outputs, inputs, directions)):
+        yield what, tensor.detach()
+
+
+def elementwise(device, dtype):
+    for name, function in (("silu", metalcore.silu), ("gelu", metalcore.gelu),
+                           ("gelu tanh", lambda x: metalcore.gelu(x, "tanh"))):
+        yield from with_gradients(name, function, random(device, dtype, 1027))  # four at a time, and a rest
+        yield from with_gradients(name, lambda x: function(x[1:]), random(device, dtype, 40))  # not aligned
+        yield from with_gradients(name, lambda x: function(x[:, ::2]), random(device, dtype, 9, 30))
+
+
+def row_lengths(op, dtype):
+    """The shortest row of each variant, and a longer one that is no multiple of four, under a tuning that takes it."""
+    taken = set()
+    for family in FAMILIES:
+        with tuned(family):
+            for length in lengths(op, dtype):
+                name = variant(op, length, dtype)
+                if name not in taken:
+                    taken.add(name)
+                    yield length
+                    yield length + 4 - length % 4 + 1
+
+
+def softmax(device, dtype):
+    for op in (metalcore.softmax, metalcore.log_softmax):
+        types = (None,) if dtype == torch.float32 else (None, torch.float32)
+        for to in types:
+            for length in row_lengths(op.__name__, dtype):
+                yield from with_gradients(f"{op.__name__} {length}", lambda x: op(x, -1, to), random(device, dtype, 9, length))
+            for inner in (3, 40):
+                yield from with_gradients(f"{op.__name__} columns", lambda x: op(x, 1, to), random(device, dtype, 5, 7, inner))
+
+
+def rms_norm(device, dtype):
+    for length in row_lengths("rms_norm", dtype):
+        shape = [random(device, dtype, 9, length) for _ in "xr"]
+        yield from with_gradients(f"rms_norm {length}", lambda x: metalcore.rms_norm(x, (length,)), shape[0])
+        for weight_dtype in dict.fromkeys((dtype, torch.float32)):
+            weight = random(device, weight_dtype, length)
+            yield from with_gradients(f"add_rms_norm {length}", metalcore.add_rms_norm, *shape, weight)
+
+
+def adamw(device, dtype):
+    for amsgrad, on_device in itertools.product((False, True), (False, True)):
+        shapes = [(2049,), (5,), (3, 7), *[(1 + i % 5,) for i in range(105)]]
+        params, grads = ([random(device, dtype, *shape) for shape in shapes] for _ in "pg")
+        moments = [[torch.zeros(shape, device=device) for shape in shapes] for _ in range(3 if amsgrad else 2)]
+        steps = [torch.zeros((), device=device if on_device else "cpu") for _ in shapes]
+        torch.ops.metalcore.adamw_(params, grads, *moments, *([] if amsgrad else [[]]), steps, lr=1e-2, beta1=0.9, beta2=0.999,
+                                   weight_decay=0.1, eps=1e-8, maximize=False)
+        yield from (("adamw", param) for param in params)
+
+
+def qr(device):
+    """The smallest matrices that make a plan take a kernel that none before took."""
+    taken = set()
+    shapes = sorted(itertools.product(QR_HEIGHTS, QR_WIDTHS), key=lambda shape: shape[0] * shape[1])
+    for family, mode, (m, n) in itertools.product(FAMILIES, ("reduced", "complete", "r"), shapes):
+        with tuned(family):
+            kernels = set(metalcore.explain("qr", (m, n), mode=mode).kernels)
+            if not kernels <= taken:
+                taken |= kernels
+                for tensor in metalcore.qr(random(device, torch.float32, 3, m, n), mode):
+                    yield f"qr {m}x{n} {mode}", tensor
+
+
+def record_launches():
+    """The names of kernels, added to the set as they are compiled or loaded, which a kernel is when it is launched first."""
+    from metalcore.msl import cuda
+
+    launched = set()
+
+    def compile_kernels(arch, requests):
+        launched.update(kernel for program, kernel, _ in requests if program == cuda.BUILTIN)
+        return cuda.compile_kernels(arch, requests)
+
+    _C.cuda_set_compiler(compile_kernels)
+    return launched
+
+
+def built_in():
+    from metalcore.msl import cuda
+
+    return {kernel for _, kernels in cuda.builtin_programs().values() for kernel in kernels}
+
+
+FAULTS = {
+    "memcheck": "kernel void fault(device float* x, uint i [[thread_position_in_grid]]) { x[i + 1000000] = 1; }",
+    "racecheck": """kernel void fault(device float* x, uint i [[thread_position_in_threadgroup]]) {
+        threadgroup float shared[64];
+        shared[i] = x[i];
+        x[i] = shared[63 - i];
+    }""",
+    "synccheck": """kernel void fault(device float* x, uint i [[thread_position_in_threadgroup]]) {
+        if (i % 2) threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+        x[i] = 1;
+    }""",
+    "initcheck": "kernel void fault(device float* x, uint i [[thread_position_in_grid]]) { x[i] = 2 * x[i + 64]; }",
+}
+
+
+def run_fault(device, tool):
+    x = torch.empty(128, device=device)
+    metalcore.compile_shader("#include <metal_stdlib>\n" + FAULTS[tool]).fault(x, threads=64, group_size=64)
+    torch.cuda.synchronize()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--fault", choices=FAULTS)
+    arguments = parser.parse_args()
+    if arguments.fault:
+        return run_fault(arguments.device, arguments.fault)
+    torch.manual_seed(0)
+    if arguments.device == "mps":
+        import metalcore.simulator  # noqa: F401
+    launched = record_launches() if arguments.device == "cuda" else None
+    digest, count = hashlib.sha256(), 0
+    for what, tensor in run(arguments.device):
+        assert tensor.isfinite().all(), f"{what}: not finite"
+        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        count += 1
+    print(f"digest {digest.hexdigest()[:16]} of {count} results", flush=True)
+    if launched is None:
+        return 0
+    missing = sorted(built_in() - launched)
+    print(f"launched {len(launched)} of {len(built_in())} built-in kernels", *missing, sep="\n  not launched: ", flush=True)
+    return 1 if missing or not launched else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

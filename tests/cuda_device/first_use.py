@@ -1,0 +1,109 @@
+"""Programs that use kernels for the first time, in a process and with a cache of compiled kernels of their own.
+
+    METALCORE_CACHE_DIR=<an empty directory> python tests/cuda_device/first_use.py threads
+"""
+
+import sys
+import threading
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
+
+import torch  # noqa: E402
+from cases import CASES  # noqa: E402
+
+import metalcore  # noqa: E402
+
+
+def check(found, expected):
+    for value, wanted in zip(found, expected):
+        torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-4)
+
+
+def in_threads(*functions):
+    """Runs functions at once, each in a thread of its own; raises what one of them raised."""
+    start, failures = threading.Barrier(len(functions)), []
+
+    def run(function):
+        try:
+            start.wait()
+            function()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def threads():
+    """Eight threads, pairs of which begin with the same op, each on a stream of its own."""
+    results = {}
+
+    def work(number):
+        cases = list(CASES)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for i in range(len(cases)):
+                name = cases[(number // 2 * 5 + i) % len(cases)]
+                made = CASES[name].make("cuda")
+                results[name, number] = made.run()
+            torch.cuda.current_stream().synchronize()
+
+    in_threads(*[lambda number=number: work(number) for number in range(8)])
+    for name in CASES:
+        for number in range(8):
+            check(results[name, number], results[name, 0])
+
+
+def capture():
+    """Each op's kernels, those of its derivative too, are compiled and loaded while a graph is captured."""
+    (torch.ones(3, device="cuda", requires_grad=True) * 2).sum().backward()  # PyTorch's own first use
+    for name, case in CASES.items():
+        leaves = [torch.randn(shape, device="cuda").requires_grad_(case.backward) for shape in case.shapes]
+        run = case.call if name.startswith("qr") or not case.backward else with_gradients(case.call)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = run(*leaves)
+        graph.replay()
+        torch.cuda.synchronize()
+        results, expected = ([value] if isinstance(value, torch.Tensor) else value for value in (results, run(*leaves)))
+        check([value.detach() for value in results], [value.detach() for value in expected])
+
+
+def with_gradients(call):
+    def run(*leaves):
+        outputs = call(*leaves)
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        return [*outputs, *torch.autograd.grad(outputs, leaves, [torch.ones_like(output) for output in outputs])]
+
+    return run
+
+
+def beside_a_capture():
+    """One thread uses kernels first while another captures a graph."""
+    x, rows = torch.randn(1000, device="cuda"), torch.randn(50, 60, device="cuda")
+    expected, stream = metalcore.silu(x), torch.cuda.Stream()
+    results = []
+
+    def use():
+        with torch.cuda.stream(stream):
+            results.append(metalcore.softmax(rows, -1))
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        in_threads(use)
+        y = metalcore.silu(x)
+    graph.replay()
+    torch.cuda.synchronize()
+    check([y, results[0]], [expected, torch.softmax(rows, -1)])
+
+
+PROGRAMS = {program.__name__: program for program in (threads, capture, beside_a_capture)}
+
+if __name__ == "__main__":
+    PROGRAMS[sys.argv[1]]()

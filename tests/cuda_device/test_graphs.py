@@ -1,0 +1,119 @@
+"""Ops inside torch.cuda.graph: captured, and replayed over other numbers in the same tensors."""
+
+import pytest
+import torch
+from cases import CASES
+
+import metalcore
+
+# The derivative of qr is made of PyTorch's ops, some of which no graph can capture.
+CAPTURED = [name for name in CASES if not name.startswith("qr")]
+
+
+def captured(run):
+    """A graph of run() and the tensors that it returns, after a first run on a side stream, as PyTorch asks for."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    return graph, results
+
+
+def check_replays(made, run):
+    graph, results = captured(run)
+    for seed in (1, 2):
+        made.refill(seed)
+        for result in results:
+            result.detach().fill_(float("nan"))
+        graph.replay()
+        for value, wanted in zip(results, run()):
+            assert torch.equal(value, wanted)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("name", CAPTURED)
+def test_forward_and_backward(name, dtype):
+    made = CASES[name].make("cuda", dtype)
+    check_replays(made, made.run)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("qr")])
+def test_qr(name):
+    made = CASES[name].make("cuda")
+    check_replays(made, made.forward)
+
+
+@pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"fused": True}, {"weight_decay": 0.1, "maximize": True}], ids=str)
+def test_adamw(options):
+    """A step before the capture and ten replays are eleven steps: they are counted in device memory."""
+    shapes = [(33, 7), (5,), (2049,), *[(1 + i % 5,) for i in range(105)]]
+    expected = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    params = [torch.nn.Parameter(e.detach().cuda()) for e in expected]
+
+    def set_grads(seed):
+        generator = torch.Generator().manual_seed(seed)
+        for param, e in zip(params, expected):
+            e.grad = torch.randn(e.shape, generator=generator)
+            param.grad = e.grad.cuda() if param.grad is None else param.grad.copy_(e.grad)
+
+    optimizer = metalcore.optim.AdamW(params, lr=1e-2, **{"capturable": "fused" not in options, **options})
+    reference = torch.optim.AdamW(expected, lr=1e-2, **{**options, "fused": None})
+    set_grads(0)
+    graph, _ = captured(optimizer.step)
+    reference.step()
+    for seed in range(1, 11):
+        set_grads(seed)
+        graph.replay()
+        reference.step()
+    for param, e in zip(params, expected):
+        # Eleven steps of size lr, with eight roundings each.
+        torch.testing.assert_close(param.detach().cpu(), e.detach(), rtol=1e-6,
+                                   atol=11 * 8 * torch.finfo(torch.float32).eps * 1e-2)
+        assert optimizer.state[param]["step"].item() == 11
+
+
+def test_adamw_reads_its_learning_rate_at_every_replay():
+    p = torch.nn.Parameter(torch.zeros(5, device="cuda"))
+    p.grad = torch.ones_like(p)
+    lr = torch.tensor(0.0, device="cuda")
+    optimizer = metalcore.optim.AdamW([p], lr=lr, weight_decay=0.0, eps=0.0, capturable=True)
+    graph, _ = captured(optimizer.step)
+    assert torch.equal(p.detach().cpu(), torch.zeros(5))
+    lr.fill_(0.5)
+    graph.replay()
+    torch.testing.assert_close(p.detach().cpu(), torch.full((5,), -0.5))
+
+
+def test_a_captured_model_trains():
+    """Forward, backward and the step in one graph, beside the same steps without one."""
+    def steps(in_graph):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(16, 64), metalcore.nn.SiLU(), metalcore.nn.RMSNorm(64),
+                                    torch.nn.Linear(64, 8), metalcore.nn.LogSoftmax(-1)).cuda()
+        optimizer = metalcore.optim.AdamW(model.parameters(), lr=1e-2, capturable=True)
+        x, target = torch.randn(32, 16).cuda(), torch.randint(0, 8, (32,)).cuda()
+
+        def step():
+            optimizer.zero_grad()
+            loss = torch.nn.functional.nll_loss(model(x), target)
+            loss.backward()
+            optimizer.step()
+            return [loss]
+
+        graph, [loss] = captured(step) if in_graph else (None, step())
+        losses = []
+        for _ in range(9):
+            if in_graph:
+                graph.replay()
+            else:
+                [loss] = step()
+            losses.append(loss.item())
+        return losses
+
+    found, expected = steps(True), steps(False)
+    assert found[-1] < found[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
