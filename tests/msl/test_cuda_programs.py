@@ -15,6 +15,7 @@ from metalcore.msl.library import ShaderLibrary
 from metalcore.msl.program import Program
 from metalcore.msl.targets import CudaTarget
 
+pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
 KERNELS = Path(__file__).parents[2] / "kernels"
 FAMILIES = sorted(path.stem for path in KERNELS.glob("*.metal"))
 FILL = "kernel void fill(device float* x, constant float& value, uint i [[thread_position_in_grid]]) { x[i] = value; }"

@@ -12,6 +12,7 @@ from metalcore.msl.cuda_source import cuda_source
 from metalcore.msl.errors import CompilerNotFoundError, MSLError
 from metalcore.msl.translate import translate
 
+pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
 DOUBLE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
 
 
