@@ -104,8 +104,11 @@ METAL_FUNC constexpr msl::small_float<F> abs(msl::small_float<F> x) {
 }
 #define MSL_ABS(T) \
   METAL_FUNC constexpr T abs(T x) { return (T)(x < 0 ? 0 - x : x); }
-MSL_ABS(signed char) MSL_ABS(char) MSL_ABS(uchar) MSL_ABS(short) MSL_ABS(ushort) MSL_ABS(int) MSL_ABS(uint)
-MSL_ABS(long) MSL_ABS(ulong) MSL_ABS(long long) MSL_ABS(unsigned long long)
+MSL_ABS(signed char) MSL_ABS(char) MSL_ABS(short) MSL_ABS(int) MSL_ABS(long) MSL_ABS(long long)
+#undef MSL_ABS
+#define MSL_ABS(T) \
+  METAL_FUNC constexpr T abs(T x) { return x; }
+MSL_ABS(uchar) MSL_ABS(ushort) MSL_ABS(uint) MSL_ABS(ulong) MSL_ABS(unsigned long long)
 #undef MSL_ABS
 template <class T, int N>
 METAL_FUNC constexpr vec<T, N> abs(const vec<T, N>& v) {

@@ -22,4 +22,5 @@
 #include "metal/types.h"
 
 // <metal_assert>: nothing, as in the release builds of Apple's compiler.
+#undef assert
 #define assert(condition) static_cast<void>(0)

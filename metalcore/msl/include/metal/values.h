@@ -106,15 +106,15 @@ METAL_FUNC constexpr auto map_all(F f, const T& a, const Rest&... rest) {
   return f(a, rest...);
 }
 template <class F, class T, class... Rest>
-METAL_FUNC constexpr auto map_all(F f, const metal::vec<T, 2>& a, const Rest&... rest) {
+METAL_FUNC constexpr auto map_all(F f, in<metal::vec<T, 2>> a, const Rest&... rest) {
   return metal::vec<decltype(f(a.x, rest.x...)), 2>(f(a.x, rest.x...), f(a.y, rest.y...));
 }
 template <class F, class T, class... Rest>
-METAL_FUNC constexpr auto map_all(F f, const metal::vec<T, 3>& a, const Rest&... rest) {
+METAL_FUNC constexpr auto map_all(F f, in<metal::vec<T, 3>> a, const Rest&... rest) {
   return metal::vec<decltype(f(a.x, rest.x...)), 3>(f(a.x, rest.x...), f(a.y, rest.y...), f(a.z, rest.z...));
 }
 template <class F, class T, class... Rest>
-METAL_FUNC constexpr auto map_all(F f, const metal::vec<T, 4>& a, const Rest&... rest) {
+METAL_FUNC constexpr auto map_all(F f, in<metal::vec<T, 4>> a, const Rest&... rest) {
   return metal::vec<decltype(f(a.x, rest.x...)), 4>(f(a.x, rest.x...), f(a.y, rest.y...), f(a.z, rest.z...),
                                                     f(a.w, rest.w...));
 }

@@ -30,41 +30,41 @@ struct components {
 
 // Calls f on each element and makes a vector of the results.
 template <class F, class T>
-METAL_FUNC constexpr auto map(const metal::vec<T, 2>& v, F f) {
+METAL_FUNC constexpr auto map(in<metal::vec<T, 2>> v, F f) {
   return metal::vec<decltype(f(v.x)), 2>(f(v.x), f(v.y));
 }
 template <class F, class T>
-METAL_FUNC constexpr auto map(const metal::vec<T, 3>& v, F f) {
+METAL_FUNC constexpr auto map(in<metal::vec<T, 3>> v, F f) {
   return metal::vec<decltype(f(v.x)), 3>(f(v.x), f(v.y), f(v.z));
 }
 template <class F, class T>
-METAL_FUNC constexpr auto map(const metal::vec<T, 4>& v, F f) {
+METAL_FUNC constexpr auto map(in<metal::vec<T, 4>> v, F f) {
   return metal::vec<decltype(f(v.x)), 4>(f(v.x), f(v.y), f(v.z), f(v.w));
 }
 
 // f(a, b) for each pair of elements, as vec<R, N>.
 template <class R, class F, class T, class U>
-METAL_FUNC constexpr metal::vec<R, 2> map_pairs(const metal::vec<T, 2>& a, const metal::vec<U, 2>& b, F f) {
+METAL_FUNC constexpr metal::vec<R, 2> map_pairs(in<metal::vec<T, 2>> a, in<metal::vec<U, 2>> b, F f) {
   return {R(f(a.x, b.x)), R(f(a.y, b.y))};
 }
 template <class R, class F, class T, class U>
-METAL_FUNC constexpr metal::vec<R, 3> map_pairs(const metal::vec<T, 3>& a, const metal::vec<U, 3>& b, F f) {
+METAL_FUNC constexpr metal::vec<R, 3> map_pairs(in<metal::vec<T, 3>> a, in<metal::vec<U, 3>> b, F f) {
   return {R(f(a.x, b.x)), R(f(a.y, b.y)), R(f(a.z, b.z))};
 }
 template <class R, class F, class T, class U>
-METAL_FUNC constexpr metal::vec<R, 4> map_pairs(const metal::vec<T, 4>& a, const metal::vec<U, 4>& b, F f) {
+METAL_FUNC constexpr metal::vec<R, 4> map_pairs(in<metal::vec<T, 4>> a, in<metal::vec<U, 4>> b, F f) {
   return {R(f(a.x, b.x)), R(f(a.y, b.y)), R(f(a.z, b.z)), R(f(a.w, b.w))};
 }
 
 // The same for other widths (see the end of this file).
 template <class F, class T, int N>
-METAL_FUNC constexpr auto map(const metal::vec<T, N>& v, F f) {
+METAL_FUNC constexpr auto map(in<metal::vec<T, N>> v, F f) {
   metal::vec<decltype(f(v[0])), N> result{};
   for (int i = 0; i < N; ++i) result[i] = f(v[i]);
   return result;
 }
 template <class R, class F, class T, class U, int N>
-METAL_FUNC constexpr metal::vec<R, N> map_pairs(const metal::vec<T, N>& a, const metal::vec<U, N>& b, F f) {
+METAL_FUNC constexpr metal::vec<R, N> map_pairs(in<metal::vec<T, N>> a, in<metal::vec<U, N>> b, F f) {
   metal::vec<R, N> result{};
   for (int i = 0; i < N; ++i) result[i] = R(f(a[i], b[i]));
   return result;
@@ -78,12 +78,12 @@ struct vec_operators {
   using B = metal::vec<bool, N>;
 
 #define MSL_BINARY(op)                                                                                       \
-  friend METAL_FUNC constexpr V operator op(const V& a, const V& b) {                                        \
+  friend METAL_FUNC constexpr V operator op(in<V> a, in<V> b) {                                              \
     return map_pairs<T>(a, b, [](T p, T q) METAL_LAMBDA { return p op q; });                                 \
   }                                                                                                          \
-  friend METAL_FUNC constexpr V& operator op##=(V& a, const V& b) { return a = a op b; }
+  friend METAL_FUNC constexpr V& operator op##=(V& a, in<V> b) { return a = a op b; }
 #define MSL_COMPARE(op)                                                                                      \
-  friend METAL_FUNC constexpr B operator op(const V& a, const V& b) {                                        \
+  friend METAL_FUNC constexpr B operator op(in<V> a, in<V> b) {                                              \
     return map_pairs<bool>(a, b, [](T p, T q) METAL_LAMBDA { return p op q; });                              \
   }
   MSL_BINARY(+) MSL_BINARY(-) MSL_BINARY(*) MSL_BINARY(/) MSL_BINARY(%)
@@ -93,14 +93,14 @@ struct vec_operators {
 #undef MSL_COMPARE
 #undef MSL_BINARY
 
-  friend METAL_FUNC constexpr V operator+(const V& v) { return v; }
-  friend METAL_FUNC constexpr V operator-(const V& v) {
+  friend METAL_FUNC constexpr V operator+(in<V> v) { return v; }
+  friend METAL_FUNC constexpr V operator-(in<V> v) {
     return map(v, [](T p) METAL_LAMBDA { return T(-p); });
   }
-  friend METAL_FUNC constexpr V operator~(const V& v) {
+  friend METAL_FUNC constexpr V operator~(in<V> v) {
     return map(v, [](T p) METAL_LAMBDA { return T(~p); });
   }
-  friend METAL_FUNC constexpr B operator!(const V& v) {
+  friend METAL_FUNC constexpr B operator!(in<V> v) {
     return map(v, [](T p) METAL_LAMBDA { return !p; });
   }
   friend METAL_FUNC constexpr V& operator++(V& v) { return v = v + V(T(1)); }
@@ -171,7 +171,7 @@ struct alignas(2 * sizeof(T)) vec<T, 2> : msl::vec_operators<T, 2> {
   METAL_FUNC constexpr vec(T s, msl::Splat) : x(s), y(s) {}
   METAL_FUNC constexpr vec(T x, T y) : x(x), y(y) {}
   template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
-  METAL_FUNC explicit constexpr vec(const vec<U, 2>& v) : x(T(v.x)), y(T(v.y)) {}
+  METAL_FUNC explicit constexpr vec(msl::in<vec<U, 2>> v) : x(T(v.x)), y(T(v.y)) {}
   template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
   METAL_FUNC explicit constexpr vec(const packed_vec<U, 2>& v) : vec(vec<U, 2>(v)) {}
 
@@ -191,7 +191,7 @@ struct alignas(4 * sizeof(T)) vec<T, 3> : msl::vec_operators<T, 3> {
   METAL_FUNC constexpr vec(const vec<T, 2>& v, T z) : x(v.x), y(v.y), z(z) {}
   METAL_FUNC constexpr vec(T x, const vec<T, 2>& v) : x(x), y(v.x), z(v.y) {}
   template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
-  METAL_FUNC explicit constexpr vec(const vec<U, 3>& v) : x(T(v.x)), y(T(v.y)), z(T(v.z)) {}
+  METAL_FUNC explicit constexpr vec(msl::in<vec<U, 3>> v) : x(T(v.x)), y(T(v.y)), z(T(v.z)) {}
   template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
   METAL_FUNC explicit constexpr vec(const packed_vec<U, 3>& v) : vec(vec<U, 3>(v)) {}
 
@@ -216,7 +216,7 @@ struct alignas(4 * sizeof(T)) vec<T, 4> : msl::vec_operators<T, 4> {
   METAL_FUNC constexpr vec(const vec<T, 3>& v, T w) : x(v.x), y(v.y), z(v.z), w(w) {}
   METAL_FUNC constexpr vec(T x, const vec<T, 3>& v) : x(x), y(v.x), z(v.y), w(v.z) {}
   template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
-  METAL_FUNC explicit constexpr vec(const vec<U, 4>& v) : x(T(v.x)), y(T(v.y)), z(T(v.z)), w(T(v.w)) {}
+  METAL_FUNC explicit constexpr vec(msl::in<vec<U, 4>> v) : x(T(v.x)), y(T(v.y)), z(T(v.z)), w(T(v.w)) {}
   template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
   METAL_FUNC explicit constexpr vec(const packed_vec<U, 4>& v) : vec(vec<U, 4>(v)) {}
 
@@ -238,7 +238,7 @@ struct alignas(N * sizeof(T)) vec : msl::vec_operators<T, N> {
   template <class... S, class = std::enable_if_t<sizeof...(S) + 2 == N>>
   METAL_FUNC constexpr vec(T first, T second, S... rest) : elements{first, second, T(rest)...} {}
   template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
-  METAL_FUNC explicit constexpr vec(const vec<U, N>& v) : elements{} {
+  METAL_FUNC explicit constexpr vec(msl::in<vec<U, N>> v) : elements{} {
     for (int i = 0; i < N; ++i) elements[i] = T(v[i]);
   }
   METAL_FUNC constexpr T& operator[](size_t i) { return elements[i]; }

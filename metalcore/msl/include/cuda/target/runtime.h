@@ -15,6 +15,12 @@
 
 namespace msl {
 
+// How functions take a vector that they only read: by value, so that one in memory is loaded as a whole. Through a
+// reference each element is read by itself, and where it is a half or bfloat, a class, the compiler no longer knows that
+// it is part of something aligned.
+template <class T>
+using in = T;
+
 struct Uint3 {
   uint32_t x, y, z;
 };

@@ -17,6 +17,10 @@
 
 namespace msl {
 
+// How functions take a vector that they only read.
+template <class T>
+using in = const T&;
+
 using msl_abi::Uint3;
 constexpr uint32_t kSimdWidth = msl_abi::kSimdWidth;
 
