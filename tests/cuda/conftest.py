@@ -9,6 +9,8 @@ import pytest
 
 from metalcore.msl import host
 
+collect_ignore_glob = [] if sys.platform.startswith("linux") else ["*.py"]
+
 HERE = Path(__file__).resolve().parent
 
 

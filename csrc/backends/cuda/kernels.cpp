@@ -143,7 +143,6 @@ Variant& NamedKernel::variant(const Layout& layout) {
 }
 
 void load(const Device& device, const std::vector<Variant*>& variants) {
-  const OutsideCapture outside;
   const std::vector<Variant*> missing = not_compiled(variants, device.arch);
   std::vector<Compiled> compiled;
   if (!missing.empty()) {
@@ -152,6 +151,7 @@ void load(const Device& device, const std::vector<Variant*>& variants) {
       requests.push_back({variant->kernel.program, variant->kernel.name, signature(variant->layout)});
     compiled = compile(device.arch, requests);
   }
+  const OutsideCapture outside;
   std::lock_guard lock(kernels().loading);
   for (size_t i = 0; i < missing.size(); ++i)
     if (!compiled_for(*missing[i], device.arch))  // no other thread did it meanwhile

@@ -1,0 +1,32 @@
+"""Plans are made for the GPU that a tensor is on."""
+
+import torch
+
+import metalcore
+from metalcore import _C
+
+
+def variant(device_type):
+    return _C.explain("softmax", [(8, 4096)], "float32", {}, device_type)["variant"]
+
+
+def test_cuda_and_the_simulator_plan_by_their_own_numbers():
+    assert "nvidia" in _C.tuning_families()
+    assert (variant("cuda"), variant("mps")) == ("block4", "thread")
+    try:
+        _C.use_tuning("simulator")
+        assert variant("cuda") == "thread"
+    finally:
+        _C.use_tuning("")
+
+
+def test_explain_takes_the_device_of_the_tensor():
+    with torch._subclasses.FakeTensorMode():
+        x = torch.empty(8, 4096, device="cuda")
+    assert metalcore.explain("softmax", x).variant == "block4"
+
+
+def test_operators_have_kernels_for_every_backend():
+    for name in ("silu", "gelu_backward", "softmax", "log_softmax_backward", "rms_norm", "add_rms_norm", "adamw_", "qr"):
+        for key in ("CUDA", "MPS"):
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(f"metalcore::{name}", key), (name, key)
