@@ -22,7 +22,7 @@ CHECKED_AT_ONCE = 64
 def default_device():
     """Where a call without tensors runs, and for which a program is compiled before it is called."""
     if hasattr(_C, "cuda_dispatch") and not torch.backends.mps.is_available() and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     return torch.device("mps", 0)
 
 
