@@ -32,7 +32,7 @@ def cases(scale):
 
 
 def case(count, shape, dtype, against, captured=False):
-    """A step as a training loop calls it, with what the host does; or captured in a graph, which leaves the GPU's part."""
+    """A step as a training loop calls it, with what the host does; or captured in a graph, for the GPU's part alone."""
     elements = count * torch.Size(shape).numel()
     options = {"capturable": True} if captured else {}
     return Comparison(

@@ -1,7 +1,7 @@
 """The first call of each kernel family in a new process: compiled with an empty cache, then loaded from the cache.
 
-The time is that of the call until its result is there, in a process that has used the device before; the first family of
-a process (silu) also loads the compiler. On the simulated device the built-in kernels are compiled already, and only
+The time is that of the call until its result is there, in a process that has used the device before; the first family
+of a process (silu) also loads the compiler. On the simulated device the built-in kernels are compiled already, and only
 compile_shader compiles.
 """
 
@@ -62,7 +62,7 @@ def samples(found):
 
 
 def process_times(device, rounds):
-    """{state: [{name: seconds, or the text of an error} of each round]}: each round is a process with an empty cache and
+    """{state: [{name: seconds, or the text of an error} of each round]}: a round is a process with an empty cache, and
     one after it."""
     found = {state: [] for state in TARGETS}
     for _ in range(rounds):

@@ -1,7 +1,7 @@
 """The devices that a benchmark runs on, and their clocks.
 
-A GPU is timed by events on its own clock. The simulated device is timed by the CPU time of the process (with one thread), so
-that another process on a busy machine counts against neither side.
+A GPU is timed by events on its own clock. The simulated device is timed by the CPU time of the process (with one
+thread), so that another process on a busy machine counts against neither side.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Cuda(Gpu):
 
     def __init__(self, threads):
         if not torch.cuda.is_available():
-            raise ValueError("there is no NVIDIA GPU that this PyTorch can use; --device cpu runs on the simulated device")
+            raise ValueError("this PyTorch finds no NVIDIA GPU here; --device cpu runs on the simulated device")
         super().__init__("cuda", torch.cuda)
         self.cache_bytes = torch.cuda.get_device_properties().L2_cache_size
         self.stream = torch.cuda.Stream()  # the default stream cannot be captured

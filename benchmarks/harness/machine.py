@@ -32,7 +32,8 @@ def describe(device, commit=None):
         "threads": torch.get_num_threads(),
     }
     if device.name == "cuda":
-        found["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or "unknown"
+        drivers = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
+        found["driver"] = drivers[0] if drivers else "unknown"
         found["cuda"] = torch.version.cuda
         found["cache_bytes"] = device.cache_bytes
     return found

@@ -1,7 +1,7 @@
 """Measures a comparison: both sides in turns, in samples that are long enough for the clock.
 
-Calls of a sample take turns among several sets of inputs, whose results are kept as long, so that a GPU's memory is timed
-and not its cache.
+Calls of a sample take turns among several sets of inputs, whose results are kept as long, so that a GPU's memory is
+timed and not its cache.
 """
 
 from __future__ import annotations

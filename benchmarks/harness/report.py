@@ -82,22 +82,21 @@ def by_family(data):
 # Words
 
 
+def number_text(value):
+    """Three digits, and all before the point."""
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
 def seconds_text(seconds):
-    for factor, unit in ((1, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}" if seconds * factor < 1000 else f"{seconds * factor:.0f} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
+        if abs(seconds) * factor >= 0.9995 or unit == "us":
+            return f"{number_text(seconds * factor)} {unit}"
 
 
 def rate_text(rate, unit):
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if rate >= factor:
-            return f"{rate / factor:.3g} {prefix}{unit}"
-    return f"{rate:.3g} {unit}"
-
-
-def ratio_text(ratio):
-    return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}"
+        if rate >= 0.9995 * factor or prefix == "M":
+            return f"{number_text(rate / factor)} {prefix}{unit}"
 
 
 def target_text(target):
@@ -106,7 +105,7 @@ def target_text(target):
             return "none"
         if target["quantity"] in ("seconds", "overhead"):
             return seconds_text(x)
-        return f"{x:.1%}" if target["quantity"] == "share" else ratio_text(x)
+        return f"{x:.1%}" if target["quantity"] == "share" else number_text(x)
 
     return f"{target['quantity']} {TARGETS[target['quantity']]} {value(target['bound'])}"
 
@@ -132,7 +131,7 @@ def cells(result):
                 else rate_text(result["bytes_per_second"], "B/s") if result.get("bytes_per_second") else "")
     return [*identity, seconds_text(result["ours"]["median"]),
             seconds_text(result["theirs"]["median"]) if "theirs" in result else "",
-            f"{ratio_text(ratio['median'])} ({ratio_text(ratio['q1'])} to {ratio_text(ratio['q3'])})" if ratio else "",
+            "{median} ({q1} to {q3})".format(**{name: number_text(ratio[name]) for name in ratio}) if ratio else "",
             achieved + (" (cache)" if result["cached"] and achieved else ""),
             f"{result['share']:.1%}" if "share" in result else "",
             verdict(result)]

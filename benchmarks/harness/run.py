@@ -94,7 +94,8 @@ def benchmark(arguments):
     say("measuring the machine's ceilings")
     data = {"machine": machine.describe(device, arguments.commit), "ceilings": machine.ceilings(device, quick),
             "settings": {"rounds": run.rounds, "quick": quick, "eager": run.eager}, "results": []}
-    results, files = data["results"], report.Files(arguments.out or OUT, machine.stem(data["machine"], arguments.family))
+    results = data["results"]
+    files = report.Files(arguments.out or OUT, machine.stem(data["machine"], arguments.family))
     for number, (name, case) in enumerate(chosen, 1):
         result = measure_case(name, case, run, data["ceilings"])
         say(f"[{number}/{len(chosen)}] {name}: {case.label}: {report.brief(result)}")

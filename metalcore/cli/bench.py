@@ -13,15 +13,15 @@ ROOT = BENCHMARKS.parent
 def add_parser(commands):
     parser = commands.add_parser(
         "bench", help="run the benchmarks of a source checkout",
-        description="Times metalcore against PyTorch's own ops, in turns in one process. Prints tables; writes them with all "
-                    "samples as JSON, Markdown, HTML and (where matplotlib is installed) plots.",
+        description="Times metalcore against PyTorch's own ops, in turns in one process. Prints tables; writes them with "
+                    "all samples as JSON, Markdown, HTML and (where matplotlib is installed) plots.",
         epilog="example: python -m metalcore bench softmax rms_norm --filter 'forward bfloat16'")
     parser.add_argument("family", nargs="*", help="which ones; all of them if none is given")
     parser.add_argument("--list", action="store_true", help="print the families, or the cases of those named, and stop")
-    parser.add_argument("--filter", metavar="TEXT", help="only cases whose family, name, shape and dtype contain these words")
+    parser.add_argument("--filter", metavar="TEXT", help="only cases with these words in family, name, shape and dtype")
     parser.add_argument("--device", choices=("cuda", "mps", "cpu"),
                         help="cpu is the simulated mps device; default: the GPU there is, else cpu")
-    parser.add_argument("--rounds", type=_positive, help="samples of either side (31; 3 with --quick), fewer of slow cases")
+    parser.add_argument("--rounds", type=_positive, help="samples of either side (31; 3 with --quick), fewer if slow")
     parser.add_argument("--quick", action="store_true", help="tiny inputs and few rounds: shows that everything runs")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs: what the host does counts in all cases")
     parser.add_argument("--threads", type=_positive, default=1, help="with --device cpu: threads of either side (1)")
