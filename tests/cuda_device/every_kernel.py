@@ -1,14 +1,17 @@
-"""Runs every built-in kernel at least once, on small tensors; a program for compute-sanitizer to watch.
+"""Runs every built-in kernel at least once, on small tensors; a program for tools to watch (tools/cuda_check.py).
 
-    python tests/cuda_device/every_kernel.py [--device cuda] [--fault memcheck]
+    python tests/cuda_device/every_kernel.py                                 # all sections, each with its digest
+    python tests/cuda_device/every_kernel.py --section qr --launched FILE    # one; writes the kernels' names as JSON
+    python tests/cuda_device/every_kernel.py --fault memcheck                # only a fault for compute-sanitizer to find
 
-Prints a digest of all results, the same on every run, and fails if a built-in kernel was not launched. With --fault it
-runs only a kernel with a fault that the named tool of compute-sanitizer has to find.
+A section's digest is the same on every run. Fails if a built-in kernel was not launched by any of all sections.
 """
 
 import argparse
+import functools
 import hashlib
 import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -23,16 +26,6 @@ from metalcore import _C  # noqa: E402
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 QR_HEIGHTS = (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1024, 1025, 2049)
 QR_WIDTHS = (1, 3, 8, 9, 16, 17, 32, 33, 64, 65, 129)
-
-
-def run(device):
-    """All results, as (what, tensor)."""
-    for dtype in DTYPES:
-        yield from elementwise(device, dtype)
-        yield from adamw(device, dtype)
-        yield from softmax(device, dtype)
-        yield from rms_norm(device, dtype)
-    yield from qr(device)
 
 
 def random(device, dtype, *shape):
@@ -74,9 +67,11 @@ def softmax(device, dtype):
         types = (None,) if dtype == torch.float32 else (None, torch.float32)
         for to in types:
             for length in row_lengths(op.__name__, dtype):
-                yield from with_gradients(f"{op.__name__} {length}", lambda x: op(x, -1, to), random(device, dtype, 9, length))
+                x = random(device, dtype, 9, length)
+                yield from with_gradients(f"{op.__name__} {length}", lambda x: op(x, -1, to), x)
             for inner in (3, 40):
-                yield from with_gradients(f"{op.__name__} columns", lambda x: op(x, 1, to), random(device, dtype, 5, 7, inner))
+                x = random(device, dtype, 5, 7, inner)
+                yield from with_gradients(f"{op.__name__} columns", lambda x: op(x, 1, to), x)
 
 
 def rms_norm(device, dtype):
@@ -92,10 +87,11 @@ def adamw(device, dtype):
     for amsgrad, on_device in itertools.product((False, True), (False, True)):
         shapes = [(2049,), (5,), (3, 7), *[(1 + i % 5,) for i in range(105)]]
         params, grads = ([random(device, dtype, *shape) for shape in shapes] for _ in "pg")
-        moments = [[torch.zeros(shape, device=device) for shape in shapes] for _ in range(3 if amsgrad else 2)]
+        moments = [[torch.zeros(shape, device=device) for shape in shapes] for _ in range(3)]
+        moments[2] = moments[2] if amsgrad else []
         steps = [torch.zeros((), device=device if on_device else "cpu") for _ in shapes]
-        torch.ops.metalcore.adamw_(params, grads, *moments, *([] if amsgrad else [[]]), steps, lr=1e-2, beta1=0.9, beta2=0.999,
-                                   weight_decay=0.1, eps=1e-8, maximize=False)
+        torch.ops.metalcore.adamw_(params, grads, *moments, steps, lr=1e-2, beta1=0.9, beta2=0.999, weight_decay=0.1,
+                                   eps=1e-8, maximize=False)
         yield from (("adamw", param) for param in params)
 
 
@@ -110,6 +106,11 @@ def qr(device):
                 taken |= kernels
                 for tensor in metalcore.qr(random(device, torch.float32, 3, m, n), mode):
                     yield f"qr {m}x{n} {mode}", tensor
+
+
+# name -> device -> [(what, result)]
+SECTIONS = {f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
+            for section in (elementwise, softmax, rms_norm, adamw) for dtype in DTYPES} | {"qr": qr}
 
 
 def record_launches():
@@ -153,24 +154,33 @@ def run_fault(device, tool):
     torch.cuda.synchronize()
 
 
+def digest(results):
+    torch.manual_seed(0)
+    found, count = hashlib.sha256(), 0
+    for what, tensor in results:
+        assert tensor.isfinite().all(), f"{what}: not finite"
+        found.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        count += 1
+    return f"{found.hexdigest()[:16]} ({count} results)"
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--section", choices=SECTIONS)
+    parser.add_argument("--launched", type=Path)
     parser.add_argument("--fault", choices=FAULTS)
     arguments = parser.parse_args()
     if arguments.fault:
         return run_fault(arguments.device, arguments.fault)
-    torch.manual_seed(0)
     if arguments.device == "mps":
         import metalcore.simulator  # noqa: F401
     launched = record_launches() if arguments.device == "cuda" else None
-    digest, count = hashlib.sha256(), 0
-    for what, tensor in run(arguments.device):
-        assert tensor.isfinite().all(), f"{what}: not finite"
-        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        count += 1
-    print(f"digest {digest.hexdigest()[:16]} of {count} results", flush=True)
-    if launched is None:
+    for name in [arguments.section] if arguments.section else SECTIONS:
+        print(name, digest(SECTIONS[name](arguments.device)), flush=True)
+    if arguments.launched:
+        arguments.launched.write_text(json.dumps(sorted(launched)))
+    if launched is None or arguments.section:
         return 0
     missing = sorted(built_in() - launched)
     print(f"launched {len(launched)} of {len(built_in())} built-in kernels", *missing, sep="\n  not launched: ", flush=True)
