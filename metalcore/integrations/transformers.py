@@ -35,7 +35,7 @@ from .. import overrides
 from .._requests import Request, Requests
 from .._routing import accelerated
 from ..activation import gelu
-from ..normalization import rms_norm
+from ..normalization import _fits, _rms_norm
 
 __all__ = ["patch", "unpatch", "active_patches"]
 
@@ -112,8 +112,9 @@ def _gelu_forward(original):
 
 def _rms_norm_forward(original):
     def forward(self, hidden_states):
-        if accelerated(hidden_states, self.weight) and hidden_states.dtype == self.weight.dtype:
-            return rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+        x, weight = hidden_states, self.weight
+        if accelerated(x, weight) and x.dtype == weight.dtype and _fits(x, tuple(weight.shape), weight):
+            return _rms_norm(x, weight.dim(), weight, self.variance_epsilon)  # of x's dtype under autocast too
         return original(self, hidden_states)
     return forward
 

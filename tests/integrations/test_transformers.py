@@ -99,6 +99,17 @@ def test_other_models_of_the_family(device):
         torch.testing.assert_close(found, model(ids).logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_an_rms_norm_keeps_its_dtype_under_autocast(device, dtype):
+    norm = transformers.models.llama.modeling_llama.LlamaRMSNorm(8).to(device, dtype)
+    x = torch.randn(2, 8).to(device, dtype)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        expected = norm(x)
+        with integration.patch():
+            assert "rms_norm" in operators(lambda: norm(x))
+            assert norm(x).dtype == expected.dtype
+
+
 def test_an_rms_norm_with_another_formula_is_left_alone(device):
     model = transformers.GemmaForCausalLM(transformers.GemmaConfig(**SIZES, head_dim=8)).to(device).eval()
     with integration.patch():
