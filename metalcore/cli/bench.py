@@ -13,8 +13,8 @@ ROOT = BENCHMARKS.parent
 def add_parser(commands):
     parser = commands.add_parser(
         "bench", help="run the benchmarks of a source checkout",
-        description="Times metalcore against PyTorch's own ops, in turns in one process. Prints tables; writes them with "
-                    "all samples as JSON, Markdown, HTML and (where matplotlib is installed) plots.",
+        description="Times metalcore against PyTorch's own ops, in turns in one process. Prints tables; writes them "
+                    "with all samples as JSON, Markdown, HTML and (where matplotlib is installed) plots.",
         epilog="example: python -m metalcore bench softmax rms_norm --filter 'forward bfloat16'")
     parser.add_argument("family", nargs="*", help="which ones; all of them if none is given")
     parser.add_argument("--list", action="store_true", help="print the families, or the cases of those named, and stop")

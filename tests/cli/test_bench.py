@@ -1,4 +1,4 @@
-"""python -m metalcore bench: one tiny case of every family, what is written of it, its arithmetic. No time is judged."""
+"""metalcore bench: one tiny case of every family, what is written of it, its arithmetic; no time is judged."""
 
 import argparse
 import json
@@ -78,6 +78,16 @@ def test_the_machine_is_described(bench):
     assert data["machine"].keys() >= {"date", "device_name", "python", "platform", "metalcore"}
     assert all(rate > 0 for rate in data["ceilings"].values())
     assert len(data["results"][0]["samples"]["ours"]) == data["settings"]["rounds"] == 4
+
+
+def test_a_process_that_fails():
+    from benchmarks.harness.process import python
+
+    assert python("-c", "import os; print(os.environ['NAME'])", NAME="x") == "x\n"
+    with pytest.raises(RuntimeError, match="a new process failed: ValueError: no\n"):
+        python("-c", "raise ValueError('no')")
+    with pytest.raises(RuntimeError, match="a new process failed: exit status 3"):
+        python("-c", "import os; os._exit(3)")
 
 
 def test_a_case_that_raises_is_shown_and_fails(bench, monkeypatch):
