@@ -200,11 +200,8 @@ bool overlap(const std::vector<Slot>& slots) {
 
 // Whether a kernel may take all of the slot's arrays as vectors of four.
 bool aligned4(const Slot& slot) {
-  const auto aligned = [](const Tensor& tensor) {
-    return reinterpret_cast<uintptr_t>(tensor.data_ptr()) % (4 * tensor.element_size()) == 0;
-  };
-  return aligned(slot.param) && aligned(slot.grad) && aligned(slot.exp_avg) && aligned(slot.exp_avg_sq) &&
-         (!slot.max_exp_avg_sq || aligned(*slot.max_exp_avg_sq));
+  return aligned4(slot.param) && aligned4(slot.grad) && aligned4(slot.exp_avg) && aligned4(slot.exp_avg_sq) &&
+         (!slot.max_exp_avg_sq || aligned4(*slot.max_exp_avg_sq));
 }
 
 AdamWScalars host_scalars(const Hyperparameters& h, double step) {

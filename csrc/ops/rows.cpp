@@ -68,8 +68,7 @@ Rows rows_of(const Tensor& tensor, int64_t length) {
 }
 
 bool aligned4(const Tensor& tensor, int64_t row_stride) {
-  // On Metal data_ptr() is the address of the buffer's object, a multiple of 16, plus the offset in bytes.
-  return row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(tensor.data_ptr()) % (4 * tensor.element_size()) == 0;
+  return row_stride % 4 == 0 && aligned4(tensor);
 }
 
 }  // namespace metalcore
