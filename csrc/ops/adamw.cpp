@@ -199,7 +199,7 @@ bool overlap(const std::vector<Slot>& slots) {
 // ---------------------------------------------------------------- encoding
 
 // Whether a kernel may take all of the slot's arrays as vectors of four.
-bool aligned4(const Slot& slot) {
+bool all_aligned4(const Slot& slot) {
   return aligned4(slot.param) && aligned4(slot.grad) && aligned4(slot.exp_avg) && aligned4(slot.exp_avg_sq) &&
          (!slot.max_exp_avg_sq || aligned4(*slot.max_exp_avg_sq));
 }
@@ -269,7 +269,7 @@ void encode_updates(gpu::Encoder& encoder, const Slot* slots, size_t count, cons
 
   AdamWPlan plan = plan_adamw(numels);
   if (gpu::tuning(slots->param).adamw_vectors)
-    for (size_t i = 0; i < count; ++i) plan.tensors[i].vectors = aligned4(slots[i]);
+    for (size_t i = 0; i < count; ++i) plan.tensors[i].vectors = all_aligned4(slots[i]);
   const std::string kernel = adamw_kernel(slots->param.scalar_type(), slots->max_exp_avg_sq.has_value());
   AdamWParams params = {0,
                         h.maximize ? -1.0f : 1.0f,
