@@ -16,6 +16,7 @@ INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
     "-std=c++17",
     "--device-as-default-execution-space",  # functions of MSL have no annotation
+    "--device-int128",
     "--fmad=true",
     "--ftz=false",
     "--prec-div=true",

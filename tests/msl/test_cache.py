@@ -10,6 +10,7 @@ import pytest
 import metalcore
 from metalcore.msl import cache, host
 
+pytestmark = pytest.mark.only_on("simulator")  # programs for CUDA: test_cuda_programs.py
 SOURCE = "kernel void {name}(device float* x, uint i [[thread_position_in_grid]]) {{ x[i] = {value}; }}"
 
 

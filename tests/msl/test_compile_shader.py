@@ -3,6 +3,7 @@
 import contextlib
 import math
 import struct
+import sys
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ def test_library_names_its_kernels():
         library.missing  # noqa: B018
 
 
+@pytest.mark.only_on("simulator")
 def test_torch_mps_compile_shader_is_the_same(device):
     x = torch.zeros(4, device=device)
     torch.mps.compile_shader(FILL).fill(x, 2.0)
@@ -43,9 +45,25 @@ def test_kernel_properties(fill):
         "[[kernel, max_total_threads_per_threadgroup(96)]] void k(device int* x) { x[0] = 1; }"
     )
     assert limited.k.max_threads_per_threadgroup == 96
-    shared = metalcore.compile_shader("kernel void k(device int* x) { threadgroup int a; a = 1; x[0] = a; }")
+
+
+SHARED = """kernel void k(device int* x, uint t [[thread_index_in_threadgroup]]) {
+  threadgroup int a[24];
+  a[t % 24] = x[t];
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  x[t] = a[23 - t % 24];
+}"""
+
+
+@pytest.mark.only_on("simulator")
+def test_the_simulator_learns_of_threadgroup_memory_as_it_runs():
     with pytest.raises(RuntimeError, match="only as it runs"):
-        shared.k.static_thread_group_memory_length  # noqa: B018
+        metalcore.compile_shader(SHARED).k.static_thread_group_memory_length  # noqa: B018
+
+
+@pytest.mark.only_on("cuda")
+def test_cuda_knows_the_threadgroup_memory():
+    assert metalcore.compile_shader(SHARED).k.static_thread_group_memory_length == 96
 
 
 def test_threads_default_to_the_first_tensor(device, fill):
@@ -173,7 +191,7 @@ def test_lists_of_tensors_are_tables_of_their_addresses(device):
 )
 def test_calls_that_cannot_be_made(device, fill, call, error, message):
     x = torch.zeros(3, device=device)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message.replace("MPS", device.upper())):
         call(fill.fill, x)
     assert x.tolist() == [0, 0, 0]
 
@@ -195,6 +213,7 @@ def test_errors_reported_by_kernels(device):
         library.k(x, error_buf_idx=1)
 
 
+@pytest.mark.only_on("simulator")
 @pytest.mark.parametrize(
     "source, message",
     [
@@ -257,6 +276,7 @@ def test_a_program_of_many_kernels_compiles_those_that_are_called(device):
     assert len(dir(library)) == 100
 
 
+@pytest.mark.only_on("simulator")
 def test_without_a_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -264,6 +284,7 @@ def test_without_a_compiler(monkeypatch, tmp_path):
         metalcore.compile_shader(FILL.replace("fill", "never_compiled_before"))
 
 
+@pytest.mark.only_on("simulator")
 def test_an_old_compiler_is_refused(monkeypatch, tmp_path):
     old = tmp_path / "old-g++"
     old.write_text(
@@ -276,6 +297,7 @@ def test_an_old_compiler_is_refused(monkeypatch, tmp_path):
         metalcore.compile_shader(FILL.replace("fill", "never_compiled_before"))
 
 
+@pytest.mark.only_on("simulator")
 def test_checking_mode_runs_the_instrumented_program(device, fill):
     from metalcore.simulator.checking import checking
     from metalcore.simulator.errors import KernelError
@@ -289,24 +311,33 @@ def test_checking_mode_runs_the_instrumented_program(device, fill):
     assert (caught.value.kernel, caught.value.line) == ("fill", 1)
 
 
-def test_argument_buffers(device):
+def argument_buffer(device):
+    """A kernel that takes one, the tensor it writes to, and its bytes as ints."""
     library = metalcore.compile_shader("""
         struct Arguments { device float* out [[id(0)]]; device const float* in [[id(1)]]; float scale [[id(2)]]; };
         kernel void k(constant Arguments& a, uint i [[thread_position_in_grid]]) { a.out[i] = a.in[i] * a.scale; }""")
     out, x = torch.zeros(3, device=device), torch.arange(3.0, device=device)
     packed = struct.pack("<QQfi", out.data_ptr(), x.data_ptr(), 2.5, 0)
-    library.k(list(struct.unpack("<3q", packed)), threads=3)
+    return library.k, out, x, list(struct.unpack("<3q", packed))
+
+
+def test_argument_buffers(device):
+    kernel, out, _x, packed = argument_buffer(device)
+    kernel(packed, threads=3)
     assert out.tolist() == [0, 2.5, 5]
-    # Checking mode finds the memory behind the addresses, and where it ends.
+
+
+@pytest.mark.only_on("simulator")
+def test_checking_mode_finds_the_memory_behind_addresses(device):
+    kernel, out, _x, packed = argument_buffer(device)
     with metalcore.simulator.checking():
-        out.zero_()
-        library.k(list(struct.unpack("<3q", packed)), threads=3)
+        kernel(packed, threads=3)
         assert out.tolist() == [0, 2.5, 5]
         with pytest.raises(metalcore.simulator.KernelError, match="out-of-bounds"):
-            library.k(list(struct.unpack("<3q", packed)), threads=4)
+            kernel(packed, threads=4)
 
 
-def test_threadgroup_arguments_have_the_length_that_the_call_says():
+def test_threadgroup_arguments_have_the_length_that_the_call_says(device):
     run = metalcore.compile_shader("""#include <metal_stdlib>
 using namespace metal;
 kernel void run(device float* x, threadgroup float* a [[threadgroup(0)]], threadgroup float2* b [[threadgroup(1)]],
@@ -317,17 +348,19 @@ kernel void run(device float* x, threadgroup float* a [[threadgroup(0)]], thread
   x[t] = a[n - 1 - t] + b[(t + 1) % n].x;
 }""").run
     x = torch.rand(64)
-    moved = x.to("mps")
+    moved = x.to(device)
     run(moved, threads=64, group_size=64, threadgroup_memory=(256, 512))
     assert torch.equal(moved.cpu(), x.flip(0) + torch.arange(64).roll(-1))
-    with metalcore.simulator.checking(), pytest.raises(metalcore.simulator.KernelError, match="threadgroup argument 1"):
-        run(moved, threads=64, group_size=64, threadgroup_memory=(256, 504))
+    if "metalcore.simulator" in sys.modules:
+        with metalcore.simulator.checking(), pytest.raises(metalcore.simulator.KernelError, match="threadgroup argument 1"):
+            run(moved, threads=64, group_size=64, threadgroup_memory=(256, 504))
     unused = "kernel void unused(device int* x, threadgroup void* y, uint i [[thread_position_in_grid]]) { x[i] *= 2; }"
     metalcore.compile_shader(unused).unused(moved, threads=64, threadgroup_memory=0)
     with pytest.raises(ValueError, match=r"'b' at index 1 has no length set \(see threadgroup_memory of a call\)"):
         run(moved, threads=64, group_size=64, threadgroup_memory=256)
 
 
+@pytest.mark.only_on("simulator")
 @pytest.mark.parametrize("checking", [False, True])
 def test_vectors_may_lie_at_any_multiple_of_their_element(checking):
     """What GPUs do, and a compiler for the CPU must not take for aligned."""
