@@ -14,7 +14,7 @@ from .errors import CompilerNotFoundError, MSLError, quote_error
 INCLUDE = Path(__file__).parent / "include"
 # No fast math: what MSL leaves to the GPU is as accurate as CUDA's own functions.
 FLAGS = (
-    "-std=c++17",
+    "-std=c++20",  # designated initializers
     "--device-as-default-execution-space",  # functions of MSL have no annotation
     "--device-int128",
     "--fmad=true",
