@@ -2,11 +2,9 @@
 #include "explain_python.h"
 
 #include "../gpu/tuning.h"
+#include "common.h"
 #include "plan.h"
 
-#include "common.h"
-
-#include <memory>
 #include <stdexcept>
 
 namespace metalcore {
@@ -18,20 +16,12 @@ std::map<std::string_view, Explain>& explanations() {
 
 namespace {
 
-struct PythonError {};  // a Python exception is set
+using python::Object;
 
-struct Unref {
-  void operator()(PyObject* object) const { Py_DECREF(object); }
-};
-using Owned = std::unique_ptr<PyObject, Unref>;
-
-Owned own(PyObject* object) {
-  if (!object) throw PythonError{};
-  return Owned(object);
-}
+Object own(PyObject* object) { return Object(python::check(object)); }
 
 std::string text(PyObject* object) {
-  Owned bytes = own(PyUnicode_AsUTF8String(object));
+  Object bytes = own(PyUnicode_AsUTF8String(object));
   return PyBytes_AsString(bytes.get());
 }
 
@@ -39,47 +29,47 @@ Request parse(PyObject* shapes, PyObject* dtype, PyObject* options, const char* 
   Request request;
   request.device_type = device_type;
   for (Py_ssize_t i = 0, n = PySequence_Size(shapes); i < n; ++i) {
-    Owned shape = own(PySequence_GetItem(shapes, i));
+    Object shape = own(PySequence_GetItem(shapes, i));
     std::vector<int64_t>& sizes = request.shapes.emplace_back();
     for (Py_ssize_t d = 0, dims = PySequence_Size(shape.get()); d < dims; ++d) {
-      Owned size = own(PySequence_GetItem(shape.get(), d));
+      Object size = own(PySequence_GetItem(shape.get(), d));
       sizes.push_back(PyLong_AsLongLong(size.get()));
-      if (PyErr_Occurred()) throw PythonError{};
+      if (PyErr_Occurred()) throw python::PythonError();
     }
   }
   request.dtype = dtype_named(text(dtype));
   PyObject *key, *value;
   for (Py_ssize_t at = 0; PyDict_Next(options, &at, &key, &value);) {
-    Owned shown = own(PyObject_Str(value));
+    Object shown = own(PyObject_Str(value));
     request.options.emplace(text(key), text(shown.get()));
   }
   return request;
 }
 
-Owned dims(gpu::Size size) { return own(Py_BuildValue("(III)", size.x, size.y, size.z)); }
+Object dims(gpu::Size size) { return own(Py_BuildValue("(III)", size.x, size.y, size.z)); }
 
-Owned to_python(const Explanation& explanation) {
-  Owned steps = own(PyList_New(0));
+Object to_python(const Explanation& explanation) {
+  Object steps = own(PyList_New(0));
   for (const Step& step : explanation.steps) {
-    Owned item = own(Py_BuildValue("{s:s,s:N,s:N,s:O}", "kernel", step.kernel.c_str(), "grid", dims(step.grid).release(),
+    Object item = own(Py_BuildValue("{s:s,s:N,s:N,s:O}", "kernel", step.kernel.c_str(), "grid", dims(step.grid).release(),
                                    "threadgroup", dims(step.threadgroup).release(), "threads",
                                    step.threads ? Py_True : Py_False));
-    if (PyList_Append(steps.get(), item.get()) < 0) throw PythonError{};
+    if (PyList_Append(steps.get(), item.get()) < 0) throw python::PythonError();
   }
   return own(Py_BuildValue("{s:s,s:s,s:N}", "variant", explanation.variant.c_str(), "why", explanation.why.c_str(),
                            "steps", steps.release()));
 }
 
-// Calls body() and turns C++ exceptions into Python's.
+// An op refuses arguments by a runtime_error, which here means a wrong value: ValueError.
 template <typename Body>
 PyObject* guarded(Body body) {
-  try {
-    return body().release();
-  } catch (const PythonError&) {
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_ValueError, error.what());
-  }
-  return nullptr;
+  return python::guarded([&] {
+    try {
+      return body().release();
+    } catch (const std::runtime_error& error) {
+      throw std::invalid_argument(error.what());
+    }
+  });
 }
 
 PyObject* explain_python(PyObject*, PyObject* args) {
@@ -101,16 +91,16 @@ PyObject* use_tuning_python(PyObject*, PyObject* family) {
   return guarded([&] {
     gpu::use_tuning(text(family));
     Py_INCREF(Py_None);
-    return own(Py_None);
+    return Object(Py_None);
   });
 }
 
 PyObject* tuning_families_python(PyObject*, PyObject*) {
   return guarded([&] {
-    Owned families = own(PyList_New(0));
+    Object families = own(PyList_New(0));
     for (const std::string& family : gpu::tuning_families()) {
-      Owned name = own(PyUnicode_FromString(family.c_str()));
-      if (PyList_Append(families.get(), name.get()) < 0) throw PythonError{};
+      Object name = own(PyUnicode_FromString(family.c_str()));
+      if (PyList_Append(families.get(), name.get()) < 0) throw python::PythonError();
     }
     return families;
   });

@@ -17,6 +17,7 @@ using Kernel = struct KernelObject*;        // CUkernel: of a binary, for every 
 using Function = struct FunctionObject*;    // CUfunction: of one context
 
 constexpr Status kSuccess = 0;
+constexpr Status kOutOfResources = 701;  // CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
 
 // CUfunction_attribute
 enum class Attribute : int {

@@ -19,6 +19,18 @@ std::string text(gpu::Size size) {
   return "(" + std::to_string(size.x) + ", " + std::to_string(size.y) + ", " + std::to_string(size.z) + ")";
 }
 
+// Of a fault in a kernel CUDA tells at one of the calls after it.
+bool may_be_another_kernels(Status status) { return status >= 700 && status < 720 && status != kOutOfResources; }
+
+[[noreturn]] void fail_to_launch(const Variant& variant, gpu::Size groups, gpu::Size group, Status status) {
+  const std::string launch = "kernel '" + variant.kernel.name + "' on " + text(groups) + " threadgroups of " +
+                             text(group) + " threads";
+  throw std::runtime_error("metalcore: launching " + launch + " failed: " + error_text(status) +
+                           (may_be_another_kernels(status)
+                                ? "; unless CUDA_LAUNCH_BLOCKING=1 was set, a kernel before it may be the one at fault"
+                                : ""));
+}
+
 void check_group(const Variant& variant, gpu::Size group, const Loaded& loaded) {
   if (uint64_t{group.x} * group.y * group.z > loaded.max_threads)
     gpu::refuse(variant.kernel.name, "a threadgroup of " + text(group) + " threads; on this GPU it may have up to " +
@@ -137,10 +149,7 @@ void Recording::launch(const Device& device, const Dispatch& dispatch, Stream st
         const Status status = driver().launch(function, slab(width, x, step_x), slab(height, y, step_y),
                                               slab(depth, z, step_z), dispatch.group.x, dispatch.group.y,
                                               dispatch.group.z, dispatch.shared_memory, stream, parameters, nullptr);
-        if (status != kSuccess)
-          fail("launching kernel '" + dispatch.variant->kernel.name + "' on " + text(dispatch.groups) +
-                   " threadgroups of " + text(dispatch.group) + " threads",
-               status);
+        if (status != kSuccess) fail_to_launch(*dispatch.variant, dispatch.groups, dispatch.group, status);
       }
 }
 
