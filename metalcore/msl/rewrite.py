@@ -117,6 +117,23 @@ def mark_float_literals(tokens):
             token.text += "f"
 
 
+# Words (and erased ones) that a name of the outermost scope may follow; a `::` after any other word belongs to that word.
+_BEFORE_NAMES = {
+    "auto", "case", "class", "const", "constexpr", "delete", "do", "else", "enum", "extern", "friend", "inline", "kernel",
+    "METAL_FUNC", "mutable", "new", "operator", "return", "sizeof", "static", "struct", "template", "typedef", "typename",
+    "union", "using", "void", "volatile", "",
+} | _SPACES  # fmt: skip
+
+
+def name_outermost_scope(program):
+    """`::name` becomes `MSL_ROOT::name`: a target may compile the program inside a namespace of its own."""
+    tokens = program.tokens
+    for i, token in enumerate(tokens):
+        before = tokens[i - 1]
+        if token.text == "::" and (before.kind != "id" or before.text in _BEFORE_NAMES) and before.text not in (">", ")"):
+            token.text = "MSL_ROOT::"
+
+
 def rewrite_swizzles(program):
     """`v.xyz` becomes `v.template swizzle<0, 1, 2>()`, and `swizzle_ref` where it is assigned to.
 

@@ -19,6 +19,7 @@ from .rewrite import (
     erase_address_spaces,
     erase_attributes,
     mark_float_literals,
+    name_outermost_scope,
     refuse_unsupported,
     rewrite_swizzles,
 )
@@ -88,6 +89,7 @@ def _translate(source, include_dirs, filename, defines, constants):
     erase_address_spaces(program)
     drop_duplicates(program, originals)
     mark_float_literals(tokens)
+    name_outermost_scope(program)
     adapt_to_gcc(program)
     rewrite_swizzles(program)
     wrap_conditionals(program)
