@@ -1,4 +1,4 @@
-"""The CUDA backend of csrc/backends/cuda with a driver that only takes notes: no GPU is needed, nor used where there is one."""
+"""csrc/backends/cuda with a driver that only takes notes: no GPU is needed, nor used where there is one."""
 
 import importlib.util
 import subprocess

@@ -17,8 +17,7 @@ driver = torch_cuda = C = None
 def load(driver_path, torch_cuda_path, extension, torch_lib):
     """Loads the fakes, whose sonames then stand for the real libraries, and the extension."""
     global driver, torch_cuda, C
-    for name in ("libtorch_cpu.so", "libtorch.so"):
-        ctypes.CDLL(f"{torch_lib}/{name}", mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(f"{torch_lib}/libtorch_cpu.so", mode=ctypes.RTLD_GLOBAL)
     if driver_path != "none":
         driver = ctypes.CDLL(driver_path)
         driver.fake_launch.restype = ctypes.POINTER(LaunchRecord)
@@ -51,8 +50,8 @@ def members(signature):
     for part in filter(None, signature.split(",")):
         index, _, capacity = part[1:].partition(":")
         found.append((part[0], int(index), int(capacity) if capacity else 8))
-    assert [("bti".index(kind), index) for kind, index, _ in found] == sorted(
-        ("bti".index(kind), index) for kind, index, _ in found), signature
+    order = [("bti".index(kind), index) for kind, index, _ in found]
+    assert order == sorted(order), signature
     return found
 
 

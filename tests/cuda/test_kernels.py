@@ -64,11 +64,14 @@ assert len(dispatch("bad")) == 1
         ("None", "TypeError", ""),
         ("[('text', 'k')]", "TypeError", "bytes"),
         ("[(b'no code', 'k')]", "RuntimeError", "loading kernel 'k' (b0) failed: CUDA_ERROR_INVALID_VALUE"),
-        ("[(b'entry k block 64 threads 1 shared 0', 'm')]", "RuntimeError", "loading kernel 'k' (b0) failed: CUDA error 500"),
+        ("[(b'entry k block 64 threads 1 shared 0', 'm')]", "RuntimeError", "loading kernel 'k' (b0) failed: CUDA error"),
     ],
 )
 def test_answers_that_are_none(run, answer, kind, message):
-    assert message in run(f"C.cuda_set_compiler(lambda arch, requests: {answer})\nprint(refusal({kind}, buffers=[(8, 8)]))")
+    assert message in run(f"""
+C.cuda_set_compiler(lambda arch, requests: {answer})
+print(refusal({kind}, buffers=[(8, 8)]))
+""")
 
 
 def test_without_a_compiler(run):
@@ -99,8 +102,10 @@ assert len(compiler.calls) == 2
 """)
 
 
-@pytest.mark.parametrize("signature", ["x0", "b", "b31", "b0,", ",b0", "b0,b0", "i0", "i0:8", "i0:272", "i0:8192", "b0,i0:16",
-                                       "b0 b1", "b-1"])
+@pytest.mark.parametrize(
+    "signature",
+    ["x0", "b", "b31", "b0,", ",b0", "b0,b0", "i0", "i0:8", "i0:272", "i0:8192", "b0,i0:16", "b0 b1", "b-1"],
+)
 def test_signatures_that_are_none(run, signature):
     assert f"'{signature}' is not a signature such as b0,b1,t0,i2:48" in run(f"""
 Compiler()
