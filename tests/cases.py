@@ -29,7 +29,8 @@ class Made:
 
     def __init__(self, case, device, dtype, seed):
         self.case = case
-        self.leaves = [torch.empty(shape, device=device, dtype=dtype).requires_grad_(case.backward) for shape in case.shapes]
+        self.leaves = [torch.empty(shape, device=device, dtype=dtype, requires_grad=case.backward)
+                       for shape in case.shapes]
         self.refill(seed)
         self.directions = [_random(output.shape, index).to(output) for index, output in enumerate(self.forward())]
 

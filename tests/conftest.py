@@ -1,4 +1,4 @@
-"""The device that tests run on, `--device`: mps (a real one, or the simulated one where PyTorch has none), cuda or cpu."""
+"""The device that tests run on: mps (a real one, or the simulated one where PyTorch has none), --device cuda or cpu."""
 
 import os
 
@@ -25,7 +25,7 @@ def kind(config):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "only_on(*kinds): kinds of device that a test is about; elsewhere it is left out")
+    config.addinivalue_line("markers", "only_on(*kinds): the kinds of device that a test is about")
     torch.set_num_threads(THREADS)
     if kind(config) == "simulator":
         import metalcore.simulator  # noqa: F401

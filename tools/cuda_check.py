@@ -10,8 +10,8 @@
     memcheck, racecheck, synccheck, initcheck
                  compute-sanitizer finds no error in any built-in kernel, and finds one in a kernel that has one
 
-The sanitizers watch tests/cuda_device/every_kernel.py, section by section. Logs and a report go to --out, by default $OUT
-or build/cuda_check. A part that takes longer than --timeout seconds is ended, and what it found until then is reported.
+The sanitizers watch tests/cuda_device/every_kernel.py, section by section. Logs and a report go to --out, by default
+$OUT or build/cuda_check. A part that takes longer than --timeout seconds is ended, and what it found is reported.
 """
 
 import argparse
@@ -41,8 +41,9 @@ class Result:
 
 def run(command, seconds, **environment):
     """(exit status or None where time was up, all output). Interrupted first, so that pytest can say what it has."""
-    process = subprocess.Popen([str(word) for word in command], cwd=ROOT, env={**os.environ, **environment}, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, errors="replace")
+    process = subprocess.Popen([str(word) for word in command], cwd=ROOT, env={**os.environ, **environment},
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
+                               errors="replace")
     for wait, then in ((max(1, seconds), signal.SIGINT), (15, signal.SIGKILL), (15, None)):
         try:
             output = process.communicate(timeout=wait)[0]
@@ -120,7 +121,8 @@ def sanitizer():
 def options(tool):
     # Kernels that NVRTC compiled for metalcore, not PyTorch's.
     common = ["--tool", tool, "--error-exitcode", FOUND, "--kernel-name", "kns=metalcore", "--print-limit", "20"]
-    return common + {"memcheck": ["--report-api-errors", "no"], "racecheck": ["--racecheck-report", "all"]}.get(tool, [])
+    special = {"memcheck": ["--report-api-errors", "no"], "racecheck": ["--racecheck-report", "all"]}
+    return common + special.get(tool, [])
 
 
 def environment(tool):

@@ -1,8 +1,8 @@
 """Runs every built-in kernel at least once, on small tensors; a program for tools to watch (tools/cuda_check.py).
 
-    python tests/cuda_device/every_kernel.py                                 # all sections, each with its digest
-    python tests/cuda_device/every_kernel.py --section qr --launched FILE    # one; writes the kernels' names as JSON
-    python tests/cuda_device/every_kernel.py --fault memcheck                # only a fault for compute-sanitizer to find
+    python tests/cuda_device/every_kernel.py                                # all sections, each with its digest
+    python tests/cuda_device/every_kernel.py --section qr --launched FILE   # one; writes the kernels' names as JSON
+    python tests/cuda_device/every_kernel.py --fault memcheck               # only a fault for the sanitizer to find
 
 A section's digest is the same on every run. Fails if a built-in kernel was not launched by any of all sections.
 """
@@ -114,7 +114,7 @@ SECTIONS = {f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools
 
 
 def record_launches():
-    """The names of kernels, added to the set as they are compiled or loaded, which a kernel is when it is launched first."""
+    """A set to which kernels' names are added as they are compiled or loaded, which is when they are first launched."""
     from metalcore.msl import cuda
 
     launched = set()
@@ -183,7 +183,7 @@ def main():
     if launched is None or arguments.section:
         return 0
     missing = sorted(built_in() - launched)
-    print(f"launched {len(launched)} of {len(built_in())} built-in kernels", *missing, sep="\n  not launched: ", flush=True)
+    print(f"launched {len(launched)} of {len(built_in())} built-in kernels", *missing, sep="\n  not launched: ")
     return 1 if missing or not launched else 0
 
 

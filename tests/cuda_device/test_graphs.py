@@ -47,7 +47,8 @@ def test_qr(name):
     check_replays(made, made.forward)
 
 
-@pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"fused": True}, {"weight_decay": 0.1, "maximize": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"fused": True}, {"weight_decay": 0.1, "maximize": True}],
+                         ids=str)
 def test_adamw(options):
     """A step before the capture and ten replays are eleven steps: they are counted in device memory."""
     shapes = [(33, 7), (5,), (2049,), *[(1 + i % 5,) for i in range(105)]]

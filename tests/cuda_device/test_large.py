@@ -56,8 +56,8 @@ def test_rows_of_a_norm_and_its_gradient():
         assert_ends_right(x, y, lambda x: F.rms_norm(x, (1024,), eps=1e-5))
     del y
     (gradient,) = torch.autograd.grad(metalcore.rms_norm(x, (1024,), eps=1e-5), x, x.detach())
-    # Along x itself the norm does not change, but for eps.
-    assert gradient[-32:].abs().max() < 0.05 and gradient[: 32].abs().max() < 0.05 and gradient[2**21 - 16 :].isfinite().all()
+    for rows in (slice(0, 32), slice(2**21 - 16, 2**21 + 16), slice(-32, None)):
+        assert gradient[rows].abs().max() < 0.05  # along x itself the norm does not change, but for eps
 
 
 def test_columns_longer_than_a_grids_side():
@@ -65,7 +65,8 @@ def test_columns_longer_than_a_grids_side():
     x = torch.randn(66000, 3, 1021, device="cuda").bfloat16()
     y = metalcore.softmax(x, 1)
     for rows in (slice(0, 40), slice(65530, 65540), slice(-40, None)):
-        torch.testing.assert_close(y[rows].float(), torch.softmax(x[rows].float(), 1), rtol=torch.finfo(x.dtype).eps, atol=0)
+        expected = torch.softmax(x[rows].float(), 1)
+        torch.testing.assert_close(y[rows].float(), expected, rtol=torch.finfo(x.dtype).eps, atol=0)
 
 
 def test_a_hundred_thousand_matrices():
