@@ -170,7 +170,7 @@ def instruction_sets():
 def with_includes(source, seen=()):
     """A kernel's source and the headers of ours that it includes, directly or not."""
     found = [source]
-    for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', source.read_text(), re.MULTILINE):
+    for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', source.read_text(encoding="utf-8"), re.MULTILINE):
         path = ROOT / "kernels" / name
         if path.exists() and path not in seen:
             found += with_includes(path, (*seen, source))

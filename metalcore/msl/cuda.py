@@ -114,11 +114,11 @@ def build(source, output, *, root):
     """
     from .translate import translate
 
-    translation = translate(source.read_text(), include_dirs=[source.parent], filename=str(source))
+    translation = translate(source.read_text(encoding="utf-8"), include_dirs=[source.parent], filename=str(source))
     program = re.sub(rf'^(#line \d+ "){re.escape(str(root))}/', r"\1", translation.program, flags=re.MULTILINE)
     kernels = translation.cuda_kernels()
     digest = cache.digest(cache.translator_digest(), program, json.dumps(kernels))
-    output.write_text(program)
+    output.write_text(program, encoding="utf-8")
     output.with_suffix(".json").write_text(json.dumps({"digest": digest, "kernels": kernels}))
 
 
@@ -143,7 +143,7 @@ def _families():
 
 
 def _read_family(family):
-    return (_LIBRARY / f"{family}.cu").read_text(), builtin_programs()[family][1]
+    return (_LIBRARY / f"{family}.cu").read_text(encoding="utf-8"), builtin_programs()[family][1]
 
 
 def _builtin_program(kernel):

@@ -118,7 +118,7 @@ def check_source(translated, *, msl="", filename="program_source"):
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="metalcore-") as directory:
         path = os.path.join(directory, "program.cpp")
-        Path(path).write_text(translated)
+        Path(path).write_text(translated, encoding="utf-8")
         _run([*compiler.command, *arguments(), "-fsyntax-only", path], compiler, msl, filename)
 
 
@@ -140,7 +140,7 @@ def compile_source(translated, output, *, isa="native", checking=False, msl="", 
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="metalcore-") as directory:
         path = os.path.join(directory, "program.cpp")
-        Path(path).write_text(translated)
+        Path(path).write_text(translated, encoding="utf-8")
         moves = _unaligned_moves(compiler, directory)
         command = [*compiler.command, *arguments(isa=isa), *moves, "-shared", path, "-o", os.fspath(output)]
         if checking:
@@ -236,7 +236,7 @@ def build(source_path, output_path, *, isa="native", checking=False, include_dir
     from .translate import translate  # not what is already translated needs
 
     source_path, output_path = Path(source_path), Path(output_path)
-    msl = source_path.read_text()
+    msl = source_path.read_text(encoding="utf-8")
     translation = translate(msl, include_dirs=include_dirs, filename=str(source_path))
     output_path.parent.mkdir(parents=True, exist_ok=True)
     partial = output_path.with_name(f".{output_path.name}.{os.getpid()}")

@@ -24,8 +24,8 @@ FLAGS = (
     "--disable-warnings",
 )
 _INCLUDE = (f"--include-path={INCLUDE}", f"--include-path={INCLUDE / 'cuda'}")
-# Kernels take a parameter block of up to 32,764 bytes, and the driver loads them as a library.
-_OLDEST = (12, 1)
+# With C++20's built-ins, and without setting the process's locale to "C", as those before do. What PyTorch 2.10 comes with.
+_OLDEST = (12, 6)
 _MAJORS = (13, 12)  # whose libraries are looked for by name
 
 
@@ -181,8 +181,8 @@ def _loaded():
         maps = Path("/proc/self/maps").read_text()
     except OSError:
         return None
-    found = re.search(r"/\S.*/libnvrtc\.so\S*$", maps, re.MULTILINE)
-    return found and found[0]
+    lines = [line for line in maps.splitlines() if "/libnvrtc.so" in line]
+    return lines[0][lines[0].index("/") :] if lines else None
 
 
 def _folders(homes):

@@ -44,7 +44,7 @@ def compilations(monkeypatch):
 
 
 def family(name):
-    return Program((KERNELS / f"{name}.metal").read_text(), [str(KERNELS)], {})
+    return Program((KERNELS / f"{name}.metal").read_text(encoding="utf-8"), [str(KERNELS)], {})
 
 
 def compiled(program, kernels, capability):
@@ -76,7 +76,7 @@ def test_the_package_has_them_all():
     assert sorted(built) == FAMILIES
     for name in FAMILIES:
         assert list(built[name][1]) == family(name).names
-        assert str(KERNELS.parent) not in (cuda._LIBRARY / f"{name}.cu").read_text()
+        assert str(KERNELS.parent) not in (cuda._LIBRARY / f"{name}.cu").read_text(encoding="utf-8")
 
 
 def test_a_built_in_kernel_is_compiled_once(compilations, directory):

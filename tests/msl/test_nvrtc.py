@@ -50,20 +50,21 @@ def test_its_version_is_known_without_opening_it(compiler):
 
 
 def test_none(only_here):
-    with pytest.raises(CompilerNotFoundError, match="needs NVRTC 12.1 or newer: pip install nvidia-cuda-nvrtc.*Looked in") as error:
+    with pytest.raises(CompilerNotFoundError, match="needs NVRTC 12.6 or newer: pip install nvidia-cuda-nvrtc.*Looked in") as error:
         nvrtc.find()
     assert str(only_here) in str(error.value)
 
 
-def test_one_that_is_too_old(only_here):
-    path = pretend(only_here, "11.8")
+@pytest.mark.parametrize("version", ["11.8", "12.5"])
+def test_one_that_is_too_old(only_here, version):
+    path = pretend(only_here, version)
     (only_here / "libnvrtc.so").symlink_to(path)
-    with pytest.raises(CompilerNotFoundError, match=r"needs NVRTC 12.1 .*Found NVRTC 11.8 \(.*libnvrtc.so.11"):
+    with pytest.raises(CompilerNotFoundError, match=rf"needs NVRTC 12.6 .*Found NVRTC {version} \(.*libnvrtc.so.1"):
         nvrtc.find()
 
 
 def test_the_newest_in_a_folder(only_here):
-    pretend(only_here, "12.4")
+    pretend(only_here, "12.8")
     newer = pretend(only_here, "13.1")
     assert (nvrtc.find().path, nvrtc.find().version) == (newer, (13, 1))
 
