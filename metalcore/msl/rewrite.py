@@ -130,7 +130,7 @@ def name_outermost_scope(program):
     tokens = program.tokens
     for i, token in enumerate(tokens):
         before = tokens[i - 1]
-        if token.text == "::" and (before.kind != "id" or before.text in _BEFORE_NAMES) and before.text not in (">", ")"):
+        if token.text == "::" and (before.kind != "id" or before.text in _BEFORE_NAMES) and before.text not in (">", ">>", ")"):
             token.text = "MSL_ROOT::"
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from .conditionals import wrap_conditionals
 from .cuda_source import cuda_source, describe
+from .dialect import adapt_dialect
 from .duplicates import drop_duplicates
 from .errors import MSLError, with_line
 from .function_constants import substitute_function_constants
-from .gcc import adapt_to_gcc
 from .kernels import find_kernels
 from .parse import Program
 from .preprocess import preprocess
@@ -90,7 +90,7 @@ def _translate(source, include_dirs, filename, defines, constants):
     drop_duplicates(program, originals)
     mark_float_literals(tokens)
     name_outermost_scope(program)
-    adapt_to_gcc(program)
+    adapt_dialect(program)
     rewrite_swizzles(program)
     wrap_conditionals(program)
     place_threadgroup_variables(program, variables)

@@ -4,6 +4,7 @@
 // reach their functions whole.
 #pragma once
 
+#include "cuda/builtins.h"
 #include "metal/stdlib.h"
 
 #include "cuda/entry.h"

@@ -10,7 +10,7 @@ struct portable_half {
   static METAL_FUNC constexpr float widen(uint16_t bits) {
     // Shifted, sign and exponent are in place but for the exponent's bias, which a multiplication by 2^(127-15) sets
     // right for subnormal numbers too; infinities and NaNs then need the top exponent.
-    uint32_t shifted = uint32_t(int32_t(int16_t(bits)) << 13) & 0x8fffe000u;
+    uint32_t shifted = uint32_t(int32_t(int16_t(bits))) << 13 & 0x8fffe000u;
     uint32_t special = (shifted & 0x0f800000u) == 0x0f800000u ? 0x7f800000u : 0u;
     return bit_cast<float>(bit_cast<uint32_t>(bit_cast<float>(shifted) * 0x1p112f) | special);
   }

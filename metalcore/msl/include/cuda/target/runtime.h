@@ -10,6 +10,9 @@
 #define METAL_PURE
 #define METAL_NOINLINE __noinline__
 
+// Of the C++ that Metal's compiler accepts, NVRTC lacks this word.
+#define __extension__
+
 // Where names of the program's outermost scope are: MSL_ROOT::name.
 #define MSL_ROOT ::metal_program
 

@@ -1,15 +1,17 @@
-"""What Clang, and so Metal, accepts and GCC does not."""
+"""What Clang, and so Metal, accepts and another compiler does not: GCC 12 in C++17, NVRTC in C++20."""
 
 from .rewrite import erase
 
 
-def adapt_to_gcc(program):
+def adapt_dialect(program):
     _store_half_in_anonymous_structs(program)
     _declare_opaque_enumerations(program)
     _prefer_promotion_of_small_floats(program)
     _overload_instead_of_specializing_members(program)
     _fill_designated_ranges(program)
     _name_extended_vectors(program)
+    _keep_aggregates(program)
+    _qualify_specializations(program)
 
 
 def _store_half_in_anonymous_structs(program):
@@ -123,3 +125,39 @@ def _name_extended_vectors(program):
             element.pop()  # the name
         tokens[element[0]].text = "metal::vec<" + tokens[element[0]].text
         tokens[element[-1]].text += f", {count}>"
+
+
+def _keep_aggregates(program):
+    """Constructors that are all `= default` go: in C++20 a class that declares any is no aggregate."""
+    tokens = program.tokens
+    for declaration in program.walk():
+        members = declaration.members if declaration.kind == "class" else ()
+        constructors = [m for m in members if m.kind == "function" and m.name == declaration.name]
+        if all(_is_defaulted(tokens, constructor) for constructor in constructors):
+            for constructor in constructors:
+                erase(tokens, constructor.first, constructor.last)
+
+
+def _is_defaulted(tokens, function):
+    words = [token.text for token in tokens[function.first : function.last] if token.text]
+    return words[-3:] == ["=", "default", ";"] or not words  # a duplicate is gone already
+
+
+# Templates of metal's that programs specialize for their own types.
+_SPECIALIZED = {
+    "_numeric_limits_impl", "numeric_limits", "is_integral", "is_floating_point", "is_arithmetic", "is_signed",
+    "is_unsigned", "is_scalar", "is_fundamental", "is_same", "is_convertible", "make_scalar", "common_type", "is_vector",
+    "vec_elements", "__is_valid_simdgroup_type",
+}  # fmt: skip
+
+
+def _qualify_specializations(program):
+    """A specialization of a template of metal's that is written outside of it, where `using namespace metal` finds the
+    template, names it in full."""
+    tokens = program.tokens
+    for declaration in program.walk():
+        if declaration.kind == "class" and declaration.is_template and "metal" not in declaration.scope:
+            at = declaration.name_at
+            key, following = tokens[at - 1].text, tokens[at + 1].text
+            if declaration.name in _SPECIALIZED and key in ("struct", "class") and following == "<":
+                tokens[at].text = f"metal::{declaration.name}"
