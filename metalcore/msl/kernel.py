@@ -99,11 +99,15 @@ class Kernel:
 
 def _common_device(args):
     """The one device that a call's tensors are on; None where only values are given."""
-    tensors = [tensor for arg in args for tensor in (arg if isinstance(arg, (tuple, list)) else (arg,))]
-    devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu"}
-    if len(devices) > 1:
-        raise RuntimeError(f"a kernel's tensors must be on one device, not on {' and '.join(sorted(map(str, devices)))}")
-    return devices.pop() if devices else None
+    device = None
+    for arg in args:
+        for tensor in arg if isinstance(arg, (tuple, list)) else (arg,):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
+                if device is None:
+                    device = tensor.device
+                elif tensor.device != device:
+                    raise RuntimeError(f"a kernel's tensors must be on one device, not on {device} and {tensor.device}")
+    return device
 
 
 def _sizes(what, value):
@@ -136,8 +140,8 @@ def _called(device):
 
 def _span(tensor):
     """Bytes from the tensor's first element to the end of its last."""
-    if tensor.numel() == 0:
-        return 0
+    if tensor.numel() == 0 or tensor.is_contiguous():
+        return tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return (last + 1) * tensor.element_size()
 

@@ -245,7 +245,7 @@ def test_arguments_that_are_not_bound(backend, device, call, message):
 
 
 def test_tensors_of_two_devices(backend, device):
-    with pytest.raises(RuntimeError, match=f"must be on one device, not on ({device}:0 and meta|meta and {device}:0)"):
+    with pytest.raises(RuntimeError, match=f"must be on one device, not on {device}:0 and meta"):
         shader(FILL).fill(torch.zeros(3, device=device), torch.zeros(3, device="meta"))
 
 
