@@ -48,6 +48,8 @@ def cuda_source(program, kernels, requests):
     """
     entries = [f"metalcore_{i}" for i in range(len(requests))]
     out = [f'namespace {NAMESPACE} {{\n#include "cuda/prelude.h"\n', program, '#line 1 "msl_entries"\n']
+    if "thread_elements" not in program:
+        out.insert(0, "#define MSL_OPAQUE_MATRICES\n")  # the lanes of a simdgroup_matrix are the target's to choose
     for entry, (name, signature) in zip(entries, requests):
         out.append(_entry(entry, name, kernels[name], signature))
     return "".join(out) + "}\n", entries

@@ -154,10 +154,14 @@ _SPECIALIZED = {
 def _qualify_specializations(program):
     """A specialization of a template of metal's that is written outside of it, where `using namespace metal` finds the
     template, names it in full."""
-    tokens = program.tokens
+    tokens, specializations, own = program.tokens, [], set()
     for declaration in program.walk():
-        if declaration.kind == "class" and declaration.is_template and "metal" not in declaration.scope:
+        if declaration.kind == "class" and declaration.is_template:
             at = declaration.name_at
-            key, following = tokens[at - 1].text, tokens[at + 1].text
-            if declaration.name in _SPECIALIZED and key in ("struct", "class") and following == "<":
-                tokens[at].text = f"metal::{declaration.name}"
+            if tokens[at + 1].text != "<":
+                own.add(declaration.name)
+            elif tokens[at - 1].text in ("struct", "class") and "metal" not in declaration.scope:
+                specializations.append(declaration)
+    for declaration in specializations:
+        if declaration.name in _SPECIALIZED - own:
+            tokens[declaration.name_at].text = f"metal::{declaration.name}"
