@@ -6,15 +6,27 @@ constexpr constant float kInvSqrt2Pi = 0.3989422804f;  // 1 / sqrt(2 pi)
 constexpr constant float kTanhScale = 0.7978845608f;   // sqrt(2 / pi)
 constexpr constant float kTanhCubic = 0.044715f;
 
-inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
-
-struct Silu {
-  static float forward(float x) { return x / (1.0f + exp(-x)); }
+// The functions that results of type T need: 16 bits have no room for more than a GPU's fast ones are good to.
+template <typename T>
+struct Math {
+  static float exp(float x) { return fast::exp(x); }
+  static float divide(float x, float y) { return fast::divide(x, y); }
+};
+template <>
+struct Math<float> {
+  static float exp(float x) { return precise::exp(x); }
+  static float divide(float x, float y) { return x / y; }
 };
 
+template <typename T>
+struct Silu {
+  static float forward(float x) { return Math<T>::divide(x, 1.0f + Math<T>::exp(-x)); }
+};
+
+template <typename T>
 struct SiluGradient {
   static float forward(float x, float grad) {
-    const float s = sigmoid(x);
+    const float s = Math<T>::divide(1.0f, 1.0f + Math<T>::exp(-x));
     return grad * (s * (1.0f + x * (1.0f - s)));
   }
 };
@@ -22,12 +34,13 @@ struct SiluGradient {
 // exp(-x^2 / 2), and with it the normal distribution function Phi(x). With t = |x|, Phi(-t) exp(t^2 / 2) is smooth and
 // decays slowly; below it is a polynomial in u = (t - 3) / (t + 3), fitted for least relative error (1e-8). Unlike
 // (1 + erf(x / sqrt 2)) / 2 this keeps its relative accuracy where Phi is small.
+template <typename T>
 struct Normal {
   float density;
   float below;
   explicit Normal(float x) {
     const float t = min(fabs(x), 20.0f);
-    const float u = (t - 3.0f) / (t + 3.0f);
+    const float u = Math<T>::divide(t - 3.0f, t + 3.0f);
     float p = 5.31617334e-05f;
     p = p * u + 1.15013776e-04f;
     p = p * u - 3.39012651e-04f;
@@ -38,23 +51,26 @@ struct Normal {
     p = p * u + 1.23225041e-01f;
     p = p * u - 2.06402615e-01f;
     p = p * u + 1.21513948e-01f;
-    density = exp(-0.5f * t * t);
+    density = Math<T>::exp(-0.5f * t * t);
     const float tail = p * density;
     below = x < 0.0f ? tail : 1.0f - tail;
   }
 };
 
+template <typename T>
 struct Gelu {
-  static float forward(float x) { return x * Normal(x).below; }
+  static float forward(float x) { return x * Normal<T>(x).below; }
 };
 
+template <typename T>
 struct GeluGradient {
   static float forward(float x, float grad) {
-    const Normal normal(x);
+    const Normal<T> normal(x);
     return grad * (normal.below + x * normal.density * kInvSqrt2Pi);
   }
 };
 
+template <typename T>
 struct GeluTanh {
   static float forward(float x) {
     const float inner = kTanhScale * (x + kTanhCubic * x * x * x);
@@ -62,6 +78,7 @@ struct GeluTanh {
   }
 };
 
+template <typename T>
 struct GeluTanhGradient {
   static float forward(float x, float grad) {
     const float square = x * x;

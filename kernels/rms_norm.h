@@ -9,9 +9,11 @@ struct RmsNormParams {
   uint32_t length;         // of a row
   uint32_t rows;
   float eps;
-  uint32_t aligned;        // rows begin at multiples of four elements in every tensor
+  uint32_t aligned;        // rows begin and end at multiples of 16 bytes in every tensor
   uint32_t has_weight;
   uint32_t has_residual;   // forward: add `residual` to x first; backward: add `residual`'s gradient at the end
+  uint32_t streams;        // backward, simd and block: how many simdgroups or threadgroups share the rows
+  uint32_t partial;        // … and whether they sum up their rows' parts of the weight's gradient
   int64_t x_stride;        // from row to row; outputs are contiguous
   int64_t residual_stride;
   int64_t grad_stride;

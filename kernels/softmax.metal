@@ -68,23 +68,51 @@ kernel void softmax_thread(device const T* x [[buffer(0)]],
 }
 
 // Rows whose elements lie `inner` apart: a thread takes four neighbouring rows.
+template <bool aligned, typename Op, typename T, typename U>
+inline void forward_columns(device const T* x, device U* y, constant SoftmaxParams& params, uint2 at) {
+  const uint inner = params.inner;
+  const uint column = at.x * 4;
+  x += at.y * params.x_stride;
+  y += at.y * ulong(params.length) * inner;
+  Running<float4> running;
+  for (uint i = 0; i < params.length; ++i) running.add(load4<aligned>(x + ulong(i) * inner, column, inner, 0.0f));
+  const float4 norm = Op::norm(running.sum);
+  for (uint i = 0; i < params.length; ++i) {
+    const float4 t = load4<aligned>(x + ulong(i) * inner, column, inner, 0.0f) - running.maximum;
+    store4<aligned>(y + ulong(i) * inner, column, inner, Op::finish(Op::keep(t, exp(t)), norm));
+  }
+}
+
 template <typename Op, typename T, typename U>
 kernel void softmax_columns(device const T* x [[buffer(0)]],
                             device U* y [[buffer(1)]],
                             constant SoftmaxParams& params [[buffer(2)]],
                             uint2 at [[thread_position_in_grid]]) {
-  const uint inner = params.inner;
-  const uint column = at.x * 4;
-  const bool aligned = params.aligned;
-  x += at.y * params.x_stride;
-  y += at.y * ulong(params.length) * inner;
-  Running<float4> running;
-  for (uint i = 0; i < params.length; ++i) running.add(load4(x + ulong(i) * inner, column, inner, aligned, 0.0f));
-  const float4 norm = Op::norm(running.sum);
-  for (uint i = 0; i < params.length; ++i) {
-    const float4 t = load4(x + ulong(i) * inner, column, inner, aligned, 0.0f) - running.maximum;
-    store4(y + ulong(i) * inner, column, inner, aligned, Op::finish(Op::keep(t, exp(t)), norm));
+  if (params.aligned)
+    forward_columns<true, Op>(x, y, params, at);
+  else
+    forward_columns<false, Op>(x, y, params, at);
+}
+
+// One row in the registers of a team.
+template <bool aligned, typename Op, uint N, typename T, typename U, typename Team>
+inline void forward_row(device const T* x, device U* y, uint length, Team team) {
+  const Share<T, N> share(team.thread_index, team.threads);
+  float4 v[N];
+  share.template load<aligned>(v, x, length, -INFINITY);
+  float maximum = -INFINITY;
+  for (uint n = 0; n < N; ++n) maximum = max(maximum, max4(v[n]));
+  maximum = team.maximum(maximum, 0);
+  float sum = 0.0f;
+  for (uint n = 0; n < N; ++n) {
+    const float4 t = v[n] - maximum;
+    const float4 e = exp(t);
+    sum += sum4(e);
+    v[n] = Op::keep(t, e);
   }
+  const float norm = Op::norm(team.sum(sum, 1));
+  for (uint n = 0; n < N; ++n) v[n] = Op::finish(v[n], norm);
+  share.template store<aligned>(v, y, length);
 }
 
 template <typename Op, typename T, typename U, uint N>
@@ -97,89 +125,71 @@ kernel void softmax_simd(device const T* x [[buffer(0)]],
                          uint simdgroups [[simdgroups_per_threadgroup]]) {
   const ulong row = ulong(group) * simdgroups + simdgroup;
   if (row >= params.rows) return;
-  const uint length = params.length;
-  const bool aligned = params.aligned;
   x += row * params.x_stride;
-  y += row * length;
-  float4 v[N];
-  float maximum = -INFINITY;
-  for (uint n = 0; n < N; ++n) {
-    v[n] = load4(x, (n * 32 + lane) * 4, length, aligned, -INFINITY);
-    maximum = max(maximum, max4(v[n]));
-  }
-  maximum = simd_max(maximum);
-  float sum = 0.0f;
-  for (uint n = 0; n < N; ++n) {
-    const float4 t = v[n] - maximum;
-    const float4 e = exp(t);
-    sum += sum4(e);
-    v[n] = Op::keep(t, e);
-  }
-  const float norm = Op::norm(simd_sum(sum));
-  for (uint n = 0; n < N; ++n) store4(y, (n * 32 + lane) * 4, length, aligned, Op::finish(v[n], norm));
+  y += row * params.length;
+  if (params.aligned)
+    forward_row<true, Op, N>(x, y, params.length, Simdgroup(lane));
+  else
+    forward_row<false, Op, N>(x, y, params.length, Simdgroup(lane));
 }
 
 template <typename Op, typename T, typename U, uint N>
-kernel void softmax_block(device const T* x [[buffer(0)]],
-                          device U* y [[buffer(1)]],
-                          constant SoftmaxParams& params [[buffer(2)]],
-                          uint group [[threadgroup_position_in_grid]],
-                          uint thread_index [[thread_index_in_threadgroup]],
-                          uint threads [[threads_per_threadgroup]],
-                          uint lane [[thread_index_in_simdgroup]],
-                          uint simdgroup [[simdgroup_index_in_threadgroup]],
-                          uint simdgroups [[simdgroups_per_threadgroup]]) {
-  threadgroup float maxima[32];
-  threadgroup float sums[32];
-  const uint length = params.length;
-  const bool aligned = params.aligned;
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_block(
+    device const T* x [[buffer(0)]],
+    device U* y [[buffer(1)]],
+    constant SoftmaxParams& params [[buffer(2)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[2 * 32];
+  const Threadgroup team(thread_index, threads, scratch);
   x += group * params.x_stride;
-  y += ulong(group) * length;
+  y += ulong(group) * params.length;
+  if (params.aligned)
+    forward_row<true, Op, N>(x, y, params.length, team);
+  else
+    forward_row<false, Op, N>(x, y, params.length, team);
+}
+
+template <bool aligned, typename Op, typename T, typename U>
+inline void forward_long_row(device const T* x, device U* y, uint length, Threadgroup team) {
+  constexpr uint N = kStep<T>;
+  Running<float4> running;
   float4 v[N];
-  float maximum = -INFINITY;
-  for (uint n = 0; n < N; ++n) {
-    v[n] = load4(x, (n * threads + thread_index) * 4, length, aligned, -INFINITY);
-    maximum = max(maximum, max4(v[n]));
+  for (uint start = 0; start < length; start += team.threads * 4 * N) {
+    Share<T, N>(team.thread_index, team.threads, start).template load<aligned>(v, x, length, -INFINITY);
+    for (uint n = 0; n < N; ++n) running.add(v[n]);
   }
-  maximum = block_max(maximum, maxima, lane, simdgroup, simdgroups);
-  float sum = 0.0f;
-  for (uint n = 0; n < N; ++n) {
-    const float4 t = v[n] - maximum;
-    const float4 e = exp(t);
-    sum += sum4(e);
-    v[n] = Op::keep(t, e);
-  }
-  const float norm = Op::norm(block_sum(sum, sums, lane, simdgroup, simdgroups));
-  for (uint n = 0; n < N; ++n) {
-    store4(y, (n * threads + thread_index) * 4, length, aligned, Op::finish(v[n], norm));
+  const float maximum = team.maximum(max4(running.maximum), 0);
+  running.raise(float4(maximum));
+  const float norm = Op::norm(team.sum(sum4(running.sum), 1));
+  for (uint start = 0; start < length; start += team.threads * 4 * N) {
+    const Share<T, N> share(team.thread_index, team.threads, start);
+    share.template load<aligned>(v, x, length, -INFINITY);
+    for (uint n = 0; n < N; ++n) {
+      const float4 t = v[n] - maximum;
+      v[n] = Op::finish(Op::keep(t, exp(t)), norm);
+    }
+    share.template store<aligned>(v, y, length);
   }
 }
 
 template <typename Op, typename T, typename U>
-kernel void softmax_looped(device const T* x [[buffer(0)]],
-                           device U* y [[buffer(1)]],
-                           constant SoftmaxParams& params [[buffer(2)]],
-                           uint group [[threadgroup_position_in_grid]],
-                           uint thread_index [[thread_index_in_threadgroup]],
-                           uint threads [[threads_per_threadgroup]],
-                           uint lane [[thread_index_in_simdgroup]],
-                           uint simdgroup [[simdgroup_index_in_threadgroup]],
-                           uint simdgroups [[simdgroups_per_threadgroup]]) {
-  threadgroup float maxima[32];
-  threadgroup float sums[32];
-  const uint length = params.length;
-  const bool aligned = params.aligned;
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_looped(
+    device const T* x [[buffer(0)]],
+    device U* y [[buffer(1)]],
+    constant SoftmaxParams& params [[buffer(2)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[2 * 32];
+  const Threadgroup team(thread_index, threads, scratch);
   x += group * params.x_stride;
-  y += ulong(group) * length;
-  Running<float4> running;
-  for (uint i = thread_index * 4; i < length; i += threads * 4) running.add(load4(x, i, length, aligned, -INFINITY));
-  const float maximum = block_max(max4(running.maximum), maxima, lane, simdgroup, simdgroups);
-  running.raise(float4(maximum));
-  const float norm = Op::norm(block_sum(sum4(running.sum), sums, lane, simdgroup, simdgroups));
-  for (uint i = thread_index * 4; i < length; i += threads * 4) {
-    const float4 t = load4(x, i, length, aligned, -INFINITY) - maximum;
-    store4(y, i, length, aligned, Op::finish(Op::keep(t, exp(t)), norm));
-  }
+  y += ulong(group) * params.length;
+  if (params.aligned)
+    forward_long_row<true, Op>(x, y, params.length, team);
+  else
+    forward_long_row<false, Op>(x, y, params.length, team);
 }
 
 // Backward: from the output's gradient g and the output y
@@ -206,15 +216,11 @@ kernel void softmax_backward_thread(device const U* g [[buffer(0)]],
   }
 }
 
-template <typename Op, typename T, typename U>
-kernel void softmax_backward_columns(device const U* g [[buffer(0)]],
-                                     device const U* y [[buffer(1)]],
-                                     device T* gx [[buffer(2)]],
-                                     constant SoftmaxParams& params [[buffer(3)]],
-                                     uint2 at [[thread_position_in_grid]]) {
+template <bool aligned, typename Op, typename T, typename U>
+inline void backward_columns(device const U* g, device const U* y, device T* gx, constant SoftmaxParams& params,
+                             uint2 at) {
   const uint inner = params.inner;
   const uint column = at.x * 4;
-  const bool aligned = params.aligned;
   const ulong start = at.y * ulong(params.length) * inner;
   g += start;
   y += start;
@@ -222,14 +228,40 @@ kernel void softmax_backward_columns(device const U* g [[buffer(0)]],
   float4 total = float4(0.0f);
   for (uint i = 0; i < params.length; ++i) {
     const ulong row = ulong(i) * inner;
-    total += Op::term(load4(g + row, column, inner, aligned, 0.0f), load4(y + row, column, inner, aligned, 0.0f));
+    total += Op::term(load4<aligned>(g + row, column, inner, 0.0f), load4<aligned>(y + row, column, inner, 0.0f));
   }
   for (uint i = 0; i < params.length; ++i) {
     const ulong row = ulong(i) * inner;
-    const float4 gi = load4(g + row, column, inner, aligned, 0.0f);
-    const float4 yi = load4(y + row, column, inner, aligned, 0.0f);
-    store4(gx + row, column, inner, aligned, Op::gradient(gi, yi, total));
+    const float4 gi = load4<aligned>(g + row, column, inner, 0.0f);
+    const float4 yi = load4<aligned>(y + row, column, inner, 0.0f);
+    store4<aligned>(gx + row, column, inner, Op::gradient(gi, yi, total));
   }
+}
+
+template <typename Op, typename T, typename U>
+kernel void softmax_backward_columns(device const U* g [[buffer(0)]],
+                                     device const U* y [[buffer(1)]],
+                                     device T* gx [[buffer(2)]],
+                                     constant SoftmaxParams& params [[buffer(3)]],
+                                     uint2 at [[thread_position_in_grid]]) {
+  if (params.aligned)
+    backward_columns<true, Op>(g, y, gx, params, at);
+  else
+    backward_columns<false, Op>(g, y, gx, params, at);
+}
+
+template <bool aligned, typename Op, uint N, typename T, typename U, typename Team>
+inline void backward_row(device const U* g, device const U* y, device T* gx, uint length, Team team) {
+  const Share<U, N> share(team.thread_index, team.threads);
+  float4 gs[N];
+  float4 ys[N];
+  share.template load<aligned>(gs, g, length, 0.0f);
+  share.template load<aligned>(ys, y, length, 0.0f);
+  float total = 0.0f;
+  for (uint n = 0; n < N; ++n) total += sum4(Op::term(gs[n], ys[n]));
+  total = team.sum(total, 0);
+  for (uint n = 0; n < N; ++n) gs[n] = Op::gradient(gs[n], ys[n], total);
+  share.template store<aligned>(gs, gx, length);
 }
 
 template <typename Op, typename T, typename U, uint N>
@@ -243,87 +275,69 @@ kernel void softmax_backward_simd(device const U* g [[buffer(0)]],
                                   uint simdgroups [[simdgroups_per_threadgroup]]) {
   const ulong row = ulong(group) * simdgroups + simdgroup;
   if (row >= params.rows) return;
-  const uint length = params.length;
-  const bool aligned = params.aligned;
-  g += row * length;
-  y += row * length;
-  gx += row * length;
-  float4 gs[N];
-  float4 ys[N];
-  float total = 0.0f;
-  for (uint n = 0; n < N; ++n) {
-    const uint i = (n * 32 + lane) * 4;
-    gs[n] = load4(g, i, length, aligned, 0.0f);
-    ys[n] = load4(y, i, length, aligned, 0.0f);
-    total += sum4(Op::term(gs[n], ys[n]));
-  }
-  total = simd_sum(total);
-  for (uint n = 0; n < N; ++n) {
-    store4(gx, (n * 32 + lane) * 4, length, aligned, Op::gradient(gs[n], ys[n], total));
-  }
+  const ulong start = row * params.length;
+  if (params.aligned)
+    backward_row<true, Op, N>(g + start, y + start, gx + start, params.length, Simdgroup(lane));
+  else
+    backward_row<false, Op, N>(g + start, y + start, gx + start, params.length, Simdgroup(lane));
 }
 
 template <typename Op, typename T, typename U, uint N>
-kernel void softmax_backward_block(device const U* g [[buffer(0)]],
-                                   device const U* y [[buffer(1)]],
-                                   device T* gx [[buffer(2)]],
-                                   constant SoftmaxParams& params [[buffer(3)]],
-                                   uint group [[threadgroup_position_in_grid]],
-                                   uint thread_index [[thread_index_in_threadgroup]],
-                                   uint threads [[threads_per_threadgroup]],
-                                   uint lane [[thread_index_in_simdgroup]],
-                                   uint simdgroup [[simdgroup_index_in_threadgroup]],
-                                   uint simdgroups [[simdgroups_per_threadgroup]]) {
-  threadgroup float sums[32];
-  const uint length = params.length;
-  const bool aligned = params.aligned;
-  const ulong start = ulong(group) * length;
-  g += start;
-  y += start;
-  gx += start;
+[[kernel]] [[max_total_threads_per_threadgroup(512)]] void softmax_backward_block(
+    device const U* g [[buffer(0)]],
+    device const U* y [[buffer(1)]],
+    device T* gx [[buffer(2)]],
+    constant SoftmaxParams& params [[buffer(3)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[32];
+  const Threadgroup team(thread_index, threads, scratch);
+  const ulong start = ulong(group) * params.length;
+  if (params.aligned)
+    backward_row<true, Op, N>(g + start, y + start, gx + start, params.length, team);
+  else
+    backward_row<false, Op, N>(g + start, y + start, gx + start, params.length, team);
+}
+
+template <bool aligned, typename Op, typename T, typename U>
+inline void backward_long_row(device const U* g, device const U* y, device T* gx, uint length, Threadgroup team) {
+  constexpr uint N = kStep<U>;
   float4 gs[N];
   float4 ys[N];
   float total = 0.0f;
-  for (uint n = 0; n < N; ++n) {
-    const uint i = (n * threads + thread_index) * 4;
-    gs[n] = load4(g, i, length, aligned, 0.0f);
-    ys[n] = load4(y, i, length, aligned, 0.0f);
-    total += sum4(Op::term(gs[n], ys[n]));
+  for (uint start = 0; start < length; start += team.threads * 4 * N) {
+    const Share<U, N> share(team.thread_index, team.threads, start);
+    share.template load<aligned>(gs, g, length, 0.0f);
+    share.template load<aligned>(ys, y, length, 0.0f);
+    for (uint n = 0; n < N; ++n) total += sum4(Op::term(gs[n], ys[n]));
   }
-  total = block_sum(total, sums, lane, simdgroup, simdgroups);
-  for (uint n = 0; n < N; ++n) {
-    store4(gx, (n * threads + thread_index) * 4, length, aligned, Op::gradient(gs[n], ys[n], total));
+  total = team.sum(total, 0);
+  for (uint start = 0; start < length; start += team.threads * 4 * N) {
+    const Share<U, N> share(team.thread_index, team.threads, start);
+    share.template load<aligned>(gs, g, length, 0.0f);
+    share.template load<aligned>(ys, y, length, 0.0f);
+    for (uint n = 0; n < N; ++n) gs[n] = Op::gradient(gs[n], ys[n], total);
+    share.template store<aligned>(gs, gx, length);
   }
 }
 
 template <typename Op, typename T, typename U>
-kernel void softmax_backward_looped(device const U* g [[buffer(0)]],
-                                    device const U* y [[buffer(1)]],
-                                    device T* gx [[buffer(2)]],
-                                    constant SoftmaxParams& params [[buffer(3)]],
-                                    uint group [[threadgroup_position_in_grid]],
-                                    uint thread_index [[thread_index_in_threadgroup]],
-                                    uint threads [[threads_per_threadgroup]],
-                                    uint lane [[thread_index_in_simdgroup]],
-                                    uint simdgroup [[simdgroup_index_in_threadgroup]],
-                                    uint simdgroups [[simdgroups_per_threadgroup]]) {
-  threadgroup float sums[32];
-  const uint length = params.length;
-  const bool aligned = params.aligned;
-  const ulong start = ulong(group) * length;
-  g += start;
-  y += start;
-  gx += start;
-  float total = 0.0f;
-  for (uint i = thread_index * 4; i < length; i += threads * 4) {
-    total += sum4(Op::term(load4(g, i, length, aligned, 0.0f), load4(y, i, length, aligned, 0.0f)));
-  }
-  total = block_sum(total, sums, lane, simdgroup, simdgroups);
-  for (uint i = thread_index * 4; i < length; i += threads * 4) {
-    const float4 gi = load4(g, i, length, aligned, 0.0f);
-    const float4 yi = load4(y, i, length, aligned, 0.0f);
-    store4(gx, i, length, aligned, Op::gradient(gi, yi, total));
-  }
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_backward_looped(
+    device const U* g [[buffer(0)]],
+    device const U* y [[buffer(1)]],
+    device T* gx [[buffer(2)]],
+    constant SoftmaxParams& params [[buffer(3)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[32];
+  const Threadgroup team(thread_index, threads, scratch);
+  const ulong start = ulong(group) * params.length;
+  if (params.aligned)
+    backward_long_row<true, Op>(g + start, y + start, gx + start, params.length, team);
+  else
+    backward_long_row<false, Op>(g + start, y + start, gx + start, params.length, team);
 }
 
 #define INSTANTIATE(name, types, ...) \

@@ -54,7 +54,8 @@ def explain(op: str, *inputs, dtype: torch.dtype | None = None, **options) -> Ex
         inputs: for each tensor argument a tensor or a shape; the first tensor's device is planned for, where there is
             none that of PyTorch's accelerator.
         dtype: of the inputs; by default the first tensor's, float32 where only shapes are given.
-        options: the op's other arguments; those that no plan depends on are ignored.
+        options: the op's other arguments; those that no plan depends on are ignored. For activations, softmaxes and norms
+            also `backward=True`, for the kernels of the derivative.
 
     Raises:
         ValueError: an op that has no explanation, or arguments the op would not take.
@@ -91,13 +92,16 @@ _FUNCTIONS = {
 }
 
 
+_WITH_BACKWARD = {"silu", "gelu", "softmax", "log_softmax", "rms_norm", "add_rms_norm"}
+
+
 def _check_options(op, options):
     if op not in _FUNCTIONS:
         raise ValueError(f"explain knows no op {op!r}; it knows {', '.join(sorted(_FUNCTIONS))}")
-    known = list(inspect.signature(_FUNCTIONS[op]).parameters)[1:]
+    known = list(inspect.signature(_FUNCTIONS[op]).parameters)[1:] + ["backward"] * (op in _WITH_BACKWARD)
     for name in options:
         if name not in known:
-            raise TypeError(f"explain(): {op} has no argument {name!r}; it has {', '.join(known) or 'none but its input'}")
+            raise TypeError(f"explain(): {op} has no argument {name!r}; it has {', '.join(known)}")
 
 
 def _shape(value):

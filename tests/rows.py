@@ -19,25 +19,29 @@ def tuned(family):
         _C.use_tuning("")
 
 
-def variant(op, length, dtype):
-    return metalcore.explain(op, (9, length), dtype=dtype).variant
+def variant(op, length, dtype, backward=False):
+    return metalcore.explain(op, (9, length), dtype=dtype, backward=backward).variant
 
 
 def lengths(op, dtype):
-    """1, and the last length of each variant with its neighbours, under the current tuning."""
+    """1, and the last length of each variant of the op and of its derivative with its neighbours, as planned now."""
+    return sorted(_boundaries(op, dtype, False) | _boundaries(op, dtype, True))
+
+
+def _boundaries(op, dtype, backward):
     found = {1, 2, 3}
     low = 1
-    while variant(op, low, dtype) != variant(op, LONGEST, dtype):
+    while variant(op, low, dtype, backward) != variant(op, LONGEST, dtype, backward):
         below, above = low, LONGEST  # of the variant of `low`, and of another one
         while above - below > 1:
             middle = (below + above) // 2
-            if variant(op, middle, dtype) == variant(op, low, dtype):
+            if variant(op, middle, dtype, backward) == variant(op, low, dtype, backward):
                 below = middle
             else:
                 above = middle
         found |= {below - 1, below, above, above + 1, above + 4}
         low = above
-    return sorted(found | {low + 100})
+    return found | {low + 100}
 
 
 def variants(op, dtype):

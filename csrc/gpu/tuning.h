@@ -24,6 +24,8 @@ struct Tuning {
   // … up to this one a threadgroup keeps the row in registers; beyond, `looped_threads` walk it twice.
   uint32_t block_row;
   uint32_t looped_threads;
+  // Sums over rows: about so many threads share the rows between them.
+  uint32_t row_threads = 65536;
   // QR: matrices of up to so many rows (and 32 columns) go to a simdgroup, others to a threadgroup of up to so many
   // threads; taller ones with up to so many columns are split into blocks of rows.
   uint32_t qr_simd_rows = 64;

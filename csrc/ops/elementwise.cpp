@@ -131,7 +131,8 @@ Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs) {
   return output;
 }
 
-Explanation explain_elementwise(const char* op, const Request& request) {
+Explanation explain_elementwise(std::string op, const Request& request) {
+  if (request.option("backward", "False") == "True") op += "_backward";
   check(!request.shapes.empty(), "metalcore::", op, ": explain needs the input's shape");
   const int64_t count =
       std::accumulate(request.shapes[0].begin(), request.shapes[0].end(), int64_t{1}, std::multiplies<>());

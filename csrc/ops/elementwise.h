@@ -11,6 +11,6 @@ namespace metalcore {
 // and device; more than 2^32 elements are refused.
 Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs);
 
-Explanation explain_elementwise(const char* op, const Request& request);
+Explanation explain_elementwise(std::string op, const Request& request);
 
 }  // namespace metalcore

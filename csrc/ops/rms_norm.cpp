@@ -3,6 +3,7 @@
 #include "rows.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <tuple>
 
@@ -47,9 +48,9 @@ std::string kernel(const char* op, const RowPlan& plan, ScalarType rows, ScalarT
   return std::string(op) + "_" + plan.variant + "_" + suffix(rows) + (rows == weight ? "" : "_float");
 }
 
-bool all_aligned4(std::initializer_list<const Rows*> rows, const MaybeTensor& weight) {
-  return std::all_of(rows.begin(), rows.end(), [](const Rows* r) { return aligned4(r->tensor, r->stride); }) &&
-         (!weight || aligned4(*weight, 0));
+bool all_aligned16(std::initializer_list<const Rows*> rows, const MaybeTensor& weight, int64_t length) {
+  return std::all_of(rows.begin(), rows.end(), [&](const Rows* r) { return aligned16(r->tensor, r->stride, length); }) &&
+         (!weight || aligned16(*weight, 0, length));
 }
 
 // Without a residual, `residual` and `sum` are not touched; something has to be bound there.
@@ -70,7 +71,7 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
       .eps = static_cast<float>(eps),
-      .aligned = all_aligned4({&x, &added}, weight) && shape.length % 4 == 0,
+      .aligned = all_aligned16({&x, &added}, weight, shape.length),
       .has_weight = weight.has_value(),
       .has_residual = residual.has_value(),
       .x_stride = x.stride,
@@ -94,18 +95,24 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   return normalize("rms_norm", x, residual, dims, weight, eps);
 }
 
-// At most 256 partial sums of at least 32 rows each.
-RmsNormWeightParams plan_weight(const Shape& shape, bool aligned, int64_t x_stride, int64_t grad_stride) {
-  const int64_t chunk_rows = std::max<int64_t>(32, ceil_div<int64_t>(shape.rows, 256));
-  return {
-      .length = grid_side(shape.length),
-      .rows = grid_side(shape.rows),
-      .chunk_rows = grid_side(chunk_rows),
-      .chunks = grid_side(ceil_div(shape.rows, chunk_rows)),
-      .aligned = aligned,
-      .x_stride = x_stride,
-      .grad_stride = grad_stride,
-  };
+// How the backward kernels share the rows, and the parts of the weight's gradient that come of it: as many as teams of
+// threads that keep them in registers, or at most 256 chunks of at least 32 rows for a kernel of its own.
+struct BackwardPlan {
+  RowPlan rows;
+  bool fused;
+  int64_t chunk_rows, chunks;
+};
+
+BackwardPlan plan_backward(const Shape& shape, bool weight_wanted, const gpu::Tuning& tuning) {
+  RowPlan plan = plan_rows(shape.rows, shape.length, 1, tuning, {false, "block2", 8, 1024});
+  const bool simd = std::strncmp(plan.variant, "simd", 4) == 0, block = std::strncmp(plan.variant, "block", 5) == 0;
+  if (!simd && !block) {
+    const int64_t chunk_rows = std::max<int64_t>(32, ceil_div<int64_t>(shape.rows, 256));
+    return {plan, false, chunk_rows, ceil_div(shape.rows, chunk_rows)};
+  }
+  if (weight_wanted) plan.grid.x = std::min(plan.grid.x, std::max(1u, tuning.row_threads / plan.threadgroup.x));
+  const int64_t teams = int64_t{plan.grid.x} * (simd ? plan.threadgroup.x / gpu::kSimdWidth : 1);
+  return {plan, true, 1, std::min(teams, shape.rows)};
 }
 
 // The gradients of x and of the weight (empty where it is not wanted). `sum_grad` is what reaches x + residual, where
@@ -120,7 +127,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   const Shape shape = shape_of(op, input.sizes(), dims);
   const MaybeTensor weight = kernel_weight(op, weight_, input, shape);
   const ScalarType dtype = input.scalar_type();
-  const int64_t none[1] = {0}, row_count[1] = {shape.rows};
+  const int64_t none[1] = {0};
 
   const Tensor gx = new_like(input);
   Tensor gw = weight_wanted ? new_like(*weight_) : new_tensor(Sizes(none, 1), dtype, input);
@@ -130,35 +137,51 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   }
   const Rows x = rows_of(input, shape.length), g = rows_of(grad, shape.length);
   const Rows added = sum_grad ? rows_of(*sum_grad, shape.length) : g;
-  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning(input));
-  const bool aligned = all_aligned4({&x, &g, &added}, weight) && shape.length % 4 == 0;
-  const RmsNormWeightParams stages = plan_weight(shape, aligned, x.stride, g.stride);
-  const int64_t partial_sizes[2] = {stages.chunks, shape.length};
-  const Tensor scales = new_tensor(Sizes(row_count, 1), ScalarType::Float, input);
-  const Tensor partial = weight_wanted ? new_tensor(Sizes(partial_sizes, 2), ScalarType::Float, input) : scales;
+  const gpu::Tuning& tuning = gpu::tuning(input);
+  const BackwardPlan plan = plan_backward(shape, weight_wanted, tuning);
+  const bool aligned = all_aligned16({&x, &g, &added}, weight, shape.length);
+  const int64_t scale_sizes[1] = {plan.fused ? 0 : shape.rows};
+  const int64_t partial_sizes[2] = {weight_wanted ? plan.chunks : 0, shape.length};
+  const Tensor scales = new_tensor(Sizes(scale_sizes, 1), ScalarType::Float, input);
+  const Tensor partial = new_tensor(Sizes(partial_sizes, 2), ScalarType::Float, input);
   const RmsNormParams params{
-      .length = stages.length,
-      .rows = stages.rows,
+      .length = grid_side(shape.length),
+      .rows = grid_side(shape.rows),
       .eps = static_cast<float>(eps),
       .aligned = aligned,
       .has_weight = weight.has_value(),
       .has_residual = sum_grad.has_value(),
+      .streams = grid_side(plan.chunks),
+      .partial = weight_wanted,
       .x_stride = x.stride,
       .residual_stride = added.stride,
       .grad_stride = g.stride,
   };
+  const RmsNormWeightParams stages{
+      .length = params.length,
+      .rows = params.rows,
+      .chunk_rows = grid_side(plan.chunk_rows),
+      .chunks = grid_side(plan.chunks),
+      .aligned = aligned,
+      .x_stride = x.stride,
+      .grad_stride = g.stride,
+  };
   gpu::encode(gx, [&](gpu::Encoder& encoder) {
-    encoder.kernel(kernel(op, plan, dtype, weight ? weight->scalar_type() : dtype));
+    encoder.kernel(kernel(op, plan.rows, dtype, weight ? weight->scalar_type() : dtype));
     encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weight ? *weight : x.tensor).buffer(3, added.tensor);
-    encoder.buffer(4, gx).buffer(5, scales).bytes(6, params);
-    dispatch(encoder, plan);
+    encoder.buffer(4, gx).buffer(5, plan.fused ? partial : scales).bytes(6, params);
+    dispatch(encoder, plan.rows);
     if (!weight_wanted) return;
-    encoder.kernel(kernel_name("rms_norm_weight_partial", dtype));
-    encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, stages);
-    encoder.dispatch_threads({ceil_div(stages.length, 4u), stages.chunks}, {256});
-    encoder.kernel(kernel_name("rms_norm_weight_final", gw.scalar_type()));
+    if (!plan.fused) {
+      encoder.kernel(kernel_name("rms_norm_weight_partial", dtype));
+      encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, stages);
+      encoder.dispatch_threads({ceil_div(stages.length, 4u), stages.chunks}, {256});
+    }
+    const bool by_thread = tuning.simd_row == 0;
+    encoder.kernel(kernel_name(by_thread ? "rms_norm_weight_thread" : "rms_norm_weight_block", gw.scalar_type()));
     encoder.buffer(0, partial).buffer(1, gw).bytes(2, stages);
-    encoder.dispatch_threads({stages.length}, {256});
+    by_thread ? encoder.dispatch_threads({stages.length}, {256})
+              : encoder.dispatch_threadgroups({ceil_div(stages.length, 32u)}, {1024});
   });
   return {gx, gw};
 }
@@ -168,10 +191,12 @@ Explanation explain(const Request& request) {
   const std::vector<int64_t>& sizes = request.shapes[0];
   const Shape shape = shape_of("rms_norm", sizes, request.integer("dims", 1));
   const gpu::Tuning& tuning = gpu::tuning(request.device_type);
-  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, tuning);
+  const bool backward = request.option("backward", "False") == "True";
+  const RowPlan plan = backward ? plan_backward(shape, true, tuning).rows : plan_rows(shape.rows, shape.length, 1, tuning);
+  const char* op = backward ? "rms_norm_backward" : "rms_norm";
   return {plan.variant,
           why_rows(plan, shape.length, 1, tuning),
-          {{kernel("rms_norm", plan, request.dtype, request.dtype), plan.grid, plan.threadgroup, plan.threads}}};
+          {{kernel(op, plan, request.dtype, request.dtype), plan.grid, plan.threadgroup, plan.threads}}};
 }
 
 const ExplainOp explain_rms_norm("rms_norm", explain);

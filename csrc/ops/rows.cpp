@@ -6,12 +6,12 @@
 namespace metalcore {
 
 namespace {
-// float4 per thread in the kernels' names: simd1, simd4, block4.
+// float4 per thread in the kernels' names: simd1, simd4.
 constexpr int64_t kSimd1 = 1 * 4 * gpu::kSimdWidth;
-constexpr int64_t kBlockElements = 4 * 4;
 }  // namespace
 
-RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning) {
+RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning,
+                  const RowKernels& kernels) {
   const uint32_t count = grid_side(rows);
   // Kernels count a row's elements in 32 bits and step beyond its end.
   check(length <= INT32_MAX, "metalcore: a row of ", length, " elements is longer than kernels take");
@@ -20,13 +20,13 @@ RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning
     return {"columns", {across, grid_side(rows / inner)}, {std::min(across, 256u), 256 / std::min(across, 256u)}, true};
   }
   if (length <= tuning.thread_row) return {"thread", {count}, {256}, true};
-  if (length <= tuning.simd_row) {
+  if (length <= std::min<int64_t>(tuning.simd_row, kernels.simd4 ? 4 * kSimd1 : kSimd1)) {
     const uint32_t per_group = std::min(tuning.simd_rows, count);
     return {length <= kSimd1 ? "simd1" : "simd4", {ceil_div(count, per_group)}, {per_group * gpu::kSimdWidth}, false};
   }
-  if (length <= tuning.block_row) {
-    const auto threads = static_cast<uint32_t>(round_up<int64_t>(ceil_div(length, kBlockElements), gpu::kSimdWidth));
-    return {"block4", {count}, {threads}, false};
+  if (length <= std::min<int64_t>(tuning.block_row, int64_t{kernels.block_threads} * kernels.block_elements)) {
+    const int64_t threads = ceil_div<int64_t>(length, kernels.block_elements);
+    return {kernels.block, {count}, {static_cast<uint32_t>(round_up<int64_t>(threads, gpu::kSimdWidth))}, false};
   }
   return {"looped", {count}, {tuning.looped_threads}, false};
 }
@@ -67,8 +67,10 @@ Rows rows_of(const Tensor& tensor, int64_t length) {
   return {tensor, stride ? stride : length};
 }
 
-bool aligned4(const Tensor& tensor, int64_t row_stride) {
-  return row_stride % 4 == 0 && aligned4(tensor);
+bool aligned16(const Tensor& tensor, int64_t stride, int64_t length) {
+  // On Metal data_ptr() is the address of the buffer's object, a multiple of 16, plus the offset in bytes.
+  const auto multiple = [&](int64_t elements) { return elements * tensor.element_size() % 16 == 0; };
+  return multiple(stride) && multiple(length) && reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0;
 }
 
 }  // namespace metalcore

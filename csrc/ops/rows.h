@@ -14,8 +14,19 @@ struct RowPlan {
   bool threads;
 };
 
+// What registers allow the kernels of an op: whether a simdgroup's thread may hold sixteen elements of a row ("simd4"),
+// how many a thread of the block kernel holds, and how many threads that may have.
+struct RowKernels {
+  bool simd4;
+  const char* block;
+  uint32_t block_elements;
+  uint32_t block_threads;
+};
+constexpr RowKernels kOneArray = {true, "block4", 16, 1024};
+
 // `inner` is the distance of a row's elements; 1 for rows that are contiguous.
-RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning);
+RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning,
+                  const RowKernels& kernels = kOneArray);
 std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning);
 
 inline void dispatch(gpu::Encoder& encoder, const RowPlan& plan) {
@@ -32,7 +43,7 @@ struct Rows {
 Rows rows_of(const Tensor& tensor, int64_t length);
 inline Rows contiguous_rows_of(const Tensor& tensor, int64_t length) { return {as_contiguous(tensor), length}; }
 
-// Whether kernels may use 4-wide accesses: each row begins at a multiple of four elements.
-bool aligned4(const Tensor& tensor, int64_t row_stride);
+// Whether rows of `length` elements, `stride` apart, begin and end at multiples of 16 bytes.
+bool aligned16(const Tensor& tensor, int64_t stride, int64_t length);
 
 }  // namespace metalcore

@@ -26,6 +26,8 @@ int64_t wrap(const char* op, int64_t dim, int64_t dims) {
   return dim < 0 ? dim + range : dim;
 }
 
+constexpr RowKernels kBackward = {true, "block4", 16, 512};  // two arrays in registers
+
 // A thread per row starves a GPU where there are few rows: better to turn the tensor so that rows are contiguous.
 bool better_turned(const Shape& shape) { return shape.inner > 1 && shape.rows < 4096 && shape.length > 256; }
 
@@ -46,13 +48,13 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
   if (shape.rows == 0 || shape.length == 0) return y;
   const Rows x = shape.inner == 1 ? rows_of(input, shape.length)
                                   : contiguous_rows_of(input, shape.length * shape.inner);
+  const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what vectors run along
   const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning(input));
   const SoftmaxParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
       .inner = grid_side(shape.inner),
-      .aligned = aligned4(x.tensor, shape.inner == 1 ? x.stride : shape.inner) &&
-                 aligned4(y, shape.inner == 1 ? shape.length : shape.inner),
+      .aligned = aligned16(x.tensor, shape.inner == 1 ? x.stride : row, row) && aligned16(y, row, row),
       .x_stride = x.stride,
   };
   gpu::encode(y, [&](gpu::Encoder& encoder) {
@@ -80,13 +82,13 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
   Tensor gx = new_tensor(output.sizes(), in, output);
   if (shape.rows == 0 || shape.length == 0) return gx;
   const Tensor g = as_contiguous(grad), y = as_contiguous(output);
-  const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what 4-wide accesses run along
-  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning(output));
+  const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what vectors run along
+  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning(output), kBackward);
   const SoftmaxParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
       .inner = grid_side(shape.inner),
-      .aligned = aligned4(g, row) && aligned4(y, row) && aligned4(gx, row),
+      .aligned = aligned16(g, row, row) && aligned16(y, row, row) && aligned16(gx, row, row),
       .x_stride = shape.length,
   };
   gpu::encode(gx, [&](gpu::Encoder& encoder) {
@@ -115,11 +117,13 @@ Explanation explain(const char* op, const Request& request) {
   const bool turned = better_turned(shape);
   if (turned) shape.inner = 1;
   const gpu::Tuning& tuning = gpu::tuning(request.device_type);
-  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, tuning);
+  const bool backward = request.option("backward", "False") == "True";
+  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, tuning, backward ? kBackward : kOneArray);
+  const std::string name = std::string(op) + (backward ? "_backward" : "");
   return {plan.variant,
           (turned ? "a copy with contiguous rows is made first; " : "") +
               why_rows(plan, shape.length, shape.inner, tuning),
-          {{kernel(op, plan, request.dtype, request.dtype), plan.grid, plan.threadgroup, plan.threads}}};
+          {{kernel(name, plan, request.dtype, request.dtype), plan.grid, plan.threadgroup, plan.threads}}};
 }
 
 const ExplainOp explain_softmax("softmax", [](const Request& request) { return explain("softmax", request); });

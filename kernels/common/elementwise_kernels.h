@@ -4,24 +4,16 @@
 //   dense    the same, one element per thread
 //   strided  inputs lie anyhow, the output is dense; one element per thread
 //
-// Op has `static float forward(float)`, or `static float forward(float, float)` for two inputs.
+// Op has `static float forward(float)`, or `static float forward(float, float)` for two inputs; where it is instantiated
+// it is a template that is given T.
 #pragma once
 
 #include <metal_stdlib>
 
+#include "common/pack.h"
 #include "common/strided.h"
 
 using namespace metal;
-
-// What a thread moves at once: as many bytes as a GPU's widest load takes.
-template <typename T>
-struct alignas(16) Pack {
-  vec<T, 4> low, high;
-};
-template <>
-struct Pack<float> {
-  float4 all;
-};
 
 template <typename Op>
 inline float4 forward4(float4 u) {
@@ -111,19 +103,19 @@ kernel void binary_strided(device const T* a [[buffer(0)]],
 }
 
 #define INSTANTIATE_UNARY_AS(name, Op, suffix, T)                                                          \
-  template [[host_name(name "_dense_" suffix)]] kernel void unary_dense<Op, T>(                            \
+  template [[host_name(name "_dense_" suffix)]] kernel void unary_dense<Op<T>, T>(                            \
       device const T*, device T*, uint);                                                                   \
-  template [[host_name(name "_packed_" suffix)]] kernel void unary_packed<Op, T>(                          \
+  template [[host_name(name "_packed_" suffix)]] kernel void unary_packed<Op<T>, T>(                          \
       device const Pack<T>*, device Pack<T>*, uint);                                                       \
-  template [[host_name(name "_strided_" suffix)]] kernel void unary_strided<Op, T>(                        \
+  template [[host_name(name "_strided_" suffix)]] kernel void unary_strided<Op<T>, T>(                        \
       device const T*, device T*, constant StridedParams&, uint);
 
 #define INSTANTIATE_BINARY_AS(name, Op, suffix, T)                                                         \
-  template [[host_name(name "_dense_" suffix)]] kernel void binary_dense<Op, T>(                           \
+  template [[host_name(name "_dense_" suffix)]] kernel void binary_dense<Op<T>, T>(                           \
       device const T*, device const T*, device T*, uint);                                                  \
-  template [[host_name(name "_packed_" suffix)]] kernel void binary_packed<Op, T>(                         \
+  template [[host_name(name "_packed_" suffix)]] kernel void binary_packed<Op<T>, T>(                         \
       device const Pack<T>*, device const Pack<T>*, device Pack<T>*, uint);                                \
-  template [[host_name(name "_strided_" suffix)]] kernel void binary_strided<Op, T>(                       \
+  template [[host_name(name "_strided_" suffix)]] kernel void binary_strided<Op<T>, T>(                       \
       device const T*, device const T*, device T*, constant StridedParams&, uint);
 
 #define INSTANTIATE_UNARY(name, Op)                \

@@ -6,20 +6,28 @@
 //   simd     one simdgroup, the row in registers (N float4 per thread); several rows per threadgroup
 //   block    one threadgroup, the row in registers
 //   looped   one threadgroup that walks the row twice, for rows of any length
+//
+// simd and block differ in who takes part, a Simdgroup or a Threadgroup, and share the rest. Each kernel has two bodies:
+// in `aligned` dispatches every row begins at a multiple of 16 bytes and ends with one, in every tensor, so that whole
+// vectors are loaded without a look at the row's end. Loads behind branches would wait for each other.
 #pragma once
 
 #include <metal_stdlib>
+
+#include "common/pack.h"
 
 using namespace metal;
 
 // A thread that sums a long row does so block by block: rounding errors grow with the number of blocks, not of elements.
 constexpr constant uint kSumBlock = 128;
 
-// Elements i to i + 3 of a row; `otherwise` past its end. `aligned` (the same for a whole dispatch) says that each
-// row begins at a multiple of four elements.
-template <typename T>
-inline float4 load4(device const T* row, uint i, uint length, bool aligned, float otherwise) {
-  if (aligned && i + 4 <= length) return static_cast<float4>(*reinterpret_cast<device const vec<T, 4>*>(row + i));
+// Elements i to i + 3 of a row; `otherwise` past its end.
+template <bool aligned, typename T>
+inline float4 load4(device const T* row, uint i, uint length, float otherwise) {
+  if (aligned) {
+    const float4 value = static_cast<float4>(*reinterpret_cast<device const vec<T, 4>*>(row + min(i, length - 4)));
+    return i < length ? value : float4(otherwise);
+  }
   float4 value = float4(otherwise);
   for (uint k = 0; k < 4; ++k) {
     if (i + k < length) value[k] = static_cast<float>(row[i + k]);
@@ -27,10 +35,10 @@ inline float4 load4(device const T* row, uint i, uint length, bool aligned, floa
   return value;
 }
 
-template <typename T>
-inline void store4(device T* row, uint i, uint length, bool aligned, float4 value) {
-  if (aligned && i + 4 <= length) {
-    *reinterpret_cast<device vec<T, 4>*>(row + i) = static_cast<vec<T, 4>>(value);
+template <bool aligned, typename T>
+inline void store4(device T* row, uint i, uint length, float4 value) {
+  if (aligned) {
+    if (i < length) *reinterpret_cast<device vec<T, 4>*>(row + i) = static_cast<vec<T, 4>>(value);
     return;
   }
   for (uint k = 0; k < 4; ++k) {
@@ -38,21 +46,115 @@ inline void store4(device T* row, uint i, uint length, bool aligned, float4 valu
   }
 }
 
+// Elements i to i + 7 of 16 bits each.
+template <typename T>
+inline void load8(thread float4& low, thread float4& high, device const T* row, uint i, uint length, float otherwise) {
+  const Pack<T> pack = *reinterpret_cast<device const Pack<T>*>(row + min(i, length - 8));
+  low = i < length ? static_cast<float4>(pack.low) : float4(otherwise);
+  high = i < length ? static_cast<float4>(pack.high) : float4(otherwise);
+}
+
+template <typename T>
+inline void store8(float4 low, float4 high, device T* row, uint i, uint length) {
+  const Pack<T> pack = {static_cast<vec<T, 4>>(low), static_cast<vec<T, 4>>(high)};
+  if (i < length) *reinterpret_cast<device Pack<T>*>(row + i) = pack;
+}
+
+// What one thread holds of rows whose elements are of type T: N float4. Where 16 bytes are two of them, these lie next
+// to each other, so that the thread can load them at once.
+template <typename T, uint N>
+struct Share {
+  static constexpr constant bool kPairs = sizeof(T) == 2 && N % 2 == 0;
+  static constexpr constant uint kRun = kPairs ? 2 : 1;
+
+  uint first;  // element of the row
+  uint step;   // from one run of float4s to the next
+
+  Share(uint thread_index, uint threads, uint start = 0)
+      : first(start + thread_index * 4 * kRun), step(threads * 4 * kRun) {}
+
+  uint at(uint n) const { return first + n / kRun * step + n % kRun * 4; }
+
+  template <bool aligned, typename U>
+  void load(thread float4 (&v)[N], device const U* row, uint length, float otherwise) const {
+    if constexpr (aligned && kPairs && sizeof(U) == 2) {
+#pragma unroll
+      for (uint n = 0; n < N; n += 2) load8(v[n], v[n + 1], row, at(n), length, otherwise);
+    } else {
+#pragma unroll
+      for (uint n = 0; n < N; ++n) v[n] = load4<aligned>(row, at(n), length, otherwise);
+    }
+  }
+
+  template <bool aligned, typename U>
+  void store(thread const float4 (&v)[N], device U* row, uint length) const {
+    if constexpr (aligned && kPairs && sizeof(U) == 2) {
+#pragma unroll
+      for (uint n = 0; n < N; n += 2) store8(v[n], v[n + 1], row, at(n), length);
+    } else {
+#pragma unroll
+      for (uint n = 0; n < N; ++n) store4<aligned>(row, at(n), length, v[n]);
+    }
+  }
+};
+
+// float4s that hold 16 bytes of T: what a thread of a looped kernel takes at a time.
+template <typename T>
+constexpr constant uint kStep = sizeof(T) == 2 ? 2 : 1;
+
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 inline float max4(float4 v) { return max(max(v.x, v.y), max(v.z, v.w)); }
 
-// Reductions over a threadgroup; every thread gets the result. `shared` has one element per simdgroup and is not used
-// for anything else.
-inline float block_sum(float value, threadgroup float* shared, uint lane, uint simdgroup, uint simdgroups) {
-  value = simd_sum(value);
-  if (lane == 0) shared[simdgroup] = value;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  return simd_sum(lane < simdgroups ? shared[lane] : 0.0f);
-}
+// Who works on a row. Every thread gets the results of its reductions.
+struct Simdgroup {
+  uint thread_index;
+  uint threads;
 
-inline float block_max(float value, threadgroup float* shared, uint lane, uint simdgroup, uint simdgroups) {
-  value = simd_max(value);
-  if (lane == 0) shared[simdgroup] = value;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  return simd_max(lane < simdgroups ? shared[lane] : -INFINITY);
-}
+  explicit Simdgroup(uint lane) : thread_index(lane), threads(32) {}
+
+  float sum(float value, uint) const { return simd_sum(value); }
+  float2 sum(float2 value, uint) const { return float2(simd_sum(value.x), simd_sum(value.y)); }
+  float maximum(float value, uint) const { return simd_max(value); }
+};
+
+// `scratch` has 32 floats for each number that reductions are given, 64 where two sums are made at once. A number may
+// come again once another has been in between, since a simdgroup that is late still reads.
+struct Threadgroup {
+  uint thread_index;
+  uint threads;
+  uint lane;
+  uint simdgroup;
+  threadgroup float* scratch;
+
+  Threadgroup(uint thread_index, uint threads, threadgroup float* scratch)
+      : thread_index(thread_index),
+        threads(threads),
+        lane(thread_index % 32),
+        simdgroup(thread_index / 32),
+        scratch(scratch) {}
+
+  float sum(float value, uint reduction) const {
+    value = simd_sum(value);
+    if (lane == 0) scratch[32 * reduction + simdgroup] = value;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return simd_sum(lane < threads / 32 ? scratch[32 * reduction + lane] : 0.0f);
+  }
+  float2 sum(float2 value, uint reduction) const {
+    threadgroup float* const first = scratch + 64 * reduction;
+    threadgroup float* const second = first + 32;
+    value = float2(simd_sum(value.x), simd_sum(value.y));
+    if (lane == 0) {
+      first[simdgroup] = value.x;
+      second[simdgroup] = value.y;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const bool present = lane < threads / 32;
+    return float2(simd_sum(present ? first[lane] : 0.0f), simd_sum(present ? second[lane] : 0.0f));
+  }
+  float maximum(float value, uint reduction) const {
+    value = simd_max(value);
+    if (lane == 0) scratch[32 * reduction + simdgroup] = value;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return simd_max(lane < threads / 32 ? scratch[32 * reduction + lane] : -INFINITY);
+  }
+};

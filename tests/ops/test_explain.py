@@ -59,7 +59,7 @@ def test_errors():
 
 @pytest.mark.parametrize("call, error, message", [
     (lambda: metalcore.explain("qr", (3, 3), made="r"), TypeError, "qr has no argument 'made'; it has mode, out"),
-    (lambda: metalcore.explain("silu", (3, 3), dim=1), TypeError, "silu has no argument 'dim'; it has none"),
+    (lambda: metalcore.explain("silu", (3, 3), dim=1), TypeError, "silu has no argument 'dim'; it has backward"),
     (lambda: metalcore.explain("softmax", (3, 3), dim="x"), ValueError, "dim must be an integer, not x"),
     (lambda: metalcore.explain("softmax", 3), TypeError, "a tensor or a shape, such as .*, not 3"),
     (lambda: metalcore.explain("softmax", (3.0,)), TypeError, "a tensor or a shape"),
@@ -71,6 +71,13 @@ def test_errors():
 def test_bad_arguments_are_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_backward_is_another_plan(op):
+    with tuned("baseline"):
+        assert metalcore.explain(op, (9, 4096), backward=True).kernels[0].startswith(
+            "rms_norm_backward_block2" if op.endswith("rms_norm") else f"{op}_backward_block4")
 
 
 def test_arguments_that_do_not_matter_are_taken():
