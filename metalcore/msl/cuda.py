@@ -18,8 +18,8 @@ _BUILTIN_FLAGS = ("-DMSL_CONVERGENT=1",)
 _ENTRY = "metalcore_0"  # cuda_source()'s name for the first entry, and a cubin has one
 
 
-class Program:
-    """What kernels are compiled from.
+class CudaProgram:
+    """What kernels for CUDA devices are compiled from.
 
     Args:
         digest: of all that the translated text depends on.
@@ -42,12 +42,19 @@ class Program:
         def make(path):
             path.write_bytes(self._compile(capability, [(kernel, signature)]))
 
-        key = (self.digest, kernel, signature, str(capability), str(nvrtc.find().version), *self._all_flags())
-        return cache.content(cache.digest(*key) + ".cubin", make)
+        return cache.content(self._key(capability, kernel, signature) + ".cubin", make)
 
     def check(self, capability):
-        """Compiles the program without its kernels' entries, which finds errors outside of templates: an MSLError."""
-        self._compile(capability, [])
+        """Raises an MSLError where the program has an error outside of templates: compiles it without its kernels."""
+
+        def make(path):
+            self._compile(capability, [])
+            path.touch()
+
+        cache.entry(self._key(capability) + ".checked", make)
+
+    def _key(self, capability, *what):
+        return cache.digest(self.digest, *what, str(capability), str(nvrtc.find().version), *self._all_flags())
 
     def _all_flags(self):
         # Such as -lineinfo, with which profilers and sanitizers show the kernels' lines.
@@ -65,8 +72,8 @@ class Program:
 
 # The programs of compile_shader ------------------------------------------------------------------------------------
 
-_programs = {}  # number -> Program
-_numbers = {}  # Program.digest -> number
+_programs = {}  # number -> CudaProgram
+_numbers = {}  # CudaProgram.digest -> number
 _count = itertools.count(BUILTIN + 1)
 _lock = threading.Lock()
 
@@ -134,10 +141,10 @@ def builtin_programs():
 
 @functools.lru_cache(maxsize=1)
 def _families():
-    """{kernel: its family's Program}."""
+    """{kernel: its family's CudaProgram}."""
     found = {}
     for family, (digest, kernels) in builtin_programs().items():
-        program = Program(digest, functools.partial(_read_family, family), flags=_BUILTIN_FLAGS)
+        program = CudaProgram(digest, functools.partial(_read_family, family), flags=_BUILTIN_FLAGS)
         found |= dict.fromkeys(kernels, program)
     return found
 

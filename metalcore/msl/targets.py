@@ -11,7 +11,8 @@ import sys
 import torch
 
 from .. import _C
-from . import cache, signatures
+from .._routing import DEVICES
+from . import cache, cuda, signatures
 
 # A program with more kernels than the first number is compiled kernel by kernel, each when it is first used; up to the
 # second, all of them are looked through for errors before.
@@ -21,18 +22,16 @@ CHECKED_AT_ONCE = 64
 
 def default_device():
     """Where a call without tensors runs, and for which a program is compiled before it is called."""
-    if hasattr(_C, "cuda_dispatch") and not torch.backends.mps.is_available() and torch.cuda.is_available():
+    if "cuda" in DEVICES and not torch.backends.mps.is_available() and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     return torch.device("mps", 0)
 
 
 def target(program, device):
     """The target for tensors of a device. Raises RuntimeError where nothing runs kernels there."""
-    if device.type == "mps" and hasattr(_C, "simulator_dispatch"):
-        return SimulatorTarget(program)
-    if device.type == "cuda" and hasattr(_C, "cuda_dispatch"):
-        return CudaTarget(program, device)
-    raise RuntimeError(f"kernels of compile_shader() cannot run on {device.type!r} tensors")
+    if device.type not in DEVICES:
+        raise RuntimeError(f"kernels of compile_shader() cannot run on {device.type!r} tensors")
+    return SimulatorTarget(program) if device.type == "mps" else CudaTarget(program, device)
 
 
 class SimulatorTarget:
@@ -112,12 +111,10 @@ def _with_memory(content):
 
 class CudaTarget:
     def __init__(self, program, device):
-        from . import cuda
-
         self.memory = device
         self._program = program
         self._attributes = {}
-        self._compiled = cuda.Program(program.digest, self._translated, msl=program.source)
+        self._compiled = cuda.CudaProgram(program.digest, self._translated, msl=program.source)
         self._number = cuda.register(self._compiled)
 
     def _translated(self):
@@ -126,8 +123,6 @@ class CudaTarget:
 
     def prepare(self):
         """Finds the errors of a program, by compiling it if it is small."""
-        from . import cuda
-
         capability = _C.cuda_info()["devices"][self.memory.index]["arch"]
         names = self._program.names
         if len(names) <= COMPILED_AT_ONCE:
