@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -95,15 +96,20 @@ def each_section(arguments, deadline, command, **environment):
     return found, sorted(built_in - launched), len(built_in)
 
 
+def not_launched(kernels):
+    return textwrap.wrap("not launched: " + ", ".join(kernels), 160) if kernels else []
+
+
 def kernels(arguments, deadline):
     first, missing, count = each_section(arguments, deadline, [])
     second, _, _ = each_section(arguments, deadline, [])
-    findings = [f"not launched: {kernel}" for kernel in missing]
+    findings = []
     for name, (status, output) in first.items():
         if status != 0:
             findings += [f"{name}: ended with {status}", *output.splitlines()[-8:]]
         elif second[name] != (status, output):
             findings += [f"{name}: other results the second time", output, second[name][1]]
+    findings += not_launched(missing)
     log = "".join(f"### {name}: {status}\n{output}\n"
                   for runs in (first, second) for name, (status, output) in runs.items())
     return Result(not findings, f"{count - len(missing)} of {count} built-in kernels launched, twice", findings, log)
@@ -125,11 +131,12 @@ def options(tool):
     return common + special.get(tool, [])
 
 
+LINES = {"METALCORE_NVRTC_FLAGS": "-lineinfo"}  # reports name lines of source
+
+
 def environment(tool):
-    found = {"METALCORE_NVRTC_FLAGS": "-lineinfo"}  # reports name lines
-    if tool in ("memcheck", "initcheck"):
-        found["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # each tensor is an allocation, whose end the sanitizer knows
-    return found
+    # Without PyTorch's cache each tensor is an allocation of its own, whose end a sanitizer knows.
+    return LINES | ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if tool in ("memcheck", "initcheck") else {})
 
 
 def errors(output):
@@ -153,20 +160,18 @@ def sanitize(tool):
         if program is None:
             return Result(False, "compute-sanitizer is not on the PATH, in $CUDA_HOME/bin or in /usr/local/cuda/bin")
         command = [program, *options(tool)]
-        # Compiled before, in parallel, so that the sanitized processes need only load.
-        each_section(arguments, deadline, [], **environment(tool))
         fault = [*command, sys.executable, PROGRAM, "--fault", tool]
         status, log = run(fault, deadline - time.time(), **environment(tool))
         findings = []
         if status != FOUND or not errors(log):
             findings += [f"the planted fault was not found (exit status {status})", *log.splitlines()[-12:]]
         found, missing, count = each_section(arguments, deadline, command, **environment(tool))
-        findings += [f"not launched: {kernel}" for kernel in missing]
         for name, (status, output) in found.items():
             log += f"### {name}: {status}\n{output}\n"
             if status != 0 or errors(output) != 0:
                 findings.append(f"{name}: exit status {status}, {errors(output)} errors")
                 findings += [f"  {line}" for line in said(output)[:12]] or output.splitlines()[-6:]
+        findings += not_launched(missing)
         return Result(not findings, f"{count - len(missing)} of {count} built-in kernels watched", findings, log)
 
     return part
@@ -187,6 +192,9 @@ def main():
     arguments.pytest = words[split + 1:]
     arguments.out.mkdir(parents=True, exist_ok=True)
 
+    if set(arguments.only) & set(TOOLS):
+        # Compiles the kernels, so that the processes that a sanitizer slows down need only load them.
+        each_section(arguments, time.time() + arguments.timeout, [], **LINES)
     report, failed = [], False
     for name in arguments.only:
         start = time.time()

@@ -134,7 +134,7 @@ def built_in():
 
 
 FAULTS = {
-    "memcheck": "kernel void fault(device float* x, uint i [[thread_position_in_grid]]) { x[i + 1000000] = 1; }",
+    "memcheck": "kernel void fault(device float* x, uint i [[thread_position_in_grid]]) { x[i + 128] = 1; }",
     "racecheck": """kernel void fault(device float* x, uint i [[thread_position_in_threadgroup]]) {
         threadgroup float shared[64];
         shared[i] = x[i];
