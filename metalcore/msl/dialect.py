@@ -12,6 +12,7 @@ def adapt_dialect(program):
     _name_extended_vectors(program)
     _keep_aggregates(program)
     _qualify_specializations(program)
+    _share_constant_arrays(program)
 
 
 def _store_half_in_anonymous_structs(program):
@@ -165,3 +166,18 @@ def _qualify_specializations(program):
     for declaration in specializations:
         if declaration.name in _SPECIALIZED - own:
             tokens[declaration.name_at].text = f"metal::{declaration.name}"
+
+
+def _share_constant_arrays(program):
+    """`constexpr T a[] = …` in a function becomes static: NVRTC would fill a copy of each thread's own in memory."""
+    tokens = program.tokens
+    for declaration in program.walk():
+        head = [token.text for token in tokens[declaration.head : declaration.name_at or declaration.head]]
+        if declaration.kind != "function" or declaration.body is None or "constexpr" in head:
+            continue
+        first, last = declaration.body
+        for i in range(first + 1, last):
+            if tokens[i].text == "constexpr" and tokens[i - 1].text in (";", "{", "}", ""):
+                end = next(j for j in range(i, last) if tokens[j].text in ("=", ";", "(", "{"))
+                if tokens[end].text != "(" and tokens[end - 1].text == "]":
+                    tokens[i].text = "static constexpr"

@@ -6,6 +6,7 @@ import torch
 
 import metalcore
 
+pytestmark = pytest.mark.usefixtures("compiles_for_cuda")
 TYPES = {"char": np.int8, "uchar": np.uint8, "short": np.int16, "int": np.int32, "uint": np.uint32, "long": np.int64}
 RNG = np.random.default_rng(0)
 

@@ -6,6 +6,7 @@ import torch
 
 import metalcore
 
+pytestmark = pytest.mark.usefixtures("compiles_for_cuda")
 RNG = np.random.default_rng(0)
 
 

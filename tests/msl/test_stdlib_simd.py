@@ -6,6 +6,7 @@ import torch
 
 import metalcore
 
+pytestmark = pytest.mark.usefixtures("compiles_for_cuda")
 LANES = 32
 TYPES = {"float": np.float32, "half": np.float16, "int": np.int32, "uchar": np.uint8, "short": np.int16}
 RNG = np.random.default_rng(0)

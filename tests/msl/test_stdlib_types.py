@@ -6,6 +6,7 @@ import torch
 
 import metalcore
 
+pytestmark = pytest.mark.usefixtures("compiles_for_cuda")
 HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"
 
 

@@ -1,0 +1,27 @@
+"""Programs that the tests of <metal_stdlib> run on the simulator also compile for CUDA."""
+
+import pytest
+
+from metalcore.msl import nvrtc, program, signatures
+from metalcore.msl.errors import CompilerNotFoundError
+
+
+@pytest.fixture(scope="module")
+def compiles_for_cuda():
+    """Every program of the module's tests goes through NVRTC too, where it is installed."""
+    try:
+        compiler = nvrtc.find()
+    except CompilerNotFoundError:
+        yield
+        return
+
+    class Program(program.Program):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            requests = [(name, signatures.probable(self.arguments(name))) for name in self.names]
+            text, _ = self.translation.cuda_source(requests)
+            compiler.compile(text, 90, msl=self.source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metalcore.msl.library.Program", Program)
+        yield

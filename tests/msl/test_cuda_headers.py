@@ -1,0 +1,196 @@
+"""What NVRTC makes of programs: the instructions that matter for speed, and that MSL keeps its meaning. No GPU needed."""
+
+import re
+
+import pytest
+
+from metalcore.msl import nvrtc
+from metalcore.msl.errors import MSLError
+from metalcore.msl.translate import translate
+
+pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
+HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"
+CONVERGENT = "-DMSL_CONVERGENT=1"
+
+
+@pytest.fixture
+def ptx(monkeypatch):
+    """ptx(MSL, signature): the PTX of its only kernel."""
+    compiler = nvrtc.find()
+    monkeypatch.setattr(compiler, "target", lambda capability: f"compute_{capability}")
+
+    def compiled(source, signature, *flags):
+        translation = translate(HEADER + source)
+        (name,) = (kernel.name for kernel in translation.kernels)
+        text, (entry,) = translation.cuda_source([(name, signature)])
+        output = compiler.compile(text, 90, flags=(*nvrtc.FLAGS, *flags), msl=source).decode()
+        return re.search(rf"\.entry {entry}\(.*?\n}}", output, re.DOTALL)[0]
+
+    return compiled
+
+
+def count(pattern, text):
+    return len(re.findall(pattern, text))
+
+
+@pytest.mark.parametrize(
+    "element, load",
+    [("float4", r"ld\.global\.v4\.[fbu]32"), ("half4", r"ld\.global\.(v4\.[bu]16|v2\.[bu]32)"),
+     ("bfloat4", r"ld\.global\.(v4\.[bu]16|v2\.[bu]32)"), ("uint2", r"ld\.global\.v2\.[bu]32"),
+     ("uchar4", r"ld\.global\.(v4\.[bu]8|[bu]32)"), ("float2", r"ld\.global\.v2\.[fbu]32")],
+)  # fmt: skip
+@pytest.mark.parametrize("use", ["x[i]", "x[i] + x[i]", "{element}(float{n}(x[i]))", "max(x[i], {element}(1))"])
+def test_a_vector_is_one_load_and_one_store(ptx, element, load, use):
+    use = use.format(element=element, n=element[-1])
+    kernel = f"""kernel void k(device const {element}* x, device {element}* y, uint i [[thread_position_in_grid]]) {{
+        y[i] = {use};
+    }}"""
+    text = ptx(kernel, "b0,b1")
+    assert count(load, text) == count(r"ld\.global", text) == 1
+    assert count(r"st\.global", text) == 1
+
+
+def test_bytes_are_read_from_the_parameter_block(ptx):
+    kernel = """struct Params { float scale; uint rows[5]; };
+        kernel void k(device float* x, constant Params& p, constant uint* table, uint i [[thread_position_in_grid]]) {
+          x[i] = p.scale + p.rows[3] + table[1];
+        }"""
+    text = ptx(kernel, "b0,i1:32,i2:16")
+    assert not re.search(r"ld\.global|ld\.local|cvta\.param|\bld\.[fu]", text)
+    bound = ptx(kernel, "b0,b1,b2")
+    assert count(r"ld\.global", bound) == 3
+
+
+def test_reductions_of_whole_simdgroups(ptx):
+    kernel = "kernel void k(device {T}* x, uint i [[thread_position_in_grid]]) {{ x[i] = simd_{name}(x[i]); }}"
+    text = ptx(kernel.format(T="float", name="sum"), "b0", CONVERGENT)
+    assert count("shfl.sync.bfly", text) == count(r"shfl|activemask|vote", text) == 5
+    assert count(r"shfl", ptx(kernel.format(T="float4", name="max"), "b0", CONVERGENT)) == 20
+    assert count(r"redux\.sync\.add", ptx(kernel.format(T="int", name="sum"), "b0", CONVERGENT)) == 1
+    assert "activemask" in ptx(kernel.format(T="float", name="sum"), "b0")
+
+
+def test_minimum_and_maximum_are_instructions(ptx):
+    kernel = "kernel void k(device float* x) { x[0] = min(x[1], max(x[2], fmax(x[3], x[4]))); }"
+    text = ptx(kernel, "b0")
+    assert (count(r"min\.f32", text), count(r"max\.f32", text), count("setp.*f32", text)) == (1, 2, 0)
+
+
+def test_half_and_bfloat_convert_by_instructions(ptx):
+    kernel = "kernel void k(device {T}* x) {{ x[0] = x[1] * x[2]; }}"
+    half = ptx(kernel.format(T="half"), "b0")
+    assert (count(r"cvt\.f32\.f16", half), count(r"cvt\.rn\.f16\.f32", half)) == (2, 1)
+    assert count(r"cvt\.rn\.bf16\.f32", ptx(kernel.format(T="bfloat"), "b0")) == 1
+
+
+def test_threadgroup_memory(ptx):
+    kernel = """kernel void k(device float* x, threadgroup float* dynamic [[threadgroup(1)]],
+                              uint t [[thread_index_in_threadgroup]]) {
+        threadgroup float a[64], b = 3.0f;
+        threadgroup uint flag;
+        a[t] = x[t];
+        dynamic[t] = 2 * a[t ^ 1];
+        if (t == 0) flag = 1;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        x[t] = a[63 - t] + dynamic[t ^ 3] + b + flag;
+      }"""
+    text = ptx(kernel, "b0,t0,t1")
+    assert count(r"bar\.sync|barrier\.sync", text) == 2  # the initial value's, and the kernel's
+    assert count(r"ld\.shared", text) >= 4 and not re.search(r"\bld\.f32|\bst\.f32", text)
+
+
+def test_launch_bounds(ptx):
+    kernel = "[[kernel, max_total_threads_per_threadgroup(96)]] void k(device int* x) { x[0] = 1; }"
+    assert ".maxntid 96" in ptx(kernel, "b0")
+    assert ".maxntid" not in ptx("kernel void k(device int* x) { x[0] = 1; }", "b0")
+
+
+@pytest.mark.parametrize("opaque", [True, False])
+@pytest.mark.parametrize("element", ["half", "bfloat", "float"])
+def test_matrices_take_tensor_cores(ptx, element, opaque):
+    see = "" if opaque else "c.thread_elements()[0] += 1;"
+    kernel = f"""kernel void k(device const {element}* x, device float* y) {{
+        simdgroup_matrix<{element}, 8, 8> a, b;
+        simdgroup_float8x8 c(1.0f);
+        simdgroup_load(a, x, 8);
+        simdgroup_load(b, x + 64, 8);
+        simdgroup_multiply_accumulate(c, a, b, c);
+        {see}
+        simdgroup_store(c, y, 8);
+      }}"""
+    text = ptx(kernel, "b0,b1", CONVERGENT)
+    if element == "float":
+        assert not count("mma", text) and count(r"fma\.rn\.f32", text) == 16
+    else:
+        assert count("mma.sync.aligned.m16n8k8", text) == 1
+        assert count("shfl", text) == (0 if opaque else 6)
+
+
+def test_tables_at_program_scope(ptx):
+    kernel = """constant float table[4] = {1, 2, 4, 8};
+        constant half2 pairs[2] = {half2(1, 2), half2(3, 4)};
+        struct S { int a; float b[3]; };
+        constant S structs[2] = {{1, {1, 2, 3}}, {2, {4, 5, 6}}};
+        kernel void k(device float* x, uint i [[thread_position_in_grid]]) {
+          constexpr ushort shorts[] = {5, 6, 7, 8};
+          constexpr constant int ints[] = {5, 6, 7, 8};
+          x[i] = table[i % 4] + pairs[i % 2].y + structs[i % 2].b[i % 3] + shorts[i & 3] * ints[i & 3];
+        }"""
+    assert not re.search(r"(ld|st)\.local", ptx(kernel, "b0"))
+
+
+def test_names_that_cuda_has_too(ptx):
+    """CUDA's own float4, exp, dim3, warpSize … are no obstacle."""
+    kernel = """struct dim3 { int x; };
+        float erf(float x) { return x; }
+        float expm1(float x) { return exp(x) - 1; }
+        inline float rsqrtf(float x) { return ::rsqrt(x); }
+        float min3(float a) { return ::metal::min(a, ::metal::min3(a, 1.0f, 2.0f)); }
+        constant int warpSize = 3;
+        kernel void k(device float* x) { dim3 d = {2}; x[0] = erf(x[1]) + expm1(x[2]) + rsqrtf(x[3]) + min3(x[4]) + d.x + warpSize; }"""
+    ptx(kernel, "b0")
+
+
+def test_aggregates_with_defaulted_constructors(ptx):
+    kernel = """template <typename T> struct Pair {
+          T first, second;
+          constexpr Pair<T>() = default;
+          constexpr Pair<T>() threadgroup = default;
+        };
+        kernel void k(device float* x) { Pair<float> p = {1, 2}; x[0] = p.first + Pair<int>{3, 4}.second; }"""
+    ptx(kernel, "b0")
+
+
+def test_specializations_of_the_library(ptx):
+    kernel = """struct Complex { float re, im; };
+        template <> struct is_floating_point<Complex> : true_type {};
+        template <typename T> struct _numeric_limits_impl<vec<T, 7>> { static constexpr int digits = 3; };
+        kernel void k(device int* x) { x[0] = is_floating_point<Complex>::value + numeric_limits<vec<int, 7>>::digits; }"""
+    ptx(kernel, "b0")
+
+
+# Signatures
+
+
+def test_what_is_bound_is_checked(ptx):
+    kernel = "kernel void k(device float* x, constant float4& p, constant float* q) { x[0] = p.x + q[0]; }"
+    with pytest.raises(MSLError, match=r"kernel 'k': nothing is bound to argument 'q' \(\[\[buffer\(2\)\]\]\)"):
+        ptx(kernel, "b0,i1:16")
+    with pytest.raises(MSLError, match="fewer bytes are bound than the argument's type has"):
+        ptx("struct P { float4 a[3]; }; kernel void k(device float* x, constant P& p) { x[0] = p.a[2].y; }", "b0,i1:32")
+    with pytest.raises(MSLError, match="kernel 'k': malformed signature 'b0,x1' at 'x1'"):
+        ptx(kernel, "b0,x1")
+
+
+def test_arguments_that_depend_on_a_function_constant():
+    kernel = """constant bool has_bias [[function_constant(0)]];
+        kernel void k(device float* x, device const float* bias [[buffer(1), function_constant(has_bias)]]) {
+          x[0] = has_bias ? bias[0] : 1.0f;
+        }"""
+    compiler = nvrtc.find()
+    for value, signature in ((True, "b0,b1"), (False, "b0,b1"), (False, "b0")):
+        text, _ = translate(HEADER + kernel, constants={0: value}).cuda_source([("k", signature)])
+        compiler.compile(text, 90)
+    text, _ = translate(HEADER + kernel, constants={0: True}).cuda_source([("k", "b0")])
+    with pytest.raises(MSLError, match="nothing is bound to argument 'bias'"):
+        compiler.compile(text, 90)
