@@ -134,7 +134,7 @@ def _cache():
     directory = cache.cache_directory()
     found = {"directory": str(directory)}
     for suffix, what in (("so", "simulator"), ("cubin", "cuda")):
-        sizes = [path.stat().st_size for path in directory.glob(f"*.{suffix}")]
+        sizes = [path.stat().st_size for path in directory.glob(f"[!.]*.{suffix}")]  # none that is being written
         found[what] = f"{len(sizes)} programs, {sum(sizes) / 2**20:.1f} MiB"
     return found
 
