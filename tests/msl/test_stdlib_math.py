@@ -33,6 +33,16 @@ BINARY = {
     "pow": np.power, "powr": np.power, "atan2": np.arctan2, "fmod": np.fmod, "fmin": np.fmin, "fmax": np.fmax,
     "copysign": np.copysign, "fdim": lambda x, y: np.where(np.isnan(x) | np.isnan(y), x + y, np.where(x > y, x - y, 0.0)), "divide": np.divide,
 }  # fmt: skip
+# Largest errors in units of the last place: the simulator's, and where they are larger those of CUDA's own functions
+# (CUDA C++ Programming Guide, "Mathematical Functions"); MSL allows 4 to 16.
+SIMULATOR_BOUND = 2
+CUDA_BOUNDS = {
+    "acosh": 4, "asinh": 3, "atanh": 3, "sinh": 3, "tan": 4, "atan2": 3, "pow": 4, "powr": 4,
+}  # fmt: skip
+
+
+def bound(device, name):
+    return CUDA_BOUNDS.get(name, SIMULATOR_BOUND) if device == "cuda" else SIMULATOR_BOUND
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +100,7 @@ def test_unary(library, device, name):
     y = torch.empty(len(x), device=device)
     getattr(library, name + "_k")(torch.from_numpy(x).to(device), y)
     with np.errstate(all="ignore"):
-        check(y.cpu().numpy(), UNARY[name](x.astype(np.float64)), [x], 2)
+        check(y.cpu().numpy(), UNARY[name](x.astype(np.float64)), [x], bound(device, name))
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -124,7 +134,7 @@ def test_binary(library, device, name):
         exact = BINARY[name](x.astype(np.float64), z.astype(np.float64))
         if name in ("fmin", "fmax", "fdim"):  # the sign of a zero is open
             got, exact = got + 0.0, exact + 0.0
-    check(got, exact, [x, z], 2)
+    check(got, exact, [x, z], bound(device, name))
 
 
 def test_functions_with_a_second_result(device):

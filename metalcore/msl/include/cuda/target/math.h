@@ -23,7 +23,7 @@ METAL_FUNC constexpr float greatest(float a, float b) {
   METAL_FUNC float name(float x) { return cuda_name(x); }
 MSL_SAME(acos, ::acosf) MSL_SAME(acosh, ::acoshf) MSL_SAME(asin, ::asinf) MSL_SAME(asinh, ::asinhf)
 MSL_SAME(atan, ::atanf) MSL_SAME(atanh, ::atanhf) MSL_SAME(ceil, ::ceilf) MSL_SAME(cos, ::cosf)
-MSL_SAME(cosh, ::coshf) MSL_SAME(cospi, ::cospif) MSL_SAME(exp, ::expf) MSL_SAME(exp10, ::exp10f)
+MSL_SAME(cosh, ::coshf) MSL_SAME(exp, ::expf) MSL_SAME(exp10, ::exp10f)
 MSL_SAME(exp2, ::exp2f) MSL_SAME(floor, ::floorf) MSL_SAME(log, ::logf) MSL_SAME(log10, ::log10f)
 MSL_SAME(log2, ::log2f) MSL_SAME(rint, ::rintf) MSL_SAME(round, ::roundf) MSL_SAME(rsqrt, ::rsqrtf)
 MSL_SAME(sin, ::sinf) MSL_SAME(sinh, ::sinhf) MSL_SAME(sinpi, ::sinpif) MSL_SAME(sqrt, ::sqrtf)
@@ -49,6 +49,9 @@ METAL_FUNC float sincos(float x, float& cosine) {
 
 // A negative base has no power, even where the exponent is an integer.
 METAL_FUNC float powr(float x, float y) { return x >= 0.0f && y == y ? ::powf(x, y) : kNaN; }
+
+// Zeros of cospi are positive.
+METAL_FUNC float cospi(float x) { return ::cospif(x) + 0.0f; }
 
 METAL_FUNC float tanpi(float x) {
   float sine, cosine;
