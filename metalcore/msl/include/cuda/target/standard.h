@@ -15,6 +15,7 @@ using uint32_t = unsigned int;
 using uint64_t = unsigned long;
 using uintptr_t = unsigned long;
 
+// The …_v are concepts, values like the variables they stand in for: NVRTC would emit each variable that is instantiated.
 namespace std {
 
 template <class T, T v>
@@ -62,11 +63,11 @@ struct disjunction<A, Rest...> : conditional_t<bool(A::value), A, disjunction<Re
 template <class A>
 struct negation : bool_constant<!bool(A::value)> {};
 template <class... A>
-constexpr bool conjunction_v = conjunction<A...>::value;
+concept conjunction_v = bool(conjunction<A...>::value);
 template <class... A>
-constexpr bool disjunction_v = disjunction<A...>::value;
+concept disjunction_v = bool(disjunction<A...>::value);
 template <class A>
-constexpr bool negation_v = negation<A>::value;
+concept negation_v = bool(negation<A>::value);
 
 // Types from types. Each has its plain case and the patterns that change.
 #define MSL_TRANSFORM(name)    \
@@ -116,7 +117,7 @@ add_rvalue_reference_t<T> declval();
 
 #define MSL_RELATION(name)                                \
   template <class A, class B>                             \
-  constexpr bool name##_v = name<A, B>::value;
+  concept name##_v = name<A, B>::value;
 template <class A, class B> struct is_same : false_type {};
 template <class A> struct is_same<A, A> : true_type {};
 template <class A, class B> struct is_base_of : bool_constant<__is_base_of(A, B)> {};
@@ -126,14 +127,14 @@ MSL_RELATION(is_same) MSL_RELATION(is_base_of) MSL_RELATION(is_convertible) MSL_
 #undef MSL_RELATION
 template <class T, class... A> struct is_constructible : bool_constant<__is_constructible(T, A...)> {};
 template <class T, class... A>
-constexpr bool is_constructible_v = is_constructible<T, A...>::value;
+concept is_constructible_v = is_constructible<T, A...>::value;
 
 // Questions about one type.
 #define MSL_TRAIT(name, ...)                             \
   template <class T>                                     \
   struct name : bool_constant<bool(__VA_ARGS__)> {};     \
   template <class T>                                     \
-  constexpr bool name##_v = name<T>::value;
+  concept name##_v = name<T>::value;
 #define MSL_ASKED(name) MSL_TRAIT(name, __##name(T))
 MSL_ASKED(is_abstract) MSL_ASKED(is_class) MSL_ASKED(is_enum) MSL_ASKED(is_final) MSL_ASKED(is_function)
 MSL_ASKED(is_literal_type) MSL_ASKED(is_pod) MSL_ASKED(is_polymorphic) MSL_ASKED(is_standard_layout)
@@ -141,7 +142,7 @@ MSL_ASKED(is_trivial) MSL_ASKED(is_trivially_copyable) MSL_ASKED(is_trivially_de
 #undef MSL_ASKED
 
 template <class T, class... Others>
-constexpr bool is_one_of = (is_same_v<remove_cv_t<T>, Others> || ...);
+concept is_one_of = (is_same<remove_cv_t<T>, Others>::value || ...);
 MSL_TRAIT(is_void, is_one_of<T, void>)
 MSL_TRAIT(is_null_pointer, is_one_of<T, decltype(nullptr)>)
 MSL_TRAIT(is_integral, is_one_of<T, bool, char, signed char, unsigned char, wchar_t, char16_t, char32_t, short,
@@ -174,7 +175,7 @@ struct is_signed : bool_constant<(T(-1) < T(0))> {};
 template <class T>
 struct is_signed<T, false> : false_type {};
 template <class T>
-constexpr bool is_signed_v = is_signed<T>::value;
+concept is_signed_v = is_signed<T>::value;
 MSL_TRAIT(is_unsigned, is_arithmetic_v<T> && !is_signed_v<T>)
 #undef MSL_TRAIT
 
