@@ -36,6 +36,7 @@ def layouts(make):
         "inner transposed": make(4, 8, 6).transpose(1, 2),
         "columns of wider rows": make(4, 6, 20)[..., 4:12],
         "odd offset": make(4 * 6 * 8 + 1)[1:].view(4, 6, 8),
+        "offset by four elements": make(4 * 6 * 8 + 4)[4:].view(4, 6, 8),  # 16 bytes of float32, 8 of the others
         "every other": make(4, 6, 16)[..., ::2],
         "every other row": make(4, 12, 8)[:, ::2],
         "expanded rows": make(4, 1, 8).expand(4, 6, 8),

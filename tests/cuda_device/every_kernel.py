@@ -50,16 +50,16 @@ def elementwise(device, dtype):
 
 
 def row_lengths(op, dtype):
-    """The shortest row of each variant, and a longer one that is no multiple of four, under a tuning that takes it."""
-    taken = set()
+    """Of each family's variants the shortest row, and one that can be read 16 bytes at a time, under that tuning."""
     for family in FAMILIES:
+        taken = set()
         with tuned(family):
             for length in lengths(op, dtype):
-                name = variant(op, length, dtype)
-                if name not in taken:
-                    taken.add(name)
+                names = variant(op, length, dtype), variant(op, length, dtype, backward=True)
+                if names not in taken:
+                    taken.add(names)
                     yield length
-                    yield length + 4 - length % 4 + 1
+                    yield length + 16 - length % 16
 
 
 def softmax(device, dtype):

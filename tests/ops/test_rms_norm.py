@@ -67,6 +67,14 @@ def test_many_rows(device):
         check(tensor(rows, 5, device=device), tensor(5, device=device))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_more_rows_than_teams_of_threads(device, family):
+    """For the weight's gradient a simdgroup or a threadgroup takes several rows where there are many."""
+    with tuned(family):
+        for rows, length in ((2049, 24), (4230, 150), (1500, 600)):
+            check(tensor(rows, length, device=device), tensor(length, device=device))
+
+
 @each_dtype
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layouts(device, dtype, family):
