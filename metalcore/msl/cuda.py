@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from . import cache, nvrtc
+from .errors import MSLError
 
 BUILTIN = 0  # the number of the program that has the built-in kernels
 _LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "cuda"
@@ -67,7 +68,14 @@ class CudaProgram:
             if self._loaded is None:
                 self._loaded = self._load()
         text, _ = cuda_source(*self._loaded, requests)
-        return nvrtc.find().compile(text, capability, flags=self._all_flags(), msl=self._msl)
+        try:
+            return nvrtc.find().compile(text, capability, flags=self._all_flags(), msl=self._msl)
+        except MSLError as error:
+            if not str(error).startswith(str(nvrtc.INCLUDE)):
+                raise
+            # In what glues the kernel to its bindings, such as that they are too small.
+            bound = ", ".join(f"kernel '{kernel}', bound as {signature}" for kernel, signature in requests)
+            raise MSLError(f"{bound}: {error}") from None
 
 
 # The programs of compile_shader ------------------------------------------------------------------------------------

@@ -207,6 +207,12 @@ def test_errors_show_the_users_line(backend):
         shader("kernel void f(device float* x) {\n  x[0] = y;\n}")
 
 
+def test_bytes_that_are_too_few(backend, device):
+    library = shader("struct P { float4 a, b; };\nkernel void k(device float* x, constant P& p) { x[0] = p.b.x; }")
+    with pytest.raises(MSLError, match="kernel 'k', bound as b0,i1:16: .*fewer bytes are bound than"):
+        library.k(torch.zeros(3, device=device), 1.0)
+
+
 def test_the_kernel_says_how_many_threads_it_takes(backend, device):
     fill, x = shader(FILL).fill, torch.zeros(4, device=device)
     assert (fill.max_threads_per_threadgroup, fill.static_thread_group_memory_length) == (768, 96)
