@@ -128,9 +128,11 @@ _BEFORE_NAMES = {
 def name_outermost_scope(program):
     """`::name` becomes `MSL_ROOT::name`: a target may compile the program inside a namespace of its own."""
     tokens = program.tokens
+    headers = {closing for declaration in program.walk() for _, closing in declaration.templates}
     for i, token in enumerate(tokens):
         before = tokens[i - 1]
-        if token.text == "::" and (before.kind != "id" or before.text in _BEFORE_NAMES) and before.text not in (">", ">>", ")"):
+        qualifies = before.text in (">", ">>", ")") or before.kind == "id" and before.text not in _BEFORE_NAMES
+        if token.text == "::" and (not qualifies or i - 1 in headers):
             token.text = "MSL_ROOT::"
 
 

@@ -146,6 +146,7 @@ def test_names_that_cuda_has_too(ptx):
         float expm1(float x) { return exp(x) - 1; }
         inline float rsqrtf(float x) { return ::rsqrt(x); }
         float min3(float a) { return ::metal::min(a, ::metal::min3(a, 1.0f, 2.0f)); }
+        template <typename T> ::metal::enable_if_t<is_same_v<remove_cv_t<T>, float>, T> exp(T x) { return -::exp(x); }
         constant int warpSize = 3;
         kernel void k(device float* x) { dim3 d = {2}; x[0] = erf(x[1]) + expm1(x[2]) + rsqrtf(x[3]) + min3(x[4]) + d.x + warpSize; }"""
     ptx(kernel, "b0")
