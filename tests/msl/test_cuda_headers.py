@@ -76,6 +76,13 @@ def test_minimum_and_maximum_are_instructions(ptx):
     assert (count(r"min\.f32", text), count(r"max\.f32", text), count("setp.*f32", text)) == (1, 2, 0)
 
 
+def test_fast_functions_are_instructions(ptx):
+    kernel = "kernel void k(device float* x) {{ x[0] = {space}::exp2(x[1]) + {space}::divide(x[2], x[3]); }}"
+    fast, precise = (ptx(kernel.format(space=space), "b0") for space in ("fast", "precise"))
+    assert count(r"(ex2|rcp)\.approx\.ftz", fast) == 2 and not count(r"div|setp.*f32", fast)
+    assert count(r"div\.rn", precise) == 1
+
+
 def test_half_and_bfloat_convert_by_instructions(ptx):
     kernel = "kernel void k(device {T}* x) {{ x[0] = x[1] * x[2]; }}"
     half = ptx(kernel.format(T="half"), "b0")
@@ -146,7 +153,7 @@ def test_names_that_cuda_has_too(ptx):
         float expm1(float x) { return exp(x) - 1; }
         inline float rsqrtf(float x) { return ::rsqrt(x); }
         float min3(float a) { return ::metal::min(a, ::metal::min3(a, 1.0f, 2.0f)); }
-        template <typename T> ::metal::enable_if_t<is_same_v<remove_cv_t<T>, float>, T> exp(T x) { return -::exp(x); }
+        template <typename T> ::metal::enable_if_t<is_same_v<remove_cv_t<T>, float>, T> exp(T x) { return -::metal::exp(x); }
         constant int warpSize = 3;
         kernel void k(device float* x) { dim3 d = {2}; x[0] = erf(x[1]) + expm1(x[2]) + rsqrtf(x[3]) + min3(x[4]) + d.x + warpSize; }"""
     ptx(kernel, "b0")

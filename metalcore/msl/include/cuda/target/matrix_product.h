@@ -15,7 +15,7 @@ constexpr bool has_tensor_product = false;
   constexpr bool has_tensor_product<T> = true;                                                                    \
   /* The upper half of a 16 by 8 matrix times an 8 by 8 one; its lower half is zero. */                           \
   METAL_FUNC metal::vec<float, 2> tensor_product(T, uint32_t a, uint32_t b, metal::vec<float, 2> c) {             \
-    float below[2];                                                                                               \
+    [[maybe_unused]] float below[2];                                                                              \
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "  \
         "{%0, %1, %7, %7};"                                                                                       \
         : "+f"(c.x), "+f"(c.y), "=f"(below[0]), "=f"(below[1])                                                    \
