@@ -37,7 +37,8 @@ def commands():
 
 
 def run(command, folder):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "METALCORE_CACHE_DIR": str(folder / "cache")}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "METALCORE_CACHE_DIR": str(folder / "cache")}
     found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     return found.stdout
