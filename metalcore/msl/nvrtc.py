@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+from .cuda_source import NAMESPACE
 from .errors import CompilerNotFoundError, MSLError, quote_error
 
 INCLUDE = Path(__file__).parent / "include"
@@ -236,7 +237,8 @@ def explain(log, msl="", filename="program_source"):
                 if found and _in_program(found["file"] or file):
                     file, line, column = found["file"], found["line"], None
                     break
-        message = quote_error(file, line, column, match["text"], msl, filename)
+        text = match["text"].replace(f"{NAMESPACE}::", "")
+        message = quote_error(file, line, column, text, msl, filename)
         if message not in messages:
             messages.append(message)
     return "\n".join(messages)
