@@ -61,7 +61,7 @@ def test_adamw(options):
             e.grad = torch.randn(e.shape, generator=generator)
             param.grad = e.grad.cuda() if param.grad is None else param.grad.copy_(e.grad)
 
-    optimizer = metalcore.optim.AdamW(params, lr=1e-2, **{"capturable": "fused" not in options, **options})
+    optimizer = metalcore.optim.AdamW(params, lr=1e-2, capturable=True, **options)
     reference = torch.optim.AdamW(expected, lr=1e-2, **{**options, "fused": None})
     set_grads(0)
     graph, _ = captured(optimizer.step)
