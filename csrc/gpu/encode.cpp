@@ -15,17 +15,26 @@ namespace metalcore::gpu {
 
 // Not data_ptr() of the storage, which the stable ABI does not give: on Metal the "address" of a storage is an object,
 // and data_ptr() is that object's address plus the offset in bytes.
+BufferView view_of(AtenTensorHandle tensor, size_t element_size, size_t span) {
+  void* data = nullptr;
+  int64_t first = 0;
+  if (aoti_torch_get_data_ptr(tensor, &data) != AOTI_TORCH_SUCCESS ||
+      aoti_torch_get_storage_offset(tensor, &first) != AOTI_TORCH_SUCCESS)
+    throw std::runtime_error("metalcore: a tensor has no memory");
+  const size_t offset = static_cast<size_t>(first) * element_size;
+  return {static_cast<char*>(data) - offset, offset, span};
+}
+
 BufferView view_of(const Tensor& tensor) {
   const size_t item = tensor.element_size();
-  const size_t offset = static_cast<size_t>(tensor.storage_offset()) * item;
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
   size_t last = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) return {static_cast<char*>(tensor.data_ptr()) - offset, offset, 0};
+    if (sizes[i] == 0) return view_of(tensor.get(), item, 0);
     last += static_cast<size_t>(sizes[i] - 1) * static_cast<size_t>(strides[i]);
   }
-  return {static_cast<char*>(tensor.data_ptr()) - offset, offset, (last + 1) * item};
+  return view_of(tensor.get(), item, (last + 1) * item);
 }
 
 void encode(const Tensor& on, const std::function<void(Encoder&)>& body) {

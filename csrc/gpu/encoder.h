@@ -26,6 +26,8 @@ struct BufferView {
   size_t span;
 };
 BufferView view_of(const Tensor& tensor);
+// The same for a tensor of which the sizes of an element and of the span are known.
+BufferView view_of(AtenTensorHandle tensor, size_t element_size, size_t span);
 
 class Encoder {
  public:

@@ -1,7 +1,7 @@
 // adamw_: one step of AdamW on many parameters, in place.
 #include "../../kernels/adamw.h"
 #include "../gpu/tuning.h"
-#include "common.h"
+#include "adamw_arrays.h"
 #include "plan.h"
 
 #include <algorithm>
@@ -15,10 +15,7 @@
 namespace metalcore {
 namespace {
 
-using Tensors = std::vector<Tensor>;
-
 constexpr size_t kPointers = 512;  // that a table of device pointers holds
-constexpr size_t kArrays = 5;      // that a parameter has in the table: AdamWPointers in the kernel
 constexpr size_t kPerDispatch = kPointers / kArrays;
 
 // ---------------------------------------------------------------- plan
@@ -87,35 +84,6 @@ struct Hyperparameters {
   std::optional<Tensor> lr_tensor, grad_scale, found_inf;
 };
 
-// The tensors of one parameter; max_exp_avg_sq only with amsgrad.
-struct Slot {
-  Tensor param, grad, exp_avg, exp_avg_sq;
-  std::optional<Tensor> max_exp_avg_sq;
-};
-
-void check_writable(const char* argument, const Tensor& tensor) {
-  const auto sizes = tensor.sizes();
-  const auto strides = tensor.strides();
-  for (size_t i = 0; i < sizes.size(); ++i)
-    check(strides[i] != 0 || sizes[i] <= 1, "metalcore::adamw_: ", argument,
-          " is to be written, but is an expanded tensor: several of its elements are one memory location");
-}
-
-void check_list(const char* argument, const Tensors& tensors, const Tensors& params, ScalarType dtype, bool written) {
-  check(tensors.size() == params.size(), "metalcore::adamw_: ", argument, " has ", tensors.size(), " tensors, params ",
-        params.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const Tensor& tensor = tensors[i];
-    check(tensor.layout() == torch::headeronly::Layout::Strided, "metalcore::adamw_: ", argument,
-          " must not be sparse");
-    check_same_device("adamw_", argument, tensor, params[0]);
-    check_same_shape("adamw_", argument, tensor, params[i]);
-    check(tensor.scalar_type() == dtype, "metalcore::adamw_: ", argument, " must be ", dtype_name(dtype), ", not ",
-          dtype_name(tensor.scalar_type()));
-    if (written) check_writable(argument, tensor);
-  }
-}
-
 void check_scalar(const char* argument, const std::optional<Tensor>& tensor, const Tensor& as) {
   if (!tensor) return;
   check_same_device("adamw_", argument, *tensor, as);
@@ -124,13 +92,15 @@ void check_scalar(const char* argument, const std::optional<Tensor>& tensor, con
 }
 
 // Whether the steps are in device memory; they are all there or all on the CPU.
-bool check_steps(const Tensors& steps, const Tensors& params) {
-  check(steps.size() == params.size(), "metalcore::adamw_: state_steps has ", steps.size(), " tensors, params ",
-        params.size());
-  const bool on_device = !steps[0].is_cpu();
-  for (const Tensor& step : steps) {
+bool check_steps(const TensorList& steps, const AdamWArrays& arrays, size_t params) {
+  check(steps.size() == params, "metalcore::adamw_: state_steps has ", steps.size(), " tensors, params ", params);
+  const bool on_device = !steps.tensor(0).is_cpu();
+  const TensorKind first = kind_of(steps[0]);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (i > 0 && numel_of(steps[i]) == 1 && kind_of(steps[i]) == first) continue;
+    const Tensor step = steps.tensor(i);
     check(step.numel() == 1, "metalcore::adamw_: a step must have one element, not shape ", shape_text(step));
-    if (on_device) check_same_device("adamw_", "state_steps (unless all are on the CPU)", step, params[0]);
+    if (on_device) check_same_device("adamw_", "state_steps (unless all are on the CPU)", step, arrays.first());
     check(on_device || step.is_cpu(), "metalcore::adamw_: state_steps must be all on the CPU or all on the device");
     const ScalarType dtype = step.scalar_type();
     check(dtype == ScalarType::Float || (dtype == ScalarType::Double && !on_device),
@@ -139,69 +109,27 @@ bool check_steps(const Tensors& steps, const Tensors& params) {
   return on_device;
 }
 
-// ---------------------------------------------------------------- layout
-
-// Tensors of one parameter brought to one dense layout, so that one index serves them all. Those that are not in it
-// are replaced by copies; write_back() copies the results home.
-class Gathered {
- public:
-  Gathered(Slot& slot, bool writes_grad) {
-    const Tensor param = slot.param;
-    Sizes strides = param.strides();
-    std::vector<int64_t> contiguous;
-    if (!is_dense(param)) {
-      const auto sizes = param.sizes();
-      contiguous.resize(sizes.size());
-      int64_t stride = 1;
-      for (size_t i = sizes.size(); i-- > 0; stride *= sizes[i]) contiguous[i] = stride;
-      strides = Sizes(contiguous.data(), contiguous.size());
-    }
-    place(slot.param, strides, true);
-    place(slot.grad, strides, writes_grad);
-    place(slot.exp_avg, strides, true);
-    place(slot.exp_avg_sq, strides, true);
-    if (slot.max_exp_avg_sq) place(*slot.max_exp_avg_sq, strides, true);
+// In the order of the slots; the steps of empty parameters, which only count, come last.
+std::vector<AtenTensorHandle> in_order(const TensorList& steps, const std::vector<AdamWSlot>& slots) {
+  std::vector<AtenTensorHandle> ordered, idle;
+  ordered.reserve(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const bool has_slot = ordered.size() < slots.size() && slots[ordered.size()].parameter == i;
+    (has_slot ? ordered : idle).push_back(steps[i]);
   }
-
-  void write_back() {
-    for (auto& [home, copy] : copies_) torch::stable::copy_(home, copy);
-  }
-
- private:
-  void place(Tensor& tensor, Sizes strides, bool written) {
-    const auto sizes = tensor.sizes(), own = tensor.strides();
-    bool placed = true;
-    for (size_t i = 0; i < sizes.size(); ++i) placed = placed && (own[i] == strides[i] || sizes[i] == 1);
-    if (placed) return;
-    Tensor copy = new_strided(sizes, strides, tensor.scalar_type(), tensor);
-    torch::stable::copy_(copy, tensor);
-    if (written) copies_.emplace_back(tensor, copy);
-    tensor = copy;
-  }
-
-  std::vector<std::pair<Tensor, Tensor>> copies_;
-};
-
-// Whether the memory of two parameters overlaps (judged by their spans: a false alarm costs time only).
-bool overlap(const std::vector<Slot>& slots) {
-  std::vector<std::pair<char*, size_t>> spans;
-  spans.reserve(slots.size());
-  for (const Slot& slot : slots) {
-    const gpu::BufferView view = gpu::view_of(slot.param);
-    spans.emplace_back(static_cast<char*>(view.storage) + view.offset, view.span);
-  }
-  std::sort(spans.begin(), spans.end());
-  for (size_t i = 1; i < spans.size(); ++i)
-    if (spans[i - 1].first + spans[i - 1].second > spans[i].first) return true;
-  return false;
+  ordered.insert(ordered.end(), idle.begin(), idle.end());
+  return ordered;
 }
 
-// ---------------------------------------------------------------- encoding
+// ---------------------------------------------------------------- steps on the host
 
-// Whether a kernel may take all of the slot's arrays as vectors of four.
-bool all_aligned4(const Slot& slot) {
-  return aligned4(slot.param) && aligned4(slot.grad) && aligned4(slot.exp_avg) && aligned4(slot.exp_avg_sq) &&
-         (!slot.max_exp_avg_sq || aligned4(*slot.max_exp_avg_sq));
+double incremented(AtenTensorHandle step) {
+  void* data = nullptr;
+  int32_t dtype = -1;
+  aoti_torch_get_data_ptr(step, &data);
+  aoti_torch_get_dtype(step, &dtype);
+  if (dtype == aoti_torch_dtype_float64()) return *static_cast<double*>(data) += 1.0;
+  return *static_cast<float*>(data) += 1.0f;
 }
 
 AdamWScalars host_scalars(const Hyperparameters& h, double step) {
@@ -210,10 +138,20 @@ AdamWScalars host_scalars(const Hyperparameters& h, double step) {
           static_cast<float>(std::sqrt(correction2)), 1.0f, 0};
 }
 
-double incremented(const Tensor& step) {
-  if (step.scalar_type() == ScalarType::Double) return *static_cast<double*>(step.data_ptr()) += 1.0;
-  return *static_cast<float*>(step.data_ptr()) += 1.0f;
+// Increments the steps and computes their scalars. Most parameters are at the same step.
+std::vector<AdamWScalars> host_scalars(const std::vector<AtenTensorHandle>& steps, const Hyperparameters& h) {
+  std::vector<AdamWScalars> scalars;
+  scalars.reserve(steps.size());
+  double last = 0;
+  for (AtenTensorHandle handle : steps) {
+    const double step = incremented(handle);
+    scalars.push_back(!scalars.empty() && step == last ? scalars.back() : host_scalars(h, step));
+    last = step;
+  }
+  return scalars;
 }
+
+// ---------------------------------------------------------------- encoding
 
 // log(beta) as a sum of two floats. exp(-1e4) is zero in float32, as a power of beta = 0 is.
 std::pair<float, float> log_parts(double beta) {
@@ -233,7 +171,8 @@ gpu::BufferView view_or_null(const std::optional<Tensor>& tensor) {
 }
 
 // Increments the steps and computes the scalars of steps[i] into element i of `scalars`.
-void encode_scalars(gpu::Encoder& encoder, const Tensors& steps, const Tensor& scalars, const Hyperparameters& h) {
+void encode_scalars(gpu::Encoder& encoder, const std::vector<AtenTensorHandle>& steps, const Tensor& scalars,
+                    const Hyperparameters& h) {
   const std::array<gpu::BufferView, 3> single = {view_or_null(h.lr_tensor), view_or_null(h.grad_scale),
                                                  view_or_null(h.found_inf)};
   const auto [log_beta1, log_beta1_low] = log_parts(h.beta1);
@@ -241,7 +180,8 @@ void encode_scalars(gpu::Encoder& encoder, const Tensors& steps, const Tensor& s
   const AdamWStepParams params = {static_cast<float>(h.lr), static_cast<float>(h.weight_decay), log_beta1,
                                   log_beta1_low, log_beta2, log_beta2_low};
   std::vector<gpu::BufferView> views;
-  for (const Tensor& step : steps) views.push_back(gpu::view_of(step));
+  views.reserve(steps.size());
+  for (AtenTensorHandle step : steps) views.push_back(gpu::view_of(step, sizeof(float), sizeof(float)));
   for (size_t first = 0; first < steps.size(); first += kPointers) {
     const size_t count = std::min(kPointers, steps.size() - first);
     encoder.kernel("adamw_scalars")
@@ -253,24 +193,17 @@ void encode_scalars(gpu::Encoder& encoder, const Tensors& steps, const Tensor& s
   }
 }
 
-// Updates the slots. The scalars of slots[i] are at on_host[i], or in element first + i of on_device.
-void encode_updates(gpu::Encoder& encoder, const Slot* slots, size_t count, const AdamWScalars* on_host,
-                    const std::optional<Tensor>& on_device, size_t first, const Hyperparameters& h) {
-  std::vector<gpu::BufferView> views;
+// Updates so many slots. The scalars of slot i are element i of on_device or, without it, of on_host.
+void encode_updates(gpu::Encoder& encoder, const AdamWArrays& arrays, size_t first, size_t count,
+                    const std::vector<AdamWScalars>& on_host, const std::optional<Tensor>& on_device,
+                    const Hyperparameters& h) {
   std::vector<uint64_t> numels;
-  views.reserve(count * kArrays);
   numels.reserve(count);
-  for (const Slot* slot = slots; slot != slots + count; ++slot) {
-    numels.push_back(static_cast<uint64_t>(slot->param.numel()));
-    for (const Tensor* tensor : {&slot->param, &slot->grad, &slot->exp_avg, &slot->exp_avg_sq})
-      views.push_back(gpu::view_of(*tensor));
-    views.push_back(view_or_null(slot->max_exp_avg_sq));
-  }
-
+  for (size_t i = first; i < first + count; ++i) numels.push_back(arrays.slots()[i].numel);
   AdamWPlan plan = plan_adamw(numels);
-  if (gpu::tuning(slots->param).adamw_vectors)
-    for (size_t i = 0; i < count; ++i) plan.tensors[i].vectors = all_aligned4(slots[i]);
-  const std::string kernel = adamw_kernel(slots->param.scalar_type(), slots->max_exp_avg_sq.has_value());
+  if (gpu::tuning(arrays.first()).adamw_vectors)
+    for (size_t i = 0; i < count; ++i) plan.tensors[i].vectors = arrays.aligned4(first + i);
+  const std::string kernel = adamw_kernel(arrays.first().scalar_type(), arrays.amsgrad());
   AdamWParams params = {0,
                         h.maximize ? -1.0f : 1.0f,
                         static_cast<float>(h.beta2),
@@ -281,76 +214,56 @@ void encode_updates(gpu::Encoder& encoder, const Slot* slots, size_t count, cons
   for (const AdamWDispatch& dispatch : plan.dispatches) {
     params.tensors = static_cast<uint32_t>(dispatch.count);
     encoder.kernel(kernel)
-        .pointers(0, &views[dispatch.first * kArrays], dispatch.count * kArrays)
+        .pointers(0, arrays.views(first + dispatch.first), dispatch.count * kArrays)
         .bytes(1, &plan.tensors[dispatch.first], dispatch.count * sizeof(AdamWTensor))
         .bytes(3, params);
     if (on_device)
       encoder.buffer(2, part_of(*on_device, first + dispatch.first, dispatch.count));
     else
-      encoder.bytes(2, on_host + dispatch.first, dispatch.count * sizeof(AdamWScalars));
+      encoder.bytes(2, &on_host[first + dispatch.first], dispatch.count * sizeof(AdamWScalars));
     encoder.dispatch_threadgroups({dispatch.threadgroups}, {ADAMW_THREADS});
   }
 }
 
-void adamw_(Tensors params, Tensors grads, Tensors exp_avgs, Tensors exp_avg_sqs, Tensors max_exp_avg_sqs,
-            Tensors state_steps, double lr, double beta1, double beta2, double weight_decay, double eps, bool maximize,
-            std::optional<Tensor> lr_tensor, std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
-  const Hyperparameters h = {lr, beta1, beta2, weight_decay, eps, maximize, lr_tensor, grad_scale, found_inf};
+void adamw_(const TensorList& params, const TensorList& grads, const TensorList& exp_avgs,
+            const TensorList& exp_avg_sqs, const TensorList& max_exp_avg_sqs, const TensorList& state_steps, double lr,
+            double beta1, double beta2, double weight_decay, double eps, bool maximize,
+            const std::optional<Tensor>& lr_tensor, const std::optional<Tensor>& grad_scale,
+            const std::optional<Tensor>& found_inf) {
   if (params.empty()) return;
-  check_float("adamw_", "params", params[0]);
-  const ScalarType dtype = params[0].scalar_type();
-  const bool amsgrad = !max_exp_avg_sqs.empty();
-  check_list("params", params, params, dtype, true);
-  check_list("grads", grads, params, dtype, grad_scale.has_value());
-  check_list("exp_avgs", exp_avgs, params, ScalarType::Float, true);
-  check_list("exp_avg_sqs", exp_avg_sqs, params, ScalarType::Float, true);
-  if (amsgrad) check_list("max_exp_avg_sqs", max_exp_avg_sqs, params, ScalarType::Float, true);
+  const Hyperparameters h = {lr, beta1, beta2, weight_decay, eps, maximize, lr_tensor, grad_scale, found_inf};
+  AdamWArrays arrays({&params, &grads, &exp_avgs, &exp_avg_sqs, &max_exp_avg_sqs}, grad_scale.has_value());
+  const Tensor& on = arrays.first();
   check(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, "metalcore::adamw_: betas must be in [0, 1)");
-  const bool steps_on_device = check_steps(state_steps, params);
-  check_scalar("lr_tensor", lr_tensor, params[0]);
-  check_scalar("grad_scale", grad_scale, params[0]);
-  check_scalar("found_inf", found_inf, params[0]);
+  const bool steps_on_device = check_steps(state_steps, arrays, params.size());
+  check_scalar("lr_tensor", lr_tensor, on);
+  check_scalar("grad_scale", grad_scale, on);
+  check_scalar("found_inf", found_inf, on);
   check(steps_on_device || !(lr_tensor || grad_scale || found_inf),
         "metalcore::adamw_: lr_tensor, grad_scale and found_inf need state_steps on the device");
 
-  // Steps in the order of the slots; those of empty parameters, which only count, come last.
-  std::vector<Slot> slots;
-  Tensors steps, idle_steps;
-  slots.reserve(params.size());
-  for (size_t i = 0; i < params.size(); ++i) {
-    if (params[i].numel() == 0) {
-      idle_steps.push_back(state_steps[i]);
-      continue;
-    }
-    slots.push_back({params[i], grads[i], exp_avgs[i], exp_avg_sqs[i], std::nullopt});
-    if (amsgrad) slots.back().max_exp_avg_sq = max_exp_avg_sqs[i];
-    steps.push_back(state_steps[i]);
-  }
-  steps.insert(steps.end(), idle_steps.begin(), idle_steps.end());
-
+  const std::vector<AtenTensorHandle> steps = in_order(state_steps, arrays.slots());
   std::vector<AdamWScalars> on_host;
   std::optional<Tensor> on_device;
   if (steps_on_device) {
     const int64_t words = static_cast<int64_t>(steps.size() * sizeof(AdamWScalars) / sizeof(float));
-    on_device = new_tensor(Sizes(&words, 1), ScalarType::Float, params[0]);
+    on_device = new_tensor(Sizes(&words, 1), ScalarType::Float, on);
   } else {
-    for (const Tensor& step : steps) on_host.push_back(host_scalars(h, incremented(step)));
+    on_host = host_scalars(steps, h);
   }
 
   // Parameters that overlap are updated one after the other, as PyTorch's loop would.
-  const size_t at_once = overlap(slots) ? 1 : slots.size();
+  const size_t slots = arrays.slots().size(), at_once = arrays.overlap() ? 1 : slots;
   size_t first = 0;
   do {
-    std::vector<Gathered> gathered;
-    gathered.reserve(at_once);
-    for (size_t i = 0; i < at_once; ++i) gathered.emplace_back(slots[first + i], grad_scale.has_value());
-    gpu::encode(params[0], [&](gpu::Encoder& encoder) {
+    std::vector<GatheredParameter> gathered = arrays.gather(first, at_once);
+    gpu::encode(on, [&](gpu::Encoder& encoder) {
       if (on_device && first == 0) encode_scalars(encoder, steps, *on_device, h);
-      if (at_once > 0) encode_updates(encoder, &slots[first], at_once, on_host.data() + first, on_device, first, h);
+      if (at_once > 0) encode_updates(encoder, arrays, first, at_once, on_host, on_device, h);
     });
-    for (Gathered& one : gathered) one.write_back();
+    for (GatheredParameter& parameter : gathered) parameter.write_back();
     first += at_once;
-  } while (first < slots.size());
+  } while (first < slots);
 }
 
 }  // namespace

@@ -69,11 +69,6 @@ inline Tensor new_like(const Tensor& like) { return new_tensor(like.sizes(), lik
 inline Tensor as_contiguous(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
-// Whether kernels may take the first four elements, and others a multiple of four behind them, at once. (On Metal
-// data_ptr() is the address of the buffer's object, a multiple of 16, plus the offset in bytes.)
-inline bool aligned4(const Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.data_ptr()) % (4 * tensor.element_size()) == 0;
-}
 // True where the elements fill one gapless block of memory, in whatever order of dimensions.
 bool is_dense(const Tensor& tensor);
 

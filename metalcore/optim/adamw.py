@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from operator import attrgetter
+
 import torch
 from torch.optim.adamw import adamw as torch_adamw
 
@@ -82,15 +85,30 @@ class AdamW(torch.optim.AdamW):
                     self.state[p][name] = moment.to(device=p.device, dtype=torch.float32)
 
     def _step_group(self, group):
-        taken, others = [], []
+        params, grads = [], []
         for p in group["params"]:
-            if p.grad is not None:
-                (taken if not group["differentiable"] and _takes(p, p.grad) else others).append(p)
+            grad = p.grad
+            if grad is not None:
+                params.append(p)
+                grads.append(grad)
+        if not group["differentiable"] and _takes_in_one_call(params, grads):
+            self._step_by_kernel(group, params, grads)
+        else:
+            self._step_by_parts(group, params)
+
+    def _step_by_parts(self, group, params):
+        """The step on parameters that are not alike, or that the kernel does not take all of."""
+        taken, others = {}, []
+        for p in params:
+            if not group["differentiable"] and _takes(p, p.grad):
+                taken.setdefault((p.device, p.dtype), []).append(p)
+            else:
+                others.append(p)
         # First, because it may refuse its parameters; then nothing has changed.
         if others:
             self._step_by_torch({**group, "params": others})
-        for params in _alike(taken):
-            self._step_by_kernel(group, params)
+        for alike in taken.values():
+            self._step_by_kernel(group, alike, [p.grad for p in alike])
 
     def _step_by_torch(self, group):
         lists = [[], [], [], [], [], []]
@@ -107,15 +125,14 @@ class AdamW(torch.optim.AdamW):
                                               "capturable", "differentiable", "fused")},
         )
 
-    def _step_by_kernel(self, group, params):
+    def _step_by_kernel(self, group, params, grads):
         device = params[0].device
         grad_scale, found_inf = (
             None if value is None else value.to(device, torch.float32)
             for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         )
         on_device = bool(group["capturable"] or group["fused"] or grad_scale is not None or found_inf is not None)
-        states = [self._state(p, group["amsgrad"], on_device) for p in params]
-        grads = [p.grad for p in params]
+        steps, exp_avgs, exp_avg_sqs, *max_exp_avg_sqs = self._state_lists(params, group["amsgrad"], on_device)
         lr, lr_tensor = group["lr"], None
         if isinstance(lr, torch.Tensor):
             if on_device and lr.device == device:
@@ -126,10 +143,10 @@ class AdamW(torch.optim.AdamW):
         ops.adamw_(
             params,
             grads,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
-            [state["step"] for state in states],
+            exp_avgs,
+            exp_avg_sqs,
+            max_exp_avg_sqs[0] if group["amsgrad"] else [],
+            steps,
             lr=float(lr),
             beta1=beta1,
             beta2=beta2,
@@ -143,24 +160,25 @@ class AdamW(torch.optim.AdamW):
         # So that autograd notices a backward pass through a graph which saved the old values.
         torch.autograd.graph.increment_version(params if grad_scale is None else params + grads)
 
-    def _state(self, p, amsgrad, on_device):
-        """The state of p, made on its first step, and in the form that the kernel takes."""
-        state = self.state[p]
-        if not state:
-            # float64 where that is the default dtype, as in torch. On the device without a copy, so in a capture as well.
-            wide = torch.get_default_dtype() is torch.float64 and not on_device
-            state["step"] = torch.zeros((), dtype=torch.float64 if wide else torch.float32,
-                                        device=p.device if on_device else _CPU)
-        for name in MOMENTS if amsgrad else MOMENTS[:2]:
-            moment = state.get(name)
-            if moment is None:
-                state[name] = torch.zeros_like(p, dtype=torch.float32, memory_format=torch.preserve_format)
-            elif moment.dtype is not torch.float32:
-                state[name] = moment.to(torch.float32)
-        step = state["step"]
-        if step.device != (p.device if on_device else _CPU):
-            state["step"] = step.to(p.device, torch.float32) if on_device else step.cpu()
-        return state
+    def _state_lists(self, params, amsgrad, on_device):
+        """"step", "exp_avg" … of the parameters' states, a list of each, in the form that the kernel takes."""
+        moments = MOMENTS if amsgrad else MOMENTS[:2]
+        states = [self.state[p] for p in params]
+
+        def lists():
+            return [[state[name] for state in states] for name in ("step", *moments)]
+
+        try:
+            found = lists()
+            ready = (set(map(_device_index, found[0])) == {params[0].get_device() if on_device else -1}
+                     and set(map(_dtype, chain(*found[1:]))) == {torch.float32})
+        except KeyError:
+            ready = False
+        if ready:
+            return found
+        for p, state in zip(params, states):
+            _prepare(p, state, moments, on_device)
+        return lists()
 
 
 _CPU = torch.device("cpu")
@@ -169,18 +187,42 @@ _refuse_capture = getattr(torch.optim.Optimizer, "_accelerator_graph_capture_hea
     torch.optim.Optimizer._cuda_graph_capture_health_check)
 
 
+_dtype, _device, _layout = map(attrgetter, ("dtype", "device", "layout"))
+_device_index = torch.Tensor.get_device  # -1 for the CPU; takes half of the time that `device` does
+
+
 def _takes(p, grad):
     """Whether the kernel takes a parameter with its gradient."""
     plain = type(p) is torch.nn.Parameter or not hasattr(p, "__tensor_flatten__")
     return plain and p.dtype is grad.dtype and accelerated(p, grad)
 
 
-def _alike(params):
-    """The parameters in lists of the same device and dtype, which is what one call of the operator takes."""
-    lists = {}
-    for p in params:
-        lists.setdefault((p.device, p.dtype), []).append(p)
-    return lists.values()
+def _takes_in_one_call(params, grads):
+    """Whether the kernel takes all of these, and they are alike, as in most models. (What this leaves out, gradients on
+    another device than their parameter, PyTorch does not let happen, and the operator refuses.)"""
+    return (set(map(type, params)) == {torch.nn.Parameter}
+            and _takes(params[0], grads[0])
+            and set(map(_dtype, params)) == set(map(_dtype, grads)) == {params[0].dtype}
+            and set(map(_device, params)) == {params[0].device}
+            and set(map(_layout, grads)) == {torch.strided})
+
+
+def _prepare(p, state, moments, on_device):
+    """Makes the state of p on its first step, and brings it to the form that the kernel takes."""
+    where = p.device if on_device else _CPU
+    if not state:
+        # float64 where that is the default dtype, as in torch. On the device without a copy, so in a capture as well.
+        wide = torch.get_default_dtype() is torch.float64 and not on_device
+        state["step"] = torch.zeros((), dtype=torch.float64 if wide else torch.float32, device=where)
+    for name in moments:
+        moment = state.get(name)
+        if moment is None:
+            state[name] = torch.zeros_like(p, dtype=torch.float32, memory_format=torch.preserve_format)
+        elif moment.dtype is not torch.float32:
+            state[name] = moment.to(torch.float32)
+    step = state["step"]
+    if step.device != where:
+        state["step"] = step.to(where, torch.float32) if on_device else step.cpu()
 
 
 @cpu_kernel("adamw_")

@@ -67,6 +67,25 @@ def test_sizes_and_addresses(device, family, dtype, amsgrad):
                 torch.testing.assert_close(a.cpu(), b, rtol=max(1e-6, 1.01 * torch.finfo(a.dtype).eps), atol=1e-8)
 
 
+# All of a call's steps need not be the same, nor its parameters contiguous.
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_steps_and_layouts_of_their_own(device, amsgrad, capturable):
+    shapes = ((4, 3), (0,), (5, 4), (2, 6), (7,), (3, 3))
+    results = []
+    for at in (device, "cpu"):
+        arguments = lists(at, shapes, amsgrad=amsgrad, capturable=capturable)
+        for tensors in arguments[:-1]:
+            tensors[2:4] = [tensors[2].mT, tensors[3][:, ::2]] if tensors else []
+        for step, value in zip(arguments[-1], (1, 9, 1, 1, 5, 1)):
+            step.fill_(value)
+        torch.ops.metalcore.adamw_(*arguments, **HYPER)
+        results.append(arguments)
+    for some, others in zip(*results):
+        for a, b in zip(some, others):
+            torch.testing.assert_close(a.cpu(), b, rtol=1e-6, atol=1e-8)
+
+
 def test_found_inf_changes_nothing(device):
     for at in (device, "cpu"):
         arguments = lists(at, capturable=True, amsgrad=True)

@@ -1,0 +1,36 @@
+#include <Python.h>
+
+#include "tensor_list.h"
+
+namespace metalcore {
+
+using torch::stable::Tensor;
+
+TensorList::TensorList(StableListHandle list) {
+  size_t size = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_list_size(list, &size));
+  handles_.resize(size);
+  for (size_t i = 0; i < size; ++i) {
+    StableIValue item;
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_list_get_item(list, i, &item));
+    handles_[i] = torch::stable::detail::to<AtenTensorHandle>(item);
+  }
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_list(list));
+}
+
+// PyTorch takes the GIL, and gives it back, for each tensor of which just the Python object remains. Where the thread
+// has it already that costs little; and it may have to wait for another thread once, not at every tensor.
+TensorList::~TensorList() {
+  const bool python = !handles_.empty() && Py_IsInitialized();
+  const PyGILState_STATE state = python ? PyGILState_Ensure() : PyGILState_UNLOCKED;
+  for (AtenTensorHandle handle : handles_) aoti_torch_delete_tensor_object(handle);
+  if (python) PyGILState_Release(state);
+}
+
+Tensor TensorList::tensor(size_t i) const {
+  AtenTensorHandle shared = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handles_[i], &shared));
+  return Tensor(shared);
+}
+
+}  // namespace metalcore
