@@ -53,42 +53,56 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]],
   }
 }
 
-// Rows stream, stream + params.streams, … by one team, and their part of the weight's gradient where it is wanted.
+// Rows stream, stream + params.streams, … by one team, and their part of the weight's gradient where it is wanted. Where
+// registers allow it, a row is on its way while the one before it is at work.
 template <bool aligned, uint N, typename T, typename W, typename Team>
 inline void differentiate_rows(device const T* grad, device const T* x, device const W* weight,
                                device const T* residual, device T* gx, device float* partial,
                                constant RmsNormParams& params, Team team, uint stream) {
+  constexpr bool ahead = aligned && Share<T, N>::kPairs;
   const uint length = params.length;
+  const float inverse_length = 1.0f / static_cast<float>(length);
   const Share<T, N> share(team.thread_index, team.threads);
+  uint4 next_v[N / 2 + 1];
+  uint4 next_g[N / 2 + 1];
+  float4 w[N];
   float4 gw[N];
+  if constexpr (ahead) {
+    share.fetch(next_v, x + stream * params.x_stride, length);
+    share.fetch(next_g, grad + stream * params.grad_stride, length);
+  }
+  load_weight<aligned>(share, w, weight, params);
   for (uint n = 0; n < N; ++n) gw[n] = float4(0.0f);
   uint parity = 0;  // a reduction's scratch is used again only after another one
   for (ulong row = stream; row < params.rows; row += params.streams) {
     float4 v[N];
     float4 g[N];
-    float4 w[N];
-    float4 added[N];
-    share.template load<aligned>(v, x + row * params.x_stride, length, 0.0f);
-    share.template load<aligned>(g, grad + row * params.grad_stride, length, 0.0f);
-    load_weight<aligned>(share, w, weight, params);
-    if (params.has_residual) {
-      share.template load<aligned>(added, residual + row * params.residual_stride, length, 0.0f);
+    if constexpr (ahead) {
+      share.template widen<T>(v, next_v);
+      share.template widen<T>(g, next_g);
+      const ulong next = min(row + params.streams, ulong(params.rows - 1));
+      share.fetch(next_v, x + next * params.x_stride, length);
+      share.fetch(next_g, grad + next * params.grad_stride, length);
     } else {
-      for (uint n = 0; n < N; ++n) added[n] = float4(0.0f);
+      share.template load_any<aligned>(v, x + row * params.x_stride, length);
+      share.template load_any<aligned>(g, grad + row * params.grad_stride, length);
     }
-    float squares = 0.0f;
-    float product = 0.0f;
+    float2 sums = float2(0.0f);
     for (uint n = 0; n < N; ++n) {
-      squares += sum4(v[n] * v[n]);
-      product += sum4(g[n] * w[n] * v[n]);
+      const float2 part = float2(sum4(v[n] * v[n]), sum4(g[n] * v[n] * w[n]));
+      sums += share.holds(n, length) ? part : float2(0.0f);
     }
-    const float2 sums = team.sum(float2(squares, product), parity);
+    sums = team.sum(sums, parity);
     parity ^= 1;
-    const float scale = scale_of(sums.x, params);
-    const float pull = pull_of(sums.y, scale, params);
+    const float scale = rsqrt(fma(sums.x, inverse_length, params.eps));
+    const float factor = -scale * scale * scale * (sums.y * inverse_length);
     for (uint n = 0; n < N; ++n) {
-      gw[n] += g[n] * (v[n] * scale);
-      v[n] = scale * (g[n] * w[n] - v[n] * pull) + added[n];
+      gw[n] = fma(g[n] * v[n], float4(scale), gw[n]);
+      v[n] = fma(v[n], float4(factor), g[n] * w[n] * scale);
+    }
+    if (params.has_residual) {
+      share.template load_any<aligned>(g, residual + row * params.residual_stride, length);
+      for (uint n = 0; n < N; ++n) v[n] += g[n];
     }
     share.template store<aligned>(v, gx + row * length, length);
   }

@@ -75,6 +75,45 @@ struct Share {
 
   uint at(uint n) const { return first + n / kRun * step + n % kRun * 4; }
 
+  // Whether float4 number n lies in a row; where rows are aligned it is all inside or all outside.
+  bool holds(uint n, uint length) const { return at(n) < length; }
+
+  // The same as load(), but where rows are aligned with any elements of the row past its end: for sums from which the
+  // caller leaves out what the row does not hold, at a select for each sum instead of one for each element.
+  template <bool aligned, typename U>
+  void load_any(thread float4 (&v)[N], device const U* row, uint length) const {
+    if constexpr (!aligned) {
+      load<false>(v, row, length, 0.0f);
+    } else if constexpr (kPairs && sizeof(U) == 2) {
+#pragma unroll
+      for (uint n = 0; n < N; n += 2) {
+        const Pack<U> pack = *reinterpret_cast<device const Pack<U>*>(row + min(at(n), length - 8));
+        v[n] = static_cast<float4>(pack.low);
+        v[n + 1] = static_cast<float4>(pack.high);
+      }
+    } else {
+#pragma unroll
+      for (uint n = 0; n < N; ++n)
+        v[n] = static_cast<float4>(*reinterpret_cast<device const vec<U, 4>*>(row + min(at(n), length - 4)));
+    }
+  }
+
+  // load_any() of aligned pairs in two halves, so that other work can be done while the elements are on their way.
+  template <typename U>
+  void fetch(thread uint4 (&bits)[N / 2 + 1], device const U* row, uint length) const {
+#pragma unroll
+    for (uint n = 0; n < N; n += 2)
+      bits[n / 2] = *reinterpret_cast<device const uint4*>(row + min(at(n), length - 8));
+  }
+  template <typename U>
+  void widen(thread float4 (&v)[N], thread const uint4 (&bits)[N / 2 + 1]) const {
+#pragma unroll
+    for (uint n = 0; n < N; n += 2) {
+      v[n] = static_cast<float4>(as_type<vec<U, 4>>(bits[n / 2].xy));
+      v[n + 1] = static_cast<float4>(as_type<vec<U, 4>>(bits[n / 2].zw));
+    }
+  }
+
   template <bool aligned, typename U>
   void load(thread float4 (&v)[N], device const U* row, uint length, float otherwise) const {
     if constexpr (aligned && kPairs && sizeof(U) == 2) {
