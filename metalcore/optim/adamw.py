@@ -85,30 +85,29 @@ class AdamW(torch.optim.AdamW):
                     self.state[p][name] = moment.to(device=p.device, dtype=torch.float32)
 
     def _step_group(self, group):
-        params, grads = [], []
+        # By what decides whether the kernel takes a parameter, and which of them one call takes. (PyTorch sees to it
+        # that a gradient is on its parameter's device.)
+        kinds, last = {}, None
         for p in group["params"]:
             grad = p.grad
             if grad is not None:
+                kind = type(p), p.device, p.dtype, grad.dtype, grad.layout
+                if kind != last:
+                    params, grads = kinds.setdefault(kind, ([], []))
+                    last = kind
                 params.append(p)
                 grads.append(grad)
-        if not group["differentiable"] and _takes_in_one_call(params, grads):
-            self._step_by_kernel(group, params, grads)
-        else:
-            self._step_by_parts(group, params)
-
-    def _step_by_parts(self, group, params):
-        """The step on parameters that are not alike, or that the kernel does not take all of."""
-        taken, others = {}, []
-        for p in params:
-            if not group["differentiable"] and _takes(p, p.grad):
-                taken.setdefault((p.device, p.dtype), []).append(p)
+        taken, others = [], []
+        for params, grads in kinds.values():
+            if not group["differentiable"] and _takes(params[0], grads[0]):
+                taken.append((params, grads))
             else:
-                others.append(p)
+                others += params
         # First, because it may refuse its parameters; then nothing has changed.
         if others:
             self._step_by_torch({**group, "params": others})
-        for alike in taken.values():
-            self._step_by_kernel(group, alike, [p.grad for p in alike])
+        for params, grads in taken:
+            self._step_by_kernel(group, params, grads)
 
     def _step_by_torch(self, group):
         lists = [[], [], [], [], [], []]
@@ -187,7 +186,7 @@ _refuse_capture = getattr(torch.optim.Optimizer, "_accelerator_graph_capture_hea
     torch.optim.Optimizer._cuda_graph_capture_health_check)
 
 
-_dtype, _device, _layout = map(attrgetter, ("dtype", "device", "layout"))
+_dtype = attrgetter("dtype")
 _device_index = torch.Tensor.get_device  # -1 for the CPU; takes half of the time that `device` does
 
 
@@ -195,16 +194,6 @@ def _takes(p, grad):
     """Whether the kernel takes a parameter with its gradient."""
     plain = type(p) is torch.nn.Parameter or not hasattr(p, "__tensor_flatten__")
     return plain and p.dtype is grad.dtype and accelerated(p, grad)
-
-
-def _takes_in_one_call(params, grads):
-    """Whether the kernel takes all of these, and they are alike, as in most models. (What this leaves out, gradients on
-    another device than their parameter, PyTorch does not let happen, and the operator refuses.)"""
-    return (set(map(type, params)) == {torch.nn.Parameter}
-            and _takes(params[0], grads[0])
-            and set(map(_dtype, params)) == set(map(_dtype, grads)) == {params[0].dtype}
-            and set(map(_device, params)) == {params[0].device}
-            and set(map(_layout, grads)) == {torch.strided})
 
 
 def _prepare(p, state, moments, on_device):
