@@ -22,8 +22,9 @@ class AdamW(torch.optim.AdamW):
     schedulers, GradScaler and checkpoints work as they do there, and either loads a state_dict of the other.
 
     The kernel takes float32, float16 and bfloat16 parameters on `mps` and `cuda` devices, with dense gradients of the
-    same dtype, whatever their strides. All others (on the CPU, float64, complex, tensor subclasses, `differentiable=True`)
-    are updated by PyTorch's own code in the same call. Parameters that share memory are updated one after the other.
+    same dtype, whatever their strides. All others (on the CPU, float64, complex, tensor subclasses,
+    `differentiable=True`) are updated by PyTorch's own code in the same call. Parameters that share memory are updated
+    one after the other.
 
     Differences from `torch.optim.AdamW` for parameters that the kernel takes:
 
