@@ -12,6 +12,7 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -188,4 +189,6 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status or 0)  # an orderly end may abort in a thread of PyTorch's autograd that is still starting
