@@ -4,6 +4,7 @@ Only what changed is rebuilt: every output remembers the command that made it an
 made from. Environment:
   METALCORE_JOBS  compilers to run at once (2)
   METALCORE_ISA   instruction sets of the built-in kernels, comma separated (all of this architecture's)
+  METALCORE_TORCH PyTorch's package, where it is not the one of this Python: headers and libraries of another platform
 """
 
 import importlib.util
@@ -23,18 +24,23 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-WORK = ROOT / "build" / "metalcore"
+# The platform that is built for: Python's own, unless _PYTHON_HOST_PLATFORM says otherwise (tools/mac_check).
+MACOS = sysconfig.get_platform().startswith("macosx")
+MACOS_VERSION = "14.0"  # the first with Metal 3.1
+WORK = ROOT / "build" / ("metalcore-macos" if MACOS else "metalcore")
 PACKAGE = ROOT / "metalcore"
 JOBS = int(os.environ.get("METALCORE_JOBS", "2"))
 TORCH_2_10 = "0x020a000000000000"
 PYTHON_3_10 = "0x030a0000"
-SIMULATOR = ROOT / "csrc" / "backends" / "simulator"
-# The simulator, and the kernels compiled for it, are Linux's. Elsewhere the package has no backend in this version and
-# gives every call to PyTorch's own ops.
-SIMULATED = sys.platform.startswith("linux")
+BACKENDS = ROOT / "csrc" / "backends"
+SIMULATOR = BACKENDS / "simulator"
+# The simulator, and the kernels compiled for it, are Linux's.
+SIMULATED = sysconfig.get_platform().startswith("linux")
 
 sys.path.insert(0, str(PACKAGE))  # msl by itself: importing metalcore would need what is being built
 from msl import host  # noqa: E402
+from msl.inline_headers import inline_headers  # noqa: E402
+from msl.translate import translate  # noqa: E402
 
 
 class Tasks:
@@ -88,39 +94,85 @@ def dependencies(depfile, source):
     return [Path(name) for name in names]
 
 
+def torch_package():
+    return Path(os.environ.get("METALCORE_TORCH") or importlib.util.find_spec("torch").submodule_search_locations[0])
+
+
 def ops_extension(tasks):
     """_C.abi3.so: stable ABI and limited API only, so the one binary serves every torch >= 2.10 and Python >= 3.10."""
-    import torch
-    from torch.utils import cpp_extension
-
-    sources = sorted(path for folder in ("ops", "gpu", "python") for path in (ROOT / "csrc" / folder).glob("*.cpp"))
+    torch = torch_package()
+    folders = [ROOT / "csrc" / folder for folder in ("ops", "gpu", "python")]
     flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas",
              f"-DTORCH_TARGET_VERSION={TORCH_2_10}", f"-DPy_LIMITED_API={PYTHON_3_10}",
              f"-I{PACKAGE / 'msl' / 'include'}"]
+    libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-ltorch"]
+    link = ["-shared"]
+    if MACOS:
+        folders.append(BACKENDS / "mps")
+        platform_flags = ["-arch", "arm64", f"-mmacosx-version-min={MACOS_VERSION}"]
+        flags += [*platform_flags, "-DMETALCORE_MPS=1"]
+        # Python's functions are in the process that loads the extension.
+        link = [*platform_flags, "-bundle", "-Wl,-undefined,dynamic_lookup"]
+        libraries += ["-framework", "Metal", "-framework", "Foundation"]
     if SIMULATED:
-        sources += sorted(SIMULATOR.glob("*.cpp"))
+        folders.append(SIMULATOR)
         flags.append("-DMETALCORE_SIMULATOR=1")
-    for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]:
-        flags += ["-isystem", path]
+        libraries += ["-ldl", "-pthread"]
+    for path in (torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_path("include")):
+        flags += ["-isystem", str(path)]
 
     objects = []
-    for source in sources:
+    for source in sorted(path for folder in folders for path in folder.iterdir() if path.suffix in (".cpp", ".mm")):
         name = source.relative_to(ROOT / "csrc").with_suffix("").as_posix()
         target = WORK / "objects" / (name + ".o")
         depfile = target.with_suffix(".d")
         command = [*compiler(), *flags, "-MMD", "-MF", str(depfile), "-c", str(source), "-o", str(target)]
-        tasks.add(name, target, dependencies(depfile, source), [command, torch.__version__],
+        tasks.add(name, target, dependencies(depfile, source), [command, (torch / "version.py").read_text()],
                   lambda command=command: run(command))
         objects.append(target)
     if errors := tasks.run():
         raise SystemExit("\n".join(errors))
 
     output = WORK / "out" / "_C.abi3.so"
-    command = [*compiler(), "-shared", *map(str, objects), "-o", str(output),
-               *(f"-L{path}" for path in cpp_extension.library_paths()), "-ltorch_cpu", "-ltorch",
-               *(["-ldl", "-pthread"] if SIMULATED else ["-undefined", "dynamic_lookup"])]
+    command = [*compiler(), *link, *map(str, objects), "-o", str(output), *libraries]
     tasks.add("_C", output, objects, command, lambda: run(command))
     return {output: "_C.abi3.so"}
+
+
+def metal_kernels(tasks):
+    """lib/metal: each family's source in one piece, its .metallib where Apple's compiler is at hand, and the index that
+    tells which family a kernel is in."""
+    if not MACOS:
+        return {}
+    folder = ROOT / "kernels"
+    sources = sorted(folder.glob("*.metal"))
+    has_metal = shutil.which("xcrun") and subprocess.run(["xcrun", "-sdk", "macosx", "metal", "--version"],
+                                                         capture_output=True).returncode == 0
+    outputs = {}
+
+    def text(source):
+        return inline_headers(source.read_text(), source.name, [folder])
+
+    def add(name, inputs, signature, action):
+        output = WORK / "out" / "lib" / "metal" / name
+        tasks.add(f"metal/{name}", output, inputs, signature, lambda: action(output))
+        outputs[output] = f"lib/metal/{name}"
+
+    def index(output):
+        families = {source.stem: translate(text(source), filename=source.name).kernels for source in sources}
+        output.write_text("".join(" ".join([family, *(kernel.name for kernel in kernels)]) + "\n"
+                                  for family, kernels in families.items()))
+
+    add("index", [path for source in sources for path in with_includes(source)], "index", index)
+    for source in sources:
+        add(f"{source.stem}.metal", with_includes(source), "source",
+            lambda output, source=source: output.write_text(text(source)))
+        if has_metal:
+            command = ["xcrun", "-sdk", "macosx", "metal", "-std=metal3.1", "-fno-fast-math", "-O2",
+                       f"-mmacosx-version-min={MACOS_VERSION}", f"-I{folder}", str(source), "-o"]
+            add(f"{source.stem}.metallib", with_includes(source), command,
+                lambda output, command=command: run([*command, str(output)]))
+    return outputs
 
 
 def kernel_libraries(tasks):
@@ -151,9 +203,12 @@ def with_includes(source, seen=()):
     """A kernel's source and the headers of ours that it includes, directly or not."""
     found = [source]
     for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', source.read_text(), re.MULTILINE):
-        path = ROOT / "kernels" / name
-        if path.exists() and path not in seen:
-            found += with_includes(path, (*seen, source))
+        for folder in (source.parent, ROOT / "kernels"):
+            path = folder / name
+            if path.exists():
+                if path not in seen:
+                    found += with_includes(path, (*seen, source))
+                break
     return found
 
 
@@ -175,7 +230,8 @@ def simulated_device(tasks):
 class Build(build_ext):
     def run(self):
         tasks = Tasks()
-        outputs = {**ops_extension(tasks), **kernel_libraries(tasks), **simulated_device(tasks)}
+        outputs = {**ops_extension(tasks), **metal_kernels(tasks), **kernel_libraries(tasks),
+                   **simulated_device(tasks)}
         errors = tasks.run()
         # In place (editable) or into the tree that becomes the wheel.
         package = PACKAGE if self.inplace else Path(self.build_lib) / "metalcore"
@@ -222,6 +278,8 @@ def copy_tree(source, target):
 class Wheel(bdist_wheel):
     def finalize_options(self):
         self.py_limited_api = "cp310"
+        if MACOS:
+            self.plat_name = f"macosx_{MACOS_VERSION.replace('.', '_')}_arm64"
         super().finalize_options()
 
 

@@ -1,5 +1,8 @@
 #include "tuning.h"
 
+#ifdef METALCORE_MPS
+#include "../backends/mps/encoder.h"
+#endif
 #ifdef METALCORE_SIMULATOR
 #include "../backends/simulator/launch.h"
 #endif
@@ -27,6 +30,10 @@ const Tuning* find(std::string_view family) {
 }
 
 const Tuning& of_this_gpu() {
+#ifdef METALCORE_MPS
+  static const Tuning* const tuned = find(mps::gpu_family());
+  if (tuned) return *tuned;
+#endif
 #ifdef METALCORE_SIMULATOR
   if (!simulator::checking().on) return *find("simulator");
 #endif

@@ -1,0 +1,56 @@
+#include "python.h"
+
+#include "encoder.h"
+
+#import "pipelines.h"
+
+#import <Foundation/Foundation.h>
+
+#include <exception>
+
+namespace metalcore::mps {
+namespace {
+
+PyObject* raise(const std::exception& error) {
+  PyErr_SetString(PyExc_RuntimeError, error.what());
+  return nullptr;
+}
+
+PyObject* family(PyObject*, PyObject*) { return PyUnicode_FromString(gpu_family().c_str()); }
+
+PyObject* kernels(PyObject*, PyObject*) try {
+  PyObject* list = PyList_New(0);
+  for (const std::string& name : kernel_names()) {
+    PyObject* text = list ? PyUnicode_FromString(name.c_str()) : nullptr;
+    if (!text || PyList_Append(list, text) < 0) Py_CLEAR(list);
+    Py_XDECREF(text);
+  }
+  return list;
+} catch (const std::exception& error) {
+  return raise(error);
+}
+
+PyObject* compile(PyObject*, PyObject* arguments) try {
+  const char* name = nullptr;
+  if (!PyArg_ParseTuple(arguments, "s", &name)) return nullptr;
+  @autoreleasepool {
+    id<MTLDevice> device = [MTLCreateSystemDefaultDevice() autorelease];
+    if (!device) throw std::runtime_error("metalcore: this machine has no Metal device");
+    const Pipeline& made = pipeline(device, name);
+    return Py_BuildValue("{s:n,s:n}", "max_total_threads_per_threadgroup", static_cast<Py_ssize_t>(made.max_threads),
+                         "static_threadgroup_memory_length", static_cast<Py_ssize_t>(made.static_memory));
+  }
+} catch (const std::exception& error) {
+  return raise(error);
+}
+
+}  // namespace
+
+PyMethodDef python_methods[] = {
+    {"mps_gpu_family", family, METH_NOARGS, "The GPU's family, e.g. \"apple9\"; \"\" where there is none."},
+    {"mps_kernels", kernels, METH_NOARGS, "The names of the built-in kernels."},
+    {"mps_compile", compile, METH_VARARGS, "Makes the pipeline of a built-in kernel, given its name; returns its limits."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace metalcore::mps
