@@ -110,7 +110,8 @@ def ops_extension(tasks):
     if MACOS:
         folders.append(BACKENDS / "mps")
         platform_flags = ["-arch", "arm64", f"-mmacosx-version-min={MACOS_VERSION}"]
-        flags += [*platform_flags, "-DMETALCORE_MPS=1"]
+        # Clang turned sized deallocation on in version 19, Apple's at another time: one binary whichever builds it.
+        flags += [*platform_flags, "-DMETALCORE_MPS=1", "-fno-sized-deallocation"]
         # Python's functions are in the process that loads the extension.
         link = [*platform_flags, "-bundle", "-Wl,-undefined,dynamic_lookup"]
         libraries += ["-framework", "Metal", "-framework", "Foundation"]
@@ -252,8 +253,9 @@ class Build(build_ext):
             raise SystemExit("\n".join(errors))
         if not self.inplace:
             copy_tree(ROOT / "kernels", package / "kernels")
-            for path in (*(ROOT / "csrc" / "simulated_device").iterdir(), SIMULATOR / "fault.h"):
-                copy(path, package / "simulator" / "csrc" / path.name)
+            if SIMULATED:
+                for path in (*(ROOT / "csrc" / "simulated_device").iterdir(), SIMULATOR / "fault.h"):
+                    copy(path, package / "simulator" / "csrc" / path.name)
 
     def get_outputs(self):
         return []

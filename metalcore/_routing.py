@@ -27,8 +27,8 @@ _transforms_active = torch._C._are_functorch_transforms_active
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _strided = torch.strided
-# Where a backend can run the kernels: none but the simulator's `mps` in this version, so nowhere on a Mac.
-DEVICES = frozenset({"mps"} if hasattr(_C, "simulator_dispatch") else ())
+# Where a backend can run the kernels: a Mac's `mps`, or the simulator's.
+DEVICES = frozenset({"mps"} if hasattr(_C, "mps_kernels") or hasattr(_C, "simulator_dispatch") else ())
 
 
 def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:

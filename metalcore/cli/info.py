@@ -62,7 +62,15 @@ def _backends():
         state = "not in this build"
     else:
         state = f"{simulator['threads']} threads, {simulator['isa']}" + (", checking" if simulator["checking"] else "")
-    return {"simulator": state, "metal": "not in this version", "cuda": "not in this version"}
+    return {"simulator": state, "metal": _metal(), "cuda": "not in this version"}
+
+
+def _metal():
+    from metalcore import _C
+
+    if not hasattr(_C, "mps_kernels"):
+        return "not in this build"
+    return f"{len(_C.mps_kernels())} kernels, GPU family {_C.mps_gpu_family() or 'unknown'}"
 
 
 def _kernels():

@@ -1,7 +1,7 @@
-"""What the check takes from PyPI, kept between runs: headers and text stubs of macOS, PyTorch's macOS wheels, and wheels that
-Apple's compilers and headers have left their traces in.
+"""What the check takes from PyPI, kept between runs: macOS's open-source headers, PyTorch's macOS wheels, and wheels
+that Apple's compilers and headers have left their traces in.
 
-The folder is $METALCORE_MAC_CHECK_CACHE, by default ~/.cache/metalcore-mac-check. Only the files that are used are kept.
+They lie in $METALCORE_MAC_CHECK_CACHE, by default ~/.cache/metalcore-mac-check: only the files that are used.
 """
 
 import fnmatch
@@ -37,7 +37,8 @@ PINNED = {
 }
 _HEADERS = ["torch/include/*", "torch/version.py"]
 _LIBRARIES = ["torch/lib/libc10.dylib", "torch/lib/libtorch.dylib", "torch/lib/libtorch_cpu.dylib"]
-_STREAMS = ["torch/mps/*.py"]
+# What tells how streams work there.
+_STREAMS = ["torch/mps/*.py", "torch/include/ATen/mps/MPSStream.h", "torch/include/torch/csrc/api/include/torch/mps.h"]
 
 
 class Downloads:

@@ -141,7 +141,8 @@ class MachO:
         return "it has no code directory"
 
     def _code_directory_problem(self, directory, end):
-        (_, _, _, flags, hashes, _, _, slots, limit, hash_size, _, _, page_bits) = struct.unpack_from(">9I4B", directory)
+        header = struct.unpack_from(">9I4B", directory)
+        flags, hashes, slots, limit, hash_size, page_bits = (header[i] for i in (3, 4, 7, 8, 9, 12))
         if not flags & 2:
             return "it is not ad-hoc"
         if limit != end:

@@ -1,5 +1,5 @@
-"""Puts together what a Mac's SDK would be: Darwin's and libc++'s headers, our declarations of Foundation and Metal, and text
-stubs of the system's libraries.
+"""Puts together what a Mac's SDK would be: Darwin's and libc++'s headers, our declarations of Foundation and Metal, and
+text stubs of the system's libraries.
 
 A symbol enters a stub only if a library that was built on a Mac for macOS 14 or older binds it to that system library.
 """
@@ -17,7 +17,7 @@ MINIMUM = (14, 0)
 _FRAMEWORKS = "/System/Library/Frameworks"
 _CORE_FOUNDATION = f"{_FRAMEWORKS}/CoreFoundation.framework/Versions/A/CoreFoundation"
 _OBJC = "/usr/lib/libobjc.A.dylib"
-# What ours may link against, by the name given to the linker, with what each re-exports. (libSystem's stub is downloaded.)
+# What ours may link against, by the name given to the linker, with what each re-exports. (libSystem's stub is Zig's.)
 _LIBRARIES = {
     "usr/lib/libc++": ("/usr/lib/libc++.1.dylib", []),
     "usr/lib/libobjc": (_OBJC, []),
@@ -26,13 +26,16 @@ _LIBRARIES = {
     f"{_FRAMEWORKS[1:]}/Foundation.framework/Foundation": (
         f"{_FRAMEWORKS}/Foundation.framework/Versions/C/Foundation", [_CORE_FOUNDATION, _OBJC]),
 }
+# In libc++ for certain, though none of those libraries happens to use it: it is in libc++'s own list of what version
+# 1 of its ABI instantiates in the library (_LIBCPP_STRING_V1_EXTERN_TEMPLATE_LIST in <__string/extern_template_lists.h>).
+_INSTANTIATED = {"__ZNSt3__112basic_stringIcNS_11char_traitsIcEENS_9allocatorIcEEE21__grow_by_and_replaceEmmmmmmPKc"}
 _CLASS = "_OBJC_CLASS_$_"
 # Of Linux, in the pyconfig.h of the Python that runs this.
 _NOT_ON_MACOS = ("HAVE_CRYPT_H", "HAVE_CRYPT_R", "HAVE_LINUX_RANDOM_H")
 
 
 def assemble(parent, downloads):
-    """The folder of the SDK, below `parent`, named by what it was made from; there already if nothing of that changed."""
+    """The folder of the SDK below `parent`, named by what it was made from; made only if that changed."""
     made_from = hashlib.sha256(" ".join(map(str, downloads.folders)).encode())
     for path in [Path(__file__), *sorted((HERE / "sdk").iterdir())]:
         made_from.update(path.read_bytes())
@@ -80,6 +83,7 @@ def system_symbols(downloads):
             for symbol, library in image.imports().items():
                 if library and library.startswith("/"):
                     known.setdefault(library, set()).add(symbol)
+    known["/usr/lib/libc++.1.dylib"] |= _INSTANTIATED
     stub = downloads.pinned["ziglang"] / "ziglang/lib/libc/darwin/libSystem.tbd"
     known["/usr/lib/libSystem.B.dylib"] = set(re.findall(r"[\s\[,'](_[\w$.]+|dyld_\w+)", stub.read_text()))
     return known

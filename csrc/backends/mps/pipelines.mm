@@ -33,8 +33,8 @@ std::string content(const fs::path& path) {
   return text.str();
 }
 
-NSString* string(std::string_view text) {
-  return [[[NSString alloc] initWithBytes:text.data() length:text.size() encoding:NSUTF8StringEncoding] autorelease];
+NSString* string(const std::string& text) {
+  return [NSString stringWithCString:text.c_str() encoding:NSUTF8StringEncoding];
 }
 
 [[noreturn]] void refused(const std::string& what, NSError* error) {
@@ -100,7 +100,7 @@ class Kernels {
 
   static Pipeline make(id<MTLLibrary> library, id<MTLDevice> device, std::string_view kernel) {
     const std::string what = "kernel '" + std::string(kernel) + "'";
-    id<MTLFunction> function = [[library newFunctionWithName:string(kernel)] autorelease];
+    id<MTLFunction> function = [[library newFunctionWithName:string(std::string(kernel))] autorelease];
     if (!function) refused(what, nil);
     NSError* error = nil;
     id<MTLComputePipelineState> state = [device newComputePipelineStateWithFunction:function error:&error];

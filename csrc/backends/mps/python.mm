@@ -49,7 +49,7 @@ PyObject* compile(PyObject*, PyObject* arguments) try {
 PyMethodDef python_methods[] = {
     {"mps_gpu_family", family, METH_NOARGS, "The GPU's family, e.g. \"apple9\"; \"\" where there is none."},
     {"mps_kernels", kernels, METH_NOARGS, "The names of the built-in kernels."},
-    {"mps_compile", compile, METH_VARARGS, "Makes the pipeline of a built-in kernel, given its name; returns its limits."},
+    {"mps_compile", compile, METH_VARARGS, "Makes a built-in kernel's pipeline, given its name; returns its limits."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,5 +1,5 @@
-// What the backend uses of PyTorch: three exported functions, declared here as PyTorch's headers cannot be included along
-// with Metal's (both define StringHandle). tools/mac_check compares them with the symbols of each PyTorch.
+// What the backend uses of PyTorch: three exported functions, declared here as PyTorch's headers cannot be included
+// along with Metal's (both define StringHandle). tools/mac_check compares them with the symbols of each PyTorch.
 #pragma once
 
 #include <dispatch/dispatch.h>

@@ -2,6 +2,7 @@
 // compares every line of it with Apple's own metadata.
 #pragma once
 
+#include <MacTypes.h>  // as Apple's does: what collides with it there collides here
 #include <stddef.h>
 #include <stdint.h>
 
@@ -17,22 +18,16 @@
 typedef NSUInteger NSStringEncoding;
 enum : NSStringEncoding { NSUTF8StringEncoding = 4 };
 
-@protocol NSCopying
-- (id)copyWithZone:(struct _NSZone* _Nullable)zone;
-@end
-
-@interface NSString : NSObject <NSCopying>
+@interface NSString : NSObject
 @property(nullable, readonly) const char* UTF8String;
-- (nullable instancetype)initWithBytes:(const void*)bytes
-                                length:(NSUInteger)length
-                              encoding:(NSStringEncoding)encoding;
++ (nullable instancetype)stringWithCString:(const char*)text encoding:(NSStringEncoding)encoding;
 @end
 
-@interface NSError : NSObject <NSCopying>
+@interface NSError : NSObject
 @property(readonly, copy) NSString* localizedDescription;
 @end
 
-@interface NSURL : NSObject <NSCopying>
+@interface NSURL : NSObject
 + (NSURL*)fileURLWithPath:(NSString*)path;
 @end
 

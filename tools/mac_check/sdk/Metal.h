@@ -39,7 +39,7 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
 @protocol MTLFunction <NSObject>
 @end
 
-@interface MTLCompileOptions : NSObject <NSCopying>
+@interface MTLCompileOptions : NSObject
 @property(readwrite, nonatomic) BOOL fastMathEnabled;
 @property(readwrite, nonatomic) MTLLanguageVersion languageVersion;
 @end
