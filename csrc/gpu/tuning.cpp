@@ -30,11 +30,10 @@ const Tuning* find(std::string_view family) {
 }
 
 const Tuning& of_this_gpu() {
-#ifdef METALCORE_MPS
+#if defined(METALCORE_MPS)
   static const Tuning* const tuned = find(mps::gpu_family());
   if (tuned) return *tuned;
-#endif
-#ifdef METALCORE_SIMULATOR
+#elif defined(METALCORE_SIMULATOR)
   if (!simulator::checking().on) return *find("simulator");
 #endif
   return kTable[0];

@@ -7,6 +7,8 @@
 #import <Foundation/Foundation.h>
 
 #include <exception>
+#include <stdexcept>
+#include <string>
 
 namespace metalcore::mps {
 namespace {
