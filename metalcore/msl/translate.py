@@ -25,7 +25,7 @@ _FUSING = set("+-*/%&|^<>=!:.#")
 
 @dataclass
 class Translation:
-    """A program in C++ for the host, and what it was made from."""
+    """A program in C++ without the prelude it needs, and what it was made from."""
 
     program: str
     kernels: list
@@ -33,9 +33,9 @@ class Translation:
     included: dict  # path -> content of each file the source includes
 
     def source(self, names=None):
-        """The translation unit that has the kernels of these host names; all of them by default."""
+        """The host's translation unit that has the kernels of these host names; all of them by default."""
         kernels = [kernel for kernel in self.kernels if names is None or kernel.name in names]
-        return self.program + _entries(kernels, self.addresses)
+        return '#include "host/prelude.h"\n' + self.program + _entries(kernels, self.addresses)
 
 
 def translate(source, *, include_dirs=(), filename="program_source", defines=(), constants=None):
@@ -115,7 +115,7 @@ def _erase_instantiations(program):
 
 def _print(tokens):
     """The text of tokens, on their own lines."""
-    out = ['#include "host/prelude.h"\n']
+    out = []
     file, line, previous = None, 0, None
     for token in tokens:
         if not token.text:
