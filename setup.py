@@ -287,7 +287,7 @@ class Wheel(bdist_wheel):
 
 setup(
     packages=find_packages(include=["metalcore", "metalcore.*"]),
-    package_data={"metalcore": ["msl/include/**/*"]},
+    package_data={"metalcore": ["msl/include/**/*", "msl/check/include/*"]},
     # Named for the wheel's tag; Build makes it by itself.
     ext_modules=[Extension("metalcore._C", ["csrc/python/module.cpp"], py_limited_api=True)],
     cmdclass={"build_ext": Build, "bdist_wheel": Wheel},

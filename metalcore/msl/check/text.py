@@ -26,6 +26,7 @@ _SUFFIX = "_of_msl"
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}")
 _NUMBER = re.compile(r"(u?(char|short|int|long)|half|bfloat|float|bool|size_t|u?int(8|16|32|64)_t)[234]?")
 _HALF = re.compile(r"(?i)(?!0x)(.*\d\.?)h")
+_UNTYPED = re.compile(r"(?i)(?!0x)(\d+\.\d*|\.\d+)(e[+-]?\d+)?|(?!0x)\d+e[+-]?\d+")
 _BFLOAT = re.compile(r"(?i)(?!0x)(.*\d\.?)bf")
 
 
@@ -177,4 +178,5 @@ def _literal(text):
         return f"bfloat({match[1]}f)" if "." in match[1] or "e" in match[1].lower() else f"bfloat({match[1]}.0f)"
     if match := _HALF.fullmatch(text):
         return text if "." in match[1] or "e" in match[1].lower() else match[1] + ".0h"
-    return text
+    # A literal without a suffix is a float, and stays one for Clang in templates only if it says so.
+    return text + "f" if _UNTYPED.fullmatch(text) else text

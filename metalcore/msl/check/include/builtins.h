@@ -33,6 +33,11 @@ ushort __metal_get_simdgroup_size(ushort);
 ushort __metal_get_thread_index_in_simdgroup(ushort);
 #define __METAL_SIMDGROUP_SIZE__ 32
 
+template <class T>
+constexpr bool is_function_constant_defined(T) {
+  return true;
+}
+
 #define assert(condition) ((void)(condition))
 
 namespace metal {

@@ -226,7 +226,7 @@ struct alignas(2) bfloat {
   template <class S, metal::enable_if_t<metal::is_scalar_v<S> && !metal::is_integral_v<S>, int> = 0>
   constexpr explicit bfloat(S) : bits() {}
   template <class C, metal::enable_if_t<__is_class(C) && !metal::is_same_v<C, bfloat> && metal::is_convertible_v<C, float>, int> = 0>
-  constexpr explicit bfloat(C) : bits() {}
+  constexpr bfloat(C) : bits() {}
   constexpr operator float() const { return 0; }
 #define MSL_OPERATOR(op)                                                                       \
   template <class S, class = metal::enable_if_t<metal::is_integral_v<S> || metal::is_same_v<S, bfloat>>> \

@@ -5,6 +5,11 @@
 
 #include "traits.h"
 
+namespace metal {
+template <class T, int N>
+struct packed_vec;
+}
+
 namespace msl {
 
 // A component of a vector that is being constructed, from any scalar.
@@ -19,6 +24,7 @@ struct component {
 template <class T, int N>
 struct part {
   constexpr part(metal::vec<T, N>) {}
+  constexpr part(metal::packed_vec<T, N>) {}
 };
 
 // A scalar is an operand beside a vector, but not a fraction beside a vector of integers.
@@ -89,9 +95,6 @@ using common_t = typename common<A, B>::type;
   MSL_INDEXING(T)
 
 namespace metal {
-
-template <class T, int N>
-struct packed_vec;
 
 template <class T>
 struct alignas(2 * sizeof(T)) vec<T, 2> {
