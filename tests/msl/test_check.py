@@ -67,6 +67,8 @@ template <typename T>
   x[i.x] = static_cast<T>(simd_sum(chosen.x)) + apply<T, twice<T>>(x[0]);
   x[1] = kScale ? x[0] : T(0.5f);
   T zero = 0;
+  x[3] = zero < 1 ? 0 : zero;
+  uint4 seeds = {i.x, i.y, 1u};
   x[2] = max(float(zero), 1.0f) > 0 ? x[2] : T(from[0]);
   atomic_fetch_add_explicit(count, 1, memory_order_relaxed);
   simdgroup_matrix<T, 8, 8> m;

@@ -144,6 +144,8 @@ FAULTS = {
         kernel void k(device uint* x) { x[0] = min(x[0], 1); } //!"""),
     "shuffle of 64 bits": ("language", """
         kernel void k(device ulong* x) { x[0] = simd_sum(x[0]); } //!"""),
+    "too few components": ("language", """
+        kernel void k(device float4* x) { x[0] = float4(1.0f, 2.0f, 3.0f); } //!"""),
     "unknown function": ("language", """
         kernel void k(device float* x) { x[0] = cbrt(x[0]); } //!"""),
 }  # fmt: skip

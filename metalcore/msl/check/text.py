@@ -68,9 +68,17 @@ def clang_text(program, variables):
             following = tokens[i + 1].kind == "str"
             token.text = ("" if tokens[i - 1].kind == "str" else "msl::literal(") + token.text + ("" if following else ")")
     drop_duplicates(program, originals)
-    wrap_conditionals(program)
+    _choose(program)
     place_threadgroup_variables(program, variables)
     return prelude + print_tokens(tokens), lenient
+
+
+def _choose(program):
+    """`c ? a : b` as a call: arms in an address space and in none, or a bfloat and an int, have no common type for Clang."""
+    wrap_conditionals(program)
+    for token in program.tokens:
+        for before, after in (("msl::chosen(", "msl::choose("), ("? msl::arm(", ", ("), (": msl::arm(", ", (")):
+            token.text = token.text.replace(before, after)
 
 
 def _swizzles(program):

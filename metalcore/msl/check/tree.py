@@ -105,6 +105,8 @@ class _Tree:
         else:
             if node.kind in ("DeclRefExpr", "MemberExpr"):
                 self._mention(node, stack)
+            elif node.kind == "CXXTemporaryObjectExpr" and "msl::partial" in node.line and not node.line.endswith(" list"):
+                self._find(node.place, "language", f"too few components for {in_msl(_TYPE.search(node.line)[1])}")
             self._conversion(node, stack)
 
     def _find(self, place, rule, message):

@@ -104,14 +104,28 @@ MSL_SIMDGROUP_MATRIX(float) MSL_SIMDGROUP_MATRIX(half) MSL_SIMDGROUP_MATRIX(bflo
 
 namespace msl {
 
-// Both arms of a conditional are values: one in an address space and one in none have no type in common for Clang.
-template <class T>
-constexpr T arm(T value) {
-  return value;
-}
-template <class T>
-constexpr T chosen(T value) {
-  return value;
+// The type of a conditional expression whose arms have the types A and B.
+template <class A, class B>
+struct chosen {
+  using type = decltype(true ? A() : B());
+};
+template <class A>
+struct chosen<A, A> {
+  using type = A;
+};
+template <class B>
+struct chosen<bfloat, B> {
+  using type = metal::conditional_t<metal::is_integral_v<B>, bfloat, decltype(float() + B())>;
+};
+template <class A>
+struct chosen<A, bfloat> : chosen<bfloat, A> {};
+template <>
+struct chosen<bfloat, bfloat> {
+  using type = bfloat;
+};
+template <class A, class B, class R = typename chosen<A, B>::type>
+constexpr R choose(bool condition, A a, B b) {
+  return condition ? R(a) : R(b);
 }
 
 // Stands for a variable in threadgroup memory: its size is read off the function's template arguments.

@@ -27,6 +27,9 @@ struct part {
   constexpr part(metal::packed_vec<T, N>) {}
 };
 
+// Braces may give fewer components than there are, a constructor's parentheses may not (see tree.py).
+struct partial {};
+
 // A scalar is an operand beside a vector, but not a fraction beside a vector of integers.
 template <class T, class S>
 constexpr constant bool combines = metal::is_scalar_v<S> && !(metal::is_integral_v<T> && metal::is_floating_point_v<S>);
@@ -111,6 +114,7 @@ struct alignas(4 * sizeof(T)) vec<T, 3> {
   T x, y, z;
   MSL_VECTOR_BEGIN(3, x(), y(), z())
   constexpr vec(C, C, C) : x(), y(), z() {}
+  constexpr vec(C, C, msl::partial = {}) : x(), y(), z() {}
   constexpr vec(msl::part<T, 2>, C) : x(), y(), z() {}
   constexpr vec(C, msl::part<T, 2>) : x(), y(), z() {}
   MSL_SWIZZLES_3(T)
@@ -122,6 +126,8 @@ struct alignas(4 * sizeof(T)) vec<T, 4> {
   T x, y, z, w;
   MSL_VECTOR_BEGIN(4, x(), y(), z(), w())
   constexpr vec(C, C, C, C) : x(), y(), z(), w() {}
+  constexpr vec(C, C, msl::partial = {}) : x(), y(), z(), w() {}
+  constexpr vec(C, C, C, msl::partial = {}) : x(), y(), z(), w() {}
   constexpr vec(msl::part<T, 2>, C, C) : x(), y(), z(), w() {}
   constexpr vec(C, msl::part<T, 2>, C) : x(), y(), z(), w() {}
   constexpr vec(C, C, msl::part<T, 2>) : x(), y(), z(), w() {}
