@@ -81,7 +81,8 @@ FAULTS = {
         void f() { threadgroup float t[32]; } //!
         kernel void k(device float* x) { f(); }"""),
     "threadgroup memory": ("threadgroup-memory", """
-        template <typename T> kernel void k(device T* x) { threadgroup T t[8000]; threadgroup T u[200]; t[0] = u[0]; } //!
+        template <typename T>
+        kernel void k(device T* x) { threadgroup T t[8000]; threadgroup T u[200]; t[0] = u[0]; } //!
         template [[host_name("k_float")]] kernel void k(device float*);
         template [[host_name("k_half")]] kernel void k(device half*);"""),
     "barrier flags": ("barrier-flags", """

@@ -1,8 +1,8 @@
 """A check of Metal programs as strict as Apple's compiler: metalcore.msl.check.check().
 
-C++ lets pass what MSL does not, so a program that the simulator runs may be none that a Mac compiles. Here Clang reads it
-as C++ for OpenCL, whose address spaces are those of MSL, against declarations of metal_stdlib (include/); what no compiler
-checks is read off the tokens (declarations.py) and off Clang's syntax tree (tree.py).
+C++ lets pass what MSL does not, so a program that the simulator runs may be none that a Mac compiles. Here Clang reads
+it as C++ for OpenCL, whose address spaces are those of MSL, against declarations of metal_stdlib (include/); what no
+compiler checks is read off the tokens (declarations.py) and off Clang's syntax tree (tree.py).
 """
 
 import re
@@ -20,9 +20,8 @@ from .tree import tree_findings
 
 __all__ = ["Finding", "check"]
 
-# What Apple's compiler accepts. It takes the literal 0.5 for a float and makes a half of it by itself, it compiles what calls
-# itself (MLX has such a function) although the specification forbids that, and too much threadgroup memory shows when a
-# pipeline is made.
+# Apple's compiler accepts these: it compiles what calls itself (MLX has such a function) although the specification
+# forbids that, and too much threadgroup memory shows when a pipeline is made.
 _STRICT_TREE_RULES = ("recursion", "threadgroup-memory")
 
 
@@ -54,7 +53,9 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
     text, lenient = clang_text(program, variables)
     errors, tree = run_clang(text, strict=strict)
     if not errors:  # the tree of a program with errors has holes
-        errors = [finding for finding in tree_findings(tree, lenient) if strict or finding.rule not in _STRICT_TREE_RULES]
+        errors = tree_findings(tree, lenient)
+    if not strict:
+        errors = [finding for finding in errors if finding.rule not in _STRICT_TREE_RULES]
     return sorted({*findings, *errors})
 
 

@@ -13,7 +13,7 @@ from .finding import Finding
 
 INCLUDE = Path(__file__).parent / "include"
 _MINIMUM = 15
-_NAMES = ("clang++", "clang", *(f"{name}-{version}" for version in range(22, _MINIMUM - 1, -1) for name in ("clang", "clang++")))
+_NAMES = ("clang", *(f"clang-{version}" for version in range(22, _MINIMUM - 1, -1)))
 _FLAGS = (
     "-x cl -cl-std=CLC++2021 --target=spir64 -cl-no-stdinc -nostdinc -cl-single-precision-constant -fdeclspec "
     "-Xclang -cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64,+__cl_clang_bitfields,+__cl_clang_function_pointers "
@@ -65,8 +65,8 @@ def _version(command):
 def run_clang(text, *, strict):
     """(findings, lines of the syntax tree) of a text from clang_text().
 
-    The object of a method that names no address space is in `thread` up to Metal 3.1 and in any space after it: a program
-    may be right in either reading.
+    The object of a method that names no address space is in `thread` up to Metal 3.1 and in any space after it: a
+    program may be right in either reading.
     """
     findings, tree = _run(text, strict, "")
     if findings:
@@ -86,12 +86,14 @@ def _run(text, strict, this):
     return findings, result.stdout.splitlines()
 
 
-_DIAGNOSTIC = re.compile(r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?P<column>\d+): (?P<kind>error|fatal error|note): (?P<text>.*)")
+_DIAGNOSTIC = re.compile(
+    r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?P<column>\d+): (?P<kind>error|fatal error|note): (?P<text>.*)"
+)
 # Rules by what Clang says; the first that matches.
 _RULES = (
     ("barrier-flags", r"flags of a barrier must be a constant"),
     ("double", r"'double'|cl_khr_fp64"),
-    ("function-pointer", r"pointers to functions|references to functions|pointers to member functions|function pointer"),
+    ("function-pointer", r"pointers to (member )?functions"),
     ("narrowing", r"implicit conversion loses|from .*\b(float|half)' to .*'[^']*bfloat'|cannot be narrowed"),
     ("constant-space", r"read-only variable|const-qualified|program scope"),
     ("address-space", r"address space"),

@@ -9,9 +9,9 @@ from .finding import Finding
 
 MAX_INDEX = 30
 MAX_THREADS = 1024
-_VECTOR = {"thread_position_in_grid", "thread_position_in_threadgroup", "threadgroup_position_in_grid", "threads_per_grid",
-           "grid_size", "grid_origin", "threads_per_threadgroup", "dispatch_threads_per_threadgroup",
-           "threadgroups_per_grid"}  # fmt: skip
+_VECTOR = {"thread_position_in_grid", "thread_position_in_threadgroup", "threadgroup_position_in_grid",
+           "threads_per_grid", "grid_size", "grid_origin", "threads_per_threadgroup", "threadgroups_per_grid",
+           "dispatch_threads_per_threadgroup"}  # fmt: skip
 _INTEGERS = re.compile(r"(metal::)?(uint|ushort)([23])?")
 _SPACES = {"device", "constant", "thread", "threadgroup"}
 _FORBIDDEN = {

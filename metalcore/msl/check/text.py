@@ -1,7 +1,7 @@
 """MSL as the text that Clang checks: C++ for OpenCL, with the user's own lines.
 
-Clang's address spaces are OpenCL's, plus one that converts to `__global`. With that one for `device` and const `__global`
-for `constant`, objects of any space can be copied and have their methods called, and nothing else mixes.
+Clang's address spaces are OpenCL's, plus one that converts to `__global`. With that one for `device` and const
+`__global` for `constant`, objects of any space can be copied and have their methods called, and nothing else mixes.
 """
 
 import re
@@ -21,7 +21,7 @@ SPACES = {
 # There is no opencl_global_device of `this`: methods for device and for constant objects are told apart by const alone.
 _METHOD_SPACES = {**SPACES, "device": "__global", "constant": "__global"}
 # What is a keyword or a function to Clang, but a name in MSL.
-_RENAMED = {"global", "local", "private", "generic", "read_only", "write_only", "read_write", "pipe", "event_t", "printf"}
+_RENAMED = {"global", "local", "private", "generic", "read_only", "write_only", "read_write", "pipe", "event_t"}
 _SUFFIX = "_of_msl"
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}")
 _NUMBER = re.compile(r"(u?(char|short|int|long)|half|bfloat|float|bool|size_t|u?int(8|16|32|64)_t)[234]?")
@@ -66,7 +66,8 @@ def clang_text(program, variables):
             token.text = _literal(token.text)
         elif token.kind == "str" and token.text and not _is_message(program, i):
             following = tokens[i + 1].kind == "str"
-            token.text = ("" if tokens[i - 1].kind == "str" else "msl::literal(") + token.text + ("" if following else ")")
+            opening = "" if tokens[i - 1].kind == "str" else "msl::literal("
+            token.text = opening + token.text + ("" if following else ")")
     drop_duplicates(program, originals)
     _choose(program)
     place_threadgroup_variables(program, variables)
@@ -74,7 +75,8 @@ def clang_text(program, variables):
 
 
 def _choose(program):
-    """`c ? a : b` as a call: arms in an address space and in none, or a bfloat and an int, have no common type for Clang."""
+    """`c ? a : b` as a call: arms in an address space and in none, or a bfloat and an int, have no type in common for
+    Clang."""
     wrap_conditionals(program)
     for token in program.tokens:
         for before, after in (("msl::chosen(", "msl::choose("), ("? msl::arm(", ", ("), (": msl::arm(", ", (")):
@@ -117,10 +119,10 @@ def _rewrite_methods(program):
         if declaration.kind != "function" or not declaration.in_class:
             continue
         constructor = declaration.name == declaration.owner.name
-        words = {token.text for token in tokens[declaration.head : declaration.parameters[0]]}
-        if not (constructor or words & {"static", "friend", "~"}) and not any(
-            token.text in SPACES for token in tokens[declaration.parameters[1] : (declaration.body or [declaration.last])[0]]
-        ):
+        before = {token.text for token in tokens[declaration.head : declaration.parameters[0]]}
+        end = declaration.body[0] if declaration.body else declaration.last
+        after = {token.text for token in tokens[declaration.parameters[1] : end]}
+        if not (constructor or before & {"static", "friend", "~"} or after & set(SPACES)):
             tokens[declaration.parameters[1]].text = ") MSL_THIS"
         for i in range(declaration.parameters[1] + 1, declaration.last):
             text = tokens[i].text
@@ -132,8 +134,8 @@ def _rewrite_methods(program):
 
 
 def _rewrite_parameters(program):
-    """A parameter `thread const int&` takes temporaries, which for Clang a reference in no address space does alone, and
-    an array is in `thread`."""
+    """A parameter `thread const int&` takes temporaries, which for Clang a reference in no address space does alone,
+    and an array is in `thread`."""
     tokens, places = program.tokens, set()
     for declaration in program.walk():
         if declaration.kind == "function":
@@ -153,8 +155,8 @@ def _rewrite_parameters(program):
 
 
 def _rewrite_function_parameters(program):
-    """A template's parameter that is a function: a reference to it, because Clang puts what a pointer points to into the
-    generic address space, where no function is."""
+    """A template's parameter that is a function: a reference to it, because Clang puts what a pointer points to into
+    the generic address space, where no function is."""
     tokens = program.tokens
     for declaration in program.walk():
         ranges = list(declaration.templates)

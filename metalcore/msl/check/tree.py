@@ -11,6 +11,7 @@ _NODE = re.compile(r"^([| `]*-)?(\w+) (0x[0-9a-f]+) ")
 _PLACE = re.compile(r"([^\s<>,:][^<>,:]*|<[^<>]+>):(\d+):(\d+)|\bcol:(\d+)")
 _TYPE = re.compile(r"'([^']*)'(?::'([^']*)')?")
 _MENTION = re.compile(r" (?:Function|CXXMethod) (0x[0-9a-f]+) |(?:->|\.)\S+ (0x[0-9a-f]+)$")
+_CONSTANT = re.compile(r"\b__global\b(?!_)")
 _FUNCTIONS = ("FunctionDecl", "CXXMethodDecl", "CXXConstructorDecl", "CXXConversionDecl", "CXXDestructorDecl")
 _OBJECTS = ("VarDecl", "ParmVarDecl", "FieldDecl")
 _FUNCTION_POINTER = re.compile(r"\((?:__\w+ )*[&*](?:__\w+)?\)\(")
@@ -105,7 +106,7 @@ class _Tree:
         else:
             if node.kind in ("DeclRefExpr", "MemberExpr"):
                 self._mention(node, stack)
-            elif node.kind == "CXXTemporaryObjectExpr" and "msl::partial" in node.line and not node.line.endswith(" list"):
+            elif node.kind == "CXXTemporaryObjectExpr" and "msl::partial" in node.line and "' list" not in node.line:
                 self._find(node.place, "language", f"too few components for {in_msl(_TYPE.search(node.line)[1])}")
             self._conversion(node, stack)
 
@@ -132,15 +133,18 @@ class _Tree:
     def _conversion(self, node, stack):
         """An object at `node` that is used as one in another address space."""
         cast, above = stack[-3:-1][::-1] if len(stack) > 2 else (None, None)
-        if cast is None or above is None or not cast.line.endswith("<AddressSpaceConversion>") or cast.kind != "ImplicitCastExpr":
+        if cast is None or above is None or cast.kind != "ImplicitCastExpr":
+            return
+        if not cast.line.endswith("<AddressSpaceConversion>"):
             return
         to, source = cast.type, node.type
         if above.kind == "MemberExpr":
-            if "__generic" in to and re.search(r"__global\b(?!_)", source) and (method := re.search(r"(0x[0-9a-f]+)$", above.line)):
-                self.conversions.append((method[1], cast.place))
+            method = _MENTION.search(above.line)
+            if method and "__generic" in to and _CONSTANT.search(source):
+                self.conversions.append((method[2], cast.place))
         elif above.kind == "CXXOperatorCallExpr" and above.children == 2:
             return  # the object of an operator that is a method
-        elif "__global_device" in source and re.search(r"__global\b(?!_)", to):
+        elif "__global_device" in source and _CONSTANT.search(to):
             self._find(cast.place, "address-space", "what is in device is used as if it were in constant")
 
     def finish(self):
@@ -148,12 +152,12 @@ class _Tree:
             size = sum(self.bytes.get(variable, 0) for variable in variables)
             if size > THREADGROUP_BYTES and function in self.functions:
                 node = self.functions[function]
-                message = f"kernel '{node.name}' has {size} bytes of threadgroup variables, and {THREADGROUP_BYTES} is the limit"
+                message = f"kernel '{node.name}' has {size} bytes of threadgroup variables; {THREADGROUP_BYTES} is the limit"
                 self._find(node.place, "threadgroup-memory", message)
         for method, place in self.conversions:
             if method in self.functions:
-                name = self.functions[method].name
-                self._find(place, "address-space", f"'{name}' is called on an object in constant, and is not qualified so")
+                message = f"'{self.functions[method].name}' is called on an object in constant, and is not qualified so"
+                self._find(place, "address-space", message)
         for name, place in self._recursive():
             self._find(place, "recursion", f"'{name}' calls itself")
         return sorted(self.findings)
