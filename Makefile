@@ -1,6 +1,6 @@
 # Each target works by itself from a clean checkout. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test bench clean distclean
+.PHONY: help venv build demo test mac-check bench clean distclean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -14,6 +14,7 @@ RUN = CXX="$$(tools/compiler.sh)" $(PY)
 help:
 	@echo "make demo    three short examples: a batched QR, a kernel with a seeded bug, a Llama that trains"
 	@echo "make test    the whole test-suite, then the ops once more in checking mode"
+	@echo "make mac-check   on Linux: builds the macOS wheel and checks it against PyTorch's and Apple's own files"
 	@echo "make build   the extension and the built-in kernels, in place"
 	@echo "make bench   metalcore against PyTorch's own ops; a report goes to build/benchmarks"
 	@echo "make clean   removes what build made; make distclean removes .venv as well"
@@ -36,6 +37,9 @@ test: $(BUILT)
 	@$(RUN) -m pytest -n 2 --dist worksteal tests
 	@echo "--- the ops again, in checking mode"
 	@METALCORE_CHECK=1 $(RUN) -m pytest -n 2 tests/smoke
+
+mac-check: $(VENV)
+	@$(PY) -m tools.mac_check
 
 bench: $(BUILT)
 	@$(RUN) -m metalcore bench

@@ -5,6 +5,7 @@ made from. Environment:
   METALCORE_JOBS  compilers to run at once (2)
   METALCORE_ISA   instruction sets of the built-in kernels, comma separated (all of this architecture's); empty for none,
                   where only a GPU runs kernels
+  METALCORE_TORCH PyTorch's package, where it is not the one of this Python: headers and libraries of another platform
 """
 
 import importlib.util
@@ -24,19 +25,23 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-WORK = ROOT / "build" / "metalcore"
+# The platform that is built for: Python's own, unless _PYTHON_HOST_PLATFORM says otherwise (tools/mac_check).
+MACOS = sysconfig.get_platform().startswith("macosx")
+MACOS_VERSION = "14.0"  # the first with Metal 3.1
+WORK = ROOT / "build" / ("metalcore-macos" if MACOS else "metalcore")
 PACKAGE = ROOT / "metalcore"
 JOBS = int(os.environ.get("METALCORE_JOBS", "2"))
 TORCH_2_10 = "0x020a000000000000"
 PYTHON_3_10 = "0x030a0000"
-SIMULATOR = ROOT / "csrc" / "backends" / "simulator"
-CUDA = ROOT / "csrc" / "backends" / "cuda"
-# The simulator with its kernels and the CUDA backend are Linux's. Elsewhere the package has no backend in this version
-# and gives every call to PyTorch's own ops.
-SIMULATED = sys.platform.startswith("linux")
+BACKENDS = ROOT / "csrc" / "backends"
+SIMULATOR = BACKENDS / "simulator"
+# The simulator with its kernels and the CUDA backend are Linux's.
+LINUX = sysconfig.get_platform().startswith("linux")
 
 sys.path.insert(0, str(PACKAGE))  # msl by itself: importing metalcore would need what is being built
 from msl import cuda, host  # noqa: E402
+from msl.inline_headers import inline_headers  # noqa: E402
+from msl.translate import translate  # noqa: E402
 
 
 class Tasks:
@@ -90,44 +95,91 @@ def dependencies(depfile, source):
     return [Path(name) for name in names]
 
 
+def torch_package():
+    return Path(os.environ.get("METALCORE_TORCH") or importlib.util.find_spec("torch").submodule_search_locations[0])
+
+
 def ops_extension(tasks):
     """_C.abi3.so: stable ABI and limited API only, so the one binary serves every torch >= 2.10 and Python >= 3.10."""
-    import torch
-    from torch.utils import cpp_extension
-
-    sources = sorted(path for folder in ("ops", "gpu", "python") for path in (ROOT / "csrc" / folder).glob("*.cpp"))
+    torch = torch_package()
+    folders = [ROOT / "csrc" / folder for folder in ("ops", "gpu", "python")]
     flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas",
              f"-DTORCH_TARGET_VERSION={TORCH_2_10}", f"-DPy_LIMITED_API={PYTHON_3_10}",
              f"-I{PACKAGE / 'msl' / 'include'}"]
-    if SIMULATED:
-        sources += sorted([*SIMULATOR.glob("*.cpp"), *CUDA.glob("*.cpp")])
+    libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-ltorch"]
+    link = ["-shared"]
+    if MACOS:
+        folders.append(BACKENDS / "mps")
+        platform_flags = ["-arch", "arm64", f"-mmacosx-version-min={MACOS_VERSION}"]
+        # Clang turned sized deallocation on in version 19, Apple's at another time: one binary whichever builds it.
+        flags += [*platform_flags, "-DMETALCORE_MPS=1", "-fno-sized-deallocation"]
+        # Python's functions are in the process that loads the extension.
+        link = [*platform_flags, "-bundle", "-Wl,-undefined,dynamic_lookup"]
+        libraries += ["-framework", "Metal", "-framework", "Foundation"]
+    if LINUX:
+        folders += [SIMULATOR, BACKENDS / "cuda"]
         flags += ["-DMETALCORE_SIMULATOR=1", "-DMETALCORE_CUDA=1"]
-    for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]:
-        flags += ["-isystem", path]
+        libraries += ["-ldl", "-pthread"]
+    for path in (torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_path("include")):
+        flags += ["-isystem", str(path)]
 
     objects = []
-    for source in sources:
+    for source in sorted(path for folder in folders for path in folder.iterdir() if path.suffix in (".cpp", ".mm")):
         name = source.relative_to(ROOT / "csrc").with_suffix("").as_posix()
         target = WORK / "objects" / (name + ".o")
         depfile = target.with_suffix(".d")
         command = [*compiler(), *flags, "-MMD", "-MF", str(depfile), "-c", str(source), "-o", str(target)]
-        tasks.add(name, target, dependencies(depfile, source), [command, torch.__version__],
+        tasks.add(name, target, dependencies(depfile, source), [command, (torch / "version.py").read_text()],
                   lambda command=command: run(command))
         objects.append(target)
     if errors := tasks.run():
         raise SystemExit("\n".join(errors))
 
     output = WORK / "out" / "_C.abi3.so"
-    command = [*compiler(), "-shared", *map(str, objects), "-o", str(output),
-               *(f"-L{path}" for path in cpp_extension.library_paths()), "-ltorch_cpu", "-ltorch",
-               *(["-ldl", "-pthread"] if SIMULATED else ["-undefined", "dynamic_lookup"])]
+    command = [*compiler(), *link, *map(str, objects), "-o", str(output), *libraries]
     tasks.add("_C", output, objects, command, lambda: run(command))
     return {output: "_C.abi3.so"}
 
 
+def metal_kernels(tasks):
+    """lib/metal: each family's source in one piece, its .metallib where Apple's compiler is at hand, and the index that
+    tells which family a kernel is in."""
+    if not MACOS:
+        return {}
+    folder = ROOT / "kernels"
+    sources = sorted(folder.glob("*.metal"))
+    has_metal = shutil.which("xcrun") and subprocess.run(["xcrun", "-sdk", "macosx", "metal", "--version"],
+                                                         capture_output=True).returncode == 0
+    outputs = {}
+
+    def text(source):
+        return inline_headers(source.read_text(encoding="utf-8"), source.name, [folder])
+
+    def add(name, inputs, signature, action):
+        output = WORK / "out" / "lib" / "metal" / name
+        tasks.add(f"metal/{name}", output, inputs, signature, lambda: action(output))
+        outputs[output] = f"lib/metal/{name}"
+
+    def index(output):
+        families = {source.stem: translate(text(source), filename=source.name).kernels for source in sources}
+        output.write_text("".join(" ".join([family, *(kernel.name for kernel in kernels)]) + "\n"
+                                  for family, kernels in families.items()))
+
+    add("index", [path for source in sources for path in with_includes(source)], "index", index)
+    for source in sources:
+        add(f"{source.stem}.metal", with_includes(source), "source",
+            lambda output, source=source: output.write_text(text(source)))
+        if has_metal:
+            command = ["xcrun", "-sdk", "macosx", "metal", "-std=metal3.1", "-fno-fast-math", "-O2",
+                       f"-mmacosx-version-min={MACOS_VERSION}", f"-I{folder}", str(source), "-o"]
+            add(f"{source.stem}.metallib", with_includes(source), command,
+                lambda output, command=command: run([*command, str(output)]))
+    return outputs
+
+
 def kernel_libraries(tasks):
     """lib/<isa>/<family>.so and lib/checking/<family>.so: the built-in kernels, translated and compiled."""
-    if not SIMULATED:
+    if not LINUX:
         return {}
     baseline, *_ = all_sets = instruction_sets()
     wanted = [isa for isa in os.environ.get("METALCORE_ISA", ",".join(all_sets)).split(",") if isa]
@@ -146,7 +198,7 @@ def kernel_libraries(tasks):
 
 def cuda_programs(tasks):
     """lib/cuda/<family>.cu and .json: the built-in kernels, translated; NVRTC compiles them where they are used."""
-    if not SIMULATED:
+    if not LINUX:
         return {}
     outputs = {}
     for source in sorted((ROOT / "kernels").glob("*.metal")):
@@ -171,15 +223,18 @@ def with_includes(source, seen=()):
     """A kernel's source and the headers of ours that it includes, directly or not."""
     found = [source]
     for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', source.read_text(encoding="utf-8"), re.MULTILINE):
-        path = ROOT / "kernels" / name
-        if path.exists() and path not in seen:
-            found += with_includes(path, (*seen, source))
+        for folder in (source.parent, ROOT / "kernels"):
+            path = folder / name
+            if path.exists():
+                if path not in seen:
+                    found += with_includes(path, (*seen, source))
+                break
     return found
 
 
 def simulated_device(tasks):
     """The `mps` device on Linux, for the PyTorch at hand; the sources go along for any other."""
-    if not SIMULATED:
+    if not LINUX:
         return {}
     import torch
 
@@ -195,7 +250,7 @@ def simulated_device(tasks):
 class Build(build_ext):
     def run(self):
         tasks = Tasks()
-        outputs = {**ops_extension(tasks), **kernel_libraries(tasks), **cuda_programs(tasks),
+        outputs = {**ops_extension(tasks), **kernel_libraries(tasks), **cuda_programs(tasks), **metal_kernels(tasks),
                    **simulated_device(tasks)}
         errors = tasks.run()
         # In place (editable) or into the tree that becomes the wheel.
@@ -217,8 +272,9 @@ class Build(build_ext):
             raise SystemExit("\n".join(errors))
         if not self.inplace:
             copy_tree(ROOT / "kernels", package / "kernels")
-            for path in (*(ROOT / "csrc" / "simulated_device").iterdir(), SIMULATOR / "fault.h"):
-                copy(path, package / "simulator" / "csrc" / path.name)
+            if LINUX:
+                for path in (*(ROOT / "csrc" / "simulated_device").iterdir(), SIMULATOR / "fault.h"):
+                    copy(path, package / "simulator" / "csrc" / path.name)
 
     def get_outputs(self):
         return []
@@ -243,12 +299,14 @@ def copy_tree(source, target):
 class Wheel(bdist_wheel):
     def finalize_options(self):
         self.py_limited_api = "cp310"
+        if MACOS:
+            self.plat_name = f"macosx_{MACOS_VERSION.replace('.', '_')}_arm64"
         super().finalize_options()
 
 
 setup(
     packages=find_packages(include=["metalcore", "metalcore.*"]),
-    package_data={"metalcore": ["msl/include/**/*"]},
+    package_data={"metalcore": ["msl/include/**/*", "msl/check/include/*"]},
     # Named for the wheel's tag; Build makes it by itself.
     ext_modules=[Extension("metalcore._C", ["csrc/python/module.cpp"], py_limited_api=True)],
     cmdclass={"build_ext": Build, "bdist_wheel": Wheel},

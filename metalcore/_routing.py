@@ -27,9 +27,11 @@ _transforms_active = torch._C._are_functorch_transforms_active
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _strided = torch.strided
-# Where a backend can run the kernels: in this version the simulator's `mps`, so nowhere on a Mac, and where PyTorch has
-# CUDA, `cuda`.
-_BACKENDS = {"mps": hasattr(_C, "simulator_dispatch"), "cuda": hasattr(_C, "cuda_dispatch") and torch.version.cuda}
+# Where a backend can run the kernels: a Mac's `mps` or the simulator's, and `cuda` where PyTorch has CUDA.
+_BACKENDS = {
+    "mps": hasattr(_C, "mps_kernels") or hasattr(_C, "simulator_dispatch"),
+    "cuda": hasattr(_C, "cuda_dispatch") and torch.version.cuda,
+}
 DEVICES = frozenset(device for device, is_there in _BACKENDS.items() if is_there)
 
 if "cuda" in DEVICES:

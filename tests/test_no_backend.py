@@ -1,4 +1,4 @@
-"""A build without a backend, which is what a Mac has in this version: PyTorch's own ops take every call."""
+"""A build without a backend: PyTorch's own ops take every call."""
 
 import subprocess
 import sys
@@ -60,12 +60,17 @@ assert "metalcore" not in operators, operators
 """, device)
 
 
-def test_compile_shader_says_so():
-    assert "use torch.mps.compile_shader" in run("""
+def test_compile_shader_is_pytorchs():
+    run("""
+torch.mps.compile_shader = lambda source: ("PyTorch's", source)
+whose, source = metalcore.compile_shader("kernel void f() {}")
+assert whose == "PyTorch's" and "kernel void f() {}" in source
 try:
-    metalcore.compile_shader("kernel void f() {}")
+    metalcore.compile_shader("kernel void f() {}", constants={0: 1})
 except RuntimeError as error:
-    print(error)
+    assert "constants" in str(error)
+else:
+    raise AssertionError
 """)
 
 

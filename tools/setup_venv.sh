@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv with everything that building, testing and the examples need, pinned by constraints.txt.
 # Installs python3-venv, python3-dev and g++ by apt where they are missing and this is root; else says what to install.
+# So it does Clang, which only the check of the kernels needs: its tests are skipped without.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -31,6 +32,28 @@ if ((${#missing[@]})); then
   else
     echo "missing: ${missing[*]}. Install them first, e.g.: sudo apt-get install ${missing[*]}" >&2
     exit 1
+  fi
+fi
+
+has_clang() {
+  local candidate
+  for candidate in ${CLANG:-} clang clang-{22..15}; do
+    if command -v "$candidate" >/dev/null && (($("$candidate" -dumpversion | cut -d. -f1) >= 15)); then return 0; fi
+  done
+  return 1
+}
+if [[ $(uname) == Linux ]] && ! has_clang; then
+  if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+    ((${#missing[@]})) || apt-get update -qq
+    for version in 19 18 17 16 15; do
+      if apt-cache show "clang-$version" >/dev/null 2>&1; then
+        echo "installing clang-$version (apt)"
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "clang-$version" >/dev/null
+        break
+      fi
+    done
+  else
+    echo "no Clang 15 or newer: the kernels are not checked (python -m metalcore check)" >&2
   fi
 fi
 

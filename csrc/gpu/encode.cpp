@@ -1,11 +1,16 @@
 #include "encoder.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/tensor.h>
 
 #include <stdexcept>
+#include <string>
 
 #ifdef METALCORE_CUDA
 #include "../backends/cuda/encoder.h"
+#endif
+#ifdef METALCORE_MPS
+#include "../backends/mps/encoder.h"
 #endif
 #ifdef METALCORE_SIMULATOR
 #include "../backends/simulator/encoder.h"
@@ -31,7 +36,7 @@ BufferView view_of(const Tensor& tensor) {
   const auto strides = tensor.strides();
   size_t last = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) return view_of(tensor.get(), item, 0);
+    if (sizes[i] == 0) return {nullptr, 0, 0};  // data_ptr() is null, whatever the offset
     last += static_cast<size_t>(sizes[i] - 1) * static_cast<size_t>(strides[i]);
   }
   return view_of(tensor.get(), item, (last + 1) * item);
@@ -42,6 +47,9 @@ void encode(const Tensor& on, const std::function<void(Encoder&)>& body) {
   aoti_torch_get_device_type(on.get(), &device_type);
 #ifdef METALCORE_CUDA
   if (device_type == aoti_torch_device_type_cuda()) return cuda::encode(on.get_device_index(), body);
+#endif
+#ifdef METALCORE_MPS
+  if (device_type == aoti_torch_device_type_mps()) return mps::encode(body);
 #endif
 #ifdef METALCORE_SIMULATOR
   if (device_type == aoti_torch_device_type_mps()) return simulator::encode(body);

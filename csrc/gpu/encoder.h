@@ -1,13 +1,18 @@
 // What an op sees of a GPU: name a kernel, bind its arguments, dispatch it. Each backend implements Encoder.
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string_view>
 #include <type_traits>
+
+// Not PyTorch's headers: they cannot be included along with Metal's (both define StringHandle).
+struct AtenTensorOpaque;
+using AtenTensorHandle = AtenTensorOpaque*;
+namespace torch::stable {
+class Tensor;
+}
 
 namespace metalcore::gpu {
 

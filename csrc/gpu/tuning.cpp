@@ -1,10 +1,14 @@
 #include "tuning.h"
 
+#ifdef METALCORE_MPS
+#include "../backends/mps/encoder.h"
+#endif
 #ifdef METALCORE_SIMULATOR
 #include "../backends/simulator/launch.h"
 #endif
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/tensor.h>
 
 #include <atomic>
 #include <iterator>
@@ -31,7 +35,10 @@ const Tuning* find(std::string_view family) {
 
 const Tuning& of_gpu(bool cuda) {
   if (cuda) return *find("nvidia");
-#ifdef METALCORE_SIMULATOR
+#if defined(METALCORE_MPS)
+  static const Tuning* const tuned = find(mps::gpu_family());
+  if (tuned) return *tuned;
+#elif defined(METALCORE_SIMULATOR)
   if (!simulator::checking().on) return *find("simulator");
 #endif
   return kTable[0];

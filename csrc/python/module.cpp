@@ -5,6 +5,9 @@
 #ifdef METALCORE_CUDA
 #include "../backends/cuda/python.h"
 #endif
+#ifdef METALCORE_MPS
+#include "../backends/mps/python.h"
+#endif
 #ifdef METALCORE_SIMULATOR
 #include "../backends/simulator/python.h"
 #endif
@@ -18,6 +21,9 @@ PyModuleDef definition = {
 PyMethodDef* const backends[] = {
 #ifdef METALCORE_CUDA
     metalcore::cuda::python_methods,
+#endif
+#ifdef METALCORE_MPS
+    metalcore::mps::python_methods,
 #endif
 #ifdef METALCORE_SIMULATOR
     metalcore::simulator::python_methods,

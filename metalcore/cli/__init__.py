@@ -1,4 +1,4 @@
-"""The command line: `python -m metalcore info | explain | bench`.
+"""The command line: `python -m metalcore info | explain | bench | check`.
 
 Each command is a module with `add_parser(subparsers)`, which names the function that runs it. Exit status: 0; 1 if a
 benchmark failed; 2, with a line on stderr, for a request that cannot be met.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import bench, explain, info
+from . import bench, check, explain, info
 
 __all__ = ["main"]
 
@@ -17,7 +17,7 @@ __all__ = ["main"]
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(prog="metalcore", description="PyTorch ops written as Metal kernels.")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for module in (info, explain, bench):
+    for module in (info, explain, bench, check):
         module.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:

@@ -76,7 +76,7 @@ def _backends():
         state = "not in this build"
     else:
         state = f"{simulator['threads']} threads, {simulator['isa']}" + (", checking" if simulator["checking"] else "")
-    return {"simulator": state, "metal": "not in this version", "cuda": _cuda_backend()}
+    return {"simulator": state, "metal": _metal_backend(), "cuda": _cuda_backend()}
 
 
 def _cuda_backend():
@@ -97,6 +97,14 @@ def _cuda_backend():
     except CompilerNotFoundError as error:
         compiler = str(error)
     return f"driver for CUDA {found['driver']}, {compiler}"
+
+
+def _metal_backend():
+    from metalcore import _C
+
+    if not hasattr(_C, "mps_kernels"):
+        return "not in this build"
+    return f"{len(_C.mps_kernels())} kernels, GPU family {_C.mps_gpu_family() or 'unknown'}"
 
 
 def _kernels():

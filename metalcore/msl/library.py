@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from .._routing import DEVICES
+from .inline_headers import inline_headers
 from .kernel import Kernel
 from .program import Program
-from .targets import default_device, target
+from .targets import TARGETS, default_device, target
 
 
 class KernelNotFoundError(RuntimeError, AttributeError):
@@ -31,23 +31,24 @@ def compile_shader(source, *, include_dirs=(), constants=None):
     Args:
         source: MSL text.
         include_dirs: directories in which `#include` looks, in order; PyTorch's own (`c10/metal/…`) come last.
-        constants: values of function constants: {index or name: bool, int, float or a tuple of them}.
+        constants: values of function constants: {index or name: bool, int, float or a tuple of them}. Not on a Mac.
 
     Returns:
-        A ShaderLibrary: its attributes are the program's kernels, and `dir()` lists them.
+        A ShaderLibrary: its attributes are the program's kernels, and `dir()` lists them. On a Mac, PyTorch's.
 
     Raises:
         MSLError: the source does not compile; the message shows its lines (a SyntaxError and a RuntimeError).
         CompilerNotFoundError: this machine has no C++ compiler or, on a CUDA device, no NVRTC.
     """
-    if not DEVICES:
-        raise RuntimeError("compile_shader(): this build of metalcore runs no kernels; use torch.mps.compile_shader")
     if not isinstance(source, str):
         raise TypeError(f"compile_shader(): source must be a str, not {type(source).__name__}")
     if isinstance(include_dirs, (str, os.PathLike)):
         raise TypeError("compile_shader(): include_dirs must be a sequence of directories, not one path")
-    directories = [os.fspath(path) for path in include_dirs]
-    directories.append(str(Path(torch.__file__).parent / "include"))
+    directories = [*map(os.fspath, include_dirs), str(Path(torch.__file__).parent / "include")]
+    if not TARGETS:
+        if constants:
+            raise RuntimeError("compile_shader(): torch.mps.compile_shader, which does this on a Mac, takes no constants")
+        return torch.mps.compile_shader(inline_headers(source, "program_source", directories))
     return ShaderLibrary(Program(source, directories, dict(constants or {})))
 
 

@@ -14,6 +14,9 @@ from .. import _C
 from .._routing import DEVICES
 from . import cache, cuda, signatures
 
+# The devices that have a target here. A Mac's programs are PyTorch's to compile.
+TARGETS = DEVICES if hasattr(_C, "simulator_dispatch") else DEVICES - {"mps"}
+
 # A program with more kernels than the first number is compiled kernel by kernel, each when it is first used; up to the
 # second, all of them are looked through for errors before.
 COMPILED_AT_ONCE = 4
@@ -22,14 +25,14 @@ CHECKED_AT_ONCE = 64
 
 def default_device():
     """Where a call without tensors runs, and for which a program is compiled before it is called."""
-    if "cuda" in DEVICES and not torch.backends.mps.is_available() and torch.cuda.is_available():
+    if "cuda" in TARGETS and not torch.backends.mps.is_available() and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     return torch.device("mps", 0)
 
 
 def target(program, device):
     """The target for tensors of a device. Raises RuntimeError where nothing runs kernels there."""
-    if device.type not in DEVICES:
+    if device.type not in TARGETS:
         raise RuntimeError(f"kernels of compile_shader() cannot run on {device.type!r} tensors")
     return SimulatorTarget(program) if device.type == "mps" else CudaTarget(program, device)
 

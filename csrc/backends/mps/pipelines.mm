@@ -1,0 +1,130 @@
+#import "pipelines.h"
+
+#import <Foundation/Foundation.h>
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <stdexcept>
+
+namespace metalcore::mps {
+namespace {
+
+namespace fs = std::filesystem;
+
+// lib/metal beside this extension: <family>.metal, <family>.metallib where the package was built with Apple's compiler,
+// and an index of lines "<family> <kernel> <kernel> …".
+fs::path kernel_folder() {
+  Dl_info here = {};
+  if (!dladdr(reinterpret_cast<const void*>(&kernel_folder), &here) || !here.dli_fname)
+    throw std::runtime_error("metalcore: cannot tell where the extension was loaded from");
+  return fs::path(here.dli_fname).parent_path() / "lib" / "metal";
+}
+
+std::string content(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) throw std::runtime_error("metalcore: cannot read " + path.string());
+  return text.str();
+}
+
+NSString* string(const std::string& text) {
+  return [NSString stringWithCString:text.c_str() encoding:NSUTF8StringEncoding];
+}
+
+[[noreturn]] void refused(const std::string& what, NSError* error) {
+  const char* reason = error ? error.localizedDescription.UTF8String : nullptr;
+  throw std::runtime_error("metalcore: Metal refused " + what + ": " + (reason ? reason : "no reason given"));
+}
+
+// Results are those of the source as written, on every GPU: no fast math.
+id<MTLLibrary> compile(id<MTLDevice> device, const fs::path& path) {
+  MTLCompileOptions* options = [[[MTLCompileOptions alloc] init] autorelease];
+  options.languageVersion = MTLLanguageVersion3_1;
+  options.fastMathEnabled = NO;
+  NSError* error = nil;
+  id<MTLLibrary> library = [device newLibraryWithSource:string(content(path)) options:options error:&error];
+  if (!library) refused(path.string(), error);
+  return library;
+}
+
+id<MTLLibrary> open(id<MTLDevice> device, const fs::path& path) {
+  NSError* error = nil;
+  id<MTLLibrary> library = [device newLibraryWithURL:[NSURL fileURLWithPath:string(path.native())] error:&error];
+  if (!library) refused(path.string(), error);
+  return library;
+}
+
+class Kernels {
+ public:
+  Kernels() : folder_(kernel_folder()) {
+    std::istringstream index(content(folder_ / "index"));
+    for (std::string line; std::getline(index, line);) {
+      std::istringstream words(line);
+      std::string family, kernel;
+      words >> family;
+      while (words >> kernel) families_.emplace(kernel, family);
+    }
+  }
+
+  const Pipeline& pipeline(id<MTLDevice> device, std::string_view kernel) {
+    std::lock_guard lock(mutex_);
+    if (const auto made = pipelines_.find(kernel); made != pipelines_.end()) return made->second;
+    const auto family = families_.find(kernel);
+    if (family == families_.end())
+      throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) + "' in " +
+                               folder_.string());
+    return pipelines_.emplace(kernel, make(library(device, family->second), device, kernel)).first->second;
+  }
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const auto& [kernel, family] : families_) names.push_back(kernel);
+    return names;
+  }
+
+ private:
+  id<MTLLibrary> library(id<MTLDevice> device, const std::string& family) {
+    id<MTLLibrary>& library = libraries_[family];
+    if (!library) {
+      const fs::path binary = folder_ / (family + ".metallib");
+      library = fs::exists(binary) ? open(device, binary) : compile(device, folder_ / (family + ".metal"));
+    }
+    return library;
+  }
+
+  static Pipeline make(id<MTLLibrary> library, id<MTLDevice> device, std::string_view kernel) {
+    const std::string what = "kernel '" + std::string(kernel) + "'";
+    id<MTLFunction> function = [[library newFunctionWithName:string(std::string(kernel))] autorelease];
+    if (!function) refused(what, nil);
+    NSError* error = nil;
+    id<MTLComputePipelineState> state = [device newComputePipelineStateWithFunction:function error:&error];
+    if (!state) refused(what, error);
+    return {state, state.maxTotalThreadsPerThreadgroup, state.staticThreadgroupMemoryLength};
+  }
+
+  const fs::path folder_;
+  std::map<std::string, std::string, std::less<>> families_;  // by kernel
+  std::mutex mutex_;
+  std::map<std::string, id<MTLLibrary>> libraries_;  // by family
+  std::map<std::string, Pipeline, std::less<>> pipelines_;
+};
+
+// Never destroyed: threads may still encode while the process ends.
+Kernels& kernels() {
+  static Kernels& all = *new Kernels;
+  return all;
+}
+
+}  // namespace
+
+const Pipeline& pipeline(id<MTLDevice> device, std::string_view kernel) { return kernels().pipeline(device, kernel); }
+
+std::vector<std::string> kernel_names() { return kernels().names(); }
+
+}  // namespace metalcore::mps

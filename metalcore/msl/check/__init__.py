@@ -1,0 +1,67 @@
+"""A check of Metal programs as strict as Apple's compiler: metalcore.msl.check.check().
+
+C++ lets pass what MSL does not, so a program that the simulator runs may be none that a Mac compiles. Here Clang reads
+it as C++ for OpenCL, whose address spaces are those of MSL, against declarations of metal_stdlib (include/); what no
+compiler checks is read off the tokens (declarations.py) and off Clang's syntax tree (tree.py).
+"""
+
+import re
+
+from ..errors import MSLError
+from ..parse import Program
+from ..preprocess import preprocess
+from ..rewrite import refuse_unsupported
+from ..threadgroup import find_threadgroup_variables
+from .clang import run_clang
+from .declarations import declaration_findings
+from .finding import Finding
+from .text import clang_text
+from .tree import tree_findings
+
+__all__ = ["Finding", "check"]
+
+# Apple's compiler accepts these: it compiles what calls itself (MLX has such a function) although the specification
+# forbids that, and too much threadgroup memory shows when a pipeline is made.
+_STRICT_TREE_RULES = ("recursion", "threadgroup-memory")
+
+
+def check(source, *, filename="program_source", include_dirs=(), defines=(), strict=True):
+    """What is wrong with an MSL program.
+
+    Args:
+        source: MSL text.
+        filename: how findings call it; `#include "…"` is looked for beside it.
+        include_dirs: where `#include` looks, in order.
+        defines: macros as ``NAME value`` strings.
+        strict: also literals without a type, float to half by itself, recursion, and more than 32 KiB of threadgroup
+            variables, which Apple's compiler accepts.
+
+    Returns:
+        list of Finding, by place; empty for a program with nothing wrong.
+
+    Raises:
+        CompilerNotFoundError: there is no Clang, or only one older than version 15.
+    """
+    try:
+        tokens, _ = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
+        program = Program(tokens)
+        refuse_unsupported(program)
+        variables = find_threadgroup_variables(program)
+    except MSLError as error:
+        return [_refused(str(error), filename)]
+    findings = declaration_findings(program, variables, strict=strict)
+    text, lenient = clang_text(program, variables)
+    errors, tree = run_clang(text, strict=strict)
+    if not errors:  # the tree of a program with errors has holes
+        errors = tree_findings(tree, lenient)
+    if not strict:
+        errors = [finding for finding in errors if finding.rule not in _STRICT_TREE_RULES]
+    return sorted({*findings, *errors})
+
+
+def _refused(message, filename):
+    match = re.match(r"(.*?):(\d+): error: (.*)", message, re.DOTALL)
+    if match is None:
+        return Finding(filename, 1, 0, "language", message)
+    rule = "double" if "'double'" in match[3] else "language"
+    return Finding(match[1], int(match[2]), 0, rule, match[3])

@@ -1,0 +1,162 @@
+"""Clang: finding it, running it in C++ for OpenCL, and its errors in MSL's words."""
+
+import functools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from ..errors import CompilerNotFoundError
+from .finding import Finding
+
+INCLUDE = Path(__file__).parent / "include"
+_MINIMUM = 15
+_NAMES = ("clang", *(f"clang-{version}" for version in range(22, _MINIMUM - 1, -1)))
+_FLAGS = (
+    "-x cl -cl-std=CLC++2021 --target=spir64 -cl-no-stdinc -nostdinc -cl-single-precision-constant -fdeclspec "
+    "-Xclang -cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64,+__cl_clang_bitfields,+__cl_clang_function_pointers "
+    "-fsyntax-only -Xclang -ast-dump -fno-color-diagnostics -fno-caret-diagnostics -ferror-limit=0 "
+    "-ftemplate-backtrace-limit=0 -Wno-everything -Werror=c++11-narrowing"
+).split()
+STRICT = ["-Werror=implicit-float-conversion", "-Wno-implicit-int-float-conversion"]
+
+
+def find_clang():
+    """The first usable of $CLANG, clang, and clang with a version in its name (clang-19 …).
+
+    Raises:
+        CompilerNotFoundError: none is there, or none is new enough (Clang 15).
+    """
+    return _find_clang(os.environ.get("CLANG", ""), os.environ.get("PATH", ""))
+
+
+@functools.lru_cache(maxsize=8)
+def _find_clang(named, path):
+    tried = []
+    for candidate in (named, *_NAMES):
+        command = shlex.split(candidate)
+        if not command or shutil.which(command[0], path=path) is None:
+            if command and candidate == named:
+                tried.append(f"{candidate}: not found")
+            continue
+        version = _version(command)
+        if version >= _MINIMUM:
+            return command
+        tried.append(f"{candidate}: {f'Clang {version}' if version else 'not Clang'}")
+    raise CompilerNotFoundError(
+        f"checking MSL needs Clang {_MINIMUM} or newer, for example `apt install clang-19`; set CLANG to name one. "
+        f"Tried {'; '.join(tried) or 'clang and clang-15 to clang-22: not found'}"
+    )
+
+
+def _version(command):
+    try:
+        macros = subprocess.run(
+            [*command, "-dM", "-E", "-x", "c", os.devnull], capture_output=True, text=True, timeout=60
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    match = re.search(r"#define __clang_major__ (\d+)", macros)
+    return int(match[1]) if match and "__apple_build_version__" not in macros else 0
+
+
+def run_clang(text, *, strict):
+    """(findings, lines of the syntax tree) of a text from clang_text().
+
+    The object of a method that names no address space is in `thread` up to Metal 3.1 and in any space after it: a
+    program may be right in either reading.
+    """
+    findings, tree = _run(text, strict, "")
+    if findings:
+        in_thread = _run(text, strict, "__private")
+        if not in_thread[0]:
+            return in_thread
+    return findings, tree
+
+
+def _run(text, strict, this):
+    command = [*find_clang(), *_FLAGS, *(STRICT if strict else ()), f"-DMSL_THIS={this}", f"-I{INCLUDE}", "-"]
+    environment = {**os.environ, "LC_ALL": "C"}
+    result = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", env=environment)
+    findings = read_errors(result.stderr)
+    if result.returncode and not findings:
+        raise RuntimeError(f"{command[0]} failed:\n{result.stderr}")
+    return findings, result.stdout.splitlines()
+
+
+_DIAGNOSTIC = re.compile(
+    r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?P<column>\d+): (?P<kind>error|fatal error|note): (?P<text>.*)"
+)
+# Rules by what Clang says; the first that matches.
+_RULES = (
+    ("barrier-flags", r"flags of a barrier must be a constant"),
+    ("double", r"'double'|cl_khr_fp64"),
+    ("function-pointer", r"pointers to (member )?functions"),
+    ("narrowing", r"implicit conversion loses|from .*\b(float|half)' to .*'[^']*bfloat'|cannot be narrowed"),
+    ("constant-space", r"read-only variable|const-qualified|program scope"),
+    ("address-space", r"address space"),
+    ("exceptions", r"exceptions disabled|'throw'|'try'"),
+    ("allocation", r"'(default )?(new|delete)'"),
+)
+_WORDS = (
+    (r"\bconst __global\b(?!_)", "constant"),
+    (r"__global_device\b", "device"),
+    (r"\b__attribute__\(\(opencl_global_device\)\)", "device"),
+    (r"\b__global\b", "constant"),
+    (r"\b__local\b", "threadgroup"),
+    (r"\s*\b__private\b(?=')", ""),
+    (r"\b__private\b", "thread"),
+    (r"\b__generic ", ""),
+    (r"_of_msl\b", ""),
+    (r" \[-W[^]]*\]$", ""),
+    (r"requires cl_khr_fp64( and __opencl_c_fp64)? support", "is not supported in Metal"),
+    (r" (are|is) not supported in (C\+\+ for )?OpenCL( C)?.*", r" \1 not supported in Metal"),
+)
+
+
+def in_msl(text):
+    """Clang's words for types in MSL's."""
+    for pattern, replacement in _WORDS:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def read_errors(stderr):
+    """Findings for the errors in Clang's output; one in the headers is put where the program caused it."""
+    findings, error = [], None
+    for raw in stderr.splitlines():
+        match = _DIAGNOSTIC.match(raw)
+        if match is None:
+            continue
+        place = (match["file"], int(match["line"]), int(match["column"]))
+        ours = match["file"].startswith(os.fspath(INCLUDE))
+        if match["kind"] == "note":
+            if error is not None:
+                error["notes"].append(match["text"])
+                if error["ours"] and not ours:
+                    error["place"], error["ours"] = place, False
+            continue
+        error = {"place": place, "ours": ours, "text": match["text"], "notes": []}
+        findings.append(error)
+    return [_finding(error) for error in findings]
+
+
+def _spaces(text):
+    """The address spaces of what the pointers and references in Clang's words point to."""
+    types = [type_ for type_ in re.findall(r"'([^']*)'", text) if "*" in type_ or "&" in type_]
+    return {space for type_ in types for space in re.findall(r"__\w+(?=[^*&]*[*&])", type_)}
+
+
+def _finding(error):
+    # Why no overload fits stands in the notes.
+    reasons = [note for note in error["notes"] if "candidate" in note] if "no matching" in error["text"] else []
+    told = " ".join([error["text"], *reasons])
+    rule = next((rule for rule, pattern in _RULES if re.search(pattern, told)), None)
+    if rule is None:
+        rule = "address-space" if len(_spaces(told)) > 1 else "language"
+    text = error["text"]
+    if reasons:
+        text += "; " + reasons[0]
+    return Finding(*error["place"], rule, in_msl(text))

@@ -1,0 +1,32 @@
+// <metal_stdlib> as far as its types go: what Clang in C++ for OpenCL checks a program against.
+#pragma once
+
+#define device __attribute__((opencl_global_device))
+#define constant const __global
+#define threadgroup __local
+#define thread __private
+
+// Names that Clang declares itself for OpenCL; messages show them without the suffix.
+#define atomic_int atomic_int_of_msl
+#define atomic_uint atomic_uint_of_msl
+#define atomic_long atomic_long_of_msl
+#define atomic_ulong atomic_ulong_of_msl
+#define atomic_float atomic_float_of_msl
+#define atomic_bool atomic_bool_of_msl
+
+#include "traits.h"
+
+#include "types.h"
+
+#include "limits.h"
+#include "math.h"
+#include "integer.h"
+#include "matrix.h"
+#include "atomic.h"
+#include "simdgroup.h"
+#include "builtins.h"
+
+#undef device
+#undef constant
+#undef threadgroup
+#undef thread

@@ -1,0 +1,192 @@
+"""MSL as the text that Clang checks: C++ for OpenCL, with the user's own lines.
+
+Clang's address spaces are OpenCL's, plus one that converts to `__global`. With that one for `device` and const
+`__global` for `constant`, objects of any space can be copied and have their methods called, and nothing else mixes.
+"""
+
+import re
+
+from ..conditionals import wrap_conditionals
+from ..duplicates import drop_duplicates
+from ..rewrite import erase, erase_attributes
+from ..threadgroup import place_threadgroup_variables
+from ..translate import _print as print_tokens
+
+SPACES = {
+    "device": "__attribute__((opencl_global_device))",
+    "constant": "const __global",
+    "threadgroup": "__local",
+    "thread": "__private",
+}
+# There is no opencl_global_device of `this`: methods for device and for constant objects are told apart by const alone.
+_METHOD_SPACES = {**SPACES, "device": "__global", "constant": "__global"}
+# What is a keyword or a function to Clang, but a name in MSL.
+_RENAMED = {"global", "local", "private", "generic", "read_only", "write_only", "read_write", "pipe", "event_t"}
+_SUFFIX = "_of_msl"
+_SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}")
+_NUMBER = re.compile(r"(u?(char|short|int|long)|half|bfloat|float|bool|size_t|u?int(8|16|32|64)_t)[234]?")
+_HALF = re.compile(r"(?i)(?!0x)(.*\d\.?)h")
+_UNTYPED = re.compile(r"(?i)(?!0x)(\d+\.\d*|\.\d+)(e[+-]?\d+)?|(?!0x)\d+e[+-]?\d+")
+_BFLOAT = re.compile(r"(?i)(?!0x)(.*\d\.?)bf")
+
+
+def clang_text(program, variables):
+    """The program as Clang is to read it, with the headers it needs.
+
+    Args:
+        program: changed on the way.
+        variables: its threadgroup variables, from find_threadgroup_variables().
+
+    Returns:
+        (the text, places {(file, line)} of references that the text has in no address space, and MSL in `thread`).
+    """
+    tokens = program.tokens
+    prelude = "".join(_swizzles(program)) + '#include "prelude.h"\n'
+    for declaration in program.walk():
+        if declaration.kind == "variable" and "function_constant" in declaration.attributes:
+            for token in tokens[declaration.head : declaration.name_at]:
+                if token.text in ("static", "constexpr", "inline"):
+                    token.text = ""
+                elif token.text == "constant":
+                    token.text = "extern " + SPACES["constant"]
+    erase_attributes(program)
+    _erase_kernel_keyword(program)
+    originals = [token.text for token in tokens]
+    _rewrite_methods(program)
+    lenient = _rewrite_parameters(program)
+    _rewrite_function_parameters(program)
+    for i, token in enumerate(tokens):
+        if token.text == "coherent":
+            erase(tokens, i, i + 4 if tokens[i + 1].text == "(" else i + 1)
+        elif token.text in SPACES:
+            token.text = SPACES[token.text]
+        elif token.text in _RENAMED and not (token.text == "private" and tokens[i + 1].text == ":"):
+            token.text += _SUFFIX
+        elif token.kind == "num":
+            token.text = _literal(token.text)
+        elif token.kind == "str" and token.text and not _is_message(program, i):
+            following = tokens[i + 1].kind == "str"
+            opening = "" if tokens[i - 1].kind == "str" else "msl::literal("
+            token.text = opening + token.text + ("" if following else ")")
+    drop_duplicates(program, originals)
+    _choose(program)
+    place_threadgroup_variables(program, variables)
+    return prelude + print_tokens(tokens), lenient
+
+
+def _choose(program):
+    """`c ? a : b` as a call: arms in an address space and in none, or a bfloat and an int, have no type in common for
+    Clang."""
+    wrap_conditionals(program)
+    for token in program.tokens:
+        for before, after in (("msl::chosen(", "msl::choose("), ("? msl::arm(", ", ("), (": msl::arm(", ", (")):
+            token.text = token.text.replace(before, after)
+
+
+def _swizzles(program):
+    """Definitions of the components that vectors of each width have, as far as the program mentions any."""
+    tokens = program.tokens
+    used = sorted({
+        token.text for i, token in enumerate(tokens)
+        if i and token.kind == "id" and tokens[i - 1].text in (".", "->") and _SWIZZLE.fullmatch(token.text)
+    })
+    for width in (2, 3, 4):
+        components = []
+        for name in used:
+            letters = "xyzw" if name[0] in "xyzw" else "rgba"
+            if set(name) <= set(letters[:width]):
+                kind = "MSL_COMPONENT" if len(set(name)) == len(name) else "MSL_READ_ONLY"
+                type_ = "T" if len(name) == 1 else f"MSL_VECTOR(T, {len(name)})"
+                components.append(f" {kind}({type_}, {name})")
+        yield f"#define MSL_SWIZZLES_{width}(T)" + "".join(components) + "\n"
+
+
+def _erase_kernel_keyword(program):
+    """`kernel` as a keyword; Clang would know it, but allows no templates of kernels."""
+    for declaration in program.declarations:
+        if declaration.kind in ("function", "instantiation"):
+            end = declaration.name_at if declaration.name_at is not None else declaration.last
+            for token in program.tokens[declaration.head : end]:
+                if token.text == "kernel":
+                    token.text = ""
+
+
+def _rewrite_methods(program):
+    """The address spaces after the parameters of a method, which say where its object is. Those of constructors go: a
+    temporary is in none for Clang."""
+    tokens = program.tokens
+    for declaration in program.walk():
+        if declaration.kind != "function" or not declaration.in_class:
+            continue
+        constructor = declaration.name == declaration.owner.name
+        before = {token.text for token in tokens[declaration.head : declaration.parameters[0]]}
+        end = declaration.body[0] if declaration.body else declaration.last
+        after = {token.text for token in tokens[declaration.parameters[1] : end]}
+        if not (constructor or before & {"static", "friend", "~"} or after & set(SPACES)):
+            tokens[declaration.parameters[1]].text = ") MSL_THIS"
+        for i in range(declaration.parameters[1] + 1, declaration.last):
+            text = tokens[i].text
+            if text in ("{", ":", "=", "->", ";"):
+                break
+            if text in SPACES:
+                implied = "const " if text == "constant" and tokens[i - 1].text != "const" else ""
+                tokens[i].text = "" if constructor else implied + _METHOD_SPACES[text]
+
+
+def _rewrite_parameters(program):
+    """A parameter `thread const int&` takes temporaries, which for Clang a reference in no address space does alone,
+    and an array is in `thread`."""
+    tokens, places = program.tokens, set()
+    for declaration in program.walk():
+        if declaration.kind == "function":
+            for first, last in program.split_parameters(*declaration.parameters):
+                part = tokens[first:last]
+                words = {token.text for token in part}
+                if {"thread", "const", "&"} <= words and any(_NUMBER.fullmatch(word) for word in words):
+                    for token in part:
+                        places.add((token.file, token.line))
+                        if token.text == "thread":
+                            token.text = ""
+                elif "[" in words and not words & {*SPACES, "*", "&", "[["}:
+                    end = program.attribute_end(next(i for i in range(first, last) if tokens[i].text == "["))
+                    if end is None:
+                        part[0].text = "__private " + part[0].text
+    return places
+
+
+def _rewrite_function_parameters(program):
+    """A template's parameter that is a function: a reference to it, because Clang puts what a pointer points to into
+    the generic address space, where no function is."""
+    tokens = program.tokens
+    for declaration in program.walk():
+        ranges = list(declaration.templates)
+        if declaration.kind == "alias":
+            ranges.append((declaration.first, declaration.last))
+        for first, last in ranges:
+            for i in range(first, last - 2):
+                named = tokens[i + 2].kind == "id"
+                if tokens[i].text == "(" and tokens[i + 1].text == "*" and tokens[i + 2 + named].text == ")":
+                    if tokens[i + 3 + named].text == "(":
+                        tokens[i + 1].text = "&"
+
+
+def _is_message(program, i):
+    """Whether a string is the message of a static_assert, or the like, where no call may stand."""
+    tokens = program.tokens
+    if tokens[i - 1].text in ("extern", "asm", "__asm__", "__asm"):
+        return True
+    while i > 0 and tokens[i].text not in (";", "{", "}"):
+        if tokens[i].text in ("static_assert", "__attribute__", "_Static_assert", "asm", "__asm", "__asm__"):
+            return True
+        i -= 1
+    return False
+
+
+def _literal(text):
+    """MSL's suffixes h and bf; Clang takes h after a fraction only."""
+    if match := _BFLOAT.fullmatch(text):
+        return f"bfloat({match[1]}f)" if "." in match[1] or "e" in match[1].lower() else f"bfloat({match[1]}.0f)"
+    if match := _HALF.fullmatch(text):
+        return text if "." in match[1] or "e" in match[1].lower() else match[1] + ".0h"
+    # A literal without a suffix is a float, and stays one for Clang in templates only if it says so.
+    return text + "f" if _UNTYPED.fullmatch(text) else text

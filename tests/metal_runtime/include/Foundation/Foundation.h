@@ -1,0 +1,1 @@
+#import "../../../../tools/mac_check/sdk/Foundation.h"

@@ -1,0 +1,175 @@
+"""The check of Metal programs catches a seeded error for each rule, and names the rule and the line."""
+
+import pytest
+from checking import needs_clang
+
+from metalcore.msl.check import check
+
+pytestmark = needs_clang
+
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+
+# rule, the program after HEAD; what is wrong is in the line that ends with //!
+FAULTS = {
+    "device pointer to a thread parameter": ("address-space", """
+        void f(thread float* p);
+        kernel void k(device float* x) { f(x); } //!"""),
+    "device pointer to a constant parameter": ("address-space", """
+        float f(constant float* p) { return *p; }
+        kernel void k(device float* x) { x[0] = f(x); } //!"""),
+    "constant pointer to a device variable": ("address-space", """
+        kernel void k(constant float* x) { device const float* p = x; } //!"""),
+    "threadgroup address as a device one": ("address-space", """
+        kernel void k(threadgroup float* x) { device float* p = (device float*)x; } //!"""),
+    "threadgroup reference to a local": ("address-space", """
+        kernel void k(device float* x) { float a = 0.0f; threadgroup float& r = a; } //!"""),
+    "template of a space called with another": ("address-space", """
+        template <typename T> T first(threadgroup const T* p) { return p[0]; }
+        kernel void k(device float* x) { x[0] = first(x); } //!"""),
+    "local pointer without a space": ("address-space", """
+        kernel void k(device float* x) {
+          float* p = x; //!
+        }"""),
+    "parameter without a space": ("address-space", """
+        float f(float& x) { return x; } //!
+        kernel void k(device float* x) { float a = 0.0f; x[0] = f(a); }"""),
+    "member without a space": ("address-space", """
+        struct S { float* p; }; //!
+        kernel void k(device float* x) {}"""),
+    "kernel argument without a space": ("address-space", """
+        kernel void k(float* x) {} //!"""),
+    "kernel argument in thread": ("address-space", """
+        kernel void k(thread float* x) {} //!"""),
+    "method of an object in constant": ("address-space", """
+        struct S { float a; float get() const { return a; } };
+        kernel void k(constant S& s, device float* x) { x[0] = s.get(); } //!"""),
+    "inside an instantiated template": ("address-space", """
+        template <typename T> void f(device T* x) { threadgroup T* p = x; } //!
+        kernel void k(device float* x) { f(x); }"""),
+    "float to half": ("narrowing", """
+        kernel void k(device half* y, device float* x) { y[0] = x[0]; } //!"""),
+    "float to bfloat": ("narrowing", """
+        kernel void k(device float* x) { bfloat b = x[0]; } //!"""),
+    "float to bfloat as a result": ("narrowing", """
+        bfloat f(float x) { return x; } //!
+        kernel void k(device float* x) { x[0] = f(x[0]); }"""),
+    "float4 to half4": ("language", """
+        kernel void k(device half4* y, device float4* x) { y[0] = x[0]; } //!"""),
+    "double": ("double", """
+        kernel void k(device float* x) { double d = 1.0f; } //!"""),
+    "literal": ("literal", """
+        kernel void k(device float* x) { x[0] = x[0] * 2.0; } //!"""),
+    "recursion": ("recursion", """
+        int f(int n) { return n < 2 ? 1 : n * f(n - 1); } //!
+        kernel void k(device int* x) { x[0] = f(x[1]); }"""),
+    "recursion through another": ("recursion", """
+        int g(int n);
+        int f(int n) { return n < 2 ? 1 : g(n); } //!
+        int g(int n) { return f(n - 1); } //!
+        kernel void k(device int* x) { x[0] = f(x[1]); }"""),
+    "function pointer": ("function-pointer", """
+        float f(float x) { return x; }
+        kernel void k(device float* x) { float (*p)(float) = f; x[0] = p(x[0]); } //!"""),
+    "function pointer by its alias": ("function-pointer", """
+        typedef float (*F)(float);
+        float call(F f, float x) { return f(x); } //!
+        kernel void k(device float* x) {}"""),
+    "virtual": ("virtual", """
+        struct S { virtual float f() { return 0.0f; } }; //!
+        kernel void k(device float* x) {}"""),
+    "threadgroup variable outside a kernel": ("threadgroup-scope", """
+        void f() { threadgroup float t[32]; } //!
+        kernel void k(device float* x) { f(); }"""),
+    "threadgroup memory": ("threadgroup-memory", """
+        template <typename T>
+        kernel void k(device T* x) { threadgroup T t[8000]; threadgroup T u[200]; t[0] = u[0]; } //!
+        template [[host_name("k_float")]] kernel void k(device float*);
+        template [[host_name("k_half")]] kernel void k(device half*);"""),
+    "barrier flags": ("barrier-flags", """
+        kernel void k(device int* x) { threadgroup_barrier(mem_flags(x[0])); } //!"""),
+    "simdgroup barrier flags": ("barrier-flags", """
+        void f(mem_flags flags) { simdgroup_barrier(flags); } //!
+        kernel void k(device int* x) { f(mem_flags::mem_device); }"""),
+    "position as float": ("attribute-type", """
+        kernel void k(device float* x,
+                      float i [[thread_position_in_grid]]) {} //!"""),
+    "position as int": ("attribute-type", """
+        kernel void k(device float* x,
+                      int i [[thread_position_in_threadgroup]]) {} //!"""),
+    "position of four": ("attribute-type", """
+        kernel void k(device float* x,
+                      uint4 i [[threadgroup_position_in_grid]]) {} //!"""),
+    "lane as a vector": ("attribute-type", """
+        kernel void k(device float* x,
+                      uint2 i [[thread_index_in_simdgroup]]) {} //!"""),
+    "positions of different sizes": ("attribute-type", """
+        kernel void k(uint2 i [[thread_position_in_grid]], uint j [[thread_position_in_threadgroup]]) {} //!"""),
+    "buffer index": ("argument-index", """
+        kernel void k(device float* x [[buffer(31)]]) {} //!"""),
+    "buffer index twice": ("argument-index", """
+        kernel void k(device float* x [[buffer(1)]],
+                      device float* y [[buffer(1)]]) {} //!"""),
+    "threadgroup index twice": ("argument-index", """
+        kernel void k(threadgroup float* x [[threadgroup(0)]],
+                      threadgroup float* y [[threadgroup(0)]]) {} //!"""),
+    "argument by value": ("kernel", """
+        kernel void k(float x) {} //!"""),
+    "kernel with a result": ("kernel", """
+        kernel float k(device float* x) { return x[0]; } //!"""),
+    "host name twice": ("host-name", """
+        template <typename T> kernel void k(device T* x) {}
+        template [[host_name("k")]] kernel void k(device float*);
+        template [[host_name("k")]] kernel void k(device half*); //!"""),
+    "threads of a threadgroup": ("max-threads", """
+        [[max_total_threads_per_threadgroup(2048)]] kernel void k(device float* x) {} //!"""),
+    "threads of a threadgroup, no constant": ("max-threads", """
+        [[max_total_threads_per_threadgroup(n)]] kernel void k(device float* x) {} //!"""),
+    "program scope": ("constant-space", """
+        float scale = 2.0f; //!
+        kernel void k(device float* x) { x[0] = scale; }"""),
+    "static member": ("constant-space", """
+        struct S { static constexpr int n = 3; }; //!
+        kernel void k(device float* x) { x[0] = S::n; }"""),
+    "writing to constant memory": ("constant-space", """
+        kernel void k(constant float* x) { x[0] = 1.0f; } //!"""),
+    "goto": ("language", """
+        kernel void k(device float* x) {
+          goto end; //!
+          end: x[0] = 1.0f;
+        }"""),
+    "exceptions": ("exceptions", """
+        kernel void k(device float* x) { throw 1; } //!"""),
+    "new": ("allocation", """
+        kernel void k(device float* x) { thread int* p = new int; } //!"""),
+    "ambiguous overload": ("language", """
+        kernel void k(device uint* x) { x[0] = min(x[0], 1); } //!"""),
+    "shuffle of 64 bits": ("language", """
+        kernel void k(device ulong* x) { x[0] = simd_sum(x[0]); } //!"""),
+    "too few components": ("language", """
+        kernel void k(device float4* x) { x[0] = float4(1.0f, 2.0f, 3.0f); } //!"""),
+    "unknown function": ("language", """
+        kernel void k(device float* x) { x[0] = cbrt(x[0]); } //!"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_seeded_error_is_caught(name):
+    rule, body = FAULTS[name]
+    source = HEAD + body
+    findings = check(source, filename="kernel.metal")
+    expected = {i for i, line in enumerate(source.splitlines(), 1) if line.endswith("//!")}
+    assert {finding.line for finding in findings} == expected, "\n".join(map(str, findings))
+    assert {finding.rule for finding in findings} == {rule}, "\n".join(map(str, findings))
+    for finding in findings:
+        assert finding.file == "kernel.metal"
+        assert str(finding).startswith(f"kernel.metal:{finding.line}:") and str(finding).endswith(f"[{rule}]")
+        assert "__" not in finding.message, "Clang's words, not MSL's"
+
+
+LENIENT = ["float to half", "literal", "recursion", "recursion through another", "threadgroup memory"]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_lenient_leaves_out_what_apples_compiler_accepts(name):
+    findings = check(HEAD + FAULTS[name][1], strict=False)
+    assert bool(findings) == (name not in LENIENT), "\n".join(map(str, findings))

@@ -1,0 +1,76 @@
+"""Builds the macOS wheel with setup.py itself, which is told that it runs on a Mac; links it again, strictly."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from .report import CheckFailed
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build" / "mac_check"
+COMPILER = "clang++-19"
+LINKER = "ld64.lld-19"
+_PACKAGES = ["clang-19", "lld-19", "llvm-19"]
+JOBS = os.cpu_count() or 2
+# Where setup.py keeps what it builds for macOS.
+_BUILT = ROOT / "build" / "metalcore-macos"
+
+
+def require_tools():
+    """Installs clang and lld where they are missing and this is root, or says what to install."""
+    def missing():
+        return [tool for tool in (COMPILER, LINKER, "llvm-objdump-19") if not shutil.which(tool)]
+
+    if missing() and os.geteuid() == 0 and shutil.which("apt-get"):
+        print(f"installing {' '.join(_PACKAGES)} (apt)", flush=True)
+        run(["apt-get", "update", "-qq"], "apt-get update failed")
+        run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *_PACKAGES], "apt-get install failed")
+    if missing():
+        raise CheckFailed(f"missing: {', '.join(missing())}. Install them first, e.g.: "
+                          f"sudo apt-get install {' '.join(_PACKAGES)}")
+
+
+def compiler(sdk):
+    """A command that compiles and links for a Mac."""
+    return [COMPILER, "--target=arm64-apple-macos14.0", "-isysroot", str(sdk), "-fuse-ld=lld",
+            "-Wno-unused-command-line-argument", "-Werror", "-isystem", str(sdk / "python")]
+
+
+def run(command, what, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    if done.returncode:
+        raise CheckFailed(f"{what}:\n{done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def build_wheel(sdk, torch):
+    """The wheel that `pip wheel` would make on a Mac with this PyTorch."""
+    output = WORK / "wheel"
+    shutil.rmtree(output, ignore_errors=True)
+    environment = {**os.environ, "_PYTHON_HOST_PLATFORM": "macosx-14.0-arm64", "CXX": " ".join(compiler(sdk)),
+                   "METALCORE_TORCH": str(torch), "METALCORE_JOBS": str(JOBS)}
+    run([sys.executable, "setup.py", "-q", "bdist_wheel", "-d", str(output)], "setup.py cannot build for macOS",
+        cwd=ROOT, env=environment)
+    (wheel,) = output.glob("*.whl")
+    return wheel
+
+
+def recorded_command(name):
+    """The command with which setup.py made one of its outputs, e.g. "_C"."""
+    recorded = json.loads((_BUILT / "stamps" / f"{name}.json").read_text())
+    return recorded if isinstance(recorded[0], str) else recorded[0]
+
+
+def link_strictly(torch, output, *, python_symbols, command=None):
+    """Links the extension against a PyTorch's own libraries, with nothing left undefined except Python's functions."""
+    command = list(command or recorded_command("_C"))
+    command[command.index("-o") + 1] = str(output)
+    command = [f"-L{torch / 'lib'}" if part.startswith("-L") else part for part in command
+               if part != "-Wl,-undefined,dynamic_lookup"]
+    python = [f"-Wl,-U,{symbol}" for symbol in python_symbols]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    run([*command, "-Wl,-undefined,error", *python], f"the extension does not link against {torch.parent.name}")
+    return output

@@ -1,0 +1,16 @@
+"""What the check says, step by step."""
+
+import contextlib
+import time
+
+
+class CheckFailed(Exception):
+    """A fault that was found; the message names it."""
+
+
+@contextlib.contextmanager
+def step(name):
+    """Prints the step's name, then its time and what it had to say (`say(...)`)."""
+    notes, start = [], time.monotonic()
+    yield notes.append
+    print(f"{name:<48} {time.monotonic() - start:6.1f} s", *notes, sep="\n    ", flush=True)

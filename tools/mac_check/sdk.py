@@ -1,0 +1,115 @@
+"""Puts together what a Mac's SDK would be: Darwin's and libc++'s headers, our declarations of Foundation and Metal, and
+text stubs of the system's libraries.
+
+A symbol enters a stub only if a library that was built on a Mac for macOS 14 or older binds it to that system library.
+"""
+
+import hashlib
+import re
+import shutil
+import sysconfig
+from pathlib import Path
+
+from .macho import MachO
+
+HERE = Path(__file__).parent
+MINIMUM = (14, 0)
+_FRAMEWORKS = "/System/Library/Frameworks"
+_CORE_FOUNDATION = f"{_FRAMEWORKS}/CoreFoundation.framework/Versions/A/CoreFoundation"
+_OBJC = "/usr/lib/libobjc.A.dylib"
+# What ours may link against, by the name given to the linker, with what each re-exports. (libSystem's stub is Zig's.)
+_LIBRARIES = {
+    "usr/lib/libc++": ("/usr/lib/libc++.1.dylib", []),
+    "usr/lib/libobjc": (_OBJC, []),
+    f"{_FRAMEWORKS[1:]}/Metal.framework/Metal": (f"{_FRAMEWORKS}/Metal.framework/Versions/A/Metal", []),
+    f"{_FRAMEWORKS[1:]}/CoreFoundation.framework/CoreFoundation": (_CORE_FOUNDATION, []),
+    f"{_FRAMEWORKS[1:]}/Foundation.framework/Foundation": (
+        f"{_FRAMEWORKS}/Foundation.framework/Versions/C/Foundation", [_CORE_FOUNDATION, _OBJC]),
+}
+# In libc++ for certain, though none of those libraries happens to use it: it is in libc++'s own list of what version
+# 1 of its ABI instantiates in the library (_LIBCPP_STRING_V1_EXTERN_TEMPLATE_LIST in <__string/extern_template_lists.h>).
+_INSTANTIATED = {"__ZNSt3__112basic_stringIcNS_11char_traitsIcEENS_9allocatorIcEEE21__grow_by_and_replaceEmmmmmmPKc"}
+_CLASS = "_OBJC_CLASS_$_"
+# Of Linux, in the pyconfig.h of the Python that runs this.
+_NOT_ON_MACOS = ("HAVE_CRYPT_H", "HAVE_CRYPT_R", "HAVE_LINUX_RANDOM_H")
+
+
+def assemble(parent, downloads):
+    """The folder of the SDK below `parent`, named by what it was made from; made only if that changed."""
+    made_from = hashlib.sha256(" ".join(map(str, downloads.folders)).encode())
+    for path in [Path(__file__), *sorted((HERE / "sdk").iterdir())]:
+        made_from.update(path.read_bytes())
+    folder = parent / f"sdk-{made_from.hexdigest()[:12]}"
+    if not folder.exists():
+        for old in parent.glob("sdk-*"):
+            shutil.rmtree(old)
+        partial = parent / "sdk-partial"
+        _fill(partial, downloads)
+        partial.rename(folder)
+    return folder
+
+
+def _fill(folder, downloads):
+    zig = downloads.pinned["ziglang"] / "ziglang" / "lib"
+    include = folder / "usr" / "include"
+    shutil.copytree(zig / "libc" / "include" / "any-macos-any", include)
+    shutil.copytree(zig / "libcxx" / "include", include / "c++" / "v1")
+    for header in (zig / "libcxxabi" / "include").glob("*.h"):
+        shutil.copy(header, include / "c++" / "v1")
+    shutil.copy(HERE / "sdk" / "__config_site", include / "c++" / "v1")
+    config = include / "c++" / "v1" / "__config"  # Zig passes the site's configuration on its command line instead
+    config.write_text(re.sub(r"/\* zig patch:.*?\*/", "#include <__config_site>", config.read_text(), count=1))
+    (folder / "usr" / "lib").mkdir()
+    shutil.copy(zig / "libc" / "darwin" / "libSystem.tbd", folder / "usr" / "lib")
+    for name in ("Foundation", "Metal"):
+        headers = folder / "System/Library/Frameworks" / f"{name}.framework" / "Headers"
+        headers.mkdir(parents=True)
+        shutil.copy(HERE / "sdk" / f"{name}.h", headers)
+    known = system_symbols(downloads)
+    for name, (install_name, reexported) in _LIBRARIES.items():
+        stub = _stub(install_name, reexported, known[install_name])
+        for path in (folder / f"{name}.tbd", folder / (install_name[1:].removesuffix(".dylib") + ".tbd")):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(stub)
+    _python_headers(folder / "python")
+
+
+def system_symbols(downloads):
+    """{install name: symbols that Mac-built libraries take from it}, and libSystem's own list."""
+    known = {}
+    for path in downloads.evidence():
+        image = MachO(path)
+        if image.minimum_macos and image.minimum_macos <= MINIMUM:
+            for symbol, library in image.imports().items():
+                if library and library.startswith("/"):
+                    known.setdefault(library, set()).add(symbol)
+    known["/usr/lib/libc++.1.dylib"] |= _INSTANTIATED
+    stub = downloads.pinned["ziglang"] / "ziglang/lib/libc/darwin/libSystem.tbd"
+    known["/usr/lib/libSystem.B.dylib"] = set(re.findall(r"[\s\[,'](_[\w$.]+|dyld_\w+)", stub.read_text()))
+    return known
+
+
+def _stub(install_name, reexported, symbols):
+    classes = sorted(symbol.removeprefix(_CLASS) for symbol in symbols if symbol.startswith(_CLASS))
+    plain = sorted(symbol for symbol in symbols if not symbol.startswith("_OBJC_"))
+    lines = ["--- !tapi-tbd", "tbd-version: 4", "targets: [ arm64-macos ]", f"install-name: '{install_name}'"]
+    if reexported:
+        lines += ["reexported-libraries:", "  - targets: [ arm64-macos ]", f"    libraries: {_list(reexported)}"]
+    lines += ["exports:", "  - targets: [ arm64-macos ]", f"    symbols: {_list(plain)}"]
+    if classes:
+        lines.append(f"    objc-classes: {_list(classes)}")
+    return "\n".join([*lines, "...", ""])
+
+
+def _list(items):
+    return "[ " + ", ".join(f"'{item}'" for item in items) + " ]"
+
+
+def _python_headers(folder):
+    """Python's headers, of which ours use the limited API; only pyconfig.h knows the platform."""
+    shutil.copytree(sysconfig.get_path("include"), folder)
+    config = folder / "pyconfig.h"
+    text = config.read_text()
+    for name in _NOT_ON_MACOS:
+        text = re.sub(rf"#\s*define {name} .*", "", text)
+    config.write_text(text)

@@ -1,0 +1,83 @@
+// The part of Metal that csrc/backends/mps uses; see Foundation.h.
+#pragma once
+
+#import <Foundation/Foundation.h>
+
+#pragma clang assume_nonnull begin
+
+typedef struct {
+  NSUInteger width, height, depth;
+} MTLSize;
+
+static inline MTLSize MTLSizeMake(NSUInteger width, NSUInteger height, NSUInteger depth) {
+  MTLSize size = {width, height, depth};
+  return size;
+}
+
+typedef NS_OPTIONS(NSUInteger, MTLResourceUsage) {
+  MTLResourceUsageRead = 1 << 0,
+  MTLResourceUsageWrite = 1 << 1,
+};
+
+typedef NS_ENUM(NSUInteger, MTLLanguageVersion) {
+  MTLLanguageVersion3_1 = (3 << 16) + 1,
+};
+
+typedef NS_ENUM(NSInteger, MTLGPUFamily) {
+  MTLGPUFamilyApple1 = 1001,
+};
+
+@protocol MTLDevice;
+
+@protocol MTLResource <NSObject>
+@end
+
+@protocol MTLBuffer <MTLResource>
+@property(readonly) uint64_t gpuAddress;
+@end
+
+@protocol MTLFunction <NSObject>
+@end
+
+@interface MTLCompileOptions : NSObject
+@property(readwrite, nonatomic) BOOL fastMathEnabled;
+@property(readwrite, nonatomic) MTLLanguageVersion languageVersion;
+@end
+
+@protocol MTLLibrary <NSObject>
+- (nullable id<MTLFunction>)newFunctionWithName:(NSString*)functionName;
+@end
+
+@protocol MTLComputePipelineState <NSObject>
+@property(readonly) NSUInteger maxTotalThreadsPerThreadgroup;
+@property(readonly) NSUInteger staticThreadgroupMemoryLength;
+@end
+
+@protocol MTLCommandEncoder <NSObject>
+@property(readonly) id<MTLDevice> device;
+@end
+
+@protocol MTLComputeCommandEncoder <MTLCommandEncoder>
+- (void)setComputePipelineState:(id<MTLComputePipelineState>)state;
+- (void)setBytes:(const void*)bytes length:(NSUInteger)length atIndex:(NSUInteger)index;
+- (void)setBuffer:(nullable id<MTLBuffer>)buffer offset:(NSUInteger)offset atIndex:(NSUInteger)index;
+- (void)setThreadgroupMemoryLength:(NSUInteger)length atIndex:(NSUInteger)index;
+- (void)dispatchThreadgroups:(MTLSize)threadgroupsPerGrid threadsPerThreadgroup:(MTLSize)threadsPerThreadgroup;
+- (void)dispatchThreads:(MTLSize)threadsPerGrid threadsPerThreadgroup:(MTLSize)threadsPerThreadgroup;
+- (void)useResource:(id<MTLResource>)resource usage:(MTLResourceUsage)usage;
+@end
+
+@protocol MTLDevice <NSObject>
+@property(readonly) NSUInteger maxThreadgroupMemoryLength;
+- (BOOL)supportsFamily:(MTLGPUFamily)gpuFamily;
+- (nullable id<MTLLibrary>)newLibraryWithSource:(NSString*)source
+                                        options:(nullable MTLCompileOptions*)options
+                                          error:(NSError* _Nullable* _Nullable)error;
+- (nullable id<MTLLibrary>)newLibraryWithURL:(NSURL*)url error:(NSError* _Nullable* _Nullable)error;
+- (nullable id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)computeFunction
+                                                                      error:(NSError* _Nullable* _Nullable)error;
+@end
+
+extern "C" id<MTLDevice> _Nullable MTLCreateSystemDefaultDevice(void) NS_RETURNS_RETAINED;
+
+#pragma clang assume_nonnull end
