@@ -147,11 +147,12 @@ def _rewrite_parameters(program):
     tokens, places = program.tokens, set()
     for declaration in program.walk():
         if declaration.kind == "function":
+            specialized = any(last == first + 1 for first, last in declaration.templates)
             for first, last in program.split_parameters(*declaration.parameters):
                 part = tokens[first:last]
                 words = {token.text for token in part}
                 number = any(_NUMBER.fullmatch(word) for word in words)
-                if {"thread", "const", "&"} <= words and number and not declaration.is_template:
+                if {"thread", "const", "&"} <= words and number and not specialized:
                     for token in part:
                         places.add((token.file, token.line))
                         if token.text == "thread":
