@@ -44,6 +44,8 @@ template <typename T> using Operation = T (*)(T);
 template <typename T> T twice(T x) { return x * 2; }
 template <typename T, Operation<T> operation> T apply(T x) { return operation(x); }
 
+template <typename To, typename From> To converted(const thread From& x) { return To(x); }
+template <> inline half converted<half, float>(const thread float& x) { return half(x); }
 inline float sum(const thread float& a, float b) { return a + b; }
 inline void advance(const device float*& p) { p += 1; }
 
@@ -62,6 +64,10 @@ template <typename T>
   threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
   scratch[0] = sum(2.0f, z[0].norm() + w.norm()) + kTable[1] + kSeeds.x;
   advance(from);
+  thread const device float* rows[2];
+  rows[0] = from;
+  const float row = rows[0][0];
+  scratch[1] = converted<half, float>(row) * float4(z[0].re).x;
   bool4 positive = shared[0] > 0.0f;
   float4 chosen = select(shared[0], float4(0.0f), positive);
   x[i.x] = static_cast<T>(simd_sum(chosen.x)) + apply<T, twice<T>>(x[0]);

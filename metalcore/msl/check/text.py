@@ -59,7 +59,7 @@ def clang_text(program, variables):
         if token.text == "coherent":
             erase(tokens, i, i + 4 if tokens[i + 1].text == "(" else i + 1)
         elif token.text in SPACES:
-            token.text = SPACES[token.text]
+            token.text = "" if token.text == "thread" and _has_other_space(tokens, i) else SPACES[token.text]
         elif token.text in _RENAMED and not (token.text == "private" and tokens[i + 1].text == ":"):
             token.text += _SUFFIX
         elif token.kind == "num":
@@ -72,6 +72,14 @@ def clang_text(program, variables):
     _choose(program)
     place_threadgroup_variables(program, variables)
     return prelude + print_tokens(tokens), lenient
+
+
+def _has_other_space(tokens, i):
+    """Whether another address space stands beside the `thread` at i, which then says nothing."""
+    j = i + 1
+    while tokens[j].text in ("const", "volatile"):
+        j += 1
+    return tokens[j].text in SPACES and tokens[j].text != "thread"
 
 
 def _choose(program):
@@ -139,10 +147,12 @@ def _rewrite_parameters(program):
     tokens, places = program.tokens, set()
     for declaration in program.walk():
         if declaration.kind == "function":
+            specialized = any(last == first + 1 for first, last in declaration.templates)
             for first, last in program.split_parameters(*declaration.parameters):
                 part = tokens[first:last]
                 words = {token.text for token in part}
-                if {"thread", "const", "&"} <= words and any(_NUMBER.fullmatch(word) for word in words):
+                number = any(_NUMBER.fullmatch(word) for word in words)
+                if {"thread", "const", "&"} <= words and number and not specialized:
                     for token in part:
                         places.add((token.file, token.line))
                         if token.text == "thread":

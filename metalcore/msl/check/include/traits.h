@@ -79,7 +79,9 @@ MSL_REMOVE(remove_const, const T)
 MSL_REMOVE(remove_volatile, volatile T)
 #undef MSL_REMOVE
 template <class T> struct remove_cv : remove_const<remove_volatile_t<T>> {};
-template <class T> struct remove_reference { using type = __remove_reference_t(T); };
+template <class T> struct remove_reference { using type = T; };
+template <class T> struct remove_reference<T&> { using type = T; };
+template <class T> struct remove_reference<T&&> { using type = T; };
 template <class T> struct remove_pointer { using type = T; };
 template <class T> struct remove_pointer<T*> { using type = T; };
 // Address spaces are qualifiers of a type that a trait of its own removes.

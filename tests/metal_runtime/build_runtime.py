@@ -1,6 +1,6 @@
 """Builds the extension that the tests run: metalcore's own objects, with csrc/backends/mps in front of the simulator.
 
-    python -m tests.metal_runtime.build        # after `make build`; prints the extension's path
+    python tests/metal_runtime/build_runtime.py     # after `make build`; prints the extension's path
 
 Needs clang 19 and GCC's Objective-C runtime (Debian: clang-19 libobjc-12-dev).
 """
@@ -22,7 +22,7 @@ _BUILT = ROOT / "build" / "metalcore"
 _WITH_BACKEND = ("gpu/encode", "gpu/tuning", "python/module")
 # Sent to views.cpp.
 _WRAPPED = ("_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE", "_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm")
-_OBJECTIVE_C = ["-fobjc-runtime=gcc", "-fobjc-exceptions", f"-I{HERE / 'include'}", "-Wno-objc-root-class"]
+_OBJECTIVE_C = ["-fobjc-runtime=gcc", f"-I{HERE / 'include'}", "-Wno-objc-root-class"]
 
 
 def build():
@@ -59,6 +59,9 @@ def _compile(command, source, target):
     newest = max(path.stat().st_mtime for path in [source, *headers])
     if not target.exists() or target.stat().st_mtime < newest:
         subprocess.run([*command, "-c", str(source), "-o", str(target)], check=True)
+        if source.suffix == ".mm":  # clang takes GCC's Objective-C personality, which knows no catch of C++
+            subprocess.run(["objcopy", "--redefine-sym", "__gnu_objc_personality_v0=__gxx_personality_v0", str(target)],
+                           check=True)
 
 
 def _objc_headers():

@@ -1,0 +1,131 @@
+// Misuse of Metal, one rule of the validation at a time: metal_runtime_fault(name) gives what was said of it.
+#import "../../csrc/backends/mps/pipelines.h"
+#import "../../csrc/backends/mps/stream.h"
+#import "runtime.h"
+
+#include "../../csrc/backends/mps/encoder.h"
+
+#include <cstring>
+#include <functional>
+#include <map>
+
+using namespace metalcore;
+
+namespace {
+
+using Raw = id<MTLComputeCommandEncoder>;
+
+float memory[256];
+constexpr const char* kKernel = "silu_dense_float";
+
+// Calls `body` on the stream's queue, past metalcore's own encoder, which would not let these through.
+void encode_raw(const std::function<void(Raw)>& body) {
+  at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
+  mps::encode([&](gpu::Encoder&) { body(stream->commandEncoder()); });
+}
+
+id<MTLBuffer> some_buffer() { return static_cast<id<MTLBuffer>>(metal_runtime::buffer_of(memory, sizeof memory)); }
+
+void set_pipeline(Raw encoder) { [encoder setComputePipelineState:mps::pipeline(encoder.device, kKernel).state]; }
+
+void bind_all(Raw encoder) {
+  for (int i = 0; i < 8; ++i) [encoder setBuffer:some_buffer() offset:0 atIndex:i];
+}
+
+void dispatch(Raw encoder, NSUInteger threads, NSUInteger group) {
+  [encoder dispatchThreads:MTLSizeMake(threads, 1, 1) threadsPerThreadgroup:MTLSizeMake(group, 1, 1)];
+}
+
+const std::map<std::string, std::function<void()>> kFaults = {
+    {"none", [] { encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder); }); }},
+    {"an encoder kept after its block",
+     [] {
+       Raw kept = nil;
+       encode_raw([&](Raw encoder) { kept = encoder; });
+       encode_raw([&](Raw) { set_pipeline(kept); });
+     }},
+    {"an encoder used off the queue",
+     [] {
+       Raw kept = nil;
+       encode_raw([&](Raw encoder) { kept = encoder; });
+       [kept setBuffer:nil offset:0 atIndex:0];
+     }},
+    {"commandEncoder() off the queue", [] { at::mps::getCurrentMPSStream()->commandEncoder(); }},
+    {"another stream's encoder",
+     [] {
+       at::mps::MPSStream* first = at::mps::getCurrentMPSStream();
+       metal_runtime::set_current_stream(1);
+       try {
+         mps::encode([&](gpu::Encoder&) { first->commandEncoder(); });
+       } catch (...) {
+         metal_runtime::set_current_stream(0);
+         throw;
+       }
+       metal_runtime::set_current_stream(0);
+     }},
+    {"a block on the queue within a block on the queue",
+     [] { encode_raw([](Raw) { mps::encode([](gpu::Encoder&) {}); }); }},
+    {"an unbound buffer", [] { encode_raw([](Raw encoder) { set_pipeline(encoder), dispatch(encoder, 1, 1); }); }},
+    {"a buffer bound for the kernel before",
+     [] { encode_raw([](Raw encoder) { bind_all(encoder), set_pipeline(encoder), dispatch(encoder, 1, 1); }); }},
+    {"no pipeline", [] { encode_raw([](Raw encoder) { dispatch(encoder, 1, 1); }); }},
+    {"too many bytes",
+     [] {
+       static const char bytes[4097] = {};
+       encode_raw([](Raw encoder) { [encoder setBytes:bytes length:sizeof bytes atIndex:0]; });
+     }},
+    {"no bytes", [] { encode_raw([](Raw encoder) { [encoder setBytes:memory length:0 atIndex:0]; }); }},
+    {"an index beyond 30", [] { encode_raw([](Raw encoder) { [encoder setBuffer:nil offset:0 atIndex:31]; }); }},
+    {"an offset outside the buffer",
+     [] { encode_raw([](Raw encoder) { [encoder setBuffer:some_buffer() offset:sizeof memory + 4 atIndex:0]; }); }},
+    {"an offset that is not aligned",
+     [] {
+       encode_raw([](Raw encoder) {
+         set_pipeline(encoder), bind_all(encoder);
+         [encoder setBuffer:some_buffer() offset:2 atIndex:0];
+         dispatch(encoder, 1, 1);
+       });
+     }},
+    {"no threads",
+     [] { encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder), dispatch(encoder, 0, 1); }); }},
+    {"too many threads in a threadgroup",
+     [] { encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder), dispatch(encoder, 1, 1025); }); }},
+    {"threadgroup memory of an odd length",
+     [] { encode_raw([](Raw encoder) { [encoder setThreadgroupMemoryLength:20 atIndex:0]; }); }},
+    {"an address without useResource",
+     [] {
+       encode_raw([](Raw encoder) {
+         set_pipeline(encoder), bind_all(encoder);
+         const uint64_t address = some_buffer().gpuAddress;
+         [encoder setBytes:&address length:sizeof address atIndex:0];
+         dispatch(encoder, 1, 1);
+       });
+     }},
+    {"a written buffer used for reading only",
+     [] { encode_raw([](Raw encoder) { [encoder useResource:some_buffer() usage:MTLResourceUsageRead]; }); }},
+    {"fast math",
+     [] {
+       MTLCompileOptions* options = [[MTLCompileOptions alloc] init];
+       options.languageVersion = MTLLanguageVersion3_1;
+       NSError* error = nil;
+       encode_raw([&](Raw encoder) {
+         [encoder.device newLibraryWithSource:[NSString stringWithCString:"" encoding:NSUTF8StringEncoding]
+                                      options:options
+                                        error:&error];
+       });
+     }},
+    {"an object autoreleased outside of a pool", [] { [[[NSURL alloc] init] autorelease]; }},
+};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const char* metal_runtime_fault(const char* name) {
+  static std::string said;
+  said.clear();
+  try {
+    kFaults.at(name)();
+  } catch (const std::exception& error) {
+    said = error.what();
+  }
+  return said.c_str();
+}

@@ -1,0 +1,135 @@
+"""csrc/backends/mps as it ships, run on Linux against a Metal of our own: the ops' tests, its errors, and the rules of
+Metal's API validation, each with its fault."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which("clang++-19") or not list(Path("/usr/lib").glob("*/libobjc.so.4")),
+    reason="needs Linux with clang 19 and GCC's Objective-C runtime (Debian: clang-19 libobjc-12-dev)")
+
+FAULTS = {
+    "an encoder kept after its block": "used after it was ended",
+    "an encoder used off the queue": "used outside of the stream's queue",
+    "commandEncoder() off the queue": "commandEncoder() is called outside of the stream's queue",
+    "another stream's encoder": "commandEncoder() is called outside of the stream's queue",
+    "a block on the queue within a block on the queue": "waits for ever",
+    "an unbound buffer": "at index 0 is not bound",
+    "a buffer bound for the kernel before": "at index 0 is not bound",
+    "no pipeline": "without a pipeline state",
+    "too many bytes": "4097 bytes at index 0",
+    "no bytes": "0 bytes at index 0",
+    "an index beyond 30": "indices go up to 30",
+    "an offset outside the buffer": "lies outside its buffer",
+    "an offset that is not aligned": "has an offset of 2 bytes, no multiple of 4",
+    "no threads": "a dispatch of no threads",
+    "too many threads in a threadgroup": "a threadgroup of 1025 threads",
+    "threadgroup memory of an odd length": "20 bytes of threadgroup memory",
+    "an address without useResource": "without useResource",
+    "a written buffer used for reading only": "for reading only",
+    "fast math": "with fast math",
+    "an object autoreleased outside of a pool": "outside of a pool",
+}
+
+
+@pytest.fixture(scope="module")
+def extension():
+    from build_runtime import build
+
+    return build()
+
+
+def run(extension, *command, **environment):
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, timeout=1800,
+                          env={**os.environ, "METALCORE_TEST_EXTENSION": str(extension), **environment})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, "tests")
+import conftest
+import torch, metalcore, metalcore.simulator
+from metalcore import _C
+"""
+
+
+def test_ops(extension):
+    run(extension, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/smoke", "tests/ops/test_activation.py",
+        "tests/linalg/test_qr.py", "tests/optim/test_adamw_op.py")
+
+
+def test_ops_in_checking_mode(extension):
+    run(extension, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/smoke", METALCORE_CHECK="1")
+
+
+def test_every_kernel_becomes_a_pipeline(extension):
+    run(extension, "-c", PROGRAM + """
+assert len(_C.mps_kernels()) > 200
+for name in _C.mps_kernels():
+    assert 32 <= _C.mps_compile(name)["max_total_threads_per_threadgroup"] <= 1024, name
+assert _C.mps_gpu_family() == "apple7"
+""")
+
+
+def test_metals_message_is_in_the_error(extension, tmp_path):
+    copy = tmp_path / "_C.abi3.so"
+    shutil.copy(extension, copy)
+    shutil.copytree(extension.parent / "lib", tmp_path / "lib", symlinks=True)
+    (tmp_path / "lib" / "metal" / "activation.metal").write_text("#error this does not compile\n")
+    (tmp_path / "lib" / "metal" / "softmax.metallib").write_bytes(b"")
+    run(copy, "-c", PROGRAM + """
+x = torch.randn(4, device="mps")
+for op, expected in ((metalcore.silu, "#error this does not compile"), (lambda x: metalcore.softmax(x, -1), "softmax.metallib")):
+    try:
+        op(x)
+    except RuntimeError as error:
+        assert expected in str(error), error
+    else:
+        raise AssertionError(expected)
+metalcore.rms_norm(x, (4,))
+try:
+    _C.mps_compile("no_such_kernel")
+except RuntimeError as error:
+    assert "no built-in kernel named 'no_such_kernel'" in str(error)
+""")
+
+
+def test_threads_encode_side_by_side(extension):
+    run(extension, "-c", PROGRAM + """
+from concurrent.futures import ThreadPoolExecutor
+xs = [torch.randn(100 + i, device="mps") for i in range(32)]
+with ThreadPoolExecutor(8) as pool:
+    ys = list(pool.map(metalcore.silu, xs))
+for x, y in zip(xs, ys):
+    torch.testing.assert_close(y, torch.nn.functional.silu(x))
+""")
+
+
+@pytest.fixture(scope="module")
+def said(extension):
+    """{fault: what was said of it}. In a process of its own, where this build is the only one."""
+    return json.loads(run(extension, "-c", PROGRAM + f"""
+import ctypes, json
+library = ctypes.CDLL({str(extension)!r})
+library.metal_runtime_fault.restype = ctypes.c_char_p
+print(json.dumps({{name: library.metal_runtime_fault(name.encode()).decode() for name in {["none", *FAULTS]!r}}}))
+"""))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_misuse_is_found(said, fault):
+    assert FAULTS[fault] in said[fault]
+
+
+def test_right_use_is_not_misuse(said):
+    assert said["none"] == ""
