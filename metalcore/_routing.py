@@ -12,6 +12,8 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch import Tensor
+from torch.compiler import is_compiling
 
 from . import _C
 
@@ -24,6 +26,7 @@ _any_requires_grad = torch._C._any_requires_grad
 _is_grad_enabled = torch._C.is_grad_enabled
 _is_tracing = torch._C._is_tracing  # torch.jit.trace
 _transforms_active = torch._C._are_functorch_transforms_active
+_unwrap_if_dead = torch._C._functorch.unwrap_if_dead  # a tensor that outlived its torch.func transform
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _strided = torch.strided
@@ -33,6 +36,7 @@ _BACKENDS = {
     "cuda": hasattr(_C, "cuda_dispatch") and torch.version.cuda,
 }
 DEVICES = frozenset(device for device, is_there in _BACKENDS.items() if is_there)
+_MPS, _CUDA = "mps" in DEVICES, "cuda" in DEVICES
 
 if "cuda" in DEVICES:
 
@@ -50,19 +54,19 @@ def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
     jvp …) PyTorch's own ops are the ones that know what to do."""
     if _transforms_active():
         return False
-    device = None
+    first = None
     for tensor in tensors:
         if tensor is None:
             continue
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in dtypes or tensor.layout is not _strided:
+        if not isinstance(tensor, Tensor) or tensor.dtype not in dtypes or tensor.layout is not _strided:
             return False
-        if device is None:
-            device = tensor.device
-            if device.type not in DEVICES:
+        if first is None:
+            first = tensor
+            if not (_CUDA and tensor.is_cuda or _MPS and tensor.is_mps):  # device.type costs six times as much
                 return False
-        elif tensor.device != device:
+        elif tensor.device != first.device:
             return False
-    return device is not None
+    return first is not None
 
 
 # What torch.autocast computes in float32, where this version of PyTorch has a rule for it.
@@ -75,8 +79,10 @@ _AUTOCAST_TO_FLOAT32 = frozenset(
 
 def autocast_to_float32(name, x) -> bool:
     """Whether PyTorch's op of this name would take a 16-bit x as float32, because autocast is on."""
-    return (x.dtype is not torch.float32 and torch.is_autocast_enabled(x.device.type)
-            and (name, x.device.type) in _AUTOCAST_TO_FLOAT32)
+    if x.dtype is torch.float32:
+        return False
+    device = "cuda" if x.is_cuda else "mps"
+    return torch.is_autocast_enabled(device) and (name, device) in _AUTOCAST_TO_FLOAT32
 
 
 _library = torch.library.Library("metalcore", "FRAGMENT")
@@ -109,7 +115,7 @@ def fake_kernel(name):
 
 def _check_one_device(name, inputs):
     """A meta tensor among others brings a call here, whose result would be memory that nobody has written."""
-    devices = {str(tensor.device) for tensor in inputs if isinstance(tensor, torch.Tensor)}
+    devices = {str(tensor.device) for tensor in inputs if isinstance(tensor, Tensor)}
     if len(devices) > 1:
         raise RuntimeError(f"metalcore::{name}: tensors must be on one device, not on {' and '.join(sorted(devices))}")
 
@@ -122,17 +128,19 @@ def autograd(name, backward, setup_context):
 
     Returns:
         a function that calls the operator on accelerated() inputs; where no compiler is tracing it does without the
-        way through the dispatcher to `kernel` below, which takes another quarter off.
+        way through the dispatcher to `kernel` below, and without Python's layers over PyTorch's C++, which takes
+        another third off.
     """
     op = getattr(ops, name).default
     redispatch = op.redispatch
+    direct = op._op  # what op() calls
 
     class Derivative(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *inputs_and_keyset):
             *inputs, keyset = inputs_and_keyset
             with _BelowAutograd():
-                output = op(*inputs) if keyset is None else redispatch(keyset, *inputs)
+                output = direct(*inputs) if keyset is None else redispatch(keyset, *inputs)
             setup_context(ctx, inputs, output)
             return output
 
@@ -143,6 +151,8 @@ def autograd(name, backward, setup_context):
 
     Derivative.__name__ = Derivative.__qualname__ = f"metalcore_{name}"
     apply = Derivative.apply
+    # What that comes to where no torch.func transform is active.
+    plain_apply = super(torch.autograd.Function, Derivative).apply
 
     def kernel(keyset, *inputs):
         keyset = keyset & _after_autograd
@@ -154,11 +164,11 @@ def autograd(name, backward, setup_context):
     _library.impl(name, kernel, "Autograd", with_keyset=True)
 
     def call(*inputs):
-        if torch.compiler.is_compiling() or _is_tracing():
+        if is_compiling() or _is_tracing():
             return op(*inputs)
         if _is_grad_enabled() and _any_requires_grad(*inputs):
-            return apply(*inputs, None)
+            return plain_apply(*[_unwrap_if_dead(i) if isinstance(i, Tensor) else i for i in inputs], None)
         with _BelowAutograd():
-            return op(*inputs)
+            return direct(*inputs)
 
     return call

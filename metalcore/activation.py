@@ -38,16 +38,6 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     return F.gelu(x, approximate=approximate)
 
 
-def _save_input(ctx, inputs, output):
-    ctx.save_for_backward(inputs[0])
-    ctx.options = inputs[1:]
-
-
-def _save_grad_and_input(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:2])
-    ctx.options = inputs[2:]
-
-
 # silu
 
 
@@ -71,6 +61,10 @@ def _(grad, x):
     return torch.empty_like(x)
 
 
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
 def _silu_backward(ctx, grad):
     (x,) = ctx.saved_tensors
     return ops.silu_backward(grad, x)
@@ -84,8 +78,8 @@ def _silu_double_backward(ctx, grad):
     return grad * first, grad * upstream * second
 
 
-_silu = autograd("silu", _silu_backward, _save_input)
-autograd("silu_backward", _silu_double_backward, _save_grad_and_input)
+_silu = autograd("silu", _silu_backward, _save)
+autograd("silu_backward", _silu_double_backward, _save)
 
 
 # gelu
@@ -111,9 +105,14 @@ def _(grad, x, approximate):
     return torch.empty_like(x)
 
 
+def _save_with_option(ctx, inputs, output):
+    *tensors, ctx.approximate = inputs
+    ctx.save_for_backward(*tensors)
+
+
 def _gelu_backward(ctx, grad):
     (x,) = ctx.saved_tensors
-    return ops.gelu_backward(grad, x, *ctx.options), None
+    return ops.gelu_backward(grad, x, ctx.approximate), None
 
 
 def _gelu_derivatives(x, approximate):
@@ -132,9 +131,9 @@ def _gelu_derivatives(x, approximate):
 
 def _gelu_double_backward(ctx, grad):
     upstream, x = ctx.saved_tensors
-    first, second = _gelu_derivatives(x, *ctx.options)
+    first, second = _gelu_derivatives(x, ctx.approximate)
     return grad * first, grad * upstream * second, None
 
 
-_gelu = autograd("gelu", _gelu_backward, _save_input)
-autograd("gelu_backward", _gelu_double_backward, _save_grad_and_input)
+_gelu = autograd("gelu", _gelu_backward, _save_with_option)
+autograd("gelu_backward", _gelu_double_backward, _save_with_option)

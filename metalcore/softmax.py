@@ -47,7 +47,8 @@ def _call(op, torch_op, x, dim, dtype):
 
 
 def _in_range(dim, dims):
-    return isinstance(dim, int) and -max(dims, 1) <= dim < max(dims, 1)
+    dims = dims or 1  # a scalar has one, too
+    return isinstance(dim, int) and -dims <= dim < dims
 
 
 def _register(name, aten_forward, aten_backward, double_backward):

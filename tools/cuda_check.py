@@ -7,7 +7,7 @@
 
     suite        the test-suite with --device cuda (what follows -- goes to pytest)
     kernels      every built-in kernel is launched, and gives the same results in two processes
-    memcheck, racecheck, synccheck, initcheck
+    memcheck, racecheck, synccheck
                  compute-sanitizer finds no error in any built-in kernel, and finds one in a kernel that has one
 
 The sanitizers watch tests/cuda_device/every_kernel.py, section by section. Logs and a report go to --out, by default
@@ -30,7 +30,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = ROOT / "tests" / "cuda_device" / "every_kernel.py"
-TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+TOOLS = ("memcheck", "racecheck", "synccheck")
 FOUND = 86  # compute-sanitizer's exit status where it found an error
 LONGEST = 60  # lines of findings that a part prints
 
@@ -136,7 +136,7 @@ LINES = {"METALCORE_NVRTC_FLAGS": "-lineinfo"}  # reports name lines of source
 
 def environment(tool):
     # Without PyTorch's cache each tensor is an allocation of its own, whose end a sanitizer knows.
-    return LINES | ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if tool in ("memcheck", "initcheck") else {})
+    return LINES | ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if tool == "memcheck" else {})
 
 
 def errors(output):

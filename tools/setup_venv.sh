@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
-packages=(torch setuptools wheel pcpp ninja numpy pytest pytest-xdist expecttest hypothesis transformers accelerate)
+packages=(torch setuptools wheel pcpp ninja numpy pytest pytest-xdist expecttest hypothesis transformers accelerate matplotlib)
 # Compiles the kernels for NVIDIA GPUs, also where there is none: the tests do.
 if [[ $(uname) == Linux ]]; then packages+=(nvidia-cuda-nvrtc); fi
 

@@ -221,7 +221,6 @@ def test_report_of_several_files(capsys, tmp_path):
 
 
 def test_plots(tmp_path):
-    pytest.importorskip("matplotlib")
     from benchmarks.harness import plots, report
 
     results = known()["results"]

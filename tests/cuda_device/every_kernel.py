@@ -145,7 +145,6 @@ FAULTS = {
         if (i % 2) threadgroup_barrier(metal::mem_flags::mem_threadgroup);
         x[i] = 1;
     }""",
-    "initcheck": "kernel void fault(device float* x, uint i [[thread_position_in_grid]]) { x[i] = 2 * x[i + 64]; }",
 }
 
 

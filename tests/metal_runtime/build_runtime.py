@@ -18,6 +18,7 @@ WORK = ROOT / "build" / "metal_runtime"
 EXTENSION = WORK / "_C.abi3.so"
 COMPILER = "clang++-19"
 _BUILT = ROOT / "build" / "metalcore"
+_SETUP_COMMAND = _BUILT / "stamps" / "gpu_encode.json"
 # Compiled anew: these look at METALCORE_MPS.
 _WITH_BACKEND = ("gpu/encode", "gpu/tuning", "python/module")
 # Sent to views.cpp.
@@ -50,13 +51,14 @@ def build():
 
 def _flags():
     """Those of setup.py, from the command it recorded."""
-    command, _ = json.loads((_BUILT / "stamps" / "gpu_encode.json").read_text())
+    command, _ = json.loads(_SETUP_COMMAND.read_text())
     return command[command.index("-std=c++20") : command.index("-MMD")]
 
 
 def _compile(command, source, target):
     headers = [*HERE.rglob("*.h"), *(ROOT / "csrc").rglob("*.h"), *(ROOT / "tools/mac_check/sdk").iterdir()]
-    newest = max(path.stat().st_mtime for path in [source, *headers])
+    flags = [Path(__file__), _SETUP_COMMAND]
+    newest = max(path.stat().st_mtime for path in [source, *headers, *flags])
     if not target.exists() or target.stat().st_mtime < newest:
         subprocess.run([*command, "-c", str(source), "-o", str(target)], check=True)
         if source.suffix == ".mm":  # clang takes GCC's Objective-C personality, which knows no catch of C++

@@ -7,7 +7,6 @@ import torch
 import metalcore
 
 pytestmark = pytest.mark.usefixtures("compiles_for_cuda")
-RNG = np.random.default_rng(0)
 
 
 def sinpi(x):
@@ -33,11 +32,12 @@ BINARY = {
     "pow": np.power, "powr": np.power, "atan2": np.arctan2, "fmod": np.fmod, "fmin": np.fmin, "fmax": np.fmax,
     "copysign": np.copysign, "fdim": lambda x, y: np.where(np.isnan(x) | np.isnan(y), x + y, np.where(x > y, x - y, 0.0)), "divide": np.divide,
 }  # fmt: skip
-# Largest errors in units of the last place: the simulator's, and where they are larger those of CUDA's own functions
-# (CUDA C++ Programming Guide, "Mathematical Functions"); MSL allows 4 to 16.
+# Largest errors in units of the last place: the simulator's, and where they are larger those of CUDA's own functions (CUDA
+# C++ Programming Guide, "Mathematical Functions", which counts in the units of the result: where that has the next
+# exponent, half of ours). MSL allows 4 to 16.
 SIMULATOR_BOUND = 2
 CUDA_BOUNDS = {
-    "acosh": 4, "asinh": 3, "atanh": 3, "sinh": 3, "tan": 4, "atan2": 3, "pow": 4, "powr": 4,
+    "acosh": 4, "asinh": 3, "atanh": 3, "cosh": 3, "log10": 3, "sinh": 3, "tan": 4, "atan2": 3, "pow": 4, "powr": 4,
 }  # fmt: skip
 
 
@@ -63,10 +63,11 @@ def library():
     return metalcore.compile_shader("\n".join(lines))
 
 
-def floats(count):
+def floats(count, seed=0):
     """Floats of every exponent, numbers of ordinary size, and the special ones."""
-    patterns = RNG.integers(0, 1 << 32, count // 2, dtype=np.uint32).view(np.float32)
-    ordinary = RNG.normal(size=count // 2).astype(np.float32) * np.float32(8)
+    generator = np.random.default_rng(seed)
+    patterns = generator.integers(0, 1 << 32, count // 2, dtype=np.uint32).view(np.float32)
+    ordinary = generator.normal(size=count // 2).astype(np.float32) * np.float32(8)
     least, normal, most = np.float32(1e-45), np.float32(1.1754944e-38), np.float32(3.4028235e38)
     special = [0, 1, 0.5, 1.5, 2, 3, 127, 128, 8388607.5, 8388609, 16777216, 88.72284, 103.97, np.inf, np.nan, least, normal, most]
     special = np.array([*special, *np.negative(special)], np.float32)
@@ -120,8 +121,8 @@ def test_unary_half(library, device, name):
 
 @pytest.mark.parametrize("name", BINARY)
 def test_binary(library, device, name):
-    x, z = floats(1_000_000), floats(1_000_000)
-    RNG.shuffle(z)
+    x, z = floats(1_000_000), floats(1_000_000, seed=1)
+    np.random.default_rng(2).shuffle(z)
     special = x[-36:]
     x, z = np.concatenate([x, np.repeat(special, 36)]), np.concatenate([z, np.tile(special, 36)])
     if name == "powr":  # defined for x >= 0; its special cases are NaN where pow's are 1

@@ -137,3 +137,13 @@ def test_function_transforms(device, op):
     slope = torch.func.vmap(torch.func.grad(lambda row: ours(row).sum()))(x)
     expected = torch.func.vmap(torch.func.grad(lambda row: reference(row).sum()))(wide(x))
     assert_near(slope, expected)
+
+
+@each_op
+def test_a_tensor_that_outlived_its_transform(device, op):
+    ours, reference = OPS[op]
+    kept = []
+    torch.func.grad(lambda row: kept.append(row) or row.sum())(tensor(3, device=device))
+    result = ours(kept[0])
+    assert not result.requires_grad and not reference(kept[0]).requires_grad
+    assert_near(result, reference(wide(kept[0])))
