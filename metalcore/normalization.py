@@ -62,7 +62,7 @@ def _fits(x, normalized_shape, weight):
     if not isinstance(normalized_shape, (tuple, list)):
         return False
     shape = tuple(normalized_shape)
-    return 0 < len(shape) <= x.dim() and x.shape[-len(shape) :] == shape and (weight is None or weight.shape == shape)
+    return (weight is None or weight.shape == shape) and shape != () and x.shape[-len(shape) :] == shape
 
 
 def _addable(x, residual, weight):
