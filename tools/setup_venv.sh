@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv with everything that building, testing and the examples need, pinned by constraints.txt.
 # Installs python3-venv, python3-dev and g++ by apt where they are missing and this is root; else says what to install.
-# So it does Clang, which only the check of the kernels needs: its tests are skipped without.
+# So it does what only tests need, which are skipped without: Clang, for the check of the kernels, and GCC's Objective-C
+# runtime, for the Metal backend on Linux.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -42,19 +43,24 @@ has_clang() {
   done
   return 1
 }
-if [[ $(uname) == Linux ]] && ! has_clang; then
-  if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-    ((${#missing[@]})) || apt-get update -qq
-    for version in 19 18 17 16 15; do
-      if apt-cache show "clang-$version" >/dev/null 2>&1; then
-        echo "installing clang-$version (apt)"
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "clang-$version" >/dev/null
+wanted=()  # each the names of one package, the first that apt has
+if [[ $(uname) == Linux ]]; then
+  has_clang || wanted+=("$(echo clang-{19..15})")
+  compgen -G "/usr/lib/gcc/*/*/include/objc/objc.h" >/dev/null || wanted+=("$(echo libobjc-{12..15}-dev)")
+fi
+if ((${#wanted[@]})) && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+  ((${#missing[@]})) || apt-get update -qq
+  for names in "${wanted[@]}"; do
+    for name in $names; do
+      if apt-cache show "$name" >/dev/null 2>&1; then
+        echo "installing $name (apt)"
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$name" >/dev/null
         break
       fi
     done
-  else
-    echo "no Clang 15 or newer: the kernels are not checked (python -m metalcore check)" >&2
-  fi
+  done
+elif ((${#wanted[@]})); then
+  echo "tests that need them are skipped without: ${wanted[*]%% *}" >&2
 fi
 
 [[ -x .venv/bin/python ]] && .venv/bin/python -m pip --version >/dev/null 2>&1 || "$PYTHON" -m venv --clear .venv
