@@ -95,7 +95,7 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
     sums = team.sum(sums, parity);
     parity ^= 1;
     const float scale = rsqrt(fma(sums.x, inverse_length, params.eps));
-    const float factor = -scale * scale * scale * (sums.y * inverse_length);
+    const float factor = -scale * (scale * (scale * (sums.y * inverse_length)));  // in range where scale^3 is not
     for (uint n = 0; n < N; ++n) {
       gw[n] = fma(g[n] * v[n], float4(scale), gw[n]);
       v[n] = fma(v[n], float4(factor), g[n] * w[n] * scale);

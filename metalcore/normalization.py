@@ -88,7 +88,7 @@ def _composite(x, dims, weight, eps):
 
 
 def _check(op, x, dims, weight):
-    """What the MPS kernels check, in their words."""
+    """What the kernels' host side checks, in its words."""
     if not 0 < dims <= x.dim():
         raise RuntimeError(f"metalcore::{op}: cannot normalize the last {dims} of {x.dim()} dimensions")
     length = math.prod(x.shape[-dims:])

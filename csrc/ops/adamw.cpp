@@ -123,13 +123,19 @@ std::vector<AtenTensorHandle> in_order(const TensorList& steps, const std::vecto
 
 // ---------------------------------------------------------------- steps on the host
 
-double incremented(AtenTensorHandle step) {
+template <typename F>
+double with_value(AtenTensorHandle step, const F& f) {
   void* data = nullptr;
   int32_t dtype = -1;
   aoti_torch_get_data_ptr(step, &data);
   aoti_torch_get_dtype(step, &dtype);
-  if (dtype == aoti_torch_dtype_float64()) return *static_cast<double*>(data) += 1.0;
-  return *static_cast<float*>(data) += 1.0f;
+  return dtype == aoti_torch_dtype_float64() ? f(*static_cast<double*>(data)) : f(*static_cast<float*>(data));
+}
+double next(AtenTensorHandle step) {
+  return with_value(step, [](auto value) { return double{value} + 1.0; });
+}
+void increment(AtenTensorHandle step) {
+  with_value(step, [](auto& value) { return double{value += 1}; });
 }
 
 AdamWScalars host_scalars(const Hyperparameters& h, double step) {
@@ -138,13 +144,13 @@ AdamWScalars host_scalars(const Hyperparameters& h, double step) {
           static_cast<float>(std::sqrt(correction2)), 1.0f, 0};
 }
 
-// Increments the steps and computes their scalars. Most parameters are at the same step.
+// The scalars of the steps to come. Most parameters are at the same step.
 std::vector<AdamWScalars> host_scalars(const std::vector<AtenTensorHandle>& steps, const Hyperparameters& h) {
   std::vector<AdamWScalars> scalars;
   scalars.reserve(steps.size());
   double last = 0;
   for (AtenTensorHandle handle : steps) {
-    const double step = incremented(handle);
+    const double step = next(handle);
     scalars.push_back(!scalars.empty() && step == last ? scalars.back() : host_scalars(h, step));
     last = step;
   }
@@ -261,6 +267,8 @@ void adamw_(const TensorList& params, const TensorList& grads, const TensorList&
       if (on_device && first == 0) encode_scalars(encoder, steps, *on_device, h);
       if (at_once > 0) encode_updates(encoder, arrays, first, at_once, on_host, on_device, h);
     });
+    if (!on_device && first == 0)  // not before: an error up to here has changed nothing
+      for (AtenTensorHandle step : steps) increment(step);
     for (GatheredParameter& parameter : gathered) parameter.write_back();
     first += at_once;
   } while (first < slots);

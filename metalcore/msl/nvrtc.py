@@ -121,17 +121,24 @@ class NVRTC:
         return self._library.nvrtcGetErrorString(result).decode()
 
     def _builtins(self):
-        """Paths of the libraries of builtins beside it, of its major version."""
-        major = re.search(r"\.so\.(\d+)", self.path.name)
-        return sorted(map(str, self.path.parent.glob(f"libnvrtc-builtins.so.{major[1]}.[0-9]*"))) if major else []
+        """Paths of the libraries of builtins beside it, of its version as far as its name says that; the newest first."""
+        release = re.search(r"\.so\.(\d+)(\.\d+)?", self.path.name)
+        if not release:
+            return []
+        found = map(str, self.path.parent.glob(f"libnvrtc-builtins.so.{release[1]}{release[2] or ''}*"))
+        versions = {path: tuple(map(int, re.findall(r"\d+", path.rsplit(".so.", 1)[1])))[:2] for path in found}
+        return sorted((path for path in versions if len(versions[path]) == 2), key=versions.get, reverse=True)
 
     def _open(self):
         with self._lock:
             if self._library is None:
-                # NVRTC opens its builtins by name, which it need not find by itself in a Python package.
-                for path in self._builtins()[:1]:
-                    ctypes.CDLL(path)
-                self._library = ctypes.CDLL(os.fspath(self.path))
+                try:
+                    # NVRTC opens its builtins by name, which it need not find by itself in a Python package.
+                    for path in self._builtins()[:1]:
+                        ctypes.CDLL(path)
+                    self._library = ctypes.CDLL(os.fspath(self.path))
+                except OSError as error:
+                    raise CompilerNotFoundError(f"NVRTC cannot be opened: {error}") from None
             return self._library
 
 
@@ -154,7 +161,7 @@ def _find(explicit, *homes):
             if nvrtc.version >= _OLDEST:
                 return nvrtc
             unusable.append(repr(nvrtc))
-        except (OSError, AttributeError) as error:  # not there, no library, or another library
+        except (CompilerNotFoundError, AttributeError) as error:  # not there, no library, or another library
             unusable.append(f"{nvrtc.path}: {error}")
     looked = [f"METALCORE_NVRTC={explicit}"] if explicit else [*map(str, _folders(homes)), "the system's libraries"]
     raise CompilerNotFoundError(

@@ -126,7 +126,10 @@ class CudaTarget:
 
     def prepare(self):
         """Finds the errors of a program, by compiling it if it is small."""
-        capability = _C.cuda_info()["devices"][self.memory.index]["arch"]
+        found = _C.cuda_info()
+        if "reason" in found:
+            raise RuntimeError(found["reason"])
+        capability = found["devices"][self.memory.index]["arch"]
         names = self._program.names
         if len(names) <= COMPILED_AT_ONCE:
             cuda.compile_kernels(capability, [(self._number, name, self._probable_signature(name)) for name in names])

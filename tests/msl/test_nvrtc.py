@@ -49,6 +49,21 @@ def test_its_version_is_known_without_opening_it(compiler):
     assert unnamed.version == told.version
 
 
+def test_the_newest_builtins_are_its_own(only_here):
+    path = pretend(only_here, "13.2")
+    pretend(only_here, "13.10")
+    assert nvrtc.NVRTC(path).version == (13, 10)
+    path.rename(only_here / "libnvrtc.so.13.2.5")
+    assert nvrtc.NVRTC(only_here / "libnvrtc.so.13.2.5").version == (13, 2)
+
+
+def test_one_that_is_no_library(only_here, tmp_path, monkeypatch):
+    monkeypatch.setenv("METALCORE_CACHE_DIR", str(tmp_path / "cache"))
+    broken = nvrtc.NVRTC(pretend(only_here, "13.0"))
+    with pytest.raises(CompilerNotFoundError, match="NVRTC cannot be opened: .*libnvrtc-builtins.so.13.0"):
+        broken.compile(DOUBLE, 90)
+
+
 def test_none(only_here):
     with pytest.raises(CompilerNotFoundError, match="needs NVRTC 12.6 or newer: pip install nvidia-cuda-nvrtc.*Looked in") as error:
         nvrtc.find()

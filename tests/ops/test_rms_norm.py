@@ -57,6 +57,14 @@ def test_lengths(device, dtype, family):
             check(x, None)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_large_numbers(device, family):
+    """The cube of a row's scale is no float32 any more, though the result is."""
+    with tuned(family):
+        for length in lengths("rms_norm", torch.float32):
+            check(tensor(2, length, device=device, scale=1e15), tensor(length, device=device))
+
+
 def test_longest(device):
     check(tensor(1, 131072, device=device), tensor(131072, device=device))
 

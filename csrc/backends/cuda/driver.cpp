@@ -11,13 +11,14 @@ namespace metalcore::cuda {
 namespace {
 
 constexpr const char* kLibrary = "libcuda.so.1";
+constexpr int kOldest = 12010;  // the first with parameter blocks of more than 4 KiB
+constexpr const char* kNeeded = "; CUDA 12.1 and so driver 530 or newer is needed";
 
 template <typename F>
 void find(void* library, const char* name, F*& function, bool optional = false) {
   function = reinterpret_cast<F*>(dlsym(library, name));
   if (!function && !optional)
-    throw std::runtime_error(std::string("metalcore: the NVIDIA driver on this machine has no ") + name +
-                             "; CUDA 12.1 and so driver 530 or newer is needed");
+    throw std::runtime_error(std::string("metalcore: the NVIDIA driver on this machine has no ") + name + kNeeded);
 }
 
 Driver open() {
@@ -59,6 +60,11 @@ void initialize(const Driver& opened) {
   std::lock_guard lock(mutex);
   if (initialized.load(std::memory_order_relaxed)) return;
   check(opened.init(0), "initializing the NVIDIA driver");
+  int version = 0;
+  check(opened.driver_version(&version), "asking for the NVIDIA driver's version");
+  if (version < kOldest)
+    throw std::runtime_error("metalcore: the NVIDIA driver on this machine is one for CUDA " +
+                             std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) + kNeeded);
   static const int registered = pthread_atfork(nullptr, nullptr, [] { forked = initialized.load(); });
   (void)registered;
   initialized.store(true, std::memory_order_release);
