@@ -5,8 +5,8 @@ measured against the largest value of the tensor that it is in, and may be
 
     roundings * eps(dtype) + 8 * sqrt(terms) * eps(float32)
 
-since the kernels compute in float32, in sums of `terms` whose roundings go up as often as down, and round to the dtype of
-the result. A gradient may be off by four times as much: it is made of rounded results, and of two such computations.
+since the kernels compute in float32, in sums of `terms` whose roundings go up as often as down, and round to the dtype
+of the result. A gradient may be off by four times as much: it is made of rounded results, and of two such computations.
 """
 
 from __future__ import annotations
@@ -231,7 +231,8 @@ def _share(case, actual, expected, factor):
         return float("inf")
     if not actual.numel():
         return 0.0
-    bound = factor * (case.roundings * torch.finfo(actual.dtype).eps + 8 * case.terms**0.5 * torch.finfo(torch.float32).eps)
+    rounding, arithmetic = torch.finfo(actual.dtype).eps, torch.finfo(torch.float32).eps
+    bound = factor * (case.roundings * rounding + 8 * case.terms**0.5 * arithmetic)
     error = (actual.cpu().double() - expected).abs().max() / expected.abs().max()
     return float("inf") if error.isnan() else (error / bound).item()
 

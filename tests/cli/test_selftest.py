@@ -76,6 +76,17 @@ def test_faulty_shaders_are_noticed(kind, few, capsys, monkeypatch):
     assert failures(run(capsys, kind)[1]) == {"compile_shader", "compile_shader refuses a faulty program"}
 
 
+def test_kernels_that_metal_refuses_are_named(monkeypatch):
+    def compile_kernel(name):
+        if name == "bad":
+            raise RuntimeError("program_source:7: error")
+
+    monkeypatch.setattr(metalcore._C, "mps_kernels", lambda: ["good", "bad", "better"], raising=False)
+    monkeypatch.setattr(metalcore._C, "mps_compile", compile_kernel, raising=False)
+    with pytest.raises(RuntimeError, match="1 of 3 do not\nbad: program_source:7: error"):
+        selftest._check_kernels()
+
+
 @pytest.mark.only_on("simulator")
 def test_a_device_that_is_not_there(capsys, device):
     assert main(["selftest", "--device", "cuda"]) == 2
