@@ -1,0 +1,131 @@
+"""What selftest runs: every op, with its PyTorch namesake, on tensors that the kernels' different plans take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+
+import metalcore
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`ours` and `theirs` take tensors of `shapes` and give a tensor or several, which are compared.
+
+    Attributes:
+        terms: how many numbers the longest sum has, on which the bound of the error depends.
+        roundings: how often a result is rounded to its own dtype on the way.
+        make: random numbers -> the input, where not every input will do.
+    """
+
+    ours: Callable
+    theirs: Callable
+    shapes: tuple
+    terms: int = 1
+    roundings: int = 1
+    backward: bool = True
+    make: Callable = lambda value: value
+
+
+def _add_rms_norm(x, residual, weight):
+    total = x + residual
+    return F.rms_norm(total, total.shape[-1:], weight, eps=1e-6), total
+
+
+def _in_order(silu, softmax):
+    """Between PyTorch's own ops, which must see each other's results."""
+    def chain(x):
+        for _ in range(10):
+            x = silu(x) + softmax(x / 2, -1)
+        return x
+    return chain
+
+
+_STEPS = 3
+
+
+def _adamw(optimizer):
+    """The parameters and moments after some steps, each with other gradients."""
+    def steps(*tensors):
+        half = len(tensors) // 2
+        params = [torch.nn.Parameter(tensor.clone()) for tensor in tensors[:half]]
+        made = optimizer(params, lr=0.5, weight_decay=0.1)  # so large that the steps, not the start, make the result
+        for step in range(_STEPS):
+            for param, grad in zip(params, tensors[half:]):
+                param.grad = grad * 2**step  # exact in every dtype
+            made.step()
+        return [*(param.detach() for param in params),
+                *(made.state[param][name] for param in params for name in ("exp_avg", "exp_avg_sq"))]
+    return steps
+
+
+def _well_conditioned(a):
+    """A matrix whose singular values are within a small factor of each other, so that Q and R hardly amplify errors."""
+    return a / a.shape[-2] ** 0.5 + 2 * torch.eye(*a.shape[-2:])
+
+
+def _elementwise(ours, theirs, **options):
+    return Case(ours, theirs, ((64, 1000),), **options)
+
+
+def _rows(length, rows=16):
+    return Case(lambda x, w: metalcore.rms_norm(x, (length,), w, 1e-6), lambda x, w: F.rms_norm(x, (length,), w, 1e-6),
+                ((rows, length), (length,)), terms=max(rows, length))
+
+
+def _qr(*shape):
+    return Case(lambda a: metalcore.qr(a), lambda a: torch.linalg.qr(a), (shape,), terms=max(shape[-2:]),
+                make=_well_conditioned)
+
+
+# The lambdas look metalcore's functions up when they are called, so that it is those of the moment that are tested.
+CASES = {
+    "silu": _elementwise(lambda x: metalcore.silu(x), F.silu),
+    "silu, strided": _elementwise(lambda x: metalcore.silu(x.mT[3::2, 1:]), lambda x: F.silu(x.mT[3::2, 1:])),
+    "gelu": _elementwise(lambda x: metalcore.gelu(x), F.gelu),
+    "gelu, tanh": _elementwise(lambda x: metalcore.gelu(x, "tanh"), lambda x: F.gelu(x, approximate="tanh")),
+    "softmax": _elementwise(lambda x: metalcore.softmax(x, -1), lambda x: F.softmax(x, -1), terms=1000),
+    "softmax, dim 0": _elementwise(lambda x: metalcore.softmax(x, 0), lambda x: F.softmax(x, 0), terms=64),
+    "softmax, empty": Case(lambda x: metalcore.softmax(x, -1), lambda x: F.softmax(x, -1), ((0, 8),)),
+    "log_softmax": _elementwise(lambda x: metalcore.log_softmax(x, -1), lambda x: F.log_softmax(x, -1), terms=1000),
+    "rms_norm": _rows(1000),
+    "rms_norm, short rows": _rows(24, rows=500),
+    "rms_norm, long rows": _rows(20000, rows=3),
+    "add_rms_norm": Case(lambda x, r, w: metalcore.add_rms_norm(x, r, w, 1e-6), _add_rms_norm,
+                         ((16, 1000), (16, 1000), (1000,)), terms=1000, roundings=2),
+    "qr, 16x12": _qr(40, 16, 12),
+    "qr, 100x40": _qr(3, 100, 40),
+    "qr, 1200x20": _qr(1, 1200, 20),
+    "qr, 160x140": _qr(1, 160, 140),
+    "AdamW": Case(_adamw(lambda *a, **k: metalcore.optim.AdamW(*a, **k)), _adamw(torch.optim.AdamW),
+                  ((300, 57), (5,), (300, 57), (5,)), terms=_STEPS, roundings=_STEPS, backward=False),
+    "silu and softmax in turns": _elementwise(
+        _in_order(lambda x: metalcore.silu(x), lambda x, dim: metalcore.softmax(x, dim)), _in_order(F.silu, F.softmax),
+        terms=1000, roundings=40),
+}
+
+SHADER = """
+#include <metal_stdlib>
+using namespace metal;
+
+// Sums 256 consecutive elements, scaled: simdgroups, threadgroup memory, a barrier and bytes as an argument.
+kernel void sum256(device const float* in [[buffer(0)]], device float* out [[buffer(1)]],
+                   constant float& factor [[buffer(2)]],
+                   uint group [[threadgroup_position_in_grid]], uint index [[thread_position_in_threadgroup]],
+                   uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  threadgroup float partial[8];
+  float sum = simd_sum(in[group * 256 + index]);
+  if (lane == 0) partial[simdgroup] = sum;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (index == 0) {
+    float total = 0.0f;
+    for (uint i = 0; i < 8; ++i) total += partial[i];
+    out[group] = factor * total;
+  }
+}
+"""
