@@ -54,7 +54,10 @@ static void* context_of(int device) { return (void*)(size_t)(0x1000 + device); }
 static int is_forbidden(void) { return capturing && capture_mode != RELAXED; }
 
 int cuInit(unsigned flags) { return flags ? INVALID_VALUE : (initialized = 1, 0); }
-int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+#ifndef VERSION
+#define VERSION 13000
+#endif
+int cuDriverGetVersion(int* version) { return *version = VERSION, 0; }
 int cuGetErrorName(int status, const char** name) {
   *name = status == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : status == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : 0;
   return *name ? 0 : INVALID_VALUE;

@@ -169,3 +169,5 @@ except RuntimeError as error:
 def test_a_driver_that_is_too_old(run):
     assert "has no cuLibraryLoadData; CUDA 12.1 and so driver 530 or newer is needed" in run(
         "print(C.cuda_info()['reason'])", driver_flags=["-DWITHOUT_LIBRARIES"])
+    assert "is one for CUDA 12.0; CUDA 12.1 and so driver 530 or newer is needed" in run(
+        "print(C.cuda_info()['reason'])", driver_flags=["-DVERSION=12000"])
