@@ -29,19 +29,26 @@ def lengths(op, dtype):
 
 
 def _boundaries(op, dtype, backward):
-    found = {1, 2, 3}
-    low = 1
-    while variant(op, low, dtype, backward) != variant(op, LONGEST, dtype, backward):
-        below, above = low, LONGEST  # of the variant of `low`, and of another one
-        while above - below > 1:
-            middle = (below + above) // 2
-            if variant(op, middle, dtype, backward) == variant(op, low, dtype, backward):
-                below = middle
-            else:
-                above = middle
+    found, low = {1, 2, 3}, 1
+    for below, above in changes(lambda length: variant(op, length, dtype, backward), 1, LONGEST):
         found |= {below - 1, below, above, above + 1, above + 4}
         low = above
     return found | {low + 100}
+
+
+def changes(plan, first, last):
+    """The pairs of neighbouring sizes from `first` to `last` between which plan(size) changes; none comes back."""
+    low = first
+    while plan(low) != plan(last):
+        below, above = low, last  # of the plan of `low`, and of another one
+        while above - below > 1:
+            middle = (below + above) // 2
+            if plan(middle) == plan(low):
+                below = middle
+            else:
+                above = middle
+        yield below, above
+        low = above
 
 
 def variants(op, dtype):

@@ -1,7 +1,7 @@
 """Matrices that a QR decomposition must cope with, and what it must fulfil."""
 
 import torch
-from rows import tuned
+from rows import changes, tuned
 
 import metalcore
 
@@ -35,17 +35,8 @@ def boundaries(family, mode):
     shapes = []
     tallest = 600 if mode == "complete" else 5000
     for n in (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129):
-        low = 1
-        while plan(family, low, n, mode) != plan(family, tallest, n, mode):
-            below, above = low, tallest  # of the plan of `low`, and of another one
-            while above - below > 1:
-                middle = (below + above) // 2
-                if plan(family, middle, n, mode) == plan(family, low, n, mode):
-                    below = middle
-                else:
-                    above = middle
+        for below, above in changes(lambda m: plan(family, m, n, mode), 1, tallest):
             shapes += [(below, n), (above, n)]
-            low = above
     return shapes
 
 
