@@ -21,8 +21,9 @@ _BUILT = ROOT / "build" / "metalcore"
 _SETUP_COMMAND = _BUILT / "stamps" / "gpu_encode.json"
 # Compiled anew: these look at METALCORE_MPS.
 _WITH_BACKEND = ("gpu/encode", "gpu/tuning", "python/module")
-# Sent to views.cpp.
-_WRAPPED = ("_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE", "_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm")
+# Sent to views.cpp and stream.mm.
+_WRAPPED = ("_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE", "_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm",
+            "_ZN9metalcore9simulator7executeERKNS0_6LaunchE")
 _OBJECTIVE_C = ["-fobjc-runtime=gcc", f"-I{HERE / 'include'}", "-Wno-objc-root-class"]
 
 

@@ -24,16 +24,46 @@ void encode_raw(const std::function<void(Raw)>& body) {
   mps::encode([&](gpu::Encoder&) { body(stream->commandEncoder()); });
 }
 
-id<MTLBuffer> some_buffer() { return static_cast<id<MTLBuffer>>(metal_runtime::buffer_of(memory, sizeof memory)); }
+id<MTLBuffer> buffer_at(float* address) { return static_cast<id<MTLBuffer>>(metal_runtime::buffer_of(address, sizeof memory)); }
+
+id<MTLBuffer> some_buffer() {
+  static const bool once = (metal_runtime::allocated(memory, sizeof memory), true);
+  return once ? buffer_at(memory) : nil;
+}
+
+struct OnStream {
+  explicit OnStream(int stream) { metal_runtime::set_current_stream(stream); }
+  ~OnStream() { metal_runtime::set_current_stream(0); }
+};
 
 void set_pipeline(Raw encoder) { [encoder setComputePipelineState:mps::pipeline(encoder.device, kKernel).state]; }
 
 void bind_all(Raw encoder) {
-  for (int i = 0; i < 8; ++i) [encoder setBuffer:some_buffer() offset:0 atIndex:i];
+  for (int i = 0; i < 8; ++i) [encoder setBuffer:buffer_at(memory) offset:0 atIndex:i];
 }
 
 void dispatch(Raw encoder, NSUInteger threads, NSUInteger group) {
   [encoder dispatchThreads:MTLSizeMake(threads, 1, 1) threadsPerThreadgroup:MTLSizeMake(group, 1, 1)];
+}
+
+// Memory that is allocated on one stream and freed while a command of another may be in flight.
+bool released = false;
+void use_and_free(int owner, int user, const std::function<void()>& between) {
+  static float other[256];
+  released = false;
+  {
+    const OnStream there(owner);
+    metal_runtime::allocated(other, sizeof other);
+  }
+  id<MTLBuffer> buffer = buffer_at(other);
+  const OnStream here(user);
+  encode_raw([&](Raw encoder) {
+    set_pipeline(encoder), bind_all(encoder);
+    [encoder setBuffer:buffer offset:0 atIndex:0];
+    dispatch(encoder, 1, 1);
+  });
+  between();
+  if (!metal_runtime::freed(other, [](void*) { released = true; }, nullptr)) released = true;
 }
 
 const std::map<std::string, std::function<void()>> kFaults = {
@@ -42,6 +72,13 @@ const std::map<std::string, std::function<void()>> kFaults = {
      [] {
        Raw kept = nil;
        encode_raw([&](Raw encoder) { kept = encoder; });
+       encode_raw([&](Raw) { set_pipeline(kept); });
+     }},
+    {"an encoder kept across an op of PyTorch's",
+     [] {
+       Raw kept = nil;
+       encode_raw([&](Raw encoder) { kept = encoder; });
+       metal_runtime::finish(0);
        encode_raw([&](Raw) { set_pipeline(kept); });
      }},
     {"an encoder used off the queue",
@@ -54,14 +91,48 @@ const std::map<std::string, std::function<void()>> kFaults = {
     {"another stream's encoder",
      [] {
        at::mps::MPSStream* first = at::mps::getCurrentMPSStream();
-       metal_runtime::set_current_stream(1);
-       try {
-         mps::encode([&](gpu::Encoder&) { first->commandEncoder(); });
-       } catch (...) {
-         metal_runtime::set_current_stream(0);
-         throw;
-       }
-       metal_runtime::set_current_stream(0);
+       const OnStream second(1);
+       mps::encode([&](gpu::Encoder&) { first->commandEncoder(); });
+     }},
+    {"another stream's queue",
+     [] {
+       dispatch_queue_t first = torch::mps::get_dispatch_queue();
+       const OnStream second(1);
+       dispatch_sync_f(first, nullptr, [](void*) {});
+     }},
+    {"the current stream asked for on the queue", [] { encode_raw([](Raw) { at::mps::getCurrentMPSStream(); }); }},
+    {"an allocation on the queue", [] { encode_raw([](Raw) { metal_runtime::allocated(memory + 1, 4); }); }},
+    {"an op of PyTorch's on the queue", [] { encode_raw([](Raw) { metal_runtime::finish(0); }); }},
+    {"memory freed before its dispatch",
+     [] {
+       static float freed[4];
+       metal_runtime::allocated(freed, sizeof memory);
+       id<MTLBuffer> buffer = buffer_at(freed);
+       metal_runtime::freed(freed, nullptr, nullptr);
+       encode_raw([&](Raw encoder) {
+         set_pipeline(encoder), bind_all(encoder);
+         [encoder setBuffer:buffer offset:0 atIndex:0];
+         dispatch(encoder, 1, 1);
+       });
+     }},
+    {"memory freed while another stream's command is in flight",
+     [] {
+       use_and_free(1, 0, [] {});
+       metal_runtime::finish(0);
+     }},
+    // Right, as PyTorch's allocator has it: the memory is kept.
+    {"memory freed while its own stream's command is in flight",
+     [] {
+       use_and_free(1, 1, [] {});
+       metal_runtime::require(!released, "memory was released in flight");
+       metal_runtime::finish(1);
+       metal_runtime::require(released, "memory was not released");
+     }},
+    {"memory freed when another stream's command is over",
+     [] {
+       use_and_free(1, 0, [] { metal_runtime::finish(0); });
+       metal_runtime::require(released, "memory was not released");
+       metal_runtime::finish(0);
      }},
     {"a block on the queue within a block on the queue",
      [] { encode_raw([](Raw) { mps::encode([](gpu::Encoder&) {}); }); }},
@@ -123,6 +194,7 @@ extern "C" __attribute__((visibility("default"))) const char* metal_runtime_faul
   static std::string said;
   said.clear();
   try {
+    some_buffer();
     kFaults.at(name)();
   } catch (const std::exception& error) {
     said = error.what();

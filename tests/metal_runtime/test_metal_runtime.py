@@ -10,18 +10,27 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not shutil.which("clang++-19") or not list(Path("/usr/lib").glob("*/libobjc.so.4")),
     reason="needs Linux with clang 19 and GCC's Objective-C runtime (Debian: clang-19 libobjc-12-dev)")
 
 FAULTS = {
-    "an encoder kept after its block": "used after it was ended",
+    "an encoder kept after its block": "used after the block that fetched it",
+    "an encoder kept across an op of PyTorch's": "used after PyTorch ended it",
     "an encoder used off the queue": "used outside of the stream's queue",
     "commandEncoder() off the queue": "commandEncoder() is called outside of the stream's queue",
     "another stream's encoder": "commandEncoder() is called outside of the stream's queue",
-    "a block on the queue within a block on the queue": "waits for ever",
+    "another stream's queue": "work for stream 0 where stream 1 is the current one",
+    "the current stream asked for on the queue": "getCurrentMPSStream() is called on a stream's queue",
+    "a block on the queue within a block on the queue": "called on a stream's queue",
+    "an op of PyTorch's on the queue": "work of PyTorch in a block on a stream's queue",
+    "an allocation on the queue": "an allocation in a block on a stream's queue",
+    "memory freed before its dispatch": "memory that was freed before the dispatch",
+    "memory freed while another stream's command is in flight":
+        "memory of stream 1 is freed while a command in flight on stream 0 uses it",
     "an unbound buffer": "at index 0 is not bound",
     "a buffer bound for the kernel before": "at index 0 is not bound",
     "no pipeline": "without a pipeline state",
@@ -39,6 +48,9 @@ FAULTS = {
     "an object autoreleased outside of a pool": "outside of a pool",
 }
 
+RIGHT = ("none", "memory freed while its own stream's command is in flight",
+         "memory freed when another stream's command is over")
+
 
 @pytest.fixture(scope="module")
 def extension():
@@ -48,28 +60,31 @@ def extension():
 
 
 def run(extension, *command, **environment):
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, timeout=1800,
-                          env={**os.environ, "METALCORE_TEST_EXTENSION": str(extension), **environment})
+                          env={**os.environ, "METALCORE_TEST_EXTENSION": str(extension), "PYTHONPATH": path, **environment})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 PROGRAM = """
-import sys
-sys.path.insert(0, "tests")
-import conftest
-import torch, metalcore, metalcore.simulator
+import use_runtime
+use_runtime.start()
+import torch, metalcore
 from metalcore import _C
 """
 
 
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "use_runtime")
+
+
 def test_ops(extension):
-    run(extension, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/smoke", "tests/ops/test_activation.py",
+    run(extension, *PYTEST, "tests/smoke", "tests/ops/test_activation.py",
         "tests/linalg/test_qr.py", "tests/optim/test_adamw_op.py")
 
 
 def test_ops_in_checking_mode(extension):
-    run(extension, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/smoke", METALCORE_CHECK="1")
+    run(extension, *PYTEST, "tests/smoke", METALCORE_CHECK="1")
 
 
 def test_every_kernel_becomes_a_pipeline(extension):
@@ -119,10 +134,8 @@ for x, y in zip(xs, ys):
 def said(extension):
     """{fault: what was said of it}. In a process of its own, where this build is the only one."""
     return json.loads(run(extension, "-c", PROGRAM + f"""
-import ctypes, json
-library = ctypes.CDLL({str(extension)!r})
-library.metal_runtime_fault.restype = ctypes.c_char_p
-print(json.dumps({{name: library.metal_runtime_fault(name.encode()).decode() for name in {["none", *FAULTS]!r}}}))
+import json
+print(json.dumps({{name: use_runtime.fault(name) for name in {[*RIGHT, *FAULTS]!r}}}))
 """))
 
 
@@ -131,5 +144,6 @@ def test_misuse_is_found(said, fault):
     assert FAULTS[fault] in said[fault]
 
 
-def test_right_use_is_not_misuse(said):
-    assert said["none"] == ""
+@pytest.mark.parametrize("use", RIGHT)
+def test_right_use_is_not_misuse(said, use):
+    assert said[use] == ""
