@@ -137,7 +137,7 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
     const std::string which = name + "'" + argument.name + "'" + at_index(argument.index);
     const Slot& slot = bound->slots[argument.index];
     simulator::Binding& binding = launch.buffers[argument.index];
-    require(slot.kind != Slot::kNothing, which + " is not bound");
+    require(slot.kind == Slot::kBytes || slot.buffer, which + " is not bound");
     if (slot.buffer) command.buffers.push_back(slot.buffer);
     if (slot.kind == Slot::kBytes) {
       command.bytes.push_back(slot.bytes);
