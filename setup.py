@@ -102,7 +102,7 @@ def torch_package():
 def ops_extension(tasks):
     """_C.abi3.so: stable ABI and limited API only, so the one binary serves every torch >= 2.10 and Python >= 3.10."""
     torch = torch_package()
-    folders = [ROOT / "csrc" / folder for folder in ("ops", "gpu", "python")]
+    folders = [ROOT / "csrc" / folder for folder in ("ops", "ops/linalg", "gpu", "python")]
     flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas",
              f"-DTORCH_TARGET_VERSION={TORCH_2_10}", f"-DPy_LIMITED_API={PYTHON_3_10}",
              f"-I{PACKAGE / 'msl' / 'include'}"]
@@ -147,13 +147,13 @@ def metal_kernels(tasks):
     if not MACOS:
         return {}
     folder = ROOT / "kernels"
-    sources = sorted(folder.glob("*.metal"))
+    sources = sorted(folder.rglob("*.metal"))
     has_metal = shutil.which("xcrun") and subprocess.run(["xcrun", "-sdk", "macosx", "metal", "--version"],
                                                          capture_output=True).returncode == 0
     outputs = {}
 
     def text(source):
-        return inline_headers(source.read_text(encoding="utf-8"), source.name, [folder])
+        return inline_headers(source.read_text(encoding="utf-8"), source.name, [source.parent, folder])
 
     def add(name, inputs, signature, action):
         output = WORK / "out" / "lib" / "metal" / name
@@ -185,7 +185,7 @@ def kernel_libraries(tasks):
     wanted = [isa for isa in os.environ.get("METALCORE_ISA", ",".join(all_sets)).split(",") if isa]
     sets = [*((isa, isa, False) for isa in wanted), ("checking", baseline, True)] if wanted else []
     outputs = {}
-    for source in sorted((ROOT / "kernels").glob("*.metal")):
+    for source in sorted((ROOT / "kernels").rglob("*.metal")):
         for folder, isa, checking in sets:
             name = f"lib/{folder}/{source.stem}.so"
             output = WORK / "out" / name
@@ -201,7 +201,7 @@ def cuda_programs(tasks):
     if not LINUX:
         return {}
     outputs = {}
-    for source in sorted((ROOT / "kernels").glob("*.metal")):
+    for source in sorted((ROOT / "kernels").rglob("*.metal")):
         name = f"lib/cuda/{source.stem}.cu"
         output = WORK / "out" / name
         tasks.add(name, output, [*with_includes(source), *translator()], [],

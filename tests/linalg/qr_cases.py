@@ -1,11 +1,10 @@
-"""Matrices that a QR decomposition must cope with, and what it must fulfil."""
+"""Shapes on both sides of QR's boundaries, and what a QR decomposition must fulfil."""
 
 import torch
+from matrices import EPS, check_below, norm, unit
 from rows import changes, tuned
 
 import metalcore
-
-EPS = torch.finfo(torch.float32).eps
 
 # Below, at and above every boundary between the variants: (m, n), mode -> variant.
 SHAPES = {
@@ -40,41 +39,8 @@ def boundaries(family, mode):
     return shapes
 
 
-def matrices(m, n):
-    """Named m x n float32 matrices: well and badly conditioned, rank-deficient, of extreme magnitude."""
-    k = min(m, n)
-    rank = max(1, k // 3)
-    rows, columns = torch.arange(m).double()[:, None], torch.arange(n).double()
-    down = 10.0 ** torch.linspace(30, -30, m).double()[:, None]
-    across = 10.0 ** torch.linspace(-30, 30, n).double()
-    random = torch.randn(m, n).double()
-    return {
-        name: matrix.float()
-        for name, matrix in {
-            "random": random,
-            "rank-deficient": torch.randn(m, rank).double() @ torch.randn(rank, n).double(),
-            "zero": torch.zeros(m, n),
-            "zero columns": random * (columns % 2),
-            "equal columns": random[:, :1].expand(m, n),
-            "identity": torch.eye(m, n),
-            "triangular": random.triu(),
-            "Hilbert": 1 / (1 + rows + columns),
-            "rows from 1e30 to 1e-30": random * down,
-            "rows from 1e-30 to 1e30": random * down.flip(0),
-            "columns from 1e-30 to 1e30": random * across,
-            "all about 1e30": random * 1e30,
-            "all about 1e-30": random * 1e-30,
-            "1e-30, of rank one": 1e-30 * torch.randn(m, 1).double() @ torch.randn(1, n).double(),
-        }.items()
-    }
-
-
 # Where R is well-determined, entry by entry, by the matrix and LAPACK's choice of signs.
 DETERMINED = ["random", "zero", "identity", "triangular", "all about 1e30", "all about 1e-30"]
-
-
-def norm(x):
-    return torch.linalg.matrix_norm(x.double())
 
 
 def check_factors(A, Q, R, mode, names):
@@ -82,19 +48,19 @@ def check_factors(A, Q, R, mode, names):
     m, n = A.shape[-2:]
     k = min(m, n)
     bound = 10 * max(m, n) * EPS
-    largest = A.double().abs().amax(dim=(-2, -1), keepdim=True).clamp(min=1e-300)
-    A, Q, R = A.double() / largest, Q.double(), R.double() / largest
+    A, largest = unit(A)
+    Q, R = Q.double(), R.double() / largest
     rows = m if mode == "complete" else k
     assert R.shape == (*A.shape[:-2], rows, n)
     assert not R.tril(-1).any()
     if mode == "r":
         assert Q.shape == (0,)
         residual = norm(R.mT @ R - A.mT @ A) / norm(A).square().clamp(min=1e-300)
-        _below(residual, 2 * bound, "RᵀR = AᵀA", names)
+        check_below(residual, 2 * bound, "RᵀR = AᵀA", names)
     else:
         assert Q.shape == (*A.shape[:-2], m, rows)
-        _below(norm(Q.mT @ Q - torch.eye(rows)), bound, "QᵀQ = I", names)
-        _below(norm(A - Q @ R) / norm(A).clamp(min=1e-300), bound, "A = QR", names)
+        check_below(norm(Q.mT @ Q - torch.eye(rows)), bound, "QᵀQ = I", names)
+        check_below(norm(A - Q @ R) / norm(A).clamp(min=1e-300), bound, "A = QR", names)
     expected = torch.linalg.qr(A, mode)
     for i, name in enumerate(names):
         if name in DETERMINED:
@@ -105,7 +71,3 @@ def check_factors(A, Q, R, mode, names):
         if name in ("zero", "identity") and mode != "r":
             torch.testing.assert_close(Q[i], expected.Q[i], rtol=0, atol=0)
 
-
-def _below(errors, bound, what, names):
-    for name, error in zip(names, errors):
-        assert error <= bound, f"{name}: {what} to {error:.3g} instead of {bound:.3g}"

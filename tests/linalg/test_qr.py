@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from qr_cases import COMPLETE_SHAPES, EPS, SHAPES, boundaries, check_factors, matrices, norm, plan
+from matrices import EPS, matrices, norm
+from qr_cases import COMPLETE_SHAPES, SHAPES, boundaries, check_factors, plan
 from rows import FAMILIES, tuned
 
 import metalcore

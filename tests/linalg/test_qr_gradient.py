@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from qr_cases import EPS
+from matrices import EPS
 from references import check_operator
 
 import metalcore

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from matrices import EPS, norm
 from opinfo import check_samples
-from qr_cases import EPS, check_factors, norm
+from qr_cases import check_factors
 
 import metalcore
 

@@ -95,8 +95,8 @@ def _kernels():
             link.symlink_to(folder)
     metal, index = library / "metal", []
     metal.mkdir(exist_ok=True)
-    for source in sorted((ROOT / "kernels").glob("*.metal")):
-        text = inline_headers(source.read_text(), source.name, [ROOT / "kernels"])
+    for source in sorted((ROOT / "kernels").rglob("*.metal")):
+        text = inline_headers(source.read_text(), source.name, [source.parent, ROOT / "kernels"])
         (metal / source.name).write_text(text)
         names = [kernel.name for kernel in translate(text, filename=source.name).kernels]
         index.append(" ".join([source.stem, *names]))

@@ -89,9 +89,9 @@ template [[host_name("k_bfloat")]] [[kernel]] decltype(k<bfloat>) k<bfloat>;
 
 
 @needs_clang
-@pytest.mark.parametrize("path", sorted(KERNELS.glob("*.metal")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(KERNELS.rglob("*.metal")), ids=lambda path: path.stem)
 def test_built_in_kernels(path):
-    findings = check(path.read_text(), filename=str(path), include_dirs=[KERNELS])
+    findings = check(path.read_text(), filename=str(path), include_dirs=[path.parent, KERNELS])
     assert not findings, "\n".join(map(str, findings))
 
 

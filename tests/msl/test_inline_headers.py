@@ -15,11 +15,11 @@ def tokens(source, include_dirs):
     return [token.text for token in preprocess(source, include_dirs=include_dirs, filename="program.metal")[0]]
 
 
-@pytest.mark.parametrize("path", sorted(KERNELS.glob("*.metal")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(KERNELS.rglob("*.metal")), ids=lambda path: path.stem)
 def test_every_kernel_keeps_its_tokens(path):
-    inlined = inline_headers(path.read_text(), "program.metal", [KERNELS])
+    inlined = inline_headers(path.read_text(), "program.metal", [path.parent, KERNELS])
     assert '#include "' not in inlined
-    assert tokens(inlined, []) == tokens(path.read_text(), [KERNELS])
+    assert tokens(inlined, []) == tokens(path.read_text(), [path.parent, KERNELS])
 
 
 def test_a_header_comes_in_once_and_is_found_beside_its_includer(tmp_path):

@@ -67,7 +67,7 @@ def _content_problems(files):
         if content.startswith(b"\x7fELF"):
             yield f"{name} is a Linux binary"
     families = dict(line.split(" ", 1) for line in files.get("metalcore/lib/metal/index", b"").decode().splitlines())
-    for source in sorted((ROOT / "kernels").glob("*.metal")):
+    for source in sorted((ROOT / "kernels").rglob("*.metal")):
         name = f"metalcore/lib/metal/{source.name}"
         if name not in files:
             yield f"{name} is missing"

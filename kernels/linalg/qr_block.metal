@@ -4,7 +4,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-#include "common/column_tile.h"
+#include "column_tile.h"
 #include "qr.h"
 
 template <uint G, uint QUADS>

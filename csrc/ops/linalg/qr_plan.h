@@ -1,7 +1,7 @@
-// How a QR factorization runs: which kernels of kernels/qr_*.metal, over which grids.
+// How a QR factorization runs: which kernels of kernels/linalg/qr_*.metal, over which grids.
 #pragma once
 
-#include "../gpu/tuning.h"
+#include "../../gpu/tuning.h"
 
 #include <cstdint>
 #include <string>

@@ -1,7 +1,7 @@
 #include "qr_plan.h"
 
-#include "../../kernels/qr.h"
-#include "common.h"
+#include "../../../kernels/linalg/qr.h"
+#include "matrices.h"
 
 #include <algorithm>
 
@@ -23,8 +23,6 @@ constexpr uint32_t kSimdColumns = 32;
 constexpr uint32_t kSimdRows = 64;        // of the largest kernel in qr_simd.metal
 constexpr uint32_t kSimdThreadgroup = 4;  // simdgroups
 constexpr int64_t kTallColumns = 64;      // what qr_tall.metal has threadgroup memory for
-
-std::string times(int64_t a, int64_t b) { return std::to_string(a) + "x" + std::to_string(b); }
 
 // The first of 8, 16, 32, 64 that is not below n.
 uint32_t power_from_8(int64_t n) {

@@ -3,7 +3,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-#include "common/column_tile.h"
+#include "column_tile.h"
 #include "qr.h"
 
 constant constexpr uint kThreads = 32 * QR_PANEL;

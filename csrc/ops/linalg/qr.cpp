@@ -1,12 +1,12 @@
 // qr(A, mode) -> (Q, R): Householder QR of a batch of float32 matrices of any strides; row-major results.
-#include "qr_plan.h"
+#include "qr.h"
 
-#include "../../kernels/qr.h"
-#include "common.h"
-#include "plan.h"
+#include "../../../kernels/linalg/qr.h"
+#include "matrices.h"
+#include "qr_plan.h"
+#include "../plan.h"
 
 #include <algorithm>
-#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -25,32 +25,18 @@ Shape shape_of(const std::vector<int64_t>& sizes, const std::string& mode) {
   check(mode == "reduced" || mode == "complete" || mode == "r", "qr received unrecognized mode '", mode,
         "' but expected one of 'reduced' (default), 'r', or 'complete'");
   Shape s{};
-  s.m = sizes[sizes.size() - 2];
-  s.n = sizes.back();
-  s.batch = 1;
-  for (size_t i = 0; i + 2 < sizes.size(); ++i) s.batch *= sizes[i];
+  const MatrixShape shape = matrix_shape(sizes);
+  s.m = shape.rows, s.n = shape.columns, s.batch = shape.batch;
   const int64_t k = std::min(s.m, s.n);
   s.q_columns = mode == "complete" ? s.m : mode == "reduced" ? k : 0;
   s.r_rows = mode == "complete" ? s.m : k;
   return s;
 }
 
-// The distance between matrices, if one number tells where all of them are.
-std::optional<int64_t> batch_stride(const Tensor& a) {
-  std::optional<int64_t> inner, span;  // the stride of the batch, and what the next dimension outward must step by
-  for (int64_t d = a.dim() - 3; d >= 0; --d) {
-    if (a.size(d) == 1) continue;
-    if (span && a.stride(d) != *span) return std::nullopt;
-    if (!inner) inner = a.stride(d);
-    span = a.stride(d) * a.size(d);
-  }
-  return inner.value_or(0);
-}
-
-QrParams params_of(const Tensor& a, const Shape& s, int64_t stride) {
-  return {.batch_stride = stride,
-          .row_stride = a.stride(-2),
-          .column_stride = a.stride(-1),
+QrParams params_of(const Matrices& a, const Shape& s) {
+  return {.batch_stride = a.batch_stride,
+          .row_stride = a.row_stride,
+          .column_stride = a.column_stride,
           .matrices = grid_side(s.batch),
           .rows = grid_side(s.m),
           .columns = grid_side(s.n),
@@ -167,6 +153,8 @@ void blocked(const QrPlan& plan, const Tensor& a, const Shape& s, const Tensor& 
   });
 }
 
+}  // namespace
+
 std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
   const ScalarType dtype = input.scalar_type();
   check(dtype == ScalarType::Float, "metalcore::qr: A must be float32, not ", dtype_name(dtype));
@@ -189,13 +177,14 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
   } else if (plan.variant == QrVariant::blocked) {
     blocked(plan, input, s, q, r);
   } else {
-    std::optional<int64_t> stride = batch_stride(input);
-    const Tensor a = stride ? input : torch::stable::contiguous(input);
-    const QrParams params = params_of(a, s, stride ? *stride : s.m * s.n);
-    plan.variant == QrVariant::tall ? tall(plan, a, params, q, r) : small(plan, a, params, q, r);
+    const Matrices a = matrices(input);
+    const QrParams params = params_of(a, s);
+    plan.variant == QrVariant::tall ? tall(plan, a.tensor, params, q, r) : small(plan, a.tensor, params, q, r);
   }
   return {q, r};
 }
+
+namespace {
 
 // explain("qr", shape, mode=…). Of the blocked variant's many dispatches the first of each kernel.
 Explanation explain(const Request& request) {

@@ -2,7 +2,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-#include "common/column_tile.h"
+#include "column_tile.h"
 #include "qr.h"
 
 constant constexpr uint kSimdgroups = 4;  // a threadgroup

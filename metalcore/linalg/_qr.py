@@ -1,12 +1,11 @@
-"""Linear algebra with the arguments, results and errors of torch.linalg."""
+"""The QR decomposition."""
 
 from __future__ import annotations
 
 import torch
 
-from ._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-
-__all__ = ["qr"]
+from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from ._common import in_float32, write_out
 
 
 def qr(A: torch.Tensor, mode: str = "reduced", *, out=None):
@@ -33,29 +32,7 @@ def qr(A: torch.Tensor, mode: str = "reduced", *, out=None):
     """
     if not accelerated(A):
         return torch.linalg.qr(A, mode, out=out)
-    if out is None:
-        return _named(_computed(A, mode))
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (A, *out)):
-        raise RuntimeError("linalg_qr(): functions with out=... arguments don't support automatic differentiation, "
-                           "but one of the arguments requires grad.")
-    if len(out) != 2:
-        raise TypeError(f"expected tuple of 2 elements but got {len(out)}")
-    for tensor in out:
-        if tensor.dtype != A.dtype:
-            raise RuntimeError(f"Expected out tensor to have dtype {A.dtype}, but got {tensor.dtype} instead")
-        if tensor.device != A.device:
-            raise RuntimeError(f"Expected out tensor to be on {A.device}, but got {tensor.device} instead")
-    for tensor, value in zip(out, _computed(A, mode)):
-        if tensor.shape != value.shape:
-            tensor.resize_(value.shape)
-        tensor.copy_(value)
-    return _named(out)
-
-
-def _computed(A, mode):
-    if A.dtype == torch.float32:
-        return ops.qr(A, mode)
-    return [result.to(A.dtype) for result in ops.qr(A.float(), mode)]
+    return _named(write_out("linalg_qr", out, lambda: in_float32(lambda A: ops.qr(A, mode), A), A))
 
 
 def _named(results):

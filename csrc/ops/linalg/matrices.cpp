@@ -1,0 +1,47 @@
+#include "matrices.h"
+
+#include <optional>
+
+namespace metalcore {
+
+namespace {
+
+// The distance between matrices, if one number tells where all of them are.
+std::optional<int64_t> batch_stride(const Tensor& a) {
+  std::optional<int64_t> inner, span;  // the stride of the batch, and what the next dimension outward must step by
+  for (int64_t d = a.dim() - 3; d >= 0; --d) {
+    if (a.size(d) == 1) continue;
+    if (span && a.stride(d) != *span) return std::nullopt;
+    if (!inner) inner = a.stride(d);
+    span = a.stride(d) * a.size(d);
+  }
+  return inner.value_or(0);
+}
+
+template <typename Sequence>
+MatrixShape shape_of(const Sequence& sizes) {
+  MatrixShape shape{sizes[sizes.size() - 2], sizes[sizes.size() - 1], 1};
+  for (size_t i = 0; i + 2 < sizes.size(); ++i) shape.batch *= sizes[i];
+  return shape;
+}
+
+}  // namespace
+
+MatrixShape matrix_shape(Sizes sizes) { return shape_of(sizes); }
+MatrixShape matrix_shape(const std::vector<int64_t>& sizes) { return shape_of(sizes); }
+
+Matrices matrices(const Tensor& tensor) {
+  const std::optional<int64_t> stride = batch_stride(tensor);
+  const Tensor taken = stride ? tensor : torch::stable::contiguous(tensor);
+  const MatrixShape shape = matrix_shape(taken.sizes());
+  return {shape, taken, stride ? *stride : shape.rows * shape.columns, taken.stride(-2), taken.stride(-1)};
+}
+
+std::vector<int64_t> batch_sizes(const Tensor& like, std::initializer_list<int64_t> and_then) {
+  const auto sizes = like.sizes();
+  std::vector<int64_t> result(sizes.begin(), sizes.end() - 2);
+  result.insert(result.end(), and_then);
+  return result;
+}
+
+}  // namespace metalcore

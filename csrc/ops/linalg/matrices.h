@@ -1,0 +1,48 @@
+// Batches of matrices: how a tensor of any strides is given to a kernel, and PyTorch's own ops for what we leave to it.
+#pragma once
+
+#include "../common.h"
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace metalcore {
+
+// The last two dimensions of a shape, and how many matrices the others make.
+struct MatrixShape {
+  int64_t rows, columns, batch;
+};
+// `sizes` must be at least two.
+MatrixShape matrix_shape(Sizes sizes);
+MatrixShape matrix_shape(const std::vector<int64_t>& sizes);
+
+// A batch whose matrices are one distance apart. Strides are in elements.
+struct Matrices : MatrixShape {
+  Tensor tensor;  // the one that was given, or a contiguous copy where its batch has no single stride
+  int64_t batch_stride, row_stride, column_stride;
+};
+Matrices matrices(const Tensor& tensor);
+
+// The sizes of `like`'s batch, and then those given: of a result with a matrix, a vector or a number for each matrix.
+std::vector<int64_t> batch_sizes(const Tensor& like, std::initializer_list<int64_t> and_then);
+
+// "20x30", for the reasons that plans give.
+inline std::string times(int64_t a, int64_t b) { return std::to_string(a) + "x" + std::to_string(b); }
+
+// PyTorch's own op of this name: call_torch<2>("aten::linalg_qr", "", a, std::string("reduced")) for one with two results,
+// each of them a tensor. Arguments have to have the schema's types: bool, int64_t, double, std::string, Tensor.
+template <size_t RESULTS, typename... Arguments>
+std::array<Tensor, RESULTS> call_torch(const char* name, const char* overload, const Arguments&... arguments) {
+  std::array<StableIValue, (sizeof...(Arguments) > RESULTS ? sizeof...(Arguments) : RESULTS)> stack{
+      torch::stable::detail::from(arguments)...};
+  check(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS, "metalcore: ", name,
+        " failed");
+  return [&]<size_t... I>(std::index_sequence<I...>) {
+    return std::array<Tensor, RESULTS>{torch::stable::detail::to<Tensor>(stack[I])...};
+  }(std::make_index_sequence<RESULTS>());
+}
+
+}  // namespace metalcore

@@ -1,0 +1,56 @@
+"""What the functions of this package share: 16-bit input, `out=`."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["in_float32", "write_out"]
+
+
+def in_float32(call, *tensors):
+    """call(*tensors) for tensors of one dtype: 16-bit ones are taken as float32, and floating-point results cast back.
+
+    `call` gives a tensor or several; the result is a tensor or a list.
+    """
+    dtype = tensors[0].dtype
+    if dtype is torch.float32:
+        return call(*tensors)
+    results = call(*[tensor.float() for tensor in tensors])
+    if isinstance(results, torch.Tensor):
+        return results.to(dtype)
+    return [result.to(dtype) if result.is_floating_point() else result for result in results]
+
+
+def write_out(name, out, results, *inputs):
+    """Writes results into the tensors of `out`, as PyTorch does: resized where the shape differs, no autograd.
+
+    Args:
+        name: PyTorch's name of the operator, for errors ("linalg_qr").
+        out: a tensor, or a tuple or list of them, as results are. None: there is nothing to write to.
+        results: a function that computes them, called when `out` has been found to fit.
+        inputs: the tensors that the call takes.
+
+    Returns:
+        `out`, or what `results` gave where that is None.
+    """
+    if out is None:
+        return results()
+    single = isinstance(out, torch.Tensor)
+    targets = (out,) if single else tuple(out)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*inputs, *targets)):
+        raise RuntimeError(f"{name}(): functions with out=... arguments don't support automatic differentiation, "
+                           "but one of the arguments requires grad.")
+    values = results()
+    values = (values,) if single else tuple(values)
+    if len(targets) != len(values):
+        raise TypeError(f"expected tuple of {len(values)} elements but got {len(targets)}")
+    for target, value in zip(targets, values):
+        if target.dtype != value.dtype:
+            raise RuntimeError(f"Expected out tensor to have dtype {value.dtype}, but got {target.dtype} instead")
+        if target.device != value.device:
+            raise RuntimeError(f"Expected out tensor to be on {value.device}, but got {target.device} instead")
+    for target, value in zip(targets, values):
+        if target.shape != value.shape:
+            target.resize_(value.shape)
+        target.copy_(value)
+    return out
