@@ -1,21 +1,13 @@
-"""csrc/backends/mps as it ships, run on Linux against a Metal of our own: the ops' tests, its errors, and the rules of
-Metal's API validation, each with its fault."""
+"""The rules of Metal's API validation and of PyTorch's streams, as the Metal runtime for tests knows them, each with its
+fault; and the backend's errors."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from running import PROGRAM, needs_runtime, run
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not shutil.which("clang++-19") or not list(Path("/usr/lib").glob("*/libobjc.so.4")),
-    reason="needs Linux with clang 19 and GCC's Objective-C runtime (Debian: clang-19 libobjc-12-dev)")
+pytestmark = needs_runtime
 
 FAULTS = {
     "an encoder kept after its block": "used after the block that fetched it",
@@ -52,41 +44,6 @@ RIGHT = ("none", "memory freed while its own stream's command is in flight",
          "memory freed when another stream's command is over")
 
 
-@pytest.fixture(scope="module")
-def extension():
-    from build_runtime import build
-
-    return build()
-
-
-def run(extension, *command, **environment):
-    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, timeout=1800,
-                          env={**os.environ, "METALCORE_TEST_EXTENSION": str(extension), "PYTHONPATH": path, **environment})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-PROGRAM = """
-import use_runtime
-use_runtime.start()
-import torch, metalcore
-from metalcore import _C
-"""
-
-
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "use_runtime")
-
-
-def test_ops(extension):
-    run(extension, *PYTEST, "tests/smoke", "tests/ops/test_activation.py",
-        "tests/linalg/test_qr.py", "tests/optim/test_adamw_op.py")
-
-
-def test_ops_in_checking_mode(extension):
-    run(extension, *PYTEST, "tests/smoke", METALCORE_CHECK="1")
-
-
 def test_every_kernel_becomes_a_pipeline(extension):
     run(extension, "-c", PROGRAM + """
 assert len(_C.mps_kernels()) > 200
@@ -116,17 +73,6 @@ try:
     _C.mps_compile("no_such_kernel")
 except RuntimeError as error:
     assert "no built-in kernel named 'no_such_kernel'" in str(error)
-""")
-
-
-def test_threads_encode_side_by_side(extension):
-    run(extension, "-c", PROGRAM + """
-from concurrent.futures import ThreadPoolExecutor
-xs = [torch.randn(100 + i, device="mps") for i in range(32)]
-with ThreadPoolExecutor(8) as pool:
-    ys = list(pool.map(metalcore.silu, xs))
-for x, y in zip(xs, ys):
-    torch.testing.assert_close(y, torch.nn.functional.silu(x))
 """)
 
 
