@@ -92,6 +92,8 @@ using metal_runtime::require;
     return nil;
   }
   require(text.find("#include \"") == std::string::npos, "a program includes a file, which Metal does not find");
+  require(text.find("function_constant") == std::string::npos,
+          "a program has function constants, to which newFunctionWithName: gives no values");
   return [[RuntimeLibrary alloc] init];
 }
 - (id<MTLLibrary>)newLibraryWithURL:(NSURL*)url error:(NSError**)error {

@@ -46,6 +46,18 @@ void dispatch(Raw encoder, NSUInteger threads, NSUInteger group) {
   [encoder dispatchThreads:MTLSizeMake(threads, 1, 1) threadsPerThreadgroup:MTLSizeMake(group, 1, 1)];
 }
 
+void compile(const char* source, MTLLanguageVersion version, BOOL fast_math) {
+  MTLCompileOptions* options = [[MTLCompileOptions alloc] init];
+  options.languageVersion = version;
+  options.fastMathEnabled = fast_math;
+  NSError* error = nil;
+  encode_raw([&](Raw encoder) {
+    [encoder.device newLibraryWithSource:[NSString stringWithCString:source encoding:NSUTF8StringEncoding]
+                                 options:options
+                                   error:&error];
+  });
+}
+
 // Memory that is allocated on one stream and freed while a command of another may be in flight.
 bool released = false;
 void use_and_free(int owner, int user, const std::function<void()>& between) {
@@ -174,17 +186,10 @@ const std::map<std::string, std::function<void()>> kFaults = {
      }},
     {"a written buffer used for reading only",
      [] { encode_raw([](Raw encoder) { [encoder useResource:some_buffer() usage:MTLResourceUsageRead]; }); }},
-    {"fast math",
-     [] {
-       MTLCompileOptions* options = [[MTLCompileOptions alloc] init];
-       options.languageVersion = MTLLanguageVersion3_1;
-       NSError* error = nil;
-       encode_raw([&](Raw encoder) {
-         [encoder.device newLibraryWithSource:[NSString stringWithCString:"" encoding:NSUTF8StringEncoding]
-                                      options:options
-                                        error:&error];
-       });
-     }},
+    {"fast math", [] { compile("", MTLLanguageVersion3_1, YES); }},
+    {"another version of Metal", [] { compile("", static_cast<MTLLanguageVersion>(MTLLanguageVersion3_1 - 1), NO); }},
+    {"an include", [] { compile("#include \"rows.h\"", MTLLanguageVersion3_1, NO); }},
+    {"a function constant", [] { compile("constant int n [[function_constant(0)]];", MTLLanguageVersion3_1, NO); }},
     {"an object autoreleased outside of a pool", [] { [[[NSURL alloc] init] autorelease]; }},
 };
 

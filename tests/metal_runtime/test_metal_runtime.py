@@ -37,6 +37,9 @@ FAULTS = {
     "an address without useResource": "without useResource",
     "a written buffer used for reading only": "for reading only",
     "fast math": "with fast math",
+    "another version of Metal": "not compiled as MSL 3.1",
+    "an include": "includes a file",
+    "a function constant": "has function constants",
     "an object autoreleased outside of a pool": "outside of a pool",
 }
 

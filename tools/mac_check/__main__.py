@@ -1,22 +1,26 @@
 """Builds and checks, on Linux, the wheel that Mac users install: `python -m tools.mac_check`, or `make mac-check`.
 
+With --quick, as the tests do it, for the oldest and the installed PyTorch only and without the seeded faults.
+
 What it proves and what only a Mac can: docs/macos.md.
 """
 
+import argparse
 import sys
 import zipfile
 
-from . import binary, build, declarations, faults, pytorch, sdk, wheel
+from .. import wheel_check
+from . import binary, build, declarations, faults, pytorch, sdk
 from .downloads import Downloads
 from .macho import MachO
 from .report import CheckFailed, step
 
 
-def main():
+def main(quick):
     build.require_tools()
     build.WORK.mkdir(parents=True, exist_ok=True)
     with step("downloads") as say:
-        downloads = Downloads()
+        downloads = Downloads(every_torch=not quick)
         say("torch " + ", ".join(downloads.torch))
     with step("SDK"):
         folder = sdk.assemble(build.WORK, downloads)
@@ -24,7 +28,7 @@ def main():
     with step("declarations of Foundation and Metal") as say:
         say(declarations.check(folder, downloads, build.WORK))
     with step("wheel built by setup.py") as say:
-        made = build.build_wheel(folder, downloads.newest_torch)
+        made = build.build_wheel(folder, downloads.torch_to_build_with[-1])
         say(made.name)
     with step("strict link against each torch") as say:
         for version, torch in downloads.torch.items():
@@ -38,13 +42,19 @@ def main():
     with step("PyTorch's streams") as say:
         say(pytorch.check(downloads.torch, MachO(extension).imports()))
     with step("the wheel") as say:
-        say(wheel.check(made))
+        if wrong := wheel_check.problems(made):
+            raise CheckFailed(f"{made.name}:\n" + "\n".join(wrong))
+        say(wheel_check.summary(made))
+    if quick:
+        return
     with step("seeded faults are found") as say:
         say(faults.check(faults.Subject(folder, downloads, system, python, made, extension)))
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tools.mac_check")
+    parser.add_argument("--quick", action="store_true", help="one release of PyTorch, no seeded faults")
     try:
-        main()
+        main(parser.parse_args().quick)
     except CheckFailed as failure:
         sys.exit(f"mac-check: {failure}")

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import binary, build, declarations, pytorch, wheel
+from .. import wheel_check
+from . import binary, build, declarations, pytorch
 from .macho import MachO
 from .report import CheckFailed
 from .sdk import HERE
@@ -141,7 +142,8 @@ class WheelFault:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in files.items():
                 archive.writestr(name, content)
-        wheel.check(path)
+        if wrong := wheel_check.problems(path):
+            raise CheckFailed("\n".join(wrong))
 
 
 def _replace(path, old, new):
@@ -180,6 +182,14 @@ def _rename(old, new):
         wheel_file = next(file for file in files if file.endswith(".dist-info/WHEEL"))
         files[wheel_file] = files[wheel_file].replace(old.encode(), new.encode())
         return name.replace(old, new)
+
+    return change
+
+
+def _require_python(versions):
+    def change(name, files):
+        metadata = next(file for file in files if file.endswith(".dist-info/METADATA"))
+        files[metadata] = re.sub(rb"(?m)^Requires-Python: .*", f"Requires-Python: {versions}".encode(), files[metadata])
 
     return change
 
@@ -247,15 +257,21 @@ FAULTS = [
     FileFault("a byte changed after signing", _flip, r"code signature: page \d+ is not what was signed"),
     FileFault("no code signature", _unsign, r"code signature: there is none"),
     WheelFault("a tag that older Macs take", _rename("macosx_14_0", "macosx_13_0"),
-               r"pip takes it on macOS 13, arm64, with Python 3.10"),
+               r"pip takes it on macosx_13_0_arm64 with Python 3\.10"),
     WheelFault("a tag for one Python", _rename("cp310-abi3", "cp311-cp311"),
-               r"pip does not take it on macOS 14, arm64, with Python 3.12"),
+               r"pip does not take it on macosx_14_0_arm64 with Python 3\.12"),
+    WheelFault("metadata for newer Pythons only", _require_python(">=3.12"),
+               r"pip does not take it on macosx_26_0_arm64 with Python 3\.11"),
     WheelFault("a kernel left out", _without("metalcore/lib/metal/softmax.metal"),
                r"metalcore/lib/metal/softmax\.metal is missing"),
     WheelFault("a kernel with an include", _with("metalcore/lib/metal/softmax.metal", b'#include "softmax.h"\n'),
                r"softmax\.metal includes a file"),
     WheelFault("a Linux binary", _with("metalcore/lib/x86-64/softmax.so", b"\x7fELF"),
-               r"metalcore/lib/x86-64/softmax\.so is a Linux binary"),
+               r"metalcore/lib/x86-64/softmax\.so is a binary for Linux"),
     WheelFault("a file that RECORD does not know", _with("metalcore/stray.py", b""),
                r"RECORD does not match metalcore/stray\.py"),
+    WheelFault("a module of an earlier build", _with("metalcore/stray.py", b""),
+               r"metalcore/stray\.py is not in the checkout"),
+    WheelFault("a module that is not the checkout's", _with("metalcore/softmax.py", b""),
+               r"metalcore/softmax\.py is not the checkout's"),
 ]

@@ -1,0 +1,22 @@
+"""The wheel for Macs is built and checked on Linux, as every change must allow: tools/mac_check, for the oldest and
+the installed PyTorch (`make mac-check` takes each, and seeds faults)."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("clang++-19", "ld64.lld-19", "llvm-objdump-19")
+
+
+@pytest.mark.skipif(not all(map(shutil.which, TOOLS)) and not os.environ.get("CI"),
+                    reason=f"needs {', '.join(TOOLS)} (Debian: clang-19 lld-19 llvm-19)")
+def test_the_wheel_is_right():
+    done = subprocess.run([sys.executable, "-m", "tools.mac_check", "--quick"], cwd=ROOT, capture_output=True, text=True)
+    if done.stderr.startswith("mac-check: PyPI") and not os.environ.get("CI"):
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
