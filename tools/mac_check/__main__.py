@@ -30,6 +30,9 @@ def main(quick):
     with step("wheel built by setup.py") as say:
         made = build.build_wheel(folder, downloads.torch_to_build_with[-1])
         say(made.name)
+    with step("the sources with the oldest torch's headers") as say:
+        oldest, built_with = downloads.torch_to_build_with[0], downloads.torch_to_build_with[-1]
+        say(build.compile_with_headers(oldest, built_with))
     with step("strict link against each torch") as say:
         for version, torch in downloads.torch.items():
             build.link_strictly(torch, build.WORK / "linked" / f"{version}.so", python_symbols=python)

@@ -1,10 +1,12 @@
 """Builds the macOS wheel with setup.py itself, which is told that it runs on a Mac; links it again, strictly."""
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .report import CheckFailed
@@ -59,9 +61,34 @@ def build_wheel(sdk, torch):
 
 
 def recorded_command(name):
-    """The command with which setup.py made one of its outputs, e.g. "_C"."""
-    recorded = json.loads((_BUILT / "stamps" / f"{name}.json").read_text())
+    """The command with which setup.py made one of its outputs, e.g. "_C" or "gpu/encode"."""
+    recorded = json.loads((_BUILT / "stamps" / f"{name.replace('/', '_')}.json").read_text())
     return recorded if isinstance(recorded[0], str) else recorded[0]
+
+
+def compile_with_headers(of, built_with):
+    """Compiles every source once more, with another PyTorch's headers, for the errors alone; returns what it did."""
+    note = WORK / "compiled.json"
+    names = [Path(part).relative_to(_BUILT / "objects").with_suffix("").as_posix()
+             for part in recorded_command("_C") if part.startswith(str(_BUILT / "objects"))]
+    made_from = hashlib.sha256(repr([of, *map(recorded_command, names)]).encode())
+    for path in sorted(path for folder in ("csrc", "kernels") for path in (ROOT / folder).rglob("*") if path.is_file()):
+        made_from.update(path.read_bytes())
+    if note.exists() and note.read_text() == made_from.hexdigest():
+        return f"{len(names)} files, unchanged since"
+    with ThreadPoolExecutor(JOBS) as pool:
+        list(pool.map(lambda name: compile_source(name, of, built_with), names))
+    note.write_text(made_from.hexdigest())
+    return f"{len(names)} files"
+
+
+def compile_source(name, of, built_with, source=None):
+    """Compiles csrc's source of this name, or a changed copy of it, with the headers of a PyTorch."""
+    command = recorded_command(name)
+    original = Path(command[command.index("-c") + 1])
+    flags = [part.replace(str(built_with), str(of)) for part in command[: command.index("-MMD")]]
+    run([*flags, "-fsyntax-only", f"-iquote{original.parent}", str(source or original)],
+        f"{original.relative_to(ROOT)} does not compile with {of.parent.name}")
 
 
 def link_strictly(torch, output, *, python_symbols, command=None):

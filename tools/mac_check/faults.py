@@ -65,7 +65,7 @@ class SourceFault:
         for part in ("backends/mps", "gpu"):
             shutil.copytree(build.ROOT / "csrc" / part, work / part)
         _replace(work / "backends" / "mps" / self.file, self.old, self.new)
-        compiled = build.recorded_command("backends_mps_encoder")
+        compiled = build.recorded_command("backends/mps/encoder")
         source, target = work / "backends/mps/encoder.mm", work / "encoder.o"
         link = [str(target) if part.endswith("mps/encoder.o") else part for part in build.recorded_command("_C")]
         flags = compiled[: compiled.index("-MMD")]
@@ -74,6 +74,24 @@ class SourceFault:
         built = build.link_strictly(torch, work / "_C.so", python_symbols=subject.python, command=link)
         binary.check(built, torch={version: torch}, system=subject.system, python=subject.python)
         pytorch.check({version: torch}, MachO(built).imports())
+
+
+@dataclass
+class HeaderFault:
+    """A change of one of csrc's sources, which is compiled with the oldest torch's headers."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    says: str
+
+    def run(self, subject, work):
+        source = work / Path(self.file).name
+        shutil.copy(build.ROOT / "csrc" / self.file, source)
+        _replace(source, self.old, self.new)
+        oldest, built_with = subject.downloads.torch_to_build_with[0], subject.downloads.torch_to_build_with[-1]
+        build.compile_source(self.file.removesuffix(".cpp"), oldest, built_with, source)
 
 
 @dataclass
@@ -234,6 +252,9 @@ FAULTS = [
     SourceFault("a function of macOS that is newer than 14", "encoder.mm", "  if (work.error) ",
                 '  extern void newer() asm("_os_sync_wait_on_address_of_macos_15");\n  newer();\n  if (work.error) ',
                 r"undefined symbol: _?os_sync_wait_on_address_of_macos_15"),
+    HeaderFault("a macro of newer releases only", "ops/tensor_list.cpp", "  TORCH_ERROR_CODE_CHECK(torch_list_size",
+                "  STABLE_TORCH_ERROR_CODE_CHECK(torch_list_size",
+                r"tensor_list\.cpp does not compile with torch-2-10.*(?s:.*)STABLE_TORCH_ERROR_CODE_CHECK"),
     DeclarationFault("a declared type that differs from Apple's metadata", "Metal.h", "atIndex:(NSUInteger)index;\n"
                      "- (void)setBuffer:", "atIndex:(int)index;\n- (void)setBuffer:",
                      r"\[MTLComputeCommandEncoder setBytes:length:atIndex:\] has the types v\d+@0:8r\^v16Q24i32"),
