@@ -45,6 +45,9 @@ _STREAMS = ["torch/mps/*.py", "torch/include/ATen/mps/MPSStream.h", "torch/inclu
 class Downloads:
     """Folders of unpacked wheels.
 
+    Args:
+        quick: no more than it takes to compile: macOS's headers.
+
     Attributes:
         folders: all of them.
         pinned: {project name: folder}.
@@ -52,24 +55,21 @@ class Downloads:
         torch_to_build_with: those of them that have headers: the oldest, and the one that is installed here.
     """
 
-    def __init__(self, *, every_torch=True):
-        """`every_torch`: of each minor version, and not just the oldest release and the one that is installed here."""
+    def __init__(self, *, quick=False):
         CACHE.mkdir(parents=True, exist_ok=True)
-        versions = _torch_versions()
-        with_headers = {versions[0], importlib.metadata.version("torch").split("+")[0]}
-        if not every_torch:
-            versions = [version for version in versions if version in with_headers]
-        wanted = dict(PINNED)
+        versions = [] if quick else _torch_versions()
+        with_headers = {*versions[:1], importlib.metadata.version("torch").split("+")[0]}
+        wanted = {name: members for name, members in PINNED.items() if not quick or name.startswith("ziglang")}
         for version in versions:
             headers = _HEADERS if version in with_headers else []
             wanted[f"torch=={version}"] = [*_LIBRARIES, *_STREAMS, *headers]
         with ThreadPoolExecutor(3) as pool:
             folders = dict(zip(wanted, pool.map(_unpacked, wanted, wanted.values())))
         for folder in CACHE.iterdir():  # of releases that have been replaced
-            if every_torch and folder.is_dir() and folder not in folders.values():
+            if not quick and folder.is_dir() and folder not in folders.values():
                 shutil.rmtree(folder)
         self.folders = list(folders.values())
-        self.pinned = {requirement.split("==")[0]: folders[requirement] for requirement in PINNED}
+        self.pinned = {name.split("==")[0]: folder for name, folder in folders.items() if name in PINNED}
         self.torch = {version: folders[f"torch=={version}"] / "torch" for version in versions}
         self.torch_to_build_with = [self.torch[version] for version in versions if version in with_headers]
 
