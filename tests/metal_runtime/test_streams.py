@@ -114,6 +114,8 @@ SEEDED = {
         "without useResource"),
     "offsets of storages left out": (
         "encoder.mm", "offset:view.offset atIndex", "offset:0 atIndex", "wrong result"),
+    "offsets of 32 bits": (
+        "encoder.mm", "offset:view.offset atIndex", "offset:static_cast<uint32_t>(view.offset) atIndex", "wrong result"),
     "fast math": (
         "pipelines.mm", "options.fastMathEnabled = NO;", "options.fastMathEnabled = YES;", "compiled with fast math"),
 }
@@ -121,8 +123,10 @@ SEEDED = {
 
 OPS = PROGRAM + """
 def ops():
-    x = torch.randn(1000, device="mps")
-    torch.testing.assert_close(metalcore.silu(x[100:]), torch.nn.functional.silu(x[100:]), msg="wrong result")
+    large = torch.empty(2**32 + 4000, dtype=torch.uint8, device="mps")  # of which the system gives what is touched
+    x = large[2**32:].view(torch.float32)
+    x.copy_(torch.randn(1000))
+    torch.testing.assert_close(metalcore.silu(x), torch.nn.functional.silu(x), msg="wrong result")
     metalcore.softmax(x, -1) + 1
     parameter = torch.nn.Parameter(x)
     parameter.grad = x.clone()
