@@ -40,7 +40,6 @@ wanted=()  # each the names of one package, the first that apt has
 if [[ $(uname) == Linux ]]; then
   command -v clang++-19 >/dev/null || wanted+=("$(echo clang-{19..15})")
   command -v ld64.lld-19 >/dev/null || wanted+=(lld-19)
-  command -v llvm-objdump-19 >/dev/null || wanted+=(llvm-19)
   compgen -G "/usr/lib/gcc/*/*/include/objc/objc.h" >/dev/null || wanted+=("$(echo libobjc-{12..15}-dev)")
 fi
 if ((${#wanted[@]})) && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then

@@ -16,7 +16,7 @@ from .report import CheckFailed, step
 
 
 def quick():
-    build.require_tools()
+    build.require_tools((build.COMPILER, build.LINKER))
     work = build.WORK / "quick"
     work.mkdir(parents=True, exist_ok=True)
     with step("downloads"):

@@ -15,24 +15,23 @@ ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mac_check"
 COMPILER = "clang++-19"
 LINKER = "ld64.lld-19"
-_PACKAGES = ["clang-19", "lld-19", "llvm-19"]
+_PACKAGES = {COMPILER: "clang-19", LINKER: "lld-19", "llvm-objdump-19": "llvm-19"}
 JOBS = os.cpu_count() or 2
 # Where setup.py keeps what it builds for macOS.
 _BUILT = ROOT / "build" / "metalcore-macos"
 
 
-def require_tools():
+def require_tools(tools=tuple(_PACKAGES)):
     """Installs clang and lld where they are missing and this is root, or says what to install."""
     def missing():
-        return [tool for tool in (COMPILER, LINKER, "llvm-objdump-19") if not shutil.which(tool)]
+        return [_PACKAGES[tool] for tool in tools if not shutil.which(tool)]
 
     if missing() and os.geteuid() == 0 and shutil.which("apt-get"):
-        print(f"installing {' '.join(_PACKAGES)} (apt)", flush=True)
+        print(f"installing {' '.join(missing())} (apt)", flush=True)
         run(["apt-get", "update", "-qq"], "apt-get update failed")
-        run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *_PACKAGES], "apt-get install failed")
+        run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing()], "apt-get install failed")
     if missing():
-        raise CheckFailed(f"missing: {', '.join(missing())}. Install them first, e.g.: "
-                          f"sudo apt-get install {' '.join(_PACKAGES)}")
+        raise CheckFailed(f"missing. Install them first, e.g.: sudo apt-get install {' '.join(missing())}")
 
 
 def compiler(sdk):
