@@ -57,9 +57,9 @@ found = []
 for machine in machines:
     for python in pythons:
         with open(os.devnull, "w") as silent, contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
-            failed = main(["download", "-qqq", "--disable-pip-version-check", "--no-cache-dir", "--no-deps", "--no-index",
-                           "--find-links", folder, "-d", output, "--only-binary=:all:", "--implementation", "cp",
-                           "--platform", machine, "--python-version", python, "metalcore"])
+            failed = main(["download", "-qqq", "--disable-pip-version-check", "--no-cache-dir", "--no-deps",
+                           "--no-index", "--find-links", folder, "-d", output, "--only-binary=:all:",
+                           "--implementation", "cp", "--platform", machine, "--python-version", python, "metalcore"])
         found.append([machine, python, not failed])
 print(json.dumps(found))
 """
@@ -161,5 +161,6 @@ if __name__ == "__main__":
     for argument in map(Path, sys.argv[1:]):
         found = problems(argument)
         wrong += len(found)
-        print(*[f"{argument.name}: {text}" for text in found] or [f"{argument.name}: {summary(argument)}, right"], sep="\n")
+        for text in found or [f"{summary(argument)}, right"]:
+            print(f"{argument.name}: {text}")
     sys.exit(1 if wrong else 0)

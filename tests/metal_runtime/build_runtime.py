@@ -83,7 +83,8 @@ def _compiled(source, target):
     target.parent.mkdir(parents=True, exist_ok=True)
     objective_c = source.suffix == ".mm"
     language = [*_OBJECTIVE_C, "-idirafter", _objc_headers()] if objective_c else []
-    subprocess.run([COMPILER, *_flags(), "-DMETALCORE_MPS=1", *language, "-c", str(source), "-o", str(target)], check=True)
+    subprocess.run([COMPILER, *_flags(), "-DMETALCORE_MPS=1", *language, "-c", str(source), "-o", str(target)],
+                   check=True)
     if objective_c:  # clang takes GCC's Objective-C personality, which knows no catch of C++
         subprocess.run(["objcopy", "--redefine-sym", "__gnu_objc_personality_v0=__gxx_personality_v0", str(target)],
                        check=True)

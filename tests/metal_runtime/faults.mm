@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
 
 using namespace metalcore;
 
@@ -24,12 +25,11 @@ void encode_raw(const std::function<void(Raw)>& body) {
   mps::encode([&](gpu::Encoder&) { body(stream->commandEncoder()); });
 }
 
-id<MTLBuffer> buffer_at(float* address) { return static_cast<id<MTLBuffer>>(metal_runtime::buffer_of(address, sizeof memory)); }
-
-id<MTLBuffer> some_buffer() {
-  static const bool once = (metal_runtime::allocated(memory, sizeof memory), true);
-  return once ? buffer_at(memory) : nil;
+id<MTLBuffer> buffer_at(float* address) {
+  return static_cast<id<MTLBuffer>>(metal_runtime::buffer_of(address, sizeof memory));
 }
+
+id<MTLBuffer> some_buffer() { return buffer_at(memory); }
 
 struct OnStream {
   explicit OnStream(int stream) { metal_runtime::set_current_stream(stream); }
@@ -39,7 +39,7 @@ struct OnStream {
 void set_pipeline(Raw encoder) { [encoder setComputePipelineState:mps::pipeline(encoder.device, kKernel).state]; }
 
 void bind_all(Raw encoder) {
-  for (int i = 0; i < 8; ++i) [encoder setBuffer:buffer_at(memory) offset:0 atIndex:i];
+  for (int i = 0; i < 8; ++i) [encoder setBuffer:some_buffer() offset:0 atIndex:i];
 }
 
 void dispatch(Raw encoder, NSUInteger threads, NSUInteger group) {
@@ -198,8 +198,9 @@ const std::map<std::string, std::function<void()>> kFaults = {
 extern "C" __attribute__((visibility("default"))) const char* metal_runtime_fault(const char* name) {
   static std::string said;
   said.clear();
+  static std::once_flag once;
+  std::call_once(once, [] { metal_runtime::allocated(memory, sizeof memory); });
   try {
-    some_buffer();
     kFaults.at(name)();
   } catch (const std::exception& error) {
     said = error.what();

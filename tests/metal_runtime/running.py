@@ -29,6 +29,7 @@ def run(extension, *command, **environment):
     """What a Python program prints; it must exit with 0."""
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, timeout=1800,
-                          env={**os.environ, "METALCORE_TEST_EXTENSION": str(extension), "PYTHONPATH": path, **environment})
+                          env={**os.environ, "METALCORE_TEST_EXTENSION": str(extension), "PYTHONPATH": path,
+                               **environment})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -130,7 +130,8 @@ void dispatch_sync_f(dispatch_queue_t queue, void* context, void (*work)(void*))
   if (stream.encoder) metal_runtime::block_is_over(std::exchange(stream.encoder, nil));
   const std::lock_guard counting(counts.mutex);
   counts.dispatches[queue->stream] += static_cast<int>(stream.commands.size() - before);
-  for (size_t i = before; i < stream.commands.size(); ++i) counts.kernels.insert(stream.commands[i].launch.kernel.kernel->name);
+  for (size_t i = before; i < stream.commands.size(); ++i)
+    counts.kernels.insert(stream.commands[i].launch.kernel.kernel->name);
 }
 
 // What tests call.

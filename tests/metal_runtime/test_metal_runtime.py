@@ -1,5 +1,5 @@
-"""The rules of Metal's API validation and of PyTorch's streams, as the Metal runtime for tests knows them, each with its
-fault; and the backend's errors."""
+"""The rules of Metal's API validation and of PyTorch's streams, as the Metal runtime for tests knows them, each with
+its fault; and the backend's errors."""
 
 import json
 import shutil
@@ -64,7 +64,8 @@ def test_metals_message_is_in_the_error(extension, tmp_path):
     (tmp_path / "lib" / "metal" / "softmax.metallib").write_bytes(b"")
     run(copy, "-c", PROGRAM + """
 x = torch.randn(4, device="mps")
-for op, expected in ((metalcore.silu, "#error this does not compile"), (lambda x: metalcore.softmax(x, -1), "softmax.metallib")):
+for op, expected in ((metalcore.silu, "#error this does not compile"),
+                     (lambda x: metalcore.softmax(x, -1), "softmax.metallib")):
     try:
         op(x)
     except RuntimeError as error:

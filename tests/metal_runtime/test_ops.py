@@ -5,7 +5,8 @@ from running import PROGRAM, ROOT, needs_runtime, run
 
 pytestmark = needs_runtime
 
-FILES = [str(path.relative_to(ROOT)) for folder in ("smoke", "ops", "linalg", "optim", "nn", "integrations", "overrides")
+FOLDERS = ("smoke", "ops", "linalg", "optim", "nn", "integrations", "overrides")
+FILES = [str(path.relative_to(ROOT)) for folder in FOLDERS
          for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))]
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "use_runtime")
 

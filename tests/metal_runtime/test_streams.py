@@ -58,8 +58,9 @@ assert encoders[:2] == dispatches[:2] == [0, 0] and dispatches[2] > len(CASES)
 
 def test_threads_encode_side_by_side(extension):
     run(extension, "-c", CASES + """
+cases = [CASES[name] for name in ("silu", "softmax", "rms_norm", "qr, 16x12")]
 with ThreadPoolExecutor(6) as pool:
-    list(pool.map(lambda i: forward(CASES[["silu", "softmax", "rms_norm", "qr, 16x12"][i % 4]], stream=i % 3), range(48)))
+    list(pool.map(lambda i: forward(cases[i % 4], stream=i % 3), range(48)))
 assert min(use_runtime.counts()[1]) >= 16
 """)
 
@@ -110,12 +111,14 @@ SEEDED = {
     "no autorelease pool": (
         "encoder.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
     "buffers that are not resident": (
-        "encoder.mm", "if (buffer) [encoder_ useResource:buffer usage:MTLResourceUsageRead | MTLResourceUsageWrite];", "",
+        "encoder.mm",
+        "if (buffer) [encoder_ useResource:buffer usage:MTLResourceUsageRead | MTLResourceUsageWrite];", "",
         "without useResource"),
     "offsets of storages left out": (
         "encoder.mm", "offset:view.offset atIndex", "offset:0 atIndex", "wrong result"),
     "offsets of 32 bits": (
-        "encoder.mm", "offset:view.offset atIndex", "offset:static_cast<uint32_t>(view.offset) atIndex", "wrong result"),
+        "encoder.mm", "offset:view.offset atIndex", "offset:static_cast<uint32_t>(view.offset) atIndex",
+        "wrong result"),
     "fast math": (
         "pipelines.mm", "options.fastMathEnabled = NO;", "options.fastMathEnabled = YES;", "compiled with fast math"),
 }

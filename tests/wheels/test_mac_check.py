@@ -1,5 +1,5 @@
-"""The wheel for Macs can be built, and has what it should: the quick part of tools/mac_check. `make mac-check` has the rest,
-for which PyTorch's macOS releases are downloaded."""
+"""The wheel for Macs can be built, and has what it should: the quick part of tools/mac_check. `make mac-check` has the
+rest, for which PyTorch's macOS releases are downloaded."""
 
 import os
 import shutil
@@ -16,7 +16,8 @@ TOOLS = ("clang++-19", "ld64.lld-19")
 @pytest.mark.skipif(not all(map(shutil.which, TOOLS)) and not os.environ.get("CI"),
                     reason=f"needs {', '.join(TOOLS)} (Debian: clang-19 lld-19)")
 def test_the_wheel_is_right():
-    done = subprocess.run([sys.executable, "-m", "tools.mac_check", "--quick"], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-m", "tools.mac_check", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.stderr.startswith("mac-check: PyPI") and not os.environ.get("CI"):
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr

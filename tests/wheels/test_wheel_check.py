@@ -32,13 +32,14 @@ def files_of(platform):
         files |= {f"metalcore/lib/metal/{family}.metal": b"" for family in families}
         files["metalcore/lib/metal/index"] = "".join(f"{family} kernel\n" for family in families).encode()
     files[INFO + "WHEEL"] = f"{WHEEL}Tag: {TAGS[platform]}\n".encode()
-    files[INFO + "METADATA"] = b"Metadata-Version: 2.1\nName: metalcore\nVersion: 0\nRequires-Python: >=3.10\nRequires-Dist: torch>=2.10\n"
+    files[INFO + "METADATA"] = (b"Metadata-Version: 2.1\nName: metalcore\nVersion: 0\n"
+                                b"Requires-Python: >=3.10\nRequires-Dist: torch>=2.10\n")
     return files
 
 
 def wheel_of(files, folder, tag):
-    record = "".join(f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b'=').decode()},\n"
-                     for name, content in files.items())
+    digests = {name: base64.urlsafe_b64encode(hashlib.sha256(content).digest()) for name, content in files.items()}
+    record = "".join(f"{name},sha256={digest.rstrip(b'=').decode()},\n" for name, digest in digests.items())
     path = folder / f"metalcore-0-{tag}.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in {**files, INFO + "RECORD": record.encode()}.items():

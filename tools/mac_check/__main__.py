@@ -1,6 +1,6 @@
 """Builds and checks, on Linux, the wheel that Mac users install: `python -m tools.mac_check`, or `make mac-check`.
 
-With --quick, as the tests do it: it is built and its contents are checked, for which a fraction of the downloads will do.
+With --quick, as the tests do it: it is built and its contents are checked, for which a tenth of the downloads will do.
 What it proves and what only a Mac can: docs/macos.md.
 """
 
