@@ -14,7 +14,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 from . import _C
 from . import linalg, optim  # not only when asked for: they complete the operators torch.ops.metalcore.qr and adamw_
 from .activation import gelu, silu
-from .linalg import qr, solve_triangular
+from .linalg import lstsq, qr, solve_triangular
 from .normalization import add_rms_norm, rms_norm
 from .softmax import log_softmax, softmax
 
@@ -35,6 +35,7 @@ __all__ = [
     "gelu",
     "linalg",
     "log_softmax",
+    "lstsq",
     "optim",
     "qr",
     "rms_norm",
