@@ -124,12 +124,16 @@ struct Column<QUADS, QUADS> {
 template <uint N, typename V>
 inline V substitute_rows(V x, threadgroup const float4* tile, float2 by, uint order, uint row, uint lane) {
   threadgroup const float* const l = (threadgroup const float*)tile + row;
-  for (uint j = 0; j < order; ++j) {
-    const V quotient = divide(x, by);
-    const V solved = metal::simd_shuffle(quotient, lane - row + j);
-    x = row == j ? quotient : (row > j ? metal::fma(V(-l[j * 4 * Tile<N, N>::kPitch]), solved, x) : x);
+  for (uint first = 0; first < order; first += 8) {
+#pragma unroll
+    for (uint e = 0; e < 8; ++e) {
+      const uint j = first + e;
+      const V solved = metal::simd_shuffle(divide(x, by), lane - row + j);
+      const V rest = metal::fma(V(-l[j * 4 * Tile<N, N>::kPitch]), solved, x);
+      x = row > j ? rest : x;
+    }
   }
-  return x;
+  return divide(x, by);
 }
 
 // Up to TRIANGULAR_FEW columns of a row: one, or as many as a vector has.
