@@ -7,7 +7,6 @@ using namespace metal;
 
 constant constexpr uint kTile = TRIANGULAR_TILE;
 typedef Tile<kTile, kTile> SquareTile;
-typedef Column<kTile / 4> Values;
 
 // While one tile is at work, the next is on its way to registers.
 template <uint SIMDGROUPS>
@@ -34,11 +33,11 @@ template <uint SIMDGROUPS>
   for (uint first = 0; first < p.order; first += kTile) {
     const uint rows = min(kTile, p.order - first);
     float4 values[kTile / 4];
-    Values::load(values, b + first * p.b.row, p.b.row, live ? rows : 0);
+    load_rows(values, b + first * p.b.row, p.b.row, live ? rows : 0);
 
     for (uint before = 0; before < first; before += kTile) {
       float4 solved[kTile / 4];
-      Values::load(solved, x + before * p.x.row, p.x.row, live ? kTile : 0);
+      load_rows(solved, x + before * p.x.row, p.x.row, live ? kTile : 0);
       threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
       for (uint i = 0; i < kEach; ++i) SquareTile::store(tile, next[i], p.a, i * kThreads + thread_index);
@@ -50,7 +49,7 @@ template <uint SIMDGROUPS>
         next[i] = before + kTile < first ? SquareTile::fetch<Part::all>(corner, p.a, rows, kTile, at)
                                          : SquareTile::fetch<Part::triangle>(corner, p.a, rows, rows, at);
       }
-      Values::subtract_product(values, tile, solved);
+      subtract_product(values, tile, solved);
     }
 
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -67,8 +66,8 @@ template <uint SIMDGROUPS>
         next[i] = SquareTile::fetch<Part::all>(a + (first + kTile) * p.a.row, p.a, left, kTile,
                                                i * kThreads + thread_index);
     }
-    Values::substitute(values, tile);
-    Values::store(values, x + first * p.x.row, p.x.row, live ? rows : 0);
+    substitute(values, tile);
+    store_rows(values, x + first * p.x.row, p.x.row, live ? rows : 0);
   }
 }
 

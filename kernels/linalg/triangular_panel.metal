@@ -9,7 +9,6 @@ using namespace metal;
 constant constexpr uint kTile = TRIANGULAR_TILE;
 constant constexpr uint kSimdgroups = TRIANGULAR_PANEL / kTile;
 typedef Tile<kTile, kTile> SquareTile;
-typedef Column<kTile / 4> Values;
 constant constexpr uint kEach = SquareTile::kFours / 32;
 
 // A simdgroup's tile of L.
@@ -50,7 +49,7 @@ inline void store_tile(threadgroup float4* tile, thread const float4 (&fours)[kE
   else
     load_tile<Part::all>(next, a, p.a, rows, lane);
   float4 values[kTile / 4];
-  Values::load(values, b, p.b.row, live_rows);
+  load_rows(values, b, p.b.row, live_rows);
 
   for (uint solving = 0; solving * kTile < p.order; ++solving) {
     threadgroup float4* const solved_rows = exchange + solving % 2 * 8 * kTile;
@@ -61,8 +60,8 @@ inline void store_tile(threadgroup float4* tile, thread const float4 (&fours)[kE
     if (simdgroup == solving) {
       SquareTile::make_divisor(tile, lane, p.unit);
       simdgroup_barrier(mem_flags::mem_threadgroup);
-      Values::substitute(values, tile);
-      Values::store(values, x, p.x.row, live_rows);
+      substitute(values, tile);
+      store_rows(values, x, p.x.row, live_rows);
 #pragma unroll
       for (uint q = 0; q < kTile / 4; ++q) solved_rows[q * 32 + lane] = values[q];
     }
@@ -76,7 +75,7 @@ inline void store_tile(threadgroup float4* tile, thread const float4 (&fours)[kE
         load_tile<Part::triangle>(next, corner, p.a, rows, lane);
       else
         load_tile<Part::all>(next, corner, p.a, rows, lane);
-      Values::subtract_product(values, tile, solved);
+      subtract_product(values, tile, solved);
       simdgroup_barrier(mem_flags::mem_threadgroup);  // before the tile is written again
     }
   }
