@@ -12,12 +12,10 @@ typedef Tile<kTile, kTile> SquareTile;
 constant constexpr uint kEach = SquareTile::kFours / 32;
 
 // A simdgroup's tile of L.
-template <Part PART>
 inline void load_tile(thread float4 (&fours)[kEach], device const float* corner, constant StridedMatrices& m, uint rows,
-                      uint lane) {
+                      uint lane, bool triangle) {
 #pragma unroll
-  for (uint i = 0; i < kEach; ++i)
-    fours[i] = SquareTile::fetch<PART>(corner, m, rows, kTile, i * 32 + lane);
+  for (uint i = 0; i < kEach; ++i) fours[i] = SquareTile::fetch(corner, m, rows, kTile, i * 32 + lane, triangle);
 }
 
 inline void store_tile(threadgroup float4* tile, thread const float4 (&fours)[kEach], constant StridedMatrices& m,
@@ -44,10 +42,7 @@ inline void store_tile(threadgroup float4* tile, thread const float4 (&fours)[kE
   x = matrix_at(x, p.x, matrix) + first * p.x.row + column * p.x.column;
 
   float4 next[kEach];
-  if (simdgroup == 0)
-    load_tile<Part::triangle>(next, a, p.a, rows, lane);
-  else
-    load_tile<Part::all>(next, a, p.a, rows, lane);
+  load_tile(next, a, p.a, rows, lane, simdgroup == 0);
   float4 values[kTile / 4];
   load_rows(values, b, p.b.row, live_rows);
 
@@ -70,11 +65,7 @@ inline void store_tile(threadgroup float4* tile, thread const float4 (&fours)[kE
       float4 solved[kTile / 4];
 #pragma unroll
       for (uint q = 0; q < kTile / 4; ++q) solved[q] = solved_rows[q * 32 + lane];
-      device const float* const corner = a + (solving + 1) * kTile * p.a.column;
-      if (simdgroup == solving + 1)
-        load_tile<Part::triangle>(next, corner, p.a, rows, lane);
-      else
-        load_tile<Part::all>(next, corner, p.a, rows, lane);
+      load_tile(next, a + (solving + 1) * kTile * p.a.column, p.a, rows, lane, simdgroup == solving + 1);
       subtract_product(values, tile, solved);
       simdgroup_barrier(mem_flags::mem_threadgroup);  // before the tile is written again
     }

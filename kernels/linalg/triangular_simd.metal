@@ -18,8 +18,7 @@ inline void load_triangles(threadgroup float4* tiles, device const float* a, con
       const uint at = done + i * 32 + lane;
       const uint matrix = (slot + at / Triangle::kFours) / p.column_tiles;
       const uint order = at < kAll && matrix < p.matrices ? p.order : 0;
-      fours[i] = Triangle::template fetch<Part::triangle>(matrix_at(a, p.a, matrix), p.a, order, order,
-                                                          at % Triangle::kFours);
+      fours[i] = Triangle::fetch(matrix_at(a, p.a, matrix), p.a, order, order, at % Triangle::kFours, true);
     }
 #pragma unroll
     for (uint i = 0; i < kEach; ++i) {

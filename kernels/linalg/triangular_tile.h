@@ -24,10 +24,9 @@ inline V divide(V value, float2 by) {
   return (value * by.x) * by.y;
 }
 
-enum class Part { all, triangle };  // of a tile: everything, or a diagonal block of L
-
 // ROWS x COLUMNS elements, with zeros around what the matrix has. Four at a time come from device memory, and threads
-// with neighbouring `at` read neighbouring memory: by rows the four are a quad, else they are in one row.
+// with neighbouring `at` read neighbouring memory: by rows the four are a quad, else they are in one row. Nothing is read
+// above the diagonal of a `triangle`.
 template <uint ROWS, uint COLUMNS>
 struct Tile {
   static constexpr constant uint kQuads = ROWS / 4;
@@ -35,15 +34,15 @@ struct Tile {
   static constexpr constant uint kSize = COLUMNS * kPitch;
   static constexpr constant uint kFours = COLUMNS * kQuads;
 
-  template <Part PART>
-  static float4 fetch(device const float* corner, constant StridedMatrices& m, uint rows, uint columns, uint at) {
+  static float4 fetch(device const float* corner, constant StridedMatrices& m, uint rows, uint columns, uint at,
+                      bool triangle = false) {
     const uint row = m.by_rows ? at / COLUMNS * 4 : at % ROWS;
     const uint column = m.by_rows ? at % COLUMNS : at / ROWS * 4;
     float4 four;
 #pragma unroll
     for (uint e = 0; e < 4; ++e) {
       const uint i = m.by_rows ? row + e : row, j = m.by_rows ? column : column + e;
-      const bool there = i < rows && j < columns && (PART == Part::all || i >= j);
+      const bool there = i < rows && j < columns && (!triangle || i >= j);
       four[e] = there ? corner[i * m.row + j * m.column] : 0.0f;
     }
     return four;

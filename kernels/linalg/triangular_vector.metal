@@ -115,7 +115,7 @@ template <typename V, uint WORKERS, uint ORDER>
     for (uint i = 0; i < kEach; ++i) {
       const uint at = i * 32 * WORKERS + thread_index;
       if (at < SquareTile::kFours)
-        SquareTile::store(tiles, SquareTile::fetch<Part::triangle>(a, p.a, p.order, p.order, at), p.a, at);
+        SquareTile::store(tiles, SquareTile::fetch(a, p.a, p.order, p.order, at, true), p.a, at);
     }
   } else if (lane < p.order) {
     load_columns(value, b + lane * p.b.row, p.b.column, p.columns);
@@ -135,8 +135,8 @@ template <typename V, uint WORKERS, uint ORDER>
         for (uint i = 0; i < kEach; ++i) {
           const uint at = i * 32 * WORKERS + thread_index;
           const uint wanted = at < SquareTile::kFours ? next_rows : 0;
-          diagonal[i] = SquareTile::fetch<Part::triangle>(rows + next * p.a.column, p.a, wanted, wanted, at);
-          before[i] = SquareTile::fetch<Part::all>(rows + first * p.a.column, p.a, wanted, kTile, at);
+          diagonal[i] = SquareTile::fetch(rows + next * p.a.column, p.a, wanted, wanted, at, true);
+          before[i] = SquareTile::fetch(rows + first * p.a.column, p.a, wanted, kTile, at);
         }
         if (kFar && first > 0)
           multiply<WORKERS>(shares + (now ^ 1) * WORKERS * kTile, rows, p.a, next_rows, first, solved, worker, lane);
