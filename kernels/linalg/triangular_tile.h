@@ -87,7 +87,7 @@ inline void substitute(thread float4 (&x)[QUADS], threadgroup const float4* tile
 // x -= L times `solved`, of the square L in `tile`.
 template <uint QUADS>
 inline void subtract_product(thread float4 (&x)[QUADS], threadgroup const float4* tile,
-                             thread const float4 (&solved)[QUADS]) {
+                             thread float4 (&solved)[QUADS]) {
 #pragma unroll
   for (uint k = 0; k < QUADS; ++k) {
 #pragma unroll
@@ -106,7 +106,7 @@ inline void load_rows(thread float4 (&x)[QUADS], device const float* from, long 
   for (uint i = 0; i < 4 * QUADS; ++i) x[i / 4][i % 4] = i < rows ? from[i * stride] : 0.0f;
 }
 template <uint QUADS>
-inline void store_rows(thread const float4 (&x)[QUADS], device float* to, long stride, uint rows) {
+inline void store_rows(thread float4 (&x)[QUADS], device float* to, long stride, uint rows) {
 #pragma unroll
   for (uint i = 0; i < 4 * QUADS; ++i)
     if (i < rows) to[i * stride] = x[i / 4][i % 4];
