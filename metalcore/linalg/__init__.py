@@ -1,5 +1,6 @@
 """Linear algebra with the arguments, results and errors of torch.linalg."""
 
+from ._cholesky import cholesky, cholesky_ex, cholesky_solve
 from ._qr import qr
 
-__all__ = ["qr"]
+__all__ = ["cholesky", "cholesky_ex", "cholesky_solve", "qr"]
