@@ -31,6 +31,11 @@ struct Tuning {
   uint32_t qr_simd_rows = 64;
   uint32_t qr_block_threads = 512;
   uint32_t qr_tall_columns = 64;
+  // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels; PyTorch's own op
+  // takes them from so many rows on where the batch has at most so many matrices.
+  uint32_t cholesky_block_rows = 256;
+  uint32_t cholesky_torch_rows = UINT32_MAX;
+  uint32_t cholesky_torch_batch = 0;
   // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
   bool adamw_vectors = true;
 };
