@@ -17,7 +17,7 @@ struct CholeskyParams {
 // factors the diagonal block and solves for CHOLESKY_SLICE of the rows below, `slices` threadgroups a matrix. The
 // factors of the blocks go to a matrix of their own, n x CHOLESKY_PANEL, for L has the blocks that others still read.
 #define CHOLESKY_PANEL 128
-#define CHOLESKY_SLICE 64
+#define CHOLESKY_SLICE 56
 #define CHOLESKY_PANEL_TILE 8
 struct CholeskyPanelParams {
   int64_t l_row, l_column;

@@ -35,8 +35,9 @@ inline void load_tile(thread CholeskyTile<T>& tile, device const float* from, in
 #pragma unroll
     for (uint r = 0; r < T; ++r) {
       const bool there = r < rows && c < columns && (!diagonal || r >= c);
-      tile.x[c][r / 4][r % 4] = there ? from[r * row_stride + c * column_stride] : diagonal && r == c ? 1.0f : 0.0f;
+      tile.x[c][r / 4][r % 4] = there ? from[r * row_stride] : diagonal && r == c ? 1.0f : 0.0f;
     }
+    from += column_stride;
   }
 }
 
@@ -47,7 +48,8 @@ inline void store_tile(thread const CholeskyTile<T>& tile, device float* to, int
   for (uint c = 0; c < T; ++c) {
 #pragma unroll
     for (uint r = 0; r < T; ++r)
-      if (r < rows && c < columns) to[r * row_stride + c * column_stride] = diagonal && r < c ? 0.0f : tile.x[c][r / 4][r % 4];
+      if (r < rows && c < columns) to[r * row_stride] = diagonal && r < c ? 0.0f : tile.x[c][r / 4][r % 4];
+    to += column_stride;
   }
 }
 
@@ -62,30 +64,38 @@ struct CholeskyShared {
 };
 
 // Factors the tile, and shares it. 0, or the order of the tile's first leading minor that is not positive-definite.
-template <uint T>
-inline uint factor_tile(thread CholeskyTile<T>& tile, thread const CholeskyShared<T>& shared) {
-  uint failed = 0;
+template <uint FIRST, uint T>
+inline uint factor_columns(thread CholeskyTile<T>& tile, thread const CholeskyShared<T>& shared, uint failed) {
 #pragma unroll
-  for (uint c = 0; c < T; ++c) {
+  for (uint c = FIRST; c < FIRST + 4; ++c) {
     const float pivot = tile.x[c][c / 4][c % 4];
     if (failed == 0 && !is_pivot(pivot)) failed = c + 1;
-    if (failed != 0) continue;
-    const float inverse = metal::rsqrt(pivot);
-    shared.inverse[c] = inverse;
+    if (failed == 0) {
+      const float inverse = metal::rsqrt(pivot);
+      shared.inverse[c] = inverse;
 #pragma unroll
-    for (uint q = c / 4; q < T / 4; ++q) {
-      tile.x[c][q] *= inverse;
-      shared.factor[c * (T / 4) + q] = tile.x[c][q];
-    }
-    tile.x[c][c / 4][c % 4] = metal::precise::sqrt(pivot);
+      for (uint q = FIRST / 4; q < T / 4; ++q) {
+        tile.x[c][q] *= inverse;
+        shared.factor[c * (T / 4) + q] = tile.x[c][q];
+      }
 #pragma unroll
-    for (uint s = c + 1; s < T; ++s) {
+      for (uint s = FIRST; s < T; ++s) {
+        if (s <= c) continue;
 #pragma unroll
-      for (uint q = s / 4; q < T / 4; ++q)
-        tile.x[s][q] = metal::fma(float4(-tile.x[c][s / 4][s % 4]), tile.x[c][q], tile.x[s][q]);
+        for (uint q = FIRST / 4; q < T / 4; ++q)
+          tile.x[s][q] = metal::fma(float4(-tile.x[c][s / 4][s % 4]), tile.x[c][q], tile.x[s][q]);
+      }
+      const float root = pivot * inverse;  // and a Newton step
+      tile.x[c][c / 4][c % 4] = metal::fma(metal::fma(-root, root, pivot), 0.5f * inverse, root);
     }
   }
   return failed;
+}
+
+template <uint T>
+inline uint factor_tile(thread CholeskyTile<T>& tile, thread const CholeskyShared<T>& shared) {
+  const uint failed = factor_columns<0>(tile, shared, 0);
+  return T == 4 ? failed : factor_columns<T - 4>(tile, shared, failed);
 }
 
 // tile = tile F⁻ᵀ for the shared factor F, and shares the result as tile `row`.
@@ -100,7 +110,8 @@ inline void solve_tile(thread CholeskyTile<T>& tile, thread const CholeskyShared
       shared.below[c * shared.pitch + row * (T / 4) + q] = tile.x[c][q];
     }
 #pragma unroll
-    for (uint s = c + 1; s < T; ++s) {
+    for (uint s = 0; s < T; ++s) {
+      if (s <= c) continue;
       const float factor = shared.factor[c * (T / 4) + s / 4][s % 4];
 #pragma unroll
       for (uint q = 0; q < T / 4; ++q) tile.x[s][q] = metal::fma(float4(-factor), tile.x[c][q], tile.x[s][q]);
