@@ -5,6 +5,7 @@
 #include "cholesky_plan.h"
 #include "matrices.h"
 #include "syrk.h"
+#include "triangular.h"
 
 #include <tuple>
 #include <utility>
@@ -117,8 +118,17 @@ std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
   return {l, info};
 }
 
-Tensor cholesky_solve(const Tensor& b, const Tensor& l, bool upper) {
-  return as_contiguous(call_torch<1>("aten::cholesky_solve", "", b, l, upper)[0]);
+// Of A = L Lᵀ, or of Uᵀ U: the factor on the left first.
+Tensor cholesky_solve(const Tensor& b, const Tensor& factor, bool upper) {
+  check(b.dim() >= 2, "b should have at least 2 dimensions, but has ", b.dim(), " dimensions instead");
+  check(factor.dim() >= 2, "u should have at least 2 dimensions, but has ", factor.dim(), " dimensions instead");
+  check(factor.size(-1) == factor.size(-2), "A must be batches of square matrices, but they are ", factor.size(-2),
+        " by ", factor.size(-1), " matrices");
+  check(factor.size(-1) == b.size(-2), "Incompatible matrix sizes for cholesky_solve: each A matrix is ",
+        factor.size(-1), " by ", factor.size(-1), " but each b matrix is ", b.size(-2), " by ", b.size(-1));
+  const Tensor transposed = torch::stable::transpose(factor, -2, -1);
+  const Tensor y = solve_triangular(upper ? transposed : factor, b, false, true, false);
+  return solve_triangular(upper ? factor : transposed, y, true, true, false);
 }
 
 // explain("cholesky", shape, upper=…). Of the blocked variant's many dispatches the first of each kernel.
