@@ -33,7 +33,7 @@ struct Tuning {
   uint32_t qr_tall_columns = 64;
   // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels; PyTorch's own op
   // takes them from so many rows on where the batch has at most so many matrices.
-  uint32_t cholesky_block_rows = 256;
+  uint32_t cholesky_block_rows = 128;
   uint32_t cholesky_torch_rows = UINT32_MAX;
   uint32_t cholesky_torch_batch = 0;
   // Triangular systems: up to this order (with more than a few right-hand sides) a threadgroup solves a system by itself,

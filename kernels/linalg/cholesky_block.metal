@@ -1,49 +1,42 @@
-// Cholesky factorization of matrices that fit the registers of one threadgroup, one thread for each tile of T x T.
+// Cholesky factorization of matrices that fit the registers of one threadgroup, a thread for each tile.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "cholesky.h"
 #include "cholesky_tile.h"
 
-template <uint T, uint TILES>
-[[kernel]] [[max_total_threads_per_threadgroup((TILES * (TILES + 1) / 2 + 31) / 32 * 32)]] void cholesky_block(
-    device const float* a [[buffer(0)]], device float* l [[buffer(1)]], device int* info [[buffer(2)]],
-    constant CholeskyParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup float4 factor[T * T / 4];
-  threadgroup float inverse[T];
-  threadgroup float4 below[T * TILES * T / 4];
+template <uint TILES>
+[[kernel]] void cholesky_block(device const float* a [[buffer(0)]], device float* l [[buffer(1)]],
+                               device int* info [[buffer(2)]], constant CholeskyParams& p [[buffer(3)]],
+                               uint matrix [[threadgroup_position_in_grid]],
+                               uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup float4 factor[5];
+  threadgroup float4 below[4 * TILES];
   threadgroup uint failure;
-  const CholeskyShared<T> shared = {factor, inverse, below, TILES * T / 4, &failure};
 
-  const uint tiles = (p.n + T - 1) / T;
+  const uint tiles = (p.n + CHOLESKY_TILE - 1) / CHOLESKY_TILE;
   const TilePlace at = place_in_triangle(thread_index, tiles);
   const bool mine = at.column < tiles, diagonal = at.row == at.column;
-  const uint rows = mine ? p.n - at.row * T : 0, columns = mine ? p.n - at.column * T : 0;
+  const uint row = at.row * CHOLESKY_TILE, column = at.column * CHOLESKY_TILE;
+  const uint rows = mine ? p.n - row : 0, columns = mine ? p.n - column : 0;
 
-  CholeskyTile<T> tile;
-  load_tile(tile, a + matrix * p.a_batch + at.row * T * p.a_row + at.column * T * p.a_column, p.a_row, p.a_column,
-            rows, columns, diagonal);
-  const uint failed = factor_tiles(tile, at, tiles, 0, shared);
+  device const float* const from = a + matrix * p.a_batch + row * p.a_row + column * p.a_column;
+  CholeskyTile tile = load_tile({from, p.a_row, p.a_column, p.a_vectors, rows, columns}, diagonal);
+  const uint failed = factor_tiles(tile, at, tiles, 0, {factor, below, TILES, &failure});
   if (!mine) return;
-  device float* const to = l + matrix * p.l_batch;
-  store_tile(tile, to + at.row * T * p.l_row + at.column * T * p.l_column, p.l_row, p.l_column, rows, columns,
-             diagonal);
   if (thread_index == 0) info[matrix] = failed;
+  l += matrix * p.l_batch;
+  device float* const to = l + row * p.l_row + column * p.l_column;
+  store_tile(tile, {to, p.l_row, p.l_column, p.l_vectors, rows, columns}, diagonal);
   if (diagonal) return;
-  device float* const above = to + at.column * T * p.l_row + at.row * T * p.l_column;
-#pragma unroll
-  for (uint c = 0; c < T; ++c) {
-#pragma unroll
-    for (uint r = 0; r < T; ++r)
-      if (c < rows) above[r * p.l_row + c * p.l_column] = 0.0f;
-  }
+  device float* const across = l + column * p.l_row + row * p.l_column;
+  store_tile({{float4(0.0f), float4(0.0f), float4(0.0f), float4(0.0f)}},
+             {across, p.l_row, p.l_column, p.l_vectors, columns, rows}, false);
 }
 
-#define INSTANTIATE(t, tiles, n)                                                                      \
-  template [[host_name("cholesky_block_" #n)]] [[kernel]] void cholesky_block<t, tiles>(              \
-      device const float*, device float*, device int*, constant CholeskyParams&, uint, uint);
+#define INSTANTIATE(n, threads)                                                                            \
+  template [[host_name("cholesky_block_" #n)]] [[kernel]] [[max_total_threads_per_threadgroup(threads)]]   \
+  void cholesky_block<n / CHOLESKY_TILE>(device const float*, device float*, device int*, constant CholeskyParams&, uint, uint);
 
-INSTANTIATE(4, 16, 64)
-INSTANTIATE(8, 16, 128)
-INSTANTIATE(8, 32, 256)
+INSTANTIATE(64, 160)
+INSTANTIATE(128, 544)

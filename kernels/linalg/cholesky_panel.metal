@@ -5,9 +5,8 @@ using namespace metal;
 #include "cholesky.h"
 #include "cholesky_tile.h"
 
-constant constexpr uint kTile = CHOLESKY_PANEL_TILE;
-constant constexpr uint kPanelTiles = CHOLESKY_PANEL / kTile;
-constant constexpr uint kSliceTiles = CHOLESKY_SLICE / kTile;
+constant constexpr uint kPanelTiles = CHOLESKY_PANEL / CHOLESKY_TILE;
+constant constexpr uint kSliceTiles = CHOLESKY_SLICE / CHOLESKY_TILE;
 constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanelTiles * kSliceTiles + 31) / 32 * 32;
 
 // Every threadgroup of a panel factors the diagonal block, which takes no longer than if one did and the others waited,
@@ -16,51 +15,40 @@ constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanel
     device float* l [[buffer(0)]], device float* factors [[buffer(1)]], device int* info [[buffer(2)]],
     constant CholeskyPanelParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup float4 factor[kTile * kTile / 4];
-  threadgroup float inverse[kTile];
-  threadgroup float4 below[kTile * (CHOLESKY_PANEL + CHOLESKY_SLICE) / 4];
+  threadgroup float4 factor[5];
+  threadgroup float4 below[4 * (kPanelTiles + kSliceTiles)];
   threadgroup uint failure;
-  const CholeskyShared<kTile> shared = {factor, inverse, below, (CHOLESKY_PANEL + CHOLESKY_SLICE) / 4, &failure};
 
   const uint matrix = group / p.slices, slice = group % p.slices;
-  const uint tiles = (p.width + kTile - 1) / kTile;
-  const uint in_triangle = tiles * (tiles + 1) / 2;
-  const bool solves = thread_index >= in_triangle;
-  TilePlace at;
+  const uint tiles = (p.width + CHOLESKY_TILE - 1) / CHOLESKY_TILE;
+  const bool solves = thread_index >= triangle_start(tiles);
+  TilePlace at = place_in_triangle(thread_index, tiles);
   if (solves) {
-    const uint index = thread_index - in_triangle;
+    const uint index = thread_index - triangle_start(tiles);
     at = {tiles + index % kSliceTiles, index / kSliceTiles};
-  } else {
-    at = place_in_triangle(thread_index, tiles);
   }
   const bool mine = at.column < tiles, diagonal = at.row == at.column;
-  const uint row = p.first + at.row * kTile + (solves ? slice * CHOLESKY_SLICE : 0);  // of L
+  const uint row = p.first + at.row * CHOLESKY_TILE + (solves ? slice * CHOLESKY_SLICE : 0);  // of L
   const uint end = solves ? p.n : p.first + p.width;
-  const uint rows = mine && row < end ? end - row : 0, columns = mine ? p.width - at.column * kTile : 0;
+  const uint rows = mine && row < end ? end - row : 0, columns = mine ? p.width - at.column * CHOLESKY_TILE : 0;
   device float* const corner =
-      l + ulong(matrix) * p.n * p.n + row * p.l_row + (p.first + at.column * kTile) * p.l_column;
+      l + ulong(matrix) * p.n * p.n + row * p.l_row + (p.first + at.column * CHOLESKY_TILE) * p.l_column;
 
-  CholeskyTile<kTile> tile;
-  load_tile(tile, corner, p.l_row, p.l_column, rows, columns, diagonal);
+  CholeskyTile tile = load_tile({corner, p.l_row, p.l_column, p.l_vectors, rows, columns}, diagonal);
   // Another threadgroup may just be writing that the matrix fails in this panel; only an earlier one counts.
   const uint known = p.first == 0 ? 0 : info[matrix];
   const uint before = known <= p.first ? known : 0;
-  const uint failed = factor_tiles(tile, at, tiles, before, shared);
+  const uint failed = factor_tiles(tile, at, tiles, before, {factor, below, kPanelTiles + kSliceTiles, &failure});
   if (slice == 0 && thread_index == 0) {
     if (p.first == 0 || (before == 0 && failed != 0)) info[matrix] = failed == 0 ? 0 : p.first + failed;
   }
   if (solves) {
-    if (failed != 0) {
-#pragma unroll
-      for (uint c = 0; c < kTile; ++c) {
-#pragma unroll
-        for (uint q = 0; q < kTile / 4; ++q) tile.x[c][q] = float4(0.0f);
-      }
-    }
-    store_tile(tile, corner, p.l_row, p.l_column, rows, columns, false);
+    if (failed != 0) tile = {{float4(0.0f), float4(0.0f), float4(0.0f), float4(0.0f)}};
+    store_tile(tile, {corner, p.l_row, p.l_column, p.l_vectors, rows, columns}, false);
   } else if (slice == 0) {
-    store_tile(tile, factors + (ulong(matrix) * p.n + row) * CHOLESKY_PANEL + at.column * kTile, CHOLESKY_PANEL, 1,
-               rows, columns, diagonal);
+    device float* const to = factors + (ulong(matrix) * p.n + row) * CHOLESKY_PANEL + at.column * CHOLESKY_TILE;
+    const uint vectors = p.l_vectors == CHOLESKY_ELEMENTS ? CHOLESKY_ELEMENTS : CHOLESKY_ROWS;
+    store_tile(tile, {to, CHOLESKY_PANEL, 1, vectors, rows, columns}, diagonal);
   }
 }
 

@@ -1,156 +1,156 @@
-// Cholesky factorization of matrices that lie in the registers of a threadgroup: a thread holds a tile of T x T entries
-// of the lower triangle, T columns of T / 4 float4. A column of tiles takes two barriers: the thread with the diagonal
-// tile factors it, those below solve with its factor, and all on their right subtract the product of what those have.
+// Cholesky factorization of matrices that lie in the registers of a threadgroup: a thread holds a tile of the lower
+// triangle, four columns of four entries. A column of tiles takes two barriers: the thread with the diagonal tile factors
+// it, those below solve with its factor, and all on their right subtract the product of what those have.
 #pragma once
 
 #include <metal_stdlib>
 
+#include "cholesky.h"
 #include "cholesky_pivot.h"
+#include "triangle.h"
 
-template <uint T>
 struct CholeskyTile {
-  float4 x[T][T / 4];
+  float4 x[CHOLESKY_TILE];
 };
 
-// Where a thread's tile is. The tiles of the triangle are counted down the columns, so that the threads which are done
-// first are neighbours.
+// Where a thread's tile is.
 struct TilePlace {
   uint row, column;
 };
+
+// Of the tiles of a triangle, counted down the columns, so that the threads which are done first are neighbours. Threads
+// beyond the last have no column of the triangle.
 inline TilePlace place_in_triangle(uint index, uint tiles) {
-  uint column = 0;
-  while (index >= tiles - column && column < tiles) {
-    index -= tiles - column;
-    ++column;
-  }
-  return {column + index, column};
+  const uint count = triangle_start(tiles);
+  if (index >= count) return {tiles, tiles};
+  const uint back = count - 1 - index, row = triangle_row(back);
+  return {tiles - 1 - (back - triangle_start(row)), tiles - 1 - row};
 }
 
-// `rows` and `columns` are how many of the tile's are there; the others are those of the identity.
-template <uint T>
-inline void load_tile(thread CholeskyTile<T>& tile, device const float* from, int64_t row_stride,
-                      int64_t column_stride, uint rows, uint columns, bool diagonal) {
+// Where a tile lies in memory, and how many of its rows and columns there are.
+template <typename Pointer>
+struct TileMemory {
+  Pointer at;
+  int64_t row, column;  // strides
+  uint vectors;         // as of cholesky.h; only where all rows and columns are there
+  uint rows, columns;
+};
+
+// Entries that are not there are the identity's.
+inline CholeskyTile load_tile(TileMemory<device const float*> from, bool diagonal) {
+  CholeskyTile tile;
+  if (from.vectors == CHOLESKY_ROWS && from.rows != 0) {
+    float4 rows[4];
 #pragma unroll
-  for (uint c = 0; c < T; ++c) {
+    for (uint r = 0; r < 4; ++r) rows[r] = *(device const float4*)(from.at + r * from.row);
 #pragma unroll
-    for (uint r = 0; r < T; ++r) {
-      const bool there = r < rows && c < columns && (!diagonal || r >= c);
-      tile.x[c][r / 4][r % 4] = there ? from[r * row_stride] : diagonal && r == c ? 1.0f : 0.0f;
+    for (uint c = 0; c < 4; ++c) tile.x[c] = float4(rows[0][c], rows[1][c], rows[2][c], rows[3][c]);
+  } else if (from.vectors == CHOLESKY_COLUMNS && from.rows != 0) {
+#pragma unroll
+    for (uint c = 0; c < 4; ++c) tile.x[c] = *(device const float4*)(from.at + c * from.column);
+  } else {
+#pragma unroll
+    for (uint c = 0; c < 4; ++c) {
+#pragma unroll
+      for (uint r = 0; r < 4; ++r) {
+        const bool there = r < from.rows && c < from.columns && (!diagonal || r >= c);
+        tile.x[c][r] = there ? from.at[r * from.row] : diagonal && r == c ? 1.0f : 0.0f;
+      }
+      from.at += from.column;
     }
-    from += column_stride;
   }
+  return tile;
 }
 
-template <uint T>
-inline void store_tile(thread const CholeskyTile<T>& tile, device float* to, int64_t row_stride, int64_t column_stride,
-                       uint rows, uint columns, bool diagonal) {
+// Zeros above the diagonal of a diagonal tile.
+inline void store_tile(CholeskyTile tile, TileMemory<device float*> to, bool diagonal) {
+  if (diagonal) {
 #pragma unroll
-  for (uint c = 0; c < T; ++c) {
+    for (uint c = 1; c < 4; ++c) tile.x[c] = metal::select(tile.x[c], float4(0.0f), uint4(0, 1, 2, 3) < c);
+  }
+  if (to.vectors == CHOLESKY_ROWS) {
+    if (to.rows == 0) return;
 #pragma unroll
-    for (uint r = 0; r < T; ++r)
-      if (r < rows && c < columns) to[r * row_stride] = diagonal && r < c ? 0.0f : tile.x[c][r / 4][r % 4];
-    to += column_stride;
+    for (uint r = 0; r < 4; ++r)
+      *(device float4*)(to.at + r * to.row) = float4(tile.x[0][r], tile.x[1][r], tile.x[2][r], tile.x[3][r]);
+  } else if (to.vectors == CHOLESKY_COLUMNS) {
+    if (to.rows == 0) return;
+#pragma unroll
+    for (uint c = 0; c < 4; ++c) *(device float4*)(to.at + c * to.column) = tile.x[c];
+  } else {
+#pragma unroll
+    for (uint c = 0; c < 4; ++c) {
+#pragma unroll
+      for (uint r = 0; r < 4; ++r)
+        if (r < to.rows && c < to.columns) to.at[r * to.row] = tile.x[c][r];
+      to.at += to.column;
+    }
   }
 }
 
 // What a threadgroup shares: the diagonal tile's factor with the inverses of its diagonal, and the tiles below it.
-template <uint T>
 struct CholeskyShared {
-  threadgroup float4* factor;  // T columns of T / 4
-  threadgroup float* inverse;  // T
-  threadgroup float4* below;   // T columns of `pitch`
+  threadgroup float4* factor;  // four columns, and the inverses
+  threadgroup float4* below;   // four columns of `pitch`
   uint pitch;
   threadgroup uint* failed;
 };
 
-// Factors the tile, and shares it. 0, or the order of the tile's first leading minor that is not positive-definite.
-template <uint FIRST, uint T>
-inline uint factor_columns(thread CholeskyTile<T>& tile, thread const CholeskyShared<T>& shared, uint failed) {
+// Factors the tile, and shares it. 0, or the order of the tile's first leading minor that is not positive-definite, with
+// which elimination ends.
+inline uint factor_tile(thread CholeskyTile& tile, CholeskyShared shared) {
+  uint failed = 0;
+  float4 inverse;
 #pragma unroll
-  for (uint c = FIRST; c < FIRST + 4; ++c) {
-    const float pivot = tile.x[c][c / 4][c % 4];
+  for (uint c = 0; c < 4; ++c) {
+    const float pivot = tile.x[c][c];
     if (failed == 0 && !is_pivot(pivot)) failed = c + 1;
-    if (failed == 0) {
-      const float inverse = metal::rsqrt(pivot);
-      shared.inverse[c] = inverse;
+    inverse[c] = failed == 0 ? metal::rsqrt(pivot) : 1.0f;
+    tile.x[c] *= inverse[c];
+    shared.factor[c] = tile.x[c];
 #pragma unroll
-      for (uint q = FIRST / 4; q < T / 4; ++q) {
-        tile.x[c][q] *= inverse;
-        shared.factor[c * (T / 4) + q] = tile.x[c][q];
-      }
-#pragma unroll
-      for (uint s = FIRST; s < T; ++s) {
-        if (s <= c) continue;
-#pragma unroll
-        for (uint q = FIRST / 4; q < T / 4; ++q)
-          tile.x[s][q] = metal::fma(float4(-tile.x[c][s / 4][s % 4]), tile.x[c][q], tile.x[s][q]);
-      }
-      const float root = pivot * inverse;  // and a Newton step
-      tile.x[c][c / 4][c % 4] = metal::fma(metal::fma(-root, root, pivot), 0.5f * inverse, root);
-    }
+    for (uint s = 1; s < 4; ++s)
+      if (s > c) tile.x[s] = metal::fma(float4(failed == 0 ? -tile.x[c][s] : 0.0f), tile.x[c], tile.x[s]);
+    const float root = pivot * inverse[c];  // and a Newton step
+    if (failed == 0) tile.x[c][c] = metal::fma(metal::fma(-root, root, pivot), 0.5f * inverse[c], root);
   }
+  shared.factor[4] = inverse;
   return failed;
 }
 
-template <uint T>
-inline uint factor_tile(thread CholeskyTile<T>& tile, thread const CholeskyShared<T>& shared) {
-  const uint failed = factor_columns<0>(tile, shared, 0);
-  return T == 4 ? failed : factor_columns<T - 4>(tile, shared, failed);
-}
-
 // tile = tile F⁻ᵀ for the shared factor F, and shares the result as tile `row`.
-template <uint T>
-inline void solve_tile(thread CholeskyTile<T>& tile, thread const CholeskyShared<T>& shared, uint row) {
+inline void solve_tile(thread CholeskyTile& tile, CholeskyShared shared, uint row) {
+  const float4 inverse = shared.factor[4];
 #pragma unroll
-  for (uint c = 0; c < T; ++c) {
-    const float inverse = shared.inverse[c];
+  for (uint c = 0; c < 4; ++c) {
+    const float4 factor = shared.factor[c];
+    tile.x[c] *= inverse[c];
+    shared.below[c * shared.pitch + row] = tile.x[c];
 #pragma unroll
-    for (uint q = 0; q < T / 4; ++q) {
-      tile.x[c][q] *= inverse;
-      shared.below[c * shared.pitch + row * (T / 4) + q] = tile.x[c][q];
-    }
-#pragma unroll
-    for (uint s = 0; s < T; ++s) {
-      if (s <= c) continue;
-      const float factor = shared.factor[c * (T / 4) + s / 4][s % 4];
-#pragma unroll
-      for (uint q = 0; q < T / 4; ++q) tile.x[s][q] = metal::fma(float4(-factor), tile.x[c][q], tile.x[s][q]);
-    }
+    for (uint s = 1; s < 4; ++s)
+      if (s > c) tile.x[s] = metal::fma(float4(-factor[s]), tile.x[c], tile.x[s]);
   }
 }
 
 // tile -= (shared tile `row`) (shared tile `column`)ᵀ
-template <uint T>
-inline void update_tile(thread CholeskyTile<T>& tile, thread const CholeskyShared<T>& shared, uint row, uint column) {
+inline void update_tile(thread CholeskyTile& tile, CholeskyShared shared, TilePlace at) {
 #pragma unroll
-  for (uint k = 0; k < T; ++k) {
-    threadgroup const float4* const entries = shared.below + k * shared.pitch;
-    float4 left[T / 4], right[T / 4];
+  for (uint k = 0; k < 4; ++k) {
+    const float4 left = shared.below[k * shared.pitch + at.row], right = shared.below[k * shared.pitch + at.column];
 #pragma unroll
-    for (uint q = 0; q < T / 4; ++q) {
-      left[q] = entries[row * (T / 4) + q];
-      right[q] = entries[column * (T / 4) + q];
-    }
-#pragma unroll
-    for (uint s = 0; s < T; ++s) {
-#pragma unroll
-      for (uint q = 0; q < T / 4; ++q)
-        tile.x[s][q] = metal::fma(float4(-right[s / 4][s % 4]), left[q], tile.x[s][q]);
-    }
+    for (uint s = 0; s < 4; ++s) tile.x[s] = metal::fma(float4(-right[s]), left, tile.x[s]);
   }
 }
 
 // Factors `tiles` columns of tiles; a thread without a tile has a column that is not among them. `failed` is not 0 where
 // there is nothing to be done any more. Gives it back, or the order of the first leading minor that is not
-// positive-definite; the columns from its own on, and rows below its tile, are then unfinished.
-template <uint T>
-inline uint factor_tiles(thread CholeskyTile<T>& tile, TilePlace at, uint tiles, uint failed,
-                         thread const CholeskyShared<T>& shared) {
+// positive-definite; the columns from its tile's on are then unfinished.
+inline uint factor_tiles(thread CholeskyTile& tile, TilePlace at, uint tiles, uint failed, CholeskyShared shared) {
   for (uint k = 0; k < tiles; ++k) {
     if (at.column == k && at.row == k) {
       if (failed == 0) {
         const uint order = factor_tile(tile, shared);
-        if (order != 0) failed = k * T + order;
+        if (order != 0) failed = k * CHOLESKY_TILE + order;
       }
       *shared.failed = failed;
     }
@@ -158,7 +158,7 @@ inline uint factor_tiles(thread CholeskyTile<T>& tile, TilePlace at, uint tiles,
     failed = *shared.failed;
     if (failed == 0 && at.column == k && at.row > k) solve_tile(tile, shared, at.row);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    if (failed == 0 && at.column > k && at.column < tiles) update_tile(tile, shared, at.row, at.column);
+    if (failed == 0 && at.column > k && at.column < tiles) update_tile(tile, shared, at);
   }
   return failed;
 }

@@ -4,6 +4,7 @@
 using namespace metal;
 
 #include "syrk.h"
+#include "triangle.h"
 
 constant constexpr uint kDepth = 16;                // columns of A at once in threadgroup memory
 constant constexpr uint kPitch = SYRK_TILE + 4;     // of one column there: aligned to float4, spread over banks
@@ -53,10 +54,8 @@ inline void write(device float* result, device const float* c, constant SyrkPara
   threadgroup float4 left[kDepth * kPitch / 4], right[kDepth * kPitch / 4];
 
   const uint matrix = group / p.tiles, tile = group % p.tiles;
-  uint tile_row = uint((sqrt(8.0f * float(tile) + 1.0f) - 1.0f) * 0.5f);
-  tile_row += (tile_row + 1) * (tile_row + 2) / 2 <= tile;
-  tile_row -= tile_row * (tile_row + 1) / 2 > tile;
-  const uint tile_column = tile - tile_row * (tile_row + 1) / 2;
+  const uint tile_row = triangle_row(tile);
+  const uint tile_column = tile - triangle_start(tile_row);
   // Threads have neighbouring columns, of the lower triangle where that is wanted, else of the upper one.
   const bool below = p.lower == SYRK_WRITE;
   const uint first_row = (below ? tile_row : tile_column) * SYRK_TILE;

@@ -6,6 +6,7 @@ import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
 from ._common import in_float32, write_out
+from ._triangular import solve_triangular
 
 
 def cholesky(A: torch.Tensor, *, upper: bool = False, out=None) -> torch.Tensor:
@@ -120,8 +121,8 @@ def _factor_backward(ctx, grad_L, _):
         L, grad_L = L.mT, grad_L.mT
     P = L.mT @ grad_L
     symmetric = 0.5 * (P.tril() + P.tril(-1).mT)
-    left = torch.linalg.solve_triangular(L.mT, symmetric, upper=True)
-    return torch.linalg.solve_triangular(L, left, upper=False, left=False), None
+    left = solve_triangular(L.mT, symmetric, upper=True)
+    return solve_triangular(L, left, upper=False, left=False), None
 
 
 autograd("cholesky_ex", _factor_backward, _save_factor)

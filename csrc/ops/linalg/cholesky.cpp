@@ -2,6 +2,7 @@
 // one triangle is read; row-major results. cholesky_solve(B, L, upper): two triangular solves.
 #include "../../../kernels/linalg/cholesky.h"
 #include "../plan.h"
+#include "../rows.h"
 #include "cholesky_plan.h"
 #include "matrices.h"
 #include "syrk.h"
@@ -29,6 +30,14 @@ Strides strides(int64_t row, int64_t column, bool upper) {
   return upper ? Strides{column, row} : Strides{row, column};
 }
 
+// How the kernels may read and write the tensor's matrices; `by_element` is how they are told that it lies.
+uint32_t vectors(const Tensor& tensor, int64_t n, int64_t batch, Strides by_element) {
+  const bool rows = by_element.column == 1, columns = by_element.row == 1;
+  if (n % CHOLESKY_TILE != 0 || !(rows || columns)) return CHOLESKY_ELEMENTS;
+  if (!aligned16(tensor, batch, rows ? by_element.row : by_element.column)) return CHOLESKY_ELEMENTS;
+  return rows ? CHOLESKY_ROWS : CHOLESKY_COLUMNS;
+}
+
 void whole(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const Tensor& info, bool upper) {
   const Strides from = strides(a.row_stride, a.column_stride, upper), to = strides(a.rows, 1, upper);
   const CholeskyParams params{.a_batch = a.batch_stride,
@@ -38,7 +47,9 @@ void whole(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const T
                               .l_row = to.row,
                               .l_column = to.column,
                               .matrices = grid_side(a.batch),
-                              .n = grid_side(a.rows)};
+                              .n = grid_side(a.rows),
+                              .a_vectors = vectors(a.tensor, a.rows, a.batch_stride, from),
+                              .l_vectors = vectors(l, a.rows, a.rows * a.rows, to)};
   gpu::encode(l, [&](gpu::Encoder& encoder) {
     encoder.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, l).buffer(2, info).bytes(3, params);
     encoder.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
@@ -58,6 +69,7 @@ void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const
   const uint32_t n = grid_side(a.rows), batch = grid_side(a.batch);
   const uint32_t rows = grid_side(a.batch * a.rows);
   const Strides of_l = strides(n, 1, upper);
+  const uint32_t of_tiles = vectors(l, n, int64_t{n} * n, of_l);
   const Tensor factors = new_tensor({a.batch, a.rows, CHOLESKY_PANEL}, ScalarType::Float, l);
 
   gpu::encode(l, [&](gpu::Encoder& encoder) {
@@ -66,7 +78,7 @@ void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const
     encoder.dispatch_threadgroups({rows}, {CHOLESKY_ROW_THREADS});
     for (uint32_t i = 0; i < plan.panels; ++i) {
       const CholeskyPanel panel = cholesky_panel(n, i);
-      const CholeskyPanelParams p{of_l.row, of_l.column, n, panel.first, panel.width, panel.slices};
+      const CholeskyPanelParams p{of_l.row, of_l.column, of_tiles, n, panel.first, panel.width, panel.slices};
       encoder.kernel("cholesky_panel").buffer(0, l).buffer(1, factors).buffer(2, info).bytes(3, p);
       encoder.dispatch_threadgroups({grid_side(int64_t{batch} * panel.slices)}, {panel.threads});
       const int64_t next = panel.first + panel.width;
@@ -91,7 +103,7 @@ void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const
                   batch);
     }
     encoder.kernel("cholesky_diagonal").buffer(0, factors).buffer(1, l);
-    encoder.bytes(2, CholeskyPanelParams{of_l.row, of_l.column, n, 0, 0, 0});
+    encoder.bytes(2, CholeskyPanelParams{of_l.row, of_l.column, of_tiles, n, 0, 0, 0});
     encoder.dispatch_threadgroups({rows}, {CHOLESKY_PANEL});
   });
 }

@@ -21,10 +21,9 @@ constexpr uint32_t kSimdThreadgroup = 128;
 // Kernels of cholesky_block.metal: a thread for each tile of the lower triangle.
 struct BlockKernel {
   const char* name;
-  uint32_t rows, tile;
+  uint32_t rows;
 };
-constexpr BlockKernel kBlockKernels[] = {
-    {"cholesky_block_64", 64, 4}, {"cholesky_block_128", 128, 8}, {"cholesky_block_256", 256, 8}};
+constexpr BlockKernel kBlockKernels[] = {{"cholesky_block_64", 64}, {"cholesky_block_128", 128}};
 
 constexpr uint32_t triangle(uint32_t tiles) { return tiles * (tiles + 1) / 2; }
 
@@ -46,9 +45,9 @@ const char* name_of(CholeskyVariant variant) {
 CholeskyPanel cholesky_panel(uint32_t n, uint32_t i) {
   const uint32_t first = i * CHOLESKY_PANEL;
   const uint32_t width = std::min<uint32_t>(CHOLESKY_PANEL, n - first);
-  const uint32_t tiles = ceil_div<uint32_t>(width, CHOLESKY_PANEL_TILE);
+  const uint32_t tiles = ceil_div<uint32_t>(width, CHOLESKY_TILE);
   const uint32_t below = n - first - width;
-  const uint32_t solving = below ? tiles * (CHOLESKY_SLICE / CHOLESKY_PANEL_TILE) : 0;
+  const uint32_t solving = below ? tiles * (CHOLESKY_SLICE / CHOLESKY_TILE) : 0;
   return {first, width, std::max<uint32_t>(1, ceil_div<uint32_t>(below, CHOLESKY_SLICE)),
           whole_simdgroups(triangle(tiles) + solving)};
 }
@@ -67,8 +66,8 @@ CholeskyPlan plan_cholesky(int64_t n, int64_t batch, const gpu::Tuning& tuning) 
   for (const BlockKernel& kernel : kBlockKernels) {
     if (n > std::min(kernel.rows, tuning.cholesky_block_rows)) continue;
     return {CholeskyVariant::block,
-            size + ": tiles of " + times(kernel.tile, kernel.tile) + " in the registers of a threadgroup", kernel.name,
-            1, whole_simdgroups(triangle(ceil_div(grid_side(n), kernel.tile))), 0};
+            size + ": tiles of " + times(CHOLESKY_TILE, CHOLESKY_TILE) + " in the registers of a threadgroup", kernel.name,
+            1, whole_simdgroups(triangle(ceil_div<uint32_t>(grid_side(n), CHOLESKY_TILE))), 0};
   }
   return {CholeskyVariant::blocked,
           size + " is larger than a threadgroup holds: panels of " + std::to_string(CHOLESKY_PANEL) +
