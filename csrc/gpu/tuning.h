@@ -34,14 +34,16 @@ struct Tuning {
   // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels; PyTorch's own op
   // takes them from so many rows on where the batch has at most so many matrices.
   uint32_t cholesky_block_rows = 128;
-  uint32_t cholesky_torch_rows = UINT32_MAX;
-  uint32_t cholesky_torch_batch = 0;
-  // Triangular systems: up to this order (with more than a few right-hand sides) a threadgroup solves a system by itself,
-  // beyond in panels of so many rows; a threadgroup takes fewer right-hand sides where there would be fewer threadgroups
-  // than triangular_groups. From triangular_torch_order on, batches of up to triangular_torch_batch are PyTorch's.
-  uint32_t triangular_block_order = 128;
-  uint32_t triangular_panel = 128;
+  int64_t cholesky_torch_rows = INT64_MAX;
+  int64_t cholesky_torch_batch = 0;
+  // Triangular systems of order above 32. With fewer threadgroups of 32 right-hand sides than triangular_panel_groups,
+  // simdgroups share the rows; above that a threadgroup takes more right-hand sides as long as there are
+  // triangular_groups threadgroups. Systems with one right-hand side take many threads each where there are fewer of
+  // them than triangular_vector_batch.
+  uint32_t triangular_panel_groups = 1024;
   uint32_t triangular_groups = 256;
+  uint32_t triangular_vector_batch = 264;
+  // From this order on, batches of up to triangular_torch_batch are PyTorch's.
   int64_t triangular_torch_order = INT64_MAX;
   int64_t triangular_torch_batch = 0;
   // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
