@@ -31,6 +31,11 @@ struct Tuning {
   uint32_t qr_simd_rows = 64;
   uint32_t qr_block_threads = 512;
   uint32_t qr_tall_columns = 64;
+  // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels; PyTorch's own op
+  // takes them from so many rows on where the batch has at most so many matrices.
+  uint32_t cholesky_block_rows = 128;
+  int64_t cholesky_torch_rows = INT64_MAX;
+  int64_t cholesky_torch_batch = 0;
   // Triangular systems of order above 32. With fewer threadgroups of 32 right-hand sides than triangular_panel_groups,
   // simdgroups share the rows; above that a threadgroup takes more right-hand sides as long as there are
   // triangular_groups threadgroups. Systems with one right-hand side take many threads each where there are fewer of
