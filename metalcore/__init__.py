@@ -14,7 +14,8 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 from . import _C
 from . import linalg, optim  # not only when asked for: they complete the operators torch.ops.metalcore.qr and adamw_
 from .activation import gelu, silu
-from .linalg import qr, solve_triangular
+from .linalg import (det, inv, inv_ex, lu, lu_factor, lu_factor_ex, lu_solve, qr, slogdet, solve, solve_ex,
+                     solve_triangular)
 from .normalization import add_rms_norm, rms_norm
 from .softmax import log_softmax, softmax
 
@@ -32,14 +33,24 @@ _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"
 
 __all__ = [
     "add_rms_norm",
+    "det",
     "gelu",
+    "inv",
+    "inv_ex",
     "linalg",
     "log_softmax",
+    "lu",
+    "lu_factor",
+    "lu_factor_ex",
+    "lu_solve",
     "optim",
     "qr",
     "rms_norm",
     "silu",
+    "slogdet",
     "softmax",
+    "solve",
+    "solve_ex",
     "solve_triangular",
     *_LAZY,
     *_LAZY_MODULES,

@@ -1,9 +1,22 @@
 """Linear algebra with the arguments, results and errors of torch.linalg."""
 
+from ._det import det, slogdet
+from ._lu import lu, lu_factor, lu_factor_ex, lu_solve
 from ._qr import qr
+from ._solve import inv, inv_ex, solve, solve_ex
 from ._triangular import solve_triangular
 
 __all__ = [
+    "det",
+    "inv",
+    "inv_ex",
+    "lu",
+    "lu_factor",
+    "lu_factor_ex",
+    "lu_solve",
     "qr",
+    "slogdet",
+    "solve",
+    "solve_ex",
     "solve_triangular",
 ]
