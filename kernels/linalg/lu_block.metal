@@ -146,10 +146,10 @@ template <uint QUADS>
       threadgroup float4* const solved = pivot_row + (k & 1) * QUADS * G;
       if (k / 4 - G * j == g) column[row] = component(held[j], k % 4);
       if (place == k) {
-        const float divisor = diagonal[k];
+        const Divisor by = divisor(diagonal[k]);
 #pragma unroll
         for (uint i = 0; i < QUADS; ++i)
-          if (i >= j && g + G * i >= quads) solved[g + G * i] = held[i] = held[i] / divisor;
+          if (i >= j && g + G * i >= quads) solved[g + G * i] = held[i] = held[i] / by;
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (place < k) {

@@ -4,6 +4,8 @@
 
 #include <metal_stdlib>
 
+#include "householder.h"
+
 // What a row brings to the search of pivot k: more than 0 if it takes part. A NaN is above all numbers.
 inline uint pivot_key(float value, uint place, uint k, bool takes_part) {
   return takes_part && place >= k ? as_type<uint>(metal::abs(value)) + 1 : 0;
@@ -28,9 +30,24 @@ inline uint first_of_largest(uint key, uint place) {
 // A row's place after the row at `pivot` and the one at `k` have changed places.
 inline uint exchanged(uint place, uint k, uint pivot) { return place == pivot ? k : (place == k ? pivot : place); }
 
-// What a row below the pivot is to subtract the pivot's row times. With pivoting a zero pivot means zeros below it.
+// Division of many numbers by one: times the reciprocal of it, which a power of two keeps a normal number.
+struct Divisor {
+  float inverse, scale;
+};
+inline Divisor divisor(float value) {
+  const float scale = scale_to_one(metal::abs(value));
+  return {1.0f / (value * scale), scale};
+}
+template <typename T>
+inline T operator/(T value, Divisor by) { return (value * by.inverse) * by.scale; }
+
+// What a row below the pivot is to subtract the pivot's row times: rounded as a division, so that equal rows cancel to
+// zeros. With pivoting a zero pivot means zeros below it.
 inline float multiplier(float value, float pivot, bool pivoting) {
-  return pivoting && pivot == 0.0f ? value : value / pivot;
+  if (pivoting && pivot == 0.0f) return value;
+  const Divisor by = divisor(pivot);
+  const float quotient = value / by;
+  return metal::fma(metal::fma(-quotient, pivot * by.scale, value * by.scale), by.inverse, quotient);
 }
 
 // v[i], and v[i] = value; an index known at run time only would force registers into memory.

@@ -144,8 +144,9 @@ template <uint LANES, uint QB>
       threadgroup float4* const published = own + (k & 1) * QB;
       const float value = component(row[q], k % 4);
       if (place == k) {
+        const Divisor diagonal = divisor(value);
 #pragma unroll
-        for (uint j = 0; j < QB; ++j) published[j] = right[j] = right[j] / value;
+        for (uint j = 0; j < QB; ++j) published[j] = right[j] = right[j] / diagonal;
       }
       simdgroup_barrier(mem_flags::mem_threadgroup);
       if (place < k) {
@@ -176,4 +177,3 @@ INSTANTIATE(16, 4, 16)
 INSTANTIATE(32, 0, 0)
 INSTANTIATE(32, 1, 4)
 INSTANTIATE(32, 4, 16)
-INSTANTIATE(32, 8, 32)

@@ -141,9 +141,10 @@ template <uint N>
 #pragma unroll
   for (uint back = 0; back < N; ++back) {
     const uint k = N - 1 - back;
+    const Divisor diagonal = divisor(m[k][k]);
 #pragma unroll
     for (uint c = 0; c < N; ++c) {
-      right[k][c] = right[k][c] / m[k][k];
+      right[k][c] = right[k][c] / diagonal;
 #pragma unroll
       for (uint i = 0; i < k; ++i) right[i][c] = fma(-m[i][k], right[k][c], right[i][c]);
     }

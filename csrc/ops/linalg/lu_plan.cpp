@@ -87,7 +87,7 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tu
   if (std::max(m, n) <= kSimdRows) {
     const uint32_t lanes = std::max(m, n) <= 8 ? 8 : std::max(m, n) <= 16 ? 16 : 32;
     uint32_t tile = 0;
-    for (uint32_t columns : {4u, 8u, 16u, 32u})
+    for (uint32_t columns : {4u, 8u, 16u})
       if (right > 0 && tile < right && columns <= lanes && !(columns == 8 && lanes > 8)) tile = columns;
     return {LuVariant::simd,
             what + ": rows of up to " + std::to_string(lanes) + " columns, one a lane",
