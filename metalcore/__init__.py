@@ -14,7 +14,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 from . import _C
 from . import linalg, optim  # not only when asked for: they complete the operators torch.ops.metalcore.qr and adamw_
 from .activation import gelu, silu
-from .linalg import (det, inv, inv_ex, lu, lu_factor, lu_factor_ex, lu_solve, qr, slogdet, solve, solve_ex,
+from .linalg import (det, inv, inv_ex, lstsq, lu, lu_factor, lu_factor_ex, lu_solve, qr, slogdet, solve, solve_ex,
                      solve_triangular)
 from .normalization import add_rms_norm, rms_norm
 from .softmax import log_softmax, softmax
@@ -39,6 +39,7 @@ __all__ = [
     "inv_ex",
     "linalg",
     "log_softmax",
+    "lstsq",
     "lu",
     "lu_factor",
     "lu_factor_ex",

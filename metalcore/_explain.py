@@ -9,7 +9,7 @@ import torch
 
 from . import _C
 from .activation import gelu, silu
-from .linalg import qr
+from .linalg import qr, solve_triangular
 from .normalization import add_rms_norm, rms_norm
 from .optim import AdamW
 from .softmax import log_softmax, softmax
@@ -88,6 +88,7 @@ _FUNCTIONS = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
     "qr": qr,
+    "solve_triangular": solve_triangular,
     "adamw": AdamW,
 }
 

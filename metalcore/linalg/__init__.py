@@ -1,15 +1,17 @@
 """Linear algebra with the arguments, results and errors of torch.linalg."""
 
 from ._det import det, slogdet
+from ._lstsq import lstsq
 from ._lu import lu, lu_factor, lu_factor_ex, lu_solve
 from ._qr import qr
 from ._solve import inv, inv_ex, solve, solve_ex
-from ._triangular import solve_triangular
+from ._triangular import solve_triangular, trsm
 
 __all__ = [
     "det",
     "inv",
     "inv_ex",
+    "lstsq",
     "lu",
     "lu_factor",
     "lu_factor_ex",
@@ -19,4 +21,5 @@ __all__ = [
     "solve",
     "solve_ex",
     "solve_triangular",
+    "trsm",
 ]
