@@ -9,7 +9,8 @@ import torch
 
 from . import _C
 from .activation import gelu, silu
-from .linalg import qr, solve_triangular
+from .linalg import (det, inv, inv_ex, lu, lu_factor, lu_factor_ex, lu_solve, qr, slogdet, solve, solve_ex,
+                     solve_triangular)
 from .normalization import add_rms_norm, rms_norm
 from .optim import AdamW
 from .softmax import log_softmax, softmax
@@ -88,6 +89,16 @@ _FUNCTIONS = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
     "qr": qr,
+    "det": det,
+    "inv": inv,
+    "inv_ex": inv_ex,
+    "lu": lu,
+    "lu_factor": lu_factor,
+    "lu_factor_ex": lu_factor_ex,
+    "lu_solve": lu_solve,
+    "slogdet": slogdet,
+    "solve": solve,
+    "solve_ex": solve_ex,
     "solve_triangular": solve_triangular,
     "adamw": AdamW,
 }

@@ -55,13 +55,14 @@ constant constexpr uint kPanelSimdgroups = kPanelThreads / 32;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
     const float diagonal = pivot_row[k];
+    const Divisor by = divisor(diagonal);
     zero = zero == 0 && diagonal == 0.0f ? k + 1 : zero;
     most = 0;
     place = UINT_MAX;
     for (uint i = thread_index; i < p.rows; i += kPanelThreads) {
       if (i <= k) continue;
       device float* const row = panel + i * p.lu_row;
-      const float factor = multiplier(row[k], diagonal, pivoting);
+      const float factor = multiplier(row[k], diagonal, by, pivoting);
       row[k] = factor;
       for (uint c = k + 1; c < width; ++c) row[c] = fma(-factor, pivot_row[c], row[c]);
       const uint key = k + 1 < width ? pivot_key(row[k + 1], i, k + 1, true) : 0;
