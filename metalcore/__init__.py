@@ -14,7 +14,8 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 from . import _C
 from . import linalg, optim  # not only when asked for: they complete the operators torch.ops.metalcore.qr and adamw_
 from .activation import gelu, silu
-from .linalg import cholesky, cholesky_ex, cholesky_solve, lstsq, qr, solve_triangular
+from .linalg import (cholesky, cholesky_ex, cholesky_solve, det, inv, inv_ex, lstsq, lu, lu_factor, lu_factor_ex,
+                     lu_solve, qr, slogdet, solve, solve_ex, solve_triangular)
 from .normalization import add_rms_norm, rms_norm
 from .softmax import log_softmax, softmax
 
@@ -35,15 +36,25 @@ __all__ = [
     "cholesky",
     "cholesky_ex",
     "cholesky_solve",
+    "det",
     "gelu",
+    "inv",
+    "inv_ex",
     "linalg",
     "log_softmax",
     "lstsq",
+    "lu",
+    "lu_factor",
+    "lu_factor_ex",
+    "lu_solve",
     "optim",
     "qr",
     "rms_norm",
     "silu",
+    "slogdet",
     "softmax",
+    "solve",
+    "solve_ex",
     "solve_triangular",
     *_LAZY,
     *_LAZY_MODULES,

@@ -9,7 +9,8 @@ import torch
 
 from . import _C
 from .activation import gelu, silu
-from .linalg import cholesky, cholesky_ex, qr, solve_triangular, syrk
+from .linalg import (cholesky, cholesky_ex, det, inv, inv_ex, lu, lu_factor, lu_factor_ex, lu_solve, qr, slogdet,
+                     solve, solve_ex, solve_triangular, syrk)
 from .normalization import add_rms_norm, rms_norm
 from .optim import AdamW
 from .softmax import log_softmax, softmax
@@ -91,6 +92,16 @@ _FUNCTIONS = {
     "cholesky": cholesky,
     "cholesky_ex": cholesky_ex,
     "syrk": syrk,
+    "det": det,
+    "inv": inv,
+    "inv_ex": inv_ex,
+    "lu": lu,
+    "lu_factor": lu_factor,
+    "lu_factor_ex": lu_factor_ex,
+    "lu_solve": lu_solve,
+    "slogdet": slogdet,
+    "solve": solve,
+    "solve_ex": solve_ex,
     "solve_triangular": solve_triangular,
     "adamw": AdamW,
 }

@@ -3,6 +3,7 @@
 
 #include "encoder.h"
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,6 +14,11 @@ namespace metalcore::gpu {
 constexpr uint32_t kSimdWidth = 32;
 constexpr uint32_t kMaxThreads = 1024;                // per threadgroup
 constexpr uint32_t kMaxThreadgroupMemory = 32 * 1024;  // bytes
+
+// Of matrices: with more than `size` rows or columns, and at most `batch` of them. None has a batch of at most 0.
+struct SizeAndBatch {
+  uint32_t size = 0, batch = 0;
+};
 
 struct Tuning {
   const char* family;
@@ -36,6 +42,10 @@ struct Tuning {
   uint32_t cholesky_block_rows = 128;
   int64_t cholesky_torch_rows = INT64_MAX;
   int64_t cholesky_torch_batch = 0;
+  // LU: matrices (with columns of B) that fit so many threads, of 32 elements each, are factored in registers; …
+  uint32_t lu_block_threads = 1024;
+  // … those with more than `size` rows or columns are left to PyTorch where there are at most `batch` of them.
+  std::array<SizeAndBatch, 3> lu_torch = {};
   // Triangular systems of order above 32. With fewer threadgroups of 32 right-hand sides than triangular_panel_groups,
   // simdgroups share the rows; above that a threadgroup takes more right-hand sides as long as there are
   // triangular_groups threadgroups. Systems with one right-hand side take many threads each where there are fewer of
