@@ -23,8 +23,8 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, out=None):
     Returns:
         A torch.return_types.linalg_eigh: the named tuple (eigenvalues, eigenvectors), (*, n) and (*, n, n). Gradients
         of any order, by PyTorch's formula (Giles 2008): that of A as if it had two equal triangles, whichever was read.
-        They are those of functions that do not depend on the signs of eigenvectors, or, where eigenvalues repeat, on the
-        choice of vectors within their space. The derivative of V divides by differences of eigenvalues: where they
+        They are those of functions that do not depend on the signs of eigenvectors, or, where eigenvalues repeat, on
+        the choice of vectors within their space. The derivative of V divides by differences of eigenvalues: where they
         repeat, it is infinite or NaN, as PyTorch's is; that of L is finite.
 
     Raises:

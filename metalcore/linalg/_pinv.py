@@ -6,7 +6,7 @@ import torch
 
 from ._common import cast_out, in_float32
 from ._eigh import _eigh
-from ._rank import chosen_tolerances, threshold
+from ._rank import chosen_tolerances, given, threshold
 from ._svd import _svd
 
 
@@ -31,22 +31,18 @@ def pinv(A: torch.Tensor, rcond=None, hermitian: bool = False, *, atol=None, rto
             `out` that does not fit.
     """
     tolerances = chosen_tolerances(A, rcond, atol, rtol)
-    if tolerances is None or A.dim() < 2:
-        options = {name: value for name, value in (("rcond", rcond), ("atol", atol), ("rtol", rtol)) if value is not None}
-        return torch.linalg.pinv(A, hermitian=hermitian, out=out, **options)
+    if tolerances is None or A.dim() < 2 or any(isinstance(x, torch.Tensor) and x.requires_grad for x in tolerances):
+        return torch.linalg.pinv(A, **given(rcond=rcond, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
     atol, rtol = tolerances if rcond is None else (0.0, rcond)
-
-    def inverse():
-        if A.numel() == 0:
-            return A.mT.clone(memory_format=torch.contiguous_format)
-        return in_float32(lambda A: _Pinv.apply(A, atol, rtol, hermitian), A)
-
-    return cast_out("linalg.pinv", out, inverse, A, dtype=A.dtype)
+    return cast_out("linalg.pinv", out, lambda: in_float32(lambda A: _Pinv.apply(A, atol, rtol, hermitian), A), A,
+                    dtype=A.dtype)
 
 
 class _Pinv(torch.autograd.Function):
     @staticmethod
     def forward(A, atol, rtol, hermitian):
+        if A.numel() == 0:
+            return A.new_empty(A.mT.shape)
         if hermitian:
             values, V = _eigh(A, "L", True)
             U, magnitudes = V, values.abs()
@@ -71,7 +67,7 @@ class _Pinv(torch.autograd.Function):
 
 
 def _gradient(A, P, G):
-    """-Pᵀ G Pᵀ + (I - A P) Gᵀ P Pᵀ + Pᵀ P Gᵀ (I - P A) with as few products as can be of the larger size, n of m x n."""
+    """-Pᵀ G Pᵀ + (I - A P) Gᵀ P Pᵀ + Pᵀ P Gᵀ (I - P A) with the products of m x n matrices ordered for m <= n."""
     Gt, Pt = G.mT, P.mT
     K = Gt @ P
     KPt = K @ Pt

@@ -32,8 +32,7 @@ def matrix_rank(A: torch.Tensor, tol=None, hermitian: bool = False, *, atol=None
     """
     tolerances = chosen_tolerances(A, tol, atol, rtol)
     if tolerances is None or A.dim() < 2:
-        options = {name: value for name, value in (("tol", tol), ("atol", atol), ("rtol", rtol)) if value is not None}
-        return torch.linalg.matrix_rank(A, hermitian=hermitian, out=out, **options)
+        return torch.linalg.matrix_rank(A, **given(tol=tol, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
 
     def ranks():
         if A.numel() == 0:
@@ -66,7 +65,7 @@ def cond(A: torch.Tensor, p=None, *, out=None) -> torch.Tensor:
     """
     if not accelerated(A) or A.numel() == 0 or not _is_defined(A, p):
         return torch.linalg.cond(A, p, out=out)
-    return cast_out("linalg.cond", out, lambda: in_float32(lambda A: _condition(A, p), A), A, dtype=A.dtype)
+    return cast_out("linalg.cond", out, lambda: in_float32(lambda A: _condition(A, p), A), dtype=A.dtype)
 
 
 def _is_defined(A, p):
@@ -88,13 +87,20 @@ def _condition(A, p):
     return product.nan_to_num(_INFINITY, _INFINITY, -_INFINITY)  # zero times infinity
 
 
+def given(**arguments):
+    """Without those that say nothing: torch's overloads take None for few."""
+    return {name: value for name, value in arguments.items() if value is not None and value is not False}
+
+
 def chosen_tolerances(A, both, atol, rtol):
     """(atol, rtol) by PyTorch's defaults; None where PyTorch's own function is to take the call, or to refuse it.
 
     both: PyTorch's older argument that stands for the two, as an atol.
     """
-    given = [tolerance for tolerance in (both, atol, rtol) if tolerance is not None]
-    if both is not None and len(given) > 1 or not accelerated(A) or not all(_is_tolerance(x, A) for x in given):
+    present = given(both=both, atol=atol, rtol=rtol)
+    if "both" in present and len(present) > 1 or not accelerated(A):
+        return None
+    if not all(_is_tolerance(value, A) for value in present.values()):
         return None
     if both is not None:
         return both, 0.0

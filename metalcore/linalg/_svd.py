@@ -69,8 +69,8 @@ def _check_driver(A, driver):
     if driver is None or A.numel() == 0:
         return
     if not A.is_cuda:
-        raise RuntimeError("torch.linalg.svd: keyword argument `driver=` is only supported on CUDA inputs with cuSOLVER "
-                           "backend.")
+        raise RuntimeError("torch.linalg.svd: keyword argument `driver=` is only supported on CUDA inputs with "
+                           "cuSOLVER backend.")
     if driver not in _DRIVERS:
         raise RuntimeError(f"torch.linalg.svd: unknown svd driver {driver} in svd_cusolver computation. "
                            f"It should be one of {', '.join(_DRIVERS)}.")
@@ -112,8 +112,8 @@ def _backward(ctx, grad_U, grad_S, grad_Vh):
 
 def _gradient(U, grad_U, V, grad_V, S, grad_S):
     """Of A = U diag(S) Vᵀ, all reduced: U M Vᵀ with M = (skew(Uᵀ grad_U) S + S skew(Vᵀ grad_V)) / E + diag(grad_S),
-    where E[i, j] = S[j]² - S[i]²; and of a matrix that is not square what grad_U or grad_V has outside of the space of U
-    or V, over S."""
+    where E[i, j] = S[j]² - S[i]²; and of a matrix that is not square what grad_U or grad_V has outside of the space of
+    U or V, over S."""
     if grad_U is None and grad_V is None:
         return None if grad_S is None else (U * grad_S.unsqueeze(-2)) @ V.mT
     column, row = S.unsqueeze(-1), S.unsqueeze(-2)
