@@ -3,6 +3,7 @@
 
 #include "encoder.h"
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,6 +14,11 @@ namespace metalcore::gpu {
 constexpr uint32_t kSimdWidth = 32;
 constexpr uint32_t kMaxThreads = 1024;                // per threadgroup
 constexpr uint32_t kMaxThreadgroupMemory = 32 * 1024;  // bytes
+
+// Of matrices: with more than `size` rows or columns, and at most `batch` of them. None has a batch of at most 0.
+struct SizeAndBatch {
+  uint32_t size = 0, batch = 0;
+};
 
 struct Tuning {
   const char* family;
@@ -31,6 +37,10 @@ struct Tuning {
   uint32_t qr_simd_rows = 64;
   uint32_t qr_block_threads = 512;
   uint32_t qr_tall_columns = 64;
+  // LU: matrices (with columns of B) that fit so many threads, of 32 elements each, are factored in registers; …
+  uint32_t lu_block_threads = 1024;
+  // … those with more than `size` rows or columns are left to PyTorch where there are at most `batch` of them.
+  std::array<SizeAndBatch, 3> lu_torch = {};
   // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
   bool adamw_vectors = true;
 };

@@ -1,20 +1,35 @@
 """Linear algebra with the arguments, results and errors of torch.linalg."""
 
+from ._det import det, slogdet
 from ._eigh import eigh, eigvalsh
 from ._lowrank import pca_lowrank, svd_lowrank
+from ._lu import lu, lu_factor, lu_factor_ex, lu_solve
 from ._pinv import pinv
 from ._qr import qr
 from ._rank import cond, matrix_rank
+from ._solve import inv, inv_ex, solve, solve_ex
 from ._svd import svd, svdvals
+from ._triangular import solve_triangular
 
 __all__ = [
     "cond",
+    "det",
     "eigh",
     "eigvalsh",
+    "inv",
+    "inv_ex",
+    "lu",
+    "lu_factor",
+    "lu_factor_ex",
+    "lu_solve",
     "matrix_rank",
     "pca_lowrank",
     "pinv",
     "qr",
+    "slogdet",
+    "solve",
+    "solve_ex",
+    "solve_triangular",
     "svd",
     "svd_lowrank",
     "svdvals",

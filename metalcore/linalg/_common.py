@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["cast_out", "in_float32", "needs_gradient", "skew", "write_out"]
+__all__ = ["cast_out", "check_errors", "in_float32", "needs_gradient", "skew", "square", "write_out"]
 
 
 def in_float32(call, *tensors):
@@ -19,6 +19,19 @@ def in_float32(call, *tensors):
     if isinstance(results, torch.Tensor):
         return results.to(dtype)
     return [result.to(dtype) if result.is_floating_point() else result for result in results]
+
+
+def square(A):
+    """Whether A is a batch of square matrices."""
+    return A.ndim >= 2 and A.shape[-2] == A.shape[-1]
+
+
+def check_errors(info, name, A):
+    """Raises PyTorch's error for the first matrix of A whose info is not 0; waits for the result.
+
+    name: PyTorch's name of the function, which the message begins with ("linalg.inv").
+    """
+    torch.ops.aten._linalg_check_errors(info, name, is_matrix=A.ndim == 2)
 
 
 def write_out(name, out, results, *inputs):

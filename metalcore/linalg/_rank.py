@@ -7,6 +7,7 @@ import torch
 from .._routing import accelerated
 from ._common import cast_out, in_float32
 from ._eigh import _eigh
+from ._solve import inv_ex
 from ._svd import _svd, svdvals
 
 _INFINITY = float("inf")
@@ -81,7 +82,7 @@ def _condition(A, p):
             return values.sum(-1) * values.reciprocal().sum(-1)
         first, last = values[..., 0], values[..., -1]
         return last / first if p == -2 else first / last
-    inverse, info = torch.linalg.inv_ex(A)
+    inverse, info = inv_ex(A)
     inverse = inverse.masked_fill((info > 0)[..., None, None], _INFINITY)
     product = torch.linalg.matrix_norm(A, p) * torch.linalg.matrix_norm(inverse, p)
     return product.nan_to_num(_INFINITY, _INFINITY, -_INFINITY)  # zero times infinity
