@@ -1,8 +1,8 @@
 """Measures the cells of a speed-up map: hundreds of comparisons in minutes, of calls between microseconds and seconds.
 
-A map's row is one op on matrices of one size, its cells are batches from small to large. What a cell took tells what the
-next may take: where PyTorch would need long, its time for the smaller batch is multiplied, as it loops over the matrices
-there; where we would, the cell is left out.
+A map's row is one op on matrices of one size, its cells are batches from small to large. What a cell took tells what
+the next may take: where PyTorch would need long, its time for the smaller batch is multiplied, as it loops over the
+matrices there; where we would, the cell is left out.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ import math
 ABOUT = "~"
 MISSING = "-"
 NOTE = ("PyTorch's time over metalcore's, by the size n of n x n matrices and the batch. "
-        f"{ABOUT}: PyTorch's time is that of a smaller batch, times as many as the batch is larger. {MISSING}: not measured.")
+        f"{ABOUT}: PyTorch's time is that of a smaller batch, times as much as the batch is larger. "
+        f"{MISSING}: not measured.")
 
 
 def is_map(results):
@@ -84,11 +85,13 @@ def page(results):
     for grid in grids(results):
         lines += ["<table>", "<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in grid.head) + "</tr>"]
         for n in grid.sizes:
-            cells = [f'<td style="background:{colour(grid.cells.get((n, batch)))}">{html.escape(grid.text(n, batch))}</td>'
-                     for batch in grid.batches]
-            lines.append(f"<tr><td>{n}</td>{''.join(cells)}</tr>")
+            lines.append(f"<tr><td>{n}</td>" + "".join(_cell(grid, n, batch) for batch in grid.batches) + "</tr>")
         lines.append("</table>")
     return lines
+
+
+def _cell(grid, n, batch):
+    return f'<td style="background:{colour(grid.cells.get((n, batch)))}">{html.escape(grid.text(n, batch))}</td>'
 
 
 # Colours by the logarithm of the speed-up: red below 1, white at 1, blue above.
@@ -101,5 +104,6 @@ def colour(result):
     if result is None or "error" in result:
         return "#%02x%02x%02x" % GREY
     ratio = min(max(result["speedup"]["median"], SLOWEST), FASTEST)
-    end, share = (RED, math.log(ratio) / math.log(SLOWEST)) if ratio < 1 else (BLUE, math.log(ratio) / math.log(FASTEST))
+    end, farthest = (RED, SLOWEST) if ratio < 1 else (BLUE, FASTEST)
+    share = math.log(ratio) / math.log(farthest)
     return "#%02x%02x%02x" % tuple(round(white + share * (other - white)) for white, other in zip(WHITE, end))

@@ -130,13 +130,13 @@ def result(n, batch, ratio, **more):
 
 
 def known():
-    failed = {"family": "linalg_map", "name": "svd", "shape": "16x8x8", "dtype": "float32", "cell": {"n": 8, "batch": 16},
-              "error": "ValueError: <no>"}
+    failed = {"family": "linalg_map", "name": "svd", "shape": "16x8x8", "dtype": "float32",
+              "cell": {"n": 8, "batch": 16}, "error": "ValueError: <no>"}
     return {"machine": {"date": "2026-01-02T03:04:05+00:00", "device_name": "NVIDIA H100 80GB", "torch": "2.11"},
             "ceilings": {"copy": 2e12, "matmul_float32": 5e13, "matmul_bfloat16": 7e14},
             "settings": {"rounds": 31, "quick": False, "eager": False},
-            "results": [result(4, 1, 12.34), result(4, 16, 0.5), result(4, 256, 432.1, theirs_batch=16), result(8, 1, 1.0),
-                        failed]}
+            "results": [result(4, 1, 12.34), result(4, 16, 0.5), result(4, 256, 432.1, theirs_batch=16),
+                        result(8, 1, 1.0), failed]}
 
 
 def test_formats():

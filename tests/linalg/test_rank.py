@@ -73,7 +73,8 @@ def test_half_precision_is_computed_in_float32(device, dtype):
 
 @pytest.mark.parametrize("p", [None, 2, 2.0, -2, "nuc", "fro", 1, -1, 1.0, INFINITY, -INFINITY])
 def test_condition(device, p):
-    A = torch.stack([of_spectrum(values) for values in ([9, 5, 4, 2, 1 / 2], [1, 1, 1, 1, 1], [3, 1, 1, 1, 1e-3])]).float()
+    spectra = [9, 5, 4, 2, 1 / 2], [1, 1, 1, 1, 1], [3, 1, 1, 1, 1e-3]
+    A = torch.stack([of_spectrum(values) for values in spectra]).float()
     expected = torch.linalg.cond(A.double(), p)
     found = metalcore.cond(A.to(device), p).cpu().double()
     # The smallest singular value has the largest relative error, of eps times the condition.
