@@ -169,6 +169,21 @@ def test_formula_is_torchs(device, shape, rank):
     torch.testing.assert_close(_gradient(A.detach(), P.detach(), G), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("call, same", [
+    (("pinv", (5, 30, 20)), ("svd", (5, 30, 20), {"full_matrices": False})),
+    (("pinv", (5, 20, 20), {"hermitian": True}), ("eigh", (5, 20, 20), {})),
+    (("matrix_rank", (5, 20, 20), {"hermitian": True}), ("eigvalsh", (5, 20, 20), {})),
+    (("matrix_rank", (30, 20)), ("svdvals", (30, 20), {})),
+    (("cond", (30, 20)), ("svdvals", (30, 20), {})),
+])
+def test_explain_tells_of_the_decomposition(call, same):
+    name, shape, *options = call
+    plan = metalcore.explain(name, shape, **(options[0] if options else {}))
+    expected = metalcore.explain(same[0], same[1], **same[2])
+    assert plan.op == name and plan.kernels == expected.kernels and plan.why == expected.why
+    assert ("values" in plan.kernels[0]) == (name != "pinv")
+
+
 def test_compile(device):
     torch.compiler.reset()
 

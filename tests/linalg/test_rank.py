@@ -26,7 +26,8 @@ def test_are_the_namesakes(device):
 
 @pytest.mark.parametrize("m, n", [(6, 6), (12, 7), (7, 12), (40, 40), (70, 66)])
 def test_ranks(device, m, n):
-    ranks = list(range(min(m, n) + 1))
+    k = min(m, n)
+    ranks = [0, 1, k // 2, k - 1, k]
     A = torch.stack([torch.randn(m, r) @ torch.randn(r, n) for r in ranks])
     assert metalcore.matrix_rank(A.to(device)).tolist() == ranks
     # Of extreme magnitude too: the tolerance is relative.
@@ -53,6 +54,17 @@ def test_empty(device, shape):
     assert torch.equal(metalcore.matrix_rank(A.to(device)).cpu(), torch.linalg.matrix_rank(A))
     for p in (None, -2, "nuc", 1) if shape[-1] == shape[-2] else (None, -2):
         assert torch.equal(metalcore.cond(A.to(device), p).cpu(), torch.linalg.cond(A, p))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), INFINITY])
+def test_a_bad_matrix_spoils_its_own_result_only(device, bad):
+    A = torch.randn(3, 9, 9)
+    good = [function(A.to(device)) for function in (metalcore.matrix_rank, metalcore.cond, metalcore.pinv)]
+    A[1, 4, 5] = bad
+    for function, before in zip((metalcore.matrix_rank, metalcore.cond, metalcore.pinv), good):
+        assert torch.equal(function(A.to(device))[::2], before[::2])
+    assert metalcore.matrix_rank(A.to(device))[1] == 0 and metalcore.cond(A.to(device))[1].isnan()
+    assert metalcore.pinv(A.to(device))[1].isnan().all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
