@@ -93,12 +93,15 @@ OPS = {
     "slogdet": Op(torch.linalg.slogdet),
     "solve_triangular": Op(lambda A, B: torch.linalg.solve_triangular(A, B, upper=False),
                            lambda A: (triangular(A), torch.randn_like(A))),
+    "trsm": Op(lambda A, B: torch.linalg.solve_triangular(A, B, upper=False),
+               lambda A: (triangular(A), torch.randn_like(A))),
+    "syrk": Op(lambda A: A @ A.mT),
 }
-OURS = {"solve_triangular": lambda A, B: metalcore.solve_triangular(A, B, upper=False)}
+OURS = {"solve_triangular": lambda A, B: metalcore.linalg.solve_triangular(A, B, upper=False)}
 
 
 def cases(scale):
-    there = [name for name in OPS if hasattr(metalcore, name)]
+    there = [name for name in OPS if hasattr(metalcore.linalg, name)]
     return [cell for name in there for n in SIZES[scale] for cell in row(name, n, BATCHES[scale])]
 
 
@@ -111,4 +114,4 @@ def row(name, n, batches):
             yield Cell(
                 name=name, shape=size_text(shape), dtype=torch.float32, n=n, batch=batch, row=shared,
                 inputs=lambda device, shape=shape: op.arguments(torch.randn(shape, device=device)),
-                ours=OURS.get(name) or getattr(metalcore, name), theirs=op.theirs, targets=TARGETS)
+                ours=OURS.get(name) or getattr(metalcore.linalg, name), theirs=op.theirs, targets=TARGETS)

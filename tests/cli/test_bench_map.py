@@ -16,7 +16,8 @@ def path(monkeypatch):
 def test_every_function_is_there():
     from benchmarks.families import linalg_map
 
-    assert set(linalg_map.OPS) >= set(metalcore.linalg.__all__)
+    without_a_namesake = {"larfb", "larft"}
+    assert set(metalcore.linalg.__all__) - without_a_namesake <= set(linalg_map.OPS)
 
 
 def test_cells():
