@@ -9,7 +9,8 @@ import torch
 
 from . import _C
 from .activation import gelu, silu
-from .linalg import cond, eigh, eigvalsh, matrix_rank, pinv, qr, svd, svdvals
+from .linalg import (cond, det, eigh, eigvalsh, inv, inv_ex, lu, lu_factor, lu_factor_ex, lu_solve, matrix_rank, pinv, qr,
+                     slogdet, solve, solve_ex, solve_triangular, svd, svdvals)
 from .normalization import add_rms_norm, rms_norm
 from .optim import AdamW
 from .softmax import log_softmax, softmax
@@ -89,6 +90,17 @@ _FUNCTIONS = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
     "qr": qr,
+    "det": det,
+    "inv": inv,
+    "inv_ex": inv_ex,
+    "lu": lu,
+    "lu_factor": lu_factor,
+    "lu_factor_ex": lu_factor_ex,
+    "lu_solve": lu_solve,
+    "slogdet": slogdet,
+    "solve": solve,
+    "solve_ex": solve_ex,
+    "solve_triangular": solve_triangular,
     "svd": svd,
     "svdvals": svdvals,
     "eigh": eigh,

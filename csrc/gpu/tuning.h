@@ -41,6 +41,14 @@ struct Tuning {
   uint32_t lu_block_threads = 1024;
   // … those with more than `size` rows or columns are left to PyTorch where there are at most `batch` of them.
   std::array<SizeAndBatch, 3> lu_torch = {};
+  // Triangular systems: up to this order (with more than a few right-hand sides) a threadgroup solves a system by itself,
+  // beyond in panels of so many rows; a threadgroup takes fewer right-hand sides where there would be fewer threadgroups
+  // than triangular_groups. From triangular_torch_order on, batches of up to triangular_torch_batch are PyTorch's.
+  uint32_t triangular_block_order = 128;
+  uint32_t triangular_panel = 128;
+  uint32_t triangular_groups = 256;
+  int64_t triangular_torch_order = INT64_MAX;
+  int64_t triangular_torch_batch = 0;
   // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
   bool adamw_vectors = true;
 };

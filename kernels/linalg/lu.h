@@ -5,6 +5,12 @@
 #include <cstdint>
 #endif
 
+// LU_FACTORED: A is not a matrix to be factored but L and U of one, with its pivots; LU_ADJOINT: these transposed, for
+// the transpose of what was factored.
+#define LU_MATRIX 0
+#define LU_FACTORED 1
+#define LU_ADJOINT 2
+
 // Matrices that a thread, a simdgroup or a threadgroup factors, and in the same pass the solution of A X = B for them:
 // B's columns in tiles of up to `tile` columns, for each of which the factorization is made again. Also the panels of the
 // blocked variant, whose corner is (first, first) of matrices that are factored in place.
@@ -16,6 +22,7 @@ struct LuParams {
   uint32_t matrices;
   uint32_t rows, columns;            // of A, or of the panel
   uint32_t right, tile, tiles;       // columns of B (0: nothing to solve), of a tile, and tiles
+  uint32_t given;                    // LU_MATRIX, or for simdgroups and threadgroups LU_FACTORED, LU_ADJOINT
   uint32_t identity;                 // B is the identity, and not read
   uint32_t pivoting;                 // 0: the diagonal as it comes
   uint32_t factors;                  // 0: LU and pivots are not wanted

@@ -55,13 +55,14 @@ constant constexpr uint kPanelSimdgroups = kPanelThreads / 32;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
     const float diagonal = pivot_row[k];
+    const Divisor by = divisor(diagonal);
     zero = zero == 0 && diagonal == 0.0f ? k + 1 : zero;
     most = 0;
     place = UINT_MAX;
     for (uint i = thread_index; i < p.rows; i += kPanelThreads) {
       if (i <= k) continue;
       device float* const row = panel + i * p.lu_row;
-      const float factor = multiplier(row[k], diagonal, pivoting);
+      const float factor = multiplier(row[k], diagonal, by, pivoting);
       row[k] = factor;
       for (uint c = k + 1; c < width; ++c) row[c] = fma(-factor, pivot_row[c], row[c]);
       const uint key = k + 1 < width ? pivot_key(row[k + 1], i, k + 1, true) : 0;
@@ -77,6 +78,25 @@ constant constexpr uint kPanelSimdgroups = kPanelThreads / 32;
 }
 
 constant constexpr uint kNone = UINT_MAX;
+constant constexpr uint kQuads = LU_PANEL / 4;
+constant constexpr uint kMoved = 8;  // rows on their way at once
+
+// Forward substitution from row K on with a unit lower triangle, given by columns. Not a loop, because compilers may leave
+// one of this size as it is, which would put `top` into memory.
+template <uint K>
+struct TopSolve {
+  static void run(thread float4 (&top)[kQuads], threadgroup const float4* l) {
+    const float4 factor = float4(-top[K / 4][K % 4]);
+#pragma unroll
+    for (uint j = K / 4; j < kQuads; ++j) top[j] = fma(factor, l[K * kQuads + j], top[j]);
+    TopSolve<K + 1>::run(top, l);
+  }
+};
+
+template <>
+struct TopSolve<LU_PANEL> {
+  static void run(thread float4 (&)[kQuads], threadgroup const float4*) {}
+};
 
 // A thread takes a column beside the panel: the rows that came to the panel's top, those that had to make place, and on
 // the right of the panel U = L⁻¹ times the new top. `sources` tells where each row below the panel's corner comes from;
@@ -85,7 +105,7 @@ constant constexpr uint kNone = UINT_MAX;
     device float* a [[buffer(0)]], device const int* pivots [[buffer(1)]], device const uint* sources [[buffer(2)]],
     device uint* permutation [[buffer(3)]], constant LuStepParams& p [[buffer(4)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup float l[LU_PANEL * LU_PANEL];
+  threadgroup float4 l[LU_PANEL * kQuads];  // by columns
   threadgroup uint top_source[LU_PANEL], below[LU_PANEL], below_source[LU_PANEL];
   const uint matrix = group / p.tiles, tile = group % p.tiles;
   const uint n = p.columns, width = p.width;
@@ -101,7 +121,7 @@ constant constexpr uint kNone = UINT_MAX;
   }
   for (uint at = thread_index; at < LU_PANEL * LU_PANEL; at += LU_ROWS_THREADS) {
     const uint i = at / LU_PANEL, k = at % LU_PANEL;
-    l[at] = i < width && k < i ? base[ulong(i) * n + p.first + k] : 0.0f;
+    ((threadgroup float*)l)[k * LU_PANEL + i] = i < width && k < i ? base[ulong(i) * n + p.first + k] : 0.0f;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -119,25 +139,24 @@ constant constexpr uint kNone = UINT_MAX;
   const uint beside = tile * LU_ROWS_THREADS + thread_index;
   const uint column = beside < p.first ? beside : beside + width;
   const bool mine = column < n;
-  float top[LU_PANEL], moved[LU_PANEL];
-#pragma unroll
-  for (uint i = 0; i < LU_PANEL; ++i) top[i] = mine && i < width ? base[ulong(top_source[i]) * n + column] : 0.0f;
+  float4 top[kQuads];
 #pragma unroll
   for (uint i = 0; i < LU_PANEL; ++i)
-    moved[i] = mine && below[i] != kNone ? base[ulong(below_source[i]) * n + column] : 0.0f;
+    top[i / 4][i % 4] = mine && i < width ? base[ulong(top_source[i]) * n + column] : 0.0f;
+  // What goes below has been above, so that it is still there after some of the rows below have been written.
+  for (uint i = 0; i < LU_PANEL; i += kMoved) {
+    float moved[kMoved];
 #pragma unroll
-  for (uint i = 0; i < LU_PANEL; ++i)
-    if (mine && below[i] != kNone) base[ulong(below[i]) * n + column] = moved[i];
-  if (column > p.first) {
+    for (uint j = 0; j < kMoved; ++j)
+      moved[j] = mine && below[i + j] != kNone ? base[ulong(below_source[i + j]) * n + column] : 0.0f;
 #pragma unroll
-    for (uint i = 1; i < LU_PANEL; ++i) {
-#pragma unroll
-      for (uint k = 0; k < i; ++k) top[i] = fma(-l[i * LU_PANEL + k], top[k], top[i]);
-    }
+    for (uint j = 0; j < kMoved; ++j)
+      if (mine && below[i + j] != kNone) base[ulong(below[i + j]) * n + column] = moved[j];
   }
+  if (column > p.first) TopSolve<0>::run(top, l);
 #pragma unroll
   for (uint i = 0; i < LU_PANEL; ++i)
-    if (mine && i < width) base[ulong(i) * n + column] = top[i];
+    if (mine && i < width) base[ulong(i) * n + column] = top[i / 4][i % 4];
 }
 
 // C -= L U for the rows below and the columns on the right of the panel, a tile of C each threadgroup, 4 x 4 elements a

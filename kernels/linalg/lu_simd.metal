@@ -65,66 +65,84 @@ template <uint LANES, uint QB>
   threadgroup float4* const own = memory + place_in_group * LANES * kQuads;
   threadgroup float* const stage = (threadgroup float*)own;
 
+  // A lane's row is the lane's to begin with; `place` is where pivoting puts it.
+  uint place = lane;
+  if (p.given != LU_MATRIX) {
+    const uint pivot = lane < p.rows ? uint(pivots[ulong(matrix) * p.rows + lane]) - 1 : lane;
+    for (uint k = 0; k < p.rows; ++k) place = exchanged(place, k, simd_shuffle(pivot, simd_lane - lane + k));
+  }
   float4 row[QA], right[kRight];
   load<LANES>(stage, a + matrix * p.a_batch, p.a_row, p.a_column, live ? p.rows : 0, p.columns, lane);
   simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-  for (uint j = 0; j < QA; ++j) row[j] = own[lane * kQuads + j];
+  for (uint j = 0; j < QA; ++j) row[j] = own[place * kQuads + j];
   simdgroup_barrier(mem_flags::mem_threadgroup);
   const uint first_column = tile * p.tile;
   const uint right_columns = live && QB > 0 ? min(p.tile, p.right - first_column) : 0;
   if (QB > 0) {
     const bool given = p.identity == 0;
+    const uint from = p.given == LU_ADJOINT ? place : lane;
     if (given)
       load<LANES>(stage, b + matrix * p.b_batch + first_column * p.b_column, p.b_row, p.b_column, p.rows,
                   right_columns, lane);
     simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (uint j = 0; j < QB; ++j)
-      right[j] = given ? own[lane * kQuads + j]
+      right[j] = given ? own[from * kQuads + j]
                        : select(float4(0.0f), float4(1.0f), first_column + 4 * j + uint4(0, 1, 2, 3) == lane);
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 
   const uint steps = min(p.rows, p.columns);
-  const bool pivoting = p.pivoting != 0;
-  uint place = lane, chosen = lane, zero = 0;
-#pragma unroll
+  const bool pivoting = p.pivoting != 0, factor_it = p.given == LU_MATRIX;
+  uint chosen = lane, zero = 0;
   for (uint q = 0; q < QA; ++q) {
     const uint end = min(4 * q + 4, steps);
     for (uint k = 4 * q; k < end; ++k) {
       // Two of them: while slow lanes read one row, the next may be written.
       threadgroup float4* const published = own + (k & 1) * (QA + QB);
-      const float value = component(row[q], k % 4);
+      const float value = component(row[0], k % 4);
       uint pivot = k;
       if (pivoting) pivot = first_of_largest<LANES>(pivot_key(value, place, k, lane < p.rows), place);
       if (place == pivot) {
+        if (p.given == LU_ADJOINT) {
+          const Divisor diagonal = divisor(value);
+#pragma unroll
+          for (uint j = 0; j < QB; ++j) right[j] = right[j] / diagonal;
+        }
 #pragma unroll
         for (uint j = 0; j < QA; ++j)
-          if (j >= q) published[j] = row[j];
+          if (j < QA - q) published[j] = row[j];
 #pragma unroll
         for (uint j = 0; j < QB; ++j) published[QA + j] = right[j];
       }
       simdgroup_barrier(mem_flags::mem_threadgroup);
       place = exchanged(place, k, pivot);
       chosen = lane == k ? pivot : chosen;
-      const float diagonal = ((threadgroup const float*)published)[k];
+      const float diagonal = ((threadgroup const float*)published)[k % 4];
       zero = zero == 0 && diagonal == 0.0f ? k + 1 : zero;
       if (place > k) {
-        const float factor = multiplier(value, diagonal, pivoting);
-        const float4 rest = fma(float4(-factor), published[q], row[q]);
-        row[q] = with_component(select(row[q], rest, 4 * q + uint4(0, 1, 2, 3) > k), k % 4, factor);
+        float factor = value;
+        if (factor_it) {
+          factor = multiplier(value, diagonal, divisor(diagonal), pivoting);
+          const float4 rest = fma(float4(-factor), published[0], row[0]);
+          const uint4 column = uint4(0, 1, 2, 3);
+          row[0] = select(select(row[0], rest, column > k % 4), float4(factor), column == k % 4);
 #pragma unroll
-        for (uint j = 0; j < QA; ++j)
-          if (j > q) row[j] = fma(float4(-factor), published[j], row[j]);
+          for (uint j = 1; j < QA; ++j)
+            if (j < QA - q) row[j] = fma(float4(-factor), published[j], row[j]);
+        }
 #pragma unroll
         for (uint j = 0; j < QB; ++j) right[j] = fma(float4(-factor), published[QA + j], right[j]);
       }
     }
+    rotate(row);
   }
-  if (answers && lane == 0) info[matrix] = int(zero);
-  if (answers && p.sources != 0 && lane < p.rows) sources[ulong(matrix) * p.rows + place] = lane;
-  if (answers && p.factors != 0 && lane < steps) pivots[ulong(matrix) * steps + lane] = int(chosen) + 1;
+  if (factor_it) {
+    if (answers && lane == 0) info[matrix] = int(zero);
+    if (answers && p.sources != 0 && lane < p.rows) sources[ulong(matrix) * p.rows + place] = lane;
+    if (answers && p.factors != 0 && lane < steps) pivots[ulong(matrix) * steps + lane] = int(chosen) + 1;
+  }
   simdgroup_barrier(mem_flags::mem_threadgroup);
   if (p.factors != 0) {
 #pragma unroll
@@ -136,16 +154,17 @@ template <uint LANES, uint QB>
   if (QB == 0) return;
 
   simdgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
   for (uint back = 0; back < QA; ++back) {
     const uint q = QA - 1 - back;
+    rotate_back(row);
     for (uint k = min(4 * q + 4, steps); k > 4 * q;) {
       --k;
       threadgroup float4* const published = own + (k & 1) * QB;
-      const float value = component(row[q], k % 4);
+      const float value = component(row[0], k % 4);
       if (place == k) {
+        const Divisor diagonal = divisor(p.given == LU_ADJOINT ? 1.0f : value);
 #pragma unroll
-        for (uint j = 0; j < QB; ++j) published[j] = right[j] = right[j] / value;
+        for (uint j = 0; j < QB; ++j) published[j] = right[j] = right[j] / diagonal;
       }
       simdgroup_barrier(mem_flags::mem_threadgroup);
       if (place < k) {
@@ -154,9 +173,10 @@ template <uint LANES, uint QB>
       }
     }
   }
+  const uint to = p.given == LU_ADJOINT ? lane : place;
   simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-  for (uint j = 0; j < QB; ++j) own[place * kQuads + j] = right[j];
+  for (uint j = 0; j < QB; ++j) own[to * kQuads + j] = right[j];
   simdgroup_barrier(mem_flags::mem_threadgroup);
   store<LANES>(stage, x + ulong(matrix) * p.rows * p.right + first_column * p.x_column, p.x_row, p.x_column, p.rows,
                right_columns, lane);

@@ -106,9 +106,10 @@ template <uint N>
     }
     if (answers && p.factors != 0) pivots[slot / p.tiles * N + k] = int(pivot) + 1;
     if (m[k][k] == 0.0f && zero == 0) zero = k + 1;
+    const Divisor diagonal = divisor(m[k][k]);
 #pragma unroll
     for (uint i = k + 1; i < N; ++i) {
-      const float factor = multiplier(m[i][k], m[k][k], p.pivoting != 0);
+      const float factor = multiplier(m[i][k], m[k][k], diagonal, p.pivoting != 0);
       m[i][k] = factor;
 #pragma unroll
       for (uint c = 0; c < N; ++c) {
@@ -141,9 +142,10 @@ template <uint N>
 #pragma unroll
   for (uint back = 0; back < N; ++back) {
     const uint k = N - 1 - back;
+    const Divisor diagonal = divisor(m[k][k]);
 #pragma unroll
     for (uint c = 0; c < N; ++c) {
-      right[k][c] = right[k][c] / m[k][k];
+      right[k][c] = right[k][c] / diagonal;
 #pragma unroll
       for (uint i = 0; i < k; ++i) right[i][c] = fma(-m[i][k], right[k][c], right[i][c]);
     }

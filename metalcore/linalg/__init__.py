@@ -3,13 +3,14 @@
 from ._det import det, slogdet
 from ._eigh import eigh, eigvalsh
 from ._lowrank import pca_lowrank, svd_lowrank
+from ._lstsq import lstsq
 from ._lu import lu, lu_factor, lu_factor_ex, lu_solve
 from ._pinv import pinv
 from ._qr import qr
 from ._rank import cond, matrix_rank
 from ._solve import inv, inv_ex, solve, solve_ex
 from ._svd import svd, svdvals
-from ._triangular import solve_triangular
+from ._triangular import solve_triangular, trsm
 
 __all__ = [
     "cond",
@@ -18,6 +19,7 @@ __all__ = [
     "eigvalsh",
     "inv",
     "inv_ex",
+    "lstsq",
     "lu",
     "lu_factor",
     "lu_factor_ex",
@@ -33,4 +35,5 @@ __all__ = [
     "svd",
     "svd_lowrank",
     "svdvals",
+    "trsm",
 ]

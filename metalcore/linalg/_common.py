@@ -6,6 +6,8 @@ import torch
 
 __all__ = ["cast_out", "check_errors", "in_float32", "needs_gradient", "skew", "square", "write_out"]
 
+_linalg_check_errors = torch.ops.aten._linalg_check_errors.default
+
 
 def in_float32(call, *tensors):
     """call(*tensors) for tensors of one dtype: 16-bit ones are taken as float32, and floating-point results cast back.
@@ -31,7 +33,7 @@ def check_errors(info, name, A):
 
     name: PyTorch's name of the function, which the message begins with ("linalg.inv").
     """
-    torch.ops.aten._linalg_check_errors(info, name, is_matrix=A.ndim == 2)
+    _linalg_check_errors(info, name, is_matrix=A.ndim == 2)
 
 
 def write_out(name, out, results, *inputs):

@@ -27,7 +27,7 @@ def det(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """
     if not (accelerated(A) and square(A)):
         return torch.linalg.det(A, out=out)
-    return write_out("linalg_det", out, lambda: in_float32(lambda A: ops.det(A)[0], A), A)
+    return write_out("linalg_det", out, lambda: in_float32(lambda A: _det(A)[0], A), A)
 
 
 def slogdet(A: torch.Tensor, *, out=None):
@@ -46,7 +46,7 @@ def slogdet(A: torch.Tensor, *, out=None):
     """
     if not (accelerated(A) and square(A)):
         return torch.linalg.slogdet(A, out=out)
-    results = write_out("linalg_slogdet", out, lambda: in_float32(lambda A: ops.slogdet(A)[:2], A), A)
+    results = write_out("linalg_slogdet", out, lambda: in_float32(lambda A: _slogdet(A)[:2], A), A)
     return torch.return_types.linalg_slogdet(tuple(results))
 
 
@@ -132,7 +132,7 @@ def _cofactors_by_singular_values(A, grad):
     return (U * (scale * before * after).unsqueeze(-2)) @ Vh
 
 
-autograd("det", _det_backward, _det_save)
+_det = autograd("det", _det_backward, _det_save)
 
 
 def _slogdet_save(ctx, inputs, output):
@@ -153,4 +153,4 @@ def _slogdet_backward(ctx, _, grad, *__):
     return ops.lu_solve(LU, pivots, right, True, True)
 
 
-autograd("slogdet", _slogdet_backward, _slogdet_save)
+_slogdet = autograd("slogdet", _slogdet_backward, _slogdet_save)

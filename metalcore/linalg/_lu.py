@@ -91,7 +91,7 @@ def lu(A: torch.Tensor, *, pivot: bool = True, out=None):
     """
     if not _takes(A):
         return torch.linalg.lu(A, pivot=pivot, out=out)
-    results = write_out("linalg_lu", out, lambda: in_float32(lambda A: ops.lu(A, pivot), A), A)
+    results = write_out("linalg_lu", out, lambda: in_float32(lambda A: _lu(A, pivot), A), A)
     return torch.return_types.linalg_lu(tuple(results))
 
 
@@ -117,9 +117,8 @@ def lu_solve(LU: torch.Tensor, pivots: torch.Tensor, B: torch.Tensor, *, left: b
         return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint, out=out)
 
     def solve(LU, B):
-        batch = torch.broadcast_shapes(LU.shape[:-2], B.shape[:-2])
-        LU, B = LU.expand(*batch, *LU.shape[-2:]), B.expand(*batch, *B.shape[-2:])
-        return ops.lu_solve(LU, pivots.expand(*batch, LU.shape[-1]), B, left, adjoint)
+        LU, B = one_batch(LU, B)
+        return _lu_solve(LU, pivots.expand(LU.shape[:-1]), B, left, adjoint)
 
     return write_out("linalg_lu_solve", out, lambda: in_float32(solve, LU, B), LU, B)
 
@@ -141,8 +140,16 @@ def broadcastable(A, B):
     return all(a == b or a == 1 or b == 1 for a, b in zip(A.shape[-3::-1], B.shape[-3::-1]))
 
 
+def one_batch(A, B):
+    """Two tensors of matrices with their batches broadcast."""
+    if A.shape[:-2] == B.shape[:-2]:
+        return A, B
+    batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    return A.expand(*batch, *A.shape[-2:]), B.expand(*batch, *B.shape[-2:])
+
+
 def _factor(A, pivot):
-    return in_float32(lambda A: ops.lu_factor_ex(A, pivot), A)
+    return in_float32(lambda A: _lu_factor_ex(A, pivot), A)
 
 
 @cpu_kernel("lu_factor_ex")
@@ -230,7 +237,7 @@ def _factor_backward(ctx, grad, *_):
     return _gradient(P, L, LU[..., :k, :].triu(), grad[..., :k], grad[..., :k, :]), None
 
 
-autograd("lu_factor_ex", _factor_backward, _factor_save)
+_lu_factor_ex = autograd("lu_factor_ex", _factor_backward, _factor_save)
 
 
 def _lu_save(ctx, inputs, output):
@@ -247,7 +254,7 @@ def _lu_backward(ctx, _, grad_L, grad_U):
     return _gradient(P if ctx.pivot else None, L, U, grad_L, grad_U), None
 
 
-autograd("lu", _lu_backward, _lu_save)
+_lu = autograd("lu", _lu_backward, _lu_save)
 
 
 def _solve_save(ctx, inputs, output):
@@ -274,4 +281,4 @@ def _solve_backward(ctx, grad):
     return grad_LU, None, grad_B if needs_B else None, None, None
 
 
-autograd("lu_solve", _solve_backward, _solve_save)
+_lu_solve = autograd("lu_solve", _solve_backward, _solve_save)

@@ -6,7 +6,7 @@ import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
 from ._common import check_errors, in_float32, square, write_out
-from ._lu import broadcastable
+from ._lu import broadcastable, one_batch
 
 __all__ = ["inv", "inv_ex", "solve", "solve_ex"]
 
@@ -94,7 +94,7 @@ def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         return torch.linalg.inv(A, out=out)
 
     def call():
-        inverse, info = in_float32(ops.inv_ex, A)
+        inverse, info = in_float32(_inv_ex, A)
         check_errors(info, "linalg.inv", A)
         return inverse
 
@@ -120,7 +120,7 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out=None):
         return torch.linalg.inv_ex(A, check_errors=check_errors, out=out)
 
     def call():
-        inverse, info = in_float32(ops.inv_ex, A)
+        inverse, info = in_float32(_inv_ex, A)
         if check_errors:
             _check(info, "linalg.inv_ex", A)
         return inverse, info
@@ -151,9 +151,8 @@ def _solve(A, B, left):
     def call(A, B):
         if vector:
             B = B.unsqueeze(-1)
-        batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
-        A, B = A.expand(*batch, *A.shape[-2:]), B.expand(*batch, *B.shape[-2:])
-        X, _, _, info = ops.solve_ex(A, B, left, _keeps_factors(A, B))
+        A, B = one_batch(A, B)
+        X, _, _, info = _solve_ex(A, B, left, _keeps_factors(A, B))
         return X.squeeze(-1) if vector else X, info
 
     return in_float32(call, A, B)
@@ -199,7 +198,7 @@ def _solve_backward(ctx, grad, *_):
     return grad_A, grad_B if needs_B else None, None, None
 
 
-autograd("solve_ex", _solve_backward, _solve_save)
+_solve_ex = autograd("solve_ex", _solve_backward, _solve_save)
 
 
 @cpu_kernel("inv_ex")
@@ -224,4 +223,4 @@ def _inv_backward(ctx, grad, _):
     return -(transposed @ (grad @ transposed))
 
 
-autograd("inv_ex", _inv_backward, _inv_save)
+_inv_ex = autograd("inv_ex", _inv_backward, _inv_save)

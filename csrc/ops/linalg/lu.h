@@ -1,6 +1,7 @@
 // The LU factorization, for the ops that are made of it.
 #pragma once
 
+#include "../../../kernels/linalg/lu.h"
 #include "../common.h"
 #include "lu_plan.h"
 #include "matrices.h"
@@ -19,13 +20,14 @@ struct LuFactors {
 LuFactors lu_factors(const Tensor& a, bool pivoting, bool with_permutation);
 
 // A thread, a simdgroup or a threadgroup a matrix: plan.variant must say so. With B and X also A X = B; without
-// factors nothing but info and X is written.
+// factors nothing but info and X is written. Where factors are given, `a` has them, and X is all that is written.
 struct LuSmall {
   const Matrices& a;
   const Matrices* b;  // nullptr: the identity
   const Tensor* x;
   int64_t right, x_row, x_column;
   bool pivoting, factors;
+  uint32_t given = LU_MATRIX;
 };
 void lu_small(const LuPlan& plan, const LuSmall& of, const LuFactors& results);
 

@@ -2,8 +2,6 @@
 // sign for each exchange of rows. The determinant of a 0 x 0 matrix is 1.
 #include "lu.h"
 
-#include "../../../kernels/linalg/lu.h"
-
 #include <tuple>
 
 namespace metalcore {

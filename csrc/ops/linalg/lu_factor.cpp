@@ -1,7 +1,6 @@
 // lu_factor_ex(A, pivot) -> (LU, pivots, info) and lu(A, pivot) -> (P, L, U), of float32 matrices of any strides.
 #include "lu.h"
 
-#include "../../../kernels/linalg/lu.h"
 #include "../plan.h"
 
 #include <algorithm>
@@ -88,6 +87,7 @@ void lu_small(const LuPlan& plan, const LuSmall& of, const LuFactors& results) {
   p.rows = grid_side(a.rows), p.columns = grid_side(a.columns);
   p.right = grid_side(of.right), p.tile = plan.tile;
   p.tiles = plan.tile > 0 ? ceil_div(p.right, plan.tile) : 1;
+  p.given = of.given;
   p.identity = !of.b;
   p.pivoting = of.pivoting;
   p.factors = of.factors;
@@ -102,7 +102,7 @@ void lu_small(const LuPlan& plan, const LuSmall& of, const LuFactors& results) {
   gpu::encode(a.tensor, [&](gpu::Encoder& encoder) {
     encoder.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, of.b ? of.b->tensor : a.tensor);
     encoder.buffer(2, any(of.factors ? &results.lu : nullptr, info));
-    encoder.buffer(3, any(of.factors ? &results.pivots : nullptr, info)).buffer(4, info);
+    encoder.buffer(3, any(of.factors || of.given ? &results.pivots : nullptr, info)).buffer(4, info);
     encoder.buffer(5, any(results.permutation ? &*results.permutation : nullptr, info));
     encoder.buffer(6, any(of.x, info)).bytes(7, p);
     encoder.dispatch_threadgroups({grid_side(ceil_div<int64_t>(a.batch * p.tiles, plan.matrices))}, {plan.threads});

@@ -16,22 +16,30 @@ constexpr uint32_t kThreadThreadgroup = 128;
 constexpr uint32_t kSimdRows = 32;
 constexpr uint32_t kSimdThreadgroup = 4;  // simdgroups
 
-// Kernels of lu_block.metal hold so many quads of a row in a thread.
-constexpr uint32_t kBlockQuads[] = {4, 8};
-constexpr uint32_t kBlockRows = gpu::kMaxThreads;
+// Kernels of lu_block.metal: quads of a row that a thread holds, and how many threads have registers for that.
+struct BlockKernel {
+  const char* name;
+  uint32_t quads, most_threads;
+};
+constexpr BlockKernel kBlockKernels[] = {
+    {"lu_block_4", 4, 1024}, {"lu_block_8", 8, 512}, {"lu_block_16", 16, 512}, {"lu_block_17", 17, 512}};
+constexpr uint32_t kPanelRows = 512;  // of a panel with LU_PANEL columns
 
 struct Block {
-  uint32_t quads, row_threads, threads;
+  const BlockKernel* kernel;
+  uint32_t row_threads, threads;
 };
 
-// Threads that hold `columns` columns of `rows` rows; nothing where there would be too many of them.
+// The fewest threads that hold `columns` columns of `rows` rows; nothing where that would be too many.
 std::optional<Block> block_of(int64_t rows, int64_t columns, uint32_t most_threads) {
   const int64_t row_threads = round_up<int64_t>(rows, gpu::kSimdWidth);
-  for (uint32_t quads : kBlockQuads) {
-    const int64_t threads = row_threads * ceil_div<int64_t>(columns, 4 * quads);
-    if (threads <= most_threads) return Block{quads, grid_side(row_threads), grid_side(threads)};
+  std::optional<Block> best;
+  for (const BlockKernel& kernel : kBlockKernels) {
+    const int64_t threads = row_threads * ceil_div<int64_t>(columns, 4 * kernel.quads);
+    if (threads <= std::min(kernel.most_threads, most_threads) && (!best || threads < best->threads))
+      best = Block{&kernel, grid_side(row_threads), grid_side(threads)};
   }
-  return std::nullopt;
+  return best;
 }
 
 std::string with_right(int64_t right) {
@@ -40,13 +48,13 @@ std::string with_right(int64_t right) {
 
 // The most columns of B, up to `right` and a multiple of 4 if less, that a threadgroup has registers for beside A.
 int64_t block_tile(int64_t n, int64_t right, uint32_t most_threads) {
-  const int64_t a_columns = round_up<int64_t>(n, 4);
-  const int64_t groups = most_threads / round_up<int64_t>(n, gpu::kSimdWidth);
-  const int64_t room = groups * 4 * kBlockQuads[std::size(kBlockQuads) - 1] - a_columns;
-  if (room <= 0) return 0;
+  const int64_t a_columns = round_up<int64_t>(n, 4), row_threads = round_up<int64_t>(n, gpu::kSimdWidth);
+  int64_t room = 0;
+  for (const BlockKernel& kernel : kBlockKernels)
+    room = std::max(room, std::min(kernel.most_threads, most_threads) / row_threads * 4 * kernel.quads - a_columns);
   if (right <= room) return right;
-  const int64_t tiles = ceil_div(right, room);
-  return std::min(round_up<int64_t>(ceil_div(right, tiles), 4), room);
+  if (room < 4) return 0;
+  return std::min(round_up<int64_t>(ceil_div(right, ceil_div(right, room)), 4), room / 4 * 4);
 }
 
 bool torch_is_faster(int64_t n, int64_t batch, const gpu::Tuning& tuning) {
@@ -70,17 +78,18 @@ const char* name_of(LuVariant variant) {
 }
 
 LuPanel lu_panel(uint32_t rows) {
-  if (rows > kBlockRows) return {"lu_looped_panel", LU_LOOPED_PANEL, gpu::kMaxThreads, 0};
-  const Block block = *block_of(rows, LU_PANEL, gpu::kMaxThreads);
-  return {block.quads == 4 ? "lu_block_4" : "lu_block_8", LU_PANEL, block.threads, block.row_threads};
+  const uint32_t width = rows <= kPanelRows ? LU_PANEL : LU_PANEL / 2;
+  const std::optional<Block> block = block_of(rows, width, gpu::kMaxThreads);
+  if (!block) return {"lu_looped_panel", LU_LOOPED_PANEL, gpu::kMaxThreads, 0};
+  return {block->kernel->name, width, block->threads, block->row_threads};
 }
 
-LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tuning& tuning) {
+LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tuning& tuning, bool factored) {
   const std::string what = times(m, n) + with_right(right);
   if (m == 0 || n == 0 || batch == 0) return {LuVariant::empty, what + ": nothing to factor", "", 0, 0, 0, 0};
-  if (torch_is_faster(std::max(m, n), batch, tuning))
+  if (!factored && torch_is_faster(std::max(m, n), batch, tuning))
     return {LuVariant::torch, what + ": PyTorch's own op is faster for " + std::to_string(batch) + " of these", "", 0, 0, 0, 0};
-  if (m == n && n <= kThreadRows)
+  if (m == n && n <= kThreadRows && !factored)
     return {LuVariant::thread, what + ": a matrix in the registers of a thread", "lu_thread_" + std::to_string(n),
             kThreadThreadgroup, kThreadThreadgroup, 0, grid_side(std::min(right, n))};
 
@@ -99,8 +108,9 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tu
   if (right == 0 || tile > 0)
     if (const std::optional<Block> block = block_of(m, columns, tuning.lu_block_threads))
       return {LuVariant::block,
-              what + ": in the registers of a threadgroup, " + std::to_string(4 * block->quads) + " columns of a row a thread",
-              "lu_block_" + std::to_string(block->quads), 1, block->threads, block->row_threads, grid_side(tile)};
+              what + ": in the registers of a threadgroup, " + std::to_string(4 * block->kernel->quads) +
+                  " columns of a row a thread",
+              block->kernel->name, 1, block->threads, block->row_threads, grid_side(tile)};
   return {LuVariant::blocked,
           what + " is larger than a threadgroup holds: panels of up to " + std::to_string(LU_PANEL) + " columns",
           "", 0, 0, 0, 0};

@@ -22,8 +22,9 @@ struct LuPlan {
   uint32_t tile;         // columns of B that are taken along; 0 where B is solved for afterwards
 };
 
-// Of `batch` m x n matrices, with B of `right` columns (0: only the factorization).
-LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tuning& tuning);
+// Of `batch` m x n matrices, with B of `right` columns (0: only the factorization); or of matrices that are `factored`
+// already, where blocked stands for two triangular systems.
+LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tuning& tuning, bool factored = false);
 
 // The kernel for a panel of the blocked variant with so many rows.
 struct LuPanel {

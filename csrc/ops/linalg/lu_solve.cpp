@@ -106,7 +106,6 @@ std::tuple<Tensor, Tensor> inv_ex(const Tensor& a) {
   return {found.x, found.factors.info};
 }
 
-// X A = B is Aᵀ Xᵀ = Bᵀ.
 Tensor lu_solve(const Tensor& lu, const Tensor& pivots, const Tensor& b, bool left, bool adjoint) {
   const MatrixShape s = check_square("lu_solve", lu);
   check_right("lu_solve", lu, b, left);
@@ -116,9 +115,20 @@ Tensor lu_solve(const Tensor& lu, const Tensor& pivots, const Tensor& b, bool le
         "linalg.lu_solve: Expected LU.shape[:-1] and pivots.shape to be the same, but got pivots with shape ",
         shape_text(pivots), " instead");
   if (b.numel() == 0) return new_tensor(b.sizes(), ScalarType::Float, b);
+  // X A = B is Aᵀ Xᵀ = Bᵀ, and the factors of A transposed give the solution of Aᵀ X = B.
+  const bool transpose = adjoint == left;
+  const int64_t right = b.size(left ? -1 : -2);
+  const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(b), true);
+  if (plan.tile > 0) {
+    const Tensor x = new_tensor(b.sizes(), ScalarType::Float, b), packed = as_contiguous(pivots);
+    const Matrices factors = matrices(transpose ? transposed(lu) : lu), on_right = matrices(left ? b : transposed(b));
+    lu_small(plan, {factors, &on_right, &x, right, left ? right : 1, left ? 1 : s.rows, false, false,
+                    uint32_t(transpose ? LU_ADJOINT : LU_FACTORED)}, {packed, packed, packed, std::nullopt});
+    return x;
+  }
   const Tensor permutation = lu_permutation(pivots, s.rows);
-  if (left) return lu_solve_factored(lu, permutation, b, adjoint);
-  return torch::stable::contiguous(transposed(lu_solve_factored(lu, permutation, transposed(b), !adjoint)));
+  if (left) return lu_solve_factored(lu, permutation, b, transpose);
+  return torch::stable::contiguous(transposed(lu_solve_factored(lu, permutation, transposed(b), transpose)));
 }
 
 }  // namespace
