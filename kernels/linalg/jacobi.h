@@ -93,46 +93,53 @@ inline void jacobi_squares(thread Tile& tile, thread typename Tile::Shared& shar
   for (uint c = 0; c < Tile::COLUMNS; ++c) tile.square[c] = tile.square[c] < 0.0f ? -1.0f : squares[c];
 }
 
-// Makes columns p and q, of squared norms p_square and q_square, orthogonal and the first one the larger:
-// p' = pp p + pq q, q' = qp p + qq q.
+// Makes columns p and q, |p| >= |q|, orthogonal: p' = p - s (q + tau p), q' = q + s (p - tau q). This form (Rutishauser
+// 1966), with tau = s / (1 + c) for c, keeps V orthogonal over thousands of rotations.
 struct JacobiRotation {
-  float pp, pq, qp, qq;
+  float s, tau;
   float p_square, q_square;
-  bool rotates, changes;
+  bool rotates;
 };
 
 inline JacobiRotation jacobi_rotation(float p_square, float q_square, float product, float tolerance) {
   JacobiRotation r;
-  const float least = metal::min(p_square, q_square);
-  r.rotates = least > kJacobiFloor && metal::abs(product) > tolerance * (metal::precise::sqrt(p_square) *
-                                                                        metal::precise::sqrt(q_square));
-  const bool swap = q_square > p_square;
-  r.changes = r.rotates || swap;
+  r.rotates = q_square > kJacobiFloor &&
+              metal::abs(product) > tolerance * (metal::precise::sqrt(p_square) * metal::precise::sqrt(q_square));
   const float zeta = 0.5f * (q_square - p_square) / product;
   const float size = metal::abs(zeta);
   const float root = size < 0x1p30f ? metal::precise::sqrt(metal::fma(size, size, 1.0f)) : size;  // no overflow
-  const float t = r.rotates ? metal::copysign(1.0f / (size + root), zeta) : 0.0f;
-  const float c = metal::precise::rsqrt(metal::fma(t, t, 1.0f)), s = c * t;
-  const float moved = r.rotates ? metal::abs(t * product) : 0.0f;  // from the smaller to the larger
-  r.pp = swap ? s : c;
-  r.pq = swap ? c : -s;
-  r.qp = swap ? c : s;
-  r.qq = swap ? -s : c;
-  r.p_square = metal::max(p_square, q_square) + moved;
-  r.q_square = r.rotates ? metal::max(least - moved, 0.0f) : least;
+  const float t = r.rotates ? metal::copysign(1.0f / (size + root), -product) : 0.0f;
+  const float c = metal::precise::rsqrt(metal::fma(t, t, 1.0f));
+  r.s = c * t;
+  r.tau = r.s / (1.0f + c);
+  const float moved = r.rotates ? metal::abs(t * product) : 0.0f;
+  r.p_square = p_square + moved;
+  r.q_square = r.rotates ? metal::max(q_square - moved, 0.0f) : q_square;
   return r;
 }
 
 // Columns P and Q of each lane.
 template <uint P, uint Q, typename Tile>
-inline bool jacobi_rotate_within(thread Tile& tile, float product, float tolerance) {
+inline bool jacobi_rotate(thread Tile& tile, float product, float tolerance) {
+  const bool swap = tile.square[Q] > tile.square[P];
+  if (metal::simd_any(swap)) {
+#pragma unroll
+    for (uint i = 0; i < Tile::X4 + Tile::V4; ++i) {
+      const float4 p = tile.y[P][i];
+      tile.y[P][i] = swap ? tile.y[Q][i] : p;
+      tile.y[Q][i] = swap ? p : tile.y[Q][i];
+    }
+    const float p_square = tile.square[P];
+    tile.square[P] = swap ? tile.square[Q] : p_square;
+    tile.square[Q] = swap ? p_square : tile.square[Q];
+  }
   const JacobiRotation r = jacobi_rotation(tile.square[P], tile.square[Q], product, tolerance);
-  if (metal::simd_any(r.changes)) {
+  if (metal::simd_any(r.rotates)) {
 #pragma unroll
     for (uint i = 0; i < Tile::X4 + Tile::V4; ++i) {
       const float4 p = tile.y[P][i], q = tile.y[Q][i];
-      tile.y[P][i] = metal::fma(float4(r.pp), p, r.pq * q);
-      tile.y[Q][i] = metal::fma(float4(r.qq), q, r.qp * p);
+      tile.y[P][i] = metal::fma(float4(-r.s), metal::fma(float4(r.tau), p, q), p);
+      tile.y[Q][i] = metal::fma(float4(r.s), metal::fma(float4(-r.tau), q, p), q);
     }
     tile.square[P] = r.p_square;
     tile.square[Q] = r.q_square;
@@ -158,8 +165,8 @@ inline bool jacobi_sets(thread Tile& tile, thread typename Tile::Shared& shared,
     products[0] = jacobi_dot<Tile::X4>(tile.y[A], tile.y[B]);
     if (C != A) products[1] = jacobi_dot<Tile::X4>(tile.y[C], tile.y[D]);
     shared.sum(products);
-    rotated |= jacobi_rotate_within<A, B>(tile, products[0], tolerance);
-    if (C != A) rotated |= jacobi_rotate_within<C, D>(tile, products[1], tolerance);
+    rotated |= jacobi_rotate<A, B>(tile, products[0], tolerance);
+    if (C != A) rotated |= jacobi_rotate<C, D>(tile, products[1], tolerance);
     const ushort distance = (step ^ (step + 1)) % Tile::LANES;
     jacobi_move<B>(tile, distance);
     if (C != A) jacobi_move<D>(tile, distance);
@@ -183,18 +190,34 @@ inline bool jacobi_lanes(thread Tile& tile, thread typename Tile::Shared& shared
   shared.sum(products);
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c) {
-    const float own_square = tile.square[c], other_square = metal::simd_shuffle_xor(own_square, distance);
-    const JacobiRotation r = jacobi_rotation(first ? own_square : other_square, first ? other_square : own_square,
-                                             products[c], tolerance);
-    rotated |= r.rotates;
-    if (metal::simd_any(r.changes)) {
-      const float own = first ? r.pp : r.qq, others = first ? r.pq : r.qp;
+    const float other_square = metal::simd_shuffle_xor(tile.square[c], distance);
+    const float p_square = metal::max(tile.square[c], other_square), q_square = metal::min(tile.square[c], other_square);
+    const bool swap = first ? tile.square[c] < other_square : tile.square[c] > other_square;
+    tile.square[c] = first ? p_square : q_square;
+    if (metal::simd_any(swap)) {
 #pragma unroll
-      for (uint i = 0; i < Tile::X4; ++i) tile.y[c][i] = metal::fma(float4(own), tile.y[c][i], others * other[c][i]);
+      for (uint i = 0; i < Tile::X4; ++i) {
+        const float4 own = tile.y[c][i];
+        tile.y[c][i] = swap ? other[c][i] : own;
+        other[c][i] = swap ? own : other[c][i];
+      }
 #pragma unroll
       for (uint i = Tile::X4; i < Tile::X4 + Tile::V4; ++i) {
         const float4 v = metal::simd_shuffle_xor(tile.y[c][i], distance);
-        tile.y[c][i] = metal::fma(float4(own), tile.y[c][i], others * v);
+        tile.y[c][i] = swap ? v : tile.y[c][i];
+      }
+    }
+    const JacobiRotation r = jacobi_rotation(p_square, q_square, products[c], tolerance);
+    rotated |= r.rotates;
+    if (metal::simd_any(r.rotates)) {
+      const float4 s = first ? -r.s : r.s, tau = first ? r.tau : -r.tau;
+#pragma unroll
+      for (uint i = 0; i < Tile::X4; ++i)
+        tile.y[c][i] = metal::fma(s, metal::fma(tau, tile.y[c][i], other[c][i]), tile.y[c][i]);
+#pragma unroll
+      for (uint i = Tile::X4; i < Tile::X4 + Tile::V4; ++i) {
+        const float4 v = metal::simd_shuffle_xor(tile.y[c][i], distance);
+        tile.y[c][i] = metal::fma(s, metal::fma(tau, tile.y[c][i], v), tile.y[c][i]);
       }
       tile.square[c] = first ? r.p_square : r.q_square;
     }
