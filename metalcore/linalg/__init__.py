@@ -2,10 +2,15 @@
 
 from ._cholesky import cholesky, cholesky_ex, cholesky_solve
 from ._det import det, slogdet
+from ._eigh import eigh, eigvalsh
+from ._lowrank import pca_lowrank, svd_lowrank
 from ._lstsq import lstsq
 from ._lu import lu, lu_factor, lu_factor_ex, lu_solve
+from ._pinv import pinv
 from ._qr import qr
+from ._rank import cond, matrix_rank
 from ._solve import inv, inv_ex, solve, solve_ex
+from ._svd import svd, svdvals
 from ._syrk import syrk
 from ._triangular import solve_triangular, trsm
 
@@ -13,7 +18,10 @@ __all__ = [
     "cholesky",
     "cholesky_ex",
     "cholesky_solve",
+    "cond",
     "det",
+    "eigh",
+    "eigvalsh",
     "inv",
     "inv_ex",
     "lstsq",
@@ -21,11 +29,17 @@ __all__ = [
     "lu_factor",
     "lu_factor_ex",
     "lu_solve",
+    "matrix_rank",
+    "pca_lowrank",
+    "pinv",
     "qr",
     "slogdet",
     "solve",
     "solve_ex",
     "solve_triangular",
+    "svd",
+    "svd_lowrank",
+    "svdvals",
     "syrk",
     "trsm",
 ]

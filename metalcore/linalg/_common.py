@@ -1,10 +1,10 @@
-"""What the functions of this package share: 16-bit input, `out=`."""
+"""What the functions of this package share: 16-bit input, `out=`, pieces of derivatives."""
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["check_errors", "in_float32", "square", "write_out"]
+__all__ = ["cast_out", "check_errors", "in_float32", "needs_gradient", "skew", "square", "write_out"]
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
 
@@ -69,3 +69,29 @@ def write_out(name, out, results, *inputs):
             target.resize_(value.shape)
         target.copy_(value)
     return out
+
+
+def cast_out(name, out, results, *inputs, dtype):
+    """write_out for the functions of one result which PyTorch casts to `out`'s dtype.
+
+    Args:
+        name: as PyTorch's errors have it ("linalg.pinv").
+        dtype: of the result; an `out` of a lesser kind (an integer for a float, a bool for an integer) is refused.
+    """
+    if out is None:
+        return results()
+    if not torch.can_cast(dtype, out.dtype):
+        kinds = [torch.empty(0, dtype=kind).type()[len("torch."):-len("Tensor")] for kind in (dtype, out.dtype)]
+        raise RuntimeError(f"{name}: Expected result to be safely castable from {kinds[0]} dtype, but got result with "
+                           f"dtype {kinds[1]}")
+    return write_out(name.replace(".", "_"), out, lambda: results().to(out.dtype), *inputs)
+
+
+def needs_gradient(A) -> bool:
+    """Whether autograd will ask for A's derivative, so that a function has to compute what that needs."""
+    return torch.is_grad_enabled() and A.requires_grad
+
+
+def skew(A):
+    """A - Aᵀ."""
+    return A - A.mT
