@@ -31,6 +31,11 @@ struct Tuning {
   uint32_t qr_simd_rows = 64;
   uint32_t qr_block_threads = 512;
   uint32_t qr_tall_columns = 64;
+  // Up to so many matrices with so many columns and rows, or more, go to PyTorch's op.
+  uint32_t qr_torch_columns = UINT32_MAX;
+  uint32_t qr_torch_batch = 1;
+  // Matrix products are split until about so many threadgroups run.
+  uint32_t fill_threadgroups = 64;
   // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
   bool adamw_vectors = true;
 };
