@@ -14,7 +14,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 from . import _C
 from . import linalg, optim  # not only when asked for: they complete the operators torch.ops.metalcore.qr and adamw_
 from .activation import gelu, silu
-from .linalg import qr
+from .linalg import geqrf, householder_product, larfb, larft, ormqr, qr
 from .normalization import add_rms_norm, rms_norm
 from .softmax import log_softmax, softmax
 
@@ -33,9 +33,14 @@ _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"
 __all__ = [
     "add_rms_norm",
     "gelu",
+    "geqrf",
+    "householder_product",
+    "larfb",
+    "larft",
     "linalg",
     "log_softmax",
     "optim",
+    "ormqr",
     "qr",
     "rms_norm",
     "silu",

@@ -9,7 +9,7 @@ import torch
 
 from . import _C
 from .activation import gelu, silu
-from .linalg import qr
+from .linalg import geqrf, householder_product, ormqr, qr
 from .normalization import add_rms_norm, rms_norm
 from .optim import AdamW
 from .softmax import log_softmax, softmax
@@ -88,6 +88,9 @@ _FUNCTIONS = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
     "qr": qr,
+    "geqrf": geqrf,
+    "householder_product": householder_product,
+    "ormqr": ormqr,
     "adamw": AdamW,
 }
 

@@ -104,6 +104,7 @@ inline void store_panel(thread const PanelRows<ROWS>& panel, thread const PanelP
                         threadgroup float* staged, uint lane) {
   lane = metal::simd_shuffle(lane, lane);  // unknown to compilers, which would keep load_panel's addresses in registers
   device float* const to = at.at_base();
+  metal::simdgroup_barrier(metal::mem_flags::mem_device);  // another lane may have read what this one writes
 #pragma unroll
   for (uint turn = 0; turn < ROWS * QR_PANEL / kStage; ++turn) {
     const uint e = turn / (QR_PANEL / kStage), s = turn % (QR_PANEL / kStage) * kStage;
