@@ -38,7 +38,6 @@ template <uint G, uint QUADS>
   }
 
   float tau = p.task == QR_FORM && column < count ? taus[ulong(matrix) * count + column] : 0.0f;
-#pragma unroll
   for (uint block = 0; block < QUADS; ++block) {
     const uint end = min((block + 1) * Tile::kBlock, made);
     for (uint k = block * Tile::kBlock; k < end; ++k) {
@@ -68,7 +67,6 @@ template <uint G, uint QUADS>
 
   keep_reflectors(tile, g, column, count);
   threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
   for (uint back = 0; back < QUADS; ++back) {
     const uint block = QUADS - 1 - back;
     const uint begin = block * Tile::kBlock;
