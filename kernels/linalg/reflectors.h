@@ -14,23 +14,24 @@
 #define REFLECTORS_COLUMNS 64  // of the target, that a threadgroup takes
 #define REFLECTORS_ROWS 64     // slabs and spans have a multiple of as many
 
-// The block reflector with `width` columns whose corner is (first, first) of each rows x columns matrix, and the columns
-// [target_first, target_end) of the target, a rows x target_columns matrix. Rows are split into `slabs` of slab_rows,
-// columns into `tiles`.
+// The block reflectors with up to `width` columns each whose corners are (first, first), (first + width, first + width) …
+// of each rows x columns matrix, `count` columns of reflectors in all; and the columns [target_first, target_end) of the
+// target, a rows x target_columns matrix. Rows are split into parts of part_rows, columns into `tiles`. Products, of
+// product_columns columns, have `skip` of them before target_first: V's own, where the target is the matrix with V.
 struct ReflectorsParams {
   uint32_t rows, columns;
-  uint32_t first, width;
+  uint32_t first, width, blocks, count;
   uint32_t target_columns, target_first, target_end;
-  uint32_t tiles;
-  uint32_t slabs, slab_rows;        // of Vᵀ C
-  uint32_t own;                     // C is the matrix with V, whose own columns count as V
-  uint32_t product_columns, skip;   // of Vᵀ C as it lies in memory; how many of them are before target_first
-  uint32_t spans, span_rows;        // of the update
+  uint32_t product_columns, skip;
+  uint32_t slabs;                     // that products are summed over
+  uint32_t tiles, parts, part_rows;
   uint32_t transpose;
 };
 
-// T of width columns from the first of Vᵀ V's product_columns columns; tau is part of `count` numbers a matrix.
+// T of such blocks from the first columns of Vᵀ V's product_columns; tau has `count` numbers a matrix. T of one block for
+// all matrices lie together.
 struct ReflectorsFactorParams {
-  uint32_t first, width, count;
+  uint32_t matrices;
+  uint32_t first, width, blocks, count;
   uint32_t slabs, product_columns;
 };

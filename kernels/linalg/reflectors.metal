@@ -14,20 +14,31 @@ constant constexpr uint kProductRows = REFLECTORS_ROWS / 2;
 constant constexpr uint kApplyRows = REFLECTORS_ROWS;
 constant constexpr uint kTargets = kProductRows * kColumns / kThreads;  // of a thread
 
-// Entry (row, k) of V: ones on its diagonal, zeros above, where memory has R.
-inline float reflector_entry(device const float* corner, constant ReflectorsParams& p, uint row, uint k) {
-  const bool stored = k < p.width && row > k && row < p.rows - p.first;
-  return stored ? corner[ulong(row) * p.columns + k] : (k < p.width && row == k ? 1.0f : 0.0f);
+// A block's V: `corner` is where its diagonal begins, above which memory has R in place of ones and zeros.
+struct BlockOfV {
+  device const float* corner;
+  uint rows, width, stride;
+
+  float entry(uint row, uint k) const thread {
+    const bool stored = k < width && row > k && row < rows;
+    return stored ? corner[ulong(row) * stride + k] : (k < width && row == k ? 1.0f : 0.0f);
+  }
+};
+
+inline BlockOfV block_of(device const float* v, constant ReflectorsParams& p, uint matrix, uint block) {
+  const uint first = p.first + block * p.width;
+  return {v + (ulong(matrix) * p.rows + first) * p.columns + first, p.rows - first, min(p.width, p.count - first),
+          p.columns};
 }
 
 // Rows [base, base + ROWS) of V.
 template <uint ROWS, uint WIDTH>
-inline void load_reflectors(thread float (&values)[ROWS * WIDTH / kThreads], device const float* corner,
-                            constant ReflectorsParams& p, uint base, uint thread_index) {
+inline void load_reflectors(thread float (&values)[ROWS * WIDTH / kThreads], thread const BlockOfV& v, uint base,
+                            uint thread_index) {
 #pragma unroll
   for (uint i = 0; i < ROWS * WIDTH / kThreads; ++i) {
     const uint at = i * kThreads + thread_index;
-    values[i] = reflector_entry(corner, p, base + at / WIDTH, at % WIDTH);
+    values[i] = v.entry(base + at / WIDTH, at % WIDTH);
   }
 }
 
@@ -37,20 +48,21 @@ inline void stage(threadgroup float* to, thread float (&values)[COUNT], uint thr
   for (uint i = 0; i < COUNT; ++i) to[i * kThreads + thread_index] = values[i];
 }
 
-inline void load_targets(thread float (&values)[kTargets], device const float* c, device const float* corner,
-                         constant ReflectorsParams& p, uint base, uint end, uint column, uint thread_index) {
-  const uint mine = column + thread_index % kColumns;
-  const bool own = p.own && mine < p.first + p.width;
+// Rows [base, end) of this thread's column of products: first come V's own, then C's from target_first on.
+inline void load_targets(thread float (&values)[kTargets], device const float* c, constant ReflectorsParams& p,
+                         thread const BlockOfV& v, uint base, uint end, uint column, uint thread_index) {
+  const uint of_c = p.target_first + column - p.skip;
 #pragma unroll
   for (uint i = 0; i < kTargets; ++i) {
     const uint row = base + (i * kThreads + thread_index) / kColumns;
-    const bool there = row < end && mine < p.target_end;
-    values[i] = own ? (there ? reflector_entry(corner, p, row, mine - p.first) : 0.0f)
-                    : (there ? c[ulong(row) * p.target_columns + mine] : 0.0f);
+    if (column < p.skip)
+      values[i] = row < end ? v.entry(row, column) : 0.0f;
+    else
+      values[i] = row < end && of_c < p.target_end ? c[ulong(row) * p.target_columns + of_c] : 0.0f;
   }
 }
 
-// Vᵀ C over one slab of rows, WIDTH x product_columns: slabs of a matrix lie one behind the other.
+// Vᵀ C over one part of the rows, WIDTH x product_columns; the parts of a block lie one behind the other.
 template <uint WIDTH>
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void reflectors_products(
     device const float* reflectors [[buffer(0)]], device const float* target [[buffer(1)]],
@@ -58,28 +70,28 @@ template <uint WIDTH>
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   constexpr uint kEach = WIDTH / kSimdgroups;  // columns of V a simdgroup
   threadgroup float4 v4[kProductRows * WIDTH / 4];
-  threadgroup float* const v = (threadgroup float*)v4;
   threadgroup float c[kProductRows * kColumns];
+  threadgroup float* const v = (threadgroup float*)v4;
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
-  const uint tile = group % p.tiles, slab = group / p.tiles % p.slabs, matrix = group / p.tiles / p.slabs;
-  const uint rows = p.rows - p.first;
-  const uint begin = slab * p.slab_rows, end = min(begin + p.slab_rows, rows);
-  const uint column = p.target_first - p.skip + tile * kColumns;
-  device const float* const corner = reflectors + (ulong(matrix) * p.rows + p.first) * p.columns + p.first;
-  device const float* const from = target + (ulong(matrix) * p.rows + p.first) * p.target_columns;
+  const uint tile = group % p.tiles, part = group / p.tiles % p.parts, index = group / p.tiles / p.parts;
+  const uint matrix = index / p.blocks, block = index % p.blocks;
+  const BlockOfV of = block_of(reflectors, p, matrix, block);
+  const uint begin = part * p.part_rows, end = min(begin + p.part_rows, of.rows);
+  const uint column = tile * kColumns + thread_index % kColumns;
+  device const float* const from = target + (ulong(matrix) * p.rows + p.rows - of.rows) * p.target_columns;
 
   float sums[kEach][2];
 #pragma unroll
   for (uint k = 0; k < kEach; ++k) sums[k][0] = sums[k][1] = 0.0f;
   float next_v[kProductRows * WIDTH / kThreads], next_c[kTargets];
-  load_reflectors<kProductRows, WIDTH>(next_v, corner, p, begin, thread_index);
-  load_targets(next_c, from, corner, p, begin, end, column, thread_index);
+  load_reflectors<kProductRows, WIDTH>(next_v, of, begin, thread_index);
+  load_targets(next_c, from, p, of, begin, end, column, thread_index);
   for (uint base = begin; base < end; base += kProductRows) {
     stage(v, next_v, thread_index);
     stage(c, next_c, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_reflectors<kProductRows, WIDTH>(next_v, corner, p, base + kProductRows, thread_index);  // on their way during the sums
-    load_targets(next_c, from, corner, p, base + kProductRows, end, column, thread_index);
+    load_reflectors<kProductRows, WIDTH>(next_v, of, base + kProductRows, thread_index);  // on their way during the sums
+    load_targets(next_c, from, p, of, base + kProductRows, end, column, thread_index);
 #pragma unroll 8
     for (uint i = 0; i < kProductRows; ++i) {
       const float a = c[i * kColumns + lane], b = c[i * kColumns + lane + 32];
@@ -92,31 +104,81 @@ template <uint WIDTH>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  device float* const to = products + (ulong(matrix) * p.slabs + slab) * WIDTH * p.product_columns + tile * kColumns;
+  device float* const to = products + (ulong(index) * p.parts + part) * WIDTH * p.product_columns + tile * kColumns;
 #pragma unroll
   for (uint k = 0; k < kEach; ++k)
 #pragma unroll
-    for (uint half_ = 0; half_ < 2; ++half_)
-      if (tile * kColumns + lane + 32 * half_ < p.product_columns)
-        to[ulong(simdgroup * kEach + k) * p.product_columns + lane + 32 * half_] = sums[k][half_];
+    for (uint side = 0; side < 2; ++side)
+      if (tile * kColumns + lane + 32 * side < p.product_columns)
+        to[ulong(simdgroup * kEach + k) * p.product_columns + lane + 32 * side] = sums[k][side];
 }
 
-// T, WIDTH x WIDTH: that of each QR_PANEL columns by itself, then T = (T₁, -T₁ V₁ᵀV₂ T₂; 0, T₂) of two neighbours.
+// Sums over all slabs of products with so many columns, of which the first COLUMNS or less are wanted: COUNT a thread.
+template <uint COLUMNS, uint COUNT>
+inline void sum_slabs(thread float (&sums)[COUNT], device const float* products, uint slabs, ulong slab_size, uint stride,
+                      uint wanted, uint thread_index) {
+#pragma unroll
+  for (uint n = 0; n < COUNT; ++n) sums[n] = 0.0f;
+  for (uint slab = 0; slab < slabs; ++slab) {
+#pragma unroll
+    for (uint n = 0; n < COUNT; ++n) {
+      const uint i = (n * kThreads + thread_index) / COLUMNS, j = (n * kThreads + thread_index) % COLUMNS;
+      if (j < wanted) sums[n] += products[slab * slab_size + ulong(i) * stride + j];
+    }
+  }
+}
+
+// T = (T₁, -T₁ V₁ᵀV₂ T₂; 0, T₂) of each two neighbours of SIZE columns: gram = gram T₂ first, then factor = -T₁ gram.
+template <uint WIDTH, uint SIZE>
+inline void merge_factors(threadgroup float* gram, threadgroup float* factor, uint thread_index) {
+  constexpr uint kEach = WIDTH / 2 * SIZE / kThreads + (WIDTH / 2 * SIZE < kThreads);  // entries of a thread
+#pragma unroll
+  for (uint left = 0; left < 2; ++left) {
+    float sum[kEach];
+#pragma unroll
+    for (uint n = 0; n < kEach; ++n) sum[n] = 0.0f;
+#pragma unroll 8
+    for (uint k = 0; k < SIZE; ++k) {
+#pragma unroll
+      for (uint n = 0; n < kEach; ++n) {
+        const uint at = n * kThreads + thread_index;
+        const uint corner = at / (SIZE * SIZE) * 2 * SIZE, middle = corner + SIZE;
+        const uint i = corner + at / SIZE % SIZE, j = middle + at % SIZE;
+        sum[n] = left ? fma(-factor[i * WIDTH + corner + k], gram[(corner + k) * WIDTH + j], sum[n])
+                      : fma(gram[i * WIDTH + middle + k], factor[(middle + k) * WIDTH + j], sum[n]);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint n = 0; n < kEach; ++n) {
+      const uint at = n * kThreads + thread_index;
+      const uint corner = at / (SIZE * SIZE) * 2 * SIZE;
+      (left ? factor : gram)[(corner + at / SIZE % SIZE) * WIDTH + corner + SIZE + at % SIZE] = sum[n];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+// T, WIDTH x WIDTH: that of each QR_PANEL columns by itself, then of neighbours.
 template <uint WIDTH>
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void reflectors_factor(
     device const float* products [[buffer(0)]], device const float* tau [[buffer(1)]], device float* t [[buffer(2)]],
-    constant ReflectorsFactorParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
+    constant ReflectorsFactorParams& p [[buffer(3)]], uint index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
+  constexpr uint kEntries = WIDTH * WIDTH / kThreads;
   threadgroup float gram[WIDTH * WIDTH];
   threadgroup float factor[WIDTH * WIDTH];
-  for (uint at = thread_index; at < WIDTH * WIDTH; at += kThreads) {
+  const uint matrix = index / p.blocks, block = index % p.blocks;
+  const uint first = p.first + block * p.width, width = min(p.width, p.count - first);
+  float sums[kEntries];
+  const ulong slab_size = ulong(WIDTH) * p.product_columns;
+  sum_slabs<WIDTH>(sums, products + index * p.slabs * slab_size, p.slabs, slab_size, p.product_columns, width,
+                   thread_index);
+#pragma unroll
+  for (uint n = 0; n < kEntries; ++n) {
+    const uint at = n * kThreads + thread_index;
     const uint i = at / WIDTH, j = at % WIDTH;
-    float sum = 0.0f;
-    if (i < j && j < p.width)
-      for (uint slab = 0; slab < p.slabs; ++slab)
-        sum += products[((ulong(matrix) * p.slabs + slab) * WIDTH + i) * p.product_columns + j];
-    if (i == j && j < p.width) sum = tau[ulong(matrix) * p.count + p.first + j];
-    gram[at] = sum;
+    gram[at] = i == j && j < width ? tau[ulong(matrix) * p.count + first + j] : i < j ? sums[n] : 0.0f;
     factor[at] = 0.0f;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -125,39 +187,16 @@ template <uint WIDTH>
     write_factor(gram + corner, WIDTH, factor + corner, WIDTH, thread_index % QR_PANEL);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  constexpr uint kMost = WIDTH * WIDTH / 4 / kThreads + 1;  // entries of a thread in a merge
-#pragma unroll
-  for (uint size = QR_PANEL; size < WIDTH; size *= 2) {
-    const uint entries = WIDTH / 2 * size;  // of all pairs
-    float sum[kMost];
-#pragma unroll
-    for (uint left = 0; left < 2; ++left) {  // gram = gram T₂, then factor = -T₁ gram
-#pragma unroll
-      for (uint n = 0; n < kMost; ++n) {
-        const uint at = n * kThreads + thread_index;
-        const uint corner = at / (size * size) * 2 * size, i = at / size % size, j = at % size;
-        sum[n] = 0.0f;
-        if (at < entries)
-          for (uint k = 0; k < size; ++k)
-            sum[n] = left ? fma(-factor[(corner + i) * WIDTH + corner + k], gram[(corner + k) * WIDTH + corner + size + j], sum[n])
-                          : fma(gram[(corner + i) * WIDTH + corner + size + k],
-                                factor[(corner + size + k) * WIDTH + corner + size + j], sum[n]);
-      }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-      for (uint n = 0; n < kMost; ++n) {
-        const uint at = n * kThreads + thread_index;
-        const uint corner = at / (size * size) * 2 * size, i = at / size % size, j = at % size;
-        threadgroup float* const to = left ? factor : gram;
-        if (at < entries) to[(corner + i) * WIDTH + corner + size + j] = sum[n];
-      }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
+  if (WIDTH == REFLECTORS_WIDE) {
+    merge_factors<WIDTH, QR_PANEL>(gram, factor, thread_index);
+    merge_factors<WIDTH, 2 * QR_PANEL>(gram, factor, thread_index);
   }
-  for (uint at = thread_index; at < WIDTH * WIDTH; at += kThreads) t[ulong(matrix) * WIDTH * WIDTH + at] = factor[at];
+  t += (ulong(block) * p.matrices + matrix) * (WIDTH * WIDTH);
+#pragma unroll
+  for (uint n = 0; n < kEntries; ++n) t[n * kThreads + thread_index] = factor[n * kThreads + thread_index];
 }
 
-// C -= V W, W = op(T) Vᵀ C: a threadgroup computes W for its columns, and takes span_rows rows through.
+// C -= V W, W = op(T) Vᵀ C: a threadgroup computes W for its columns, and takes part_rows rows through.
 template <uint WIDTH>
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void reflectors_apply(
     device const float* reflectors [[buffer(0)]], device const float* t [[buffer(1)]],
@@ -170,25 +209,24 @@ template <uint WIDTH>
   threadgroup float4 v4[kApplyRows * WIDTH / 4];  // T first
   threadgroup float* const v = (threadgroup float*)v4;
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
-  const uint tile = group % p.tiles, span = group / p.tiles % p.spans, matrix = group / p.tiles / p.spans;
-  const uint rows = p.rows - p.first;
-  const uint begin = span * p.span_rows, end = min(begin + p.span_rows, rows);
-  device const float* const corner = reflectors + (ulong(matrix) * p.rows + p.first) * p.columns + p.first;
+  const uint tile = group % p.tiles, part = group / p.tiles % p.parts, matrix = group / p.tiles / p.parts;
+  const BlockOfV of = block_of(reflectors, p, matrix, 0);
+  const uint begin = part * p.part_rows, end = min(begin + p.part_rows, of.rows);
   const uint column = p.target_first + tile * kColumns + lane;
   device float* const c = target + (ulong(matrix) * p.rows + p.first) * p.target_columns + column;
   const bool there[2] = {column < p.target_end, column + 32 < p.target_end};
 
-  products += ulong(matrix) * p.slabs * WIDTH * p.product_columns + p.skip + tile * kColumns;
-#pragma unroll
-  for (uint i = 0; i < WIDTH * kColumns / kThreads; ++i) {
-    const uint at = i * kThreads + thread_index;
-    const uint k = at / kColumns, j = at % kColumns;
-    float sum = 0.0f;
-    if (p.target_first + tile * kColumns + j < p.target_end)
-      for (uint slab = 0; slab < p.slabs; ++slab) sum += products[(ulong(slab) * WIDTH + k) * p.product_columns + j];
-    w[at] = sum;
+  {
+    float given[WIDTH * kColumns / kThreads];
+    const ulong slab_size = ulong(WIDTH) * p.product_columns;
+    const uint left = p.target_end - p.target_first - tile * kColumns;
+    sum_slabs<kColumns>(given, products + matrix * p.slabs * slab_size + p.skip + tile * kColumns, p.slabs, slab_size,
+                        p.product_columns, left, thread_index);
+    stage(w, given, thread_index);
   }
-  for (uint at = thread_index; at < WIDTH * WIDTH; at += kThreads) v[at] = t[ulong(matrix) * WIDTH * WIDTH + at];
+#pragma unroll
+  for (uint i = 0; i < (WIDTH * WIDTH + kThreads - 1) / kThreads; ++i)
+    v[i * kThreads + thread_index] = t[ulong(matrix) * (WIDTH * WIDTH) + i * kThreads + thread_index];
   threadgroup_barrier(mem_flags::mem_threadgroup);
   float sums[kEach][2];
 #pragma unroll
@@ -205,7 +243,7 @@ template <uint WIDTH>
     }
   }
   float next[kApplyRows * WIDTH / kThreads];
-  load_reflectors<kApplyRows, WIDTH>(next, corner, p, begin, thread_index);
+  load_reflectors<kApplyRows, WIDTH>(next, of, begin, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
   for (uint e = 0; e < kEach; ++e) {
@@ -220,10 +258,10 @@ template <uint WIDTH>
 #pragma unroll
     for (uint e = 0; e < kRowsEach; ++e)
 #pragma unroll
-      for (uint half_ = 0; half_ < 2; ++half_)
-        values[e][half_] = there[half_] && first + e < end ? c[ulong(first + e) * p.target_columns + 32 * half_] : 0.0f;
+      for (uint side = 0; side < 2; ++side)
+        values[e][side] = there[side] && first + e < end ? c[ulong(first + e) * p.target_columns + 32 * side] : 0.0f;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_reflectors<kApplyRows, WIDTH>(next, corner, p, base + kApplyRows, thread_index);
+    load_reflectors<kApplyRows, WIDTH>(next, of, base + kApplyRows, thread_index);
 #pragma unroll 4
     for (uint k = 0; k < WIDTH; ++k) {
       const float a = w[k * kColumns + lane], b = w[k * kColumns + lane + 32];
@@ -237,8 +275,8 @@ template <uint WIDTH>
 #pragma unroll
     for (uint e = 0; e < kRowsEach; ++e)
 #pragma unroll
-      for (uint half_ = 0; half_ < 2; ++half_)
-        if (there[half_] && first + e < end) c[ulong(first + e) * p.target_columns + 32 * half_] = values[e][half_];
+      for (uint side = 0; side < 2; ++side)
+        if (there[side] && first + e < end) c[ulong(first + e) * p.target_columns + 32 * side] = values[e][side];
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }

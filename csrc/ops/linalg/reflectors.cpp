@@ -30,40 +30,16 @@ Split split(uint32_t rows, int64_t others, uint32_t fill) {
 struct BlockReflectors::Part {
   const RowMajor& target;
   uint32_t from, to;
-  uint32_t own;  // columns of V itself that go before them, in the products: all of the block's, or none
+  bool own;  // V's own columns go before them in the products
   bool transpose;
-
-  uint32_t product_columns() const { return to - from + own; }
-
-  ReflectorsParams params(const RowMajor& v, Reflectors of, uint32_t batch, uint32_t fill) const {
-    const uint32_t rows = v.rows - of.first;
-    const Split slabs = split(rows, int64_t{tiles_of(product_columns())} * batch, fill);
-    const Split spans = split(rows, int64_t{tiles_of(to - from)} * batch, fill);
-    return {.rows = v.rows,
-            .columns = v.columns,
-            .first = of.first,
-            .width = of.width,
-            .target_columns = target.columns,
-            .target_first = from,
-            .target_end = to,
-            .tiles = 0,
-            .slabs = slabs.parts,
-            .slab_rows = slabs.rows_each,
-            .own = own,
-            .product_columns = product_columns(),
-            .skip = own,
-            .spans = spans.parts,
-            .span_rows = spans.rows_each,
-            .transpose = transpose};
-  }
 };
 
 BlockReflectors::BlockReflectors(const RowMajor& v, const Tensor& tau, uint32_t batch, uint32_t count, uint32_t columns,
                                  const gpu::Tuning& tuning)
     : v_(v), tau_(tau), batch_(batch), count_(count), width_(width_of(count)), fill_(tuning.fill_threadgroups) {
   factors_ = new_tensor({blocks(), batch, width_, width_}, ScalarType::Float, v.tensor);
-  // split() makes at most this many threadgroups, each with its part of the products.
-  const int64_t groups = fill_ + int64_t{tiles_of(columns)} * batch;
+  // split() makes at most this many threadgroups, each with its part of the products: of a block, or of all V.
+  const int64_t groups = fill_ + std::max(int64_t{tiles_of(columns)}, int64_t{blocks()}) * batch;
   products_ = new_tensor({groups, width_, REFLECTORS_COLUMNS}, ScalarType::Float, v.tensor);
 }
 
@@ -81,70 +57,84 @@ gpu::BufferView BlockReflectors::factor_of(uint32_t block) const {
   return {view.storage, view.offset + bytes, view.span - bytes};
 }
 
-BlockReflectors::Part BlockReflectors::own_columns(Reflectors of, uint32_t from, uint32_t to) const {
-  return {v_, from, to, of.width, true};
+// Of `blocks` blocks, the first of which is given.
+ReflectorsParams BlockReflectors::params(Reflectors of, uint32_t blocks, const Part& part) const {
+  const uint32_t end = std::min(of.first + of.width * blocks, count_), skip = part.own ? of.width : 0;
+  const uint32_t columns = skip + part.to - part.from;
+  return {.rows = v_.rows,
+          .columns = v_.columns,
+          .first = of.first,
+          .width = of.width,
+          .blocks = blocks,
+          .count = end,
+          .target_columns = part.target.columns,
+          .target_first = part.from,
+          .target_end = part.to,
+          .product_columns = columns,
+          .skip = skip,
+          .slabs = split(v_.rows - of.first, int64_t{tiles_of(columns)} * batch_ * blocks, fill_).parts,
+          .tiles = 0,
+          .parts = 0,
+          .part_rows = 0,
+          .transpose = part.transpose};
 }
 
-void BlockReflectors::products(gpu::Encoder& encoder, Reflectors of, uint32_t kernel_width, const Part& part) const {
-  ReflectorsParams p = part.params(v_, of, batch_, fill_);
-  p.tiles = tiles_of(p.product_columns);
-  encoder.kernel(kernel("reflectors_products", kernel_width)).buffer(0, v_.tensor).buffer(1, part.target.tensor);
-  encoder.buffer(2, products_).bytes(3, p);
-  encoder.dispatch_threadgroups({grid_side(int64_t{p.tiles} * p.slabs * batch_)}, {REFLECTORS_THREADS});
+// Over a grid of all the products' columns, or those of the update alone.
+void BlockReflectors::dispatch(gpu::Encoder& encoder, uint32_t index, ReflectorsParams p, uint32_t columns) const {
+  const int64_t others = int64_t{tiles_of(columns)} * batch_ * p.blocks;
+  const Split rows = split(p.rows - p.first, others, fill_);
+  p.tiles = tiles_of(columns);
+  p.parts = rows.parts;
+  p.part_rows = rows.rows_each;
+  encoder.bytes(index, p).dispatch_threadgroups({grid_side(others * p.parts)}, {REFLECTORS_THREADS});
 }
 
-void BlockReflectors::make_factor(gpu::Encoder& encoder, uint32_t block, const Part& part) const {
-  const Reflectors of = this->block(block);
-  const ReflectorsParams p = part.params(v_, of, batch_, fill_);
-  encoder.kernel(kernel("reflectors_factor", width_)).buffer(0, products_).buffer(1, tau_);
-  encoder.buffer(2, factor_of(block));
-  encoder.bytes(3, ReflectorsFactorParams{of.first, of.width, count_, p.slabs, p.product_columns});
-  encoder.dispatch_threadgroups({batch_}, {REFLECTORS_THREADS});
+void BlockReflectors::products(gpu::Encoder& encoder, const ReflectorsParams& p, uint32_t kernel_width,
+                               const Tensor& target) const {
+  encoder.kernel(kernel("reflectors_products", kernel_width)).buffer(0, v_.tensor).buffer(1, target);
+  dispatch(encoder.buffer(2, products_), 3, p, p.product_columns);
 }
 
-void BlockReflectors::update(gpu::Encoder& encoder, Reflectors of, uint32_t kernel_width, const gpu::BufferView& t,
-                             const Part& part) const {
-  if (part.from == part.to) return;
-  ReflectorsParams p = part.params(v_, of, batch_, fill_);
-  p.tiles = tiles_of(part.to - part.from);
+void BlockReflectors::make_factors(gpu::Encoder& encoder, const ReflectorsParams& p, uint32_t block) const {
+  encoder.kernel(kernel("reflectors_factor", width_)).buffer(0, products_).buffer(1, tau_).buffer(2, factor_of(block));
+  encoder.bytes(3, ReflectorsFactorParams{batch_, p.first, width_, p.blocks, count_, p.slabs, p.product_columns});
+  encoder.dispatch_threadgroups({grid_side(int64_t{batch_} * p.blocks)}, {REFLECTORS_THREADS});
+}
+
+void BlockReflectors::update(gpu::Encoder& encoder, const ReflectorsParams& p, uint32_t kernel_width,
+                             const gpu::BufferView& t, const Tensor& target) const {
+  if (p.target_first == p.target_end) return;
   encoder.kernel(kernel("reflectors_apply", kernel_width)).buffer(0, v_.tensor).buffer(1, t).buffer(2, products_);
-  encoder.buffer(3, part.target.tensor).bytes(4, p);
-  encoder.dispatch_threadgroups({grid_side(int64_t{p.tiles} * p.spans * batch_)}, {REFLECTORS_THREADS});
+  dispatch(encoder.buffer(3, target), 4, p, p.target_end - p.target_first);
 }
 
-void BlockReflectors::factor(gpu::Encoder& encoder, uint32_t block) const {
-  const Reflectors of = this->block(block);
-  const uint32_t end = of.first + of.width;
-  const Part part = own_columns(of, end, end);
-  products(encoder, of, width_, part);
-  make_factor(encoder, block, part);
+void BlockReflectors::factor_all(gpu::Encoder& encoder) const {
+  const ReflectorsParams p = params({0, width_}, blocks(), {v_, 0, 0, true, false});
+  products(encoder, p, width_, v_.tensor);
+  make_factors(encoder, p, 0);
 }
 
 void BlockReflectors::factor_and_update(gpu::Encoder& encoder, uint32_t block) const {
   const Reflectors of = this->block(block);
-  const Part part = own_columns(of, of.first + of.width, v_.columns);
-  products(encoder, of, width_, part);
-  make_factor(encoder, block, part);
-  update(encoder, of, width_, factor_of(block), part);
+  const ReflectorsParams p = params(of, 1, {v_, of.first + of.width, v_.columns, true, true});
+  products(encoder, p, width_, v_.tensor);
+  make_factors(encoder, p, block);
+  update(encoder, p, width_, factor_of(block), v_.tensor);
 }
 
 void BlockReflectors::apply(gpu::Encoder& encoder, uint32_t block, const RowMajor& target, uint32_t from, uint32_t to,
                             bool transpose) const {
-  const Part part{target, from, to, 0, transpose};
-  products(encoder, this->block(block), width_, part);
-  update(encoder, this->block(block), width_, factor_of(block), part);
+  const ReflectorsParams p = params(this->block(block), 1, {target, from, to, false, transpose});
+  products(encoder, p, width_, target.tensor);
+  update(encoder, p, width_, factor_of(block), target.tensor);
 }
 
 void BlockReflectors::apply_narrow(gpu::Encoder& encoder, Reflectors of, const Tensor& t, uint32_t from,
                                    uint32_t to) const {
   if (from == to) return;
-  const Part part{v_, from, to, 0, true};
-  products(encoder, of, REFLECTORS_NARROW, part);
-  update(encoder, of, REFLECTORS_NARROW, gpu::view_of(t), part);
-}
-
-void BlockReflectors::factor_all(gpu::Encoder& encoder) const {
-  for (uint32_t i = 0; i < blocks(); ++i) factor(encoder, i);
+  const ReflectorsParams p = params(of, 1, {v_, from, to, false, true});
+  products(encoder, p, REFLECTORS_NARROW, v_.tensor);
+  update(encoder, p, REFLECTORS_NARROW, gpu::view_of(t), v_.tensor);
 }
 
 void BlockReflectors::apply_all(gpu::Encoder& encoder, const RowMajor& target, bool transpose) const {

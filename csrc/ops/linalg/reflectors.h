@@ -5,6 +5,7 @@
 #include "../common.h"
 #include "../plan.h"
 #include "../../gpu/tuning.h"
+#include "../../../kernels/linalg/reflectors.h"
 
 #include <string>
 #include <vector>
@@ -33,9 +34,9 @@ class BlockReflectors {
   uint32_t blocks() const { return ceil_div(count_, width_); }
   Reflectors block(uint32_t index) const;
 
-  // T of a block.
-  void factor(gpu::Encoder& encoder, uint32_t block) const;
-  // Both at once, cheaper: T of a block, and its transpose applied to v's own columns on its right.
+  // T of all blocks.
+  void factor_all(gpu::Encoder& encoder) const;
+  // T of a block, and its transpose applied to v's own columns on its right.
   void factor_and_update(gpu::Encoder& encoder, uint32_t block) const;
   // H or Hᵀ of a block, whose T is there, on columns [from, to) of the target.
   void apply(gpu::Encoder& encoder, uint32_t block, const RowMajor& target, uint32_t from, uint32_t to,
@@ -43,8 +44,7 @@ class BlockReflectors {
   // The transpose of up to REFLECTORS_NARROW reflectors with the factors t, on v's own columns [from, to).
   void apply_narrow(gpu::Encoder& encoder, Reflectors of, const Tensor& t, uint32_t from, uint32_t to) const;
 
-  // All blocks: H₀ H₁ … C, or its transpose.
-  void factor_all(gpu::Encoder& encoder) const;
+  // H₀ H₁ … C, or its transpose; all T are there.
   void apply_all(gpu::Encoder& encoder, const RowMajor& target, bool transpose) const;
 
   // Of the blocks that so many reflectors are taken in.
@@ -54,12 +54,13 @@ class BlockReflectors {
                                  const gpu::Tuning& tuning);
 
  private:
-  struct Part;  // of a dispatch: where the target's columns are
-  void products(gpu::Encoder& encoder, Reflectors of, uint32_t kernel_width, const Part& part) const;
-  void make_factor(gpu::Encoder& encoder, uint32_t block, const Part& part) const;
-  void update(gpu::Encoder& encoder, Reflectors of, uint32_t kernel_width, const gpu::BufferView& t,
-              const Part& part) const;
-  Part own_columns(Reflectors of, uint32_t from, uint32_t to) const;
+  struct Part;  // of the target
+  ReflectorsParams params(Reflectors of, uint32_t blocks, const Part& part) const;
+  void dispatch(gpu::Encoder& encoder, uint32_t index, ReflectorsParams p, uint32_t columns) const;
+  void products(gpu::Encoder& encoder, const ReflectorsParams& p, uint32_t kernel_width, const Tensor& target) const;
+  void make_factors(gpu::Encoder& encoder, const ReflectorsParams& p, uint32_t block) const;
+  void update(gpu::Encoder& encoder, const ReflectorsParams& p, uint32_t kernel_width, const gpu::BufferView& t,
+              const Tensor& target) const;
   gpu::BufferView factor_of(uint32_t block) const;
 
   RowMajor v_;
