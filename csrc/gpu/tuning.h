@@ -37,6 +37,11 @@ struct Tuning {
   uint32_t qr_simd_rows = 64;
   uint32_t qr_block_threads = 512;
   uint32_t qr_tall_columns = 64;
+  // Up to so many matrices with so many columns and rows, or more, go to PyTorch's op.
+  uint32_t qr_torch_columns = UINT32_MAX;
+  uint32_t qr_torch_batch = 1;
+  // Matrix products are split until about so many threadgroups run.
+  uint32_t fill_threadgroups = 64;
   // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels; PyTorch's own op
   // takes them from so many rows on where the batch has at most so many matrices.
   uint32_t cholesky_block_rows = 128;
