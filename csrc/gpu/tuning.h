@@ -32,7 +32,7 @@ struct Tuning {
   uint32_t qr_block_threads = 512;
   uint32_t qr_tall_columns = 64;
   // Blocked Jacobi: sweeps at most, and how many threadgroups a round should have where there is work for them.
-  uint32_t jacobi_sweeps = 16;
+  uint32_t jacobi_sweeps = 24;
   uint32_t jacobi_threadgroups = 64;
   // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
   bool adamw_vectors = true;
