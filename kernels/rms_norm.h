@@ -19,6 +19,9 @@ struct RmsNormParams {
   int64_t grad_stride;
 };
 
+// Rows that a threadgroup of rms_norm_backward_block1 has at work at once.
+#define RMS_NORM_BLOCK1_ROWS 2
+
 // The weight's gradient sums over rows in two stages: `chunks` partial sums of `chunk_rows` rows each, then over them.
 struct RmsNormWeightParams {
   uint32_t length;

@@ -53,58 +53,87 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]],
   }
 }
 
-// Rows stream, stream + params.streams, … by one team, and their part of the weight's gradient where it is wanted. Where
-// registers allow it, a row is on its way while the one before it is at work.
-template <bool aligned, uint N, typename T, typename W, typename Team>
+template <uint R, typename T, typename Share, typename Raw, uint RAWS>
+inline void fetch_rows(Share share, thread Raw (&bits)[R][RAWS], device const T* rows, long stride, ulong first,
+                       constant RmsNormParams& params) {
+#pragma unroll
+  for (uint r = 0; r < R; ++r)
+    share.fetch(bits[r], rows + min(first + r, ulong(params.rows - 1)) * stride, params.length);
+}
+
+// A stream's rows, R of them at once and then those streams * R further on, by one team; and their part of the weight's
+// gradient where it is wanted. Rows are on their way while those before them are at work.
+template <bool aligned, uint N, uint R, typename T, typename W, typename Team>
 inline void differentiate_rows(device const T* grad, device const T* x, device const W* weight,
                                device const T* residual, device T* gx, device float* partial,
                                constant RmsNormParams& params, Team team, uint stream) {
-  constexpr bool ahead = aligned && Share<T, N>::kPairs;
+  typedef typename Share<T, N>::Raw Raw;
+  constexpr uint kRaws = Share<T, N>::kRaws;
+  constexpr bool ahead = aligned && sizeof(T) == 2;  // of others the registers could not hold two
   const uint length = params.length;
   const float inverse_length = 1.0f / static_cast<float>(length);
+  const ulong last = params.rows - 1;
   const Share<T, N> share(team.thread_index, team.threads);
-  uint4 next_v[N / 2 + 1];
-  uint4 next_g[N / 2 + 1];
+  Raw next_v[R][kRaws];
+  Raw next_g[R][kRaws];
   float4 w[N];
   float4 gw[N];
   if constexpr (ahead) {
-    share.fetch(next_v, x + stream * params.x_stride, length);
-    share.fetch(next_g, grad + stream * params.grad_stride, length);
+    fetch_rows(share, next_v, x, params.x_stride, stream * R, params);
+    fetch_rows(share, next_g, grad, params.grad_stride, stream * R, params);
   }
   load_weight<aligned>(share, w, weight, params);
   for (uint n = 0; n < N; ++n) gw[n] = float4(0.0f);
   uint parity = 0;  // a reduction's scratch is used again only after another one
-  for (ulong row = stream; row < params.rows; row += params.streams) {
-    float4 v[N];
-    float4 g[N];
+  for (ulong first = stream * R; first < params.rows; first += params.streams * R) {
+    float4 v[R][N];
+    float4 g[R][N];
+    float2 sums[R];
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+      if constexpr (ahead) {
+        share.widen(v[r], next_v[r]);
+        share.widen(g[r], next_g[r]);
+      } else {
+        share.template load_any<aligned>(v[r], x + min(first + r, last) * params.x_stride, length);
+        share.template load_any<aligned>(g[r], grad + min(first + r, last) * params.grad_stride, length);
+      }
+    }
+    Raw added[R][kRaws];
     if constexpr (ahead) {
-      share.template widen<T>(v, next_v);
-      share.template widen<T>(g, next_g);
-      const ulong next = min(row + params.streams, ulong(params.rows - 1));
-      share.fetch(next_v, x + next * params.x_stride, length);
-      share.fetch(next_g, grad + next * params.grad_stride, length);
-    } else {
-      share.template load_any<aligned>(v, x + row * params.x_stride, length);
-      share.template load_any<aligned>(g, grad + row * params.grad_stride, length);
+      if (params.has_residual) fetch_rows(share, added, residual, params.residual_stride, first, params);
+      fetch_rows(share, next_v, x, params.x_stride, first + params.streams * R, params);
+      fetch_rows(share, next_g, grad, params.grad_stride, first + params.streams * R, params);
     }
-    float2 sums = float2(0.0f);
-    for (uint n = 0; n < N; ++n) {
-      const float2 part = float2(sum4(v[n] * v[n]), sum4(g[n] * v[n] * w[n]));
-      sums += share.holds(n, length) ? part : float2(0.0f);
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+      sums[r] = float2(0.0f);
+      for (uint n = 0; n < N; ++n) {
+        const float2 part = float2(sum4(v[r][n] * v[r][n]), sum4(g[r][n] * v[r][n] * w[n]));
+        sums[r] += share.holds(n, length) ? part : float2(0.0f);
+      }
     }
-    sums = team.sum(sums, parity);
+    team.sum(sums, parity);
     parity ^= 1;
-    const float scale = rsqrt(fma(sums.x, inverse_length, params.eps));
-    const float factor = -scale * (scale * (scale * (sums.y * inverse_length)));  // in range where scale^3 is not
-    for (uint n = 0; n < N; ++n) {
-      gw[n] = fma(g[n] * v[n], float4(scale), gw[n]);
-      v[n] = fma(v[n], float4(factor), g[n] * w[n] * scale);
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+      const ulong row = first + r;
+      if (row > last) continue;
+      const float scale = rsqrt(fma(sums[r].x, inverse_length, params.eps));
+      const float factor = -scale * (scale * (scale * (sums[r].y * inverse_length)));  // in range where scale^3 is not
+      for (uint n = 0; n < N; ++n) {
+        gw[n] = fma(g[r][n] * v[r][n], float4(scale), gw[n]);
+        v[r][n] = fma(v[r][n], float4(factor), g[r][n] * w[n] * scale);
+      }
+      if (params.has_residual) {
+        if constexpr (ahead)
+          share.widen(g[r], added[r]);
+        else
+          share.template load_any<aligned>(g[r], residual + row * params.residual_stride, length);
+        for (uint n = 0; n < N; ++n) v[r][n] += g[r][n];
+      }
+      share.template store<aligned>(v[r], gx + row * length, length);
     }
-    if (params.has_residual) {
-      share.template load_any<aligned>(g, residual + row * params.residual_stride, length);
-      for (uint n = 0; n < N; ++n) v[n] += g[n];
-    }
-    share.template store<aligned>(v, gx + row * length, length);
   }
   if (params.partial) share.template store<false>(gw, partial + ulong(stream) * length, length);
 }
@@ -124,12 +153,12 @@ kernel void rms_norm_backward_simd(device const T* grad [[buffer(0)]],
   const uint stream = group * simdgroups + simdgroup;
   if (stream >= params.streams) return;
   if (params.aligned)
-    differentiate_rows<true, N>(grad, x, weight, residual, gx, partial, params, Simdgroup(lane), stream);
+    differentiate_rows<true, N, 1>(grad, x, weight, residual, gx, partial, params, Simdgroup(lane), stream);
   else
-    differentiate_rows<false, N>(grad, x, weight, residual, gx, partial, params, Simdgroup(lane), stream);
+    differentiate_rows<false, N, 1>(grad, x, weight, residual, gx, partial, params, Simdgroup(lane), stream);
 }
 
-template <typename T, typename W, uint N>
+template <typename T, typename W, uint N, uint R>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_block(
     device const T* grad [[buffer(0)]],
     device const T* x [[buffer(1)]],
@@ -141,12 +170,12 @@ template <typename T, typename W, uint N>
     uint stream [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[2 * 64];
+  threadgroup float scratch[2 * 64 * R];
   const Threadgroup team(thread_index, threads, scratch);
   if (params.aligned)
-    differentiate_rows<true, N>(grad, x, weight, residual, gx, partial, params, team, stream);
+    differentiate_rows<true, N, R>(grad, x, weight, residual, gx, partial, params, team, stream);
   else
-    differentiate_rows<false, N>(grad, x, weight, residual, gx, partial, params, team, stream);
+    differentiate_rows<false, N, R>(grad, x, weight, residual, gx, partial, params, team, stream);
 }
 
 template <bool aligned, typename T, typename W>
@@ -283,10 +312,11 @@ template <typename W>
 #define INSTANTIATE(name, types, ...) \
   template [[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-#define INSTANTIATE_TYPES(types, T, W)                                             \
-  INSTANTIATE("rms_norm_backward_thread", types, rms_norm_backward_thread<T, W>)   \
-  INSTANTIATE("rms_norm_backward_simd1", types, rms_norm_backward_simd<T, W, 1>)   \
-  INSTANTIATE("rms_norm_backward_block2", types, rms_norm_backward_block<T, W, 2>) \
+#define INSTANTIATE_TYPES(types, T, W)                                                                   \
+  INSTANTIATE("rms_norm_backward_thread", types, rms_norm_backward_thread<T, W>)                         \
+  INSTANTIATE("rms_norm_backward_simd1", types, rms_norm_backward_simd<T, W, 1>)                         \
+  INSTANTIATE("rms_norm_backward_block1", types, rms_norm_backward_block<T, W, 1, RMS_NORM_BLOCK1_ROWS>) \
+  INSTANTIATE("rms_norm_backward_block2", types, rms_norm_backward_block<T, W, 2, 1>)                    \
   INSTANTIATE("rms_norm_backward_looped", types, rms_norm_backward_looped<T, W>)
 
 INSTANTIATE_TYPES("_float", float, float)

@@ -58,6 +58,7 @@ std::optional<StridedParams> walk(const Tensor& output, std::initializer_list<Te
 }
 
 constexpr size_t kPack = 16;  // bytes that a thread of the packed kernels moves at once
+constexpr int64_t kMostThreads = int64_t{1} << 31;  // of a dispatch; a grid's side has 32 bits
 
 // On Metal the storage is an object, whose address is a multiple of 16 as well.
 bool aligned(const gpu::BufferView& view) {
@@ -90,12 +91,15 @@ void encode_dense(const char* op, std::initializer_list<Tensor> inputs, const Te
   gpu::encode(output, [&](gpu::Encoder& encoder) {
     const std::string end = std::string("_") + suffix(output.scalar_type());
     if (plan.packs) dispatch(encoder, op + ("_packed" + end), views, grid_side(plan.packs));
-    if (!plan.rest) return;
-    for (gpu::BufferView& view : views) {
-      view.offset += plan.packs * kPack;
-      view.span = plan.rest * item;
+    int64_t done = plan.packs * kPack;  // bytes of each tensor
+    for (int64_t rest = plan.rest; rest > 0;) {
+      const int64_t count = std::min(rest, kMostThreads);
+      std::vector<gpu::BufferView> parts = views;
+      for (gpu::BufferView& part : parts) part.offset += done, part.span = count * item;
+      dispatch(encoder, op + ("_dense" + end), parts, grid_side(count));
+      done += count * item;
+      rest -= count;
     }
-    dispatch(encoder, op + ("_dense" + end), views, grid_side(plan.rest));
   });
 }
 

@@ -99,20 +99,37 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
 // threads that keep them in registers, or at most 256 chunks of at least 32 rows for a kernel of its own.
 struct BackwardPlan {
   RowPlan rows;
+  RowKernels kernels;
   bool fused;
   int64_t chunk_rows, chunks;
 };
 
-BackwardPlan plan_backward(const Shape& shape, bool weight_wanted, const gpu::Tuning& tuning) {
-  RowPlan plan = plan_rows(shape.rows, shape.length, 1, tuning, {false, "block2", 8, 1024});
+BackwardPlan plan_backward(const Shape& shape, const gpu::Tuning& tuning) {
+  constexpr RowKernels block1 = {false, "block1", 4, 1024}, block2 = {false, "block2", 8, 1024};
+  const RowKernels& kernels = shape.length <= block1.block_elements * block1.block_threads ? block1 : block2;
+  RowPlan plan = plan_rows(shape.rows, shape.length, 1, tuning, kernels);
   const bool simd = std::strncmp(plan.variant, "simd", 4) == 0, block = std::strncmp(plan.variant, "block", 5) == 0;
   if (!simd && !block) {
     const int64_t chunk_rows = std::max<int64_t>(32, ceil_div<int64_t>(shape.rows, 256));
-    return {plan, false, chunk_rows, ceil_div(shape.rows, chunk_rows)};
+    return {plan, kernels, false, chunk_rows, ceil_div(shape.rows, chunk_rows)};
   }
-  if (weight_wanted) plan.grid.x = std::min(plan.grid.x, std::max(1u, tuning.row_threads / plan.threadgroup.x));
+  if (plan.variant == block1.block) plan.grid.x = ceil_div<uint32_t>(plan.grid.x, RMS_NORM_BLOCK1_ROWS);
+  plan.grid.x = std::min(plan.grid.x, std::max(1u, tuning.row_threads / plan.threadgroup.x));
   const int64_t teams = int64_t{plan.grid.x} * (simd ? plan.threadgroup.x / gpu::kSimdWidth : 1);
-  return {plan, true, 1, std::min(teams, shape.rows)};
+  return {plan, kernels, true, 1, std::min(teams, shape.rows)};
+}
+
+// The dispatch that sums up the parts of the weight's gradient.
+Step weight_step(const Shape& shape, ScalarType weight, const gpu::Tuning& tuning) {
+  const uint32_t length = grid_side(shape.length);
+  if (tuning.simd_row == 0) return {kernel_name("rms_norm_weight_thread", weight), {length}, {256}, true};
+  return {kernel_name("rms_norm_weight_block", weight), {ceil_div(length, 32u)}, {1024}, false};
+}
+
+// The dispatch that makes them, where the kernel over the rows does not.
+Step partial_step(const Shape& shape, const BackwardPlan& plan, ScalarType rows) {
+  return {kernel_name("rms_norm_weight_partial", rows),
+          {grid_side(ceil_div<int64_t>(shape.length, 4)), grid_side(plan.chunks)}, {256}, true};
 }
 
 // The gradients of x and of the weight (empty where it is not wanted). `sum_grad` is what reaches x + residual, where
@@ -138,7 +155,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   const Rows x = rows_of(input, shape.length), g = rows_of(grad, shape.length);
   const Rows added = sum_grad ? rows_of(*sum_grad, shape.length) : g;
   const gpu::Tuning& tuning = gpu::tuning(input);
-  const BackwardPlan plan = plan_backward(shape, weight_wanted, tuning);
+  const BackwardPlan plan = plan_backward(shape, tuning);
   const bool aligned = all_aligned16({&x, &g, &added}, weight, shape.length);
   const int64_t scale_sizes[1] = {plan.fused ? 0 : shape.rows};
   const int64_t partial_sizes[2] = {weight_wanted ? plan.chunks : 0, shape.length};
@@ -173,30 +190,38 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
     dispatch(encoder, plan.rows);
     if (!weight_wanted) return;
     if (!plan.fused) {
-      encoder.kernel(kernel_name("rms_norm_weight_partial", dtype));
+      const Step step = partial_step(shape, plan, dtype);
+      encoder.kernel(step.kernel);
       encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, stages);
-      encoder.dispatch_threads({ceil_div(stages.length, 4u), stages.chunks}, {256});
+      dispatch(encoder, step);
     }
-    const bool by_thread = tuning.simd_row == 0;
-    encoder.kernel(kernel_name(by_thread ? "rms_norm_weight_thread" : "rms_norm_weight_block", gw.scalar_type()));
-    encoder.buffer(0, partial).buffer(1, gw).bytes(2, stages);
-    by_thread ? encoder.dispatch_threads({stages.length}, {256})
-              : encoder.dispatch_threadgroups({ceil_div(stages.length, 32u)}, {1024});
+    const Step step = weight_step(shape, gw.scalar_type(), tuning);
+    encoder.kernel(step.kernel).buffer(0, partial).buffer(1, gw).bytes(2, stages);
+    dispatch(encoder, step);
   });
   return {gx, gw};
 }
 
+Step step_of(const char* op, const RowPlan& plan, ScalarType dtype) {
+  return {kernel(op, plan, dtype, dtype), plan.grid, plan.threadgroup, plan.threads};
+}
+
+// explain("rms_norm", shape, backward=…): as with a weight.
 Explanation explain(const Request& request) {
   check(!request.shapes.empty(), "metalcore::rms_norm: explain needs the input's shape");
   const std::vector<int64_t>& sizes = request.shapes[0];
   const Shape shape = shape_of("rms_norm", sizes, request.integer("dims", 1));
   const gpu::Tuning& tuning = gpu::tuning(request.device_type);
-  const bool backward = request.option("backward", "False") == "True";
-  const RowPlan plan = backward ? plan_backward(shape, true, tuning).rows : plan_rows(shape.rows, shape.length, 1, tuning);
-  const char* op = backward ? "rms_norm_backward" : "rms_norm";
-  return {plan.variant,
-          why_rows(plan, shape.length, 1, tuning),
-          {{kernel(op, plan, request.dtype, request.dtype), plan.grid, plan.threadgroup, plan.threads}}};
+  if (request.option("backward", "False") != "True") {
+    const RowPlan plan = plan_rows(shape.rows, shape.length, 1, tuning);
+    return {plan.variant, why_rows(plan, shape.length, 1, tuning), {step_of("rms_norm", plan, request.dtype)}};
+  }
+  const BackwardPlan plan = plan_backward(shape, tuning);
+  Explanation e{plan.rows.variant, why_rows(plan.rows, shape.length, 1, tuning, plan.kernels),
+                {step_of("rms_norm_backward", plan.rows, request.dtype)}};
+  if (!plan.fused) e.steps.push_back(partial_step(shape, plan, request.dtype));
+  e.steps.push_back(weight_step(shape, request.dtype, tuning));  // of a weight of the rows' dtype
+  return e;
 }
 
 const ExplainOp explain_rms_norm("rms_norm", explain);

@@ -7,7 +7,14 @@ namespace metalcore {
 
 namespace {
 // float4 per thread in the kernels' names: simd1, simd4.
-constexpr int64_t kSimd1 = 1 * 4 * gpu::kSimdWidth;
+constexpr uint32_t kSimd1 = 1 * 4 * gpu::kSimdWidth;
+
+uint32_t longest_simd_row(const gpu::Tuning& tuning, const RowKernels& kernels) {
+  return std::min(tuning.simd_row, kernels.simd4 ? 4 * kSimd1 : kSimd1);
+}
+uint32_t longest_block_row(const gpu::Tuning& tuning, const RowKernels& kernels) {
+  return std::min(tuning.block_row, kernels.block_threads * kernels.block_elements);
+}
 }  // namespace
 
 RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning,
@@ -20,27 +27,29 @@ RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning
     return {"columns", {across, grid_side(rows / inner)}, {std::min(across, 256u), 256 / std::min(across, 256u)}, true};
   }
   if (length <= tuning.thread_row) return {"thread", {count}, {256}, true};
-  if (length <= std::min<int64_t>(tuning.simd_row, kernels.simd4 ? 4 * kSimd1 : kSimd1)) {
+  if (length <= longest_simd_row(tuning, kernels)) {
     const uint32_t per_group = std::min(tuning.simd_rows, count);
     return {length <= kSimd1 ? "simd1" : "simd4", {ceil_div(count, per_group)}, {per_group * gpu::kSimdWidth}, false};
   }
-  if (length <= std::min<int64_t>(tuning.block_row, int64_t{kernels.block_threads} * kernels.block_elements)) {
+  if (length <= longest_block_row(tuning, kernels)) {
     const int64_t threads = ceil_div<int64_t>(length, kernels.block_elements);
     return {kernels.block, {count}, {static_cast<uint32_t>(round_up<int64_t>(threads, gpu::kSimdWidth))}, false};
   }
   return {"looped", {count}, {tuning.looped_threads}, false};
 }
 
-std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning) {
+std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning,
+                     const RowKernels& kernels) {
   const std::string row = "a row of " + std::to_string(length);
+  const uint32_t simd_row = longest_simd_row(tuning, kernels), block_row = longest_block_row(tuning, kernels);
   const auto at_most = [](uint32_t limit) { return " (at most " + std::to_string(limit) + ")"; };
   if (inner > 1) return "the rows' elements lie " + std::to_string(inner) + " apart: one thread takes four neighbouring rows";
   if (plan.threads)
     return row + (tuning.thread_row == UINT32_MAX ? "" : at_most(tuning.thread_row)) + " is one thread's work";
-  if (std::strncmp(plan.variant, "simd", 4) == 0) return row + at_most(tuning.simd_row) + " fits a simdgroup's registers";
+  if (std::strncmp(plan.variant, "simd", 4) == 0) return row + at_most(simd_row) + " fits a simdgroup's registers";
   if (std::strncmp(plan.variant, "block", 5) == 0)
-    return row + at_most(tuning.block_row) + " fits a threadgroup's registers";
-  return row + " (more than " + std::to_string(tuning.block_row) + ") is walked twice by a threadgroup";
+    return row + at_most(block_row) + " fits a threadgroup's registers";
+  return row + " (more than " + std::to_string(block_row) + ") is walked twice by a threadgroup";
 }
 
 Rows rows_of(const Tensor& tensor, int64_t length) {

@@ -27,11 +27,17 @@ constexpr RowKernels kOneArray = {true, "block4", 16, 1024};
 // `inner` is the distance of a row's elements; 1 for rows that are contiguous.
 RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning,
                   const RowKernels& kernels = kOneArray);
-std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning);
+std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning,
+                     const RowKernels& kernels = kOneArray);
 
 inline void dispatch(gpu::Encoder& encoder, const RowPlan& plan) {
   plan.threads ? encoder.dispatch_threads(plan.grid, plan.threadgroup)
                : encoder.dispatch_threadgroups(plan.grid, plan.threadgroup);
+}
+
+inline void dispatch(gpu::Encoder& encoder, const Step& step) {
+  step.threads ? encoder.dispatch_threads(step.grid, step.threadgroup)
+               : encoder.dispatch_threadgroups(step.grid, step.threadgroup);
 }
 
 // A tensor seen as rows of its last dimensions: rows are contiguous and `stride` elements apart.

@@ -98,19 +98,24 @@ struct Share {
     }
   }
 
-  // load_any() of aligned pairs in two halves, so that other work can be done while the elements are on their way.
-  template <typename U>
-  void fetch(thread uint4 (&bits)[N / 2 + 1], device const U* row, uint length) const {
+  // load_any() of aligned rows in two halves, so that other work can be done while the elements are on their way.
+  typedef vec<uint, sizeof(T) == 2 ? 2 * kRun : 4> Raw;
+  static constexpr constant uint kRaws = N / kRun;
+
+  void fetch(thread Raw (&bits)[kRaws], device const T* row, uint length) const {
 #pragma unroll
-    for (uint n = 0; n < N; n += 2)
-      bits[n / 2] = *reinterpret_cast<device const uint4*>(row + min(at(n), length - 8));
+    for (uint r = 0; r < kRaws; ++r)
+      bits[r] = *reinterpret_cast<device const Raw*>(row + min(at(r * kRun), length - 4 * kRun));
   }
-  template <typename U>
-  void widen(thread float4 (&v)[N], thread const uint4 (&bits)[N / 2 + 1]) const {
+  void widen(thread float4 (&v)[N], thread const Raw (&bits)[kRaws]) const {
 #pragma unroll
-    for (uint n = 0; n < N; n += 2) {
-      v[n] = static_cast<float4>(as_type<vec<U, 4>>(bits[n / 2].xy));
-      v[n + 1] = static_cast<float4>(as_type<vec<U, 4>>(bits[n / 2].zw));
+    for (uint r = 0; r < kRaws; ++r) {
+      if constexpr (kPairs) {
+        v[2 * r] = static_cast<float4>(as_type<vec<T, 4>>(bits[r].xy));
+        v[2 * r + 1] = static_cast<float4>(as_type<vec<T, 4>>(bits[r].zw));
+      } else {
+        v[r] = static_cast<float4>(as_type<vec<T, 4>>(bits[r]));
+      }
     }
   }
 
@@ -153,10 +158,15 @@ struct Simdgroup {
 
   float sum(float value, uint) const { return simd_sum(value); }
   float2 sum(float2 value, uint) const { return float2(simd_sum(value.x), simd_sum(value.y)); }
+  template <uint R>
+  void sum(thread float2 (&values)[R], uint) const {
+#pragma unroll
+    for (uint r = 0; r < R; ++r) values[r] = sum(values[r], 0);
+  }
   float maximum(float value, uint) const { return simd_max(value); }
 };
 
-// `scratch` has 32 floats for each number that reductions are given, 64 where two sums are made at once. A number may
+// `scratch` has 32 floats for each number that reductions are given, times the sums that are made at once. A number may
 // come again once another has been in between, since a simdgroup that is late still reads.
 struct Threadgroup {
   uint thread_index;
@@ -179,16 +189,27 @@ struct Threadgroup {
     return simd_sum(lane < threads / 32 ? scratch[32 * reduction + lane] : 0.0f);
   }
   float2 sum(float2 value, uint reduction) const {
-    threadgroup float* const first = scratch + 64 * reduction;
-    threadgroup float* const second = first + 32;
-    value = float2(simd_sum(value.x), simd_sum(value.y));
-    if (lane == 0) {
-      first[simdgroup] = value.x;
-      second[simdgroup] = value.y;
+    float2 values[1] = {value};
+    sum(values, reduction);
+    return values[0];
+  }
+  template <uint R>
+  void sum(thread float2 (&values)[R], uint reduction) const {
+    threadgroup float* const first = scratch + 64 * R * reduction;
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+      values[r] = float2(simd_sum(values[r].x), simd_sum(values[r].y));
+      if (lane == 0) {
+        first[64 * r + simdgroup] = values[r].x;
+        first[64 * r + 32 + simdgroup] = values[r].y;
+      }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const bool present = lane < threads / 32;
-    return float2(simd_sum(present ? first[lane] : 0.0f), simd_sum(present ? second[lane] : 0.0f));
+#pragma unroll
+    for (uint r = 0; r < R; ++r)
+      values[r] = float2(simd_sum(present ? first[64 * r + lane] : 0.0f),
+                         simd_sum(present ? first[64 * r + 32 + lane] : 0.0f));
   }
   float maximum(float value, uint reduction) const {
     value = simd_max(value);

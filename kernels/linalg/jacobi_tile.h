@@ -33,7 +33,7 @@ template <uint ROWS>
 inline void multiply(thread ProductPart& part, threadgroup const float4* a, threadgroup const float4* b, uint lane,
                      uint simdgroup) {
   typedef Chunk<ROWS> C;
-#pragma unroll
+#pragma unroll 1
   for (uint i = 0; i < C::kShare; ++i) {
     const uint quad = simdgroup * C::kShare + i;
     float4 right[4];

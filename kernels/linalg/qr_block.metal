@@ -37,7 +37,6 @@ template <uint G, uint QUADS>
   }
 
   float tau = 0.0f;
-#pragma unroll
   for (uint block = 0; block < QUADS; ++block) {
     const uint end = min((block + 1) * Tile::kBlock, count);
     for (uint k = block * Tile::kBlock; k < end; ++k) {
@@ -65,7 +64,6 @@ template <uint G, uint QUADS>
 
   keep_reflectors(tile, g, column, count);
   threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
   for (uint back = 0; back < QUADS; ++back) {
     const uint block = QUADS - 1 - back;
     const uint begin = block * Tile::kBlock;

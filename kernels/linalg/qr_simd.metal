@@ -34,7 +34,6 @@ template <uint ROWS, uint LANES>
   }
 
   float tau = 0.0f;
-#pragma unroll
   for (uint block = 0; block < kBlocks; ++block) {
     const uint end = min((block + 1) * Tile::kBlock, count);
     for (uint k = block * Tile::kBlock; k < end; ++k) {
@@ -56,7 +55,6 @@ template <uint ROWS, uint LANES>
   // Q = H₀ H₁ … applied to the columns of the identity, the last reflector first.
   keep_reflectors(tile, 0, column, count);
   simdgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
   for (uint back = 0; back < kBlocks; ++back) {
     const uint block = kBlocks - 1 - back;
     const uint begin = block * Tile::kBlock;

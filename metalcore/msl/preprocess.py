@@ -12,7 +12,7 @@ import re
 import pcpp
 
 from .errors import MSLError
-from .tokens import LEXICAL, Token
+from .tokens import LEXICAL, Token, tokenize
 
 # What Apple's compiler predefines for `-std=metal3.1` on a Mac.
 PREDEFINED = {
@@ -188,9 +188,14 @@ class _Preprocessor(pcpp.Preprocessor):
     def group_lines(self, input, abssource):
         for line in super().group_lines(input, abssource):
             words = [token for token in line[:6] if token.type != "CPP_WS"][:2]
-            if len(words) == 2 and words[0].value == "#" and words[1].value == "import":
+            directive = words[1].value if len(words) == 2 and words[0].value == "#" else None
+            if directive == "import":
                 words[1].value = "include"
                 self._importing = True
+            elif directive == "pragma":
+                text = "".join(t.value for t in line if not t.type.startswith("CPP_COMMENT")).split("pragma", 1)[1]
+                if unrolls := _unroll(text):
+                    line = [*_lexed(unrolls, words[0]), *(token for token in line if "\n" in token.value)]
             yield line
 
     def _answer_has_include(self, tokens):
@@ -237,6 +242,27 @@ class _Preprocessor(pcpp.Preprocessor):
         return plain
 
 
+def _unroll(pragma):
+    """What stands for a pragma about unrolling a loop in a translated program: MSL_UNROLL, or MSL_UNROLL_BY(n)."""
+    match = re.fullmatch(r"\s*(?:clang\s+loop\s+)?(nounroll|unroll)\s*(?:\(?\s*(\w+)\s*\)?)?\s*", pragma)
+    if not match or match[2] == "enable":
+        return None
+    count = "1" if match[1] == "nounroll" or match[2] == "disable" else match[2]
+    return "MSL_UNROLL" if count in (None, "full") else f"MSL_UNROLL_BY({count})"
+
+
+def _lexed(text, at):
+    """pcpp's tokens of a text, at the place of another token."""
+    lexer, tokens = _Lexer(), []
+    lexer.input(text)
+    while token := lexer.token():
+        token.lineno, token.lexpos = at.lineno, at.lexpos
+        if hasattr(at, "source"):
+            token.source = at.source
+        tokens.append(token)
+    return tokens
+
+
 def preprocess(source, *, include_dirs=(), filename="program_source", defines=()):
     """Tokens of `source` with every macro expanded, and the files it includes.
 
@@ -276,6 +302,9 @@ def _without_pragma_operators(tokens):
     kept, i = [], 0
     while i < len(tokens):
         if tokens[i].text == "_Pragma":
+            text = tokens[i + 2].text.strip('"') if i + 2 < len(tokens) else ""
+            if unrolls := _unroll(text):
+                kept += tokenize(unrolls, tokens[i].file, tokens[i].line)
             i += 4  # _Pragma ( "…" )
             continue
         kept.append(tokens[i])

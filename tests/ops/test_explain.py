@@ -76,8 +76,23 @@ def test_bad_arguments_are_named(call, error, message):
 @pytest.mark.parametrize("op", OPS)
 def test_backward_is_another_plan(op):
     with tuned("baseline"):
-        assert metalcore.explain(op, (9, 4096), backward=True).kernels[0].startswith(
-            "rms_norm_backward_block2" if op.endswith("rms_norm") else f"{op}_backward_block4")
+        plan = metalcore.explain(op, (9, 4096), backward=True)
+    if op.endswith("rms_norm"):
+        assert plan.kernels == ("rms_norm_backward_block1_float", "rms_norm_weight_block_float")
+        assert "(at most 4096)" in plan.why
+    else:
+        assert plan.kernels == (f"{op}_backward_block4_float",)
+
+
+@pytest.mark.parametrize("length, kernels, limit", [
+    (4097, ["rms_norm_backward_block2_half", "rms_norm_weight_block_half"], "at most 8192"),
+    (8193, ["rms_norm_backward_looped_half", "rms_norm_weight_partial_half", "rms_norm_weight_block_half"],
+     "more than 8192"),
+])
+def test_rms_norm_backward_with_its_weight(length, kernels, limit):
+    with tuned("baseline"):
+        plan = metalcore.explain("rms_norm", (9, length), dtype=torch.float16, backward=True)
+    assert list(plan.kernels) == kernels and limit in plan.why
 
 
 def test_arguments_that_do_not_matter_are_taken():

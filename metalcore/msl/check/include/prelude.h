@@ -14,6 +14,9 @@
 #define atomic_float atomic_float_of_msl
 #define atomic_bool atomic_bool_of_msl
 
+#define MSL_UNROLL
+#define MSL_UNROLL_BY(count)
+
 #include "traits.h"
 
 #include "types.h"

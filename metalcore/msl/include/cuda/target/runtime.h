@@ -10,6 +10,11 @@
 #define METAL_PURE
 #define METAL_NOINLINE __noinline__
 
+// `#pragma unroll` in front of a loop.
+#define MSL_PRAGMA(text) _Pragma(#text)
+#define MSL_UNROLL MSL_PRAGMA(unroll)
+#define MSL_UNROLL_BY(count) MSL_PRAGMA(unroll count)
+
 // Of the C++ that Metal's compiler accepts, NVRTC lacks this word.
 #define __extension__
 

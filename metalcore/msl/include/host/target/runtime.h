@@ -4,6 +4,10 @@
 
 #include "host/kernel_abi.h"
 
+// `#pragma unroll` is for GPUs' registers; the CPU's compiler decides by itself.
+#define MSL_UNROLL
+#define MSL_UNROLL_BY(count)
+
 // Every function of these headers is inlined into the kernel, so that debug information puts a memory access on the
 // user's line and loops over threads can be vectorized.
 #define METAL_FUNC inline __attribute__((always_inline))
