@@ -66,15 +66,15 @@ inline float4 filling(constant JacobiRoundParams& p, uint column, uint quad) {
 }
 
 // The pair's columns times the rotation, in place.
-inline void apply(threadgroup float4* chunk, threadgroup const float* rotation, constant JacobiRoundParams& p, Pair pair,
+inline void apply(threadgroup float4* chunk, threadgroup const float* product, constant JacobiRoundParams& p, Pair pair,
                   PairState state, uint thread_index) {
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
-  threadgroup const float4* const factor = (threadgroup const float4*)rotation + simdgroup;
+  threadgroup const float4* const factor = (threadgroup const float4*)product + simdgroup;
   const uint gram_end = p.of.gram_rows / 4, end = state.active ? pair.quads : 0;
   for (uint base = pair.split * kQuads; base < end; base += p.of.splits * kQuads) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     load(chunk, pair, base, end, thread_index);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
     float4 y[4];
 #pragma unroll
     for (uint c = 0; c < 4; ++c) y[c] = float4(0.0f);
@@ -106,29 +106,30 @@ inline bool converged(device atomic_uint* off, constant JacobiRoundParams& p, ui
 }
 
 // Finds the rotation of the Gram matrix and applies it.
-inline void rotate(threadgroup float4* chunk, threadgroup float* gram, threadgroup float* other,
-                   threadgroup float* rotation, device atomic_uint* off, constant JacobiRoundParams& p, Pair pair,
+inline void rotate(threadgroup float4* chunk, threadgroup float* gram, threadgroup float* product,
+                   threadgroup float4* rotations, device atomic_uint* off, constant JacobiRoundParams& p, Pair pair,
                    uint thread_index) {
-  const PairState state = state_of(gram, other, p.of.tolerance, thread_index);
+  const PairState state = state_of(gram, product, p.of.tolerance, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (thread_index == 0 && pair.split == 0 && state.off > 0.0f)
     atomic_fetch_max_explicit(off_of(off, p, pair.matrix), as_type<uint>(state.off), memory_order_relaxed);
-  diagonalize(gram, other, rotation, state.active ? JACOBI_PAIR - 1 : 0, p.of.tolerance, thread_index);
-  apply(chunk, rotation, p, pair, state, thread_index);
+  diagonalize(gram, product, rotations, state.active ? JACOBI_PAIR - 1 : 0, p.of.tolerance, thread_index);
+  apply(chunk, product, p, pair, state, thread_index);
 }
 
 [[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_round(
     device float* x [[buffer(0)]], device atomic_uint* off [[buffer(1)]], constant JacobiRoundParams& p [[buffer(2)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float4 chunk[PairChunk::kSize];
-  threadgroup float gram[kProductSize], other[kProductSize];
-  threadgroup float4 rotation[JACOBI_PAIR * kRotationStride / 4];
+  threadgroup float gram[kProductSize];
+  threadgroup float4 product[JACOBI_PAIR * kRotationStride / 4];
+  threadgroup float4 rotations[JACOBI_BLOCK];
   const Pair pair = pair_of(p, x, group);
   if (converged(off, p, pair.matrix)) return;
   ProductPart part;
   gram_part(part, chunk, p.of, pair, thread_index);
   add_parts(part, (threadgroup float*)chunk, (threadgroup float*)chunk + 2048, gram, thread_index);
-  rotate(chunk, gram, other, (threadgroup float*)rotation, off, p, pair, thread_index);
+  rotate(chunk, gram, (threadgroup float*)product, rotations, off, p, pair, thread_index);
 }
 
 [[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_gram(
@@ -154,8 +155,9 @@ inline void rotate(threadgroup float4* chunk, threadgroup float* gram, threadgro
     device const float* parts [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float4 chunk[PairChunk::kSize];
-  threadgroup float gram[kProductSize], other[kProductSize];
-  threadgroup float4 rotation[JACOBI_PAIR * kRotationStride / 4];
+  threadgroup float gram[kProductSize];
+  threadgroup float4 product[JACOBI_PAIR * kRotationStride / 4];
+  threadgroup float4 rotations[JACOBI_BLOCK];
   const Pair pair = pair_of(p, x, group);
   if (converged(off, p, pair.matrix)) return;
   device const float* const first = parts + ulong(group - pair.split) * 1024;
@@ -167,5 +169,5 @@ inline void rotate(threadgroup float4* chunk, threadgroup float* gram, threadgro
     gram[at / 32 * kProductStride + at % 32] = sum;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  rotate(chunk, gram, other, (threadgroup float*)rotation, off, p, pair, thread_index);
+  rotate(chunk, gram, (threadgroup float*)product, rotations, off, p, pair, thread_index);
 }

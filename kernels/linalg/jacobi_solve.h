@@ -10,32 +10,30 @@
 constant constexpr uint kRotationStride = 36;  // of the rotation in threadgroup memory: rows begin at a float4
 constant constexpr float kZeroSquare = 0x1p-60f;  // a column with less than this is taken as zero, and filled anew
 
-// A rotation of columns p and q, by an angle of at most 45 degrees, after which they may change places:
-// p' = c p + s q, q' = c q - s p, or p' = c q - s p, q' = -(c p + s q).
-struct Rotation {
-  float s, versine;  // 1 - c, which c in float would round
-  bool swap;
+// A cosine above one shows that what is left of a column after cancellation is known too badly to go on with: its next
+// Gram matrix will tell.
+constant constexpr float kMostCosine = 1.001f;
 
-  // As p' = a p + b q, q' = a q - b p.
-  float2 factors() const {
-    const float c = 1.0f - versine;
-    return swap ? float2(-s, c) : float2(c, s);
-  }
-};
-
-inline Rotation rotation_of(float pp, float qq, float pq, float tolerance) {
+// A rotation of columns p and q by at most 45 degrees, after which they may change places: p' = a p + b q, q' = a q - b p.
+// As a, b, 1 - c of the cosine c, and one where they change places. The angle need not be the best one to the last bit,
+// but it has to be a rotation: 1 - c follows from the sine.
+inline float4 rotation_of(float pp, float qq, float pq, float tolerance) {
   float s = 0.0f, versine = 0.0f, change = 0.0f;  // of pp, and of qq with the other sign
-  if (metal::abs(pq) > tolerance * (metal::precise::sqrt(pp) * metal::precise::sqrt(qq))) {
-    const float zeta = (pp - qq) / (2.0f * pq);
-    const float size = metal::abs(zeta);
-    const float tangent = size > 1e9f ? 0.5f / size : 1.0f / (size + metal::precise::sqrt(metal::fma(size, size, 1.0f)));
+  const float cosine = metal::abs(pq) * metal::rsqrt(pp) * metal::rsqrt(qq);
+  if (cosine > tolerance && cosine < kMostCosine) {
+    const float zeta = metal::fast::divide(0.5f * (pp - qq), pq), size = metal::abs(zeta);
+    const float root = metal::fma(size, size, 1.0f);
+    const float tangent = metal::fast::divide(1.0f, size > 1e9f ? 2.0f * size : metal::fma(root, metal::rsqrt(root), size));
     const float t = metal::copysign(tangent, zeta);
-    const float secant = metal::precise::sqrt(metal::fma(t, t, 1.0f));
-    s = t / secant;
-    versine = t * s / (secant + 1.0f);
+    s = t * metal::rsqrt(metal::fma(t, t, 1.0f));
+    const float square = s * s, rest = 1.0f - square;
+    versine = metal::fast::divide(square, 1.0f + rest * metal::rsqrt(rest));
+    versine = metal::fma(0.5f, metal::fma(-versine, 2.0f - versine, square), versine);
     change = t * pq;
   }
-  return {s, versine, pp >= kZeroSquare && pp + change < qq - change};
+  const bool swap = pp >= kZeroSquare && pp + change < qq - change;
+  const float c = 1.0f - versine;
+  return float4(swap ? -s : c, swap ? c : s, versine, swap ? 1.0f : 0.0f);
 }
 
 // What a Gram matrix says of its columns.
@@ -69,48 +67,48 @@ inline PairState state_of(threadgroup const float* gram, threadgroup float* work
   return {most, anywhere > 0.0f || most > tolerance, zero};
 }
 
-// Leaves in `rotation` the product of all rotations; `other` is of the size of `gram`, and both are used up. A thread has
-// 2 x 2 entries of the Gram matrix, rows of rotation pair `left`, columns of `right`.
-inline void diagonalize(threadgroup float* gram, threadgroup float* other, threadgroup float* rotation, uint rounds,
+// Leaves in `product` the product of all rotations; `gram` and `rotations`, of which there are 16, are used up. A thread has
+// 2 x 2 entries of the Gram matrix, rows of rotation `left`, columns of `right`.
+inline void diagonalize(threadgroup float* gram, threadgroup float* product, threadgroup float4* rotations, uint rounds,
                         float tolerance, uint thread_index) {
-  const uint lane = thread_index % 32;
-  const uint left = thread_index / 16, right = thread_index % 16;
+  const uint lane = thread_index % 32, left = thread_index / 16, right = thread_index % 16;
 #pragma unroll
   for (uint i = 0; i < 1024 / JACOBI_THREADS; ++i) {
-    const uint at = i * JACOBI_THREADS + thread_index;
-    rotation[at / 32 * kRotationStride + lane] = at / 32 == lane ? 1.0f : 0.0f;
+    const uint row = i * (JACOBI_THREADS / 32) + thread_index / 32;
+    product[row * kRotationStride + lane] = row == lane ? 1.0f : 0.0f;
   }
   for (uint round = 1; round <= rounds; ++round) {
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    threadgroup const float* const from = round % 2 ? gram : other;
-    threadgroup float* const to = round % 2 ? other : gram;
-    const uint bit = 1u << (31 - metal::clz(round));  // of p and q = p ^ round only q has it
-    const uint low = bit - 1;
+    const uint low = (1u << (31 - metal::clz(round))) - 1;  // of p and q = p ^ round only q has the bit above
     const uint p = (right & low) | (right & ~low) << 1, q = p ^ round;
-    const uint row_p = (left & low) | (left & ~low) << 1, row_q = row_p ^ round;
+    const uint row_p = ((left & low) | (left & ~low) << 1) * kProductStride;
+    const uint row_q = (((left & low) | (left & ~low) << 1) ^ round) * kProductStride;
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (thread_index < 16) {
+      const float4 found = rotation_of(gram[p * (kProductStride + 1)], gram[q * (kProductStride + 1)],
+                                       gram[p * kProductStride + q], tolerance);
+      rotations[right] = found;
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    const float4 r = rotations[right];
+    const float a = r.x, b = r.y, versine = r.z, s = r.w > 0.0f ? -a : b;
+    const float2 l = rotations[left].xy;
 
-    const float pq = from[p * kProductStride + q];
-    const Rotation own = rotation_of(from[p * kProductStride + p], from[q * kProductStride + q], pq, tolerance);
-    const float2 r = own.factors();
-    const float2 l = float2(metal::simd_shuffle(r.x, left), metal::simd_shuffle(r.y, left));
+    const float pp = gram[row_p + p], pq = gram[row_p + q], qp = gram[row_q + p], qq = gram[row_q + q];
+    const float pp_to = metal::fma(a, pp, b * pq), pq_to = metal::fma(a, pq, -b * pp);
+    const float qp_to = metal::fma(a, qp, b * qq), qq_to = metal::fma(a, qq, -b * qp);
+    gram[row_p + p] = metal::fma(l.x, pp_to, l.y * qp_to);
+    gram[row_p + q] = metal::fma(l.x, pq_to, l.y * qq_to);
+    gram[row_q + p] = metal::fma(l.x, qp_to, -l.y * pp_to);
+    gram[row_q + q] = metal::fma(l.x, qq_to, -l.y * pq_to);
 
-    const float pp = from[row_p * kProductStride + p], ppq = from[row_p * kProductStride + q];
-    const float qp = from[row_q * kProductStride + p], qq = from[row_q * kProductStride + q];
-    const float a = metal::fma(r.x, pp, r.y * ppq), b = metal::fma(r.x, ppq, -r.y * pp);
-    const float c = metal::fma(r.x, qp, r.y * qq), d = metal::fma(r.x, qq, -r.y * qp);
-    to[row_p * kProductStride + p] = metal::fma(l.x, a, l.y * c);
-    to[row_p * kProductStride + q] = metal::fma(l.x, b, l.y * d);
-    to[row_q * kProductStride + p] = metal::fma(l.x, c, -l.y * a);
-    to[row_q * kProductStride + q] = metal::fma(l.x, d, -l.y * b);
-
-    // Small changes are added as such: c rounded to one would let the rotation's columns grow, time after time.
+    // Small changes are added as such: a cosine rounded to one would let the columns grow, time after time.
 #pragma unroll
     for (uint i = 0; i < 2; ++i) {
-      threadgroup float* const row = rotation + (left + 16 * i) * kRotationStride;
+      threadgroup float* const row = product + (left + 16 * i) * kRotationStride;
       const float x = row[p], y = row[q];
-      const float x_to = x + metal::fma(own.s, y, -own.versine * x), y_to = y - metal::fma(own.s, x, own.versine * y);
-      row[p] = own.swap ? y_to : x_to;
-      row[q] = own.swap ? -x_to : y_to;
+      const float x_to = x + metal::fma(s, y, -versine * x), y_to = y - metal::fma(s, x, versine * y);
+      row[p] = r.w > 0.0f ? y_to : x_to;
+      row[q] = r.w > 0.0f ? -x_to : y_to;
     }
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);

@@ -3,7 +3,6 @@
 #include "../../../kernels/linalg/jacobi_blocked.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 namespace metalcore {
@@ -44,7 +43,7 @@ Work work_for(const Tensor& a, int64_t columns, int64_t rows, bool accumulate, u
                             .length = grid_side(length),
                             .sweeps = plan.sweeps,
                             .splits = plan.splits,
-                            .tolerance = 0.5f * epsilon * std::sqrt(static_cast<float>(rows)),
+                            .tolerance = 3.0f * epsilon,
                             .symmetric = symmetric};
   const int64_t parts = plan.splits > 1 ? batch * plan.pairs * plan.splits * JACOBI_PAIR * JACOBI_PAIR : 0;
   return {plan,
