@@ -40,7 +40,7 @@ struct Tuning {
   // Up to so many matrices with so many columns and rows, or more, go to PyTorch's op.
   uint32_t qr_torch_columns = UINT32_MAX;
   uint32_t qr_torch_batch = 1;
-  // Matrix products are split until about so many threadgroups run.
+  // Matrix products, and the rounds of blocked Jacobi, are split until about so many threadgroups run.
   uint32_t fill_threadgroups = 64;
   // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels; PyTorch's own op
   // takes them from so many rows on where the batch has at most so many matrices.
@@ -61,6 +61,8 @@ struct Tuning {
   // From this order on, batches of up to triangular_torch_batch are PyTorch's.
   int64_t triangular_torch_order = INT64_MAX;
   int64_t triangular_torch_batch = 0;
+  // Blocked Jacobi: sweeps at most.
+  uint32_t jacobi_sweeps = 24;
   // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
   bool adamw_vectors = true;
 };
