@@ -70,6 +70,12 @@ def _adamw(*params):
     return tuple(new + steps)
 
 
+def _cholesky(a):
+    """The factor of a well-conditioned matrix made of `a`; cholesky_ex, for the host does not wait."""
+    n = a.shape[-1]
+    return metalcore.cholesky_ex(metalcore.linalg.syrk(a, torch.eye(n, device=a.device), alpha=1 / n)).L
+
+
 ROWS = (300, 1000)
 
 CASES = {
@@ -88,5 +94,10 @@ CASES = {
     "qr, of a threadgroup": Case(lambda a: metalcore.qr(a), ((20, 100, 40),)),
     "qr, tall": Case(lambda a: metalcore.qr(a), ((3, 2500, 20),)),
     "qr, blocked": Case(lambda a: metalcore.qr(a), ((2, 300, 200),)),
+    "cholesky, small": Case(_cholesky, ((200, 16, 16),)),
+    "cholesky, of a threadgroup": Case(_cholesky, ((20, 100, 100),)),
+    "cholesky, in panels": Case(_cholesky, ((2, 200, 200),)),
+    "cholesky_solve": Case(lambda a, b: metalcore.cholesky_solve(b, _cholesky(a)), ((20, 40, 40), (20, 40, 3))),
+    "syrk": Case(lambda a, c: metalcore.linalg.syrk(a, c, alpha=0.1), ((3, 150, 40), (150, 150))),
     "adamw": Case(_adamw, ((300, 257), (5,), (70, 3)), backward=False),
 }

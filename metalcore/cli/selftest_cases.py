@@ -83,6 +83,15 @@ def _qr(*shape):
                 make=_well_conditioned)
 
 
+def _spd(a):
+    """A well-conditioned symmetric positive-definite matrix."""
+    return a @ a.mT / a.shape[-1] + torch.eye(a.shape[-1])
+
+
+def _cholesky(*shape):
+    return Case(lambda a: metalcore.cholesky(a), lambda a: torch.linalg.cholesky(a), (shape,), terms=shape[-1], make=_spd)
+
+
 # The lambdas look metalcore's functions up when they are called, so that it is those of the moment that are tested.
 CASES = {
     "silu": _elementwise(lambda x: metalcore.silu(x), F.silu),
@@ -102,6 +111,9 @@ CASES = {
     "qr, 100x40": _qr(3, 100, 40),
     "qr, 1200x20": _qr(1, 1200, 20),
     "qr, 160x140": _qr(1, 160, 140),
+    "cholesky, 16x16": _cholesky(40, 16, 16),
+    "cholesky, 100x100": _cholesky(3, 100, 100),
+    "cholesky, 200x200": _cholesky(1, 200, 200),
     "AdamW": Case(_adamw(lambda *a, **k: metalcore.optim.AdamW(*a, **k)), _adamw(torch.optim.AdamW),
                   ((300, 57), (5,), (300, 57), (5,)), terms=_STEPS, roundings=_STEPS, backward=False),
     "silu and softmax in turns": _elementwise(
