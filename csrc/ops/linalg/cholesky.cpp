@@ -95,6 +95,7 @@ void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const
                    .result_row = n,
                    .n = grid_side(n - next),
                    .k = panel.width,
+                   .vectors = of_tiles != CHOLESKY_ELEMENTS,
                    .tiles = 0,
                    .lower = upper ? SYRK_LEAVE : SYRK_WRITE,
                    .upper = upper ? SYRK_WRITE : SYRK_LEAVE,
