@@ -73,7 +73,7 @@ def _adamw(*params):
 def _cholesky(a):
     """The factor of a well-conditioned matrix made of `a`; cholesky_ex, for the host does not wait."""
     n = a.shape[-1]
-    return metalcore.cholesky_ex(metalcore.linalg.syrk(a, torch.eye(n, device=a.device), alpha=1 / n)).L
+    return metalcore.cholesky_ex(metalcore.linalg.syrk(a, torch.eye(n, device=a.device, dtype=a.dtype), alpha=1 / n)).L
 
 
 ROWS = (300, 1000)
