@@ -14,7 +14,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 from . import _C
 from . import linalg, optim  # not only when asked for: they complete the operators torch.ops.metalcore.qr and adamw_
 from .activation import gelu, silu
-from .linalg import cholesky, cholesky_ex, cholesky_solve, lstsq, qr, solve_triangular
+from .linalg import *  # noqa: F403
 from .normalization import add_rms_norm, rms_norm
 from .softmax import log_softmax, softmax
 
@@ -31,20 +31,15 @@ _LAZY = {
 _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"})
 
 __all__ = [
+    *linalg.__all__,
     "add_rms_norm",
-    "cholesky",
-    "cholesky_ex",
-    "cholesky_solve",
     "gelu",
     "linalg",
     "log_softmax",
-    "lstsq",
     "optim",
-    "qr",
     "rms_norm",
     "silu",
     "softmax",
-    "solve_triangular",
     *_LAZY,
     *_LAZY_MODULES,
 ]

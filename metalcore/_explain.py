@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from . import _C
+from . import linalg
 from .activation import gelu, silu
-from .linalg import cholesky, cholesky_ex, qr, solve_triangular, syrk
 from .normalization import add_rms_norm, rms_norm
 from .optim import AdamW
 from .softmax import log_softmax, softmax
@@ -75,7 +75,8 @@ def explain(op: str, *inputs, dtype: torch.dtype | None = None, **options) -> Ex
     if "normalized_shape" in options:
         options["dims"] = len(options["normalized_shape"])
     device = tensors[0].device.type if tensors else torch._C._get_accelerator().type
-    found = _C.explain(op, shapes, str(dtype).removeprefix("torch."), options, device)
+    planned, options = _MADE_OF[op](options) if op in _MADE_OF else (op, options)
+    found = _C.explain(planned, shapes, str(dtype).removeprefix("torch."), options, device)
     return Explanation(op, found["variant"], found["why"], tuple(Step(**step) for step in found["steps"]))
 
 
@@ -87,12 +88,27 @@ _FUNCTIONS = {
     "log_softmax": log_softmax,
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
-    "qr": qr,
-    "cholesky": cholesky,
-    "cholesky_ex": cholesky_ex,
-    "syrk": syrk,
-    "solve_triangular": solve_triangular,
+    **{name: getattr(linalg, name) for name in (
+        "cholesky", "cholesky_ex", "cond", "det", "eigh", "eigvalsh", "geqrf", "householder_product", "inv",
+        "inv_ex", "lu", "lu_factor", "lu_factor_ex", "lu_solve", "matrix_rank", "ormqr", "pinv", "qr", "slogdet",
+        "solve", "solve_ex", "solve_triangular", "svd", "svdvals", "syrk")},
     "adamw": AdamW,
+}
+
+
+def _values(options):
+    return ("eigh", {"compute_v": False}) if options.get("hermitian") else (
+        "svd", {"full_matrices": False, "compute_uv": False})
+
+
+# What is made of another op's results: (options) -> that op and its options, whose plan it is. Of these the operators
+# know two more than the functions: whether singular vectors or eigenvectors are computed.
+_MADE_OF = {
+    "svdvals": _values,
+    "eigvalsh": lambda options: _values({"hermitian": True}),
+    "matrix_rank": _values,
+    "cond": lambda options: _values(options) if options.get("p") in (None, 2, -2, "nuc") else ("inv", {}),
+    "pinv": lambda options: ("eigh", {}) if options.get("hermitian") else ("svd", {"full_matrices": False}),
 }
 
 

@@ -99,5 +99,8 @@ CASES = {
     "cholesky, in panels": Case(_cholesky, ((2, 200, 200),)),
     "cholesky_solve": Case(lambda a, b: metalcore.cholesky_solve(b, _cholesky(a)), ((20, 40, 40), (20, 40, 3))),
     "syrk": Case(lambda a, c: metalcore.linalg.syrk(a, c, alpha=0.1), ((3, 150, 40), (150, 150))),
+    "svdvals": Case(metalcore.svdvals, ((200, 16, 12),)),
+    "eigvalsh": Case(metalcore.eigvalsh, ((200, 12, 12),)),
+    "pinv": Case(metalcore.pinv, ((200, 16, 12),)),
     "adamw": Case(_adamw, ((300, 257), (5,), (70, 3)), backward=False),
 }

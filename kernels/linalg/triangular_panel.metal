@@ -18,7 +18,7 @@ inline void load_tile(thread float4 (&fours)[kEach], device const float* corner,
   for (uint i = 0; i < kEach; ++i) fours[i] = SquareTile::fetch(corner, m, rows, kTile, i * 32 + lane, triangle);
 }
 
-inline void store_tile(threadgroup float4* tile, thread const float4 (&fours)[kEach], constant StridedMatrices& m,
+inline void store_tile(threadgroup float4* tile, thread float4 (&fours)[kEach], constant StridedMatrices& m,
                        uint lane) {
 #pragma unroll
   for (uint i = 0; i < kEach; ++i) SquareTile::store(tile, fours[i], m, i * 32 + lane);

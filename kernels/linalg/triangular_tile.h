@@ -13,11 +13,11 @@ inline device float* matrix_at(device float* elements, constant StridedMatrices&
   return elements + (m.first + matrix * m.batch);
 }
 
-// What a number is divided by, as an inverse from (1/2, 1] and a power of two: both products of a division are in range
-// where the quotient is, which its product with 1/value need not be.
+// What a number is divided by, as a power of two and the inverse of the rest: of the division's two products the first is
+// as large as the quotient to a factor of four, so that neither vanishes, as 1/value itself might.
 inline float2 divisor(float value) {
   const float scale = scale_to_one(metal::abs(value));
-  return float2(1.0f / (value * scale), scale);
+  return float2(scale, 1.0f / (value * scale));
 }
 template <typename V>
 inline V divide(V value, float2 by) {
@@ -87,7 +87,7 @@ inline void substitute(thread float4 (&x)[QUADS], threadgroup const float4* tile
 // x -= L times `solved`, of the square L in `tile`.
 template <uint QUADS>
 inline void subtract_product(thread float4 (&x)[QUADS], threadgroup const float4* tile,
-                             thread const float4 (&solved)[QUADS]) {
+                             thread float4 (&solved)[QUADS]) {
 #pragma unroll
   for (uint k = 0; k < QUADS; ++k) {
 #pragma unroll
@@ -106,7 +106,7 @@ inline void load_rows(thread float4 (&x)[QUADS], device const float* from, long 
   for (uint i = 0; i < 4 * QUADS; ++i) x[i / 4][i % 4] = i < rows ? from[i * stride] : 0.0f;
 }
 template <uint QUADS>
-inline void store_rows(thread const float4 (&x)[QUADS], device float* to, long stride, uint rows) {
+inline void store_rows(thread float4 (&x)[QUADS], device float* to, long stride, uint rows) {
 #pragma unroll
   for (uint i = 0; i < 4 * QUADS; ++i)
     if (i < rows) to[i * stride] = x[i / 4][i % 4];

@@ -114,6 +114,10 @@ CASES = {
     "cholesky, 16x16": _cholesky(40, 16, 16),
     "cholesky, 100x100": _cholesky(3, 100, 100),
     "cholesky, 200x200": _cholesky(1, 200, 200),
+    "pinv": Case(lambda a: metalcore.pinv(a), torch.linalg.pinv, ((7, 20, 12),), terms=20, make=_well_conditioned),
+    "pinv, hermitian": Case(lambda a: metalcore.pinv(a + a.mT, hermitian=True),
+                            lambda a: torch.linalg.pinv(a + a.mT, hermitian=True), ((7, 12, 12),), terms=12,
+                            make=lambda a: _well_conditioned(a) + 2 * torch.eye(12)),
     "AdamW": Case(_adamw(lambda *a, **k: metalcore.optim.AdamW(*a, **k)), _adamw(torch.optim.AdamW),
                   ((300, 57), (5,), (300, 57), (5,)), terms=_STEPS, roundings=_STEPS, backward=False),
     "silu and softmax in turns": _elementwise(

@@ -7,6 +7,7 @@ import torch
 from matrices import EPS
 from opinfo import check_samples
 from references import check_operator
+from rows import tuned
 from triangular_cases import check_solution, well_conditioned
 
 import metalcore
@@ -42,8 +43,8 @@ def test_batches_broadcast(device, a, b, left):
     torch.testing.assert_close(X.cpu().double(), expected, rtol=0, atol=1e-4)
 
 
-def layouts(make, n):
-    """Batches of n x k matrices, k = make's last size, that lie in memory in every way that matters."""
+def layouts(make):
+    """Batches of matrices that lie in memory in every way that matters, by their shape."""
     return {
         "transposed": lambda *s: make(*s[:-2], s[-1], s[-2]).mT,
         "every other": lambda *s: make(*s[:-2], 2 * s[-2], 3 * s[-1])[..., ::2, ::3],
@@ -60,9 +61,10 @@ def test_layouts(device, n, columns):
         elements = torch.empty(0).set_(tensor.untyped_storage())
         return elements.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
-    for make_A, make_B in itertools.product(layouts(torch.randn, n).values(), repeat=2):
+    for make_A, make_B in itertools.product(layouts(torch.randn).values(), repeat=2):
         A, B = make_A(2, n, n), make_B(2, n, columns)
-        A.diagonal(dim1=-2, dim2=-1).add_(2 * n**0.5)
+        for i in range(2 if A.stride(0) else 1):
+            A[i].diagonal().add_(2 * n**0.5)
         for upper in (False, True):
             X = metalcore.solve_triangular(on_device(A), on_device(B), upper=upper)
             check_solution(A, B, X, upper=upper)
@@ -94,7 +96,7 @@ def test_out(device):
         assert metalcore.solve_triangular(A, B.clone(), upper=True, out=out) is out
         assert torch.equal(out, expected)
     with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
-        metalcore.solve_triangular(A, B, upper=True, out=torch.empty(0, device=device, dtype=torch.float64))
+        metalcore.solve_triangular(A, B, upper=True, out=torch.empty(0, device=device, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("call", [
@@ -104,8 +106,6 @@ def test_out(device):
     lambda solve, device: solve(torch.randn(3, 3, device=device), torch.randn(4, 3, device=device), upper=True),
     lambda solve, device: solve(torch.randn(3, 3, device=device), torch.randn(3, 4, device=device), upper=True, left=False),
     lambda solve, device: solve(torch.randn(2, 3, 3, device=device), torch.randn(5, 3, 3, device=device), upper=True),
-    lambda solve, device: solve(torch.randn(3, 3, device=device), torch.randn(3, 3, device=device).double(), upper=True)
-    if device == "cpu" else solve(torch.randn(3, 3), torch.randn(3, 3).double(), upper=True),
     lambda solve, device: solve(torch.randn(3, 3, device=device), None, upper=True),
 ])
 def test_errors_are_torchs(device, call):
@@ -120,7 +120,7 @@ def solve_flags(upper, left, unitriangular):
     return lambda A, B: torch.ops.metalcore.solve_triangular(A, B, upper, left, unitriangular)
 
 
-@pytest.mark.parametrize("upper, left, unitriangular", itertools.product((False, True), repeat=3))
+@pytest.mark.parametrize("upper, left, unitriangular", list(itertools.product((False, True), repeat=3)))
 @pytest.mark.parametrize("a, b", [((3, 3), (3, 2)), ((2, 1, 3, 3), (2, 3, 1))])
 def test_gradcheck_of_the_formulas(a, b, upper, left, unitriangular):
     # The operator on CPU tensors: the same derivative, in float64.
@@ -173,8 +173,6 @@ def test_compile(device):
     ((0, 5, 5), (5, 2), True, "empty", []),
 ])
 def test_explain(a, b, left, variant, kernels):
-    from rows import tuned
-
     with tuned("baseline"):
         plan = metalcore.explain("solve_triangular", a, b, left=left)
     assert plan.variant == variant
@@ -185,7 +183,7 @@ def test_explain(a, b, left, variant, kernels):
 
 
 class TestTrsm:
-    @pytest.mark.parametrize("side, uplo, transa, diag", itertools.product("LR", "UL", "NTC", "NU"))
+    @pytest.mark.parametrize("side, uplo, transa, diag", list(itertools.product("LR", "UL", "NTC", "NU")))
     def test_means_what_blas_means(self, device, side, uplo, transa, diag):
         A, B = well_conditioned(5, 5), torch.randn(5, 3) if side == "L" else torch.randn(3, 5)
         X = metalcore.linalg.trsm(A.to(device), B.to(device), side=side, uplo=uplo, transa=transa, diag=diag, alpha=-2.5)

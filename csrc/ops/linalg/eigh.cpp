@@ -1,0 +1,65 @@
+// eigh(A, UPLO, compute_v) -> (L, V): eigenvalues and eigenvectors of a batch of symmetric float32 matrices of any
+// strides; row-major results.
+#include "../../../kernels/linalg/eigh.h"
+
+#include "../plan.h"
+#include "jacobi_plan.h"
+#include "matrices.h"
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace metalcore {
+namespace {
+
+MatrixShape shape_of(const std::vector<int64_t>& sizes) {
+  check(sizes.size() >= 2, "linalg.eigh: The input tensor A must have at least 2 dimensions.");
+  const MatrixShape shape = matrix_shape(sizes);
+  check(shape.rows == shape.columns, "linalg.eigh: A must be batches of square matrices, but they are ", shape.rows,
+        " by ", shape.columns, " matrices");
+  return shape;
+}
+
+bool is_upper(const std::string& uplo) {
+  const bool upper = uplo == "U" || uplo == "u";
+  check(upper || uplo == "L" || uplo == "l", "Expected UPLO argument to be 'L' or 'U', but got ", uplo);
+  return upper;
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bool compute_v) {
+  const ScalarType dtype = input.scalar_type();
+  check(dtype == ScalarType::Float, "metalcore::eigh: A must be float32, not ", dtype_name(dtype));
+  const MatrixShape s = shape_of({input.sizes().begin(), input.sizes().end()});
+  const bool upper = is_upper(uplo);
+  const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, gpu::tuning(input));
+  if (plan.variant == JacobiVariant::empty || plan.variant == JacobiVariant::torch) {
+    auto [l, v] = call_torch<2>("aten::_linalg_eigh", "", input, uplo, compute_v);
+    return {l, as_contiguous(v)};
+  }
+
+  const Tensor l = new_tensor(batch_sizes(input, {s.rows}), ScalarType::Float, input);
+  const Tensor v = new_tensor(compute_v ? batch_sizes(input, {s.rows, s.rows}) : std::vector<int64_t>{0},
+                              ScalarType::Float, input);
+  const Matrices a = matrices(input);
+  EighParams params{a.batch_stride, a.row_stride, a.column_stride, grid_side(s.batch), grid_side(s.rows)};
+  if (upper) std::swap(params.row_stride, params.column_stride);
+  gpu::encode(a.tensor, [&](gpu::Encoder& encoder) {
+    encoder.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, l).buffer(2, compute_v ? v : l).bytes(3, params);
+    encoder.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+  });
+  return {l, v};
+}
+
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("eigh(Tensor A, str UPLO, bool compute_v) -> (Tensor, Tensor)");
+}
+
+METALCORE_KERNELS(m) {
+  m.impl("eigh", TORCH_BOX(&metalcore::eigh));
+}

@@ -1,0 +1,83 @@
+#include "jacobi_plan.h"
+
+#include "matrices.h"
+
+#include <algorithm>
+
+namespace metalcore {
+
+namespace {
+
+constexpr int64_t kSimdSize = 32;
+constexpr uint32_t kSimdThreadgroup = 4;  // simdgroups
+
+// The kernels in which a threadgroup holds a matrix.
+struct BlockKernel {
+  int64_t size;
+  uint32_t simdgroups;
+};
+constexpr BlockKernel kBlockKernels[] = {{64, 4}, {128, 8}};
+constexpr int64_t kBlockSize = 128;
+
+uint32_t power_from_8(int64_t n) {
+  uint32_t power = 8;
+  while (power < n) power *= 2;
+  return power;
+}
+
+// `rows`: 0 for kernels of square matrices only.
+JacobiPlan kernel_plan(const std::string& stem, int64_t rows, int64_t n, const std::string& what) {
+  if (std::max(rows, n) <= kSimdSize) {
+    const uint32_t lanes = power_from_8(n);
+    const std::string suffix = rows ? times(power_from_8(rows), lanes) : std::to_string(lanes);
+    return {JacobiVariant::simd, false, what + ": Jacobi, a column a lane of a simdgroup", stem + "simd_" + suffix,
+            kSimdThreadgroup * gpu::kSimdWidth / lanes, kSimdThreadgroup * gpu::kSimdWidth};
+  }
+  const BlockKernel& kernel = std::max(rows, n) <= kBlockKernels[0].size ? kBlockKernels[0] : kBlockKernels[1];
+  return {JacobiVariant::block, false, what + ": Jacobi in the registers of a threadgroup",
+          stem + "block_" + std::to_string(kernel.size), 1, kernel.simdgroups * gpu::kSimdWidth};
+}
+
+}  // namespace
+
+const char* name_of(JacobiVariant variant) {
+  switch (variant) {
+    case JacobiVariant::empty: return "empty";
+    case JacobiVariant::simd: return "simd";
+    case JacobiVariant::block: return "block";
+    case JacobiVariant::torch: return "torch";
+  }
+  return "";
+}
+
+JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv,
+                    const gpu::Tuning& tuning) {
+  const int64_t rows = std::max(m, n), columns = std::min(m, n);
+  if (batch == 0 || columns == 0) return {JacobiVariant::empty, false, times(m, n) + " has no singular values", "", 0, 0};
+  if (columns > kBlockSize)
+    return {JacobiVariant::torch, false, times(m, n) + " is larger than a threadgroup holds: PyTorch's own op", "", 0, 0};
+  const std::string values = compute_uv ? "" : "values_";
+  const bool square = rows == columns;
+  const int64_t held = columns <= kSimdSize ? kSimdSize : columns <= 64 ? 64 : kBlockSize;
+  if (!square && (rows > held || (full_matrices && compute_uv))) {
+    JacobiPlan plan = kernel_plan("svd_", columns, columns, times(m, n) + ", R of its QR");
+    const size_t stem = plan.kernel.find('_', 4) + 1;
+    plan.kernel.insert(stem, values);
+    plan.after_qr = true;
+    return plan;
+  }
+  JacobiPlan plan = kernel_plan("svd_", rows, columns, times(m, n));
+  plan.kernel.insert(plan.kernel.find('_', 4) + 1, values);
+  return plan;
+}
+
+JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const gpu::Tuning& tuning) {
+  if (batch == 0 || n == 0) return {JacobiVariant::empty, false, times(n, n) + " has no eigenvalues", "", 0, 0};
+  if (n > kBlockSize)
+    return {JacobiVariant::torch, false, times(n, n) + " is larger than a threadgroup holds: PyTorch's own op", "", 0, 0};
+  JacobiPlan plan = kernel_plan("eigh_", 0, n, times(n, n));
+  if (!compute_v) plan.kernel.insert(plan.kernel.find('_', 5) + 1, "values_");
+  return plan;
+}
+
+}  // namespace metalcore

@@ -1,0 +1,138 @@
+// Eigenvalues and eigenvectors of symmetric matrices by one-sided Jacobi (jacobi.h) on B = A + s I, where s is above A's
+// norm: B is positive definite, so the columns of B V, once orthogonal, have the eigenvectors as directions and the
+// eigenvalues plus s as norms, and V need not be computed.
+//
+// A is divided by a power of two that makes its largest entry one. With NaN or infinities in a matrix all its results
+// are NaN.
+#include <metal_stdlib>
+using namespace metal;
+
+#include "eigh.h"
+#include "jacobi.h"
+
+template <typename Tile, bool VECTORS>
+inline void eigh_of(device const float* a, device float* values, device float* vectors, constant EighParams& p,
+                    uint matrix, thread typename Tile::Shared& shared) {
+  const uint lane = shared.lane, simdgroup = shared.simdgroup;
+  const bool live = matrix < p.matrices;  // the others go along, on zeros
+  device const float* const from = a + matrix * p.batch_stride;
+  Tile tile;
+  uint4 magnitude = uint4(0);  // as bits, which compare like the numbers, NaN above infinity above all others
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c) {
+    const uint column = c * Tile::LANES + lane % Tile::LANES;
+#pragma unroll
+    for (uint i = 0; i < Tile::X4; ++i) {
+#pragma unroll
+      for (uint e = 0; e < 4; ++e) {
+        const uint row = Tile::row_of(simdgroup, i) + e;
+        tile.y[c][i][e] = live && max(row, column) < p.size
+                              ? from[max(row, column) * p.row_stride + min(row, column) * p.column_stride]
+                              : 0.0f;
+      }
+      magnitude = max(magnitude, as_type<uint4>(abs(tile.y[c][i])));
+    }
+    tile.square[c] = column < p.size ? 0.0f : -1.0f;
+  }
+  const uint bits = max(max(magnitude.x, magnitude.y), max(magnitude.z, magnitude.w));
+  const float largest =
+      shared.max(column_max<Tile::LANES>(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY));
+  const bool finite = largest < INFINITY;
+  const float scale = scale_to_one(largest);
+
+  // The norm is at most the largest sum of a column's magnitudes, and the root of all squares.
+  float sums[Tile::COLUMNS], squares[Tile::COLUMNS];
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c) {
+    float4 sum = float4(0.0f);
+#pragma unroll
+    for (uint i = 0; i < Tile::X4; ++i) {
+      tile.y[c][i] = finite ? tile.y[c][i] * scale : float4(0.0f);
+      sum += abs(tile.y[c][i]);
+    }
+    sums[c] = sum_of(sum);
+    squares[c] = jacobi_dot<Tile::X4>(tile.y[c], tile.y[c]);
+  }
+  shared.sum(sums);
+  shared.sum(squares);
+  float most = 0.0f, total = 0.0f;
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c) {
+    most = max(most, sums[c]);
+    total += squares[c];
+  }
+  const float bound = min(column_max<Tile::LANES>(most), precise::sqrt(column_sum<Tile::LANES>(total)));
+  const float shift = bound > 0.0f ? 1.0625f * bound : 1.0f;
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c)
+#pragma unroll
+    for (uint i = 0; i < Tile::X4; ++i) {
+      const uint column = c * Tile::LANES + lane % Tile::LANES;
+      const uint4 row = Tile::row_of(simdgroup, i) + uint4(0, 1, 2, 3);
+      tile.y[c][i] += select(float4(0.0f), float4(shift), row == column && column < p.size);
+    }
+
+  jacobi(tile, shared, FLT_EPSILON * precise::sqrt(float(p.size)));
+
+  uint ranks[Tile::COLUMNS];
+  jacobi_ranks(tile, lane, ranks);
+  if (!live) return;
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c) {
+    if (ranks[c] >= p.size) continue;
+    const uint rank = p.size - 1 - ranks[c];
+    const float norm = precise::sqrt(tile.square[c]);
+    if (simdgroup == 0)
+      values[ulong(matrix) * p.size + rank] = finite ? (norm - shift) * inverse_of_scale(scale) : NAN;
+    if (!VECTORS) continue;
+    const float factor = finite ? 1.0f / norm : NAN;
+    device float* const to = vectors + ulong(matrix) * p.size * p.size + rank;
+#pragma unroll
+    for (uint i = 0; i < Tile::X4; ++i)
+#pragma unroll
+      for (uint e = 0; e < 4; ++e) {
+        const uint row = Tile::row_of(simdgroup, i) + e;
+        if (row < p.size) to[row * p.size] = tile.y[c][i][e] * factor;
+      }
+  }
+}
+
+constant constexpr uint kSimdgroups = 4;  // a threadgroup of the simd kernels
+
+// 32 / LANES matrices a simdgroup, a column a lane.
+template <uint LANES, bool VECTORS>
+[[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void eigh_simd(
+    device const float* a [[buffer(0)]], device float* values [[buffer(1)]], device float* vectors [[buffer(2)]],
+    constant EighParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  typedef JacobiTile<1, LANES, 1, LANES / 4, 0> Tile;
+  typename Tile::Shared shared = {nullptr, 0, lane, 0};
+  const uint matrix = (group * kSimdgroups + simdgroup) * (32 / LANES) + lane / LANES;
+  eigh_of<Tile, VECTORS>(a, values, vectors, p, matrix, shared);
+}
+
+// A threadgroup a matrix of up to 32 COLUMNS columns.
+template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
+[[kernel]] [[max_total_threads_per_threadgroup(32 * SIMDGROUPS)]] void eigh_block(
+    device const float* a [[buffer(0)]], device float* values [[buffer(1)]], device float* vectors [[buffer(2)]],
+    constant EighParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  typedef JacobiTile<COLUMNS, 32, SIMDGROUPS, 8 * COLUMNS / SIMDGROUPS, 0> Tile;
+  threadgroup float memory[Tile::Shared::kFloats];
+  typename Tile::Shared shared = {memory, simdgroup, lane, 0};
+  eigh_of<Tile, VECTORS>(a, values, vectors, p, matrix, shared);
+}
+
+#define ARGUMENTS device const float*, device float*, device float*, constant EighParams&, uint, uint, uint
+#define SIMD(lanes)                                                                                    \
+  template [[host_name("eigh_simd_" #lanes)]] [[kernel]] void eigh_simd<lanes, true>(ARGUMENTS);       \
+  template [[host_name("eigh_simd_values_" #lanes)]] [[kernel]] void eigh_simd<lanes, false>(ARGUMENTS);
+#define BLOCK(size, columns, simdgroups)                                                                             \
+  template [[host_name("eigh_block_" #size)]] [[kernel]] void eigh_block<columns, simdgroups, true>(ARGUMENTS);      \
+  template [[host_name("eigh_block_values_" #size)]] [[kernel]] void eigh_block<columns, simdgroups, false>(ARGUMENTS);
+
+SIMD(8)
+SIMD(16)
+SIMD(32)
+BLOCK(64, 2, 4)
+BLOCK(128, 4, 8)

@@ -1,0 +1,266 @@
+// One-sided Jacobi (Hestenes 1958; Demmel and Veselić 1992): plane rotations of pairs of columns until all columns of X
+// are orthogonal, and of those of V along with them, which makes V the product of the rotations.
+//
+// LANES lanes hold COLUMNS columns each, and SIMDGROUPS simdgroups share the rows between them: a thread has the rows
+// 4 (X4 simdgroup + i) + {0, 1, 2, 3} of X, i < X4, and so for V with V4. Columns change lanes by shuffles, within a
+// simdgroup; sums over rows alone go through threadgroup memory. They are the same in every simdgroup, which therefore
+// all decide alike.
+//
+// The columns of one register in all lanes are a set. A sweep pairs every two columns once: those of different sets lane
+// by lane while one of the sets moves on, then those of a set with the lane at distance 1, 2, 3 … by exclusive or.
+// The larger column of a pair comes to lie first (de Rijk 1989), which saves sweeps.
+#pragma once
+
+#include <metal_stdlib>
+
+#include "column_tile.h"
+
+// Squares of norms below this count as zero: such columns are not rotated, and have no direction. What is orthogonalized
+// is scaled to entries of 2^40, so this is 2^-100 of the largest entry.
+constant constexpr float kJacobiFloor = 0x1p-120f;
+constant constexpr float kJacobiScale = 0x1p40f;
+constant constexpr uint kJacobiSweeps = 30;  // 6 to 10 are usual; up to 20 where columns are equal but for rounding
+
+// What threads add up, or compare, with those that have the same lane in the other simdgroups. One barrier each time:
+// two halves of `memory` take turns.
+template <uint SIMDGROUPS, uint COLUMNS>
+struct OverSimdgroups {
+  static constexpr constant uint kFloats = SIMDGROUPS == 1 ? 1 : 2 * SIMDGROUPS * COLUMNS * 32;
+
+  threadgroup float* memory;
+  uint simdgroup, lane;
+  uint turn;
+
+  threadgroup const float* publish(thread const float* values, uint count) thread {
+    threadgroup float* const half_of_it = memory + turn * SIMDGROUPS * COLUMNS * 32;
+    turn ^= 1;
+#pragma unroll
+    for (uint c = 0; c < count; ++c) half_of_it[(simdgroup * COLUMNS + c) * 32 + lane] = values[c];
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    return half_of_it + lane;
+  }
+
+  void sum(thread float* values) thread {
+    if (SIMDGROUPS == 1) return;
+    threadgroup const float* const all = publish(values, COLUMNS);
+#pragma unroll
+    for (uint c = 0; c < COLUMNS; ++c) {
+      float total = all[c * 32];
+#pragma unroll
+      for (uint s = 1; s < SIMDGROUPS; ++s) total += all[(s * COLUMNS + c) * 32];
+      values[c] = total;
+    }
+  }
+
+  // Not of NaN.
+  float max(float value) thread {
+    if (SIMDGROUPS == 1) return value;
+    threadgroup const float* const all = publish(&value, 1);
+#pragma unroll
+    for (uint s = 0; s < SIMDGROUPS; ++s) value = metal::max(value, all[s * COLUMNS * 32]);
+    return value;
+  }
+};
+
+template <uint COLUMNS_, uint LANES_, uint SIMDGROUPS_, uint X4_, uint V4_>
+struct JacobiTile {
+  static constexpr constant uint COLUMNS = COLUMNS_, LANES = LANES_, SIMDGROUPS = SIMDGROUPS_, X4 = X4_, V4 = V4_;
+  static constexpr constant uint SLOTS = COLUMNS_ * LANES_;
+  typedef OverSimdgroups<SIMDGROUPS_, COLUMNS_> Shared;
+
+  float4 y[COLUMNS_][X4_ + V4_];  // X above V
+  float square[COLUMNS_];         // of the norms of X's columns; -1 for padding, which stays behind all others
+
+  static uint row_of(uint simdgroup, uint i) { return 4 * (X4_ * simdgroup + i); }
+  static uint v_row_of(uint simdgroup, uint i) { return 4 * (V4_ * simdgroup + i); }
+};
+
+template <uint COUNT>
+inline float jacobi_dot(thread const float4* a, thread const float4* b) {
+  float4 sum = a[0] * b[0];
+#pragma unroll
+  for (uint i = 1; i < COUNT; ++i) sum = metal::fma(a[i], b[i], sum);
+  return sum_of(sum);
+}
+
+template <typename Tile>
+inline void jacobi_squares(thread Tile& tile, thread typename Tile::Shared& shared) {
+  float squares[Tile::COLUMNS];
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c) squares[c] = jacobi_dot<Tile::X4>(tile.y[c], tile.y[c]);
+  shared.sum(squares);
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c) tile.square[c] = tile.square[c] < 0.0f ? -1.0f : squares[c];
+}
+
+// Makes columns p and q, |p| >= |q|, orthogonal: p' = p - s (q + tau p), q' = q + s (p - tau q). This form (Rutishauser
+// 1966), with tau = s / (1 + c) for c, keeps V orthogonal over thousands of rotations.
+struct JacobiRotation {
+  float s, tau;
+  float p_square, q_square;
+  bool rotates;
+};
+
+inline JacobiRotation jacobi_rotation(float p_square, float q_square, float product, float tolerance) {
+  JacobiRotation r;
+  r.rotates = q_square > kJacobiFloor &&
+              metal::abs(product) > tolerance * (metal::precise::sqrt(p_square) * metal::precise::sqrt(q_square));
+  const float zeta = 0.5f * (q_square - p_square) / product;
+  const float size = metal::abs(zeta);
+  const float root = size < 0x1p30f ? metal::precise::sqrt(metal::fma(size, size, 1.0f)) : size;  // no overflow
+  const float t = r.rotates ? metal::copysign(1.0f / (size + root), -product) : 0.0f;
+  const float c = metal::precise::rsqrt(metal::fma(t, t, 1.0f));
+  r.s = c * t;
+  r.tau = r.s / (1.0f + c);
+  const float moved = r.rotates ? metal::abs(t * product) : 0.0f;
+  r.p_square = p_square + moved;
+  r.q_square = r.rotates ? metal::max(q_square - moved, 0.0f) : q_square;
+  return r;
+}
+
+// Columns P and Q of each lane.
+template <uint P, uint Q, typename Tile>
+inline bool jacobi_rotate(thread Tile& tile, float product, float tolerance) {
+  const bool swap = tile.square[Q] > tile.square[P];
+  if (metal::simd_any(swap)) {
+#pragma unroll
+    for (uint i = 0; i < Tile::X4 + Tile::V4; ++i) {
+      const float4 p = tile.y[P][i];
+      tile.y[P][i] = swap ? tile.y[Q][i] : p;
+      tile.y[Q][i] = swap ? p : tile.y[Q][i];
+    }
+    const float p_square = tile.square[P];
+    tile.square[P] = swap ? tile.square[Q] : p_square;
+    tile.square[Q] = swap ? p_square : tile.square[Q];
+  }
+  const JacobiRotation r = jacobi_rotation(tile.square[P], tile.square[Q], product, tolerance);
+  if (metal::simd_any(r.rotates)) {
+#pragma unroll
+    for (uint i = 0; i < Tile::X4 + Tile::V4; ++i) {
+      const float4 p = tile.y[P][i], q = tile.y[Q][i];
+      tile.y[P][i] = metal::fma(float4(-r.s), metal::fma(float4(r.tau), p, q), p);
+      tile.y[Q][i] = metal::fma(float4(r.s), metal::fma(float4(-r.tau), q, p), q);
+    }
+    tile.square[P] = r.p_square;
+    tile.square[Q] = r.q_square;
+  }
+  return r.rotates;
+}
+
+template <uint C, typename Tile>
+inline void jacobi_move(thread Tile& tile, ushort distance) {
+#pragma unroll
+  for (uint i = 0; i < Tile::X4 + Tile::V4; ++i) tile.y[C][i] = metal::simd_shuffle_xor(tile.y[C][i], distance);
+  tile.square[C] = metal::simd_shuffle_xor(tile.square[C], distance);
+}
+
+// All pairs of set A with set B, and of C with D where these are others.
+template <uint A, uint B, uint C, uint D, typename Tile>
+inline bool jacobi_sets(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
+  bool rotated = false;
+  for (uint step = 0; step < Tile::LANES; ++step) {
+    float products[Tile::COLUMNS];
+#pragma unroll
+    for (uint c = 0; c < Tile::COLUMNS; ++c) products[c] = 0.0f;
+    products[0] = jacobi_dot<Tile::X4>(tile.y[A], tile.y[B]);
+    if (C != A) products[1] = jacobi_dot<Tile::X4>(tile.y[C], tile.y[D]);
+    shared.sum(products);
+    rotated |= jacobi_rotate<A, B>(tile, products[0], tolerance);
+    if (C != A) rotated |= jacobi_rotate<C, D>(tile, products[1], tolerance);
+    const ushort distance = (step ^ (step + 1)) % Tile::LANES;
+    jacobi_move<B>(tile, distance);
+    if (C != A) jacobi_move<D>(tile, distance);
+  }
+  return rotated;
+}
+
+// Each column with the one of its set in the lane at a distance.
+template <typename Tile>
+inline bool jacobi_lanes(thread Tile& tile, thread typename Tile::Shared& shared, ushort distance, float tolerance) {
+  const bool first = (shared.lane ^ distance) > shared.lane;
+  float products[Tile::COLUMNS];
+  bool rotated = false;
+  float4 other[Tile::COLUMNS][Tile::X4];
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c) {
+#pragma unroll
+    for (uint i = 0; i < Tile::X4; ++i) other[c][i] = metal::simd_shuffle_xor(tile.y[c][i], distance);
+    products[c] = jacobi_dot<Tile::X4>(tile.y[c], other[c]);
+  }
+  shared.sum(products);
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c) {
+    const float other_square = metal::simd_shuffle_xor(tile.square[c], distance);
+    const float p_square = metal::max(tile.square[c], other_square), q_square = metal::min(tile.square[c], other_square);
+    const bool swap = first ? tile.square[c] < other_square : tile.square[c] > other_square;
+    tile.square[c] = first ? p_square : q_square;
+    if (metal::simd_any(swap)) {
+#pragma unroll
+      for (uint i = 0; i < Tile::X4; ++i) {
+        const float4 own = tile.y[c][i];
+        tile.y[c][i] = swap ? other[c][i] : own;
+        other[c][i] = swap ? own : other[c][i];
+      }
+#pragma unroll
+      for (uint i = Tile::X4; i < Tile::X4 + Tile::V4; ++i) {
+        const float4 v = metal::simd_shuffle_xor(tile.y[c][i], distance);
+        tile.y[c][i] = swap ? v : tile.y[c][i];
+      }
+    }
+    const JacobiRotation r = jacobi_rotation(p_square, q_square, products[c], tolerance);
+    rotated |= r.rotates;
+    if (metal::simd_any(r.rotates)) {
+      const float4 s = first ? -r.s : r.s, tau = first ? r.tau : -r.tau;
+#pragma unroll
+      for (uint i = 0; i < Tile::X4; ++i)
+        tile.y[c][i] = metal::fma(s, metal::fma(tau, tile.y[c][i], other[c][i]), tile.y[c][i]);
+#pragma unroll
+      for (uint i = Tile::X4; i < Tile::X4 + Tile::V4; ++i) {
+        const float4 v = metal::simd_shuffle_xor(tile.y[c][i], distance);
+        tile.y[c][i] = metal::fma(s, metal::fma(tau, tile.y[c][i], v), tile.y[c][i]);
+      }
+      tile.square[c] = first ? r.p_square : r.q_square;
+    }
+  }
+  return rotated;
+}
+
+// Sweeps until one has rotated nothing, in any lane of the simdgroup.
+template <typename Tile>
+inline void jacobi(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
+  for (uint sweep = 0; sweep < kJacobiSweeps; ++sweep) {
+    jacobi_squares(tile, shared);
+    bool rotated = false;
+    if (Tile::COLUMNS == 2) rotated |= jacobi_sets<0, Tile::COLUMNS - 1, 0, 0>(tile, shared, tolerance);
+    if (Tile::COLUMNS == 4) {
+      constexpr uint k1 = 1 % Tile::COLUMNS, k2 = 2 % Tile::COLUMNS, k3 = 3 % Tile::COLUMNS;
+      rotated |= jacobi_sets<0, k1, k2, k3>(tile, shared, tolerance);
+      rotated |= jacobi_sets<0, k2, k1, k3>(tile, shared, tolerance);
+      rotated |= jacobi_sets<0, k3, k1, k2>(tile, shared, tolerance);
+    }
+    for (ushort distance = 1; distance < Tile::LANES; ++distance)
+      rotated |= jacobi_lanes(tile, shared, distance, tolerance);
+    if (!metal::simd_any(rotated)) break;
+  }
+  jacobi_squares(tile, shared);
+}
+
+// The rank of each column, from the largest down, padding last; and how many are above the floor.
+template <typename Tile>
+inline uint jacobi_ranks(thread const Tile& tile, uint lane, thread uint* ranks) {
+  uint present = 0;
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c) ranks[c] = 0;
+#pragma unroll
+  for (uint set = 0; set < Tile::COLUMNS; ++set)
+    for (uint i = 0; i < Tile::LANES; ++i) {
+      const float other = metal::simd_shuffle(tile.square[set], ushort(lane / Tile::LANES * Tile::LANES + i));
+      present += other > kJacobiFloor;
+#pragma unroll
+      for (uint c = 0; c < Tile::COLUMNS; ++c) {
+        const bool before = set * Tile::LANES + i < c * Tile::LANES + lane % Tile::LANES;
+        ranks[c] += other > tile.square[c] || (other == tile.square[c] && before);
+      }
+    }
+  return present;
+}

@@ -1,0 +1,133 @@
+// SVD by one-sided Jacobi (jacobi.h): A V = X with orthogonal columns, whose norms are the singular values and whose
+// directions the left singular vectors.
+//
+// A is divided by a power of two that makes its largest entry one. With NaN or infinities in a matrix all its results
+// are NaN.
+#include <metal_stdlib>
+using namespace metal;
+
+#include "jacobi.h"
+#include "svd.h"
+
+// `present` gets the number of left vectors that there are; the others, of singular values that are zero or as good as,
+// are left to svd_complete.
+template <typename Tile, bool VECTORS>
+inline void svd_of(device const float* a, device float* left, device float* values, device float* right,
+                   device uint* present, constant SvdParams& p, uint matrix,
+                   thread typename Tile::Shared& shared) {
+  const uint lane = shared.lane, simdgroup = shared.simdgroup;
+  const bool live = matrix < p.matrices;  // the others go along, on zeros
+  Tile tile;
+  uint4 magnitude = uint4(0);  // as bits, which compare like the numbers, NaN above infinity above all others
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c) {
+    const uint column = c * Tile::LANES + lane % Tile::LANES;
+    device const float* from = a + matrix * p.a.batch_stride + column * p.a.column_stride;
+#pragma unroll
+    for (uint i = 0; i < Tile::X4; ++i)
+#pragma unroll
+      for (uint e = 0; e < 4; ++e) {
+        const uint row = Tile::row_of(simdgroup, i) + e;
+        tile.y[c][i][e] = live && column < p.columns && row < p.rows ? from[row * p.a.row_stride] : 0.0f;
+      }
+#pragma unroll
+    for (uint i = 0; i < Tile::X4; ++i) magnitude = max(magnitude, as_type<uint4>(abs(tile.y[c][i])));
+#pragma unroll
+    for (uint i = 0; i < Tile::V4; ++i) {
+      const uint4 row = Tile::v_row_of(simdgroup, i) + uint4(0, 1, 2, 3);
+      tile.y[c][Tile::X4 + i] = select(float4(0.0f), float4(1.0f), row == column);
+    }
+    tile.square[c] = column < p.columns ? 0.0f : -1.0f;
+  }
+  const uint bits = max(max(magnitude.x, magnitude.y), max(magnitude.z, magnitude.w));
+  const float largest =
+      shared.max(column_max<Tile::LANES>(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY));
+  const bool finite = largest < INFINITY;
+  const float scale = scale_to_one(largest);
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c)
+#pragma unroll
+    for (uint i = 0; i < Tile::X4; ++i)
+      tile.y[c][i] = finite ? (tile.y[c][i] * scale) * kJacobiScale : float4(0.0f);
+
+  jacobi(tile, shared, FLT_EPSILON * precise::sqrt(float(p.rows)));
+
+  uint ranks[Tile::COLUMNS];
+  const uint found = jacobi_ranks(tile, lane, ranks);
+  if (!live) return;
+  if (VECTORS && simdgroup == 0 && lane % Tile::LANES == 0) present[matrix] = finite ? found : p.columns;
+#pragma unroll
+  for (uint c = 0; c < Tile::COLUMNS; ++c) {
+    const uint rank = ranks[c];
+    if (rank >= p.columns) continue;
+    const float norm = precise::sqrt(tile.square[c]);
+    if (simdgroup == 0)
+      values[ulong(matrix) * p.columns + rank] = finite ? norm / kJacobiScale * inverse_of_scale(scale) : NAN;
+    if (!VECTORS) continue;
+    const float factor = !finite ? NAN : tile.square[c] > kJacobiFloor ? 1.0f / norm : 0.0f;
+    device float* const to_left = left + matrix * p.left.batch_stride + rank * p.left.column_stride;
+#pragma unroll
+    for (uint i = 0; i < Tile::X4; ++i)
+#pragma unroll
+      for (uint e = 0; e < 4; ++e) {
+        const uint row = Tile::row_of(simdgroup, i) + e;
+        if (row < p.rows) to_left[row * p.left.row_stride] = tile.y[c][i][e] * factor;
+      }
+    device float* const to_right = right + matrix * p.right.batch_stride + rank * p.right.row_stride;
+#pragma unroll
+    for (uint i = 0; i < Tile::V4; ++i)
+#pragma unroll
+      for (uint e = 0; e < 4; ++e) {
+        const uint row = Tile::v_row_of(simdgroup, i) + e;
+        if (row < p.columns)
+          to_right[row * p.right.column_stride] = finite ? tile.y[c][Tile::X4 + i][e] : NAN;
+      }
+  }
+}
+
+constant constexpr uint kSimdgroups = 4;  // a threadgroup of the simd kernels
+
+// 32 / LANES matrices a simdgroup, a column a lane.
+template <uint ROWS, uint LANES, bool VECTORS>
+[[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void svd_simd(
+    device const float* a [[buffer(0)]], device float* left [[buffer(1)]], device float* values [[buffer(2)]],
+    device float* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
+    uint group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  typedef JacobiTile<1, LANES, 1, ROWS / 4, VECTORS ? LANES / 4 : 0> Tile;
+  typename Tile::Shared shared = {nullptr, 0, lane, 0};
+  const uint matrix = (group * kSimdgroups + simdgroup) * (32 / LANES) + lane / LANES;
+  svd_of<Tile, VECTORS>(a, left, values, right, present, p, matrix, shared);
+}
+
+// A threadgroup a matrix of up to 32 COLUMNS columns and rows.
+template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
+[[kernel]] [[max_total_threads_per_threadgroup(32 * SIMDGROUPS)]] void svd_block(
+    device const float* a [[buffer(0)]], device float* left [[buffer(1)]], device float* values [[buffer(2)]],
+    device float* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
+    uint matrix [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  constexpr uint kRows4 = 8 * COLUMNS / SIMDGROUPS;
+  typedef JacobiTile<COLUMNS, 32, SIMDGROUPS, kRows4, VECTORS ? kRows4 : 0> Tile;
+  threadgroup float memory[Tile::Shared::kFloats];
+  typename Tile::Shared shared = {memory, simdgroup, lane, 0};
+  svd_of<Tile, VECTORS>(a, left, values, right, present, p, matrix, shared);
+}
+
+#define ARGUMENTS                                                                                          \
+  device const float*, device float*, device float*, device float*, device uint*, constant SvdParams&, uint, uint, uint
+#define SIMD(rows, lanes)                                                                                       \
+  template [[host_name("svd_simd_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, true>(ARGUMENTS);  \
+  template [[host_name("svd_simd_values_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, false>(ARGUMENTS);
+#define BLOCK(size, columns, simdgroups)                                                                           \
+  template [[host_name("svd_block_" #size)]] [[kernel]] void svd_block<columns, simdgroups, true>(ARGUMENTS);      \
+  template [[host_name("svd_block_values_" #size)]] [[kernel]] void svd_block<columns, simdgroups, false>(ARGUMENTS);
+
+SIMD(8, 8)
+SIMD(16, 8)
+SIMD(32, 8)
+SIMD(16, 16)
+SIMD(32, 16)
+SIMD(32, 32)
+BLOCK(64, 2, 4)
+BLOCK(128, 4, 8)
