@@ -70,6 +70,12 @@ def _adamw(*params):
     return tuple(new + steps)
 
 
+def _cholesky(a):
+    """The factor of a well-conditioned matrix made of `a`; cholesky_ex, for the host does not wait."""
+    n = a.shape[-1]
+    return metalcore.cholesky_ex(metalcore.linalg.syrk(a, torch.eye(n, device=a.device, dtype=a.dtype), alpha=1 / n)).L
+
+
 ROWS = (300, 1000)
 
 CASES = {
@@ -88,6 +94,11 @@ CASES = {
     "qr, of a threadgroup": Case(lambda a: metalcore.qr(a), ((20, 100, 40),)),
     "qr, tall": Case(lambda a: metalcore.qr(a), ((3, 2500, 20),)),
     "qr, blocked": Case(lambda a: metalcore.qr(a), ((2, 300, 200),)),
+    "cholesky, small": Case(_cholesky, ((200, 16, 16),)),
+    "cholesky, of a threadgroup": Case(_cholesky, ((20, 100, 100),)),
+    "cholesky, in panels": Case(_cholesky, ((2, 200, 200),)),
+    "cholesky_solve": Case(lambda a, b: metalcore.cholesky_solve(b, _cholesky(a)), ((20, 40, 40), (20, 40, 3))),
+    "syrk": Case(lambda a, c: metalcore.linalg.syrk(a, c, alpha=0.1), ((3, 150, 40), (150, 150))),
     "svdvals": Case(metalcore.svdvals, ((200, 16, 12),)),
     "eigvalsh": Case(metalcore.eigvalsh, ((200, 12, 12),)),
     "pinv": Case(metalcore.pinv, ((200, 16, 12),)),

@@ -42,8 +42,8 @@ struct Tuning {
   uint32_t qr_torch_batch = 1;
   // Matrix products, and the rounds of blocked Jacobi, are split until about so many threadgroups run.
   uint32_t fill_threadgroups = 64;
-  // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels; PyTorch's own op
-  // takes them from so many rows on where the batch has at most so many matrices.
+  // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels. From so many rows
+  // on, batches of up to so many matrices are PyTorch's, but for upper factors, which cost it a copy more.
   uint32_t cholesky_block_rows = 128;
   int64_t cholesky_torch_rows = INT64_MAX;
   int64_t cholesky_torch_batch = 0;

@@ -30,8 +30,7 @@ template <uint TILES>
   store_tile(tile, {to, p.l_row, p.l_column, p.l_vectors, rows, columns}, diagonal);
   if (diagonal) return;
   device float* const across = l + column * p.l_row + row * p.l_column;
-  store_tile({{float4(0.0f), float4(0.0f), float4(0.0f), float4(0.0f)}},
-             {across, p.l_row, p.l_column, p.l_vectors, columns, rows}, false);
+  store_tile(zero_tile(), {across, p.l_row, p.l_column, p.l_vectors, columns, rows}, false);
 }
 
 #define INSTANTIATE(n, threads)                                                                            \

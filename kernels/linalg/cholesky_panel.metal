@@ -10,7 +10,7 @@ constant constexpr uint kSliceTiles = CHOLESKY_SLICE / CHOLESKY_TILE;
 constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanelTiles * kSliceTiles + 31) / 32 * 32;
 
 // Every threadgroup of a panel factors the diagonal block, which takes no longer than if one did and the others waited,
-// and solves for its own rows below. Rows of a matrix that has failed become zeros, which leave the rest as it is.
+// and solves for its own rows below.
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void cholesky_panel(
     device float* l [[buffer(0)]], device float* factors [[buffer(1)]], device int* info [[buffer(2)]],
     constant CholeskyPanelParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
@@ -43,7 +43,6 @@ constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanel
     if (p.first == 0 || (before == 0 && failed != 0)) info[matrix] = failed == 0 ? 0 : p.first + failed;
   }
   if (solves) {
-    if (failed != 0) tile = {{float4(0.0f), float4(0.0f), float4(0.0f), float4(0.0f)}};
     store_tile(tile, {corner, p.l_row, p.l_column, p.l_vectors, rows, columns}, false);
   } else if (slice == 0) {
     device float* const to = factors + (ulong(matrix) * p.n + row) * CHOLESKY_PANEL + at.column * CHOLESKY_TILE;

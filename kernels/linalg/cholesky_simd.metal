@@ -59,9 +59,9 @@ template <uint N>
   }
 
   if (!mine) return;
-  const bool done = failed == 0 || column + 1 < failed;
-  const float inverse = done ? rsqrt(own_pivot) : 1.0f;
-  const float diagonal = done ? precise::sqrt(own_pivot) : own_pivot;
+  const bool done = failed == 0 || column + 1 < failed;  // other columns become the identity's
+  const float inverse = done ? rsqrt(own_pivot) : 0.0f;
+  const float diagonal = done ? precise::sqrt(own_pivot) : 1.0f;
   device float* to = l + matrix * p.l_batch + column * p.l_column;
 #pragma unroll
   for (uint i = 0; i < N; ++i)

@@ -96,26 +96,37 @@ struct CholeskyShared {
   threadgroup uint* failed;
 };
 
-// Factors the tile, and shares it. 0, or the order of the tile's first leading minor that is not positive-definite, with
-// which elimination ends.
-inline uint factor_tile(thread CholeskyTile& tile, CholeskyShared shared) {
+// Factors the tile. 0, or the order of its first leading minor that is not positive-definite.
+inline uint factor_tile(thread CholeskyTile& tile, thread float4& inverse) {
   uint failed = 0;
-  float4 inverse;
 #pragma unroll
   for (uint c = 0; c < 4; ++c) {
     const float pivot = tile.x[c][c];
     if (failed == 0 && !is_pivot(pivot)) failed = c + 1;
-    inverse[c] = failed == 0 ? metal::rsqrt(pivot) : 1.0f;
+    inverse[c] = metal::rsqrt(pivot);
     tile.x[c] *= inverse[c];
-    shared.factor[c] = tile.x[c];
 #pragma unroll
     for (uint s = 1; s < 4; ++s)
-      if (s > c) tile.x[s] = metal::fma(float4(failed == 0 ? -tile.x[c][s] : 0.0f), tile.x[c], tile.x[s]);
+      if (s > c) tile.x[s] = metal::fma(float4(-tile.x[c][s]), tile.x[c], tile.x[s]);
     const float root = pivot * inverse[c];  // and a Newton step
-    if (failed == 0) tile.x[c][c] = metal::fma(metal::fma(-root, root, pivot), 0.5f * inverse[c], root);
+    tile.x[c][c] = metal::fma(metal::fma(-root, root, pivot), 0.5f * inverse[c], root);
   }
-  shared.factor[4] = inverse;
   return failed;
+}
+
+inline CholeskyTile zero_tile() { return {{float4(0.0f), float4(0.0f), float4(0.0f), float4(0.0f)}}; }
+
+// The tile's columns from `first` on become the identity's.
+inline void end_tile(thread CholeskyTile& tile, uint first) {
+#pragma unroll
+  for (uint c = 0; c < 4; ++c)
+    if (c >= first) tile.x[c] = metal::select(float4(0.0f), float4(1.0f), uint4(0, 1, 2, 3) == c);
+}
+
+inline void share_factor(CholeskyTile tile, float4 inverse, CholeskyShared shared) {
+#pragma unroll
+  for (uint c = 0; c < 4; ++c) shared.factor[c] = tile.x[c];
+  shared.factor[4] = inverse;
 }
 
 // tile = tile F⁻ᵀ for the shared factor F, and shares the result as tile `row`.
@@ -142,23 +153,29 @@ inline void update_tile(thread CholeskyTile& tile, CholeskyShared shared, TilePl
   }
 }
 
-// Factors `tiles` columns of tiles; a thread without a tile has a column that is not among them. `failed` is not 0 where
-// there is nothing to be done any more. Gives it back, or the order of the first leading minor that is not
-// positive-definite; the columns from its tile's on are then unfinished.
+// Factors `tiles` columns of tiles; a thread without a tile has a column that is not among them. Gives the order of the
+// first leading minor that is not positive-definite, or `failed` where that is not 0, which is that of an earlier one.
+// The columns from there on become the identity's; a factor of zeros then leaves nothing of the tiles below, and so all
+// others as they are.
 inline uint factor_tiles(thread CholeskyTile& tile, TilePlace at, uint tiles, uint failed, CholeskyShared shared) {
   for (uint k = 0; k < tiles; ++k) {
     if (at.column == k && at.row == k) {
-      if (failed == 0) {
-        const uint order = factor_tile(tile, shared);
-        if (order != 0) failed = k * CHOLESKY_TILE + order;
+      if (k > 0) failed = *shared.failed;
+      float4 inverse;
+      const uint order = factor_tile(tile, inverse);
+      if (failed == 0 && order == 0) {
+        share_factor(tile, inverse, shared);
+      } else {
+        share_factor(zero_tile(), float4(0.0f), shared);
+        end_tile(tile, failed == 0 ? order - 1 : 0);
+        if (failed == 0) failed = k * CHOLESKY_TILE + order;
       }
       *shared.failed = failed;
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    failed = *shared.failed;
-    if (failed == 0 && at.column == k && at.row > k) solve_tile(tile, shared, at.row);
+    if (at.column == k && at.row > k) solve_tile(tile, shared, at.row);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    if (failed == 0 && at.column > k && at.column < tiles) update_tile(tile, shared, at);
+    if (at.column > k && at.column < tiles) update_tile(tile, shared, at);
   }
-  return failed;
+  return *shared.failed;
 }

@@ -10,41 +10,71 @@ constant constexpr uint kDepth = 16;                // columns of A at once in t
 constant constexpr uint kPitch = SYRK_TILE + 4;     // of one column there: aligned to float4, spread over banks
 constant constexpr uint kRows = 8, kColumns = 4;    // of a thread
 constant constexpr uint kAcross = SYRK_TILE / kColumns;
-constant constexpr uint kShare = SYRK_TILE * kDepth / SYRK_THREADS;
+constant constexpr uint kShare = SYRK_TILE * kDepth / 4 / SYRK_THREADS;
 
-// Entry i of a thread's share of 64 rows and kDepth columns of A: neighbours in memory go to neighbouring threads.
-inline uint2 entry(uint i, uint thread_index, bool along_rows) {
+// Part i of a thread's share of SYRK_TILE rows and kDepth columns of A: the row and column of four entries, in a row or
+// `down` a column, so that neighbours in memory go to neighbouring threads.
+inline uint2 corner(uint i, uint thread_index, bool down) {
   const uint at = i * SYRK_THREADS + thread_index;
-  return along_rows ? uint2(at % SYRK_TILE, at / SYRK_TILE) : uint2(at / kDepth, at % kDepth);
+  return down ? uint2(at % (SYRK_TILE / 4) * 4, at / (SYRK_TILE / 4)) : uint2(at / (kDepth / 4), at % (kDepth / 4) * 4);
 }
 
-inline void load_share(thread float (&share)[kShare], device const float* a, constant SyrkParams& p, uint row, uint k,
-                       uint thread_index, bool along_rows) {
+inline void load_share(thread float4 (&share)[kShare], device const float* a, constant SyrkParams& p, uint row, uint k,
+                       uint thread_index, bool down) {
 #pragma unroll
   for (uint i = 0; i < kShare; ++i) {
-    const uint2 at = entry(i, thread_index, along_rows) + uint2(row, k);
-    share[i] = at.x < p.n && at.y < p.k ? a[at.x * p.a_row + at.y * p.a_column] : 0.0f;
+    const uint2 at = corner(i, thread_index, down) + uint2(row, k);
+    device const float* const from = a + at.x * p.a_row + at.y * p.a_column;
+    if (p.vectors) {
+      share[i] = at.x < p.n && at.y < p.k ? *(device const float4*)from : float4(0.0f);
+    } else {
+#pragma unroll
+      for (uint e = 0; e < 4; ++e) {
+        const bool there = at.x + (down ? e : 0) < p.n && at.y + (down ? 0 : e) < p.k;
+        share[i][e] = there ? from[e * (down ? p.a_row : p.a_column)] : 0.0f;
+      }
+    }
   }
 }
 
-inline void store_share(thread const float (&share)[kShare], threadgroup float* to, uint thread_index,
-                        bool along_rows) {
+inline void store_share(thread const float4 (&share)[kShare], threadgroup float4* to, uint thread_index, bool down) {
 #pragma unroll
   for (uint i = 0; i < kShare; ++i) {
-    const uint2 at = entry(i, thread_index, along_rows);
-    to[at.y * kPitch + at.x] = share[i];
+    const uint2 at = corner(i, thread_index, down);
+    if (down) {
+      to[(at.y * kPitch + at.x) / 4] = share[i];
+    } else {
+#pragma unroll
+      for (uint e = 0; e < 4; ++e) ((threadgroup float*)to)[(at.y + e) * kPitch + at.x] = share[i][e];
+    }
   }
 }
 
-inline void write(device float* result, device const float* c, constant SyrkParams& p, uint row, uint column,
-                  uint what, float product) {
-  if (what == SYRK_LEAVE) return;
-  float value = 0.0f;
-  if (what == SYRK_WRITE) {
-    value = p.alpha * product;
-    if (p.beta != 0.0f) value = fma(p.beta, c[row * p.c_row + column * p.c_column], value);
+// Writes the thread's entries of the triangle that the tile is in, at (row, column), or those across the diagonal. All
+// of C is read before anything is written, for the compiler has to take it for the same memory.
+inline void write(thread const float4 (&sum)[kRows], device float* result, device const float* c,
+                  constant SyrkParams& p, uint row, uint column, bool below, bool across) {
+  const bool zero = (below != across ? p.lower : p.upper) == SYRK_ZERO;
+  float4 values[kRows];
+#pragma unroll
+  for (uint r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (uint s = 0; s < kColumns; ++s) {
+      const uint i = row + r, j = column + s;
+      const bool there = max(i, j) < p.n && p.beta != 0.0f && !zero;
+      values[r][s] = there ? c[across ? j * p.c_row + i * p.c_column : i * p.c_row + j * p.c_column] : 0.0f;
+    }
+    values[r] = fma(float4(p.beta), values[r], p.alpha * sum[r]);
   }
-  result[row * p.result_row + column] = value;
+#pragma unroll
+  for (uint r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (uint s = 0; s < kColumns; ++s) {
+      const uint i = row + r, j = column + s;
+      const bool wanted = max(i, j) < p.n && (below ? i >= j : i <= j) && !(across && i == j);
+      if (wanted) result[across ? j * p.result_row + i : i * p.result_row + j] = zero ? 0.0f : values[r][s];
+    }
+  }
 }
 
 [[kernel]] [[max_total_threads_per_threadgroup(SYRK_THREADS)]] void syrk(
@@ -64,40 +94,34 @@ inline void write(device float* result, device const float* c, constant SyrkPara
   c += matrix * p.c_batch;
   result += matrix * p.result_batch;
 
-  const bool along_rows = p.a_row == 1;
-  const uint across = thread_index % kAcross, down = thread_index / kAcross;
+  const bool down = p.a_row == 1;
+  const uint thread_column = thread_index % kAcross * kColumns, thread_row = thread_index / kAcross * kRows;
   float4 sum[kRows];
 #pragma unroll
   for (uint r = 0; r < kRows; ++r) sum[r] = float4(0.0f);
 
-  float next_left[kShare], next_right[kShare];
-  load_share(next_left, a, p, first_row, 0, thread_index, along_rows);
-  load_share(next_right, a, p, first_column, 0, thread_index, along_rows);
+  float4 next_left[kShare], next_right[kShare];
+  load_share(next_left, a, p, first_row, 0, thread_index, down);
+  load_share(next_right, a, p, first_column, 0, thread_index, down);
   for (uint k = 0; k < p.k; k += kDepth) {
-    store_share(next_left, (threadgroup float*)left, thread_index, along_rows);
-    store_share(next_right, (threadgroup float*)right, thread_index, along_rows);
+    store_share(next_left, left, thread_index, down);
+    store_share(next_right, right, thread_index, down);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_share(next_left, a, p, first_row, k + kDepth, thread_index, along_rows);
-    load_share(next_right, a, p, first_column, k + kDepth, thread_index, along_rows);
+    load_share(next_left, a, p, first_row, k + kDepth, thread_index, down);
+    load_share(next_right, a, p, first_column, k + kDepth, thread_index, down);
 #pragma unroll
     for (uint i = 0; i < kDepth; ++i) {
-      const float4 rows[2] = {left[i * kPitch / 4 + down * 2], left[i * kPitch / 4 + down * 2 + 1]};
-      const float4 columns = right[i * kPitch / 4 + across];
+      const uint at = i * kPitch / 4;
+      const float4 rows[2] = {left[at + thread_row / 4], left[at + thread_row / 4 + 1]};
+      const float4 columns = right[at + thread_column / 4];
 #pragma unroll
       for (uint r = 0; r < kRows; ++r) sum[r] = fma(float4(rows[r / 4][r % 4]), columns, sum[r]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-#pragma unroll
-  for (uint r = 0; r < kRows; ++r) {
-    const uint row = first_row + down * kRows + r;
-#pragma unroll
-    for (uint s = 0; s < kColumns; ++s) {
-      const uint column = first_column + across * kColumns + s;
-      if (row >= p.n || column >= p.n || (below ? row < column : row > column)) continue;
-      write(result, c, p, row, column, below ? p.lower : p.upper, sum[r][s]);
-      if (row != column) write(result, c, p, column, row, below ? p.upper : p.lower, sum[r][s]);
-    }
-  }
+  const uint row = first_row + thread_row, column = first_column + thread_column;
+  write(sum, result, c, p, row, column, below, false);
+  const uint other = below ? p.upper : p.lower;
+  if (other != SYRK_LEAVE) write(sum, result, c, p, row, column, below, true);
 }

@@ -83,6 +83,15 @@ def _qr(*shape):
                 make=_well_conditioned)
 
 
+def _spd(a):
+    """A well-conditioned symmetric positive-definite matrix."""
+    return a @ a.mT / a.shape[-1] + torch.eye(a.shape[-1])
+
+
+def _cholesky(*shape):
+    return Case(lambda a: metalcore.cholesky(a), lambda a: torch.linalg.cholesky(a), (shape,), terms=shape[-1], make=_spd)
+
+
 # The lambdas look metalcore's functions up when they are called, so that it is those of the moment that are tested.
 CASES = {
     "silu": _elementwise(lambda x: metalcore.silu(x), F.silu),
@@ -102,6 +111,9 @@ CASES = {
     "qr, 100x40": _qr(3, 100, 40),
     "qr, 1200x20": _qr(1, 1200, 20),
     "qr, 160x140": _qr(1, 160, 140),
+    "cholesky, 16x16": _cholesky(40, 16, 16),
+    "cholesky, 100x100": _cholesky(3, 100, 100),
+    "cholesky, 200x200": _cholesky(1, 200, 200),
     "pinv": Case(lambda a: metalcore.pinv(a), torch.linalg.pinv, ((7, 20, 12),), terms=20, make=_well_conditioned),
     "pinv, hermitian": Case(lambda a: metalcore.pinv(a + a.mT, hermitian=True),
                             lambda a: torch.linalg.pinv(a + a.mT, hermitian=True), ((7, 12, 12),), terms=12,

@@ -43,6 +43,7 @@ SMALL = {
     "activation": "gelu tanh backward bfloat16",
     "adamw": "float32",
     "call_overhead": "rms_norm",
+    "cholesky": "8x8x8",
     "compile": "compile_shader",
     "import_time": "metalcore",
     "linalg_map": "svd_lowrank",

@@ -109,9 +109,22 @@ def qr(device):
                     yield f"qr {m}x{n} {mode}", tensor
 
 
+def cholesky(device):
+    """The smallest matrices that make a plan take a kernel that none before took."""
+    taken = set()
+    for family, n in itertools.product(FAMILIES, (1, 5, 9, 17, 33, 65, 129, 257)):
+        with tuned(family):
+            kernels = set(metalcore.explain("cholesky", (n, n)).kernels)
+            if not kernels <= taken:
+                taken |= kernels
+                a = metalcore.linalg.syrk(random(device, torch.float32, 3, n, n), torch.eye(n, device=device))
+                for upper in (False, True):
+                    yield f"cholesky {n}", metalcore.cholesky(a, upper=upper)
+
+
 # name -> device -> [(what, result)]
 SECTIONS = {f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-            for section in (elementwise, softmax, rms_norm, adamw) for dtype in DTYPES} | {"qr": qr}
+            for section in (elementwise, softmax, rms_norm, adamw) for dtype in DTYPES} | {"qr": qr, "cholesky": cholesky}
 
 
 def record_launches():

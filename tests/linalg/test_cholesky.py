@@ -33,6 +33,8 @@ def test_large_orders(device, n, upper):
 @pytest.mark.only_on("cuda", "mps")
 @pytest.mark.parametrize("n", [1024, 2048])
 def test_larger_orders(device, n):
+    with tuned("baseline"):
+        check(device, n)
     check(device, n)
 
 

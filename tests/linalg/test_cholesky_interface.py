@@ -6,6 +6,7 @@ from cholesky_cases import check_factor, random
 from matrices import EPS
 from opinfo import check_samples
 from references import check_operator
+from rows import tuned
 
 import metalcore
 
@@ -143,6 +144,18 @@ def test_explain(shape, variant, kernels):
         assert "x".join(map(str, shape[-2:])) in plan.why
     with pytest.raises(ValueError, match="square"):
         metalcore.explain("cholesky", (*shape[:-1], shape[-1] + 1))
+
+
+def test_large_single_matrices_go_to_torch_on_nvidia(device):
+    with tuned("nvidia"):
+        plan = metalcore.explain("cholesky", (1, 1024, 1024))
+        assert plan.variant == "torch" and plan.kernels == () and "PyTorch" in plan.why
+        assert metalcore.explain("cholesky", (1024, 1024), upper=True).variant == "blocked"
+        assert metalcore.explain("cholesky", (2, 1024, 1024)).variant == "blocked"
+        A = random(1, 1024, 1024)
+        L, info = metalcore.cholesky_ex(A.to(device))
+    check_factor(A, L.cpu(), False, ["random"])
+    assert L.is_contiguous() and info.tolist() == [0]
 
 
 def derivatives(function, A, upper):

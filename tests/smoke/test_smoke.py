@@ -41,6 +41,16 @@ def test_qr(device, shape):
     assert ((a.double() - q @ r).norm(dim=(-2, -1)) / a.double().norm(dim=(-2, -1))).max() <= bound
 
 
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 40, 40), (140, 140)])
+def test_cholesky(device, shape):
+    torch.manual_seed(0)
+    a = torch.randn(shape)
+    a = metalcore.linalg.syrk(a.to(device), torch.eye(shape[-1], device=device), alpha=1 / shape[-1])
+    b = torch.randn(shape)
+    x = metalcore.cholesky_solve(b.to(device), metalcore.cholesky(a)).cpu()
+    torch.testing.assert_close(a.cpu() @ x, b, rtol=0, atol=100 * shape[-1] * torch.finfo(torch.float32).eps)
+
+
 def test_spectral(device):
     torch.manual_seed(0)
     a = torch.randn(3, 6, 4)

@@ -95,6 +95,7 @@ void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const
                    .result_row = n,
                    .n = grid_side(n - next),
                    .k = panel.width,
+                   .vectors = of_tiles != CHOLESKY_ELEMENTS,
                    .tiles = 0,
                    .lower = upper ? SYRK_LEAVE : SYRK_WRITE,
                    .upper = upper ? SYRK_WRITE : SYRK_LEAVE,
@@ -113,7 +114,7 @@ std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
         dtype_name(input.scalar_type()));
   check_square({input.sizes().begin(), input.sizes().end()});
   const MatrixShape shape = matrix_shape(input.sizes());
-  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, gpu::tuning(input));
+  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, gpu::tuning(input));
   if (plan.variant == CholeskyVariant::torch) {
     const auto [l, info] = call_torch<2>("aten::linalg_cholesky_ex", "", input, upper, false);
     return {as_contiguous(l), info};
@@ -148,7 +149,8 @@ Explanation explain(const Request& request) {
   check(request.shapes.size() == 1, "metalcore::cholesky_ex: explain needs the shape of A");
   check_square(request.shapes[0]);
   const MatrixShape shape = matrix_shape(request.shapes[0]);
-  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, gpu::tuning(request.device_type));
+  const bool upper = request.option("upper", "False") == "True";
+  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, gpu::tuning(request.device_type));
   Explanation e{name_of(plan.variant), plan.why, {}};
   auto step = [&](const char* kernel, int64_t groups, uint32_t threads) {
     e.steps.push_back({kernel, {grid_side(groups)}, {threads}});

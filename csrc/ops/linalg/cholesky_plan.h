@@ -22,7 +22,7 @@ struct CholeskyPlan {
 };
 
 // Of `batch` matrices, n x n.
-CholeskyPlan plan_cholesky(int64_t n, int64_t batch, const gpu::Tuning& tuning);
+CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, const gpu::Tuning& tuning);
 
 // Panel i of an n x n matrix, and the threadgroups and threads that it takes.
 struct CholeskyPanel {

@@ -3,6 +3,7 @@
 #include "syrk.h"
 
 #include "../plan.h"
+#include "../rows.h"
 #include "matrices.h"
 
 #include <optional>
@@ -27,6 +28,12 @@ Triangles triangles(const std::string& name) {
   check(name == "full" || name == "lower" || name == "upper",
         "metalcore::syrk: triangle must be 'full', 'lower' or 'upper', not '", name, "'");
   return {name == "upper" ? SYRK_ZERO : SYRK_WRITE, name == "lower" ? SYRK_ZERO : SYRK_WRITE};
+}
+
+// Whether the rows of A, or of its transpose, consist of float4, `length` entries each.
+bool row_vectors(const Matrices& a, bool transpose, int64_t length) {
+  const int64_t row = transpose ? a.column_stride : a.row_stride, column = transpose ? a.row_stride : a.column_stride;
+  return column == 1 && length % 4 == 0 && aligned16(a.tensor, a.batch_stride, row);
 }
 
 Tensor syrk(const Tensor& input, const std::optional<Tensor>& c, const std::string& triangle, bool transpose,
@@ -56,6 +63,7 @@ Tensor syrk(const Tensor& input, const std::optional<Tensor>& c, const std::stri
                      .result_row = n,
                      .n = grid_side(n),
                      .k = alpha == 0.0 ? 0 : grid_side(k),
+                     .vectors = row_vectors(a, transpose, k) || row_vectors(a, !transpose, n),
                      .tiles = 0,
                      .lower = wanted.lower,
                      .upper = wanted.upper,
