@@ -40,7 +40,7 @@ struct Tuning {
   // LU: matrices (with columns of B) that fit so many threads, of 32 elements each, are factored in registers; …
   uint32_t lu_block_threads = 1024;
   // … those with more than `size` rows or columns are left to PyTorch where there are at most `batch` of them.
-  std::array<SizeAndBatch, 3> lu_torch = {};
+  std::array<SizeAndBatch, 2> lu_torch = {}, lu_solve_torch = {};
   // Triangular systems: up to this order (with more than a few right-hand sides) a threadgroup solves a system by itself,
   // beyond in panels of so many rows; a threadgroup takes fewer right-hand sides where there would be fewer threadgroups
   // than triangular_groups. From triangular_torch_order on, batches of up to triangular_torch_batch are PyTorch's.
