@@ -60,6 +60,15 @@ def _random(shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def _dominant(a):
+    """Matrices whose LU factorization and inverses hardly amplify errors."""
+    return a + 2 * a.shape[-1] ** 0.5 * torch.eye(a.shape[-1], device=a.device)
+
+
+def _lu_solve(a, b):
+    return metalcore.lu_solve(*metalcore.lu_factor(_dominant(a)), b)
+
+
 def _adamw(*params):
     """A step from zero moments, with the parameters themselves as gradients; gives the new parameters."""
     new = [param.clone() for param in params]
@@ -102,5 +111,15 @@ CASES = {
     "svdvals": Case(metalcore.svdvals, ((200, 16, 12),)),
     "eigvalsh": Case(metalcore.eigvalsh, ((200, 12, 12),)),
     "pinv": Case(metalcore.pinv, ((200, 16, 12),)),
+    "lu, small": Case(lambda a: metalcore.lu(a)[1:], ((200, 16, 12),)),
+    "lu, of a threadgroup": Case(lambda a: metalcore.lu(a)[1:], ((20, 60, 60),)),
+    "lu, blocked": Case(lambda a: metalcore.lu_factor_ex(_dominant(a))[0], ((2, 200, 200),)),
+    "solve, small": Case(lambda a, b: metalcore.solve_ex(_dominant(a), b)[0], ((300, 12, 12), (300, 12, 5))),
+    "solve, of a threadgroup": Case(lambda a, b: metalcore.solve_ex(_dominant(a), b)[0], ((20, 70, 70), (20, 70, 1))),
+    "solve, blocked": Case(lambda a, b: metalcore.solve_ex(_dominant(a), b)[0], ((2, 200, 200), (2, 200, 9))),
+    "lu_solve": Case(_lu_solve, ((50, 20, 20), (50, 20, 3))),
+    "inv": Case(lambda a: metalcore.inv_ex(_dominant(a))[0], ((3000, 3, 3),)),
+    "det": Case(lambda a: metalcore.det(a / 8), ((40, 30, 30),)),
+    "slogdet": Case(lambda a: metalcore.slogdet(_dominant(a))[1], ((40, 30, 30),)),
     "adamw": Case(_adamw, ((300, 257), (5,), (70, 3)), backward=False),
 }

@@ -26,7 +26,8 @@ constexpr Tuning kTable[] = {
     {.family = "nvidia", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024, .row_threads = 132 * 1024,
      .qr_torch_columns = 3072, .fill_threadgroups = 2 * 132,
      .cholesky_torch_rows = 1024, .cholesky_torch_batch = 1,
-     .lu_torch = {{{128, 4}, {512, 64}, {1024, UINT32_MAX}}}},
+     .lu_torch = {{{768, 1}, {1536, 3}}}, .lu_solve_torch = {{{32, 4}}},
+     .triangular_torch_order = 512, .triangular_torch_batch = 4},
     {.family = "simulator", .thread_row = UINT32_MAX, .simd_row = 0, .simd_rows = 1, .block_row = 0, .looped_threads = 32, .fill_threadgroups = 2, .adamw_vectors = false},
 };
 

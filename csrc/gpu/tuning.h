@@ -50,7 +50,7 @@ struct Tuning {
   // LU: matrices (with columns of B) that fit so many threads, of 32 elements each, are factored in registers; …
   uint32_t lu_block_threads = 1024;
   // … those with more than `size` rows or columns are left to PyTorch where there are at most `batch` of them.
-  std::array<SizeAndBatch, 3> lu_torch = {};
+  std::array<SizeAndBatch, 2> lu_torch = {}, lu_solve_torch = {};
   // Triangular systems of order above 32. With fewer threadgroups of 32 right-hand sides than triangular_panel_groups,
   // simdgroups share the rows; above that a threadgroup takes more right-hand sides as long as there are
   // triangular_groups threadgroups. Systems with one right-hand side take many threads each where there are fewer of

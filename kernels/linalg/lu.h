@@ -22,7 +22,7 @@ struct LuParams {
   uint32_t matrices;
   uint32_t rows, columns;            // of A, or of the panel
   uint32_t right, tile, tiles;       // columns of B (0: nothing to solve), of a tile, and tiles
-  uint32_t given;                    // LU_MATRIX, or for simdgroups and threadgroups LU_FACTORED, LU_ADJOINT
+  uint32_t given;                    // LU_MATRIX, or for simdgroups LU_FACTORED, LU_ADJOINT
   uint32_t identity;                 // B is the identity, and not read
   uint32_t pivoting;                 // 0: the diagonal as it comes
   uint32_t factors;                  // 0: LU and pivots are not wanted

@@ -8,11 +8,12 @@ using namespace metal;
 #include "lu.h"
 #include "lu_pivot.h"
 
-inline float4 load_quad(device const float* row, long stride, uint column, uint columns, bool vectors) {
-  if (vectors && column + 4 <= columns) return *(device const float4*)(row + column);
+// Four elements of a row, of which `count` are there.
+inline float4 load_quad(device const float* from, long stride, int count, bool vectors) {
+  if (vectors && count >= 4) return *(device const float4*)from;
   float4 quad;
 #pragma unroll
-  for (uint e = 0; e < 4; ++e) quad[e] = column + e < columns ? row[(column + e) * stride] : 0.0f;
+  for (int e = 0; e < 4; ++e) quad[e] = e < count ? from[e * stride] : 0.0f;
   return quad;
 }
 
@@ -28,10 +29,9 @@ inline void store_quad(float4 quad, device float* row, long stride, uint column,
 
 template <uint QUADS, uint THREADS>
 struct Shared {
-  float4 pivot_row[2 * QUADS * THREADS / 32];  // two for the back substitution
+  float4 pivot_row[2 * QUADS * THREADS / 32];  // QUADS for each g; two of them for the back substitution
   float column_of[2][THREADS];                 // column k: the one before may still be read
   float diagonal[THREADS];
-  uint exchanges[THREADS];
   uint2 largest[32];
   Divisor pivot_divisor;
 };
@@ -53,37 +53,30 @@ inline void factor_and_solve(device const float* a, device const float* b, devic
   const uint first_column = tile * p.tile;
   const uint right_columns = p.right > 0 ? min(p.tile, p.right - first_column) : 0;
 
-  // A thread's row is that of its index to begin with; `place` is where pivoting puts it.
-  uint place = row;
-  if (p.given != LU_MATRIX) {
-    if (thread_index < p.rows) shared.exchanges[thread_index] = uint(pivots[ulong(matrix) * p.rows + thread_index]) - 1;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint k = 0; k < p.rows; ++k) place = exchanged(place, k, shared.exchanges[k]);
-  }
   float4 held[QUADS];
   {
-    const uint b_place = p.given == LU_ADJOINT ? place : row;
-    device const float* from = a + matrix * p.a_batch + (p.first + place) * p.a_row + p.first * p.a_column;
-    device const float* const b_from = b + matrix * p.b_batch + b_place * p.b_row + first_column * p.b_column;
+    device const float* from = a + matrix * p.a_batch + (p.first + row) * p.a_row + p.first * p.a_column;
+    device const float* const b_from = b + matrix * p.b_batch + row * p.b_row + first_column * p.b_column;
 #pragma unroll
     for (uint j = 0; j < QUADS; ++j) {
       const uint quad = g + G * j;
-      float4 values = float4(0.0f);
-      if (row < p.rows) {
-        if (quad < quads)
-          values = load_quad(from, p.a_column, 4 * quad, p.columns, (p.vectors & LU_VECTORS_A) != 0);
-        else if (p.identity != 0)
-          values = select(float4(0.0f), float4(1.0f), first_column + 4 * (quad - quads) + uint4(0, 1, 2, 3) == row);
-        else
-          values = load_quad(b_from, p.b_column, 4 * (quad - quads), right_columns, (p.vectors & LU_VECTORS_B) != 0);
-      }
-      held[j] = values;
+      const bool of_a = quad < quads;
+      const uint column = 4 * (of_a ? quad : quad - quads);
+      const long stride = of_a ? p.a_column : p.b_column;
+      const int count = row < p.rows ? int(of_a ? p.columns : right_columns) - int(column) : 0;
+      if (!of_a && p.identity != 0)
+        held[j] = select(float4(0.0f), float4(1.0f), first_column + column + uint4(0, 1, 2, 3) == row);
+      else
+        held[j] = load_quad((of_a ? from : b_from) + column * stride, stride, count,
+                            (p.vectors & (of_a ? LU_VECTORS_A : LU_VECTORS_B)) != 0);
     }
   }
 
   const uint steps = min(p.rows, p.columns);
-  const bool pivoting = p.pivoting != 0, factor_it = p.given == LU_MATRIX;
-  uint zero = 0;
+  const bool pivoting = p.pivoting != 0;
+  threadgroup float4* const own = pivot_row + QUADS * g;
+  uint place = row, zero = 0;  // `place` is where pivoting puts the row
+
   for (uint j = 0; j < QUADS; ++j) {
     const uint end = min(4 * G * (j + 1), steps);
     for (uint k = 4 * G * j; k < end; ++k) {
@@ -96,8 +89,6 @@ inline void factor_and_solve(device const float* a, device const float* b, devic
           const uint key = pivot_key(value, place, k, row < p.rows), most = simd_max(key);
           const uint first = ~simd_max(key == most ? ~place : 0);
           if (lane == 0) shared.largest[simdgroup] = uint2(most, first);
-        } else if (place == k) {
-          diagonal[k] = value;  // for right-hand sides that are divided by it
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -107,40 +98,30 @@ inline void factor_and_solve(device const float* a, device const float* b, devic
         pivot = ~simd_max(of.x == simd_max(of.x) ? ~of.y : 0);
       }
       if (place == pivot) {
-        if (p.given == LU_ADJOINT) {
-          const Divisor by = divisor(diagonal[k]);
 #pragma unroll
-          for (uint i = 0; i < QUADS; ++i)
-            if (i < QUADS - j && g + G * (i + j) >= quads) held[i] = held[i] / by;
-        }
-        // Of factors only B's columns are to change.
-#pragma unroll
-        for (uint i = 0; i < QUADS; ++i)
-          if (i < QUADS - j)
-            pivot_row[g + G * i] = factor_it || g + G * (i + j) >= quads ? held[i] : float4(0.0f);
+        for (uint i = 0; i < QUADS; ++i) own[i] = held[i];
         if (holds) shared.pivot_divisor = divisor(value);
       }
       place = exchanged(place, k, pivot);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      const float on_diagonal = ((threadgroup const float*)pivot_row)[k - 4 * G * j];
+      const float on_diagonal = ((threadgroup const float*)(pivot_row + (k / 4 - G * j) * QUADS))[k % 4];
       zero = zero == 0 && on_diagonal == 0.0f ? k + 1 : zero;
       if (thread_index == 0 && tile == 0 && p.factors != 0)
         pivots[ulong(matrix) * p.pivots_batch + p.first + k] = int(p.first + pivot) + 1;
       if (place > k) {
-        float factor = column[row];
-        if (factor_it) factor = multiplier(factor, on_diagonal, shared.pivot_divisor, pivoting);
+        const float factor = multiplier(column[row], on_diagonal, shared.pivot_divisor, pivoting);
         const uint4 at = 4 * (g + G * j) + uint4(0, 1, 2, 3);
-        held[0] = select(held[0], fma(float4(-factor), pivot_row[g], held[0]), at > k);
+        held[0] = select(held[0], fma(float4(-factor), own[0], held[0]), at > k);
         held[0] = select(held[0], float4(factor), at == k);
 #pragma unroll
         for (uint i = 1; i < QUADS; ++i)
-          if (i < QUADS - j) held[i] = fma(float4(-factor), pivot_row[g + G * i], held[i]);
+          if (i < QUADS - j) held[i] = fma(float4(-factor), own[i], held[i]);
       }
     }
     rotate(held);
   }
 
-  if (tile == 0 && factor_it) {
+  if (tile == 0) {
     if (thread_index == 0) {
       const int before = p.first > 0 ? info[matrix] : 0;
       info[matrix] = before != 0 || zero == 0 ? before : int(p.first + zero);
@@ -158,7 +139,7 @@ inline void factor_and_solve(device const float* a, device const float* b, devic
 
 #pragma unroll
   for (uint j = 0; j < QUADS; ++j)
-    if (place / 4 == g + G * j) diagonal[place] = p.given == LU_ADJOINT ? 1.0f : component(held[j], place % 4);
+    if (place / 4 == g + G * j) diagonal[place] = component(held[j], place % 4);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint back = 0; back < QUADS; ++back) {
     const uint j = QUADS - 1 - back;
@@ -168,28 +149,27 @@ inline void factor_and_solve(device const float* a, device const float* b, devic
     for (uint k = min(4 * G * (j + 1), steps); k > 4 * G * j;) {
       --k;
       threadgroup float* const column = shared.column_of[k & 1];
-      threadgroup float4* const solved = pivot_row + (k & 1) * QUADS * G;
+      threadgroup float4* const solved = own + (k & 1) * QUADS * G;
       if (k / 4 - G * j == g) column[row] = component(held[0], k % 4);
       if (place == k) {
         const Divisor by = divisor(diagonal[k]);
 #pragma unroll
         for (uint i = 0; i < QUADS; ++i)
-          if (i < QUADS - j && (i > 0 || right_here)) solved[g + G * i] = held[i] = held[i] / by;
+          if (i < QUADS - j && (i > 0 || right_here)) solved[i] = held[i] = held[i] / by;
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (place < k) {
         const float factor = column[row];
-        if (right_here) held[0] = fma(float4(-factor), solved[g], held[0]);
+        if (right_here) held[0] = fma(float4(-factor), solved[0], held[0]);
 #pragma unroll
         for (uint i = 1; i < QUADS; ++i)
-          if (i < QUADS - j) held[i] = fma(float4(-factor), solved[g + G * i], held[i]);
+          if (i < QUADS - j) held[i] = fma(float4(-factor), solved[i], held[i]);
       }
     }
   }
   if (row < p.rows) {
-    const uint x_place = p.given == LU_ADJOINT ? row : place;
     device float* const to =
-        x + ulong(matrix) * p.rows * p.right + x_place * p.x_row + first_column * p.x_column;
+        x + ulong(matrix) * p.rows * p.right + place * p.x_row + first_column * p.x_column;
     for (uint j = 0; j < QUADS; ++j) {
       const uint quad = g + G * j;
       if (quad >= quads)

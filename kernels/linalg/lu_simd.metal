@@ -111,8 +111,7 @@ template <uint LANES, uint QB>
           for (uint j = 0; j < QB; ++j) right[j] = right[j] / diagonal;
         }
 #pragma unroll
-        for (uint j = 0; j < QA; ++j)
-          if (j < QA - q) published[j] = row[j];
+        for (uint j = 0; j < QA; ++j) published[j] = row[j];
 #pragma unroll
         for (uint j = 0; j < QB; ++j) published[QA + j] = right[j];
       }

@@ -90,6 +90,10 @@ def _spd(a):
 
 def _cholesky(*shape):
     return Case(lambda a: metalcore.cholesky(a), lambda a: torch.linalg.cholesky(a), (shape,), terms=shape[-1], make=_spd)
+def _square(ours, theirs, n, *columns):
+    """A function of matrices that are far from singular, and of right-hand sides of so many columns."""
+    return Case(ours, theirs, ((3, n, n), *((3, n, k) for k in columns)), terms=n,
+                make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value)
 
 
 # The lambdas look metalcore's functions up when they are called, so that it is those of the moment that are tested.
@@ -118,6 +122,14 @@ CASES = {
     "pinv, hermitian": Case(lambda a: metalcore.pinv(a + a.mT, hermitian=True),
                             lambda a: torch.linalg.pinv(a + a.mT, hermitian=True), ((7, 12, 12),), terms=12,
                             make=lambda a: _well_conditioned(a) + 2 * torch.eye(12)),
+    "solve, 3x3": _square(lambda a, b: metalcore.solve(a, b), lambda a, b: torch.linalg.solve(a, b), 3, 5),
+    "solve, 12x12": _square(lambda a, b: metalcore.solve(a, b), lambda a, b: torch.linalg.solve(a, b), 12, 5),
+    "solve, 60x60": _square(lambda a, b: metalcore.solve(a, b), lambda a, b: torch.linalg.solve(a, b), 60, 5),
+    "solve, 170x170": _square(lambda a, b: metalcore.solve(a, b), lambda a, b: torch.linalg.solve(a, b), 170, 5),
+    "inv": _square(lambda a: metalcore.inv(a), lambda a: torch.linalg.inv(a), 20),
+    "lu": _square(lambda a: metalcore.lu(a), lambda a: torch.linalg.lu(a), 30),
+    "lu_factor": _square(lambda a: metalcore.lu_factor(a).LU, lambda a: torch.linalg.lu_factor(a).LU, 100),
+    "slogdet": _square(lambda a: metalcore.slogdet(a)[1], lambda a: torch.linalg.slogdet(a)[1], 40),
     "AdamW": Case(_adamw(lambda *a, **k: metalcore.optim.AdamW(*a, **k)), _adamw(torch.optim.AdamW),
                   ((300, 57), (5,), (300, 57), (5,)), terms=_STEPS, roundings=_STEPS, backward=False),
     "silu and softmax in turns": _elementwise(

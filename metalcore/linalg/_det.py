@@ -56,8 +56,8 @@ def _factors_like(A):
 
 @cpu_kernel("det")
 def _(A):
-    value, LU, pivots = torch.ops.aten._linalg_det(A)
-    return value, LU.contiguous(), pivots
+    LU, pivots, _ = torch.linalg.lu_factor_ex(A)
+    return torch.linalg.det(A), LU.contiguous(), pivots.contiguous()
 
 
 @fake_kernel("det")
@@ -67,8 +67,8 @@ def _(A):
 
 @cpu_kernel("slogdet")
 def _(A):
-    sign, logabsdet, LU, pivots = torch.ops.aten._linalg_slogdet(A)
-    return sign, logabsdet, LU.contiguous(), pivots
+    LU, pivots, _ = torch.linalg.lu_factor_ex(A)
+    return *torch.linalg.slogdet(A), LU.contiguous(), pivots.contiguous()
 
 
 @fake_kernel("slogdet")

@@ -164,9 +164,10 @@ def _keeps_factors(A, B):
 
 @cpu_kernel("solve_ex")
 def _(A, B, left, factors):
-    X, LU, pivots, info = torch.ops.aten._linalg_solve_ex(*((A, B) if left else (A.mT, B.mT)))
-    kept = (LU.contiguous(), pivots) if factors else (A.new_empty(0), pivots.new_empty(0))
-    return (X if left else X.mT).contiguous(), *kept, info
+    LU, pivots, info = torch.linalg.lu_factor_ex(A if left else A.mT)
+    X = torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=not left)
+    kept = (LU.contiguous(), pivots.contiguous()) if factors else (A.new_empty(0), pivots.new_empty(0))
+    return X.contiguous(), *kept, info
 
 
 @fake_kernel("solve_ex")

@@ -79,3 +79,16 @@ def test_adamw(device):
         ours.step()
     for p, q in zip(host, parameters):
         torch.testing.assert_close(q.detach().cpu(), p.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [3, 12, 40, 170])
+def test_lu(device, n):
+    torch.manual_seed(0)
+    a, b = torch.randn(2, n, n) + 2 * n**0.5 * torch.eye(n), torch.randn(2, n, 2)
+    bound = 10 * n * torch.finfo(torch.float32).eps * a.norm()
+    p, lower, upper = (part.cpu() for part in metalcore.lu(a.to(device)))
+    assert (p @ lower @ upper - a).norm() <= bound
+    x, inverse = metalcore.solve(a.to(device), b.to(device)).cpu(), metalcore.inv(a.to(device)).cpu()
+    assert (a @ x - b).norm() <= bound * x.norm()
+    assert (a @ inverse - torch.eye(n)).norm() <= bound * inverse.norm()
+    torch.testing.assert_close(metalcore.slogdet(a.to(device))[1].cpu(), torch.linalg.slogdet(a)[1])

@@ -57,10 +57,10 @@ int64_t block_tile(int64_t n, int64_t right, uint32_t most_threads) {
   return std::min(round_up<int64_t>(ceil_div(right, ceil_div(right, room)), 4), room / 4 * 4);
 }
 
-bool torch_is_faster(int64_t n, int64_t batch, const gpu::Tuning& tuning) {
-  for (const auto& [size, at_most] : tuning.lu_torch)
-    if (n > size && batch <= at_most) return true;
-  return false;
+template <typename Table>
+bool torch_is_faster(int64_t n, int64_t batch, const Table& table) {
+  return std::any_of(table.begin(), table.end(),
+                     [&](const gpu::SizeAndBatch& from) { return n > from.size && batch <= from.batch; });
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ LuPanel lu_panel(uint32_t rows) {
 LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tuning& tuning, bool factored) {
   const std::string what = times(m, n) + with_right(right);
   if (m == 0 || n == 0 || batch == 0) return {LuVariant::empty, what + ": nothing to factor", "", 0, 0, 0, 0};
-  if (!factored && torch_is_faster(std::max(m, n), batch, tuning))
+  if (torch_is_faster(std::max(m, n), batch, factored ? tuning.lu_solve_torch : tuning.lu_torch))
     return {LuVariant::torch, what + ": PyTorch's own op is faster for " + std::to_string(batch) + " of these", "", 0, 0, 0, 0};
   if (m == n && n <= kThreadRows && !factored)
     return {LuVariant::thread, what + ": a matrix in the registers of a thread", "lu_thread_" + std::to_string(n),
@@ -103,6 +103,8 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tu
             "lu_simd_" + times(lanes, tile), kSimdThreadgroup * gpu::kSimdWidth / lanes,
             kSimdThreadgroup * gpu::kSimdWidth, 0, tile};
   }
+  if (factored)
+    return {LuVariant::blocked, what + ": two triangular systems, and the rows in the order of the pivots", "", 0, 0, 0, 0};
   const int64_t tile = right == 0 ? 0 : block_tile(n, right, tuning.lu_block_threads);
   const int64_t columns = round_up<int64_t>(n, 4) + tile;
   if (right == 0 || tile > 0)

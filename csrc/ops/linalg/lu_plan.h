@@ -23,7 +23,7 @@ struct LuPlan {
 };
 
 // Of `batch` m x n matrices, with B of `right` columns (0: only the factorization); or of matrices that are `factored`
-// already, where blocked stands for two triangular systems.
+// already, where blocked stands for two triangular systems, and `right` is not 0.
 LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tuning& tuning, bool factored = false);
 
 // The kernel for a panel of the blocked variant with so many rows.

@@ -84,12 +84,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> solve_ex(const Tensor& a, const Tenso
   check_right("solve", a, b, left);
   const int64_t right = b.size(left ? -1 : -2);
   if (plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(a)).variant == LuVariant::torch) {
-    // The factors of Aᵀ where X A = B, as ours.
-    auto [x, lu, pivots, info] = call_torch<4>("aten::_linalg_solve_ex", "", left ? a : transposed(a),
-                                               left ? b : transposed(b), true, false);
-    if (!left) x = transposed(x);
-    return {as_contiguous(x), with_factors ? as_contiguous(lu) : empty_of(a, ScalarType::Float),
-            with_factors ? pivots : empty_of(a, ScalarType::Int), info};
+    if (with_factors) {  // which _linalg_solve_ex has of A or Aᵀ, depending on strides
+      auto [lu, pivots, info] = call_torch<3>("aten::linalg_lu_factor_ex", "", left ? a : transposed(a), true, false);
+      auto [x] = call_torch<1>("aten::linalg_lu_solve", "", lu, pivots, b, left, !left);
+      return {as_contiguous(x), as_contiguous(lu), pivots, info};
+    }
+    auto [x, lu, pivots, info] = call_torch<4>("aten::_linalg_solve_ex", "", a, b, left, false);
+    return {as_contiguous(x), empty_of(a, ScalarType::Float), empty_of(a, ScalarType::Int), info};
   }
   Solved found = solve(a, &b, !left, with_factors);
   if (!with_factors) return {found.x, empty_of(a, ScalarType::Float), empty_of(a, ScalarType::Int), found.factors.info};
@@ -119,6 +120,8 @@ Tensor lu_solve(const Tensor& lu, const Tensor& pivots, const Tensor& b, bool le
   const bool transpose = adjoint == left;
   const int64_t right = b.size(left ? -1 : -2);
   const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(b), true);
+  if (plan.variant == LuVariant::torch)
+    return as_contiguous(call_torch<1>("aten::linalg_lu_solve", "", lu, pivots, b, left, adjoint)[0]);
   if (plan.tile > 0) {
     const Tensor x = new_tensor(b.sizes(), ScalarType::Float, b), packed = as_contiguous(pivots);
     const Matrices factors = matrices(transpose ? transposed(lu) : lu), on_right = matrices(left ? b : transposed(b));
