@@ -60,6 +60,15 @@ def _random(shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def _triangular(a, b):
+    n = a.shape[-1]
+    return metalcore.solve_triangular(a / n**0.5 / 2 + torch.eye(n, device=a.device), b, upper=False)
+
+
+def _lstsq(a, b):
+    return metalcore.lstsq(a, b)[:2]
+
+
 def _adamw(*params):
     """A step from zero moments, with the parameters themselves as gradients; gives the new parameters."""
     new = [param.clone() for param in params]
@@ -91,5 +100,10 @@ CASES = {
     "svdvals": Case(metalcore.svdvals, ((200, 16, 12),)),
     "eigvalsh": Case(metalcore.eigvalsh, ((200, 12, 12),)),
     "pinv": Case(metalcore.pinv, ((200, 16, 12),)),
+    "solve_triangular, small": Case(_triangular, ((300, 12, 12), (300, 12, 5))),
+    "solve_triangular, a vector": Case(_triangular, ((5, 100, 100), (5, 100, 1))),
+    "solve_triangular, of a threadgroup": Case(_triangular, ((20, 100, 100), (20, 100, 40))),
+    "solve_triangular, blocked": Case(_triangular, ((2, 300, 300), (2, 300, 70))),
+    "lstsq": Case(_lstsq, ((20, 40, 12), (20, 40, 3))),
     "adamw": Case(_adamw, ((300, 257), (5,), (70, 3)), backward=False),
 }

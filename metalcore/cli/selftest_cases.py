@@ -83,6 +83,12 @@ def _qr(*shape):
                 make=_well_conditioned)
 
 
+def _triangular(n, columns):
+    return Case(lambda a, b: metalcore.solve_triangular(a, b, upper=False),
+                lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), ((3, n, n), (3, n, columns)), terms=n,
+                make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value)
+
+
 # The lambdas look metalcore's functions up when they are called, so that it is those of the moment that are tested.
 CASES = {
     "silu": _elementwise(lambda x: metalcore.silu(x), F.silu),
@@ -106,6 +112,9 @@ CASES = {
     "pinv, hermitian": Case(lambda a: metalcore.pinv(a + a.mT, hermitian=True),
                             lambda a: torch.linalg.pinv(a + a.mT, hermitian=True), ((7, 12, 12),), terms=12,
                             make=lambda a: _well_conditioned(a) + 2 * torch.eye(12)),
+    "solve_triangular, 12x12": _triangular(12, 5),
+    "solve_triangular, 100x100": _triangular(100, 1),
+    "solve_triangular, 160x160": _triangular(160, 20),
     "AdamW": Case(_adamw(lambda *a, **k: metalcore.optim.AdamW(*a, **k)), _adamw(torch.optim.AdamW),
                   ((300, 57), (5,), (300, 57), (5,)), terms=_STEPS, roundings=_STEPS, backward=False),
     "silu and softmax in turns": _elementwise(
