@@ -48,14 +48,16 @@ def _takes_square(A, *others):
 
 def _checked(results, name, check_errors, A):
     if check_errors:
-        torch.ops.aten._linalg_check_errors(results[-1], f"linalg.{name}", is_matrix=A.dim() == 2)
+        torch.ops.aten._linalg_check_errors(results[-1], name, is_matrix=A.dim() == 2)
     return results
 
 
-def _factored(A):
-    """What PyTorch factors in solve and det: a matrix that lies by rows is one of its transpose by columns, and its
-    derivatives count on that."""
-    return A.mT if A.is_contiguous() else A
+def _factors_transpose(operator, *more):
+    """Whether an operator of this PyTorch factors the transpose of a matrix that lies by rows, as its derivative then
+    takes for granted."""
+    A = torch.tensor([[1.0, 0.5], [0.0, 1.0]])
+    LU = [result for result in operator(A, *more) if result.shape == A.shape][-1]
+    return bool(LU[1, 0])
 
 
 @_outermost
@@ -80,7 +82,7 @@ def _solve_triangular(previous):
 def _cholesky(previous):
     def kernel(keyset, A, *, upper=False, check_errors=False):
         if _takes_square(A):
-            return _checked(ops.cholesky_ex(A, upper), "cholesky_ex", check_errors, A)
+            return _checked(ops.cholesky_ex(A, upper), "linalg.cholesky_ex", check_errors, A)
         return previous.call_boxed(keyset, A, upper=upper, check_errors=check_errors)
     return kernel
 
@@ -89,7 +91,7 @@ def _cholesky(previous):
 def _lu_factor(previous):
     def kernel(keyset, A, *, pivot=True, check_errors=False):
         if _takes(A):
-            return _checked(ops.lu_factor_ex(A, pivot), "lu_factor_ex", check_errors, A)
+            return _checked(ops.lu_factor_ex(A, pivot), "torch.linalg.lu_factor_ex", check_errors, A)
         return previous.call_boxed(keyset, A, pivot=pivot, check_errors=check_errors)
     return kernel
 
@@ -105,15 +107,21 @@ def _lu_solve(previous):
 
 @_outermost
 def _solve(previous):
+    factors_transpose = _factors_transpose(torch.ops.aten._linalg_solve_ex, torch.eye(2))
+
     def kernel(keyset, A, B, *, left=True, check_errors=False):
         is_vector = B.dim() == 1 or B.shape == A.shape[:-1]
         columns = B.unsqueeze(-1) if is_vector else B
-        if _takes_square(A, columns) and A.shape[:-2] == columns.shape[:-2] and \
-                A.shape[-1] == columns.shape[-2 if left or is_vector else -1] and (left or not is_vector):
-            LU, pivots, info = ops.lu_factor_ex(_factored(A), True)
-            X = ops.lu_solve(LU, pivots, columns, left, A.is_contiguous())
-            return _checked((X.squeeze(-1) if is_vector else X, LU, pivots, info), "solve_ex", check_errors, A)
-        return previous.call_boxed(keyset, A, B, left=left, check_errors=check_errors)
+        if not (_takes_square(A, columns) and A.shape[:-2] == columns.shape[:-2] and (left or not is_vector)
+                and A.shape[-1] == columns.shape[-2 if left else -1]):
+            return previous.call_boxed(keyset, A, B, left=left, check_errors=check_errors)
+        transpose = factors_transpose and A.is_contiguous()
+        if left and not transpose:
+            X, LU, pivots, info = ops.solve_ex(A, columns, True, True)
+        else:
+            LU, pivots, info = ops.lu_factor_ex(A.mT if transpose else A, True)
+            X = ops.lu_solve(LU, pivots, columns, left, transpose)
+        return _checked((X.squeeze(-1) if is_vector else X, LU, pivots, info), "torch.linalg.solve_ex", check_errors, A)
     return kernel
 
 
@@ -121,16 +129,20 @@ def _solve(previous):
 def _inv(previous):
     def kernel(keyset, A, *, check_errors=False):
         if _takes_square(A):
-            return _checked(ops.inv_ex(A), "inv_ex", check_errors, A)
+            return _checked(ops.inv_ex(A), "linalg.inv_ex", check_errors, A)
         return previous.call_boxed(keyset, A, check_errors=check_errors)
     return kernel
 
 
-def _determinant_of(op):
+def _determinant_of(op, operator):
     @_outermost
     def make(previous):
+        factors_transpose = _factors_transpose(operator)
+
         def kernel(keyset, A):
-            return op(_factored(A)) if _takes_square(A) else previous.call_boxed(keyset, A)
+            if _takes_square(A):
+                return op(A.mT if factors_transpose and A.is_contiguous() else A)
+            return previous.call_boxed(keyset, A)
         return kernel
     return make
 
@@ -162,8 +174,8 @@ OPERATORS = {
     "lu_solve": [("linalg_lu_solve", False, _lu_solve)],
     "solve": [("_linalg_solve_ex", False, _solve)],
     "inv": [("linalg_inv_ex", False, _inv)],
-    "det": [("_linalg_det", False, _determinant_of(ops.det))],
-    "slogdet": [("_linalg_slogdet", False, _determinant_of(ops.slogdet))],
+    "det": [("_linalg_det", False, _determinant_of(ops.det, torch.ops.aten._linalg_det))],
+    "slogdet": [("_linalg_slogdet", False, _determinant_of(ops.slogdet, torch.ops.aten._linalg_slogdet))],
     "eigh": [("_linalg_eigh", False, _eigh)],
     "svd": [("_linalg_svd", False, _svd)],
 }
