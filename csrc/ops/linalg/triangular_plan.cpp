@@ -104,7 +104,8 @@ TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, co
   }
   plan.variant = TriangularVariant::blocked;
   plan.panel = grid_side(whole);
-  plan.why = "panels of " + std::to_string(whole) + " rows, each solved and then taken out of the rows below; " + plan.why;
+  plan.why = "panels of " + std::to_string(whole) + " rows, each solved and then taken out of the rows below; " +
+             plan.why;
   plan.update = few ? (columns == 1 ? "trsv_update_1" : "trsv_update_4") : "trsm_update";
   plan.update_threads = few ? 256 : 128;
   plan.update_rows = few ? TRIANGULAR_TILE : TRIANGULAR_UPDATE;
