@@ -37,6 +37,11 @@ struct Tuning {
   uint32_t qr_simd_rows = 64;
   uint32_t qr_block_threads = 512;
   uint32_t qr_tall_columns = 64;
+  // Up to so many matrices with so many columns and rows, or more, go to PyTorch's op.
+  uint32_t qr_torch_columns = UINT32_MAX;
+  uint32_t qr_torch_batch = 1;
+  // Matrix products, and the rounds of blocked Jacobi, are split until about so many threadgroups run.
+  uint32_t fill_threadgroups = 64;
   // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels; PyTorch's own op
   // takes them from so many rows on where the batch has at most so many matrices.
   uint32_t cholesky_block_rows = 128;
@@ -53,9 +58,13 @@ struct Tuning {
   uint32_t triangular_panel_groups = 1024;
   uint32_t triangular_groups = 256;
   uint32_t triangular_vector_batch = 264;
-  // From this order on, batches of up to triangular_torch_batch are PyTorch's.
+  // From these orders on, with several and with one right-hand side, batches of up to triangular_torch_batch are
+  // PyTorch's. (With two to four right-hand sides none is.)
   int64_t triangular_torch_order = INT64_MAX;
+  int64_t triangular_torch_vector_order = INT64_MAX;
   int64_t triangular_torch_batch = 0;
+  // Blocked Jacobi: sweeps at most.
+  uint32_t jacobi_sweeps = 24;
   // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
   bool adamw_vectors = true;
 };

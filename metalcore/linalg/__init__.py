@@ -3,6 +3,7 @@
 from ._cholesky import cholesky, cholesky_ex, cholesky_solve
 from ._det import det, slogdet
 from ._eigh import eigh, eigvalsh
+from ._householder import geqrf, householder_product, larfb, larft, ormqr
 from ._lowrank import pca_lowrank, svd_lowrank
 from ._lstsq import lstsq
 from ._lu import lu, lu_factor, lu_factor_ex, lu_solve
@@ -22,14 +23,19 @@ __all__ = [
     "det",
     "eigh",
     "eigvalsh",
+    "geqrf",
+    "householder_product",
     "inv",
     "inv_ex",
+    "larfb",
+    "larft",
     "lstsq",
     "lu",
     "lu_factor",
     "lu_factor_ex",
     "lu_solve",
     "matrix_rank",
+    "ormqr",
     "pca_lowrank",
     "pinv",
     "qr",
