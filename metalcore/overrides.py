@@ -6,13 +6,14 @@
 
 How each one works, and why:
 
-`silu`, `gelu`, `softmax`, `log_softmax`, `qr`
+`silu`, `gelu`, `softmax`, `log_softmax`, and of linear algebra `qr`, `solve_triangular`, `cholesky`, `lu_factor`,
+`lu_solve`, `solve`, `inv`, `det`, `slogdet`, `eigh`, `svd`
     A kernel at the device's own dispatch key, for the operator that PyTorch's function ends in (`aten::silu`,
-    `aten::_softmax`, `aten::linalg_qr` ...) and, but for qr, for the operator of its derivative. Replacing the
-    Python names would miss `from torch.nn.functional import silu`, tensor methods, and callers in C++; a kernel catches
-    them all. It lies below autograd, autocast, functorch and the tracers, which go on as if nothing had changed:
-    gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right whether
-    the override is on or off when it runs.
+    `aten::_softmax`, `aten::linalg_qr` ...) and, but for linear algebra, for the operator of its derivative. Replacing
+    the Python names would miss `from torch.nn.functional import silu`, tensor methods, and callers in C++; a kernel
+    catches them all. It lies below autograd, autocast, functorch and the tracers, which go on as if nothing had
+    changed: gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right
+    whether the override is on or off when it runs.
 `rms_norm`
     `aten::rms_norm` has no kernel and no derivative of its own; PyTorch takes it apart into simple operators. So this
     kernel is placed where the taking apart happens, at the device's autograd key (and at the device's key, where
@@ -50,8 +51,9 @@ def enable_pytorch_overrides(*names: str, exclude=()) -> Request:
     """Makes PyTorch's own functions use metalcore's kernels on the devices that metalcore supports.
 
     Args:
-        names: which, of "silu", "gelu", "softmax", "log_softmax", "rms_norm", "qr", "adamw"; all of
-            them if none is given.
+        names: which, of "silu", "gelu", "softmax", "log_softmax", "rms_norm", "qr", "solve_triangular", "cholesky",
+            "lu_factor", "lu_solve", "solve", "inv", "det", "slogdet", "eigh", "svd", "adamw"; all of them if none is
+            given.
         exclude: names to leave out.
 
     Returns:

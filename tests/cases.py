@@ -69,6 +69,15 @@ def _lu_solve(a, b):
     return metalcore.lu_solve(*metalcore.lu_factor(_dominant(a)), b)
 
 
+def _triangular(a, b):
+    n = a.shape[-1]
+    return metalcore.solve_triangular(a / n**0.5 / 2 + torch.eye(n, device=a.device), b, upper=False)
+
+
+def _lstsq(a, b):
+    return metalcore.lstsq(a, b)[:2]
+
+
 def _adamw(*params):
     """A step from zero moments, with the parameters themselves as gradients; gives the new parameters."""
     new = [param.clone() for param in params]
@@ -121,5 +130,10 @@ CASES = {
     "inv": Case(lambda a: metalcore.inv_ex(_dominant(a))[0], ((3000, 3, 3),)),
     "det": Case(lambda a: metalcore.det(a / 8), ((40, 30, 30),)),
     "slogdet": Case(lambda a: metalcore.slogdet(_dominant(a))[1], ((40, 30, 30),)),
+    "solve_triangular, small": Case(_triangular, ((300, 12, 12), (300, 12, 5))),
+    "solve_triangular, a vector": Case(_triangular, ((5, 100, 100), (5, 100, 1))),
+    "solve_triangular, of a threadgroup": Case(_triangular, ((20, 100, 100), (20, 100, 40))),
+    "solve_triangular, blocked": Case(_triangular, ((2, 300, 300), (2, 300, 70))),
+    "lstsq": Case(_lstsq, ((20, 40, 12), (20, 40, 3))),
     "adamw": Case(_adamw, ((300, 257), (5,), (70, 3)), backward=False),
 }

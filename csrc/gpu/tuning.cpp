@@ -27,7 +27,7 @@ constexpr Tuning kTable[] = {
      .qr_torch_columns = 3072, .fill_threadgroups = 2 * 132,
      .cholesky_torch_rows = 1024, .cholesky_torch_batch = 1,
      .lu_torch = {{{768, 1}, {1536, 3}}}, .lu_solve_torch = {{{32, 4}}},
-     .triangular_torch_order = 512, .triangular_torch_batch = 4},
+     .triangular_torch_order = 128, .triangular_torch_vector_order = 640, .triangular_torch_batch = 1},
     {.family = "simulator", .thread_row = UINT32_MAX, .simd_row = 0, .simd_rows = 1, .block_row = 0, .looped_threads = 32, .fill_threadgroups = 2, .adamw_vectors = false},
 };
 

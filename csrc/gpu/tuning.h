@@ -58,8 +58,10 @@ struct Tuning {
   uint32_t triangular_panel_groups = 1024;
   uint32_t triangular_groups = 256;
   uint32_t triangular_vector_batch = 264;
-  // From this order on, batches of up to triangular_torch_batch are PyTorch's.
+  // From these orders on, with several and with one right-hand side, batches of up to triangular_torch_batch are
+  // PyTorch's. (With two to four right-hand sides none is.)
   int64_t triangular_torch_order = INT64_MAX;
+  int64_t triangular_torch_vector_order = INT64_MAX;
   int64_t triangular_torch_batch = 0;
   // Blocked Jacobi: sweeps at most.
   uint32_t jacobi_sweeps = 24;

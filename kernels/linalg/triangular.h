@@ -16,8 +16,8 @@ struct StridedMatrices {
 // Rows and columns of L that the kernels for more than that take at once.
 #define TRIANGULAR_TILE 32
 
-// X and B have `columns` columns; a simdgroup's slot or a threadgroup takes some, `column_tiles` of them a matrix. X and
-// B may be the same memory.
+// X and B have `columns` columns; a simdgroup's slot or a threadgroup takes some, `column_tiles` of them a matrix. X
+// and B may be the same memory.
 struct TriangularParams {
   StridedMatrices a, b, x;
   uint32_t matrices, order, columns;

@@ -1,5 +1,5 @@
-// Triangular systems of order above 32: a threadgroup solves for some columns of X, one a thread, from the first rows to
-// the last. L goes through threadgroup memory by tiles; the rows of X that are solved are read back from X.
+// Triangular systems of order above 32: a threadgroup solves for some columns of X, one a thread, from the first rows
+// to the last. L goes through threadgroup memory by tiles; the rows of X that are solved are read back from X.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -1,6 +1,6 @@
-// Triangular systems of order 33 to TRIANGULAR_PANEL where there are not many: a threadgroup solves for 32 columns of X,
-// one a lane, and its simdgroups have 32 rows each. When one has solved its rows, those below take them out of theirs at
-// the same time.
+// Triangular systems of order 33 to TRIANGULAR_PANEL where there are not many: a threadgroup solves for 32 columns of
+// X, one a lane, and its simdgroups have 32 rows each. When one has solved its rows, those below take them out of
+// theirs at the same time.
 #include <metal_stdlib>
 using namespace metal;
 

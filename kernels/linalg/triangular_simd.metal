@@ -1,4 +1,4 @@
-// Triangular systems of order up to 32, one or several of them a simdgroup: each has its triangle in threadgroup memory.
+// Triangular systems of order up to 32, one or several of them a simdgroup, with their triangles in threadgroup memory.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -13,8 +13,8 @@ inline device float* matrix_at(device float* elements, constant StridedMatrices&
   return elements + (m.first + matrix * m.batch);
 }
 
-// What a number is divided by, as a power of two and the inverse of the rest: of the division's two products the first is
-// as large as the quotient to a factor of four, so that neither vanishes, as 1/value itself might.
+// What a number is divided by, as a power of two and the inverse of the rest: of the division's two products the first
+// is as large as the quotient to a factor of four, so that neither vanishes, as 1/value itself might.
 inline float2 divisor(float value) {
   const float scale = scale_to_one(metal::abs(value));
   return float2(scale, 1.0f / (value * scale));
@@ -25,8 +25,8 @@ inline V divide(V value, float2 by) {
 }
 
 // ROWS x COLUMNS elements, with zeros around what the matrix has. Four at a time come from device memory, and threads
-// with neighbouring `at` read neighbouring memory: by rows the four are a quad, else they are in one row. Nothing is read
-// above the diagonal of a `triangle`.
+// with neighbouring `at` read neighbouring memory: by rows the four are a quad, else they are in one row. Nothing is
+// read above the diagonal of a `triangle`.
 template <uint ROWS, uint COLUMNS>
 struct Tile {
   static constexpr constant uint kQuads = ROWS / 4;

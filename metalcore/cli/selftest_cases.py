@@ -90,9 +90,17 @@ def _spd(a):
 
 def _cholesky(*shape):
     return Case(lambda a: metalcore.cholesky(a), lambda a: torch.linalg.cholesky(a), (shape,), terms=shape[-1], make=_spd)
+
+
 def _square(ours, theirs, n, *columns):
     """A function of matrices that are far from singular, and of right-hand sides of so many columns."""
     return Case(ours, theirs, ((3, n, n), *((3, n, k) for k in columns)), terms=n,
+                make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value)
+
+
+def _triangular(n, columns):
+    return Case(lambda a, b: metalcore.solve_triangular(a, b, upper=False),
+                lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), ((3, n, n), (3, n, columns)), terms=n,
                 make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value)
 
 
@@ -130,6 +138,9 @@ CASES = {
     "lu": _square(lambda a: metalcore.lu(a), lambda a: torch.linalg.lu(a), 30),
     "lu_factor": _square(lambda a: metalcore.lu_factor(a).LU, lambda a: torch.linalg.lu_factor(a).LU, 100),
     "slogdet": _square(lambda a: metalcore.slogdet(a)[1], lambda a: torch.linalg.slogdet(a)[1], 40),
+    "solve_triangular, 12x12": _triangular(12, 5),
+    "solve_triangular, 100x100": _triangular(100, 1),
+    "solve_triangular, 160x160": _triangular(160, 20),
     "AdamW": Case(_adamw(lambda *a, **k: metalcore.optim.AdamW(*a, **k)), _adamw(torch.optim.AdamW),
                   ((300, 57), (5,), (300, 57), (5,)), terms=_STEPS, roundings=_STEPS, backward=False),
     "silu and softmax in turns": _elementwise(

@@ -25,8 +25,9 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
         driver: "gels", "gelsy", "gelsd" or "gelss". The algorithm is the same for all of them.
 
     Returns:
-        A torch.return_types.linalg_lstsq, as from the driver "gels": the solution (*, n, k), or (*, n); residuals (*, k),
-        the sums of squares of A X - B, where m > n, else an empty tensor; rank and singular_values, which are empty.
+        A torch.return_types.linalg_lstsq, as from the driver "gels": the solution (*, n, k), or (*, n);
+        residuals (*, k), the sums of squares of A X - B, where m > n, else an empty tensor; rank and singular_values,
+        which are empty.
         Solution and residuals have gradients of any order.
 
     Raises:
@@ -54,7 +55,8 @@ def _check(A, B, driver):
           "input.dim() must be greater or equal to other.dim() and (input.dim() - other.dim()) <= 1")
     is_vector = B.shape == A.shape[:-1] or B.dim() == 1
     check(A.shape[-2] == B.shape[-1 if is_vector else -2], "input.size(-2) should match other.size(-2)")
-    check(is_vector or A.dim() == B.dim(), f"a batch of vectors must have the shape {[*A.shape[:-1]]}, not {[*B.shape]}")
+    check(is_vector or A.dim() == B.dim(),
+          f"a batch of vectors must have the shape {[*A.shape[:-1]]}, not {[*B.shape]}")
     check(driver is None or driver in _DRIVERS, f"parameter `driver` should be one of ({', '.join(_DRIVERS)})")
     return is_vector
 

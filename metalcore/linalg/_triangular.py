@@ -12,10 +12,11 @@ def solve_triangular(A: torch.Tensor, B: torch.Tensor, *, upper: bool, left: boo
                      out: torch.Tensor | None = None) -> torch.Tensor:
     """X with A X = B, or X A = B, for triangular A, as torch.linalg.solve_triangular.
 
-    Substitution, not multiplication by inverses, so that each column of X solves a system whose matrix differs from A by
-    a few n eps of its entries (Higham, Accuracy and Stability of Numerical Algorithms, 8.1). Up to 32 unknowns a simdgroup
-    solves one system or several, above that a threadgroup one; larger systems are solved by panels of rows, which are
-    then taken out of the rows below. `metalcore.explain("solve_triangular", A, B)` tells which of them a call takes.
+    Substitution, not multiplication by inverses, so that each column of X solves a system whose matrix differs from A
+    by a few n eps of its entries (Higham, Accuracy and Stability of Numerical Algorithms, 8.1). Up to 32 unknowns a
+    simdgroup solves one system or several, above that a threadgroup one; larger systems are solved by panels of rows,
+    which are then taken out of the rows below. `metalcore.explain("solve_triangular", A, B)` tells which of them a call
+    takes.
 
     Args:
         A: (*, n, n), any strides; only the triangle named is read. float32; float16 and bfloat16 are computed in
@@ -45,8 +46,8 @@ def trsm(A: torch.Tensor, B: torch.Tensor, *, side: str = "L", uplo: str = "L", 
          alpha: float = 1.0) -> torch.Tensor:
     """BLAS's trsm: X with op(A) X = alpha B, or X op(A) = alpha B, for triangular A.
 
-    What solve_triangular does, by BLAS's names and with all that is said there of shapes, dtypes and gradients; but X is a
-    new tensor, B stays as it is.
+    What solve_triangular does, by BLAS's names and with all that is said there of shapes, dtypes and gradients; but X
+    is a new tensor, B stays as it is.
 
     Args:
         A: (*, n, n), of which the triangle `uplo` is read.
@@ -61,7 +62,8 @@ def trsm(A: torch.Tensor, B: torch.Tensor, *, side: str = "L", uplo: str = "L", 
         ValueError: another letter.
         RuntimeError: shapes that do not fit, in solve_triangular's words.
     """
-    for name, value, letters in (("side", side, "LR"), ("uplo", uplo, "UL"), ("transa", transa, "NTC"), ("diag", diag, "UN")):
+    for name, value, letters in (("side", side, "LR"), ("uplo", uplo, "UL"), ("transa", transa, "NTC"),
+                                 ("diag", diag, "UN")):
         if not isinstance(value, str) or len(value) != 1 or value not in letters:
             raise ValueError(f"trsm: {name} must be one of {', '.join(letters)}, not {value!r}")
     upper = uplo == "U"

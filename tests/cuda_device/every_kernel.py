@@ -140,10 +140,27 @@ def lu(device):
             yield f"det {n}", metalcore.det(A / n)
 
 
+def triangular(device):
+    """The smallest systems that make a plan take a kernel that none before took."""
+    taken = set()
+    batches = {1: (1, 300), 3: (1,), 5: (3, 1024), 12: (3,), 20: (3,), 64: (512,), 128: (256,)}  # of right-hand sides
+    orders = (3, 9, 17, 33, 65, 129, 520, 1025)
+    systems = sorted(((n, k, batch) for k in batches for batch in batches[k] for n in orders),
+                     key=lambda system: system[0] * (system[0] + system[1]) * system[2])
+    for family, (n, k, batch) in itertools.product(FAMILIES, systems):
+        with tuned(family):
+            kernels = set(metalcore.explain("solve_triangular", (batch, n, n), (batch, n, k)).kernels)
+            if not kernels <= taken:
+                taken |= kernels
+                A = torch.randn(batch, n, n) / n**0.5 / 2 + torch.eye(n)
+                B = random(device, torch.float32, batch, n, k)
+                yield f"solve_triangular {n} {k}", metalcore.solve_triangular(A.to(device), B, upper=True)
+
+
 # name -> device -> [(what, result)]
 SECTIONS = {f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
             for section in (elementwise, softmax, rms_norm, adamw) for dtype in DTYPES} | {
-                section.__name__: section for section in (qr, cholesky, lu)}
+                section.__name__: section for section in (qr, cholesky, lu, triangular)}
 
 
 def record_launches():

@@ -27,7 +27,8 @@ def test_against_float64(device, m, n, columns):
     bound = 4 * 10 * max(m, n) * EPS * norm(B)
     assert norm(found.solution.cpu().double() - expected.solution) <= bound
     assert found.residuals.shape == expected.residuals.shape
-    torch.testing.assert_close(found.residuals.cpu().double(), expected.residuals, rtol=0, atol=(bound * norm(B)).item())
+    torch.testing.assert_close(found.residuals.cpu().double(), expected.residuals, rtol=0,
+                               atol=(bound * norm(B)).item())
     for ours, theirs in zip(found[2:], expected[2:]):
         assert ours.shape == theirs.shape == (0,) and ours.device.type == device
     assert found.rank.dtype == torch.int64

@@ -137,5 +137,5 @@ def test_kernels_are_clean_in_checking_mode(device, family):
     with tuned(family), metalcore.simulator.checking():
         for n, columns in [(7, 1), (7, 3), (8, 40), (16, 5), (20, 9), (32, 17), (40, 1), (33, 3), (70, 40), (140, 70)]:
             for upper, left in itertools.product((False, True), repeat=2):
-                check(device, well_conditioned(3, n, n), torch.randn(3, n, columns) if left else torch.randn(3, columns, n),
-                      upper, left)
+                B = torch.randn(3, n, columns) if left else torch.randn(3, columns, n)
+                check(device, well_conditioned(3, n, n), B, upper, left)

@@ -9,7 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 import metalcore
 
-NAMES = ("silu", "gelu", "softmax", "log_softmax", "rms_norm", "qr", "adamw")
+LINALG = ("qr", "solve_triangular", "cholesky", "lu_factor", "lu_solve", "solve", "inv", "det", "slogdet", "eigh",
+          "svd")
+NAMES = ("silu", "gelu", "softmax", "log_softmax", "rms_norm", *LINALG, "adamw")
 
 
 @pytest.fixture(autouse=True)

@@ -92,3 +92,20 @@ def test_lu(device, n):
     assert (a @ x - b).norm() <= bound * x.norm()
     assert (a @ inverse - torch.eye(n)).norm() <= bound * inverse.norm()
     torch.testing.assert_close(metalcore.slogdet(a.to(device))[1].cpu(), torch.linalg.slogdet(a)[1])
+
+
+@pytest.mark.parametrize("n, columns", [(8, 1), (20, 9), (70, 1), (40, 20), (150, 5)])
+def test_solve_triangular(device, n, columns):
+    torch.manual_seed(0)
+    a, b = torch.randn(2, n, n) / n**0.5 / 2 + torch.eye(n), torch.randn(2, n, columns)
+    x = metalcore.solve_triangular(a.to(device), b.to(device), upper=False).cpu()
+    bound = 10 * n * torch.finfo(torch.float32).eps * a.norm() * x.norm()
+    assert (a.tril() @ x - b).norm() <= bound
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
+def test_lstsq(device, shape):
+    torch.manual_seed(0)
+    a, b = torch.randn(shape), torch.randn(shape[0], 2)
+    found, expected = metalcore.lstsq(a.to(device), b.to(device)), torch.linalg.lstsq(a, b, driver="gels")
+    torch.testing.assert_close(found.solution.cpu(), expected.solution, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-// solve_triangular(A, B, upper, left, unitriangular) -> X: triangular systems of batches of float32 matrices of any strides.
+// solve_triangular(A, B, upper, left, unitriangular) -> X: systems of float32 triangular matrices of any strides.
 #include "triangular.h"
 
 #include "../../../kernels/linalg/triangular.h"
@@ -14,8 +14,6 @@
 namespace metalcore {
 namespace {
 
-std::string sizes_text(int64_t rows, int64_t columns) { return std::to_string(rows) + "x" + std::to_string(columns); }
-
 // The shape of X. The errors are PyTorch's.
 std::vector<int64_t> check_shapes(const std::vector<int64_t>& a, const std::vector<int64_t>& b, bool left) {
   check(a.size() >= 2, "linalg.solve_triangular: The input tensor A must have at least 2 dimensions.");
@@ -23,8 +21,9 @@ std::vector<int64_t> check_shapes(const std::vector<int64_t>& a, const std::vect
   const MatrixShape A = matrix_shape(a), B = matrix_shape(b);
   check(A.rows == A.columns, "linalg.solve_triangular: A must be batches of square matrices, but they are ", A.rows,
         " by ", A.columns, " matrices");
-  check(A.rows == (left ? B.rows : B.columns), "linalg.solve_triangular: Incompatible shapes of A and B for the equation ",
-        left ? "AX = B" : "XA = B", " (", sizes_text(A.rows, A.columns), " and ", sizes_text(B.rows, B.columns), ")");
+  check(A.rows == (left ? B.rows : B.columns),
+        "linalg.solve_triangular: Incompatible shapes of A and B for the equation ", left ? "AX = B" : "XA = B", " (",
+        times(A.rows, A.columns), " and ", times(B.rows, B.columns), ")");
   std::vector<int64_t> sizes(std::max(a.size(), b.size()), 1);
   for (size_t back = 1; back <= sizes.size(); ++back) {
     const int64_t i = back <= a.size() ? a[a.size() - back] : 1, j = back <= b.size() ? b[b.size() - back] : 1;
@@ -108,8 +107,8 @@ void solve(gpu::Encoder& encoder, const TriangularPlan& plan, const Problem& of,
            TriangularParams params) {
   params.column_tiles = ceil_div(params.columns, plan.columns);
   encoder.kernel(plan.kernel).buffer(0, of.a).buffer(1, b).buffer(2, of.x).bytes(3, params);
-  encoder.dispatch_threadgroups({grid_side(ceil_div<int64_t>(int64_t{params.matrices} * params.column_tiles, plan.slots))},
-                                {plan.threads});
+  const int64_t slots = int64_t{params.matrices} * params.column_tiles;
+  encoder.dispatch_threadgroups({grid_side(ceil_div<int64_t>(slots, plan.slots))}, {plan.threads});
 }
 
 void update(gpu::Encoder& encoder, const TriangularPlan& plan, const Problem& of, const Tensor& b,
@@ -153,7 +152,8 @@ Tensor solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool left,
     check(tensor->scalar_type() == ScalarType::Float, "metalcore::solve_triangular: ", name, " must be float32, not ",
           dtype_name(tensor->scalar_type()));
   check_same_device("solve_triangular", "B", b, a);
-  const std::vector<int64_t> sizes = check_shapes({a.sizes().begin(), a.sizes().end()}, {b.sizes().begin(), b.sizes().end()}, left);
+  const std::vector<int64_t> sizes =
+      check_shapes({a.sizes().begin(), a.sizes().end()}, {b.sizes().begin(), b.sizes().end()}, left);
   const MatrixShape shape = matrix_shape(sizes);
   const TriangularPlan plan = plan_triangular(left ? shape.rows : shape.columns, left ? shape.columns : shape.rows,
                                               shape.batch, gpu::tuning(a));

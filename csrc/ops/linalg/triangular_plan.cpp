@@ -91,7 +91,10 @@ TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, co
   if (order == 0 || columns == 0 || batch == 0)
     return {.variant = TriangularVariant::empty, .why = size + "X has no elements"};
   if (order <= kSimdOrder) return named(simd_plan(order, columns));
-  if (order >= tuning.triangular_torch_order && batch <= tuning.triangular_torch_batch)
+  const int64_t torch_order = columns == 1               ? tuning.triangular_torch_vector_order
+                              : columns > TRIANGULAR_FEW ? tuning.triangular_torch_order
+                                                         : INT64_MAX;
+  if (order >= torch_order && batch <= tuning.triangular_torch_batch)
     return {.variant = TriangularVariant::torch, .why = size + "PyTorch's op is faster for so few large systems"};
 
   const bool few = columns <= TRIANGULAR_FEW;
@@ -104,7 +107,8 @@ TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, co
   }
   plan.variant = TriangularVariant::blocked;
   plan.panel = grid_side(whole);
-  plan.why = "panels of " + std::to_string(whole) + " rows, each solved and then taken out of the rows below; " + plan.why;
+  plan.why = "panels of " + std::to_string(whole) + " rows, each solved and then taken out of the rows below; " +
+             plan.why;
   plan.update = few ? (columns == 1 ? "trsv_update_1" : "trsv_update_4") : "trsm_update";
   plan.update_threads = few ? 256 : 128;
   plan.update_rows = few ? TRIANGULAR_TILE : TRIANGULAR_UPDATE;
