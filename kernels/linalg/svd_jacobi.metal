@@ -102,7 +102,7 @@ template <uint ROWS, uint LANES, bool VECTORS>
 
 // A threadgroup a matrix of up to 32 COLUMNS columns and rows.
 template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
-[[kernel]] [[max_total_threads_per_threadgroup(32 * SIMDGROUPS)]] void svd_block(
+[[kernel]] [[max_total_threads_per_threadgroup(512)]] void svd_block(
     device const float* a [[buffer(0)]], device float* left [[buffer(1)]], device float* values [[buffer(2)]],
     device float* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
     uint matrix [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -130,4 +130,4 @@ SIMD(16, 16)
 SIMD(32, 16)
 SIMD(32, 32)
 BLOCK(64, 2, 4)
-BLOCK(128, 4, 8)
+BLOCK(128, 4, 16)
