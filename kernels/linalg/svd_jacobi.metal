@@ -42,18 +42,18 @@ inline void svd_of(device const float* a, device float* left, device float* valu
   const uint bits = max(max(magnitude.x, magnitude.y), max(magnitude.z, magnitude.w));
   const float largest =
       shared.max(column_max<Tile::LANES>(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY));
-  const bool finite = largest < INFINITY;
-  const float scale = scale_to_one(largest);
+  const float scale = largest < INFINITY ? scale_to_one(largest) : 0.0f;  // one register less than with a flag
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c)
 #pragma unroll
     for (uint i = 0; i < Tile::X4; ++i)
-      tile.y[c][i] = finite ? (tile.y[c][i] * scale) * kJacobiScale : float4(0.0f);
+      tile.y[c][i] = scale > 0.0f ? (tile.y[c][i] * scale) * kJacobiScale : float4(0.0f);
 
   jacobi(tile, shared, FLT_EPSILON * precise::sqrt(float(p.rows)));
 
   uint ranks[Tile::COLUMNS];
   const uint found = jacobi_ranks(tile, lane, ranks);
+  const bool finite = scale > 0.0f;
   if (!live) return;
   if (VECTORS && simdgroup == 0 && lane % Tile::LANES == 0) present[matrix] = finite ? found : p.columns;
 #pragma unroll
