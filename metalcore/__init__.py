@@ -14,7 +14,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 from . import _C
 from . import linalg, optim  # not only when asked for: they complete the operators torch.ops.metalcore.qr and adamw_
 from .activation import gelu, silu
-from .linalg import qr
+from .linalg import *  # noqa: F403
 from .normalization import add_rms_norm, rms_norm
 from .softmax import log_softmax, softmax
 
@@ -31,12 +31,12 @@ _LAZY = {
 _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"})
 
 __all__ = [
+    *linalg.__all__,
     "add_rms_norm",
     "gelu",
     "linalg",
     "log_softmax",
     "optim",
-    "qr",
     "rms_norm",
     "silu",
     "softmax",

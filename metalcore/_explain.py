@@ -9,7 +9,8 @@ import torch
 
 from . import _C
 from .activation import gelu, silu
-from .linalg import qr
+from .linalg import (cholesky, cholesky_ex, cond, det, eigh, eigvalsh, inv, inv_ex, lu, lu_factor, lu_factor_ex,
+                     lu_solve, matrix_rank, pinv, qr, slogdet, solve, solve_ex, solve_triangular, svd, svdvals, syrk)
 from .normalization import add_rms_norm, rms_norm
 from .optim import AdamW
 from .softmax import log_softmax, softmax
@@ -75,7 +76,8 @@ def explain(op: str, *inputs, dtype: torch.dtype | None = None, **options) -> Ex
     if "normalized_shape" in options:
         options["dims"] = len(options["normalized_shape"])
     device = tensors[0].device.type if tensors else torch._C._get_accelerator().type
-    found = _C.explain(op, shapes, str(dtype).removeprefix("torch."), options, device)
+    planned, options = _MADE_OF[op](options) if op in _MADE_OF else (op, options)
+    found = _C.explain(planned, shapes, str(dtype).removeprefix("torch."), options, device)
     return Explanation(op, found["variant"], found["why"], tuple(Step(**step) for step in found["steps"]))
 
 
@@ -88,7 +90,44 @@ _FUNCTIONS = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
     "qr": qr,
+    "cholesky": cholesky,
+    "cholesky_ex": cholesky_ex,
+    "syrk": syrk,
+    "det": det,
+    "inv": inv,
+    "inv_ex": inv_ex,
+    "lu": lu,
+    "lu_factor": lu_factor,
+    "lu_factor_ex": lu_factor_ex,
+    "lu_solve": lu_solve,
+    "slogdet": slogdet,
+    "solve": solve,
+    "solve_ex": solve_ex,
+    "solve_triangular": solve_triangular,
+    "svd": svd,
+    "svdvals": svdvals,
+    "eigh": eigh,
+    "eigvalsh": eigvalsh,
+    "pinv": pinv,
+    "matrix_rank": matrix_rank,
+    "cond": cond,
     "adamw": AdamW,
+}
+
+
+def _values(options):
+    return ("eigh", {"compute_v": False}) if options.get("hermitian") else (
+        "svd", {"full_matrices": False, "compute_uv": False})
+
+
+# What is made of another op's results: (options) -> that op and its options, whose plan it is. Of these the operators
+# know two more than the functions: whether singular vectors or eigenvectors are computed.
+_MADE_OF = {
+    "svdvals": _values,
+    "eigvalsh": lambda options: _values({"hermitian": True}),
+    "matrix_rank": _values,
+    "cond": lambda options: _values(options) if options.get("p") in (None, 2, -2, "nuc") else ("inv", {}),
+    "pinv": lambda options: ("eigh", {}) if options.get("hermitian") else ("svd", {"full_matrices": False}),
 }
 
 

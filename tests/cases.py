@@ -88,5 +88,8 @@ CASES = {
     "qr, of a threadgroup": Case(lambda a: metalcore.qr(a), ((20, 100, 40),)),
     "qr, tall": Case(lambda a: metalcore.qr(a), ((3, 2500, 20),)),
     "qr, blocked": Case(lambda a: metalcore.qr(a), ((2, 300, 200),)),
+    "svdvals": Case(metalcore.svdvals, ((200, 16, 12),)),
+    "eigvalsh": Case(metalcore.eigvalsh, ((200, 12, 12),)),
+    "pinv": Case(metalcore.pinv, ((200, 16, 12),)),
     "adamw": Case(_adamw, ((300, 257), (5,), (70, 3)), backward=False),
 }

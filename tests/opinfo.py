@@ -49,12 +49,14 @@ def error_inputs(name, device, variant=""):
     return [] if op.error_inputs_func is None else list(op.error_inputs(device))
 
 
-def check_samples(function, name, device, dtype, *, variant="", orders=2, select=None, results=None):
+def check_samples(function, name, device, dtype, *, variant="", orders=2, select=None, results=None, condition=None):
     """Compares `function` with torch's `name` for every sample of `dtype`.
 
     orders: 0 compares results, 1 also gradients, 2 also the gradients' gradients, each along a random direction.
     select: `select(input, args, kwargs) -> bool` chooses samples, e.g. those whose result is unique.
     results: `results(output) -> tensors` chooses what is compared (and differentiated); everything by default.
+    condition: `condition(input, args, kwargs) -> float` is by how much results amplify an error of the input, and each
+        derivative the error of the one before; 1 by default.
     """
     op = find_op(name, variant)
     compared = 0
@@ -64,7 +66,7 @@ def check_samples(function, name, device, dtype, *, variant="", orders=2, select
         for prepare in (lambda tensor: tensor, noncontiguous_like):
             actual = evaluate(function, placed(sample, device, dtype, prepare), orders, results)
             expected = evaluate(op.op, placed(sample, "cpu", torch.float64, prepare), orders, results)
-            compare(actual, expected, sample, dtype)
+            compare(actual, expected, sample, dtype, condition(*sample) if condition else 1.0)
         compared += 1
     assert compared, f"{name}: no sample of {dtype} was compared"
 
@@ -120,12 +122,12 @@ def direction(tensor, seed):
     return torch.randn(tensor.shape, generator=generator).to(device=tensor.device, dtype=tensor.dtype)
 
 
-def compare(actual, expected, sample, dtype):
+def compare(actual, expected, sample, dtype, condition):
     extents = [extent for tensor in tensors(sample) for extent in tensor.shape]
     terms = max([8, *extents])
     assert len(actual) == len(expected), f"differentiable {len(actual) - 1} times, not {len(expected) - 1}: {sample}"
     for order, (ours, theirs) in enumerate(zip(actual, expected)):
-        bound = 4 ** (order + 1) * terms * torch.finfo(dtype).eps
+        bound = (4 * condition) ** (order + 1) * terms * torch.finfo(dtype).eps
         assert len(ours) == len(theirs), f"{len(ours)} tensors instead of {len(theirs)}: {sample}"
         for value, reference in zip(ours, theirs):
             if value is None or reference is None:

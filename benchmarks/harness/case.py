@@ -3,7 +3,7 @@
 A family is a module of benchmarks/families with a docstring (its title) and `cases(scale)`, a list of cases for "gpu",
 "cpu" (the simulated device) or "quick" (tiny inputs). Most are a `Comparison`: inputs, two functions of them, and the
 bytes and arithmetic without which neither could do. Whatever is not a call on a device is a `Sampled` case, which
-measures itself.
+measures itself. A map's `Cell` is a comparison that is measured as briefly as will do.
 """
 
 from __future__ import annotations
@@ -58,6 +58,28 @@ class Comparison(Case):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cell(Case):
+    """One cell of a speed-up map: an op on a batch of n x n matrices. Both sides are called eagerly, on inputs that may
+    lie in the cache."""
+
+    n: int
+    batch: int
+    inputs: Callable[[torch.device], tuple]
+    ours: Callable
+    theirs: Callable
+    # What the cells of one op and n know of each other, of smaller batches first.
+    row: Row
+
+
+@dataclass
+class Row:
+    """The last batches measured in a row of a map, with the seconds that a call took."""
+
+    ours: tuple[int, float] | None = None
+    theirs: tuple[int, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sampled(Case):
     """Something that is not measured on a device's clock: `sample(run)` gives the Samples."""
 
@@ -78,6 +100,8 @@ class Samples:
     cached: bool = False
     # Seconds of our call beyond a bare launch.
     overhead: float | None = None
+    # The batch that PyTorch's time was measured with, where it is that time as many times over as the batch is larger.
+    theirs_batch: int | None = None
     variant: str = ""
 
 

@@ -1,30 +1,37 @@
-"""One picture per family: the times of both sides, and the share of the physical limit, with targets in red.
-Needs matplotlib."""
+"""One picture per family: the times of both sides, and the share of the physical limit, with targets in red; or a
+speed-up map. Needs matplotlib."""
 
 from __future__ import annotations
+
+from . import heatmap, maps
 
 OURS, THEIRS, TARGET = "#2563a8", "#b8bec6", "#c0261c"
 
 
 def draw(family, results, path):
     """Writes a PNG; False where matplotlib is missing or nothing was measured."""
-    results = [result for result in results if "error" not in result]
+    measured = [result for result in results if "error" not in result]
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    if not results:
+    if not measured:
         return False
+    figure = heatmap.draw(Figure, family, results) if maps.is_map(results) else _bars(Figure, family, measured)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    return True
+
+
+def _bars(figure_class, family, results):
     shares = any("share" in result for result in results)
-    figure = Figure(figsize=(13 if shares else 8, 1.4 + 0.3 * len(results)), layout="constrained")
+    figure = figure_class(figsize=(13 if shares else 8, 1.4 + 0.3 * len(results)), layout="constrained")
     axes = figure.subplots(1, 2 if shares else 1, sharey=True, squeeze=False)[0]
     _times(axes[0], results)
     if shares:
         _shares(axes[1], results)
     figure.suptitle(family)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    return True
+    return figure
 
 
 def _times(axes, results):

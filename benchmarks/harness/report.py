@@ -8,7 +8,7 @@ import json
 from itertools import groupby
 from pathlib import Path
 
-from . import plots
+from . import maps, plots
 from .case import TARGETS
 
 COLUMNS = ("case", "shape", "dtype", "metalcore", "PyTorch", "speedup (quartiles)", "achieved", "of limit", "target")
@@ -177,11 +177,14 @@ def text(data):
     """The tables for a terminal."""
     lines = [f"{name}: {value}" for name, value in facts(data)]
     for name, results in by_family(data):
+        lines += ["", ", ".join(filter(None, [name, methods(results)]))]
+        if maps.is_map(results):
+            lines += maps.text(results)
+            results = maps.misses(results)
         rows = [list(COLUMNS), *map(cells, results)]
         used = [index for index in range(len(COLUMNS)) if any(row[index] for row in rows[1:])]
         widths = {index: max(len(row[index]) for row in rows) for index in used}
-        lines += ["", ", ".join(filter(None, [name, methods(results)]))]
-        lines += ["  ".join(row[index].ljust(widths[index]) for index in used).rstrip() for row in rows]
+        lines += ["  ".join(row[index].ljust(widths[index]) for index in used).rstrip() for row in rows if used]
     return "\n".join([*lines, *(["", totals(data)] if totals(data) else [])])
 
 
@@ -195,6 +198,11 @@ def markdown(data, pictures):
         lines += ["", f"## {name}", "", methods(results), ""]
         if name in pictures:
             lines += [f"![{name}]({pictures[name].name})", ""]
+        if maps.is_map(results):
+            lines += [*maps.markdown(results), ""]
+            results = maps.misses(results)
+            if not results:
+                continue
         lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
         lines += ["| " + " | ".join(map(_escaped, cells(result))) + " |" for result in results]
     return "\n".join(lines) + "\n"
@@ -226,7 +234,12 @@ def page(data, pictures):
         if family in pictures:
             picture = base64.b64encode(pictures[family].read_bytes()).decode()
             parts.append(f'<img alt="{family}" src="data:image/png;base64,{picture}">')
-        parts += [f"<p>{html.escape(methods(results))}</p>", _table(COLUMNS, map(cells, results))]
+        parts.append(f"<p>{html.escape(methods(results))}</p>")
+        if maps.is_map(results):
+            parts += maps.page(results)
+            results = maps.misses(results)
+        if results:
+            parts.append(_table(COLUMNS, map(cells, results)))
     return "\n".join([*parts, "</body></html>", ""])
 
 

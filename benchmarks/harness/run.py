@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import machine, report
+from .case import Cell
+from .cells import Skipped, measure_cell
 from .device import open_device
 from .measure import measure
 from .summary import failure, summarize
@@ -97,9 +99,12 @@ def benchmark(arguments):
     results = data["results"]
     files = report.Files(arguments.out or OUT, machine.stem(data["machine"], arguments.family))
     for number, (name, case) in enumerate(chosen, 1):
-        result = measure_case(name, case, run, data["ceilings"])
-        say(f"[{number}/{len(chosen)}] {name}: {case.label}: {report.brief(result)}")
-        results.append(result)
+        try:
+            results.append(measure_case(name, case, run, data["ceilings"]))
+            outcome = report.brief(results[-1])
+        except Skipped as reason:
+            outcome = str(reason)
+        say(f"[{number}/{len(chosen)}] {name}: {case.label}: {outcome}")
         if number == len(chosen) or chosen[number][0] != name:
             files.write_json(data)  # what is there already, if a later family takes the process with it
     print_and_write(data, files)
@@ -114,7 +119,10 @@ def print_and_write(data, files):
 
 def measure_case(name, case, run, ceilings):
     try:
-        return summarize(name, case, measure(case, run), ceilings, targets_hold(run))
+        samples = measure_cell(case, run) if isinstance(case, Cell) else measure(case, run)
+        return summarize(name, case, samples, ceilings, targets_hold(run))
+    except Skipped:
+        raise
     except Exception as error:
         traceback.print_exc(limit=-5)
         return failure(name, case, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from .case import TARGETS, Comparison, dtype_name
+from .case import TARGETS, Cell, Comparison, dtype_name
 
 
 def quartiles(values):
@@ -17,6 +17,8 @@ def quartiles(values):
 
 def speedup(ours, theirs):
     """PyTorch's time over ours, round by round: both sides of a round met the same machine."""
+    if len(theirs) == 1 and len(ours) > 1:  # a multiple of another case's time
+        theirs = theirs * len(ours)
     return quartiles([b / a for a, b in zip(ours, theirs)])
 
 
@@ -29,7 +31,10 @@ def limit(bytes_, flops, ceilings):
 
 
 def identity(family, case):
-    return {"family": family, "name": case.name, "shape": case.shape, "dtype": dtype_name(case.dtype)}
+    found = {"family": family, "name": case.name, "shape": case.shape, "dtype": dtype_name(case.dtype)}
+    if isinstance(case, Cell):
+        found["cell"] = {"n": case.n, "batch": case.batch}
+    return found
 
 
 def failure(family, case, error):
@@ -45,6 +50,8 @@ def summarize(family, case, samples, ceilings, with_targets):
     if samples.theirs:
         result["theirs"] = quartiles(samples.theirs)
         result["speedup"] = speedup(samples.ours, samples.theirs)
+    if samples.theirs_batch is not None:
+        result["theirs_batch"] = samples.theirs_batch
     if samples.overhead is not None:
         result["overhead"] = samples.overhead
     if isinstance(case, Comparison):

@@ -23,8 +23,10 @@ namespace {
 // In checking mode the simulator plans as a GPU does, so that what is checked is what a GPU runs.
 constexpr Tuning kTable[] = {
     {.family = "baseline", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024},
-    {.family = "nvidia", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024, .row_threads = 132 * 1024},
-    {.family = "simulator", .thread_row = UINT32_MAX, .simd_row = 0, .simd_rows = 1, .block_row = 0, .looped_threads = 32, .adamw_vectors = false},
+    {.family = "nvidia", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024, .row_threads = 132 * 1024,
+     .jacobi_threadgroups = 264, .eigh_torch = {{{512, 4}, {1024, UINT32_MAX}}},
+     .lu_torch = {{{128, 4}, {512, 64}, {1024, UINT32_MAX}}}},
+    {.family = "simulator", .thread_row = UINT32_MAX, .simd_row = 0, .simd_rows = 1, .block_row = 0, .looped_threads = 32, .jacobi_threadgroups = 1, .adamw_vectors = false},
 };
 
 const Tuning* find(std::string_view family) {

@@ -3,6 +3,7 @@
 
 #include "encoder.h"
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,6 +14,11 @@ namespace metalcore::gpu {
 constexpr uint32_t kSimdWidth = 32;
 constexpr uint32_t kMaxThreads = 1024;                // per threadgroup
 constexpr uint32_t kMaxThreadgroupMemory = 32 * 1024;  // bytes
+
+// Of matrices: with more than `size` rows or columns, and at most `batch` of them. None has a batch of at most 0.
+struct SizeAndBatch {
+  uint32_t size = 0, batch = 0;
+};
 
 struct Tuning {
   const char* family;
@@ -31,6 +37,30 @@ struct Tuning {
   uint32_t qr_simd_rows = 64;
   uint32_t qr_block_threads = 512;
   uint32_t qr_tall_columns = 64;
+  // Blocked Jacobi: sweeps at most, and how many threadgroups a round should have where there is work for them.
+  uint32_t jacobi_sweeps = 24;
+  uint32_t jacobi_threadgroups = 64;
+  // Symmetric eigenproblems with more than `size` rows are left to PyTorch where there are at most `batch` of them.
+  std::array<SizeAndBatch, 2> eigh_torch = {};
+  // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels; PyTorch's own op
+  // takes them from so many rows on where the batch has at most so many matrices.
+  uint32_t cholesky_block_rows = 128;
+  int64_t cholesky_torch_rows = INT64_MAX;
+  int64_t cholesky_torch_batch = 0;
+  // LU: matrices (with columns of B) that fit so many threads, of 32 elements each, are factored in registers; …
+  uint32_t lu_block_threads = 1024;
+  // … those with more than `size` rows or columns are left to PyTorch where there are at most `batch` of them.
+  std::array<SizeAndBatch, 3> lu_torch = {};
+  // Triangular systems of order above 32. With fewer threadgroups of 32 right-hand sides than triangular_panel_groups,
+  // simdgroups share the rows; above that a threadgroup takes more right-hand sides as long as there are
+  // triangular_groups threadgroups. Systems with one right-hand side take many threads each where there are fewer of
+  // them than triangular_vector_batch.
+  uint32_t triangular_panel_groups = 1024;
+  uint32_t triangular_groups = 256;
+  uint32_t triangular_vector_batch = 264;
+  // From this order on, batches of up to triangular_torch_batch are PyTorch's.
+  int64_t triangular_torch_order = INT64_MAX;
+  int64_t triangular_torch_batch = 0;
   // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
   bool adamw_vectors = true;
 };

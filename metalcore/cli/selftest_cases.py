@@ -102,6 +102,10 @@ CASES = {
     "qr, 100x40": _qr(3, 100, 40),
     "qr, 1200x20": _qr(1, 1200, 20),
     "qr, 160x140": _qr(1, 160, 140),
+    "pinv": Case(lambda a: metalcore.pinv(a), torch.linalg.pinv, ((7, 20, 12),), terms=20, make=_well_conditioned),
+    "pinv, hermitian": Case(lambda a: metalcore.pinv(a + a.mT, hermitian=True),
+                            lambda a: torch.linalg.pinv(a + a.mT, hermitian=True), ((7, 12, 12),), terms=12,
+                            make=lambda a: _well_conditioned(a) + 2 * torch.eye(12)),
     "AdamW": Case(_adamw(lambda *a, **k: metalcore.optim.AdamW(*a, **k)), _adamw(torch.optim.AdamW),
                   ((300, 57), (5,), (300, 57), (5,)), terms=_STEPS, roundings=_STEPS, backward=False),
     "silu and softmax in turns": _elementwise(

@@ -1,5 +1,45 @@
 """Linear algebra with the arguments, results and errors of torch.linalg."""
 
+from ._cholesky import cholesky, cholesky_ex, cholesky_solve
+from ._det import det, slogdet
+from ._eigh import eigh, eigvalsh
+from ._lowrank import pca_lowrank, svd_lowrank
+from ._lstsq import lstsq
+from ._lu import lu, lu_factor, lu_factor_ex, lu_solve
+from ._pinv import pinv
 from ._qr import qr
+from ._rank import cond, matrix_rank
+from ._solve import inv, inv_ex, solve, solve_ex
+from ._svd import svd, svdvals
+from ._syrk import syrk
+from ._triangular import solve_triangular, trsm
 
-__all__ = ["qr"]
+__all__ = [
+    "cholesky",
+    "cholesky_ex",
+    "cholesky_solve",
+    "cond",
+    "det",
+    "eigh",
+    "eigvalsh",
+    "inv",
+    "inv_ex",
+    "lstsq",
+    "lu",
+    "lu_factor",
+    "lu_factor_ex",
+    "lu_solve",
+    "matrix_rank",
+    "pca_lowrank",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "solve_ex",
+    "solve_triangular",
+    "svd",
+    "svd_lowrank",
+    "svdvals",
+    "syrk",
+    "trsm",
+]

@@ -1,10 +1,12 @@
-"""What the functions of this package share: 16-bit input, `out=`."""
+"""What the functions of this package share: 16-bit input, `out=`, pieces of derivatives."""
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["in_float32", "write_out"]
+__all__ = ["cast_out", "check_errors", "in_float32", "needs_gradient", "skew", "square", "write_out"]
+
+_linalg_check_errors = torch.ops.aten._linalg_check_errors.default
 
 
 def in_float32(call, *tensors):
@@ -19,6 +21,19 @@ def in_float32(call, *tensors):
     if isinstance(results, torch.Tensor):
         return results.to(dtype)
     return [result.to(dtype) if result.is_floating_point() else result for result in results]
+
+
+def square(A):
+    """Whether A is a batch of square matrices."""
+    return A.ndim >= 2 and A.shape[-2] == A.shape[-1]
+
+
+def check_errors(info, name, A):
+    """Raises PyTorch's error for the first matrix of A whose info is not 0; waits for the result.
+
+    name: PyTorch's name of the function, which the message begins with ("linalg.inv").
+    """
+    _linalg_check_errors(info, name, is_matrix=A.ndim == 2)
 
 
 def write_out(name, out, results, *inputs):
@@ -54,3 +69,29 @@ def write_out(name, out, results, *inputs):
             target.resize_(value.shape)
         target.copy_(value)
     return out
+
+
+def cast_out(name, out, results, *inputs, dtype):
+    """write_out for the functions of one result which PyTorch casts to `out`'s dtype.
+
+    Args:
+        name: as PyTorch's errors have it ("linalg.pinv").
+        dtype: of the result; an `out` of a lesser kind (an integer for a float, a bool for an integer) is refused.
+    """
+    if out is None:
+        return results()
+    if not torch.can_cast(dtype, out.dtype):
+        kinds = [torch.empty(0, dtype=kind).type()[len("torch."):-len("Tensor")] for kind in (dtype, out.dtype)]
+        raise RuntimeError(f"{name}: Expected result to be safely castable from {kinds[0]} dtype, but got result with "
+                           f"dtype {kinds[1]}")
+    return write_out(name.replace(".", "_"), out, lambda: results().to(out.dtype), *inputs)
+
+
+def needs_gradient(A) -> bool:
+    """Whether autograd will ask for A's derivative, so that a function has to compute what that needs."""
+    return torch.is_grad_enabled() and A.requires_grad
+
+
+def skew(A):
+    """A - Aᵀ."""
+    return A - A.mT

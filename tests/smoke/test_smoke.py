@@ -41,6 +41,21 @@ def test_qr(device, shape):
     assert ((a.double() - q @ r).norm(dim=(-2, -1)) / a.double().norm(dim=(-2, -1))).max() <= bound
 
 
+def test_spectral(device):
+    torch.manual_seed(0)
+    a = torch.randn(3, 6, 4)
+    x = a.to(device).requires_grad_()
+    values, inverse = metalcore.svdvals(x), metalcore.pinv(x)
+    expected = a.clone().requires_grad_()
+    for found, reference in ((values, torch.linalg.svdvals(expected)), (inverse, torch.linalg.pinv(expected))):
+        torch.testing.assert_close(found.cpu(), reference, rtol=1e-4, atol=1e-5)
+        gradients = [torch.autograd.grad(y.square().sum(), leaf)[0] for y, leaf in ((found, x), (reference, expected))]
+        torch.testing.assert_close(gradients[0].cpu(), gradients[1], rtol=1e-3, atol=1e-4)
+    s = a @ a.mT
+    torch.testing.assert_close(metalcore.eigvalsh(s.to(device)).cpu(), torch.linalg.eigvalsh(s), rtol=1e-4, atol=1e-4)
+    assert metalcore.matrix_rank(s.to(device)).tolist() == [4, 4, 4]
+
+
 def test_adamw(device):
     torch.manual_seed(0)
     host = [torch.nn.Parameter(torch.randn(shape)) for shape in [(7,), (33, 5)]]

@@ -3,6 +3,7 @@
 #include "../../../kernels/linalg/eigh.h"
 
 #include "../plan.h"
+#include "jacobi_blocked.h"
 #include "jacobi_plan.h"
 #include "matrices.h"
 
@@ -39,6 +40,12 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
   if (plan.variant == JacobiVariant::empty || plan.variant == JacobiVariant::torch) {
     auto [l, v] = call_torch<2>("aten::_linalg_eigh", "", input, uplo, compute_v);
     return {l, as_contiguous(v)};
+  }
+  if (plan.variant == JacobiVariant::blocked) {
+    const Tensor a = torch::stable::reshape(as_contiguous(input), {s.batch, s.rows, s.rows});
+    const auto [l, v] = eigh_jacobi_blocked(a, upper, compute_v);
+    return {torch::stable::view(l, batch_sizes(input, {s.rows})),
+            compute_v ? torch::stable::view(v, batch_sizes(input, {s.rows, s.rows})) : v};
   }
 
   const Tensor l = new_tensor(batch_sizes(input, {s.rows}), ScalarType::Float, input);

@@ -46,6 +46,7 @@ const char* name_of(JacobiVariant variant) {
     case JacobiVariant::empty: return "empty";
     case JacobiVariant::simd: return "simd";
     case JacobiVariant::block: return "block";
+    case JacobiVariant::blocked: return "blocked";
     case JacobiVariant::torch: return "torch";
   }
   return "";
@@ -56,7 +57,7 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
   const int64_t rows = std::max(m, n), columns = std::min(m, n);
   if (batch == 0 || columns == 0) return {JacobiVariant::empty, false, times(m, n) + " has no singular values", "", 0, 0};
   if (columns > kBlockSize)
-    return {JacobiVariant::torch, false, times(m, n) + " is larger than a threadgroup holds: PyTorch's own op", "", 0, 0};
+    return {JacobiVariant::blocked, true, times(m, n) + ", its QR's R: blocks of columns, orthogonal in pairs", "", 0, 0};
   const std::string values = compute_uv ? "" : "values_";
   const int64_t held = columns <= kSimdSize ? kSimdSize : kBlockKernels[0].size;
   // The columns of Rᵀ are nearer to orthogonal than A's, and those of a matrix with graded rows much nearer, which saves
@@ -71,8 +72,11 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
 
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const gpu::Tuning& tuning) {
   if (batch == 0 || n == 0) return {JacobiVariant::empty, false, times(n, n) + " has no eigenvalues", "", 0, 0};
+  for (const gpu::SizeAndBatch& left : tuning.eigh_torch)
+    if (n > left.size && batch <= left.batch)
+      return {JacobiVariant::torch, false, "of size " + std::to_string(n) + " and so few, PyTorch's own op is faster", "", 0, 0};
   if (n > kBlockSize)
-    return {JacobiVariant::torch, false, times(n, n) + " is larger than a threadgroup holds: PyTorch's own op", "", 0, 0};
+    return {JacobiVariant::blocked, false, times(n, n) + ": blocks of columns, orthogonal in pairs", "", 0, 0};
   return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, times(n, n));
 }
 

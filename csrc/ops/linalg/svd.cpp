@@ -3,6 +3,7 @@
 #include "../../../kernels/linalg/svd.h"
 
 #include "../plan.h"
+#include "jacobi_blocked.h"
 #include "jacobi_plan.h"
 #include "matrices.h"
 #include "qr.h"
@@ -98,6 +99,32 @@ void after_qr(const JacobiPlan& plan, const Tensor& tall, const Shape& s, const 
            s.batch);
 }
 
+// The same by blocks of columns.
+void blocked(const Tensor& tall, const Shape& s, const Vectors& to, const Tensor& values, bool full_matrices,
+             bool compute_uv) {
+  const int64_t rows = std::max(s.m, s.n), columns = std::min(s.m, s.n);
+  const int64_t q_columns = full_matrices ? rows : columns;
+  const auto [q, r] = qr(tall, !compute_uv ? "r" : full_matrices ? "complete" : "reduced");
+  const Tensor whole = torch::stable::view(r, {s.batch, compute_uv ? q_columns : columns, columns});
+  const auto [found, right, left] =
+      svd_jacobi_blocked(as_contiguous(torch::stable::narrow(whole, 1, 0, columns)), compute_uv);
+  Tensor s_to = torch::stable::view(values, found.sizes());
+  torch::stable::copy_(s_to, found);
+  if (!compute_uv) return;
+  Tensor right_to = torch::stable::view(to.right, right.sizes());
+  torch::stable::copy_(right_to, s.m < s.n ? torch::stable::transpose(right, 1, 2) : right);
+  multiply(q, left, to.left,
+           {.a = contiguous(rows, q_columns),
+            .b = transposed(contiguous(columns, columns)),
+            .out = to.at_left,
+            .rows = grid_side(rows),
+            .inner = grid_side(columns),
+            .columns = grid_side(q_columns),
+            .row_tiles = 0,
+            .column_tiles = 0},
+           s.batch);
+}
+
 }  // namespace
 
 Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
@@ -117,7 +144,9 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
   const bool wide = s.m < s.n;
   const SvdMatrices at_u = contiguous(s.m, u_columns), at_vh = contiguous(vh_rows, s.n);
   const Vectors to = wide ? Vectors{vh, u, transposed(at_vh), transposed(at_u)} : Vectors{u, vh, at_u, at_vh};
-  if (plan.after_qr) {
+  if (plan.variant == JacobiVariant::blocked) {
+    blocked(wide ? torch::stable::transpose(input, -2, -1) : input, s, to, values, full_matrices, compute_uv);
+  } else if (plan.after_qr) {
     after_qr(plan, wide ? torch::stable::transpose(input, -2, -1) : input, s, to, values, full_matrices, compute_uv);
   } else {
     const Matrices a = matrices(input);

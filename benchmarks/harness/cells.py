@@ -1,0 +1,73 @@
+"""Measures the cells of a speed-up map: hundreds of comparisons in minutes, of calls between microseconds and seconds.
+
+A map's row is one op on matrices of one size, its cells are batches from small to large. What a cell took tells what
+the next may take: where PyTorch would need long, its time for the smaller batch is multiplied, as it loops over the
+matrices there; where we would, the cell is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from .case import Samples
+from .measure import Side, alternate
+
+ROUNDS = 7
+# Above it a call is timed once, in seconds; below it in rounds.
+SLOW_SECONDS = 0.02
+# Of both sides' rounds.
+CELL_SECONDS = 0.3
+# PyTorch's time is multiplied where a call is expected to take longer.
+THEIRS_SECONDS = 0.5
+# A cell is left out where we took longer for the one before.
+OURS_SECONDS = 0.15
+
+
+class Skipped(Exception):
+    """Says why a cell is left out."""
+
+
+def measure_cell(case, run) -> Samples:
+    """
+    Raises:
+        Skipped: it would take too long.
+    """
+    row, device = case.row, run.device
+    if row.ours and row.ours[1] > OURS_SECONDS:
+        raise Skipped(f"left out: {row.ours[0]} took {row.ours[1]:.2g} s")
+    known = row.theirs and row.theirs[1] * case.batch / row.theirs[0]
+    times = known and known > THEIRS_SECONDS
+    with device.session():
+        try:
+            ours = functools.partial(case.ours, *case.inputs(device.ours))
+            theirs = None if times else functools.partial(case.theirs, *case.inputs(device.theirs))
+            samples = measure_calls(ours, theirs, run)
+        finally:
+            device.release()
+    if times:
+        samples = dataclasses.replace(samples, theirs=[known], theirs_batch=row.theirs[0])
+    else:
+        row.theirs = case.batch, min(samples.theirs)
+    row.ours = case.batch, min(samples.ours)
+    return samples
+
+
+def measure_calls(ours, theirs, run):
+    """Samples of one or two calls: rounds in turns where both are quick, and a single time of each where one is not."""
+    calls = [ours] if theirs is None else [ours, theirs]
+    first = [first_seconds(call, run.device) for call in calls]
+    if max(first) > SLOW_SECONDS:
+        return Samples(ours=[first[0]], theirs=first[1:] or None, method=run.device.method)
+    brief = dataclasses.replace(run, rounds=min(run.rounds, ROUNDS), case_seconds=CELL_SECONDS)
+    sides = [Side([call], brief, False) for call in calls]
+    times = alternate(sides, brief)
+    return Samples(ours=times[0], theirs=times[1] if len(times) > 1 else None, method=run.device.method,
+                   calls=sides[0].calls)
+
+
+def first_seconds(call, device):
+    """Of the second call: the first compiles and loads kernels."""
+    call()
+    device.synchronize()
+    return device.seconds(call)

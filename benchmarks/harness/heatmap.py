@@ -1,0 +1,46 @@
+"""The picture of a speed-up map: a panel per op, with the numbers in the cells. Needs matplotlib."""
+
+from __future__ import annotations
+
+from . import maps
+
+ACROSS = 4
+
+
+def draw(figure_class, family, results):
+    """A figure of all grids; cells that miss a target have a red frame."""
+    grids = maps.grids(results)
+    across = min(ACROSS, len(grids))
+    down = -(-len(grids) // across)
+    tallest = max(len(grid.sizes) for grid in grids)
+    figure = figure_class(figsize=(3.6 * across, 0.6 + (0.9 + 0.26 * tallest) * down), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False).flat
+    for panel, grid in zip(axes, grids):
+        _panel(panel, grid)
+    for panel in list(axes)[len(grids):]:
+        panel.set_axis_off()
+    figure.suptitle(f"{family}: PyTorch's time over metalcore's, by n and batch ({maps.ABOUT} by a smaller batch)")
+    return figure
+
+
+def _panel(axes, grid):
+    for row, n in enumerate(grid.sizes):
+        for column, batch in enumerate(grid.batches):
+            result = grid.cells.get((n, batch))
+            missed = result is not None and bool(maps.misses([result]))
+            axes.add_patch(_square(column, row, maps.colour(result), "#c0261c" if missed else "white"))
+            axes.text(column, row, grid.text(n, batch), ha="center", va="center", fontsize=7)
+    axes.set_xlim(-0.5, len(grid.batches) - 0.5)
+    axes.set_ylim(len(grid.sizes) - 0.5, -0.5)
+    axes.set_xticks(range(len(grid.batches)), [str(batch) for batch in grid.batches], fontsize=7)
+    axes.set_yticks(range(len(grid.sizes)), [str(n) for n in grid.sizes], fontsize=7)
+    axes.tick_params(length=0)
+    axes.set_title(grid.op, fontsize=9)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _square(x, y, face, edge):
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, facecolor=face, edgecolor=edge, linewidth=1.2)

@@ -1,0 +1,109 @@
+"""Speed-up maps: a grid per op, a row per size of the matrices, a column per batch.
+
+Results that have a "cell" are shown as such, in text, Markdown, HTML and as a heat map, in place of one line each.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+
+# A cell whose PyTorch time is a multiple of that of a smaller batch.
+ABOUT = "~"
+MISSING = "-"
+NOTE = ("PyTorch's time over metalcore's, by the size n of n x n matrices and the batch. "
+        f"{ABOUT}: PyTorch's time is that of a smaller batch, times as much as the batch is larger. "
+        f"{MISSING}: not measured.")
+
+
+def is_map(results):
+    return any("cell" in result for result in results)
+
+
+class Grid:
+    """The cells of one op."""
+
+    def __init__(self, op, results):
+        self.op = op
+        self.cells = {(result["cell"]["n"], result["cell"]["batch"]): result for result in results}
+        self.sizes, self.batches = (sorted({key[axis] for key in self.cells}) for axis in (0, 1))
+
+    def text(self, n, batch):
+        return cell_text(self.cells.get((n, batch)))
+
+    def rows(self):
+        """Texts, a row per size."""
+        return [[str(n), *(self.text(n, batch) for batch in self.batches)] for n in self.sizes]
+
+    @property
+    def head(self):
+        return [f"{self.op}: n", *(f"batch {batch}" for batch in self.batches)]
+
+
+def grids(results):
+    ops = dict.fromkeys(result["name"] for result in results)
+    return [Grid(op, [result for result in results if result["name"] == op]) for op in ops]
+
+
+def cell_text(result):
+    if result is None:
+        return MISSING
+    if "error" in result:
+        return "error"
+    ratio = result["speedup"]["median"]
+    text = f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.2g}"
+    return (ABOUT if "theirs_batch" in result else "") + text
+
+
+def misses(results):
+    """The cells that deserve a line of their own: they failed, or missed a target."""
+    return [result for result in results
+            if "error" in result or not all(target["met"] for target in result.get("targets", ()))]
+
+
+def text(results):
+    """Lines for a terminal."""
+    lines = [NOTE]
+    for grid in grids(results):
+        widths = [max(len(cell), 6) for cell in grid.head]
+        rows = [grid.head, *grid.rows()]
+        lines += ["", *("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows)]
+    return lines
+
+
+def markdown(results):
+    lines = [NOTE]
+    for grid in grids(results):
+        lines += ["", "| " + " | ".join(grid.head) + " |", "|" + "---|" * len(grid.head)]
+        lines += ["| " + " | ".join(row) + " |" for row in grid.rows()]
+    return lines
+
+
+def page(results):
+    """HTML tables, whose cells have the heat map's colours."""
+    lines = [f"<p>{html.escape(NOTE)}</p>"]
+    for grid in grids(results):
+        lines += ["<table>", "<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in grid.head) + "</tr>"]
+        for n in grid.sizes:
+            lines.append(f"<tr><td>{n}</td>" + "".join(_cell(grid, n, batch) for batch in grid.batches) + "</tr>")
+        lines.append("</table>")
+    return lines
+
+
+def _cell(grid, n, batch):
+    return f'<td style="background:{colour(grid.cells.get((n, batch)))}">{html.escape(grid.text(n, batch))}</td>'
+
+
+# Colours by the logarithm of the speed-up: red below 1, white at 1, blue above.
+SLOWEST, FASTEST = 0.1, 1000.0
+RED, WHITE, BLUE, GREY = (192, 38, 28), (255, 255, 255), (70, 130, 195), (225, 225, 225)
+
+
+def colour(result):
+    """As "#rrggbb"."""
+    if result is None or "error" in result:
+        return "#%02x%02x%02x" % GREY
+    ratio = min(max(result["speedup"]["median"], SLOWEST), FASTEST)
+    end, farthest = (RED, SLOWEST) if ratio < 1 else (BLUE, FASTEST)
+    share = math.log(ratio) / math.log(farthest)
+    return "#%02x%02x%02x" % tuple(round(white + share * (other - white)) for white, other in zip(WHITE, end))

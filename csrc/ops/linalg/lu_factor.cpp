@@ -1,0 +1,214 @@
+// lu_factor_ex(A, pivot) -> (LU, pivots, info) and lu(A, pivot) -> (P, L, U), of float32 matrices of any strides.
+#include "lu.h"
+
+#include "../plan.h"
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+namespace metalcore {
+
+namespace {
+
+void dispatch_elements(gpu::Encoder& encoder, int64_t count) {
+  encoder.dispatch_threads({grid_side(count)}, {256});
+}
+
+// A buffer for an argument that a kernel will not touch.
+const Tensor& any(const Tensor* wanted, const Tensor& otherwise) { return wanted ? *wanted : otherwise; }
+
+bool vectors(const Matrices& of) {
+  return of.column_stride == 1 && of.row_stride % 4 == 0 && of.batch_stride % 4 == 0 &&
+         gpu::view_of(of.tensor).offset % 16 == 0;
+}
+
+// The panels, from left to right. Their pivots may only come from below, so a panel's rows are the matrix's from its
+// first on; `sources` tells the kernels after it where these have gone.
+void blocked(const LuFactors& results, const MatrixShape& shape, bool pivoting) {
+  const uint32_t m = grid_side(shape.rows), n = grid_side(shape.columns), batch = grid_side(shape.batch);
+  const uint32_t steps = std::min(m, n);
+  const Tensor sources = new_tensor({shape.batch, shape.rows}, ScalarType::Int, results.lu);
+  const Tensor& permutation = results.permutation ? *results.permutation : sources;
+  gpu::encode(results.lu, [&](gpu::Encoder& encoder) {
+    if (results.permutation) {
+      encoder.kernel("lu_identity_permutation").buffer(0, permutation).bytes(1, LuResultParams{.rows = m});
+      dispatch_elements(encoder, permutation.numel());
+    }
+    for (uint32_t first = 0; first < steps;) {
+      const LuPanel panel = lu_panel(m - first);
+      const uint32_t width = std::min(panel.width, steps - first);
+      LuParams p{};
+      p.a_batch = p.lu_batch = int64_t{m} * n;
+      p.a_row = p.lu_row = n;
+      p.a_column = 1;
+      p.matrices = batch;
+      p.rows = m - first, p.columns = width;
+      p.tiles = p.factors = p.sources = 1;
+      p.pivoting = pivoting;
+      p.first = first, p.pivots_batch = steps;
+      p.row_threads = panel.row_threads;
+      p.vectors = n % 4 == 0 ? LU_VECTORS_A | LU_VECTORS_LU : 0;
+      encoder.kernel(panel.kernel);
+      if (panel.row_threads > 0)
+        encoder.buffer(0, results.lu).buffer(1, results.lu).buffer(2, results.lu).buffer(3, results.pivots)
+            .buffer(4, results.info).buffer(5, sources).buffer(6, results.lu).bytes(7, p);
+      else
+        encoder.buffer(0, results.lu).buffer(1, results.pivots).buffer(2, results.info).buffer(3, sources).bytes(4, p);
+      encoder.dispatch_threadgroups({batch}, {panel.threads});
+
+      LuStepParams step{m, n, first, width, 0, 0, steps, results.permutation.has_value()};
+      step.tiles = std::max(ceil_div<uint32_t>(n - width, LU_ROWS_THREADS), 1u);
+      encoder.kernel("lu_rows").buffer(0, results.lu).buffer(1, results.pivots).buffer(2, sources);
+      encoder.buffer(3, permutation).bytes(4, step);
+      encoder.dispatch_threadgroups({grid_side(int64_t{batch} * step.tiles)}, {LU_ROWS_THREADS});
+
+      first += width;
+      if (first < m && first < n) {
+        step.column_tiles = ceil_div<uint32_t>(n - first, LU_UPDATE_TILE);
+        step.tiles = step.column_tiles * ceil_div<uint32_t>(m - first, LU_UPDATE_TILE);
+        encoder.kernel("lu_update").buffer(0, results.lu).bytes(1, step);
+        encoder.dispatch_threadgroups({grid_side(int64_t{batch} * step.tiles)}, {LU_UPDATE_TILE * LU_UPDATE_TILE / 16});
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void lu_small(const LuPlan& plan, const LuSmall& of, const LuFactors& results) {
+  const Matrices& a = of.a;
+  LuParams p{};
+  p.a_batch = a.batch_stride, p.a_row = a.row_stride, p.a_column = a.column_stride;
+  if (of.b) p.b_batch = of.b->batch_stride, p.b_row = of.b->row_stride, p.b_column = of.b->column_stride;
+  p.lu_batch = a.rows * a.columns, p.lu_row = a.columns;
+  p.x_row = of.x_row, p.x_column = of.x_column;
+  p.matrices = grid_side(a.batch);
+  p.rows = grid_side(a.rows), p.columns = grid_side(a.columns);
+  p.right = grid_side(of.right), p.tile = plan.tile;
+  p.tiles = plan.tile > 0 ? ceil_div(p.right, plan.tile) : 1;
+  p.given = of.given;
+  p.identity = !of.b;
+  p.pivoting = of.pivoting;
+  p.factors = of.factors;
+  p.sources = results.permutation.has_value();
+  p.pivots_batch = std::min(p.rows, p.columns);
+  p.row_threads = plan.row_threads;
+  if (vectors(a)) p.vectors |= LU_VECTORS_A;
+  if (of.b && vectors(*of.b)) p.vectors |= LU_VECTORS_B;
+  if (a.columns % 4 == 0) p.vectors |= LU_VECTORS_LU;
+  if (of.x_column == 1 && of.x_row % 4 == 0) p.vectors |= LU_VECTORS_X;
+  const Tensor& info = results.info;
+  gpu::encode(a.tensor, [&](gpu::Encoder& encoder) {
+    encoder.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, of.b ? of.b->tensor : a.tensor);
+    encoder.buffer(2, any(of.factors ? &results.lu : nullptr, info));
+    encoder.buffer(3, any(of.factors || of.given ? &results.pivots : nullptr, info)).buffer(4, info);
+    encoder.buffer(5, any(results.permutation ? &*results.permutation : nullptr, info));
+    encoder.buffer(6, any(of.x, info)).bytes(7, p);
+    encoder.dispatch_threadgroups({grid_side(ceil_div<int64_t>(a.batch * p.tiles, plan.matrices))}, {plan.threads});
+  });
+}
+
+Tensor lu_permutation(const Tensor& pivots, int64_t rows) {
+  std::vector<int64_t> sizes(pivots.sizes().begin(), pivots.sizes().end());
+  const int64_t steps = sizes.back();
+  sizes.back() = rows;
+  const Tensor permutation = new_tensor(sizes, ScalarType::Int, pivots);
+  if (permutation.numel() == 0) return permutation;
+  const Tensor packed = as_contiguous(pivots);
+  gpu::encode(pivots, [&](gpu::Encoder& encoder) {
+    encoder.kernel("lu_permutation").buffer(0, packed).buffer(1, permutation);
+    encoder.bytes(2, LuResultParams{.rows = grid_side(rows), .columns = 0, .pivots = grid_side(steps)});
+    encoder.dispatch_threadgroups({grid_side(permutation.numel() / rows)}, {gpu::kSimdWidth});
+  });
+  return permutation;
+}
+
+Tensor lu_permute(const Tensor& input, const Tensor& permutation, bool transpose) {
+  const Matrices b = matrices(input);
+  const Tensor x = new_tensor(input.sizes(), ScalarType::Float, input);
+  gpu::encode(input, [&](gpu::Encoder& encoder) {
+    encoder.kernel("lu_permute").buffer(0, b.tensor).buffer(1, permutation).buffer(2, x);
+    encoder.bytes(3, LuPermuteParams{b.batch_stride, b.row_stride, b.column_stride, grid_side(b.rows),
+                                     grid_side(b.columns), transpose});
+    dispatch_elements(encoder, x.numel());
+  });
+  return x;
+}
+
+LuFactors lu_factors(const Tensor& input, bool pivoting, bool with_permutation) {
+  const MatrixShape shape = matrix_shape(input.sizes());
+  const int64_t steps = std::min(shape.rows, shape.columns);
+  const LuPlan plan = plan_lu(shape.rows, shape.columns, shape.batch, 0, gpu::tuning(input));
+  if (plan.variant == LuVariant::torch) {
+    auto [lu, pivots, info] = call_torch<3>("aten::linalg_lu_factor_ex", "", input, pivoting, false);
+    LuFactors results{as_contiguous(lu), as_contiguous(pivots), info, std::nullopt};
+    if (with_permutation) results.permutation = lu_permutation(results.pivots, shape.rows);
+    return results;
+  }
+  LuFactors results{new_tensor(input.sizes(), ScalarType::Float, input),
+                    new_tensor(batch_sizes(input, {steps}), ScalarType::Int, input),
+                    new_tensor(batch_sizes(input, {}), ScalarType::Int, input), std::nullopt};
+  if (with_permutation) results.permutation = new_tensor(batch_sizes(input, {shape.rows}), ScalarType::Int, input);
+  if (plan.variant == LuVariant::empty) {
+    torch::stable::zero_(results.info);
+    if (results.permutation) results.permutation = lu_permutation(results.pivots, shape.rows);
+  } else if (plan.variant == LuVariant::blocked) {
+    torch::stable::copy_(results.lu, input);
+    blocked(results, shape, pivoting);
+  } else {
+    lu_small(plan, {matrices(input), nullptr, nullptr, 0, 0, 0, pivoting, true}, results);
+  }
+  return results;
+}
+
+namespace {
+
+void check_matrices(const char* op, const Tensor& a) {
+  const ScalarType dtype = a.scalar_type();
+  check(dtype == ScalarType::Float, "metalcore::", op, ": A must be float32, not ", dtype_name(dtype));
+  check(a.dim() >= 2, "linalg.", op, ": The input tensor A must have at least 2 dimensions.");
+}
+
+std::tuple<Tensor, Tensor, Tensor> lu_factor_ex(const Tensor& a, bool pivot) {
+  check_matrices("lu_factor_ex", a);
+  const LuFactors results = lu_factors(a, pivot, false);
+  return {results.lu, results.pivots, results.info};
+}
+
+// P is empty without pivoting, as PyTorch's.
+std::tuple<Tensor, Tensor, Tensor> lu(const Tensor& a, bool pivot) {
+  check_matrices("lu", a);
+  const LuFactors results = lu_factors(a, pivot, pivot);
+  const MatrixShape s = matrix_shape(a.sizes());
+  const int64_t k = std::min(s.rows, s.columns);
+  const Tensor p = new_tensor(pivot ? batch_sizes(a, {s.rows, s.rows}) : std::vector<int64_t>{0}, ScalarType::Float, a);
+  const Tensor l = new_tensor(batch_sizes(a, {s.rows, k}), ScalarType::Float, a);
+  const Tensor u = new_tensor(batch_sizes(a, {k, s.columns}), ScalarType::Float, a);
+  gpu::encode(a, [&](gpu::Encoder& encoder) {
+    auto part = [&](const Tensor& result, uint32_t which) {
+      if (result.numel() == 0) return;
+      encoder.kernel("lu_part").buffer(0, results.lu).buffer(1, pivot ? *results.permutation : results.pivots);
+      encoder.buffer(2, result).bytes(3, LuResultParams{.rows = grid_side(s.rows), .columns = grid_side(s.columns),
+                                                        .pivots = grid_side(k), .matrices = 0, .part = which});
+      dispatch_elements(encoder, result.numel());
+    };
+    part(p, LU_PART_P);
+    part(l, LU_PART_L);
+    part(u, LU_PART_U);
+  });
+  return {p, l, u};
+}
+
+}  // namespace
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("lu_factor_ex(Tensor A, bool pivot) -> (Tensor, Tensor, Tensor)");
+  m.def("lu(Tensor A, bool pivot) -> (Tensor, Tensor, Tensor)");
+}
+
+METALCORE_KERNELS(m) {
+  m.impl("lu_factor_ex", TORCH_BOX(&metalcore::lu_factor_ex));
+  m.impl("lu", TORCH_BOX(&metalcore::lu));
+}

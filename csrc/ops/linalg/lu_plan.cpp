@@ -1,0 +1,119 @@
+#include "lu_plan.h"
+
+#include "../../../kernels/linalg/lu.h"
+#include "../plan.h"
+#include "matrices.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace metalcore {
+
+namespace {
+
+constexpr uint32_t kThreadRows = 4;
+constexpr uint32_t kThreadThreadgroup = 128;
+constexpr uint32_t kSimdRows = 32;
+constexpr uint32_t kSimdThreadgroup = 4;  // simdgroups
+
+// Kernels of lu_block.metal: quads of a row that a thread holds, and how many threads have registers for that.
+struct BlockKernel {
+  const char* name;
+  uint32_t quads, most_threads;
+};
+constexpr BlockKernel kBlockKernels[] = {
+    {"lu_block_4", 4, 1024}, {"lu_block_8", 8, 512}, {"lu_block_16", 16, 512}, {"lu_block_17", 17, 512}};
+constexpr uint32_t kPanelRows = 512;  // of a panel with LU_PANEL columns
+
+struct Block {
+  const BlockKernel* kernel;
+  uint32_t row_threads, threads;
+};
+
+// The fewest threads that hold `columns` columns of `rows` rows; nothing where that would be too many.
+std::optional<Block> block_of(int64_t rows, int64_t columns, uint32_t most_threads) {
+  const int64_t row_threads = round_up<int64_t>(rows, gpu::kSimdWidth);
+  std::optional<Block> best;
+  for (const BlockKernel& kernel : kBlockKernels) {
+    const int64_t threads = row_threads * ceil_div<int64_t>(columns, 4 * kernel.quads);
+    if (threads <= std::min(kernel.most_threads, most_threads) && (!best || threads < best->threads))
+      best = Block{&kernel, grid_side(row_threads), grid_side(threads)};
+  }
+  return best;
+}
+
+std::string with_right(int64_t right) {
+  return right == 0 ? "" : " with " + std::to_string(right) + (right == 1 ? " column of B" : " columns of B");
+}
+
+// The most columns of B, up to `right` and a multiple of 4 if less, that a threadgroup has registers for beside A.
+int64_t block_tile(int64_t n, int64_t right, uint32_t most_threads) {
+  const int64_t a_columns = round_up<int64_t>(n, 4), row_threads = round_up<int64_t>(n, gpu::kSimdWidth);
+  int64_t room = 0;
+  for (const BlockKernel& kernel : kBlockKernels)
+    room = std::max(room, std::min(kernel.most_threads, most_threads) / row_threads * 4 * kernel.quads - a_columns);
+  if (right <= room) return right;
+  if (room < 4) return 0;
+  return std::min(round_up<int64_t>(ceil_div(right, ceil_div(right, room)), 4), room / 4 * 4);
+}
+
+bool torch_is_faster(int64_t n, int64_t batch, const gpu::Tuning& tuning) {
+  for (const auto& [size, at_most] : tuning.lu_torch)
+    if (n > size && batch <= at_most) return true;
+  return false;
+}
+
+}  // namespace
+
+const char* name_of(LuVariant variant) {
+  switch (variant) {
+    case LuVariant::empty: return "empty";
+    case LuVariant::thread: return "thread";
+    case LuVariant::simd: return "simd";
+    case LuVariant::block: return "block";
+    case LuVariant::blocked: return "blocked";
+    case LuVariant::torch: return "torch";
+  }
+  return "";
+}
+
+LuPanel lu_panel(uint32_t rows) {
+  const uint32_t width = rows <= kPanelRows ? LU_PANEL : LU_PANEL / 2;
+  const std::optional<Block> block = block_of(rows, width, gpu::kMaxThreads);
+  if (!block) return {"lu_looped_panel", LU_LOOPED_PANEL, gpu::kMaxThreads, 0};
+  return {block->kernel->name, width, block->threads, block->row_threads};
+}
+
+LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tuning& tuning, bool factored) {
+  const std::string what = times(m, n) + with_right(right);
+  if (m == 0 || n == 0 || batch == 0) return {LuVariant::empty, what + ": nothing to factor", "", 0, 0, 0, 0};
+  if (!factored && torch_is_faster(std::max(m, n), batch, tuning))
+    return {LuVariant::torch, what + ": PyTorch's own op is faster for " + std::to_string(batch) + " of these", "", 0, 0, 0, 0};
+  if (m == n && n <= kThreadRows && !factored)
+    return {LuVariant::thread, what + ": a matrix in the registers of a thread", "lu_thread_" + std::to_string(n),
+            kThreadThreadgroup, kThreadThreadgroup, 0, grid_side(std::min(right, n))};
+
+  if (std::max(m, n) <= kSimdRows) {
+    const uint32_t lanes = std::max(m, n) <= 8 ? 8 : std::max(m, n) <= 16 ? 16 : 32;
+    uint32_t tile = 0;
+    for (uint32_t columns : {4u, 8u, 16u, 32u})
+      if (right > 0 && tile < right && columns <= lanes && !(columns == 8 && lanes > 8)) tile = columns;
+    return {LuVariant::simd,
+            what + ": rows of up to " + std::to_string(lanes) + " columns, one a lane",
+            "lu_simd_" + times(lanes, tile), kSimdThreadgroup * gpu::kSimdWidth / lanes,
+            kSimdThreadgroup * gpu::kSimdWidth, 0, tile};
+  }
+  const int64_t tile = right == 0 ? 0 : block_tile(n, right, tuning.lu_block_threads);
+  const int64_t columns = round_up<int64_t>(n, 4) + tile;
+  if (right == 0 || tile > 0)
+    if (const std::optional<Block> block = block_of(m, columns, tuning.lu_block_threads))
+      return {LuVariant::block,
+              what + ": in the registers of a threadgroup, " + std::to_string(4 * block->kernel->quads) +
+                  " columns of a row a thread",
+              block->kernel->name, 1, block->threads, block->row_threads, grid_side(tile)};
+  return {LuVariant::blocked,
+          what + " is larger than a threadgroup holds: panels of up to " + std::to_string(LU_PANEL) + " columns",
+          "", 0, 0, 0, 0};
+}
+
+}  // namespace metalcore

@@ -1,0 +1,157 @@
+// solve_ex(A, B, left, factors) -> (X, LU, pivots, info), inv_ex(A) -> (inverse, info) and
+// lu_solve(LU, pivots, B, left, adjoint) -> X, of float32 matrices of any strides; row-major results.
+#include "lu.h"
+
+#include "../../../kernels/linalg/qr.h"
+#include "triangular.h"
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+namespace metalcore {
+
+MatrixShape check_square(const char* op, const Tensor& a) {
+  const ScalarType dtype = a.scalar_type();
+  check(dtype == ScalarType::Float, "metalcore::", op, ": A must be float32, not ", dtype_name(dtype));
+  check(a.dim() >= 2, "linalg.", op, ": The input tensor A must have at least 2 dimensions.");
+  const MatrixShape shape = matrix_shape(a.sizes());
+  check(shape.rows == shape.columns, "linalg.", op, ": A must be batches of square matrices, but they are ", shape.rows,
+        " by ", shape.columns, " matrices");
+  return shape;
+}
+
+namespace {
+
+Tensor transposed(const Tensor& a) { return torch::stable::transpose(a, -2, -1); }
+
+// One batch for A and B: the Python functions broadcast.
+void check_right(const char* op, const Tensor& a, const Tensor& b, bool left) {
+  check(b.scalar_type() == ScalarType::Float, "metalcore::", op, ": B must be float32, not ", dtype_name(b.scalar_type()));
+  check_same_device(op, "B", b, a);
+  check(b.dim() == a.dim() && std::equal(a.sizes().begin(), a.sizes().end() - 2, b.sizes().begin()), "metalcore::", op,
+        ": B must have the batch of A, whose shape is ", shape_text(a), ", not shape ", shape_text(b));
+  check(b.size(left ? -2 : -1) == a.size(-1), "metalcore::", op, ": Incompatible shapes of A and B for the equation ",
+        left ? "AX = B" : "XA = B", " (", shape_text(a), " and ", shape_text(b), ")");
+}
+
+Tensor empty_of(const Tensor& like, ScalarType dtype) { return new_tensor({0}, dtype, like); }
+
+// Batches of it, as `like` has.
+Tensor identity(const Tensor& like, int64_t n) {
+  const Tensor result = new_tensor(like.sizes(), ScalarType::Float, like);
+  const uint32_t side = grid_side(n);
+  gpu::encode(like, [&](gpu::Encoder& encoder) {
+    encoder.kernel("qr_identity").buffer(0, result).bytes(1, QrResultParams{side, side, 0});
+    encoder.dispatch_threads({grid_side(result.numel())}, {256});
+  });
+  return result;
+}
+
+// A X = B where a tile of B goes along with the factorization, else with the factors of all of A. B nullptr stands for
+// the identity; `transpose` for Aᵀ Xᵀ = Bᵀ, where A, B and X are given as they are stored.
+struct Solved {
+  Tensor x;
+  LuFactors factors;
+};
+Solved solve(const Tensor& a, const Tensor* b, bool transpose, bool with_factors) {
+  const MatrixShape s = matrix_shape(a.sizes());
+  const Tensor x = new_tensor(b ? b->sizes() : a.sizes(), ScalarType::Float, a);
+  const int64_t right = !b ? s.rows : b->size(transpose ? -2 : -1);
+  const Tensor a_taken = transpose ? transposed(a) : a;
+  const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(a));
+  const bool together = plan.tile > 0 && x.numel() > 0;
+  if (together) {
+    LuFactors factors{with_factors ? new_tensor(a.sizes(), ScalarType::Float, a) : empty_of(a, ScalarType::Float),
+                      with_factors ? new_tensor(batch_sizes(a, {s.rows}), ScalarType::Int, a) : empty_of(a, ScalarType::Int),
+                      new_tensor(batch_sizes(a, {}), ScalarType::Int, a), std::nullopt};
+    const Matrices on_left = matrices(a_taken);
+    std::optional<Matrices> on_right;
+    if (b) on_right = matrices(transpose ? transposed(*b) : *b);
+    lu_small(plan, {on_left, on_right ? &*on_right : nullptr, &x, right, transpose ? 1 : right,
+                    transpose ? s.rows : 1, true, with_factors}, factors);
+    return {x, factors};
+  }
+  LuFactors factors = lu_factors(a_taken, true, true);
+  if (x.numel() == 0) return {x, factors};
+  const Tensor b_taken = b ? (transpose ? transposed(*b) : *b) : identity(a, s.rows);
+  const Tensor found = lu_solve_factored(factors.lu, *factors.permutation, b_taken, false);
+  return {transpose ? torch::stable::contiguous(transposed(found)) : found, factors};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> solve_ex(const Tensor& a, const Tensor& b, bool left, bool with_factors) {
+  const MatrixShape s = check_square("solve", a);
+  check_right("solve", a, b, left);
+  const int64_t right = b.size(left ? -1 : -2);
+  if (plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(a)).variant == LuVariant::torch) {
+    // The factors of Aᵀ where X A = B, as ours.
+    auto [x, lu, pivots, info] = call_torch<4>("aten::_linalg_solve_ex", "", left ? a : transposed(a),
+                                               left ? b : transposed(b), true, false);
+    if (!left) x = transposed(x);
+    return {as_contiguous(x), with_factors ? as_contiguous(lu) : empty_of(a, ScalarType::Float),
+            with_factors ? pivots : empty_of(a, ScalarType::Int), info};
+  }
+  Solved found = solve(a, &b, !left, with_factors);
+  if (!with_factors) return {found.x, empty_of(a, ScalarType::Float), empty_of(a, ScalarType::Int), found.factors.info};
+  return {found.x, found.factors.lu, found.factors.pivots, found.factors.info};
+}
+
+std::tuple<Tensor, Tensor> inv_ex(const Tensor& a) {
+  const MatrixShape s = check_square("inv", a);
+  if (plan_lu(s.rows, s.rows, s.batch, s.rows, gpu::tuning(a)).variant == LuVariant::torch) {
+    auto [inverse, info] = call_torch<2>("aten::linalg_inv_ex", "", a, false);
+    return {as_contiguous(inverse), info};
+  }
+  Solved found = solve(a, nullptr, false, false);
+  return {found.x, found.factors.info};
+}
+
+Tensor lu_solve(const Tensor& lu, const Tensor& pivots, const Tensor& b, bool left, bool adjoint) {
+  const MatrixShape s = check_square("lu_solve", lu);
+  check_right("lu_solve", lu, b, left);
+  check(pivots.scalar_type() == ScalarType::Int, "linalg.lu_solve: pivots should be a Tensor of scalar type torch.int32");
+  check_same_device("lu_solve", "pivots", pivots, lu);
+  check(pivots.dim() == lu.dim() - 1 && std::equal(pivots.sizes().begin(), pivots.sizes().end(), lu.sizes().begin()),
+        "linalg.lu_solve: Expected LU.shape[:-1] and pivots.shape to be the same, but got pivots with shape ",
+        shape_text(pivots), " instead");
+  if (b.numel() == 0) return new_tensor(b.sizes(), ScalarType::Float, b);
+  // X A = B is Aᵀ Xᵀ = Bᵀ, and the factors of A transposed give the solution of Aᵀ X = B.
+  const bool transpose = adjoint == left;
+  const int64_t right = b.size(left ? -1 : -2);
+  const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(b), true);
+  if (plan.tile > 0) {
+    const Tensor x = new_tensor(b.sizes(), ScalarType::Float, b), packed = as_contiguous(pivots);
+    const Matrices factors = matrices(transpose ? transposed(lu) : lu), on_right = matrices(left ? b : transposed(b));
+    lu_small(plan, {factors, &on_right, &x, right, left ? right : 1, left ? 1 : s.rows, false, false,
+                    uint32_t(transpose ? LU_ADJOINT : LU_FACTORED)}, {packed, packed, packed, std::nullopt});
+    return x;
+  }
+  const Tensor permutation = lu_permutation(pivots, s.rows);
+  if (left) return lu_solve_factored(lu, permutation, b, transpose);
+  return torch::stable::contiguous(transposed(lu_solve_factored(lu, permutation, transposed(b), transpose)));
+}
+
+}  // namespace
+
+Tensor lu_solve_factored(const Tensor& lu, const Tensor& permutation, const Tensor& b, bool transpose) {
+  if (transpose) {
+    const Tensor of_u = solve_triangular(transposed(lu), b, false, true, false);
+    return lu_permute(solve_triangular(transposed(lu), of_u, true, true, true), permutation, true);
+  }
+  const Tensor of_l = solve_triangular(lu, lu_permute(b, permutation, false), false, true, true);
+  return solve_triangular(lu, of_l, true, true, false);
+}
+
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("solve_ex(Tensor A, Tensor B, bool left, bool factors) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("inv_ex(Tensor A) -> (Tensor, Tensor)");
+  m.def("lu_solve(Tensor LU, Tensor pivots, Tensor B, bool left, bool adjoint) -> Tensor");
+}
+
+METALCORE_KERNELS(m) {
+  m.impl("solve_ex", TORCH_BOX(&metalcore::solve_ex));
+  m.impl("inv_ex", TORCH_BOX(&metalcore::inv_ex));
+  m.impl("lu_solve", TORCH_BOX(&metalcore::lu_solve));
+}

@@ -1,0 +1,206 @@
+// solve_triangular(A, B, upper, left, unitriangular) -> X: triangular systems of batches of float32 matrices of any strides.
+#include "triangular.h"
+
+#include "../../../kernels/linalg/triangular.h"
+#include "../plan.h"
+#include "matrices.h"
+#include "triangular_plan.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+namespace metalcore {
+namespace {
+
+std::string sizes_text(int64_t rows, int64_t columns) { return std::to_string(rows) + "x" + std::to_string(columns); }
+
+// The shape of X. The errors are PyTorch's.
+std::vector<int64_t> check_shapes(const std::vector<int64_t>& a, const std::vector<int64_t>& b, bool left) {
+  check(a.size() >= 2, "linalg.solve_triangular: The input tensor A must have at least 2 dimensions.");
+  check(b.size() >= 2, "linalg.solve_triangular: The input tensor B must have at least 2 dimensions.");
+  const MatrixShape A = matrix_shape(a), B = matrix_shape(b);
+  check(A.rows == A.columns, "linalg.solve_triangular: A must be batches of square matrices, but they are ", A.rows,
+        " by ", A.columns, " matrices");
+  check(A.rows == (left ? B.rows : B.columns), "linalg.solve_triangular: Incompatible shapes of A and B for the equation ",
+        left ? "AX = B" : "XA = B", " (", sizes_text(A.rows, A.columns), " and ", sizes_text(B.rows, B.columns), ")");
+  std::vector<int64_t> sizes(std::max(a.size(), b.size()), 1);
+  for (size_t back = 1; back <= sizes.size(); ++back) {
+    const int64_t i = back <= a.size() ? a[a.size() - back] : 1, j = back <= b.size() ? b[b.size() - back] : 1;
+    int64_t& size = sizes[sizes.size() - back];
+    if (back <= 2) {
+      size = j;
+      continue;
+    }
+    check(i == j || i == 1 || j == 1, "The size of tensor a (", j, ") must match the size of tensor b (", i,
+          ") at non-singleton dimension ", sizes.size() - back);
+    size = i == 1 ? j : i;
+  }
+  return sizes;
+}
+
+// The matrices of a tensor, as a batch of the shape `batch` (the first sizes of `of`).
+Matrices broadcast(const Tensor& tensor, const std::vector<int64_t>& of) {
+  const std::vector<int64_t> sizes(tensor.sizes().begin(), tensor.sizes().end());
+  std::vector<int64_t> expanded = of;
+  expanded[of.size() - 2] = sizes[sizes.size() - 2];
+  expanded[of.size() - 1] = sizes[sizes.size() - 1];
+  if (sizes == expanded) return matrices(tensor);
+  if (matrix_shape(sizes).batch == 1) {
+    Matrices one = matrices(tensor);
+    one.batch_stride = 0;
+    return one;
+  }
+  return matrices(call_torch<1>("aten::expand", "", tensor, expanded, false)[0]);
+}
+
+StridedMatrices strided(int64_t first, int64_t batch, int64_t row, int64_t column) {
+  return {first, batch, row, column, std::abs(column) <= std::abs(row)};
+}
+
+StridedMatrices transposed(const StridedMatrices& m) { return strided(m.first, m.batch, m.column, m.row); }
+
+// The part of each matrix that begins at (row, column).
+StridedMatrices from(const StridedMatrices& m, int64_t row, int64_t column) {
+  StridedMatrices part = m;
+  part.first += row * m.row + column * m.column;
+  return part;
+}
+
+// As the kernels see it: A lower triangular and on the left. X A = B is Aᵀ Xᵀ = Bᵀ; an upper triangle is a lower one
+// read backwards, and then so are the rows of X and B.
+struct Problem {
+  Tensor a, b, x;
+  TriangularParams params;
+};
+
+StridedMatrices backwards(StridedMatrices m, int64_t rows, int64_t columns, bool both) {
+  m.first += (rows - 1) * m.row + (both ? (columns - 1) * m.column : 0);
+  return strided(m.first, m.batch, -m.row, both ? -m.column : m.column);
+}
+
+Problem problem_of(const Tensor& a, const Tensor& b, const Tensor& x, bool upper, bool left, bool unitriangular) {
+  const std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  const Matrices A = broadcast(a, sizes), B = broadcast(b, sizes), X = matrices(x);
+  const int64_t n = A.rows, columns = left ? X.columns : X.rows;
+  auto view = [&](const Matrices& m) {
+    const StridedMatrices s = strided(0, m.batch_stride, m.row_stride, m.column_stride);
+    return left ? s : transposed(s);
+  };
+  TriangularParams p{.a = view(A),
+                     .b = view(B),
+                     .x = view(X),
+                     .matrices = grid_side(X.batch),
+                     .order = grid_side(n),
+                     .columns = grid_side(columns),
+                     .column_tiles = 1,
+                     .unit = unitriangular};
+  if (upper == left) {
+    p.a = backwards(p.a, n, n, true);
+    p.b = backwards(p.b, n, columns, false);
+    p.x = backwards(p.x, n, columns, false);
+  }
+  return {A.tensor, B.tensor, X.tensor, p};
+}
+
+void solve(gpu::Encoder& encoder, const TriangularPlan& plan, const Problem& of, const Tensor& b,
+           TriangularParams params) {
+  params.column_tiles = ceil_div(params.columns, plan.columns);
+  encoder.kernel(plan.kernel).buffer(0, of.a).buffer(1, b).buffer(2, of.x).bytes(3, params);
+  encoder.dispatch_threadgroups({grid_side(ceil_div<int64_t>(int64_t{params.matrices} * params.column_tiles, plan.slots))},
+                                {plan.threads});
+}
+
+void update(gpu::Encoder& encoder, const TriangularPlan& plan, const Problem& of, const Tensor& b,
+            TriangularUpdateParams params) {
+  params.row_tiles = ceil_div(params.rows, plan.update_rows);
+  params.column_tiles = ceil_div(params.columns, plan.update_columns);
+  encoder.kernel(plan.update).buffer(0, of.a).buffer(1, of.x).buffer(2, b).buffer(3, of.x).bytes(4, params);
+  encoder.dispatch_threadgroups(
+      {grid_side(int64_t{of.params.matrices} * params.row_tiles * params.column_tiles)}, {plan.update_threads});
+}
+
+// Right-looking: a panel of rows is solved, and then taken out of all rows below. The first panel finds them in B.
+void blocked(gpu::Encoder& encoder, const TriangularPlan& plan, const Problem& of) {
+  const TriangularParams& all = of.params;
+  for (uint32_t first = 0; first < all.order; first += plan.panel) {
+    const uint32_t end = std::min(first + plan.panel, all.order);
+    const Tensor& b = first == 0 ? of.b : of.x;
+    const StridedMatrices& rows = first == 0 ? all.b : all.x;
+    TriangularParams panel = all;
+    panel.a = from(all.a, first, first);
+    panel.b = from(rows, first, 0);
+    panel.x = from(all.x, first, 0);
+    panel.order = end - first;
+    solve(encoder, plan, of, b, panel);
+    if (end == all.order) break;
+    update(encoder, plan, of, b,
+           {.a = from(all.a, end, first),
+            .solved = transposed(panel.x),
+            .b = from(rows, end, 0),
+            .x = from(all.x, end, 0),
+            .rows = all.order - end,
+            .depth = panel.order,
+            .columns = all.columns});
+  }
+}
+
+}  // namespace
+
+Tensor solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool left, bool unitriangular) {
+  for (const auto& [name, tensor] : {std::pair{"A", &a}, std::pair{"B", &b}})
+    check(tensor->scalar_type() == ScalarType::Float, "metalcore::solve_triangular: ", name, " must be float32, not ",
+          dtype_name(tensor->scalar_type()));
+  check_same_device("solve_triangular", "B", b, a);
+  const std::vector<int64_t> sizes = check_shapes({a.sizes().begin(), a.sizes().end()}, {b.sizes().begin(), b.sizes().end()}, left);
+  const MatrixShape shape = matrix_shape(sizes);
+  const TriangularPlan plan = plan_triangular(left ? shape.rows : shape.columns, left ? shape.columns : shape.rows,
+                                              shape.batch, gpu::tuning(a));
+  if (plan.variant == TriangularVariant::torch)
+    return as_contiguous(call_torch<1>("aten::linalg_solve_triangular", "", a, b, upper, left, unitriangular)[0]);
+  const Tensor x = new_tensor(sizes, ScalarType::Float, a);
+  if (plan.variant == TriangularVariant::empty) return x;
+  const Problem problem = problem_of(a, b, x, upper, left, unitriangular);
+  gpu::encode(x, [&](gpu::Encoder& encoder) {
+    if (plan.variant == TriangularVariant::blocked)
+      blocked(encoder, plan, problem);
+    else
+      solve(encoder, plan, problem, problem.b, problem.params);
+  });
+  return x;
+}
+
+namespace {
+
+// explain("solve_triangular", shape of A, shape of B, left=…). Of the blocked variant the first two dispatches.
+Explanation explain(const Request& request) {
+  check(request.shapes.size() == 2, "metalcore::solve_triangular: explain needs the shapes of A and B");
+  const bool left = request.option("left", "True") == "True";
+  const MatrixShape shape = matrix_shape(check_shapes(request.shapes[0], request.shapes[1], left));
+  const int64_t order = left ? shape.rows : shape.columns, columns = left ? shape.columns : shape.rows;
+  const TriangularPlan plan = plan_triangular(order, columns, shape.batch, gpu::tuning(request.device_type));
+  Explanation e{name_of(plan.variant), plan.why, {}};
+  if (plan.variant == TriangularVariant::empty || plan.variant == TriangularVariant::torch) return e;
+  const int64_t tiles = shape.batch * ceil_div<int64_t>(columns, plan.columns);
+  e.steps.push_back({plan.kernel, {grid_side(ceil_div<int64_t>(tiles, plan.slots))}, {plan.threads}});
+  if (plan.variant == TriangularVariant::blocked)
+    e.steps.push_back({plan.update,
+                       {grid_side(shape.batch * ceil_div<int64_t>(order - plan.panel, plan.update_rows) *
+                                  ceil_div<int64_t>(columns, plan.update_columns))},
+                       {plan.update_threads}});
+  return e;
+}
+
+const ExplainOp explain_solve_triangular("solve_triangular", explain);
+
+}  // namespace
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("solve_triangular(Tensor A, Tensor B, bool upper, bool left, bool unitriangular) -> Tensor");
+}
+
+METALCORE_KERNELS(m) {
+  m.impl("solve_triangular", TORCH_BOX(&metalcore::solve_triangular));
+}

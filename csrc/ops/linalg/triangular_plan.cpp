@@ -1,0 +1,115 @@
+#include "triangular_plan.h"
+
+#include "../../../kernels/linalg/triangular.h"
+#include "matrices.h"
+
+#include <algorithm>
+
+namespace metalcore {
+
+namespace {
+
+constexpr uint32_t kSimdOrder = 32;
+
+// 8, 16 or 32: the first that is not below n, or 32.
+uint32_t power_to_32(int64_t n) { return n <= 8 ? 8 : n <= 16 ? 16 : 32; }
+
+// Simdgroups in a threadgroup, as threadgroup memory allows: triangular_simd.metal.
+uint32_t simdgroups(uint32_t order, uint32_t lanes) { return order == 32 ? lanes / 8 : 4; }
+
+TriangularPlan simd_plan(int64_t order, int64_t columns) {
+  const uint32_t rows = power_to_32(order);
+  if (columns <= TRIANGULAR_FEW) {
+    const uint32_t few = columns == 1 ? 1 : TRIANGULAR_FEW;
+    return {.variant = TriangularVariant::simd,
+            .why = "a row a lane, with its " + std::to_string(columns) + " right-hand sides",
+            .kernel = "trsv_simd_" + times(rows, few),
+            .threads = 4 * gpu::kSimdWidth,
+            .slots = 4 * gpu::kSimdWidth / rows,
+            .columns = few};
+  }
+  const uint32_t lanes = power_to_32(columns), groups = simdgroups(rows, lanes);
+  return {.variant = TriangularVariant::simd,
+          .why = "a right-hand side a lane, " + std::to_string(lanes) + " lanes a system",
+          .kernel = "trsm_simd_" + times(rows, lanes),
+          .threads = groups * gpu::kSimdWidth,
+          .slots = groups * gpu::kSimdWidth / lanes,
+          .columns = lanes};
+}
+
+// A system or a panel of one by a threadgroup: a simdgroup solves while others multiply, more of them where the GPU has
+// little else to do.
+TriangularPlan few_plan(int64_t order, int64_t columns, int64_t batch, const gpu::Tuning& tuning) {
+  const uint32_t few = columns == 1 ? 1 : TRIANGULAR_FEW;
+  const uint32_t workers = order <= TRIANGULAR_VECTOR_SMALL                        ? 2
+                           : few == 1 && batch < tuning.triangular_vector_batch ? 16
+                                                                                 : 4;
+  return {.why = "a threadgroup a system, which keeps X in threadgroup memory",
+          .kernel = "trsv_block_" + times(few, workers),
+          .threads = (workers + 1) * gpu::kSimdWidth,
+          .slots = 1,
+          .columns = few};
+}
+
+// A right-hand side a thread. Where that makes few threadgroups, simdgroups share the rows instead.
+TriangularPlan many_plan(int64_t order, int64_t columns, int64_t batch, const gpu::Tuning& tuning) {
+  const auto groups = [&](uint32_t width) { return batch * ceil_div<int64_t>(columns, width); };
+  if (order <= TRIANGULAR_PANEL && groups(32) < tuning.triangular_panel_groups)
+    return {.why = "32 right-hand sides a threadgroup, whose simdgroups share the rows",
+            .kernel = "trsm_panel",
+            .threads = ceil_div<uint32_t>(grid_side(order), TRIANGULAR_TILE) * gpu::kSimdWidth,
+            .slots = 1,
+            .columns = 32};
+  uint32_t width = 128;
+  while (width > 32 && (2 * columns <= width || groups(width) < tuning.triangular_groups)) width /= 2;
+  return {.why = "a right-hand side a thread, " + std::to_string(width) + " a threadgroup",
+          .kernel = "trsm_block_" + std::to_string(width),
+          .threads = width,
+          .slots = 1,
+          .columns = width};
+}
+
+}  // namespace
+
+const char* name_of(TriangularVariant variant) {
+  switch (variant) {
+    case TriangularVariant::empty: return "empty";
+    case TriangularVariant::simd: return "simd";
+    case TriangularVariant::block: return "block";
+    case TriangularVariant::blocked: return "blocked";
+    case TriangularVariant::torch: return "torch";
+  }
+  return "";
+}
+
+TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, const gpu::Tuning& tuning) {
+  const std::string size = times(order, order) + " with " + std::to_string(columns) + " right-hand sides: ";
+  auto named = [&](TriangularPlan plan) {
+    plan.why = size + plan.why;
+    return plan;
+  };
+  if (order == 0 || columns == 0 || batch == 0)
+    return {.variant = TriangularVariant::empty, .why = size + "X has no elements"};
+  if (order <= kSimdOrder) return named(simd_plan(order, columns));
+  if (order >= tuning.triangular_torch_order && batch <= tuning.triangular_torch_batch)
+    return {.variant = TriangularVariant::torch, .why = size + "PyTorch's op is faster for so few large systems"};
+
+  const bool few = columns <= TRIANGULAR_FEW;
+  const int64_t whole = few ? (columns == 1 ? TRIANGULAR_VECTOR_ORDER : TRIANGULAR_VECTORS_ORDER) : TRIANGULAR_PANEL;
+  const int64_t rows = std::min(order, whole);
+  TriangularPlan plan = few ? few_plan(rows, columns, batch, tuning) : many_plan(rows, columns, batch, tuning);
+  if (order <= whole) {
+    plan.variant = TriangularVariant::block;
+    return named(plan);
+  }
+  plan.variant = TriangularVariant::blocked;
+  plan.panel = grid_side(whole);
+  plan.why = "panels of " + std::to_string(whole) + " rows, each solved and then taken out of the rows below; " + plan.why;
+  plan.update = few ? (columns == 1 ? "trsv_update_1" : "trsv_update_4") : "trsm_update";
+  plan.update_threads = few ? 256 : 128;
+  plan.update_rows = few ? TRIANGULAR_TILE : TRIANGULAR_UPDATE;
+  plan.update_columns = few ? TRIANGULAR_FEW : TRIANGULAR_UPDATE;
+  return named(plan);
+}
+
+}  // namespace metalcore

@@ -1,0 +1,77 @@
+// X = B - A S, what rows of X that are solved take from those that are not: a threadgroup makes 64 x 64 elements, a
+// thread 8 x 4 of them in registers, while A and Sᵀ (whose strides these are) go through threadgroup memory.
+#include <metal_stdlib>
+using namespace metal;
+
+#include "triangular_tile.h"
+
+constant constexpr uint kSide = TRIANGULAR_UPDATE;
+constant constexpr uint kDepth = 16;  // at once
+constant constexpr uint kThreads = 128;
+typedef Tile<kSide, kDepth> Slab;
+constant constexpr uint kEach = Slab::kFours / kThreads;
+
+[[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void trsm_update(
+    device const float* a [[buffer(0)]], device const float* solved [[buffer(1)]], device const float* b [[buffer(2)]],
+    device float* x [[buffer(3)]], constant TriangularUpdateParams& p [[buffer(4)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup float4 left[Slab::kSize], right[Slab::kSize];
+
+  const uint tiles = p.row_tiles * p.column_tiles;
+  const uint matrix = group / tiles;
+  const uint first_row = group % tiles / p.column_tiles * kSide, first_column = group % p.column_tiles * kSide;
+  const uint rows = p.rows - first_row, columns = p.columns - first_column;
+  const uint row_quad = thread_index / 16, column_quad = thread_index % 16;  // and the row quad 8 further down
+  a = matrix_at(a, p.a, matrix) + first_row * p.a.row;
+  solved = matrix_at(solved, p.solved, matrix) + first_column * p.solved.row;
+
+  float4 next_left[kEach], next_right[kEach];
+#pragma unroll
+  for (uint i = 0; i < kEach; ++i) {
+    next_left[i] = Slab::fetch(a, p.a, rows, p.depth, i * kThreads + thread_index);
+    next_right[i] = Slab::fetch(solved, p.solved, columns, p.depth, i * kThreads + thread_index);
+  }
+  float4 sums[8];
+#pragma unroll
+  for (uint i = 0; i < 8; ++i) sums[i] = float4(0.0f);
+  for (uint done = 0; done < p.depth;) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint i = 0; i < kEach; ++i) {
+      Slab::store(left, next_left[i], p.a, i * kThreads + thread_index);
+      Slab::store(right, next_right[i], p.solved, i * kThreads + thread_index);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    done += kDepth;
+    const uint depth = p.depth - min(done, p.depth);
+#pragma unroll
+    for (uint i = 0; i < kEach; ++i) {
+      const uint at = i * kThreads + thread_index;
+      next_left[i] = Slab::fetch(a + done * p.a.column, p.a, rows, depth, at);
+      next_right[i] = Slab::fetch(solved + done * p.solved.column, p.solved, columns, depth, at);
+    }
+#pragma unroll
+    for (uint k = 0; k < kDepth; ++k) {
+      const float4 r = right[k * Slab::kPitch + column_quad];
+#pragma unroll
+      for (uint half_of = 0; half_of < 2; ++half_of) {
+        const float4 l = left[k * Slab::kPitch + row_quad + 8 * half_of];
+#pragma unroll
+        for (uint e = 0; e < 4; ++e) sums[4 * half_of + e] = fma(float4(l[e]), r, sums[4 * half_of + e]);
+      }
+    }
+  }
+
+  b = matrix_at(b, p.b, matrix);
+  x = matrix_at(x, p.x, matrix);
+#pragma unroll
+  for (uint i = 0; i < 8; ++i) {
+    const uint row = first_row + 4 * row_quad + 32 * (i / 4) + i % 4;
+#pragma unroll
+    for (uint e = 0; e < 4; ++e) {
+      const uint column = first_column + 4 * column_quad + e;
+      if (row < p.rows && column < p.columns)
+        x[row * p.x.row + column * p.x.column] = b[row * p.b.row + column * p.b.column] - sums[i][e];
+    }
+  }
+}

@@ -1,0 +1,156 @@
+"""Determinants."""
+
+from __future__ import annotations
+
+import torch
+
+from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from ._common import in_float32, square, write_out
+
+__all__ = ["det", "slogdet"]
+
+
+def det(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Determinants, as torch.linalg.det: the product of U's diagonal in A = P L U, and of P's sign.
+
+    Args:
+        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the result is cast back.
+            Other input goes to PyTorch's op.
+        out: a tensor to write the determinants to.
+
+    Returns:
+        (*). 0 for singular matrices, 1 where n is 0. The product is formed with an exponent of its own: it over- or
+        underflows only where the determinant does. Gradients of any order, also for singular matrices.
+
+    Raises:
+        RuntimeError: as PyTorch's: matrices that are not square.
+    """
+    if not (accelerated(A) and square(A)):
+        return torch.linalg.det(A, out=out)
+    return write_out("linalg_det", out, lambda: in_float32(lambda A: _det(A)[0], A), A)
+
+
+def slogdet(A: torch.Tensor, *, out=None):
+    """Signs of determinants and the natural logarithms of their magnitudes, as torch.linalg.slogdet.
+
+    Args:
+        A: as for det.
+        out: a pair of tensors to write sign and logabsdet to.
+
+    Returns:
+        A torch.return_types.linalg_slogdet: the named tuple (sign, logabsdet), both (*). Singular matrices have 0 and
+        -inf. logabsdet has gradients of any order where A is not singular; sign's are zero.
+
+    Raises:
+        RuntimeError: as PyTorch's: matrices that are not square.
+    """
+    if not (accelerated(A) and square(A)):
+        return torch.linalg.slogdet(A, out=out)
+    results = write_out("linalg_slogdet", out, lambda: in_float32(lambda A: _slogdet(A)[:2], A), A)
+    return torch.return_types.linalg_slogdet(tuple(results))
+
+
+def _factors_like(A):
+    return A.new_empty(A.shape), A.new_empty(A.shape[:-1], dtype=torch.int32)
+
+
+@cpu_kernel("det")
+def _(A):
+    value, LU, pivots = torch.ops.aten._linalg_det(A)
+    return value, LU.contiguous(), pivots
+
+
+@fake_kernel("det")
+def _(A):
+    return A.new_empty(A.shape[:-2]), *_factors_like(A)
+
+
+@cpu_kernel("slogdet")
+def _(A):
+    sign, logabsdet, LU, pivots = torch.ops.aten._linalg_slogdet(A)
+    return sign, logabsdet, LU.contiguous(), pivots
+
+
+@fake_kernel("slogdet")
+def _(A):
+    return A.new_empty(A.shape[:-2]), A.new_empty(A.shape[:-2]), *_factors_like(A)
+
+
+def _diagonal(values, n):
+    """n x n, with the value of each matrix all along its diagonal."""
+    return torch.diag_embed(values.unsqueeze(-1).expand(*values.shape, n))
+
+
+def _det_save(ctx, inputs, output):
+    value, LU, pivots = output
+    ctx.mark_non_differentiable(LU, pivots)
+    ctx.save_for_backward(inputs[0], value, LU, pivots)
+
+
+def _det_backward(ctx, grad, *_):
+    """The matrix of cofactors, det(A) A⁻ᵀ, times grad."""
+    A, value, LU, pivots = ctx.saved_tensors
+    if A.numel() == 0:
+        return torch.zeros_like(A)
+    return _cofactors(A, value, grad) if torch.is_grad_enabled() else _cofactors_by_factors(LU, pivots, grad)
+
+
+def _cofactors_by_factors(LU, pivots, grad):
+    """With zeros of U's diagonal replaced by numbers that are tiny against the others: the determinant and the inverse
+    of that, which are not singular, have the cofactors of A as their product, but for as tiny an error."""
+    n = LU.shape[-1]
+    diagonal = LU.diagonal(dim1=-2, dim2=-1)
+    largest = diagonal.abs().amax(-1, keepdim=True)
+    tiny = torch.finfo(LU.dtype).eps * torch.where(largest == 0, 1, largest)
+    change = torch.where(diagonal == 0, tiny, 0)
+    exchanges = (pivots != torch.arange(1, n + 1, device=pivots.device)).sum(-1)
+    value = (diagonal + change).prod(-1) * (1 - 2 * (exchanges % 2))
+    return ops.lu_solve(LU + torch.diag_embed(change), pivots, _diagonal(grad * value, n), True, True)
+
+
+def _cofactors(A, value, grad):
+    """The same as a differentiable function of A; of singular matrices by their singular values, as PyTorch does."""
+    singular = value == 0
+    if not singular.any():
+        return ops.solve_ex(A.mT, _diagonal(grad * value, A.shape[-1]), True, False)[0]
+    if singular.all():
+        return _cofactors_by_singular_values(A, grad)
+    n = A.shape[-1]
+    result = torch.empty_like(A)
+    regular = ~singular
+    result = result.index_put((regular,), _cofactors(A[regular], value[regular], grad[regular]))
+    return result.index_put((singular,), _cofactors_by_singular_values(A[singular], grad[singular])).reshape(*A.shape[:-1], n)
+
+
+def _cofactors_by_singular_values(A, grad):
+    """det(U) det(Vᵀ) U diag(products of the other singular values) Vᵀ."""
+    U, S, Vh = torch.linalg.svd(A)
+    ones = torch.ones_like(S[..., :1])
+    before = torch.cat([ones, S[..., :-1]], dim=-1).cumprod(-1)
+    after = torch.cat([ones, S[..., 1:].flip(-1)], dim=-1).cumprod(-1).flip(-1)
+    scale = (torch.linalg.det(U) * torch.linalg.det(Vh) * grad).unsqueeze(-1)
+    return (U * (scale * before * after).unsqueeze(-2)) @ Vh
+
+
+_det = autograd("det", _det_backward, _det_save)
+
+
+def _slogdet_save(ctx, inputs, output):
+    sign, _, LU, pivots = output
+    ctx.mark_non_differentiable(sign, LU, pivots)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(inputs[0], LU, pivots)
+
+
+def _slogdet_backward(ctx, _, grad, *__):
+    """A⁻ᵀ times the gradient of the logarithm."""
+    A, LU, pivots = ctx.saved_tensors
+    if grad is None or A.numel() == 0:
+        return torch.zeros_like(A)
+    right = _diagonal(grad, A.shape[-1])
+    if torch.is_grad_enabled():
+        return ops.solve_ex(A.mT, right, True, False)[0]
+    return ops.lu_solve(LU, pivots, right, True, True)
+
+
+_slogdet = autograd("slogdet", _slogdet_backward, _slogdet_save)

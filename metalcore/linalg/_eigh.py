@@ -1,0 +1,94 @@
+"""Eigenvalues and eigenvectors of symmetric matrices."""
+
+from __future__ import annotations
+
+import torch
+
+from .._routing import accelerated, autograd, cpu_kernel, fake_kernel
+from ._common import in_float32, needs_gradient, skew, write_out
+
+
+def eigh(A: torch.Tensor, UPLO: str = "L", *, out=None):
+    """The eigenvalue decomposition A = V diag(L) Vᵀ of symmetric matrices, as torch.linalg.eigh: V is orthonormal, L
+    ascends.
+
+    `metalcore.explain("eigh", A.shape)` tells which kernels a call runs.
+
+    Args:
+        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results cast back.
+            Other input goes to PyTorch's op.
+        UPLO: "L" reads only the lower triangle, "U" only the upper one.
+        out: a pair of tensors to write L and V to.
+
+    Returns:
+        A torch.return_types.linalg_eigh: the named tuple (eigenvalues, eigenvectors), (*, n) and (*, n, n). Gradients
+        of any order, by PyTorch's formula (Giles 2008): that of A as if it had two equal triangles, whichever was read.
+        They are those of functions that do not depend on the signs of eigenvectors, or, where eigenvalues repeat, on
+        the choice of vectors within their space. The derivative of V divides by differences of eigenvalues: where they
+        repeat, it is infinite or NaN, as PyTorch's is; that of L is finite.
+
+    Raises:
+        RuntimeError: a shape that is not that of square matrices, another UPLO, or an `out` that does not fit. A matrix
+            that holds NaN or infinity has NaN results and raises nothing, because finding out would have to wait for
+            the GPU.
+    """
+    if not accelerated(A):
+        return torch.linalg.eigh(A, UPLO, out=out)
+    results = write_out("linalg_eigh", out, lambda: in_float32(lambda A: _eigh(A, UPLO, True), A), A)
+    return torch.return_types.linalg_eigh(tuple(results))
+
+
+def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out=None) -> torch.Tensor:
+    """The eigenvalues of symmetric matrices in ascending order, as torch.linalg.eigvalsh.
+
+    Args:
+        A: (*, n, n), as for `eigh`.
+        UPLO: as for `eigh`.
+        out: a tensor to write to.
+
+    Returns:
+        (*, n). Gradients of any order; of repeated values the first is finite, and the second is not. Where a gradient
+        is needed the eigenvectors are computed as well.
+
+    Raises:
+        RuntimeError: as `eigh`.
+    """
+    if not accelerated(A):
+        return torch.linalg.eigvalsh(A, UPLO, out=out)
+    return write_out("linalg_eigvalsh", out, lambda: in_float32(lambda A: _eigh(A, UPLO, needs_gradient(A))[0], A), A)
+
+
+@cpu_kernel("eigh")
+def _(A, UPLO, compute_v):
+    if not compute_v:
+        return torch.linalg.eigvalsh(A, UPLO), A.new_empty(0)
+    L, V = torch.linalg.eigh(A, UPLO)
+    return L, V.contiguous()
+
+
+@fake_kernel("eigh")
+def _(A, UPLO, compute_v):
+    return A.new_empty(A.shape[:-1]), A.new_empty(A.shape if compute_v else 0)
+
+
+def _save(ctx, inputs, output):
+    ctx.compute_v = inputs[2]
+    ctx.save_for_backward(*output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad_L, grad_V):
+    """V (skew(Vᵀ grad_V) / 2E + diag(grad_L)) Vᵀ, where E[i, j] = L[j] - L[i]."""
+    if not ctx.compute_v:
+        raise RuntimeError("metalcore::eigh: the derivative needs V; use compute_v=True.")
+    L, V = ctx.saved_tensors
+    if grad_V is None:
+        return None if grad_L is None else (V * grad_L.unsqueeze(-2)) @ V.mT, None, None
+    identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)  # E's diagonal only ever divides zeros
+    M = skew(V.mT @ grad_V) / (2 * (L.unsqueeze(-2) - L.unsqueeze(-1)) + identity)
+    if grad_L is not None:
+        M = M + grad_L.diag_embed()
+    return V @ M @ V.mT, None, None
+
+
+_eigh = autograd("eigh", _backward, _save)

@@ -1,0 +1,81 @@
+"""The leading singular values and vectors of matrices, by random projections."""
+
+from __future__ import annotations
+
+import torch
+
+from .._routing import accelerated
+from ._qr import qr
+from ._svd import svd
+
+
+def svd_lowrank(A: torch.Tensor, q: int | None = 6, niter: int | None = 2, M: torch.Tensor | None = None):
+    """An approximate singular value decomposition A ≈ U diag(S) Vᵀ of rank q, as torch.svd_lowrank.
+
+    A's columns are multiplied by q random vectors and, against singular values that decay slowly, `niter` times by Aᵀ
+    and A, with a QR decomposition after each product; A is then projected on what they span, and that decomposed
+    (algorithms 4.4 and 5.1 of Halko, Martinsson and Tropp 2011). Time is that of 2 (niter + 1) products of A with q
+    columns. The random numbers are PyTorch's for A's device: the same seed gives the same result.
+
+    Args:
+        A: (*, m, n), any strides, with few singular values that matter, such as a weight matrix. float32; float16 and
+            bfloat16 are computed in float32, and the results cast back. Other input goes to PyTorch's function.
+        q: a little more than the rank wanted, by 5 to 10 for large matrices; 6 if None.
+        niter: how many subspace iterations; 2 if None.
+        M: a matrix to subtract from A, of a shape that broadcasts to A's.
+
+    Returns:
+        A tuple (U, S, V), of shapes (*, m, q), (*, q) and (*, n, q). Differentiable, as `svd` is.
+    """
+    if not accelerated(A, M):
+        return torch.svd_lowrank(A, q, niter, M)
+    if A.dtype is not torch.float32:
+        return tuple(x.to(A.dtype) for x in svd_lowrank(A.float(), q, niter, None if M is None else M.float()))
+    q, niter = 6 if q is None else q, 2 if niter is None else niter
+    m, n = A.shape[-2:]
+    if M is not None:
+        M = M.broadcast_to(A.shape)
+    if m < n:
+        A, M = A.mT, None if M is None else M.mT
+    # The products, not A - M, which need not be there as a whole.
+    times = lambda X: A @ X if M is None else A @ X - M @ X  # noqa: E731
+    transposed_times = lambda X: A.mT @ X if M is None else A.mT @ X - M.mT @ X  # noqa: E731
+
+    Q = qr(times(torch.randn(A.shape[-1], q, dtype=A.dtype, device=A.device))).Q
+    for _ in range(niter):
+        Q = qr(transposed_times(Q)).Q
+        Q = qr(times(Q)).Q
+    # Qᵀ A, transposed.
+    V, S, Uh = svd(transposed_times(Q), full_matrices=False)
+    U = Q @ Uh.mT
+    return (V, S, U) if m < n else (U, S, V)
+
+
+def pca_lowrank(A: torch.Tensor, q: int | None = None, center: bool = True, niter: int = 2):
+    """Principal component analysis of the rows of a matrix, as torch.pca_lowrank: `svd_lowrank` of A less the mean of
+    its rows.
+
+    Args:
+        A: (*, m, n), m samples of n features, as for `svd_lowrank`.
+        q: how many components; min(6, m, n) if None.
+        center: whether to subtract the mean.
+        niter: as for `svd_lowrank`.
+
+    Returns:
+        A tuple (U, S, V), as `svd_lowrank`: V's columns are the principal directions, S² / (m - 1) their variances.
+
+    Raises:
+        ValueError: a q that is negative or larger than m or n, or a negative niter.
+    """
+    if not accelerated(A):
+        return torch.pca_lowrank(A, q, center, niter)
+    m, n = A.shape[-2:]
+    if q is None:
+        q = min(6, m, n)
+    if not 0 <= q <= min(m, n):
+        raise ValueError(f"q(={q}) must be non-negative integer and not greater than min(m, n)={min(m, n)}")
+    if niter < 0:
+        raise ValueError(f"niter(={niter}) must be non-negative integer")
+    if A.dtype is not torch.float32:
+        return tuple(x.to(A.dtype) for x in pca_lowrank(A.float(), q, center, niter))
+    return svd_lowrank(A - A.mean(-2, keepdim=True) if center else A, q, niter)

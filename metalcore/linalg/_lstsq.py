@@ -1,0 +1,69 @@
+"""Least squares."""
+
+from __future__ import annotations
+
+import torch
+
+from .._routing import accelerated, ops
+from ._common import in_float32
+
+_DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
+
+
+def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, driver: str | None = None):
+    """X that makes the norm of A X - B least, as torch.linalg.lstsq; of several such X the one of least norm.
+
+    For matrices of full rank, by QR as LAPACK's gels: A = Q R gives X = R⁻¹ Qᵀ B; with more unknowns than equations
+    Aᵀ = Q R gives X = Q R⁻ᵀ B (Golub and Van Loan, Matrix Computations, 5.3 and 5.6). Nothing is checked: a matrix of
+    lower rank gives inf, nan or large numbers, as PyTorch's op does on CUDA.
+
+    Args:
+        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results cast back.
+            Other input goes to PyTorch's op.
+        B: (*, m, k), or (*, m) with A's batch, of A's dtype. The batches of A and B broadcast.
+        rcond: has no meaning for matrices of full rank.
+        driver: "gels", "gelsy", "gelsd" or "gelss". The algorithm is the same for all of them.
+
+    Returns:
+        A torch.return_types.linalg_lstsq, as from the driver "gels": the solution (*, n, k), or (*, n); residuals (*, k),
+        the sums of squares of A X - B, where m > n, else an empty tensor; rank and singular_values, which are empty.
+        Solution and residuals have gradients of any order.
+
+    Raises:
+        RuntimeError: as PyTorch's: shapes that do not fit, or an unknown driver.
+    """
+    if B is None or not accelerated(A, B) or A.dtype != B.dtype:
+        return torch.linalg.lstsq(A, B, rcond, driver=driver)
+    is_vector = _check(A, B, driver)
+    solution, residuals = in_float32(_least_squares, A, B.unsqueeze(-1) if is_vector else B)
+    if is_vector:
+        solution = solution.squeeze(-1)
+    rank = torch.empty(0, dtype=torch.int64, device=A.device)
+    return torch.return_types.linalg_lstsq((solution, residuals, rank, A.new_empty(0)))
+
+
+def _check(A, B, driver):
+    """PyTorch's errors. Whether B's last dimension is that of vectors."""
+    def check(condition, message):
+        if not condition:
+            raise RuntimeError(f"torch.linalg.lstsq: {message}")
+
+    check(A.dim() >= 2, "input must have at least 2 dimensions.")
+    check(B.dim() >= 1, "other must have at least 1 dimension.")
+    check(0 <= A.dim() - B.dim() <= 1,
+          "input.dim() must be greater or equal to other.dim() and (input.dim() - other.dim()) <= 1")
+    is_vector = B.shape == A.shape[:-1] or B.dim() == 1
+    check(A.shape[-2] == B.shape[-1 if is_vector else -2], "input.size(-2) should match other.size(-2)")
+    check(is_vector or A.dim() == B.dim(), f"a batch of vectors must have the shape {[*A.shape[:-1]]}, not {[*B.shape]}")
+    check(driver is None or driver in _DRIVERS, f"parameter `driver` should be one of ({', '.join(_DRIVERS)})")
+    return is_vector
+
+
+def _least_squares(A, B):
+    m, n = A.shape[-2:]
+    if m < n:
+        Q, R = ops.qr(A.mT, "reduced")
+        return Q @ ops.solve_triangular(R.mT, B, False, True, False), A.new_empty(0)
+    Q, R = ops.qr(A, "reduced")
+    X = ops.solve_triangular(R, Q.mT @ B, True, True, False)
+    return X, (A @ X - B).square().sum(-2) if m > n else A.new_empty(0)

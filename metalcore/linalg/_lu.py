@@ -1,0 +1,284 @@
+"""The LU factorization with partial pivoting, and solving with its factors."""
+
+from __future__ import annotations
+
+import torch
+
+from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from ._common import check_errors, in_float32, square, write_out
+from ._triangular import solve_triangular
+
+__all__ = ["lu", "lu_factor", "lu_factor_ex", "lu_solve"]
+
+
+def lu_factor(A: torch.Tensor, *, pivot: bool = True, out=None):
+    """A compact LU factorization with partial pivoting, as torch.linalg.lu_factor.
+
+    A = P L U with L lower triangular with ones on its diagonal, U upper triangular and P a permutation, chosen as
+    LAPACK's getrf does: the pivot of a column is its entry of largest magnitude, of several the first. Small matrices are
+    factored in the registers of a thread, a simdgroup or a threadgroup, large ones in panels, right-looking (Golub and
+    Van Loan, Matrix Computations, 3.4 and 3.6). `metalcore.explain("lu_factor", A.shape)` tells which.
+
+    Args:
+        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and LU cast back. Other input
+            goes to PyTorch's op.
+        pivot: False takes the diagonal's entries as they come. LU has inf or nan then where one of them is zero.
+        out: a pair of tensors to write LU and pivots to.
+
+    Returns:
+        A torch.return_types.linalg_lu_factor: the named tuple (LU, pivots). LU (*, m, n) has L below its diagonal, without
+        the ones, and U; pivots (*, min(m, n)), int32: row i was exchanged with row pivots[i] - 1.
+
+    Raises:
+        RuntimeError: U has a zero on its diagonal (this waits for the result; lu_factor_ex does not), less than two
+            dimensions, or an `out` that does not fit.
+    """
+    if not _takes(A):
+        return torch.linalg.lu_factor(A, pivot=pivot, out=out)
+
+    def factor():
+        LU, pivots, info = _factor(A, pivot)
+        check_errors(info, "torch.linalg.lu_factor", A)
+        return LU, pivots
+
+    return torch.return_types.linalg_lu_factor(tuple(write_out("linalg_lu_factor", out, factor, A)))
+
+
+def lu_factor_ex(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = False, out=None):
+    """lu_factor that reports zeros on U's diagonal in `info` instead of raising, as torch.linalg.lu_factor_ex.
+
+    Args:
+        A, pivot: as for lu_factor.
+        check_errors: whether to raise all the same, which waits for the result.
+        out: three tensors to write LU, pivots and info to.
+
+    Returns:
+        A torch.return_types.linalg_lu_factor_ex: the named tuple (LU, pivots, info). info (*), int32: 0, or the 1-based
+        index of the first zero on U's diagonal; the factorization is complete all the same.
+
+    Raises:
+        RuntimeError: as lu_factor.
+    """
+    if not _takes(A):
+        return torch.linalg.lu_factor_ex(A, pivot=pivot, check_errors=check_errors, out=out)
+
+    def factor():
+        results = _factor(A, pivot)
+        if check_errors:
+            _check(results[2], "torch.linalg.lu_factor_ex", A)
+        return results
+
+    return torch.return_types.linalg_lu_factor_ex(tuple(write_out("linalg_lu_factor_ex", out, factor, A)))
+
+
+_check = check_errors
+
+
+def lu(A: torch.Tensor, *, pivot: bool = True, out=None):
+    """The LU decomposition A = P L U with partial pivoting, as torch.linalg.lu; the algorithms are lu_factor's.
+
+    Args:
+        A, pivot: as for lu_factor. Singular matrices have a decomposition too.
+        out: three tensors to write P, L and U to.
+
+    Returns:
+        A torch.return_types.linalg_lu: the named tuple (P, L, U). With k = min(m, n): P (*, m, m), a permutation (empty
+        where not `pivot`); L (*, m, k), lower triangular with ones on its diagonal; U (*, k, n), upper triangular.
+        Gradients of any order, where the first k columns have full rank.
+
+    Raises:
+        RuntimeError: less than two dimensions, or an `out` that does not fit.
+    """
+    if not _takes(A):
+        return torch.linalg.lu(A, pivot=pivot, out=out)
+    results = write_out("linalg_lu", out, lambda: in_float32(lambda A: _lu(A, pivot), A), A)
+    return torch.return_types.linalg_lu(tuple(results))
+
+
+def lu_solve(LU: torch.Tensor, pivots: torch.Tensor, B: torch.Tensor, *, left: bool = True, adjoint: bool = False,
+             out: torch.Tensor | None = None) -> torch.Tensor:
+    """X with A X = B (or X A = B) for the A that lu_factor has factored, as torch.linalg.lu_solve.
+
+    Args:
+        LU: (*, n, n), as lu_factor gives it: float32, float16 or bfloat16. Other input goes to PyTorch's op.
+        pivots: (*, n), int32, of LU's batch.
+        B: (*, n, k), or (*, k, n) where not `left`, of LU's dtype. The batches of LU and B broadcast.
+        left: whether A stands on the left of X.
+        adjoint: whether Aᵀ stands in A's place.
+        out: a tensor to write X to.
+
+    Returns:
+        X, of B's shape with the batches broadcast; inf and nan where A is singular.
+
+    Raises:
+        RuntimeError: as PyTorch's: shapes or dtypes that do not fit.
+    """
+    if not _solvable(LU, pivots, B, left):
+        return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint, out=out)
+
+    def solve(LU, B):
+        LU, B = one_batch(LU, B)
+        return _lu_solve(LU, pivots.expand(LU.shape[:-1]), B, left, adjoint)
+
+    return write_out("linalg_lu_solve", out, lambda: in_float32(solve, LU, B), LU, B)
+
+
+def _takes(A):
+    return accelerated(A) and A.ndim >= 2
+
+
+def _solvable(LU, pivots, B, left):
+    """Whether these are what the operator takes; what they are not, PyTorch's op says."""
+    return (accelerated(LU, B) and LU.dtype == B.dtype and isinstance(pivots, torch.Tensor)
+            and pivots.device == LU.device and pivots.dtype is torch.int32 and square(LU) and B.ndim >= 2
+            and pivots.shape == LU.shape[:-1] and B.shape[-2 if left else -1] == LU.shape[-1]
+            and broadcastable(LU, B))
+
+
+def broadcastable(A, B):
+    """Whether the batches of two tensors of matrices broadcast."""
+    return all(a == b or a == 1 or b == 1 for a, b in zip(A.shape[-3::-1], B.shape[-3::-1]))
+
+
+def one_batch(A, B):
+    """Two tensors of matrices with their batches broadcast."""
+    if A.shape[:-2] == B.shape[:-2]:
+        return A, B
+    batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    return A.expand(*batch, *A.shape[-2:]), B.expand(*batch, *B.shape[-2:])
+
+
+def _factor(A, pivot):
+    return in_float32(lambda A: _lu_factor_ex(A, pivot), A)
+
+
+@cpu_kernel("lu_factor_ex")
+def _(A, pivot):
+    LU, pivots, info = torch.linalg.lu_factor_ex(A, pivot=pivot)
+    return LU.contiguous(), pivots.contiguous(), info
+
+
+@fake_kernel("lu_factor_ex")
+def _(A, pivot):
+    *batch, m, n = A.shape
+    integers = {"dtype": torch.int32}
+    return A.new_empty(A.shape), A.new_empty([*batch, min(m, n)], **integers), A.new_empty(batch, **integers)
+
+
+@cpu_kernel("lu")
+def _(A, pivot):
+    return tuple(part.contiguous() for part in torch.linalg.lu(A, pivot=pivot))
+
+
+@fake_kernel("lu")
+def _(A, pivot):
+    *batch, m, n = A.shape
+    k = min(m, n)
+    return A.new_empty([*batch, m, m] if pivot else [0]), A.new_empty([*batch, m, k]), A.new_empty([*batch, k, n])
+
+
+@cpu_kernel("lu_solve")
+def _(LU, pivots, B, left, adjoint):
+    return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint).contiguous()
+
+
+@fake_kernel("lu_solve")
+def _(LU, pivots, B, left, adjoint):
+    return B.new_empty(B.shape)
+
+
+def _gradient(P, L, U, grad_L, grad_U):
+    """Of A = P L U. With k = min(m, n), L = (L1, L2) by rows and U = (U1, U2) by columns, both square parts k x k:
+
+        M = tril(Lᵀ grad_L - U2's, -1) + triu(grad_U Uᵀ - L2's),   grad_A = P L1⁻ᵀ M U1⁻ᵀ
+
+    in the square case (de Hoog, Anderssen and Lukas 2011); rows below L1 follow from L2 = A2 U⁻¹ and columns beside U1
+    from U2 = L⁻¹ A2, whose parts of M are the terms subtracted.
+    """
+    m, k, n = L.shape[-2], L.shape[-1], U.shape[-1]
+    L1, U1 = L[..., :k, :], U[..., :k]
+    lower = upper = torch.zeros_like(L1)
+    right = below = None
+    if grad_L is not None:
+        lower = L1.mT @ grad_L[..., :k, :]
+        if m > k:
+            upper = -(L[..., k:, :].mT @ grad_L[..., k:, :])
+            below = solve_triangular(U1.mT, grad_L[..., k:, :], upper=False, left=False)
+    if grad_U is not None:
+        upper = upper + grad_U[..., :k] @ U1.mT
+        if n > k:
+            lower = lower - grad_U[..., k:] @ U[..., k:].mT
+            right = solve_triangular(L1.mT, grad_U[..., k:], upper=True, unitriangular=True)
+    middle = solve_triangular(U1.mT, lower.tril(-1) + upper.triu(), upper=False, left=False)
+    grad = solve_triangular(L1.mT, middle, upper=True, unitriangular=True)
+    if n > k:
+        grad = torch.cat([grad, torch.zeros_like(U[..., k:]) if right is None else right], dim=-1)
+    if m > k:
+        grad = torch.cat([grad, torch.zeros_like(L[..., k:, :]) if below is None else below], dim=-2)
+    return grad if P is None else P @ grad
+
+
+def _factor_save(ctx, inputs, output):
+    LU, pivots, info = output
+    ctx.pivot = inputs[1]
+    ctx.mark_non_differentiable(pivots, info)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(LU, pivots)
+
+
+def _factor_backward(ctx, grad, *_):
+    if grad is None:
+        return None, None
+    LU, pivots = ctx.saved_tensors
+    m, n = LU.shape[-2:]
+    k = min(m, n)
+    P = torch.lu_unpack(LU.detach(), pivots, unpack_data=False)[0] if ctx.pivot else None
+    L = LU[..., :k].tril(-1) + torch.eye(m, k, dtype=LU.dtype, device=LU.device)
+    return _gradient(P, L, LU[..., :k, :].triu(), grad[..., :k], grad[..., :k, :]), None
+
+
+_lu_factor_ex = autograd("lu_factor_ex", _factor_backward, _factor_save)
+
+
+def _lu_save(ctx, inputs, output):
+    ctx.pivot = inputs[1]
+    ctx.mark_non_differentiable(output[0])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output)
+
+
+def _lu_backward(ctx, _, grad_L, grad_U):
+    if grad_L is None and grad_U is None:
+        return None, None
+    P, L, U = ctx.saved_tensors
+    return _gradient(P if ctx.pivot else None, L, U, grad_L, grad_U), None
+
+
+_lu = autograd("lu", _lu_backward, _lu_save)
+
+
+def _solve_save(ctx, inputs, output):
+    LU, pivots, B, *ctx.flags = inputs
+    ctx.save_for_backward(LU, pivots, output)
+
+
+def _solve_backward(ctx, grad):
+    """grad_B = A⁻ᵀ grad, and of A = P L U that of LU: Pᵀ grad_A Uᵀ below the diagonal and Lᵀ Pᵀ grad_A above, where
+    grad_A = -grad_B Xᵀ. X A = B and Aᵀ are brought to that form by transposing what they are about."""
+    LU, pivots, X = ctx.saved_tensors
+    left, adjoint = ctx.flags
+    needs_LU, _, needs_B, *_ = ctx.needs_input_grad
+    grad_B = ops.lu_solve(LU, pivots, grad, left, not adjoint)
+    grad_LU = None
+    if needs_LU:
+        U, L = LU.triu(), LU.tril(-1) + torch.eye(LU.shape[-1], dtype=LU.dtype, device=LU.device)
+        P = torch.lu_unpack(LU.detach(), pivots, unpack_data=False)[0]
+        outer, inner = (grad_B, X) if left else (grad_B.mT, X.mT)
+        if adjoint == left:
+            outer, inner = inner, outer
+        outer = P.mT @ outer
+        grad_LU = -(outer @ (U @ inner).mT).tril(-1) - ((L.mT @ outer) @ inner.mT).triu()
+    return grad_LU, None, grad_B if needs_B else None, None, None
+
+
+_lu_solve = autograd("lu_solve", _solve_backward, _solve_save)

@@ -1,0 +1,74 @@
+"""The Moore-Penrose inverse."""
+
+from __future__ import annotations
+
+import torch
+
+from ._common import cast_out, in_float32
+from ._eigh import _eigh
+from ._rank import chosen_tolerances, given, threshold
+from ._svd import _svd
+
+
+def pinv(A: torch.Tensor, rcond=None, hermitian: bool = False, *, atol=None, rtol=None, out=None) -> torch.Tensor:
+    """The pseudoinverse V diag(1 / S) Uᵀ of matrices, as torch.linalg.pinv: singular values of at most
+    max(atol, rtol * the largest) count as zero.
+
+    Args:
+        A: (*, m, n), as for `svd`.
+        rcond: as rtol, with an atol of 0.
+        hermitian: whether A is symmetric; then `eigh` is used, which reads its lower triangle.
+        atol, rtol: numbers, or tensors that broadcast with A's batch. Without either, atol is 0 and rtol
+            max(m, n) * eps of float32, also for the 16-bit dtypes; with an atol above 0 alone, rtol is 0.
+        out: a tensor to write to.
+
+    Returns:
+        (*, n, m). Gradients of any order with respect to A, by the formula of Golub and Pereyra (1973), which holds
+        where the rank is constant, whether full or not; nothing is divided by differences of singular values.
+
+    Raises:
+        RuntimeError: less than two dimensions, or with `hermitian` matrices that are not square; complex tolerances; an
+            `out` that does not fit.
+    """
+    tolerances = chosen_tolerances(A, rcond, atol, rtol)
+    if tolerances is None or A.dim() < 2 or any(isinstance(x, torch.Tensor) and x.requires_grad for x in tolerances):
+        return torch.linalg.pinv(A, **given(rcond=rcond, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
+    atol, rtol = tolerances if rcond is None else (0.0, rcond)
+    return cast_out("linalg.pinv", out, lambda: in_float32(lambda A: _Pinv.apply(A, atol, rtol, hermitian), A), A,
+                    dtype=A.dtype)
+
+
+class _Pinv(torch.autograd.Function):
+    @staticmethod
+    def forward(A, atol, rtol, hermitian):
+        if A.numel() == 0:
+            return A.new_empty(A.mT.shape)
+        if hermitian:
+            values, V = _eigh(A, "L", True)
+            U, magnitudes = V, values.abs()
+            largest = magnitudes.amax(-1, keepdim=True)
+        else:
+            U, values, Vh = _svd(A, False, True)
+            V, magnitudes = Vh.mT, values
+            largest = values[..., :1]
+        inverse = torch.where(magnitudes > threshold(largest, atol, rtol), values.reciprocal(), 0)
+        return (V * inverse.unsqueeze(-2)) @ U.mT
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        A, P = ctx.saved_tensors
+        wide = A.shape[-2] <= A.shape[-1]
+        gradient = _gradient(A, P, grad) if wide else _gradient(A.mT, P.mT, grad.mT).mT
+        return gradient.sum_to_size(A.shape), None, None, None  # tolerances may have more batches than A
+
+
+def _gradient(A, P, G):
+    """-Pᵀ G Pᵀ + (I - A P) Gᵀ P Pᵀ + Pᵀ P Gᵀ (I - P A) with the products of m x n matrices ordered for m <= n."""
+    Gt, Pt = G.mT, P.mT
+    K = Gt @ P
+    KPt = K @ Pt
+    return KPt - (P @ K).mT - (A @ P) @ KPt + (Pt @ P) @ (Gt - K @ A)

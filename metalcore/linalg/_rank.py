@@ -1,0 +1,129 @@
+"""What the singular values alone tell: the rank and the condition number."""
+
+from __future__ import annotations
+
+import torch
+
+from .._routing import accelerated
+from ._common import cast_out, in_float32
+from ._eigh import _eigh
+from ._solve import inv_ex
+from ._svd import _svd, svdvals
+
+_INFINITY = float("inf")
+
+
+def matrix_rank(A: torch.Tensor, tol=None, hermitian: bool = False, *, atol=None, rtol=None, out=None) -> torch.Tensor:
+    """How many singular values of a matrix are above max(atol, rtol * the largest), as torch.linalg.matrix_rank.
+
+    Args:
+        A: (*, m, n), as for `svdvals`.
+        tol: as atol, with an rtol of 0.
+        hermitian: whether A is symmetric; then the magnitudes of its eigenvalues are counted, from its lower triangle.
+        atol, rtol: numbers, or tensors that broadcast with A's batch. Without either, atol is 0 and rtol
+            max(m, n) * eps of float32, also for the 16-bit dtypes; with an atol above 0 alone, rtol is 0.
+        out: an integer tensor to write to.
+
+    Returns:
+        int64, of A's batch. A matrix that holds NaN or infinity has rank 0.
+
+    Raises:
+        RuntimeError: less than two dimensions, or with `hermitian` matrices that are not square; complex tolerances; an
+            `out` that does not fit.
+    """
+    tolerances = chosen_tolerances(A, tol, atol, rtol)
+    if tolerances is None or A.dim() < 2:
+        return torch.linalg.matrix_rank(A, **given(tol=tol, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
+
+    def ranks():
+        if A.numel() == 0:
+            return A.new_zeros(A.shape[:-2], dtype=torch.int64)
+        matrix = A.detach().float()
+        if hermitian:
+            values = _eigh(matrix, "L", False)[0].abs()
+            return (values > threshold(values.amax(-1, keepdim=True), *tolerances)).sum(-1)
+        values = _svd(matrix, False, False)[1]
+        return (values > threshold(values[..., :1], *tolerances)).sum(-1)
+
+    return cast_out("torch.linalg.matrix_rank", out, ranks, dtype=torch.int64)
+
+
+def cond(A: torch.Tensor, p=None, *, out=None) -> torch.Tensor:
+    """The condition number of matrices, as torch.linalg.cond: the norm of A times that of its inverse.
+
+    Args:
+        A: (*, m, n), as for `svdvals`; square for other norms than 2 and -2.
+        p: the norm. None or 2: the largest singular value over the smallest, and -2 the reverse. "nuc": the sum of the
+            singular values times that of their reciprocals. "fro", 1, -1, inf, -inf: by the inverse.
+        out: a tensor to write to.
+
+    Returns:
+        A's batch, of A's dtype; infinity for singular matrices, and 0 for empty ones. Differentiable.
+
+    Raises:
+        RuntimeError: an unknown norm, less than two dimensions, matrices that are not square where they have to be, or
+            an `out` that does not fit.
+    """
+    if not accelerated(A) or A.numel() == 0 or not _is_defined(A, p):
+        return torch.linalg.cond(A, p, out=out)
+    return cast_out("linalg.cond", out, lambda: in_float32(lambda A: _condition(A, p), A), dtype=A.dtype)
+
+
+def _is_defined(A, p):
+    if A.dim() < 2:
+        return False
+    return p in (None, 2, -2) or p in ("fro", "nuc", 1, -1, _INFINITY, -_INFINITY) and A.shape[-1] == A.shape[-2]
+
+
+def _condition(A, p):
+    if p in (None, 2, -2, "nuc"):
+        values = svdvals(A)
+        if p == "nuc":
+            return values.sum(-1) * values.reciprocal().sum(-1)
+        first, last = values[..., 0], values[..., -1]
+        return last / first if p == -2 else first / last
+    inverse, info = inv_ex(A)
+    inverse = inverse.masked_fill((info > 0)[..., None, None], _INFINITY)
+    product = torch.linalg.matrix_norm(A, p) * torch.linalg.matrix_norm(inverse, p)
+    return product.nan_to_num(_INFINITY, _INFINITY, -_INFINITY)  # zero times infinity
+
+
+def given(**arguments):
+    """Without those that say nothing: torch's overloads take None for few."""
+    return {name: value for name, value in arguments.items() if value is not None and value is not False}
+
+
+def chosen_tolerances(A, both, atol, rtol):
+    """(atol, rtol) by PyTorch's defaults; None where PyTorch's own function is to take the call, or to refuse it.
+
+    both: PyTorch's older argument that stands for the two, as an atol.
+    """
+    present = given(both=both, atol=atol, rtol=rtol)
+    if "both" in present and len(present) > 1 or not accelerated(A):
+        return None
+    if not all(_is_tolerance(value, A) for value in present.values()):
+        return None
+    if both is not None:
+        return both, 0.0
+    if rtol is None:
+        rtol = max(A.shape[-2:], default=0) * torch.finfo(torch.float32).eps
+        if isinstance(atol, torch.Tensor):
+            rtol = rtol * (atol <= 0)
+        elif atol is not None and atol > 0:
+            rtol = 0.0
+    return 0.0 if atol is None else atol, rtol
+
+
+def _is_tolerance(value, A):
+    if isinstance(value, torch.Tensor):
+        return value.device == A.device and not value.is_complex()
+    return isinstance(value, (int, float))
+
+
+def threshold(largest, atol, rtol):
+    """max(atol, rtol * largest), where `largest` is (*, 1) and the tolerances are numbers or tensors."""
+    atol, rtol = (x.unsqueeze(-1) if isinstance(x, torch.Tensor) else x for x in (atol, rtol))
+    relative = rtol * largest
+    if isinstance(atol, torch.Tensor):
+        return torch.maximum(*torch.broadcast_tensors(atol.to(relative.dtype), relative))
+    return relative.clamp(min=atol)

@@ -1,0 +1,226 @@
+"""Systems of equations with a square matrix, and inverses."""
+
+from __future__ import annotations
+
+import torch
+
+from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from ._common import check_errors, in_float32, square, write_out
+from ._lu import broadcastable, one_batch
+
+__all__ = ["inv", "inv_ex", "solve", "solve_ex"]
+
+# Systems up to this size are solved anew for the gradient: for them one kernel does that, and keeping factors costs more.
+_ANEW = 128
+
+
+def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: torch.Tensor | None = None) -> torch.Tensor:
+    """X with A X = B, or X A = B, as torch.linalg.solve: by LU with partial pivoting (see lu_factor).
+
+    The columns of B go along with the factorization, in one kernel, where a threadgroup's registers hold both.
+    `metalcore.explain("solve", A.shape, B.shape)` tells which kernels a call runs.
+
+    Args:
+        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and X is cast back. Other input
+            goes to PyTorch's op.
+        B: (*, n, k), or (*, k, n) where not `left`, of A's dtype; the batches of A and B broadcast. A single vector (n,),
+            or a batch of vectors whose shape is A.shape[:-1].
+        left: whether A stands on the left of X; a vector needs that.
+        out: a tensor to write X to.
+
+    Returns:
+        X, of B's shape with the batches broadcast. Gradients of any order.
+
+    Raises:
+        torch.linalg.LinAlgError: a matrix is singular: the message has its index in the batch. This waits for the
+            result; solve_ex does not.
+        RuntimeError: as PyTorch's: shapes that do not fit.
+    """
+    if not _takes(A, B, left):
+        return torch.linalg.solve(A, B, left=left, out=out)
+
+    def call():
+        X, info = _solve(A, B, left)
+        check_errors(info, "torch.linalg.solve", A)
+        return X
+
+    return write_out("linalg_solve", out, call, A, B)
+
+
+def solve_ex(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, check_errors: bool = False, out=None):
+    """solve that reports singular matrices in `info` instead of raising, as torch.linalg.solve_ex.
+
+    Args:
+        A, B, left: as for solve.
+        check_errors: whether to raise all the same, which waits for the result.
+        out: a pair of tensors to write X and info to.
+
+    Returns:
+        A torch.return_types.linalg_solve_ex: the named tuple (result, info). info (*), int32, of the broadcast batch: 0, or
+        the 1-based index of the first pivot that is zero; the result has inf and nan then.
+
+    Raises:
+        RuntimeError: as solve.
+    """
+    if not _takes(A, B, left):
+        return torch.linalg.solve_ex(A, B, left=left, check_errors=check_errors, out=out)
+
+    def call():
+        X, info = _solve(A, B, left)
+        if check_errors:
+            _check(info, "torch.linalg.solve_ex", A)
+        return X, info
+
+    return torch.return_types.linalg_solve_ex(tuple(write_out("linalg_solve_ex", out, call, A, B)))
+
+
+def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Inverses, as torch.linalg.inv: the solutions of A X = I by LU with partial pivoting (see solve).
+
+    Args:
+        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the inverse is cast back.
+            Other input goes to PyTorch's op.
+        out: a tensor to write the inverse to.
+
+    Returns:
+        The inverses, of A's shape. Gradients of any order.
+
+    Raises:
+        torch.linalg.LinAlgError: a matrix is singular: the message has its index in the batch. This waits for the
+            result; inv_ex does not.
+        RuntimeError: as PyTorch's: matrices that are not square.
+    """
+    if not (accelerated(A) and square(A)):
+        return torch.linalg.inv(A, out=out)
+
+    def call():
+        inverse, info = in_float32(_inv_ex, A)
+        check_errors(info, "linalg.inv", A)
+        return inverse
+
+    return write_out("linalg_inv", out, call, A)
+
+
+def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out=None):
+    """inv that reports singular matrices in `info` instead of raising, as torch.linalg.inv_ex.
+
+    Args:
+        A: as for inv.
+        check_errors: whether to raise all the same, which waits for the result.
+        out: a pair of tensors to write the inverse and info to.
+
+    Returns:
+        A torch.return_types.linalg_inv_ex: the named tuple (inverse, info). info (*), int32: 0, or the 1-based index of the
+        first pivot that is zero; the inverse has inf and nan then.
+
+    Raises:
+        RuntimeError: as inv.
+    """
+    if not (accelerated(A) and square(A)):
+        return torch.linalg.inv_ex(A, check_errors=check_errors, out=out)
+
+    def call():
+        inverse, info = in_float32(_inv_ex, A)
+        if check_errors:
+            _check(info, "linalg.inv_ex", A)
+        return inverse, info
+
+    return torch.return_types.linalg_inv_ex(tuple(write_out("linalg_inv_ex", out, call, A)))
+
+
+_check = check_errors
+
+
+def _is_vector(A, B):
+    """PyTorch's rule: one vector for all of A, or one for each matrix."""
+    return B.ndim == 1 or A.ndim - 1 == B.ndim and B.shape == A.shape[:-1]
+
+
+def _takes(A, B, left):
+    """Whether these are what the operator takes; what they are not, PyTorch's op says."""
+    if not (accelerated(A, B) and A.dtype == B.dtype and square(A) and B.ndim >= 1):
+        return False
+    if _is_vector(A, B):
+        return left and B.shape[-1] == A.shape[-1]
+    return B.shape[-2 if left else -1] == A.shape[-1] and broadcastable(A, B)
+
+
+def _solve(A, B, left):
+    vector = _is_vector(A, B)
+
+    def call(A, B):
+        if vector:
+            B = B.unsqueeze(-1)
+        A, B = one_batch(A, B)
+        X, _, _, info = _solve_ex(A, B, left, _keeps_factors(A, B))
+        return X.squeeze(-1) if vector else X, info
+
+    return in_float32(call, A, B)
+
+
+def _keeps_factors(A, B):
+    return A.shape[-1] > _ANEW and torch.is_grad_enabled() and (A.requires_grad or B.requires_grad)
+
+
+@cpu_kernel("solve_ex")
+def _(A, B, left, factors):
+    X, LU, pivots, info = torch.ops.aten._linalg_solve_ex(*((A, B) if left else (A.mT, B.mT)))
+    kept = (LU.contiguous(), pivots) if factors else (A.new_empty(0), pivots.new_empty(0))
+    return (X if left else X.mT).contiguous(), *kept, info
+
+
+@fake_kernel("solve_ex")
+def _(A, B, left, factors):
+    LU, pivots = (A.shape, A.shape[:-1]) if factors else ([0], [0])
+    integers = {"dtype": torch.int32}
+    return B.new_empty(B.shape), A.new_empty(LU), A.new_empty(pivots, **integers), A.new_empty(A.shape[:-2], **integers)
+
+
+def _solve_save(ctx, inputs, output):
+    A, _, ctx.left, ctx.factors = inputs
+    X, LU, pivots, info = output
+    ctx.mark_non_differentiable(LU, pivots, info)
+    ctx.save_for_backward(A, X, LU, pivots)
+
+
+def _solve_backward(ctx, grad, *_):
+    """grad_B = A⁻ᵀ grad and grad_A = -grad_B Xᵀ; where X A = B, grad_B = grad A⁻ᵀ and grad_A = -Xᵀ grad_B."""
+    A, X, LU, pivots = ctx.saved_tensors
+    left = ctx.left
+    needs_A, needs_B, *_ = ctx.needs_input_grad
+    if ctx.factors and not torch.is_grad_enabled():
+        grad_B = ops.lu_solve(LU, pivots, grad, left, left)  # of Aᵀ where not left
+    else:
+        grad_B = ops.solve_ex(A.mT, grad, left, _keeps_factors(A, grad))[0]
+    grad_A = None
+    if needs_A:
+        grad_A = -(grad_B @ X.mT if left else X.mT @ grad_B)
+    return grad_A, grad_B if needs_B else None, None, None
+
+
+_solve_ex = autograd("solve_ex", _solve_backward, _solve_save)
+
+
+@cpu_kernel("inv_ex")
+def _(A):
+    inverse, info = torch.linalg.inv_ex(A)
+    return inverse.contiguous(), info
+
+
+@fake_kernel("inv_ex")
+def _(A):
+    return A.new_empty(A.shape), A.new_empty(A.shape[:-2], dtype=torch.int32)
+
+
+def _inv_save(ctx, inputs, output):
+    inverse, info = output
+    ctx.mark_non_differentiable(info)
+    ctx.save_for_backward(inverse)
+
+
+def _inv_backward(ctx, grad, _):
+    transposed = ctx.saved_tensors[0].mT
+    return -(transposed @ (grad @ transposed))
+
+
+_inv_ex = autograd("inv_ex", _inv_backward, _inv_save)

@@ -1,0 +1,141 @@
+"""The singular value decomposition."""
+
+from __future__ import annotations
+
+import torch
+
+from .._routing import accelerated, autograd, cpu_kernel, fake_kernel
+from ._common import in_float32, needs_gradient, skew, write_out
+
+# What torch.linalg.svd knows on CUDA.
+_DRIVERS = ("gesvd", "gesvdj", "gesvda")
+
+
+def svd(A: torch.Tensor, full_matrices: bool = True, *, driver: str | None = None, out=None):
+    """The singular value decomposition A = U diag(S) Vh, as torch.linalg.svd: U and Vhᵀ have orthonormal columns, S is
+    not negative and descends.
+
+    `metalcore.explain("svd", A.shape, full_matrices=False)` tells which kernels a call runs.
+
+    Args:
+        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results cast back.
+            Other input goes to PyTorch's op. With k = min(m, n):
+        full_matrices: U (*, m, m) and Vh (*, n, n); otherwise U (*, m, k) and Vh (*, k, n). S is (*, k).
+        driver: None or, on CUDA, "gesvd", "gesvdj" or "gesvda", as PyTorch takes it; it changes nothing here.
+        out: three tensors to write U, S and Vh to.
+
+    Returns:
+        A torch.return_types.linalg_svd: the named tuple (U, S, Vh). Gradients of any order, by PyTorch's formula
+        (Townsend 2016). They are those of functions that do not depend on the signs of singular vectors, or, where
+        singular values repeat, on the choice of vectors within their space. The derivatives of U and Vh divide by
+        differences of singular values, and in matrices that are not square by the values themselves: where such a
+        divisor is zero, they are infinite or NaN, as PyTorch's are; those of S are finite. Columns of U and rows of Vh
+        after the first k count as constants.
+
+    Raises:
+        RuntimeError: less than two dimensions, a driver that PyTorch would not take, or an `out` that does not fit.
+            A matrix that holds NaN or infinity has NaN results and raises nothing, because finding out would have to
+            wait for the GPU.
+    """
+    if not accelerated(A):
+        return torch.linalg.svd(A, full_matrices, driver=driver, out=out)
+    _check_driver(A, driver)
+    results = write_out("linalg_svd", out, lambda: in_float32(lambda A: _svd(A, full_matrices, True), A), A)
+    return torch.return_types.linalg_svd(tuple(results))
+
+
+def svdvals(A: torch.Tensor, *, driver: str | None = None, out=None) -> torch.Tensor:
+    """The singular values of matrices in descending order, as torch.linalg.svdvals.
+
+    Args:
+        A: (*, m, n), as for `svd`.
+        driver: as for `svd`.
+        out: a tensor to write to.
+
+    Returns:
+        (*, min(m, n)). Gradients of any order; of repeated values the first is finite, and the second is not. Where a
+        gradient is needed the singular vectors are computed as well.
+
+    Raises:
+        RuntimeError: as `svd`.
+    """
+    if not accelerated(A):
+        return torch.linalg.svdvals(A, driver=driver, out=out)
+    _check_driver(A, driver)
+    return write_out("linalg_svdvals", out, lambda: in_float32(lambda A: _svd(A, False, needs_gradient(A))[1], A), A)
+
+
+def _check_driver(A, driver):
+    if driver is None or A.numel() == 0:
+        return
+    if not A.is_cuda:
+        raise RuntimeError("torch.linalg.svd: keyword argument `driver=` is only supported on CUDA inputs with "
+                           "cuSOLVER backend.")
+    if driver not in _DRIVERS:
+        raise RuntimeError(f"torch.linalg.svd: unknown svd driver {driver} in svd_cusolver computation. "
+                           f"It should be one of {', '.join(_DRIVERS)}.")
+
+
+@cpu_kernel("svd")
+def _(A, full_matrices, compute_uv):
+    if not compute_uv:
+        return A.new_empty(0), torch.linalg.svdvals(A), A.new_empty(0)
+    U, S, Vh = torch.linalg.svd(A, full_matrices)
+    return U.contiguous(), S, Vh.contiguous()
+
+
+@fake_kernel("svd")
+def _(A, full_matrices, compute_uv):
+    *batch, m, n = A.shape
+    k = min(m, n)
+    S = A.new_empty([*batch, k])
+    if not compute_uv:
+        return A.new_empty(0), S, A.new_empty(0)
+    return A.new_empty([*batch, m, m if full_matrices else k]), S, A.new_empty([*batch, n if full_matrices else k, n])
+
+
+def _save(ctx, inputs, output):
+    ctx.compute_uv = inputs[2]
+    ctx.save_for_backward(*output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad_U, grad_S, grad_Vh):
+    if not ctx.compute_uv:
+        raise RuntimeError("metalcore::svd: the derivative needs U and Vh; use compute_uv=True.")
+    U, S, Vh = ctx.saved_tensors
+    U, V = U[..., :S.shape[-1]], Vh.mT[..., :S.shape[-1]]
+    grad_U = None if grad_U is None else grad_U[..., :S.shape[-1]]
+    grad_V = None if grad_Vh is None else grad_Vh.mT[..., :S.shape[-1]]
+    return _gradient(U, grad_U, V, grad_V, S, grad_S), None, None
+
+
+def _gradient(U, grad_U, V, grad_V, S, grad_S):
+    """Of A = U diag(S) Vᵀ, all reduced: U M Vᵀ with M = (skew(Uᵀ grad_U) S + S skew(Vᵀ grad_V)) / E + diag(grad_S),
+    where E[i, j] = S[j]² - S[i]²; and of a matrix that is not square what grad_U or grad_V has outside of the space of
+    U or V, over S."""
+    if grad_U is None and grad_V is None:
+        return None if grad_S is None else (U * grad_S.unsqueeze(-2)) @ V.mT
+    column, row = S.unsqueeze(-1), S.unsqueeze(-2)
+    terms = []
+    if grad_U is not None:
+        inside_U = U.mT @ grad_U
+        terms.append(skew(inside_U) * row)
+    if grad_V is not None:
+        inside_V = V.mT @ grad_V
+        terms.append(column * skew(inside_V))
+    # E's factors one by one: their product might overflow. Its diagonal only ever divides zeros.
+    identity = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    M = sum(terms[1:], terms[0]) / (row - column + identity) / (row + column + identity)
+    if grad_S is not None:
+        M = M + grad_S.diag_embed()
+    left = U @ M
+    if grad_U is not None and U.shape[-2] > U.shape[-1]:
+        left = left + (grad_U - U @ inside_U) / row
+    gradient = left @ V.mT
+    if grad_V is not None and V.shape[-2] > V.shape[-1]:
+        gradient = gradient + (U / row) @ (grad_V - V @ inside_V).mT
+    return gradient
+
+
+_svd = autograd("svd", _backward, _save)

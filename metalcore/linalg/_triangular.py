@@ -1,0 +1,103 @@
+"""Systems of equations with a triangular matrix."""
+
+from __future__ import annotations
+
+import torch
+
+from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from ._common import in_float32, write_out
+
+
+def solve_triangular(A: torch.Tensor, B: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False,
+                     out: torch.Tensor | None = None) -> torch.Tensor:
+    """X with A X = B, or X A = B, for triangular A, as torch.linalg.solve_triangular.
+
+    Substitution, not multiplication by inverses, so that each column of X solves a system whose matrix differs from A by
+    a few n eps of its entries (Higham, Accuracy and Stability of Numerical Algorithms, 8.1). Up to 32 unknowns a simdgroup
+    solves one system or several, above that a threadgroup one; larger systems are solved by panels of rows, which are
+    then taken out of the rows below. `metalcore.explain("solve_triangular", A, B)` tells which of them a call takes.
+
+    Args:
+        A: (*, n, n), any strides; only the triangle named is read. float32; float16 and bfloat16 are computed in
+            float32, and X is cast back. Other input goes to PyTorch's op.
+        B: (*, n, k), or (*, k, n) where not `left`, of A's dtype. The batches of A and B broadcast.
+        upper: whether A is upper triangular.
+        left: whether A stands on the left of X.
+        unitriangular: whether A's diagonal counts as ones; it is not read then.
+        out: a tensor to write X to.
+
+    Returns:
+        X, of B's shape with the batches broadcast. A zero on A's diagonal is not checked for: it gives inf and nan.
+
+    Raises:
+        RuntimeError: as PyTorch's: shapes that do not fit, or an `out` that does not.
+    """
+    if B is None or not accelerated(A, B) or A.dtype != B.dtype:
+        return torch.linalg.solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular, out=out)
+
+    def solve(A, B):
+        return ops.solve_triangular(A, B, upper, left, unitriangular)
+
+    return write_out("linalg_solve_triangular", out, lambda: in_float32(solve, A, B), A, B)
+
+
+def trsm(A: torch.Tensor, B: torch.Tensor, *, side: str = "L", uplo: str = "L", transa: str = "N", diag: str = "N",
+         alpha: float = 1.0) -> torch.Tensor:
+    """BLAS's trsm: X with op(A) X = alpha B, or X op(A) = alpha B, for triangular A.
+
+    What solve_triangular does, by BLAS's names and with all that is said there of shapes, dtypes and gradients; but X is a
+    new tensor, B stays as it is.
+
+    Args:
+        A: (*, n, n), of which the triangle `uplo` is read.
+        B: (*, n, k), or (*, k, n) with side "R".
+        side: "L" or "R", whether op(A) stands on the left or on the right of X.
+        uplo: "U" or "L", whether A is upper or lower triangular; A itself, not op(A).
+        transa: "N" for op(A) = A, "T" for its transpose, "C" for its conjugate transpose.
+        diag: "U" where A's diagonal counts as ones, else "N".
+        alpha: multiplies B. Zero gives zeros, whatever A is.
+
+    Raises:
+        ValueError: another letter.
+        RuntimeError: shapes that do not fit, in solve_triangular's words.
+    """
+    for name, value, letters in (("side", side, "LR"), ("uplo", uplo, "UL"), ("transa", transa, "NTC"), ("diag", diag, "UN")):
+        if not isinstance(value, str) or len(value) != 1 or value not in letters:
+            raise ValueError(f"trsm: {name} must be one of {', '.join(letters)}, not {value!r}")
+    upper = uplo == "U"
+    if transa != "N":
+        A, upper = A.mH if transa == "C" else A.mT, not upper
+    X = solve_triangular(A, B if alpha == 1 else alpha * B, upper=upper, left=side == "L", unitriangular=diag == "U")
+    return X if alpha != 0 else torch.zeros_like(X)
+
+
+@cpu_kernel("solve_triangular")
+def _(A, B, upper, left, unitriangular):
+    return torch.linalg.solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular).contiguous()
+
+
+@fake_kernel("solve_triangular")
+def _(A, B, upper, left, unitriangular):
+    return A.new_empty([*torch.broadcast_shapes(A.shape[:-2], B.shape[:-2]), *B.shape[-2:]])
+
+
+def _save(ctx, inputs, output):
+    A, B, *ctx.flags = inputs
+    ctx.shapes = A.shape, B.shape
+    ctx.save_for_backward(A, output)
+
+
+def _backward(ctx, grad):
+    A, X = ctx.saved_tensors
+    upper, left, unitriangular = ctx.flags
+    needs_A, needs_B, *_ = ctx.needs_input_grad
+    grad_B = ops.solve_triangular(A.mT, grad, not upper, left, unitriangular)
+    grad_A = None
+    if needs_A:
+        grad_A = grad_B @ X.mT if left else X.mT @ grad_B
+        grad_A = (-grad_A).sum_to_size(ctx.shapes[0])
+        grad_A = grad_A.triu(int(unitriangular)) if upper else grad_A.tril(-int(unitriangular))
+    return grad_A, grad_B.sum_to_size(ctx.shapes[1]) if needs_B else None, None, None, None
+
+
+autograd("solve_triangular", _backward, _save)

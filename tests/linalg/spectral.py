@@ -1,0 +1,94 @@
+"""What the tests of the spectral functions share: layouts, matrices with known gaps, what of a result is unique."""
+
+import pytest
+import torch
+from matrices import EPS, norm
+
+LAYOUTS = {
+    "transposed": lambda: torch.randn(3, 12, 12).mT,
+    "every other": lambda: torch.randn(6, 30, 45)[::2, ::2, ::3],
+    "with an offset": lambda: torch.randn(4, 50, 50)[1:, 3:12, 7:16],
+    "expanded batch": lambda: torch.randn(1, 10, 10).expand(5, 10, 10),
+    "expanded rows": lambda: torch.randn(3, 1, 10).expand(3, 10, 10),
+    "expanded columns": lambda: torch.randn(3, 10, 1).expand(3, 10, 10),
+    "permuted batches": lambda: torch.randn(2, 3, 4, 6, 6).permute(2, 0, 1, 3, 4),
+    "batches in the middle": lambda: torch.randn(7, 3, 2, 7).permute(1, 2, 0, 3),
+    "large, transposed": lambda: torch.randn(70, 70).mT,
+}
+
+
+def placed(A, device):
+    """A on the device with the very layout that it has: A.to(device) might pack the elements."""
+    elements = torch.empty(0).set_(A.untyped_storage())
+    return elements.to(device).as_strided(A.shape, A.stride(), A.storage_offset())
+
+
+def well_separated(*shape, dtype=torch.float32):
+    """Random matrices whose singular values are the numbers from 1 to k."""
+    *batch, m, n = shape
+    k = min(m, n)
+    U, _ = torch.linalg.qr(torch.randn(*batch, m, k, dtype=torch.float64))
+    V, _ = torch.linalg.qr(torch.randn(*batch, n, k, dtype=torch.float64))
+    return (U * torch.arange(k, 0, -1) @ V.mT).to(dtype)
+
+
+def unique_svd(results):
+    """What does not depend on the signs of singular vectors."""
+    U, S, Vh = results
+    k = S.shape[-1]
+    U, Vh = U[..., :k], Vh[..., :k, :]
+    return U.abs(), S, Vh.abs(), U @ Vh
+
+
+def unique_eigh(results):
+    L, V = results
+    return L, V.abs()
+
+
+def svd_condition(A, *_):
+    """The largest singular value over the smallest distance of two, or of one from zero if A is not square."""
+    return _condition(torch.linalg.svdvals(A.detach().double()), None if A.shape[-1] == A.shape[-2] else 0.0)
+
+
+def eigh_condition(A, *_):
+    """The largest magnitude of an eigenvalue over the smallest distance of two, whichever triangle is read."""
+    A = A.detach().double()
+    return max(_condition(torch.linalg.eigvalsh(A, UPLO), None) for UPLO in "LU")
+
+
+def _condition(values, another):
+    if values.numel() == 0:
+        return 1.0
+    largest = values.abs().amax()
+    if another is not None:
+        values = torch.cat([values, torch.full_like(values[..., :1], another)], -1)
+    gaps = values.sort(-1).values.diff()
+    return max(1.0, (largest / gaps.min()).item()) if gaps.numel() else 1.0
+
+
+def check_svd(A, U, S, Vh):
+    """Residual and orthogonality to 10 n eps, of a batch that is given in float32 or less."""
+    A, U, S, Vh = (x.detach().cpu().double() for x in (A, U, S, Vh))
+    k, bound = S.shape[-1], 10 * max(8, *A.shape[-2:]) * EPS
+    assert (norm(A - U[..., :k] * S.unsqueeze(-2) @ Vh[..., :k, :]) <= bound * norm(A)).all()
+    for Q in (U, Vh.mT):
+        assert (norm(Q.mT @ Q - torch.eye(Q.shape[-1])) <= bound).all()
+    assert (S >= 0).all() and (S.diff() <= 0).all()
+
+
+def check_eigh(A, L, V, UPLO="L"):
+    A, L, V = (x.detach().cpu().double() for x in (A, L, V))
+    A = A.tril() + A.tril(-1).mT if UPLO == "L" else A.triu() + A.triu(1).mT
+    bound = 10 * max(8, A.shape[-1]) * EPS
+    assert (norm(A - V * L.unsqueeze(-2) @ V.mT) <= bound * norm(A)).all()
+    assert (norm(V.mT @ V - torch.eye(V.shape[-1])) <= bound).all()
+    assert (L.diff() >= 0).all()
+
+
+def same_error(ours, theirs):
+    """Two calls that raise alike; compares the first line of what they say."""
+    with pytest.raises(Exception) as expected:
+        theirs()
+    with pytest.raises(expected.type) as found:
+        ours()
+    assert str(found.value).splitlines()[0] == str(expected.value).splitlines()[0]

@@ -1,0 +1,210 @@
+"""The derivatives of svd, svdvals, eigh, eigvalsh against PyTorch's, and the operators under PyTorch's tracing tools.
+
+The formulas are tested in float64, through the operators' CPU kernels, whose singular vectors are PyTorch's to the
+sign; on the device what does not depend on signs.
+"""
+
+import pytest
+import torch
+from matrices import EPS
+from references import check_operator
+from spectral import unique_eigh, unique_svd, well_separated
+
+import metalcore
+
+SHAPES = [(4, 4), (6, 3), (3, 6), (2, 3, 5, 4), (1, 1), (1, 4), (4, 1), (3, 0), (0, 3), (0, 3, 2), (0, 0)]
+svd, eigh = torch.ops.metalcore.svd, torch.ops.metalcore.eigh
+
+
+def derivatives(function, A, parts, orders):
+    """Gradients of random linear functions of the results in `parts`, then of those gradients."""
+    A = A.detach().requires_grad_()
+    results = function(A)
+    results = (results,) if isinstance(results, torch.Tensor) else results
+    found, values = [], [results[i] for i in parts]
+    for order in range(orders):
+        directions = [torch.randn(v.shape, generator=torch.Generator().manual_seed(10 * order + i)).to(v)
+                      for i, v in enumerate(values)]
+        values = torch.autograd.grad(values, [A], directions, create_graph=order + 1 < orders)
+        found += values
+    return found
+
+
+def assert_same(actual, expected, tolerance, condition=1.0):
+    """Each derivative divides by the gaps once more; the reference's own values show how large that makes things."""
+    for order, (ours, theirs) in enumerate(zip(actual, expected, strict=True), 1):
+        assert ours.shape == theirs.shape
+        scale = max([1.0, *theirs.detach().abs().flatten().tolist()])
+        torch.testing.assert_close(ours.detach().cpu().double(), theirs.detach().double(), rtol=0,
+                                   atol=tolerance * condition**order * scale)
+
+
+@pytest.mark.parametrize("parts", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("full_matrices", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_svd_formula_is_torchs(shape, full_matrices, parts):
+    A = well_separated(*shape, dtype=torch.float64)
+    ours = derivatives(lambda A: svd(A, full_matrices, True), A, parts, 2)
+    theirs = derivatives(lambda A: torch.linalg.svd(A, full_matrices), A, parts, 2)
+    assert_same(ours, theirs, tolerance=1e-11)
+
+
+@pytest.mark.parametrize("parts", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("shape", [(4, 4), (2, 3, 5, 5), (1, 1), (0, 0), (2, 0, 0), (0, 3, 3)])
+def test_eigh_formula_is_torchs(shape, parts):
+    A = torch.randn(shape, dtype=torch.float64)
+    for UPLO in "LU":
+        ours = derivatives(lambda A: eigh(A, UPLO, True), A, parts, 2)
+        theirs = derivatives(lambda A: torch.linalg.eigh(A, UPLO), A, parts, 2)
+        assert_same(ours, theirs, tolerance=1e-11)
+
+
+def test_gradcheck_of_the_formulas():
+    for shape in [(4, 4), (5, 3), (3, 5), (2, 3, 4)]:
+        A = well_separated(*shape, dtype=torch.float64).requires_grad_()
+        for full_matrices in (False, True):
+            unique = lambda A: unique_svd(svd(A, full_matrices, True))  # noqa: B023, E731
+            assert torch.autograd.gradcheck(unique, (A,)) and torch.autograd.gradgradcheck(unique, (A,))
+    A = torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=True)
+    unique = lambda A: unique_eigh(eigh(A + A.mT, "U", True))  # noqa: E731
+    assert torch.autograd.gradcheck(unique, (A,)) and torch.autograd.gradgradcheck(unique, (A,))
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (9, 5), (5, 9), (2, 3, 6, 6), (40, 6)])
+def test_on_the_device(device, shape):
+    A = well_separated(*shape)
+    condition = min(shape[-2:])  # the largest singular value over the gaps
+    tolerance = 10 * max(8, *shape[-2:]) * EPS
+    for full_matrices in (True, False):
+        ours = derivatives(lambda A: unique_svd(metalcore.svd(A, full_matrices)), A.to(device), range(4), 2)
+        theirs = derivatives(lambda A: unique_svd(torch.linalg.svd(A, full_matrices)), A.double(), range(4), 2)
+        assert_same(ours, theirs, tolerance, condition)
+    ours = derivatives(metalcore.svdvals, A.to(device), [0], 2)
+    assert_same(ours, derivatives(torch.linalg.svdvals, A.double(), [0], 2), tolerance, condition)
+    if shape[-1] == shape[-2]:
+        A = A @ A.mT  # eigenvalues 1, 4, 9 …
+        ours = derivatives(lambda A: unique_eigh(metalcore.eigh(A)), A.to(device), range(2), 2)
+        theirs = derivatives(lambda A: unique_eigh(torch.linalg.eigh(A)), A.double(), range(2), 2)
+        assert_same(ours, theirs, tolerance, condition**2 / 3)
+        ours = derivatives(metalcore.eigvalsh, A.to(device), [0], 2)
+        assert_same(ours, derivatives(torch.linalg.eigvalsh, A.double(), [0], 2), tolerance, condition**2 / 3)
+
+
+def test_gradients_of_parts_that_are_not_unique_are_constants(device):
+    A = well_separated(5, 3).to(device).requires_grad_()
+    U, S, Vh = metalcore.svd(A)
+    assert not torch.autograd.grad(U[:, 3:].sum(), A)[0].any()
+    wide = A.detach().mT.requires_grad_()
+    assert not torch.autograd.grad(metalcore.svd(wide).Vh[3:].sum(), wide)[0].any()
+
+
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
+def test_no_square_overflows(device, scale):
+    """Of A times a power of two, U's derivative is that of A over the power."""
+    A = well_separated(6, 4)
+    for parts in [(0,), (2,), (0, 2), (1,)]:
+        expected = derivatives(lambda A: metalcore.svd(A, False), A.to(device), parts, 1)[0]
+        found = derivatives(lambda A: metalcore.svd(A, False), (A * scale).to(device), parts, 1)[0]
+        found = found if parts == (1,) else found * scale
+        assert_same([found], [expected.cpu()], 10 * 8 * EPS, 4)
+
+
+@pytest.mark.parametrize("parts", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("values", [(1, 1, 1), (3, 2, 2), (2, 1, 0), (2, 0, 0), (0, 0, 0)])
+@pytest.mark.parametrize("rows", [3, 5])
+def test_repeated_singular_values(rows, values, parts):
+    """Infinite or NaN where PyTorch's derivatives are, and finite where those are: S's always."""
+    A = torch.zeros(rows, 3, dtype=torch.float64)
+    A.diagonal().copy_(torch.tensor(values))
+    ours = derivatives(lambda A: svd(A, False, True), A, parts, 1)[0]
+    theirs = derivatives(lambda A: torch.linalg.svd(A, False), A, parts, 1)[0]
+    assert torch.equal(ours.isfinite(), theirs.isfinite())
+    assert ours.isfinite().all() or parts != (1,)
+    torch.testing.assert_close(ours[ours.isfinite()], theirs[theirs.isfinite()])
+
+
+@pytest.mark.parametrize("parts", [(0,), (1,)])
+def test_repeated_eigenvalues(parts):
+    A = torch.diag(torch.tensor([2.0, 1, 1, 0], dtype=torch.float64))
+    ours = derivatives(lambda A: eigh(A, "L", True), A, parts, 1)[0]
+    theirs = derivatives(torch.linalg.eigh, A, parts, 1)[0]
+    assert torch.equal(ours.isfinite(), theirs.isfinite())
+    assert ours.isfinite().all() == (parts == (0,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_gradients(device, dtype):
+    A = well_separated(5, 4).to(dtype)
+    tolerance = 10 * 8 * torch.finfo(dtype).eps
+    for ours, theirs in [(metalcore.svdvals, torch.linalg.svdvals),
+                         (lambda A: metalcore.svd(A, False), lambda A: torch.linalg.svd(A, False)),
+                         (lambda A: metalcore.eigvalsh(A.mT @ A), lambda A: torch.linalg.eigvalsh(A.mT @ A))]:
+        part = [1] if len(ours(A.to(device))) == 3 else [0]
+        found = derivatives(ours, A.to(device), part, 1)
+        assert found[0].dtype == dtype
+        assert_same(found, derivatives(theirs, A.double(), part, 1), tolerance, 4**2)
+
+
+def test_values_alone_compute_no_vectors(device):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function in (svd.default, eigh.default):
+                seen.append(args[-1])
+            return function(*args, **(kwargs or {}))
+
+    A, seen = torch.randn(3, 3, device=device), []
+    with Calls():
+        metalcore.svdvals(A), metalcore.eigvalsh(A)
+        metalcore.svdvals(A.requires_grad_()), metalcore.eigvalsh(A)
+        with torch.no_grad():
+            metalcore.svdvals(A), metalcore.eigvalsh(A)
+        metalcore.matrix_rank(A), metalcore.matrix_rank(A, hermitian=True)
+    assert seen == [False, False, True, True, False, False, False, False]
+
+
+def test_operators_without_vectors_have_no_derivative(device):
+    A = torch.randn(3, 3, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match="use compute_uv=True"):
+        svd(A, False, False)[1].sum().backward()
+    with pytest.raises(RuntimeError, match="use compute_v=True"):
+        eigh(A, "L", False)[0].sum().backward()
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (2, 3, 4), (3, 3), (0, 3), (2, 0, 0)])
+@pytest.mark.parametrize("where", ["cpu", "device"])
+def test_opcheck(device, where, shape):
+    A = torch.randn(shape, device=device if where == "device" else "cpu")
+    for full_matrices in (True, False):
+        check_operator(svd, A.clone().requires_grad_(), full_matrices, True)
+    check_operator(svd, A, False, False)
+    if shape[-1] == shape[-2]:
+        for UPLO in "LU":
+            check_operator(eigh, A.clone().requires_grad_(), UPLO, True)
+            check_operator(eigh, A, UPLO, False)
+
+
+@pytest.mark.parametrize("name, function", [
+    ("svd", lambda A: metalcore.svd(A, False)),
+    ("svd, all of U", lambda A: metalcore.svd(A)),
+    ("svdvals", lambda A: (metalcore.svdvals(A),)),
+    ("eigh", lambda A: metalcore.eigh(A @ A.mT)),
+    ("eigvalsh", lambda A: (metalcore.eigvalsh(A @ A.mT, "U"),)),
+])
+def test_compile(device, name, function):
+    torch.compiler.reset()  # what it compiled for the other functions counts against this one
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(A):
+        return tuple(result + 1 for result in function(A * 2))
+
+    A = torch.randn(3, 5, 4, device=device, requires_grad=True)
+    expected = [result + 1 for result in function(A * 2)]
+    with torch.no_grad():
+        assert [x.shape for x in compiled(A)] == [x.shape for x in expected]
+    found = compiled(A)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    values = {"svd": 1, "svd, all of U": 1}.get(name, 0)
+    torch.testing.assert_close(*(torch.autograd.grad(results[values].sum(), A)[0] for results in (found, expected)))
