@@ -70,8 +70,9 @@ Explanation explain(const Request& request) {
   const bool compute_v = request.option("compute_v", "True") == "True";
   const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, gpu::tuning(request.device_type));
   Explanation e{name_of(plan.variant), plan.why, {}};
-  if (!plan.kernel.empty())
-    e.steps.push_back({plan.kernel, {grid_side(ceil_div<int64_t>(s.batch, plan.matrices_per_threadgroup))}, {plan.threads}});
+  if (plan.kernel.empty()) return e;
+  const int64_t groups = ceil_div<int64_t>(s.batch, plan.matrices_per_threadgroup);
+  e.steps.push_back({plan.kernel, {grid_side(groups)}, {plan.threads}});
   return e;
 }
 
