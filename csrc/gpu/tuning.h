@@ -65,6 +65,8 @@ struct Tuning {
   int64_t triangular_torch_batch = 0;
   // Blocked Jacobi: sweeps at most.
   uint32_t jacobi_sweeps = 24;
+  // Symmetric eigenproblems with more than `size` rows are left to PyTorch where there are at most `batch` of them.
+  std::array<SizeAndBatch, 2> eigh_torch = {};
   // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
   bool adamw_vectors = true;
 };

@@ -86,8 +86,6 @@ def _qr(*shape):
 def _spd(a):
     """A well-conditioned symmetric positive-definite matrix."""
     return a @ a.mT / a.shape[-1] + torch.eye(a.shape[-1])
-
-
 def _cholesky(*shape):
     return Case(lambda a: metalcore.cholesky(a), lambda a: torch.linalg.cholesky(a), (shape,), terms=shape[-1], make=_spd)
 
@@ -102,6 +100,16 @@ def _triangular(n, columns):
     return Case(lambda a, b: metalcore.solve_triangular(a, b, upper=False),
                 lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), ((3, n, n), (3, n, columns)), terms=n,
                 make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value)
+
+
+def _svd(*shape):
+    return Case(lambda a: metalcore.svd(a, False).S, lambda a: torch.linalg.svd(a, False).S, (shape,),
+                terms=max(shape[-2:]), make=_well_conditioned)
+
+
+def _eigh(batch, n):
+    return Case(lambda a: metalcore.eigh(a + a.mT).eigenvalues, lambda a: torch.linalg.eigh(a + a.mT).eigenvalues,
+                ((batch, n, n),), terms=n, make=_well_conditioned)
 
 
 # The lambdas look metalcore's functions up when they are called, so that it is those of the moment that are tested.
@@ -126,6 +134,10 @@ CASES = {
     "cholesky, 16x16": _cholesky(40, 16, 16),
     "cholesky, 100x100": _cholesky(3, 100, 100),
     "cholesky, 200x200": _cholesky(1, 200, 200),
+    "svd, 20x12": _svd(7, 20, 12),
+    "svd, 60x40": _svd(2, 60, 40),
+    "eigh, 12x12": _eigh(7, 12),
+    "eigh, 40x40": _eigh(2, 40),
     "pinv": Case(lambda a: metalcore.pinv(a), torch.linalg.pinv, ((7, 20, 12),), terms=20, make=_well_conditioned),
     "pinv, hermitian": Case(lambda a: metalcore.pinv(a + a.mT, hermitian=True),
                             lambda a: torch.linalg.pinv(a + a.mT, hermitian=True), ((7, 12, 12),), terms=12,

@@ -155,12 +155,28 @@ def triangular(device):
                 A = torch.randn(batch, n, n) / n**0.5 / 2 + torch.eye(n)
                 B = random(device, torch.float32, batch, n, k)
                 yield f"solve_triangular {n} {k}", metalcore.solve_triangular(A.to(device), B, upper=True)
+JACOBI_SIZES = (8, 16, 32, 64, 100)
+
+
+def svd(device):
+    for m, n in itertools.combinations_with_replacement(JACOBI_SIZES, 2):
+        for full_matrices, compute_uv in ((False, True), (True, True), (False, False)):
+            A = random(device, torch.float32, 3, m, n)
+            A[1] = 0  # whose left vectors svd_complete makes
+            for tensor in torch.ops.metalcore.svd(A, full_matrices, compute_uv):
+                yield f"svd {m}x{n}", tensor
+
+
+def eigh(device):
+    for n, compute_v in itertools.product(JACOBI_SIZES, (True, False)):
+        for tensor in torch.ops.metalcore.eigh(random(device, torch.float32, 3, n, n), "L", compute_v):
+            yield f"eigh {n}x{n}", tensor
 
 
 # name -> device -> [(what, result)]
 SECTIONS = {f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
             for section in (elementwise, softmax, rms_norm, adamw) for dtype in DTYPES} | {
-                section.__name__: section for section in (qr, cholesky, lu, triangular)}
+                section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh)}
 
 
 def record_launches():

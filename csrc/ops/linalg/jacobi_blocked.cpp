@@ -90,14 +90,15 @@ void encode_results(gpu::Encoder& encoder, const Work& w, const JacobiResultPara
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor> svd_jacobi_blocked(const Tensor& x, bool accumulate) {
+std::tuple<Tensor, Tensor, Tensor> svd_jacobi_blocked(const Tensor& x, bool vectors) {
   const int64_t batch = x.size(0), n = x.size(1), m = x.size(2);
-  const Tensor values = new_tensor({batch, n}, ScalarType::Float, x), u = new_tensor({batch, n, m}, ScalarType::Float, x);
-  const Tensor v = accumulate ? new_tensor({batch, n, n}, ScalarType::Float, x) : new_tensor({0}, ScalarType::Float, x);
-  const Work w = work_for(x, n, m, accumulate, 0);
+  const Tensor values = new_tensor({batch, n}, ScalarType::Float, x);
+  const Tensor u = vectors ? new_tensor({batch, n, m}, ScalarType::Float, x) : new_tensor({0}, ScalarType::Float, x);
+  const Tensor v = vectors ? new_tensor({batch, n, n}, ScalarType::Float, x) : u;
+  const Work w = work_for(x, n, m, vectors, 0);
   const Tensor norms = new_tensor({batch, w.plan.padded}, ScalarType::Float, x), found = new_like(norms);
   const JacobiResultParams params{
-      .of = w.params, .tiles = 0, .vectors = 1, .accumulated = accumulate, .vectors_columns = 0};
+      .of = w.params, .tiles = 0, .vectors = vectors, .accumulated = vectors, .vectors_columns = 0};
   gpu::encode(x, [&](gpu::Encoder& encoder) {
     encode_rounds(encoder, x, w);
     encode_results(encoder, w, params, norms, norms, found, values, u, v);
@@ -128,7 +129,7 @@ std::tuple<Tensor, Tensor> eigh_jacobi_blocked(const Tensor& a, bool upper, bool
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
-  m.def("svd_jacobi_blocked(Tensor X, bool accumulate) -> (Tensor, Tensor, Tensor)");
+  m.def("svd_jacobi_blocked(Tensor X, bool vectors) -> (Tensor, Tensor, Tensor)");
   m.def("eigh_jacobi_blocked(Tensor A, bool upper, bool vectors) -> (Tensor, Tensor)");
 }
 

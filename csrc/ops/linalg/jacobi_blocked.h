@@ -25,11 +25,12 @@ JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t bat
 // columns: float32, contiguous, x (batch, n, m) with row j column j of the matrix.
 //   values  (batch, n), descending
 //   u       (batch, n, m), row j the j-th left singular vector; orthonormal also where values are zero
-//   v       (batch, n, n), row j the j-th right singular vector; of shape [0] unless `accumulate`
+//   v       (batch, n, n), row j the j-th right singular vector
+// u and v have shape [0] unless `vectors`.
 // Fewest sweeps for x = R, row-major, of the QR factorization of a matrix with its columns in descending order of norm (so
 // the matrix factored here is Rᵀ); small singular values are then as accurate as the grading of R's rows allows.
 // Of a matrix with a NaN or an infinity all results are NaN.
-std::tuple<Tensor, Tensor, Tensor> svd_jacobi_blocked(const Tensor& x, bool accumulate);
+std::tuple<Tensor, Tensor, Tensor> svd_jacobi_blocked(const Tensor& x, bool vectors);
 
 // The eigenvalues (batch, n), ascending, and eigenvectors (batch, n, n), as columns, row-major, of symmetric matrices
 // a (batch, n, n), float32, contiguous, of which only the triangle `upper` names is read. Vectors have shape [0] unless

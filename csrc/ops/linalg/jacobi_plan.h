@@ -1,4 +1,5 @@
-// How SVD and symmetric eigendecomposition run: which kernels of kernels/linalg/{svd,eigh}_jacobi.metal.
+// How SVD and symmetric eigendecomposition run: which kernels of kernels/linalg/{svd,eigh}_jacobi.metal, or
+// the blocked variant of jacobi_blocked.h.
 #pragma once
 
 #include "../../gpu/tuning.h"
@@ -8,7 +9,7 @@
 
 namespace metalcore {
 
-enum class JacobiVariant { empty, simd, block, torch };
+enum class JacobiVariant { empty, simd, block, blocked, torch };
 
 const char* name_of(JacobiVariant variant);
 

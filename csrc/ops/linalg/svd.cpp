@@ -3,6 +3,7 @@
 #include "../../../kernels/linalg/svd.h"
 
 #include "../plan.h"
+#include "jacobi_blocked.h"
 #include "jacobi_plan.h"
 #include "matrices.h"
 #include "qr.h"
@@ -98,6 +99,32 @@ void after_qr(const JacobiPlan& plan, const Tensor& tall, const Shape& s, const 
            s.batch);
 }
 
+// The same by blocks of columns.
+void blocked(const Tensor& tall, const Shape& s, const Vectors& to, const Tensor& values, bool full_matrices,
+             bool compute_uv) {
+  const int64_t rows = std::max(s.m, s.n), columns = std::min(s.m, s.n);
+  const int64_t q_columns = full_matrices ? rows : columns;
+  const auto [q, r] = qr(tall, !compute_uv ? "r" : full_matrices ? "complete" : "reduced");
+  Tensor whole = torch::stable::view(r, {s.batch, compute_uv ? q_columns : columns, columns});
+  const auto [found, right, left] =
+      svd_jacobi_blocked(as_contiguous(torch::stable::narrow(whole, 1, 0, columns)), compute_uv);
+  Tensor s_to = torch::stable::view(values, found.sizes());
+  torch::stable::copy_(s_to, found);
+  if (!compute_uv) return;
+  Tensor right_to = torch::stable::view(to.right, right.sizes());
+  torch::stable::copy_(right_to, s.m < s.n ? torch::stable::transpose(right, 1, 2) : right);
+  multiply(q, left, to.left,
+           {.a = contiguous(rows, q_columns),
+            .b = transposed(contiguous(columns, columns)),
+            .out = to.at_left,
+            .rows = grid_side(rows),
+            .inner = grid_side(columns),
+            .columns = grid_side(q_columns),
+            .row_tiles = 0,
+            .column_tiles = 0},
+           s.batch);
+}
+
 }  // namespace
 
 Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
@@ -117,7 +144,9 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
   const bool wide = s.m < s.n;
   const SvdMatrices at_u = contiguous(s.m, u_columns), at_vh = contiguous(vh_rows, s.n);
   const Vectors to = wide ? Vectors{vh, u, transposed(at_vh), transposed(at_u)} : Vectors{u, vh, at_u, at_vh};
-  if (plan.after_qr) {
+  if (plan.variant == JacobiVariant::blocked) {
+    blocked(wide ? torch::stable::transpose(input, -2, -1) : input, s, to, values, full_matrices, compute_uv);
+  } else if (plan.after_qr) {
     after_qr(plan, wide ? torch::stable::transpose(input, -2, -1) : input, s, to, values, full_matrices, compute_uv);
   } else {
     const Matrices a = matrices(input);
@@ -133,6 +162,39 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
   return {u, values, vh};
 }
 
+namespace {
+
+// explain("svd", shape, full_matrices=…, compute_uv=…); svdvals is svd without vectors.
+Explanation explain(const Request& request) {
+  check(request.shapes.size() == 1, "metalcore::svd: explain needs the shape of A");
+  const Shape s = shape_of(request.shapes[0]);
+  const bool full_matrices = request.option("full_matrices", "True") == "True";
+  const bool compute_uv = request.option("compute_uv", "True") == "True";
+  const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, gpu::tuning(request.device_type));
+  Explanation e{name_of(plan.variant), plan.why, {}};
+  if (plan.kernel.empty()) return e;
+  const int64_t rows = std::max(s.m, s.n), columns = std::min(s.m, s.n);
+  const int64_t q_columns = full_matrices ? rows : columns;
+  if (plan.after_qr) {
+    const char* mode = !compute_uv ? "r" : full_matrices ? "complete" : "reduced";
+    Request qr{{{s.batch, rows, columns}}, request.dtype, request.device_type, {{"mode", mode}}};
+    e.steps = explanations().at("qr")(qr).steps;
+  }
+  auto step = [&](const std::string& kernel, int64_t groups, uint32_t threads) {
+    e.steps.push_back({kernel, {grid_side(groups)}, {threads}});
+  };
+  step(plan.kernel, ceil_div<int64_t>(s.batch, plan.matrices_per_threadgroup), plan.threads);
+  if (!compute_uv) return e;
+  step("svd_complete", s.batch, 256);
+  if (plan.after_qr)
+    step("svd_multiply",
+         s.batch * ceil_div<int64_t>(rows, SVD_MULTIPLY_TILE) * ceil_div<int64_t>(q_columns, SVD_MULTIPLY_TILE), 256);
+  return e;
+}
+
+const ExplainOp explain_svd("svd", explain);
+
+}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
