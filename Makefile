@@ -34,7 +34,7 @@ demo: $(BUILT)
 	  $(RUN) examples/$$example.py || exit 1; done
 
 test: $(BUILT)
-	@$(RUN) -m pytest -n 2 --dist worksteal tests
+	@$(RUN) -m pytest -n 2 --dist worksteal -rs tests
 	@echo "--- the ops again, in checking mode"
 	@METALCORE_CHECK=1 $(RUN) -m pytest -n 2 tests/smoke
 

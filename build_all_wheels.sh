@@ -22,6 +22,7 @@ linux_wheel() {
   # PyTorch's libraries are the ones of the PyTorch that is installed, and loaded when metalcore is imported.
   PATH="$PWD/$tools/bin:$PATH" auditwheel repair --exclude 'libtorch*.so' --exclude 'libc10*.so' -w "$made/repaired" "$made"/*.whl
   "$tools/bin/auditwheel" show "$made"/repaired/*.whl
+  "$PYTHON" -m tools.wheel_check "$made"/repaired/*.whl
   "$PYTHON" -m pip install -q --no-deps --target "$made/installed" "$made"/repaired/*.whl
   local package=$PWD/$made/installed python
   python=$(realpath -s "$(command -v "$PYTHON")")
@@ -37,8 +38,7 @@ macos_wheel() {
   else
     rm -rf "$made"
     "$PYTHON" -m pip wheel -q --no-build-isolation --no-deps -w "$made" .
-    "$PYTHON" -c 'import pathlib, sys; from tools.mac_check import wheel; print(wheel.check(pathlib.Path(sys.argv[1])))' \
-      "$made"/*.whl
+    "$PYTHON" -m tools.wheel_check "$made"/*.whl
   fi
   cp "$made"/*.whl dist/
 }

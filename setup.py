@@ -255,11 +255,6 @@ class Build(build_ext):
         errors = tasks.run()
         # In place (editable) or into the tree that becomes the wheel.
         package = PACKAGE if self.inplace else Path(self.build_lib) / "metalcore"
-        if not self.inplace:  # what an earlier wheel left there would come along
-            for folder in ("lib", "kernels", "simulator"):
-                for path in (package / folder).rglob("*"):
-                    if path.is_file() and path.suffix != ".py":
-                        path.unlink()
         for output, name in outputs.items():
             if output.exists():
                 copy(output, package / name)
@@ -302,6 +297,11 @@ class Wheel(bdist_wheel):
         if MACOS:
             self.plat_name = f"macosx_{MACOS_VERSION.replace('.', '_')}_arm64"
         super().finalize_options()
+
+    def run(self):
+        # What an earlier wheel left there, and is gone from the sources, would come along.
+        shutil.rmtree(self.get_finalized_command("build").build_lib, ignore_errors=True)
+        super().run()
 
 
 setup(

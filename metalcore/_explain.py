@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from . import _C
+from . import linalg
 from .activation import gelu, silu
-from .linalg import (cond, det, eigh, eigvalsh, inv, inv_ex, lu, lu_factor, lu_factor_ex, lu_solve, matrix_rank, pinv, qr,
-                     slogdet, solve, solve_ex, solve_triangular, svd, svdvals)
 from .normalization import add_rms_norm, rms_norm
 from .optim import AdamW
 from .softmax import log_softmax, softmax
@@ -89,25 +88,10 @@ _FUNCTIONS = {
     "log_softmax": log_softmax,
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
-    "qr": qr,
-    "det": det,
-    "inv": inv,
-    "inv_ex": inv_ex,
-    "lu": lu,
-    "lu_factor": lu_factor,
-    "lu_factor_ex": lu_factor_ex,
-    "lu_solve": lu_solve,
-    "slogdet": slogdet,
-    "solve": solve,
-    "solve_ex": solve_ex,
-    "solve_triangular": solve_triangular,
-    "svd": svd,
-    "svdvals": svdvals,
-    "eigh": eigh,
-    "eigvalsh": eigvalsh,
-    "pinv": pinv,
-    "matrix_rank": matrix_rank,
-    "cond": cond,
+    **{name: getattr(linalg, name) for name in (
+        "cholesky", "cholesky_ex", "cond", "det", "eigh", "eigvalsh", "geqrf", "householder_product", "inv",
+        "inv_ex", "lu", "lu_factor", "lu_factor_ex", "lu_solve", "matrix_rank", "ormqr", "pinv", "qr", "slogdet",
+        "solve", "solve_ex", "solve_triangular", "svd", "svdvals", "syrk")},
     "adamw": AdamW,
 }
 

@@ -7,6 +7,9 @@ PyTorch function that is being overridden.
 
 from __future__ import annotations
 
+import functools
+import threading
+
 import torch
 
 from ._routing import accelerated, ops
@@ -71,11 +74,45 @@ def _rms_norm(previous):
     return kernel
 
 
+_FLOAT32 = frozenset({torch.float32})
+_inside = threading.local()
+
+
+def _outermost(make):
+    """For ops whose plans may leave a size to PyTorch's operator, the very one that is overridden: on a thread that is
+    inside one of these kernels, it is the previous kernel that runs."""
+
+    @functools.wraps(make)
+    def making(previous):
+        kernel = make(previous)
+
+        def guarded(keyset, *args, **kwargs):
+            if getattr(_inside, "a_kernel", False):
+                return previous.call_boxed(keyset, *args, **kwargs)
+            _inside.a_kernel = True
+            try:
+                return kernel(keyset, *args, **kwargs)
+            finally:
+                _inside.a_kernel = False
+        return guarded
+    return making
+
+
+@_outermost
 def _qr(previous):
     def kernel(keyset, A, mode="reduced"):
-        if accelerated(A, dtypes={torch.float32}) and A.dim() >= 2 and mode in ("reduced", "complete", "r"):
+        if accelerated(A, dtypes=_FLOAT32) and A.dim() >= 2 and mode in ("reduced", "complete", "r"):
             return ops.qr(A, mode)
         return previous.call_boxed(keyset, A, mode)
+    return kernel
+
+
+@_outermost
+def _solve_triangular(previous):
+    def kernel(keyset, A, B, *, upper, left=True, unitriangular=False):
+        if accelerated(A, B, dtypes=_FLOAT32):
+            return ops.solve_triangular(A, B, upper, left, unitriangular)
+        return previous.call_boxed(keyset, A, B, upper=upper, left=left, unitriangular=unitriangular)
     return kernel
 
 
@@ -89,6 +126,7 @@ OPERATORS = {
                     ("_log_softmax_backward_data", False, _softmax_backward_of(ops.log_softmax_backward))],
     "rms_norm": [("rms_norm", True, _rms_norm), ("rms_norm", False, _rms_norm)],
     "qr": [("linalg_qr", False, _qr)],
+    "solve_triangular": [("linalg_solve_triangular", False, _solve_triangular)],
 }
 
 

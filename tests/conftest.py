@@ -7,19 +7,11 @@ WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 THREADS = max(1, len(os.sched_getaffinity(0)) // WORKERS) if hasattr(os, "sched_getaffinity") else 1
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 
-import importlib.machinery  # noqa: E402
-import importlib.util  # noqa: E402
-import sys  # noqa: E402
-
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
 HAS_MPS = torch._C._has_mps  # before the simulated device says so
-ONLY_ON = {"simulator": "simulator", "metal_runtime": "simulator", "cuda_device": "cuda"}  # folders with tests of one kind of device
-
-if extension := os.environ.get("METALCORE_TEST_EXTENSION"):  # another build of metalcore._C: tests/metal_runtime
-    loader = importlib.machinery.ExtensionFileLoader("metalcore._C", extension)
-    sys.modules["metalcore._C"] = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+ONLY_ON = {"simulator": "simulator", "metal_runtime": "simulator", "wheels": "simulator", "cuda_device": "cuda"}  # folders with tests of one kind of device
 
 
 def pytest_addoption(parser):

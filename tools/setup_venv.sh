@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv with everything that building, testing and the examples need, pinned by constraints.txt.
 # Installs python3-venv, python3-dev and g++ by apt where they are missing and this is root; else says what to install.
-# So it does what only tests need, which are skipped without: Clang, for the check of the kernels, and GCC's Objective-C
-# runtime, for the Metal backend on Linux.
+# So it does what only tests need, which are skipped without: Clang and GCC's Objective-C runtime, on which the Metal backend
+# runs on Linux, and the linker that makes the wheel for Macs. (The check of the kernels makes do with Clang 15.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -36,16 +36,10 @@ if ((${#missing[@]})); then
   fi
 fi
 
-has_clang() {
-  local candidate
-  for candidate in ${CLANG:-} clang clang-{22..15}; do
-    if command -v "$candidate" >/dev/null && (($("$candidate" -dumpversion | cut -d. -f1) >= 15)); then return 0; fi
-  done
-  return 1
-}
 wanted=()  # each the names of one package, the first that apt has
 if [[ $(uname) == Linux ]]; then
-  has_clang || wanted+=("$(echo clang-{19..15})")
+  command -v clang++-19 >/dev/null || wanted+=("$(echo clang-{19..15})")
+  command -v ld64.lld-19 >/dev/null || wanted+=(lld-19)
   compgen -G "/usr/lib/gcc/*/*/include/objc/objc.h" >/dev/null || wanted+=("$(echo libobjc-{12..15}-dev)")
 fi
 if ((${#wanted[@]})) && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then

@@ -24,9 +24,9 @@ namespace {
 constexpr Tuning kTable[] = {
     {.family = "baseline", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024},
     {.family = "nvidia", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024, .row_threads = 132 * 1024,
-     .lu_torch = {{{128, 4}, {512, 64}, {1024, UINT32_MAX}}},
-     .triangular_torch_order = 512, .triangular_torch_batch = 4},
-    {.family = "simulator", .thread_row = UINT32_MAX, .simd_row = 0, .simd_rows = 1, .block_row = 0, .looped_threads = 32, .adamw_vectors = false},
+     .qr_torch_columns = 3072, .fill_threadgroups = 2 * 132,
+     .lu_torch = {{{128, 4}, {512, 64}, {1024, UINT32_MAX}}}},
+    {.family = "simulator", .thread_row = UINT32_MAX, .simd_row = 0, .simd_rows = 1, .block_row = 0, .looped_threads = 32, .fill_threadgroups = 2, .adamw_vectors = false},
 };
 
 const Tuning* find(std::string_view family) {

@@ -37,18 +37,32 @@ struct Tuning {
   uint32_t qr_simd_rows = 64;
   uint32_t qr_block_threads = 512;
   uint32_t qr_tall_columns = 64;
+  // Up to so many matrices with so many columns and rows, or more, go to PyTorch's op.
+  uint32_t qr_torch_columns = UINT32_MAX;
+  uint32_t qr_torch_batch = 1;
+  // Matrix products, and the rounds of blocked Jacobi, are split until about so many threadgroups run.
+  uint32_t fill_threadgroups = 64;
+  // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels; PyTorch's own op
+  // takes them from so many rows on where the batch has at most so many matrices.
+  uint32_t cholesky_block_rows = 128;
+  int64_t cholesky_torch_rows = INT64_MAX;
+  int64_t cholesky_torch_batch = 0;
   // LU: matrices (with columns of B) that fit so many threads, of 32 elements each, are factored in registers; …
   uint32_t lu_block_threads = 1024;
   // … those with more than `size` rows or columns are left to PyTorch where there are at most `batch` of them.
   std::array<SizeAndBatch, 3> lu_torch = {};
-  // Triangular systems: up to this order (with more than a few right-hand sides) a threadgroup solves a system by itself,
-  // beyond in panels of so many rows; a threadgroup takes fewer right-hand sides where there would be fewer threadgroups
-  // than triangular_groups. From triangular_torch_order on, batches of up to triangular_torch_batch are PyTorch's.
-  uint32_t triangular_block_order = 128;
-  uint32_t triangular_panel = 128;
+  // Triangular systems of order above 32. With fewer threadgroups of 32 right-hand sides than triangular_panel_groups,
+  // simdgroups share the rows; above that a threadgroup takes more right-hand sides as long as there are
+  // triangular_groups threadgroups. Systems with one right-hand side take many threads each where there are fewer of
+  // them than triangular_vector_batch.
+  uint32_t triangular_panel_groups = 1024;
   uint32_t triangular_groups = 256;
+  uint32_t triangular_vector_batch = 264;
+  // From this order on, batches of up to triangular_torch_batch are PyTorch's.
   int64_t triangular_torch_order = INT64_MAX;
   int64_t triangular_torch_batch = 0;
+  // Blocked Jacobi: sweeps at most.
+  uint32_t jacobi_sweeps = 24;
   // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
   bool adamw_vectors = true;
 };

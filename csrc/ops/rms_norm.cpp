@@ -186,7 +186,8 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   gpu::encode(gx, [&](gpu::Encoder& encoder) {
     encoder.kernel(kernel(op, plan.rows, dtype, weight ? weight->scalar_type() : dtype));
     encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weight ? *weight : x.tensor).buffer(3, added.tensor);
-    encoder.buffer(4, gx).buffer(5, plan.fused ? partial : scales).bytes(6, params);
+    // Metal wants a buffer also for an argument that is not used.
+    encoder.buffer(4, gx).buffer(5, !plan.fused ? scales : weight_wanted ? partial : gx).bytes(6, params);
     dispatch(encoder, plan.rows);
     if (!weight_wanted) return;
     if (!plan.fused) {

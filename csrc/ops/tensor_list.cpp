@@ -8,14 +8,14 @@ using torch::stable::Tensor;
 
 TensorList::TensorList(StableListHandle list) {
   size_t size = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_list_size(list, &size));
+  TORCH_ERROR_CODE_CHECK(torch_list_size(list, &size));
   handles_.resize(size);
   for (size_t i = 0; i < size; ++i) {
     StableIValue item;
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_list_get_item(list, i, &item));
+    TORCH_ERROR_CODE_CHECK(torch_list_get_item(list, i, &item));
     handles_[i] = torch::stable::detail::to<AtenTensorHandle>(item);
   }
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_list(list));
+  TORCH_ERROR_CODE_CHECK(torch_delete_list(list));
 }
 
 // PyTorch takes the GIL, and gives it back, for each tensor of which just the Python object remains. Where the thread
@@ -29,7 +29,7 @@ TensorList::~TensorList() {
 
 Tensor TensorList::tensor(size_t i) const {
   AtenTensorHandle shared = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handles_[i], &shared));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handles_[i], &shared));
   return Tensor(shared);
 }
 

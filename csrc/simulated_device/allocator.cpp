@@ -11,6 +11,8 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "queue.h"
+
 namespace metalcore::simulated_device {
 namespace {
 
@@ -63,27 +65,34 @@ struct Block {
   c10::StorageImpl* lender;
 };
 
+void release_block(void* context) {
+  auto* block = static_cast<Block*>(context);
+  if (block->lender) {
+    c10::raw::intrusive_ptr::decref(block->lender);
+  } else {
+    c10::free_cpu(block->address);
+  }
+  delete block;
+}
+
 c10::DataPtr make_block(void* address, size_t bytes, c10::StorageImpl* lender) {
   account.add(bytes);
   {
     const std::lock_guard<std::mutex> lock(live().mutex);
     live().blocks.emplace(reinterpret_cast<uintptr_t>(address), bytes);
   }
-  const auto release = [](void* context) {
+  const auto free = [](void* context) {
     auto* block = static_cast<Block*>(context);
     account.subtract(block->bytes);
     {
       const std::lock_guard<std::mutex> lock(live().mutex);
       live().blocks.erase(live().blocks.find(reinterpret_cast<uintptr_t>(block->address)));
     }
-    if (block->lender) {
-      c10::raw::intrusive_ptr::decref(block->lender);
-    } else {
-      c10::free_cpu(block->address);
-    }
-    delete block;
+    if (!queue || !queue->freed(block->address, &release_block, block)) release_block(block);
   };
-  return {address, new Block{address, bytes, lender}, release, kDevice};
+  c10::DataPtr made(address, new Block{address, bytes, lender}, free, kDevice);
+  if (queue) queue->allocated(address, bytes);
+  return made;
 }
 
 class DeviceAllocator final : public c10::DeviceAllocator {

@@ -3,6 +3,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include "allocator.h"
+#include "queue.h"
 
 namespace metalcore::simulated_device {
 namespace {
@@ -55,6 +56,7 @@ at::Tensor CpuView::to_cpu(const at::Tensor& tensor) {
   }
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided && tensor.has_storage(),
                               "The simulated MPS device has strided tensors only, got ", tensor.layout());
+  finish_queue(/*all=*/false);
   auto* device = tensor.storage().unsafeGetStorageImpl();
   intrusive_ptr<StorageImpl> cpu;
   for (const auto& known : storages_) {

@@ -6,6 +6,7 @@
 
 #include "allocator.h"
 #include "hooks.h"
+#include "queue.h"
 
 namespace metalcore::simulated_device {
 
@@ -27,14 +28,14 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-  void synchronizeDevice(c10::DeviceIndex) const override {}
+  void synchronizeDevice(c10::DeviceIndex) const override { finish_queue(/*all=*/true); }
 
   c10::Stream getStream(c10::Device) const override { return stream(); }
   c10::Stream getDefaultStream(c10::Device) const override { return stream(); }
   c10::Stream getNewStream(c10::Device, int) const override { return stream(); }
   c10::Stream exchangeStream(c10::Stream) const override { return stream(); }
   bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override {}
+  void synchronizeStream(const c10::Stream&) const override { finish_queue(/*all=*/false); }
 
   void record(void** event, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {
     if (!*event) *event = new double;

@@ -9,6 +9,7 @@
 
 #include "allocator.h"
 #include "generator.h"
+#include "queue.h"
 
 namespace metalcore::simulated_device {
 namespace {
@@ -67,8 +68,8 @@ struct Hooks final : at::MPSHooksInterface {
   size_t getMaxBufferLength() const { return physical_memory(); }
   void setMemoryFraction(double fraction) const override { set_memory_fraction(fraction); }
 
-  void deviceSynchronize() const override {}
-  void commitStream() const override {}
+  void deviceSynchronize() const override { finish_queue(/*all=*/true); }
+  void commitStream() const override { finish_queue(/*all=*/false); }
   void* getCommandBuffer() const override { return nullptr; }
   void* getDispatchQueue() const override { return nullptr; }
   void profilerStartTrace(const std::string&, bool) const override {}

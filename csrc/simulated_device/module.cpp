@@ -8,6 +8,7 @@
 #include "fault.h"
 #include "hooks.h"
 #include "operators.h"
+#include "queue.h"
 
 namespace metalcore::simulated_device {
 namespace {
@@ -47,5 +48,6 @@ PYBIND11_MODULE(_device, module) {
   module.def("allocation", &device::allocation);
   // A CPU tensor on the memory of a device tensor.
   module.def("host_alias", [](const at::Tensor& tensor) { return device::CpuView().to_cpu(tensor); });
+  module.def("set_queue", [](uintptr_t address) { device::queue = reinterpret_cast<const device::Queue*>(address); });
   pybind11::register_exception_translator(&device::translate_fault);
 }

@@ -6,8 +6,14 @@
 #include <cstdint>
 #endif
 
-// Columns of a panel of the blocked variant, and of its block reflectors.
+// Columns of a panel of the blocked variant, and of the block reflectors that panels make.
 #define QR_PANEL 16
+
+// What a kernel for whole matrices or blocks of rows does: Q and R; reflectors and their tau, packed as LAPACK's geqrf
+// does; Q of such.
+#define QR_FACTORS 0
+#define QR_REFLECTORS 1
+#define QR_FORM 2
 
 // Matrices that fit a simdgroup or a threadgroup. A tall matrix is given as `blocks` blocks of block_rows rows (the
 // last may have fewer), each factored by itself: the R of the blocks lie one behind the other, their Q where the rows
@@ -17,27 +23,25 @@ struct QrParams {
   uint32_t matrices;                                // blocks included
   uint32_t rows, columns;                           // of A
   uint32_t blocks, block_rows;
+  uint32_t reflectors;                              // at most; of each block
   uint32_t q_columns;                               // 0: no Q
   uint32_t r_rows;
+  uint32_t task;
 };
 
-// One step of the blocked variant on a batch of row-major matrices: the panel with `width` columns whose corner is
-// (first, first) of the rows x columns matrix holding the reflectors.
+// A panel with `width` columns whose corner is (first, first) of each rows x columns matrix of a row-major batch. Its T go
+// one behind the other, its tau to a part of the `count` numbers that each matrix has.
+#define QR_PANEL_THREADS 512  // at most
+#define QR_PANEL_ROWS 4       // that a thread holds
+#define QR_SLAB_THREADS 256   // of the kernels that spread a panel's rows over threadgroups
+#define QR_SLAB_ROWS 512
+#define QR_SLAB_STATE (QR_PANEL + QR_PANEL * QR_PANEL)  // floats a matrix
 struct QrPanelParams {
   uint32_t rows, columns;
   uint32_t first, width;
-  uint32_t panel, panels;                           // index into T, which holds `panels` factors a matrix
-};
-
-// Applies a panel's block reflector, or its transpose, to rows [first, rows) of the target's columns [target_first,
-// target_columns), QR_UPDATE_COLUMNS of them a threadgroup: `tiles` threadgroups a matrix.
-#define QR_UPDATE_COLUMNS 32
-#define QR_UPDATE_THREADS (QR_UPDATE_COLUMNS * QR_PANEL)
-struct QrUpdateParams {
-  QrPanelParams of;
-  uint32_t target_first, target_columns;
-  uint32_t tiles;
-  uint32_t transpose;
+  uint32_t count;
+  uint32_t slabs;
+  uint32_t step;
 };
 
 // A batch of rows x columns results; R is taken from matrices of source_rows rows.

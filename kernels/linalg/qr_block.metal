@@ -1,6 +1,6 @@
-// QR of matrices that fit the registers of one threadgroup, which lets G lanes share a column; a dispatch runs one
-// threadgroup of G lanes for each column of A or Q, rounded up to whole simdgroups. One barrier a reflector: the next
-// one is written to the other of two places in threadgroup memory.
+// QR, or half of it (QrParams::task), of matrices that fit the registers of one threadgroup, which lets G lanes share a
+// column; a dispatch runs one threadgroup of G lanes for each column of A or Q, rounded up to whole simdgroups. One barrier
+// a reflector: the next one is written to the other of two places in threadgroup memory.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -10,7 +10,7 @@ using namespace metal;
 template <uint G, uint QUADS>
 [[kernel]] [[max_total_threads_per_threadgroup(512)]] void qr_block(
     device const float* a [[buffer(0)]], device float* q [[buffer(1)]], device float* r [[buffer(2)]],
-    constant QrParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
+    constant QrParams& p [[buffer(3)]], device float* taus [[buffer(4)]], uint matrix [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   typedef ColumnTile<G, QUADS> Tile;
   threadgroup float4 reflectors[2 * Tile::kSlots];
@@ -21,7 +21,8 @@ template <uint G, uint QUADS>
   const uint block_index = matrix % p.blocks;
   const uint first_row = block_index * p.block_rows;
   const uint rows = min(p.block_rows, p.rows - first_row);     // the others count as zeros
-  const uint count = min(p.block_rows, p.columns);
+  const uint count = min(p.block_rows, p.reflectors);
+  const uint made = p.task == QR_FORM ? 0 : count;             // others are given
 
   Tile tile;
   {
@@ -36,9 +37,9 @@ template <uint G, uint QUADS>
     }
   }
 
-  float tau = 0.0f;
+  float tau = p.task == QR_FORM && column < count ? taus[ulong(matrix) * count + column] : 0.0f;
   for (uint block = 0; block < QUADS; ++block) {
-    const uint end = min((block + 1) * Tile::kBlock, count);
+    const uint end = min((block + 1) * Tile::kBlock, made);
     for (uint k = block * Tile::kBlock; k < end; ++k) {
       threadgroup float4* const v = reflectors + (k & 1) * Tile::kSlots;
       if (k - simdgroup_column < 32 / G) make_and_publish(tile, block, thread_index % 32, k, column == k, v, tau);
@@ -50,14 +51,16 @@ template <uint G, uint QUADS>
     }
   }
 
-  if (column < p.columns) {
+  if (p.task != QR_FORM && column < p.columns) {
+    const bool packed = p.task == QR_REFLECTORS;
+    if (packed && g == 0 && column < count) taus[ulong(matrix) * count + column] = tau;
     device float* to = r + ulong(matrix) * p.r_rows * p.columns + column;
 #pragma unroll
     for (uint i = 0; i < QUADS; ++i) {
       const uint4 row = Tile::rows_of(i, g);
 #pragma unroll
       for (uint e = 0; e < 4; ++e)
-        if (row[e] < p.r_rows) to[row[e] * p.columns] = row[e] <= column ? tile.x[i][e] : 0.0f;
+        if (row[e] < p.r_rows) to[row[e] * p.columns] = packed || row[e] <= column ? tile.x[i][e] : 0.0f;
     }
   }
   if (p.q_columns == 0) return;
@@ -92,7 +95,7 @@ template <uint G, uint QUADS>
 
 #define INSTANTIATE(lanes, quads, rows)                                                              \
   template [[host_name("qr_block_" #rows)]] [[kernel]] void qr_block<lanes, quads>(device const float*, \
-      device float*, device float*, constant QrParams&, uint, uint);
+      device float*, device float*, constant QrParams&, device float*, uint, uint);
 
 INSTANTIATE(4, 4, 64)
 INSTANTIATE(4, 8, 128)

@@ -1,199 +1,137 @@
-// The blocked variant's panels: QR of QR_PANEL columns by one threadgroup of QR_PANEL simdgroups, and the triangular
-// factor T with H₀ H₁ … = I - V T Vᵀ (LAPACK's larft). V replaces the panel below its diagonal, R above.
+// QR of a panel of QR_PANEL columns, and its factor T (factor.h). V replaces the panel below its diagonal, R above.
 #include <metal_stdlib>
 using namespace metal;
 
-#include "column_tile.h"
+#include "factor.h"
+#include "panel.h"
 #include "qr.h"
-
-constant constexpr uint kThreads = 32 * QR_PANEL;
-
-// T from the products v_lᵀ v_k (l < k) in products[l][k], with tau_k in products[k][k]. Thread l makes row l, which
-// needs no other row.
-inline void write_factor(threadgroup const float* products, device float* t, uint l) {
-  float row[QR_PANEL];
-#pragma unroll
-  for (uint k = 0; k < QR_PANEL; ++k) {
-    float sum = 0.0f;
-#pragma unroll
-    for (uint i = 0; i < k; ++i) sum = i >= l ? fma(row[i], products[i * QR_PANEL + k], sum) : sum;
-    const float tau = products[k * QR_PANEL + k];
-    row[k] = k < l ? 0.0f : k == l ? tau : -tau * sum;
-    t[l * QR_PANEL + k] = row[k];
-  }
-}
 
 inline device float* panel_corner(device float* a, constant QrPanelParams& p, uint matrix) {
   return a + (ulong(matrix) * p.rows + p.first) * p.columns + p.first;
 }
 
-inline device float* panel_factor(device float* t, constant QrPanelParams& p, uint matrix) {
-  return t + (ulong(matrix) * p.panels + p.panel) * (QR_PANEL * QR_PANEL);
-}
-
-// In registers: a simdgroup for each column.
-template <uint QUADS>
-[[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void qr_panel(
-    device float* a [[buffer(0)]], device float* t [[buffer(1)]], constant QrPanelParams& p [[buffer(2)]],
-    uint matrix [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  typedef ColumnTile<32, QUADS> Tile;
-  constexpr uint kStride = Tile::kBlock + 4;  // of a column in `staged`, which turns rows in device memory into columns
-  threadgroup float4 reflectors[2 * Tile::kSlots];
-  threadgroup float staged[QR_PANEL * kStride];
+// Of up to QR_PANEL_THREADS * QR_PANEL_ROWS rows, by one threadgroup with a thread for every QR_PANEL_ROWS. A barrier a
+// reflector: sums and row k go to the other of two places each time.
+[[kernel]] [[max_total_threads_per_threadgroup(QR_PANEL_THREADS)]] void qr_panel(
+    device float* a [[buffer(0)]], device float* t [[buffer(1)]], device float* tau [[buffer(2)]],
+    constant QrPanelParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
+    uint threads [[threads_per_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float staged[kPanelSimdgroups * kStageFloats];
+  threadgroup float partial[2 * kPanelSimdgroups * QR_PANEL];
+  threadgroup float top[2 * QR_PANEL];
   threadgroup float products[QR_PANEL * QR_PANEL];
+  const PanelPlace at = {panel_corner(a, p, matrix), p.rows - p.first, p.width, p.columns, simdgroup * 32, threads};
+  threadgroup float* const turning = staged + simdgroup * kStageFloats;
+  const uint simdgroups = threads / 32;
 
-  const uint g = thread_index % 32;
-  const uint column = thread_index / 32;
-  const uint rows = p.rows - p.first;
-  const uint count = min(p.width, rows);
-  device float* const corner = panel_corner(a, p, matrix);
-
-  Tile tile;
-#pragma unroll
-  for (uint q = 0; q < QUADS; ++q) {
-#pragma unroll
-    for (uint i = 0; i < Tile::kBlock * QR_PANEL / kThreads; ++i) {
-      const uint at = i * kThreads + thread_index;
-      const uint c = at % QR_PANEL, row = q * Tile::kBlock + at / QR_PANEL;
-      staged[c * kStride + at / QR_PANEL] = row < rows && c < p.width ? corner[ulong(row) * p.columns + c] : 0.0f;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-    for (uint e = 0; e < 4; ++e) tile.x[q][e] = staged[column * kStride + 4 * g + e];
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-  if (thread_index < QR_PANEL * QR_PANEL) products[thread_index] = 0.0f;
-
-  float tau = 0.0f;
-  for (uint k = 0; k < count; ++k) {
-    threadgroup float4* const v = reflectors + (k & 1) * Tile::kSlots;
-    if (column == k) make_and_publish(tile, 0, g, k, true, v, tau);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    const float product = dot_with(tile, 0, g, v);
-    const float tau_k = v[Tile::kSlots - 1].x;
-    if (column > k) subtract(tile, 0, g, v, product * tau_k);
-    if (g == 0 && column <= k) products[column * QR_PANEL + k] = column < k ? product : tau_k;
-  }
+  PanelRows<QR_PANEL_ROWS> panel;
+  load_panel(panel, at, 0, turning, lane);
+  const float largest = column_maxima(panel, lane);
+  if (lane < QR_PANEL) partial[(kPanelSimdgroups + simdgroup) * QR_PANEL + lane] = largest;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (thread_index < QR_PANEL) write_factor(products, panel_factor(t, p, matrix), thread_index);
+  const float scale = scale_to_one(reduce_partial<true>(partial + kPanelSimdgroups * QR_PANEL, simdgroups, lane));
+  scale_columns(panel, scale);
 
-#pragma unroll
-  for (uint q = 0; q < QUADS; ++q) {
-#pragma unroll
-    for (uint e = 0; e < 4; ++e) staged[column * kStride + 4 * g + e] = tile.x[q][e];
+  for (uint k = 0; k < QR_PANEL; ++k) {
+    threadgroup float* const sums = partial + (k & 1) * kPanelSimdgroups * QR_PANEL;
+    threadgroup float* const row = top + (k & 1) * QR_PANEL;
+    const float sum = products_below(panel, at, k, row, lane);
+    if (lane < QR_PANEL) sums[simdgroup * QR_PANEL + lane] = sum;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-    for (uint i = 0; i < Tile::kBlock * QR_PANEL / kThreads; ++i) {
-      const uint at = i * kThreads + thread_index;
-      const uint c = at % QR_PANEL, row = q * Tile::kBlock + at / QR_PANEL;
-      if (row < rows && c < p.width) corner[ulong(row) * p.columns + c] = staged[c * kStride + at / QR_PANEL];
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const PanelReflector reflector =
+        panel_reflector(reduce_partial<false>(sums, simdgroups, lane), row[lane % QR_PANEL]);
+    apply_reflector(panel, at, k, reflector, lane);
+    turn_columns(panel);
+    if (simdgroup == 0) keep_products(products, k, reflector, lane);
   }
+  unscale_upper(panel, at, scale, lane);
+  store_panel(panel, at, 0, turning, lane);
+
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  if (simdgroup > 0 || lane >= QR_PANEL) return;
+  write_factor(products, QR_PANEL, t + ulong(matrix) * (QR_PANEL * QR_PANEL), QR_PANEL, lane);
+  if (lane < p.width) tau[ulong(matrix) * p.count + p.first + lane] = products[lane * QR_PANEL + lane];
 }
 
-#define INSTANTIATE(quads, rows)                                                                           \
-  template [[host_name("qr_panel_" #rows)]] [[kernel]] void qr_panel<quads>(device float*, device float*, \
-      constant QrPanelParams&, uint, uint);
+// Of any number of rows, QR_SLAB_ROWS of them a threadgroup: a dispatch for each reflector, which applies it and sums for
+// the next one. What slabs sum lies in device memory, one behind the other, and the next reflector's row behind all of
+// them; `state` keeps the scales of the columns and what T is made of.
+enum SlabStage { kMaxima, kScale, kStep, kLast };
 
-INSTANTIATE(4, 512)
-INSTANTIATE(8, 1024)
-INSTANTIATE(16, 2048)
+constant constexpr uint kSlabSimdgroups = QR_SLAB_THREADS / 32;
+constant constexpr uint kSlabRows = QR_SLAB_ROWS / QR_SLAB_THREADS;  // that a thread holds
 
-// In device memory, for panels with more rows than registers hold: neighbouring threads take neighbouring columns. A
-// thread has kBatch rows on their way at once, since nothing else hides the memory's latency.
-constant constexpr uint kLoopedThreads = 1024;
-constant constexpr uint kRowsAtOnce = kLoopedThreads / QR_PANEL;
-constant constexpr uint kBatch = 8;
-
-// value's sum over the threadgroup, or its maximum, for all of its threads.
+// Over all slabs, for place lane % QR_PANEL; every simdgroup takes some.
 template <bool MAXIMUM>
-inline float threadgroup_reduce(float value, threadgroup float* partial, uint lane, uint simdgroup) {
-  value = MAXIMUM ? simd_max(value) : simd_sum(value);
-  if (lane == 0) partial[simdgroup] = value;
+inline float over_slabs(device const float* sums, uint slabs, threadgroup float* partial, uint simdgroup, uint lane) {
+  const uint each = (slabs + kSlabSimdgroups - 1) / kSlabSimdgroups;
+  const uint first = min(simdgroup * each, slabs);
+  const float value = reduce_partial<MAXIMUM>(sums + first * QR_PANEL, min(each, slabs - first), lane);
+  if (lane < QR_PANEL) partial[simdgroup * QR_PANEL + lane] = value;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  value = MAXIMUM ? simd_max(partial[lane]) : simd_sum(partial[lane]);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  return value;
+  return reduce_partial<MAXIMUM>(partial, kSlabSimdgroups, lane);
 }
 
-// Rows first, first + step, … of a column; zero from row `end` on.
-inline void load_rows(thread float (&values)[kBatch], device const float* x, uint first, uint step, uint end,
-                      ulong stride) {
-#pragma unroll
-  for (uint e = 0; e < kBatch; ++e) values[e] = first + e * step < end ? x[(first + e * step) * stride] : 0.0f;
-}
+template <SlabStage STAGE>
+[[kernel]] [[max_total_threads_per_threadgroup(QR_SLAB_THREADS)]] void qr_panel_slab(
+    device float* a [[buffer(0)]], device float* t [[buffer(1)]], device float* tau [[buffer(2)]],
+    constant QrPanelParams& p [[buffer(3)]], device const float* before [[buffer(4)]],
+    device float* after [[buffer(5)]], device float* state [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float staged[kSlabSimdgroups * kStageFloats];
+  threadgroup float partial[2 * kSlabSimdgroups * QR_PANEL];
+  const uint matrix = group / p.slabs, slab = group % p.slabs;
+  const PanelPlace at = {panel_corner(a, p, matrix), p.rows - p.first, p.width, p.columns,
+                         slab * QR_SLAB_ROWS + simdgroup * 32, QR_SLAB_THREADS};
+  threadgroup float* const turning = staged + simdgroup * kStageFloats;
+  const uint turned = STAGE == kStep || STAGE == kLast ? p.step : 0;
+  before += ulong(matrix) * (p.slabs + 1) * QR_PANEL;
+  after += ulong(matrix) * (p.slabs + 1) * QR_PANEL;
+  device float* const scales = state + ulong(matrix) * QR_SLAB_STATE;
+  device float* const products = scales + QR_PANEL;
 
-[[kernel]] [[max_total_threads_per_threadgroup(kLoopedThreads)]] void qr_panel_looped(
-    device float* a [[buffer(0)]], device float* t [[buffer(1)]], constant QrPanelParams& p [[buffer(2)]],
-    uint matrix [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float partial[32];
-  threadgroup float sums[kLoopedThreads];
-  threadgroup float products[QR_PANEL * QR_PANEL];
-
-  const uint column = thread_index % QR_PANEL;
-  const uint first_row = thread_index / QR_PANEL;
-  const uint rows = p.rows - p.first;
-  const uint count = min(p.width, rows);
-  const ulong stride = p.columns;
-  const bool mine = column < p.width;
-  device float* const corner = panel_corner(a, p, matrix);
-  device float* const y = corner + (mine ? column : 0);
-  if (thread_index < QR_PANEL * QR_PANEL) products[thread_index] = 0.0f;
-
-  for (uint k = 0; k < count; ++k) {
-    device float* const x = corner + k;
-    float batch[kBatch], own[kBatch];
-    float largest = 0.0f;
-    for (uint i = k + 1 + thread_index; i < rows; i += kBatch * kLoopedThreads) {
-      load_rows(batch, x, i, kLoopedThreads, rows, stride);
-#pragma unroll
-      for (uint e = 0; e < kBatch; ++e) largest = max(largest, abs(batch[e]));
-    }
-    largest = threadgroup_reduce<true>(largest, partial, lane, simdgroup);
-    const float alpha = x[k * stride];
-    const float scale = scale_to_one(max(largest, abs(alpha)));
-    float squares = 0.0f;
-    for (uint i = k + 1 + thread_index; i < rows; i += kBatch * kLoopedThreads) {
-      load_rows(batch, x, i, kLoopedThreads, rows, stride);
-#pragma unroll
-      for (uint e = 0; e < kBatch; ++e) squares = fma(batch[e] * scale, batch[e] * scale, squares);
-    }
-    squares = threadgroup_reduce<false>(squares, partial, lane, simdgroup);
-    const Reflector h = make_reflector(alpha, largest, squares, scale);
-    for (uint i = k + 1 + thread_index; i < rows; i += kLoopedThreads)
-      x[i * stride] = (x[i * stride] * scale) * h.inverse;
-    threadgroup_barrier(mem_flags::mem_device);
-    if (thread_index == 0) x[k * stride] = h.beta;  // which all have read alpha from by now
-
-    // Row k stays out of the loops: v is one there, and x holds beta.
-    float sum = 0.0f;
-    for (uint i = k + 1 + first_row; i < rows; i += kBatch * kRowsAtOnce) {
-      load_rows(batch, x, i, kRowsAtOnce, rows, stride);
-      load_rows(own, y, i, kRowsAtOnce, rows, stride);
-#pragma unroll
-      for (uint e = 0; e < kBatch; ++e) sum = fma(batch[e], own[e], sum);
-    }
-    sums[thread_index] = sum;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    float product = column == k ? 0.0f : y[k * stride];
-    for (uint i = 0; i < kRowsAtOnce; ++i) product += sums[i * QR_PANEL + column];
-    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
-    if (mine && column > k) {
-      const float factor = product * h.tau;
-      if (first_row == 0) y[k * stride] -= factor;
-      for (uint i = k + 1 + first_row; i < rows; i += kBatch * kRowsAtOnce) {
-        load_rows(batch, x, i, kRowsAtOnce, rows, stride);
-        load_rows(own, y, i, kRowsAtOnce, rows, stride);
-#pragma unroll
-        for (uint e = 0; e < kBatch; ++e)
-          if (i + e * kRowsAtOnce < rows) y[(i + e * kRowsAtOnce) * stride] = fma(-factor, batch[e], own[e]);
-      }
-    }
-    if (first_row == 0 && column <= k) products[column * QR_PANEL + k] = column < k ? product : h.tau;
-    threadgroup_barrier(mem_flags::mem_device);
+  PanelRows<kSlabRows> panel;
+  load_panel(panel, at, turned, turning, lane);
+  if (STAGE == kScale) {
+    const float scale = scale_to_one(over_slabs<true>(before, p.slabs, partial, simdgroup, lane));
+    scale_columns(panel, scale);
+    if (slab == 0 && simdgroup == 0 && lane < QR_PANEL) scales[lane] = scale;
   }
+  if (STAGE == kStep || STAGE == kLast) {
+    const PanelReflector reflector = panel_reflector(over_slabs<false>(before, p.slabs, partial, simdgroup, lane),
+                                                     before[p.slabs * QR_PANEL + lane % QR_PANEL]);
+    apply_reflector(panel, at, p.step, reflector, lane);
+    turn_columns(panel);
+    if (slab == 0 && simdgroup == 0) keep_products(products, p.step, reflector, lane);
+  }
+  if (STAGE == kLast) {
+    unscale_upper(panel, at, scales[lane % QR_PANEL], lane);
+    store_panel(panel, at, 0, turning, lane);
+    simdgroup_barrier(mem_flags::mem_device);
+    if (slab > 0 || simdgroup > 0 || lane >= QR_PANEL) return;
+    write_factor(products, QR_PANEL, t + ulong(matrix) * (QR_PANEL * QR_PANEL), QR_PANEL, lane);
+    if (lane < p.width) tau[ulong(matrix) * p.count + p.first + lane] = products[lane * QR_PANEL + lane];
+    return;
+  }
+
+  if (STAGE == kScale || STAGE == kStep) store_panel(panel, at, STAGE == kStep ? turned + 1 : 0, turning, lane);
+  const float value = STAGE == kMaxima
+                          ? column_maxima(panel, lane)
+                          : products_below(panel, at, STAGE == kStep ? p.step + 1 : 0, after + p.slabs * QR_PANEL, lane);
+  threadgroup float* const sums = partial + kSlabSimdgroups * QR_PANEL;
+  if (lane < QR_PANEL) sums[simdgroup * QR_PANEL + lane] = value;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (thread_index < QR_PANEL) write_factor(products, panel_factor(t, p, matrix), thread_index);
+  if (simdgroup > 0) return;
+  const float total = reduce_partial<STAGE == kMaxima>(sums, kSlabSimdgroups, lane);
+  if (lane < QR_PANEL) after[slab * QR_PANEL + lane] = total;
 }
+
+#define INSTANTIATE(name, stage)                                                                                   \
+  template [[host_name(name)]] [[kernel]] void qr_panel_slab<stage>(device float*, device float*, device float*, \
+      constant QrPanelParams&, device const float*, device float*, device float*, uint, uint, uint);
+
+INSTANTIATE("qr_panel_maxima", kMaxima)
+INSTANTIATE("qr_panel_scale", kScale)
+INSTANTIATE("qr_panel_step", kStep)
+INSTANTIATE("qr_panel_last", kLast)

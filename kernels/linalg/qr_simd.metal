@@ -1,4 +1,4 @@
-// QR of small matrices, one simdgroup for one (LANES = 32) or several of them: a lane holds a column in registers.
+// QR of small matrices, or half of it (QrParams::task), one simdgroup for one (LANES = 32) or several of them: a lane holds a column in registers.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -10,7 +10,7 @@ constant constexpr uint kSimdgroups = 4;  // a threadgroup
 template <uint ROWS, uint LANES>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void qr_simd(
     device const float* a [[buffer(0)]], device float* q [[buffer(1)]], device float* r [[buffer(2)]],
-    constant QrParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
+    constant QrParams& p [[buffer(3)]], device float* taus [[buffer(4)]], uint group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   typedef ColumnTile<1, ROWS / 4> Tile;
   constexpr uint kMatrices = 32 / LANES;
@@ -22,7 +22,8 @@ template <uint ROWS, uint LANES>
   const uint matrix = group * kSimdgroups * kMatrices + slot;
   const uint column = lane % LANES;
   const bool live = matrix < p.matrices;  // the others go along, for the barriers, on zeros
-  const uint count = min(p.rows, p.columns);
+  const uint count = p.reflectors;
+  const uint made = p.task == QR_FORM ? 0 : count;  // others are given
   threadgroup float4* const published = reflectors + slot * 2 * Tile::kSlots;
 
   Tile tile;
@@ -33,9 +34,9 @@ template <uint ROWS, uint LANES>
     for (uint i = 0; i < ROWS; ++i) tile.x[i / 4][i % 4] = mine && i < p.rows ? from[i * p.row_stride] : 0.0f;
   }
 
-  float tau = 0.0f;
+  float tau = p.task == QR_FORM && live && column < count ? taus[ulong(matrix) * count + column] : 0.0f;
   for (uint block = 0; block < kBlocks; ++block) {
-    const uint end = min((block + 1) * Tile::kBlock, count);
+    const uint end = min((block + 1) * Tile::kBlock, made);
     for (uint k = block * Tile::kBlock; k < end; ++k) {
       threadgroup float4* const v = published + (k & 1) * Tile::kSlots;
       if (column == k) make_and_publish(tile, block, lane, k, true, v, tau);
@@ -44,11 +45,13 @@ template <uint ROWS, uint LANES>
     }
   }
 
-  if (live && column < p.columns) {
+  if (p.task != QR_FORM && live && column < p.columns) {
+    const bool packed = p.task == QR_REFLECTORS;
+    if (packed && column < count) taus[ulong(matrix) * count + column] = tau;
     device float* to = r + ulong(matrix) * p.r_rows * p.columns + column;
 #pragma unroll
     for (uint i = 0; i < ROWS; ++i)
-      if (i < p.r_rows) to[i * p.columns] = i <= column ? tile.x[i / 4][i % 4] : 0.0f;
+      if (i < p.r_rows) to[i * p.columns] = packed || i <= column ? tile.x[i / 4][i % 4] : 0.0f;
   }
   if (p.q_columns == 0) return;
 
@@ -76,7 +79,7 @@ template <uint ROWS, uint LANES>
 
 #define INSTANTIATE(rows, lanes)                                                              \
   template [[host_name("qr_simd_" #rows "x" #lanes)]] [[kernel]] void qr_simd<rows, lanes>(   \
-      device const float*, device float*, device float*, constant QrParams&, uint, uint, uint);
+      device const float*, device float*, device float*, constant QrParams&, device float*, uint, uint, uint);
 #define INSTANTIATE_ROWS(rows) INSTANTIATE(rows, 8) INSTANTIATE(rows, 16) INSTANTIATE(rows, 32)
 
 INSTANTIATE_ROWS(8)

@@ -25,10 +25,15 @@ struct TriangularParams {
   uint32_t unit;           // the diagonal counts as ones
 };
 
-// Right-hand sides that the kernels for few of them take, and the largest order of the one that keeps X in threadgroup
-// memory.
+// The largest order that triangular_panel.metal takes.
+#define TRIANGULAR_PANEL 128
+
+// Right-hand sides that the kernels for few of them take, and the largest orders of those that keep X in threadgroup
+// memory: of one right-hand side, of several, and of those with few threads.
 #define TRIANGULAR_FEW 4
 #define TRIANGULAR_VECTOR_ORDER 1024
+#define TRIANGULAR_VECTORS_ORDER 512
+#define TRIANGULAR_VECTOR_SMALL 64
 
 // X = B - A S with A rows x depth: what rows that are solved, S, take from those that are not. Strides are those of Sᵀ.
 // A threadgroup makes TRIANGULAR_UPDATE rows and columns of X, or TRIANGULAR_TILE rows of few columns.

@@ -7,7 +7,6 @@ using namespace metal;
 
 constant constexpr uint kTile = TRIANGULAR_TILE;
 typedef Tile<kTile, kTile> SquareTile;
-typedef Column<kTile / 4> Values;
 
 // While one tile is at work, the next is on its way to registers.
 template <uint SIMDGROUPS>
@@ -29,46 +28,35 @@ template <uint SIMDGROUPS>
   float4 next[kEach];
 #pragma unroll
   for (uint i = 0; i < kEach; ++i)
-    next[i] = SquareTile::fetch<Part::triangle>(a, p.a, p.order, p.order, i * kThreads + thread_index);
+    next[i] = SquareTile::fetch(a, p.a, p.order, p.order, i * kThreads + thread_index, true);
 
   for (uint first = 0; first < p.order; first += kTile) {
     const uint rows = min(kTile, p.order - first);
     float4 values[kTile / 4];
-    Values::load(values, b + first * p.b.row, p.b.row, live ? rows : 0);
-
-    for (uint before = 0; before < first; before += kTile) {
+    load_rows(values, b + first * p.b.row, p.b.row, live ? rows : 0);
+    for (uint before = 0; before <= first; before += kTile) {
+      const bool diagonal = before == first;
       float4 solved[kTile / 4];
-      Values::load(solved, x + before * p.x.row, p.x.row, live ? kTile : 0);
+      load_rows(solved, x + before * p.x.row, p.x.row, live && !diagonal ? kTile : 0);
       threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
       for (uint i = 0; i < kEach; ++i) SquareTile::store(tile, next[i], p.a, i * kThreads + thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      device const float* const corner = a + first * p.a.row + (before + kTile) * p.a.column;
-#pragma unroll
-      for (uint i = 0; i < kEach; ++i) {
-        const uint at = i * kThreads + thread_index;
-        next[i] = before + kTile < first ? SquareTile::fetch<Part::all>(corner, p.a, rows, kTile, at)
-                                         : SquareTile::fetch<Part::triangle>(corner, p.a, rows, rows, at);
-      }
-      Values::subtract_product(values, tile, solved);
-    }
+      if (diagonal && thread_index < kTile) SquareTile::make_divisor(tile, thread_index, p.unit);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-    for (uint i = 0; i < kEach; ++i)
-      SquareTile::store(tile, next[i], p.a, i * kThreads + thread_index);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (thread_index < kTile) SquareTile::make_divisor(tile, thread_index, p.unit);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (first + kTile < p.order) {
-      const uint left = min(kTile, p.order - first - kTile);
+      const uint row = diagonal ? first + kTile : first, column = diagonal ? 0 : before + kTile;
+      const uint next_rows = p.order - min(row, p.order);
 #pragma unroll
       for (uint i = 0; i < kEach; ++i)
-        next[i] = SquareTile::fetch<Part::all>(a + (first + kTile) * p.a.row, p.a, left, kTile,
-                                               i * kThreads + thread_index);
+        next[i] = SquareTile::fetch(a + row * p.a.row + column * p.a.column, p.a, next_rows, kTile,
+                                    i * kThreads + thread_index, row == column);
+      if (diagonal)
+        substitute(values, tile);
+      else
+        subtract_product(values, tile, solved);
     }
-    Values::substitute(values, tile);
-    Values::store(values, x + first * p.x.row, p.x.row, live ? rows : 0);
+    store_rows(values, x + first * p.x.row, p.x.row, live ? rows : 0);
   }
 }
 

@@ -18,8 +18,7 @@ inline void load_triangles(threadgroup float4* tiles, device const float* a, con
       const uint at = done + i * 32 + lane;
       const uint matrix = (slot + at / Triangle::kFours) / p.column_tiles;
       const uint order = at < kAll && matrix < p.matrices ? p.order : 0;
-      fours[i] = Triangle::template fetch<Part::triangle>(matrix_at(a, p.a, matrix), p.a, order, order,
-                                                          at % Triangle::kFours);
+      fours[i] = Triangle::fetch(matrix_at(a, p.a, matrix), p.a, order, order, at % Triangle::kFours, true);
     }
 #pragma unroll
     for (uint i = 0; i < kEach; ++i) {
@@ -50,13 +49,12 @@ template <uint N, uint LANES, uint SIMDGROUPS>
   const uint column = slot % p.column_tiles * LANES + lane % LANES;
   const bool live = matrix < p.matrices && column < p.columns;
 
-  typedef Column<N / 4> Values;
   const uint rows = live ? p.order : 0;
   float4 values[N / 4];
-  Values::load(values, matrix_at(b, p.b, matrix) + column * p.b.column, p.b.row, rows);
+  load_rows(values, matrix_at(b, p.b, matrix) + column * p.b.column, p.b.row, rows);
   load_triangles<N, kSlots>(mine, a, p, first, lane);
-  Values::substitute(values, mine + lane / LANES * Tile<N, N>::kSize);
-  Values::store(values, matrix_at(x, p.x, matrix) + column * p.x.column, p.x.row, rows);
+  substitute(values, mine + lane / LANES * Tile<N, N>::kSize);
+  store_rows(values, matrix_at(x, p.x, matrix) + column * p.x.column, p.x.row, rows);
 }
 
 // A lane has a row of B, N of them a system: for few columns, as many as V has.

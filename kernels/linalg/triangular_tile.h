@@ -13,21 +13,20 @@ inline device float* matrix_at(device float* elements, constant StridedMatrices&
   return elements + (m.first + matrix * m.batch);
 }
 
-// What a number is divided by, as an inverse from (1/2, 1] and a power of two: both products of a division are in range
-// where the quotient is, which its product with 1/value need not be.
+// What a number is divided by, as a power of two and the inverse of the rest: of the division's two products the first is
+// as large as the quotient to a factor of four, so that neither vanishes, as 1/value itself might.
 inline float2 divisor(float value) {
   const float scale = scale_to_one(metal::abs(value));
-  return float2(1.0f / (value * scale), scale);
+  return float2(scale, 1.0f / (value * scale));
 }
 template <typename V>
 inline V divide(V value, float2 by) {
   return (value * by.x) * by.y;
 }
 
-enum class Part { all, triangle };  // of a tile: everything, or a diagonal block of L
-
 // ROWS x COLUMNS elements, with zeros around what the matrix has. Four at a time come from device memory, and threads
-// with neighbouring `at` read neighbouring memory: by rows the four are a quad, else they are in one row.
+// with neighbouring `at` read neighbouring memory: by rows the four are a quad, else they are in one row. Nothing is read
+// above the diagonal of a `triangle`.
 template <uint ROWS, uint COLUMNS>
 struct Tile {
   static constexpr constant uint kQuads = ROWS / 4;
@@ -35,15 +34,15 @@ struct Tile {
   static constexpr constant uint kSize = COLUMNS * kPitch;
   static constexpr constant uint kFours = COLUMNS * kQuads;
 
-  template <Part PART>
-  static float4 fetch(device const float* corner, constant StridedMatrices& m, uint rows, uint columns, uint at) {
+  static float4 fetch(device const float* corner, constant StridedMatrices& m, uint rows, uint columns, uint at,
+                      bool triangle = false) {
     const uint row = m.by_rows ? at / COLUMNS * 4 : at % ROWS;
     const uint column = m.by_rows ? at % COLUMNS : at / ROWS * 4;
     float4 four;
 #pragma unroll
     for (uint e = 0; e < 4; ++e) {
       const uint i = m.by_rows ? row + e : row, j = m.by_rows ? column : column + e;
-      const bool there = i < rows && j < columns && (PART == Part::all || i >= j);
+      const bool there = i < rows && j < columns && (!triangle || i >= j);
       four[e] = there ? corner[i * m.row + j * m.column] : 0.0f;
     }
     return four;
@@ -67,69 +66,66 @@ struct Tile {
   }
 };
 
-// A thread's column of a matrix, as quads of rows. What is done with one quad after the other is unrolled by recursion,
-// since the registers' indices have to be constants however large the loop's body is.
-template <uint QUADS, uint K = 0>
-struct Column {
-  // A column of B becomes one of X, by the triangle in `tile`.
-  static void substitute(thread float4 (&x)[QUADS], threadgroup const float4* tile) {
+// A thread's column of B, as quads of rows, becomes one of X, by the triangle in `tile`.
+template <uint QUADS>
+inline void substitute(thread float4 (&x)[QUADS], threadgroup const float4* tile) {
+#pragma unroll
+  for (uint k = 0; k < QUADS; ++k) {
 #pragma unroll
     for (uint e = 0; e < 4; ++e) {
-      threadgroup const float4* const l = tile + (4 * K + e) * (QUADS + 1);
-      const float solved = divide(x[K][e], l[QUADS].xy);
-      const float4 rest = metal::fma(-l[K], float4(solved), x[K]);
-      x[K] = metal::select(x[K], rest, uint4(0, 1, 2, 3) > e);
-      x[K][e] = solved;
+      threadgroup const float4* const l = tile + (4 * k + e) * (QUADS + 1);
+      const float solved = divide(x[k][e], l[QUADS].xy);
+      const float4 rest = metal::fma(-l[k], float4(solved), x[k]);
+      x[k] = metal::select(x[k], rest, uint4(0, 1, 2, 3) > e);
+      x[k][e] = solved;
 #pragma unroll
-      for (uint q = K + 1; q < QUADS; ++q) x[q] = metal::fma(-l[q], float4(solved), x[q]);
+      for (uint q = k + 1; q < QUADS; ++q) x[q] = metal::fma(-l[q], float4(solved), x[q]);
     }
-    Column<QUADS, K + 1>::substitute(x, tile);
   }
+}
 
-  // x -= L times `solved`, with the square L in `tile`.
-  static void subtract_product(thread float4 (&x)[QUADS], threadgroup const float4* tile,
-                               thread const float4 (&solved)[QUADS]) {
+// x -= L times `solved`, of the square L in `tile`.
+template <uint QUADS>
+inline void subtract_product(thread float4 (&x)[QUADS], threadgroup const float4* tile,
+                             thread float4 (&solved)[QUADS]) {
+#pragma unroll
+  for (uint k = 0; k < QUADS; ++k) {
 #pragma unroll
     for (uint e = 0; e < 4; ++e) {
 #pragma unroll
       for (uint q = 0; q < QUADS; ++q)
-        x[q] = metal::fma(-tile[(4 * K + e) * (QUADS + 1) + q], float4(solved[K][e]), x[q]);
+        x[q] = metal::fma(-tile[(4 * k + e) * (QUADS + 1) + q], float4(solved[k][e]), x[q]);
     }
-    Column<QUADS, K + 1>::subtract_product(x, tile, solved);
   }
+}
 
-  static void load(thread float4 (&x)[QUADS], device const float* from, long stride, uint rows) {
-#pragma unroll
-    for (uint e = 0; e < 4; ++e) x[K][e] = 4 * K + e < rows ? from[(4 * K + e) * stride] : 0.0f;
-    Column<QUADS, K + 1>::load(x, from, stride, rows);
-  }
-
-  static void store(thread const float4 (&x)[QUADS], device float* to, long stride, uint rows) {
-#pragma unroll
-    for (uint e = 0; e < 4; ++e)
-      if (4 * K + e < rows) to[(4 * K + e) * stride] = x[K][e];
-    Column<QUADS, K + 1>::store(x, to, stride, rows);
-  }
-};
-
+// Such columns from and to device memory; zeros beyond `rows`.
 template <uint QUADS>
-struct Column<QUADS, QUADS> {
-  static void substitute(thread float4 (&)[QUADS], threadgroup const float4*) {}
-  static void subtract_product(thread float4 (&)[QUADS], threadgroup const float4*, thread const float4 (&)[QUADS]) {}
-  static void load(thread float4 (&)[QUADS], device const float*, long, uint) {}
-  static void store(thread const float4 (&)[QUADS], device float*, long, uint) {}
-};
+inline void load_rows(thread float4 (&x)[QUADS], device const float* from, long stride, uint rows) {
+#pragma unroll
+  for (uint i = 0; i < 4 * QUADS; ++i) x[i / 4][i % 4] = i < rows ? from[i * stride] : 0.0f;
+}
+template <uint QUADS>
+inline void store_rows(thread float4 (&x)[QUADS], device float* to, long stride, uint rows) {
+#pragma unroll
+  for (uint i = 0; i < 4 * QUADS; ++i)
+    if (i < rows) to[i * stride] = x[i / 4][i % 4];
+}
 
 // Substitution where each lane of N has a row of B, `row`: V is one column or several, and `by` that row's divisor.
 template <uint N, typename V>
 inline V substitute_rows(V x, threadgroup const float4* tile, float2 by, uint order, uint row, uint lane) {
   threadgroup const float* const l = (threadgroup const float*)tile + row;
-  for (uint j = 0; j < order; ++j) {
-    const V quotient = divide(x, by);
-    const V solved = metal::simd_shuffle(quotient, lane - row + j);
-    x = row == j ? quotient : (row > j ? metal::fma(V(-l[j * 4 * Tile<N, N>::kPitch]), solved, x) : x);
+  for (uint first = 0; first < order; first += 8) {
+#pragma unroll
+    for (uint e = 0; e < 8; ++e) {
+      const uint j = first + e;
+      const V solved = metal::simd_shuffle(divide(x, by), lane - row + j);
+      const V rest = metal::fma(V(-l[j * 4 * Tile<N, N>::kPitch]), solved, x);
+      x = row > j ? rest : x;
+    }
   }
-  return x;
+  return divide(x, by);
 }
 
 // Up to TRIANGULAR_FEW columns of a row: one, or as many as a vector has.

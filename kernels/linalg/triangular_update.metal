@@ -28,8 +28,8 @@ constant constexpr uint kEach = Slab::kFours / kThreads;
   float4 next_left[kEach], next_right[kEach];
 #pragma unroll
   for (uint i = 0; i < kEach; ++i) {
-    next_left[i] = Slab::fetch<Part::all>(a, p.a, rows, p.depth, i * kThreads + thread_index);
-    next_right[i] = Slab::fetch<Part::all>(solved, p.solved, columns, p.depth, i * kThreads + thread_index);
+    next_left[i] = Slab::fetch(a, p.a, rows, p.depth, i * kThreads + thread_index);
+    next_right[i] = Slab::fetch(solved, p.solved, columns, p.depth, i * kThreads + thread_index);
   }
   float4 sums[8];
 #pragma unroll
@@ -47,8 +47,8 @@ constant constexpr uint kEach = Slab::kFours / kThreads;
 #pragma unroll
     for (uint i = 0; i < kEach; ++i) {
       const uint at = i * kThreads + thread_index;
-      next_left[i] = Slab::fetch<Part::all>(a + done * p.a.column, p.a, rows, depth, at);
-      next_right[i] = Slab::fetch<Part::all>(solved + done * p.solved.column, p.solved, columns, depth, at);
+      next_left[i] = Slab::fetch(a + done * p.a.column, p.a, rows, depth, at);
+      next_right[i] = Slab::fetch(solved + done * p.solved.column, p.solved, columns, depth, at);
     }
 #pragma unroll
     for (uint k = 0; k < kDepth; ++k) {

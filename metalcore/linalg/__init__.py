@@ -1,7 +1,9 @@
 """Linear algebra with the arguments, results and errors of torch.linalg."""
 
+from ._cholesky import cholesky, cholesky_ex, cholesky_solve
 from ._det import det, slogdet
 from ._eigh import eigh, eigvalsh
+from ._householder import geqrf, householder_product, larfb, larft, ormqr
 from ._lowrank import pca_lowrank, svd_lowrank
 from ._lstsq import lstsq
 from ._lu import lu, lu_factor, lu_factor_ex, lu_solve
@@ -10,21 +12,30 @@ from ._qr import qr
 from ._rank import cond, matrix_rank
 from ._solve import inv, inv_ex, solve, solve_ex
 from ._svd import svd, svdvals
+from ._syrk import syrk
 from ._triangular import solve_triangular, trsm
 
 __all__ = [
+    "cholesky",
+    "cholesky_ex",
+    "cholesky_solve",
     "cond",
     "det",
     "eigh",
     "eigvalsh",
+    "geqrf",
+    "householder_product",
     "inv",
     "inv_ex",
+    "larfb",
+    "larft",
     "lstsq",
     "lu",
     "lu_factor",
     "lu_factor_ex",
     "lu_solve",
     "matrix_rank",
+    "ormqr",
     "pca_lowrank",
     "pinv",
     "qr",
@@ -35,5 +46,6 @@ __all__ = [
     "svd",
     "svd_lowrank",
     "svdvals",
+    "syrk",
     "trsm",
 ]

@@ -32,7 +32,7 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
     Raises:
         RuntimeError: as PyTorch's: shapes that do not fit, or an unknown driver.
     """
-    if not accelerated(A, B) or A.dtype != B.dtype:
+    if B is None or not accelerated(A, B) or A.dtype != B.dtype:
         return torch.linalg.lstsq(A, B, rcond, driver=driver)
     is_vector = _check(A, B, driver)
     solution, residuals = in_float32(_least_squares, A, B.unsqueeze(-1) if is_vector else B)

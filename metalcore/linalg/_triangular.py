@@ -32,7 +32,7 @@ def solve_triangular(A: torch.Tensor, B: torch.Tensor, *, upper: bool, left: boo
     Raises:
         RuntimeError: as PyTorch's: shapes that do not fit, or an `out` that does not.
     """
-    if not accelerated(A, B) or A.dtype != B.dtype:
+    if B is None or not accelerated(A, B) or A.dtype != B.dtype:
         return torch.linalg.solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular, out=out)
 
     def solve(A, B):

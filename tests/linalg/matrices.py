@@ -65,6 +65,28 @@ def symmetric(n):
     })
 
 
+def positive_definite(n):
+    """n x n symmetric positive-definite, also when rounded to float32: well and badly conditioned, graded, of extreme
+    magnitude."""
+    random = torch.randn(n, n).double()
+    random = random @ random.mT / n + torch.eye(n)
+    scale = 10.0 ** torch.linspace(15, -15, n).double()
+    # A factorization in float32 may fail where the least eigenvalue is below n eps of the largest.
+    values = torch.logspace(0, 1, n).double().sub(1) / 9 * (1 - 20 * n * EPS) + 20 * n * EPS
+    return _float({
+        "random": random,
+        "identity": torch.eye(n),
+        "diagonal": torch.diag(torch.arange(n) + 0.5),
+        "tridiagonal": 2 * torch.eye(n) - torch.eye(n).roll(1, 0).tril(-1) - torch.eye(n).roll(-1, 0).triu(1),
+        "badly conditioned": of_spectrum(values),
+        "clustered": of_spectrum(1 + 1e-6 * torch.rand(n).double()),
+        "from 1e30 to 1e-30": scale[:, None] * random * scale,
+        "from 1e-30 to 1e30": scale.flip(0)[:, None] * random * scale.flip(0),
+        "all about 1e30": random * 1e30,
+        "all about 1e-30": random * 1e-30,
+    })
+
+
 def _float(named):
     return {name: matrix.float() for name, matrix in named.items()}
 

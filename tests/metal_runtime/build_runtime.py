@@ -8,6 +8,7 @@ Needs clang 19 and GCC's Objective-C runtime (Debian: clang-19 libobjc-12-dev).
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,51 +20,81 @@ EXTENSION = WORK / "_C.abi3.so"
 COMPILER = "clang++-19"
 _BUILT = ROOT / "build" / "metalcore"
 _SETUP_COMMAND = _BUILT / "stamps" / "gpu_encode.json"
+_BACKEND = ROOT / "csrc" / "backends" / "mps"
 # Compiled anew: these look at METALCORE_MPS.
 _WITH_BACKEND = ("gpu/encode", "gpu/tuning", "python/module")
-# Sent to views.cpp.
-_WRAPPED = ("_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE", "_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm")
+# Sent to views.cpp and stream.mm.
+_WRAPPED = ("_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE", "_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm",
+            "_ZN9metalcore9simulator7executeERKNS0_6LaunchE")
 _OBJECTIVE_C = ["-fobjc-runtime=gcc", f"-I{HERE / 'include'}", "-Wno-objc-root-class"]
 
 
 def build():
     """The extension's path."""
-    flags = _flags()
-    sources = {name: ROOT / "csrc" / f"{name}.cpp" for name in _WITH_BACKEND}
-    for folder, prefix in ((ROOT / "csrc/backends/mps", "backends/mps"), (HERE, "runtime")):
-        sources.update({f"{prefix}/{path.stem}": path for path in folder.iterdir() if path.suffix in (".mm", ".cpp")})
-    objects = []
-    for name, source in sorted(sources.items()):
-        target = WORK / "objects" / f"{name}.o"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        language = [*_OBJECTIVE_C, "-idirafter", _objc_headers()] if source.suffix == ".mm" else []
-        _compile([COMPILER, *flags, "-DMETALCORE_MPS=1", *language], source, target)
-        objects.append(target)
-    others = [path for path in sorted((_BUILT / "objects").rglob("*.o"))
-              if path.relative_to(_BUILT / "objects").with_suffix("").as_posix() not in _WITH_BACKEND]
-    torch = Path(importlib.util.find_spec("torch").submodule_search_locations[0])
-    subprocess.run([COMPILER, "-shared", *map(str, objects), *map(str, others), "-o", str(EXTENSION), f"-L{torch / 'lib'}",
-                    "-ltorch_cpu", "-ltorch", "-ldl", "-pthread", *(f"-Wl,--wrap={name}" for name in _WRAPPED), _objc_library()],
-                   check=True)
+    _link(_objects(), EXTENSION)
     _kernels()
     return EXTENSION
+
+
+def build_with_fault(name, file, old, new):
+    """The path of an extension in which a file of csrc/backends/mps has `new` for `old`; after build()."""
+    work = WORK / "faults" / name.replace(" ", "-")
+    shutil.rmtree(work, ignore_errors=True)
+    for folder in ("backends/mps", "gpu", "python"):
+        shutil.copytree(ROOT / "csrc" / folder, work / "csrc" / folder)
+    source = work / "csrc/backends/mps" / file
+    text = source.read_text()
+    if text.count(old) != 1:
+        raise RuntimeError(f"this fault cannot be seeded: {file} has {old!r} {text.count(old)} times")
+    source.write_text(text.replace(old, new))
+    objects = _objects()
+    objects[f"backends/mps/{source.stem}"] = _compiled(source, work / f"{source.stem}.o")
+    _link(objects, work / "_C.abi3.so")
+    (work / "lib").symlink_to(WORK / "lib")
+    return work / "_C.abi3.so"
+
+
+def _objects():
+    """{name: object}: the backend and the runtime, and the rest as setup.py built it."""
+    linked = json.loads((_BUILT / "stamps" / "_C.json").read_text())
+    folder = _BUILT / "objects"
+    objects = {Path(part).relative_to(folder).with_suffix("").as_posix(): Path(part)
+               for part in linked if part.startswith(str(folder))}
+    sources = {name: ROOT / "csrc" / f"{name}.cpp" for name in _WITH_BACKEND}
+    for folder, prefix in ((_BACKEND, "backends/mps"), (HERE, "runtime")):
+        sources.update({f"{prefix}/{path.stem}": path for path in folder.iterdir() if path.suffix in (".mm", ".cpp")})
+    for name, source in sources.items():
+        objects[name] = _compiled(source, WORK / "objects" / f"{name}.o")
+    return objects
+
+
+def _link(objects, output):
+    torch = Path(importlib.util.find_spec("torch").submodule_search_locations[0])
+    subprocess.run([COMPILER, "-shared", *map(str, objects.values()), "-o", str(output), f"-L{torch / 'lib'}",
+                    "-ltorch_cpu", "-ltorch", "-ldl", "-pthread", *(f"-Wl,--wrap={name}" for name in _WRAPPED),
+                    _objc_library()], check=True)
+
+
+def _compiled(source, target):
+    headers = [*HERE.rglob("*.h"), *(ROOT / "csrc").rglob("*.h"), *(ROOT / "tools/mac_check/sdk").iterdir()]
+    newest = max(path.stat().st_mtime for path in [source, *headers, Path(__file__), _SETUP_COMMAND])
+    if target.exists() and target.stat().st_mtime >= newest:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    objective_c = source.suffix == ".mm"
+    language = [*_OBJECTIVE_C, "-idirafter", _objc_headers()] if objective_c else []
+    subprocess.run([COMPILER, *_flags(), "-DMETALCORE_MPS=1", *language, "-c", str(source), "-o", str(target)],
+                   check=True)
+    if objective_c:  # clang takes GCC's Objective-C personality, which knows no catch of C++
+        subprocess.run(["objcopy", "--redefine-sym", "__gnu_objc_personality_v0=__gxx_personality_v0", str(target)],
+                       check=True)
+    return target
 
 
 def _flags():
     """Those of setup.py, from the command it recorded."""
     command, _ = json.loads(_SETUP_COMMAND.read_text())
     return command[command.index("-std=c++20") : command.index("-MMD")]
-
-
-def _compile(command, source, target):
-    headers = [*HERE.rglob("*.h"), *(ROOT / "csrc").rglob("*.h"), *(ROOT / "tools/mac_check/sdk").iterdir()]
-    flags = [Path(__file__), _SETUP_COMMAND]
-    newest = max(path.stat().st_mtime for path in [source, *headers, *flags])
-    if not target.exists() or target.stat().st_mtime < newest:
-        subprocess.run([*command, "-c", str(source), "-o", str(target)], check=True)
-        if source.suffix == ".mm":  # clang takes GCC's Objective-C personality, which knows no catch of C++
-            subprocess.run(["objcopy", "--redefine-sym", "__gnu_objc_personality_v0=__gxx_personality_v0", str(target)],
-                           check=True)
 
 
 def _objc_headers():

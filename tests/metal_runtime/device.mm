@@ -1,4 +1,4 @@
-// Buffers, and the way from a program to a pipeline. A kernel is the one that the simulator has under that name.
+// The way from a program to a pipeline. A kernel is the one that the simulator has under that name.
 #import "runtime.h"
 
 #include "../../csrc/backends/simulator/launch.h"
@@ -6,18 +6,8 @@
 
 #import <objc/runtime.h>
 
-#include <map>
-#include <mutex>
-
 using namespace metalcore;
 using metal_runtime::require;
-
-@implementation RuntimeBuffer
-- (uint64_t)gpuAddress {
-  metal_runtime::address_taken(self);
-  return reinterpret_cast<uint64_t>(address);
-}
-@end
 
 @implementation RuntimeFunction
 - (void)dealloc {
@@ -102,6 +92,8 @@ using metal_runtime::require;
     return nil;
   }
   require(text.find("#include \"") == std::string::npos, "a program includes a file, which Metal does not find");
+  require(text.find("function_constant") == std::string::npos,
+          "a program has function constants, to which newFunctionWithName: gives no values");
   return [[RuntimeLibrary alloc] init];
 }
 - (id<MTLLibrary>)newLibraryWithURL:(NSURL*)url error:(NSError**)error {
@@ -130,18 +122,6 @@ namespace metalcore::metal_runtime {
 id<MTLDevice> device() {
   static RuntimeDevice* const only = [[RuntimeDevice alloc] init];
   return only;
-}
-
-// Kept for good: an address is used again by the storages that come after.
-void* buffer_of(void* address, size_t length) {
-  static auto& buffers = *new std::map<void*, RuntimeBuffer*>;
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  RuntimeBuffer*& found = buffers[address];
-  if (!found) found = [[RuntimeBuffer alloc] init];
-  found->address = static_cast<char*>(address);
-  found->length = length;
-  return found;
 }
 
 }  // namespace metalcore::metal_runtime

@@ -1,12 +1,9 @@
-// A compute encoder: it records dispatches, each validated with what is bound, and runs them when it is ended.
-#import "runtime.h"
-
-#include "../../csrc/backends/simulator/launch.h"
+// A compute encoder: it validates each dispatch with what is bound, and records it.
+#import "commands.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <memory>
 #include <set>
 #include <vector>
 
@@ -15,7 +12,8 @@ using metal_runtime::require;
 
 namespace {
 
-using Bytes = std::vector<char>;
+using metal_runtime::Bytes;
+using metal_runtime::Command;
 
 struct Slot {
   enum { kNothing, kBuffer, kBytes } kind = kNothing;
@@ -24,19 +22,11 @@ struct Slot {
   std::shared_ptr<Bytes> bytes;
 };
 
-struct Recorded {
-  simulator::Launch launch;
-  std::vector<std::shared_ptr<Bytes>> bytes;
-  std::vector<std::unique_ptr<std::vector<simulator::Embedded>>> embedded;
-};
-
-struct State {
-  bool open = true;
+struct Bound {
   RuntimePipeline* pipeline = nil;
   std::array<Slot, simulator::kMaximumBuffers> slots;
   std::array<uint32_t, simulator::kMaximumBuffers> threadgroup_lengths = {};
   std::set<RuntimeBuffer*> resident;
-  std::vector<Recorded> recorded;
 };
 
 // The buffers whose addresses this thread has asked for: a kernel may get them as bytes.
@@ -51,14 +41,16 @@ size_t alignment(const msl_abi::Argument& argument) {
 }
 
 // The memory behind each address in an argument's bytes; the kernel reaches it without a binding, so it must be resident.
-std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const State& state, const std::string& argument) {
+std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bound, const std::string& argument,
+                                             Command& command) {
   std::vector<simulator::Embedded> found;
   for (size_t at = 0; at + sizeof(char*) <= bytes.size(); at += sizeof(char*)) {
     char* address;
     std::memcpy(&address, bytes.data() + at, sizeof address);
     for (RuntimeBuffer* buffer : addressed)
       if (address >= buffer->address && address < buffer->address + std::max<size_t>(buffer->length, 1)) {
-        require(state.resident.count(buffer), argument + " holds the address of a buffer without useResource");
+        require(bound.resident.count(buffer), argument + " holds the address of a buffer without useResource");
+        command.buffers.push_back(buffer);
         found.push_back({at, buffer->address, buffer->length});
       }
   }
@@ -69,34 +61,32 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const State& st
 
 @interface RuntimeEncoder : NSObject <MTLComputeCommandEncoder> {
  @public
-  State* state;
+  std::shared_ptr<metal_runtime::Encoding>* encoding;
+  Bound* bound;  // null once the block is over
 }
 @end
 
 @implementation RuntimeEncoder
-- (void)dealloc {
-  delete state;
-  [super dealloc];
-}
-
 - (id<MTLDevice>)device {
   return metal_runtime::device();
 }
 
 - (Slot&)slot:(NSUInteger)index {
   metal_runtime::require_on_queue();
-  require(state->open, "an encoder is used after it was ended");
+  require(!(*encoding)->ended, "an encoder is used after PyTorch ended it");
+  require(bound, "an encoder is used after the block that fetched it");
   require(index < simulator::kMaximumBuffers, "an argument" + at_index(index) + "; indices go up to 30");
-  return state->slots[index];
+  return bound->slots[index];
 }
 
 - (void)setComputePipelineState:(id<MTLComputePipelineState>)pipeline {
   [self slot:0];
   require(pipeline != nil, "no pipeline state");
-  state->pipeline = static_cast<RuntimePipeline*>(pipeline);
+  bound->pipeline = static_cast<RuntimePipeline*>(pipeline);
   // Metal keeps what is bound; that a kernel relies on what the one before had is a fault of ours.
-  state->slots.fill({});
-  state->threadgroup_lengths.fill(0);
+  bound->slots.fill({});
+  bound->threadgroup_lengths.fill(0);
+  bound->resident.clear();
 }
 
 - (void)setBytes:(const void*)bytes length:(NSUInteger)length atIndex:(NSUInteger)index {
@@ -108,50 +98,51 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const State& st
 
 - (void)setBuffer:(id<MTLBuffer>)buffer offset:(NSUInteger)offset atIndex:(NSUInteger)index {
   Slot& slot = [self slot:index];
-  RuntimeBuffer* bound = static_cast<RuntimeBuffer*>(buffer);
-  require(!bound || offset <= bound->length, "offset " + std::to_string(offset) + at_index(index) + " lies outside its buffer");
-  slot = {Slot::kBuffer, bound, offset, nullptr};
+  RuntimeBuffer* memory = static_cast<RuntimeBuffer*>(buffer);
+  require(!memory || offset <= memory->length, "offset " + std::to_string(offset) + at_index(index) + " lies outside its buffer");
+  slot = {Slot::kBuffer, memory, offset, nullptr};
 }
 
 - (void)setThreadgroupMemoryLength:(NSUInteger)length atIndex:(NSUInteger)index {
   [self slot:index];
   require(length % 16 == 0, std::to_string(length) + " bytes of threadgroup memory, which is no multiple of 16");
-  state->threadgroup_lengths[index] = static_cast<uint32_t>(length);
+  bound->threadgroup_lengths[index] = static_cast<uint32_t>(length);
 }
 
 - (void)useResource:(id<MTLResource>)resource usage:(MTLResourceUsage)usage {
   [self slot:0];
   require(usage & MTLResourceUsageRead && usage & MTLResourceUsageWrite, "a buffer that kernels write is used for reading only");
-  state->resident.insert(static_cast<RuntimeBuffer*>(resource));
+  bound->resident.insert(static_cast<RuntimeBuffer*>(resource));
 }
 
 - (void)dispatchThreads:(MTLSize)threads threadsPerThreadgroup:(MTLSize)group {
   [self slot:0];
-  require(state->pipeline, "a dispatch without a pipeline state");
-  const msl_abi::Kernel& kernel = *state->pipeline->kernel;
-  const std::string name = "kernel '" + *state->pipeline->name + "': ";
+  require(bound->pipeline, "a dispatch without a pipeline state");
+  const msl_abi::Kernel& kernel = *bound->pipeline->kernel;
+  const std::string name = "kernel '" + *bound->pipeline->name + "': ";
   require(threads.width && threads.height && threads.depth, name + "a dispatch of no threads");
   const NSUInteger size = group.width * group.height * group.depth;
-  require(size > 0 && size <= state->pipeline.maxTotalThreadsPerThreadgroup,
+  require(size > 0 && size <= bound->pipeline.maxTotalThreadsPerThreadgroup,
           name + "a threadgroup of " + std::to_string(size) + " threads");
 
-  Recorded recorded;
-  simulator::Launch& launch = recorded.launch;
-  launch.kernel = simulator::find_builtin(*state->pipeline->name, simulator::checking().on);
+  Command command;
+  simulator::Launch& launch = command.launch;
+  launch.kernel = simulator::find_builtin(*bound->pipeline->name, simulator::checking().on);
   launch.threads = {uint32_t(threads.width), uint32_t(threads.height), uint32_t(threads.depth)};
   launch.group = {uint32_t(group.width), uint32_t(group.height), uint32_t(group.depth)};
-  launch.threadgroup_lengths = state->threadgroup_lengths;
+  launch.threadgroup_lengths = bound->threadgroup_lengths;
   for (uint32_t i = 0; i < kernel.argument_count; ++i) {
     const msl_abi::Argument& argument = kernel.arguments[i];
     if (argument.kind != msl_abi::kBuffer) continue;
     const std::string which = name + "'" + argument.name + "'" + at_index(argument.index);
-    const Slot& slot = state->slots[argument.index];
+    const Slot& slot = bound->slots[argument.index];
     simulator::Binding& binding = launch.buffers[argument.index];
-    require(slot.kind != Slot::kNothing, which + " is not bound");
+    require(slot.kind == Slot::kBytes || slot.buffer, which + " is not bound");
+    if (slot.buffer) command.buffers.push_back(slot.buffer);
     if (slot.kind == Slot::kBytes) {
-      recorded.bytes.push_back(slot.bytes);
-      recorded.embedded.push_back(std::make_unique<std::vector<simulator::Embedded>>(embedded_in(*slot.bytes, *state, which)));
-      binding = {simulator::Binding::kBytes, slot.bytes->data(), slot.bytes->size(), nullptr, recorded.embedded.back().get()};
+      command.bytes.push_back(slot.bytes);
+      command.embedded.push_back(std::make_unique<std::vector<simulator::Embedded>>(embedded_in(*slot.bytes, *bound, which, command)));
+      binding = {simulator::Binding::kBytes, slot.bytes->data(), slot.bytes->size(), nullptr, command.embedded.back().get()};
     } else {
       require(slot.offset % alignment(argument) == 0, which + " has an offset of " + std::to_string(slot.offset) + " bytes, no multiple of " +
                                                           std::to_string(alignment(argument)));
@@ -159,7 +150,9 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const State& st
       if (slot.buffer) binding.address = slot.buffer->address + slot.offset, binding.size = slot.buffer->length - slot.offset;
     }
   }
-  state->recorded.push_back(std::move(recorded));
+  for (RuntimeBuffer* buffer : command.buffers) metal_runtime::require_allocated(buffer, name + "a buffer");
+  for (RuntimeBuffer* buffer : command.buffers) metal_runtime::begin_use(buffer, (*encoding)->stream);
+  (*encoding)->commands.push_back(std::move(command));
 }
 
 - (void)dispatchThreadgroups:(MTLSize)groups threadsPerThreadgroup:(MTLSize)group {
@@ -172,19 +165,18 @@ namespace metalcore::metal_runtime {
 
 void address_taken(id<MTLBuffer> buffer) { addressed.insert(static_cast<RuntimeBuffer*>(buffer)); }
 
-id<MTLComputeCommandEncoder> open_encoder() {
+id<MTLComputeCommandEncoder> encoder_for_block(std::shared_ptr<Encoding> encoding) {
   RuntimeEncoder* encoder = [[RuntimeEncoder alloc] init];
-  encoder->state = new State;
+  encoder->encoding = new std::shared_ptr<Encoding>(std::move(encoding));
+  encoder->bound = new Bound;
   return encoder;
 }
 
-void end_encoder(id<MTLComputeCommandEncoder> ended) {
-  State& state = *static_cast<RuntimeEncoder*>(ended)->state;
-  state.open = false;
+// The object stays, so that a later use is seen as such.
+void block_is_over(id<MTLComputeCommandEncoder> ended) {
+  RuntimeEncoder* encoder = static_cast<RuntimeEncoder*>(ended);
+  delete std::exchange(encoder->bound, nullptr);
   addressed.clear();
-  // The object stays, so that a use after the end is seen as such; its commands go.
-  const std::vector<Recorded> commands = std::move(state.recorded);
-  for (const Recorded& command : commands) simulator::execute(command.launch);
 }
 
 }  // namespace metalcore::metal_runtime

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
 
 using namespace metalcore;
 
@@ -24,7 +25,16 @@ void encode_raw(const std::function<void(Raw)>& body) {
   mps::encode([&](gpu::Encoder&) { body(stream->commandEncoder()); });
 }
 
-id<MTLBuffer> some_buffer() { return static_cast<id<MTLBuffer>>(metal_runtime::buffer_of(memory, sizeof memory)); }
+id<MTLBuffer> buffer_at(float* address) {
+  return static_cast<id<MTLBuffer>>(metal_runtime::buffer_of(address, sizeof memory));
+}
+
+id<MTLBuffer> some_buffer() { return buffer_at(memory); }
+
+struct OnStream {
+  explicit OnStream(int stream) { metal_runtime::set_current_stream(stream); }
+  ~OnStream() { metal_runtime::set_current_stream(0); }
+};
 
 void set_pipeline(Raw encoder) { [encoder setComputePipelineState:mps::pipeline(encoder.device, kKernel).state]; }
 
@@ -36,12 +46,51 @@ void dispatch(Raw encoder, NSUInteger threads, NSUInteger group) {
   [encoder dispatchThreads:MTLSizeMake(threads, 1, 1) threadsPerThreadgroup:MTLSizeMake(group, 1, 1)];
 }
 
+void compile(const char* source, MTLLanguageVersion version, BOOL fast_math) {
+  MTLCompileOptions* options = [[MTLCompileOptions alloc] init];
+  options.languageVersion = version;
+  options.fastMathEnabled = fast_math;
+  NSError* error = nil;
+  encode_raw([&](Raw encoder) {
+    [encoder.device newLibraryWithSource:[NSString stringWithCString:source encoding:NSUTF8StringEncoding]
+                                 options:options
+                                   error:&error];
+  });
+}
+
+// Memory that is allocated on one stream and freed while a command of another may be in flight.
+bool released = false;
+void use_and_free(int owner, int user, const std::function<void()>& between) {
+  static float other[256];
+  released = false;
+  {
+    const OnStream there(owner);
+    metal_runtime::allocated(other, sizeof other);
+  }
+  id<MTLBuffer> buffer = buffer_at(other);
+  const OnStream here(user);
+  encode_raw([&](Raw encoder) {
+    set_pipeline(encoder), bind_all(encoder);
+    [encoder setBuffer:buffer offset:0 atIndex:0];
+    dispatch(encoder, 1, 1);
+  });
+  between();
+  if (!metal_runtime::freed(other, [](void*) { released = true; }, nullptr)) released = true;
+}
+
 const std::map<std::string, std::function<void()>> kFaults = {
     {"none", [] { encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder); }); }},
     {"an encoder kept after its block",
      [] {
        Raw kept = nil;
        encode_raw([&](Raw encoder) { kept = encoder; });
+       encode_raw([&](Raw) { set_pipeline(kept); });
+     }},
+    {"an encoder kept across an op of PyTorch's",
+     [] {
+       Raw kept = nil;
+       encode_raw([&](Raw encoder) { kept = encoder; });
+       metal_runtime::finish(0);
        encode_raw([&](Raw) { set_pipeline(kept); });
      }},
     {"an encoder used off the queue",
@@ -54,14 +103,48 @@ const std::map<std::string, std::function<void()>> kFaults = {
     {"another stream's encoder",
      [] {
        at::mps::MPSStream* first = at::mps::getCurrentMPSStream();
-       metal_runtime::set_current_stream(1);
-       try {
-         mps::encode([&](gpu::Encoder&) { first->commandEncoder(); });
-       } catch (...) {
-         metal_runtime::set_current_stream(0);
-         throw;
-       }
-       metal_runtime::set_current_stream(0);
+       const OnStream second(1);
+       mps::encode([&](gpu::Encoder&) { first->commandEncoder(); });
+     }},
+    {"another stream's queue",
+     [] {
+       dispatch_queue_t first = torch::mps::get_dispatch_queue();
+       const OnStream second(1);
+       dispatch_sync_f(first, nullptr, [](void*) {});
+     }},
+    {"the current stream asked for on the queue", [] { encode_raw([](Raw) { at::mps::getCurrentMPSStream(); }); }},
+    {"an allocation on the queue", [] { encode_raw([](Raw) { metal_runtime::allocated(memory + 1, 4); }); }},
+    {"an op of PyTorch's on the queue", [] { encode_raw([](Raw) { metal_runtime::finish(0); }); }},
+    {"memory freed before its dispatch",
+     [] {
+       static float freed[4];
+       metal_runtime::allocated(freed, sizeof memory);
+       id<MTLBuffer> buffer = buffer_at(freed);
+       metal_runtime::freed(freed, nullptr, nullptr);
+       encode_raw([&](Raw encoder) {
+         set_pipeline(encoder), bind_all(encoder);
+         [encoder setBuffer:buffer offset:0 atIndex:0];
+         dispatch(encoder, 1, 1);
+       });
+     }},
+    {"memory freed while another stream's command is in flight",
+     [] {
+       use_and_free(1, 0, [] {});
+       metal_runtime::finish(0);
+     }},
+    // Right, as PyTorch's allocator has it: the memory is kept.
+    {"memory freed while its own stream's command is in flight",
+     [] {
+       use_and_free(1, 1, [] {});
+       metal_runtime::require(!released, "memory was released in flight");
+       metal_runtime::finish(1);
+       metal_runtime::require(released, "memory was not released");
+     }},
+    {"memory freed when another stream's command is over",
+     [] {
+       use_and_free(1, 0, [] { metal_runtime::finish(0); });
+       metal_runtime::require(released, "memory was not released");
+       metal_runtime::finish(0);
      }},
     {"a block on the queue within a block on the queue",
      [] { encode_raw([](Raw) { mps::encode([](gpu::Encoder&) {}); }); }},
@@ -103,17 +186,10 @@ const std::map<std::string, std::function<void()>> kFaults = {
      }},
     {"a written buffer used for reading only",
      [] { encode_raw([](Raw encoder) { [encoder useResource:some_buffer() usage:MTLResourceUsageRead]; }); }},
-    {"fast math",
-     [] {
-       MTLCompileOptions* options = [[MTLCompileOptions alloc] init];
-       options.languageVersion = MTLLanguageVersion3_1;
-       NSError* error = nil;
-       encode_raw([&](Raw encoder) {
-         [encoder.device newLibraryWithSource:[NSString stringWithCString:"" encoding:NSUTF8StringEncoding]
-                                      options:options
-                                        error:&error];
-       });
-     }},
+    {"fast math", [] { compile("", MTLLanguageVersion3_1, YES); }},
+    {"another version of Metal", [] { compile("", static_cast<MTLLanguageVersion>(MTLLanguageVersion3_1 - 1), NO); }},
+    {"an include", [] { compile("#include \"rows.h\"", MTLLanguageVersion3_1, NO); }},
+    {"a function constant", [] { compile("constant int n [[function_constant(0)]];", MTLLanguageVersion3_1, NO); }},
     {"an object autoreleased outside of a pool", [] { [[[NSURL alloc] init] autorelease]; }},
 };
 
@@ -122,6 +198,8 @@ const std::map<std::string, std::function<void()>> kFaults = {
 extern "C" __attribute__((visibility("default"))) const char* metal_runtime_fault(const char* name) {
   static std::string said;
   said.clear();
+  static std::once_flag once;
+  std::call_once(once, [] { metal_runtime::allocated(memory, sizeof memory); });
   try {
     kFaults.at(name)();
   } catch (const std::exception& error) {

@@ -1,16 +1,19 @@
-// Metal, and PyTorch's Metal stream, for tests on Linux: as much of them as csrc/backends/mps uses. Dispatches are
-// recorded, validated as Metal's API validation does, and run by the simulator's executor once the block on the
-// stream's queue is over.
+// Metal, and PyTorch's Metal streams, for tests on Linux: as much of them as csrc/backends/mps uses. Dispatches are
+// validated as Metal's API validation does, recorded, and run by the simulator's executor when the stream commits.
 #pragma once
 
 #import <Metal/Metal.h>
 
+#include <array>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace metalcore::metal_runtime {
 
-// What Metal's API validation would end the process for.
+// What Metal's API validation would end the process for, or what would go wrong with PyTorch's streams.
 struct Misuse : std::logic_error {
   explicit Misuse(const std::string& what) : std::logic_error("Metal API misuse: " + what) {}
 };
@@ -25,24 +28,45 @@ std::string text(NSString* string);
 std::string path(NSURL* url);
 
 id<MTLDevice> device();
-// The buffer that is the storage at this address.
-void* buffer_of(void* address, size_t length);
 void address_taken(id<MTLBuffer> buffer);
 
-id<MTLComputeCommandEncoder> open_encoder();
-// Ends the encoder and runs what it recorded. PyTorch does so whenever it likes to; here, after each block.
-void end_encoder(id<MTLComputeCommandEncoder> encoder);
-void require_on_queue();
+constexpr int kStreams = 3;  // the default one, and some of the pool
+int current_stream();
 void set_current_stream(int stream);
+void require_on_queue();
+void require_off_queue(const std::string& what);
+// Runs what a stream has recorded: PyTorch ends the encoder, commits and waits.
+void finish(int stream);
 
 }  // namespace metalcore::metal_runtime
 
+// The buffer of one of PyTorch's storages. Kept for good, so that a use after the storage is gone is seen as such.
 @interface RuntimeBuffer : NSObject <MTLBuffer> {
  @public
   char* address;
   size_t length;
+  int stream;  // on which it was allocated
+  bool freed;
+  std::array<uint32_t, metalcore::metal_runtime::kStreams> uses;     // by commands in flight
+  std::vector<std::pair<void (*)(void*), void*>>* releases;  // of memory that was freed in that time
 }
 @end
+
+namespace metalcore::metal_runtime {
+
+// PyTorch's allocator: memory belongs to the stream on which it was allocated. Freed, it may be used again by later work
+// on that stream, so its commands in flight are safe; those of another stream are not.
+void allocated(void* address, size_t bytes);
+bool freed(void* address, void (*release)(void*), void* block);
+// Throws what freed(), which cannot, has found.
+void throw_found();
+// The buffer that is the storage at this address, nil for none.
+void* buffer_of(void* address, size_t length);
+void require_allocated(const RuntimeBuffer* buffer, const std::string& argument);
+void begin_use(RuntimeBuffer* buffer, int stream);
+void end_use(const std::vector<RuntimeBuffer*>& buffers, int stream);
+
+}  // namespace metalcore::metal_runtime
 
 namespace msl_abi {
 struct Kernel;

@@ -1,56 +1,163 @@
-// PyTorch's Metal streams, and the queues on which they are encoded.
+// PyTorch's Metal streams, the queues on which they are encoded, and when they commit.
 #import "../../csrc/backends/mps/stream.h"
-#import "runtime.h"
+#import "commands.h"
 
+#include "../../csrc/simulated_device/queue.h"
+
+#include <exception>
 #include <mutex>
+#include <set>
+#include <sstream>
+
+using namespace metalcore;
+using metal_runtime::require;
+using simulator::Launch;
 
 struct dispatch_queue_s {
   std::mutex mutex;
-  id<MTLComputeCommandEncoder> encoder = nil;  // of the stream whose queue this is
+  int stream;
 };
 
 namespace {
 
 struct Stream final : at::mps::MPSStream {
   dispatch_queue_s queue;
+  std::vector<metal_runtime::Command> commands;          // in flight
+  std::shared_ptr<metal_runtime::Encoding> encoding;     // the open encoder, if one is
+  id<MTLComputeCommandEncoder> encoder = nil;            // of the block that runs
 };
 
-Stream streams[2];  // the default one, and one of the pool
+Stream* streams() {
+  static auto& all = *new std::array<Stream, metal_runtime::kStreams>;
+  static std::once_flag numbered;
+  std::call_once(numbered, [] {
+    for (int i = 0; i < metal_runtime::kStreams; ++i) all[i].queue.stream = i;
+  });
+  return all.data();
+}
+
 thread_local int current = 0;
 thread_local dispatch_queue_t running = nullptr;  // the queue whose block this thread is in
 
+// What has happened, for tests to ask.
+struct Counts {
+  std::mutex mutex;
+  std::array<int, metal_runtime::kStreams> encoders = {}, dispatches = {};
+  std::set<std::string> kernels;
+} counts;
+
 }  // namespace
+
+extern "C" void __real__ZN9metalcore9simulator7executeERKNS0_6LaunchE(const Launch& launch);
+// The linker sends here what others give to the executor: kernels of compile_shader, on the same stream.
+extern "C" void __wrap__ZN9metalcore9simulator7executeERKNS0_6LaunchE(const Launch& launch) {
+  metal_runtime::finish(current);
+  __real__ZN9metalcore9simulator7executeERKNS0_6LaunchE(launch);
+}
 
 namespace metalcore::metal_runtime {
 
-void require_on_queue() { require(running && running->encoder, "an encoder is used outside of the stream's queue"); }
+int current_stream() { return current; }
 
 void set_current_stream(int stream) { current = stream; }
 
-}  // namespace metalcore::metal_runtime
-
-using metalcore::metal_runtime::require;
-
-id<MTLComputeCommandEncoder> at::mps::MPSStream::commandEncoder() {
-  dispatch_queue_t own = &static_cast<Stream*>(this)->queue;
-  require(running == own, "commandEncoder() is called outside of the stream's queue");
-  if (!own->encoder) own->encoder = metalcore::metal_runtime::open_encoder();
-  return own->encoder;
+void require_on_queue() {
+  require(running, "an encoder is used outside of the stream's queue");
 }
 
-at::mps::MPSStream* at::mps::getCurrentMPSStream() { return &streams[current]; }
+void require_off_queue(const std::string& what) {
+  require(!running, what + " in a block on a stream's queue, which may wait for that block for ever");
+}
 
-dispatch_queue_t torch::mps::get_dispatch_queue() { return &streams[current].queue; }
+void finish(int number) {
+  require_off_queue("work of PyTorch");
+  throw_found();
+  Stream& stream = streams()[number];
+  std::vector<Command> commands;
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(stream.queue.mutex);
+    if (stream.encoding) stream.encoding->ended = true;
+    stream.encoding = nullptr;
+    commands.swap(stream.commands);
+    try {
+      for (const Command& command : commands) __real__ZN9metalcore9simulator7executeERKNS0_6LaunchE(command.launch);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  for (const Command& command : commands) end_use(command.buffers, number);
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace metalcore::metal_runtime
+
+id<MTLComputeCommandEncoder> at::mps::MPSStream::commandEncoder() {
+  Stream& stream = *static_cast<Stream*>(this);
+  require(running == &stream.queue, "commandEncoder() is called outside of the stream's queue");
+  if (!stream.encoding) {
+    stream.encoding = std::make_shared<metal_runtime::Encoding>(stream.queue.stream, stream.commands);
+    const std::lock_guard lock(counts.mutex);
+    ++counts.encoders[stream.queue.stream];
+  }
+  if (!stream.encoder) stream.encoder = metal_runtime::encoder_for_block(stream.encoding);
+  return stream.encoder;
+}
+
+at::mps::MPSStream* at::mps::getCurrentMPSStream() {
+  // The block may run on another thread, whose stream is another.
+  require(!running, "getCurrentMPSStream() is called on a stream's queue");
+  return &streams()[current];
+}
+
+dispatch_queue_t torch::mps::get_dispatch_queue() {
+  require(!running, "get_dispatch_queue() is called on a stream's queue");
+  return &streams()[current].queue;
+}
 
 void dispatch_sync_f(dispatch_queue_t queue, void* context, void (*work)(void*)) {
   require(running != queue, "dispatch_sync onto the queue that is running waits for ever");
-  std::lock_guard lock(queue->mutex);
-  const dispatch_queue_t outer = running;
-  running = queue;
+  require(queue->stream == current, "work for stream " + std::to_string(queue->stream) + " where stream " +
+                                        std::to_string(current) + " is the current one");
+  metal_runtime::throw_found();
+  Stream& stream = streams()[queue->stream];
+  const std::lock_guard lock(queue->mutex);
+  const dispatch_queue_t outer = std::exchange(running, queue);
+  const size_t before = stream.commands.size();
   // As in libdispatch: nothing may be thrown through here.
   [](void (*call)(void*), void* with) noexcept { call(with); }(work, context);
   running = outer;
-  id<MTLComputeCommandEncoder> encoder = queue->encoder;
-  queue->encoder = nil;
-  if (encoder) metalcore::metal_runtime::end_encoder(encoder);
+  if (stream.encoder) metal_runtime::block_is_over(std::exchange(stream.encoder, nil));
+  const std::lock_guard counting(counts.mutex);
+  counts.dispatches[queue->stream] += static_cast<int>(stream.commands.size() - before);
+  for (size_t i = before; i < stream.commands.size(); ++i)
+    counts.kernels.insert(stream.commands[i].launch.kernel.kernel->name);
 }
+
+// What tests call.
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED void metal_runtime_set_stream(int stream) { metal_runtime::set_current_stream(stream); }
+
+// "<encoders opened on each stream>;<dispatches on each>;<names of the kernels dispatched>"
+EXPORTED const char* metal_runtime_counts() {
+  static thread_local std::string text;
+  std::ostringstream out;
+  const std::lock_guard lock(counts.mutex);
+  for (int count : counts.encoders) out << count << ' ';
+  out << ';';
+  for (int count : counts.dispatches) out << count << ' ';
+  out << ';';
+  for (const std::string& kernel : counts.kernels) out << kernel << ' ';
+  text = out.str();
+  return text.c_str();
+}
+
+EXPORTED const simulated_device::Queue metal_runtime_queue = {
+    [](bool all) {
+      for (int stream = 0; stream < metal_runtime::kStreams; ++stream)
+        if (all || stream == current) metal_runtime::finish(stream);
+    },
+    metal_runtime::allocated,
+    metal_runtime::freed,
+};

@@ -1,27 +1,28 @@
-"""csrc/backends/mps as it ships, run on Linux against a Metal of our own: the ops' tests, its errors, and the rules of
-Metal's API validation, each with its fault."""
+"""The rules of Metal's API validation and of PyTorch's streams, as the Metal runtime for tests knows them, each with
+its fault; and the backend's errors."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from running import PROGRAM, needs_runtime, run
 
-ROOT = Path(__file__).resolve().parents[2]
-
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not shutil.which("clang++-19") or not list(Path("/usr/lib").glob("*/libobjc.so.4")),
-    reason="needs Linux with clang 19 and GCC's Objective-C runtime (Debian: clang-19 libobjc-12-dev)")
+pytestmark = needs_runtime
 
 FAULTS = {
-    "an encoder kept after its block": "used after it was ended",
+    "an encoder kept after its block": "used after the block that fetched it",
+    "an encoder kept across an op of PyTorch's": "used after PyTorch ended it",
     "an encoder used off the queue": "used outside of the stream's queue",
     "commandEncoder() off the queue": "commandEncoder() is called outside of the stream's queue",
     "another stream's encoder": "commandEncoder() is called outside of the stream's queue",
-    "a block on the queue within a block on the queue": "waits for ever",
+    "another stream's queue": "work for stream 0 where stream 1 is the current one",
+    "the current stream asked for on the queue": "getCurrentMPSStream() is called on a stream's queue",
+    "a block on the queue within a block on the queue": "called on a stream's queue",
+    "an op of PyTorch's on the queue": "work of PyTorch in a block on a stream's queue",
+    "an allocation on the queue": "an allocation in a block on a stream's queue",
+    "memory freed before its dispatch": "memory that was freed before the dispatch",
+    "memory freed while another stream's command is in flight":
+        "memory of stream 1 is freed while a command in flight on stream 0 uses it",
     "an unbound buffer": "at index 0 is not bound",
     "a buffer bound for the kernel before": "at index 0 is not bound",
     "no pipeline": "without a pipeline state",
@@ -36,40 +37,14 @@ FAULTS = {
     "an address without useResource": "without useResource",
     "a written buffer used for reading only": "for reading only",
     "fast math": "with fast math",
+    "another version of Metal": "not compiled as MSL 3.1",
+    "an include": "includes a file",
+    "a function constant": "has function constants",
     "an object autoreleased outside of a pool": "outside of a pool",
 }
 
-
-@pytest.fixture(scope="module")
-def extension():
-    from build_runtime import build
-
-    return build()
-
-
-def run(extension, *command, **environment):
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, timeout=1800,
-                          env={**os.environ, "METALCORE_TEST_EXTENSION": str(extension), **environment})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-PROGRAM = """
-import sys
-sys.path.insert(0, "tests")
-import conftest
-import torch, metalcore, metalcore.simulator
-from metalcore import _C
-"""
-
-
-def test_ops(extension):
-    run(extension, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/smoke", "tests/ops/test_activation.py",
-        "tests/linalg/test_qr.py", "tests/optim/test_adamw_op.py")
-
-
-def test_ops_in_checking_mode(extension):
-    run(extension, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/smoke", METALCORE_CHECK="1")
+RIGHT = ("none", "memory freed while its own stream's command is in flight",
+         "memory freed when another stream's command is over")
 
 
 def test_every_kernel_becomes_a_pipeline(extension):
@@ -89,7 +64,8 @@ def test_metals_message_is_in_the_error(extension, tmp_path):
     (tmp_path / "lib" / "metal" / "softmax.metallib").write_bytes(b"")
     run(copy, "-c", PROGRAM + """
 x = torch.randn(4, device="mps")
-for op, expected in ((metalcore.silu, "#error this does not compile"), (lambda x: metalcore.softmax(x, -1), "softmax.metallib")):
+for op, expected in ((metalcore.silu, "#error this does not compile"),
+                     (lambda x: metalcore.softmax(x, -1), "softmax.metallib")):
     try:
         op(x)
     except RuntimeError as error:
@@ -104,25 +80,12 @@ except RuntimeError as error:
 """)
 
 
-def test_threads_encode_side_by_side(extension):
-    run(extension, "-c", PROGRAM + """
-from concurrent.futures import ThreadPoolExecutor
-xs = [torch.randn(100 + i, device="mps") for i in range(32)]
-with ThreadPoolExecutor(8) as pool:
-    ys = list(pool.map(metalcore.silu, xs))
-for x, y in zip(xs, ys):
-    torch.testing.assert_close(y, torch.nn.functional.silu(x))
-""")
-
-
 @pytest.fixture(scope="module")
 def said(extension):
     """{fault: what was said of it}. In a process of its own, where this build is the only one."""
     return json.loads(run(extension, "-c", PROGRAM + f"""
-import ctypes, json
-library = ctypes.CDLL({str(extension)!r})
-library.metal_runtime_fault.restype = ctypes.c_char_p
-print(json.dumps({{name: library.metal_runtime_fault(name.encode()).decode() for name in {["none", *FAULTS]!r}}}))
+import json
+print(json.dumps({{name: use_runtime.fault(name) for name in {[*RIGHT, *FAULTS]!r}}}))
 """))
 
 
@@ -131,5 +94,6 @@ def test_misuse_is_found(said, fault):
     assert FAULTS[fault] in said[fault]
 
 
-def test_right_use_is_not_misuse(said):
-    assert said["none"] == ""
+@pytest.mark.parametrize("use", RIGHT)
+def test_right_use_is_not_misuse(said, use):
+    assert said[use] == ""

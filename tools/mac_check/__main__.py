@@ -1,15 +1,41 @@
 """Builds and checks, on Linux, the wheel that Mac users install: `python -m tools.mac_check`, or `make mac-check`.
 
+With --quick, as the tests do it: it is built and its contents are checked, for which a tenth of the downloads will do.
 What it proves and what only a Mac can: docs/macos.md.
 """
 
+import argparse
 import sys
 import zipfile
 
-from . import binary, build, declarations, faults, pytorch, sdk, wheel
+from .. import wheel_check
+from . import binary, build, declarations, faults, pytorch, sdk
 from .downloads import Downloads
 from .macho import MachO
 from .report import CheckFailed, step
+
+
+def quick():
+    build.require_tools((build.COMPILER, build.LINKER))
+    work = build.WORK / "quick"
+    work.mkdir(parents=True, exist_ok=True)
+    with step("downloads"):
+        downloads = Downloads(quick=True)
+    with step("SDK"):
+        folder = sdk.assemble(work, downloads)
+        torch = sdk.torch_without_libraries(work / "torch")
+    check_wheel(folder, torch)
+
+
+def check_wheel(folder, torch):
+    with step("wheel built by setup.py") as say:
+        made = build.build_wheel(folder, torch)
+        say(made.name)
+    with step("the wheel") as say:
+        if wrong := wheel_check.problems(made):
+            raise CheckFailed(f"{made.name}:\n" + "\n".join(wrong))
+        say(wheel_check.summary(made))
+    return made
 
 
 def main():
@@ -23,9 +49,10 @@ def main():
         system, python = sdk.system_symbols(downloads), binary.python_symbols(downloads)
     with step("declarations of Foundation and Metal") as say:
         say(declarations.check(folder, downloads, build.WORK))
-    with step("wheel built by setup.py") as say:
-        made = build.build_wheel(folder, downloads.newest_torch)
-        say(made.name)
+    made = check_wheel(folder, downloads.torch_to_build_with[-1])
+    with step("the sources with the oldest torch's headers") as say:
+        oldest, built_with = downloads.torch_to_build_with[0], downloads.torch_to_build_with[-1]
+        say(build.compile_with_headers(oldest, built_with))
     with step("strict link against each torch") as say:
         for version, torch in downloads.torch.items():
             build.link_strictly(torch, build.WORK / "linked" / f"{version}.so", python_symbols=python)
@@ -37,14 +64,14 @@ def main():
         say(binary.check(extension, torch=downloads.torch, system=system, python=python))
     with step("PyTorch's streams") as say:
         say(pytorch.check(downloads.torch, MachO(extension).imports()))
-    with step("the wheel") as say:
-        say(wheel.check(made))
     with step("seeded faults are found") as say:
         say(faults.check(faults.Subject(folder, downloads, system, python, made, extension)))
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tools.mac_check")
+    parser.add_argument("--quick", action="store_true", help="build the wheel and check its contents, no more")
     try:
-        main()
+        quick() if parser.parse_args().quick else main()
     except CheckFailed as failure:
         sys.exit(f"mac-check: {failure}")

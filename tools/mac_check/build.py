@@ -1,10 +1,12 @@
 """Builds the macOS wheel with setup.py itself, which is told that it runs on a Mac; links it again, strictly."""
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .report import CheckFailed
@@ -13,24 +15,23 @@ ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mac_check"
 COMPILER = "clang++-19"
 LINKER = "ld64.lld-19"
-_PACKAGES = ["clang-19", "lld-19", "llvm-19"]
+_PACKAGES = {COMPILER: "clang-19", LINKER: "lld-19", "llvm-objdump-19": "llvm-19"}
 JOBS = os.cpu_count() or 2
 # Where setup.py keeps what it builds for macOS.
 _BUILT = ROOT / "build" / "metalcore-macos"
 
 
-def require_tools():
+def require_tools(tools=tuple(_PACKAGES)):
     """Installs clang and lld where they are missing and this is root, or says what to install."""
     def missing():
-        return [tool for tool in (COMPILER, LINKER, "llvm-objdump-19") if not shutil.which(tool)]
+        return [_PACKAGES[tool] for tool in tools if not shutil.which(tool)]
 
     if missing() and os.geteuid() == 0 and shutil.which("apt-get"):
-        print(f"installing {' '.join(_PACKAGES)} (apt)", flush=True)
+        print(f"installing {' '.join(missing())} (apt)", flush=True)
         run(["apt-get", "update", "-qq"], "apt-get update failed")
-        run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *_PACKAGES], "apt-get install failed")
+        run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing()], "apt-get install failed")
     if missing():
-        raise CheckFailed(f"missing: {', '.join(missing())}. Install them first, e.g.: "
-                          f"sudo apt-get install {' '.join(_PACKAGES)}")
+        raise CheckFailed(f"missing. Install them first, e.g.: sudo apt-get install {' '.join(missing())}")
 
 
 def compiler(sdk):
@@ -59,9 +60,34 @@ def build_wheel(sdk, torch):
 
 
 def recorded_command(name):
-    """The command with which setup.py made one of its outputs, e.g. "_C"."""
-    recorded = json.loads((_BUILT / "stamps" / f"{name}.json").read_text())
+    """The command with which setup.py made one of its outputs, e.g. "_C" or "gpu/encode"."""
+    recorded = json.loads((_BUILT / "stamps" / f"{name.replace('/', '_')}.json").read_text())
     return recorded if isinstance(recorded[0], str) else recorded[0]
+
+
+def compile_with_headers(of, built_with):
+    """Compiles every source once more, with another PyTorch's headers, for the errors alone; returns what it did."""
+    note = WORK / "compiled.json"
+    names = [Path(part).relative_to(_BUILT / "objects").with_suffix("").as_posix()
+             for part in recorded_command("_C") if part.startswith(str(_BUILT / "objects"))]
+    made_from = hashlib.sha256(repr([of, *map(recorded_command, names)]).encode())
+    for path in sorted(path for folder in ("csrc", "kernels") for path in (ROOT / folder).rglob("*") if path.is_file()):
+        made_from.update(path.read_bytes())
+    if note.exists() and note.read_text() == made_from.hexdigest():
+        return f"{len(names)} files, unchanged since"
+    with ThreadPoolExecutor(JOBS) as pool:
+        list(pool.map(lambda name: compile_source(name, of, built_with), names))
+    note.write_text(made_from.hexdigest())
+    return f"{len(names)} files"
+
+
+def compile_source(name, of, built_with, source=None):
+    """Compiles csrc's source of this name, or a changed copy of it, with the headers of a PyTorch."""
+    command = recorded_command(name)
+    original = Path(command[command.index("-c") + 1])
+    flags = [part.replace(str(built_with), str(of)) for part in command[: command.index("-MMD")]]
+    run([*flags, "-fsyntax-only", f"-iquote{original.parent}", str(source or original)],
+        f"{original.relative_to(ROOT)} does not compile with {of.parent.name}")
 
 
 def link_strictly(torch, output, *, python_symbols, command=None):

@@ -5,6 +5,7 @@ They lie in $METALCORE_MAC_CHECK_CACHE, by default ~/.cache/metalcore-mac-check:
 """
 
 import fnmatch
+import importlib.metadata
 import json
 import os
 import re
@@ -44,31 +45,33 @@ _STREAMS = ["torch/mps/*.py", "torch/include/ATen/mps/MPSStream.h", "torch/inclu
 class Downloads:
     """Folders of unpacked wheels.
 
+    Args:
+        quick: no more than it takes to compile: macOS's headers.
+
     Attributes:
         folders: all of them.
         pinned: {project name: folder}.
         torch: {"2.10.0": folder of the package `torch`, …}: the newest release of each minor, oldest first.
+        torch_to_build_with: those of them that have headers: the oldest, and the one that is installed here.
     """
 
-    def __init__(self):
+    def __init__(self, *, quick=False):
         CACHE.mkdir(parents=True, exist_ok=True)
-        versions = _torch_versions()
-        wanted = dict(PINNED)
+        versions = [] if quick else _torch_versions()
+        with_headers = {*versions[:1], importlib.metadata.version("torch").split("+")[0]}
+        wanted = {name: members for name, members in PINNED.items() if not quick or name.startswith("ziglang")}
         for version in versions:
-            headers = _HEADERS if version == versions[-1] else []
+            headers = _HEADERS if version in with_headers else []
             wanted[f"torch=={version}"] = [*_LIBRARIES, *_STREAMS, *headers]
         with ThreadPoolExecutor(3) as pool:
             folders = dict(zip(wanted, pool.map(_unpacked, wanted, wanted.values())))
         for folder in CACHE.iterdir():  # of releases that have been replaced
-            if folder.is_dir() and folder not in folders.values():
+            if not quick and folder.is_dir() and folder not in folders.values():
                 shutil.rmtree(folder)
         self.folders = list(folders.values())
-        self.pinned = {requirement.split("==")[0]: folders[requirement] for requirement in PINNED}
+        self.pinned = {name.split("==")[0]: folder for name, folder in folders.items() if name in PINNED}
         self.torch = {version: folders[f"torch=={version}"] / "torch" for version in versions}
-
-    @property
-    def newest_torch(self):
-        return list(self.torch.values())[-1]
+        self.torch_to_build_with = [self.torch[version] for version in versions if version in with_headers]
 
     def evidence(self):
         """Libraries that were built on a Mac: what they import from macOS is there."""
@@ -85,7 +88,7 @@ def _torch_versions():
     if not listed:
         if known.exists():
             return json.loads(known.read_text())
-        raise CheckFailed(f"PyPI does not say which versions of torch there are:\n{done.stderr}")
+        raise CheckFailed(f"PyPI: which versions of torch are there?\n{done.stderr}")
     newest = {}
     for text in listed[1].split(", "):
         release = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
@@ -106,7 +109,7 @@ def _unpacked(requirement, members):
                    "-d", temporary, requirement]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise CheckFailed(f"cannot download {requirement} for macOS:\n{done.stderr}")
+            raise CheckFailed(f"PyPI: cannot download {requirement} for macOS:\n{done.stderr}")
         (wheel,) = Path(temporary).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if ".dSYM/" not in name and

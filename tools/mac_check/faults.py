@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import binary, build, declarations, pytorch, wheel
+from .. import wheel_check
+from . import binary, build, declarations, pytorch
 from .macho import MachO
 from .report import CheckFailed
 from .sdk import HERE
@@ -64,7 +65,7 @@ class SourceFault:
         for part in ("backends/mps", "gpu"):
             shutil.copytree(build.ROOT / "csrc" / part, work / part)
         _replace(work / "backends" / "mps" / self.file, self.old, self.new)
-        compiled = build.recorded_command("backends_mps_encoder")
+        compiled = build.recorded_command("backends/mps/encoder")
         source, target = work / "backends/mps/encoder.mm", work / "encoder.o"
         link = [str(target) if part.endswith("mps/encoder.o") else part for part in build.recorded_command("_C")]
         flags = compiled[: compiled.index("-MMD")]
@@ -73,6 +74,24 @@ class SourceFault:
         built = build.link_strictly(torch, work / "_C.so", python_symbols=subject.python, command=link)
         binary.check(built, torch={version: torch}, system=subject.system, python=subject.python)
         pytorch.check({version: torch}, MachO(built).imports())
+
+
+@dataclass
+class HeaderFault:
+    """A change of one of csrc's sources, which is compiled with the oldest torch's headers."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    says: str
+
+    def run(self, subject, work):
+        source = work / Path(self.file).name
+        shutil.copy(build.ROOT / "csrc" / self.file, source)
+        _replace(source, self.old, self.new)
+        oldest, built_with = subject.downloads.torch_to_build_with[0], subject.downloads.torch_to_build_with[-1]
+        build.compile_source(self.file.removesuffix(".cpp"), oldest, built_with, source)
 
 
 @dataclass
@@ -141,7 +160,8 @@ class WheelFault:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in files.items():
                 archive.writestr(name, content)
-        wheel.check(path)
+        if wrong := wheel_check.problems(path):
+            raise CheckFailed("\n".join(wrong))
 
 
 def _replace(path, old, new):
@@ -180,6 +200,14 @@ def _rename(old, new):
         wheel_file = next(file for file in files if file.endswith(".dist-info/WHEEL"))
         files[wheel_file] = files[wheel_file].replace(old.encode(), new.encode())
         return name.replace(old, new)
+
+    return change
+
+
+def _require_python(versions):
+    def change(name, files):
+        metadata = next(file for file in files if file.endswith(".dist-info/METADATA"))
+        files[metadata] = re.sub(rb"(?m)^Requires-Python: .*", f"Requires-Python: {versions}".encode(), files[metadata])
 
     return change
 
@@ -224,6 +252,9 @@ FAULTS = [
     SourceFault("a function of macOS that is newer than 14", "encoder.mm", "  if (work.error) ",
                 '  extern void newer() asm("_os_sync_wait_on_address_of_macos_15");\n  newer();\n  if (work.error) ',
                 r"undefined symbol: _?os_sync_wait_on_address_of_macos_15"),
+    HeaderFault("a macro of newer releases only", "ops/tensor_list.cpp", "  TORCH_ERROR_CODE_CHECK(torch_list_size",
+                "  STABLE_TORCH_ERROR_CODE_CHECK(torch_list_size",
+                r"tensor_list\.cpp does not compile with torch-2-10.*(?s:.*)STABLE_TORCH_ERROR_CODE_CHECK"),
     DeclarationFault("a declared type that differs from Apple's metadata", "Metal.h", "atIndex:(NSUInteger)index;\n"
                      "- (void)setBuffer:", "atIndex:(int)index;\n- (void)setBuffer:",
                      r"\[MTLComputeCommandEncoder setBytes:length:atIndex:\] has the types v\d+@0:8r\^v16Q24i32"),
@@ -247,15 +278,21 @@ FAULTS = [
     FileFault("a byte changed after signing", _flip, r"code signature: page \d+ is not what was signed"),
     FileFault("no code signature", _unsign, r"code signature: there is none"),
     WheelFault("a tag that older Macs take", _rename("macosx_14_0", "macosx_13_0"),
-               r"pip takes it on macOS 13, arm64, with Python 3.10"),
+               r"pip takes it on macosx_13_0_arm64 with Python 3\.10"),
     WheelFault("a tag for one Python", _rename("cp310-abi3", "cp311-cp311"),
-               r"pip does not take it on macOS 14, arm64, with Python 3.12"),
+               r"pip does not take it on macosx_14_0_arm64 with Python 3\.12"),
+    WheelFault("metadata for newer Pythons only", _require_python(">=3.12"),
+               r"pip does not take it on macosx_26_0_arm64 with Python 3\.11"),
     WheelFault("a kernel left out", _without("metalcore/lib/metal/softmax.metal"),
                r"metalcore/lib/metal/softmax\.metal is missing"),
     WheelFault("a kernel with an include", _with("metalcore/lib/metal/softmax.metal", b'#include "softmax.h"\n'),
                r"softmax\.metal includes a file"),
     WheelFault("a Linux binary", _with("metalcore/lib/x86-64/softmax.so", b"\x7fELF"),
-               r"metalcore/lib/x86-64/softmax\.so is a Linux binary"),
+               r"metalcore/lib/x86-64/softmax\.so is a binary for Linux"),
     WheelFault("a file that RECORD does not know", _with("metalcore/stray.py", b""),
                r"RECORD does not match metalcore/stray\.py"),
+    WheelFault("a module of an earlier build", _with("metalcore/stray.py", b""),
+               r"metalcore/stray\.py is not in the checkout"),
+    WheelFault("a module that is not the checkout's", _with("metalcore/softmax.py", b""),
+               r"metalcore/softmax\.py is not the checkout's"),
 ]

@@ -5,6 +5,7 @@ A symbol enters a stub only if a library that was built on a Mac for macOS 14 or
 """
 
 import hashlib
+import importlib.util
 import re
 import shutil
 import sysconfig
@@ -49,6 +50,18 @@ def assemble(parent, downloads):
     return folder
 
 
+def torch_without_libraries(folder):
+    """The installed PyTorch as a Mac would have it, with the names of its libraries and nothing in them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "lib").mkdir(parents=True)
+    torch = Path(importlib.util.find_spec("torch").submodule_search_locations[0])
+    (folder / "include").symlink_to(torch / "include")
+    shutil.copy2(torch / "version.py", folder)
+    for name in ("libtorch", "libtorch_cpu", "libc10"):
+        (folder / "lib" / f"{name}.tbd").write_text(_stub(f"@rpath/{name}.dylib", [], []))
+    return folder
+
+
 def _fill(folder, downloads):
     zig = downloads.pinned["ziglang"] / "ziglang" / "lib"
     include = folder / "usr" / "include"
@@ -76,7 +89,7 @@ def _fill(folder, downloads):
 
 def system_symbols(downloads):
     """{install name: symbols that Mac-built libraries take from it}, and libSystem's own list."""
-    known = {}
+    known = {install_name: set() for install_name, _ in _LIBRARIES.values()}
     for path in downloads.evidence():
         image = MachO(path)
         if image.minimum_macos and image.minimum_macos <= MINIMUM:

@@ -3,12 +3,13 @@
 
 #include "../../../kernels/linalg/qr.h"
 #include "matrices.h"
+#include "qr_blocked.h"
 #include "qr_plan.h"
+#include "qr_small.h"
 #include "../plan.h"
 
 #include <algorithm>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 namespace metalcore {
@@ -42,30 +43,10 @@ QrParams params_of(const Matrices& a, const Shape& s) {
           .columns = grid_side(s.n),
           .blocks = 1,
           .block_rows = grid_side(s.m),
+          .reflectors = grid_side(s.n),
           .q_columns = grid_side(s.q_columns),
-          .r_rows = grid_side(s.r_rows)};
-}
-
-// Arguments of the kernels that take whole matrices or blocks of rows. Where Q is not wanted any buffer will do.
-void bind_all(gpu::Encoder& encoder, std::string_view kernel, const Tensor& a, const Tensor& q, const Tensor& r,
-              const QrParams& params) {
-  encoder.kernel(kernel).buffer(0, a).buffer(1, params.q_columns ? q : r).buffer(2, r).bytes(3, params);
-}
-
-void dispatch_elements(gpu::Encoder& encoder, int64_t count) {
-  encoder.dispatch_threads({grid_side(count)}, {256});
-}
-
-void small(const QrPlan& plan, const Tensor& a, const QrParams& params, const Tensor& q, const Tensor& r) {
-  gpu::encode(a, [&](gpu::Encoder& encoder) {
-    if (plan.variant == QrVariant::simd) {
-      bind_all(encoder, plan.simd_kernel, a, q, r, params);
-      encoder.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {128});
-    } else {
-      bind_all(encoder, plan.levels[0].kernel, a, q, r, params);
-      encoder.dispatch_threadgroups({params.matrices}, {plan.levels[0].threads});
-    }
-  });
+          .r_rows = grid_side(s.r_rows),
+          .task = QR_FACTORS};
 }
 
 // Down the levels, each factoring the stack of the R of the one before; up again, multiplying each level's Q by the one
@@ -92,7 +73,8 @@ void tall(const QrPlan& plan, const Tensor& a, const QrParams& params, const Ten
       p.blocks = level.blocks;
       p.block_rows = level.block_rows;
       p.q_columns = p.r_rows = n;
-      bind_all(encoder, level.kernel, i == 0 ? a : level_r[i - 1], level_q[i], level_r[i], p);
+      encoder.kernel(level.kernel).buffer(0, i == 0 ? a : level_r[i - 1]).buffer(1, level_q[i]).buffer(2, level_r[i]);
+      encoder.bytes(3, p).buffer(4, signs);  // no kernel touches signs yet
       encoder.dispatch_threadgroups({p.matrices}, {level.threads});
     }
     for (size_t i = top; i-- > 0;) {
@@ -116,40 +98,20 @@ void tall(const QrPlan& plan, const Tensor& a, const QrParams& params, const Ten
   });
 }
 
-// LAPACK's blocked geqrf and orgqr: each panel's reflectors, gathered in V and T, are applied to all columns on its
-// right; then from the last panel to the first to the columns of the identity, which gives Q.
-void blocked(const QrPlan& plan, const Tensor& a, const Shape& s, const Tensor& q, const Tensor& r) {
+// LAPACK's blocked geqrf and orgqr.
+void blocked(const Tensor& a, const Shape& s, const gpu::Tuning& tuning, const Tensor& q, const Tensor& r) {
   const uint32_t m = grid_side(s.m), n = grid_side(s.n), batch = grid_side(s.batch);
-  const uint32_t count = std::min(m, n);
-  Tensor work = new_tensor(a.sizes(), ScalarType::Float, a);
-  torch::stable::copy_(work, a);
-  const Tensor factors = new_tensor({s.batch, plan.panels, QR_PANEL, QR_PANEL}, ScalarType::Float, a);
-
-  auto panel = [&](uint32_t i) -> QrPanelParams {
-    const uint32_t first = i * QR_PANEL;
-    return {m, n, first, std::min<uint32_t>(QR_PANEL, count - first), i, plan.panels};
-  };
+  const RowMajor work{new_tensor(a.sizes(), ScalarType::Float, a), m, n};
+  Tensor taken = work.tensor;
+  torch::stable::copy_(taken, a);
+  const uint32_t q_columns = grid_side(s.q_columns);
+  const Tensor tau = new_tensor({s.batch, std::min(s.m, s.n)}, ScalarType::Float, a);
+  const BlockedQr factors(work, tau, batch, std::max(n, q_columns), tuning);
   gpu::encode(a, [&](gpu::Encoder& encoder) {
-    auto update = [&](const QrPanelParams& of, const Tensor& target, uint32_t from, uint32_t to, bool transpose) {
-      const uint32_t tiles = ceil_div<uint32_t>(to - from, QR_UPDATE_COLUMNS);
-      encoder.kernel("qr_update").buffer(0, work).buffer(1, factors).buffer(2, target);
-      encoder.bytes(3, QrUpdateParams{of, from, to, tiles, transpose});
-      encoder.dispatch_threadgroups({grid_side(int64_t{tiles} * batch)}, {QR_UPDATE_THREADS});
-    };
-    for (uint32_t i = 0; i < plan.panels; ++i) {
-      const QrPanelParams p = panel(i);
-      const QrPanelKernel kernel = qr_panel_kernel(m - p.first);
-      encoder.kernel(kernel.name).buffer(0, work).buffer(1, factors).bytes(2, p);
-      encoder.dispatch_threadgroups({batch}, {kernel.threads});
-      update(p, work, p.first + p.width, n, true);
-    }
-    encoder.kernel("qr_upper").buffer(0, r).bytes(1, QrResultParams{grid_side(s.r_rows), n, m}).buffer(2, work);
+    factors.factor(encoder, q_columns > 0);
+    encoder.kernel("qr_upper").buffer(0, r).bytes(1, QrResultParams{grid_side(s.r_rows), n, m}).buffer(2, work.tensor);
     dispatch_elements(encoder, r.numel());
-    if (s.q_columns == 0) return;
-    const uint32_t q_columns = grid_side(s.q_columns);
-    encoder.kernel("qr_identity").buffer(0, q).bytes(1, QrResultParams{m, q_columns, m});
-    dispatch_elements(encoder, q.numel());
-    for (uint32_t i = plan.panels; i-- > 0;) update(panel(i), q, i * QR_PANEL, q_columns, false);
+    if (q_columns > 0) form_q(encoder, factors.reflectors(), {q, m, q_columns});
   });
 }
 
@@ -167,19 +129,29 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
   const Tensor q = new_tensor(q_sizes, ScalarType::Float, input), r = new_tensor(r_sizes, ScalarType::Float, input);
   if (s.batch == 0) return {q, r};
 
-  const QrPlan plan = plan_qr(s.m, s.n, s.q_columns, gpu::tuning(input));
-  if (plan.variant == QrVariant::empty) {
-    if (q.numel() > 0)  // A has no columns, and Q in mode complete is the identity
-      gpu::encode(q, [&](gpu::Encoder& encoder) {
-        encoder.kernel("qr_identity").buffer(0, q).bytes(1, QrResultParams{grid_side(s.m), grid_side(s.m), 0});
-        dispatch_elements(encoder, q.numel());
-      });
-  } else if (plan.variant == QrVariant::blocked) {
-    blocked(plan, input, s, q, r);
-  } else {
-    const Matrices a = matrices(input);
-    const QrParams params = params_of(a, s);
-    plan.variant == QrVariant::tall ? tall(plan, a.tensor, params, q, r) : small(plan, a.tensor, params, q, r);
+  const gpu::Tuning& tuning = gpu::tuning(input);
+  const QrPlan plan = plan_qr(s.m, s.n, s.batch, s.q_columns, tuning);
+  switch (plan.variant) {
+    case QrVariant::empty:  // A has no columns, and Q in mode complete is the identity
+      if (q.numel() > 0)
+        gpu::encode(q, [&](gpu::Encoder& encoder) { identity(encoder, {q, grid_side(s.m), grid_side(s.m)}); });
+      break;
+    case QrVariant::simd:
+    case QrVariant::block: {
+      const SmallQr task{QR_FACTORS, grid_side(std::min(s.m, s.n)), grid_side(s.q_columns), grid_side(s.r_rows)};
+      run_small(plan, matrices(input), task, s.q_columns > 0 ? q : r, r, r);
+      break;
+    }
+    case QrVariant::tall: {
+      const Matrices a = matrices(input);
+      tall(plan, a.tensor, params_of(a, s), q, r);
+      break;
+    }
+    case QrVariant::blocked: blocked(input, s, tuning, q, r); break;
+    case QrVariant::torch: {
+      const auto [theirs_q, theirs_r] = call_torch<2>("aten::linalg_qr", "", input, mode);
+      return {as_contiguous(theirs_q), as_contiguous(theirs_r)};
+    }
   }
   return {q, r};
 }
@@ -190,31 +162,34 @@ namespace {
 Explanation explain(const Request& request) {
   check(request.shapes.size() == 1, "metalcore::qr: explain needs the shape of A");
   const Shape s = shape_of(request.shapes[0], request.option("mode", "reduced"));
-  const QrPlan plan = plan_qr(s.m, s.n, s.q_columns, gpu::tuning(request.device_type));
-  const uint32_t batch = grid_side(s.batch);
+  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
+  const QrPlan plan = plan_qr(s.m, s.n, s.batch, s.q_columns, tuning);
   Explanation e{name_of(plan.variant), plan.why, {}};
+  if (s.batch == 0) return e;
+  const uint32_t batch = grid_side(s.batch), m = grid_side(s.m), n = grid_side(s.n);
+  const uint32_t q_columns = grid_side(s.q_columns);
   auto step = [&](const std::string& kernel, int64_t groups, uint32_t threads) {
     e.steps.push_back({kernel, {grid_side(groups)}, {threads}});
   };
-  auto tiles = [&](int64_t columns) { return ceil_div<int64_t>(columns, QR_UPDATE_COLUMNS) * batch; };
   switch (plan.variant) {
-    case QrVariant::empty: break;
-    case QrVariant::simd: step(plan.simd_kernel, ceil_div(batch, plan.matrices_per_threadgroup), 128); break;
-    case QrVariant::block:
+    case QrVariant::empty:
+    case QrVariant::torch: break;
+    case QrVariant::simd:
+    case QrVariant::block: e.steps.push_back(small_step(plan, batch)); break;
     case QrVariant::tall:
       for (const QrLevel& level : plan.levels) step(level.kernel, int64_t{batch} * level.blocks, level.threads);
-      if (plan.levels.size() > 1) step("qr_tall_signs", batch, 256);
-      if (plan.levels.size() > 1 && s.q_columns > 0)
+      step("qr_tall_signs", batch, 256);
+      if (q_columns > 0)
         step("qr_tall_combine",
              int64_t{batch} * plan.levels[0].blocks * ceil_div<uint32_t>(plan.levels[0].block_rows, QR_TALL_ROWS), 256);
       break;
     case QrVariant::blocked:
-      step(qr_panel_kernel(grid_side(s.m)).name, batch, qr_panel_kernel(grid_side(s.m)).threads);
-      if (s.n > QR_PANEL) step("qr_update", tiles(s.n - QR_PANEL), QR_UPDATE_THREADS);
+      e.steps = BlockedQr::steps(m, n, batch, q_columns > 0, tuning);
       e.steps.push_back({"qr_upper", {grid_side(s.batch * s.r_rows * s.n)}, {256}, true});
-      if (s.q_columns > 0) {
+      if (q_columns > 0) {
         e.steps.push_back({"qr_identity", {grid_side(s.batch * s.m * s.q_columns)}, {256}, true});
-        step("qr_update", tiles(s.q_columns), QR_UPDATE_THREADS);
+        for (const Step& each : BlockReflectors::steps(m, batch, std::min(m, n), q_columns, tuning))
+          e.steps.push_back(each);
       }
       break;
   }

@@ -73,47 +73,48 @@ const char* name_of(QrVariant variant) {
     case QrVariant::block: return "block";
     case QrVariant::tall: return "tall";
     case QrVariant::blocked: return "blocked";
+    case QrVariant::torch: return "torch";
   }
   return "";
 }
 
-QrPanelKernel qr_panel_kernel(uint32_t rows) {
-  constexpr uint32_t threads = gpu::kSimdWidth * QR_PANEL;
-  if (rows <= 512) return {"qr_panel_512", threads};
-  if (rows <= 1024) return {"qr_panel_1024", threads};
-  if (rows <= 2048) return {"qr_panel_2048", threads};
-  return {"qr_panel_looped", 1024};
-}
-
-QrPlan plan_qr(int64_t m, int64_t n, int64_t q_columns, const gpu::Tuning& tuning) {
+QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const gpu::Tuning& tuning) {
   const int64_t columns = std::max(n, q_columns);
-  if (m == 0 || n == 0) return {QrVariant::empty, times(m, n) + " has no reflectors", "", 0, {}, 0};
+  if (m == 0 || n == 0) return {QrVariant::empty, times(m, n) + " has no reflectors", "", 0, {}};
 
   if (m <= std::min(kSimdRows, tuning.qr_simd_rows) && columns <= kSimdColumns) {
     const uint32_t rows = power_from_8(m), lanes = power_from_8(columns);
     return {QrVariant::simd,
             times(m, n) + ": " + std::to_string(columns) + " columns of A or Q, one a lane, with up to " +
                 std::to_string(rows) + " rows in registers",
-            "qr_simd_" + times(rows, lanes), kSimdThreadgroup * gpu::kSimdWidth / lanes, {}, 0};
+            "qr_simd_" + times(rows, lanes), kSimdThreadgroup * gpu::kSimdWidth / lanes, {}};
   }
   if (const BlockKernel* kernel = smallest_block_kernel(m, columns, tuning)) {
     return {QrVariant::block,
             times(m, n) + ": " + std::to_string(columns) + " columns of A or Q in the registers of a threadgroup, " +
                 std::to_string(kernel->lanes) + " lanes a column",
-            "", 1, {{grid_side(m), 1, grid_side(m), kernel->name, block_threads(*kernel, columns)}}, 0};
+            "", 1, {{grid_side(m), 1, grid_side(m), kernel->name, block_threads(*kernel, columns)}}};
   }
-  const BlockKernel* tallest = tallest_block_kernel(columns, tuning);
-  const int64_t tall_columns = std::min<int64_t>(kTallColumns, tuning.qr_tall_columns);
-  if (columns == n && n <= tall_columns && tallest && tallest->rows >= 2 * n) {
-    return {QrVariant::tall,
-            times(m, n) + " is tall: blocks of up to " + std::to_string(tallest->rows) +
-                " rows by themselves, then their R",
-            "", 1, tall_levels(m, n, *tallest), 0};
-  }
+  if (std::min(m, n) >= tuning.qr_torch_columns && batch <= tuning.qr_torch_batch)
+    return {QrVariant::torch, times(m, n) + " is so large that PyTorch's own op is faster on this GPU", "", 0, {}};
   return {QrVariant::blocked,
           times(m, n) + " is larger than a threadgroup holds: panels of " + std::to_string(QR_PANEL) +
               " columns, and block reflectors on the rest",
-          "", 0, {}, grid_side(ceil_div<int64_t>(std::min(m, n), QR_PANEL))};
+          "", 0, {}};
+}
+
+QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const gpu::Tuning& tuning) {
+  QrPlan plan = plan_reflectors(m, n, batch, q_columns, tuning);
+  const int64_t columns = std::max(n, q_columns);
+  const BlockKernel* tallest = tallest_block_kernel(columns, tuning);
+  const int64_t tall_columns = std::min<int64_t>(kTallColumns, tuning.qr_tall_columns);
+  if (plan.variant == QrVariant::blocked && columns == n && n <= tall_columns && tallest && tallest->rows >= 2 * n) {
+    return {QrVariant::tall,
+            times(m, n) + " is tall: blocks of up to " + std::to_string(tallest->rows) +
+                " rows by themselves, then their R",
+            "", 1, tall_levels(m, n, *tallest)};
+  }
+  return plan;
 }
 
 }  // namespace metalcore

@@ -9,7 +9,7 @@
 
 namespace metalcore {
 
-enum class QrVariant { empty, simd, block, tall, blocked };
+enum class QrVariant { empty, simd, block, tall, blocked, torch };
 
 const char* name_of(QrVariant variant);
 
@@ -27,17 +27,12 @@ struct QrPlan {
   std::string simd_kernel;
   uint32_t matrices_per_threadgroup;
   std::vector<QrLevel> levels;  // block: one, tall: several
-  uint32_t panels;              // blocked
 };
 
-// Of m x n matrices with `q_columns` columns of Q (0: Q is not wanted).
-QrPlan plan_qr(int64_t m, int64_t n, int64_t q_columns, const gpu::Tuning& tuning);
+// Of `batch` m x n matrices with `q_columns` columns of Q (0: Q is not wanted).
+QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const gpu::Tuning& tuning);
 
-// The kernel for a panel with so many rows, and its threads.
-struct QrPanelKernel {
-  const char* name;
-  uint32_t threads;
-};
-QrPanelKernel qr_panel_kernel(uint32_t rows);
+// Of their reflectors alone, or of Q from given ones: as for QR, but for variant tall, which has no reflectors.
+QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const gpu::Tuning& tuning);
 
 }  // namespace metalcore

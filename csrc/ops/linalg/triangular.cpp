@@ -33,7 +33,7 @@ std::vector<int64_t> check_shapes(const std::vector<int64_t>& a, const std::vect
       size = j;
       continue;
     }
-    check(i == j || i == 1 || j == 1, "The size of tensor a (", i, ") must match the size of tensor b (", j,
+    check(i == j || i == 1 || j == 1, "The size of tensor a (", j, ") must match the size of tensor b (", i,
           ") at non-singleton dimension ", sizes.size() - back);
     size = i == 1 ? j : i;
   }

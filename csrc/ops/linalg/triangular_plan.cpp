@@ -37,16 +37,36 @@ TriangularPlan simd_plan(int64_t order, int64_t columns) {
           .columns = lanes};
 }
 
-// A system or a panel by a threadgroup; as many columns a threadgroup as leave the GPU enough of them.
-TriangularPlan block_plan(int64_t columns, int64_t batch, const gpu::Tuning& tuning) {
-  if (columns <= TRIANGULAR_FEW) {
-    const uint32_t few = columns == 1 ? 1 : TRIANGULAR_FEW;
-    return {.kernel = "trsv_block_" + std::to_string(few), .threads = 256, .slots = 1, .columns = few};
-  }
-  uint32_t threads = 128;
-  while (threads > 32 && (2 * columns <= threads || batch * ceil_div<int64_t>(columns, threads) < tuning.triangular_groups))
-    threads /= 2;
-  return {.kernel = "trsm_block_" + std::to_string(threads), .threads = threads, .slots = 1, .columns = threads};
+// A system or a panel of one by a threadgroup: a simdgroup solves while others multiply, more of them where the GPU has
+// little else to do.
+TriangularPlan few_plan(int64_t order, int64_t columns, int64_t batch, const gpu::Tuning& tuning) {
+  const uint32_t few = columns == 1 ? 1 : TRIANGULAR_FEW;
+  const uint32_t workers = order <= TRIANGULAR_VECTOR_SMALL                        ? 2
+                           : few == 1 && batch < tuning.triangular_vector_batch ? 16
+                                                                                 : 4;
+  return {.why = "a threadgroup a system, which keeps X in threadgroup memory",
+          .kernel = "trsv_block_" + times(few, workers),
+          .threads = (workers + 1) * gpu::kSimdWidth,
+          .slots = 1,
+          .columns = few};
+}
+
+// A right-hand side a thread. Where that makes few threadgroups, simdgroups share the rows instead.
+TriangularPlan many_plan(int64_t order, int64_t columns, int64_t batch, const gpu::Tuning& tuning) {
+  const auto groups = [&](uint32_t width) { return batch * ceil_div<int64_t>(columns, width); };
+  if (order <= TRIANGULAR_PANEL && groups(32) < tuning.triangular_panel_groups)
+    return {.why = "32 right-hand sides a threadgroup, whose simdgroups share the rows",
+            .kernel = "trsm_panel",
+            .threads = ceil_div<uint32_t>(grid_side(order), TRIANGULAR_TILE) * gpu::kSimdWidth,
+            .slots = 1,
+            .columns = 32};
+  uint32_t width = 128;
+  while (width > 32 && (2 * columns <= width || groups(width) < tuning.triangular_groups)) width /= 2;
+  return {.why = "a right-hand side a thread, " + std::to_string(width) + " a threadgroup",
+          .kernel = "trsm_block_" + std::to_string(width),
+          .threads = width,
+          .slots = 1,
+          .columns = width};
 }
 
 }  // namespace
@@ -75,17 +95,16 @@ TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, co
     return {.variant = TriangularVariant::torch, .why = size + "PyTorch's op is faster for so few large systems"};
 
   const bool few = columns <= TRIANGULAR_FEW;
-  TriangularPlan plan = block_plan(columns, batch, tuning);
-  const int64_t whole = few ? TRIANGULAR_VECTOR_ORDER : tuning.triangular_block_order;
+  const int64_t whole = few ? (columns == 1 ? TRIANGULAR_VECTOR_ORDER : TRIANGULAR_VECTORS_ORDER) : TRIANGULAR_PANEL;
+  const int64_t rows = std::min(order, whole);
+  TriangularPlan plan = few ? few_plan(rows, columns, batch, tuning) : many_plan(rows, columns, batch, tuning);
   if (order <= whole) {
     plan.variant = TriangularVariant::block;
-    plan.why = few ? "a threadgroup a system, which keeps X in threadgroup memory"
-                   : "a right-hand side a thread, " + std::to_string(plan.columns) + " a threadgroup";
     return named(plan);
   }
   plan.variant = TriangularVariant::blocked;
-  plan.panel = few ? TRIANGULAR_VECTOR_ORDER : tuning.triangular_panel;
-  plan.why = "panels of " + std::to_string(plan.panel) + " rows, each solved and then taken out of the rows below";
+  plan.panel = grid_side(whole);
+  plan.why = "panels of " + std::to_string(whole) + " rows, each solved and then taken out of the rows below; " + plan.why;
   plan.update = few ? (columns == 1 ? "trsv_update_1" : "trsv_update_4") : "trsm_update";
   plan.update_threads = few ? 256 : 128;
   plan.update_rows = few ? TRIANGULAR_TILE : TRIANGULAR_UPDATE;

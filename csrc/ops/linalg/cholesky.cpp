@@ -1,0 +1,182 @@
+// cholesky_ex(A, upper) -> (L, info): the Cholesky factorization of a batch of float32 matrices of any strides, of which
+// one triangle is read; row-major results. cholesky_solve(B, L, upper): two triangular solves.
+#include "../../../kernels/linalg/cholesky.h"
+#include "../plan.h"
+#include "../rows.h"
+#include "cholesky_plan.h"
+#include "matrices.h"
+#include "syrk.h"
+#include "triangular.h"
+
+#include <tuple>
+#include <utility>
+
+namespace metalcore {
+namespace {
+
+// The error is PyTorch's.
+void check_square(const std::vector<int64_t>& sizes) {
+  check(sizes.size() >= 2, "linalg.cholesky: The input tensor A must have at least 2 dimensions.");
+  const MatrixShape shape = matrix_shape(sizes);
+  check(shape.rows == shape.columns, "linalg.cholesky: A must be batches of square matrices, but they are ", shape.rows,
+        " by ", shape.columns, " matrices");
+}
+
+// U is L transposed: the kernels know L only, and are told that its rows and columns lie the other way round.
+struct Strides {
+  int64_t row, column;
+};
+Strides strides(int64_t row, int64_t column, bool upper) {
+  return upper ? Strides{column, row} : Strides{row, column};
+}
+
+// How the kernels may read and write the tensor's matrices; `by_element` is how they are told that it lies.
+uint32_t vectors(const Tensor& tensor, int64_t n, int64_t batch, Strides by_element) {
+  const bool rows = by_element.column == 1, columns = by_element.row == 1;
+  if (n % CHOLESKY_TILE != 0 || !(rows || columns)) return CHOLESKY_ELEMENTS;
+  if (!aligned16(tensor, batch, rows ? by_element.row : by_element.column)) return CHOLESKY_ELEMENTS;
+  return rows ? CHOLESKY_ROWS : CHOLESKY_COLUMNS;
+}
+
+void whole(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const Tensor& info, bool upper) {
+  const Strides from = strides(a.row_stride, a.column_stride, upper), to = strides(a.rows, 1, upper);
+  const CholeskyParams params{.a_batch = a.batch_stride,
+                              .a_row = from.row,
+                              .a_column = from.column,
+                              .l_batch = a.rows * a.rows,
+                              .l_row = to.row,
+                              .l_column = to.column,
+                              .matrices = grid_side(a.batch),
+                              .n = grid_side(a.rows),
+                              .a_vectors = vectors(a.tensor, a.rows, a.batch_stride, from),
+                              .l_vectors = vectors(l, a.rows, a.rows * a.rows, to)};
+  gpu::encode(l, [&](gpu::Encoder& encoder) {
+    encoder.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, l).buffer(2, info).bytes(3, params);
+    encoder.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+  });
+}
+
+gpu::BufferView from_element(const Tensor& tensor, int64_t element) {
+  gpu::BufferView view = gpu::view_of(tensor);
+  view.offset += element * sizeof(float);
+  view.span -= element * sizeof(float);
+  return view;
+}
+
+// LAPACK's potrf, right-looking: each panel, then what is below and right of it less the panel's rows times their
+// transpose.
+void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const Tensor& info, bool upper) {
+  const uint32_t n = grid_side(a.rows), batch = grid_side(a.batch);
+  const uint32_t rows = grid_side(a.batch * a.rows);
+  const Strides of_l = strides(n, 1, upper);
+  const uint32_t of_tiles = vectors(l, n, int64_t{n} * n, of_l);
+  const Tensor factors = new_tensor({a.batch, a.rows, CHOLESKY_PANEL}, ScalarType::Float, l);
+
+  gpu::encode(l, [&](gpu::Encoder& encoder) {
+    encoder.kernel("cholesky_triangle").buffer(0, a.tensor).buffer(1, l);
+    encoder.bytes(2, CholeskyTriangleParams{a.batch_stride, a.row_stride, a.column_stride, n, upper});
+    encoder.dispatch_threadgroups({rows}, {CHOLESKY_ROW_THREADS});
+    for (uint32_t i = 0; i < plan.panels; ++i) {
+      const CholeskyPanel panel = cholesky_panel(n, i);
+      const CholeskyPanelParams p{of_l.row, of_l.column, of_tiles, n, panel.first, panel.width, panel.slices};
+      encoder.kernel("cholesky_panel").buffer(0, l).buffer(1, factors).buffer(2, info).bytes(3, p);
+      encoder.dispatch_threadgroups({grid_side(int64_t{batch} * panel.slices)}, {panel.threads});
+      const int64_t next = panel.first + panel.width;
+      if (next == n) break;
+      const gpu::BufferView rest = from_element(l, next * n + next);
+      encode_syrk(encoder, from_element(l, next * of_l.row + panel.first * of_l.column), rest, rest,
+                  {.a_batch = int64_t{n} * n,
+                   .a_row = of_l.row,
+                   .a_column = of_l.column,
+                   .c_batch = int64_t{n} * n,
+                   .c_row = n,
+                   .c_column = 1,
+                   .result_batch = int64_t{n} * n,
+                   .result_row = n,
+                   .n = grid_side(n - next),
+                   .k = panel.width,
+                   .tiles = 0,
+                   .lower = upper ? SYRK_LEAVE : SYRK_WRITE,
+                   .upper = upper ? SYRK_WRITE : SYRK_LEAVE,
+                   .alpha = -1.0f,
+                   .beta = 1.0f},
+                  batch);
+    }
+    encoder.kernel("cholesky_diagonal").buffer(0, factors).buffer(1, l);
+    encoder.bytes(2, CholeskyPanelParams{of_l.row, of_l.column, of_tiles, n, 0, 0, 0});
+    encoder.dispatch_threadgroups({rows}, {CHOLESKY_PANEL});
+  });
+}
+
+std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
+  check(input.scalar_type() == ScalarType::Float, "metalcore::cholesky_ex: A must be float32, not ",
+        dtype_name(input.scalar_type()));
+  check_square({input.sizes().begin(), input.sizes().end()});
+  const MatrixShape shape = matrix_shape(input.sizes());
+  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, gpu::tuning(input));
+  if (plan.variant == CholeskyVariant::torch) {
+    const auto [l, info] = call_torch<2>("aten::linalg_cholesky_ex", "", input, upper, false);
+    return {as_contiguous(l), info};
+  }
+  const Tensor l = new_tensor(input.sizes(), ScalarType::Float, input);
+  Tensor info = new_tensor(batch_sizes(input, {}), ScalarType::Int, input);
+  if (plan.variant == CholeskyVariant::empty) {
+    if (info.numel() > 0) torch::stable::zero_(info);
+  } else if (plan.variant == CholeskyVariant::blocked) {
+    blocked(plan, matrices(input), l, info, upper);
+  } else {
+    whole(plan, matrices(input), l, info, upper);
+  }
+  return {l, info};
+}
+
+// Of A = L Lᵀ, or of Uᵀ U: the factor on the left first.
+Tensor cholesky_solve(const Tensor& b, const Tensor& factor, bool upper) {
+  check(b.dim() >= 2, "b should have at least 2 dimensions, but has ", b.dim(), " dimensions instead");
+  check(factor.dim() >= 2, "u should have at least 2 dimensions, but has ", factor.dim(), " dimensions instead");
+  check(factor.size(-1) == factor.size(-2), "A must be batches of square matrices, but they are ", factor.size(-2),
+        " by ", factor.size(-1), " matrices");
+  check(factor.size(-1) == b.size(-2), "Incompatible matrix sizes for cholesky_solve: each A matrix is ",
+        factor.size(-1), " by ", factor.size(-1), " but each b matrix is ", b.size(-2), " by ", b.size(-1));
+  const Tensor transposed = torch::stable::transpose(factor, -2, -1);
+  const Tensor y = solve_triangular(upper ? transposed : factor, b, false, true, false);
+  return solve_triangular(upper ? factor : transposed, y, true, true, false);
+}
+
+// explain("cholesky", shape, upper=…). Of the blocked variant's many dispatches the first of each kernel.
+Explanation explain(const Request& request) {
+  check(request.shapes.size() == 1, "metalcore::cholesky_ex: explain needs the shape of A");
+  check_square(request.shapes[0]);
+  const MatrixShape shape = matrix_shape(request.shapes[0]);
+  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, gpu::tuning(request.device_type));
+  Explanation e{name_of(plan.variant), plan.why, {}};
+  auto step = [&](const char* kernel, int64_t groups, uint32_t threads) {
+    e.steps.push_back({kernel, {grid_side(groups)}, {threads}});
+  };
+  if (plan.variant == CholeskyVariant::simd || plan.variant == CholeskyVariant::block)
+    step(plan.kernel, ceil_div<int64_t>(shape.batch, plan.matrices_per_threadgroup), plan.threads);
+  if (plan.variant == CholeskyVariant::blocked) {
+    const CholeskyPanel panel = cholesky_panel(grid_side(shape.rows), 0);
+    const int64_t side = ceil_div<int64_t>(shape.rows - panel.width, SYRK_TILE);
+    step("cholesky_triangle", shape.batch * shape.rows, CHOLESKY_ROW_THREADS);
+    step("cholesky_panel", shape.batch * panel.slices, panel.threads);
+    if (side > 0) step("syrk", shape.batch * side * (side + 1) / 2, SYRK_THREADS);
+    step("cholesky_diagonal", shape.batch * shape.rows, CHOLESKY_PANEL);
+  }
+  return e;
+}
+
+const ExplainOp explain_cholesky("cholesky", explain), explain_cholesky_ex("cholesky_ex", explain);
+
+}  // namespace
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("cholesky_ex(Tensor A, bool upper) -> (Tensor, Tensor)");
+  m.def("cholesky_solve(Tensor B, Tensor L, bool upper) -> Tensor");
+}
+
+METALCORE_KERNELS(m) {
+  m.impl("cholesky_ex", TORCH_BOX(&metalcore::cholesky_ex));
+  m.impl("cholesky_solve", TORCH_BOX(&metalcore::cholesky_solve));
+}

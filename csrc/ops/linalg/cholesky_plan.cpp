@@ -1,0 +1,78 @@
+#include "cholesky_plan.h"
+
+#include "../../../kernels/linalg/cholesky.h"
+#include "matrices.h"
+
+#include <algorithm>
+
+namespace metalcore {
+
+namespace {
+
+// Kernels of cholesky_simd.metal: a simdgroup for 32 / rows matrices.
+struct SimdKernel {
+  const char* name;
+  uint32_t rows;
+};
+constexpr SimdKernel kSimdKernels[] = {
+    {"cholesky_simd_4", 4}, {"cholesky_simd_8", 8}, {"cholesky_simd_16", 16}, {"cholesky_simd_32", 32}};
+constexpr uint32_t kSimdThreadgroup = 128;
+
+// Kernels of cholesky_block.metal: a thread for each tile of the lower triangle.
+struct BlockKernel {
+  const char* name;
+  uint32_t rows;
+};
+constexpr BlockKernel kBlockKernels[] = {{"cholesky_block_64", 64}, {"cholesky_block_128", 128}};
+
+constexpr uint32_t triangle(uint32_t tiles) { return tiles * (tiles + 1) / 2; }
+
+uint32_t whole_simdgroups(uint32_t threads) { return round_up(threads, gpu::kSimdWidth); }
+
+}  // namespace
+
+const char* name_of(CholeskyVariant variant) {
+  switch (variant) {
+    case CholeskyVariant::empty: return "empty";
+    case CholeskyVariant::simd: return "simd";
+    case CholeskyVariant::block: return "block";
+    case CholeskyVariant::blocked: return "blocked";
+    case CholeskyVariant::torch: return "torch";
+  }
+  return "";
+}
+
+CholeskyPanel cholesky_panel(uint32_t n, uint32_t i) {
+  const uint32_t first = i * CHOLESKY_PANEL;
+  const uint32_t width = std::min<uint32_t>(CHOLESKY_PANEL, n - first);
+  const uint32_t tiles = ceil_div<uint32_t>(width, CHOLESKY_TILE);
+  const uint32_t below = n - first - width;
+  const uint32_t solving = below ? tiles * (CHOLESKY_SLICE / CHOLESKY_TILE) : 0;
+  return {first, width, std::max<uint32_t>(1, ceil_div<uint32_t>(below, CHOLESKY_SLICE)),
+          whole_simdgroups(triangle(tiles) + solving)};
+}
+
+CholeskyPlan plan_cholesky(int64_t n, int64_t batch, const gpu::Tuning& tuning) {
+  const std::string size = times(n, n);
+  if (n == 0 || batch == 0) return {CholeskyVariant::empty, size + ": nothing to factor", "", 0, 0, 0};
+  if (n >= tuning.cholesky_torch_rows && batch <= tuning.cholesky_torch_batch)
+    return {CholeskyVariant::torch, size + ": PyTorch's own op is faster on this GPU", "", 0, 0, 0};
+  for (const SimdKernel& kernel : kSimdKernels) {
+    if (n > kernel.rows) continue;
+    return {CholeskyVariant::simd,
+            size + ": a column a lane, up to " + std::to_string(kernel.rows) + " rows in registers",
+            kernel.name, kSimdThreadgroup / kernel.rows, kSimdThreadgroup, 0};
+  }
+  for (const BlockKernel& kernel : kBlockKernels) {
+    if (n > std::min(kernel.rows, tuning.cholesky_block_rows)) continue;
+    return {CholeskyVariant::block,
+            size + ": tiles of " + times(CHOLESKY_TILE, CHOLESKY_TILE) + " in the registers of a threadgroup", kernel.name,
+            1, whole_simdgroups(triangle(ceil_div<uint32_t>(grid_side(n), CHOLESKY_TILE))), 0};
+  }
+  return {CholeskyVariant::blocked,
+          size + " is larger than a threadgroup holds: panels of " + std::to_string(CHOLESKY_PANEL) +
+              " columns, and rank-k updates of the rest",
+          "", 0, 0, grid_side(ceil_div<int64_t>(n, CHOLESKY_PANEL))};
+}
+
+}  // namespace metalcore

@@ -1,0 +1,138 @@
+#include "jacobi_blocked.h"
+
+#include "../../../kernels/linalg/jacobi_blocked.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace metalcore {
+
+JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, const gpu::Tuning& tuning) {
+  const uint32_t blocks = round_up<uint32_t>(grid_side(ceil_div<int64_t>(columns, JACOBI_BLOCK)), 2);
+  JacobiBlockedPlan plan{.padded = blocks * JACOBI_BLOCK,
+                         .pairs = blocks / 2,
+                         .rounds = blocks - 1,
+                         .sweeps = tuning.jacobi_sweeps,
+                         .splits = 1};
+  const int64_t groups = plan.pairs * std::max<int64_t>(batch, 1);
+  const int64_t chunks = ceil_div<int64_t>(rows, JACOBI_CHUNK);
+  if (groups < tuning.fill_threadgroups)
+    plan.splits = grid_side(std::min<int64_t>(chunks, tuning.fill_threadgroups / groups));
+  return plan;
+}
+
+namespace {
+
+struct Work {
+  JacobiBlockedPlan plan;
+  JacobiParams params;
+  Tensor x, exponents, shifts, off, parts;
+};
+
+Work work_for(const Tensor& a, int64_t columns, int64_t rows, bool accumulate, uint32_t symmetric) {
+  const int64_t batch = a.size(0);
+  const JacobiBlockedPlan plan = plan_jacobi_blocked(columns, rows, batch, gpu::tuning(a));
+  const int64_t gram_rows = round_up<int64_t>(rows + plan.padded - columns, 4);
+  const int64_t length = gram_rows + (accumulate ? plan.padded : 0);
+  const float epsilon = std::numeric_limits<float>::epsilon();
+  const JacobiParams params{.matrices = grid_side(batch),
+                            .columns = grid_side(columns),
+                            .rows = grid_side(rows),
+                            .padded = plan.padded,
+                            .gram_rows = grid_side(gram_rows),
+                            .length = grid_side(length),
+                            .sweeps = plan.sweeps,
+                            .splits = plan.splits,
+                            .tolerance = 3.0f * epsilon,
+                            .symmetric = symmetric};
+  const int64_t parts = plan.splits > 1 ? batch * plan.pairs * plan.splits * JACOBI_PAIR * JACOBI_PAIR : 0;
+  return {plan,
+          params,
+          new_tensor({batch, plan.padded, length}, ScalarType::Float, a),
+          new_tensor({batch}, ScalarType::Int, a),
+          new_tensor({batch}, ScalarType::Float, a),
+          new_tensor({batch, plan.sweeps}, ScalarType::Int, a),
+          new_tensor({parts}, ScalarType::Float, a)};
+}
+
+void encode_rounds(gpu::Encoder& encoder, const Tensor& a, const Work& w) {
+  const gpu::Size groups{grid_side(int64_t{w.params.matrices} * w.plan.pairs * w.plan.splits)}, threads{JACOBI_THREADS};
+  encoder.kernel("jacobi_scale").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.off);
+  encoder.bytes(4, w.params).dispatch_threadgroups({w.params.matrices}, {gpu::kMaxThreads});
+  encoder.kernel("jacobi_load").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.x);
+  encoder.bytes(4, w.params).dispatch_threads({w.params.length, w.params.padded, w.params.matrices}, {128});
+  for (uint32_t sweep = 0; sweep < w.plan.sweeps; ++sweep) {
+    for (uint32_t round = 0; round < w.plan.rounds; ++round) {
+      const JacobiRoundParams params{w.params, sweep, round};
+      if (w.plan.splits == 1) {
+        encoder.kernel("jacobi_round").buffer(0, w.x).buffer(1, w.off).bytes(2, params);
+        encoder.dispatch_threadgroups(groups, threads);
+        continue;
+      }
+      for (const char* kernel : {"jacobi_gram", "jacobi_rotate"}) {
+        encoder.kernel(kernel).buffer(0, w.x).buffer(1, w.off).bytes(2, params).buffer(3, w.parts);
+        encoder.dispatch_threadgroups(groups, threads);
+      }
+    }
+  }
+}
+
+// `parts` of Rayleigh quotients, where there are any; of vectors that are not wanted any buffer will do.
+void encode_results(gpu::Encoder& encoder, const Work& w, const JacobiResultParams& params, const Tensor& parts,
+                    const Tensor& norms, const Tensor& found, const Tensor& values, const Tensor& u, const Tensor& v) {
+  const gpu::Size columns{grid_side(int64_t{w.params.matrices} * w.params.padded)};
+  encoder.kernel("jacobi_values").buffer(0, w.x).buffer(1, parts).buffer(2, norms).buffer(3, found).bytes(4, params);
+  encoder.dispatch_threadgroups(columns, {gpu::kSimdWidth});
+  encoder.kernel("jacobi_store").buffer(0, w.x).buffer(1, w.exponents).buffer(2, norms).buffer(3, found);
+  encoder.buffer(4, values).buffer(5, params.vectors ? u : values).buffer(6, params.accumulated ? v : values);
+  encoder.bytes(7, params).dispatch_threadgroups(columns, {JACOBI_THREADS});
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor> svd_jacobi_blocked(const Tensor& x, bool accumulate) {
+  const int64_t batch = x.size(0), n = x.size(1), m = x.size(2);
+  const Tensor values = new_tensor({batch, n}, ScalarType::Float, x), u = new_tensor({batch, n, m}, ScalarType::Float, x);
+  const Tensor v = accumulate ? new_tensor({batch, n, n}, ScalarType::Float, x) : new_tensor({0}, ScalarType::Float, x);
+  const Work w = work_for(x, n, m, accumulate, 0);
+  const Tensor norms = new_tensor({batch, w.plan.padded}, ScalarType::Float, x), found = new_like(norms);
+  const JacobiResultParams params{
+      .of = w.params, .tiles = 0, .vectors = 1, .accumulated = accumulate, .vectors_columns = 0};
+  gpu::encode(x, [&](gpu::Encoder& encoder) {
+    encode_rounds(encoder, x, w);
+    encode_results(encoder, w, params, norms, norms, found, values, u, v);
+  });
+  return {values, u, v};
+}
+
+std::tuple<Tensor, Tensor> eigh_jacobi_blocked(const Tensor& a, bool upper, bool vectors) {
+  const int64_t batch = a.size(0), n = a.size(1);
+  const Tensor values = new_tensor({batch, n}, ScalarType::Float, a);
+  const Tensor u = vectors ? new_tensor({batch, n, n}, ScalarType::Float, a) : new_tensor({0}, ScalarType::Float, a);
+  const Work w = work_for(a, n, n, false, upper ? 2 : 1);
+  const Tensor norms = new_tensor({batch, w.plan.padded}, ScalarType::Float, a), found = new_like(norms);
+  const uint32_t tiles = grid_side(ceil_div<int64_t>(n, JACOBI_PAIR));
+  const Tensor parts = new_tensor({batch, tiles, w.plan.padded}, ScalarType::Float, a);
+  const JacobiResultParams params{
+      .of = w.params, .tiles = tiles, .vectors = vectors, .accumulated = 0, .vectors_columns = 1};
+  gpu::encode(a, [&](gpu::Encoder& encoder) {
+    encode_rounds(encoder, a, w);
+    encoder.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);
+    encoder.bytes(4, params);
+    encoder.dispatch_threadgroups({grid_side(batch * tiles * (w.plan.padded / JACOBI_PAIR))}, {JACOBI_THREADS});
+    encode_results(encoder, w, params, parts, norms, found, values, u, u);
+  });
+  return {values, u};
+}
+
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("svd_jacobi_blocked(Tensor X, bool accumulate) -> (Tensor, Tensor, Tensor)");
+  m.def("eigh_jacobi_blocked(Tensor A, bool upper, bool vectors) -> (Tensor, Tensor)");
+}
+
+METALCORE_KERNELS(m) {
+  m.impl("svd_jacobi_blocked", TORCH_BOX(&metalcore::svd_jacobi_blocked));
+  m.impl("eigh_jacobi_blocked", TORCH_BOX(&metalcore::eigh_jacobi_blocked));
+}

@@ -1,0 +1,39 @@
+// Blocked one-sided Jacobi: the SVD and the eigendecomposition of matrices that are larger than a threadgroup holds.
+//
+// Columns in blocks of 16; a round makes the 32 columns of each pair of blocks orthogonal, by the eigenvectors of their
+// 32 x 32 Gram matrix (Hari 2005; Bečka, Okša and Vajteršic 2002), all pairs and matrices of the batch in parallel. Sweeps
+// over all pairs end on the device, for each matrix where none of its columns were found to be less than orthogonal.
+#pragma once
+
+#include "../../gpu/tuning.h"
+#include "../common.h"
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace metalcore {
+
+// How a call runs: `splits` threadgroups for each of `pairs` pairs of a matrix's blocks, in `rounds` rounds a sweep.
+struct JacobiBlockedPlan {
+  uint32_t padded, pairs, rounds, sweeps, splits;
+};
+JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, const gpu::Tuning& tuning);
+
+// The SVD X = U diag(values) Vᵀ of matrices with n columns and m >= n rows, n and m up to 65535, given and returned by
+// columns: float32, contiguous, x (batch, n, m) with row j column j of the matrix.
+//   values  (batch, n), descending
+//   u       (batch, n, m), row j the j-th left singular vector; orthonormal also where values are zero
+//   v       (batch, n, n), row j the j-th right singular vector; of shape [0] unless `accumulate`
+// Fewest sweeps for x = R, row-major, of the QR factorization of a matrix with its columns in descending order of norm (so
+// the matrix factored here is Rᵀ); small singular values are then as accurate as the grading of R's rows allows.
+// Of a matrix with a NaN or an infinity all results are NaN.
+std::tuple<Tensor, Tensor, Tensor> svd_jacobi_blocked(const Tensor& x, bool accumulate);
+
+// The eigenvalues (batch, n), ascending, and eigenvectors (batch, n, n), as columns, row-major, of symmetric matrices
+// a (batch, n, n), float32, contiguous, of which only the triangle `upper` names is read. Vectors have shape [0] unless
+// wanted. One-sided Jacobi of A + s I, with s so large that it is well conditioned; eigenvalues are Rayleigh quotients.
+std::tuple<Tensor, Tensor> eigh_jacobi_blocked(const Tensor& a, bool upper, bool vectors);
+
+}  // namespace metalcore

@@ -1,0 +1,23 @@
+// QR of matrices that a simdgroup or a threadgroup holds: kernels/linalg/qr_simd.metal and qr_block.metal.
+#pragma once
+
+#include "matrices.h"
+#include "qr_plan.h"
+#include "../plan.h"
+
+namespace metalcore {
+
+// What the kernels do (QR_FACTORS, QR_REFLECTORS or QR_FORM), with how many reflectors, and the results' sizes.
+struct SmallQr {
+  uint32_t task, reflectors;
+  uint32_t q_columns, r_rows;
+};
+
+// Plan simd or block. `r` takes R or the packed reflectors; tensors that the task does not have may be any.
+void run_small(const QrPlan& plan, const Matrices& a, const SmallQr& task, const Tensor& q, const Tensor& r,
+               const Tensor& tau);
+
+// What that dispatches.
+Step small_step(const QrPlan& plan, uint32_t batch);
+
+}  // namespace metalcore

@@ -1,0 +1,154 @@
+#include "reflectors.h"
+
+#include "../../../kernels/linalg/reflectors.h"
+
+#include <algorithm>
+
+namespace metalcore {
+
+namespace {
+
+uint32_t tiles_of(uint32_t columns) { return ceil_div<uint32_t>(columns, REFLECTORS_COLUMNS); }
+
+std::string kernel(const char* stem, uint32_t width) { return std::string(stem) + "_" + std::to_string(width); }
+
+// Into how many parts rows are split, so that about `fill` threadgroups run. Sums over parts are added up by everyone who
+// needs them, which limits their number.
+struct Split {
+  uint32_t parts, rows_each;
+};
+Split split(uint32_t rows, int64_t others, uint32_t fill) {
+  constexpr uint32_t kMost = 64;
+  const uint32_t wanted = static_cast<uint32_t>(ceil_div<int64_t>(fill, std::max<int64_t>(others, 1)));
+  const uint32_t parts = std::clamp<uint32_t>(wanted, 1, std::min(kMost, ceil_div<uint32_t>(rows, 2 * REFLECTORS_ROWS)));
+  const uint32_t each = round_up<uint32_t>(ceil_div(rows, parts), REFLECTORS_ROWS);
+  return {ceil_div(rows, each), each};
+}
+
+}  // namespace
+
+struct BlockReflectors::Part {
+  const RowMajor& target;
+  uint32_t from, to;
+  bool own;  // V's own columns go before them in the products
+  bool transpose;
+};
+
+BlockReflectors::BlockReflectors(const RowMajor& v, const Tensor& tau, uint32_t batch, uint32_t count, uint32_t columns,
+                                 const gpu::Tuning& tuning)
+    : v_(v), tau_(tau), batch_(batch), count_(count), width_(width_of(count)), fill_(tuning.fill_threadgroups) {
+  factors_ = new_tensor({blocks(), batch, width_, width_}, ScalarType::Float, v.tensor);
+  // split() makes at most this many threadgroups, each with its part of the products: of a block, or of all V.
+  const int64_t groups = fill_ + std::max(int64_t{tiles_of(columns)}, int64_t{blocks()}) * batch;
+  products_ = new_tensor({groups, width_, REFLECTORS_COLUMNS}, ScalarType::Float, v.tensor);
+}
+
+uint32_t BlockReflectors::width_of(uint32_t count) {
+  return count <= REFLECTORS_NARROW ? REFLECTORS_NARROW : REFLECTORS_WIDE;
+}
+
+Reflectors BlockReflectors::block(uint32_t index) const {
+  return {index * width_, std::min(width_, count_ - index * width_)};
+}
+
+gpu::BufferView BlockReflectors::factor_of(uint32_t block) const {
+  gpu::BufferView view = gpu::view_of(factors_);
+  const size_t bytes = size_t{block} * batch_ * width_ * width_ * sizeof(float);
+  return {view.storage, view.offset + bytes, view.span - bytes};
+}
+
+// Of `blocks` blocks, the first of which is given.
+ReflectorsParams BlockReflectors::params(Reflectors of, uint32_t blocks, const Part& part) const {
+  const uint32_t end = std::min(of.first + of.width * blocks, count_), skip = part.own ? of.width : 0;
+  const uint32_t columns = skip + part.to - part.from;
+  return {.rows = v_.rows,
+          .columns = v_.columns,
+          .first = of.first,
+          .width = of.width,
+          .blocks = blocks,
+          .count = end,
+          .target_columns = part.target.columns,
+          .target_first = part.from,
+          .target_end = part.to,
+          .product_columns = columns,
+          .skip = skip,
+          .slabs = split(v_.rows - of.first, int64_t{tiles_of(columns)} * batch_ * blocks, fill_).parts,
+          .tiles = 0,
+          .parts = 0,
+          .part_rows = 0,
+          .transpose = part.transpose};
+}
+
+// Over a grid of all the products' columns, or those of the update alone.
+void BlockReflectors::dispatch(gpu::Encoder& encoder, uint32_t index, ReflectorsParams p, uint32_t columns) const {
+  const int64_t others = int64_t{tiles_of(columns)} * batch_ * p.blocks;
+  const Split rows = split(p.rows - p.first, others, fill_);
+  p.tiles = tiles_of(columns);
+  p.parts = rows.parts;
+  p.part_rows = rows.rows_each;
+  encoder.bytes(index, p).dispatch_threadgroups({grid_side(others * p.parts)}, {REFLECTORS_THREADS});
+}
+
+void BlockReflectors::products(gpu::Encoder& encoder, const ReflectorsParams& p, uint32_t kernel_width,
+                               const Tensor& target) const {
+  encoder.kernel(kernel("reflectors_products", kernel_width)).buffer(0, v_.tensor).buffer(1, target);
+  dispatch(encoder.buffer(2, products_), 3, p, p.product_columns);
+}
+
+void BlockReflectors::make_factors(gpu::Encoder& encoder, const ReflectorsParams& p, uint32_t block) const {
+  encoder.kernel(kernel("reflectors_factor", width_)).buffer(0, products_).buffer(1, tau_).buffer(2, factor_of(block));
+  encoder.bytes(3, ReflectorsFactorParams{batch_, p.first, width_, p.blocks, count_, p.slabs, p.product_columns});
+  encoder.dispatch_threadgroups({grid_side(int64_t{batch_} * p.blocks)}, {REFLECTORS_THREADS});
+}
+
+void BlockReflectors::update(gpu::Encoder& encoder, const ReflectorsParams& p, uint32_t kernel_width,
+                             const gpu::BufferView& t, const Tensor& target) const {
+  if (p.target_first == p.target_end) return;
+  encoder.kernel(kernel("reflectors_apply", kernel_width)).buffer(0, v_.tensor).buffer(1, t).buffer(2, products_);
+  dispatch(encoder.buffer(3, target), 4, p, p.target_end - p.target_first);
+}
+
+void BlockReflectors::factor_all(gpu::Encoder& encoder) const {
+  const ReflectorsParams p = params({0, width_}, blocks(), {v_, 0, 0, true, false});
+  products(encoder, p, width_, v_.tensor);
+  make_factors(encoder, p, 0);
+}
+
+void BlockReflectors::factor_and_update(gpu::Encoder& encoder, uint32_t block) const {
+  const Reflectors of = this->block(block);
+  const ReflectorsParams p = params(of, 1, {v_, of.first + of.width, v_.columns, true, true});
+  products(encoder, p, width_, v_.tensor);
+  make_factors(encoder, p, block);
+  update(encoder, p, width_, factor_of(block), v_.tensor);
+}
+
+void BlockReflectors::apply(gpu::Encoder& encoder, uint32_t block, const RowMajor& target, uint32_t from, uint32_t to,
+                            bool transpose) const {
+  const ReflectorsParams p = params(this->block(block), 1, {target, from, to, false, transpose});
+  products(encoder, p, width_, target.tensor);
+  update(encoder, p, width_, factor_of(block), target.tensor);
+}
+
+void BlockReflectors::apply_narrow(gpu::Encoder& encoder, Reflectors of, const Tensor& t, uint32_t from,
+                                   uint32_t to) const {
+  if (from == to) return;
+  const ReflectorsParams p = params(of, 1, {v_, from, to, false, true});
+  products(encoder, p, REFLECTORS_NARROW, v_.tensor);
+  update(encoder, p, REFLECTORS_NARROW, gpu::view_of(t), v_.tensor);
+}
+
+void BlockReflectors::apply_all(gpu::Encoder& encoder, const RowMajor& target, bool transpose) const {
+  for (uint32_t i = 0; i < blocks(); ++i)
+    apply(encoder, transpose ? i : blocks() - 1 - i, target, 0, target.columns, transpose);
+}
+
+std::vector<Step> BlockReflectors::steps(uint32_t rows, uint32_t batch, uint32_t count, uint32_t columns,
+                                         const gpu::Tuning& tuning) {
+  const uint32_t width = width_of(count);
+  const int64_t groups = int64_t{tiles_of(columns)} * batch;
+  const uint32_t parts = split(rows, groups, tuning.fill_threadgroups).parts;
+  return {{kernel("reflectors_products", width), {grid_side(groups * parts)}, {REFLECTORS_THREADS}},
+          {kernel("reflectors_apply", width), {grid_side(groups * parts)}, {REFLECTORS_THREADS}}};
+}
+
+}  // namespace metalcore

@@ -1,0 +1,13 @@
+// The symmetric rank-k update, for the ops that are made of it.
+#pragma once
+
+#include "../../../kernels/linalg/syrk.h"
+#include "../common.h"
+
+namespace metalcore {
+
+// One dispatch of kernels/linalg/syrk.metal, for `batch` matrices; p.tiles is filled in here.
+void encode_syrk(gpu::Encoder& encoder, const gpu::BufferView& a, const gpu::BufferView& c,
+                 const gpu::BufferView& result, SyrkParams p, uint32_t batch);
+
+}  // namespace metalcore

@@ -1,0 +1,44 @@
+// Arguments of the blocked one-sided Jacobi kernels, shared with the host.
+//
+// A matrix at work is `padded` columns of `length` floats each, one behind the other. A column holds `rows` entries of the
+// matrix, further ones up to gram_rows, and then, where V is wanted, `padded` entries of V. Columns beyond the matrix's own
+// have one small entry each in a row beyond the matrix's own: they are orthogonal to everything, and stay so.
+#pragma once
+
+#ifndef __METAL_VERSION__
+#include <cstdint>
+#endif
+
+#define JACOBI_BLOCK 16     // columns of a block
+#define JACOBI_PAIR 32      // columns that a threadgroup makes orthogonal: two blocks
+#define JACOBI_CHUNK 128    // rows of them at once in threadgroup memory
+#define JACOBI_THREADS 256
+
+// Of matrices whose entries are scaled to be below 2^(JACOBI_SCALE + 1).
+#define JACOBI_SCALE 50
+
+struct JacobiParams {
+  uint32_t matrices;
+  uint32_t columns, rows;
+  uint32_t padded;        // columns: an even number of blocks
+  uint32_t gram_rows;     // a multiple of 4, with a row for each padding column
+  uint32_t length;        // gram_rows, and where V is wanted `padded` more
+  uint32_t sweeps;        // at most
+  uint32_t splits;        // threadgroups that share the rows of a pair
+  float tolerance;        // of |xᵀy| / (‖x‖ ‖y‖): what is below is left as it is
+  uint32_t symmetric;     // 0: rows of A are columns of the matrix; 1, 2: A is symmetric, given by its lower, upper triangle
+};
+
+// A round of a sweep: all blocks in pairs, each pair at once.
+struct JacobiRoundParams {
+  JacobiParams of;
+  uint32_t sweep, round;
+};
+
+struct JacobiResultParams {
+  JacobiParams of;
+  uint32_t tiles;            // of rows, that share a Rayleigh quotient
+  uint32_t vectors;          // 0: only values
+  uint32_t accumulated;      // whether V is wanted
+  uint32_t vectors_columns;  // 1: U's vectors are columns of the result, not rows
+};

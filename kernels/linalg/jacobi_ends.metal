@@ -1,0 +1,203 @@
+// What blocked one-sided Jacobi begins and ends with: scaling into range, columns with their padding; norms or Rayleigh
+// quotients, and the vectors in their order.
+#include <metal_stdlib>
+using namespace metal;
+
+#include "jacobi_tile.h"
+
+constant constexpr uint kWide = 1024;               // threads that look at a whole matrix
+constant constexpr int kNotFinite = 0x7fffffff;     // in place of an exponent
+constant constexpr float kPadding = 0x1p-28f;       // above a zero column's norm, below a filled one's
+constant constexpr float kNothing = 0x1p-17f;       // norms below are of columns that were filled
+constant constexpr float kNoColumn = -1.0f;         // in place of a padding column's norm
+
+// Entry i of row j, scaled by the power of two that brings the matrix's largest into [1, 2).
+inline float entry(device const float* a, constant JacobiParams& p, uint j, uint i) {
+  const bool stored = p.symmetric == 0 || (p.symmetric == 1 ? i <= j : i >= j);
+  return stored ? a[ulong(j) * p.rows + i] : a[ulong(i) * p.rows + j];
+}
+
+inline float scaled(float x, int exponent, int more) {
+  return exponent == kNotFinite ? NAN : ldexp(x, more - exponent);
+}
+
+template <bool MAXIMUM>
+inline float of_threadgroup(float value, threadgroup float* work, uint thread_index) {
+  value = MAXIMUM ? simd_max(value) : simd_sum(value);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (thread_index % 32 == 0) work[thread_index / 32] = value;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  return MAXIMUM ? simd_max(work[thread_index % 32]) : simd_sum(work[thread_index % 32]);
+}
+
+// Exponents of the matrices' largest entries, and shifts that make symmetric ones well conditioned: 1.5 times the Frobenius
+// norm is at least 0.5 of it from singular. A threadgroup for each matrix.
+[[kernel]] [[max_total_threads_per_threadgroup(kWide)]] void jacobi_scale(
+    device const float* a [[buffer(0)]], device int* exponents [[buffer(1)]], device float* shifts [[buffer(2)]],
+    device uint* off [[buffer(3)]], constant JacobiParams& p [[buffer(4)]],
+    uint matrix [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup float work[32];
+  a += ulong(matrix) * p.columns * p.rows;
+  const uint lane = thread_index % 32;
+  if (thread_index < p.sweeps) off[ulong(matrix) * p.sweeps + thread_index] = 0;
+
+  float most = 0.0f, bad = 0.0f;
+  for (uint j = thread_index / 32; j < p.columns; j += kWide / 32) {
+    const uint first = p.symmetric == 2 ? j : 0, end = p.symmetric == 1 ? j + 1 : p.rows;
+    for (uint i = first + lane; i < end; i += 32) {
+      const float x = abs(a[ulong(j) * p.rows + i]);
+      most = max(most, x);
+      bad = isfinite(x) ? bad : 1.0f;
+    }
+  }
+  most = of_threadgroup<true>(most, work, thread_index);
+  bad = of_threadgroup<true>(bad, work, thread_index);
+  const int exponent = bad > 0.0f ? kNotFinite : most > 0.0f ? ilogb(most) : 0;
+
+  float squares = 0.0f;
+  const uint symmetric_columns = p.symmetric == 0 ? 0 : p.columns;
+  for (uint j = thread_index / 32; j < symmetric_columns; j += kWide / 32) {
+    const uint first = p.symmetric == 2 ? j : 0, end = p.symmetric == 1 ? j + 1 : p.rows;
+    for (uint i = first + lane; i < end; i += 32) {
+      const float x = scaled(a[ulong(j) * p.rows + i], exponent, 0);
+      squares = fma(x * (i == j ? 1.0f : 2.0f), x, squares);
+    }
+  }
+  squares = of_threadgroup<false>(squares, work, thread_index);
+  if (thread_index == 0) {
+    exponents[matrix] = exponent;
+    shifts[matrix] = most > 0.0f ? 1.5f * precise::sqrt(squares) : 1.0f;
+  }
+}
+
+// The columns at work: a thread for each entry, (length, padded, matrices).
+[[kernel]] void jacobi_load(device const float* a [[buffer(0)]], device const int* exponents [[buffer(1)]],
+                            device const float* shifts [[buffer(2)]], device float* x [[buffer(3)]],
+                            constant JacobiParams& p [[buffer(4)]], uint3 at [[thread_position_in_grid]]) {
+  const uint i = at.x, j = at.y, matrix = at.z;
+  float value = 0.0f;
+  if (i >= p.gram_rows) {
+    value = i - p.gram_rows == j ? 1.0f : 0.0f;
+  } else if (j >= p.columns) {
+    value = i - p.rows == j - p.columns ? kPadding : 0.0f;
+  } else if (i < p.rows) {
+    const float given = entry(a + ulong(matrix) * p.columns * p.rows, p, j, i);
+    value = scaled(given, exponents[matrix], p.symmetric == 0 ? JACOBI_SCALE : 0);
+    if (p.symmetric != 0 && i == j) value += shifts[matrix];
+  }
+  x[(ulong(matrix) * p.padded + j) * p.length + i] = value;
+}
+
+// Norms of the columns at work, a simdgroup for each; sums of the parts of Rayleigh quotients.
+[[kernel]] void jacobi_values(device const float* x [[buffer(0)]], device const float* parts [[buffer(1)]],
+                              device float* norms [[buffer(2)]], device float* values [[buffer(3)]],
+                              constant JacobiResultParams& p [[buffer(4)]], uint group [[threadgroup_position_in_grid]],
+                              uint lane [[thread_index_in_threadgroup]]) {
+  const uint matrix = group / p.of.padded, j = group % p.of.padded;
+  device const float* const column = x + ulong(group) * p.of.length;
+  float squares = 0.0f, padding = 0.0f;
+  for (uint i = lane; i < p.of.gram_rows; i += 32) {
+    const float entry = column[i];
+    if (i < p.of.rows) squares = fma(entry, entry, squares);
+    else padding += abs(entry);
+  }
+  squares = simd_sum(squares);
+  padding = simd_sum(padding);
+  const float norm = precise::sqrt(squares);
+  float value = norm;
+  if (p.of.symmetric != 0) {
+    float sum = 0.0f;
+    for (uint tile = lane; tile < p.tiles; tile += 32) sum += parts[(ulong(matrix) * p.tiles + tile) * p.of.padded + j];
+    value = simd_sum(sum) / squares;
+  }
+  if (lane == 0) {
+    norms[group] = padding > 0.0f ? kNoColumn : norm;
+    values[group] = value;
+  }
+}
+
+// Parts of xᵀAx: a threadgroup takes 32 rows of A and 32 columns x.
+constant constexpr uint kRows = 64;  // of the products' chunks
+
+[[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_rayleigh(
+    device const float* a [[buffer(0)]], device const int* exponents [[buffer(1)]], device const float* x [[buffer(2)]],
+    device float* parts [[buffer(3)]], constant JacobiResultParams& p [[buffer(4)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+  typedef Chunk<kRows> C;
+  constexpr uint kEach = JACOBI_PAIR * kRows / JACOBI_THREADS;
+  threadgroup float4 left[C::kSize], right[C::kSize];
+  threadgroup float product[kProductSize];
+  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
+  const uint across = p.of.padded / JACOBI_PAIR;
+  const uint tile = group / across % p.tiles, matrix = group / across / p.tiles;
+  const uint row = tile * JACOBI_PAIR, first = group % across * JACOBI_PAIR;
+  const int exponent = exponents[matrix];
+  a += ulong(matrix) * p.of.columns * p.of.rows;
+  x += (ulong(matrix) * p.of.padded + first) * p.of.length;
+  ProductPart part;
+  clear(part);
+  for (uint base = 0; base < p.of.rows; base += kRows) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint i = 0; i < kEach; ++i) {
+      const uint at = i * JACOBI_THREADS + thread_index, c = at / kRows, r = at % kRows;
+      const bool mine = base + r < p.of.rows;
+      ((threadgroup float*)left)[c * (4 * C::kStride) + r] =
+          mine && row + c < p.of.rows ? scaled(entry(a, p.of, row + c, base + r), exponent, 0) : 0.0f;
+      ((threadgroup float*)right)[c * (4 * C::kStride) + r] = mine ? x[ulong(c) * p.of.length + base + r] : 0.0f;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    multiply<kRows>(part, left, right, lane, simdgroup);
+  }
+  add_parts(part, (threadgroup float*)left, (threadgroup float*)right, product, thread_index);
+  if (simdgroup == 0) {
+    float sum = 0.0f;
+    for (uint i = 0; i < JACOBI_PAIR; ++i)
+      if (row + i < p.of.rows) sum = fma(product[i * kProductStride + lane], x[ulong(lane) * p.of.length + row + i], sum);
+    parts[(ulong(matrix) * p.tiles + tile) * p.of.padded + first + lane] = sum;
+  }
+}
+
+// Values and vectors at their places: eigenvalues ascending, singular values descending. A threadgroup for each column.
+[[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_store(
+    device const float* x [[buffer(0)]], device const int* exponents [[buffer(1)]],
+    device const float* norms [[buffer(2)]], device const float* values [[buffer(3)]], device float* sorted [[buffer(4)]],
+    device float* u [[buffer(5)]], device float* v [[buffer(6)]], constant JacobiResultParams& p [[buffer(7)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup uint counts[JACOBI_THREADS / 32];
+  const uint matrix = group / p.of.padded, j = group % p.of.padded;
+  const int exponent = exponents[matrix];
+  norms += ulong(matrix) * p.of.padded;
+  values += ulong(matrix) * p.of.padded;
+  const float norm = norms[j], value = values[j];
+  const bool ascending = p.of.symmetric != 0;
+  uint before = 0;
+  for (uint i = thread_index; i < p.of.padded; i += JACOBI_THREADS) {
+    const float other = values[i];
+    const bool ahead = ascending ? other < value : other > value, behind = ascending ? other > value : other < value;
+    if (norms[i] != kNoColumn && (ahead || (!behind && i < j))) ++before;
+  }
+  before = simd_sum(before);
+  if (thread_index % 32 == 0) counts[thread_index / 32] = before;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  uint rank = 0;
+#pragma unroll
+  for (uint i = 0; i < JACOBI_THREADS / 32; ++i) rank += counts[i];
+  if (norm == kNoColumn) return;
+
+  const bool symmetric = p.of.symmetric != 0, finite = exponent != kNotFinite;
+  if (thread_index == 0) {
+    const float whole = ldexp(value, symmetric ? exponent : exponent - JACOBI_SCALE);
+    sorted[ulong(matrix) * p.of.columns + rank] = !finite ? NAN : !symmetric && value < kNothing ? 0.0f : whole;
+  }
+  if (p.vectors == 0) return;
+  device const float* const column = x + ulong(group) * p.of.length;
+  const ulong one = ulong(matrix) * p.of.columns;
+  for (uint i = thread_index; i < p.of.rows; i += JACOBI_THREADS) {
+    const ulong at = p.vectors_columns ? (ulong(matrix) * p.of.rows + i) * p.of.columns + rank : (one + rank) * p.of.rows + i;
+    u[at] = column[i] / norm;
+  }
+  if (p.accumulated == 0) return;
+  for (uint i = thread_index; i < p.of.columns; i += JACOBI_THREADS)
+    v[(one + rank) * p.of.columns + i] = finite ? column[p.of.gram_rows + i] : NAN;
+}

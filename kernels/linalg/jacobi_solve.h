@@ -1,0 +1,115 @@
+// Two-sided Jacobi of the 32 x 32 Gram matrix of a pair of blocks, one sweep: in each of 31 rounds 16 rotations at once, of
+// the columns p and p ^ round. Small relative to the diagonal is what counts (Demmel and Veselić 1992), so that columns of
+// very different length become orthogonal too. The longer of two columns goes first (de Rijk 1989).
+#pragma once
+
+#include <metal_stdlib>
+
+#include "jacobi_tile.h"
+
+constant constexpr uint kRotationStride = 36;  // of the rotation in threadgroup memory: rows begin at a float4
+constant constexpr float kZeroSquare = 0x1p-60f;  // a column with less than this is taken as zero, and filled anew
+
+// A cosine above one shows that what is left of a column after cancellation is known too badly to go on with: its next
+// Gram matrix will tell.
+constant constexpr float kMostCosine = 1.001f;
+
+// A rotation of columns p and q by at most 45 degrees, after which they may change places: p' = a p + b q, q' = a q - b p.
+// As a, b, 1 - c of the cosine c, and one where they change places. The angle need not be the best one to the last bit,
+// but it has to be a rotation: 1 - c follows from the sine.
+inline float4 rotation_of(float pp, float qq, float pq, float tolerance) {
+  float s = 0.0f, versine = 0.0f, change = 0.0f;  // of pp, and of qq with the other sign
+  const float cosine = metal::abs(pq) * metal::rsqrt(pp) * metal::rsqrt(qq);
+  if (cosine > tolerance && cosine < kMostCosine) {
+    const float zeta = metal::fast::divide(0.5f * (pp - qq), pq), size = metal::abs(zeta);
+    const float root = metal::fma(size, size, 1.0f);
+    const float tangent = metal::fast::divide(1.0f, size > 1e9f ? 2.0f * size : metal::fma(root, metal::rsqrt(root), size));
+    const float t = metal::copysign(tangent, zeta);
+    s = t * metal::rsqrt(metal::fma(t, t, 1.0f));
+    const float square = s * s, rest = 1.0f - square;
+    versine = metal::fast::divide(square, 1.0f + rest * metal::rsqrt(rest));
+    versine = metal::fma(0.5f, metal::fma(-versine, 2.0f - versine, square), versine);
+    change = t * pq;
+  }
+  const bool swap = pp >= kZeroSquare && pp + change < qq - change;
+  const float c = 1.0f - versine;
+  return float4(swap ? -s : c, swap ? c : s, versine, swap ? 1.0f : 0.0f);
+}
+
+// What a Gram matrix says of its columns.
+struct PairState {
+  float off;    // the largest |xᵀy| / (‖x‖ ‖y‖); 1 where a column is zero
+  bool active;  // whether there is anything to do: rotate, sort, or fill a column
+  uint zero;    // bit i: column i is zero; it is not moved
+};
+
+inline PairState state_of(threadgroup const float* gram, threadgroup float* work, float tolerance, uint thread_index) {
+  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
+  const float qq = gram[lane * kProductStride + lane];
+  const uint zero = metal::simd_or(qq < kZeroSquare ? 1u << lane : 0u);
+  float off = zero != 0 ? 1.0f : 0.0f;
+  bool unsorted = false;
+#pragma unroll
+  for (uint i = 0; i < 1024 / JACOBI_THREADS; ++i) {
+    const uint p = i * (JACOBI_THREADS / 32) + simdgroup;
+    const float pp = gram[p * kProductStride + p];
+    const float cosine = metal::abs(gram[p * kProductStride + lane]) / (metal::precise::sqrt(pp) * metal::precise::sqrt(qq));
+    off = p < lane && pp >= kZeroSquare && qq >= kZeroSquare && cosine > off ? cosine : off;
+    unsorted = unsorted || (p < lane && pp < qq);
+  }
+  off = metal::simd_max(off);
+  const uint some = metal::simd_max(unsorted ? 1u : 0u);
+  if (lane == 0) work[simdgroup] = off, work[8 + simdgroup] = some ? 1.0f : 0.0f;
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  float most = work[0], anywhere = work[8];
+#pragma unroll
+  for (uint i = 1; i < JACOBI_THREADS / 32; ++i) most = metal::max(most, work[i]), anywhere += work[8 + i];
+  return {most, anywhere > 0.0f || most > tolerance, zero};
+}
+
+// Leaves in `product` the product of all rotations; `gram` and `rotations`, of which there are 16, are used up. A thread has
+// 2 x 2 entries of the Gram matrix, rows of rotation `left`, columns of `right`.
+inline void diagonalize(threadgroup float* gram, threadgroup float* product, threadgroup float4* rotations, uint rounds,
+                        float tolerance, uint thread_index) {
+  const uint lane = thread_index % 32, left = thread_index / 16, right = thread_index % 16;
+#pragma unroll
+  for (uint i = 0; i < 1024 / JACOBI_THREADS; ++i) {
+    const uint row = i * (JACOBI_THREADS / 32) + thread_index / 32;
+    product[row * kRotationStride + lane] = row == lane ? 1.0f : 0.0f;
+  }
+  for (uint round = 1; round <= rounds; ++round) {
+    const uint low = (1u << (31 - metal::clz(round))) - 1;  // of p and q = p ^ round only q has the bit above
+    const uint p = (right & low) | (right & ~low) << 1, q = p ^ round;
+    const uint row_p = ((left & low) | (left & ~low) << 1) * kProductStride;
+    const uint row_q = (((left & low) | (left & ~low) << 1) ^ round) * kProductStride;
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (thread_index < 16) {
+      const float4 found = rotation_of(gram[p * (kProductStride + 1)], gram[q * (kProductStride + 1)],
+                                       gram[p * kProductStride + q], tolerance);
+      rotations[right] = found;
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    const float4 r = rotations[right];
+    const float a = r.x, b = r.y, versine = r.z, s = r.w > 0.0f ? -a : b;
+    const float2 l = rotations[left].xy;
+
+    const float pp = gram[row_p + p], pq = gram[row_p + q], qp = gram[row_q + p], qq = gram[row_q + q];
+    const float pp_to = metal::fma(a, pp, b * pq), pq_to = metal::fma(a, pq, -b * pp);
+    const float qp_to = metal::fma(a, qp, b * qq), qq_to = metal::fma(a, qq, -b * qp);
+    gram[row_p + p] = metal::fma(l.x, pp_to, l.y * qp_to);
+    gram[row_p + q] = metal::fma(l.x, pq_to, l.y * qq_to);
+    gram[row_q + p] = metal::fma(l.x, qp_to, -l.y * pp_to);
+    gram[row_q + q] = metal::fma(l.x, qq_to, -l.y * pq_to);
+
+    // Small changes are added as such: a cosine rounded to one would let the columns grow, time after time.
+#pragma unroll
+    for (uint i = 0; i < 2; ++i) {
+      threadgroup float* const row = product + (left + 16 * i) * kRotationStride;
+      const float x = row[p], y = row[q];
+      const float x_to = x + metal::fma(s, y, -versine * x), y_to = y - metal::fma(s, x, versine * y);
+      row[p] = r.w > 0.0f ? y_to : x_to;
+      row[q] = r.w > 0.0f ? -x_to : y_to;
+    }
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}

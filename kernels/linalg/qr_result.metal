@@ -1,0 +1,17 @@
+// The results of the blocked variant, one thread an element: the first columns of the identity, which Q is made from, and
+// the upper triangle of what the panels left.
+#include <metal_stdlib>
+using namespace metal;
+
+#include "qr.h"
+
+[[kernel]] void qr_identity(device float* q [[buffer(0)]], constant QrResultParams& p [[buffer(1)]],
+                            uint at [[thread_position_in_grid]]) {
+  q[at] = at / p.columns % p.rows == at % p.columns ? 1.0f : 0.0f;
+}
+
+[[kernel]] void qr_upper(device float* r [[buffer(0)]], constant QrResultParams& p [[buffer(1)]],
+                         device const float* a [[buffer(2)]], uint at [[thread_position_in_grid]]) {
+  const uint column = at % p.columns, row = at / p.columns % p.rows, matrix = at / p.columns / p.rows;
+  r[at] = row <= column ? a[(ulong(matrix) * p.source_rows + row) * p.columns + column] : 0.0f;
+}

@@ -1,0 +1,160 @@
+"""The Cholesky factorization, and systems solved with it."""
+
+from __future__ import annotations
+
+import torch
+
+from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from ._common import in_float32, write_out
+from ._triangular import solve_triangular
+
+
+def cholesky(A: torch.Tensor, *, upper: bool = False, out=None) -> torch.Tensor:
+    """The Cholesky factorization A = L Lᵀ of symmetric positive-definite matrices, as torch.linalg.cholesky.
+
+    Waits for the device, to see whether every matrix is positive-definite; `cholesky_ex` does not.
+
+    Args:
+        A: (*, n, n), any strides. Only the lower triangle is read (the upper one if `upper`). float32; float16 and
+            bfloat16 are computed in float32, and the factor cast back. Other input goes to PyTorch's op.
+        upper: give U = Lᵀ, so that A = Uᵀ U.
+        out: a tensor to write the factor to.
+
+    Returns:
+        L (*, n, n), with exact zeros above its diagonal. Gradients of any order.
+
+    Raises:
+        torch.linalg.LinAlgError: a matrix is not positive-definite; the message names the batch entry.
+        RuntimeError: A is not of square matrices, or an `out` that does not fit.
+    """
+    if not accelerated(A):
+        return torch.linalg.cholesky(A, upper=upper, out=out)
+
+    def factor():
+        L, info = _factor(A, upper)
+        torch.ops.aten._linalg_check_errors(info, "linalg.cholesky", is_matrix=A.ndim == 2)
+        return L
+
+    return write_out("linalg_cholesky", out, factor, A)
+
+
+def cholesky_ex(A: torch.Tensor, *, upper: bool = False, check_errors: bool = False, out=None):
+    """As `cholesky`, with the state of each factorization in place of an error: torch.linalg.cholesky_ex.
+
+    A simdgroup factors a matrix of up to 32 columns, a threadgroup a larger one, both in registers; the largest go in
+    panels (LAPACK's potrf, right-looking). `metalcore.explain("cholesky_ex", A.shape)` tells which kernels a call runs.
+
+    Args:
+        A, upper: as in `cholesky`.
+        check_errors: raise as `cholesky` does.
+        out: a pair of tensors to write L and info to.
+
+    Returns:
+        A torch.return_types.linalg_cholesky_ex: the named tuple (L, info). info (*), int32, is 0, or the order k of the
+        first leading minor that is not positive-definite; a NaN makes it so. Then the leading k - 1 rows and columns
+        of L are the factor of that minor, and the rest of its lower triangle is unspecified.
+
+    Raises:
+        RuntimeError: as in `cholesky`.
+    """
+    if not accelerated(A):
+        return torch.linalg.cholesky_ex(A, upper=upper, check_errors=check_errors, out=out)
+
+    def factor():
+        L, info = _factor(A, upper)
+        if check_errors:
+            torch.ops.aten._linalg_check_errors(info, "linalg.cholesky_ex", is_matrix=A.ndim == 2)
+        return L, info
+
+    return torch.return_types.linalg_cholesky_ex(tuple(write_out("linalg_cholesky_ex", out, factor, A)))
+
+
+def cholesky_solve(B: torch.Tensor, L: torch.Tensor, upper: bool = False, *, out=None) -> torch.Tensor:
+    """X with A X = B, of the factor L of A = L Lᵀ, as torch.cholesky_solve.
+
+    Args:
+        B: (*, n, k), any strides.
+        L: (*, n, n), any strides, of which the lower triangle is read. If `upper`, A = Lᵀ L with its upper triangle.
+            The batches of B and L are broadcast. dtypes as in `cholesky`.
+        out: a tensor to write X to.
+
+    Returns:
+        X (*, n, k). Gradients of any order; that of L is PyTorch's, which is not a triangular matrix.
+
+    Raises:
+        RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
+    """
+    if not accelerated(B, L) or B.dtype != L.dtype:
+        return torch.cholesky_solve(B, L, upper, out=out)
+    solve = lambda: in_float32(lambda B, L: ops.cholesky_solve(B, L, upper), B, L)  # noqa: E731
+    return write_out("cholesky_solve", out, solve, B, L)
+
+
+def _factor(A, upper):
+    return in_float32(lambda A: ops.cholesky_ex(A, upper), A)
+
+
+@cpu_kernel("cholesky_ex")
+def _(A, upper):
+    L, info = torch.linalg.cholesky_ex(A, upper=upper)
+    return L.contiguous(), info
+
+
+@fake_kernel("cholesky_ex")
+def _(A, upper):
+    return A.new_empty(A.shape), A.new_empty(A.shape[:-2], dtype=torch.int32)
+
+
+def _save_factor(ctx, inputs, output):
+    ctx.upper = inputs[1]
+    ctx.save_for_backward(output[0])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _factor_backward(ctx, grad_L, _):
+    """½ L⁻ᵀ (P + Pᵀ with its lower triangle on both sides) L⁻¹ for P = Lᵀ grad_L (Murray 2016)."""
+    if grad_L is None:
+        return None, None
+    (L,) = ctx.saved_tensors
+    if ctx.upper:
+        L, grad_L = L.mT, grad_L.mT
+    P = L.mT @ grad_L
+    symmetric = 0.5 * (P.tril() + P.tril(-1).mT)
+    left = solve_triangular(L.mT, symmetric, upper=True)
+    return solve_triangular(L, left, upper=False, left=False), None
+
+
+autograd("cholesky_ex", _factor_backward, _save_factor)
+
+
+@cpu_kernel("cholesky_solve")
+def _(B, L, upper):
+    return torch.cholesky_solve(B, L, upper).contiguous()
+
+
+@fake_kernel("cholesky_solve")
+def _(B, L, upper):
+    batch = torch.broadcast_shapes(B.shape[:-2], L.shape[:-2])
+    return B.new_empty([*batch, *B.shape[-2:]])
+
+
+def _save_solution(ctx, inputs, output):
+    ctx.upper = inputs[2]
+    ctx.shapes = inputs[0].shape, inputs[1].shape
+    ctx.save_for_backward(inputs[1], output)
+
+
+def _solve_backward(ctx, grad_X):
+    L, X = ctx.saved_tensors
+    wants_B, wants_L, *_ = ctx.needs_input_grad
+    grad_B = ops.cholesky_solve(grad_X, L, ctx.upper)
+    grad_L = None
+    if wants_L:
+        both = grad_B @ X.mT
+        both = both + both.mT  # -grad_A, symmetric
+        grad_L = (-L @ both if ctx.upper else -both @ L).sum_to_size(ctx.shapes[1])
+    return grad_B.sum_to_size(ctx.shapes[0]) if wants_B else None, grad_L, None
+
+
+autograd("cholesky_solve", _solve_backward, _save_solution)

@@ -1,0 +1,258 @@
+"""QR's Householder reflectors as such: geqrf and what is made of its results, under LAPACK's names."""
+
+from __future__ import annotations
+
+import torch
+
+from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from ._common import in_float32, write_out
+
+__all__ = ["geqrf", "householder_product", "larfb", "larft", "ormqr"]
+
+
+def geqrf(input: torch.Tensor, *, out=None):
+    """The Householder reflectors of a QR decomposition, as torch.geqrf: LAPACK's geqrf.
+
+    H_i = I - tau_i v_i v_iᵀ with v_i zero above entry i and one there, and H_0 H_1 … R = A. The kernels are those of qr.
+
+    Args:
+        input: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results cast back.
+            Other input goes to PyTorch's op.
+        out: a pair of tensors to write the results to.
+
+    Returns:
+        A torch.return_types.geqrf: the named tuple (a, tau). a (*, m, n) has R on and above its diagonal and v_i below
+        it, in column i; tau is (*, min(m, n)). No gradients, as in PyTorch.
+
+    Raises:
+        RuntimeError: less than two dimensions, or an `out` that does not fit.
+    """
+    if not accelerated(input):
+        return torch.geqrf(input, out=out)
+    return torch.return_types.geqrf(tuple(write_out("geqrf", out, lambda: in_float32(ops.geqrf, input), input)))
+
+
+def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torch.Tensor:
+    """The first columns of a product of Householder reflectors, as torch.linalg.householder_product: LAPACK's orgqr.
+
+    Args:
+        A: (*, m, n) with m >= n, any strides: reflectors below its diagonal, as geqrf leaves them; what is on and above it
+            is not read. float32; float16 and bfloat16 are computed in float32, and the result cast back. Other input
+            goes to PyTorch's op.
+        tau: (*, k) with k <= n, the factors of the reflectors in the first k columns.
+        out: a tensor to write the result to.
+
+    Returns:
+        (*, m, n), the first n columns of H_0 H_1 … H_{k-1}. Gradients of any order, by those of the compact-WY form.
+
+    Raises:
+        RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
+    """
+    if not _alike(A, tau):
+        return torch.linalg.householder_product(A, tau, out=out)
+    fits = A.ndim >= 2 and tau.shape[:-1] == A.shape[:-2] and tau.ndim == A.ndim - 1
+    if not fits or not A.shape[-2] >= A.shape[-1] >= tau.shape[-1]:
+        _refuse(torch.linalg.householder_product, A, tau)
+    return write_out("linalg_householder_product", out, lambda: in_float32(ops.householder_product, A, tau), A, tau)
+
+
+def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: bool = True, transpose: bool = False, *,
+          out=None) -> torch.Tensor:
+    """A product of Householder reflectors times a matrix, as torch.ormqr: LAPACK's ormqr.
+
+    Args:
+        input: (*, m, k), any strides: reflectors below its diagonal, as geqrf leaves them. float32; float16 and bfloat16
+            are computed in float32, and the result cast back. Other input goes to PyTorch's op.
+        tau: (*, k), the factors of the reflectors; k <= m.
+        other: (*, m, n), or (*, n, m) where `left` is false.
+        left: Q C, with Q = H_0 H_1 … (m x m), or C Q.
+        transpose: Qᵀ in place of Q.
+        out: a tensor to write the result to.
+
+    Returns:
+        The product, of `other`'s shape. Gradients of any order.
+
+    Raises:
+        RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
+    """
+    if not _alike(input, tau, other):
+        return torch.ormqr(input, tau, other, left, transpose, out=out)
+    fits = input.ndim >= 2 and tau.shape[:-1] == input.shape[:-2] == other.shape[:-2] and tau.ndim == input.ndim - 1
+    if not fits or other.shape[-2 if left else -1] != input.shape[-2] or \
+            tau.shape[-1] > min(input.shape[-2], input.shape[-1]):
+        _refuse(torch.ormqr, input, tau, other, left, transpose)
+    return write_out("ormqr", out, lambda: in_float32(lambda *given: ops.ormqr(*given, left, transpose), input, tau, other),
+                     input, tau, other)
+
+
+def larft(V: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
+    """The triangular factor of a block reflector: H_0 H_1 … H_{k-1} = I - V T Vᵀ, LAPACK's larft (forward, columnwise).
+
+    T = (I + diag(tau) S)⁻¹ diag(tau), where S is VᵀV above its diagonal (Schreiber and Van Loan 1989; Puglisi 1992).
+
+    Args:
+        V: (*, m, k) with m >= k. Reflectors below its diagonal, as geqrf leaves them; ones on it and zeros above are
+            understood, and what is there is not read. Any floating-point dtype.
+        tau: (*, k), their factors; zero for H = I. Batches are broadcast.
+
+    Returns:
+        T, (*, k, k), upper triangular. Gradients of any order.
+
+    Raises:
+        RuntimeError: V without two dimensions, or shapes that do not fit each other.
+    """
+    _check_reflectors("larft", V, tau.shape[-1] if tau.ndim else -1)
+    return in_float32_if_half(_larft, V, tau)
+
+
+def larfb(V: torch.Tensor, T: torch.Tensor, C: torch.Tensor, left: bool = True, transpose: bool = False) -> torch.Tensor:
+    """Applies a block reflector H = I - V T Vᵀ to a matrix: LAPACK's larfb (forward, columnwise).
+
+    Args:
+        V: (*, m, k), as for larft.
+        T: (*, k, k), as larft gives it. Batches are broadcast.
+        C: (*, m, n), or (*, n, m) where `left` is false.
+        left: H C, or C H.
+        transpose: Hᵀ in place of H.
+
+    Returns:
+        The product. Gradients of any order.
+
+    Raises:
+        RuntimeError: shapes that do not fit each other.
+    """
+    _check_reflectors("larfb", V, T.shape[-1] if T.ndim else -1)
+    if C.ndim < 2 or T.ndim < 2 or T.shape[-2] != T.shape[-1] or C.shape[-2 if left else -1] != V.shape[-2]:
+        raise RuntimeError(f"larfb: expected V (*, m, k), T (*, k, k) and C {'(*, m, n)' if left else '(*, n, m)'}, but got "
+                           f"{tuple(V.shape)}, {tuple(T.shape)} and {tuple(C.shape)}")
+    return in_float32_if_half(lambda V, T, C: _larfb(_unit_lower(V, V.shape[-1]), T, C, left, transpose), V, T, C)
+
+
+def in_float32_if_half(call, *tensors):
+    """in_float32() for 16-bit tensors; others are computed in what they are."""
+    return in_float32(call, *tensors) if tensors[0].dtype in (torch.float16, torch.bfloat16) else call(*tensors)
+
+
+def _check_reflectors(name, V, count):
+    if V.ndim < 2 or V.shape[-2] < V.shape[-1] or V.shape[-1] != count:
+        raise RuntimeError(f"{name}: expected V (*, m, k) with m >= k, and as many factors, but got {tuple(V.shape)} and "
+                           f"{count} factors")
+
+
+def _larft(V, tau):
+    V = _unit_lower(V, V.shape[-1])
+    return torch.linalg.solve_triangular(_coupling(V, tau), torch.diag_embed(tau), upper=True, unitriangular=True)
+
+
+def _coupling(V, tau):
+    """I + diag(tau) S."""
+    eye = torch.eye(tau.shape[-1], dtype=V.dtype, device=V.device)
+    return eye + tau[..., None] * (V.mT @ V).triu(1)
+
+
+def _larfb(V, T, C, left, transpose):
+    factor = T.mT if transpose else T
+    return C - V @ (factor @ (V.mT @ C)) if left else C - ((C @ V) @ factor) @ V.mT
+
+
+def _unit_lower(A, count):
+    """The first `count` reflectors that A holds, with their ones and zeros."""
+    return A[..., :count].tril(-1) + torch.eye(A.shape[-2], count, dtype=A.dtype, device=A.device)
+
+
+def _alike(*tensors):
+    return accelerated(*tensors) and all(tensor.dtype is tensors[0].dtype for tensor in tensors)
+
+
+def _refuse(function, *arguments):
+    """Raises what PyTorch's function raises for such shapes, whatever the device."""
+    function(*[torch.empty((), dtype=torch.float32).expand(a.shape) if isinstance(a, torch.Tensor) else a
+               for a in arguments])
+    raise RuntimeError(f"{function.__name__}: shapes that do not fit each other")
+
+
+@cpu_kernel("geqrf")
+def _(A):
+    return tuple(result.contiguous() for result in torch.geqrf(A))
+
+
+@fake_kernel("geqrf")
+def _(A):
+    *batch, m, n = A.shape
+    return A.new_empty(A.shape), A.new_empty([*batch, min(m, n)])
+
+
+@cpu_kernel("householder_product")
+def _(A, tau):
+    return torch.linalg.householder_product(A, tau).contiguous()
+
+
+@fake_kernel("householder_product")
+def _(A, tau):
+    return A.new_empty(A.shape)
+
+
+@cpu_kernel("ormqr")
+def _(input, tau, other, left, transpose):
+    return torch.ormqr(input, tau, other, left, transpose).contiguous()
+
+
+@fake_kernel("ormqr")
+def _(input, tau, other, left, transpose):
+    return other.new_empty(other.shape)
+
+
+def _reflectors_backward(grad, A, tau, C, transpose):
+    """Gradients with respect to A and tau of (I - V F Vᵀ) C, where F is T = larft(V, tau) or its transpose."""
+    count = tau.shape[-1]
+    V = _unit_lower(A, count)
+    M = _coupling(V, tau)
+    T = torch.linalg.solve_triangular(M, torch.diag_embed(tau), upper=True, unitriangular=True)
+    F = T.mT if transpose else T
+    W = V.mT @ C
+    grad_FW = -(V.mT @ grad)
+    grad_V = C @ (F.mT @ grad_FW).mT - grad @ (F @ W).mT
+    grad_F = grad_FW @ W.mT
+    # T = M⁻¹ diag(tau), M = I + diag(tau) S, S = VᵀV above its diagonal.
+    through = torch.linalg.solve_triangular(M.mT, grad_F.mT if transpose else grad_F, upper=False, unitriangular=True)
+    grad_M = -(through @ T.mT).triu(1)
+    grad_S = tau[..., None] * grad_M
+    grad_tau = through.diagonal(dim1=-2, dim2=-1) + (grad_M * (V.mT @ V)).sum(-1)
+    grad_V = (grad_V + V @ (grad_S + grad_S.mT)).tril(-1)
+    return torch.nn.functional.pad(grad_V, (0, A.shape[-1] - count)), grad_tau
+
+
+def _geqrf_backward(ctx, grad_a, grad_tau):
+    raise RuntimeError("derivative for geqrf is not implemented")
+
+
+def _save_nothing(ctx, inputs, output):
+    pass
+
+
+def _save_inputs(ctx, inputs, output):
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    ctx.options = inputs[len(tensors):]
+    ctx.save_for_backward(*tensors)
+
+
+def _householder_product_backward(ctx, grad):
+    A, tau = ctx.saved_tensors
+    identity = torch.eye(*A.shape[-2:], dtype=A.dtype, device=A.device)
+    return _reflectors_backward(grad, A, tau, identity, False)
+
+
+def _ormqr_backward(ctx, grad):
+    A, tau, C = ctx.saved_tensors
+    left, transpose = ctx.options
+    grad_A = grad_tau = grad_C = None
+    if ctx.needs_input_grad[2]:
+        grad_C = ops.ormqr(A, tau, grad, left, not transpose)
+    if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:  # C Q is (Qᵀ Cᵀ)ᵀ
+        grad_A, grad_tau = _reflectors_backward(grad if left else grad.mT, A, tau, C if left else C.mT, left == transpose)
+    return grad_A, grad_tau, grad_C, None, None
+
+
+autograd("geqrf", _geqrf_backward, _save_nothing)
+autograd("householder_product", _householder_product_backward, _save_inputs)
+autograd("ormqr", _ormqr_backward, _save_inputs)

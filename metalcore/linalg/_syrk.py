@@ -1,0 +1,80 @@
+"""The symmetric rank-k update."""
+
+from __future__ import annotations
+
+import torch
+
+from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from ._common import in_float32
+
+_PARTS = {"full": lambda x: x, "lower": torch.tril, "upper": torch.triu}
+
+
+def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0,
+         transpose: bool = False, triangle: str = "full") -> torch.Tensor:
+    """alpha A Aᵀ + beta C, or alpha Aᵀ A + beta C: the symmetric rank-k update, BLAS's syrk, as a new tensor.
+
+    One triangle of the product is computed, in tiles of 64 x 64, and mirrored where both are wanted.
+
+    Args:
+        A: (*, n, k), any strides; (*, k, n) if `transpose`. float32; float16 and bfloat16 are computed in float32, and
+            the result cast back. Other dtypes and devices are left to PyTorch's matmul.
+        C: what is added, broadcast to (*, n, n). Where its entries differ from those across the diagonal, so do the
+            result's. None: nothing.
+        alpha, beta: factors of the product and of C. C is not read where beta is 0, nor A where alpha is.
+        transpose: multiply from the left, Aᵀ A.
+        triangle: "full", "lower" or "upper": the part of the result that is wanted; the rest is zeros.
+
+    Returns:
+        (*, n, n). Gradients of any order, of A and C.
+
+    Raises:
+        RuntimeError: an unknown `triangle`, less than two dimensions, or a C that cannot be broadcast.
+    """
+    if triangle not in _PARTS:
+        raise RuntimeError(f"syrk: triangle must be 'full', 'lower' or 'upper', not {triangle!r}")
+    if A.dim() < 2:
+        raise RuntimeError(f"syrk: A must have at least 2 dimensions, but has {A.dim()}")
+    alpha, beta = float(alpha), float(beta)
+    if C is not None:
+        n = A.shape[-1 if transpose else -2]
+        C = C.expand([*A.shape[:-2], n, n])
+    if not accelerated(A, C) or C is not None and C.dtype != A.dtype:
+        return _composed(A, C, triangle, transpose, alpha, beta)
+    if C is None:
+        return in_float32(lambda A: ops.syrk(A, None, triangle, transpose, alpha, beta), A)
+    return in_float32(lambda A, C: ops.syrk(A, C, triangle, transpose, alpha, beta), A, C)
+
+
+@cpu_kernel("syrk")
+def _composed(A, C, triangle, transpose, alpha, beta):
+    product = A.mT @ A if transpose else A @ A.mT
+    result = alpha * product if alpha != 0 else torch.zeros_like(product)
+    return _PARTS[triangle](result if C is None or beta == 0 else result + beta * C).contiguous()
+
+
+@fake_kernel("syrk")
+def _(A, C, triangle, transpose, alpha, beta):
+    n = A.shape[-1 if transpose else -2]
+    return A.new_empty([*A.shape[:-2], n, n])
+
+
+def _save(ctx, inputs, output):
+    A, _, *ctx.options = inputs
+    ctx.save_for_backward(A)
+
+
+def _backward(ctx, grad):
+    (A,) = ctx.saved_tensors
+    triangle, transpose, alpha, beta = ctx.options
+    grad = _PARTS[triangle](grad)
+    grad_A = grad_C = None
+    if ctx.needs_input_grad[0]:
+        both = alpha * (grad + grad.mT)
+        grad_A = A @ both if transpose else both @ A
+    if ctx.needs_input_grad[1]:
+        grad_C = beta * grad
+    return grad_A, grad_C, None, None, None, None
+
+
+autograd("syrk", _backward, _save)

@@ -1,0 +1,167 @@
+"""geqrf, householder_product and ormqr against float64 and LAPACK; larft and larfb against products of reflectors."""
+
+import pytest
+import torch
+from matrices import EPS, check_below, matrices, norm, unit
+from rows import tuned
+
+import metalcore
+
+# Below, at and above every boundary of the plans: (m, n).
+SHAPES = {
+    "simd": [(1, 1), (2, 3), (8, 8), (8, 9), (17, 16), (16, 17), (32, 32), (33, 32), (64, 32), (64, 1)],
+    "block": [(65, 1), (64, 33), (20, 128), (128, 128), (129, 64), (257, 32), (513, 16), (1024, 16)],
+    "blocked": [(1025, 3), (129, 65), (20, 129), (130, 260), (257, 65), (300, 200), (2048, 20), (2049, 17)],
+}
+CASES = [(variant, m, n) for variant, shapes in SHAPES.items() for m, n in shapes]
+
+
+def upper(a):
+    return a.triu()[..., : min(a.shape[-2:]), :]
+
+
+def dense(a, tau):
+    """H_0 H_1 … of packed reflectors, in float64."""
+    a, tau = a.double(), tau.double()
+    m, count = a.shape[-2], tau.shape[-1]
+    Q = torch.eye(m).double().expand(*a.shape[:-2], m, m)
+    V = a[..., :count].tril(-1) + torch.eye(m, count).double()
+    for i in range(count):
+        v = V[..., i : i + 1]
+        Q = Q - tau[..., i, None, None] * (Q @ v) @ v.mT
+    return Q
+
+
+@pytest.mark.parametrize("family", ["baseline", "simulator"])
+@pytest.mark.parametrize("variant, m, n", CASES)
+def test_geqrf(device, variant, m, n, family):
+    """Orthogonal H_0 H_1 …, and H_0 H_1 … R = A, for all named matrices; entry by entry as LAPACK for a random one."""
+    cases = matrices(m, n)
+    A = torch.stack(list(cases.values()))
+    with tuned(family):
+        assert family != "baseline" or metalcore.explain("geqrf", (m, n)).variant == variant
+        a, tau = (x.cpu() for x in metalcore.geqrf(A.to(device)))
+    assert a.shape == A.shape and tau.shape == (len(cases), min(m, n))
+    bound = 10 * max(m, n) * EPS
+    A, largest = unit(A)
+    Q = metalcore.householder_product(a[..., :m].double(), tau.double()) if m > 600 else dense(a, tau)
+    check_below(norm(Q.mT @ Q - torch.eye(Q.shape[-1])), bound, "QᵀQ = I", cases)
+    R = (upper(a) if m > 600 else a.triu()).double() / largest
+    check_below(norm(A - Q @ R) / norm(A).clamp(min=1e-300), bound, "A = QR", cases)
+    expected = torch.geqrf(A[0] * largest[0])
+    assert norm(a[0] - expected.a) <= bound * max(m, n) * norm(expected.a)
+    assert (tau[0] - expected.tau).abs().max() <= bound * max(m, n)
+
+
+@pytest.mark.parametrize("variant, m, n", [case for case in CASES if case[1] >= case[2]])
+def test_householder_product(device, variant, m, n):
+    a, tau = torch.geqrf(torch.randn(3, m, n))
+    with tuned("baseline"):
+        for count in sorted({n, max(n - 1, 0), n // 2, 1, 0}):
+            assert metalcore.explain("householder_product", (m, n), (count,)).variant == variant
+            Q = metalcore.householder_product(a.to(device), tau[:, :count].to(device)).cpu()
+            expected = torch.linalg.householder_product(a.double(), tau[:, :count].double())
+            check_below(norm(Q - expected), 10 * m * EPS * n**0.5, f"{count} reflectors", "abc")
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("m, count, columns", [(1, 1, 1), (7, 3, 5), (20, 16, 1), (20, 17, 64), (65, 65, 65), (300, 64, 70),
+                                               (200, 130, 129), (2100, 20, 3)])
+def test_ormqr(device, m, count, columns, left, transpose):
+    a, tau = torch.geqrf(torch.randn(2, m, count))
+    C = torch.randn(2, m, columns) if left else torch.randn(2, columns, m)
+    expected = torch.ormqr(a.double(), tau.double(), C.double(), left, transpose)
+    for family in ("baseline", ""):
+        with tuned(family):
+            actual = metalcore.ormqr(a.to(device), tau.to(device), C.to(device), left, transpose).cpu()
+        check_below(norm(actual - expected), 10 * m * EPS * norm(C).max(), "Q C", "ab")
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("m, count", [(1, 1), (8, 3), (40, 40), (100, 70)])
+def test_block_reflectors(device, m, count, left, transpose):
+    """larft and larfb give what the reflectors give one by one, whatever lies on and above V's diagonal."""
+    a, tau = torch.geqrf(torch.randn(3, m, count))
+    tau[1] = 0  # H = I
+    C = torch.randn(3, m, 5) if left else torch.randn(3, 5, m)
+    T = metalcore.larft(a.to(device), tau.to(device))
+    assert not T.cpu().tril(-1).any() and not T[1].cpu().any()
+    Q = dense(a, tau)
+    Q = Q.mT if transpose else Q
+    actual = metalcore.larfb(a.to(device), T, C.to(device), left, transpose).cpu()
+    check_below(norm(actual - (Q @ C.double() if left else C.double() @ Q)), 10 * m * EPS * norm(C).max(), "Q C", "abc")
+
+
+def test_block_reflectors_broadcast_batches(device):
+    a, tau = torch.geqrf(torch.randn(2, 1, 9, 4))
+    T = metalcore.larft(a.to(device), tau.to(device))
+    C = torch.randn(3, 9, 2)
+    expected = dense(a, tau) @ C.double()
+    assert norm(metalcore.larfb(a.to(device), T, C.to(device)).cpu() - expected).max() <= 90 * EPS * norm(C).max()
+
+
+@pytest.mark.parametrize("m", range(1, 131))
+def test_all_sizes(device, m):
+    """geqrf and the product of its reflectors give A's QR decomposition, square and with other widths."""
+    for n in {m, (m + 1) // 2}:
+        A = torch.randn(2, m, n)
+        a, tau = metalcore.geqrf(A.to(device))
+        Q = metalcore.householder_product(a, tau).cpu().double()
+        bound = 10 * m * EPS
+        assert norm(Q.mT @ Q - torch.eye(n)).max() <= bound
+        assert (norm(A - Q @ upper(a.cpu()).double()) / norm(A)).max() <= bound
+        R = metalcore.ormqr(a, tau, A.to(device), transpose=True).cpu()
+        assert (norm(R - a.cpu().triu()) / norm(A)).max() <= bound
+
+
+@pytest.mark.parametrize("n", [256, 512, pytest.param(1024, marks=pytest.mark.only_on("cuda")),
+                               pytest.param(2048, marks=pytest.mark.only_on("cuda"))])
+def test_large(device, n):
+    A = torch.randn(n, n)
+    a, tau = metalcore.geqrf(A.to(device))
+    Q = metalcore.householder_product(a, tau)
+    back = metalcore.ormqr(a, tau, upper(a)).cpu().double()
+    Q = Q.cpu().double()
+    assert norm(Q.mT @ Q - torch.eye(n)) <= 10 * n * EPS
+    assert norm(back - A) <= 10 * n * EPS * norm(A)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 33, 4096])
+@pytest.mark.parametrize("m, n", [(4, 4), (9, 5), (16, 16)])
+def test_many_matrices(device, m, n, batch):
+    A = torch.randn(batch, m, n)
+    a, tau = metalcore.geqrf(A.to(device))
+    Q = metalcore.householder_product(a, tau).cpu().double()
+    assert (norm(A - Q @ upper(a.cpu()).double()) / norm(A)).max() <= 10 * m * EPS
+    C = metalcore.ormqr(a, tau, A.to(device), transpose=True).cpu()
+    assert (norm(C - a.cpu().triu()) / norm(A)).max() <= 10 * m * EPS
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("m, n", [(5, 4), (60, 30), (100, 50), (200, 150), (2100, 20)])
+def test_a_bad_matrix_spoils_its_own_batch_entry_only(device, m, n, bad):
+    A = torch.randn(3, m, n)
+    expected = metalcore.geqrf(A.to(device))
+    product = metalcore.householder_product(*expected)
+    times = metalcore.ormqr(*expected, A.to(device))
+    A[1, m - 1, 1] = bad
+    a, tau = metalcore.geqrf(A.to(device))
+    Q, C = metalcore.householder_product(a, tau), metalcore.ormqr(a, tau, A.to(device))
+    assert not a[1].isfinite().all() and not Q[1].isfinite().all()
+    for ours, theirs in zip((a, tau, Q, C), (*expected, product, times)):
+        assert torch.equal(ours[::2], theirs[::2])
+
+
+@pytest.mark.only_on("simulator")
+@pytest.mark.parametrize("m, n", [(5, 4), (40, 20), (100, 40), (140, 70), (70, 140), (2060, 20)])
+def test_kernels_are_clean_in_checking_mode(device, m, n):
+    A = torch.randn(2, m, n)
+    with metalcore.simulator.checking():
+        a, tau = metalcore.geqrf(A.to(device))
+        k = min(m, n)
+        Q = metalcore.householder_product(a[..., :k], tau)
+        C = metalcore.ormqr(a[..., :k], tau, Q)
+    assert (norm(A - Q.cpu() @ upper(a.cpu())) / norm(A)).max() <= 10 * max(m, n) * EPS
+    assert norm(C.cpu() - dense(a.cpu(), tau.cpu()) @ Q.cpu().double()).max() <= 10 * m * EPS * m**0.5

@@ -1,0 +1,127 @@
+"""lstsq as a replacement for torch.linalg.lstsq, for matrices of full rank: what LAPACK's gels is for."""
+
+import pytest
+import torch
+from matrices import EPS, norm, of_spectrum
+from opinfo import check_samples
+
+import metalcore
+
+SHAPES = [(1, 1), (5, 3), (3, 5), (8, 8), (40, 12), (12, 40), (33, 33), (100, 64), (64, 100), (1200, 20), (150, 140)]
+
+
+def is_of_full_rank(input, args, kwargs):
+    return kwargs.get("driver") == "gels" and 0 not in input.shape
+
+
+@pytest.mark.parametrize("columns", [1, 7])
+@pytest.mark.parametrize("m, n", SHAPES)
+def test_against_float64(device, m, n, columns):
+    A = of_spectrum(torch.linspace(1, 2, min(m, n)), max(m, n))
+    A = (A if m >= n else A.mT).float()
+    B = torch.randn(m, columns)
+    found = metalcore.lstsq(A.to(device), B.to(device))
+    expected = torch.linalg.lstsq(A.double(), B.double(), driver="gels")
+    assert isinstance(found, torch.return_types.linalg_lstsq)
+    # The residual is about B's norm, so the condition number, 2, counts squared (Higham, 20.1).
+    bound = 4 * 10 * max(m, n) * EPS * norm(B)
+    assert norm(found.solution.cpu().double() - expected.solution) <= bound
+    assert found.residuals.shape == expected.residuals.shape
+    torch.testing.assert_close(found.residuals.cpu().double(), expected.residuals, rtol=0, atol=(bound * norm(B)).item())
+    for ours, theirs in zip(found[2:], expected[2:]):
+        assert ours.shape == theirs.shape == (0,) and ours.device.type == device
+    assert found.rank.dtype == torch.int64
+
+
+@pytest.mark.parametrize("a, b", [((2, 5, 3), (2, 5)), ((5, 3), (5,)), ((3, 5), (3,)), ((2, 3, 5), (2, 3)),
+                                  ((3, 5, 3), (1, 5, 2)), ((1, 3, 5), (4, 3, 2)), ((2, 1, 4, 3), (1, 5, 4, 2)),
+                                  ((0, 3), (0, 2)), ((5, 3), (5, 0)), ((0, 5, 3), (0, 5, 2)), ((0, 0), (0, 0)),
+                                  ((3, 0), (3, 2)), ((2, 0, 3), (2, 0)), ((4, 4), (4, 2))])
+def test_shapes(device, a, b):
+    A, B = torch.randn(a), torch.randn(b)
+    found = metalcore.lstsq(A.to(device), B.to(device))
+    expected = torch.linalg.lstsq(A.double(), B.double(), driver="gels")
+    assert [x.shape for x in found] == [x.shape for x in expected]
+    scale = 1 + expected.solution.abs().max().item() ** 2 if expected.solution.numel() else 1
+    torch.testing.assert_close(found.solution.cpu().double(), expected.solution, rtol=0, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("driver", [None, "gels", "gelsy", "gelsd", "gelss"])
+def test_every_driver_is_the_same_algorithm(device, driver):
+    A, B = torch.randn(2, 6, 4, device=device), torch.randn(2, 6, 3, device=device)
+    for ours, theirs in zip(metalcore.lstsq(A, B, 1e-6, driver=driver), metalcore.lstsq(A, B)):
+        assert torch.equal(ours, theirs)
+
+
+def test_opinfo_samples(device):
+    check_samples(metalcore.lstsq, "linalg.lstsq", device, torch.float32, select=is_of_full_rank, orders=0,
+                  results=lambda output: output[:2])
+
+
+@pytest.mark.parametrize("a, b", [((5, 3), (5, 2)), ((3, 5), (3, 2)), ((4, 4), (4, 1)), ((2, 5, 3), (2, 5)),
+                                  ((3, 5, 3), (1, 5, 2))])
+def test_derivatives(device, a, b):
+    def derivatives(lstsq, at, dtype):
+        A, B = (torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(at, dtype).requires_grad_()
+                for i, shape in enumerate((a, b)))
+        values = [x for x in lstsq(A, B)[:2] if x.numel()]
+        found = []
+        for order in range(2):
+            directions = [torch.randn(v.shape, generator=torch.Generator().manual_seed(10 * order + i)).to(v)
+                          for i, v in enumerate(values)]
+            values = torch.autograd.grad(values, (A, B), directions, create_graph=order == 0)
+            found += values
+        return found
+
+    found = derivatives(metalcore.lstsq, device, torch.float32)
+    # PyTorch's own, of the same problem as pinv(A) B.
+    expected = derivatives(lambda A, B: by_pinv(A, B), "cpu", torch.float64)
+    for ours, theirs in zip(found, expected):
+        largest = theirs.abs().max().item()
+        torch.testing.assert_close(ours.cpu().double(), theirs, rtol=0, atol=1e4 * EPS * max(1, largest))
+
+
+def by_pinv(A, B):
+    B = B.unsqueeze(-1) if B.dim() < A.dim() else B
+    X = torch.linalg.pinv(A) @ B
+    residuals = (A @ X - B).square().sum(-2) if A.shape[-2] > A.shape[-1] else A.new_empty(0)
+    return (X.squeeze(-1) if X.shape[-1] == 1 and A.dim() > 2 and B.shape[-1] == 1 else X), residuals
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(device, dtype):
+    A, B = torch.randn(6, 3, device=device).to(dtype), torch.randn(6, 2, device=device).to(dtype)
+    found, expected = metalcore.lstsq(A, B), metalcore.lstsq(A.float(), B.float())
+    assert found.singular_values.dtype == found.residuals.dtype == dtype
+    assert torch.equal(found.solution, expected.solution.to(dtype))
+
+
+def test_other_input_goes_to_torch():
+    A, B = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
+    for ours, theirs in zip(metalcore.lstsq(A, B, driver="gelsd"), torch.linalg.lstsq(A, B, driver="gelsd")):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("call", [
+    lambda lstsq, device: lstsq(torch.randn(3, device=device), torch.randn(3, device=device)),
+    lambda lstsq, device: lstsq(torch.randn(3, 3, device=device), torch.tensor(1.0, device=device)),
+    lambda lstsq, device: lstsq(torch.randn(3, 3, device=device), torch.randn(4, 2, device=device)),
+    lambda lstsq, device: lstsq(torch.randn(3, 3, device=device), torch.randn(2, 3, 2, device=device)),
+    lambda lstsq, device: lstsq(torch.randn(3, 2, 5, device=device), torch.randn(3, 5, device=device)),
+    lambda lstsq, device: lstsq(torch.randn(2, 5, 3, device=device), torch.randn(5, device=device)),
+    lambda lstsq, device: lstsq(torch.randn(3, 3, device=device), torch.randn(3, 2, device=device), driver="x"),
+])
+def test_errors_are_torchs(device, call):
+    with pytest.raises(Exception) as theirs:
+        call(torch.linalg.lstsq, "cpu")
+    with pytest.raises(theirs.type) as ours:
+        call(metalcore.lstsq, device)
+    assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+
+
+def test_compile(device):
+    compiled = torch.compile(lambda A, B: metalcore.lstsq(A, B).solution + 1, backend="aot_eager", fullgraph=True)
+    A, B = torch.randn(2, 6, 3, device=device, requires_grad=True), torch.randn(2, 6, 2, device=device)
+    found, expected = compiled(A, B), metalcore.lstsq(A, B).solution + 1
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(x.sum(), A)[0] for x in (found, expected)))

@@ -1,0 +1,141 @@
+"""solve_triangular's solutions against float64, in every variant."""
+
+import itertools
+
+import pytest
+import torch
+from matrices import matrices
+from rows import FAMILIES, tuned
+from triangular_cases import boundaries, check_solution, plan, triangle, well_conditioned
+
+import metalcore
+
+FLAGS = list(itertools.product((False, True), repeat=3))  # upper, left, unitriangular
+SIZES = [(1, 1), (4, 3), (8, 8), (9, 2), (16, 17), (20, 5), (32, 32), (33, 1), (33, 4), (33, 5), (70, 66), (128, 129),
+         (129, 5), (200, 70)]
+
+
+def solve(device, A, B, **options):
+    return metalcore.solve_triangular(A.to(device), B.to(device), **options)
+
+
+def check(device, A, B, upper, left=True, unitriangular=False, names=None):
+    options = {"upper": upper, "left": left, "unitriangular": unitriangular}
+    check_solution(A, B, solve(device, A, B, **options), names=names, **options)
+
+
+@pytest.mark.parametrize("upper, left, unitriangular", FLAGS)
+@pytest.mark.parametrize("n, columns", SIZES)
+def test_residuals(device, n, columns, upper, left, unitriangular):
+    A = well_conditioned(2, n, n)
+    A.masked_fill_(torch.ones(n, n, dtype=torch.bool).tril(-1) if upper else torch.ones(n, n, dtype=torch.bool).triu(1),
+                   float("nan"))  # must not be read
+    if unitriangular:
+        A.diagonal(dim1=-2, dim2=-1).fill_(float("nan"))
+    B = torch.randn(2, n, columns) if left else torch.randn(2, columns, n)
+    X = solve(device, A, B, upper=upper, left=left, unitriangular=unitriangular)
+    assert X.is_contiguous()
+    A = A.nan_to_num(0)
+    check_solution(A, B, X, upper=upper, left=left, unitriangular=unitriangular)
+    T = triangle(A, upper, unitriangular)
+    expected = torch.linalg.solve_triangular(T, B.double(), upper=upper, left=left)
+    torch.testing.assert_close(X.cpu().double(), expected, rtol=0, atol=1e-5 * n * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("columns", [1, 3, 12])
+def test_all_orders(device, columns):
+    for n in range(1, 131):
+        check(device, well_conditioned(n, n), torch.randn(n, columns), upper=n % 2 == 0, left=True)
+
+
+@pytest.mark.parametrize("n, columns", [(1025, 1), (1030, 4), (1100, 6), (256, 256), (512, 30)])
+def test_large(device, n, columns):
+    with tuned("baseline"):  # no variant is PyTorch's
+        for upper in (False, True):
+            check(device, well_conditioned(n, n), torch.randn(n, columns), upper)
+
+
+@pytest.mark.only_on("cuda")
+@pytest.mark.parametrize("columns", [1, 64, 2048])
+def test_2048(device, columns):
+    for family in ("baseline", "nvidia"):
+        with tuned(family):
+            check(device, well_conditioned(2048, 2048), torch.randn(2048, columns), upper=False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_sides_of_every_boundary(device, family):
+    for n, columns, batch in boundaries(family):
+        if family == "baseline" or plan(family, n, columns, batch) != plan("baseline", n, columns, batch):
+            with tuned(family):
+                check(device, well_conditioned(batch, n, n), torch.randn(batch, n, columns), upper=False)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 33, 130, 4096])
+@pytest.mark.parametrize("n, columns", [(3, 1), (8, 8), (12, 3), (30, 1), (31, 9)])
+def test_many_systems(device, n, columns, batch):
+    check(device, well_conditioned(batch, n, n), torch.randn(batch, n, columns), upper=True)
+
+
+@pytest.mark.parametrize("n", [6, 30, 50, 140])
+@pytest.mark.parametrize("columns", [1, 20])
+@pytest.mark.parametrize("upper", [False, True])
+def test_hard_matrices(device, n, columns, upper):
+    """With a diagonal where a matrix has none. Solutions grow; those about 1e30 may overflow."""
+    cases = {}
+    for name, A in matrices(n, n).items():
+        diagonal = A.diagonal()
+        typical = A.abs().max() if A.any() else 1.0
+        A = A + torch.diag(torch.where(diagonal.abs() < 1e-3 * typical, typical, torch.zeros(n)))
+        X = solve(device, A, typical * torch.ones(n, columns), upper=upper)
+        if X.isfinite().all():
+            cases[name] = A, typical * torch.ones(n, columns), X
+    assert {"identity", "zero", "columns from 1e-30 to 1e30"} <= set(cases) and ("random" in cases or n > 100)
+    for name, (A, B, X) in cases.items():
+        check_solution(A[None], B[None], X[None], upper=upper, names=[name])
+
+
+@pytest.mark.parametrize("value", [1.2e-38, 1e38, 3e38, -3e38])
+@pytest.mark.parametrize("n, columns", [(5, 1), (20, 9), (40, 1), (40, 9)])
+def test_diagonals_at_the_ends_of_the_range(device, n, columns, value):
+    A, B = value * torch.eye(n), value * (1 - torch.rand(n, columns) / 2)
+    if abs(value) < 1e-30:
+        B *= 4
+    torch.testing.assert_close(solve(device, A, B, upper=True).cpu(), B / value, rtol=4e-7, atol=0)
+
+
+@pytest.mark.parametrize("n, columns", [(5, 1), (7, 9), (20, 3), (40, 1), (40, 9), (140, 5)])
+def test_zero_on_the_diagonal_is_divided_by(device, n, columns):
+    A, B = torch.eye(n), torch.ones(n, columns)
+    A[2, 2] = 0
+    B[2, -1] = 0 if columns > 1 else 1
+    X = solve(device, A, B, upper=False).cpu()
+    expected = torch.linalg.solve_triangular(A, B, upper=False)
+    assert X[2, 0] == float("inf")
+    assert torch.equal(X[:2], expected[:2])
+    torch.testing.assert_close(X, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("n, columns", [(5, 1), (8, 8), (12, 3), (30, 40), (60, 1), (60, 20), (140, 7)])
+def test_a_bad_number_stays_in_its_system_and_column(device, n, columns, bad):
+    A, B = well_conditioned(5, n, n), torch.randn(5, n, columns)
+    A[2, n // 2, 1] = bad
+    B[4, 1, -1] = bad
+    X = solve(device, A, B, upper=False).cpu()
+    assert not X[2].isfinite().all() and not X[4, :, -1].isfinite().all()
+    assert X[2, : n // 2].isfinite().all() or n // 2 == 0  # nor does it go to the rows above
+    good = [0, 1, 3]
+    check_solution(A[good], B[good], X[good], upper=False)
+    if columns > 1:
+        check_solution(A[4:], B[4:, :, :-1], X[4:, :, :-1], upper=False)
+
+
+@pytest.mark.only_on("simulator")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_are_clean_in_checking_mode(device, family):
+    with tuned(family), metalcore.simulator.checking():
+        for n, columns in [(7, 1), (7, 3), (8, 40), (16, 5), (20, 9), (32, 17), (40, 1), (33, 3), (70, 40), (140, 70)]:
+            for upper, left in itertools.product((False, True), repeat=2):
+                check(device, well_conditioned(3, n, n), torch.randn(3, n, columns) if left else torch.randn(3, columns, n),
+                      upper, left)

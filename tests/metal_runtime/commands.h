@@ -1,0 +1,33 @@
+// What a stream holds: dispatches, recorded with all that they need, until it commits them.
+#pragma once
+
+#import "runtime.h"
+
+#include "../../csrc/backends/simulator/launch.h"
+
+#include <memory>
+#include <vector>
+
+namespace metalcore::metal_runtime {
+
+using Bytes = std::vector<char>;
+
+struct Command {
+  simulator::Launch launch;
+  std::vector<std::shared_ptr<Bytes>> bytes;
+  std::vector<std::unique_ptr<std::vector<simulator::Embedded>>> embedded;
+  std::vector<RuntimeBuffer*> buffers;  // in flight on the stream
+};
+
+// One encoder of Metal's: from PyTorch's opening it until PyTorch ends it. Blocks on the queue share it.
+struct Encoding {
+  int stream;
+  std::vector<Command>& commands;
+  bool ended = false;
+};
+
+// What a block gets of an encoding: good for that block, as PyTorch has it. Starts with nothing bound.
+id<MTLComputeCommandEncoder> encoder_for_block(std::shared_ptr<Encoding> encoding);
+void block_is_over(id<MTLComputeCommandEncoder> encoder);
+
+}  // namespace metalcore::metal_runtime

@@ -1,0 +1,35 @@
+"""How the tests here run programs on the Metal runtime: in processes of their own, as it takes metalcore._C's place."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+_HERE = sys.platform == "linux" and shutil.which("clang++-19") and list(Path("/usr/lib").glob("*/libobjc.so.4"))
+# Continuous integration has what these need, or they fail there.
+needs_runtime = pytest.mark.skipif(
+    not _HERE and not os.environ.get("CI"),
+    reason="needs Linux with clang 19 and GCC's Objective-C runtime (Debian: clang-19 libobjc-12-dev)")
+
+PROGRAM = """
+import use_runtime
+use_runtime.start()
+import torch, metalcore
+from metalcore import _C
+"""
+
+
+def run(extension, *command, **environment):
+    """What a Python program prints; it must exit with 0."""
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, timeout=1800,
+                          env={**os.environ, "METALCORE_TEST_EXTENSION": str(extension), "PYTHONPATH": path,
+                               **environment})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -1,0 +1,32 @@
+"""The ops' own tests, and selftest, with csrc/backends/mps as it ships, against the Metal runtime."""
+
+import pytest
+from running import PROGRAM, ROOT, needs_runtime, run
+
+pytestmark = needs_runtime
+
+FOLDERS = ("smoke", "ops", "linalg", "optim", "nn", "integrations", "overrides")
+FILES = [str(path.relative_to(ROOT)) for folder in FOLDERS
+         for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))]
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "use_runtime")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_of_ops(extension, file):
+    run(extension, *PYTEST, file)
+
+
+def test_smoke_in_checking_mode(extension):
+    run(extension, *PYTEST, "tests/smoke", METALCORE_CHECK="1")
+
+
+def test_selftest_runs_kernels_of_every_family(extension):
+    run(extension, "-c", PROGRAM + """
+from metalcore.__main__ import main
+assert main(["selftest", "--device", "cpu-simulated"]) == 0
+encoders, dispatches, kernels = use_runtime.counts()
+assert encoders[0] > 100 and dispatches[0] > encoders[0]
+families = [set(line.split()[1:]) for line in open("build/metal_runtime/lib/metal/index")]
+assert set().union(*families) >= kernels
+assert not [min(family) for family in families if not family & kernels], "families of which no kernel ran"
+""")

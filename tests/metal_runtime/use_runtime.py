@@ -1,0 +1,73 @@
+"""Puts the extension of build_runtime.py in metalcore._C's place, in this process: `use_runtime.start()`, or for pytest
+`-p use_runtime`. The extension's path is in $METALCORE_TEST_EXTENSION, this folder in $PYTHONPATH."""
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+import pytest
+
+_library = None
+
+
+def start():
+    """Loads the extension, and makes the simulated device's PyTorch a Mac's: its ops wait for what streams recorded."""
+    load()
+    connect()
+
+
+def load():
+    import torch  # noqa: F401: the extension needs its libraries
+
+    loader = importlib.machinery.ExtensionFileLoader("metalcore._C", os.environ["METALCORE_TEST_EXTENSION"])
+    sys.modules["metalcore._C"] = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+
+
+def connect():
+    global _library
+    import metalcore.simulator  # noqa: F401
+    from metalcore.simulator import device
+
+    _library = ctypes.CDLL(os.environ["METALCORE_TEST_EXTENSION"])
+    _library.metal_runtime_counts.restype = _library.metal_runtime_fault.restype = ctypes.c_char_p
+    device._extension.set_queue(ctypes.addressof(ctypes.c_char.in_dll(_library, "metal_runtime_queue")))
+
+
+def set_stream(number):
+    """Of this thread."""
+    _library.metal_runtime_set_stream(number)
+
+
+def counts():
+    """(encoders opened on each stream, dispatches on each, names of the kernels dispatched) so far."""
+    encoders, dispatches, kernels = _library.metal_runtime_counts().decode().split(";")
+    return [*map(int, encoders.split())], [*map(int, dispatches.split())], set(kernels.split())
+
+
+def fault(name):
+    """What is said of a fault of faults.mm; "" if nothing."""
+    return _library.metal_runtime_fault(name.encode()).decode()
+
+
+# pytest's side -------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    load()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session):
+    connect()
+
+
+@pytest.fixture(autouse=True)
+def stream_is_finished():
+    """What a test leaves on the stream runs before the next: an error in it is the test's."""
+    import torch
+
+    yield
+    torch.mps.synchronize()

@@ -1,0 +1,87 @@
+"""tools/wheel_check.py: wheels as they should be pass, and what is wrong with one is found and named."""
+
+import base64
+import hashlib
+import importlib.util
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("wheel_check", ROOT / "tools" / "wheel_check.py")
+wheel_check = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(wheel_check)
+
+TAGS = {"Linux": "cp310-abi3-manylinux_2_28_x86_64", "macOS": "cp310-abi3-macosx_14_0_arm64"}
+BINARY = {"Linux": b"\x7fELF", "macOS": b"\xcf\xfa\xed\xfe"}
+INFO = "metalcore-0.dist-info/"
+WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\n"
+
+
+def files_of(platform):
+    """A wheel's files, binaries of no content."""
+    families = [path.stem for path in (ROOT / "kernels").rglob("*.metal")]
+    files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in (ROOT / "metalcore").rglob("*.py")}
+    files["metalcore/_C.abi3.so"] = BINARY[platform]
+    if platform == "Linux":
+        for family in families:
+            files[f"metalcore/lib/x86-64/{family}.so"] = files[f"metalcore/lib/checking/{family}.so"] = BINARY[platform]
+            files[f"metalcore/lib/cuda/{family}.cu"] = files[f"metalcore/lib/cuda/{family}.json"] = b""
+    else:
+        files |= {f"metalcore/lib/metal/{family}.metal": b"" for family in families}
+        files["metalcore/lib/metal/index"] = "".join(f"{family} kernel\n" for family in families).encode()
+    files[INFO + "WHEEL"] = f"{WHEEL}Tag: {TAGS[platform]}\n".encode()
+    files[INFO + "METADATA"] = (b"Metadata-Version: 2.1\nName: metalcore\nVersion: 0\n"
+                                b"Requires-Python: >=3.10\nRequires-Dist: torch>=2.10\n")
+    return files
+
+
+def wheel_of(files, folder, tag):
+    digests = {name: base64.urlsafe_b64encode(hashlib.sha256(content).digest()) for name, content in files.items()}
+    record = "".join(f"{name},sha256={digest.rstrip(b'=').decode()},\n" for name, digest in digests.items())
+    path = folder / f"metalcore-0-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in {**files, INFO + "RECORD": record.encode()}.items():
+            archive.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize("platform", TAGS)
+def test_right_wheels(platform, tmp_path):
+    assert wheel_check.problems(wheel_of(files_of(platform), tmp_path, TAGS[platform])) == []
+
+
+# Of the wheel for Linux; those of the one for macOS are seeded into the real one, in tools/mac_check/faults.py.
+FAULTS = {
+    "metalcore.libs/libtorch_cpu-1.so": (b"\x7fELF", "is no part of a wheel for Linux"),
+    "metalcore/_C.abi3.so": (b"\xcf\xfa\xed\xfe", "is a binary for macOS"),
+    "metalcore/lib/cuda/softmax.cu": (None, "is missing"),
+    "metalcore/lib/checking/softmax.so": (None, "is missing"),
+    "metalcore/softmax.py": (b"", "is not the checkout's"),
+    "metalcore/stray.py": (b"", "is not in the checkout"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_found(name, tmp_path):
+    content, says = FAULTS[name]
+    files = files_of("Linux")
+    files.pop(name, None)
+    if content is not None:
+        files[name] = content
+    assert wheel_check.problems(wheel_of(files, tmp_path, TAGS["Linux"])) == [f"{name} {says}"]
+
+
+def test_a_tag_that_pip_does_not_know(tmp_path):
+    found = wheel_check.problems(wheel_of(files_of("Linux"), tmp_path, "cp313-cp313-manylinux_2_28_x86_64"))
+    assert [text for text in found if "Python 3.13" in text] == []
+    assert {f"pip does not take it on manylinux_2_28_x86_64 with Python {python}"
+            for python in wheel_check.PYTHONS if python != "3.13"} == set(found)
+
+
+def test_a_wheel_that_is_not_repaired(tmp_path):
+    files = files_of("Linux")
+    files[INFO + "WHEEL"] = f"{WHEEL}Tag: cp310-abi3-linux_x86_64\n".encode()
+    (found,) = wheel_check.problems(wheel_of(files, tmp_path, "cp310-abi3-linux_x86_64"))
+    assert found.startswith("WHEEL has the tags ['cp310-abi3-linux_x86_64']")

@@ -1,0 +1,166 @@
+"""Checks a wheel: what is in it, its metadata, and on which machines pip takes it.
+
+    python -m tools.wheel_check dist/*.whl
+"""
+
+import base64
+import email
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+_MAGIC = {b"\x7fELF": "Linux", b"\xcf\xfa\xed\xfe": "macOS", b"\xca\xfe\xba\xbe": "macOS"}
+_BINARIES = (".so", ".dylib", ".metallib", ".a")
+
+
+@dataclass
+class Platform:
+    """What the wheels of a platform have in common.
+
+    Attributes:
+        tag: of the wheel, a regular expression.
+        binaries: the names of its binaries, a regular expression.
+        of_family: what the wheel has for each file of kernels/.
+        machines: {machine as pip's --platform calls it: whether pip takes the wheel there}.
+    """
+
+    name: str
+    tag: str
+    binaries: str
+    of_family: tuple
+    machines: dict
+
+
+MACOS = Platform(
+    "macOS", r"cp310-abi3-macosx_14_0_arm64", r"_C\.abi3\.so|lib/metal/\w+\.metallib", ("lib/metal/{}.metal",),
+    {"macosx_14_0_arm64": True, "macosx_15_0_arm64": True, "macosx_26_0_arm64": True, "macosx_13_0_arm64": False,
+     "macosx_15_0_x86_64": False, "manylinux_2_28_aarch64": False})
+LINUX = Platform(
+    "Linux", r"cp310-abi3-manylinux_2_\d+_x86_64", r"_C\.abi3\.so|simulator/_device-\S+\.so|lib/[\w-]+/\w+\.so",
+    ("lib/checking/{}.so", "lib/cuda/{}.cu", "lib/cuda/{}.json"),
+    {"manylinux_2_28_aarch64": False, "macosx_15_0_arm64": False, "macosx_15_0_x86_64": False, "win_amd64": False})
+
+# pip itself, so many times in one process: whether it finds the wheel in a folder.
+_PIP = """
+import contextlib, json, os, sys
+from pip._internal.cli.main import main
+folder, output, machines, pythons = json.loads(sys.argv[1])
+found = []
+for machine in machines:
+    for python in pythons:
+        with open(os.devnull, "w") as silent, contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
+            failed = main(["download", "-qqq", "--disable-pip-version-check", "--no-cache-dir", "--no-deps",
+                           "--no-index", "--find-links", folder, "-d", output, "--only-binary=:all:",
+                           "--implementation", "cp", "--platform", machine, "--python-version", python, "metalcore"])
+        found.append([machine, python, not failed])
+print(json.dumps(found))
+"""
+
+
+def problems(path):
+    """All that is wrong with the only wheel in its folder, in words."""
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+    platform = LINUX if "linux" in path.name else MACOS
+    return [*_metadata_problems(files, platform), *_module_problems(files), *_content_problems(files, platform),
+            *_metal_problems(files), *_resolution_problems(path, platform)]
+
+
+def summary(path):
+    with zipfile.ZipFile(path) as archive:
+        count = sum(not name.endswith("/") for name in archive.namelist())
+    return f"{count} files, {path.stat().st_size >> 10} KiB"
+
+
+def _metadata_problems(files, platform):
+    (folder,) = {name.split("/")[0] for name in files if name.split("/")[0].endswith(".dist-info")}
+    wheel = email.message_from_bytes(files[f"{folder}/WHEEL"])
+    tags = wheel.get_all("Tag")
+    if not all(re.fullmatch(platform.tag, tag) for tag in tags):
+        yield f"WHEEL has the tags {tags}, not {platform.tag}"
+    if wheel["Root-Is-Purelib"] != "false":
+        yield "WHEEL says that it is pure Python"
+    metadata = email.message_from_bytes(files[f"{folder}/METADATA"])
+    if metadata["Requires-Python"] != ">=3.10":
+        yield f"METADATA requires Python {metadata['Requires-Python']}, not >=3.10"
+    if "torch>=2.10" not in metadata.get_all("Requires-Dist", []):
+        yield f"METADATA requires {metadata.get_all('Requires-Dist')}, and should torch>=2.10"
+    recorded = {}
+    for line in files[f"{folder}/RECORD"].decode().splitlines():
+        name, digest, _ = line.rsplit(",", 2)
+        recorded[name] = digest
+    for name, content in files.items():
+        digest = "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        if recorded.get(name) != digest and not name.endswith("/RECORD"):
+            yield f"RECORD does not match {name}"
+
+
+def _module_problems(files):
+    """Python's side is the checkout's, of which an earlier build may have left something else."""
+    sources = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "metalcore").rglob("*.py")}
+    for name in sorted(sources.keys() - files.keys()):
+        yield f"{name} is missing"
+    for name in sorted(name for name in files if name.endswith(".py")):
+        if name not in sources:
+            yield f"{name} is not in the checkout"
+        elif files[name] != sources[name].read_bytes():
+            yield f"{name} is not the checkout's"
+
+
+def _content_problems(files, platform):
+    for source in sorted((ROOT / "kernels").rglob("*.metal")):
+        for name in (f"metalcore/{pattern.format(source.stem)}" for pattern in platform.of_family):
+            if name not in files:
+                yield f"{name} is missing"
+    if "metalcore/_C.abi3.so" not in files:
+        yield "metalcore/_C.abi3.so is missing"
+    for name, content in files.items():
+        if name.endswith(_BINARIES) and not re.fullmatch(f"metalcore/(?:{platform.binaries})", name):
+            yield f"{name} is no part of a wheel for {platform.name}"
+        if (kind := _MAGIC.get(content[:4], platform.name)) != platform.name:
+            yield f"{name} is a binary for {kind}"
+
+
+def _metal_problems(files):
+    sources = [name for name in files if re.fullmatch(r"metalcore/lib/metal/\w+\.metal", name)]
+    index = files.get("metalcore/lib/metal/index", b"").decode()
+    known = {line.split()[0] for line in index.splitlines() if len(line.split()) > 1}
+    for name in sorted(sources):
+        if re.search(rb'^\s*#\s*include\s*"', files[name], re.MULTILINE):
+            yield f"{name} includes a file, which Metal cannot find"
+        if Path(name).stem not in known:
+            yield f"metalcore/lib/metal/index knows no kernel of {name}"
+
+
+def _resolution_problems(path, platform):
+    expected = {path.stem.split("-")[-1].split(".")[0]: True} | platform.machines
+    for machine, python, takes in _resolved(path, expected):
+        if takes != expected[machine]:
+            yield f"pip {'takes' if takes else 'does not take'} it on {machine} with Python {python}"
+
+
+def _resolved(path, machines):
+    with tempfile.TemporaryDirectory() as output:
+        asked = json.dumps([str(path.parent), output, list(machines), PYTHONS])
+        done = subprocess.run([sys.executable, "-c", _PIP, asked], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"pip cannot be asked about {path.name}:\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+if __name__ == "__main__":
+    wrong = 0
+    for argument in map(Path, sys.argv[1:]):
+        found = problems(argument)
+        wrong += len(found)
+        for text in found or [f"{summary(argument)}, right"]:
+            print(f"{argument.name}: {text}")
+    sys.exit(1 if wrong else 0)
