@@ -7,6 +7,8 @@ PyTorch function that is being overridden.
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from ._routing import accelerated, ops
@@ -72,10 +74,17 @@ def _rms_norm(previous):
 
 
 def _qr(previous):
+    inside = threading.local()  # metalcore's op leaves some matrices to PyTorch's, which is this one
+
     def kernel(keyset, A, mode="reduced"):
-        if accelerated(A, dtypes={torch.float32}) and A.dim() >= 2 and mode in ("reduced", "complete", "r"):
+        takes = accelerated(A, dtypes={torch.float32}) and A.dim() >= 2 and mode in ("reduced", "complete", "r")
+        if not takes or getattr(inside, "active", False):
+            return previous.call_boxed(keyset, A, mode)
+        inside.active = True
+        try:
             return ops.qr(A, mode)
-        return previous.call_boxed(keyset, A, mode)
+        finally:
+            inside.active = False
     return kernel
 
 

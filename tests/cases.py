@@ -88,5 +88,10 @@ CASES = {
     "qr, of a threadgroup": Case(lambda a: metalcore.qr(a), ((20, 100, 40),)),
     "qr, tall": Case(lambda a: metalcore.qr(a), ((3, 2500, 20),)),
     "qr, blocked": Case(lambda a: metalcore.qr(a), ((2, 300, 200),)),
+    "geqrf": Case(lambda a: tuple(metalcore.geqrf(a)), ((2, 300, 200),), backward=False),
+    # Nearly orthogonal: tau is one, and v little more than its one.
+    "householder_product": Case(lambda a: metalcore.householder_product(a / 16, torch.ones_like(a[..., 0, :])),
+                                ((3, 200, 20),)),
+    "ormqr": Case(lambda a, c: metalcore.ormqr(a / 16, torch.ones_like(a[..., 0, :]), c), ((3, 200, 20), (3, 200, 30))),
     "adamw": Case(_adamw, ((300, 257), (5,), (70, 3)), backward=False),
 }

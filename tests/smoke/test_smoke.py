@@ -41,6 +41,18 @@ def test_qr(device, shape):
     assert ((a.double() - q @ r).norm(dim=(-2, -1)) / a.double().norm(dim=(-2, -1))).max() <= bound
 
 
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 40, 24), (140, 70)])
+def test_reflectors(device, shape):
+    torch.manual_seed(0)
+    A = torch.randn(shape)
+    a, tau = metalcore.geqrf(A.to(device))
+    R = metalcore.ormqr(a, tau, A.to(device), transpose=True)
+    Q = metalcore.householder_product(a, tau).cpu().double()
+    bound = 10 * max(shape[-2:]) * torch.finfo(torch.float32).eps * A.double().norm()
+    assert (Q @ a.cpu()[..., : shape[-1], :].triu().double() - A).norm() <= bound
+    assert (R - a.triu()).norm() <= bound
+
+
 def test_adamw(device):
     torch.manual_seed(0)
     host = [torch.nn.Parameter(torch.randn(shape)) for shape in [(7,), (33, 5)]]

@@ -142,7 +142,16 @@ void BlockReflectors::apply_all(gpu::Encoder& encoder, const RowMajor& target, b
     apply(encoder, transpose ? i : blocks() - 1 - i, target, 0, target.columns, transpose);
 }
 
-std::vector<Step> BlockReflectors::steps(uint32_t rows, uint32_t batch, uint32_t count, uint32_t columns,
+std::vector<Step> BlockReflectors::factor_steps(uint32_t rows, uint32_t batch, uint32_t count,
+                                                const gpu::Tuning& tuning) {
+  const uint32_t width = width_of(count);
+  const int64_t blocks = int64_t{ceil_div(count, width)} * batch;
+  const uint32_t parts = split(rows, blocks, tuning.fill_threadgroups).parts;
+  return {{kernel("reflectors_products", width), {grid_side(blocks * parts)}, {REFLECTORS_THREADS}},
+          {kernel("reflectors_factor", width), {grid_side(blocks)}, {REFLECTORS_THREADS}}};
+}
+
+std::vector<Step> BlockReflectors::apply_steps(uint32_t rows, uint32_t batch, uint32_t count, uint32_t columns,
                                          const gpu::Tuning& tuning) {
   const uint32_t width = width_of(count);
   const int64_t groups = int64_t{tiles_of(columns)} * batch;
