@@ -3,6 +3,7 @@
 import pytest
 import torch
 from matrices import EPS, norm
+from opinfo import check_errors
 from rows import tuned
 
 import metalcore
@@ -106,6 +107,10 @@ def test_out(device):
         metalcore.householder_product(a, tau, out=torch.empty(0, dtype=torch.int32, device=device))
     with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
         metalcore.ormqr(a.requires_grad_(), tau, C, out=C)
+
+
+def test_opinfo_errors(device):
+    check_errors(metalcore.ormqr, "ormqr", device, messages=True)  # there are none of the others
 
 
 @pytest.mark.parametrize("name, shapes", [
