@@ -140,5 +140,10 @@ CASES = {
     "solve_triangular, of a threadgroup": Case(_triangular, ((20, 100, 100), (20, 100, 40))),
     "solve_triangular, blocked": Case(_triangular, ((2, 300, 300), (2, 300, 70))),
     "lstsq": Case(_lstsq, ((20, 40, 12), (20, 40, 3))),
+    "geqrf": Case(lambda a: tuple(metalcore.geqrf(a)), ((2, 300, 200),), backward=False),
+    # Nearly orthogonal: tau is one, and v little more than its one.
+    "householder_product": Case(lambda a: metalcore.householder_product(a / 16, torch.ones_like(a[..., 0, :])),
+                                ((3, 200, 20),)),
+    "ormqr": Case(lambda a, c: metalcore.ormqr(a / 16, torch.ones_like(a[..., 0, :]), c), ((3, 200, 20), (3, 200, 30))),
     "adamw": Case(_adamw, ((300, 257), (5,), (70, 3)), backward=False),
 }

@@ -24,7 +24,7 @@ namespace {
 constexpr Tuning kTable[] = {
     {.family = "baseline", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024},
     {.family = "nvidia", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024, .row_threads = 132 * 1024,
-     .qr_torch_columns = 3072, .fill_threadgroups = 2 * 132, .eigh_torch = {{{512, 4}, {1024, UINT32_MAX}}},
+     .qr_torch_columns = 3072, .qr_torch_rows = 32768, .reflectors_torch_above = 128, .ormqr_torch_below = 32, .fill_threadgroups = 2 * 132, .eigh_torch = {{{512, 4}, {1024, UINT32_MAX}}},
      .cholesky_torch_rows = 1024, .cholesky_torch_batch = 1,
      .lu_torch = {{{768, 1}, {1536, 3}}}, .lu_solve_torch = {{{32, 4}}},
      .triangular_torch_order = 128, .triangular_torch_vector_order = 640, .triangular_torch_batch = 1},

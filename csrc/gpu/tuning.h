@@ -37,9 +37,13 @@ struct Tuning {
   uint32_t qr_simd_rows = 64;
   uint32_t qr_block_threads = 512;
   uint32_t qr_tall_columns = 64;
-  // Up to so many matrices with so many columns and rows, or more, go to PyTorch's op.
+  // A single matrix goes to PyTorch's op if it has so many columns and rows, or if it is taller than a threadgroup holds
+  // a panel of, up to so many rows, and wider than what is split into blocks of rows …
   uint32_t qr_torch_columns = UINT32_MAX;
-  uint32_t qr_torch_batch = 1;
+  uint32_t qr_torch_rows = 0;
+  // … and so do a single matrix's reflectors, if there are more than so many to apply, or for ormqr up to so few.
+  uint32_t reflectors_torch_above = UINT32_MAX;
+  uint32_t ormqr_torch_below = 0;
   // Matrix products, and the rounds of blocked Jacobi, are split until about so many threadgroups run.
   uint32_t fill_threadgroups = 64;
   // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels. From so many rows

@@ -60,12 +60,14 @@ inline float simdgroup_reduce(thread float (&values)[QR_PANEL], uint lane) {
   return MAXIMUM ? metal::max(values[0], other) : values[0] + other;
 }
 
-// Of `count` rows of QR_PANEL values, as simdgroup_reduce() gives them.
-template <bool MAXIMUM, typename Pointer>
-inline float reduce_partial(Pointer partial, uint count, uint lane) {
+// Of `count` rows of QR_PANEL values, as simdgroup_reduce() gives them: up to MOST, all on their way at once.
+template <bool MAXIMUM, uint MOST>
+inline float reduce_partial(threadgroup const float* partial, uint count, uint lane) {
   float value = 0.0f;
-  for (uint i = lane / QR_PANEL; i < count; i += 32 / QR_PANEL) {
-    const float other = partial[i * QR_PANEL + lane % QR_PANEL];
+#pragma unroll
+  for (uint n = 0; n < MOST / 2; ++n) {
+    const uint i = 2 * n + lane / QR_PANEL;
+    const float other = i < count ? partial[i * QR_PANEL + lane % QR_PANEL] : 0.0f;
     value = MAXIMUM ? metal::max(value, other) : value + other;
   }
   const float other = metal::simd_shuffle_xor(value, 16);

@@ -30,7 +30,7 @@ inline device float* panel_corner(device float* a, constant QrPanelParams& p, ui
   const float largest = column_maxima(panel, lane);
   if (lane < QR_PANEL) partial[(kPanelSimdgroups + simdgroup) * QR_PANEL + lane] = largest;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  const float scale = scale_to_one(reduce_partial<true>(partial + kPanelSimdgroups * QR_PANEL, simdgroups, lane));
+  const float scale = scale_to_one(reduce_partial<true, kPanelSimdgroups>(partial + kPanelSimdgroups * QR_PANEL, simdgroups, lane));
   scale_columns(panel, scale);
 
   for (uint k = 0; k < QR_PANEL; ++k) {
@@ -40,7 +40,7 @@ inline device float* panel_corner(device float* a, constant QrPanelParams& p, ui
     if (lane < QR_PANEL) sums[simdgroup * QR_PANEL + lane] = sum;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const PanelReflector reflector =
-        panel_reflector(reduce_partial<false>(sums, simdgroups, lane), row[lane % QR_PANEL]);
+        panel_reflector(reduce_partial<false, kPanelSimdgroups>(sums, simdgroups, lane), row[lane % QR_PANEL]);
     apply_reflector(panel, at, k, reflector, lane);
     turn_columns(panel);
     if (simdgroup == 0) keep_products(products, k, reflector, lane);
@@ -67,10 +67,17 @@ template <bool MAXIMUM>
 inline float over_slabs(device const float* sums, uint slabs, threadgroup float* partial, uint simdgroup, uint lane) {
   const uint each = (slabs + kSlabSimdgroups - 1) / kSlabSimdgroups;
   const uint first = min(simdgroup * each, slabs);
-  const float value = reduce_partial<MAXIMUM>(sums + first * QR_PANEL, min(each, slabs - first), lane);
+  const uint end = min(first + each, slabs);
+  float value = 0.0f;
+  for (uint i = first + lane / QR_PANEL; i < end; i += 2) {
+    const float other = sums[i * QR_PANEL + lane % QR_PANEL];
+    value = MAXIMUM ? max(value, other) : value + other;
+  }
+  const float other = simd_shuffle_xor(value, 16);
+  value = MAXIMUM ? max(value, other) : value + other;
   if (lane < QR_PANEL) partial[simdgroup * QR_PANEL + lane] = value;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  return reduce_partial<MAXIMUM>(partial, kSlabSimdgroups, lane);
+  return reduce_partial<MAXIMUM, kSlabSimdgroups>(partial, kSlabSimdgroups, lane);
 }
 
 template <SlabStage STAGE>
@@ -123,7 +130,7 @@ template <SlabStage STAGE>
   if (lane < QR_PANEL) sums[simdgroup * QR_PANEL + lane] = value;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (simdgroup > 0) return;
-  const float total = reduce_partial<STAGE == kMaxima>(sums, kSlabSimdgroups, lane);
+  const float total = reduce_partial<STAGE == kMaxima, kSlabSimdgroups>(sums, kSlabSimdgroups, lane);
   if (lane < QR_PANEL) after[slab * QR_PANEL + lane] = total;
 }
 

@@ -242,8 +242,6 @@ template <uint WIDTH>
       sums[e][1] = fma(f, b, sums[e][1]);
     }
   }
-  float next[kApplyRows * WIDTH / kThreads];
-  load_reflectors<kApplyRows, WIDTH>(next, of, begin, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
   for (uint e = 0; e < kEach; ++e) {
@@ -252,7 +250,6 @@ template <uint WIDTH>
   }
 
   for (uint base = begin; base < end; base += kApplyRows) {
-    stage(v, next, thread_index);
     float values[kRowsEach][2];
     const uint first = base + simdgroup * kRowsEach;
 #pragma unroll
@@ -260,8 +257,12 @@ template <uint WIDTH>
 #pragma unroll
       for (uint side = 0; side < 2; ++side)
         values[e][side] = there[side] && first + e < end ? c[ulong(first + e) * p.target_columns + 32 * side] : 0.0f;
+    {
+      float part_of_v[kApplyRows * WIDTH / kThreads];
+      load_reflectors<kApplyRows, WIDTH>(part_of_v, of, base, thread_index);
+      stage(v, part_of_v, thread_index);
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_reflectors<kApplyRows, WIDTH>(next, of, base + kApplyRows, thread_index);
 #pragma unroll 4
     for (uint k = 0; k < WIDTH; ++k) {
       const float a = w[k * kColumns + lane], b = w[k * kColumns + lane + 32];

@@ -112,6 +112,18 @@ def _eigh(batch, n):
                 ((batch, n, n),), terms=n, make=_well_conditioned)
 
 
+def _geqrf(*shape):
+    return Case(lambda a: tuple(metalcore.geqrf(a)), lambda a: tuple(torch.geqrf(a)), (shape,), terms=max(shape[-2:]),
+                backward=False, make=_well_conditioned)
+
+
+def _reflectors(name, theirs, shape, *others):
+    """Of reflectors below the diagonal of a matrix of small numbers, with tau one in all: nearly orthogonal."""
+    def of(function):
+        return lambda a, *rest: function(a / 16, torch.ones_like(a[..., 0, :]), *rest)
+    return Case(of(lambda *given: getattr(metalcore, name)(*given)), of(theirs), (shape, *others), terms=max(shape[-2:]))
+
+
 # The lambdas look metalcore's functions up when they are called, so that it is those of the moment that are tested.
 CASES = {
     "silu": _elementwise(lambda x: metalcore.silu(x), F.silu),
@@ -153,6 +165,11 @@ CASES = {
     "solve_triangular, 12x12": _triangular(12, 5),
     "solve_triangular, 100x100": _triangular(100, 1),
     "solve_triangular, 160x160": _triangular(160, 20),
+    "geqrf, 60x20": _geqrf(3, 60, 20),
+    "geqrf, 160x140": _geqrf(1, 160, 140),
+    "householder_product, 30x20": _reflectors("householder_product", torch.linalg.householder_product, (4, 30, 20)),
+    "householder_product, 160x140": _reflectors("householder_product", torch.linalg.householder_product, (1, 160, 140)),
+    "ormqr, 160x140": _reflectors("ormqr", torch.ormqr, (1, 160, 140), (1, 160, 30)),
     "AdamW": Case(_adamw(lambda *a, **k: metalcore.optim.AdamW(*a, **k)), _adamw(torch.optim.AdamW),
                   ((300, 57), (5,), (300, 57), (5,)), terms=_STEPS, roundings=_STEPS, backward=False),
     "silu and softmax in turns": _elementwise(

@@ -63,7 +63,7 @@ def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: boo
     Args:
         input: (*, m, k), any strides: reflectors below its diagonal, as geqrf leaves them. float32; float16 and bfloat16
             are computed in float32, and the result cast back. Other input goes to PyTorch's op.
-        tau: (*, k), the factors of the reflectors; k <= m.
+        tau: (*, min(m, k)), the factors of the reflectors.
         other: (*, m, n), or (*, n, m) where `left` is false.
         left: Q C, with Q = H_0 H_1 … (m x m), or C Q.
         transpose: Qᵀ in place of Q.
@@ -79,7 +79,7 @@ def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: boo
         return torch.ormqr(input, tau, other, left, transpose, out=out)
     fits = input.ndim >= 2 and tau.shape[:-1] == input.shape[:-2] == other.shape[:-2] and tau.ndim == input.ndim - 1
     if not fits or other.shape[-2 if left else -1] != input.shape[-2] or \
-            tau.shape[-1] > min(input.shape[-2], input.shape[-1]):
+            tau.shape[-1] != min(input.shape[-2:]):
         _refuse(torch.ormqr, input, tau, other, left, transpose)
     return write_out("ormqr", out, lambda: in_float32(lambda *given: ops.ormqr(*given, left, transpose), input, tau, other),
                      input, tau, other)
@@ -223,7 +223,7 @@ def _reflectors_backward(grad, A, tau, C, transpose):
 
 
 def _geqrf_backward(ctx, grad_a, grad_tau):
-    raise RuntimeError("derivative for geqrf is not implemented")
+    raise NotImplementedError("the derivative for 'geqrf' is not implemented.")
 
 
 def _save_nothing(ctx, inputs, output):

@@ -173,10 +173,19 @@ def eigh(device):
             yield f"eigh {n}x{n}", tensor
 
 
+def reflectors(device):
+    """Block reflectors of both widths, on a batch, which no plan leaves to PyTorch."""
+    for m, n in ((200, 16), (300, 140)):
+        a, tau = metalcore.geqrf(random(device, torch.float32, 3, m, n))
+        yield f"geqrf {m}x{n}", a
+        yield f"householder_product {m}x{n}", metalcore.householder_product(a, tau)
+        yield f"ormqr {m}x{n}", metalcore.ormqr(a, tau, random(device, torch.float32, 3, m, 40))
+
+
 # name -> device -> [(what, result)]
 SECTIONS = {f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
             for section in (elementwise, softmax, rms_norm, adamw) for dtype in DTYPES} | {
-                section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh)}
+                section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh, reflectors)}
 
 
 def record_launches():

@@ -5,6 +5,7 @@ import torch
 from matrices import EPS, norm
 from opinfo import check_samples
 from qr_cases import check_factors
+from rows import tuned
 
 import metalcore
 
@@ -133,9 +134,16 @@ def test_opinfo_samples(device):
     ((100, 64, 32), "r", "simd", ["qr_simd_64x32"]),
     ((64, 32), "complete", "block", ["qr_block_64"]),
     ((1024, 128, 128), "reduced", "block", ["qr_block_128"]),
-    ((1024, 17), "r", "tall", ["qr_block_512", "qr_block_512", "qr_tall_signs"]),
-    ((100, 500), "r", "blocked", ["qr_panel_512", "qr_update", "qr_upper"]),
-    ((5000, 5000), "reduced", "blocked", ["qr_panel_looped", "qr_update", "qr_upper", "qr_identity", "qr_update"]),
+    ((3000, 17), "r", "tall", ["qr_block_512", "qr_block_512", "qr_tall_signs"]),
+    ((500, 16), "complete", "blocked",
+     ["qr_panel", "reflectors_products_16", "reflectors_factor_16", "qr_upper", "qr_identity", "reflectors_products_16",
+      "reflectors_apply_16"]),
+    ((100, 500), "r", "blocked",
+     ["qr_panel", "reflectors_products_16", "reflectors_apply_16", "reflectors_products_64", "reflectors_factor_64",
+      "reflectors_apply_64", "qr_upper"]),
+    ((3000, 80), "r", "blocked",
+     ["qr_panel_maxima", "qr_panel_scale", "qr_panel_step", "qr_panel_last", "reflectors_products_16",
+      "reflectors_apply_16", "reflectors_products_64", "reflectors_factor_64", "reflectors_apply_64", "qr_upper"]),
     ((0, 5), "reduced", "empty", []),
 ])
 def test_explain(shape, mode, variant, kernels):
@@ -144,6 +152,23 @@ def test_explain(shape, mode, variant, kernels):
     assert list(plan.kernels) == kernels
     assert "x".join(map(str, shape[-2:])) in plan.why
     assert all(step.threadgroup[0] <= 1024 for step in plan.steps)
+
+
+def test_explain_says_what_goes_to_torch():
+    with tuned("nvidia"):
+        plan = metalcore.explain("qr", (4096, 4096))
+        assert plan.variant == "torch" and not plan.kernels and "PyTorch" in plan.why
+        assert metalcore.explain("qr", (2, 4096, 4096)).variant == "blocked"
+
+
+def test_what_goes_to_torch(device):
+    A = torch.randn(2100, 70)
+    with tuned("nvidia"):
+        for mode in ("reduced", "r"):
+            assert metalcore.explain("qr", (2100, 70), mode=mode).variant == "torch"
+            Q, R = (x.cpu() for x in metalcore.qr(A.to(device), mode))
+            assert Q.is_contiguous() and R.is_contiguous()
+            check_factors(A[None], Q[None] if mode != "r" else Q, R[None], mode, ["random"])
 
 
 def test_explain_refuses_what_qr_refuses():

@@ -16,6 +16,8 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+
+
 @pytest.mark.parametrize("shape", [(5, 37), (2, 1500)])
 def test_function(device, name, shape):
     ours, theirs = FUNCTIONS[name]
@@ -49,8 +51,6 @@ def test_cholesky(device, shape):
     b = torch.randn(shape)
     x = metalcore.cholesky_solve(b.to(device), metalcore.cholesky(a)).cpu()
     torch.testing.assert_close(a.cpu() @ x, b, rtol=0, atol=100 * shape[-1] * torch.finfo(torch.float32).eps)
-
-
 def test_spectral(device):
     torch.manual_seed(0)
     a = torch.randn(3, 6, 4)
@@ -88,6 +88,18 @@ def test_eigh(device, shape):
     assert (q.mT @ q - torch.eye(shape[-1])).norm(dim=(-2, -1)).max() <= bound
     residual = a.double() @ q - q * values.unsqueeze(-2)
     assert (residual.norm(dim=(-2, -1)) / a.double().norm(dim=(-2, -1))).max() <= bound
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 40, 24), (140, 70)])
+def test_reflectors(device, shape):
+    torch.manual_seed(0)
+    A = torch.randn(shape)
+    a, tau = metalcore.geqrf(A.to(device))
+    R = metalcore.ormqr(a, tau, A.to(device), transpose=True)
+    Q = metalcore.householder_product(a, tau).cpu().double()
+    bound = 10 * max(shape[-2:]) * torch.finfo(torch.float32).eps * A.double().norm()
+    assert (Q @ a.cpu()[..., : shape[-1], :].triu().double() - A).norm() <= bound
+    assert (R - a.triu()).norm() <= bound
 
 
 def test_adamw(device):

@@ -9,6 +9,7 @@
 #include "../plan.h"
 
 #include <algorithm>
+#include <string>
 #include <tuple>
 
 namespace metalcore {
@@ -54,6 +55,15 @@ std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
   return {packed, tau};
 }
 
+// As QR's plan, but for what PyTorch applies faster than it factors.
+QrPlan plan_product(const MatrixShape& s, int64_t count, const gpu::Tuning& tuning) {
+  QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, s.columns, tuning);
+  if (plan.variant == QrVariant::blocked && s.batch == 1 && count > tuning.reflectors_torch_above)
+    return {QrVariant::torch, times(s.rows, s.columns) + ", a single matrix: PyTorch's own op is faster on this GPU", "", 0,
+            {}};
+  return plan;
+}
+
 Tensor householder_product(const Tensor& input, const Tensor& tau) {
   check_float32("householder_product", "A", input);
   check_float32("householder_product", "tau", tau);
@@ -67,7 +77,7 @@ Tensor householder_product(const Tensor& input, const Tensor& tau) {
   const Tensor q = new_tensor(input.sizes(), ScalarType::Float, input);
   if (q.numel() == 0) return q;
   const gpu::Tuning& tuning = gpu::tuning(input);
-  const QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, s.columns, tuning);
+  const QrPlan plan = plan_product(s, count, tuning);
   if (plan.variant == QrVariant::torch)
     return as_contiguous(call_torch<1>("aten::linalg_householder_product", "", input, tau)[0]);
   const Tensor taus = as_contiguous(tau);
@@ -87,10 +97,10 @@ Tensor householder_product(const Tensor& input, const Tensor& tau) {
   return q;
 }
 
-QrVariant plan_ormqr(int64_t m, int64_t count, int64_t batch, const gpu::Tuning& tuning) {
-  if (m == 0 || count == 0) return QrVariant::empty;
-  return std::min(m, count) >= tuning.qr_torch_columns && batch <= tuning.qr_torch_batch ? QrVariant::torch
-                                                                                         : QrVariant::blocked;
+QrVariant plan_ormqr(int64_t count, int64_t batch, const gpu::Tuning& tuning) {
+  if (count == 0) return QrVariant::empty;
+  const bool few = count <= tuning.ormqr_torch_below, many = count > tuning.reflectors_torch_above;
+  return batch == 1 && (few || many) ? QrVariant::torch : QrVariant::blocked;
 }
 
 Tensor ormqr(const Tensor& input, const Tensor& tau, const Tensor& other, bool left, bool transpose) {
@@ -107,7 +117,7 @@ Tensor ormqr(const Tensor& input, const Tensor& tau, const Tensor& other, bool l
         "metalcore::ormqr: input must be (*, m, k), tau (*, k) and other (*, m, n), or (*, n, m) on the left of Q, not ",
         shape_text(input), ", ", shape_text(tau), " and ", shape_text(other));
   const gpu::Tuning& tuning = gpu::tuning(input);
-  const QrVariant variant = plan_ormqr(s.rows, count, s.batch, tuning);
+  const QrVariant variant = plan_ormqr(count, s.batch, tuning);
   if (other.numel() > 0 && variant == QrVariant::torch)
     return as_contiguous(call_torch<1>("aten::ormqr", "", input, tau, other, left, transpose)[0]);
   // C Q is (Qᵀ Cᵀ)ᵀ.
@@ -143,12 +153,16 @@ Explanation explain_householder_product(const Request& request) {
         "metalcore::householder_product: explain needs the shapes of A and tau");
   const MatrixShape s = matrix_shape(request.shapes[0]);
   const gpu::Tuning& tuning = gpu::tuning(request.device_type);
-  const QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, s.columns, tuning);
+  const QrPlan plan = plan_product(s, request.shapes[1].back(), tuning);
   Explanation e{name_of(plan.variant), plan.why, {}};
   const uint32_t batch = grid_side(s.batch), count = grid_side(request.shapes[1].back());
   if (plan.variant == QrVariant::simd || plan.variant == QrVariant::block) e.steps = {small_step(plan, batch)};
-  if (plan.variant == QrVariant::blocked)
-    e.steps = BlockReflectors::steps(grid_side(s.rows), batch, count, grid_side(s.columns), tuning);
+  if (plan.variant == QrVariant::blocked && count > 0) {
+    e.steps = BlockReflectors::factor_steps(grid_side(s.rows), batch, count, tuning);
+    e.steps.push_back({"qr_identity", {grid_side(s.batch * s.rows * s.columns)}, {256}, true});
+    for (const Step& step : BlockReflectors::apply_steps(grid_side(s.rows), batch, count, grid_side(s.columns), tuning))
+      e.steps.push_back(step);
+  }
   return e;
 }
 
@@ -160,12 +174,15 @@ Explanation explain_ormqr(const Request& request) {
   const gpu::Tuning& tuning = gpu::tuning(request.device_type);
   const bool left = request.option("left", "True") == "True";
   const uint32_t count = grid_side(request.shapes[1].back());
-  const QrVariant variant = plan_ormqr(s.rows, count, s.batch, tuning);
-  Explanation e{name_of(variant), "block reflectors of up to " + std::to_string(BlockReflectors::width_of(count)) +
-                                      " columns on " + times(c.rows, c.columns), {}};
-  if (variant == QrVariant::blocked)
-    e.steps = BlockReflectors::steps(grid_side(s.rows), grid_side(s.batch), count,
-                                     grid_side(left ? c.columns : c.rows), tuning);
+  const QrVariant variant = plan_ormqr(count, s.batch, tuning);
+  const std::string why = variant == QrVariant::torch
+                              ? ", a single matrix: PyTorch's own op is faster on this GPU"
+                              : " by block reflectors of up to " + std::to_string(BlockReflectors::width_of(count));
+  Explanation e{name_of(variant), std::to_string(count) + " reflectors on " + times(c.rows, c.columns) + why, {}};
+  if (variant != QrVariant::blocked) return e;
+  const uint32_t rows = grid_side(s.rows), batch = grid_side(s.batch), columns = grid_side(left ? c.columns : c.rows);
+  e.steps = BlockReflectors::factor_steps(rows, batch, count, tuning);
+  for (const Step& step : BlockReflectors::apply_steps(rows, batch, count, columns, tuning)) e.steps.push_back(step);
   return e;
 }
 

@@ -188,7 +188,7 @@ Explanation explain(const Request& request) {
       e.steps.push_back({"qr_upper", {grid_side(s.batch * s.r_rows * s.n)}, {256}, true});
       if (q_columns > 0) {
         e.steps.push_back({"qr_identity", {grid_side(s.batch * s.m * s.q_columns)}, {256}, true});
-        for (const Step& each : BlockReflectors::steps(m, batch, std::min(m, n), q_columns, tuning))
+        for (const Step& each : BlockReflectors::apply_steps(m, batch, std::min(m, n), q_columns, tuning))
           e.steps.push_back(each);
       }
       break;

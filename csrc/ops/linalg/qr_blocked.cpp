@@ -77,7 +77,7 @@ std::vector<Step> BlockedQr::steps(uint32_t rows, uint32_t columns, uint32_t bat
       steps.push_back({kernel, {grid_side(int64_t{batch} * slabs_of(rows))}, {QR_SLAB_THREADS}});
   }
   auto add = [&](uint32_t of, uint32_t on) {
-    for (const Step& step : BlockReflectors::steps(rows, batch, of, on, tuning)) steps.push_back(step);
+    for (const Step& step : BlockReflectors::apply_steps(rows, batch, of, on, tuning)) steps.push_back(step);
   };
   const uint32_t block = BlockReflectors::width_of(count);
   if (count > QR_PANEL) add(QR_PANEL, std::min(block, count) - QR_PANEL);

@@ -23,6 +23,7 @@ constexpr uint32_t kSimdColumns = 32;
 constexpr uint32_t kSimdRows = 64;        // of the largest kernel in qr_simd.metal
 constexpr uint32_t kSimdThreadgroup = 4;  // simdgroups
 constexpr int64_t kTallColumns = 64;      // what qr_tall.metal has threadgroup memory for
+constexpr int64_t kPanelRows = QR_PANEL_THREADS * QR_PANEL_ROWS;  // that a threadgroup holds of a panel
 
 // The first of 8, 16, 32, 64 that is not below n.
 uint32_t power_from_8(int64_t n) {
@@ -95,8 +96,10 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, c
                 std::to_string(kernel->lanes) + " lanes a column",
             "", 1, {{grid_side(m), 1, grid_side(m), kernel->name, block_threads(*kernel, columns)}}};
   }
-  if (std::min(m, n) >= tuning.qr_torch_columns && batch <= tuning.qr_torch_batch)
-    return {QrVariant::torch, times(m, n) + " is so large that PyTorch's own op is faster on this GPU", "", 0, {}};
+  const int64_t least = std::min(m, n);
+  const bool tall = m > kPanelRows && m <= tuning.qr_torch_rows && least > tuning.qr_tall_columns;
+  if (batch == 1 && (least >= tuning.qr_torch_columns || tall))
+    return {QrVariant::torch, times(m, n) + ", a single matrix: PyTorch's own op is faster on this GPU", "", 0, {}};
   return {QrVariant::blocked,
           times(m, n) + " is larger than a threadgroup holds: panels of " + std::to_string(QR_PANEL) +
               " columns, and block reflectors on the rest",
@@ -108,7 +111,7 @@ QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const gpu
   const int64_t columns = std::max(n, q_columns);
   const BlockKernel* tallest = tallest_block_kernel(columns, tuning);
   const int64_t tall_columns = std::min<int64_t>(kTallColumns, tuning.qr_tall_columns);
-  if (plan.variant == QrVariant::blocked && columns == n && n <= tall_columns && tallest && tallest->rows >= 2 * n) {
+  if (plan.variant == QrVariant::blocked && m > kPanelRows && columns == n && n <= tall_columns && tallest && tallest->rows >= 2 * n) {
     return {QrVariant::tall,
             times(m, n) + " is tall: blocks of up to " + std::to_string(tallest->rows) +
                 " rows by themselves, then their R",

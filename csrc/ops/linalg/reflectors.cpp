@@ -12,14 +12,14 @@ uint32_t tiles_of(uint32_t columns) { return ceil_div<uint32_t>(columns, REFLECT
 
 std::string kernel(const char* stem, uint32_t width) { return std::string(stem) + "_" + std::to_string(width); }
 
-// Into how many parts rows are split, so that about `fill` threadgroups run. Sums over parts are added up by everyone who
-// needs them, which limits their number.
+// Into how many parts rows are split, so that up to `fill` threadgroups run: as many as a GPU runs at once. Sums over parts
+// are added up by everyone who needs them, which limits their number.
 struct Split {
   uint32_t parts, rows_each;
 };
 Split split(uint32_t rows, int64_t others, uint32_t fill) {
   constexpr uint32_t kMost = 64;
-  const uint32_t wanted = static_cast<uint32_t>(ceil_div<int64_t>(fill, std::max<int64_t>(others, 1)));
+  const uint32_t wanted = static_cast<uint32_t>(fill / std::max<int64_t>(others, 1));
   const uint32_t parts = std::clamp<uint32_t>(wanted, 1, std::min(kMost, ceil_div<uint32_t>(rows, 2 * REFLECTORS_ROWS)));
   const uint32_t each = round_up<uint32_t>(ceil_div(rows, parts), REFLECTORS_ROWS);
   return {ceil_div(rows, each), each};
@@ -142,7 +142,16 @@ void BlockReflectors::apply_all(gpu::Encoder& encoder, const RowMajor& target, b
     apply(encoder, transpose ? i : blocks() - 1 - i, target, 0, target.columns, transpose);
 }
 
-std::vector<Step> BlockReflectors::steps(uint32_t rows, uint32_t batch, uint32_t count, uint32_t columns,
+std::vector<Step> BlockReflectors::factor_steps(uint32_t rows, uint32_t batch, uint32_t count,
+                                                const gpu::Tuning& tuning) {
+  const uint32_t width = width_of(count);
+  const int64_t blocks = int64_t{ceil_div(count, width)} * batch;
+  const uint32_t parts = split(rows, blocks, tuning.fill_threadgroups).parts;
+  return {{kernel("reflectors_products", width), {grid_side(blocks * parts)}, {REFLECTORS_THREADS}},
+          {kernel("reflectors_factor", width), {grid_side(blocks)}, {REFLECTORS_THREADS}}};
+}
+
+std::vector<Step> BlockReflectors::apply_steps(uint32_t rows, uint32_t batch, uint32_t count, uint32_t columns,
                                          const gpu::Tuning& tuning) {
   const uint32_t width = width_of(count);
   const int64_t groups = int64_t{tiles_of(columns)} * batch;

@@ -49,9 +49,10 @@ class BlockReflectors {
 
   // Of the blocks that so many reflectors are taken in.
   static uint32_t width_of(uint32_t count);
-  // What apply_all() of such a product dispatches first, for explanations.
-  static std::vector<Step> steps(uint32_t rows, uint32_t batch, uint32_t count, uint32_t columns,
-                                 const gpu::Tuning& tuning);
+  // What factor_all() and apply_all() of such a product dispatch first, for explanations.
+  static std::vector<Step> factor_steps(uint32_t rows, uint32_t batch, uint32_t count, const gpu::Tuning& tuning);
+  static std::vector<Step> apply_steps(uint32_t rows, uint32_t batch, uint32_t count, uint32_t columns,
+                                       const gpu::Tuning& tuning);
 
  private:
   struct Part;  // of the target
