@@ -105,7 +105,7 @@ void blocked(const Tensor& tall, const Shape& s, const Vectors& to, const Tensor
   const int64_t rows = std::max(s.m, s.n), columns = std::min(s.m, s.n);
   const int64_t q_columns = full_matrices ? rows : columns;
   const auto [q, r] = qr(tall, !compute_uv ? "r" : full_matrices ? "complete" : "reduced");
-  const Tensor whole = torch::stable::view(r, {s.batch, compute_uv ? q_columns : columns, columns});
+  Tensor whole = torch::stable::view(r, {s.batch, compute_uv ? q_columns : columns, columns});
   const auto [found, right, left] =
       svd_jacobi_blocked(as_contiguous(torch::stable::narrow(whole, 1, 0, columns)), compute_uv);
   Tensor s_to = torch::stable::view(values, found.sizes());
