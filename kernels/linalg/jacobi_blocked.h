@@ -1,8 +1,7 @@
 // Arguments of the blocked one-sided Jacobi kernels, shared with the host.
 //
-// A matrix at work is `padded` columns of `length` floats each, one behind the other. A column holds `rows` entries of the
-// matrix, further ones up to gram_rows, and then, where V is wanted, `padded` entries of V. Columns beyond the matrix's own
-// have one small entry each in a row beyond the matrix's own: they are orthogonal to everything, and stay so.
+// A matrix at work is `padded` columns of `length` floats each, one behind the other: the entries of the matrix, zeros up
+// to gram_rows, and then, where V is wanted, the entries of V. Columns beyond the matrix's own are zero, and stay so.
 #pragma once
 
 #ifndef __METAL_VERSION__
@@ -21,8 +20,8 @@ struct JacobiParams {
   uint32_t matrices;
   uint32_t columns, rows;
   uint32_t padded;        // columns: an even number of blocks
-  uint32_t gram_rows;     // a multiple of 4, with a row for each padding column
-  uint32_t length;        // gram_rows, and where V is wanted `padded` more
+  uint32_t gram_rows;     // rows, rounded up to a multiple of 4
+  uint32_t length;        // a multiple of 4 too
   uint32_t sweeps;        // at most
   uint32_t splits;        // threadgroups that share the rows of a pair
   float tolerance;        // of |xᵀy| / (‖x‖ ‖y‖): what is below is left as it is

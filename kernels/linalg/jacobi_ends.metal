@@ -7,9 +7,7 @@ using namespace metal;
 
 constant constexpr uint kWide = 1024;               // threads that look at a whole matrix
 constant constexpr int kNotFinite = 0x7fffffff;     // in place of an exponent
-constant constexpr float kPadding = 0x1p-28f;       // above a zero column's norm, below a filled one's
-constant constexpr float kNothing = 0x1p-17f;       // norms below are of columns that were filled
-constant constexpr float kNoColumn = -1.0f;         // in place of a padding column's norm
+constant constexpr float kNothing = 0x1p-30f;       // norms below are taken as zero
 
 // Entry i of row j, scaled by the power of two that brings the matrix's largest into [1, 2).
 inline float entry(device const float* a, constant JacobiParams& p, uint j, uint i) {
@@ -78,9 +76,7 @@ inline float of_threadgroup(float value, threadgroup float* work, uint thread_in
   float value = 0.0f;
   if (i >= p.gram_rows) {
     value = i - p.gram_rows == j ? 1.0f : 0.0f;
-  } else if (j >= p.columns) {
-    value = i - p.rows == j - p.columns ? kPadding : 0.0f;
-  } else if (i < p.rows) {
+  } else if (j < p.columns && i < p.rows) {
     const float given = entry(a + ulong(matrix) * p.columns * p.rows, p, j, i);
     value = scaled(given, exponents[matrix], p.symmetric == 0 ? JACOBI_SCALE : 0);
     if (p.symmetric != 0 && i == j) value += shifts[matrix];
@@ -95,14 +91,9 @@ inline float of_threadgroup(float value, threadgroup float* work, uint thread_in
                               uint lane [[thread_index_in_threadgroup]]) {
   const uint matrix = group / p.of.padded, j = group % p.of.padded;
   device const float* const column = x + ulong(group) * p.of.length;
-  float squares = 0.0f, padding = 0.0f;
-  for (uint i = lane; i < p.of.gram_rows; i += 32) {
-    const float entry = column[i];
-    if (i < p.of.rows) squares = fma(entry, entry, squares);
-    else padding += abs(entry);
-  }
+  float squares = 0.0f;
+  for (uint i = lane; i < p.of.rows; i += 32) squares = fma(column[i], column[i], squares);
   squares = simd_sum(squares);
-  padding = simd_sum(padding);
   const float norm = precise::sqrt(squares);
   float value = norm;
   if (p.of.symmetric != 0) {
@@ -111,7 +102,7 @@ inline float of_threadgroup(float value, threadgroup float* work, uint thread_in
     value = simd_sum(sum) / squares;
   }
   if (lane == 0) {
-    norms[group] = padding > 0.0f ? kNoColumn : norm;
+    norms[group] = norm;
     values[group] = value;
   }
 }
@@ -159,45 +150,52 @@ constant constexpr uint kRows = 64;  // of the products' chunks
 }
 
 // Values and vectors at their places: eigenvalues ascending, singular values descending. A threadgroup for each column.
+// Where columns are zero, U has `present` others, and the rest are yet to be made.
 [[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_store(
     device const float* x [[buffer(0)]], device const int* exponents [[buffer(1)]],
     device const float* norms [[buffer(2)]], device const float* values [[buffer(3)]], device float* sorted [[buffer(4)]],
-    device float* u [[buffer(5)]], device float* v [[buffer(6)]], constant JacobiResultParams& p [[buffer(7)]],
-    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup uint counts[JACOBI_THREADS / 32];
-  const uint matrix = group / p.of.padded, j = group % p.of.padded;
+    device float* u [[buffer(5)]], device float* v [[buffer(6)]], device uint* present [[buffer(7)]],
+    constant JacobiResultParams& p [[buffer(8)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup uint counts[2][JACOBI_THREADS / 32];
+  const uint columns = p.of.columns, rows = p.of.rows;
+  const uint matrix = group / columns, j = group % columns, at_work = matrix * p.of.padded + j;
   const int exponent = exponents[matrix];
+  const bool symmetric = p.of.symmetric != 0, finite = exponent != kNotFinite;
   norms += ulong(matrix) * p.of.padded;
   values += ulong(matrix) * p.of.padded;
   const float norm = norms[j], value = values[j];
-  const bool ascending = p.of.symmetric != 0;
-  uint before = 0;
-  for (uint i = thread_index; i < p.of.padded; i += JACOBI_THREADS) {
+  uint before = 0, count = 0;
+  for (uint i = thread_index; i < columns; i += JACOBI_THREADS) {
     const float other = values[i];
-    const bool ahead = ascending ? other < value : other > value, behind = ascending ? other > value : other < value;
-    if (norms[i] != kNoColumn && (ahead || (!behind && i < j))) ++before;
+    const bool ahead = symmetric ? other < value : other > value, behind = symmetric ? other > value : other < value;
+    before += ahead || (!behind && i < j) ? 1 : 0;
+    count += norms[i] < kNothing ? 0 : 1;
   }
   before = simd_sum(before);
-  if (thread_index % 32 == 0) counts[thread_index / 32] = before;
+  count = simd_sum(count);
+  if (thread_index % 32 == 0) {
+    counts[0][thread_index / 32] = before;
+    counts[1][thread_index / 32] = count;
+  }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  uint rank = 0;
+  uint rank = 0, nonzero = 0;
 #pragma unroll
-  for (uint i = 0; i < JACOBI_THREADS / 32; ++i) rank += counts[i];
-  if (norm == kNoColumn) return;
+  for (uint i = 0; i < JACOBI_THREADS / 32; ++i) rank += counts[0][i], nonzero += counts[1][i];
 
-  const bool symmetric = p.of.symmetric != 0, finite = exponent != kNotFinite;
   if (thread_index == 0) {
     const float whole = ldexp(value, symmetric ? exponent : exponent - JACOBI_SCALE);
-    sorted[ulong(matrix) * p.of.columns + rank] = !finite ? NAN : !symmetric && value < kNothing ? 0.0f : whole;
+    sorted[ulong(matrix) * columns + rank] = !finite ? NAN : !symmetric && value < kNothing ? 0.0f : whole;
+    if (j == 0) present[matrix] = nonzero;
   }
   if (p.vectors == 0) return;
-  device const float* const column = x + ulong(group) * p.of.length;
-  const ulong one = ulong(matrix) * p.of.columns;
-  for (uint i = thread_index; i < p.of.rows; i += JACOBI_THREADS) {
-    const ulong at = p.vectors_columns ? (ulong(matrix) * p.of.rows + i) * p.of.columns + rank : (one + rank) * p.of.rows + i;
-    u[at] = column[i] / norm;
+  device const float* const column = x + ulong(at_work) * p.of.length;
+  const ulong one = ulong(matrix) * columns;
+  for (uint i = thread_index; i < rows; i += JACOBI_THREADS) {
+    const ulong at = p.vectors_columns ? (ulong(matrix) * rows + i) * columns + rank : (one + rank) * rows + i;
+    u[at] = norm < kNothing ? 0.0f : column[i] / norm;
   }
   if (p.accumulated == 0) return;
-  for (uint i = thread_index; i < p.of.columns; i += JACOBI_THREADS)
-    v[(one + rank) * p.of.columns + i] = finite ? column[p.of.gram_rows + i] : NAN;
+  for (uint i = thread_index; i < columns; i += JACOBI_THREADS)
+    v[(one + rank) * columns + i] = finite ? column[p.of.gram_rows + i] : NAN;
 }

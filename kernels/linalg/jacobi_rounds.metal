@@ -53,25 +53,13 @@ inline void gram_part(thread ProductPart& part, threadgroup float4* chunk, const
   }
 }
 
-// What a column that has become zero goes on as, so that U is orthonormal: first column j of the identity, and if that was
-// no help random numbers. Far below anything that is not zero.
-inline float4 filling(constant JacobiRoundParams& p, uint column, uint quad) {
-  const uint4 row = 4 * quad + uint4(0, 1, 2, 3);
-  uint4 hash = (row + 1) * 0x9e3779b1u ^ (column + 1) * 0x85ebca6bu ^ (p.sweep * 0xffffu + p.round) * 0xc2b2ae35u;
-#pragma unroll
-  for (uint i = 0; i < 3; ++i) hash = (hash ^ hash >> 15) * 0x2c1b3c6du;
-  const float4 random = float4(int4(hash >> 8) - 0x800000) * 0x1p-49f;
-  const float4 unit = select(float4(0.0f), float4(0x1p-26f), row == column);
-  return select(float4(0.0f), p.sweep == 0 ? unit : random, row < p.of.rows);
-}
-
 // The pair's columns times the rotation, in place.
-inline void apply(threadgroup float4* chunk, threadgroup const float* product, constant JacobiRoundParams& p, Pair pair,
-                  PairState state, uint thread_index) {
+inline void apply(threadgroup float4* chunk, threadgroup const float* product, constant JacobiParams& p, Pair pair,
+                  bool active, uint thread_index) {
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   threadgroup const float4* const factor = (threadgroup const float4*)product + simdgroup;
-  const uint gram_end = p.of.gram_rows / 4, end = state.active ? pair.quads : 0;
-  for (uint base = pair.split * kQuads; base < end; base += p.of.splits * kQuads) {
+  const uint end = active ? pair.quads : 0;
+  for (uint base = pair.split * kQuads; base < end; base += p.splits * kQuads) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     load(chunk, pair, base, end, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
@@ -87,9 +75,7 @@ inline void apply(threadgroup float4* chunk, threadgroup const float* product, c
     const uint quad = base + lane;
 #pragma unroll
     for (uint c = 0; c < 4; ++c) {
-      const uint column = 4 * simdgroup + c;
-      const bool fill = (state.zero >> column & 1) && quad < gram_end;
-      if (quad < end) pair.at(column)[quad] = fill ? filling(p, pair.column(column), quad) : y[c];
+      if (quad < end) pair.at(4 * simdgroup + c)[quad] = y[c];
     }
   }
 }
@@ -114,7 +100,7 @@ inline void rotate(threadgroup float4* chunk, threadgroup float* gram, threadgro
   if (thread_index == 0 && pair.split == 0 && state.off > 0.0f)
     atomic_fetch_max_explicit(off_of(off, p, pair.matrix), as_type<uint>(state.off), memory_order_relaxed);
   diagonalize(gram, product, rotations, state.active ? JACOBI_PAIR - 1 : 0, p.of.tolerance, thread_index);
-  apply(chunk, product, p, pair, state, thread_index);
+  apply(chunk, product, p.of, pair, state.active, thread_index);
 }
 
 [[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_round(

@@ -8,7 +8,7 @@
 #include "jacobi_tile.h"
 
 constant constexpr uint kRotationStride = 36;  // of the rotation in threadgroup memory: rows begin at a float4
-constant constexpr float kZeroSquare = 0x1p-60f;  // a column with less than this is taken as zero, and filled anew
+constant constexpr float kZeroSquare = 0x1p-60f;  // a column with less than this is as good as zero: it stays where it is
 
 // A cosine above one shows that what is left of a column after cancellation is known too badly to go on with: its next
 // Gram matrix will tell.
@@ -38,16 +38,14 @@ inline float4 rotation_of(float pp, float qq, float pq, float tolerance) {
 
 // What a Gram matrix says of its columns.
 struct PairState {
-  float off;    // the largest |xᵀy| / (‖x‖ ‖y‖); 1 where a column is zero
-  bool active;  // whether there is anything to do: rotate, sort, or fill a column
-  uint zero;    // bit i: column i is zero; it is not moved
+  float off;    // the largest |xᵀy| / (‖x‖ ‖y‖)
+  bool active;  // whether there is anything to do: rotate or sort
 };
 
 inline PairState state_of(threadgroup const float* gram, threadgroup float* work, float tolerance, uint thread_index) {
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const float qq = gram[lane * kProductStride + lane];
-  const uint zero = metal::simd_or(qq < kZeroSquare ? 1u << lane : 0u);
-  float off = zero != 0 ? 1.0f : 0.0f;
+  float off = 0.0f;
   bool unsorted = false;
 #pragma unroll
   for (uint i = 0; i < 1024 / JACOBI_THREADS; ++i) {
@@ -55,7 +53,7 @@ inline PairState state_of(threadgroup const float* gram, threadgroup float* work
     const float pp = gram[p * kProductStride + p];
     const float cosine = metal::abs(gram[p * kProductStride + lane]) / (metal::precise::sqrt(pp) * metal::precise::sqrt(qq));
     off = p < lane && pp >= kZeroSquare && qq >= kZeroSquare && cosine > off ? cosine : off;
-    unsorted = unsorted || (p < lane && pp < qq);
+    unsorted = unsorted || (p < lane && pp >= kZeroSquare && pp < qq);
   }
   off = metal::simd_max(off);
   const uint some = metal::simd_max(unsorted ? 1u : 0u);
@@ -64,7 +62,7 @@ inline PairState state_of(threadgroup const float* gram, threadgroup float* work
   float most = work[0], anywhere = work[8];
 #pragma unroll
   for (uint i = 1; i < JACOBI_THREADS / 32; ++i) most = metal::max(most, work[i]), anywhere += work[8 + i];
-  return {most, anywhere > 0.0f || most > tolerance, zero};
+  return {most, anywhere > 0.0f || most > tolerance};
 }
 
 // Leaves in `product` the product of all rotations; `gram` and `rotations`, of which there are 16, are used up. A thread has

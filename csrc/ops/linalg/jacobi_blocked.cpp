@@ -1,6 +1,7 @@
 #include "jacobi_blocked.h"
 
 #include "../../../kernels/linalg/jacobi_blocked.h"
+#include "../../../kernels/linalg/svd.h"
 
 #include <algorithm>
 #include <limits>
@@ -26,14 +27,14 @@ namespace {
 struct Work {
   JacobiBlockedPlan plan;
   JacobiParams params;
-  Tensor x, exponents, shifts, off, parts;
+  Tensor x, exponents, shifts, off, present, parts;
 };
 
 Work work_for(const Tensor& a, int64_t columns, int64_t rows, bool accumulate, uint32_t symmetric) {
   const int64_t batch = a.size(0);
   const JacobiBlockedPlan plan = plan_jacobi_blocked(columns, rows, batch, gpu::tuning(a));
-  const int64_t gram_rows = round_up<int64_t>(rows + plan.padded - columns, 4);
-  const int64_t length = gram_rows + (accumulate ? plan.padded : 0);
+  const int64_t gram_rows = round_up<int64_t>(rows, 4);
+  const int64_t length = gram_rows + (accumulate ? round_up<int64_t>(columns, 4) : 0);
   const float epsilon = std::numeric_limits<float>::epsilon();
   const JacobiParams params{.matrices = grid_side(batch),
                             .columns = grid_side(columns),
@@ -52,6 +53,7 @@ Work work_for(const Tensor& a, int64_t columns, int64_t rows, bool accumulate, u
           new_tensor({batch}, ScalarType::Int, a),
           new_tensor({batch}, ScalarType::Float, a),
           new_tensor({batch, plan.sweeps}, ScalarType::Int, a),
+          new_tensor({batch}, ScalarType::Int, a),
           new_tensor({parts}, ScalarType::Float, a)};
 }
 
@@ -81,11 +83,12 @@ void encode_rounds(gpu::Encoder& encoder, const Tensor& a, const Work& w) {
 void encode_results(gpu::Encoder& encoder, const Work& w, const JacobiResultParams& params, const Tensor& parts,
                     const Tensor& norms, const Tensor& found, const Tensor& values, const Tensor& u, const Tensor& v) {
   const gpu::Size columns{grid_side(int64_t{w.params.matrices} * w.params.padded)};
+  const gpu::Size own{grid_side(int64_t{w.params.matrices} * w.params.columns)};
   encoder.kernel("jacobi_values").buffer(0, w.x).buffer(1, parts).buffer(2, norms).buffer(3, found).bytes(4, params);
   encoder.dispatch_threadgroups(columns, {gpu::kSimdWidth});
   encoder.kernel("jacobi_store").buffer(0, w.x).buffer(1, w.exponents).buffer(2, norms).buffer(3, found);
   encoder.buffer(4, values).buffer(5, params.vectors ? u : values).buffer(6, params.accumulated ? v : values);
-  encoder.bytes(7, params).dispatch_threadgroups(columns, {JACOBI_THREADS});
+  encoder.buffer(7, w.present).bytes(8, params).dispatch_threadgroups(own, {JACOBI_THREADS});
 }
 
 }  // namespace
@@ -102,6 +105,12 @@ std::tuple<Tensor, Tensor, Tensor> svd_jacobi_blocked(const Tensor& x, bool vect
   gpu::encode(x, [&](gpu::Encoder& encoder) {
     encode_rounds(encoder, x, w);
     encode_results(encoder, w, params, norms, norms, found, values, u, v);
+    if (!vectors) return;
+    SvdParams complete{};
+    complete.left = {n * m, 1, m};
+    complete.matrices = w.params.matrices, complete.rows = w.params.rows, complete.columns = w.params.columns;
+    encoder.kernel("svd_complete").buffer(0, u).buffer(1, w.present).bytes(2, complete);
+    encoder.dispatch_threadgroups({w.params.matrices}, {256});
   });
   return {values, u, v};
 }

@@ -1,0 +1,159 @@
+"""svd and eigh of matrices larger than a threadgroup holds: blocked one-sided Jacobi."""
+
+import pytest
+import torch
+from matrices import EPS, check_below, matrices, norm, of_spectrum, symmetric, unit
+from rows import tuned
+
+import metalcore
+
+ops = torch.ops.metalcore
+
+
+def check_eigh(device, A, names, upper=False):
+    """Of matrices whose other triangle holds something else."""
+    n = A.shape[-1]
+    other = torch.full((n, n), 7.0)
+    given = A.triu() + other.tril(-1) if upper else A.tril() + other.triu(1)
+    L, V = (x.cpu().double() for x in ops.eigh(given.to(device), "U" if upper else "L", True))
+    D, largest = unit(A)
+    L = L / largest[..., 0]
+    expected = torch.linalg.eigvalsh(D)
+    size = expected.abs().amax(-1).clamp(min=1e-300)
+    check_below((L - expected).abs().amax(-1) / size, 5 * n * EPS, "eigenvalues", names)
+    check_below(norm(V.mT @ V - torch.eye(n)), 10 * n * EPS, "orthogonality", names)
+    check_below(norm(D @ V - V * L[..., None, :]) / norm(D).clamp(min=1e-300), 10 * n * EPS, "residual", names)
+    assert (L.diff() >= 0).all()
+
+
+def check_svd(device, A, names, full_matrices=False):
+    m, n = A.shape[-2:]
+    U, S, Vh = (x.cpu().double() for x in ops.svd(A.to(device), full_matrices, True))
+    k = min(m, n)
+    assert U.shape[-2:] == (m, m if full_matrices else k) and Vh.shape[-2:] == (n if full_matrices else k, n)
+    D, largest = unit(A)
+    S = S / largest[..., 0]
+    expected = torch.linalg.svdvals(D)
+    size = expected[..., 0].clamp(min=1e-300)
+    bound = 10 * max(m, n) * EPS
+    check_below((S - expected).abs().amax(-1) / size, bound / 2, "singular values", names)
+    check_below(norm(U.mT @ U - torch.eye(U.shape[-1])), bound, "orthogonality of U", names)
+    check_below(norm(Vh @ Vh.mT - torch.eye(Vh.shape[-2])), bound, "orthogonality of V", names)
+    back = (U[..., :k] * S[..., None, :]) @ Vh[..., :k, :]
+    check_below(norm(back - D) / norm(D).clamp(min=1e-300), bound, "residual", names)
+    assert (S.diff() <= 0).all()
+
+
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("n", [129, 160, 256])
+def test_hard_symmetric_matrices(device, n, upper):
+    cases = symmetric(n)
+    check_eigh(device, torch.stack(list(cases.values())), list(cases), upper)
+
+
+@pytest.mark.parametrize("m, n", [(129, 129), (200, 200), (300, 140), (140, 300)])
+def test_hard_matrices(device, m, n):
+    cases = matrices(m, n)
+    check_svd(device, torch.stack(list(cases.values())), list(cases))
+
+
+def test_full_matrices(device):
+    check_svd(device, torch.randn(2, 170, 133), ["random"] * 2, full_matrices=True)
+    check_svd(device, torch.randn(2, 133, 170), ["random"] * 2, full_matrices=True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 31, 32, 33, *range(65, 131)])
+def test_every_size(device, n):
+    """The operators by themselves: padding, and blocks without a partner."""
+    A = torch.randn(n, n)
+    A = (A + A.mT)[None]
+    L, V = (x.cpu().double() for x in ops.eigh_jacobi_blocked(A.to(device), False, True))
+    expected = torch.linalg.eigvalsh(A.double())
+    assert (L - expected).abs().max() <= 5 * n * EPS * expected.abs().max()
+    assert norm(V.mT @ V - torch.eye(n)) <= 10 * n * EPS
+    assert norm(A.double() @ V - V * L[..., None, :]) <= 10 * n * EPS * norm(A)
+    S, U, W = (x.cpu().double() for x in ops.svd_jacobi_blocked(A.to(device), True))
+    assert (S - torch.linalg.svdvals(A.double())).abs().max() <= 5 * n * EPS * S.max()
+    assert norm((U.mT * S[..., None, :]) @ W - A) <= 10 * n * EPS * norm(A)
+    assert norm(U @ U.mT - torch.eye(n)) <= 10 * n * EPS and norm(W @ W.mT - torch.eye(n)) <= 10 * n * EPS
+
+
+def test_rows_shared_by_threadgroups(device):
+    """As on GPUs that one matrix has too few pairs of blocks for."""
+    for family in ("baseline", "nvidia"):
+        with tuned(family):
+            check_eigh(device, symmetric(300)["random"][None], ["random"])
+            check_svd(device, matrices(300, 300)["random"][None], ["random"])
+
+
+def test_values_alone(device):
+    A = torch.randn(2, 150, 150)
+    S = ops.svd(A.to(device), False, False)[1].cpu().double()
+    assert (S - torch.linalg.svdvals(A.double())).abs().max() <= 5 * 150 * EPS * S.max()
+    L = ops.eigh(A.to(device), "L", False)[0].cpu().double()
+    expected = torch.linalg.eigvalsh(A.double())
+    assert (L - expected).abs().max() <= 5 * 150 * EPS * expected.abs().max()
+
+
+def test_small_singular_values_of_graded_columns(device):
+    """To high relative accuracy, which no method that goes by the norm of the whole matrix has."""
+    n = 150
+    A = torch.randn(n, n) * 10.0 ** torch.linspace(0, -15, n)
+    A = A + 0  # rows of the operator's argument are columns
+    S = ops.svd_jacobi_blocked(A.mT.contiguous()[None].to(device), False)[0].cpu().double()[0]
+    # Jacobi in float64 on the scaled columns: relative errors are below n eps times their condition number.
+    scale = A.double().norm(dim=0)
+    condition = torch.linalg.cond(A.double() / scale)
+    expected = reference_of_graded(A.double())
+    assert ((S - expected).abs() / expected).max() <= n * EPS * condition
+
+
+def reference_of_graded(A):
+    """Singular values by one-sided Jacobi in float64."""
+    X = A.mT.clone()
+    n = len(X)
+    for _ in range(12):
+        for step in range(1, 1 << (n - 1).bit_length()):
+            p = torch.tensor([i for i in range(n) if i < i ^ step < n])
+            if len(p) == 0:
+                continue
+            q = p ^ step
+            x, y = X[p], X[q]
+            a, b, c = (x * x).sum(1), (y * y).sum(1), (x * y).sum(1)
+            zeta = (b - a) / (2 * torch.where(c == 0, 1.0, c))
+            t = torch.where(c == 0, 0.0, zeta.sign() / (zeta.abs() + (1 + zeta * zeta).sqrt()))
+            cosine = 1 / (1 + t * t).sqrt()
+            X[p], X[q] = cosine[:, None] * (x - t[:, None] * y), cosine[:, None] * (y + t[:, None] * x)
+    return X.norm(dim=1).sort(descending=True).values
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_matrix_spoils_its_own_batch_entry_only(device, bad):
+    A = torch.randn(3, 140, 140)
+    A = A + A.mT
+    spoilt = A.clone()
+    spoilt[1, 70, 3] = bad
+    for call in (lambda A: ops.eigh_jacobi_blocked(A.to(device), False, True),
+                 lambda A: ops.svd_jacobi_blocked(A.to(device), True)):
+        for expected, actual in zip(call(A), call(spoilt)):
+            assert actual[1].isnan().all()
+            assert torch.equal(actual[[0, 2]], expected[[0, 2]])
+
+
+def test_the_same_bits(device):
+    A = torch.randn(3, 140, 140).to(device)
+    for call in (lambda: ops.eigh_jacobi_blocked(A, True, True), lambda: ops.svd_jacobi_blocked(A, True)):
+        for first, second in zip(call(), call()):
+            assert torch.equal(first, second)
+
+
+@pytest.mark.only_on("cuda")
+@pytest.mark.parametrize("n", [512, 1024, 2048])
+def test_large_matrices(device, n):
+    spectrum = 10.0 ** torch.linspace(0, -6, n).double()
+    check_svd(device, torch.stack([torch.randn(n, n), of_spectrum(spectrum, n).float()]), ["random", "graded"])
+    A = torch.randn(n, n)
+    L, V = (x.cpu().double() for x in ops.eigh_jacobi_blocked((A + A.mT)[None].to(device), False, True))
+    expected = torch.linalg.eigvalsh((A + A.mT).double())
+    assert (L - expected).abs().max() <= 5 * n * EPS * expected.abs().max()
+    assert norm(V.mT @ V - torch.eye(n)) <= 10 * n * EPS
