@@ -86,6 +86,8 @@ def _qr(*shape):
 def _spd(a):
     """A well-conditioned symmetric positive-definite matrix."""
     return a @ a.mT / a.shape[-1] + torch.eye(a.shape[-1])
+
+
 def _cholesky(*shape):
     return Case(lambda a: metalcore.cholesky(a), lambda a: torch.linalg.cholesky(a), (shape,), terms=shape[-1], make=_spd)
 

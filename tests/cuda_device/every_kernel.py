@@ -155,6 +155,8 @@ def triangular(device):
                 A = torch.randn(batch, n, n) / n**0.5 / 2 + torch.eye(n)
                 B = random(device, torch.float32, batch, n, k)
                 yield f"solve_triangular {n} {k}", metalcore.solve_triangular(A.to(device), B, upper=True)
+
+
 JACOBI_SIZES = (8, 16, 32, 64, 100)
 
 

@@ -134,7 +134,6 @@ def test_powers_of_two_change_nothing_but_the_exponent(device, n, exponent):
     assert torch.equal(scaled * 2.0**exponent, X)
 
 
-
 @pytest.mark.only_on("simulator")
 @pytest.mark.parametrize("n, right", [(3, 5), (8, 8), (16, 3), (31, 20), (32, 40), (40, 40), (70, 1), (100, 200), (140, 3)])
 def test_kernels_are_clean_in_checking_mode(device, n, right):

@@ -17,6 +17,7 @@ import pytest
 import torch
 from metalcore.simulator import KernelError, checking
 
+
 def select(source, faulty):
     """The source of one twin, and the lines where its fault may be reported."""
     drop = "@good" if faulty else "@bad"

@@ -180,8 +180,6 @@ def test_usage(arguments):
     assert result.returncode == 2 and "script.py" in result.stderr
 
 
-
-
 def test_a_wheel_finds_its_prebuilt_extension(tmp_path):
     # In a wheel the sources lie elsewhere than in a checkout, and the extension's name is made from them.
     from metalcore.simulator import build

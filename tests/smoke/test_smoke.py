@@ -51,6 +51,8 @@ def test_cholesky(device, shape):
     b = torch.randn(shape)
     x = metalcore.cholesky_solve(b.to(device), metalcore.cholesky(a)).cpu()
     torch.testing.assert_close(a.cpu() @ x, b, rtol=0, atol=100 * shape[-1] * torch.finfo(torch.float32).eps)
+
+
 def test_spectral(device):
     torch.manual_seed(0)
     a = torch.randn(3, 6, 4)
