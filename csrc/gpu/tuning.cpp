@@ -23,11 +23,12 @@ namespace {
 // In checking mode the simulator plans as a GPU does, so that what is checked is what a GPU runs.
 constexpr Tuning kTable[] = {
     {.family = "baseline", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024},
-    {.family = "nvidia", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024, .row_threads = 132 * 1024,
-     .qr_torch_columns = 3072, .qr_torch_rows = 32768, .reflectors_torch_above = 128, .ormqr_torch_below = 32, .fill_threadgroups = 2 * 132, .eigh_torch = {{{512, 4}, {1024, UINT32_MAX}}},
-     .cholesky_torch_rows = 1024, .cholesky_torch_batch = 1,
-     .lu_torch = {{{768, 1}, {1536, 3}}}, .lu_solve_torch = {{{32, 4}}},
-     .triangular_torch_order = 128, .triangular_torch_vector_order = 640, .triangular_torch_batch = 1},
+    {.family = "nvidia", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024,
+     .row_threads = 132 * 1024, .qr_torch_columns = 3072, .qr_torch_rows = 32768, .reflectors_torch_above = 128,
+     .ormqr_torch_below = 32, .fill_threadgroups = 2 * 132, .cholesky_torch_rows = 1024, .cholesky_torch_batch = 1,
+     .lu_torch = {{{768, 1}, {1536, 3}}}, .lu_solve_torch = {{{32, 4}}}, .triangular_torch_order = 128,
+     .triangular_torch_vector_order = 640, .triangular_torch_batch = 1,
+     .eigh_torch = {{{512, 4}, {1024, UINT32_MAX}}}},
     {.family = "simulator", .thread_row = UINT32_MAX, .simd_row = 0, .simd_rows = 1, .block_row = 0, .looped_threads = 32, .fill_threadgroups = 2, .adamw_vectors = false},
 };
 
