@@ -61,7 +61,8 @@ def threads():
 
 def capture():
     """Each op's kernels, those of its derivative too, are compiled and loaded while a graph is captured."""
-    (torch.ones(3, device="cuda", requires_grad=True) * 2).sum().backward()  # PyTorch's own first use
+    ones = torch.ones(3, 3, device="cuda", requires_grad=True)
+    (ones @ ones).sum().backward()  # PyTorch's own first use, and cuBLAS's on the thread of either pass
     for name, case in CASES.items():
         leaves = [torch.randn(shape, device="cuda").requires_grad_(case.backward) for shape in case.shapes]
         run = case.call if name.startswith("qr") or not case.backward else with_gradients(case.call)
