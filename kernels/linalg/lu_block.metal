@@ -121,6 +121,7 @@ inline void factor_and_solve(device const float* a, device const float* b, devic
     rotate(held);
   }
 
+  threadgroup_barrier(mem_flags::mem_device);  // panels are factored in place
   if (tile == 0) {
     if (thread_index == 0) {
       const int before = p.first > 0 ? info[matrix] : 0;

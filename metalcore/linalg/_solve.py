@@ -56,7 +56,7 @@ def solve_ex(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, check_error
         out: a pair of tensors to write X and info to.
 
     Returns:
-        A torch.return_types.linalg_solve_ex: the named tuple (result, info). info (*), int32, of the broadcast batch: 0, or
+        A torch.return_types.linalg_solve_ex: the named tuple (result, info). info, int32, of A's batch: 0, or
         the 1-based index of the first pivot that is zero; the result has inf and nan then.
 
     Raises:
@@ -147,15 +147,26 @@ def _takes(A, B, left):
 
 def _solve(A, B, left):
     vector = _is_vector(A, B)
+    own_batch = A.shape[:-2]
 
     def call(A, B):
         if vector:
             B = B.unsqueeze(-1)
         A, B = one_batch(A, B)
         X, _, _, info = _solve_ex(A, B, left, _keeps_factors(A, B))
-        return X.squeeze(-1) if vector else X, info
+        return X.squeeze(-1) if vector else X, _of_batch(info, own_batch)
 
     return in_float32(call, A, B)
+
+
+def _of_batch(info, batch):
+    """The info of A's own matrices, which all matrices that broadcasting has made of one of them share."""
+    if info.shape == batch:
+        return info
+    if info.numel() == 0:
+        return info.new_zeros(batch)
+    info = info[(0,) * (info.ndim - len(batch))]
+    return info[tuple(slice(size) for size in batch)].contiguous()
 
 
 def _keeps_factors(A, B):

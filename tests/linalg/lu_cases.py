@@ -52,6 +52,8 @@ def unpack(LU, pivots):
 
 def check_factors(A, LU, pivots, info, names, pivoting=True):
     """P L U is A; multipliers are at most 1; info is the first zero of U's diagonal. Batch entry i is names[i]."""
+    if A.ndim == 2:
+        A, LU, pivots, info = A[None], LU[None], pivots[None], info[None]
     m, n = A.shape[-2:]
     k = min(m, n)
     assert LU.shape == A.shape and pivots.shape == (*A.shape[:-2], k) and info.shape == A.shape[:-2]
@@ -60,7 +62,7 @@ def check_factors(A, LU, pivots, info, names, pivoting=True):
     P, L, U = unpack(LU, pivots)
     A, largest = unit(A)
     if pivoting:
-        assert L.abs().max() <= 1
+        assert (L.abs() <= 1).all()
         check_below(norm(P @ L @ (U / largest) - A) / norm(A).clamp(min=1e-300), 10 * max(m, n) * EPS, "A = PLU", names)
     zero = LU.diagonal(dim1=-2, dim2=-1) == 0
     first = torch.where(zero.any(-1), zero.int().argmax(-1) + 1, 0)
@@ -69,6 +71,8 @@ def check_factors(A, LU, pivots, info, names, pivoting=True):
 
 def check_solution(A, X, B, names, left=True, margin=10):
     """A X = B (or X A = B): each column as exact as backward stability makes it. Not of what has overflowed."""
+    if A.ndim == 2:
+        A, X, B = A[None], X[None], B[None]
     n = A.shape[-1]
     if not left:
         A, X, B = A.mT, X.mT, B.mT

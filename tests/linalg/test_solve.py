@@ -60,8 +60,8 @@ def check_inverse(A, X, names):
                                pytest.param(2048, marks=pytest.mark.only_on("cuda", "mps"))])
 def test_large(device, n):
     A, B = torch.randn(n, n), torch.randn(n, 3)
-    check_solution(A, solve(A, B, device)[0], B, "random")
-    check_inverse(A, metalcore.inv(A.to(device)).cpu(), "random")
+    check_solution(A, solve(A, B, device)[0], B, ["random"])
+    check_inverse(A, metalcore.inv(A.to(device)).cpu(), ["random"])
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 7, 16, 30, 50, 100, 140])
@@ -107,7 +107,8 @@ def test_singular_matrices(device, n):
     for name, call in {"solve": lambda f: f(A.to(device), B.to(device)), "inv": lambda f: f(A.to(device)),
                        "lu_factor": lambda f: f(A.to(device))}.items():
         with pytest.raises(RuntimeError) as theirs:
-            getattr(torch.linalg, name)(*((A, B) if name == "solve" else (A,)))
+            # A corner has the same error; LAPACK on the CPU was seen not to return from larger ones.
+            getattr(torch.linalg, name)(*(M[:, :3, :3] for M in ((A, B) if name == "solve" else (A,))))
         with pytest.raises(theirs.type) as ours:
             call(getattr(metalcore, name))
         assert str(ours.value) == str(theirs.value)
