@@ -19,7 +19,7 @@
 // is scaled to entries of 2^40, so this is 2^-100 of the largest entry.
 constant constexpr float kJacobiFloor = 0x1p-120f;
 constant constexpr float kJacobiScale = 0x1p40f;
-constant constexpr uint kJacobiSweeps = 30;  // 6 to 10 are usual; up to 20 where columns are equal but for rounding
+constant constexpr uint kJacobiSweeps = 60;  // 6 to 10 are usual; many where rows differ by dozens of magnitudes
 
 // What threads add up, or compare, with those that have the same lane in the other simdgroups. One barrier each time:
 // two halves of `memory` take turns.

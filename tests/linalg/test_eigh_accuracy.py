@@ -6,7 +6,7 @@ from jacobi_cases import check_eigenvalues, check_eigh, eigh, plan, square_bound
 from matrices import EPS, symmetric, unit
 from rows import FAMILIES, tuned
 
-SIZES = {"simd": [1, 2, 8, 9, 16, 17, 32], "block": [33, 64, 65]}
+SIZES = {"simd": [1, 2, 8, 9, 16, 17, 32], "block": [33, 64]}
 
 
 def check(device, A, names):
@@ -32,10 +32,12 @@ def test_hard_matrices(device, variant, n):
 
 @pytest.mark.parametrize("first", range(1, 131, 10))
 def test_every_size(device, first):
-    # The simulator runs a kernel of 512 threads in about a second: there one matrix does for the larger sizes.
-    everything = torch.device(device).type == "cuda" or first < 32
+    # The simulator takes seconds for a matrix that a threadgroup holds: there one random matrix in ten sizes does.
+    on_gpu = torch.device(device).type == "cuda"
     for n in range(first, first + 10):
-        check_named(device, n, only=None if everything else ["random"])
+        if on_gpu or n <= 32 or n % 10 == 7:
+            only = None if on_gpu or n <= 32 else ["random"]
+            check_named(device, n, only=only)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -67,7 +69,7 @@ def test_4096_matrices(device):
 def test_reads_the_triangle_that_is_named(device, n, upper):
     A = torch.randn(2, n, n)
     whole = A.triu() + A.triu(1).mT if upper else A.tril() + A.tril(-1).mT
-    other = torch.where(torch.ones(n, n).triu(1).bool() != upper, float("nan"), A)
+    other = torch.where(torch.ones(n, n).tril(-1).bool() if upper else torch.ones(n, n).triu(1).bool(), float("nan"), A)
     L, V = eigh(other.mT.contiguous().mT.to(device), "U" if upper else "L", True)
     check_eigh(whole, L.cpu(), V.cpu(), ["random"] * 2)
 

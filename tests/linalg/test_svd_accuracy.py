@@ -10,7 +10,7 @@ from rows import FAMILIES, tuned
 SHAPES = {
     "simd": [(1, 1), (2, 3), (5, 1), (8, 8), (9, 8), (7, 17), (16, 16), (17, 5), (32, 9), (30, 32), (32, 32), (33, 32),
              (50, 3), (3, 200)],
-    "block": [(33, 33), (64, 40), (64, 64), (65, 64), (48, 100), (65, 65)],
+    "block": [(33, 33), (64, 40), (64, 64), (65, 64), (48, 100)],
 }
 
 
@@ -42,10 +42,12 @@ def test_full_matrices(device, m, n):
 
 @pytest.mark.parametrize("first", range(1, 131, 10))
 def test_every_size(device, first):
-    # The simulator runs a kernel of 512 threads in about a second: there random matrices do for the larger sizes.
-    everything = torch.device(device).type == "cuda" or first < 32
+    # The simulator takes seconds for a matrix that a threadgroup holds: there one random matrix in ten sizes does.
+    on_gpu = torch.device(device).type == "cuda"
     for n in range(first, first + 10):
-        check_named(device, n, n, only=None if everything else ["random"])
+        if on_gpu or n <= 32 or n % 10 == 7:
+            only = None if on_gpu or n <= 32 else ["random"]
+            check_named(device, n, n, only=only)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,7 +58,7 @@ def test_where_other_gpus_take_other_kernels(device, family):
                 check_named(device, n, n)
 
 
-@pytest.mark.parametrize("m, n", [(128, 128), (130, 100)])
+@pytest.mark.parametrize("m, n", [(66, 66), (128, 128)])
 def test_rows_and_columns_of_any_magnitude(device, m, n):
     check_named(device, m, n, only=["rows from 1e30 to 1e-30", "columns from 1e-30 to 1e30", "zero"])
 
