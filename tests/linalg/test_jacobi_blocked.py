@@ -44,8 +44,7 @@ def check_svd(device, A, names, full_matrices=False):
     assert (S.diff() <= 0).all()
 
 
-@pytest.mark.parametrize("upper", [False, True])
-@pytest.mark.parametrize("n", [129, 160, 256])
+@pytest.mark.parametrize("n, upper", [(129, False), (160, True), (256, False)])
 def test_hard_symmetric_matrices(device, n, upper):
     cases = symmetric(n)
     check_eigh(device, torch.stack(list(cases.values())), list(cases), upper)
@@ -99,7 +98,6 @@ def test_small_singular_values_of_graded_columns(device):
     """To high relative accuracy, which no method that goes by the norm of the whole matrix has."""
     n = 150
     A = torch.randn(n, n) * 10.0 ** torch.linspace(0, -15, n)
-    A = A + 0  # rows of the operator's argument are columns
     S = ops.svd_jacobi_blocked(A.mT.contiguous()[None].to(device), False)[0].cpu().double()[0]
     # Jacobi in float64 on the scaled columns: relative errors are below n eps times their condition number.
     scale = A.double().norm(dim=0)
