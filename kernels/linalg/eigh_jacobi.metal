@@ -53,8 +53,8 @@ inline void eigh_of(device const float* a, device float* values, device float* v
     sums[c] = sum_of(sum);
     squares[c] = jacobi_dot<Tile::X4>(tile.y[c], tile.y[c]);
   }
-  shared.sum(sums);
-  shared.sum(squares);
+  shared.template sum<Tile::COLUMNS>(sums);
+  shared.template sum<Tile::COLUMNS>(squares);
   float most = 0.0f, total = 0.0f;
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c) {
@@ -113,7 +113,7 @@ template <uint LANES, bool VECTORS>
 
 // A threadgroup a matrix of up to 32 COLUMNS columns.
 template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
-[[kernel]] [[max_total_threads_per_threadgroup(32 * SIMDGROUPS)]] void eigh_block(
+[[kernel]] [[max_total_threads_per_threadgroup(512)]] void eigh_block(
     device const float* a [[buffer(0)]], device float* values [[buffer(1)]], device float* vectors [[buffer(2)]],
     constant EighParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
@@ -135,4 +135,4 @@ SIMD(8)
 SIMD(16)
 SIMD(32)
 BLOCK(64, 2, 4)
-BLOCK(128, 4, 8)
+BLOCK(128, 4, 16)

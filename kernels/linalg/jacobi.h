@@ -40,13 +40,14 @@ struct OverSimdgroups {
     return half_of_it + lane;
   }
 
+  template <uint COUNT>
   void sum(thread float* values) thread {
     if (SIMDGROUPS == 1) return;
-    threadgroup const float* const all = publish(values, COLUMNS);
+    threadgroup const float* const all = publish(values, COUNT);
 #pragma unroll
-    for (uint c = 0; c < COLUMNS; ++c) {
+    for (uint c = 0; c < COUNT; ++c) {
       float total = all[c * 32];
-#pragma unroll
+#pragma unroll(4)
       for (uint s = 1; s < SIMDGROUPS; ++s) total += all[(s * COLUMNS + c) * 32];
       values[c] = total;
     }
@@ -88,7 +89,7 @@ inline void jacobi_squares(thread Tile& tile, thread typename Tile::Shared& shar
   float squares[Tile::COLUMNS];
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c) squares[c] = jacobi_dot<Tile::X4>(tile.y[c], tile.y[c]);
-  shared.sum(squares);
+  shared.template sum<Tile::COLUMNS>(squares);
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c) tile.square[c] = tile.square[c] < 0.0f ? -1.0f : squares[c];
 }
@@ -118,21 +119,24 @@ inline JacobiRotation jacobi_rotation(float p_square, float q_square, float prod
   return r;
 }
 
+template <uint P, uint Q, typename Tile>
+inline void jacobi_exchange(thread Tile& tile, bool exchanged = true) {
+#pragma unroll
+  for (uint i = 0; i < Tile::X4 + Tile::V4; ++i) {
+    const float4 p = tile.y[P][i];
+    tile.y[P][i] = exchanged ? tile.y[Q][i] : p;
+    tile.y[Q][i] = exchanged ? p : tile.y[Q][i];
+  }
+  const float p_square = tile.square[P];
+  tile.square[P] = exchanged ? tile.square[Q] : p_square;
+  tile.square[Q] = exchanged ? p_square : tile.square[Q];
+}
+
 // Columns P and Q of each lane.
 template <uint P, uint Q, typename Tile>
 inline bool jacobi_rotate(thread Tile& tile, float product, float tolerance) {
   const bool swap = tile.square[Q] > tile.square[P];
-  if (metal::simd_any(swap)) {
-#pragma unroll
-    for (uint i = 0; i < Tile::X4 + Tile::V4; ++i) {
-      const float4 p = tile.y[P][i];
-      tile.y[P][i] = swap ? tile.y[Q][i] : p;
-      tile.y[Q][i] = swap ? p : tile.y[Q][i];
-    }
-    const float p_square = tile.square[P];
-    tile.square[P] = swap ? tile.square[Q] : p_square;
-    tile.square[Q] = swap ? p_square : tile.square[Q];
-  }
+  if (metal::simd_any(swap)) jacobi_exchange<P, Q>(tile, swap);
   const JacobiRotation r = jacobi_rotation(tile.square[P], tile.square[Q], product, tolerance);
   if (metal::simd_any(r.rotates)) {
 #pragma unroll
@@ -144,7 +148,7 @@ inline bool jacobi_rotate(thread Tile& tile, float product, float tolerance) {
     tile.square[P] = r.p_square;
     tile.square[Q] = r.q_square;
   }
-  return r.rotates;
+  return r.rotates || swap;
 }
 
 template <uint C, typename Tile>
@@ -154,93 +158,126 @@ inline void jacobi_move(thread Tile& tile, ushort distance) {
   tile.square[C] = metal::simd_shuffle_xor(tile.square[C], distance);
 }
 
-// All pairs of set A with set B, and of C with D where these are others.
-template <uint A, uint B, uint C, uint D, typename Tile>
+// All pairs of the first set with the second, and of the third with the fourth where there are four.
+template <typename Tile>
 inline bool jacobi_sets(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
-  bool rotated = false;
+  constexpr uint kPairs = Tile::COLUMNS / 2, kThird = kPairs == 2 ? 2 : 0, kFourth = kPairs == 2 ? 3 : 1;
+  bool changed = false;
   for (uint step = 0; step < Tile::LANES; ++step) {
-    float products[Tile::COLUMNS];
-#pragma unroll
-    for (uint c = 0; c < Tile::COLUMNS; ++c) products[c] = 0.0f;
-    products[0] = jacobi_dot<Tile::X4>(tile.y[A], tile.y[B]);
-    if (C != A) products[1] = jacobi_dot<Tile::X4>(tile.y[C], tile.y[D]);
-    shared.sum(products);
-    rotated |= jacobi_rotate<A, B>(tile, products[0], tolerance);
-    if (C != A) rotated |= jacobi_rotate<C, D>(tile, products[1], tolerance);
-    const ushort distance = (step ^ (step + 1)) % Tile::LANES;
-    jacobi_move<B>(tile, distance);
-    if (C != A) jacobi_move<D>(tile, distance);
+    float products[kPairs];
+    products[0] = jacobi_dot<Tile::X4>(tile.y[0], tile.y[1]);
+    if (kPairs == 2) products[kPairs - 1] = jacobi_dot<Tile::X4>(tile.y[kThird], tile.y[kFourth]);
+    shared.template sum<kPairs>(products);
+    changed |= jacobi_rotate<0, 1>(tile, products[0], tolerance);
+    if (kPairs == 2) changed |= jacobi_rotate<kThird, kFourth>(tile, products[kPairs - 1], tolerance);
+    const ushort distance = (step ^ (step + 1)) % Tile::LANES;  // to the lane at distance step + 1 from where it began
+    jacobi_move<1>(tile, distance);
+    if (kPairs == 2) jacobi_move<kFourth>(tile, distance);
   }
-  return rotated;
+  return changed;
 }
 
-// Each column with the one of its set in the lane at a distance.
-template <typename Tile>
+// All pairs of sets, which is none where there is one. Whatever place a set is in, those with a smaller number are first
+// in their pairs, or columns would be exchanged for ever: (0 1)(2 3), (0 2)(1 3), (0 3)(1 2).
+template <uint COLUMNS>
+struct JacobiSets;
+template <>
+struct JacobiSets<1> {
+  template <typename Tile>
+  static bool all(thread Tile&, thread typename Tile::Shared&, float) {
+    return false;
+  }
+};
+template <>
+struct JacobiSets<2> {
+  template <typename Tile>
+  static bool all(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
+    return jacobi_sets(tile, shared, tolerance);
+  }
+};
+template <>
+struct JacobiSets<4> {
+  template <typename Tile>
+  static bool all(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
+    bool changed = false;
+    for (uint round = 0; round < 3; ++round) {
+      changed |= jacobi_sets(tile, shared, tolerance);
+      if (round == 1)
+        jacobi_exchange<1, 3>(tile);
+      else
+        jacobi_exchange<1, 2>(tile);
+      if (round == 2) jacobi_exchange<2, 3>(tile);
+    }
+    return changed;
+  }
+};
+
+// Columns FIRST to FIRST + COUNT - 1 of each lane with those of the same set in the lane at a distance.
+template <uint FIRST, uint COUNT, typename Tile>
 inline bool jacobi_lanes(thread Tile& tile, thread typename Tile::Shared& shared, ushort distance, float tolerance) {
   const bool first = (shared.lane ^ distance) > shared.lane;
-  float products[Tile::COLUMNS];
-  bool rotated = false;
-  float4 other[Tile::COLUMNS][Tile::X4];
+  float products[COUNT];
+  bool changed = false;
+  float4 other[COUNT][Tile::X4];
 #pragma unroll
-  for (uint c = 0; c < Tile::COLUMNS; ++c) {
+  for (uint c = 0; c < COUNT; ++c) {
 #pragma unroll
-    for (uint i = 0; i < Tile::X4; ++i) other[c][i] = metal::simd_shuffle_xor(tile.y[c][i], distance);
-    products[c] = jacobi_dot<Tile::X4>(tile.y[c], other[c]);
+    for (uint i = 0; i < Tile::X4; ++i) other[c][i] = metal::simd_shuffle_xor(tile.y[FIRST + c][i], distance);
+    products[c] = jacobi_dot<Tile::X4>(tile.y[FIRST + c], other[c]);
   }
-  shared.sum(products);
+  shared.template sum<COUNT>(products);
 #pragma unroll
-  for (uint c = 0; c < Tile::COLUMNS; ++c) {
-    const float other_square = metal::simd_shuffle_xor(tile.square[c], distance);
-    const float p_square = metal::max(tile.square[c], other_square), q_square = metal::min(tile.square[c], other_square);
-    const bool swap = first ? tile.square[c] < other_square : tile.square[c] > other_square;
-    tile.square[c] = first ? p_square : q_square;
+  for (uint c = 0; c < COUNT; ++c) {
+    const float other_square = metal::simd_shuffle_xor(tile.square[FIRST + c], distance);
+    const float own_square = tile.square[FIRST + c];
+    const float p_square = metal::max(own_square, other_square), q_square = metal::min(own_square, other_square);
+    const bool swap = first ? own_square < other_square : own_square > other_square;
+    tile.square[FIRST + c] = first ? p_square : q_square;
     if (metal::simd_any(swap)) {
 #pragma unroll
       for (uint i = 0; i < Tile::X4; ++i) {
-        const float4 own = tile.y[c][i];
-        tile.y[c][i] = swap ? other[c][i] : own;
+        const float4 own = tile.y[FIRST + c][i];
+        tile.y[FIRST + c][i] = swap ? other[c][i] : own;
         other[c][i] = swap ? own : other[c][i];
       }
 #pragma unroll
       for (uint i = Tile::X4; i < Tile::X4 + Tile::V4; ++i) {
-        const float4 v = metal::simd_shuffle_xor(tile.y[c][i], distance);
-        tile.y[c][i] = swap ? v : tile.y[c][i];
+        const float4 v = metal::simd_shuffle_xor(tile.y[FIRST + c][i], distance);
+        tile.y[FIRST + c][i] = swap ? v : tile.y[FIRST + c][i];
       }
     }
     const JacobiRotation r = jacobi_rotation(p_square, q_square, products[c], tolerance);
-    rotated |= r.rotates;
+    changed |= r.rotates || swap;
     if (metal::simd_any(r.rotates)) {
       const float4 s = first ? -r.s : r.s, tau = first ? r.tau : -r.tau;
 #pragma unroll
       for (uint i = 0; i < Tile::X4; ++i)
-        tile.y[c][i] = metal::fma(s, metal::fma(tau, tile.y[c][i], other[c][i]), tile.y[c][i]);
+        tile.y[FIRST + c][i] = metal::fma(s, metal::fma(tau, tile.y[FIRST + c][i], other[c][i]), tile.y[FIRST + c][i]);
 #pragma unroll
       for (uint i = Tile::X4; i < Tile::X4 + Tile::V4; ++i) {
-        const float4 v = metal::simd_shuffle_xor(tile.y[c][i], distance);
-        tile.y[c][i] = metal::fma(s, metal::fma(tau, tile.y[c][i], v), tile.y[c][i]);
+        const float4 v = metal::simd_shuffle_xor(tile.y[FIRST + c][i], distance);
+        tile.y[FIRST + c][i] = metal::fma(s, metal::fma(tau, tile.y[FIRST + c][i], v), tile.y[FIRST + c][i]);
       }
-      tile.square[c] = first ? r.p_square : r.q_square;
+      tile.square[FIRST + c] = first ? r.p_square : r.q_square;
     }
   }
-  return rotated;
+  return changed;
 }
 
-// Sweeps until one has rotated nothing, in any lane of the simdgroup.
+// Sweeps until one has neither rotated nor exchanged columns, in any lane of the simdgroup: where columns change places,
+// a sweep may miss pairs.
 template <typename Tile>
 inline void jacobi(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
   for (uint sweep = 0; sweep < kJacobiSweeps; ++sweep) {
     jacobi_squares(tile, shared);
-    bool rotated = false;
-    if (Tile::COLUMNS == 2) rotated |= jacobi_sets<0, Tile::COLUMNS - 1, 0, 0>(tile, shared, tolerance);
-    if (Tile::COLUMNS == 4) {
-      constexpr uint k1 = 1 % Tile::COLUMNS, k2 = 2 % Tile::COLUMNS, k3 = 3 % Tile::COLUMNS;
-      rotated |= jacobi_sets<0, k1, k2, k3>(tile, shared, tolerance);
-      rotated |= jacobi_sets<0, k2, k1, k3>(tile, shared, tolerance);
-      rotated |= jacobi_sets<0, k3, k1, k2>(tile, shared, tolerance);
+    bool changed = JacobiSets<Tile::COLUMNS>::all(tile, shared, tolerance);
+    constexpr uint kAtOnce = Tile::COLUMNS < 2 ? Tile::COLUMNS : 2;
+    for (ushort distance = 1; distance < Tile::LANES; ++distance) {
+      changed |= jacobi_lanes<0, kAtOnce>(tile, shared, distance, tolerance);
+      if (Tile::COLUMNS == 4)
+        changed |= jacobi_lanes<Tile::COLUMNS - kAtOnce, kAtOnce>(tile, shared, distance, tolerance);
     }
-    for (ushort distance = 1; distance < Tile::LANES; ++distance)
-      rotated |= jacobi_lanes(tile, shared, distance, tolerance);
-    if (!metal::simd_any(rotated)) break;
+    if (!metal::simd_any(changed)) break;
   }
   jacobi_squares(tile, shared);
 }

@@ -42,18 +42,18 @@ inline void svd_of(device const float* a, device float* left, device float* valu
   const uint bits = max(max(magnitude.x, magnitude.y), max(magnitude.z, magnitude.w));
   const float largest =
       shared.max(column_max<Tile::LANES>(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY));
-  const bool finite = largest < INFINITY;
-  const float scale = scale_to_one(largest);
+  const float scale = largest < INFINITY ? scale_to_one(largest) : 0.0f;  // one register less than with a flag
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c)
 #pragma unroll
     for (uint i = 0; i < Tile::X4; ++i)
-      tile.y[c][i] = finite ? (tile.y[c][i] * scale) * kJacobiScale : float4(0.0f);
+      tile.y[c][i] = scale > 0.0f ? (tile.y[c][i] * scale) * kJacobiScale : float4(0.0f);
 
   jacobi(tile, shared, FLT_EPSILON * precise::sqrt(float(p.rows)));
 
   uint ranks[Tile::COLUMNS];
   const uint found = jacobi_ranks(tile, lane, ranks);
+  const bool finite = scale > 0.0f;
   if (!live) return;
   if (VECTORS && simdgroup == 0 && lane % Tile::LANES == 0) present[matrix] = finite ? found : p.columns;
 #pragma unroll
@@ -102,7 +102,7 @@ template <uint ROWS, uint LANES, bool VECTORS>
 
 // A threadgroup a matrix of up to 32 COLUMNS columns and rows.
 template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
-[[kernel]] [[max_total_threads_per_threadgroup(32 * SIMDGROUPS)]] void svd_block(
+[[kernel]] [[max_total_threads_per_threadgroup(512)]] void svd_block(
     device const float* a [[buffer(0)]], device float* left [[buffer(1)]], device float* values [[buffer(2)]],
     device float* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
     uint matrix [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -130,4 +130,4 @@ SIMD(16, 16)
 SIMD(32, 16)
 SIMD(32, 32)
 BLOCK(64, 2, 4)
-BLOCK(128, 4, 8)
+BLOCK(128, 4, 16)

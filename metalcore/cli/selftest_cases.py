@@ -83,6 +83,16 @@ def _qr(*shape):
                 make=_well_conditioned)
 
 
+def _svd(*shape):
+    return Case(lambda a: metalcore.svd(a, False).S, lambda a: torch.linalg.svd(a, False).S, (shape,),
+                terms=max(shape[-2:]), make=_well_conditioned)
+
+
+def _eigh(batch, n):
+    return Case(lambda a: metalcore.eigh(a + a.mT).eigenvalues, lambda a: torch.linalg.eigh(a + a.mT).eigenvalues,
+                ((batch, n, n),), terms=n, make=_well_conditioned)
+
+
 # The lambdas look metalcore's functions up when they are called, so that it is those of the moment that are tested.
 CASES = {
     "silu": _elementwise(lambda x: metalcore.silu(x), F.silu),
@@ -102,6 +112,10 @@ CASES = {
     "qr, 100x40": _qr(3, 100, 40),
     "qr, 1200x20": _qr(1, 1200, 20),
     "qr, 160x140": _qr(1, 160, 140),
+    "svd, 20x12": _svd(7, 20, 12),
+    "svd, 60x40": _svd(2, 60, 40),
+    "eigh, 12x12": _eigh(7, 12),
+    "eigh, 40x40": _eigh(2, 40),
     "pinv": Case(lambda a: metalcore.pinv(a), torch.linalg.pinv, ((7, 20, 12),), terms=20, make=_well_conditioned),
     "pinv, hermitian": Case(lambda a: metalcore.pinv(a + a.mT, hermitian=True),
                             lambda a: torch.linalg.pinv(a + a.mT, hermitian=True), ((7, 12, 12),), terms=12,

@@ -109,9 +109,27 @@ def qr(device):
                     yield f"qr {m}x{n} {mode}", tensor
 
 
+JACOBI_SIZES = (8, 16, 32, 64, 100)
+
+
+def svd(device):
+    for m, n in itertools.combinations_with_replacement(JACOBI_SIZES, 2):
+        for full_matrices, compute_uv in ((False, True), (True, True), (False, False)):
+            A = random(device, torch.float32, 3, m, n)
+            A[1] = 0  # whose left vectors svd_complete makes
+            for tensor in torch.ops.metalcore.svd(A, full_matrices, compute_uv):
+                yield f"svd {m}x{n}", tensor
+
+
+def eigh(device):
+    for n, compute_v in itertools.product(JACOBI_SIZES, (True, False)):
+        for tensor in torch.ops.metalcore.eigh(random(device, torch.float32, 3, n, n), "L", compute_v):
+            yield f"eigh {n}x{n}", tensor
+
+
 # name -> device -> [(what, result)]
 SECTIONS = {f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-            for section in (elementwise, softmax, rms_norm, adamw) for dtype in DTYPES} | {"qr": qr}
+            for section in (elementwise, softmax, rms_norm, adamw) for dtype in DTYPES} | {"qr": qr, "svd": svd, "eigh": eigh}
 
 
 def record_launches():

@@ -56,6 +56,30 @@ def test_spectral(device):
     assert metalcore.matrix_rank(s.to(device)).tolist() == [4, 4, 4]
 
 
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 12, 40), (36, 34)])
+def test_svd(device, shape):
+    torch.manual_seed(0)
+    a = torch.randn(shape)
+    u, s, vh = (t.cpu().double() for t in metalcore.svd(a.to(device), full_matrices=False))
+    bound = 10 * max(shape[-2:]) * torch.finfo(torch.float32).eps
+    for q in (u, vh.mT):
+        assert (q.mT @ q - torch.eye(q.shape[-1])).norm(dim=(-2, -1)).max() <= bound
+    residual = a.double() - u * s.unsqueeze(-2) @ vh
+    assert (residual.norm(dim=(-2, -1)) / a.double().norm(dim=(-2, -1))).max() <= bound
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 20, 20), (34, 34)])
+def test_eigh(device, shape):
+    torch.manual_seed(0)
+    a = torch.randn(shape)
+    a = a + a.mT
+    values, q = (t.cpu().double() for t in metalcore.eigh(a.to(device)))
+    bound = 10 * shape[-1] * torch.finfo(torch.float32).eps
+    assert (q.mT @ q - torch.eye(shape[-1])).norm(dim=(-2, -1)).max() <= bound
+    residual = a.double() @ q - q * values.unsqueeze(-2)
+    assert (residual.norm(dim=(-2, -1)) / a.double().norm(dim=(-2, -1))).max() <= bound
+
+
 def test_adamw(device):
     torch.manual_seed(0)
     host = [torch.nn.Parameter(torch.randn(shape)) for shape in [(7,), (33, 5)]]

@@ -61,6 +61,24 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
   return {l, v};
 }
 
+namespace {
+
+// explain("eigh", shape, compute_v=…); eigvalsh is eigh without vectors.
+Explanation explain(const Request& request) {
+  check(request.shapes.size() == 1, "metalcore::eigh: explain needs the shape of A");
+  const MatrixShape s = shape_of(request.shapes[0]);
+  const bool compute_v = request.option("compute_v", "True") == "True";
+  const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, gpu::tuning(request.device_type));
+  Explanation e{name_of(plan.variant), plan.why, {}};
+  if (plan.kernel.empty()) return e;
+  const int64_t groups = ceil_div<int64_t>(s.batch, plan.matrices_per_threadgroup);
+  e.steps.push_back({plan.kernel, {grid_side(groups)}, {plan.threads}});
+  return e;
+}
+
+const ExplainOp explain_eigh("eigh", explain);
+
+}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

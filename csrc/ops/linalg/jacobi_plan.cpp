@@ -16,7 +16,7 @@ struct BlockKernel {
   int64_t size;
   uint32_t simdgroups;
 };
-constexpr BlockKernel kBlockKernels[] = {{64, 4}, {128, 8}};
+constexpr BlockKernel kBlockKernels[] = {{64, 4}, {128, 16}};
 constexpr int64_t kBlockSize = 128;
 
 uint32_t power_from_8(int64_t n) {
@@ -26,16 +26,18 @@ uint32_t power_from_8(int64_t n) {
 }
 
 // `rows`: 0 for kernels of square matrices only.
-JacobiPlan kernel_plan(const std::string& stem, int64_t rows, int64_t n, const std::string& what) {
+JacobiPlan kernel_plan(const std::string& op, const std::string& values, int64_t rows, int64_t n,
+                       const std::string& what) {
   if (std::max(rows, n) <= kSimdSize) {
     const uint32_t lanes = power_from_8(n);
     const std::string suffix = rows ? times(power_from_8(rows), lanes) : std::to_string(lanes);
-    return {JacobiVariant::simd, false, what + ": Jacobi, a column a lane of a simdgroup", stem + "simd_" + suffix,
-            kSimdThreadgroup * gpu::kSimdWidth / lanes, kSimdThreadgroup * gpu::kSimdWidth};
+    return {JacobiVariant::simd, false, what + ": Jacobi, a column a lane of a simdgroup",
+            op + "simd_" + values + suffix, kSimdThreadgroup * gpu::kSimdWidth / lanes,
+            kSimdThreadgroup * gpu::kSimdWidth};
   }
   const BlockKernel& kernel = std::max(rows, n) <= kBlockKernels[0].size ? kBlockKernels[0] : kBlockKernels[1];
   return {JacobiVariant::block, false, what + ": Jacobi in the registers of a threadgroup",
-          stem + "block_" + std::to_string(kernel.size), 1, kernel.simdgroups * gpu::kSimdWidth};
+          op + "block_" + values + std::to_string(kernel.size), 1, kernel.simdgroups * gpu::kSimdWidth};
 }
 
 }  // namespace
@@ -54,34 +56,32 @@ const char* name_of(JacobiVariant variant) {
 JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv,
                     const gpu::Tuning& tuning) {
   const int64_t rows = std::max(m, n), columns = std::min(m, n);
-  if (batch == 0 || columns == 0) return {JacobiVariant::empty, false, times(m, n) + " has no singular values", "", 0, 0};
+  if (batch == 0 || columns == 0)
+    return {JacobiVariant::empty, false, times(m, n) + " has no singular values", "", 0, 0};
   if (columns > kBlockSize)
-    return {JacobiVariant::blocked, true, times(m, n) + ", its QR's R: blocks of columns, orthogonal in pairs", "", 0, 0};
+    return {JacobiVariant::blocked, true, times(m, n) + ", its QR's R: blocks of columns, orthogonal in pairs", "",
+            0, 0};
   const std::string values = compute_uv ? "" : "values_";
-  const bool square = rows == columns;
-  const int64_t held = columns <= kSimdSize ? kSimdSize : columns <= 64 ? 64 : kBlockSize;
-  if (!square && (rows > held || (full_matrices && compute_uv))) {
-    JacobiPlan plan = kernel_plan("svd_", columns, columns, times(m, n) + ", R of its QR");
-    const size_t stem = plan.kernel.find('_', 4) + 1;
-    plan.kernel.insert(stem, values);
+  const int64_t held = columns <= kSimdSize ? kSimdSize : kBlockKernels[0].size;
+  // The columns of Rᵀ are nearer to orthogonal than A's, and those of a matrix with graded rows much nearer, which saves
+  // more sweeps than the QR and the product with Q take where there are many columns.
+  if (rows > held || (full_matrices && compute_uv && rows > columns)) {
+    JacobiPlan plan = kernel_plan("svd_", values, columns, columns, times(m, n) + ", its QR's R");
     plan.after_qr = true;
     return plan;
   }
-  JacobiPlan plan = kernel_plan("svd_", rows, columns, times(m, n));
-  plan.kernel.insert(plan.kernel.find('_', 4) + 1, values);
-  return plan;
+  return kernel_plan("svd_", values, rows, columns, times(m, n));
 }
 
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const gpu::Tuning& tuning) {
   if (batch == 0 || n == 0) return {JacobiVariant::empty, false, times(n, n) + " has no eigenvalues", "", 0, 0};
   for (const gpu::SizeAndBatch& left : tuning.eigh_torch)
     if (n > left.size && batch <= left.batch)
-      return {JacobiVariant::torch, false, "of size " + std::to_string(n) + " and so few, PyTorch's own op is faster", "", 0, 0};
+      return {JacobiVariant::torch, false,
+              "of size " + std::to_string(n) + " and so few, PyTorch's own op is faster", "", 0, 0};
   if (n > kBlockSize)
     return {JacobiVariant::blocked, false, times(n, n) + ": blocks of columns, orthogonal in pairs", "", 0, 0};
-  JacobiPlan plan = kernel_plan("eigh_", 0, n, times(n, n));
-  if (!compute_v) plan.kernel.insert(plan.kernel.find('_', 5) + 1, "values_");
-  return plan;
+  return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, times(n, n));
 }
 
 }  // namespace metalcore

@@ -162,6 +162,39 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
   return {u, values, vh};
 }
 
+namespace {
+
+// explain("svd", shape, full_matrices=…, compute_uv=…); svdvals is svd without vectors.
+Explanation explain(const Request& request) {
+  check(request.shapes.size() == 1, "metalcore::svd: explain needs the shape of A");
+  const Shape s = shape_of(request.shapes[0]);
+  const bool full_matrices = request.option("full_matrices", "True") == "True";
+  const bool compute_uv = request.option("compute_uv", "True") == "True";
+  const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, gpu::tuning(request.device_type));
+  Explanation e{name_of(plan.variant), plan.why, {}};
+  if (plan.kernel.empty()) return e;
+  const int64_t rows = std::max(s.m, s.n), columns = std::min(s.m, s.n);
+  const int64_t q_columns = full_matrices ? rows : columns;
+  if (plan.after_qr) {
+    const char* mode = !compute_uv ? "r" : full_matrices ? "complete" : "reduced";
+    Request qr{{{s.batch, rows, columns}}, request.dtype, request.device_type, {{"mode", mode}}};
+    e.steps = explanations().at("qr")(qr).steps;
+  }
+  auto step = [&](const std::string& kernel, int64_t groups, uint32_t threads) {
+    e.steps.push_back({kernel, {grid_side(groups)}, {threads}});
+  };
+  step(plan.kernel, ceil_div<int64_t>(s.batch, plan.matrices_per_threadgroup), plan.threads);
+  if (!compute_uv) return e;
+  step("svd_complete", s.batch, 256);
+  if (plan.after_qr)
+    step("svd_multiply",
+         s.batch * ceil_div<int64_t>(rows, SVD_MULTIPLY_TILE) * ceil_div<int64_t>(q_columns, SVD_MULTIPLY_TILE), 256);
+  return e;
+}
+
+const ExplainOp explain_svd("svd", explain);
+
+}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
