@@ -81,8 +81,8 @@ def test_rows_shared_by_threadgroups(device):
     """As on GPUs that one matrix has too few pairs of blocks for."""
     for family in ("baseline", "nvidia"):
         with tuned(family):
-            check_eigh(device, symmetric(300)["random"][None], ["random"])
-            check_svd(device, matrices(300, 300)["random"][None], ["random"])
+            check_eigh(device, symmetric(150)["random"][None], ["random"])
+            check_svd(device, matrices(150, 150)["random"][None], ["random"])
 
 
 def test_values_alone(device):
