@@ -9,7 +9,8 @@ import metalcore
 from ..harness.case import Comparison, size_text
 
 SHAPES = {
-    "gpu": [(16384, 8, 8), (4096, 32, 32), (1024, 128, 128), (64, 256, 256), (512, 512), (1024, 1024), (2048, 2048), (2048, 64)],
+    "gpu": [(16384, 8, 8), (4096, 32, 32), (1024, 128, 128), (64, 256, 256), (512, 512), (1024, 1024),
+            (2048, 2048), (2048, 64)],
     "cpu": [(256, 16, 16), (16, 128, 64), (512, 512)],
     "quick": [(8, 8, 8)],
 }
@@ -22,8 +23,8 @@ def cases(scale):
 def geqrf(shape):
     *batch, m, n = shape
     flops = math.prod(batch) * (2 * m * n**2 - 2 * n**3 / 3)  # Golub and Van Loan, Matrix Computations, 5.2; m >= n
-    return comparison("geqrf", shape, metalcore.geqrf, torch.geqrf, lambda device: (torch.randn(shape, device=device),), 2,
-                      flops)
+    return comparison("geqrf", shape, metalcore.geqrf, torch.geqrf,
+                      lambda device: (torch.randn(shape, device=device),), 2, flops)
 
 
 def householder_product(shape):

@@ -123,7 +123,8 @@ def _reflectors(name, theirs, shape, *others):
     """Of reflectors below the diagonal of a matrix of small numbers, with tau one in all: nearly orthogonal."""
     def of(function):
         return lambda a, *rest: function(a / 16, torch.ones_like(a[..., 0, :]), *rest)
-    return Case(of(lambda *given: getattr(metalcore, name)(*given)), of(theirs), (shape, *others), terms=max(shape[-2:]))
+    return Case(of(lambda *given: getattr(metalcore, name)(*given)), of(theirs), (shape, *others),
+                terms=max(shape[-2:]))
 
 
 # The lambdas look metalcore's functions up when they are called, so that it is those of the moment that are tested.

@@ -13,7 +13,7 @@ __all__ = ["geqrf", "householder_product", "larfb", "larft", "ormqr"]
 def geqrf(input: torch.Tensor, *, out=None):
     """The Householder reflectors of a QR decomposition, as torch.geqrf: LAPACK's geqrf.
 
-    H_i = I - tau_i v_i v_iᵀ with v_i zero above entry i and one there, and H_0 H_1 … R = A. The kernels are those of qr.
+    H_i = I - tau_i v_i v_iᵀ with v_i zero above entry i and one there, and H_0 H_1 … R = A. The kernels are qr's.
 
     Args:
         input: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results cast back.
@@ -36,8 +36,8 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torc
     """The first columns of a product of Householder reflectors, as torch.linalg.householder_product: LAPACK's orgqr.
 
     Args:
-        A: (*, m, n) with m >= n, any strides: reflectors below its diagonal, as geqrf leaves them; what is on and above it
-            is not read. float32; float16 and bfloat16 are computed in float32, and the result cast back. Other input
+        A: (*, m, n) with m >= n, any strides: reflectors below its diagonal, as geqrf leaves them; what is on it and
+            above is not read. float32; float16 and bfloat16 are computed in float32, and the result cast back. Other input
             goes to PyTorch's op.
         tau: (*, k) with k <= n, the factors of the reflectors in the first k columns.
         out: a tensor to write the result to.
@@ -81,8 +81,8 @@ def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: boo
     if not fits or other.shape[-2 if left else -1] != input.shape[-2] or \
             tau.shape[-1] != min(input.shape[-2:]):
         _refuse(torch.ormqr, input, tau, other, left, transpose)
-    return write_out("ormqr", out, lambda: in_float32(lambda *given: ops.ormqr(*given, left, transpose), input, tau, other),
-                     input, tau, other)
+    given = input, tau, other
+    return write_out("ormqr", out, lambda: in_float32(lambda *wide: ops.ormqr(*wide, left, transpose), *given), *given)
 
 
 def larft(V: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
@@ -123,8 +123,9 @@ def larfb(V: torch.Tensor, T: torch.Tensor, C: torch.Tensor, left: bool = True, 
     """
     _check_reflectors("larfb", V, T.shape[-1] if T.ndim else -1)
     if C.ndim < 2 or T.ndim < 2 or T.shape[-2] != T.shape[-1] or C.shape[-2 if left else -1] != V.shape[-2]:
-        raise RuntimeError(f"larfb: expected V (*, m, k), T (*, k, k) and C {'(*, m, n)' if left else '(*, n, m)'}, but got "
-                           f"{tuple(V.shape)}, {tuple(T.shape)} and {tuple(C.shape)}")
+        shape = "(*, m, n)" if left else "(*, n, m)"
+        raise RuntimeError(f"larfb: expected V (*, m, k), T (*, k, k) and C {shape}, but got {tuple(V.shape)}, "
+                           f"{tuple(T.shape)} and {tuple(C.shape)}")
     return in_float32_if_half(lambda V, T, C: _larfb(_unit_lower(V, V.shape[-1]), T, C, left, transpose), V, T, C)
 
 
@@ -135,8 +136,8 @@ def in_float32_if_half(call, *tensors):
 
 def _check_reflectors(name, V, count):
     if V.ndim < 2 or V.shape[-2] < V.shape[-1] or V.shape[-1] != count:
-        raise RuntimeError(f"{name}: expected V (*, m, k) with m >= k, and as many factors, but got {tuple(V.shape)} and "
-                           f"{count} factors")
+        raise RuntimeError(f"{name}: expected V (*, m, k) with m >= k, and as many factors, but got {tuple(V.shape)} "
+                           f"and {count} factors")
 
 
 def _larft(V, tau):
@@ -249,7 +250,8 @@ def _ormqr_backward(ctx, grad):
     if ctx.needs_input_grad[2]:
         grad_C = ops.ormqr(A, tau, grad, left, not transpose)
     if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:  # C Q is (Qᵀ Cᵀ)ᵀ
-        grad_A, grad_tau = _reflectors_backward(grad if left else grad.mT, A, tau, C if left else C.mT, left == transpose)
+        on_left = (grad, C) if left else (grad.mT, C.mT)
+        grad_A, grad_tau = _reflectors_backward(on_left[0], A, tau, on_left[1], left == transpose)
     return grad_A, grad_tau, grad_C, None, None
 
 
