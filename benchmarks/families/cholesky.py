@@ -11,8 +11,8 @@ from ..harness.case import Comparison, size_text
 # With the least speedup that is wanted, if any. linalg_map has all sizes and batches.
 SHAPES = {
     "gpu": {(4096, 32, 32): 2, (1024, 128, 128): 2,
-            **dict.fromkeys([(16384, 8, 8), (16384, 16, 16), (4096, 64, 64), (256, 256, 256), (64, 512, 512), (16, 1024, 1024),
-                             (512, 512), (2048, 2048)])},
+            **dict.fromkeys([(16384, 8, 8), (16384, 16, 16), (4096, 64, 64), (256, 256, 256), (64, 512, 512),
+                             (16, 1024, 1024), (512, 512), (2048, 2048)])},
     "cpu": dict.fromkeys([(1024, 8, 8), (256, 16, 16), (64, 32, 32), (8, 128, 128), (512, 512)]),
     "quick": dict.fromkeys([(8, 8, 8), (2, 64, 64)]),
 }

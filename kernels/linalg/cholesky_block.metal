@@ -35,7 +35,8 @@ template <uint TILES>
 
 #define INSTANTIATE(n, threads)                                                                            \
   template [[host_name("cholesky_block_" #n)]] [[kernel]] [[max_total_threads_per_threadgroup(threads)]]   \
-  void cholesky_block<n / CHOLESKY_TILE>(device const float*, device float*, device int*, constant CholeskyParams&, uint, uint);
+  void cholesky_block<n / CHOLESKY_TILE>(device const float*, device float*, device int*,                  \
+                                         constant CholeskyParams&, uint, uint);
 
 INSTANTIATE(64, 160)
 INSTANTIATE(128, 544)

@@ -51,8 +51,9 @@ def cholesky_ex(A: torch.Tensor, *, upper: bool = False, check_errors: bool = Fa
 
     Returns:
         A torch.return_types.linalg_cholesky_ex: the named tuple (L, info). info (*), int32, is 0, or the order k of the
-        first leading minor that is not positive-definite; a NaN or an infinite pivot makes it so. Then the leading k - 1 rows and columns
-        of L are the factor of that minor, and the rest of its lower triangle is unspecified.
+        first leading minor that is not positive-definite; a NaN or an infinite pivot makes it so. Then the leading
+        k - 1 rows and columns of L are the factor of that minor, and the rest of its lower triangle is unspecified, but
+        finite where A is.
 
     Raises:
         RuntimeError: as in `cholesky`.

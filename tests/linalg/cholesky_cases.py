@@ -8,8 +8,8 @@ import metalcore
 
 
 def check_factor(A, L, upper, names):
-    """L has zeros in its other triangle, a positive diagonal, and L Lᵀ is A as near as rounding lets it be, entry by entry
-    (Demmel 1989): within 10 n eps of the geometric mean of the diagonal's. Batch entry i is names[i]."""
+    """L has zeros in its other triangle, a positive diagonal, and L Lᵀ is A as near as rounding lets it be, entry by
+    entry (Demmel 1989): within 10 n eps of the geometric mean of the diagonal's. Batch entry i is names[i]."""
     A, L = A.double(), L.double()
     L = L.mT if upper else L
     assert L.shape == A.shape

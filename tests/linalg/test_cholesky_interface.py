@@ -1,4 +1,4 @@
-"""cholesky and cholesky_ex as replacements for torch.linalg's: arguments, results, layouts, dtypes, errors, derivatives."""
+"""cholesky and cholesky_ex in place of torch.linalg's: arguments, results, layouts, dtypes, errors, derivatives."""
 
 import pytest
 import torch

@@ -19,7 +19,8 @@ def check(B, L, X, upper):
 
 
 @pytest.mark.parametrize("upper", [False, True])
-@pytest.mark.parametrize("n, columns", [(1, 1), (4, 1), (7, 9), (20, 3), (32, 40), (50, 1), (100, 70), (130, 5), (270, 8)])
+@pytest.mark.parametrize("n, columns", [(1, 1), (4, 1), (7, 9), (20, 3), (32, 40), (50, 1), (100, 70), (130, 5),
+                                        (270, 8)])
 def test_systems(device, n, columns, upper):
     L = torch.linalg.cholesky(random(3, n, n).double(), upper=upper).float()
     L += torch.randn(n, n).tril(-1) if upper else torch.randn(n, n).triu(1)  # which nobody may read
