@@ -136,8 +136,8 @@ _det = autograd("det", _det_backward, _det_save)
 
 
 def _slogdet_save(ctx, inputs, output):
-    sign, _, LU, pivots = output
-    ctx.mark_non_differentiable(sign, LU, pivots)
+    _, _, LU, pivots = output
+    ctx.mark_non_differentiable(LU, pivots)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(inputs[0], LU, pivots)
 
