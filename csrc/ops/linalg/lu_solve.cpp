@@ -23,8 +23,6 @@ MatrixShape check_square(const char* op, const Tensor& a) {
 
 namespace {
 
-Tensor transposed(const Tensor& a) { return torch::stable::transpose(a, -2, -1); }
-
 // One batch for A and B: the Python functions broadcast.
 void check_right(const char* op, const Tensor& a, const Tensor& b, bool left) {
   check(b.scalar_type() == ScalarType::Float, "metalcore::", op, ": B must be float32, not ", dtype_name(b.scalar_type()));

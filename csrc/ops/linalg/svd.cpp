@@ -145,9 +145,9 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
   const SvdMatrices at_u = contiguous(s.m, u_columns), at_vh = contiguous(vh_rows, s.n);
   const Vectors to = wide ? Vectors{vh, u, transposed(at_vh), transposed(at_u)} : Vectors{u, vh, at_u, at_vh};
   if (plan.variant == JacobiVariant::blocked) {
-    blocked(wide ? torch::stable::transpose(input, -2, -1) : input, s, to, values, full_matrices, compute_uv);
+    blocked(wide ? transposed(input) : input, s, to, values, full_matrices, compute_uv);
   } else if (plan.after_qr) {
-    after_qr(plan, wide ? torch::stable::transpose(input, -2, -1) : input, s, to, values, full_matrices, compute_uv);
+    after_qr(plan, wide ? transposed(input) : input, s, to, values, full_matrices, compute_uv);
   } else {
     const Matrices a = matrices(input);
     jacobi(plan, a.tensor,
