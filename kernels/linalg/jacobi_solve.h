@@ -8,7 +8,9 @@
 #include "jacobi_tile.h"
 
 constant constexpr uint kRotationStride = 36;  // of the rotation in threadgroup memory: rows begin at a float4
-constant constexpr float kZeroSquare = 0x1p-60f;  // a column with less than this is as good as zero: it stays where it is
+// A column whose square is below this is as good as zero: it is left as it is, where it is. Products of others are far from
+// subnormal, which fast::divide may take as zero.
+constant constexpr float kZeroSquare = 0x1p-60f;
 
 // A cosine above one shows that what is left of a column after cancellation is known too badly to go on with: its next
 // Gram matrix will tell.
@@ -20,7 +22,7 @@ constant constexpr float kMostCosine = 1.001f;
 inline float4 rotation_of(float pp, float qq, float pq, float tolerance) {
   float s = 0.0f, versine = 0.0f, change = 0.0f;  // of pp, and of qq with the other sign
   const float cosine = metal::abs(pq) * metal::rsqrt(pp) * metal::rsqrt(qq);
-  if (cosine > tolerance && cosine < kMostCosine) {
+  if (metal::min(pp, qq) >= kZeroSquare && cosine > tolerance && cosine < kMostCosine) {
     const float zeta = metal::fast::divide(0.5f * (pp - qq), pq), size = metal::abs(zeta);
     const float root = metal::fma(size, size, 1.0f);
     const float tangent = metal::fast::divide(1.0f, size > 1e9f ? 2.0f * size : metal::fma(root, metal::rsqrt(root), size));

@@ -167,10 +167,14 @@ def svd(device):
             A[1] = 0  # whose left vectors svd_complete makes
             for tensor in torch.ops.metalcore.svd(A, full_matrices, compute_uv):
                 yield f"svd {m}x{n}", tensor
+    with tuned("baseline"):
+        for batch in (1, 13):  # blocks of columns: threadgroups share the rows of few matrices, not of many
+            for tensor in torch.ops.metalcore.svd(random(device, torch.float32, batch, 140, 140), False, True):
+                yield f"svd {batch} 140x140", tensor
 
 
 def eigh(device):
-    for n, compute_v in itertools.product(JACOBI_SIZES, (True, False)):
+    for n, compute_v in itertools.product((*JACOBI_SIZES, 140), (True, False)):
         for tensor in torch.ops.metalcore.eigh(random(device, torch.float32, 3, n, n), "L", compute_v):
             yield f"eigh {n}x{n}", tensor
 

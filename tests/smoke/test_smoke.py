@@ -68,7 +68,7 @@ def test_spectral(device):
     assert metalcore.matrix_rank(s.to(device)).tolist() == [4, 4, 4]
 
 
-@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 12, 40), (36, 34)])
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 12, 40), (36, 34), (140, 140)])
 def test_svd(device, shape):
     torch.manual_seed(0)
     a = torch.randn(shape)
@@ -80,7 +80,7 @@ def test_svd(device, shape):
     assert (residual.norm(dim=(-2, -1)) / a.double().norm(dim=(-2, -1))).max() <= bound
 
 
-@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 20, 20), (34, 34)])
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 20, 20), (34, 34), (140, 140)])
 def test_eigh(device, shape):
     torch.manual_seed(0)
     a = torch.randn(shape)

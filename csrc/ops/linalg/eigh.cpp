@@ -63,13 +63,17 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
 
 namespace {
 
-// explain("eigh", shape, compute_v=…); eigvalsh is eigh without vectors.
+// explain("eigh", shape, compute_v=…); eigvalsh is eigh without vectors. Of the blocked variant's many dispatches the first
+// of each kernel.
 Explanation explain(const Request& request) {
   check(request.shapes.size() == 1, "metalcore::eigh: explain needs the shape of A");
   const MatrixShape s = shape_of(request.shapes[0]);
   const bool compute_v = request.option("compute_v", "True") == "True";
-  const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, gpu::tuning(request.device_type));
+  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
+  const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, tuning);
   Explanation e{name_of(plan.variant), plan.why, {}};
+  if (plan.variant == JacobiVariant::blocked)
+    e.steps = jacobi_blocked_steps(s.rows, s.rows, s.batch, true, compute_v, tuning);
   if (plan.kernel.empty()) return e;
   const int64_t groups = ceil_div<int64_t>(s.batch, plan.matrices_per_threadgroup);
   e.steps.push_back({plan.kernel, {grid_side(groups)}, {plan.threads}});

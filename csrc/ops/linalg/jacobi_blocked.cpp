@@ -8,9 +8,13 @@
 
 namespace metalcore {
 
-JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, const gpu::Tuning& tuning) {
+JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, bool accumulate,
+                                      const gpu::Tuning& tuning) {
+  const uint32_t gram_rows = round_up<uint32_t>(grid_side(rows), 4);
   const uint32_t blocks = round_up<uint32_t>(grid_side(ceil_div<int64_t>(columns, JACOBI_BLOCK)), 2);
   JacobiBlockedPlan plan{.padded = blocks * JACOBI_BLOCK,
+                         .gram_rows = gram_rows,
+                         .length = gram_rows + (accumulate ? round_up<uint32_t>(grid_side(columns), 4) : 0),
                          .pairs = blocks / 2,
                          .rounds = blocks - 1,
                          .sweeps = tuning.jacobi_sweeps,
@@ -32,16 +36,14 @@ struct Work {
 
 Work work_for(const Tensor& a, int64_t columns, int64_t rows, bool accumulate, uint32_t symmetric) {
   const int64_t batch = a.size(0);
-  const JacobiBlockedPlan plan = plan_jacobi_blocked(columns, rows, batch, gpu::tuning(a));
-  const int64_t gram_rows = round_up<int64_t>(rows, 4);
-  const int64_t length = gram_rows + (accumulate ? round_up<int64_t>(columns, 4) : 0);
+  const JacobiBlockedPlan plan = plan_jacobi_blocked(columns, rows, batch, accumulate, gpu::tuning(a));
   const float epsilon = std::numeric_limits<float>::epsilon();
   const JacobiParams params{.matrices = grid_side(batch),
                             .columns = grid_side(columns),
                             .rows = grid_side(rows),
                             .padded = plan.padded,
-                            .gram_rows = grid_side(gram_rows),
-                            .length = grid_side(length),
+                            .gram_rows = plan.gram_rows,
+                            .length = plan.length,
                             .sweeps = plan.sweeps,
                             .splits = plan.splits,
                             .tolerance = 3.0f * epsilon,
@@ -49,7 +51,7 @@ Work work_for(const Tensor& a, int64_t columns, int64_t rows, bool accumulate, u
   const int64_t parts = plan.splits > 1 ? batch * plan.pairs * plan.splits * JACOBI_PAIR * JACOBI_PAIR : 0;
   return {plan,
           params,
-          new_tensor({batch, plan.padded, length}, ScalarType::Float, a),
+          new_tensor({batch, plan.padded, plan.length}, ScalarType::Float, a),
           new_tensor({batch}, ScalarType::Int, a),
           new_tensor({batch}, ScalarType::Float, a),
           new_tensor({batch, plan.sweeps}, ScalarType::Int, a),
@@ -135,14 +137,25 @@ std::tuple<Tensor, Tensor> eigh_jacobi_blocked(const Tensor& a, bool upper, bool
   return {values, u};
 }
 
+std::vector<Step> jacobi_blocked_steps(int64_t columns, int64_t rows, int64_t batch, bool symmetric, bool vectors,
+                                       const gpu::Tuning& tuning) {
+  const JacobiBlockedPlan plan = plan_jacobi_blocked(columns, rows, batch, vectors && !symmetric, tuning);
+  const uint32_t groups = grid_side(batch * plan.pairs * plan.splits);
+  std::vector<Step> steps = {{"jacobi_scale", {grid_side(batch)}, {gpu::kMaxThreads}},
+                             {"jacobi_load", {plan.length, plan.padded, grid_side(batch)}, {128}, true}};
+  if (plan.splits == 1) {
+    steps.push_back({"jacobi_round", {groups}, {JACOBI_THREADS}});
+  } else {
+    steps.push_back({"jacobi_gram", {groups}, {JACOBI_THREADS}});
+    steps.push_back({"jacobi_rotate", {groups}, {JACOBI_THREADS}});
+  }
+  if (symmetric)
+    steps.push_back({"jacobi_rayleigh",
+                     {grid_side(batch * ceil_div<int64_t>(columns, JACOBI_PAIR) * (plan.padded / JACOBI_PAIR))},
+                     {JACOBI_THREADS}});
+  steps.push_back({"jacobi_values", {grid_side(batch * plan.padded)}, {gpu::kSimdWidth}});
+  steps.push_back({"jacobi_store", {grid_side(batch * columns)}, {JACOBI_THREADS}});
+  return steps;
+}
+
 }  // namespace metalcore
-
-STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
-  m.def("svd_jacobi_blocked(Tensor X, bool vectors) -> (Tensor, Tensor, Tensor)");
-  m.def("eigh_jacobi_blocked(Tensor A, bool upper, bool vectors) -> (Tensor, Tensor)");
-}
-
-METALCORE_KERNELS(m) {
-  m.impl("svd_jacobi_blocked", TORCH_BOX(&metalcore::svd_jacobi_blocked));
-  m.impl("eigh_jacobi_blocked", TORCH_BOX(&metalcore::eigh_jacobi_blocked));
-}

@@ -7,19 +7,25 @@
 
 #include "../../gpu/tuning.h"
 #include "../common.h"
+#include "../plan.h"
 
 #include <cstdint>
-#include <string>
 #include <tuple>
 #include <vector>
 
 namespace metalcore {
 
-// How a call runs: `splits` threadgroups for each of `pairs` pairs of a matrix's blocks, in `rounds` rounds a sweep.
+// How a call runs: `splits` threadgroups for each of `pairs` pairs of a matrix's blocks, in `rounds` rounds a sweep, on
+// `padded` columns of `length`, of which `gram_rows` are the matrix's and the others V's, if V is accumulated.
 struct JacobiBlockedPlan {
-  uint32_t padded, pairs, rounds, sweeps, splits;
+  uint32_t padded, gram_rows, length, pairs, rounds, sweeps, splits;
 };
-JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, const gpu::Tuning& tuning);
+JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, bool accumulate,
+                                      const gpu::Tuning& tuning);
+
+// For explain: of the many dispatches the first of each kernel, but for svd_complete.
+std::vector<Step> jacobi_blocked_steps(int64_t columns, int64_t rows, int64_t batch, bool symmetric, bool vectors,
+                                       const gpu::Tuning& tuning);
 
 // The SVD X = U diag(values) Vᵀ of matrices with n columns and m >= n rows, n and m up to 65535, given and returned by
 // columns: float32, contiguous, x (batch, n, m) with row j column j of the matrix.

@@ -164,15 +164,17 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
 
 namespace {
 
-// explain("svd", shape, full_matrices=…, compute_uv=…); svdvals is svd without vectors.
+// explain("svd", shape, full_matrices=…, compute_uv=…); svdvals is svd without vectors. Of the blocked variant's many
+// dispatches the first of each kernel.
 Explanation explain(const Request& request) {
   check(request.shapes.size() == 1, "metalcore::svd: explain needs the shape of A");
   const Shape s = shape_of(request.shapes[0]);
   const bool full_matrices = request.option("full_matrices", "True") == "True";
   const bool compute_uv = request.option("compute_uv", "True") == "True";
-  const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, gpu::tuning(request.device_type));
+  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
+  const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, tuning);
   Explanation e{name_of(plan.variant), plan.why, {}};
-  if (plan.kernel.empty()) return e;
+  if (plan.variant == JacobiVariant::empty || plan.variant == JacobiVariant::torch) return e;
   const int64_t rows = std::max(s.m, s.n), columns = std::min(s.m, s.n);
   const int64_t q_columns = full_matrices ? rows : columns;
   if (plan.after_qr) {
@@ -183,7 +185,12 @@ Explanation explain(const Request& request) {
   auto step = [&](const std::string& kernel, int64_t groups, uint32_t threads) {
     e.steps.push_back({kernel, {grid_side(groups)}, {threads}});
   };
-  step(plan.kernel, ceil_div<int64_t>(s.batch, plan.matrices_per_threadgroup), plan.threads);
+  if (plan.variant == JacobiVariant::blocked) {
+    for (const Step& each : jacobi_blocked_steps(columns, columns, s.batch, false, compute_uv, tuning))
+      e.steps.push_back(each);
+  } else {
+    step(plan.kernel, ceil_div<int64_t>(s.batch, plan.matrices_per_threadgroup), plan.threads);
+  }
   if (!compute_uv) return e;
   step("svd_complete", s.batch, 256);
   if (plan.after_qr)
