@@ -72,6 +72,11 @@ void use_tuning(std::string_view family) {
   chosen = row;
 }
 
+const char* chosen_tuning() {
+  const Tuning* row = chosen;
+  return row ? row->family : "";
+}
+
 std::vector<std::string> tuning_families() {
   std::vector<std::string> families;
   for (const Tuning& row : kTable) families.emplace_back(row.family);

@@ -82,6 +82,7 @@ const Tuning& tuning(std::string_view device_type);
 // Plans as for another family from now on ("" for each GPU's own); throws std::invalid_argument for an unknown one.
 // For tests and for asking what a plan would be elsewhere.
 void use_tuning(std::string_view family);
+const char* chosen_tuning();
 std::vector<std::string> tuning_families();
 
 }  // namespace metalcore::gpu

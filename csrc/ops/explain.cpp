@@ -95,6 +95,8 @@ PyObject* use_tuning_python(PyObject*, PyObject* family) {
   });
 }
 
+PyObject* chosen_tuning_python(PyObject*, PyObject*) { return PyUnicode_FromString(gpu::chosen_tuning()); }
+
 PyObject* tuning_families_python(PyObject*, PyObject*) {
   return guarded([&] {
     Object families = own(PyList_New(0));
@@ -112,6 +114,7 @@ PyMethodDef plan_methods[] = {
     {"explain", explain_python, METH_VARARGS,
      "explain(op, shapes, dtype, options, device_type) -> dict: how an op would run, and why"},
     {"use_tuning", use_tuning_python, METH_O, "use_tuning(family): plan as for this GPU family; '' for each GPU's own"},
+    {"chosen_tuning", chosen_tuning_python, METH_NOARGS, "chosen_tuning() -> str: the family that use_tuning chose, or ''"},
     {"tuning_families", tuning_families_python, METH_NOARGS, "tuning_families() -> list: the families use_tuning takes"},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+import functools
 
-__all__ = ["cast_out", "check_errors", "in_float32", "needs_gradient", "skew", "square", "write_out"]
+import torch
+from torch.compiler import is_compiling
+
+from .. import _C
+
+__all__ = ["cast_out", "check_errors", "in_float32", "left_to_torch", "needs_gradient", "skew", "square", "write_out"]
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
 
@@ -21,6 +26,24 @@ def in_float32(call, *tensors):
     if isinstance(results, torch.Tensor):
         return results.to(dtype)
     return [result.to(dtype) if result.is_floating_point() else result for result in results]
+
+
+def left_to_torch(op, *tensors, **options):
+    """Whether the plan of a call on an NVIDIA GPU is PyTorch's own op: for functions whose small calls go to PyTorch's
+    function at once, since the way through our operator would take longer than the device does. Inside a compiled
+    graph the operator decides."""
+    if not tensors[0].is_cuda or tensors[0].dtype is not torch.float32 or is_compiling():
+        return False
+    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    return _plan_is_torchs(op, shapes, _C.chosen_tuning(), tuple(options.items()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan_is_torchs(op, shapes, family, options):
+    try:
+        return _C.explain(op, list(shapes), "float32", dict(options), "cuda")["variant"] == "torch"
+    except ValueError:  # shapes that the function itself refuses, in its own words
+        return False
 
 
 def square(A):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, write_out
+from ._common import in_float32, left_to_torch, write_out
 
 __all__ = ["geqrf", "householder_product", "larfb", "larft", "ormqr"]
 
@@ -48,7 +48,7 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torc
     Raises:
         RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
     """
-    if not _alike(A, tau):
+    if not _alike(A, tau) or left_to_torch("householder_product", A, tau):
         return torch.linalg.householder_product(A, tau, out=out)
     fits = A.ndim >= 2 and tau.shape[:-1] == A.shape[:-2] and tau.ndim == A.ndim - 1
     if not fits or not A.shape[-2] >= A.shape[-1] >= tau.shape[-1]:
@@ -75,7 +75,7 @@ def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: boo
     Raises:
         RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
     """
-    if not _alike(input, tau, other):
+    if not _alike(input, tau, other) or left_to_torch("ormqr", input, tau, other, left=left):
         return torch.ormqr(input, tau, other, left, transpose, out=out)
     fits = input.ndim >= 2 and tau.shape[:-1] == input.shape[:-2] == other.shape[:-2] and tau.ndim == input.ndim - 1
     if not fits or other.shape[-2 if left else -1] != input.shape[-2] or \

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import check_errors, in_float32, square, write_out
+from ._common import check_errors, in_float32, left_to_torch, square, write_out
 from ._triangular import solve_triangular
 
 __all__ = ["lu", "lu_factor", "lu_factor_ex", "lu_solve"]
@@ -113,7 +113,7 @@ def lu_solve(LU: torch.Tensor, pivots: torch.Tensor, B: torch.Tensor, *, left: b
     Raises:
         RuntimeError: as PyTorch's: shapes or dtypes that do not fit.
     """
-    if not _solvable(LU, pivots, B, left):
+    if not _solvable(LU, pivots, B, left) or left_to_torch("lu_solve", LU, pivots, B, left=left):
         return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint, out=out)
 
     def solve(LU, B):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, write_out
+from ._common import in_float32, left_to_torch, write_out
 
 
 def solve_triangular(A: torch.Tensor, B: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False,
@@ -33,7 +33,8 @@ def solve_triangular(A: torch.Tensor, B: torch.Tensor, *, upper: bool, left: boo
     Raises:
         RuntimeError: as PyTorch's: shapes that do not fit, or an `out` that does not.
     """
-    if B is None or not accelerated(A, B) or A.dtype != B.dtype:
+    if (B is None or not accelerated(A, B) or A.dtype != B.dtype
+            or left_to_torch("solve_triangular", A, B, left=left)):
         return torch.linalg.solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular, out=out)
 
     def solve(A, B):

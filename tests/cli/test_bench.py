@@ -45,12 +45,17 @@ SMALL = {
     "call_overhead": "rms_norm",
     "cholesky": "8x8x8",
     "compile": "compile_shader",
+    "eigh": "8x8x8",
+    "householder": "geqrf",
     "import_time": "metalcore",
     "linalg_map": "svd_lowrank",
+    "lu": "det",
     "qr": "8x8x8",
     "rms_norm": "add_rms_norm forward float16",
     "softmax": "log_softmax backward float32",
+    "solve_triangular": "8x8x8",
     "spectral": "matrix_rank",
+    "svd": "8x8x8",
 }
 
 

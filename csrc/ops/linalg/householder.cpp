@@ -119,7 +119,7 @@ Tensor ormqr(const Tensor& input, const Tensor& tau, const Tensor& other, bool l
   const gpu::Tuning& tuning = gpu::tuning(input);
   const QrVariant variant = plan_ormqr(count, s.batch, tuning);
   if (other.numel() > 0 && variant == QrVariant::torch)
-    return row_major(call_torch<1>("aten::ormqr", "", input, tau, transposed(other), !left, !transpose)[0]);
+    return as_contiguous(call_torch<1>("aten::ormqr", "", input, tau, other, left, transpose)[0]);
   // C Q is (Qᵀ Cᵀ)ᵀ.
   const Tensor c_left = left ? other : transposed(other);
   const RowMajor target = copy(c_left, matrix_shape(c_left.sizes()));
@@ -132,7 +132,7 @@ Tensor ormqr(const Tensor& input, const Tensor& tau, const Tensor& other, bool l
       reflectors.apply_all(encoder, target, left == transpose);
     });
   }
-  return left ? target.tensor : row_major(target.tensor);
+  return left ? target.tensor : as_contiguous(transposed(target.tensor));
 }
 
 Explanation explain_geqrf(const Request& request) {

@@ -32,12 +32,7 @@ std::vector<int64_t> batch_sizes(const Tensor& like, std::initializer_list<int64
 // "20x30", for the reasons that plans give.
 inline std::string times(int64_t a, int64_t b) { return std::to_string(a) + "x" + std::to_string(b); }
 
-// PyTorch's ops for NVIDIA GPUs want column-major matrices, and copy others. Asked for the transposed result out of
-// transposed input, they neither copy row-major input nor does their result have to be copied.
 inline Tensor transposed(const Tensor& tensor) { return torch::stable::transpose(tensor, -2, -1); }
-inline Tensor row_major(const Tensor& column_major_transpose) {
-  return as_contiguous(transposed(column_major_transpose));
-}
 
 // PyTorch's own op of this name: call_torch<2>("aten::linalg_qr", "", a, std::string("reduced")) for one with two results,
 // each of them a tensor. Arguments have to have the schema's types: bool, int64_t, double, std::string, Tensor.

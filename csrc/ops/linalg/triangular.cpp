@@ -158,8 +158,7 @@ Tensor solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool left,
   const TriangularPlan plan = plan_triangular(left ? shape.rows : shape.columns, left ? shape.columns : shape.rows,
                                               shape.batch, gpu::tuning(a));
   if (plan.variant == TriangularVariant::torch)
-    return row_major(call_torch<1>("aten::linalg_solve_triangular", "", transposed(a), transposed(b), !upper, !left,
-                                   unitriangular)[0]);
+    return as_contiguous(call_torch<1>("aten::linalg_solve_triangular", "", a, b, upper, left, unitriangular)[0]);
   const Tensor x = new_tensor(sizes, ScalarType::Float, a);
   if (plan.variant == TriangularVariant::empty) return x;
   const Problem problem = problem_of(a, b, x, upper, left, unitriangular);
