@@ -62,16 +62,17 @@ def _random(shape, seed):
 
 def _dominant(a):
     """Matrices whose LU factorization and inverses hardly amplify errors."""
-    return a + 2 * a.shape[-1] ** 0.5 * torch.eye(a.shape[-1], device=a.device)
+    return a + 2 * a.shape[-1] ** 0.5 * torch.eye(a.shape[-1], device=a.device, dtype=a.dtype)
 
 
 def _lu_solve(a, b):
-    return metalcore.lu_solve(*metalcore.lu_factor(_dominant(a)), b)
+    LU, pivots, _ = metalcore.lu_factor_ex(_dominant(a))  # for lu_factor the host waits
+    return metalcore.lu_solve(LU, pivots, b)
 
 
 def _triangular(a, b):
     n = a.shape[-1]
-    return metalcore.solve_triangular(a / n**0.5 / 2 + torch.eye(n, device=a.device), b, upper=False)
+    return metalcore.solve_triangular(a / n**0.5 / 2 + torch.eye(n, device=a.device, dtype=a.dtype), b, upper=False)
 
 
 def _lstsq(a, b):

@@ -11,9 +11,9 @@
 #define LU_FACTORED 1
 #define LU_ADJOINT 2
 
-// Matrices that a thread, a simdgroup or a threadgroup factors, and in the same pass the solution of A X = B for them:
-// B's columns in tiles of up to `tile` columns, for each of which the factorization is made again. Also the panels of the
-// blocked variant, whose corner is (first, first) of matrices that are factored in place.
+// Matrices that a thread, a simdgroup or a threadgroup factors; the first two solve A X = B in the same pass, with B's
+// columns in tiles of up to `tile`, for each of which the factorization is made again. Also the panels of the blocked
+// variant, whose corner is (first, first) of matrices that are factored in place.
 struct LuParams {
   int64_t a_batch, a_row, a_column;  // strides
   int64_t b_batch, b_row, b_column;
@@ -67,4 +67,5 @@ struct LuPermuteParams {
   int64_t b_batch, b_row, b_column;
   uint32_t rows, columns;
   uint32_t transpose;
+  uint32_t identity;                 // B is the identity, and not read
 };

@@ -72,8 +72,11 @@ constant constexpr uint kHeld = 4096;
   const uint column = at % p.columns, row = at / p.columns % p.rows, matrix = at / p.columns / p.rows;
   const uint other = permutation[ulong(matrix) * p.rows + row];
   const uint from = p.transpose != 0 ? row : other, to = p.transpose != 0 ? other : row;
-  x[(ulong(matrix) * p.rows + to) * p.columns + column] =
-      b[matrix * p.b_batch + from * p.b_row + column * p.b_column];
+  device float& element = x[(ulong(matrix) * p.rows + to) * p.columns + column];
+  if (p.identity != 0)
+    element = from == column ? 1.0f : 0.0f;
+  else
+    element = b[matrix * p.b_batch + from * p.b_row + column * p.b_column];
 }
 
 // A product as mantissa times 2^exponent: the factors may leave float's range where the product does not.

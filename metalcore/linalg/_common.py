@@ -12,6 +12,7 @@ from .. import _C
 __all__ = ["cast_out", "check_errors", "in_float32", "left_to_torch", "needs_gradient", "skew", "square", "write_out"]
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
+_COPIED = 4096  # infos: for the host to look through so many takes less time than a kernel
 
 
 def in_float32(call, *tensors):
@@ -56,7 +57,7 @@ def check_errors(info, name, A):
 
     name: PyTorch's name of the function, which the message begins with ("linalg.inv").
     """
-    _linalg_check_errors(info, name, is_matrix=A.ndim == 2)
+    _linalg_check_errors(info.cpu() if info.numel() <= _COPIED else info, name, is_matrix=A.ndim == 2)
 
 
 def write_out(name, out, results, *inputs):

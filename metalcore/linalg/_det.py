@@ -145,7 +145,7 @@ def _slogdet_save(ctx, inputs, output):
 def _slogdet_backward(ctx, _, grad, *__):
     """A⁻ᵀ times the gradient of the logarithm."""
     A, LU, pivots = ctx.saved_tensors
-    if grad is None or A.numel() == 0:
+    if grad is None:
         return torch.zeros_like(A)
     right = _diagonal(grad, A.shape[-1])
     if torch.is_grad_enabled():

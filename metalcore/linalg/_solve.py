@@ -11,13 +11,13 @@ from ._lu import broadcastable, one_batch
 __all__ = ["inv", "inv_ex", "solve", "solve_ex"]
 
 # Systems up to this size are solved anew for the gradient: for them one kernel does that, and keeping factors costs more.
-_ANEW = 128
+_ANEW = 32
 
 
 def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: torch.Tensor | None = None) -> torch.Tensor:
     """X with A X = B, or X A = B, as torch.linalg.solve: by LU with partial pivoting (see lu_factor).
 
-    The columns of B go along with the factorization, in one kernel, where a threadgroup's registers hold both.
+    Up to n = 32 the columns of B go along with the factorization, in one kernel; above, two triangular systems follow it.
     `metalcore.explain("solve", A.shape, B.shape)` tells which kernels a call runs.
 
     Args:

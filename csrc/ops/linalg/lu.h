@@ -19,8 +19,9 @@ struct LuFactors {
 };
 LuFactors lu_factors(const Tensor& a, bool pivoting, bool with_permutation);
 
-// A thread, a simdgroup or a threadgroup a matrix: plan.variant must say so. With B and X also A X = B; without
-// factors nothing but info and X is written. Where factors are given, `a` has them, and X is all that is written.
+// A thread, a simdgroup or a threadgroup a matrix: plan.variant must say so. With B and X also A X = B, but not by a
+// threadgroup; without factors nothing but info and X is written. Where factors are given, `a` has them, and X is all
+// that is written.
 struct LuSmall {
   const Matrices& a;
   const Matrices* b;  // nullptr: the identity
@@ -33,10 +34,12 @@ void lu_small(const LuPlan& plan, const LuSmall& of, const LuFactors& results);
 
 // Rows of B in the order of the factorization, or with `transpose` back from it; row-major.
 Tensor lu_permute(const Tensor& b, const Tensor& permutation, bool transpose);
+Tensor lu_permuted_identity(const Tensor& like, const Tensor& permutation);
 Tensor lu_permutation(const Tensor& pivots, int64_t rows);
 
-// X with A X = B or Aᵀ X = B, of factors with one batch; row-major.
-Tensor lu_solve_factored(const Tensor& lu, const Tensor& permutation, const Tensor& b, bool transpose);
+// X with A X = B, of factors with one batch, for B nullptr of the identity; or Aᵀ X = B. Row-major.
+Tensor lu_solve_factored(const Tensor& lu, const Tensor& permutation, const Tensor* b);
+Tensor lu_solve_transposed(const Tensor& lu, const Tensor& permutation, const Tensor& b);
 
 // Errors in PyTorch's words.
 MatrixShape check_square(const char* op, const Tensor& a);

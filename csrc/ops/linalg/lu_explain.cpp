@@ -34,9 +34,10 @@ Explanation explain_plan(const LuPlan& plan, const MatrixShape& s, int64_t right
       break;
     case LuVariant::blocked:
       if (!factored) blocked_steps(e, s.rows, s.columns, s.batch);
-      if (right > 0) e.variant += ", triangular";
       break;
   }
+  const bool by_us = plan.variant == LuVariant::block || plan.variant == LuVariant::blocked;
+  if (by_us && right > 0) e.variant += ", triangular";
   return e;
 }
 

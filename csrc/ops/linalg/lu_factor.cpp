@@ -51,8 +51,8 @@ void blocked(const LuFactors& results, const MatrixShape& shape, bool pivoting) 
       p.vectors = n % 4 == 0 ? LU_VECTORS_A | LU_VECTORS_LU : 0;
       encoder.kernel(panel.kernel);
       if (panel.row_threads > 0)
-        encoder.buffer(0, results.lu).buffer(1, results.lu).buffer(2, results.lu).buffer(3, results.pivots)
-            .buffer(4, results.info).buffer(5, sources).buffer(6, results.lu).bytes(7, p);
+        encoder.buffer(0, results.lu).buffer(1, results.lu).buffer(2, results.pivots).buffer(3, results.info)
+            .buffer(4, sources).bytes(5, p);
       else
         encoder.buffer(0, results.lu).buffer(1, results.pivots).buffer(2, results.info).buffer(3, sources).bytes(4, p);
       encoder.dispatch_threadgroups({batch}, {panel.threads});
@@ -99,12 +99,16 @@ void lu_small(const LuPlan& plan, const LuSmall& of, const LuFactors& results) {
   if (a.columns % 4 == 0) p.vectors |= LU_VECTORS_LU;
   if (of.x_column == 1 && of.x_row % 4 == 0) p.vectors |= LU_VECTORS_X;
   const Tensor& info = results.info;
+  const Tensor& sources = any(results.permutation ? &*results.permutation : nullptr, info);
   gpu::encode(a.tensor, [&](gpu::Encoder& encoder) {
-    encoder.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, of.b ? of.b->tensor : a.tensor);
-    encoder.buffer(2, any(of.factors ? &results.lu : nullptr, info));
-    encoder.buffer(3, any(of.factors || of.given ? &results.pivots : nullptr, info)).buffer(4, info);
-    encoder.buffer(5, any(results.permutation ? &*results.permutation : nullptr, info));
-    encoder.buffer(6, any(of.x, info)).bytes(7, p);
+    encoder.kernel(plan.kernel).buffer(0, a.tensor);
+    if (plan.variant == LuVariant::block) {
+      encoder.buffer(1, results.lu).buffer(2, results.pivots).buffer(3, info).buffer(4, sources).bytes(5, p);
+    } else {
+      encoder.buffer(1, of.b ? of.b->tensor : a.tensor).buffer(2, any(of.factors ? &results.lu : nullptr, info));
+      encoder.buffer(3, any(of.factors || of.given ? &results.pivots : nullptr, info)).buffer(4, info);
+      encoder.buffer(5, sources).buffer(6, any(of.x, info)).bytes(7, p);
+    }
     encoder.dispatch_threadgroups({grid_side(ceil_div<int64_t>(a.batch * p.tiles, plan.matrices))}, {plan.threads});
   });
 }
@@ -124,16 +128,28 @@ Tensor lu_permutation(const Tensor& pivots, int64_t rows) {
   return permutation;
 }
 
-Tensor lu_permute(const Tensor& input, const Tensor& permutation, bool transpose) {
-  const Matrices b = matrices(input);
-  const Tensor x = new_tensor(input.sizes(), ScalarType::Float, input);
-  gpu::encode(input, [&](gpu::Encoder& encoder) {
-    encoder.kernel("lu_permute").buffer(0, b.tensor).buffer(1, permutation).buffer(2, x);
-    encoder.bytes(3, LuPermuteParams{b.batch_stride, b.row_stride, b.column_stride, grid_side(b.rows),
-                                     grid_side(b.columns), transpose});
+namespace {
+
+Tensor permuted(const Tensor& b, const Tensor& permutation, const Tensor& x, LuPermuteParams p) {
+  const MatrixShape s = matrix_shape(x.sizes());
+  p.rows = grid_side(s.rows), p.columns = grid_side(s.columns);
+  gpu::encode(x, [&](gpu::Encoder& encoder) {
+    encoder.kernel("lu_permute").buffer(0, b).buffer(1, permutation).buffer(2, x).bytes(3, p);
     dispatch_elements(encoder, x.numel());
   });
   return x;
+}
+
+}  // namespace
+
+Tensor lu_permute(const Tensor& input, const Tensor& permutation, bool transpose) {
+  const Matrices b = matrices(input);
+  return permuted(b.tensor, permutation, new_tensor(input.sizes(), ScalarType::Float, input),
+                  {.b_batch = b.batch_stride, .b_row = b.row_stride, .b_column = b.column_stride, .transpose = transpose});
+}
+
+Tensor lu_permuted_identity(const Tensor& like, const Tensor& permutation) {
+  return permuted(permutation, permutation, new_tensor(like.sizes(), ScalarType::Float, like), {.identity = true});
 }
 
 LuFactors lu_factors(const Tensor& input, bool pivoting, bool with_permutation) {

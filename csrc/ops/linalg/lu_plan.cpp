@@ -22,7 +22,7 @@ struct BlockKernel {
   uint32_t quads, most_threads;
 };
 constexpr BlockKernel kBlockKernels[] = {
-    {"lu_block_4", 4, 1024}, {"lu_block_8", 8, 512}, {"lu_block_16", 16, 512}, {"lu_block_17", 17, 512}};
+    {"lu_block_4", 4, 1024}, {"lu_block_8", 8, 512}, {"lu_block_16", 16, 512}};
 constexpr uint32_t kPanelRows = 512;  // of a panel with LU_PANEL columns
 
 struct Block {
@@ -44,17 +44,6 @@ std::optional<Block> block_of(int64_t rows, int64_t columns, uint32_t most_threa
 
 std::string with_right(int64_t right) {
   return right == 0 ? "" : " with " + std::to_string(right) + (right == 1 ? " column of B" : " columns of B");
-}
-
-// The most columns of B, up to `right` and a multiple of 4 if less, that a threadgroup has registers for beside A.
-int64_t block_tile(int64_t n, int64_t right, uint32_t most_threads) {
-  const int64_t a_columns = round_up<int64_t>(n, 4), row_threads = round_up<int64_t>(n, gpu::kSimdWidth);
-  int64_t room = 0;
-  for (const BlockKernel& kernel : kBlockKernels)
-    room = std::max(room, std::min(kernel.most_threads, most_threads) / row_threads * 4 * kernel.quads - a_columns);
-  if (right <= room) return right;
-  if (room < 4) return 0;
-  return std::min(round_up<int64_t>(ceil_div(right, ceil_div(right, room)), 4), room / 4 * 4);
 }
 
 template <typename Table>
@@ -105,14 +94,11 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tu
   }
   if (factored)
     return {LuVariant::blocked, what + ": two triangular systems, and the rows in the order of the pivots", "", 0, 0, 0, 0};
-  const int64_t tile = right == 0 ? 0 : block_tile(n, right, tuning.lu_block_threads);
-  const int64_t columns = round_up<int64_t>(n, 4) + tile;
-  if (right == 0 || tile > 0)
-    if (const std::optional<Block> block = block_of(m, columns, tuning.lu_block_threads))
-      return {LuVariant::block,
-              what + ": in the registers of a threadgroup, " + std::to_string(4 * block->kernel->quads) +
-                  " columns of a row a thread",
-              block->kernel->name, 1, block->threads, block->row_threads, grid_side(tile)};
+  if (const std::optional<Block> block = block_of(m, n, tuning.lu_block_threads))
+    return {LuVariant::block,
+            what + ": in the registers of a threadgroup, " + std::to_string(4 * block->kernel->quads) +
+                " columns of a row a thread",
+            block->kernel->name, 1, block->threads, block->row_threads, 0};
   return {LuVariant::blocked,
           what + " is larger than a threadgroup holds: panels of up to " + std::to_string(LU_PANEL) + " columns",
           "", 0, 0, 0, 0};

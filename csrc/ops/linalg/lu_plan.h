@@ -19,7 +19,7 @@ struct LuPlan {
   uint32_t matrices;     // a threadgroup
   uint32_t threads;      // of a threadgroup
   uint32_t row_threads;  // block: of them, those that share a column
-  uint32_t tile;         // columns of B that are taken along; 0 where B is solved for afterwards
+  uint32_t tile;         // columns of B that are taken along; 0 where B is solved for afterwards, by triangular systems
 };
 
 // Of `batch` m x n matrices, with B of `right` columns (0: only the factorization); or of matrices that are `factored`

@@ -2,7 +2,6 @@
 // lu_solve(LU, pivots, B, left, adjoint) -> X, of float32 matrices of any strides; row-major results.
 #include "lu.h"
 
-#include "../../../kernels/linalg/qr.h"
 #include "triangular.h"
 
 #include <algorithm>
@@ -35,19 +34,8 @@ void check_right(const char* op, const Tensor& a, const Tensor& b, bool left) {
 
 Tensor empty_of(const Tensor& like, ScalarType dtype) { return new_tensor({0}, dtype, like); }
 
-// Batches of it, as `like` has.
-Tensor identity(const Tensor& like, int64_t n) {
-  const Tensor result = new_tensor(like.sizes(), ScalarType::Float, like);
-  const uint32_t side = grid_side(n);
-  gpu::encode(like, [&](gpu::Encoder& encoder) {
-    encoder.kernel("qr_identity").buffer(0, result).bytes(1, QrResultParams{side, side, 0});
-    encoder.dispatch_threads({grid_side(result.numel())}, {256});
-  });
-  return result;
-}
-
-// A X = B where a tile of B goes along with the factorization, else with the factors of all of A. B nullptr stands for
-// the identity; `transpose` for Aᵀ Xᵀ = Bᵀ, where A, B and X are given as they are stored.
+// A X = B: where a tile of B goes along with the factorization by that, else with the factors. B nullptr stands for the
+// identity; `transpose` for Aᵀ Xᵀ = Bᵀ, where A, B and X are given as they are stored.
 struct Solved {
   Tensor x;
   LuFactors factors;
@@ -72,8 +60,8 @@ Solved solve(const Tensor& a, const Tensor* b, bool transpose, bool with_factors
   }
   LuFactors factors = lu_factors(a_taken, true, true);
   if (x.numel() == 0) return {x, factors};
-  const Tensor b_taken = b ? (transpose ? transposed(*b) : *b) : identity(a, s.rows);
-  const Tensor found = lu_solve_factored(factors.lu, *factors.permutation, b_taken, false);
+  const Tensor b_taken = b && transpose ? transposed(*b) : b ? *b : a;
+  const Tensor found = lu_solve_factored(factors.lu, *factors.permutation, b ? &b_taken : nullptr);
   return {transpose ? torch::stable::contiguous(transposed(found)) : found, factors};
 }
 
@@ -128,19 +116,21 @@ Tensor lu_solve(const Tensor& lu, const Tensor& pivots, const Tensor& b, bool le
     return x;
   }
   const Tensor permutation = lu_permutation(pivots, s.rows);
-  if (left) return lu_solve_factored(lu, permutation, b, transpose);
-  return torch::stable::contiguous(transposed(lu_solve_factored(lu, permutation, transposed(b), transpose)));
+  const Tensor b_taken = left ? b : transposed(b);
+  const Tensor x = transpose ? lu_solve_transposed(lu, permutation, b_taken) : lu_solve_factored(lu, permutation, &b_taken);
+  return left ? x : torch::stable::contiguous(transposed(x));
 }
 
 }  // namespace
 
-Tensor lu_solve_factored(const Tensor& lu, const Tensor& permutation, const Tensor& b, bool transpose) {
-  if (transpose) {
-    const Tensor of_u = solve_triangular(transposed(lu), b, false, true, false);
-    return lu_permute(solve_triangular(transposed(lu), of_u, true, true, true), permutation, true);
-  }
-  const Tensor of_l = solve_triangular(lu, lu_permute(b, permutation, false), false, true, true);
-  return solve_triangular(lu, of_l, true, true, false);
+Tensor lu_solve_factored(const Tensor& lu, const Tensor& permutation, const Tensor* b) {
+  const Tensor permuted = b ? lu_permute(*b, permutation, false) : lu_permuted_identity(lu, permutation);
+  return solve_triangular(lu, solve_triangular(lu, permuted, false, true, true), true, true, false);
+}
+
+Tensor lu_solve_transposed(const Tensor& lu, const Tensor& permutation, const Tensor& b) {
+  const Tensor of_u = solve_triangular(transposed(lu), b, false, true, false);
+  return lu_permute(solve_triangular(transposed(lu), of_u, true, true, true), permutation, true);
 }
 
 }  // namespace metalcore
