@@ -104,20 +104,21 @@ def _triangular(n, columns):
                 make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value)
 
 
+def _separated(a):
+    """A matrix whose singular values, or its symmetric part's eigenvalues, are about one apart. Vectors depend on it as the
+    largest over that distance: by n."""
+    m, n = a.shape[-2:]
+    return a / (10 * min(m, n)) + torch.diag(torch.arange(1.0, max(m, n) + 1))[:m, :n]
+
+
 def _svd(*shape):
     return Case(lambda a: metalcore.svd(a, False).S, lambda a: torch.linalg.svd(a, False).S, (shape,),
-                terms=max(shape[-2:]), make=_well_conditioned)
-
-
-def _separated(a):
-    """A matrix whose symmetric part has eigenvalues about one apart, on which eigenvectors depend little."""
-    n = a.shape[-1]
-    return a / (10 * n) + torch.diag(torch.arange(n) / 2 - n / 4)
+                terms=max(shape[-2:])**2, make=_separated)
 
 
 def _eigh(batch, n):
     return Case(lambda a: metalcore.eigh(a + a.mT).eigenvalues, lambda a: torch.linalg.eigh(a + a.mT).eigenvalues,
-                ((batch, n, n),), terms=n, make=_separated)
+                ((batch, n, n),), terms=n**2, make=_separated)
 
 
 def _geqrf(*shape):
