@@ -41,16 +41,13 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
     auto [l, v] = call_torch<2>("aten::_linalg_eigh", "", input, uplo, compute_v);
     return {l, as_contiguous(v)};
   }
-  if (plan.variant == JacobiVariant::blocked) {
-    const Tensor a = torch::stable::reshape(as_contiguous(input), {s.batch, s.rows, s.rows});
-    const auto [l, v] = eigh_jacobi_blocked(a, upper, compute_v);
-    return {torch::stable::view(l, batch_sizes(input, {s.rows})),
-            compute_v ? torch::stable::view(v, batch_sizes(input, {s.rows, s.rows})) : v};
-  }
-
   const Tensor l = new_tensor(batch_sizes(input, {s.rows}), ScalarType::Float, input);
   const Tensor v = new_tensor(compute_v ? batch_sizes(input, {s.rows, s.rows}) : std::vector<int64_t>{0},
                               ScalarType::Float, input);
+  if (plan.variant == JacobiVariant::blocked) {
+    eigh_jacobi_blocked(as_contiguous(input), s.batch, upper, compute_v, l, v);
+    return {l, v};
+  }
   const Matrices a = matrices(input);
   EighParams params{a.batch_stride, a.row_stride, a.column_stride, grid_side(s.batch), grid_side(s.rows)};
   if (upper) std::swap(params.row_stride, params.column_stride);

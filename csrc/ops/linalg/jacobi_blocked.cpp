@@ -34,8 +34,7 @@ struct Work {
   Tensor x, exponents, shifts, off, present, parts;
 };
 
-Work work_for(const Tensor& a, int64_t columns, int64_t rows, bool accumulate, uint32_t symmetric) {
-  const int64_t batch = a.size(0);
+Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, bool accumulate, uint32_t symmetric) {
   const JacobiBlockedPlan plan = plan_jacobi_blocked(columns, rows, batch, accumulate, gpu::tuning(a));
   const float epsilon = std::numeric_limits<float>::epsilon();
   const JacobiParams params{.matrices = grid_side(batch),
@@ -95,12 +94,10 @@ void encode_results(gpu::Encoder& encoder, const Work& w, const JacobiResultPara
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor> svd_jacobi_blocked(const Tensor& x, bool vectors) {
-  const int64_t batch = x.size(0), n = x.size(1), m = x.size(2);
-  const Tensor values = new_tensor({batch, n}, ScalarType::Float, x);
-  const Tensor u = vectors ? new_tensor({batch, n, m}, ScalarType::Float, x) : new_tensor({0}, ScalarType::Float, x);
-  const Tensor v = vectors ? new_tensor({batch, n, n}, ScalarType::Float, x) : u;
-  const Work w = work_for(x, n, m, vectors, 0);
+void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tensor& values, const Tensor& u,
+                        const Tensor& v) {
+  const int64_t n = x.size(-2), m = x.size(-1);
+  const Work w = work_for(x, batch, n, m, vectors, 0);
   const Tensor norms = new_tensor({batch, w.plan.padded}, ScalarType::Float, x), found = new_like(norms);
   const JacobiResultParams params{
       .of = w.params, .tiles = 0, .vectors = vectors, .accumulated = vectors, .vectors_columns = 0};
@@ -114,14 +111,12 @@ std::tuple<Tensor, Tensor, Tensor> svd_jacobi_blocked(const Tensor& x, bool vect
     encoder.kernel("svd_complete").buffer(0, u).buffer(1, w.present).bytes(2, complete);
     encoder.dispatch_threadgroups({w.params.matrices}, {256});
   });
-  return {values, u, v};
 }
 
-std::tuple<Tensor, Tensor> eigh_jacobi_blocked(const Tensor& a, bool upper, bool vectors) {
-  const int64_t batch = a.size(0), n = a.size(1);
-  const Tensor values = new_tensor({batch, n}, ScalarType::Float, a);
-  const Tensor u = vectors ? new_tensor({batch, n, n}, ScalarType::Float, a) : new_tensor({0}, ScalarType::Float, a);
-  const Work w = work_for(a, n, n, false, upper ? 2 : 1);
+void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool vectors, const Tensor& values,
+                         const Tensor& u) {
+  const int64_t n = a.size(-1);
+  const Work w = work_for(a, batch, n, n, false, upper ? 2 : 1);
   const Tensor norms = new_tensor({batch, w.plan.padded}, ScalarType::Float, a), found = new_like(norms);
   const uint32_t tiles = grid_side(ceil_div<int64_t>(n, JACOBI_PAIR));
   const Tensor parts = new_tensor({batch, tiles, w.plan.padded}, ScalarType::Float, a);
@@ -134,7 +129,6 @@ std::tuple<Tensor, Tensor> eigh_jacobi_blocked(const Tensor& a, bool upper, bool
     encoder.dispatch_threadgroups({grid_side(batch * tiles * (w.plan.padded / JACOBI_PAIR))}, {JACOBI_THREADS});
     encode_results(encoder, w, params, parts, norms, found, values, u, u);
   });
-  return {values, u};
 }
 
 std::vector<Step> jacobi_blocked_steps(int64_t columns, int64_t rows, int64_t batch, bool symmetric, bool vectors,

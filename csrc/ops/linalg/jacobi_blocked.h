@@ -10,7 +10,6 @@
 #include "../plan.h"
 
 #include <cstdint>
-#include <tuple>
 #include <vector>
 
 namespace metalcore {
@@ -27,20 +26,22 @@ JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t bat
 std::vector<Step> jacobi_blocked_steps(int64_t columns, int64_t rows, int64_t batch, bool symmetric, bool vectors,
                                        const gpu::Tuning& tuning);
 
-// The SVD X = U diag(values) Vᵀ of matrices with n columns and m >= n rows, n and m up to 65535, given and returned by
+// The SVD X = U diag(values) Vᵀ of matrices with n columns and m >= n rows, n and m up to 65535, given and written by
 // columns: float32, contiguous, x (batch, n, m) with row j column j of the matrix.
 //   values  (batch, n), descending
 //   u       (batch, n, m), row j the j-th left singular vector; orthonormal also where values are zero
 //   v       (batch, n, n), row j the j-th right singular vector
-// u and v have shape [0] unless `vectors`.
+// u and v are not looked at unless `vectors`.
 // Fewest sweeps for x = R, row-major, of the QR factorization of a matrix with its columns in descending order of norm (so
 // the matrix factored here is Rᵀ); small singular values are then as accurate as the grading of R's rows allows.
 // Of a matrix with a NaN or an infinity all results are NaN.
-std::tuple<Tensor, Tensor, Tensor> svd_jacobi_blocked(const Tensor& x, bool vectors);
+void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tensor& values, const Tensor& u,
+                        const Tensor& v);
 
-// The eigenvalues (batch, n), ascending, and eigenvectors (batch, n, n), as columns, row-major, of symmetric matrices
-// a (batch, n, n), float32, contiguous, of which only the triangle `upper` names is read. Vectors have shape [0] unless
-// wanted. One-sided Jacobi of A + s I, with s so large that it is well conditioned; eigenvalues are Rayleigh quotients.
-std::tuple<Tensor, Tensor> eigh_jacobi_blocked(const Tensor& a, bool upper, bool vectors);
+// Writes the eigenvalues (batch, n), ascending, and eigenvectors u (batch, n, n), as columns, row-major, of symmetric
+// matrices a (batch, n, n), float32, contiguous, of which only the triangle `upper` names is read. u is not looked at
+// unless vectors are wanted. One-sided Jacobi of A + s I, with s so large that it is well conditioned; eigenvalues are Rayleigh quotients.
+void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool vectors, const Tensor& values,
+                         const Tensor& u);
 
 }  // namespace metalcore

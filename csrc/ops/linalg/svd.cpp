@@ -105,14 +105,17 @@ void blocked(const Tensor& tall, const Shape& s, const Vectors& to, const Tensor
   const int64_t rows = std::max(s.m, s.n), columns = std::min(s.m, s.n);
   const int64_t q_columns = full_matrices ? rows : columns;
   const auto [q, r] = qr(tall, !compute_uv ? "r" : full_matrices ? "complete" : "reduced");
-  Tensor whole = torch::stable::view(r, {s.batch, compute_uv ? q_columns : columns, columns});
-  const auto [found, right, left] =
-      svd_jacobi_blocked(as_contiguous(torch::stable::narrow(whole, 1, 0, columns)), compute_uv);
-  Tensor s_to = torch::stable::view(values, found.sizes());
-  torch::stable::copy_(s_to, found);
+  const bool wide = s.m < s.n;
+  const Tensor left = new_tensor({compute_uv ? s.batch : 0, columns, columns}, ScalarType::Float, tall);
+  const Tensor right = wide && compute_uv ? new_like(to.right) : to.right;
+  Tensor whole = r;
+  const Tensor square = as_contiguous(torch::stable::narrow(whole, -2, 0, columns));
+  svd_jacobi_blocked(square, s.batch, compute_uv, values, right, left);
   if (!compute_uv) return;
-  Tensor right_to = torch::stable::view(to.right, right.sizes());
-  torch::stable::copy_(right_to, s.m < s.n ? torch::stable::transpose(right, 1, 2) : right);
+  if (wide) {
+    Tensor transposed_right = to.right;
+    torch::stable::copy_(transposed_right, torch::stable::transpose(right, -2, -1));
+  }
   multiply(q, left, to.left,
            {.a = contiguous(rows, q_columns),
             .b = transposed(contiguous(columns, columns)),
