@@ -125,7 +125,7 @@ template <uint N>
   }
 
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (p.factors != 0) stage(m, mine);
+  if (p.factors != 0) stage<N>(m, mine);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (p.factors != 0) {
 #pragma unroll
@@ -151,7 +151,7 @@ template <uint N>
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  stage(right, mine);
+  stage<N>(right, mine);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
   for (uint i = 0; i < Stage::kSize; ++i) {
