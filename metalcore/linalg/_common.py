@@ -12,8 +12,6 @@ from .. import _C
 __all__ = ["cast_out", "check_errors", "in_float32", "left_to_torch", "needs_gradient", "skew", "square", "write_out"]
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
-_COPIED = 4096  # infos: for the host to look through so many takes less time than a kernel
-
 
 def in_float32(call, *tensors):
     """call(*tensors) for tensors of one dtype: 16-bit ones are taken as float32, and floating-point results cast back.
@@ -36,6 +34,8 @@ def left_to_torch(op, *tensors, **options):
     if not tensors[0].is_cuda or tensors[0].dtype is not torch.float32 or is_compiling():
         return False
     shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    if any(type(size) is not int for shape in shapes for size in shape):  # symbolic, while a graph is traced
+        return False
     return _plan_is_torchs(op, shapes, _C.chosen_tuning(), tuple(options.items()))
 
 
@@ -57,7 +57,7 @@ def check_errors(info, name, A):
 
     name: PyTorch's name of the function, which the message begins with ("linalg.inv").
     """
-    _linalg_check_errors(info.cpu() if info.numel() <= _COPIED else info, name, is_matrix=A.ndim == 2)
+    _linalg_check_errors(info, name, is_matrix=A.ndim == 2)
 
 
 def write_out(name, out, results, *inputs):

@@ -168,7 +168,6 @@ def test_what_goes_to_torch(device, m, n):
         a, tau = metalcore.geqrf(A.to(device))
         Q, product = metalcore.householder_product(a, tau), metalcore.ormqr(a, tau, C.to(device))
     expected = torch.geqrf(A.double())
-    assert all(x.is_contiguous() for x in (a, Q, product))
     assert norm(Q.cpu() - torch.linalg.householder_product(*expected)) <= 10 * m * EPS * n
     assert norm(product.cpu() - torch.ormqr(*expected, C.double())) <= 10 * m * EPS * n * norm(C)
 
