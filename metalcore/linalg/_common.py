@@ -13,6 +13,7 @@ __all__ = ["cast_out", "check_errors", "in_float32", "left_to_torch", "needs_gra
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
 
+
 def in_float32(call, *tensors):
     """call(*tensors) for tensors of one dtype: 16-bit ones are taken as float32, and floating-point results cast back.
 
