@@ -98,10 +98,10 @@ def _square(ours, theirs, n, *columns):
                 make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value)
 
 
-def _triangular(n, columns):
+def _triangular(n, columns, batch=3):
     return Case(lambda a, b: metalcore.solve_triangular(a, b, upper=False),
-                lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), ((3, n, n), (3, n, columns)), terms=n,
-                make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value)
+                lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), ((batch, n, n), (batch, n, columns)),
+                terms=n, make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value)
 
 
 def _separated(a):
@@ -152,6 +152,7 @@ CASES = {
     "qr, 16x12": _qr(40, 16, 12),
     "qr, 100x40": _qr(3, 100, 40),
     "qr, 1200x20": _qr(1, 1200, 20),
+    "qr, 2100x12": _qr(1, 2100, 12),
     "qr, 160x140": _qr(1, 160, 140),
     "cholesky, 16x16": _cholesky(40, 16, 16),
     "cholesky, 100x100": _cholesky(3, 100, 100),
@@ -175,6 +176,7 @@ CASES = {
     "lu_factor": _square(lambda a: metalcore.lu_factor(a).LU, lambda a: torch.linalg.lu_factor(a).LU, 100),
     "slogdet": _square(lambda a: metalcore.slogdet(a)[1], lambda a: torch.linalg.slogdet(a)[1], 40),
     "solve_triangular, 12x12": _triangular(12, 5),
+    "solve_triangular, 33x33": _triangular(33, 5, batch=1100),
     "solve_triangular, 100x100": _triangular(100, 1),
     "solve_triangular, 160x160": _triangular(160, 20),
     "geqrf, 60x20": _geqrf(3, 60, 20),

@@ -28,5 +28,6 @@ encoders, dispatches, kernels = use_runtime.counts()
 assert encoders[0] > 100 and dispatches[0] > encoders[0]
 families = [set(line.split()[1:]) for line in open("build/metal_runtime/lib/metal/index")]
 assert set().union(*families) >= kernels
-assert not [min(family) for family in families if not family & kernels], "families of which no kernel ran"
+unused = [min(family) for family in families if not family & kernels]
+assert not unused, f"families of which no kernel ran, by one of their kernels: {unused}"
 """)

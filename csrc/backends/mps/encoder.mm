@@ -32,7 +32,12 @@ class MetalEncoder final : public gpu::Encoder {
 
   Encoder& buffer(uint32_t index, const gpu::BufferView& view) override {
     gpu::check_index(name_, index);
-    [encoder_ setBuffer:buffer_of(view) offset:view.offset atIndex:index];
+    if (id<MTLBuffer> buffer = buffer_of(view)) {
+      [encoder_ setBuffer:buffer offset:view.offset atIndex:index];
+    } else {  // a tensor without elements has no memory, but Metal wants each of a kernel's buffers bound
+      const uint64_t nothing = 0;
+      [encoder_ setBytes:&nothing length:sizeof(nothing) atIndex:index];
+    }
     return *this;
   }
 

@@ -12,8 +12,7 @@ constexpr uint32_t kSimdgroups = 4;  // of lu_determinant's threadgroups
 void determinant(const LuFactors& factors, const MatrixShape& s, const Tensor& value, const Tensor* logarithm) {
   if (s.batch == 0) return;
   gpu::encode(value, [&](gpu::Encoder& encoder) {
-    const bool empty = s.rows == 0;  // nothing is read, but Metal wants something bound
-    encoder.kernel("lu_determinant").buffer(0, empty ? value : factors.lu).buffer(1, empty ? value : factors.pivots);
+    encoder.kernel("lu_determinant").buffer(0, factors.lu).buffer(1, factors.pivots);
     encoder.buffer(2, value);
     encoder.buffer(3, logarithm ? *logarithm : value);
     encoder.bytes(4, LuResultParams{.rows = grid_side(s.rows), .columns = grid_side(s.columns), .pivots = 0,
