@@ -11,6 +11,7 @@ import threading
 import torch
 
 from ._routing import accelerated, ops
+from .linalg._common import raise_errors
 
 __all__ = ["OPERATORS"]
 
@@ -48,7 +49,7 @@ def _takes_square(A, *others):
 
 def _checked(results, name, check_errors, A):
     if check_errors:
-        torch.ops.aten._linalg_check_errors(results[-1], name, is_matrix=A.dim() == 2)
+        raise_errors(results[-1], name, A)
     return results
 
 

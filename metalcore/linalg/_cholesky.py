@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, write_out
+from ._common import in_float32, raise_errors, write_out
 from ._triangular import solve_triangular
 
 
@@ -32,7 +32,7 @@ def cholesky(A: torch.Tensor, *, upper: bool = False, out=None) -> torch.Tensor:
 
     def factor():
         L, info = _factor(A, upper)
-        torch.ops.aten._linalg_check_errors(info, "linalg.cholesky", is_matrix=A.ndim == 2)
+        raise_errors(info, "linalg.cholesky", A)
         return L
 
     return write_out("linalg_cholesky", out, factor, A)
@@ -64,7 +64,7 @@ def cholesky_ex(A: torch.Tensor, *, upper: bool = False, check_errors: bool = Fa
     def factor():
         L, info = _factor(A, upper)
         if check_errors:
-            torch.ops.aten._linalg_check_errors(info, "linalg.cholesky_ex", is_matrix=A.ndim == 2)
+            raise_errors(info, "linalg.cholesky_ex", A)
         return L, info
 
     return torch.return_types.linalg_cholesky_ex(tuple(write_out("linalg_cholesky_ex", out, factor, A)))

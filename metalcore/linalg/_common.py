@@ -8,10 +8,13 @@ import torch
 from torch.compiler import is_compiling
 
 from .. import _C
+from .._routing import cpu_kernel, fake_kernel, ops
 
-__all__ = ["cast_out", "check_errors", "in_float32", "left_to_torch", "needs_gradient", "skew", "square", "write_out"]
+__all__ = ["cast_out", "in_float32", "left_to_torch", "needs_gradient", "raise_errors", "skew", "square", "write_out"]
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
+_info_any = ops.info_any.default._op
+_modes_active = torch._C._len_torch_dispatch_stack  # such as those of fake tensors
 
 
 def in_float32(call, *tensors):
@@ -53,12 +56,24 @@ def square(A):
     return A.ndim >= 2 and A.shape[-2] == A.shape[-1]
 
 
-def check_errors(info, name, A):
+def raise_errors(info, name, A):
     """Raises PyTorch's error for the first matrix of A whose info is not 0; waits for the result.
 
     name: PyTorch's name of the function, which the message begins with ("linalg.inv").
     """
-    _linalg_check_errors(info, name, is_matrix=A.ndim == 2)
+    # PyTorch's own look at the infos takes two launches more; it words the error, and has a place in graphs.
+    if is_compiling() or _modes_active() or _info_any(info).item():
+        _linalg_check_errors(info, name, is_matrix=A.ndim == 2)
+
+
+@cpu_kernel("info_any")
+def _(info):
+    return info.count_nonzero().int()
+
+
+@fake_kernel("info_any")
+def _(info):
+    return info.new_empty(())
 
 
 def write_out(name, out, results, *inputs):

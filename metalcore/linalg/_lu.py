@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import check_errors, in_float32, left_to_torch, square, write_out
+from ._common import in_float32, left_to_torch, raise_errors, square, write_out
 from ._triangular import solve_triangular
 
 __all__ = ["lu", "lu_factor", "lu_factor_ex", "lu_solve"]
@@ -38,7 +38,7 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out=None):
 
     def factor():
         LU, pivots, info = _factor(A, pivot)
-        check_errors(info, "torch.linalg.lu_factor", A)
+        raise_errors(info, "torch.linalg.lu_factor", A)
         return LU, pivots
 
     return torch.return_types.linalg_lu_factor(tuple(write_out("linalg_lu_factor", out, factor, A)))
@@ -65,13 +65,10 @@ def lu_factor_ex(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = Fa
     def factor():
         results = _factor(A, pivot)
         if check_errors:
-            _check(results[2], "torch.linalg.lu_factor_ex", A)
+            raise_errors(results[2], "torch.linalg.lu_factor_ex", A)
         return results
 
     return torch.return_types.linalg_lu_factor_ex(tuple(write_out("linalg_lu_factor_ex", out, factor, A)))
-
-
-_check = check_errors
 
 
 def lu(A: torch.Tensor, *, pivot: bool = True, out=None):

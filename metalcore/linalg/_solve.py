@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import check_errors, in_float32, square, write_out
+from ._common import in_float32, raise_errors, square, write_out
 from ._lu import broadcastable, one_batch
 
 __all__ = ["inv", "inv_ex", "solve", "solve_ex"]
@@ -41,7 +41,7 @@ def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: torch.Ten
 
     def call():
         X, info = _solve(A, B, left)
-        check_errors(info, "torch.linalg.solve", A)
+        raise_errors(info, "torch.linalg.solve", A)
         return X
 
     return write_out("linalg_solve", out, call, A, B)
@@ -68,7 +68,7 @@ def solve_ex(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, check_error
     def call():
         X, info = _solve(A, B, left)
         if check_errors:
-            _check(info, "torch.linalg.solve_ex", A)
+            raise_errors(info, "torch.linalg.solve_ex", A)
         return X, info
 
     return torch.return_types.linalg_solve_ex(tuple(write_out("linalg_solve_ex", out, call, A, B)))
@@ -95,7 +95,7 @@ def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
 
     def call():
         inverse, info = in_float32(_inv_ex, A)
-        check_errors(info, "linalg.inv", A)
+        raise_errors(info, "linalg.inv", A)
         return inverse
 
     return write_out("linalg_inv", out, call, A)
@@ -122,13 +122,10 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out=None):
     def call():
         inverse, info = in_float32(_inv_ex, A)
         if check_errors:
-            _check(info, "linalg.inv_ex", A)
+            raise_errors(info, "linalg.inv_ex", A)
         return inverse, info
 
     return torch.return_types.linalg_inv_ex(tuple(write_out("linalg_inv_ex", out, call, A)))
-
-
-_check = check_errors
 
 
 def _is_vector(A, B):
