@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,9 +16,29 @@ constexpr uint32_t kSimdWidth = 32;
 constexpr uint32_t kMaxThreads = 1024;                // per threadgroup
 constexpr uint32_t kMaxThreadgroupMemory = 32 * 1024;  // bytes
 
-// Of matrices: with more than `size` rows or columns, and at most `batch` of them. None has a batch of at most 0.
-struct SizeAndBatch {
-  uint32_t size = 0, batch = 0;
+// Which batches of matrices PyTorch's own op is faster at: regions of sizes (rows or columns, whichever are more; or what
+// else is said of them), and of numbers of matrices.
+struct Region {
+  int64_t above = 0, up_to = INT64_MAX;  // sizes
+  int64_t least = 1, most = INT64_MAX;   // matrices
+};
+class LeftToTorch {
+ public:
+  constexpr LeftToTorch() = default;
+  constexpr LeftToTorch(std::initializer_list<Region> regions) {
+    for (const Region& region : regions) regions_.at(count_++) = region;
+  }
+  constexpr bool takes(int64_t size, int64_t batch) const {
+    for (size_t i = 0; i < count_; ++i) {
+      const Region& r = regions_[i];
+      if (size > r.above && size <= r.up_to && batch >= r.least && batch <= r.most) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::array<Region, 3> regions_ = {};
+  size_t count_ = 0;
 };
 
 struct Tuning {
@@ -37,24 +58,21 @@ struct Tuning {
   uint32_t qr_simd_rows = 64;
   uint32_t qr_block_threads = 512;
   uint32_t qr_tall_columns = 64;
-  // A single matrix goes to PyTorch's op if it has so many columns and rows, or if it is taller than a threadgroup holds
-  // a panel of, up to so many rows, and wider than what is split into blocks of rows …
-  uint32_t qr_torch_columns = UINT32_MAX;
+  // Left to PyTorch by the smaller of rows and columns; a single matrix also if it is taller than a threadgroup holds a
+  // panel of, up to so many rows, and wider than what is split into blocks of rows.
+  LeftToTorch qr_torch = {};
   uint32_t qr_torch_rows = 0;
-  // … and so do a single matrix's reflectors, if there are more than so many to apply, or for ormqr up to so few.
-  uint32_t reflectors_torch_above = UINT32_MAX;
-  uint32_t ormqr_torch_below = 0;
+  // By the number of reflectors.
+  LeftToTorch householder_product_torch = {}, ormqr_torch = {};
   // Matrix products, and the rounds of blocked Jacobi, are split until about so many threadgroups run.
   uint32_t fill_threadgroups = 64;
-  // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels. From so many rows
-  // on, batches of up to so many matrices are PyTorch's, but for upper factors, which cost it a copy more.
+  // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels. Upper factors, which
+  // cost PyTorch a copy more, are never left to it.
   uint32_t cholesky_block_rows = 128;
-  int64_t cholesky_torch_rows = INT64_MAX;
-  int64_t cholesky_torch_batch = 0;
-  // LU: matrices (with columns of B) that fit so many threads, of 32 elements each, are factored in registers; …
+  LeftToTorch cholesky_torch = {};
+  // LU: matrices (with columns of B) that fit so many threads, of 32 elements each, are factored in registers.
   uint32_t lu_block_threads = 1024;
-  // … those with more than `size` rows or columns are left to PyTorch where there are at most `batch` of them.
-  std::array<SizeAndBatch, 2> lu_torch = {}, lu_solve_torch = {};
+  LeftToTorch lu_torch = {}, lu_solve_torch = {};
   // Triangular systems of order above 32. With fewer threadgroups of 32 right-hand sides than triangular_panel_groups,
   // simdgroups share the rows; above that a threadgroup takes more right-hand sides as long as there are
   // triangular_groups threadgroups. Systems with one right-hand side take many threads each where there are fewer of
@@ -62,15 +80,13 @@ struct Tuning {
   uint32_t triangular_panel_groups = 1024;
   uint32_t triangular_groups = 256;
   uint32_t triangular_vector_batch = 264;
-  // From these orders on, with several and with one right-hand side, batches of up to triangular_torch_batch are
-  // PyTorch's. (With two to four right-hand sides none is.)
-  int64_t triangular_torch_order = INT64_MAX;
-  int64_t triangular_torch_vector_order = INT64_MAX;
-  int64_t triangular_torch_batch = 0;
+  // With more than four right-hand sides, and with one. (With two to four none is left to PyTorch.)
+  LeftToTorch triangular_torch = {}, triangular_vector_torch = {};
   // Blocked Jacobi: sweeps at most.
   uint32_t jacobi_sweeps = 24;
-  // Symmetric eigenproblems with more than `size` rows are left to PyTorch where there are at most `batch` of them.
-  std::array<SizeAndBatch, 2> eigh_torch = {};
+  LeftToTorch eigh_torch = {};
+  // By the number of the product's rows.
+  LeftToTorch syrk_torch = {};
   // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
   bool adamw_vectors = true;
 };

@@ -62,6 +62,11 @@ void check_float(const char* op, const char* argument, const Tensor& tensor) {
         ": ", argument, " must be float32, float16 or bfloat16, not ", dtype_name(dtype));
 }
 
+void check_float32(const char* op, const char* argument, const Tensor& tensor) {
+  const ScalarType dtype = tensor.scalar_type();
+  check(dtype == ScalarType::Float, "metalcore::", op, ": ", argument, " must be float32, not ", dtype_name(dtype));
+}
+
 void check_same_device(const char* op, const char* argument, const Tensor& tensor, const Tensor& as) {
   check(device_type(tensor) == device_type(as) && tensor.get_device_index() == as.get_device_index(), "metalcore::", op,
         ": ", argument, " must be on the device of the other tensors");

@@ -46,6 +46,7 @@ inline std::string kernel_name(const char* stem, ScalarType dtype) { return std:
 
 // Checks name the op and the argument, as in "metalcore::silu: x must be float32, float16 or bfloat16, not int64".
 void check_float(const char* op, const char* argument, const Tensor& tensor);
+void check_float32(const char* op, const char* argument, const Tensor& tensor);
 void check_same_device(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
 void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
 void check_same_shape(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);

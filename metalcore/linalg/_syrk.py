@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch.compiler import is_compiling
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32
+from ._common import in_float32, left_to_torch
 
 _PARTS = {"full": lambda x: x, "lower": torch.tril, "upper": torch.triu}
 
@@ -14,7 +15,8 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
          transpose: bool = False, triangle: str = "full") -> torch.Tensor:
     """alpha A Aᵀ + beta C, or alpha Aᵀ A + beta C: the symmetric rank-k update, BLAS's syrk, as a new tensor.
 
-    One triangle of the product is computed, in tiles of 64 x 64, and mirrored where both are wanted.
+    One triangle of the product is computed, in tiles of 64 x 64, and mirrored where both are wanted. On NVIDIA GPUs it is
+    PyTorch's matmul, which is faster there.
 
     Args:
         A: (*, n, k), any strides; (*, k, n) if `transpose`. float32; float16 and bfloat16 are computed in float32, and
@@ -41,15 +43,19 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
         C = C.expand([*A.shape[:-2], n, n])
     if not accelerated(A, C) or C is not None and C.dtype != A.dtype:
         return _composed(A, C, triangle, transpose, alpha, beta)
-    if C is None:
-        return in_float32(lambda A: ops.syrk(A, None, triangle, transpose, alpha, beta), A)
-    return in_float32(lambda A, C: ops.syrk(A, C, triangle, transpose, alpha, beta), A, C)
+
+    def update(A, C=None):
+        # On NVIDIA GPUs no size is the kernel's; a compiled graph cannot ask for the plan.
+        by_torch = A.is_cuda and (is_compiling() or left_to_torch("syrk", A, transpose=transpose))
+        return (_composed if by_torch else ops.syrk)(A, C, triangle, transpose, alpha, beta)
+
+    return in_float32(update, A) if C is None else in_float32(update, A, C)
 
 
 @cpu_kernel("syrk")
 def _composed(A, C, triangle, transpose, alpha, beta):
     product = A.mT @ A if transpose else A @ A.mT
-    result = alpha * product if alpha != 0 else torch.zeros_like(product)
+    result = product if alpha == 1 else alpha * product if alpha != 0 else torch.zeros_like(product)
     return _PARTS[triangle](result if C is None or beta == 0 else result + beta * C).contiguous()
 
 

@@ -6,12 +6,20 @@ import pytest
 import torch
 from matrices import EPS
 from references import check_operator
+from rows import tuned
 
 import metalcore
 
 syrk = metalcore.linalg.syrk
 SHAPES = [(1, 1), (3, 5), (5, 3), (63, 16), (64, 17), (65, 33), (130, 40), (2, 3, 20, 10), (5, 70, 1)]
 TRIANGLES = {"full": lambda x: x, "lower": torch.tril, "upper": torch.triu}
+
+
+@pytest.fixture(autouse=True)
+def _kernel_everywhere():
+    """The tests are of the kernel, whichever GPU they run on; but for the one of what goes to PyTorch."""
+    with tuned("baseline"):
+        yield
 
 
 def reference(A, C=None, alpha=1.0, beta=1.0, transpose=False, triangle="full"):
@@ -131,7 +139,18 @@ def test_operator(device):
     check_operator(torch.ops.metalcore.syrk, A.requires_grad_(), C.requires_grad_(), "full", False, 1.0, 1.0)
     check_operator(torch.ops.metalcore.syrk, A, None, "lower", True, 2.0, 1.0)
     compiled = torch.compile(syrk, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(A, C), syrk(A, C))
+    assert_near(compiled(A, C), reference(A.detach().cpu(), C.detach().cpu()), A.detach())
+
+
+@pytest.mark.only_on("cuda")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nvidia_gpus_take_torchs_product(device, dtype):
+    A, C = torch.randn(3, 20, 5).to(dtype), torch.randn(20, 20).to(dtype)
+    with tuned("nvidia"):
+        assert metalcore.explain("syrk", A.shape, device="cuda").variant == "torch"
+        result = syrk(A.to(device), C.to(device), alpha=2.0, triangle="lower")
+    expected = reference(A, C, alpha=2.0, triangle="lower")
+    torch.testing.assert_close(result.cpu().double(), expected, rtol=torch.finfo(dtype).eps, atol=70 * EPS)
 
 
 def test_explain():

@@ -15,13 +15,6 @@ namespace metalcore {
 namespace {
 
 // The error is PyTorch's.
-void check_square(const std::vector<int64_t>& sizes) {
-  check(sizes.size() >= 2, "linalg.cholesky: The input tensor A must have at least 2 dimensions.");
-  const MatrixShape shape = matrix_shape(sizes);
-  check(shape.rows == shape.columns, "linalg.cholesky: A must be batches of square matrices, but they are ", shape.rows,
-        " by ", shape.columns, " matrices");
-}
-
 // U is L transposed: the kernels know L only, and are told that its rows and columns lie the other way round.
 struct Strides {
   int64_t row, column;
@@ -110,10 +103,7 @@ void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const
 }
 
 std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
-  check(input.scalar_type() == ScalarType::Float, "metalcore::cholesky_ex: A must be float32, not ",
-        dtype_name(input.scalar_type()));
-  check_square({input.sizes().begin(), input.sizes().end()});
-  const MatrixShape shape = matrix_shape(input.sizes());
+  const MatrixShape shape = check_square("cholesky", input);
   const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, gpu::tuning(input));
   if (plan.variant == CholeskyVariant::torch) {
     const auto [l, info] = call_torch<2>("aten::linalg_cholesky_ex", "", input, upper, false);
@@ -139,15 +129,15 @@ Tensor cholesky_solve(const Tensor& b, const Tensor& factor, bool upper) {
         " by ", factor.size(-1), " matrices");
   check(factor.size(-1) == b.size(-2), "Incompatible matrix sizes for cholesky_solve: each A matrix is ",
         factor.size(-1), " by ", factor.size(-1), " but each b matrix is ", b.size(-2), " by ", b.size(-1));
-  const Tensor transposed = torch::stable::transpose(factor, -2, -1);
-  const Tensor y = solve_triangular(upper ? transposed : factor, b, false, true, false);
-  return solve_triangular(upper ? factor : transposed, y, true, true, false);
+  const Tensor other = transposed(factor);
+  const Tensor y = solve_triangular(upper ? other : factor, b, false, true, false);
+  return solve_triangular(upper ? factor : other, y, true, true, false);
 }
 
 // explain("cholesky", shape, upper=…). Of the blocked variant's many dispatches the first of each kernel.
 Explanation explain(const Request& request) {
   check(request.shapes.size() == 1, "metalcore::cholesky_ex: explain needs the shape of A");
-  check_square(request.shapes[0]);
+  check_square("cholesky", request.shapes[0]);
   const MatrixShape shape = matrix_shape(request.shapes[0]);
   const bool upper = request.option("upper", "False") == "True";
   const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, gpu::tuning(request.device_type));

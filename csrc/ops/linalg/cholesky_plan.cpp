@@ -55,7 +55,7 @@ CholeskyPanel cholesky_panel(uint32_t n, uint32_t i) {
 CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, const gpu::Tuning& tuning) {
   const std::string size = times(n, n);
   if (n == 0 || batch == 0) return {CholeskyVariant::empty, size + ": nothing to factor", "", 0, 0, 0};
-  if (!upper && n >= tuning.cholesky_torch_rows && batch <= tuning.cholesky_torch_batch)
+  if (!upper && tuning.cholesky_torch.takes(n, batch))
     return {CholeskyVariant::torch, size + ": PyTorch's own op is faster on this GPU", "", 0, 0, 0};
   for (const SimdKernel& kernel : kSimdKernels) {
     if (n > kernel.rows) continue;

@@ -15,14 +15,6 @@
 namespace metalcore {
 namespace {
 
-MatrixShape shape_of(const std::vector<int64_t>& sizes) {
-  check(sizes.size() >= 2, "linalg.eigh: The input tensor A must have at least 2 dimensions.");
-  const MatrixShape shape = matrix_shape(sizes);
-  check(shape.rows == shape.columns, "linalg.eigh: A must be batches of square matrices, but they are ", shape.rows,
-        " by ", shape.columns, " matrices");
-  return shape;
-}
-
 bool is_upper(const std::string& uplo) {
   const bool upper = uplo == "U" || uplo == "u";
   check(upper || uplo == "L" || uplo == "l", "Expected UPLO argument to be 'L' or 'U', but got ", uplo);
@@ -32,9 +24,7 @@ bool is_upper(const std::string& uplo) {
 }  // namespace
 
 std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bool compute_v) {
-  const ScalarType dtype = input.scalar_type();
-  check(dtype == ScalarType::Float, "metalcore::eigh: A must be float32, not ", dtype_name(dtype));
-  const MatrixShape s = shape_of({input.sizes().begin(), input.sizes().end()});
+  const MatrixShape s = check_square("eigh", input);
   const bool upper = is_upper(uplo);
   const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, gpu::tuning(input));
   if (plan.variant == JacobiVariant::empty || plan.variant == JacobiVariant::torch) {
@@ -64,7 +54,7 @@ namespace {
 // of each kernel.
 Explanation explain(const Request& request) {
   check(request.shapes.size() == 1, "metalcore::eigh: explain needs the shape of A");
-  const MatrixShape s = shape_of(request.shapes[0]);
+  const MatrixShape s = check_square("eigh", request.shapes[0]);
   const bool compute_v = request.option("compute_v", "True") == "True";
   const gpu::Tuning& tuning = gpu::tuning(request.device_type);
   const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, tuning);

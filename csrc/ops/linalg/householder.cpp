@@ -15,11 +15,6 @@
 namespace metalcore {
 namespace {
 
-void check_float32(const char* op, const char* argument, const Tensor& tensor) {
-  const ScalarType dtype = tensor.scalar_type();
-  check(dtype == ScalarType::Float, "metalcore::", op, ": ", argument, " must be float32, not ", dtype_name(dtype));
-}
-
 // A contiguous copy.
 RowMajor copy(const Tensor& a, const MatrixShape& shape) {
   Tensor taken = new_tensor(a.sizes(), ScalarType::Float, a);
@@ -58,7 +53,7 @@ std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
 // As QR's plan, but for what PyTorch applies faster than it factors.
 QrPlan plan_product(const MatrixShape& s, int64_t count, const gpu::Tuning& tuning) {
   QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, s.columns, tuning);
-  if (plan.variant == QrVariant::blocked && s.batch == 1 && count > tuning.reflectors_torch_above)
+  if (plan.variant == QrVariant::blocked && tuning.householder_product_torch.takes(count, s.batch))
     return {QrVariant::torch, times(s.rows, s.columns) + ", a single matrix: PyTorch's own op is faster on this GPU", "", 0,
             {}};
   return plan;
@@ -99,8 +94,7 @@ Tensor householder_product(const Tensor& input, const Tensor& tau) {
 
 QrVariant plan_ormqr(int64_t count, int64_t batch, const gpu::Tuning& tuning) {
   if (count == 0) return QrVariant::empty;
-  const bool few = count <= tuning.ormqr_torch_below, many = count > tuning.reflectors_torch_above;
-  return batch == 1 && (few || many) ? QrVariant::torch : QrVariant::blocked;
+  return tuning.ormqr_torch.takes(count, batch) ? QrVariant::torch : QrVariant::blocked;
 }
 
 Tensor ormqr(const Tensor& input, const Tensor& tau, const Tensor& other, bool left, bool transpose) {

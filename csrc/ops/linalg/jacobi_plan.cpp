@@ -19,12 +19,6 @@ struct BlockKernel {
 constexpr BlockKernel kBlockKernels[] = {{64, 4}, {128, 16}};
 constexpr int64_t kBlockSize = 128;
 
-uint32_t power_from_8(int64_t n) {
-  uint32_t power = 8;
-  while (power < n) power *= 2;
-  return power;
-}
-
 // `rows`: 0 for kernels of square matrices only.
 JacobiPlan kernel_plan(const std::string& op, const std::string& values, int64_t rows, int64_t n,
                        const std::string& what) {
@@ -75,10 +69,9 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
 
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const gpu::Tuning& tuning) {
   if (batch == 0 || n == 0) return {JacobiVariant::empty, false, times(n, n) + " has no eigenvalues", "", 0, 0};
-  for (const gpu::SizeAndBatch& left : tuning.eigh_torch)
-    if (n > left.size && batch <= left.batch)
-      return {JacobiVariant::torch, false,
-              "of size " + std::to_string(n) + " and so few, PyTorch's own op is faster", "", 0, 0};
+  if (tuning.eigh_torch.takes(n, batch))
+    return {JacobiVariant::torch, false,
+            std::to_string(batch) + " of " + times(n, n) + ": PyTorch's own op is faster", "", 0, 0};
   if (n > kBlockSize)
     return {JacobiVariant::blocked, false, times(n, n) + ": blocks of columns, orthogonal in pairs", "", 0, 0};
   return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, times(n, n));

@@ -41,7 +41,4 @@ Tensor lu_permutation(const Tensor& pivots, int64_t rows);
 Tensor lu_solve_factored(const Tensor& lu, const Tensor& permutation, const Tensor* b);
 Tensor lu_solve_transposed(const Tensor& lu, const Tensor& permutation, const Tensor& b);
 
-// Errors in PyTorch's words.
-MatrixShape check_square(const char* op, const Tensor& a);
-
 }  // namespace metalcore

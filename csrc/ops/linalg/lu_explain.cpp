@@ -41,36 +41,34 @@ Explanation explain_plan(const LuPlan& plan, const MatrixShape& s, int64_t right
   return e;
 }
 
-MatrixShape shape_of(const Request& request, const char* op, bool square) {
-  check(!request.shapes.empty() && request.shapes[0].size() >= 2, "linalg.", op,
-        ": The input tensor A must have at least 2 dimensions.");
-  const MatrixShape s = matrix_shape(request.shapes[0]);
-  check(!square || s.rows == s.columns, "linalg.", op, ": A must be batches of square matrices, but they are ", s.rows,
-        " by ", s.columns, " matrices");
-  return s;
+const std::vector<int64_t>& first_shape(const Request& request, const char* op) {
+  check(!request.shapes.empty(), "linalg.", op, ": explain needs the shape of A");
+  return request.shapes[0];
 }
 
+MatrixShape square_shape(const Request& request, const char* op) { return check_square(op, first_shape(request, op)); }
+
 Explanation explain_factor(const Request& request) {
-  const MatrixShape s = shape_of(request, "lu_factor", false);
+  const MatrixShape s = check_matrices("lu_factor", first_shape(request, "lu_factor"));
   return explain_plan(plan_lu(s.rows, s.columns, s.batch, 0, gpu::tuning(request.device_type)), s, 0, false);
 }
 
 Explanation explain_determinant(const Request& request) {
-  const MatrixShape s = shape_of(request, "det", true);
+  const MatrixShape s = square_shape(request, "det");
   Explanation e = explain_plan(plan_lu(s.rows, s.columns, s.batch, 0, gpu::tuning(request.device_type)), s, 0, false);
   if (s.batch > 0) e.steps.push_back({"lu_determinant", {grid_side(ceil_div<int64_t>(s.batch, 4))}, {128}});
   return e;
 }
 
 Explanation explain_inverse(const Request& request) {
-  const MatrixShape s = shape_of(request, "inv", true);
+  const MatrixShape s = square_shape(request, "inv");
   const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, s.rows, gpu::tuning(request.device_type));
   return explain_plan(plan, s, s.rows, false);
 }
 
 // Of B's batch: PyTorch's rule of which B are vectors.
 Explanation explain_solve(const Request& request) {
-  MatrixShape s = shape_of(request, "solve", true);
+  MatrixShape s = square_shape(request, "solve");
   check(request.shapes.size() == 2, "linalg.solve: explain needs the shapes of A and B");
   const std::vector<int64_t>& a = request.shapes[0];
   std::vector<int64_t> b = request.shapes[1];
@@ -85,8 +83,9 @@ Explanation explain_solve(const Request& request) {
 
 // explain("lu_solve", LU's shape, pivots' shape, B's shape).
 Explanation explain_lu_solve(const Request& request) {
-  MatrixShape s = shape_of(request, "lu_solve", true);
-  check(request.shapes.size() == 3 && request.shapes[2].size() >= 2, "linalg.lu_solve: explain needs the shapes of LU, pivots and B");
+  MatrixShape s = square_shape(request, "lu_solve");
+  check(request.shapes.size() == 3 && request.shapes[2].size() >= 2,
+        "linalg.lu_solve: explain needs the shapes of LU, pivots and B");
   const MatrixShape of_b = matrix_shape(request.shapes[2]);
   s.batch = std::max(s.batch, of_b.batch);
   const int64_t right = request.option("left", "True") == "True" ? of_b.columns : of_b.rows;

@@ -114,7 +114,7 @@ void lu_small(const LuPlan& plan, const LuSmall& of, const LuFactors& results) {
 }
 
 Tensor lu_permutation(const Tensor& pivots, int64_t rows) {
-  std::vector<int64_t> sizes(pivots.sizes().begin(), pivots.sizes().end());
+  std::vector<int64_t> sizes = sizes_of(pivots);
   const int64_t steps = sizes.back();
   sizes.back() = rows;
   const Tensor permutation = new_tensor(sizes, ScalarType::Int, pivots);
@@ -180,12 +180,6 @@ LuFactors lu_factors(const Tensor& input, bool pivoting, bool with_permutation) 
 
 namespace {
 
-void check_matrices(const char* op, const Tensor& a) {
-  const ScalarType dtype = a.scalar_type();
-  check(dtype == ScalarType::Float, "metalcore::", op, ": A must be float32, not ", dtype_name(dtype));
-  check(a.dim() >= 2, "linalg.", op, ": The input tensor A must have at least 2 dimensions.");
-}
-
 std::tuple<Tensor, Tensor, Tensor> lu_factor_ex(const Tensor& a, bool pivot) {
   check_matrices("lu_factor_ex", a);
   const LuFactors results = lu_factors(a, pivot, false);
@@ -194,9 +188,8 @@ std::tuple<Tensor, Tensor, Tensor> lu_factor_ex(const Tensor& a, bool pivot) {
 
 // P is empty without pivoting, as PyTorch's.
 std::tuple<Tensor, Tensor, Tensor> lu(const Tensor& a, bool pivot) {
-  check_matrices("lu", a);
+  const MatrixShape s = check_matrices("lu", a);
   const LuFactors results = lu_factors(a, pivot, pivot);
-  const MatrixShape s = matrix_shape(a.sizes());
   const int64_t k = std::min(s.rows, s.columns);
   const Tensor p = new_tensor(pivot ? batch_sizes(a, {s.rows, s.rows}) : std::vector<int64_t>{0}, ScalarType::Float, a);
   const Tensor l = new_tensor(batch_sizes(a, {s.rows, k}), ScalarType::Float, a);

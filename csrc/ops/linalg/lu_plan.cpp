@@ -46,12 +46,6 @@ std::string with_right(int64_t right) {
   return right == 0 ? "" : " with " + std::to_string(right) + (right == 1 ? " column of B" : " columns of B");
 }
 
-template <typename Table>
-bool torch_is_faster(int64_t n, int64_t batch, const Table& table) {
-  return std::any_of(table.begin(), table.end(),
-                     [&](const gpu::SizeAndBatch& from) { return n > from.size && batch <= from.batch; });
-}
-
 }  // namespace
 
 const char* name_of(LuVariant variant) {
@@ -76,7 +70,7 @@ LuPanel lu_panel(uint32_t rows) {
 LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tuning& tuning, bool factored) {
   const std::string what = times(m, n) + with_right(right);
   if (m == 0 || n == 0 || batch == 0) return {LuVariant::empty, what + ": nothing to factor", "", 0, 0, 0, 0};
-  if (torch_is_faster(std::max(m, n), batch, factored ? tuning.lu_solve_torch : tuning.lu_torch))
+  if ((factored ? tuning.lu_solve_torch : tuning.lu_torch).takes(std::max(m, n), batch))
     return {LuVariant::torch, what + ": PyTorch's own op is faster for " + std::to_string(batch) + " of these", "", 0, 0, 0, 0};
   if (m == n && n <= kThreadRows && !factored)
     return {LuVariant::thread, what + ": a matrix in the registers of a thread", "lu_thread_" + std::to_string(n),

@@ -10,21 +10,11 @@
 
 namespace metalcore {
 
-MatrixShape check_square(const char* op, const Tensor& a) {
-  const ScalarType dtype = a.scalar_type();
-  check(dtype == ScalarType::Float, "metalcore::", op, ": A must be float32, not ", dtype_name(dtype));
-  check(a.dim() >= 2, "linalg.", op, ": The input tensor A must have at least 2 dimensions.");
-  const MatrixShape shape = matrix_shape(a.sizes());
-  check(shape.rows == shape.columns, "linalg.", op, ": A must be batches of square matrices, but they are ", shape.rows,
-        " by ", shape.columns, " matrices");
-  return shape;
-}
-
 namespace {
 
 // One batch for A and B: the Python functions broadcast.
 void check_right(const char* op, const Tensor& a, const Tensor& b, bool left) {
-  check(b.scalar_type() == ScalarType::Float, "metalcore::", op, ": B must be float32, not ", dtype_name(b.scalar_type()));
+  check_float32(op, "B", b);
   check_same_device(op, "B", b, a);
   check(b.dim() == a.dim() && std::equal(a.sizes().begin(), a.sizes().end() - 2, b.sizes().begin()), "metalcore::", op,
         ": B must have the batch of A, whose shape is ", shape_text(a), ", not shape ", shape_text(b));

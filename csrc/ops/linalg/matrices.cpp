@@ -30,6 +30,34 @@ MatrixShape shape_of(const Sequence& sizes) {
 MatrixShape matrix_shape(Sizes sizes) { return shape_of(sizes); }
 MatrixShape matrix_shape(const std::vector<int64_t>& sizes) { return shape_of(sizes); }
 
+MatrixShape check_matrices(const char* op, const std::vector<int64_t>& sizes) {
+  check(sizes.size() >= 2, "linalg.", op, ": The input tensor A must have at least 2 dimensions.");
+  return matrix_shape(sizes);
+}
+
+MatrixShape check_matrices(const char* op, const Tensor& a) {
+  check_float32(op, "A", a);
+  return check_matrices(op, sizes_of(a));
+}
+
+MatrixShape check_square(const char* op, const Tensor& a) {
+  check_float32(op, "A", a);
+  return check_square(op, sizes_of(a));
+}
+
+MatrixShape check_square(const char* op, const std::vector<int64_t>& sizes) {
+  const MatrixShape shape = check_matrices(op, sizes);
+  check(shape.rows == shape.columns, "linalg.", op, ": A must be batches of square matrices, but they are ", shape.rows,
+        " by ", shape.columns, " matrices");
+  return shape;
+}
+
+uint32_t power_from_8(int64_t n) {
+  uint32_t power = 8;
+  while (power < n) power *= 2;
+  return power;
+}
+
 Matrices matrices(const Tensor& tensor) {
   const std::optional<int64_t> stride = batch_stride(tensor);
   const Tensor taken = stride ? tensor : torch::stable::contiguous(tensor);

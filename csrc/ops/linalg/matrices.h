@@ -18,6 +18,13 @@ struct MatrixShape {
 // `sizes` must be at least two.
 MatrixShape matrix_shape(Sizes sizes);
 MatrixShape matrix_shape(const std::vector<int64_t>& sizes);
+// The shape of an op's argument A, which must be matrices, or square ones, and as a tensor float32. Errors in PyTorch's
+// words.
+MatrixShape check_matrices(const char* op, const std::vector<int64_t>& sizes);
+MatrixShape check_matrices(const char* op, const Tensor& a);
+MatrixShape check_square(const char* op, const std::vector<int64_t>& sizes);
+MatrixShape check_square(const char* op, const Tensor& a);
+inline std::vector<int64_t> sizes_of(const Tensor& tensor) { return {tensor.sizes().begin(), tensor.sizes().end()}; }
 
 // A batch whose matrices are one distance apart. Strides are in elements.
 struct Matrices : MatrixShape {
@@ -31,6 +38,9 @@ std::vector<int64_t> batch_sizes(const Tensor& like, std::initializer_list<int64
 
 // "20x30", for the reasons that plans give.
 inline std::string times(int64_t a, int64_t b) { return std::to_string(a) + "x" + std::to_string(b); }
+
+// The first of 8, 16, 32 … that is not below n: kernels exist for these.
+uint32_t power_from_8(int64_t n);
 
 inline Tensor transposed(const Tensor& tensor) { return torch::stable::transpose(tensor, -2, -1); }
 

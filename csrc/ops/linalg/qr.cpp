@@ -22,31 +22,15 @@ struct Shape {
 
 // The errors are PyTorch's.
 Shape shape_of(const std::vector<int64_t>& sizes, const std::string& mode) {
-  check(sizes.size() >= 2, "linalg.qr: The input tensor A must have at least 2 dimensions.");
+  const MatrixShape shape = check_matrices("qr", sizes);
   check(mode == "reduced" || mode == "complete" || mode == "r", "qr received unrecognized mode '", mode,
         "' but expected one of 'reduced' (default), 'r', or 'complete'");
   Shape s{};
-  const MatrixShape shape = matrix_shape(sizes);
   s.m = shape.rows, s.n = shape.columns, s.batch = shape.batch;
   const int64_t k = std::min(s.m, s.n);
   s.q_columns = mode == "complete" ? s.m : mode == "reduced" ? k : 0;
   s.r_rows = mode == "complete" ? s.m : k;
   return s;
-}
-
-QrParams params_of(const Matrices& a, const Shape& s) {
-  return {.batch_stride = a.batch_stride,
-          .row_stride = a.row_stride,
-          .column_stride = a.column_stride,
-          .matrices = grid_side(s.batch),
-          .rows = grid_side(s.m),
-          .columns = grid_side(s.n),
-          .blocks = 1,
-          .block_rows = grid_side(s.m),
-          .reflectors = grid_side(s.n),
-          .q_columns = grid_side(s.q_columns),
-          .r_rows = grid_side(s.r_rows),
-          .task = QR_FACTORS};
 }
 
 // Down the levels, each factoring the stack of the R of the one before; up again, multiplying each level's Q by the one
@@ -118,9 +102,8 @@ void blocked(const Tensor& a, const Shape& s, const gpu::Tuning& tuning, const T
 }  // namespace
 
 std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
-  const ScalarType dtype = input.scalar_type();
-  check(dtype == ScalarType::Float, "metalcore::qr: A must be float32, not ", dtype_name(dtype));
-  const std::vector<int64_t> sizes(input.sizes().begin(), input.sizes().end());
+  check_float32("qr", "A", input);
+  const std::vector<int64_t> sizes = sizes_of(input);
   const Shape s = shape_of(sizes, mode);
   std::vector<int64_t> q_sizes = sizes, r_sizes = sizes;
   q_sizes.back() = s.q_columns;
@@ -131,20 +114,17 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
 
   const gpu::Tuning& tuning = gpu::tuning(input);
   const QrPlan plan = plan_qr(s.m, s.n, s.batch, s.q_columns, tuning);
+  const SmallQr task{QR_FACTORS, grid_side(std::min(s.m, s.n)), grid_side(s.q_columns), grid_side(s.r_rows)};
   switch (plan.variant) {
     case QrVariant::empty:  // A has no columns, and Q in mode complete is the identity
       if (q.numel() > 0)
         gpu::encode(q, [&](gpu::Encoder& encoder) { identity(encoder, {q, grid_side(s.m), grid_side(s.m)}); });
       break;
     case QrVariant::simd:
-    case QrVariant::block: {
-      const SmallQr task{QR_FACTORS, grid_side(std::min(s.m, s.n)), grid_side(s.q_columns), grid_side(s.r_rows)};
-      run_small(plan, matrices(input), task, s.q_columns > 0 ? q : r, r, r);
-      break;
-    }
+    case QrVariant::block: run_small(plan, matrices(input), task, s.q_columns > 0 ? q : r, r, r); break;
     case QrVariant::tall: {
       const Matrices a = matrices(input);
-      tall(plan, a.tensor, params_of(a, s), q, r);
+      tall(plan, a.tensor, small_params(a, task), q, r);
       break;
     }
     case QrVariant::blocked: blocked(input, s, tuning, q, r); break;

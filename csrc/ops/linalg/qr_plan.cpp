@@ -25,13 +25,6 @@ constexpr uint32_t kSimdThreadgroup = 4;  // simdgroups
 constexpr int64_t kTallColumns = 64;      // what qr_tall.metal has threadgroup memory for
 constexpr int64_t kPanelRows = QR_PANEL_THREADS * QR_PANEL_ROWS;  // that a threadgroup holds of a panel
 
-// The first of 8, 16, 32, 64 that is not below n.
-uint32_t power_from_8(int64_t n) {
-  uint32_t power = 8;
-  while (power < n) power *= 2;
-  return power;
-}
-
 uint32_t block_threads(const BlockKernel& kernel, int64_t columns) {
   return round_up<uint32_t>(kernel.lanes * static_cast<uint32_t>(columns), gpu::kSimdWidth);
 }
@@ -98,7 +91,7 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, c
   }
   const int64_t least = std::min(m, n);
   const bool tall = m > kPanelRows && m <= tuning.qr_torch_rows && least > tuning.qr_tall_columns;
-  if (batch == 1 && (least >= tuning.qr_torch_columns || tall))
+  if (tuning.qr_torch.takes(least, batch) || (batch == 1 && tall))
     return {QrVariant::torch, times(m, n) + ", a single matrix: PyTorch's own op is faster on this GPU", "", 0, {}};
   return {QrVariant::blocked,
           times(m, n) + " is larger than a threadgroup holds: panels of " + std::to_string(QR_PANEL) +
@@ -111,7 +104,8 @@ QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const gpu
   const int64_t columns = std::max(n, q_columns);
   const BlockKernel* tallest = tallest_block_kernel(columns, tuning);
   const int64_t tall_columns = std::min<int64_t>(kTallColumns, tuning.qr_tall_columns);
-  if (plan.variant == QrVariant::blocked && m > kPanelRows && columns == n && n <= tall_columns && tallest && tallest->rows >= 2 * n) {
+  if (plan.variant == QrVariant::blocked && m > kPanelRows && columns == n && n <= tall_columns && tallest &&
+      tallest->rows >= 2 * n) {
     return {QrVariant::tall,
             times(m, n) + " is tall: blocks of up to " + std::to_string(tallest->rows) +
                 " rows by themselves, then their R",

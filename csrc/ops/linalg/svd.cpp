@@ -19,15 +19,13 @@ namespace {
 
 using Results = std::tuple<Tensor, Tensor, Tensor>;
 
+// Of A, and of what is factored in its place: A itself or, where A is wide, its transpose.
 struct Shape {
+  explicit Shape(const MatrixShape& a)
+      : m(a.rows), n(a.columns), batch(a.batch), rows(std::max(m, n)), columns(std::min(m, n)) {}
   int64_t m, n, batch;
+  int64_t rows, columns;
 };
-
-Shape shape_of(const std::vector<int64_t>& sizes) {
-  check(sizes.size() >= 2, "linalg.svd: The input tensor A must have at least 2 dimensions.");
-  const MatrixShape shape = matrix_shape(sizes);
-  return {shape.rows, shape.columns, shape.batch};
-}
 
 SvdMatrices contiguous(int64_t rows, int64_t columns) { return {rows * columns, columns, 1}; }
 SvdMatrices where(const Matrices& a) { return {a.batch_stride, a.row_stride, a.column_stride}; }
@@ -59,86 +57,73 @@ void jacobi(const JacobiPlan& plan, const Tensor& a, const SvdParams& params, co
   });
 }
 
-void multiply(const Tensor& a, const Tensor& b, const Tensor& out, SvdMultiplyParams p, int64_t batch) {
-  p.row_tiles = ceil_div<uint32_t>(p.rows, SVD_MULTIPLY_TILE);
-  p.column_tiles = ceil_div<uint32_t>(p.columns, SVD_MULTIPLY_TILE);
-  gpu::encode(a, [&](gpu::Encoder& encoder) {
-    encoder.kernel("svd_multiply").buffer(0, a).buffer(1, b).buffer(2, out).bytes(3, p);
-    encoder.dispatch_threadgroups({grid_side(batch * p.row_tiles * p.column_tiles)}, {256});
+// What of a tall matrix's QR decomposition is needed.
+const char* qr_mode(bool full_matrices, bool compute_uv) {
+  return !compute_uv ? "r" : full_matrices ? "complete" : "reduced";
+}
+
+// The left vectors of tall matrices: Q times those of R, which are columns x columns; further columns of Q stay as they are.
+void multiply_q(const Tensor& q, const Tensor& b, const SvdMatrices& at_b, const Shape& s, const Vectors& to) {
+  const int64_t q_columns = q.size(-1);
+  const SvdMultiplyParams p{.a = contiguous(s.rows, q_columns),
+                            .b = at_b,
+                            .out = to.at_left,
+                            .rows = grid_side(s.rows),
+                            .inner = grid_side(s.columns),
+                            .columns = grid_side(q_columns),
+                            .row_tiles = grid_side(ceil_div<int64_t>(s.rows, SVD_MULTIPLY_TILE)),
+                            .column_tiles = grid_side(ceil_div<int64_t>(q_columns, SVD_MULTIPLY_TILE))};
+  gpu::encode(q, [&](gpu::Encoder& encoder) {
+    encoder.kernel("svd_multiply").buffer(0, q).buffer(1, b).buffer(2, to.left).bytes(3, p);
+    encoder.dispatch_threadgroups({grid_side(s.batch * p.row_tiles * p.column_tiles)}, {256});
   });
 }
 
 // Of tall matrices by A = Q R and Rᵀ = X V, whose columns are nearer to orthogonal than R's (Drmač and Veselić 2008).
 void after_qr(const JacobiPlan& plan, const Tensor& tall, const Shape& s, const Vectors& to, const Tensor& values,
               bool full_matrices, bool compute_uv) {
-  const int64_t rows = std::max(s.m, s.n), columns = std::min(s.m, s.n);
-  const int64_t q_columns = full_matrices ? rows : columns;
-  const auto [q, r] = qr(tall, !compute_uv ? "r" : full_matrices ? "complete" : "reduced");
-  const int64_t r_rows = compute_uv ? q_columns : columns;
-  const Tensor small = new_tensor({compute_uv ? s.batch : 0, columns, columns}, ScalarType::Float, tall);
-  SvdMatrices from = transposed(contiguous(columns, columns));
-  from.batch_stride = r_rows * columns;
+  const auto [q, r] = qr(tall, qr_mode(full_matrices, compute_uv));
+  const Tensor small = new_tensor({compute_uv ? s.batch : 0, s.columns, s.columns}, ScalarType::Float, tall);
+  SvdMatrices from = transposed(contiguous(s.columns, s.columns));
+  from.batch_stride = r.size(-2) * s.columns;
   jacobi(plan, r,
          {.a = from,
           .left = transposed(to.at_right),
-          .right = transposed(contiguous(columns, columns)),
+          .right = transposed(contiguous(s.columns, s.columns)),
           .matrices = grid_side(s.batch),
-          .rows = grid_side(columns),
-          .columns = grid_side(columns)},
+          .rows = grid_side(s.columns),
+          .columns = grid_side(s.columns)},
          {to.right, small, {}, {}}, values, compute_uv);
-  if (!compute_uv) return;
-  multiply(q, small, to.left,
-           {.a = contiguous(rows, q_columns),
-            .b = contiguous(columns, columns),
-            .out = to.at_left,
-            .rows = grid_side(rows),
-            .inner = grid_side(columns),
-            .columns = grid_side(q_columns),
-            .row_tiles = 0,
-            .column_tiles = 0},
-           s.batch);
+  if (compute_uv) multiply_q(q, small, contiguous(s.columns, s.columns), s, to);
 }
 
 // The same by blocks of columns.
 void blocked(const Tensor& tall, const Shape& s, const Vectors& to, const Tensor& values, bool full_matrices,
              bool compute_uv) {
-  const int64_t rows = std::max(s.m, s.n), columns = std::min(s.m, s.n);
-  const int64_t q_columns = full_matrices ? rows : columns;
-  const auto [q, r] = qr(tall, !compute_uv ? "r" : full_matrices ? "complete" : "reduced");
+  const auto [q, r] = qr(tall, qr_mode(full_matrices, compute_uv));
   const bool wide = s.m < s.n;
-  const Tensor left = new_tensor({compute_uv ? s.batch : 0, columns, columns}, ScalarType::Float, tall);
+  const Tensor left = new_tensor({compute_uv ? s.batch : 0, s.columns, s.columns}, ScalarType::Float, tall);
   const Tensor right = wide && compute_uv ? new_like(to.right) : to.right;
-  Tensor whole = r;
-  const Tensor square = as_contiguous(torch::stable::narrow(whole, -2, 0, columns));
+  Tensor rows = r;
+  const Tensor square = as_contiguous(torch::stable::narrow(rows, -2, 0, s.columns));
   svd_jacobi_blocked(square, s.batch, compute_uv, values, right, left);
   if (!compute_uv) return;
   if (wide) {
     Tensor transposed_right = to.right;
-    torch::stable::copy_(transposed_right, torch::stable::transpose(right, -2, -1));
+    torch::stable::copy_(transposed_right, metalcore::transposed(right));
   }
-  multiply(q, left, to.left,
-           {.a = contiguous(rows, q_columns),
-            .b = transposed(contiguous(columns, columns)),
-            .out = to.at_left,
-            .rows = grid_side(rows),
-            .inner = grid_side(columns),
-            .columns = grid_side(q_columns),
-            .row_tiles = 0,
-            .column_tiles = 0},
-           s.batch);
+  multiply_q(q, left, transposed(contiguous(s.columns, s.columns)), s, to);
 }
 
 }  // namespace
 
 Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
-  const ScalarType dtype = input.scalar_type();
-  check(dtype == ScalarType::Float, "metalcore::svd: A must be float32, not ", dtype_name(dtype));
-  const Shape s = shape_of({input.sizes().begin(), input.sizes().end()});
+  const Shape s(check_matrices("svd", input));
   const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, gpu::tuning(input));
   if (plan.variant == JacobiVariant::empty || plan.variant == JacobiVariant::torch)
     return torchs(input, full_matrices, compute_uv);
 
-  const int64_t k = std::min(s.m, s.n), u_columns = full_matrices ? s.m : k, vh_rows = full_matrices ? s.n : k;
+  const int64_t k = s.columns, u_columns = full_matrices ? s.m : k, vh_rows = full_matrices ? s.n : k;
   auto result = [&](std::vector<int64_t> sizes) { return new_tensor(sizes, ScalarType::Float, input); };
   const Tensor u = result(compute_uv ? batch_sizes(input, {s.m, u_columns}) : std::vector<int64_t>{0});
   const Tensor vh = result(compute_uv ? batch_sizes(input, {vh_rows, s.n}) : std::vector<int64_t>{0});
@@ -158,7 +143,7 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
             .left = to.at_left,
             .right = to.at_right,
             .matrices = grid_side(s.batch),
-            .rows = grid_side(std::max(s.m, s.n)),
+            .rows = grid_side(s.rows),
             .columns = grid_side(k)},
            to, values, compute_uv);
   }
@@ -171,25 +156,23 @@ namespace {
 // dispatches the first of each kernel.
 Explanation explain(const Request& request) {
   check(request.shapes.size() == 1, "metalcore::svd: explain needs the shape of A");
-  const Shape s = shape_of(request.shapes[0]);
+  const Shape s(check_matrices("svd", request.shapes[0]));
   const bool full_matrices = request.option("full_matrices", "True") == "True";
   const bool compute_uv = request.option("compute_uv", "True") == "True";
   const gpu::Tuning& tuning = gpu::tuning(request.device_type);
   const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, tuning);
   Explanation e{name_of(plan.variant), plan.why, {}};
   if (plan.variant == JacobiVariant::empty || plan.variant == JacobiVariant::torch) return e;
-  const int64_t rows = std::max(s.m, s.n), columns = std::min(s.m, s.n);
-  const int64_t q_columns = full_matrices ? rows : columns;
   if (plan.after_qr) {
-    const char* mode = !compute_uv ? "r" : full_matrices ? "complete" : "reduced";
-    Request qr{{{s.batch, rows, columns}}, request.dtype, request.device_type, {{"mode", mode}}};
+    Request qr{{{s.batch, s.rows, s.columns}}, request.dtype, request.device_type,
+               {{"mode", qr_mode(full_matrices, compute_uv)}}};
     e.steps = explanations().at("qr")(qr).steps;
   }
   auto step = [&](const std::string& kernel, int64_t groups, uint32_t threads) {
     e.steps.push_back({kernel, {grid_side(groups)}, {threads}});
   };
   if (plan.variant == JacobiVariant::blocked) {
-    for (const Step& each : jacobi_blocked_steps(columns, columns, s.batch, false, compute_uv, tuning))
+    for (const Step& each : jacobi_blocked_steps(s.columns, s.columns, s.batch, false, compute_uv, tuning))
       e.steps.push_back(each);
   } else {
     step(plan.kernel, ceil_div<int64_t>(s.batch, plan.matrices_per_threadgroup), plan.threads);
@@ -198,7 +181,9 @@ Explanation explain(const Request& request) {
   step("svd_complete", s.batch, 256);
   if (plan.after_qr)
     step("svd_multiply",
-         s.batch * ceil_div<int64_t>(rows, SVD_MULTIPLY_TILE) * ceil_div<int64_t>(q_columns, SVD_MULTIPLY_TILE), 256);
+         s.batch * ceil_div<int64_t>(s.rows, SVD_MULTIPLY_TILE) *
+             ceil_div<int64_t>(full_matrices ? s.rows : s.columns, SVD_MULTIPLY_TILE),
+         256);
   return e;
 }
 

@@ -38,9 +38,8 @@ bool row_vectors(const Matrices& a, bool transpose, int64_t length) {
 
 Tensor syrk(const Tensor& input, const std::optional<Tensor>& c, const std::string& triangle, bool transpose,
             double alpha, double beta) {
-  for (const Tensor& tensor : {input, c.value_or(input)})
-    check(tensor.scalar_type() == ScalarType::Float, "metalcore::syrk: A and C must be float32, not ",
-          dtype_name(tensor.scalar_type()));
+  check_float32("syrk", "A", input);
+  if (c) check_float32("syrk", "C", *c);
   const Triangles wanted = triangles(triangle);
   check(input.dim() >= 2, "metalcore::syrk: A must have at least 2 dimensions");
   const int64_t n = input.size(transpose ? -1 : -2), k = input.size(transpose ? -2 : -1);
@@ -77,12 +76,14 @@ Tensor syrk(const Tensor& input, const std::optional<Tensor>& c, const std::stri
   return result;
 }
 
-// explain("syrk", A, transpose=…)
+// explain("syrk", A, transpose=…): what the Python function does, which is where PyTorch's product is taken.
 Explanation explain(const Request& request) {
   check(!request.shapes.empty(), "metalcore::syrk: explain needs the shape of A");
   check(request.shapes[0].size() >= 2, "metalcore::syrk: A must have at least 2 dimensions");
   const MatrixShape a = matrix_shape(request.shapes[0]);
   const int64_t n = request.option("transpose", "False") == "True" ? a.columns : a.rows;
+  if (gpu::tuning(request.device_type).syrk_torch.takes(n, a.batch))
+    return {"torch", times(n, n) + ": PyTorch's product is faster on this GPU", {}};
   const int64_t side = ceil_div<int64_t>(n, SYRK_TILE);
   Explanation e{"tiles", times(n, n) + ": squares of " + std::to_string(SYRK_TILE) + " rows, of one triangle only", {}};
   if (n > 0 && a.batch > 0) e.steps.push_back({"syrk", {grid_side(side * (side + 1) / 2 * a.batch)}, {SYRK_THREADS}});

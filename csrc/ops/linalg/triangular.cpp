@@ -16,11 +16,9 @@ namespace {
 
 // The shape of X. The errors are PyTorch's.
 std::vector<int64_t> check_shapes(const std::vector<int64_t>& a, const std::vector<int64_t>& b, bool left) {
-  check(a.size() >= 2, "linalg.solve_triangular: The input tensor A must have at least 2 dimensions.");
+  const MatrixShape A = check_square("solve_triangular", a);
   check(b.size() >= 2, "linalg.solve_triangular: The input tensor B must have at least 2 dimensions.");
-  const MatrixShape A = matrix_shape(a), B = matrix_shape(b);
-  check(A.rows == A.columns, "linalg.solve_triangular: A must be batches of square matrices, but they are ", A.rows,
-        " by ", A.columns, " matrices");
+  const MatrixShape B = matrix_shape(b);
   check(A.rows == (left ? B.rows : B.columns),
         "linalg.solve_triangular: Incompatible shapes of A and B for the equation ", left ? "AX = B" : "XA = B", " (",
         times(A.rows, A.columns), " and ", times(B.rows, B.columns), ")");
@@ -41,7 +39,7 @@ std::vector<int64_t> check_shapes(const std::vector<int64_t>& a, const std::vect
 
 // The matrices of a tensor, as a batch of the shape `batch` (the first sizes of `of`).
 Matrices broadcast(const Tensor& tensor, const std::vector<int64_t>& of) {
-  const std::vector<int64_t> sizes(tensor.sizes().begin(), tensor.sizes().end());
+  const std::vector<int64_t> sizes = sizes_of(tensor);
   std::vector<int64_t> expanded = of;
   expanded[of.size() - 2] = sizes[sizes.size() - 2];
   expanded[of.size() - 1] = sizes[sizes.size() - 1];
@@ -80,7 +78,7 @@ StridedMatrices backwards(StridedMatrices m, int64_t rows, int64_t columns, bool
 }
 
 Problem problem_of(const Tensor& a, const Tensor& b, const Tensor& x, bool upper, bool left, bool unitriangular) {
-  const std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  const std::vector<int64_t> sizes = sizes_of(x);
   const Matrices A = broadcast(a, sizes), B = broadcast(b, sizes), X = matrices(x);
   const int64_t n = A.rows, columns = left ? X.columns : X.rows;
   auto view = [&](const Matrices& m) {
@@ -148,12 +146,10 @@ void blocked(gpu::Encoder& encoder, const TriangularPlan& plan, const Problem& o
 }  // namespace
 
 Tensor solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool left, bool unitriangular) {
-  for (const auto& [name, tensor] : {std::pair{"A", &a}, std::pair{"B", &b}})
-    check(tensor->scalar_type() == ScalarType::Float, "metalcore::solve_triangular: ", name, " must be float32, not ",
-          dtype_name(tensor->scalar_type()));
+  check_float32("solve_triangular", "A", a);
+  check_float32("solve_triangular", "B", b);
   check_same_device("solve_triangular", "B", b, a);
-  const std::vector<int64_t> sizes =
-      check_shapes({a.sizes().begin(), a.sizes().end()}, {b.sizes().begin(), b.sizes().end()}, left);
+  const std::vector<int64_t> sizes = check_shapes(sizes_of(a), sizes_of(b), left);
   const MatrixShape shape = matrix_shape(sizes);
   const TriangularPlan plan = plan_triangular(left ? shape.rows : shape.columns, left ? shape.columns : shape.rows,
                                               shape.batch, gpu::tuning(a));

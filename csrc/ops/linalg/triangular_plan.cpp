@@ -91,10 +91,8 @@ TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, co
   if (order == 0 || columns == 0 || batch == 0)
     return {.variant = TriangularVariant::empty, .why = size + "X has no elements"};
   if (order <= kSimdOrder) return named(simd_plan(order, columns));
-  const int64_t torch_order = columns == 1               ? tuning.triangular_torch_vector_order
-                              : columns > TRIANGULAR_FEW ? tuning.triangular_torch_order
-                                                         : INT64_MAX;
-  if (order >= torch_order && batch <= tuning.triangular_torch_batch)
+  if ((columns == 1 && tuning.triangular_vector_torch.takes(order, batch)) ||
+      (columns > TRIANGULAR_FEW && tuning.triangular_torch.takes(order, batch)))
     return {.variant = TriangularVariant::torch, .why = size + "PyTorch's op is faster for so few large systems"};
 
   const bool few = columns <= TRIANGULAR_FEW;
