@@ -9,6 +9,7 @@ import torch
 
 from . import _C
 from . import linalg
+from ._explain_composed import COMPOSED
 from .activation import gelu, silu
 from .normalization import add_rms_norm, rms_norm
 from .optim import AdamW
@@ -75,9 +76,21 @@ def explain(op: str, *inputs, dtype: torch.dtype | None = None, **options) -> Ex
     if "normalized_shape" in options:
         options["dims"] = len(options["normalized_shape"])
     device = tensors[0].device.type if tensors else torch._C._get_accelerator().type
-    planned, options = _MADE_OF[op](options) if op in _MADE_OF else (op, options)
-    found = _C.explain(planned, shapes, str(dtype).removeprefix("torch."), options, device)
-    return Explanation(op, found["variant"], found["why"], tuple(Step(**step) for step in found["steps"]))
+    calls = _calls(op, shapes, options)
+    plans = [_C.explain(name, list(shapes), str(dtype).removeprefix("torch."), options, device)
+             for name, shapes, options in calls]
+    return Explanation(op, ", ".join(dict.fromkeys(plan["variant"] for plan in plans)),
+                       "; ".join(dict.fromkeys(plan["why"] for plan in plans)),
+                       tuple(Step(**step) for plan in plans for step in plan["steps"]))
+
+
+def _calls(op, shapes, options):
+    if op not in COMPOSED:
+        return [(op, shapes, options)]
+    try:
+        return COMPOSED[op](shapes, options)
+    except (ValueError, IndexError):
+        raise ValueError(f"explain(): not the shapes of {op}'s arguments: {', '.join(map(str, shapes))}") from None
 
 
 # Whose arguments are an op's options.
@@ -89,26 +102,10 @@ _FUNCTIONS = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
     **{name: getattr(linalg, name) for name in (
-        "cholesky", "cholesky_ex", "cond", "det", "eigh", "eigvalsh", "geqrf", "householder_product", "inv",
-        "inv_ex", "lu", "lu_factor", "lu_factor_ex", "lu_solve", "matrix_rank", "ormqr", "pinv", "qr", "slogdet",
-        "solve", "solve_ex", "solve_triangular", "svd", "svdvals", "syrk")},
+        "cholesky", "cholesky_ex", "cholesky_solve", "det", "eigh", "geqrf", "householder_product", "inv", "inv_ex", "lu", "lu_factor",
+        "lu_factor_ex", "lu_solve", "ormqr", "qr", "slogdet", "solve", "solve_ex", "solve_triangular", "svd", "syrk",
+        *COMPOSED)},
     "adamw": AdamW,
-}
-
-
-def _values(options):
-    return ("eigh", {"compute_v": False}) if options.get("hermitian") else (
-        "svd", {"full_matrices": False, "compute_uv": False})
-
-
-# What is made of another op's results: (options) -> that op and its options, whose plan it is. Of these the operators
-# know two more than the functions: whether singular vectors or eigenvectors are computed.
-_MADE_OF = {
-    "svdvals": _values,
-    "eigvalsh": lambda options: _values({"hermitian": True}),
-    "matrix_rank": _values,
-    "cond": lambda options: _values(options) if options.get("p") in (None, 2, -2, "nuc") else ("inv", {}),
-    "pinv": lambda options: ("eigh", {}) if options.get("hermitian") else ("svd", {"full_matrices": False}),
 }
 
 

@@ -14,10 +14,10 @@ def draw(figure_class, family, results):
     down = -(-len(grids) // across)
     tallest = max(len(grid.sizes) for grid in grids)
     figure = figure_class(figsize=(3.6 * across, 0.6 + (0.9 + 0.26 * tallest) * down), layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False).flat
+    axes = list(figure.subplots(down, across, squeeze=False).flat)
     for panel, grid in zip(axes, grids):
         _panel(panel, grid)
-    for panel in list(axes)[len(grids):]:
+    for panel in axes[len(grids):]:
         panel.set_axis_off()
     figure.suptitle(f"{family}: PyTorch's time over metalcore's, by n and batch ({maps.ABOUT} by a smaller batch)")
     return figure

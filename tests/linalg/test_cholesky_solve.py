@@ -111,3 +111,10 @@ def test_opcheck(device, where):
     where = device if where == "device" else "cpu"
     B, L = torch.randn(2, 1, 5, 3, device=where), torch.linalg.cholesky(random(3, 5, 5)).to(where)
     check_operator(torch.ops.metalcore.cholesky_solve, B.requires_grad_(), L.requires_grad_(), False)
+
+
+def test_explain():
+    plan = metalcore.explain("cholesky_solve", (7, 40, 3), (7, 40, 40))
+    assert plan.steps == 2 * metalcore.explain("solve_triangular", (7, 40, 40), (7, 40, 3)).steps
+    with pytest.raises((ValueError, RuntimeError), match="shapes of B and L"):
+        metalcore.explain("cholesky_solve", (40, 3))

@@ -137,8 +137,7 @@ Tensor cholesky_solve(const Tensor& b, const Tensor& factor, bool upper) {
 // explain("cholesky", shape, upper=…). Of the blocked variant's many dispatches the first of each kernel.
 Explanation explain(const Request& request) {
   check(request.shapes.size() == 1, "metalcore::cholesky_ex: explain needs the shape of A");
-  check_square("cholesky", request.shapes[0]);
-  const MatrixShape shape = matrix_shape(request.shapes[0]);
+  const MatrixShape shape = check_square("cholesky", request.shapes[0]);
   const bool upper = request.option("upper", "False") == "True";
   const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, gpu::tuning(request.device_type));
   Explanation e{name_of(plan.variant), plan.why, {}};
@@ -158,7 +157,18 @@ Explanation explain(const Request& request) {
   return e;
 }
 
-const ExplainOp explain_cholesky("cholesky", explain), explain_cholesky_ex("cholesky_ex", explain);
+// explain("cholesky_solve", B, L): one triangular system after the other.
+Explanation explain_solve(const Request& request) {
+  check(request.shapes.size() == 2, "metalcore::cholesky_solve: explain needs the shapes of B and L");
+  const Request system{{request.shapes[1], request.shapes[0]}, request.dtype, request.device_type, {}};
+  Explanation e = explanations().at("solve_triangular")(system);
+  const std::vector<Step> once = e.steps;
+  e.steps.insert(e.steps.end(), once.begin(), once.end());
+  return e;
+}
+
+const ExplainOp explain_ops[] = {
+    {"cholesky", explain}, {"cholesky_ex", explain}, {"cholesky_solve", explain_solve}};
 
 }  // namespace
 }  // namespace metalcore
