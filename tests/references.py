@@ -1,5 +1,6 @@
 """What the ops' tests compare with: float64 on the CPU, on the same rounded inputs."""
 
+import pytest
 import torch
 from torch.library import opcheck
 
@@ -23,9 +24,19 @@ def assert_near(actual, expected, *, terms=1, magnitude=None):
     dtype = actual.dtype
     finite = expected[expected.isfinite()]
     largest = finite.abs().max().item() if finite.numel() else 0.0
-    absolute = 8 * terms * eps * max(largest, magnitude or 0.0) + torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    denormal = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    absolute = 8 * terms * eps * max(largest, magnitude or 0.0) + denormal
     torch.testing.assert_close(wide(actual), expected, rtol=torch.finfo(dtype).eps + 8 * eps, atol=absolute,
                                equal_nan=True)
+
+
+def assert_same_error(ours, theirs):
+    """Both calls raise errors of one type and with one message, of which PyTorch's may have more lines."""
+    with pytest.raises(Exception) as expected:
+        theirs()
+    with pytest.raises(expected.type) as found:
+        ours()
+    assert str(found.value).splitlines()[0] == str(expected.value).splitlines()[0]
 
 
 def layouts(make):

@@ -6,6 +6,7 @@ sign; on the device what does not depend on signs.
 
 import pytest
 import torch
+from derivatives import derivatives
 from matrices import EPS
 from references import check_operator
 from spectral import unique_eigh, unique_svd, well_separated
@@ -16,26 +17,12 @@ SHAPES = [(4, 4), (6, 3), (3, 6), (2, 3, 5, 4), (1, 1), (1, 4), (4, 1), (3, 0), 
 svd, eigh = torch.ops.metalcore.svd, torch.ops.metalcore.eigh
 
 
-def derivatives(function, A, parts, orders):
-    """Gradients of random linear functions of the results in `parts`, then of those gradients."""
-    A = A.detach().requires_grad_()
-    results = function(A)
-    results = (results,) if isinstance(results, torch.Tensor) else results
-    found, values = [], [results[i] for i in parts]
-    for order in range(orders):
-        directions = [torch.randn(v.shape, generator=torch.Generator().manual_seed(10 * order + i)).to(v)
-                      for i, v in enumerate(values)]
-        values = torch.autograd.grad(values, [A], directions, create_graph=order + 1 < orders)
-        found += values
-    return found
-
-
 def assert_same(actual, expected, tolerance, condition=1.0):
     """Each derivative divides by the gaps once more; the reference's own values show how large that makes things."""
     for order, (ours, theirs) in enumerate(zip(actual, expected, strict=True), 1):
         assert ours.shape == theirs.shape
-        scale = max([1.0, *theirs.detach().abs().flatten().tolist()])
-        torch.testing.assert_close(ours.detach().cpu().double(), theirs.detach().double(), rtol=0,
+        scale = max([1.0, *theirs.abs().flatten().tolist()])
+        torch.testing.assert_close(ours.cpu().double(), theirs.double(), rtol=0,
                                    atol=tolerance * condition**order * scale)
 
 
@@ -44,8 +31,8 @@ def assert_same(actual, expected, tolerance, condition=1.0):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_svd_formula_is_torchs(shape, full_matrices, parts):
     A = well_separated(*shape, dtype=torch.float64)
-    ours = derivatives(lambda A: svd(A, full_matrices, True), A, parts, 2)
-    theirs = derivatives(lambda A: torch.linalg.svd(A, full_matrices), A, parts, 2)
+    ours = derivatives(lambda A: svd(A, full_matrices, True), [A], 2, parts)
+    theirs = derivatives(lambda A: torch.linalg.svd(A, full_matrices), [A], 2, parts)
     assert_same(ours, theirs, tolerance=1e-11)
 
 
@@ -54,8 +41,8 @@ def test_svd_formula_is_torchs(shape, full_matrices, parts):
 def test_eigh_formula_is_torchs(shape, parts):
     A = torch.randn(shape, dtype=torch.float64)
     for UPLO in "LU":
-        ours = derivatives(lambda A: eigh(A, UPLO, True), A, parts, 2)
-        theirs = derivatives(lambda A: torch.linalg.eigh(A, UPLO), A, parts, 2)
+        ours = derivatives(lambda A: eigh(A, UPLO, True), [A], 2, parts)
+        theirs = derivatives(lambda A: torch.linalg.eigh(A, UPLO), [A], 2, parts)
         assert_same(ours, theirs, tolerance=1e-11)
 
 
@@ -76,18 +63,18 @@ def test_on_the_device(device, shape):
     condition = min(shape[-2:])  # the largest singular value over the gaps
     tolerance = 10 * max(8, *shape[-2:]) * EPS
     for full_matrices in (True, False):
-        ours = derivatives(lambda A: unique_svd(metalcore.svd(A, full_matrices)), A.to(device), range(4), 2)
-        theirs = derivatives(lambda A: unique_svd(torch.linalg.svd(A, full_matrices)), A.double(), range(4), 2)
+        ours = derivatives(lambda A: unique_svd(metalcore.svd(A, full_matrices)), [A.to(device)], 2, range(4))
+        theirs = derivatives(lambda A: unique_svd(torch.linalg.svd(A, full_matrices)), [A.double()], 2, range(4))
         assert_same(ours, theirs, tolerance, condition)
-    ours = derivatives(metalcore.svdvals, A.to(device), [0], 2)
-    assert_same(ours, derivatives(torch.linalg.svdvals, A.double(), [0], 2), tolerance, condition)
+    ours = derivatives(metalcore.svdvals, [A.to(device)], 2, [0])
+    assert_same(ours, derivatives(torch.linalg.svdvals, [A.double()], 2, [0]), tolerance, condition)
     if shape[-1] == shape[-2]:
         A = A @ A.mT  # eigenvalues 1, 4, 9 …
-        ours = derivatives(lambda A: unique_eigh(metalcore.eigh(A)), A.to(device), range(2), 2)
-        theirs = derivatives(lambda A: unique_eigh(torch.linalg.eigh(A)), A.double(), range(2), 2)
+        ours = derivatives(lambda A: unique_eigh(metalcore.eigh(A)), [A.to(device)], 2, range(2))
+        theirs = derivatives(lambda A: unique_eigh(torch.linalg.eigh(A)), [A.double()], 2, range(2))
         assert_same(ours, theirs, tolerance, condition**2 / 3)
-        ours = derivatives(metalcore.eigvalsh, A.to(device), [0], 2)
-        assert_same(ours, derivatives(torch.linalg.eigvalsh, A.double(), [0], 2), tolerance, condition**2 / 3)
+        ours = derivatives(metalcore.eigvalsh, [A.to(device)], 2, [0])
+        assert_same(ours, derivatives(torch.linalg.eigvalsh, [A.double()], 2, [0]), tolerance, condition**2 / 3)
 
 
 def test_gradients_of_parts_that_are_not_unique_are_constants(device):
@@ -103,8 +90,8 @@ def test_no_square_overflows(device, scale):
     """Of A times a power of two, U's derivative is that of A over the power."""
     A = well_separated(6, 4)
     for parts in [(0,), (2,), (0, 2), (1,)]:
-        expected = derivatives(lambda A: metalcore.svd(A, False), A.to(device), parts, 1)[0]
-        found = derivatives(lambda A: metalcore.svd(A, False), (A * scale).to(device), parts, 1)[0]
+        expected = derivatives(lambda A: metalcore.svd(A, False), [A.to(device)], 1, parts)[0]
+        found = derivatives(lambda A: metalcore.svd(A, False), [(A * scale).to(device)], 1, parts)[0]
         found = found if parts == (1,) else found * scale
         assert_same([found], [expected.cpu()], 10 * 8 * EPS, 4)
 
@@ -116,8 +103,8 @@ def test_repeated_singular_values(rows, values, parts):
     """Infinite or NaN where PyTorch's derivatives are, and finite where those are: S's always."""
     A = torch.zeros(rows, 3, dtype=torch.float64)
     A.diagonal().copy_(torch.tensor(values))
-    ours = derivatives(lambda A: svd(A, False, True), A, parts, 1)[0]
-    theirs = derivatives(lambda A: torch.linalg.svd(A, False), A, parts, 1)[0]
+    ours = derivatives(lambda A: svd(A, False, True), [A], 1, parts)[0]
+    theirs = derivatives(lambda A: torch.linalg.svd(A, False), [A], 1, parts)[0]
     assert torch.equal(ours.isfinite(), theirs.isfinite())
     assert ours.isfinite().all() or parts != (1,)
     torch.testing.assert_close(ours[ours.isfinite()], theirs[theirs.isfinite()])
@@ -126,8 +113,8 @@ def test_repeated_singular_values(rows, values, parts):
 @pytest.mark.parametrize("parts", [(0,), (1,)])
 def test_repeated_eigenvalues(parts):
     A = torch.diag(torch.tensor([2.0, 1, 1, 0], dtype=torch.float64))
-    ours = derivatives(lambda A: eigh(A, "L", True), A, parts, 1)[0]
-    theirs = derivatives(torch.linalg.eigh, A, parts, 1)[0]
+    ours = derivatives(lambda A: eigh(A, "L", True), [A], 1, parts)[0]
+    theirs = derivatives(torch.linalg.eigh, [A], 1, parts)[0]
     assert torch.equal(ours.isfinite(), theirs.isfinite())
     assert ours.isfinite().all() == (parts == (0,))
 
@@ -140,9 +127,9 @@ def test_half_precision_has_gradients(device, dtype):
                          (lambda A: metalcore.svd(A, False), lambda A: torch.linalg.svd(A, False)),
                          (lambda A: metalcore.eigvalsh(A.mT @ A), lambda A: torch.linalg.eigvalsh(A.mT @ A))]:
         part = [1] if len(ours(A.to(device))) == 3 else [0]
-        found = derivatives(ours, A.to(device), part, 1)
+        found = derivatives(ours, [A.to(device)], 1, part)
         assert found[0].dtype == dtype
-        assert_same(found, derivatives(theirs, A.double(), part, 1), tolerance, 4**2)
+        assert_same(found, derivatives(theirs, [A.double()], 1, part), tolerance, 4**2)
 
 
 def test_values_alone_compute_no_vectors(device):
