@@ -12,7 +12,7 @@ SOURCES := $(shell find csrc kernels metalcore/msl setup.py pyproject.toml -type
 RUN = CXX="$$(tools/compiler.sh)" $(PY)
 
 help:
-	@echo "make demo    three short examples: a batched QR, a kernel with a seeded bug, a Llama that trains"
+	@echo "make demo    three short examples: batched linear algebra, a kernel with a seeded bug, a Llama that trains"
 	@echo "make test    the whole test-suite, then the ops once more in checking mode"
 	@echo "make mac-check   on Linux: builds the macOS wheel and checks it against PyTorch's and Apple's own files"
 	@echo "make build   the extension and the built-in kernels, in place"
@@ -30,7 +30,7 @@ $(BUILT): $(VENV) $(SOURCES)
 	@mkdir -p $(dir $@) && touch $@
 
 demo: $(BUILT)
-	@for example in qr custom_kernel llama; do echo; echo "=== examples/$$example.py"; echo; \
+	@for example in linalg custom_kernel llama; do echo; echo "=== examples/$$example.py"; echo; \
 	  $(RUN) examples/$$example.py || exit 1; done
 
 test: $(BUILT)
