@@ -12,7 +12,7 @@ constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanel
 // Every threadgroup of a panel factors the diagonal block, which takes no longer than if one did and the others waited,
 // and solves for its own rows below.
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void cholesky_panel(
-    device float* l [[buffer(0)]], device float* factors [[buffer(1)]], device int* info [[buffer(2)]],
+    device float* l [[buffer(0)]], device float* factors [[buffer(1)]], device atomic_int* info [[buffer(2)]],
     constant CholeskyPanelParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float4 factor[5];
@@ -35,12 +35,13 @@ constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanel
       l + ulong(matrix) * p.n * p.n + row * p.l_row + (p.first + at.column * CHOLESKY_TILE) * p.l_column;
 
   CholeskyTile tile = load_tile({corner, p.l_row, p.l_column, p.l_vectors, rows, columns}, diagonal);
-  // Another threadgroup may just be writing that the matrix fails in this panel; only an earlier one counts.
-  const uint known = p.first == 0 ? 0 : info[matrix];
+  // The first of the threadgroups may just be writing that the matrix fails in this panel; only an earlier one counts.
+  const uint known = p.first == 0 ? 0 : atomic_load_explicit(info + matrix, memory_order_relaxed);
   const uint before = known <= p.first ? known : 0;
   const uint failed = factor_tiles(tile, at, tiles, before, {factor, below, kPanelTiles + kSliceTiles, &failure});
   if (slice == 0 && thread_index == 0) {
-    if (p.first == 0 || (before == 0 && failed != 0)) info[matrix] = failed == 0 ? 0 : p.first + failed;
+    if (p.first == 0 || (before == 0 && failed != 0))
+      atomic_store_explicit(info + matrix, failed == 0 ? 0 : int(p.first + failed), memory_order_relaxed);
   }
   if (solves) {
     store_tile(tile, {corner, p.l_row, p.l_column, p.l_vectors, rows, columns}, false);
