@@ -3,6 +3,7 @@
 #include "pool.h"
 #include "process_wide.h"
 #include "runtime.h"
+#include "text.h"
 #include "threadgroup.h"
 #include "trap.h"
 
@@ -19,10 +20,6 @@ namespace {
 
 using msl_abi::Uint3;
 
-std::string describe(Uint3 size) {
-  return "(" + std::to_string(size.x) + ", " + std::to_string(size.y) + ", " + std::to_string(size.z) + ")";
-}
-
 [[noreturn]] void refuse(const Launch& launch, const std::string& reason) {
   throw std::invalid_argument("metalcore: kernel '" + std::string(launch.kernel.kernel->name) + "': " + reason);
 }
@@ -33,7 +30,7 @@ void validate(const Launch& launch) {
   const uint64_t group = uint64_t{launch.group.x} * launch.group.y * launch.group.z;
   const uint32_t limit = kernel.max_total_threads ? std::min(kernel.max_total_threads, kMaximumThreads) : kMaximumThreads;
   if (group == 0 || std::max({launch.group.x, launch.group.y, launch.group.z}) > limit || group > limit)
-    refuse(launch, "a threadgroup of " + describe(launch.group) + " threads; it must have from 1 to " + std::to_string(limit));
+    refuse(launch, "a threadgroup of " + text(launch.group) + " threads; it must have from 1 to " + std::to_string(limit));
   uint64_t memory = 0;
   for (uint32_t i = 0; i < kernel.argument_count; ++i) {
     const msl_abi::Argument& argument = kernel.arguments[i];
