@@ -36,7 +36,8 @@ const msl_abi::Runtime runtime = {
     .access =
         [](const void* address, uint32_t size, uint32_t kind, const void* caller) {
           // A library's own initialization and its host functions run outside of a dispatch.
-          if (Checker* active = Checker::active()) active->access(static_cast<const char*>(address), size, kind, caller);
+          if (Checker* checker = Checker::active())
+            checker->access(static_cast<const char*>(address), size, kind, caller);
         },
 };
 
