@@ -214,7 +214,7 @@ def test_errors_reported_by_kernels(device):
     library.k(x, error_buf_idx=1)
     assert x.tolist() == [2, 3]
     x[1] = -1
-    with pytest.raises(RuntimeError, match="negative value at 1 .*program_source:6"):
+    with pytest.raises(RuntimeError, match="negative value at 1 .*program_source:7"):
         library.k(x, error_buf_idx=1)
 
 
