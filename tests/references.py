@@ -20,11 +20,12 @@ def assert_near(actual, expected, *, terms=1, magnitude=None):
     arithmetic, over sums of `terms`; `magnitude` instead where larger numbers cancel) and one rounding to its own
     dtype. NaN and infinity must be in the same places."""
     eps = torch.finfo(torch.float32).eps
-    info = torch.finfo(actual.dtype)
+    dtype = actual.dtype
     finite = expected[expected.isfinite()]
     largest = finite.abs().max().item() if finite.numel() else 0.0
-    absolute = 8 * terms * eps * max(largest, magnitude or 0.0) + info.smallest_normal * info.eps
-    torch.testing.assert_close(wide(actual), expected, rtol=info.eps + 8 * eps, atol=absolute, equal_nan=True)
+    absolute = 8 * terms * eps * max(largest, magnitude or 0.0) + torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    torch.testing.assert_close(wide(actual), expected, rtol=torch.finfo(dtype).eps + 8 * eps, atol=absolute,
+                               equal_nan=True)
 
 
 def layouts(make):
