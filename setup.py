@@ -3,8 +3,8 @@
 Only what changed is rebuilt: every output remembers the command that made it and is compared in time with what it was
 made from. Environment:
   METALCORE_JOBS  compilers to run at once (2)
-  METALCORE_ISA   instruction sets of the built-in kernels, comma separated (all of this architecture's); empty for none,
-                  where only a GPU runs kernels
+  METALCORE_ISA   instruction sets of the built-in kernels, comma separated (all of this architecture's); empty for
+                  none, where only a GPU runs kernels
   METALCORE_TORCH PyTorch's package, where it is not the one of this Python: headers and libraries of another platform
 """
 
@@ -212,7 +212,8 @@ def cuda_programs(tasks):
 
 def translator():
     """The files that every translated program depends on."""
-    return [path for path in [*(PACKAGE / "msl").glob("*.py"), *(PACKAGE / "msl" / "include").rglob("*")] if path.is_file()]
+    folder = PACKAGE / "msl"
+    return [path for path in [*folder.glob("*.py"), *(folder / "include").rglob("*")] if path.is_file()]
 
 
 def instruction_sets():

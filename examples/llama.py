@@ -43,5 +43,6 @@ for step, (a, b) in enumerate(zip(plain, patched), 1):
     print(f"{step:>4}   {a:19.6f}   {b:21.6f}")
     assert abs(a - b) <= 1e-5 * abs(a)
 
-print(f"\nafter {STEPS} steps no parameter differs by more than {(plain_parameters - patched_parameters).abs().max():.0e}")
+difference = (plain_parameters - patched_parameters).abs().max()
+print(f"\nafter {STEPS} steps no parameter differs by more than {difference:.0e}")
 print(f"{seconds / STEPS * 1e3:.0f} ms a step, making the model included")

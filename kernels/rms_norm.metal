@@ -17,7 +17,8 @@ kernel void rms_norm_thread(device const T* x [[buffer(0)]],
   if (params.has_residual) {
     residual += row * params.residual_stride;
     sum += ulong(row) * length;
-    for (uint i = 0; i < length; ++i) sum[i] = static_cast<T>(static_cast<float>(x[i]) + static_cast<float>(residual[i]));
+    for (uint i = 0; i < length; ++i)
+      sum[i] = static_cast<T>(static_cast<float>(x[i]) + static_cast<float>(residual[i]));
     x = sum;
   }
   float squares = 0.0f;

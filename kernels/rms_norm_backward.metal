@@ -1,9 +1,9 @@
 // The derivative of rms_norm. With s the scale of a row and g the output's gradient times the weight,
 //   gx = s (g - x s^2 mean(g x)),
 // plus `residual`, the gradient that reaches x + residual by itself. The weight's gradient is the sum over rows of the
-// output's gradient times s x, made in two stages without atomics, so that the order of the additions is always the same:
-// first `partial` sums, which the simd and block kernels make of the rows that pass through their registers and a kernel
-// of its own for the others, which leave s in `scales`; then the sum of these.
+// output's gradient times s x, made in two stages without atomics, so that the order of the additions is always the
+// same: first `partial` sums, which the simd and block kernels make of the rows that pass through their registers and a
+// kernel of its own for the others, which leave s in `scales`; then the sum of these.
 #include "common/norm_rows.h"
 
 // What draws a gradient towards x: scale^2 mean(g x).

@@ -55,8 +55,8 @@ def explain(op: str, *inputs, dtype: torch.dtype | None = None, **options) -> Ex
         inputs: for each tensor argument a tensor or a shape; the first tensor's device is planned for, where there is
             none that of PyTorch's accelerator.
         dtype: of the inputs; by default the first tensor's, float32 where only shapes are given.
-        options: the op's other arguments; those that no plan depends on are ignored. For activations, softmaxes and norms
-            also `backward=True`, for the kernels of the derivative.
+        options: the op's other arguments; those that no plan depends on are ignored. For activations, softmaxes and
+            norms also `backward=True`, for the kernels of the derivative.
 
     Raises:
         ValueError: an op that has no explanation, or arguments the op would not take.

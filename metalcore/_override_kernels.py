@@ -1,8 +1,8 @@
 """The kernels that metalcore.overrides puts into PyTorch's dispatcher: metalcore's op if it takes the input, else the
 kernel that was there before.
 
-They call the operators `metalcore::…`, never metalcore's public functions, which would send what they do not take to the
-PyTorch function that is being overridden.
+They call the operators `metalcore::…`, never metalcore's public functions, which would send what they do not take to
+the PyTorch function that is being overridden.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Requests:
         self._epoch = 0  # counts clear(): what was requested before it is forgotten
 
     def choose(self, function: str, names, exclude) -> list[str]:
-        """The switches that a caller means: `names`, or all of them, without `exclude`; ValueError for an unknown one."""
+        """The switches that a caller means: `names`, or all, without `exclude`; ValueError for an unknown one."""
         exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         for name in (*names, *exclude):
             if name not in self.names:

@@ -3,8 +3,8 @@
 An op has one module, which follows `metalcore/activation.py`:
 
 - the public function takes the call when `accelerated(...)` says so, and gives everything else to PyTorch's own op;
-- the operator `metalcore::<name>` is defined in csrc/ops, which has its kernel for the backends' devices. Python adds the
-  rest with `cpu_kernel`, `fake_kernel` and `autograd`, so that torch.compile, export, opcheck and CPU tensors work.
+- the operator `metalcore::<name>` is defined in csrc/ops, which has its kernel for the backends' devices. Python adds
+  the rest with `cpu_kernel`, `fake_kernel` and `autograd`, so that torch.compile, export, opcheck and CPU tensors work.
 """
 
 from __future__ import annotations

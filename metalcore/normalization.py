@@ -200,7 +200,8 @@ def _double_backward(ctx, gx_cotangent, gw_cotangent):
     if not ctx.weight_wanted:
         outputs, cotangents = outputs[:1], cotangents[:1]
     wanted = [t for t in inputs if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=torch.is_grad_enabled(), allow_unused=True))
+    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=torch.is_grad_enabled(),
+                                     allow_unused=True))
     grad, x, sum_grad, weight = (next(found) if t is not None and t.requires_grad else None for t in inputs)
     return grad, x, sum_grad, None, weight, None, None
 

@@ -21,11 +21,11 @@ How each one works, and why:
     `metalcore.nn.RMSNorm` to keep the kernel inside a compiled graph.
 `adamw`
     An optimizer is a class, whose construction is the only place to choose. `torch.optim.AdamW(...)` then makes a
-    `metalcore.optim.AdamW`, which is a `torch.optim.AdamW`, if a parameter is on a supported device; subclasses are left
-    alone. An optimizer that was made stays what it is when the override is switched off.
+    `metalcore.optim.AdamW`, which is a `torch.optim.AdamW`, if a parameter is on a supported device; subclasses are
+    left alone. An optimizer that was made stays what it is when the override is switched off.
 
-Whatever a kernel does not take (a dtype, a layout, an `out=` or in-place form) goes to the kernel that was there before,
-which is also put back when the override is switched off. Tensors of other devices never come here.
+Whatever a kernel does not take (a dtype, a layout, an `out=` or in-place form) goes to the kernel that was there
+before, which is also put back when the override is switched off. Tensors of other devices never come here.
 
 The switches hold for the whole process, because kernels do, and because backward runs on a thread of its own. They may
 be used from several threads: an override is on as long as any `with` block or plain call asks for it. Do not switch

@@ -109,4 +109,5 @@ def _log_softmax_double_backward(v, grad, y, dim):
 
 
 _softmax = _register("softmax", _aten._softmax, _aten._softmax_backward_data, _softmax_double_backward)
-_log_softmax = _register("log_softmax", _aten._log_softmax, _aten._log_softmax_backward_data, _log_softmax_double_backward)
+_log_softmax = _register("log_softmax", _aten._log_softmax, _aten._log_softmax_backward_data,
+                         _log_softmax_double_backward)

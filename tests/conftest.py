@@ -11,7 +11,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 HAS_MPS = torch._C._has_mps  # before the simulated device says so
-ONLY_ON = {"simulator": "simulator", "metal_runtime": "simulator", "wheels": "simulator", "cuda_device": "cuda"}  # folders with tests of one kind of device
+# Folders with tests of one kind of device.
+ONLY_ON = {"simulator": "simulator", "metal_runtime": "simulator", "wheels": "simulator", "cuda_device": "cuda"}
 
 
 def pytest_addoption(parser):

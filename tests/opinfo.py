@@ -9,8 +9,8 @@
     def test_silu_errors(device):
         check_errors(metalcore.silu, "nn.functional.silu", device)
 
-The reference is the namesake in float64 on the CPU, on the very same (rounded) inputs. Results are compared in the norm:
-an error is measured against the largest value of the tensor it is in, and may be
+The reference is the namesake in float64 on the CPU, on the very same (rounded) inputs. Results are compared in the
+norm: an error is measured against the largest value of the tensor it is in, and may be
 
     4 ** (order + 1) * n * eps
 
@@ -73,7 +73,7 @@ def check_samples(function, name, device, dtype, *, variant="", orders=2, select
 
 
 def check_errors(function, name, device, *, variant="", messages=False):
-    """Checks that `function` raises what torch's `name` raises for its error inputs; with `messages`, the same words."""
+    """Checks that `function` raises what torch's `name` does for its error inputs; with `messages`, the same words."""
     checked = 0
     for error in error_inputs(name, device, variant):
         sample = error.sample_input
@@ -107,8 +107,8 @@ def evaluate(function, sample, orders, results):
         previous = [tensor for tensor in previous if tensor is not None and tensor.requires_grad]
         if not previous:
             break
-        previous = torch.autograd.grad(previous, leaves, [direction(tensor, seed) for seed, tensor in enumerate(previous)],
-                                       create_graph=order + 1 < orders, allow_unused=True)
+        directions = [direction(tensor, seed) for seed, tensor in enumerate(previous)]
+        previous = torch.autograd.grad(previous, leaves, directions, create_graph=order + 1 < orders, allow_unused=True)
         values.append(list(previous))
     return values
 
@@ -138,4 +138,5 @@ def compare(actual, expected, sample, dtype, condition):
             assert value.shape == reference.shape, f"{value.shape} instead of {reference.shape}: {sample}"
             scale = max(1.0, reference[reference.isfinite()].abs().max().item() if reference.isfinite().any() else 1.0)
             torch.testing.assert_close(value.detach().cpu().double(), reference.detach().double(), rtol=0,
-                                       atol=bound * scale, equal_nan=True, msg=lambda text: f"order {order}, {sample}: {text}")
+                                       atol=bound * scale, equal_nan=True,
+                                       msg=lambda text: f"order {order}, {sample}: {text}")

@@ -51,7 +51,7 @@ void check_same_device(const char* op, const char* argument, const Tensor& tenso
 void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
 void check_same_shape(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
 
-// At namespace scope: registers kernels of ops for the devices of every backend, as STABLE_TORCH_LIBRARY_IMPL does for one.
+// At namespace scope: registers kernels for the devices of every backend, as STABLE_TORCH_LIBRARY_IMPL does for one.
 //   METALCORE_KERNELS(m) { m.impl("silu", TORCH_BOX(&metalcore::silu)); }
 #define METALCORE_KERNELS(m)                                                      \
   static void register_kernels(torch::stable::detail::StableLibrary&);            \

@@ -143,9 +143,11 @@ Explanation explain_elementwise(std::string op, const Request& request) {
   const int64_t item = request.dtype == ScalarType::Float ? 4 : 2;
   const DensePlan plan = plan_dense(count, item, true);
   const std::string end = std::string("_") + suffix(request.dtype);
-  Explanation explanation{"packed", std::to_string(count) + " elements, " + std::to_string(kPack / item) + " a thread; "
-                          "tensors that begin elsewhere than at multiples of " + std::to_string(kPack) + " bytes take the "
-                          "dense kernel, those with gaps or in different orders the strided one, one element a thread", {}};
+  const std::string why = std::to_string(count) + " elements, " + std::to_string(kPack / item) +
+                          " a thread; tensors that begin elsewhere than at multiples of " + std::to_string(kPack) +
+                          " bytes take the dense kernel, those with gaps or in different orders the strided one, one "
+                          "element a thread";
+  Explanation explanation{"packed", why, {}};
   if (plan.packs)
     explanation.steps.push_back({op + ("_packed" + end), {grid_side(plan.packs)}, kThreadgroup, true});
   if (plan.rest)

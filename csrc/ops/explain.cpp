@@ -51,9 +51,10 @@ Object dims(gpu::Size size) { return own(Py_BuildValue("(III)", size.x, size.y, 
 Object to_python(const Explanation& explanation) {
   Object steps = own(PyList_New(0));
   for (const Step& step : explanation.steps) {
-    Object item = own(Py_BuildValue("{s:s,s:N,s:N,s:O}", "kernel", step.kernel.c_str(), "grid", dims(step.grid).release(),
-                                   "threadgroup", dims(step.threadgroup).release(), "threads",
-                                   step.threads ? Py_True : Py_False));
+    Object item = own(Py_BuildValue("{s:s,s:N,s:N,s:O}", "kernel", step.kernel.c_str(),
+                                    "grid", dims(step.grid).release(),
+                                    "threadgroup", dims(step.threadgroup).release(),
+                                    "threads", step.threads ? Py_True : Py_False));
     if (PyList_Append(steps.get(), item.get()) < 0) throw python::PythonError();
   }
   return own(Py_BuildValue("{s:s,s:s,s:N}", "variant", explanation.variant.c_str(), "why", explanation.why.c_str(),
@@ -114,8 +115,10 @@ PyMethodDef plan_methods[] = {
     {"explain", explain_python, METH_VARARGS,
      "explain(op, shapes, dtype, options, device_type) -> dict: how an op would run, and why"},
     {"use_tuning", use_tuning_python, METH_O, "use_tuning(family): plan as for this GPU family; '' for each GPU's own"},
-    {"chosen_tuning", chosen_tuning_python, METH_NOARGS, "chosen_tuning() -> str: the family that use_tuning chose, or ''"},
-    {"tuning_families", tuning_families_python, METH_NOARGS, "tuning_families() -> list: the families use_tuning takes"},
+    {"chosen_tuning", chosen_tuning_python, METH_NOARGS,
+     "chosen_tuning() -> str: the family that use_tuning chose, or ''"},
+    {"tuning_families", tuning_families_python, METH_NOARGS,
+     "tuning_families() -> list: the families use_tuning takes"},
     {nullptr, nullptr, 0, nullptr},
 };
 

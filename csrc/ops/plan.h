@@ -1,5 +1,5 @@
-// How an op would run, for people: metalcore.explain(op, …). Each family has a pure plan_*() that the op itself uses, and
-// registers here a function that turns its plan into an Explanation.
+// How an op would run, for people: metalcore.explain(op, …). Each family has a pure plan_*() that the op itself uses,
+// and registers here a function that turns its plan into an Explanation.
 #pragma once
 
 #include "../gpu/encoder.h"

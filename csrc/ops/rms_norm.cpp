@@ -49,7 +49,8 @@ std::string kernel(const char* op, const RowPlan& plan, ScalarType rows, ScalarT
 }
 
 bool all_aligned16(std::initializer_list<const Rows*> rows, const MaybeTensor& weight, int64_t length) {
-  return std::all_of(rows.begin(), rows.end(), [&](const Rows* r) { return aligned16(r->tensor, r->stride, length); }) &&
+  return std::all_of(rows.begin(), rows.end(),
+                     [&](const Rows* r) { return aligned16(r->tensor, r->stride, length); }) &&
          (!weight || aligned16(*weight, 0, length));
 }
 

@@ -43,7 +43,8 @@ std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const g
   const std::string row = "a row of " + std::to_string(length);
   const uint32_t simd_row = longest_simd_row(tuning, kernels), block_row = longest_block_row(tuning, kernels);
   const auto at_most = [](uint32_t limit) { return " (at most " + std::to_string(limit) + ")"; };
-  if (inner > 1) return "the rows' elements lie " + std::to_string(inner) + " apart: one thread takes four neighbouring rows";
+  if (inner > 1)
+    return "the rows' elements lie " + std::to_string(inner) + " apart: one thread takes four neighbouring rows";
   if (plan.threads)
     return row + (tuning.thread_row == UINT32_MAX ? "" : at_most(tuning.thread_row)) + " is one thread's work";
   if (std::strncmp(plan.variant, "simd", 4) == 0) return row + at_most(simd_row) + " fits a simdgroup's registers";

@@ -70,8 +70,8 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
   check_same_device(op.c_str(), "grad", grad, output);
   check_same_dtype(op.c_str(), "grad", grad, output);
   check_same_shape(op.c_str(), "grad", grad, output);
-  check(in == out || (out == ScalarType::Float && (in == ScalarType::Half || in == ScalarType::BFloat16)), "metalcore::", op, ": input_dtype ", dtype_name(in),
-        " does not go with output's ", dtype_name(out));
+  check(in == out || (out == ScalarType::Float && (in == ScalarType::Half || in == ScalarType::BFloat16)),
+        "metalcore::", op, ": input_dtype ", dtype_name(in), " does not go with output's ", dtype_name(out));
   dim = wrap(op.c_str(), dim, output.dim());
   const Shape shape = shape_along(output.sizes(), dim);
   if (better_turned(shape))

@@ -8,7 +8,8 @@ namespace metalcore::python {
 uint32_t to_uint32(PyObject* object) {
   const unsigned long long value = PyLong_AsUnsignedLongLong(object);
   if (PyErr_Occurred()) throw PythonError();
-  if (value > 0xffffffffull) throw std::invalid_argument("metalcore: " + std::to_string(value) + " does not fit in 32 bits");
+  if (value > 0xffffffffull)
+    throw std::invalid_argument("metalcore: " + std::to_string(value) + " does not fit in 32 bits");
   return static_cast<uint32_t>(value);
 }
 
@@ -19,7 +20,8 @@ size_t to_size(PyObject* object) {
 }
 
 gpu::Size to_grid(PyObject* sequence, const char* what) {
-  if (length(sequence) != 3) throw std::invalid_argument(std::string("metalcore: ") + what + " must have three numbers");
+  if (length(sequence) != 3)
+    throw std::invalid_argument(std::string("metalcore: ") + what + " must have three numbers");
   return {to_uint32(item(sequence, 0).get()), to_uint32(item(sequence, 1).get()), to_uint32(item(sequence, 2).get())};
 }
 

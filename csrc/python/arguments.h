@@ -29,11 +29,11 @@ struct Memory {
 };
 Memory to_memory(PyObject* object);
 
-// Parses a call's arguments, runs it without the GIL and makes its result: Call has parse(arguments), run() and result().
-// Returns nullptr with a Python exception set where one of them throws.
+// Parses a call's arguments, runs it without the GIL and makes its result: Call has parse(arguments), run() and
+// result(). Returns nullptr with a Python exception set where one of them throws.
 //
-// A thread that outlives the interpreter is ended by Python where it takes the GIL back: there must be no handler around
-// that place, nor an object whose destructor needs the GIL. Hence the plain pointer.
+// A thread that outlives the interpreter is ended by Python where it takes the GIL back: there must be no handler
+// around that place, nor an object whose destructor needs the GIL. Hence the plain pointer.
 template <typename Call>
 PyObject* parse_and_run(PyObject* arguments) {
   struct Pending {

@@ -67,7 +67,8 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     to_cpu((*stack)[first + i], arguments[i], view);
   }
   if (C10_UNLIKELY(view.has_host_arrays() && view.has_device_tensors()) && !accepts_host_arrays(schema.name())) {
-    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, mps:0 and cpu! (",
+    TORCH_CHECK(false,
+                "Expected all tensors to be on the same device, but found at least two devices, mps:0 and cpu! (",
                 op.operator_name(), ")");
   }
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);

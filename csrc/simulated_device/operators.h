@@ -11,7 +11,7 @@ void register_native_operators();
 // left alone, so that one without an MPS kernel raises NotImplementedError as it does on a Mac.
 void register_fallbacks();
 
-// Registers kernels for aten operators under a key. Never destroyed, since the registrations last as long as the process.
+// Registers kernels for aten operators under a key. Never destroyed: registrations last as long as the process.
 torch::Library& open_aten(c10::DispatchKey key);
 
 }  // namespace metalcore::simulated_device

@@ -4,8 +4,8 @@
 //   dense    the same, one element per thread
 //   strided  inputs lie anyhow, the output is dense; one element per thread
 //
-// Op has `static float forward(float)`, or `static float forward(float, float)` for two inputs; where it is instantiated
-// it is a template that is given T.
+// Op has `static float forward(float)`, or `static float forward(float, float)` for two inputs; where it is
+// instantiated it is a template that is given T.
 #pragma once
 
 #include <metal_stdlib>

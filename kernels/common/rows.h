@@ -7,9 +7,9 @@
 //   block    one threadgroup, the row in registers
 //   looped   one threadgroup that walks the row twice, for rows of any length
 //
-// simd and block differ in who takes part, a Simdgroup or a Threadgroup, and share the rest. Each kernel has two bodies:
-// in `aligned` dispatches every row begins at a multiple of 16 bytes and ends with one, in every tensor, so that whole
-// vectors are loaded without a look at the row's end. Loads behind branches would wait for each other.
+// simd and block differ in who takes part, a Simdgroup or a Threadgroup, and share the rest. Each kernel has two
+// bodies: in `aligned` dispatches every row begins at a multiple of 16 bytes and ends with one, in every tensor, so
+// that whole vectors are loaded without a look at the row's end. Loads behind branches would wait for each other.
 #pragma once
 
 #include <metal_stdlib>
@@ -18,7 +18,7 @@
 
 using namespace metal;
 
-// A thread that sums a long row does so block by block: rounding errors grow with the number of blocks, not of elements.
+// A thread sums a long row block by block: rounding errors grow with the number of blocks, not of elements.
 constexpr constant uint kSumBlock = 128;
 
 // Elements i to i + 3 of a row; `otherwise` past its end.

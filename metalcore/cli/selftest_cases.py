@@ -89,7 +89,8 @@ def _spd(a):
 
 
 def _cholesky(*shape):
-    return Case(lambda a: metalcore.cholesky(a), lambda a: torch.linalg.cholesky(a), (shape,), terms=shape[-1], make=_spd)
+    return Case(lambda a: metalcore.cholesky(a), lambda a: torch.linalg.cholesky(a), (shape,), terms=shape[-1],
+                make=_spd)
 
 
 def _square(ours, theirs, n, *columns):
@@ -105,8 +106,8 @@ def _triangular(n, columns, batch=3):
 
 
 def _separated(a):
-    """A matrix whose singular values, or its symmetric part's eigenvalues, are about one apart. Vectors depend on it as the
-    largest over that distance: by n."""
+    """A matrix whose singular values, or its symmetric part's eigenvalues, are about one apart. Vectors depend on it as
+    the largest over that distance: by n."""
     m, n = a.shape[-2:]
     return a / (10 * min(m, n)) + torch.diag(torch.arange(1.0, max(m, n) + 1))[:m, :n]
 

@@ -9,9 +9,9 @@
 
 What it puts in place, by name:
 
-- `silu`, `gelu`, `softmax`, `log_softmax`: the override of the same name (metalcore.overrides), which the activations in
-  ACT2FN, the softmax of eager attention and the cross entropy of the loss end in. `gelu` also takes the two activations that write the tanh form out in Python
-  (`gelu_new`, `gelu_fast`).
+- `silu`, `gelu`, `softmax`, `log_softmax`: the override of the same name (metalcore.overrides), which the activations
+  in ACT2FN, the softmax of eager attention and the cross entropy of the loss end in. `gelu` also takes the two
+  activations that write the tanh form out in Python (`gelu_new`, `gelu_fast`).
 - `rms_norm`: the forward of every RMSNorm class that computes what Llama's does. transformers copies that class into
   each model of the family under another name, and models with another formula (Gemma's 1 + weight) use similar names,
   so a class is not chosen by its name but by trying its forward on a few numbers. Classes of models imported later, and

@@ -31,7 +31,7 @@ def digest(*parts):
 
 @functools.lru_cache(maxsize=1)
 def translator_digest():
-    """A digest of this package: of what translates programs, and of the headers that every translated program includes."""
+    """A digest of this package: of what translates programs, and of the headers that all translated ones include."""
     combined, package = hashlib.sha256(), Path(__file__).parent
     headers = [path for path in (package / "include").rglob("*") if path.is_file()]
     for path in sorted([*package.glob("*.py"), *headers]):

@@ -1,8 +1,8 @@
 """CUDA C++ of a translated program: the prelude, the program, and an entry for each kernel with its bindings.
 
 A *signature* says what a launch binds and how: ``b0,b1,t0,i2:48``. ``b`` is the address of a device buffer, ``t`` the
-byte offset of a threadgroup argument in dynamic shared memory, ``i`` bytes inside the parameter block with their room (a
-multiple of 16, or 0 for just one element). The order is that of the block: all b by index, all t, all i.
+byte offset of a threadgroup argument in dynamic shared memory, ``i`` bytes inside the parameter block with their room
+(a multiple of 16, or 0 for just one element). The order is that of the block: all b by index, all t, all i.
 """
 
 import re

@@ -42,8 +42,8 @@ def _declare_opaque_enumerations(program):
 
 
 def _prefer_promotion_of_small_floats(program):
-    """Among f(float) and f(Complex), MSL calls f(float) for a half: promotion beats conversion. Here half is a class, so
-    both are conversions; overloads for half and bfloat settle it."""
+    """Among f(float) and f(Complex), MSL calls f(float) for a half: promotion beats conversion. Here half is a class,
+    so both are conversions; overloads for half and bfloat settle it."""
     overloads = {}
     for declaration in program.walk():
         if declaration.kind == "function" and not declaration.templates and declaration.parameters:
@@ -64,9 +64,10 @@ def _prefer_promotion_of_small_floats(program):
                 continue
             for small in ("half", "bfloat"):
                 if not any(small in "".join(other) for other in others):
-                    program.tokens[
-                        declaration.last - 1
-                    ].text += f" METAL_FUNC auto {declaration.name}({small} msl_x) {{ return {declaration.name}(float(msl_x)); }}"
+                    program.tokens[declaration.last - 1].text += (
+                        f" METAL_FUNC auto {declaration.name}({small} msl_x) "
+                        f"{{ return {declaration.name}(float(msl_x)); }}"
+                    )
 
 
 def _overload_instead_of_specializing_members(program):
@@ -110,7 +111,7 @@ def _fill_designated_ranges(program):
 
 
 def _name_extended_vectors(program):
-    """`typedef T name __attribute__((ext_vector_type(N)))` names vec<T, N>; so does `using`, wherever the attribute is."""
+    """`typedef T name __attribute__((ext_vector_type(N)))` names vec<T, N>; so does `using`, wherever it has it."""
     tokens = program.tokens
     for i in range(len(tokens)):
         if tokens[i].text != "ext_vector_type" or tokens[i + 1].text != "(":
@@ -147,8 +148,8 @@ def _is_defaulted(tokens, function):
 # Templates of metal's that programs specialize for their own types.
 _SPECIALIZED = {
     "_numeric_limits_impl", "numeric_limits", "is_integral", "is_floating_point", "is_arithmetic", "is_signed",
-    "is_unsigned", "is_scalar", "is_fundamental", "is_same", "is_convertible", "make_scalar", "common_type", "is_vector",
-    "vec_elements", "__is_valid_simdgroup_type",
+    "is_unsigned", "is_scalar", "is_fundamental", "is_same", "is_convertible", "make_scalar", "common_type",
+    "is_vector", "vec_elements", "__is_valid_simdgroup_type",
 }  # fmt: skip
 
 

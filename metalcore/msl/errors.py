@@ -25,7 +25,8 @@ def with_line(message, source, filename):
 
 
 def quote_error(file, line, column, text, source, filename):
-    """A compiler's error as `file:line:column: text`, below it the line if it is one of the source, which `filename` names."""
+    """A compiler's error as `file:line:column: text`; below it the line if it is of the source, whose name is
+    `filename`."""
     message = ":".join(str(part) for part in (file, line, column) if part) + ": " + text
     lines = source.splitlines()
     if file == filename and int(line) <= len(lines):

@@ -162,8 +162,8 @@ _assemblers = {}  # compiler -> whether its assembler has the option
 def _unaligned_moves(compiler, directory):
     """Arguments with which a float4 may lie at any multiple of a float.
 
-    GPUs load and store vectors so, and programs rely on it; a CPU traps where the compiler has taken a vector's word for
-    its alignment.
+    GPUs load and store vectors so, and programs rely on it; a CPU traps where the compiler has taken a vector's word
+    for its alignment.
     """
     option = "-Wa,-muse-unaligned-vector-move"
     if compiler.family != "gcc" or platform.machine() not in ("x86_64", "AMD64"):

@@ -20,17 +20,18 @@ _CASTS = {
 class Kernel:
     """A kernel; calling it runs it.
 
-    Positional arguments are bound to buffers 0, 1, 2 …: tensors of the device (at their first element), zero-dimensional
-    CPU tensors, int (8 bytes), float (4 bytes), lists or tuples of ints, of floats, or of the device's tensors (their
-    addresses). The device is the tensors' own, `mps` or `cuda`, where the kernel runs on PyTorch's current stream.
+    Positional arguments are bound to buffers 0, 1, 2 …: tensors of the device (at their first element),
+    zero-dimensional CPU tensors, int (8 bytes), float (4 bytes), lists or tuples of ints, of floats, or of the device's
+    tensors (their addresses). The device is the tensors' own, `mps` or `cuda`, where the kernel runs on PyTorch's
+    current stream.
 
     Args:
         threads: the grid, an int or up to three; by default the number of elements of the first tensor.
         group_size: threads per threadgroup, as many numbers as `threads` has; by default the most the kernel allows.
         arg_casts: what scalars are converted to before they are bound: one of fp16, bf16, int32, int16, int8, uint8,
             or a dict of such by argument.
-        error_buf_idx: buffer index at which PyTorch's `device ErrorMessages*` is bound; what the kernel reports there is
-            raised as a RuntimeError. The call then waits for the kernel.
+        error_buf_idx: buffer index at which PyTorch's `device ErrorMessages*` is bound; what the kernel reports there
+            is raised as a RuntimeError. The call then waits for the kernel.
         threadgroup_memory: bytes behind the kernel's `[[threadgroup(i)]]` arguments: those of index 0, or a list by
             index; 0 for one that it does not use. PyTorch's compile_shader cannot run such kernels.
 
@@ -181,7 +182,9 @@ def _bind_value(value, cast, device):
 
 # Errors that kernels report ---------------------------------------------------------------------------------------
 
-# struct ErrorMessages { uint count; struct { char file[128]; char func[128]; char message[250]; unsigned line; } msg[…]; }
+# struct ErrorMessages {
+#   uint count; struct { char file[128]; char func[128]; char message[250]; unsigned line; } msg[…];
+# }
 _ERROR_RECORD = struct.Struct("<128s128s250s2xI")
 _ERROR_RECORDS = 64  # at least as many as any PyTorch's ErrorMessages has
 

@@ -25,7 +25,7 @@ FLAGS = (
     "--disable-warnings",
 )
 _INCLUDE = (f"--include-path={INCLUDE}", f"--include-path={INCLUDE / 'cuda'}")
-# With C++20's built-ins, and without setting the process's locale to "C", as those before do. What PyTorch 2.10 comes with.
+# With C++20's built-ins, and without setting the process's locale to "C", as those before do. PyTorch 2.10 has it.
 _OLDEST = (12, 6)
 _MAJORS = (13, 12)  # whose libraries are looked for by name
 
@@ -121,7 +121,7 @@ class NVRTC:
         return self._library.nvrtcGetErrorString(result).decode()
 
     def _builtins(self):
-        """Paths of the libraries of builtins beside it, of its version as far as its name says that; the newest first."""
+        """Paths of the libraries of builtins beside it, of its version as far as its name tells; the newest first."""
         release = re.search(r"\.so\.(\d+)(\.\d+)?", self.path.name)
         if not release:
             return []

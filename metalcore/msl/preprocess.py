@@ -55,8 +55,8 @@ STANDARD_HEADERS = frozenset(
         "extended_vector function_constant geometric graphics imageblocks integer initializer_list interpolate limits "
         "logging math matrix mesh numeric numeric_limits pack packing pixel pull_model quadgroup raster_order_group "
         "raytracing reference_wrapper relational simdgroup simdgroup_matrix stdint stdlib_extras tessellation texture "
-        "tuple type_traits types uniform utility vector visible_function_table work_distribution assert barrier cooperative_tensor "
-        "tensor performance_primitives"
+        "tuple type_traits types uniform utility vector visible_function_table work_distribution assert barrier "
+        "cooperative_tensor tensor performance_primitives"
     ).split()
 ) | {
     "simd/simd.h",

@@ -117,11 +117,11 @@ def mark_float_literals(tokens):
             token.text += "f"
 
 
-# Words (and erased ones) that a name of the outermost scope may follow; a `::` after any other word belongs to that word.
+# Words (and erased ones) that a name of the outermost scope may follow; a `::` after any other word belongs to it.
 _BEFORE_NAMES = {
-    "auto", "case", "class", "const", "constexpr", "delete", "do", "else", "enum", "extern", "friend", "inline", "kernel",
-    "METAL_FUNC", "mutable", "new", "operator", "return", "sizeof", "static", "struct", "template", "typedef", "typename",
-    "union", "using", "void", "volatile", "",
+    "auto", "case", "class", "const", "constexpr", "delete", "do", "else", "enum", "extern", "friend", "inline",
+    "kernel", "METAL_FUNC", "mutable", "new", "operator", "return", "sizeof", "static", "struct", "template",
+    "typedef", "typename", "union", "using", "void", "volatile", "",
 } | _SPACES  # fmt: skip
 
 
@@ -139,8 +139,8 @@ def name_outermost_scope(program):
 def rewrite_swizzles(program):
     """`v.xyz` becomes `v.template swizzle<0, 1, 2>()`, and `swizzle_ref` where it is assigned to.
 
-    A name that is a member of a struct of the program as well becomes a call that both have: the struct gets functions of
-    that name, told apart by a tag, which return the member.
+    A name that is a member of a struct of the program as well becomes a call that both have: the struct gets functions
+    of that name, told apart by a tag, which return the member.
     """
     tokens, members = program.tokens, _members_like_swizzles(program)
     for i in range(2, len(tokens) - 1):

@@ -7,8 +7,8 @@ _SCALARS = {
 
 
 def of_call(buffers, lengths):
-    """The signature of a call with these buffers, (address, size), bytes or a list, and lengths of threadgroup arguments;
-    as csrc/backends/cuda/block.h has it."""
+    """The signature of a call with these buffers, (address, size), bytes or a list, and lengths of threadgroup
+    arguments; as csrc/backends/cuda/block.h has it."""
     addresses, values = [], []
     for i, buffer in enumerate(buffers):
         if isinstance(buffer, tuple):
@@ -24,8 +24,8 @@ def _capacity(size):
 
 
 def probable(arguments):
-    """The signature that calls will have, as far as the types of the arguments (dicts of kernels.Argument) tell: what is
-    passed by reference and not written to is bound as bytes."""
+    """The signature that calls will have, as far as the types of the arguments (dicts of kernels.Argument) tell: what
+    is passed by reference and not written to is bound as bytes."""
     parts = {"b": [], "t": [], "i": []}
     for argument in sorted(arguments, key=lambda argument: argument["index"]):
         index, type = argument["index"], argument["type"]

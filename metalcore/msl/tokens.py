@@ -13,7 +13,8 @@ LEXICAL = re.compile(
   | (?P<newline>\n)
   | (?P<continuation>\\[ \t]*\n)
   | (?P<comment>//(?:[^\n\\]|\\(?:.|\n))*|/\*(?:.|\n)*?\*/)
-  | (?P<str>(?:u8|u|U|L)?R"(?P<delimiter>[^()\\\s]{0,16})\((?:.|\n)*?\)(?P=delimiter)"|(?:u8|u|U|L)?"(?:[^"\\\n]|\\(?:.|\n))*")
+  | (?P<str>(?:u8|u|U|L)?R"(?P<delimiter>[^()\\\s]{0,16})\((?:.|\n)*?\)(?P=delimiter)"
+      |(?:u8|u|U|L)?"(?:[^"\\\n]|\\(?:.|\n))*")
   | (?P<char>(?:u8|u|U|L)?'(?:[^'\\\n]|\\.)+')
   | (?P<id>[A-Za-z_$][\w$]*)
   | (?P<num>\.?\d(?:[eEpP][+-]|'(?=\w)|[\w.])*)

@@ -1,7 +1,8 @@
 """`import metalcore.simulator` makes torch.device("mps") work on Linux, without a Mac.
 
-PyTorch's operators run their CPU kernels on the device's memory; metalcore's operators run their Metal kernels, compiled
-for the CPU. Import it before the first backward(). `python -m metalcore.simulator script.py` runs a script unchanged.
+PyTorch's operators run their CPU kernels on the device's memory; metalcore's operators run their Metal kernels,
+compiled for the CPU. Import it before the first backward(). `python -m metalcore.simulator script.py` runs a script
+unchanged.
 
 Raises RuntimeError, leaving the process as it was, where a real MPS backend or another accelerator is present.
 `checking()` (or METALCORE_CHECK=1) makes kernels report their faults as KernelError.

@@ -50,8 +50,8 @@ def build(output):
     compiler = find_compiler().command
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").exists():
-        raise RuntimeError(f"metalcore.simulator: {headers / 'Python.h'} is missing, and the simulated device for torch "
-                           f"{torch.__version__} has to be compiled. Install Python's headers "
+        raise RuntimeError(f"metalcore.simulator: {headers / 'Python.h'} is missing, and the simulated device for "
+                           f"torch {torch.__version__} has to be compiled. Install Python's headers "
                            "(Debian, Ubuntu: apt install python3-dev).")
     root = Path(torch.__file__).parent
     # One translation unit: PyTorch's headers take far longer to compile than what is written here.
@@ -63,8 +63,8 @@ def build(output):
                f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
     result = subprocess.run(command, input=program, text=True, stderr=subprocess.PIPE)
     if result.returncode:
-        raise RuntimeError(f"metalcore.simulator: {' '.join(compiler)} could not compile the simulated device for torch "
-                           f"{torch.__version__}:\n{result.stderr[-4000:]}")
+        raise RuntimeError(f"metalcore.simulator: {' '.join(compiler)} could not compile the simulated device for "
+                           f"torch {torch.__version__}:\n{result.stderr[-4000:]}")
 
 
 def find_compiler():

@@ -17,8 +17,8 @@ def enabled():
 class checking:
     """`with metalcore.simulator.checking():` runs kernels in checking mode, on one thread and much slower.
 
-    Out-of-bounds reads and writes, races (a missing barrier), divergent barriers, threadgroup memory that is read before
-    it is written or exceeds 32 KiB raise KernelError, which names the kernel, the line and the thread.
+    Out-of-bounds reads and writes, races (a missing barrier), divergent barriers, threadgroup memory that is read
+    before it is written or exceeds 32 KiB raise KernelError, which names the kernel, the line and the thread.
 
     `seed` chooses the order in which the threads of a threadgroup run. The mode is the process's, not the thread's;
     blocks may be nested, and those of several threads may overlap: checking ends with the last of them.

@@ -56,7 +56,8 @@ def refuse_if_unsound():
                                "a CUDA device. Set METALCORE_HIDE_CUDA=1 (or CUDA_VISIBLE_DEVICES=) in the "
                                "environment before the program starts to run it on the simulated device instead.")
     elif present != "cpu":
-        raise RuntimeError(f"metalcore.simulator: PyTorch supports one accelerator at a time, and this one has {present!r}")
+        raise RuntimeError("metalcore.simulator: PyTorch supports one accelerator at a time, and this one has "
+                           f"{present!r}")
 
 
 def allocation(address):
@@ -77,8 +78,8 @@ def cached_extension():
     """The extension for a PyTorch that has no prebuilt one, compiled on first use."""
 
     def make(path):
-        print(f"metalcore.simulator: compiling the simulated device for torch {torch.__version__}, once (half a minute)",
-              file=sys.stderr, flush=True)
+        print(f"metalcore.simulator: compiling the simulated device for torch {torch.__version__}, once "
+              "(half a minute)", file=sys.stderr, flush=True)
         build.build(path)
 
     return cache.entry(build.library_name(), make)

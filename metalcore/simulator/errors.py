@@ -20,8 +20,8 @@ class KernelError(RuntimeError):
             division by zero", "memory access fault" or "stack overflow".
         kernel: the kernel's name.
         file: the source file as the kernel's source names itself; "program_source" for compile_shader, "" if unknown.
-        line: the line in that file, or None where it could not be found (finding it needs checking mode, and addr2line of
-            binutils or llvm-symbolizer).
+        line: the line in that file, or None where it could not be found (finding it needs checking mode, and addr2line
+            of binutils or llvm-symbolizer).
         thread: the Thread that did it; outside of checking mode, in a kernel without barriers, the first of the row
             that it is in.
     """

@@ -5,12 +5,8 @@ import torch
 
 import metalcore
 from metalcore.cli import main
-from metalcore.cli.bench import ROOT
 
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
+pytestmark = pytest.mark.usefixtures("as_before")
 
 
 def test_every_function_is_there():

@@ -66,7 +66,8 @@ def test_refusals(capsys, arguments, message):
     assert "Traceback" not in err and message in err
 
 
-@pytest.mark.parametrize("arguments", ((), ("nope",), ("explain",), ("info", "extra"), ("explain", "qr", "2", "--dtype", "x")))
+@pytest.mark.parametrize("arguments", (
+    (), ("nope",), ("explain",), ("info", "extra"), ("explain", "qr", "2", "--dtype", "x")))
 def test_usage_errors(capsys, arguments):
     with pytest.raises(SystemExit) as error:
         main(list(arguments))

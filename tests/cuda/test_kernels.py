@@ -18,7 +18,7 @@ assert driver.fake_loads() == driver.fake_functions() == 6
 
 
 def test_threads_that_need_the_same_kernel_at_once(run):
-    """The compiler is called without a lock: one that takes its time in one thread holds up none with another kernel."""
+    """The compiler is called without a lock: one that takes its time in one thread holds up no other kernel."""
     run("""
 import threading
 class Slow(Compiler):
@@ -64,7 +64,8 @@ assert len(dispatch("bad")) == 1
         ("None", "TypeError", ""),
         ("[('text', 'k')]", "TypeError", "bytes"),
         ("[(b'no code', 'k')]", "RuntimeError", "loading kernel 'k' (b0) failed: CUDA_ERROR_INVALID_VALUE"),
-        ("[(b'entry k block 64 threads 1 shared 0', 'm')]", "RuntimeError", "loading kernel 'k' (b0) failed: CUDA error"),
+        ("[(b'entry k block 64 threads 1 shared 0', 'm')]", "RuntimeError",
+         "loading kernel 'k' (b0) failed: CUDA error"),
     ],
 )
 def test_answers_that_are_none(run, answer, kind, message):

@@ -46,7 +46,8 @@ most = 227 * 1024 - 1024
 launch, = dispatch("large", lengths=[most - 32, 17])
 assert launch.values == {"t0": 0, "t1": most - 32} and launch.shared == most
 assert refusal(ValueError, "large", lengths=[most, 1]) == (
-    f"metalcore: kernel 'large': {most + 16} bytes of threadgroup memory for its arguments; this GPU has {most} for them")
+    f"metalcore: kernel 'large': {most + 16} bytes of threadgroup memory for its arguments; "
+    f"this GPU has {most} for them")
 assert str(2**32 - 1) in refusal(ValueError, "large", lengths=[2**32 - 1] * 2)
 """)
 
@@ -107,8 +108,8 @@ driver.fake_fail_launches(999)
 print(refusal(RuntimeError, "other"))
 """).splitlines() == [
         "metalcore: launching kernel 'k' on (3, 1, 1) threadgroups of (4, 1, 1) threads failed: "
-        "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered; unless CUDA_LAUNCH_BLOCKING=1 was set, a "
-        "kernel before it may be the one at fault",
+        "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered; unless CUDA_LAUNCH_BLOCKING=1 was set, "
+        "a kernel before it may be the one at fault",
         "metalcore: launching kernel 'other' on (1, 1, 1) threadgroups of (1, 1, 1) threads failed: CUDA error 999",
     ]
 

@@ -126,12 +126,13 @@ def lu(device):
     """Factorizations and solutions with the least work that take every kernel; on an NVIDIA GPU's plan large ones are
     PyTorch's, so that of the baseline is taken."""
     with tuned("baseline"):
-        for m, n in ((1, 1), (2, 2), (3, 3), (4, 4), (7, 5), (12, 12), (30, 20), (40, 60), (100, 30), (170, 170), (520, 520),
-                     (1030, 20)):
+        for m, n in ((1, 1), (2, 2), (3, 3), (4, 4), (7, 5), (12, 12), (30, 20), (40, 60), (100, 30), (170, 170),
+                     (520, 520), (1030, 20)):
             A = random(device, torch.float32, 3, m, n)
             for part in metalcore.lu(A):
                 yield f"lu {m}x{n}", part
-        for n, right in ((4, 9), (8, 3), (8, 8), (12, 4), (12, 12), (32, 1), (32, 12), (32, 32), (40, 9), (64, 4), (170, 3)):
+        for n, right in ((4, 9), (8, 3), (8, 8), (12, 4), (12, 12), (32, 1), (32, 12), (32, 32), (40, 9), (64, 4),
+                         (170, 3)):
             A, B = random(device, torch.float32, 3, n, n), random(device, torch.float32, 3, n, right)
             yield f"solve {n} {right}", metalcore.solve_ex(A, B)[0]
             LU, pivots, _ = metalcore.lu_factor_ex(A)

@@ -40,7 +40,7 @@ size_t alignment(const msl_abi::Argument& argument) {
   return std::min<size_t>(size & -size, 16);
 }
 
-// The memory behind each address in an argument's bytes; the kernel reaches it without a binding, so it must be resident.
+// The memory behind each address in an argument's bytes; kernels reach it without a binding, so it must be resident.
 std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bound, const std::string& argument,
                                              Command& command) {
   std::vector<simulator::Embedded> found;
@@ -91,7 +91,8 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
 
 - (void)setBytes:(const void*)bytes length:(NSUInteger)length atIndex:(NSUInteger)index {
   Slot& slot = [self slot:index];
-  require(length > 0 && length <= 4096, std::to_string(length) + " bytes" + at_index(index) + "; from 1 to 4096 are allowed");
+  require(length > 0 && length <= 4096,
+          std::to_string(length) + " bytes" + at_index(index) + "; from 1 to 4096 are allowed");
   const char* content = static_cast<const char*>(bytes);
   slot = {Slot::kBytes, nil, 0, std::make_shared<Bytes>(content, content + length)};
 }
@@ -99,7 +100,8 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
 - (void)setBuffer:(id<MTLBuffer>)buffer offset:(NSUInteger)offset atIndex:(NSUInteger)index {
   Slot& slot = [self slot:index];
   RuntimeBuffer* memory = static_cast<RuntimeBuffer*>(buffer);
-  require(!memory || offset <= memory->length, "offset " + std::to_string(offset) + at_index(index) + " lies outside its buffer");
+  require(!memory || offset <= memory->length,
+          "offset " + std::to_string(offset) + at_index(index) + " lies outside its buffer");
   slot = {Slot::kBuffer, memory, offset, nullptr};
 }
 
@@ -111,7 +113,8 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
 
 - (void)useResource:(id<MTLResource>)resource usage:(MTLResourceUsage)usage {
   [self slot:0];
-  require(usage & MTLResourceUsageRead && usage & MTLResourceUsageWrite, "a buffer that kernels write is used for reading only");
+  require(usage & MTLResourceUsageRead && usage & MTLResourceUsageWrite,
+          "a buffer that kernels write is used for reading only");
   bound->resident.insert(static_cast<RuntimeBuffer*>(resource));
 }
 
@@ -141,13 +144,19 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
     if (slot.buffer) command.buffers.push_back(slot.buffer);
     if (slot.kind == Slot::kBytes) {
       command.bytes.push_back(slot.bytes);
-      command.embedded.push_back(std::make_unique<std::vector<simulator::Embedded>>(embedded_in(*slot.bytes, *bound, which, command)));
-      binding = {simulator::Binding::kBytes, slot.bytes->data(), slot.bytes->size(), nullptr, command.embedded.back().get()};
+      command.embedded.push_back(
+          std::make_unique<std::vector<simulator::Embedded>>(embedded_in(*slot.bytes, *bound, which, command)));
+      binding = {simulator::Binding::kBytes, slot.bytes->data(), slot.bytes->size(), nullptr,
+                 command.embedded.back().get()};
     } else {
-      require(slot.offset % alignment(argument) == 0, which + " has an offset of " + std::to_string(slot.offset) + " bytes, no multiple of " +
-                                                          std::to_string(alignment(argument)));
+      require(slot.offset % alignment(argument) == 0,
+              which + " has an offset of " + std::to_string(slot.offset) + " bytes, no multiple of " +
+                  std::to_string(alignment(argument)));
       binding.kind = simulator::Binding::kBuffer;
-      if (slot.buffer) binding.address = slot.buffer->address + slot.offset, binding.size = slot.buffer->length - slot.offset;
+      if (slot.buffer) {
+        binding.address = slot.buffer->address + slot.offset;
+        binding.size = slot.buffer->length - slot.offset;
+      }
     }
   }
   for (RuntimeBuffer* buffer : command.buffers) metal_runtime::require_allocated(buffer, name + "a buffer");
@@ -156,8 +165,9 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
 }
 
 - (void)dispatchThreadgroups:(MTLSize)groups threadsPerThreadgroup:(MTLSize)group {
-  [self dispatchThreads:MTLSizeMake(groups.width * group.width, groups.height * group.height, groups.depth * group.depth)
-      threadsPerThreadgroup:group];
+  const MTLSize threads =
+      MTLSizeMake(groups.width * group.width, groups.height * group.height, groups.depth * group.depth);
+  [self dispatchThreads:threads threadsPerThreadgroup:group];
 }
 @end
 

@@ -54,8 +54,8 @@ void finish(int stream);
 
 namespace metalcore::metal_runtime {
 
-// PyTorch's allocator: memory belongs to the stream on which it was allocated. Freed, it may be used again by later work
-// on that stream, so its commands in flight are safe; those of another stream are not.
+// PyTorch's allocator: memory belongs to the stream on which it was allocated. Freed, it may be used again by later
+// work on that stream, so its commands in flight are safe; those of another stream are not.
 void allocated(void* address, size_t bytes);
 bool freed(void* address, void (*release)(void*), void* block);
 // Throws what freed(), which cannot, has found.

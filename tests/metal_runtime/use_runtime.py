@@ -19,7 +19,7 @@ def start():
 
 
 def load():
-    import torch  # noqa: F401: the extension needs its libraries
+    import torch  # noqa: F401 - the extension needs its libraries
 
     loader = importlib.machinery.ExtensionFileLoader("metalcore._C", os.environ["METALCORE_TEST_EXTENSION"])
     sys.modules["metalcore._C"] = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))

@@ -53,7 +53,8 @@ template <typename T>
 [[kernel, max_total_threads_per_threadgroup(256)]] void k(
     device T* x [[buffer(0)]], constant Params& params [[buffer(1)]], device const Complex* z [[buffer(2)]],
     constant Complex& w [[buffer(3)]], device atomic_uint* count [[buffer(4)]],
-    device packed_float3* points [[buffer(5)]], threadgroup float* scratch [[threadgroup(0)]], const device float* from [[buffer(30)]],
+    device packed_float3* points [[buffer(5)]], threadgroup float* scratch [[threadgroup(0)]],
+    const device float* from [[buffer(30)]],
     uint3 i [[thread_position_in_grid]], ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup float4 shared[64];
   const Params copy = params;

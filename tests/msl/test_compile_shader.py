@@ -101,7 +101,9 @@ def test_grids_of_three_dimensions(device):
 
 def test_tensors_are_bound_at_their_first_element(device):
     library = metalcore.compile_shader("""
-        kernel void k(device float* out, device const float* x, uint i [[thread_position_in_grid]]) { out[i] = x[2 * i]; }""")
+        kernel void k(device float* out, device const float* x, uint i [[thread_position_in_grid]]) {
+          out[i] = x[2 * i];
+        }""")
     x = torch.arange(20.0, device=device)
     out = torch.zeros(6, device=device)
     library.k(out[2:], x[3:67])
@@ -137,7 +139,8 @@ def test_scalars(device, value, casts, type, expected):
 
 def test_lists_of_scalars_and_cpu_scalars(device):
     library = metalcore.compile_shader("""
-        kernel void k(device float* out, constant long* ints, constant float* floats, constant int& zero, constant float& d) {
+        kernel void k(device float* out, constant long* ints, constant float* floats, constant int& zero,
+                      constant float& d) {
           out[0] = ints[0] + ints[2]; out[1] = floats[1]; out[2] = zero; out[3] = d;
         }""")
     out = torch.zeros(4, device=device)
@@ -154,7 +157,8 @@ def test_lists_of_scalars_and_cpu_scalars(device):
 
 def test_lists_of_tensors_are_tables_of_their_addresses(device):
     library = metalcore.compile_shader("""
-        kernel void k(device float* out, device float* const device* tensors, constant long& n, uint i [[thread_position_in_grid]]) {
+        kernel void k(device float* out, device float* const device* tensors, constant long& n,
+                      uint i [[thread_position_in_grid]]) {
           for (int j = 0; j < n; ++j) out[i] += tensors[j][i];
         }""")
     out = torch.zeros(4, device=device)
@@ -201,7 +205,8 @@ def test_errors_reported_by_kernels(device):
         #include <metal_stdlib>
         #include <c10/metal/error.h>
         using namespace metal;
-        kernel void k(device float* x, device c10::metal::ErrorMessages* errors [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+        kernel void k(device float* x, device c10::metal::ErrorMessages* errors [[buffer(1)]],
+                      uint i [[thread_position_in_grid]]) {
           if (x[i] < 0) { TORCH_REPORT_ERROR(errors, "negative value at ", i); return; }
           x[i] = sqrt(x[i]);
         }""")
@@ -209,7 +214,7 @@ def test_errors_reported_by_kernels(device):
     library.k(x, error_buf_idx=1)
     assert x.tolist() == [2, 3]
     x[1] = -1
-    with pytest.raises(RuntimeError, match="negative value at 1 .*program_source:6"):
+    with pytest.raises(RuntimeError, match="negative value at 1 .*program_source:7"):
         library.k(x, error_buf_idx=1)
 
 
@@ -223,7 +228,8 @@ def test_errors_reported_by_kernels(device):
             "program_source:2:10: error: 'y' was not declared.*\n  x\\[0\\] = y;\n         \\^",
         ),
         (
-            "#include <metal_stdlib>\nusing namespace metal;\nkernel void f(device float2* x) {\n  x[0] = float4(1);\n}",
+            "#include <metal_stdlib>\nusing namespace metal;\n"
+            "kernel void f(device float2* x) {\n  x[0] = float4(1);\n}",
             "program_source:4:",
         ),
         ("kernel void f(device float* x) {\n  x[0] = 1\n}", "program_source:[23]:.*expected ';'"),
@@ -352,7 +358,8 @@ kernel void run(device float* x, threadgroup float* a [[threadgroup(0)]], thread
     run(moved, threads=64, group_size=64, threadgroup_memory=(256, 512))
     assert torch.equal(moved.cpu(), x.flip(0) + torch.arange(64).roll(-1))
     if "metalcore.simulator" in sys.modules:
-        with metalcore.simulator.checking(), pytest.raises(metalcore.simulator.KernelError, match="threadgroup argument 1"):
+        found = pytest.raises(metalcore.simulator.KernelError, match="threadgroup argument 1")
+        with metalcore.simulator.checking(), found:
             run(moved, threads=64, group_size=64, threadgroup_memory=(256, 504))
     unused = "kernel void unused(device int* x, threadgroup void* y, uint i [[thread_position_in_grid]]) { x[i] *= 2; }"
     metalcore.compile_shader(unused).unused(moved, threads=64, threadgroup_memory=0)

@@ -1,4 +1,4 @@
-"""What NVRTC makes of programs: the instructions that matter for speed, and that MSL keeps its meaning. No GPU needed."""
+"""What NVRTC makes of programs: instructions that matter for speed, and that MSL keeps its meaning. No GPU needed."""
 
 import re
 
@@ -153,9 +153,13 @@ def test_names_that_cuda_has_too(ptx):
         float expm1(float x) { return exp(x) - 1; }
         inline float rsqrtf(float x) { return ::rsqrt(x); }
         float min3(float a) { return ::metal::min(a, ::metal::min3(a, 1.0f, 2.0f)); }
-        template <typename T> ::metal::enable_if_t<is_same_v<remove_cv_t<T>, float>, T> exp(T x) { return -::metal::exp(x); }
+        template <typename T>
+        ::metal::enable_if_t<is_same_v<remove_cv_t<T>, float>, T> exp(T x) { return -::metal::exp(x); }
         constant int warpSize = 3;
-        kernel void k(device float* x) { dim3 d = {2}; x[0] = erf(x[1]) + expm1(x[2]) + rsqrtf(x[3]) + min3(x[4]) + d.x + warpSize; }"""
+        kernel void k(device float* x) {
+          dim3 d = {2};
+          x[0] = erf(x[1]) + expm1(x[2]) + rsqrtf(x[3]) + min3(x[4]) + d.x + warpSize;
+        }"""
     ptx(kernel, "b0")
 
 
@@ -173,7 +177,9 @@ def test_specializations_of_the_library(ptx):
     kernel = """struct Complex { float re, im; };
         template <> struct is_floating_point<Complex> : true_type {};
         template <typename T> struct _numeric_limits_impl<vec<T, 7>> { static constexpr int digits = 3; };
-        kernel void k(device int* x) { x[0] = is_floating_point<Complex>::value + numeric_limits<vec<int, 7>>::digits; }"""
+        kernel void k(device int* x) {
+          x[0] = is_floating_point<Complex>::value + numeric_limits<vec<int, 7>>::digits;
+        }"""
     ptx(kernel, "b0")
 
 

@@ -120,7 +120,8 @@ def test_what_is_kept_needs_neither_translator_nor_nvrtc(monkeypatch):
     assert compiled_for(FILL) == cubin
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" + data[1:]])
+@pytest.mark.parametrize("damage", [
+    lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" + data[1:]])
 def test_damaged_entries_are_made_again(directory, compilations, damage):
     cubin = compiled_for(FILL)
     (path,) = directory.glob("*.cubin")
@@ -226,8 +227,9 @@ def test_the_kernel_says_how_many_threads_it_takes(backend, device):
 
 
 def test_values_that_the_kernel_may_write_to_lie_in_memory(backend, device):
-    library = shader("""kernel void k(device float* x, device const int* read, device int* written, device float** table,
-                                      device float* const device* read_table) {}""")
+    library = shader("""
+        kernel void k(device float* x, device const int* read, device int* written, device float** table,
+                      device float* const device* read_table) {}""")
     tensors = [torch.zeros(3, device=device) for _ in range(2)]
     library.k(tensors[0], 1, [2, 3], tensors, tensors)
     buffers = backend.calls[0][3]

@@ -27,5 +27,6 @@ def test_a_newer_compiler_under_a_name_of_its_own(tmp_path, monkeypatch):
 def test_the_error_tells_what_was_tried(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "'g++")
-    with pytest.raises(CompilerNotFoundError, match=r"needs a C\+\+ compiler .*'g\+\+: No closing quotation; c\+\+: not found"):
+    tried = r"needs a C\+\+ compiler .*'g\+\+: No closing quotation; c\+\+: not found"
+    with pytest.raises(CompilerNotFoundError, match=tried):
         host.find_compiler()

@@ -69,7 +69,8 @@ def test_includes_are_searched_in_order_and_recorded(tmp_path):
         ("\n\n#error no such GPU", "program_source:3: error: #error no such GPU"),
         ("#define F(a, b) a\nF(1)", "program_source:2: error: .*requires 2 arguments"),
         ("#ifdef A\n", "program_source:1: error: Unterminated #ifdef"),
-        ("#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>", "program_source:1: error: Metal Performance Primitives"),
+        ("#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>",
+         "program_source:1: error: Metal Performance Primitives"),
         ("#nonsense", "program_source:1: error: invalid preprocessing directive '#nonsense'"),
         ("void f() {\n  g(];\n}", r"program_source:2: error: expected '\)'"),
         ("\nvoid f() {", "program_source:2: error: expected '}'"),
@@ -86,7 +87,8 @@ def test_kernels_and_their_arguments():
         namespace outer { kernel void inside(device float* x) {} }
         [[kernel, max_total_threads_per_threadgroup(64)]] void plain(
             device float* out, constant int& n [[buffer(3)]], device const float* in,
-            threadgroup float* scratch, uint3 position [[thread_position_in_grid]], ushort lane [[thread_index_in_simdgroup]]) {}
+            threadgroup float* scratch, uint3 position [[thread_position_in_grid]],
+            ushort lane [[thread_index_in_simdgroup]]) {}
         template <typename T, int N> kernel void made(device T* x [[buffer(1)]]) {}
         template [[host_name("made_" "float")]] kernel void made<float, (4 > 2)>(device float* x [[buffer(1)]]);
         template [[host_name("made_half")]] [[kernel]] decltype(made<half, 2>) made<half, 2>;
@@ -111,8 +113,8 @@ def test_indices_may_be_named_constants():
         enum Index { kFirst, kSecond = 4, kThird };
         enum class Scoped : uint { value = 0x10 };
         constexpr constant int kBase = 3 * 2;
-        kernel void k(device int* a [[buffer(kSecond)]], device int* b [[buffer(Index::kThird)]], device int* c [[buffer(kBase + 1)]],
-                      device int* d [[buffer(Scoped::value)]], device int* e) {}
+        kernel void k(device int* a [[buffer(kSecond)]], device int* b [[buffer(Index::kThird)]],
+                      device int* c [[buffer(kBase + 1)]], device int* d [[buffer(Scoped::value)]], device int* e) {}
     """)["k"]
     assert [a.index for a in kernel.arguments] == [4, 5, 7, 16, 0]
 
@@ -173,7 +175,8 @@ def test_what_is_not_supported_is_named_with_its_line(source, message):
 
 
 def test_a_long_source_keeps_its_lines():
-    line = "kernel void k{i}(device float* x, uint i [[thread_position_in_grid]]) {{ if (i < 4) {{ x[i] = x[i] > 0 ? 1.0 : 2.0; }} }}\n"
+    line = ("kernel void k{i}(device float* x, uint i [[thread_position_in_grid]]) {{ "
+            "if (i < 4) {{ x[i] = x[i] > 0 ? 1.0 : 2.0; }} }}\n")
     source = "".join(line.format(i=i) for i in range(2_000))
     program = Program(preprocess(source)[0])
     assert len(program.declarations) == 2_000 and program.tokens[-1].line == 2_000

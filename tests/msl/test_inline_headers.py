@@ -28,7 +28,8 @@ def test_a_header_comes_in_once_and_is_found_beside_its_includer(tmp_path):
     (tmp_path / "parts" / "inner.h").write_text("int inner;\n")
     source = '#include "parts/outer.h"\n#include "parts/inner.h"\nint last;\n'
     inlined = inline_headers(source, "program.metal", [tmp_path])
-    assert [line for line in inlined.splitlines() if line.startswith("int")] == ["int inner;", "int outer;", "int last;"]
+    declarations = [line for line in inlined.splitlines() if line.startswith("int")]
+    assert declarations == ["int inner;", "int outer;", "int last;"]
     assert inlined.splitlines()[-2:] == ['#line 3 "program.metal"', "int last;"]
 
 

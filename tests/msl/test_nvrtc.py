@@ -65,7 +65,8 @@ def test_one_that_is_no_library(only_here, tmp_path, monkeypatch):
 
 
 def test_none(only_here):
-    with pytest.raises(CompilerNotFoundError, match="needs NVRTC 12.6 or newer: pip install nvidia-cuda-nvrtc.*Looked in") as error:
+    needed = "needs NVRTC 12.6 or newer: pip install nvidia-cuda-nvrtc.*Looked in"
+    with pytest.raises(CompilerNotFoundError, match=needed) as error:
         nvrtc.find()
     assert str(only_here) in str(error.value)
 
@@ -141,7 +142,8 @@ def compile_msl(compiler, source, signature="b0"):
             'program_source:2:10: error: identifier "y" is undefined\n  x\\[0\\] = y;\n         \\^',
         ),
         (
-            "#include <metal_stdlib>\nusing namespace metal;\nkernel void f(device float2* x) {\n  x[0] = float4(1);\n}",
+            "#include <metal_stdlib>\nusing namespace metal;\n"
+            "kernel void f(device float2* x) {\n  x[0] = float4(1);\n}",
             "program_source:4:.*\n  x\\[0\\] = float4\\(1\\);",
         ),
         ("kernel void f(device float* x) {\n  x[0] = 1\n}", "program_source:[23]:.*expected a"),
@@ -154,7 +156,8 @@ def compile_msl(compiler, source, signature="b0"):
             "program_source:2:.*class type",
         ),
         (
-            "#include <metal_stdlib>\nusing namespace metal;\nkernel void f(device float* x) {\n  x[0] = simd_sum(x);\n}",
+            "#include <metal_stdlib>\nusing namespace metal;\n"
+            "kernel void f(device float* x) {\n  x[0] = simd_sum(x);\n}",
             "program_source:4:",
         ),
     ],

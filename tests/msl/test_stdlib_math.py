@@ -30,11 +30,13 @@ UNARY = {
 }  # fmt: skip
 BINARY = {
     "pow": np.power, "powr": np.power, "atan2": np.arctan2, "fmod": np.fmod, "fmin": np.fmin, "fmax": np.fmax,
-    "copysign": np.copysign, "fdim": lambda x, y: np.where(np.isnan(x) | np.isnan(y), x + y, np.where(x > y, x - y, 0.0)), "divide": np.divide,
+    "copysign": np.copysign,
+    "fdim": lambda x, y: np.where(np.isnan(x) | np.isnan(y), x + y, np.where(x > y, x - y, 0.0)),
+    "divide": np.divide,
 }  # fmt: skip
-# Largest errors in units of the last place: the simulator's, and those of CUDA's own functions (CUDA C++ Programming Guide,
-# "Mathematical Functions": 2 and less but for these). CUDA counts in units of the result: where that has the next exponent,
-# an error of 2 is 3 and more of ours. MSL allows 4 to 16.
+# Largest errors in units of the last place: the simulator's, and those of CUDA's own functions (CUDA C++ Programming
+# Guide, "Mathematical Functions": 2 and less but for these). CUDA counts in units of the result: where that has the
+# next exponent, an error of 2 is 3 and more of ours. MSL allows 4 to 16.
 SIMULATOR_BOUND = 2
 CUDA_BOUND = 3
 CUDA_BOUNDS = {"acosh": 4, "tan": 4, "pow": 4, "powr": 4}
@@ -68,7 +70,8 @@ def floats(count, seed=0):
     patterns = generator.integers(0, 1 << 32, count // 2, dtype=np.uint32).view(np.float32)
     ordinary = generator.normal(size=count // 2).astype(np.float32) * np.float32(8)
     least, normal, most = np.float32(1e-45), np.float32(1.1754944e-38), np.float32(3.4028235e38)
-    special = [0, 1, 0.5, 1.5, 2, 3, 127, 128, 8388607.5, 8388609, 16777216, 88.72284, 103.97, np.inf, np.nan, least, normal, most]
+    special = [0, 1, 0.5, 1.5, 2, 3, 127, 128, 8388607.5, 8388609, 16777216, 88.72284, 103.97, np.inf, np.nan,
+               least, normal, most]
     special = np.array([*special, *np.negative(special)], np.float32)
     return np.concatenate([patterns, ordinary, special])
 
@@ -198,6 +201,7 @@ def test_common_functions(device):
     clipped = np.clip(x, 0, 1)
     expected = [
         np.clip(x, -1, 1), 2 + 2 * x, clipped, np.sign(x), t * t * (3 - 2 * t), (x >= 0.5), np.abs(x), clipped,
-        np.maximum(x, 1) + np.minimum(x, 0), clipped + np.maximum(x, 0) + np.minimum(x, 0), x - np.floor(x), np.full(8, 16),
+        np.maximum(x, 1) + np.minimum(x, 0), clipped + np.maximum(x, 0) + np.minimum(x, 0), x - np.floor(x),
+        np.full(8, 16),
     ]  # fmt: skip
     np.testing.assert_array_equal(out.cpu().numpy(), np.stack(expected, 1).astype(np.float32))

@@ -91,8 +91,9 @@ def test_shuffles(device, prefix, width):
         f"out[{j} * n + i] = {prefix}_{call}; "
         for j, call in enumerate(
             [
-                "shuffle(v, ushort(lane ^ 3))", "shuffle_xor(v, 2)", "shuffle_rotate_up(v, 1)", "shuffle_rotate_down(v, 3)",
-                "broadcast(v, 2)", "broadcast_first(v)", "shuffle_up(v, 1)", "shuffle_down(v, 1)",
+                "shuffle(v, ushort(lane ^ 3))", "shuffle_xor(v, 2)", "shuffle_rotate_up(v, 1)",
+                "shuffle_rotate_down(v, 3)", "broadcast(v, 2)", "broadcast_first(v)",
+                "shuffle_up(v, 1)", "shuffle_down(v, 1)",
                 "shuffle_and_fill_up(v, -v, 1)", "shuffle_and_fill_down(v, -v, 1)",
                 "shuffle_and_fill_down(float2(v), -float2(v), 1, 2).y",
             ]
@@ -137,7 +138,8 @@ def test_votes_in_divergent_code(device):
         } else {
           out[i] = int(simd_sum(1));
         }
-        out[6 * n + i] = simd_sum(1) + simd_ballot(true).all() + popcount((ulong)(simd_vote::vote_t)simd_ballot(v < 40));
+        out[6 * n + i] = simd_sum(1) + simd_ballot(true).all() +
+                         popcount((ulong)(simd_vote::vote_t)simd_ballot(v < 40));
     """
     got = run(device, body, x, 7, "int")
     lane, base = x % 32, x - x % 32
@@ -189,7 +191,8 @@ SEE = "elements[2 * lane] = x.thread_elements()[0]; elements[2 * lane + 1] = x.t
 
 
 @pytest.mark.parametrize("seen", [True, False])  # a target may choose where elements are that the program cannot see
-@pytest.mark.parametrize("element, dtype", [("float", torch.float32), ("half", torch.float16), ("bfloat", torch.bfloat16)])
+@pytest.mark.parametrize("element, dtype", [
+    ("float", torch.float32), ("half", torch.float16), ("bfloat", torch.bfloat16)])
 def test_simdgroup_matrix(device, element, dtype, seen):
     a, b = torch.randn(10, 16).to(dtype), torch.randn(8, 8).to(dtype)
     c, elements = torch.empty(8, 8, device=device), torch.empty(32, 2, device=device)
@@ -230,11 +233,13 @@ def test_atomics(device):
           atomic_max_explicit(&longs[0], ulong(i) << 40, memory_order_relaxed);
           atomic_min_explicit(&longs[1], (ulong(i) + 7) << 40, memory_order_relaxed);
           uint expected = 0;
-          if (atomic_compare_exchange_weak_explicit(&locks[i % 4], &expected, 1u, memory_order_relaxed, memory_order_relaxed))
+          if (atomic_compare_exchange_weak_explicit(&locks[i % 4], &expected, 1u, memory_order_relaxed,
+                                                    memory_order_relaxed))
             claimed[i % 4] += 1;
           atomic_fetch_add_explicit(&local, 1u, memory_order_relaxed);
           threadgroup_barrier(mem_flags::mem_threadgroup);
-          if (t == 0) atomic_fetch_add_explicit(&ints[7], int(atomic_load_explicit(&local, memory_order_relaxed)), memory_order_relaxed);
+          const int all = int(atomic_load_explicit(&local, memory_order_relaxed));
+          if (t == 0) atomic_fetch_add_explicit(&ints[7], all, memory_order_relaxed);
           if (t == 1) atomic_exchange_explicit(&ints[8], 9, memory_order_relaxed);
         }""")
     n = 1024

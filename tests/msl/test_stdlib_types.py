@@ -21,7 +21,8 @@ def run(device, body, count, dtype=torch.float32):
     return out.tolist()
 
 
-SIZES = {"bool": 1, "char": 1, "uchar": 1, "short": 2, "ushort": 2, "half": 2, "bfloat": 2, "int": 4, "uint": 4, "float": 4, "long": 8, "ulong": 8}  # fmt: skip
+SIZES = {"bool": 1, "char": 1, "uchar": 1, "short": 2, "ushort": 2, "half": 2, "bfloat": 2, "int": 4, "uint": 4,
+         "float": 4, "long": 8, "ulong": 8}  # fmt: skip
 
 
 def test_sizes_and_alignments(device):
@@ -30,7 +31,7 @@ def test_sizes_and_alignments(device):
         for n in (2, 3, 4):
             room = size * (4 if n == 3 else n)
             expected += [room, room, size * n, size]
-            terms += [f"sizeof({name}{n})", f"alignof({name}{n})", f"sizeof(packed_{name}{n})", f"alignof(packed_{name}{n})"]
+            terms += [f"{what}({kind}{name}{n})" for kind in ("", "packed_") for what in ("sizeof", "alignof")]
     for columns in (2, 3, 4):
         for rows in (2, 3, 4):
             expected.append(4 * columns * (4 if rows == 3 else rows))
@@ -43,7 +44,8 @@ def test_constructors(device):
     body = """
         float2 a(1, 2);
         float3 b(a, 3);
-        float4 c = float4(0.0f, a, 5.0f), d = float4(a, a), e = {1, 2, 3, 4}, f = 7, g = float4(b, 9), h = float4(0, b), z = {};
+        float4 c = float4(0.0f, a, 5.0f), d = float4(a, a), e = {1, 2, 3, 4}, f = 7, g = float4(b, 9);
+        float4 h = float4(0, b), z = {};
         int4 whole = int4(float4(1.9f, -1.9f, 2.5f, 0.5f));
         half4 small = half4(float4(1.0f / 3));
         float4 v[11] = {float4(b, 0), c, d, e, f, g, h, z, float4(whole), float4(small), float4(packed_float3(b), 8)};
@@ -176,8 +178,12 @@ def test_small_float_conversions(device, dtype):
     """To float for every bit pattern, from float to nearest even for many, against torch."""
     name = SMALL[dtype]
     library = metalcore.compile_shader(f"""{HEADER}
-        kernel void widen(device const {name}* x, device float* y, uint i [[thread_position_in_grid]]) {{ y[i] = x[i]; }}
-        kernel void narrow(device const float* x, device {name}* y, uint i [[thread_position_in_grid]]) {{ y[i] = {name}(x[i]); }}
+        kernel void widen(device const {name}* x, device float* y, uint i [[thread_position_in_grid]]) {{
+          y[i] = x[i];
+        }}
+        kernel void narrow(device const float* x, device {name}* y, uint i [[thread_position_in_grid]]) {{
+          y[i] = {name}(x[i]);
+        }}
     """)
     x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
     y = torch.empty(len(x), device=device)
@@ -199,8 +205,8 @@ def test_small_float_arithmetic(device, dtype):
     """Each operation rounds once to the small type; with a float the result is float, with an integer small."""
     name = SMALL[dtype]
     library = metalcore.compile_shader(f"""{HEADER}
-        kernel void k(device const {name}* x, device const {name}* y, device float* out, uint i [[thread_position_in_grid]],
-                      uint n [[threads_per_grid]]) {{
+        kernel void k(device const {name}* x, device const {name}* y, device float* out,
+                      uint i [[thread_position_in_grid]], uint n [[threads_per_grid]]) {{
           {name} a = x[i], b = y[i];
           out[i] = a + b;
           out[n + i] = a * b;
@@ -213,7 +219,8 @@ def test_small_float_arithmetic(device, dtype):
           out[6 * n + i] = i % 2 ? x[i] : 0.0f;
           out[7 * n + i] = i % 2 ? b : 0;
           out[8 * n + i] = max(x[i], b) + abs(-b) + (x[i] < b) + (x[i] > 0);
-          static_assert(is_same_v<decltype(a + b), {name}> && is_same_v<decltype(a + 1), {name}> && is_same_v<decltype(1.0f * a), float>);
+          static_assert(is_same_v<decltype(a + b), {name}> && is_same_v<decltype(a + 1), {name}>);
+          static_assert(is_same_v<decltype(1.0f * a), float>);
           static_assert(is_same_v<decltype(i % 2 ? a : 1.0f), float> && is_same_v<decltype(i % 2 ? a : b), {name}>);
           static_assert(numeric_limits<{name}>::is_specialized && is_floating_point_v<{name}>);
         }}""")

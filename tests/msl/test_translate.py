@@ -158,7 +158,8 @@ def test_threadgroup_variables(device):
 
 def test_every_position_in_every_type(device):
     body = """
-        kernel void k(device uint* out, uint3 p [[thread_position_in_grid]], ushort2 q [[thread_position_in_threadgroup]],
+        kernel void k(device uint* out, uint3 p [[thread_position_in_grid]],
+                      ushort2 q [[thread_position_in_threadgroup]],
                       uint i [[thread_index_in_threadgroup]], uint2 g [[threadgroup_position_in_grid]],
                       ushort3 n [[threads_per_grid]], uint3 t [[threads_per_threadgroup]],
                       uint d [[dispatch_threads_per_threadgroup]], uint2 c [[threadgroups_per_grid]],
@@ -166,7 +167,8 @@ def test_every_position_in_every_type(device):
                       uint w [[threads_per_simdgroup]], ushort quad [[quadgroup_index_in_threadgroup]],
                       ushort in_quad [[thread_index_in_quadgroup]], uint m [[simdgroups_per_threadgroup]]) {
           uint at = (p.y * n.x + p.x) * 14;
-          uint values[14] = {p.x, q.x, q.y, i, g.x, g.y, t.x, t.y, d, c.x * 10 + c.y, lane, s * 100 + w, uint(quad * 10 + in_quad), m};
+          uint values[14] = {p.x, q.x, q.y, i, g.x, g.y, t.x, t.y, d, c.x * 10 + c.y, lane, s * 100 + w,
+                             uint(quad * 10 + in_quad), m};
           for (int j = 0; j < 14; ++j) out[at + j] = values[j];
         }"""
     width, height, group = 70, 3, (40, 2)

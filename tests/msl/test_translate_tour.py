@@ -18,7 +18,9 @@ typedef NSInteger EnumBackingType;
 #include <simd/simd.h>
 typedef NS_ENUM(EnumBackingType, BufferIndex) { BufferIndexA = 0, BufferIndexB = 1, BufferIndexOut = 2 };
 typedef enum Mode { ModeAdd, ModeMul } Mode;
-typedef struct { vector_float2 position; vector_float4 color; matrix_float4x4 m; simd_uint2 size; simd_float3 n; packed_float3 p; } Uniforms;
+typedef struct {
+  vector_float2 position; vector_float4 color; matrix_float4x4 m; simd_uint2 size; simd_float3 n; packed_float3 p;
+} Uniforms;
 #endif
 """
 
@@ -35,24 +37,39 @@ struct __attribute__((packed)) Packed { uchar a; float b; };
 struct alignas(16) Aligned { float a; };
 enum class Kind : uint8_t { first = 1, second };
 union Bits { float f; uint u; uchar4 c; };
-template <typename T, int N> struct Array2 { T v[N]; T sum() const thread; T sum() const device; thread T& operator[](int i) thread { return v[i]; } device T& operator[](int i) device { return v[i]; } const device T& operator[](int i) const device { return v[i]; } };
-template <typename T, int N> T Array2<T, N>::sum() const thread { T s = 0; for (int i = 0; i < N; ++i) s += v[i]; return s; }
-template <typename T, int N> T Array2<T, N>::sum() const device { T s = 0; for (int i = 0; i < N; ++i) s += v[i]; return s; }
+template <typename T, int N> struct Array2 {
+  T v[N];
+  T sum() const thread;
+  T sum() const device;
+  thread T& operator[](int i) thread { return v[i]; }
+  device T& operator[](int i) device { return v[i]; }
+  const device T& operator[](int i) const device { return v[i]; }
+};
+template <typename T, int N> T Array2<T, N>::sum() const thread {
+  T s = 0; for (int i = 0; i < N; ++i) s += v[i]; return s; }
+template <typename T, int N> T Array2<T, N>::sum() const device {
+  T s = 0; for (int i = 0; i < N; ++i) s += v[i]; return s; }
 struct C2 { float r, i; };
 inline C2 operator+(thread const C2& a, thread const C2& b) { return {a.r + b.r, a.i + b.i}; }
 inline C2 operator+(device const C2& a, thread const C2& b) { return {a.r + b.r, a.i + b.i}; }
 inline C2 operator+(device const C2& a, device const C2& b) { return {a.r + b.r, a.i + b.i}; }
-template <typename T> void deq(device const T* x, short il, thread float4x4& reg) { for (int i = 0; i < 16; ++i) reg[i / 4][i % 4] = float(x[i]) + il; }
+template <typename T> void deq(device const T* x, short il, thread float4x4& reg) {
+  for (int i = 0; i < 16; ++i) reg[i / 4][i % 4] = float(x[i]) + il; }
 template <typename T, void (*func)(device const T*, short, thread float4x4&)>
-kernel void with_function(device const T* x [[buffer(kIndexZero)]], device float* out [[buffer(kIndexOne)]], uint i [[thread_position_in_grid]]) {
+kernel void with_function(device const T* x [[buffer(kIndexZero)]], device float* out [[buffer(kIndexOne)]],
+                          uint i [[thread_position_in_grid]]) {
   float4x4 m; func(x, 1, m); out[i] = m[i / 4][i % 4]; }
-template [[host_name("with_function_float")]] kernel void with_function<float, deq<float>>(device const float*, device float*, uint);
+template [[host_name("with_function_float")]]
+kernel void with_function<float, deq<float>>(device const float*, device float*, uint);
 template <typename... Ts> float total(Ts... xs) { return (float(xs) + ...); }
-template <typename T = float, int N = 4> [[kernel, max_total_threads_per_threadgroup(N * 64)]] void defaults(device T* out) { out[0] = N; }
+template <typename T = float, int N = 4>
+[[kernel, max_total_threads_per_threadgroup(N * 64)]] void defaults(device T* out) { out[0] = N; }
 template [[host_name("defaults")]] [[kernel]] decltype(defaults<>) defaults<>;
 kernel void proto(device float* out, threadgroup float (&tile)[32] [[threadgroup(0)]]);
-kernel void atomics(device atomic_uint* c [[buffer(BufferIndexA)]], device atomic<float>& f [[buffer(BufferIndexB)]], device atomic_int* m [[buffer(BufferIndexOut)]], uint i [[thread_position_in_grid]], uint n [[threads_per_grid]]) {
-  threadgroup atomic_int local; 
+kernel void atomics(device atomic_uint* c [[buffer(BufferIndexA)]], device atomic<float>& f [[buffer(BufferIndexB)]],
+                    device atomic_int* m [[buffer(BufferIndexOut)]], uint i [[thread_position_in_grid]],
+                    uint n [[threads_per_grid]]) {
+  threadgroup atomic_int local;
   if (i == 0) atomic_store_explicit(&local, 0, memory_order_relaxed);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   atomic_fetch_add_explicit(&local, 1, memory_order_relaxed);
@@ -73,7 +90,8 @@ kernel void atomics(device atomic_uint* c [[buffer(BufferIndexA)]], device atomi
   #pragma clang loop unroll(full)
   for (short i = 0; i < 3; i++) { acc += i; }
   Packed p; p.a = 3; p.b = 2.5; acc += p.a + p.b + sizeof(Packed);
-  Kind k = Kind::second; switch (k) { case Kind::first: acc += 1000; break; case Kind::second: acc += 1; break; default: break; }
+  Kind k = Kind::second;
+  switch (k) { case Kind::first: acc += 1000; break; case Kind::second: acc += 1; break; default: break; }
   Bits bits; bits.f = 1.0; acc += bits.c.w;
   Array2<float, 3> arr; for (int i = 0; i < 3; ++i) arr[i] = i; acc += arr.sum();
   C2 c = C2{1, 2} + C2{3, 4}; acc += c.r * c.i;

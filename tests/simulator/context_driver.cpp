@@ -1,6 +1,6 @@
 // Switches between fibers of csrc/backends/simulator/context.h: registers and stacks must survive, in integer and
-// floating-point code, an exception must find its handler on a fiber's stack, and a signal handler must be able to leave
-// a fiber whose stack has run over. Prints "done".
+// floating-point code, an exception must find its handler on a fiber's stack, and a signal handler must be able to
+// leave a fiber whose stack has run over. Prints "done".
 #include "context.h"
 
 #include <signal.h>
@@ -63,7 +63,9 @@ static void leave_fibers() {
   sigaltstack(&alternate, nullptr);
   struct sigaction action = {};
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  action.sa_sigaction = [](int, siginfo_t*, void* context) { survivor.resume_after(*static_cast<ucontext_t*>(context)); };
+  action.sa_sigaction = [](int, siginfo_t*, void* context) {
+    survivor.resume_after(*static_cast<ucontext_t*>(context));
+  };
   sigaction(SIGSEGV, &action, nullptr);
   Stacks stacks;
   for (int round = 0; round < 3; ++round) {

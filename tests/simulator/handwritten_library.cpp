@@ -233,7 +233,8 @@ const Kernel kernels[] = {
     {"deep_stack", kSynchronizes, 0, out_n, 1, deep_stack, nullptr},
 };
 
-const Library library = {LIBRARY_VERSION, sizeof kernels / sizeof kernels[0], kernels, [](const Runtime* r) { runtime = r; }, 0};
+const Library library = {
+    LIBRARY_VERSION, sizeof kernels / sizeof kernels[0], kernels, [](const Runtime* r) { runtime = r; }, 0};
 
 }  // namespace
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
-@pytest.mark.parametrize("location, device", [(None, "mps"), ("cpu", "cpu"), ("mps", "mps"), (torch.device("mps"), "mps"),
-                                              ({"mps": "cpu"}, "cpu")], ids=str)
+@pytest.mark.parametrize("location, device", [(None, "mps"), ("cpu", "cpu"), ("mps", "mps"),
+                                              (torch.device("mps"), "mps"), ({"mps": "cpu"}, "cpu")], ids=str)
 def test_save_and_load(location, device):
     model, x = nn.Linear(3, 3).to("mps"), torch.randn(6, device="mps")
     file = io.BytesIO()

@@ -164,13 +164,16 @@ if __name__ == "__main__":
 
 
 def test_running_a_module(tmp_path):
-    (tmp_path / "program.py").write_text("import sys, torch\nprint(__name__, sys.argv[1:], torch.ones(1, device='mps').device)")
-    output = python("-m", "metalcore.simulator", "-m", "program", "x", PYTHONPATH=os.pathsep.join([str(ROOT), str(tmp_path)]))
+    program = "import sys, torch\nprint(__name__, sys.argv[1:], torch.ones(1, device='mps').device)"
+    (tmp_path / "program.py").write_text(program)
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    output = python("-m", "metalcore.simulator", "-m", "program", "x", PYTHONPATH=path)
     assert output == "__main__ ['x'] mps:0\n"
 
 
 def test_running_code():
-    output = python("-m", "metalcore.simulator", "-c", "import sys, torch; print(sys.argv, torch.ones(1, device='mps').device)", "x")
+    program = "import sys, torch; print(sys.argv, torch.ones(1, device='mps').device)"
+    output = python("-m", "metalcore.simulator", "-c", program, "x")
     assert output == "['-c', 'x'] mps:0\n"
 
 

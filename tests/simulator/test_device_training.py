@@ -76,7 +76,8 @@ def test_modules(make, shape):
         torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=64 * torch.finfo(torch.float32).eps * scale)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"is_causal": True}, {"attn_mask": torch.ones(9, 9, dtype=torch.bool).tril()},
+@pytest.mark.parametrize("arguments", [{}, {"is_causal": True},
+                                       {"attn_mask": torch.ones(9, 9, dtype=torch.bool).tril()},
                                        {"attn_mask": torch.linspace(-1, 1, 81).view(9, 9)}],
                          ids=["plain", "causal", "boolean mask", "bias"])
 def test_attention_equals_the_cpus_composite(arguments):

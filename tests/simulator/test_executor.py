@@ -66,7 +66,8 @@ def test_kernels_are_described(library):
     assert kernels["scale"]["max_total_threads_per_threadgroup"] == 1024
     assert kernels["argument_memory"]["arguments"] == [
         {"name": "out", "kind": "buffer", "index": 0, "element_size": 4, "writable": True, "by_reference": False},
-        {"name": "scratch", "kind": "threadgroup", "index": 0, "element_size": 4, "writable": True, "by_reference": False},
+        {"name": "scratch", "kind": "threadgroup", "index": 0, "element_size": 4, "writable": True,
+         "by_reference": False},
     ]
 
 
@@ -81,7 +82,8 @@ def test_plain_loop(library, thread_count, count, group):
 
 
 @pytest.mark.parametrize("kernel", ["describe", "describe_fibers"])
-@pytest.mark.parametrize(("grid", "group"), [((70, 1, 1), (32, 1, 1)), ((7, 5, 3), (4, 2, 2)), ((33, 9, 2), (32, 4, 1)), ((5, 5, 5), (5, 5, 5))])
+@pytest.mark.parametrize(("grid", "group"), [((70, 1, 1), (32, 1, 1)), ((7, 5, 3), (4, 2, 2)),
+                                             ((33, 9, 2), (32, 4, 1)), ((5, 5, 5), (5, 5, 5))])
 def test_every_thread_knows_its_place(library, thread_count, kernel, grid, group):
     seen = np.full((grid[2], grid[1], grid[0], 18), -1, np.int32)
     dispatch(library, kernel, [seen], grid, group)
@@ -158,13 +160,16 @@ def test_empty_grid_is_skipped(library):
         (("scale", [None, bytes(4)], (1,), (1,)), "buffer 'in' at index 0 is not bound"),
         (("scale", [bytes(4), bytes(4)], (1,), (1,)), "buffer 'out' at index 1 is written, but bound to bytes"),
         (("scale", [bytes(4097), None], (1,), (1,)), "4097 bytes as an argument; Metal allows 4096"),
-        (("softmax", [bytes(4), np.zeros(1), bytes(2)], (1,), (1,)), "buffer 'n' at index 2 holds 2 bytes; the kernel reads 4"),
-        (("scale", [bytes(4), np.zeros(1)], (2048,), (1025,)), "a threadgroup of (1025, 1, 1) threads; it must have from 1 to 1024"),
+        (("softmax", [bytes(4), np.zeros(1), bytes(2)], (1,), (1,)),
+         "buffer 'n' at index 2 holds 2 bytes; the kernel reads 4"),
+        (("scale", [bytes(4), np.zeros(1)], (2048,), (1025,)),
+         "a threadgroup of (1025, 1, 1) threads; it must have from 1 to 1024"),
         (("describe", [bytes(4)], (64, 64), (64, 32)), "(64, 32, 1) threads"),
         (("throwing", [np.zeros(1)], (65,), (65,)), "from 1 to 64"),
         (("scale", [bytes(4), np.zeros(1)], (1,), (0,)), "from 1 to 1024"),
         (("argument_memory", [np.zeros(1)], (1,), (1,)), "threadgroup argument 'scratch' at index 0 has no length set"),
-        (("argument_memory", [np.zeros(1)], (1,), (1,), [32784]), "32784 bytes of threadgroup memory; Metal allows 32768"),
+        (("argument_memory", [np.zeros(1)], (1,), (1,), [32784]),
+         "32784 bytes of threadgroup memory; Metal allows 32768"),
         (("large_memory", [np.zeros(1)], (8,), (8,)), "uses 34000 bytes of threadgroup memory; Metal allows 32768"),
     ],
 )
@@ -186,7 +191,8 @@ def test_libraries_that_cannot_be_used(tmp_path):
     with pytest.raises(RuntimeError, match="cannot open the kernel library"):
         _C.simulator_load(str(tmp_path / "missing.so"))
     other = tmp_path / "other.so"
-    subprocess.run([*host.find_compiler().command, "-shared", "-fPIC", "-x", "c++", "-", "-o", other], input=b"int x;", check=True)
+    command = [*host.find_compiler().command, "-shared", "-fPIC", "-x", "c++", "-", "-o", other]
+    subprocess.run(command, input=b"int x;", check=True)
     with pytest.raises(RuntimeError, match="is not a translated kernel library"):
         _C.simulator_load(str(other))
     old = compile_library(tmp_path / "old.so", "-DLIBRARY_VERSION=1")
@@ -227,7 +233,8 @@ PRELUDE = """
     n = np.uint32(200).tobytes()
     def scale():
         y[:] = 0
-        _C.simulator_dispatch(library, "scale", [(x.ctypes.data, x.nbytes), (y.ctypes.data, y.nbytes)], (), (x.size, 1, 1), (64, 1, 1))
+        buffers = [(x.ctypes.data, x.nbytes), (y.ctypes.data, y.nbytes)]
+        _C.simulator_dispatch(library, "scale", buffers, (), (x.size, 1, 1), (64, 1, 1))
         assert (y == 3).all()
     def long_job():
         _C.simulator_dispatch(library, "barrier_loop", [(y.ctypes.data, y.nbytes), n], (), (x.size, 1, 1), (64, 1, 1))
@@ -261,8 +268,9 @@ def test_the_interpreter_may_end_during_work(library_file):
     result = run_script(library_file, """
         def forever():
             out = np.zeros_like(y)  # held by this thread: the module's arrays go away with the interpreter
+            buffers = [(out.ctypes.data, out.nbytes), n]
             while True:
-                _C.simulator_dispatch(library, "barrier_loop", [(out.ctypes.data, out.nbytes), n], (), (x.size, 1, 1), (64, 1, 1))
+                _C.simulator_dispatch(library, "barrier_loop", buffers, (), (x.size, 1, 1), (64, 1, 1))
         for _ in range(3):
             threading.Thread(target=forever, daemon=True).start()
         scale()
@@ -274,5 +282,6 @@ def test_the_interpreter_may_end_during_work(library_file):
 @pytest.mark.parametrize(("setting", "expected"), [("3", 3), ("", len(os.sched_getaffinity(0)))])
 def test_thread_count_comes_from_the_environment(library_file, setting, expected):
     code = "from metalcore import _C; print(_C.simulator_info()['threads'])"
-    result = subprocess.run([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": setting}, capture_output=True, text=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": setting}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert result.stdout == f"{expected}\n", result.stderr

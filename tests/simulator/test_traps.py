@@ -25,8 +25,10 @@ BODIES = {
     "array": "if (!x[i]) x[i] = wide(x, i);",
 }
 FUNCTIONS = """
-__attribute__((noinline)) int deep(device int* x, int n) { volatile int a[64]; a[n % 64] = x[n % 4]; return n ? deep(x, n - 1) + a[n % 64] : 0; }
-__attribute__((noinline)) int wide(device int* x, uint i) { volatile int a[500000]; for (int k = 0; k < 500000; ++k) a[k] = x[k % 4]; return a[i]; }
+__attribute__((noinline))
+int deep(device int* x, int n) { volatile int a[64]; a[n % 64] = x[n % 4]; return n ? deep(x, n - 1) + a[n % 64] : 0; }
+__attribute__((noinline))
+int wide(device int* x, uint i) { volatile int a[500000]; for (int k = 0; k < 500000; ++k) a[k] = *x; return a[i]; }
 """
 KINDS = {
     "division": "integer division by zero",
@@ -45,7 +47,8 @@ if platform.machine() not in ("x86_64", "AMD64"):  # other CPUs divide by zero a
 def library():
     source = PRELUDE + FUNCTIONS
     for name, body in BODIES.items():
-        source += f"kernel void plain_{name}(device int* x, uint i [[thread_position_in_grid]]) {{\n{body}  // {name}\n}}\n"
+        source += f"kernel void plain_{name}(device int* x, uint i [[thread_position_in_grid]]) {{\n"
+        source += f"{body}  // {name}\n}}\n"
         source += f"kernel void fiber_{name}(device int* x, uint i [[thread_position_in_grid]]) {{\n"
         source += f"threadgroup_barrier(mem_flags::mem_threadgroup);\n{body}  // {name}\n}}\n"
     compiled = metalcore.compile_shader(source)
@@ -120,7 +123,8 @@ def test_faults_of_other_code_go_where_they_went():
     crash = "ctypes.string_at(8)"
     done = run(BROKEN.format(before="", between="", after=crash))
     assert done.stdout == "caught\n" * 3 and done.returncode == -11, done.stderr
-    for options in ({"before": "faulthandler.enable()", "between": ""}, {"before": "", "between": "faulthandler.enable()"}):
+    enable = "faulthandler.enable()"
+    for options in ({"before": enable, "between": ""}, {"before": "", "between": enable}):
         done = run(BROKEN.format(after=crash, **options))
         assert done.stdout == "caught\n" * 3 and done.returncode == -11, done.stderr
         assert "Segmentation fault" in done.stderr and "string_at" in done.stderr

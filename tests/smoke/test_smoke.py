@@ -11,7 +11,8 @@ FUNCTIONS = {
     "gelu": (metalcore.gelu, F.gelu),
     "gelu_tanh": (lambda x: metalcore.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh")),
     "softmax": (lambda x: metalcore.softmax(x, -1), lambda x: F.softmax(x, -1)),
-    "rms_norm": (lambda x: metalcore.rms_norm(x, x.shape[-1:], eps=1e-6), lambda x: F.rms_norm(x, x.shape[-1:], eps=1e-6)),
+    "rms_norm": (lambda x: metalcore.rms_norm(x, x.shape[-1:], eps=1e-6),
+                 lambda x: F.rms_norm(x, x.shape[-1:], eps=1e-6)),
 }
 
 

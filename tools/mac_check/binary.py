@@ -1,4 +1,4 @@
-"""Checks the extension as macOS's loader would: where each symbol comes from, what it loads, for which macOS, signed how.
+"""Checks the extension as macOS's loader would: where symbols come from, what it loads, for which macOS, signed how.
 
 Every import must be there: from PyTorch in each release, from macOS 14 (see sdk.py), or from Python's stable ABI 3.10.
 """

@@ -1,5 +1,5 @@
 """What csrc/backends/mps/stream.h takes for granted about PyTorch, in each release: that its functions are exported
-under the names that our declarations get, that they return what ours say, and that the queue is the current stream's."""
+under the names that our declarations get and return what ours say, and that the queue is the current stream's."""
 
 import re
 import subprocess

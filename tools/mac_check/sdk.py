@@ -27,8 +27,8 @@ _LIBRARIES = {
     f"{_FRAMEWORKS[1:]}/Foundation.framework/Foundation": (
         f"{_FRAMEWORKS}/Foundation.framework/Versions/C/Foundation", [_CORE_FOUNDATION, _OBJC]),
 }
-# In libc++ for certain, though none of those libraries happens to use it: it is in libc++'s own list of what version
-# 1 of its ABI instantiates in the library (_LIBCPP_STRING_V1_EXTERN_TEMPLATE_LIST in <__string/extern_template_lists.h>).
+# In libc++ for certain, though none of those libraries happens to use it: it is in libc++'s own list of what version 1
+# of its ABI instantiates in the library (_LIBCPP_STRING_V1_EXTERN_TEMPLATE_LIST in <__string/extern_template_lists.h>).
 _INSTANTIATED = {"__ZNSt3__112basic_stringIcNS_11char_traitsIcEENS_9allocatorIcEEE21__grow_by_and_replaceEmmmmmmPKc"}
 _CLASS = "_OBJC_CLASS_$_"
 # Of Linux, in the pyconfig.h of the Python that runs this.

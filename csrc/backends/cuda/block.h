@@ -1,7 +1,7 @@
 // The parameter block of a kernel: the one argument of its CUDA entry, which its translation lays out in the same way
 // (metalcore/msl/include/cuda/entry.h). First the grid; then the addresses of the bound buffers and the offsets of the
-// threadgroup arguments in dynamic shared memory, eight bytes each, both by ascending index; then, each at a multiple of
-// 16, the bytes that are bound in place of buffers, by ascending index.
+// threadgroup arguments in dynamic shared memory, eight bytes each, both by ascending index; then, each at a multiple
+// of 16, the bytes that are bound in place of buffers, by ascending index.
 #pragma once
 
 #include "../../gpu/limits.h"

@@ -15,7 +15,8 @@ PyObject* compiler = nullptr;  // changed and read with the GIL
 class WithGil {
  public:
   WithGil() {
-    if (!Py_IsInitialized()) throw std::runtime_error("metalcore: Python has ended, and with it the compiler of kernels");
+    if (!Py_IsInitialized())
+      throw std::runtime_error("metalcore: Python has ended, and with it the compiler of kernels");
     state_ = PyGILState_Ensure();
   }
   ~WithGil() { PyGILState_Release(state_); }

@@ -1,5 +1,5 @@
-// The part of NVIDIA's driver interface that this backend calls. libcuda.so.1 comes with the driver and is opened when it
-// is first needed, so that the extension loads where there is none; what cuda.h would declare is declared here.
+// The part of NVIDIA's driver interface that this backend calls. libcuda.so.1 comes with the driver and is opened when
+// it is first needed, so that the extension loads where there is none; what cuda.h would declare is declared here.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Kernels as they are launched: each compiled for the bindings it is used with and loaded on the GPUs it is used on, when
-// that first happens, and kept for as long as the process lives.
+// Kernels as they are launched: each compiled for the bindings it is used with and loaded on the GPUs it is used on,
+// when that first happens, and kept for as long as the process lives.
 #pragma once
 
 #include "block.h"

@@ -142,18 +142,18 @@ PyObject* info(PyObject*, PyObject*) {
 
 PyMethodDef python_methods[] = {
     {"cuda_set_compiler", set_compiler_python, METH_O,
-     "cuda_set_compiler(compiler): what compiles kernels, or None. It is called from any thread as compiler(arch, [(program, "
-     "kernel, signature), …]) and returns [(cubin or PTX, entry's name), …]"},
+     "cuda_set_compiler(compiler): what compiles kernels, or None. It is called from any thread as compiler(arch, "
+     "[(program, kernel, signature), …]) and returns [(cubin or PTX, entry's name), …]"},
     {"cuda_dispatch", dispatch, METH_VARARGS,
-     "cuda_dispatch(program, kernel, device, buffers, threadgroup_lengths, threads, group): launches a kernel on PyTorch's "
-     "current stream of the device. Each buffer is None, (address, nbytes), bytes or, for a table of addresses, a list of "
-     "(address, nbytes); threads and group are three numbers each"},
+     "cuda_dispatch(program, kernel, device, buffers, threadgroup_lengths, threads, group): launches a kernel on "
+     "PyTorch's current stream of the device. Each buffer is None, (address, nbytes), bytes or, for a table of "
+     "addresses, a list of (address, nbytes); threads and group are three numbers each"},
     {"cuda_attributes", attributes, METH_VARARGS,
      "cuda_attributes(program, kernel, signature, device) -> dict: max_threads, static_threadgroup_memory, registers, "
      "local_bytes of the kernel with such bindings"},
     {"cuda_info", info, METH_NOARGS,
-     "cuda_info() -> dict: the driver's CUDA version and its devices; or the reason why there is none. Makes no context, but "
-     "processes forked afterwards cannot use CUDA"},
+     "cuda_info() -> dict: the driver's CUDA version and its devices; or the reason why there is none. Makes no "
+     "context, but processes forked afterwards cannot use CUDA"},
     {nullptr, nullptr, 0, nullptr},
 };
 

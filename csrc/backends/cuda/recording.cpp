@@ -39,7 +39,8 @@ void check_group(const Variant& variant, gpu::Size group, const Loaded& loaded) 
 
 void check_memory(const Variant& variant, uint32_t bytes, const Loaded& loaded) {
   if (bytes > loaded.max_dynamic_memory)
-    gpu::refuse(variant.kernel.name, std::to_string(bytes) + " bytes of threadgroup memory for its arguments; this GPU has " +
+    gpu::refuse(variant.kernel.name, std::to_string(bytes) +
+                                         " bytes of threadgroup memory for its arguments; this GPU has " +
                                          std::to_string(loaded.max_dynamic_memory) + " for them");
 }
 
@@ -85,7 +86,8 @@ void Recording::dispatch(gpu::Size threads, gpu::Size group) {
 
   blocks_.resize(begin + size);  // zeroed
   std::byte* const block = blocks_.data() + begin;
-  const Grid grid = {{threads.x, threads.y, threads.z}, {group.x, group.y, group.z}, {groups.x, groups.y, groups.z}, {}};
+  const Grid grid = {
+      {threads.x, threads.y, threads.z}, {group.x, group.y, group.z}, {groups.x, groups.y, groups.z}, {}};
   std::memcpy(block, &grid, sizeof grid);
   size_t at = sizeof grid;
   const auto append = [&](uint64_t value) {

@@ -1,6 +1,6 @@
-// What an encoder is told, written down: kernels, their parameter blocks and grids. Nothing is launched before all of it
-// is there and every kernel is loaded, so that an error launches nothing; and all kernels that are missing are compiled
-// together.
+// What an encoder is told, written down: kernels, their parameter blocks and grids. Nothing is launched before all of
+// it is there and every kernel is loaded, so that an error launches nothing; and all kernels that are missing are
+// compiled together.
 #pragma once
 
 #include "kernels.h"

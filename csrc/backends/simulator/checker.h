@@ -38,6 +38,8 @@ class Checker final : public Observer {
   // After `limit` accesses the kernel is taken not to end.
   Checker(const Launch& launch, Threadgroup& group, uint32_t seed, const Garbage& garbage, uint64_t limit);
   ~Checker() override;
+  // That of the dispatch that this thread runs; nullptr where it runs none.
+  static Checker* active() { return active_; }
   void run();
   void copy_back() const { map_.copy_back(); }
 
@@ -74,6 +76,7 @@ class Checker final : public Observer {
 
   bool allowed_in_buffer(const Block& block, const char* address, uint32_t size, bool write) const;
   bool is_host_constant(const char* address, uint32_t size) const;
+  bool is_shared(const char* address, uint32_t size) const;
   void shared_access(char* address, uint32_t size, uint32_t kind, const void* caller);
   void read_garbage(char* address, uint32_t pc);
   void record(char* address, uint32_t size, uint32_t kind, Shadow& shadow, Space space, const void* caller);
@@ -85,11 +88,13 @@ class Checker final : public Observer {
   [[noreturn]] void race(Access first, Access second, const char* address);
   [[noreturn]] void fail(const char* kind, uint32_t pc, const msl_abi::Thread& thread, const std::string& what,
                          uint32_t line = 0);
-  Fault fault(const char* kind, uint32_t pc, const msl_abi::Thread& thread, const std::string& what, uint32_t line) const;
+  Fault fault(const char* kind, uint32_t pc, const msl_abi::Thread& thread, const std::string& what,
+              uint32_t line) const;
   msl_abi::Thread thread_of(uint32_t number) const;
   std::string describe_place(const char* address) const;
   uint32_t pc_of(const void* caller) const;
 
+  static inline constinit thread_local Checker* active_ = nullptr;
   const Launch& launch_;
   const Garbage garbage_;
   const uint64_t limit_;

@@ -172,7 +172,8 @@ constexpr size_t kPitch = Stacks::kSize + Stacks::kGuard;
 Stacks::Stack Stacks::get(size_t index) {
   char*& block = blocks_[index / kPerBlock];
   if (!block) {
-    void* memory = mmap(nullptr, kPitch * kPerBlock, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory = mmap(nullptr, kPitch * kPerBlock, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     block = static_cast<char*>(memory);
     // A kernel refuses guards once a process has too many mappings; the stacks work without them.

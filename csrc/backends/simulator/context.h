@@ -24,10 +24,12 @@ class Context {
   // The first switch to this context calls entry(argument) on the stack that ends at `top`; entry must never return.
   void prepare(char* base, char* top, ContextEntry entry, void* argument);
 
-  static void change(Context& leave, Context& enter) { metalcore_switch_context(&leave.stack_pointer_, enter.stack_pointer_); }
+  static void change(Context& leave, Context& enter) {
+    metalcore_switch_context(&leave.stack_pointer_, enter.stack_pointer_);
+  }
 
-  // Called by a signal handler: when it returns, the thread goes on in this context instead of where it was interrupted.
-  // The signal mask and the alternate stack are restored by the return, as ever.
+  // Called by a signal handler: when it returns, the thread goes on in this context instead of where it was
+  // interrupted. The signal mask and the alternate stack are restored by the return, as ever.
   void resume_after(ucontext_t& interrupted) const;
 
  private:

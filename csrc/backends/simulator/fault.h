@@ -1,5 +1,5 @@
-// What a dispatch ends with when the kernel does something that Metal does not define: anything that checking mode finds,
-// or in any mode what the CPU stops at.
+// What a dispatch ends with when the kernel does something that Metal does not define: anything that checking mode
+// finds, or in any mode what the CPU stops at.
 #pragma once
 
 #include "host/kernel_abi.h"

@@ -39,7 +39,7 @@ struct Launch {
 };
 
 // Runs the launch to its end; in checking mode where its library was compiled for it. Throws std::invalid_argument for
-// a launch that Metal would refuse, Fault for a kernel that went wrong: one that is checked, or one that the CPU stopped.
+// a launch that Metal would refuse, Fault for a kernel that went wrong: one that is checked, or that the CPU stopped.
 void execute(const Launch& launch);
 
 // Checking mode of this process; METALCORE_CHECK=1 switches it on from the start.

@@ -88,7 +88,8 @@ const Library& load(State& s, const std::string& path) {
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
     const char* reason = dlerror();
-    throw std::runtime_error("metalcore: cannot open the kernel library " + path + ": " + (reason ? reason : "unknown error"));
+    throw std::runtime_error("metalcore: cannot open the kernel library " + path + ": " +
+                             (reason ? reason : "unknown error"));
   }
   auto* entry = reinterpret_cast<const msl_abi::Library* (*)()>(dlsym(handle, "msl_library"));
   const msl_abi::Library* abi = entry ? entry() : nullptr;
@@ -134,7 +135,8 @@ const Library& load_library(const std::string& path) {
 const Library& library(uint32_t id) {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  if (id >= s.libraries.size()) throw std::out_of_range("metalcore: no kernel library has the id " + std::to_string(id));
+  if (id >= s.libraries.size())
+    throw std::out_of_range("metalcore: no kernel library has the id " + std::to_string(id));
   return s.libraries[id];
 }
 
@@ -146,8 +148,9 @@ KernelReference find_builtin(std::string_view kernel, bool checking) {
   if (const auto found = folder->kernels.find(kernel); found != folder->kernels.end()) return found->second;
   // The family that the name begins with comes first; any other may have it too.
   auto& unopened = folder->unopened;
-  std::stable_partition(unopened.begin(), unopened.end(),
-                        [&](const fs::path& p) { return kernel.substr(0, p.stem().native().size()) == p.stem().native(); });
+  std::stable_partition(unopened.begin(), unopened.end(), [&](const fs::path& p) {
+    return kernel.substr(0, p.stem().native().size()) == p.stem().native();
+  });
   while (!unopened.empty()) {
     const Library& opened = load(s, unopened.front().string());
     unopened.erase(unopened.begin());
@@ -155,7 +158,8 @@ KernelReference find_builtin(std::string_view kernel, bool checking) {
       folder->kernels.emplace(opened.abi->kernels[i].name, KernelReference{&opened, &opened.abi->kernels[i]});
     if (const auto found = folder->kernels.find(kernel); found != folder->kernels.end()) return found->second;
   }
-  throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) + "' in " + s.library_path);
+  throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) + "' in " +
+                           s.library_path);
 }
 
 void set_library_path(const std::string& path) {

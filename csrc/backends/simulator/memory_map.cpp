@@ -37,17 +37,19 @@ void MemoryMap::add_views(const Launch& launch) {
     const msl_abi::Argument& argument = kernel.arguments[a];
     if (argument.kind != msl_abi::kBuffer || of_buffer_[argument.index]) continue;
     const Binding& binding = launch.buffers[argument.index];
-    const std::string name = "buffer '" + std::string(argument.name) + "' (index " + std::to_string(argument.index) + ")";
+    const std::string name =
+        "buffer '" + std::string(argument.name) + "' (index " + std::to_string(argument.index) + ")";
     of_buffer_[argument.index] = add(binding.address, binding.size, argument.writable, name);
     if (binding.embedded)
       for (const Embedded& memory : *binding.embedded)
         of_table_[argument.index].push_back(
-            add(memory.begin, memory.size, true, "the memory at byte " + std::to_string(memory.offset) + " of " + name));
+            add(memory.begin, memory.size, true,
+                "the memory at byte " + std::to_string(memory.offset) + " of " + name));
     if (binding.kind != Binding::kPointers) continue;
     for (size_t i = 0; i < binding.size / sizeof(void*); ++i) {
       void* address = static_cast<void**>(binding.address)[i];
-      View* view = address ? add(address, binding.spans[i], true, "pointer " + std::to_string(i) + " of " + name) : nullptr;
-      of_table_[argument.index].push_back(view);
+      const std::string pointer = "pointer " + std::to_string(i) + " of " + name;
+      of_table_[argument.index].push_back(address ? add(address, binding.spans[i], true, pointer) : nullptr);
     }
   }
 }
@@ -56,7 +58,8 @@ void MemoryMap::add_views(const Launch& launch) {
 void MemoryMap::place() {
   std::vector<View*> sorted;
   for (const auto& view : views_) sorted.push_back(view.get());
-  std::stable_sort(sorted.begin(), sorted.end(), [](const View* a, const View* b) { return a->original < b->original; });
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const View* a, const View* b) { return a->original < b->original; });
   for (View* view : sorted) {
     if (!blocks_.empty() && view->size && view->original < blocks_.back().original + blocks_.back().size) {
       Block& block = blocks_.back();

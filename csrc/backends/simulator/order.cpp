@@ -49,7 +49,8 @@ void Order::simdgroup_barrier(uint32_t simdgroup, uint32_t lanes, uint32_t flags
     uint64_t joined[32] = {};
     for (uint32_t lane = 0; lane < 32; ++lane)
       if (lanes >> lane & 1)
-        for (uint32_t other = 0; other < 32; ++other) joined[other] = std::max(joined[other], known->until[lane][other]);
+        for (uint32_t other = 0; other < 32; ++other)
+          joined[other] = std::max(joined[other], known->until[lane][other]);
     for (uint32_t lane = 0; lane < 32; ++lane)
       if (lanes >> lane & 1) joined[lane] = time;
     for (uint32_t lane = 0; lane < 32; ++lane)

@@ -4,10 +4,10 @@
 // - a threadgroup_barrier whose flags cover that memory has opened since, or
 // - a simdgroup_barrier with such flags, in which both took part, directly or through others, or
 // - it is a read of threadgroup memory, and its thread and the running one have met in any barrier or SIMD operation
-//   since: flags tell what is passed on, but a thread that has met others has what it read, and kernels in use rely on it
-//   with mem_none. Reads of device memory take longer, so that a barrier must cover them like writes, or
-// - it was followed by an atomic operation of its thread (or of one it is ordered before), and the running thread, or one
-//   ordered before it, has since used the same atomic. Atomics are taken as acquiring and releasing: Metal's are
+//   since: flags tell what is passed on, but a thread that has met others has what it read, and kernels in use rely on
+//   it with mem_none. Reads of device memory take longer, so that a barrier must cover them like writes, or
+// - it was followed by an atomic operation of its thread (or of one it is ordered before), and the running thread, or
+//   one ordered before it, has since used the same atomic. Atomics are taken as acquiring and releasing: Metal's are
 //   relaxed, and kernels pair them with barriers.
 #pragma once
 
@@ -52,11 +52,12 @@ class Order {
     uint64_t until[32][32];  // [lane][other]: what other did before this is ordered before what lane does
   };
   struct Atomic {
-    std::unordered_map<uint32_t, uint64_t> released;               // by thread: what it did before this
-    std::unordered_map<uint32_t, std::array<uint64_t, kSpaces>> barrier; // by group: what its threads did before this
-    std::unordered_map<uint32_t, uint64_t> acquired;               // by thread
-    std::array<uint64_t, 2> group = {};                            // the current group's number and when a barrier passed it on
-    bool recent = false;                                           // it is in recent_
+    std::unordered_map<uint32_t, uint64_t> released;  // by thread: what it did before this
+    // By group: what its threads did before this.
+    std::unordered_map<uint32_t, std::array<uint64_t, kSpaces>> barrier;
+    std::unordered_map<uint32_t, uint64_t> acquired;  // by thread
+    std::array<uint64_t, 2> group = {};  // the current group's number and when a barrier passed it on
+    bool recent = false;                 // it is in recent_
   };
   bool before_by_atomics(const Stamp& past, uint32_t thread, Space space) const;
 

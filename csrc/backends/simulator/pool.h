@@ -11,9 +11,9 @@ namespace metalcore::simulator {
 uint32_t num_threads();
 void set_num_threads(uint32_t count);
 
-// Calls task(claim) on one or more threads; each call takes pieces of [0, count) until claim returns false. Returns when
-// all is done; throws the first exception of a task, after which no further piece is handed out.
-// Pieces are handed out in ascending order. `wide` says that the job is worth waking threads for at once.
+// Calls task(claim) on one or more threads; each call takes pieces of [0, count) until claim returns false. Returns
+// when all is done; throws the first exception of a task, after which no further piece is handed out. Pieces are handed
+// out in ascending order. `wide` says that the job is worth waking threads for at once.
 class Claim {
  public:
   virtual ~Claim() = default;

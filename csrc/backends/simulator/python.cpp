@@ -79,7 +79,8 @@ Binding to_binding(PyObject* object, std::vector<Object>& kept, std::deque<Point
       const Object entry = item(embedded.get(), i);
       const size_t offset = python::to_size(item(entry.get(), 0).get());
       const auto [begin, size] = to_memory(item(entry.get(), 1).get());
-      if (offset + sizeof(void*) > binding.size) throw std::invalid_argument("metalcore: an address beyond the argument's bytes");
+      if (offset + sizeof(void*) > binding.size)
+        throw std::invalid_argument("metalcore: an address beyond the argument's bytes");
       table.embedded.push_back({offset, static_cast<char*>(begin), size});
     }
     binding.embedded = &table.embedded;
@@ -140,7 +141,8 @@ struct Call {
     if (!PyArg_ParseTuple(args, "IsOOOO", &id, &name, &buffers, &lengths, &threads, &group)) throw PythonError();
     launch.kernel.library = &library(id);
     launch.kernel.kernel = launch.kernel.library->find(name);
-    if (!launch.kernel.kernel) throw std::runtime_error(std::string("metalcore: the library has no kernel '") + name + "'");
+    if (!launch.kernel.kernel)
+      throw std::runtime_error(std::string("metalcore: the library has no kernel '") + name + "'");
     const Py_ssize_t count = length(buffers), length_count = length(lengths);
     if (count > kMaximumBuffers || length_count > kMaximumBuffers)
       throw std::invalid_argument("metalcore: arguments have indices up to 30");
@@ -223,9 +225,10 @@ PyMethodDef python_methods[] = {
     {"simulator_kernels", kernels, METH_VARARGS,
      "simulator_kernels(library) -> list of dicts: the kernels of a library and their arguments"},
     {"simulator_dispatch", dispatch, METH_VARARGS,
-     "simulator_dispatch(library, kernel, buffers, threadgroup_lengths, threads, group): runs a kernel to its end. Each "
-     "buffer is None, (address, nbytes), bytes or, for a table of addresses, a list of (address, nbytes), or (bytes, list of "
-     "(offset, (address, nbytes))) for bytes that hold addresses in this memory of the device; threads and group are three numbers each"},
+     "simulator_dispatch(library, kernel, buffers, threadgroup_lengths, threads, group): runs a kernel to its end. "
+     "Each buffer is None, (address, nbytes), bytes or, for a table of addresses, a list of (address, nbytes), or "
+     "(bytes, list of (offset, (address, nbytes))) for bytes that hold addresses in this memory of the device; threads "
+     "and group are three numbers each"},
     {"simulator_set_library_path", set_path, METH_VARARGS,
      "simulator_set_library_path(folder): where the built-in kernels' libraries are"},
     {"simulator_set_checking", set_checking_python, METH_VARARGS,
@@ -233,7 +236,8 @@ PyMethodDef python_methods[] = {
     {"simulator_checking", checking_python, METH_NOARGS, "simulator_checking() -> (on, seed)"},
     {"simulator_set_num_threads", set_threads, METH_VARARGS,
      "simulator_set_num_threads(count): how many threads a dispatch may use, the calling one included"},
-    {"simulator_info", info, METH_NOARGS, "simulator_info() -> dict: threads, isa, library_path, checking, seed, abi_version"},
+    {"simulator_info", info, METH_NOARGS,
+     "simulator_info() -> dict: threads, isa, library_path, checking, seed, abi_version"},
     {nullptr, nullptr, 0, nullptr},
 };
 

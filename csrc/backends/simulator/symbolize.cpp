@@ -86,9 +86,11 @@ SourceLine find_line(const std::string& library, uintptr_t offset) {
   hexadecimal << "0x" << std::hex << offset;
   const std::string address = hexadecimal.str();
   SourceLine result;
-  for (const std::vector<std::string>& command : {
-           std::vector<std::string>{"addr2line", "-i", "-e", library, address},
-           std::vector<std::string>{"llvm-symbolizer", "--output-style=GNU", "--functions=none", "--inlines", "--obj=" + library, address},
+  using Command = std::vector<std::string>;
+  for (const Command& command : {
+           Command{"addr2line", "-i", "-e", library, address},
+           Command{"llvm-symbolizer", "--output-style=GNU", "--functions=none", "--inlines", "--obj=" + library,
+                   address},
        }) {
     result = parse(output_of(command));
     if (result.line) break;

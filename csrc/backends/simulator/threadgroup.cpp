@@ -364,7 +364,8 @@ Lane* Threadgroup::next(Simdgroup* simdgroup, Lane* preferred) {
 // ---- threadgroup memory ---------------------------------------------------------------------------------------------
 
 void* Threadgroup::memory(uint32_t site, uint32_t bytes, uint32_t alignment) {
-  if (site >= kSites) throw std::logic_error("metalcore: threadgroup variable number " + std::to_string(site) + " is out of range");
+  if (site >= kSites)
+    throw std::logic_error("metalcore: threadgroup variable number " + std::to_string(site) + " is out of range");
   Site& entry = sites_[site];
   if (entry.address && entry.bytes >= bytes) return entry.address;
   const auto align = [](uint64_t value, uint64_t to) { return (value + to - 1) & ~(to - 1); };

@@ -1,6 +1,6 @@
 // One threadgroup at a time, run on one OS thread: its threads are fibers that switch to each other at barriers and
-// SIMD operations. A Threadgroup is a worker's scratch: it is used for one group after the other, and its fibers, stacks
-// and threadgroup memory are kept.
+// SIMD operations. A Threadgroup is a worker's scratch: it is used for one group after the other, and its fibers,
+// stacks and threadgroup memory are kept.
 //
 // Rules of scheduling. A lane that waits hands over to a runnable lane of its simdgroup. When none is left, the lanes
 // that wait in SIMD operations at the smallest line go on together (lanes of a divergent simdgroup so meet again where

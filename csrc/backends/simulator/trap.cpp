@@ -61,7 +61,8 @@ bool install() {
   sigemptyset(&action.sa_mask);
   // The previous action is known before the handler can run.
   for (size_t i = 0; i < std::size(kSignals); ++i)
-    if (sigaction(kSignals[i], nullptr, &previous[i]) != 0 || sigaction(kSignals[i], &action, nullptr) != 0) return false;
+    if (sigaction(kSignals[i], nullptr, &previous[i]) != 0 || sigaction(kSignals[i], &action, nullptr) != 0)
+      return false;
   return true;
 }
 

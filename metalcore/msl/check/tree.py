@@ -152,7 +152,8 @@ class _Tree:
             size = sum(self.bytes.get(variable, 0) for variable in variables)
             if size > THREADGROUP_BYTES and function in self.functions:
                 node = self.functions[function]
-                message = f"kernel '{node.name}' has {size} bytes of threadgroup variables; {THREADGROUP_BYTES} is the limit"
+                message = (f"kernel '{node.name}' has {size} bytes of threadgroup variables; "
+                           f"{THREADGROUP_BYTES} is the limit")
                 self._find(node.place, "threadgroup-memory", message)
         for method, place in self.conversions:
             if method in self.functions:

@@ -1,5 +1,5 @@
-// <metal_math>, <metal_common>, <metal_geometric>, <metal_relational>: one overload for each type, as in Apple's headers, so
-// that mixed arguments are as ambiguous as there.
+// <metal_math>, <metal_common>, <metal_geometric>, <metal_relational>: one overload for each type, as in Apple's
+// headers, so that mixed arguments are as ambiguous as there.
 #pragma once
 
 #define MSL_FLOATS_OF(X, T) X(T, T, bool, int) X(T##2, T, bool2, int2) X(T##3, T, bool3, int3) X(T##4, T, bool4, int4)

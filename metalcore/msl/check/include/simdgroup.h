@@ -61,7 +61,8 @@ MSL_GROUP(quad)
 
 template <class T, int Columns, int Rows>
 struct simdgroup_matrix {
-  static_assert(is_floating_point_v<T> && Columns == 8 && Rows == 8, "simdgroup_matrix is 8x8 of float, half or bfloat");
+  static_assert(is_floating_point_v<T> && Columns == 8 && Rows == 8,
+                "simdgroup_matrix is 8x8 of float, half or bfloat");
   using storage_type = vec<T, 2>;
   simdgroup_matrix() = default;
   explicit simdgroup_matrix(T);

@@ -127,7 +127,8 @@ constexpr constant bool is_same_v = __is_same(A, B);
   constexpr constant bool name##_v = value_;
 #define MSL_BARE(T) remove_cv_t<remove_addrspace_t<T>>
 MSL_TRAIT(is_integral, __is_integral(MSL_BARE(T)))
-MSL_TRAIT(is_floating_point, __is_floating_point(MSL_BARE(T)) || __is_same(MSL_BARE(T), bfloat) || __is_same(MSL_BARE(T), half))
+MSL_TRAIT(is_floating_point,
+          __is_floating_point(MSL_BARE(T)) || __is_same(MSL_BARE(T), bfloat) || __is_same(MSL_BARE(T), half))
 MSL_TRAIT(is_arithmetic, is_integral_v<T> || is_floating_point_v<T>)
 MSL_TRAIT(is_fundamental, is_arithmetic_v<T> || __is_void(T))
 MSL_TRAIT(is_enum, __is_enum(T))
@@ -227,7 +228,8 @@ struct alignas(2) bfloat {
   constexpr bfloat(S) : bits() {}
   template <class S, metal::enable_if_t<metal::is_scalar_v<S> && !metal::is_integral_v<S>, int> = 0>
   constexpr explicit bfloat(S) : bits() {}
-  template <class C, metal::enable_if_t<__is_class(C) && !metal::is_same_v<C, bfloat> && metal::is_convertible_v<C, float>, int> = 0>
+  template <class C, metal::enable_if_t<
+                         __is_class(C) && !metal::is_same_v<C, bfloat> && metal::is_convertible_v<C, float>, int> = 0>
   constexpr bfloat(C) : bits() {}
   constexpr operator float() const { return 0; }
 #define MSL_OPERATOR(op)                                                                       \

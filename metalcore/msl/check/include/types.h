@@ -1,6 +1,6 @@
 // Scalars, vectors and packed vectors as the Metal specification types them. Only types matter here: nothing is defined
-// that runs. Clang's C++ for OpenCL has the address spaces: `device` is opencl_global_device, `constant` is const __global,
-// `threadgroup` __local and `thread` __private, and what names none is __generic, as `this` is in MSL.
+// that runs. Clang's C++ for OpenCL has the address spaces: `device` is opencl_global_device, `constant` is const
+// __global, `threadgroup` __local and `thread` __private, and what names none is __generic, as `this` is in MSL.
 #pragma once
 
 #include "traits.h"

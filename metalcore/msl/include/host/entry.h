@@ -18,7 +18,8 @@ using msl_abi::Thread;
   struct name {                                                                                         \
     static METAL_FUNC Uint3 at(const Dispatch& d, const Thread& first, uint32_t i) { return expression; } \
   };
-MSL_POSITION(position_in_grid, (Uint3{first.position_in_grid.x + i, first.position_in_grid.y, first.position_in_grid.z}))
+MSL_POSITION(position_in_grid,
+             (Uint3{first.position_in_grid.x + i, first.position_in_grid.y, first.position_in_grid.z}))
 MSL_POSITION(position_in_threadgroup, (Uint3{first.position_in_threadgroup.x + i, first.position_in_threadgroup.y,
                                              first.position_in_threadgroup.z}))
 MSL_POSITION(threadgroup_position, first.threadgroup_position)
@@ -37,8 +38,9 @@ MSL_INDEX(index_in_threadgroup, first.index_in_threadgroup + i)
 MSL_INDEX(index_in_simdgroup, (first.index_in_threadgroup + i) % kSimdWidth)
 MSL_INDEX(simdgroup_index, (first.index_in_threadgroup + i) / kSimdWidth)
 MSL_INDEX(simdgroups, first.simdgroups)
-MSL_INDEX(dispatch_simdgroups, (d.threads_per_threadgroup.x * d.threads_per_threadgroup.y * d.threads_per_threadgroup.z +
-                                kSimdWidth - 1) / kSimdWidth)
+MSL_INDEX(dispatch_simdgroups,
+          (d.threads_per_threadgroup.x * d.threads_per_threadgroup.y * d.threads_per_threadgroup.z + kSimdWidth - 1) /
+              kSimdWidth)
 MSL_INDEX(threads_per_simdgroup, kSimdWidth)
 MSL_INDEX(index_in_quadgroup, (first.index_in_threadgroup + i) % 4)
 MSL_INDEX(quadgroup_index, (first.index_in_threadgroup + i) / 4)
@@ -135,7 +137,8 @@ struct MakePositions<0, positions...> {
 template <auto function, const char* const* names, class P, class... Descriptors>
 struct Entry;
 
-template <class... Parameters, void (*function)(Parameters...), const char* const* names, int... positions, class... Descriptors>
+template <class... Parameters, void (*function)(Parameters...), const char* const* names, int... positions,
+          class... Descriptors>
 struct Entry<function, names, Positions<positions...>, Descriptors...> {
   struct Slots : Slot<positions, Descriptors, Parameters>... {
     METAL_FUNC Slots(const Dispatch& d) : Slot<positions, Descriptors, Parameters>(d)... {}
@@ -161,7 +164,8 @@ struct Entry<function, names, Positions<positions...>, Descriptors...> {
 
   static constexpr uint32_t kGreatestIndex = 1u << 28, kGreatestRow = 1u << 12;
 
-  static __attribute__((noinline, flatten)) void run_loop(const Dispatch* dispatch, const Thread* first_thread, uint32_t count) {
+  static __attribute__((noinline, flatten)) void run_loop(const Dispatch* dispatch, const Thread* first_thread,
+                                                          uint32_t count) {
     const Dispatch d = *dispatch;
     const Thread first = *first_thread;
     if (first.position_in_grid.x >= kGreatestIndex || count > kGreatestRow) __builtin_unreachable();
@@ -180,7 +184,8 @@ struct Entry<function, names, Positions<positions...>, Descriptors...> {
     Table table{};
     uint32_t next = 0;
     ((binding<Descriptors>::exists
-          ? void(table.arguments[next++] = describe<Parameters>(names[positions], binding<Descriptors>::kind, binding<Descriptors>::index))
+          ? void(table.arguments[next++] = describe<Parameters>(names[positions], binding<Descriptors>::kind,
+                                                                binding<Descriptors>::index))
           : void()),
      ...);
     return table;

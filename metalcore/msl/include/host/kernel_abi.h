@@ -17,7 +17,7 @@ struct Uint3 {
 
 // One dispatch; the same for all of its threads.
 struct Dispatch {
-  void* const* buffers;                // buffers[i]: address bound at [[buffer(i)]] (setBytes data included), or nullptr
+  void* const* buffers;                // buffers[i]: address bound at [[buffer(i)]] (setBytes data, too), or nullptr
   const uint32_t* threadgroup_lengths; // bytes set for [[threadgroup(i)]], 0 where unset
   Uint3 threads_per_grid;
   Uint3 threads_per_threadgroup;       // as dispatched; a threadgroup at the grid's edge may be smaller

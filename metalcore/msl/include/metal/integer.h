@@ -115,7 +115,8 @@ METAL_FUNC constexpr T extract_bits(T x, uint offset, uint bits) {
 template <class T>
 METAL_FUNC constexpr T insert_bits(T base, T insert, uint offset, uint bits) {
   if (bits == 0 || offset >= uint(bits_v<T>)) return base;
-  unsigned_t<T> mask = bits >= uint(bits_v<T>) ? unsigned_t<T>(~unsigned_t<T>(0)) : unsigned_t<T>((uint64_t(1) << bits) - 1);
+  unsigned_t<T> mask =
+      bits >= uint(bits_v<T>) ? unsigned_t<T>(~unsigned_t<T>(0)) : unsigned_t<T>((uint64_t(1) << bits) - 1);
   mask = unsigned_t<T>(mask << offset);
   return T((unsigned_t<T>(base) & unsigned_t<T>(~mask)) | (unsigned_t<T>(unsigned_t<T>(insert) << offset) & mask));
 }

@@ -110,8 +110,8 @@ struct _numeric_limits_impl {
 
 namespace msl {
 
-// numeric_limits of a binary floating-point type with `Digits` bits of precision, stored in Bits with the exponent below
-// the sign.
+// numeric_limits of a binary floating-point type with `Digits` bits of precision, stored in Bits with the exponent
+// below the sign.
 template <class T, class Bits, int Digits, int MaxExponent>
 struct float_limits {
   static constexpr bool is_specialized = true, is_signed = true, is_integer = false, is_exact = false;

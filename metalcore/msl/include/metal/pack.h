@@ -56,9 +56,11 @@ MSL_UNPACK(unorm565, ushort, 3, msl::unpack_unorm(p, 11, 5), msl::unpack_unorm(p
   METAL_FUNC Packed pack_float_to_##name(const vec<float, N>& v) { return Packed(expression); }          \
   METAL_FUNC Packed pack_half_to_##name(const vec<half, N>& v) { return pack_float_to_##name(vec<float, N>(v)); }
 MSL_PACK(unorm4x8, uint, 4,
-         msl::pack_unorm(v.x, 0, 8) | msl::pack_unorm(v.y, 8, 8) | msl::pack_unorm(v.z, 16, 8) | msl::pack_unorm(v.w, 24, 8))
+         msl::pack_unorm(v.x, 0, 8) | msl::pack_unorm(v.y, 8, 8) | msl::pack_unorm(v.z, 16, 8) |
+             msl::pack_unorm(v.w, 24, 8))
 MSL_PACK(snorm4x8, uint, 4,
-         msl::pack_snorm(v.x, 0, 8) | msl::pack_snorm(v.y, 8, 8) | msl::pack_snorm(v.z, 16, 8) | msl::pack_snorm(v.w, 24, 8))
+         msl::pack_snorm(v.x, 0, 8) | msl::pack_snorm(v.y, 8, 8) | msl::pack_snorm(v.z, 16, 8) |
+             msl::pack_snorm(v.w, 24, 8))
 MSL_PACK(srgb_unorm4x8, uint, 4,
          msl::pack_unorm(msl::linear_to_srgb(v.x), 0, 8) | msl::pack_unorm(msl::linear_to_srgb(v.y), 8, 8) |
              msl::pack_unorm(msl::linear_to_srgb(v.z), 16, 8) | msl::pack_unorm(v.w, 24, 8))

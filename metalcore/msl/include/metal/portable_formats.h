@@ -1,5 +1,5 @@
-// Conversions between 16-bit floats and float in integer arithmetic. Each ends in a right shift of 32 bits: a vectorizer
-// would do anything it could in 16 bits, with many more instructions.
+// Conversions between 16-bit floats and float in integer arithmetic. Each ends in a right shift of 32 bits: a
+// vectorizer would do anything it could in 16 bits, with many more instructions.
 #pragma once
 
 #include "metal/bit_cast.h"

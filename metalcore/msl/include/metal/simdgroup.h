@@ -1,4 +1,4 @@
-// Functions across the 32 lanes of a simdgroup and across the 4 of a quad. How lanes exchange values is target/lanes.h's.
+// Functions across the 32 lanes of a simdgroup and across the 4 of a quad. How lanes exchange values: target/lanes.h.
 #pragma once
 
 #include "metal/synchronize.h"

@@ -1,5 +1,6 @@
 // simdgroup_matrix<T, 8, 8>: a matrix spread over the 32 lanes of a simdgroup, two neighbouring elements of a row in
-// each. The mapping of lanes to elements is the one Apple's GPUs have, which programs rely on through thread_elements().
+// each. The mapping of lanes to elements is the one Apple's GPUs have, which programs rely on through
+// thread_elements().
 #pragma once
 
 #include "metal/simdgroup.h"
@@ -17,7 +18,8 @@ struct simdgroup_matrix {
   // The scalar on the diagonal, zero elsewhere.
   METAL_FUNC explicit simdgroup_matrix(T diagonal) {
     msl::MatrixPlace place = msl::matrix_place(msl::index_of_lane());
-    elements = storage_type(place.row == place.column ? diagonal : T(0), place.row == place.column + 1 ? diagonal : T(0));
+    elements =
+        storage_type(place.row == place.column ? diagonal : T(0), place.row == place.column + 1 ? diagonal : T(0));
   }
 
   METAL_FUNC storage_type& thread_elements() { return elements; }
@@ -64,7 +66,8 @@ METAL_FUNC void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, cons
                                               const simdgroup_matrix<B, 8, 8>& b, const simdgroup_matrix<C, 8, 8>& c,
                                               uint32_t line = __builtin_LINE()) {
   d.thread_elements() =
-      vec<D, 2>(msl::matrix_product(a.thread_elements(), b.thread_elements(), vec<float, 2>(c.thread_elements()), line));
+      vec<D, 2>(msl::matrix_product(a.thread_elements(), b.thread_elements(), vec<float, 2>(c.thread_elements()),
+                                    line));
 }
 template <class D, class A, class B>
 METAL_FUNC void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,

@@ -49,7 +49,8 @@ struct small_float {
   METAL_FUNC constexpr small_float(Native value) : bits(Format::round(float(value))) {}
   METAL_FUNC constexpr small_float(stored_small_float<Format> value) : bits(value.bits) {}
   // A class that counts as a number; the other small float does so only where it is asked to.
-  template <class T, std::enable_if_t<std::is_class_v<T> && std::is_convertible_v<T, float> && !is_small_float<T>::value, int> = 0>
+  template <class T, std::enable_if_t<
+                         std::is_class_v<T> && std::is_convertible_v<T, float> && !is_small_float<T>::value, int> = 0>
   METAL_FUNC constexpr small_float(T value) : small_float(float(value)) {}
   template <class Other>
   METAL_FUNC explicit constexpr small_float(small_float<Other> value) : bits(Format::round(float(value))) {}

@@ -1,5 +1,5 @@
-// v.xzy is translated to v.template swizzle<0, 2, 1>() where it is read and to v.template swizzle_ref<0, 2, 1>() where it
-// is assigned to.
+// v.xzy is translated to v.template swizzle<0, 2, 1>() where it is read and to v.template swizzle_ref<0, 2, 1>() where
+// it is assigned to.
 #pragma once
 
 #include "metal/vec.h"

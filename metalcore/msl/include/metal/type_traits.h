@@ -79,10 +79,11 @@ MSL_TRAIT(is_null_pointer) MSL_TRAIT(is_compound)
 #undef MSL_TRAIT
 
 // The traits half and bfloat take part in.
-#define MSL_NUMBER_TRAIT(name, also)                                                                              \
-  template <class T>                                                                                              \
-  struct name : std::bool_constant<std::name<T>::value || (also && msl::is_small_float<std::remove_cv_t<T>>::value)> {}; \
-  template <class T>                                                                                              \
+#define MSL_NUMBER_TRAIT(name, also)                                                                                 \
+  template <class T>                                                                                                 \
+  struct name                                                                                                        \
+      : std::bool_constant<std::name<T>::value || (also && msl::is_small_float<std::remove_cv_t<T>>::value)> {};     \
+  template <class T>                                                                                                 \
   constexpr bool name##_v = name<T>::value;
 MSL_NUMBER_TRAIT(is_arithmetic, true) MSL_NUMBER_TRAIT(is_floating_point, true) MSL_NUMBER_TRAIT(is_fundamental, true)
 MSL_NUMBER_TRAIT(is_scalar, true) MSL_NUMBER_TRAIT(is_signed, true) MSL_NUMBER_TRAIT(is_object, false)
@@ -151,7 +152,8 @@ template <class T, int N>
 struct vec_elements<packed_vec<T, N>> : std::integral_constant<int, N> {};
 template <class T>
 struct __is_valid_simdgroup_type
-    : std::bool_constant<sizeof(T) <= 4 && !std::is_same_v<T, bool> && !std::is_same_v<T, bfloat> && msl::is_scalar_v<T>> {};
+    : std::bool_constant<sizeof(T) <= 4 && !std::is_same_v<T, bool> && !std::is_same_v<T, bfloat> &&
+                         msl::is_scalar_v<T>> {};
 template <class T, int N>
 struct __is_valid_simdgroup_type<vec<T, N>> : __is_valid_simdgroup_type<T> {};
 

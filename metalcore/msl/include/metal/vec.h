@@ -1,5 +1,5 @@
-// vec<T, N>: two, three or four elements (and more, below) with the size and alignment MSL gives them (three take the room of four).
-// Members x y z w and r g b a name the same elements; longer swizzles are calls (see swizzle.h).
+// vec<T, N>: two, three or four elements (and more, below) with the size and alignment MSL gives them (three take the
+// room of four). Members x y z w and r g b a name the same elements; longer swizzles are calls (see swizzle.h).
 #pragma once
 
 #include "metal/small_float.h"

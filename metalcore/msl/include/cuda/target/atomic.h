@@ -9,7 +9,8 @@ namespace msl {
 template <class T>
 using atomic_bits_t =
     std::conditional_t<sizeof(T) == 8, unsigned long long,
-                       std::conditional_t<sizeof(T) == 4, uint32_t, std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>>>;
+                       std::conditional_t<sizeof(T) == 4, uint32_t,
+                                          std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>>>;
 
 template <class Bits>
 METAL_FUNC Bits atomic_load(const volatile Bits* address) {

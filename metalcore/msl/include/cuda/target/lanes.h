@@ -144,7 +144,7 @@ METAL_FUNC T fetch_first(const T& value, uint32_t) {
   return shuffle<kSimd>(mask, value, __ffs(mask & group_lanes<Width>()) - 1);
 }
 
-// The value of the lane `delta` further in the block of `modulo` lanes; that lane's filling where the block ends before.
+// The value of the lane `delta` further in the block of `modulo` lanes; its filling where the block ends before.
 template <uint32_t Width, class T>
 METAL_FUNC T fill(const T& value, const T& filling, int delta, uint32_t modulo, uint32_t) {
   uint32_t mask = active_lanes(), lane = index_of_lane();

@@ -31,7 +31,7 @@ METAL_FUNC T from_tensor_place(T value) {
 
 namespace msl {
 
-// Moves elements between the lanes where Metal has them and those where tensor cores do, whose rows are four lanes long.
+// Moves elements between the lanes where Metal has them and where tensor cores do, whose rows are four lanes long.
 template <class T>
 METAL_FUNC T to_tensor_place(T value) {
   uint32_t lane = index_of_lane();

@@ -1,5 +1,5 @@
-// What metal/ asks of the target, on CUDA: a simdgroup is a warp, threadgroup memory is shared memory. Where calls are in
-// the user's source (`line`) matters to the CPU executor only.
+// What metal/ asks of the target, on CUDA: a simdgroup is a warp, threadgroup memory is shared memory. Where calls are
+// in the user's source (`line`) matters to the CPU executor only.
 #pragma once
 
 #include "target/standard.h"
@@ -24,8 +24,8 @@
 namespace msl {
 
 // How functions take a vector that they only read: by value, so that one in memory is loaded as a whole. Through a
-// reference each element is read by itself, and where it is a half or bfloat, a class, the compiler no longer knows that
-// it is part of something aligned.
+// reference each element is read by itself, and where it is a half or bfloat, a class, the compiler no longer knows
+// that it is part of something aligned.
 template <class T>
 using in = T;
 

@@ -15,7 +15,7 @@ using uint32_t = unsigned int;
 using uint64_t = unsigned long;
 using uintptr_t = unsigned long;
 
-// The …_v are concepts, values like the variables they stand in for: NVRTC would emit each variable that is instantiated.
+// The …_v are concepts, values like the variables they stand in for: NVRTC would emit each variable instantiated.
 namespace std {
 
 template <class T, T v>

@@ -86,7 +86,7 @@ METAL_FUNC T fetch_first(const T& value, uint32_t line) {
   return lanes[start + __builtin_ctz(lanes.exchange.active >> start)];
 }
 
-// The value of the lane `delta` further in the block of `modulo` lanes; that lane's filling where the block ends before.
+// The value of the lane `delta` further in the block of `modulo` lanes; its filling where the block ends before.
 template <uint32_t Width, class T>
 METAL_FUNC T fill(const T& value, const T& filling, int delta, uint32_t modulo, uint32_t line) {
   struct Pair {

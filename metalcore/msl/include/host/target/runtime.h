@@ -1,5 +1,5 @@
-// What a translated kernel asks of the executor: the running thread, threadgroup memory, barriers. `line` is the line of
-// the call in the user's source (see kernel_abi.h).
+// What a translated kernel asks of the executor: the running thread, threadgroup memory, barriers. `line` is the line
+// of the call in the user's source (see kernel_abi.h).
 #pragma once
 
 #include "host/kernel_abi.h"

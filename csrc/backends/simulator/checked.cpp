@@ -1,0 +1,100 @@
+// Runs a dispatch in checking mode: the runtime that checking libraries are bound to, and the runs that it takes.
+#include "checker.h"
+#include "process_wide.h"
+#include "runtime.h"
+#include "trap.h"
+
+#include <mutex>
+#include <optional>
+
+namespace metalcore::simulator {
+namespace {
+
+const msl_abi::Runtime runtime = {
+    .version = msl_abi::kVersion,
+    .self = normal_runtime()->self,
+    .threadgroup_barrier =
+        [](uint32_t flags, uint32_t line) {
+          Checker::active()->synchronize(flags, __builtin_return_address(0));
+          Threadgroup::barrier(line);
+        },
+    .simdgroup_barrier =
+        [](uint32_t flags, uint32_t line) {
+          Checker::active()->synchronize(flags, __builtin_return_address(0));
+          Threadgroup::simdgroup_barrier(line);
+        },
+    .simd_exchange =
+        [](const void* value, uint32_t size, uint32_t width, uint32_t line) {
+          Checker::active()->synchronize(0, __builtin_return_address(0));
+          return Threadgroup::exchange(value, size, width, line);
+        },
+    .threadgroup_memory =
+        [](uint32_t site, uint32_t bytes, uint32_t alignment) {
+          return Checker::active()->threadgroup_memory(site, bytes, alignment, __builtin_return_address(0));
+        },
+    .yield = &Threadgroup::yield,
+    .access =
+        [](const void* address, uint32_t size, uint32_t kind, const void* caller) {
+          // A library's own initialization and its host functions run outside of a dispatch.
+          if (Checker* checker = Checker::active())
+            checker->access(static_cast<const char*>(address), size, kind, caller);
+        },
+};
+
+}  // namespace
+
+const msl_abi::Runtime* checking_runtime() { return &runtime; }
+
+// Threadgroups of checked dispatches, which run one at a time.
+struct Checked {
+  std::mutex mutex;
+  Threadgroup group;
+};
+
+namespace {
+
+// One run of the dispatch and how it ended.
+struct Run {
+  Run(const Launch& launch, Threadgroup& group, const Garbage& garbage, uint64_t limit)
+      : checker(launch, group, checking().seed, garbage, limit) {
+    try {
+      checker.run();
+    } catch (const Fault& thrown) {
+      fault = thrown;
+    }
+  }
+
+  bool ended_as(const Run& other) const {
+    if (fault || other.fault) return fault && other.fault && fault->message() == other.fault->message();
+    return checker.wrote_the_same(other.checker);
+  }
+
+  Checker checker;
+  std::optional<Fault> fault;
+};
+
+}  // namespace
+
+// Kernels read threadgroup memory that nobody has written and do not use what they find, in the lanes that a shorter
+// reduction leaves out, for one. So a read of it is a fault where the outcome depends on what was there.
+void execute_checked(const Launch& launch) {
+  Checked& checked = process_wide<Checked>();
+  std::lock_guard lock(checked.mutex);
+  catch_traps();
+  const Run run(launch, checked.group, {}, ~uint64_t{0});
+  const auto depends_on = [&](uint32_t pc) {
+    for (const unsigned char value : Garbage::kValues)
+      if (!Run(launch, checked.group, {value, pc}, 4 * run.checker.accesses() + 100000).ended_as(run)) return true;
+    return false;
+  };
+  const auto& suspects = run.checker.garbage_reads();
+  if (!suspects.empty() && depends_on(Garbage::kAnywhere)) {
+    for (const auto& read : suspects)
+      if (depends_on(read.pc)) throw run.checker.fault(read);
+    throw run.checker.fault(suspects.front());
+  }
+  if (run.fault) throw *run.fault;
+  run.checker.copy_back();
+}
+
+}  // namespace metalcore::simulator

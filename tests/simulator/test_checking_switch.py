@@ -1,0 +1,71 @@
+"""Where checking mode is on: in its blocks, nested and of several threads, by the environment, in forked children."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import metalcore
+import pytest
+import torch
+from checked_kernels import COPY
+from metalcore.simulator import KernelError, checking
+from metalcore.simulator.checking import enabled
+
+
+def test_checking_nests_and_is_left_by_exceptions():
+    before = enabled()
+    with pytest.raises(ZeroDivisionError), checking():
+        with checking(seed=3):
+            assert enabled()
+        assert enabled()
+        raise ZeroDivisionError
+    assert enabled() == before
+
+
+def test_blocks_of_several_threads_may_overlap():
+    before = enabled()
+    entered, leave = threading.Event(), threading.Event()
+
+    def other():
+        with checking(seed=1):
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    with checking(seed=2):
+        thread.start()
+        entered.wait()
+    assert enabled()
+    leave.set()
+    thread.join()
+    assert enabled() == before
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seed_must_fit(seed):
+    with pytest.raises(ValueError, match="32 bits"):
+        checking(seed=seed)
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("1", True), ("0", False), ("", False)])
+def test_the_environment_switches_checking_on(setting, expected):
+    code = "from metalcore.simulator.checking import enabled; print(enabled())"
+    environment = {**os.environ, "METALCORE_CHECK": setting}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert result.stdout == f"{expected}\n", result.stderr
+
+
+def test_a_forked_child_checks_too():
+    library = metalcore.compile_shader(COPY)
+    x, y = torch.rand(16, device="mps"), torch.zeros(16, device="mps")
+    with checking():
+        library.copy(x, y, 0, threads=16, group_size=16)
+        child = os.fork()
+        if not child:
+            try:
+                library.copy(x, y, 1, threads=16, group_size=16)
+            except KernelError as error:
+                os._exit(error.line)
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
