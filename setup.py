@@ -259,8 +259,8 @@ class Build(build_ext):
         for output, name in outputs.items():
             if output.exists():
                 copy(output, package / name)
-        # Libraries of another build would be older than the rest, and the best set at hand is what runs; programs of kernels
-        # that are gone would still be found.
+        # Libraries of another build would be older than the rest, and the best set at hand is what runs; programs of
+        # kernels that are gone would still be found.
         built = {package / name for name in outputs.values()}
         for path in sorted((package / "lib").rglob("*"), reverse=True):
             if path.is_dir() and not any(path.iterdir()):

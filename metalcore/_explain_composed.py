@@ -48,9 +48,9 @@ def _pca_lowrank(shapes, options):
     return _svd_lowrank(shapes, {"q": min(6, m, n), **options})
 
 
-# The shapes and options of a call -> the operators that it calls, each with shapes and options. What is PyTorch's own of
-# such a call, such as products of matrices, is left out. The operators know two options more than the functions: whether
-# singular vectors or eigenvectors are computed.
+# The shapes and options of a call -> the operators that it calls, each with shapes and options. What is PyTorch's own
+# of such a call, such as products of matrices, is left out. The operators know two options more than the functions:
+# whether singular vectors or eigenvectors are computed.
 COMPOSED = {
     "svdvals": _singular_values,
     "eigvalsh": lambda shapes, options: _singular_values(shapes, {"hermitian": True}),
