@@ -27,7 +27,7 @@ def kind(config):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "only_on(*kinds): the kinds of device that a test is about")
-    # With two threads PyTorch 2.13's batched LU of matrices with 150 rows and more is wrong or never returns, on CPUs where
+    # With two threads PyTorch 2.13's batched LU of 150 rows and more is wrong or never returns, on CPUs where
     # oneMKL's DLASWP refuses its arguments. The simulator's threads are others.
     torch.set_num_threads(1)
     if kind(config) == "simulator":
