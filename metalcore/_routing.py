@@ -13,6 +13,7 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from . import _C
@@ -51,8 +52,8 @@ if "cuda" in DEVICES:
 def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
     """Whether metalcore's kernels can take these arguments: strided tensors of a supported dtype, all on one supported
     device. None among the tensors stands for an argument that was left out. Inside torch.func transforms (vmap, grad,
-    jvp …) PyTorch's own ops are the ones that know what to do."""
-    if _transforms_active():
+    jvp …) and where forward-mode derivatives are taken PyTorch's own ops are the ones that know what to do."""
+    if _transforms_active() or forward_ad._current_level >= 0:
         return False
     first = None
     for tensor in tensors:
