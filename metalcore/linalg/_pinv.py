@@ -31,7 +31,7 @@ def pinv(A: torch.Tensor, rcond=None, hermitian: bool = False, *, atol=None, rto
             `out` that does not fit.
     """
     tolerances = chosen_tolerances(A, rcond, atol, rtol)
-    if tolerances is None or A.dim() < 2 or any(isinstance(x, torch.Tensor) and x.requires_grad for x in tolerances):
+    if tolerances is None or any(isinstance(x, torch.Tensor) and x.requires_grad for x in tolerances):
         return torch.linalg.pinv(A, **given(rcond=rcond, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
     atol, rtol = tolerances if rcond is None else (0.0, rcond)
     return cast_out("linalg.pinv", out, lambda: in_float32(lambda A: _Pinv.apply(A, atol, rtol, hermitian), A), A,
