@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, left_to_torch, write_out
+from ._common import cast_out, in_float32, left_to_torch, write_out
 
 __all__ = ["geqrf", "householder_product", "larfb", "larft", "ormqr"]
 
@@ -29,7 +29,9 @@ def geqrf(input: torch.Tensor, *, out=None):
     """
     if not accelerated(input):
         return torch.geqrf(input, out=out)
-    return torch.return_types.geqrf(tuple(write_out("geqrf", out, lambda: in_float32(ops.geqrf, input), input)))
+    results = cast_out("torch.geqrf", out, lambda: in_float32(ops.geqrf, input), input, dtype=input.dtype,
+                       parts=("a", "tau"))
+    return torch.return_types.geqrf(tuple(results))
 
 
 def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torch.Tensor:
@@ -53,7 +55,8 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torc
     fits = A.ndim >= 2 and tau.shape[:-1] == A.shape[:-2] and tau.ndim == A.ndim - 1
     if not fits or not A.shape[-2] >= A.shape[-1] >= tau.shape[-1]:
         _refuse(torch.linalg.householder_product, A, tau)
-    return write_out("linalg_householder_product", out, lambda: in_float32(ops.householder_product, A, tau), A, tau)
+    return cast_out("torch.linalg.householder_product", out, lambda: in_float32(ops.householder_product, A, tau), A, tau,
+                    dtype=A.dtype)
 
 
 def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: bool = True, transpose: bool = False, *,
