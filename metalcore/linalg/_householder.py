@@ -80,7 +80,8 @@ def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: boo
     """
     if not _alike(input, tau, other) or left_to_torch("ormqr", input, tau, other, left=left):
         return torch.ormqr(input, tau, other, left, transpose, out=out)
-    fits = input.ndim >= 2 and tau.shape[:-1] == input.shape[:-2] == other.shape[:-2] and tau.ndim == input.ndim - 1
+    fits = (input.ndim == other.ndim >= 2 and tau.ndim == input.ndim - 1
+            and tau.shape[:-1] == input.shape[:-2] == other.shape[:-2])
     if not fits or other.shape[-2 if left else -1] != input.shape[-2] or \
             tau.shape[-1] != min(input.shape[-2:]):
         _refuse(torch.ormqr, input, tau, other, left, transpose)
