@@ -10,7 +10,8 @@ from torch.compiler import is_compiling
 from .. import _C
 from .._routing import cpu_kernel, fake_kernel, ops
 
-__all__ = ["cast_out", "in_float32", "left_to_torch", "needs_gradient", "raise_errors", "skew", "square", "write_out"]
+__all__ = ["cast_out", "in_float32", "left_to_torch", "needs_gradient", "raise_errors", "skew", "square",
+           "without_autocast", "write_out"]
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
 _info_any = ops.info_any.default._op
@@ -29,6 +30,21 @@ def in_float32(call, *tensors):
     if isinstance(results, torch.Tensor):
         return results.to(dtype)
     return [result.to(dtype) if result.is_floating_point() else result for result in results]
+
+
+def without_autocast(call):
+    """`call`, whose first argument is a tensor, with torch.autocast switched off, which would compute the products that it
+    is made of in 16 bits."""
+
+    @functools.wraps(call)
+    def called(tensor, *others):
+        device = tensor.device.type
+        if not torch.is_autocast_enabled(device):
+            return call(tensor, *others)
+        with torch.autocast(device, enabled=False):
+            return call(tensor, *others)
+
+    return called
 
 
 def left_to_torch(op, *tensors, **options):

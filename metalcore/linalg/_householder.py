@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import cast_out, in_float32, left_to_torch, write_out
+from ._common import cast_out, in_float32, left_to_torch, without_autocast, write_out
 
 __all__ = ["geqrf", "householder_product", "larfb", "larft", "ormqr"]
 
@@ -144,6 +144,7 @@ def _check_reflectors(name, V, count):
                            f"and {count} factors")
 
 
+@without_autocast
 def _larft(V, tau):
     V = _unit_lower(V, V.shape[-1])
     return torch.linalg.solve_triangular(_coupling(V, tau), torch.diag_embed(tau), upper=True, unitriangular=True)
@@ -155,6 +156,7 @@ def _coupling(V, tau):
     return eye + tau[..., None] * (V.mT @ V).triu(1)
 
 
+@without_autocast
 def _larfb(V, T, C, left, transpose):
     factor = T.mT if transpose else T
     return C - V @ (factor @ (V.mT @ C)) if left else C - ((C @ V) @ factor) @ V.mT
