@@ -152,7 +152,8 @@ def cast_out(name, out, results, *inputs, dtype, parts=("result",)):
     targets = _targets(of, out)
     for part, target in zip(parts, targets):
         if not torch.can_cast(dtype, target.dtype):
-            kinds = [torch.empty(0, dtype=kind).type()[len("torch."):-len("Tensor")] for kind in (dtype, target.dtype)]
+            kinds = [torch.empty(0, dtype=kind, device="cpu").type()[len("torch."):-len("Tensor")]
+                     for kind in (dtype, target.dtype)]
             raise RuntimeError(f"{name}: Expected {part} to be safely castable from {kinds[0]} dtype, but got {part} "
                                f"with dtype {kinds[1]}")
 
