@@ -6,6 +6,7 @@ import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
 from ._common import cast_out, in_float32, left_to_torch, without_autocast, write_out
+from ._triangular import solve_triangular
 
 __all__ = ["geqrf", "householder_product", "larfb", "larft", "ormqr"]
 
@@ -147,7 +148,7 @@ def _check_reflectors(name, V, count):
 @without_autocast
 def _larft(V, tau):
     V = _unit_lower(V, V.shape[-1])
-    return torch.linalg.solve_triangular(_coupling(V, tau), torch.diag_embed(tau), upper=True, unitriangular=True)
+    return solve_triangular(_coupling(V, tau), torch.diag_embed(tau), upper=True, unitriangular=True)
 
 
 def _coupling(V, tau):
@@ -214,14 +215,14 @@ def _reflectors_backward(grad, A, tau, C, transpose):
     count = tau.shape[-1]
     V = _unit_lower(A, count)
     M = _coupling(V, tau)
-    T = torch.linalg.solve_triangular(M, torch.diag_embed(tau), upper=True, unitriangular=True)
+    T = solve_triangular(M, torch.diag_embed(tau), upper=True, unitriangular=True)
     F = T.mT if transpose else T
     W = V.mT @ C
     grad_FW = -(V.mT @ grad)
     grad_V = C @ (F.mT @ grad_FW).mT - grad @ (F @ W).mT
     grad_F = grad_FW @ W.mT
     # T = M⁻¹ diag(tau), M = I + diag(tau) S, S = VᵀV above its diagonal.
-    through = torch.linalg.solve_triangular(M.mT, grad_F.mT if transpose else grad_F, upper=False, unitriangular=True)
+    through = solve_triangular(M.mT, grad_F.mT if transpose else grad_F, upper=False, unitriangular=True)
     grad_M = -(through @ T.mT).triu(1)
     grad_S = tau[..., None] * grad_M
     grad_tau = through.diagonal(dim1=-2, dim2=-1) + (grad_M * (V.mT @ V)).sum(-1)

@@ -6,6 +6,7 @@ import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
 from ._common import in_float32, write_out
+from ._triangular import solve_triangular
 
 
 def qr(A: torch.Tensor, mode: str = "reduced", *, out=None):
@@ -90,7 +91,7 @@ def _backward_tall(Q, R, grad_Q, grad_R):
     right = Q @ (M.tril() + M.tril(-1).mT)
     if grad_Q is not None:
         right = right + grad_Q
-    return torch.linalg.solve_triangular(R.mT, right, upper=False, left=False)
+    return solve_triangular(R.mT, right, upper=False, left=False)
 
 
 autograd("qr", _backward, _save)
