@@ -133,7 +133,9 @@ def test_opinfo_errors(device):
     ("householder_product", [(3, 3), (4,)]),
     ("householder_product", [(2, 3, 3), (3,)]), ("householder_product", [(2, 3, 3), (1, 3)]),
     ("ormqr", [(3,), (3,), (3, 3)]), ("ormqr", [(4, 3), (3,), (3, 3)]), ("ormqr", [(4, 3), (4,), (4, 3)]),
-    ("ormqr", [(4, 3), (2,), (4, 3)]), ("ormqr", [(4, 3), (3,), (4,)]), ("ormqr", [(4, 3), (3,), ()]), ("ormqr", [(2, 4, 3), (2, 3), (1, 4, 3)]), ("ormqr", [(4, 3), (1, 3), (4, 3)]),
+    ("ormqr", [(4, 3), (2,), (4, 3)]),
+    ("ormqr", [(4, 3), (3,), (4,)]), ("ormqr", [(4, 3), (3,), ()]),
+    ("ormqr", [(2, 4, 3), (2, 3), (1, 4, 3)]), ("ormqr", [(4, 3), (1, 3), (4, 3)]),
 ])
 def test_errors_are_torchs(device, name, shapes):
     theirs_function = torch.linalg.householder_product if name == "householder_product" else getattr(torch, name)
