@@ -53,11 +53,11 @@ def _checked(results, name, check_errors, A):
     return results
 
 
-def _factors_transpose(operator, *more):
+def _factors_transpose(operator, arguments=1):
     """Whether an operator of this PyTorch factors the transpose of a matrix that lies by rows, as its derivative then
-    takes for granted."""
-    A = torch.tensor([[1.0, 0.5], [0.0, 1.0]])
-    LU = [result for result in operator(A, *more) if result.shape == A.shape][-1]
+    takes for granted. All its arguments are that matrix."""
+    A = torch.tensor([[1.0, 0.5], [0.0, 1.0]], dtype=torch.float32, device="cpu")  # whatever the defaults are
+    LU = [result for result in operator(*[A] * arguments) if result.shape == A.shape][-1]
     return bool(LU[1, 0])
 
 
@@ -108,7 +108,7 @@ def _lu_solve(previous):
 
 @_outermost
 def _solve(previous):
-    factors_transpose = _factors_transpose(torch.ops.aten._linalg_solve_ex, torch.eye(2))
+    factors_transpose = _factors_transpose(torch.ops.aten._linalg_solve_ex, arguments=2)
 
     def kernel(keyset, A, B, *, left=True, check_errors=False):
         is_vector = B.dim() == 1 or B.shape == A.shape[:-1]

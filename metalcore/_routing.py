@@ -13,6 +13,7 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from . import _C
@@ -25,6 +26,8 @@ _after_autograd = torch._C._after_autograd_keyset
 _any_requires_grad = torch._C._any_requires_grad
 _is_grad_enabled = torch._C.is_grad_enabled
 _is_tracing = torch._C._is_tracing  # torch.jit.trace
+_is_autocast_enabled = torch.is_autocast_enabled
+_DisableAutocast = torch._C._DisableAutocast
 _transforms_active = torch._C._are_functorch_transforms_active
 _unwrap_if_dead = torch._C._functorch.unwrap_if_dead  # a tensor that outlived its torch.func transform
 
@@ -51,8 +54,8 @@ if "cuda" in DEVICES:
 def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
     """Whether metalcore's kernels can take these arguments: strided tensors of a supported dtype, all on one supported
     device. None among the tensors stands for an argument that was left out. Inside torch.func transforms (vmap, grad,
-    jvp …) PyTorch's own ops are the ones that know what to do."""
-    if _transforms_active():
+    jvp …) and where forward-mode derivatives are taken PyTorch's own ops are the ones that know what to do."""
+    if _transforms_active() or forward_ad._current_level >= 0:
         return False
     first = None
     for tensor in tensors:
@@ -146,7 +149,11 @@ def autograd(name, backward, setup_context):
 
         @staticmethod
         def backward(ctx, *grads):
-            found = backward(ctx, *grads)
+            if any(map(_is_autocast_enabled, DEVICES)):  # it would have the formula's products in 16 bits
+                with _DisableAutocast():
+                    found = backward(ctx, *grads)
+            else:
+                found = backward(ctx, *grads)
             return (*found, None) if isinstance(found, tuple) else (found, None)
 
     Derivative.__name__ = Derivative.__qualname__ = f"metalcore_{name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, raise_errors, write_out
+from ._common import cast_out, in_float32, raise_errors, write_out
 from ._triangular import solve_triangular
 
 
@@ -88,7 +88,7 @@ def cholesky_solve(B: torch.Tensor, L: torch.Tensor, upper: bool = False, *, out
     if not accelerated(B, L) or B.dtype != L.dtype:
         return torch.cholesky_solve(B, L, upper, out=out)
     solve = lambda: in_float32(lambda B, L: ops.cholesky_solve(B, L, upper), B, L)  # noqa: E731
-    return write_out("cholesky_solve", out, solve, B, L)
+    return cast_out("cholesky_solve", out, solve, B, L, dtype=B.dtype)
 
 
 def _factor(A, upper):

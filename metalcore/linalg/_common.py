@@ -10,7 +10,8 @@ from torch.compiler import is_compiling
 from .. import _C
 from .._routing import cpu_kernel, fake_kernel, ops
 
-__all__ = ["cast_out", "in_float32", "left_to_torch", "needs_gradient", "raise_errors", "skew", "square", "write_out"]
+__all__ = ["cast_out", "in_float32", "left_to_torch", "needs_gradient", "raise_errors", "skew", "square",
+           "without_autocast", "write_out"]
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
 _info_any = ops.info_any.default._op
@@ -29,6 +30,21 @@ def in_float32(call, *tensors):
     if isinstance(results, torch.Tensor):
         return results.to(dtype)
     return [result.to(dtype) if result.is_floating_point() else result for result in results]
+
+
+def without_autocast(call):
+    """`call`, whose first argument is a tensor, with torch.autocast switched off, which would compute the products that it
+    is made of in 16 bits."""
+
+    @functools.wraps(call)
+    def called(tensor, *others):
+        device = tensor.device.type
+        if not torch.is_autocast_enabled(device):
+            return call(tensor, *others)
+        with torch.autocast(device, enabled=False):
+            return call(tensor, *others)
+
+    return called
 
 
 def left_to_torch(op, *tensors, **options):
@@ -90,13 +106,15 @@ def write_out(name, out, results, *inputs):
     """
     if out is None:
         return results()
-    single = isinstance(out, torch.Tensor)
-    targets = (out,) if single else tuple(out)
+    targets = _targets(name, out)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*inputs, *targets)):
         raise RuntimeError(f"{name}(): functions with out=... arguments don't support automatic differentiation, "
                            "but one of the arguments requires grad.")
     values = results()
-    values = (values,) if single else tuple(values)
+    if isinstance(values, torch.Tensor) != isinstance(out, torch.Tensor):
+        expected = "Tensor" if isinstance(values, torch.Tensor) else "tuple of Tensors"
+        raise TypeError(f"{name}(): argument 'out' must be {expected}, not {type(out).__name__}")
+    values = (values,) if isinstance(values, torch.Tensor) else tuple(values)
     if len(targets) != len(values):
         raise TypeError(f"expected tuple of {len(values)} elements but got {len(targets)}")
     for target, value in zip(targets, values):
@@ -111,20 +129,41 @@ def write_out(name, out, results, *inputs):
     return out
 
 
-def cast_out(name, out, results, *inputs, dtype):
-    """write_out for the functions of one result which PyTorch casts to `out`'s dtype.
+def _targets(name, out):
+    """The tensors of `out`."""
+    targets = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+    for target in targets:
+        if not isinstance(target, torch.Tensor):
+            raise TypeError(f"{name}(): argument 'out' must be of Tensors, not of {type(target).__name__}")
+    return targets
+
+
+def cast_out(name, out, results, *inputs, dtype, parts=("result",)):
+    """write_out for the functions whose results PyTorch casts to the dtypes of `out`.
 
     Args:
         name: as PyTorch's errors have it ("linalg.pinv").
-        dtype: of the result; an `out` of a lesser kind (an integer for a float, a bool for an integer) is refused.
+        dtype: of the results; an `out` of a lesser kind (an integer for a float, a bool for an integer) is refused.
+        parts: what PyTorch calls each of them.
     """
     if out is None:
         return results()
-    if not torch.can_cast(dtype, out.dtype):
-        kinds = [torch.empty(0, dtype=kind).type()[len("torch."):-len("Tensor")] for kind in (dtype, out.dtype)]
-        raise RuntimeError(f"{name}: Expected result to be safely castable from {kinds[0]} dtype, but got result with "
-                           f"dtype {kinds[1]}")
-    return write_out(name.replace(".", "_"), out, lambda: results().to(out.dtype), *inputs)
+    of = name.removeprefix("torch.").replace(".", "_")
+    targets = _targets(of, out)
+    for part, target in zip(parts, targets):
+        if not torch.can_cast(dtype, target.dtype):
+            kinds = [torch.empty(0, dtype=kind, device="cpu").type()[len("torch."):-len("Tensor")]
+                     for kind in (dtype, target.dtype)]
+            raise RuntimeError(f"{name}: Expected {part} to be safely castable from {kinds[0]} dtype, but got {part} "
+                               f"with dtype {kinds[1]}")
+
+    def cast():
+        values = results()
+        if isinstance(values, torch.Tensor):
+            return values.to(targets[0].dtype)
+        return [value.to(target.dtype) for value, target in zip(values, targets)]
+
+    return write_out(of, out, cast, *inputs)
 
 
 def needs_gradient(A) -> bool:

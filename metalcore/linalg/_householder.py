@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, left_to_torch, write_out
+from ._common import cast_out, in_float32, left_to_torch, without_autocast, write_out
 from ._triangular import solve_triangular
 
 __all__ = ["geqrf", "householder_product", "larfb", "larft", "ormqr"]
@@ -30,7 +30,9 @@ def geqrf(input: torch.Tensor, *, out=None):
     """
     if not accelerated(input):
         return torch.geqrf(input, out=out)
-    return torch.return_types.geqrf(tuple(write_out("geqrf", out, lambda: in_float32(ops.geqrf, input), input)))
+    results = cast_out("torch.geqrf", out, lambda: in_float32(ops.geqrf, input), input, dtype=input.dtype,
+                       parts=("a", "tau"))
+    return torch.return_types.geqrf(tuple(results))
 
 
 def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torch.Tensor:
@@ -54,7 +56,8 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torc
     fits = A.ndim >= 2 and tau.shape[:-1] == A.shape[:-2] and tau.ndim == A.ndim - 1
     if not fits or not A.shape[-2] >= A.shape[-1] >= tau.shape[-1]:
         _refuse(torch.linalg.householder_product, A, tau)
-    return write_out("linalg_householder_product", out, lambda: in_float32(ops.householder_product, A, tau), A, tau)
+    return cast_out("torch.linalg.householder_product", out, lambda: in_float32(ops.householder_product, A, tau), A, tau,
+                    dtype=A.dtype)
 
 
 def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: bool = True, transpose: bool = False, *,
@@ -78,7 +81,8 @@ def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: boo
     """
     if not _alike(input, tau, other) or left_to_torch("ormqr", input, tau, other, left=left):
         return torch.ormqr(input, tau, other, left, transpose, out=out)
-    fits = input.ndim >= 2 and tau.shape[:-1] == input.shape[:-2] == other.shape[:-2] and tau.ndim == input.ndim - 1
+    fits = (input.ndim == other.ndim >= 2 and tau.ndim == input.ndim - 1
+            and tau.shape[:-1] == input.shape[:-2] == other.shape[:-2])
     if not fits or other.shape[-2 if left else -1] != input.shape[-2] or \
             tau.shape[-1] != min(input.shape[-2:]):
         _refuse(torch.ormqr, input, tau, other, left, transpose)
@@ -141,6 +145,7 @@ def _check_reflectors(name, V, count):
                            f"and {count} factors")
 
 
+@without_autocast
 def _larft(V, tau):
     V = _unit_lower(V, V.shape[-1])
     return solve_triangular(_coupling(V, tau), torch.diag_embed(tau), upper=True, unitriangular=True)
@@ -152,6 +157,7 @@ def _coupling(V, tau):
     return eye + tau[..., None] * (V.mT @ V).triu(1)
 
 
+@without_autocast
 def _larfb(V, T, C, left, transpose):
     factor = T.mT if transpose else T
     return C - V @ (factor @ (V.mT @ C)) if left else C - ((C @ V) @ factor) @ V.mT

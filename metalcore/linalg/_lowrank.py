@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated
+from ._common import without_autocast
 from ._qr import qr
 from ._svd import svd
 
@@ -31,7 +32,11 @@ def svd_lowrank(A: torch.Tensor, q: int | None = 6, niter: int | None = 2, M: to
         return torch.svd_lowrank(A, q, niter, M)
     if A.dtype is not torch.float32:
         return tuple(x.to(A.dtype) for x in svd_lowrank(A.float(), q, niter, None if M is None else M.float()))
-    q, niter = 6 if q is None else q, 2 if niter is None else niter
+    return _decompose(A, 6 if q is None else q, 2 if niter is None else niter, M)
+
+
+@without_autocast
+def _decompose(A, q, niter, M):
     m, n = A.shape[-2:]
     if M is not None:
         M = M.broadcast_to(A.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, ops
-from ._common import in_float32
+from ._common import in_float32, without_autocast
 
 _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
 
@@ -61,6 +61,7 @@ def _check(A, B, driver):
     return is_vector
 
 
+@without_autocast
 def _least_squares(A, B):
     m, n = A.shape[-2:]
     if m < n:

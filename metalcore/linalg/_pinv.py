@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._common import cast_out, in_float32
+from ._common import cast_out, in_float32, without_autocast
 from ._eigh import _eigh
 from ._rank import chosen_tolerances, given, threshold
 from ._svd import _svd
@@ -31,11 +31,11 @@ def pinv(A: torch.Tensor, rcond=None, hermitian: bool = False, *, atol=None, rto
             `out` that does not fit.
     """
     tolerances = chosen_tolerances(A, rcond, atol, rtol)
-    if tolerances is None or A.dim() < 2 or any(isinstance(x, torch.Tensor) and x.requires_grad for x in tolerances):
+    if tolerances is None or any(isinstance(x, torch.Tensor) and x.requires_grad for x in tolerances):
         return torch.linalg.pinv(A, **given(rcond=rcond, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
     atol, rtol = tolerances if rcond is None else (0.0, rcond)
-    return cast_out("linalg.pinv", out, lambda: in_float32(lambda A: _Pinv.apply(A, atol, rtol, hermitian), A), A,
-                    dtype=A.dtype)
+    invert = without_autocast(lambda A: _Pinv.apply(A, atol, rtol, hermitian))
+    return cast_out("linalg.pinv", out, lambda: in_float32(invert, A), A, dtype=A.dtype)
 
 
 class _Pinv(torch.autograd.Function):
@@ -66,6 +66,7 @@ class _Pinv(torch.autograd.Function):
         return gradient.sum_to_size(A.shape), None, None, None  # tolerances may have more batches than A
 
 
+@without_autocast
 def _gradient(A, P, G):
     """-Pᵀ G Pᵀ + (I - A P) Gᵀ P Pᵀ + Pᵀ P Gᵀ (I - P A) with the products of m x n matrices ordered for m <= n."""
     Gt, Pt = G.mT, P.mT

@@ -32,7 +32,7 @@ def matrix_rank(A: torch.Tensor, tol=None, hermitian: bool = False, *, atol=None
             `out` that does not fit.
     """
     tolerances = chosen_tolerances(A, tol, atol, rtol)
-    if tolerances is None or A.dim() < 2:
+    if tolerances is None:
         return torch.linalg.matrix_rank(A, **given(tol=tol, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
 
     def ranks():
@@ -99,14 +99,14 @@ def chosen_tolerances(A, both, atol, rtol):
     both: PyTorch's older argument that stands for the two, as an atol.
     """
     present = given(both=both, atol=atol, rtol=rtol)
-    if "both" in present and len(present) > 1 or not accelerated(A):
+    if "both" in present and len(present) > 1 or not accelerated(A) or A.dim() < 2:
         return None
     if not all(_is_tolerance(value, A) for value in present.values()):
         return None
     if both is not None:
         return both, 0.0
     if rtol is None:
-        rtol = max(A.shape[-2:], default=0) * torch.finfo(torch.float32).eps
+        rtol = max(A.shape[-2:]) * torch.finfo(torch.float32).eps
         if isinstance(atol, torch.Tensor):
             rtol = rtol * (atol <= 0)
         elif atol is not None and atol > 0:

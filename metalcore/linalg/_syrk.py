@@ -6,7 +6,7 @@ import torch
 from torch.compiler import is_compiling
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, left_to_torch
+from ._common import in_float32, left_to_torch, without_autocast
 
 _PARTS = {"full": lambda x: x, "lower": torch.tril, "upper": torch.triu}
 
@@ -53,6 +53,7 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
 
 
 @cpu_kernel("syrk")
+@without_autocast
 def _composed(A, C, triangle, transpose, alpha, beta):
     product = A.mT @ A if transpose else A @ A.mT
     result = product if alpha == 1 else alpha * product if alpha != 0 else torch.zeros_like(product)

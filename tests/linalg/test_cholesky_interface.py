@@ -89,6 +89,17 @@ def test_out_that_does_not_fit(device):
         metalcore.cholesky_ex(A, out=(new(), new()))
     with pytest.raises(RuntimeError, match="Expected out tensor to be on"):
         metalcore.cholesky(A, out=new(device="cpu"))
+    with pytest.raises(TypeError, match="'out' must be tuple of Tensors, not Tensor"):
+        metalcore.cholesky_ex(A, out=new())
+    with pytest.raises(TypeError, match="'out' must be Tensor, not tuple"):
+        metalcore.cholesky(A, out=(new(),))
+    with pytest.raises(TypeError, match="expected tuple of 2 elements but got 1"):
+        metalcore.cholesky_ex(A, out=(new(),))
+    for wrong in (3, (new(), None)):
+        with pytest.raises(TypeError, match="'out' must be of Tensors, not of (int|NoneType)"):
+            metalcore.cholesky_ex(A, out=wrong)
+        with pytest.raises(TypeError, match="'out' must be of Tensors, not of (int|NoneType)"):
+            metalcore.cond(A, out=wrong)
     with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
         metalcore.cholesky(A.requires_grad_(), out=new())
 

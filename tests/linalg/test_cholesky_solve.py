@@ -59,6 +59,11 @@ def test_out(device):
     expected = metalcore.cholesky_solve(B, L)
     assert metalcore.cholesky_solve(B, L, out=B) is B
     assert torch.equal(B, expected)
+    half = torch.empty(0, dtype=torch.float16, device=device)  # cast, as PyTorch does
+    assert torch.equal(metalcore.cholesky_solve(torch.eye(8, device=device), L, out=half),
+                       metalcore.cholesky_solve(torch.eye(8, device=device), L).half())
+    with pytest.raises(RuntimeError, match="cholesky_solve: Expected result to be safely castable from Float"):
+        metalcore.cholesky_solve(B, L, out=torch.empty(0, dtype=torch.int32, device=device))
 
 
 @pytest.mark.parametrize("B, L", [((3,), (3, 3)), ((3, 2), (3,)), ((3, 2), (4, 4)), ((3, 2), (3, 4)), ((3, 2), (4, 3))])

@@ -105,10 +105,23 @@ def test_out(device):
     assert metalcore.ormqr(a, tau, C, out=C) is C and torch.equal(C, expected)
     packed = metalcore.geqrf(Q, out=(Q, tau))
     assert packed.a is Q and packed.tau is tau
-    with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
-        metalcore.householder_product(a, tau, out=torch.empty(0, dtype=torch.int32, device=device))
     with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
         metalcore.ormqr(a.requires_grad_(), tau, C, out=C)
+
+
+def test_out_is_cast(device):
+    """As PyTorch casts it."""
+    A, new = torch.randn(6, 4, device=device), lambda dtype: torch.empty(0, dtype=dtype, device=device)
+    a, tau = metalcore.geqrf(A)
+    packed = metalcore.geqrf(A, out=(new(torch.float16), new(torch.bfloat16)))
+    assert torch.equal(packed.a, a.half()) and torch.equal(packed.tau, tau.bfloat16())
+    Q = new(torch.float16)
+    assert metalcore.householder_product(a, tau, out=Q) is Q
+    assert torch.equal(Q, metalcore.householder_product(a, tau).half())
+    with pytest.raises(RuntimeError, match="householder_product: Expected result to be safely castable from Float"):
+        metalcore.householder_product(a, tau, out=new(torch.int32))
+    with pytest.raises(RuntimeError, match="geqrf: Expected tau to be safely castable from Float"):
+        metalcore.geqrf(A, out=(new(torch.float32), new(torch.int32)))
 
 
 def test_opinfo_errors(device):
@@ -121,7 +134,9 @@ def test_opinfo_errors(device):
     ("householder_product", [(3, 3), (4,)]),
     ("householder_product", [(2, 3, 3), (3,)]), ("householder_product", [(2, 3, 3), (1, 3)]),
     ("ormqr", [(3,), (3,), (3, 3)]), ("ormqr", [(4, 3), (3,), (3, 3)]), ("ormqr", [(4, 3), (4,), (4, 3)]),
-    ("ormqr", [(4, 3), (2,), (4, 3)]), ("ormqr", [(2, 4, 3), (2, 3), (1, 4, 3)]), ("ormqr", [(4, 3), (1, 3), (4, 3)]),
+    ("ormqr", [(4, 3), (2,), (4, 3)]),
+    ("ormqr", [(4, 3), (3,), (4,)]), ("ormqr", [(4, 3), (3,), ()]),
+    ("ormqr", [(2, 4, 3), (2, 3), (1, 4, 3)]), ("ormqr", [(4, 3), (1, 3), (4, 3)]),
 ])
 def test_errors_are_torchs(device, name, shapes):
     theirs_function = torch.linalg.householder_product if name == "householder_product" else getattr(torch, name)

@@ -195,6 +195,17 @@ def test_explain(op, shapes, variant, kernels):
     assert all(step.threadgroup[0] <= 1024 for step in plan.steps)
 
 
+def test_explain_counts_the_broadcast_batch():
+    steps = lambda *call: metalcore.explain(*call).steps[0].grid[0]  # noqa: E731
+    assert steps("solve", (2, 1, 64, 64), (1, 3, 64, 2)) == 6
+    assert steps("solve", (5, 64, 64), (64,)) == steps("solve", (64, 64), (5, 64, 1)) == 5
+    assert steps("lu_solve", (20, 1, 20, 20), (20, 1, 20), (30, 20, 2)) \
+        == steps("lu_solve", (600, 20, 20), (600, 20), (600, 20, 2))
+    assert metalcore.explain("solve", (0, 64, 64), (64, 2)).variant == "empty"
+    with pytest.raises(ValueError, match="The size of tensor a .2. must match the size of tensor b .3."):
+        metalcore.explain("solve", (2, 4, 4), (3, 4, 2))
+
+
 def test_explain_says_when_it_is_torchs(device):
     from rows import tuned
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from opinfo import check_samples
 from references import DTYPES, assert_near, check_operator, layouts, tensor, wide
+from torch.autograd import forward_ad
 
 import metalcore
 
@@ -137,6 +138,18 @@ def test_function_transforms(device, op):
     slope = torch.func.vmap(torch.func.grad(lambda row: ours(row).sum()))(x)
     expected = torch.func.vmap(torch.func.grad(lambda row: reference(row).sum()))(wide(x))
     assert_near(slope, expected)
+
+
+@each_op
+def test_forward_mode(device, op):
+    ours, reference = OPS[op]
+    x, direction = tensor(2, 5, device=device)
+
+    def tangent(function, x, direction):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(function(forward_ad.make_dual(x, direction))).tangent
+
+    assert_near(tangent(ours, x, direction), tangent(reference, wide(x), wide(direction)))
 
 
 @each_op

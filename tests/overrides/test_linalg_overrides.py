@@ -156,3 +156,16 @@ def test_sizes_that_plans_leave_to_pytorch(device):
         for ours, theirs in zip(found, expected):
             if ours.is_floating_point():
                 torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_whatever_the_default_dtype_and_device(device, dtype):
+    """Models are often made with 16-bit defaults; PyTorch's LU of a CPU tensor knows no such dtype."""
+    A = torch.randn(3, 3, device=device) + 4 * torch.eye(3, device=device)
+    expected = metalcore.solve(A, A[0])
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"), metalcore.enable_pytorch_overrides("solve", "det", "slogdet"):
+            assert torch.equal(torch.linalg.solve(A, A[0]), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -66,6 +66,18 @@ Explanation explain_inverse(const Request& request) {
   return explain_plan(plan, s, s.rows, false);
 }
 
+// How many matrices the broadcast batches of A and B make.
+int64_t broadcast_batch(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
+  int64_t batch = 1;
+  for (size_t back = 3; back <= std::max(a.size(), b.size()); ++back) {
+    const int64_t i = back <= a.size() ? a[a.size() - back] : 1, j = back <= b.size() ? b[b.size() - back] : 1;
+    check(i == j || i == 1 || j == 1, "The size of tensor a (", i, ") must match the size of tensor b (", j,
+          ") at non-singleton dimension ", std::max(a.size(), b.size()) - back);
+    batch *= i == 1 ? j : i;
+  }
+  return batch;
+}
+
 // Of B's batch: PyTorch's rule of which B are vectors.
 Explanation explain_solve(const Request& request) {
   MatrixShape s = square_shape(request, "solve");
@@ -76,7 +88,7 @@ Explanation explain_solve(const Request& request) {
   const bool left = request.option("left", "True") == "True";
   check(b.size() >= 2 && b[b.size() - (left ? 2 : 1)] == s.rows, "linalg.solve: Incompatible shapes of A and B");
   const MatrixShape of_b = matrix_shape(b);
-  s.batch = std::max(s.batch, of_b.batch);
+  s.batch = broadcast_batch(a, b);
   const int64_t right = left ? of_b.columns : of_b.rows;
   return explain_plan(plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(request.device_type)), s, right, false);
 }
@@ -87,7 +99,7 @@ Explanation explain_lu_solve(const Request& request) {
   check(request.shapes.size() == 3 && request.shapes[2].size() >= 2,
         "linalg.lu_solve: explain needs the shapes of LU, pivots and B");
   const MatrixShape of_b = matrix_shape(request.shapes[2]);
-  s.batch = std::max(s.batch, of_b.batch);
+  s.batch = broadcast_batch(request.shapes[0], request.shapes[2]);
   const int64_t right = request.option("left", "True") == "True" ? of_b.columns : of_b.rows;
   return explain_plan(plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(request.device_type), true), s, right, true);
 }
