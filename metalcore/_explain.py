@@ -102,9 +102,9 @@ _FUNCTIONS = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
     **{name: getattr(linalg, name) for name in (
-        "cholesky", "cholesky_ex", "cholesky_solve", "det", "eigh", "geqrf", "householder_product", "inv", "inv_ex", "lu",
-        "lu_factor", "lu_factor_ex", "lu_solve", "ormqr", "qr", "slogdet", "solve", "solve_ex", "solve_triangular", "svd",
-        "syrk", *COMPOSED)},
+        "cholesky", "cholesky_ex", "cholesky_solve", "det", "eigh", "geqrf", "householder_product", "inv", "inv_ex",
+        "lu", "lu_factor", "lu_factor_ex", "lu_solve", "ormqr", "qr", "slogdet", "solve", "solve_ex",
+        "solve_triangular", "svd", "syrk", *COMPOSED)},
     "adamw": AdamW,
 }
 

@@ -6,7 +6,8 @@
 namespace metalcore::gpu {
 
 void refuse(std::string_view kernel, const std::string& reason) {
-  throw std::invalid_argument("metalcore: " + (kernel.empty() ? "" : "kernel '" + std::string(kernel) + "': ") + reason);
+  const std::string of = kernel.empty() ? "" : "kernel '" + std::string(kernel) + "': ";
+  throw std::invalid_argument("metalcore: " + of + reason);
 }
 
 void check_named(std::string_view kernel) {
@@ -25,7 +26,8 @@ void check_bytes(std::string_view kernel, uint32_t index, size_t size) {
 
 void check_pointers(std::string_view kernel, uint32_t index, size_t count) {
   if (count > kMaximumPointers)
-    refuse(kernel, "a table of " + std::to_string(count) + " pointers at index " + std::to_string(index) + "; at most 512 fit");
+    refuse(kernel, "a table of " + std::to_string(count) + " pointers at index " + std::to_string(index) +
+                       "; at most 512 fit");
 }
 
 Size threads_of(std::string_view kernel, Size groups, Size group) {

@@ -19,11 +19,13 @@ namespace metalcore::gpu {
 namespace {
 
 // The first row serves every GPU that nobody has tuned for. On the simulator the threads of a simdgroup are fibers that
-// switch at every exchange, while a thread by itself runs as plain vector code: there a thread takes a row of any length.
-// In checking mode the simulator plans as a GPU does, so that what is checked is what a GPU runs.
+// switch at every exchange, while a thread by itself runs as plain vector code: there a thread takes a row of any
+// length. In checking mode the simulator plans as a GPU does, so that what is checked is what a GPU runs.
 constexpr Tuning kTable[] = {
-    {.family = "baseline", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024},
-    {.family = "nvidia", .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024,
+    {.family = "baseline",
+     .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024},
+    {.family = "nvidia",
+     .thread_row = 16, .simd_row = 512, .simd_rows = 8, .block_row = 16384, .looped_threads = 1024,
      .row_threads = 132 * 1024,
      .qr_torch = {{.above = 3071, .most = 1}},
      .qr_torch_rows = 32768,
@@ -37,7 +39,10 @@ constexpr Tuning kTable[] = {
      .triangular_vector_torch = {{.above = 639, .most = 1}},
      .eigh_torch = {{.above = 512, .most = 4}, {.above = 1024}},
      .syrk_torch = {{.above = 0}}},
-    {.family = "simulator", .thread_row = UINT32_MAX, .simd_row = 0, .simd_rows = 1, .block_row = 0, .looped_threads = 32, .fill_threadgroups = 2, .adamw_vectors = false},
+    {.family = "simulator",
+     .thread_row = UINT32_MAX, .simd_row = 0, .simd_rows = 1, .block_row = 0, .looped_threads = 32,
+     .fill_threadgroups = 2,
+     .adamw_vectors = false},
 };
 
 const Tuning* find(std::string_view family) {

@@ -16,8 +16,8 @@ constexpr uint32_t kSimdWidth = 32;
 constexpr uint32_t kMaxThreads = 1024;                // per threadgroup
 constexpr uint32_t kMaxThreadgroupMemory = 32 * 1024;  // bytes
 
-// Which batches of matrices PyTorch's own op is faster at: regions of sizes (rows or columns, whichever are more; or what
-// else is said of them), and of numbers of matrices.
+// Which batches of matrices PyTorch's own op is faster at: regions of sizes (rows or columns, whichever are more; or
+// what else is said of them), and of numbers of matrices.
 struct Region {
   int64_t above = 0, up_to = INT64_MAX;  // sizes
   int64_t least = 1, most = INT64_MAX;   // matrices
@@ -66,8 +66,8 @@ struct Tuning {
   LeftToTorch householder_product_torch = {}, ormqr_torch = {};
   // Matrix products, and the rounds of blocked Jacobi, are split until about so many threadgroups run.
   uint32_t fill_threadgroups = 64;
-  // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels. Upper factors, which
-  // cost PyTorch a copy more, are never left to it.
+  // Cholesky: matrices of up to so many rows go to a threadgroup, larger ones are factored in panels. Upper factors,
+  // which cost PyTorch a copy more, are never left to it.
   uint32_t cholesky_block_rows = 128;
   LeftToTorch cholesky_torch = {};
   // LU: matrices (with columns of B) that fit so many threads, of 32 elements each, are factored in registers.
@@ -87,11 +87,13 @@ struct Tuning {
   LeftToTorch eigh_torch = {};
   // By the number of the product's rows.
   LeftToTorch syrk_torch = {};
-  // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
+  // AdamW: whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other
+  // has.
   bool adamw_vectors = true;
 };
 
-// The row of the GPU's family that a tensor is on, or of a device type ("mps", "cuda"); or the one chosen by use_tuning().
+// The row of the GPU's family that a tensor is on, or of a device type ("mps", "cuda"); or the one chosen by
+// use_tuning().
 const Tuning& tuning(const Tensor& on);
 const Tuning& tuning(std::string_view device_type);
 

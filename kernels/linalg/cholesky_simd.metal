@@ -1,6 +1,6 @@
-// Cholesky factorization of matrices of up to 32 columns, one simdgroup for one (N = 32) or several of them: a lane holds
-// a column in registers. Right-looking: column k goes to the lanes on its right through threadgroup memory as it is, and
-// is divided by the square root of its pivot at the end, by all lanes at once.
+// Cholesky factorization of matrices of up to 32 columns, one simdgroup for one (N = 32) or several of them: a lane
+// holds a column in registers. Right-looking: column k goes to the lanes on its right through threadgroup memory as it
+// is, and is divided by the square root of its pivot at the end, by all lanes at once.
 #include <metal_stdlib>
 using namespace metal;
 

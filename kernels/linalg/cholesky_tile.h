@@ -1,6 +1,6 @@
 // Cholesky factorization of matrices that lie in the registers of a threadgroup: a thread holds a tile of the lower
-// triangle, four columns of four entries. A column of tiles takes two barriers: the thread with the diagonal tile factors
-// it, those below solve with its factor, and all on their right subtract the product of what those have.
+// triangle, four columns of four entries. A column of tiles takes two barriers: the thread with the diagonal tile
+// factors it, those below solve with its factor, and all on their right subtract the product of what those have.
 #pragma once
 
 #include <metal_stdlib>
@@ -18,8 +18,8 @@ struct TilePlace {
   uint row, column;
 };
 
-// Of the tiles of a triangle, counted down the columns, so that the threads which are done first are neighbours. Threads
-// beyond the last have no column of the triangle.
+// Of the tiles of a triangle, counted down the columns, so that the threads which are done first are neighbours.
+// Threads beyond the last have no column of the triangle.
 inline TilePlace place_in_triangle(uint index, uint tiles) {
   const uint count = triangle_start(tiles);
   if (index >= count) return {tiles, tiles};

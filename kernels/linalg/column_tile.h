@@ -4,7 +4,8 @@
 //
 // Rows are finished from the top, so everything takes the first quad that is still in work: while reflector k is at
 // work, that is the quad which holds row k, and the only one where rows are told apart. Loops over quads have a length
-// known to the compiler all the same: unrolled they index registers by constants, where they would otherwise go to memory.
+// known to the compiler all the same: unrolled they index registers by constants, where they would otherwise go to
+// memory.
 #pragma once
 
 #include <metal_stdlib>

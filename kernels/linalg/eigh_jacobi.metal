@@ -1,5 +1,5 @@
-// Eigenvalues and eigenvectors of symmetric matrices by one-sided Jacobi (jacobi.h) on B = A + s I, where s is above A's
-// norm: B is positive definite, so the columns of B V, once orthogonal, have the eigenvectors as directions and the
+// Eigenvalues and eigenvectors of symmetric matrices by one-sided Jacobi (jacobi.h) on B = A + s I, where s is above
+// A's norm: B is positive definite, so the columns of B V, once orthogonal, have the eigenvectors as directions and the
 // eigenvalues plus s as norms, and V need not be computed.
 //
 // A is divided by a power of two that makes its largest entry one. With NaN or infinities in a matrix all its results

@@ -1,4 +1,5 @@
-// The triangular factor T of a product of reflectors, H₀ H₁ … = I - V T Vᵀ (Schreiber and Van Loan 1989; LAPACK's larft).
+// The triangular factor T of a product of reflectors, H₀ H₁ … = I - V T Vᵀ (Schreiber and Van Loan 1989; LAPACK's
+// larft).
 #pragma once
 
 #include <metal_stdlib>

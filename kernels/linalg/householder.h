@@ -1,6 +1,6 @@
-// Householder reflectors H = I - tau v vᵀ, v = (1, …), as LAPACK's slarfg defines them: H x = beta e₁, and H = I (tau = 0)
-// where x has nothing below its first entry. Scaling by a power of two keeps squares in range, so that entries of any
-// magnitude give an orthogonal H.
+// Householder reflectors H = I - tau v vᵀ, v = (1, …), as LAPACK's slarfg defines them: H x = beta e₁, and H = I (tau =
+// 0) where x has nothing below its first entry. Scaling by a power of two keeps squares in range, so that entries of
+// any magnitude give an orthogonal H.
 #pragma once
 
 #include <metal_stdlib>

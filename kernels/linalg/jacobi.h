@@ -6,8 +6,8 @@
 // simdgroup; sums over rows alone go through threadgroup memory. They are the same in every simdgroup, which therefore
 // all decide alike.
 //
-// The columns of one register in all lanes are a set. A sweep pairs every two columns once: those of different sets lane
-// by lane while one of the sets moves on, then those of a set with the lane at distance 1, 2, 3 … by exclusive or.
+// The columns of one register in all lanes are a set. A sweep pairs every two columns once: those of different sets
+// lane by lane while one of the sets moves on, then those of a set with the lane at distance 1, 2, 3 … by exclusive or.
 // The larger column of a pair comes to lie first (de Rijk 1989), which saves sweeps.
 #pragma once
 
@@ -15,8 +15,8 @@
 
 #include "column_tile.h"
 
-// Squares of norms below this count as zero: such columns are not rotated, and have no direction. What is orthogonalized
-// is scaled to entries of 2^40, so this is 2^-100 of the largest entry.
+// Squares of norms below this count as zero: such columns are not rotated, and have no direction. What is
+// orthogonalized is scaled to entries of 2^40, so this is 2^-100 of the largest entry.
 constant constexpr float kJacobiFloor = 0x1p-120f;
 constant constexpr float kJacobiScale = 0x1p40f;
 constant constexpr uint kJacobiSweeps = 60;  // 6 to 10 are usual; many where rows differ by dozens of magnitudes
@@ -177,8 +177,8 @@ inline bool jacobi_sets(thread Tile& tile, thread typename Tile::Shared& shared,
   return changed;
 }
 
-// All pairs of sets, which is none where there is one. Whatever place a set is in, those with a smaller number are first
-// in their pairs, or columns would be exchanged for ever: (0 1)(2 3), (0 2)(1 3), (0 3)(1 2).
+// All pairs of sets, which is none where there is one. Whatever place a set is in, those with a smaller number are
+// first in their pairs, or columns would be exchanged for ever: (0 1)(2 3), (0 2)(1 3), (0 3)(1 2).
 template <uint COLUMNS>
 struct JacobiSets;
 template <>
@@ -264,8 +264,8 @@ inline bool jacobi_lanes(thread Tile& tile, thread typename Tile::Shared& shared
   return changed;
 }
 
-// Sweeps until one has neither rotated nor exchanged columns, in any lane of the simdgroup: where columns change places,
-// a sweep may miss pairs.
+// Sweeps until one has neither rotated nor exchanged columns, in any lane of the simdgroup: where columns change
+// places, a sweep may miss pairs.
 template <typename Tile>
 inline void jacobi(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
   for (uint sweep = 0; sweep < kJacobiSweeps; ++sweep) {

@@ -1,7 +1,8 @@
 // Arguments of the blocked one-sided Jacobi kernels, shared with the host.
 //
-// A matrix at work is `padded` columns of `length` floats each, one behind the other: the entries of the matrix, zeros up
-// to gram_rows, and then, where V is wanted, the entries of V. Columns beyond the matrix's own are zero, and stay so.
+// A matrix at work is `padded` columns of `length` floats each, one behind the other: the entries of the matrix, zeros
+// up to gram_rows, and then, where V is wanted, the entries of V. Columns beyond the matrix's own are zero, and stay
+// so.
 #pragma once
 
 #ifndef __METAL_VERSION__
@@ -25,7 +26,7 @@ struct JacobiParams {
   uint32_t sweeps;        // at most
   uint32_t splits;        // threadgroups that share the rows of a pair
   float tolerance;        // of |xᵀy| / (‖x‖ ‖y‖): what is below is left as it is
-  uint32_t symmetric;     // 0: rows of A are columns of the matrix; 1, 2: A is symmetric, given by its lower, upper triangle
+  uint32_t symmetric;     // 0: rows of A are columns of the matrix; 1, 2: A is symmetric, by its lower, upper part
 };
 
 // A round of a sweep: all blocks in pairs, each pair at once.

@@ -28,8 +28,8 @@ inline float of_threadgroup(float value, threadgroup float* work, uint thread_in
   return MAXIMUM ? simd_max(work[thread_index % 32]) : simd_sum(work[thread_index % 32]);
 }
 
-// Exponents of the matrices' largest entries, and shifts that make symmetric ones well conditioned: 1.5 times the Frobenius
-// norm is at least 0.5 of it from singular. A threadgroup for each matrix.
+// Exponents of the matrices' largest entries, and shifts that make symmetric ones well conditioned: 1.5 times the
+// Frobenius norm is at least 0.5 of it from singular. A threadgroup for each matrix.
 [[kernel]] [[max_total_threads_per_threadgroup(kWide)]] void jacobi_scale(
     device const float* a [[buffer(0)]], device int* exponents [[buffer(1)]], device float* shifts [[buffer(2)]],
     device uint* off [[buffer(3)]], constant JacobiParams& p [[buffer(4)]],
@@ -144,7 +144,8 @@ constant constexpr uint kRows = 64;  // of the products' chunks
   if (simdgroup == 0) {
     float sum = 0.0f;
     for (uint i = 0; i < JACOBI_PAIR; ++i)
-      if (row + i < p.of.rows) sum = fma(product[i * kProductStride + lane], x[ulong(lane) * p.of.length + row + i], sum);
+      if (row + i < p.of.rows)
+        sum = fma(product[i * kProductStride + lane], x[ulong(lane) * p.of.length + row + i], sum);
     parts[(ulong(matrix) * p.tiles + tile) * p.of.padded + first + lane] = sum;
   }
 }
@@ -153,7 +154,8 @@ constant constexpr uint kRows = 64;  // of the products' chunks
 // Where columns are zero, U has `present` others, and the rest are yet to be made.
 [[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_store(
     device const float* x [[buffer(0)]], device const int* exponents [[buffer(1)]],
-    device const float* norms [[buffer(2)]], device const float* values [[buffer(3)]], device float* sorted [[buffer(4)]],
+    device const float* norms [[buffer(2)]], device const float* values [[buffer(3)]],
+    device float* sorted [[buffer(4)]],
     device float* u [[buffer(5)]], device float* v [[buffer(6)]], device uint* present [[buffer(7)]],
     constant JacobiResultParams& p [[buffer(8)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {

@@ -1,7 +1,7 @@
-// The rounds of blocked one-sided Jacobi. A threadgroup takes a pair of blocks: their Gram matrix, the rotation that makes
-// it diagonal, and the pair times that rotation. With few pairs several threadgroups share the rows of each: one dispatch
-// for their parts of the Gram matrix, and one in which each of them adds those up, finds the rotation, and applies it to
-// its own rows.
+// The rounds of blocked one-sided Jacobi. A threadgroup takes a pair of blocks: their Gram matrix, the rotation that
+// makes it diagonal, and the pair times that rotation. With few pairs several threadgroups share the rows of each: one
+// dispatch for their parts of the Gram matrix, and one in which each of them adds those up, finds the rotation, and
+// applies it to its own rows.
 #include <metal_stdlib>
 using namespace metal;
 

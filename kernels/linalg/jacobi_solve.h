@@ -1,6 +1,6 @@
-// Two-sided Jacobi of the 32 x 32 Gram matrix of a pair of blocks, one sweep: in each of 31 rounds 16 rotations at once, of
-// the columns p and p ^ round. Small relative to the diagonal is what counts (Demmel and Veselić 1992), so that columns of
-// very different length become orthogonal too. The longer of two columns goes first (de Rijk 1989).
+// Two-sided Jacobi of the 32 x 32 Gram matrix of a pair of blocks, one sweep: in each of 31 rounds 16 rotations at
+// once, of the columns p and p ^ round. Small relative to the diagonal is what counts (Demmel and Veselić 1992), so
+// that columns of very different length become orthogonal too. The longer of two columns goes first (de Rijk 1989).
 #pragma once
 
 #include <metal_stdlib>
@@ -8,24 +8,25 @@
 #include "jacobi_tile.h"
 
 constant constexpr uint kRotationStride = 36;  // of the rotation in threadgroup memory: rows begin at a float4
-// A column whose square is below this is as good as zero: it is left as it is, where it is. Products of others are far from
-// subnormal, which fast::divide may take as zero.
+// A column whose square is below this is as good as zero: it is left as it is, where it is. Products of others are far
+// from subnormal, which fast::divide may take as zero.
 constant constexpr float kZeroSquare = 0x1p-60f;
 
 // A cosine above one shows that what is left of a column after cancellation is known too badly to go on with: its next
 // Gram matrix will tell.
 constant constexpr float kMostCosine = 1.001f;
 
-// A rotation of columns p and q by at most 45 degrees, after which they may change places: p' = a p + b q, q' = a q - b p.
-// As a, b, 1 - c of the cosine c, and one where they change places. The angle need not be the best one to the last bit,
-// but it has to be a rotation: 1 - c follows from the sine.
+// A rotation of columns p and q by at most 45 degrees, after which they may change places: p' = a p + b q, q' = a q - b
+// p. As a, b, 1 - c of the cosine c, and one where they change places. The angle need not be the best one to the last
+// bit, but it has to be a rotation: 1 - c follows from the sine.
 inline float4 rotation_of(float pp, float qq, float pq, float tolerance) {
   float s = 0.0f, versine = 0.0f, change = 0.0f;  // of pp, and of qq with the other sign
   const float cosine = metal::abs(pq) * metal::rsqrt(pp) * metal::rsqrt(qq);
   if (metal::min(pp, qq) >= kZeroSquare && cosine > tolerance && cosine < kMostCosine) {
     const float zeta = metal::fast::divide(0.5f * (pp - qq), pq), size = metal::abs(zeta);
     const float root = metal::fma(size, size, 1.0f);
-    const float tangent = metal::fast::divide(1.0f, size > 1e9f ? 2.0f * size : metal::fma(root, metal::rsqrt(root), size));
+    const float tangent =
+        metal::fast::divide(1.0f, size > 1e9f ? 2.0f * size : metal::fma(root, metal::rsqrt(root), size));
     const float t = metal::copysign(tangent, zeta);
     s = t * metal::rsqrt(metal::fma(t, t, 1.0f));
     const float square = s * s, rest = 1.0f - square;
@@ -53,7 +54,8 @@ inline PairState state_of(threadgroup const float* gram, threadgroup float* work
   for (uint i = 0; i < 1024 / JACOBI_THREADS; ++i) {
     const uint p = i * (JACOBI_THREADS / 32) + simdgroup;
     const float pp = gram[p * kProductStride + p];
-    const float cosine = metal::abs(gram[p * kProductStride + lane]) / (metal::precise::sqrt(pp) * metal::precise::sqrt(qq));
+    const float cosine =
+        metal::abs(gram[p * kProductStride + lane]) / (metal::precise::sqrt(pp) * metal::precise::sqrt(qq));
     off = p < lane && pp >= kZeroSquare && qq >= kZeroSquare && cosine > off ? cosine : off;
     unsorted = unsorted || (p < lane && pp >= kZeroSquare && pp < qq);
   }
@@ -67,8 +69,8 @@ inline PairState state_of(threadgroup const float* gram, threadgroup float* work
   return {most, anywhere > 0.0f || most > tolerance};
 }
 
-// Leaves in `product` the product of all rotations; `gram` and `rotations`, of which there are 16, are used up. A thread has
-// 2 x 2 entries of the Gram matrix, rows of rotation `left`, columns of `right`.
+// Leaves in `product` the product of all rotations; `gram` and `rotations`, of which there are 16, are used up. A
+// thread has 2 x 2 entries of the Gram matrix, rows of rotation `left`, columns of `right`.
 inline void diagonalize(threadgroup float* gram, threadgroup float* product, threadgroup float4* rotations, uint rounds,
                         float tolerance, uint thread_index) {
   const uint lane = thread_index % 32, left = thread_index / 16, right = thread_index % 16;

@@ -1,13 +1,14 @@
-// Products of 32 columns by 32 columns, whose rows pass through threadgroup memory a chunk at a time. Each simdgroup takes
-// its share of a chunk's rows; a lane holds an 8 x 4 part of the product in registers. At the end the simdgroups' parts are
-// added, always in the same order.
+// Products of 32 columns by 32 columns, whose rows pass through threadgroup memory a chunk at a time. Each simdgroup
+// takes its share of a chunk's rows; a lane holds an 8 x 4 part of the product in registers. At the end the simdgroups'
+// parts are added, always in the same order.
 #pragma once
 
 #include <metal_stdlib>
 
 #include "jacobi_blocked.h"
 
-// Chunks of ROWS rows of 32 columns: a column is ROWS / 4 float4, and one more that spreads columns over memory's banks.
+// Chunks of ROWS rows of 32 columns: a column is ROWS / 4 float4, and one more that spreads columns over memory's
+// banks.
 template <uint ROWS>
 struct Chunk {
   static constexpr constant uint kQuads = ROWS / 4;

@@ -1,14 +1,15 @@
-// LU by one threadgroup: of matrices that fit its registers, and of the blocked variant's panels. row_threads threads hold
-// a row each of the columns 4 (g + G j) + {0, 1, 2, 3}, j in QUADS, where G is how many times row_threads there are
-// threads, and g which of these times a thread belongs to. The threads of a simdgroup have one g, so that what they read
-// of the pivot's row is the same for all of them.
+// LU by one threadgroup: of matrices that fit its registers, and of the blocked variant's panels. row_threads threads
+// hold a row each of the columns 4 (g + G j) + {0, 1, 2, 3}, j in QUADS, where G is how many times row_threads there
+// are threads, and g which of these times a thread belongs to. The threads of a simdgroup have one g, so that what they
+// read of the pivot's row is the same for all of them.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "lu.h"
 #include "lu_pivot.h"
 
-// Quad `at` of a row; zeros beyond `columns`. `vectors`: the quad may be moved as a float4, and is there or not as a whole.
+// Quad `at` of a row; zeros beyond `columns`. `vectors`: the quad may be moved as a float4, and is there or not as a
+// whole.
 inline float4 load_quad(device const float* row, long stride, uint at, uint columns, bool vectors) {
   const uint column = 4 * at;
   if (vectors) return column < columns ? *(device const float4*)(row + column) : float4(0.0f);

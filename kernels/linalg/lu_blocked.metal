@@ -1,5 +1,6 @@
 // The blocked variant, right-looking as LAPACK's getrf: after a panel (lu_block, or lu_looped_panel here), lu_rows
-// exchanges rows in the columns beside it and makes the rows of U on its right, and lu_update subtracts L U of the rest.
+// exchanges rows in the columns beside it and makes the rows of U on its right, and lu_update subtracts L U of the
+// rest.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -81,8 +82,8 @@ constant constexpr uint kNone = UINT_MAX;
 constant constexpr uint kQuads = LU_PANEL / 4;
 constant constexpr uint kMoved = 8;  // rows on their way at once
 
-// Forward substitution from row K on with a unit lower triangle, given by columns. Not a loop, because compilers may leave
-// one of this size as it is, which would put `top` into memory.
+// Forward substitution from row K on with a unit lower triangle, given by columns. Not a loop, because compilers may
+// leave one of this size as it is, which would put `top` into memory.
 template <uint K>
 struct TopSolve {
   static void run(thread float4 (&top)[kQuads], threadgroup const float4* l) {

@@ -1,5 +1,5 @@
-// Partial pivoting without moving rows: each row stays in its lane and knows its place in the order that exchanges of rows
-// would have brought about, which is what LAPACK's pivots tell. Rows whose place is before k are finished.
+// Partial pivoting without moving rows: each row stays in its lane and knows its place in the order that exchanges of
+// rows would have brought about, which is what LAPACK's pivots tell. Rows whose place is before k are finished.
 #pragma once
 
 #include <metal_stdlib>
@@ -49,8 +49,8 @@ inline float multiplier(float value, float pivot, Divisor by, bool pivoting) {
   return metal::fma(metal::fma(-quotient, pivot * by.scale, value * by.scale), by.inverse, quotient);
 }
 
-// The quads of a row, each one place further to the front, the first to the end: loops over the columns of a row take the
-// first quad as theirs, and stay one copy, as an index known at run time only would force registers into memory.
+// The quads of a row, each one place further to the front, the first to the end: loops over the columns of a row take
+// the first quad as theirs, and stay one copy, as an index known at run time only would force registers into memory.
 template <uint QUADS>
 inline void rotate(thread float4 (&row)[QUADS]) {
   const float4 first = row[0];

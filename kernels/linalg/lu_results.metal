@@ -43,7 +43,8 @@ constant constexpr uint kHeld = 4096;
   for (uint i = lane; i < p.rows; i += 32) permutation[i] = held[i];
 }
 
-[[kernel]] void lu_identity_permutation(device uint* permutation [[buffer(0)]], constant LuResultParams& p [[buffer(1)]],
+[[kernel]] void lu_identity_permutation(device uint* permutation [[buffer(0)]],
+                                        constant LuResultParams& p [[buffer(1)]],
                                         uint at [[thread_position_in_grid]]) {
   permutation[at] = at % p.rows;
 }

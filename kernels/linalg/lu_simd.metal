@@ -1,6 +1,7 @@
-// LU, and with it A X = B, of matrices of up to 32 rows and columns by one simdgroup, or several of them where LANES rows
-// are enough: a lane holds a row of A, and of B the same row of up to 4 QB columns. The pivot's row goes to the others
-// through threadgroup memory, where matrices also lie on their way in and out, so that lanes move neighbouring elements.
+// LU, and with it A X = B, of matrices of up to 32 rows and columns by one simdgroup, or several of them where LANES
+// rows are enough: a lane holds a row of A, and of B the same row of up to 4 QB columns. The pivot's row goes to the
+// others through threadgroup memory, where matrices also lie on their way in and out, so that lanes move neighbouring
+// elements.
 #include <metal_stdlib>
 using namespace metal;
 

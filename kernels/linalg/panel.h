@@ -1,12 +1,12 @@
-// Householder reflections of a panel whose rows lie in registers: a thread holds PANEL_ROWS whole rows of QR_PANEL columns, so
-// that a reflector needs no exchange but for sums, which one reduction gives for all columns at once:
+// Householder reflections of a panel whose rows lie in registers: a thread holds PANEL_ROWS whole rows of QR_PANEL
+// columns, so that a reflector needs no exchange but for sums, which one reduction gives for all columns at once:
 //
-//   s_j = sum over the rows below k of x_k x_j,   from which   |x_k|², v_kᵀ x_j = x_kj + s_j / (x_kk - beta), and for j < k
-//   v_jᵀ v_k, of which larft makes T.
+//   s_j = sum over the rows below k of x_k x_j,   from which   |x_k|², v_kᵀ x_j = x_kj + s_j / (x_kk - beta),
+// and for j < k v_jᵀ v_k, of which larft makes T.
 //
 // Registers have constant indices, so columns turn: the one at work is always at place 0, and column c at place
-// (c - k) mod QR_PANEL. For squares to stay in range, columns are scaled to a largest entry of about one first, by powers
-// of two.
+// (c - k) mod QR_PANEL. For squares to stay in range, columns are scaled to a largest entry of about one first, by
+// powers of two.
 #pragma once
 
 #include <metal_stdlib>
@@ -36,7 +36,8 @@ struct PanelPlace {
   device float* at_base() const thread { return corner + ulong(base) * stride; }
 };
 
-// Lanes that differ in bit HALF exchange halves of their first 2 HALF values, and join what they get with what they keep.
+// Lanes that differ in bit HALF exchange halves of their first 2 HALF values, and join what they get with what they
+// keep.
 template <bool MAXIMUM, uint HALF>
 inline void exchange_halves(thread float (&values)[QR_PANEL], uint lane) {
   const bool upper = (lane & HALF) != 0;
@@ -74,10 +75,11 @@ inline float reduce_partial(threadgroup const float* partial, uint count, uint l
   return MAXIMUM ? metal::max(value, other) : value + other;
 }
 
-// Rows in memory are read kStage columns at a time by neighbouring lanes; `staged`, a simdgroup's own, gives each lane its
-// rows. Column `turned` comes to place 0.
+// Rows in memory are read kStage columns at a time by neighbouring lanes; `staged`, a simdgroup's own, gives each lane
+// its rows. Column `turned` comes to place 0.
 template <uint ROWS>
-inline void load_panel(thread PanelRows<ROWS>& panel, thread const PanelPlace& at, uint turned, threadgroup float* staged,
+inline void load_panel(thread PanelRows<ROWS>& panel, thread const PanelPlace& at, uint turned,
+                       threadgroup float* staged,
                        uint lane) {
   device const float* const from = at.at_base();
 #pragma unroll
@@ -230,5 +232,6 @@ inline void turn_columns(thread PanelRows<ROWS>& panel) {
 template <typename Pointer>
 inline void keep_products(Pointer products, uint k, thread const PanelReflector& reflector, uint lane) {
   const uint column = (k + lane) % QR_PANEL;
-  if (lane < QR_PANEL && column <= k) products[column * QR_PANEL + k] = column < k ? reflector.product : reflector.h.tau;
+  if (lane < QR_PANEL && column <= k)
+    products[column * QR_PANEL + k] = column < k ? reflector.product : reflector.h.tau;
 }

@@ -29,8 +29,8 @@ struct QrParams {
   uint32_t task;
 };
 
-// A panel with `width` columns whose corner is (first, first) of each rows x columns matrix of a row-major batch. Its T go
-// one behind the other, its tau to a part of the `count` numbers that each matrix has.
+// A panel with `width` columns whose corner is (first, first) of each rows x columns matrix of a row-major batch. Its T
+// go one behind the other, its tau to a part of the `count` numbers that each matrix has.
 #define QR_PANEL_THREADS 512  // at most
 #define QR_PANEL_ROWS 4       // that a thread holds
 #define QR_SLAB_THREADS 256   // of the kernels that spread a panel's rows over threadgroups

@@ -1,6 +1,6 @@
 // QR, or half of it (QrParams::task), of matrices that fit the registers of one threadgroup, which lets G lanes share a
-// column; a dispatch runs one threadgroup of G lanes for each column of A or Q, rounded up to whole simdgroups. One barrier
-// a reflector: the next one is written to the other of two places in threadgroup memory.
+// column; a dispatch runs one threadgroup of G lanes for each column of A or Q, rounded up to whole simdgroups. One
+// barrier a reflector: the next one is written to the other of two places in threadgroup memory.
 #include <metal_stdlib>
 using namespace metal;
 

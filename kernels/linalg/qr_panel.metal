@@ -30,7 +30,8 @@ inline device float* panel_corner(device float* a, constant QrPanelParams& p, ui
   const float largest = column_maxima(panel, lane);
   if (lane < QR_PANEL) partial[(kPanelSimdgroups + simdgroup) * QR_PANEL + lane] = largest;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  const float scale = scale_to_one(reduce_partial<true, kPanelSimdgroups>(partial + kPanelSimdgroups * QR_PANEL, simdgroups, lane));
+  const float scale = scale_to_one(
+      reduce_partial<true, kPanelSimdgroups>(partial + kPanelSimdgroups * QR_PANEL, simdgroups, lane));
   scale_columns(panel, scale);
 
   for (uint k = 0; k < QR_PANEL; ++k) {
@@ -54,9 +55,9 @@ inline device float* panel_corner(device float* a, constant QrPanelParams& p, ui
   if (lane < p.width) tau[ulong(matrix) * p.count + p.first + lane] = products[lane * QR_PANEL + lane];
 }
 
-// Of any number of rows, QR_SLAB_ROWS of them a threadgroup: a dispatch for each reflector, which applies it and sums for
-// the next one. What slabs sum lies in device memory, one behind the other, and the next reflector's row behind all of
-// them; `state` keeps the scales of the columns and what T is made of.
+// Of any number of rows, QR_SLAB_ROWS of them a threadgroup: a dispatch for each reflector, which applies it and sums
+// for the next one. What slabs sum lies in device memory, one behind the other, and the next reflector's row behind all
+// of them; `state` keeps the scales of the columns and what T is made of.
 enum SlabStage { kMaxima, kScale, kStep, kLast };
 
 constant constexpr uint kSlabSimdgroups = QR_SLAB_THREADS / 32;
@@ -125,7 +126,8 @@ template <SlabStage STAGE>
   if (STAGE == kScale || STAGE == kStep) store_panel(panel, at, STAGE == kStep ? turned + 1 : 0, turning, lane);
   const float value = STAGE == kMaxima
                           ? column_maxima(panel, lane)
-                          : products_below(panel, at, STAGE == kStep ? p.step + 1 : 0, after + p.slabs * QR_PANEL, lane);
+                          : products_below(panel, at, STAGE == kStep ? p.step + 1 : 0, after + p.slabs * QR_PANEL,
+                                           lane);
   threadgroup float* const sums = partial + kSlabSimdgroups * QR_PANEL;
   if (lane < QR_PANEL) sums[simdgroup * QR_PANEL + lane] = value;
   threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,4 +1,5 @@
-// QR of small matrices, or half of it (QrParams::task), one simdgroup for one (LANES = 32) or several of them: a lane holds a column in registers.
+// QR of small matrices, or half of it (QrParams::task), one simdgroup for one (LANES = 32) or several of them: a lane
+// holds a column in registers.
 #include <metal_stdlib>
 using namespace metal;
 

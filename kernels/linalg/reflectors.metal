@@ -90,7 +90,8 @@ template <uint WIDTH>
     stage(v, next_v, thread_index);
     stage(c, next_c, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_reflectors<kProductRows, WIDTH>(next_v, of, base + kProductRows, thread_index);  // on their way during the sums
+    // On their way during the sums.
+    load_reflectors<kProductRows, WIDTH>(next_v, of, base + kProductRows, thread_index);
     load_targets(next_c, from, p, of, base + kProductRows, end, column, thread_index);
 #pragma unroll 8
     for (uint i = 0; i < kProductRows; ++i) {
@@ -115,7 +116,8 @@ template <uint WIDTH>
 
 // Sums over all slabs of products with so many columns, of which the first COLUMNS or less are wanted: COUNT a thread.
 template <uint COLUMNS, uint COUNT>
-inline void sum_slabs(thread float (&sums)[COUNT], device const float* products, uint slabs, ulong slab_size, uint stride,
+inline void sum_slabs(thread float (&sums)[COUNT], device const float* products, uint slabs, ulong slab_size,
+                      uint stride,
                       uint wanted, uint thread_index) {
 #pragma unroll
   for (uint n = 0; n < COUNT; ++n) sums[n] = 0.0f;

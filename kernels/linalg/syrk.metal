@@ -1,5 +1,5 @@
-// The symmetric rank-k update alpha A Aᵀ + beta C: a threadgroup for each square of one triangle of A Aᵀ, which is written
-// there, and mirrored where both are wanted. A thread has 8 x 4 entries in registers.
+// The symmetric rank-k update alpha A Aᵀ + beta C: a threadgroup for each square of one triangle of A Aᵀ, which is
+// written there, and mirrored where both are wanted. A thread has 8 x 4 entries in registers.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -33,8 +33,8 @@ def in_float32(call, *tensors):
 
 
 def without_autocast(call):
-    """`call`, whose first argument is a tensor, with torch.autocast switched off, which would compute the products that it
-    is made of in 16 bits."""
+    """`call`, whose first argument is a tensor, with torch.autocast switched off, which would compute the products that
+    it is made of in 16 bits."""
 
     @functools.wraps(call)
     def called(tensor, *others):

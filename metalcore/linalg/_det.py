@@ -119,7 +119,8 @@ def _cofactors(A, value, grad):
     result = torch.empty_like(A)
     regular = ~singular
     result = result.index_put((regular,), _cofactors(A[regular], value[regular], grad[regular]))
-    return result.index_put((singular,), _cofactors_by_singular_values(A[singular], grad[singular])).reshape(*A.shape[:-1], n)
+    of_singular = _cofactors_by_singular_values(A[singular], grad[singular])
+    return result.index_put((singular,), of_singular).reshape(*A.shape[:-1], n)
 
 
 def _cofactors_by_singular_values(A, grad):

@@ -40,8 +40,8 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torc
 
     Args:
         A: (*, m, n) with m >= n, any strides: reflectors below its diagonal, as geqrf leaves them; what is on it and
-            above is not read. float32; float16 and bfloat16 are computed in float32, and the result cast back. Other input
-            goes to PyTorch's op.
+            above is not read. float32; float16 and bfloat16 are computed in float32, and the result cast back. Other
+            input goes to PyTorch's op.
         tau: (*, k) with k <= n, the factors of the reflectors in the first k columns.
         out: a tensor to write the result to.
 
@@ -56,8 +56,8 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torc
     fits = A.ndim >= 2 and tau.shape[:-1] == A.shape[:-2] and tau.ndim == A.ndim - 1
     if not fits or not A.shape[-2] >= A.shape[-1] >= tau.shape[-1]:
         _refuse(torch.linalg.householder_product, A, tau)
-    return cast_out("torch.linalg.householder_product", out, lambda: in_float32(ops.householder_product, A, tau), A, tau,
-                    dtype=A.dtype)
+    return cast_out("torch.linalg.householder_product", out, lambda: in_float32(ops.householder_product, A, tau),
+                    A, tau, dtype=A.dtype)
 
 
 def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: bool = True, transpose: bool = False, *,
@@ -65,8 +65,8 @@ def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: boo
     """A product of Householder reflectors times a matrix, as torch.ormqr: LAPACK's ormqr.
 
     Args:
-        input: (*, m, k), any strides: reflectors below its diagonal, as geqrf leaves them. float32; float16 and bfloat16
-            are computed in float32, and the result cast back. Other input goes to PyTorch's op.
+        input: (*, m, k), any strides: reflectors below its diagonal, as geqrf leaves them. float32; float16 and
+            bfloat16 are computed in float32, and the result cast back. Other input goes to PyTorch's op.
         tau: (*, min(m, k)), the factors of the reflectors.
         other: (*, m, n), or (*, n, m) where `left` is false.
         left: Q C, with Q = H_0 H_1 … (m x m), or C Q.
@@ -110,7 +110,8 @@ def larft(V: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
     return in_float32_if_half(_larft, V, tau)
 
 
-def larfb(V: torch.Tensor, T: torch.Tensor, C: torch.Tensor, left: bool = True, transpose: bool = False) -> torch.Tensor:
+def larfb(V: torch.Tensor, T: torch.Tensor, C: torch.Tensor, left: bool = True,
+          transpose: bool = False) -> torch.Tensor:
     """Applies a block reflector H = I - V T Vᵀ to a matrix: LAPACK's larfb (forward, columnwise).
 
     Args:

@@ -15,9 +15,9 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out=None):
     """A compact LU factorization with partial pivoting, as torch.linalg.lu_factor.
 
     A = P L U with L lower triangular with ones on its diagonal, U upper triangular and P a permutation, chosen as
-    LAPACK's getrf does: the pivot of a column is its entry of largest magnitude, of several the first. Small matrices are
-    factored in the registers of a thread, a simdgroup or a threadgroup, large ones in panels, right-looking (Golub and
-    Van Loan, Matrix Computations, 3.4 and 3.6). `metalcore.explain("lu_factor", A.shape)` tells which.
+    LAPACK's getrf does: the pivot of a column is its entry of largest magnitude, of several the first. Small matrices
+    are factored in the registers of a thread, a simdgroup or a threadgroup, large ones in panels, right-looking (Golub
+    and Van Loan, Matrix Computations, 3.4 and 3.6). `metalcore.explain("lu_factor", A.shape)` tells which.
 
     Args:
         A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and LU cast back. Other input
@@ -26,8 +26,8 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out=None):
         out: a pair of tensors to write LU and pivots to.
 
     Returns:
-        A torch.return_types.linalg_lu_factor: the named tuple (LU, pivots). LU (*, m, n) has L below its diagonal, without
-        the ones, and U; pivots (*, min(m, n)), int32: row i was exchanged with row pivots[i] - 1.
+        A torch.return_types.linalg_lu_factor: the named tuple (LU, pivots). LU (*, m, n) has L below its diagonal,
+        without the ones, and U; pivots (*, min(m, n)), int32: row i was exchanged with row pivots[i] - 1.
 
     Raises:
         RuntimeError: U has a zero on its diagonal (this waits for the result; lu_factor_ex does not), less than two

@@ -10,21 +10,21 @@ from ._lu import broadcastable, one_batch
 
 __all__ = ["inv", "inv_ex", "solve", "solve_ex"]
 
-# Systems up to this size are solved anew for the gradient: for them one kernel does that, and keeping factors costs more.
+# Systems up to this size are solved anew for the gradient: for them one kernel does that; keeping factors costs more.
 _ANEW = 32
 
 
 def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: torch.Tensor | None = None) -> torch.Tensor:
     """X with A X = B, or X A = B, as torch.linalg.solve: by LU with partial pivoting (see lu_factor).
 
-    Up to n = 32 the columns of B go along with the factorization, in one kernel; above, two triangular systems follow it.
-    `metalcore.explain("solve", A.shape, B.shape)` tells which kernels a call runs.
+    Up to n = 32 the columns of B go along with the factorization, in one kernel; above, two triangular systems follow
+    it. `metalcore.explain("solve", A.shape, B.shape)` tells which kernels a call runs.
 
     Args:
-        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and X is cast back. Other input
-            goes to PyTorch's op.
-        B: (*, n, k), or (*, k, n) where not `left`, of A's dtype; the batches of A and B broadcast. A single vector (n,),
-            or a batch of vectors whose shape is A.shape[:-1].
+        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and X is cast back. Other
+            input goes to PyTorch's op.
+        B: (*, n, k), or (*, k, n) where not `left`, of A's dtype; the batches of A and B broadcast. A single vector
+            (n,), or a batch of vectors whose shape is A.shape[:-1].
         left: whether A stands on the left of X; a vector needs that.
         out: a tensor to write X to.
 
@@ -110,8 +110,8 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out=None):
         out: a pair of tensors to write the inverse and info to.
 
     Returns:
-        A torch.return_types.linalg_inv_ex: the named tuple (inverse, info). info (*), int32: 0, or the 1-based index of the
-        first pivot that is zero; the inverse has inf and nan then.
+        A torch.return_types.linalg_inv_ex: the named tuple (inverse, info). info (*), int32: 0, or the 1-based index of
+        the first pivot that is zero; the inverse has inf and nan then.
 
     Raises:
         RuntimeError: as inv.

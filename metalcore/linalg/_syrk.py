@@ -15,8 +15,8 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
          transpose: bool = False, triangle: str = "full") -> torch.Tensor:
     """alpha A Aᵀ + beta C, or alpha Aᵀ A + beta C: the symmetric rank-k update, BLAS's syrk, as a new tensor.
 
-    One triangle of the product is computed, in tiles of 64 x 64, and mirrored where both are wanted. On NVIDIA GPUs it is
-    PyTorch's matmul, which is faster there.
+    One triangle of the product is computed, in tiles of 64 x 64, and mirrored where both are wanted. On NVIDIA GPUs it
+    is PyTorch's matmul, which is faster there.
 
     Args:
         A: (*, n, k), any strides; (*, k, n) if `transpose`. float32; float16 and bfloat16 are computed in float32, and

@@ -4,8 +4,8 @@ import torch
 
 
 def derivatives(function, tensors, orders, parts=None):
-    """Gradients of random linear functions of the results in `parts` (of all that have a gradient), then of those gradients
-    and so on."""
+    """Gradients of random linear functions of the results in `parts` (of all that have a gradient), then of those
+    gradients and so on."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     results = function(*leaves)
     results = (results,) if isinstance(results, torch.Tensor) else results

@@ -86,5 +86,5 @@ def check_eigh(A, L, V, UPLO="L"):
 
 
 def same_error(call, ours, theirs, device):
-    """call(module, device) raises with metalcore what it raises with torch; compares the first line of what they say."""
+    """call(module, device) raises with metalcore what it raises with torch."""
     assert_same_error(lambda: call(ours, device), lambda: call(theirs, "cpu" if device == "mps" else device))

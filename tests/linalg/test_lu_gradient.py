@@ -78,7 +78,8 @@ def test_gradient_of_singular_determinants_is_the_cofactors(device, n, rank):
     # Small integers, whose elimination is exact: the last pivots are zeros.
     A = torch.zeros(n, n)
     A[:rank] = torch.eye(n)[:rank] + torch.eye(n).roll(1, -1)[:rank]
-    cofactors = torch.tensor([[(-1.0) ** (i + j) * torch.linalg.det(_minor(A, i, j)) for j in range(n)] for i in range(n)])
+    cofactors = torch.tensor([[(-1.0) ** (i + j) * torch.linalg.det(_minor(A, i, j)) for j in range(n)]
+                              for i in range(n)])
     for create_graph in (False, True):
         on_device = A.to(device).requires_grad_()
         value = metalcore.det(on_device)
@@ -166,7 +167,8 @@ def test_compile(device, name):
     def call(*tensors):
         return [result * 2 for result in floating(function(metalcore, *[tensor + 0 for tensor in tensors]))]
 
-    leaves = [matrices(2, 5, 5).to(device).requires_grad_()] + [torch.randn(2, 5, 3, device=device).requires_grad_()] * with_B
+    leaves = [matrices(2, 5, 5).to(device).requires_grad_()]
+    leaves += [torch.randn(2, 5, 3, device=device).requires_grad_()] * with_B
     expected = call(*leaves)
     torch.compiler.reset()
     actual = torch.compile(call, backend="aot_eager", fullgraph=True)(*leaves)

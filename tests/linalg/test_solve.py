@@ -84,8 +84,9 @@ def test_batches(device, batch, n):
 
 @pytest.mark.parametrize("a, b, left", [
     ((3, 3), (3,), True), ((2, 3, 3), (3,), True), ((2, 3, 3), (2, 3), True), ((3, 3), (3, 4), True),
-    ((5, 1, 6, 6), (4, 6, 2), True), ((6, 6), (5, 2, 6), False), ((2, 20, 20), (20, 7), True), ((2, 3, 4, 4), (2, 3, 4), True),
-    ((3, 1, 40, 40), (1, 2, 40, 3), True), ((0, 3, 3), (3,), True), ((3, 0, 0), (3, 0, 4), True), ((4, 4), (4, 0), True),
+    ((5, 1, 6, 6), (4, 6, 2), True), ((6, 6), (5, 2, 6), False), ((2, 20, 20), (20, 7), True),
+    ((2, 3, 4, 4), (2, 3, 4), True), ((3, 1, 40, 40), (1, 2, 40, 3), True), ((0, 3, 3), (3,), True),
+    ((3, 0, 0), (3, 0, 4), True), ((4, 4), (4, 0), True),
     ((1, 4, 4), (5, 3, 4), False)])
 def test_vectors_and_broadcasting(device, a, b, left):
     A, B = torch.randn(a), torch.randn(b)
@@ -134,7 +135,8 @@ def test_powers_of_two_change_nothing_but_the_exponent(device, n, exponent):
 
 
 @pytest.mark.only_on("simulator")
-@pytest.mark.parametrize("n, right", [(3, 5), (8, 8), (16, 3), (31, 20), (32, 40), (40, 40), (70, 1), (100, 200), (140, 3)])
+@pytest.mark.parametrize("n, right", [(3, 5), (8, 8), (16, 3), (31, 20), (32, 40), (40, 40), (70, 1), (100, 200),
+                                      (140, 3)])
 def test_kernels_are_clean_in_checking_mode(device, n, right):
     A, B = torch.randn(2, n, n), torch.randn(2, n, right)
     with metalcore.simulator.checking():

@@ -1,5 +1,5 @@
-// cholesky_ex(A, upper) -> (L, info): the Cholesky factorization of a batch of float32 matrices of any strides, of which
-// one triangle is read; row-major results. cholesky_solve(B, L, upper): two triangular solves.
+// cholesky_ex(A, upper) -> (L, info): the Cholesky factorization of a batch of float32 matrices of any strides, of
+// which one triangle is read; row-major results. cholesky_solve(B, L, upper): two triangular solves.
 #include "../../../kernels/linalg/cholesky.h"
 #include "../plan.h"
 #include "../rows.h"

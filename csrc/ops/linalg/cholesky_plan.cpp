@@ -66,8 +66,8 @@ CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, const gpu::Tuni
   for (const BlockKernel& kernel : kBlockKernels) {
     if (n > std::min(kernel.rows, tuning.cholesky_block_rows)) continue;
     return {CholeskyVariant::block,
-            size + ": tiles of " + times(CHOLESKY_TILE, CHOLESKY_TILE) + " in the registers of a threadgroup", kernel.name,
-            1, whole_simdgroups(triangle(ceil_div<uint32_t>(grid_side(n), CHOLESKY_TILE))), 0};
+            size + ": tiles of " + times(CHOLESKY_TILE, CHOLESKY_TILE) + " in the registers of a threadgroup",
+            kernel.name, 1, whole_simdgroups(triangle(ceil_div<uint32_t>(grid_side(n), CHOLESKY_TILE))), 0};
   }
   return {CholeskyVariant::blocked,
           size + " is larger than a threadgroup holds: panels of " + std::to_string(CHOLESKY_PANEL) +

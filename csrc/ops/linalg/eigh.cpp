@@ -50,8 +50,8 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
 
 namespace {
 
-// explain("eigh", shape, compute_v=…); eigvalsh is eigh without vectors. Of the blocked variant's many dispatches the first
-// of each kernel.
+// explain("eigh", shape, compute_v=…); eigvalsh is eigh without vectors. Of the blocked variant's many dispatches the
+// first of each kernel.
 Explanation explain(const Request& request) {
   check(request.shapes.size() == 1, "metalcore::eigh: explain needs the shape of A");
   const MatrixShape s = check_square("eigh", request.shapes[0]);

@@ -1,5 +1,5 @@
-// geqrf(A) -> (a, tau), householder_product(A, tau) -> Q and ormqr(A, tau, C, left, transpose) -> Q C: QR's reflectors as
-// such, packed as LAPACK packs them, float32, of any strides; row-major results.
+// geqrf(A) -> (a, tau), householder_product(A, tau) -> Q and ormqr(A, tau, C, left, transpose) -> Q C: QR's reflectors
+// as such, packed as LAPACK packs them, float32, of any strides; row-major results.
 #include "../../../kernels/linalg/qr.h"
 #include "../../../kernels/linalg/reflectors.h"
 #include "matrices.h"
@@ -54,8 +54,8 @@ std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
 QrPlan plan_product(const MatrixShape& s, int64_t count, const gpu::Tuning& tuning) {
   QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, s.columns, tuning);
   if (plan.variant == QrVariant::blocked && tuning.householder_product_torch.takes(count, s.batch))
-    return {QrVariant::torch, times(s.rows, s.columns) + ", a single matrix: PyTorch's own op is faster on this GPU", "", 0,
-            {}};
+    return {QrVariant::torch,
+            times(s.rows, s.columns) + ", a single matrix: PyTorch's own op is faster on this GPU", "", 0, {}};
   return plan;
 }
 
@@ -108,8 +108,8 @@ Tensor ormqr(const Tensor& input, const Tensor& tau, const Tensor& other, bool l
   const int64_t count = tau.size(-1);
   check((left ? c.rows : c.columns) == s.rows && count <= std::min(s.rows, s.columns) && c.batch == s.batch &&
             tau.numel() == s.batch * count,
-        "metalcore::ormqr: input must be (*, m, k), tau (*, k) and other (*, m, n), or (*, n, m) on the left of Q, not ",
-        shape_text(input), ", ", shape_text(tau), " and ", shape_text(other));
+        "metalcore::ormqr: input must be (*, m, k), tau (*, k) and other (*, m, n), or (*, n, m) on the left of Q, ",
+        "not ", shape_text(input), ", ", shape_text(tau), " and ", shape_text(other));
   const gpu::Tuning& tuning = gpu::tuning(input);
   const QrVariant variant = plan_ormqr(count, s.batch, tuning);
   if (other.numel() > 0 && variant == QrVariant::torch)

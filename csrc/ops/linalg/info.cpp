@@ -1,5 +1,5 @@
-// info_any(info): not 0 where any matrix of a batch failed, of whose infos one is not 0. It is what functions that raise
-// wait for, by one launch or, for more than INFO_BLOCK matrices, two.
+// info_any(info): not 0 where any matrix of a batch failed, of whose infos one is not 0. It is what functions that
+// raise wait for, by one launch or, for more than INFO_BLOCK matrices, two.
 #include "../../../kernels/linalg/info.h"
 #include "../../gpu/tuning.h"
 #include "../common.h"

@@ -1,8 +1,9 @@
 // Blocked one-sided Jacobi: the SVD and the eigendecomposition of matrices that are larger than a threadgroup holds.
 //
 // Columns in blocks of 16; a round makes the 32 columns of each pair of blocks orthogonal, by the eigenvectors of their
-// 32 x 32 Gram matrix (Hari 2005; Bečka, Okša and Vajteršic 2002), all pairs and matrices of the batch in parallel. Sweeps
-// over all pairs end on the device, for each matrix where none of its columns were found to be less than orthogonal.
+// 32 x 32 Gram matrix (Hari 2005; Bečka, Okša and Vajteršic 2002), all pairs and matrices of the batch in parallel.
+// Sweeps over all pairs end on the device, for each matrix where none of its columns were found to be less than
+// orthogonal.
 #pragma once
 
 #include "../../gpu/tuning.h"
@@ -32,15 +33,16 @@ std::vector<Step> jacobi_blocked_steps(int64_t columns, int64_t rows, int64_t ba
 //   u       (batch, n, m), row j the j-th left singular vector; orthonormal also where values are zero
 //   v       (batch, n, n), row j the j-th right singular vector
 // u and v are not looked at unless `vectors`.
-// Fewest sweeps for x = R, row-major, of the QR factorization of a matrix with its columns in descending order of norm (so
-// the matrix factored here is Rᵀ); small singular values are then as accurate as the grading of R's rows allows.
+// Fewest sweeps for x = R, row-major, of the QR factorization of a matrix with its columns in descending order of norm
+// (so the matrix factored here is Rᵀ); small singular values are then as accurate as the grading of R's rows allows.
 // Of a matrix with a NaN or an infinity all results are NaN.
 void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tensor& values, const Tensor& u,
                         const Tensor& v);
 
 // Writes the eigenvalues (batch, n), ascending, and eigenvectors u (batch, n, n), as columns, row-major, of symmetric
 // matrices a (batch, n, n), float32, contiguous, of which only the triangle `upper` names is read. u is not looked at
-// unless vectors are wanted. One-sided Jacobi of A + s I, with s so large that it is well conditioned; eigenvalues are Rayleigh quotients.
+// unless vectors are wanted. One-sided Jacobi of A + s I, with s so large that it is well conditioned; eigenvalues are
+// Rayleigh quotients.
 void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool vectors, const Tensor& values,
                          const Tensor& u);
 

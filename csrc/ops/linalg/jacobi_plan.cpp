@@ -57,8 +57,8 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
             0, 0};
   const std::string values = compute_uv ? "" : "values_";
   const int64_t held = columns <= kSimdSize ? kSimdSize : kBlockKernels[0].size;
-  // The columns of Rᵀ are nearer to orthogonal than A's, and those of a matrix with graded rows much nearer, which saves
-  // more sweeps than the QR and the product with Q take where there are many columns.
+  // The columns of Rᵀ are nearer to orthogonal than A's, and those of a matrix with graded rows much nearer, which
+  // saves more sweeps than the QR and the product with Q take where there are many columns.
   if (rows > held || (full_matrices && compute_uv && rows > columns)) {
     JacobiPlan plan = kernel_plan("svd_", values, columns, columns, times(m, n) + ", its QR's R");
     plan.after_qr = true;

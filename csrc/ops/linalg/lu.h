@@ -10,9 +10,9 @@
 
 namespace metalcore {
 
-// A = P L U of a batch of m x n matrices: L (without its ones) and U in one matrix, LAPACK's 1-based pivots (int32), and
-// for each matrix 0 or the 1-based index of the first zero on U's diagonal. Row i of L U is row permutation[i] of A; not
-// computed (and without storage) unless it was asked for.
+// A = P L U of a batch of m x n matrices: L (without its ones) and U in one matrix, LAPACK's 1-based pivots (int32),
+// and for each matrix 0 or the 1-based index of the first zero on U's diagonal. Row i of L U is row permutation[i] of
+// A; not computed (and without storage) unless it was asked for.
 struct LuFactors {
   Tensor lu, pivots, info;
   std::optional<Tensor> permutation;

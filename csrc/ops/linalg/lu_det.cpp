@@ -17,7 +17,8 @@ void determinant(const LuFactors& factors, const MatrixShape& s, const Tensor& v
     encoder.buffer(3, logarithm ? *logarithm : value);
     encoder.bytes(4, LuResultParams{.rows = grid_side(s.rows), .columns = grid_side(s.columns), .pivots = 0,
                                     .matrices = grid_side(s.batch), .part = 0, .logarithm = logarithm != nullptr});
-    encoder.dispatch_threadgroups({grid_side(ceil_div<int64_t>(s.batch, kSimdgroups))}, {kSimdgroups * gpu::kSimdWidth});
+    encoder.dispatch_threadgroups({grid_side(ceil_div<int64_t>(s.batch, kSimdgroups))},
+                                  {kSimdgroups * gpu::kSimdWidth});
   });
 }
 

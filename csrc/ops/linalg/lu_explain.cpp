@@ -1,4 +1,5 @@
-// explain() for the LU family: the plan's kernels, and of the blocked variant's many dispatches the first of each kernel.
+// explain() for the LU family: the plan's kernels, and of the blocked variant's many dispatches the first of each
+// kernel.
 #include "lu.h"
 
 #include "../plan.h"
@@ -20,7 +21,8 @@ void blocked_steps(Explanation& e, int64_t m, int64_t n, int64_t batch) {
                        {LU_UPDATE_TILE * LU_UPDATE_TILE / 16}});
 }
 
-// `right` columns of B (0: none); without B's columns going along with the factorization they are solved for afterwards.
+// `right` columns of B (0: none); without B's columns going along with the factorization they are solved for
+// afterwards.
 Explanation explain_plan(const LuPlan& plan, const MatrixShape& s, int64_t right, bool factored) {
   Explanation e{name_of(plan.variant), plan.why, {}};
   const int64_t tiles = plan.tile > 0 ? ceil_div<int64_t>(right, plan.tile) : 1;

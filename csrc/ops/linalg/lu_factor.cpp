@@ -145,7 +145,10 @@ Tensor permuted(const Tensor& b, const Tensor& permutation, const Tensor& x, LuP
 Tensor lu_permute(const Tensor& input, const Tensor& permutation, bool transpose) {
   const Matrices b = matrices(input);
   return permuted(b.tensor, permutation, new_tensor(input.sizes(), ScalarType::Float, input),
-                  {.b_batch = b.batch_stride, .b_row = b.row_stride, .b_column = b.column_stride, .transpose = transpose});
+                  {.b_batch = b.batch_stride,
+                   .b_row = b.row_stride,
+                   .b_column = b.column_stride,
+                   .transpose = transpose});
 }
 
 Tensor lu_permuted_identity(const Tensor& like, const Tensor& permutation) {

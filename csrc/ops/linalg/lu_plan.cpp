@@ -71,7 +71,8 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tu
   const std::string what = times(m, n) + with_right(right);
   if (m == 0 || n == 0 || batch == 0) return {LuVariant::empty, what + ": nothing to factor", "", 0, 0, 0, 0};
   if ((factored ? tuning.lu_solve_torch : tuning.lu_torch).takes(std::max(m, n), batch))
-    return {LuVariant::torch, what + ": PyTorch's own op is faster for " + std::to_string(batch) + " of these", "", 0, 0, 0, 0};
+    return {LuVariant::torch, what + ": PyTorch's own op is faster for " + std::to_string(batch) + " of these",
+            "", 0, 0, 0, 0};
   if (m == n && n <= kThreadRows && !factored)
     return {LuVariant::thread, what + ": a matrix in the registers of a thread", "lu_thread_" + std::to_string(n),
             kThreadThreadgroup, kThreadThreadgroup, 0, grid_side(std::min(right, n))};
@@ -87,7 +88,8 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tu
             kSimdThreadgroup * gpu::kSimdWidth, 0, tile};
   }
   if (factored)
-    return {LuVariant::blocked, what + ": two triangular systems, and the rows in the order of the pivots", "", 0, 0, 0, 0};
+    return {LuVariant::blocked, what + ": two triangular systems, and the rows in the order of the pivots",
+            "", 0, 0, 0, 0};
   if (const std::optional<Block> block = block_of(m, n, tuning.lu_block_threads))
     return {LuVariant::block,
             what + ": in the registers of a threadgroup, " + std::to_string(4 * block->kernel->quads) +

@@ -39,7 +39,8 @@ Solved solve(const Tensor& a, const Tensor* b, bool transpose, bool with_factors
   const bool together = plan.tile > 0 && x.numel() > 0;
   if (together) {
     LuFactors factors{with_factors ? new_tensor(a.sizes(), ScalarType::Float, a) : empty_of(a, ScalarType::Float),
-                      with_factors ? new_tensor(batch_sizes(a, {s.rows}), ScalarType::Int, a) : empty_of(a, ScalarType::Int),
+                      with_factors ? new_tensor(batch_sizes(a, {s.rows}), ScalarType::Int, a)
+                                   : empty_of(a, ScalarType::Int),
                       new_tensor(batch_sizes(a, {}), ScalarType::Int, a), std::nullopt};
     const Matrices on_left = matrices(a_taken);
     std::optional<Matrices> on_right;
@@ -86,7 +87,8 @@ std::tuple<Tensor, Tensor> inv_ex(const Tensor& a) {
 Tensor lu_solve(const Tensor& lu, const Tensor& pivots, const Tensor& b, bool left, bool adjoint) {
   const MatrixShape s = check_square("lu_solve", lu);
   check_right("lu_solve", lu, b, left);
-  check(pivots.scalar_type() == ScalarType::Int, "linalg.lu_solve: pivots should be a Tensor of scalar type torch.int32");
+  check(pivots.scalar_type() == ScalarType::Int,
+        "linalg.lu_solve: pivots should be a Tensor of scalar type torch.int32");
   check_same_device("lu_solve", "pivots", pivots, lu);
   check(pivots.dim() == lu.dim() - 1 && std::equal(pivots.sizes().begin(), pivots.sizes().end(), lu.sizes().begin()),
         "linalg.lu_solve: Expected LU.shape[:-1] and pivots.shape to be the same, but got pivots with shape ",
@@ -107,7 +109,8 @@ Tensor lu_solve(const Tensor& lu, const Tensor& pivots, const Tensor& b, bool le
   }
   const Tensor permutation = lu_permutation(pivots, s.rows);
   const Tensor b_taken = left ? b : transposed(b);
-  const Tensor x = transpose ? lu_solve_transposed(lu, permutation, b_taken) : lu_solve_factored(lu, permutation, &b_taken);
+  const Tensor x = transpose ? lu_solve_transposed(lu, permutation, b_taken)
+                             : lu_solve_factored(lu, permutation, &b_taken);
   return left ? x : torch::stable::contiguous(transposed(x));
 }
 

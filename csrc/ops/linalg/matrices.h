@@ -44,14 +44,15 @@ uint32_t power_from_8(int64_t n);
 
 inline Tensor transposed(const Tensor& tensor) { return torch::stable::transpose(tensor, -2, -1); }
 
-// PyTorch's own op of this name: call_torch<2>("aten::linalg_qr", "", a, std::string("reduced")) for one with two results,
-// each of them a tensor. Arguments have to have the schema's types: bool, int64_t, double, std::string, Tensor.
+// PyTorch's own op of this name: call_torch<2>("aten::linalg_qr", "", a, std::string("reduced")) for one with two
+// results, each of them a tensor. Arguments have to have the schema's types: bool, int64_t, double, std::string,
+// Tensor.
 template <size_t RESULTS, typename... Arguments>
 std::array<Tensor, RESULTS> call_torch(const char* name, const char* overload, const Arguments&... arguments) {
   std::array<StableIValue, (sizeof...(Arguments) > RESULTS ? sizeof...(Arguments) : RESULTS)> stack{
       torch::stable::detail::from(arguments)...};
-  check(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS, "metalcore: ", name,
-        " failed");
+  check(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS, "metalcore: ",
+        name, " failed");
   return [&]<size_t... I>(std::index_sequence<I...>) {
     return std::array<Tensor, RESULTS>{torch::stable::detail::to<Tensor>(stack[I])...};
   }(std::make_index_sequence<RESULTS>());

@@ -51,8 +51,8 @@ void BlockedQr::panel(gpu::Encoder& encoder, Reflectors of) const {
   slabs("qr_panel_last");
 }
 
-// A block's panels one after the other, each applied to the block's other columns; then all of them to the columns on the
-// block's right.
+// A block's panels one after the other, each applied to the block's other columns; then all of them to the columns on
+// the block's right.
 void BlockedQr::factor(gpu::Encoder& encoder, bool q_wanted) const {
   for (uint32_t b = 0; b < reflectors_.blocks(); ++b) {
     const Reflectors block = reflectors_.block(b);

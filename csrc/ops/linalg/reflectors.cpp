@@ -12,15 +12,16 @@ uint32_t tiles_of(uint32_t columns) { return ceil_div<uint32_t>(columns, REFLECT
 
 std::string kernel(const char* stem, uint32_t width) { return std::string(stem) + "_" + std::to_string(width); }
 
-// Into how many parts rows are split, so that up to `fill` threadgroups run: as many as a GPU runs at once. Sums over parts
-// are added up by everyone who needs them, which limits their number.
+// Into how many parts rows are split, so that up to `fill` threadgroups run: as many as a GPU runs at once. Sums over
+// parts are added up by everyone who needs them, which limits their number.
 struct Split {
   uint32_t parts, rows_each;
 };
 Split split(uint32_t rows, int64_t others, uint32_t fill) {
   constexpr uint32_t kMost = 64;
   const uint32_t wanted = static_cast<uint32_t>(fill / std::max<int64_t>(others, 1));
-  const uint32_t parts = std::clamp<uint32_t>(wanted, 1, std::min(kMost, ceil_div<uint32_t>(rows, 2 * REFLECTORS_ROWS)));
+  const uint32_t most = std::min(kMost, ceil_div<uint32_t>(rows, 2 * REFLECTORS_ROWS));
+  const uint32_t parts = std::clamp<uint32_t>(wanted, 1, most);
   const uint32_t each = round_up<uint32_t>(ceil_div(rows, parts), REFLECTORS_ROWS);
   return {ceil_div(rows, each), each};
 }

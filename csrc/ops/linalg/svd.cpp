@@ -1,5 +1,5 @@
-// svd(A, full_matrices, compute_uv) -> (U, S, Vh): the singular value decomposition of a batch of float32 matrices of any
-// strides; row-major results.
+// svd(A, full_matrices, compute_uv) -> (U, S, Vh): the singular value decomposition of a batch of float32 matrices of
+// any strides; row-major results.
 #include "../../../kernels/linalg/svd.h"
 
 #include "../plan.h"
@@ -62,7 +62,8 @@ const char* qr_mode(bool full_matrices, bool compute_uv) {
   return !compute_uv ? "r" : full_matrices ? "complete" : "reduced";
 }
 
-// The left vectors of tall matrices: Q times those of R, which are columns x columns; further columns of Q stay as they are.
+// The left vectors of tall matrices: Q times those of R, which are columns x columns; further columns of Q stay as they
+// are.
 void multiply_q(const Tensor& q, const Tensor& b, const SvdMatrices& at_b, const Shape& s, const Vectors& to) {
   const int64_t q_columns = q.size(-1);
   const SvdMultiplyParams p{.a = contiguous(s.rows, q_columns),
