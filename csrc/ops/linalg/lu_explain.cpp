@@ -5,6 +5,8 @@
 #include "../plan.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 namespace metalcore {
 namespace {
@@ -68,16 +70,9 @@ Explanation explain_inverse(const Request& request) {
   return explain_plan(plan, s, s.rows, false);
 }
 
-// How many matrices the broadcast batches of A and B make.
 int64_t broadcast_batch(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
-  int64_t batch = 1;
-  for (size_t back = 3; back <= std::max(a.size(), b.size()); ++back) {
-    const int64_t i = back <= a.size() ? a[a.size() - back] : 1, j = back <= b.size() ? b[b.size() - back] : 1;
-    check(i == j || i == 1 || j == 1, "The size of tensor a (", i, ") must match the size of tensor b (", j,
-          ") at non-singleton dimension ", std::max(a.size(), b.size()) - back);
-    batch *= i == 1 ? j : i;
-  }
-  return batch;
+  const std::vector<int64_t> sizes = broadcast_batches(a, b);
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
 // Of B's batch: PyTorch's rule of which B are vectors.

@@ -1,5 +1,6 @@
 #include "matrices.h"
 
+#include <algorithm>
 #include <optional>
 
 namespace metalcore {
@@ -63,6 +64,18 @@ Matrices matrices(const Tensor& tensor) {
   const Tensor taken = stride ? tensor : torch::stable::contiguous(tensor);
   const MatrixShape shape = matrix_shape(taken.sizes());
   return {shape, taken, stride ? *stride : shape.rows * shape.columns, taken.stride(-2), taken.stride(-1)};
+}
+
+std::vector<int64_t> broadcast_batches(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
+  const size_t dims = std::max(a.size(), b.size());
+  std::vector<int64_t> batch(dims - 2);
+  for (size_t back = 3; back <= dims; ++back) {
+    const int64_t i = back <= a.size() ? a[a.size() - back] : 1, j = back <= b.size() ? b[b.size() - back] : 1;
+    check(i == j || i == 1 || j == 1, "The size of tensor a (", i, ") must match the size of tensor b (", j,
+          ") at non-singleton dimension ", dims - back);
+    batch[dims - back] = i == 1 ? j : i;
+  }
+  return batch;
 }
 
 std::vector<int64_t> batch_sizes(const Tensor& like, std::initializer_list<int64_t> and_then) {

@@ -33,6 +33,9 @@ struct Matrices : MatrixShape {
 };
 Matrices matrices(const Tensor& tensor);
 
+// The batches of two shapes of matrices, broadcast; with PyTorch's error where they do not fit.
+std::vector<int64_t> broadcast_batches(const std::vector<int64_t>& a, const std::vector<int64_t>& b);
+
 // The sizes of `like`'s batch, and then those given: of a result with a matrix, a vector or a number for each matrix.
 std::vector<int64_t> batch_sizes(const Tensor& like, std::initializer_list<int64_t> and_then);
 

@@ -69,8 +69,7 @@ Tensor syrk(const Tensor& input, const std::optional<Tensor>& c, const std::stri
                      .alpha = static_cast<float>(alpha),
                      .beta = c ? static_cast<float>(beta) : 0.0f};
   gpu::encode(result, [&](gpu::Encoder& encoder) {
-    // An empty A has no memory; nothing of it is read.
-    encode_syrk(encoder, gpu::view_of(k == 0 ? result : a.tensor), gpu::view_of(added.tensor), gpu::view_of(result), p,
+    encode_syrk(encoder, gpu::view_of(a.tensor), gpu::view_of(added.tensor), gpu::view_of(result), p,
                 grid_side(a.batch));
   });
   return result;

@@ -22,18 +22,8 @@ std::vector<int64_t> check_shapes(const std::vector<int64_t>& a, const std::vect
   check(A.rows == (left ? B.rows : B.columns),
         "linalg.solve_triangular: Incompatible shapes of A and B for the equation ", left ? "AX = B" : "XA = B", " (",
         times(A.rows, A.columns), " and ", times(B.rows, B.columns), ")");
-  std::vector<int64_t> sizes(std::max(a.size(), b.size()), 1);
-  for (size_t back = 1; back <= sizes.size(); ++back) {
-    const int64_t i = back <= a.size() ? a[a.size() - back] : 1, j = back <= b.size() ? b[b.size() - back] : 1;
-    int64_t& size = sizes[sizes.size() - back];
-    if (back <= 2) {
-      size = j;
-      continue;
-    }
-    check(i == j || i == 1 || j == 1, "The size of tensor a (", j, ") must match the size of tensor b (", i,
-          ") at non-singleton dimension ", sizes.size() - back);
-    size = i == 1 ? j : i;
-  }
+  std::vector<int64_t> sizes = broadcast_batches(b, a);
+  sizes.insert(sizes.end(), {B.rows, B.columns});
   return sizes;
 }
 
