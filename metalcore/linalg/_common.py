@@ -14,6 +14,7 @@ __all__ = ["cast_out", "in_float32", "left_to_torch", "needs_gradient", "raise_e
            "without_autocast", "write_out"]
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
+_chosen_tuning = _C.chosen_tuning
 _info_any = ops.info_any.default._op
 _modes_active = torch._C._len_torch_dispatch_stack  # such as those of fake tensors
 
@@ -51,18 +52,19 @@ def left_to_torch(op, *tensors, **options):
     """Whether the plan of a call on an NVIDIA GPU is PyTorch's own op: for functions whose small calls go to PyTorch's
     function at once, since the way through our operator would take longer than the device does. Inside a compiled
     graph the operator decides."""
-    if not tensors[0].is_cuda or tensors[0].dtype is not torch.float32 or is_compiling():
+    first = tensors[0]
+    if not first.is_cuda or first.dtype is not torch.float32 or is_compiling():
         return False
-    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-    if any(type(size) is not int for shape in shapes for size in shape):  # symbolic, while a graph is traced
+    try:
+        return _plan_is_torchs(op, _chosen_tuning(), tuple([tensor.shape for tensor in tensors]), **options)
+    except TypeError:  # symbolic sizes, while a graph is traced, are not hashable
         return False
-    return _plan_is_torchs(op, shapes, _C.chosen_tuning(), tuple(options.items()))
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan_is_torchs(op, shapes, family, options):
+def _plan_is_torchs(op, family, shapes, **options):
     try:
-        return _C.explain(op, list(shapes), "float32", dict(options), "cuda")["variant"] == "torch"
+        return _C.explain(op, [tuple(shape) for shape in shapes], "float32", options, "cuda")["variant"] == "torch"
     except ValueError:  # shapes that the function itself refuses, in its own words
         return False
 

@@ -146,9 +146,8 @@ def test_operator(device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nvidia_gpus_take_torchs_product(device, dtype):
     A, C = torch.randn(3, 20, 5).to(dtype), torch.randn(20, 20).to(dtype)
-    with tuned("nvidia"):
-        assert metalcore.explain("syrk", A.shape, device="cuda").variant == "torch"
-        result = syrk(A.to(device), C.to(device), alpha=2.0, triangle="lower")
+    assert metalcore.explain("syrk", A.to(device)).variant == "torch"
+    result = syrk(A.to(device), C.to(device), alpha=2.0, triangle="lower")
     expected = reference(A, C, alpha=2.0, triangle="lower")
     torch.testing.assert_close(result.cpu().double(), expected, rtol=torch.finfo(dtype).eps, atol=70 * EPS)
 
