@@ -68,20 +68,25 @@ inline float of_threadgroup(float value, threadgroup float* work, uint thread_in
   }
 }
 
-// The columns at work: a thread for each entry, (length, padded, matrices).
+// The columns at work, a threadgroup for each.
 [[kernel]] void jacobi_load(device const float* a [[buffer(0)]], device const int* exponents [[buffer(1)]],
                             device const float* shifts [[buffer(2)]], device float* x [[buffer(3)]],
-                            constant JacobiParams& p [[buffer(4)]], uint3 at [[thread_position_in_grid]]) {
-  const uint i = at.x, j = at.y, matrix = at.z;
-  float value = 0.0f;
-  if (i >= p.gram_rows) {
-    value = i - p.gram_rows == j ? 1.0f : 0.0f;
-  } else if (j < p.columns && i < p.rows) {
-    const float given = entry(a + ulong(matrix) * p.columns * p.rows, p, j, i);
-    value = scaled(given, exponents[matrix], p.symmetric == 0 ? JACOBI_SCALE : 0);
-    if (p.symmetric != 0 && i == j) value += shifts[matrix];
+                            constant JacobiParams& p [[buffer(4)]], uint group [[threadgroup_position_in_grid]],
+                            uint thread_index [[thread_index_in_threadgroup]],
+                            uint threads [[threads_per_threadgroup]]) {
+  const uint j = group % p.padded, matrix = group / p.padded;
+  a += ulong(matrix) * p.columns * p.rows;
+  x += ulong(group) * p.length;
+  for (uint i = thread_index; i < p.length; i += threads) {
+    float value = 0.0f;
+    if (i >= p.gram_rows) {
+      value = i - p.gram_rows == j ? 1.0f : 0.0f;
+    } else if (j < p.columns && i < p.rows) {
+      value = scaled(entry(a, p, j, i), exponents[matrix], p.symmetric == 0 ? JACOBI_SCALE : 0);
+      if (p.symmetric != 0 && i == j) value += shifts[matrix];
+    }
+    x[i] = value;
   }
-  x[(ulong(matrix) * p.padded + j) * p.length + i] = value;
 }
 
 // Norms of the columns at work, a simdgroup for each; sums of the parts of Rayleigh quotients.
@@ -151,13 +156,15 @@ constant constexpr uint kRows = 64;  // of the products' chunks
 }
 
 // Values and vectors at their places: eigenvalues ascending, singular values descending. A threadgroup for each column.
-// Where columns are zero, U has `present` others, and the rest are yet to be made.
+// Where columns are zero, U has `present` others, and the rest are yet to be made. What was entry i of U's vectors
+// belongs at order[i], if the matrix is not symmetric.
 [[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_store(
     device const float* x [[buffer(0)]], device const int* exponents [[buffer(1)]],
     device const float* norms [[buffer(2)]], device const float* values [[buffer(3)]],
     device float* sorted [[buffer(4)]],
     device float* u [[buffer(5)]], device float* v [[buffer(6)]], device uint* present [[buffer(7)]],
-    constant JacobiResultParams& p [[buffer(8)]], uint group [[threadgroup_position_in_grid]],
+    device const uint* order [[buffer(8)]], constant JacobiResultParams& p [[buffer(9)]],
+    uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup uint counts[2][JACOBI_THREADS / 32];
   const uint columns = p.of.columns, rows = p.of.rows;
@@ -194,7 +201,8 @@ constant constexpr uint kRows = 64;  // of the products' chunks
   device const float* const column = x + ulong(at_work) * p.of.length;
   const ulong one = ulong(matrix) * columns;
   for (uint i = thread_index; i < rows; i += JACOBI_THREADS) {
-    const ulong at = p.vectors_columns ? (ulong(matrix) * rows + i) * columns + rank : (one + rank) * rows + i;
+    const uint place = symmetric ? i : order[ulong(matrix) * rows + i];
+    const ulong at = p.vectors_columns ? (ulong(matrix) * rows + i) * columns + rank : (one + rank) * rows + place;
     u[at] = norm < kNothing ? 0.0f : column[i] / norm;
   }
   if (p.accumulated == 0) return;

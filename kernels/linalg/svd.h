@@ -19,6 +19,13 @@ struct SvdParams {
   uint32_t rows, columns;
 };
 
+// A batch whose columns are put in order.
+struct SvdOrderParams {
+  SvdMatrices a;
+  uint32_t matrices;
+  uint32_t rows, columns;
+};
+
 // out = a b of rows x inner and inner x inner matrices; further columns of a, where it has any, are copied.
 #define SVD_MULTIPLY_TILE 32
 struct SvdMultiplyParams {

@@ -136,6 +136,34 @@ def test_the_same_bits(device):
             assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("m, n", [(400, 400), (410, 390), (390, 410)])
+def test_columns_and_rows_of_any_magnitude_in_any_order(device, m, n):
+    """Without an order of their own the sweeps would not do for these."""
+    rows, columns = (10.0 ** torch.linspace(-30, 30, size).double() for size in (m, n))
+    A = torch.randn(m, n).double()
+    cases = {"columns": A * columns, "rows": A * rows[:, None], "columns, shuffled": A * columns[torch.randperm(n)],
+             "rows, shuffled": A * rows[torch.randperm(m), None],
+             "both": A * columns.sqrt()[torch.randperm(n)] * rows.sqrt()[torch.randperm(m), None]}
+    check_svd(device, torch.stack(list(cases.values())).float(), list(cases))
+
+
+LARGE = {512: None, 1024: ["random", "rank-deficient", "Hilbert", "columns from 1e-30 to 1e30", "all about 1e30"],
+         2048: ["rank-deficient", "columns from 1e-30 to 1e30"]}
+LARGE_SYMMETRIC = {512: None, 1024: ["rank-deficient", "graded", "clustered"], 2048: ["graded"]}
+
+
+@pytest.mark.only_on("cuda")
+@pytest.mark.parametrize("n", LARGE)
+def test_large_hard_matrices(device, n):
+    cases = matrices(n, n)
+    names = LARGE[n] or list(cases)
+    check_svd(device, torch.stack([cases[name] for name in names]), names)
+    cases = symmetric(n)
+    names = LARGE_SYMMETRIC[n] or list(cases)
+    with tuned("baseline"):  # which leaves none to PyTorch
+        check_eigh(device, torch.stack([cases[name] for name in names]), names)
+
+
 @pytest.mark.only_on("cuda")
 @pytest.mark.parametrize("n", [512, 1024, 2048])
 def test_large_matrices(device, n):
@@ -155,9 +183,11 @@ def test_large_matrices(device, n):
                              "jacobi_values", "jacobi_store"]),
 ])
 def test_explain_has_the_steps(op, shape, kernels):
-    """The first of each kernel; what comes before in svd is QR's."""
+    """The first of each kernel. In svd those come first that put columns in order, and then QR's."""
     with tuned("baseline"):
         explanation = metalcore.explain(op, shape)
     assert explanation.variant == "blocked"
     found = list(explanation.kernels)
     assert found[found.index(kernels[0]):] == kernels
+    if op == "svd":
+        assert found[:3] == ["svd_exponents", "svd_order", "svd_permute"]

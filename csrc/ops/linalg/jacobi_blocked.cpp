@@ -63,7 +63,7 @@ void encode_rounds(gpu::Encoder& encoder, const Tensor& a, const Work& w) {
   encoder.kernel("jacobi_scale").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.off);
   encoder.bytes(4, w.params).dispatch_threadgroups({w.params.matrices}, {gpu::kMaxThreads});
   encoder.kernel("jacobi_load").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.x);
-  encoder.bytes(4, w.params).dispatch_threads({w.params.length, w.params.padded, w.params.matrices}, {128});
+  encoder.bytes(4, w.params).dispatch_threadgroups({grid_side(int64_t{w.params.matrices} * w.params.padded)}, {128});
   for (uint32_t sweep = 0; sweep < w.plan.sweeps; ++sweep) {
     for (uint32_t round = 0; round < w.plan.rounds; ++round) {
       const JacobiRoundParams params{w.params, sweep, round};
@@ -80,22 +80,24 @@ void encode_rounds(gpu::Encoder& encoder, const Tensor& a, const Work& w) {
   }
 }
 
-// `parts` of Rayleigh quotients, where there are any; of vectors that are not wanted any buffer will do.
+// `parts` of Rayleigh quotients, where there are any; of vectors that are not wanted, and where there is no order, any
+// buffer will do.
 void encode_results(gpu::Encoder& encoder, const Work& w, const JacobiResultParams& params, const Tensor& parts,
-                    const Tensor& norms, const Tensor& found, const Tensor& values, const Tensor& u, const Tensor& v) {
+                    const Tensor& norms, const Tensor& found, const Tensor& order, const Tensor& values,
+                    const Tensor& u, const Tensor& v) {
   const gpu::Size columns{grid_side(int64_t{w.params.matrices} * w.params.padded)};
   const gpu::Size own{grid_side(int64_t{w.params.matrices} * w.params.columns)};
   encoder.kernel("jacobi_values").buffer(0, w.x).buffer(1, parts).buffer(2, norms).buffer(3, found).bytes(4, params);
   encoder.dispatch_threadgroups(columns, {gpu::kSimdWidth});
   encoder.kernel("jacobi_store").buffer(0, w.x).buffer(1, w.exponents).buffer(2, norms).buffer(3, found);
   encoder.buffer(4, values).buffer(5, params.vectors ? u : values).buffer(6, params.accumulated ? v : values);
-  encoder.buffer(7, w.present).bytes(8, params).dispatch_threadgroups(own, {JACOBI_THREADS});
+  encoder.buffer(7, w.present).buffer(8, order).bytes(9, params).dispatch_threadgroups(own, {JACOBI_THREADS});
 }
 
 }  // namespace
 
-void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tensor& values, const Tensor& u,
-                        const Tensor& v) {
+void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tensor& order, const Tensor& values,
+                        const Tensor& u, const Tensor& v) {
   const int64_t n = x.size(-2), m = x.size(-1);
   const Work w = work_for(x, batch, n, m, vectors, 0);
   const Tensor norms = new_tensor({batch, w.plan.padded}, ScalarType::Float, x), found = new_like(norms);
@@ -103,7 +105,7 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tens
       .of = w.params, .tiles = 0, .vectors = vectors, .accumulated = vectors, .vectors_columns = 0};
   gpu::encode(x, [&](gpu::Encoder& encoder) {
     encode_rounds(encoder, x, w);
-    encode_results(encoder, w, params, norms, norms, found, values, u, v);
+    encode_results(encoder, w, params, norms, norms, found, order, values, u, v);
     if (!vectors) return;
     SvdParams complete{};
     complete.left = {n * m, 1, m};
@@ -127,7 +129,7 @@ void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool vector
     encoder.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);
     encoder.bytes(4, params);
     encoder.dispatch_threadgroups({grid_side(batch * tiles * (w.plan.padded / JACOBI_PAIR))}, {JACOBI_THREADS});
-    encode_results(encoder, w, params, parts, norms, found, values, u, u);
+    encode_results(encoder, w, params, parts, norms, found, found, values, u, u);
   });
 }
 
@@ -136,7 +138,7 @@ std::vector<Step> jacobi_blocked_steps(int64_t columns, int64_t rows, int64_t ba
   const JacobiBlockedPlan plan = plan_jacobi_blocked(columns, rows, batch, vectors && !symmetric, tuning);
   const uint32_t groups = grid_side(batch * plan.pairs * plan.splits);
   std::vector<Step> steps = {{"jacobi_scale", {grid_side(batch)}, {gpu::kMaxThreads}},
-                             {"jacobi_load", {plan.length, plan.padded, grid_side(batch)}, {128}, true}};
+                             {"jacobi_load", {grid_side(batch * plan.padded)}, {128}}};
   if (plan.splits == 1) {
     steps.push_back({"jacobi_round", {groups}, {JACOBI_THREADS}});
   } else {

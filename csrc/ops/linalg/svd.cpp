@@ -98,16 +98,49 @@ void after_qr(const JacobiPlan& plan, const Tensor& tall, const Shape& s, const 
   if (compute_uv) multiply_q(q, small, contiguous(s.columns, s.columns), s, to);
 }
 
-// The same by blocks of columns.
+constexpr uint32_t kOrderThreads = 256;
+
+// Groups of the kernels that put columns in order.
+struct OrderGroups {
+  explicit OrderGroups(const Shape& s)
+      : exponents(grid_side(s.batch * ceil_div<int64_t>(s.columns, 32))),
+        order(grid_side(s.batch * ceil_div<int64_t>(s.columns, kOrderThreads))),
+        permute(grid_side(s.batch * ceil_div<int64_t>(s.rows, kOrderThreads / 32))) {}
+  uint32_t exponents, order, permute;
+};
+
+// Tall matrices with their columns by descending magnitude, and which of A's columns each of them is.
+struct Ordered {
+  Tensor a, order;
+};
+Ordered by_magnitude(const Tensor& tall, const Shape& s) {
+  const Matrices a = matrices(tall);
+  const Tensor exponents = new_tensor({s.batch, s.columns}, ScalarType::Int, tall), order = new_like(exponents);
+  const Tensor ordered = new_tensor(batch_sizes(tall, {s.rows, s.columns}), ScalarType::Float, tall);
+  const SvdOrderParams p{where(a), grid_side(s.batch), grid_side(s.rows), grid_side(s.columns)};
+  const OrderGroups groups(s);
+  gpu::encode(tall, [&](gpu::Encoder& encoder) {
+    encoder.kernel("svd_exponents").buffer(0, a.tensor).buffer(1, exponents).bytes(2, p);
+    encoder.dispatch_threadgroups({groups.exponents}, {kOrderThreads});
+    encoder.kernel("svd_order").buffer(0, exponents).buffer(1, order).bytes(2, p);
+    encoder.dispatch_threadgroups({groups.order}, {kOrderThreads});
+    encoder.kernel("svd_permute").buffer(0, a.tensor).buffer(1, order).buffer(2, ordered).bytes(3, p);
+    encoder.dispatch_threadgroups({groups.permute}, {kOrderThreads});
+  });
+  return {ordered, order};
+}
+
+// The same by blocks of columns, those of A in descending order.
 void blocked(const Tensor& tall, const Shape& s, const Vectors& to, const Tensor& values, bool full_matrices,
              bool compute_uv) {
-  const auto [q, r] = qr(tall, qr_mode(full_matrices, compute_uv));
+  const auto [a, order] = by_magnitude(tall, s);
+  const auto [q, r] = qr(a, qr_mode(full_matrices, compute_uv));
   const bool wide = s.m < s.n;
   const Tensor left = new_tensor({compute_uv ? s.batch : 0, s.columns, s.columns}, ScalarType::Float, tall);
   const Tensor right = wide && compute_uv ? new_like(to.right) : to.right;
   Tensor rows = r;
   const Tensor square = as_contiguous(torch::stable::narrow(rows, -2, 0, s.columns));
-  svd_jacobi_blocked(square, s.batch, compute_uv, values, right, left);
+  svd_jacobi_blocked(square, s.batch, compute_uv, order, values, right, left);
   if (!compute_uv) return;
   if (wide) {
     Tensor transposed_right = to.right;
@@ -164,14 +197,20 @@ Explanation explain(const Request& request) {
   const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, tuning);
   Explanation e{name_of(plan.variant), plan.why, {}};
   if (plan.variant == JacobiVariant::empty || plan.variant == JacobiVariant::torch) return e;
-  if (plan.after_qr) {
-    Request qr{{{s.batch, s.rows, s.columns}}, request.dtype, request.device_type,
-               {{"mode", qr_mode(full_matrices, compute_uv)}}};
-    e.steps = explanations().at("qr")(qr).steps;
-  }
   auto step = [&](const std::string& kernel, int64_t groups, uint32_t threads) {
     e.steps.push_back({kernel, {grid_side(groups)}, {threads}});
   };
+  if (plan.variant == JacobiVariant::blocked) {
+    const OrderGroups groups(s);
+    step("svd_exponents", groups.exponents, kOrderThreads);
+    step("svd_order", groups.order, kOrderThreads);
+    step("svd_permute", groups.permute, kOrderThreads);
+  }
+  if (plan.after_qr) {
+    Request qr{{{s.batch, s.rows, s.columns}}, request.dtype, request.device_type,
+               {{"mode", qr_mode(full_matrices, compute_uv)}}};
+    for (const Step& each : explanations().at("qr")(qr).steps) e.steps.push_back(each);
+  }
   if (plan.variant == JacobiVariant::blocked) {
     for (const Step& each : jacobi_blocked_steps(s.columns, s.columns, s.batch, false, compute_uv, tuning))
       e.steps.push_back(each);

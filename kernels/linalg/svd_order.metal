@@ -1,0 +1,59 @@
+// Columns in descending order of their magnitude, for the blocked SVD: with them R of the QR decomposition has graded
+// rows, which blocked Jacobi needs few sweeps for, and however the columns' norms differ.
+#include <metal_stdlib>
+using namespace metal;
+
+#include "svd.h"
+
+constant constexpr uint kThreads = 256;
+constant constexpr uint kRowsAtOnce = kThreads / 32;
+
+// The exponent of each column's largest entry; of NaN the largest there is. A threadgroup takes 32 columns.
+[[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void svd_exponents(
+    device const float* a [[buffer(0)]], device uint* exponents [[buffer(1)]], constant SvdOrderParams& p [[buffer(2)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup uint found[kThreads];
+  const uint tiles = (p.columns + 31) / 32, matrix = group / tiles;
+  const uint column = group % tiles * 32 + thread_index % 32;
+  uint most = 0;
+  if (column < p.columns) {
+    device const float* const from = a + matrix * p.a.batch_stride + column * p.a.column_stride;
+    for (uint row = thread_index / 32; row < p.rows; row += kRowsAtOnce)
+      most = max(most, as_type<uint>(abs(from[row * p.a.row_stride])));
+  }
+  found[thread_index] = most;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (thread_index >= 32 || column >= p.columns) return;
+#pragma unroll
+  for (uint i = 1; i < kRowsAtOnce; ++i) most = max(most, found[i * 32 + thread_index]);
+  exponents[ulong(matrix) * p.columns + column] = most >> 23;
+}
+
+// order[i] is the column that comes i-th. A threadgroup finds the places of kThreads columns.
+[[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void svd_order(
+    device const uint* exponents [[buffer(0)]], device uint* order [[buffer(1)]],
+    constant SvdOrderParams& p [[buffer(2)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  const uint tiles = (p.columns + kThreads - 1) / kThreads, matrix = group / tiles;
+  const uint column = group % tiles * kThreads + thread_index;
+  if (column >= p.columns) return;
+  device const uint* const own = exponents + ulong(matrix) * p.columns;
+  const uint exponent = own[column];
+  uint place = 0;
+  for (uint j = 0; j < p.columns; ++j) place += own[j] > exponent || (own[j] == exponent && j < column) ? 1 : 0;
+  order[ulong(matrix) * p.columns + place] = column;
+}
+
+// The matrices with their columns in that order, row-major. A threadgroup takes kRowsAtOnce rows.
+[[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void svd_permute(
+    device const float* a [[buffer(0)]], device const uint* order [[buffer(1)]], device float* out [[buffer(2)]],
+    constant SvdOrderParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  const uint tiles = (p.rows + kRowsAtOnce - 1) / kRowsAtOnce, matrix = group / tiles;
+  const uint row = group % tiles * kRowsAtOnce + thread_index / 32;
+  if (row >= p.rows) return;
+  device const float* const from = a + matrix * p.a.batch_stride + row * p.a.row_stride;
+  device const uint* const columns = order + ulong(matrix) * p.columns;
+  device float* const to = out + (ulong(matrix) * p.rows + row) * p.columns;
+  for (uint i = thread_index % 32; i < p.columns; i += 32) to[i] = from[columns[i] * p.a.column_stride];
+}
