@@ -37,8 +37,7 @@ struct JacobiRoundParams {
 
 struct JacobiResultParams {
   JacobiParams of;
-  uint32_t tiles;            // of rows, that share a Rayleigh quotient
-  uint32_t vectors;          // 0: only values
-  uint32_t accumulated;      // whether V is wanted
-  uint32_t vectors_columns;  // 1: U's vectors are columns of the result, not rows
+  uint32_t tiles;        // of rows, that share a Rayleigh quotient
+  uint32_t vectors;      // 0: only values
+  uint32_t accumulated;  // whether V is wanted
 };

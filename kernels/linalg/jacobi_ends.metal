@@ -157,7 +157,7 @@ constant constexpr uint kRows = 64;  // of the products' chunks
 
 // Values and vectors at their places: eigenvalues ascending, singular values descending. A threadgroup for each column.
 // Where columns are zero, U has `present` others, and the rest are yet to be made. What was entry i of U's vectors
-// belongs at order[i], if the matrix is not symmetric.
+// belongs at order[i]; but those of a symmetric matrix are columns, in their own order.
 [[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_store(
     device const float* x [[buffer(0)]], device const int* exponents [[buffer(1)]],
     device const float* norms [[buffer(2)]], device const float* values [[buffer(3)]],
@@ -200,11 +200,10 @@ constant constexpr uint kRows = 64;  // of the products' chunks
   if (p.vectors == 0) return;
   device const float* const column = x + ulong(at_work) * p.of.length;
   const ulong one = ulong(matrix) * columns;
-  for (uint i = thread_index; i < rows; i += JACOBI_THREADS) {
-    const uint place = symmetric ? i : order[ulong(matrix) * rows + i];
-    const ulong at = p.vectors_columns ? (ulong(matrix) * rows + i) * columns + rank : (one + rank) * rows + place;
-    u[at] = norm < kNothing ? 0.0f : column[i] / norm;
-  }
+  u += symmetric ? one * rows + rank : (one + rank) * rows;  // a column of the result, or a row
+  order += ulong(matrix) * rows;
+  for (uint i = thread_index; i < rows; i += JACOBI_THREADS)
+    u[symmetric ? i * columns : order[i]] = norm < kNothing ? 0.0f : column[i] / norm;
   if (p.accumulated == 0) return;
   for (uint i = thread_index; i < columns; i += JACOBI_THREADS)
     v[(one + rank) * columns + i] = finite ? column[p.of.gram_rows + i] : NAN;

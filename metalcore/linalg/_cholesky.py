@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import cast_out, in_float32, raise_errors, write_out
+from ._common import cast_out, in_float32, left_to_torch, raise_errors, write_out
 from ._triangular import solve_triangular
 
 
@@ -27,7 +27,7 @@ def cholesky(A: torch.Tensor, *, upper: bool = False, out=None) -> torch.Tensor:
         torch.linalg.LinAlgError: a matrix is not positive-definite; the message names the batch entry.
         RuntimeError: A is not of square matrices, or an `out` that does not fit.
     """
-    if not accelerated(A):
+    if left_to_torch("cholesky", ("upper", upper), A) or not accelerated(A):
         return torch.linalg.cholesky(A, upper=upper, out=out)
 
     def factor():
@@ -58,7 +58,7 @@ def cholesky_ex(A: torch.Tensor, *, upper: bool = False, check_errors: bool = Fa
     Raises:
         RuntimeError: as in `cholesky`.
     """
-    if not accelerated(A):
+    if left_to_torch("cholesky", ("upper", upper), A) or not accelerated(A):
         return torch.linalg.cholesky_ex(A, upper=upper, check_errors=check_errors, out=out)
 
     def factor():

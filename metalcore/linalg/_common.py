@@ -48,23 +48,27 @@ def without_autocast(call):
     return called
 
 
-def left_to_torch(op, *tensors, **options):
+def left_to_torch(op, option, A, B=None, C=None):
     """Whether the plan of a call on an NVIDIA GPU is PyTorch's own op: for functions whose small calls go to PyTorch's
-    function at once, since the way through our operator would take longer than the device does. Inside a compiled
-    graph the operator decides."""
-    first = tensors[0]
-    if not first.is_cuda or first.dtype is not torch.float32 or is_compiling():
-        return False
+    function at once, since any other way there takes the host longer than the GPU works. So it is asked first, of
+    arguments that nobody has looked at yet, and does little. Inside a compiled graph the operator decides.
+
+    option: the name and value of the one that plans depend on, or ().
+    """
     try:
-        return _plan_is_torchs(op, _chosen_tuning(), tuple([tensor.shape for tensor in tensors]), **options)
-    except TypeError:  # symbolic sizes, while a graph is traced, are not hashable
+        if not A.is_cuda or A.dtype is not torch.float32 or is_compiling():
+            return False
+        return _plan_is_torchs(op, option, _chosen_tuning(), A.shape, None if B is None else B.shape,
+                               None if C is None else C.shape)
+    except (AttributeError, TypeError):  # not tensors; symbolic sizes, while a graph is traced, are not hashable
         return False
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan_is_torchs(op, family, shapes, **options):
+def _plan_is_torchs(op, option, family, *shapes):
+    sizes = [tuple(shape) for shape in shapes if shape is not None]
     try:
-        return _C.explain(op, [tuple(shape) for shape in shapes], "float32", options, "cuda")["variant"] == "torch"
+        return _C.explain(op, sizes, "float32", dict([option] if option else []), "cuda")["variant"] == "torch"
     except ValueError:  # shapes that the function itself refuses, in its own words
         return False
 

@@ -51,7 +51,7 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torc
     Raises:
         RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
     """
-    if not _alike(A, tau) or left_to_torch("householder_product", A, tau):
+    if left_to_torch("householder_product", (), A, tau) or not _alike(A, tau):
         return torch.linalg.householder_product(A, tau, out=out)
     fits = A.ndim >= 2 and tau.shape[:-1] == A.shape[:-2] and tau.ndim == A.ndim - 1
     if not fits or not A.shape[-2] >= A.shape[-1] >= tau.shape[-1]:
@@ -79,7 +79,7 @@ def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: boo
     Raises:
         RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
     """
-    if not _alike(input, tau, other) or left_to_torch("ormqr", input, tau, other, left=left):
+    if left_to_torch("ormqr", ("left", left), input, tau, other) or not _alike(input, tau, other):
         return torch.ormqr(input, tau, other, left, transpose, out=out)
     fits = (input.ndim == other.ndim >= 2 and tau.ndim == input.ndim - 1
             and tau.shape[:-1] == input.shape[:-2] == other.shape[:-2])

@@ -110,7 +110,7 @@ def lu_solve(LU: torch.Tensor, pivots: torch.Tensor, B: torch.Tensor, *, left: b
     Raises:
         RuntimeError: as PyTorch's: shapes or dtypes that do not fit.
     """
-    if not _solvable(LU, pivots, B, left) or left_to_torch("lu_solve", LU, pivots, B, left=left):
+    if left_to_torch("lu_solve", ("left", left), LU, pivots, B) or not _solvable(LU, pivots, B, left):
         return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint, out=out)
 
     def solve(LU, B):

@@ -33,6 +33,9 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
     Raises:
         RuntimeError: an unknown `triangle`, less than two dimensions, or a C that cannot be broadcast.
     """
+    if (C is None and alpha == 1 and triangle == "full" and left_to_torch("syrk", ("transpose", transpose), A)
+            and not torch.is_autocast_enabled("cuda")):
+        return A.mT @ A if transpose else A @ A.mT  # what _composed comes to, without its steps
     if triangle not in _PARTS:
         raise RuntimeError(f"syrk: triangle must be 'full', 'lower' or 'upper', not {triangle!r}")
     if A.dim() < 2:
@@ -46,7 +49,7 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
 
     def update(A, C=None):
         # On NVIDIA GPUs no size is the kernel's; a compiled graph cannot ask for the plan.
-        by_torch = A.is_cuda and (is_compiling() or left_to_torch("syrk", A, transpose=transpose))
+        by_torch = A.is_cuda and (is_compiling() or left_to_torch("syrk", ("transpose", transpose), A))
         return (_composed if by_torch else ops.syrk)(A, C, triangle, transpose, alpha, beta)
 
     return in_float32(update, A) if C is None else in_float32(update, A, C)

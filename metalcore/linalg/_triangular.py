@@ -7,6 +7,8 @@ import torch
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
 from ._common import in_float32, left_to_torch, write_out
 
+_LETTERS = {"side": ("L", "R"), "uplo": ("U", "L"), "transa": ("N", "T", "C"), "diag": ("U", "N")}  # of trsm
+
 
 def solve_triangular(A: torch.Tensor, B: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False,
                      out: torch.Tensor | None = None) -> torch.Tensor:
@@ -33,8 +35,8 @@ def solve_triangular(A: torch.Tensor, B: torch.Tensor, *, upper: bool, left: boo
     Raises:
         RuntimeError: as PyTorch's: shapes that do not fit, or an `out` that does not.
     """
-    if (B is None or not accelerated(A, B) or A.dtype != B.dtype
-            or left_to_torch("solve_triangular", A, B, left=left)):
+    if (left_to_torch("solve_triangular", ("left", left), A, B) or B is None or not accelerated(A, B)
+            or A.dtype != B.dtype):
         return torch.linalg.solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular, out=out)
 
     def solve(A, B):
@@ -63,10 +65,9 @@ def trsm(A: torch.Tensor, B: torch.Tensor, *, side: str = "L", uplo: str = "L", 
         ValueError: another letter.
         RuntimeError: shapes that do not fit, in solve_triangular's words.
     """
-    for name, value, letters in (("side", side, "LR"), ("uplo", uplo, "UL"), ("transa", transa, "NTC"),
-                                 ("diag", diag, "UN")):
-        if not isinstance(value, str) or len(value) != 1 or value not in letters:
-            raise ValueError(f"trsm: {name} must be one of {', '.join(letters)}, not {value!r}")
+    for value, name in ((side, "side"), (uplo, "uplo"), (transa, "transa"), (diag, "diag")):
+        if value not in _LETTERS[name]:
+            raise ValueError(f"trsm: {name} must be one of {', '.join(_LETTERS[name])}, not {value!r}")
     upper = uplo == "U"
     if transa != "N":
         A, upper = A.mH if transa == "C" else A.mT, not upper

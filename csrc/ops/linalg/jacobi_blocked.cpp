@@ -101,8 +101,7 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tens
   const int64_t n = x.size(-2), m = x.size(-1);
   const Work w = work_for(x, batch, n, m, vectors, 0);
   const Tensor norms = new_tensor({batch, w.plan.padded}, ScalarType::Float, x), found = new_like(norms);
-  const JacobiResultParams params{
-      .of = w.params, .tiles = 0, .vectors = vectors, .accumulated = vectors, .vectors_columns = 0};
+  const JacobiResultParams params{.of = w.params, .tiles = 0, .vectors = vectors, .accumulated = vectors};
   gpu::encode(x, [&](gpu::Encoder& encoder) {
     encode_rounds(encoder, x, w);
     encode_results(encoder, w, params, norms, norms, found, order, values, u, v);
@@ -122,8 +121,7 @@ void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool vector
   const Tensor norms = new_tensor({batch, w.plan.padded}, ScalarType::Float, a), found = new_like(norms);
   const uint32_t tiles = grid_side(ceil_div<int64_t>(n, JACOBI_PAIR));
   const Tensor parts = new_tensor({batch, tiles, w.plan.padded}, ScalarType::Float, a);
-  const JacobiResultParams params{
-      .of = w.params, .tiles = tiles, .vectors = vectors, .accumulated = 0, .vectors_columns = 1};
+  const JacobiResultParams params{.of = w.params, .tiles = tiles, .vectors = vectors, .accumulated = 0};
   gpu::encode(a, [&](gpu::Encoder& encoder) {
     encode_rounds(encoder, a, w);
     encoder.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);
