@@ -146,10 +146,12 @@ def test_operator(device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nvidia_gpus_take_torchs_product(device, dtype):
     A, C = torch.randn(3, 20, 5).to(dtype), torch.randn(20, 20).to(dtype)
-    assert metalcore.explain("syrk", A.to(device)).variant == "torch"
-    result = syrk(A.to(device), C.to(device), alpha=2.0, triangle="lower")
-    expected = reference(A, C, alpha=2.0, triangle="lower")
-    torch.testing.assert_close(result.cpu().double(), expected, rtol=torch.finfo(dtype).eps, atol=70 * EPS)
+    with tuned("nvidia"):
+        assert metalcore.explain("syrk", A.to(device)).variant == "torch"
+        for options in ({}, {"transpose": True}, {"C": C, "alpha": 2.0, "triangle": "lower"}):
+            on_device = {name: x.to(device) if name == "C" else x for name, x in options.items()}
+            result, expected = syrk(A.to(device), **on_device), reference(A, **options)
+            torch.testing.assert_close(result.cpu().double(), expected, rtol=torch.finfo(dtype).eps, atol=70 * EPS)
 
 
 def test_explain():
