@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._common import cast_out, in_float32, without_autocast
+from ._common import cast_out, in_float32, needs_gradient, without_autocast
 from ._eigh import _eigh
 from ._rank import chosen_tolerances, given, threshold
 from ._svd import _svd
@@ -34,25 +34,29 @@ def pinv(A: torch.Tensor, rcond=None, hermitian: bool = False, *, atol=None, rto
     if tolerances is None or any(isinstance(x, torch.Tensor) and x.requires_grad for x in tolerances):
         return torch.linalg.pinv(A, **given(rcond=rcond, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
     atol, rtol = tolerances if rcond is None else (0.0, rcond)
-    invert = without_autocast(lambda A: _Pinv.apply(A, atol, rtol, hermitian))
+    # The way through autograd.Function takes the host longer than small matrices take the GPU.
+    pseudoinverse = _Pinv.apply if needs_gradient(A) else _pinv
+    invert = without_autocast(lambda A: pseudoinverse(A, atol, rtol, hermitian))
     return cast_out("linalg.pinv", out, lambda: in_float32(invert, A), A, dtype=A.dtype)
 
 
+def _pinv(A, atol, rtol, hermitian):
+    if A.numel() == 0:
+        return A.new_empty(A.mT.shape)
+    if hermitian:
+        values, V = _eigh(A, "L", True)
+        U, magnitudes = V, values.abs()
+        largest = magnitudes.amax(-1, keepdim=True)
+    else:
+        U, values, Vh = _svd(A, False, True)
+        V, magnitudes = Vh.mT, values
+        largest = values[..., :1]
+    inverse = torch.where(magnitudes > threshold(largest, atol, rtol), values.reciprocal(), 0)
+    return (V * inverse.unsqueeze(-2)) @ U.mT
+
+
 class _Pinv(torch.autograd.Function):
-    @staticmethod
-    def forward(A, atol, rtol, hermitian):
-        if A.numel() == 0:
-            return A.new_empty(A.mT.shape)
-        if hermitian:
-            values, V = _eigh(A, "L", True)
-            U, magnitudes = V, values.abs()
-            largest = magnitudes.amax(-1, keepdim=True)
-        else:
-            U, values, Vh = _svd(A, False, True)
-            V, magnitudes = Vh.mT, values
-            largest = values[..., :1]
-        inverse = torch.where(magnitudes > threshold(largest, atol, rtol), values.reciprocal(), 0)
-        return (V * inverse.unsqueeze(-2)) @ U.mT
+    forward = staticmethod(_pinv)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
