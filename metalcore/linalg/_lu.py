@@ -33,7 +33,7 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out=None):
         RuntimeError: U has a zero on its diagonal (this waits for the result; lu_factor_ex does not), less than two
             dimensions, or an `out` that does not fit.
     """
-    if not _takes(A):
+    if left_to_torch("lu_factor", (), A) or not _takes(A):
         return torch.linalg.lu_factor(A, pivot=pivot, out=out)
 
     def factor():
@@ -59,7 +59,7 @@ def lu_factor_ex(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = Fa
     Raises:
         RuntimeError: as lu_factor.
     """
-    if not _takes(A):
+    if left_to_torch("lu_factor", (), A) or not _takes(A):
         return torch.linalg.lu_factor_ex(A, pivot=pivot, check_errors=check_errors, out=out)
 
     def factor():
