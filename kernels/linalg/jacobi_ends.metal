@@ -89,18 +89,26 @@ inline float of_threadgroup(float value, threadgroup float* work, uint thread_in
   }
 }
 
-// Norms of the columns at work, a simdgroup for each; sums of the parts of Rayleigh quotients.
+// Sum of squares of a column's entries from `first` up to `end`, by a simdgroup.
+inline float squares_of(device const float* column, uint first, uint end, uint lane) {
+  float squares = 0.0f;
+  for (uint i = first + lane; i < end; i += 32) squares = fma(column[i], column[i], squares);
+  return simd_sum(squares);
+}
+
+// Norms of the columns at work, a simdgroup for each, and the values: singular ones, or sums of the parts of Rayleigh
+// quotients. Rounding makes each product with a rotation a little longer or shorter on average, V's columns by the same
+// as the others, so that a singular value is the quotient of the two lengths.
 [[kernel]] void jacobi_values(device const float* x [[buffer(0)]], device const float* parts [[buffer(1)]],
                               device float* norms [[buffer(2)]], device float* values [[buffer(3)]],
                               constant JacobiResultParams& p [[buffer(4)]], uint group [[threadgroup_position_in_grid]],
                               uint lane [[thread_index_in_threadgroup]]) {
   const uint matrix = group / p.of.padded, j = group % p.of.padded;
   device const float* const column = x + ulong(group) * p.of.length;
-  float squares = 0.0f;
-  for (uint i = lane; i < p.of.rows; i += 32) squares = fma(column[i], column[i], squares);
-  squares = simd_sum(squares);
-  const float norm = precise::sqrt(squares);
+  const float squares = squares_of(column, 0, p.of.rows, lane), norm = precise::sqrt(squares);
   float value = norm;
+  if (p.accumulated != 0)
+    value /= precise::sqrt(squares_of(column, p.of.gram_rows, p.of.gram_rows + p.of.columns, lane));
   if (p.of.symmetric != 0) {
     float sum = 0.0f;
     for (uint tile = lane; tile < p.tiles; tile += 32) sum += parts[(ulong(matrix) * p.tiles + tile) * p.of.padded + j];
@@ -167,6 +175,7 @@ constant constexpr uint kRows = 64;  // of the products' chunks
     uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup uint counts[2][JACOBI_THREADS / 32];
+  threadgroup float parts[JACOBI_THREADS / 32];
   const uint columns = p.of.columns, rows = p.of.rows;
   const uint matrix = group / columns, j = group % columns, at_work = matrix * p.of.padded + j;
   const int exponent = exponents[matrix];
@@ -205,6 +214,18 @@ constant constexpr uint kRows = 64;  // of the products' chunks
   for (uint i = thread_index; i < rows; i += JACOBI_THREADS)
     u[symmetric ? i * columns : order[i]] = norm < kNothing ? 0.0f : column[i] / norm;
   if (p.accumulated == 0) return;
+  float squares = 0.0f;
+  for (uint i = thread_index; i < columns; i += JACOBI_THREADS) {
+    const float x = column[p.of.gram_rows + i];
+    squares = fma(x, x, squares);
+  }
+  squares = simd_sum(squares);
+  if (thread_index % 32 == 0) parts[thread_index / 32] = squares;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  squares = 0.0f;
+#pragma unroll
+  for (uint i = 0; i < JACOBI_THREADS / 32; ++i) squares += parts[i];
+  const float length = precise::sqrt(squares);
   for (uint i = thread_index; i < columns; i += JACOBI_THREADS)
-    v[(one + rank) * columns + i] = finite ? column[p.of.gram_rows + i] : NAN;
+    v[(one + rank) * columns + i] = finite ? column[p.of.gram_rows + i] / length : NAN;
 }
