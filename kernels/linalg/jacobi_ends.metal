@@ -96,19 +96,23 @@ inline float squares_of(device const float* column, uint first, uint end, uint l
   return simd_sum(squares);
 }
 
-// Norms of the columns at work, a simdgroup for each, and the values: singular ones, or sums of the parts of Rayleigh
-// quotients. Rounding makes each product with a rotation a little longer or shorter on average, V's columns by the same
-// as the others, so that a singular value is the quotient of the two lengths.
+// Norms of the columns at work, a simdgroup for each, lengths of V's, and the values: singular ones, or sums of the
+// parts of Rayleigh quotients. Rounding makes each product with a rotation a little longer or shorter on average, V's
+// columns by the same as the others, so that a singular value is the quotient of the two.
 [[kernel]] void jacobi_values(device const float* x [[buffer(0)]], device const float* parts [[buffer(1)]],
                               device float* norms [[buffer(2)]], device float* values [[buffer(3)]],
-                              constant JacobiResultParams& p [[buffer(4)]], uint group [[threadgroup_position_in_grid]],
+                              device float* lengths [[buffer(4)]], constant JacobiResultParams& p [[buffer(5)]],
+                              uint group [[threadgroup_position_in_grid]],
                               uint lane [[thread_index_in_threadgroup]]) {
   const uint matrix = group / p.of.padded, j = group % p.of.padded;
   device const float* const column = x + ulong(group) * p.of.length;
   const float squares = squares_of(column, 0, p.of.rows, lane), norm = precise::sqrt(squares);
   float value = norm;
-  if (p.accumulated != 0)
-    value /= precise::sqrt(squares_of(column, p.of.gram_rows, p.of.gram_rows + p.of.columns, lane));
+  if (p.accumulated != 0) {
+    const float length = precise::sqrt(squares_of(column, p.of.gram_rows, p.of.gram_rows + p.of.columns, lane));
+    value /= length;
+    if (lane == 0) lengths[group] = length;
+  }
   if (p.of.symmetric != 0) {
     float sum = 0.0f;
     for (uint tile = lane; tile < p.tiles; tile += 32) sum += parts[(ulong(matrix) * p.tiles + tile) * p.of.padded + j];
@@ -171,11 +175,10 @@ constant constexpr uint kRows = 64;  // of the products' chunks
     device const float* norms [[buffer(2)]], device const float* values [[buffer(3)]],
     device float* sorted [[buffer(4)]],
     device float* u [[buffer(5)]], device float* v [[buffer(6)]], device uint* present [[buffer(7)]],
-    device const uint* order [[buffer(8)]], constant JacobiResultParams& p [[buffer(9)]],
-    uint group [[threadgroup_position_in_grid]],
+    device const uint* order [[buffer(8)]], device const float* lengths [[buffer(9)]],
+    constant JacobiResultParams& p [[buffer(10)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup uint counts[2][JACOBI_THREADS / 32];
-  threadgroup float parts[JACOBI_THREADS / 32];
   const uint columns = p.of.columns, rows = p.of.rows;
   const uint matrix = group / columns, j = group % columns, at_work = matrix * p.of.padded + j;
   const int exponent = exponents[matrix];
@@ -214,18 +217,7 @@ constant constexpr uint kRows = 64;  // of the products' chunks
   for (uint i = thread_index; i < rows; i += JACOBI_THREADS)
     u[symmetric ? i * columns : order[i]] = norm < kNothing ? 0.0f : column[i] / norm;
   if (p.accumulated == 0) return;
-  float squares = 0.0f;
-  for (uint i = thread_index; i < columns; i += JACOBI_THREADS) {
-    const float x = column[p.of.gram_rows + i];
-    squares = fma(x, x, squares);
-  }
-  squares = simd_sum(squares);
-  if (thread_index % 32 == 0) parts[thread_index / 32] = squares;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  squares = 0.0f;
-#pragma unroll
-  for (uint i = 0; i < JACOBI_THREADS / 32; ++i) squares += parts[i];
-  const float length = precise::sqrt(squares);
+  const float length = lengths[at_work];
   for (uint i = thread_index; i < columns; i += JACOBI_THREADS)
     v[(one + rank) * columns + i] = finite ? column[p.of.gram_rows + i] / length : NAN;
 }

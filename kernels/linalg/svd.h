@@ -20,6 +20,7 @@ struct SvdParams {
 };
 
 // A batch whose columns are put in order.
+#define SVD_ORDER_THREADS 256  // in a threadgroup
 struct SvdOrderParams {
   SvdMatrices a;
   uint32_t matrices;

@@ -5,14 +5,13 @@ using namespace metal;
 
 #include "svd.h"
 
-constant constexpr uint kThreads = 256;
-constant constexpr uint kRowsAtOnce = kThreads / 32;
+constant constexpr uint kRowsAtOnce = SVD_ORDER_THREADS / 32;
 
 // The exponent of each column's largest entry; of NaN the largest there is. A threadgroup takes 32 columns.
-[[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void svd_exponents(
+[[kernel]] [[max_total_threads_per_threadgroup(SVD_ORDER_THREADS)]] void svd_exponents(
     device const float* a [[buffer(0)]], device uint* exponents [[buffer(1)]], constant SvdOrderParams& p [[buffer(2)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup uint found[kThreads];
+  threadgroup uint found[SVD_ORDER_THREADS];
   const uint tiles = (p.columns + 31) / 32, matrix = group / tiles;
   const uint column = group % tiles * 32 + thread_index % 32;
   uint most = 0;
@@ -29,13 +28,13 @@ constant constexpr uint kRowsAtOnce = kThreads / 32;
   exponents[ulong(matrix) * p.columns + column] = most >> 23;
 }
 
-// order[i] is the column that comes i-th. A threadgroup finds the places of kThreads columns.
-[[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void svd_order(
+// order[i] is the column that comes i-th. A threadgroup finds the places of SVD_ORDER_THREADS columns.
+[[kernel]] [[max_total_threads_per_threadgroup(SVD_ORDER_THREADS)]] void svd_order(
     device const uint* exponents [[buffer(0)]], device uint* order [[buffer(1)]],
     constant SvdOrderParams& p [[buffer(2)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  const uint tiles = (p.columns + kThreads - 1) / kThreads, matrix = group / tiles;
-  const uint column = group % tiles * kThreads + thread_index;
+  const uint tiles = (p.columns + SVD_ORDER_THREADS - 1) / SVD_ORDER_THREADS, matrix = group / tiles;
+  const uint column = group % tiles * SVD_ORDER_THREADS + thread_index;
   if (column >= p.columns) return;
   device const uint* const own = exponents + ulong(matrix) * p.columns;
   const uint exponent = own[column];
@@ -45,7 +44,7 @@ constant constexpr uint kRowsAtOnce = kThreads / 32;
 }
 
 // The matrices with their columns in that order, row-major. A threadgroup takes kRowsAtOnce rows.
-[[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void svd_permute(
+[[kernel]] [[max_total_threads_per_threadgroup(SVD_ORDER_THREADS)]] void svd_permute(
     device const float* a [[buffer(0)]], device const uint* order [[buffer(1)]], device float* out [[buffer(2)]],
     constant SvdOrderParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {

@@ -35,7 +35,7 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
     """
     if (C is None and alpha == 1 and triangle == "full" and left_to_torch("syrk", ("transpose", transpose), A)
             and not torch.is_autocast_enabled("cuda")):
-        return A.mT @ A if transpose else A @ A.mT  # what _composed comes to, without its steps
+        return _product(A, transpose)  # what _composed comes to, without its steps
     if triangle not in _PARTS:
         raise RuntimeError(f"syrk: triangle must be 'full', 'lower' or 'upper', not {triangle!r}")
     if A.dim() < 2:
@@ -55,10 +55,14 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
     return in_float32(update, A) if C is None else in_float32(update, A, C)
 
 
+def _product(A, transpose):
+    return A.mT @ A if transpose else A @ A.mT
+
+
 @cpu_kernel("syrk")
 @without_autocast
 def _composed(A, C, triangle, transpose, alpha, beta):
-    product = A.mT @ A if transpose else A @ A.mT
+    product = _product(A, transpose)
     result = product if alpha == 1 else alpha * product if alpha != 0 else torch.zeros_like(product)
     return _PARTS[triangle](result if C is None or beta == 0 else result + beta * C).contiguous()
 

@@ -32,6 +32,7 @@ struct Work {
   JacobiBlockedPlan plan;
   JacobiParams params;
   Tensor x, exponents, shifts, off, present, parts;
+  Tensor norms, lengths, found;  // of columns, of V's, and the values in the columns' order
 };
 
 Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, bool accumulate, uint32_t symmetric) {
@@ -47,6 +48,7 @@ Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, boo
                             .splits = plan.splits,
                             .tolerance = 3.0f * epsilon,
                             .symmetric = symmetric};
+  const Tensor norms = new_tensor({batch, plan.padded}, ScalarType::Float, a);
   const int64_t parts = plan.splits > 1 ? batch * plan.pairs * plan.splits * JACOBI_PAIR * JACOBI_PAIR : 0;
   return {plan,
           params,
@@ -55,7 +57,10 @@ Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, boo
           new_tensor({batch}, ScalarType::Float, a),
           new_tensor({batch, plan.sweeps}, ScalarType::Int, a),
           new_tensor({batch}, ScalarType::Int, a),
-          new_tensor({parts}, ScalarType::Float, a)};
+          new_tensor({parts}, ScalarType::Float, a),
+          norms,
+          new_like(norms),
+          new_like(norms)};
 }
 
 void encode_rounds(gpu::Encoder& encoder, const Tensor& a, const Work& w) {
@@ -83,15 +88,15 @@ void encode_rounds(gpu::Encoder& encoder, const Tensor& a, const Work& w) {
 // `parts` of Rayleigh quotients, where there are any; of vectors that are not wanted, and where there is no order, any
 // buffer will do.
 void encode_results(gpu::Encoder& encoder, const Work& w, const JacobiResultParams& params, const Tensor& parts,
-                    const Tensor& norms, const Tensor& found, const Tensor& order, const Tensor& values,
-                    const Tensor& u, const Tensor& v) {
+                    const Tensor& order, const Tensor& values, const Tensor& u, const Tensor& v) {
   const gpu::Size columns{grid_side(int64_t{w.params.matrices} * w.params.padded)};
   const gpu::Size own{grid_side(int64_t{w.params.matrices} * w.params.columns)};
-  encoder.kernel("jacobi_values").buffer(0, w.x).buffer(1, parts).buffer(2, norms).buffer(3, found).bytes(4, params);
-  encoder.dispatch_threadgroups(columns, {gpu::kSimdWidth});
-  encoder.kernel("jacobi_store").buffer(0, w.x).buffer(1, w.exponents).buffer(2, norms).buffer(3, found);
+  encoder.kernel("jacobi_values").buffer(0, w.x).buffer(1, parts).buffer(2, w.norms).buffer(3, w.found);
+  encoder.buffer(4, w.lengths).bytes(5, params).dispatch_threadgroups(columns, {gpu::kSimdWidth});
+  encoder.kernel("jacobi_store").buffer(0, w.x).buffer(1, w.exponents).buffer(2, w.norms).buffer(3, w.found);
   encoder.buffer(4, values).buffer(5, params.vectors ? u : values).buffer(6, params.accumulated ? v : values);
-  encoder.buffer(7, w.present).buffer(8, order).bytes(9, params).dispatch_threadgroups(own, {JACOBI_THREADS});
+  encoder.buffer(7, w.present).buffer(8, order).buffer(9, w.lengths).bytes(10, params);
+  encoder.dispatch_threadgroups(own, {JACOBI_THREADS});
 }
 
 }  // namespace
@@ -100,11 +105,10 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tens
                         const Tensor& u, const Tensor& v) {
   const int64_t n = x.size(-2), m = x.size(-1);
   const Work w = work_for(x, batch, n, m, vectors, 0);
-  const Tensor norms = new_tensor({batch, w.plan.padded}, ScalarType::Float, x), found = new_like(norms);
   const JacobiResultParams params{.of = w.params, .tiles = 0, .vectors = vectors, .accumulated = vectors};
   gpu::encode(x, [&](gpu::Encoder& encoder) {
     encode_rounds(encoder, x, w);
-    encode_results(encoder, w, params, norms, norms, found, order, values, u, v);
+    encode_results(encoder, w, params, w.parts, order, values, u, v);
     if (!vectors) return;
     SvdParams complete{};
     complete.left = {n * m, 1, m};
@@ -118,7 +122,6 @@ void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool vector
                          const Tensor& u) {
   const int64_t n = a.size(-1);
   const Work w = work_for(a, batch, n, n, false, upper ? 2 : 1);
-  const Tensor norms = new_tensor({batch, w.plan.padded}, ScalarType::Float, a), found = new_like(norms);
   const uint32_t tiles = grid_side(ceil_div<int64_t>(n, JACOBI_PAIR));
   const Tensor parts = new_tensor({batch, tiles, w.plan.padded}, ScalarType::Float, a);
   const JacobiResultParams params{.of = w.params, .tiles = tiles, .vectors = vectors, .accumulated = 0};
@@ -127,7 +130,7 @@ void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool vector
     encoder.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);
     encoder.bytes(4, params);
     encoder.dispatch_threadgroups({grid_side(batch * tiles * (w.plan.padded / JACOBI_PAIR))}, {JACOBI_THREADS});
-    encode_results(encoder, w, params, parts, norms, found, found, values, u, u);
+    encode_results(encoder, w, params, parts, w.present, values, u, u);
   });
 }
 

@@ -98,14 +98,12 @@ void after_qr(const JacobiPlan& plan, const Tensor& tall, const Shape& s, const 
   if (compute_uv) multiply_q(q, small, contiguous(s.columns, s.columns), s, to);
 }
 
-constexpr uint32_t kOrderThreads = 256;
-
 // Groups of the kernels that put columns in order.
 struct OrderGroups {
   explicit OrderGroups(const Shape& s)
       : exponents(grid_side(s.batch * ceil_div<int64_t>(s.columns, 32))),
-        order(grid_side(s.batch * ceil_div<int64_t>(s.columns, kOrderThreads))),
-        permute(grid_side(s.batch * ceil_div<int64_t>(s.rows, kOrderThreads / 32))) {}
+        order(grid_side(s.batch * ceil_div<int64_t>(s.columns, SVD_ORDER_THREADS))),
+        permute(grid_side(s.batch * ceil_div<int64_t>(s.rows, SVD_ORDER_THREADS / 32))) {}
   uint32_t exponents, order, permute;
 };
 
@@ -121,11 +119,11 @@ Ordered by_magnitude(const Tensor& tall, const Shape& s) {
   const OrderGroups groups(s);
   gpu::encode(tall, [&](gpu::Encoder& encoder) {
     encoder.kernel("svd_exponents").buffer(0, a.tensor).buffer(1, exponents).bytes(2, p);
-    encoder.dispatch_threadgroups({groups.exponents}, {kOrderThreads});
+    encoder.dispatch_threadgroups({groups.exponents}, {SVD_ORDER_THREADS});
     encoder.kernel("svd_order").buffer(0, exponents).buffer(1, order).bytes(2, p);
-    encoder.dispatch_threadgroups({groups.order}, {kOrderThreads});
+    encoder.dispatch_threadgroups({groups.order}, {SVD_ORDER_THREADS});
     encoder.kernel("svd_permute").buffer(0, a.tensor).buffer(1, order).buffer(2, ordered).bytes(3, p);
-    encoder.dispatch_threadgroups({groups.permute}, {kOrderThreads});
+    encoder.dispatch_threadgroups({groups.permute}, {SVD_ORDER_THREADS});
   });
   return {ordered, order};
 }
@@ -202,9 +200,9 @@ Explanation explain(const Request& request) {
   };
   if (plan.variant == JacobiVariant::blocked) {
     const OrderGroups groups(s);
-    step("svd_exponents", groups.exponents, kOrderThreads);
-    step("svd_order", groups.order, kOrderThreads);
-    step("svd_permute", groups.permute, kOrderThreads);
+    step("svd_exponents", groups.exponents, SVD_ORDER_THREADS);
+    step("svd_order", groups.order, SVD_ORDER_THREADS);
+    step("svd_permute", groups.permute, SVD_ORDER_THREADS);
   }
   if (plan.after_qr) {
     Request qr{{{s.batch, s.rows, s.columns}}, request.dtype, request.device_type,
