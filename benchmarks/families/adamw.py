@@ -15,7 +15,7 @@ from ..harness.case import Comparison, size_text
 # (number of parameters, shape)
 LISTS = {
     "gpu": [(8, (4096, 4096)), (1000, (64, 64))],
-    "cpu": [(1000, (4, 4)), (64, (64, 64)), (8, (512, 512)), (4, (1024, 1024))],
+    "simulator": [(1000, (4, 4)), (64, (64, 64)), (8, (512, 512)), (4, (1024, 1024))],
     "quick": [(3, (8, 8))],
 }
 

@@ -11,7 +11,7 @@ from ..harness.case import Sampled, Samples
 from ..harness.launch import bare_launch
 
 # The calls of a sample: fewer on a GPU than its queue holds, so that the host never waits for it.
-CALLS = {"gpu": 500, "cpu": 2000, "quick": 20}
+CALLS = {"gpu": 500, "simulator": 2000, "quick": 20}
 OVERHEAD = 10e-6
 FORWARD = {
     "silu": (lambda x, w: metalcore.silu(x), lambda x, w: F.silu(x)),

@@ -16,7 +16,7 @@ import torch
 from ..harness.case import Sampled, Samples
 from ..harness.process import python
 
-ROUNDS = {"gpu": 3, "cpu": 3, "quick": 1}
+ROUNDS = {"gpu": 3, "simulator": 3, "quick": 1}
 TARGETS = {"empty cache": {"seconds": 3.0}, "cached": {"seconds": 0.05}}
 SOURCE = "kernel void twice(device float* x, uint i [[thread_position_in_grid]]) { x[i] *= 2.0f; }"
 
@@ -78,9 +78,9 @@ def process_times(device, rounds):
 
 def main(name):
     """Prints the seconds of each first use, or its error, as JSON."""
-    if name == "cpu":
+    if name == "simulator":
         import metalcore.simulator  # noqa: F401
-    device = torch.device("mps" if name == "cpu" else name)
+    device = torch.device("mps" if name == "simulator" else name)
     synchronize = torch.mps.synchronize if device.type == "mps" else torch.cuda.synchronize
     times = {}
     for use, call in first_uses(device).items():

@@ -13,7 +13,7 @@ torch_done = time.perf_counter()
 import metalcore
 print(torch_done - begin, time.perf_counter() - torch_done)
 """
-ROUNDS = {"gpu": 5, "cpu": 11, "quick": 1}
+ROUNDS = {"gpu": 5, "simulator": 11, "quick": 1}
 
 
 def cases(scale):

@@ -11,8 +11,8 @@ import metalcore
 
 from ..harness.case import Cell, Row, size_text
 
-SIZES = {"gpu": (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048), "cpu": (4, 16, 64), "quick": (4, 8)}
-BATCHES = {"gpu": (1, 16, 256, 4096, 16384), "cpu": (1, 16), "quick": (1, 3)}
+SIZES = {"gpu": (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048), "simulator": (4, 16, 64), "quick": (4, 8)}
+BATCHES = {"gpu": (1, 16, 256, 4096, 16384), "simulator": (1, 16), "quick": (1, 3)}
 BYTES = 1 << 30  # of the matrices
 TARGETS = {"speedup": 1 / 1.1}
 

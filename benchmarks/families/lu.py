@@ -24,7 +24,7 @@ SYSTEMS = {
                          ("inv", (1024, 128, 128), 0), ("inv", (1024, 1024), 0), ("det", (16384, 8, 8), 0),
                          ("slogdet", (1024, 128, 128), 0)], NO_SLOWER),
     },
-    "cpu": dict.fromkeys([("lu_factor", (256, 16, 16), 0), ("lu_factor", (16, 100, 100), 0),
+    "simulator": dict.fromkeys([("lu_factor", (256, 16, 16), 0), ("lu_factor", (16, 100, 100), 0),
                           ("lu_factor", (300, 300), 0), ("solve", (256, 16, 16), 4), ("solve", (16, 100, 100), 1),
                           ("inv", (4096, 3, 3), 0)]),
     "quick": dict.fromkeys([("lu_factor", (8, 8, 8), 0), ("solve", (2, 40, 40), 3), ("lu_solve", (2, 8, 8), 1),

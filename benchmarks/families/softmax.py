@@ -16,7 +16,7 @@ PASSES = {"forward": (functools.partial, 2), "backward": (backward, 3), "forward
 TARGET_SHAPES = [(4096, 4096), (32768, 1024)]
 SHAPES = {
     "gpu": [*TARGET_SHAPES, (1024, 128), (256, 65536)],
-    "cpu": [(16384, 128), (2048, 1024), (512, 4096), (64, 32768)],
+    "simulator": [(16384, 128), (2048, 1024), (512, 4096), (64, 32768)],
     "quick": [(4, 64)],
 }
 # As fast as PyTorch's: two kernels at the memory's limit are within 2% of each other.

@@ -9,9 +9,9 @@ import metalcore
 from ..harness.case import Comparison, size_text
 
 SQUARE = {"gpu": [(16384, 16, 16), (4096, 32, 32), (1024, 64, 64), (256, 128, 64), (512, 512)],
-          "cpu": [(256, 8, 8), (64, 32, 32)], "quick": [(2, 8, 8)]}
+          "simulator": [(256, 8, 8), (64, 32, 32)], "quick": [(2, 8, 8)]}
 # Weight matrices.
-LOWRANK = {"gpu": [(4096, 4096), (11008, 4096), (64, 1024, 256)], "cpu": [(512, 256)], "quick": [(40, 20)]}
+LOWRANK = {"gpu": [(4096, 4096), (11008, 4096), (64, 1024, 256)], "simulator": [(512, 256)], "quick": [(40, 20)]}
 OPS = {
     "pinv": (metalcore.pinv, torch.linalg.pinv),
     "pinv, hermitian": (functools.partial(metalcore.pinv, hermitian=True),

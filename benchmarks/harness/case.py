@@ -1,7 +1,7 @@
 """What a family file is made of.
 
 A family is a module of benchmarks/families with a docstring (its title) and `cases(scale)`, a list of cases for "gpu",
-"cpu" (the simulated device) or "quick" (tiny inputs). Most are a `Comparison`: inputs, two functions of them, and the
+"simulator" or "quick" (tiny inputs). Most are a `Comparison`: inputs, two functions of them, and the
 bytes and arithmetic without which neither could do. Whatever is not a call on a device is a `Sampled` case, which
 measures itself. A map's `Cell` is a comparison that is measured as briefly as will do.
 """

@@ -7,21 +7,24 @@ thread), so that another process on a busy machine counts against neither side.
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 
 import torch
+
+from metalcore import _C
+from metalcore.cli import devices
 
 
 def open_device(name, threads):
     """The device that --device names; None is the best that is there.
 
     Raises:
-        ValueError: it is not there, or metalcore has no kernels for it.
+        RuntimeError: it is not there.
+        ValueError: metalcore has no kernels for it.
     """
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "mps" if has_apple_gpu() else "cpu"
-    device = {"cuda": Cuda, "mps": Mps, "cpu": Simulated}[name](threads)
+    name = name or devices.default()
+    devices.use(name)
+    device = {"cuda": Cuda, "mps": Mps, "simulator": Simulated}[name](threads)
     from metalcore._routing import accelerated
 
     if not accelerated(torch.empty(1, device=device.ours)):
@@ -30,23 +33,16 @@ def open_device(name, threads):
     return device
 
 
-def has_apple_gpu():
-    """A real one: the simulator answers for PyTorch's own functions."""
-    return "metalcore.simulator" not in sys.modules and torch.backends.mps.is_available()
-
-
 class Simulated:
     """metalcore on the simulated mps device, PyTorch on the CPU."""
 
-    name, scale, graphs = "cpu", "cpu", False
+    name, scale, graphs = "simulator", "simulator", False
     cache_bytes = 0
     lead_in = False
 
     def __init__(self, threads):
-        import metalcore.simulator
-
         torch.set_num_threads(threads)
-        metalcore._C.simulator_set_num_threads(threads)
+        _C.simulator_set_num_threads(threads)
         self.clock = time.process_time if threads == 1 else time.perf_counter
         self.method = "CPU time" if threads == 1 else "wall-clock time"
         self.ours, self.theirs = torch.device("mps"), torch.device("cpu")
@@ -99,8 +95,6 @@ class Mps(Gpu):
     cache_bytes = 96 << 20  # the system-level cache of an M Ultra, the largest; Metal does not tell it
 
     def __init__(self, threads):
-        if not has_apple_gpu():
-            raise ValueError("there is no Apple GPU here; --device cpu runs on the simulated device")
         super().__init__("mps", torch.mps)
 
 
@@ -108,8 +102,6 @@ class Cuda(Gpu):
     graphs = True
 
     def __init__(self, threads):
-        if not torch.cuda.is_available():
-            raise ValueError("this PyTorch finds no NVIDIA GPU here; --device cpu runs on the simulated device")
         super().__init__("cuda", torch.cuda)
         self.cache_bytes = torch.cuda.get_device_properties().L2_cache_size
         self.stream = torch.cuda.Stream()  # the default stream cannot be captured

@@ -91,7 +91,8 @@ def page(results):
 
 
 def _cell(grid, n, batch):
-    return f'<td style="background:{colour(grid.cells.get((n, batch)))}">{html.escape(grid.text(n, batch))}</td>'
+    face = colour(grid.cells.get((n, batch)))
+    return f'<td style="background:{face};color:{ink(face)}">{html.escape(grid.text(n, batch))}</td>'
 
 
 # Colours by the logarithm of the speed-up: red below 1, white at 1, blue above.
@@ -103,7 +104,22 @@ def colour(result):
     """As "#rrggbb"."""
     if result is None or "error" in result:
         return "#%02x%02x%02x" % GREY
-    ratio = min(max(result["speedup"]["median"], SLOWEST), FASTEST)
+    return shade(result["speedup"]["median"])
+
+
+def shade(ratio):
+    """The colour of a speed-up, as "#rrggbb"."""
+    ratio = min(max(ratio, SLOWEST), FASTEST)
     end, farthest = (RED, SLOWEST) if ratio < 1 else (BLUE, FASTEST)
     share = math.log(ratio) / math.log(farthest)
     return "#%02x%02x%02x" % tuple(round(white + share * (other - white)) for white, other in zip(WHITE, end))
+
+
+def ink(face):
+    """"black" or "white", whichever has more contrast with a colour (WCAG 2.2's relative luminance)."""
+    def linear(value):
+        return value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+
+    red, green, blue = (linear(int(face[i:i + 2], 16) / 255) for i in (1, 3, 5))
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "black" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "white"

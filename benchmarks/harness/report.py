@@ -31,7 +31,7 @@ class Files:
         pictures = {}
         for name, results in by_family(data):
             path = self.folder / f"{self.stem}-{name}.png"
-            if plots.draw(name, results, path):
+            if plots.draw(name, results, data["machine"], path):
                 pictures[name] = path
         self._write("md", markdown(data, pictures))
         self._write("html", page(data, pictures))

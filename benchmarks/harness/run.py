@@ -69,7 +69,7 @@ def list_cases(arguments):
     names = arguments.family
     if not names and not arguments.filter:
         return "\n".join(f"{name:<14} {title(name)}" for name in families())
-    which = scale("cpu" if arguments.device == "cpu" else "gpu", arguments.quick)
+    which = scale("simulator" if arguments.device == "simulator" else "gpu", arguments.quick)
     return "\n".join(f"{name:<14} {case.label}" for name, case in select(names, which, arguments.filter))
 
 

@@ -1,14 +1,18 @@
 """The command line: `python -m metalcore info | explain | bench | check | selftest`.
 
 Each command is a module with `add_parser(subparsers)`, which names the function that runs it. Exit status: 0; 1 if a
-benchmark or a check failed; 2, with a line on stderr, for a request that cannot be met.
+benchmark or a check failed; 2, with a line on stderr, for a request that cannot be met; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 
+import torch
+
+from .. import __version__
 from . import bench, check, explain, info, selftest
 
 __all__ = ["main"]
@@ -16,14 +20,26 @@ __all__ = ["main"]
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(prog="metalcore", description="PyTorch ops written as Metal kernels.")
+    parser.add_argument("--version", action="version", version=f"metalcore {__version__}, PyTorch {torch.__version__}, "
+                                                               f"Python {platform.python_version()}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     for module in (info, explain, bench, check, selftest):
         module.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:
         return arguments.run(arguments) or 0
-    except (ValueError, TypeError, RuntimeError) as error:
-        print(f"metalcore {arguments.command}: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:  # | head
         return 0
+    except OSError as error:  # a file that is not there, or cannot be read
+        return _refuse(arguments, f"{error.filename}: {error.strerror}" if error.filename else error)
+    except (OverflowError, MemoryError) as error:
+        return _refuse(arguments, f"a number is too large: {error}" if str(error) else "a size is too large for memory")
+    except (ValueError, TypeError, RuntimeError) as error:
+        return _refuse(arguments, error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _refuse(arguments, reason):
+    print(f"metalcore {arguments.command}: {str(reason).removeprefix('metalcore: ')}", file=sys.stderr)
+    return 2

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from . import devices
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ROOT = BENCHMARKS.parent
 
@@ -19,12 +21,11 @@ def add_parser(commands):
     parser.add_argument("family", nargs="*", help="which ones; all of them if none is given")
     parser.add_argument("--list", action="store_true", help="print the families, or the cases of those named, and stop")
     parser.add_argument("--filter", metavar="TEXT", help="only cases with these words in family, name, shape and dtype")
-    parser.add_argument("--device", choices=("cuda", "mps", "cpu"),
-                        help="cpu is the simulated mps device; default: the GPU there is, else cpu")
+    devices.add_option(parser)
     parser.add_argument("--rounds", type=_positive, help="samples of either side (31; 3 with --quick), fewer if slow")
     parser.add_argument("--quick", action="store_true", help="tiny inputs and few rounds: shows that everything runs")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs: what the host does counts in all cases")
-    parser.add_argument("--threads", type=_positive, default=1, help="with --device cpu: threads of either side (1)")
+    parser.add_argument("--threads", type=_positive, default=1, help="with --device simulator: threads of either side (1)")
     parser.add_argument("--commit", help="what the results say was measured, where git cannot tell")
     parser.add_argument("--out", metavar="DIR", help="where the files go (build/benchmarks)")
     parser.add_argument("--report", nargs="+", metavar="JSON",
@@ -34,8 +35,8 @@ def add_parser(commands):
 
 
 def _positive(word):
-    if not word.isdigit() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, not {word!r}")
+    if not (word.isascii() and word.isdigit() and 1 <= len(word) <= 6 and int(word)):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 999999, not {word!r}")
     return int(word)
 
 

@@ -26,6 +26,9 @@ def add_parser(commands):
 def run(arguments):
     from metalcore.msl.check import check
 
+    for directory in arguments.include_dirs:
+        if not os.path.isdir(directory):
+            raise ValueError(f"-I {directory}: no such directory")
     defines = [" ".join((define + "=1").split("=")[:2]) for define in arguments.defines]
     broken = 0
     for path in arguments.files:

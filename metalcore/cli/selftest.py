@@ -12,36 +12,35 @@ of the result. A gradient may be off by four times as much: it is made of rounde
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
 import time
 
-_DEVICES = ("mps", "cuda", "cpu-simulated")
+from . import devices
 
 
 def add_parser(commands):
     parser = commands.add_parser("selftest", help="check every op on this machine's GPU",
                                  description="Checks every op, forward and backward, against float64 on the CPU, and "
                                              "prints a report. Exits with 1 if anything is wrong.")
-    parser.add_argument("--device", choices=_DEVICES, help="the GPU that PyTorch has, or else cpu-simulated")
+    devices.add_option(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=run)
 
 
 def run(arguments):
     say = (lambda text: None) if arguments.json else (lambda text: print(text, flush=True))
-    kind = arguments.device or _default_device()
-    device = _prepare(kind)
+    kind = arguments.device or devices.default()
+    device = devices.use(kind)
     machine = _machine(kind)
     for name, value in machine.items():
         say(f"{name:<10} {value}")
     say("")
-    checks = []
-    for name, action in _checks(kind, device):
+    checks, planned = [], list(_checks(kind, device))
+    for number, (name, action) in enumerate(planned, 1):
         checks.append({"name": name, **_outcome(action, kind)})
-        say(_line(checks[-1]))
+        say(f"[{number:{len(str(len(planned)))}}/{len(planned)}] {_line(checks[-1])}")
     failed = [check["name"] for check in checks if check["status"] == "FAILED"]
     skipped = sum(check["status"] == "skipped" for check in checks)
     summary = f"{len(checks) - len(failed) - skipped} of {len(checks)} checks passed"
@@ -52,35 +51,12 @@ def run(arguments):
     return 1 if failed else 0
 
 
-def _default_device():
-    import torch
-
-    if torch.backends.mps.is_available() and "metalcore.simulator" not in sys.modules:
-        return "mps"
-    return "cuda" if torch.cuda.is_available() else "cpu-simulated"
-
-
-def _prepare(kind):
-    """The name of PyTorch's device; raises RuntimeError where this machine has none of that kind."""
-    import torch
-
-    if kind == "cpu-simulated":
-        os.environ.setdefault("METALCORE_HIDE_CUDA", "1")  # PyTorch supports one accelerator at a time
-        import metalcore.simulator  # noqa: F401
-
-        return "mps"
-    found = {"mps": torch._C._has_mps and torch.backends.mps.is_available(), "cuda": torch.cuda.is_available()}[kind]
-    if not found or (kind == "mps" and "metalcore.simulator" in sys.modules):
-        raise RuntimeError(f"--device {kind}: PyTorch {torch.__version__} has no such device on this machine")
-    return kind
-
-
 def _machine(kind):
     from .info import collect
 
     found = collect()
     versions = found["versions"]
-    backend = {"mps": "metal", "cuda": "cuda", "cpu-simulated": "simulator"}[kind]
+    backend = {"mps": "metal", "cuda": "cuda", "simulator": "simulator"}[kind]
     return {"metalcore": versions["metalcore"], "torch": versions["torch"], "python": versions["python"],
             "platform": versions["platform"], "device": f"{kind}: {_device_name(kind)}",
             "backend": f"{backend}: {found['backends'][backend]}"}
@@ -118,7 +94,7 @@ def _outcome(action, kind):
     try:
         return {"status": "ok", **action()}
     except Exception as error:  # whatever goes wrong is what the report is for
-        if kind == "cpu-simulated" and isinstance(error, CompilerNotFoundError):  # compile_shader alone needs one
+        if kind == "simulator" and isinstance(error, CompilerNotFoundError):  # compile_shader alone needs one
             return {"status": "skipped", "note": str(error)}
         return {"status": "FAILED", "note": f"{type(error).__name__}: {error}"}
 

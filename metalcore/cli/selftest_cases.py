@@ -135,6 +135,54 @@ def _reflectors(name, theirs, shape, *others):
                 terms=max(shape[-2:]))
 
 
+def _values(ours, theirs, *shape, make=_separated):
+    """A function of a matrix that is made of singular values or eigenvalues, as `_svd`."""
+    return Case(ours, theirs, (shape,), terms=max(shape[-2:])**2, make=make)
+
+
+def _low_rank(u, s, vh):
+    """The best approximation of rank 3: made of vectors, and the same whichever signs these have."""
+    return (u[..., :3] * s[..., None, :3]) @ vh[..., :3, :]
+
+
+def _vectors(found):
+    """Eigenvalues and vectors as a singular value decomposition has them, those of the largest values first."""
+    values, vectors = found
+    return vectors.flip(-1), values.flip(-1), vectors.flip(-1).mT
+
+
+def _factored(a):
+    """LU and pivots that do not depend on who factors: a matrix whose rows are in their places already."""
+    return a, torch.arange(1, a.shape[-1] + 1, dtype=torch.int32, device=a.device).expand(a.shape[:-1])
+
+
+def _few_columns(a):
+    """A matrix of rank 5."""
+    return _separated(a) * (torch.arange(a.shape[-1]) < 5)
+
+
+def _unit_lower(v):
+    """Reflectors as LAPACK leaves them, with the ones on the diagonal and the zeros above that are understood."""
+    return v.tril(-1) + torch.eye(*v.shape[-2:], dtype=v.dtype, device=v.device)
+
+
+def _larft(v, tau):
+    """LAPACK's loop over the columns of T (dlarft, forward, columnwise)."""
+    v, columns = _unit_lower(v), []
+    for i in range(v.shape[-1]):
+        column = torch.zeros_like(tau)
+        if i:
+            left = torch.stack(columns, -1)
+            column = -tau[..., i, None] * (left @ (v[..., :i].mT @ v[..., i, None])).squeeze(-1)
+        columns.append(column + tau * (torch.arange(v.shape[-1], device=tau.device) == i))
+    return torch.stack(columns, -1)
+
+
+def _larfb(v, t, c):
+    v = _unit_lower(v)
+    return c - v @ (t @ (v.mT @ c))
+
+
 # The lambdas look metalcore's functions up when they are called, so that it is those of the moment that are tested.
 CASES = {
     "silu": _elementwise(lambda x: metalcore.silu(x), F.silu),
@@ -158,12 +206,31 @@ CASES = {
     "cholesky, 16x16": _cholesky(40, 16, 16),
     "cholesky, 100x100": _cholesky(3, 100, 100),
     "cholesky, 200x200": _cholesky(1, 200, 200),
+    "cholesky_ex": Case(lambda a: metalcore.cholesky_ex(a).L, lambda a: torch.linalg.cholesky(a), ((3, 20, 20),),
+                        terms=20, make=_spd),
+    "cholesky_solve": _square(lambda a, b: metalcore.cholesky_solve(b, a), lambda a, b: torch.cholesky_solve(b, a),
+                              20, 5),
     "svd, 20x12": _svd(7, 20, 12),
     "svd, 60x40": _svd(2, 60, 40),
     "svd, 140x140": _svd(1, 140, 140),
     "eigh, 12x12": _eigh(7, 12),
     "eigh, 40x40": _eigh(2, 40),
     "eigh, 140x140": _eigh(1, 140),
+    "svd, vectors": Case(lambda a: _low_rank(*metalcore.svd(a, False)), lambda a: _low_rank(*torch.linalg.svd(a, False)),
+                         ((3, 20, 12),), terms=20**2, make=_separated),
+    "eigh, vectors": Case(lambda a: _low_rank(*_vectors(metalcore.eigh(a + a.mT))),
+                          lambda a: _low_rank(*_vectors(torch.linalg.eigh(a + a.mT))),
+                          ((3, 12, 12),), terms=12**2, make=_separated),
+    "svdvals": _values(lambda a: metalcore.svdvals(a), torch.linalg.svdvals, 3, 30, 20),
+    "eigvalsh": _values(lambda a: metalcore.eigvalsh(a + a.mT), lambda a: torch.linalg.eigvalsh(a + a.mT), 3, 20, 20),
+    "cond": _values(lambda a: metalcore.cond(a), torch.linalg.cond, 3, 12, 12, make=_well_conditioned),
+    "matrix_rank": Case(lambda a: metalcore.matrix_rank(a, rtol=0.01).to(a.dtype),
+                        lambda a: torch.linalg.matrix_rank(a, rtol=0.01).to(a.dtype), ((3, 20, 12),), backward=False,
+                        make=_few_columns),
+    # Of as many columns as there are: then nothing depends on the random numbers.
+    "svd_lowrank": _values(lambda a: metalcore.svd_lowrank(a, 12)[1], torch.linalg.svdvals, 3, 20, 12),
+    "pca_lowrank": _values(lambda a: metalcore.pca_lowrank(a, 12)[1],
+                           lambda a: torch.linalg.svdvals(a - a.mean(-2, keepdim=True)), 3, 20, 12),
     "pinv": Case(lambda a: metalcore.pinv(a), torch.linalg.pinv, ((7, 20, 12),), terms=20, make=_well_conditioned),
     "pinv, hermitian": Case(lambda a: metalcore.pinv(a + a.mT, hermitian=True),
                             lambda a: torch.linalg.pinv(a + a.mT, hermitian=True), ((7, 12, 12),), terms=12,
@@ -174,10 +241,22 @@ CASES = {
     # One matrix: PyTorch 2.13's own results on a CPU are wrong for batches of 150 rows and more, by oneMKL's DLASWP.
     "solve, 170x170": _square(lambda a, b: metalcore.solve(a, b), lambda a, b: torch.linalg.solve(a, b), 170, 5,
                               batch=1),
+    "solve_ex": _square(lambda a, b: metalcore.solve_ex(a, b).result, lambda a, b: torch.linalg.solve(a, b), 12, 5),
+    "lstsq": Case(lambda a, b: metalcore.lstsq(a, b).solution, lambda a, b: torch.linalg.lstsq(a, b).solution,
+                  ((3, 20, 12), (3, 20, 5)), terms=20,
+                  make=lambda value: _well_conditioned(value) if value.shape[-1] == 12 else value),
     "inv": _square(lambda a: metalcore.inv(a), lambda a: torch.linalg.inv(a), 20),
+    "inv_ex": _square(lambda a: metalcore.inv_ex(a).inverse, lambda a: torch.linalg.inv(a), 20),
+    "det": _square(lambda a: metalcore.det(a), lambda a: torch.linalg.det(a), 5),
     "lu": _square(lambda a: metalcore.lu(a)[1:], lambda a: torch.linalg.lu(a)[1:], 30),
     "lu_factor": _square(lambda a: metalcore.lu_factor(a).LU, lambda a: torch.linalg.lu_factor(a).LU, 100),
+    "lu_factor_ex": _square(lambda a: metalcore.lu_factor_ex(a).LU, lambda a: torch.linalg.lu_factor(a).LU, 20),
+    "lu_solve": _square(lambda a, b: metalcore.lu_solve(*_factored(a), b),
+                        lambda a, b: torch.linalg.lu_solve(*_factored(a), b), 20, 5),
     "slogdet": _square(lambda a: metalcore.slogdet(a)[1], lambda a: torch.linalg.slogdet(a)[1], 40),
+    "trsm": _square(lambda a, b: metalcore.trsm(a, b),
+                    lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), 20, 5),
+    "syrk": Case(lambda a: metalcore.syrk(a), lambda a: a @ a.mT, ((3, 70, 40),), terms=70),
     "solve_triangular, 12x12": _triangular(12, 5),
     "solve_triangular, 33x33": _triangular(33, 5, batch=1100),
     "solve_triangular, 100x100": _triangular(100, 1),
@@ -187,6 +266,10 @@ CASES = {
     "householder_product, 30x20": _reflectors("householder_product", torch.linalg.householder_product, (4, 30, 20)),
     "householder_product, 160x140": _reflectors("householder_product", torch.linalg.householder_product, (1, 160, 140)),
     "ormqr, 160x140": _reflectors("ormqr", torch.ormqr, (1, 160, 140), (1, 160, 30)),
+    "larft": Case(lambda v, tau: metalcore.larft(v / 16, tau / 4), lambda v, tau: _larft(v / 16, tau / 4),
+                  ((3, 40, 20), (3, 20)), terms=40),
+    "larfb": Case(lambda v, t, c: metalcore.larfb(v / 16, t / 4, c), lambda v, t, c: _larfb(v / 16, t / 4, c),
+                  ((3, 40, 20), (3, 20, 20), (3, 40, 30)), terms=40),
     "AdamW": Case(_adamw(lambda *a, **k: metalcore.optim.AdamW(*a, **k)), _adamw(torch.optim.AdamW),
                   ((300, 57), (5,), (300, 57), (5,)), terms=_STEPS, roundings=_STEPS, backward=False),
     "silu and softmax in turns": _elementwise(

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("as_before")
 @pytest.fixture
 def bench(capsys, device, tmp_path):
     """bench(*arguments): its exit status, stdout, stderr and the data of its JSON file, on the tests' device."""
-    name = "cpu" if "metalcore.simulator" in sys.modules else device
+    name = "simulator" if "metalcore.simulator" in sys.modules else device
 
     def call(*arguments):
         status = main(["bench", "--device", name, "--out", str(tmp_path), *arguments])
@@ -117,14 +117,6 @@ def test_refusals(capsys, arguments, message):
     assert main(["bench", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and message in captured.err
-
-
-@pytest.mark.parametrize("name", ("cuda", "mps"))
-def test_a_device_that_is_not_there(capsys, name):
-    if "metalcore.simulator" not in sys.modules:
-        pytest.skip("there is a GPU")
-    assert main(["bench", "qr", "--device", name]) == 2
-    assert "--device cpu runs on the simulated device" in capsys.readouterr().err
 
 
 def test_an_installed_package_has_no_benchmarks(monkeypatch, tmp_path):

@@ -148,7 +148,7 @@ def test_formats():
     markdown = report.markdown(known(), {})
     assert "| svd: n | batch 1 | batch 16 | batch 256 |" in markdown and "| 4 | 12 | 0.5 | ~432 |" in markdown
     page = report.page(known(), {})
-    assert '<td style="background:#ffffff">1</td>' in page and "&lt;no&gt;" in page and "src=" not in page
+    assert '<td style="background:#ffffff;color:black">1</td>' in page and "&lt;no&gt;" in page and "src=" not in page
 
 
 def test_colours():
@@ -164,10 +164,38 @@ def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
     from benchmarks.harness import plots
 
-    assert plots.draw("linalg_map", known()["results"], tmp_path / "map.png")
+    assert plots.draw("linalg_map", known()["results"], known()["machine"], tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_lists(capsys):
     assert main(["bench", "--list", "linalg_map", "--filter", "svdvals 256x4x4"]) == 0
     assert capsys.readouterr().out == "linalg_map     svdvals 256x4x4 float32\n"
+
+
+def test_a_picture_has_a_scale_and_can_be_read(tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure")
+    from benchmarks.harness import plots
+
+    figures = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, path, **options: figures.append(self))
+    plots.draw("linalg_map", known()["results"], known()["machine"], tmp_path / "map.png")
+    panel, scale = figures[0].axes
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("batch", "n")
+    assert "PyTorch's time over metalcore's" in scale.get_ylabel()
+    assert figures[0].get_supxlabel() == "NVIDIA H100 80GB, PyTorch 2.11, 2026-01-02"
+
+
+@pytest.mark.parametrize("ratio", (0.01, 0.1, 0.3, 1, 3, 30, 200, 1000, 1e5))
+def test_numbers_stand_out_from_their_cells(ratio):
+    """At least 4.5 to 1, which WCAG asks of small text."""
+    from benchmarks.harness import maps
+
+    def luminance(colour):
+        parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
+
+    face = maps.shade(ratio)
+    light, dark = sorted((luminance(face), {"black": 0.0, "white": 1.0}[maps.ink(face)]), reverse=True)
+    assert (light + 0.05) / (dark + 0.05) >= 4.5

@@ -88,9 +88,9 @@ def test_plots(tmp_path):
     from benchmarks.harness import plots, report
 
     results = known()["results"]
-    assert plots.draw("qr", results[:2], tmp_path / "qr.png")
+    assert plots.draw("qr", results[:2], known()["machine"], tmp_path / "qr.png")
     assert (tmp_path / "qr.png").read_bytes().startswith(b"\x89PNG")
-    assert not plots.draw("softmax", results[2:], tmp_path / "softmax.png")  # nothing was measured
+    assert not plots.draw("softmax", results[2:], known()["machine"], tmp_path / "softmax.png")  # nothing was measured
     assert "data:image/png;base64," in report.page(known(), {"qr": tmp_path / "qr.png"})
 
 
@@ -105,3 +105,26 @@ def test_report_refuses_other_json(capsys, tmp_path):
     (tmp_path / "x.json").write_text("[1]")
     assert main(["bench", "--report", str(tmp_path / "x.json")]) == 2
     assert "not the JSON file of a benchmark" in capsys.readouterr().err
+
+
+def drawn(results, machine, tmp_path, monkeypatch):
+    """The figure that a family's picture is made of."""
+    figure = pytest.importorskip("matplotlib.figure")
+    from benchmarks.harness import plots
+
+    figures = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, path, **options: figures.append(self))
+    assert plots.draw("qr", results, machine, tmp_path / "qr.png")
+    return figures[0]
+
+
+def test_a_picture_says_what_it_shows(tmp_path, monkeypatch):
+    data = known()
+    figure = drawn(data["results"][:2], data["machine"], tmp_path, monkeypatch)
+    times, shares = figure.axes
+    assert times.get_xscale() == "log" and not times.patches  # a bar has no foot on a logarithmic axis
+    assert all(axes.get_xlabel() for axes in figure.axes) and times.get_ylabel() == "case"
+    assert [text.get_text() for text in times.texts] == ["2500×"] * 2
+    assert [text.get_text() for text in shares.texts] == ["50", "0.02"] * 2  # ours, and PyTorch's 0.5 ms of 2.5 s
+    assert figure.get_supxlabel() == "NVIDIA H100 80GB, PyTorch 2.11, 2026-01-02"
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"metalcore", "PyTorch", "physical limit"}

@@ -1,15 +1,16 @@
 """python -m metalcore selftest: passes where the ops are right, and names what is not."""
 
+import inspect
 import json
 
 import pytest
 import torch
 
 import metalcore
-from metalcore.cli import main, selftest
+from metalcore.cli import devices, main, selftest
 from metalcore.cli.selftest_cases import CASES, DTYPES
 
-KINDS = {("mps", True): "mps", ("mps", False): "cpu-simulated", ("cuda", False): "cuda"}
+KINDS = {("mps", True): "mps", ("mps", False): "simulator", ("cuda", False): "cuda"}
 
 
 @pytest.fixture
@@ -24,8 +25,23 @@ def run(capsys, kind, *options):
     return status, capsys.readouterr().out
 
 
-def test_passes(kind, capsys):
+def public_functions():
+    """Those that compute something."""
+    return {name for name in metalcore.__all__ if inspect.isfunction(getattr(metalcore, name))} - {
+        "active_overrides", "compile_shader", "disable_pytorch_overrides", "enable_pytorch_overrides", "explain"}
+
+
+def test_passes(kind, capsys, monkeypatch):
+    """Every check passes, and every function is called by one directly: not only by another function."""
+    names, called = public_functions(), set()
+    for name in names:
+        def recorded(*arguments, name=name, function=getattr(metalcore, name), **options):
+            called.add(name)
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(metalcore, name, recorded)
     status, out = run(capsys, kind, "--json")
+    assert names - called == set()
     found = json.loads(out)
     assert status == 0, found["summary"]
     assert found["machine"]["device"].startswith(kind)
@@ -40,7 +56,7 @@ def few(monkeypatch):
 
 
 def failures(out):
-    return {line[9:].split("  ")[0] for line in out.splitlines() if line.startswith("FAILED")}
+    return {line.split("] ")[1][9:].split("  ")[0] for line in out.splitlines() if "] FAILED" in line}
 
 
 def test_a_wrong_result_is_named(kind, few, capsys, monkeypatch):
@@ -57,7 +73,14 @@ def test_a_wrong_gradient_is_named(kind, few, capsys, monkeypatch):
     monkeypatch.setattr(metalcore, "silu", lambda x: silu(x) + (x - x.detach()) * 0.25)  # adds 0.25 to the derivative
     status, out = run(capsys, kind)
     assert status == 1 and len(failures(out)) == 3
-    assert all("error of gradient" in line for line in out.splitlines() if line.startswith("FAILED"))
+    assert all("error of gradient" in line for line in out.splitlines() if "] FAILED" in line)
+
+
+def test_checks_are_counted(kind, few, capsys):
+    lines = [line for line in run(capsys, kind)[1].splitlines() if line.startswith("[")]
+    count = len(lines)
+    assert count >= 8 and [line[1:].split("]")[0].strip() for line in lines] == [
+        f"{number}/{count}" for number in range(1, count + 1)]
 
 
 def test_nan_and_exceptions_fail(kind, few, capsys, monkeypatch):
@@ -88,7 +111,5 @@ def test_kernels_that_metal_refuses_are_named(monkeypatch):
 
 
 @pytest.mark.only_on("simulator")
-def test_a_device_that_is_not_there(capsys, device):
-    assert main(["selftest", "--device", "cuda"]) == 2
-    assert "--device cuda: PyTorch" in capsys.readouterr().err
-    assert selftest._default_device() == "cpu-simulated"
+def test_the_simulator_is_the_default_without_a_gpu():
+    assert devices.default() == "simulator"

@@ -23,7 +23,7 @@ def test_smoke_in_checking_mode(extension):
 def test_selftest_runs_kernels_of_every_family(extension):
     run(extension, "-c", PROGRAM + """
 from metalcore.__main__ import main
-assert main(["selftest", "--device", "cpu-simulated"]) == 0
+assert main(["selftest", "--device", "simulator"]) == 0
 encoders, dispatches, kernels = use_runtime.counts()
 assert encoders[0] > 100 and dispatches[0] > encoders[0]
 families = [set(line.split()[1:]) for line in open("build/metal_runtime/lib/metal/index")]

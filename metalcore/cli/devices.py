@@ -1,0 +1,49 @@
+"""What commands call a device: `mps` (an Apple GPU), `cuda` (an NVIDIA GPU), `simulator` (the simulated mps device)."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+NAMES = ("mps", "cuda", "simulator")
+
+
+def add_option(parser):
+    parser.add_argument("--device", choices=NAMES,
+                        help="an Apple GPU, an NVIDIA GPU, or the simulated mps device; by default the GPU that "
+                             "PyTorch has, or else the simulator")
+
+
+def default():
+    """The name of the GPU that PyTorch has, or else "simulator"."""
+    if _has_apple_gpu():
+        return "mps"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "simulator"
+
+
+def use(name):
+    """Makes a device ready, and returns what PyTorch calls it.
+
+    Raises:
+        RuntimeError: this machine has no such device.
+    """
+    import torch
+
+    if name == "simulator":
+        os.environ.setdefault("METALCORE_HIDE_CUDA", "1")  # PyTorch supports one accelerator at a time
+        import metalcore.simulator  # noqa: F401
+
+        return "mps"
+    if not (_has_apple_gpu() if name == "mps" else torch.cuda.is_available()):
+        raise RuntimeError(f"--device {name}: PyTorch {torch.__version__} has no such device on this machine; "
+                           "--device simulator runs without a GPU")
+    return name
+
+
+def _has_apple_gpu():
+    """A real one: the simulator answers for PyTorch's own functions."""
+    import torch
+
+    return "metalcore.simulator" not in sys.modules and torch.backends.mps.is_available()
