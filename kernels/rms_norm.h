@@ -14,6 +14,8 @@ struct RmsNormParams {
   uint32_t has_residual;   // forward: add `residual` to x first; backward: add `residual`'s gradient at the end
   uint32_t streams;        // backward, simd and block: how many simdgroups or threadgroups share the rows
   uint32_t partial;        // … and whether they sum up their rows' parts of the weight's gradient
+  uint32_t splits;         // split: threadgroups that share a row
+  uint32_t share;          // … and the elements that each of them has
   int64_t x_stride;        // from row to row; outputs are contiguous
   int64_t residual_stride;
   int64_t grad_stride;

@@ -1,9 +1,8 @@
 // The derivative of rms_norm. With s the scale of a row and g the output's gradient times the weight,
 //   gx = s (g - x s^2 mean(g x)),
 // plus `residual`, the gradient that reaches x + residual by itself. The weight's gradient is the sum over rows of the
-// output's gradient times s x, made in two stages without atomics, so that the order of the additions is always the
-// same: first `partial` sums, which the simd and block kernels make of the rows that pass through their registers and a
-// kernel of its own for the others, which leave s in `scales`; then the sum of these.
+// output's gradient times s x. The simd and block kernels make `partial` sums of the rows that pass through their
+// registers; the others leave s in `scales`, and rms_norm_weight.metal does the rest.
 #include "common/norm_rows.h"
 
 // What draws a gradient towards x: scale^2 mean(g x).
@@ -82,7 +81,7 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
     fetch_rows(share, next_v, x, params.x_stride, stream * R, params);
     fetch_rows(share, next_g, grad, params.grad_stride, stream * R, params);
   }
-  load_weight<aligned>(share, w, weight, params);
+  load_weight<aligned>(share, w, weight, params, length);
   for (uint n = 0; n < N; ++n) gw[n] = float4(0.0f);
   uint parity = 0;  // a reduction's scratch is used again only after another one
   for (ulong first = stream * R; first < params.rows; first += params.streams * R) {
@@ -178,43 +177,58 @@ template <typename T, typename W, uint N, uint R>
     differentiate_rows<false, N, R>(grad, x, weight, residual, gx, partial, params, team, stream);
 }
 
+// A row of any length in two walks, through the part of it that a threadgroup has: the sums (of squares, and of g x),
+// and the gradients.
+
+template <bool aligned, typename T, typename W>
+inline float2 walk_sums(device const T* grad, device const T* x, device const W* weight,
+                        constant RmsNormParams& params, Part part, Threadgroup team) {
+  constexpr uint N = kStep<T>;
+  float4 v[N];
+  float4 g[N];
+  float4 w[N];
+  float2 sums = float2(0.0f);
+  for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
+    const Share<T, N> share(team.thread_index, team.threads, start);
+    share.template load<aligned>(v, x, part.end, 0.0f);
+    share.template load<aligned>(g, grad, part.end, 0.0f);
+    load_weight<aligned>(share, w, weight, params, part.end);
+    for (uint n = 0; n < N; ++n) sums += float2(sum4(v[n] * v[n]), sum4(g[n] * w[n] * v[n]));
+  }
+  return team.sum(sums, 0);
+}
+
+template <bool aligned, typename T, typename W>
+inline void walk_gradients(device const T* grad, device const T* x, device const W* weight, device const T* residual,
+                           device T* gx, constant RmsNormParams& params, Part part, float2 sums, Threadgroup team) {
+  constexpr uint N = kStep<T>;
+  const float scale = scale_of(sums.x, params);
+  const float pull = pull_of(sums.y, scale, params);
+  float4 v[N];
+  float4 g[N];
+  float4 w[N];
+  for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
+    const Share<T, N> share(team.thread_index, team.threads, start);
+    share.template load<aligned>(v, x, part.end, 0.0f);
+    share.template load<aligned>(g, grad, part.end, 0.0f);
+    load_weight<aligned>(share, w, weight, params, part.end);
+    for (uint n = 0; n < N; ++n) v[n] = scale * (g[n] * w[n] - v[n] * pull);
+    if (params.has_residual) {
+      share.template load<aligned>(g, residual, part.end, 0.0f);
+      for (uint n = 0; n < N; ++n) v[n] += g[n];
+    }
+    share.template store<aligned>(v, gx, part.end);
+  }
+}
+
 template <bool aligned, typename T, typename W>
 inline void differentiate_long_row(device const T* grad, device const T* x, device const W* weight,
                                    device const T* residual, device T* gx, device float* scales,
                                    constant RmsNormParams& params, Threadgroup team, uint row) {
-  constexpr uint N = kStep<T>;
-  const uint length = params.length;
-  float4 v[N];
-  float4 g[N];
-  float4 w[N];
-  float squares = 0.0f;
-  float product = 0.0f;
-  for (uint start = 0; start < length; start += team.threads * 4 * N) {
-    const Share<T, N> share(team.thread_index, team.threads, start);
-    share.template load<aligned>(v, x, length, 0.0f);
-    share.template load<aligned>(g, grad, length, 0.0f);
-    load_weight<aligned>(share, w, weight, params);
-    for (uint n = 0; n < N; ++n) {
-      squares += sum4(v[n] * v[n]);
-      product += sum4(g[n] * w[n] * v[n]);
-    }
-  }
-  const float2 sums = team.sum(float2(squares, product), 0);
-  const float scale = scale_of(sums.x, params);
-  const float pull = pull_of(sums.y, scale, params);
-  if (team.thread_index == 0) scales[row] = scale;
-  for (uint start = 0; start < length; start += team.threads * 4 * N) {
-    const Share<T, N> share(team.thread_index, team.threads, start);
-    share.template load<aligned>(v, x, length, 0.0f);
-    share.template load<aligned>(g, grad, length, 0.0f);
-    load_weight<aligned>(share, w, weight, params);
-    for (uint n = 0; n < N; ++n) v[n] = scale * (g[n] * w[n] - v[n] * pull);
-    if (params.has_residual) {
-      share.template load<aligned>(g, residual, length, 0.0f);
-      for (uint n = 0; n < N; ++n) v[n] += g[n];
-    }
-    share.template store<aligned>(v, gx, length);
-  }
+  const Part part(params.length);
+  const float2 sums = walk_sums<aligned>(grad, x, weight, params, part, team);
+  if (team.thread_index == 0) scales[row] = scale_of(sums.x, params);
+  walk_gradients<aligned>(grad, x, weight, residual, gx, params, part, sums, team);
 }
 
 template <typename T, typename W>
@@ -241,72 +255,55 @@ template <typename T, typename W>
     differentiate_long_row<false>(grad, x, weight, residual, gx, scales, params, team, row);
 }
 
-// Partial sums by themselves: a thread has four columns and a chunk of the rows.
-template <bool aligned, typename T>
-inline void sum_chunk(device const T* grad, device const T* x, device const float* scales, device float* partial,
-                      constant RmsNormWeightParams& params, uint2 at) {
-  const uint column = at.x * 4;
-  const uint first = at.y * params.chunk_rows;
-  const uint last = min(first + params.chunk_rows, params.rows);
-  float4 sum = float4(0.0f);
-  for (uint row = first; row < last; ++row) {
-    sum += load4<aligned>(grad + row * params.grad_stride, column, params.length, 0.0f) *
-           load4<aligned>(x + row * params.x_stride, column, params.length, 0.0f) * scales[row];
-  }
-  store4<false>(partial + ulong(at.y) * params.length, column, params.length, sum);
+// Few long rows: several threadgroups share one, and leave the sums of their parts to a second dispatch.
+
+template <typename T, typename W>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_split_sums(
+    device const T* grad [[buffer(0)]],
+    device const T* x [[buffer(1)]],
+    device const W* weight [[buffer(2)]],
+    device float2* parts [[buffer(3)]],
+    constant RmsNormParams& params [[buffer(4)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint2 threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[64];
+  const Threadgroup team(thread_index, threads.x, scratch);
+  const Part part(params.length, group.x, params.share);
+  grad += group.y * params.grad_stride;
+  x += group.y * params.x_stride;
+  const float2 sums = params.aligned ? walk_sums<true>(grad, x, weight, params, part, team)
+                                     : walk_sums<false>(grad, x, weight, params, part, team);
+  if (thread_index == 0) parts[group.y * params.splits + group.x] = sums;
 }
 
-template <typename T>
-kernel void rms_norm_weight_partial(device const T* grad [[buffer(0)]],
-                                    device const T* x [[buffer(1)]],
-                                    device const float* scales [[buffer(2)]],
-                                    device float* partial [[buffer(3)]],
-                                    constant RmsNormWeightParams& params [[buffer(4)]],
-                                    uint2 at [[thread_position_in_grid]]) {
+template <typename T, typename W>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_split(
+    device const T* grad [[buffer(0)]],
+    device const T* x [[buffer(1)]],
+    device const W* weight [[buffer(2)]],
+    device const T* residual [[buffer(3)]],
+    device T* gx [[buffer(4)]],
+    device float* scales [[buffer(5)]],
+    constant RmsNormParams& params [[buffer(6)]],
+    device const float2* parts [[buffer(7)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint2 threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[64];
+  const Threadgroup team(thread_index, threads.x, scratch);
+  const Part part(params.length, group.x, params.share);
+  grad += group.y * params.grad_stride;
+  x += group.y * params.x_stride;
+  residual += group.y * params.residual_stride;
+  gx += ulong(group.y) * params.length;
+  const bool present = thread_index < params.splits;
+  const float2 sums = team.sum(present ? parts[group.y * params.splits + thread_index] : float2(0.0f), 0);
+  if (thread_index == 0 && group.x == 0) scales[group.y] = scale_of(sums.x, params);
   if (params.aligned)
-    sum_chunk<true>(grad, x, scales, partial, params, at);
+    walk_gradients<true>(grad, x, weight, residual, gx, params, part, sums, team);
   else
-    sum_chunk<false>(grad, x, scales, partial, params, at);
-}
-
-// The sum of the partial ones: few of them column by column, a thread for each …
-template <typename W>
-kernel void rms_norm_weight_thread(device const float* partial [[buffer(0)]],
-                                   device W* gw [[buffer(1)]],
-                                   constant RmsNormWeightParams& params [[buffer(2)]],
-                                   uint column [[thread_position_in_grid]]) {
-  float sum = 0.0f;
-  for (uint chunk = 0; chunk < params.chunks; ++chunk) sum += partial[ulong(chunk) * params.length + column];
-  gw[column] = static_cast<W>(sum);
-}
-
-// … many of them by threadgroups of 32 simdgroups for 32 columns: each simdgroup has every 32nd of them, a few on their
-// way at once.
-constexpr constant uint kAtOnce = 8;
-
-template <typename W>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_weight_block(
-    device const float* partial [[buffer(0)]],
-    device W* gw [[buffer(1)]],
-    constant RmsNormWeightParams& params [[buffer(2)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float sums[32 * 33];  // an odd stride lets a simdgroup read a column of it at once
-  const uint column = min(group * 32 + lane, params.length - 1);
-  float sum = 0.0f;
-  for (uint first = simdgroup; first < params.chunks; first += 32 * kAtOnce) {
-    float values[kAtOnce];
-#pragma unroll
-    for (uint i = 0; i < kAtOnce; ++i)
-      values[i] = first + 32 * i < params.chunks ? partial[ulong(first + 32 * i) * params.length + column] : 0.0f;
-#pragma unroll
-    for (uint i = 0; i < kAtOnce; ++i) sum += values[i];
-  }
-  sums[simdgroup * 33 + lane] = sum;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  const float total = simd_sum(sums[lane * 33 + simdgroup]);
-  if (lane == 0 && group * 32 + simdgroup < params.length) gw[group * 32 + simdgroup] = static_cast<W>(total);
+    walk_gradients<false>(grad, x, weight, residual, gx, params, part, sums, team);
 }
 
 #define INSTANTIATE(name, types, ...) \
@@ -317,19 +314,12 @@ template <typename W>
   INSTANTIATE("rms_norm_backward_simd1", types, rms_norm_backward_simd<T, W, 1>)                         \
   INSTANTIATE("rms_norm_backward_block1", types, rms_norm_backward_block<T, W, 1, RMS_NORM_BLOCK1_ROWS>) \
   INSTANTIATE("rms_norm_backward_block2", types, rms_norm_backward_block<T, W, 2, 1>)                    \
-  INSTANTIATE("rms_norm_backward_looped", types, rms_norm_backward_looped<T, W>)
+  INSTANTIATE("rms_norm_backward_looped", types, rms_norm_backward_looped<T, W>)                         \
+  INSTANTIATE("rms_norm_backward_split_sums", types, rms_norm_backward_split_sums<T, W>)                 \
+  INSTANTIATE("rms_norm_backward_split", types, rms_norm_backward_split<T, W>)
 
 INSTANTIATE_TYPES("_float", float, float)
 INSTANTIATE_TYPES("_half", half, half)
 INSTANTIATE_TYPES("_bfloat", bfloat, bfloat)
 INSTANTIATE_TYPES("_half_float", half, float)
 INSTANTIATE_TYPES("_bfloat_float", bfloat, float)
-
-#define INSTANTIATE_WEIGHT(types, T)                                            \
-  INSTANTIATE("rms_norm_weight_partial", types, rms_norm_weight_partial<T>)     \
-  INSTANTIATE("rms_norm_weight_thread", types, rms_norm_weight_thread<T>)       \
-  INSTANTIATE("rms_norm_weight_block", types, rms_norm_weight_block<T>)
-
-INSTANTIATE_WEIGHT("_float", float)
-INSTANTIATE_WEIGHT("_half", half)
-INSTANTIATE_WEIGHT("_bfloat", bfloat)

@@ -1,26 +1,5 @@
-// softmax and log_softmax over rows, and their derivatives. T is the type of the input and its gradient, U the type of
-// the output and its gradient.
-#include "common/rows.h"
-#include "softmax.h"
-
-// With t = x - max and norm made of sum(exp(t)). `keep` is what a thread holds between its two passes over a row.
-// The derivative is gradient(g, y, total) with total = sum(term(g, y)).
-// Numbers are of type V: float, or float4 for four elements (or four rows) at once.
-struct Softmax {
-  template <typename V> static V norm(V sum) { return 1.0f / sum; }
-  template <typename V> static V keep(V t, V exp_t) { return exp_t; }
-  template <typename V, typename S> static V finish(V kept, S norm) { return kept * norm; }
-  template <typename V> static V term(V g, V y) { return g * y; }
-  template <typename V, typename S> static V gradient(V g, V y, S total) { return y * (g - total); }
-};
-
-struct LogSoftmax {
-  template <typename V> static V norm(V sum) { return log(sum); }
-  template <typename V> static V keep(V t, V exp_t) { return t; }
-  template <typename V, typename S> static V finish(V kept, S norm) { return kept - norm; }
-  template <typename V> static V term(V g, V y) { return g; }
-  template <typename V, typename S> static V gradient(V g, V y, S total) { return g - exp(y) * total; }
-};
+// softmax and log_softmax over rows. T is the type of the input, U that of the output.
+#include "softmax_rows.h"
 
 // The running maximum of some elements and the sum of exp(x - maximum), of each component of V by itself.
 template <typename V>
@@ -41,7 +20,19 @@ struct Running {
   }
 };
 
-// Forward
+// Adds N times four elements, at the cost of one exponential each.
+template <uint N>
+inline void add_all(thread Running<float>& running, thread float4 (&v)[N]) {
+  float top = running.maximum;
+#pragma unroll
+  for (uint n = 0; n < N; ++n) top = max(top, max4(v[n]));
+  running.raise(top);
+  const float base = Running<float>::base(top);
+  float4 sum = float4(0.0f);
+#pragma unroll
+  for (uint n = 0; n < N; ++n) sum += exp(v[n] - base);
+  running.sum += sum4(sum);
+}
 
 template <typename Op, typename T, typename U>
 kernel void softmax_thread(device const T* x [[buffer(0)]],
@@ -69,7 +60,7 @@ kernel void softmax_thread(device const T* x [[buffer(0)]],
 
 // Rows whose elements lie `inner` apart: a thread takes four neighbouring rows.
 template <bool aligned, typename Op, typename T, typename U>
-inline void forward_columns(device const T* x, device U* y, constant SoftmaxParams& params, uint2 at) {
+inline void columns(device const T* x, device U* y, constant SoftmaxParams& params, uint2 at) {
   const uint inner = params.inner;
   const uint column = at.x * 4;
   x += at.y * params.x_stride;
@@ -89,21 +80,51 @@ kernel void softmax_columns(device const T* x [[buffer(0)]],
                             constant SoftmaxParams& params [[buffer(2)]],
                             uint2 at [[thread_position_in_grid]]) {
   if (params.aligned)
-    forward_columns<true, Op>(x, y, params, at);
+    columns<true, Op>(x, y, params, at);
   else
-    forward_columns<false, Op>(x, y, params, at);
+    columns<false, Op>(x, y, params, at);
+}
+
+// A row of the input and of the output, with the place that it has in memory.
+template <typename T, typename U>
+struct Row {
+  device const T* x;
+  device U* y;
+  uint length;
+  uint past;      // elements by which x begins past a multiple of 16 bytes
+  bool together;  // so does y
+
+  Row(device const T* x, device U* y, constant SoftmaxParams& params, ulong row)
+      : x(x + row * params.x_stride),
+        y(y + row * params.length),
+        length(params.length),
+        past((params.start + row * params.x_stride) % 16),
+        together(params.together) {}
+};
+
+// Stores a share of the body of a row, which the input's vectors are; the output's may lie elsewhere.
+template <bool aligned, typename Share, uint N, typename U>
+inline void store_body(Share share, thread float4 (&v)[N], device U* y, uint length, bool together) {
+  if (aligned || together)
+    share.template store<true>(v, y, length);
+  else
+    share.template store<false>(v, y, length);
 }
 
 // One row in the registers of a team.
 template <bool aligned, typename Op, uint N, typename T, typename U, typename Team>
-inline void forward_row(device const T* x, device U* y, uint length, Team team) {
+inline void row_in_registers(Row<T, U> row, Team team) {
+  const Edges<aligned, T> edges(row.past, row.length, team.thread_index);
   const Share<T, N> share(team.thread_index, team.threads);
   float4 v[N];
-  share.template load<aligned>(v, x, length, -INFINITY);
-  float maximum = -INFINITY;
+  share.template load<true>(v, row.x + edges.head, edges.body, -INFINITY);
+  const float edge = edges.load(row.x, -INFINITY);
+  float maximum = edge;
   for (uint n = 0; n < N; ++n) maximum = max(maximum, max4(v[n]));
   maximum = team.maximum(maximum, 0);
-  float sum = 0.0f;
+  const float edge_t = edge - maximum;
+  const float edge_e = exp(edge_t);
+  float sum = aligned ? 0.0f : edge_e;
   for (uint n = 0; n < N; ++n) {
     const float4 t = v[n] - maximum;
     const float4 e = exp(t);
@@ -112,7 +133,8 @@ inline void forward_row(device const T* x, device U* y, uint length, Team team) 
   }
   const float norm = Op::norm(team.sum(sum, 1));
   for (uint n = 0; n < N; ++n) v[n] = Op::finish(v[n], norm);
-  share.template store<aligned>(v, y, length);
+  store_body<aligned>(share, v, row.y + edges.head, edges.body, row.together);
+  edges.store(row.y, Op::finish(Op::keep(edge_t, edge_e), norm));
 }
 
 template <typename Op, typename T, typename U, uint N>
@@ -123,14 +145,13 @@ kernel void softmax_simd(device const T* x [[buffer(0)]],
                          uint lane [[thread_index_in_simdgroup]],
                          uint simdgroup [[simdgroup_index_in_threadgroup]],
                          uint simdgroups [[simdgroups_per_threadgroup]]) {
-  const ulong row = ulong(group) * simdgroups + simdgroup;
-  if (row >= params.rows) return;
-  x += row * params.x_stride;
-  y += row * params.length;
+  const ulong index = ulong(group) * simdgroups + simdgroup;
+  if (index >= params.rows) return;
+  const Row<T, U> row(x, y, params, index);
   if (params.aligned)
-    forward_row<true, Op, N>(x, y, params.length, Simdgroup(lane));
+    row_in_registers<true, Op, N>(row, Simdgroup(lane));
   else
-    forward_row<false, Op, N>(x, y, params.length, Simdgroup(lane));
+    row_in_registers<false, Op, N>(row, Simdgroup(lane));
 }
 
 template <typename Op, typename T, typename U, uint N>
@@ -143,35 +164,58 @@ template <typename Op, typename T, typename U, uint N>
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32];
   const Threadgroup team(thread_index, threads, scratch);
-  x += group * params.x_stride;
-  y += ulong(group) * params.length;
+  const Row<T, U> row(x, y, params, group);
   if (params.aligned)
-    forward_row<true, Op, N>(x, y, params.length, team);
+    row_in_registers<true, Op, N>(row, team);
   else
-    forward_row<false, Op, N>(x, y, params.length, team);
+    row_in_registers<false, Op, N>(row, team);
+}
+
+// A row of any length in two walks: the sum of the exponentials, and the results. Both go through the part of the body
+// that a threadgroup has, and the edges where it has them.
+
+template <bool aligned, typename T, typename U>
+inline Running<float> walk_sum(Row<T, U> row, Edges<aligned, T> edges, Part part, bool first, Threadgroup team) {
+  Running<float> running;
+  const float edge = first ? edges.load(row.x, -INFINITY) : -INFINITY;
+  if (!aligned) running.add(edge);
+  float4 v[kLongShare];
+  for (uint start = part.begin; start < part.end; start += team.threads * 4 * kLongShare) {
+    Share<T, kLongShare>(team.thread_index, team.threads, start)
+        .template load<true>(v, row.x + edges.head, part.end, -INFINITY);
+    add_all(running, v);
+  }
+  const float maximum = team.maximum(running.maximum, 0);
+  running.raise(maximum);
+  running.sum = team.sum(running.sum, 1);
+  return running;
 }
 
 template <bool aligned, typename Op, typename T, typename U>
-inline void forward_long_row(device const T* x, device U* y, uint length, Threadgroup team) {
-  constexpr uint N = kStep<T>;
-  Running<float4> running;
-  float4 v[N];
-  for (uint start = 0; start < length; start += team.threads * 4 * N) {
-    Share<T, N>(team.thread_index, team.threads, start).template load<aligned>(v, x, length, -INFINITY);
-    for (uint n = 0; n < N; ++n) running.add(v[n]);
-  }
-  const float maximum = team.maximum(max4(running.maximum), 0);
-  running.raise(float4(maximum));
-  const float norm = Op::norm(team.sum(sum4(running.sum), 1));
-  for (uint start = 0; start < length; start += team.threads * 4 * N) {
-    const Share<T, N> share(team.thread_index, team.threads, start);
-    share.template load<aligned>(v, x, length, -INFINITY);
-    for (uint n = 0; n < N; ++n) {
+inline void walk_results(Row<T, U> row, Edges<aligned, T> edges, Part part, bool first, float maximum, float sum,
+                         Threadgroup team) {
+  const float norm = Op::norm(sum);
+  float4 v[kLongShare];
+  for (uint start = part.begin; start < part.end; start += team.threads * 4 * kLongShare) {
+    const Share<T, kLongShare> share(team.thread_index, team.threads, start);
+    share.template load<true>(v, row.x + edges.head, part.end, -INFINITY);
+    for (uint n = 0; n < kLongShare; ++n) {
       const float4 t = v[n] - maximum;
       v[n] = Op::finish(Op::keep(t, exp(t)), norm);
     }
-    share.template store<aligned>(v, y, length);
+    store_body<aligned>(share, v, row.y + edges.head, part.end, row.together);
   }
+  if (aligned || !first) return;
+  const float t = edges.load(row.x, -INFINITY) - maximum;
+  edges.store(row.y, Op::finish(Op::keep(t, exp(t)), norm));
+}
+
+template <bool aligned, typename Op, typename T, typename U>
+inline void long_row(Row<T, U> row, Threadgroup team) {
+  const Edges<aligned, T> edges(row.past, row.length, team.thread_index);
+  const Part part(edges.body);
+  const Running<float> all = walk_sum<aligned>(row, edges, part, true, team);
+  walk_results<aligned, Op>(row, edges, part, true, all.maximum, all.sum, team);
 }
 
 template <typename Op, typename T, typename U>
@@ -184,164 +228,69 @@ template <typename Op, typename T, typename U>
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32];
   const Threadgroup team(thread_index, threads, scratch);
-  x += group * params.x_stride;
-  y += ulong(group) * params.length;
+  const Row<T, U> row(x, y, params, group);
   if (params.aligned)
-    forward_long_row<true, Op>(x, y, params.length, team);
+    long_row<true, Op>(row, team);
   else
-    forward_long_row<false, Op>(x, y, params.length, team);
+    long_row<false, Op>(row, team);
 }
 
-// Backward: from the output's gradient g and the output y
+// Few long rows: several threadgroups share one, and leave maximum and sum of their parts to a second dispatch.
 
-template <typename Op, typename T, typename U>
-kernel void softmax_backward_thread(device const U* g [[buffer(0)]],
-                                    device const U* y [[buffer(1)]],
-                                    device T* gx [[buffer(2)]],
-                                    constant SoftmaxParams& params [[buffer(3)]],
-                                    uint row [[thread_position_in_grid]]) {
-  const uint length = params.length;
-  g += ulong(row) * length;
-  y += ulong(row) * length;
-  gx += ulong(row) * length;
-  float total = 0.0f;
-  for (uint start = 0; start < length; start += kSumBlock) {
-    const uint end = min(start + kSumBlock, length);
-    float part = 0.0f;
-    for (uint i = start; i < end; ++i) part += Op::term(static_cast<float>(g[i]), static_cast<float>(y[i]));
-    total += part;
-  }
-  for (uint i = 0; i < length; ++i) {
-    gx[i] = static_cast<T>(Op::gradient(static_cast<float>(g[i]), static_cast<float>(y[i]), total));
-  }
+template <bool aligned, typename T, typename U>
+inline void split_sum(Row<T, U> row, device float2* parts, constant SoftmaxParams& params, uint2 group,
+                      Threadgroup team) {
+  const Edges<aligned, T> edges(row.past, row.length, team.thread_index);
+  const Part part(edges.body, group.x, params.share);
+  const Running<float> found = walk_sum<aligned>(row, edges, part, group.x == 0, team);
+  if (team.thread_index == 0) parts[group.y * params.splits + group.x] = float2(found.maximum, found.sum);
+}
+
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_split_sum(
+    device const T* x [[buffer(0)]],
+    device float2* parts [[buffer(1)]],
+    constant SoftmaxParams& params [[buffer(2)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint2 threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[2 * 32];
+  const Threadgroup team(thread_index, threads.x, scratch);
+  const Row<T, float> row(x, nullptr, params, group.y);
+  if (params.aligned)
+    split_sum<true>(row, parts, params, group, team);
+  else
+    split_sum<false>(row, parts, params, group, team);
 }
 
 template <bool aligned, typename Op, typename T, typename U>
-inline void backward_columns(device const U* g, device const U* y, device T* gx, constant SoftmaxParams& params,
-                             uint2 at) {
-  const uint inner = params.inner;
-  const uint column = at.x * 4;
-  const ulong start = at.y * ulong(params.length) * inner;
-  g += start;
-  y += start;
-  gx += start;
-  float4 total = float4(0.0f);
-  for (uint i = 0; i < params.length; ++i) {
-    const ulong row = ulong(i) * inner;
-    total += Op::term(load4<aligned>(g + row, column, inner, 0.0f), load4<aligned>(y + row, column, inner, 0.0f));
-  }
-  for (uint i = 0; i < params.length; ++i) {
-    const ulong row = ulong(i) * inner;
-    const float4 gi = load4<aligned>(g + row, column, inner, 0.0f);
-    const float4 yi = load4<aligned>(y + row, column, inner, 0.0f);
-    store4<aligned>(gx + row, column, inner, Op::gradient(gi, yi, total));
-  }
+inline void split_results(Row<T, U> row, device const float2* parts, constant SoftmaxParams& params, uint2 group,
+                          Threadgroup team) {
+  const float2 part = team.thread_index < params.splits ? parts[group.y * params.splits + team.thread_index]
+                                                        : float2(-INFINITY, 0.0f);
+  const float maximum = team.maximum(part.x, 0);
+  const float sum = team.sum(part.y * exp(part.x - Running<float>::base(maximum)), 1);
+  const Edges<aligned, T> edges(row.past, row.length, team.thread_index);
+  walk_results<aligned, Op>(row, edges, Part(edges.body, group.x, params.share), group.x == 0, maximum, sum, team);
 }
 
 template <typename Op, typename T, typename U>
-kernel void softmax_backward_columns(device const U* g [[buffer(0)]],
-                                     device const U* y [[buffer(1)]],
-                                     device T* gx [[buffer(2)]],
-                                     constant SoftmaxParams& params [[buffer(3)]],
-                                     uint2 at [[thread_position_in_grid]]) {
-  if (params.aligned)
-    backward_columns<true, Op>(g, y, gx, params, at);
-  else
-    backward_columns<false, Op>(g, y, gx, params, at);
-}
-
-template <bool aligned, typename Op, uint N, typename T, typename U, typename Team>
-inline void backward_row(device const U* g, device const U* y, device T* gx, uint length, Team team) {
-  const Share<U, N> share(team.thread_index, team.threads);
-  float4 gs[N];
-  float4 ys[N];
-  share.template load<aligned>(gs, g, length, 0.0f);
-  share.template load<aligned>(ys, y, length, 0.0f);
-  float total = 0.0f;
-  for (uint n = 0; n < N; ++n) total += sum4(Op::term(gs[n], ys[n]));
-  total = team.sum(total, 0);
-  for (uint n = 0; n < N; ++n) gs[n] = Op::gradient(gs[n], ys[n], total);
-  share.template store<aligned>(gs, gx, length);
-}
-
-template <typename Op, typename T, typename U, uint N>
-kernel void softmax_backward_simd(device const U* g [[buffer(0)]],
-                                  device const U* y [[buffer(1)]],
-                                  device T* gx [[buffer(2)]],
-                                  constant SoftmaxParams& params [[buffer(3)]],
-                                  uint group [[threadgroup_position_in_grid]],
-                                  uint lane [[thread_index_in_simdgroup]],
-                                  uint simdgroup [[simdgroup_index_in_threadgroup]],
-                                  uint simdgroups [[simdgroups_per_threadgroup]]) {
-  const ulong row = ulong(group) * simdgroups + simdgroup;
-  if (row >= params.rows) return;
-  const ulong start = row * params.length;
-  if (params.aligned)
-    backward_row<true, Op, N>(g + start, y + start, gx + start, params.length, Simdgroup(lane));
-  else
-    backward_row<false, Op, N>(g + start, y + start, gx + start, params.length, Simdgroup(lane));
-}
-
-template <typename Op, typename T, typename U, uint N>
-[[kernel]] [[max_total_threads_per_threadgroup(512)]] void softmax_backward_block(
-    device const U* g [[buffer(0)]],
-    device const U* y [[buffer(1)]],
-    device T* gx [[buffer(2)]],
-    constant SoftmaxParams& params [[buffer(3)]],
-    uint group [[threadgroup_position_in_grid]],
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_split(
+    device const T* x [[buffer(0)]],
+    device U* y [[buffer(1)]],
+    constant SoftmaxParams& params [[buffer(2)]],
+    device const float2* parts [[buffer(3)]],
+    uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[32];
-  const Threadgroup team(thread_index, threads, scratch);
-  const ulong start = ulong(group) * params.length;
+    uint2 threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[2 * 32];
+  const Threadgroup team(thread_index, threads.x, scratch);
+  const Row<T, U> row(x, y, params, group.y);
   if (params.aligned)
-    backward_row<true, Op, N>(g + start, y + start, gx + start, params.length, team);
+    split_results<true, Op>(row, parts, params, group, team);
   else
-    backward_row<false, Op, N>(g + start, y + start, gx + start, params.length, team);
+    split_results<false, Op>(row, parts, params, group, team);
 }
-
-template <bool aligned, typename Op, typename T, typename U>
-inline void backward_long_row(device const U* g, device const U* y, device T* gx, uint length, Threadgroup team) {
-  constexpr uint N = kStep<U>;
-  float4 gs[N];
-  float4 ys[N];
-  float total = 0.0f;
-  for (uint start = 0; start < length; start += team.threads * 4 * N) {
-    const Share<U, N> share(team.thread_index, team.threads, start);
-    share.template load<aligned>(gs, g, length, 0.0f);
-    share.template load<aligned>(ys, y, length, 0.0f);
-    for (uint n = 0; n < N; ++n) total += sum4(Op::term(gs[n], ys[n]));
-  }
-  total = team.sum(total, 0);
-  for (uint start = 0; start < length; start += team.threads * 4 * N) {
-    const Share<U, N> share(team.thread_index, team.threads, start);
-    share.template load<aligned>(gs, g, length, 0.0f);
-    share.template load<aligned>(ys, y, length, 0.0f);
-    for (uint n = 0; n < N; ++n) gs[n] = Op::gradient(gs[n], ys[n], total);
-    share.template store<aligned>(gs, gx, length);
-  }
-}
-
-template <typename Op, typename T, typename U>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_backward_looped(
-    device const U* g [[buffer(0)]],
-    device const U* y [[buffer(1)]],
-    device T* gx [[buffer(2)]],
-    constant SoftmaxParams& params [[buffer(3)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[32];
-  const Threadgroup team(thread_index, threads, scratch);
-  const ulong start = ulong(group) * params.length;
-  if (params.aligned)
-    backward_long_row<true, Op>(g + start, y + start, gx + start, params.length, team);
-  else
-    backward_long_row<false, Op>(g + start, y + start, gx + start, params.length, team);
-}
-
-#define INSTANTIATE(name, types, ...) \
-  template [[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
 #define INSTANTIATE_TYPES(name, Op, types, T, U)                                             \
   INSTANTIATE(name "_thread", types, softmax_thread<Op, T, U>)                               \
@@ -350,19 +299,11 @@ template <typename Op, typename T, typename U>
   INSTANTIATE(name "_simd4", types, softmax_simd<Op, T, U, 4>)                               \
   INSTANTIATE(name "_block4", types, softmax_block<Op, T, U, 4>)                             \
   INSTANTIATE(name "_looped", types, softmax_looped<Op, T, U>)                               \
-  INSTANTIATE(name "_backward_thread", types, softmax_backward_thread<Op, T, U>)             \
-  INSTANTIATE(name "_backward_columns", types, softmax_backward_columns<Op, T, U>)           \
-  INSTANTIATE(name "_backward_simd1", types, softmax_backward_simd<Op, T, U, 1>)             \
-  INSTANTIATE(name "_backward_simd4", types, softmax_backward_simd<Op, T, U, 4>)             \
-  INSTANTIATE(name "_backward_block4", types, softmax_backward_block<Op, T, U, 4>)           \
-  INSTANTIATE(name "_backward_looped", types, softmax_backward_looped<Op, T, U>)
-
-#define INSTANTIATE_OP(name, Op)                                          \
-  INSTANTIATE_TYPES(name, Op, "_float", float, float)                     \
-  INSTANTIATE_TYPES(name, Op, "_half", half, half)                        \
-  INSTANTIATE_TYPES(name, Op, "_bfloat", bfloat, bfloat)                  \
-  INSTANTIATE_TYPES(name, Op, "_half_to_float", half, float)              \
-  INSTANTIATE_TYPES(name, Op, "_bfloat_to_float", bfloat, float)
+  INSTANTIATE(name "_split", types, softmax_split<Op, T, U>)
 
 INSTANTIATE_OP("softmax", Softmax)
 INSTANTIATE_OP("log_softmax", LogSoftmax)
+
+INSTANTIATE("softmax_split_sum", "_float", softmax_split_sum<float>)
+INSTANTIATE("softmax_split_sum", "_half", softmax_split_sum<half>)
+INSTANTIATE("softmax_split_sum", "_bfloat", softmax_split_sum<bfloat>)

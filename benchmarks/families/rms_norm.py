@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import metalcore
 
 from ..harness.case import DTYPES, Comparison, backward, forward_backward, size_text
-from .softmax import SHAPES, TARGET_SHAPES, TARGETS
+from .softmax import SHAPES, TARGETS
 
 KINDS = {"forward": functools.partial, "backward": backward, "forward+backward": forward_backward}
 # Passes over an array of the input's size: x, y; grad, x, x.grad. And x, residual, total, y; grad of y, grad of total,
@@ -55,7 +55,7 @@ def case(op, kind, shape, dtype, scale):
         name=f"{op} {kind}", shape=size_text(shape), dtype=dtype, ours=OPS[op][0], theirs=OPS[op][1], bind=KINDS[kind],
         inputs=inputs, bytes=PASSES[op][kind] * math.prod(shape) * dtype.itemsize,
         variant=None if kind == "backward" else lambda *tensors: explain(op, *tensors).variant,
-        targets=TARGETS if scale == "gpu" and shape in TARGET_SHAPES else {})
+        targets=TARGETS.get(shape, {}) if scale == "gpu" else {})
 
 
 def explain(op, *tensors):

@@ -54,6 +54,10 @@ bool all_aligned16(std::initializer_list<const Rows*> rows, const MaybeTensor& w
          (!weight || aligned16(*weight, 0, length));
 }
 
+std::string split_sums_kernel(ScalarType rows, ScalarType weight) {
+  return kernel_name("rms_norm_backward_split_sums", rows) + (rows == weight ? "" : "_float");
+}
+
 // Without a residual, `residual` and `sum` are not touched; something has to be bound there.
 std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const MaybeTensor& residual, int64_t dims,
                                      const MaybeTensor& weight_, double eps) {
@@ -75,12 +79,26 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
       .aligned = all_aligned16({&x, &added}, weight, shape.length),
       .has_weight = weight.has_value(),
       .has_residual = residual.has_value(),
+      .splits = plan.splits,
+      .share = plan.share,
       .x_stride = x.stride,
       .residual_stride = added.stride,
   };
+  const auto parts = new_parts(plan, shape.rows, 1, y);
+  const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
+  const Tensor& weights = weight ? *weight : x.tensor;  // Metal wants a buffer also for an argument that is not used
   gpu::encode(y, [&](gpu::Encoder& encoder) {
-    encoder.kernel(kernel(op, plan, dtype, weight ? weight->scalar_type() : dtype));
-    encoder.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, weight ? *weight : x.tensor);
+    if (parts) {
+      encoder.kernel(kernel_name("rms_norm_split_squares", dtype));
+      encoder.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, sum).buffer(3, *parts).bytes(4, params);
+      dispatch(encoder, plan);
+      encoder.kernel(kernel(op, plan, dtype, weight_dtype));
+      encoder.buffer(0, x.tensor).buffer(1, weights).buffer(2, y).buffer(3, sum).buffer(4, *parts).bytes(5, params);
+      dispatch(encoder, plan);
+      return;
+    }
+    encoder.kernel(kernel(op, plan, dtype, weight_dtype));
+    encoder.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, weights);
     encoder.buffer(3, y).buffer(4, sum).bytes(5, params);
     dispatch(encoder, plan);
   });
@@ -106,7 +124,7 @@ struct BackwardPlan {
 };
 
 BackwardPlan plan_backward(const Shape& shape, const gpu::Tuning& tuning) {
-  constexpr RowKernels block1 = {false, "block1", 4, 1024}, block2 = {false, "block2", 8, 1024};
+  constexpr RowKernels block1 = {false, "block1", 4, 1024, true}, block2 = {false, "block2", 8, 1024, true};
   const RowKernels& kernels = shape.length <= block1.block_elements * block1.block_threads ? block1 : block2;
   RowPlan plan = plan_rows(shape.rows, shape.length, 1, tuning, kernels);
   const bool simd = std::strncmp(plan.variant, "simd", 4) == 0, block = std::strncmp(plan.variant, "block", 5) == 0;
@@ -171,6 +189,8 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
       .has_residual = sum_grad.has_value(),
       .streams = grid_side(plan.chunks),
       .partial = weight_wanted,
+      .splits = plan.rows.splits,
+      .share = plan.rows.share,
       .x_stride = x.stride,
       .residual_stride = added.stride,
       .grad_stride = g.stride,
@@ -184,10 +204,18 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
       .x_stride = x.stride,
       .grad_stride = g.stride,
   };
+  const auto parts = new_parts(plan.rows, shape.rows, 2, gx);
+  const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
+  const Tensor& weights = weight ? *weight : x.tensor;  // Metal wants a buffer also for an argument that is not used
   gpu::encode(gx, [&](gpu::Encoder& encoder) {
-    encoder.kernel(kernel(op, plan.rows, dtype, weight ? weight->scalar_type() : dtype));
-    encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weight ? *weight : x.tensor).buffer(3, added.tensor);
-    // Metal wants a buffer also for an argument that is not used.
+    if (parts) {
+      encoder.kernel(split_sums_kernel(dtype, weight_dtype));
+      encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, *parts).bytes(4, params);
+      dispatch(encoder, plan.rows);
+    }
+    encoder.kernel(kernel(op, plan.rows, dtype, weight_dtype));
+    encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, added.tensor);
+    if (parts) encoder.buffer(7, *parts);
     encoder.buffer(4, gx).buffer(5, !plan.fused ? scales : weight_wanted ? partial : gx).bytes(6, params);
     dispatch(encoder, plan.rows);
     if (!weight_wanted) return;
@@ -216,11 +244,17 @@ Explanation explain(const Request& request) {
   const gpu::Tuning& tuning = gpu::tuning(request.device_type);
   if (request.option("backward", "False") != "True") {
     const RowPlan plan = plan_rows(shape.rows, shape.length, 1, tuning);
-    return {plan.variant, why_rows(plan, shape.length, 1, tuning), {step_of("rms_norm", plan, request.dtype)}};
+    Explanation e{plan.variant, why_rows(plan, shape.length, 1, tuning)};
+    if (plan.splits > 1)
+      e.steps.push_back({kernel_name("rms_norm_split_squares", request.dtype), plan.grid, plan.threadgroup, false});
+    e.steps.push_back(step_of("rms_norm", plan, request.dtype));
+    return e;
   }
   const BackwardPlan plan = plan_backward(shape, tuning);
-  Explanation e{plan.rows.variant, why_rows(plan.rows, shape.length, 1, tuning, plan.kernels),
-                {step_of("rms_norm_backward", plan.rows, request.dtype)}};
+  Explanation e{plan.rows.variant, why_rows(plan.rows, shape.length, 1, tuning, plan.kernels)};
+  if (plan.rows.splits > 1)
+    e.steps.push_back({split_sums_kernel(request.dtype, request.dtype), plan.rows.grid, plan.rows.threadgroup, false});
+  e.steps.push_back(step_of("rms_norm_backward", plan.rows, request.dtype));
   if (!plan.fused) e.steps.push_back(partial_step(shape, plan, request.dtype));
   e.steps.push_back(weight_step(shape, request.dtype, tuning));  // of a weight of the rows' dtype
   return e;

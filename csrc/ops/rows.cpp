@@ -15,6 +15,16 @@ uint32_t longest_simd_row(const gpu::Tuning& tuning, const RowKernels& kernels) 
 uint32_t longest_block_row(const gpu::Tuning& tuning, const RowKernels& kernels) {
   return std::min(tuning.block_row, kernels.block_threads * kernels.block_elements);
 }
+
+// The least that a threadgroup's part of a row is worth a second dispatch.
+constexpr int64_t kLeastShare = 16384;
+
+// How many threadgroups share a long row, where there are so few rows that a GPU would be idle.
+int64_t splits_of(int64_t rows, int64_t length, const gpu::Tuning& tuning, const RowKernels& kernels) {
+  if (!kernels.split) return 1;
+  const int64_t wanted = ceil_div<int64_t>(tuning.fill_threadgroups, rows);
+  return std::min({wanted, length / kLeastShare, int64_t{tuning.looped_threads}});  // a thread each adds them up
+}
 }  // namespace
 
 RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning,
@@ -35,6 +45,11 @@ RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning
     const int64_t threads = ceil_div<int64_t>(length, kernels.block_elements);
     return {kernels.block, {count}, {static_cast<uint32_t>(round_up<int64_t>(threads, gpu::kSimdWidth))}, false};
   }
+  if (const int64_t splits = splits_of(rows, length, tuning, kernels); splits > 1) {
+    const int64_t share = round_up<int64_t>(ceil_div(length, splits), 8);
+    const uint32_t groups = grid_side(ceil_div(length, share));
+    return {"split", {groups, count}, {tuning.looped_threads}, false, groups, grid_side(share)};
+  }
   return {"looped", {count}, {tuning.looped_threads}, false};
 }
 
@@ -50,7 +65,16 @@ std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const g
   if (std::strncmp(plan.variant, "simd", 4) == 0) return row + at_most(simd_row) + " fits a simdgroup's registers";
   if (std::strncmp(plan.variant, "block", 5) == 0)
     return row + at_most(block_row) + " fits a threadgroup's registers";
+  if (plan.splits > 1)
+    return "there are few rows of " + std::to_string(length) + ": " + std::to_string(plan.splits) +
+           " threadgroups share one";
   return row + " (more than " + std::to_string(block_row) + ") is walked twice by a threadgroup";
+}
+
+std::optional<Tensor> new_parts(const RowPlan& plan, int64_t rows, int64_t numbers, const Tensor& like) {
+  if (plan.splits == 1) return std::nullopt;
+  const int64_t sizes[1] = {rows * plan.splits * numbers};
+  return new_tensor(Sizes(sizes, 1), ScalarType::Float, like);
 }
 
 Rows rows_of(const Tensor& tensor, int64_t length) {

@@ -5,6 +5,8 @@
 #include "common.h"
 #include "plan.h"
 
+#include <optional>
+
 namespace metalcore {
 
 struct RowPlan {
@@ -12,23 +14,31 @@ struct RowPlan {
   gpu::Size grid;       // in threadgroups, for "thread" in threads
   gpu::Size threadgroup;
   bool threads;
+  // "split": how many threadgroups share a row, and how many elements each has (a multiple of what 16 bytes hold).
+  uint32_t splits = 1, share = 0;
 };
 
 // What registers allow the kernels of an op: whether a simdgroup's thread may hold sixteen elements of a row ("simd4"),
-// how many a thread of the block kernel holds, and how many threads that may have.
+// how many a thread of the block kernel holds, and how many threads that may have. And whether there are kernels for
+// rows that several threadgroups share.
 struct RowKernels {
   bool simd4;
   const char* block;
   uint32_t block_elements;
   uint32_t block_threads;
+  bool split;
 };
-constexpr RowKernels kOneArray = {true, "block4", 16, 1024};
+constexpr RowKernels kOneArray = {true, "block4", 16, 1024, true};
 
 // `inner` is the distance of a row's elements; 1 for rows that are contiguous.
 RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning,
                   const RowKernels& kernels = kOneArray);
 std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning,
                      const RowKernels& kernels = kOneArray);
+
+// What the threadgroups that share a row leave to the second dispatch: so many float32 numbers each. None where a row is
+// one threadgroup's.
+std::optional<Tensor> new_parts(const RowPlan& plan, int64_t rows, int64_t numbers, const Tensor& like);
 
 inline void dispatch(gpu::Encoder& encoder, const RowPlan& plan) {
   plan.threads ? encoder.dispatch_threads(plan.grid, plan.threadgroup)

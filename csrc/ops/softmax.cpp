@@ -26,7 +26,7 @@ int64_t wrap(const char* op, int64_t dim, int64_t dims) {
   return dim < 0 ? dim + range : dim;
 }
 
-constexpr RowKernels kBackward = {true, "block4", 16, 512};  // two arrays in registers
+constexpr RowKernels kBackward = {true, "block4", 16, 512, true};  // two arrays in registers
 
 // A thread per row starves a GPU where there are few rows: better to turn the tensor so that rows are contiguous.
 bool better_turned(const Shape& shape) { return shape.inner > 1 && shape.rows < 4096 && shape.length > 256; }
@@ -34,6 +34,18 @@ bool better_turned(const Shape& shape) { return shape.inner > 1 && shape.rows < 
 std::string kernel(const std::string& op, const RowPlan& plan, ScalarType in, ScalarType out) {
   return op + "_" + plan.variant + "_" + suffix(in) + (in == out ? "" : "_to_float");
 }
+// The first of the two dispatches of rows that several threadgroups share. Maximum and sum of the parts of a row serve
+// both ops.
+std::string split_sum_kernel(ScalarType in) { return kernel_name("softmax_split_sum", in); }
+std::string split_total_kernel(const std::string& op, ScalarType out) {
+  return kernel_name((op + "_split_total").c_str(), out);
+}
+
+// Elements by which a tensor begins past a multiple of 16 bytes.
+uint32_t start_of(const Tensor& tensor) {
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 / tensor.element_size());
+}
+Tensor begun_at_16(const Tensor& tensor) { return start_of(tensor) ? torch::stable::clone(tensor) : tensor; }
 
 Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float) {
   check_float(op, "x", input);
@@ -50,14 +62,27 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
                                   : contiguous_rows_of(input, shape.length * shape.inner);
   const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what vectors run along
   const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning(input));
+  const auto parts = new_parts(plan, shape.rows, 2, y);
+  const uint32_t start = start_of(x.tensor);
   const SoftmaxParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
       .inner = grid_side(shape.inner),
       .aligned = aligned16(x.tensor, shape.inner == 1 ? x.stride : row, row) && aligned16(y, row, row),
+      .start = start,
+      .together = start == 0 && (x.stride - shape.length) * x.tensor.element_size() % 16 == 0,
+      .splits = plan.splits,
+      .share = plan.share,
       .x_stride = x.stride,
   };
   gpu::encode(y, [&](gpu::Encoder& encoder) {
+    if (parts) {
+      encoder.kernel(split_sum_kernel(in)).buffer(0, x.tensor).buffer(1, *parts).bytes(2, params);
+      dispatch(encoder, plan);
+      encoder.kernel(kernel(op, plan, in, out)).buffer(0, x.tensor).buffer(1, y).bytes(2, params).buffer(3, *parts);
+      dispatch(encoder, plan);
+      return;
+    }
     encoder.kernel(kernel(op, plan, in, out)).buffer(0, x.tensor).buffer(1, y).bytes(2, params);
     dispatch(encoder, plan);
   });
@@ -81,17 +106,28 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
 
   Tensor gx = new_tensor(output.sizes(), in, output);
   if (shape.rows == 0 || shape.length == 0) return gx;
-  const Tensor g = as_contiguous(grad), y = as_contiguous(output);
+  const Tensor g = begun_at_16(as_contiguous(grad)), y = begun_at_16(as_contiguous(output));
   const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what vectors run along
   const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning(output), kBackward);
+  const auto parts = new_parts(plan, shape.rows, 1, gx);
   const SoftmaxParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
       .inner = grid_side(shape.inner),
       .aligned = aligned16(g, row, row) && aligned16(y, row, row) && aligned16(gx, row, row),
+      .splits = plan.splits,
+      .share = plan.share,
       .x_stride = shape.length,
   };
   gpu::encode(gx, [&](gpu::Encoder& encoder) {
+    if (parts) {
+      encoder.kernel(split_total_kernel(op, out)).buffer(0, g).buffer(1, y).buffer(2, *parts).bytes(3, params);
+      dispatch(encoder, plan);
+      encoder.kernel(kernel(op, plan, in, out)).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
+      encoder.buffer(4, *parts);
+      dispatch(encoder, plan);
+      return;
+    }
     encoder.kernel(kernel(op, plan, in, out)).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
     dispatch(encoder, plan);
   });
@@ -118,12 +154,17 @@ Explanation explain(const char* op, const Request& request) {
   if (turned) shape.inner = 1;
   const gpu::Tuning& tuning = gpu::tuning(request.device_type);
   const bool backward = request.option("backward", "False") == "True";
-  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, tuning, backward ? kBackward : kOneArray);
+  const RowKernels& kernels = backward ? kBackward : kOneArray;
+  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, tuning, kernels);
   const std::string name = std::string(op) + (backward ? "_backward" : "");
-  return {plan.variant,
-          (turned ? "a copy with contiguous rows is made first; " : "") +
-              why_rows(plan, shape.length, shape.inner, tuning),
-          {{kernel(name, plan, request.dtype, request.dtype), plan.grid, plan.threadgroup, plan.threads}}};
+  Explanation e{plan.variant, (turned ? "a copy with contiguous rows is made first; " : "") +
+                                  why_rows(plan, shape.length, shape.inner, tuning, kernels)};
+  const auto step = [&](std::string kernel) {
+    e.steps.push_back({std::move(kernel), plan.grid, plan.threadgroup, plan.threads});
+  };
+  if (plan.splits > 1) step(backward ? split_total_kernel(name, request.dtype) : split_sum_kernel(request.dtype));
+  step(kernel(name, plan, request.dtype, request.dtype));
+  return e;
 }
 
 const ExplainOp explain_softmax("softmax", [](const Request& request) { return explain("softmax", request); });

@@ -1,11 +1,12 @@
 // Rows of numbers, four elements at a time in float32, shared by the threads of a simdgroup or of a threadgroup.
 //
-// Kernels over rows come in four variants, named for what works on one row:
+// Kernels over rows come in five variants, named for what works on one row:
 //
 //   thread   one thread, for tiny rows (and for all rows where a simdgroup is expensive, as on the simulator)
 //   simd     one simdgroup, the row in registers (N float4 per thread); several rows per threadgroup
 //   block    one threadgroup, the row in registers
 //   looped   one threadgroup that walks the row twice, for rows of any length
+//   split    several threadgroups that share the row, where there are few rows: a dispatch for each walk
 //
 // simd and block differ in who takes part, a Simdgroup or a Threadgroup, and share the rest. Each kernel has two
 // bodies: in `aligned` dispatches every row begins at a multiple of 16 bytes and ends with one, in every tensor, so
@@ -142,7 +143,50 @@ struct Share {
   }
 };
 
-// float4s that hold 16 bytes of T: what a thread of a looped kernel takes at a time.
+// A row that begins and ends anywhere: whole vectors of 16 bytes from `head` on, `body` elements in all, and what lies
+// before and behind them, of which threads 0 to 7 and 8 to 15 have an element each. The row has 15 elements or more, so
+// that there is a vector. Where rows are `aligned` all of it is body.
+template <bool aligned, typename T>
+struct Edges {
+  static constexpr constant uint kVector = 16 / sizeof(T);
+
+  uint head;
+  uint body;
+  uint element;  // this thread's, where it has one
+  bool present;
+
+  // The row begins `past` elements behind a multiple of 16 bytes.
+  Edges(uint past, uint length, uint thread_index) : head(0), body(length), element(0), present(false) {
+    if constexpr (!aligned) {
+      head = (kVector - past % kVector) % kVector;
+      body = (length - head) / kVector * kVector;
+      element = thread_index < 8 ? thread_index : head + body + thread_index - 8;
+      present = thread_index < 8 ? element < head : thread_index < 16 && element < length;
+    }
+  }
+
+  float load(device const T* row, float otherwise) const {
+    return !aligned && present ? static_cast<float>(row[element]) : otherwise;
+  }
+  template <typename U>
+  void store(device U* row, float value) const {
+    if (!aligned && present) row[element] = static_cast<U>(value);
+  }
+};
+
+// float4s that a thread takes at a time of a row that does not fit registers: enough of them on their way at once.
+constexpr constant uint kLongShare = 4;
+
+// The elements of a long row that a threadgroup has: all of them, or those from its split's first on.
+struct Part {
+  uint begin;
+  uint end;
+
+  Part(uint body, uint split, uint share) : begin(min(split * share, body)), end(min(begin + share, body)) {}
+  explicit Part(uint body) : begin(0), end(body) {}
+};
+
+// float4s that hold 16 bytes of T: the least that a thread takes at a time.
 template <typename T>
 constexpr constant uint kStep = sizeof(T) == 2 ? 2 : 1;
 

@@ -63,12 +63,17 @@ def row_lengths(op, dtype):
                     yield length + 16 - length % 16
 
 
+def row_shapes(op, dtype):
+    """Also of few long rows, which threadgroups share."""
+    return [*((9, length) for length in row_lengths(op, dtype)), (2, 32769), (2, 32768)]
+
+
 def softmax(device, dtype):
     for op in (metalcore.softmax, metalcore.log_softmax):
         types = (None,) if dtype == torch.float32 else (None, torch.float32)
         for to in types:
-            for length in row_lengths(op.__name__, dtype):
-                x = random(device, dtype, 9, length)
+            for rows, length in row_shapes(op.__name__, dtype):
+                x = random(device, dtype, rows, length)
                 yield from with_gradients(f"{op.__name__} {length}", lambda x: op(x, -1, to), x)
             for inner in (3, 40):
                 x = random(device, dtype, 5, 7, inner)
@@ -76,8 +81,8 @@ def softmax(device, dtype):
 
 
 def rms_norm(device, dtype):
-    for length in row_lengths("rms_norm", dtype):
-        shape = [random(device, dtype, 9, length) for _ in "xr"]
+    for rows, length in row_shapes("rms_norm", dtype):
+        shape = [random(device, dtype, rows, length) for _ in "xr"]
         yield from with_gradients(f"rms_norm {length}", lambda x: metalcore.rms_norm(x, (length,)), shape[0])
         for weight_dtype in dict.fromkeys((dtype, torch.float32)):
             weight = random(device, weight_dtype, length)

@@ -69,6 +69,26 @@ def test_longest(device):
     check(tensor(1, 131072, device=device), tensor(131072, device=device))
 
 
+@each_dtype
+@pytest.mark.parametrize("rows, length", [(1, 32767), (1, 32768), (3, 33001), (63, 32768), (64, 32768)])
+def test_few_long_rows(device, dtype, rows, length):
+    """Below and above the length and the number of rows from which several threadgroups share a row."""
+    with tuned("baseline"):
+        shared = length >= 32768 and rows < 64
+        for backward, kernels in ((False, 1), (True, 3)):
+            plan = metalcore.explain("rms_norm", (rows, length), backward=backward)
+            assert plan.variant == ("split" if shared else "looped") and len(plan.steps) == kernels + shared
+        if rows > 3:
+            return
+        x, weight = tensor(rows, length, dtype=dtype, device=device), tensor(length, dtype=dtype, device=device)
+        check(x, weight)
+        check(x, None)
+        residual = tensor(rows, length, dtype=dtype, device=device)
+        y, total = metalcore.add_rms_norm(x, residual, weight, 1e-5)
+        assert torch.equal(total, x + residual)
+        assert_near(y, reference(wide(total), wide(weight), 1e-5), terms=4)
+
+
 def test_many_rows(device):
     """More rows than one partial sum of the weight's gradient takes, and a last chunk that is not full."""
     for rows in (1, 31, 32, 33, 256 * 32, 256 * 32 + 1):

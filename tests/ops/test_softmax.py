@@ -52,6 +52,48 @@ def test_longest(device, op):
     check(op, tensor(1, 131072, device=device), tensor(1, 131072, device=device), -1)
 
 
+# Of a row of `length`, the places that it can have in memory: at any distance from a multiple of 16 bytes.
+PLACES = {
+    "rows of odd length": lambda make, length: make(9, length),
+    "behind an element": lambda make, length: make(9 * length + 1)[1:].view(9, length),
+    "behind a row": lambda make, length: make(10, length)[1:],
+    "in rows as odd": lambda make, length: make(9, length + 8)[:, :length],
+    "in longer rows": lambda make, length: make(9, length + 3)[:, :length],
+    "in longer rows, later": lambda make, length: make(9, length + 5)[:, 2:length + 2],
+}
+
+
+@each_op
+@each_dtype
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_anywhere(device, op, dtype, place):
+    """Rows of which whole vectors are loaded all the same, in each variant; and nothing around them is written."""
+    with tuned("baseline"):
+        for length in (17, 31, 130, 513, 1021, 16391):
+            x = PLACES[place](lambda *shape: tensor(*shape, dtype=dtype, device=device, scale=3), length)
+            grad = PLACES[place](lambda *shape: tensor(*shape, dtype=dtype, device=device), length)
+            check(op, x, grad, -1)
+            if dtype != torch.float32:
+                y = OPS[op][0](x, -1, torch.float32)
+                assert_near(y, OPS[op][1](wide(x), -1), terms=4)
+
+
+@each_op
+@each_dtype
+@pytest.mark.parametrize("rows, length", [(1, 32767), (1, 32768), (3, 33001), (63, 32768), (64, 32768)])
+def test_few_long_rows(device, op, dtype, rows, length):
+    """Below and above the length and the number of rows from which several threadgroups share a row."""
+    with tuned("baseline"):
+        plan = metalcore.explain(op, (rows, length))
+        shared = length >= 32768 and rows < 64
+        assert plan.variant == ("split" if shared else "looped") and len(plan.steps) == (2 if shared else 1)
+        if rows > 3:
+            return  # the plan is what differs
+        x = tensor(rows, length, dtype=dtype, device=device, scale=3)
+        x[0, :length // 2] = -float("inf")  # the maximum lies in another part
+        check(op, x, tensor(rows, length, dtype=dtype, device=device), -1)
+
+
 @each_op
 @each_dtype
 def test_layouts_and_dimensions(device, op, dtype):
