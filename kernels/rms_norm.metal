@@ -86,7 +86,7 @@ kernel void rms_norm_simd(device const T* x [[buffer(0)]],
 }
 
 template <typename T, typename W, uint N>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_block(
+[[kernel]] [[max_total_threads_per_threadgroup(64 * N)]] void rms_norm_block(
     device const T* x [[buffer(0)]],
     device const T* residual [[buffer(1)]],
     device const W* weight [[buffer(2)]],
@@ -111,33 +111,33 @@ template <typename T, typename W, uint N>
 // A row of any length in two walks, through the part of it that a threadgroup has: the sum of the squares, and the
 // results.
 
-template <bool aligned, typename T>
+template <bool aligned, uint N, typename T>
 inline float walk_squares(device const T* x, device const T* residual, device T* sum, constant RmsNormParams& params,
                           Part part, Threadgroup team) {
-  float4 v[kLongShare];
+  float4 v[N];
   float squares = 0.0f;
-  for (uint start = part.begin; start < part.end; start += team.threads * 4 * kLongShare) {
-    const Share<T, kLongShare> share(team.thread_index, team.threads, start);
+  for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
+    const Share<T, N> share(team.thread_index, team.threads, start);
     read_input<aligned>(share, v, x, residual, sum, params, part.end);
     float4 squared = float4(0.0f);
-    for (uint n = 0; n < kLongShare; ++n) squared += v[n] * v[n];
+    for (uint n = 0; n < N; ++n) squared += v[n] * v[n];
     squares += sum4(squared);
   }
   return team.sum(squares, 0);
 }
 
-template <bool aligned, typename T, typename W>
+template <bool aligned, uint N, typename T, typename W>
 inline void walk_results(device const T* x, device const W* weight, device T* y, device const T* sum,
                          constant RmsNormParams& params, Part part, float squares, Threadgroup team) {
   const float scale = scale_of(squares, params);
   device const T* const input = params.has_residual ? sum : x;
-  for (uint start = part.begin; start < part.end; start += team.threads * 4 * kLongShare) {
-    const Share<T, kLongShare> share(team.thread_index, team.threads, start);
-    float4 v[kLongShare];
-    float4 w[kLongShare];
+  for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
+    const Share<T, N> share(team.thread_index, team.threads, start);
+    float4 v[N];
+    float4 w[N];
     share.template load<aligned>(v, input, part.end, 0.0f);
     load_weight<aligned>(share, w, weight, params, part.end);
-    for (uint n = 0; n < kLongShare; ++n) v[n] = v[n] * scale * w[n];
+    for (uint n = 0; n < N; ++n) v[n] = v[n] * scale * w[n];
     share.template store<aligned>(v, y, part.end);
   }
 }
@@ -146,8 +146,8 @@ template <bool aligned, typename T, typename W>
 inline void normalize_long_row(device const T* x, device const T* residual, device const W* weight, device T* y,
                                device T* sum, constant RmsNormParams& params, Threadgroup team) {
   const Part part(params.length);
-  const float squares = walk_squares<aligned>(x, residual, sum, params, part, team);
-  walk_results<aligned>(x, weight, y, sum, params, part, squares, team);
+  const float squares = walk_squares<aligned, kStep<T>>(x, residual, sum, params, part, team);
+  walk_results<aligned, kStep<T>>(x, weight, y, sum, params, part, squares, team);
 }
 
 template <typename T, typename W>
@@ -176,7 +176,7 @@ template <typename T, typename W>
 // Few long rows: several threadgroups share one, and leave the squares of their parts to a second dispatch.
 
 template <typename T>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_split_squares(
+[[kernel]] [[max_total_threads_per_threadgroup(256)]] void rms_norm_split_squares(
     device const T* x [[buffer(0)]],
     device const T* residual [[buffer(1)]],
     device T* sum [[buffer(2)]],
@@ -191,13 +191,13 @@ template <typename T>
   x += group.y * params.x_stride;
   residual += group.y * params.residual_stride;
   sum += ulong(group.y) * params.length;
-  const float squares = params.aligned ? walk_squares<true>(x, residual, sum, params, part, team)
-                                       : walk_squares<false>(x, residual, sum, params, part, team);
+  const float squares = params.aligned ? walk_squares<true, kSplitStep>(x, residual, sum, params, part, team)
+                                       : walk_squares<false, kSplitStep>(x, residual, sum, params, part, team);
   if (thread_index == 0) parts[group.y * params.splits + group.x] = squares;
 }
 
 template <typename T, typename W>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_split(
+[[kernel]] [[max_total_threads_per_threadgroup(256)]] void rms_norm_split(
     device const T* x [[buffer(0)]],
     device const W* weight [[buffer(1)]],
     device T* y [[buffer(2)]],
@@ -216,9 +216,9 @@ template <typename T, typename W>
   const bool present = thread_index < params.splits;
   const float squares = team.sum(present ? parts[group.y * params.splits + thread_index] : 0.0f, 0);
   if (params.aligned)
-    walk_results<true>(x, weight, y, sum, params, part, squares, team);
+    walk_results<true, kSplitStep>(x, weight, y, sum, params, part, squares, team);
   else
-    walk_results<false>(x, weight, y, sum, params, part, squares, team);
+    walk_results<false, kSplitStep>(x, weight, y, sum, params, part, squares, team);
 }
 
 #define INSTANTIATE(name, types, ...) \
@@ -229,6 +229,7 @@ template <typename T, typename W>
   INSTANTIATE("rms_norm_simd1", types, rms_norm_simd<T, W, 1>) \
   INSTANTIATE("rms_norm_simd4", types, rms_norm_simd<T, W, 4>) \
   INSTANTIATE("rms_norm_block4", types, rms_norm_block<T, W, 4>) \
+  INSTANTIATE("rms_norm_block8", types, rms_norm_block<T, W, 8>) \
   INSTANTIATE("rms_norm_looped", types, rms_norm_looped<T, W>) \
   INSTANTIATE("rms_norm_split", types, rms_norm_split<T, W>)
 

@@ -258,7 +258,7 @@ template <typename T, typename W>
 // Few long rows: several threadgroups share one, and leave the sums of their parts to a second dispatch.
 
 template <typename T, typename W>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_split_sums(
+[[kernel]] [[max_total_threads_per_threadgroup(256)]] void rms_norm_backward_split_sums(
     device const T* grad [[buffer(0)]],
     device const T* x [[buffer(1)]],
     device const W* weight [[buffer(2)]],
@@ -278,7 +278,7 @@ template <typename T, typename W>
 }
 
 template <typename T, typename W>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_split(
+[[kernel]] [[max_total_threads_per_threadgroup(256)]] void rms_norm_backward_split(
     device const T* grad [[buffer(0)]],
     device const T* x [[buffer(1)]],
     device const W* weight [[buffer(2)]],

@@ -1,8 +1,9 @@
 // softmax and log_softmax over rows. T is the type of the input, U that of the output.
 #include "softmax_rows.h"
 
-// The running maximum of some elements and the sum of exp(x - maximum), of each component of V by itself.
-template <typename V>
+// The running maximum of some elements and the sum of exp(x - maximum), of each component of V by itself, for results of
+// type R.
+template <typename R, typename V>
 struct Running {
   V maximum = V(-INFINITY);
   V sum = V(0.0f);
@@ -11,26 +12,26 @@ struct Running {
   static V base(V maximum) { return select(maximum, V(0.0f), maximum == V(-INFINITY)); }
 
   void raise(V to) {
-    sum *= exp(maximum - base(to));
+    sum *= exponential<R>(maximum - base(to));
     maximum = to;
   }
   void add(V x) {
     raise(max(maximum, x));
-    sum += exp(x - base(maximum));
+    sum += exponential<R>(x - base(maximum));
   }
 };
 
 // Adds N times four elements, at the cost of one exponential each.
-template <uint N>
-inline void add_all(thread Running<float>& running, thread float4 (&v)[N]) {
+template <typename R, uint N>
+inline void add_all(thread Running<R, float>& running, thread float4 (&v)[N]) {
   float top = running.maximum;
 #pragma unroll
   for (uint n = 0; n < N; ++n) top = max(top, max4(v[n]));
   running.raise(top);
-  const float base = Running<float>::base(top);
+  const float base = Running<R, float>::base(top);
   float4 sum = float4(0.0f);
 #pragma unroll
-  for (uint n = 0; n < N; ++n) sum += exp(v[n] - base);
+  for (uint n = 0; n < N; ++n) sum += exponential<R>(v[n] - base);
   running.sum += sum4(sum);
 }
 
@@ -48,13 +49,13 @@ kernel void softmax_thread(device const T* x [[buffer(0)]],
   for (uint start = 0; start < length; start += kSumBlock) {
     const uint end = min(start + kSumBlock, length);
     float part = 0.0f;
-    for (uint i = start; i < end; ++i) part += exp(static_cast<float>(x[i]) - maximum);
+    for (uint i = start; i < end; ++i) part += exponential<U>(static_cast<float>(x[i]) - maximum);
     sum += part;
   }
   const float norm = Op::norm(sum);
   for (uint i = 0; i < length; ++i) {
     const float t = static_cast<float>(x[i]) - maximum;
-    y[i] = static_cast<U>(Op::finish(Op::keep(t, exp(t)), norm));
+    y[i] = static_cast<U>(Op::finish(Op::keep(t, exponential<U>(t)), norm));
   }
 }
 
@@ -65,12 +66,12 @@ inline void columns(device const T* x, device U* y, constant SoftmaxParams& para
   const uint column = at.x * 4;
   x += at.y * params.x_stride;
   y += at.y * ulong(params.length) * inner;
-  Running<float4> running;
+  Running<U, float4> running;
   for (uint i = 0; i < params.length; ++i) running.add(load4<aligned>(x + ulong(i) * inner, column, inner, 0.0f));
   const float4 norm = Op::norm(running.sum);
   for (uint i = 0; i < params.length; ++i) {
     const float4 t = load4<aligned>(x + ulong(i) * inner, column, inner, 0.0f) - running.maximum;
-    store4<aligned>(y + ulong(i) * inner, column, inner, Op::finish(Op::keep(t, exp(t)), norm));
+    store4<aligned>(y + ulong(i) * inner, column, inner, Op::finish(Op::keep(t, exponential<U>(t)), norm));
   }
 }
 
@@ -123,11 +124,11 @@ inline void row_in_registers(Row<T, U> row, Team team) {
   for (uint n = 0; n < N; ++n) maximum = max(maximum, max4(v[n]));
   maximum = team.maximum(maximum, 0);
   const float edge_t = edge - maximum;
-  const float edge_e = exp(edge_t);
+  const float edge_e = exponential<U>(edge_t);
   float sum = aligned ? 0.0f : edge_e;
   for (uint n = 0; n < N; ++n) {
     const float4 t = v[n] - maximum;
-    const float4 e = exp(t);
+    const float4 e = exponential<U>(t);
     sum += sum4(e);
     v[n] = Op::keep(t, e);
   }
@@ -155,7 +156,7 @@ kernel void softmax_simd(device const T* x [[buffer(0)]],
 }
 
 template <typename Op, typename T, typename U, uint N>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_block(
+[[kernel]] [[max_total_threads_per_threadgroup(64 * N)]] void softmax_block(
     device const T* x [[buffer(0)]],
     device U* y [[buffer(1)]],
     constant SoftmaxParams& params [[buffer(2)]],
@@ -174,14 +175,14 @@ template <typename Op, typename T, typename U, uint N>
 // A row of any length in two walks: the sum of the exponentials, and the results. Both go through the part of the body
 // that a threadgroup has, and the edges where it has them.
 
-template <bool aligned, typename T, typename U>
-inline Running<float> walk_sum(Row<T, U> row, Edges<aligned, T> edges, Part part, bool first, Threadgroup team) {
-  Running<float> running;
+template <bool aligned, uint N, typename T, typename U>
+inline Running<U, float> walk_sum(Row<T, U> row, Edges<aligned, T> edges, Part part, bool first, Threadgroup team) {
+  Running<U, float> running;
   const float edge = first ? edges.load(row.x, -INFINITY) : -INFINITY;
   if (!aligned) running.add(edge);
-  float4 v[kLongShare];
-  for (uint start = part.begin; start < part.end; start += team.threads * 4 * kLongShare) {
-    Share<T, kLongShare>(team.thread_index, team.threads, start)
+  float4 v[N];
+  for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
+    Share<T, N>(team.thread_index, team.threads, start)
         .template load<true>(v, row.x + edges.head, part.end, -INFINITY);
     add_all(running, v);
   }
@@ -191,31 +192,31 @@ inline Running<float> walk_sum(Row<T, U> row, Edges<aligned, T> edges, Part part
   return running;
 }
 
-template <bool aligned, typename Op, typename T, typename U>
+template <bool aligned, typename Op, uint N, typename T, typename U>
 inline void walk_results(Row<T, U> row, Edges<aligned, T> edges, Part part, bool first, float maximum, float sum,
                          Threadgroup team) {
   const float norm = Op::norm(sum);
-  float4 v[kLongShare];
-  for (uint start = part.begin; start < part.end; start += team.threads * 4 * kLongShare) {
-    const Share<T, kLongShare> share(team.thread_index, team.threads, start);
+  float4 v[N];
+  for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
+    const Share<T, N> share(team.thread_index, team.threads, start);
     share.template load<true>(v, row.x + edges.head, part.end, -INFINITY);
-    for (uint n = 0; n < kLongShare; ++n) {
+    for (uint n = 0; n < N; ++n) {
       const float4 t = v[n] - maximum;
-      v[n] = Op::finish(Op::keep(t, exp(t)), norm);
+      v[n] = Op::finish(Op::keep(t, exponential<U>(t)), norm);
     }
     store_body<aligned>(share, v, row.y + edges.head, part.end, row.together);
   }
   if (aligned || !first) return;
   const float t = edges.load(row.x, -INFINITY) - maximum;
-  edges.store(row.y, Op::finish(Op::keep(t, exp(t)), norm));
+  edges.store(row.y, Op::finish(Op::keep(t, exponential<U>(t)), norm));
 }
 
 template <bool aligned, typename Op, typename T, typename U>
 inline void long_row(Row<T, U> row, Threadgroup team) {
   const Edges<aligned, T> edges(row.past, row.length, team.thread_index);
   const Part part(edges.body);
-  const Running<float> all = walk_sum<aligned>(row, edges, part, true, team);
-  walk_results<aligned, Op>(row, edges, part, true, all.maximum, all.sum, team);
+  const Running<U, float> all = walk_sum<aligned, kStep<T>>(row, edges, part, true, team);
+  walk_results<aligned, Op, kStep<T>>(row, edges, part, true, all.maximum, all.sum, team);
 }
 
 template <typename Op, typename T, typename U>
@@ -235,19 +236,20 @@ template <typename Op, typename T, typename U>
     long_row<false, Op>(row, team);
 }
 
-// Few long rows: several threadgroups share one, and leave maximum and sum of their parts to a second dispatch.
+// Few long rows: several threadgroups share one, and leave maximum and sum of their parts to a second dispatch, for
+// results of type R.
 
 template <bool aligned, typename T, typename U>
 inline void split_sum(Row<T, U> row, device float2* parts, constant SoftmaxParams& params, uint2 group,
                       Threadgroup team) {
   const Edges<aligned, T> edges(row.past, row.length, team.thread_index);
   const Part part(edges.body, group.x, params.share);
-  const Running<float> found = walk_sum<aligned>(row, edges, part, group.x == 0, team);
+  const Running<U, float> found = walk_sum<aligned, kSplitStep>(row, edges, part, group.x == 0, team);
   if (team.thread_index == 0) parts[group.y * params.splits + group.x] = float2(found.maximum, found.sum);
 }
 
-template <typename T>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_split_sum(
+template <typename T, typename R>
+[[kernel]] [[max_total_threads_per_threadgroup(256)]] void softmax_split_sum(
     device const T* x [[buffer(0)]],
     device float2* parts [[buffer(1)]],
     constant SoftmaxParams& params [[buffer(2)]],
@@ -256,7 +258,7 @@ template <typename T>
     uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32];
   const Threadgroup team(thread_index, threads.x, scratch);
-  const Row<T, float> row(x, nullptr, params, group.y);
+  const Row<T, R> row(x, nullptr, params, group.y);
   if (params.aligned)
     split_sum<true>(row, parts, params, group, team);
   else
@@ -269,13 +271,14 @@ inline void split_results(Row<T, U> row, device const float2* parts, constant So
   const float2 part = team.thread_index < params.splits ? parts[group.y * params.splits + team.thread_index]
                                                         : float2(-INFINITY, 0.0f);
   const float maximum = team.maximum(part.x, 0);
-  const float sum = team.sum(part.y * exp(part.x - Running<float>::base(maximum)), 1);
+  const float sum = team.sum(part.y * exp(part.x - Running<U, float>::base(maximum)), 1);
   const Edges<aligned, T> edges(row.past, row.length, team.thread_index);
-  walk_results<aligned, Op>(row, edges, Part(edges.body, group.x, params.share), group.x == 0, maximum, sum, team);
+  const Part mine(edges.body, group.x, params.share);
+  walk_results<aligned, Op, kSplitStep>(row, edges, mine, group.x == 0, maximum, sum, team);
 }
 
 template <typename Op, typename T, typename U>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_split(
+[[kernel]] [[max_total_threads_per_threadgroup(256)]] void softmax_split(
     device const T* x [[buffer(0)]],
     device U* y [[buffer(1)]],
     constant SoftmaxParams& params [[buffer(2)]],
@@ -298,12 +301,15 @@ template <typename Op, typename T, typename U>
   INSTANTIATE(name "_simd1", types, softmax_simd<Op, T, U, 1>)                               \
   INSTANTIATE(name "_simd4", types, softmax_simd<Op, T, U, 4>)                               \
   INSTANTIATE(name "_block4", types, softmax_block<Op, T, U, 4>)                             \
+  INSTANTIATE(name "_block8", types, softmax_block<Op, T, U, 8>)                             \
   INSTANTIATE(name "_looped", types, softmax_looped<Op, T, U>)                               \
   INSTANTIATE(name "_split", types, softmax_split<Op, T, U>)
 
 INSTANTIATE_OP("softmax", Softmax)
 INSTANTIATE_OP("log_softmax", LogSoftmax)
 
-INSTANTIATE("softmax_split_sum", "_float", softmax_split_sum<float>)
-INSTANTIATE("softmax_split_sum", "_half", softmax_split_sum<half>)
-INSTANTIATE("softmax_split_sum", "_bfloat", softmax_split_sum<bfloat>)
+INSTANTIATE("softmax_split_sum", "_float", softmax_split_sum<float, float>)
+INSTANTIATE("softmax_split_sum", "_half", softmax_split_sum<half, half>)
+INSTANTIATE("softmax_split_sum", "_bfloat", softmax_split_sum<bfloat, bfloat>)
+INSTANTIATE("softmax_split_sum", "_half_to_float", softmax_split_sum<half, float>)
+INSTANTIATE("softmax_split_sum", "_bfloat_to_float", softmax_split_sum<bfloat, float>)

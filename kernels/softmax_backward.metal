@@ -21,7 +21,7 @@ kernel void softmax_backward_thread(device const U* g [[buffer(0)]],
     total += part;
   }
   for (uint i = 0; i < length; ++i) {
-    gx[i] = static_cast<T>(Op::gradient(static_cast<float>(g[i]), static_cast<float>(y[i]), total));
+    gx[i] = static_cast<T>(Op::template gradient<T>(static_cast<float>(g[i]), static_cast<float>(y[i]), total));
   }
 }
 
@@ -42,7 +42,7 @@ inline void columns(device const U* g, device const U* y, device T* gx, constant
     const ulong row = ulong(i) * inner;
     const float4 gi = load4<aligned>(g + row, column, inner, 0.0f);
     const float4 yi = load4<aligned>(y + row, column, inner, 0.0f);
-    store4<aligned>(gx + row, column, inner, Op::gradient(gi, yi, total));
+    store4<aligned>(gx + row, column, inner, Op::template gradient<T>(gi, yi, total));
   }
 }
 
@@ -88,9 +88,9 @@ inline void row_in_registers(Row<T, U> row, Team team) {
   float total = aligned ? 0.0f : Op::term(edge_g, edge_y);
   for (uint n = 0; n < N; ++n) total += sum4(Op::term(g[n], y[n]));
   total = team.sum(total, 0);
-  for (uint n = 0; n < N; ++n) g[n] = Op::gradient(g[n], y[n], total);
+  for (uint n = 0; n < N; ++n) g[n] = Op::template gradient<T>(g[n], y[n], total);
   share.template store<true>(g, row.gx + edges.head, edges.body);
-  edges.store(row.gx, Op::gradient(edge_g, edge_y, total));
+  edges.store(row.gx, Op::template gradient<T>(edge_g, edge_y, total));
 }
 
 template <typename Op, typename T, typename U, uint N>
@@ -131,43 +131,44 @@ template <typename Op, typename T, typename U, uint N>
 
 // A row of any length in two walks, as in softmax.metal.
 
-template <bool aligned, typename Op, typename T, typename U>
+template <bool aligned, typename Op, uint N, typename T, typename U>
 inline float walk_total(Row<T, U> row, Edges<aligned, U> edges, Part part, bool first, Threadgroup team) {
   float total = aligned || !first ? 0.0f : Op::term(edges.load(row.g, 0.0f), edges.load(row.y, 0.0f));
-  float4 g[kLongShare];
-  float4 y[kLongShare];
-  for (uint start = part.begin; start < part.end; start += team.threads * 4 * kLongShare) {
-    const Share<U, kLongShare> share(team.thread_index, team.threads, start);
+  float4 g[N];
+  float4 y[N];
+  for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
+    const Share<U, N> share(team.thread_index, team.threads, start);
     share.template load<true>(g, row.g + edges.head, part.end, 0.0f);
     share.template load<true>(y, row.y + edges.head, part.end, 0.0f);
     float4 sum = float4(0.0f);
-    for (uint n = 0; n < kLongShare; ++n) sum += Op::term(g[n], y[n]);
+    for (uint n = 0; n < N; ++n) sum += Op::term(g[n], y[n]);
     total += sum4(sum);
   }
   return team.sum(total, 0);
 }
 
-template <bool aligned, typename Op, typename T, typename U>
+template <bool aligned, typename Op, uint N, typename T, typename U>
 inline void walk_gradients(Row<T, U> row, Edges<aligned, U> edges, Part part, bool first, float total,
                            Threadgroup team) {
-  float4 g[kLongShare];
-  float4 y[kLongShare];
-  for (uint start = part.begin; start < part.end; start += team.threads * 4 * kLongShare) {
-    const Share<U, kLongShare> share(team.thread_index, team.threads, start);
+  float4 g[N];
+  float4 y[N];
+  for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
+    const Share<U, N> share(team.thread_index, team.threads, start);
     share.template load<true>(g, row.g + edges.head, part.end, 0.0f);
     share.template load<true>(y, row.y + edges.head, part.end, 0.0f);
-    for (uint n = 0; n < kLongShare; ++n) g[n] = Op::gradient(g[n], y[n], total);
+    for (uint n = 0; n < N; ++n) g[n] = Op::template gradient<T>(g[n], y[n], total);
     share.template store<true>(g, row.gx + edges.head, part.end);
   }
   if (!aligned && first)
-    edges.store(row.gx, Op::gradient(edges.load(row.g, 0.0f), edges.load(row.y, 0.0f), total));
+    edges.store(row.gx, Op::template gradient<T>(edges.load(row.g, 0.0f), edges.load(row.y, 0.0f), total));
 }
 
 template <bool aligned, typename Op, typename T, typename U>
 inline void long_row(Row<T, U> row, Threadgroup team) {
   const Edges<aligned, U> edges(row.past, row.length, team.thread_index);
   const Part part(edges.body);
-  walk_gradients<aligned, Op>(row, edges, part, true, walk_total<aligned, Op>(row, edges, part, true, team), team);
+  const float total = walk_total<aligned, Op, kStep<U>>(row, edges, part, true, team);
+  walk_gradients<aligned, Op, kStep<U>>(row, edges, part, true, total, team);
 }
 
 template <typename Op, typename T, typename U>
@@ -195,12 +196,12 @@ inline void split_total(Row<float, U> row, device float* parts, constant Softmax
                         Threadgroup team) {
   const Edges<aligned, U> edges(row.past, row.length, team.thread_index);
   const Part part(edges.body, group.x, params.share);
-  const float total = walk_total<aligned, Op>(row, edges, part, group.x == 0, team);
+  const float total = walk_total<aligned, Op, kSplitStep>(row, edges, part, group.x == 0, team);
   if (team.thread_index == 0) parts[group.y * params.splits + group.x] = total;
 }
 
 template <typename Op, typename U>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_backward_split_total(
+[[kernel]] [[max_total_threads_per_threadgroup(256)]] void softmax_backward_split_total(
     device const U* g [[buffer(0)]],
     device const U* y [[buffer(1)]],
     device float* parts [[buffer(2)]],
@@ -223,11 +224,12 @@ inline void split_gradients(Row<T, U> row, device const float* parts, constant S
   const bool present = team.thread_index < params.splits;
   const float total = team.sum(present ? parts[group.y * params.splits + team.thread_index] : 0.0f, 0);
   const Edges<aligned, U> edges(row.past, row.length, team.thread_index);
-  walk_gradients<aligned, Op>(row, edges, Part(edges.body, group.x, params.share), group.x == 0, total, team);
+  const Part part(edges.body, group.x, params.share);
+  walk_gradients<aligned, Op, kSplitStep>(row, edges, part, group.x == 0, total, team);
 }
 
 template <typename Op, typename T, typename U>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_backward_split(
+[[kernel]] [[max_total_threads_per_threadgroup(256)]] void softmax_backward_split(
     device const U* g [[buffer(0)]],
     device const U* y [[buffer(1)]],
     device T* gx [[buffer(2)]],

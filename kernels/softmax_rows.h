@@ -4,15 +4,25 @@
 #include "common/rows.h"
 #include "softmax.h"
 
+// exp of numbers that end up in a result of type R. For results of 16 bits the fast one is as good: it is off by a few
+// float32 roundings times t.
+template <typename R, typename V>
+inline V exponential(V t) {
+  if constexpr (sizeof(R) == 2)
+    return fast::exp(t);
+  else
+    return exp(t);
+}
+
 // With t = x - max and norm made of sum(exp(t)). `keep` is what a thread holds between its two passes over a row.
-// The derivative is gradient(g, y, total) with total = sum(term(g, y)).
+// The derivative, of type R, is gradient(g, y, total) with total = sum(term(g, y)).
 // Numbers are of type V: float, or float4 for four elements (or four rows) at once.
 struct Softmax {
   template <typename V> static V norm(V sum) { return 1.0f / sum; }
   template <typename V> static V keep(V t, V exp_t) { return exp_t; }
   template <typename V, typename S> static V finish(V kept, S norm) { return kept * norm; }
   template <typename V> static V term(V g, V y) { return g * y; }
-  template <typename V, typename S> static V gradient(V g, V y, S total) { return y * (g - total); }
+  template <typename R, typename V, typename S> static V gradient(V g, V y, S total) { return y * (g - total); }
 };
 
 struct LogSoftmax {
@@ -20,7 +30,9 @@ struct LogSoftmax {
   template <typename V> static V keep(V t, V exp_t) { return t; }
   template <typename V, typename S> static V finish(V kept, S norm) { return kept - norm; }
   template <typename V> static V term(V g, V y) { return g; }
-  template <typename V, typename S> static V gradient(V g, V y, S total) { return g - exp(y) * total; }
+  template <typename R, typename V, typename S> static V gradient(V g, V y, S total) {
+    return g - exponential<R>(y) * total;
+  }
 };
 
 #define INSTANTIATE(name, types, ...) \

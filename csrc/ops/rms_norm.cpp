@@ -71,7 +71,7 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
   if (shape.rows == 0 || shape.length == 0) return {y, sum};
 
   const Rows x = rows_of(input, shape.length), added = residual ? rows_of(*residual, shape.length) : x;
-  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning(input));
+  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning(input), one_array(shape.length));
   const RmsNormParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
@@ -138,10 +138,12 @@ BackwardPlan plan_backward(const Shape& shape, const gpu::Tuning& tuning) {
   return {plan, kernels, true, 1, std::min(teams, shape.rows)};
 }
 
-// The dispatch that sums up the parts of the weight's gradient.
-Step weight_step(const Shape& shape, ScalarType weight, const gpu::Tuning& tuning) {
+// The dispatch that sums up the parts of the weight's gradient: a thread has a column where the parts are few, a
+// simdgroup where they are many.
+constexpr int64_t kFewChunks = 8;
+Step weight_step(const Shape& shape, const BackwardPlan& plan, ScalarType weight, const gpu::Tuning& tuning) {
   const uint32_t length = grid_side(shape.length);
-  if (tuning.simd_row == 0) return {kernel_name("rms_norm_weight_thread", weight), {length}, {256}, true};
+  if (tuning.simd_row == 0 || plan.chunks <= kFewChunks) return {kernel_name("rms_norm_weight_thread", weight), {length}, {256}, true};
   return {kernel_name("rms_norm_weight_block", weight), {ceil_div(length, 32u)}, {1024}, false};
 }
 
@@ -225,7 +227,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
       encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, stages);
       dispatch(encoder, step);
     }
-    const Step step = weight_step(shape, gw.scalar_type(), tuning);
+    const Step step = weight_step(shape, plan, gw.scalar_type(), tuning);
     encoder.kernel(step.kernel).buffer(0, partial).buffer(1, gw).bytes(2, stages);
     dispatch(encoder, step);
   });
@@ -243,8 +245,9 @@ Explanation explain(const Request& request) {
   const Shape shape = shape_of("rms_norm", sizes, request.integer("dims", 1));
   const gpu::Tuning& tuning = gpu::tuning(request.device_type);
   if (request.option("backward", "False") != "True") {
-    const RowPlan plan = plan_rows(shape.rows, shape.length, 1, tuning);
-    Explanation e{plan.variant, why_rows(plan, shape.length, 1, tuning)};
+    const RowKernels& kernels = one_array(shape.length);
+    const RowPlan plan = plan_rows(shape.rows, shape.length, 1, tuning, kernels);
+    Explanation e{plan.variant, why_rows(plan, shape.length, 1, tuning, kernels)};
     if (plan.splits > 1)
       e.steps.push_back({kernel_name("rms_norm_split_squares", request.dtype), plan.grid, plan.threadgroup, false});
     e.steps.push_back(step_of("rms_norm", plan, request.dtype));
@@ -256,7 +259,7 @@ Explanation explain(const Request& request) {
     e.steps.push_back({split_sums_kernel(request.dtype, request.dtype), plan.rows.grid, plan.rows.threadgroup, false});
   e.steps.push_back(step_of("rms_norm_backward", plan.rows, request.dtype));
   if (!plan.fused) e.steps.push_back(partial_step(shape, plan, request.dtype));
-  e.steps.push_back(weight_step(shape, request.dtype, tuning));  // of a weight of the rows' dtype
+  e.steps.push_back(weight_step(shape, plan, request.dtype, tuning));  // of a weight of the rows' dtype
   return e;
 }
 

@@ -16,14 +16,16 @@ uint32_t longest_block_row(const gpu::Tuning& tuning, const RowKernels& kernels)
   return std::min(tuning.block_row, kernels.block_threads * kernels.block_elements);
 }
 
-// The least that a threadgroup's part of a row is worth a second dispatch.
-constexpr int64_t kLeastShare = 16384;
+// The least that a threadgroup's part of a row is worth a second dispatch; and its threads, of which each adds up what
+// one of the row's threadgroups found.
+constexpr int64_t kLeastShare = 8192;
+constexpr uint32_t kSplitThreads = 256;
 
-// How many threadgroups share a long row, where there are so few rows that a GPU would be idle.
+// How many threadgroups share a long row, where there are so few rows that most of a GPU would be idle.
 int64_t splits_of(int64_t rows, int64_t length, const gpu::Tuning& tuning, const RowKernels& kernels) {
-  if (!kernels.split) return 1;
-  const int64_t wanted = ceil_div<int64_t>(tuning.fill_threadgroups, rows);
-  return std::min({wanted, length / kLeastShare, int64_t{tuning.looped_threads}});  // a thread each adds them up
+  if (!kernels.split || 2 * rows > tuning.fill_threadgroups) return 1;
+  const int64_t wanted = ceil_div<int64_t>(2 * tuning.fill_threadgroups, rows);  // small ones, so twice as many
+  return std::min({wanted, length / kLeastShare, int64_t{kSplitThreads}});
 }
 }  // namespace
 
@@ -48,7 +50,7 @@ RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning
   if (const int64_t splits = splits_of(rows, length, tuning, kernels); splits > 1) {
     const int64_t share = round_up<int64_t>(ceil_div(length, splits), 8);
     const uint32_t groups = grid_side(ceil_div(length, share));
-    return {"split", {groups, count}, {tuning.looped_threads}, false, groups, grid_side(share)};
+    return {"split", {groups, count}, {kSplitThreads}, false, groups, grid_side(share)};
   }
   return {"looped", {count}, {tuning.looped_threads}, false};
 }

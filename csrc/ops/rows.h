@@ -28,13 +28,16 @@ struct RowKernels {
   uint32_t block_threads;
   bool split;
 };
-constexpr RowKernels kOneArray = {true, "block4", 16, 1024, true};
+// Kernels with one array in registers. Long rows have more elements in each thread: more of them on their way at once.
+constexpr RowKernels kOneArray = {true, "block4", 16, 128, true}, kOneLongArray = {true, "block8", 32, 512, true};
+inline const RowKernels& one_array(int64_t length) {
+  return length <= int64_t{kOneArray.block_elements} * kOneArray.block_threads ? kOneArray : kOneLongArray;
+}
 
 // `inner` is the distance of a row's elements; 1 for rows that are contiguous.
-RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning,
-                  const RowKernels& kernels = kOneArray);
+RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning, const RowKernels& kernels);
 std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning,
-                     const RowKernels& kernels = kOneArray);
+                     const RowKernels& kernels);
 
 // What the threadgroups that share a row leave to the second dispatch: so many float32 numbers each. None where a row is
 // one threadgroup's.

@@ -36,7 +36,9 @@ std::string kernel(const std::string& op, const RowPlan& plan, ScalarType in, Sc
 }
 // The first of the two dispatches of rows that several threadgroups share. Maximum and sum of the parts of a row serve
 // both ops.
-std::string split_sum_kernel(ScalarType in) { return kernel_name("softmax_split_sum", in); }
+std::string split_sum_kernel(ScalarType in, ScalarType out) {
+  return kernel_name("softmax_split_sum", in) + (in == out ? "" : "_to_float");
+}
 std::string split_total_kernel(const std::string& op, ScalarType out) {
   return kernel_name((op + "_split_total").c_str(), out);
 }
@@ -61,7 +63,7 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
   const Rows x = shape.inner == 1 ? rows_of(input, shape.length)
                                   : contiguous_rows_of(input, shape.length * shape.inner);
   const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what vectors run along
-  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning(input));
+  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning(input), one_array(shape.length));
   const auto parts = new_parts(plan, shape.rows, 2, y);
   const uint32_t start = start_of(x.tensor);
   const SoftmaxParams params{
@@ -77,7 +79,7 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
   };
   gpu::encode(y, [&](gpu::Encoder& encoder) {
     if (parts) {
-      encoder.kernel(split_sum_kernel(in)).buffer(0, x.tensor).buffer(1, *parts).bytes(2, params);
+      encoder.kernel(split_sum_kernel(in, out)).buffer(0, x.tensor).buffer(1, *parts).bytes(2, params);
       dispatch(encoder, plan);
       encoder.kernel(kernel(op, plan, in, out)).buffer(0, x.tensor).buffer(1, y).bytes(2, params).buffer(3, *parts);
       dispatch(encoder, plan);
@@ -154,7 +156,7 @@ Explanation explain(const char* op, const Request& request) {
   if (turned) shape.inner = 1;
   const gpu::Tuning& tuning = gpu::tuning(request.device_type);
   const bool backward = request.option("backward", "False") == "True";
-  const RowKernels& kernels = backward ? kBackward : kOneArray;
+  const RowKernels& kernels = backward ? kBackward : one_array(shape.length);
   const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, tuning, kernels);
   const std::string name = std::string(op) + (backward ? "_backward" : "");
   Explanation e{plan.variant, (turned ? "a copy with contiguous rows is made first; " : "") +
@@ -162,7 +164,7 @@ Explanation explain(const char* op, const Request& request) {
   const auto step = [&](std::string kernel) {
     e.steps.push_back({std::move(kernel), plan.grid, plan.threadgroup, plan.threads});
   };
-  if (plan.splits > 1) step(backward ? split_total_kernel(name, request.dtype) : split_sum_kernel(request.dtype));
+  if (plan.splits > 1) step(backward ? split_total_kernel(name, request.dtype) : split_sum_kernel(request.dtype, request.dtype));
   step(kernel(name, plan, request.dtype, request.dtype));
   return e;
 }

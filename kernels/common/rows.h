@@ -174,9 +174,6 @@ struct Edges {
   }
 };
 
-// float4s that a thread takes at a time of a row that does not fit registers: enough of them on their way at once.
-constexpr constant uint kLongShare = 4;
-
 // The elements of a long row that a threadgroup has: all of them, or those from its split's first on.
 struct Part {
   uint begin;
@@ -186,9 +183,11 @@ struct Part {
   explicit Part(uint body) : begin(0), end(body) {}
 };
 
-// float4s that hold 16 bytes of T: the least that a thread takes at a time.
+// float4s that hold 16 bytes of T: what a thread of a looped kernel takes at a time, so that it makes do with the
+// registers with which two threadgroups of 1024 threads run at once. Threadgroups that share a row are small.
 template <typename T>
 constexpr constant uint kStep = sizeof(T) == 2 ? 2 : 1;
+constexpr constant uint kSplitStep = 4;
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 inline float max4(float4 v) { return max(max(v.x, v.y), max(v.z, v.w)); }

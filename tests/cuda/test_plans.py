@@ -12,7 +12,7 @@ def variant(device_type):
 
 def test_cuda_and_the_simulator_plan_by_their_own_numbers():
     assert "nvidia" in _C.tuning_families()
-    assert (variant("cuda"), variant("mps")) == ("block4", "thread")
+    assert (variant("cuda"), variant("mps")) == ("block8", "thread")
     try:
         _C.use_tuning("simulator")
         assert variant("cuda") == "thread"
@@ -23,7 +23,7 @@ def test_cuda_and_the_simulator_plan_by_their_own_numbers():
 def test_explain_takes_the_device_of_the_tensor():
     with torch._subclasses.FakeTensorMode():
         x = torch.empty(8, 4096, device="cuda")
-    assert metalcore.explain("softmax", x).variant == "block4"
+    assert metalcore.explain("softmax", x).variant == "block8"
 
 
 def test_operators_have_kernels_for_every_backend():

@@ -70,14 +70,17 @@ def test_longest(device):
 
 
 @each_dtype
-@pytest.mark.parametrize("rows, length", [(1, 32767), (1, 32768), (3, 33001), (63, 32768), (64, 32768)])
+@pytest.mark.parametrize("rows, length", [(1, 16383), (1, 16384), (1, 16385), (3, 33001), (32, 16385), (33, 16385)])
 def test_few_long_rows(device, dtype, rows, length):
     """Below and above the length and the number of rows from which several threadgroups share a row."""
     with tuned("baseline"):
-        shared = length >= 32768 and rows < 64
-        for backward, kernels in ((False, 1), (True, 3)):
-            plan = metalcore.explain("rms_norm", (rows, length), backward=backward)
-            assert plan.variant == ("split" if shared else "looped") and len(plan.steps) == kernels + shared
+        shared = length > 16384 and rows <= 32
+        plan = metalcore.explain("rms_norm", (rows, length))
+        assert plan.variant == ("split" if shared else "looped" if length > 16384 else "block8")
+        assert len(plan.steps) == 1 + shared
+        plan = metalcore.explain("rms_norm", (rows, length), backward=True)
+        shared = length >= 16384 and rows <= 32
+        assert plan.variant == ("split" if shared else "looped") and len(plan.steps) == 3 + shared
         if rows > 3:
             return
         x, weight = tensor(rows, length, dtype=dtype, device=device), tensor(length, dtype=dtype, device=device)

@@ -69,7 +69,7 @@ PLACES = {
 def test_rows_anywhere(device, op, dtype, place):
     """Rows of which whole vectors are loaded all the same, in each variant; and nothing around them is written."""
     with tuned("baseline"):
-        for length in (17, 31, 130, 513, 1021, 16391):
+        for length in (17, 31, 130, 513, 1021, 2051, 16391):
             x = PLACES[place](lambda *shape: tensor(*shape, dtype=dtype, device=device, scale=3), length)
             grad = PLACES[place](lambda *shape: tensor(*shape, dtype=dtype, device=device), length)
             check(op, x, grad, -1)
@@ -80,13 +80,13 @@ def test_rows_anywhere(device, op, dtype, place):
 
 @each_op
 @each_dtype
-@pytest.mark.parametrize("rows, length", [(1, 32767), (1, 32768), (3, 33001), (63, 32768), (64, 32768)])
+@pytest.mark.parametrize("rows, length", [(1, 16383), (1, 16384), (1, 16385), (3, 33001), (32, 16385), (33, 16385)])
 def test_few_long_rows(device, op, dtype, rows, length):
     """Below and above the length and the number of rows from which several threadgroups share a row."""
     with tuned("baseline"):
         plan = metalcore.explain(op, (rows, length))
-        shared = length >= 32768 and rows < 64
-        assert plan.variant == ("split" if shared else "looped") and len(plan.steps) == (2 if shared else 1)
+        shared = length > 16384 and rows <= 32
+        assert plan.variant == ("split" if shared else "looped" if length > 16384 else "block8") and len(plan.steps) == (2 if shared else 1)
         if rows > 3:
             return  # the plan is what differs
         x = tensor(rows, length, dtype=dtype, device=device, scale=3)
