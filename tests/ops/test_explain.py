@@ -16,7 +16,7 @@ def test_every_variant_of_a_gpu_is_tested(op):
         with tuned(family):
             found |= variants(op, torch.float32)
             assert max(lengths(op, torch.float32)) < LONGEST
-    assert found >= {"thread", "simd1", "simd4", "block4", "block8", "looped"}
+    assert found >= {"thread", "simd1", "simd4", "block4", "block8", "split"}  # looped has more rows
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -81,8 +81,8 @@ def test_few_long_rows(device, dtype, rows, length):
         plan = metalcore.explain("rms_norm", (rows, length), backward=True)
         shared = length >= 16384 and rows <= 32
         assert plan.variant == ("split" if shared else "looped") and len(plan.steps) == 3 + shared
-        if rows > 3:
-            return
+        if rows == 32:
+            return  # the kernels are tried with fewer rows
         x, weight = tensor(rows, length, dtype=dtype, device=device), tensor(length, dtype=dtype, device=device)
         check(x, weight)
         check(x, None)

@@ -87,8 +87,8 @@ def test_few_long_rows(device, op, dtype, rows, length):
         plan = metalcore.explain(op, (rows, length))
         shared = length > 16384 and rows <= 32
         assert plan.variant == ("split" if shared else "looped" if length > 16384 else "block8") and len(plan.steps) == (2 if shared else 1)
-        if rows > 3:
-            return  # the plan is what differs
+        if rows == 32:
+            return  # the kernels are tried with fewer rows
         x = tensor(rows, length, dtype=dtype, device=device, scale=3)
         x[0, :length // 2] = -float("inf")  # the maximum lies in another part
         check(op, x, tensor(rows, length, dtype=dtype, device=device), -1)
