@@ -146,8 +146,8 @@ template <bool aligned, typename T, typename W>
 inline void normalize_long_row(device const T* x, device const T* residual, device const W* weight, device T* y,
                                device T* sum, constant RmsNormParams& params, Threadgroup team) {
   const Part part(params.length);
-  const float squares = walk_squares<aligned, kStep<T>>(x, residual, sum, params, part, team);
-  walk_results<aligned, kStep<T>>(x, weight, y, sum, params, part, squares, team);
+  const float squares = walk_squares<aligned, kLongStep<T>>(x, residual, sum, params, part, team);
+  walk_results<aligned, kLongStep<T>>(x, weight, y, sum, params, part, squares, team);
 }
 
 template <typename T, typename W>

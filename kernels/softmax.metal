@@ -215,8 +215,8 @@ template <bool aligned, typename Op, typename T, typename U>
 inline void long_row(Row<T, U> row, Threadgroup team) {
   const Edges<aligned, T> edges(row.past, row.length, team.thread_index);
   const Part part(edges.body);
-  const Running<U, float> all = walk_sum<aligned, kStep<T>>(row, edges, part, true, team);
-  walk_results<aligned, Op, kStep<T>>(row, edges, part, true, all.maximum, all.sum, team);
+  const Running<U, float> all = walk_sum<aligned, kLongStep<T>>(row, edges, part, true, team);
+  walk_results<aligned, Op, kLongStep<T>>(row, edges, part, true, all.maximum, all.sum, team);
 }
 
 template <typename Op, typename T, typename U>

@@ -167,8 +167,8 @@ template <bool aligned, typename Op, typename T, typename U>
 inline void long_row(Row<T, U> row, Threadgroup team) {
   const Edges<aligned, U> edges(row.past, row.length, team.thread_index);
   const Part part(edges.body);
-  const float total = walk_total<aligned, Op, kStep<U>>(row, edges, part, true, team);
-  walk_gradients<aligned, Op, kStep<U>>(row, edges, part, true, total, team);
+  const float total = walk_total<aligned, Op, kLongStep<U>>(row, edges, part, true, team);
+  walk_gradients<aligned, Op, kLongStep<U>>(row, edges, part, true, total, team);
 }
 
 template <typename Op, typename T, typename U>

@@ -183,10 +183,15 @@ struct Part {
   explicit Part(uint body) : begin(0), end(body) {}
 };
 
-// float4s that hold 16 bytes of T: what a thread of a looped kernel takes at a time, so that it makes do with the
-// registers with which two threadgroups of 1024 threads run at once. Threadgroups that share a row are small.
+// float4s that hold 16 bytes of T.
 template <typename T>
 constexpr constant uint kStep = sizeof(T) == 2 ? 2 : 1;
+
+// What a thread of a looped kernel takes at a time. Of 16 bits 16 bytes: it makes do with the registers with which two
+// threadgroups of 1024 threads run at once. Of float32 more is on its way at once in one threadgroup.
+template <typename T>
+constexpr constant uint kLongStep = sizeof(T) == 2 ? 2 : 4;
+// The same of threadgroups that share a row, which are small.
 constexpr constant uint kSplitStep = 4;
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
