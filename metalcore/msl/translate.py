@@ -6,6 +6,7 @@ For the host that is a shared object which exports msl_library() (host/kernel_ab
 from dataclasses import dataclass
 
 from .conditionals import wrap_conditionals
+from .constants import declare_constants
 from .cuda_source import cuda_source, describe
 from .dialect import adapt_dialect
 from .duplicates import drop_duplicates
@@ -84,6 +85,7 @@ def _translate(source, include_dirs, filename, defines, constants):
         kernel.has_threadgroup_variables = any(first < variable.first < last for variable in variables)
     substitute_function_constants(program, constants or {})
     erase_attributes(program)
+    declare_constants(program)
     _mark_kernels(program)
     originals = [token.text for token in tokens]
     erase_address_spaces(program)
