@@ -25,6 +25,7 @@ from .rewrite import (
     rewrite_swizzles,
 )
 from .threadgroup import find_threadgroup_variables, place_threadgroup_variables
+from .unaligned import find_unaligned_accesses
 
 _FUSING = set("+-*/%&|^<>=!:.#")
 
@@ -37,6 +38,7 @@ class Translation:
     kernels: list
     addresses: dict  # host name -> a C++ expression for the kernel's address
     included: dict  # path -> content of each file the source includes
+    guarded: str  # the program with accesses that work wherever a pointer points, for CUDA
 
     def source(self, names=None):
         """The host's translation unit that has the kernels of these host names; all of them by default."""
@@ -49,7 +51,7 @@ class Translation:
 
     def cuda_source(self, requests):
         """(CUDA C++, entry names) for [(host name, signature)]; see cuda_source.py."""
-        return cuda_source(self.program, self.cuda_kernels(), requests)
+        return cuda_source(self.guarded, self.cuda_kernels(), requests)
 
 
 def translate(source, *, include_dirs=(), filename="program_source", defines=(), constants=None):
@@ -86,6 +88,7 @@ def _translate(source, include_dirs, filename, defines, constants):
     substitute_function_constants(program, constants or {})
     erase_attributes(program)
     declare_constants(program)
+    accesses = find_unaligned_accesses(program)
     _mark_kernels(program)
     originals = [token.text for token in tokens]
     erase_address_spaces(program)
@@ -98,7 +101,9 @@ def _translate(source, include_dirs, filename, defines, constants):
     place_threadgroup_variables(program, variables)
     addresses = {kernel.name: _address(program, kernel) for kernel in kernels}
     _erase_instantiations(program)
-    return Translation(_print(tokens), kernels, addresses, included)
+    text = _print(tokens)
+    accesses.apply()
+    return Translation(text, kernels, addresses, included, _print(tokens) if accesses.count else text)
 
 
 def _mark_kernels(program):

@@ -8,6 +8,7 @@
 #include "metal/stdlib.h"
 
 #include "cuda/entry.h"
+#include "cuda/unaligned.h"
 
 // Words of C++20, which NVRTC compiles, that are names to MSL.
 #define char8_t msl_char8_t
