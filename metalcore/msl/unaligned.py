@@ -2,7 +2,8 @@
 
 Which pointers these are is followed by name: from a cast into variables, members, parameters and results. Too many are
 no harm, since the C++ type decides in the end: `q[i]` becomes `msl::read(q, i)`, which is `q[i]` for all but pointers
-to numbers, vectors and matrices (cuda/unaligned.h); where it is assigned to, `msl::write(q, i)`.
+to numbers, vectors and matrices (cuda/unaligned.h); where it is assigned to, `msl::write(q, i)`, and where a component
+is, `msl::place(q, i).x`.
 """
 
 import re
@@ -14,6 +15,7 @@ _CASTS = {"reinterpret_cast", "static_cast"}
 _ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="}
 _KEYWORDS = {"return", "case", "else", "do", "sizeof", "throw", "co_return"}
 _UNEVALUATED = {"sizeof", "decltype", "alignof", "noexcept"}
+_IN_TYPES = {"*", "&", "::", "<", ">", ">>", ",", "+", "-", "/", "(", ")", "...", "[", "]"}
 _NUMBER = re.compile(r"(u?(char|short|int|long)|float|half|bfloat|bool|size_t|u?int\d+_t)[2-4]?")
 
 
@@ -32,6 +34,10 @@ class Guards:
         self._put(self._before, first, f"msl::{function}(", front=True)
         self._put(self._instead, opening, ", ")
         self._put(self._instead, closing, ")")
+
+    def member(self, first, arrow, function):
+        self._put(self._before, first, f"msl::{function}(", front=True)
+        self._put(self._instead, arrow, ").")
 
     def indirection(self, star, last, function):
         self._put(self._instead, star, f"msl::{function}(")
@@ -63,6 +69,7 @@ class _Finder:
         self._functions = [d for d in program.walk() if d.kind == "function" and d.body is not None]
         self._casts = {}  # index of the cast's first token -> index after it, where its operand begins
         self._operands = {}  # the same, the other way round
+        self._type_ends = self._ends_of_types()
         self._names = set()  # (id of a function, or None for members; name) of pointers that were cast
         self._results = set()  # functions that return such
         self._guards = Guards(program.tokens)
@@ -112,18 +119,33 @@ class _Finder:
         token = self._tokens[i]
         if token.text == ")":
             return not self._is_cast_to_number(self._program.partner[i])
+        if token.text in (">", ">>"):
+            return i in self._type_ends
         return token.kind in ("num", "str", "char") or token.text == "]" or (
             token.kind == "id" and token.text not in _KEYWORDS
         )
 
     def _is_cast_to_number(self, i):
-        words = [token for token in self._tokens[i + 1 : self._program.partner[i]]]
+        words = self._tokens[i + 1 : self._program.partner[i]]
         return i in self._casts or len(words) == 1 and bool(_NUMBER.fullmatch(words[0].text))
+
+    def _ends_of_types(self):
+        """The indices of what closes template arguments."""
+        tokens, found = self._tokens, set()
+        for i, token in enumerate(tokens):
+            if token.text == "<" and tokens[i - 1].kind == "id":
+                close = matching_angle(tokens, i)
+                if close is not None and all(
+                    t.kind in ("id", "num") or t.text in _IN_TYPES for t in tokens[i + 1 : close]
+                ):
+                    found.add(close)
+        return found
 
     # Which pointers ------------------------------------------------------------------------------------------------
 
     def _follow(self):
-        members = {f.owner: {m.name for m in f.owner.members if m.kind == "variable"} for f in self._functions if f.owner}
+        owners = {function.owner for function in self._functions if function.in_class}
+        members = {owner: {m.name for m in owner.members if m.kind == "variable"} for owner in owners}
         declared = {}
         for function in self._functions:
             declared.setdefault(function.name, []).append(function)
@@ -167,8 +189,9 @@ class _Finder:
                 or tokens[partner[i] + 1].text in ("[", ".", "->")
             ):
                 i = partner[i]
-            elif tokens[i].kind == "id" and tokens[i + 1].text not in ("[", ".", "->") and self._is_tainted(function, i):
-                return True
+            elif tokens[i].kind == "id" and tokens[i + 1].text not in ("[", ".", "->"):
+                if self._is_tainted(function, i):
+                    return True
             i += 1
         return False
 
@@ -218,6 +241,12 @@ class _Finder:
                     kind = self._access(function, first, partner[i])
                     if kind:
                         self._guards.subscript(first, i, partner[i], kind)
+            elif tokens[i].text == "->":
+                first = self._postfix_start(i - 1)
+                if self._is_tainted_base(function, first, i):
+                    kind = self._access(function, first, i - 1)
+                    if kind:
+                        self._guards.member(first, i, kind)
             elif tokens[i].text == "*" and not self._ends_operand(i - 1):
                 last = self._operand_end(i + 1) - 1
                 if last > i and self._is_tainted_operand(function, i + 1, last + 1):
@@ -297,26 +326,23 @@ class _Finder:
         tokens, partner = self._tokens, self._program.partner
         while tokens[first - 1].text == "(" and partner[first - 1] == last + 1 and not self._ends_operand(first - 2):
             first, last = first - 1, last + 1
-        before, after = tokens[first - 1].text, tokens[last + 1].text
+        end = last + 1
+        while tokens[end].text in (".", "->", "[") or tokens[end].text == "(" and end > last + 1:
+            end = partner[end] + 1 if tokens[end].text in ("[", "(") else end + 2
+        has_part, before, after = end > last + 1, tokens[first - 1].text, tokens[end].text
         if after in _ASSIGNMENTS or after in ("++", "--") or before in ("++", "--"):
-            return "write"
-        if before == "&" and not self._ends_operand(first - 2):
+            return "place" if has_part else "write"
+        if (
+            before == "&" and not self._ends_operand(first - 2)
+            or before == "=" and tokens[first - 3].text in ("&", "&&")
+            or before == "return" and any(t.text == "&" for t in tokens[function.head : function.name_at])
+            or before in ("(", ",") and after in (")", ",") and self._is_bound_to_reference(first)
+        ):
             return None
-        if before == "=" and tokens[first - 3].text in ("&", "&&"):
-            return None
-        if before == "return" and any(t.text == "&" for t in tokens[function.head : function.name_at]):
-            return None
-        if after in (".", "->", "["):
-            end = last + 1
-            while tokens[end].text in (".", "->", "[", "("):
-                end = partner[end] + 1 if tokens[end].text in ("[", "(") else end + 2
-            return None if tokens[end].text in _ASSIGNMENTS or tokens[end].text in ("++", "--") else "read"
-        if before in ("(", ",") and after in (")", ","):
-            return None if self._is_bound_to_reference(first, last) else "read"
         return "read"
 
-    def _is_bound_to_reference(self, first, last):
-        """Whether tokens[first:last + 1], an argument, is for a parameter that is a reference to what may change."""
+    def _is_bound_to_reference(self, first):
+        """Whether the argument that begins at `first` is for a parameter that is a reference to what may change."""
         tokens, opening, position = self._tokens, first - 1, 0
         while tokens[opening].text != "(":
             if tokens[opening].text in (")", "]", "}"):

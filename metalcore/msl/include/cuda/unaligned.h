@@ -56,17 +56,26 @@ METAL_FUNC void write_parts(T* to, T value) {
   for (uint32_t i = 0; i < moved<T>::bytes / sizeof(Part); ++i) reinterpret_cast<Part*>(to)[i] = parts.at[i];
 }
 
+// Out of line: what is rare takes no room where it is not.
 template <class T>
-METAL_FUNC T read_moved(const T* from) {
-  if (is_aligned_for<T>(from)) return *from;
+METAL_NOINLINE T read_unaligned(const T* from) {
   if (is_aligned_for<element_bits_t<T>>(from)) return read_parts<element_bits_t<T>>(from);
   return read_parts<uint8_t>(from);
 }
 template <class T>
+METAL_NOINLINE void write_unaligned(T* to, T value) {
+  if (is_aligned_for<element_bits_t<T>>(to)) write_parts<element_bits_t<T>>(to, value);
+  else write_parts<uint8_t>(to, value);
+}
+
+template <class T>
+METAL_FUNC T read_moved(const T* from) {
+  return is_aligned_for<T>(from) ? *from : read_unaligned(from);
+}
+template <class T>
 METAL_FUNC void write_moved(T* to, T value) {
   if (is_aligned_for<T>(to)) *to = value;
-  else if (is_aligned_for<element_bits_t<T>>(to)) write_parts<element_bits_t<T>>(to, value);
-  else write_parts<uint8_t>(to, value);
+  else write_unaligned(to, value);
 }
 
 // What an assignment through such a pointer is to.
@@ -124,6 +133,31 @@ METAL_FUNC decltype(auto) write(P&& p, I... i) {
   if constexpr (is_pointer_to_moved<pointer_t<P>>) return Moved<std::remove_pointer_t<pointer_t<P>>>{(p + ... + i)};
   else if constexpr (sizeof...(I) == 0) return *p;
   else return (p[i], ...);
+}
+
+// The same where a component is assigned to: a vector that is aligned like its elements.
+template <class T>
+METAL_FUNC T& unpadded(T& value) {
+  return value;
+}
+template <class T, int N>
+METAL_FUNC auto& unpadded(metal::vec<T, N>& value) {
+  if constexpr (N <= 4) return reinterpret_cast<metal::packed_vec<T, N>&>(value);
+  else return value;
+}
+template <class T, int C, int R>
+METAL_FUNC auto& unpadded(metal::matrix<T, C, R>& value) {
+  struct Columns {
+    metal::packed_vec<T, R> columns[C];
+    METAL_FUNC auto& operator[](int i) { return columns[i]; }
+  };
+  if constexpr (R == 3) return value;
+  else return reinterpret_cast<Columns&>(value);
+}
+template <class P, class... I>
+METAL_FUNC auto& place(P&& p, I... i) {
+  if constexpr (sizeof...(I) == 0) return unpadded(*p);
+  else return unpadded((p[i], ...));
 }
 
 }  // namespace msl
