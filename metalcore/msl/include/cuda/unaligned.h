@@ -1,6 +1,6 @@
 // Reads and writes through pointers that were cast from pointers to something smaller (metalcore/msl/unaligned.py). The
 // GPU faults where an address is no multiple of the access's size: so one that is takes the usual instruction, and
-// another is moved by elements, or by bytes where these are not aligned either.
+// another is moved by elements, or by bytes where these are not aligned either. MSL_ALIGNED is a promise that all are.
 #pragma once
 
 #include "metal/matrix.h"
@@ -118,8 +118,10 @@ template <class P>
 using pointer_t = std::remove_cv_t<std::remove_reference_t<P>>;
 template <class P>
 constexpr bool is_pointer_to_moved = false;
+#if !MSL_ALIGNED
 template <class T>
 constexpr bool is_pointer_to_moved<T*> = is_moved<std::remove_const_t<T>>;
+#endif
 
 // p[i], or *p, where it is read and where it is assigned to.
 template <class P, class... I>
