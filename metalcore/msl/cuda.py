@@ -24,7 +24,7 @@ class CudaProgram:
 
     Args:
         digest: of all that the translated text depends on.
-        load: () -> (Translation.program, Translation.cuda_kernels()); called when a kernel has to be compiled.
+        load: () -> (Translation.guarded, Translation.cuda_kernels()); called when a kernel has to be compiled.
         msl: the source, quoted in errors.
         flags: for NVRTC, besides its usual ones.
     """
@@ -123,6 +123,7 @@ def compile_kernels(capability, requests):
 
 def build(source, output, *, root):
     """Translates a file of built-in kernels to `output`, and beside it (.json) what has to be known of its kernels.
+    What they cast is aligned, so that their accesses need no guards.
 
     Args:
         root: the directory that paths in compilers' messages are relative to.

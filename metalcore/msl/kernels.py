@@ -230,7 +230,7 @@ def _argument(program, declaration, first, last):
     for attribute, kind in BUILTINS.items():
         if attribute in attributes:
             return Argument(name, kind), True
-    words = {token.text for token in tokens[first:last]}
+    words = set(_words(program, first, last))
     unknown = [attribute for attribute in attributes if attribute not in ("function_constant", "maybe_unused")]
     if unknown:
         raise error_at(
@@ -249,7 +249,7 @@ def _argument(program, declaration, first, last):
 def _access(program, first, last):
     """Argument.type and is_writable of a parameter."""
     name_at = program.declarator_name(first, last)
-    words = [token.text for token in program.tokens[first : last if name_at is None else name_at]]
+    words = _words(program, first, last if name_at is None else name_at)
     ends = [i for i, word in enumerate(words) if word in ("*", "&")]
     if not ends:
         return "", True  # a type that hides the pointer
@@ -257,6 +257,14 @@ def _access(program, first, last):
     reference = words[ends[-1]] == "&" and len(ends) == 1 and "(" not in pointee
     plain = [word for word in pointee if word not in ("device", "constant", "const", "volatile", "coherent")]
     return " ".join(plain) if reference else "", "constant" not in pointee and "const" not in pointee
+
+
+def _words(program, first, last):
+    """The words of a type, with those that its names stand for."""
+    words = []
+    for token in program.tokens[first:last]:
+        words += program.aliases().get(token.text, [token.text]) if token.kind == "id" else [token.text]
+    return words
 
 
 class Reachability:

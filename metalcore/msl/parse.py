@@ -50,6 +50,7 @@ class Program(Syntax):
         super().__init__(tokens)
         self.declarations = []
         self.integers = None  # named integer constants, found when first asked for
+        self.pointers = None  # so are names of pointer types
         self._scope(0, len(tokens), (), None)
 
     def walk(self, declarations=None):
@@ -57,6 +58,18 @@ class Program(Syntax):
         for declaration in self.declarations if declarations is None else declarations:
             yield declaration
             yield from self.walk(declaration.members)
+
+    def aliases(self):
+        """name -> the words it stands for, of every `using` and `typedef` of a pointer or a reference."""
+        if self.pointers is None:
+            self.pointers = {}
+            for declaration in self.walk():
+                if declaration.kind == "alias" and declaration.name:
+                    words = [token.text for token in self.tokens[declaration.head + 1 : declaration.last - 1]]
+                    words = words[words.index("=") + 1 :] if "=" in words else words[:-1]
+                    if words and words[-1] in ("*", "&"):
+                        self.pointers[declaration.name] = words
+        return self.pointers
 
     def _scope(self, i, end, scope, owner):
         tokens = self.tokens

@@ -122,7 +122,7 @@ class CudaTarget:
 
     def _translated(self):
         translation = self._program.translation
-        return translation.program, translation.cuda_kernels()
+        return translation.guarded, translation.cuda_kernels()
 
     def prepare(self):
         """Finds the errors of a program, by compiling it if it is small."""

@@ -6,6 +6,7 @@ For the host that is a shared object which exports msl_library() (host/kernel_ab
 from dataclasses import dataclass
 
 from .conditionals import wrap_conditionals
+from .constants import declare_constants
 from .cuda_source import cuda_source, describe
 from .dialect import adapt_dialect
 from .duplicates import drop_duplicates
@@ -24,6 +25,7 @@ from .rewrite import (
     rewrite_swizzles,
 )
 from .threadgroup import find_threadgroup_variables, place_threadgroup_variables
+from .unaligned import find_unaligned_accesses
 
 _FUSING = set("+-*/%&|^<>=!:.#")
 
@@ -36,6 +38,7 @@ class Translation:
     kernels: list
     addresses: dict  # host name -> a C++ expression for the kernel's address
     included: dict  # path -> content of each file the source includes
+    guarded: str  # the program with accesses that work wherever a pointer points, for CUDA
 
     def source(self, names=None):
         """The host's translation unit that has the kernels of these host names; all of them by default."""
@@ -48,7 +51,7 @@ class Translation:
 
     def cuda_source(self, requests):
         """(CUDA C++, entry names) for [(host name, signature)]; see cuda_source.py."""
-        return cuda_source(self.program, self.cuda_kernels(), requests)
+        return cuda_source(self.guarded, self.cuda_kernels(), requests)
 
 
 def translate(source, *, include_dirs=(), filename="program_source", defines=(), constants=None):
@@ -84,6 +87,8 @@ def _translate(source, include_dirs, filename, defines, constants):
         kernel.has_threadgroup_variables = any(first < variable.first < last for variable in variables)
     substitute_function_constants(program, constants or {})
     erase_attributes(program)
+    declare_constants(program)
+    accesses = find_unaligned_accesses(program)
     _mark_kernels(program)
     originals = [token.text for token in tokens]
     erase_address_spaces(program)
@@ -96,7 +101,9 @@ def _translate(source, include_dirs, filename, defines, constants):
     place_threadgroup_variables(program, variables)
     addresses = {kernel.name: _address(program, kernel) for kernel in kernels}
     _erase_instantiations(program)
-    return Translation(_print(tokens), kernels, addresses, included)
+    text = _print(tokens)
+    accesses.apply()
+    return Translation(text, kernels, addresses, included, _print(tokens) if accesses.count else text)
 
 
 def _mark_kernels(program):

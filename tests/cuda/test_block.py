@@ -77,7 +77,6 @@ print(refusal(RuntimeError, buffers=[(8, 8), b"x"]))
         ("buffers=[bytes(4097)]", "kernel 'k': bytes at index 0 are 4097; Metal allows 4096"),
         ("buffers=[None, [(0, 0)] * 513]", "kernel 'k': a table of 513 pointers at index 1; at most 512 fit"),
         ("group=(0, 1, 1)", "kernel 'k': a threadgroup of no threads"),
-        ("group=(1, 1, 65)", "a threadgroup of (1, 1, 65) threads; NVIDIA GPUs allow 64 in the last direction"),
         ("group=(32, 33, 1)", "a threadgroup of (32, 33, 1) threads; on this GPU it may have up to 1024"),
         ("group=(1, 1)", "group must have three numbers"),
         ("buffers=['x']", "a buffer is None, (address, nbytes), bytes or a list of (address, nbytes)"),

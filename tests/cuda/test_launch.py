@@ -39,6 +39,20 @@ check((5, 4 * 65535 + 1, 1), (1, 4, 64), 2)
 """)
 
 
+def test_threadgroups_deeper_than_cudas_blocks_lie_in_a_row(run):
+    run("""
+Compiler()
+for group in [(1, 1, 512), (2, 4, 128), (3, 1, 65)]:
+    launch, = dispatch(threads=(7, 9, 1000), group=group)
+    assert launch.block == (group[0] * group[1] * group[2], 1, 1) and launch.threads_per_threadgroup == group
+    assert launch.grid == launch.threadgroups_per_grid == tuple(-(-t // g) for t, g in zip((7, 9, 1000), group))
+launch, = dispatch(threads=(7, 9, 1000), group=(4, 4, 64))
+assert launch.block == (4, 4, 64)
+assert "(1, 1, 1025) threads; on this GPU it may have up to 1024" in refusal(ValueError, group=(1, 1, 1025))
+assert "(65536, 65536, 65)" in refusal(ValueError, group=(65536, 65536, 65))
+""")
+
+
 def test_threadgroup_memory_beyond_48_kib(run):
     run("""
 Compiler(shared=1024)

@@ -180,3 +180,12 @@ def test_a_long_source_keeps_its_lines():
     source = "".join(line.format(i=i) for i in range(2_000))
     program = Program(preprocess(source)[0])
     assert len(program.declarations) == 2_000 and program.tokens[-1].line == 2_000
+
+
+def test_arguments_whose_types_are_names_of_pointers():
+    kernels = kernels_of("""using P = device float*; using C = device const float*; typedef constant uint& R;
+        namespace N { using T = threadgroup float*; }
+        kernel void k(P x, C y, R n, N::T t) {}""")
+    found = [(a.name, a.kind, a.index, a.type, a.is_writable) for a in kernels["k"].arguments]
+    assert found == [("x", "buffer", 0, "", True), ("y", "buffer", 1, "", False), ("n", "buffer", 2, "uint", False),
+                     ("t", "threadgroup", 0, "", False)]

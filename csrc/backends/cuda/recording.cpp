@@ -44,6 +44,12 @@ void check_memory(const Variant& variant, uint32_t bytes, const Loaded& loaded) 
                                          std::to_string(loaded.max_dynamic_memory) + " for them");
 }
 
+// The CUDA block of a threadgroup. One that is too deep lies in a row; its threads find their places by their index, as
+// they do wherever a threadgroup has another shape than its block (see Place in metalcore/msl/include/cuda/entry.h).
+gpu::Size block_of(gpu::Size group) {
+  return group.z > kMaximumGroupZ ? gpu::Size{group.x * group.y * group.z, 1, 1} : group;
+}
+
 }  // namespace
 
 void Recording::kernel(NamedKernel& kernel) {
@@ -76,8 +82,6 @@ void Recording::threadgroup_memory(uint32_t index, uint32_t bytes) {
 void Recording::dispatch(gpu::Size threads, gpu::Size group) {
   if (threads.empty()) return;
   if (group.empty()) gpu::refuse(name(), "a threadgroup of no threads");
-  if (group.z > kMaximumGroupZ)
-    gpu::refuse(name(), "a threadgroup of " + text(group) + " threads; NVIDIA GPUs allow 64 in the last direction");
   const auto count = [](uint32_t of, uint32_t by) { return of / by + (of % by != 0); };
   const gpu::Size groups = {count(threads.x, group.x), count(threads.y, group.y), count(threads.z, group.z)};
   const size_t size = block_size(layout_), begin = blocks_.size();
@@ -139,6 +143,7 @@ void Recording::launch(const Device& device, const Dispatch& dispatch, Stream st
   std::byte* const block = blocks_.data() + dispatch.block;
   void* parameters[] = {block};
   const auto [width, height, depth] = dispatch.groups;
+  const gpu::Size shape = block_of(dispatch.group);
   const auto [step_x, step_y, step_z] = kMaximumGroups;
   const auto slab = [](uint32_t count, uint64_t first, uint32_t step) {
     return static_cast<uint32_t>(std::min<uint64_t>(count - first, step));
@@ -149,8 +154,8 @@ void Recording::launch(const Device& device, const Dispatch& dispatch, Stream st
         const uint32_t first[3] = {static_cast<uint32_t>(x), static_cast<uint32_t>(y), static_cast<uint32_t>(z)};
         std::memcpy(block + offsetof(Grid, first_threadgroup), first, sizeof first);
         const Status status = driver().launch(function, slab(width, x, step_x), slab(height, y, step_y),
-                                              slab(depth, z, step_z), dispatch.group.x, dispatch.group.y,
-                                              dispatch.group.z, dispatch.shared_memory, stream, parameters, nullptr);
+                                              slab(depth, z, step_z), shape.x, shape.y, shape.z,
+                                              dispatch.shared_memory, stream, parameters, nullptr);
         if (status != kSuccess) fail_to_launch(*dispatch.variant, dispatch.groups, dispatch.group, status);
       }
 }

@@ -22,8 +22,9 @@ struct alignas(16) Bytes {
   unsigned char bytes[capacity];
 };
 
-// Where this thread is. A threadgroup at the grid's edge may be smaller than its CUDA block; its threads are numbered
-// through, so that lanes and simdgroups are those of a threadgroup of its size, and the rest of the block is surplus.
+// Where this thread is. A threadgroup may have another shape than its CUDA block: at the grid's edge it may be smaller,
+// and a block has limits that a threadgroup has not. Then threads are numbered through, so that lanes and simdgroups are
+// those of a threadgroup of its size, and the rest of the block is surplus.
 struct Place {
   Uint3 threadgroup, size, position;
   uint32_t index;
@@ -35,9 +36,7 @@ struct Place {
     size = {extent(grid, 0, threadgroup.x), extent(grid, 1, threadgroup.y), extent(grid, 2, threadgroup.z)};
     index = index_in_block();
     position = {threadIdx.x, threadIdx.y, threadIdx.z};
-    if (size.x == grid.threads_per_threadgroup[0] && size.y == grid.threads_per_threadgroup[1] &&
-        size.z == grid.threads_per_threadgroup[2])
-      return true;
+    if (size.x == blockDim.x && size.y == blockDim.y && size.z == blockDim.z) return true;
     if (index >= size.x * size.y * size.z) return false;
     position = {index % size.x, index / size.x % size.y, index / (size.x * size.y)};
     return true;

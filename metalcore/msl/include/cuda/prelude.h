@@ -8,3 +8,14 @@
 #include "metal/stdlib.h"
 
 #include "cuda/entry.h"
+#include "cuda/unaligned.h"
+
+// Words of C++20, which NVRTC compiles, that are names to MSL.
+#define char8_t msl_char8_t
+#define concept msl_concept
+#define consteval msl_consteval
+#define constinit msl_constinit
+#define co_await msl_co_await
+#define co_return msl_co_return
+#define co_yield msl_co_yield
+#define requires msl_requires

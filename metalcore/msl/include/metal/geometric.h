@@ -41,11 +41,11 @@ METAL_FUNC constexpr msl::element_t<V> length_squared(const X& x) {
   return dot(V(x), V(x));
 }
 template <class X, class V = msl::plain_t<X>, class = msl::vectors_only<V>>
-METAL_FUNC msl::element_t<V> length(const X& x) {
+METAL_MATH msl::element_t<V> length(const X& x) {
   return msl::element_t<V>(msl::math::sqrt(msl::sum_of_products(V(x), V(x))));
 }
 template <class A, class B, class V = msl::common_t<A, B>, class = msl::vectors_only<V>>
-METAL_FUNC msl::element_t<V> distance(const A& a, const B& b) {
+METAL_MATH msl::element_t<V> distance(const A& a, const B& b) {
   return length(V(a) - V(b));
 }
 template <class A, class B, class V = msl::common_t<A, B>, class = msl::vectors_only<V>>
@@ -53,7 +53,7 @@ METAL_FUNC constexpr msl::element_t<V> distance_squared(const A& a, const B& b) 
   return length_squared(V(a) - V(b));
 }
 template <class X, class V = msl::plain_t<X>, class = msl::vectors_only<V>>
-METAL_FUNC V normalize(const X& x) {
+METAL_MATH V normalize(const X& x) {
   float scale = msl::math::rsqrt(float(msl::sum_of_products(V(x), V(x))));
   return msl::map(V(x), [=](msl::element_t<V> v) METAL_LAMBDA { return msl::element_t<V>(float(v) * scale); });
 }
@@ -72,7 +72,7 @@ METAL_FUNC constexpr V reflect(const I& i, const N& n) {
   return V(i) - V(T(2) * dot(V(n), V(i))) * V(n);
 }
 template <class I, class N, class E, class V = msl::common_t<I, N>, class = msl::vectors_only<V>>
-METAL_FUNC V refract(const I& i, const N& n, E ratio) {
+METAL_MATH V refract(const I& i, const N& n, E ratio) {
   using T = msl::element_t<V>;
   float eta = float(ratio), cosine = float(dot(V(n), V(i)));
   float k = 1.0f - eta * eta * (1.0f - cosine * cosine);

@@ -8,14 +8,14 @@
 namespace metal {
 
 #define MSL_UNARY(name)                                                                                    \
-  METAL_FUNC float name(float x) { return msl::math::name(x); }                                            \
-  METAL_FUNC half name(half x) { return half(msl::math::name(float(x))); }                                 \
+  METAL_MATH float name(float x) { return msl::math::name(x); }                                            \
+  METAL_MATH half name(half x) { return half(msl::math::name(float(x))); }                                 \
   template <class T, int N>                                                                                \
-  METAL_FUNC vec<T, N> name(const vec<T, N>& v) {                                                          \
+  METAL_MATH vec<T, N> name(const vec<T, N>& v) {                                                          \
     return msl::map(v, [](T x) METAL_LAMBDA { return T(msl::math::name(float(x))); });                     \
   }                                                                                                        \
   template <class T, int N>                                                                                \
-  METAL_FUNC vec<T, N> name(const packed_vec<T, N>& v) {                                                   \
+  METAL_MATH vec<T, N> name(const packed_vec<T, N>& v) {                                                   \
     return name(msl::unpacked(v));                                                                         \
   }
 MSL_UNARY(acos) MSL_UNARY(acosh) MSL_UNARY(asin) MSL_UNARY(asinh) MSL_UNARY(atan) MSL_UNARY(atanh)
@@ -27,23 +27,23 @@ MSL_UNARY(tanpi) MSL_UNARY(trunc)
 
 // Functions that also return something through their second argument: name(x, thread T& out).
 #define MSL_WITH_OUTPUT(name, Out)                                                                          \
-  METAL_FUNC float name(float x, Out(float) & out) { return msl::math::name(x, out); }                      \
-  METAL_FUNC half name(half x, Out(half) & out) {                                                           \
+  METAL_MATH float name(float x, Out(float) & out) { return msl::math::name(x, out); }                     \
+  METAL_MATH half name(half x, Out(half) & out) {                                                          \
     Out(float) wide;                                                                                        \
     half result = msl::math::name(float(x), wide);                                                          \
     out = Out(half)(wide);                                                                                  \
     return result;                                                                                          \
   }                                                                                                         \
   template <class T>                                                                                        \
-  METAL_FUNC vec<T, 2> name(const vec<T, 2>& v, vec<Out(T), 2>& out) {                                      \
+  METAL_MATH vec<T, 2> name(const vec<T, 2>& v, vec<Out(T), 2>& out) {                                     \
     return {name(v.x, out.x), name(v.y, out.y)};                                                            \
   }                                                                                                         \
   template <class T>                                                                                        \
-  METAL_FUNC vec<T, 3> name(const vec<T, 3>& v, vec<Out(T), 3>& out) {                                      \
+  METAL_MATH vec<T, 3> name(const vec<T, 3>& v, vec<Out(T), 3>& out) {                                     \
     return {name(v.x, out.x), name(v.y, out.y), name(v.z, out.z)};                                          \
   }                                                                                                         \
   template <class T>                                                                                        \
-  METAL_FUNC vec<T, 4> name(const vec<T, 4>& v, vec<Out(T), 4>& out) {                                      \
+  METAL_MATH vec<T, 4> name(const vec<T, 4>& v, vec<Out(T), 4>& out) {                                     \
     return {name(v.x, out.x), name(v.y, out.y), name(v.z, out.z), name(v.w, out.w)};                        \
   }
 #define MSL_SAME(T) T
@@ -53,23 +53,23 @@ MSL_WITH_OUTPUT(sincos, MSL_SAME) MSL_WITH_OUTPUT(modf, MSL_SAME) MSL_WITH_OUTPU
 #undef MSL_SAME
 #undef MSL_WITH_OUTPUT
 
-METAL_FUNC int ilogb(float x) { return msl::math::ilogb(x); }
-METAL_FUNC int ilogb(half x) { return msl::math::ilogb(float(x)); }
+METAL_MATH int ilogb(float x) { return msl::math::ilogb(x); }
+METAL_MATH int ilogb(half x) { return msl::math::ilogb(float(x)); }
 template <class T, int N>
-METAL_FUNC vec<int, N> ilogb(const vec<T, N>& v) {
+METAL_MATH vec<int, N> ilogb(const vec<T, N>& v) {
   return msl::map(v, [](T x) METAL_LAMBDA { return msl::math::ilogb(float(x)); });
 }
 
 template <class X, class K, class V = msl::floating_t<X>, class T = msl::element_t<V>>
-METAL_FUNC V ldexp(const X& x, const K& k) {
+METAL_MATH V ldexp(const X& x, const K& k) {
   using Exponent = msl::value_t<int, msl::width_v<V>>;
   return msl::map_all([](T v, int n) METAL_LAMBDA { return T(msl::math::ldexp(float(v), n)); }, V(x), Exponent(k));
 }
 
 // The next value of the argument's own type.
-METAL_FUNC float nextafter(float x, float y) { return msl::math::nextafter(x, y); }
+METAL_MATH float nextafter(float x, float y) { return msl::math::nextafter(x, y); }
 template <class F>
-METAL_FUNC msl::small_float<F> nextafter(msl::small_float<F> x, msl::small_float<F> y) {
+METAL_MATH msl::small_float<F> nextafter(msl::small_float<F> x, msl::small_float<F> y) {
   using T = msl::small_float<F>;
   if (x != x || y != y) return x + y;
   if (x == y) return y;
@@ -77,7 +77,7 @@ METAL_FUNC msl::small_float<F> nextafter(msl::small_float<F> x, msl::small_float
   return T::from_bits(uint16_t((x < y) == (x > 0) ? x.bits + 1 : x.bits - 1));
 }
 template <class T, int N>
-METAL_FUNC vec<T, N> nextafter(const vec<T, N>& x, const vec<T, N>& y) {
+METAL_MATH vec<T, N> nextafter(const vec<T, N>& x, const vec<T, N>& y) {
   return msl::map_pairs<T>(x, y, [](T a, T b) METAL_LAMBDA { return nextafter(a, b); });
 }
 
@@ -123,7 +123,7 @@ METAL_FUNC constexpr vec<T, N> abs(const packed_vec<T, N>& v) {
 #define MSL_FLOATING(name)                                                                                  \
   template <class A, class... Rest, class V = msl::common_floating_t<A, Rest...>,                           \
             class T = msl::element_t<V>>                                                                    \
-  METAL_FUNC V name(const A& a, const Rest&... rest) {                                                      \
+  METAL_MATH V name(const A& a, const Rest&... rest) {                                                     \
     return msl::map_all(                                                                                    \
         [](auto... x) METAL_LAMBDA->decltype(T(msl::math::name(float(x)...))) {                             \
           return T(msl::math::name(float(x)...));                                                           \
@@ -135,7 +135,7 @@ MSL_FLOATING(pow) MSL_FLOATING(powr)
 #undef MSL_FLOATING
 
 template <class A, class B, class V = msl::common_floating_t<A, B>>
-METAL_FUNC V divide(const A& a, const B& b) {
+METAL_MATH V divide(const A& a, const B& b) {
   return V(a) / V(b);
 }
 

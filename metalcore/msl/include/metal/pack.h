@@ -6,26 +6,26 @@
 namespace msl {
 
 // A field of `bits` bits at `offset` as a fraction of its largest value.
-METAL_FUNC float unpack_unorm(uint32_t packed, int offset, int bits) {
+METAL_MATH float unpack_unorm(uint32_t packed, int offset, int bits) {
   uint32_t greatest = (1u << bits) - 1;
   return float(packed >> offset & greatest) / float(greatest);
 }
-METAL_FUNC float unpack_snorm(uint32_t packed, int offset, int bits) {
+METAL_MATH float unpack_snorm(uint32_t packed, int offset, int bits) {
   int field = int(packed << (32 - bits - offset)) >> (32 - bits);
   float value = float(field) / float((1 << (bits - 1)) - 1);
   return value < -1.0f ? -1.0f : value;
 }
-METAL_FUNC uint32_t pack_unorm(float value, int offset, int bits) {
+METAL_MATH uint32_t pack_unorm(float value, int offset, int bits) {
   return uint32_t(math::rint(metal::saturate(value) * float((1u << bits) - 1))) << offset;
 }
-METAL_FUNC uint32_t pack_snorm(float value, int offset, int bits) {
+METAL_MATH uint32_t pack_snorm(float value, int offset, int bits) {
   int field = int(math::rint(metal::clamp(value, -1.0f, 1.0f) * float((1 << (bits - 1)) - 1)));
   return (uint32_t(field) & ((1u << bits) - 1)) << offset;
 }
-METAL_FUNC float srgb_to_linear(float c) {
+METAL_MATH float srgb_to_linear(float c) {
   return c <= 0.04045f ? c / 12.92f : math::powr((c + 0.055f) / 1.055f, 2.4f);
 }
-METAL_FUNC float linear_to_srgb(float c) {
+METAL_MATH float linear_to_srgb(float c) {
   c = metal::saturate(c);
   return c < 0.0031308f ? c * 12.92f : 1.055f * math::powr(c, 1.0f / 2.4f) - 0.055f;
 }
@@ -36,8 +36,8 @@ namespace metal {
 
 // For each format: unpack_F_to_float/half and pack_float/half_to_F.
 #define MSL_UNPACK(name, Packed, N, ...)                                                       \
-  METAL_FUNC vec<float, N> unpack_##name##_to_float(Packed p) { return {__VA_ARGS__}; }        \
-  METAL_FUNC vec<half, N> unpack_##name##_to_half(Packed p) { return vec<half, N>(unpack_##name##_to_float(p)); }
+  METAL_MATH vec<float, N> unpack_##name##_to_float(Packed p) { return {__VA_ARGS__}; }        \
+  METAL_MATH vec<half, N> unpack_##name##_to_half(Packed p) { return vec<half, N>(unpack_##name##_to_float(p)); }
 MSL_UNPACK(unorm4x8, uint, 4, msl::unpack_unorm(p, 0, 8), msl::unpack_unorm(p, 8, 8), msl::unpack_unorm(p, 16, 8),
            msl::unpack_unorm(p, 24, 8))
 MSL_UNPACK(snorm4x8, uint, 4, msl::unpack_snorm(p, 0, 8), msl::unpack_snorm(p, 8, 8), msl::unpack_snorm(p, 16, 8),
@@ -53,8 +53,8 @@ MSL_UNPACK(unorm565, ushort, 3, msl::unpack_unorm(p, 11, 5), msl::unpack_unorm(p
 #undef MSL_UNPACK
 
 #define MSL_PACK(name, Packed, N, expression)                                                            \
-  METAL_FUNC Packed pack_float_to_##name(const vec<float, N>& v) { return Packed(expression); }          \
-  METAL_FUNC Packed pack_half_to_##name(const vec<half, N>& v) { return pack_float_to_##name(vec<float, N>(v)); }
+  METAL_MATH Packed pack_float_to_##name(const vec<float, N>& v) { return Packed(expression); }          \
+  METAL_MATH Packed pack_half_to_##name(const vec<half, N>& v) { return pack_float_to_##name(vec<float, N>(v)); }
 MSL_PACK(unorm4x8, uint, 4,
          msl::pack_unorm(v.x, 0, 8) | msl::pack_unorm(v.y, 8, 8) | msl::pack_unorm(v.z, 16, 8) |
              msl::pack_unorm(v.w, 24, 8))

@@ -6,6 +6,7 @@
 
 #define METAL_FUNC __device__ __forceinline__
 #define METAL_LAMBDA
+#define METAL_MATH METAL_FUNC constexpr
 #define METAL_CONST
 #define METAL_PURE
 #define METAL_NOINLINE __noinline__
@@ -17,6 +18,10 @@
 
 // Of the C++ that Metal's compiler accepts, NVRTC lacks this word.
 #define __extension__
+
+// How the translator declares constants that have an initial value: CUDA runs nothing when it loads a program.
+#define MSL_CONSTANT constexpr
+#define MSL_MEMBER_CONSTANT constexpr
 
 // Where names of the program's outermost scope are: MSL_ROOT::name.
 #define MSL_ROOT ::metal_program

@@ -12,9 +12,14 @@
 // user's line and loops over threads can be vectorized.
 #define METAL_FUNC inline __attribute__((always_inline))
 #define METAL_LAMBDA __attribute__((always_inline))
+#define METAL_MATH METAL_FUNC  // of functions that are constexpr where the target needs them in constants
 #define METAL_CONST __attribute__((const))
 #define METAL_PURE __attribute__((pure))
 #define METAL_NOINLINE __attribute__((noinline))
+
+// How the translator declares constants that have an initial value.
+#define MSL_CONSTANT const
+#define MSL_MEMBER_CONSTANT inline const
 
 // Where names of the program's outermost scope are: MSL_ROOT::name.
 #define MSL_ROOT

@@ -1,0 +1,30 @@
+"""Variables in the constant address space with an initial value, which other constants are made from.
+
+MSL has them computed when it compiles. So does CUDA, which runs nothing when it loads a program: a target's
+MSL_CONSTANT says how (MSL_MEMBER_CONSTANT for static members).
+"""
+
+_STOPS = {"=", "{", ";", "(", ")", "*", "&"}
+
+
+def declare_constants(program):
+    tokens = program.tokens
+    for declaration in program.walk():
+        if declaration.kind == "variable" and declaration.name_at is not None:
+            if tokens[declaration.name_at - 1].text != "::":  # that of a static member is declared in its class
+                name = "MSL_MEMBER_CONSTANT" if declaration.in_class else "MSL_CONSTANT"
+                _declare(program, declaration.head, name)
+        elif declaration.kind == "function" and declaration.body is not None:
+            for i in range(declaration.body[0] + 1, declaration.body[1]):
+                if tokens[i].text == "static" or tokens[i].text == "constant" and tokens[i + 1].text == "static":
+                    _declare(program, i, "MSL_CONSTANT")
+
+
+def _declare(program, first, name):
+    """`constant` becomes `name` where the declaration at `first` has it, an initial value, and no pointer."""
+    tokens, end = program.tokens, first
+    while tokens[end].text not in _STOPS:
+        end = program.partner[end] + 1 if tokens[end].text == "[" else end + 1
+    words = [token.text for token in tokens[first:end]]
+    if tokens[end].text in ("=", "{") and "constant" in words and not {"constexpr", "extern", "volatile"} & set(words):
+        tokens[first + words.index("constant")].text = name

@@ -1,0 +1,165 @@
+// Reads and writes through pointers that were cast from pointers to something smaller (metalcore/msl/unaligned.py). The
+// GPU faults where an address is no multiple of the access's size: so one that is takes the usual instruction, and
+// another is moved by elements, or by bytes where these are not aligned either. MSL_ALIGNED is a promise that all are.
+#pragma once
+
+#include "metal/matrix.h"
+
+namespace msl {
+
+// What is moved: numbers, and vectors and matrices of them. (A struct's members are accessed where they lie.)
+template <class T>
+struct moved {
+  using element = T;
+  static constexpr uint32_t bytes = sizeof(T);
+};
+template <class T, int N>
+struct moved<metal::vec<T, N>> {
+  using element = T;
+  static constexpr uint32_t bytes = N * sizeof(T);  // not what follows three elements
+};
+template <class T, int N>
+struct moved<metal::packed_vec<T, N>> : moved<metal::vec<T, N>> {};
+template <class T, int C, int R>
+struct moved<metal::matrix<T, C, R>> {
+  using element = T;
+  static constexpr uint32_t bytes = sizeof(metal::matrix<T, C, R>);
+};
+template <class T>
+constexpr bool is_moved = is_scalar_v<typename moved<T>::element> && !std::is_enum_v<T> && alignof(T) > 1;
+
+// An unsigned integer as large as an element.
+template <class T>
+using element_bits_t = typename std::integer_of<sizeof(typename moved<T>::element), false>::type;
+
+template <class Part>
+METAL_FUNC bool is_aligned_for(const void* address) {
+  return (reinterpret_cast<uintptr_t>(address) & (alignof(Part) - 1)) == 0;
+}
+
+template <class T, class Part>
+struct Parts {
+  Part at[sizeof(T) / sizeof(Part)];
+};
+template <class Part, class T>
+METAL_FUNC T read_parts(const T* from) {
+  Parts<T, Part> parts = {};
+  MSL_UNROLL
+  for (uint32_t i = 0; i < moved<T>::bytes / sizeof(Part); ++i) parts.at[i] = reinterpret_cast<const Part*>(from)[i];
+  return __builtin_bit_cast(T, parts);
+}
+template <class Part, class T>
+METAL_FUNC void write_parts(T* to, T value) {
+  using As = Parts<T, Part>;
+  const As parts = __builtin_bit_cast(As, value);
+  MSL_UNROLL
+  for (uint32_t i = 0; i < moved<T>::bytes / sizeof(Part); ++i) reinterpret_cast<Part*>(to)[i] = parts.at[i];
+}
+
+// Out of line: what is rare takes no room where it is not.
+template <class T>
+METAL_NOINLINE T read_unaligned(const T* from) {
+  if (is_aligned_for<element_bits_t<T>>(from)) return read_parts<element_bits_t<T>>(from);
+  return read_parts<uint8_t>(from);
+}
+template <class T>
+METAL_NOINLINE void write_unaligned(T* to, T value) {
+  if (is_aligned_for<element_bits_t<T>>(to)) write_parts<element_bits_t<T>>(to, value);
+  else write_parts<uint8_t>(to, value);
+}
+
+template <class T>
+METAL_FUNC T read_moved(const T* from) {
+  return is_aligned_for<T>(from) ? *from : read_unaligned(from);
+}
+template <class T>
+METAL_FUNC void write_moved(T* to, T value) {
+  if (is_aligned_for<T>(to)) *to = value;
+  else write_unaligned(to, value);
+}
+
+// What an assignment through such a pointer is to.
+template <class T>
+struct Moved {
+  T* at;
+
+  METAL_FUNC operator T() const { return read_moved(at); }
+  template <class U>
+  METAL_FUNC T operator=(const U& value) const {
+    const T converted = static_cast<T>(value);
+    write_moved(at, converted);
+    return converted;
+  }
+#define MSL_COMPOUND(op)                              \
+  template <class U>                                  \
+  METAL_FUNC T operator op##=(const U& value) const { \
+    T changed = read_moved(at);                       \
+    changed op##= value;                              \
+    return *this = changed;                           \
+  }
+  MSL_COMPOUND(+) MSL_COMPOUND(-) MSL_COMPOUND(*) MSL_COMPOUND(/) MSL_COMPOUND(%) MSL_COMPOUND(&) MSL_COMPOUND(|)
+  MSL_COMPOUND(^) MSL_COMPOUND(<<) MSL_COMPOUND(>>)
+#undef MSL_COMPOUND
+  METAL_FUNC T operator++() const { return *this += T(1); }
+  METAL_FUNC T operator--() const { return *this -= T(1); }
+  METAL_FUNC T operator++(int) const {
+    const T old = *this;
+    *this += T(1);
+    return old;
+  }
+  METAL_FUNC T operator--(int) const {
+    const T old = *this;
+    *this -= T(1);
+    return old;
+  }
+};
+
+template <class P>
+using pointer_t = std::remove_cv_t<std::remove_reference_t<P>>;
+template <class P>
+constexpr bool is_pointer_to_moved = false;
+#if !MSL_ALIGNED
+template <class T>
+constexpr bool is_pointer_to_moved<T*> = is_moved<std::remove_const_t<T>>;
+#endif
+
+// p[i], or *p, where it is read and where it is assigned to.
+template <class P, class... I>
+METAL_FUNC decltype(auto) read(P&& p, I... i) {
+  if constexpr (is_pointer_to_moved<pointer_t<P>>) return read_moved((p + ... + i));
+  else if constexpr (sizeof...(I) == 0) return *p;
+  else return (p[i], ...);
+}
+template <class P, class... I>
+METAL_FUNC decltype(auto) write(P&& p, I... i) {
+  if constexpr (is_pointer_to_moved<pointer_t<P>>) return Moved<std::remove_pointer_t<pointer_t<P>>>{(p + ... + i)};
+  else if constexpr (sizeof...(I) == 0) return *p;
+  else return (p[i], ...);
+}
+
+// The same where a component is assigned to: a vector that is aligned like its elements.
+template <class T>
+METAL_FUNC T& unpadded(T& value) {
+  return value;
+}
+template <class T, int N>
+METAL_FUNC auto& unpadded(metal::vec<T, N>& value) {
+  if constexpr (N <= 4) return reinterpret_cast<metal::packed_vec<T, N>&>(value);
+  else return value;
+}
+template <class T, int C, int R>
+METAL_FUNC auto& unpadded(metal::matrix<T, C, R>& value) {
+  struct Columns {
+    metal::packed_vec<T, R> columns[C];
+    METAL_FUNC auto& operator[](int i) { return columns[i]; }
+  };
+  if constexpr (R == 3) return value;
+  else return reinterpret_cast<Columns&>(value);
+}
+template <class P, class... I>
+METAL_FUNC auto& place(P&& p, I... i) {
+  if constexpr (sizeof...(I) == 0) return unpadded(*p);
+  else return unpadded((p[i], ...));
+}
+
+}  // namespace msl
