@@ -140,7 +140,7 @@ def _expression_end(program, i):
             if (
                 close is not None
                 and _looks_like_types(tokens, i, close)
-                and tokens[close + 1].text in ("(", "::", "{", ")", ",", ";")
+                and tokens[close + 1].text in ("(", "::", "{", ")", ",", ";", "?")
             ):
                 i = close
         elif text == "?":

@@ -4,7 +4,6 @@ from .rewrite import erase
 
 
 def adapt_dialect(program):
-    _store_half_in_anonymous_structs(program)
     _declare_opaque_enumerations(program)
     _prefer_promotion_of_small_floats(program)
     _overload_instead_of_specializing_members(program)
@@ -13,22 +12,6 @@ def adapt_dialect(program):
     _keep_aggregates(program)
     _qualify_specializations(program)
     _share_constant_arrays(program)
-
-
-def _store_half_in_anonymous_structs(program):
-    """C++ allows no class with constructors in an anonymous struct, which half and bfloat are here."""
-    tokens = program.tokens
-    stored = {"half": "msl::stored_half", "bfloat": "msl::stored_bfloat"}
-    for declaration in program.walk():
-        words = [token.text for token in tokens[declaration.first : declaration.last]]
-        if words[:1] == ["typedef"] and len(words) == 4 and words[1] in stored:
-            stored[words[2]] = stored[words[1]]
-        elif words[:1] == ["using"] and words[2:3] == ["="] and len(words) == 5 and words[3] in stored:
-            stored[words[1]] = stored[words[3]]
-    for i in range(len(tokens) - 1):
-        if tokens[i].text == "struct" and tokens[i + 1].text == "{" and tokens[program.partner[i + 1] + 1].text == ";":
-            for token in tokens[i + 2 : program.partner[i + 1]]:
-                token.text = stored.get(token.text, token.text)
 
 
 def _declare_opaque_enumerations(program):

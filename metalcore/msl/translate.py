@@ -5,6 +5,7 @@ For the host that is a shared object which exports msl_library() (host/kernel_ab
 
 from dataclasses import dataclass
 
+from .anonymous_structs import define_in_templates, find_anonymous_structs
 from .conditionals import wrap_conditionals
 from .constants import declare_constants
 from .cuda_source import cuda_source, describe
@@ -95,9 +96,11 @@ def _translate(source, include_dirs, filename, defines, constants):
     drop_duplicates(program, originals)
     mark_float_literals(tokens)
     name_outermost_scope(program)
+    structs = find_anonymous_structs(program)
     adapt_dialect(program)
     rewrite_swizzles(program)
     wrap_conditionals(program)
+    define_in_templates(program, structs)
     place_threadgroup_variables(program, variables)
     addresses = {kernel.name: _address(program, kernel) for kernel in kernels}
     _erase_instantiations(program)

@@ -16,7 +16,7 @@ class KernelError(RuntimeError):
 
     Attributes:
         kind: "out-of-bounds read", "out-of-bounds write", "write to read-only memory", "race", "uninitialized read",
-            "divergent barrier" or "threadgroup memory"; in any mode, where the CPU stops the kernel, "integer
+            "inactive lane read", "divergent barrier" or "threadgroup memory"; in any mode, where the CPU stops the kernel, "integer
             division by zero", "memory access fault" or "stack overflow".
         kernel: the kernel's name.
         file: the source file as the kernel's source names itself; "program_source" for compile_shader, "" if unknown.

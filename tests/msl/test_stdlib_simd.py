@@ -124,6 +124,67 @@ def test_shuffles(device, prefix, width):
     np.testing.assert_array_equal(got[10], np.where(pair == 0, x[np.arange(64) ^ 1], -x[np.arange(64) ^ 1]))
 
 
+# A call, the lane it takes (k is the lane in its group of w), and what a lane that the group does not have gives.
+FETCHES = [
+    ("shuffle(v, ushort(k ^ 5))", lambda k, w: k ^ 5, "zero"),
+    ("shuffle(v, ushort(k + w))", lambda k, w: k + w, "zero"),
+    ("shuffle_xor(v, 2)", lambda k, w: k ^ 2, "zero"),
+    ("broadcast(v, ushort(w - 1))", lambda k, w: 0 * k + w - 1, "zero"),
+    ("shuffle_rotate_up(v, 1)", lambda k, w: (k - 1) % w, "zero"),
+    ("shuffle_rotate_down(v, 3)", lambda k, w: (k + 3) % w, "zero"),
+    ("shuffle_up(v, 1)", lambda k, w: k - 1, "own"),
+    ("shuffle_down(v, 2)", lambda k, w: k + 2, "own"),
+    ("shuffle_down(v, 70)", lambda k, w: k + 70, "own"),
+    ("shuffle_and_fill_up(v, -v, 1)", lambda k, w: k - 1, "filling"),
+    ("shuffle_and_fill_down(v, -v, 2)", lambda k, w: k + 2, "filling"),
+    ("shuffle_down(float3(v), 2).z", lambda k, w: k + 2, "own"),
+    ("shuffle_xor(long4(v), 1).w", lambda k, w: k ^ 1, "zero"),
+]
+
+
+@pytest.mark.parametrize("prefix, width", [("simd", 32), ("quad", 4)])
+@pytest.mark.parametrize("statement, active", [
+    ("", lambda lane: lane >= 0),
+    ("if (lane % 3 == 1 || lane > 28)", lambda lane: (lane % 3 == 1) | (lane > 28)),
+    ("if (lane % 5 == 4) return; else", lambda lane: lane % 5 != 4),
+], ids=["the last simdgroup is short", "in a branch", "some have ended"])  # fmt: skip
+def test_lanes_that_take_no_part_give_zero(device, prefix, width, statement, active):
+    count = 53
+    x = np.arange(count, dtype=np.float32) + 100
+    calls = "".join(f"out[{j} * n + i] = {prefix}_{call}; " for j, (call, _, _) in enumerate(FETCHES))
+    got = run(device, f"const ushort w = {width}, k = ushort(lane) % w; {statement} {{ {calls} }}", x, len(FETCHES))
+    lane = np.arange(count)
+    takes_part = np.append(active(lane % 32), np.zeros(64, bool))
+    padded, k, base = np.append(x, np.zeros(64)), lane % width, lane - lane % width
+    for row, (call, source, otherwise) in zip(got, FETCHES):
+        chosen = source(k, width)
+        taken = np.where(takes_part[base + chosen % width], padded[base + chosen % width], 0)
+        outside = {"zero": 0 * x, "own": x, "filling": -taken}[otherwise]
+        expected = np.where((chosen >= 0) & (chosen < width), taken, outside)
+        np.testing.assert_array_equal(row, np.where(active(lane % 32), expected, 0), err_msg=call)
+
+
+def test_lanes_on_two_paths_do_not_see_each_other(device):
+    """Both paths exchange values of one size; what a lane has published for its own is not lost."""
+    x = np.arange(32, dtype=np.float32) + 100
+    body = """
+        for (int round = 0; round < 3; ++round) {
+          if (lane < 10) {
+            v = simd_shuffle_down(v, 1);
+            v = simd_shuffle_rotate_up(v, 1);
+          } else {
+            v = simd_shuffle_down(v, 2);
+          }
+        }
+        out[i] = v;
+    """
+    expected = x.copy()
+    for _ in range(3):
+        expected[:10] = [0, *expected[1:10]]  # down: lane 9 gets 0 of lane 10; up: lane 0 gets 0 of lane 31
+        expected[10:] = [*expected[12:], *expected[30:]]
+    np.testing.assert_array_equal(run(device, body, x, 1)[0], expected)
+
+
 def test_votes_in_divergent_code(device):
     """Lanes 0, 3, 6 … take a branch; only they take part in what happens there."""
     x = np.arange(64, dtype=np.int32)

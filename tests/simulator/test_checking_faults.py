@@ -10,10 +10,11 @@ import pytest
 from checked_kernels import COPY, HEADER, select
 from metalcore.simulator import KernelError
 from seeded_accesses import ACCESSES
+from seeded_lane_reads import LANE_READS
 from seeded_races import RACES
 from seeded_threadgroup_faults import THREADGROUP_FAULTS
 
-CASES = RACES + ACCESSES + THREADGROUP_FAULTS
+CASES = RACES + ACCESSES + LANE_READS + THREADGROUP_FAULTS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -75,8 +75,8 @@ struct Run {
 
 }  // namespace
 
-// Kernels read threadgroup memory that nobody has written and do not use what they find, in the lanes that a shorter
-// reduction leaves out, for one. So a read of it is a fault where the outcome depends on what was there.
+// Kernels read threadgroup memory that nobody has written, or lanes that are not active, and do not use what they find,
+// in the lanes that a shorter reduction leaves out, for one. So such a read is a fault where the outcome depends on it.
 void execute_checked(const Launch& launch) {
   Checked& checked = process_wide<Checked>();
   std::lock_guard lock(checked.mutex);

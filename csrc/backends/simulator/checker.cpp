@@ -87,7 +87,7 @@ void Checker::access(const char* address, uint32_t size, uint32_t kind, const vo
   if (is_shared(address, size)) return shared_access(target, size, kind, caller);
   const Block* block = last_block_ && last_block_->contains(address) ? last_block_ : map_.find(address);
   if (!block) {
-    if (!write && is_host_constant(address, size)) return;
+    if (!write && is_host_constant(address, size)) return lane_access(target, size, pc_of(caller));
     out_of_bounds(address, size, write, caller);
   }
   if (!allowed_in_buffer(*block, address, size, write)) out_of_bounds(address, size, write, caller);
@@ -133,11 +133,36 @@ void Checker::shared_access(char* address, uint32_t size, uint32_t kind, const v
   record(address, size, kind, shared_shadow_, kShared, caller);
 }
 
+bool Checker::is_garbage_known(uint32_t pc) const {
+  return std::any_of(garbage_reads_.begin(), garbage_reads_.end(), [&](const auto& read) { return read.pc == pc; });
+}
+
+unsigned char Checker::garbage_at(uint32_t pc) const {
+  return garbage_.pc == Garbage::kAnywhere || garbage_.pc == pc ? garbage_.value : 0;
+}
+
 void Checker::read_garbage(char* address, uint32_t pc) {
-  *address = garbage_.pc == Garbage::kAnywhere || garbage_.pc == pc ? garbage_.value : 0;
-  for (const GarbageRead& known : garbage_reads_)
-    if (known.pc == pc) return;
-  garbage_reads_.push_back({pc, Threadgroup::current()->thread, describe_place(address)});
+  *address = garbage_at(pc);
+  if (is_garbage_known(pc)) return;
+  const std::string what = "reads threadgroup memory that no thread has written yet (" + describe_place(address) + ")";
+  garbage_reads_.push_back({pc, Threadgroup::current()->thread, "uninitialized read", what});
+}
+
+// A lane may be reading what another one published in the last SIMD operation, or would have.
+void Checker::lane_access(char* address, uint32_t size, uint32_t pc) {
+  const Lane* lane = Threadgroup::current();
+  const Simdgroup* simdgroup = lane->simdgroup;
+  const auto offset = reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(simdgroup->values);
+  if (!simdgroup->values || offset >= uint64_t{simdgroup->stride} * (msl_abi::kSimdWidth + 1)) return;
+  const uint64_t other = offset / simdgroup->stride;
+  if (other < msl_abi::kSimdWidth && simdgroup->active >> other & 1) return;
+  std::memset(address, garbage_at(pc), size);
+  if (is_garbage_known(pc)) return;
+  const std::string who = other < msl_abi::kSimdWidth
+                              ? "lane " + std::to_string(other) + " of its simdgroup, which takes no part here"
+                              : "a lane that its simdgroup or quad does not have";
+  const std::string what = ", and the outcome depends on it: Metal leaves it open, and Apple's GPUs give 0";
+  garbage_reads_.push_back({pc, lane->thread, "inactive lane read", "takes the value of " + who + what});
 }
 
 void Checker::record(char* address, uint32_t size, uint32_t kind, Shadow& shadow, Space space, const void* caller) {

@@ -16,8 +16,8 @@
 
 namespace metalcore::simulator {
 
-// What reads of threadgroup memory find that no thread has written: zeros, or at one place of the program or at all
-// places, another value.
+// What reads find that Metal gives no meaning, of threadgroup memory that no thread has written and of lanes that take
+// no part in a SIMD operation: zeros, or at one place of the program or at all places, another value.
 struct Garbage {
   static constexpr uint32_t kAnywhere = ~0u;
   // In every type of number, a large positive one and a large negative one that are finite.
@@ -28,11 +28,12 @@ struct Garbage {
 
 class Checker final : public Observer {
  public:
-  // The first read of such memory at a place of the program.
+  // The first such read at a place of the program.
   struct GarbageRead {
     uint32_t pc;
     msl_abi::Thread thread;
-    std::string place;
+    const char* kind;
+    std::string what;
   };
 
   // After `limit` accesses the kernel is taken not to end.
@@ -78,6 +79,9 @@ class Checker final : public Observer {
   bool is_host_constant(const char* address, uint32_t size) const;
   bool is_shared(const char* address, uint32_t size) const;
   void shared_access(char* address, uint32_t size, uint32_t kind, const void* caller);
+  void lane_access(char* address, uint32_t size, uint32_t pc);
+  bool is_garbage_known(uint32_t pc) const;
+  unsigned char garbage_at(uint32_t pc) const;
   void read_garbage(char* address, uint32_t pc);
   void record(char* address, uint32_t size, uint32_t kind, Shadow& shadow, Space space, const void* caller);
   void check_read(Cell& cell, const Stamp& stamp, const char* address, Space space);

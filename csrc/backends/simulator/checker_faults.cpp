@@ -68,8 +68,7 @@ void Checker::out_of_bounds(const char* address, uint32_t size, bool write, cons
 }
 
 Fault Checker::fault(const GarbageRead& read) const {
-  return fault("uninitialized read", read.pc, read.thread,
-               "reads threadgroup memory that no thread has written yet (" + read.place + ")", 0);
+  return fault(read.kind, read.pc, read.thread, read.what, 0);
 }
 
 Fault Checker::fault(const char* kind, uint32_t pc, const Thread& thread, const std::string& what,

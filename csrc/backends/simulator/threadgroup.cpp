@@ -30,7 +30,9 @@ uint32_t lane_bit(const Lane* lane) { return 1u << lane->thread.lane; }
 uint32_t size_class(uint32_t size) { return size <= 4 ? 0 : 30 - static_cast<uint32_t>(__builtin_clz(size - 1)); }
 uint32_t class_stride(uint32_t size_class) { return 4u << size_class; }
 // Lanes at different lines may publish values of different sizes, so that each class has its own place.
-uint32_t class_offset(uint32_t size_class) { return ((4u << size_class) - 4) * kSimdWidth; }
+uint32_t class_offset(uint32_t size_class) {
+  return ((4u << size_class) - 4) * kSimdWidth + size_class * Simdgroup::kNobody;
+}
 
 uint32_t make_key(uint32_t line, uint32_t size_class) { return line << 3 | size_class; }
 
@@ -329,12 +331,34 @@ bool Threadgroup::release(Simdgroup* simdgroup) {
       const uint32_t i = static_cast<uint32_t>(__builtin_ctz(late));
       std::memcpy(values + i * stride, simdgroup->slots[parity ^ 1] + class_offset(cls) + i * stride, stride);
     }
+    if (~lanes) clear_idle(*simdgroup, ~lanes, cls);
     simdgroup->values = values;
+    simdgroup->stride = stride;
     simdgroup->active = lanes;
     simdgroup->parity = parity ^ 1;
   }
   simdgroup->runnable = lanes;
   return true;
+}
+
+// What others read of lanes that take no part are zeros. Of these lanes, one that has published a value already, at
+// another line, gets it back from the other buffer.
+void Threadgroup::clear_idle(Simdgroup& simdgroup, uint32_t idle, uint32_t cls) {
+  const uint32_t parity = simdgroup.parity, stride = class_stride(cls), offset = class_offset(cls);
+  const uint32_t waiting = idle & simdgroup.live & ~simdgroup.at_barrier;
+  for (uint32_t early = waiting & ~(simdgroup.published ^ (0u - parity)); early; early &= early - 1) {
+    const uint32_t i = static_cast<uint32_t>(__builtin_ctz(early));
+    if ((simdgroup.keys[i] & 7) != cls) continue;
+    const uint32_t slot = offset + i * stride;
+    std::memcpy(simdgroup.slots[parity ^ 1] + slot, simdgroup.slots[parity] + slot, stride);
+    simdgroup.published ^= 1u << i;
+  }
+  while (idle) {
+    const uint32_t first = static_cast<uint32_t>(__builtin_ctz(idle));
+    const uint32_t count = static_cast<uint32_t>(__builtin_ctz(~(idle >> first)));  // of them in a row
+    std::memset(simdgroup.slots[parity] + offset + first * stride, 0, count * stride);
+    idle &= idle + (1u << first);
+  }
 }
 
 bool Threadgroup::open_barrier() {

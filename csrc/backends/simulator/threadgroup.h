@@ -41,7 +41,8 @@ struct Lane {
 struct Simdgroup {
   // Values are of size class 0 (up to 4 bytes) to 5 (up to 128 bytes), or there are none.
   static constexpr uint32_t kNoValue = 6;
-  static constexpr uint32_t kSlots = (4 + 8 + 16 + 32 + 64 + 128) * msl_abi::kSimdWidth;
+  static constexpr uint32_t kNobody = 128;  // bytes of zeros after the values of each class: a lane that is none
+  static constexpr uint32_t kSlots = (4 + 8 + 16 + 32 + 64 + 128) * msl_abi::kSimdWidth + kNoValue * kNobody;
 
   Lane* lanes = nullptr;
   uint32_t index = 0;
@@ -50,11 +51,12 @@ struct Simdgroup {
   // The last SIMD operation: who took part, and where their values are.
   uint32_t active = 0;
   const unsigned char* values = nullptr;
+  uint32_t stride = 0;
   // Values go into one of two buffers, so that a fast lane's next value does not replace one that others still read.
   uint32_t parity = 0;     // the buffer in use now
   uint32_t published = 0;  // per lane, the buffer its value is in
   uint32_t keys[msl_abi::kSimdWidth] = {};  // where each lane waits: line, then size class
-  alignas(64) unsigned char slots[2][kSlots];
+  alignas(64) unsigned char slots[2][kSlots] = {};
 };
 
 // Watches a group for checking mode.
@@ -121,6 +123,7 @@ class Threadgroup {
   Lane* next(Simdgroup* simdgroup, Lane* preferred);
   Lane* pick(Simdgroup* simdgroup, Lane* preferred);
   bool release(Simdgroup* simdgroup);
+  static void clear_idle(Simdgroup& simdgroup, uint32_t idle, uint32_t size_class);
   bool open_barrier();
   uint32_t pick_bit(uint32_t mask);
 

@@ -1,7 +1,7 @@
 // What a translated program includes on CUDA, inside a namespace of its own (see cuda_source.py): all of
 // <metal_stdlib>, and the glue that makes functions kernels. NVRTC needs this directory's parent and this directory as
 // include paths, and --device-as-default-execution-space, since functions of MSL have no annotation. MSL_CONVERGENT
-// promises that simdgroups reach their functions whole.
+// promises that simdgroups reach their functions whole and name only lanes that there are.
 #pragma once
 
 #include "cuda/builtins.h"

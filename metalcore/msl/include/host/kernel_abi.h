@@ -75,7 +75,8 @@ constexpr uint32_t exchange_stride(uint32_t size) {
 }
 
 // What a lane finds after simd_exchange: lane i's bytes lie at values + i * stride, for each i set in active; stride is
-// exchange_stride of the values' size.
+// exchange_stride of the values' size. For the simdgroup's other lanes there are zeros (in checking mode, what the
+// outcome must not depend on), and for lane kSimdWidth, which nobody is.
 struct Exchange {
   const unsigned char* values;
   uint32_t stride;
@@ -100,7 +101,7 @@ struct Runtime {
   void (*threadgroup_barrier)(uint32_t flags, uint32_t line);
   void (*simdgroup_barrier)(uint32_t flags, uint32_t line);
   // Publishes `size` (at most 128) bytes and waits until every active lane of the simdgroup (width 32) or of the quad
-  // (width 4) has done the same at the same line. The result is valid until this lane's next call but one.
+  // (width 4) has done the same at the same line. The result is valid until this lane's next call.
   Exchange (*simd_exchange)(const void* value, uint32_t size, uint32_t width, uint32_t line);
   // The address of the threadgroup variable declared at `site` (numbered per kernel by the translator); the same for
   // every thread of the threadgroup. Sites below 64 are for variables; [[threadgroup(i)]] arguments use 64 + i.

@@ -21,15 +21,19 @@ METAL_FUNC V combine(const V& a, const V& b) {
   return V(map_all(Operation(), a, b));
 }
 
-// Lane `lane` of a group of `width` takes the value of lane of(lane, n, width), if the group has it.
-struct Given { static METAL_FUNC uint32_t of(uint32_t, uint32_t n, uint32_t) { return n; } };
-struct Lower { static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t) { return lane - n; } };
-struct Upper { static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t) { return lane + n; } };
-struct Flipped { static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t) { return lane ^ n; } };
-struct RotatedUp {
+// Lane `lane` of a group of `width` takes the value of lane of(lane, n, width). Where that is past the group's end, MSL
+// says of some operations that they keep the lane's own value, and of the others nothing. What lanes have that are in
+// the group and not active MSL does not say either; Apple's GPUs give 0, which programs rely on.
+struct Wrapping { static constexpr bool keeps = false; };
+struct Keeping { static constexpr bool keeps = true; };
+struct Given : Wrapping { static METAL_FUNC uint32_t of(uint32_t, uint32_t n, uint32_t) { return n; } };
+struct Lower : Keeping { static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t) { return lane - n; } };
+struct Upper : Keeping { static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t) { return lane + n; } };
+struct Flipped : Wrapping { static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t) { return lane ^ n; } };
+struct RotatedUp : Wrapping {
   static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t width) { return (lane - n) & (width - 1); }
 };
-struct RotatedDown {
+struct RotatedDown : Wrapping {
   static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t width) { return (lane + n) & (width - 1); }
 };
 

@@ -24,21 +24,11 @@ struct is_small_float<small_float<F>> : std::true_type {};
 template <class T>
 constexpr bool is_scalar_v = is_native_v<T> || is_small_float<T>::value;
 
-// How the translator stores a small float in an anonymous struct, where g++ allows no class with constructors.
-template <class Format>
-struct stored_small_float {
-  uint16_t bits;
-
-  METAL_FUNC constexpr operator float() const { return Format::widen(bits); }
-  METAL_FUNC stored_small_float& operator=(small_float<Format> value) {
-    bits = value.bits;
-    return *this;
-  }
-  METAL_FUNC small_float<Format>* operator&() { return reinterpret_cast<small_float<Format>*>(this); }
-  METAL_FUNC const small_float<Format>* operator&() const { return reinterpret_cast<const small_float<Format>*>(this); }
+// T, as a type that depends on a template's argument (see anonymous_structs.py).
+template <class T, class>
+struct in_template {
+  using type = T;
 };
-using stored_half = stored_small_float<half_format>;
-using stored_bfloat = stored_small_float<bfloat_format>;
 
 template <class Format>
 struct small_float {
@@ -47,7 +37,6 @@ struct small_float {
   small_float() = default;
   template <class Native, class = std::enable_if_t<is_native_v<Native>>>
   METAL_FUNC constexpr small_float(Native value) : bits(Format::round(float(value))) {}
-  METAL_FUNC constexpr small_float(stored_small_float<Format> value) : bits(value.bits) {}
   // A class that counts as a number; the other small float does so only where it is asked to.
   template <class T, std::enable_if_t<
                          std::is_class_v<T> && std::is_convertible_v<T, float> && !is_small_float<T>::value, int> = 0>

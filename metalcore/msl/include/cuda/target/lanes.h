@@ -1,5 +1,6 @@
 // How lanes exchange values on CUDA: shuffles within the warp. The active lanes take part; a program whose simdgroups
-// always come here whole says so by MSL_CONVERGENT, which spares finding out who is active.
+// always come here whole, and which names no lane that there is not, says so by MSL_CONVERGENT, which spares finding out
+// who is active.
 #pragma once
 
 #include "metal/lane_operations.h"
@@ -8,12 +9,15 @@ namespace msl {
 
 constexpr uint32_t kEveryLane = 0xffffffffu;
 
-METAL_FUNC uint32_t active_lanes() {
 #ifdef MSL_CONVERGENT
-  return kEveryLane;
+constexpr bool kConvergent = true;
 #else
-  return __activemask();
+constexpr bool kConvergent = false;
 #endif
+
+METAL_FUNC uint32_t active_lanes() {
+  if constexpr (kConvergent) return kEveryLane;
+  return __activemask();
 }
 
 // The lanes of this lane's group, as a mask.
@@ -52,6 +56,15 @@ METAL_FUNC T shuffle_lower(uint32_t mask, const T& value, uint32_t n) {
 template <uint32_t Width, class T>
 METAL_FUNC T shuffle_upper(uint32_t mask, const T& value, uint32_t n) {
   return map_words(value, [=](uint32_t word) { return __shfl_down_sync(mask, word, n, Width); });
+}
+
+// The value of lane `source` of the simdgroup, or zeros; what CUDA gives of a lane that is not in the mask is undefined.
+template <class T>
+METAL_FUNC T shuffle_if(bool there, uint32_t mask, const T& value, uint32_t source) {
+  return map_words(value, [=](uint32_t word) {
+    uint32_t found = __shfl_sync(mask, word, int(source));
+    return there ? found : 0u;
+  });
 }
 
 // Combines the values of all lanes of the group, which all are in `mask`, in the order of the CPU executor.
@@ -127,14 +140,28 @@ METAL_FUNC T prefix(const T& value, const T& identity, bool inclusive, uint32_t)
   return inclusive ? combine<Operation, T>(result, value) : result;
 }
 
-// The value of the lane that Source says; of a lane that is inactive it is undefined.
+// The value of the lane that Source says, where all are active.
+template <uint32_t Width, class Source, class T>
+METAL_FUNC T fetch_convergent(const T& value, uint32_t n) {
+  if constexpr (std::is_same_v<Source, Lower>) return shuffle_lower<Width>(kEveryLane, value, n);
+  else if constexpr (std::is_same_v<Source, Upper>) return shuffle_upper<Width>(kEveryLane, value, n);
+  else if constexpr (std::is_same_v<Source, Flipped>) return shuffle_flipped<Width>(kEveryLane, value, n);
+  else return shuffle<Width>(kEveryLane, value, Source::of(index_of_lane(), n, Width));
+}
+
+// The value of the lane that Source says, and zeros where it is inactive. Where the group has no such lane, it is this
+// lane's own if Source keeps that, and otherwise zeros.
 template <uint32_t Width, class Source, class T>
 METAL_FUNC T fetch(const T& value, uint32_t n, uint32_t) {
-  uint32_t mask = active_lanes();
-  if constexpr (std::is_same_v<Source, Lower>) return shuffle_lower<Width>(mask, value, n);
-  else if constexpr (std::is_same_v<Source, Upper>) return shuffle_upper<Width>(mask, value, n);
-  else if constexpr (std::is_same_v<Source, Flipped>) return shuffle_flipped<Width>(mask, value, n);
-  else return shuffle<Width>(mask, value, Source::of(index_of_lane(), n, Width));
+  if constexpr (kConvergent) {
+    return fetch_convergent<Width, Source>(value, n);
+  } else {
+    uint32_t mask = active_lanes(), lane = index_of_lane() & (Width - 1), start = index_of_lane() - lane;
+    uint32_t from = Source::of(lane, n, Width);
+    bool inside = from < Width;
+    if (!inside && Source::keeps) from = lane;
+    return shuffle_if((inside || Source::keeps) && mask >> (start + from) & 1, mask, value, start + from);
+  }
 }
 
 // The value of the first active lane.
@@ -151,7 +178,8 @@ METAL_FUNC T fill(const T& value, const T& filling, int delta, uint32_t modulo, 
   uint32_t block = lane & ~(modulo - 1);
   int from = int(lane - block) + delta;
   uint32_t source = block + (uint32_t(from) & (modulo - 1));
-  T inside = shuffle<kSimd>(mask, value, source), outside = shuffle<kSimd>(mask, filling, source);
+  bool there = mask >> source & 1;
+  T inside = shuffle_if(there, mask, value, source), outside = shuffle_if(there, mask, filling, source);
   return from >= 0 && from < int(modulo) ? inside : outside;
 }
 

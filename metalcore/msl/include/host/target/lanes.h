@@ -6,17 +6,19 @@
 
 namespace msl {
 
-// What the active lanes of this lane's group published. Lanes are numbered within the simdgroup.
+constexpr uint32_t kNobody = kSimd;
+
+// What the active lanes of this lane's group published. Lanes are numbered within the simdgroup; where one is inactive
+// or is kNobody, there are zeros.
 template <class T>
 struct Lanes {
   msl_abi::Exchange exchange;
   uint32_t lane;
 
-  METAL_FUNC bool active(uint32_t i) const { return i < kSimd && (exchange.active >> i & 1); }
+  METAL_FUNC bool active(uint32_t i) const { return exchange.active >> i & 1; }
+  // By assignment and not by memcpy, which checking mode would not see where T is large.
   METAL_FUNC T operator[](uint32_t i) const {
-    T value;
-    __builtin_memcpy(&value, exchange.values + size_t(i) * msl_abi::exchange_stride(sizeof(T)), sizeof(T));
-    return value;
+    return *reinterpret_cast<const T*>(exchange.values + size_t(i) * msl_abi::exchange_stride(sizeof(T)));
   }
 };
 
@@ -68,14 +70,15 @@ METAL_FUNC T prefix(const T& value, const T& identity, bool inclusive, uint32_t 
   return inclusive ? combine<Operation, T>(result, value) : result;
 }
 
-// The value of the lane that Source says; this lane's own where that lane is inactive or outside the group (MSL leaves
-// it open).
+// The value of the lane that Source says. Where the group has no such lane, it is this lane's own if Source keeps that,
+// and otherwise nobody's.
 template <uint32_t Width, class Source, class T>
 METAL_FUNC T fetch(const T& value, uint32_t n, uint32_t line) {
   Lanes<T> lanes = publish(value, Width, line);
   uint32_t start = group_start<Width>(lanes.lane);
   uint32_t from = Source::of(lanes.lane - start, n, Width);
-  return from < Width && lanes.active(start + from) ? lanes[start + from] : value;
+  if (Source::keeps && from >= Width) return value;
+  return lanes[from < Width ? start + from : kNobody];
 }
 
 // The value of the first active lane.
@@ -97,7 +100,6 @@ METAL_FUNC T fill(const T& value, const T& filling, int delta, uint32_t modulo, 
   int from = int(lanes.lane - block) + delta;
   bool inside = from >= 0 && from < int(modulo);
   uint32_t source = block + (uint32_t(from) & (modulo - 1));
-  if (!lanes.active(source)) return value;
   return inside ? lanes[source].value : lanes[source].filling;
 }
 
