@@ -56,10 +56,9 @@ METAL_FUNC T atomic_fetch(volatile metal::atomic<T>* object, T operand) {
 
 // T where Metal has the operation: 64-bit atomics have no result, and floats are added and subtracted only.
 template <class Operation, class T>
-using fetched = metal::enable_if_t<sizeof(T) <= 4 && (!metal::is_floating_point_v<T> ||
-                                                      metal::is_same_v<Operation, Sum> ||
-                                                      metal::is_same_v<Operation, Difference>),
-                                   T>;
+using fetched = std::enable_if_t<sizeof(T) <= 4 && (!std::is_floating_point_v<T> || std::is_same_v<Operation, Sum> ||
+                                                    std::is_same_v<Operation, Difference>),
+                                 T>;
 
 }  // namespace msl
 
