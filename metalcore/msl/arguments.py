@@ -103,7 +103,8 @@ class Arguments:
             if argument["kind"] == "buffer":
                 self.declared.setdefault(argument["index"], []).append(argument)
         if len(args) > MAX_INDEX + 1:
-            raise RuntimeError(f"kernel '{kernel}' is given {len(args)} arguments; {MAX_INDEX + 1} buffers is the limit")
+            limit = f"{MAX_INDEX + 1} buffers is the limit"
+            raise RuntimeError(f"kernel '{kernel}' is given {len(args)} arguments; {limit}")
         self.casts = self._casts(casts, args)
         self.buffers = [self._bind(i, arg) for i, arg in enumerate(args)]
 

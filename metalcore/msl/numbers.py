@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 _INTEGERS = {"char": (8, True), "uchar": (8, False), "short": (16, True), "ushort": (16, False), "int": (32, True),
-             "uint": (32, False), "long": (64, True), "ulong": (64, False), "size_t": (64, False), "unsigned": (32, False),
-             "ptrdiff_t": (64, True)}  # fmt: skip
+             "uint": (32, False), "unsigned": (32, False), "long": (64, True), "ulong": (64, False),
+             "size_t": (64, False), "ptrdiff_t": (64, True)}  # bits, and whether signed  # fmt: skip
 _FIXED = {f"{u}int{bits}_t": (bits, not u) for u in ("", "u") for bits in (8, 16, 32, 64)}
 _FLOATS = {"half": (16, 65504.0), "bfloat": (16, 3.3895313892515355e38), "float": (32, 3.4028234663852886e38)}
 _VECTOR = re.compile(r"(.*[a-z])([234])")
