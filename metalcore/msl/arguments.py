@@ -1,12 +1,13 @@
-"""Arguments of a kernel's call: what of Python's is bound to a buffer, and as which bytes."""
+"""Arguments from Python: the values of function constants, and what of a kernel's call is bound to a buffer, as which
+bytes."""
 
 import operator
 import struct
 
 import torch
 
+from .limits import MAX_GRID, MAX_INDEX, MAX_THREADGROUP_MEMORY
 from .numbers import misfit, number_type
-from .rules import MAX_INDEX
 from .targets import default_device
 
 _CASTS = {
@@ -17,8 +18,24 @@ _CASTS = {
     "int8": (torch.int8, int),
     "uint8": (torch.uint8, int),
 }
-_MAX_THREADGROUP_MEMORY = 32768
-_MAX_GRID = 2**32 - 1
+
+
+def checked_constants(constants):
+    """A dict of function constants' values, as compile_shader is given it.
+
+    Raises:
+        TypeError: it is no dict, a key is neither an index nor a name, or a value is no number or sequence of numbers.
+    """
+    if not isinstance(constants, dict):
+        raise TypeError(f"compile_shader(): constants must be a dict, not {type(constants).__name__}")
+    for key, value in constants.items():
+        if not isinstance(key, (int, str)) or isinstance(key, bool):
+            raise TypeError(f"compile_shader(): constants are named by an index or a name, not by {key!r}")
+        numbers = value if isinstance(value, (tuple, list)) else [value]
+        if not numbers or not all(isinstance(number, (bool, int, float)) for number in numbers):
+            raise TypeError(f"compile_shader(): constant {key!r} must be a bool, int, float or a tuple of them, "
+                            f"not {value!r}")
+    return dict(constants)
 
 
 def common_device(args):
@@ -52,8 +69,8 @@ def threadgroup_lengths(value, kernel, declared):
     """
     what = "threadgroup_memory"
     lengths = [_count(what, n, value) for n in (value if isinstance(value, (tuple, list)) else (value,))]
-    if sum(lengths) > _MAX_THREADGROUP_MEMORY:
-        raise ValueError(f"{what} asks for {sum(lengths)} bytes; {_MAX_THREADGROUP_MEMORY} is the limit")
+    if sum(lengths) > MAX_THREADGROUP_MEMORY:
+        raise ValueError(f"{what} asks for {sum(lengths)} bytes; {MAX_THREADGROUP_MEMORY} is the limit")
     indices = {argument["index"] for argument in declared if argument["kind"] == "threadgroup"}
     for index, length in enumerate(lengths):
         if length and index not in indices:
@@ -69,7 +86,7 @@ def _count(what, number, value):
         count = -1
     if count < 0:
         raise TypeError(f"{what} must be non-negative integers, got {value!r}")
-    if count > _MAX_GRID:
+    if count > MAX_GRID:
         raise ValueError(f"{what} must be less than 2**32, got {value!r}")
     return count
 

@@ -2,28 +2,9 @@
 
 from .errors import MSLError, error_at
 from .integers import constant_value
+from .limits import MAX_CONSTANT_INDEX
 from .numbers import misfit, number_type
 from .rewrite import erase
-
-MAX_INDEX = 65535
-
-
-def checked_constants(constants):
-    """A dict of function constants' values, as compile_shader is given it.
-
-    Raises:
-        TypeError: it is no dict, a key is neither an index nor a name, or a value is no number or sequence of numbers.
-    """
-    if not isinstance(constants, dict):
-        raise TypeError(f"compile_shader(): constants must be a dict, not {type(constants).__name__}")
-    for key, value in constants.items():
-        if not isinstance(key, (int, str)) or isinstance(key, bool):
-            raise TypeError(f"compile_shader(): constants are named by an index or a name, not by {key!r}")
-        numbers = value if isinstance(value, (tuple, list)) else [value]
-        if not numbers or not all(isinstance(number, (bool, int, float)) for number in numbers):
-            raise TypeError(f"compile_shader(): constant {key!r} must be a bool, int, float or a tuple of them, "
-                            f"not {value!r}")
-    return dict(constants)
 
 
 def substitute_function_constants(program, constants):
@@ -44,8 +25,8 @@ def substitute_function_constants(program, constants):
         index = constant_value(program, declaration.attributes["function_constant"])
         if index is None:
             raise error_at(place, f"the index of function constant '{name}' is no integer constant")
-        if not 0 <= index <= MAX_INDEX:
-            raise error_at(place, f"the index of function constant '{name}' is {index}, and must be 0 to {MAX_INDEX}")
+        if not 0 <= index <= MAX_CONSTANT_INDEX:
+            raise error_at(place, f"the index of function constant '{name}' is {index}, and must be 0 to {MAX_CONSTANT_INDEX}")
         keys = [key for key in (index, name) if key in constants]
         if len(keys) > 1:
             raise error_at(place, f"function constant '{name}' is given by its index and by its name")

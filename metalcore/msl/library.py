@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from .function_constants import checked_constants
+from .arguments import checked_constants
 from .inline_headers import inline_headers
 from .kernel import Kernel
 from .program import Program

@@ -13,6 +13,7 @@ import pcpp
 
 from .arithmetic import OPERATOR_WORDS, ArithmeticFailure, evaluate
 from .errors import MSLError
+from .limits import MAX_INCLUDE_DEPTH
 from .tokens import LEXICAL, Token, refuse_deep_nesting, tokenize
 
 # What Apple's compiler predefines for `-std=metal3.1` on a Mac.
@@ -76,7 +77,6 @@ STANDARD_HEADERS = frozenset(
     "float.h",
 }
 
-_INCLUDE_DEPTH = 200  # Clang's
 _INCLUSIONS = 5_000
 # Tokens that macros may be replaced by, nested replacements counted anew: these, and so many for each character read.
 # MLX's quantized.metal makes 1.5 million of 300,000 characters.
@@ -207,7 +207,7 @@ class _Preprocessor(pcpp.Preprocessor):
         if os.path.isdir(includepath):
             raise OSError(includepath)
         self._inclusions += 1
-        if self.include_depth > _INCLUDE_DEPTH:
+        if self.include_depth > MAX_INCLUDE_DEPTH:
             self.on_error(self.lastdirective.source, self.lastdirective.lineno, "#include nested too deeply")
         if self._inclusions > _INCLUSIONS:
             self.on_error(self.lastdirective.source, self.lastdirective.lineno, "too many files are included")

@@ -8,9 +8,7 @@ from typing import NamedTuple
 from .errors import error_at
 from .integers import constant_value
 from .kernels import BUILTINS
-
-MAX_INDEX = 30
-MAX_THREADS = 1024
+from .limits import MAX_INDEX, MAX_THREADS
 
 # Keywords of C++, and the rule that each breaks.
 _WORDS = {

@@ -7,8 +7,7 @@ user's own lines and columns.
 import re
 
 from .errors import error_at
-
-MAX_NESTING = 256
+from .limits import MAX_NESTING
 
 # Order matters: longer operators first, a preprocessing number before a dot.
 LEXICAL = re.compile(
