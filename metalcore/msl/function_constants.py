@@ -26,7 +26,8 @@ def substitute_function_constants(program, constants):
         if index is None:
             raise error_at(place, f"the index of function constant '{name}' is no integer constant")
         if not 0 <= index <= MAX_CONSTANT_INDEX:
-            raise error_at(place, f"the index of function constant '{name}' is {index}, and must be 0 to {MAX_CONSTANT_INDEX}")
+            limit = f"{index}, which is not 0 to {MAX_CONSTANT_INDEX}"
+            raise error_at(place, f"the index of function constant '{name}' is {limit}")
         keys = [key for key in (index, name) if key in constants]
         if len(keys) > 1:
             raise error_at(place, f"function constant '{name}' is given by its index and by its name")
