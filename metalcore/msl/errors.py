@@ -2,6 +2,8 @@
 
 import re
 
+TOO_DEEP = "the program is nested too deeply"  # for Python, whose limit depends on how deep the caller stands
+
 
 class MSLError(SyntaxError, RuntimeError):
     """MSL that cannot be compiled; the message names the file, the line and what is wrong there.

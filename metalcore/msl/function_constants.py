@@ -2,6 +2,8 @@
 
 from .errors import MSLError, error_at
 from .integers import constant_value
+from .limits import MAX_CONSTANT_INDEX
+from .numbers import misfit, number_type
 from .rewrite import erase
 
 
@@ -13,24 +15,31 @@ def substitute_function_constants(program, constants):
         constants: index or name -> bool, int, float, or a sequence of them for a vector.
 
     Raises:
-        MSLError: a value is given for a constant that the program does not declare.
+        MSLError: a value is given for a constant that the program does not declare, or is none of its type.
     """
-    tokens, left, defined = program.tokens, dict(constants), set()
+    tokens, used, defined = program.tokens, set(), set()
     for declaration in program.walk():
         if declaration.kind != "variable" or "function_constant" not in declaration.attributes:
             continue
+        place, name = tokens[declaration.first], declaration.name
         index = constant_value(program, declaration.attributes["function_constant"])
         if index is None:
-            raise error_at(
-                tokens[declaration.first], f"the index of function constant '{declaration.name}' is no integer constant"
-            )
+            raise error_at(place, f"the index of function constant '{name}' is no integer constant")
+        if not 0 <= index <= MAX_CONSTANT_INDEX:
+            limit = f"{index}, which is not 0 to {MAX_CONSTANT_INDEX}"
+            raise error_at(place, f"the index of function constant '{name}' is {limit}")
+        keys = [key for key in (index, name) if key in constants]
+        if len(keys) > 1:
+            raise error_at(place, f"function constant '{name}' is given by its index and by its name")
         value = None
-        for key in (index, declaration.name):
-            if key in left:
-                value = left.pop(key)
-                defined.add(declaration.name)
+        if keys:
+            value = constants[keys[0]]
+            used.add(keys[0])
+            defined.add(name)
+            if problem := _problem(program, declaration, value):
+                raise error_at(place, f"function constant '{name}' {problem}")
         _replace(program, declaration, value)
-    if left:
+    if left := [key for key in constants if key not in used]:
         raise MSLError(f"the program has no function constant {', '.join(repr(key) for key in left)}")
     for i, token in enumerate(tokens):
         if token.text == "is_function_constant_defined" and tokens[i + 1].text == "(":
@@ -39,6 +48,25 @@ def substitute_function_constants(program, constants):
             start = i - 2 if tokens[i - 1].text == "::" else i
             erase(tokens, start, close + 1)
             token.text = "true" if name in defined else "false"
+
+
+def _problem(program, declaration, value):
+    """Why a value is none of a function constant's; None where it is one, or where its type is the program's own."""
+    words, i = [], declaration.head
+    while i < declaration.name_at:
+        end = program.attribute_end(i)
+        if end is None and program.tokens[i].text not in ("constant", "static", "const", "constexpr"):
+            words.append(program.tokens[i].text)
+        i = end or i + 1
+    text = " ".join(words)
+    type_ = number_type(text)
+    numbers = value if isinstance(value, (tuple, list)) else [value]
+    if type_ is None:
+        return None
+    if (type_.count > 1) != isinstance(value, (tuple, list)) or len(numbers) != type_.count:
+        return f"is {text}: {value!r} is not {type_.count} number{'s' if type_.count > 1 else ''}"
+    problems = [problem for number in numbers if (problem := misfit(number, type_))]
+    return f"is {text}: {problems[0]}" if problems else None
 
 
 def _replace(program, declaration, value):

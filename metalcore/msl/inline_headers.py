@@ -5,16 +5,19 @@ import re
 from pathlib import Path
 
 from .errors import MSLError
+from .limits import MAX_INCLUDE_DEPTH
 
 _INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 _ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
+_DIRECTIVE = re.compile(r"\s*#\s*(\w+)\s*(\w*)")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 def inline_headers(source, filename, include_dirs):
     """MSL without `#include "…"`.
 
-    A header is put in where it is first included and nowhere else, as `#pragma once` would have it. `#line` keeps the
-    compiler's messages in terms of the files.
+    A header with `#pragma once` or a guard is put in where it is first included, and again only where that was inside
+    an `#if`; any other wherever it is included. `#line` keeps the compiler's messages in terms of the files.
 
     Args:
         source: MSL text.
@@ -22,13 +25,29 @@ def inline_headers(source, filename, include_dirs):
         include_dirs: where headers are looked for, in order, after the folder of the file that includes them.
 
     Raises:
-        MSLError: a header is in none of the directories.
+        MSLError: a header is in none of the directories, or headers without a guard include themselves.
     """
-    seen = set()
+    return "\n".join(_Inlining(include_dirs).lines(source, filename, list(include_dirs), 0, ())) + "\n"
 
-    def lines(text, name, folders):
+
+class _Inlining:
+    def __init__(self, include_dirs):
+        self.include_dirs = include_dirs
+        self.done = set()  # headers that need not be put in again
+        self.guards = {}  # header -> the macro that stands for its `#pragma once`
+
+    def lines(self, text, name, folders, depth, within):
+        """The lines of a file.
+
+        Args:
+            depth: how many conditions it is in.
+            within: the files that include it.
+        """
         yield f'#line 1 "{name}"'
         for number, line in enumerate(text.splitlines(), 1):
+            directive = _DIRECTIVE.match(line)
+            word = directive[1] if directive else ""
+            depth += (word in ("if", "ifdef", "ifndef")) - (word == "endif")
             match = _INCLUDE.match(line)
             if not match:
                 yield "" if _ONCE.match(line) else line
@@ -36,9 +55,34 @@ def inline_headers(source, filename, include_dirs):
             path = next((path for folder in folders if (path := Path(folder) / match[1]).is_file()), None)
             if path is None:
                 raise MSLError(f'{name}:{number}: error: "{match[1]}" file not found')
-            if path.resolve() not in seen:
-                seen.add(path.resolve())
-                yield from lines(path.read_text(encoding="utf-8"), match[1], [path.parent, *include_dirs])
+            yield from self.header(path.resolve(), match[1], f"{name}:{number}", depth, within)
             yield f'#line {number + 1} "{name}"'
 
-    return "\n".join(lines(source, filename, list(include_dirs))) + "\n"
+    def header(self, path, name, place, depth, within):
+        if path in self.done:
+            return
+        text = path.read_text(encoding="utf-8")
+        once, guarded = any(map(_ONCE.match, text.splitlines())), _is_guarded(text)
+        if once or guarded:
+            if path in within:
+                return  # the guard leaves nothing of it
+            if depth == 0:
+                self.done.add(path)
+        elif path in within or len(within) >= MAX_INCLUDE_DEPTH:
+            raise MSLError(f"{place}: error: #include nested too deeply")
+        inner = self.lines(text, name, [path.parent, *self.include_dirs], depth - guarded, (*within, path))
+        if not once:
+            yield from inner
+            return
+        guard = self.guards.setdefault(path, f"METALCORE_ONCE_{len(self.guards)}")
+        yield f"#ifndef {guard}"
+        yield f"#define {guard}"
+        yield from inner
+        yield "#endif"
+
+
+def _is_guarded(text):
+    """Whether the first two directives of a file are its guard's."""
+    lines = [line for line in _COMMENT.sub("", text).splitlines() if line.strip()][:2]
+    words = [match.groups() if (match := _DIRECTIVE.match(line)) else ("", "") for line in lines]
+    return len(words) == 2 and [word for word, _ in words] == ["ifndef", "define"] and words[0][1] == words[1][1]

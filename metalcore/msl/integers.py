@@ -1,35 +1,19 @@
 """Integer constants of a program, as far as attributes need them: `[[buffer(kIndex)]]`."""
 
-import ast
+from .arithmetic import ArithmeticFailure, evaluate
 
 
 def constant_value(program, tokens):
     """The value of an integer expression of literals, enumerators and named constants, or None."""
-    words, i = [], 0
-    while i < len(tokens):
-        token = tokens[i]
-        if token.kind == "id" and i + 1 < len(tokens) and tokens[i + 1].text == "::":
-            i += 2  # the name alone tells
-            continue
-        if token.kind == "num":
-            words.append(_python_number(token.text))
-        elif token.kind == "id":
-            value = _named_constants(program).get(token.text)
-            if value is None:
-                return None
-            words.append(f"({value})")
-        else:
-            words.append({"/": "//", "&&": " and ", "||": " or "}.get(token.text, token.text))
-        i += 1
+    words = []
+    for i, token in enumerate(tokens):
+        if token.text == "::" or i + 1 < len(tokens) and tokens[i + 1].text == "::":
+            continue  # the name alone tells
+        words.append(token.text)
     try:
-        return int(eval(compile(ast.parse("".join(words), mode="eval"), "constant", "eval"), {"__builtins__": {}}))
-    except (SyntaxError, ArithmeticError, TypeError, ValueError):
+        return evaluate(words, _named_constants(program).get).value
+    except ArithmeticFailure:
         return None
-
-
-def _python_number(text):
-    text = text.rstrip("uUlL").replace("'", "")
-    return "0o" + text if text.startswith("0") and text.isdigit() else text
 
 
 def _named_constants(program):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from .arguments import checked_constants
 from .inline_headers import inline_headers
 from .kernel import Kernel
 from .program import Program
@@ -31,13 +32,16 @@ def compile_shader(source, *, include_dirs=(), constants=None):
     Args:
         source: MSL text.
         include_dirs: directories in which `#include` looks, in order; PyTorch's own (`c10/metal/…`) come last.
-        constants: values of function constants: {index or name: bool, int, float or a tuple of them}. Not on a Mac.
+        constants: values of function constants: {index or name: bool, int, float or a tuple of them}, of the
+            constants' types. Not on a Mac.
 
     Returns:
         A ShaderLibrary: its attributes are the program's kernels, and `dir()` lists them. On a Mac, PyTorch's.
 
     Raises:
-        MSLError: the source does not compile; the message shows its lines (a SyntaxError and a RuntimeError).
+        TypeError: an argument is of another type.
+        MSLError: the source does not compile, or a constant's value is none of its type; the message shows its lines
+            (a SyntaxError and a RuntimeError).
         CompilerNotFoundError: this machine has no C++ compiler or, on a CUDA device, no NVRTC.
     """
     if not isinstance(source, str):
@@ -50,7 +54,7 @@ def compile_shader(source, *, include_dirs=(), constants=None):
             raise RuntimeError("compile_shader(): torch.mps.compile_shader, which does this on a Mac, takes no "
                                "constants")
         return torch.mps.compile_shader(inline_headers(source, "program_source", directories))
-    return ShaderLibrary(Program(source, directories, dict(constants or {})))
+    return ShaderLibrary(Program(source, directories, checked_constants({} if constants is None else constants)))
 
 
 class ShaderLibrary:

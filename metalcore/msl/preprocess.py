@@ -11,8 +11,10 @@ import re
 
 import pcpp
 
+from .arithmetic import OPERATOR_WORDS, ArithmeticFailure, evaluate
 from .errors import MSLError
-from .tokens import LEXICAL, Token, tokenize
+from .limits import MAX_INCLUDE_DEPTH
+from .tokens import LEXICAL, Token, refuse_deep_nesting, tokenize
 
 # What Apple's compiler predefines for `-std=metal3.1` on a Mac.
 PREDEFINED = {
@@ -75,6 +77,14 @@ STANDARD_HEADERS = frozenset(
     "float.h",
 }
 
+_INCLUSIONS = 5_000
+# Tokens that macros may be replaced by, nested replacements counted anew: these, and so many for each character read.
+# MLX's quantized.metal makes 1.5 million of 300,000 characters.
+_EXPANSION = 400_000
+_EXPANSION_BY_CHARACTER = 32
+_BLANKS = ("CPP_WS", "CPP_LINECONT", "CPP_COMMENT1", "CPP_COMMENT2")
+_NAMES_A_MACRO = ("define", "undef", "ifdef", "ifndef")
+_WANTED = {"if": "an expression", "elif": "an expression", "include": "the name of a file"}
 _TYPES = {
     "ws": "CPP_WS",
     "newline": "CPP_WS",
@@ -138,9 +148,13 @@ class _Lexer:
 
 class _Preprocessor(pcpp.Preprocessor):
     def __init__(self, include_dirs, filename):
+        self._inclusions = 0
+        self._expansion = _EXPANSION  # how many tokens macros may still be replaced by
         super().__init__(_Lexer())
         self.included = {}  # path -> content of every file read
         self._importing = False
+        self._expanding_in = filename
+        self._has_else = []  # for each open #if, whether its #else has been read
         for directory in include_dirs:
             self.add_path(os.fspath(directory))
         # Files are called by their absolute paths, the program by the name it was given.
@@ -171,15 +185,35 @@ class _Preprocessor(pcpp.Preprocessor):
         return True
 
     def on_directive_handle(self, directive, tokens, ifpassthru, precedingtoks):
-        if directive.value in ("if", "elif"):
-            self._answer_has_include(tokens)
+        name = directive.value
+        if name in ("if", "ifdef", "ifndef"):
+            self._has_else.append(False)
+        elif name in ("elif", "else") and self._has_else:
+            if self._has_else[-1]:
+                self.on_error(directive.source, directive.lineno, f"#{name} after #else")
+            self._has_else[-1] = name == "else"
+        elif name == "endif" and self._has_else:
+            self._has_else.pop()
+        if name in _NAMES_A_MACRO and (not tokens or tokens[0].type != "CPP_ID"):
+            self.on_error(directive.source, directive.lineno, f"#{name} wants the name of a macro")
+        if name in ("if", "elif", "include") and not tokens:
+            self.on_error(directive.source, directive.lineno, f"#{name} wants {_WANTED[name]}")
         return super().on_directive_handle(directive, tokens, ifpassthru, precedingtoks)
+
+    def on_unknown_macro_in_defined_expr(self, token):
+        return token.value == "__has_include"
 
     def on_file_open(self, is_system_include, includepath):
         if os.path.isdir(includepath):
             raise OSError(includepath)
+        self._inclusions += 1
+        if self.include_depth > MAX_INCLUDE_DEPTH:
+            self.on_error(self.lastdirective.source, self.lastdirective.lineno, "#include nested too deeply")
+        if self._inclusions > _INCLUSIONS:
+            self.on_error(self.lastdirective.source, self.lastdirective.lineno, "too many files are included")
         with open(includepath, encoding="utf-8-sig", errors="replace") as file:
             self.included[includepath] = file.read()
+        self.allow_expansion_of(self.included[includepath])
         if self._importing:
             self.include_once[includepath] = None
             self._importing = False
@@ -192,26 +226,85 @@ class _Preprocessor(pcpp.Preprocessor):
             if directive == "import":
                 words[1].value = "include"
                 self._importing = True
+            elif directive in ("elifdef", "elifndef"):
+                words[1].value = "elif"
+                at, test = line.index(words[1]) + 1, " defined" if directive == "elifdef" else " !defined"
+                line = [*line[:at], *_lexed(test, words[1]), *line[at:]]
             elif directive == "pragma":
                 text = "".join(t.value for t in line if not t.type.startswith("CPP_COMMENT")).split("pragma", 1)[1]
-                if unrolls := _unroll(text):
+                if not text.strip():
+                    line = [token for token in line if "\n" in token.value]
+                elif unrolls := _unroll(text):
                     line = [*_lexed(unrolls, words[0]), *(token for token in line if "\n" in token.value)]
             yield line
 
-    def _answer_has_include(self, tokens):
-        i = 0
+    def place(self):
+        """(file, line) of what is being expanded."""
+        return self._expanding_in, self.linemacro
+
+    def allow_expansion_of(self, text):
+        self._expansion += _EXPANSION_BY_CHARACTER * len(text)
+
+    def expand_macros(self, tokens, expanding_from=()):
+        if self.linemacrodepth == 0 and tokens:
+            self._expanding_in = tokens[0].source
+        expanded = super().expand_macros(tokens, list(expanding_from))
+        if expanding_from:
+            self._expansion -= len(expanded)
+            if self._expansion < 0:
+                self.on_error(*self.place(), "the macros of this line expand to too many tokens")
+        return expanded
+
+    def evalexpr(self, tokens):
+        """(the value of the expression of an #if or #elif, None)."""
+        at = self.lastdirective
+        tokens = [token for token in tokens if token.type not in _BLANKS]
+        # Macros may make a `defined`; what one asks for is not expanded.
+        tokens = self.expand_macros(self._answered(tokens))
+        words = [token.value for token in self._answered([t for t in tokens if t.type not in _BLANKS])]
+        for word, following in zip(words, words[1:]):
+            if following == "(" and re.fullmatch(r"[A-Za-z_$][\w$]*", word) and word not in OPERATOR_WORDS:
+                self.on_error(at.source, at.lineno, f"#{at.value}: the function-like macro '{word}' is not defined")
+        try:
+            return evaluate(words, lambda name: 0).value, None
+        except ArithmeticFailure as failure:
+            self.on_error(at.source, at.lineno, f"#{at.value} {' '.join(words)}: {failure}")
+
+    def _answered(self, tokens):
+        """Tokens of an expression with `1` or `0` in the place of each `defined` and `__has_include`."""
+        answered, i = [], 0
         while i < len(tokens):
-            if tokens[i].value == "__has_include":
-                close = next((j for j in range(i, len(tokens)) if tokens[j].value == ")"), None)
-                if close is None:
-                    self.on_error(tokens[i].source, tokens[i].lineno, "missing ')' after '__has_include'")
-                name = "".join(token.value for token in tokens[i + 1 : close]).strip("( \t")
-                paths = self.path if name.startswith("<") else self.temp_path + self.path
-                name = name.strip('<>"')
-                found = name in STANDARD_HEADERS or any(os.path.isfile(os.path.join(path, name)) for path in paths)
-                tokens[i].type, tokens[i].value = "CPP_INTEGER", str(int(found))
-                del tokens[i + 1 : close + 1]
-            i += 1
+            token = tokens[i]
+            if token.value in ("defined", "__has_include"):
+                asked, i = self._asked(tokens, i)
+                answer = self._is_defined(asked) if token.value == "defined" else self._is_there(asked)
+                token = copy.copy(token)
+                token.type, token.value = "CPP_INTEGER", str(int(answer))
+            else:
+                i += 1
+            answered.append(token)
+        return answered
+
+    def _asked(self, tokens, i):
+        """(the text that the operator at i asks for, the index after it)."""
+        operator, i, values = tokens[i], i + 1, [token.value for token in tokens]
+        if operator.value == "defined" and values[i : i + 1] != ["("]:
+            if i < len(tokens) and tokens[i].type == "CPP_ID":
+                return values[i], i + 1
+        elif values[i : i + 1] == ["("] and ")" in values[i:]:
+            close = values.index(")", i)
+            if operator.value != "defined" or close == i + 2 and tokens[i + 1].type == "CPP_ID":
+                return "".join(values[i + 1 : close]), close + 1
+        wanted = "the name of a macro" if operator.value == "defined" else "the name of a file in parentheses"
+        self.on_error(operator.source, operator.lineno, f"'{operator.value}' wants {wanted}")
+
+    def _is_defined(self, name):
+        return name in self.macros or self.on_unknown_macro_in_defined_expr(_LexToken("CPP_ID", name, 0, 0))
+
+    def _is_there(self, name):
+        paths = self.path if name.startswith("<") else self.temp_path + self.path
+        name = name.strip('<>"')
+        return name in STANDARD_HEADERS or any(os.path.isfile(os.path.join(path, name)) for path in paths)
 
     def macro_expand_args(self, macro, args):
         if macro.variadic and any(token.value == "__VA_OPT__" for token in macro.value):
@@ -284,10 +377,11 @@ def preprocess(source, *, include_dirs=(), filename="program_source", defines=()
     for definition in defines:
         preprocessor.define(definition)
     directory = os.path.dirname(filename)
+    preprocessor.allow_expansion_of(source)
     preprocessor.parse(source, filename)
     preprocessor.temp_path = [directory] if directory else []
     tokens, space = [], ""
-    while (token := preprocessor.token()) is not None:
+    while (token := _next(preprocessor)) is not None:
         value = token.value
         if token.type == "CPP_WS" or token.type == "CPP_LINECONT":
             space = "" if "\n" in value else space + value
@@ -295,7 +389,16 @@ def preprocess(source, *, include_dirs=(), filename="program_source", defines=()
         kind = {"CPP_ID": "id", "CPP_STRING": "str", "CPP_CHAR": "char", "CPP_INTEGER": "num", "CPP_FLOAT": "num"}
         tokens.append(Token(kind.get(token.type, "op"), str(value), token.lineno, token.source, space))
         space = ""
-    return _without_pragma_operators(tokens), preprocessor.included
+    tokens = _without_pragma_operators(tokens)
+    refuse_deep_nesting(tokens)
+    return tokens, preprocessor.included
+
+
+def _next(preprocessor):
+    try:
+        return preprocessor.token()
+    except RecursionError:  # Python's limit depends on how deep the caller stands
+        preprocessor.on_error(*preprocessor.place(), "macros or headers are nested too deeply")
 
 
 def _without_pragma_operators(tokens):

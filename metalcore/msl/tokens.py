@@ -6,6 +6,9 @@ user's own lines and columns.
 
 import re
 
+from .errors import error_at
+from .limits import MAX_NESTING
+
 # Order matters: longer operators first, a preprocessing number before a dot.
 LEXICAL = re.compile(
     r"""
@@ -76,29 +79,35 @@ def matching(tokens, i):
 
 def matching_angle(tokens, i, end=None):
     """The index of the ``>`` (or ``>>``) that closes the template list opened by ``<`` at i, or None where the tokens
-    cannot be a template list. A ``<`` inside counts as an operator unless a name stands before it and it is closed."""
-    found = _close_angle(tokens, i, len(tokens) if end is None else end)
-    return None if found is None else found[0]
-
-
-def _close_angle(tokens, i, end):
-    """(index of the closing token, whether only the first half of a ``>>`` there is used)."""
-    j = i + 1
+    cannot be a template list. A ``<`` inside counts as an operator unless a name stands before it."""
+    depth, j, end = 1, i + 1, len(tokens) if end is None else end
     while j < end:
         text = tokens[j].text
         if text == "<" and tokens[j - 1].kind == "id":
-            inner = _close_angle(tokens, j, end)
-            if inner is not None:
-                j, half = inner
-                if half:
-                    return j, False
-        elif text == ">":
-            return j, False
-        elif text == ">>":
-            return j, True
+            depth += 1
+        elif text in (">", ">>"):
+            depth -= len(text)
+            if depth <= 0:
+                return j
         elif text in CLOSING:
             j = matching(tokens, j)
         elif text in (";", ")", "]", "}"):
             return None
         j += 1
     return None
+
+
+def refuse_deep_nesting(tokens):
+    """Raises an MSLError where more than 256 brackets (Clang's limit) or template headers stand in one another."""
+    depth = headers = 0
+    for before, token in zip([None, *tokens], tokens):
+        if token.text in CLOSING:
+            depth += 1
+        elif token.text in (")", "]", "}"):
+            depth -= 1
+        elif token.text == "template" and before is not None:
+            headers += before.text in ("<", ",", ">")
+        if token.text in ("{", "}", ";"):
+            headers = 0
+        if max(depth, headers) > MAX_NESTING:
+            raise error_at(token, f"bracket nesting level exceeded maximum of {MAX_NESTING}")

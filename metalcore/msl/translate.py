@@ -11,7 +11,7 @@ from .constants import declare_constants
 from .cuda_source import cuda_source, describe
 from .dialect import adapt_dialect
 from .duplicates import drop_duplicates
-from .errors import MSLError, with_line
+from .errors import TOO_DEEP, MSLError, with_line
 from .function_constants import substitute_function_constants
 from .kernels import find_kernels
 from .parse import Program
@@ -25,6 +25,7 @@ from .rewrite import (
     refuse_unsupported,
     rewrite_swizzles,
 )
+from .rules import refuse_breaches
 from .threadgroup import find_threadgroup_variables, place_threadgroup_variables
 from .unaligned import find_unaligned_accesses
 
@@ -75,12 +76,15 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
         return _translate(source, include_dirs, filename, defines, constants)
     except MSLError as error:
         raise MSLError(with_line(str(error), source, filename)) from None
+    except RecursionError:
+        raise MSLError(f"{filename}:1: error: {TOO_DEEP}") from None
 
 
 def _translate(source, include_dirs, filename, defines, constants):
     tokens, included = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
     program = Program(tokens)
     refuse_unsupported(program)
+    refuse_breaches(program)
     variables = find_threadgroup_variables(program)
     kernels = find_kernels(program, {variable.first for variable in variables if variable.has_initializer})
     for kernel in kernels:

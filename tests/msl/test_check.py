@@ -33,6 +33,14 @@ struct Complex {
   float norm() const constant { return re * re + im * im; }
 };
 
+struct Cells {
+  float v[4];
+  device float& operator[](int i) device { return v[i]; }
+  const device float& operator[](int i) const device { return v[i]; }
+  const constant float& operator[](int i) const constant { return v[i]; }
+  device float* at(int i) device { return v + i; }
+};
+
 struct Tile {
   float4 values[4];
   thread float4& at(short i) { return values[i]; }
@@ -53,6 +61,7 @@ template <typename T>
 [[kernel, max_total_threads_per_threadgroup(256)]] void k(
     device T* x [[buffer(0)]], constant Params& params [[buffer(1)]], device const Complex* z [[buffer(2)]],
     constant Complex& w [[buffer(3)]], device atomic_uint* count [[buffer(4)]],
+    device Cells& cells [[buffer(6)]], constant Cells& given [[buffer(7)]],
     device packed_float3* points [[buffer(5)]], threadgroup float* scratch [[threadgroup(0)]],
     const device float* from [[buffer(30)]],
     uint3 i [[thread_position_in_grid]], ushort lane [[thread_index_in_simdgroup]]) {
@@ -65,6 +74,8 @@ template <typename T>
   threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
   scratch[0] = sum(2.0f, z[0].norm() + w.norm()) + kTable[1] + kSeeds.x;
   advance(from);
+  device float& cell = cells[1];
+  cell = given[0] + *cells.at(2);
   thread const device float* rows[2];
   rows[0] = from;
   const float row = rows[0][0];

@@ -3,7 +3,10 @@
 import pytest
 from checking import needs_clang
 
+from metalcore.msl import host
 from metalcore.msl.check import check
+from metalcore.msl.errors import MSLError
+from metalcore.msl.translate import translate
 
 pytestmark = needs_clang
 
@@ -132,6 +135,36 @@ FAULTS = {
         kernel void k(device float* x) { x[0] = S::n; }"""),
     "writing to constant memory": ("constant-space", """
         kernel void k(constant float* x) { x[0] = 1.0f; } //!"""),
+    "threads of a threadgroup, beyond 32 bits": ("max-threads", """
+        [[max_total_threads_per_threadgroup(4294967297)]] kernel void k(device float* x) {} //!"""),
+    "buffer index beyond 32 bits": ("argument-index", """
+        kernel void k(device float* x [[buffer(4294967296)]]) {} //!"""),
+    "negative buffer index": ("argument-index", """
+        kernel void k(device float* x [[buffer(-1)]]) {} //!"""),
+    "32 buffers": ("argument-index", """
+        kernel void k(""" + ", ".join(f"device float* x{i}" for i in range(32)) + """) {} //!"""),
+    "mutable static member": ("constant-space", """
+        struct S { static int n; }; //!
+        kernel void k(device float* x) {}"""),
+    "assembly": ("language", """
+        kernel void k(device float* x) { __asm("nop"); } //!"""),
+    "assembly after a condition": ("language", """
+        kernel void k(device float* x) { if (x[0] > 0.0f) asm volatile("nop"); } //!"""),
+    "delete": ("allocation", """
+        kernel void k(device int* x) { delete x; } //!"""),
+    "try": ("exceptions", """
+        kernel void k(device float* x) { try { x[0] = 1.0f; } catch (...) {} } //!"""),
+    "thread_local": ("language", """
+        kernel void k(device float* x) { thread_local float y = 1.0f; x[0] = y; } //!"""),
+    "typeid": ("language", """
+        kernel void k(device float* x) { x[0] = typeid(x) == typeid(x); } //!"""),
+    "dynamic_cast": ("language", """
+        struct S { int a; };
+        kernel void k(device S* x) { x[0] = *dynamic_cast<device S*>(x); } //!"""),
+    "maximum of an atomic float": ("language", """
+        kernel void k(device atomic_float* x) { atomic_fetch_max_explicit(x, 1.0f, memory_order_relaxed); } //!"""),
+    "result of a 64-bit atomic": ("language", """
+        kernel void k(device atomic_ulong* x) { atomic_fetch_add_explicit(x, 1, memory_order_relaxed); } //!"""),
     "goto": ("language", """
         kernel void k(device float* x) {
           goto end; //!
@@ -164,6 +197,42 @@ def test_a_seeded_error_is_caught(name):
         assert finding.file == "kernel.metal"
         assert str(finding).startswith(f"kernel.metal:{finding.line}:") and str(finding).endswith(f"[{rule}]")
         assert "__" not in finding.message, "Clang's words, not MSL's"
+
+
+# Rules that compile_shader has as well.
+SHARED = [name for name, (rule, _) in FAULTS.items() if rule in (
+    "virtual", "allocation", "exceptions", "argument-index", "attribute-type", "host-name", "max-threads")]
+SHARED += ["goto", "assembly", "assembly after a condition", "thread_local", "typeid", "dynamic_cast", "program scope",
+           "mutable static member", "kernel argument without a space", "kernel argument in thread"]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_compile_shader_refuses_it_in_the_same_words(name):
+    source = HEAD + FAULTS[name][1]
+    line = next(i for i, line in enumerate(source.splitlines(), 1) if line.endswith("//!"))
+    told = [finding.message for finding in check(source, filename="kernel.metal") if finding.line == line]
+    with pytest.raises(MSLError) as error:
+        translate(source, filename="kernel.metal")
+    place, _, message = str(error.value).splitlines()[0].partition(" error: ")
+    assert place == f"kernel.metal:{line}:" and message in told
+
+
+@pytest.mark.parametrize("name", ["maximum of an atomic float", "result of a 64-bit atomic"])
+def test_atomics_that_metal_has_not(name):
+    with pytest.raises(MSLError, match="program_source:4:.*no matching function for call to 'atomic_fetch_"):
+        host.check_source(translate(HEAD + FAULTS[name][1]).source(), msl=HEAD + FAULTS[name][1])
+
+
+def test_what_only_looks_like_it_is_not_refused():
+    translate(HEAD + """
+        struct S { S() = default; S(int) = delete; };
+        void label() __asm("air.label");
+        constant int4 seeds = {1, 2, 3, 4};
+        constexpr int limit = 3;
+        struct T { static constexpr int n = limit; int renewed, throwing; };
+        typedef unsigned int index_t;
+        kernel void k(device float* x [[buffer(30)]], index_t i [[thread_position_in_grid]],
+                      unsigned j [[thread_index_in_simdgroup]], metal::ushort2 t [[grid_origin]]) { x[i] = j; }""")
 
 
 LENIENT = ["float to half", "literal", "recursion", "recursion through another", "threadgroup memory"]

@@ -137,6 +137,56 @@ def test_scalars(device, value, casts, type, expected):
     assert out.item() == expected
 
 
+@pytest.mark.parametrize(
+    "type, value, casts, problem",
+    [
+        ("int", 3.7, None, "3.7 is a float, whose bits are read as those of an int"),
+        ("int", math.nan, None, "nan is a float"),
+        ("int", 2**40, None, "1099511627776 is not -2147483648 to 4294967295"),
+        ("uint", -(2**31) - 1, None, "-2147483649 is not"),
+        ("uchar", 256, None, "256 is not -128 to 255"),
+        ("bool", 2, None, "2 is not 0 to 1"),
+        ("half", 1.5, None, r"1.5 is bound as a float32 \(see arg_casts\)"),
+        ("bfloat", 1.5, "fp16", "1.5 is bound as a float16"),
+        ("int", 7, "int16", r"7 is bound as an int16 \(see arg_casts\)"),
+        ("int2", [1, 2], None, "1 is bound as an int64"),
+        ("float4", [1.0, 2.0], None, "2 numbers for 4"),
+        ("uint", 0xFFFFFFFF, None, None),
+        ("uint", -1, None, None),
+        ("bool", True, None, None),
+        ("float", 0, None, None),
+        ("float", math.nan, None, None),
+        ("float2", [1.0, 2.0], None, None),
+        ("uint2", [1, 2], "int32", None),
+        ("long", 2**63 - 1, None, None),
+    ],
+)
+def test_numbers_that_the_kernel_would_read_as_others(device, type, value, casts, problem):
+    kernel = metalcore.compile_shader(f"kernel void k(device float* out, constant {type}& value) {{}}").k
+    out = torch.zeros(1, device=device)
+    if problem is None:
+        kernel(out, value, arg_casts=casts)
+    else:
+        with pytest.raises(RuntimeError, match=f"argument 'value' of kernel 'k' is {type}: {problem}"):
+            kernel(out, value, arg_casts=casts)
+
+
+def test_none_where_a_function_constant_is_off(device):
+    source = """
+        constant bool biased [[function_constant(0)]];
+        kernel void k(device float* out, constant float& bias [[buffer(1), function_constant(biased)]]) {
+          out[0] = biased ? bias : 7.0f;
+        }"""
+    out = torch.zeros(1, device=device)
+    metalcore.compile_shader(source, constants={0: False}).k(out, None)
+    assert out.item() == 7
+    biased = metalcore.compile_shader(source, constants={0: True}).k
+    biased(out, 2.5)
+    assert out.item() == 2.5
+    with pytest.raises((RuntimeError, ValueError), match="bias"):
+        biased(out, None)
+
+
 def test_lists_of_scalars_and_cpu_scalars(device):
     library = metalcore.compile_shader("""
         kernel void k(device float* out, constant long* ints, constant float* floats, constant int& zero,
@@ -180,7 +230,27 @@ def test_lists_of_tensors_are_tables_of_their_addresses(device):
         (lambda k, x: k(12), RuntimeError, "Number of threads is undefined"),
         (lambda k, x: k(x, 1.0, threads=(1, 1, 1, 1)), RuntimeError, "one, two or three numbers"),
         (lambda k, x: k(x, 1.0, threads=-1), TypeError, "non-negative integers"),
-        (lambda k, x: k(x, 1.0, threads=1.5), TypeError, "not iterable"),
+        (lambda k, x: k(x, 1.0, threads=1.5), TypeError, "non-negative integers"),
+        (lambda k, x: k(x, 1.0, threads=True), TypeError, "non-negative integers"),
+        (lambda k, x: k(x, 1.0, threads="12"), TypeError, "threads must be non-negative integers, got '12'"),
+        (lambda k, x: k(x, 1.0, threads=2**32), ValueError, "threads must be less than"),
+        (lambda k, x: k(x, 1.0, threads=3, group_size=(1.0,)), TypeError, "group_size must be non-negative integers"),
+        (lambda k, x: k(x, 1.0, threadgroup_memory=-1), TypeError, "threadgroup_memory must be non-negative"),
+        (lambda k, x: k(x, 1.0, threadgroup_memory=[None]), TypeError, "threadgroup_memory must be non-negative"),
+        (lambda k, x: k(x, 1.0, threadgroup_memory=40000), ValueError, "40000 bytes; 32768 is the limit"),
+        (lambda k, x: k(x, 1.0, threadgroup_memory=16), ValueError, "16 bytes for index 0, of which kernel 'fill'"),
+        (lambda k, x: k(x, 1.0, error_buf_idx=-1), ValueError, "error_buf_idx must be 0 to 30"),
+        (lambda k, x: k(x, 1.0, error_buf_idx=10**9), ValueError, "error_buf_idx must be 0 to 30"),
+        (lambda k, x: k(x, 1.0, error_buf_idx=True), TypeError, "error_buf_idx must be an int"),
+        (lambda k, x: k(x, 1.0, error_buf_idx=1), ValueError, "error_buf_idx is 1, where an argument is bound"),
+        (lambda k, x: k(x, 3), RuntimeError, "'value' of kernel 'fill' is float: 3 is an int, whose bits are read"),
+        (lambda k, x: k(x, torch.tensor(3)), RuntimeError, "'value' of kernel 'fill' is float: 3 is an int"),
+        (lambda k, x: k(x, 3.0, arg_casts="fp16"), RuntimeError, "is float: 3.0 is bound as a float16"),
+        (lambda k, x: k(x, math.nan, arg_casts="int32"), RuntimeError, r"\[nan\] cannot be cast to int32"),
+        (lambda k, x: k(x, 3.0, arg_casts={2: "fp16"}), RuntimeError, "arg_casts names argument 2, and there are 2"),
+        (lambda k, x: k(x, 3.0, arg_casts={"value": "fp16"}), RuntimeError, "arg_casts names argument 'value'"),
+        (lambda k, x: k(x, 3.0, arg_casts={0: "fp16"}), RuntimeError, "argument 0, which is no scalar"),
+        (lambda k, x: k(x, 1.0, *[1.0] * 30), RuntimeError, "is given 32 arguments; 31 buffers is the limit"),
         (lambda k, x: k(x, 1.0, threads=(2, 2), group_size=2), RuntimeError, "same number of dimensions"),
         (lambda k, x: k(x, 1.0, threads=3, group_size=1025), ValueError, "Threadgroup size exceeds 1024 limit"),
         (
@@ -255,6 +325,35 @@ def test_source_must_be_text():
         metalcore.compile_shader(FILL.encode())
     with pytest.raises(TypeError, match="include_dirs must be a sequence of directories"):
         metalcore.compile_shader("", include_dirs="/tmp")
+
+
+@pytest.mark.parametrize(
+    "constants, error, message",
+    [
+        ({0: 2**40}, MSLError, "1: error: function constant 'n' is int: 1099511627776 is not -2147483648 to"),
+        ({"n": 3.7}, MSLError, "function constant 'n' is int: 3.7 is a float"),
+        ({0: math.nan}, MSLError, "'n' is int: nan is a float"),
+        ({0: (1, 2)}, MSLError, r"'n' is int: \(1, 2\) is not 1 number"),
+        ({0: 1, "n": 1}, MSLError, "'n' is given by its index and by its name"),
+        ({1: -1}, MSLError, "'u' is uint: -1 is not 0 to 4294967295"),
+        ({2: 2}, MSLError, "'b' is bool: 2 is not 0 to 1"),
+        ({3: 1e5}, MSLError, "'h' is half: 100000.0 is too large"),
+        ({3: True}, MSLError, "'h' is half: True is a bool"),
+        ({4: 1}, MSLError, "'v' is uint2: 1 is not 2 numbers"),
+        ({4: (1, 2, 3)}, MSLError, r"'v' is uint2: \(1, 2, 3\) is not 2 numbers"),
+        ({9: 1}, MSLError, "no function constant 9"),
+        ({0: "3"}, TypeError, "constant 0 must be a bool, int, float"),
+        ({0: None}, TypeError, "constant 0 must be a bool, int, float"),
+        ({True: 1}, TypeError, "not by True"),
+        ([1], TypeError, "constants must be a dict, not list"),
+    ],
+)
+def test_constants_that_are_none_of_their_types(constants, error, message):
+    source = ("constant int n [[function_constant(0)]]; constant uint u [[function_constant(1)]]; "
+              "constant bool b [[function_constant(2)]]; constant half h [[function_constant(3)]]; "
+              "constant metal::uint2 v [[function_constant(4)]];\nkernel void k(device float* x) {}")
+    with pytest.raises(error, match=message.replace("uint2:", "metal :: uint2:")):
+        metalcore.compile_shader(source, constants=constants)
 
 
 def test_include_dirs(device, tmp_path):

@@ -25,7 +25,7 @@ def test_every_kernel_keeps_its_tokens(path):
 def test_a_header_comes_in_once_and_is_found_beside_its_includer(tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "outer.h").write_text('#pragma once\n#include "inner.h"\nint outer;\n')
-    (tmp_path / "parts" / "inner.h").write_text("int inner;\n")
+    (tmp_path / "parts" / "inner.h").write_text("#pragma once\nint inner;\n")
     source = '#include "parts/outer.h"\n#include "parts/inner.h"\nint last;\n'
     inlined = inline_headers(source, "program.metal", [tmp_path])
     declarations = [line for line in inlined.splitlines() if line.startswith("int")]
@@ -36,3 +36,31 @@ def test_a_header_comes_in_once_and_is_found_beside_its_includer(tmp_path):
 def test_a_header_that_is_nowhere_is_named_with_its_line():
     with pytest.raises(MSLError, match=r'program\.metal:2: error: "missing\.h" file not found'):
         inline_headers('\n#include "missing.h"\n', "program.metal", [])
+
+
+def inlined(tmp_path, source, **headers):
+    """The tokens of a program whose headers were put in; those that the preprocessor sees, too."""
+    for name, text in headers.items():
+        (tmp_path / f"{name}.h").write_text(text)
+    found = tokens(inline_headers(source, "program.metal", [tmp_path]), [])
+    assert found == tokens(source, [tmp_path])
+    return found
+
+
+def test_a_header_without_a_guard_comes_in_each_time(tmp_path):
+    source = '#define X a\n#include "list.h"\n#undef X\n#define X b\n#include "list.h"\n'
+    assert inlined(tmp_path, source, list="X X\n") == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize("header", ["#pragma once\nx\n", "// x\n/* y\n */\n#ifndef A_H\n#define A_H\nx\n#endif\n"])
+def test_a_header_that_was_left_out_at_first_comes_in_later(tmp_path, header):
+    source = '#if 0\n#include "a.h"\n#endif\n#ifdef __METAL__\n#include "a.h"\n#endif\n#include "a.h"\ny\n'
+    assert inlined(tmp_path, source, a=header) == ["x", "y"]
+
+
+def test_headers_that_include_each_other(tmp_path):
+    headers = {"a": '#pragma once\n#include "b.h"\nx\n', "b": '#ifndef B\n#define B\n#include "a.h"\ny\n#endif\n'}
+    assert inlined(tmp_path, '#include "a.h"\n#include "b.h"\nz\n', **headers) == ["y", "x", "z"]
+    (tmp_path / "c.h").write_text('\n#include "c.h"\n')
+    with pytest.raises(MSLError, match=r"c\.h:2: error: #include nested too deeply"):
+        inline_headers('#include "c.h"\n', "program.metal", [tmp_path])

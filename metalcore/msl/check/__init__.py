@@ -7,7 +7,7 @@ compiler checks is read off the tokens (declarations.py) and off Clang's syntax 
 
 import re
 
-from ..errors import MSLError
+from ..errors import TOO_DEEP, MSLError
 from ..parse import Program
 from ..preprocess import preprocess
 from ..rewrite import refuse_unsupported
@@ -49,6 +49,8 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
         variables = find_threadgroup_variables(program)
     except MSLError as error:
         return [_refused(str(error), filename)]
+    except RecursionError:
+        return [Finding(filename, 1, 0, "language", TOO_DEEP)]
     findings = declaration_findings(program, variables, strict=strict)
     text, lenient = clang_text(program, variables)
     errors, tree = run_clang(text, strict=strict)
@@ -56,7 +58,8 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
         errors = tree_findings(tree, lenient)
     if not strict:
         errors = [finding for finding in errors if finding.rule not in _STRICT_TREE_RULES]
-    return sorted({*findings, *errors})
+    told = {(finding.file, finding.line, finding.rule) for finding in findings}
+    return sorted({*findings, *(error for error in errors if (error.file, error.line, error.rule) not in told)})
 
 
 def _refused(message, filename):

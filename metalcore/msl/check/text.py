@@ -52,6 +52,7 @@ def clang_text(program, variables):
     erase_attributes(program)
     _erase_kernel_keyword(program)
     originals = [token.text for token in tokens]
+    _erase_twins(program)
     _rewrite_methods(program)
     lenient = _rewrite_parameters(program)
     _rewrite_function_parameters(program)
@@ -119,12 +120,29 @@ def _erase_kernel_keyword(program):
                     token.text = ""
 
 
+def _erase_twins(program):
+    """A method for objects in `constant` goes where there is one for const objects in `device`, which Clang has in the
+    same address space."""
+    methods = {}
+    for declaration in program.walk():
+        if declaration.kind == "function" and declaration.in_class:
+            end = declaration.body[0] if declaration.body else declaration.last
+            after = {token.text for token in program.tokens[declaration.parameters[1] : end]}
+            types = tuple(program.type_text(*part) for part in program.split_parameters(*declaration.parameters))
+            name = program.text(declaration.name_at, declaration.parameters[0])
+            space = "constant" if "constant" in after else "device" if {"const", "device"} <= after else ""
+            methods.setdefault((id(declaration.owner), name, types), {})[space] = declaration
+    for found in methods.values():
+        if {"constant", "device"} <= found.keys():
+            erase(program.tokens, found["constant"].first, found["constant"].last)
+
+
 def _rewrite_methods(program):
     """The address spaces after the parameters of a method, which say where its object is. Those of constructors go: a
     temporary is in none for Clang."""
     tokens = program.tokens
     for declaration in program.walk():
-        if declaration.kind != "function" or not declaration.in_class:
+        if declaration.kind != "function" or not declaration.in_class or not tokens[declaration.first].text:
             continue
         constructor = declaration.name == declaration.owner.name
         before = {token.text for token in tokens[declaration.head : declaration.parameters[0]]}
@@ -132,6 +150,8 @@ def _rewrite_methods(program):
         after = {token.text for token in tokens[declaration.parameters[1] : end]}
         if not (constructor or before & {"static", "friend", "~"} or after & set(SPACES)):
             tokens[declaration.parameters[1]].text = ") MSL_THIS"
+        if declaration.body and "device" in after and "device" in before and before & {"*", "&"}:
+            _return_in_device(program, *declaration.body)
         for i in range(declaration.parameters[1] + 1, declaration.last):
             text = tokens[i].text
             if text in ("{", ":", "=", "->", ";"):
@@ -139,6 +159,15 @@ def _rewrite_methods(program):
             if text in SPACES:
                 implied = "const " if text == "constant" and tokens[i - 1].text != "const" else ""
                 tokens[i].text = "" if constructor else implied + _METHOD_SPACES[text]
+
+
+def _return_in_device(program, first, last):
+    """What a method for objects in `device` returns of its object is in `device`, and in `__global` for Clang."""
+    for i in range(first, last):
+        if program.tokens[i].text == "return":
+            end = next(j for j in range(i, last) if program.tokens[j].text == ";")
+            program.tokens[i].text = "return msl::in_device("
+            program.tokens[end].text = ");"
 
 
 def _rewrite_parameters(program):

@@ -3,10 +3,10 @@
 import os
 import re
 
+from ..limits import MAX_THREADGROUP_MEMORY
 from .clang import INCLUDE, in_msl
 from .finding import Finding
 
-THREADGROUP_BYTES = 32768
 _NODE = re.compile(r"^([| `]*-)?(\w+) (0x[0-9a-f]+) ")
 _PLACE = re.compile(r"([^\s<>,:][^<>,:]*|<[^<>]+>):(\d+):(\d+)|\bcol:(\d+)")
 _TYPE = re.compile(r"'([^']*)'(?::'([^']*)')?")
@@ -150,10 +150,10 @@ class _Tree:
     def finish(self):
         for function, variables in self.variables.items():
             size = sum(self.bytes.get(variable, 0) for variable in variables)
-            if size > THREADGROUP_BYTES and function in self.functions:
+            if size > MAX_THREADGROUP_MEMORY and function in self.functions:
                 node = self.functions[function]
                 message = (f"kernel '{node.name}' has {size} bytes of threadgroup variables; "
-                           f"{THREADGROUP_BYTES} is the limit")
+                           f"{MAX_THREADGROUP_MEMORY} is the limit")
                 self._find(node.place, "threadgroup-memory", message)
         for method, place in self.conversions:
             if method in self.functions:

@@ -51,6 +51,9 @@ using operand = typename itself<T>::type;
 // 64-bit atomics have no result.
 template <class T>
 using fetched = metal::enable_if_t<(sizeof(T) <= 4), T>;
+// Floats are added and subtracted only.
+template <class T>
+using fetched_integer = metal::enable_if_t<(sizeof(T) <= 4) && !metal::is_same_v<T, float>, T>;
 }  // namespace msl
 
 #define MSL_ATOMIC_NAME(T)             \
@@ -63,8 +66,8 @@ MSL_ATOMIC_NAME(int) MSL_ATOMIC_NAME(uint) MSL_ATOMIC_NAME(bool) MSL_ATOMIC_NAME
 
 namespace metal {
 
-#define MSL_FETCH(space, name) \
-  template <class T>           \
+#define MSL_FETCH(space, name, fetched) \
+  template <class T>                    \
   msl::fetched<T> atomic_fetch_##name##_explicit(volatile space atomic<T>*, msl::operand<T>, memory_order);
 #define MSL_ATOMICS(space)                                                                                            \
   template <class T>                                                                                                  \
@@ -76,8 +79,9 @@ namespace metal {
   template <class T>                                                                                                  \
   bool atomic_compare_exchange_weak_explicit(volatile space atomic<T>*, __private msl::operand<T>*, msl::operand<T>,  \
                                              memory_order, memory_order);                                             \
-  MSL_FETCH(space, add) MSL_FETCH(space, sub) MSL_FETCH(space, and) MSL_FETCH(space, or) MSL_FETCH(space, xor)        \
-  MSL_FETCH(space, min) MSL_FETCH(space, max)                                                                         \
+  MSL_FETCH(space, add, fetched) MSL_FETCH(space, sub, fetched) MSL_FETCH(space, and, fetched_integer)                \
+  MSL_FETCH(space, or, fetched_integer) MSL_FETCH(space, xor, fetched_integer)                                        \
+  MSL_FETCH(space, min, fetched_integer) MSL_FETCH(space, max, fetched_integer)                                       \
   template <class T>                                                                                                  \
   void atomic_min_explicit(volatile space atomic<T>*, msl::operand<T>, memory_order);                                 \
   template <class T>                                                                                                  \

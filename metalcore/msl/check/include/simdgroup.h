@@ -139,6 +139,12 @@ struct initial {
 template <class T>
 void initialize_threadgroup(__local T&, initial<T>);
 
+// What a method returns of an object in device.
+template <class T>
+device T& in_device(__global T&);
+template <class T>
+device T* in_device(__global T*);
+
 // A string is in the constant address space.
 template <ulong N>
 const __global char (&literal(const __constant char (&)[N]))[N];

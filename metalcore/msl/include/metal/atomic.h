@@ -54,6 +54,12 @@ METAL_FUNC T atomic_fetch(volatile metal::atomic<T>* object, T operand) {
   }
 }
 
+// T where Metal has the operation: 64-bit atomics have no result, and floats are added and subtracted only.
+template <class Operation, class T>
+using fetched = std::enable_if_t<sizeof(T) <= 4 && (!std::is_floating_point_v<T> || std::is_same_v<Operation, Sum> ||
+                                                    std::is_same_v<Operation, Difference>),
+                                 T>;
+
 }  // namespace msl
 
 namespace metal {
@@ -87,10 +93,11 @@ METAL_FUNC bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object
   return done;
 }
 
-#define MSL_FETCH(name, Operation)                                                                                 \
-  template <class T>                                                                                               \
-  METAL_FUNC T atomic_fetch_##name##_explicit(volatile atomic<T>* object, msl::operand<T> operand, memory_order) { \
-    return msl::atomic_fetch<msl::Operation, T>(object, operand);                                                  \
+#define MSL_FETCH(name, Operation)                                                                               \
+  template <class T>                                                                                             \
+  METAL_FUNC msl::fetched<msl::Operation, T> atomic_fetch_##name##_explicit(volatile atomic<T>* object,          \
+                                                                            msl::operand<T> operand, memory_order) { \
+    return msl::atomic_fetch<msl::Operation, T>(object, operand);                                                \
   }
 MSL_FETCH(add, Sum)
 MSL_FETCH(sub, Difference)
@@ -103,12 +110,12 @@ MSL_FETCH(max, Max)
 
 // The forms without a result, which atomic_ulong has.
 template <class T>
-METAL_FUNC void atomic_min_explicit(volatile atomic<T>* object, msl::operand<T> operand, memory_order order) {
-  atomic_fetch_min_explicit(object, operand, order);
+METAL_FUNC void atomic_min_explicit(volatile atomic<T>* object, msl::operand<T> operand, memory_order) {
+  msl::atomic_fetch<msl::Min, T>(object, operand);
 }
 template <class T>
-METAL_FUNC void atomic_max_explicit(volatile atomic<T>* object, msl::operand<T> operand, memory_order order) {
-  atomic_fetch_max_explicit(object, operand, order);
+METAL_FUNC void atomic_max_explicit(volatile atomic<T>* object, msl::operand<T> operand, memory_order) {
+  msl::atomic_fetch<msl::Max, T>(object, operand);
 }
 
 }  // namespace metal

@@ -1,0 +1,254 @@
+"""Arguments from Python: the values of function constants, and what of a kernel's call is bound to a buffer, as which
+bytes."""
+
+import operator
+import struct
+
+import torch
+
+from .limits import MAX_GRID, MAX_INDEX, MAX_THREADGROUP_MEMORY
+from .numbers import misfit, number_type
+from .targets import default_device
+
+_CASTS = {
+    "fp16": (torch.float16, float),
+    "bf16": (torch.bfloat16, float),
+    "int32": (torch.int32, int),
+    "int16": (torch.int16, int),
+    "int8": (torch.int8, int),
+    "uint8": (torch.uint8, int),
+}
+
+
+def checked_constants(constants):
+    """A dict of function constants' values, as compile_shader is given it.
+
+    Raises:
+        TypeError: it is no dict, a key is neither an index nor a name, or a value is no number or sequence of numbers.
+    """
+    if not isinstance(constants, dict):
+        raise TypeError(f"compile_shader(): constants must be a dict, not {type(constants).__name__}")
+    for key, value in constants.items():
+        if not isinstance(key, (int, str)) or isinstance(key, bool):
+            raise TypeError(f"compile_shader(): constants are named by an index or a name, not by {key!r}")
+        numbers = value if isinstance(value, (tuple, list)) else [value]
+        if not numbers or not all(isinstance(number, (bool, int, float)) for number in numbers):
+            raise TypeError(f"compile_shader(): constant {key!r} must be a bool, int, float or a tuple of them, "
+                            f"not {value!r}")
+    return dict(constants)
+
+
+def common_device(args):
+    """The one device that a call's tensors are on; None where only values are given."""
+    device = None
+    for arg in args:
+        for tensor in arg if isinstance(arg, (tuple, list)) else (arg,):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
+                if device is None:
+                    device = tensor.device
+                elif tensor.device != device:
+                    raise RuntimeError(f"a kernel's tensors must be on one device, not on {device} and {tensor.device}")
+    return device
+
+
+def grid(what, value):
+    """The tuple of one to three numbers that `threads` or `group_size` is; None for None."""
+    if value is None:
+        return None
+    numbers = value if isinstance(value, (tuple, list, torch.Size)) else (value,)
+    if not 0 < len(numbers) < 4:
+        raise RuntimeError(f"{what} must have one, two or three numbers, got {len(numbers)}")
+    return tuple(_count(what, number, value) for number in numbers)
+
+
+def threadgroup_lengths(value, kernel, declared):
+    """Bytes behind each [[threadgroup(i)]] argument.
+
+    Args:
+        declared: dicts of the kernel's kernels.Argument.
+    """
+    what = "threadgroup_memory"
+    lengths = [_count(what, n, value) for n in (value if isinstance(value, (tuple, list)) else (value,))]
+    if sum(lengths) > MAX_THREADGROUP_MEMORY:
+        raise ValueError(f"{what} asks for {sum(lengths)} bytes; {MAX_THREADGROUP_MEMORY} is the limit")
+    indices = {argument["index"] for argument in declared if argument["kind"] == "threadgroup"}
+    for index, length in enumerate(lengths):
+        if length and index not in indices:
+            raise ValueError(f"{what} has {length} bytes for index {index}, of which kernel '{kernel}' has no argument")
+    return [length or 16 for length in lengths]  # Metal's smallest; 0 means to the executor that none was given
+
+
+def _count(what, number, value):
+    """A number that counts something, from 0 on."""
+    try:
+        count = -1 if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise TypeError(f"{what} must be non-negative integers, got {value!r}")
+    if count > MAX_GRID:
+        raise ValueError(f"{what} must be less than 2**32, got {value!r}")
+    return count
+
+
+def error_buffer_index(index, args):
+    """Where PyTorch's ErrorMessages are bound."""
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise TypeError(f"error_buf_idx must be an int, got {index!r}")
+    if not 0 <= index <= MAX_INDEX:
+        raise ValueError(f"error_buf_idx must be 0 to {MAX_INDEX}, got {index}")
+    if index < len(args) and args[index] is not None:
+        raise ValueError(f"error_buf_idx is {index}, where an argument is bound")
+    return index
+
+
+class Arguments:
+    """What binds the arguments of one call.
+
+    Attributes:
+        buffers: for each, None, (address, bytes), the bytes of a value, or a list of (address, bytes).
+    """
+
+    def __init__(self, kernel, args, casts, declared, device):
+        """
+        Args:
+            declared: dicts of the kernel's kernels.Argument.
+        """
+        self.kernel, self.device = kernel, device
+        self.declared = {}
+        for argument in declared:
+            if argument["kind"] == "buffer":
+                self.declared.setdefault(argument["index"], []).append(argument)
+        if len(args) > MAX_INDEX + 1:
+            limit = f"{MAX_INDEX + 1} buffers is the limit"
+            raise RuntimeError(f"kernel '{kernel}' is given {len(args)} arguments; {limit}")
+        self.casts = self._casts(casts, args)
+        self.buffers = [self._bind(i, arg) for i, arg in enumerate(args)]
+
+    def _casts(self, casts, args):
+        """index -> cast."""
+        if casts is not None and not isinstance(casts, (str, dict)):
+            raise RuntimeError(f"Unexpected caster arg type {type(casts).__name__}")
+        if not isinstance(casts, dict):
+            return {} if casts is None else dict.fromkeys(range(len(args)), casts)
+        for index in casts:
+            if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(args):
+                raise RuntimeError(f"arg_casts names argument {index!r}, and there are {len(args)}")
+            if args[index] is None or isinstance(args[index], torch.Tensor):
+                raise RuntimeError(f"arg_casts names argument {index}, which is no scalar")
+        return casts
+
+    def _bind(self, index, arg):
+        if arg is None:
+            declared = self.declared.get(index, [])
+            if not all(argument["condition"] for argument in declared):
+                raise RuntimeError(f"Unsupported argument type: {self._called(index)} is None")
+            return None  # the executor tells where a function constant turns it on
+        if isinstance(arg, torch.Tensor):
+            return self._tensor(index, arg)
+        if isinstance(arg, (tuple, list)):
+            if not arg:
+                raise RuntimeError("Empty list/tuple can not be an argument to metal kernel")
+            if isinstance(arg[0], torch.Tensor):
+                return self._table(arg)
+            return self._numbers(index, arg, "Unexpected argument types")
+        return self._numbers(index, [arg], "Unsupported argument type")
+
+    def _called(self, index):
+        names = " or ".join(f"'{argument['name']}'" for argument in self.declared.get(index, ())) or index
+        return f"argument {names} of kernel '{self.kernel}'"
+
+    def _tensor(self, index, tensor):
+        if tensor.device == self.device:
+            return tensor.data_ptr(), _span(tensor)
+        if tensor.dim() != 0:
+            raise RuntimeError(f"Passed CPU tensor to {_device_name(self.device)} op")
+        narrower = {torch.float64: torch.float32, torch.complex128: torch.complex64}  # Metal has no double
+        tensor = tensor.detach().to(narrower.get(tensor.dtype, tensor.dtype))
+        if not tensor.dtype.is_complex:
+            self._check(index, [tensor.item()], tensor.dtype)
+        return _bytes(tensor)
+
+    def _table(self, tensors):
+        if not all(isinstance(tensor, torch.Tensor) and tensor.device == self.device for tensor in tensors):
+            raise RuntimeError(f"a list of tensors for a kernel must hold {_device_name(self.device)} tensors only")
+        return [(tensor.data_ptr(), _span(tensor)) for tensor in tensors]
+
+    def _numbers(self, index, values, refusal):
+        first = values[0]
+        if not isinstance(first, (int, float)):
+            raise RuntimeError(refusal)
+        if not all(isinstance(v, int) or (isinstance(v, float) and isinstance(first, float)) for v in values):
+            raise RuntimeError("Unexpected argument types")
+        if cast := self.casts.get(index):
+            return self._cast(index, values, cast)
+        is_float = isinstance(first, float)
+        try:
+            content = struct.pack(f"<{len(values)}{'f' if is_float else 'q'}", *values)
+        except (struct.error, OverflowError):
+            if not is_float:
+                raise RuntimeError(f"{self._called(index)}: an int must fit in 64 bits, got {values}") from None
+            # Too large for float32: infinite, as in C.
+            content = _bytes(torch.tensor(values, dtype=torch.float64).to(torch.float32))
+        self._check(index, values, torch.float32 if is_float else torch.int64)
+        return content
+
+    def _cast(self, index, values, cast):
+        if cast not in _CASTS:
+            raise RuntimeError(f"Unsupported cast instruction {cast}")
+        dtype, kind = _CASTS[cast]
+        try:
+            exact = torch.tensor([kind(v) for v in values], dtype=torch.float32 if kind is float else torch.int64)
+        except (ValueError, OverflowError, RuntimeError):
+            raise RuntimeError(f"{self._called(index)}: {values} cannot be cast to {cast}") from None
+        converted = exact.to(dtype)
+        self._check(index, converted.tolist(), dtype)
+        return _bytes(converted)
+
+    def _check(self, index, values, dtype):
+        """Refuses numbers whose bytes are not what the kernel reads there.
+
+        Args:
+            dtype: of the bytes.
+        """
+        for argument in self.declared.get(index, ()):
+            type_ = number_type(argument["type"])
+            if type_ is not None and (problem := _mismatch(values, dtype, type_)):
+                raise RuntimeError(f"{self._called(index)} is {argument['type']}: {problem}")
+
+
+def _mismatch(values, dtype, type_):
+    """Why bytes of a dtype with these values are not read as the values by a NumberType; None where they are."""
+    if not any(values) and len(values) * dtype.itemsize * 8 >= type_.bits * type_.count:
+        return None  # zeros are zeros of any type
+    bits, is_float = dtype.itemsize * 8, dtype.is_floating_point
+    if is_float != (type_.kind is float):
+        wanted = "a float" if type_.kind is float else "an int"
+        return f"{values[0]} is {'a float' if is_float else 'an int'}, whose bits are read as those of {wanted}"
+    name = str(dtype).removeprefix("torch.")
+    if is_float:
+        other = {"half": torch.float16, "bfloat": torch.bfloat16}.get(type_.name, torch.float32)
+        if dtype != other:
+            return f"{values[0]} is bound as a {name} (see arg_casts)"
+    elif bits < type_.bits or bits > type_.bits and type_.count > 1:
+        return f"{values[0]} is bound as an {name} (see arg_casts)"
+    if len(values) < type_.count:
+        return f"{len(values)} number{'s' if len(values) > 1 else ''} for {type_.count}"
+    problems = [p for v in values[: type_.count] if (p := misfit(v, type_, either_sign=True))] if not is_float else []
+    return problems[0] if problems else None
+
+
+def _device_name(device):
+    return (device or default_device()).type.upper()
+
+
+def _span(tensor):
+    """Bytes from the tensor's first element to the end of its last."""
+    if tensor.numel() == 0 or tensor.is_contiguous():
+        return tensor.nbytes
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return (last + 1) * tensor.element_size()
+
+
+def _bytes(tensor):
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())

@@ -1,0 +1,202 @@
+"""What C++ has and MSL has not, as far as tokens and declarations tell it: compile_shader and the check refuse it in
+the same words, those of this file.
+"""
+
+import re
+from typing import NamedTuple
+
+from .errors import error_at
+from .integers import constant_value
+from .kernels import BUILTINS
+from .limits import MAX_INDEX, MAX_THREADS
+
+# Keywords of C++, and the rule that each breaks.
+_WORDS = {
+    "goto": ("language", "goto is not part of MSL"),
+    "dynamic_cast": ("language", "dynamic_cast is not part of MSL"),
+    "typeid": ("language", "typeid is not part of MSL"),
+    "thread_local": ("language", "thread_local is not part of MSL"),
+    "virtual": ("virtual", "virtual functions are not part of MSL"),
+    "new": ("allocation", "new is not part of MSL"),
+    "delete": ("allocation", "delete is not part of MSL"),
+    "throw": ("exceptions", "exceptions are not part of MSL"),
+    "try": ("exceptions", "exceptions are not part of MSL"),
+    "catch": ("exceptions", "exceptions are not part of MSL"),
+}
+_ASSEMBLY = {"asm", "__asm", "__asm__"}
+_VECTOR = {"thread_position_in_grid", "thread_position_in_threadgroup", "threadgroup_position_in_grid",
+           "threads_per_grid", "grid_size", "grid_origin", "threads_per_threadgroup", "threadgroups_per_grid",
+           "dispatch_threads_per_threadgroup"}  # fmt: skip
+_NUMBERS = re.compile(r"(?:metal::)?(u?char|u?short|u?int|u?long|float|half|bfloat|bool|size_t)([234])?")
+_POSITIONS = ("uint", "ushort")
+_SPACES = {"device", "constant", "thread", "threadgroup"}
+
+
+class Breach(NamedTuple):
+    """A place in a program that breaks a rule."""
+
+    at: int  # index of a token
+    rule: str
+    message: str
+
+
+def breaches(program, *, strict=False):
+    """Every Breach of a program as parsed, in no order.
+
+    Args:
+        strict: also constants that are not in `constant`, which mean the same wherever they are.
+    """
+    yield from _words(program)
+    yield from _host_names(program)
+    aliases = _aliases(program)
+    for declaration in program.walk():
+        if declaration.kind == "variable":
+            yield from _variable(program, declaration, strict)
+        elif declaration.kind == "function" and is_kernel(program, declaration):
+            yield from _arguments(program, declaration, aliases)
+        if "max_total_threads_per_threadgroup" in declaration.attributes:
+            yield from _max_threads(program, declaration)
+
+
+def refuse_breaches(program):
+    """Raises an MSLError for the first Breach of a program."""
+    first = min(breaches(program), default=None)
+    if first is not None:
+        raise error_at(program.tokens[first.at], first.message)
+
+
+def is_kernel(program, declaration):
+    head = program.tokens[declaration.head : declaration.name_at]
+    return "kernel" in declaration.attributes or any(token.text == "kernel" for token in head)
+
+
+def _words(program):
+    tokens = program.tokens
+    bodies = [d.body for d in program.walk() if d.kind == "function" and d.body is not None]
+    for i, token in enumerate(tokens):
+        if token.kind != "id":
+            continue
+        before = tokens[i - 1].text if i else ";"
+        if token.text in _WORDS and not (token.text == "delete" and before == "="):
+            yield Breach(i, *_WORDS[token.text])
+        # After a declaration it only names what the declaration stands for.
+        elif token.text in _ASSEMBLY and (before in (";", "{", "}") or any(a < i < b for a, b in bodies)):
+            yield Breach(i, "language", "assembly is not part of MSL")
+
+
+def _host_names(program):
+    """Kernels that the host cannot tell apart. (find_kernels() keeps the first of a name.)"""
+    seen = {}
+    for declaration in program.declarations:
+        argument = declaration.attributes.get("host_name")
+        if argument:
+            name = "".join(token.text for token in argument)
+            if name in seen:
+                token = program.tokens[seen[name]]
+                message = f"the host name {name} is taken by {token.file}:{token.line}"
+                yield Breach(declaration.first, "host-name", message)
+            seen.setdefault(name, declaration.first)
+
+
+def _aliases(program):
+    """name -> the type that it stands for, as written."""
+    aliases = {}
+    for declaration in program.walk():
+        if declaration.kind == "alias":
+            words = [token.text for token in program.tokens[declaration.first : declaration.last]]
+            if words[0] == "using" and "=" in words:
+                aliases[declaration.name] = "".join(words[words.index("=") + 1 : -1])
+            elif words[0] == "typedef":
+                aliases[declaration.name] = "".join(words[1:-2])
+    return aliases
+
+
+def _variable(program, declaration, strict):
+    """Variables that all threads share are constants in MSL, and in `constant`."""
+    words = {token.text for token in program.tokens[declaration.head : declaration.last]}
+    if declaration.name_at is None or "constant" in words or words & {"friend", "extern", *_ASSEMBLY}:
+        return
+    if words & {"const", "constexpr"} and not strict:
+        return
+    if declaration.in_class and "static" in words:
+        message = f"static member '{declaration.name}' must be in constant"
+        yield Breach(declaration.name_at, "constant-space", message)
+    elif not declaration.in_class and not words & {"enum", "struct", "class", "union"}:
+        message = f"'{declaration.name}' is at program scope and must be in constant"
+        yield Breach(declaration.name_at, "constant-space", message)
+
+
+def _arguments(program, kernel, aliases):
+    taken, widths, buffers = {}, {}, 0
+    for first, last in program.split_parameters(*kernel.parameters):
+        attributes = program.read_attributes(first, last)
+        words = {token.text for token in program.tokens[first:last]}
+        name_at = program.declarator_name(first, last)
+        name = program.tokens[name_at].text if name_at is not None else ""
+        where = f"argument '{name}' of kernel '{kernel.name}'"
+        if words & {"*", "&"} and "thread" in words:
+            yield Breach(first, "address-space", f"{where} is in thread")
+        elif words & {"*", "&"} and not words & _SPACES:
+            yield Breach(first, "address-space", f"{where} has no address space")
+        buffers += bool("threadgroup" not in words and words & {"device", "constant"})
+        yield from _index(program, first, where, attributes, taken)
+        for attribute in attributes:
+            if attribute in BUILTINS:
+                match = _NUMBERS.fullmatch(_type(program, first, last, name_at, aliases))
+                if match is None:  # the compiler tells
+                    continue
+                largest = 3 if attribute in _VECTOR else 1
+                if match[1] not in _POSITIONS or int(match[2] or 1) > largest:
+                    wanted = "uint, ushort, or a vector of 2 or 3 of them" if largest == 3 else "uint or ushort"
+                    message = f"{where} is {attribute} and must be {wanted}, not {match[0]}"
+                    yield Breach(first, "attribute-type", message)
+                elif attribute in _VECTOR and attribute != "grid_origin":
+                    widths[attribute] = int(match[2] or 1)
+    if len(set(widths.values())) > 1:
+        different = ", ".join(f"{attribute} has {width}" for attribute, width in widths.items())
+        message = f"positions in kernel '{kernel.name}' differ in their number of components: {different}"
+        yield Breach(kernel.name_at, "attribute-type", message)
+    if buffers > MAX_INDEX + 1:
+        message = f"kernel '{kernel.name}' has {buffers} buffers, and {MAX_INDEX + 1} is the limit"
+        yield Breach(kernel.name_at, "argument-index", message)
+
+
+def _type(program, first, last, name_at, aliases):
+    """The type of a parameter that is bound to a position, as written, without what says nothing of it."""
+    type_, i = "", first
+    while i < last:
+        end = program.attribute_end(i)
+        if end is None and i != name_at and program.tokens[i].text not in ("const", "constexpr", "thread"):
+            type_ += program.tokens[i].text
+        i = end or i + 1
+    seen = set()
+    while type_ in aliases and type_ not in seen:
+        seen.add(type_)
+        type_ = aliases[type_]
+    return type_
+
+
+def _index(program, at, where, attributes, taken):
+    conditional = "function_constant" in attributes
+    for kind in ("buffer", "threadgroup"):
+        index = constant_value(program, attributes[kind]) if kind in attributes else None
+        if index is None:
+            continue
+        if not 0 <= index <= MAX_INDEX:
+            yield Breach(at, "argument-index", f"{where} has {kind} index {index}, which is not 0 to {MAX_INDEX}")
+        other = taken.get((kind, index))
+        # Arguments that depend on function constants may share an index.
+        if other and not (conditional and other[1]):
+            yield Breach(at, "argument-index", f"{where} has {kind} index {index}, as {other[0]} has")
+        taken.setdefault((kind, index), (where, conditional))
+
+
+def _max_threads(program, declaration):
+    name = "max_total_threads_per_threadgroup"
+    argument = declaration.attributes[name]
+    parameters = {token.text for first, last in declaration.templates for token in program.tokens[first:last]}
+    value = constant_value(program, argument)
+    if value is None and not any(token.text in parameters for token in argument):
+        yield Breach(declaration.first, "max-threads", f"the argument of {name} is no integer constant")
+    elif value is not None and not 0 < value <= MAX_THREADS:
+        yield Breach(declaration.first, "max-threads", f"{name} is {value}, and must be 1 to {MAX_THREADS}")
