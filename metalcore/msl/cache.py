@@ -76,8 +76,16 @@ def content(name, make, *, accept=lambda content: True):
     return _find(name, make, accept)[1]
 
 
+def existing(name):
+    """The path of the entry `name`, where it is there; else None."""
+    places = (directory / name for directory in (cache_directory(), temporary_directory()))
+    return next(filter(is_intact, places), None)
+
+
 def is_intact(path):
     """Whether a complete entry lies at path, which this user can trust."""
+    if not os.path.lexists(path):
+        return False
     try:
         with opened_directory(path.parent) as folder:
             return _read(folder, path) is not None

@@ -8,8 +8,7 @@ import sys
 
 import torch
 
-from ..msl import cache
-from . import build
+from .. import _device_library
 
 OLDEST_TORCH = (2, 10)
 _extension = None
@@ -67,22 +66,11 @@ def allocation(address):
 
 
 def load_extension():
-    path = build.find() or cached_extension()
+    path = _device_library.find_or_build()
     loader = importlib.machinery.ExtensionFileLoader("metalcore.simulator._device", str(path))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
     loader.exec_module(module)
     return module
-
-
-def cached_extension():
-    """The extension for a PyTorch that has no prebuilt one, compiled on first use."""
-
-    def make(path):
-        print(f"metalcore.simulator: compiling the simulated device for torch {torch.__version__}, once "
-              "(half a minute)", file=sys.stderr, flush=True)
-        build.build(path)
-
-    return cache.entry(build.library_name(), make)
 
 
 def compile_shader(source):

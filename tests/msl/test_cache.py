@@ -10,6 +10,7 @@ import warnings
 import pytest
 
 import metalcore
+from metalcore import _device_library
 from metalcore.msl import cache, host, private_files
 
 pytestmark = pytest.mark.only_on("simulator")  # programs for CUDA: test_cuda_programs.py
@@ -263,11 +264,12 @@ def test_what_is_loaded_comes_from_no_others(directory, tmp_path, compilations, 
             metalcore.compile_shader(SOURCE.format(name="k", value=8))
         (output,) = compilations
     else:
-        from metalcore.simulator import build, device
-
-        monkeypatch.setattr(build, "build", lambda path: path.write_bytes(b"the device"))
+        monkeypatch.setattr(_device_library, "library_name", lambda: "_device-another.so")
+        monkeypatch.setattr(_device_library, "build", lambda path: path.write_bytes(b"the device"))
+        assert _device_library.find() is None
         with pytest.warns(RuntimeWarning, match="can be written by others"):
-            output = device.cached_extension()
+            output = _device_library.find_or_build()
+        assert _device_library.find() == output
     assert directory not in output.parents and cache.temporary_directory() in output.parents
     assert not any(directory.iterdir())
 
