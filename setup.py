@@ -11,7 +11,6 @@ made from. Environment:
 import importlib.util
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -217,7 +216,8 @@ def translator():
 
 
 def instruction_sets():
-    return ["x86-64", "x86-64-v3", "x86-64-v4"] if platform.machine() in ("x86_64", "AMD64") else [platform.machine()]
+    machine = sysconfig.get_platform().split("-")[-1]
+    return ["x86-64", "x86-64-v3", "x86-64-v4"] if machine == "x86_64" else [machine]
 
 
 def with_includes(source, seen=()):

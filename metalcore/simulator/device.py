@@ -5,10 +5,12 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import warnings
 
 import torch
 
 from .. import _device_library
+from .._routing import DEVICES
 
 OLDEST_TORCH = (2, 10)
 _extension = None
@@ -34,6 +36,10 @@ def install():
     # A process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
     atexit.register(extension.drain_autograd)
     torch._C._metalcore_simulates_mps = True
+    if "mps" not in DEVICES:
+        warnings.warn("metalcore was built without kernels for the simulator on this CPU (METALCORE_ISA): metalcore's "
+                      "functions are PyTorch's on the simulated device. compile_shader runs kernels of your own",
+                      RuntimeWarning, stacklevel=3)
 
 
 def refuse_if_unsound():
