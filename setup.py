@@ -182,6 +182,9 @@ def kernel_libraries(tasks):
         return {}
     baseline, *_ = all_sets = instruction_sets()
     wanted = [isa for isa in os.environ.get("METALCORE_ISA", ",".join(all_sets)).split(",") if isa]
+    if unknown := sorted(set(wanted) - set(all_sets)):
+        raise SystemExit(f"METALCORE_ISA: the simulator has no kernels for {', '.join(unknown)}; it has them for "
+                         f"{', '.join(all_sets)}")
     sets = [*((isa, isa, False) for isa in wanted), ("checking", baseline, True)] if wanted else []
     outputs = {}
     for source in sorted((ROOT / "kernels").rglob("*.metal")):

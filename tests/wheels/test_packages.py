@@ -5,6 +5,7 @@ the source distribution with a real one.
 """
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -27,15 +28,17 @@ LEFT_OUT = [
     r"\.gitignore",
     r"benchmarks/results/.*",  # figures and pictures
 ]
+SET = "x86-64" if platform.machine() == "x86_64" else platform.machine()
 # What setuptools adds.
 ADDED = r"PKG-INFO|setup\.cfg|metalcore\.egg-info/.*"
 
 
-def run(folder, *arguments, **variables):
+def run(folder, *arguments, status=0, **variables):
     environment = {name: value for name, value in os.environ.items() if name not in ("METALCORE_ISA", "PYTHONPATH")}
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True,
                           env={**environment, **variables})
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
 
 
 def files(folder):
@@ -82,11 +85,18 @@ def test_the_source_distribution_has_what_the_checkout_has(unpacked):
     assert [name for name in expected if found[name] != expected[name]] == []
 
 
-@pytest.mark.parametrize("sets", [None, ""], ids=["all kernels", "no kernels for the simulator"])
+def test_instruction_sets_that_the_simulator_does_not_know(unpacked, tmp_path):
+    _, source = unpacked
+    compiler = Path(__file__).with_name("stand_in_compiler.sh")
+    done = run(source, "setup.py", "-q", "build_ext", "--build-lib", str(tmp_path), status=1, CXX=str(compiler),
+               METALCORE_ISA="haswell")
+    assert "METALCORE_ISA: the simulator has no kernels for haswell" in done.stderr
+
+
+@pytest.mark.parametrize("sets", [SET, ""], ids=["one instruction set", "no kernels for the simulator"])
 def test_the_wheel_from_the_source_distribution(unpacked, tmp_path, sets):
     _, source = unpacked
     compiler = Path(__file__).with_name("stand_in_compiler.sh")
-    chosen = {} if sets is None else {"METALCORE_ISA": sets}
-    run(source, "setup.py", "-q", "bdist_wheel", "-d", str(tmp_path), CXX=str(compiler), **chosen)
+    run(source, "setup.py", "-q", "bdist_wheel", "-d", str(tmp_path), CXX=str(compiler), METALCORE_ISA=sets)
     (wheel,) = tmp_path.glob("*.whl")
     assert list(wheel_check.content_problems(wheel, sets)) == []
