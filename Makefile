@@ -7,7 +7,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 VENV := .venv/.metalcore-ready
 BUILT := build/.metalcore-built
-SOURCES := $(shell find csrc kernels metalcore/msl setup.py pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
+SOURCES := $(shell find csrc kernels metalcore/msl metalcore/_device_library.py setup.py pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 # compile_shader uses the compiler that built the rest, which need not be called g++.
 RUN = CXX="$$(tools/compiler.sh)" $(PY)
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the wheels into dist/, and tries them as far as this machine can.
+# Builds the wheels into dist/, and tries them as far as this machine can. Those of a release are made by cibuildwheel.
 #
 #   ./build_all_wheels.sh            all that this machine can build: on Linux both, on a Mac the one for macOS
-#   ./build_all_wheels.sh linux      the manylinux wheel; its glibc is this machine's, or older where symbols allow
+#   ./build_all_wheels.sh linux      the manylinux wheel for this machine's architecture; its glibc is this machine's, or older where symbols allow
 #   ./build_all_wheels.sh macos      the macOS wheel; on Linux built across and checked, without .metallib files
 #
 # Environment: PYTHON (.venv's, which is made if need be), and what setup.py takes (METALCORE_JOBS, METALCORE_ISA).

@@ -1,4 +1,4 @@
-"""Builds metalcore: the ops (_C.abi3.so), the built-in kernels (lib/) and the simulated device.
+"""Builds metalcore: the ops (_C.abi3.so), the built-in kernels (lib/) and, in place, the simulated device.
 
 Only what changed is rebuilt: every output remembers the command that made it and is compared in time with what it was
 made from. Environment:
@@ -11,7 +11,6 @@ made from. Environment:
 import importlib.util
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -183,6 +182,9 @@ def kernel_libraries(tasks):
         return {}
     baseline, *_ = all_sets = instruction_sets()
     wanted = [isa for isa in os.environ.get("METALCORE_ISA", ",".join(all_sets)).split(",") if isa]
+    if unknown := sorted(set(wanted) - set(all_sets)):
+        raise SystemExit(f"METALCORE_ISA: the simulator has no kernels for {', '.join(unknown)}; it has them for "
+                         f"{', '.join(all_sets)}")
     sets = [*((isa, isa, False) for isa in wanted), ("checking", baseline, True)] if wanted else []
     outputs = {}
     for source in sorted((ROOT / "kernels").rglob("*.metal")):
@@ -217,7 +219,8 @@ def translator():
 
 
 def instruction_sets():
-    return ["x86-64", "x86-64-v3", "x86-64-v4"] if platform.machine() in ("x86_64", "AMD64") else [platform.machine()]
+    machine = sysconfig.get_platform().split("-")[-1]
+    return ["x86-64", "x86-64-v3", "x86-64-v4"] if machine == "x86_64" else [machine]
 
 
 def with_includes(source, seen=()):
@@ -234,25 +237,28 @@ def with_includes(source, seen=()):
 
 
 def simulated_device(tasks):
-    """The `mps` device on Linux, for the PyTorch at hand; the sources go along for any other."""
+    """The `mps` device on Linux, for the PyTorch at hand, where the package is used in place. Wheels have its sources:
+    an isolated build's PyTorch is not the one that runs."""
     if not LINUX:
         return {}
     import torch
 
-    spec = importlib.util.spec_from_file_location("build_device", PACKAGE / "simulator" / "build.py")
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
-    output = WORK / "out" / "simulator" / build.library_name()
-    tasks.add("simulated_device", output, [*build.sources(), PACKAGE / "simulator" / "build.py"],
-              [torch.__version__, output.name, compiler()], lambda: build.build(output))
+    path = PACKAGE / "_device_library.py"
+    spec = importlib.util.spec_from_file_location("_device_library", path)
+    device = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(device)
+    output = WORK / "out" / "simulator" / device.library_name()
+    tasks.add("simulated_device", output, [*device.sources(), path],
+              [torch.__version__, output.name, compiler()], lambda: device.build(output))
     return {output: f"simulator/{output.name}"}
 
 
 class Build(build_ext):
     def run(self):
         tasks = Tasks()
-        outputs = {**ops_extension(tasks), **kernel_libraries(tasks), **cuda_programs(tasks), **metal_kernels(tasks),
-                   **simulated_device(tasks)}
+        outputs = {**ops_extension(tasks), **kernel_libraries(tasks), **cuda_programs(tasks), **metal_kernels(tasks)}
+        if self.inplace and not self.editable_mode:  # pip's editable build may be an isolated one
+            outputs |= simulated_device(tasks)
         errors = tasks.run()
         # In place (editable) or into the tree that becomes the wheel.
         package = PACKAGE if self.inplace else Path(self.build_lib) / "metalcore"

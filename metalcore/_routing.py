@@ -10,6 +10,7 @@ An op has one module, which follows `metalcore/activation.py`:
 from __future__ import annotations
 
 import functools
+import os
 
 import torch
 from torch import Tensor
@@ -33,9 +34,19 @@ _unwrap_if_dead = torch._C._functorch.unwrap_if_dead  # a tensor that outlived i
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _strided = torch.strided
+
+
+def _simulator_has_kernels():
+    """Whether the built-in kernels are there for this CPU; METALCORE_ISA leaves them out of a build."""
+    if not hasattr(_C, "simulator_info"):
+        return False
+    found = _C.simulator_info()
+    return os.path.isdir(os.path.join(found["library_path"], found["isa"]))
+
+
 # Where a backend can run the kernels: a Mac's `mps` or the simulator's, and `cuda` where PyTorch has CUDA.
 _BACKENDS = {
-    "mps": hasattr(_C, "mps_kernels") or hasattr(_C, "simulator_dispatch"),
+    "mps": hasattr(_C, "mps_kernels") or _simulator_has_kernels(),
     "cuda": hasattr(_C, "cuda_dispatch") and torch.version.cuda,
 }
 DEVICES = frozenset(device for device, is_there in _BACKENDS.items() if is_there)

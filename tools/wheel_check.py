@@ -1,12 +1,15 @@
 """Checks a wheel: what is in it, its metadata, and on which machines pip takes it.
 
     python -m tools.wheel_check dist/*.whl
+
+METALCORE_ISA says, as for setup.py, for which instruction sets the wheel has kernels.
 """
 
 import base64
 import email
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -29,6 +32,8 @@ class Platform:
         tag: of the wheel, a regular expression.
         binaries: the names of its binaries, a regular expression.
         of_family: what the wheel has for each file of kernels/.
+        instruction_sets: of each of which the wheel has every kernel.
+        folders: {folder of the checkout: where its files are in the package}.
         machines: {machine as pip's --platform calls it: whether pip takes the wheel there}.
     """
 
@@ -36,17 +41,26 @@ class Platform:
     tag: str
     binaries: str
     of_family: tuple
+    instruction_sets: tuple
+    folders: dict
     machines: dict
 
 
 MACOS = Platform(
-    "macOS", r"cp310-abi3-macosx_14_0_arm64", r"_C\.abi3\.so|lib/metal/\w+\.metallib", ("lib/metal/{}.metal",),
+    "macOS", r"cp310-abi3-macosx_14_0_arm64", r"_C\.abi3\.so|lib/metal/\w+\.metallib", ("lib/metal/{}.metal",), (),
+    {"kernels": "kernels"},
     {"macosx_14_0_arm64": True, "macosx_15_0_arm64": True, "macosx_26_0_arm64": True, "macosx_13_0_arm64": False,
      "macosx_15_0_x86_64": False, "manylinux_2_28_aarch64": False})
-LINUX = Platform(
-    "Linux", r"cp310-abi3-manylinux_2_\d+_x86_64", r"_C\.abi3\.so|simulator/_device-\S+\.so|lib/[\w-]+/\w+\.so",
-    ("lib/checking/{}.so", "lib/cuda/{}.cu", "lib/cuda/{}.json"),
-    {"manylinux_2_28_aarch64": False, "macosx_15_0_arm64": False, "macosx_15_0_x86_64": False, "win_amd64": False})
+_LINUX = {
+    machine: Platform(
+        "Linux", rf"cp310-abi3-manylinux_2_\d+_{machine}", r"_C\.abi3\.so|lib/[\w-]+/\w+\.so",
+        ("lib/cuda/{}.cu", "lib/cuda/{}.json"), sets,
+        {"kernels": "kernels", "csrc/simulated_device": "simulator/csrc",
+         "csrc/backends/simulator/fault.h": "simulator/csrc/fault.h"},
+        {f"manylinux_2_28_{other}": False, "macosx_15_0_arm64": False, "macosx_15_0_x86_64": False, "win_amd64": False})
+    for machine, other, sets in (("x86_64", "aarch64", ("x86-64", "x86-64-v3", "x86-64-v4")),
+                                 ("aarch64", "x86_64", ("aarch64",)))
+}
 
 # pip itself, so many times in one process: whether it finds the wheel in a folder.
 _PIP = """
@@ -65,13 +79,31 @@ print(json.dumps(found))
 """
 
 
-def problems(path):
-    """All that is wrong with the only wheel in its folder, in words."""
+def problems(path, sets=None):
+    """All that is wrong with the only wheel in its folder, in words.
+
+    Args:
+        sets: the instruction sets, as METALCORE_ISA names them; by default all of the wheel's machine.
+    """
+    return [*_metadata_problems(_files(path), _platform(path)), *content_problems(path, sets),
+            *_resolution_problems(path, _platform(path))]
+
+
+def content_problems(path, sets=None):
+    """What is wrong with what a wheel contains."""
+    files, platform = _files(path), _platform(path)
+    chosen = platform.instruction_sets if sets is None else [name for name in sets.split(",") if name]
+    return [*_source_problems(files, platform), *_binary_problems(files, platform, chosen), *_metal_problems(files)]
+
+
+def _files(path):
     with zipfile.ZipFile(path) as archive:
-        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
-    platform = LINUX if "linux" in path.name else MACOS
-    return [*_metadata_problems(files, platform), *_module_problems(files), *_content_problems(files, platform),
-            *_metal_problems(files), *_resolution_problems(path, platform)]
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+
+
+def _platform(path):
+    machine = next((machine for machine in _LINUX if path.stem.endswith(machine)), None)
+    return _LINUX[machine] if "linux" in path.name and machine else MACOS
 
 
 def summary(path):
@@ -103,21 +135,27 @@ def _metadata_problems(files, platform):
             yield f"RECORD does not match {name}"
 
 
-def _module_problems(files):
-    """Python's side is the checkout's, of which an earlier build may have left something else."""
-    sources = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "metalcore").rglob("*.py")}
+def _source_problems(files, platform):
+    """Modules, headers and sources are the checkout's, of which an earlier build may have left something else."""
+    sources = {path.relative_to(ROOT).as_posix(): path for suffix in ("py", "h")
+               for path in (ROOT / "metalcore").rglob(f"*.{suffix}")}
+    for folder, place in platform.folders.items():
+        for path in [ROOT / folder, *(ROOT / folder).rglob("*")]:
+            if path.is_file():
+                sources[f"metalcore/{place}/{path.relative_to(ROOT / folder).as_posix()}".removesuffix("/.")] = path
     for name in sorted(sources.keys() - files.keys()):
         yield f"{name} is missing"
-    for name in sorted(name for name in files if name.endswith(".py")):
+    for name in sorted(name for name in files if name in sources or name.endswith((".py", ".h", ".cpp"))):
         if name not in sources:
             yield f"{name} is not in the checkout"
         elif files[name] != sources[name].read_bytes():
             yield f"{name} is not the checkout's"
 
 
-def _content_problems(files, platform):
+def _binary_problems(files, platform, sets):
+    libraries = [f"lib/{folder}/{{}}.so" for folder in (*sets, "checking") if sets]
     for source in sorted((ROOT / "kernels").rglob("*.metal")):
-        for name in (f"metalcore/{pattern.format(source.stem)}" for pattern in platform.of_family):
+        for name in (f"metalcore/{pattern.format(source.stem)}" for pattern in (*libraries, *platform.of_family)):
             if name not in files:
                 yield f"{name} is missing"
     if "metalcore/_C.abi3.so" not in files:
@@ -159,7 +197,7 @@ def _resolved(path, machines):
 if __name__ == "__main__":
     wrong = 0
     for argument in map(Path, sys.argv[1:]):
-        found = problems(argument)
+        found = problems(argument, os.environ.get("METALCORE_ISA"))
         wrong += len(found)
         for text in found or [f"{summary(argument)}, right"]:
             print(f"{argument.name}: {text}")

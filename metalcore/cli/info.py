@@ -71,12 +71,31 @@ def _simulator():
 
 
 def _backends():
+    from metalcore._routing import DEVICES
+
     simulator = _simulator()
     if simulator is None:
         state = "not in this build"
     else:
         state = f"{simulator['threads']} threads, {simulator['isa']}" + (", checking" if simulator["checking"] else "")
-    return {"simulator": state, "metal": _metal_backend(), "cuda": _cuda_backend()}
+        if "mps" not in DEVICES:
+            state += "; no built-in kernels for this CPU (METALCORE_ISA), so PyTorch's ops run in their place"
+    return {"simulator": state, "simulated device": _simulated_device(), "metal": _metal_backend(),
+            "cuda": _cuda_backend()}
+
+
+def _simulated_device():
+    """Whether the extension that makes `mps` tensors on Linux is there for this PyTorch."""
+    import torch
+
+    from metalcore import _device_library
+
+    if _simulator() is None:
+        return "not in this build"
+    if library := _device_library.find():
+        return f"compiled for torch {torch.__version__}: {library}"
+    return (f"not compiled for torch {torch.__version__} yet: the first `import metalcore.simulator` does that, once, "
+            "with a C++ compiler and Python's headers")
 
 
 def _cuda_backend():
@@ -127,27 +146,40 @@ def _count(library, family):
 
 
 def _compiler():
+    """The C++ compiler, Python's headers, and what on this machine needs them."""
+    from metalcore import _device_library
     from metalcore.msl import host
     from metalcore.msl.errors import CompilerNotFoundError
 
+    if _simulator() is None:
+        needed_for = "nothing"
+    elif _device_library.find():
+        needed_for = "compile_shader on the simulator"
+    else:
+        needed_for = "the first import of metalcore.simulator with this PyTorch; compile_shader on the simulator"
+    headers = _device_library.python_headers()
+    compiler = reason = None
     try:
-        return {"found": str(host.find_compiler()), "needed for": "compile_shader on the simulator; nothing else"}
+        compiler = str(host.find_compiler())
     except CompilerNotFoundError as error:
-        return {"found": None, "why": str(error)}
+        reason = str(error)
+    return {"found": compiler, "why": reason, "needed for": needed_for,
+            "Python.h": "missing" if headers is None else f"in {headers}"}
 
 
 def _cache():
     from metalcore.msl import cache
 
     directory = cache.cache_directory()
-    found = {"directory": str(directory)}
+    found = {"directory": str(directory), "not used": cache.problem()}
     for suffix, what in (("so", "simulator"), ("cubin", "cuda")):
-        sizes = [path.stat().st_size for path in directory.glob(f"[!.]*.{suffix}")]  # none that is being written
+        sizes = [path.stat().st_size for path in directory.glob(f"[!._]*.{suffix}")]
         found[what] = f"{len(sizes)} programs, {sum(sizes) / 2**20:.1f} MiB"
     return found
 
 
 def show(found) -> str:
+    """What collect() found, as text, without what is None."""
     lines = []
     for section, values in found.items():
         if lines:
@@ -156,7 +188,8 @@ def show(found) -> str:
         if not values:
             lines.append("  none")
         for name, value in values.items():
-            lines.append(f"  {name:<12} {_words(value)}")
+            if value is not None:
+                lines.append(f"  {name:<16} {_words(value)}")
     return "\n".join(lines)
 
 

@@ -2,7 +2,8 @@
 
 An entry is written under another name and renamed, so that readers (of any process) see all of it or nothing. It ends
 in a digest of itself, so that one cut short by a full disk or a crash is noticed and made again; the loader of shared
-objects ignores what follows them.
+objects ignores what follows them. Entries run as native code, so none is used that others could have written: where
+private_files.py refuses the directory or an entry, a private directory takes its place, with one warning.
 """
 
 import atexit
@@ -15,6 +16,8 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
+
+from .private_files import open_file, opened_directory
 
 _MARK = b"metalcore-entry-1"
 _FOOTER = len(_MARK) + hashlib.sha256().digest_size
@@ -40,17 +43,25 @@ def translator_digest():
 
 
 def cache_directory():
-    """$METALCORE_CACHE_DIR, else $XDG_CACHE_HOME/metalcore, else ~/.cache/metalcore."""
-    if os.environ.get("METALCORE_CACHE_DIR"):
-        return Path(os.environ["METALCORE_CACHE_DIR"]).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "metalcore"
+    """$METALCORE_CACHE_DIR, else $XDG_CACHE_HOME/metalcore, else ~/.cache/metalcore, else temporary_directory()."""
+    if chosen := os.environ.get("METALCORE_CACHE_DIR"):
+        return Path(os.path.realpath(os.path.expanduser(chosen)))
+    for variable, below in (("XDG_CACHE_HOME", "metalcore"), ("HOME", ".cache/metalcore")):
+        if os.path.isabs(base := os.environ.get(variable, "")):
+            return Path(os.path.realpath(os.path.join(base, below)))
+    return temporary_directory()
+
+
+def temporary_directory():
+    """The user's own directory among the temporary files. Others could have put a link there, which is not followed."""
+    return Path(os.path.realpath(tempfile.gettempdir()), f"metalcore-{os.geteuid()}")
 
 
 def entry(name, make, *, accept=lambda content: True):
     """The path of the entry `name`, which `make(path)` writes where it is not there yet or is damaged.
 
-    Where the cache directory cannot be written, entries go to a temporary directory of this process, with one warning.
+    Where the cache directory cannot be written, or others can write to it, entries go to temporary_directory(), or to
+    one of this process alone, with one warning.
 
     Args:
         name: of the entry.
@@ -65,35 +76,66 @@ def content(name, make, *, accept=lambda content: True):
     return _find(name, make, accept)[1]
 
 
+def existing(name):
+    """The path of the entry `name`, where it is there; else None."""
+    places = (directory / name for directory in (cache_directory(), temporary_directory()))
+    return next(filter(is_intact, places), None)
+
+
 def is_intact(path):
-    """Whether a complete entry lies at path."""
-    return _read(path) is not None
+    """Whether a complete entry lies at path, which this user can trust."""
+    if not os.path.lexists(path):
+        return False
+    try:
+        with opened_directory(path.parent) as folder:
+            return _read(folder, path) is not None
+    except OSError:
+        return False
+
+
+def problem():
+    """Why the cache directory is not used, in words; None where it is, or can be made when it is needed."""
+    directory = cache_directory()
+    try:
+        if os.path.lexists(directory):
+            with opened_directory(directory):
+                pass
+    except OSError as error:
+        return _words(error)
+    return None
 
 
 def _find(name, make, accept):
-    """(path, bytes) of an entry. Where it is there, that is all that is looked at: one file, read once."""
-
-    def valid(path):
-        body = _read(path)
-        return None if body is None or not accept(body) else (path, body)
-
-    path = cache_directory() / name
-    if found := valid(path):
-        return found
+    directory = cache_directory()
     try:
-        with _lock(path):
-            return valid(path) or _fill(path, make)
+        return _find_in(directory, name, make, accept)
     except OSError as error:
-        fallback = _fallback_directory(str(path.parent), error.strerror or str(error)) / name
-        return valid(fallback) or _fill(fallback, make)
+        return _find_in(_fallback_directory(directory, _words(error)), name, make, accept)
 
 
-def _read(path):
-    """The bytes of the entry at path; None where there is none, or only part of one."""
+def _find_in(directory, name, make, accept):
+    """(path, bytes) of an entry. Where it is there, that is all that is looked at: one file, read once."""
+    path = directory / name
+    with opened_directory(path.parent) as folder:
+
+        def valid():
+            body = _read(folder, path)
+            return None if body is None or not accept(body) else (path, body)
+
+        if found := valid():
+            return found
+        with _lock(path):
+            return valid() or _fill(folder, path, make)
+
+
+def _read(folder, path):
+    """The bytes of the entry at path, in the directory opened as `folder`; None where there is none, or part of one."""
     try:
-        content = path.read_bytes()
-    except OSError:
+        descriptor = open_file(folder, path, os.O_RDONLY)
+    except FileNotFoundError:
         return None
+    with open(descriptor, "rb") as file:
+        content = file.read()
     body, footer = content[:-_FOOTER], content[-_FOOTER:]
     return body if footer == _MARK + hashlib.sha256(body).digest() else None
 
@@ -101,40 +143,53 @@ def _read(path):
 @contextlib.contextmanager
 def _lock(path):
     """Held by whoever makes the entry, so that processes that start together compile it once."""
-    locks = path.parent / ".locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with open(locks / path.name, "w") as file:
+    place = path.parent / ".locks" / path.name
+    with opened_directory(place.parent) as locks:
+        descriptor = open_file(locks, place, os.O_RDWR | os.O_CREAT)
+    with open(descriptor, "r+b", buffering=0):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError:
             pass  # a file system without locks: each compiles its own, and the last rename wins
         yield
 
 
-def _fill(path, make):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(prefix=".", suffix=f"-{path.name}", dir=path.parent)
-    os.close(handle)
-    partial = Path(partial)
+def _fill(folder, path, make):
+    # In a directory of its own that nobody else can enter: compilers make their output as the umask says.
+    work = tempfile.mkdtemp(prefix=".", suffix=f"-{path.name}", dir=path.parent)
     try:
+        partial = Path(work, path.name)
         make(partial)
-        body = partial.read_bytes()
-        with open(partial, "ab") as file:
+        with open(partial, "r+b") as file:
+            os.fchmod(file.fileno(), 0o600)
+            body = file.read()
             file.write(_MARK + hashlib.sha256(body).digest())
-        os.replace(partial, path)
+        os.replace(partial, path.name, dst_dir_fd=folder)
     finally:
-        partial.unlink(missing_ok=True)
+        shutil.rmtree(work, ignore_errors=True)
     return path, body
 
 
 @functools.lru_cache(maxsize=None)
 def _fallback_directory(directory, reason):
-    temporary = Path(tempfile.mkdtemp(prefix="metalcore-cache-"))
-    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    fallback, until = temporary_directory(), ""
+    try:
+        if fallback == directory:
+            raise FileExistsError(fallback)
+        with opened_directory(fallback):
+            pass
+    except OSError:
+        fallback = Path(os.path.realpath(tempfile.mkdtemp(prefix="metalcore-cache-")))
+        until = " until this process ends"
+        atexit.register(shutil.rmtree, fallback, ignore_errors=True)
     warnings.warn(
-        f"metalcore: the cache directory {directory} cannot be written ({reason}); compiled programs are kept in "
-        f"{temporary} until this process ends. Set METALCORE_CACHE_DIR to a directory that can be written.",
+        f"metalcore: the cache directory {directory} is not used ({reason}); compiled programs are kept in {fallback}"
+        f"{until}. Set METALCORE_CACHE_DIR to a directory that only you can write to.",
         RuntimeWarning,
         stacklevel=2,
     )
-    return temporary
+    return fallback
+
+
+def _words(error):
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)

@@ -15,7 +15,7 @@ from .._routing import DEVICES
 from . import cache, cuda, signatures
 
 # The devices that have a target here. A Mac's programs are PyTorch's to compile.
-TARGETS = DEVICES if hasattr(_C, "simulator_dispatch") else DEVICES - {"mps"}
+TARGETS = (DEVICES - {"mps"}) | ({"mps"} if hasattr(_C, "simulator_dispatch") else set())
 
 # A program with more kernels than the first number is compiled kernel by kernel, each when it is first used; up to the
 # second, all of them are looked through for errors before.

@@ -5,11 +5,12 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import warnings
 
 import torch
 
-from ..msl import cache
-from . import build
+from .. import _device_library
+from .._routing import DEVICES
 
 OLDEST_TORCH = (2, 10)
 _extension = None
@@ -35,6 +36,10 @@ def install():
     # A process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
     atexit.register(extension.drain_autograd)
     torch._C._metalcore_simulates_mps = True
+    if "mps" not in DEVICES:
+        warnings.warn("metalcore was built without kernels for the simulator on this CPU (METALCORE_ISA): metalcore's "
+                      "functions are PyTorch's on the simulated device. compile_shader runs kernels of your own",
+                      RuntimeWarning, stacklevel=3)
 
 
 def refuse_if_unsound():
@@ -67,22 +72,11 @@ def allocation(address):
 
 
 def load_extension():
-    path = build.find() or cached_extension()
+    path = _device_library.find_or_build()
     loader = importlib.machinery.ExtensionFileLoader("metalcore.simulator._device", str(path))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
     loader.exec_module(module)
     return module
-
-
-def cached_extension():
-    """The extension for a PyTorch that has no prebuilt one, compiled on first use."""
-
-    def make(path):
-        print(f"metalcore.simulator: compiling the simulated device for torch {torch.__version__}, once "
-              "(half a minute)", file=sys.stderr, flush=True)
-        build.build(path)
-
-    return cache.entry(build.library_name(), make)
 
 
 def compile_shader(source):

@@ -1,14 +1,17 @@
 """The cache of compiled programs: where it is, and what happens to it."""
 
 import os
+import stat
 import subprocess
 import sys
+import tempfile
 import warnings
 
 import pytest
 
 import metalcore
-from metalcore.msl import cache, host
+from metalcore import _device_library
+from metalcore.msl import cache, host, private_files
 
 pytestmark = pytest.mark.only_on("simulator")  # programs for CUDA: test_cuda_programs.py
 SOURCE = "kernel void {name}(device float* x, uint i [[thread_position_in_grid]]) {{ x[i] = {value}; }}"
@@ -17,6 +20,8 @@ SOURCE = "kernel void {name}(device float* x, uint i [[thread_position_in_grid]]
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
     monkeypatch.setenv("METALCORE_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     yield tmp_path / "cache"
     cache._fallback_directory.cache_clear()
 
@@ -43,12 +48,19 @@ def files(directory):
     [
         ({"METALCORE_CACHE_DIR": "/a"}, "/a"),
         ({"METALCORE_CACHE_DIR": "", "XDG_CACHE_HOME": "/b"}, "/b/metalcore"),
-        ({"METALCORE_CACHE_DIR": "", "XDG_CACHE_HOME": "", "HOME": "/c"}, "/c/.cache/metalcore"),
+        ({"XDG_CACHE_HOME": "", "HOME": "/c"}, "/c/.cache/metalcore"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/c"}, "/c/.cache/metalcore"),
+        ({"HOME": ""}, "TEMPORARY"),
+        ({"HOME": "relative"}, "TEMPORARY"),
+        ({}, "TEMPORARY"),
     ],
 )
-def test_where_it_is(monkeypatch, variables, expected):
+def test_where_it_is(tmp_path, monkeypatch, variables, expected):
+    for name in ("METALCORE_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    expected = expected.replace("TEMPORARY", str(tmp_path / "temporary" / f"metalcore-{os.geteuid()}"))
     assert str(cache.cache_directory()) == expected
 
 
@@ -84,7 +96,7 @@ def test_a_failed_compilation_leaves_nothing(directory):
 def test_a_directory_that_cannot_be_made_falls_back_with_one_warning(directory, compilations):
     directory.write_text("a file is in the way")
     source = SOURCE.format(name="k", value=4)
-    with pytest.warns(RuntimeWarning, match="cannot be written .*METALCORE_CACHE_DIR") as warned:
+    with pytest.warns(RuntimeWarning, match="is not used .*Not a directory.*METALCORE_CACHE_DIR") as warned:
         metalcore.compile_shader(source)
     assert len(warned) == 1
     with warnings.catch_warnings():
@@ -97,9 +109,169 @@ def test_a_directory_that_cannot_be_made_falls_back_with_one_warning(directory, 
 def test_entries_of_a_read_only_directory_are_used(directory, compilations, monkeypatch):
     source = SOURCE.format(name="k", value=6)
     metalcore.compile_shader(source)
-    monkeypatch.setattr(cache, "_fill", lambda path, make: pytest.fail("wrote to the cache"))
+    monkeypatch.setattr(cache, "_fill", lambda *arguments: pytest.fail("wrote to the cache"))
     metalcore.compile_shader(source)
     assert len(compilations) == 1
+
+
+# What others could have written ------------------------------------------------------------------------------------
+
+
+def made(path):
+    """make() of a cache entry."""
+    path.write_bytes(b"made here")
+
+
+@pytest.mark.parametrize("umask", [0, 0o002, 0o022, 0o277])
+def test_nobody_else_can_enter(directory, umask):
+    before = os.umask(umask)
+    try:
+        assert cache.content("name", made) == b"made here"
+    finally:
+        os.umask(before)
+    directories = [directory, directory / ".locks"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in directories] == [0o700, 0o700]
+    assert stat.S_IMODE((directory / "name").stat().st_mode) == 0o600
+
+
+def of_another_user(monkeypatch, *paths):
+    """Makes these files and directories look as if they belonged to another user."""
+    numbers = {path.stat().st_ino for path in paths}
+
+    def status(descriptor):
+        found = os.fstat(descriptor)
+        owner = 54321 if found.st_ino in numbers else found.st_uid
+        return os.stat_result([*found[:4], owner, *found[5:]])
+
+    monkeypatch.setattr(private_files, "_status", status)
+
+
+def spoil_entry(path, monkeypatch, how):
+    match how:
+        case "of another":
+            of_another_user(monkeypatch, path)
+        case "writable":
+            path.chmod(0o646)
+        case "writable by a group":
+            path.chmod(0o664)
+        case "a link":
+            os.rename(path, path.with_name("elsewhere"))
+            path.symlink_to("elsewhere")
+        case "a fifo":
+            path.unlink()
+            os.mkfifo(path, 0o600)
+
+
+SPOILT = {"of another": "belongs to user 54321", "writable": "can be written by others", "a link": "symbolic link",
+          "writable by a group": "can be written by others", "a fifo": "not a regular file"}
+
+
+def made_elsewhere(says, tmp_path):
+    """Asserts that an entry is not the one that lies there, and is made in a directory of this user's."""
+    with pytest.warns(RuntimeWarning, match=f"is not used .*{says}.*METALCORE_CACHE_DIR"):
+        path = cache.entry("name", made)
+    assert path.parent == tmp_path / "temporary" / f"metalcore-{os.geteuid()}"
+    assert cache.is_intact(path) and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.entry("name", lambda path: pytest.fail("made again")) == path
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_entries_of_others_are_not_used(directory, tmp_path, monkeypatch, how):
+    cache.entry("name", lambda path: path.write_bytes(b"planted"))
+    spoil_entry(directory / "name", monkeypatch, how)
+    made_elsewhere(SPOILT[how], tmp_path)
+
+
+@pytest.mark.parametrize("how", ["of another", "writable", "writable by a group"])
+def test_directories_of_others_are_not_used(directory, tmp_path, monkeypatch, how):
+    cache.entry("name", lambda path: path.write_bytes(b"planted"))
+    if how == "of another":
+        of_another_user(monkeypatch, directory)
+    else:
+        directory.chmod(0o707 if how == "writable" else 0o770)
+    made_elsewhere(SPOILT[how], tmp_path)
+    assert SPOILT[how] in cache.problem()
+
+
+def test_directories_that_others_can_replace_are_not_used(directory, tmp_path, monkeypatch):
+    monkeypatch.setenv("METALCORE_CACHE_DIR", str(directory / "of" / "mine"))
+    cache.entry("name", lambda path: path.write_bytes(b"planted"))
+    directory.chmod(0o777)
+    made_elsewhere(SPOILT["writable"], tmp_path)
+    directory.chmod(0o1777)  # as /tmp
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.content("name", made) == b"planted"
+
+
+def test_a_directory_may_be_named_by_a_link(directory, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(directory)
+    monkeypatch.setenv("METALCORE_CACHE_DIR", str(tmp_path / "link"))
+    assert cache.entry("name", made) == directory / "name"
+
+
+@pytest.mark.parametrize("target_is_there", [True, False])
+def test_locks_do_not_follow_links(directory, tmp_path, target_is_there):
+    target, locks = tmp_path / "target", directory / ".locks"
+    locks.mkdir(parents=True, mode=0o700)
+    directory.chmod(0o700)
+    if target_is_there:
+        target.write_text("precious")
+    (locks / "name").symlink_to(target)
+    made_elsewhere("symbolic link", tmp_path)
+    assert (target.read_text() == "precious") if target_is_there else not target.exists()
+
+
+def test_locks_are_not_truncated(directory):
+    cache.entry("name", made)
+    (directory / "name").unlink()
+    (directory / ".locks" / "name").write_text("content")
+    cache.entry("name", made)
+    assert (directory / ".locks" / "name").read_text() == "content"
+
+
+def test_links_in_place_of_the_temporary_directory_are_not_followed(tmp_path, monkeypatch):
+    monkeypatch.delenv("METALCORE_CACHE_DIR")
+    monkeypatch.setenv("HOME", "")
+    (tmp_path / "mine").mkdir(mode=0o700)
+    temporary = cache.temporary_directory()
+    temporary.symlink_to(tmp_path / "mine")
+    with pytest.warns(RuntimeWarning, match="symbolic link.*until this process ends"):
+        path = cache.entry("name", made)
+    assert path.parent.parent == temporary.parent and path.parent != temporary
+    assert not any((tmp_path / "mine").iterdir())
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_root_is_trusted(monkeypatch, directory):
+    cache.entry("name", made)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    of_root = os.stat_result([stat.S_IFREG | 0o644, 0, 0, 1, 0, *[0] * 5])
+    assert private_files._problem(of_root) is None
+    of_user = os.stat_result([stat.S_IFREG | 0o644, 0, 0, 1, 1234, *[0] * 5])
+    assert private_files._problem(of_user) == "belongs to user 1234"
+
+
+@pytest.mark.parametrize("what", ["program", "device"])
+def test_what_is_loaded_comes_from_no_others(directory, tmp_path, compilations, monkeypatch, what):
+    """Programs and the simulated device: their entries go through the same checks."""
+    directory.mkdir()
+    directory.chmod(0o777)
+    if what == "program":
+        with pytest.warns(RuntimeWarning, match="can be written by others"):
+            metalcore.compile_shader(SOURCE.format(name="k", value=8))
+        (output,) = compilations
+    else:
+        monkeypatch.setattr(_device_library, "library_name", lambda: "_device-another.so")
+        monkeypatch.setattr(_device_library, "build", lambda path: path.write_bytes(b"the device"))
+        assert _device_library.find() is None
+        with pytest.warns(RuntimeWarning, match="can be written by others"):
+            output = _device_library.find_or_build()
+        assert _device_library.find() == output
+    assert directory not in output.parents and cache.temporary_directory() in output.parents
+    assert not any(directory.iterdir())
 
 
 def test_processes_fill_it_at_once(directory, tmp_path, monkeypatch):

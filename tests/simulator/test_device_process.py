@@ -183,36 +183,31 @@ def test_usage(arguments):
     assert result.returncode == 2 and "script.py" in result.stderr
 
 
-def test_a_wheel_finds_its_prebuilt_extension(tmp_path):
+def test_a_wheel_has_the_same_extension(tmp_path):
     # In a wheel the sources lie elsewhere than in a checkout, and the extension's name is made from them.
-    from metalcore.simulator import build
+    from metalcore import _device_library
 
-    package = tmp_path / "metalcore" / "simulator"
-    (package / "csrc").mkdir(parents=True)
-    include = tmp_path / "metalcore" / "msl" / "include"
+    package = tmp_path / "metalcore"
+    (package / "simulator" / "csrc").mkdir(parents=True)
+    include = package / "msl" / "include"
     (include / "host").mkdir(parents=True)
-    shutil.copy(build.__file__, package)
-    for path in build.sources():
-        inside = path.is_relative_to(build.INCLUDE)
-        shutil.copy(path, include / path.relative_to(build.INCLUDE) if inside else package / "csrc")
-    specification = importlib.util.spec_from_file_location("build_in_wheel", package / "build.py")
-    build_in_wheel = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(build_in_wheel)
-    assert build_in_wheel.library_name() == build.library_name()
-    assert build_in_wheel.find() is None and build.find() is not None
+    shutil.copy(_device_library.__file__, package)
+    for path in _device_library.sources():
+        inside = path.is_relative_to(_device_library.INCLUDE)
+        shutil.copy(path, include / path.relative_to(_device_library.INCLUDE) if inside
+                    else package / "simulator" / "csrc")
+    specification = importlib.util.spec_from_file_location("in_wheel", package / "_device_library.py")
+    in_wheel = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(in_wheel)
+    assert in_wheel.library_name() == _device_library.library_name()
 
 
 def test_another_pytorch_needs_a_compiler(tmp_path):
-    # As where the installed PyTorch is not the one that the wheel was built with.
+    # As where the device was not compiled for this PyTorch before.
     result = interpret("-c", """
-import sys, types
-from pathlib import Path
-import metalcore
-package = types.ModuleType("metalcore.simulator")
-package.__path__ = [str(Path(metalcore.__file__).parent / "simulator")]
-sys.modules["metalcore.simulator"] = package
-from metalcore.simulator import build, device
-build.find = lambda: None
-device.install()
+from metalcore import _device_library
+_device_library.library_name = lambda: "_device-another.so"
+import metalcore.simulator
 """, PATH=str(tmp_path), CXX="", METALCORE_CACHE_DIR=str(tmp_path / "cache"))
     assert result.returncode == 1 and "needs a C++ compiler" in result.stderr.replace("\n", " ")
+    assert "has to be compiled, once" in result.stderr

@@ -13,8 +13,9 @@ _spec = importlib.util.spec_from_file_location("wheel_check", ROOT / "tools" / "
 wheel_check = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(wheel_check)
 
-TAGS = {"Linux": "cp310-abi3-manylinux_2_28_x86_64", "macOS": "cp310-abi3-macosx_14_0_arm64"}
-BINARY = {"Linux": b"\x7fELF", "macOS": b"\xcf\xfa\xed\xfe"}
+TAGS = {"Linux": "cp310-abi3-manylinux_2_28_x86_64", "Linux on ARM": "cp310-abi3-manylinux_2_28_aarch64",
+        "macOS": "cp310-abi3-macosx_14_0_arm64"}
+SETS = {"Linux": ("x86-64", "x86-64-v3", "x86-64-v4"), "Linux on ARM": ("aarch64",)}
 INFO = "metalcore-0.dist-info/"
 WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\n"
 
@@ -22,11 +23,17 @@ WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\n"
 def files_of(platform):
     """A wheel's files, binaries of no content."""
     families = [path.stem for path in (ROOT / "kernels").rglob("*.metal")]
-    files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in (ROOT / "metalcore").rglob("*.py")}
-    files["metalcore/_C.abi3.so"] = BINARY[platform]
-    if platform == "Linux":
+    sources = [path for path in (ROOT / "metalcore").rglob("*") if path.suffix in (".py", ".h")]
+    files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
+    for path in (ROOT / "kernels").rglob("*.*"):
+        files[f"metalcore/{path.relative_to(ROOT).as_posix()}"] = path.read_bytes()
+    binary = b"\xcf\xfa\xed\xfe" if platform == "macOS" else b"\x7fELF"
+    files["metalcore/_C.abi3.so"] = binary
+    if platform in SETS:
+        for path in (*(ROOT / "csrc/simulated_device").iterdir(), ROOT / "csrc/backends/simulator/fault.h"):
+            files[f"metalcore/simulator/csrc/{path.name}"] = path.read_bytes()
         for family in families:
-            files[f"metalcore/lib/x86-64/{family}.so"] = files[f"metalcore/lib/checking/{family}.so"] = BINARY[platform]
+            files |= {f"metalcore/lib/{folder}/{family}.so": binary for folder in (*SETS[platform], "checking")}
             files[f"metalcore/lib/cuda/{family}.cu"] = files[f"metalcore/lib/cuda/{family}.json"] = b""
     else:
         files |= {f"metalcore/lib/metal/{family}.metal": b"" for family in families}
@@ -58,6 +65,13 @@ FAULTS = {
     "metalcore/_C.abi3.so": (b"\xcf\xfa\xed\xfe", "is a binary for macOS"),
     "metalcore/lib/cuda/softmax.cu": (None, "is missing"),
     "metalcore/lib/checking/softmax.so": (None, "is missing"),
+    "metalcore/lib/x86-64-v3/softmax.so": (None, "is missing"),
+    "metalcore/msl/include/metal/math.h": (None, "is missing"),
+    "metalcore/kernels/common/rows.h": (None, "is missing"),
+    "metalcore/simulator/csrc/fault.h": (None, "is missing"),
+    "metalcore/simulator/csrc/module.cpp": (b"", "is not the checkout's"),
+    # For the PyTorch of the build, which is not the one that runs.
+    "metalcore/simulator/_device-torch2.13.0-0.so": (b"\x7fELF", "is no part of a wheel for Linux"),
     "metalcore/softmax.py": (b"", "is not the checkout's"),
     "metalcore/stray.py": (b"", "is not in the checkout"),
 }
@@ -70,7 +84,15 @@ def test_faults_are_found(name, tmp_path):
     files.pop(name, None)
     if content is not None:
         files[name] = content
-    assert wheel_check.problems(wheel_of(files, tmp_path, TAGS["Linux"])) == [f"{name} {says}"]
+    assert wheel_check.content_problems(wheel_of(files, tmp_path, TAGS["Linux"])) == [f"{name} {says}"]
+
+
+def test_a_wheel_for_other_instruction_sets(tmp_path):
+    """METALCORE_ISA leaves kernels out of a build; which they are has to be said."""
+    files = {name: content for name, content in files_of("Linux").items() if "/lib/x86-64-v" not in name}
+    wheel = wheel_of(files, tmp_path, TAGS["Linux"])
+    assert wheel_check.content_problems(wheel, "x86-64") == []
+    assert len(wheel_check.content_problems(wheel)) == 2 * len([name for name in files if "/lib/x86-64/" in name])
 
 
 def test_a_tag_that_pip_does_not_know(tmp_path):

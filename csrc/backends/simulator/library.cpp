@@ -144,7 +144,8 @@ KernelReference find_builtin(std::string_view kernel, bool checking) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   auto& folder = s.builtin[checking];
-  if (!folder) folder = list_folder(fs::path(s.library_path) / (checking ? "checking" : isa(s)));
+  const fs::path path = fs::path(s.library_path) / (checking ? "checking" : isa(s));
+  if (!folder) folder = list_folder(path);
   if (const auto found = folder->kernels.find(kernel); found != folder->kernels.end()) return found->second;
   // The family that the name begins with comes first; any other may have it too.
   auto& unopened = folder->unopened;
@@ -158,8 +159,12 @@ KernelReference find_builtin(std::string_view kernel, bool checking) {
       folder->kernels.emplace(opened.abi->kernels[i].name, KernelReference{&opened, &opened.abi->kernels[i]});
     if (const auto found = folder->kernels.find(kernel); found != folder->kernels.end()) return found->second;
   }
-  throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) + "' in " +
-                           s.library_path);
+  std::error_code error;
+  throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) +
+                           (fs::is_directory(path, error)
+                                ? "' in " + s.library_path
+                                : "': metalcore was built without kernels for the simulator on this CPU "
+                                  "(METALCORE_ISA), and " + path.string() + " is missing"));
 }
 
 void set_library_path(const std::string& path) {

@@ -1,0 +1,103 @@
+"""The simulated device's extension, which uses PyTorch's internals: a binary fits one PyTorch and one Python version.
+
+So wheels have its sources, and its first import with a PyTorch compiles it into the cache of compiled programs.
+`setup.py build_ext --inplace` compiles it ahead, beside the package's files, for the PyTorch at hand. For that this
+module needs no other part of metalcore than `msl`.
+"""
+
+import hashlib
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+INCLUDE = PACKAGE / "msl" / "include"
+FLAGS = ["-std=c++20", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-w"]
+
+
+def sources():
+    """The extension's C++ files: in simulator/csrc/ of an installed package, in csrc/ of a checkout."""
+    installed, checkout = PACKAGE / "simulator" / "csrc", PACKAGE.parent / "csrc"
+    if installed.is_dir():
+        files = list(installed.iterdir())
+    else:
+        files = [*(checkout / "simulated_device").iterdir(), checkout / "backends" / "simulator" / "fault.h"]
+    files = [*(path for path in files if path.suffix in (".h", ".cpp")), INCLUDE / "host" / "kernel_abi.h"]
+    return sorted(files, key=lambda path: path.name)  # the same order in both layouts
+
+
+def library_name():
+    """The file that fits this PyTorch, this Python and these sources."""
+    import torch
+
+    # Builds of one release for the CPU, for CUDA and so on share these internals.
+    version = re.sub(r"\+(cpu|cu\d+|xpu|rocm[\d.]+)$", "", torch.__version__)
+    content = hashlib.sha256(b"".join(path.read_bytes() for path in sources())).hexdigest()[:12]
+    return f"_device-torch{version}-{content}{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def find():
+    """The extension for this PyTorch: beside the package's files or in the cache; None where it is not compiled yet."""
+    from .msl import cache
+
+    built = PACKAGE / "simulator" / library_name()
+    return built if built.exists() else cache.existing(built.name)
+
+
+def find_or_build():
+    """The extension for this PyTorch, compiled into the cache if need be. Raises RuntimeError where that fails."""
+    import torch
+
+    from .msl import cache
+
+    def make(path):
+        print(f"metalcore.simulator: compiling the simulated device for torch {torch.__version__}, once "
+              "(half a minute)", file=sys.stderr, flush=True)
+        build(path)
+
+    built = PACKAGE / "simulator" / library_name()
+    return built if built.exists() else cache.entry(built.name, make)
+
+
+def build(output):
+    """Compiles the extension as the file `output`."""
+    import torch
+
+    compiler = find_compiler(torch.__version__).command
+    headers = python_headers()
+    if headers is None:
+        raise RuntimeError(f"metalcore.simulator: Python.h is missing in {sysconfig.get_path('include')}, and the "
+                           f"simulated device for torch {torch.__version__} has to be compiled, once. Install Python's "
+                           "headers (Debian, Ubuntu: apt install python3-dev).")
+    root = Path(torch.__file__).parent
+    # One translation unit: PyTorch's headers take far longer to compile than what is written here.
+    files = sources()
+    program = "".join(f'#include "{path.name}"\n' for path in files if path.suffix == ".cpp")
+    folders = sorted({path.parent for path in files} | {INCLUDE})
+    command = [*compiler, *FLAGS, "-shared", "-x", "c++", "-", "-o", str(output), *(f"-I{path}" for path in folders),
+               "-isystem", str(root / "include"), "-isystem", str(headers),
+               f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
+    result = subprocess.run(command, input=program, text=True, stderr=subprocess.PIPE)
+    if result.returncode:
+        raise RuntimeError(f"metalcore.simulator: {' '.join(compiler)} could not compile the simulated device for "
+                           f"torch {torch.__version__}:\n{result.stderr[-4000:]}")
+
+
+def python_headers():
+    """The directory with Python.h, or None."""
+    headers = Path(sysconfig.get_path("include"))
+    return headers if (headers / "Python.h").exists() else None
+
+
+def find_compiler(torch_version):
+    if __package__:
+        from .msl import errors, host
+    else:  # in setup.py
+        from msl import errors, host
+    try:
+        return host.find_compiler()
+    except errors.CompilerNotFoundError as error:
+        raise RuntimeError(f"metalcore.simulator: the simulated device for torch {torch_version} has to be compiled, "
+                           f"once: {error}") from None

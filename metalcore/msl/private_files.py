@@ -1,0 +1,127 @@
+"""Directories and files that nobody can change except this user and root: code that is loaded comes from no others.
+
+Each part of a path is opened inside the part before it, without following symbolic links, and looked at once it is
+open. So what was looked at is what is used, whoever renames directories meanwhile.
+"""
+
+import contextlib
+import errno
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
+# A fifo in a file's place must not be waited for.
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@contextlib.contextmanager
+def opened_directory(path):
+    """A descriptor of a directory, which is made, with mode 0700 as are the directories above it, where it is missing.
+
+    Args:
+        path: absolute, without symbolic links.
+
+    Raises:
+        OSError: it cannot be made; it belongs to others or they can write to it (PermissionError); or, for a directory
+            above it, they could put another in its place.
+    """
+    path = Path(path)
+    descriptor = os.open(path.anchor, _DIRECTORY)
+    try:
+        for place in [*reversed(path.parents), path]:
+            if place.name:
+                inner = _open_inside(descriptor, place)
+                os.close(descriptor)
+                descriptor = inner
+            found = _status(descriptor)
+            problem = _problem(found) if place == path else _problem_above(found)
+            if problem:
+                raise PermissionError(errno.EPERM, problem, str(place))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_file(directory, path, flags):
+    """A descriptor of a regular file, opened with these flags, by its name in a directory's descriptor.
+
+    Raises:
+        OSError: it is not there; it is no regular file, belongs to others or they can write to it (PermissionError).
+    """
+    try:
+        descriptor = os.open(path.name, flags | _FILE, 0o600, dir_fd=directory)
+    except OSError as error:
+        raise _at(path, error) from None
+    found = _status(descriptor)
+    problem = _problem(found) if stat.S_ISREG(found.st_mode) else "is not a regular file"
+    if problem:
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, problem, str(path))
+    return descriptor
+
+
+def _open_inside(descriptor, place):
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(place.name, _DIRECTORY, dir_fd=descriptor)
+        with contextlib.suppress(FileExistsError):  # another process makes it, too
+            os.mkdir(place.name, 0o700, dir_fd=descriptor)
+            os.chmod(place.name, 0o700, dir_fd=descriptor)  # the umask may have taken more away
+        return os.open(place.name, _DIRECTORY, dir_fd=descriptor)
+    except OSError as error:
+        raise _at(place, error) from None
+
+
+def _at(path, error):
+    """The error, in words about the whole path."""
+    if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR) and path.is_symlink():
+        return PermissionError(errno.EPERM, "is a symbolic link", str(path))
+    return OSError(error.errno, error.strerror, str(path))
+
+
+_status = os.fstat
+
+
+def _problem(found):
+    """Why a file or directory is not used; None where it is."""
+    if found.st_uid not in (0, os.geteuid()):
+        return f"belongs to {_user(found.st_uid)}"
+    return "can be written by others" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
+
+
+def _problem_above(found):
+    """Why what lies below a directory is not used; None where it is."""
+    if found.st_uid not in (0, os.geteuid(), _root_here()):
+        return f"belongs to {_user(found.st_uid)}"
+    writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if writers == stat.S_IWGRP and _is_own_group(found.st_gid):
+        return None
+    # In a directory with the sticky bit, as /tmp, nobody can rename what belongs to others.
+    return "can be written by others" if writers and not found.st_mode & stat.S_ISVTX else None
+
+
+def _root_here():
+    """How the machine's root, whose /proc is, is called in here: a user namespace may have no root."""
+    try:
+        return os.stat("/proc").st_uid
+    except OSError:
+        return 0
+
+
+def _is_own_group(group):
+    """Whether a group is the one that many systems give to each user: of the user's name, without other members."""
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return (found.gr_gid, found.gr_name) == (user.pw_gid, user.pw_name) and set(found.gr_mem) <= {user.pw_name}
+
+
+def _user(number):
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"

@@ -1,0 +1,70 @@
+"""What `python -m metalcore info` says of the simulated device, the compiler and the cache, for what a machine may
+have. Of CUDA: test_info_cuda.py."""
+
+import json
+
+import pytest
+
+from metalcore import _device_library, _routing
+from metalcore.cli import info
+from metalcore.msl import host
+from metalcore.msl.errors import CompilerNotFoundError
+
+pytestmark = pytest.mark.only_on("simulator")
+
+
+def keys(found):
+    return {section: sorted(values) for section, values in found.items() if section != "kernels"}
+
+
+@pytest.fixture
+def complete():
+    return info.collect()
+
+
+def test_a_device_library_for_this_pytorch(complete):
+    assert complete["backends"]["simulated device"].endswith(str(_device_library.find()))
+    assert complete["compiler"]["needed for"] == "compile_shader on the simulator"
+
+
+def test_none_for_this_pytorch(complete, monkeypatch):
+    monkeypatch.setattr(_device_library, "library_name", lambda: "_device-another.so")
+    found = info.collect()
+    assert "yet: the first `import metalcore.simulator`" in found["backends"]["simulated device"]
+    assert found["compiler"]["needed for"].startswith("the first import of metalcore.simulator")
+    assert keys(found) == keys(complete)
+
+
+def test_no_compiler_and_no_headers(complete, monkeypatch):
+    def find_compiler():
+        raise CompilerNotFoundError("install g++")
+
+    monkeypatch.setattr(host, "find_compiler", find_compiler)
+    monkeypatch.setattr(_device_library, "python_headers", lambda: None)
+    found = info.collect()
+    assert (found["compiler"]["found"], found["compiler"]["why"]) == (None, "install g++")
+    assert found["compiler"]["Python.h"] == "missing"
+    assert keys(found) == keys(complete)
+    assert "None" not in info.show(found) and "install g++" in info.show(found)
+
+
+def test_a_build_without_kernels_for_the_simulator(complete, monkeypatch):
+    monkeypatch.setattr(_routing, "DEVICES", frozenset())
+    found = info.collect()
+    assert "METALCORE_ISA" in found["backends"]["simulator"]
+    assert keys(found) == keys(complete)
+
+
+def test_a_cache_that_others_can_write_to(complete, tmp_path, monkeypatch):
+    monkeypatch.setenv("METALCORE_CACHE_DIR", str(tmp_path))
+    tmp_path.chmod(0o777)
+    found = info.collect()
+    assert "can be written by others" in found["cache"]["not used"]
+    assert keys(found) == keys(complete)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_it_makes_no_directories(tmp_path, monkeypatch):
+    monkeypatch.setenv("METALCORE_CACHE_DIR", str(tmp_path / "cache"))
+    info.collect()
+    assert not any(tmp_path.iterdir())
