@@ -72,6 +72,15 @@ def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
     return first is not None
 
 
+# Tensors of up to so many elements never have more rows, or longer ones, than kernels count.
+COUNTED = 2**31 - 1
+
+
+def too_many(x, length) -> bool:
+    """Whether x, as rows of `length` elements, has more of them, or longer ones, than kernels count."""
+    return length > COUNTED or x.numel() // max(length, 1) > 2 * COUNTED + 1
+
+
 # What torch.autocast computes in float32, where this version of PyTorch has a rule for it.
 _AUTOCAST_TO_FLOAT32 = frozenset(
     (name, device) for name, operator in {"softmax": "softmax.int", "log_softmax": "log_softmax.int",

@@ -98,14 +98,16 @@ def lu_solve(LU: torch.Tensor, pivots: torch.Tensor, B: torch.Tensor, *, left: b
 
     Args:
         LU: (*, n, n), as lu_factor gives it: float32, float16 or bfloat16. Other input goes to PyTorch's op.
-        pivots: (*, n), int32, of LU's batch.
+        pivots: (*, n), int32, of LU's batch, from 1 to n.
         B: (*, n, k), or (*, k, n) where not `left`, of LU's dtype. The batches of LU and B broadcast.
         left: whether A stands on the left of X.
         adjoint: whether Aᵀ stands in A's place.
         out: a tensor to write X to.
 
     Returns:
-        X, of B's shape with the batches broadcast; inf and nan where A is singular.
+        X, of B's shape with the batches broadcast; inf and nan where A is singular. A matrix with a pivot that is not
+        from 1 to n has an X of nan, because raising an error, as PyTorch does on the CPU, would have to wait for the
+        GPU.
 
     Raises:
         RuntimeError: as PyTorch's: shapes or dtypes that do not fit.
@@ -269,7 +271,8 @@ def _solve_backward(ctx, grad):
     grad_LU = None
     if needs_LU:
         U, L = LU.triu(), LU.tril(-1) + torch.eye(LU.shape[-1], dtype=LU.dtype, device=LU.device)
-        P = torch.lu_unpack(LU.detach(), pivots, unpack_data=False)[0]
+        within = pivots.clamp(1, LU.shape[-1])  # lu_unpack would read and write outside; grad_B is nan then
+        P = torch.lu_unpack(LU.detach(), within, unpack_data=False)[0]
         outer, inner = (grad_B, X) if left else (grad_B.mT, X.mT)
         if adjoint == left:
             outer, inner = inner, outer
