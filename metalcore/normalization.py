@@ -34,7 +34,7 @@ def rms_norm(
     Raises:
         RuntimeError: normalized_shape is not the end of x's shape, or not weight's shape.
     """
-    if (not accelerated(x, weight) or not _fits(x, normalized_shape, weight)
+    if (not accelerated(x, weight) or not _fits(x, normalized_shape, weight) or not _is_number(eps)
             or x.numel() > COUNTED and too_many(x, math.prod(normalized_shape))):
         return F.rms_norm(x, normalized_shape, weight, eps)
     if autocast_to_float32("rms_norm", x):
@@ -54,7 +54,7 @@ def add_rms_norm(
     Returns:
         (y, total): `total = x + residual`, and `y = rms_norm(total, total.shape[-1:], weight, eps)`.
     """
-    if not accelerated(x, residual, weight) or not _addable(x, residual, weight):
+    if residual is None or not accelerated(x, residual, weight) or not _addable(x, residual, weight, eps):
         total = x + residual
         return rms_norm(total, total.shape[-1:], weight, eps), total
     return _add_rms_norm(x, residual, 1, weight, _EPS if eps is None else eps)
@@ -67,10 +67,15 @@ def _fits(x, normalized_shape, weight):
     return (weight is None or weight.shape == shape) and shape != () and x.shape[-len(shape) :] == shape
 
 
-def _addable(x, residual, weight):
+def _is_number(eps):
+    return eps is None or type(eps) is float or isinstance(eps, (float, int))
+
+
+def _addable(x, residual, weight, eps):
     shape = x.shape
     return (
         residual.dtype == x.dtype
+        and _is_number(eps)
         and residual.shape == shape
         and len(shape) > 0
         and (weight is None or weight.shape == shape[-1:])

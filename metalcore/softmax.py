@@ -36,7 +36,7 @@ def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> 
 
 
 def _call(op, torch_op, x, dim, dtype):
-    if (not accelerated(x) or not _in_range(dim, x.dim())
+    if (not accelerated(x) or not _in_range(dim, x.dim()) or dtype is not None and type(dtype) is not torch.dtype
             or x.numel() > COUNTED and too_many(x, x.shape[dim])):
         return torch_op(x, dim, dtype=dtype)
     if dtype is None and autocast_to_float32(torch_op.__name__, x):
@@ -50,7 +50,7 @@ def _call(op, torch_op, x, dim, dtype):
 
 def _in_range(dim, dims):
     dims = dims or 1  # a scalar has one, too
-    return isinstance(dim, int) and -dims <= dim < dims
+    return type(dim) is int and -dims <= dim < dims
 
 
 def _register(name, aten_forward, aten_backward, double_backward):

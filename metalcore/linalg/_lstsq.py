@@ -33,7 +33,8 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
     Raises:
         RuntimeError: as PyTorch's: shapes that do not fit, or an unknown driver.
     """
-    if B is None or not accelerated(A, B) or A.dtype != B.dtype:
+    if (B is None or not accelerated(A, B) or A.dtype != B.dtype or driver is not None and type(driver) is not str
+            or rcond is not None and not isinstance(rcond, (float, int))):
         return torch.linalg.lstsq(A, B, rcond, driver=driver)
     is_vector = _check(A, B, driver)
     solution, residuals = in_float32(_least_squares, A, B.unsqueeze(-1) if is_vector else B)

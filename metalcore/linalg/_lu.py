@@ -33,7 +33,7 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out=None):
         RuntimeError: U has a zero on its diagonal (this waits for the result; lu_factor_ex does not), less than two
             dimensions, or an `out` that does not fit.
     """
-    if left_to_torch("lu_factor", (), A) or not _takes(A):
+    if left_to_torch("lu_factor", (), A) or not _takes(A) or type(pivot) is not bool:
         return torch.linalg.lu_factor(A, pivot=pivot, out=out)
 
     def factor():
@@ -59,7 +59,7 @@ def lu_factor_ex(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = Fa
     Raises:
         RuntimeError: as lu_factor.
     """
-    if left_to_torch("lu_factor", (), A) or not _takes(A):
+    if left_to_torch("lu_factor", (), A) or not _takes(A) or not type(pivot) is type(check_errors) is bool:
         return torch.linalg.lu_factor_ex(A, pivot=pivot, check_errors=check_errors, out=out)
 
     def factor():
@@ -86,7 +86,7 @@ def lu(A: torch.Tensor, *, pivot: bool = True, out=None):
     Raises:
         RuntimeError: less than two dimensions, or an `out` that does not fit.
     """
-    if not _takes(A):
+    if not _takes(A) or type(pivot) is not bool:
         return torch.linalg.lu(A, pivot=pivot, out=out)
     results = write_out("linalg_lu", out, lambda: in_float32(lambda A: _lu(A, pivot), A), A)
     return torch.return_types.linalg_lu(tuple(results))
@@ -112,7 +112,8 @@ def lu_solve(LU: torch.Tensor, pivots: torch.Tensor, B: torch.Tensor, *, left: b
     Raises:
         RuntimeError: as PyTorch's: shapes or dtypes that do not fit.
     """
-    if left_to_torch("lu_solve", ("left", left), LU, pivots, B) or not _solvable(LU, pivots, B, left):
+    if (left_to_torch("lu_solve", ("left", left), LU, pivots, B) or not type(left) is type(adjoint) is bool
+            or not _solvable(LU, pivots, B, left)):
         return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint, out=out)
 
     def solve(LU, B):
@@ -128,7 +129,7 @@ def _takes(A):
 
 def _solvable(LU, pivots, B, left):
     """Whether these are what the operator takes; what they are not, PyTorch's op says."""
-    return (accelerated(LU, B) and LU.dtype == B.dtype and isinstance(pivots, torch.Tensor)
+    return (B is not None and accelerated(LU, B) and LU.dtype == B.dtype and isinstance(pivots, torch.Tensor)
             and pivots.device == LU.device and pivots.dtype is torch.int32 and square(LU) and B.ndim >= 2
             and pivots.shape == LU.shape[:-1] and B.shape[-2 if left else -1] == LU.shape[-1]
             and broadcastable(LU, B))

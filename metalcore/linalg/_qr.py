@@ -31,7 +31,7 @@ def qr(A: torch.Tensor, mode: str = "reduced", *, out=None):
     Raises:
         RuntimeError: an unknown mode, less than two dimensions, or an `out` that does not fit.
     """
-    if not accelerated(A):
+    if not accelerated(A) or type(mode) is not str:
         return torch.linalg.qr(A, mode, out=out)
     return _named(write_out("linalg_qr", out, lambda: in_float32(lambda A: ops.qr(A, mode), A), A))
 
