@@ -20,17 +20,6 @@ struct SvdParams {
   uint32_t scaled;  // whether A comes multiplied by a scale, which is to be taken out of the values
 };
 
-// A batch whose matrices are each multiplied by a power of two that brings the largest entry to one, so that the norms
-// of a QR decomposition neither overflow nor lose their digits: LAPACK's gesvd scales what leaves a narrower range.
-// `parts` threadgroups share a matrix, part_rows rows each.
-#define SVD_SCALE_THREADS 256
-struct SvdScaleParams {
-  SvdMatrices a;
-  uint32_t matrices;
-  uint32_t rows, columns;
-  uint32_t parts, part_rows;
-};
-
 // A batch whose columns are put in order.
 #define SVD_ORDER_THREADS 256  // in a threadgroup
 struct SvdOrderParams {

@@ -7,6 +7,7 @@
 #include "jacobi_plan.h"
 #include "matrices.h"
 #include "qr.h"
+#include "scale.h"
 
 #include <algorithm>
 #include <optional>
@@ -81,41 +82,10 @@ void multiply_q(const Tensor& q, const Tensor& b, const SvdMatrices& at_b, const
   });
 }
 
-// A batch of tall matrices times their scales (SvdScaleParams), row-major.
-struct Scaled {
-  Tensor a, scales;
-};
-SvdScaleParams scale_params(const Shape& s) {
-  constexpr int64_t kElements = 16384, kParts = 1024;  // a part is worth a threadgroup; and not too many to look at
-  const int64_t part_rows = std::max(ceil_div(kElements, s.columns), ceil_div(s.rows, kParts));
-  return {.a = {},
-          .matrices = grid_side(s.batch),
-          .rows = grid_side(s.rows),
-          .columns = grid_side(s.columns),
-          .parts = grid_side(ceil_div(s.rows, part_rows)),
-          .part_rows = grid_side(part_rows)};
-}
-Scaled scaled(const Tensor& tall, const Shape& s) {
-  const Matrices a = matrices(tall);
-  SvdScaleParams p = scale_params(s);
-  p.a = where(a);
-  const Tensor scales = new_tensor({s.batch}, ScalarType::Float, tall);
-  const Tensor magnitudes = new_tensor({s.batch, p.parts}, ScalarType::Int, tall);
-  const Tensor result = new_tensor(tall.sizes(), ScalarType::Float, tall);
-  const gpu::Size groups{grid_side(s.batch * p.parts)}, threads{SVD_SCALE_THREADS};
-  gpu::encode(tall, [&](gpu::Encoder& encoder) {
-    encoder.kernel("svd_magnitudes").buffer(0, a.tensor).buffer(1, magnitudes).bytes(2, p);
-    encoder.dispatch_threadgroups(groups, threads);
-    encoder.kernel("svd_scale").buffer(0, a.tensor).buffer(1, magnitudes).buffer(2, result).buffer(3, scales);
-    encoder.bytes(4, p).dispatch_threadgroups(groups, threads);
-  });
-  return {result, scales};
-}
-
 // Of tall matrices by A = Q R and Rᵀ = X V, whose columns are nearer to orthogonal than R's (Drmač and Veselić 2008).
 void after_qr(const JacobiPlan& plan, const Tensor& tall, const Shape& s, const Vectors& to, const Tensor& values,
               bool full_matrices, bool compute_uv) {
-  const auto [a, scales] = scaled(tall, s);
+  const auto [a, scales] = scaled(tall);
   const auto [q, r] = qr(a, qr_mode(full_matrices, compute_uv));
   const Tensor small = new_tensor({compute_uv ? s.batch : 0, s.columns, s.columns}, ScalarType::Float, tall);
   SvdMatrices from = transposed(contiguous(s.columns, s.columns));
@@ -241,11 +211,8 @@ Explanation explain(const Request& request) {
     step("svd_order", groups.order, SVD_ORDER_THREADS);
     step("svd_permute", groups.permute, SVD_ORDER_THREADS);
   }
-  if (plan.after_qr && plan.variant != JacobiVariant::blocked) {
-    const int64_t groups = s.batch * scale_params(s).parts;
-    step("svd_magnitudes", groups, SVD_SCALE_THREADS);
-    step("svd_scale", groups, SVD_SCALE_THREADS);
-  }
+  if (plan.after_qr && plan.variant != JacobiVariant::blocked)
+    for (const Step& each : scaled_steps(s.rows, s.columns, s.batch)) e.steps.push_back(each);
   if (plan.after_qr) {
     Request qr{{{s.batch, s.rows, s.columns}}, request.dtype, request.device_type,
                {{"mode", qr_mode(full_matrices, compute_uv)}}};
