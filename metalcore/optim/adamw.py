@@ -170,9 +170,10 @@ class AdamW(torch.optim.AdamW):
 
         try:
             found = lists()
+            # Where steps are on the device, the kernel takes them as it takes the moments.
             ready = (set(map(_device_index, found[0])) == {params[0].get_device() if on_device else -1}
-                     and set(map(_dtype, chain(*found[1:]))) == {torch.float32})
-        except KeyError:
+                     and set(map(_dtype, chain(*found[0 if on_device else 1:]))) == {torch.float32})
+        except (AttributeError, KeyError, TypeError):  # first steps; what is not a tensor, _prepare refuses
             ready = False
         if ready:
             return found
@@ -198,21 +199,28 @@ def _takes(p, grad):
 
 
 def _prepare(p, state, moments, on_device):
-    """Makes the state of p on its first step, and brings it to the form that the kernel takes."""
+    """Makes the state of p on its first step, and brings it to the form that the kernel takes. What is there and has no
+    such form, the operator refuses."""
     where = p.device if on_device else _CPU
     if not state:
         # float64 where that is the default dtype, as in torch. On the device without a copy, so in a capture as well.
         wide = torch.get_default_dtype() is torch.float64 and not on_device
         state["step"] = torch.zeros((), dtype=torch.float64 if wide else torch.float32, device=where)
-    for name in moments:
-        moment = state.get(name)
-        if moment is None:
+        for name in moments:
             state[name] = torch.zeros_like(p, dtype=torch.float32, memory_format=torch.preserve_format)
-        elif moment.dtype is not torch.float32:
-            state[name] = moment.to(torch.float32)
+    for name in ("step", *moments):
+        if not isinstance(state[name], torch.Tensor):
+            raise TypeError(f"AdamW: the state's {name!r} must be a tensor, not {type(state[name]).__name__}")
+    for name in moments:
+        if state[name].dtype in (torch.float16, torch.bfloat16):
+            state[name] = state[name].to(torch.float32)
     step = state["step"]
-    if step.device != where:
-        state["step"] = step.to(where, torch.float32) if on_device else step.cpu()
+    if step.is_meta:
+        return
+    if on_device and step.dtype is not torch.bool and not step.is_complex():
+        state["step"] = step.to(where, torch.float32)
+    elif step.device != where:
+        state["step"] = step.to(where)
 
 
 @cpu_kernel("adamw_")
@@ -238,4 +246,11 @@ def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr,
 @fake_kernel("adamw_")
 def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr, beta1, beta2, weight_decay, eps,
       maximize, lr_tensor=None, grad_scale=None, found_inf=None):
-    return None
+    # A meta tensor among others brings a call here, and nothing would be updated.
+    on = params[0].device if params else None
+    for name, tensors in (("params", params), ("grads", grads), ("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs),
+                          ("max_exp_avg_sqs", max_exp_avg_sqs), ("state_steps", state_steps)):
+        for tensor in tensors:
+            if tensor.device != on and not (name == "state_steps" and tensor.device == _CPU):
+                raise RuntimeError(f"metalcore::adamw_: {name} must be on the device of the other tensors, {on}, not on "
+                                   f"{tensor.device}")
