@@ -29,11 +29,10 @@ def torchs(monkeypatch):
 @pytest.mark.parametrize("shape, dim", [((LONG,), 0), ((LONG,), -1), ((1, LONG), 1), ((LONG, 1), 0), ((LONG, 4), 0),
                                         ((2, 2 * LONG), -1), ((2 * LONG, 2), -1)])
 def test_softmax(device, torchs, name, shape, dim):
-    x = torch.zeros(1, device=device).expand(shape)
-    with pytest.raises(Asked):
-        getattr(metalcore, name)(x, dim)
-    with pytest.raises(Asked):
-        getattr(metalcore, name)(x.half(), dim, dtype=torch.float32)
+    for dtype in (None, torch.float32):
+        x = torch.zeros(1, dtype=torch.float16, device=device).expand(shape)  # .half() would fill it with memory
+        with pytest.raises(Asked):
+            getattr(metalcore, name)(x, dim, dtype=dtype)
 
 
 @pytest.mark.parametrize("shape, dims", [((LONG,), 1), ((1, LONG), 1), ((2**16, 2**15), 2), ((2 * LONG, 2), 1)])
