@@ -24,37 +24,34 @@ class Guards:
 
     def __init__(self, tokens):
         self._tokens = tokens
-        self._before = {}  # index -> text before the token, outermost first
-        self._after = {}
-        self._instead = {}
-        self._originals = {}
+        self._accesses = []  # [(index, the token's text, text before it, text in its place, text after it)] of each
         self.count = 0
 
     def subscript(self, first, opening, closing, function):
-        self._put(self._before, first, f"msl::{function}(", front=True)
-        self._put(self._instead, opening, ", ")
-        self._put(self._instead, closing, ")")
+        self._add((first, f"msl::{function}(", None, ""), (opening, "", ", ", ""), (closing, "", ")", ""))
 
     def member(self, first, arrow, function):
-        self._put(self._before, first, f"msl::{function}(", front=True)
-        self._put(self._instead, arrow, ").")
+        self._add((first, f"msl::{function}(", None, ""), (arrow, "", ").", ""))
 
     def indirection(self, star, last, function):
-        self._put(self._instead, star, f"msl::{function}(")
-        self._put(self._after, last, ")")
+        self._add((star, "", f"msl::{function}(", ""), (last, "", None, ")"))
 
-    def _put(self, texts, i, text, *, front=False):
-        texts[i] = text + texts.get(i, "") if front else texts.get(i, "") + text
-        self._originals[i] = self._tokens[i].text
+    def _add(self, *changes):
+        self._accesses.append([(i, self._tokens[i].text, *texts) for i, *texts in changes])
         self.count += 1
 
     def apply(self):
-        """Other passes may have put text around a token's own by now."""
-        for i, original in self._originals.items():
-            head, found, tail = self._tokens[i].text.partition(original)
-            own = self._instead.get(i, original)
-            if found:
-                self._tokens[i].text = head + self._before.get(i, "") + own + self._after.get(i, "") + tail
+        """Other passes may have put text around a token's own by now, or have moved an access elsewhere, which stays."""
+        before, instead, after = {}, {}, {}
+        for changes in self._accesses:
+            if all(original in self._tokens[i].text for i, original, *_ in changes):
+                for i, original, first, own, last in changes:
+                    before[i] = first + before.get(i, "")
+                    after[i] = after.get(i, "") + last
+                    instead[i] = original, instead.get(i, (original, original))[1] if own is None else own
+        for i, (original, own) in instead.items():
+            head, _, tail = self._tokens[i].text.partition(original)
+            self._tokens[i].text = head + before[i] + own + after[i] + tail
 
 
 def find_unaligned_accesses(program):
