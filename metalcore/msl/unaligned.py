@@ -1,9 +1,9 @@
 """Reads and writes through pointers that were cast, which may not be aligned: Apple's GPUs take them, NVIDIA's do not.
 
 Which pointers these are is followed by name: from a cast into variables, members, parameters and results. Too many are
-no harm, since the C++ type decides in the end: `q[i]` becomes `msl::read(q, i)`, which is `q[i]` for all but pointers
-to numbers, vectors and matrices (cuda/unaligned.h); where it is assigned to, `msl::write(q, i)`, and where a component
-is, `msl::place(q, i).x`.
+no harm, since the C++ type decides in the end: `q[i]` becomes `msl::unaligned::read(q, i)`, which is `q[i]` for all but
+pointers to numbers, vectors and matrices (cuda/unaligned.h); where it is assigned to, `write(q, i)`, and where a
+component is, `place(q, i).x`.
 """
 
 import re
@@ -24,37 +24,45 @@ class Guards:
 
     def __init__(self, tokens):
         self._tokens = tokens
-        self._before = {}  # index -> text before the token, outermost first
-        self._after = {}
-        self._instead = {}
-        self._originals = {}
+        self._accesses = []  # [(index, the token's text, text before it, text in its place, text after it)] of each
         self.count = 0
 
     def subscript(self, first, opening, closing, function):
-        self._put(self._before, first, f"msl::{function}(", front=True)
-        self._put(self._instead, opening, ", ")
-        self._put(self._instead, closing, ")")
+        self._add((first, f"msl::unaligned::{function}(", None, ""), (opening, "", ", ", ""), (closing, "", ")", ""))
 
     def member(self, first, arrow, function):
-        self._put(self._before, first, f"msl::{function}(", front=True)
-        self._put(self._instead, arrow, ").")
+        self._add((first, f"msl::unaligned::{function}(", None, ""), (arrow, "", ").", ""))
 
     def indirection(self, star, last, function):
-        self._put(self._instead, star, f"msl::{function}(")
-        self._put(self._after, last, ")")
+        self._add((star, "", f"msl::unaligned::{function}(", ""), (last, "", None, ")"))
 
-    def _put(self, texts, i, text, *, front=False):
-        texts[i] = text + texts.get(i, "") if front else texts.get(i, "") + text
-        self._originals[i] = self._tokens[i].text
+    def _add(self, *changes):
+        self._accesses.append([(i, self._tokens[i].text, *texts) for i, *texts in changes])
         self.count += 1
 
     def apply(self):
-        """Other passes may have put text around a token's own by now."""
-        for i, original in self._originals.items():
-            head, found, tail = self._tokens[i].text.partition(original)
-            own = self._instead.get(i, original)
-            if found:
-                self._tokens[i].text = head + self._before.get(i, "") + own + self._after.get(i, "") + tail
+        """Other passes may have put text around a token's own by now, or have moved an access elsewhere, which stays."""
+        before, instead, after = {}, {}, {}
+        for changes in self._accesses:
+            if all(_parted(self._tokens[i].text, original) for i, original, *_ in changes):
+                for i, original, first, own, last in changes:
+                    before[i] = first + before.get(i, "")
+                    after[i] = after.get(i, "") + last
+                    instead[i] = original, instead.get(i, (original, original))[1] if own is None else own
+        for i, (original, own) in instead.items():
+            head, tail = _parted(self._tokens[i].text, original)
+            self._tokens[i].text = head + before[i] + own + after[i] + tail
+
+
+def _parted(text, own):
+    """What other passes have put before and after a token's own text; None where it is gone. They open brackets before
+    it and close them after it."""
+    pattern = rf"(?<!\w){own}(?!\w)" if re.fullmatch(r"\w+", own) else re.escape(own)
+    places = [match.span() for match in re.finditer(pattern, text)]
+    if not places:
+        return None
+    first, last = places[0 if own in CLOSING.values() else -1]
+    return text[:first], text[last:]
 
 
 def find_unaligned_accesses(program):

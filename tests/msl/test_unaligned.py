@@ -93,6 +93,8 @@ float sum_of(device const float4* v, uint n) {
 }
 device float2* pair_at(device float* x, uint i) { return (device float2*)(x + i); }
 void twice(device float& x) { x *= 2; }
+template <typename T> T read(T value) { return value; }  // whatever a program's own functions are called
+float4 write(thread float4& value, int i) { return value[i]; }
 using Pairs = device float2*;
 
 kernel void blocks(device const Block* b, device float* y, uint i [[thread_position_in_grid]]) {
@@ -111,7 +113,7 @@ kernel void flows(device const float* x, device float* y, constant uint& at) {
   device float4* out = (device float4*)(y + at);
   out[0] = rows(1) * 2;
   out[1] = v[0];
-  out[1] += second(v);
+  out[1] += read(second(v));
   out[2].x = sum_of(v, 3);
   out[2].yz = v[2].zw;
   out[2].w = v->x + v->y + v->z + v->w;
@@ -122,6 +124,9 @@ kernel void flows(device const float* x, device float* y, constant uint& at) {
   *++p = float2(5, 6);
   twice(((device float*)p)[1]);
   p[1] = pair_at(y, at + 16)[1] - 1;
+  device float2* h = p + 1;
+  const float low = at > 9 ? h[0].x : (h + 0)->y > 0 ? (h[0]).x : 2.0f;
+  p[1].x = low > 3 ? low : (*h).y;
   device float2& last = p[2];
   *((device float*)&last) = 7;
   device float* tail = (device float*)((device uchar*)y + 4 * (at + 24) + 2);

@@ -5,7 +5,7 @@
 
 #include "metal/matrix.h"
 
-namespace msl {
+namespace msl::unaligned {
 
 // What is moved: numbers, and vectors and matrices of them. (A struct's members are accessed where they lie.)
 template <class T>
@@ -162,4 +162,4 @@ METAL_FUNC auto& place(P&& p, I... i) {
   else return unpadded((p[i], ...));
 }
 
-}  // namespace msl
+}  // namespace msl::unaligned
