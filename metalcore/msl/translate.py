@@ -5,6 +5,7 @@ For the host that is a shared object which exports msl_library() (host/kernel_ab
 
 from dataclasses import dataclass
 
+from .address_spaces import find_address_spaces
 from .conditionals import wrap_conditionals
 from .cuda_source import cuda_source, describe
 from .dialect import adapt_dialect
@@ -77,7 +78,8 @@ def _translate(source, include_dirs, filename, defines, constants):
     tokens, included = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
     program = Program(tokens)
     refuse_unsupported(program)
-    variables = find_threadgroup_variables(program)
+    spaces = find_address_spaces(program)
+    variables = find_threadgroup_variables(program, spaces)
     kernels = find_kernels(program, {variable.first for variable in variables if variable.has_initializer})
     for kernel in kernels:
         first, last = kernel.declaration.body or (0, 0)
@@ -86,7 +88,7 @@ def _translate(source, include_dirs, filename, defines, constants):
     erase_attributes(program)
     _mark_kernels(program)
     originals = [token.text for token in tokens]
-    erase_address_spaces(program)
+    erase_address_spaces(program, spaces.claimed)
     drop_duplicates(program, originals)
     mark_float_literals(tokens)
     name_outermost_scope(program)

@@ -44,11 +44,13 @@ METAL_FUNC uint32_t index_of_lane() {
   return lane;
 }
 
-// A threadgroup variable of the running kernel; `site` numbers the declaration (given by the translator). Its bytes are
-// declared rather than T itself, which may have a constructor.
-template <class T, uint32_t site>
+// A threadgroup variable of the running kernel; `site` numbers the declaration (given by the translator), and
+// `alignment` is what the declaration asks for. Its bytes are declared rather than T itself, which may have a
+// constructor.
+template <class T, uint32_t site, uint32_t alignment = 16>
 METAL_FUNC T& threadgroup_variable() {
-  __shared__ alignas(alignof(T) < 16 ? 16 : alignof(T)) unsigned char bytes[sizeof(T)];
+  constexpr uint32_t least = alignment < 16 ? 16 : alignment;
+  __shared__ alignas(least) alignas(T) unsigned char bytes[sizeof(T)];
   return reinterpret_cast<T&>(bytes);
 }
 
@@ -64,7 +66,7 @@ struct initial {
 };
 template <class T>
 METAL_FUNC void initialize_threadgroup(T& variable, const initial<T>& value) {
-  if (index_in_block() == 0) memcpy(&variable, &value.value, sizeof(T));
+  if (index_in_block() == 0) memcpy((void*)&variable, &value.value, sizeof(T));
   __syncthreads();
 }
 
