@@ -40,8 +40,11 @@ class _Finder:
         self.bodies = [d.body for d in program.walk() if d.kind == "function" and d.body]
 
     def find(self):
-        tokens, read = self.tokens, -1
+        tokens, read, attribute = self.tokens, -1, 0
         for i, token in enumerate(tokens):
+            attribute = max(attribute, self.program.attribute_end(i) or 0)
+            if i < attribute:
+                continue  # [[threadgroup(0)]]
             if token.text in SPACES and token.kind == "id":
                 if i not in self.found.claimed:
                     self._space(i)

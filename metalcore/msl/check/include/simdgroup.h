@@ -131,7 +131,9 @@ constexpr R choose(bool condition, A a, B b) {
 
 // Stands for a variable in threadgroup memory: its size is read off the function's last template argument.
 template <class T, int site, int alignment = 1, ulong bytes = sizeof(T)>
-__local T& threadgroup_variable();
+__local T& threadgroup_variable() {  // with a body, since T may be a type without linkage
+  return *(__local T*)nullptr;
+}
 template <class T>
 struct initial {
   T value;

@@ -54,6 +54,16 @@ METAL_FUNC T& threadgroup_variable() {
   return reinterpret_cast<T&>(bytes);
 }
 
+// Where an object lies, for functions that differ in address spaces only: buffers and constants, threadgroup memory, a
+// thread's own variables, or nowhere (null).
+enum class Space : uint32_t { memory, threadgroup, thread, none };
+METAL_FUNC Space space_of(const volatile void* address) {
+  const void* at = const_cast<const void*>(address);
+  return !at ? Space::none : __isShared(at) ? Space::threadgroup : __isLocal(at) ? Space::thread : Space::memory;
+}
+// What a call of such a function with a null pointer comes to.
+METAL_FUNC void no_such_overload() { __trap(); }
+
 METAL_FUNC void threadgroup_barrier(uint32_t, uint32_t) { __syncthreads(); }
 // Every thread of the simdgroup comes here, so lanes that diverged meet again.
 METAL_FUNC void simdgroup_barrier(uint32_t, uint32_t) { __syncwarp(); }

@@ -41,6 +41,15 @@ METAL_FUNC T& threadgroup_variable() {
   return *static_cast<T*>(runtime->threadgroup_memory(site, sizeof(T), needed));
 }
 
+// Where an object lies, for functions that differ in address spaces only.
+using msl_abi::Space;
+METAL_FUNC Space space_of(const volatile void* address) { return runtime->space(const_cast<const void*>(address)); }
+// What a call of such a function with a null pointer comes to: a fault at its line.
+[[noreturn]] METAL_FUNC void no_such_overload() {
+  *static_cast<volatile char*>(nullptr) = 0;
+  __builtin_unreachable();
+}
+
 METAL_FUNC void threadgroup_barrier(uint32_t flags, uint32_t line) { runtime->threadgroup_barrier(flags, line); }
 METAL_FUNC void simdgroup_barrier(uint32_t flags, uint32_t line) { runtime->simdgroup_barrier(flags, line); }
 METAL_FUNC void memory_fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
