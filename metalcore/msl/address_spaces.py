@@ -36,7 +36,8 @@ class _Finder:
         self.tokens = program.tokens
         self.reader = DeclarationReader(program)
         self.found = AddressSpaces()
-        self.aliases = {}  # name -> [(first, last, space): between which tokens it names a type in an address space]
+        # name of a type in an address space -> [(first, last, whether it is a class's, space)]: what it means where
+        self.aliases = {}
         self.bodies = [d.body for d in program.walk() if d.kind == "function" and d.body]
 
     def find(self):
@@ -92,14 +93,20 @@ class _Finder:
         return declaration.declarators[-1].end if declaration.declarators else i
 
     def _is_alias(self, i):
-        return self.tokens[i - 1].text not in (".", "->") and self._space_of(i) is not None
+        declared = any(first == i for first, *_ in self.aliases[self.tokens[i].text])
+        return not declared and self.tokens[i - 1].text not in (".", "->") and self._space_of(i) is not None
 
     def _space_of(self, i):
         """The address space that the token at i is, or names a type in."""
         if self.tokens[i].text in SPACES:
             return self.tokens[i].text
-        known = self.aliases[self.tokens[i].text]
-        return next((space for first, last, space in reversed(known) if first < i < last), None)
+        meanings = self.aliases[self.tokens[i].text]
+        if self.tokens[i - 1].text == "::":  # a class's or a namespace's
+            spaces = {space for *_, space in meanings}
+            if len(spaces) > 1:
+                raise self._error(i, f"which '{self.tokens[i].text}' is meant here is not understood")
+            return spaces.pop()
+        return next((space for first, last, _, space in reversed(meanings) if first < i < last), None)
 
     # What is declared -----------------------------------------------------------------------------------------------
 
@@ -155,17 +162,40 @@ class _Finder:
 
     def _name_alias(self, i, space):
         """Notes the name of a type in an address space, and where it is one."""
-        name, enclosing = self.tokens[i].text, self.reader.enclosing[i]
-        in_function = enclosing is not None and self._in_body(i)
-        last = self.program.partner[enclosing] if in_function else len(self.tokens)
-        if not in_function and any(
-            token.text == name
-            for declaration in self.program.walk()
-            for opening, closing in declaration.templates
-            for token in self.tokens[opening:closing]
-        ):
-            raise self._error(i, f"'{name}' is a type in '{space}' memory here, and a template's parameter elsewhere")
-        self.aliases.setdefault(name, []).append((i, last, space))
+        name = self.tokens[i].text
+        if name not in self.aliases:  # and what else the program calls by it
+            others = [(j, *self._visible(j), None) for j in self._other_meanings(name) if j != i]
+            shadows = [
+                (declaration.first, declaration.last, False, None)
+                for declaration in self.program.walk()
+                for opening, closing in declaration.templates
+                if any(token.text == name for token in self.tokens[opening:closing])
+            ]
+            self.aliases[name] = others + shadows
+        known = [meaning for meaning in self.aliases[name] if meaning[0] != i]
+        self.aliases[name] = sorted([*known, (i, *self._visible(i), space)], key=lambda meaning: meaning[0])
+
+    def _visible(self, i):
+        """(index to which the name declared at i is visible, whether it is a class's)."""
+        enclosing = self.reader.enclosing[i]
+        if enclosing is None or self.tokens[enclosing].text != "{":
+            return len(self.tokens), False
+        last = self.program.partner[enclosing]
+        if last in self.reader.classes:
+            return last, True
+        return (last, False) if self._in_body(i) else (len(self.tokens), False)
+
+    def _other_meanings(self, name):
+        """Where the program declares types of this name."""
+        tokens = self.tokens
+        for i, token in enumerate(tokens):
+            if token.text == name and token.kind == "id":
+                if tokens[i - 1].text in ("using", "struct", "class", "union", "enum") and tokens[i + 1].text in "={:":
+                    yield i
+                elif tokens[i + 1].text in (";", ",", "[", ")") and "typedef" in self.reader.read(
+                    self.reader.start(i)
+                ).words(tokens):
+                    yield i
 
     def _template_argument(self, i, first):
         """A type in an address space as a template's argument may be a kernel's variable's, which nothing tells."""

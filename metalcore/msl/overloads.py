@@ -40,6 +40,7 @@ class Function:
     header: tuple = ()  # the words of its templates, without their names
     result: list = ()  # the words before its name
     key: tuple = None
+    qualifiers: str = ""  # the words after its parameters
     body: tuple = ()
 
     @property
@@ -87,8 +88,10 @@ class Overloads:
         function.result = [t.text for t in tokens[declaration.head : declaration.name_at] if t.text]
         names |= {tokens[p.name].text: f"%{i}" for i, p in enumerate(function.parameters) if p.name is not None}
         if declaration.body:
-            words = (token.text for token in tokens[declaration.parameters[1] + 1 : declaration.last])
+            end = _head_end(program, declaration)
+            words = (token.text for token in tokens[end : declaration.last])
             function.body = tuple(names.get(word, word) for word in words if word)
+            function.qualifiers = program.text(declaration.parameters[1] + 1, end)
 
     def _without_duplicates(self, functions):
         left = []
@@ -143,8 +146,8 @@ class Overloads:
             if (declaration.in_class and name == declaration.owner.name) or special or before in ("~", "::") or \
                     specialized or any(last == opening + 1 for opening, last in declaration.templates):  # fmt: skip
                 self._refuse(group, "this kind of function cannot be chosen as it runs")
-            if function.result != group[0].result:
-                self._refuse(group, "their results differ")
+            if (function.result, function.qualifiers) != (group[0].result, group[0].qualifiers):
+                self._refuse(group, "their results or qualifiers differ")
             if "kernel" in declaration.attributes or "MSL_KERNEL" in " ".join(function.result):
                 self._refuse(group, "kernels cannot be chosen as they run")
         differing, seen = self._differing(group), {}

@@ -48,6 +48,8 @@ FORMS = {
     "typedef in a struct": ("struct S { typedef threadgroup float T; };", "S::T b[16];", "b[j]"),
     "using": ("", "using T = threadgroup float; T b[16];", "b[j]"),
     "template alias": ("template <typename X> using Shared = threadgroup X;", "Shared<float> b[16];", "b[j]"),
+    "typedef beside others": ("typedef threadgroup float T;\ntemplate <typename T> T f(T x) { T y = x; return y; }\n"
+                              "float g(float x) { typedef float T; T y = x; return y; }", "T b[16];", "b[j]"),
     "pointer to a typedef": ("typedef threadgroup float T;", "threadgroup float b[16]; T* p = b;", "p[j]"),
     "pointer beside": ("", "threadgroup float b[16], *p = b;", "p[j]"),
     "pointer to it beside": ("", "threadgroup float b[16], (*p)[16] = &b;", "(*p)[j]"),
@@ -132,7 +134,7 @@ REFUSED = [
     ("", "i = i + threadgroup;", "it is not understood what 'threadgroup' belongs to"),
     ("", "threadgroup_imageblock float x;", "'threadgroup_imageblock' is not supported"),
     ("typedef threadgroup float T;\nstruct S { T x; };", "", "a threadgroup variable .'x'. must be declared in a block"),
-    ("typedef threadgroup float T;\ntemplate <typename T> void f(T x) {}", "", "a template's parameter elsewhere"),
+    ("struct A { typedef threadgroup float T; };\nstruct B { typedef float T; };", "A::T x;", "which 'T' is meant"),
     ("typedef device float T;", "T x;", "a variable .'x'. cannot be in device memory"),
     ("", "threadgroup __attribute__((address_space(3))) float b[4];", "address_space"),
     ("", "threadgroup float b[4] __attribute__((section(\"x\")));", "section"),
