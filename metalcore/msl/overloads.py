@@ -303,7 +303,8 @@ def _parameters(program, reader, declaration):
         spaces, before = [], first
         for pointer in pointers:
             words = [*read.spaces, *(declarator.spaces if declarator else ())]
-            spaces.append(next((tokens[s].text for s in words if before <= s < pointer), None))
+            named = sorted((tokens[s].text for s in words if before <= s < pointer), key="thread".__eq__)
+            spaces.append(named[0] if named else None)  # `thread` beside another says nothing
             before = pointer
         default = next((i for i in range(first, last) if tokens[i].text == "="), None)
         name = declarator.name if declarator else None

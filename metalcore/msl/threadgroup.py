@@ -95,7 +95,9 @@ def _variable(name, type_, site, alignments, value):
     memory = f"{type_}, {site}"
     if alignments:
         aligned = type_.replace("type", "aligned")
-        yield f"struct {' '.join(alignments)} {aligned} {{ char byte; }};"
+        # The strictest holds; compilers differ in what they take of several in one place.
+        members = " ".join(f"struct {text} {{ char byte; }} a{i};" for i, text in enumerate(alignments))
+        yield f"struct {aligned} {{ {members} }};"
         memory += f", alignof({aligned})"
     yield f"auto& {name} = msl::threadgroup_variable<{memory}>();"
     if value:

@@ -10,7 +10,7 @@ THREADS = 4
 # (type, an lvalue of float in an object `x` of it)
 _TYPES = [
     ("float", "{x}"), ("metal::float4", "{x}.y"), ("float2", "{x}[1]"), ("Pair", "{x}.b"), ("struct Pair", "{x}.a"),
-    ("Box<float>", "{x}.v"), ("Box<Box<float>>", "{x}.v.v"), ("inner::Pair", "{x}.b"), ("typename One<float>::type", "{x}"),
+    ("Box<float>", "{x}.v"), ("Box<Box<float>>", "{x}.v.v"), ("inner::Pair", "{x}.b"), ("One<float>::type", "{x}"),
     ("struct {{ float p; int q; }}", "{x}.p"), ("struct Named{n} {{ int q; float p; }}", "{x}.p"),
     ("union {{ float p; uint q; }}", "{x}.p"), ("union {{ struct {{ float p; float r; }}; float2 s; }}", "{x}.r"),
     ("Alias", "{x}"), ("decltype(1.0f)", "{x}"), ("metal::array<float, 3>", "{x}[2]"),
@@ -22,6 +22,7 @@ using namespace metal;
 struct Pair { float a, b; };
 namespace inner { struct Pair { int a; float b; }; }
 template <typename T> struct Box { T v; };
+template <typename T, int N> struct Holder { T v[N]; };
 template <typename T> struct One { typedef T type; };
 typedef float Alias;
 constant constexpr int kTwo = 2;
@@ -30,18 +31,32 @@ constant constexpr int kTwo = 2;
 
 @dataclass
 class Case:
-    source: str
+    before: str  # at program scope
+    declaration: str
+    block: str  # the rest of the block, which stores what each thread i reads in out[i]
     shared: bool  # whether all threads see what the last one has written
-    line: int  # of the declaration
 
 
 def case(seed):
-    return _Maker(random.Random(seed)).make()
+    return _Maker(seed).make()
+
+
+def program(kernels):
+    """(a program of kernels k0, k1 …, each with the blocks of a list of cases; the line of its last declaration)."""
+    source = PRELUDE + "".join(one.before for cases in kernels for one in cases)
+    for n, cases in enumerate(kernels):
+        source += f"kernel void k{n}(device float* out, uint i [[thread_index_in_threadgroup]]) {{\n"
+        for one in cases:
+            line = source.count("\n") + 1
+            source += f"{{ {one.declaration}\n{one.block} }}\nout += {THREADS};\n"
+        source += "}\n"
+    return source, line
 
 
 class _Maker:
-    def __init__(self, choose):
-        self.choose = choose
+    def __init__(self, seed):
+        self.seed = seed
+        self.choose = random.Random(seed)
         self.before = ""  # declarations at program scope
         self.after = ""  # statements after the declaration
 
@@ -52,24 +67,19 @@ class _Maker:
         shared = self.chance(0.7)
         space = "threadgroup" if shared else self.choose.choice(["thread", ""])
         type_, element = self.choose.choice(_TYPES)
-        type_ = type_.format(n=0)
+        type_ = type_.format(n=self.seed)
         make = self.choose.choice([self.plain, self.plain, self.plain, self.alias, self.pointer, self.template])
         text, element = make(space, type_, element)
         if self.chance(0.2):
             text = f"{{ }} {text}"
         if self.chance(0.15):
             self.after = "{ int x; (void)x; }\n" + self.after
-        source = PRELUDE + self.before
-        source += "kernel void k(device float* out, uint i [[thread_index_in_threadgroup]]) {\n"
-        line = source.count("\n") + 1
-        source += f"""{text}
-            {self.after}{element} = -1;
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            if (i == {THREADS - 1}) {element} = 5;
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            out[i] = {element};
-        }}"""
-        return Case(source, shared, line)
+        block = f"""{self.after}{element} = -1;
+threadgroup_barrier(mem_flags::mem_threadgroup);
+if (i == {THREADS - 1}) {element} = 5;
+threadgroup_barrier(mem_flags::mem_threadgroup);
+out[i] = {element};"""
+        return Case(self.before, text, block, shared)
 
     # Parts of declarations ------------------------------------------------------------------------------------------
 
@@ -114,18 +124,19 @@ class _Maker:
         return f"{self.specifiers(space, type_)} {', '.join(declarators)};", result
 
     def alias(self, space, type_, element):
-        declarator, result = self.declarator("T", element, alignment=False)
-        result = result.replace("T", "x")
+        first, *more = (f"{letter}{self.seed}" for letter in "TUV")
+        declarator, result = self.declarator(first, element, alignment=False)
+        result = result.replace(first, "x")
         words = " ".join(word for word in (space, type_) if word)
         if self.chance(0.5):
             text = f"typedef {words} {declarator};"
         else:
-            text, result = f"using T = {words};", element.format(x="x")
+            text, result = f"using {first} = {words};", element.format(x="x")
+        name = first
         if self.chance(0.3):
-            text += " typedef T U; typedef U V;"
-            name = "V"
-        else:
-            name = "T"
+            for name in more:
+                text += f" typedef {first} {name};"
+                first = name
         use = f"{name} x;" if self.chance(0.6) else f"{name} x, y[2];"
         if self.chance(0.5):
             self.before = text + "\n"
@@ -147,8 +158,7 @@ class _Maker:
         return text, element.format(x=f"(*{at})")
 
     def template(self, space, type_, element):
-        """A declaration in a template of a kernel's function."""
-        self.before = f"template <typename X, int N> struct Holder {{ X v[N]; }};\n"
+        """A declaration whose type has arguments that look like comparisons."""
         if type_.startswith(("struct {", "union", "struct Named")):
             type_, element = "float", "{x}"
         words = self.specifiers(space, f"Holder<{type_}, (3 > kTwo ? 4 : 2)>")

@@ -51,7 +51,7 @@ template <class T, uint32_t site, uint32_t alignment = 16>
 METAL_FUNC T& threadgroup_variable() {
   constexpr uint32_t least = alignment < 16 ? 16 : alignment;
   __shared__ alignas(least) alignas(T) unsigned char bytes[sizeof(T)];
-  return reinterpret_cast<T&>(bytes);
+  return (T&)bytes;  // T may be volatile
 }
 
 // Where an object lies, for functions that differ in address spaces only: buffers and constants, threadgroup memory, a
