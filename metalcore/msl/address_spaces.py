@@ -87,7 +87,7 @@ class _Finder:
         first = self.reader.start(i)
         declaration = self.reader.read(first)
         if declaration.type is None or not declaration.type[0] <= i < declaration.type[1]:
-            raise self._error(i, f"it is not understood what '{self.tokens[i].text}', a type in an address space, is for")
+            raise self._error(i, f"it is not understood what '{self.tokens[i].text}', in an address space, is for")
         self._declaration(i, declaration, [*declaration.spaces, i])
         self.found.claimed.update(s for d in declaration.declarators for s in d.spaces)
         return declaration.declarators[-1].end if declaration.declarators else i

@@ -321,11 +321,10 @@ def _vector(program, function):
         for position, parameter in enumerate(function.parameters)
         for depth, space in enumerate(parameter.spaces)
     }
-    if declaration.in_class:
-        vector[-1, 0] = None
-        for token in tokens[declaration.parameters[1] + 1 : declaration.last]:
-            if token.text in ("{", ":", ";", "->", "="):
-                break
-            if token.text in SPACES:
-                vector[-1, 0] = token.text
+    vector[-1, 0] = None
+    for token in tokens[declaration.parameters[1] + 1 : declaration.last]:
+        if token.text in ("{", ":", ";", "->", "="):
+            break
+        if token.text in SPACES:
+            vector[-1, 0] = token.text
     return vector
