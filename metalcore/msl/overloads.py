@@ -233,7 +233,7 @@ class Overloads:
                 texts.append((len(differing) - len(tests), f"if ({' && '.join(tests) or 'true'}) {call}"))
         # Those that take any address space come last.
         texts = dict.fromkeys(text for _, text in sorted(texts, key=lambda text: text[0]))
-        return " ".join(texts) + " msl::no_such_overload();"
+        return " ".join(texts) + " msl::fault();"
 
     def _pointer(self, function, at, names):
         position, depth = at

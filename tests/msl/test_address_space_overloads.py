@@ -201,3 +201,55 @@ def test_a_null_pointer_tells_no_overload(device):
         kernel void k(device float* out) { threadgroup float* none = nullptr; out[0] = f(none); }"""
     with pytest.raises(metalcore.simulator.KernelError):
         run(device, body)
+
+
+EVENTS = """
+struct _simdgroup_event_t;
+thread _simdgroup_event_t* __metal_simdgroup_async_copy_2d(
+    ulong, ulong, threadgroup void*, ulong, ulong, ulong2, const device void*, ulong, ulong, ulong2, long2, int)
+    __asm("air.simdgroup_async_copy_2d.p3i8.p1i8");
+thread _simdgroup_event_t* __metal_simdgroup_async_copy_2d(
+    ulong, ulong, device void*, ulong, ulong, ulong2, const threadgroup void*, ulong, ulong, ulong2, long2, int)
+    __asm("air.simdgroup_async_copy_2d.p1i8.p3i8");
+void __metal_wait_simdgroup_events(int, thread _simdgroup_event_t**) __asm("air.wait_simdgroup_events");
+struct Copy {
+  thread _simdgroup_event_t* event;
+  template <typename T>
+  void tile(threadgroup T* to, ushort to_row, ushort2 to_size, const device T* from, uint from_row, ushort2 size) {
+    event = __metal_simdgroup_async_copy_2d(sizeof(T), alignof(T), (threadgroup void*)to, ushort(to_row), 1,
+                                            ulong2(to_size), (const device void*)from, uint(from_row), 1, ulong2(size),
+                                            long2(0), 0);
+  }
+  template <typename T>
+  void tile(device T* to, uint to_row, ushort2 to_size, const threadgroup T* from, ushort from_row, ushort2 size) {
+    event = __metal_simdgroup_async_copy_2d(sizeof(T), alignof(T), (device void*)to, uint(to_row), 1, ulong2(to_size),
+                                            (const threadgroup void*)from, ushort(from_row), 1, ulong2(size), long2(0),
+                                            0);
+  }
+  void wait() { __metal_wait_simdgroup_events(1, &event); }
+};
+kernel void k(device float* out, device const float* in, uint i [[thread_index_in_threadgroup]]) {
+  threadgroup float tile[8 * 9];
+  if (i < 32) {
+    Copy copy;
+    copy.tile(tile, 9, ushort2(8, 8), in, 100, ushort2(6, 7));
+    copy.wait();
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (i < 32) {
+    Copy copy;
+    copy.tile(out, 16, ushort2(8, 8), tile, ushort(9), ushort2(8, 8));
+    copy.wait();
+  }
+}
+"""
+
+
+def test_copies_of_tiles_between_device_and_threadgroup_memory(device):
+    matrix = torch.arange(800.0).reshape(8, 100)
+    out = torch.full((8, 16), -1.0, device=device)
+    metalcore.compile_shader(HEADER + EVENTS).k(out, matrix.to(device), threads=64, group_size=64)
+    expected = torch.full((8, 16), -1.0)
+    expected[:, :8] = 0
+    expected[:7, :6] = matrix[:7, :6]
+    assert torch.equal(out.cpu(), expected)

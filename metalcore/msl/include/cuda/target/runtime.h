@@ -62,7 +62,7 @@ METAL_FUNC Space space_of(const volatile void* address) {
   return !at ? Space::none : __isShared(at) ? Space::threadgroup : __isLocal(at) ? Space::thread : Space::memory;
 }
 // What a call of such a function with a null pointer comes to.
-METAL_FUNC void no_such_overload() { __trap(); }
+METAL_FUNC void fault() { __trap(); }
 
 METAL_FUNC void threadgroup_barrier(uint32_t, uint32_t) { __syncthreads(); }
 // Every thread of the simdgroup comes here, so lanes that diverged meet again.

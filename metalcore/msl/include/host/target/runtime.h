@@ -45,7 +45,7 @@ METAL_FUNC T& threadgroup_variable() {
 using msl_abi::Space;
 METAL_FUNC Space space_of(const volatile void* address) { return runtime->space(const_cast<const void*>(address)); }
 // What a call of such a function with a null pointer comes to: a fault at its line.
-[[noreturn]] METAL_FUNC void no_such_overload() {
+[[noreturn]] METAL_FUNC void fault() {
   *static_cast<volatile char*>(nullptr) = 0;
   __builtin_unreachable();
 }
