@@ -132,8 +132,8 @@ inline void factor(device const float* a, device float* lu, device int* pivots, 
 KERNEL(lu_block_narrow, 1024)
 KERNEL(lu_block_wide, 512)
 
-#define INSTANTIATE(kernel, quads)                                                                                    \
-  template [[host_name("lu_block_" #quads)]] [[kernel]] void kernel<quads>(device const float*, device float*,        \
+#define INSTANTIATE(function, quads)                                                                                  \
+  template [[host_name("lu_block_" #quads)]] [[kernel]] void function<quads>(device const float*, device float*,      \
       device int*, device int*, device uint*, constant LuParams&, uint, uint, uint);
 
 INSTANTIATE(lu_block_narrow, 4)

@@ -4,6 +4,7 @@ from .rewrite import erase
 
 
 def adapt_dialect(program):
+    _drop_declarations_of_air(program)
     _declare_opaque_enumerations(program)
     _prefer_promotion_of_small_floats(program)
     _overload_instead_of_specializing_members(program)
@@ -12,6 +13,15 @@ def adapt_dialect(program):
     _keep_aggregates(program)
     _qualify_specializations(program)
     _share_constant_arrays(program)
+
+
+def _drop_declarations_of_air(program):
+    """`R f(…) __asm("air.…");` declares a function of Apple's compiler: those that are supported are in the headers."""
+    for declaration in program.walk():
+        if declaration.kind == "function" and declaration.body is None:
+            words = [token.text for token in program.tokens[declaration.parameters[1] : declaration.last]]
+            if any(word.startswith('"air.') for word in words) and {"__asm", "__asm__", "asm"} & {*words}:
+                erase(program.tokens, declaration.first, declaration.last)
 
 
 def _declare_opaque_enumerations(program):

@@ -1,22 +1,36 @@
 """Declarations that differed in address spaces only, and are the same once those are gone."""
 
+from .errors import error_at
 from .rewrite import erase
 
 
-def drop_duplicates(program, originals):
+def drop_duplicates(program, originals, kinds=("function", "class", "variable"), *, must_agree=False):
     """Drops functions, members and specializations that differed from an earlier one in address spaces only.
 
     Args:
         originals: the text of each token before address spaces were erased.
+        kinds: of declarations.
+        must_agree: raise an MSLError where what is dropped has another content.
     """
     seen = {}
     for declaration in program.walk():
-        key = _key(program, declaration)
+        key = declaration_key(program, declaration) if declaration.kind in kinds else None
         if key is None:
             continue
         original = tuple(originals[declaration.first : _signature_end(declaration)])
-        if seen.setdefault(key, original) != original:
+        first, known = seen.setdefault(key, (declaration, original))
+        if known != original:
+            if must_agree and _content(program, first) != _content(program, declaration):
+                at = [program.tokens[d.name_at or d.first] for d in (first, declaration)]
+                raise error_at(at[1], f"'{declaration.name}' differs from the one at {at[0].file}:{at[0].line} in "
+                                      "address spaces only, which is supported where both say the same")
             erase(program.tokens, declaration.first, declaration.last)
+
+
+def _content(program, declaration):
+    names = template_names(program, declaration)
+    words = _words(program.tokens, _signature_end(declaration), declaration.last)
+    return [names.get(word, word) for word in words]
 
 
 def _signature_end(declaration):
@@ -25,7 +39,7 @@ def _signature_end(declaration):
     return declaration.body[0] if declaration.body else declaration.last
 
 
-def _key(program, declaration):
+def declaration_key(program, declaration):
     tokens = program.tokens
     if declaration.kind == "function":
         if (
@@ -55,20 +69,34 @@ def _key(program, declaration):
         parts = [_words(tokens, declaration.head, end)]
     else:
         return None
-    names = {}
-    header = []
-    for opening, closing in declaration.templates:
-        for first, last in program.split_parameters(opening, closing):
-            name = _template_parameter_name(tokens, first, last)
-            if name is not None:
-                names[name] = f"${len(names)}"
-        header.append(_words(tokens, opening, closing))
+    names = template_names(program, declaration)
+    header = [_words(tokens, opening, closing) for opening, closing in declaration.templates]
     return (
         declaration.kind,
         declaration.scope,
         id(declaration.owner),
         tuple(tuple(names.get(word, word) for word in part) for part in header + parts),
     )
+
+
+def template_names(program, declaration):
+    """{name of each parameter of the declaration's templates: what stands for it in comparisons}."""
+    names = {}
+    for opening, closing in declaration.templates:
+        for first, last in program.split_parameters(opening, closing):
+            name = _template_parameter_name(program.tokens, first, last)
+            if name is not None:
+                names[name] = f"${len(names)}"
+    return names
+
+
+def signature_words(program, declaration):
+    """([the words of each parameter's type], those of the templates), with what stands for the templates' names."""
+    names, tokens = template_names(program, declaration), program.tokens
+    types = [_type_words(program, *part) for part in program.split_parameters(*declaration.parameters)]
+    header = [_words(tokens, opening, closing) for opening, closing in declaration.templates]
+    named = [[[names.get(word, word) for word in words] for words in part] for part in (types, header)]
+    return [words for words in named[0] if words != ["void"]], named[1]
 
 
 def _template_parameter_name(tokens, first, last):

@@ -6,10 +6,10 @@ and the user's lines stay valid.
 
 import re
 
+from .declarators import SPACES
 from .errors import error_at
 from .tokens import matching_angle
 
-_SPACES = {"device", "constant", "thread", "threadgroup", "threadgroup_imageblock", "ray_data", "object_data"}
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
 _ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=", "++", "--"}
 _REFUSED = {
@@ -55,15 +55,22 @@ def erase_attributes(program):
             erase(tokens, i, end)
 
 
-def erase_address_spaces(program):
-    """Address spaces go; `constant` leaves `const` where the type has none."""
+def erase_address_spaces(program, claimed):
+    """Address spaces go; `constant` leaves `const` where the type has none.
+
+    Args:
+        claimed: indices of those that are understood (see address_spaces.py).
+
+    Raises:
+        MSLError: there is another.
+    """
     tokens = program.tokens
     for declaration in program.walk():  # constructors cannot be const
         if declaration.kind == "function" and declaration.in_class and declaration.name == declaration.scope[-1]:
             end = declaration.body[0] if declaration.body else declaration.last
-            for token in tokens[declaration.parameters[1] : end]:
-                if token.text in _SPACES:
-                    token.text = ""
+            for i in range(declaration.parameters[1], end):
+                if i in claimed:
+                    tokens[i].text = ""
     for i, token in enumerate(tokens):
         if (
             token.text == "coherent"
@@ -71,9 +78,11 @@ def erase_address_spaces(program):
             and tokens[i + 2].text in ("device", "system", "threadgroup")
         ):
             erase(tokens, i, i + 4)
-        elif token.text == "coherent" and tokens[i + 1].text in (*_SPACES, "volatile", "const"):
+        elif token.text == "coherent" and tokens[i + 1].text in (*SPACES, "volatile", "const"):
             token.text = ""
-        elif token.text in _SPACES:
+        elif token.text in SPACES:
+            if i not in claimed:
+                raise error_at(token, f"it is not understood what '{token.text}' belongs to")
             token.text = "const" if token.text == "constant" and not _already_const(program, i) else ""
 
 
@@ -122,7 +131,7 @@ _BEFORE_NAMES = {
     "auto", "case", "class", "const", "constexpr", "delete", "do", "else", "enum", "extern", "friend", "inline",
     "kernel", "METAL_FUNC", "mutable", "new", "operator", "return", "sizeof", "static", "struct", "template",
     "typedef", "typename", "union", "using", "void", "volatile", "",
-} | _SPACES  # fmt: skip
+} | SPACES  # fmt: skip
 
 
 def name_outermost_scope(program):

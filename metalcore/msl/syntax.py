@@ -3,10 +3,10 @@
 from .errors import error_at
 from .tokens import CLOSING, matching_angle
 
+ATTRIBUTE_WORDS = ("__attribute__", "__attribute")
 _GROUPED = (
     "alignas",
-    "__attribute__",
-    "__attribute",
+    *ATTRIBUTE_WORDS,
     "decltype",
     "noexcept",
     "explicit",

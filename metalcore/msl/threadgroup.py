@@ -3,44 +3,44 @@
 from dataclasses import dataclass
 
 from .errors import error_at
-from .tokens import CLOSING, matching_angle
+from .rewrite import erase
 
 # Sites are numbered per kernel, from 0 in kernels and from the last one down in other functions.
 _SITES = 64
-_QUALIFIERS = {"threadgroup", "const", "volatile", "static", "constexpr", "inline", "coherent"}
-_BUILTIN_WORDS = {"unsigned", "signed", "int", "char", "short", "long", "float", "half", "bool", "bfloat"}
+_GONE = {"static", "constexpr", "inline", "extern", "register", "mutable", "thread_local"}
 
 
 @dataclass
 class ThreadgroupStatement:
-    first: int  # index of the statement's first token
-    last: int  # index of its semicolon
-    type: tuple  # (first, last) of the type's tokens
-    variables: (
-        list  # (index of the name, [(opening, closing) of each extent], (first, last) of the initializer or None)
-    )
-    site: int  # of the first variable
+    declaration: object  # declarators.Declaration
+    variables: list  # its declarators that are in threadgroup memory
+    site: int = 0  # of the first variable
+
+    @property
+    def first(self):
+        """The index of its first token."""
+        return self.declaration.first
 
     @property
     def has_initializer(self):
-        return any(initializer for _, _, initializer in self.variables)
+        return any(variable.initializer for variable in self.variables)
 
 
-def find_threadgroup_variables(program):
-    """The statements that declare variables in threadgroup memory, in functions and their nested blocks."""
+def find_threadgroup_variables(program, spaces):
+    """The statements that declare variables in threadgroup memory, in functions and their nested blocks.
+
+    Args:
+        spaces: what find_address_spaces() found.
+    """
     statements, shared = [], _SITES
     for declaration in program.walk():
         if declaration.kind != "function" or declaration.body is None:
             continue
         found, site = [], 0
-        i = declaration.body[0] + 1
-        while i < declaration.body[1]:
-            if program.tokens[i].text == "threadgroup":
-                statement = _statement(program, i, declaration.body[0])
-                if statement is not None:
-                    found.append(statement)
-                    i = statement.last
-            i += 1
+        for statement, flags in spaces.statements:
+            if declaration.body[0] < statement.first < declaration.body[1]:
+                variables = [declarator for declarator, flag in zip(statement.declarators, flags) if flag]
+                found.append(ThreadgroupStatement(statement, variables))
         in_kernel = "kernel" in declaration.attributes or any(
             program.tokens[i].text == "kernel" for i in range(declaration.head, declaration.name_at)
         )
@@ -57,101 +57,48 @@ def find_threadgroup_variables(program):
     return statements
 
 
-def _statement(program, i, floor):
-    """The declaration around the `threadgroup` at i, or None where it is part of a pointer, a cast or an expression."""
-    tokens, first = program.tokens, i
-    while (
-        first - 1 > floor
-        and tokens[first - 1].kind == "id"
-        and tokens[first - 1].text not in ("return", "else", "do", "case")
-    ):
-        first -= 1
-    before = tokens[first - 1].text
-    if before == ")" and tokens[program.partner[first - 1] - 1].text in ("alignas", "__attribute__"):
-        first = program.partner[first - 1] - 1
-        before = tokens[first - 1].text
-    if before not in (";", "{", "}", ":", "else", "do", "]", ")"):
-        return None
-    j = i
-    type_first = None
-    while tokens[j].kind == "id" and tokens[j].text in _QUALIFIERS:
-        j += 1
-    if (
-        first < i
-        and tokens[first].text not in _QUALIFIERS
-        and first != i
-        and tokens[first].text not in ("alignas", "__attribute__")
-    ):
-        type_first, type_last = first, i  # `float threadgroup x[4];`
-    else:
-        type_first = j
-        j = _type_end(program, j)
-        type_last = j
-        while tokens[j].text in _QUALIFIERS:
-            j += 1
-    variables = []
-    while True:
-        if tokens[j].kind != "id":
-            return None  # a pointer, a reference or a cast
-        name, extents = j, []
-        j += 1
-        while program.attribute_end(j) is not None:
-            j = program.attribute_end(j)
-        while tokens[j].text == "[":
-            extents.append((j, program.partner[j]))
-            j = program.partner[j] + 1
-        initializer = None
-        if tokens[j].text in ("=", "{"):
-            start = j = j + (tokens[j].text == "=")
-            while tokens[j].text not in (",", ";"):
-                j = program.partner[j] + 1 if tokens[j].text in CLOSING else j + 1
-            initializer = (start, j)
-        variables.append((name, extents, initializer))
-        if tokens[j].text == ";":
-            return ThreadgroupStatement(first, j, (type_first, type_last), variables, 0)
-        if tokens[j].text != ",":
-            return None
-        j += 1
-
-
-def _type_end(program, j):
-    tokens = program.tokens
-    if tokens[j].text in _BUILTIN_WORDS:
-        while tokens[j].text in _BUILTIN_WORDS:
-            j += 1
-        return j
-    if tokens[j].text in ("typename", "struct"):
-        j += 1
-    if tokens[j].text == "decltype":
-        return program.partner[j + 1] + 1
-    while True:
-        if tokens[j].text == "::":
-            j += 1
-        if tokens[j].text == "template":
-            j += 1
-        if tokens[j].kind != "id":
-            return j
-        j += 1
-        if tokens[j].text == "<":
-            close = matching_angle(tokens, j)
-            j = j if close is None else close + 1
-        if tokens[j].text != "::":
-            return j
-
-
 def place_threadgroup_variables(program, statements):
-    """Each variable becomes a reference to the memory of its site."""
+    """Each variable becomes a reference to the memory of its site.
+
+    The declaration becomes one of types, `typedef float msl_type_0[16];`, which takes any declarator as it is.
+    """
     tokens = program.tokens
     for statement in statements:
-        type_text = program.text(*statement.type)
-        texts = []
-        for offset, (name, extents, initializer) in enumerate(statement.variables):
-            dimensions = "".join(f"[({program.text(first + 1, last)})]" for first, last in extents)
-            type_, name = type_text + dimensions, tokens[name].text
-            texts.append(f"auto& {name} = msl::threadgroup_variable<{type_}, {statement.site + offset}>();")
-            if initializer:
-                value = program.text(*initializer)
-                texts.append(f"msl::initialize_threadgroup({name}, msl::initial<{type_}>{{{value}}});")
-        for i in range(statement.first, statement.last + 1):
-            tokens[i].text = ""
-        tokens[statement.first].text = " ".join(texts)
+        declaration, texts = statement.declaration, []
+        shared = {id(variable): statement.site + i for i, variable in enumerate(statement.variables)}
+        for i in declaration.storage:
+            if tokens[i].text in _GONE:
+                tokens[i].text = ""
+        common = [_taken(program, *part) for part in declaration.alignments]
+        for i, declarator in enumerate(declaration.declarators):
+            name, site = tokens[declarator.name].text, shared.get(id(declarator))
+            type_ = f"msl_type_{statement.site if site is None else site}" + ("" if site is not None else f"_{i}")
+            alignments = [*common, *(_taken(program, *part) for part in declarator.alignments)]
+            initializer = _taken(program, *declarator.initializer) if declarator.initializer else ""
+            tokens[declarator.name].text = type_
+            if site is None:  # a pointer among variables
+                texts.append(f"{type_} {name}{' ' + initializer if initializer else ''};")
+            else:
+                texts += _variable(name, type_, site, alignments, initializer.removeprefix("=").lstrip())
+        last = declaration.declarators[-1].end
+        tokens[declaration.first].text = "typedef " + tokens[declaration.first].text
+        tokens[last].text += " " + " ".join(texts)
+
+
+def _taken(program, first, last):
+    text = program.text(first, last)
+    erase(program.tokens, first, last)
+    return text
+
+
+def _variable(name, type_, site, alignments, value):
+    memory = f"{type_}, {site}"
+    if alignments:
+        aligned = type_.replace("type", "aligned")
+        # The strictest holds; compilers differ in what they take of several in one place.
+        members = " ".join(f"struct {text} {{ char byte; }} a{i};" for i, text in enumerate(alignments))
+        yield f"struct {aligned} {{ {members} }};"
+        memory += f", alignof({aligned})"
+    yield f"auto& {name} = msl::threadgroup_variable<{memory}>();"
+    if value:
+        yield f"msl::initialize_threadgroup({name}, msl::initial<{type_}>{{{value}}});"

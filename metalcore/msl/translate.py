@@ -5,7 +5,9 @@ For the host that is a shared object which exports msl_library() (host/kernel_ab
 
 from dataclasses import dataclass
 
+from .address_spaces import find_address_spaces
 from .anonymous_structs import define_in_templates, find_anonymous_structs
+from .attributes import refuse_unknown_attributes
 from .conditionals import wrap_conditionals
 from .constants import declare_constants
 from .cuda_source import cuda_source, describe
@@ -14,6 +16,8 @@ from .duplicates import drop_duplicates
 from .errors import TOO_DEEP, MSLError, with_line
 from .function_constants import substitute_function_constants
 from .kernels import find_kernels
+from .names import rename_like_traits
+from .overloads import Overloads
 from .parse import Program
 from .preprocess import preprocess
 from .rewrite import (
@@ -26,6 +30,7 @@ from .rewrite import (
     rewrite_swizzles,
 )
 from .rules import refuse_breaches
+from .space_types import SpaceTypes
 from .threadgroup import find_threadgroup_variables, place_threadgroup_variables
 from .unaligned import find_unaligned_accesses
 
@@ -85,19 +90,25 @@ def _translate(source, include_dirs, filename, defines, constants):
     program = Program(tokens)
     refuse_unsupported(program)
     refuse_breaches(program)
-    variables = find_threadgroup_variables(program)
+    refuse_unknown_attributes(program)
+    spaces = find_address_spaces(program)
+    variables = find_threadgroup_variables(program, spaces)
     kernels = find_kernels(program, {variable.first for variable in variables if variable.has_initializer})
     for kernel in kernels:
         first, last = kernel.declaration.body or (0, 0)
         kernel.has_threadgroup_variables = any(first < variable.first < last for variable in variables)
+    overloads, space_types = Overloads(program), SpaceTypes(program)
     substitute_function_constants(program, constants or {})
     erase_attributes(program)
     declare_constants(program)
     accesses = find_unaligned_accesses(program)
     _mark_kernels(program)
     originals = [token.text for token in tokens]
-    erase_address_spaces(program)
-    drop_duplicates(program, originals)
+    erase_address_spaces(program, spaces.claimed)
+    space_types.write()
+    drop_duplicates(program, originals, ("class", "variable"), must_agree=True)
+    overloads.merge()
+    rename_like_traits(program, kernels)
     mark_float_literals(tokens)
     name_outermost_scope(program)
     structs = find_anonymous_structs(program)
@@ -106,6 +117,7 @@ def _translate(source, include_dirs, filename, defines, constants):
     wrap_conditionals(program)
     define_in_templates(program, structs)
     place_threadgroup_variables(program, variables)
+    overloads.write()
     addresses = {kernel.name: _address(program, kernel) for kernel in kernels}
     _erase_instantiations(program)
     text = _print(tokens)
@@ -127,9 +139,12 @@ def _mark_kernels(program):
 def _address(program, kernel):
     """A C++ expression for the kernel's address, in the scope where it was named."""
     named_at = kernel.named_at
-    address = "&" + program.text(named_at.name_at, kernel.name_end)
-    if named_at.kind == "instantiation" and named_at.parameters is not None:
-        # The types of the parameters may be all that tells the template's arguments.
+    # In full for a plain kernel, which metal_stdlib may have a type or function of the same name as.
+    place = "::".join(("MSL_ROOT", *named_at.scope, "")) if named_at.kind == "function" else ""
+    address = "&" + place + program.text(named_at.name_at, kernel.name_end)
+    if named_at.parameters is not None:
+        # The types of the parameters may be all that tells the template's arguments, or a kernel from a function of
+        # metal's of the same name.
         types = [program.type_text(first, last) for first, last in program.split_parameters(*named_at.parameters)]
         return f"static_cast<void (*)({', '.join(types)})>({address})"
     return address

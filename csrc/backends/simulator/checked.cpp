@@ -33,6 +33,7 @@ const msl_abi::Runtime runtime = {
           return Checker::active()->threadgroup_memory(site, bytes, alignment, __builtin_return_address(0));
         },
     .yield = &Threadgroup::yield,
+    .space = &Threadgroup::space,
     .access =
         [](const void* address, uint32_t size, uint32_t kind, const void* caller) {
           // A library's own initialization and its host functions run outside of a dispatch.

@@ -16,6 +16,7 @@ const msl_abi::Runtime runtime = {
           return Threadgroup::current()->group->memory(site, bytes, alignment);
         },
     .yield = &Threadgroup::yield,
+    .space = &Threadgroup::space,
     .access = nullptr,
 };
 

@@ -385,6 +385,17 @@ Lane* Threadgroup::next(Simdgroup* simdgroup, Lane* preferred) {
   }
 }
 
+msl_abi::Space Threadgroup::space(const void* address) {
+  const auto within = [at = static_cast<const char*>(address)](const char* begin, const char* end) {
+    return begin <= at && at <= end;
+  };
+  const Lane* lane = running;
+  if (!address) return msl_abi::Space::none;
+  if (within(lane->group->arena_, lane->group->arena_ + kArena)) return msl_abi::Space::threadgroup;
+  const bool own = within(static_cast<const char*>(lane->stack.base), static_cast<const char*>(lane->stack.top));
+  return own ? msl_abi::Space::thread : msl_abi::Space::memory;
+}
+
 // ---- threadgroup memory ---------------------------------------------------------------------------------------------
 
 void* Threadgroup::memory(uint32_t site, uint32_t bytes, uint32_t alignment) {

@@ -84,6 +84,7 @@ class Threadgroup {
   static void simdgroup_barrier(uint32_t line);
   static msl_abi::Exchange exchange(const void* value, uint32_t size, uint32_t width, uint32_t line);
   static void yield();
+  static msl_abi::Space space(const void* address);
   void* memory(uint32_t site, uint32_t bytes, uint32_t alignment);
   // Leaves the group for good: run() throws `reason`. Called on a fiber; does not return.
   [[noreturn]] void abandon(std::exception_ptr reason);

@@ -41,7 +41,7 @@ class _Declarations:
                 continue
             for variable in self.variables:
                 if declaration.body[0] < variable.first < declaration.body[1]:
-                    name = self.tokens[variable.variables[0][0]].text
+                    name = self.tokens[variable.variables[0].name].text
                     message = f"threadgroup variable '{name}' is in '{declaration.name}', which is no kernel"
                     self.find(variable.first, "threadgroup-scope", message)
 

@@ -130,14 +130,18 @@ constexpr R choose(bool condition, A a, B b) {
 }
 
 // Stands for a variable in threadgroup memory: its size is read off the function's last template argument.
-template <class T, int site, ulong bytes = sizeof(T)>
-__local T& threadgroup_variable();
+template <class T, int site, int alignment = 1, ulong bytes = sizeof(T)>
+__local T& threadgroup_variable() {  // with a body, since T may be a type without linkage
+  return *(__local T*)nullptr;
+}
 template <class T>
 struct initial {
   T value;
 };
 template <class T>
-void initialize_threadgroup(__local T&, initial<T>);
+struct initial<__local T> : initial<T> {};
+template <class T, class V>
+void initialize_threadgroup(__local T&, initial<V>);
 
 // What a method returns of an object in device.
 template <class T>

@@ -8,7 +8,7 @@
 
 namespace msl_abi {
 
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr uint32_t kSimdWidth = 32;
 
 struct Uint3 {
@@ -91,6 +91,9 @@ enum AccessKind : uint32_t {
   kAtomicWrite = 4,  // atomic_store
 };
 
+// Where something lies: buffers and constants, threadgroup memory, a thread's own variables, or nowhere (null).
+enum class Space : uint32_t { memory = 0, threadgroup = 1, thread = 2, none = 3 };
+
 // Services of the executor, handed to the library by bind(). `line` is the line of the call in the user's source; it
 // tells apart synchronization points, so that lanes of a divergent simdgroup meet only lanes at the same point.
 struct Runtime {
@@ -109,6 +112,8 @@ struct Runtime {
   // Called after each atomic load and each failed compare_exchange: lets the other threads of the threadgroup run, so
   // that a thread may spin on a flag another one sets. Returns at once where no other thread can run.
   void (*yield)();
+  // Where an address lies, as far as that can be told.
+  Space (*space)(const void* address);
   // Checking libraries only: called before each access with the address of the instruction after the call.
   void (*access)(const void* address, uint32_t size, uint32_t kind, const void* return_address);
 };

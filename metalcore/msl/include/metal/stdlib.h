@@ -16,6 +16,7 @@
 #include "metal/relational.h"
 #include "metal/simd.h"
 #include "metal/simdgroup.h"
+#include "metal/simdgroup_event.h"
 #include "metal/simdgroup_matrix.h"
 #include "metal/synchronize.h"
 #include "metal/type_traits.h"

@@ -97,6 +97,40 @@ MSL_NUMBER_TRAIT(is_scalar, true) MSL_NUMBER_TRAIT(is_signed, true) MSL_NUMBER_T
 MSL_RELATION(is_assignable) MSL_RELATION(is_base_of) MSL_RELATION(is_convertible) MSL_RELATION(is_same)
 #undef MSL_RELATION
 
+template <class T>
+constexpr bool spaces_are_known = false;
+
+}  // namespace metal
+
+namespace msl {
+
+// A pointer in the arguments of a template that is specialized for address spaces, with the space it points into.
+struct in_device {};
+struct in_constant {};
+struct in_threadgroup {};
+struct in_thread {};
+template <class Space, class Pointer>
+struct spaced {};
+
+template <class T>
+struct unknown_space {
+  static_assert(metal::spaces_are_known<T>,
+                "the address space of this pointer is not known here: write it in the template's argument");
+  static constexpr bool value = false;
+};
+
+}  // namespace msl
+
+namespace metal {
+
+// Pointers are of one type wherever they point, so whether two are the same is not known.
+template <class T>
+struct is_same<T*, T*> : msl::unknown_space<T> {};
+template <class Space, class T>
+struct is_same<msl::spaced<Space, T*>, T*> : msl::unknown_space<T> {};
+template <class Space, class T>
+struct is_same<T*, msl::spaced<Space, T*>> : msl::unknown_space<T> {};
+
 // Names of Apple's headers that published programs use.
 template <class... T>
 struct _disjunction : std::disjunction<T...> {};

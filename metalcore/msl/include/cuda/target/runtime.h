@@ -49,13 +49,25 @@ METAL_FUNC uint32_t index_of_lane() {
   return lane;
 }
 
-// A threadgroup variable of the running kernel; `site` numbers the declaration (given by the translator). Its bytes are
-// declared rather than T itself, which may have a constructor.
-template <class T, uint32_t site>
+// A threadgroup variable of the running kernel; `site` numbers the declaration (given by the translator), and
+// `alignment` is what the declaration asks for. Its bytes are declared rather than T itself, which may have a
+// constructor.
+template <class T, uint32_t site, uint32_t alignment = 16>
 METAL_FUNC T& threadgroup_variable() {
-  __shared__ alignas(alignof(T) < 16 ? 16 : alignof(T)) unsigned char bytes[sizeof(T)];
-  return reinterpret_cast<T&>(bytes);
+  constexpr uint32_t least = alignment < 16 ? 16 : alignment;
+  __shared__ alignas(least) alignas(T) unsigned char bytes[sizeof(T)];
+  return (T&)bytes;  // T may be volatile
 }
+
+// Where an object lies, for functions that differ in address spaces only: buffers and constants, threadgroup memory, a
+// thread's own variables, or nowhere (null).
+enum class Space : uint32_t { memory, threadgroup, thread, none };
+METAL_FUNC Space space_of(const volatile void* address) {
+  const void* at = const_cast<const void*>(address);
+  return !at ? Space::none : __isShared(at) ? Space::threadgroup : __isLocal(at) ? Space::thread : Space::memory;
+}
+// What a call of such a function with a null pointer comes to.
+METAL_FUNC void fault() { __trap(); }
 
 METAL_FUNC void threadgroup_barrier(uint32_t, uint32_t) { __syncthreads(); }
 // Every thread of the simdgroup comes here, so lanes that diverged meet again.
@@ -69,7 +81,7 @@ struct initial {
 };
 template <class T>
 METAL_FUNC void initialize_threadgroup(T& variable, const initial<T>& value) {
-  if (index_in_block() == 0) memcpy(&variable, &value.value, sizeof(T));
+  if (index_in_block() == 0) memcpy((void*)&variable, &value.value, sizeof(T));
   __syncthreads();
 }
 

@@ -38,10 +38,21 @@ static const msl_abi::Runtime* runtime = nullptr;
 METAL_FUNC const msl_abi::Thread& self() { return *runtime->self(); }
 METAL_FUNC uint32_t index_of_lane() { return self().lane; }
 
-// A threadgroup variable of the running kernel; `site` numbers the declaration (given by the translator).
-template <class T, uint32_t site>
+// A threadgroup variable of the running kernel; `site` numbers the declaration (given by the translator), and
+// `alignment` is what the declaration asks for.
+template <class T, uint32_t site, uint32_t alignment = 1>
 METAL_FUNC T& threadgroup_variable() {
-  return *static_cast<T*>(runtime->threadgroup_memory(site, sizeof(T), alignof(T)));
+  constexpr uint32_t needed = alignment < alignof(T) ? alignof(T) : alignment;
+  return *static_cast<T*>(runtime->threadgroup_memory(site, sizeof(T), needed));
+}
+
+// Where an object lies, for functions that differ in address spaces only.
+using msl_abi::Space;
+METAL_FUNC Space space_of(const volatile void* address) { return runtime->space(const_cast<const void*>(address)); }
+// What a call of such a function with a null pointer comes to: a fault at its line.
+[[noreturn]] METAL_FUNC void fault() {
+  *static_cast<volatile char*>(nullptr) = 0;
+  __builtin_unreachable();
 }
 
 METAL_FUNC void threadgroup_barrier(uint32_t flags, uint32_t line) { runtime->threadgroup_barrier(flags, line); }
@@ -55,7 +66,7 @@ struct initial {
 };
 template <class T>
 METAL_FUNC void initialize_threadgroup(T& variable, const initial<T>& value, uint32_t line = __builtin_LINE()) {
-  if (self().index_in_threadgroup == 0) __builtin_memcpy(&variable, &value.value, sizeof(T));
+  if (self().index_in_threadgroup == 0) __builtin_memcpy((void*)&variable, &value.value, sizeof(T));
   threadgroup_barrier(2, line);
 }
 

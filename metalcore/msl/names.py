@@ -1,0 +1,39 @@
+"""Names of a program's outermost scope that metal_stdlib has too, in headers of ours if not in Apple's."""
+
+import functools
+import re
+from pathlib import Path
+
+_TRAITS = Path(__file__).parent / "include" / "metal" / "type_traits.h"
+
+
+@functools.lru_cache(maxsize=1)
+def traits():
+    """The names of the type traits of namespace metal."""
+    text = _TRAITS.read_text(encoding="utf-8")
+    imported = re.findall(r"^using std::(\w+);", text, re.MULTILINE)
+    made = re.findall(r"\b(?:MSL_TRAIT|MSL_NUMBER_TRAIT|MSL_RELATION)\((is_\w+)", text)
+    return {*imported, *made, *(name + "_v" for name in made)}
+
+
+def rename_like_traits(program, kernels):
+    """Gives what a program calls `decay` or `rank` another name, everywhere in it: beside `using namespace metal` the
+    name alone would mean either."""
+    tokens = program.tokens
+    own = {
+        declaration.name
+        for declaration in program.declarations
+        if not declaration.scope and declaration.name_at is not None and declaration.kind in ("variable", "function")
+        and "<" not in program.text(declaration.name_at + 1, declaration.name_at + 2)
+    } & traits()  # fmt: skip
+    for i, token in enumerate(tokens):
+        if token.text in own and token.kind == "id" and not _is_of_metal(tokens, i):
+            token.text += "_of_program"
+    for kernel in kernels:
+        for argument in kernel.arguments:
+            if argument.condition in own:
+                argument.condition += "_of_program"
+
+
+def _is_of_metal(tokens, i):
+    return tokens[i - 1].text == "::" and tokens[i - 2].text in ("metal", "std")

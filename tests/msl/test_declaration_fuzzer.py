@@ -1,0 +1,53 @@
+"""Random declarations: each program gives the right result or is refused with its line.
+
+METALCORE_FUZZ_SEED begins elsewhere, METALCORE_FUZZ_CASES takes more or fewer programs.
+"""
+
+import os
+import re
+
+import pytest
+import torch
+from declaration_fuzzer import PRELUDE, THREADS, case, program
+
+import metalcore
+from metalcore.msl.errors import MSLError
+from metalcore.msl.translate import translate
+
+SEED = int(os.environ.get("METALCORE_FUZZ_SEED", "0"))
+CASES = int(os.environ.get("METALCORE_FUZZ_CASES", "384"))
+PER_KERNEL, KERNELS = 12, 4  # that are compiled together
+PER_PROGRAM = PER_KERNEL * KERNELS
+pytestmark = pytest.mark.usefixtures("compiles_for_cuda")
+
+
+def accepted(seeds):
+    """{seed: case} of those that are not refused; the others are refused with a line of theirs."""
+    found = {}
+    for seed in seeds:
+        one = case(seed)
+        source, line = program([[one]])
+        try:
+            translate(source)
+        except MSLError as error:
+            named = int(re.match(r"program_source:(\d+): error: \S", str(error))[1])
+            assert PRELUDE.count("\n") < named <= line, f"seed {seed}: {error}\n{source}"
+        else:
+            found[seed] = one
+    return found
+
+
+@pytest.mark.parametrize("first", range(SEED, SEED + CASES, PER_PROGRAM))
+def test_random_declarations(device, first):
+    cases = accepted(range(first, first + PER_PROGRAM))
+    assert len(cases) > PER_PROGRAM * 0.9  # what is refused is the exception
+    seeds = list(cases)
+    kernels = [seeds[i : i + PER_KERNEL] for i in range(0, len(seeds), PER_KERNEL)]
+    library = metalcore.compile_shader(program([[cases[seed] for seed in part] for part in kernels])[0])
+    for n, part in enumerate(kernels):
+        out = torch.zeros(len(part), THREADS, device=device)
+        getattr(library, f"k{n}")(out, threads=THREADS, group_size=THREADS)
+        for seed, row in zip(part, out.tolist()):
+            # The last thread wrote 5; another has that only where they share it, and else its own -1.
+            expected = [5 if cases[seed].shared else -1] * (THREADS - 1) + [5]
+            assert row == expected, f"seed {seed}\n{program([[cases[seed]]])[0]}"
