@@ -16,9 +16,12 @@ struct Lanes {
   uint32_t lane;
 
   METAL_FUNC bool active(uint32_t i) const { return exchange.active >> i & 1; }
-  // By assignment and not by memcpy, which checking mode would not see where T is large.
   METAL_FUNC T operator[](uint32_t i) const {
-    return *reinterpret_cast<const T*>(exchange.values + size_t(i) * msl_abi::exchange_stride(sizeof(T)));
+    const unsigned char* slot = exchange.values + size_t(i) * msl_abi::exchange_stride(sizeof(T));
+    if constexpr (sizeof(T) > 16) return *reinterpret_cast<const T*>(slot);  // checking mode sees no memcpy of so much
+    T value;
+    __builtin_memcpy(&value, slot, sizeof(T));
+    return value;
   }
 };
 
