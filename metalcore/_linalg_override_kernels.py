@@ -13,30 +13,34 @@ import torch
 from ._routing import accelerated, ops
 from .linalg._common import raise_errors
 
-__all__ = ["OPERATORS"]
+__all__ = ["OPERATORS", "outermost"]
 
 _FLOAT32 = frozenset({torch.float32})
 _inside = threading.local()
 
 
-def _outermost(make):
-    """For ops whose plans may leave a size to PyTorch's operator, the very one that is overridden: on a thread that is
-    inside one of these kernels, it is the previous kernel that runs."""
+def outermost(take, previous, count, why_left):
+    """A kernel for ops whose plans may leave a size to PyTorch's operator, the very one that is overridden: on a thread
+    that is inside one of these kernels, it is the previous kernel that runs."""
 
-    @functools.wraps(make)
-    def making(previous):
-        kernel = make(previous)
-
-        def guarded(keyset, *args, **kwargs):
-            if getattr(_inside, "a_kernel", False):
+    def kernel(keyset, *args, **kwargs):
+        if getattr(_inside, "a_kernel", False):
+            _inside.left = True
+            return previous.call_boxed(keyset, *args, **kwargs)
+        _inside.a_kernel, _inside.left = True, False
+        try:
+            result = take(*args, **kwargs)
+            if result is None:
+                count.left[why_left(args, _FLOAT32)] += 1
                 return previous.call_boxed(keyset, *args, **kwargs)
-            _inside.a_kernel = True
-            try:
-                return kernel(keyset, *args, **kwargs)
-            finally:
-                _inside.a_kernel = False
-        return guarded
-    return making
+        finally:
+            _inside.a_kernel = False
+        if _inside.left:
+            count.left["a size at which PyTorch's op is faster (metalcore.explain tells)"] += 1
+        else:
+            count.ran += 1
+        return result
+    return kernel
 
 
 def _takes(*tensors):
@@ -53,6 +57,7 @@ def _checked(results, name, check_errors, A):
     return results
 
 
+@functools.cache
 def _factors_transpose(operator, arguments=1):
     """Whether an operator of this PyTorch factors the transpose of a matrix that lies by rows, as its derivative then
     takes for granted. All its arguments are that matrix."""
@@ -61,109 +66,61 @@ def _factors_transpose(operator, arguments=1):
     return bool(LU[1, 0])
 
 
-@_outermost
-def _qr(previous):
-    def kernel(keyset, A, mode="reduced"):
-        if _takes(A) and mode in ("reduced", "complete", "r"):
-            return ops.qr(A, mode)
-        return previous.call_boxed(keyset, A, mode)
-    return kernel
+def _qr(A, mode="reduced"):
+    return ops.qr(A, mode) if _takes(A) and mode in ("reduced", "complete", "r") else None
 
 
-@_outermost
-def _solve_triangular(previous):
-    def kernel(keyset, A, B, *, upper, left=True, unitriangular=False):
-        if _takes(A, B):
-            return ops.solve_triangular(A, B, upper, left, unitriangular)
-        return previous.call_boxed(keyset, A, B, upper=upper, left=left, unitriangular=unitriangular)
-    return kernel
+def _solve_triangular(A, B, *, upper, left=True, unitriangular=False):
+    return ops.solve_triangular(A, B, upper, left, unitriangular) if _takes(A, B) else None
 
 
-@_outermost
-def _cholesky(previous):
-    def kernel(keyset, A, *, upper=False, check_errors=False):
-        if _takes_square(A):
-            return _checked(ops.cholesky_ex(A, upper), "linalg.cholesky_ex", check_errors, A)
-        return previous.call_boxed(keyset, A, upper=upper, check_errors=check_errors)
-    return kernel
+def _cholesky(A, *, upper=False, check_errors=False):
+    if _takes_square(A):
+        return _checked(ops.cholesky_ex(A, upper), "linalg.cholesky_ex", check_errors, A)
 
 
-@_outermost
-def _lu_factor(previous):
-    def kernel(keyset, A, *, pivot=True, check_errors=False):
-        if _takes(A):
-            return _checked(ops.lu_factor_ex(A, pivot), "torch.linalg.lu_factor_ex", check_errors, A)
-        return previous.call_boxed(keyset, A, pivot=pivot, check_errors=check_errors)
-    return kernel
+def _lu_factor(A, *, pivot=True, check_errors=False):
+    if _takes(A):
+        return _checked(ops.lu_factor_ex(A, pivot), "torch.linalg.lu_factor_ex", check_errors, A)
 
 
-@_outermost
-def _lu_solve(previous):
-    def kernel(keyset, LU, pivots, B, *, left=True, adjoint=False):
-        if _takes_square(LU, B) and LU.shape[:-2] == B.shape[:-2] and LU.shape[-1] == B.shape[-2 if left else -1]:
-            return ops.lu_solve(LU, pivots, B, left, adjoint)
-        return previous.call_boxed(keyset, LU, pivots, B, left=left, adjoint=adjoint)
-    return kernel
+def _lu_solve(LU, pivots, B, *, left=True, adjoint=False):
+    if _takes_square(LU, B) and LU.shape[:-2] == B.shape[:-2] and LU.shape[-1] == B.shape[-2 if left else -1]:
+        return ops.lu_solve(LU, pivots, B, left, adjoint)
 
 
-@_outermost
-def _solve(previous):
-    factors_transpose = _factors_transpose(torch.ops.aten._linalg_solve_ex, arguments=2)
-
-    def kernel(keyset, A, B, *, left=True, check_errors=False):
-        is_vector = B.dim() == 1 or B.shape == A.shape[:-1]
-        columns = B.unsqueeze(-1) if is_vector else B
-        if not (_takes_square(A, columns) and A.shape[:-2] == columns.shape[:-2] and (left or not is_vector)
-                and A.shape[-1] == columns.shape[-2 if left else -1]):
-            return previous.call_boxed(keyset, A, B, left=left, check_errors=check_errors)
-        transpose = factors_transpose and A.is_contiguous()
-        if left and not transpose:
-            X, LU, pivots, info = ops.solve_ex(A, columns, True, True)
-        else:
-            LU, pivots, info = ops.lu_factor_ex(A.mT if transpose else A, True)
-            X = ops.lu_solve(LU, pivots, columns, left, transpose)
-        return _checked((X.squeeze(-1) if is_vector else X, LU, pivots, info), "torch.linalg.solve_ex", check_errors, A)
-    return kernel
+def _solve(A, B, *, left=True, check_errors=False):
+    is_vector = B.dim() == 1 or B.shape == A.shape[:-1]
+    columns = B.unsqueeze(-1) if is_vector else B
+    if not (_takes_square(A, columns) and A.shape[:-2] == columns.shape[:-2] and (left or not is_vector)
+            and A.shape[-1] == columns.shape[-2 if left else -1]):
+        return None
+    transpose = _factors_transpose(torch.ops.aten._linalg_solve_ex, arguments=2) and A.is_contiguous()
+    if left and not transpose:
+        X, LU, pivots, info = ops.solve_ex(A, columns, True, True)
+    else:
+        LU, pivots, info = ops.lu_factor_ex(A.mT if transpose else A, True)
+        X = ops.lu_solve(LU, pivots, columns, left, transpose)
+    return _checked((X.squeeze(-1) if is_vector else X, LU, pivots, info), "torch.linalg.solve_ex", check_errors, A)
 
 
-@_outermost
-def _inv(previous):
-    def kernel(keyset, A, *, check_errors=False):
-        if _takes_square(A):
-            return _checked(ops.inv_ex(A), "linalg.inv_ex", check_errors, A)
-        return previous.call_boxed(keyset, A, check_errors=check_errors)
-    return kernel
+def _inv(A, *, check_errors=False):
+    return _checked(ops.inv_ex(A), "linalg.inv_ex", check_errors, A) if _takes_square(A) else None
 
 
 def _determinant_of(op, operator):
-    @_outermost
-    def make(previous):
-        factors_transpose = _factors_transpose(operator)
-
-        def kernel(keyset, A):
-            if _takes_square(A):
-                return op(A.mT if factors_transpose and A.is_contiguous() else A)
-            return previous.call_boxed(keyset, A)
-        return kernel
-    return make
+    def take(A):
+        if _takes_square(A):
+            return op(A.mT if _factors_transpose(operator) and A.is_contiguous() else A)
+    return take
 
 
-@_outermost
-def _eigh(previous):
-    def kernel(keyset, A, UPLO="L", compute_v=True):
-        if _takes_square(A) and UPLO in ("L", "U"):
-            return ops.eigh(A, UPLO, compute_v)
-        return previous.call_boxed(keyset, A, UPLO, compute_v)
-    return kernel
+def _eigh(A, UPLO="L", compute_v=True):
+    return ops.eigh(A, UPLO, compute_v) if _takes_square(A) and UPLO in ("L", "U") else None
 
 
-@_outermost
-def _svd(previous):
-    def kernel(keyset, A, full_matrices=False, compute_uv=True, *, driver=None):
-        if _takes(A) and driver is None:
-            return ops.svd(A, full_matrices, compute_uv)
-        return previous.call_boxed(keyset, A, full_matrices, compute_uv, driver=driver)
-    return kernel
+def _svd(A, full_matrices=False, compute_uv=True, *, driver=None):
+    return ops.svd(A, full_matrices, compute_uv) if _takes(A) and driver is None else None
 
 
 # As in _override_kernels.py.

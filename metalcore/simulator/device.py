@@ -35,6 +35,8 @@ def install():
     # A process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
     atexit.register(extension.drain_autograd)
     torch._C._metalcore_simulates_mps = True
+    if (overrides := sys.modules.get("metalcore.overrides")) is not None:
+        overrides.refresh()
 
 
 def refuse_if_unsound():
