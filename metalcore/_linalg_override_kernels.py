@@ -13,38 +13,42 @@ import torch
 from ._routing import accelerated, ops
 from .linalg._common import raise_errors
 
-__all__ = ["OPERATORS", "outermost"]
+__all__ = ["DTYPES", "OPERATORS"]
 
-_FLOAT32 = frozenset({torch.float32})
+DTYPES = frozenset({torch.float32})
 _inside = threading.local()
 
 
-def outermost(take, previous, count, why_left):
-    """A kernel for ops whose plans may leave a size to PyTorch's operator, the very one that is overridden: on a thread
-    that is inside one of these kernels, it is the previous kernel that runs."""
+def _outermost(take):
+    """The maker of a kernel for a function with the operator's arguments, which returns None for what it does not take.
 
-    def kernel(keyset, *args, **kwargs):
-        if getattr(_inside, "a_kernel", False):
-            _inside.left = True
-            return previous.call_boxed(keyset, *args, **kwargs)
-        _inside.a_kernel, _inside.left = True, False
-        try:
-            result = take(*args, **kwargs)
-            if result is None:
-                count.left[why_left(args, _FLOAT32)] += 1
+    Plans may leave a size to PyTorch's operator, the very one that is overridden: on a thread that is inside one of
+    these kernels, it is the previous kernel that runs.
+    """
+
+    def make(previous, count, left):
+        def kernel(keyset, *args, **kwargs):
+            if getattr(_inside, "a_kernel", False):
+                _inside.left = True
                 return previous.call_boxed(keyset, *args, **kwargs)
-        finally:
-            _inside.a_kernel = False
-        if _inside.left:
-            count.left["a size at which PyTorch's op is faster (metalcore.explain tells)"] += 1
-        else:
-            count.ran += 1
-        return result
-    return kernel
+            _inside.a_kernel, _inside.left = True, False
+            try:
+                result = take(*args, **kwargs)
+                if result is None:
+                    return left(keyset, *args, **kwargs)
+            finally:
+                _inside.a_kernel = False
+            if _inside.left:
+                count.left["a size at which PyTorch's op is faster (metalcore.explain tells)"] += 1
+            else:
+                count.ran += 1
+            return result
+        return kernel
+    return make
 
 
 def _takes(*tensors):
-    return accelerated(*tensors, dtypes=_FLOAT32) and all(tensor.dim() >= 2 for tensor in tensors)
+    return accelerated(*tensors, dtypes=DTYPES) and all(tensor.dim() >= 2 for tensor in tensors)
 
 
 def _takes_square(A, *others):
@@ -125,15 +129,15 @@ def _svd(A, full_matrices=False, compute_uv=True, *, driver=None):
 
 # As in _override_kernels.py.
 OPERATORS = {
-    "qr": [("linalg_qr", False, _qr)],
-    "solve_triangular": [("linalg_solve_triangular", False, _solve_triangular)],
-    "cholesky": [("linalg_cholesky_ex", False, _cholesky)],
-    "lu_factor": [("linalg_lu_factor_ex", False, _lu_factor)],
-    "lu_solve": [("linalg_lu_solve", False, _lu_solve)],
-    "solve": [("_linalg_solve_ex", False, _solve)],
-    "inv": [("linalg_inv_ex", False, _inv)],
-    "det": [("_linalg_det", False, _determinant_of(ops.det, torch.ops.aten._linalg_det))],
-    "slogdet": [("_linalg_slogdet", False, _determinant_of(ops.slogdet, torch.ops.aten._linalg_slogdet))],
-    "eigh": [("_linalg_eigh", False, _eigh)],
-    "svd": [("_linalg_svd", False, _svd)],
+    "qr": [("linalg_qr", False, _outermost(_qr))],
+    "solve_triangular": [("linalg_solve_triangular", False, _outermost(_solve_triangular))],
+    "cholesky": [("linalg_cholesky_ex", False, _outermost(_cholesky))],
+    "lu_factor": [("linalg_lu_factor_ex", False, _outermost(_lu_factor))],
+    "lu_solve": [("linalg_lu_solve", False, _outermost(_lu_solve))],
+    "solve": [("_linalg_solve_ex", False, _outermost(_solve))],
+    "inv": [("linalg_inv_ex", False, _outermost(_inv))],
+    "det": [("_linalg_det", False, _outermost(_determinant_of(ops.det, torch.ops.aten._linalg_det)))],
+    "slogdet": [("_linalg_slogdet", False, _outermost(_determinant_of(ops.slogdet, torch.ops.aten._linalg_slogdet)))],
+    "eigh": [("_linalg_eigh", False, _outermost(_eigh))],
+    "svd": [("_linalg_svd", False, _outermost(_svd))],
 }

@@ -1,9 +1,9 @@
 """The kernels that metalcore.overrides puts into PyTorch's dispatcher: metalcore's op if it takes the input, else the
 kernel that was there before.
 
-Each override has functions with an operator's arguments, which return None for what they do not take. They call the
-operators `metalcore::…`, never metalcore's public functions, which would send what they do not take to the PyTorch
-function that is being overridden.
+An operator's kernel is made of the kernel that was there, the count to go by, and `left`, which counts and runs what was
+there. They call the operators `metalcore::…`, never metalcore's public functions, which would send what they do not take
+to the PyTorch function that is being overridden.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from ._linalg_override_kernels import DTYPES as LINALG_DTYPES
 from ._linalg_override_kernels import OPERATORS as LINALG_OPERATORS
-from ._linalg_override_kernels import outermost
 from ._report import count_of
 from ._routing import FLOAT_DTYPES, accelerated, ops
 from .normalization import _EPS, _fits
@@ -22,42 +22,74 @@ from .normalization import _EPS, _fits
 __all__ = ["OPERATORS", "install", "remove"]
 
 
-def _silu(x):
-    return ops.silu(x) if accelerated(x) else None
+def _silu(previous, count, left):
+    def kernel(keyset, x):
+        if not accelerated(x):
+            return left(keyset, x)
+        count.ran += 1
+        return ops.silu(x)
+    return kernel
 
 
-def _silu_backward(grad, x):
-    return ops.silu_backward(grad, x) if _alike(grad, x) else None
+def _silu_backward(previous, count, left):
+    def kernel(keyset, grad, x):
+        if not _alike(grad, x):
+            return left(keyset, grad, x)
+        count.ran += 1
+        return ops.silu_backward(grad, x)
+    return kernel
 
 
-def _gelu(x, *, approximate="none"):
-    return ops.gelu(x, approximate) if accelerated(x) and approximate in ("none", "tanh") else None
+def _gelu(previous, count, left):
+    def kernel(keyset, x, *, approximate="none"):
+        if not accelerated(x) or approximate not in ("none", "tanh"):
+            return left(keyset, x, approximate=approximate)
+        count.ran += 1
+        return ops.gelu(x, approximate)
+    return kernel
 
 
-def _gelu_backward(grad, x, *, approximate="none"):
-    if _alike(grad, x) and approximate in ("none", "tanh"):
+def _gelu_backward(previous, count, left):
+    def kernel(keyset, grad, x, *, approximate="none"):
+        if not _alike(grad, x) or approximate not in ("none", "tanh"):
+            return left(keyset, grad, x, approximate=approximate)
+        count.ran += 1
         return ops.gelu_backward(grad, x, approximate)
+    return kernel
 
 
 def _softmax_of(op):
-    def take(x, dim, half_to_float):
-        if accelerated(x) and -x.dim() <= dim < max(x.dim(), 1):
+    def make(previous, count, left):
+        def kernel(keyset, x, dim, half_to_float):
+            if not accelerated(x) or not -x.dim() <= dim < max(x.dim(), 1):
+                return left(keyset, x, dim, half_to_float)
+            count.ran += 1
             return op(x, dim, half_to_float)
-    return take
+        return kernel
+    return make
 
 
 def _softmax_backward_of(op):
-    def take(grad, output, dim, input_dtype):
-        return op(grad, output, dim, input_dtype) if _alike(grad, output) else None
-    return take
+    def make(previous, count, left):
+        def kernel(keyset, grad, output, dim, input_dtype):
+            if not _alike(grad, output):
+                return left(keyset, grad, output, dim, input_dtype)
+            count.ran += 1
+            return op(grad, output, dim, input_dtype)
+        return kernel
+    return make
 
 
-def _rms_norm(x, normalized_shape, weight=None, eps=None):
-    if _is_plain(x) and _is_plain(weight) and _alike(x, weight) and _fits(x, normalized_shape, weight):
+def _rms_norm(previous, count, left):
+    def kernel(keyset, x, normalized_shape, weight=None, eps=None):
+        if not (_is_plain(x) and _is_plain(weight) and _alike(x, weight) and _fits(x, normalized_shape, weight)):
+            return left(keyset, x, normalized_shape, weight, eps)
+        count.ran += 1
         return ops.rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
+    return kernel
 
 
-# override -> what it registers: (operator, whether at the autograd key, the function that takes its arguments)
+# override -> what it registers: (operator, whether at the autograd key, maker of the kernel)
 OPERATORS = {
     "silu": [("silu", False, _silu), ("silu_backward", False, _silu_backward)],
     "gelu": [("gelu", False, _gelu), ("gelu_backward", False, _gelu_backward)],
@@ -73,17 +105,17 @@ OPERATORS = {
 def install(name, device):
     """Registers an override's kernels for a device type; what it returns holds them."""
     # All looked up first: with a kernel at one key, PyTorch would compute another answer for the next.
-    found = [(operator, key, take, torch.library.get_kernel(f"aten::{operator}", key))
-             for operator, at_autograd, take in OPERATORS[name]
+    found = [(operator, key, make, torch.library.get_kernel(f"aten::{operator}", key))
+             for operator, at_autograd, make in OPERATORS[name]
              for key in [("Autograd" if at_autograd else "") + device.upper()]]
     library = torch.library.Library("aten", "IMPL")
-    make = outermost if name in LINALG_OPERATORS else _kernel
+    dtypes = LINALG_DTYPES if name in LINALG_OPERATORS else FLOAT_DTYPES
     with warnings.catch_warnings():
         # Some versions of PyTorch warn of the first override of a process. It is what was asked for.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
-        for operator, key, take, previous in found:
-            kernel = make(take, previous, count_of(name, f"aten::{operator} on {device}"), why_left)
-            library.impl(operator, kernel, key, with_keyset=True)
+        for operator, key, make, previous in found:
+            count = count_of(name, f"aten::{operator} on {device}")
+            library.impl(operator, make(previous, count, _left(previous, count, dtypes)), key, with_keyset=True)
     _forget_resolved(name)
     return library
 
@@ -94,18 +126,14 @@ def remove(name, library):
     _forget_resolved(name)
 
 
-def _kernel(take, previous, count, why_left):
-    def kernel(keyset, *args, **kwargs):
-        result = take(*args, **kwargs)
-        if result is None:
-            count.left[why_left(args)] += 1
-            return previous.call_boxed(keyset, *args, **kwargs)
-        count.ran += 1
-        return result
-    return kernel
+def _left(previous, count, dtypes):
+    def left(keyset, *args, **kwargs):
+        count.left[_why_left(args, dtypes)] += 1
+        return previous.call_boxed(keyset, *args, **kwargs)
+    return left
 
 
-def why_left(args, dtypes=FLOAT_DTYPES):
+def _why_left(args, dtypes):
     """Why metalcore did not take these arguments of an operator, in words."""
     tensors = [value for value in args if isinstance(value, Tensor)]
     for tensor in tensors:

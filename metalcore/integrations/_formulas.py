@@ -28,38 +28,35 @@ _PAIRS = [(torch.float32, torch.float32), *((x, x) for x in _HALF), *((x, torch.
           *((torch.float32, x) for x in _HALF)]  # of x and of the weight
 
 
-class Numbers(NamedTuple):
-    """What a formula takes beside x."""
-
-    weight: Tensor | None
-    eps: float
-    gate: Tensor | None
-    group: int | None  # elements that are normalized together
-    out: torch.dtype
+# Formulas: of x, the weight, eps, the gate, how many elements are normalized together, and the dtype of the result.
 
 
-def _norm(x, weight, n):
-    return _rms_norm(x.to(torch.promote_types(x.dtype, n.out)), 1, weight, n.eps)
+def _as(x, dtype):
+    return x if x.dtype is dtype else x.to(dtype)  # costs a tenth of what x.to costs where nothing is to be done
 
 
-def _plain(x, n):
-    return _norm(x, n.weight, n).to(n.out)
+def _norm(x, weight, eps, out):
+    return _rms_norm(x if x.dtype is out else x.to(torch.promote_types(x.dtype, out)), 1, weight, eps)
 
 
-def _one_plus(x, n):
-    return _norm(x, n.weight.float() + 1, n).to(n.out)
+def _plain(x, weight, eps, gate, group, out):
+    return _as(_norm(x, weight, eps, out), out)
+
+
+def _one_plus(x, weight, eps, gate, group, out):
+    return _as(_norm(x, weight.float() + 1, eps, out), out)
 
 
 def _then_gate(activation):
-    return lambda x, n: (_norm(x, n.weight, n) * activation(n.gate.float())).to(n.out)
+    return lambda x, weight, eps, gate, group, out: (_norm(x, weight, eps, out) * activation(gate.float())).to(out)
 
 
-def _gate_first(x, n):
-    x = x.float() if n.gate is None else x.float() * silu(n.gate.float())
-    if n.group is None:
-        return _norm(x, n.weight, n).to(n.out)
-    y = _norm(x.unflatten(-1, (-1, n.group)), None, n).flatten(-2)
-    return (y if n.weight is None else n.weight * y).to(n.out)
+def _gate_first(x, weight, eps, gate, group, out):
+    x = x.float() if gate is None else x.float() * silu(gate.float())
+    if group is None:
+        return _as(_norm(x, weight, eps, out), out)
+    y = _norm(x.unflatten(-1, (-1, group)), None, eps, out).flatten(-2)
+    return _as(y if weight is None else weight * y, out)
 
 
 class Formula(NamedTuple):
@@ -86,29 +83,33 @@ class Case(NamedTuple):
 class Recipe:
     """How to compute what a kind of module computes."""
 
-    def __init__(self, weight, gate, cases):
-        self.weight = weight  # the name of the tensor that it has, if any
+    def __init__(self, weight, is_parameter, gate, cases):
+        self.weight, self.is_parameter = weight, is_parameter  # the name of the tensor that it has, if any
         self.gate = gate  # the name of forward's second argument, if it has one
         self.cases = cases  # whether gated -> Case
         self.read = {case.eps for case in cases.values()}  # attributes that are read at each call
 
     def run(self, module, args, kwargs):
         """The module's result, or None where its own forward has to compute it."""
-        if len(args) + len(kwargs) > 2 or not args or (kwargs and self.gate not in kwargs):
+        gate = None
+        if len(args) != 1 or kwargs:
+            if len(args) + len(kwargs) != 2 or not args or kwargs and self.gate not in kwargs:
+                return None
+            gate = args[1] if len(args) == 2 else kwargs[self.gate]
+        x, case = args[0], self.cases.get(gate is not None)
+        # nn.Module's own look-up of a parameter takes as long as all else here.
+        weight = self.weight and (module._parameters.get(self.weight, None) if self.is_parameter else
+                                  module._buffers.get(self.weight, None))
+        if case is None or not accelerated(x, weight, gate):
             return None
-        x, gate = args[0], args[1] if len(args) == 2 else kwargs.get(self.gate)
-        weight = self.weight and getattr(module, self.weight)
-        case = self.cases.get(gate is not None)
-        if case is None or not accelerated(x, weight, gate) or not 0 < x.numel() < 2**31:
+        out = case.dtypes.get((x.dtype, weight.dtype if weight is not None else None))
+        shape = x.shape
+        if out is None or not shape or not 0 < x.numel() < 2**31:
             return None
-        length = x.shape[-1] if x.dim() else 0
-        if weight is not None and weight.shape != x.shape[-1:] or gate is not None and gate.shape != x.shape:
+        if weight is not None and weight.shape != shape[-1:] or gate is not None and gate.shape != shape:
             return None
-        out = case.dtypes.get((x.dtype, None if weight is None else weight.dtype))
-        if out is None:
-            return None
-        group = case.group and case.group(module, length)
-        return case.compute(x, Numbers(weight, getattr(module, case.eps), gate, group, out))
+        group = case.group and case.group(module, shape[-1])
+        return case.compute(x, weight, getattr(module, case.eps), gate, group, out)
 
 
 class GeluRecipe:
@@ -185,7 +186,7 @@ def _examine_norm(module, forward):
     gate = arguments[0].name if arguments else None
     gates = [g for g in (False, True) if g and gate or not g and (gate is None or arguments[0].default is None)]
     cases = {gated: case for gated in gates if (case := _find(module, forward, weight, shape[0], gated))}
-    return Recipe(weight, gate, cases) if cases else None
+    return Recipe(weight, weight in module._parameters, gate, cases) if cases else None
 
 
 def _find(module, forward, weight, length, gated):
@@ -243,10 +244,10 @@ class Trial(NamedTuple):
         arguments = (x, gate) if self.gated else (x,)
         try:
             found = self.forward(module, *arguments)
-            n = Numbers(weight, 0.25, gate, self.group and self.group(module, self.length), found.dtype)
+            group = self.group and self.group(module, self.length)
             eps = max(torch.finfo(x_dtype).eps, torch.finfo(found.dtype).eps)
             bound = self.formula.roundings * eps / 2 + 64 * torch.finfo(torch.float32).eps
-            same = _agree(lambda: found, lambda: self.formula.compute(x, n), bound, found.dtype)
+            same = _agree(lambda: found, lambda: self.formula.compute(x, weight, 0.25, gate, group, found.dtype), bound, found.dtype)
         except Exception:  # a forward that wants anything else is another formula
             return None
         return found.dtype if same else None

@@ -131,6 +131,8 @@ class Patch:
 
     def key(self, module):
         """What decides which formula a module of the class computes. A length that is the weight's is like another."""
+        if not self.settings:
+            return type(module)
         length = next((len(p) for p in module._parameters.values() if p is not None), None)
         values = [getattr(module, name, None) for name in self.settings]
         return (type(module), *[-1 if value == length else value for value in values])
@@ -157,14 +159,15 @@ class Patch:
         def forward(module, *args, **kwargs):
             if not self.on or _trying:  # off: the function may have been kept by who wraps a module's forward
                 return original(module, *args, **kwargs)
+            compiling = is_compiling()
             found = recipes.get(key(module), self)
             if found is self:
-                found = None if is_compiling() else learn(module)
+                found = None if compiling else learn(module)
             if found is None:
                 return original(module, *args, **kwargs)
             recipe, count = found
             result = recipe.run(module, args, kwargs)
-            if is_compiling():
+            if compiling:  # a count would be a part of the graph
                 return original(module, *args, **kwargs) if result is None else result
             if result is None:
                 count.left["input that its kernel does not take"] += 1
