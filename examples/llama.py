@@ -5,7 +5,7 @@ import time
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from metalcore.integrations import transformers as metalcore_transformers
+import metalcore
 
 if not torch.backends.mps.is_available():
     import metalcore.simulator  # noqa: F401  (makes torch.device("mps") work here)
@@ -31,12 +31,11 @@ def train():
 
 
 plain, plain_parameters = train()
-with metalcore_transformers.patch():
+with metalcore.enable_pytorch_overrides():
     begin = time.perf_counter()
     patched, patched_parameters = train()
     seconds = time.perf_counter() - begin
-    print("Llama, 2 layers, eager attention, trained on mps.")
-    print("metalcore in place of PyTorch:", ", ".join(metalcore_transformers.active_patches()), "\n")
+    print("Llama, 2 layers, eager attention, trained on mps.\n")
 
 print("step   loss, PyTorch's ops   loss, metalcore's ops")
 for step, (a, b) in enumerate(zip(plain, patched), 1):
@@ -46,3 +45,7 @@ for step, (a, b) in enumerate(zip(plain, patched), 1):
 difference = (plain_parameters - patched_parameters).abs().max()
 print(f"\nafter {STEPS} steps no parameter differs by more than {difference:.0e}")
 print(f"{seconds / STEPS * 1e3:.0f} ms a step, making the model included")
+print("\nWhat ran in place of PyTorch, in how many calls:")
+for row in metalcore.report().rows:
+    if row.ran:
+        print(f"{row.ran:>6}  {row.what}")

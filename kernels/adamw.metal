@@ -1,17 +1,17 @@
 // AdamW over many parameters at once (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019; amsgrad:
 // Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", 2018). The tensors are reached through tables of
-// device pointers. The moments are float32 whatever the parameter's type.
+// device pointers. The moments are float32, or of the parameter's type.
 #include <metal_stdlib>
 #include "adamw.h"
 using namespace metal;
 
-template <typename T>
+template <typename T, typename M>
 struct AdamWPointers {
   device T* param;
   device T* grad;
-  device float* exp_avg;
-  device float* exp_avg_sq;
-  device float* max_exp_avg_sq;
+  device M* exp_avg;
+  device M* exp_avg_sq;
+  device M* max_exp_avg_sq;
 };
 
 // Neighbouring elements, which a thread updates at a time.
@@ -61,8 +61,8 @@ METAL_FUNC void store(Lanes<T, width> lanes, device T* to, uint count) {
 // Elements [start, start + length) of one parameter. With `vectors`, neighbouring threads load neighbouring vectors of
 // four, and all arrays begin at multiples of them; without, a thread takes 32 bytes at any address, which a CPU's
 // compiler makes its own vectors of.
-template <bool vectors, typename T, bool amsgrad>
-METAL_FUNC void update(AdamWPointers<T> arrays, ulong start, uint length, AdamWParams params, AdamWScalars scalars,
+template <bool vectors, typename T, typename M, bool amsgrad>
+METAL_FUNC void update(AdamWPointers<T, M> arrays, ulong start, uint length, AdamWParams params, AdamWScalars scalars,
                        uint thread_index) {
   constexpr uint width = vectors ? 4 : 32 / sizeof(T);
   // Each simdgroup goes through a contiguous part of the chunk.
@@ -77,9 +77,9 @@ METAL_FUNC void update(AdamWPointers<T> arrays, ulong start, uint length, AdamWP
     const ulong at = start + i;
     Lanes<T, width> p = load<vectors, width>(arrays.param + at, count);
     Lanes<T, width> g = load<vectors, width>(arrays.grad + at, count);
-    Lanes<float, width> m = load<vectors, width>(arrays.exp_avg + at, count);
-    Lanes<float, width> v = load<vectors, width>(arrays.exp_avg_sq + at, count);
-    Lanes<float, width> max_v;
+    Lanes<M, width> m = load<vectors, width>(arrays.exp_avg + at, count);
+    Lanes<M, width> v = load<vectors, width>(arrays.exp_avg_sq + at, count);
+    Lanes<M, width> max_v;
     if (amsgrad) max_v = load<vectors, width>(arrays.max_exp_avg_sq + at, count);
     if (params.unscale) {
       Lanes<T, width> unscaled;
@@ -93,12 +93,20 @@ METAL_FUNC void update(AdamWPointers<T> arrays, ulong start, uint length, AdamWP
       // A product by itself, which the compiler must not contract into the sum at the end.
       const float decayed = fma(static_cast<float>(p.at[k]), scalars.decay, -0.0f);
       // lerp(m, grad, weight), from the nearer end.
-      m.at[k] = fma(near ? weight : weight - 1.0f, grad - m.at[k], near ? m.at[k] : grad);
-      v.at[k] = fma(params.one_minus_beta2 * grad, grad, v.at[k] * params.beta2);
-      float second = v.at[k];
-      if (amsgrad) second = max_v.at[k] = max_v.at[k] >= second ? max_v.at[k] : second;  // max() would lose a NaN
+      const float old_m = static_cast<float>(m.at[k]);
+      const float new_m = fma(near ? weight : weight - 1.0f, grad - old_m, near ? old_m : grad);
+      const float new_v =
+          fma(params.one_minus_beta2 * grad, grad, static_cast<float>(v.at[k]) * params.beta2);
+      float second = new_v;
+      if (amsgrad) {
+        const float old_max = static_cast<float>(max_v.at[k]);
+        second = old_max >= second ? old_max : second;  // max() would lose a NaN
+        max_v.at[k] = static_cast<M>(second);
+      }
       const float denominator = precise::sqrt(second) / scalars.bias_correction2_sqrt + params.eps;
-      p.at[k] = static_cast<T>(decayed + scalars.negative_step_size * m.at[k] / denominator);
+      p.at[k] = static_cast<T>(decayed + scalars.negative_step_size * new_m / denominator);
+      m.at[k] = static_cast<M>(new_m);
+      v.at[k] = static_cast<M>(new_v);
     }
     store<vectors, width>(p, arrays.param + at, count);
     store<vectors, width>(m, arrays.exp_avg + at, count);
@@ -107,9 +115,9 @@ METAL_FUNC void update(AdamWPointers<T> arrays, ulong start, uint length, AdamWP
   }
 }
 
-template <typename T, bool amsgrad>
+template <typename T, typename M, bool amsgrad>
 [[kernel]] [[max_total_threads_per_threadgroup(ADAMW_THREADS)]] void adamw(
-    constant AdamWPointers<T>* pointers [[buffer(0)]], constant AdamWTensor* tensors [[buffer(1)]],
+    constant AdamWPointers<T, M>* pointers [[buffer(0)]], constant AdamWTensor* tensors [[buffer(1)]],
     constant AdamWScalars* all_scalars [[buffer(2)]], constant AdamWParams& params [[buffer(3)]],
     uint threadgroup_index [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
   // The parameter that this threadgroup works on: the last whose first threadgroup is not after this one.
@@ -124,13 +132,13 @@ template <typename T, bool amsgrad>
   }
   const AdamWScalars scalars = all_scalars[tensor];
   if (scalars.skip) return;
-  const AdamWPointers<T> arrays = pointers[tensor];
+  const AdamWPointers<T, M> arrays = pointers[tensor];
   const ulong start = static_cast<ulong>(threadgroup_index - tensors[tensor].first_threadgroup) * ADAMW_CHUNK;
   const uint length = static_cast<uint>(min(tensors[tensor].numel - start, static_cast<ulong>(ADAMW_CHUNK)));
   if (tensors[tensor].vectors)
-    update<true, T, amsgrad>(arrays, start, length, params, scalars, thread_index);
+    update<true, T, M, amsgrad>(arrays, start, length, params, scalars, thread_index);
   else
-    update<false, T, amsgrad>(arrays, start, length, params, scalars, thread_index);
+    update<false, T, M, amsgrad>(arrays, start, length, params, scalars, thread_index);
 }
 
 // 1 - exp(x) for x <= 0, to the last digit or two also where x is small.
@@ -182,14 +190,18 @@ kernel void adamw_scalars(constant AdamWStep* steps [[buffer(0)]],
   scalars[i] = result;
 }
 
-#define INSTANTIATE(name, T, amsgrad)                                                                       \
-  template [[host_name(name)]] [[kernel]] void adamw<T, amsgrad>(                                               \
-      constant AdamWPointers<T>*, constant AdamWTensor*, constant AdamWScalars*, constant AdamWParams&,     \
+#define INSTANTIATE(name, T, M, amsgrad)                                                                    \
+  template [[host_name(name)]] [[kernel]] void adamw<T, M, amsgrad>(                                        \
+      constant AdamWPointers<T, M>*, constant AdamWTensor*, constant AdamWScalars*, constant AdamWParams&,  \
       uint, uint);
 
-INSTANTIATE("adamw_float", float, false)
-INSTANTIATE("adamw_half", half, false)
-INSTANTIATE("adamw_bfloat", bfloat, false)
-INSTANTIATE("adamw_amsgrad_float", float, true)
-INSTANTIATE("adamw_amsgrad_half", half, true)
-INSTANTIATE("adamw_amsgrad_bfloat", bfloat, true)
+INSTANTIATE("adamw_float", float, float, false)
+INSTANTIATE("adamw_half", half, float, false)
+INSTANTIATE("adamw_bfloat", bfloat, float, false)
+INSTANTIATE("adamw_narrow_half", half, half, false)
+INSTANTIATE("adamw_narrow_bfloat", bfloat, bfloat, false)
+INSTANTIATE("adamw_amsgrad_float", float, float, true)
+INSTANTIATE("adamw_amsgrad_half", half, float, true)
+INSTANTIATE("adamw_amsgrad_bfloat", bfloat, float, true)
+INSTANTIATE("adamw_amsgrad_narrow_half", half, half, true)
+INSTANTIATE("adamw_amsgrad_narrow_bfloat", bfloat, bfloat, true)

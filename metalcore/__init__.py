@@ -27,6 +27,7 @@ _LAZY = {
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
+    "report": "_report",
 }
 _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"})
 

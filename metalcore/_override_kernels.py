@@ -1,74 +1,91 @@
 """The kernels that metalcore.overrides puts into PyTorch's dispatcher: metalcore's op if it takes the input, else the
 kernel that was there before.
 
-They call the operators `metalcore::…`, never metalcore's public functions, which would send what they do not take to
-the PyTorch function that is being overridden.
+An operator's kernel is made of the kernel that was there, the count to go by, and `left`, which counts and runs what was
+there. They call the operators `metalcore::…`, never metalcore's public functions, which would send what they do not take
+to the PyTorch function that is being overridden.
 """
 
 from __future__ import annotations
 
-import torch
+import warnings
 
+import torch
+from torch import Tensor
+
+from ._linalg_override_kernels import DTYPES as LINALG_DTYPES
 from ._linalg_override_kernels import OPERATORS as LINALG_OPERATORS
-from ._routing import accelerated, ops
+from ._report import count_of
+from ._routing import FLOAT_DTYPES, accelerated, ops
 from .normalization import _EPS, _fits
 
-__all__ = ["OPERATORS", "install", "remove", "takes_parameters"]
+__all__ = ["OPERATORS", "install", "remove"]
 
 
-def _silu(previous):
+def _silu(previous, count, left):
     def kernel(keyset, x):
-        return ops.silu(x) if accelerated(x) else previous.call_boxed(keyset, x)
+        if not accelerated(x):
+            return left(keyset, x)
+        count.ran += 1
+        return ops.silu(x)
     return kernel
 
 
-def _silu_backward(previous):
+def _silu_backward(previous, count, left):
     def kernel(keyset, grad, x):
-        return ops.silu_backward(grad, x) if _alike(grad, x) else previous.call_boxed(keyset, grad, x)
+        if not _alike(grad, x):
+            return left(keyset, grad, x)
+        count.ran += 1
+        return ops.silu_backward(grad, x)
     return kernel
 
 
-def _gelu(previous):
+def _gelu(previous, count, left):
     def kernel(keyset, x, *, approximate="none"):
-        if accelerated(x) and approximate in ("none", "tanh"):
-            return ops.gelu(x, approximate)
-        return previous.call_boxed(keyset, x, approximate=approximate)
+        if not accelerated(x) or approximate not in ("none", "tanh"):
+            return left(keyset, x, approximate=approximate)
+        count.ran += 1
+        return ops.gelu(x, approximate)
     return kernel
 
 
-def _gelu_backward(previous):
+def _gelu_backward(previous, count, left):
     def kernel(keyset, grad, x, *, approximate="none"):
-        if _alike(grad, x) and approximate in ("none", "tanh"):
-            return ops.gelu_backward(grad, x, approximate)
-        return previous.call_boxed(keyset, grad, x, approximate=approximate)
+        if not _alike(grad, x) or approximate not in ("none", "tanh"):
+            return left(keyset, grad, x, approximate=approximate)
+        count.ran += 1
+        return ops.gelu_backward(grad, x, approximate)
     return kernel
 
 
 def _softmax_of(op):
-    def make(previous):
+    def make(previous, count, left):
         def kernel(keyset, x, dim, half_to_float):
-            if accelerated(x) and -x.dim() <= dim < max(x.dim(), 1):
-                return op(x, dim, half_to_float)
-            return previous.call_boxed(keyset, x, dim, half_to_float)
+            if not accelerated(x) or not -x.dim() <= dim < max(x.dim(), 1):
+                return left(keyset, x, dim, half_to_float)
+            count.ran += 1
+            return op(x, dim, half_to_float)
         return kernel
     return make
 
 
 def _softmax_backward_of(op):
-    def make(previous):
+    def make(previous, count, left):
         def kernel(keyset, grad, output, dim, input_dtype):
-            if _alike(grad, output):
-                return op(grad, output, dim, input_dtype)
-            return previous.call_boxed(keyset, grad, output, dim, input_dtype)
+            if not _alike(grad, output):
+                return left(keyset, grad, output, dim, input_dtype)
+            count.ran += 1
+            return op(grad, output, dim, input_dtype)
         return kernel
     return make
 
 
-def _rms_norm(previous):
+def _rms_norm(previous, count, left):
     def kernel(keyset, x, normalized_shape, weight=None, eps=None):
-        if _is_plain(x) and _is_plain(weight) and _alike(x, weight) and _fits(x, normalized_shape, weight):
-            return ops.rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
-        return previous.call_boxed(keyset, x, normalized_shape, weight, eps)
+        if not (_is_plain(x) and _is_plain(weight) and _alike(x, weight) and _fits(x, normalized_shape, weight)):
+            return left(keyset, x, normalized_shape, weight, eps)
+        count.ran += 1
+        return ops.rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
     return kernel
 
 
@@ -88,12 +105,17 @@ OPERATORS = {
 def install(name, device):
     """Registers an override's kernels for a device type; what it returns holds them."""
     # All looked up first: with a kernel at one key, PyTorch would compute another answer for the next.
-    found = [(operator, key, make(torch.library.get_kernel(f"aten::{operator}", key)))
+    found = [(operator, key, make, torch.library.get_kernel(f"aten::{operator}", key))
              for operator, at_autograd, make in OPERATORS[name]
              for key in [("Autograd" if at_autograd else "") + device.upper()]]
     library = torch.library.Library("aten", "IMPL")
-    for operator, key, kernel in found:
-        library.impl(operator, kernel, key, with_keyset=True)
+    dtypes = LINALG_DTYPES if name in LINALG_OPERATORS else FLOAT_DTYPES
+    with warnings.catch_warnings():
+        # Some versions of PyTorch warn of the first override of a process. It is what was asked for.
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+        for operator, key, make, previous in found:
+            count = count_of(name, f"aten::{operator} on {device}")
+            library.impl(operator, make(previous, count, _left(previous, count, dtypes)), key, with_keyset=True)
     _forget_resolved(name)
     return library
 
@@ -104,17 +126,28 @@ def remove(name, library):
     _forget_resolved(name)
 
 
-def takes_parameters(params) -> bool:
-    """Whether an optimizer's parameters (tensors, pairs with names, or groups) hold one for metalcore.optim.AdamW,
-    which leaves the others to PyTorch."""
-    tensors = []
-    for entry in params:
-        entries = [entry]
-        if isinstance(entry, dict) and "params" in entry:
-            group = entry["params"]
-            entries = entry["params"] = [group] if isinstance(group, torch.Tensor) else list(group)  # or a generator
-        tensors += [item[1] if isinstance(item, tuple) else item for item in entries]
-    return any(accelerated(tensor) for tensor in tensors)
+def _left(previous, count, dtypes):
+    def left(keyset, *args, **kwargs):
+        count.left[_why_left(args, dtypes)] += 1
+        return previous.call_boxed(keyset, *args, **kwargs)
+    return left
+
+
+def _why_left(args, dtypes):
+    """Why metalcore did not take these arguments of an operator, in words."""
+    tensors = [value for value in args if isinstance(value, Tensor)]
+    for tensor in tensors:
+        if tensor.dtype not in dtypes:
+            return f"{str(tensor.dtype).removeprefix('torch.')}, which its kernels do not take"
+        if tensor.layout is not torch.strided:
+            return "a layout that its kernels do not take"
+        if not _is_plain(tensor):
+            return "tensors that stand for others, as in a trace"
+    if tensors and not accelerated(*tensors, dtypes=dtypes):
+        return "torch.func transforms, forward-mode derivatives, or tensors of several devices"
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        return "tensors of several dtypes"
+    return "shapes or options that its kernels do not take"
 
 
 def _alike(*tensors):

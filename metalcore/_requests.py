@@ -49,6 +49,10 @@ class Requests:
             self._counts.clear()
             self._apply()
 
+    def apply(self):
+        with self._lock:
+            self._apply()
+
     def active(self) -> tuple[str, ...]:
         with self._lock:
             return tuple(name for name in self.names if self._counts[name] > 0)

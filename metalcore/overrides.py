@@ -14,18 +14,25 @@ How each one works, and why:
     catches them all. It lies below autograd, autocast, functorch and the tracers, which go on as if nothing had
     changed: gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right
     whether the override is on or off when it runs.
+    `gelu` also takes modules that write the op out in Python, in the way that `rms_norm` does.
 `rms_norm`
     `aten::rms_norm` has no kernel and no derivative of its own; PyTorch takes it apart into simple operators. So this
     kernel is placed where the taking apart happens, at the device's autograd key (and at the device's key, where
     inference tensors arrive). Traced code keeps PyTorch's decomposition: call `metalcore.rms_norm` or use
     `metalcore.nn.RMSNorm` to keep the kernel inside a compiled graph.
+    Most models have an RMSNorm of their own that is written out in simple operators: Llama's, T5's, Gemma's with its
+    1 + weight, gated ones. Their classes are found by trying what they compute, whichever library they are in, and get
+    another forward (metalcore/integrations/_modules.py). Models may be imported and made before or after. What is
+    decided when a class is met holds in compiled graphs too.
 `adamw`
     An optimizer is a class, whose construction is the only place to choose. `torch.optim.AdamW(...)` then makes a
     `metalcore.optim.AdamW`, which is a `torch.optim.AdamW`, if a parameter is on a supported device; subclasses are
-    left alone. An optimizer that was made stays what it is when the override is switched off.
+    left alone. Its moments have the parameter's dtype, as PyTorch's do (`metalcore.optim.AdamW` itself has float32
+    ones). An optimizer that was made stays what it is when the override is switched off.
 
 Whatever a kernel does not take (a dtype, a layout, an `out=` or in-place form) goes to the kernel that was there
 before, which is also put back when the override is switched off. Tensors of other devices never come here.
+`metalcore.report()` tells what was replaced, what was not and why, and how often each ran.
 
 The switches hold for the whole process, because kernels do, and because backward runs on a thread of its own. They may
 be used from several threads: an override is on as long as any `with` block or plain call asks for it. Do not switch
@@ -34,17 +41,21 @@ while another thread is inside one of the overridden functions.
 
 from __future__ import annotations
 
-import functools
+import warnings
 
 import torch
 
+from . import _adamw_override, _report
 from . import _override_kernels as kernels
+from ._report import report
 from ._requests import Request, Requests
 from ._routing import DEVICES
+from .integrations import _modules
 
-__all__ = ["enable_pytorch_overrides", "disable_pytorch_overrides", "active_overrides"]
+__all__ = ["enable_pytorch_overrides", "disable_pytorch_overrides", "active_overrides", "report"]
 
 _libraries: dict = {}  # (name, device type) -> the torch.library.Library that holds its kernels
+_warned = False
 
 
 def enable_pytorch_overrides(*names: str, exclude=()) -> Request:
@@ -63,9 +74,19 @@ def enable_pytorch_overrides(*names: str, exclude=()) -> Request:
         ValueError: for a name that is not an override.
 
     Calling it again adds to what is enabled. Input that a kernel does not take, and tensors of other devices, go to
-    PyTorch's own op. A device that appears later (`import metalcore.simulator`) needs another call.
+    PyTorch's own op. Nothing is printed: `metalcore.report()` tells what was replaced, and how often it ran. Where
+    there is no device that metalcore has kernels for, a UserWarning says so, once.
     """
-    return _requests.request(_requests.choose("enable_pytorch_overrides", names, exclude))
+    return request(_requests.choose("enable_pytorch_overrides", names, exclude))
+
+
+def request(names) -> Request:
+    """enable_pytorch_overrides for names that are known to be right, called for a caller's caller."""
+    global _warned
+    if not devices() and not _warned:
+        _warned = True
+        warnings.warn(f"metalcore's overrides accelerate nothing here: {_why_no_device()}", stacklevel=3)
+    return _requests.request(names)
 
 
 def disable_pytorch_overrides() -> None:
@@ -78,42 +99,46 @@ def active_overrides() -> tuple[str, ...]:
     return _requests.active()
 
 
+def devices() -> tuple[str, ...]:
+    """The types of the devices that metalcore has kernels for and that are there."""
+    return tuple(filter(_is_available, sorted(DEVICES)))
+
+
+def refresh() -> None:
+    """Called when a device has appeared."""
+    _requests.apply()
+
+
 def _apply():
-    """Makes the registered kernels and the optimizer's constructor agree with the requests."""
+    """Makes the registered kernels, the modules and the optimizer's constructor agree with the requests."""
     active = _requests.active()
     for name, device in list(_libraries):
         if name not in active:
             kernels.remove(name, _libraries.pop((name, device)))
-    for device in filter(_is_available, sorted(DEVICES)):
+    if active and not _applied:
+        _report.start()
+    _applied[:] = active
+    found = devices()
+    for device in found:
         for name in kernels.OPERATORS:
             if name in active and (name, device) not in _libraries:
                 _libraries[name, device] = kernels.install(name, device)
-    _override_adamw("adamw" in active)
+    _modules.switch(active if found else ())
+    _adamw_override.switch("adamw" in active and bool(found))
 
 
 def _is_available(device):
     return torch.backends.mps.is_available() if device == "mps" else torch.get_device_module(device).is_available()
 
 
-def _override_adamw(on):
-    adamw = torch.optim.AdamW
-    if on and not hasattr(adamw.__init__, "metalcore_original"):
-        original = adamw.__init__
-
-        @functools.wraps(original)
-        def construct(self, params, *args, **kwargs):
-            if type(self) is adamw:
-                params = list(params)  # it may be a generator, and is looked at twice
-                if kernels.takes_parameters(params):
-                    from .optim import AdamW
-                    self.__class__ = AdamW
-                    return self.__init__(params, *args, **kwargs)
-            return original(self, params, *args, **kwargs)
-
-        construct.metalcore_original = original
-        adamw.__init__ = construct
-    elif not on and hasattr(adamw.__init__, "metalcore_original"):
-        adamw.__init__ = adamw.__init__.metalcore_original
+def _why_no_device():
+    if not DEVICES:
+        return "this build of metalcore has no kernels that this PyTorch could run"
+    hint = ""
+    if "mps" in DEVICES and not torch.backends.mps.is_available():
+        hint = " (`import metalcore.simulator` simulates an mps device)"
+    return f"PyTorch finds no {' or '.join(sorted(DEVICES, reverse=True))} device{hint}"
 
 
+_applied: list = []  # the overrides that were on after the last change
 _requests = Requests((*kernels.OPERATORS, "adamw"), _apply)

@@ -50,8 +50,10 @@ AdamWPlan plan_adamw(const std::vector<uint64_t>& numels) {
   return plan;
 }
 
-std::string adamw_kernel(ScalarType dtype, bool amsgrad) {
-  return kernel_name(amsgrad ? "adamw_amsgrad" : "adamw", dtype);
+// narrow: with moments of the parameters' 16-bit dtype.
+std::string adamw_kernel(ScalarType dtype, bool amsgrad, bool narrow) {
+  const std::string stem = amsgrad ? "adamw_amsgrad" : "adamw";
+  return kernel_name((stem + (narrow ? "_narrow" : "")).c_str(), dtype);
 }
 
 // Shapes are those of the parameters.
@@ -73,7 +75,7 @@ Explanation explain_adamw(const Request& request) {
   for (uint32_t first = 0; on_device && first < steps; first += kPointers)
     explanation.steps.push_back({"adamw_scalars", {std::min<uint32_t>(kPointers, steps - first)}, {64}, true});
   for (const AdamWDispatch& dispatch : plan.dispatches)
-    explanation.steps.push_back({adamw_kernel(request.dtype, amsgrad), {dispatch.threadgroups}, {ADAMW_THREADS}});
+    explanation.steps.push_back({adamw_kernel(request.dtype, amsgrad, false), {dispatch.threadgroups}, {ADAMW_THREADS}});
   return explanation;
 }
 
@@ -239,7 +241,7 @@ void encode_updates(gpu::Encoder& encoder, const AdamWArrays& arrays, size_t fir
   AdamWPlan plan = plan_adamw(numels);
   if (gpu::tuning(arrays.first()).adamw_vectors)
     for (size_t i = 0; i < count; ++i) plan.tensors[i].vectors = arrays.aligned4(first + i);
-  const std::string kernel = adamw_kernel(arrays.first().scalar_type(), arrays.amsgrad());
+  const std::string kernel = adamw_kernel(arrays.first().scalar_type(), arrays.amsgrad(), arrays.narrow());
   AdamWParams params = {0,
                         h.maximize ? -1.0f : 1.0f,
                         static_cast<float>(h.beta2),

@@ -102,7 +102,12 @@ AdamWArrays::AdamWArrays(const AdamWLists& lists, bool writes_grads)
 
   const size_t arrays = amsgrad() ? kArrays : kMaxExpAvgSq;
   const TensorKind param_kind = kind_of(params[0]);
-  const TensorKind moment_kind = {param_kind.device_type, param_kind.device_index, aoti_torch_dtype_float32()};
+  // float32, unless the first of them says that they are of the parameters' dtype.
+  const bool as_params = kind_of((*lists[kExpAvg])[0]) == param_kind;
+  const TensorKind moment_kind = {param_kind.device_type, param_kind.device_index,
+                                  as_params ? param_kind.dtype : aoti_torch_dtype_float32()};
+  const ScalarType moment_dtype = as_params ? first_.scalar_type() : ScalarType::Float;
+  moment_item_ = as_params ? param_item_ : sizeof(float);
   slots_.reserve(params.size());
   views_.resize(params.size() * kArrays);  // zeroed
   for (size_t i = 0; i < params.size(); ++i) {
@@ -113,7 +118,7 @@ AdamWArrays::AdamWArrays(const AdamWLists& lists, bool writes_grads)
       if (is_contiguous_as((*lists[array])[i], moment ? moment_kind : param_kind, sizes)) continue;
       contiguous = false;
       check_tensor(kNames[array], lists[array]->tensor(i), params.tensor(i), first_,
-                   moment ? ScalarType::Float : first_.scalar_type(), array != kGrad || writes_grads);
+                   moment ? moment_dtype : first_.scalar_type(), array != kGrad || writes_grads);
     }
     const auto numel = static_cast<uint64_t>(numel_of(params[i]));
     if (numel == 0) continue;

@@ -47,6 +47,7 @@ class AdamWArrays {
 
   const Tensor& first() const { return first_; }  // of the parameters: others have its device and dtype
   bool amsgrad() const { return !lists_[kMaxExpAvgSq]->empty(); }
+  bool narrow() const { return moment_item_ < sizeof(float); }  // moments of 16 bits, as the parameters
   const std::vector<AdamWSlot>& slots() const { return slots_; }
   // Of the slot's tensors, kArrays of them: followed by those of the next slot. Valid once gathered.
   const gpu::BufferView* views(size_t slot) const { return &views_[slot * kArrays]; }
@@ -61,12 +62,12 @@ class AdamWArrays {
   bool share_state(const std::vector<AtenTensorHandle>& steps) const;
 
  private:
-  size_t item(size_t array) const { return array >= kExpAvg ? sizeof(float) : param_item_; }  // bytes of an element
+  size_t item(size_t array) const { return array >= kExpAvg ? moment_item_ : param_item_; }  // bytes of an element
 
   AdamWLists lists_;
   bool writes_grads_;
   Tensor first_;
-  size_t param_item_;
+  size_t param_item_, moment_item_ = sizeof(float);
   std::vector<AdamWSlot> slots_;
   std::vector<gpu::BufferView> views_;
 };

@@ -51,6 +51,8 @@ class AdamW(torch.optim.AdamW):
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
     """
 
+    moments_dtype: torch.dtype | None = torch.float32  # None: the parameter's, as in torch
+
     def step(self, closure=None):
         """Updates the parameters that have gradients. `closure` recomputes the loss, which is returned."""
         _refuse_capture(self)
@@ -65,6 +67,8 @@ class AdamW(torch.optim.AdamW):
 
     def load_state_dict(self, state_dict):
         """Loads the state of an AdamW of metalcore's or torch's; both keep the same entries."""
+        if self.moments_dtype is None:
+            return super().load_state_dict(state_dict)
         # Optimizer.load_state_dict rounds floating-point state to the parameter's dtype. Of the hooks registered here
         # the first runs after all others, and sees the state that is loaded; the second runs before them.
         saved = {}
@@ -164,6 +168,7 @@ class AdamW(torch.optim.AdamW):
         """"step", "exp_avg" … of the parameters' states, a list of each, in the form that the kernel takes."""
         moments = MOMENTS if amsgrad else MOMENTS[:2]
         states = [self.state[p] for p in params]
+        dtype = self.moments_dtype or params[0].dtype
 
         def lists():
             return [[state[name] for state in states] for name in ("step", *moments)]
@@ -172,17 +177,19 @@ class AdamW(torch.optim.AdamW):
             found = lists()
             # Where steps are on the device, the kernel takes them as it takes the moments.
             ready = (set(map(_device_index, found[0])) == {params[0].get_device() if on_device else -1}
-                     and set(map(_dtype, chain(*found[0 if on_device else 1:]))) == {torch.float32})
+                     and (not on_device or set(map(_dtype, found[0])) == {torch.float32})
+                     and set(map(_dtype, chain(*found[1:]))) == {dtype})
         except (AttributeError, KeyError, TypeError):  # first steps; what is not a tensor, _prepare refuses
             ready = False
         if ready:
             return found
         for p, state in zip(params, states):
-            _prepare(p, state, moments, on_device)
+            _prepare(p, state, moments, on_device, dtype)
         return lists()
 
 
 _CPU = torch.device("cpu")
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # PyTorch's check that a step inside torch.cuda.graph() is one that can be replayed, under its newer or its older name.
 _refuse_capture = getattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None) or (
     torch.optim.Optimizer._cuda_graph_capture_health_check)
@@ -198,7 +205,7 @@ def _takes(p, grad):
     return plain and p.dtype is grad.dtype and accelerated(p, grad)
 
 
-def _prepare(p, state, moments, on_device):
+def _prepare(p, state, moments, on_device, dtype):
     """Makes the state of p on its first step, and brings it to the form that the kernel takes. What is there and has no
     such form, the operator refuses."""
     where = p.device if on_device else _CPU
@@ -207,13 +214,13 @@ def _prepare(p, state, moments, on_device):
         wide = torch.get_default_dtype() is torch.float64 and not on_device
         state["step"] = torch.zeros((), dtype=torch.float64 if wide else torch.float32, device=where)
         for name in moments:
-            state[name] = torch.zeros_like(p, dtype=torch.float32, memory_format=torch.preserve_format)
+            state[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
     for name in ("step", *moments):
         if not isinstance(state[name], torch.Tensor):
             raise TypeError(f"AdamW: the state's {name!r} must be a tensor, not {type(state[name]).__name__}")
     for name in moments:
-        if state[name].dtype in (torch.float16, torch.bfloat16):
-            state[name] = state[name].to(torch.float32)
+        if state[name].dtype in _FLOATS and state[name].dtype is not dtype:
+            state[name] = state[name].to(dtype)
     step = state["step"]
     if step.is_meta:
         return
@@ -229,15 +236,18 @@ def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr,
     if found_inf is not None and found_inf.item() != 0:
         return
     wide_grads = [grad.float() if grad_scale is None else grad.float() * (1.0 / grad_scale) for grad in grads]
-    wide_params = [p.float() for p in params]
+    written = [*params, *exp_avgs, *exp_avg_sqs, *max_exp_avg_sqs]
+    wide = [tensor.float() for tensor in written]
+    count = len(params)
     torch_adamw(
-        wide_params, wide_grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, foreach=False,
+        wide[:count], wide_grads, wide[count : 2 * count], wide[2 * count : 3 * count], wide[3 * count :], state_steps,
+        foreach=False,
         amsgrad=bool(max_exp_avg_sqs), beta1=beta1, beta2=beta2, lr=lr if lr_tensor is None else float(lr_tensor),
         weight_decay=weight_decay, eps=eps, maximize=maximize,
     )
-    for p, wide in zip(params, wide_params):
-        if wide is not p:
-            p.copy_(wide)
+    for tensor, result in zip(written, wide):
+        if result is not tensor:
+            tensor.copy_(result)
     if grad_scale is not None:
         for grad, wide in zip(grads, wide_grads):
             grad.copy_(wide)

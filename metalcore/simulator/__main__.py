@@ -3,12 +3,16 @@
     python -m metalcore.simulator script.py [argument ...]
     python -m metalcore.simulator -m module [argument ...]
     python -m metalcore.simulator -c code   [argument ...]
+
+Processes that the program starts have the device as well, unless METALCORE_SIMULATOR=0 is in their environment.
 """
 
 import os
 import runpy
 import sys
 import types
+
+from . import children
 
 
 def run_code(code):
@@ -22,6 +26,7 @@ def main(arguments):
     if len(arguments) < needed or (option.startswith("-") and needed == 1):
         print(__doc__.strip(), file=sys.stderr)
         return 0 if option in ("-h", "--help") else 2
+    children.reach()
     if option == "-c":
         sys.argv = ["-c", *arguments[2:]]
         run_code(arguments[1])

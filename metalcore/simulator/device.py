@@ -40,6 +40,8 @@ def install():
         warnings.warn("metalcore was built without kernels for the simulator on this CPU (METALCORE_ISA): metalcore's "
                       "functions are PyTorch's on the simulated device. compile_shader runs kernels of your own",
                       RuntimeWarning, stacklevel=3)
+    if (overrides := sys.modules.get("metalcore.overrides")) is not None:
+        overrides.refresh()
 
 
 def refuse_if_unsound():

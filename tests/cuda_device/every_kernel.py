@@ -90,10 +90,10 @@ def rms_norm(device, dtype):
 
 
 def adamw(device, dtype):
-    for amsgrad, on_device in itertools.product((False, True), (False, True)):
+    for amsgrad, on_device, moment in itertools.product((False, True), (False, True), dict.fromkeys((dtype, torch.float32))):
         shapes = [(2049,), (5,), (3, 7), *[(1 + i % 5,) for i in range(105)]]
         params, grads = ([random(device, dtype, *shape) for shape in shapes] for _ in "pg")
-        moments = [[torch.zeros(shape, device=device) for shape in shapes] for _ in range(3)]
+        moments = [[torch.zeros(shape, device=device, dtype=moment) for shape in shapes] for _ in range(3)]
         moments[2] = moments[2] if amsgrad else []
         steps = [torch.zeros((), device=device if on_device else "cpu") for _ in shapes]
         torch.ops.metalcore.adamw_(params, grads, *moments, steps, lr=1e-2, beta1=0.9, beta2=0.999, weight_decay=0.1,

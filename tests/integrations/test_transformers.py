@@ -110,14 +110,6 @@ def test_an_rms_norm_keeps_its_dtype_under_autocast(device, dtype):
             assert norm(x).dtype == expected.dtype
 
 
-def test_an_rms_norm_with_another_formula_is_left_alone(device):
-    model = transformers.GemmaForCausalLM(transformers.GemmaConfig(**SIZES, head_dim=8)).to(device).eval()
-    with integration.patch():
-        ran = operators(lambda: model(tokens(device)))
-    assert "rms_norm" not in ran
-    assert "gelu" in ran
-
-
 def test_gelu_written_in_python(device):
     config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=32,
                                      activation_function="gelu_new", attn_implementation="eager")
@@ -180,22 +172,24 @@ def test_trainer(device, tmp_path, optim):
     assert kind is torch.optim.AdamW
     with integration.patch():
         kind, found = fit()
-    assert kind is metalcore.optim.AdamW
+    assert issubclass(kind, metalcore.optim.AdamW)
     assert len(found) == 3
     assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_everything_is_given_back(device):
+    from torch.nn.modules import module as registration
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     def state():
-        return (LlamaRMSNorm.forward, transformers.activations.NewGELUActivation.forward,
-                transformers.PreTrainedModel.__init__, torch.optim.AdamW.__init__, metalcore.active_overrides())
+        return (LlamaRMSNorm.forward, transformers.activations.NewGELUActivation.forward, torch.optim.AdamW.__init__,
+                dict(registration._global_module_registration_hooks),
+                dict(registration._global_parameter_registration_hooks), metalcore.active_overrides())
 
     before = state()
     for _ in range(2):
         integration.patch()
-    assert all(a is not b for a, b in zip(state(), before))
+    assert all(a != b for a, b in zip(state(), before))
     integration.unpatch()
     assert state() == before
     integration.unpatch()
@@ -205,9 +199,9 @@ def test_everything_is_given_back(device):
 def test_selection():
     assert integration.active_patches() == ()
     with integration.patch("rms_norm"):
-        assert metalcore.active_overrides() == ()
+        assert metalcore.active_overrides() == ("rms_norm",)
         with integration.patch(exclude="adamw"):
-            assert metalcore.active_overrides() == ("silu", "gelu", "softmax", "log_softmax")
+            assert metalcore.active_overrides() == ("silu", "gelu", "softmax", "log_softmax", "rms_norm")
         assert integration.active_patches() == ("rms_norm",)
     assert integration.active_patches() == ()
     with pytest.raises(ValueError, match="patch: 'attention' is not one of silu, gelu"):

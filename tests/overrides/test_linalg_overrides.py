@@ -9,6 +9,7 @@ from references import assert_same_error
 from test_overrides import LINALG, operators
 
 import metalcore
+from metalcore._report import Count
 
 A, SPD = object(), object()  # a well-conditioned matrix; a symmetric positive definite one
 
@@ -116,8 +117,8 @@ def test_an_op_that_calls_the_overridden_operator_gets_the_previous_kernel(devic
     """As a plan of the variant "torch" does, on whatever thread; afterwards the kernel is metalcore's again."""
     from metalcore import _linalg_override_kernels as kernels
 
-    previous = Previous()
-    kernel = kernels.OPERATORS["solve_triangular"][0][2](previous)
+    previous, count = Previous(), Count()
+    kernel = kernels.OPERATORS["solve_triangular"][0][2](previous, count, previous.call_boxed)
     a = torch.eye(3, device=device)
 
     def op(A, B, upper, left, unitriangular):
@@ -131,6 +132,7 @@ def test_an_op_that_calls_the_overridden_operator_gets_the_previous_kernel(devic
     for thread in threads:
         thread.join()
     assert found == ["previous"] * 3 and previous.calls == 3
+    assert count.ran == 0 and sum(count.left.values()) == 3
 
     def fails(*args):
         raise ValueError

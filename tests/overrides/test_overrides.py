@@ -1,5 +1,6 @@
 """enable_pytorch_overrides: PyTorch's own functions run metalcore's kernels, and give the same numbers."""
 
+import copy
 from torch.nn.functional import silu as silu_imported_before  # an override of the Python name would miss this one
 
 import pytest
@@ -323,8 +324,7 @@ class TestAdamW:
         _, expected = self.train(device)
         with metalcore.enable_pytorch_overrides("adamw"):
             optimizer, found = self.train(device)
-        assert type(optimizer) is metalcore.optim.AdamW
-        assert isinstance(optimizer, torch.optim.AdamW)
+        assert isinstance(optimizer, metalcore.optim.AdamW)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
         assert type(self.train(device)[0]) is torch.optim.AdamW
 
@@ -336,8 +336,36 @@ class TestAdamW:
                 lambda: [{"params": iter(self.parameters(device)), "lr": 0.5}, {"params": self.parameters(device)[0]}],
             ):
                 optimizer = torch.optim.AdamW(make(), fused=True)
-                assert type(optimizer) is metalcore.optim.AdamW
+                assert isinstance(optimizer, metalcore.optim.AdamW)
                 assert all(group["params"] for group in optimizer.param_groups)
+
+    # (In float16 PyTorch's other steps divide by an eps of zero.)
+    @pytest.mark.parametrize("dtype, options", ((torch.bfloat16, {}), (torch.bfloat16, {"amsgrad": True}),
+                                                (torch.float16, {"fused": True})), ids=str)
+    def test_the_state_has_pytorchs_dtypes(self, device, dtype, options):
+        def train():
+            torch.manual_seed(0)
+            parameter = torch.nn.Parameter(torch.randn(300, device=device).to(dtype))
+            optimizer = torch.optim.AdamW([parameter], lr=0.1, **options)
+            for _ in range(3):
+                parameter.grad = torch.randn(300, device=device).to(dtype)
+                optimizer.step()
+            return optimizer, parameter
+
+        theirs, expected = train()
+        with metalcore.enable_pytorch_overrides("adamw"):
+            ours, found = train()
+            again = copy.deepcopy(ours)
+            again.load_state_dict(theirs.state_dict())
+            again.step()
+        state, expected_state = ours.state[found], theirs.state[expected]
+        assert isinstance(ours, metalcore.optim.AdamW)
+        assert {name: x.dtype for name, x in state.items()} == {name: x.dtype for name, x in expected_state.items()}
+        assert all(x.dtype in (dtype, torch.float32) and (x.dtype is dtype or x.numel() == 1)
+                   for state in again.state.values() for x in state.values())
+        # PyTorch's own steps round after each of some ten operations, or once.
+        bound = 10 * 3 * torch.finfo(dtype).eps * expected.abs().max().item()
+        torch.testing.assert_close(found.detach(), expected.detach(), rtol=0, atol=bound)
 
     def test_left_alone(self, device):
         class Mine(torch.optim.AdamW):

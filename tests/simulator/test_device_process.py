@@ -177,6 +177,64 @@ def test_running_code():
     assert output == "['-c', 'x'] mps:0\n"
 
 
+CHILDREN = """
+import multiprocessing, os, subprocess, sys
+
+USE = "import torch; print(torch.ones(1, device='mps').device, flush=True)"
+
+def use():
+    exec(USE)
+
+def child(code, **environment):
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment})
+
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        process = multiprocessing.get_context(method).Process(target=use)
+        process.start()
+        process.join()
+    child(USE)
+    child(USE.replace("torch;", "metalcore, torch;"))  # where loading the device begins inside of metalcore's import
+    child("import sys; print(sys.modules.keys() & {'metalcore', 'torch'}, flush=True)")
+    child("import torch; print(torch.backends.mps.is_available(), flush=True)", METALCORE_SIMULATOR="0")
+"""
+
+
+def test_children_have_the_device(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(CHILDREN)
+    assert python("-m", "metalcore.simulator", str(script)).splitlines() == ["mps:0"] * 4 + ["set()", "False"]
+
+
+@pytest.mark.parametrize("launcher", [["torch.distributed.run", "--nproc-per-node=2"],
+                                      ["accelerate.commands.launch", "--num_processes=1"]], ids=lambda found: found[0])
+def test_launched_programs_have_the_device(tmp_path, launcher):
+    script = tmp_path / "script.py"
+    script.write_text("import torch; print(f'{torch.ones(1, device=\"mps\").device}\\n', end='', flush=True)")
+    output = python("-m", "metalcore.simulator", "-m", *launcher, str(script))
+    assert output == "mps:0\n" * (2 if launcher[0].startswith("torch") else 1)
+
+
+def test_the_environment_variable():
+    """As an installed metalcore has it: its entry point is there, and nothing but the variable is set."""
+    from metalcore.simulator import children
+
+    path = os.pathsep.join([str(ROOT), str(children.AUTOLOAD)])
+    program = "import torch; print(torch.backends.mps.is_available())"
+    assert python("-c", program, PYTHONPATH=path, METALCORE_SIMULATOR="1") == "True\n"
+    off = {"METALCORE_SIMULATOR": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    assert python("-c", program, PYTHONPATH=path, **off) == "False\n"
+
+
+def test_the_entry_point_of_a_checkout_is_that_of_the_wheel():
+    from metalcore.simulator import children
+
+    declared, = children.AUTOLOAD.glob("*.dist-info/entry_points.txt")
+    assert declared.read_text() == "[torch.backends]\nmetalcore = metalcore_autoload:load\n"
+    in_wheel = '[project.entry-points."torch.backends"]\nmetalcore = "metalcore_autoload:load"\n'
+    assert in_wheel in (ROOT / "pyproject.toml").read_text()
+
+
 @pytest.mark.parametrize("arguments", [[], ["-m"], ["-c"], ["--unknown"]], ids=str)
 def test_usage(arguments):
     result = interpret("-m", "metalcore.simulator", *arguments)

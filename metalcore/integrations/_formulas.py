@@ -1,0 +1,266 @@
+"""What modules compute that write an RMSNorm or a GELU out in simple operators, found by trying them.
+
+Libraries copy such a class into each of their models, under names that say little: Llama's and Gemma's RMSNorm differ
+in a 1 + weight, T5's is called LayerNorm. So a module's own forward is run on a few numbers on the CPU, in each dtype,
+beside the formulas below. One that gives the module's numbers, to the roundings that the two make, can stand for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .._routing import accelerated
+from ..activation import gelu, silu
+from ..normalization import _rms_norm
+
+__all__ = ["LENGTH", "examine", "on_the_cpu", "settings_of"]
+
+LENGTH = 24  # of the rows of modules that have no weight to tell
+_HALF = (torch.float16, torch.bfloat16)
+_PAIRS = [(torch.float32, torch.float32), *((x, x) for x in _HALF), *((x, torch.float32) for x in _HALF),
+          *((torch.float32, x) for x in _HALF)]  # of x and of the weight
+
+
+# Formulas: of x, the weight, eps, the gate, how many elements are normalized together, and the dtype of the result.
+
+
+def _as(x, dtype):
+    return x if x.dtype is dtype else x.to(dtype)  # costs a tenth of what x.to costs where nothing is to be done
+
+
+def _norm(x, weight, eps, out):
+    return _rms_norm(x if x.dtype is out else x.to(torch.promote_types(x.dtype, out)), 1, weight, eps)
+
+
+def _plain(x, weight, eps, gate, group, out):
+    return _as(_norm(x, weight, eps, out), out)
+
+
+def _one_plus(x, weight, eps, gate, group, out):
+    return _as(_norm(x, weight.float() + 1, eps, out), out)
+
+
+def _then_gate(activation):
+    return lambda x, weight, eps, gate, group, out: (_norm(x, weight, eps, out) * activation(gate.float())).to(out)
+
+
+def _gate_first(x, weight, eps, gate, group, out):
+    x = x.float() if gate is None else x.float() * silu(gate.float())
+    if group is None:
+        return _as(_norm(x, weight, eps, out), out)
+    y = _norm(x.unflatten(-1, (-1, group)), None, eps, out).flatten(-2)
+    return _as(y if weight is None else weight * y, out)
+
+
+class Formula(NamedTuple):
+    compute: Callable
+    needs_weight: bool
+    gated: bool
+    roundings: int  # to x's dtype, at most, of the module and of `compute` together
+
+
+NORMS = [Formula(_plain, False, False, 3), Formula(_one_plus, True, False, 3), Formula(_gate_first, False, False, 3),
+         Formula(_then_gate(silu), False, True, 5), Formula(_then_gate(torch.sigmoid), False, True, 5),
+         Formula(_gate_first, False, True, 3)]
+
+
+class Case(NamedTuple):
+    """A formula that stands for a module called without a gate, or with one."""
+
+    compute: Callable
+    eps: str  # the module's attribute
+    group: Callable | None  # of the module and the row's length
+    dtypes: dict  # of x and of the weight -> of the result
+
+
+class Recipe:
+    """How to compute what a kind of module computes."""
+
+    def __init__(self, weight, is_parameter, gate, cases):
+        self.weight, self.is_parameter = weight, is_parameter  # the name of the tensor that it has, if any
+        self.gate = gate  # the name of forward's second argument, if it has one
+        self.cases = cases  # whether gated -> Case
+        self.read = {case.eps for case in cases.values()}  # attributes that are read at each call
+
+    def run(self, module, args, kwargs):
+        """The module's result, or None where its own forward has to compute it."""
+        gate = None
+        if len(args) != 1 or kwargs:
+            if len(args) + len(kwargs) != 2 or not args or kwargs and self.gate not in kwargs:
+                return None
+            gate = args[1] if len(args) == 2 else kwargs[self.gate]
+        x, case = args[0], self.cases.get(gate is not None)
+        # nn.Module's own look-up of a parameter takes as long as all else here.
+        weight = self.weight and (module._parameters.get(self.weight, None) if self.is_parameter else
+                                  module._buffers.get(self.weight, None))
+        if case is None or not accelerated(x, weight, gate):
+            return None
+        out = case.dtypes.get((x.dtype, weight.dtype if weight is not None else None))
+        shape = x.shape
+        if out is None or not shape or not 0 < x.numel() < 2**31:
+            return None
+        if weight is not None and weight.shape != shape[-1:] or gate is not None and gate.shape != shape:
+            return None
+        group = case.group and case.group(module, shape[-1])
+        return case.compute(x, weight, getattr(module, case.eps), gate, group, out)
+
+
+class GeluRecipe:
+    """An activation written out, as a recipe."""
+
+    read = frozenset()
+
+    def __init__(self, approximate, dtypes):
+        self.approximate, self.dtypes = approximate, dtypes
+
+    def run(self, module, args, kwargs):
+        if len(args) == 1 and not kwargs and accelerated(args[0]) and args[0].dtype in self.dtypes:
+            return gelu(args[0], self.approximate)
+        return None
+
+
+def settings_of(module) -> list[str]:
+    """The attributes by which two modules of a class may compute different things."""
+    return [name for name, value in vars(module).items()
+            if not name.startswith("_") and name != "training" and isinstance(value, (bool, int, float, str, type(None)))]
+
+
+def examine(name, module, forward):
+    """The recipe for a module whose class has this forward, and the names of the attributes that it holds for; None
+    where no formula gives its numbers. `name` says of which override: "rms_norm" or "gelu"."""
+    with on_the_cpu(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        return (_examine_gelu if name == "gelu" else _examine_norm)(module, forward)
+
+
+@contextlib.contextmanager
+def on_the_cpu():
+    """A place to make and run modules whatever is set around it, which leaves no trace in the random numbers."""
+    with _disable_current_modes(), torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        yield
+
+
+def _copy(module, weights):
+    """The module with other tensors, and attributes of its own."""
+    copied = object.__new__(type(module))
+    copied.__dict__.update(module.__dict__)
+    copied.__dict__.update(_parameters=dict(module._parameters), _buffers=dict(module._buffers))
+    for name, weight in weights.items():
+        if name in copied._buffers:
+            copied._buffers[name] = weight
+        else:
+            copied._parameters[name] = torch.nn.Parameter(weight, requires_grad=False)
+    return copied
+
+
+def _examine_gelu(module, forward):
+    x = torch.linspace(-5, 5, 41, dtype=torch.float32)
+    for approximate in ("tanh", "none"):
+        dtypes = {dtype for dtype in (torch.float32, *_HALF)
+                  if _agree(lambda x=x.to(dtype): forward(_copy(module, {}), x),
+                            lambda x=x.to(dtype): torch.nn.functional.gelu(x.float(), approximate=approximate),
+                            16 * torch.finfo(dtype).eps, dtype, scale=x.abs())}
+        if torch.float32 in dtypes:
+            return GeluRecipe(approximate, dtypes)
+    return None
+
+
+def _examine_norm(module, forward):
+    tensors = [name for some in (module._parameters, module._buffers) for name, t in some.items() if t is not None]
+    if len(tensors) > 1 or any(True for child in module.children() for _ in child.parameters()):
+        return None
+    weight = tensors[0] if tensors else None
+    shape = (LENGTH,) if weight is None else tuple(getattr(module, weight).shape)
+    if len(shape) != 1 or shape[0] == 0:
+        return None
+    try:
+        arguments = list(inspect.signature(forward).parameters.values())[2:]
+    except ValueError:
+        return None
+    gate = arguments[0].name if arguments else None
+    gates = [g for g in (False, True) if g and gate or not g and (gate is None or arguments[0].default is None)]
+    cases = {gated: case for gated in gates if (case := _find(module, forward, weight, shape[0], gated))}
+    return Recipe(weight, weight in module._parameters, gate, cases) if cases else None
+
+
+def _find(module, forward, weight, length, gated):
+    floats = [name for name, value in vars(module).items() if type(value) is float]
+    for formula in NORMS:
+        if formula.gated is not gated and formula.compute is not _gate_first or formula.needs_weight and not weight:
+            continue
+        for group in _groups(module, length) if formula.compute is _gate_first else [None]:
+            for eps in floats:
+                trial = Trial(module, forward, weight, length, gated, formula, eps, group)
+                if trial.run(torch.float32, torch.float32):
+                    found = [(pair, trial.run(*pair)) for pair in _PAIRS if weight or pair[0] is pair[1]]
+                    dtypes = {(x, w if weight else None): out for (x, w), out in found if out}
+                    # bfloat16 holds the squares of what it holds, and only float16 shows that they are not of float32.
+                    in_half = all(any(x is half for x, _ in dtypes) for half in _HALF)
+                    dtypes = {pair: out for pair, out in dtypes.items() if in_half or pair[0] not in _HALF}
+                    return Case(formula.compute, eps, group, dtypes)
+    return None
+
+
+def _groups(module, length):
+    """Ways to tell the length of a group from a module's attributes."""
+    yield None
+    for name, value in vars(module).items():
+        if type(value) is int and 1 < value < length and length % value == 0:
+            yield lambda module, length, name=name: getattr(module, name)
+            yield lambda module, length, name=name: length // getattr(module, name)
+
+
+class Trial(NamedTuple):
+    """A module beside a formula."""
+
+    module: torch.nn.Module
+    forward: Callable
+    weight: str | None
+    length: int
+    gated: bool
+    formula: Formula
+    eps: str
+    group: Callable | None
+
+    def run(self, x_dtype, weight_dtype):
+        """The dtype of the module's result where the formula gives the same numbers, else None."""
+        generator = torch.Generator("cpu").manual_seed(1)
+
+        def numbers(*shape):
+            return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
+
+        # Rows whose squares float16 does not hold, and rows that are small beside eps.
+        x = (numbers(2, 3, self.length) * torch.tensor([300.0, 0.1, 3.0], dtype=torch.float32)[:, None]).to(x_dtype)
+        gate = numbers(2, 3, self.length).to(x_dtype) if self.gated else None
+        weight = self.weight and numbers(self.length).to(weight_dtype)
+        module = _copy(self.module, {self.weight: weight} if self.weight else {})
+        setattr(module, self.eps, 0.25)
+        arguments = (x, gate) if self.gated else (x,)
+        try:
+            found = self.forward(module, *arguments)
+            group = self.group and self.group(module, self.length)
+            eps = max(torch.finfo(x_dtype).eps, torch.finfo(found.dtype).eps)
+            bound = self.formula.roundings * eps / 2 + 64 * torch.finfo(torch.float32).eps
+            same = _agree(lambda: found, lambda: self.formula.compute(x, weight, 0.25, gate, group, found.dtype), bound, found.dtype)
+        except Exception:  # a forward that wants anything else is another formula
+            return None
+        return found.dtype if same else None
+
+
+def _agree(ours, theirs, bound, dtype, scale=None):
+    """Whether two functions give the same numbers to a relative bound (of `scale`, if it is given)."""
+    try:
+        found, expected = ours(), theirs()
+        if found.shape != expected.shape or found.dtype is not dtype:
+            return False
+        found, expected = found.float(), expected.float()
+        tiny = 4 * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        return bool(((found - expected).abs() <= bound * (expected.abs() if scale is None else scale) + tiny).all())
+    except Exception:
+        return False

@@ -1,0 +1,184 @@
+"""The overrides `rms_norm` and `gelu` for modules that write these ops out in PyTorch's simple operators, as those of
+transformers do: the forward of their classes goes to metalcore's op while the override is on.
+
+Any class of modules with "norm" or "gelu" in its name is tried (_formulas.py) when it is met: those that are there when
+the override is switched on, others when PyTorch registers a parameter of theirs, or one of them in another module. So it
+does not matter whether a library was imported, or a model made, before or after.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+
+import torch
+from torch.compiler import is_compiling
+from torch.nn.modules import module as registration
+
+from .. import _report
+from ._formulas import LENGTH, examine, on_the_cpu, settings_of
+
+__all__ = ["switch"]
+
+NAMES = {"rms_norm": re.compile("norm", re.IGNORECASE), "gelu": re.compile("gelu", re.IGNORECASE)}
+REASONS = {"rms_norm": "since their numbers are not those of an RMSNorm with weight, 1 + weight or without, or gated",
+           "gelu": "since their numbers are not those of GELU"}
+
+_lock = threading.RLock()
+_active: tuple = ()  # of NAMES
+_seen: set = set()  # the classes that were met
+_undecided: dict = {}  # those of them that could not be made, and wait for a module -> their override
+_patches: dict = {}  # the class whose forward it is -> Patch
+_hooks: list = []
+_trying = False  # a forward is being tried, which may call another that is replaced
+
+
+def switch(names) -> None:
+    """Makes the classes that are replaced agree with the names of the overrides that are on."""
+    global _active
+    names = tuple(name for name in NAMES if name in names)
+    with _lock:
+        if names == _active:
+            return
+        _active = names
+        _seen.clear()
+        _undecided.clear()
+        for owner, patch in list(_patches.items()):
+            if patch.name not in names:
+                patch.remove()
+                del _patches[owner]
+        while _hooks:
+            _hooks.pop().remove()
+        if names:
+            _hooks.append(registration.register_module_parameter_registration_hook(
+                lambda module, name, parameter: _meet_class(type(module))))
+            _hooks.append(registration.register_module_module_registration_hook(
+                lambda parent, name, module: _meet(module)))
+            for cls in _subclasses(torch.nn.Module):
+                _meet_class(cls)
+
+
+def _subclasses(cls):
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def _meet(module):
+    cls = type(module)
+    _meet_class(cls)
+    if cls in _undecided:
+        with _lock:
+            if (name := _undecided.pop(cls, None)) is not None:
+                _decide(name, module)
+
+
+def _meet_class(cls):
+    if cls in _seen:
+        return
+    with _lock:
+        _seen.add(cls)
+        name = next((name for name in _active if NAMES[name].search(cls.__name__)), None)
+        if name is None or cls in _undecided or _owner(cls).__module__.partition(".")[0] in ("torch", "metalcore"):
+            return
+        try:
+            with on_the_cpu():
+                module = cls() if name == "gelu" else _make(cls)
+        except Exception:  # it wants other arguments: wait for one that somebody makes
+            _undecided[cls] = name
+        else:
+            _decide(name, module)
+
+
+def _make(cls):
+    try:
+        return cls()  # one without a weight, whose first argument is another than the length
+    except Exception:
+        return cls(LENGTH)
+
+
+def _owner(cls):
+    """The class that the forward of cls comes from."""
+    return next(base for base in cls.__mro__ if "forward" in vars(base))
+
+
+def _decide(name, module):
+    owner = _owner(type(module))
+    patch = _patches.get(owner)
+    if patch is None:
+        patch = Patch(name, owner)
+    if patch.learn(module) is not None:
+        if owner not in _patches:
+            patch.install()
+            _patches[owner] = patch
+    elif not any(True for child in module.children() for _ in child.parameters()):  # not a part of a model by itself
+        _report.never_replaced(name, _full_name(type(module)), REASONS[name])
+
+
+def _full_name(cls):
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+class Patch:
+    """metalcore's op in place of a class's forward."""
+
+    def __init__(self, name, owner):
+        self.name, self.owner, self.on = name, owner, False
+        self.original = owner.forward
+        self.settings: list = []
+        self.recipes: dict = {}  # key(module) -> (Recipe, Count), or None
+
+    def key(self, module):
+        """What decides which formula a module of the class computes. A length that is the weight's is like another."""
+        if not self.settings:
+            return type(module)
+        length = next((len(p) for p in module._parameters.values() if p is not None), None)
+        values = [getattr(module, name, None) for name in self.settings]
+        return (type(module), *[-1 if value == length else value for value in values])
+
+    def learn(self, module):
+        """The recipe for modules like this one, with their count, or None."""
+        global _trying
+        with _lock:
+            _trying = True
+            try:
+                recipe = examine(self.name, module, self.original)
+            finally:
+                _trying = False
+            if not self.recipes:
+                self.settings = [name for name in settings_of(module) if recipe is None or name not in recipe.read]
+            found = recipe and (recipe, _report.count_of(self.name, _full_name(type(module))))
+            self.recipes[self.key(module)] = found
+            return found
+
+    def install(self):
+        recipes, key, learn, original = self.recipes, self.key, self.learn, self.original
+
+        @functools.wraps(original)
+        def forward(module, *args, **kwargs):
+            if not self.on or _trying:  # off: the function may have been kept by who wraps a module's forward
+                return original(module, *args, **kwargs)
+            compiling = is_compiling()
+            found = recipes.get(key(module), self)
+            if found is self:
+                found = None if compiling else learn(module)
+            if found is None:
+                return original(module, *args, **kwargs)
+            recipe, count = found
+            result = recipe.run(module, args, kwargs)
+            if compiling:  # a count would be a part of the graph
+                return original(module, *args, **kwargs) if result is None else result
+            if result is None:
+                count.left["input that its kernel does not take"] += 1
+                return original(module, *args, **kwargs)
+            count.ran += 1
+            return result
+
+        self.forward, self.on = forward, True
+        self.owner.forward = forward
+
+    def remove(self):
+        self.on = False
+        if vars(self.owner).get("forward") is self.forward:
+            self.owner.forward = self.original
