@@ -114,3 +114,17 @@ def test_what_is_made_of_singular_values_agrees_with_torch(device, m, n):
         assert metalcore.matrix_rank(A.to(device)).item() == torch.linalg.matrix_rank(A).item()
         ours, theirs = metalcore.cond(A.to(device)).cpu(), torch.linalg.cond(A)
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("m, n", [(5, 3), (3, 5), (0, 3), (3, 0)])
+def test_qr_scaled_on_every_device(device, m, n):
+    """The operator that lstsq takes: the CPU's kernel, the fake one and the derivative say what the GPU's does."""
+    operator = torch.ops.metalcore.qr_scaled
+    A = torch.randn(2, m, n) * torch.tensor([1e30, 1e-39])[:, None, None]
+    Q, R, scale = operator(A.to(device))
+    for ours, cpus in zip((Q, R, scale), operator(A)):
+        torch.testing.assert_close(ours.cpu(), cpus, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close((Q @ R).cpu(), A * scale.cpu(), rtol=1e-5, atol=1e-5)
+    torch.library.opcheck(operator, (torch.randn(2, m, n, device=device, requires_grad=True),))
+    wide = torch.randn(2, m, n, dtype=torch.float64, requires_grad=True)
+    assert m * n == 0 or torch.autograd.gradcheck(lambda A: operator(A)[:2], wide)
