@@ -38,8 +38,8 @@ void check_tensor(const char* argument, const Tensor& tensor, const Tensor& para
           " is to be written, but is an expanded tensor: several of its elements are one memory location");
 }
 
-// Addresses, for finding out whether one comes twice: a hash table with open addressing, which for a thousand parameters
-// takes a tenth of the time of sorting.
+// Addresses, for finding out whether one comes twice: a hash table with open addressing, which takes a fraction of the
+// time of sorting.
 class Addresses {
  public:
   explicit Addresses(size_t most) : table_(std::bit_ceil(2 * most + 2)), shift_(64 - std::countr_zero(table_.size())) {}

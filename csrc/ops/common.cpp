@@ -85,8 +85,8 @@ void check_same_shape(const char* op, const char* argument, const Tensor& tensor
 
 namespace {
 
-// PyTorch tells no more than that it failed. The message begins as PyTorch's own of the device does, since programs that
-// look for a batch size which fits go by that.
+// PyTorch tells no more than that it failed. The message begins as PyTorch's own of the device does, since programs
+// that look for a batch size which fits go by that.
 [[noreturn]] void throw_out_of_memory(Sizes sizes, ScalarType dtype, const Tensor& like) {
   double gibibytes = (dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? 2.0 : 4.0) / (1 << 30);
   for (int64_t size : sizes) gibibytes *= static_cast<double>(size);

@@ -65,8 +65,8 @@ bool aligned(const gpu::BufferView& view) {
   return (reinterpret_cast<uintptr_t>(view.storage) + view.offset) % kPack == 0;
 }
 
-// So many threads, each of which takes `bytes` bytes of every view, in as many dispatches as they need. Leaves the views
-// behind what was taken.
+// So many threads, each of which takes `bytes` bytes of every view, in as many dispatches as they need. Leaves the
+// views behind what was taken.
 void dispatch(gpu::Encoder& encoder, const std::string& kernel, std::vector<gpu::BufferView>& views, int64_t threads,
               int64_t bytes) {
   for (int64_t count; threads > 0; threads -= count) {

@@ -5,8 +5,8 @@ using namespace metal;
 #include "lu.h"
 
 // The order of the rows that exchanging them as the pivots say leads to: row i of P B is row permutation[i] of B. Of
-// pivots that name rows which are not there no order comes: it is kNoRow throughout. A threadgroup a matrix; up to kHeld
-// rows in threadgroup memory.
+// pivots that name rows which are not there no order comes: it is kNoRow throughout. A threadgroup a matrix; up to
+// kHeld rows in threadgroup memory.
 constant constexpr uint kHeld = 4096;
 constant constexpr uint kNoRow = 0xffffffff;
 

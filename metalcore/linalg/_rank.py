@@ -32,7 +32,7 @@ def matrix_rank(A: torch.Tensor, tol=None, hermitian: bool = False, *, atol=None
             `out` that does not fit.
     """
     if type(hermitian) is not bool:
-        return torch.linalg.matrix_rank(A, hermitian=hermitian)  # refuses it
+        return torch.linalg.matrix_rank(A, hermitian=hermitian, **given(tol=tol, atol=atol, rtol=rtol, out=out))
     tolerances = chosen_tolerances(A, tol, atol, rtol)
     if tolerances is None:
         return torch.linalg.matrix_rank(A, **given(tol=tol, hermitian=hermitian, atol=atol, rtol=rtol, out=out))

@@ -39,7 +39,8 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
         return _product(A, transpose)  # what _composed comes to, without its steps
     if triangle not in _PARTS:
         raise RuntimeError(f"syrk: triangle must be 'full', 'lower' or 'upper', not {triangle!r}")
-    check_types("syrk", ("A", A, torch.Tensor), ("C", A if C is None else C, torch.Tensor), ("transpose", transpose, bool))
+    check_types("syrk", ("A", A, torch.Tensor), ("C", A if C is None else C, torch.Tensor),
+                ("transpose", transpose, bool))
     if A.dim() < 2:
         raise RuntimeError(f"syrk: A must have at least 2 dimensions, but has {A.dim()}")
     alpha, beta = float(alpha), float(beta)

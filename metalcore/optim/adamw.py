@@ -23,8 +23,8 @@ class AdamW(torch.optim.AdamW):
 
     The kernel takes float32, float16 and bfloat16 parameters on `mps` and `cuda` devices, with dense gradients of the
     same dtype, whatever their strides. All others (on the CPU, float64, complex, tensor subclasses,
-    `differentiable=True`) are updated by PyTorch's own code in the same call. Parameters that share memory are updated
-    one after the other.
+    `differentiable=True`) are updated by PyTorch's own code in the same call. Parameters that share memory or state are
+    updated one after the other.
 
     Differences from `torch.optim.AdamW` for parameters that the kernel takes:
 
@@ -46,7 +46,8 @@ class AdamW(torch.optim.AdamW):
             steps with overflown gradients to the kernel. The other parameters take PyTorch's fused implementation.
 
     Raises what torch.optim.AdamW raises for invalid arguments: ValueError for values out of range, RuntimeError for
-    arguments that exclude each other and for sparse gradients.
+    arguments that exclude each other and for sparse gradients. A step raises for a state that does not fit: KeyError
+    for a missing entry, TypeError for one that is no tensor, RuntimeError for a wrong device, dtype or shape.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
     """
@@ -262,5 +263,5 @@ def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr,
                           ("max_exp_avg_sqs", max_exp_avg_sqs), ("state_steps", state_steps)):
         for tensor in tensors:
             if tensor.device != on and not (name == "state_steps" and tensor.device == _CPU):
-                raise RuntimeError(f"metalcore::adamw_: {name} must be on the device of the other tensors, {on}, not on "
-                                   f"{tensor.device}")
+                raise RuntimeError(f"metalcore::adamw_: {name} must be on the device of the other tensors, {on}, "
+                                   f"not on {tensor.device}")

@@ -85,8 +85,8 @@ void encode_rounds(gpu::Encoder& encoder, const Tensor& a, const Work& w) {
   }
 }
 
-// `parts` of Rayleigh quotients, where there are any; of vectors that are not wanted, and where there is no order and no
-// scale, any buffer will do.
+// `parts` of Rayleigh quotients, where there are any; of vectors that are not wanted, and where there is no order and
+// no scale, any buffer will do.
 void encode_results(gpu::Encoder& encoder, const Work& w, const JacobiResultParams& params, const Tensor& parts,
                     const Tensor& order, const Tensor& scales, const Tensor& values, const Tensor& u,
                     const Tensor& v) {
