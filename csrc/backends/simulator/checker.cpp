@@ -2,9 +2,11 @@
 
 #include "runtime.h"
 #include "text.h"
+#include "watch.h"
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace metalcore::simulator {
 
@@ -32,28 +34,28 @@ Checker::Checker(const Launch& launch, Threadgroup& group, uint32_t seed, const 
       limit_(limit),
       map_(launch),
       grid_(make_grid(launch, map_.buffers())),
-      segments_(reinterpret_cast<const void*>(launch.kernel.library->abi)),
+      segments_(launch.kernel.library->segments),
       group_(group),
       random_(seed),
       order_(grid_.group_size),
       shared_shadow_(group.arena(), kArenaChecked),
       written_(kArenaChecked),
-      arrivals_(grid_.group_size) {
+      arrivals_(grid_.group_size),
+      outer_(std::exchange(active_, this)) {
   group_.observer = this;
   group_.random = &random_;
   group_.memory_gap = kVariableGap;
-  active_ = this;
 }
 
 Checker::~Checker() {
   group_.observer = nullptr;
   group_.random = nullptr;
   group_.memory_gap = 0;
-  active_ = nullptr;
+  active_ = outer_;
 }
 
 void Checker::run() {
-  group_.begin(*launch_.kernel.kernel, grid_.dispatch);
+  group_.begin(launch_.kernel, grid_.dispatch);
   for (group_index_ = 0; group_index_ < grid_.groups; ++group_index_) {
     order_.begin_group();
     shared_shadow_.clear();
@@ -78,6 +80,7 @@ bool Checker::wrote_the_same(const Checker& other) const {
 void Checker::access(const char* address, uint32_t size, uint32_t kind, const void* caller) {
   settle();
   const Lane* lane = Threadgroup::current();
+  if (wanted()) Threadgroup::pause(static_cast<const char*>(caller));
   const bool write = writes(kind);
   if (++accesses_ > limit_) fail("endless", pc_of(caller), lane->thread, "does not end");
   if (reinterpret_cast<char*>(__builtin_frame_address(0)) < lane->stack.base + kStackReserve)

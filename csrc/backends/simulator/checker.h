@@ -102,7 +102,7 @@ class Checker final : public Observer {
   std::vector<GarbageRead> garbage_reads_;
   MemoryMap map_;
   Grid grid_;
-  Segments segments_;
+  const Segments& segments_;
   Threadgroup& group_;
   std::mt19937 random_;
   Order order_;
@@ -118,6 +118,7 @@ class Checker final : public Observer {
     uint32_t flags = 0, pc = 0;
   };
   std::vector<Arrival> arrivals_;    // per thread of the group, the barrier it is at
+  Checker* const outer_;             // a handler of a signal has begun this one in the middle of that one
 };
 
 }  // namespace metalcore::simulator

@@ -21,6 +21,8 @@ struct Embedded {
   size_t size;
 };
 
+class Watch;
+
 struct Binding {
   enum Kind : uint8_t { kNone, kBuffer, kBytes, kPointers };
   Kind kind = kNone;
@@ -59,6 +61,6 @@ struct Grid {
 Grid make_grid(const Launch& launch, void* const* buffers);
 
 // The executor of checking mode.
-void execute_checked(const Launch& launch);
+void execute_checked(const Launch& launch, Watch& watch);
 
 }  // namespace metalcore::simulator

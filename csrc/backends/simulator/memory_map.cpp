@@ -1,6 +1,5 @@
 #include "memory_map.h"
 
-#include <link.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -128,37 +127,6 @@ const View* MemoryMap::nearest(const char* address) const {
     if (distance < best_distance) best = view.get(), best_distance = distance;
   }
   return best;
-}
-
-Segments::Segments(const void* symbol) {
-  struct Search {
-    uintptr_t symbol;
-    Segments* segments;
-  } search{reinterpret_cast<uintptr_t>(symbol), this};
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* data) {
-        auto& search = *static_cast<Search*>(data);
-        bool found = false;
-        std::vector<std::pair<const char*, const char*>> ranges;
-        for (int i = 0; i < info->dlpi_phnum; ++i) {
-          const auto& header = info->dlpi_phdr[i];
-          if (header.p_type != PT_LOAD) continue;
-          const uintptr_t begin = info->dlpi_addr + header.p_vaddr, end = begin + header.p_memsz;
-          found |= search.symbol >= begin && search.symbol < end;
-          ranges.emplace_back(reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(end));
-        }
-        if (!found) return 0;
-        search.segments->ranges_ = std::move(ranges);
-        search.segments->base_ = reinterpret_cast<const char*>(info->dlpi_addr);
-        return 1;
-      },
-      &search);
-}
-
-bool Segments::contain(const char* address, size_t size) const {
-  for (const auto& [begin, end] : ranges_)
-    if (address >= begin && address + size <= end) return true;
-  return false;
 }
 
 }  // namespace metalcore::simulator

@@ -61,16 +61,4 @@ class MemoryMap {
   size_t memory_size_ = 0;
 };
 
-// Memory of the process that a library's instrumented code reads besides its arguments: its own constants.
-class Segments {
- public:
-  explicit Segments(const void* symbol_of_library);
-  bool contain(const char* address, size_t size) const;
-  const char* base() const { return base_; }
-
- private:
-  const char* base_ = nullptr;
-  std::vector<std::pair<const char*, const char*>> ranges_;
-};
-
 }  // namespace metalcore::simulator

@@ -3,6 +3,7 @@
 #include "fault.h"
 #include "launch.h"
 #include "pool.h"
+#include "watch.h"
 
 #include "../../python/arguments.h"
 
@@ -133,6 +134,7 @@ struct Call {
   std::vector<Object> kept;
   std::deque<PointerTable> tables;
   std::optional<Fault> fault;
+  std::optional<Interrupted> interrupted;
 
   void parse(PyObject* args) {
     unsigned int id;
@@ -159,12 +161,18 @@ struct Call {
       execute(launch);
     } catch (const Fault& found) {
       fault = found;
+    } catch (const Interrupted& caught) {
+      interrupted = caught;
     }
   }
 
   PyObject* result() const {
     if (fault) {
       raise(*fault);
+      return nullptr;
+    }
+    if (interrupted) {
+      interrupted->restore();
       return nullptr;
     }
     Py_RETURN_NONE;
@@ -208,12 +216,21 @@ PyObject* set_threads(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* set_timeout_python(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    double seconds;
+    if (!PyArg_ParseTuple(args, "d", &seconds)) throw PythonError();
+    set_timeout(seconds);
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* info(PyObject*, PyObject*) {
   return guarded([&] {
     const Checking now = checking();
-    return Py_BuildValue("{s:I,s:s,s:s,s:N,s:I,s:I}", "threads", num_threads(), "isa", builtin_isa().c_str(),
+    return Py_BuildValue("{s:I,s:s,s:s,s:N,s:I,s:I,s:d}", "threads", num_threads(), "isa", builtin_isa().c_str(),
                          "library_path", library_path().c_str(), "checking", PyBool_FromLong(now.on), "seed", now.seed,
-                         "abi_version", msl_abi::kVersion);
+                         "abi_version", msl_abi::kVersion, "timeout", timeout());
   });
 }
 
@@ -236,8 +253,10 @@ PyMethodDef python_methods[] = {
     {"simulator_checking", checking_python, METH_NOARGS, "simulator_checking() -> (on, seed)"},
     {"simulator_set_num_threads", set_threads, METH_VARARGS,
      "simulator_set_num_threads(count): how many threads a dispatch may use, the calling one included"},
+    {"simulator_set_timeout", set_timeout_python, METH_VARARGS,
+     "simulator_set_timeout(seconds): how long a dispatch may take, at first METALCORE_TIMEOUT; 0 for no limit"},
     {"simulator_info", info, METH_NOARGS,
-     "simulator_info() -> dict: threads, isa, library_path, checking, seed, abi_version"},
+     "simulator_info() -> dict: threads, isa, library_path, checking, seed, abi_version, timeout"},
     {nullptr, nullptr, 0, nullptr},
 };
 
