@@ -47,7 +47,10 @@ PYBIND11_MODULE(_device, module) {
   module.def("install", &device::install);
   module.def("autograd_started_without_device", &device::autograd_started_without_device);
   module.def("drain_autograd", &device::drain_autograd, pybind11::call_guard<pybind11::gil_scoped_release>());
-  module.def("allocation", &device::allocation);
+  module.def("allocations", [] {
+    return pybind11::make_tuple(reinterpret_cast<uintptr_t>(&device::find_allocation),
+                                reinterpret_cast<uintptr_t>(&device::range_of_allocations));
+  });
   // A CPU tensor on the memory of a device tensor.
   module.def("host_alias", [](const at::Tensor& tensor) { return device::CpuView().to_cpu(tensor); });
   module.def("set_queue", [](uintptr_t address) { device::queue = reinterpret_cast<const device::Queue*>(address); });

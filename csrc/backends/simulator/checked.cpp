@@ -42,6 +42,10 @@ const msl_abi::Runtime runtime = {
           if (Checker* checker = Checker::active())
             checker->access(static_cast<const char*>(address), size, kind, caller);
         },
+    .finding =
+        [](const msl_abi::Finding* finding, const void* caller) {
+          if (Checker* checker = Checker::active()) checker->found(*finding, caller);
+        },
 };
 
 }  // namespace
@@ -75,6 +79,7 @@ struct Run {
       if (is_impatience(thrown)) throw;
       fault = thrown;
     }
+    checker.finish();
   }
 
   bool ended_as(const Run& other) const {

@@ -66,11 +66,12 @@ void Checker::run() {
 }
 
 bool Checker::wrote_the_same(const Checker& other) const {
-  const auto& mine = map_.blocks();
+  const auto &mine = map_.blocks(), &theirs = other.map_.blocks();
   for (size_t i = 0; i < mine.size(); ++i)
-    for (size_t k = 0; k < mine[i].views.size(); ++k) {
-      const View *a = mine[i].views[k], *b = other.map_.blocks()[i].views[k];
-      if (a->writable && a->size && std::memcmp(a->copy, b->copy, a->size) != 0) return false;
+    for (const View* a : mine[i].views) {
+      const auto at = a->original - mine[i].original;
+      if (a->writable && a->size && std::memcmp(mine[i].result() + at, theirs[i].result() + at, a->size) != 0)
+        return false;
     }
   return true;
 }
@@ -86,7 +87,11 @@ void Checker::access(const char* address, uint32_t size, uint32_t kind, const vo
   if (reinterpret_cast<char*>(__builtin_frame_address(0)) < lane->stack.base + kStackReserve)
     fail("stack overflow", pc_of(caller), lane->thread, "has too many or too large local variables");
   auto* target = const_cast<char*>(address);
-  if (overlaps(lane->stack.base, Stacks::kSize, address, size)) return;
+  if (overlaps(lane->stack.base, Stacks::kSize, address, size)) {
+    // Nothing lives below the frame that the access is made from.
+    if (address < static_cast<const char*>(__builtin_frame_address(0))) out_of_bounds(address, size, write, caller);
+    return;
+  }
   if (is_shared(address, size)) return shared_access(target, size, kind, caller);
   const Block* block = last_block_ && last_block_->contains(address) ? last_block_ : map_.find(address);
   if (!block) {

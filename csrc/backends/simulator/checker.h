@@ -41,6 +41,7 @@ class Checker final : public Observer {
   // That of the dispatch that this thread runs; nullptr where it runs none.
   static Checker* active() { return active_; }
   void run();
+  void finish() { map_.finish(); }  // afterwards the arguments are as they were before the run
   void copy_back() const { map_.copy_back(); }
 
   uint64_t accesses() const { return accesses_; }
@@ -51,6 +52,7 @@ class Checker final : public Observer {
 
   // From the running kernel, with the address that the call returns to.
   void access(const char* address, uint32_t size, uint32_t kind, const void* caller);
+  void found(const msl_abi::Finding& finding, const void* caller);
   void* threadgroup_memory(uint32_t site, uint32_t bytes, uint32_t alignment, const void* caller);
   // Before a barrier: what was accessed last has happened.
   void synchronize(uint32_t flags, const void* caller);
@@ -97,6 +99,7 @@ class Checker final : public Observer {
   static inline constinit thread_local Checker* active_ = nullptr;
   const Launch& launch_;
   const Garbage garbage_;
+  const bool misaligned_ = checking().misaligned;  // is allowed
   const uint64_t limit_;
   uint64_t accesses_ = 0;
   std::vector<GarbageRead> garbage_reads_;

@@ -78,7 +78,7 @@ void execute_normal(const Launch& launch) {
   });
 }
 
-std::atomic<uint64_t>& checking_state() {  // seed, then whether it is on
+std::atomic<uint64_t>& checking_state() {  // seed, then whether misaligned accesses are allowed, then whether it is on
   static std::atomic<uint64_t> state = [] {
     const char* text = std::getenv("METALCORE_CHECK");
     return text && *text && std::strcmp(text, "0") != 0 ? 1u : 0u;
@@ -86,7 +86,12 @@ std::atomic<uint64_t>& checking_state() {  // seed, then whether it is on
   return state;
 }
 
+Allocations known_allocations = {};
+
 }  // namespace
+
+void set_allocations(const Allocations& allocations) { known_allocations = allocations; }
+const Allocations& allocations() { return known_allocations; }
 
 Grid make_grid(const Launch& launch, void* const* buffers) {
   const Uint3 threads = launch.threads, group = launch.group;
@@ -99,11 +104,12 @@ Grid make_grid(const Launch& launch, void* const* buffers) {
 
 Checking checking() {
   const uint64_t state = checking_state().load(std::memory_order_relaxed);
-  return {(state & 1) != 0, static_cast<uint32_t>(state >> 1)};
+  return {(state & 1) != 0, static_cast<uint32_t>(state >> 2), (state & 2) != 0};
 }
 
 void set_checking(Checking checking) {
-  checking_state().store(uint64_t{checking.seed} << 1 | (checking.on ? 1 : 0), std::memory_order_relaxed);
+  checking_state().store(uint64_t{checking.seed} << 2 | (checking.misaligned ? 2 : 0) | (checking.on ? 1 : 0),
+                         std::memory_order_relaxed);
 }
 
 void execute(const Launch& launch) {

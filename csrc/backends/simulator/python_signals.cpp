@@ -9,6 +9,7 @@
 #include <atomic>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace metalcore::simulator {
 namespace {
@@ -26,6 +27,7 @@ class Gil {
   PyGILState_STATE state_;
 };
 
+std::atomic<bool> python_ends{false};
 std::atomic<uint32_t> count{0};
 struct sigaction before;  // Python's, while its signal is listened to
 bool listening = false;
@@ -38,13 +40,30 @@ void note(int signal, siginfo_t* info, void* context) {
 
 }  // namespace
 
+void note_end_of_python() {
+  static PyMethodDef method = {"metalcore_simulator_at_exit",
+                               [](PyObject*, PyObject*) -> PyObject* {
+                                 python_ends = true;
+                                 Py_RETURN_NONE;
+                               },
+                               METH_NOARGS, nullptr};
+  static bool noted = false;
+  if (std::exchange(noted, true)) return;
+  const Object exits(PyImport_ImportModule("atexit"));
+  const Object function(exits ? PyCFunction_NewEx(&method, nullptr, nullptr) : nullptr);
+  const Object done(function ? PyObject_CallMethod(exits.get(), "register", "O", function.get()) : nullptr);
+  if (!done) PyErr_Clear();
+}
+
 void run_python_handlers() {
   if (!Py_IsInitialized()) return;
   std::optional<Raised> raised;
   {
     const Gil gil;
     // An exception that is on its way already stays where it is.
-    if (!PyErr_Occurred() && PyErr_CheckSignals() != 0) raised = Raised::fetch();
+    if (PyErr_Occurred()) return;
+    note_end_of_python();
+    if (PyErr_CheckSignals() != 0) raised = Raised::fetch();
   }
   if (raised) throw Interrupted(std::string("metalcore: a signal's handler raised: ") + raised->what(),
                                [raised = *raised] { raised.restore(); });
@@ -69,7 +88,8 @@ void listen_to_interrupts(bool on) {
 uint32_t interrupts() { return count.load(std::memory_order_relaxed); }
 
 bool interrupts_raise() {
-  if (!Py_IsInitialized()) return false;
+  // A thread that asks for the GIL when Python has ended never comes back.
+  if (python_ends || !Py_IsInitialized()) return true;
   const Gil gil;
   const Object signals(PyImport_ImportModule("signal"));
   const Object own(signals ? PyObject_GetAttrString(signals.get(), "default_int_handler") : nullptr);

@@ -13,7 +13,9 @@ void run_python_handlers();
 void listen_to_interrupts(bool on);
 // How often SIGINT has come while it was listened to.
 uint32_t interrupts();
-// Whether it raises KeyboardInterrupt on the main thread: Python's own handler is in place.
+// Whether it raises KeyboardInterrupt on the main thread: Python's own handler is in place, or Python is ending.
 bool interrupts_raise();
+// Makes the end of Python known here, which threads without the GIL cannot ask for. With the GIL; once is enough.
+void note_end_of_python();
 
 }  // namespace metalcore::simulator

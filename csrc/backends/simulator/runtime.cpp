@@ -17,6 +17,7 @@ const msl_abi::Runtime runtime = {
         },
     .yield = &Threadgroup::yield,
     .access = nullptr,
+    .finding = nullptr,
 };
 
 }  // namespace

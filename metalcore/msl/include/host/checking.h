@@ -1,6 +1,7 @@
 // Checking libraries are compiled with -fsanitize=thread but not linked to libtsan: the callbacks that the compiler
 // inserts before every load and store are defined here and tell the executor the address and the program counter.
-// Atomic builtins arrive as __tsan_atomic* calls, which also have to do the operation itself.
+// Atomic builtins arrive as __tsan_atomic* calls, which also have to do the operation itself. Some checks of
+// -fsanitize=undefined are there as well (findings.h).
 #pragma once
 
 #include "target/runtime.h"
@@ -91,5 +92,7 @@ MSL_ATOMIC(64)
 #undef MSL_CALLBACK
 
 }  // namespace msl::callbacks
+
+#include "findings.h"
 
 #endif

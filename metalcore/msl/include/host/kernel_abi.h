@@ -8,7 +8,7 @@
 
 namespace msl_abi {
 
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr uint32_t kSimdWidth = 32;
 
 struct Uint3 {
@@ -90,6 +90,23 @@ enum AccessKind : uint32_t {
   kAtomicWrite = 4,  // atomic_store
 };
 
+// What a check that the compiler has put into a checking library has found, before the access it is about.
+struct Finding {
+  enum Kind : uint32_t {
+    kIndex,       // `value` is an index of an array, vector or matrix of `limit` elements
+    kMisaligned,  // `value` is an address, to be a multiple of `limit`
+    kReadBeyond,  // `value` is the address of a read, or of a write, of more than the variable it points to
+    kWriteBeyond,
+    kDivision,    // by zero, of an integer
+    kUnreachable,
+    kNoReturn,    // the end of a function that returns a value
+  };
+  uint32_t kind;
+  int64_t value;
+  uint64_t limit;
+  const char* type;  // of what `value` is about, as the compiler names it; "" where unknown
+};
+
 // Services of the executor, handed to the library by bind(). `line` is the line of the call in the user's source; it
 // tells apart synchronization points, so that lanes of a divergent simdgroup meet only lanes at the same point.
 struct Runtime {
@@ -110,6 +127,7 @@ struct Runtime {
   void (*yield)();
   // Checking libraries only: called before each access with the address of the instruction after the call.
   void (*access)(const void* address, uint32_t size, uint32_t kind, const void* return_address);
+  void (*finding)(const Finding*, const void* return_address);
 };
 
 struct Library {

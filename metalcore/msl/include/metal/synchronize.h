@@ -24,7 +24,7 @@ enum memory_order {
   memory_order_seq_cst = 5,
 };
 
-enum thread_scope {
+enum thread_scope : int {
   thread_scope_thread,
   thread_scope_simdgroup,
   thread_scope_threadgroup,

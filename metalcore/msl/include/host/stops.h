@@ -1,0 +1,19 @@
+// What a kernel may call, by a builtin or since the compiler inserts it, to end the program: here it ends the dispatch.
+#pragma once
+
+namespace msl::stops {
+
+#define MSL_STOP(name)                                                                                        \
+  __attribute__((noreturn, used, visibility("hidden"))) inline void name() __asm__(#name);                    \
+  inline void name() { __builtin_trap(); }
+MSL_STOP(abort)
+MSL_STOP(exit)
+MSL_STOP(_exit)
+MSL_STOP(_Exit)
+MSL_STOP(quick_exit)
+MSL_STOP(pthread_exit)
+MSL_STOP(__assert_fail)
+MSL_STOP(__stack_chk_fail)  // some distributions' compilers guard against private arrays that run over
+#undef MSL_STOP
+
+}  // namespace msl::stops
