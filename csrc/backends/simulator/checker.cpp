@@ -82,23 +82,32 @@ void Checker::access(const char* address, uint32_t size, uint32_t kind, const vo
   settle();
   const Lane* lane = Threadgroup::current();
   if (wanted()) Threadgroup::pause(static_cast<const char*>(caller));
+  const bool aligned = kind & msl_abi::kAligned;
+  kind &= ~uint32_t{msl_abi::kAligned};
   const bool write = writes(kind);
   if (++accesses_ > limit_) fail("endless", pc_of(caller), lane->thread, "does not end");
   if (reinterpret_cast<char*>(__builtin_frame_address(0)) < lane->stack.base + kStackReserve)
     fail("stack overflow", pc_of(caller), lane->thread, "has too many or too large local variables");
   auto* target = const_cast<char*>(address);
+  const bool is_misaligned = aligned && reinterpret_cast<uintptr_t>(address) % size && !allow_misaligned_;
   if (overlaps(lane->stack.base, Stacks::kSize, address, size)) {
     // Nothing lives below the frame that the access is made from.
     if (address < static_cast<const char*>(__builtin_frame_address(0))) out_of_bounds(address, size, write, caller);
+    if (is_misaligned) misaligned(address, size, write, caller);
     return;
   }
-  if (is_shared(address, size)) return shared_access(target, size, kind, caller);
+  if (is_shared(address, size)) {
+    shared_access(target, size, kind, caller);
+    if (is_misaligned) misaligned(address, size, write, caller);
+    return;
+  }
   const Block* block = last_block_ && last_block_->contains(address) ? last_block_ : map_.find(address);
   if (!block) {
     if (!write && is_host_constant(address, size)) return;
     out_of_bounds(address, size, write, caller);
   }
   if (!allowed_in_buffer(*block, address, size, write)) out_of_bounds(address, size, write, caller);
+  if (is_misaligned) misaligned(address, size, write, caller);
   if (!block->writable) return;
   if (block != last_block_) {
     auto& shadow = device_shadow_[block];

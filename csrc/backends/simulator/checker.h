@@ -87,6 +87,7 @@ class Checker final : public Observer {
   void settle();
 
   [[noreturn]] void out_of_bounds(const char* address, uint32_t size, bool write, const void* caller);
+  [[noreturn]] void misaligned(const char* address, uint32_t size, bool write, const void* caller);
   [[noreturn]] void race(Access first, Access second, const char* address);
   [[noreturn]] void fail(const char* kind, uint32_t pc, const msl_abi::Thread& thread, const std::string& what,
                          uint32_t line = 0);
@@ -99,7 +100,7 @@ class Checker final : public Observer {
   static inline constinit thread_local Checker* active_ = nullptr;
   const Launch& launch_;
   const Garbage garbage_;
-  const bool misaligned_ = checking().misaligned;  // is allowed
+  const bool allow_misaligned_ = checking().misaligned;
   const uint64_t limit_;
   uint64_t accesses_ = 0;
   std::vector<GarbageRead> garbage_reads_;

@@ -91,6 +91,13 @@ void Checker::out_of_bounds(const char* address, uint32_t size, bool write, cons
                          : " at an address that is in no buffer and near none"));
 }
 
+void Checker::misaligned(const char* address, uint32_t size, bool write, const void* caller) {
+  const std::string place = describe_place(address);
+  fail("misaligned access", pc_of(caller), Threadgroup::current()->thread,
+       (write ? "writes " : "reads ") + plural(size, "byte") + " at " + (place.empty() ? "an address" : place) +
+           " that is no multiple of " + std::to_string(size));
+}
+
 // ---- findings of the compiler's checks ------------------------------------------------------------------------------
 
 void Checker::found(const msl_abi::Finding& finding, const void* caller) {
@@ -99,23 +106,17 @@ void Checker::found(const msl_abi::Finding& finding, const void* caller) {
   std::string type = finding.type;
   if (type.size() > 1 && type.front() == '\'') type = type.substr(1, type.size() - 2);
   const std::string of_type = type.empty() ? "" : " (" + type + ")";
-  const auto* address = reinterpret_cast<const char*>(finding.value);
   const auto fail = [&](const char* kind, const std::string& what) { this->fail(kind, pc_of(caller), thread, what); };
   using msl_abi::Finding;
   switch (finding.kind) {
     case Finding::kIndex:
       fail("out-of-bounds index",
-           "uses index " + std::to_string(finding.value) + " of " + plural(finding.limit, "element") + of_type);
-    case Finding::kMisaligned: {
-      if (misaligned_) return;
-      const std::string place = describe_place(address);
-      fail("misaligned access", "uses " + (place.empty() ? "an address" : place) + " as a " + type +
-                                    ", which belongs at a multiple of " + plural(finding.limit, "byte"));
-    }
+           "uses index " + std::to_string(finding.index) + " of " + plural(finding.count, "element") + of_type);
     case Finding::kReadBeyond: fail("out-of-bounds read", "reads a " + type + " beyond a variable's end");
     case Finding::kWriteBeyond: fail("out-of-bounds write", "writes a " + type + " beyond a variable's end");
     case Finding::kDivision: fail("integer division by zero", "divides an integer by zero, or the smallest one by -1");
     case Finding::kNoReturn: fail("trap", "reaches the end of a function that returns a value");
+    case Finding::kStop: fail("trap", "ends the program, by abort() or the like");
     default: fail("trap", "reaches code that must not be reached");
   }
 }

@@ -27,9 +27,9 @@ struct PointerData {
   __attribute__((no_sanitize("thread"), no_sanitize("undefined"), noinline, used, visibility("hidden"))) void name   \
       arguments __asm__("__ubsan_handle_" #name);                                                                    \
   void name arguments
-#define MSL_FIND(kind, value, limit, type)                                           \
+#define MSL_FIND(kind, index, count, type)                                           \
   do {                                                                               \
-    const msl_abi::Finding finding = {msl_abi::Finding::kind, value, limit, type};   \
+    const msl_abi::Finding finding = {msl_abi::Finding::kind, index, count, type};   \
     if (runtime) runtime->finding(&finding, __builtin_return_address(0));            \
   } while (false)
 
@@ -43,14 +43,11 @@ MSL_HANDLER(out_of_bounds, (const IndexData* data, uintptr_t index)) {
     count = count * 10 + uint64_t(*at - '0');
   MSL_FIND(kIndex, value, count, data->array->name);
 }
-MSL_HANDLER(type_mismatch_v1, (const PointerData* data, uintptr_t address)) {
-  const uint64_t alignment = uint64_t(1) << data->log_alignment;
-  if (address & (alignment - 1))
-    MSL_FIND(kMisaligned, int64_t(address), alignment, data->type->name);
-  else if (data->use == 1)
-    MSL_FIND(kWriteBeyond, int64_t(address), 0, data->type->name);
+MSL_HANDLER(type_mismatch_v1, (const PointerData* data, uintptr_t)) {
+  if (data->use == 1)
+    MSL_FIND(kWriteBeyond, 0, 0, data->type->name);
   else
-    MSL_FIND(kReadBeyond, int64_t(address), 0, data->type->name);
+    MSL_FIND(kReadBeyond, 0, 0, data->type->name);
 }
 MSL_HANDLER(divrem_overflow, (const void*, uintptr_t, uintptr_t)) { MSL_FIND(kDivision, 0, 0, ""); }
 MSL_HANDLER(builtin_unreachable, (const void*)) {
@@ -69,7 +66,6 @@ __attribute__((no_sanitize("thread"), noinline)) static void index_beyond(size_t
 METAL_FUNC constexpr void check_index(size_t index, size_t count) {
   if (!__builtin_is_constant_evaluated() && index >= count) index_beyond(index, count);
 }
-#undef MSL_FIND
 #undef MSL_HANDLER
 
 }  // namespace msl::callbacks

@@ -88,23 +88,24 @@ enum AccessKind : uint32_t {
   kAtomic = 2,       // read-modify-write: fetch_add, exchange, compare_exchange …
   kAtomicRead = 3,   // atomic_load
   kAtomicWrite = 4,  // atomic_store
+  kAligned = 8,      // added to one of these: by its type, the address is a multiple of the size
 };
 
 // What a check that the compiler has put into a checking library has found, before the access it is about.
 struct Finding {
   enum Kind : uint32_t {
-    kIndex,       // `value` is an index of an array, vector or matrix of `limit` elements
-    kMisaligned,  // `value` is an address, to be a multiple of `limit`
-    kReadBeyond,  // `value` is the address of a read, or of a write, of more than the variable it points to
+    kIndex,       // `index` of an array, vector or matrix of `count` elements
+    kReadBeyond,  // of the end of the variable that a pointer points to
     kWriteBeyond,
     kDivision,    // by zero, of an integer
     kUnreachable,
     kNoReturn,    // the end of a function that returns a value
+    kStop,        // abort() and the like
   };
   uint32_t kind;
-  int64_t value;
-  uint64_t limit;
-  const char* type;  // of what `value` is about, as the compiler names it; "" where unknown
+  int64_t index;
+  uint64_t count;
+  const char* type;  // the array's, or that of what is beyond, as the compiler names it; "" where unknown
 };
 
 // Services of the executor, handed to the library by bind(). `line` is the line of the call in the user's source; it

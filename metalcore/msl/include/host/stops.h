@@ -3,9 +3,17 @@
 
 namespace msl::stops {
 
-#define MSL_STOP(name)                                                                                        \
-  __attribute__((noreturn, used, visibility("hidden"))) inline void name() __asm__(#name);                    \
-  inline void name() { __builtin_trap(); }
+#if MSL_CHECKING
+#define MSL_STOP_IS_FOUND MSL_FIND(kStop, 0, 0, "")
+#else
+#define MSL_STOP_IS_FOUND
+#endif
+#define MSL_STOP(name)                                                                                              \
+  __attribute__((noreturn, noinline, used, visibility("hidden"), no_sanitize("thread"))) void name() __asm__(#name); \
+  void name() {                                                                                                     \
+    MSL_STOP_IS_FOUND;                                                                                              \
+    __builtin_trap();                                                                                               \
+  }
 MSL_STOP(abort)
 MSL_STOP(exit)
 MSL_STOP(_exit)
@@ -15,5 +23,7 @@ MSL_STOP(pthread_exit)
 MSL_STOP(__assert_fail)
 MSL_STOP(__stack_chk_fail)  // some distributions' compilers guard against private arrays that run over
 #undef MSL_STOP
+#undef MSL_STOP_IS_FOUND
+#undef MSL_FIND
 
 }  // namespace msl::stops
