@@ -170,12 +170,20 @@ c10::DataPtr adopt(c10::StorageImpl* cpu) {
   return make_block(address, cpu->nbytes(), cpu);
 }
 
-std::pair<uintptr_t, size_t> allocation(uintptr_t address) {
+size_t find_allocation(uintptr_t address, uintptr_t* begin) {
   const std::lock_guard<std::mutex> lock(live().mutex);
   auto after = live().blocks.upper_bound(address);
-  if (after == live().blocks.begin()) return {0, 0};
-  const auto& [begin, bytes] = *--after;
-  return address < begin + bytes ? std::pair(begin, bytes) : std::pair<uintptr_t, size_t>(0, 0);
+  if (after == live().blocks.begin()) return 0;
+  const auto& [first, bytes] = *--after;
+  *begin = first;
+  return address < first + bytes ? bytes : 0;
+}
+
+void range_of_allocations(uintptr_t* low, uintptr_t* high) {
+  const std::lock_guard<std::mutex> lock(live().mutex);
+  const auto& blocks = live().blocks;
+  *low = blocks.empty() ? 0 : blocks.begin()->first;
+  *high = blocks.empty() ? 0 : blocks.rbegin()->first + blocks.rbegin()->second;
 }
 
 size_t allocated_bytes() { return account.current(); }

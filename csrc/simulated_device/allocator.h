@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 namespace metalcore::simulated_device {
 
@@ -21,8 +20,10 @@ bool is_pinned(const void* address);
 // Hands the memory of a CPU storage to the device without copying it.
 c10::DataPtr adopt(c10::StorageImpl* cpu);
 
-// The device memory that holds this address, as its first byte and its size; {0, 0} where there is none.
-std::pair<uintptr_t, size_t> allocation(uintptr_t address);
+// The device memory that holds this address: its size, and its first byte; 0 where there is none.
+size_t find_allocation(uintptr_t address, uintptr_t* begin);
+// Between these lies all of it.
+void range_of_allocations(uintptr_t* low, uintptr_t* high);
 
 size_t allocated_bytes();
 size_t physical_memory();

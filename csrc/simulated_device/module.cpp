@@ -22,8 +22,8 @@ void install() {
   register_fallbacks();
 }
 
-// The CPU executor throws Fault through PyTorch's dispatcher, which by itself would keep only its text.
-void translate_fault(std::exception_ptr exception) {
+// The CPU executor throws these through PyTorch's dispatcher, which by itself would keep only their text.
+void translate_exception(std::exception_ptr exception) {
   const auto triple = [](msl_abi::Uint3 value) { return pybind11::make_tuple(value.x, value.y, value.z); };
   try {
     std::rethrow_exception(exception);
@@ -34,6 +34,8 @@ void translate_fault(std::exception_ptr exception) {
                                                triple(fault.thread.position_in_threadgroup),
                                                triple(fault.thread.threadgroup_position));
     PyErr_SetObject(pybind11::type::of(error).ptr(), error.ptr());
+  } catch (const simulator::Interrupted& interrupted) {
+    interrupted.restore();
   }
 }
 
@@ -45,9 +47,12 @@ PYBIND11_MODULE(_device, module) {
   module.def("install", &device::install);
   module.def("autograd_started_without_device", &device::autograd_started_without_device);
   module.def("drain_autograd", &device::drain_autograd, pybind11::call_guard<pybind11::gil_scoped_release>());
-  module.def("allocation", &device::allocation);
+  module.def("allocations", [] {
+    return pybind11::make_tuple(reinterpret_cast<uintptr_t>(&device::find_allocation),
+                                reinterpret_cast<uintptr_t>(&device::range_of_allocations));
+  });
   // A CPU tensor on the memory of a device tensor.
   module.def("host_alias", [](const at::Tensor& tensor) { return device::CpuView().to_cpu(tensor); });
   module.def("set_queue", [](uintptr_t address) { device::queue = reinterpret_cast<const device::Queue*>(address); });
-  pybind11::register_exception_translator(&device::translate_fault);
+  pybind11::register_exception_translator(&device::translate_exception);
 }

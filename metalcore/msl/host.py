@@ -16,6 +16,8 @@ INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
     "-std=gnu++17 -fPIC -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -fsigned-char -w "
     "-ffp-contract=off -fvisibility=hidden -Ulinux -Uunix -Wno-narrowing -fdiagnostics-color=never -fmax-errors=20 "
+    # Kernels do not throw; an access by a null pointer stays what it is.
+    "-fno-exceptions -fno-delete-null-pointer-checks "
     # Large local arrays touch the guard page below a fiber's stack rather than skip it.
     "-fstack-clash-protection"
 ).split()
@@ -23,6 +25,12 @@ FLAGS = (
 _CONSTEXPR = {"gcc": ["-fimplicit-constexpr"], "clang": ["-Wno-invalid-constexpr"]}
 NORMAL = ["-O3"]
 CHECKING = ["-O1", "-g", "-fsanitize=thread", "-DMSL_CHECKING=1"]
+# What a kernel must not do and no access shows; include/host/findings.h defines what these checks call.
+_UNDEFINED = "object-size,integer-divide-by-zero,unreachable,return"
+_FINDINGS = {
+    "gcc": [f"-fsanitize=bounds,{_UNDEFINED}"],
+    "clang": [f"-fsanitize=array-bounds,{_UNDEFINED}"],
+}
 _MARCH = {"aarch64": "armv8-a", "arm64": "armv8-a"}  # machine names that are no value of -march
 # The first versions with _Float16 in C++.
 _MINIMUM = {"gcc": 12, "clang": 15}
@@ -108,9 +116,10 @@ def cpu_identity():
 
 def arguments(*, isa="native", checking=False):
     """The compiler's arguments apart from the files."""
-    constexpr = _CONSTEXPR[find_compiler().family]
+    family = find_compiler().family
+    mode = [*CHECKING, *_FINDINGS[family]] if checking else NORMAL
     march = f"-march={_MARCH.get(isa, isa)}"
-    return [*FLAGS, *constexpr, *(CHECKING if checking else NORMAL), march, f"-I{INCLUDE}", f"-I{INCLUDE / 'host'}"]
+    return [*FLAGS, *_CONSTEXPR[family], *mode, march, f"-I{INCLUDE}", f"-I{INCLUDE / 'host'}"]
 
 
 def check_source(translated, *, msl="", filename="program_source"):

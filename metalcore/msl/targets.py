@@ -6,7 +6,6 @@ Each target has the same few methods, and is one program's on one device.
 import json
 import os
 import struct
-import sys
 
 import torch
 
@@ -77,8 +76,6 @@ class SimulatorTarget:
     def run(self, kernel, buffers, lengths, threads, group):
         checking = _C.simulator_checking()[0]
         library = self._load(kernel, checking=checking)
-        if checking:
-            buffers = [_with_memory(buffer) if isinstance(buffer, bytes) else buffer for buffer in buffers]
         _C.simulator_dispatch(library, kernel, buffers, lengths, threads, group)
 
     def _load(self, kernel, *, checking):
@@ -101,15 +98,6 @@ class SimulatorTarget:
             host.compile_source(source, path, checking=checking, msl=self._program.source)
 
         return cache.entry(key + ".so", make)
-
-
-def _with_memory(content):
-    """Bytes, and the device's memory behind each address in them: an argument buffer, packed by the caller."""
-    device = sys.modules.get("metalcore.simulator.device")
-    if device is None:  # kernels without the simulated device have no such memory
-        return content
-    words = struct.unpack_from(f"<{len(content) // 8}Q", content)
-    return content, [(8 * i, memory) for i, word in enumerate(words) if (memory := device.allocation(word))]
 
 
 class CudaTarget:

@@ -17,32 +17,36 @@ def enabled():
 class checking:
     """`with metalcore.simulator.checking():` runs kernels in checking mode, on one thread and much slower.
 
-    Out-of-bounds reads and writes, races (a missing barrier), divergent barriers, threadgroup memory that is read
-    before it is written or exceeds 32 KiB raise KernelError, which names the kernel, the line and the thread.
+    Out-of-bounds reads, writes and indices, misaligned accesses, races (a missing barrier), divergent barriers,
+    threadgroup memory that is read before it is written or exceeds 32 KiB raise KernelError, which names the kernel,
+    the line and the thread.
 
-    `seed` chooses the order in which the threads of a threadgroup run. The mode is the process's, not the thread's;
-    blocks may be nested, and those of several threads may overlap: checking ends with the last of them.
+    `seed` chooses the order in which the threads of a threadgroup run. `misaligned=True` lets kernels read and write at
+    addresses that are no multiples of the type's alignment: Apple's GPUs do, and some kernels in use count on it.
+
+    The mode is the process's, not the thread's; blocks may be nested, and those of several threads may overlap:
+    checking ends with the last of them.
     """
 
-    def __init__(self, seed=0):
+    def __init__(self, seed=0, *, misaligned=False):
         if not 0 <= seed < 2**32:
             raise ValueError(f"seed must have 32 bits, got {seed}")
-        self.seed = seed
+        self.options = seed, bool(misaligned)
 
     def __enter__(self):
         global _outside
         with _lock:
             if not _active:
                 _outside = _C.simulator_checking()
-            _active.append(self.seed)
-            _C.simulator_set_checking(True, self.seed)
+            _active.append(self.options)
+            _C.simulator_set_checking(True, *self.options)
         return self
 
     def __exit__(self, *exception):
         with _lock:
-            # The last block of this seed: blocks of several threads need not close in order.
-            del _active[len(_active) - 1 - _active[::-1].index(self.seed)]
+            # The last block with these options: blocks of several threads need not close in order.
+            del _active[len(_active) - 1 - _active[::-1].index(self.options)]
             if _active:
-                _C.simulator_set_checking(True, _active[-1])
+                _C.simulator_set_checking(True, *_active[-1])
             else:
                 _C.simulator_set_checking(*_outside)

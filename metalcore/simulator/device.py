@@ -9,7 +9,7 @@ import warnings
 
 import torch
 
-from .. import _device_library
+from .. import _C, _device_library
 from .._routing import DEVICES
 
 OLDEST_TORCH = (2, 10)
@@ -31,6 +31,7 @@ def install():
                            "engine has started and counted the devices without the simulated one")
     extension.install()
     _extension = extension
+    _C.simulator_set_allocations(*extension.allocations())
     complete_torch_c(extension)
     simulate_storages()
     # A process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
@@ -65,12 +66,6 @@ def refuse_if_unsound():
     elif present != "cpu":
         raise RuntimeError("metalcore.simulator: PyTorch supports one accelerator at a time, and this one has "
                            f"{present!r}")
-
-
-def allocation(address):
-    """(first address, bytes) of the device memory that holds this address; None where there is none."""
-    begin, size = _extension.allocation(address)
-    return (begin, size) if size else None
 
 
 def load_extension():

@@ -71,7 +71,7 @@ kernel void run(device float* out, uint t [[thread_position_in_threadgroup]]) {
         (Buffer(64),),
         (64,),
         (64,),
-        "byte offset 124 of a threadgroup variable",
+        "byte 124 of 128 of a threadgroup variable",
         lambda t: t[0] % 32 == 31,
     ),
     Case(

@@ -23,8 +23,14 @@ BODIES = {
     "read": "if (!x[i]) x[i] = x[(1l << 44) + i];",
     "recursion": "if (!x[i]) x[i] = deep(x, 1000000);",
     "array": "if (!x[i]) x[i] = wide(x, i);",
+    "trap": "if (!x[i]) __builtin_trap();",
+    "abort": "if (!x[i]) __builtin_abort();",
+    "exit": "if (!x[i]) exit(3);",
+    "constant": "if (!x[i]) x[i] = x[i + 1] / 0;",
+    "null": "if (!x[i]) *(device int*)nullptr = 1;",
 }
 FUNCTIONS = """
+extern "C" void exit(int);
 __attribute__((noinline))
 int deep(device int* x, int n) { volatile int a[64]; a[n % 64] = x[n % 4]; return n ? deep(x, n - 1) + a[n % 64] : 0; }
 __attribute__((noinline))
@@ -37,9 +43,17 @@ KINDS = {
     "read": "memory access fault",
     "recursion": "stack overflow",
     "array": "stack overflow",
+    "trap": "trap",
+    "abort": "trap",
+    "exit": "trap",
+    "constant": "trap|integer division by zero",  # as compilers like
+    "null": "memory access fault",
 }
+# What checking mode finds before the CPU does.
+CHECKED_KINDS = {"write": "out-of-bounds write", "read": "out-of-bounds read", "null": "out-of-bounds write",
+                 "constant": "integer division by zero"}
 if platform.machine() not in ("x86_64", "AMD64"):  # other CPUs divide by zero as a GPU does
-    for name in ("division", "modulo"):
+    for name in ("division", "modulo", "constant"):
         del KINDS[name], BODIES[name]
 
 
@@ -69,9 +83,9 @@ def thread_count(request):
 def test_ends_the_dispatch_only(device, library, name, threading, thread_count):
     kernel = getattr(library, f"{threading}_{name}")
     for _ in range(2):
-        with pytest.raises(KernelError, match=f"{KINDS[name]}.*METALCORE_CHECK=1") as caught:
+        with pytest.raises(KernelError, match=f"({KINDS[name]}): .*METALCORE_CHECK=1") as caught:
             kernel(torch.zeros(20000, dtype=torch.int32, device=device), group_size=64)
-        assert (caught.value.kernel, caught.value.kind) == (f"{threading}_{name}", KINDS[name])
+        assert caught.value.kernel == f"{threading}_{name}" and caught.value.kind in KINDS[name].split("|")
         assert caught.value.line is None
     x = torch.full((20000,), 3, dtype=torch.int32, device=device)
     kernel(x, group_size=64)
@@ -82,7 +96,7 @@ def test_ends_the_dispatch_only(device, library, name, threading, thread_count):
 @pytest.mark.parametrize("name", KINDS)
 def test_checking_finds_the_line(device, library, name, threading):
     kernel = getattr(library, f"{threading}_{name}")
-    kind = {"write": "out-of-bounds write", "read": "out-of-bounds read"}.get(name, KINDS[name])
+    kind = CHECKED_KINDS.get(name, KINDS[name])
     place = {"recursion": "int deep(", "array": "int wide("}.get(name, f"// {name}")
     with checking():
         for _ in range(2):
@@ -168,3 +182,20 @@ def test_in_a_backward_pass(device):
     with pytest.raises(KernelError, match="memory access fault"):
         Function.apply(x.requires_grad_()).sum().backward()
     assert (x.detach() + 1).tolist() == [1] * 4
+
+
+@pytest.mark.parametrize(("body", "what"), [
+    ("if (x[i] == 0) __builtin_unreachable();", "reaches code that must not be reached"),
+    ("x[i] = last(x[i]);", "reaches the end of a function that returns a value"),
+])
+def test_checking_finds_what_has_no_meaning(device, body, what):
+    source = PRELUDE + f"""int last(int a) {{ if (a) return 1; }}
+kernel void k(device int* x, uint i [[thread_position_in_grid]]) {{ {body} }}"""
+    with checking(), pytest.raises(KernelError, match=what) as caught:
+        metalcore.compile_shader(source).k(torch.zeros(4, dtype=torch.int32, device=device))
+    assert caught.value.kind == "trap" and caught.value.line in (3, 4)
+
+
+def test_kernels_do_not_throw():
+    with pytest.raises(metalcore.MSLError, match="program_source:1"):
+        metalcore.compile_shader("kernel void k(device int* x) { if (*x) throw 1; }").k

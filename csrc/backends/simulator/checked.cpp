@@ -2,8 +2,11 @@
 #include "checker.h"
 #include "process_wide.h"
 #include "runtime.h"
+#include "scratch.h"
 #include "trap.h"
+#include "watch.h"
 
+#include <chrono>
 #include <mutex>
 #include <optional>
 
@@ -40,19 +43,32 @@ const msl_abi::Runtime runtime = {
           if (Checker* checker = Checker::active())
             checker->access(static_cast<const char*>(address), size, kind, caller);
         },
+    .finding =
+        [](const msl_abi::Finding* finding, const void* caller) {
+          if (Checker* checker = Checker::active()) checker->found(*finding, caller);
+        },
 };
 
 }  // namespace
 
 const msl_abi::Runtime* checking_runtime() { return &runtime; }
 
-// Threadgroups of checked dispatches, which run one at a time.
+namespace {
+
+// Checked dispatches run one at a time, except that a handler of a signal may begin one in the middle of another.
 struct Checked {
-  std::mutex mutex;
-  Threadgroup group;
+  std::recursive_timed_mutex mutex;
 };
 
-namespace {
+std::unique_lock<std::recursive_timed_mutex> take_turn(const Launch& launch, Watch& watch) {
+  std::unique_lock lock(process_wide<Checked>().mutex, std::defer_lock);
+  Trap interrupt;
+  interrupt.kind = Trap::kInterrupt;
+  while (!lock.try_lock_for(std::chrono::milliseconds(20)))
+    if (wanted() && look() == Verdict::kInterrupted) throw fault_of(interrupt, *launch.kernel.kernel);
+  watch.restart();
+  return lock;
+}
 
 // One run of the dispatch and how it ended.
 struct Run {
@@ -61,8 +77,10 @@ struct Run {
     try {
       checker.run();
     } catch (const Fault& thrown) {
+      if (is_impatience(thrown)) throw;
       fault = thrown;
     }
+    checker.finish();
   }
 
   bool ended_as(const Run& other) const {
@@ -78,14 +96,15 @@ struct Run {
 
 // Kernels read threadgroup memory that nobody has written, or lanes that are not active, and do not use what they find,
 // in the lanes that a shorter reduction leaves out, for one. So such a read is a fault where the outcome depends on it.
-void execute_checked(const Launch& launch) {
-  Checked& checked = process_wide<Checked>();
-  std::lock_guard lock(checked.mutex);
+void execute_checked(const Launch& launch, Watch& watch) {
+  const auto turn = take_turn(launch, watch);
+  const Scratch scratch;
+  Threadgroup& group = *scratch;
   catch_traps();
-  const Run run(launch, checked.group, {}, ~uint64_t{0});
+  const Run run(launch, group, {}, ~uint64_t{0});
   const auto depends_on = [&](uint32_t pc) {
     for (const unsigned char value : Garbage::kValues)
-      if (!Run(launch, checked.group, {value, pc}, 4 * run.checker.accesses() + 100000).ended_as(run)) return true;
+      if (!Run(launch, group, {value, pc}, 4 * run.checker.accesses() + 100000).ended_as(run)) return true;
     return false;
   };
   const auto& suspects = run.checker.garbage_reads();

@@ -2,9 +2,11 @@
 
 #include "runtime.h"
 #include "text.h"
+#include "watch.h"
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace metalcore::simulator {
 
@@ -32,28 +34,28 @@ Checker::Checker(const Launch& launch, Threadgroup& group, uint32_t seed, const 
       limit_(limit),
       map_(launch),
       grid_(make_grid(launch, map_.buffers())),
-      segments_(reinterpret_cast<const void*>(launch.kernel.library->abi)),
+      segments_(launch.kernel.library->segments),
       group_(group),
       random_(seed),
       order_(grid_.group_size),
       shared_shadow_(group.arena(), kArenaChecked),
       written_(kArenaChecked),
-      arrivals_(grid_.group_size) {
+      arrivals_(grid_.group_size),
+      outer_(std::exchange(active_, this)) {
   group_.observer = this;
   group_.random = &random_;
   group_.memory_gap = kVariableGap;
-  active_ = this;
 }
 
 Checker::~Checker() {
   group_.observer = nullptr;
   group_.random = nullptr;
   group_.memory_gap = 0;
-  active_ = nullptr;
+  active_ = outer_;
 }
 
 void Checker::run() {
-  group_.begin(*launch_.kernel.kernel, grid_.dispatch);
+  group_.begin(launch_.kernel, grid_.dispatch);
   for (group_index_ = 0; group_index_ < grid_.groups; ++group_index_) {
     order_.begin_group();
     shared_shadow_.clear();
@@ -64,11 +66,12 @@ void Checker::run() {
 }
 
 bool Checker::wrote_the_same(const Checker& other) const {
-  const auto& mine = map_.blocks();
+  const auto &mine = map_.blocks(), &theirs = other.map_.blocks();
   for (size_t i = 0; i < mine.size(); ++i)
-    for (size_t k = 0; k < mine[i].views.size(); ++k) {
-      const View *a = mine[i].views[k], *b = other.map_.blocks()[i].views[k];
-      if (a->writable && a->size && std::memcmp(a->copy, b->copy, a->size) != 0) return false;
+    for (const View* a : mine[i].views) {
+      const auto at = a->original - mine[i].original;
+      if (a->writable && a->size && std::memcmp(mine[i].result() + at, theirs[i].result() + at, a->size) != 0)
+        return false;
     }
   return true;
 }
@@ -78,19 +81,33 @@ bool Checker::wrote_the_same(const Checker& other) const {
 void Checker::access(const char* address, uint32_t size, uint32_t kind, const void* caller) {
   settle();
   const Lane* lane = Threadgroup::current();
+  if (wanted()) Threadgroup::pause(static_cast<const char*>(caller));
+  const bool aligned = kind & msl_abi::kAligned;
+  kind &= ~uint32_t{msl_abi::kAligned};
   const bool write = writes(kind);
   if (++accesses_ > limit_) fail("endless", pc_of(caller), lane->thread, "does not end");
   if (reinterpret_cast<char*>(__builtin_frame_address(0)) < lane->stack.base + kStackReserve)
     fail("stack overflow", pc_of(caller), lane->thread, "has too many or too large local variables");
   auto* target = const_cast<char*>(address);
-  if (overlaps(lane->stack.base, Stacks::kSize, address, size)) return;
-  if (is_shared(address, size)) return shared_access(target, size, kind, caller);
+  const bool is_misaligned = aligned && reinterpret_cast<uintptr_t>(address) % size && !allow_misaligned_;
+  if (overlaps(lane->stack.base, Stacks::kSize, address, size)) {
+    // Nothing lives below the frame that the access is made from.
+    if (address < static_cast<const char*>(__builtin_frame_address(0))) out_of_bounds(address, size, write, caller);
+    if (is_misaligned) misaligned(address, size, write, caller);
+    return;
+  }
+  if (is_shared(address, size)) {
+    shared_access(target, size, kind, caller);
+    if (is_misaligned) misaligned(address, size, write, caller);
+    return;
+  }
   const Block* block = last_block_ && last_block_->contains(address) ? last_block_ : map_.find(address);
   if (!block) {
     if (!write && is_host_constant(address, size)) return lane_access(target, size, pc_of(caller));
     out_of_bounds(address, size, write, caller);
   }
   if (!allowed_in_buffer(*block, address, size, write)) out_of_bounds(address, size, write, caller);
+  if (is_misaligned) misaligned(address, size, write, caller);
   if (!block->writable) return;
   if (block != last_block_) {
     auto& shadow = device_shadow_[block];

@@ -42,6 +42,7 @@ class Checker final : public Observer {
   // That of the dispatch that this thread runs; nullptr where it runs none.
   static Checker* active() { return active_; }
   void run();
+  void finish() { map_.finish(); }  // afterwards the arguments are as they were before the run
   void copy_back() const { map_.copy_back(); }
 
   uint64_t accesses() const { return accesses_; }
@@ -52,6 +53,7 @@ class Checker final : public Observer {
 
   // From the running kernel, with the address that the call returns to.
   void access(const char* address, uint32_t size, uint32_t kind, const void* caller);
+  void found(const msl_abi::Finding& finding, const void* caller);
   void* threadgroup_memory(uint32_t site, uint32_t bytes, uint32_t alignment, const void* caller);
   // Before a barrier: what was accessed last has happened.
   void synchronize(uint32_t flags, const void* caller);
@@ -89,6 +91,7 @@ class Checker final : public Observer {
   void settle();
 
   [[noreturn]] void out_of_bounds(const char* address, uint32_t size, bool write, const void* caller);
+  [[noreturn]] void misaligned(const char* address, uint32_t size, bool write, const void* caller);
   [[noreturn]] void race(Access first, Access second, const char* address);
   [[noreturn]] void fail(const char* kind, uint32_t pc, const msl_abi::Thread& thread, const std::string& what,
                          uint32_t line = 0);
@@ -101,12 +104,13 @@ class Checker final : public Observer {
   static inline constinit thread_local Checker* active_ = nullptr;
   const Launch& launch_;
   const Garbage garbage_;
+  const bool allow_misaligned_ = checking().misaligned;
   const uint64_t limit_;
   uint64_t accesses_ = 0;
   std::vector<GarbageRead> garbage_reads_;
   MemoryMap map_;
   Grid grid_;
-  Segments segments_;
+  const Segments& segments_;
   Threadgroup& group_;
   std::mt19937 random_;
   Order order_;
@@ -122,6 +126,7 @@ class Checker final : public Observer {
     uint32_t flags = 0, pc = 0;
   };
   std::vector<Arrival> arrivals_;    // per thread of the group, the barrier it is at
+  Checker* const outer_;             // a handler of a signal has begun this one in the middle of that one
 };
 
 }  // namespace metalcore::simulator

@@ -11,6 +11,10 @@ namespace metalcore::simulator {
 using msl_abi::Thread;
 using msl_abi::Uint3;
 
+namespace {
+constexpr uintptr_t kNullPages = 64 * 1024;
+}
+
 uint32_t Checker::pc_of(const void* caller) const {
   return static_cast<uint32_t>(static_cast<const char*>(caller) - segments_.base() - 1);  // inside the call
 }
@@ -29,6 +33,23 @@ Thread Checker::thread_of(uint32_t number) const {
   return thread;
 }
 
+namespace {
+
+// "element 12 of 8 of buffer 'x', 16 bytes after its end"; in bytes where elements say less.
+std::string describe(int64_t offset, size_t size, uint32_t element, const std::string& name) {
+  const auto bytes = static_cast<int64_t>(size);
+  const bool whole = element > 1 && offset % element == 0 && bytes % element == 0;
+  std::string text = (whole ? "element " : "byte ") + std::to_string(whole ? offset / element : offset) + " of " +
+                     std::to_string(whole ? bytes / element : bytes) + " of " + name;
+  if (offset < 0) text += ", " + plural(static_cast<uint64_t>(-offset), "byte") + " before its start";
+  if (offset == bytes) text += ", right after its end";
+  if (offset > bytes) text += ", " + plural(static_cast<uint64_t>(offset - bytes), "byte") + " after its end";
+  return text;
+}
+
+}  // namespace
+
+// Empty where the address is near nothing that the kernel was given.
 std::string Checker::describe_place(const char* address) const {
   if (is_shared(address, 1)) {
     const Threadgroup::Site* best = nullptr;
@@ -45,26 +66,59 @@ std::string Checker::describe_place(const char* address) const {
     const std::string what = best_site >= kThreadgroupArguments
                                  ? "threadgroup argument " + std::to_string(best_site - kThreadgroupArguments)
                                  : "a threadgroup variable";
-    return "byte offset " + std::to_string(address - best->address) + " of " + what + " of " +
-           plural(best->bytes, "byte");
+    return describe(address - best->address, best->bytes, 1, what);
   }
   const View* view = map_.nearest(address);
-  if (!view) return "no buffer";
-  return "byte offset " + std::to_string(address - view->copy) + " of " + view->name + ", which has " +
-         plural(view->size, "byte");
+  return view ? describe(address - view->copy, view->size, view->element, view->name) : "";
 }
 
 void Checker::out_of_bounds(const char* address, uint32_t size, bool write, const void* caller) {
-  const Thread& thread = Threadgroup::current()->thread;
+  const Lane& lane = *Threadgroup::current();
   const Block* block = map_.find(address);
+  const std::string place = describe_place(address), what = plural(size, "byte");
   if (write && block && allowed_in_buffer(*block, address, size, false))
-    fail("write to read-only memory", pc_of(caller), thread,
-         "writes " + plural(size, "byte") + " at " + describe_place(address) + " and is const or constant");
+    fail("write to read-only memory", pc_of(caller), lane.thread,
+         "writes " + what + " at " + place + ", which is const or constant");
   if (write && segments_.contain(address, size))
-    fail("write to read-only memory", pc_of(caller), thread,
-         "writes " + plural(size, "byte") + " to a program-scope constant");
-  fail(write ? "out-of-bounds write" : "out-of-bounds read", pc_of(caller), thread,
-       (write ? "writes " : "reads ") + plural(size, "byte") + " out of bounds, at " + describe_place(address));
+    fail("write to read-only memory", pc_of(caller), lane.thread, "writes " + what + " to a program-scope constant");
+  const bool is_private = address >= lane.stack.base - Stacks::kGuard && address < lane.stack.top + Stacks::kGuard;
+  const char* kind = write ? "out-of-bounds write" : "out-of-bounds read";
+  fail(kind, pc_of(caller), lane.thread,
+       (write ? "writes " : "reads ") + what +
+           (reinterpret_cast<uintptr_t>(address) < kNullPages ? " through a null pointer"
+            : !place.empty()                                  ? " out of bounds, at " + place
+            : is_private ? " out of bounds, beyond the thread's own variables"
+                         : " at an address that is in no buffer and near none"));
+}
+
+void Checker::misaligned(const char* address, uint32_t size, bool write, const void* caller) {
+  const std::string place = describe_place(address);
+  fail("misaligned access", pc_of(caller), Threadgroup::current()->thread,
+       (write ? "writes " : "reads ") + plural(size, "byte") + " at " + (place.empty() ? "an address" : place) +
+           " that is no multiple of " + std::to_string(size));
+}
+
+// ---- findings of the compiler's checks ------------------------------------------------------------------------------
+
+void Checker::found(const msl_abi::Finding& finding, const void* caller) {
+  settle();
+  const Thread& thread = Threadgroup::current()->thread;
+  std::string type = finding.type;
+  if (type.size() > 1 && type.front() == '\'') type = type.substr(1, type.size() - 2);
+  const std::string of_type = type.empty() ? "" : " (" + type + ")";
+  const auto fail = [&](const char* kind, const std::string& what) { this->fail(kind, pc_of(caller), thread, what); };
+  using msl_abi::Finding;
+  switch (finding.kind) {
+    case Finding::kIndex:
+      fail("out-of-bounds index",
+           "uses index " + std::to_string(finding.index) + " of " + plural(finding.count, "element") + of_type);
+    case Finding::kReadBeyond: fail("out-of-bounds read", "reads a " + type + " beyond a variable's end");
+    case Finding::kWriteBeyond: fail("out-of-bounds write", "writes a " + type + " beyond a variable's end");
+    case Finding::kDivision: fail("integer division by zero", "divides an integer by zero, or the smallest one by -1");
+    case Finding::kNoReturn: fail("trap", "reaches the end of a function that returns a value");
+    case Finding::kStop: fail("trap", "ends the program, by abort() or the like");
+    default: fail("trap", "reaches code that must not be reached");
+  }
 }
 
 Fault Checker::fault(const GarbageRead& read) const {

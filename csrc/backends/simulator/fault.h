@@ -1,12 +1,14 @@
 // What a dispatch ends with when the kernel does something that Metal does not define: anything that checking mode
-// finds, or in any mode what the CPU stops at.
+// finds, or in any mode what the CPU stops at. Or when it lasts too long, or is interrupted.
 #pragma once
 
 #include "host/kernel_abi.h"
 
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace metalcore::simulator {
 
@@ -31,6 +33,15 @@ class Fault : public std::runtime_error {
   std::string file;    // as the kernel's source names itself; empty where unknown
   uint32_t line;       // 0 where unknown
   msl_abi::Thread thread;
+};
+
+// A handler of a signal raised in Python while a kernel ran.
+class Interrupted : public std::runtime_error {
+ public:
+  Interrupted(const std::string& message, std::function<void()> restore)
+      : std::runtime_error(message), restore(std::move(restore)) {}
+
+  std::function<void()> restore;  // sets Python's error indicator; with the GIL
 };
 
 }  // namespace metalcore::simulator

@@ -1,11 +1,12 @@
 #include "launch.h"
 
 #include "pool.h"
-#include "process_wide.h"
 #include "runtime.h"
+#include "scratch.h"
 #include "text.h"
 #include "threadgroup.h"
 #include "trap.h"
+#include "watch.h"
 
 #include <algorithm>
 #include <atomic>
@@ -59,33 +60,6 @@ void validate(const Launch& launch) {
     refuse(launch, std::to_string(memory) + " bytes of threadgroup memory; Metal allows 32768");
 }
 
-// Workers' scratch, kept from dispatch to dispatch: as many as ever ran at once.
-class Scratch {
- public:
-  Scratch() {
-    std::lock_guard lock(idle_.mutex);
-    if (idle_.groups.empty()) {
-      group_ = std::make_unique<Threadgroup>();
-    } else {
-      group_ = std::move(idle_.groups.back());
-      idle_.groups.pop_back();
-    }
-  }
-  ~Scratch() {
-    std::lock_guard lock(idle_.mutex);
-    idle_.groups.push_back(std::move(group_));
-  }
-  Threadgroup* operator->() { return group_.get(); }
-
- private:
-  struct Idle {
-    std::mutex mutex;
-    std::vector<std::unique_ptr<Threadgroup>> groups;
-  };
-  Idle& idle_ = process_wide<Idle>();
-  std::unique_ptr<Threadgroup> group_;
-};
-
 void execute_normal(const Launch& launch) {
   void* buffers[kMaximumBuffers];
   for (uint32_t i = 0; i < kMaximumBuffers; ++i) buffers[i] = launch.buffers[i].address;
@@ -99,12 +73,12 @@ void execute_normal(const Launch& launch) {
   parallel(grid.groups, piece, wide, [&](Claim& claim) {
     catch_traps();
     Scratch scratch;
-    scratch->begin(kernel, grid.dispatch);
+    scratch->begin(launch.kernel, grid.dispatch);
     for (uint64_t begin, end; claim(begin, end);) scratch->run(begin, end, fibers);
   });
 }
 
-std::atomic<uint64_t>& checking_state() {  // seed, then whether it is on
+std::atomic<uint64_t>& checking_state() {  // seed, then whether misaligned accesses are allowed, then whether it is on
   static std::atomic<uint64_t> state = [] {
     const char* text = std::getenv("METALCORE_CHECK");
     return text && *text && std::strcmp(text, "0") != 0 ? 1u : 0u;
@@ -112,7 +86,12 @@ std::atomic<uint64_t>& checking_state() {  // seed, then whether it is on
   return state;
 }
 
+Allocations known_allocations = {};
+
 }  // namespace
+
+void set_allocations(const Allocations& allocations) { known_allocations = allocations; }
+const Allocations& allocations() { return known_allocations; }
 
 Grid make_grid(const Launch& launch, void* const* buffers) {
   const Uint3 threads = launch.threads, group = launch.group;
@@ -125,18 +104,20 @@ Grid make_grid(const Launch& launch, void* const* buffers) {
 
 Checking checking() {
   const uint64_t state = checking_state().load(std::memory_order_relaxed);
-  return {(state & 1) != 0, static_cast<uint32_t>(state >> 1)};
+  return {(state & 1) != 0, static_cast<uint32_t>(state >> 2), (state & 2) != 0};
 }
 
 void set_checking(Checking checking) {
-  checking_state().store(uint64_t{checking.seed} << 1 | (checking.on ? 1 : 0), std::memory_order_relaxed);
+  checking_state().store(uint64_t{checking.seed} << 2 | (checking.misaligned ? 2 : 0) | (checking.on ? 1 : 0),
+                         std::memory_order_relaxed);
 }
 
 void execute(const Launch& launch) {
   if (!launch.threads.x || !launch.threads.y || !launch.threads.z) return;
   validate(launch);
+  Watch watch;
   if (launch.kernel.library->checking())
-    execute_checked(launch);
+    execute_checked(launch, watch);
   else
     execute_normal(launch);
 }

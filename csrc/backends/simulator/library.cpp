@@ -102,7 +102,7 @@ const Library& load(State& s, const std::string& path) {
     throw std::runtime_error("metalcore: " + path + " " + problem);
   }
   abi->bind(abi->checking ? checking_runtime() : normal_runtime());
-  s.libraries.push_back({path, abi, static_cast<uint32_t>(s.libraries.size())});
+  s.libraries.push_back({path, abi, static_cast<uint32_t>(s.libraries.size()), Segments(abi)});
   s.by_path[path] = &s.libraries.back();
   return s.libraries.back();
 }

@@ -3,6 +3,8 @@
 
 #include "host/kernel_abi.h"
 
+#include "segments.h"
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,6 +15,7 @@ struct Library {
   std::string path;
   const msl_abi::Library* abi;
   uint32_t id;
+  Segments segments;
 
   bool checking() const { return abi->checking != 0; }
   const msl_abi::Kernel* find(std::string_view kernel) const;  // nullptr where there is none

@@ -1,11 +1,12 @@
 #include "memory_map.h"
 
-#include <link.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <set>
+#include <utility>
 
 namespace metalcore::simulator {
 namespace {
@@ -19,37 +20,64 @@ size_t align(size_t size) { return (size + kPage - 1) / kPage * kPage; }
 
 MemoryMap::MemoryMap(const Launch& launch) : of_buffer_(kMaximumBuffers), of_table_(kMaximumBuffers) {
   add_views(launch);
+  add_reachable();
   place();
   relocate(launch);
 }
 
 MemoryMap::~MemoryMap() {
+  finish();
   if (memory_) munmap(memory_, memory_size_);
+}
+
+View* MemoryMap::add(void* address, size_t size, bool writable, std::string name, uint32_t element) {
+  views_.push_back(std::make_unique<View>(View{static_cast<char*>(address), size, writable, std::move(name), element}));
+  return views_.back().get();
 }
 
 void MemoryMap::add_views(const Launch& launch) {
   const msl_abi::Kernel& kernel = *launch.kernel.kernel;
-  const auto add = [&](void* address, size_t size, bool writable, std::string name) {
-    views_.push_back(std::make_unique<View>(View{static_cast<char*>(address), size, writable, std::move(name)}));
-    return views_.back().get();
-  };
   for (uint32_t a = 0; a < kernel.argument_count; ++a) {
     const msl_abi::Argument& argument = kernel.arguments[a];
     if (argument.kind != msl_abi::kBuffer || of_buffer_[argument.index]) continue;
     const Binding& binding = launch.buffers[argument.index];
     const std::string name =
         "buffer '" + std::string(argument.name) + "' (index " + std::to_string(argument.index) + ")";
-    of_buffer_[argument.index] = add(binding.address, binding.size, argument.writable, name);
+    of_buffer_[argument.index] = add(binding.address, binding.size, argument.writable, name, argument.element_size);
+    of_buffer_[argument.index]->bytes = binding.kind != Binding::kBuffer;
     if (binding.embedded)
       for (const Embedded& memory : *binding.embedded)
-        of_table_[argument.index].push_back(
-            add(memory.begin, memory.size, true,
-                "the memory at byte " + std::to_string(memory.offset) + " of " + name));
+        add(memory.begin, memory.size, true, "the memory at byte " + std::to_string(memory.offset) + " of " + name)
+            ->fixed = true;
     if (binding.kind != Binding::kPointers) continue;
+    of_buffer_[argument.index]->table = true;
     for (size_t i = 0; i < binding.size / sizeof(void*); ++i) {
       void* address = static_cast<void**>(binding.address)[i];
       const std::string pointer = "pointer " + std::to_string(i) + " of " + name;
       of_table_[argument.index].push_back(address ? add(address, binding.spans[i], true, pointer) : nullptr);
+    }
+  }
+}
+
+// What words among the bytes of a view lead to, if they are addresses of the device's memory; and what words there do.
+void MemoryMap::add_reachable() {
+  const Allocations& known = allocations();
+  if (!known.find) return;
+  uintptr_t low, high;
+  known.range(&low, &high);
+  std::set<uintptr_t> found;
+  for (size_t i = 0; i < views_.size(); ++i) {
+    const View view = *views_[i];
+    if (view.size == 0 || view.table) continue;
+    const auto end = reinterpret_cast<uintptr_t>(view.original) + view.size;
+    for (uintptr_t at = (reinterpret_cast<uintptr_t>(view.original) + 7) & ~uintptr_t{7}; at + 8 <= end; at += 8) {
+      const uintptr_t word = *reinterpret_cast<const uintptr_t*>(at);
+      if (word < low || word >= high) continue;
+      uintptr_t begin;
+      const size_t size = known.find(word, &begin);
+      if (!size || !found.insert(begin).second) continue;
+      const std::string place = std::to_string(at - reinterpret_cast<uintptr_t>(view.original));
+      add(reinterpret_cast<void*>(begin), size, true, "the memory at byte " + place + " of " + view.name)->fixed = true;
     }
   }
 }
@@ -65,56 +93,65 @@ void MemoryMap::place() {
       Block& block = blocks_.back();
       block.size = std::max<size_t>(block.size, static_cast<size_t>(view->original - block.original) + view->size);
       block.writable |= view->writable;
+      block.fixed |= view->fixed;
       block.views.push_back(view);
     } else {
-      blocks_.push_back({view->original, view->size, nullptr, view->writable, {view}});
+      blocks_.push_back({view->original, view->size, nullptr, view->writable, view->fixed, view->bytes, {view}});
     }
   }
   memory_size_ = kGap;
-  for (const Block& block : blocks_) memory_size_ += align(block.size + kPage) + kGap;
+  for (const Block& block : blocks_)
+    if (!block.fixed) memory_size_ += align(block.size + kPage) + kGap;
   void* memory = mmap(nullptr, memory_size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   memory_ = static_cast<char*>(memory);
   char* at = memory_ + kGap;
   for (Block& block : blocks_) {
-    const size_t backed = align(block.size + kPage);
-    if (mprotect(at, backed, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
-    block.copy = at + reinterpret_cast<uintptr_t>(block.original) % kPage;  // as aligned as the original
-    if (block.size) std::memcpy(block.copy, block.original, block.size);
+    if (block.fixed) {
+      block.copy = block.original;
+      block.other.reset(new char[block.size]);
+      std::memcpy(block.other.get(), block.original, block.size);
+    } else {
+      const size_t backed = align(block.size + kPage);
+      if (mprotect(at, backed, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+      block.copy = at + (block.bytes ? 0 : reinterpret_cast<uintptr_t>(block.original) % kPage);
+      if (block.size) std::memcpy(block.copy, block.original, block.size);
+      at += backed + kGap;
+    }
     for (const View* view : block.views) const_cast<View*>(view)->copy = block.copy + (view->original - block.original);
-    at += backed + kGap;
   }
+  for (Block& block : blocks_) by_copy_.push_back(&block);
+  std::sort(by_copy_.begin(), by_copy_.end(), [](const Block* a, const Block* b) { return a->copy < b->copy; });
 }
 
 void MemoryMap::relocate(const Launch& launch) {
   for (uint32_t i = 0; i < kMaximumBuffers; ++i) {
     if (!of_buffer_[i]) continue;
     buffers_[i] = of_buffer_[i]->copy;
-    if (const auto* embedded = launch.buffers[i].embedded)
-      for (size_t k = 0; k < embedded->size(); ++k) {
-        const Embedded& memory = (*embedded)[k];
-        char* address;
-        std::memcpy(&address, of_buffer_[i]->copy + memory.offset, sizeof address);
-        address = of_table_[i][k]->copy + (address - memory.begin);
-        std::memcpy(of_buffer_[i]->copy + memory.offset, &address, sizeof address);
-      }
     if (launch.buffers[i].kind != Binding::kPointers) continue;
     for (size_t k = 0; k < of_table_[i].size(); ++k)
       static_cast<char**>(buffers_[i])[k] = of_table_[i][k] ? of_table_[i][k]->copy : nullptr;
   }
 }
 
+void MemoryMap::finish() {
+  if (std::exchange(finished_, true)) return;
+  for (Block& block : blocks_)
+    if (block.fixed) std::swap_ranges(block.original, block.original + block.size, block.other.get());
+}
+
 void MemoryMap::copy_back() const {
   for (const Block& block : blocks_)
     for (const View* view : block.views)
-      if (view->writable && view->size) std::memcpy(view->original, view->copy, view->size);
+      if (view->writable && view->size)
+        std::memcpy(view->original, block.result() + (view->original - block.original), view->size);
 }
 
 const Block* MemoryMap::find(const char* address) const {
-  auto after = std::upper_bound(blocks_.begin(), blocks_.end(), address,
-                                [](const char* a, const Block& block) { return a < block.copy; });
-  if (after == blocks_.begin()) return nullptr;
-  const Block& block = *--after;
+  auto after = std::upper_bound(by_copy_.begin(), by_copy_.end(), address,
+                                [](const char* a, const Block* block) { return a < block->copy; });
+  if (after == by_copy_.begin()) return nullptr;
+  const Block& block = **--after;
   return block.contains(address) ? &block : nullptr;
 }
 
@@ -127,38 +164,7 @@ const View* MemoryMap::nearest(const char* address) const {
     const uintptr_t distance = at < begin ? begin - at : at >= end ? at - end : 0;
     if (distance < best_distance) best = view.get(), best_distance = distance;
   }
-  return best;
-}
-
-Segments::Segments(const void* symbol) {
-  struct Search {
-    uintptr_t symbol;
-    Segments* segments;
-  } search{reinterpret_cast<uintptr_t>(symbol), this};
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* data) {
-        auto& search = *static_cast<Search*>(data);
-        bool found = false;
-        std::vector<std::pair<const char*, const char*>> ranges;
-        for (int i = 0; i < info->dlpi_phnum; ++i) {
-          const auto& header = info->dlpi_phdr[i];
-          if (header.p_type != PT_LOAD) continue;
-          const uintptr_t begin = info->dlpi_addr + header.p_vaddr, end = begin + header.p_memsz;
-          found |= search.symbol >= begin && search.symbol < end;
-          ranges.emplace_back(reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(end));
-        }
-        if (!found) return 0;
-        search.segments->ranges_ = std::move(ranges);
-        search.segments->base_ = reinterpret_cast<const char*>(info->dlpi_addr);
-        return 1;
-      },
-      &search);
-}
-
-bool Segments::contain(const char* address, size_t size) const {
-  for (const auto& [begin, end] : ranges_)
-    if (address >= begin && address + size <= end) return true;
-  return false;
+  return best_distance < kGap / 2 ? best : nullptr;
 }
 
 }  // namespace metalcore::simulator

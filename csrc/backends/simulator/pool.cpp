@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include "process_wide.h"
+#include "watch.h"
 
 #include <sched.h>
 
@@ -46,11 +47,13 @@ struct Job {
   const std::function<void(Claim&)>* task = nullptr;
   std::atomic<uint64_t> next{0};
   uint64_t count = 0, piece = 1;
+  Help::Dispatch dispatch;
   std::mutex failure_mutex;
   std::exception_ptr failure;
 
   void start(uint64_t total, uint64_t size, const std::function<void(Claim&)>& function) {
     task = &function;
+    dispatch = Help::current();
     count = total;
     piece = size;
     failure = nullptr;
@@ -67,11 +70,17 @@ struct Job {
   void work(Claim& claim) {
     try {
       (*task)(claim);
+    } catch (const GivenUp&) {
     } catch (...) {
-      next.store(count, std::memory_order_relaxed);
-      std::lock_guard lock(failure_mutex);
-      if (!failure) failure = std::current_exception();
+      fail(std::current_exception());
     }
+  }
+
+  void fail(std::exception_ptr reason) {
+    next.store(count, std::memory_order_relaxed);
+    give_up();
+    std::lock_guard lock(failure_mutex);
+    if (!failure) failure = reason;
   }
 };
 
@@ -84,7 +93,7 @@ struct HelperClaim : Claim {
 class Pool {
  public:
   // Held by the caller for the length of its job.
-  std::mutex busy;
+  std::atomic<bool> busy{false};
   Job job;
 
   // Lets `helpers` workers join the job. Those that watch come by themselves.
@@ -111,9 +120,16 @@ class Pool {
   // Waits for the workers that joined; none can join any more.
   void close() {
     state_.fetch_sub(kOpen, std::memory_order_acq_rel);
-    for (uint32_t i = 0; state_.load(std::memory_order_acquire) & kJoined; ++i)
+    for (uint32_t i = 0; state_.load(std::memory_order_acquire) & kJoined; ++i) {
       if (i < 2000) relax();
       else sched_yield();
+      if (!wanted()) continue;
+      try {
+        look();  // a worker that is told to end says why
+      } catch (...) {
+        job.fail(std::current_exception());
+      }
+    }
   }
 
  private:
@@ -130,8 +146,11 @@ class Pool {
       uint64_t state = await(index, last);
       if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) continue;
       last = state / kGeneration;
-      HelperClaim claim(job);
-      job.work(claim);
+      {
+        const Help help(job.dispatch);
+        HelperClaim claim(job);
+        job.work(claim);
+      }
       state_.fetch_sub(1, std::memory_order_release);
     }
   }
@@ -215,14 +234,15 @@ void parallel(uint64_t count, uint64_t piece, bool wide, const std::function<voi
   const auto workers = static_cast<uint32_t>(std::min<uint64_t>(pieces, num_threads()));
   if (workers < 2) return run_alone(count, task);
   Pool& shared = process_wide<Pool>();
-  std::unique_lock busy(shared.busy, std::try_to_lock);
-  if (!busy) return run_alone(count, task);
+  if (shared.busy.exchange(true, std::memory_order_acquire)) return run_alone(count, task);
   shared.job.start(count, piece, task);
   shared.open(workers - 1);
   CallerClaim claim(shared, wide);
   shared.job.work(claim);
   shared.close();
-  if (shared.job.failure) std::rethrow_exception(std::exchange(shared.job.failure, nullptr));
+  const std::exception_ptr failure = std::exchange(shared.job.failure, nullptr);
+  shared.busy.store(false, std::memory_order_release);
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace metalcore::simulator

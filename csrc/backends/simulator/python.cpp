@@ -3,6 +3,8 @@
 #include "fault.h"
 #include "launch.h"
 #include "pool.h"
+#include "python_signals.h"
+#include "watch.h"
 
 #include "../../python/arguments.h"
 
@@ -48,7 +50,6 @@ msl_abi::Uint3 to_size(PyObject* sequence, const char* what) {
 struct PointerTable {
   std::vector<void*> addresses;
   std::vector<size_t> spans;
-  std::vector<Embedded> embedded;
 };
 
 // `kept` and `tables` hold what the binding refers to.
@@ -71,21 +72,6 @@ Binding to_binding(PyObject* object, std::vector<Object>& kept, std::deque<Point
     }
     return {Binding::kPointers, table.addresses.data(), table.addresses.size() * sizeof(void*), table.spans.data()};
   }
-  if (PyTuple_Check(object) && length(object) == 2 && PyBytes_Check(item(object, 0).get())) {
-    Binding binding = to_binding(item(object, 0).get(), kept, tables);
-    PointerTable& table = tables.emplace_back();
-    const Object embedded = item(object, 1);
-    for (Py_ssize_t i = 0; i < length(embedded.get()); ++i) {
-      const Object entry = item(embedded.get(), i);
-      const size_t offset = python::to_size(item(entry.get(), 0).get());
-      const auto [begin, size] = to_memory(item(entry.get(), 1).get());
-      if (offset + sizeof(void*) > binding.size)
-        throw std::invalid_argument("metalcore: an address beyond the argument's bytes");
-      table.embedded.push_back({offset, static_cast<char*>(begin), size});
-    }
-    binding.embedded = &table.embedded;
-    return binding;
-  }
   const auto [address, size] = to_memory(object);
   return {Binding::kBuffer, address, size, nullptr};
 }
@@ -96,6 +82,7 @@ PyObject* load(PyObject*, PyObject* args) {
     if (!PyArg_ParseTuple(args, "O&", PyUnicode_FSConverter, &encoded)) throw PythonError();
     Object path(encoded);
     const std::string name = PyBytes_AsString(path.get());
+    note_end_of_python();
     return PyLong_FromUnsignedLong(load_library(name).id);
   });
 }
@@ -133,6 +120,7 @@ struct Call {
   std::vector<Object> kept;
   std::deque<PointerTable> tables;
   std::optional<Fault> fault;
+  std::optional<Interrupted> interrupted;
 
   void parse(PyObject* args) {
     unsigned int id;
@@ -159,12 +147,18 @@ struct Call {
       execute(launch);
     } catch (const Fault& found) {
       fault = found;
+    } catch (const Interrupted& caught) {
+      interrupted = caught;
     }
   }
 
   PyObject* result() const {
     if (fault) {
       raise(*fault);
+      return nullptr;
+    }
+    if (interrupted) {
+      interrupted->restore();
       return nullptr;
     }
     Py_RETURN_NONE;
@@ -185,17 +179,27 @@ PyObject* set_path(PyObject*, PyObject* args) {
 
 PyObject* set_checking_python(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
-    int on;
+    int on, misaligned = 0;
     unsigned int seed = 0;
-    if (!PyArg_ParseTuple(args, "p|I", &on, &seed)) throw PythonError();
-    set_checking({on != 0, seed});
+    if (!PyArg_ParseTuple(args, "p|Ip", &on, &seed, &misaligned)) throw PythonError();
+    set_checking({on != 0, seed, misaligned != 0});
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* set_allocations_python(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    unsigned long long find, range;
+    if (!PyArg_ParseTuple(args, "KK", &find, &range)) throw PythonError();
+    set_allocations({reinterpret_cast<decltype(Allocations::find)>(find),
+                     reinterpret_cast<decltype(Allocations::range)>(range)});
     Py_RETURN_NONE;
   });
 }
 
 PyObject* checking_python(PyObject*, PyObject*) {
   const Checking now = checking();
-  return Py_BuildValue("(NI)", PyBool_FromLong(now.on), now.seed);
+  return Py_BuildValue("(NIN)", PyBool_FromLong(now.on), now.seed, PyBool_FromLong(now.misaligned));
 }
 
 PyObject* set_threads(PyObject*, PyObject* args) {
@@ -208,12 +212,21 @@ PyObject* set_threads(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* set_timeout_python(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    double seconds;
+    if (!PyArg_ParseTuple(args, "d", &seconds)) throw PythonError();
+    set_timeout(seconds);
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* info(PyObject*, PyObject*) {
   return guarded([&] {
     const Checking now = checking();
-    return Py_BuildValue("{s:I,s:s,s:s,s:N,s:I,s:I}", "threads", num_threads(), "isa", builtin_isa().c_str(),
+    return Py_BuildValue("{s:I,s:s,s:s,s:N,s:I,s:I,s:d}", "threads", num_threads(), "isa", builtin_isa().c_str(),
                          "library_path", library_path().c_str(), "checking", PyBool_FromLong(now.on), "seed", now.seed,
-                         "abi_version", msl_abi::kVersion);
+                         "abi_version", msl_abi::kVersion, "timeout", timeout());
   });
 }
 
@@ -226,18 +239,21 @@ PyMethodDef python_methods[] = {
      "simulator_kernels(library) -> list of dicts: the kernels of a library and their arguments"},
     {"simulator_dispatch", dispatch, METH_VARARGS,
      "simulator_dispatch(library, kernel, buffers, threadgroup_lengths, threads, group): runs a kernel to its end. "
-     "Each buffer is None, (address, nbytes), bytes or, for a table of addresses, a list of (address, nbytes), or "
-     "(bytes, list of (offset, (address, nbytes))) for bytes that hold addresses in this memory of the device; threads "
+     "Each buffer is None, (address, nbytes), bytes or, for a table of addresses, a list of (address, nbytes); threads "
      "and group are three numbers each"},
     {"simulator_set_library_path", set_path, METH_VARARGS,
      "simulator_set_library_path(folder): where the built-in kernels' libraries are"},
     {"simulator_set_checking", set_checking_python, METH_VARARGS,
-     "simulator_set_checking(on, seed=0): switches checking mode of this process"},
-    {"simulator_checking", checking_python, METH_NOARGS, "simulator_checking() -> (on, seed)"},
+     "simulator_set_checking(on, seed=0, misaligned=False): switches checking mode of this process"},
+    {"simulator_checking", checking_python, METH_NOARGS, "simulator_checking() -> (on, seed, misaligned)"},
+    {"simulator_set_allocations", set_allocations_python, METH_VARARGS,
+     "simulator_set_allocations(find, range): addresses of the functions of launch.h's Allocations"},
     {"simulator_set_num_threads", set_threads, METH_VARARGS,
      "simulator_set_num_threads(count): how many threads a dispatch may use, the calling one included"},
+    {"simulator_set_timeout", set_timeout_python, METH_VARARGS,
+     "simulator_set_timeout(seconds): how long a dispatch may take, at first METALCORE_TIMEOUT; 0 for no limit"},
     {"simulator_info", info, METH_NOARGS,
-     "simulator_info() -> dict: threads, isa, library_path, checking, seed, abi_version"},
+     "simulator_info() -> dict: threads, isa, library_path, checking, seed, abi_version, timeout"},
     {nullptr, nullptr, 0, nullptr},
 };
 

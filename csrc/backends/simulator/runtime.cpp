@@ -18,6 +18,7 @@ const msl_abi::Runtime runtime = {
     .yield = &Threadgroup::yield,
     .space = &Threadgroup::space,
     .access = nullptr,
+    .finding = nullptr,
 };
 
 }  // namespace

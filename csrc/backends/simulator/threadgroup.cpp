@@ -1,5 +1,7 @@
 #include "threadgroup.h"
 
+#include "watch.h"
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -49,8 +51,9 @@ Threadgroup::~Threadgroup() { munmap(arena_, kArena); }
 
 Lane* Threadgroup::current() { return running; }
 
-void Threadgroup::begin(const msl_abi::Kernel& kernel, const msl_abi::Dispatch& dispatch) {
-  kernel_ = &kernel;
+void Threadgroup::begin(const KernelReference& kernel, const msl_abi::Dispatch& dispatch) {
+  kernel_ = kernel.kernel;
+  segments_ = &kernel.library->segments;
   dispatch_ = &dispatch;
   memory_used_ = memory_end_ = 0;
   std::fill(std::begin(sites_), std::end(sites_), Site{});
@@ -70,17 +73,38 @@ void Threadgroup::run(uint64_t begin, uint64_t end, bool fibers) {
 }
 
 void Threadgroup::enter(Lane* lane) {
-  switch_to(&main_, lane);
-  if (failure_ || trap_.kind) {
+  try {
+    Trap start;
+    start.thread = lane->thread;
+    if (wanted()) decide(start);
+    switch_to(&main_, lane);
+    while (Lane* paused = std::exchange(paused_, nullptr)) {
+      decide(std::exchange(trap_, {}));
+      switch_to(&main_, paused);
+    }
+    if (trap_.kind) throw fault_of(std::exchange(trap_, {}), *kernel_);
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  } catch (...) {
     // The fibers stopped in the middle of a thread.
     prepared_ = 0;
     plain_prepared_ = false;
-    if (trap_.kind) throw fault_of(std::exchange(trap_, {}), *kernel_);
-    std::rethrow_exception(std::exchange(failure_, nullptr));
+    throw;
   }
   if (memory_used_ > kMaximumThreadgroupMemory)
     throw std::runtime_error("metalcore: kernel '" + std::string(kernel_->name) + "' uses " +
                              std::to_string(memory_used_) + " bytes of threadgroup memory; Metal allows 32768");
+}
+
+// Throws where the dispatch does not go on.
+void Threadgroup::decide(const Trap& at) {
+  Trap trap = at;
+  switch (look()) {
+    case Verdict::kGoOn: return;
+    case Verdict::kGiveUp: throw GivenUp();
+    case Verdict::kTimedOut: trap.kind = Trap::kTimeout; break;
+    case Verdict::kInterrupted: trap.kind = Trap::kInterrupt; break;
+  }
+  throw fault_of(trap, *kernel_);
 }
 
 void Threadgroup::set_position(uint64_t index) {
@@ -217,6 +241,17 @@ bool Threadgroup::abandon(Trap trap, const char* address, ucontext_t& interrupte
   running = &group->main_;
   group->main_.context.resume_after(interrupted);
   return true;
+}
+
+void Threadgroup::pause(const char* pc) {
+  Lane* lane = running;
+  if (!lane || lane == &lane->group->main_ || !lane->group->segments_->is_code(pc)) return;
+  Threadgroup* group = lane->group;
+  group->trap_.pc = pc;
+  group->trap_.thread = lane->thread;
+  group->trap_.thread_known = lane->simdgroup != nullptr;
+  group->paused_ = lane;
+  switch_to(lane, &group->main_);
 }
 
 inline void Threadgroup::switch_to(Lane* from, Lane* to) {

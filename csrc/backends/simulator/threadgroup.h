@@ -10,6 +10,7 @@
 
 #include "context.h"
 #include "host/kernel_abi.h"
+#include "library.h"
 #include "trap.h"
 
 #include <cstddef>
@@ -74,7 +75,7 @@ class Threadgroup {
   ~Threadgroup();
 
   // Begins a dispatch: threadgroup variables get new addresses.
-  void begin(const msl_abi::Kernel& kernel, const msl_abi::Dispatch& dispatch);
+  void begin(const KernelReference& kernel, const msl_abi::Dispatch& dispatch);
   // Runs the threadgroups with indices [begin, end), x fastest, to their end. Throws what stopped them.
   void run(uint64_t begin, uint64_t end, bool fibers);
 
@@ -91,6 +92,9 @@ class Threadgroup {
   // The same from a signal handler, for the fiber that it interrupted: takes effect as the handler returns. False where
   // the calling thread runs no kernel.
   static bool abandon(Trap trap, const char* address, ucontext_t& interrupted);
+  // Leaves the running fiber until look() has told whether it goes on; `pc` is where it is. Where that is not in the
+  // kernel, but in the executor, it returns at once. For signal handlers on the fiber's own stack, too.
+  static void pause(const char* pc);
 
   struct Site {
     char* address = nullptr;
@@ -115,6 +119,7 @@ class Threadgroup {
   void prepare_rows(uint64_t begin, uint64_t end);
   void prepare_lanes();
   void enter(Lane* lane);
+  void decide(const Trap& trap);
   static void rows(void* lane);
   void run_rows();
   static void fiber(void* lane);
@@ -129,6 +134,7 @@ class Threadgroup {
   uint32_t pick_bit(uint32_t mask);
 
   const msl_abi::Kernel* kernel_ = nullptr;
+  const Segments* segments_ = nullptr;
   const msl_abi::Dispatch* dispatch_ = nullptr;
   msl_abi::Thread first_ = {};      // thread 0 of the group
   uint32_t size_ = 0;
@@ -145,6 +151,7 @@ class Threadgroup {
   uint64_t next_ = 0, end_ = 0;     // the threadgroups that are left for it
   std::exception_ptr failure_;
   Trap trap_;
+  Lane* paused_ = nullptr;
   Stacks stacks_;
 
   char* arena_ = nullptr;

@@ -1,7 +1,9 @@
 #include "trap.h"
 
 #include "symbolize.h"
+#include "text.h"
 #include "threadgroup.h"
+#include "watch.h"
 
 #include <dlfcn.h>
 #include <signal.h>
@@ -9,13 +11,16 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <new>
+#include <sstream>
 #include <string>
 
 namespace metalcore::simulator {
 namespace {
 
-constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE};
+constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, kPause};
+constexpr const char *kTimeoutKind = "timeout", *kInterruptedKind = "interrupted";
 struct sigaction previous[std::size(kSignals)];
 
 // Another handler that came first, as Python's faulthandler may, raises the signal again; what other processes send is
@@ -39,30 +44,51 @@ void pass_on(int signal, siginfo_t* info, void* context) {
   if (action.sa_flags & SA_SIGINFO) return action.sa_sigaction(signal, info, context);
   if (action.sa_handler == SIG_IGN && info->si_code <= 0) return;
   if (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN) return action.sa_handler(signal);
+  if (signal == kPause) return;
   // By default the process ends: as the instruction runs again, or as the signal is sent again.
   ::signal(signal, SIG_DFL);
   if (info->si_code <= 0) raise(signal);
 }
 
+Trap::Kind kind_of(int signal) {
+  switch (signal) {
+    case SIGFPE: return Trap::kDivision;
+    case SIGILL:
+    case SIGTRAP: return Trap::kStop;
+    default: return Trap::kMemory;
+  }
+}
+
 void handle(int signal, siginfo_t* info, void* context) {
   auto& interrupted = *static_cast<ucontext_t*>(context);
   Trap trap;
-  trap.kind = signal == SIGFPE ? Trap::kDivision : Trap::kMemory;
+  trap.kind = kind_of(signal);
   trap.pc = program_counter(interrupted);
   const auto* address = info->si_code > 0 ? static_cast<const char*>(info->si_addr) : nullptr;
   if (is_own(*info) && Threadgroup::abandon(trap, address, interrupted)) return;
   pass_on(signal, info, context);
 }
 
+// On the fiber's own stack, where what was interrupted lies until it goes on.
+void pause(int signal, siginfo_t* info, void* context) {
+  if (info->si_code != SI_TKILL || info->si_pid != getpid()) return pass_on(signal, info, context);
+  const int error = errno;
+  if (wanted()) Threadgroup::pause(program_counter(*static_cast<const ucontext_t*>(context)));
+  errno = error;
+}
+
 bool install() {
   struct sigaction action = {};
-  action.sa_sigaction = handle;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
   // The previous action is known before the handler can run.
-  for (size_t i = 0; i < std::size(kSignals); ++i)
+  for (size_t i = 0; i < std::size(kSignals); ++i) {
+    const bool pauses = kSignals[i] == kPause;
+    action.sa_sigaction = pauses ? pause : handle;
+    // One that pauses may never return, so that its signal is not blocked.
+    action.sa_flags = SA_SIGINFO | (pauses ? SA_RESTART | SA_NODEFER : SA_ONSTACK);
     if (sigaction(kSignals[i], nullptr, &previous[i]) != 0 || sigaction(kSignals[i], &action, nullptr) != 0)
       return false;
+  }
   return true;
 }
 
@@ -90,22 +116,30 @@ class SignalStack {
 };
 
 struct Wording {
-  const char *kind, *what;
+  const char* kind;
+  std::string what;
 };
 
 Wording wording(Trap::Kind kind) {
   switch (kind) {
     case Trap::kDivision: return {"integer division by zero", "divides an integer by zero, or the smallest one by -1"};
     case Trap::kStack: return {"stack overflow", "has too many or too large local variables"};
+    case Trap::kStop:
+      return {"trap", "stops the program: by __builtin_trap() or the like, at code that must not be reached, or at what "
+                      "the compiler has seen to be undefined"};
+    case Trap::kTimeout: {
+      std::ostringstream seconds;
+      seconds << timeout();
+      return {kTimeoutKind, "is still running after " + seconds.str() + " s (METALCORE_TIMEOUT)"};
+    }
+    case Trap::kInterrupt: return {kInterruptedKind, "was still running as Ctrl-C was pressed"};
     default: return {"memory access fault", "reads or writes memory that is not there"};
   }
 }
 
-std::string text(msl_abi::Uint3 p) {
-  return "(" + std::to_string(p.x) + ", " + std::to_string(p.y) + ", " + std::to_string(p.z) + ")";
-}
-
 }  // namespace
+
+bool is_impatience(const Fault& fault) { return fault.kind == kTimeoutKind || fault.kind == kInterruptedKind; }
 
 void catch_traps() {
   static const bool installed = install();

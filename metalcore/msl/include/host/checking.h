@@ -1,6 +1,7 @@
 // Checking libraries are compiled with -fsanitize=thread but not linked to libtsan: the callbacks that the compiler
 // inserts before every load and store are defined here and tell the executor the address and the program counter.
-// Atomic builtins arrive as __tsan_atomic* calls, which also have to do the operation itself.
+// Atomic builtins arrive as __tsan_atomic* calls, which also have to do the operation itself. Some checks of
+// -fsanitize=undefined are there as well (findings.h).
 #pragma once
 
 #include "target/runtime.h"
@@ -18,14 +19,14 @@ namespace msl::callbacks {
 #define MSL_REPORT(size, kind) \
   if (runtime) runtime->access((const void*)p, size, kind, __builtin_return_address(0))
 
-#define MSL_ACCESS(prefix, size)                                                                          \
-  MSL_CALLBACK(void, prefix##read##size, (volatile void* p)) { MSL_REPORT(size, msl_abi::kRead); }        \
-  MSL_CALLBACK(void, prefix##write##size, (volatile void* p)) { MSL_REPORT(size, msl_abi::kWrite); }
-#define MSL_ACCESSES(size)         \
-  MSL_ACCESS(, size)               \
-  MSL_ACCESS(unaligned_, size)     \
-  MSL_ACCESS(volatile_, size)      \
-  MSL_ACCESS(unaligned_volatile_, size)
+#define MSL_ACCESS(prefix, size, aligned)                                                                         \
+  MSL_CALLBACK(void, prefix##read##size, (volatile void* p)) { MSL_REPORT(size, msl_abi::kRead | aligned); }      \
+  MSL_CALLBACK(void, prefix##write##size, (volatile void* p)) { MSL_REPORT(size, msl_abi::kWrite | aligned); }
+#define MSL_ACCESSES(size)                      \
+  MSL_ACCESS(, size, msl_abi::kAligned)         \
+  MSL_ACCESS(unaligned_, size, 0)               \
+  MSL_ACCESS(volatile_, size, msl_abi::kAligned) \
+  MSL_ACCESS(unaligned_volatile_, size, 0)
 MSL_ACCESSES(1)
 MSL_ACCESSES(2)
 MSL_ACCESSES(4)
@@ -47,36 +48,36 @@ MSL_CALLBACK(void, atomic_signal_fence, (int)) {}
 #define MSL_FETCH(bits, op)                                                                          \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_fetch_##op,                                            \
                (volatile uint##bits##_t * p, uint##bits##_t value, int)) {                           \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
     return __atomic_fetch_##op(p, value, __ATOMIC_SEQ_CST);                                          \
   }
 #define MSL_ATOMIC(bits)                                                                             \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_load, (const volatile uint##bits##_t* p, int)) {       \
-    MSL_REPORT(bits / 8, msl_abi::kAtomicRead);                                                      \
+    MSL_REPORT(bits / 8, msl_abi::kAtomicRead | msl_abi::kAligned);                                                      \
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                     \
   }                                                                                                  \
   MSL_CALLBACK(void, atomic##bits##_store, (volatile uint##bits##_t * p, uint##bits##_t value, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomicWrite);                                                      \
+    MSL_REPORT(bits / 8, msl_abi::kAtomicWrite | msl_abi::kAligned);                                                      \
     __atomic_store_n(p, value, __ATOMIC_SEQ_CST);                                                    \
   }                                                                                                  \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_exchange,                                              \
                (volatile uint##bits##_t * p, uint##bits##_t value, int)) {                           \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
     return __atomic_exchange_n(p, value, __ATOMIC_SEQ_CST);                                          \
   }                                                                                                  \
   MSL_CALLBACK(bool, atomic##bits##_compare_exchange_strong,                                         \
                (volatile uint##bits##_t * p, uint##bits##_t * expected, uint##bits##_t value, int, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
     return __atomic_compare_exchange_n(p, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
   }                                                                                                  \
   MSL_CALLBACK(bool, atomic##bits##_compare_exchange_weak,                                           \
                (volatile uint##bits##_t * p, uint##bits##_t * expected, uint##bits##_t value, int, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
     return __atomic_compare_exchange_n(p, expected, value, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
   }                                                                                                  \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_compare_exchange_val,                                  \
                (volatile uint##bits##_t * p, uint##bits##_t expected, uint##bits##_t value, int, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
     __atomic_compare_exchange_n(p, &expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);     \
     return expected;                                                                                 \
   }                                                                                                  \
@@ -91,5 +92,7 @@ MSL_ATOMIC(64)
 #undef MSL_CALLBACK
 
 }  // namespace msl::callbacks
+
+#include "findings.h"
 
 #endif

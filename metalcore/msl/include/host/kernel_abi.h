@@ -89,6 +89,24 @@ enum AccessKind : uint32_t {
   kAtomic = 2,       // read-modify-write: fetch_add, exchange, compare_exchange …
   kAtomicRead = 3,   // atomic_load
   kAtomicWrite = 4,  // atomic_store
+  kAligned = 8,      // added to one of these: by its type, the address is a multiple of the size
+};
+
+// What a check that the compiler has put into a checking library has found, before the access it is about.
+struct Finding {
+  enum Kind : uint32_t {
+    kIndex,       // `index` of an array, vector or matrix of `count` elements
+    kReadBeyond,  // of the end of the variable that a pointer points to
+    kWriteBeyond,
+    kDivision,    // by zero, of an integer
+    kUnreachable,
+    kNoReturn,    // the end of a function that returns a value
+    kStop,        // abort() and the like
+  };
+  uint32_t kind;
+  int64_t index;
+  uint64_t count;
+  const char* type;  // the array's, or that of what is beyond, as the compiler names it; "" where unknown
 };
 
 // Where something lies: buffers and constants, threadgroup memory, a thread's own variables, or nowhere (null).
@@ -116,6 +134,7 @@ struct Runtime {
   Space (*space)(const void* address);
   // Checking libraries only: called before each access with the address of the instruction after the call.
   void (*access)(const void* address, uint32_t size, uint32_t kind, const void* return_address);
+  void (*finding)(const Finding*, const void* return_address);
 };
 
 struct Library {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "host/checking.h"
+#include "host/stops.h"
 #include "metal/stdlib.h"
 
 #include "host/entry.h"

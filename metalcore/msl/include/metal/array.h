@@ -14,8 +14,8 @@ struct array {
 
   T elements[N];
 
-  METAL_FUNC constexpr T& operator[](size_t i) { return elements[i]; }
-  METAL_FUNC constexpr const T& operator[](size_t i) const { return elements[i]; }
+  METAL_FUNC constexpr T& operator[](size_t i) { return MSL_CHECK_INDEX(i, N), elements[i]; }
+  METAL_FUNC constexpr const T& operator[](size_t i) const { return MSL_CHECK_INDEX(i, N), elements[i]; }
   METAL_FUNC constexpr size_t size() const { return N; }
   METAL_FUNC constexpr size_t max_size() const { return N; }
   METAL_FUNC constexpr bool empty() const { return N == 0; }

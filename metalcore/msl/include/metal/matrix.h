@@ -35,8 +35,8 @@ struct matrix {
     for (int i = 0; i < C; ++i) columns[i] = column_type(other.columns[i]);
   }
 
-  METAL_FUNC constexpr column_type& operator[](int i) { return columns[i]; }
-  METAL_FUNC constexpr const column_type& operator[](int i) const { return columns[i]; }
+  METAL_FUNC constexpr column_type& operator[](int i) { return MSL_CHECK_INDEX(i, C), columns[i]; }
+  METAL_FUNC constexpr const column_type& operator[](int i) const { return MSL_CHECK_INDEX(i, C), columns[i]; }
 
   friend METAL_FUNC constexpr matrix operator+(const matrix& a, const matrix& b) {
     matrix result = a;

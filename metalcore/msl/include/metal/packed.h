@@ -31,8 +31,12 @@ METAL_FUNC constexpr metal::vec<T, N> unpacked(const metal::packed_vec<T, N>& va
   METAL_FUNC explicit constexpr type(const vec<U, N>& v) : type(vec<T, N>(v)) {}                             \
   template <class U, class = std::enable_if_t<!std::is_same_v<T, U>>>                                        \
   METAL_FUNC explicit constexpr type(const packed_vec<U, N>& v) : type(vec<T, N>(vec<U, N>(v))) {}           \
-  METAL_FUNC constexpr T& operator[](size_t i) { return reinterpret_cast<T*>(this)[i]; }                     \
-  METAL_FUNC constexpr const T& operator[](size_t i) const { return reinterpret_cast<const T*>(this)[i]; }   \
+  METAL_FUNC constexpr T& operator[](size_t i) {                                                             \
+    return MSL_CHECK_INDEX(i, N), reinterpret_cast<T*>(this)[i];                                             \
+  }                                                                                                          \
+  METAL_FUNC constexpr const T& operator[](size_t i) const {                                                 \
+    return MSL_CHECK_INDEX(i, N), reinterpret_cast<const T*>(this)[i];                                       \
+  }                                                                                                          \
   MSL_SWIZZLES(type)
 
 namespace metal {

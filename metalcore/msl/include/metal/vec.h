@@ -146,10 +146,12 @@ struct vec_operators {
   template <class S, class = std::enable_if_t<msl::is_scalar_v<S>>>                                          \
   METAL_FUNC constexpr type(S s) : type(T(s), msl::splat) {}                                                 \
   METAL_FUNC constexpr T& operator[](size_t i) {                                                             \
+    MSL_CHECK_INDEX(i, N);                                                                                   \
     if (__builtin_is_constant_evaluated()) return *member(i);                                                \
     return reinterpret_cast<T*>(this)[i];                                                                    \
   }                                                                                                          \
   METAL_FUNC constexpr const T& operator[](size_t i) const {                                                 \
+    MSL_CHECK_INDEX(i, N);                                                                                   \
     if (__builtin_is_constant_evaluated()) return *const_cast<type*>(this)->member(i);                       \
     return reinterpret_cast<const T*>(this)[i];                                                              \
   }                                                                                                          \
@@ -241,8 +243,8 @@ struct alignas(N * sizeof(T)) vec : msl::vec_operators<T, N> {
   METAL_FUNC explicit constexpr vec(msl::in<vec<U, N>> v) : elements{} {
     for (int i = 0; i < N; ++i) elements[i] = T(v[i]);
   }
-  METAL_FUNC constexpr T& operator[](size_t i) { return elements[i]; }
-  METAL_FUNC constexpr const T& operator[](size_t i) const { return elements[i]; }
+  METAL_FUNC constexpr T& operator[](size_t i) { return MSL_CHECK_INDEX(i, N), elements[i]; }
+  METAL_FUNC constexpr const T& operator[](size_t i) const { return MSL_CHECK_INDEX(i, N), elements[i]; }
 };
 
 }  // namespace metal

@@ -5,6 +5,7 @@
 #include "target/standard.h"
 
 #define METAL_FUNC __device__ __forceinline__
+#define MSL_CHECK_INDEX(index, count) ((void)0)
 #define METAL_LAMBDA
 #define METAL_MATH METAL_FUNC constexpr
 #define METAL_CONST

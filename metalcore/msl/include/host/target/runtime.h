@@ -21,6 +21,13 @@
 #define MSL_CONSTANT const
 #define MSL_MEMBER_CONSTANT inline const
 
+// Before an element of a vector, matrix or metal::array is named.
+#if MSL_CHECKING
+#define MSL_CHECK_INDEX(index, count) msl::callbacks::check_index(size_t(index), count)
+#else
+#define MSL_CHECK_INDEX(index, count) ((void)0)
+#endif
+
 // Where names of the program's outermost scope are: MSL_ROOT::name.
 #define MSL_ROOT
 

@@ -1,0 +1,29 @@
+// What a kernel may call, by a builtin or since the compiler inserts it, to end the program: here it ends the dispatch.
+#pragma once
+
+namespace msl::stops {
+
+#if MSL_CHECKING
+#define MSL_STOP_IS_FOUND MSL_FIND(kStop, 0, 0, "")
+#else
+#define MSL_STOP_IS_FOUND
+#endif
+#define MSL_STOP(name)                                                                                              \
+  __attribute__((noreturn, noinline, used, visibility("hidden"), no_sanitize("thread"))) void name() __asm__(#name); \
+  void name() {                                                                                                     \
+    MSL_STOP_IS_FOUND;                                                                                              \
+    __builtin_trap();                                                                                               \
+  }
+MSL_STOP(abort)
+MSL_STOP(exit)
+MSL_STOP(_exit)
+MSL_STOP(_Exit)
+MSL_STOP(quick_exit)
+MSL_STOP(pthread_exit)
+MSL_STOP(__assert_fail)
+MSL_STOP(__stack_chk_fail)  // some distributions' compilers guard against private arrays that run over
+#undef MSL_STOP
+#undef MSL_STOP_IS_FOUND
+#undef MSL_FIND
+
+}  // namespace msl::stops
