@@ -41,7 +41,7 @@ class Guards:
         self.count += 1
 
     def apply(self):
-        """Other passes may have put text around a token's own by now, or have moved an access elsewhere, which stays."""
+        """Other passes may have put text around a token's own by now. An access that they have moved stays as it is."""
         before, instead, after = {}, {}, {}
         for changes in self._accesses:
             if all(_parted(self._tokens[i].text, original) for i, original, *_ in changes):

@@ -1,4 +1,4 @@
-"""Reads and writes through pointers that were cast from smaller types, at any misalignment, in all of a GPU's memory."""
+"""Reads and writes through pointers that were cast from smaller types, at any misalignment, in all memory."""
 
 import numpy
 import pytest
