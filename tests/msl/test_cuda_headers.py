@@ -70,6 +70,18 @@ def test_reductions_of_whole_simdgroups(ptx):
     assert "activemask" in ptx(kernel.format(T="float", name="sum"), "b0")
 
 
+@pytest.mark.parametrize("call, instruction", [
+    ("simd_shuffle(x[i], ushort(i % 7))", "idx"), ("simd_shuffle_down(x[i], 4)", "down"),
+    ("quad_shuffle_up(x[i], 1)", "up"), ("simd_shuffle_xor(x[i], 3)", "bfly"),
+])  # fmt: skip
+def test_only_programs_without_the_promise_ask_who_is_active(ptx, call, instruction):
+    """For the others a shuffle is one instruction."""
+    kernel = f"kernel void k(device float* x, uint i [[thread_position_in_grid]]) {{ x[i] = {call}; }}"
+    promised, asking = ptx(kernel, "b0", CONVERGENT), ptx(kernel, "b0")
+    assert count(rf"shfl\.sync\.{instruction}", promised) == count(r"shfl|activemask|vote", promised) == 1
+    assert count("shfl", asking) == count("activemask", asking) == 1
+
+
 def test_minimum_and_maximum_are_instructions(ptx):
     kernel = "kernel void k(device float* x) { x[0] = min(x[1], max(x[2], fmax(x[3], x[4]))); }"
     text = ptx(kernel, "b0")

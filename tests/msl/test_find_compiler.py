@@ -30,3 +30,10 @@ def test_the_error_tells_what_was_tried(tmp_path, monkeypatch):
     tried = r"needs a C\+\+ compiler .*'g\+\+: No closing quotation; c\+\+: not found"
     with pytest.raises(CompilerNotFoundError, match=tried):
         host.find_compiler()
+
+
+@pytest.mark.parametrize("name", [name for name in (*host._NAMES, *host._VERSIONED) if shutil.which(name)])
+def test_the_headers_suit_every_compiler_here(name, monkeypatch):
+    monkeypatch.setenv("CXX", name)
+    if host.find_compiler().command == [name]:  # or it is too old
+        host.check_source('#include "host/prelude.h"\n')
