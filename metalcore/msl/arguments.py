@@ -160,7 +160,7 @@ class Arguments:
 
     def _tensor(self, index, tensor):
         if tensor.device == self.device:
-            return tensor.data_ptr(), _span(tensor)
+            return self._memory(tensor)
         if tensor.dim() != 0:
             raise RuntimeError(f"Passed CPU tensor to {_device_name(self.device)} op")
         narrower = {torch.float64: torch.float32, torch.complex128: torch.complex64}  # Metal has no double
@@ -172,7 +172,13 @@ class Arguments:
     def _table(self, tensors):
         if not all(isinstance(tensor, torch.Tensor) and tensor.device == self.device for tensor in tensors):
             raise RuntimeError(f"a list of tensors for a kernel must hold {_device_name(self.device)} tensors only")
-        return [(tensor.data_ptr(), _span(tensor)) for tensor in tensors]
+        return [self._memory(tensor) for tensor in tensors]
+
+    def _memory(self, tensor):
+        if tensor.is_conj() or tensor.is_neg():
+            raise RuntimeError(f"kernel '{self.kernel}' would read a conjugated or negated view as what it is a view "
+                               "of: call resolve_conj() or resolve_neg()")
+        return tensor.data_ptr(), _span(tensor)
 
     def _numbers(self, index, values, refusal):
         first = values[0]

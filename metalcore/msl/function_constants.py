@@ -28,6 +28,9 @@ def substitute_function_constants(program, constants):
         if not 0 <= index <= MAX_CONSTANT_INDEX:
             limit = f"{index}, which is not 0 to {MAX_CONSTANT_INDEX}"
             raise error_at(place, f"the index of function constant '{name}' is {limit}")
+        words = _plain_words(program, declaration.head, declaration.last - 1)
+        if {"*", "&", "=", "(", "{", "[", ","} & set(words):
+            raise error_at(place, f"function constant '{name}' must be a number or a vector, without a value")
         keys = [key for key in (index, name) if key in constants]
         if len(keys) > 1:
             raise error_at(place, f"function constant '{name}' is given by its index and by its name")
@@ -50,15 +53,21 @@ def substitute_function_constants(program, constants):
             token.text = "true" if name in defined else "false"
 
 
-def _problem(program, declaration, value):
-    """Why a value is none of a function constant's; None where it is one, or where its type is the program's own."""
-    words, i = [], declaration.head
-    while i < declaration.name_at:
+def _plain_words(program, first, last):
+    """The texts of tokens[first:last] without attributes."""
+    words, i = [], first
+    while i < last:
         end = program.attribute_end(i)
-        if end is None and program.tokens[i].text not in ("constant", "static", "const", "constexpr"):
+        if end is None:
             words.append(program.tokens[i].text)
         i = end or i + 1
-    text = " ".join(words)
+    return words
+
+
+def _problem(program, declaration, value):
+    """Why a value is none of a function constant's; None where it is one, or where its type is the program's own."""
+    words = _plain_words(program, declaration.head, declaration.name_at)
+    text = " ".join(word for word in words if word not in ("constant", "static", "const", "constexpr"))
     type_ = number_type(text)
     numbers = value if isinstance(value, (tuple, list)) else [value]
     if type_ is None:

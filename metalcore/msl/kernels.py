@@ -163,7 +163,8 @@ def _instantiated_kernel(program, instantiation, templates):
 
 
 def _host_name(declaration):
-    return "".join(ast.literal_eval(token.text) for token in declaration.attributes.get("host_name", ()))
+    strings = declaration.attributes.get("host_name", ())
+    return "".join(ast.literal_eval(token.text) for token in strings if token.kind == "str")
 
 
 def _max_total_threads(program, declaration):

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from .arguments import checked_constants
+from .errors import MSLError
 from .inline_headers import inline_headers
 from .kernel import Kernel
 from .program import Program
@@ -46,6 +47,11 @@ def compile_shader(source, *, include_dirs=(), constants=None):
     """
     if not isinstance(source, str):
         raise TypeError(f"compile_shader(): source must be a str, not {type(source).__name__}")
+    try:
+        source.encode()
+    except UnicodeEncodeError as error:
+        line = source.count("\n", 0, error.start) + 1
+        raise MSLError(f"program_source:{line}: error: a character is no Unicode: {error.reason}") from None
     if isinstance(include_dirs, (str, os.PathLike)):
         raise TypeError("compile_shader(): include_dirs must be a sequence of directories, not one path")
     directories = [*map(os.fspath, include_dirs), str(Path(torch.__file__).parent / "include")]

@@ -44,7 +44,8 @@ def breaches(program, *, strict=False):
     """Every Breach of a program as parsed, in no order.
 
     Args:
-        strict: also constants that are not in `constant`, which mean the same wherever they are.
+        strict: also what means the same as what Metal wants: constants that are not in `constant`, positions of
+            different numbers of components.
     """
     yield from _words(program)
     yield from _host_names(program)
@@ -53,7 +54,7 @@ def breaches(program, *, strict=False):
         if declaration.kind == "variable":
             yield from _variable(program, declaration, strict)
         elif declaration.kind == "function" and is_kernel(program, declaration):
-            yield from _arguments(program, declaration, aliases)
+            yield from _arguments(program, declaration, aliases, strict)
         if "max_total_threads_per_threadgroup" in declaration.attributes:
             yield from _max_threads(program, declaration)
 
@@ -79,23 +80,42 @@ def _words(program):
         before = tokens[i - 1].text if i else ";"
         if token.text in _WORDS and not (token.text == "delete" and before == "="):
             yield Breach(i, *_WORDS[token.text])
+        elif token.text == "static" and _is_changing_local(tokens, i) and any(a < i < b for a, b in bodies):
+            yield Breach(i, "constant-space", "a static variable of a function must be in constant")
         # After a declaration it only names what the declaration stands for.
         elif token.text in _ASSEMBLY and (before in (";", "{", "}") or any(a < i < b for a, b in bodies)):
             yield Breach(i, "language", "assembly is not part of MSL")
 
 
+def _is_changing_local(tokens, i):
+    """Whether the `static` at i begins a variable that is not constant."""
+    words = {token.text for token in tokens[max(i - 2, 0) : i] if token.kind == "id"}
+    for token in tokens[i + 1 :]:
+        if token.text in ("=", ";", "(", "{", "["):
+            return token.text != "(" and not words & {"constant", "const", "constexpr"}
+        words.add(token.text)
+    return False
+
+
 def _host_names(program):
-    """Kernels that the host cannot tell apart. (find_kernels() keeps the first of a name.)"""
+    """Kernels that the host cannot tell apart, or not name."""
     seen = {}
     for declaration in program.declarations:
         argument = declaration.attributes.get("host_name")
-        if argument:
-            name = "".join(token.text for token in argument)
-            if name in seen:
-                token = program.tokens[seen[name]]
-                message = f"the host name {name} is taken by {token.file}:{token.line}"
-                yield Breach(declaration.first, "host-name", message)
-            seen.setdefault(name, declaration.first)
+        plain = (declaration.kind == "function" and declaration.body is not None and not declaration.is_template and
+                 is_kernel(program, declaration))
+        if not plain and argument is None:
+            continue
+        if argument is not None and not any(token.kind == "str" and len(token.text) > 2 for token in argument):
+            yield Breach(declaration.first, "host-name", "the argument of host_name must be a string that is not empty")
+            continue
+        name = f'"{declaration.qualified_name}"' if argument is None else "".join(token.text for token in argument)
+        if name == '"main"':
+            yield Breach(declaration.first, "language", "no kernel may be called main")
+        if name in seen:
+            token = program.tokens[seen[name]]
+            yield Breach(declaration.first, "host-name", f"the host name {name} is taken by {token.file}:{token.line}")
+        seen.setdefault(name, declaration.first)
 
 
 def _aliases(program):
@@ -126,7 +146,7 @@ def _variable(program, declaration, strict):
         yield Breach(declaration.name_at, "constant-space", message)
 
 
-def _arguments(program, kernel, aliases):
+def _arguments(program, kernel, aliases, strict):
     taken, widths, buffers = {}, {}, 0
     for first, last in program.split_parameters(*kernel.parameters):
         attributes = program.read_attributes(first, last)
@@ -152,7 +172,7 @@ def _arguments(program, kernel, aliases):
                     yield Breach(first, "attribute-type", message)
                 elif attribute in _VECTOR and attribute != "grid_origin":
                     widths[attribute] = int(match[2] or 1)
-    if len(set(widths.values())) > 1:
+    if strict and len(set(widths.values())) > 1:
         different = ", ".join(f"{attribute} has {width}" for attribute, width in widths.items())
         message = f"positions in kernel '{kernel.name}' differ in their number of components: {different}"
         yield Breach(kernel.name_at, "attribute-type", message)

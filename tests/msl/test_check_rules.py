@@ -123,6 +123,20 @@ FAULTS = {
         template <typename T> kernel void k(device T* x) {}
         template [[host_name("k")]] kernel void k(device float*);
         template [[host_name("k")]] kernel void k(device half*); //!"""),
+    "plain kernels of one name": ("host-name", """
+        kernel void k(device float* x) {}
+        kernel void k(device int* x) {} //!"""),
+    "host name of another kernel": ("host-name", """
+        kernel void k(device float* x) {}
+        [[host_name("k")]] kernel void other(device float* x) {} //!"""),
+    "host name that is no string": ("host-name", """
+        [[host_name(k)]] kernel void k(device float* x) {} //!"""),
+    "empty host name": ("host-name", """
+        [[host_name("")]] kernel void k(device float* x) {} //!"""),
+    "main": ("language", """
+        kernel void main(device float* x) {} //!"""),
+    "static variable of a function": ("constant-space", """
+        kernel void k(device float* x) { static float n = 0.0f; x[0] = n; n += 1.0f; } //!"""),
     "threads of a threadgroup": ("max-threads", """
         [[max_total_threads_per_threadgroup(2048)]] kernel void k(device float* x) {} //!"""),
     "threads of a threadgroup, no constant": ("max-threads", """
@@ -202,8 +216,10 @@ def test_a_seeded_error_is_caught(name):
 # Rules that compile_shader has as well.
 SHARED = [name for name, (rule, _) in FAULTS.items() if rule in (
     "virtual", "allocation", "exceptions", "argument-index", "attribute-type", "host-name", "max-threads")]
-SHARED += ["goto", "assembly", "assembly after a condition", "thread_local", "typeid", "dynamic_cast", "program scope",
-           "mutable static member", "kernel argument without a space", "kernel argument in thread"]
+SHARED.remove("positions of different sizes")
+SHARED += ["main", "goto", "assembly", "assembly after a condition", "thread_local", "typeid", "dynamic_cast",
+           "program scope",
+           "mutable static member", "static variable of a function", "kernel argument without a space", "kernel argument in thread"]
 
 
 @pytest.mark.parametrize("name", SHARED)

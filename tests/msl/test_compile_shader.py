@@ -231,6 +231,8 @@ def test_lists_of_tensors_are_tables_of_their_addresses(device):
         (lambda k, x: k(x, 1.0, threads=(1, 1, 1, 1)), RuntimeError, "one, two or three numbers"),
         (lambda k, x: k(x, 1.0, threads=-1), TypeError, "non-negative integers"),
         (lambda k, x: k(x, 1.0, threads=1.5), TypeError, "non-negative integers"),
+        (lambda k, x: k(torch.complex(x, x).conj(), 1.0), RuntimeError, "would read a conjugated or negated view"),
+        (lambda k, x: k(torch.complex(x, x).conj().imag, 1.0), RuntimeError, "would read a conjugated or negated"),
         (lambda k, x: k(x, 1.0, threads=True), TypeError, "non-negative integers"),
         (lambda k, x: k(x, 1.0, threads="12"), TypeError, "threads must be non-negative integers, got '12'"),
         (lambda k, x: k(x, 1.0, threads=2**32), ValueError, "threads must be less than"),
@@ -323,6 +325,8 @@ def test_errors_show_the_users_line(source, message):
 def test_source_must_be_text():
     with pytest.raises(TypeError, match="source must be a str, not bytes"):
         metalcore.compile_shader(FILL.encode())
+    with pytest.raises(MSLError, match="program_source:2: error: a character is no Unicode: surrogates"):
+        metalcore.compile_shader("\n// \ud800")
     with pytest.raises(TypeError, match="include_dirs must be a sequence of directories"):
         metalcore.compile_shader("", include_dirs="/tmp")
 

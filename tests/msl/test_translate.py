@@ -200,6 +200,9 @@ def test_function_constants(device):
     more = torch.tensor([0.5], device=device)
     assert run(device, body, threads=1)[0] == 2
     assert run(device, body, more, threads=1, constants={"count": 3, 1: 2.5, "extra": True, 3: (1, 2)})[0] == 2108
+    for declared in ("constant int a [[function_constant(0)]] = 7;", "constant float* a [[function_constant(0)]];"):
+        with pytest.raises(metalcore.msl.errors.MSLError, match="'a' must be a number or a vector, without a value"):
+            run(device, declared + body)
     with pytest.raises(metalcore.msl.errors.MSLError, match="no function constant 'missing'"):
         run(device, body, threads=1, constants={"missing": 1})
 
