@@ -32,7 +32,7 @@ def _lstsq(shapes, options):
     A, B = shapes
     (*batch, m, n), k = A, 1 if len(B) == 1 or B == A[:-1] else B[-1]
     least = min(m, n)
-    return [("qr", [(*batch, max(m, n), least)], {}),
+    return [("qr_scaled", [(*batch, max(m, n), least)], {}),
             ("solve_triangular", [(*batch, least, least), (*batch, least, k)], {})]
 
 

@@ -53,13 +53,13 @@ if "cuda" in DEVICES:
 
 def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
     """Whether metalcore's kernels can take these arguments: strided tensors of a supported dtype, all on one supported
-    device. None among the tensors stands for an argument that was left out. Inside torch.func transforms (vmap, grad,
+    device. None after the first stands for an argument that was left out. Inside torch.func transforms (vmap, grad,
     jvp …) and where forward-mode derivatives are taken PyTorch's own ops are the ones that know what to do."""
     if _transforms_active() or forward_ad._current_level >= 0:
         return False
     first = None
     for tensor in tensors:
-        if tensor is None:
+        if tensor is None and first is not None:
             continue
         if not isinstance(tensor, Tensor) or tensor.dtype not in dtypes or tensor.layout is not _strided:
             return False
@@ -69,7 +69,16 @@ def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
                 return False
         elif tensor.device != first.device:
             return False
-    return first is not None
+    return True
+
+
+# Tensors of up to so many elements never have more rows, or longer ones, than kernels count.
+COUNTED = 2**31 - 1
+
+
+def too_many(x, length) -> bool:
+    """Whether x, as rows of `length` elements, has more of them, or longer ones, than kernels count."""
+    return length > COUNTED or x.numel() // max(length, 1) > 2 * COUNTED + 1
 
 
 # What torch.autocast computes in float32, where this version of PyTorch has a rule for it.

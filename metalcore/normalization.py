@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from ._routing import accelerated, autocast_to_float32, autograd, cpu_kernel, fake_kernel, ops
+from ._routing import COUNTED, accelerated, autocast_to_float32, autograd, cpu_kernel, fake_kernel, ops, too_many
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
@@ -22,7 +22,8 @@ def rms_norm(
     """x / sqrt(mean(x^2) + eps) * weight over the last dimensions, as torch.nn.functional.rms_norm.
 
     Args:
-        x: float32, float16 or bfloat16, any strides; computed in float32. Other input goes to PyTorch's op.
+        x: float32, float16 or bfloat16, any strides; computed in float32. Other input goes to PyTorch's op, and so do
+            rows of 2^31 elements and more.
         normalized_shape: the last dimensions of x, over which the mean is taken.
         weight: of that shape and of any of the three dtypes; the result has the dtype of x, or float32 where PyTorch's
             has it because autocast is on.
@@ -33,7 +34,8 @@ def rms_norm(
     Raises:
         RuntimeError: normalized_shape is not the end of x's shape, or not weight's shape.
     """
-    if not accelerated(x, weight) or not _fits(x, normalized_shape, weight):
+    if (not accelerated(x, weight) or not _fits(x, normalized_shape, weight) or not _is_number(eps)
+            or x.numel() > COUNTED and too_many(x, math.prod(normalized_shape))):
         return F.rms_norm(x, normalized_shape, weight, eps)
     if autocast_to_float32("rms_norm", x):
         x = x.float()
@@ -52,7 +54,7 @@ def add_rms_norm(
     Returns:
         (y, total): `total = x + residual`, and `y = rms_norm(total, total.shape[-1:], weight, eps)`.
     """
-    if not accelerated(x, residual, weight) or not _addable(x, residual, weight):
+    if residual is None or not accelerated(x, residual, weight) or not _addable(x, residual, weight, eps):
         total = x + residual
         return rms_norm(total, total.shape[-1:], weight, eps), total
     return _add_rms_norm(x, residual, 1, weight, _EPS if eps is None else eps)
@@ -65,13 +67,19 @@ def _fits(x, normalized_shape, weight):
     return (weight is None or weight.shape == shape) and shape != () and x.shape[-len(shape) :] == shape
 
 
-def _addable(x, residual, weight):
+def _is_number(eps):
+    return eps is None or type(eps) is float or isinstance(eps, (float, int))
+
+
+def _addable(x, residual, weight, eps):
     shape = x.shape
     return (
         residual.dtype == x.dtype
+        and _is_number(eps)
         and residual.shape == shape
         and len(shape) > 0
         and (weight is None or weight.shape == shape[-1:])
+        and (x.numel() <= COUNTED or not too_many(x, shape[-1]))
         and not autocast_to_float32("rms_norm", x)
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._routing import accelerated, autocast_to_float32, autograd, cpu_kernel, fake_kernel, ops
+from ._routing import COUNTED, accelerated, autocast_to_float32, autograd, cpu_kernel, fake_kernel, ops, too_many
 
 __all__ = ["log_softmax", "softmax"]
 
@@ -18,7 +18,8 @@ def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torc
     The maximum is subtracted first, so large values do not overflow; a row of -inf only gives NaN.
 
     Args:
-        x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op.
+        x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op,
+            and so do rows of 2^31 elements and more.
         dim: the dimension to normalize.
         dtype: of the result; x is converted to it first. float32 from a 16-bit x costs no extra pass, and is the
             default where autocast is on.
@@ -35,7 +36,8 @@ def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> 
 
 
 def _call(op, torch_op, x, dim, dtype):
-    if not accelerated(x) or not _in_range(dim, x.dim()):
+    if (not accelerated(x) or not _in_range(dim, x.dim()) or dtype is not None and type(dtype) is not torch.dtype
+            or x.numel() > COUNTED and too_many(x, x.shape[dim])):
         return torch_op(x, dim, dtype=dtype)
     if dtype is None and autocast_to_float32(torch_op.__name__, x):
         dtype = torch.float32
@@ -48,7 +50,7 @@ def _call(op, torch_op, x, dim, dtype):
 
 def _in_range(dim, dims):
     dims = dims or 1  # a scalar has one, too
-    return isinstance(dim, int) and -dims <= dim < dims
+    return type(dim) is int and -dims <= dim < dims
 
 
 def _register(name, aten_forward, aten_backward, double_backward):

@@ -4,6 +4,9 @@
 #include "adamw_arrays.h"
 #include "plan.h"
 
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -93,6 +96,22 @@ void check_scalar(const char* argument, const std::optional<Tensor>& tensor, con
         " must be one float32 element");
 }
 
+// Steps on the CPU count in what dtype they have, as in PyTorch's loop.
+bool counts_on_host(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float:
+    case ScalarType::Double:
+    case ScalarType::Half:
+    case ScalarType::BFloat16:
+    case ScalarType::Byte:
+    case ScalarType::Char:
+    case ScalarType::Short:
+    case ScalarType::Int:
+    case ScalarType::Long: return true;
+    default: return false;
+  }
+}
+
 // Whether the steps are in device memory; they are all there or all on the CPU.
 bool check_steps(const TensorList& steps, const AdamWArrays& arrays, size_t params) {
   check(steps.size() == params, "metalcore::adamw_: state_steps has ", steps.size(), " tensors, params ", params);
@@ -105,8 +124,8 @@ bool check_steps(const TensorList& steps, const AdamWArrays& arrays, size_t para
     if (on_device) check_same_device("adamw_", "state_steps (unless all are on the CPU)", step, arrays.first());
     check(on_device || step.is_cpu(), "metalcore::adamw_: state_steps must be all on the CPU or all on the device");
     const ScalarType dtype = step.scalar_type();
-    check(dtype == ScalarType::Float || (dtype == ScalarType::Double && !on_device),
-          "metalcore::adamw_: a step must be float32, not ", dtype_name(dtype));
+    check(on_device ? dtype == ScalarType::Float : counts_on_host(dtype), "metalcore::adamw_: a step must be ",
+          on_device ? "float32, not " : "a float or an integer, not ", dtype_name(dtype));
   }
   return on_device;
 }
@@ -126,18 +145,28 @@ std::vector<AtenTensorHandle> in_order(const TensorList& steps, const std::vecto
 // ---------------------------------------------------------------- steps on the host
 
 template <typename F>
-double with_value(AtenTensorHandle step, const F& f) {
+void with_value(AtenTensorHandle step, const F& f) {
   void* data = nullptr;
   int32_t dtype = -1;
   aoti_torch_get_data_ptr(step, &data);
   aoti_torch_get_dtype(step, &dtype);
-  return dtype == aoti_torch_dtype_float64() ? f(*static_cast<double*>(data)) : f(*static_cast<float*>(data));
+  if (dtype == aoti_torch_dtype_float32()) return f(*static_cast<float*>(data));
+  if (dtype == aoti_torch_dtype_float64()) return f(*static_cast<double*>(data));
+  if (dtype == aoti_torch_dtype_float16()) return f(*static_cast<c10::Half*>(data));
+  if (dtype == aoti_torch_dtype_bfloat16()) return f(*static_cast<c10::BFloat16*>(data));
+  if (dtype == aoti_torch_dtype_uint8()) return f(*static_cast<uint8_t*>(data));
+  if (dtype == aoti_torch_dtype_int8()) return f(*static_cast<int8_t*>(data));
+  if (dtype == aoti_torch_dtype_int16()) return f(*static_cast<int16_t*>(data));
+  if (dtype == aoti_torch_dtype_int32()) return f(*static_cast<int32_t*>(data));
+  f(*static_cast<int64_t*>(data));
 }
 double next(AtenTensorHandle step) {
-  return with_value(step, [](auto value) { return double{value} + 1.0; });
+  double result = 0;
+  with_value(step, [&](auto value) { result = static_cast<double>(static_cast<decltype(value)>(value + 1)); });
+  return result;
 }
 void increment(AtenTensorHandle step) {
-  with_value(step, [](auto& value) { return double{value += 1}; });
+  with_value(step, [](auto& value) { value = static_cast<std::decay_t<decltype(value)>>(value + 1); });
 }
 
 AdamWScalars host_scalars(const Hyperparameters& h, double step) {
@@ -146,13 +175,14 @@ AdamWScalars host_scalars(const Hyperparameters& h, double step) {
           static_cast<float>(std::sqrt(correction2)), 1.0f, 0};
 }
 
-// The scalars of the steps to come. Most parameters are at the same step.
-std::vector<AdamWScalars> host_scalars(const std::vector<AtenTensorHandle>& steps, const Hyperparameters& h) {
+// The scalars of steps[first] to steps[end - 1] to come. Most parameters are at the same step.
+std::vector<AdamWScalars> host_scalars(const std::vector<AtenTensorHandle>& steps, size_t first, size_t end,
+                                       const Hyperparameters& h) {
   std::vector<AdamWScalars> scalars;
-  scalars.reserve(steps.size());
+  scalars.reserve(end - first);
   double last = 0;
-  for (AtenTensorHandle handle : steps) {
-    const double step = next(handle);
+  for (size_t i = first; i < end; ++i) {
+    const double step = next(steps[i]);
     scalars.push_back(!scalars.empty() && step == last ? scalars.back() : host_scalars(h, step));
     last = step;
   }
@@ -178,9 +208,9 @@ gpu::BufferView view_or_null(const std::optional<Tensor>& tensor) {
   return tensor ? gpu::view_of(*tensor) : gpu::BufferView{nullptr, 0, 0};
 }
 
-// Increments the steps and computes the scalars of steps[i] into element i of `scalars`.
-void encode_scalars(gpu::Encoder& encoder, const std::vector<AtenTensorHandle>& steps, const Tensor& scalars,
-                    const Hyperparameters& h) {
+// Increments steps[begin] to steps[end - 1] and computes the scalars of steps[i] into element i of `scalars`.
+void encode_scalars(gpu::Encoder& encoder, const std::vector<AtenTensorHandle>& steps, size_t begin, size_t end,
+                    const Tensor& scalars, const Hyperparameters& h) {
   const std::array<gpu::BufferView, 3> single = {view_or_null(h.lr_tensor), view_or_null(h.grad_scale),
                                                  view_or_null(h.found_inf)};
   const auto [log_beta1, log_beta1_low] = log_parts(h.beta1);
@@ -188,12 +218,12 @@ void encode_scalars(gpu::Encoder& encoder, const std::vector<AtenTensorHandle>& 
   const AdamWStepParams params = {static_cast<float>(h.lr), static_cast<float>(h.weight_decay), log_beta1,
                                   log_beta1_low, log_beta2, log_beta2_low};
   std::vector<gpu::BufferView> views;
-  views.reserve(steps.size());
-  for (AtenTensorHandle step : steps) views.push_back(gpu::view_of(step, sizeof(float), sizeof(float)));
-  for (size_t first = 0; first < steps.size(); first += kPointers) {
-    const size_t count = std::min(kPointers, steps.size() - first);
+  views.reserve(end - begin);
+  for (size_t i = begin; i < end; ++i) views.push_back(gpu::view_of(steps[i], sizeof(float), sizeof(float)));
+  for (size_t first = begin; first < end; first += kPointers) {
+    const size_t count = std::min(kPointers, end - first);
     encoder.kernel("adamw_scalars")
-        .pointers(0, &views[first], count)
+        .pointers(0, &views[first - begin], count)
         .buffer(1, part_of(scalars, first, count))
         .pointers(2, single.data(), single.size())
         .bytes(3, params);
@@ -201,7 +231,7 @@ void encode_scalars(gpu::Encoder& encoder, const std::vector<AtenTensorHandle>& 
   }
 }
 
-// Updates so many slots. The scalars of slot i are element i of on_device or, without it, of on_host.
+// Updates so many slots. The scalars of slot i are element i of on_device or, without it, i - first of on_host.
 void encode_updates(gpu::Encoder& encoder, const AdamWArrays& arrays, size_t first, size_t count,
                     const std::vector<AdamWScalars>& on_host, const std::optional<Tensor>& on_device,
                     const Hyperparameters& h) {
@@ -228,7 +258,7 @@ void encode_updates(gpu::Encoder& encoder, const AdamWArrays& arrays, size_t fir
     if (on_device)
       encoder.buffer(2, part_of(*on_device, first + dispatch.first, dispatch.count));
     else
-      encoder.bytes(2, &on_host[first + dispatch.first], dispatch.count * sizeof(AdamWScalars));
+      encoder.bytes(2, &on_host[dispatch.first], dispatch.count * sizeof(AdamWScalars));
     encoder.dispatch_threadgroups({dispatch.threadgroups}, {ADAMW_THREADS});
   }
 }
@@ -256,24 +286,24 @@ void adamw_(const TensorList& params, const TensorList& grads, const TensorList&
   if (steps_on_device) {
     const int64_t words = static_cast<int64_t>(steps.size() * sizeof(AdamWScalars) / sizeof(float));
     on_device = new_tensor(Sizes(&words, 1), ScalarType::Float, on);
-  } else {
-    on_host = host_scalars(steps, h);
   }
 
-  // Parameters that overlap are updated one after the other, as PyTorch's loop would.
-  const size_t slots = arrays.slots().size(), at_once = arrays.overlap() ? 1 : slots;
-  size_t first = 0;
-  do {
-    std::vector<GatheredParameter> gathered = arrays.gather(first, at_once);
+  // Parameters that overlap, or have a step or a moment in common, are updated one after the other, as in PyTorch's
+  // loop: each takes up what the one before has left. The steps of empty parameters come last.
+  const size_t slots = arrays.slots().size();
+  const size_t at_once = arrays.overlap() || arrays.share_state(steps) ? 1 : steps.size();
+  for (size_t first = 0; first < steps.size(); first += at_once) {
+    const size_t end = first + at_once, updates = std::min(end, slots) - std::min(first, slots);
+    std::vector<GatheredParameter> gathered = arrays.gather(first, updates);
+    if (!on_device) on_host = host_scalars(steps, first, end, h);
     gpu::encode(on, [&](gpu::Encoder& encoder) {
-      if (on_device && first == 0) encode_scalars(encoder, steps, *on_device, h);
-      if (at_once > 0) encode_updates(encoder, arrays, first, at_once, on_host, on_device, h);
+      if (on_device) encode_scalars(encoder, steps, first, end, *on_device, h);
+      if (updates > 0) encode_updates(encoder, arrays, first, updates, on_host, on_device, h);
     });
-    if (!on_device && first == 0)  // not before: an error up to here has changed nothing
-      for (AtenTensorHandle step : steps) increment(step);
+    if (!on_device)  // not before: an error up to here has changed nothing
+      for (size_t i = first; i < end; ++i) increment(steps[i]);
     for (GatheredParameter& parameter : gathered) parameter.write_back();
-    first += at_once;
-  } while (first < slots);
+  }
 }
 
 }  // namespace

@@ -58,6 +58,8 @@ class AdamWArrays {
   std::vector<GatheredParameter> gather(size_t first, size_t count);
   // Whether the memory of two parameters overlaps (judged by their spans: a false alarm costs time only).
   bool overlap() const;
+  // Whether two parameters have one step, or one moment: tensors that begin at the same place.
+  bool share_state(const std::vector<AtenTensorHandle>& steps) const;
 
  private:
   size_t item(size_t array) const { return array >= kExpAvg ? moment_item_ : param_item_; }  // bytes of an element

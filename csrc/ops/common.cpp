@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iomanip>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -50,9 +51,9 @@ ScalarType dtype_named(const std::string& name) {
   throw std::invalid_argument("metalcore: unsupported dtype " + name);
 }
 
-std::string shape_text(const Tensor& tensor) {
+std::string shape_text(Sizes sizes) {
   std::string text = "[";
-  for (int64_t size : tensor.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  for (int64_t size : sizes) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
   return text + "]";
 }
 
@@ -82,12 +83,29 @@ void check_same_shape(const char* op, const char* argument, const Tensor& tensor
     check(false, "metalcore::", op, ": ", argument, " must have shape ", shape_text(as), ", not ", shape_text(tensor));
 }
 
+namespace {
+
+// PyTorch tells no more than that it failed. The message begins as PyTorch's own of the device does, since programs
+// that look for a batch size which fits go by that.
+[[noreturn]] void throw_out_of_memory(Sizes sizes, ScalarType dtype, const Tensor& like) {
+  double gibibytes = (dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? 2.0 : 4.0) / (1 << 30);
+  for (int64_t size : sizes) gibibytes *= static_cast<double>(size);
+  const bool cuda = device_type(like) == aoti_torch_device_type_cuda();
+  std::ostringstream message;
+  message << (cuda ? "CUDA" : "MPS backend") << " out of memory. metalcore tried to allocate " << std::fixed
+          << std::setprecision(2) << gibibytes << " GiB on " << (cuda ? "cuda:" : "mps:") << like.get_device_index()
+          << " for a tensor of shape " << shape_text(sizes) << " and dtype " << dtype_name(dtype) << ".";
+  throw std::runtime_error(message.str());
+}
+
+}  // namespace
+
 Tensor new_strided(Sizes sizes, Sizes strides, ScalarType dtype, const Tensor& like) {
   AtenTensorHandle result = nullptr;
   const auto number = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
-  check(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), number,
-                                 device_type(like), like.get_device_index(), &result) == AOTI_TORCH_SUCCESS,
-        "metalcore: cannot allocate a tensor");
+  if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), number,
+                               device_type(like), like.get_device_index(), &result) != AOTI_TORCH_SUCCESS)
+    throw_out_of_memory(sizes, dtype, like);
   return Tensor(result);
 }
 

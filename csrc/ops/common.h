@@ -29,9 +29,12 @@ void check(bool condition, const Parts&... parts) {
   throw std::runtime_error(message.str());
 }
 
+using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
+
+std::string shape_text(Sizes sizes);  // "[2, 3]"
+inline std::string shape_text(const Tensor& tensor) { return shape_text(tensor.sizes()); }
 const char* dtype_name(ScalarType dtype);               // "float32"; "an unsupported dtype" where Metal has none
 ScalarType dtype_named(const std::string& name);        // the inverse; throws std::invalid_argument
-std::string shape_text(const Tensor& tensor);           // "[2, 3]"
 
 // Kernels are named <op>_<variant>_<suffix> after MSL's type names.
 inline const char* suffix(ScalarType dtype) {
@@ -58,8 +61,6 @@ void check_same_shape(const char* op, const char* argument, const Tensor& tensor
   STABLE_TORCH_LIBRARY_IMPL(metalcore, MPS, library) { register_kernels(library); }  \
   STABLE_TORCH_LIBRARY_IMPL(metalcore, CUDA, library) { register_kernels(library); } \
   static void register_kernels(torch::stable::detail::StableLibrary& m)
-
-using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 
 // Uninitialized, on the device of `like`; contiguous unless strides are given. (torch::stable's namesakes go through
 // the dispatcher by name, which costs more than a small op's whole budget.)

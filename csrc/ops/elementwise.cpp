@@ -65,11 +65,20 @@ bool aligned(const gpu::BufferView& view) {
   return (reinterpret_cast<uintptr_t>(view.storage) + view.offset) % kPack == 0;
 }
 
-void dispatch(gpu::Encoder& encoder, const std::string& kernel, const std::vector<gpu::BufferView>& views,
-              uint32_t threads) {
-  encoder.kernel(kernel);
-  for (size_t i = 0; i < views.size(); ++i) encoder.buffer(static_cast<uint32_t>(i), views[i]);
-  encoder.dispatch_threads({threads}, kThreadgroup);
+// So many threads, each of which takes `bytes` bytes of every view, in as many dispatches as they need. Leaves the
+// views behind what was taken.
+void dispatch(gpu::Encoder& encoder, const std::string& kernel, std::vector<gpu::BufferView>& views, int64_t threads,
+              int64_t bytes) {
+  for (int64_t count; threads > 0; threads -= count) {
+    count = std::min(threads, kMostThreads);
+    encoder.kernel(kernel);
+    for (size_t i = 0; i < views.size(); ++i) {
+      views[i].span = count * bytes;
+      encoder.buffer(static_cast<uint32_t>(i), views[i]);
+      views[i].offset += count * bytes;
+    }
+    encoder.dispatch_threads({static_cast<uint32_t>(count)}, kThreadgroup);
+  }
 }
 
 // Packs of elements, then those that are left over.
@@ -90,16 +99,8 @@ void encode_dense(const char* op, std::initializer_list<Tensor> inputs, const Te
   const DensePlan plan = plan_dense(output.numel(), item, std::all_of(views.begin(), views.end(), aligned));
   gpu::encode(output, [&](gpu::Encoder& encoder) {
     const std::string end = std::string("_") + suffix(output.scalar_type());
-    if (plan.packs) dispatch(encoder, op + ("_packed" + end), views, grid_side(plan.packs));
-    int64_t done = plan.packs * kPack;  // bytes of each tensor
-    for (int64_t rest = plan.rest; rest > 0;) {
-      const int64_t count = std::min(rest, kMostThreads);
-      std::vector<gpu::BufferView> parts = views;
-      for (gpu::BufferView& part : parts) part.offset += done, part.span = count * item;
-      dispatch(encoder, op + ("_dense" + end), parts, grid_side(count));
-      done += count * item;
-      rest -= count;
-    }
+    if (plan.packs) dispatch(encoder, op + ("_packed" + end), views, plan.packs, kPack);
+    if (plan.rest) dispatch(encoder, op + ("_dense" + end), views, plan.rest, item);
   });
 }
 

@@ -40,4 +40,5 @@ struct JacobiResultParams {
   uint32_t tiles;        // of rows, that share a Rayleigh quotient
   uint32_t vectors;      // 0: only values
   uint32_t accumulated;  // whether V is wanted
+  uint32_t scaled;       // whether A comes multiplied by a scale, which is to be taken out of the values
 };

@@ -176,8 +176,8 @@ constant constexpr uint kRows = 64;  // of the products' chunks
     device float* sorted [[buffer(4)]],
     device float* u [[buffer(5)]], device float* v [[buffer(6)]], device uint* present [[buffer(7)]],
     device const uint* order [[buffer(8)]], device const float* lengths [[buffer(9)]],
-    constant JacobiResultParams& p [[buffer(10)]], uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+    constant JacobiResultParams& p [[buffer(10)]], device const float* scales [[buffer(11)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup uint counts[2][JACOBI_THREADS / 32];
   const uint columns = p.of.columns, rows = p.of.rows;
   const uint matrix = group / columns, j = group % columns, at_work = matrix * p.of.padded + j;
@@ -206,7 +206,8 @@ constant constexpr uint kRows = 64;  // of the products' chunks
 
   if (thread_index == 0) {
     const float whole = ldexp(value, symmetric ? exponent : exponent - JACOBI_SCALE);
-    sorted[ulong(matrix) * columns + rank] = !finite ? NAN : !symmetric && value < kNothing ? 0.0f : whole;
+    const float scale = p.scaled != 0 ? scales[matrix] : 1.0f;
+    sorted[ulong(matrix) * columns + rank] = !finite ? NAN : !symmetric && value < kNothing ? 0.0f : whole / scale;
     if (j == 0) present[matrix] = nonzero;
   }
   if (p.vectors == 0) return;

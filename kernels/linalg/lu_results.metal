@@ -4,9 +4,11 @@ using namespace metal;
 
 #include "lu.h"
 
-// The order of the rows that exchanging them as the pivots say leads to: row i of P B is row permutation[i] of B. A
-// threadgroup a matrix; up to kHeld rows in threadgroup memory.
+// The order of the rows that exchanging them as the pivots say leads to: row i of P B is row permutation[i] of B. Of
+// pivots that name rows which are not there no order comes: it is kNoRow throughout. A threadgroup a matrix; up to
+// kHeld rows in threadgroup memory.
 constant constexpr uint kHeld = 4096;
+constant constexpr uint kNoRow = 0xffffffff;
 
 [[kernel]] [[max_total_threads_per_threadgroup(32)]] void lu_permutation(
     device const int* pivots [[buffer(0)]], device uint* permutation [[buffer(1)]],
@@ -16,17 +18,19 @@ constant constexpr uint kHeld = 4096;
   pivots += ulong(matrix) * p.pivots;
   permutation += ulong(matrix) * p.rows;
   const bool fits = p.rows <= kHeld;
+  bool refused = false;
+  for (uint k = lane; k < p.pivots; k += 32) refused = refused || uint(pivots[k]) - 1 >= p.rows;
+  refused = simd_any(refused);
   for (uint i = lane; i < p.rows; i += 32) {
     if (fits)
-      held[i] = i;
+      held[i] = refused ? kNoRow : i;
     else
-      permutation[i] = i;
+      permutation[i] = refused ? kNoRow : i;
   }
   simdgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
-  if (lane == 0) {
+  if (lane == 0 && !refused) {
     for (uint k = 0; k < p.pivots; ++k) {
       const uint pivot = uint(pivots[k]) - 1;
-      if (pivot >= p.rows) continue;  // no exchange of rows that are not there
       if (fits) {
         const uint row = held[pivot];
         held[pivot] = held[k];
@@ -66,15 +70,19 @@ constant constexpr uint kHeld = 4096;
   part[at] = value;
 }
 
-// Row i of X is row permutation[i] of B, or with `transpose` the other way round. A thread an element.
+// Row i of X is row permutation[i] of B, or with `transpose` the other way round; NaN where there is no order. A thread
+// an element.
 [[kernel]] void lu_permute(device const float* b [[buffer(0)]], device const uint* permutation [[buffer(1)]],
                            device float* x [[buffer(2)]], constant LuPermuteParams& p [[buffer(3)]],
                            uint at [[thread_position_in_grid]]) {
   const uint column = at % p.columns, row = at / p.columns % p.rows, matrix = at / p.columns / p.rows;
   const uint other = permutation[ulong(matrix) * p.rows + row];
-  const uint from = p.transpose != 0 ? row : other, to = p.transpose != 0 ? other : row;
+  const bool refused = other == kNoRow;
+  const uint from = p.transpose != 0 ? row : other, to = p.transpose != 0 && !refused ? other : row;
   device float& element = x[(ulong(matrix) * p.rows + to) * p.columns + column];
-  if (p.identity != 0)
+  if (refused)
+    element = NAN;
+  else if (p.identity != 0)
     element = from == column ? 1.0f : 0.0f;
   else
     element = b[matrix * p.b_batch + from * p.b_row + column * p.b_column];

@@ -68,8 +68,11 @@ template <uint LANES, uint QB>
 
   // A lane's row is the lane's to begin with; `place` is where pivoting puts it.
   uint place = lane;
+  bool refused = false;  // pivots that are given may be of rows that are not there
   if (p.given != LU_MATRIX) {
-    const uint pivot = lane < p.rows ? uint(pivots[ulong(matrix) * p.rows + lane]) - 1 : lane;
+    uint pivot = lane < p.rows ? uint(pivots[ulong(matrix) * p.rows + lane]) - 1 : lane;
+    refused = lanes_max<LANES>(lane < p.rows && pivot >= p.rows ? 1u : 0u) != 0;
+    if (refused) pivot = lane;
     for (uint k = 0; k < p.rows; ++k) place = exchanged(place, k, simd_shuffle(pivot, simd_lane - lane + k));
   }
   float4 row[QA], right[kRight];
@@ -91,6 +94,8 @@ template <uint LANES, uint QB>
     for (uint j = 0; j < QB; ++j)
       right[j] = given ? own[from * kQuads + j]
                        : select(float4(0.0f), float4(1.0f), first_column + 4 * j + uint4(0, 1, 2, 3) == lane);
+#pragma unroll
+    for (uint j = 0; j < QB; ++j) right[j] = refused ? float4(NAN) : right[j];
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 

@@ -17,6 +17,7 @@ struct SvdParams {
   SvdMatrices a, left, right;
   uint32_t matrices;
   uint32_t rows, columns;
+  uint32_t scaled;  // whether A comes multiplied by a scale, which is to be taken out of the values
 };
 
 // A batch whose columns are put in order.

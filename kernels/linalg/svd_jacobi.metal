@@ -1,8 +1,8 @@
 // SVD by one-sided Jacobi (jacobi.h): A V = X with orthogonal columns, whose norms are the singular values and whose
 // directions the left singular vectors.
 //
-// A is divided by a power of two that makes its largest entry one. With NaN or infinities in a matrix all its results
-// are NaN.
+// A is divided by a power of two that makes its largest entry one, whether it comes scaled already or not. With NaN or
+// infinities in a matrix all its results are NaN.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -13,7 +13,7 @@ using namespace metal;
 // are left to svd_complete.
 template <typename Tile, bool VECTORS>
 inline void svd_of(device const float* a, device float* left, device float* values, device float* right,
-                   device uint* present, constant SvdParams& p, uint matrix,
+                   device uint* present, device const float* scales, constant SvdParams& p, uint matrix,
                    thread typename Tile::Shared& shared) {
   const uint lane = shared.lane, simdgroup = shared.simdgroup;
   const bool live = matrix < p.matrices;  // the others go along, on zeros
@@ -61,8 +61,11 @@ inline void svd_of(device const float* a, device float* left, device float* valu
     const uint rank = ranks[c];
     if (rank >= p.columns) continue;
     const float norm = precise::sqrt(tile.square[c]);
-    if (simdgroup == 0)
-      values[ulong(matrix) * p.columns + rank] = finite ? norm / kJacobiScale * inverse_of_scale(scale) : NAN;
+    if (simdgroup == 0) {
+      const float before = p.scaled ? inverse_of_scale(scales[matrix]) : 1.0f;
+      values[ulong(matrix) * p.columns + rank] =
+          finite ? norm / kJacobiScale * inverse_of_scale(scale) * before : NAN;
+    }
     if (!VECTORS) continue;
     const float factor = !finite ? NAN : tile.square[c] > kJacobiFloor ? 1.0f / norm : 0.0f;
     device float* const to_left = left + matrix * p.left.batch_stride + rank * p.left.column_stride;
@@ -92,12 +95,12 @@ template <uint ROWS, uint LANES, bool VECTORS>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void svd_simd(
     device const float* a [[buffer(0)]], device float* left [[buffer(1)]], device float* values [[buffer(2)]],
     device float* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
-    uint group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]]) {
+    device const float* scales [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   typedef JacobiTile<1, LANES, 1, ROWS / 4, VECTORS ? LANES / 4 : 0> Tile;
   typename Tile::Shared shared = {nullptr, 0, lane, 0};
   const uint matrix = (group * kSimdgroups + simdgroup) * (32 / LANES) + lane / LANES;
-  svd_of<Tile, VECTORS>(a, left, values, right, present, p, matrix, shared);
+  svd_of<Tile, VECTORS>(a, left, values, right, present, scales, p, matrix, shared);
 }
 
 // A threadgroup a matrix of up to 32 COLUMNS columns and rows.
@@ -105,17 +108,18 @@ template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
 [[kernel]] [[max_total_threads_per_threadgroup(512)]] void svd_block(
     device const float* a [[buffer(0)]], device float* left [[buffer(1)]], device float* values [[buffer(2)]],
     device float* right [[buffer(3)]], device uint* present [[buffer(4)]], constant SvdParams& p [[buffer(5)]],
-    uint matrix [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]]) {
+    device const float* scales [[buffer(6)]], uint matrix [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kRows4 = 8 * COLUMNS / SIMDGROUPS;
   typedef JacobiTile<COLUMNS, 32, SIMDGROUPS, kRows4, VECTORS ? kRows4 : 0> Tile;
   threadgroup float memory[Tile::Shared::kFloats];
   typename Tile::Shared shared = {memory, simdgroup, lane, 0};
-  svd_of<Tile, VECTORS>(a, left, values, right, present, p, matrix, shared);
+  svd_of<Tile, VECTORS>(a, left, values, right, present, scales, p, matrix, shared);
 }
 
 #define ARGUMENTS                                                                                          \
-  device const float*, device float*, device float*, device float*, device uint*, constant SvdParams&, uint, uint, uint
+  device const float*, device float*, device float*, device float*, device uint*, constant SvdParams&,        \
+      device const float*, uint, uint, uint
 #define SIMD(rows, lanes)                                                                                       \
   template [[host_name("svd_simd_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, true>(ARGUMENTS);  \
   template [[host_name("svd_simd_values_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, false>(ARGUMENTS);

@@ -3,6 +3,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
+#include "householder.h"
 #include "svd.h"
 
 constant constexpr uint kRowsAtOnce = SVD_ORDER_THREADS / 32;
@@ -28,31 +29,37 @@ constant constexpr uint kRowsAtOnce = SVD_ORDER_THREADS / 32;
   exponents[ulong(matrix) * p.columns + column] = most >> 23;
 }
 
-// order[i] is the column that comes i-th. A threadgroup finds the places of SVD_ORDER_THREADS columns.
+// order[i] is the column that comes i-th. A threadgroup finds the places of SVD_ORDER_THREADS columns; the first of a
+// matrix also its scale.
 [[kernel]] [[max_total_threads_per_threadgroup(SVD_ORDER_THREADS)]] void svd_order(
-    device const uint* exponents [[buffer(0)]], device uint* order [[buffer(1)]],
-    constant SvdOrderParams& p [[buffer(2)]], uint group [[threadgroup_position_in_grid]],
+    device const uint* exponents [[buffer(0)]], device uint* order [[buffer(1)]], device float* scales [[buffer(2)]],
+    constant SvdOrderParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   const uint tiles = (p.columns + SVD_ORDER_THREADS - 1) / SVD_ORDER_THREADS, matrix = group / tiles;
   const uint column = group % tiles * SVD_ORDER_THREADS + thread_index;
   if (column >= p.columns) return;
   device const uint* const own = exponents + ulong(matrix) * p.columns;
   const uint exponent = own[column];
-  uint place = 0;
-  for (uint j = 0; j < p.columns; ++j) place += own[j] > exponent || (own[j] == exponent && j < column) ? 1 : 0;
+  uint place = 0, most = 0;
+  for (uint j = 0; j < p.columns; ++j) {
+    place += own[j] > exponent || (own[j] == exponent && j < column) ? 1 : 0;
+    most = max(most, own[j]);
+  }
   order[ulong(matrix) * p.columns + place] = column;
+  if (column == 0) scales[matrix] = scale_to_one(as_type<float>(most << 23));
 }
 
-// The matrices with their columns in that order, row-major. A threadgroup takes kRowsAtOnce rows.
+// The matrices times their scales with their columns in that order, row-major. A threadgroup takes kRowsAtOnce rows.
 [[kernel]] [[max_total_threads_per_threadgroup(SVD_ORDER_THREADS)]] void svd_permute(
     device const float* a [[buffer(0)]], device const uint* order [[buffer(1)]], device float* out [[buffer(2)]],
-    constant SvdOrderParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+    device const float* scales [[buffer(3)]], constant SvdOrderParams& p [[buffer(4)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const uint tiles = (p.rows + kRowsAtOnce - 1) / kRowsAtOnce, matrix = group / tiles;
   const uint row = group % tiles * kRowsAtOnce + thread_index / 32;
   if (row >= p.rows) return;
   device const float* const from = a + matrix * p.a.batch_stride + row * p.a.row_stride;
   device const uint* const columns = order + ulong(matrix) * p.columns;
   device float* const to = out + (ulong(matrix) * p.rows + row) * p.columns;
-  for (uint i = thread_index % 32; i < p.columns; i += 32) to[i] = from[columns[i] * p.a.column_stride];
+  const float scale = scales[matrix];
+  for (uint i = thread_index % 32; i < p.columns; i += 32) to[i] = from[columns[i] * p.a.column_stride] * scale;
 }

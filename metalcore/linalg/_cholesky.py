@@ -27,7 +27,7 @@ def cholesky(A: torch.Tensor, *, upper: bool = False, out=None) -> torch.Tensor:
         torch.linalg.LinAlgError: a matrix is not positive-definite; the message names the batch entry.
         RuntimeError: A is not of square matrices, or an `out` that does not fit.
     """
-    if left_to_torch("cholesky", ("upper", upper), A) or not accelerated(A):
+    if left_to_torch("cholesky", ("upper", upper), A) or not accelerated(A) or type(upper) is not bool:
         return torch.linalg.cholesky(A, upper=upper, out=out)
 
     def factor():
@@ -58,7 +58,8 @@ def cholesky_ex(A: torch.Tensor, *, upper: bool = False, check_errors: bool = Fa
     Raises:
         RuntimeError: as in `cholesky`.
     """
-    if left_to_torch("cholesky", ("upper", upper), A) or not accelerated(A):
+    if (left_to_torch("cholesky", ("upper", upper), A) or not accelerated(A)
+            or not type(upper) is type(check_errors) is bool):
         return torch.linalg.cholesky_ex(A, upper=upper, check_errors=check_errors, out=out)
 
     def factor():
@@ -85,7 +86,7 @@ def cholesky_solve(B: torch.Tensor, L: torch.Tensor, upper: bool = False, *, out
     Raises:
         RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
     """
-    if not accelerated(B, L) or B.dtype != L.dtype:
+    if L is None or not accelerated(B, L) or B.dtype != L.dtype or type(upper) is not bool:
         return torch.cholesky_solve(B, L, upper, out=out)
     solve = lambda: in_float32(lambda B, L: ops.cholesky_solve(B, L, upper), B, L)  # noqa: E731
     return cast_out("cholesky_solve", out, solve, B, L, dtype=B.dtype)

@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 from .. import _C
 from .._routing import cpu_kernel, fake_kernel, ops
 
-__all__ = ["cast_out", "in_float32", "left_to_torch", "needs_gradient", "raise_errors", "skew", "square",
+__all__ = ["cast_out", "check_types", "in_float32", "left_to_torch", "needs_gradient", "raise_errors", "skew", "square",
            "without_autocast", "write_out"]
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
@@ -71,6 +71,15 @@ def _plan_is_torchs(op, option, family, *shapes):
         return _C.explain(op, sizes, "float32", dict([option] if option else []), "cuda")["variant"] == "torch"
     except ValueError:  # shapes that the function itself refuses, in its own words
         return False
+
+
+def check_types(name, *arguments):
+    """Raises TypeError for the first of the arguments of function `name`, each its name, value and type, that is none
+    of that type."""
+    for argument, value, wanted in arguments:
+        if not isinstance(value, wanted):
+            expected = "a bool" if wanted is bool else "a tensor"
+            raise TypeError(f"{name}: {argument} must be {expected}, not {type(value).__name__}")
 
 
 def square(A):
@@ -156,6 +165,9 @@ def cast_out(name, out, results, *inputs, dtype, parts=("result",)):
         return results()
     of = name.removeprefix("torch.").replace(".", "_")
     targets = _targets(of, out)
+    if isinstance(out, torch.Tensor) != (len(parts) == 1) or len(targets) != len(parts):
+        expected = "a Tensor" if len(parts) == 1 else f"a tuple of {len(parts)} Tensors"
+        raise TypeError(f"{of}(): argument 'out' must be {expected}, not {type(out).__name__}")
     for part, target in zip(parts, targets):
         if not torch.can_cast(dtype, target.dtype):
             kinds = [torch.empty(0, dtype=kind, device="cpu").type()[len("torch."):-len("Tensor")]

@@ -32,7 +32,7 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, out=None):
             that holds NaN or infinity has NaN results and raises nothing, because finding out would have to wait for
             the GPU.
     """
-    if not accelerated(A):
+    if not accelerated(A) or type(UPLO) is not str:
         return torch.linalg.eigh(A, UPLO, out=out)
     results = write_out("linalg_eigh", out, lambda: in_float32(lambda A: _eigh(A, UPLO, True), A), A)
     return torch.return_types.linalg_eigh(tuple(results))
@@ -53,7 +53,7 @@ def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out=None) -> torch.Tensor:
     Raises:
         RuntimeError: as `eigh`.
     """
-    if not accelerated(A):
+    if not accelerated(A) or type(UPLO) is not str:
         return torch.linalg.eigvalsh(A, UPLO, out=out)
     return write_out("linalg_eigvalsh", out, lambda: in_float32(lambda A: _eigh(A, UPLO, needs_gradient(A))[0], A), A)
 

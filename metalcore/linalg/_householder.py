@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import cast_out, in_float32, left_to_torch, without_autocast, write_out
+from ._common import cast_out, check_types, in_float32, left_to_torch, without_autocast, write_out
 from ._triangular import solve_triangular
 
 __all__ = ["geqrf", "householder_product", "larfb", "larft", "ormqr"]
@@ -79,7 +79,8 @@ def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: boo
     Raises:
         RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
     """
-    if left_to_torch("ormqr", ("left", left), input, tau, other) or not _alike(input, tau, other):
+    if (left_to_torch("ormqr", ("left", left), input, tau, other) or not _alike(input, tau, other)
+            or not type(left) is type(transpose) is bool):
         return torch.ormqr(input, tau, other, left, transpose, out=out)
     fits = (input.ndim == other.ndim >= 2 and tau.ndim == input.ndim - 1
             and tau.shape[:-1] == input.shape[:-2] == other.shape[:-2])
@@ -104,8 +105,10 @@ def larft(V: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
         T, (*, k, k), upper triangular. Gradients of any order.
 
     Raises:
+        TypeError: arguments that are no tensors.
         RuntimeError: V without two dimensions, or shapes that do not fit each other.
     """
+    check_types("larft", ("V", V, torch.Tensor), ("tau", tau, torch.Tensor))
     _check_reflectors("larft", V, tau.shape[-1] if tau.ndim else -1)
     return in_float32_if_half(_larft, V, tau)
 
@@ -125,8 +128,11 @@ def larfb(V: torch.Tensor, T: torch.Tensor, C: torch.Tensor, left: bool = True,
         The product. Gradients of any order.
 
     Raises:
+        TypeError: arguments that are no tensors, or no bools.
         RuntimeError: shapes that do not fit each other.
     """
+    check_types("larfb", ("V", V, torch.Tensor), ("T", T, torch.Tensor), ("C", C, torch.Tensor), ("left", left, bool),
+                ("transpose", transpose, bool))
     _check_reflectors("larfb", V, T.shape[-1] if T.ndim else -1)
     if C.ndim < 2 or T.ndim < 2 or T.shape[-2] != T.shape[-1] or C.shape[-2 if left else -1] != V.shape[-2]:
         shape = "(*, m, n)" if left else "(*, n, m)"
@@ -170,7 +176,7 @@ def _unit_lower(A, count):
 
 
 def _alike(*tensors):
-    return accelerated(*tensors) and all(tensor.dtype is tensors[0].dtype for tensor in tensors)
+    return accelerated(*tensors) and all(tensor is not None and tensor.dtype is tensors[0].dtype for tensor in tensors)
 
 
 def _refuse(function, *arguments):

@@ -15,7 +15,8 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
 
     For matrices of full rank, by QR as LAPACK's gels: A = Q R gives X = R⁻¹ Qᵀ B; with more unknowns than equations
     Aᵀ = Q R gives X = Q R⁻ᵀ B (Golub and Van Loan, Matrix Computations, 5.3 and 5.6). Nothing is checked: a matrix of
-    lower rank gives inf, nan or large numbers, as PyTorch's op does on CUDA.
+    lower rank gives inf, nan or large numbers, as PyTorch's op does on CUDA. A may have norms above float32's range: it
+    is scaled, as gels does.
 
     Args:
         A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results cast back.
@@ -33,7 +34,8 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
     Raises:
         RuntimeError: as PyTorch's: shapes that do not fit, or an unknown driver.
     """
-    if B is None or not accelerated(A, B) or A.dtype != B.dtype:
+    if (B is None or not accelerated(A, B) or A.dtype != B.dtype or driver is not None and type(driver) is not str
+            or rcond is not None and not isinstance(rcond, (float, int))):
         return torch.linalg.lstsq(A, B, rcond, driver=driver)
     is_vector = _check(A, B, driver)
     solution, residuals = in_float32(_least_squares, A, B.unsqueeze(-1) if is_vector else B)
@@ -65,8 +67,8 @@ def _check(A, B, driver):
 def _least_squares(A, B):
     m, n = A.shape[-2:]
     if m < n:
-        Q, R = ops.qr(A.mT, "reduced")
-        return Q @ ops.solve_triangular(R.mT, B, False, True, False), A.new_empty(0)
-    Q, R = ops.qr(A, "reduced")
-    X = ops.solve_triangular(R, Q.mT @ B, True, True, False)
+        Q, R, scale = ops.qr_scaled(A.mT)
+        return Q @ ops.solve_triangular(R.mT, B, False, True, False) * scale, A.new_empty(0)
+    Q, R, scale = ops.qr_scaled(A)
+    X = ops.solve_triangular(R, Q.mT @ B, True, True, False) * scale
     return X, (A @ X - B).square().sum(-2) if m > n else A.new_empty(0)

@@ -33,7 +33,7 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out=None):
         RuntimeError: U has a zero on its diagonal (this waits for the result; lu_factor_ex does not), less than two
             dimensions, or an `out` that does not fit.
     """
-    if left_to_torch("lu_factor", (), A) or not _takes(A):
+    if left_to_torch("lu_factor", (), A) or not _takes(A) or type(pivot) is not bool:
         return torch.linalg.lu_factor(A, pivot=pivot, out=out)
 
     def factor():
@@ -59,7 +59,7 @@ def lu_factor_ex(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = Fa
     Raises:
         RuntimeError: as lu_factor.
     """
-    if left_to_torch("lu_factor", (), A) or not _takes(A):
+    if left_to_torch("lu_factor", (), A) or not _takes(A) or not type(pivot) is type(check_errors) is bool:
         return torch.linalg.lu_factor_ex(A, pivot=pivot, check_errors=check_errors, out=out)
 
     def factor():
@@ -86,7 +86,7 @@ def lu(A: torch.Tensor, *, pivot: bool = True, out=None):
     Raises:
         RuntimeError: less than two dimensions, or an `out` that does not fit.
     """
-    if not _takes(A):
+    if not _takes(A) or type(pivot) is not bool:
         return torch.linalg.lu(A, pivot=pivot, out=out)
     results = write_out("linalg_lu", out, lambda: in_float32(lambda A: _lu(A, pivot), A), A)
     return torch.return_types.linalg_lu(tuple(results))
@@ -98,19 +98,22 @@ def lu_solve(LU: torch.Tensor, pivots: torch.Tensor, B: torch.Tensor, *, left: b
 
     Args:
         LU: (*, n, n), as lu_factor gives it: float32, float16 or bfloat16. Other input goes to PyTorch's op.
-        pivots: (*, n), int32, of LU's batch.
+        pivots: (*, n), int32, of LU's batch, from 1 to n.
         B: (*, n, k), or (*, k, n) where not `left`, of LU's dtype. The batches of LU and B broadcast.
         left: whether A stands on the left of X.
         adjoint: whether Aᵀ stands in A's place.
         out: a tensor to write X to.
 
     Returns:
-        X, of B's shape with the batches broadcast; inf and nan where A is singular.
+        X, of B's shape with the batches broadcast; inf and nan where A is singular. A matrix with a pivot that is not
+        from 1 to n has an X of nan, because raising an error, as PyTorch does on the CPU, would have to wait for the
+        GPU.
 
     Raises:
         RuntimeError: as PyTorch's: shapes or dtypes that do not fit.
     """
-    if left_to_torch("lu_solve", ("left", left), LU, pivots, B) or not _solvable(LU, pivots, B, left):
+    if (left_to_torch("lu_solve", ("left", left), LU, pivots, B) or not type(left) is type(adjoint) is bool
+            or not _solvable(LU, pivots, B, left)):
         return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint, out=out)
 
     def solve(LU, B):
@@ -126,7 +129,7 @@ def _takes(A):
 
 def _solvable(LU, pivots, B, left):
     """Whether these are what the operator takes; what they are not, PyTorch's op says."""
-    return (accelerated(LU, B) and LU.dtype == B.dtype and isinstance(pivots, torch.Tensor)
+    return (B is not None and accelerated(LU, B) and LU.dtype == B.dtype and isinstance(pivots, torch.Tensor)
             and pivots.device == LU.device and pivots.dtype is torch.int32 and square(LU) and B.ndim >= 2
             and pivots.shape == LU.shape[:-1] and B.shape[-2 if left else -1] == LU.shape[-1]
             and broadcastable(LU, B))
@@ -269,7 +272,8 @@ def _solve_backward(ctx, grad):
     grad_LU = None
     if needs_LU:
         U, L = LU.triu(), LU.tril(-1) + torch.eye(LU.shape[-1], dtype=LU.dtype, device=LU.device)
-        P = torch.lu_unpack(LU.detach(), pivots, unpack_data=False)[0]
+        within = pivots.clamp(1, LU.shape[-1])  # lu_unpack would read and write outside; grad_B is nan then
+        P = torch.lu_unpack(LU.detach(), within, unpack_data=False)[0]
         outer, inner = (grad_B, X) if left else (grad_B.mT, X.mT)
         if adjoint == left:
             outer, inner = inner, outer

@@ -30,6 +30,8 @@ def pinv(A: torch.Tensor, rcond=None, hermitian: bool = False, *, atol=None, rto
         RuntimeError: less than two dimensions, or with `hermitian` matrices that are not square; complex tolerances; an
             `out` that does not fit.
     """
+    if type(hermitian) is not bool:
+        return torch.linalg.pinv(A, hermitian=hermitian, **given(rcond=rcond, atol=atol, rtol=rtol, out=out))
     tolerances = chosen_tolerances(A, rcond, atol, rtol)
     if tolerances is None or any(isinstance(x, torch.Tensor) and x.requires_grad for x in tolerances):
         return torch.linalg.pinv(A, **given(rcond=rcond, hermitian=hermitian, atol=atol, rtol=rtol, out=out))

@@ -31,7 +31,7 @@ def qr(A: torch.Tensor, mode: str = "reduced", *, out=None):
     Raises:
         RuntimeError: an unknown mode, less than two dimensions, or an `out` that does not fit.
     """
-    if not accelerated(A):
+    if not accelerated(A) or type(mode) is not str:
         return torch.linalg.qr(A, mode, out=out)
     return _named(write_out("linalg_qr", out, lambda: in_float32(lambda A: ops.qr(A, mode), A), A))
 
@@ -65,21 +65,25 @@ def _backward(ctx, grad_Q, grad_R):
     if ctx.mode == "r":
         raise RuntimeError("The derivative of linalg.qr depends on Q, which is not computed when mode='r'. Please use "
                            "linalg.qr(A, mode='reduced') if you are going to differentiate through linalg.qr.")
-    m, n = Q.shape[-2], R.shape[-1]
-    if ctx.mode == "complete" and m > n:
+    if ctx.mode == "complete" and Q.shape[-2] > R.shape[-1]:
         raise RuntimeError("The QR decomposition is not differentiable when mode='complete' and nrows > ncols.")
+    return _gradient(Q, R, grad_Q, grad_R), None
+
+
+def _gradient(Q, R, grad_Q, grad_R):
+    m, n = Q.shape[-2], R.shape[-1]
     if grad_Q is None and grad_R is None:
-        return None, None
+        return None
     if m >= n:
-        return _backward_tall(Q, R, grad_Q, grad_R), None
+        return _backward_tall(Q, R, grad_Q, grad_R)
     # A = (A1, A2) = (Q R1, Q R2): R2 = Qᵀ A2 adds A2 grad_R2ᵀ to Q's gradient.
     R1, R2 = R[..., :m], R[..., m:]
     if grad_R is None:
-        return torch.cat([_backward_tall(Q, R1, grad_Q, None), torch.zeros_like(R2)], dim=-1), None
+        return torch.cat([_backward_tall(Q, R1, grad_Q, None), torch.zeros_like(R2)], dim=-1)
     grad_R1, grad_R2 = grad_R[..., :m], grad_R[..., m:]
     through_Q = Q @ (R2 @ grad_R2.mT)
     grad_Q = through_Q if grad_Q is None else grad_Q + through_Q
-    return torch.cat([_backward_tall(Q, R1, grad_Q, grad_R1), Q @ grad_R2], dim=-1), None
+    return torch.cat([_backward_tall(Q, R1, grad_Q, grad_R1), Q @ grad_R2], dim=-1)
 
 
 def _backward_tall(Q, R, grad_Q, grad_R):
@@ -95,3 +99,40 @@ def _backward_tall(Q, R, grad_Q, grad_R):
 
 
 autograd("qr", _backward, _save)
+
+
+# qr_scaled(A): the reduced Q and R of A times `scale`, a power of two for each matrix that brings its largest entry to
+# about one, so that R is in range where the norms of A's columns are not; scale is (*, 1, 1).
+
+
+@cpu_kernel("qr_scaled")
+def _(A):
+    if A.numel() == 0:
+        scale = A.new_ones([*A.shape[:-2], 1, 1])
+    else:
+        exponent = torch.frexp(A.abs().amax((-2, -1), keepdim=True)).exponent
+        scale = torch.ldexp(torch.ones_like(exponent, dtype=A.dtype), (1 - exponent).clamp(-126, 126))
+    Q, R = torch.linalg.qr(A * scale)
+    return Q.contiguous(), R.contiguous(), scale
+
+
+@fake_kernel("qr_scaled")
+def _(A):
+    *batch, m, n = A.shape
+    k = min(m, n)
+    return A.new_empty([*batch, m, k]), A.new_empty([*batch, k, n]), A.new_empty([*batch, 1, 1])
+
+
+def _save_scaled(ctx, inputs, output):
+    ctx.save_for_backward(*output)
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _backward_scaled(ctx, grad_Q, grad_R, _):
+    Q, R, scale = ctx.saved_tensors
+    grad = _gradient(Q, R, grad_Q, grad_R)
+    return None if grad is None else grad * scale
+
+
+autograd("qr_scaled", _backward_scaled, _save_scaled)

@@ -31,6 +31,8 @@ def matrix_rank(A: torch.Tensor, tol=None, hermitian: bool = False, *, atol=None
         RuntimeError: less than two dimensions, or with `hermitian` matrices that are not square; complex tolerances; an
             `out` that does not fit.
     """
+    if type(hermitian) is not bool:
+        return torch.linalg.matrix_rank(A, hermitian=hermitian, **given(tol=tol, atol=atol, rtol=rtol, out=out))
     tolerances = chosen_tolerances(A, tol, atol, rtol)
     if tolerances is None:
         return torch.linalg.matrix_rank(A, **given(tol=tol, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
@@ -70,7 +72,7 @@ def cond(A: torch.Tensor, p=None, *, out=None) -> torch.Tensor:
 
 
 def _is_defined(A, p):
-    if A.dim() < 2:
+    if A.dim() < 2 or p is not None and type(p) not in (str, int, float):
         return False
     return p in (None, 2, -2) or p in ("fro", "nuc", 1, -1, _INFINITY, -_INFINITY) and A.shape[-1] == A.shape[-2]
 
@@ -108,7 +110,7 @@ def chosen_tolerances(A, both, atol, rtol):
     if rtol is None:
         rtol = max(A.shape[-2:]) * torch.finfo(torch.float32).eps
         if isinstance(atol, torch.Tensor):
-            rtol = rtol * (atol <= 0)
+            rtol = torch.where(atol <= 0, rtol, 0.0)
         elif atol is not None and atol > 0:
             rtol = 0.0
     return 0.0 if atol is None else atol, rtol
@@ -122,7 +124,8 @@ def _is_tolerance(value, A):
 
 def threshold(largest, atol, rtol):
     """max(atol, rtol * largest), where `largest` is (*, 1) and the tolerances are numbers or tensors."""
-    atol, rtol = (x.unsqueeze(-1) if isinstance(x, torch.Tensor) else x for x in (atol, rtol))
+    # A tensor without dimensions may be on the CPU: in a trace the default rtol is one, made of A's shape.
+    atol, rtol = (x.unsqueeze(-1) if isinstance(x, torch.Tensor) and x.ndim else x for x in (atol, rtol))
     relative = rtol * largest
     if isinstance(atol, torch.Tensor):
         return torch.maximum(*torch.broadcast_tensors(atol.to(relative.dtype), relative))

@@ -62,7 +62,7 @@ def solve_ex(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, check_error
     Raises:
         RuntimeError: as solve.
     """
-    if not _takes(A, B, left):
+    if not _takes(A, B, left) or type(check_errors) is not bool:
         return torch.linalg.solve_ex(A, B, left=left, check_errors=check_errors, out=out)
 
     def call():
@@ -116,7 +116,7 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out=None):
     Raises:
         RuntimeError: as inv.
     """
-    if not (accelerated(A) and square(A)):
+    if not (accelerated(A) and square(A)) or type(check_errors) is not bool:
         return torch.linalg.inv_ex(A, check_errors=check_errors, out=out)
 
     def call():
@@ -135,7 +135,8 @@ def _is_vector(A, B):
 
 def _takes(A, B, left):
     """Whether these are what the operator takes; what they are not, PyTorch's op says."""
-    if not (accelerated(A, B) and A.dtype == B.dtype and square(A) and B.ndim >= 1):
+    if (B is None or not accelerated(A, B) or A.dtype != B.dtype or not square(A) or B.ndim < 1
+            or type(left) is not bool):
         return False
     if _is_vector(A, B):
         return left and B.shape[-1] == A.shape[-1]

@@ -37,7 +37,7 @@ def svd(A: torch.Tensor, full_matrices: bool = True, *, driver: str | None = Non
             A matrix that holds NaN or infinity has NaN results and raises nothing, because finding out would have to
             wait for the GPU.
     """
-    if not accelerated(A):
+    if not accelerated(A) or type(full_matrices) is not bool or driver is not None and type(driver) is not str:
         return torch.linalg.svd(A, full_matrices, driver=driver, out=out)
     _check_driver(A, driver)
     results = write_out("linalg_svd", out, lambda: in_float32(lambda A: _svd(A, full_matrices, True), A), A)
@@ -59,7 +59,7 @@ def svdvals(A: torch.Tensor, *, driver: str | None = None, out=None) -> torch.Te
     Raises:
         RuntimeError: as `svd`.
     """
-    if not accelerated(A):
+    if not accelerated(A) or driver is not None and type(driver) is not str:
         return torch.linalg.svdvals(A, driver=driver, out=out)
     _check_driver(A, driver)
     return write_out("linalg_svdvals", out, lambda: in_float32(lambda A: _svd(A, False, needs_gradient(A))[1], A), A)

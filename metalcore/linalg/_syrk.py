@@ -6,7 +6,7 @@ import torch
 from torch.compiler import is_compiling
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, left_to_torch, without_autocast
+from ._common import check_types, in_float32, left_to_torch, without_autocast
 
 _PARTS = {"full": lambda x: x, "lower": torch.tril, "upper": torch.triu}
 
@@ -31,6 +31,7 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
         (*, n, n). Gradients of any order, of A and C.
 
     Raises:
+        TypeError: arguments that are no tensors, or no bool.
         RuntimeError: an unknown `triangle`, less than two dimensions, or a C that cannot be broadcast.
     """
     if (C is None and alpha == 1 and triangle == "full" and left_to_torch("syrk", ("transpose", transpose), A)
@@ -38,6 +39,8 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
         return _product(A, transpose)  # what _composed comes to, without its steps
     if triangle not in _PARTS:
         raise RuntimeError(f"syrk: triangle must be 'full', 'lower' or 'upper', not {triangle!r}")
+    check_types("syrk", ("A", A, torch.Tensor), ("C", A if C is None else C, torch.Tensor),
+                ("transpose", transpose, bool))
     if A.dim() < 2:
         raise RuntimeError(f"syrk: A must have at least 2 dimensions, but has {A.dim()}")
     alpha, beta = float(alpha), float(beta)

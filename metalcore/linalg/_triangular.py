@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, left_to_torch, write_out
+from ._common import check_types, in_float32, left_to_torch, write_out
 
 _SIDE, _UPLO, _TRANSA, _DIAG = ("L", "R"), ("U", "L"), ("N", "T", "C"), ("U", "N")  # BLAS's letters
 
@@ -36,7 +36,7 @@ def solve_triangular(A: torch.Tensor, B: torch.Tensor, *, upper: bool, left: boo
         RuntimeError: as PyTorch's: shapes that do not fit, or an `out` that does not.
     """
     if (left_to_torch("solve_triangular", ("left", left), A, B) or B is None or not accelerated(A, B)
-            or A.dtype != B.dtype):
+            or A.dtype != B.dtype or not type(upper) is type(left) is type(unitriangular) is bool):
         return torch.linalg.solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular, out=out)
 
     def solve(A, B):
@@ -62,6 +62,7 @@ def trsm(A: torch.Tensor, B: torch.Tensor, *, side: str = "L", uplo: str = "L", 
         alpha: multiplies B. Zero gives zeros, whatever A is.
 
     Raises:
+        TypeError: an A or B that is no tensor.
         ValueError: another letter.
         RuntimeError: shapes that do not fit, in solve_triangular's words.
     """
@@ -70,6 +71,7 @@ def trsm(A: torch.Tensor, B: torch.Tensor, *, side: str = "L", uplo: str = "L", 
                                      ("diag", diag, _DIAG)):
             if value not in letters:
                 raise ValueError(f"trsm: {name} must be one of {', '.join(letters)}, not {value!r}")
+    check_types("trsm", ("A", A, torch.Tensor), ("B", B, torch.Tensor))
     upper = uplo == "U"
     if transa != "N":
         A, upper = A.mH if transa == "C" else A.mT, not upper

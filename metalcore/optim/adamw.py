@@ -8,7 +8,7 @@ from operator import attrgetter
 import torch
 from torch.optim.adamw import adamw as torch_adamw
 
-from .._routing import accelerated, cpu_kernel, fake_kernel, ops
+from .._routing import FLOAT_DTYPES, accelerated, cpu_kernel, fake_kernel, ops
 
 __all__ = ["AdamW"]
 
@@ -23,8 +23,8 @@ class AdamW(torch.optim.AdamW):
 
     The kernel takes float32, float16 and bfloat16 parameters on `mps` and `cuda` devices, with dense gradients of the
     same dtype, whatever their strides. All others (on the CPU, float64, complex, tensor subclasses,
-    `differentiable=True`) are updated by PyTorch's own code in the same call. Parameters that share memory are updated
-    one after the other.
+    `differentiable=True`) are updated by PyTorch's own code in the same call. Parameters that share memory or state are
+    updated one after the other.
 
     Differences from `torch.optim.AdamW` for parameters that the kernel takes:
 
@@ -46,7 +46,8 @@ class AdamW(torch.optim.AdamW):
             steps with overflown gradients to the kernel. The other parameters take PyTorch's fused implementation.
 
     Raises what torch.optim.AdamW raises for invalid arguments: ValueError for values out of range, RuntimeError for
-    arguments that exclude each other and for sparse gradients.
+    arguments that exclude each other and for sparse gradients. A step raises for a state that does not fit: KeyError
+    for a missing entry, TypeError for one that is no tensor, RuntimeError for a wrong device, dtype or shape.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
     """
@@ -175,9 +176,11 @@ class AdamW(torch.optim.AdamW):
 
         try:
             found = lists()
+            # Where steps are on the device, the kernel takes them as it takes the moments.
             ready = (set(map(_device_index, found[0])) == {params[0].get_device() if on_device else -1}
-                     and set(map(_dtype, chain(*found[1:]))) == {dtype})
-        except KeyError:
+                     and set(map(_dtype, chain(*found[1:]))) == {dtype}
+                     and (not on_device or set(map(_dtype, found[0])) == {torch.float32}))
+        except (AttributeError, KeyError, TypeError):  # first steps; what is not a tensor, _prepare refuses
             ready = False
         if ready:
             return found
@@ -203,21 +206,28 @@ def _takes(p, grad):
 
 
 def _prepare(p, state, moments, on_device, dtype):
-    """Makes the state of p on its first step, and brings it to the form that the kernel takes."""
+    """Makes the state of p on its first step, and brings it to the form that the kernel takes. What is there and has no
+    such form, the operator refuses."""
     where = p.device if on_device else _CPU
     if not state:
         # float64 where that is the default dtype, as in torch. On the device without a copy, so in a capture as well.
         wide = torch.get_default_dtype() is torch.float64 and not on_device
         state["step"] = torch.zeros((), dtype=torch.float64 if wide else torch.float32, device=where)
-    for name in moments:
-        moment = state.get(name)
-        if moment is None:
+        for name in moments:
             state[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-        elif moment.dtype is not dtype:
-            state[name] = moment.to(dtype)
+    for name in ("step", *moments):
+        if not isinstance(state[name], torch.Tensor):
+            raise TypeError(f"AdamW: the state's {name!r} must be a tensor, not {type(state[name]).__name__}")
+    for name in moments:
+        if state[name].dtype in FLOAT_DTYPES and state[name].dtype is not dtype:
+            state[name] = state[name].to(dtype)
     step = state["step"]
-    if step.device != where:
-        state["step"] = step.to(where, torch.float32) if on_device else step.cpu()
+    if step.is_meta:
+        return
+    if on_device and step.dtype is not torch.bool and not step.is_complex():
+        state["step"] = step.to(where, torch.float32)
+    elif step.device != where:
+        state["step"] = step.to(where)
 
 
 @cpu_kernel("adamw_")
@@ -246,4 +256,11 @@ def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr,
 @fake_kernel("adamw_")
 def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr, beta1, beta2, weight_decay, eps,
       maximize, lr_tensor=None, grad_scale=None, found_inf=None):
-    return None
+    # A meta tensor among others brings a call here, and nothing would be updated.
+    on = params[0].device if params else None
+    for name, tensors in (("params", params), ("grads", grads), ("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs),
+                          ("max_exp_avg_sqs", max_exp_avg_sqs), ("state_steps", state_steps)):
+        for tensor in tensors:
+            if tensor.device != on and not (name == "state_steps" and tensor.device == _CPU):
+                raise RuntimeError(f"metalcore::adamw_: {name} must be on the device of the other tensors, {on}, "
+                                   f"not on {tensor.device}")

@@ -125,7 +125,7 @@ PARAMS, GRADS, EXP_AVGS, EXP_AVG_SQS, MAX_EXP_AVG_SQS, STEPS = range(6)
     (EXP_AVG_SQS, lambda t: t.new_zeros(()).expand(t.shape), "exp_avg_sqs is to be written"),
     (MAX_EXP_AVG_SQS, lambda t: t.to(torch.float16), "max_exp_avg_sqs must be float32"),
     (STEPS, lambda t: torch.zeros(2), "a step must have one element"),
-    (STEPS, lambda t: torch.zeros((), dtype=torch.int64), "a step must be float32, not int64"),
+    (STEPS, lambda t: torch.zeros((), dtype=torch.bool), "a step must be a float or an integer, not bool"),
 ])
 def test_bad_tensors(device, which, change, text):
     arguments = lists(device, amsgrad=True)

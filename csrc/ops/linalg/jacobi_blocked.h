@@ -34,11 +34,12 @@ std::vector<Step> jacobi_blocked_steps(int64_t columns, int64_t rows, int64_t ba
 //   v       (batch, n, n), row j the j-th right singular vector
 // Entry i of a left singular vector is written at order[i]; order is (batch, m), int32. u, v and order are not looked
 // at unless `vectors`.
+// scales (batch), float32, says what x has been multiplied by, which is taken out of the values.
 // Fewest sweeps for x = R, row-major, of the QR factorization of a matrix with its columns in descending order of norm
 // (so the matrix factored here is Rᵀ); small singular values are then as accurate as the grading of R's rows allows.
 // Of a matrix with a NaN or an infinity all results are NaN.
-void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tensor& order, const Tensor& values,
-                        const Tensor& u, const Tensor& v);
+void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tensor& order, const Tensor& scales,
+                        const Tensor& values, const Tensor& u, const Tensor& v);
 
 // Writes the eigenvalues (batch, n), ascending, and eigenvectors u (batch, n, n), as columns, row-major, of symmetric
 // matrices a (batch, n, n), float32, contiguous, of which only the triangle `upper` names is read. u is not looked at

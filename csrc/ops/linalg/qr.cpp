@@ -6,6 +6,7 @@
 #include "qr_blocked.h"
 #include "qr_plan.h"
 #include "qr_small.h"
+#include "scale.h"
 #include "../plan.h"
 
 #include <algorithm>
@@ -138,6 +139,15 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
 
 namespace {
 
+// The reduced QR decomposition of A times a power of two for each matrix, so that R is in range where A's norms are
+// not: (Q, R, scale), scale (*, 1, 1).
+std::tuple<Tensor, Tensor, Tensor> qr_scaled(const Tensor& input) {
+  check_matrices("qr", input);
+  const auto [a, scales] = scaled(input);
+  const auto [q, r] = qr(a, "reduced");
+  return {q, r, scales};
+}
+
 // explain("qr", shape, mode=…). Of the blocked variant's many dispatches the first of each kernel.
 Explanation explain(const Request& request) {
   check(request.shapes.size() == 1, "metalcore::qr: explain needs the shape of A");
@@ -176,15 +186,26 @@ Explanation explain(const Request& request) {
   return e;
 }
 
+Explanation explain_scaled(const Request& request) {
+  Explanation e = explain(request);
+  const MatrixShape s = matrix_shape(request.shapes[0]);
+  const std::vector<Step> steps = scaled_steps(s.rows, s.columns, s.batch);
+  e.steps.insert(e.steps.begin(), steps.begin(), steps.end());
+  return e;
+}
+
 const ExplainOp explain_qr("qr", explain);
+const ExplainOp explain_qr_scaled("qr_scaled", explain_scaled);
 
 }  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("qr(Tensor A, str mode) -> (Tensor, Tensor)");
+  m.def("qr_scaled(Tensor A) -> (Tensor, Tensor, Tensor)");
 }
 
 METALCORE_KERNELS(m) {
   m.impl("qr", TORCH_BOX(&metalcore::qr));
+  m.impl("qr_scaled", TORCH_BOX(&metalcore::qr_scaled));
 }

@@ -7,6 +7,7 @@
 #include "jacobi_plan.h"
 #include "matrices.h"
 #include "qr.h"
+#include "scale.h"
 
 #include <algorithm>
 #include <optional>
@@ -43,13 +44,14 @@ struct Vectors {
   SvdMatrices at_left, at_right;
 };
 
-void jacobi(const JacobiPlan& plan, const Tensor& a, const SvdParams& params, const Vectors& to, const Tensor& s,
-            bool compute_uv) {
+// `scales`: of A, where it comes scaled, else a tensor that is not looked at.
+void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, const SvdParams& params, const Vectors& to,
+            const Tensor& s, bool compute_uv) {
   const Tensor present = compute_uv ? new_tensor({params.matrices}, ScalarType::Int, a) : s;
   const Tensor& left = compute_uv ? to.left : s;
   gpu::encode(a, [&](gpu::Encoder& encoder) {
     encoder.kernel(plan.kernel).buffer(0, a).buffer(1, left).buffer(2, s).buffer(3, compute_uv ? to.right : s);
-    encoder.buffer(4, present).bytes(5, params);
+    encoder.buffer(4, present).bytes(5, params).buffer(6, scales);
     encoder.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
     if (!compute_uv) return;
     encoder.kernel("svd_complete").buffer(0, left).buffer(1, present).bytes(2, params);
@@ -83,17 +85,19 @@ void multiply_q(const Tensor& q, const Tensor& b, const SvdMatrices& at_b, const
 // Of tall matrices by A = Q R and Rᵀ = X V, whose columns are nearer to orthogonal than R's (Drmač and Veselić 2008).
 void after_qr(const JacobiPlan& plan, const Tensor& tall, const Shape& s, const Vectors& to, const Tensor& values,
               bool full_matrices, bool compute_uv) {
-  const auto [q, r] = qr(tall, qr_mode(full_matrices, compute_uv));
+  const auto [a, scales] = scaled(tall);
+  const auto [q, r] = qr(a, qr_mode(full_matrices, compute_uv));
   const Tensor small = new_tensor({compute_uv ? s.batch : 0, s.columns, s.columns}, ScalarType::Float, tall);
   SvdMatrices from = transposed(contiguous(s.columns, s.columns));
   from.batch_stride = r.size(-2) * s.columns;
-  jacobi(plan, r,
+  jacobi(plan, r, scales,
          {.a = from,
           .left = transposed(to.at_right),
           .right = transposed(contiguous(s.columns, s.columns)),
           .matrices = grid_side(s.batch),
           .rows = grid_side(s.columns),
-          .columns = grid_side(s.columns)},
+          .columns = grid_side(s.columns),
+          .scaled = 1},
          {to.right, small, {}, {}}, values, compute_uv);
   if (compute_uv) multiply_q(q, small, contiguous(s.columns, s.columns), s, to);
 }
@@ -107,38 +111,40 @@ struct OrderGroups {
   uint32_t exponents, order, permute;
 };
 
-// Tall matrices with their columns by descending magnitude, and which of A's columns each of them is.
+// Tall matrices times their scales with their columns by descending magnitude, and which of A's columns each of them
+// is.
 struct Ordered {
-  Tensor a, order;
+  Tensor a, order, scales;
 };
 Ordered by_magnitude(const Tensor& tall, const Shape& s) {
   const Matrices a = matrices(tall);
   const Tensor exponents = new_tensor({s.batch, s.columns}, ScalarType::Int, tall), order = new_like(exponents);
+  const Tensor scales = new_tensor({s.batch}, ScalarType::Float, tall);
   const Tensor ordered = new_tensor(batch_sizes(tall, {s.rows, s.columns}), ScalarType::Float, tall);
   const SvdOrderParams p{where(a), grid_side(s.batch), grid_side(s.rows), grid_side(s.columns)};
   const OrderGroups groups(s);
   gpu::encode(tall, [&](gpu::Encoder& encoder) {
     encoder.kernel("svd_exponents").buffer(0, a.tensor).buffer(1, exponents).bytes(2, p);
     encoder.dispatch_threadgroups({groups.exponents}, {SVD_ORDER_THREADS});
-    encoder.kernel("svd_order").buffer(0, exponents).buffer(1, order).bytes(2, p);
+    encoder.kernel("svd_order").buffer(0, exponents).buffer(1, order).buffer(2, scales).bytes(3, p);
     encoder.dispatch_threadgroups({groups.order}, {SVD_ORDER_THREADS});
-    encoder.kernel("svd_permute").buffer(0, a.tensor).buffer(1, order).buffer(2, ordered).bytes(3, p);
+    encoder.kernel("svd_permute").buffer(0, a.tensor).buffer(1, order).buffer(2, ordered).buffer(3, scales).bytes(4, p);
     encoder.dispatch_threadgroups({groups.permute}, {SVD_ORDER_THREADS});
   });
-  return {ordered, order};
+  return {ordered, order, scales};
 }
 
 // The same by blocks of columns, those of A in descending order.
 void blocked(const Tensor& tall, const Shape& s, const Vectors& to, const Tensor& values, bool full_matrices,
              bool compute_uv) {
-  const auto [a, order] = by_magnitude(tall, s);
+  const auto [a, order, scales] = by_magnitude(tall, s);
   const auto [q, r] = qr(a, qr_mode(full_matrices, compute_uv));
   const bool wide = s.m < s.n;
   const Tensor left = new_tensor({compute_uv ? s.batch : 0, s.columns, s.columns}, ScalarType::Float, tall);
   const Tensor right = wide && compute_uv ? new_like(to.right) : to.right;
   Tensor rows = r;
   const Tensor square = as_contiguous(torch::stable::narrow(rows, -2, 0, s.columns));
-  svd_jacobi_blocked(square, s.batch, compute_uv, order, values, right, left);
+  svd_jacobi_blocked(square, s.batch, compute_uv, order, scales, values, right, left);
   if (!compute_uv) return;
   if (wide) {
     Tensor transposed_right = to.right;
@@ -170,13 +176,14 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
     after_qr(plan, wide ? transposed(input) : input, s, to, values, full_matrices, compute_uv);
   } else {
     const Matrices a = matrices(input);
-    jacobi(plan, a.tensor,
+    jacobi(plan, a.tensor, a.tensor,
            {.a = wide ? transposed(where(a)) : where(a),
             .left = to.at_left,
             .right = to.at_right,
             .matrices = grid_side(s.batch),
             .rows = grid_side(s.rows),
-            .columns = grid_side(k)},
+            .columns = grid_side(k),
+            .scaled = 0},
            to, values, compute_uv);
   }
   return {u, values, vh};
@@ -204,6 +211,8 @@ Explanation explain(const Request& request) {
     step("svd_order", groups.order, SVD_ORDER_THREADS);
     step("svd_permute", groups.permute, SVD_ORDER_THREADS);
   }
+  if (plan.after_qr && plan.variant != JacobiVariant::blocked)
+    for (const Step& each : scaled_steps(s.rows, s.columns, s.batch)) e.steps.push_back(each);
   if (plan.after_qr) {
     Request qr{{{s.batch, s.rows, s.columns}}, request.dtype, request.device_type,
                {{"mode", qr_mode(full_matrices, compute_uv)}}};

@@ -1,0 +1,55 @@
+#include "scale.h"
+
+#include "../../../kernels/linalg/scale.h"
+#include "matrices.h"
+
+#include <algorithm>
+
+namespace metalcore {
+
+namespace {
+
+ScaleParams params_of(int64_t rows, int64_t columns, int64_t batch) {
+  constexpr int64_t kElements = 16384, kParts = 1024;  // a part is worth a threadgroup; and not too many to look at
+  const int64_t part_rows = std::max(ceil_div(kElements, columns), ceil_div(rows, kParts));
+  return {.batch_stride = 0,
+          .row_stride = 0,
+          .column_stride = 0,
+          .matrices = grid_side(batch),
+          .rows = grid_side(rows),
+          .columns = grid_side(columns),
+          .parts = grid_side(ceil_div(rows, part_rows)),
+          .part_rows = grid_side(part_rows)};
+}
+
+}  // namespace
+
+Scaled scaled(const Tensor& input) {
+  const Tensor scales = new_tensor(batch_sizes(input, {1, 1}), ScalarType::Float, input);
+  const Tensor result = new_tensor(input.sizes(), ScalarType::Float, input);
+  if (input.numel() == 0) {
+    Tensor ones = scales;
+    torch::stable::fill_(ones, 1.0);
+    return {result, scales};
+  }
+  const Matrices a = matrices(input);
+  ScaleParams p = params_of(a.rows, a.columns, a.batch);
+  p.batch_stride = a.batch_stride, p.row_stride = a.row_stride, p.column_stride = a.column_stride;
+  const Tensor magnitudes = new_tensor({a.batch, p.parts}, ScalarType::Int, input);
+  const gpu::Size groups{grid_side(a.batch * p.parts)}, threads{SCALE_THREADS};
+  gpu::encode(input, [&](gpu::Encoder& encoder) {
+    encoder.kernel("scale_magnitudes").buffer(0, a.tensor).buffer(1, magnitudes).bytes(2, p);
+    encoder.dispatch_threadgroups(groups, threads);
+    encoder.kernel("scale_matrices").buffer(0, a.tensor).buffer(1, magnitudes).buffer(2, result).buffer(3, scales);
+    encoder.bytes(4, p).dispatch_threadgroups(groups, threads);
+  });
+  return {result, scales};
+}
+
+std::vector<Step> scaled_steps(int64_t rows, int64_t columns, int64_t batch) {
+  if (rows == 0 || columns == 0 || batch == 0) return {};
+  const gpu::Size groups{grid_side(batch * params_of(rows, columns, batch).parts)};
+  return {{"scale_magnitudes", groups, {SCALE_THREADS}}, {"scale_matrices", groups, {SCALE_THREADS}}};
+}
+
+}  // namespace metalcore

@@ -1,0 +1,20 @@
+// Matrices scaled to entries of about one.
+#pragma once
+
+#include "../common.h"
+#include "../plan.h"
+
+#include <vector>
+
+namespace metalcore {
+
+// A times a power of two for each matrix that brings its largest entry to one, row-major, and these, (*, 1, 1). Of a
+// matrix with NaN or infinities the scale is some power of two.
+struct Scaled {
+  Tensor a, scales;
+};
+Scaled scaled(const Tensor& a);
+
+std::vector<Step> scaled_steps(int64_t rows, int64_t columns, int64_t batch);  // for explain
+
+}  // namespace metalcore

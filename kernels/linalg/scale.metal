@@ -1,0 +1,55 @@
+// Matrices scaled to entries of about one, before a QR decomposition whose norms might leave float32's range.
+#include <metal_stdlib>
+using namespace metal;
+
+#include "householder.h"
+#include "scale.h"
+
+constant constexpr uint kSimdgroups = SCALE_THREADS / 32;
+
+// The largest over the threadgroup.
+inline uint largest_of_all(uint value, threadgroup uint* found, uint thread_index) {
+  value = simd_max(value);
+  if (thread_index % 32 == 0) found[thread_index / 32] = value;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+  for (uint i = 0; i < kSimdgroups; ++i) value = max(value, found[i]);
+  return value;
+}
+
+// The largest magnitude of each part of a matrix, as bits, which compare like the numbers, NaN above all others.
+[[kernel]] [[max_total_threads_per_threadgroup(SCALE_THREADS)]] void scale_magnitudes(
+    device const float* a [[buffer(0)]], device uint* magnitudes [[buffer(1)]], constant ScaleParams& p [[buffer(2)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup uint found[kSimdgroups];
+  const uint first = group % p.parts * p.part_rows, end = min(first + p.part_rows, p.rows);
+  device const float* const from = a + group / p.parts * p.batch_stride;
+  uint most = 0;
+  for (uint at = thread_index; at < (end - first) * p.columns; at += SCALE_THREADS) {
+    const uint row = first + at / p.columns, column = at % p.columns;
+    most = max(most, as_type<uint>(abs(from[row * p.row_stride + column * p.column_stride])));
+  }
+  most = largest_of_all(most, found, thread_index);
+  if (thread_index == 0) magnitudes[group] = most;
+}
+
+// The matrices times their scales, row-major, and the scales.
+[[kernel]] [[max_total_threads_per_threadgroup(SCALE_THREADS)]] void scale_matrices(
+    device const float* a [[buffer(0)]], device const uint* magnitudes [[buffer(1)]], device float* out [[buffer(2)]],
+    device float* scales [[buffer(3)]], constant ScaleParams& p [[buffer(4)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup uint found[kSimdgroups];
+  const uint matrix = group / p.parts, part = group % p.parts;
+  const uint first = part * p.part_rows, end = min(first + p.part_rows, p.rows);
+  device const float* const from = a + matrix * p.batch_stride;
+  device float* const to = out + (ulong(matrix) * p.rows + first) * p.columns;
+  uint most = 0;
+  for (uint i = thread_index; i < p.parts; i += SCALE_THREADS) most = max(most, magnitudes[matrix * p.parts + i]);
+  most = largest_of_all(most, found, thread_index);
+  const float scale = scale_to_one(as_type<float>(most));
+  for (uint at = thread_index; at < (end - first) * p.columns; at += SCALE_THREADS) {
+    const uint row = first + at / p.columns, column = at % p.columns;
+    to[at] = from[row * p.row_stride + column * p.column_stride] * scale;
+  }
+  if (part == 0 && thread_index == 0) scales[matrix] = scale;
+}
