@@ -8,7 +8,7 @@ from operator import attrgetter
 import torch
 from torch.optim.adamw import adamw as torch_adamw
 
-from .._routing import accelerated, cpu_kernel, fake_kernel, ops
+from .._routing import FLOAT_DTYPES, accelerated, cpu_kernel, fake_kernel, ops
 
 __all__ = ["AdamW"]
 
@@ -178,8 +178,8 @@ class AdamW(torch.optim.AdamW):
             found = lists()
             # Where steps are on the device, the kernel takes them as it takes the moments.
             ready = (set(map(_device_index, found[0])) == {params[0].get_device() if on_device else -1}
-                     and (not on_device or set(map(_dtype, found[0])) == {torch.float32})
-                     and set(map(_dtype, chain(*found[1:]))) == {dtype})
+                     and set(map(_dtype, chain(*found[1:]))) == {dtype}
+                     and (not on_device or set(map(_dtype, found[0])) == {torch.float32}))
         except (AttributeError, KeyError, TypeError):  # first steps; what is not a tensor, _prepare refuses
             ready = False
         if ready:
@@ -190,7 +190,6 @@ class AdamW(torch.optim.AdamW):
 
 
 _CPU = torch.device("cpu")
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # PyTorch's check that a step inside torch.cuda.graph() is one that can be replayed, under its newer or its older name.
 _refuse_capture = getattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None) or (
     torch.optim.Optimizer._cuda_graph_capture_health_check)
@@ -220,7 +219,7 @@ def _prepare(p, state, moments, on_device, dtype):
         if not isinstance(state[name], torch.Tensor):
             raise TypeError(f"AdamW: the state's {name!r} must be a tensor, not {type(state[name]).__name__}")
     for name in moments:
-        if state[name].dtype in _FLOATS and state[name].dtype is not dtype:
+        if state[name].dtype in FLOAT_DTYPES and state[name].dtype is not dtype:
             state[name] = state[name].to(dtype)
     step = state["step"]
     if step.is_meta:
