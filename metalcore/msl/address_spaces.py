@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from .declarators import SPACES, DeclarationReader
 from .errors import error_at
+from .tokens import matching_angle
 
 _REFUSED = {"threadgroup_imageblock", "ray_data", "object_data"}
 _OBJECT_WHERE = {"device": "in device memory", "threadgroup": "in threadgroup memory"}
@@ -76,6 +77,8 @@ class _Finder:
         if i not in spaces:
             raise self._error(i, f"it is not understood what '{tokens[i].text}' belongs to")
         claimed.update(spaces)
+        if tokens[i].text == "threadgroup" and self.reader.is_template_argument(first):
+            self._argument_of_trait(first)
         self._declaration(i, declaration, declaration.spaces)
 
     def _qualifies_method(self, first, declaration):
@@ -202,6 +205,26 @@ class _Finder:
         for declaration in self.program.declarations:
             if declaration.kind == "instantiation" and declaration.first <= i < declaration.last:
                 raise self._error(i, f"a kernel template's argument cannot be a type in '{self.tokens[i].text}' memory")
+
+    def _argument_of_trait(self, first):
+        """`remove_pointer_t<threadgroup T*> b[16]` is in threadgroup memory by a way that is not followed."""
+        tokens, i = self.tokens, first
+        while tokens[i].text != "<" or tokens[i - 1].kind != "id" or (matching_angle(tokens, i) or 0) < first:
+            i -= 1
+        declaration = self.reader.read(self.reader.start(i - 1))
+        if declaration.type is None or not declaration.type[0] < i < declaration.type[1]:
+            return
+        trait, is_pointer = tokens[i - 1].text, bool(self.reader.read(first).declarators[0].pointers)
+        chooses = is_pointer and trait.startswith(("conditional", "enable_if"))
+        makes_type = trait.endswith("_t") or tokens[declaration.type[1] - 1].text == "type"
+        if not makes_type or chooses or trait == "remove_addrspace_t":
+            return
+        if self.reader.is_template_argument(declaration.first):
+            return
+        where = self.reader.enclosing[declaration.first]
+        in_block = where is None or tokens[where].text == "{"
+        if in_block and any(not d.pointers and not d.is_function for d in declaration.declarators):
+            raise self._error(first, "whether this type is in threadgroup memory itself is not understood; write it out")
 
     # Places ---------------------------------------------------------------------------------------------------------
 

@@ -110,6 +110,8 @@ class Overloads:
         group_of = {}
         for i, a in enumerate(functions):
             for b in functions[i + 1 :]:
+                if a.body and b.body and a.header != b.header and self._overlap(a, b):
+                    self._refuse([a, b], "one is a template of another kind")
                 if a.body and b.body and self._mistakable(a, b):
                     group = group_of.get(id(a)) or [a]
                     for other in group_of.get(id(b)) or [b]:
@@ -133,6 +135,20 @@ class Overloads:
                 without = [[word for word in words if word != "const"] for words in (x, y)]
                 if without[0] != without[1] or not a.header:
                     return False
+        return True
+
+    def _overlap(self, a, b):
+        """Whether arguments could fit both a template and another function, which address spaces tell apart."""
+        count = min(len(a.parameters), len(b.parameters))
+        differ = any(x[at] and y[at] and x[at] != y[at]
+                     for x in a.vectors for y in b.vectors for at in y if at[0] < count and x.get(at))  # fmt: skip
+        if not differ or max(a.least, b.least) > count or a.body == b.body:
+            return False
+        for x, y in zip(a.types, b.types):
+            x, y = ([word for word in words if word != "const"] for words in (x, y))
+            same = len(x) == len(y) and all(v == w or "$" in (v[0], w[0]) for v, w in zip(x, y))
+            if not same and not (" ".join(x) in _WHOLE and " ".join(y) in _WHOLE):
+                return False
         return True
 
     def _can_be_told(self, group):

@@ -41,6 +41,8 @@ def find_threadgroup_variables(program, spaces):
             if declaration.body[0] < statement.first < declaration.body[1]:
                 variables = [declarator for declarator, flag in zip(statement.declarators, flags) if flag]
                 found.append(ThreadgroupStatement(statement, variables))
+        if found:
+            _refuse_copies(program, *declaration.body)
         in_kernel = "kernel" in declaration.attributes or any(
             program.tokens[i].text == "kernel" for i in range(declaration.head, declaration.name_at)
         )
@@ -55,6 +57,14 @@ def find_threadgroup_variables(program, spaces):
                 raise error_at(program.tokens[statement.first], f"more than {_SITES} threadgroup variables")
         statements += found
     return statements
+
+
+def _refuse_copies(program, first, last):
+    """A lambda that captures what it names by copy would copy threadgroup variables, which Metal's does not."""
+    tokens = program.tokens
+    for i in range(first, last):
+        if tokens[i].text == "[" and tokens[i + 1].text == "=" and tokens[i + 2].text in ("]", ","):
+            raise error_at(tokens[i], "a lambda beside threadgroup variables must capture by reference")
 
 
 def place_threadgroup_variables(program, statements):

@@ -163,6 +163,8 @@ REFUSED = [
      3, r"'operatorint' differs from the one at program_source:2"),
     ("int f(threadgroup int* p) { return 1; }\nfloat f(device int* p) { return 2; }",
      2, "'f' differs from the one at program_source:1 .* their results or qualifiers differ"),
+    ("int f(threadgroup int* p) { return 1; }\ntemplate <typename T> int f(device T* p) { return 2; }",
+     2, "'f' differs from the one at program_source:1 .* one is a template of another kind"),
     ("int f(device int* device* p) { return 1; }\nint f(threadgroup int* device* p) { return 2; }",
      2, "what pointers to pointers point to"),
 ]  # fmt: skip
