@@ -27,4 +27,9 @@ def _declare(program, first, name):
         end = program.partner[end] + 1 if tokens[end].text == "[" else end + 1
     words = [token.text for token in tokens[first:end]]
     if tokens[end].text in ("=", "{") and "constant" in words and not {"constexpr", "extern", "volatile"} & set(words):
+        depth = 0  # of template arguments
+        for token in tokens[first:end]:
+            depth += {"<": 1, ">": -1, ">>": -2}.get(token.text, 0)
+            if token.text == "const" and depth == 0:
+                token.text = ""
         tokens[first + words.index("constant")].text = name

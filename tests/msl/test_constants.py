@@ -16,6 +16,9 @@ HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"
 # name: (declarations, an expression with them, its value)
 FORMS = {
     "scalars": ("constant float a = 2; constant float b = a * 2, c = b + 1;", "b + c", 9),
+    "const": ("constant const float a = 2; const constant float b[1] = {a}; constant float c = b[0];", "c", 2),
+    "const_argument": ("template <typename T> struct S { int n; }; template <> struct S<const int> { int n, m; }; "
+                       "constant const S<const int> s = {1, 2}; constant int b = s.m;", "b", 2),
     "array": ("constant float a[3] = {1, 2, 3}; constant float b = a[1];", "b", 2),
     "elements": ("constant float a[3] = {1, 2, 3}; constant float b[2] = {a[2], a[1] * 2};", "b[0] * 10 + b[1]", 34),
     "of_unknown_length": ("constant int a[] {4, 5, 6}; constant int b[] = {a[1], a[2]};", "b[0] * 10 + b[1]", 56),
