@@ -219,7 +219,8 @@ SHARED = [name for name, (rule, _) in FAULTS.items() if rule in (
 SHARED.remove("positions of different sizes")
 SHARED += ["main", "goto", "assembly", "assembly after a condition", "thread_local", "typeid", "dynamic_cast",
            "program scope",
-           "mutable static member", "static variable of a function", "kernel argument without a space", "kernel argument in thread"]
+           "mutable static member", "static variable of a function", "kernel argument without a space",
+           "kernel argument in thread"]
 
 
 @pytest.mark.parametrize("name", SHARED)
