@@ -129,3 +129,12 @@ def test_qr_scaled_on_every_device(device, m, n):
     check_operator(operator, torch.randn(2, m, n, device=device, requires_grad=True))
     wide = torch.randn(2, m, n, dtype=torch.float64, requires_grad=True)
     assert m * n == 0 or torch.autograd.gradcheck(lambda A: operator(A)[:2], wide)
+
+
+@pytest.mark.only_on("simulator")
+@pytest.mark.parametrize("m, n", [(66, 20), (3, 70)])
+def test_kernels_are_clean_in_checking_mode(device, m, n):
+    A = made(LARGEST, 2, m, n).mT.contiguous().mT.to(device)
+    with metalcore.simulator.checking():
+        close(metalcore.svd(A, False).S.cpu(), torch.linalg.svdvals(A.cpu().double()), 1e-5)
+        assert metalcore.lstsq(A, A[..., :1]).solution.isfinite().any()
