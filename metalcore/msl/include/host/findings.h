@@ -24,7 +24,7 @@ struct PointerData {
 };
 
 #define MSL_HANDLER(name, arguments)                                                                                 \
-  __attribute__((no_sanitize("thread"), no_sanitize("undefined"), noinline, used, visibility("hidden"))) void name   \
+  MSL_UNINSTRUMENTED __attribute__((noinline, used, visibility("hidden"))) void name                                 \
       arguments __asm__("__ubsan_handle_" #name);                                                                    \
   void name arguments
 #define MSL_FIND(kind, index, count, type)                                           \
@@ -60,7 +60,7 @@ MSL_HANDLER(missing_return, (const void*)) {
 }
 
 // An index of a vector or matrix, which to compilers is no array.
-__attribute__((no_sanitize("thread"), noinline)) static void index_beyond(size_t index, size_t count) {
+MSL_UNINSTRUMENTED __attribute__((noinline)) static void index_beyond(size_t index, size_t count) {
   MSL_FIND(kIndex, int64_t(index), count, "");
 }
 METAL_FUNC constexpr void check_index(size_t index, size_t count) {
