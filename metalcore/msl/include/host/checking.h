@@ -74,36 +74,36 @@ MSL_CALLBACK(void, atomic_signal_fence, (int)) {}
 #define MSL_FETCH(bits, op)                                                                          \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_fetch_##op,                                            \
                (volatile uint##bits##_t * p, uint##bits##_t value, int)) {                           \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned); \
     return __atomic_fetch_##op(p, value, __ATOMIC_SEQ_CST);                                          \
   }
 #define MSL_ATOMIC(bits)                                                                             \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_load, (const volatile uint##bits##_t* p, int)) {       \
-    MSL_REPORT(bits / 8, msl_abi::kAtomicRead | msl_abi::kAligned);                                                      \
+    MSL_REPORT(bits / 8, msl_abi::kAtomicRead | msl_abi::kAligned); \
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                     \
   }                                                                                                  \
   MSL_CALLBACK(void, atomic##bits##_store, (volatile uint##bits##_t * p, uint##bits##_t value, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomicWrite | msl_abi::kAligned);                                                      \
+    MSL_REPORT(bits / 8, msl_abi::kAtomicWrite | msl_abi::kAligned); \
     __atomic_store_n(p, value, __ATOMIC_SEQ_CST);                                                    \
   }                                                                                                  \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_exchange,                                              \
                (volatile uint##bits##_t * p, uint##bits##_t value, int)) {                           \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned); \
     return __atomic_exchange_n(p, value, __ATOMIC_SEQ_CST);                                          \
   }                                                                                                  \
   MSL_CALLBACK(bool, atomic##bits##_compare_exchange_strong,                                         \
                (volatile uint##bits##_t * p, uint##bits##_t * expected, uint##bits##_t value, int, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned); \
     return __atomic_compare_exchange_n(p, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
   }                                                                                                  \
   MSL_CALLBACK(bool, atomic##bits##_compare_exchange_weak,                                           \
                (volatile uint##bits##_t * p, uint##bits##_t * expected, uint##bits##_t value, int, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned); \
     return __atomic_compare_exchange_n(p, expected, value, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
   }                                                                                                  \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_compare_exchange_val,                                  \
                (volatile uint##bits##_t * p, uint##bits##_t expected, uint##bits##_t value, int, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned); \
     __atomic_compare_exchange_n(p, &expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);     \
     return expected;                                                                                 \
   }                                                                                                  \
