@@ -43,7 +43,8 @@ MSL_HANDLER(out_of_bounds, (const IndexData* data, uintptr_t index)) {
     count = count * 10 + uint64_t(*at - '0');
   MSL_FIND(kIndex, value, count, data->array->name);
 }
-MSL_HANDLER(type_mismatch_v1, (const PointerData* data, uintptr_t)) {
+MSL_HANDLER(type_mismatch_v1, (const PointerData* data, uintptr_t address)) {
+  if (!address) return;  // no variable's: the access says more
   if (data->use == 1)
     MSL_FIND(kWriteBeyond, 0, 0, data->type->name);
   else
