@@ -12,7 +12,7 @@ class Thread(NamedTuple):
 
 
 class KernelError(RuntimeError):
-    """A kernel did something that Metal leaves undefined, or did not end. The dispatch was given up; the process goes on.
+    """A kernel did what Metal leaves undefined, or did not end. The dispatch was given up; the process goes on.
 
     Attributes:
         kind: "out-of-bounds read", "out-of-bounds write", "out-of-bounds index", "misaligned access", "write to

@@ -85,7 +85,7 @@ kernel void run(device float* out, uint t [[thread_position_in_threadgroup]]) {
   threadgroup float second[32];
   second[t] = 0;
   if (t < 31)  // @good
-  first[t + 1] = 1;  // @here
+  *(first + t + 1) = 1;  // @here
   if (t == 0) first[0] = 1;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   out[t] = first[t] + second[t];

@@ -9,6 +9,7 @@ import metalcore
 import pytest
 import torch
 from metalcore import _C
+from metalcore.msl.errors import MSLError
 from metalcore.simulator import KernelError, checking
 
 PRELUDE = """#include <metal_stdlib>
@@ -197,5 +198,5 @@ kernel void k(device int* x, uint i [[thread_position_in_grid]]) {{ {body} }}"""
 
 
 def test_kernels_do_not_throw():
-    with pytest.raises(metalcore.MSLError, match="program_source:1"):
+    with pytest.raises(MSLError, match="program_source:1"):
         metalcore.compile_shader("kernel void k(device int* x) { if (*x) throw 1; }").k

@@ -5,7 +5,8 @@
 
 namespace metalcore::simulator {
 
-// Runs the handlers that are due; on Python's main thread, with or without the GIL. Throws Interrupted where one raises.
+// Runs the handlers that are due; on Python's main thread, with or without the GIL. Throws Interrupted where one
+// raises.
 void run_python_handlers();
 
 // For dispatches on other threads, while the main one may be waiting for them in C++. Listens to SIGINT before Python

@@ -125,8 +125,9 @@ Wording wording(Trap::Kind kind) {
     case Trap::kDivision: return {"integer division by zero", "divides an integer by zero, or the smallest one by -1"};
     case Trap::kStack: return {"stack overflow", "has too many or too large local variables"};
     case Trap::kStop:
-      return {"trap", "stops the program: by __builtin_trap() or the like, at code that must not be reached, or at what "
-                      "the compiler has seen to be undefined"};
+      return {"trap",
+              "stops the program: by __builtin_trap() or the like, at code that must not be reached, or at what the "
+              "compiler has seen to be undefined"};
     case Trap::kTimeout: {
       std::ostringstream seconds;
       seconds << timeout();

@@ -145,8 +145,8 @@ class Watchman {
       }
       const bool lasts = time - dispatch > nanoseconds(kPatience);
       listen |= lasts && !caller->is_main;
-      if (caller->ended.load(std::memory_order_relaxed) != dispatch && !(thread == caller && lasts && asks(*thread, time)))
-        continue;
+      const bool ends = caller->ended.load(std::memory_order_relaxed) == dispatch;
+      if (!ends && !(thread == caller && lasts && asks(*thread, time))) continue;
       thread->wanted.store(true, std::memory_order_release);
       pthread_kill(thread->thread, kPause);
       pause = kSoon;  // it may be where it cannot be paused

@@ -1,10 +1,10 @@
-// Ends dispatches that nobody waits for any longer: a handler of a signal raised in Python (Ctrl-C), or METALCORE_TIMEOUT
-// seconds have passed.
+// Ends dispatches that nobody waits for any longer: a handler of a signal raised in Python (Ctrl-C), or they have taken
+// METALCORE_TIMEOUT seconds.
 //
 // One thread watches all dispatches. It wants to be heard by a thread that runs a kernel where that must stop, and now
 // and then by the one that called for the dispatch, which then lets Python's handlers run. It says so in a flag, and
-// sends a signal, whose handler leaves the kernel in the middle (Threadgroup::pause) for the worker's own context. There
-// look() tells whether the kernel goes on where it was.
+// sends a signal, whose handler leaves the kernel in the middle (Threadgroup::pause) for the worker's own context.
+// There look() tells whether the kernel goes on where it was.
 #pragma once
 
 #include <atomic>

@@ -6,6 +6,14 @@
 
 #include "target/runtime.h"
 
+// For Clang, atomics are instrumented unless all is switched off.
+#ifdef __clang__
+#define MSL_UNINSTRUMENTED \
+  __attribute__((no_sanitize("thread"), no_sanitize("undefined"), disable_sanitizer_instrumentation))
+#else
+#define MSL_UNINSTRUMENTED __attribute__((no_sanitize("thread"), no_sanitize("undefined")))
+#endif
+
 #if MSL_CHECKING
 
 namespace msl::callbacks {
@@ -13,7 +21,7 @@ namespace msl::callbacks {
 // Not instrumented itself, and called, so that the return address is the access's. It is named by an assembler label
 // because the compiler has its own idea of these functions' C types.
 #define MSL_CALLBACK(result, name, arguments)                                                                \
-  __attribute__((no_sanitize("thread"), noinline, used, visibility("hidden"))) result name arguments __asm__( \
+  MSL_UNINSTRUMENTED __attribute__((noinline, used, visibility("hidden"))) result name arguments __asm__(    \
       "__tsan_" #name);                                                                                      \
   result name arguments
 #define MSL_REPORT(size, kind) \
@@ -37,6 +45,24 @@ MSL_ACCESSES(16)
 
 MSL_CALLBACK(void, read_range, (volatile void* p, size_t size)) { MSL_REPORT(uint32_t(size), msl_abi::kRead); }
 MSL_CALLBACK(void, write_range, (volatile void* p, size_t size)) { MSL_REPORT(uint32_t(size), msl_abi::kWrite); }
+// Clang's, in place of the functions themselves.
+#define MSL_REPORT_RANGE(address, size, kind) \
+  if (runtime && size) runtime->access(address, uint32_t(size), kind, __builtin_return_address(0))
+MSL_CALLBACK(void*, memset, (void* to, int value, size_t size)) {
+  MSL_REPORT_RANGE(to, size, msl_abi::kWrite);
+  return __builtin_memset(to, value, size);
+}
+MSL_CALLBACK(void*, memcpy, (void* to, const void* from, size_t size)) {
+  MSL_REPORT_RANGE(from, size, msl_abi::kRead);
+  MSL_REPORT_RANGE(to, size, msl_abi::kWrite);
+  return __builtin_memcpy(to, from, size);
+}
+MSL_CALLBACK(void*, memmove, (void* to, const void* from, size_t size)) {
+  MSL_REPORT_RANGE(from, size, msl_abi::kRead);
+  MSL_REPORT_RANGE(to, size, msl_abi::kWrite);
+  return __builtin_memmove(to, from, size);
+}
+#undef MSL_REPORT_RANGE
 MSL_CALLBACK(void, vptr_read, (void*)) {}
 MSL_CALLBACK(void, vptr_update, (void*, void*)) {}
 MSL_CALLBACK(void, func_entry, (void*)) {}
@@ -48,36 +74,36 @@ MSL_CALLBACK(void, atomic_signal_fence, (int)) {}
 #define MSL_FETCH(bits, op)                                                                          \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_fetch_##op,                                            \
                (volatile uint##bits##_t * p, uint##bits##_t value, int)) {                           \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned); \
     return __atomic_fetch_##op(p, value, __ATOMIC_SEQ_CST);                                          \
   }
 #define MSL_ATOMIC(bits)                                                                             \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_load, (const volatile uint##bits##_t* p, int)) {       \
-    MSL_REPORT(bits / 8, msl_abi::kAtomicRead | msl_abi::kAligned);                                                      \
+    MSL_REPORT(bits / 8, msl_abi::kAtomicRead | msl_abi::kAligned); \
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                     \
   }                                                                                                  \
   MSL_CALLBACK(void, atomic##bits##_store, (volatile uint##bits##_t * p, uint##bits##_t value, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomicWrite | msl_abi::kAligned);                                                      \
+    MSL_REPORT(bits / 8, msl_abi::kAtomicWrite | msl_abi::kAligned); \
     __atomic_store_n(p, value, __ATOMIC_SEQ_CST);                                                    \
   }                                                                                                  \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_exchange,                                              \
                (volatile uint##bits##_t * p, uint##bits##_t value, int)) {                           \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned); \
     return __atomic_exchange_n(p, value, __ATOMIC_SEQ_CST);                                          \
   }                                                                                                  \
   MSL_CALLBACK(bool, atomic##bits##_compare_exchange_strong,                                         \
                (volatile uint##bits##_t * p, uint##bits##_t * expected, uint##bits##_t value, int, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned); \
     return __atomic_compare_exchange_n(p, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
   }                                                                                                  \
   MSL_CALLBACK(bool, atomic##bits##_compare_exchange_weak,                                           \
                (volatile uint##bits##_t * p, uint##bits##_t * expected, uint##bits##_t value, int, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned); \
     return __atomic_compare_exchange_n(p, expected, value, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
   }                                                                                                  \
   MSL_CALLBACK(uint##bits##_t, atomic##bits##_compare_exchange_val,                                  \
                (volatile uint##bits##_t * p, uint##bits##_t expected, uint##bits##_t value, int, int)) { \
-    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned);                                                          \
+    MSL_REPORT(bits / 8, msl_abi::kAtomic | msl_abi::kAligned); \
     __atomic_compare_exchange_n(p, &expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);     \
     return expected;                                                                                 \
   }                                                                                                  \

@@ -24,7 +24,7 @@ struct PointerData {
 };
 
 #define MSL_HANDLER(name, arguments)                                                                                 \
-  __attribute__((no_sanitize("thread"), no_sanitize("undefined"), noinline, used, visibility("hidden"))) void name   \
+  MSL_UNINSTRUMENTED __attribute__((noinline, used, visibility("hidden"))) void name                                 \
       arguments __asm__("__ubsan_handle_" #name);                                                                    \
   void name arguments
 #define MSL_FIND(kind, index, count, type)                                           \
@@ -43,7 +43,8 @@ MSL_HANDLER(out_of_bounds, (const IndexData* data, uintptr_t index)) {
     count = count * 10 + uint64_t(*at - '0');
   MSL_FIND(kIndex, value, count, data->array->name);
 }
-MSL_HANDLER(type_mismatch_v1, (const PointerData* data, uintptr_t)) {
+MSL_HANDLER(type_mismatch_v1, (const PointerData* data, uintptr_t address)) {
+  if (!address) return;  // no variable's: the access says more
   if (data->use == 1)
     MSL_FIND(kWriteBeyond, 0, 0, data->type->name);
   else
@@ -60,7 +61,7 @@ MSL_HANDLER(missing_return, (const void*)) {
 }
 
 // An index of a vector or matrix, which to compilers is no array.
-__attribute__((no_sanitize("thread"), noinline)) static void index_beyond(size_t index, size_t count) {
+MSL_UNINSTRUMENTED __attribute__((noinline)) static void index_beyond(size_t index, size_t count) {
   MSL_FIND(kIndex, int64_t(index), count, "");
 }
 METAL_FUNC constexpr void check_index(size_t index, size_t count) {

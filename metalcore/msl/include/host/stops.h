@@ -9,7 +9,7 @@ namespace msl::stops {
 #define MSL_STOP_IS_FOUND
 #endif
 #define MSL_STOP(name)                                                                                              \
-  __attribute__((noreturn, noinline, used, visibility("hidden"), no_sanitize("thread"))) void name() __asm__(#name); \
+  MSL_UNINSTRUMENTED __attribute__((noreturn, noinline, used, visibility("hidden"))) void name() __asm__(#name);     \
   void name() {                                                                                                     \
     MSL_STOP_IS_FOUND;                                                                                              \
     __builtin_trap();                                                                                               \
