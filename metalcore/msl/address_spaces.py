@@ -224,7 +224,8 @@ class _Finder:
         where = self.reader.enclosing[declaration.first]
         in_block = where is None or tokens[where].text == "{"
         if in_block and any(not d.pointers and not d.is_function for d in declaration.declarators):
-            raise self._error(first, "whether this type is in threadgroup memory itself is not understood; write it out")
+            raise self._error(first, "whether this type is in threadgroup memory itself is not understood; write it "
+                                     "out")
 
     # Places ---------------------------------------------------------------------------------------------------------
 

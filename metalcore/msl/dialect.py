@@ -16,7 +16,7 @@ def adapt_dialect(program):
 
 
 def _drop_declarations_of_air(program):
-    """`R f(…) __asm("air.…");` declares a function of Apple's compiler: those that are supported are in the headers."""
+    """`R f(…) __asm("air.…");` declares a function of Apple's compiler: the supported ones are in the headers."""
     for declaration in program.walk():
         if declaration.kind == "function" and declaration.body is None:
             words = [token.text for token in program.tokens[declaration.parameters[1] : declaration.last]]

@@ -1,10 +1,10 @@
-"""Functions that address spaces alone tell apart: which of them a call means is told as it runs, from where its pointers
-point.
+"""Functions that address spaces alone tell apart: which of them a call means is told as it runs, from where its
+pointers point.
 
 To C++ such functions are one. Where their bodies say the same, one is left. Where not, each gets a name of its own, and
-a function of the old name asks where its arguments (and, for methods, the object) lie, and calls the one for there: in a
-program that Metal accepts that is the one which the types tell. What is `device` and what `constant` no address tells;
-functions that differ in these alone are refused.
+a function of the old name asks where its arguments (and, for methods, the object) lie, and calls the one for there: in
+a program that Metal accepts that is the one which the types tell. What is `device` and what `constant` no address
+tells; functions that differ in these alone are refused.
 """
 
 from dataclasses import dataclass, field
@@ -242,9 +242,10 @@ class Overloads:
             if len(taken) == 1:
                 return call
             for vector in function.vectors:
-                places = [(at, _PLACES[vector.get(at)]) for at in differing if vector.get(at)]
                 tests = [
-                    f"msl::space_of({self._pointer(function, at, names)}) == msl::Space::{place}" for at, place in places
+                    f"msl::space_of({self._pointer(function, at, names)}) == msl::Space::{_PLACES[vector[at]]}"
+                    for at in differing
+                    if vector.get(at)
                 ]
                 texts.append((len(differing) - len(tests), f"if ({' && '.join(tests) or 'true'}) {call}"))
         # Those that take any address space come last.

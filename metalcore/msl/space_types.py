@@ -22,6 +22,7 @@ class SpaceTypes:
         self.program = program
         self.reader = DeclarationReader(program)
         self.templates = self._specialized()
+        self.named = {d.name_at: d for d in program.walk() if d.is_template and d.name_at is not None}
         self.wrapped, self.generic = [], []
         for i, token in enumerate(program.tokens):
             if token.text in self.templates or token.text in _STANDARD:
@@ -69,7 +70,7 @@ class SpaceTypes:
         close = matching_angle(tokens, i + 1)
         if close is None:
             return
-        specialization = next((d for d in self.program.walk() if d.name_at == i and d.is_template), None)
+        specialization = self.named.get(i)
         for position, (first, last) in enumerate(self.program.split_parameters(i + 1, close)):
             space = self._space(first, last)
             if space:

@@ -102,11 +102,15 @@ def test_integers_of_different_width_beside_the_spaces(device):
     body = """
         struct Event {
           template <typename T>
-          void async_copy(threadgroup T* to, ushort row, ushort2 tile, const device T* from, uint from_row, ushort2 size,
-                          bool transposed = false, int mode = 0) thread { to[0] = from[0] * row + from_row + mode; }
+          void async_copy(threadgroup T* to, ushort row, ushort2 tile, const device T* from,
+                          uint from_row, ushort2 size, bool transposed = false, int mode = 0) thread {
+            to[0] = from[0] * row + from_row + mode;
+          }
           template <typename T>
-          void async_copy(device T* to, uint row, ushort2 tile, const threadgroup T* from, ushort from_row, ushort2 size,
-                          bool transposed = false) thread { to[0] = from[0] + row + 1000 * from_row + transposed; }
+          void async_copy(device T* to, uint row, ushort2 tile, const threadgroup T* from,
+                          ushort from_row, ushort2 size, bool transposed = false) thread {
+            to[0] = from[0] + row + 1000 * from_row + transposed;
+          }
         };
         kernel void k(device float* out) {
           threadgroup float x[1];

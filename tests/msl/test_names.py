@@ -14,7 +14,8 @@ KERNELS = """transpose dot clamp min max exp select fma abs length normalize mix
 
 def test_kernels_named_as_functions_of_metal(device):
     body = "".join(
-        f"kernel void {name}(device float* out, device const float* x) {{ out[0] += exp(x[0]) + dot(float2(x[0]), 1); }}\n"
+        f"kernel void {name}(device float* out, device const float* x) {{\n"
+        "out[0] += exp(x[0]) + dot(float2(x[0]), 1); }\n"
         for name in KERNELS[:4]
     )
     library = metalcore.compile_shader(HEADER + body)
@@ -37,7 +38,9 @@ def test_every_such_name_compiles():
 
 def test_templates_of_kernels_and_namespaces(device):
     body = """
-        namespace a { namespace b { kernel void dot(device float* out) { out[0] += metal::dot(float2(1), float2(2)); } } }
+        namespace a { namespace b {
+          kernel void dot(device float* out) { out[0] += metal::dot(float2(1), float2(2)); }
+        } }
         template <typename T> kernel void exp(device T* out) { out[0] += 1; }
         template [[host_name("made")]] kernel void exp<float>(device float*);"""
     library = metalcore.compile_shader(HEADER + body)

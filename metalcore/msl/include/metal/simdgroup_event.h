@@ -1,5 +1,6 @@
-// Copies between threadgroup and device memory by a whole simdgroup, which Apple's compiler calls air.simdgroup_async_copy:
-// programs declare them themselves (metal-flash-attention's simdgroup_event). Here the lanes copy at once.
+// Copies between threadgroup and device memory by a whole simdgroup, which Apple's compiler calls
+// air.simdgroup_async_copy: programs declare them themselves (metal-flash-attention's simdgroup_event). Here the lanes
+// copy at once.
 #pragma once
 
 #include "metal/simdgroup.h"
