@@ -139,6 +139,7 @@ def _source_problems(files, platform):
     """Modules, headers and sources are the checkout's, of which an earlier build may have left something else."""
     sources = {path.relative_to(ROOT).as_posix(): path for suffix in ("py", "h")
                for path in (ROOT / "metalcore").rglob(f"*.{suffix}")}
+    sources["metalcore_autoload.py"] = ROOT / "metalcore_autoload.py"
     for folder, place in platform.folders.items():
         for path in [ROOT / folder, *(ROOT / folder).rglob("*")]:
             if path.is_file():

@@ -34,8 +34,8 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
         TypeError: arguments that are no tensors, or no bool.
         RuntimeError: an unknown `triangle`, less than two dimensions, or a C that cannot be broadcast.
     """
-    if (C is None and alpha == 1 and triangle == "full" and left_to_torch("syrk", ("transpose", transpose), A)
-            and not torch.is_autocast_enabled("cuda")):
+    if (C is None and alpha == 1 and triangle == "full" and isinstance(transpose, bool)
+            and left_to_torch("syrk", ("transpose", transpose), A) and not torch.is_autocast_enabled("cuda")):
         return _product(A, transpose)  # what _composed comes to, without its steps
     if triangle not in _PARTS:
         raise RuntimeError(f"syrk: triangle must be 'full', 'lower' or 'upper', not {triangle!r}")

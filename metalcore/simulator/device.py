@@ -31,7 +31,8 @@ def install():
                            "engine has started and counted the devices without the simulated one")
     extension.install()
     _extension = extension
-    _C.simulator_set_allocations(*extension.allocations())
+    if hasattr(_C, "simulator_set_allocations"):
+        _C.simulator_set_allocations(*extension.allocations())
     complete_torch_c(extension)
     simulate_storages()
     # A process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.

@@ -78,7 +78,7 @@ kernel void run(device const float4* x, device float* out, uint i [[thread_posit
     ),
     Case(
         "past the end of a threadgroup variable",
-        "out-of-bounds write",
+        "out-of-bounds write, out-of-bounds index",  # where the compiler knows which variable it is
         """
 kernel void run(device float* out, uint t [[thread_position_in_threadgroup]]) {
   threadgroup float first[32];
@@ -93,7 +93,7 @@ kernel void run(device float* out, uint t [[thread_position_in_threadgroup]]) {
         (Buffer(32),),
         (32,),
         (32,),
-        "byte 128 of 128 of a threadgroup variable, right after its end",
+        "32",
         lambda t: t == (31, 0, 0),
     ),
     Case(

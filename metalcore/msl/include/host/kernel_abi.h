@@ -8,7 +8,7 @@
 
 namespace msl_abi {
 
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 constexpr uint32_t kSimdWidth = 32;
 
 struct Uint3 {
