@@ -4,7 +4,7 @@ Clang and NVRTC take them. GCC refuses such a member in an anonymous struct, exc
 template's argument. So the class that the struct belongs to is defined inside a template, as
 
     template <class msl_any> struct msl_anonymous_0 { typedef struct Block {…} msl_type; };
-    using msl_type_0 = msl_anonymous_0<void>::msl_type; using Block = msl_type_0;
+    using msl_class_0 = msl_anonymous_0<void>::msl_type; using Block = msl_class_0;
 
 or, in a function, where no template may stand, inside a generic lambda; and the types of the struct's members are said
 in terms of the template's argument.
@@ -133,10 +133,10 @@ def _wrap(program, wrapped, number):
         before, after = f"template <class msl_any> struct msl_anonymous_{number} {{", "}"
         made = f"typename msl_anonymous_{number}<void>::msl_type"
     tokens[key].text = f"{before} typedef {tokens[key].text}"
-    tokens[close].text += f" msl_type; {after}; using msl_type_{number} = {made}"
+    tokens[close].text += f" msl_type; {after}; using msl_class_{number} = {made}"
     if name:
-        tokens[close].text += f"; using {name} = msl_type_{number}"
+        tokens[close].text += f"; using {name} = msl_class_{number}"
     if tokens[close + 1].text != ";":
-        tokens[close].text += f"; {specifiers} msl_type_{number}"
+        tokens[close].text += f"; {specifiers} msl_class_{number}"
     for i in wrapped.mentions:
         tokens[i].text = ""

@@ -92,7 +92,7 @@ def _is_changing_local(tokens, i):
     words = {token.text for token in tokens[max(i - 2, 0) : i] if token.kind == "id"}
     for token in tokens[i + 1 :]:
         if token.text in ("=", ";", "(", "{", "["):
-            return token.text != "(" and not words & {"constant", "const", "constexpr"}
+            return token.text != "(" and not words & {"constant", "const", "constexpr", "threadgroup"}
         words.add(token.text)
     return False
 

@@ -89,9 +89,9 @@ def _translate(source, include_dirs, filename, defines, constants):
     tokens, included = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
     program = Program(tokens)
     refuse_unsupported(program)
+    spaces = find_address_spaces(program)
     refuse_breaches(program)
     refuse_unknown_attributes(program)
-    spaces = find_address_spaces(program)
     variables = find_threadgroup_variables(program, spaces)
     kernels = find_kernels(program, {variable.first for variable in variables if variable.has_initializer})
     for kernel in kernels:
@@ -115,8 +115,8 @@ def _translate(source, include_dirs, filename, defines, constants):
     adapt_dialect(program)
     rewrite_swizzles(program)
     wrap_conditionals(program)
-    define_in_templates(program, structs)
     place_threadgroup_variables(program, variables)
+    define_in_templates(program, structs)
     overloads.write()
     addresses = {kernel.name: _address(program, kernel) for kernel in kernels}
     _erase_instantiations(program)

@@ -93,8 +93,7 @@ kernel void run(device float* out, uint t [[thread_position_in_threadgroup]]) {
         (Buffer(32),),
         (32,),
         (32,),
-        "32",
-        lambda t: t == (31, 0, 0),
+        thread=lambda t: t == (31, 0, 0),
     ),
     Case(
         "read past a constant argument",

@@ -25,6 +25,7 @@ def files_of(platform):
     families = [path.stem for path in (ROOT / "kernels").rglob("*.metal")]
     sources = [path for path in (ROOT / "metalcore").rglob("*") if path.suffix in (".py", ".h")]
     files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
+    files["metalcore_autoload.py"] = (ROOT / "metalcore_autoload.py").read_bytes()
     for path in (ROOT / "kernels").rglob("*.*"):
         files[f"metalcore/{path.relative_to(ROOT).as_posix()}"] = path.read_bytes()
     binary = b"\xcf\xfa\xed\xfe" if platform == "macOS" else b"\x7fELF"
