@@ -128,11 +128,12 @@ def _geqrf(*shape):
 
 
 def _reflectors(name, theirs, shape, *others):
-    """Of reflectors below the diagonal of a matrix of small numbers, with tau one in all: nearly orthogonal."""
+    """Of reflectors below the diagonal of a matrix of small numbers, with tau one in all: nearly orthogonal. One after the
+    other is applied, each in sums over the rows."""
     def of(function):
         return lambda a, *rest: function(a / 16, torch.ones_like(a[..., 0, :]), *rest)
     return Case(of(lambda *given: getattr(metalcore, name)(*given)), of(theirs), (shape, *others),
-                terms=max(shape[-2:]))
+                terms=shape[-2] * shape[-1])
 
 
 def _values(ours, theirs, *shape, make=_separated):

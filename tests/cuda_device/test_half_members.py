@@ -21,7 +21,7 @@ def test_half_members_of_unions_divide_as_halves():
     blocks["scale"] = 10 ** generator.uniform(-4.5, -1, 512)
     blocks["offset"], blocks["code"] = generator.uniform(0, 1, 512), generator.integers(0, 256, 512)
     y = torch.zeros(512, device="cuda")
-    library.decode(torch.from_numpy(blocks.view(numpy.uint8)).cuda(), y)
+    library.decode(torch.from_numpy(blocks.view(numpy.uint8)).cuda(), y, threads=512)
     scale = numpy.where(numpy.arange(512) & 1, blocks["scale"] / numpy.float16(16), blocks["scale"])
     assert scale.dtype == numpy.float16
     expected = scale.astype(numpy.float32) * blocks["code"] - (blocks["scale"] * blocks["offset"]).astype(numpy.float32)

@@ -288,9 +288,6 @@ def test_errors_reported_by_kernels(device):
     x[1] = -1
     with pytest.raises(RuntimeError, match="negative value at 1 .*program_source:7"):
         library.k(x, error_buf_idx=1)
-    for wrong in (-1, 31, 10**9, True, "1"):
-        with pytest.raises(RuntimeError, match=f"error_buf_idx must be .* from 0 to 30, got {wrong!r}"):
-            library.k(x, error_buf_idx=wrong)
 
 
 @pytest.mark.only_on("simulator")
