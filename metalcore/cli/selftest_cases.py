@@ -128,12 +128,11 @@ def _geqrf(*shape):
 
 
 def _reflectors(name, theirs, shape, *others):
-    """Of reflectors below the diagonal of a matrix of small numbers, with tau one in all: nearly orthogonal. One after the
-    other is applied, each in sums over the rows."""
+    """Of reflectors below the diagonal of a matrix of small numbers, with tau one in all: nearly orthogonal."""
     def of(function):
         return lambda a, *rest: function(a / 16, torch.ones_like(a[..., 0, :]), *rest)
     return Case(of(lambda *given: getattr(metalcore, name)(*given)), of(theirs), (shape, *others),
-                terms=shape[-2] * shape[-1])
+                terms=max(shape[-2:]))
 
 
 def _values(ours, theirs, *shape, make=_separated):

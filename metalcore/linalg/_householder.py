@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import cast_out, check_types, in_float32, left_to_torch, without_autocast, write_out
+from ._common import cast_out, check_types, in_float32, left_to_torch, needs_gradient, without_autocast, write_out
 from ._triangular import solve_triangular
 
 __all__ = ["geqrf", "householder_product", "larfb", "larft", "ormqr"]
@@ -51,7 +51,7 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torc
     Raises:
         RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
     """
-    if left_to_torch("householder_product", (), A, tau) or not _alike(A, tau):
+    if _torchs("householder_product", (), A, tau) or not _alike(A, tau):
         return torch.linalg.householder_product(A, tau, out=out)
     fits = A.ndim >= 2 and tau.shape[:-1] == A.shape[:-2] and tau.ndim == A.ndim - 1
     if not fits or not A.shape[-2] >= A.shape[-1] >= tau.shape[-1]:
@@ -79,7 +79,7 @@ def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: boo
     Raises:
         RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
     """
-    if (left_to_torch("ormqr", ("left", left), input, tau, other) or not _alike(input, tau, other)
+    if (_torchs("ormqr", ("left", left), input, tau, other) or not _alike(input, tau, other)
             or not type(left) is type(transpose) is bool):
         return torch.ormqr(input, tau, other, left, transpose, out=out)
     fits = (input.ndim == other.ndim >= 2 and tau.ndim == input.ndim - 1
@@ -89,6 +89,13 @@ def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: boo
         _refuse(torch.ormqr, input, tau, other, left, transpose)
     given = input, tau, other
     return write_out("ormqr", out, lambda: in_float32(lambda *wide: ops.ormqr(*wide, left, transpose), *given), *given)
+
+
+def _torchs(op, option, *tensors):
+    """Whether a call is PyTorch's function. Its derivative divides by 1 - tau |v|², which may be near zero: where one is
+    asked for, the operator is ours, whatever computes its result."""
+    wanted = any(isinstance(tensor, torch.Tensor) and needs_gradient(tensor) for tensor in tensors)
+    return not wanted and left_to_torch(op, option, *tensors)
 
 
 def larft(V: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
