@@ -155,3 +155,8 @@ def test_an_older_clang_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("CLANG", raising=False)
     with pytest.raises(CompilerNotFoundError, match="clang: Clang 14"):
         find_clang()
+
+
+def test_unknown_attributes_are_refused_as_compile_shader_does():
+    (finding,) = check("\nkernel void k(device float* x [[bufer(0)]]) { x[0] = 1.0f; }")
+    assert (finding.line, finding.rule) == (2, "language") and "bufer" in finding.message

@@ -8,6 +8,7 @@ compiler checks is read off the tokens (declarations.py) and off Clang's syntax 
 import re
 
 from ..address_spaces import find_address_spaces
+from ..attributes import refuse_unknown_attributes
 from ..errors import TOO_DEEP, MSLError
 from ..parse import Program
 from ..preprocess import preprocess
@@ -47,6 +48,7 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
         tokens, _ = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)
         program = Program(tokens)
         refuse_unsupported(program)
+        refuse_unknown_attributes(program)
         variables = find_threadgroup_variables(program, find_address_spaces(program))
     except MSLError as error:
         return [_refused(str(error), filename)]
