@@ -53,14 +53,6 @@ def timeout():
     _C.simulator_set_timeout(0)
 
 
-@pytest.fixture(params=[1, 2])
-def thread_count(request):
-    before = _C.simulator_info()["threads"]
-    _C.simulator_set_num_threads(request.param)
-    yield request.param
-    _C.simulator_set_num_threads(before)
-
-
 @pytest.mark.parametrize("name", KERNELS)
 def test_timeout(device, library, timeout, name, thread_count):
     kernel = getattr(library, name)

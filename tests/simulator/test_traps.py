@@ -8,7 +8,6 @@ import textwrap
 import metalcore
 import pytest
 import torch
-from metalcore import _C
 from metalcore.msl.errors import MSLError
 from metalcore.simulator import KernelError, checking
 
@@ -69,14 +68,6 @@ def library():
     compiled = metalcore.compile_shader(source)
     compiled.source_lines = source.split("\n")
     return compiled
-
-
-@pytest.fixture(params=[1, 2])
-def thread_count(request):
-    before = _C.simulator_info()["threads"]
-    _C.simulator_set_num_threads(request.param)
-    yield request.param
-    _C.simulator_set_num_threads(before)
 
 
 @pytest.mark.parametrize("threading", ["plain", "fiber"])

@@ -1,0 +1,14 @@
+"""What tests of the simulator share."""
+
+import pytest
+
+from metalcore import _C
+
+
+@pytest.fixture(params=[1, 2])
+def thread_count(request):
+    """So many threads of the executor."""
+    before = _C.simulator_info()["threads"]
+    _C.simulator_set_num_threads(request.param)
+    yield request.param
+    _C.simulator_set_num_threads(before)
