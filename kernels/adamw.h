@@ -28,7 +28,7 @@ struct AdamWScalars {
 // The same for all parameters.
 struct AdamWParams {
   uint32_t tensors;
-  float grad_sign;   // -1 to maximize
+  float grad_sign;  // -1 to maximize
   float beta2;
   float one_minus_beta1;
   float one_minus_beta2;

@@ -95,8 +95,7 @@ METAL_FUNC void update(AdamWPointers<T, M> arrays, ulong start, uint length, Ada
       // lerp(m, grad, weight), from the nearer end.
       const float old_m = static_cast<float>(m.at[k]);
       const float new_m = fma(near ? weight : weight - 1.0f, grad - old_m, near ? old_m : grad);
-      const float new_v =
-          fma(params.one_minus_beta2 * grad, grad, static_cast<float>(v.at[k]) * params.beta2);
+      const float new_v = fma(params.one_minus_beta2 * grad, grad, static_cast<float>(v.at[k]) * params.beta2);
       float second = new_v;
       if (amsgrad) {
         const float old_max = static_cast<float>(max_v.at[k]);
@@ -162,7 +161,7 @@ METAL_FUNC float bias_correction(float step, float high, float low) {
 }
 
 struct AdamWStepPointers {
-  device const float* lr;          // each may be null
+  device const float* lr;  // each may be null
   device const float* grad_scale;
   device const float* found_inf;
 };
@@ -172,11 +171,9 @@ struct AdamWStep {
 };
 
 // Steps that live in device memory: increments them and computes what adamw needs of them, a thread for each.
-kernel void adamw_scalars(constant AdamWStep* steps [[buffer(0)]],
-                          device AdamWScalars* scalars [[buffer(1)]],
+kernel void adamw_scalars(constant AdamWStep* steps [[buffer(0)]], device AdamWScalars* scalars [[buffer(1)]],
                           constant AdamWStepPointers& pointers [[buffer(2)]],
-                          constant AdamWStepParams& params [[buffer(3)]],
-                          uint i [[thread_position_in_grid]]) {
+                          constant AdamWStepParams& params [[buffer(3)]], uint i [[thread_position_in_grid]]) {
   const bool skip = pointers.found_inf != nullptr && *pointers.found_inf != 0.0f;
   const float step = *steps[i].value + (skip ? 0.0f : 1.0f);
   *steps[i].value = step;
@@ -190,10 +187,10 @@ kernel void adamw_scalars(constant AdamWStep* steps [[buffer(0)]],
   scalars[i] = result;
 }
 
-#define INSTANTIATE(name, T, M, amsgrad)                                                                    \
-  template [[host_name(name)]] [[kernel]] void adamw<T, M, amsgrad>(                                        \
-      constant AdamWPointers<T, M>*, constant AdamWTensor*, constant AdamWScalars*, constant AdamWParams&,  \
-      uint, uint);
+#define INSTANTIATE(name, T, M, amsgrad)                                                                           \
+  template [[host_name(name)]] [[kernel]] void adamw<T, M, amsgrad>(constant AdamWPointers<T, M>*,                 \
+                                                                    constant AdamWTensor*, constant AdamWScalars*, \
+                                                                    constant AdamWParams&, uint, uint);
 
 INSTANTIATE("adamw_float", float, float, false)
 INSTANTIATE("adamw_half", half, float, false)

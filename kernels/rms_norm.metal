@@ -3,12 +3,9 @@
 #include "common/norm_rows.h"
 
 template <typename T, typename W>
-kernel void rms_norm_thread(device const T* x [[buffer(0)]],
-                            device const T* residual [[buffer(1)]],
-                            device const W* weight [[buffer(2)]],
-                            device T* y [[buffer(3)]],
-                            device T* sum [[buffer(4)]],
-                            constant RmsNormParams& params [[buffer(5)]],
+kernel void rms_norm_thread(device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]],
+                            device const W* weight [[buffer(2)]], device T* y [[buffer(3)]],
+                            device T* sum [[buffer(4)]], constant RmsNormParams& params [[buffer(5)]],
                             uint row [[thread_position_in_grid]]) {
   const uint length = params.length;
   const bool has_weight = params.has_weight;
@@ -35,7 +32,8 @@ kernel void rms_norm_thread(device const T* x [[buffer(0)]],
   }
 }
 
-// Reads a thread's share, up to element `end`, of x or of x + residual rounded to T as a separate addition would leave it, which it writes.
+// Reads a thread's share, up to element `end`, of x or of x + residual rounded to T as a separate addition would leave
+// it, which it writes.
 template <bool aligned, uint N, typename T>
 inline void read_input(Share<T, N> share, thread float4 (&v)[N], device const T* x, device const T* residual,
                        device T* sum, constant RmsNormParams& params, uint end) {
@@ -63,15 +61,10 @@ inline void normalize_row(device const T* x, device const T* residual, device co
 }
 
 template <typename T, typename W, uint N>
-kernel void rms_norm_simd(device const T* x [[buffer(0)]],
-                          device const T* residual [[buffer(1)]],
-                          device const W* weight [[buffer(2)]],
-                          device T* y [[buffer(3)]],
-                          device T* sum [[buffer(4)]],
-                          constant RmsNormParams& params [[buffer(5)]],
-                          uint group [[threadgroup_position_in_grid]],
-                          uint lane [[thread_index_in_simdgroup]],
-                          uint simdgroup [[simdgroup_index_in_threadgroup]],
+kernel void rms_norm_simd(device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]],
+                          device const W* weight [[buffer(2)]], device T* y [[buffer(3)]], device T* sum [[buffer(4)]],
+                          constant RmsNormParams& params [[buffer(5)]], uint group [[threadgroup_position_in_grid]],
+                          uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
                           uint simdgroups [[simdgroups_per_threadgroup]]) {
   const ulong row = ulong(group) * simdgroups + simdgroup;
   if (row >= params.rows) return;
@@ -87,14 +80,9 @@ kernel void rms_norm_simd(device const T* x [[buffer(0)]],
 
 template <typename T, typename W, uint N>
 [[kernel]] [[max_total_threads_per_threadgroup(64 * N)]] void rms_norm_block(
-    device const T* x [[buffer(0)]],
-    device const T* residual [[buffer(1)]],
-    device const W* weight [[buffer(2)]],
-    device T* y [[buffer(3)]],
-    device T* sum [[buffer(4)]],
-    constant RmsNormParams& params [[buffer(5)]],
-    uint row [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
+    device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]], device const W* weight [[buffer(2)]],
+    device T* y [[buffer(3)]], device T* sum [[buffer(4)]], constant RmsNormParams& params [[buffer(5)]],
+    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   const Threadgroup team(thread_index, threads, scratch);
@@ -152,14 +140,9 @@ inline void normalize_long_row(device const T* x, device const T* residual, devi
 
 template <typename T, typename W>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_looped(
-    device const T* x [[buffer(0)]],
-    device const T* residual [[buffer(1)]],
-    device const W* weight [[buffer(2)]],
-    device T* y [[buffer(3)]],
-    device T* sum [[buffer(4)]],
-    constant RmsNormParams& params [[buffer(5)]],
-    uint row [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
+    device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]], device const W* weight [[buffer(2)]],
+    device T* y [[buffer(3)]], device T* sum [[buffer(4)]], constant RmsNormParams& params [[buffer(5)]],
+    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   const Threadgroup team(thread_index, threads, scratch);
@@ -177,13 +160,9 @@ template <typename T, typename W>
 
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(256)]] void rms_norm_split_squares(
-    device const T* x [[buffer(0)]],
-    device const T* residual [[buffer(1)]],
-    device T* sum [[buffer(2)]],
-    device float* parts [[buffer(3)]],
-    constant RmsNormParams& params [[buffer(4)]],
-    uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
+    device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]], device T* sum [[buffer(2)]],
+    device float* parts [[buffer(3)]], constant RmsNormParams& params [[buffer(4)]],
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   const Threadgroup team(thread_index, threads.x, scratch);
@@ -198,15 +177,10 @@ template <typename T>
 
 template <typename T, typename W>
 [[kernel]] [[max_total_threads_per_threadgroup(256)]] void rms_norm_split(
-    device const T* x [[buffer(0)]],
-    device const W* weight [[buffer(1)]],
-    device T* y [[buffer(2)]],
-    device const T* sum [[buffer(3)]],
-    device const float* parts [[buffer(4)]],
-    constant RmsNormParams& params [[buffer(5)]],
-    uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint2 threads [[threads_per_threadgroup]]) {
+    device const T* x [[buffer(0)]], device const W* weight [[buffer(1)]], device T* y [[buffer(2)]],
+    device const T* sum [[buffer(3)]], device const float* parts [[buffer(4)]],
+    constant RmsNormParams& params [[buffer(5)]], uint2 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   const Threadgroup team(thread_index, threads.x, scratch);
   const Part part(params.length, group.x, params.share);
@@ -221,16 +195,15 @@ template <typename T, typename W>
     walk_results<false, kSplitStep>(x, weight, y, sum, params, part, squares, team);
 }
 
-#define INSTANTIATE(name, types, ...) \
-  template [[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+#define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-#define INSTANTIATE_TYPES(types, T, W)                         \
-  INSTANTIATE("rms_norm_thread", types, rms_norm_thread<T, W>) \
-  INSTANTIATE("rms_norm_simd1", types, rms_norm_simd<T, W, 1>) \
-  INSTANTIATE("rms_norm_simd4", types, rms_norm_simd<T, W, 4>) \
+#define INSTANTIATE_TYPES(types, T, W)                           \
+  INSTANTIATE("rms_norm_thread", types, rms_norm_thread<T, W>)   \
+  INSTANTIATE("rms_norm_simd1", types, rms_norm_simd<T, W, 1>)   \
+  INSTANTIATE("rms_norm_simd4", types, rms_norm_simd<T, W, 4>)   \
   INSTANTIATE("rms_norm_block4", types, rms_norm_block<T, W, 4>) \
   INSTANTIATE("rms_norm_block8", types, rms_norm_block<T, W, 8>) \
-  INSTANTIATE("rms_norm_looped", types, rms_norm_looped<T, W>) \
+  INSTANTIATE("rms_norm_looped", types, rms_norm_looped<T, W>)   \
   INSTANTIATE("rms_norm_split", types, rms_norm_split<T, W>)
 
 INSTANTIATE_TYPES("_float", float, float)

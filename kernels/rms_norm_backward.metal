@@ -11,12 +11,9 @@ inline float pull_of(float product, float scale, constant RmsNormParams& params)
 }
 
 template <typename T, typename W>
-kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]],
-                                     device const T* x [[buffer(1)]],
-                                     device const W* weight [[buffer(2)]],
-                                     device const T* residual [[buffer(3)]],
-                                     device T* gx [[buffer(4)]],
-                                     device float* scales [[buffer(5)]],
+kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]],
+                                     device const W* weight [[buffer(2)]], device const T* residual [[buffer(3)]],
+                                     device T* gx [[buffer(4)]], device float* scales [[buffer(5)]],
                                      constant RmsNormParams& params [[buffer(6)]],
                                      uint row [[thread_position_in_grid]]) {
   const uint length = params.length;
@@ -138,15 +135,11 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
 }
 
 template <typename T, typename W, uint N>
-kernel void rms_norm_backward_simd(device const T* grad [[buffer(0)]],
-                                   device const T* x [[buffer(1)]],
-                                   device const W* weight [[buffer(2)]],
-                                   device const T* residual [[buffer(3)]],
-                                   device T* gx [[buffer(4)]],
-                                   device float* partial [[buffer(5)]],
+kernel void rms_norm_backward_simd(device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]],
+                                   device const W* weight [[buffer(2)]], device const T* residual [[buffer(3)]],
+                                   device T* gx [[buffer(4)]], device float* partial [[buffer(5)]],
                                    constant RmsNormParams& params [[buffer(6)]],
-                                   uint group [[threadgroup_position_in_grid]],
-                                   uint lane [[thread_index_in_simdgroup]],
+                                   uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
                                    uint simdgroup [[simdgroup_index_in_threadgroup]],
                                    uint simdgroups [[simdgroups_per_threadgroup]]) {
   const uint stream = group * simdgroups + simdgroup;
@@ -159,16 +152,10 @@ kernel void rms_norm_backward_simd(device const T* grad [[buffer(0)]],
 
 template <typename T, typename W, uint N, uint R>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_block(
-    device const T* grad [[buffer(0)]],
-    device const T* x [[buffer(1)]],
-    device const W* weight [[buffer(2)]],
-    device const T* residual [[buffer(3)]],
-    device T* gx [[buffer(4)]],
-    device float* partial [[buffer(5)]],
-    constant RmsNormParams& params [[buffer(6)]],
-    uint stream [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]]) {
+    device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const W* weight [[buffer(2)]],
+    device const T* residual [[buffer(3)]], device T* gx [[buffer(4)]], device float* partial [[buffer(5)]],
+    constant RmsNormParams& params [[buffer(6)]], uint stream [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 64 * R];
   const Threadgroup team(thread_index, threads, scratch);
   if (params.aligned)
@@ -181,8 +168,8 @@ template <typename T, typename W, uint N, uint R>
 // and the gradients.
 
 template <bool aligned, typename T, typename W>
-inline float2 walk_sums(device const T* grad, device const T* x, device const W* weight,
-                        constant RmsNormParams& params, Part part, Threadgroup team) {
+inline float2 walk_sums(device const T* grad, device const T* x, device const W* weight, constant RmsNormParams& params,
+                        Part part, Threadgroup team) {
   constexpr uint N = kStep<T>;
   float4 v[N];
   float4 g[N];
@@ -233,16 +220,10 @@ inline void differentiate_long_row(device const T* grad, device const T* x, devi
 
 template <typename T, typename W>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_looped(
-    device const T* grad [[buffer(0)]],
-    device const T* x [[buffer(1)]],
-    device const W* weight [[buffer(2)]],
-    device const T* residual [[buffer(3)]],
-    device T* gx [[buffer(4)]],
-    device float* scales [[buffer(5)]],
-    constant RmsNormParams& params [[buffer(6)]],
-    uint row [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]]) {
+    device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const W* weight [[buffer(2)]],
+    device const T* residual [[buffer(3)]], device T* gx [[buffer(4)]], device float* scales [[buffer(5)]],
+    constant RmsNormParams& params [[buffer(6)]], uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[64];
   const Threadgroup team(thread_index, threads, scratch);
   grad += row * params.grad_stride;
@@ -259,13 +240,9 @@ template <typename T, typename W>
 
 template <typename T, typename W>
 [[kernel]] [[max_total_threads_per_threadgroup(256)]] void rms_norm_backward_split_sums(
-    device const T* grad [[buffer(0)]],
-    device const T* x [[buffer(1)]],
-    device const W* weight [[buffer(2)]],
-    device float2* parts [[buffer(3)]],
-    constant RmsNormParams& params [[buffer(4)]],
-    uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
+    device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const W* weight [[buffer(2)]],
+    device float2* parts [[buffer(3)]], constant RmsNormParams& params [[buffer(4)]],
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[64];
   const Threadgroup team(thread_index, threads.x, scratch);
@@ -279,16 +256,10 @@ template <typename T, typename W>
 
 template <typename T, typename W>
 [[kernel]] [[max_total_threads_per_threadgroup(256)]] void rms_norm_backward_split(
-    device const T* grad [[buffer(0)]],
-    device const T* x [[buffer(1)]],
-    device const W* weight [[buffer(2)]],
-    device const T* residual [[buffer(3)]],
-    device T* gx [[buffer(4)]],
-    device float* scales [[buffer(5)]],
-    constant RmsNormParams& params [[buffer(6)]],
-    device const float2* parts [[buffer(7)]],
-    uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
+    device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const W* weight [[buffer(2)]],
+    device const T* residual [[buffer(3)]], device T* gx [[buffer(4)]], device float* scales [[buffer(5)]],
+    constant RmsNormParams& params [[buffer(6)]], device const float2* parts [[buffer(7)]],
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[64];
   const Threadgroup team(thread_index, threads.x, scratch);
@@ -306,8 +277,7 @@ template <typename T, typename W>
     walk_gradients<false>(grad, x, weight, residual, gx, params, part, sums, team);
 }
 
-#define INSTANTIATE(name, types, ...) \
-  template [[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+#define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
 #define INSTANTIATE_TYPES(types, T, W)                                                                   \
   INSTANTIATE("rms_norm_backward_thread", types, rms_norm_backward_thread<T, W>)                         \

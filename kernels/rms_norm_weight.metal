@@ -1,6 +1,6 @@
-// The gradient of rms_norm's weight: the sum over rows of the output's gradient times s x, with s the scale of a row. It is
-// made in two stages without atomics, so that the order of the additions is always the same: `partial` sums, here or in
-// rms_norm_backward.metal, and the sum of these.
+// The gradient of rms_norm's weight: the sum over rows of the output's gradient times s x, with s the scale of a row.
+// It is made in two stages without atomics, so that the order of the additions is always the same: `partial` sums, here
+// or in rms_norm_backward.metal, and the sum of these.
 #include "common/norm_rows.h"
 
 // Partial sums by themselves: a thread has four columns and a chunk of the rows.
@@ -19,10 +19,8 @@ inline void sum_chunk(device const T* grad, device const T* x, device const floa
 }
 
 template <typename T>
-kernel void rms_norm_weight_partial(device const T* grad [[buffer(0)]],
-                                    device const T* x [[buffer(1)]],
-                                    device const float* scales [[buffer(2)]],
-                                    device float* partial [[buffer(3)]],
+kernel void rms_norm_weight_partial(device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]],
+                                    device const float* scales [[buffer(2)]], device float* partial [[buffer(3)]],
                                     constant RmsNormWeightParams& params [[buffer(4)]],
                                     uint2 at [[thread_position_in_grid]]) {
   if (params.aligned)
@@ -33,8 +31,7 @@ kernel void rms_norm_weight_partial(device const T* grad [[buffer(0)]],
 
 // The sum of the partial ones: few of them column by column, a thread for each …
 template <typename W>
-kernel void rms_norm_weight_thread(device const float* partial [[buffer(0)]],
-                                   device W* gw [[buffer(1)]],
+kernel void rms_norm_weight_thread(device const float* partial [[buffer(0)]], device W* gw [[buffer(1)]],
                                    constant RmsNormWeightParams& params [[buffer(2)]],
                                    uint column [[thread_position_in_grid]]) {
   float sum = 0.0f;
@@ -48,12 +45,9 @@ constexpr constant uint kAtOnce = 8;
 
 template <typename W>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_weight_block(
-    device const float* partial [[buffer(0)]],
-    device W* gw [[buffer(1)]],
-    constant RmsNormWeightParams& params [[buffer(2)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    device const float* partial [[buffer(0)]], device W* gw [[buffer(1)]],
+    constant RmsNormWeightParams& params [[buffer(2)]], uint group [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float sums[32 * 33];  // an odd stride lets a simdgroup read a column of it at once
   const uint column = min(group * 32 + lane, params.length - 1);
   float sum = 0.0f;
@@ -71,12 +65,11 @@ template <typename W>
   if (lane == 0 && group * 32 + simdgroup < params.length) gw[group * 32 + simdgroup] = static_cast<W>(total);
 }
 
-#define INSTANTIATE(name, types, ...) \
-  template [[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+#define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-#define INSTANTIATE_WEIGHT(types, T)                                            \
-  INSTANTIATE("rms_norm_weight_partial", types, rms_norm_weight_partial<T>)     \
-  INSTANTIATE("rms_norm_weight_thread", types, rms_norm_weight_thread<T>)       \
+#define INSTANTIATE_WEIGHT(types, T)                                        \
+  INSTANTIATE("rms_norm_weight_partial", types, rms_norm_weight_partial<T>) \
+  INSTANTIATE("rms_norm_weight_thread", types, rms_norm_weight_thread<T>)   \
   INSTANTIATE("rms_norm_weight_block", types, rms_norm_weight_block<T>)
 
 INSTANTIATE_WEIGHT("_float", float)

@@ -6,7 +6,7 @@
 #endif
 
 struct SoftmaxParams {
-  uint32_t length;    // of a row
+  uint32_t length;  // of a row
   uint32_t rows;
   uint32_t inner;     // distance of a row's elements; 1 except in the columns variant
   uint32_t aligned;   // rows (columns: their neighbours) begin and end at multiples of 16 bytes

@@ -1,8 +1,8 @@
 // softmax and log_softmax over rows. T is the type of the input, U that of the output.
 #include "softmax_rows.h"
 
-// The running maximum of some elements and the sum of exp(x - maximum), of each component of V by itself, for results of
-// type R.
+// The running maximum of some elements and the sum of exp(x - maximum), of each component of V by itself, for results
+// of type R.
 template <typename R, typename V>
 struct Running {
   V maximum = V(-INFINITY);
@@ -36,10 +36,8 @@ inline void add_all(thread Running<R, float>& running, thread float4 (&v)[N]) {
 }
 
 template <typename Op, typename T, typename U>
-kernel void softmax_thread(device const T* x [[buffer(0)]],
-                           device U* y [[buffer(1)]],
-                           constant SoftmaxParams& params [[buffer(2)]],
-                           uint row [[thread_position_in_grid]]) {
+kernel void softmax_thread(device const T* x [[buffer(0)]], device U* y [[buffer(1)]],
+                           constant SoftmaxParams& params [[buffer(2)]], uint row [[thread_position_in_grid]]) {
   const uint length = params.length;
   x += row * params.x_stride;
   y += ulong(row) * length;
@@ -76,10 +74,8 @@ inline void columns(device const T* x, device U* y, constant SoftmaxParams& para
 }
 
 template <typename Op, typename T, typename U>
-kernel void softmax_columns(device const T* x [[buffer(0)]],
-                            device U* y [[buffer(1)]],
-                            constant SoftmaxParams& params [[buffer(2)]],
-                            uint2 at [[thread_position_in_grid]]) {
+kernel void softmax_columns(device const T* x [[buffer(0)]], device U* y [[buffer(1)]],
+                            constant SoftmaxParams& params [[buffer(2)]], uint2 at [[thread_position_in_grid]]) {
   if (params.aligned)
     columns<true, Op>(x, y, params, at);
   else
@@ -139,12 +135,9 @@ inline void row_in_registers(Row<T, U> row, Team team) {
 }
 
 template <typename Op, typename T, typename U, uint N>
-kernel void softmax_simd(device const T* x [[buffer(0)]],
-                         device U* y [[buffer(1)]],
-                         constant SoftmaxParams& params [[buffer(2)]],
-                         uint group [[threadgroup_position_in_grid]],
-                         uint lane [[thread_index_in_simdgroup]],
-                         uint simdgroup [[simdgroup_index_in_threadgroup]],
+kernel void softmax_simd(device const T* x [[buffer(0)]], device U* y [[buffer(1)]],
+                         constant SoftmaxParams& params [[buffer(2)]], uint group [[threadgroup_position_in_grid]],
+                         uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
                          uint simdgroups [[simdgroups_per_threadgroup]]) {
   const ulong index = ulong(group) * simdgroups + simdgroup;
   if (index >= params.rows) return;
@@ -157,11 +150,8 @@ kernel void softmax_simd(device const T* x [[buffer(0)]],
 
 template <typename Op, typename T, typename U, uint N>
 [[kernel]] [[max_total_threads_per_threadgroup(64 * N)]] void softmax_block(
-    device const T* x [[buffer(0)]],
-    device U* y [[buffer(1)]],
-    constant SoftmaxParams& params [[buffer(2)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
+    device const T* x [[buffer(0)]], device U* y [[buffer(1)]], constant SoftmaxParams& params [[buffer(2)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32];
   const Threadgroup team(thread_index, threads, scratch);
@@ -182,8 +172,7 @@ inline Running<U, float> walk_sum(Row<T, U> row, Edges<aligned, T> edges, Part p
   if (!aligned) running.add(edge);
   float4 v[N];
   for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
-    Share<T, N>(team.thread_index, team.threads, start)
-        .template load<true>(v, row.x + edges.head, part.end, -INFINITY);
+    Share<T, N>(team.thread_index, team.threads, start).template load<true>(v, row.x + edges.head, part.end, -INFINITY);
     add_all(running, v);
   }
   const float maximum = team.maximum(running.maximum, 0);
@@ -221,11 +210,8 @@ inline void long_row(Row<T, U> row, Threadgroup team) {
 
 template <typename Op, typename T, typename U>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_looped(
-    device const T* x [[buffer(0)]],
-    device U* y [[buffer(1)]],
-    constant SoftmaxParams& params [[buffer(2)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
+    device const T* x [[buffer(0)]], device U* y [[buffer(1)]], constant SoftmaxParams& params [[buffer(2)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32];
   const Threadgroup team(thread_index, threads, scratch);
@@ -250,11 +236,8 @@ inline void split_sum(Row<T, U> row, device float2* parts, constant SoftmaxParam
 
 template <typename T, typename R>
 [[kernel]] [[max_total_threads_per_threadgroup(256)]] void softmax_split_sum(
-    device const T* x [[buffer(0)]],
-    device float2* parts [[buffer(1)]],
-    constant SoftmaxParams& params [[buffer(2)]],
-    uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
+    device const T* x [[buffer(0)]], device float2* parts [[buffer(1)]], constant SoftmaxParams& params [[buffer(2)]],
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32];
   const Threadgroup team(thread_index, threads.x, scratch);
@@ -268,8 +251,8 @@ template <typename T, typename R>
 template <bool aligned, typename Op, typename T, typename U>
 inline void split_results(Row<T, U> row, device const float2* parts, constant SoftmaxParams& params, uint2 group,
                           Threadgroup team) {
-  const float2 part = team.thread_index < params.splits ? parts[group.y * params.splits + team.thread_index]
-                                                        : float2(-INFINITY, 0.0f);
+  const float2 part =
+      team.thread_index < params.splits ? parts[group.y * params.splits + team.thread_index] : float2(-INFINITY, 0.0f);
   const float maximum = team.maximum(part.x, 0);
   const float sum = team.sum(part.y * exp(part.x - Running<U, float>::base(maximum)), 1);
   const Edges<aligned, T> edges(row.past, row.length, team.thread_index);
@@ -279,13 +262,9 @@ inline void split_results(Row<T, U> row, device const float2* parts, constant So
 
 template <typename Op, typename T, typename U>
 [[kernel]] [[max_total_threads_per_threadgroup(256)]] void softmax_split(
-    device const T* x [[buffer(0)]],
-    device U* y [[buffer(1)]],
-    constant SoftmaxParams& params [[buffer(2)]],
-    device const float2* parts [[buffer(3)]],
-    uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint2 threads [[threads_per_threadgroup]]) {
+    device const T* x [[buffer(0)]], device U* y [[buffer(1)]], constant SoftmaxParams& params [[buffer(2)]],
+    device const float2* parts [[buffer(3)]], uint2 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32];
   const Threadgroup team(thread_index, threads.x, scratch);
   const Row<T, U> row(x, y, params, group.y);
@@ -295,14 +274,14 @@ template <typename Op, typename T, typename U>
     split_results<false, Op>(row, parts, params, group, team);
 }
 
-#define INSTANTIATE_TYPES(name, Op, types, T, U)                                             \
-  INSTANTIATE(name "_thread", types, softmax_thread<Op, T, U>)                               \
-  INSTANTIATE(name "_columns", types, softmax_columns<Op, T, U>)                             \
-  INSTANTIATE(name "_simd1", types, softmax_simd<Op, T, U, 1>)                               \
-  INSTANTIATE(name "_simd4", types, softmax_simd<Op, T, U, 4>)                               \
-  INSTANTIATE(name "_block4", types, softmax_block<Op, T, U, 4>)                             \
-  INSTANTIATE(name "_block8", types, softmax_block<Op, T, U, 8>)                             \
-  INSTANTIATE(name "_looped", types, softmax_looped<Op, T, U>)                               \
+#define INSTANTIATE_TYPES(name, Op, types, T, U)                 \
+  INSTANTIATE(name "_thread", types, softmax_thread<Op, T, U>)   \
+  INSTANTIATE(name "_columns", types, softmax_columns<Op, T, U>) \
+  INSTANTIATE(name "_simd1", types, softmax_simd<Op, T, U, 1>)   \
+  INSTANTIATE(name "_simd4", types, softmax_simd<Op, T, U, 4>)   \
+  INSTANTIATE(name "_block4", types, softmax_block<Op, T, U, 4>) \
+  INSTANTIATE(name "_block8", types, softmax_block<Op, T, U, 8>) \
+  INSTANTIATE(name "_looped", types, softmax_looped<Op, T, U>)   \
   INSTANTIATE(name "_split", types, softmax_split<Op, T, U>)
 
 INSTANTIATE_OP("softmax", Softmax)

@@ -4,10 +4,8 @@
 #include "softmax_rows.h"
 
 template <typename Op, typename T, typename U>
-kernel void softmax_backward_thread(device const U* g [[buffer(0)]],
-                                    device const U* y [[buffer(1)]],
-                                    device T* gx [[buffer(2)]],
-                                    constant SoftmaxParams& params [[buffer(3)]],
+kernel void softmax_backward_thread(device const U* g [[buffer(0)]], device const U* y [[buffer(1)]],
+                                    device T* gx [[buffer(2)]], constant SoftmaxParams& params [[buffer(3)]],
                                     uint row [[thread_position_in_grid]]) {
   const uint length = params.length;
   g += ulong(row) * length;
@@ -47,10 +45,8 @@ inline void columns(device const U* g, device const U* y, device T* gx, constant
 }
 
 template <typename Op, typename T, typename U>
-kernel void softmax_backward_columns(device const U* g [[buffer(0)]],
-                                     device const U* y [[buffer(1)]],
-                                     device T* gx [[buffer(2)]],
-                                     constant SoftmaxParams& params [[buffer(3)]],
+kernel void softmax_backward_columns(device const U* g [[buffer(0)]], device const U* y [[buffer(1)]],
+                                     device T* gx [[buffer(2)]], constant SoftmaxParams& params [[buffer(3)]],
                                      uint2 at [[thread_position_in_grid]]) {
   if (params.aligned)
     columns<true, Op>(g, y, gx, params, at);
@@ -94,12 +90,9 @@ inline void row_in_registers(Row<T, U> row, Team team) {
 }
 
 template <typename Op, typename T, typename U, uint N>
-kernel void softmax_backward_simd(device const U* g [[buffer(0)]],
-                                  device const U* y [[buffer(1)]],
-                                  device T* gx [[buffer(2)]],
-                                  constant SoftmaxParams& params [[buffer(3)]],
-                                  uint group [[threadgroup_position_in_grid]],
-                                  uint lane [[thread_index_in_simdgroup]],
+kernel void softmax_backward_simd(device const U* g [[buffer(0)]], device const U* y [[buffer(1)]],
+                                  device T* gx [[buffer(2)]], constant SoftmaxParams& params [[buffer(3)]],
+                                  uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
                                   uint simdgroup [[simdgroup_index_in_threadgroup]],
                                   uint simdgroups [[simdgroups_per_threadgroup]]) {
   const ulong index = ulong(group) * simdgroups + simdgroup;
@@ -113,13 +106,9 @@ kernel void softmax_backward_simd(device const U* g [[buffer(0)]],
 
 template <typename Op, typename T, typename U, uint N>
 [[kernel]] [[max_total_threads_per_threadgroup(512)]] void softmax_backward_block(
-    device const U* g [[buffer(0)]],
-    device const U* y [[buffer(1)]],
-    device T* gx [[buffer(2)]],
-    constant SoftmaxParams& params [[buffer(3)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]]) {
+    device const U* g [[buffer(0)]], device const U* y [[buffer(1)]], device T* gx [[buffer(2)]],
+    constant SoftmaxParams& params [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   const Threadgroup team(thread_index, threads, scratch);
   const Row<T, U> row(g, y, gx, params, group);
@@ -173,13 +162,9 @@ inline void long_row(Row<T, U> row, Threadgroup team) {
 
 template <typename Op, typename T, typename U>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void softmax_backward_looped(
-    device const U* g [[buffer(0)]],
-    device const U* y [[buffer(1)]],
-    device T* gx [[buffer(2)]],
-    constant SoftmaxParams& params [[buffer(3)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]]) {
+    device const U* g [[buffer(0)]], device const U* y [[buffer(1)]], device T* gx [[buffer(2)]],
+    constant SoftmaxParams& params [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   const Threadgroup team(thread_index, threads, scratch);
   const Row<T, U> row(g, y, gx, params, group);
@@ -202,13 +187,9 @@ inline void split_total(Row<float, U> row, device float* parts, constant Softmax
 
 template <typename Op, typename U>
 [[kernel]] [[max_total_threads_per_threadgroup(256)]] void softmax_backward_split_total(
-    device const U* g [[buffer(0)]],
-    device const U* y [[buffer(1)]],
-    device float* parts [[buffer(2)]],
-    constant SoftmaxParams& params [[buffer(3)]],
-    uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint2 threads [[threads_per_threadgroup]]) {
+    device const U* g [[buffer(0)]], device const U* y [[buffer(1)]], device float* parts [[buffer(2)]],
+    constant SoftmaxParams& params [[buffer(3)]], uint2 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   const Threadgroup team(thread_index, threads.x, scratch);
   const Row<float, U> row(g, y, nullptr, params, group.y);
@@ -230,13 +211,9 @@ inline void split_gradients(Row<T, U> row, device const float* parts, constant S
 
 template <typename Op, typename T, typename U>
 [[kernel]] [[max_total_threads_per_threadgroup(256)]] void softmax_backward_split(
-    device const U* g [[buffer(0)]],
-    device const U* y [[buffer(1)]],
-    device T* gx [[buffer(2)]],
-    constant SoftmaxParams& params [[buffer(3)]],
-    device const float* parts [[buffer(4)]],
-    uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
+    device const U* g [[buffer(0)]], device const U* y [[buffer(1)]], device T* gx [[buffer(2)]],
+    constant SoftmaxParams& params [[buffer(3)]], device const float* parts [[buffer(4)]],
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   const Threadgroup team(thread_index, threads.x, scratch);
@@ -247,21 +224,21 @@ template <typename Op, typename T, typename U>
     split_gradients<false, Op>(row, parts, params, group, team);
 }
 
-#define INSTANTIATE_TYPES(name, Op, types, T, U)                                             \
-  INSTANTIATE(name "_backward_thread", types, softmax_backward_thread<Op, T, U>)             \
-  INSTANTIATE(name "_backward_columns", types, softmax_backward_columns<Op, T, U>)           \
-  INSTANTIATE(name "_backward_simd1", types, softmax_backward_simd<Op, T, U, 1>)             \
-  INSTANTIATE(name "_backward_simd4", types, softmax_backward_simd<Op, T, U, 4>)             \
-  INSTANTIATE(name "_backward_block4", types, softmax_backward_block<Op, T, U, 4>)           \
-  INSTANTIATE(name "_backward_looped", types, softmax_backward_looped<Op, T, U>)             \
+#define INSTANTIATE_TYPES(name, Op, types, T, U)                                   \
+  INSTANTIATE(name "_backward_thread", types, softmax_backward_thread<Op, T, U>)   \
+  INSTANTIATE(name "_backward_columns", types, softmax_backward_columns<Op, T, U>) \
+  INSTANTIATE(name "_backward_simd1", types, softmax_backward_simd<Op, T, U, 1>)   \
+  INSTANTIATE(name "_backward_simd4", types, softmax_backward_simd<Op, T, U, 4>)   \
+  INSTANTIATE(name "_backward_block4", types, softmax_backward_block<Op, T, U, 4>) \
+  INSTANTIATE(name "_backward_looped", types, softmax_backward_looped<Op, T, U>)   \
   INSTANTIATE(name "_backward_split", types, softmax_backward_split<Op, T, U>)
 
 INSTANTIATE_OP("softmax", Softmax)
 INSTANTIATE_OP("log_softmax", LogSoftmax)
 
-#define INSTANTIATE_TOTAL(name, Op)                                                                  \
-  INSTANTIATE(name "_backward_split_total", "_float", softmax_backward_split_total<Op, float>)       \
-  INSTANTIATE(name "_backward_split_total", "_half", softmax_backward_split_total<Op, half>)         \
+#define INSTANTIATE_TOTAL(name, Op)                                                            \
+  INSTANTIATE(name "_backward_split_total", "_float", softmax_backward_split_total<Op, float>) \
+  INSTANTIATE(name "_backward_split_total", "_half", softmax_backward_split_total<Op, half>)   \
   INSTANTIATE(name "_backward_split_total", "_bfloat", softmax_backward_split_total<Op, bfloat>)
 
 INSTANTIATE_TOTAL("softmax", Softmax)

@@ -18,29 +18,56 @@ inline V exponential(V t) {
 // The derivative, of type R, is gradient(g, y, total) with total = sum(term(g, y)).
 // Numbers are of type V: float, or float4 for four elements (or four rows) at once.
 struct Softmax {
-  template <typename V> static V norm(V sum) { return 1.0f / sum; }
-  template <typename V> static V keep(V t, V exp_t) { return exp_t; }
-  template <typename V, typename S> static V finish(V kept, S norm) { return kept * norm; }
-  template <typename V> static V term(V g, V y) { return g * y; }
-  template <typename R, typename V, typename S> static V gradient(V g, V y, S total) { return y * (g - total); }
+  template <typename V>
+  static V norm(V sum) {
+    return 1.0f / sum;
+  }
+  template <typename V>
+  static V keep(V t, V exp_t) {
+    return exp_t;
+  }
+  template <typename V, typename S>
+  static V finish(V kept, S norm) {
+    return kept * norm;
+  }
+  template <typename V>
+  static V term(V g, V y) {
+    return g * y;
+  }
+  template <typename R, typename V, typename S>
+  static V gradient(V g, V y, S total) {
+    return y * (g - total);
+  }
 };
 
 struct LogSoftmax {
-  template <typename V> static V norm(V sum) { return log(sum); }
-  template <typename V> static V keep(V t, V exp_t) { return t; }
-  template <typename V, typename S> static V finish(V kept, S norm) { return kept - norm; }
-  template <typename V> static V term(V g, V y) { return g; }
-  template <typename R, typename V, typename S> static V gradient(V g, V y, S total) {
+  template <typename V>
+  static V norm(V sum) {
+    return log(sum);
+  }
+  template <typename V>
+  static V keep(V t, V exp_t) {
+    return t;
+  }
+  template <typename V, typename S>
+  static V finish(V kept, S norm) {
+    return kept - norm;
+  }
+  template <typename V>
+  static V term(V g, V y) {
+    return g;
+  }
+  template <typename R, typename V, typename S>
+  static V gradient(V g, V y, S total) {
     return g - exponential<R>(y) * total;
   }
 };
 
-#define INSTANTIATE(name, types, ...) \
-  template [[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+#define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-#define INSTANTIATE_OP(name, Op)                                          \
-  INSTANTIATE_TYPES(name, Op, "_float", float, float)                     \
-  INSTANTIATE_TYPES(name, Op, "_half", half, half)                        \
-  INSTANTIATE_TYPES(name, Op, "_bfloat", bfloat, bfloat)                  \
-  INSTANTIATE_TYPES(name, Op, "_half_to_float", half, float)              \
+#define INSTANTIATE_OP(name, Op)                             \
+  INSTANTIATE_TYPES(name, Op, "_float", float, float)        \
+  INSTANTIATE_TYPES(name, Op, "_half", half, half)           \
+  INSTANTIATE_TYPES(name, Op, "_bfloat", bfloat, bfloat)     \
+  INSTANTIATE_TYPES(name, Op, "_half_to_float", half, float) \
   INSTANTIATE_TYPES(name, Op, "_bfloat_to_float", bfloat, float)

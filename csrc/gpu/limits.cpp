@@ -26,8 +26,8 @@ void check_bytes(std::string_view kernel, uint32_t index, size_t size) {
 
 void check_pointers(std::string_view kernel, uint32_t index, size_t count) {
   if (count > kMaximumPointers)
-    refuse(kernel, "a table of " + std::to_string(count) + " pointers at index " + std::to_string(index) +
-                       "; at most 512 fit");
+    refuse(kernel,
+           "a table of " + std::to_string(count) + " pointers at index " + std::to_string(index) + "; at most 512 fit");
 }
 
 Size threads_of(std::string_view kernel, Size groups, Size group) {

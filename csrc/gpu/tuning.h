@@ -13,7 +13,7 @@
 namespace metalcore::gpu {
 
 constexpr uint32_t kSimdWidth = 32;
-constexpr uint32_t kMaxThreads = 1024;                // per threadgroup
+constexpr uint32_t kMaxThreads = 1024;                 // per threadgroup
 constexpr uint32_t kMaxThreadgroupMemory = 32 * 1024;  // bytes
 
 // Which batches of matrices PyTorch's own op is faster at: regions of sizes (rows or columns, whichever are more; or

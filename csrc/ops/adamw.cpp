@@ -75,7 +75,8 @@ Explanation explain_adamw(const Request& request) {
   for (uint32_t first = 0; on_device && first < steps; first += kPointers)
     explanation.steps.push_back({"adamw_scalars", {std::min<uint32_t>(kPointers, steps - first)}, {64}, true});
   for (const AdamWDispatch& dispatch : plan.dispatches)
-    explanation.steps.push_back({adamw_kernel(request.dtype, amsgrad, false), {dispatch.threadgroups}, {ADAMW_THREADS}});
+    explanation.steps.push_back(
+        {adamw_kernel(request.dtype, amsgrad, false), {dispatch.threadgroups}, {ADAMW_THREADS}});
   return explanation;
 }
 
@@ -215,8 +216,8 @@ void encode_scalars(gpu::Encoder& encoder, const std::vector<AtenTensorHandle>& 
                                                  view_or_null(h.found_inf)};
   const auto [log_beta1, log_beta1_low] = log_parts(h.beta1);
   const auto [log_beta2, log_beta2_low] = log_parts(h.beta2);
-  const AdamWStepParams params = {static_cast<float>(h.lr), static_cast<float>(h.weight_decay), log_beta1,
-                                  log_beta1_low, log_beta2, log_beta2_low};
+  const AdamWStepParams params = {
+      static_cast<float>(h.lr), static_cast<float>(h.weight_decay), log_beta1, log_beta1_low, log_beta2, log_beta2_low};
   std::vector<gpu::BufferView> views;
   views.reserve(end - begin);
   for (size_t i = begin; i < end; ++i) views.push_back(gpu::view_of(steps[i], sizeof(float), sizeof(float)));
@@ -317,6 +318,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
       "Tensor? found_inf=None) -> ()");
 }
 
-METALCORE_KERNELS(m) {
-  m.impl("adamw_", TORCH_BOX(&metalcore::adamw_));
-}
+METALCORE_KERNELS(m) { m.impl("adamw_", TORCH_BOX(&metalcore::adamw_)); }

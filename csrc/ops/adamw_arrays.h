@@ -37,7 +37,7 @@ class GatheredParameter {
 struct AdamWSlot {
   size_t parameter;  // its index in the lists
   uint64_t numel;
-  bool contiguous;   // all of its tensors
+  bool contiguous;  // all of its tensors
 };
 
 class AdamWArrays {

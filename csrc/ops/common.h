@@ -33,8 +33,8 @@ using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 
 std::string shape_text(Sizes sizes);  // "[2, 3]"
 inline std::string shape_text(const Tensor& tensor) { return shape_text(tensor.sizes()); }
-const char* dtype_name(ScalarType dtype);               // "float32"; "an unsupported dtype" where Metal has none
-ScalarType dtype_named(const std::string& name);        // the inverse; throws std::invalid_argument
+const char* dtype_name(ScalarType dtype);         // "float32"; "an unsupported dtype" where Metal has none
+ScalarType dtype_named(const std::string& name);  // the inverse; throws std::invalid_argument
 
 // Kernels are named <op>_<variant>_<suffix> after MSL's type names.
 inline const char* suffix(ScalarType dtype) {
@@ -56,8 +56,8 @@ void check_same_shape(const char* op, const char* argument, const Tensor& tensor
 
 // At namespace scope: registers kernels for the devices of every backend, as STABLE_TORCH_LIBRARY_IMPL does for one.
 //   METALCORE_KERNELS(m) { m.impl("silu", TORCH_BOX(&metalcore::silu)); }
-#define METALCORE_KERNELS(m)                                                      \
-  static void register_kernels(torch::stable::detail::StableLibrary&);            \
+#define METALCORE_KERNELS(m)                                                         \
+  static void register_kernels(torch::stable::detail::StableLibrary&);               \
   STABLE_TORCH_LIBRARY_IMPL(metalcore, MPS, library) { register_kernels(library); }  \
   STABLE_TORCH_LIBRARY_IMPL(metalcore, CUDA, library) { register_kernels(library); } \
   static void register_kernels(torch::stable::detail::StableLibrary& m)

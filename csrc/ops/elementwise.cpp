@@ -57,7 +57,7 @@ std::optional<StridedParams> walk(const Tensor& output, std::initializer_list<Te
   return params;
 }
 
-constexpr size_t kPack = 16;  // bytes that a thread of the packed kernels moves at once
+constexpr size_t kPack = 16;                        // bytes that a thread of the packed kernels moves at once
 constexpr int64_t kMostThreads = int64_t{1} << 31;  // of a dispatch; a grid's side has 32 bits
 
 // On Metal the storage is an object, whose address is a multiple of 16 as well.
@@ -149,10 +149,8 @@ Explanation explain_elementwise(std::string op, const Request& request) {
                           " bytes take the dense kernel, those with gaps or in different orders the strided one, one "
                           "element a thread";
   Explanation explanation{"packed", why, {}};
-  if (plan.packs)
-    explanation.steps.push_back({op + ("_packed" + end), {grid_side(plan.packs)}, kThreadgroup, true});
-  if (plan.rest)
-    explanation.steps.push_back({op + ("_dense" + end), {grid_side(plan.rest)}, kThreadgroup, true});
+  if (plan.packs) explanation.steps.push_back({op + ("_packed" + end), {grid_side(plan.packs)}, kThreadgroup, true});
+  if (plan.rest) explanation.steps.push_back({op + ("_dense" + end), {grid_side(plan.rest)}, kThreadgroup, true});
   return explanation;
 }
 

@@ -51,9 +51,8 @@ Object dims(gpu::Size size) { return own(Py_BuildValue("(III)", size.x, size.y, 
 Object to_python(const Explanation& explanation) {
   Object steps = own(PyList_New(0));
   for (const Step& step : explanation.steps) {
-    Object item = own(Py_BuildValue("{s:s,s:N,s:N,s:O}", "kernel", step.kernel.c_str(),
-                                    "grid", dims(step.grid).release(),
-                                    "threadgroup", dims(step.threadgroup).release(),
+    Object item = own(Py_BuildValue("{s:s,s:N,s:N,s:O}", "kernel", step.kernel.c_str(), "grid",
+                                    dims(step.grid).release(), "threadgroup", dims(step.threadgroup).release(),
                                     "threads", step.threads ? Py_True : Py_False));
     if (PyList_Append(steps.get(), item.get()) < 0) throw python::PythonError();
   }

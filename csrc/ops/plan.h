@@ -18,7 +18,7 @@ namespace metalcore {
 using torch::headeronly::ScalarType;
 
 struct Request {
-  std::vector<std::vector<int64_t>> shapes;    // one per tensor argument
+  std::vector<std::vector<int64_t>> shapes;  // one per tensor argument
   ScalarType dtype;
   std::string device_type;                     // "mps", "cuda": whose kernels are asked about
   std::map<std::string, std::string> options;  // the op's other arguments, as Python's str() shows them
@@ -38,8 +38,8 @@ struct Request {
 
 struct Step {
   std::string kernel;
-  gpu::Size grid;                // in threadgroups, unless threads is set
-  gpu::Size threadgroup;         // in threads
+  gpu::Size grid;         // in threadgroups, unless threads is set
+  gpu::Size threadgroup;  // in threads
   bool threads = false;
 };
 

@@ -143,14 +143,17 @@ BackwardPlan plan_backward(const Shape& shape, const gpu::Tuning& tuning) {
 constexpr int64_t kFewChunks = 8;
 Step weight_step(const Shape& shape, const BackwardPlan& plan, ScalarType weight, const gpu::Tuning& tuning) {
   const uint32_t length = grid_side(shape.length);
-  if (tuning.simd_row == 0 || plan.chunks <= kFewChunks) return {kernel_name("rms_norm_weight_thread", weight), {length}, {256}, true};
+  if (tuning.simd_row == 0 || plan.chunks <= kFewChunks)
+    return {kernel_name("rms_norm_weight_thread", weight), {length}, {256}, true};
   return {kernel_name("rms_norm_weight_block", weight), {ceil_div(length, 32u)}, {1024}, false};
 }
 
 // The dispatch that makes them, where the kernel over the rows does not.
 Step partial_step(const Shape& shape, const BackwardPlan& plan, ScalarType rows) {
   return {kernel_name("rms_norm_weight_partial", rows),
-          {grid_side(ceil_div<int64_t>(shape.length, 4)), grid_side(plan.chunks)}, {256}, true};
+          {grid_side(ceil_div<int64_t>(shape.length, 4)), grid_side(plan.chunks)},
+          {256},
+          true};
 }
 
 // The gradients of x and of the weight (empty where it is not wanted). `sum_grad` is what reaches x + residual, where

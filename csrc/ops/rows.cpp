@@ -29,8 +29,7 @@ int64_t splits_of(int64_t rows, int64_t length, const gpu::Tuning& tuning, const
 }
 }  // namespace
 
-RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning,
-                  const RowKernels& kernels) {
+RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning, const RowKernels& kernels) {
   const uint32_t count = grid_side(rows);
   // Kernels count a row's elements in 32 bits and step beyond its end.
   check(length <= INT32_MAX, "metalcore: a row of ", length, " elements is longer than kernels take");
@@ -65,8 +64,7 @@ std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const g
   if (plan.threads)
     return row + (tuning.thread_row == UINT32_MAX ? "" : at_most(tuning.thread_row)) + " is one thread's work";
   if (std::strncmp(plan.variant, "simd", 4) == 0) return row + at_most(simd_row) + " fits a simdgroup's registers";
-  if (std::strncmp(plan.variant, "block", 5) == 0)
-    return row + at_most(block_row) + " fits a threadgroup's registers";
+  if (std::strncmp(plan.variant, "block", 5) == 0) return row + at_most(block_row) + " fits a threadgroup's registers";
   if (plan.splits > 1)
     return "there are few rows of " + std::to_string(length) + ": " + std::to_string(plan.splits) +
            " threadgroups share one";

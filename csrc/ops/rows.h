@@ -39,8 +39,8 @@ RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning
 std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning,
                      const RowKernels& kernels);
 
-// What the threadgroups that share a row leave to the second dispatch: so many float32 numbers each. None where a row is
-// one threadgroup's.
+// What the threadgroups that share a row leave to the second dispatch: so many float32 numbers each. None where a row
+// is one threadgroup's.
 std::optional<Tensor> new_parts(const RowPlan& plan, int64_t rows, int64_t numbers, const Tensor& like);
 
 inline void dispatch(gpu::Encoder& encoder, const RowPlan& plan) {

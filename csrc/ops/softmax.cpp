@@ -6,9 +6,9 @@ namespace metalcore {
 namespace {
 
 struct Shape {
-  int64_t rows;    // of all elements along `dim`
+  int64_t rows;  // of all elements along `dim`
   int64_t length;
-  int64_t inner;   // distance of a row's elements in a contiguous tensor
+  int64_t inner;  // distance of a row's elements in a contiguous tensor
 };
 
 Shape shape_along(Sizes sizes, int64_t dim) {
@@ -55,13 +55,13 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
   dim = wrap(op, dim, input.dim());
   const Shape shape = shape_along(input.sizes(), dim);
   if (better_turned(shape))
-    return as_contiguous(torch::stable::transpose(
-        forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float), dim, -1));
+    return as_contiguous(
+        torch::stable::transpose(forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float), dim, -1));
 
   Tensor y = new_tensor(input.sizes(), out, input);
   if (shape.rows == 0 || shape.length == 0) return y;
-  const Rows x = shape.inner == 1 ? rows_of(input, shape.length)
-                                  : contiguous_rows_of(input, shape.length * shape.inner);
+  const Rows x =
+      shape.inner == 1 ? rows_of(input, shape.length) : contiguous_rows_of(input, shape.length * shape.inner);
   const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what vectors run along
   const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning(input), one_array(shape.length));
   const auto parts = new_parts(plan, shape.rows, 2, y);
@@ -102,9 +102,9 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
   dim = wrap(op.c_str(), dim, output.dim());
   const Shape shape = shape_along(output.sizes(), dim);
   if (better_turned(shape))
-    return as_contiguous(torch::stable::transpose(backward(op, torch::stable::transpose(grad, dim, -1),
-                                                           torch::stable::transpose(output, dim, -1), -1, in),
-                                                  dim, -1));
+    return as_contiguous(torch::stable::transpose(
+        backward(op, torch::stable::transpose(grad, dim, -1), torch::stable::transpose(output, dim, -1), -1, in), dim,
+        -1));
 
   Tensor gx = new_tensor(output.sizes(), in, output);
   if (shape.rows == 0 || shape.length == 0) return gx;
@@ -164,7 +164,8 @@ Explanation explain(const char* op, const Request& request) {
   const auto step = [&](std::string kernel) {
     e.steps.push_back({std::move(kernel), plan.grid, plan.threadgroup, plan.threads});
   };
-  if (plan.splits > 1) step(backward ? split_total_kernel(name, request.dtype) : split_sum_kernel(request.dtype, request.dtype));
+  if (plan.splits > 1)
+    step(backward ? split_total_kernel(name, request.dtype) : split_sum_kernel(request.dtype, request.dtype));
   step(kernel(name, plan, request.dtype, request.dtype));
   return e;
 }

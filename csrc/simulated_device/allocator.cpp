@@ -98,9 +98,9 @@ c10::DataPtr make_block(void* address, size_t bytes, c10::StorageImpl* lender) {
 class DeviceAllocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    TORCH_CHECK(bytes <= limit && account.current() <= limit - bytes, "MPS backend out of memory (MPS allocated: ",
-                account.current(), " bytes, max allowed: ", limit.load(), " bytes). Tried to allocate ", bytes,
-                " bytes on the simulated device.");
+    TORCH_CHECK(bytes <= limit && account.current() <= limit - bytes,
+                "MPS backend out of memory (MPS allocated: ", account.current(), " bytes, max allowed: ", limit.load(),
+                " bytes). Tried to allocate ", bytes, " bytes on the simulated device.");
     return make_block(bytes ? c10::alloc_cpu(bytes) : nullptr, bytes, nullptr);
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }

@@ -16,9 +16,7 @@ using torch::autograd::impl::gradient_edge;
 // Names protected members of the engine.
 struct EngineState : Engine {
   static bool started(const Engine& engine) { return (engine.*&EngineState::thread_pool_shared_) != nullptr; }
-  static bool has_device_thread(const Engine& engine) {
-    return !(engine.*&EngineState::device_ready_queues_).empty();
-  }
+  static bool has_device_thread(const Engine& engine) { return !(engine.*&EngineState::device_ready_queues_).empty(); }
 };
 
 }  // namespace

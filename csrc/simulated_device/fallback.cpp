@@ -15,8 +15,8 @@ namespace {
 // Operators that take arrays of indices or of counters from the CPU beside tensors of the device.
 bool accepts_host_arrays(std::string_view name) {
   static const std::unordered_set<std::string_view> names{
-      "aten::index",         "aten::_unsafe_index",  "aten::index_put",    "aten::_unsafe_index_put",
-      "aten::index_put_",    "aten::_index_put_impl_", "aten::_fused_adam_", "aten::_fused_adamw_",
+      "aten::index",      "aten::_unsafe_index",    "aten::index_put",    "aten::_unsafe_index_put",
+      "aten::index_put_", "aten::_index_put_impl_", "aten::_fused_adam_", "aten::_fused_adamw_",
       "aten::_fused_sgd_"};
   return names.count(name) || name.rfind("aten::_foreach_", 0) == 0 || name.rfind("aten::_amp_", 0) == 0;
 }

@@ -20,9 +20,7 @@ class GeneratorImpl final : public c10::GeneratorImpl {
   void set_offset(uint64_t) override { refuse_offset(); }
   uint64_t get_offset() const override { refuse_offset(); }
   void set_state(const c10::TensorImpl& state) override { cpu_.unsafeGetGeneratorImpl()->set_state(state); }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    return cpu_.unsafeGetGeneratorImpl()->get_state();
-  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return cpu_.unsafeGetGeneratorImpl()->get_state(); }
   GeneratorImpl* clone_impl() const override { return new GeneratorImpl(cpu_.clone()); }
 
  private:

@@ -53,10 +53,10 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::DeviceCapability getDeviceCapability(c10::Device) const override {
     c10::DeviceCapability capability;
     uint64_t bits = 0;
-    for (const int index : {c10::kIndex_Byte, c10::kIndex_Char, c10::kIndex_Short, c10::kIndex_Int, c10::kIndex_Long,
-                            c10::kIndex_UInt16, c10::kIndex_UInt32, c10::kIndex_UInt64, c10::kIndex_Bool,
-                            c10::kIndex_Half, c10::kIndex_BFloat16, c10::kIndex_Float, c10::kIndex_ComplexHalf,
-                            c10::kIndex_ComplexFloat}) {
+    for (const int index :
+         {c10::kIndex_Byte, c10::kIndex_Char, c10::kIndex_Short, c10::kIndex_Int, c10::kIndex_Long, c10::kIndex_UInt16,
+          c10::kIndex_UInt32, c10::kIndex_UInt64, c10::kIndex_Bool, c10::kIndex_Half, c10::kIndex_BFloat16,
+          c10::kIndex_Float, c10::kIndex_ComplexHalf, c10::kIndex_ComplexFloat}) {
       bits |= uint64_t{1} << index;
     }
     capability.capability_data.capability_bits = bits;

@@ -28,11 +28,11 @@ void translate_exception(std::exception_ptr exception) {
   try {
     std::rethrow_exception(exception);
   } catch (const simulator::Fault& fault) {
-    const auto error = pybind11::module_::import("metalcore.simulator.errors")
-                           .attr("from_fault")(fault.message(), fault.kind, fault.kernel, fault.file, fault.line,
-                                               triple(fault.thread.position_in_grid),
-                                               triple(fault.thread.position_in_threadgroup),
-                                               triple(fault.thread.threadgroup_position));
+    const auto error =
+        pybind11::module_::import("metalcore.simulator.errors")
+            .attr("from_fault")(fault.message(), fault.kind, fault.kernel, fault.file, fault.line,
+                                triple(fault.thread.position_in_grid), triple(fault.thread.position_in_threadgroup),
+                                triple(fault.thread.threadgroup_position));
     PyErr_SetObject(pybind11::type::of(error).ptr(), error.ptr());
   } catch (const simulator::Interrupted& interrupted) {
     interrupted.restore();

@@ -33,8 +33,8 @@ Tensor empty(at::IntArrayRef size, optional<at::ScalarType> dtype, optional<at::
   return Tensor(at::detail::empty_generic(size, device_allocator(), kMpsKeys, checked, memory_format));
 }
 
-Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, optional<at::ScalarType> dtype,
-                     optional<at::Layout>, optional<at::Device>, optional<bool>) {
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, optional<at::ScalarType> dtype, optional<at::Layout>,
+                     optional<at::Device>, optional<bool>) {
   const auto checked = check_dtype(c10::dtype_or_default(dtype));
   return Tensor(at::detail::empty_strided_generic(size, stride, device_allocator(), kMpsKeys, checked));
 }

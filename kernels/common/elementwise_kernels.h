@@ -44,32 +44,26 @@ inline Pack<float> forward_pack(Pack<float> a, Pack<float> b) {
 }
 
 template <typename Op, typename T>
-kernel void unary_dense(device const T* x [[buffer(0)]],
-                        device T* y [[buffer(1)]],
+kernel void unary_dense(device const T* x [[buffer(0)]], device T* y [[buffer(1)]],
                         uint i [[thread_position_in_grid]]) {
   y[i] = static_cast<T>(Op::forward(static_cast<float>(x[i])));
 }
 
 template <typename Op, typename T>
-kernel void unary_packed(device const Pack<T>* x [[buffer(0)]],
-                         device Pack<T>* y [[buffer(1)]],
+kernel void unary_packed(device const Pack<T>* x [[buffer(0)]], device Pack<T>* y [[buffer(1)]],
                          uint i [[thread_position_in_grid]]) {
   y[i] = forward_pack<Op>(x[i]);
 }
 
 template <typename Op, typename T>
-kernel void binary_dense(device const T* a [[buffer(0)]],
-                         device const T* b [[buffer(1)]],
-                         device T* y [[buffer(2)]],
+kernel void binary_dense(device const T* a [[buffer(0)]], device const T* b [[buffer(1)]], device T* y [[buffer(2)]],
                          uint i [[thread_position_in_grid]]) {
   y[i] = static_cast<T>(Op::forward(static_cast<float>(a[i]), static_cast<float>(b[i])));
 }
 
 template <typename Op, typename T>
-kernel void binary_packed(device const Pack<T>* a [[buffer(0)]],
-                          device const Pack<T>* b [[buffer(1)]],
-                          device Pack<T>* y [[buffer(2)]],
-                          uint i [[thread_position_in_grid]]) {
+kernel void binary_packed(device const Pack<T>* a [[buffer(0)]], device const Pack<T>* b [[buffer(1)]],
+                          device Pack<T>* y [[buffer(2)]], uint i [[thread_position_in_grid]]) {
   y[i] = forward_pack<Op>(a[i], b[i]);
 }
 
@@ -84,46 +78,40 @@ inline long strided_offset(constant StridedParams& params, uint k, uint i) {
 }
 
 template <typename Op, typename T>
-kernel void unary_strided(device const T* x [[buffer(0)]],
-                          device T* y [[buffer(1)]],
-                          constant StridedParams& params [[buffer(2)]],
-                          uint i [[thread_position_in_grid]]) {
+kernel void unary_strided(device const T* x [[buffer(0)]], device T* y [[buffer(1)]],
+                          constant StridedParams& params [[buffer(2)]], uint i [[thread_position_in_grid]]) {
   y[i] = static_cast<T>(Op::forward(static_cast<float>(x[strided_offset(params, 0, i)])));
 }
 
 template <typename Op, typename T>
-kernel void binary_strided(device const T* a [[buffer(0)]],
-                           device const T* b [[buffer(1)]],
-                           device T* y [[buffer(2)]],
-                           constant StridedParams& params [[buffer(3)]],
-                           uint i [[thread_position_in_grid]]) {
+kernel void binary_strided(device const T* a [[buffer(0)]], device const T* b [[buffer(1)]], device T* y [[buffer(2)]],
+                           constant StridedParams& params [[buffer(3)]], uint i [[thread_position_in_grid]]) {
   const float u = static_cast<float>(a[strided_offset(params, 0, i)]);
   const float v = static_cast<float>(b[strided_offset(params, 1, i)]);
   y[i] = static_cast<T>(Op::forward(u, v));
 }
 
-#define INSTANTIATE_UNARY_AS(name, Op, suffix, T)                                                          \
-  template [[host_name(name "_dense_" suffix)]] kernel void unary_dense<Op<T>, T>(                            \
-      device const T*, device T*, uint);                                                                   \
-  template [[host_name(name "_packed_" suffix)]] kernel void unary_packed<Op<T>, T>(                          \
-      device const Pack<T>*, device Pack<T>*, uint);                                                       \
-  template [[host_name(name "_strided_" suffix)]] kernel void unary_strided<Op<T>, T>(                        \
-      device const T*, device T*, constant StridedParams&, uint);
+#define INSTANTIATE_UNARY_AS(name, Op, suffix, T)                                                                    \
+  template [[host_name(name "_dense_" suffix)]] kernel void unary_dense<Op<T>, T>(device const T*, device T*, uint); \
+  template [[host_name(name "_packed_" suffix)]] kernel void unary_packed<Op<T>, T>(device const Pack<T>*,           \
+                                                                                    device Pack<T>*, uint);          \
+  template [[host_name(name "_strided_" suffix)]] kernel void unary_strided<Op<T>, T>(device const T*, device T*,    \
+                                                                                      constant StridedParams&, uint);
 
-#define INSTANTIATE_BINARY_AS(name, Op, suffix, T)                                                         \
-  template [[host_name(name "_dense_" suffix)]] kernel void binary_dense<Op<T>, T>(                           \
-      device const T*, device const T*, device T*, uint);                                                  \
-  template [[host_name(name "_packed_" suffix)]] kernel void binary_packed<Op<T>, T>(                         \
-      device const Pack<T>*, device const Pack<T>*, device Pack<T>*, uint);                                \
-  template [[host_name(name "_strided_" suffix)]] kernel void binary_strided<Op<T>, T>(                       \
+#define INSTANTIATE_BINARY_AS(name, Op, suffix, T)                                                                   \
+  template [[host_name(name "_dense_" suffix)]] kernel void binary_dense<Op<T>, T>(device const T*, device const T*, \
+                                                                                   device T*, uint);                 \
+  template [[host_name(name "_packed_" suffix)]] kernel void binary_packed<Op<T>, T>(                                \
+      device const Pack<T>*, device const Pack<T>*, device Pack<T>*, uint);                                          \
+  template [[host_name(name "_strided_" suffix)]] kernel void binary_strided<Op<T>, T>(                              \
       device const T*, device const T*, device T*, constant StridedParams&, uint);
 
-#define INSTANTIATE_UNARY(name, Op)                \
-  INSTANTIATE_UNARY_AS(name, Op, "float", float)   \
-  INSTANTIATE_UNARY_AS(name, Op, "half", half)     \
+#define INSTANTIATE_UNARY(name, Op)              \
+  INSTANTIATE_UNARY_AS(name, Op, "float", float) \
+  INSTANTIATE_UNARY_AS(name, Op, "half", half)   \
   INSTANTIATE_UNARY_AS(name, Op, "bfloat", bfloat)
 
-#define INSTANTIATE_BINARY(name, Op)                \
-  INSTANTIATE_BINARY_AS(name, Op, "float", float)   \
-  INSTANTIATE_BINARY_AS(name, Op, "half", half)     \
+#define INSTANTIATE_BINARY(name, Op)              \
+  INSTANTIATE_BINARY_AS(name, Op, "float", float) \
+  INSTANTIATE_BINARY_AS(name, Op, "half", half)   \
   INSTANTIATE_BINARY_AS(name, Op, "bfloat", bfloat)

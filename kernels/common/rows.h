@@ -256,8 +256,8 @@ struct Threadgroup {
     const bool present = lane < threads / 32;
 #pragma unroll
     for (uint r = 0; r < R; ++r)
-      values[r] = float2(simd_sum(present ? first[64 * r + lane] : 0.0f),
-                         simd_sum(present ? first[64 * r + 32 + lane] : 0.0f));
+      values[r] =
+          float2(simd_sum(present ? first[64 * r + lane] : 0.0f), simd_sum(present ? first[64 * r + 32 + lane] : 0.0f));
   }
   float maximum(float value, uint reduction) const {
     value = simd_max(value);

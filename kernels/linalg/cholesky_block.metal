@@ -33,10 +33,10 @@ template <uint TILES>
   store_tile(zero_tile(), {across, p.l_row, p.l_column, p.l_vectors, columns, rows}, false);
 }
 
-#define INSTANTIATE(n, threads)                                                                            \
-  template [[host_name("cholesky_block_" #n)]] [[kernel]] [[max_total_threads_per_threadgroup(threads)]]   \
-  void cholesky_block<n / CHOLESKY_TILE>(device const float*, device float*, device int*,                  \
-                                         constant CholeskyParams&, uint, uint);
+#define INSTANTIATE(n, threads)                                                                                     \
+  template [[host_name("cholesky_block_" #n)]] [[kernel]] [[max_total_threads_per_threadgroup(threads)]]            \
+  void cholesky_block<n / CHOLESKY_TILE>(device const float*, device float*, device int*, constant CholeskyParams&, \
+                                         uint, uint);
 
 INSTANTIATE(64, 160)
 INSTANTIATE(128, 544)

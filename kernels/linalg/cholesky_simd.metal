@@ -69,8 +69,8 @@ template <uint N>
   if (column == 0) info[matrix] = failed;
 }
 
-#define INSTANTIATE(n)                                                                    \
-  template [[host_name("cholesky_simd_" #n)]] [[kernel]] void cholesky_simd<n>(           \
+#define INSTANTIATE(n)                                                          \
+  template [[host_name("cholesky_simd_" #n)]] [[kernel]] void cholesky_simd<n>( \
       device const float*, device float*, device int*, constant CholeskyParams&, uint, uint, uint);
 
 INSTANTIATE(4)

@@ -35,8 +35,7 @@ inline void eigh_of(device const float* a, device float* values, device float* v
     tile.square[c] = column < p.size ? 0.0f : -1.0f;
   }
   const uint bits = max(max(magnitude.x, magnitude.y), max(magnitude.z, magnitude.w));
-  const float largest =
-      shared.max(column_max<Tile::LANES>(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY));
+  const float largest = shared.max(column_max<Tile::LANES>(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY));
   const bool finite = largest < INFINITY;
   const float scale = scale_to_one(largest);
 
@@ -82,8 +81,7 @@ inline void eigh_of(device const float* a, device float* values, device float* v
     if (ranks[c] >= p.size) continue;
     const uint rank = p.size - 1 - ranks[c];
     const float norm = precise::sqrt(tile.square[c]);
-    if (simdgroup == 0)
-      values[ulong(matrix) * p.size + rank] = finite ? (norm - shift) * inverse_of_scale(scale) : NAN;
+    if (simdgroup == 0) values[ulong(matrix) * p.size + rank] = finite ? (norm - shift) * inverse_of_scale(scale) : NAN;
     if (!VECTORS) continue;
     const float factor = finite ? 1.0f / norm : NAN;
     device float* const to = vectors + ulong(matrix) * p.size * p.size + rank;
@@ -124,11 +122,11 @@ template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
 }
 
 #define ARGUMENTS device const float*, device float*, device float*, constant EighParams&, uint, uint, uint
-#define SIMD(lanes)                                                                                    \
-  template [[host_name("eigh_simd_" #lanes)]] [[kernel]] void eigh_simd<lanes, true>(ARGUMENTS);       \
+#define SIMD(lanes)                                                                              \
+  template [[host_name("eigh_simd_" #lanes)]] [[kernel]] void eigh_simd<lanes, true>(ARGUMENTS); \
   template [[host_name("eigh_simd_values_" #lanes)]] [[kernel]] void eigh_simd<lanes, false>(ARGUMENTS);
-#define BLOCK(size, columns, simdgroups)                                                                             \
-  template [[host_name("eigh_block_" #size)]] [[kernel]] void eigh_block<columns, simdgroups, true>(ARGUMENTS);      \
+#define BLOCK(size, columns, simdgroups)                                                                        \
+  template [[host_name("eigh_block_" #size)]] [[kernel]] void eigh_block<columns, simdgroups, true>(ARGUMENTS); \
   template [[host_name("eigh_block_values_" #size)]] [[kernel]] void eigh_block<columns, simdgroups, false>(ARGUMENTS);
 
 SIMD(8)

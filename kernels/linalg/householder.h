@@ -11,9 +11,7 @@ inline float scale_to_one(float largest) {
   return as_type<float>(metal::clamp(0x7f000000 - exponent, 0x00800000, 0x7e800000));
 }
 
-inline float inverse_of_scale(float scale) {
-  return as_type<float>(0x7f000000 - as_type<int>(scale));
-}
+inline float inverse_of_scale(float scale) { return as_type<float>(0x7f000000 - as_type<int>(scale)); }
 
 struct Reflector {
   float beta;

@@ -9,9 +9,9 @@
 #include <cstdint>
 #endif
 
-#define JACOBI_BLOCK 16     // columns of a block
-#define JACOBI_PAIR 32      // columns that a threadgroup makes orthogonal: two blocks
-#define JACOBI_CHUNK 128    // rows of them at once in threadgroup memory
+#define JACOBI_BLOCK 16   // columns of a block
+#define JACOBI_PAIR 32    // columns that a threadgroup makes orthogonal: two blocks
+#define JACOBI_CHUNK 128  // rows of them at once in threadgroup memory
 #define JACOBI_THREADS 256
 
 // Of matrices whose entries are scaled to be below 2^(JACOBI_SCALE + 1).
@@ -20,13 +20,13 @@
 struct JacobiParams {
   uint32_t matrices;
   uint32_t columns, rows;
-  uint32_t padded;        // columns: an even number of blocks
-  uint32_t gram_rows;     // rows, rounded up to a multiple of 4
-  uint32_t length;        // a multiple of 4 too
-  uint32_t sweeps;        // at most
-  uint32_t splits;        // threadgroups that share the rows of a pair
-  float tolerance;        // of |xᵀy| / (‖x‖ ‖y‖): what is below is left as it is
-  uint32_t symmetric;     // 0: rows of A are columns of the matrix; 1, 2: A is symmetric, by its lower, upper part
+  uint32_t padded;     // columns: an even number of blocks
+  uint32_t gram_rows;  // rows, rounded up to a multiple of 4
+  uint32_t length;     // a multiple of 4 too
+  uint32_t sweeps;     // at most
+  uint32_t splits;     // threadgroups that share the rows of a pair
+  float tolerance;     // of |xᵀy| / (‖x‖ ‖y‖): what is below is left as it is
+  uint32_t symmetric;  // 0: rows of A are columns of the matrix; 1, 2: A is symmetric, by its lower, upper part
 };
 
 // A round of a sweep: all blocks in pairs, each pair at once.

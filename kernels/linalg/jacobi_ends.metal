@@ -5,9 +5,9 @@ using namespace metal;
 
 #include "jacobi_tile.h"
 
-constant constexpr uint kWide = 1024;               // threads that look at a whole matrix
-constant constexpr int kNotFinite = 0x7fffffff;     // in place of an exponent
-constant constexpr float kNothing = 0x1p-30f;       // norms below are taken as zero
+constant constexpr uint kWide = 1024;            // threads that look at a whole matrix
+constant constexpr int kNotFinite = 0x7fffffff;  // in place of an exponent
+constant constexpr float kNothing = 0x1p-30f;    // norms below are taken as zero
 
 // Entry i of row j, scaled by the power of two that brings the matrix's largest into [1, 2).
 inline float entry(device const float* a, constant JacobiParams& p, uint j, uint i) {
@@ -102,8 +102,7 @@ inline float squares_of(device const float* column, uint first, uint end, uint l
 [[kernel]] void jacobi_values(device const float* x [[buffer(0)]], device const float* parts [[buffer(1)]],
                               device float* norms [[buffer(2)]], device float* values [[buffer(3)]],
                               device float* lengths [[buffer(4)]], constant JacobiResultParams& p [[buffer(5)]],
-                              uint group [[threadgroup_position_in_grid]],
-                              uint lane [[thread_index_in_threadgroup]]) {
+                              uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_threadgroup]]) {
   const uint matrix = group / p.of.padded, j = group % p.of.padded;
   device const float* const column = x + ulong(group) * p.of.length;
   const float squares = squares_of(column, 0, p.of.rows, lane), norm = precise::sqrt(squares);
@@ -173,11 +172,11 @@ constant constexpr uint kRows = 64;  // of the products' chunks
 [[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_store(
     device const float* x [[buffer(0)]], device const int* exponents [[buffer(1)]],
     device const float* norms [[buffer(2)]], device const float* values [[buffer(3)]],
-    device float* sorted [[buffer(4)]],
-    device float* u [[buffer(5)]], device float* v [[buffer(6)]], device uint* present [[buffer(7)]],
-    device const uint* order [[buffer(8)]], device const float* lengths [[buffer(9)]],
-    constant JacobiResultParams& p [[buffer(10)]], device const float* scales [[buffer(11)]],
-    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+    device float* sorted [[buffer(4)]], device float* u [[buffer(5)]], device float* v [[buffer(6)]],
+    device uint* present [[buffer(7)]], device const uint* order [[buffer(8)]],
+    device const float* lengths [[buffer(9)]], constant JacobiResultParams& p [[buffer(10)]],
+    device const float* scales [[buffer(11)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup uint counts[2][JACOBI_THREADS / 32];
   const uint columns = p.of.columns, rows = p.of.rows;
   const uint matrix = group / columns, j = group % columns, at_work = matrix * p.of.padded + j;

@@ -13,9 +13,9 @@ typedef Chunk<JACOBI_CHUNK> PairChunk;
 // What a threadgroup is at.
 struct Pair {
   uint matrix, split;
-  uint first, second;    // columns at which the blocks begin
-  device float4* x;      // the matrix
-  uint quads;            // of a column
+  uint first, second;  // columns at which the blocks begin
+  device float4* x;    // the matrix
+  uint quads;          // of a column
 
   uint column(uint i) const { return (i < JACOBI_BLOCK ? first : second - JACOBI_BLOCK) + i; }
   device float4* at(uint i) const { return x + ulong(column(i)) * quads; }

@@ -13,7 +13,7 @@ template <uint ROWS>
 struct Chunk {
   static constexpr constant uint kQuads = ROWS / 4;
   static constexpr constant uint kStride = kQuads + 1;
-  static constexpr constant uint kSize = JACOBI_PAIR * kStride;           // float4
+  static constexpr constant uint kSize = JACOBI_PAIR * kStride;            // float4
   static constexpr constant uint kShare = kQuads / (JACOBI_THREADS / 32);  // quads of a simdgroup
 };
 

@@ -18,18 +18,18 @@ struct LuParams {
   int64_t a_batch, a_row, a_column;  // strides
   int64_t b_batch, b_row, b_column;
   int64_t lu_batch, lu_row;
-  int64_t x_row, x_column;           // of X, whose matrices lie `rows` times `right` apart
+  int64_t x_row, x_column;  // of X, whose matrices lie `rows` times `right` apart
   uint32_t matrices;
-  uint32_t rows, columns;            // of A, or of the panel
-  uint32_t right, tile, tiles;       // columns of B (0: nothing to solve), of a tile, and tiles
-  uint32_t given;                    // LU_MATRIX, or for simdgroups LU_FACTORED, LU_ADJOINT
-  uint32_t identity;                 // B is the identity, and not read
-  uint32_t pivoting;                 // 0: the diagonal as it comes
-  uint32_t factors;                  // 0: LU and pivots are not wanted
-  uint32_t sources;                  // 0: the order of the rows is not wanted
-  uint32_t first, pivots_batch;      // of a panel, and the pivots of a whole matrix
-  uint32_t row_threads;              // of a threadgroup: a multiple of 32 that is not below `rows`
-  uint32_t vectors;                  // LU_VECTORS_*: four neighbours of a row may be moved as a float4
+  uint32_t rows, columns;        // of A, or of the panel
+  uint32_t right, tile, tiles;   // columns of B (0: nothing to solve), of a tile, and tiles
+  uint32_t given;                // LU_MATRIX, or for simdgroups LU_FACTORED, LU_ADJOINT
+  uint32_t identity;             // B is the identity, and not read
+  uint32_t pivoting;             // 0: the diagonal as it comes
+  uint32_t factors;              // 0: LU and pivots are not wanted
+  uint32_t sources;              // 0: the order of the rows is not wanted
+  uint32_t first, pivots_batch;  // of a panel, and the pivots of a whole matrix
+  uint32_t row_threads;          // of a threadgroup: a multiple of 32 that is not below `rows`
+  uint32_t vectors;              // LU_VECTORS_*: four neighbours of a row may be moved as a float4
 };
 #define LU_VECTORS_A 1
 #define LU_VECTORS_B 2
@@ -46,17 +46,17 @@ struct LuParams {
 struct LuStepParams {
   uint32_t rows, columns;
   uint32_t first, width;
-  uint32_t tiles, column_tiles;      // threadgroups a matrix, and those of them side by side
-  uint32_t pivots;                   // of a matrix
-  uint32_t permutation;              // 0: not wanted
+  uint32_t tiles, column_tiles;  // threadgroups a matrix, and those of them side by side
+  uint32_t pivots;               // of a matrix
+  uint32_t permutation;          // 0: not wanted
 };
 
 // Of a batch of rows x columns matrices whose factors have `pivots` pivots.
 struct LuResultParams {
   uint32_t rows, columns, pivots;
   uint32_t matrices;
-  uint32_t part;                     // LU_PART_*
-  uint32_t logarithm;                // of the determinant
+  uint32_t part;       // LU_PART_*
+  uint32_t logarithm;  // of the determinant
 };
 #define LU_PART_P 0
 #define LU_PART_L 1
@@ -67,5 +67,5 @@ struct LuPermuteParams {
   int64_t b_batch, b_row, b_column;
   uint32_t rows, columns;
   uint32_t transpose;
-  uint32_t identity;                 // B is the identity, and not read
+  uint32_t identity;  // B is the identity, and not read
 };

@@ -118,23 +118,24 @@ inline void factor(device const float* a, device float* lu, device int* pivots, 
 }
 
 // Fewer threads can have more registers each.
-#define KERNEL(name, most_threads)                                                                                    \
-  template <uint QUADS>                                                                                               \
-  [[kernel]] [[max_total_threads_per_threadgroup(most_threads)]] void name(                                           \
-      device const float* a [[buffer(0)]], device float* lu [[buffer(1)]], device int* pivots [[buffer(2)]],          \
-      device int* info [[buffer(3)]], device uint* sources [[buffer(4)]], constant LuParams& p [[buffer(5)]],         \
-      uint matrix [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],                \
-      uint threads [[threads_per_threadgroup]]) {                                                                     \
-    threadgroup Shared<QUADS, most_threads> shared;                                                                   \
-    factor(a, lu, pivots, info, sources, p, shared, matrix, thread_index, threads);                                   \
+#define KERNEL(name, most_threads)                                                                            \
+  template <uint QUADS>                                                                                       \
+  [[kernel]] [[max_total_threads_per_threadgroup(most_threads)]] void name(                                   \
+      device const float* a [[buffer(0)]], device float* lu [[buffer(1)]], device int* pivots [[buffer(2)]],  \
+      device int* info [[buffer(3)]], device uint* sources [[buffer(4)]], constant LuParams& p [[buffer(5)]], \
+      uint matrix [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],        \
+      uint threads [[threads_per_threadgroup]]) {                                                             \
+    threadgroup Shared<QUADS, most_threads> shared;                                                           \
+    factor(a, lu, pivots, info, sources, p, shared, matrix, thread_index, threads);                           \
   }
 
 KERNEL(lu_block_narrow, 1024)
 KERNEL(lu_block_wide, 512)
 
-#define INSTANTIATE(function, quads)                                                                                  \
-  template [[host_name("lu_block_" #quads)]] [[kernel]] void function<quads>(device const float*, device float*,      \
-      device int*, device int*, device uint*, constant LuParams&, uint, uint, uint);
+#define INSTANTIATE(function, quads)                                                                                 \
+  template [[host_name("lu_block_" #quads)]] [[kernel]] void function<quads>(device const float*, device float*,     \
+                                                                             device int*, device int*, device uint*, \
+                                                                             constant LuParams&, uint, uint, uint);
 
 INSTANTIATE(lu_block_narrow, 4)
 INSTANTIATE(lu_block_wide, 8)

@@ -39,7 +39,9 @@ inline Divisor divisor(float value) {
   return {1.0f / (value * scale), scale};
 }
 template <typename T>
-inline T operator/(T value, Divisor by) { return (value * by.inverse) * by.scale; }
+inline T operator/(T value, Divisor by) {
+  return (value * by.inverse) * by.scale;
+}
 
 // What a row below the pivot is to subtract the pivot's row times: rounded as a division, so that equal rows cancel to
 // zeros. With pivoting a zero pivot means zeros below it.

@@ -10,10 +10,11 @@ using namespace metal;
 constant constexpr uint kHeld = 4096;
 constant constexpr uint kNoRow = 0xffffffff;
 
-[[kernel]] [[max_total_threads_per_threadgroup(32)]] void lu_permutation(
-    device const int* pivots [[buffer(0)]], device uint* permutation [[buffer(1)]],
-    constant LuResultParams& p [[buffer(2)]], uint matrix [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_threadgroup]]) {
+[[kernel]] [[max_total_threads_per_threadgroup(32)]] void lu_permutation(device const int* pivots [[buffer(0)]],
+                                                                         device uint* permutation [[buffer(1)]],
+                                                                         constant LuResultParams& p [[buffer(2)]],
+                                                                         uint matrix [[threadgroup_position_in_grid]],
+                                                                         uint lane [[thread_index_in_threadgroup]]) {
   threadgroup uint held[kHeld];
   pivots += ulong(matrix) * p.pivots;
   permutation += ulong(matrix) * p.rows;
@@ -48,8 +49,7 @@ constant constexpr uint kNoRow = 0xffffffff;
 }
 
 [[kernel]] void lu_identity_permutation(device uint* permutation [[buffer(0)]],
-                                        constant LuResultParams& p [[buffer(1)]],
-                                        uint at [[thread_position_in_grid]]) {
+                                        constant LuResultParams& p [[buffer(1)]], uint at [[thread_position_in_grid]]) {
   permutation[at] = at % p.rows;
 }
 

@@ -87,8 +87,8 @@ template <uint LANES, uint QB>
     const bool given = p.identity == 0;
     const uint from = p.given == LU_ADJOINT ? place : lane;
     if (given)
-      load<LANES>(stage, b + matrix * p.b_batch + first_column * p.b_column, p.b_row, p.b_column, p.rows,
-                  right_columns, lane);
+      load<LANES>(stage, b + matrix * p.b_batch + first_column * p.b_column, p.b_row, p.b_column, p.rows, right_columns,
+                  lane);
     simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (uint j = 0; j < QB; ++j)
@@ -187,8 +187,8 @@ template <uint LANES, uint QB>
                right_columns, lane);
 }
 
-#define INSTANTIATE(lanes, quads, columns)                                                                       \
-  template [[host_name("lu_simd_" #lanes "x" #columns)]] [[kernel]] void lu_simd<lanes, quads>(                  \
+#define INSTANTIATE(lanes, quads, columns)                                                                            \
+  template [[host_name("lu_simd_" #lanes "x" #columns)]] [[kernel]] void lu_simd<lanes, quads>(                       \
       device const float*, device const float*, device float*, device int*, device int*, device uint*, device float*, \
       constant LuParams&, uint, uint, uint);
 

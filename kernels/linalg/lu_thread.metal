@@ -72,8 +72,7 @@ template <uint N>
       const uint column = from % p.tiles * p.tile + e % N;
       const bool there = e % N < p.tile && column < p.right;
       float value = e / N == column ? 1.0f : 0.0f;
-      if (p.identity == 0)
-        value = there ? b[from / p.tiles * p.b_batch + e / N * p.b_row + column * p.b_column] : 0.0f;
+      if (p.identity == 0) value = there ? b[from / p.tiles * p.b_batch + e / N * p.b_row + column * p.b_column] : 0.0f;
       memory[which * Stage::kStride + e] = value;
     }
   }
@@ -160,14 +159,14 @@ template <uint N>
     const uint to = first + which;
     const uint column = to % p.tiles * p.tile + e % N;
     if (to < slots && e % N < p.tile && column < p.right)
-      x[ulong(to / p.tiles) * N * p.right + e / N * p.x_row + column * p.x_column] =
-          memory[which * Stage::kStride + e];
+      x[ulong(to / p.tiles) * N * p.right + e / N * p.x_row + column * p.x_column] = memory[which * Stage::kStride + e];
   }
 }
 
-#define INSTANTIATE(n)                                                                                             \
-  template [[host_name("lu_thread_" #n)]] [[kernel]] void lu_thread<n>(device const float*, device const float*,   \
-      device float*, device int*, device int*, device uint*, device float*, constant LuParams&, uint, uint);
+#define INSTANTIATE(n)                                                                                                \
+  template [[host_name("lu_thread_" #n)]] [[kernel]] void lu_thread<n>(                                               \
+      device const float*, device const float*, device float*, device int*, device int*, device uint*, device float*, \
+      constant LuParams&, uint, uint);
 
 INSTANTIATE(1)
 INSTANTIATE(2)

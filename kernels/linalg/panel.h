@@ -79,8 +79,7 @@ inline float reduce_partial(threadgroup const float* partial, uint count, uint l
 // its rows. Column `turned` comes to place 0.
 template <uint ROWS>
 inline void load_panel(thread PanelRows<ROWS>& panel, thread const PanelPlace& at, uint turned,
-                       threadgroup float* staged,
-                       uint lane) {
+                       threadgroup float* staged, uint lane) {
   device const float* const from = at.at_base();
 #pragma unroll
   for (uint e = 0; e < ROWS; ++e)

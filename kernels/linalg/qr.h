@@ -23,8 +23,8 @@ struct QrParams {
   uint32_t matrices;                                // blocks included
   uint32_t rows, columns;                           // of A
   uint32_t blocks, block_rows;
-  uint32_t reflectors;                              // at most; of each block
-  uint32_t q_columns;                               // 0: no Q
+  uint32_t reflectors;  // at most; of each block
+  uint32_t q_columns;   // 0: no Q
   uint32_t r_rows;
   uint32_t task;
 };

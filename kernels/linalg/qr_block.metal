@@ -20,9 +20,9 @@ template <uint G, uint QUADS>
   const uint simdgroup_column = thread_index / 32 * (32 / G);  // the first of this simdgroup's columns
   const uint block_index = matrix % p.blocks;
   const uint first_row = block_index * p.block_rows;
-  const uint rows = min(p.block_rows, p.rows - first_row);     // the others count as zeros
+  const uint rows = min(p.block_rows, p.rows - first_row);  // the others count as zeros
   const uint count = min(p.block_rows, p.reflectors);
-  const uint made = p.task == QR_FORM ? 0 : count;             // others are given
+  const uint made = p.task == QR_FORM ? 0 : count;  // others are given
 
   Tile tile;
   {
@@ -93,9 +93,9 @@ template <uint G, uint QUADS>
   }
 }
 
-#define INSTANTIATE(lanes, quads, rows)                                                              \
-  template [[host_name("qr_block_" #rows)]] [[kernel]] void qr_block<lanes, quads>(device const float*, \
-      device float*, device float*, constant QrParams&, device float*, uint, uint);
+#define INSTANTIATE(lanes, quads, rows)                                             \
+  template [[host_name("qr_block_" #rows)]] [[kernel]] void qr_block<lanes, quads>( \
+      device const float*, device float*, device float*, constant QrParams&, device float*, uint, uint);
 
 INSTANTIATE(4, 4, 64)
 INSTANTIATE(4, 8, 128)

@@ -30,8 +30,8 @@ inline device float* panel_corner(device float* a, constant QrPanelParams& p, ui
   const float largest = column_maxima(panel, lane);
   if (lane < QR_PANEL) partial[(kPanelSimdgroups + simdgroup) * QR_PANEL + lane] = largest;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  const float scale = scale_to_one(
-      reduce_partial<true, kPanelSimdgroups>(partial + kPanelSimdgroups * QR_PANEL, simdgroups, lane));
+  const float scale =
+      scale_to_one(reduce_partial<true, kPanelSimdgroups>(partial + kPanelSimdgroups * QR_PANEL, simdgroups, lane));
   scale_columns(panel, scale);
 
   for (uint k = 0; k < QR_PANEL; ++k) {
@@ -90,7 +90,7 @@ template <SlabStage STAGE>
   threadgroup float staged[kSlabSimdgroups * kStageFloats];
   threadgroup float partial[2 * kSlabSimdgroups * QR_PANEL];
   const uint matrix = group / p.slabs, slab = group % p.slabs;
-  const PanelPlace at = {panel_corner(a, p, matrix), p.rows - p.first, p.width, p.columns,
+  const PanelPlace at = {panel_corner(a, p, matrix),           p.rows - p.first, p.width, p.columns,
                          slab * QR_SLAB_ROWS + simdgroup * 32, QR_SLAB_THREADS};
   threadgroup float* const turning = staged + simdgroup * kStageFloats;
   const uint turned = STAGE == kStep || STAGE == kLast ? p.step : 0;
@@ -124,10 +124,9 @@ template <SlabStage STAGE>
   }
 
   if (STAGE == kScale || STAGE == kStep) store_panel(panel, at, STAGE == kStep ? turned + 1 : 0, turning, lane);
-  const float value = STAGE == kMaxima
-                          ? column_maxima(panel, lane)
-                          : products_below(panel, at, STAGE == kStep ? p.step + 1 : 0, after + p.slabs * QR_PANEL,
-                                           lane);
+  const float value =
+      STAGE == kMaxima ? column_maxima(panel, lane)
+                       : products_below(panel, at, STAGE == kStep ? p.step + 1 : 0, after + p.slabs * QR_PANEL, lane);
   threadgroup float* const sums = partial + kSlabSimdgroups * QR_PANEL;
   if (lane < QR_PANEL) sums[simdgroup * QR_PANEL + lane] = value;
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -136,9 +135,10 @@ template <SlabStage STAGE>
   if (lane < QR_PANEL) after[slab * QR_PANEL + lane] = total;
 }
 
-#define INSTANTIATE(name, stage)                                                                                   \
-  template [[host_name(name)]] [[kernel]] void qr_panel_slab<stage>(device float*, device float*, device float*, \
-      constant QrPanelParams&, device const float*, device float*, device float*, uint, uint, uint);
+#define INSTANTIATE(name, stage)                                                                                  \
+  template [[host_name(name)]] [[kernel]] void qr_panel_slab<stage>(device float*, device float*, device float*,  \
+                                                                    constant QrPanelParams&, device const float*, \
+                                                                    device float*, device float*, uint, uint, uint);
 
 INSTANTIATE("qr_panel_maxima", kMaxima)
 INSTANTIATE("qr_panel_scale", kScale)

@@ -78,8 +78,8 @@ template <uint ROWS, uint LANES>
   }
 }
 
-#define INSTANTIATE(rows, lanes)                                                              \
-  template [[host_name("qr_simd_" #rows "x" #lanes)]] [[kernel]] void qr_simd<rows, lanes>(   \
+#define INSTANTIATE(rows, lanes)                                                            \
+  template [[host_name("qr_simd_" #rows "x" #lanes)]] [[kernel]] void qr_simd<rows, lanes>( \
       device const float*, device float*, device float*, constant QrParams&, device float*, uint, uint, uint);
 #define INSTANTIATE_ROWS(rows) INSTANTIATE(rows, 8) INSTANTIATE(rows, 16) INSTANTIATE(rows, 32)
 

@@ -49,7 +49,7 @@ constant constexpr uint kThreads = 256;
   if (thread_index < n) signs[matrix * n + thread_index] = sign[thread_index];
 }
 
-constant constexpr uint kTileRows = 32;      // of Q at once in threadgroup memory
+constant constexpr uint kTileRows = 32;  // of Q at once in threadgroup memory
 constant constexpr uint kRowsEach = kTileRows * 32 / kThreads;
 
 // Each block of Q times its factor. A threadgroup for QR_TALL_ROWS rows of one block.
@@ -70,7 +70,7 @@ constant constexpr uint kRowsEach = kTileRows * 32 / kThreads;
   result += ulong(matrix) * p.rows * n;
   above += ulong(index) * n * n;
 
-  for (uint at = thread_index; at < n * n; at += kThreads) 
+  for (uint at = thread_index; at < n * n; at += kThreads)
     factor[at] = p.with_signs ? above[at] * signs[matrix * n + at % n] : above[at];
   for (uint i = 0; i < QR_TALL_ROWS; i += kTileRows) {
     const uint row = tile_row + i;

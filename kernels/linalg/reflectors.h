@@ -23,7 +23,7 @@ struct ReflectorsParams {
   uint32_t first, width, blocks, count;
   uint32_t target_columns, target_first, target_end;
   uint32_t product_columns, skip;
-  uint32_t slabs;                     // that products are summed over
+  uint32_t slabs;  // that products are summed over
   uint32_t tiles, parts, part_rows;
   uint32_t transpose;
 };

@@ -117,8 +117,7 @@ template <uint WIDTH>
 // Sums over all slabs of products with so many columns, of which the first COLUMNS or less are wanted: COUNT a thread.
 template <uint COLUMNS, uint COUNT>
 inline void sum_slabs(thread float (&sums)[COUNT], device const float* products, uint slabs, ulong slab_size,
-                      uint stride,
-                      uint wanted, uint thread_index) {
+                      uint stride, uint wanted, uint thread_index) {
 #pragma unroll
   for (uint n = 0; n < COUNT; ++n) sums[n] = 0.0f;
   for (uint slab = 0; slab < slabs; ++slab) {
@@ -205,7 +204,7 @@ template <uint WIDTH>
     device const float* products [[buffer(2)]], device float* target [[buffer(3)]],
     constant ReflectorsParams& p [[buffer(4)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint kEach = WIDTH / kSimdgroups;      // rows of W a simdgroup
+  constexpr uint kEach = WIDTH / kSimdgroups;           // rows of W a simdgroup
   constexpr uint kRowsEach = kApplyRows / kSimdgroups;  // rows of C
   threadgroup float w[WIDTH * kColumns];
   threadgroup float4 v4[kApplyRows * WIDTH / 4];  // T first
@@ -284,11 +283,11 @@ template <uint WIDTH>
   }
 }
 
-#define INSTANTIATE(width)                                                                                             \
+#define INSTANTIATE(width)                                                                                            \
   template [[host_name("reflectors_products_" #width)]] [[kernel]] void reflectors_products<width>(                   \
-      device const float*, device const float*, device float*, constant ReflectorsParams&, uint, uint);                \
+      device const float*, device const float*, device float*, constant ReflectorsParams&, uint, uint);               \
   template [[host_name("reflectors_factor_" #width)]] [[kernel]] void reflectors_factor<width>(                       \
-      device const float*, device const float*, device float*, constant ReflectorsFactorParams&, uint, uint);          \
+      device const float*, device const float*, device float*, constant ReflectorsFactorParams&, uint, uint);         \
   template [[host_name("reflectors_apply_" #width)]] [[kernel]] void reflectors_apply<width>(                         \
       device const float*, device const float*, device const float*, device float*, constant ReflectorsParams&, uint, \
       uint);

@@ -40,8 +40,7 @@ inline void svd_of(device const float* a, device float* left, device float* valu
     tile.square[c] = column < p.columns ? 0.0f : -1.0f;
   }
   const uint bits = max(max(magnitude.x, magnitude.y), max(magnitude.z, magnitude.w));
-  const float largest =
-      shared.max(column_max<Tile::LANES>(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY));
+  const float largest = shared.max(column_max<Tile::LANES>(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY));
   const float scale = largest < INFINITY ? scale_to_one(largest) : 0.0f;  // one register less than with a flag
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c)
@@ -63,8 +62,7 @@ inline void svd_of(device const float* a, device float* left, device float* valu
     const float norm = precise::sqrt(tile.square[c]);
     if (simdgroup == 0) {
       const float before = p.scaled ? inverse_of_scale(scales[matrix]) : 1.0f;
-      values[ulong(matrix) * p.columns + rank] =
-          finite ? norm / kJacobiScale * inverse_of_scale(scale) * before : NAN;
+      values[ulong(matrix) * p.columns + rank] = finite ? norm / kJacobiScale * inverse_of_scale(scale) * before : NAN;
     }
     if (!VECTORS) continue;
     const float factor = !finite ? NAN : tile.square[c] > kJacobiFloor ? 1.0f / norm : 0.0f;
@@ -82,8 +80,7 @@ inline void svd_of(device const float* a, device float* left, device float* valu
 #pragma unroll
       for (uint e = 0; e < 4; ++e) {
         const uint row = Tile::v_row_of(simdgroup, i) + e;
-        if (row < p.columns)
-          to_right[row * p.right.column_stride] = finite ? tile.y[c][Tile::X4 + i][e] : NAN;
+        if (row < p.columns) to_right[row * p.right.column_stride] = finite ? tile.y[c][Tile::X4 + i][e] : NAN;
       }
   }
 }
@@ -117,14 +114,14 @@ template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
   svd_of<Tile, VECTORS>(a, left, values, right, present, scales, p, matrix, shared);
 }
 
-#define ARGUMENTS                                                                                          \
-  device const float*, device float*, device float*, device float*, device uint*, constant SvdParams&,        \
+#define ARGUMENTS                                                                                      \
+  device const float*, device float*, device float*, device float*, device uint*, constant SvdParams&, \
       device const float*, uint, uint, uint
-#define SIMD(rows, lanes)                                                                                       \
-  template [[host_name("svd_simd_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, true>(ARGUMENTS);  \
+#define SIMD(rows, lanes)                                                                                      \
+  template [[host_name("svd_simd_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, true>(ARGUMENTS); \
   template [[host_name("svd_simd_values_" #rows "x" #lanes)]] [[kernel]] void svd_simd<rows, lanes, false>(ARGUMENTS);
-#define BLOCK(size, columns, simdgroups)                                                                           \
-  template [[host_name("svd_block_" #size)]] [[kernel]] void svd_block<columns, simdgroups, true>(ARGUMENTS);      \
+#define BLOCK(size, columns, simdgroups)                                                                      \
+  template [[host_name("svd_block_" #size)]] [[kernel]] void svd_block<columns, simdgroups, true>(ARGUMENTS); \
   template [[host_name("svd_block_values_" #size)]] [[kernel]] void svd_block<columns, simdgroups, false>(ARGUMENTS);
 
 SIMD(8, 8)

@@ -6,9 +6,9 @@ using namespace metal;
 #include "syrk.h"
 #include "triangle.h"
 
-constant constexpr uint kDepth = 16;                // columns of A at once in threadgroup memory
-constant constexpr uint kPitch = SYRK_TILE + 4;     // of one column there: aligned to float4, spread over banks
-constant constexpr uint kRows = 8, kColumns = 4;    // of a thread
+constant constexpr uint kDepth = 16;              // columns of A at once in threadgroup memory
+constant constexpr uint kPitch = SYRK_TILE + 4;   // of one column there: aligned to float4, spread over banks
+constant constexpr uint kRows = 8, kColumns = 4;  // of a thread
 constant constexpr uint kAcross = SYRK_TILE / kColumns;
 constant constexpr uint kShare = SYRK_TILE * kDepth / 4 / SYRK_THREADS;
 

@@ -10,7 +10,7 @@
 // Element (i, j) of matrix k of a batch is first + k batch + i row + j column elements from the beginning.
 struct StridedMatrices {
   int64_t first, batch, row, column;
-  uint32_t by_rows;        // neighbours in a row are as close in memory as those in a column, or closer
+  uint32_t by_rows;  // neighbours in a row are as close in memory as those in a column, or closer
 };
 
 // Rows and columns of L that the kernels for more than that take at once.
@@ -22,7 +22,7 @@ struct TriangularParams {
   StridedMatrices a, b, x;
   uint32_t matrices, order, columns;
   uint32_t column_tiles;
-  uint32_t unit;           // the diagonal counts as ones
+  uint32_t unit;  // the diagonal counts as ones
 };
 
 // The largest order that triangular_panel.metal takes.

@@ -60,8 +60,8 @@ template <uint SIMDGROUPS>
   }
 }
 
-#define INSTANTIATE(columns, simdgroups)                                                                \
-  template [[host_name("trsm_block_" #columns)]] [[kernel]] void trsm_block<simdgroups>(                \
+#define INSTANTIATE(columns, simdgroups)                                                 \
+  template [[host_name("trsm_block_" #columns)]] [[kernel]] void trsm_block<simdgroups>( \
       device const float*, device const float*, device float*, constant TriangularParams&, uint, uint);
 
 INSTANTIATE(32, 1)

@@ -80,9 +80,9 @@ template <uint N, typename V, uint SIMDGROUPS>
   if (live) store_columns(value, matrix_at(x, p.x, matrix) + row * p.x.row, p.x.column, p.columns);
 }
 
-#define INSTANTIATE_SIMD(kernel_name, name, ...)                                                                \
-  template [[host_name(name)]] [[kernel]] void kernel_name<__VA_ARGS__>(device const float*, device const float*, \
-      device float*, constant TriangularParams&, uint, uint, uint);
+#define INSTANTIATE_SIMD(kernel_name, name, ...)                         \
+  template [[host_name(name)]] [[kernel]] void kernel_name<__VA_ARGS__>( \
+      device const float*, device const float*, device float*, constant TriangularParams&, uint, uint, uint);
 
 INSTANTIATE_SIMD(trsm_simd, "trsm_simd_8x8", 8, 8, 4)
 INSTANTIATE_SIMD(trsm_simd, "trsm_simd_8x16", 8, 16, 4)

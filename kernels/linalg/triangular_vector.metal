@@ -197,11 +197,11 @@ template <typename V, uint ORDER>
   }
 }
 
-#define INSTANTIATE(columns, V, workers, order)                                                                  \
-  template [[host_name("trsv_block_" #columns "x" #workers)]] [[kernel]] void trsv_block<V, workers, order>(     \
+#define INSTANTIATE(columns, V, workers, order)                                                              \
+  template [[host_name("trsv_block_" #columns "x" #workers)]] [[kernel]] void trsv_block<V, workers, order>( \
       device const float*, device const float*, device float*, constant TriangularParams&, uint, uint);
-#define INSTANTIATE_UPDATE(columns, V, order)                                                                    \
-  template [[host_name("trsv_update_" #columns)]] [[kernel]] void trsv_update<V, order>(                         \
+#define INSTANTIATE_UPDATE(columns, V, order)                                                                         \
+  template [[host_name("trsv_update_" #columns)]] [[kernel]] void trsv_update<V, order>(                              \
       device const float*, device const float*, device const float*, device float*, constant TriangularUpdateParams&, \
       uint, uint);
 

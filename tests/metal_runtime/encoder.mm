@@ -149,9 +149,9 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
       binding = {simulator::Binding::kBytes, slot.bytes->data(), slot.bytes->size(), nullptr,
                  command.embedded.back().get()};
     } else {
-      require(slot.offset % alignment(argument) == 0,
-              which + " has an offset of " + std::to_string(slot.offset) + " bytes, no multiple of " +
-                  std::to_string(alignment(argument)));
+      require(slot.offset % alignment(argument) == 0, which + " has an offset of " + std::to_string(slot.offset) +
+                                                          " bytes, no multiple of " +
+                                                          std::to_string(alignment(argument)));
       binding.kind = simulator::Binding::kBuffer;
       if (slot.buffer) {
         binding.address = slot.buffer->address + slot.offset;

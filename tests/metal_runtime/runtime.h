@@ -47,8 +47,8 @@ void finish(int stream);
   size_t length;
   int stream;  // on which it was allocated
   bool freed;
-  std::array<uint32_t, metalcore::metal_runtime::kStreams> uses;     // by commands in flight
-  std::vector<std::pair<void (*)(void*), void*>>* releases;  // of memory that was freed in that time
+  std::array<uint32_t, metalcore::metal_runtime::kStreams> uses;  // by commands in flight
+  std::vector<std::pair<void (*)(void*), void*>>* releases;       // of memory that was freed in that time
 }
 @end
 

@@ -22,9 +22,9 @@ namespace {
 
 struct Stream final : at::mps::MPSStream {
   dispatch_queue_s queue;
-  std::vector<metal_runtime::Command> commands;          // in flight
-  std::shared_ptr<metal_runtime::Encoding> encoding;     // the open encoder, if one is
-  id<MTLComputeCommandEncoder> encoder = nil;            // of the block that runs
+  std::vector<metal_runtime::Command> commands;       // in flight
+  std::shared_ptr<metal_runtime::Encoding> encoding;  // the open encoder, if one is
+  id<MTLComputeCommandEncoder> encoder = nil;         // of the block that runs
 };
 
 Stream* streams() {
@@ -61,9 +61,7 @@ int current_stream() { return current; }
 
 void set_current_stream(int stream) { current = stream; }
 
-void require_on_queue() {
-  require(running, "an encoder is used outside of the stream's queue");
-}
+void require_on_queue() { require(running, "an encoder is used outside of the stream's queue"); }
 
 void require_off_queue(const std::string& what) {
   require(!running, what + " in a block on a stream's queue, which may wait for that block for ever");

@@ -35,5 +35,4 @@ BufferView OF_HANDLE(__real_)(AtenTensorHandle tensor, size_t element_size, size
 BufferView OF_HANDLE(__wrap_)(AtenTensorHandle tensor, size_t element_size, size_t span) {
   return in_its_buffer(OF_HANDLE(__real_)(tensor, element_size, span), tensor);
 }
-
 }

@@ -149,7 +149,9 @@ void divergence(const Dispatch* dispatch, const Thread* t) {
   out[2] = sum;
   if (t->lane >= 20) return;
   out[3] = simd_reduce(one, add);
-  struct Wide { long values[4]; };
+  struct Wide {
+    long values[4];
+  };
   if (t->lane < 8) {
     const Wide wide = {{1, 2, 3, t->lane}};
     const Exchange e = runtime->simd_exchange(&wide, sizeof wide, 32, __LINE__);
@@ -233,8 +235,8 @@ const Kernel kernels[] = {
     {"deep_stack", kSynchronizes, 0, out_n, 1, deep_stack, nullptr},
 };
 
-const Library library = {
-    LIBRARY_VERSION, sizeof kernels / sizeof kernels[0], kernels, [](const Runtime* r) { runtime = r; }, 0};
+const Library library = {LIBRARY_VERSION, sizeof kernels / sizeof kernels[0], kernels,
+                         [](const Runtime* r) { runtime = r; }, 0};
 
 }  // namespace
 

@@ -22,9 +22,7 @@ uint8_t capacity_code(size_t size) {
   return code;
 }
 
-size_t capacity_of(uint8_t code) {
-  return code <= kFineCodes ? code * kAlignment : kFine << (code - kFineCodes);
-}
+size_t capacity_of(uint8_t code) { return code <= kFineCodes ? code * kAlignment : kFine << (code - kFineCodes); }
 
 size_t block_size(const Layout& layout) {
   const int addresses = __builtin_popcount(layout.buffers) + __builtin_popcount(layout.threadgroups);

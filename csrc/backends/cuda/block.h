@@ -33,7 +33,7 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 
-uint8_t capacity_code(size_t size);      // of the smallest capacity that holds so many bytes
+uint8_t capacity_code(size_t size);  // of the smallest capacity that holds so many bytes
 size_t capacity_of(uint8_t code);
 
 // The bytes of the block. A capacity of zero (see parse_layout) counts as none.

@@ -10,8 +10,8 @@ namespace metalcore::cuda {
 constexpr int kMaximumDevices = 64;
 
 struct Device {
-  int index;      // PyTorch's, of the devices that CUDA_VISIBLE_DEVICES leaves
-  int arch;       // 90 for compute capability 9.0
+  int index;               // PyTorch's, of the devices that CUDA_VISIBLE_DEVICES leaves
+  int arch;                // 90 for compute capability 9.0
   uint32_t shared_memory;  // bytes that a threadgroup may have at most
   Context context;
 };

@@ -8,13 +8,13 @@
 
 namespace metalcore::cuda {
 
-using Status = int;       // CUresult
+using Status = int;        // CUresult
 using DeviceNumber = int;  // CUdevice
 using Context = struct ContextObject*;
 using Stream = struct StreamObject*;
-using Binary = struct BinaryObject*;        // CUlibrary
-using Kernel = struct KernelObject*;        // CUkernel: of a binary, for every context
-using Function = struct FunctionObject*;    // CUfunction: of one context
+using Binary = struct BinaryObject*;      // CUlibrary
+using Kernel = struct KernelObject*;      // CUkernel: of a binary, for every context
+using Function = struct FunctionObject*;  // CUfunction: of one context
 
 constexpr Status kSuccess = 0;
 constexpr Status kOutOfResources = 701;  // CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES

@@ -17,9 +17,9 @@ namespace metalcore::cuda {
 // A kernel on one GPU.
 struct Loaded {
   Function function;
-  uint32_t max_threads;            // per threadgroup
-  uint32_t static_memory;          // bytes of shared memory for threadgroup variables …
-  uint32_t max_dynamic_memory;     // … and at most for threadgroup arguments
+  uint32_t max_threads;         // per threadgroup
+  uint32_t static_memory;       // bytes of shared memory for threadgroup variables …
+  uint32_t max_dynamic_memory;  // … and at most for threadgroup arguments
   uint32_t registers;
   uint32_t local_memory;
 };

@@ -23,8 +23,8 @@ std::string text(gpu::Size size) {
 bool may_be_another_kernels(Status status) { return status >= 700 && status < 720 && status != kOutOfResources; }
 
 [[noreturn]] void fail_to_launch(const Variant& variant, gpu::Size groups, gpu::Size group, Status status) {
-  const std::string launch = "kernel '" + variant.kernel.name + "' on " + text(groups) + " threadgroups of " +
-                             text(group) + " threads";
+  const std::string launch =
+      "kernel '" + variant.kernel.name + "' on " + text(groups) + " threadgroups of " + text(group) + " threads";
   throw std::runtime_error("metalcore: launching " + launch + " failed: " + error_text(status) +
                            (may_be_another_kernels(status)
                                 ? "; unless CUDA_LAUNCH_BLOCKING=1 was set, a kernel before it may be the one at fault"
@@ -85,8 +85,7 @@ void Recording::dispatch(gpu::Size threads, gpu::Size group) {
   const auto count = [](uint32_t of, uint32_t by) { return of / by + (of % by != 0); };
   const gpu::Size groups = {count(threads.x, group.x), count(threads.y, group.y), count(threads.z, group.z)};
   const size_t size = block_size(layout_), begin = blocks_.size();
-  if (size > kMaximumBlock)
-    gpu::refuse(name(), std::to_string(size) + " bytes of arguments; NVIDIA GPUs take 32764");
+  if (size > kMaximumBlock) gpu::refuse(name(), std::to_string(size) + " bytes of arguments; NVIDIA GPUs take 32764");
 
   blocks_.resize(begin + size);  // zeroed
   std::byte* const block = blocks_.data() + begin;
@@ -153,9 +152,9 @@ void Recording::launch(const Device& device, const Dispatch& dispatch, Stream st
       for (uint64_t x = 0; x < width; x += step_x) {
         const uint32_t first[3] = {static_cast<uint32_t>(x), static_cast<uint32_t>(y), static_cast<uint32_t>(z)};
         std::memcpy(block + offsetof(Grid, first_threadgroup), first, sizeof first);
-        const Status status = driver().launch(function, slab(width, x, step_x), slab(height, y, step_y),
-                                              slab(depth, z, step_z), shape.x, shape.y, shape.z,
-                                              dispatch.shared_memory, stream, parameters, nullptr);
+        const Status status =
+            driver().launch(function, slab(width, x, step_x), slab(height, y, step_y), slab(depth, z, step_z), shape.x,
+                            shape.y, shape.z, dispatch.shared_memory, stream, parameters, nullptr);
         if (status != kSuccess) fail_to_launch(*dispatch.variant, dispatch.groups, dispatch.group, status);
       }
 }

@@ -12,9 +12,9 @@ namespace metalcore::simulator {
 
 namespace {
 
-constexpr size_t kStackReserve = 32 * 1024;        // for the checker itself, which runs on the fibers' stacks
-constexpr uint32_t kVariableGap = 4096;            // between threadgroup variables
-constexpr uint32_t kArenaChecked = 1024 * 1024;    // all of them, gaps included
+constexpr size_t kStackReserve = 32 * 1024;      // for the checker itself, which runs on the fibers' stacks
+constexpr uint32_t kVariableGap = 4096;          // between threadgroup variables
+constexpr uint32_t kArenaChecked = 1024 * 1024;  // all of them, gaps included
 
 bool writes(uint32_t kind) {
   return kind == msl_abi::kWrite || kind == msl_abi::kAtomic || kind == msl_abi::kAtomicWrite;
@@ -261,8 +261,8 @@ void Checker::barrier_opens(Threadgroup& group) {
   if (gone)
     fail("divergent barrier", arrival.pc, at_first->thread,
          "waits at a threadgroup_barrier that " + plural(group.size() - waiting, "thread") + " of its threadgroup, " +
-             text(gone->thread.position_in_threadgroup) + " for one, will not reach: " +
-             (group.size() - waiting == 1 ? "it has" : "they have") + " left the kernel",
+             text(gone->thread.position_in_threadgroup) +
+             " for one, will not reach: " + (group.size() - waiting == 1 ? "it has" : "they have") + " left the kernel",
          at_first->barrier_line);
   order_.barrier(arrival.flags);
 }

@@ -117,7 +117,7 @@ class Checker final : public Observer {
   uint64_t group_index_ = 0;
   std::unordered_map<const Block*, std::unique_ptr<Shadow>> device_shadow_;
   Shadow shared_shadow_;
-  std::vector<bool> written_;        // per byte of threadgroup memory
+  std::vector<bool> written_;  // per byte of threadgroup memory
   const Block* last_block_ = nullptr;
   Shadow* last_shadow_ = nullptr;
   Pending pending_;
@@ -125,8 +125,8 @@ class Checker final : public Observer {
   struct Arrival {
     uint32_t flags = 0, pc = 0;
   };
-  std::vector<Arrival> arrivals_;    // per thread of the group, the barrier it is at
-  Checker* const outer_;             // a handler of a signal has begun this one in the middle of that one
+  std::vector<Arrival> arrivals_;  // per thread of the group, the barrier it is at
+  Checker* const outer_;           // a handler of a signal has begun this one in the middle of that one
 };
 
 }  // namespace metalcore::simulator

@@ -87,8 +87,8 @@ void Checker::out_of_bounds(const char* address, uint32_t size, bool write, cons
        (write ? "writes " : "reads ") + what +
            (reinterpret_cast<uintptr_t>(address) < kNullPages ? " through a null pointer"
             : !place.empty()                                  ? " out of bounds, at " + place
-            : is_private ? " out of bounds, beyond the thread's own variables"
-                         : " at an address that is in no buffer and near none"));
+            : is_private                                      ? " out of bounds, beyond the thread's own variables"
+                                                              : " at an address that is in no buffer and near none"));
 }
 
 void Checker::misaligned(const char* address, uint32_t size, bool write, const void* caller) {
@@ -121,9 +121,7 @@ void Checker::found(const msl_abi::Finding& finding, const void* caller) {
   }
 }
 
-Fault Checker::fault(const GarbageRead& read) const {
-  return fault(read.kind, read.pc, read.thread, read.what, 0);
-}
+Fault Checker::fault(const GarbageRead& read) const { return fault(read.kind, read.pc, read.thread, read.what, 0); }
 
 Fault Checker::fault(const char* kind, uint32_t pc, const Thread& thread, const std::string& what,
                      uint32_t line) const {

@@ -123,8 +123,8 @@ void Context::prepare(char*, char* top, ContextEntry entry, void* argument) {
 #else
   void** frame = end - 20;
   for (int i = 0; i < 20; ++i) frame[i] = nullptr;
-  frame[0] = argument;                        // x19
-  frame[1] = reinterpret_cast<void*>(entry);  // x20
+  frame[0] = argument;                                            // x19
+  frame[1] = reinterpret_cast<void*>(entry);                      // x20
   frame[11] = reinterpret_cast<void*>(&metalcore_start_context);  // x30
 #endif
   stack_pointer_ = frame;
@@ -172,8 +172,8 @@ constexpr size_t kPitch = Stacks::kSize + Stacks::kGuard;
 Stacks::Stack Stacks::get(size_t index) {
   char*& block = blocks_[index / kPerBlock];
   if (!block) {
-    void* memory = mmap(nullptr, kPitch * kPerBlock, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory =
+        mmap(nullptr, kPitch * kPerBlock, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     block = static_cast<char*>(memory);
     // A kernel refuses guards once a process has too many mappings; the stacks work without them.

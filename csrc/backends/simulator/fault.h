@@ -28,10 +28,10 @@ class Fault : public std::runtime_error {
 
   std::string message() const { return what() + std::char_traits<char>::length(kPrefix); }
 
-  std::string kind;    // "out-of-bounds read", "race" …
+  std::string kind;  // "out-of-bounds read", "race" …
   std::string kernel;
-  std::string file;    // as the kernel's source names itself; empty where unknown
-  uint32_t line;       // 0 where unknown
+  std::string file;  // as the kernel's source names itself; empty where unknown
+  uint32_t line;     // 0 where unknown
   msl_abi::Thread thread;
 };
 

@@ -16,7 +16,7 @@ using gpu::kMaximumBuffers;
 
 // An address among an argument's bytes, and the memory of the device that it lies in.
 struct Embedded {
-  size_t offset;      // of the address, in the argument
+  size_t offset;  // of the address, in the argument
   char* begin;
   size_t size;
 };
@@ -26,7 +26,7 @@ class Watch;
 struct Binding {
   enum Kind : uint8_t { kNone, kBuffer, kBytes, kPointers };
   Kind kind = kNone;
-  void* address = nullptr;     // of the first byte; may be null where size is 0
+  void* address = nullptr;  // of the first byte; may be null where size is 0
   size_t size = 0;
   const size_t* spans = nullptr;  // kPointers: bytes that may be used behind each of the size / 8 addresses
   // What checking mode allows besides, where allocations() does not know.
@@ -67,8 +67,8 @@ void set_checking(Checking checking);
 // What a dispatch tells its kernel, made from a launch.
 struct Grid {
   msl_abi::Dispatch dispatch;
-  uint64_t groups;       // threadgroups in all
-  uint32_t group_size;   // threads of a full one
+  uint64_t groups;      // threadgroups in all
+  uint32_t group_size;  // threads of a full one
 };
 Grid make_grid(const Launch& launch, void* const* buffers);
 

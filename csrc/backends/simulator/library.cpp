@@ -94,10 +94,10 @@ const Library& load(State& s, const std::string& path) {
   auto* entry = reinterpret_cast<const msl_abi::Library* (*)()>(dlsym(handle, "msl_library"));
   const msl_abi::Library* abi = entry ? entry() : nullptr;
   if (!abi || abi->version != msl_abi::kVersion) {
-    const std::string problem =
-        abi ? "has version " + std::to_string(abi->version) + " of the kernel interface, this executor has version " +
-                  std::to_string(msl_abi::kVersion)
-            : "is not a translated kernel library";
+    const std::string problem = abi ? "has version " + std::to_string(abi->version) +
+                                          " of the kernel interface, this executor has version " +
+                                          std::to_string(msl_abi::kVersion)
+                                    : "is not a translated kernel library";
     dlclose(handle);
     throw std::runtime_error("metalcore: " + path + " " + problem);
   }
@@ -164,7 +164,8 @@ KernelReference find_builtin(std::string_view kernel, bool checking) {
                            (fs::is_directory(path, error)
                                 ? "' in " + s.library_path
                                 : "': metalcore was built without kernels for the simulator on this CPU "
-                                  "(METALCORE_ISA), and " + path.string() + " is missing"));
+                                  "(METALCORE_ISA), and " +
+                                      path.string() + " is missing"));
 }
 
 void set_library_path(const std::string& path) {

@@ -20,7 +20,7 @@ struct View {
   char* original;
   size_t size;
   bool writable;
-  std::string name;    // "buffer 'x' (index 0)"
+  std::string name;      // "buffer 'x' (index 0)"
   uint32_t element = 1;  // its size in bytes
   bool fixed = false;    // it stays where it is
   bool bytes = false;    // not a buffer: as aligned as any type needs
@@ -33,7 +33,7 @@ struct Block {
   char* original;
   size_t size;
   char* copy;
-  bool writable;       // some view is
+  bool writable;  // some view is
   bool fixed, bytes;
   std::vector<const View*> views;
   std::unique_ptr<char[]> other = nullptr;  // of a fixed one: what was there before the run, then what the run left
@@ -68,8 +68,8 @@ class MemoryMap {
   void relocate(const Launch& launch);
 
   std::vector<std::unique_ptr<View>> views_;
-  std::vector<Block> blocks_;      // by ascending address of the original
-  std::vector<Block*> by_copy_;    // by ascending address of the copy
+  std::vector<Block> blocks_;    // by ascending address of the original
+  std::vector<Block*> by_copy_;  // by ascending address of the copy
   std::vector<View*> of_buffer_;
   std::vector<std::vector<View*>> of_table_;  // views behind the pointers of a table or in bytes, by buffer index
   void* buffers_[kMaximumBuffers] = {};

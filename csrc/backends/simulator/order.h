@@ -56,8 +56,8 @@ class Order {
     // By group: what its threads did before this.
     std::unordered_map<uint32_t, std::array<uint64_t, kSpaces>> barrier;
     std::unordered_map<uint32_t, uint64_t> acquired;  // by thread
-    std::array<uint64_t, 2> group = {};  // the current group's number and when a barrier passed it on
-    bool recent = false;                 // it is in recent_
+    std::array<uint64_t, 2> group = {};               // the current group's number and when a barrier passed it on
+    bool recent = false;                              // it is in recent_
   };
   bool before_by_atomics(const Stamp& past, uint32_t thread, Space space) const;
 

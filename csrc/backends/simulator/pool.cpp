@@ -113,7 +113,9 @@ class Pool {
   void wake() {
     if (asleep_.load(std::memory_order_seq_cst) == 0) return;
     // A worker counts itself asleep under the mutex before it looks at the state for the last time.
-    { std::lock_guard lock(mutex_); }
+    {
+      std::lock_guard lock(mutex_);
+    }
     wake_.notify_all();
   }
 
@@ -121,8 +123,10 @@ class Pool {
   void close() {
     state_.fetch_sub(kOpen, std::memory_order_acq_rel);
     for (uint32_t i = 0; state_.load(std::memory_order_acquire) & kJoined; ++i) {
-      if (i < 2000) relax();
-      else sched_yield();
+      if (i < 2000)
+        relax();
+      else
+        sched_yield();
       if (!wanted()) continue;
       try {
         look();  // a worker that is told to end says why

@@ -36,9 +36,8 @@ void raise(const Fault& fault) {
   if (!make) return;
   const msl_abi::Thread& t = fault.thread;
   Object error(PyObject_CallFunction(make.get(), "ssssINNN", fault.message().c_str(), fault.kind.c_str(),
-                                     fault.kernel.c_str(), fault.file.c_str(), fault.line,
-                                     triple(t.position_in_grid), triple(t.position_in_threadgroup),
-                                     triple(t.threadgroup_position)));
+                                     fault.kernel.c_str(), fault.file.c_str(), fault.line, triple(t.position_in_grid),
+                                     triple(t.position_in_threadgroup), triple(t.threadgroup_position)));
   if (error) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
 }
 
@@ -98,11 +97,11 @@ PyObject* kernels(PyObject*, PyObject* args) {
       Object arguments(check(PyList_New(0)));
       for (uint32_t a = 0; a < kernel.argument_count; ++a) {
         const msl_abi::Argument& argument = kernel.arguments[a];
-        Object entry(check(Py_BuildValue(
-            "{s:s,s:s,s:I,s:I,s:N,s:N}", "name", argument.name, "kind",
-            argument.kind == msl_abi::kThreadgroup ? "threadgroup" : "buffer", "index", argument.index, "element_size",
-            argument.element_size, "writable", PyBool_FromLong(static_cast<long>(argument.writable)), "by_reference",
-            PyBool_FromLong(static_cast<long>(argument.by_reference)))));
+        Object entry(check(Py_BuildValue("{s:s,s:s,s:I,s:I,s:N,s:N}", "name", argument.name, "kind",
+                                         argument.kind == msl_abi::kThreadgroup ? "threadgroup" : "buffer", "index",
+                                         argument.index, "element_size", argument.element_size, "writable",
+                                         PyBool_FromLong(static_cast<long>(argument.writable)), "by_reference",
+                                         PyBool_FromLong(static_cast<long>(argument.by_reference)))));
         if (PyList_Append(arguments.get(), entry.get()) < 0) throw PythonError();
       }
       Object entry(check(Py_BuildValue(
@@ -191,8 +190,8 @@ PyObject* set_allocations_python(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
     unsigned long long find, range;
     if (!PyArg_ParseTuple(args, "KK", &find, &range)) throw PythonError();
-    set_allocations({reinterpret_cast<decltype(Allocations::find)>(find),
-                     reinterpret_cast<decltype(Allocations::range)>(range)});
+    set_allocations(
+        {reinterpret_cast<decltype(Allocations::find)>(find), reinterpret_cast<decltype(Allocations::range)>(range)});
     Py_RETURN_NONE;
   });
 }

@@ -65,8 +65,9 @@ void run_python_handlers() {
     note_end_of_python();
     if (PyErr_CheckSignals() != 0) raised = Raised::fetch();
   }
-  if (raised) throw Interrupted(std::string("metalcore: a signal's handler raised: ") + raised->what(),
-                               [raised = *raised] { raised.restore(); });
+  if (raised)
+    throw Interrupted(std::string("metalcore: a signal's handler raised: ") + raised->what(),
+                      [raised = *raised] { raised.restore(); });
 }
 
 void listen_to_interrupts(bool on) {

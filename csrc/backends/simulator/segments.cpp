@@ -19,8 +19,8 @@ Segments::Segments(const void* symbol) {
           if (header.p_type != PT_LOAD) continue;
           const uintptr_t begin = info->dlpi_addr + header.p_vaddr, end = begin + header.p_memsz;
           found |= search.symbol >= begin && search.symbol < end;
-          ranges.push_back({reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(end),
-                            (header.p_flags & PF_X) != 0});
+          ranges.push_back(
+              {reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(end), (header.p_flags & PF_X) != 0});
         }
         if (!found) return 0;
         search.segments->ranges_ = std::move(ranges);

@@ -10,8 +10,8 @@ namespace metalcore::simulator {
 
 // One access. Time 0 stands for none.
 struct Stamp {
-  uint32_t thread;    // numbered over the dispatch in the order threadgroups run
-  uint32_t pc;        // offset in the library
+  uint32_t thread;  // numbered over the dispatch in the order threadgroups run
+  uint32_t pc;      // offset in the library
   uint64_t time : 56;
   uint64_t atomic : 1;
   uint64_t changed : 1;  // a write that left other bytes than it found

@@ -34,7 +34,7 @@ struct Lane {
   Context context;
   Simdgroup* simdgroup = nullptr;  // null where threads run as a plain loop
   Threadgroup* group = nullptr;
-  uint32_t barrier_line = 0;       // of the threadgroup barrier it waits at, or of the last one
+  uint32_t barrier_line = 0;  // of the threadgroup barrier it waits at, or of the last one
   Stacks::Stack stack = {};
   msl_abi::Thread thread = {};
 };
@@ -54,8 +54,8 @@ struct Simdgroup {
   const unsigned char* values = nullptr;
   uint32_t stride = 0;
   // Values go into one of two buffers, so that a fast lane's next value does not replace one that others still read.
-  uint32_t parity = 0;     // the buffer in use now
-  uint32_t published = 0;  // per lane, the buffer its value is in
+  uint32_t parity = 0;                      // the buffer in use now
+  uint32_t published = 0;                   // per lane, the buffer its value is in
   uint32_t keys[msl_abi::kSimdWidth] = {};  // where each lane waits: line, then size class
   alignas(64) unsigned char slots[2][kSlots] = {};
 };
@@ -136,19 +136,19 @@ class Threadgroup {
   const msl_abi::Kernel* kernel_ = nullptr;
   const Segments* segments_ = nullptr;
   const msl_abi::Dispatch* dispatch_ = nullptr;
-  msl_abi::Thread first_ = {};      // thread 0 of the group
+  msl_abi::Thread first_ = {};  // thread 0 of the group
   uint32_t size_ = 0;
-  msl_abi::Uint3 shape_ = {};       // the shape that the lanes' numbers were made for
+  msl_abi::Uint3 shape_ = {};  // the shape that the lanes' numbers were made for
 
   std::unique_ptr<Lane[]> lanes_;
   std::vector<Simdgroup> simdgroups_;
   uint32_t simdgroup_count_ = 0;
-  uint32_t ready_ = 0;              // simdgroups that can go on before the barrier opens
-  uint32_t prepared_ = 0;           // lanes whose fiber waits for a thread to run
-  Lane main_;                       // the worker itself
-  Lane plain_;                      // runs the threads of a kernel without barriers one after the other
+  uint32_t ready_ = 0;     // simdgroups that can go on before the barrier opens
+  uint32_t prepared_ = 0;  // lanes whose fiber waits for a thread to run
+  Lane main_;              // the worker itself
+  Lane plain_;             // runs the threads of a kernel without barriers one after the other
   bool plain_prepared_ = false;
-  uint64_t next_ = 0, end_ = 0;     // the threadgroups that are left for it
+  uint64_t next_ = 0, end_ = 0;  // the threadgroups that are left for it
   std::exception_ptr failure_;
   Trap trap_;
   Lane* paused_ = nullptr;

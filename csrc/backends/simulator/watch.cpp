@@ -27,10 +27,10 @@ namespace metalcore::simulator {
 
 struct Watched {
   pthread_t thread;
-  bool is_main = false;                     // Python's handlers of signals run on it
+  bool is_main = false;  // Python's handlers of signals run on it
   std::atomic<bool> wanted{false};
-  std::atomic<Watched*> caller{nullptr};    // whose dispatch it takes part in, perhaps its own
-  std::atomic<int64_t> dispatch{0};         // and which
+  std::atomic<Watched*> caller{nullptr};  // whose dispatch it takes part in, perhaps its own
+  std::atomic<int64_t> dispatch{0};       // and which
   // As a caller: the dispatch that is to end, why, when Python's handlers could run last, and how often Ctrl-C had been
   // pressed when the dispatch began.
   std::atomic<int64_t> ended{0};

@@ -15,7 +15,7 @@ namespace metalcore::simulator {
 // What becomes of a dispatch.
 enum class Verdict : uint8_t {
   kGoOn,
-  kGiveUp,       // another thread knows why, and says so
+  kGiveUp,  // another thread knows why, and says so
   kTimedOut,
   kInterrupted,  // by Ctrl-C, while a thread that Python does not interrupt waits for the dispatch
 };

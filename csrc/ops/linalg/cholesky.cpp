@@ -19,9 +19,7 @@ namespace {
 struct Strides {
   int64_t row, column;
 };
-Strides strides(int64_t row, int64_t column, bool upper) {
-  return upper ? Strides{column, row} : Strides{row, column};
-}
+Strides strides(int64_t row, int64_t column, bool upper) { return upper ? Strides{column, row} : Strides{row, column}; }
 
 // How the kernels may read and write the tensor's matrices; `by_element` is how they are told that it lies.
 uint32_t vectors(const Tensor& tensor, int64_t n, int64_t batch, Strides by_element) {
@@ -167,8 +165,7 @@ Explanation explain_solve(const Request& request) {
   return e;
 }
 
-const ExplainOp explain_ops[] = {
-    {"cholesky", explain}, {"cholesky_ex", explain}, {"cholesky_solve", explain_solve}};
+const ExplainOp explain_ops[] = {{"cholesky", explain}, {"cholesky_ex", explain}, {"cholesky_solve", explain_solve}};
 
 }  // namespace
 }  // namespace metalcore

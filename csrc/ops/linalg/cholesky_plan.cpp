@@ -59,20 +59,27 @@ CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, const gpu::Tuni
     return {CholeskyVariant::torch, size + ": PyTorch's own op is faster on this GPU", "", 0, 0, 0};
   for (const SimdKernel& kernel : kSimdKernels) {
     if (n > kernel.rows) continue;
-    return {CholeskyVariant::simd,
-            size + ": a column a lane, up to " + std::to_string(kernel.rows) + " rows in registers",
-            kernel.name, kSimdThreadgroup / kernel.rows, kSimdThreadgroup, 0};
+    return {
+        CholeskyVariant::simd, size + ": a column a lane, up to " + std::to_string(kernel.rows) + " rows in registers",
+        kernel.name,           kSimdThreadgroup / kernel.rows,
+        kSimdThreadgroup,      0};
   }
   for (const BlockKernel& kernel : kBlockKernels) {
     if (n > std::min(kernel.rows, tuning.cholesky_block_rows)) continue;
     return {CholeskyVariant::block,
             size + ": tiles of " + times(CHOLESKY_TILE, CHOLESKY_TILE) + " in the registers of a threadgroup",
-            kernel.name, 1, whole_simdgroups(triangle(ceil_div<uint32_t>(grid_side(n), CHOLESKY_TILE))), 0};
+            kernel.name,
+            1,
+            whole_simdgroups(triangle(ceil_div<uint32_t>(grid_side(n), CHOLESKY_TILE))),
+            0};
   }
   return {CholeskyVariant::blocked,
           size + " is larger than a threadgroup holds: panels of " + std::to_string(CHOLESKY_PANEL) +
               " columns, and rank-k updates of the rest",
-          "", 0, 0, grid_side(ceil_div<int64_t>(n, CHOLESKY_PANEL))};
+          "",
+          0,
+          0,
+          grid_side(ceil_div<int64_t>(n, CHOLESKY_PANEL))};
 }
 
 }  // namespace metalcore

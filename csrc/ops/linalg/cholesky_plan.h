@@ -15,10 +15,10 @@ const char* name_of(CholeskyVariant variant);
 struct CholeskyPlan {
   CholeskyVariant variant;
   std::string why;
-  const char* kernel;                 // simd, block
+  const char* kernel;  // simd, block
   uint32_t matrices_per_threadgroup;
-  uint32_t threads;                   // of a threadgroup
-  uint32_t panels;                    // blocked
+  uint32_t threads;  // of a threadgroup
+  uint32_t panels;   // blocked
 };
 
 // Of `batch` matrices, n x n.

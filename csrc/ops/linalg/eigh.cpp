@@ -32,8 +32,8 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
     return {l, as_contiguous(v)};
   }
   const Tensor l = new_tensor(batch_sizes(input, {s.rows}), ScalarType::Float, input);
-  const Tensor v = new_tensor(compute_v ? batch_sizes(input, {s.rows, s.rows}) : std::vector<int64_t>{0},
-                              ScalarType::Float, input);
+  const Tensor v =
+      new_tensor(compute_v ? batch_sizes(input, {s.rows, s.rows}) : std::vector<int64_t>{0}, ScalarType::Float, input);
   if (plan.variant == JacobiVariant::blocked) {
     eigh_jacobi_blocked(as_contiguous(input), s.batch, upper, compute_v, l, v);
     return {l, v};
@@ -72,10 +72,6 @@ const ExplainOp explain_eigh("eigh", explain);
 }  // namespace
 }  // namespace metalcore
 
-STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
-  m.def("eigh(Tensor A, str UPLO, bool compute_v) -> (Tensor, Tensor)");
-}
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) { m.def("eigh(Tensor A, str UPLO, bool compute_v) -> (Tensor, Tensor)"); }
 
-METALCORE_KERNELS(m) {
-  m.impl("eigh", TORCH_BOX(&metalcore::eigh));
-}
+METALCORE_KERNELS(m) { m.impl("eigh", TORCH_BOX(&metalcore::eigh)); }

@@ -55,15 +55,20 @@ QrPlan plan_product(const MatrixShape& s, int64_t count, const gpu::Tuning& tuni
   QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, s.columns, tuning);
   if (plan.variant == QrVariant::blocked && tuning.householder_product_torch.takes(count, s.batch))
     return {QrVariant::torch,
-            times(s.rows, s.columns) + ", a single matrix: PyTorch's own op is faster on this GPU", "", 0, {}};
+            times(s.rows, s.columns) + ", a single matrix: PyTorch's own op is faster on this GPU",
+            "",
+            0,
+            {}};
   return plan;
 }
 
 Tensor householder_product(const Tensor& input, const Tensor& tau) {
   check_float32("householder_product", "A", input);
   check_float32("householder_product", "tau", tau);
-  check(input.dim() >= 2 && tau.dim() == input.dim() - 1, "metalcore::householder_product: A must be (*, m, n) and tau "
-        "(*, k), not ", shape_text(input), " and ", shape_text(tau));
+  check(input.dim() >= 2 && tau.dim() == input.dim() - 1,
+        "metalcore::householder_product: A must be (*, m, n) and tau "
+        "(*, k), not ",
+        shape_text(input), " and ", shape_text(tau));
   const MatrixShape s = matrix_shape(input.sizes());
   const int64_t count = tau.size(-1);
   check(s.rows >= s.columns && s.columns >= count && tau.numel() == s.batch * count,

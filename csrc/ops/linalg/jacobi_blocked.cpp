@@ -88,8 +88,7 @@ void encode_rounds(gpu::Encoder& encoder, const Tensor& a, const Work& w) {
 // `parts` of Rayleigh quotients, where there are any; of vectors that are not wanted, and where there is no order and
 // no scale, any buffer will do.
 void encode_results(gpu::Encoder& encoder, const Work& w, const JacobiResultParams& params, const Tensor& parts,
-                    const Tensor& order, const Tensor& scales, const Tensor& values, const Tensor& u,
-                    const Tensor& v) {
+                    const Tensor& order, const Tensor& scales, const Tensor& values, const Tensor& u, const Tensor& v) {
   const gpu::Size columns{grid_side(int64_t{w.params.matrices} * w.params.padded)};
   const gpu::Size own{grid_side(int64_t{w.params.matrices} * w.params.columns)};
   encoder.kernel("jacobi_values").buffer(0, w.x).buffer(1, parts).buffer(2, w.norms).buffer(3, w.found);
@@ -106,8 +105,7 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tens
                         const Tensor& values, const Tensor& u, const Tensor& v) {
   const int64_t n = x.size(-2), m = x.size(-1);
   const Work w = work_for(x, batch, n, m, vectors, 0);
-  const JacobiResultParams params{.of = w.params, .tiles = 0, .vectors = vectors, .accumulated = vectors,
-                                  .scaled = 1};
+  const JacobiResultParams params{.of = w.params, .tiles = 0, .vectors = vectors, .accumulated = vectors, .scaled = 1};
   gpu::encode(x, [&](gpu::Encoder& encoder) {
     encode_rounds(encoder, x, w);
     encode_results(encoder, w, params, w.parts, order, scales, values, u, v);
@@ -126,8 +124,7 @@ void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool vector
   const Work w = work_for(a, batch, n, n, false, upper ? 2 : 1);
   const uint32_t tiles = grid_side(ceil_div<int64_t>(n, JACOBI_PAIR));
   const Tensor parts = new_tensor({batch, tiles, w.plan.padded}, ScalarType::Float, a);
-  const JacobiResultParams params{.of = w.params, .tiles = tiles, .vectors = vectors, .accumulated = 0,
-                                  .scaled = 0};
+  const JacobiResultParams params{.of = w.params, .tiles = tiles, .vectors = vectors, .accumulated = 0, .scaled = 0};
   gpu::encode(a, [&](gpu::Encoder& encoder) {
     encode_rounds(encoder, a, w);
     encoder.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);

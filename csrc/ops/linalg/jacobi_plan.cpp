@@ -25,13 +25,20 @@ JacobiPlan kernel_plan(const std::string& op, const std::string& values, int64_t
   if (std::max(rows, n) <= kSimdSize) {
     const uint32_t lanes = power_from_8(n);
     const std::string suffix = rows ? times(power_from_8(rows), lanes) : std::to_string(lanes);
-    return {JacobiVariant::simd, false, what + ": Jacobi, a column a lane of a simdgroup",
-            op + "simd_" + values + suffix, kSimdThreadgroup * gpu::kSimdWidth / lanes,
+    return {JacobiVariant::simd,
+            false,
+            what + ": Jacobi, a column a lane of a simdgroup",
+            op + "simd_" + values + suffix,
+            kSimdThreadgroup * gpu::kSimdWidth / lanes,
             kSimdThreadgroup * gpu::kSimdWidth};
   }
   const BlockKernel& kernel = std::max(rows, n) <= kBlockKernels[0].size ? kBlockKernels[0] : kBlockKernels[1];
-  return {JacobiVariant::block, false, what + ": Jacobi in the registers of a threadgroup",
-          op + "block_" + values + std::to_string(kernel.size), 1, kernel.simdgroups * gpu::kSimdWidth};
+  return {JacobiVariant::block,
+          false,
+          what + ": Jacobi in the registers of a threadgroup",
+          op + "block_" + values + std::to_string(kernel.size),
+          1,
+          kernel.simdgroups * gpu::kSimdWidth};
 }
 
 }  // namespace
@@ -53,8 +60,8 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
   if (batch == 0 || columns == 0)
     return {JacobiVariant::empty, false, times(m, n) + " has no singular values", "", 0, 0};
   if (columns > kBlockSize)
-    return {JacobiVariant::blocked, true, times(m, n) + ", its QR's R: blocks of columns, orthogonal in pairs", "",
-            0, 0};
+    return {
+        JacobiVariant::blocked, true, times(m, n) + ", its QR's R: blocks of columns, orthogonal in pairs", "", 0, 0};
   const std::string values = compute_uv ? "" : "values_";
   const int64_t held = columns <= kSimdSize ? kSimdSize : kBlockKernels[0].size;
   // The columns of Rᵀ are nearer to orthogonal than A's, and those of a matrix with graded rows much nearer, which
@@ -70,8 +77,12 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const gpu::Tuning& tuning) {
   if (batch == 0 || n == 0) return {JacobiVariant::empty, false, times(n, n) + " has no eigenvalues", "", 0, 0};
   if (tuning.eigh_torch.takes(n, batch))
-    return {JacobiVariant::torch, false,
-            std::to_string(batch) + " of " + times(n, n) + ": PyTorch's own op is faster", "", 0, 0};
+    return {JacobiVariant::torch,
+            false,
+            std::to_string(batch) + " of " + times(n, n) + ": PyTorch's own op is faster",
+            "",
+            0,
+            0};
   if (n > kBlockSize)
     return {JacobiVariant::blocked, false, times(n, n) + ": blocks of columns, orthogonal in pairs", "", 0, 0};
   return kernel_plan("eigh_", compute_v ? "" : "values_", 0, n, times(n, n));

@@ -15,8 +15,12 @@ void determinant(const LuFactors& factors, const MatrixShape& s, const Tensor& v
     encoder.kernel("lu_determinant").buffer(0, factors.lu).buffer(1, factors.pivots);
     encoder.buffer(2, value);
     encoder.buffer(3, logarithm ? *logarithm : value);
-    encoder.bytes(4, LuResultParams{.rows = grid_side(s.rows), .columns = grid_side(s.columns), .pivots = 0,
-                                    .matrices = grid_side(s.batch), .part = 0, .logarithm = logarithm != nullptr});
+    encoder.bytes(4, LuResultParams{.rows = grid_side(s.rows),
+                                    .columns = grid_side(s.columns),
+                                    .pivots = 0,
+                                    .matrices = grid_side(s.batch),
+                                    .part = 0,
+                                    .logarithm = logarithm != nullptr});
     encoder.dispatch_threadgroups({grid_side(ceil_div<int64_t>(s.batch, kSimdgroups))},
                                   {kSimdgroups * gpu::kSimdWidth});
   });

@@ -101,11 +101,11 @@ Explanation explain_lu_solve(const Request& request) {
   return explain_plan(plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(request.device_type), true), s, right, true);
 }
 
-const ExplainOp explain_ops[] = {
-    {"lu_factor", explain_factor}, {"lu_factor_ex", explain_factor}, {"lu", explain_factor},
-    {"det", explain_determinant},  {"slogdet", explain_determinant}, {"inv", explain_inverse},
-    {"inv_ex", explain_inverse},   {"solve", explain_solve},         {"solve_ex", explain_solve},
-    {"lu_solve", explain_lu_solve}};
+const ExplainOp explain_ops[] = {{"lu_factor", explain_factor},    {"lu_factor_ex", explain_factor},
+                                 {"lu", explain_factor},           {"det", explain_determinant},
+                                 {"slogdet", explain_determinant}, {"inv", explain_inverse},
+                                 {"inv_ex", explain_inverse},      {"solve", explain_solve},
+                                 {"solve_ex", explain_solve},      {"lu_solve", explain_lu_solve}};
 
 }  // namespace
 }  // namespace metalcore

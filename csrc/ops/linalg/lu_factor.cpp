@@ -11,9 +11,7 @@ namespace metalcore {
 
 namespace {
 
-void dispatch_elements(gpu::Encoder& encoder, int64_t count) {
-  encoder.dispatch_threads({grid_side(count)}, {256});
-}
+void dispatch_elements(gpu::Encoder& encoder, int64_t count) { encoder.dispatch_threads({grid_side(count)}, {256}); }
 
 // A buffer for an argument that a kernel will not touch.
 const Tensor& any(const Tensor* wanted, const Tensor& otherwise) { return wanted ? *wanted : otherwise; }
@@ -51,8 +49,12 @@ void blocked(const LuFactors& results, const MatrixShape& shape, bool pivoting) 
       p.vectors = n % 4 == 0 ? LU_VECTORS_A | LU_VECTORS_LU : 0;
       encoder.kernel(panel.kernel);
       if (panel.row_threads > 0)
-        encoder.buffer(0, results.lu).buffer(1, results.lu).buffer(2, results.pivots).buffer(3, results.info)
-            .buffer(4, sources).bytes(5, p);
+        encoder.buffer(0, results.lu)
+            .buffer(1, results.lu)
+            .buffer(2, results.pivots)
+            .buffer(3, results.info)
+            .buffer(4, sources)
+            .bytes(5, p);
       else
         encoder.buffer(0, results.lu).buffer(1, results.pivots).buffer(2, results.info).buffer(3, sources).bytes(4, p);
       encoder.dispatch_threadgroups({batch}, {panel.threads});
@@ -144,11 +146,9 @@ Tensor permuted(const Tensor& b, const Tensor& permutation, const Tensor& x, LuP
 
 Tensor lu_permute(const Tensor& input, const Tensor& permutation, bool transpose) {
   const Matrices b = matrices(input);
-  return permuted(b.tensor, permutation, new_tensor(input.sizes(), ScalarType::Float, input),
-                  {.b_batch = b.batch_stride,
-                   .b_row = b.row_stride,
-                   .b_column = b.column_stride,
-                   .transpose = transpose});
+  return permuted(
+      b.tensor, permutation, new_tensor(input.sizes(), ScalarType::Float, input),
+      {.b_batch = b.batch_stride, .b_row = b.row_stride, .b_column = b.column_stride, .transpose = transpose});
 }
 
 Tensor lu_permuted_identity(const Tensor& like, const Tensor& permutation) {
@@ -201,8 +201,11 @@ std::tuple<Tensor, Tensor, Tensor> lu(const Tensor& a, bool pivot) {
     auto part = [&](const Tensor& result, uint32_t which) {
       if (result.numel() == 0) return;
       encoder.kernel("lu_part").buffer(0, results.lu).buffer(1, pivot ? *results.permutation : results.pivots);
-      encoder.buffer(2, result).bytes(3, LuResultParams{.rows = grid_side(s.rows), .columns = grid_side(s.columns),
-                                                        .pivots = grid_side(k), .matrices = 0, .part = which});
+      encoder.buffer(2, result).bytes(3, LuResultParams{.rows = grid_side(s.rows),
+                                                        .columns = grid_side(s.columns),
+                                                        .pivots = grid_side(k),
+                                                        .matrices = 0,
+                                                        .part = which});
       dispatch_elements(encoder, result.numel());
     };
     part(p, LU_PART_P);

@@ -21,8 +21,7 @@ struct BlockKernel {
   const char* name;
   uint32_t quads, most_threads;
 };
-constexpr BlockKernel kBlockKernels[] = {
-    {"lu_block_4", 4, 1024}, {"lu_block_8", 8, 512}, {"lu_block_16", 16, 512}};
+constexpr BlockKernel kBlockKernels[] = {{"lu_block_4", 4, 1024}, {"lu_block_8", 8, 512}, {"lu_block_16", 16, 512}};
 constexpr uint32_t kPanelRows = 512;  // of a panel with LU_PANEL columns
 
 struct Block {
@@ -71,11 +70,21 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tu
   const std::string what = times(m, n) + with_right(right);
   if (m == 0 || n == 0 || batch == 0) return {LuVariant::empty, what + ": nothing to factor", "", 0, 0, 0, 0};
   if ((factored ? tuning.lu_solve_torch : tuning.lu_torch).takes(std::max(m, n), batch))
-    return {LuVariant::torch, what + ": PyTorch's own op is faster for " + std::to_string(batch) + " of these",
-            "", 0, 0, 0, 0};
+    return {LuVariant::torch,
+            what + ": PyTorch's own op is faster for " + std::to_string(batch) + " of these",
+            "",
+            0,
+            0,
+            0,
+            0};
   if (m == n && n <= kThreadRows && !factored)
-    return {LuVariant::thread, what + ": a matrix in the registers of a thread", "lu_thread_" + std::to_string(n),
-            kThreadThreadgroup, kThreadThreadgroup, 0, grid_side(std::min(right, n))};
+    return {LuVariant::thread,
+            what + ": a matrix in the registers of a thread",
+            "lu_thread_" + std::to_string(n),
+            kThreadThreadgroup,
+            kThreadThreadgroup,
+            0,
+            grid_side(std::min(right, n))};
 
   if (std::max(m, n) <= kSimdRows) {
     const uint32_t lanes = std::max(m, n) <= 8 ? 8 : std::max(m, n) <= 16 ? 16 : 32;
@@ -84,20 +93,31 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tu
       if (right > 0 && tile < right && columns <= lanes && !(columns == 8 && lanes > 8)) tile = columns;
     return {LuVariant::simd,
             what + ": rows of up to " + std::to_string(lanes) + " columns, one a lane",
-            "lu_simd_" + times(lanes, tile), kSimdThreadgroup * gpu::kSimdWidth / lanes,
-            kSimdThreadgroup * gpu::kSimdWidth, 0, tile};
+            "lu_simd_" + times(lanes, tile),
+            kSimdThreadgroup * gpu::kSimdWidth / lanes,
+            kSimdThreadgroup * gpu::kSimdWidth,
+            0,
+            tile};
   }
   if (factored)
-    return {LuVariant::blocked, what + ": two triangular systems, and the rows in the order of the pivots",
-            "", 0, 0, 0, 0};
+    return {
+        LuVariant::blocked, what + ": two triangular systems, and the rows in the order of the pivots", "", 0, 0, 0, 0};
   if (const std::optional<Block> block = block_of(m, n, tuning.lu_block_threads))
     return {LuVariant::block,
             what + ": in the registers of a threadgroup, " + std::to_string(4 * block->kernel->quads) +
                 " columns of a row a thread",
-            block->kernel->name, 1, block->threads, block->row_threads, 0};
+            block->kernel->name,
+            1,
+            block->threads,
+            block->row_threads,
+            0};
   return {LuVariant::blocked,
           what + " is larger than a threadgroup holds: panels of up to " + std::to_string(LU_PANEL) + " columns",
-          "", 0, 0, 0, 0};
+          "",
+          0,
+          0,
+          0,
+          0};
 }
 
 }  // namespace metalcore

@@ -38,15 +38,17 @@ Solved solve(const Tensor& a, const Tensor* b, bool transpose, bool with_factors
   const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(a));
   const bool together = plan.tile > 0 && x.numel() > 0;
   if (together) {
-    LuFactors factors{with_factors ? new_tensor(a.sizes(), ScalarType::Float, a) : empty_of(a, ScalarType::Float),
-                      with_factors ? new_tensor(batch_sizes(a, {s.rows}), ScalarType::Int, a)
-                                   : empty_of(a, ScalarType::Int),
-                      new_tensor(batch_sizes(a, {}), ScalarType::Int, a), std::nullopt};
+    LuFactors factors{
+        with_factors ? new_tensor(a.sizes(), ScalarType::Float, a) : empty_of(a, ScalarType::Float),
+        with_factors ? new_tensor(batch_sizes(a, {s.rows}), ScalarType::Int, a) : empty_of(a, ScalarType::Int),
+        new_tensor(batch_sizes(a, {}), ScalarType::Int, a), std::nullopt};
     const Matrices on_left = matrices(a_taken);
     std::optional<Matrices> on_right;
     if (b) on_right = matrices(transpose ? transposed(*b) : *b);
-    lu_small(plan, {on_left, on_right ? &*on_right : nullptr, &x, right, transpose ? 1 : right,
-                    transpose ? s.rows : 1, true, with_factors}, factors);
+    lu_small(plan,
+             {on_left, on_right ? &*on_right : nullptr, &x, right, transpose ? 1 : right, transpose ? s.rows : 1, true,
+              with_factors},
+             factors);
     return {x, factors};
   }
   LuFactors factors = lu_factors(a_taken, true, true);
@@ -103,14 +105,16 @@ Tensor lu_solve(const Tensor& lu, const Tensor& pivots, const Tensor& b, bool le
   if (plan.tile > 0) {
     const Tensor x = new_tensor(b.sizes(), ScalarType::Float, b), packed = as_contiguous(pivots);
     const Matrices factors = matrices(transpose ? transposed(lu) : lu), on_right = matrices(left ? b : transposed(b));
-    lu_small(plan, {factors, &on_right, &x, right, left ? right : 1, left ? 1 : s.rows, false, false,
-                    uint32_t(transpose ? LU_ADJOINT : LU_FACTORED)}, {packed, packed, packed, std::nullopt});
+    lu_small(plan,
+             {factors, &on_right, &x, right, left ? right : 1, left ? 1 : s.rows, false, false,
+              uint32_t(transpose ? LU_ADJOINT : LU_FACTORED)},
+             {packed, packed, packed, std::nullopt});
     return x;
   }
   const Tensor permutation = lu_permutation(pivots, s.rows);
   const Tensor b_taken = left ? b : transposed(b);
-  const Tensor x = transpose ? lu_solve_transposed(lu, permutation, b_taken)
-                             : lu_solve_factored(lu, permutation, &b_taken);
+  const Tensor x =
+      transpose ? lu_solve_transposed(lu, permutation, b_taken) : lu_solve_factored(lu, permutation, &b_taken);
   return left ? x : torch::stable::contiguous(transposed(x));
 }
 

@@ -54,8 +54,8 @@ template <size_t RESULTS, typename... Arguments>
 std::array<Tensor, RESULTS> call_torch(const char* name, const char* overload, const Arguments&... arguments) {
   std::array<StableIValue, (sizeof...(Arguments) > RESULTS ? sizeof...(Arguments) : RESULTS)> stack{
       torch::stable::detail::from(arguments)...};
-  check(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS, "metalcore: ",
-        name, " failed");
+  check(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
+        "metalcore: ", name, " failed");
   return [&]<size_t... I>(std::index_sequence<I...>) {
     return std::array<Tensor, RESULTS>{torch::stable::detail::to<Tensor>(stack[I])...};
   }(std::make_index_sequence<RESULTS>());

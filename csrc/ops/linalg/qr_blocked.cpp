@@ -13,9 +13,7 @@ constexpr uint32_t kPanelRows = QR_PANEL_THREADS * QR_PANEL_ROWS;  // that one t
 
 uint32_t slabs_of(uint32_t rows) { return ceil_div<uint32_t>(rows, QR_SLAB_ROWS); }
 
-uint32_t panel_threads(uint32_t rows) {
-  return round_up(ceil_div<uint32_t>(rows, QR_PANEL_ROWS), gpu::kSimdWidth);
-}
+uint32_t panel_threads(uint32_t rows) { return round_up(ceil_div<uint32_t>(rows, QR_PANEL_ROWS), gpu::kSimdWidth); }
 
 }  // namespace
 
@@ -88,9 +86,7 @@ std::vector<Step> BlockedQr::steps(uint32_t rows, uint32_t columns, uint32_t bat
   return steps;
 }
 
-void dispatch_elements(gpu::Encoder& encoder, int64_t count) {
-  encoder.dispatch_threads({grid_side(count)}, {256});
-}
+void dispatch_elements(gpu::Encoder& encoder, int64_t count) { encoder.dispatch_threads({grid_side(count)}, {256}); }
 
 void identity(gpu::Encoder& encoder, const RowMajor& q) {
   encoder.kernel("qr_identity").buffer(0, q.tensor).bytes(1, QrResultParams{q.rows, q.columns, 0});

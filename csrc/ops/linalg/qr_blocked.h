@@ -29,8 +29,8 @@ class BlockedQr {
   Tensor tau_;
   uint32_t batch_;
   BlockReflectors reflectors_;
-  Tensor panel_factor_;                // T of the panel at work
-  Tensor sums_[2], state_;             // of panels that several threadgroups share
+  Tensor panel_factor_;     // T of the panel at work
+  Tensor sums_[2], state_;  // of panels that several threadgroups share
 };
 
 // The first columns of the identity.

@@ -15,14 +15,14 @@ struct BlockKernel {
   uint32_t rows, lanes;
 };
 constexpr BlockKernel kBlockKernels[] = {
-    {"qr_block_64", 64, 4},    {"qr_block_128", 128, 4},  {"qr_block_256", 256, 8},
+    {"qr_block_64", 64, 4},    {"qr_block_128", 128, 4},    {"qr_block_256", 256, 8},
     {"qr_block_512", 512, 16}, {"qr_block_1024", 1024, 32},
 };
 
 constexpr uint32_t kSimdColumns = 32;
-constexpr uint32_t kSimdRows = 64;        // of the largest kernel in qr_simd.metal
-constexpr uint32_t kSimdThreadgroup = 4;  // simdgroups
-constexpr int64_t kTallColumns = 64;      // what qr_tall.metal has threadgroup memory for
+constexpr uint32_t kSimdRows = 64;                                // of the largest kernel in qr_simd.metal
+constexpr uint32_t kSimdThreadgroup = 4;                          // simdgroups
+constexpr int64_t kTallColumns = 64;                              // what qr_tall.metal has threadgroup memory for
 constexpr int64_t kPanelRows = QR_PANEL_THREADS * QR_PANEL_ROWS;  // that a threadgroup holds of a panel
 
 uint32_t block_threads(const BlockKernel& kernel, int64_t columns) {
@@ -51,8 +51,8 @@ std::vector<QrLevel> tall_levels(int64_t m, int64_t n, const BlockKernel& kernel
   std::vector<QrLevel> levels;
   for (int64_t rows = m;;) {
     const int64_t blocks = ceil_div<int64_t>(rows, kernel.rows);
-    levels.push_back({grid_side(rows), grid_side(blocks), grid_side(ceil_div(rows, blocks)), kernel.name,
-                      block_threads(kernel, n)});
+    levels.push_back(
+        {grid_side(rows), grid_side(blocks), grid_side(ceil_div(rows, blocks)), kernel.name, block_threads(kernel, n)});
     if (blocks == 1) return levels;
     rows = blocks * n;
   }
@@ -81,13 +81,17 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, c
     return {QrVariant::simd,
             times(m, n) + ": " + std::to_string(columns) + " columns of A or Q, one a lane, with up to " +
                 std::to_string(rows) + " rows in registers",
-            "qr_simd_" + times(rows, lanes), kSimdThreadgroup * gpu::kSimdWidth / lanes, {}};
+            "qr_simd_" + times(rows, lanes),
+            kSimdThreadgroup * gpu::kSimdWidth / lanes,
+            {}};
   }
   if (const BlockKernel* kernel = smallest_block_kernel(m, columns, tuning)) {
     return {QrVariant::block,
             times(m, n) + ": " + std::to_string(columns) + " columns of A or Q in the registers of a threadgroup, " +
                 std::to_string(kernel->lanes) + " lanes a column",
-            "", 1, {{grid_side(m), 1, grid_side(m), kernel->name, block_threads(*kernel, columns)}}};
+            "",
+            1,
+            {{grid_side(m), 1, grid_side(m), kernel->name, block_threads(*kernel, columns)}}};
   }
   const int64_t least = std::min(m, n);
   const bool tall = m > kPanelRows && m <= tuning.qr_torch_rows && least > tuning.qr_tall_columns;
@@ -96,7 +100,9 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, c
   return {QrVariant::blocked,
           times(m, n) + " is larger than a threadgroup holds: panels of " + std::to_string(QR_PANEL) +
               " columns, and block reflectors on the rest",
-          "", 0, {}};
+          "",
+          0,
+          {}};
 }
 
 QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const gpu::Tuning& tuning) {

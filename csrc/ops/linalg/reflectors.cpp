@@ -153,7 +153,7 @@ std::vector<Step> BlockReflectors::factor_steps(uint32_t rows, uint32_t batch, u
 }
 
 std::vector<Step> BlockReflectors::apply_steps(uint32_t rows, uint32_t batch, uint32_t count, uint32_t columns,
-                                         const gpu::Tuning& tuning) {
+                                               const gpu::Tuning& tuning) {
   const uint32_t width = width_of(count);
   const int64_t groups = int64_t{tiles_of(columns)} * batch;
   const uint32_t parts = split(rows, groups, tuning.fill_threadgroups).parts;

@@ -214,7 +214,9 @@ Explanation explain(const Request& request) {
   if (plan.after_qr && plan.variant != JacobiVariant::blocked)
     for (const Step& each : scaled_steps(s.rows, s.columns, s.batch)) e.steps.push_back(each);
   if (plan.after_qr) {
-    Request qr{{{s.batch, s.rows, s.columns}}, request.dtype, request.device_type,
+    Request qr{{{s.batch, s.rows, s.columns}},
+               request.dtype,
+               request.device_type,
                {{"mode", qr_mode(full_matrices, compute_uv)}}};
     for (const Step& each : explanations().at("qr")(qr).steps) e.steps.push_back(each);
   }
@@ -243,6 +245,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("svd(Tensor A, bool full_matrices, bool compute_uv) -> (Tensor, Tensor, Tensor)");
 }
 
-METALCORE_KERNELS(m) {
-  m.impl("svd", TORCH_BOX(&metalcore::svd));
-}
+METALCORE_KERNELS(m) { m.impl("svd", TORCH_BOX(&metalcore::svd)); }

@@ -104,8 +104,8 @@ void update(gpu::Encoder& encoder, const TriangularPlan& plan, const Problem& of
   params.row_tiles = ceil_div(params.rows, plan.update_rows);
   params.column_tiles = ceil_div(params.columns, plan.update_columns);
   encoder.kernel(plan.update).buffer(0, of.a).buffer(1, of.x).buffer(2, b).buffer(3, of.x).bytes(4, params);
-  encoder.dispatch_threadgroups(
-      {grid_side(int64_t{of.params.matrices} * params.row_tiles * params.column_tiles)}, {plan.update_threads});
+  encoder.dispatch_threadgroups({grid_side(int64_t{of.params.matrices} * params.row_tiles * params.column_tiles)},
+                                {plan.update_threads});
 }
 
 // Right-looking: a panel of rows is solved, and then taken out of all rows below. The first panel finds them in B.
@@ -187,6 +187,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("solve_triangular(Tensor A, Tensor B, bool upper, bool left, bool unitriangular) -> Tensor");
 }
 
-METALCORE_KERNELS(m) {
-  m.impl("solve_triangular", TORCH_BOX(&metalcore::solve_triangular));
-}
+METALCORE_KERNELS(m) { m.impl("solve_triangular", TORCH_BOX(&metalcore::solve_triangular)); }

@@ -41,9 +41,9 @@ TriangularPlan simd_plan(int64_t order, int64_t columns) {
 // little else to do.
 TriangularPlan few_plan(int64_t order, int64_t columns, int64_t batch, const gpu::Tuning& tuning) {
   const uint32_t few = columns == 1 ? 1 : TRIANGULAR_FEW;
-  const uint32_t workers = order <= TRIANGULAR_VECTOR_SMALL                        ? 2
+  const uint32_t workers = order <= TRIANGULAR_VECTOR_SMALL                     ? 2
                            : few == 1 && batch < tuning.triangular_vector_batch ? 16
-                                                                                 : 4;
+                                                                                : 4;
   return {.why = "a threadgroup a system, which keeps X in threadgroup memory",
           .kernel = "trsv_block_" + times(few, workers),
           .threads = (workers + 1) * gpu::kSimdWidth,
@@ -105,8 +105,8 @@ TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, co
   }
   plan.variant = TriangularVariant::blocked;
   plan.panel = grid_side(whole);
-  plan.why = "panels of " + std::to_string(whole) + " rows, each solved and then taken out of the rows below; " +
-             plan.why;
+  plan.why =
+      "panels of " + std::to_string(whole) + " rows, each solved and then taken out of the rows below; " + plan.why;
   plan.update = few ? (columns == 1 ? "trsv_update_1" : "trsv_update_4") : "trsm_update";
   plan.update_threads = few ? 256 : 128;
   plan.update_rows = few ? TRIANGULAR_TILE : TRIANGULAR_UPDATE;

@@ -15,12 +15,12 @@ const char* name_of(TriangularVariant variant);
 struct TriangularPlan {
   TriangularVariant variant;
   std::string why;
-  std::string kernel;           // solves a system, or a panel of it
-  uint32_t threads;             // of its threadgroups
-  uint32_t slots;               // systems, or column tiles of them, that a threadgroup takes
-  uint32_t columns;             // of a slot
-  uint32_t panel;               // blocked: rows that are solved at a time …
-  const char* update;           // … and the kernel that takes them out of the rows below, with so many threads,
+  std::string kernel;  // solves a system, or a panel of it
+  uint32_t threads;    // of its threadgroups
+  uint32_t slots;      // systems, or column tiles of them, that a threadgroup takes
+  uint32_t columns;    // of a slot
+  uint32_t panel;      // blocked: rows that are solved at a time …
+  const char* update;  // … and the kernel that takes them out of the rows below, with so many threads,
   uint32_t update_threads;
   uint32_t update_rows, update_columns;  // rows and columns a threadgroup
 };

@@ -14,7 +14,8 @@ typedef long NSInteger;
 - (instancetype)autorelease;
 @end
 
-__attribute__((objc_root_class)) @interface NSObject <NSObject> {
+__attribute__((objc_root_class))
+@interface NSObject<NSObject> {
   Class isa;
   NSUInteger references_;
 }
