@@ -102,9 +102,17 @@ def ops_extension(tasks):
     """_C.abi3.so: stable ABI and limited API only, so the one binary serves every torch >= 2.10 and Python >= 3.10."""
     torch = torch_package()
     folders = [ROOT / "csrc" / folder for folder in ("ops", "ops/linalg", "gpu", "python")]
-    flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas",
-             f"-DTORCH_TARGET_VERSION={TORCH_2_10}", f"-DPy_LIMITED_API={PYTHON_3_10}",
-             f"-I{PACKAGE / 'msl' / 'include'}"]
+    flags = [
+        "-std=c++20",
+        "-O2",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wno-unknown-pragmas",
+        f"-DTORCH_TARGET_VERSION={TORCH_2_10}",
+        f"-DPy_LIMITED_API={PYTHON_3_10}",
+        f"-I{PACKAGE / 'msl' / 'include'}",
+    ]
     libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-ltorch"]
     link = ["-shared"]
     if MACOS:
@@ -128,8 +136,13 @@ def ops_extension(tasks):
         target = WORK / "objects" / (name + ".o")
         depfile = target.with_suffix(".d")
         command = [*compiler(), *flags, "-MMD", "-MF", str(depfile), "-c", str(source), "-o", str(target)]
-        tasks.add(name, target, dependencies(depfile, source), [command, (torch / "version.py").read_text()],
-                  lambda command=command: run(command))
+        tasks.add(
+            name,
+            target,
+            dependencies(depfile, source),
+            [command, (torch / "version.py").read_text()],
+            lambda command=command: run(command),
+        )
         objects.append(target)
     if errors := tasks.run():
         raise SystemExit("\n".join(errors))
@@ -147,8 +160,10 @@ def metal_kernels(tasks):
         return {}
     folder = ROOT / "kernels"
     sources = sorted(folder.rglob("*.metal"))
-    has_metal = shutil.which("xcrun") and subprocess.run(["xcrun", "-sdk", "macosx", "metal", "--version"],
-                                                         capture_output=True).returncode == 0
+    has_metal = (
+        shutil.which("xcrun")
+        and subprocess.run(["xcrun", "-sdk", "macosx", "metal", "--version"], capture_output=True).returncode == 0
+    )
     outputs = {}
 
     def text(source):
@@ -161,18 +176,40 @@ def metal_kernels(tasks):
 
     def index(output):
         families = {source.stem: translate(text(source), filename=source.name).kernels for source in sources}
-        output.write_text("".join(" ".join([family, *(kernel.name for kernel in kernels)]) + "\n"
-                                  for family, kernels in families.items()))
+        output.write_text(
+            "".join(
+                " ".join([family, *(kernel.name for kernel in kernels)]) + "\n" for family, kernels in families.items()
+            )
+        )
 
     add("index", [path for source in sources for path in with_includes(source)], "index", index)
     for source in sources:
-        add(f"{source.stem}.metal", with_includes(source), "source",
-            lambda output, source=source: output.write_text(text(source)))
+        add(
+            f"{source.stem}.metal",
+            with_includes(source),
+            "source",
+            lambda output, source=source: output.write_text(text(source)),
+        )
         if has_metal:
-            command = ["xcrun", "-sdk", "macosx", "metal", "-std=metal3.1", "-fno-fast-math", "-O2",
-                       f"-mmacosx-version-min={MACOS_VERSION}", f"-I{folder}", str(source), "-o"]
-            add(f"{source.stem}.metallib", with_includes(source), command,
-                lambda output, command=command: run([*command, str(output)]))
+            command = [
+                "xcrun",
+                "-sdk",
+                "macosx",
+                "metal",
+                "-std=metal3.1",
+                "-fno-fast-math",
+                "-O2",
+                f"-mmacosx-version-min={MACOS_VERSION}",
+                f"-I{folder}",
+                str(source),
+                "-o",
+            ]
+            add(
+                f"{source.stem}.metallib",
+                with_includes(source),
+                command,
+                lambda output, command=command: run([*command, str(output)]),
+            )
     return outputs
 
 
@@ -183,17 +220,25 @@ def kernel_libraries(tasks):
     baseline, *_ = all_sets = instruction_sets()
     wanted = [isa for isa in os.environ.get("METALCORE_ISA", ",".join(all_sets)).split(",") if isa]
     if unknown := sorted(set(wanted) - set(all_sets)):
-        raise SystemExit(f"METALCORE_ISA: the simulator has no kernels for {', '.join(unknown)}; it has them for "
-                         f"{', '.join(all_sets)}")
+        raise SystemExit(
+            f"METALCORE_ISA: the simulator has no kernels for {', '.join(unknown)}; it has them for "
+            f"{', '.join(all_sets)}"
+        )
     sets = [*((isa, isa, False) for isa in wanted), ("checking", baseline, True)] if wanted else []
     outputs = {}
     for source in sorted((ROOT / "kernels").rglob("*.metal")):
         for folder, isa, checking in sets:
             name = f"lib/{folder}/{source.stem}.so"
             output = WORK / "out" / name
-            tasks.add(name, output, [*with_includes(source), *translator()], [isa, checking, compiler()],
-                      lambda source=source, output=output, isa=isa, checking=checking: host.build(
-                          source, output, isa=isa, checking=checking, include_dirs=[ROOT / "kernels"]))
+            tasks.add(
+                name,
+                output,
+                [*with_includes(source), *translator()],
+                [isa, checking, compiler()],
+                lambda source=source, output=output, isa=isa, checking=checking: host.build(
+                    source, output, isa=isa, checking=checking, include_dirs=[ROOT / "kernels"]
+                ),
+            )
             outputs[output] = name
     return outputs
 
@@ -206,8 +251,13 @@ def cuda_programs(tasks):
     for source in sorted((ROOT / "kernels").rglob("*.metal")):
         name = f"lib/cuda/{source.stem}.cu"
         output = WORK / "out" / name
-        tasks.add(name, output, [*with_includes(source), *translator()], [],
-                  lambda source=source, output=output: cuda.build(source, output, root=ROOT))
+        tasks.add(
+            name,
+            output,
+            [*with_includes(source), *translator()],
+            [],
+            lambda source=source, output=output: cuda.build(source, output, root=ROOT),
+        )
         outputs |= {output: name, output.with_suffix(".json"): name.replace(".cu", ".json")}
     return outputs
 
@@ -248,8 +298,13 @@ def simulated_device(tasks):
     device = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(device)
     output = WORK / "out" / "simulator" / device.library_name()
-    tasks.add("simulated_device", output, [*device.sources(), path],
-              [torch.__version__, output.name, compiler()], lambda: device.build(output))
+    tasks.add(
+        "simulated_device",
+        output,
+        [*device.sources(), path],
+        [torch.__version__, output.name, compiler()],
+        lambda: device.build(output),
+    )
     return {output: f"simulator/{output.name}"}
 
 

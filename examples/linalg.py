@@ -22,8 +22,10 @@ def main():
         bound = 10 * max(shape[-2:]) * EPS
         assert residual < bound and orthogonality < bound
         variant = metalcore.explain(name, a, *[(*shape[:-1], 1)] * (name == "solve")).variant
-        print(f"{name:>11} {'x'.join(map(str, shape)):>12}   {residual:8.1e}   "
-              f"{'' if q is None else f'{orthogonality:.1e}':>13}   {bound:7.1e}   {variant}")
+        print(
+            f"{name:>11} {'x'.join(map(str, shape)):>12}   {residual:8.1e}   "
+            f"{'' if q is None else f'{orthogonality:.1e}':>13}   {bound:7.1e}   {variant}"
+        )
 
     a = (torch.randn(64, 6, 6, device="mps") + 6 * torch.eye(6, device="mps")).requires_grad_()
     metalcore.slogdet(a).logabsdet.sum().backward()

@@ -15,9 +15,22 @@ STEPS = 5
 
 def train():
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, attn_implementation="eager")).to("mps").train()
+    model = (
+        LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=256,
+                hidden_size=64,
+                intermediate_size=176,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=64,
+                attn_implementation="eager",
+            )
+        )
+        .to("mps")
+        .train()
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     tokens = torch.randint(0, 256, (2, 32)).to("mps")
     losses = []

@@ -26,7 +26,9 @@ class OverrideAdamW(AdamW):
         count_of("adamw", WHAT).ran += 1
 
     def _step_by_torch(self, *args):
-        count_of("adamw", WHAT).left["parameters on a device, or of a dtype or kind, that its kernel does not take"] += 1
+        count_of("adamw", WHAT).left[
+            "parameters on a device, or of a dtype or kind, that its kernel does not take"
+        ] += 1
         super()._step_by_torch(*args)
 
 

@@ -53,8 +53,11 @@ def find_or_build():
     from .msl import cache
 
     def make(path):
-        print(f"metalcore.simulator: compiling the simulated device for torch {torch.__version__}, once "
-              "(half a minute)", file=sys.stderr, flush=True)
+        print(
+            f"metalcore.simulator: compiling the simulated device for torch {torch.__version__}, once (half a minute)",
+            file=sys.stderr,
+            flush=True,
+        )
         build(path)
 
     built = PACKAGE / "simulator" / library_name()
@@ -68,21 +71,41 @@ def build(output):
     compiler = find_compiler(torch.__version__).command
     headers = python_headers()
     if headers is None:
-        raise RuntimeError(f"metalcore.simulator: Python.h is missing in {sysconfig.get_path('include')}, and the "
-                           f"simulated device for torch {torch.__version__} has to be compiled, once. Install Python's "
-                           "headers (Debian, Ubuntu: apt install python3-dev).")
+        raise RuntimeError(
+            f"metalcore.simulator: Python.h is missing in {sysconfig.get_path('include')}, and the "
+            f"simulated device for torch {torch.__version__} has to be compiled, once. Install Python's "
+            "headers (Debian, Ubuntu: apt install python3-dev)."
+        )
     root = Path(torch.__file__).parent
     # One translation unit: PyTorch's headers take far longer to compile than what is written here.
     files = sources()
     program = "".join(f'#include "{path.name}"\n' for path in files if path.suffix == ".cpp")
     folders = sorted({path.parent for path in files} | {INCLUDE})
-    command = [*compiler, *FLAGS, "-shared", "-x", "c++", "-", "-o", str(output), *(f"-I{path}" for path in folders),
-               "-isystem", str(root / "include"), "-isystem", str(headers),
-               f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
+    command = [
+        *compiler,
+        *FLAGS,
+        "-shared",
+        "-x",
+        "c++",
+        "-",
+        "-o",
+        str(output),
+        *(f"-I{path}" for path in folders),
+        "-isystem",
+        str(root / "include"),
+        "-isystem",
+        str(headers),
+        f"-L{root / 'lib'}",
+        "-lc10",
+        "-ltorch_cpu",
+        "-ltorch_python",
+    ]
     result = subprocess.run(command, input=program, text=True, stderr=subprocess.PIPE)
     if result.returncode:
-        raise RuntimeError(f"metalcore.simulator: {' '.join(compiler)} could not compile the simulated device for "
-                           f"torch {torch.__version__}:\n{result.stderr[-4000:]}")
+        raise RuntimeError(
+            f"metalcore.simulator: {' '.join(compiler)} could not compile the simulated device for "
+            f"torch {torch.__version__}:\n{result.stderr[-4000:]}"
+        )
 
 
 def python_headers():
@@ -99,5 +122,6 @@ def find_compiler(torch_version):
     try:
         return host.find_compiler()
     except errors.CompilerNotFoundError as error:
-        raise RuntimeError(f"metalcore.simulator: the simulated device for torch {torch_version} has to be compiled, "
-                           f"once: {error}") from None
+        raise RuntimeError(
+            f"metalcore.simulator: the simulated device for torch {torch_version} has to be compiled, once: {error}"
+        ) from None

@@ -77,11 +77,16 @@ def explain(op: str, *inputs, dtype: torch.dtype | None = None, **options) -> Ex
         options["dims"] = len(options["normalized_shape"])
     device = tensors[0].device.type if tensors else torch._C._get_accelerator().type
     calls = _calls(op, shapes, options)
-    plans = [_C.explain(name, list(shapes), str(dtype).removeprefix("torch."), options, device)
-             for name, shapes, options in calls]
-    return Explanation(op, ", ".join(dict.fromkeys(plan["variant"] for plan in plans)),
-                       "; ".join(dict.fromkeys(plan["why"] for plan in plans)),
-                       tuple(Step(**step) for plan in plans for step in plan["steps"]))
+    plans = [
+        _C.explain(name, list(shapes), str(dtype).removeprefix("torch."), options, device)
+        for name, shapes, options in calls
+    ]
+    return Explanation(
+        op,
+        ", ".join(dict.fromkeys(plan["variant"] for plan in plans)),
+        "; ".join(dict.fromkeys(plan["why"] for plan in plans)),
+        tuple(Step(**step) for plan in plans for step in plan["steps"]),
+    )
 
 
 def _calls(op, shapes, options):
@@ -101,10 +106,33 @@ _FUNCTIONS = {
     "log_softmax": log_softmax,
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
-    **{name: getattr(linalg, name) for name in (
-        "cholesky", "cholesky_ex", "cholesky_solve", "det", "eigh", "geqrf", "householder_product", "inv", "inv_ex",
-        "lu", "lu_factor", "lu_factor_ex", "lu_solve", "ormqr", "qr", "slogdet", "solve", "solve_ex",
-        "solve_triangular", "svd", "syrk", *COMPOSED)},
+    **{
+        name: getattr(linalg, name)
+        for name in (
+            "cholesky",
+            "cholesky_ex",
+            "cholesky_solve",
+            "det",
+            "eigh",
+            "geqrf",
+            "householder_product",
+            "inv",
+            "inv_ex",
+            "lu",
+            "lu_factor",
+            "lu_factor_ex",
+            "lu_solve",
+            "ormqr",
+            "qr",
+            "slogdet",
+            "solve",
+            "solve_ex",
+            "solve_triangular",
+            "svd",
+            "syrk",
+            *COMPOSED,
+        )
+    },
     "adamw": AdamW,
 }
 

@@ -32,8 +32,10 @@ def _lstsq(shapes, options):
     A, B = shapes
     (*batch, m, n), k = A, 1 if len(B) == 1 or B == A[:-1] else B[-1]
     least = min(m, n)
-    return [("qr_scaled", [(*batch, max(m, n), least)], {}),
-            ("solve_triangular", [(*batch, least, least), (*batch, least, k)], {})]
+    return [
+        ("qr_scaled", [(*batch, max(m, n), least)], {}),
+        ("solve_triangular", [(*batch, least, least), (*batch, least, k)], {}),
+    ]
 
 
 def _svd_lowrank(shapes, options):

@@ -43,7 +43,9 @@ def _outermost(take):
             else:
                 count.ran += 1
             return result
+
         return kernel
+
     return make
 
 
@@ -96,8 +98,12 @@ def _lu_solve(LU, pivots, B, *, left=True, adjoint=False):
 def _solve(A, B, *, left=True, check_errors=False):
     is_vector = B.dim() == 1 or B.shape == A.shape[:-1]
     columns = B.unsqueeze(-1) if is_vector else B
-    if not (_takes_square(A, columns) and A.shape[:-2] == columns.shape[:-2] and (left or not is_vector)
-            and A.shape[-1] == columns.shape[-2 if left else -1]):
+    if not (
+        _takes_square(A, columns)
+        and A.shape[:-2] == columns.shape[:-2]
+        and (left or not is_vector)
+        and A.shape[-1] == columns.shape[-2 if left else -1]
+    ):
         return None
     transpose = _factors_transpose(torch.ops.aten._linalg_solve_ex, arguments=2) and A.is_contiguous()
     if left and not transpose:
@@ -116,6 +122,7 @@ def _determinant_of(op, operator):
     def take(A):
         if _takes_square(A):
             return op(A.mT if _factors_transpose(operator) and A.is_contiguous() else A)
+
     return take
 
 

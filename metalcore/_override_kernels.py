@@ -28,6 +28,7 @@ def _silu(previous, count, left):
             return left(keyset, x)
         count.ran += 1
         return ops.silu(x)
+
     return kernel
 
 
@@ -37,6 +38,7 @@ def _silu_backward(previous, count, left):
             return left(keyset, grad, x)
         count.ran += 1
         return ops.silu_backward(grad, x)
+
     return kernel
 
 
@@ -46,6 +48,7 @@ def _gelu(previous, count, left):
             return left(keyset, x, approximate=approximate)
         count.ran += 1
         return ops.gelu(x, approximate)
+
     return kernel
 
 
@@ -55,6 +58,7 @@ def _gelu_backward(previous, count, left):
             return left(keyset, grad, x, approximate=approximate)
         count.ran += 1
         return ops.gelu_backward(grad, x, approximate)
+
     return kernel
 
 
@@ -65,7 +69,9 @@ def _softmax_of(op):
                 return left(keyset, x, dim, half_to_float)
             count.ran += 1
             return op(x, dim, half_to_float)
+
         return kernel
+
     return make
 
 
@@ -76,7 +82,9 @@ def _softmax_backward_of(op):
                 return left(keyset, grad, output, dim, input_dtype)
             count.ran += 1
             return op(grad, output, dim, input_dtype)
+
         return kernel
+
     return make
 
 
@@ -86,6 +94,7 @@ def _rms_norm(previous, count, left):
             return left(keyset, x, normalized_shape, weight, eps)
         count.ran += 1
         return ops.rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
+
     return kernel
 
 
@@ -93,10 +102,14 @@ def _rms_norm(previous, count, left):
 OPERATORS = {
     "silu": [("silu", False, _silu), ("silu_backward", False, _silu_backward)],
     "gelu": [("gelu", False, _gelu), ("gelu_backward", False, _gelu_backward)],
-    "softmax": [("_softmax", False, _softmax_of(ops.softmax)),
-                ("_softmax_backward_data", False, _softmax_backward_of(ops.softmax_backward))],
-    "log_softmax": [("_log_softmax", False, _softmax_of(ops.log_softmax)),
-                    ("_log_softmax_backward_data", False, _softmax_backward_of(ops.log_softmax_backward))],
+    "softmax": [
+        ("_softmax", False, _softmax_of(ops.softmax)),
+        ("_softmax_backward_data", False, _softmax_backward_of(ops.softmax_backward)),
+    ],
+    "log_softmax": [
+        ("_log_softmax", False, _softmax_of(ops.log_softmax)),
+        ("_log_softmax_backward_data", False, _softmax_backward_of(ops.log_softmax_backward)),
+    ],
     "rms_norm": [("rms_norm", True, _rms_norm), ("rms_norm", False, _rms_norm)],
     **LINALG_OPERATORS,
 }
@@ -105,9 +118,11 @@ OPERATORS = {
 def install(name, device):
     """Registers an override's kernels for a device type; what it returns holds them."""
     # All looked up first: with a kernel at one key, PyTorch would compute another answer for the next.
-    found = [(operator, key, make, torch.library.get_kernel(f"aten::{operator}", key))
-             for operator, at_autograd, make in OPERATORS[name]
-             for key in [("Autograd" if at_autograd else "") + device.upper()]]
+    found = [
+        (operator, key, make, torch.library.get_kernel(f"aten::{operator}", key))
+        for operator, at_autograd, make in OPERATORS[name]
+        for key in [("Autograd" if at_autograd else "") + device.upper()]
+    ]
     library = torch.library.Library("aten", "IMPL")
     dtypes = LINALG_DTYPES if name in LINALG_OPERATORS else FLOAT_DTYPES
     with warnings.catch_warnings():
@@ -130,6 +145,7 @@ def _left(previous, count, dtypes):
     def left(keyset, *args, **kwargs):
         count.left[_why_left(args, dtypes)] += 1
         return previous.call_boxed(keyset, *args, **kwargs)
+
     return left
 
 

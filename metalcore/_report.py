@@ -54,7 +54,11 @@ class Report:
 
     def as_dict(self) -> dict:
         """The same as lists, dicts, strings and numbers, for JSON."""
-        return {"active": list(self.active), "devices": list(self.devices), "rows": [row._asdict() for row in self.rows]}
+        return {
+            "active": list(self.active),
+            "devices": list(self.devices),
+            "rows": [row._asdict() for row in self.rows],
+        }
 
     def __repr__(self):
         called = [row for row in self.rows if row.replaced and (row.ran or row.left)]
@@ -66,8 +70,9 @@ class Report:
             for row in called:
                 lines.append(f"{row.what:{width}}  {row.ran:>10}  {sum(row.left.values()):>10}")
                 lines += [f"    {times} left to PyTorch: {reason}" for reason, times in row.left.items()]
-        lines += _listed("replaced, not called since", [row.what for row in self.rows if row.replaced
-                                                        and row not in called])
+        lines += _listed(
+            "replaced, not called since", [row.what for row in self.rows if row.replaced and row not in called]
+        )
         reasons: dict = {}
         for row in self.rows:
             if not row.replaced:
@@ -78,15 +83,27 @@ class Report:
 
 
 # What people look for in the table, and metalcore has no kernels for.
-NEVER = ("There are no overrides for matrix products, attention except the softmax of its eager form, LayerNorm, "
-         "in-place forms and out=, and optimizers other than torch.optim.AdamW itself.")
+NEVER = (
+    "There are no overrides for matrix products, attention except the softmax of its eager form, LayerNorm, "
+    "in-place forms and out=, and optimizers other than torch.optim.AdamW itself."
+)
 
 
 def _listed(title, names):
     if not names:
         return []
-    return ["", f"{title}:", *textwrap.wrap(", ".join(names), 100, initial_indent="    ", subsequent_indent="    ",
-                                            break_long_words=False, break_on_hyphens=False)]
+    return [
+        "",
+        f"{title}:",
+        *textwrap.wrap(
+            ", ".join(names),
+            100,
+            initial_indent="    ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        ),
+    ]
 
 
 _counts: dict[tuple[str, str], Count] = {}

@@ -94,10 +94,11 @@ def too_many(x, length) -> bool:
 
 # What torch.autocast computes in float32, where this version of PyTorch has a rule for it.
 _AUTOCAST_TO_FLOAT32 = frozenset(
-    (name, device) for name, operator in {"softmax": "softmax.int", "log_softmax": "log_softmax.int",
-                                          "rms_norm": "rms_norm"}.items()
+    (name, device)
+    for name, operator in {"softmax": "softmax.int", "log_softmax": "log_softmax.int", "rms_norm": "rms_norm"}.items()
     for device in ("mps", "cuda")
-    if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{device.upper()}"))
+    if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{device.upper()}")
+)
 
 
 def autocast_to_float32(name, x) -> bool:

@@ -34,8 +34,13 @@ def rms_norm(
     Raises:
         RuntimeError: normalized_shape is not the end of x's shape, or not weight's shape.
     """
-    if (not accelerated(x, weight) or not _fits(x, normalized_shape, weight) or not _is_number(eps)
-            or x.numel() > COUNTED and too_many(x, math.prod(normalized_shape))):
+    if (
+        not accelerated(x, weight)
+        or not _fits(x, normalized_shape, weight)
+        or not _is_number(eps)
+        or x.numel() > COUNTED
+        and too_many(x, math.prod(normalized_shape))
+    ):
         return F.rms_norm(x, normalized_shape, weight, eps)
     if autocast_to_float32("rms_norm", x):
         x = x.float()
@@ -208,8 +213,9 @@ def _double_backward(ctx, gx_cotangent, gw_cotangent):
     if not ctx.weight_wanted:
         outputs, cotangents = outputs[:1], cotangents[:1]
     wanted = [t for t in inputs if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=torch.is_grad_enabled(),
-                                     allow_unused=True))
+    found = iter(
+        torch.autograd.grad(outputs, wanted, cotangents, create_graph=torch.is_grad_enabled(), allow_unused=True)
+    )
     grad, x, sum_grad, weight = (next(found) if t is not None and t.requires_grad else None for t in inputs)
     return grad, x, sum_grad, None, weight, None, None
 

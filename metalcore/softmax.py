@@ -36,8 +36,14 @@ def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> 
 
 
 def _call(op, torch_op, x, dim, dtype):
-    if (not accelerated(x) or not _in_range(dim, x.dim()) or dtype is not None and type(dtype) is not torch.dtype
-            or x.numel() > COUNTED and too_many(x, x.shape[dim])):
+    if (
+        not accelerated(x)
+        or not _in_range(dim, x.dim())
+        or dtype is not None
+        and type(dtype) is not torch.dtype
+        or x.numel() > COUNTED
+        and too_many(x, x.shape[dim])
+    ):
         return torch_op(x, dim, dtype=dtype)
     if dtype is None and autocast_to_float32(torch_op.__name__, x):
         dtype = torch.float32
@@ -111,5 +117,6 @@ def _log_softmax_double_backward(v, grad, y, dim):
 
 
 _softmax = _register("softmax", _aten._softmax, _aten._softmax_backward_data, _softmax_double_backward)
-_log_softmax = _register("log_softmax", _aten._log_softmax, _aten._log_softmax_backward_data,
-                         _log_softmax_double_backward)
+_log_softmax = _register(
+    "log_softmax", _aten._log_softmax, _aten._log_softmax_backward_data, _log_softmax_double_backward
+)

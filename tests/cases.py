@@ -1,9 +1,9 @@
 """Every op once, forward and backward: for tests about where and how ops run, not about their numbers.
 
-    for case in CASES.values():
-        made = case.make("cuda")
-        results = made.run()         # outputs and gradients
-        made.refill(seed=1)          # other numbers in the same tensors
+for case in CASES.values():
+    made = case.make("cuda")
+    results = made.run()         # outputs and gradients
+    made.refill(seed=1)          # other numbers in the same tensors
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ import metalcore
 
 @dataclass(frozen=True)
 class Case:
-    call: Callable                      # tensors -> a tensor or a tuple of tensors
+    call: Callable  # tensors -> a tensor or a tuple of tensors
     shapes: tuple
     backward: bool = True
 
@@ -29,8 +29,9 @@ class Made:
 
     def __init__(self, case, device, dtype, seed):
         self.case = case
-        self.leaves = [torch.empty(shape, device=device, dtype=dtype, requires_grad=case.backward)
-                       for shape in case.shapes]
+        self.leaves = [
+            torch.empty(shape, device=device, dtype=dtype, requires_grad=case.backward) for shape in case.shapes
+        ]
         self.refill(seed)
         self.directions = [_random(output.shape, index).to(output) for index, output in enumerate(self.forward())]
 
@@ -84,8 +85,9 @@ def _adamw(*params):
     new = [param.clone() for param in params]
     moments = [[torch.zeros_like(param, dtype=torch.float32) for param in params] for _ in range(3)]
     steps = [torch.zeros((), device=param.device) for param in params]
-    torch.ops.metalcore.adamw_(new, list(params), *moments, steps, lr=1e-2, beta1=0.9, beta2=0.999, weight_decay=0.1,
-                               eps=1e-8, maximize=False)
+    torch.ops.metalcore.adamw_(
+        new, list(params), *moments, steps, lr=1e-2, beta1=0.9, beta2=0.999, weight_decay=0.1, eps=1e-8, maximize=False
+    )
     return tuple(new + steps)
 
 
@@ -145,8 +147,9 @@ CASES = {
     "lstsq": Case(_lstsq, ((20, 40, 12), (20, 40, 3))),
     "geqrf": Case(lambda a: tuple(metalcore.geqrf(a)), ((2, 300, 200),), backward=False),
     # Nearly orthogonal: tau is one, and v little more than its one.
-    "householder_product": Case(lambda a: metalcore.householder_product(a / 16, torch.ones_like(a[..., 0, :])),
-                                ((3, 200, 20),)),
+    "householder_product": Case(
+        lambda a: metalcore.householder_product(a / 16, torch.ones_like(a[..., 0, :])), ((3, 200, 20),)
+    ),
     "ormqr": Case(lambda a, c: metalcore.ormqr(a / 16, torch.ones_like(a[..., 0, :]), c), ((3, 200, 20), (3, 200, 30))),
     "adamw": Case(_adamw, ((300, 257), (5,), (70, 3)), backward=False),
 }

@@ -20,7 +20,7 @@ def pytest_addoption(parser):
 
 
 def kind(config):
-    """"simulator", "mps" (a real one), "cuda" or "cpu"."""
+    """ "simulator", "mps" (a real one), "cuda" or "cpu"."""
     device = config.getoption("--device")
     return "simulator" if device == "mps" and not HAS_MPS else device
 

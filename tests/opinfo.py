@@ -137,6 +137,11 @@ def compare(actual, expected, sample, dtype, condition):
                 continue
             assert value.shape == reference.shape, f"{value.shape} instead of {reference.shape}: {sample}"
             scale = max(1.0, reference[reference.isfinite()].abs().max().item() if reference.isfinite().any() else 1.0)
-            torch.testing.assert_close(value.detach().cpu().double(), reference.detach().double(), rtol=0,
-                                       atol=bound * scale, equal_nan=True,
-                                       msg=lambda text: f"order {order}, {sample}: {text}")
+            torch.testing.assert_close(
+                value.detach().cpu().double(),
+                reference.detach().double(),
+                rtol=0,
+                atol=bound * scale,
+                equal_nan=True,
+                msg=lambda text: f"order {order}, {sample}: {text}",
+            )

@@ -26,8 +26,9 @@ def assert_near(actual, expected, *, terms=1, magnitude=None):
     largest = finite.abs().max().item() if finite.numel() else 0.0
     denormal = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     absolute = 8 * terms * eps * max(largest, magnitude or 0.0) + denormal
-    torch.testing.assert_close(wide(actual), expected, rtol=torch.finfo(dtype).eps + 8 * eps, atol=absolute,
-                               equal_nan=True)
+    torch.testing.assert_close(
+        wide(actual), expected, rtol=torch.finfo(dtype).eps + 8 * eps, atol=absolute, equal_nan=True
+    )
 
 
 def assert_same_error(ours, theirs):

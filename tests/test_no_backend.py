@@ -23,14 +23,16 @@ if device == "mps" and not torch.backends.mps.is_available():
 
 
 def run(program, device="cpu"):
-    done = subprocess.run([sys.executable, "-c", WITHOUT_BACKENDS + program, device], capture_output=True, text=True,
-                          timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_BACKENDS + program, device], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_every_function_is_pytorchs(device):
-    run("""
+    run(
+        """
 import torch.nn.functional as F
 x = torch.randn(4, 8, device=device, requires_grad=True)
 operators = []
@@ -57,7 +59,9 @@ with Seen():
     metalcore.enable_pytorch_overrides()
     F.silu(x)
 assert "metalcore" not in operators, operators
-""", device)
+""",
+        device,
+    )
 
 
 def test_compile_shader_is_pytorchs():

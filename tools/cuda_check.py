@@ -42,9 +42,16 @@ class Result:
 
 def run(command, seconds, **environment):
     """(exit status or None where time was up, all output). Interrupted first, so that pytest can say what it has."""
-    process = subprocess.Popen([str(word) for word in command], cwd=ROOT, env={**os.environ, **environment},
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
-                               errors="replace")
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+    )
     for wait, then in ((max(1, seconds), signal.SIGINT), (15, signal.SIGKILL), (15, None)):
         try:
             output = process.communicate(timeout=wait)[0]
@@ -59,8 +66,19 @@ def run(command, seconds, **environment):
 
 
 def suite(arguments, deadline):
-    command = [sys.executable, "-m", "pytest", *(arguments.pytest or ["tests"]), "--device", "cuda", "-rfEs",
-               "--tb=short", "--durations=15", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *(arguments.pytest or ["tests"]),
+        "--device",
+        "cuda",
+        "-rfEs",
+        "--tb=short",
+        "--durations=15",
+        "-p",
+        "no:cacheprovider",
+    ]
     if arguments.processes > 1:
         command += ["-n", arguments.processes, "--dist", "worksteal"]
     status, output = run(command, deadline - time.time())
@@ -87,6 +105,7 @@ def each_section(arguments, deadline, command, **environment):
     launched, and how many there are."""
     names, built_in = sections()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.processes) as pool:
+
         def one(name):
             words = [*command, sys.executable, PROGRAM, "--section", name, "--launched", Path(folder) / name]
             return run(words, deadline - time.time(), **environment)
@@ -110,8 +129,9 @@ def kernels(arguments, deadline):
         elif second[name] != (status, output):
             findings += [f"{name}: other results the second time", output, second[name][1]]
     findings += not_launched(missing)
-    log = "".join(f"### {name}: {status}\n{output}\n"
-                  for runs in (first, second) for name, (status, output) in runs.items())
+    log = "".join(
+        f"### {name}: {status}\n{output}\n" for runs in (first, second) for name, (status, output) in runs.items()
+    )
     return Result(not findings, f"{count - len(missing)} of {count} built-in kernels launched, twice", findings, log)
 
 
@@ -121,7 +141,8 @@ def kernels(arguments, deadline):
 def sanitizer():
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     return shutil.which("compute-sanitizer") or shutil.which(
-        "compute-sanitizer", path=os.pathsep.join(f"{home}/bin" for home in homes if home))
+        "compute-sanitizer", path=os.pathsep.join(f"{home}/bin" for home in homes if home)
+    )
 
 
 def options(tool):
@@ -189,7 +210,7 @@ def main():
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_args(words[:split])
-    arguments.pytest = words[split + 1:]
+    arguments.pytest = words[split + 1 :]
     arguments.out.mkdir(parents=True, exist_ok=True)
 
     if set(arguments.only) & set(TOOLS):

@@ -47,19 +47,39 @@ class Platform:
 
 
 MACOS = Platform(
-    "macOS", r"cp310-abi3-macosx_14_0_arm64", r"_C\.abi3\.so|lib/metal/\w+\.metallib", ("lib/metal/{}.metal",), (),
+    "macOS",
+    r"cp310-abi3-macosx_14_0_arm64",
+    r"_C\.abi3\.so|lib/metal/\w+\.metallib",
+    ("lib/metal/{}.metal",),
+    (),
     {"kernels": "kernels"},
-    {"macosx_14_0_arm64": True, "macosx_15_0_arm64": True, "macosx_26_0_arm64": True, "macosx_13_0_arm64": False,
-     "macosx_15_0_x86_64": False, "manylinux_2_28_aarch64": False})
+    {
+        "macosx_14_0_arm64": True,
+        "macosx_15_0_arm64": True,
+        "macosx_26_0_arm64": True,
+        "macosx_13_0_arm64": False,
+        "macosx_15_0_x86_64": False,
+        "manylinux_2_28_aarch64": False,
+    },
+)
 _LINUX = {
     machine: Platform(
-        "Linux", rf"cp310-abi3-manylinux_2_\d+_{machine}", r"_C\.abi3\.so|lib/[\w-]+/\w+\.so",
-        ("lib/cuda/{}.cu", "lib/cuda/{}.json"), sets,
-        {"kernels": "kernels", "csrc/simulated_device": "simulator/csrc",
-         "csrc/backends/simulator/fault.h": "simulator/csrc/fault.h"},
-        {f"manylinux_2_28_{other}": False, "macosx_15_0_arm64": False, "macosx_15_0_x86_64": False, "win_amd64": False})
-    for machine, other, sets in (("x86_64", "aarch64", ("x86-64", "x86-64-v3", "x86-64-v4")),
-                                 ("aarch64", "x86_64", ("aarch64",)))
+        "Linux",
+        rf"cp310-abi3-manylinux_2_\d+_{machine}",
+        r"_C\.abi3\.so|lib/[\w-]+/\w+\.so",
+        ("lib/cuda/{}.cu", "lib/cuda/{}.json"),
+        sets,
+        {
+            "kernels": "kernels",
+            "csrc/simulated_device": "simulator/csrc",
+            "csrc/backends/simulator/fault.h": "simulator/csrc/fault.h",
+        },
+        {f"manylinux_2_28_{other}": False, "macosx_15_0_arm64": False, "macosx_15_0_x86_64": False, "win_amd64": False},
+    )
+    for machine, other, sets in (
+        ("x86_64", "aarch64", ("x86-64", "x86-64-v3", "x86-64-v4")),
+        ("aarch64", "x86_64", ("aarch64",)),
+    )
 }
 
 # pip itself, so many times in one process: whether it finds the wheel in a folder.
@@ -85,8 +105,11 @@ def problems(path, sets=None):
     Args:
         sets: the instruction sets, as METALCORE_ISA names them; by default all of the wheel's machine.
     """
-    return [*_metadata_problems(_files(path), _platform(path)), *content_problems(path, sets),
-            *_resolution_problems(path, _platform(path))]
+    return [
+        *_metadata_problems(_files(path), _platform(path)),
+        *content_problems(path, sets),
+        *_resolution_problems(path, _platform(path)),
+    ]
 
 
 def content_problems(path, sets=None):
@@ -137,8 +160,11 @@ def _metadata_problems(files, platform):
 
 def _source_problems(files, platform):
     """Modules, headers and sources are the checkout's, of which an earlier build may have left something else."""
-    sources = {path.relative_to(ROOT).as_posix(): path for suffix in ("py", "h")
-               for path in (ROOT / "metalcore").rglob(f"*.{suffix}")}
+    sources = {
+        path.relative_to(ROOT).as_posix(): path
+        for suffix in ("py", "h")
+        for path in (ROOT / "metalcore").rglob(f"*.{suffix}")
+    }
     sources["metalcore_autoload.py"] = ROOT / "metalcore_autoload.py"
     for folder, place in platform.folders.items():
         for path in [ROOT / folder, *(ROOT / folder).rglob("*")]:

@@ -22,8 +22,13 @@ TARGETS = {"share": 0.9, "speedup": 0.98}  # as fast: at the memory's limit 2% i
 
 
 def cases(scale):
-    return [case(op, kind, shape, dtype, scale)
-            for op in OPS for kind in PASSES for shape in SHAPES[scale] for dtype in DTYPES]
+    return [
+        case(op, kind, shape, dtype, scale)
+        for op in OPS
+        for kind in PASSES
+        for shape in SHAPES[scale]
+        for dtype in DTYPES
+    ]
 
 
 def case(op, kind, shape, dtype, scale):
@@ -31,6 +36,13 @@ def case(op, kind, shape, dtype, scale):
     ours, theirs = OPS[op]
     large = scale == "gpu" and math.prod(shape) >= 1 << 24
     return Comparison(
-        name=f"{op} {kind}", shape=size_text(shape), dtype=dtype, ours=ours, theirs=theirs, bind=bind,
+        name=f"{op} {kind}",
+        shape=size_text(shape),
+        dtype=dtype,
+        ours=ours,
+        theirs=theirs,
+        bind=bind,
         inputs=lambda device: (torch.randn(shape, device=device).to(dtype),),
-        bytes=passes * math.prod(shape) * dtype.itemsize, targets=TARGETS if large else {})
+        bytes=passes * math.prod(shape) * dtype.itemsize,
+        targets=TARGETS if large else {},
+    )

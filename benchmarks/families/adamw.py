@@ -36,14 +36,19 @@ def case(count, shape, dtype, against, captured=False):
     elements = count * torch.Size(shape).numel()
     options = {"capturable": True} if captured else {}
     return Comparison(
-        name=f"adamw, {'captured, ' * captured}against {against}", shape=f"{count} of {size_text(shape)}", dtype=dtype,
-        inputs=functools.partial(parameters, count, shape, dtype), bind=bind,
+        name=f"adamw, {'captured, ' * captured}against {against}",
+        shape=f"{count} of {size_text(shape)}",
+        dtype=dtype,
+        inputs=functools.partial(parameters, count, shape, dtype),
+        bind=bind,
         ours=functools.partial(metalcore.optim.AdamW, **options),
         theirs=functools.partial(torch.optim.AdamW, **{against: True}, **options),
         # Parameter, gradient and two moments read; all but the gradient written.
-        bytes=elements * (3 * dtype.itemsize + 4 * 4), graph=captured,
+        bytes=elements * (3 * dtype.itemsize + 4 * 4),
+        graph=captured,
         # Where both do the same work: PyTorch keeps the moments of 16-bit parameters in 16 bits.
-        targets={"speedup": 1.0} if against == "fused" and dtype is torch.float32 else {})
+        targets={"speedup": 1.0} if against == "fused" and dtype is torch.float32 else {},
+    )
 
 
 def parameters(count, shape, dtype, device):

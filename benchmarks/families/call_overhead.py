@@ -24,12 +24,18 @@ FORWARD = {
 
 def cases(scale):
     calls = CALLS[scale]
-    found = [Sampled(name=name, sample=lambda run, sides=sides: compare(run, *sides, calls),
-                     targets={"overhead": OVERHEAD}) for name, sides in FORWARD.items()]
-    found.append(Sampled(name="silu that requires grad",
-                         sample=lambda run: compare(run, *FORWARD["silu"], calls, requires_grad=True)))
-    found.append(Sampled(name="F.silu, overridden", sample=lambda run: overridden(run, calls),
-                         targets={"overhead": OVERHEAD}))
+    found = [
+        Sampled(name=name, sample=lambda run, sides=sides: compare(run, *sides, calls), targets={"overhead": OVERHEAD})
+        for name, sides in FORWARD.items()
+    ]
+    found.append(
+        Sampled(
+            name="silu that requires grad", sample=lambda run: compare(run, *FORWARD["silu"], calls, requires_grad=True)
+        )
+    )
+    found.append(
+        Sampled(name="F.silu, overridden", sample=lambda run: overridden(run, calls), targets={"overhead": OVERHEAD})
+    )
     if scale == "gpu":
         found.append(Sampled(name="bare launch", sample=lambda run: launch(run, calls)))
     return found
@@ -39,8 +45,10 @@ def compare(run, ours, theirs, calls, requires_grad=False):
     device = run.device
     with device.session(), torch.set_grad_enabled(requires_grad):
         x, weight = torch.randn(1, 16, requires_grad=requires_grad), torch.randn(16)
-        sides = [(function, x.detach().to(where).requires_grad_(requires_grad), weight.to(where))
-                 for function, where in ((ours, device.ours), (theirs, device.theirs))]
+        sides = [
+            (function, x.detach().to(where).requires_grad_(requires_grad), weight.to(where))
+            for function, where in ((ours, device.ours), (theirs, device.theirs))
+        ]
         times = host_seconds(run, [lambda f=f, x=x, w=w: f(x, w) for f, x, w in sides], calls)
         overhead = statistics.median(times[0]) - launch_seconds(run, calls) if device.name == "cuda" else None
         return Samples(ours=times[0], theirs=times[1], method=method(device), calls=calls, overhead=overhead)

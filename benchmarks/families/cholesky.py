@@ -10,9 +10,22 @@ from ..harness.case import Comparison, size_text
 
 # With the least speedup that is wanted, if any. linalg_map has all sizes and batches.
 SHAPES = {
-    "gpu": {(4096, 32, 32): 2, (1024, 128, 128): 2,
-            **dict.fromkeys([(16384, 8, 8), (16384, 16, 16), (4096, 64, 64), (256, 256, 256), (64, 512, 512),
-                             (16, 1024, 1024), (512, 512), (2048, 2048)])},
+    "gpu": {
+        (4096, 32, 32): 2,
+        (1024, 128, 128): 2,
+        **dict.fromkeys(
+            [
+                (16384, 8, 8),
+                (16384, 16, 16),
+                (4096, 64, 64),
+                (256, 256, 256),
+                (64, 512, 512),
+                (16, 1024, 1024),
+                (512, 512),
+                (2048, 2048),
+            ]
+        ),
+    },
     "simulator": dict.fromkeys([(1024, 8, 8), (256, 16, 16), (64, 32, 32), (8, 128, 128), (512, 512)]),
     "quick": dict.fromkeys([(8, 8, 8), (2, 64, 64)]),
 }
@@ -24,11 +37,18 @@ def cases(scale):
 
 def case(shape, least):
     return Comparison(
-        name="cholesky", shape=size_text(shape), dtype=torch.float32, ours=metalcore.cholesky_ex,
-        theirs=torch.linalg.cholesky_ex, inputs=lambda device: (positive_definite(shape, device),),
-        bytes=least_bytes(shape), flops=flops(shape),
+        name="cholesky",
+        shape=size_text(shape),
+        dtype=torch.float32,
+        ours=metalcore.cholesky_ex,
+        theirs=torch.linalg.cholesky_ex,
+        inputs=lambda device: (positive_definite(shape, device),),
+        bytes=least_bytes(shape),
+        flops=flops(shape),
         graph=False,  # torch's op of a batch allocates arrays of pointers on the host; that is part of its time
-        variant=lambda a: metalcore.explain("cholesky", a).variant, targets={"speedup": least} if least else {})
+        variant=lambda a: metalcore.explain("cholesky", a).variant,
+        targets={"speedup": least} if least else {},
+    )
 
 
 def positive_definite(shape, device):

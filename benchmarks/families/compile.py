@@ -47,10 +47,17 @@ NAMES = ("silu", "softmax", "rms_norm", "adamw", "qr 8x32x32", "qr 2x128x128", "
 
 def cases(scale):
     times = functools.lru_cache(process_times)
-    return [Sampled(name=f"{name}, {state}", targets=TARGETS[state],
-                    sample=lambda run, name=name, state=state: samples(
-                        [found[name] for found in times(run.device.name, ROUNDS[scale])[state]]))
-            for state in TARGETS for name in NAMES]
+    return [
+        Sampled(
+            name=f"{name}, {state}",
+            targets=TARGETS[state],
+            sample=lambda run, name=name, state=state: samples(
+                [found[name] for found in times(run.device.name, ROUNDS[scale])[state]]
+            ),
+        )
+        for state in TARGETS
+        for name in NAMES
+    ]
 
 
 def samples(found):

@@ -18,8 +18,10 @@ ROUNDS = {"gpu": 5, "simulator": 11, "quick": 1}
 
 def cases(scale):
     times = functools.lru_cache(import_seconds)
-    return [Sampled(name=f"import {name}", sample=lambda run, side=side: Samples(ours=times(ROUNDS[scale])[side]))
-            for side, name in enumerate(("torch", "metalcore"))]
+    return [
+        Sampled(name=f"import {name}", sample=lambda run, side=side: Samples(ours=times(ROUNDS[scale])[side]))
+        for side, name in enumerate(("torch", "metalcore"))
+    ]
 
 
 def import_seconds(rounds):

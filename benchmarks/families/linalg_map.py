@@ -91,10 +91,12 @@ OPS = {
     "inv_ex": Op(torch.linalg.inv_ex),
     "det": Op(torch.linalg.det),
     "slogdet": Op(torch.linalg.slogdet),
-    "solve_triangular": Op(lambda A, B: torch.linalg.solve_triangular(A, B, upper=False),
-                           lambda A: (triangular(A), torch.randn_like(A))),
-    "trsm": Op(lambda A, B: torch.linalg.solve_triangular(A, B, upper=False),
-               lambda A: (triangular(A), torch.randn_like(A))),
+    "solve_triangular": Op(
+        lambda A, B: torch.linalg.solve_triangular(A, B, upper=False), lambda A: (triangular(A), torch.randn_like(A))
+    ),
+    "trsm": Op(
+        lambda A, B: torch.linalg.solve_triangular(A, B, upper=False), lambda A: (triangular(A), torch.randn_like(A))
+    ),
     "syrk": Op(lambda A: A @ A.mT),
 }
 OURS = {"solve_triangular": lambda A, B: metalcore.linalg.solve_triangular(A, B, upper=False)}
@@ -112,6 +114,14 @@ def row(name, n, batches):
         shape = (n, n) if batch == 1 else (batch, n, n)
         if 4 * batch * n * n <= BYTES:
             yield Cell(
-                name=name, shape=size_text(shape), dtype=torch.float32, n=n, batch=batch, row=shared,
+                name=name,
+                shape=size_text(shape),
+                dtype=torch.float32,
+                n=n,
+                batch=batch,
+                row=shared,
                 inputs=lambda device, shape=shape: op.arguments(torch.randn(shape, device=device)),
-                ours=OURS.get(name) or getattr(metalcore.linalg, name), theirs=op.theirs, targets=TARGETS)
+                ours=OURS.get(name) or getattr(metalcore.linalg, name),
+                theirs=op.theirs,
+                targets=TARGETS,
+            )

@@ -12,23 +12,61 @@ from ..harness.case import Comparison, size_text
 NO_SLOWER = 1 / 1.1
 SYSTEMS = {
     "gpu": {
-        ("solve", (4096, 32, 32), 1): 2, ("solve", (4096, 32, 32), 32): 2,
-        ("solve", (1024, 128, 128), 1): 2, ("solve", (1024, 128, 128), 128): 2, ("inv", (100000, 3, 3), 0): 5,
-        **dict.fromkeys([("lu_factor", (16384, 4, 4), 0), ("lu_factor", (16384, 16, 16), 0),
-                         ("lu_factor", (4096, 32, 32), 0), ("lu_factor", (1024, 64, 64), 0),
-                         ("lu_factor", (1024, 128, 128), 0), ("lu_factor", (128, 256, 256), 0),
-                         ("lu_factor", (16, 512, 512), 0)], 1),
-        **dict.fromkeys([("lu_factor", (512, 512), 0), ("lu_factor", (2048, 2048), 0), ("lu", (1024, 64, 64), 0),
-                         ("solve", (16384, 4, 4), 1), ("solve", (128, 256, 256), 1), ("solve", (2048, 2048), 1),
-                         ("lu_solve", (1024, 64, 64), 1), ("lu_solve", (128, 256, 256), 16), ("inv", (4096, 32, 32), 0),
-                         ("inv", (1024, 128, 128), 0), ("inv", (1024, 1024), 0), ("det", (16384, 8, 8), 0),
-                         ("slogdet", (1024, 128, 128), 0)], NO_SLOWER),
+        ("solve", (4096, 32, 32), 1): 2,
+        ("solve", (4096, 32, 32), 32): 2,
+        ("solve", (1024, 128, 128), 1): 2,
+        ("solve", (1024, 128, 128), 128): 2,
+        ("inv", (100000, 3, 3), 0): 5,
+        **dict.fromkeys(
+            [
+                ("lu_factor", (16384, 4, 4), 0),
+                ("lu_factor", (16384, 16, 16), 0),
+                ("lu_factor", (4096, 32, 32), 0),
+                ("lu_factor", (1024, 64, 64), 0),
+                ("lu_factor", (1024, 128, 128), 0),
+                ("lu_factor", (128, 256, 256), 0),
+                ("lu_factor", (16, 512, 512), 0),
+            ],
+            1,
+        ),
+        **dict.fromkeys(
+            [
+                ("lu_factor", (512, 512), 0),
+                ("lu_factor", (2048, 2048), 0),
+                ("lu", (1024, 64, 64), 0),
+                ("solve", (16384, 4, 4), 1),
+                ("solve", (128, 256, 256), 1),
+                ("solve", (2048, 2048), 1),
+                ("lu_solve", (1024, 64, 64), 1),
+                ("lu_solve", (128, 256, 256), 16),
+                ("inv", (4096, 32, 32), 0),
+                ("inv", (1024, 128, 128), 0),
+                ("inv", (1024, 1024), 0),
+                ("det", (16384, 8, 8), 0),
+                ("slogdet", (1024, 128, 128), 0),
+            ],
+            NO_SLOWER,
+        ),
     },
-    "simulator": dict.fromkeys([("lu_factor", (256, 16, 16), 0), ("lu_factor", (16, 100, 100), 0),
-                          ("lu_factor", (300, 300), 0), ("solve", (256, 16, 16), 4), ("solve", (16, 100, 100), 1),
-                          ("inv", (4096, 3, 3), 0)]),
-    "quick": dict.fromkeys([("lu_factor", (8, 8, 8), 0), ("solve", (2, 40, 40), 3), ("lu_solve", (2, 8, 8), 1),
-                            ("inv", (8, 3, 3), 0), ("det", (4, 5, 5), 0)]),
+    "simulator": dict.fromkeys(
+        [
+            ("lu_factor", (256, 16, 16), 0),
+            ("lu_factor", (16, 100, 100), 0),
+            ("lu_factor", (300, 300), 0),
+            ("solve", (256, 16, 16), 4),
+            ("solve", (16, 100, 100), 1),
+            ("inv", (4096, 3, 3), 0),
+        ]
+    ),
+    "quick": dict.fromkeys(
+        [
+            ("lu_factor", (8, 8, 8), 0),
+            ("solve", (2, 40, 40), 3),
+            ("lu_solve", (2, 8, 8), 1),
+            ("inv", (8, 3, 3), 0),
+            ("det", (4, 5, 5), 0),
+        ]
+    ),
 }
 
 
@@ -46,11 +84,18 @@ def case(name, shape, columns, least):
         return (*factors, *([torch.randn(*batch, n, columns, device=device)] if columns else []))
 
     return Comparison(
-        name=name, shape=f"{size_text(shape)}, {columns}" if columns else size_text(shape), dtype=torch.float32,
-        ours=ours, theirs=theirs, inputs=inputs,
-        bytes=least_bytes(name, shape, columns), flops=lu_flops(name, shape, columns),
+        name=name,
+        shape=f"{size_text(shape)}, {columns}" if columns else size_text(shape),
+        dtype=torch.float32,
+        ours=ours,
+        theirs=theirs,
+        inputs=inputs,
+        bytes=least_bytes(name, shape, columns),
+        flops=lu_flops(name, shape, columns),
         graph=False,  # most of them wait for info, and PyTorch's call cuSOLVER per matrix
-        variant=lambda *tensors: metalcore.explain(name, *tensors).variant, targets={"speedup": least} if least else {})
+        variant=lambda *tensors: metalcore.explain(name, *tensors).variant,
+        targets={"speedup": least} if least else {},
+    )
 
 
 def least_bytes(name, shape, columns):

@@ -11,13 +11,25 @@ from ..harness.case import Comparison, size_text
 # With the least speedup that is wanted, if any.
 SHAPES = {
     "gpu": {
-        (16384, 16, 16): 1500, (4096, 32, 32): 600, (16384, 64, 32): 300, (1024, 128, 128): 40,
-        (4096, 8, 8): None, (1024, 48, 48): None, (256, 128, 64): None, (64, 256, 256): None,
-        (512, 512): None, (1024, 1024): None, (2048, 2048): 1 / 1.5, (4096, 4096): None,
-        (4000, 36): 1, (100000, 16): None, (64, 2048): None,
+        (16384, 16, 16): 1500,
+        (4096, 32, 32): 600,
+        (16384, 64, 32): 300,
+        (1024, 128, 128): 40,
+        (4096, 8, 8): None,
+        (1024, 48, 48): None,
+        (256, 128, 64): None,
+        (64, 256, 256): None,
+        (512, 512): None,
+        (1024, 1024): None,
+        (2048, 2048): 1 / 1.5,
+        (4096, 4096): None,
+        (4000, 36): 1,
+        (100000, 16): None,
+        (64, 2048): None,
     },
-    "simulator": dict.fromkeys([(1024, 8, 8), (256, 16, 16), (64, 32, 32), (16, 128, 64), (8, 128, 128), (4000, 36),
-                          (512, 512)]),
+    "simulator": dict.fromkeys(
+        [(1024, 8, 8), (256, 16, 16), (64, 32, 32), (16, 128, 64), (8, 128, 128), (4000, 36), (512, 512)]
+    ),
     "quick": dict.fromkeys([(8, 8, 8), (2, 64, 32)]),
 }
 
@@ -28,11 +40,18 @@ def cases(scale):
 
 def case(shape, least):
     return Comparison(
-        name="qr", shape=size_text(shape), dtype=torch.float32, ours=metalcore.qr, theirs=torch.linalg.qr,
+        name="qr",
+        shape=size_text(shape),
+        dtype=torch.float32,
+        ours=metalcore.qr,
+        theirs=torch.linalg.qr,
         inputs=lambda device: (torch.randn(shape, device=device),),
-        bytes=least_bytes(shape), flops=householder_flops(shape),
+        bytes=least_bytes(shape),
+        flops=householder_flops(shape),
         graph=False,  # torch.linalg.qr of a batch calls cuSOLVER per matrix; what the host adds is part of its time
-        variant=lambda a: metalcore.explain("qr", a).variant, targets={"speedup": least} if least else {})
+        variant=lambda a: metalcore.explain("qr", a).variant,
+        targets={"speedup": least} if least else {},
+    )
 
 
 def least_bytes(shape):

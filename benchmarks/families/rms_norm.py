@@ -40,8 +40,13 @@ OPS = {"rms_norm": (ours, theirs), "add_rms_norm": (our_sum, their_sum)}
 
 
 def cases(scale):
-    return [case(op, kind, shape, dtype, scale)
-            for op in OPS for kind in KINDS for shape in SHAPES[scale] for dtype in DTYPES]
+    return [
+        case(op, kind, shape, dtype, scale)
+        for op in OPS
+        for kind in KINDS
+        for shape in SHAPES[scale]
+        for dtype in DTYPES
+    ]
 
 
 def case(op, kind, shape, dtype, scale):
@@ -52,10 +57,17 @@ def case(op, kind, shape, dtype, scale):
         return *rows, torch.randn(shape[-1], device=device).to(dtype)
 
     return Comparison(
-        name=f"{op} {kind}", shape=size_text(shape), dtype=dtype, ours=OPS[op][0], theirs=OPS[op][1], bind=KINDS[kind],
-        inputs=inputs, bytes=PASSES[op][kind] * math.prod(shape) * dtype.itemsize,
+        name=f"{op} {kind}",
+        shape=size_text(shape),
+        dtype=dtype,
+        ours=OPS[op][0],
+        theirs=OPS[op][1],
+        bind=KINDS[kind],
+        inputs=inputs,
+        bytes=PASSES[op][kind] * math.prod(shape) * dtype.itemsize,
         variant=None if kind == "backward" else lambda *tensors: explain(op, *tensors).variant,
-        targets=TARGETS.get(shape, {}) if scale == "gpu" else {})
+        targets=TARGETS.get(shape, {}) if scale == "gpu" else {},
+    )
 
 
 def explain(op, *tensors):

@@ -16,8 +16,13 @@ PASSES = {"forward": (functools.partial, 2), "backward": (backward, 3), "forward
 # As fast as PyTorch's: two kernels at the memory's limit are within 2% of each other.
 USUAL = {"share": 0.8, "speedup": 0.98}
 # GPT-2's vocabulary: rows that begin at no multiple of 16 bytes. And rows that are fewer than a GPU's multiprocessors.
-TARGETS = {(4096, 4096): USUAL, (32768, 1024): USUAL, (512, 50257): {"speedup": 1.0}, (2048, 50257): {"speedup": 1.0},
-           (7, 1 << 20): {"share": 0.4}}
+TARGETS = {
+    (4096, 4096): USUAL,
+    (32768, 1024): USUAL,
+    (512, 50257): {"speedup": 1.0},
+    (2048, 50257): {"speedup": 1.0},
+    (7, 1 << 20): {"share": 0.4},
+}
 SHAPES = {
     "gpu": [*TARGETS, (1024, 128), (256, 65536), (4096, 1001)],
     "simulator": [(16384, 128), (2048, 1024), (512, 4096), (64, 32768)],
@@ -26,16 +31,27 @@ SHAPES = {
 
 
 def cases(scale):
-    return [case(op, kind, shape, dtype, scale)
-            for op in OPS for kind in PASSES for shape in SHAPES[scale] for dtype in DTYPES]
+    return [
+        case(op, kind, shape, dtype, scale)
+        for op in OPS
+        for kind in PASSES
+        for shape in SHAPES[scale]
+        for dtype in DTYPES
+    ]
 
 
 def case(op, kind, shape, dtype, scale):
     bind, passes = PASSES[kind]
     ours, theirs = (functools.partial(function, dim=-1) for function in OPS[op])
     return Comparison(
-        name=f"{op} {kind}", shape=size_text(shape), dtype=dtype, ours=ours, theirs=theirs, bind=bind,
+        name=f"{op} {kind}",
+        shape=size_text(shape),
+        dtype=dtype,
+        ours=ours,
+        theirs=theirs,
+        bind=bind,
         inputs=lambda device: (torch.randn(shape, device=device).to(dtype),),
         bytes=passes * math.prod(shape) * dtype.itemsize,
         variant=None if kind == "backward" else lambda x: metalcore.explain(op, x, dim=-1).variant,
-        targets=TARGETS.get(shape, {}) if scale == "gpu" else {})
+        targets=TARGETS.get(shape, {}) if scale == "gpu" else {},
+    )

@@ -62,8 +62,9 @@ def measure_calls(ours, theirs, run):
     brief = dataclasses.replace(run, rounds=min(run.rounds, ROUNDS), case_seconds=CELL_SECONDS)
     sides = [Side([call], brief, False) for call in calls]
     times = alternate(sides, brief)
-    return Samples(ours=times[0], theirs=times[1] if len(times) > 1 else None, method=run.device.method,
-                   calls=sides[0].calls)
+    return Samples(
+        ours=times[0], theirs=times[1] if len(times) > 1 else None, method=run.device.method, calls=sides[0].calls
+    )
 
 
 def first_seconds(call, device):

@@ -28,8 +28,10 @@ def open_device(name, threads):
     from metalcore._routing import accelerated
 
     if not accelerated(torch.empty(1, device=device.ours)):
-        raise ValueError(f"metalcore has no kernels for {name} here, so there is nothing to compare; "
-                         "`python -m metalcore info` says what it has")
+        raise ValueError(
+            f"metalcore has no kernels for {name} here, so there is nothing to compare; "
+            "`python -m metalcore info` says what it has"
+        )
     return device
 
 

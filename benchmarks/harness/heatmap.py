@@ -14,18 +14,27 @@ def draw(figure_class, family, results):
     across = min(ACROSS, len(grids))
     down = -(-len(grids) // across)
     tallest = max(len(grid.sizes) for grid in grids)
-    figure = figure_class(figsize=(max(7, 3.6 * across + 0.8), 1.2 + (1.1 + 0.26 * tallest) * down),
-                          layout="constrained")
+    figure = figure_class(
+        figsize=(max(7, 3.6 * across + 0.8), 1.2 + (1.1 + 0.26 * tallest) * down), layout="constrained"
+    )
     axes = list(figure.subplots(down, across, squeeze=False).flat)
     for panel, grid in zip(axes, grids):
         _panel(panel, grid)
-    for panel in axes[len(grids):]:
+    for panel in axes[len(grids) :]:
         panel.set_axis_off()
-    bar = figure.colorbar(_scale(), ax=axes, shrink=min(1, 4 / down), aspect=30, extend="both",
-                          label="PyTorch's time over metalcore's (log scale)")
+    bar = figure.colorbar(
+        _scale(),
+        ax=axes,
+        shrink=min(1, 4 / down),
+        aspect=30,
+        extend="both",
+        label="PyTorch's time over metalcore's (log scale)",
+    )
     bar.set_ticks([0.1, 1, 10, 100, 1000], labels=["0.1", "1", "10", "100", "1000"])
-    figure.suptitle(f"{family}: PyTorch's time over metalcore's. A red frame: a target is missed. "
-                    f"{maps.ABOUT}: by a smaller batch", fontsize=10)
+    figure.suptitle(
+        f"{family}: PyTorch's time over metalcore's. A red frame: a target is missed. {maps.ABOUT}: by a smaller batch",
+        fontsize=10,
+    )
     return figure
 
 

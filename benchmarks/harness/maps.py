@@ -11,9 +11,11 @@ import math
 # A cell whose PyTorch time is a multiple of that of a smaller batch.
 ABOUT = "~"
 MISSING = "-"
-NOTE = ("PyTorch's time over metalcore's, by the size n of n x n matrices and the batch. "
-        f"{ABOUT}: PyTorch's time is that of a smaller batch, times as much as the batch is larger. "
-        f"{MISSING}: not measured.")
+NOTE = (
+    "PyTorch's time over metalcore's, by the size n of n x n matrices and the batch. "
+    f"{ABOUT}: PyTorch's time is that of a smaller batch, times as much as the batch is larger. "
+    f"{MISSING}: not measured."
+)
 
 
 def is_map(results):
@@ -57,8 +59,11 @@ def cell_text(result):
 
 def misses(results):
     """The cells that deserve a line of their own: they failed, or missed a target."""
-    return [result for result in results
-            if "error" in result or not all(target["met"] for target in result.get("targets", ()))]
+    return [
+        result
+        for result in results
+        if "error" in result or not all(target["met"] for target in result.get("targets", ()))
+    ]
 
 
 def text(results):
@@ -116,10 +121,11 @@ def shade(ratio):
 
 
 def ink(face):
-    """"black" or "white", whichever has more contrast with a colour (WCAG 2.2's relative luminance)."""
+    """ "black" or "white", whichever has more contrast with a colour (WCAG 2.2's relative luminance)."""
+
     def linear(value):
         return value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
 
-    red, green, blue = (linear(int(face[i:i + 2], 16) / 255) for i in (1, 3, 5))
+    red, green, blue = (linear(int(face[i : i + 2], 16) / 255) for i in (1, 3, 5))
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return "black" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "white"

@@ -36,13 +36,20 @@ def compare(case, run) -> Samples:
     inputs = [case.inputs(device.ours) for _ in range(sets)]
     theirs = inputs if device.theirs == device.ours else [case.inputs(device.theirs) for _ in range(sets)]
     graph = device.graphs and case.graph and not run.eager
-    sides = [Side([case.bind(function, *values) for values in values_of], run, graph)
-             for function, values_of in ((case.ours, inputs), (case.theirs, theirs))]
+    sides = [
+        Side([case.bind(function, *values) for values in values_of], run, graph)
+        for function, values_of in ((case.ours, inputs), (case.theirs, theirs))
+    ]
     times = alternate(sides, run)
-    return Samples(ours=times[0], theirs=times[1], method="graph replay" if graph else device.method,
-                   calls=sides[0].calls, sets=sides[0].sets,
-                   cached=sides[0].sets * case.bytes < 2 * device.cache_bytes,
-                   variant=case.variant(*inputs[0]) if case.variant else "")
+    return Samples(
+        ours=times[0],
+        theirs=times[1],
+        method="graph replay" if graph else device.method,
+        calls=sides[0].calls,
+        sets=sides[0].sets,
+        cached=sides[0].sets * case.bytes < 2 * device.cache_bytes,
+        variant=case.variant(*inputs[0]) if case.variant else "",
+    )
 
 
 def input_sets(bytes_per_call, cache_bytes):
@@ -59,7 +66,7 @@ class Side:
         self.device = run.device
         calls[0]()  # compiles and loads kernels
         self.device.synchronize()
-        calls = calls[:max(1, int(TURNS_SECONDS / max(self.device.seconds(calls[0]), 1e-9)))]
+        calls = calls[: max(1, int(TURNS_SECONDS / max(self.device.seconds(calls[0]), 1e-9)))]
         for call in calls[1:]:  # makes the state of each optimizer
             call()
         self.device.synchronize()

@@ -27,8 +27,14 @@ def draw(family, results, machine, path):
 def caption(machine):
     """What was measured, with what and when."""
     commit = machine.get("commit")
-    return ", ".join([machine["device_name"], f"PyTorch {machine['torch']}",
-                      *([f"metalcore at {commit}"] if commit else []), machine["date"][:10]])
+    return ", ".join(
+        [
+            machine["device_name"],
+            f"PyTorch {machine['torch']}",
+            *([f"metalcore at {commit}"] if commit else []),
+            machine["date"][:10],
+        ]
+    )
 
 
 def _chart(figure_class, family, results):
@@ -51,21 +57,38 @@ def _times(axes, results):
         ours, theirs = (result[side]["median"] * 1e3 if side in result else None for side in ("ours", "theirs"))
         if theirs is not None:
             axes.plot([ours, theirs], [row, row], color="#d5d9de", linewidth=3, zorder=1, solid_capstyle="butt")
-            axes.annotate(f"{_ratio(result)}×", (max(ours, theirs), row), (8, 0), textcoords="offset points",
-                          va="center", fontsize=8, color=OURS if theirs >= ours else TARGET)
+            axes.annotate(
+                f"{_ratio(result)}×",
+                (max(ours, theirs), row),
+                (8, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                color=OURS if theirs >= ours else TARGET,
+            )
         _targets(axes, row, result, ("seconds",), 1e3)
     _points(axes, results, "theirs", "D", THEIRS, "PyTorch")
     _points(axes, results, "ours", "o", OURS, "metalcore")
     limits = [(row, result["limit"] * 1e3) for row, result in enumerate(results) if result.get("limit")]
     if limits:
-        axes.scatter([time for _, time in limits], [row for row, _ in limits], s=70, marker="|", color="black",
-                     label="physical limit", zorder=2)
+        axes.scatter(
+            [time for _, time in limits],
+            [row for row, _ in limits],
+            s=70,
+            marker="|",
+            color="black",
+            label="physical limit",
+            zorder=2,
+        )
     axes.set_xscale("log")
     axes.margins(x=0.12)  # room for the speed-ups
     axes.set_xlabel("time of a call in ms (log scale); speed-up: PyTorch's time over metalcore's")
     axes.set_ylabel("case")
-    axes.set_yticks(range(len(results)), [" ".join(filter(None, [result["name"], result["shape"], result["dtype"]]))
-                                          for result in results], fontsize=8)
+    axes.set_yticks(
+        range(len(results)),
+        [" ".join(filter(None, [result["name"], result["shape"], result["dtype"]])) for result in results],
+        fontsize=8,
+    )
     axes.set_ylim(len(results) - 0.4, -0.6)
     axes.grid(axis="x", color="#eeeeee", zorder=0)
 
@@ -73,8 +96,15 @@ def _times(axes, results):
 def _points(axes, results, side, marker, colour, label):
     found = [(row, result[side]["median"] * 1e3) for row, result in enumerate(results) if side in result]
     if found:
-        axes.scatter([time for _, time in found], [row for row, _ in found], s=32, marker=marker, color=colour,
-                     label=label, zorder=3)
+        axes.scatter(
+            [time for _, time in found],
+            [row for row, _ in found],
+            s=32,
+            marker=marker,
+            color=colour,
+            label=label,
+            zorder=3,
+        )
 
 
 def _ratio(result):

@@ -16,8 +16,12 @@ def python(*arguments, **environment):
         RuntimeError: it failed, with the last line of what it wrote to stderr, and more of that below.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    found = subprocess.run([sys.executable, *arguments], capture_output=True, text=True,
-                           env={**os.environ, **environment, "PYTHONPATH": path})
+    found = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment, "PYTHONPATH": path},
+    )
     if found.returncode:
         errors = found.stderr.strip() or f"exit status {found.returncode}"
         raise RuntimeError(f"a new process failed: {errors.splitlines()[-1]}\n{errors[-2000:]}")

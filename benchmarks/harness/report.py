@@ -70,8 +70,11 @@ def merge(runs):
         values = {run["machine"].get(name) for run in runs}
         if len(values) > 1:
             raise ValueError(f"--report: the runs differ in {name}: {', '.join(sorted(map(str, values)))}")
-    found = {tuple(result[key] for key in ("family", "name", "shape", "dtype")): result
-             for run in runs for result in run["results"]}
+    found = {
+        tuple(result[key] for key in ("family", "name", "shape", "dtype")): result
+        for run in runs
+        for result in run["results"]
+    }
     return {**runs[-1], "results": sorted(found.values(), key=lambda result: result["family"])}
 
 
@@ -121,20 +124,32 @@ def verdict(result):
 
 def cells(result):
     """A result as the texts of COLUMNS."""
-    identity = [result["name"] + (f" [{result['variant']}]" if result.get("variant") else ""),
-                result["shape"], result["dtype"]]
+    identity = [
+        result["name"] + (f" [{result['variant']}]" if result.get("variant") else ""),
+        result["shape"],
+        result["dtype"],
+    ]
     if "error" in result:
         return [*identity, "error", "", "", "", "", result["error"].splitlines()[0]]
     ratio = result.get("speedup")
-    achieved = (f"{seconds_text(result['overhead'])} beyond a launch" if "overhead" in result
-                else rate_text(result["flops_per_second"], "FLOP/s") if result.get("flops_per_second")
-                else rate_text(result["bytes_per_second"], "B/s") if result.get("bytes_per_second") else "")
-    return [*identity, seconds_text(result["ours"]["median"]),
-            seconds_text(result["theirs"]["median"]) if "theirs" in result else "",
-            "{median} ({q1} to {q3})".format(**{name: number_text(ratio[name]) for name in ratio}) if ratio else "",
-            achieved + (" (cache)" if result["cached"] and achieved else ""),
-            f"{result['share']:.1%}" if "share" in result else "",
-            verdict(result)]
+    achieved = (
+        f"{seconds_text(result['overhead'])} beyond a launch"
+        if "overhead" in result
+        else rate_text(result["flops_per_second"], "FLOP/s")
+        if result.get("flops_per_second")
+        else rate_text(result["bytes_per_second"], "B/s")
+        if result.get("bytes_per_second")
+        else ""
+    )
+    return [
+        *identity,
+        seconds_text(result["ours"]["median"]),
+        seconds_text(result["theirs"]["median"]) if "theirs" in result else "",
+        "{median} ({q1} to {q3})".format(**{name: number_text(ratio[name]) for name in ratio}) if ratio else "",
+        achieved + (" (cache)" if result["cached"] and achieved else ""),
+        f"{result['share']:.1%}" if "share" in result else "",
+        verdict(result),
+    ]
 
 
 def methods(results):
@@ -155,10 +170,12 @@ def facts(data):
     """What was measured where, as (name, text)."""
     found = [(name.replace("_", " "), str(value)) for name, value in data["machine"].items() if name != "cache_bytes"]
     ceilings = data["ceilings"]
-    found += [("copy bandwidth", rate_text(ceilings["copy"], "B/s")),
-              ("matmul float32", rate_text(ceilings["matmul_float32"], "FLOP/s")),
-              ("matmul bfloat16", rate_text(ceilings["matmul_bfloat16"], "FLOP/s")),
-              ("rounds", str(data["settings"]["rounds"]))]
+    found += [
+        ("copy bandwidth", rate_text(ceilings["copy"], "B/s")),
+        ("matmul float32", rate_text(ceilings["matmul_float32"], "FLOP/s")),
+        ("matmul bfloat16", rate_text(ceilings["matmul_bfloat16"], "FLOP/s")),
+        ("rounds", str(data["settings"]["rounds"])),
+    ]
     return found + [("settings", name) for name in ("quick", "eager") if data["settings"][name]]
 
 
@@ -224,8 +241,11 @@ def page(data, pictures):
     """One HTML page that needs no other file."""
     machine = data["machine"]
     name = html.escape(f"metalcore: {machine['device_name']}, {machine['date'][:10]}")
-    parts = ["<!doctype html>", f'<html lang="en"><head><meta charset="utf-8"><title>{name}</title>',
-             f"<style>{STYLE}</style></head><body><h1>{name}</h1>"]
+    parts = [
+        "<!doctype html>",
+        f'<html lang="en"><head><meta charset="utf-8"><title>{name}</title>',
+        f"<style>{STYLE}</style></head><body><h1>{name}</h1>",
+    ]
     parts += [_table([], facts(data)), f"<p>{html.escape(totals(data))}</p>", "<nav>"]
     parts += [f'<a href="#{family}">{family}</a>' for family, _ in by_family(data)]
     parts.append("</nav>")

@@ -77,8 +77,9 @@ def report_again(arguments):
     """Shows and writes what JSON files hold; several become one."""
     paths = [Path(path) for path in arguments.report]
     data = report.merge([report.load(path) for path in paths])
-    files = report.Files(arguments.out or paths[0].parent,
-                         paths[0].stem if len(paths) == 1 else machine.stem(data["machine"]))
+    files = report.Files(
+        arguments.out or paths[0].parent, paths[0].stem if len(paths) == 1 else machine.stem(data["machine"])
+    )
     files.write_json(data)
     print_and_write(data, files)
     return 0
@@ -90,12 +91,22 @@ def benchmark(arguments):
         family(name)
     device = open_device(arguments.device, arguments.threads)
     quick = arguments.quick
-    run = Run(device, arguments.rounds or (QUICK_ROUNDS if quick else ROUNDS), quick, arguments.eager,
-              sample_seconds=1e-4 if quick else 1e-3, case_seconds=1.0 if quick else 4.0)
+    run = Run(
+        device,
+        arguments.rounds or (QUICK_ROUNDS if quick else ROUNDS),
+        quick,
+        arguments.eager,
+        sample_seconds=1e-4 if quick else 1e-3,
+        case_seconds=1.0 if quick else 4.0,
+    )
     chosen = select(arguments.family, scale(device.scale, quick), arguments.filter)
     say("measuring the machine's ceilings")
-    data = {"machine": machine.describe(device, arguments.commit), "ceilings": machine.ceilings(device, quick),
-            "settings": {"rounds": run.rounds, "quick": quick, "eager": run.eager}, "results": []}
+    data = {
+        "machine": machine.describe(device, arguments.commit),
+        "ceilings": machine.ceilings(device, quick),
+        "settings": {"rounds": run.rounds, "quick": quick, "eager": run.eager},
+        "results": [],
+    }
     results = data["results"]
     files = report.Files(arguments.out or OUT, machine.stem(data["machine"], arguments.family))
     for number, (name, case) in enumerate(chosen, 1):

@@ -45,8 +45,15 @@ def failure(family, case, error):
 def summarize(family, case, samples, ceilings, with_targets):
     """The result of a case as plain data: what report.py shows and the JSON file holds."""
     ours = quartiles(samples.ours)
-    result = {**identity(family, case), "method": samples.method, "calls": samples.calls, "sets": samples.sets,
-              "cached": samples.cached, "variant": samples.variant, "ours": ours}
+    result = {
+        **identity(family, case),
+        "method": samples.method,
+        "calls": samples.calls,
+        "sets": samples.sets,
+        "cached": samples.cached,
+        "variant": samples.variant,
+        "ours": ours,
+    }
     if samples.theirs:
         result["theirs"] = quartiles(samples.theirs)
         result["speedup"] = speedup(samples.ours, samples.theirs)
@@ -58,8 +65,9 @@ def summarize(family, case, samples, ceilings, with_targets):
         result.update(rates(case, ours["median"], samples.cached, ceilings))
     if with_targets:
         result["targets"] = [check(result, quantity, bound) for quantity, bound in case.targets.items()]
-    result["samples"] = {side: [float(f"{seconds:.5g}") for seconds in getattr(samples, side) or ()]
-                         for side in ("ours", "theirs")}
+    result["samples"] = {
+        side: [float(f"{seconds:.5g}") for seconds in getattr(samples, side) or ()] for side in ("ours", "theirs")
+    }
     return result
 
 

@@ -20,8 +20,11 @@ __all__ = ["main"]
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(prog="metalcore", description="PyTorch ops written as Metal kernels.")
-    parser.add_argument("--version", action="version", version=f"metalcore {__version__}, PyTorch {torch.__version__}, "
-                                                               f"Python {platform.python_version()}")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"metalcore {__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}",
+    )
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     for module in (info, explain, bench, check, selftest):
         module.add_parser(commands)

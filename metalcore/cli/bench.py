@@ -14,10 +14,12 @@ ROOT = BENCHMARKS.parent
 
 def add_parser(commands):
     parser = commands.add_parser(
-        "bench", help="run the benchmarks of a source checkout",
+        "bench",
+        help="run the benchmarks of a source checkout",
         description="Times metalcore against PyTorch's own ops, in turns in one process. Prints tables; writes them "
-                    "with all samples as JSON, Markdown, HTML and (where matplotlib is installed) plots.",
-        epilog="example: python -m metalcore bench softmax rms_norm --filter 'forward bfloat16'")
+        "with all samples as JSON, Markdown, HTML and (where matplotlib is installed) plots.",
+        epilog="example: python -m metalcore bench softmax rms_norm --filter 'forward bfloat16'",
+    )
     parser.add_argument("family", nargs="*", help="which ones; all of them if none is given")
     parser.add_argument("--list", action="store_true", help="print the families, or the cases of those named, and stop")
     parser.add_argument("--filter", metavar="TEXT", help="only cases with these words in family, name, shape and dtype")
@@ -25,12 +27,18 @@ def add_parser(commands):
     parser.add_argument("--rounds", type=_positive, help="samples of either side (31; 3 with --quick), fewer if slow")
     parser.add_argument("--quick", action="store_true", help="tiny inputs and few rounds: shows that everything runs")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs: what the host does counts in all cases")
-    parser.add_argument("--threads", type=_positive, default=1, help="with --device simulator: threads of either side (1)")
+    parser.add_argument(
+        "--threads", type=_positive, default=1, help="with --device simulator: threads of either side (1)"
+    )
     parser.add_argument("--commit", help="what the results say was measured, where git cannot tell")
     parser.add_argument("--out", metavar="DIR", help="where the files go (build/benchmarks)")
-    parser.add_argument("--report", nargs="+", metavar="JSON",
-                        help="measure nothing: print and write the reports of a JSON file, or of several runs of one "
-                             "machine together, beside it or in --out")
+    parser.add_argument(
+        "--report",
+        nargs="+",
+        metavar="JSON",
+        help="measure nothing: print and write the reports of a JSON file, or of several runs of one "
+        "machine together, beside it or in --out",
+    )
     parser.set_defaults(run=run)
 
 

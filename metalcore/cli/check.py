@@ -8,18 +8,26 @@ from pathlib import Path
 
 
 def add_parser(commands):
-    parser = commands.add_parser("check", help="check Metal programs as strictly as Apple's compiler; needs Clang 15",
-                                 description="Prints what Apple's compiler would refuse in Metal programs, as "
-                                             "FILE:LINE: error: … [rule]; exits with 1 if there is anything. "
-                                             "Needs Clang 15 or newer.")
+    parser = commands.add_parser(
+        "check",
+        help="check Metal programs as strictly as Apple's compiler; needs Clang 15",
+        description="Prints what Apple's compiler would refuse in Metal programs, as "
+        "FILE:LINE: error: … [rule]; exits with 1 if there is anything. "
+        "Needs Clang 15 or newer.",
+    )
     parser.add_argument("files", nargs="+", type=Path, metavar="file.metal")
-    parser.add_argument("-I", dest="include_dirs", action="append", default=[], metavar="DIRECTORY",
-                        help="look for #include there")
-    parser.add_argument("-D", dest="defines", action="append", default=[], metavar="NAME[=VALUE]",
-                        help="define a macro")
-    parser.add_argument("--lenient", action="store_true",
-                        help="leave out what Apple's compiler accepts: literals without a type, float to half by "
-                             "itself, recursion, more than 32 KiB of threadgroup variables")
+    parser.add_argument(
+        "-I", dest="include_dirs", action="append", default=[], metavar="DIRECTORY", help="look for #include there"
+    )
+    parser.add_argument(
+        "-D", dest="defines", action="append", default=[], metavar="NAME[=VALUE]", help="define a macro"
+    )
+    parser.add_argument(
+        "--lenient",
+        action="store_true",
+        help="leave out what Apple's compiler accepts: literals without a type, float to half by "
+        "itself, recursion, more than 32 KiB of threadgroup variables",
+    )
     parser.set_defaults(run=run)
 
 
@@ -32,8 +40,13 @@ def run(arguments):
     defines = [" ".join((define + "=1").split("=")[:2]) for define in arguments.defines]
     broken = 0
     for path in arguments.files:
-        findings = check(path.read_text(), filename=os.fspath(path), include_dirs=arguments.include_dirs,
-                         defines=defines, strict=not arguments.lenient)
+        findings = check(
+            path.read_text(),
+            filename=os.fspath(path),
+            include_dirs=arguments.include_dirs,
+            defines=defines,
+            strict=not arguments.lenient,
+        )
         for finding in findings:
             print(finding)
         broken += bool(findings)

@@ -9,9 +9,12 @@ NAMES = ("mps", "cuda", "simulator")
 
 
 def add_option(parser):
-    parser.add_argument("--device", choices=NAMES,
-                        help="an Apple GPU, an NVIDIA GPU, or the simulated mps device; by default the GPU that "
-                             "PyTorch has, or else the simulator")
+    parser.add_argument(
+        "--device",
+        choices=NAMES,
+        help="an Apple GPU, an NVIDIA GPU, or the simulated mps device; by default the GPU that "
+        "PyTorch has, or else the simulator",
+    )
 
 
 def default():
@@ -37,8 +40,10 @@ def use(name):
 
         return "mps"
     if not (_has_apple_gpu() if name == "mps" else torch.cuda.is_available()):
-        raise RuntimeError(f"--device {name}: PyTorch {torch.__version__} has no such device on this machine; "
-                           "--device simulator runs without a GPU")
+        raise RuntimeError(
+            f"--device {name}: PyTorch {torch.__version__} has no such device on this machine; "
+            "--device simulator runs without a GPU"
+        )
     return name
 
 

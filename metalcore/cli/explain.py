@@ -10,17 +10,26 @@ from . import devices
 
 def add_parser(commands):
     parser = commands.add_parser(
-        "explain", help="how an op would run for a shape, without running it",
+        "explain",
+        help="how an op would run for a shape, without running it",
         description="Prints the variant that an op takes for a shape, why, and the kernels it dispatches.",
         epilog="examples: python -m metalcore explain qr 1024x128x128 --option mode=complete; "
-               "python -m metalcore explain solve 64x32x32 64x32x4")
+        "python -m metalcore explain solve 64x32x32 64x32x4",
+    )
     parser.add_argument("op", help="the op's name, as in metalcore.<op>")
-    parser.add_argument("size", nargs="+",
-                        help="a shape for each tensor, as 1024x128x128; or its sizes as words, where a comma starts "
-                             "the next tensor's")
+    parser.add_argument(
+        "size",
+        nargs="+",
+        help="a shape for each tensor, as 1024x128x128; or its sizes as words, where a comma starts the next tensor's",
+    )
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
-                        help="another argument of the op; may be given several times")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="another argument of the op; may be given several times",
+    )
     devices.add_option(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=run)

@@ -9,8 +9,11 @@ from pathlib import Path
 
 
 def add_parser(commands):
-    parser = commands.add_parser("info", help="versions, devices, backends, kernels, cache, compiler",
-                                 description="Prints what is installed and how kernels would run on this machine.")
+    parser = commands.add_parser(
+        "info",
+        help="versions, devices, backends, kernels, cache, compiler",
+        description="Prints what is installed and how kernels would run on this machine.",
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=run)
 
@@ -27,8 +30,12 @@ def collect() -> dict:
     import metalcore
 
     return {
-        "versions": {"metalcore": metalcore.__version__, "torch": torch.__version__,
-                     "python": platform.python_version(), "platform": platform.platform()},
+        "versions": {
+            "metalcore": metalcore.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        },
         "devices": _devices(),
         "backends": _backends(),
         "kernels": _kernels(),
@@ -53,8 +60,11 @@ def _cuda_devices():
     found = _cuda()
     if found is None or not found.get("devices"):
         return "none"
-    return ", ".join(f"{device['name']} (compute capability {device['arch'] // 10}.{device['arch'] % 10}, "
-                     f"{device['memory'] / 2**30:.0f} GiB)" for device in found["devices"])
+    return ", ".join(
+        f"{device['name']} (compute capability {device['arch'] // 10}.{device['arch'] % 10}, "
+        f"{device['memory'] / 2**30:.0f} GiB)"
+        for device in found["devices"]
+    )
 
 
 def _cuda():
@@ -80,8 +90,12 @@ def _backends():
         state = f"{simulator['threads']} threads, {simulator['isa']}" + (", checking" if simulator["checking"] else "")
         if "mps" not in DEVICES:
             state += "; no built-in kernels for this CPU (METALCORE_ISA), so PyTorch's ops run in their place"
-    return {"simulator": state, "simulated device": _simulated_device(), "metal": _metal_backend(),
-            "cuda": _cuda_backend()}
+    return {
+        "simulator": state,
+        "simulated device": _simulated_device(),
+        "metal": _metal_backend(),
+        "cuda": _cuda_backend(),
+    }
 
 
 def _simulated_device():
@@ -94,8 +108,10 @@ def _simulated_device():
         return "not in this build"
     if library := _device_library.find():
         return f"compiled for torch {torch.__version__}: {library}"
-    return (f"not compiled for torch {torch.__version__} yet: the first `import metalcore.simulator` does that, once, "
-            "with a C++ compiler and Python's headers")
+    return (
+        f"not compiled for torch {torch.__version__} yet: the first `import metalcore.simulator` does that, once, "
+        "with a C++ compiler and Python's headers"
+    )
 
 
 def _cuda_backend():
@@ -133,9 +149,13 @@ def _kernels():
     library = Path(__file__).resolve().parents[1] / "lib"
     programs = cuda.builtin_programs() if _cuda() is not None else {}
     built = [*(library.glob("*/*.so") if _simulator() else ()), *(library / "cuda" / f"{name}.cu" for name in programs)]
-    return {family: {"kernels": len(programs[family][1]) if family in programs else _count(library, family),
-                     "built for": sorted(path.parent.name for path in built if path.stem == family)}
-            for family in sorted({path.stem for path in built})}
+    return {
+        family: {
+            "kernels": len(programs[family][1]) if family in programs else _count(library, family),
+            "built for": sorted(path.parent.name for path in built if path.stem == family),
+        }
+        for family in sorted({path.stem for path in built})
+    }
 
 
 def _count(library, family):
@@ -163,8 +183,12 @@ def _compiler():
         compiler = str(host.find_compiler())
     except CompilerNotFoundError as error:
         reason = str(error)
-    return {"found": compiler, "why": reason, "needed for": needed_for,
-            "Python.h": "missing" if headers is None else f"in {headers}"}
+    return {
+        "found": compiler,
+        "why": reason,
+        "needed for": needed_for,
+        "Python.h": "missing" if headers is None else f"in {headers}",
+    }
 
 
 def _cache():
@@ -195,6 +219,8 @@ def show(found) -> str:
 
 def _words(value):
     if isinstance(value, dict):
-        return ", ".join(f"{_words(item)} {name}" if isinstance(item, int) else f"{name} {_words(item)}"
-                         for name, item in value.items())
+        return ", ".join(
+            f"{_words(item)} {name}" if isinstance(item, int) else f"{name} {_words(item)}"
+            for name, item in value.items()
+        )
     return " ".join(value) if isinstance(value, list) else str(value)

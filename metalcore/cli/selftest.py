@@ -21,9 +21,12 @@ from . import devices
 
 
 def add_parser(commands):
-    parser = commands.add_parser("selftest", help="check every op on this machine's GPU",
-                                 description="Checks every op, forward and backward, against float64 on the CPU, and "
-                                             "prints a report. Exits with 1 if anything is wrong.")
+    parser = commands.add_parser(
+        "selftest",
+        help="check every op on this machine's GPU",
+        description="Checks every op, forward and backward, against float64 on the CPU, and "
+        "prints a report. Exits with 1 if anything is wrong.",
+    )
     devices.add_option(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=run)
@@ -57,9 +60,14 @@ def _machine(kind):
     found = collect()
     versions = found["versions"]
     backend = {"mps": "metal", "cuda": "cuda", "simulator": "simulator"}[kind]
-    return {"metalcore": versions["metalcore"], "torch": versions["torch"], "python": versions["python"],
-            "platform": versions["platform"], "device": f"{kind}: {_device_name(kind)}",
-            "backend": f"{backend}: {found['backends'][backend]}"}
+    return {
+        "metalcore": versions["metalcore"],
+        "torch": versions["torch"],
+        "python": versions["python"],
+        "platform": versions["platform"],
+        "device": f"{kind}: {_device_name(kind)}",
+        "backend": f"{backend}: {found['backends'][backend]}",
+    }
 
 
 def _device_name(kind):
@@ -84,8 +92,10 @@ def _checks(kind, device):
     yield "compile_shader refuses a faulty program", _check_faulty_shader
     for name, case in selftest_cases.CASES.items():
         for dtype in selftest_cases.DTYPES:
-            yield f"{name}, {str(dtype).removeprefix('torch.')}", \
-                lambda case=case, dtype=dtype: _check_case(case, device, dtype)
+            yield (
+                f"{name}, {str(dtype).removeprefix('torch.')}",
+                lambda case=case, dtype=dtype: _check_case(case, device, dtype),
+            )
 
 
 def _outcome(action, kind):
@@ -167,16 +177,21 @@ def _check_case(case, device, dtype):
     inputs = [case.make(_random(shape, seed)).to(dtype) for seed, shape in enumerate(case.shapes)]
     ours, found = _evaluate(case, case.ours, [tensor.to(device) for tensor in inputs], dtype)
     _, expected = _evaluate(case, case.theirs, [tensor.double() for tensor in inputs], dtype)
-    shares = {part: max(_share(case, a, e, 4 if part == "gradient" else 1) for a, e in zip(found[part], expected[part]))
-              for part in found}
+    shares = {
+        part: max(_share(case, a, e, 4 if part == "gradient" else 1) for a, e in zip(found[part], expected[part]))
+        for part in found
+    }
     wrong = [f"{part} {share:.3g}" for part, share in shares.items() if not share <= 1]
     if wrong:
         raise ArithmeticError(f"error of {', '.join(wrong)} times the bound")
     with torch.no_grad():
         microseconds = _time(lambda: case.ours(*ours), device)
     note = ", ".join(f"{part} {share:.2f}" for part, share in shares.items())
-    return {"note": f"{note} of the bound; {microseconds:.0f} µs", "share of the bound": shares,
-            "forward in microseconds": round(microseconds, 1)}
+    return {
+        "note": f"{note} of the bound; {microseconds:.0f} µs",
+        "share of the bound": shares,
+        "forward in microseconds": round(microseconds, 1),
+    }
 
 
 def _evaluate(case, function, inputs, dtype):

@@ -39,10 +39,12 @@ def _add_rms_norm(x, residual, weight):
 
 def _in_order(silu, softmax):
     """Between PyTorch's own ops, which must see each other's results."""
+
     def chain(x):
         for _ in range(10):
             x = silu(x) + softmax(x / 2, -1)
         return x
+
     return chain
 
 
@@ -51,6 +53,7 @@ _STEPS = 3
 
 def _adamw(optimizer):
     """The parameters and moments after some steps, each with other gradients."""
+
     def steps(*tensors):
         half = len(tensors) // 2
         params = [torch.nn.Parameter(tensor.clone()) for tensor in tensors[:half]]
@@ -59,8 +62,11 @@ def _adamw(optimizer):
             for param, grad in zip(params, tensors[half:]):
                 param.grad = grad * 2**step  # exact in every dtype
             made.step()
-        return [*(param.detach() for param in params),
-                *(made.state[param][name] for param in params for name in ("exp_avg", "exp_avg_sq"))]
+        return [
+            *(param.detach() for param in params),
+            *(made.state[param][name] for param in params for name in ("exp_avg", "exp_avg_sq")),
+        ]
+
     return steps
 
 
@@ -74,13 +80,18 @@ def _elementwise(ours, theirs, **options):
 
 
 def _rows(length, rows=16):
-    return Case(lambda x, w: metalcore.rms_norm(x, (length,), w, 1e-6), lambda x, w: F.rms_norm(x, (length,), w, 1e-6),
-                ((rows, length), (length,)), terms=max(rows, length))
+    return Case(
+        lambda x, w: metalcore.rms_norm(x, (length,), w, 1e-6),
+        lambda x, w: F.rms_norm(x, (length,), w, 1e-6),
+        ((rows, length), (length,)),
+        terms=max(rows, length),
+    )
 
 
 def _qr(*shape):
-    return Case(lambda a: metalcore.qr(a), lambda a: torch.linalg.qr(a), (shape,), terms=max(shape[-2:]),
-                make=_well_conditioned)
+    return Case(
+        lambda a: metalcore.qr(a), lambda a: torch.linalg.qr(a), (shape,), terms=max(shape[-2:]), make=_well_conditioned
+    )
 
 
 def _spd(a):
@@ -89,20 +100,30 @@ def _spd(a):
 
 
 def _cholesky(*shape):
-    return Case(lambda a: metalcore.cholesky(a), lambda a: torch.linalg.cholesky(a), (shape,), terms=shape[-1],
-                make=_spd)
+    return Case(
+        lambda a: metalcore.cholesky(a), lambda a: torch.linalg.cholesky(a), (shape,), terms=shape[-1], make=_spd
+    )
 
 
 def _square(ours, theirs, n, *columns, batch=3):
     """A function of matrices that are far from singular, and of right-hand sides of so many columns."""
-    return Case(ours, theirs, ((batch, n, n), *((batch, n, k) for k in columns)), terms=n,
-                make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value)
+    return Case(
+        ours,
+        theirs,
+        ((batch, n, n), *((batch, n, k) for k in columns)),
+        terms=n,
+        make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value,
+    )
 
 
 def _triangular(n, columns, batch=3):
-    return Case(lambda a, b: metalcore.solve_triangular(a, b, upper=False),
-                lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), ((batch, n, n), (batch, n, columns)),
-                terms=n, make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value)
+    return Case(
+        lambda a, b: metalcore.solve_triangular(a, b, upper=False),
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=False),
+        ((batch, n, n), (batch, n, columns)),
+        terms=n,
+        make=lambda value: _well_conditioned(value) if value.shape[-2] == value.shape[-1] else value,
+    )
 
 
 def _separated(a):
@@ -113,31 +134,50 @@ def _separated(a):
 
 
 def _svd(*shape):
-    return Case(lambda a: metalcore.svd(a, False).S, lambda a: torch.linalg.svd(a, False).S, (shape,),
-                terms=max(shape[-2:])**2, make=_separated)
+    return Case(
+        lambda a: metalcore.svd(a, False).S,
+        lambda a: torch.linalg.svd(a, False).S,
+        (shape,),
+        terms=max(shape[-2:]) ** 2,
+        make=_separated,
+    )
 
 
 def _eigh(batch, n):
-    return Case(lambda a: metalcore.eigh(a + a.mT).eigenvalues, lambda a: torch.linalg.eigh(a + a.mT).eigenvalues,
-                ((batch, n, n),), terms=n**2, make=_separated)
+    return Case(
+        lambda a: metalcore.eigh(a + a.mT).eigenvalues,
+        lambda a: torch.linalg.eigh(a + a.mT).eigenvalues,
+        ((batch, n, n),),
+        terms=n**2,
+        make=_separated,
+    )
 
 
 def _geqrf(*shape):
-    return Case(lambda a: tuple(metalcore.geqrf(a)), lambda a: tuple(torch.geqrf(a)), (shape,), terms=max(shape[-2:]),
-                backward=False, make=_well_conditioned)
+    return Case(
+        lambda a: tuple(metalcore.geqrf(a)),
+        lambda a: tuple(torch.geqrf(a)),
+        (shape,),
+        terms=max(shape[-2:]),
+        backward=False,
+        make=_well_conditioned,
+    )
 
 
 def _reflectors(name, theirs, shape, *others):
     """Of reflectors below the diagonal of a matrix of small numbers, with tau one in all: nearly orthogonal."""
+
     def of(function):
         return lambda a, *rest: function(a / 16, torch.ones_like(a[..., 0, :]), *rest)
-    return Case(of(lambda *given: getattr(metalcore, name)(*given)), of(theirs), (shape, *others),
-                terms=max(shape[-2:]))
+
+    return Case(
+        of(lambda *given: getattr(metalcore, name)(*given)), of(theirs), (shape, *others), terms=max(shape[-2:])
+    )
 
 
 def _values(ours, theirs, *shape, make=_separated):
     """A function of a matrix that is made of singular values or eigenvalues, as `_svd`."""
-    return Case(ours, theirs, (shape,), terms=max(shape[-2:])**2, make=make)
+    return Case(ours, theirs, (shape,), terms=max(shape[-2:]) ** 2, make=make)
 
 
 def _low_rank(u, s, vh):
@@ -196,8 +236,13 @@ CASES = {
     "rms_norm": _rows(1000),
     "rms_norm, short rows": _rows(24, rows=500),
     "rms_norm, long rows": _rows(20000, rows=3),
-    "add_rms_norm": Case(lambda x, r, w: metalcore.add_rms_norm(x, r, w, 1e-6), _add_rms_norm,
-                         ((16, 1000), (16, 1000), (1000,)), terms=1000, roundings=2),
+    "add_rms_norm": Case(
+        lambda x, r, w: metalcore.add_rms_norm(x, r, w, 1e-6),
+        _add_rms_norm,
+        ((16, 1000), (16, 1000), (1000,)),
+        terms=1000,
+        roundings=2,
+    ),
     "qr, 16x12": _qr(40, 16, 12),
     "qr, 100x40": _qr(3, 100, 40),
     "qr, 1200x20": _qr(1, 1200, 20),
@@ -206,56 +251,87 @@ CASES = {
     "cholesky, 16x16": _cholesky(40, 16, 16),
     "cholesky, 100x100": _cholesky(3, 100, 100),
     "cholesky, 200x200": _cholesky(1, 200, 200),
-    "cholesky_ex": Case(lambda a: metalcore.cholesky_ex(a).L, lambda a: torch.linalg.cholesky(a), ((3, 20, 20),),
-                        terms=20, make=_spd),
-    "cholesky_solve": _square(lambda a, b: metalcore.cholesky_solve(b, a), lambda a, b: torch.cholesky_solve(b, a),
-                              20, 5),
+    "cholesky_ex": Case(
+        lambda a: metalcore.cholesky_ex(a).L, lambda a: torch.linalg.cholesky(a), ((3, 20, 20),), terms=20, make=_spd
+    ),
+    "cholesky_solve": _square(
+        lambda a, b: metalcore.cholesky_solve(b, a), lambda a, b: torch.cholesky_solve(b, a), 20, 5
+    ),
     "svd, 20x12": _svd(7, 20, 12),
     "svd, 60x40": _svd(2, 60, 40),
     "svd, 140x140": _svd(1, 140, 140),
     "eigh, 12x12": _eigh(7, 12),
     "eigh, 40x40": _eigh(2, 40),
     "eigh, 140x140": _eigh(1, 140),
-    "svd, vectors": Case(lambda a: _low_rank(*metalcore.svd(a, False)), lambda a: _low_rank(*torch.linalg.svd(a, False)),
-                         ((3, 20, 12),), terms=20**2, make=_separated),
-    "eigh, vectors": Case(lambda a: _low_rank(*_vectors(metalcore.eigh(a + a.mT))),
-                          lambda a: _low_rank(*_vectors(torch.linalg.eigh(a + a.mT))),
-                          ((3, 12, 12),), terms=12**2, make=_separated),
+    "svd, vectors": Case(
+        lambda a: _low_rank(*metalcore.svd(a, False)),
+        lambda a: _low_rank(*torch.linalg.svd(a, False)),
+        ((3, 20, 12),),
+        terms=20**2,
+        make=_separated,
+    ),
+    "eigh, vectors": Case(
+        lambda a: _low_rank(*_vectors(metalcore.eigh(a + a.mT))),
+        lambda a: _low_rank(*_vectors(torch.linalg.eigh(a + a.mT))),
+        ((3, 12, 12),),
+        terms=12**2,
+        make=_separated,
+    ),
     "svdvals": _values(lambda a: metalcore.svdvals(a), torch.linalg.svdvals, 3, 30, 20),
     "eigvalsh": _values(lambda a: metalcore.eigvalsh(a + a.mT), lambda a: torch.linalg.eigvalsh(a + a.mT), 3, 20, 20),
     "cond": _values(lambda a: metalcore.cond(a), torch.linalg.cond, 3, 12, 12, make=_well_conditioned),
-    "matrix_rank": Case(lambda a: metalcore.matrix_rank(a, rtol=0.01).to(a.dtype),
-                        lambda a: torch.linalg.matrix_rank(a, rtol=0.01).to(a.dtype), ((3, 20, 12),), backward=False,
-                        make=_few_columns),
+    "matrix_rank": Case(
+        lambda a: metalcore.matrix_rank(a, rtol=0.01).to(a.dtype),
+        lambda a: torch.linalg.matrix_rank(a, rtol=0.01).to(a.dtype),
+        ((3, 20, 12),),
+        backward=False,
+        make=_few_columns,
+    ),
     # Of as many columns as there are: then nothing depends on the random numbers.
     "svd_lowrank": _values(lambda a: metalcore.svd_lowrank(a, 12)[1], torch.linalg.svdvals, 3, 20, 12),
-    "pca_lowrank": _values(lambda a: metalcore.pca_lowrank(a, 12)[1],
-                           lambda a: torch.linalg.svdvals(a - a.mean(-2, keepdim=True)), 3, 20, 12),
+    "pca_lowrank": _values(
+        lambda a: metalcore.pca_lowrank(a, 12)[1],
+        lambda a: torch.linalg.svdvals(a - a.mean(-2, keepdim=True)),
+        3,
+        20,
+        12,
+    ),
     "pinv": Case(lambda a: metalcore.pinv(a), torch.linalg.pinv, ((7, 20, 12),), terms=20, make=_well_conditioned),
-    "pinv, hermitian": Case(lambda a: metalcore.pinv(a + a.mT, hermitian=True),
-                            lambda a: torch.linalg.pinv(a + a.mT, hermitian=True), ((7, 12, 12),), terms=12,
-                            make=lambda a: _well_conditioned(a) + 2 * torch.eye(12)),
+    "pinv, hermitian": Case(
+        lambda a: metalcore.pinv(a + a.mT, hermitian=True),
+        lambda a: torch.linalg.pinv(a + a.mT, hermitian=True),
+        ((7, 12, 12),),
+        terms=12,
+        make=lambda a: _well_conditioned(a) + 2 * torch.eye(12),
+    ),
     "solve, 3x3": _square(lambda a, b: metalcore.solve(a, b), lambda a, b: torch.linalg.solve(a, b), 3, 5),
     "solve, 12x12": _square(lambda a, b: metalcore.solve(a, b), lambda a, b: torch.linalg.solve(a, b), 12, 5),
     "solve, 60x60": _square(lambda a, b: metalcore.solve(a, b), lambda a, b: torch.linalg.solve(a, b), 60, 5),
     # One matrix: PyTorch 2.13's own results on a CPU are wrong for batches of 150 rows and more, by oneMKL's DLASWP.
-    "solve, 170x170": _square(lambda a, b: metalcore.solve(a, b), lambda a, b: torch.linalg.solve(a, b), 170, 5,
-                              batch=1),
+    "solve, 170x170": _square(
+        lambda a, b: metalcore.solve(a, b), lambda a, b: torch.linalg.solve(a, b), 170, 5, batch=1
+    ),
     "solve_ex": _square(lambda a, b: metalcore.solve_ex(a, b).result, lambda a, b: torch.linalg.solve(a, b), 12, 5),
-    "lstsq": Case(lambda a, b: metalcore.lstsq(a, b).solution, lambda a, b: torch.linalg.lstsq(a, b).solution,
-                  ((3, 20, 12), (3, 20, 5)), terms=20,
-                  make=lambda value: _well_conditioned(value) if value.shape[-1] == 12 else value),
+    "lstsq": Case(
+        lambda a, b: metalcore.lstsq(a, b).solution,
+        lambda a, b: torch.linalg.lstsq(a, b).solution,
+        ((3, 20, 12), (3, 20, 5)),
+        terms=20,
+        make=lambda value: _well_conditioned(value) if value.shape[-1] == 12 else value,
+    ),
     "inv": _square(lambda a: metalcore.inv(a), lambda a: torch.linalg.inv(a), 20),
     "inv_ex": _square(lambda a: metalcore.inv_ex(a).inverse, lambda a: torch.linalg.inv(a), 20),
     "det": _square(lambda a: metalcore.det(a), lambda a: torch.linalg.det(a), 5),
     "lu": _square(lambda a: metalcore.lu(a)[1:], lambda a: torch.linalg.lu(a)[1:], 30),
     "lu_factor": _square(lambda a: metalcore.lu_factor(a).LU, lambda a: torch.linalg.lu_factor(a).LU, 100),
     "lu_factor_ex": _square(lambda a: metalcore.lu_factor_ex(a).LU, lambda a: torch.linalg.lu_factor(a).LU, 20),
-    "lu_solve": _square(lambda a, b: metalcore.lu_solve(*_factored(a), b),
-                        lambda a, b: torch.linalg.lu_solve(*_factored(a), b), 20, 5),
+    "lu_solve": _square(
+        lambda a, b: metalcore.lu_solve(*_factored(a), b), lambda a, b: torch.linalg.lu_solve(*_factored(a), b), 20, 5
+    ),
     "slogdet": _square(lambda a: metalcore.slogdet(a)[1], lambda a: torch.linalg.slogdet(a)[1], 40),
-    "trsm": _square(lambda a, b: metalcore.trsm(a, b),
-                    lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), 20, 5),
+    "trsm": _square(
+        lambda a, b: metalcore.trsm(a, b), lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), 20, 5
+    ),
     "syrk": Case(lambda a: metalcore.syrk(a), lambda a: a @ a.mT, ((3, 70, 40),), terms=70),
     "solve_triangular, 12x12": _triangular(12, 5),
     "solve_triangular, 33x33": _triangular(33, 5, batch=1100),
@@ -266,15 +342,32 @@ CASES = {
     "householder_product, 30x20": _reflectors("householder_product", torch.linalg.householder_product, (4, 30, 20)),
     "householder_product, 160x140": _reflectors("householder_product", torch.linalg.householder_product, (1, 160, 140)),
     "ormqr, 160x140": _reflectors("ormqr", torch.ormqr, (1, 160, 140), (1, 160, 30)),
-    "larft": Case(lambda v, tau: metalcore.larft(v / 16, tau / 4), lambda v, tau: _larft(v / 16, tau / 4),
-                  ((3, 40, 20), (3, 20)), terms=40),
-    "larfb": Case(lambda v, t, c: metalcore.larfb(v / 16, t / 4, c), lambda v, t, c: _larfb(v / 16, t / 4, c),
-                  ((3, 40, 20), (3, 20, 20), (3, 40, 30)), terms=40),
-    "AdamW": Case(_adamw(lambda *a, **k: metalcore.optim.AdamW(*a, **k)), _adamw(torch.optim.AdamW),
-                  ((300, 57), (5,), (300, 57), (5,)), terms=_STEPS, roundings=_STEPS, backward=False),
+    "larft": Case(
+        lambda v, tau: metalcore.larft(v / 16, tau / 4),
+        lambda v, tau: _larft(v / 16, tau / 4),
+        ((3, 40, 20), (3, 20)),
+        terms=40,
+    ),
+    "larfb": Case(
+        lambda v, t, c: metalcore.larfb(v / 16, t / 4, c),
+        lambda v, t, c: _larfb(v / 16, t / 4, c),
+        ((3, 40, 20), (3, 20, 20), (3, 40, 30)),
+        terms=40,
+    ),
+    "AdamW": Case(
+        _adamw(lambda *a, **k: metalcore.optim.AdamW(*a, **k)),
+        _adamw(torch.optim.AdamW),
+        ((300, 57), (5,), (300, 57), (5,)),
+        terms=_STEPS,
+        roundings=_STEPS,
+        backward=False,
+    ),
     "silu and softmax in turns": _elementwise(
-        _in_order(lambda x: metalcore.silu(x), lambda x, dim: metalcore.softmax(x, dim)), _in_order(F.silu, F.softmax),
-        terms=1000, roundings=40),
+        _in_order(lambda x: metalcore.silu(x), lambda x, dim: metalcore.softmax(x, dim)),
+        _in_order(F.silu, F.softmax),
+        terms=1000,
+        roundings=40,
+    ),
 }
 
 SHADER = """

@@ -24,8 +24,12 @@ __all__ = ["LENGTH", "examine", "on_the_cpu", "settings_of"]
 
 LENGTH = 24  # of the rows of modules that have no weight to tell
 _HALF = (torch.float16, torch.bfloat16)
-_PAIRS = [(torch.float32, torch.float32), *((x, x) for x in _HALF), *((x, torch.float32) for x in _HALF),
-          *((torch.float32, x) for x in _HALF)]  # of x and of the weight
+_PAIRS = [
+    (torch.float32, torch.float32),
+    *((x, x) for x in _HALF),
+    *((x, torch.float32) for x in _HALF),
+    *((torch.float32, x) for x in _HALF),
+]  # of x and of the weight
 
 
 # Formulas: of x, the weight, eps, the gate, how many elements are normalized together, and the dtype of the result.
@@ -66,9 +70,14 @@ class Formula(NamedTuple):
     roundings: int  # to x's dtype, at most, of the module and of `compute` together
 
 
-NORMS = [Formula(_plain, False, False, 3), Formula(_one_plus, True, False, 3), Formula(_gate_first, False, False, 3),
-         Formula(_then_gate(silu), False, True, 5), Formula(_then_gate(torch.sigmoid), False, True, 5),
-         Formula(_gate_first, False, True, 3)]
+NORMS = [
+    Formula(_plain, False, False, 3),
+    Formula(_one_plus, True, False, 3),
+    Formula(_gate_first, False, False, 3),
+    Formula(_then_gate(silu), False, True, 5),
+    Formula(_then_gate(torch.sigmoid), False, True, 5),
+    Formula(_gate_first, False, True, 3),
+]
 
 
 class Case(NamedTuple):
@@ -98,8 +107,9 @@ class Recipe:
             gate = args[1] if len(args) == 2 else kwargs[self.gate]
         x, case = args[0], self.cases.get(gate is not None)
         # nn.Module's own look-up of a parameter takes as long as all else here.
-        weight = self.weight and (module._parameters.get(self.weight, None) if self.is_parameter else
-                                  module._buffers.get(self.weight, None))
+        weight = self.weight and (
+            module._parameters.get(self.weight, None) if self.is_parameter else module._buffers.get(self.weight, None)
+        )
         if case is None or not accelerated(x, weight, gate):
             return None
         out = case.dtypes.get((x.dtype, weight.dtype if weight is not None else None))
@@ -128,8 +138,11 @@ class GeluRecipe:
 
 def settings_of(module) -> list[str]:
     """The attributes by which two modules of a class may compute different things."""
-    return [name for name, value in vars(module).items()
-            if not name.startswith("_") and name != "training" and isinstance(value, (bool, int, float, str, type(None)))]
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name != "training" and isinstance(value, (bool, int, float, str, type(None)))
+    ]
 
 
 def examine(name, module, forward):
@@ -162,10 +175,17 @@ def _copy(module, weights):
 def _examine_gelu(module, forward):
     x = torch.linspace(-5, 5, 41, dtype=torch.float32)
     for approximate in ("tanh", "none"):
-        dtypes = {dtype for dtype in (torch.float32, *_HALF)
-                  if _agree(lambda x=x.to(dtype): forward(_copy(module, {}), x),
-                            lambda x=x.to(dtype): torch.nn.functional.gelu(x.float(), approximate=approximate),
-                            16 * torch.finfo(dtype).eps, dtype, scale=x.abs())}
+        dtypes = {
+            dtype
+            for dtype in (torch.float32, *_HALF)
+            if _agree(
+                lambda x=x.to(dtype): forward(_copy(module, {}), x),
+                lambda x=x.to(dtype): torch.nn.functional.gelu(x.float(), approximate=approximate),
+                16 * torch.finfo(dtype).eps,
+                dtype,
+                scale=x.abs(),
+            )
+        }
         if torch.float32 in dtypes:
             return GeluRecipe(approximate, dtypes)
     return None
@@ -247,7 +267,12 @@ class Trial(NamedTuple):
             group = self.group and self.group(module, self.length)
             eps = max(torch.finfo(x_dtype).eps, torch.finfo(found.dtype).eps)
             bound = self.formula.roundings * eps / 2 + 64 * torch.finfo(torch.float32).eps
-            same = _agree(lambda: found, lambda: self.formula.compute(x, weight, 0.25, gate, group, found.dtype), bound, found.dtype)
+            same = _agree(
+                lambda: found,
+                lambda: self.formula.compute(x, weight, 0.25, gate, group, found.dtype),
+                bound,
+                found.dtype,
+            )
         except Exception:  # a forward that wants anything else is another formula
             return None
         return found.dtype if same else None

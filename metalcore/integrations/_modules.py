@@ -22,8 +22,10 @@ from ._formulas import LENGTH, examine, on_the_cpu, settings_of
 __all__ = ["switch"]
 
 NAMES = {"rms_norm": re.compile("norm", re.IGNORECASE), "gelu": re.compile("gelu", re.IGNORECASE)}
-REASONS = {"rms_norm": "since their numbers are not those of an RMSNorm with weight, 1 + weight or without, or gated",
-           "gelu": "since their numbers are not those of GELU"}
+REASONS = {
+    "rms_norm": "since their numbers are not those of an RMSNorm with weight, 1 + weight or without, or gated",
+    "gelu": "since their numbers are not those of GELU",
+}
 
 _lock = threading.RLock()
 _active: tuple = ()  # of NAMES
@@ -51,10 +53,14 @@ def switch(names) -> None:
         while _hooks:
             _hooks.pop().remove()
         if names:
-            _hooks.append(registration.register_module_parameter_registration_hook(
-                lambda module, name, parameter: _meet_class(type(module))))
-            _hooks.append(registration.register_module_module_registration_hook(
-                lambda parent, name, module: _meet(module)))
+            _hooks.append(
+                registration.register_module_parameter_registration_hook(
+                    lambda module, name, parameter: _meet_class(type(module))
+                )
+            )
+            _hooks.append(
+                registration.register_module_module_registration_hook(lambda parent, name, module: _meet(module))
+            )
             for cls in _subclasses(torch.nn.Module):
                 _meet_class(cls)
 

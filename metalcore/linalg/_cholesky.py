@@ -58,8 +58,11 @@ def cholesky_ex(A: torch.Tensor, *, upper: bool = False, check_errors: bool = Fa
     Raises:
         RuntimeError: as in `cholesky`.
     """
-    if (left_to_torch("cholesky", ("upper", upper), A) or not accelerated(A)
-            or not type(upper) is type(check_errors) is bool):
+    if (
+        left_to_torch("cholesky", ("upper", upper), A)
+        or not accelerated(A)
+        or not type(upper) is type(check_errors) is bool
+    ):
         return torch.linalg.cholesky_ex(A, upper=upper, check_errors=check_errors, out=out)
 
     def factor():

@@ -10,8 +10,18 @@ from torch.compiler import is_compiling
 from .. import _C
 from .._routing import cpu_kernel, fake_kernel, ops
 
-__all__ = ["cast_out", "check_types", "in_float32", "left_to_torch", "needs_gradient", "raise_errors", "skew", "square",
-           "without_autocast", "write_out"]
+__all__ = [
+    "cast_out",
+    "check_types",
+    "in_float32",
+    "left_to_torch",
+    "needs_gradient",
+    "raise_errors",
+    "skew",
+    "square",
+    "without_autocast",
+    "write_out",
+]
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
 _chosen_tuning = _C.chosen_tuning
@@ -58,8 +68,9 @@ def left_to_torch(op, option, A, B=None, C=None):
     try:
         if not A.is_cuda or A.dtype is not torch.float32 or is_compiling():
             return False
-        return _plan_is_torchs(op, option, _chosen_tuning(), A.shape, None if B is None else B.shape,
-                               None if C is None else C.shape)
+        return _plan_is_torchs(
+            op, option, _chosen_tuning(), A.shape, None if B is None else B.shape, None if C is None else C.shape
+        )
     except (AttributeError, TypeError):  # not tensors; symbolic sizes, while a graph is traced, are not hashable
         return False
 
@@ -123,8 +134,10 @@ def write_out(name, out, results, *inputs):
         return results()
     targets = _targets(name, out)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*inputs, *targets)):
-        raise RuntimeError(f"{name}(): functions with out=... arguments don't support automatic differentiation, "
-                           "but one of the arguments requires grad.")
+        raise RuntimeError(
+            f"{name}(): functions with out=... arguments don't support automatic differentiation, "
+            "but one of the arguments requires grad."
+        )
     values = results()
     if isinstance(values, torch.Tensor) != isinstance(out, torch.Tensor):
         expected = "Tensor" if isinstance(values, torch.Tensor) else "tuple of Tensors"
@@ -170,10 +183,14 @@ def cast_out(name, out, results, *inputs, dtype, parts=("result",)):
         raise TypeError(f"{of}(): argument 'out' must be {expected}, not {type(out).__name__}")
     for part, target in zip(parts, targets):
         if not torch.can_cast(dtype, target.dtype):
-            kinds = [torch.empty(0, dtype=kind, device="cpu").type()[len("torch."):-len("Tensor")]
-                     for kind in (dtype, target.dtype)]
-            raise RuntimeError(f"{name}: Expected {part} to be safely castable from {kinds[0]} dtype, but got {part} "
-                               f"with dtype {kinds[1]}")
+            kinds = [
+                torch.empty(0, dtype=kind, device="cpu").type()[len("torch.") : -len("Tensor")]
+                for kind in (dtype, target.dtype)
+            ]
+            raise RuntimeError(
+                f"{name}: Expected {part} to be safely castable from {kinds[0]} dtype, but got {part} "
+                f"with dtype {kinds[1]}"
+            )
 
     def cast():
         values = results()

@@ -30,8 +30,9 @@ def geqrf(input: torch.Tensor, *, out=None):
     """
     if not accelerated(input):
         return torch.geqrf(input, out=out)
-    results = cast_out("torch.geqrf", out, lambda: in_float32(ops.geqrf, input), input, dtype=input.dtype,
-                       parts=("a", "tau"))
+    results = cast_out(
+        "torch.geqrf", out, lambda: in_float32(ops.geqrf, input), input, dtype=input.dtype, parts=("a", "tau")
+    )
     return torch.return_types.geqrf(tuple(results))
 
 
@@ -56,12 +57,19 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torc
     fits = A.ndim >= 2 and tau.shape[:-1] == A.shape[:-2] and tau.ndim == A.ndim - 1
     if not fits or not A.shape[-2] >= A.shape[-1] >= tau.shape[-1]:
         _refuse(torch.linalg.householder_product, A, tau)
-    return cast_out("torch.linalg.householder_product", out, lambda: in_float32(ops.householder_product, A, tau),
-                    A, tau, dtype=A.dtype)
+    return cast_out(
+        "torch.linalg.householder_product",
+        out,
+        lambda: in_float32(ops.householder_product, A, tau),
+        A,
+        tau,
+        dtype=A.dtype,
+    )
 
 
-def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: bool = True, transpose: bool = False, *,
-          out=None) -> torch.Tensor:
+def ormqr(
+    input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: bool = True, transpose: bool = False, *, out=None
+) -> torch.Tensor:
     """A product of Householder reflectors times a matrix, as torch.ormqr: LAPACK's ormqr.
 
     Args:
@@ -79,13 +87,18 @@ def ormqr(input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: boo
     Raises:
         RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
     """
-    if (_torchs("ormqr", ("left", left), input, tau, other) or not _alike(input, tau, other)
-            or not type(left) is type(transpose) is bool):
+    if (
+        _torchs("ormqr", ("left", left), input, tau, other)
+        or not _alike(input, tau, other)
+        or not type(left) is type(transpose) is bool
+    ):
         return torch.ormqr(input, tau, other, left, transpose, out=out)
-    fits = (input.ndim == other.ndim >= 2 and tau.ndim == input.ndim - 1
-            and tau.shape[:-1] == input.shape[:-2] == other.shape[:-2])
-    if not fits or other.shape[-2 if left else -1] != input.shape[-2] or \
-            tau.shape[-1] != min(input.shape[-2:]):
+    fits = (
+        input.ndim == other.ndim >= 2
+        and tau.ndim == input.ndim - 1
+        and tau.shape[:-1] == input.shape[:-2] == other.shape[:-2]
+    )
+    if not fits or other.shape[-2 if left else -1] != input.shape[-2] or tau.shape[-1] != min(input.shape[-2:]):
         _refuse(torch.ormqr, input, tau, other, left, transpose)
     given = input, tau, other
     return write_out("ormqr", out, lambda: in_float32(lambda *wide: ops.ormqr(*wide, left, transpose), *given), *given)
@@ -120,8 +133,9 @@ def larft(V: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
     return in_float32_if_half(_larft, V, tau)
 
 
-def larfb(V: torch.Tensor, T: torch.Tensor, C: torch.Tensor, left: bool = True,
-          transpose: bool = False) -> torch.Tensor:
+def larfb(
+    V: torch.Tensor, T: torch.Tensor, C: torch.Tensor, left: bool = True, transpose: bool = False
+) -> torch.Tensor:
     """Applies a block reflector H = I - V T Vᵀ to a matrix: LAPACK's larfb (forward, columnwise).
 
     Args:
@@ -138,13 +152,21 @@ def larfb(V: torch.Tensor, T: torch.Tensor, C: torch.Tensor, left: bool = True,
         TypeError: arguments that are no tensors, or no bools.
         RuntimeError: shapes that do not fit each other.
     """
-    check_types("larfb", ("V", V, torch.Tensor), ("T", T, torch.Tensor), ("C", C, torch.Tensor), ("left", left, bool),
-                ("transpose", transpose, bool))
+    check_types(
+        "larfb",
+        ("V", V, torch.Tensor),
+        ("T", T, torch.Tensor),
+        ("C", C, torch.Tensor),
+        ("left", left, bool),
+        ("transpose", transpose, bool),
+    )
     _check_reflectors("larfb", V, T.shape[-1] if T.ndim else -1)
     if C.ndim < 2 or T.ndim < 2 or T.shape[-2] != T.shape[-1] or C.shape[-2 if left else -1] != V.shape[-2]:
         shape = "(*, m, n)" if left else "(*, n, m)"
-        raise RuntimeError(f"larfb: expected V (*, m, k), T (*, k, k) and C {shape}, but got {tuple(V.shape)}, "
-                           f"{tuple(T.shape)} and {tuple(C.shape)}")
+        raise RuntimeError(
+            f"larfb: expected V (*, m, k), T (*, k, k) and C {shape}, but got {tuple(V.shape)}, "
+            f"{tuple(T.shape)} and {tuple(C.shape)}"
+        )
     return in_float32_if_half(lambda V, T, C: _larfb(_unit_lower(V, V.shape[-1]), T, C, left, transpose), V, T, C)
 
 
@@ -155,8 +177,10 @@ def in_float32_if_half(call, *tensors):
 
 def _check_reflectors(name, V, count):
     if V.ndim < 2 or V.shape[-2] < V.shape[-1] or V.shape[-1] != count:
-        raise RuntimeError(f"{name}: expected V (*, m, k) with m >= k, and as many factors, but got {tuple(V.shape)} "
-                           f"and {count} factors")
+        raise RuntimeError(
+            f"{name}: expected V (*, m, k) with m >= k, and as many factors, but got {tuple(V.shape)} "
+            f"and {count} factors"
+        )
 
 
 @without_autocast
@@ -188,8 +212,9 @@ def _alike(*tensors):
 
 def _refuse(function, *arguments):
     """Raises what PyTorch's function raises for such shapes, whatever the device."""
-    function(*[torch.empty((), dtype=torch.float32).expand(a.shape) if isinstance(a, torch.Tensor) else a
-               for a in arguments])
+    function(
+        *[torch.empty((), dtype=torch.float32).expand(a.shape) if isinstance(a, torch.Tensor) else a for a in arguments]
+    )
     raise RuntimeError(f"{function.__name__}: shapes that do not fit each other")
 
 
@@ -254,7 +279,7 @@ def _save_nothing(ctx, inputs, output):
 
 def _save_inputs(ctx, inputs, output):
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    ctx.options = inputs[len(tensors):]
+    ctx.options = inputs[len(tensors) :]
     ctx.save_for_backward(*tensors)
 
 

@@ -34,8 +34,15 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
     Raises:
         RuntimeError: as PyTorch's: shapes that do not fit, or an unknown driver.
     """
-    if (B is None or not accelerated(A, B) or A.dtype != B.dtype or driver is not None and type(driver) is not str
-            or rcond is not None and not isinstance(rcond, (float, int))):
+    if (
+        B is None
+        or not accelerated(A, B)
+        or A.dtype != B.dtype
+        or driver is not None
+        and type(driver) is not str
+        or rcond is not None
+        and not isinstance(rcond, (float, int))
+    ):
         return torch.linalg.lstsq(A, B, rcond, driver=driver)
     is_vector = _check(A, B, driver)
     solution, residuals = in_float32(_least_squares, A, B.unsqueeze(-1) if is_vector else B)
@@ -47,18 +54,22 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
 
 def _check(A, B, driver):
     """PyTorch's errors. Whether B's last dimension is that of vectors."""
+
     def check(condition, message):
         if not condition:
             raise RuntimeError(f"torch.linalg.lstsq: {message}")
 
     check(A.dim() >= 2, "input must have at least 2 dimensions.")
     check(B.dim() >= 1, "other must have at least 1 dimension.")
-    check(0 <= A.dim() - B.dim() <= 1,
-          "input.dim() must be greater or equal to other.dim() and (input.dim() - other.dim()) <= 1")
+    check(
+        0 <= A.dim() - B.dim() <= 1,
+        "input.dim() must be greater or equal to other.dim() and (input.dim() - other.dim()) <= 1",
+    )
     is_vector = B.shape == A.shape[:-1] or B.dim() == 1
     check(A.shape[-2] == B.shape[-1 if is_vector else -2], "input.size(-2) should match other.size(-2)")
-    check(is_vector or A.dim() == B.dim(),
-          f"a batch of vectors must have the shape {[*A.shape[:-1]]}, not {[*B.shape]}")
+    check(
+        is_vector or A.dim() == B.dim(), f"a batch of vectors must have the shape {[*A.shape[:-1]]}, not {[*B.shape]}"
+    )
     check(driver is None or driver in _DRIVERS, f"parameter `driver` should be one of ({', '.join(_DRIVERS)})")
     return is_vector
 

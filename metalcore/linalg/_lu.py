@@ -92,8 +92,15 @@ def lu(A: torch.Tensor, *, pivot: bool = True, out=None):
     return torch.return_types.linalg_lu(tuple(results))
 
 
-def lu_solve(LU: torch.Tensor, pivots: torch.Tensor, B: torch.Tensor, *, left: bool = True, adjoint: bool = False,
-             out: torch.Tensor | None = None) -> torch.Tensor:
+def lu_solve(
+    LU: torch.Tensor,
+    pivots: torch.Tensor,
+    B: torch.Tensor,
+    *,
+    left: bool = True,
+    adjoint: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """X with A X = B (or X A = B) for the A that lu_factor has factored, as torch.linalg.lu_solve.
 
     Args:
@@ -112,8 +119,11 @@ def lu_solve(LU: torch.Tensor, pivots: torch.Tensor, B: torch.Tensor, *, left: b
     Raises:
         RuntimeError: as PyTorch's: shapes or dtypes that do not fit.
     """
-    if (left_to_torch("lu_solve", ("left", left), LU, pivots, B) or not type(left) is type(adjoint) is bool
-            or not _solvable(LU, pivots, B, left)):
+    if (
+        left_to_torch("lu_solve", ("left", left), LU, pivots, B)
+        or not type(left) is type(adjoint) is bool
+        or not _solvable(LU, pivots, B, left)
+    ):
         return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint, out=out)
 
     def solve(LU, B):
@@ -129,10 +139,19 @@ def _takes(A):
 
 def _solvable(LU, pivots, B, left):
     """Whether these are what the operator takes; what they are not, PyTorch's op says."""
-    return (B is not None and accelerated(LU, B) and LU.dtype == B.dtype and isinstance(pivots, torch.Tensor)
-            and pivots.device == LU.device and pivots.dtype is torch.int32 and square(LU) and B.ndim >= 2
-            and pivots.shape == LU.shape[:-1] and B.shape[-2 if left else -1] == LU.shape[-1]
-            and broadcastable(LU, B))
+    return (
+        B is not None
+        and accelerated(LU, B)
+        and LU.dtype == B.dtype
+        and isinstance(pivots, torch.Tensor)
+        and pivots.device == LU.device
+        and pivots.dtype is torch.int32
+        and square(LU)
+        and B.ndim >= 2
+        and pivots.shape == LU.shape[:-1]
+        and B.shape[-2 if left else -1] == LU.shape[-1]
+        and broadcastable(LU, B)
+    )
 
 
 def broadcastable(A, B):

@@ -63,8 +63,10 @@ def _save(ctx, inputs, output):
 def _backward(ctx, grad_Q, grad_R):
     Q, R = ctx.saved_tensors
     if ctx.mode == "r":
-        raise RuntimeError("The derivative of linalg.qr depends on Q, which is not computed when mode='r'. Please use "
-                           "linalg.qr(A, mode='reduced') if you are going to differentiate through linalg.qr.")
+        raise RuntimeError(
+            "The derivative of linalg.qr depends on Q, which is not computed when mode='r'. Please use "
+            "linalg.qr(A, mode='reduced') if you are going to differentiate through linalg.qr."
+        )
     if ctx.mode == "complete" and Q.shape[-2] > R.shape[-1]:
         raise RuntimeError("The QR decomposition is not differentiable when mode='complete' and nrows > ncols.")
     return _gradient(Q, R, grad_Q, grad_R), None

@@ -135,8 +135,14 @@ def _is_vector(A, B):
 
 def _takes(A, B, left):
     """Whether these are what the operator takes; what they are not, PyTorch's op says."""
-    if (B is None or not accelerated(A, B) or A.dtype != B.dtype or not square(A) or B.ndim < 1
-            or type(left) is not bool):
+    if (
+        B is None
+        or not accelerated(A, B)
+        or A.dtype != B.dtype
+        or not square(A)
+        or B.ndim < 1
+        or type(left) is not bool
+    ):
         return False
     if _is_vector(A, B):
         return left and B.shape[-1] == A.shape[-1]

@@ -69,11 +69,14 @@ def _check_driver(A, driver):
     if driver is None or A.numel() == 0:
         return
     if not A.is_cuda:
-        raise RuntimeError("torch.linalg.svd: keyword argument `driver=` is only supported on CUDA inputs with "
-                           "cuSOLVER backend.")
+        raise RuntimeError(
+            "torch.linalg.svd: keyword argument `driver=` is only supported on CUDA inputs with cuSOLVER backend."
+        )
     if driver not in _DRIVERS:
-        raise RuntimeError(f"torch.linalg.svd: unknown svd driver {driver} in svd_cusolver computation. "
-                           f"It should be one of {', '.join(_DRIVERS)}.")
+        raise RuntimeError(
+            f"torch.linalg.svd: unknown svd driver {driver} in svd_cusolver computation. "
+            f"It should be one of {', '.join(_DRIVERS)}."
+        )
 
 
 @cpu_kernel("svd")
@@ -104,9 +107,9 @@ def _backward(ctx, grad_U, grad_S, grad_Vh):
     if not ctx.compute_uv:
         raise RuntimeError("metalcore::svd: the derivative needs U and Vh; use compute_uv=True.")
     U, S, Vh = ctx.saved_tensors
-    U, V = U[..., :S.shape[-1]], Vh.mT[..., :S.shape[-1]]
-    grad_U = None if grad_U is None else grad_U[..., :S.shape[-1]]
-    grad_V = None if grad_Vh is None else grad_Vh.mT[..., :S.shape[-1]]
+    U, V = U[..., : S.shape[-1]], Vh.mT[..., : S.shape[-1]]
+    grad_U = None if grad_U is None else grad_U[..., : S.shape[-1]]
+    grad_V = None if grad_Vh is None else grad_Vh.mT[..., : S.shape[-1]]
     return _gradient(U, grad_U, V, grad_V, S, grad_S), None, None
 
 

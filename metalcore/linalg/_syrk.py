@@ -11,8 +11,15 @@ from ._common import check_types, in_float32, left_to_torch, without_autocast
 _PARTS = {"full": lambda x: x, "lower": torch.tril, "upper": torch.triu}
 
 
-def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0,
-         transpose: bool = False, triangle: str = "full") -> torch.Tensor:
+def syrk(
+    A: torch.Tensor,
+    C: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transpose: bool = False,
+    triangle: str = "full",
+) -> torch.Tensor:
     """alpha A Aᵀ + beta C, or alpha Aᵀ A + beta C: the symmetric rank-k update, BLAS's syrk, as a new tensor.
 
     One triangle of the product is computed, in tiles of 64 x 64, and mirrored where both are wanted. On NVIDIA GPUs it
@@ -34,13 +41,20 @@ def syrk(A: torch.Tensor, C: torch.Tensor | None = None, *, alpha: float = 1.0, 
         TypeError: arguments that are no tensors, or no bool.
         RuntimeError: an unknown `triangle`, less than two dimensions, or a C that cannot be broadcast.
     """
-    if (C is None and alpha == 1 and triangle == "full" and isinstance(transpose, bool)
-            and left_to_torch("syrk", ("transpose", transpose), A) and not torch.is_autocast_enabled("cuda")):
+    if (
+        C is None
+        and alpha == 1
+        and triangle == "full"
+        and isinstance(transpose, bool)
+        and left_to_torch("syrk", ("transpose", transpose), A)
+        and not torch.is_autocast_enabled("cuda")
+    ):
         return _product(A, transpose)  # what _composed comes to, without its steps
     if triangle not in _PARTS:
         raise RuntimeError(f"syrk: triangle must be 'full', 'lower' or 'upper', not {triangle!r}")
-    check_types("syrk", ("A", A, torch.Tensor), ("C", A if C is None else C, torch.Tensor),
-                ("transpose", transpose, bool))
+    check_types(
+        "syrk", ("A", A, torch.Tensor), ("C", A if C is None else C, torch.Tensor), ("transpose", transpose, bool)
+    )
     if A.dim() < 2:
         raise RuntimeError(f"syrk: A must have at least 2 dimensions, but has {A.dim()}")
     alpha, beta = float(alpha), float(beta)

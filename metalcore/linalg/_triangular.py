@@ -10,8 +10,15 @@ from ._common import check_types, in_float32, left_to_torch, write_out
 _SIDE, _UPLO, _TRANSA, _DIAG = ("L", "R"), ("U", "L"), ("N", "T", "C"), ("U", "N")  # BLAS's letters
 
 
-def solve_triangular(A: torch.Tensor, B: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False,
-                     out: torch.Tensor | None = None) -> torch.Tensor:
+def solve_triangular(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """X with A X = B, or X A = B, for triangular A, as torch.linalg.solve_triangular.
 
     Substitution, not multiplication by inverses, so that each column of X solves a system whose matrix differs from A
@@ -35,8 +42,13 @@ def solve_triangular(A: torch.Tensor, B: torch.Tensor, *, upper: bool, left: boo
     Raises:
         RuntimeError: as PyTorch's: shapes that do not fit, or an `out` that does not.
     """
-    if (left_to_torch("solve_triangular", ("left", left), A, B) or B is None or not accelerated(A, B)
-            or A.dtype != B.dtype or not type(upper) is type(left) is type(unitriangular) is bool):
+    if (
+        left_to_torch("solve_triangular", ("left", left), A, B)
+        or B is None
+        or not accelerated(A, B)
+        or A.dtype != B.dtype
+        or not type(upper) is type(left) is type(unitriangular) is bool
+    ):
         return torch.linalg.solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular, out=out)
 
     def solve(A, B):
@@ -45,8 +57,16 @@ def solve_triangular(A: torch.Tensor, B: torch.Tensor, *, upper: bool, left: boo
     return write_out("linalg_solve_triangular", out, lambda: in_float32(solve, A, B), A, B)
 
 
-def trsm(A: torch.Tensor, B: torch.Tensor, *, side: str = "L", uplo: str = "L", transa: str = "N", diag: str = "N",
-         alpha: float = 1.0) -> torch.Tensor:
+def trsm(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    *,
+    side: str = "L",
+    uplo: str = "L",
+    transa: str = "N",
+    diag: str = "N",
+    alpha: float = 1.0,
+) -> torch.Tensor:
     """BLAS's trsm: X with op(A) X = alpha B, or X op(A) = alpha B, for triangular A.
 
     What solve_triangular does, by BLAS's names and with all that is said there of shapes, dtypes and gradients; but X
@@ -67,8 +87,12 @@ def trsm(A: torch.Tensor, B: torch.Tensor, *, side: str = "L", uplo: str = "L", 
         RuntimeError: shapes that do not fit, in solve_triangular's words.
     """
     if side not in _SIDE or uplo not in _UPLO or transa not in _TRANSA or diag not in _DIAG:
-        for name, value, letters in (("side", side, _SIDE), ("uplo", uplo, _UPLO), ("transa", transa, _TRANSA),
-                                     ("diag", diag, _DIAG)):
+        for name, value, letters in (
+            ("side", side, _SIDE),
+            ("uplo", uplo, _UPLO),
+            ("transa", transa, _TRANSA),
+            ("diag", diag, _DIAG),
+        ):
             if value not in letters:
                 raise ValueError(f"trsm: {name} must be one of {', '.join(letters)}, not {value!r}")
     check_types("trsm", ("A", A, torch.Tensor), ("B", B, torch.Tensor))

@@ -130,8 +130,10 @@ class _Finder:
 
     def _object_spaces(self, declarator, spaces):
         """The address spaces that what is declared lies in itself."""
-        among = [*(spaces if not declarator.pointers else ()),
-                 *(s for s in declarator.spaces if all(pointer < s for pointer in declarator.pointers))]
+        among = [
+            *(spaces if not declarator.pointers else ()),
+            *(s for s in declarator.spaces if all(pointer < s for pointer in declarator.pointers)),
+        ]
         return {self._space_of(s) for s in among}
 
     def _object(self, i, declaration, declarator, space):
@@ -149,11 +151,17 @@ class _Finder:
             is_parameter = declarator.is_array and tokens[where - 1].text not in ("for", "if", "while", "switch")
             if not is_parameter and tokens[where - 1].text not in _MEASURES:
                 what = f"'{name}'" if name else "the type here"
-                raise self._error(i, f"{what} is itself {_OBJECT_WHERE[space]}, and can be neither passed, converted "
-                                     "to nor declared here; point to it instead")
+                raise self._error(
+                    i,
+                    f"{what} is itself {_OBJECT_WHERE[space]}, and can be neither passed, converted "
+                    "to nor declared here; point to it instead",
+                )
         elif declarator.is_function:
-            raise self._error(i, f"'{name}' cannot be a function whose result is {_OBJECT_WHERE[space]}, nor can a "
-                                 "variable there be initialized by parentheses")
+            raise self._error(
+                i,
+                f"'{name}' cannot be a function whose result is {_OBJECT_WHERE[space]}, nor can a "
+                "variable there be initialized by parentheses",
+            )
         elif space == "device":
             raise self._error(i, f"a variable ('{name}') cannot be in device memory")
         elif not self._is_statement(declaration):
@@ -224,8 +232,9 @@ class _Finder:
         where = self.reader.enclosing[declaration.first]
         in_block = where is None or tokens[where].text == "{"
         if in_block and any(not d.pointers and not d.is_function for d in declaration.declarators):
-            raise self._error(first, "whether this type is in threadgroup memory itself is not understood; write it "
-                                     "out")
+            raise self._error(
+                first, "whether this type is in threadgroup memory itself is not understood; write it out"
+            )
 
     # Places ---------------------------------------------------------------------------------------------------------
 
@@ -244,4 +253,3 @@ class _Finder:
         if before == ")" and tokens[self.program.partner[first - 1] - 1].text in ("if", "while", "for", "switch"):
             return False
         return before in (";", "{", "}", ":", ")", "]", "MSL_UNROLL")
-

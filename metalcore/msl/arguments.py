@@ -33,8 +33,9 @@ def checked_constants(constants):
             raise TypeError(f"compile_shader(): constants are named by an index or a name, not by {key!r}")
         numbers = value if isinstance(value, (tuple, list)) else [value]
         if not numbers or not all(isinstance(number, (bool, int, float)) for number in numbers):
-            raise TypeError(f"compile_shader(): constant {key!r} must be a bool, int, float or a tuple of them, "
-                            f"not {value!r}")
+            raise TypeError(
+                f"compile_shader(): constant {key!r} must be a bool, int, float or a tuple of them, not {value!r}"
+            )
     return dict(constants)
 
 
@@ -176,8 +177,10 @@ class Arguments:
 
     def _memory(self, tensor):
         if tensor.is_conj() or tensor.is_neg():
-            raise RuntimeError(f"kernel '{self.kernel}' would read a conjugated or negated view as what it is a view "
-                               "of: call resolve_conj() or resolve_neg()")
+            raise RuntimeError(
+                f"kernel '{self.kernel}' would read a conjugated or negated view as what it is a view "
+                "of: call resolve_conj() or resolve_neg()"
+            )
         return tensor.data_ptr(), _span(tensor)
 
     def _numbers(self, index, values, refusal):

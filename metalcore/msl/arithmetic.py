@@ -37,8 +37,10 @@ _COMPARISONS = {"<", "<=", ">", ">=", "==", "!="}
 OPERATOR_WORDS = {
     "and": "&&", "or": "||", "not": "!", "bitand": "&", "bitor": "|", "xor": "^", "compl": "~", "not_eq": "!=",
 }  # fmt: skip
-_NUMBER = re.compile(r"(?i)(?:0x(?P<hex>[0-9a-f]+)|0b(?P<binary>[01]+)|(?P<octal>0[0-7]*)|(?P<decimal>[1-9]\d*))"
-                     r"(?P<suffix>u?(?:ll?)?|ll?u)")
+_NUMBER = re.compile(
+    r"(?i)(?:0x(?P<hex>[0-9a-f]+)|0b(?P<binary>[01]+)|(?P<octal>0[0-7]*)|(?P<decimal>[1-9]\d*))"
+    r"(?P<suffix>u?(?:ll?)?|ll?u)"
+)
 _BASES = {"hex": 16, "binary": 2, "octal": 8, "decimal": 10}
 _CHARACTER = re.compile(r"(?P<prefix>u8|u|U|L)?'(?P<body>.+)'", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]+)|([0-7]{1,3})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(.)", re.DOTALL)
@@ -223,8 +225,9 @@ def _character(word):
         if escape and escape not in _ESCAPES:
             raise ArithmeticFailure(f"unknown escape sequence '\\{escape}'")
         digits = hexadecimal or short or long
-        codes.append(int(digits, 16) if digits else int(octal, 8) if octal else _ESCAPES[escape] if escape else
-                     ord(plain))
+        codes.append(
+            int(digits, 16) if digits else int(octal, 8) if octal else _ESCAPES[escape] if escape else ord(plain)
+        )
     if match["prefix"]:
         if len(codes) > 1:
             raise ArithmeticFailure(f"{word} has more than one character")

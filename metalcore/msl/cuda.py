@@ -130,8 +130,9 @@ def build(source, output, *, root):
     """
     from .translate import translate
 
-    translation = translate(source.read_text(encoding="utf-8"), include_dirs=[source.parent, root / "kernels"],
-                            filename=str(source))
+    translation = translate(
+        source.read_text(encoding="utf-8"), include_dirs=[source.parent, root / "kernels"], filename=str(source)
+    )
     program = re.sub(rf'^(#line \d+ "){re.escape(str(root))}/', r"\1", translation.program, flags=re.MULTILINE)
     kernels = translation.cuda_kernels()
     digest = cache.digest(cache.translator_digest(), program, json.dumps(kernels))

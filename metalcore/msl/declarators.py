@@ -295,6 +295,8 @@ class DeclarationReader:
             return True
         if following == "(":
             return self._opens_declarator(i + 1)
-        return tokens[i + 1].kind == "id" and (closing == i + 2 or tokens[i + 2].text == "[") and (
-            tokens[closing + 1].text in ("[", ",", ";", "=", "{", ")", ":") or self.program._grouped(closing + 1)
+        return (
+            tokens[i + 1].kind == "id"
+            and (closing == i + 2 or tokens[i + 2].text == "[")
+            and (tokens[closing + 1].text in ("[", ",", ";", "=", "{", ")", ":") or self.program._grouped(closing + 1))
         )

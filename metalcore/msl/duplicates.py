@@ -22,8 +22,11 @@ def drop_duplicates(program, originals, kinds=("function", "class", "variable"),
         if known != original:
             if must_agree and _content(program, first) != _content(program, declaration):
                 at = [program.tokens[d.name_at or d.first] for d in (first, declaration)]
-                raise error_at(at[1], f"'{declaration.name}' differs from the one at {at[0].file}:{at[0].line} in "
-                                      "address spaces only, which is supported where both say the same")
+                raise error_at(
+                    at[1],
+                    f"'{declaration.name}' differs from the one at {at[0].file}:{at[0].line} in "
+                    "address spaces only, which is supported where both say the same",
+                )
             erase(program.tokens, declaration.first, declaration.last)
 
 

@@ -40,8 +40,16 @@ _REFUSED_ATTRIBUTES = {
 }
 _REFUSED_STAGES = ("vertex", "fragment", "mesh", "object", "intersection", "visible", "stitchable")
 # Functions in which the threads of a threadgroup wait for one another, and the types whose operations do.
-_SYNCHRONIZING_CALLS = ("simd_", "quad_", "simdgroup_", "threadgroup_barrier", "__metal_simd_", "__metal_quad_",
-                        "__metal_simdgroup_async_copy", "__metal_wait_simdgroup_events")
+_SYNCHRONIZING_CALLS = (
+    "simd_",
+    "quad_",
+    "simdgroup_",
+    "threadgroup_barrier",
+    "__metal_simd_",
+    "__metal_quad_",
+    "__metal_simdgroup_async_copy",
+    "__metal_wait_simdgroup_events",
+)
 _SIMD_TYPE = re.compile(r"simd_[a-z]+[1-4](x[2-4])?")  # of <simd/simd.h>
 _SYNCHRONIZING_TYPES = ("simdgroup_matrix", "simdgroup_float8x8", "simdgroup_half8x8", "simdgroup_bfloat8x8")
 

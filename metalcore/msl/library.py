@@ -57,8 +57,9 @@ def compile_shader(source, *, include_dirs=(), constants=None):
     directories = [*map(os.fspath, include_dirs), str(Path(torch.__file__).parent / "include")]
     if not TARGETS:
         if constants:
-            raise RuntimeError("compile_shader(): torch.mps.compile_shader, which does this on a Mac, takes no "
-                               "constants")
+            raise RuntimeError(
+                "compile_shader(): torch.mps.compile_shader, which does this on a Mac, takes no constants"
+            )
         return torch.mps.compile_shader(inline_headers(source, "program_source", directories))
     return ShaderLibrary(Program(source, directories, checked_constants({} if constants is None else constants)))
 

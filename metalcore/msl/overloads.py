@@ -184,8 +184,11 @@ class Overloads:
     def _refuse(self, group, reason):
         tokens = self.program.tokens
         one, other = (tokens[f.declaration.name_at or f.declaration.first] for f in group[:2])
-        raise error_at(other, f"'{group[0].declaration.name}' differs from the one at {one.file}:{one.line} in address "
-                              f"spaces only, and {reason}")
+        raise error_at(
+            other,
+            f"'{group[0].declaration.name}' differs from the one at {one.file}:{one.line} in address "
+            f"spaces only, and {reason}",
+        )
 
     # Writing --------------------------------------------------------------------------------------------------------
 
@@ -288,8 +291,10 @@ def _named(program, parameter, name):
     at = last if parameter.name is None else parameter.name
     after = last if parameter.name is None else parameter.name + 1
     if parameter.name is None and any(tokens[i].text in ("[", "(") for i in range(parameter.first, last)):
-        raise error_at(tokens[parameter.first], "this parameter must have a name: its function's overloads differ in "
-                                                "address spaces")
+        raise error_at(
+            tokens[parameter.first],
+            "this parameter must have a name: its function's overloads differ in address spaces",
+        )
     return " ".join(filter(None, (program.text(parameter.first, at), name, program.text(after, last))))
 
 

@@ -170,9 +170,7 @@ class _Preprocessor(pcpp.Preprocessor):
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
         directive = self.lastdirective
         if includepath.startswith("MetalPerformancePrimitives"):
-            self.on_error(
-                directive.source, directive.lineno, "Metal Performance Primitives (mpp::) are not supported"
-            )
+            self.on_error(directive.source, directive.lineno, "Metal Performance Primitives (mpp::) are not supported")
         raise MSLError(f"{directive.source}:{directive.lineno}: error: '{includepath}' file not found")
 
     def on_directive_unknown(self, directive, tokens, ifpassthru, precedingtoks):

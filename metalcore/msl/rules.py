@@ -102,8 +102,12 @@ def _host_names(program):
     seen = {}
     for declaration in program.declarations:
         argument = declaration.attributes.get("host_name")
-        plain = (declaration.kind == "function" and declaration.body is not None and not declaration.is_template and
-                 is_kernel(program, declaration))
+        plain = (
+            declaration.kind == "function"
+            and declaration.body is not None
+            and not declaration.is_template
+            and is_kernel(program, declaration)
+        )
         if not plain and argument is None:
             continue
         if argument is not None and not any(token.kind == "str" and len(token.text) > 2 for token in argument):

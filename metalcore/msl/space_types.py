@@ -61,8 +61,11 @@ class SpaceTypes:
         spaces = [i for i in declaration.spaces if i < last]
         spaces += [s for d in declaration.declarators[:1] for s in d.spaces if s < last]
         if len({tokens[i].text for i in spaces}) > 1:
-            raise error_at(tokens[first], "several address spaces in one argument of a template that is specialized "
-                                          "for address spaces are not supported")
+            raise error_at(
+                tokens[first],
+                "several address spaces in one argument of a template that is specialized "
+                "for address spaces are not supported",
+            )
         return tokens[spaces[0]].text if spaces else None
 
     def _arguments(self, i):
@@ -97,8 +100,11 @@ class SpaceTypes:
 
     def _is_primary(self, declaration):
         tokens, at = self.program.tokens, declaration.name_at
-        return declaration.is_template and at is not None and tokens[at + 1].text != "<" and (
-            declaration.kind == "class" or declaration.kind == "variable"
+        return (
+            declaration.is_template
+            and at is not None
+            and tokens[at + 1].text != "<"
+            and (declaration.kind == "class" or declaration.kind == "variable")
         )
 
     def _guards(self, declaration, positions):

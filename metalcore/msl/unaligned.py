@@ -129,8 +129,10 @@ class _Finder:
             return not self._is_cast_to_number(self._program.partner[i])
         if token.text in (">", ">>"):
             return i in self._type_ends
-        return token.kind in ("num", "str", "char") or token.text == "]" or (
-            token.kind == "id" and token.text not in _KEYWORDS
+        return (
+            token.kind in ("num", "str", "char")
+            or token.text == "]"
+            or (token.kind == "id" and token.text not in _KEYWORDS)
         )
 
     def _is_cast_to_number(self, i):
@@ -192,9 +194,14 @@ class _Finder:
             if i in self._casts:
                 end = self._operand_end(i)
                 return tokens[end].text not in (".", "->")
-            if text == "[" or text == "(" and (
-                tokens[i - 1].kind == "id" and tokens[i - 1].text not in _KEYWORDS
-                or tokens[partner[i] + 1].text in ("[", ".", "->")
+            if (
+                text == "["
+                or text == "("
+                and (
+                    tokens[i - 1].kind == "id"
+                    and tokens[i - 1].text not in _KEYWORDS
+                    or tokens[partner[i] + 1].text in ("[", ".", "->")
+                )
             ):
                 i = partner[i]
             elif tokens[i].kind == "id" and tokens[i + 1].text not in ("[", ".", "->"):
@@ -315,8 +322,10 @@ class _Finder:
         return self._is_tainted(function, i)
 
     def _is_tainted_operand(self, function, first, end):
-        return first in self._casts or self._is_cast_pointer(function, first, end) or (
-            self._tokens[end - 1].text == "]" and self._is_tainted_base(function, first, end)
+        return (
+            first in self._casts
+            or self._is_cast_pointer(function, first, end)
+            or (self._tokens[end - 1].text == "]" and self._is_tainted_base(function, first, end))
         )
 
     def _is_declared(self, i):
@@ -341,10 +350,15 @@ class _Finder:
         if after in _ASSIGNMENTS or after in ("++", "--") or before in ("++", "--"):
             return "place" if has_part else "write"
         if (
-            before == "&" and not self._ends_operand(first - 2)
-            or before == "=" and tokens[first - 3].text in ("&", "&&")
-            or before == "return" and any(t.text == "&" for t in tokens[function.head : function.name_at])
-            or before in ("(", ",") and after in (")", ",") and self._is_bound_to_reference(first)
+            before == "&"
+            and not self._ends_operand(first - 2)
+            or before == "="
+            and tokens[first - 3].text in ("&", "&&")
+            or before == "return"
+            and any(t.text == "&" for t in tokens[function.head : function.name_at])
+            or before in ("(", ",")
+            and after in (")", ",")
+            and self._is_bound_to_reference(first)
         ):
             return None
         return "read"

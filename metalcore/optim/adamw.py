@@ -126,8 +126,20 @@ class AdamW(torch.optim.AdamW):
             beta2=beta2,
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
-            **{name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize", "foreach",
-                                              "capturable", "differentiable", "fused")},
+            **{
+                name: group[name]
+                for name in (
+                    "lr",
+                    "weight_decay",
+                    "eps",
+                    "amsgrad",
+                    "maximize",
+                    "foreach",
+                    "capturable",
+                    "differentiable",
+                    "fused",
+                )
+            },
         )
 
     def _step_by_kernel(self, group, params, grads):
@@ -166,7 +178,7 @@ class AdamW(torch.optim.AdamW):
         torch.autograd.graph.increment_version(params if grad_scale is None else params + grads)
 
     def _state_lists(self, params, amsgrad, on_device):
-        """"step", "exp_avg" … of the parameters' states, a list of each, in the form that the kernel takes."""
+        """ "step", "exp_avg" … of the parameters' states, a list of each, in the form that the kernel takes."""
         moments = MOMENTS if amsgrad else MOMENTS[:2]
         states = [self.state[p] for p in params]
         dtype = self.moments_dtype or params[0].dtype
@@ -177,9 +189,11 @@ class AdamW(torch.optim.AdamW):
         try:
             found = lists()
             # Where steps are on the device, the kernel takes them as it takes the moments.
-            ready = (set(map(_device_index, found[0])) == {params[0].get_device() if on_device else -1}
-                     and set(map(_dtype, chain(*found[1:]))) == {dtype}
-                     and (not on_device or set(map(_dtype, found[0])) == {torch.float32}))
+            ready = (
+                set(map(_device_index, found[0])) == {params[0].get_device() if on_device else -1}
+                and set(map(_dtype, chain(*found[1:]))) == {dtype}
+                and (not on_device or set(map(_dtype, found[0])) == {torch.float32})
+            )
         except (AttributeError, KeyError, TypeError):  # first steps; what is not a tensor, _prepare refuses
             ready = False
         if ready:
@@ -192,7 +206,8 @@ class AdamW(torch.optim.AdamW):
 _CPU = torch.device("cpu")
 # PyTorch's check that a step inside torch.cuda.graph() is one that can be replayed, under its newer or its older name.
 _refuse_capture = getattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None) or (
-    torch.optim.Optimizer._cuda_graph_capture_health_check)
+    torch.optim.Optimizer._cuda_graph_capture_health_check
+)
 
 
 _dtype = attrgetter("dtype")
@@ -231,8 +246,24 @@ def _prepare(p, state, moments, on_device, dtype):
 
 
 @cpu_kernel("adamw_")
-def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr, beta1, beta2, weight_decay, eps,
-      maximize, lr_tensor=None, grad_scale=None, found_inf=None):
+def _(
+    params,
+    grads,
+    exp_avgs,
+    exp_avg_sqs,
+    max_exp_avg_sqs,
+    state_steps,
+    *,
+    lr,
+    beta1,
+    beta2,
+    weight_decay,
+    eps,
+    maximize,
+    lr_tensor=None,
+    grad_scale=None,
+    found_inf=None,
+):
     if found_inf is not None and found_inf.item() != 0:
         return
     wide_grads = [grad.float() if grad_scale is None else grad.float() * (1.0 / grad_scale) for grad in grads]
@@ -240,10 +271,20 @@ def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr,
     wide = [tensor.float() for tensor in written]
     count = len(params)
     torch_adamw(
-        wide[:count], wide_grads, wide[count : 2 * count], wide[2 * count : 3 * count], wide[3 * count :], state_steps,
+        wide[:count],
+        wide_grads,
+        wide[count : 2 * count],
+        wide[2 * count : 3 * count],
+        wide[3 * count :],
+        state_steps,
         foreach=False,
-        amsgrad=bool(max_exp_avg_sqs), beta1=beta1, beta2=beta2, lr=lr if lr_tensor is None else float(lr_tensor),
-        weight_decay=weight_decay, eps=eps, maximize=maximize,
+        amsgrad=bool(max_exp_avg_sqs),
+        beta1=beta1,
+        beta2=beta2,
+        lr=lr if lr_tensor is None else float(lr_tensor),
+        weight_decay=weight_decay,
+        eps=eps,
+        maximize=maximize,
     )
     for tensor, result in zip(written, wide):
         if result is not tensor:
@@ -254,13 +295,37 @@ def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr,
 
 
 @fake_kernel("adamw_")
-def _(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr, beta1, beta2, weight_decay, eps,
-      maximize, lr_tensor=None, grad_scale=None, found_inf=None):
+def _(
+    params,
+    grads,
+    exp_avgs,
+    exp_avg_sqs,
+    max_exp_avg_sqs,
+    state_steps,
+    *,
+    lr,
+    beta1,
+    beta2,
+    weight_decay,
+    eps,
+    maximize,
+    lr_tensor=None,
+    grad_scale=None,
+    found_inf=None,
+):
     # A meta tensor among others brings a call here, and nothing would be updated.
     on = params[0].device if params else None
-    for name, tensors in (("params", params), ("grads", grads), ("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs),
-                          ("max_exp_avg_sqs", max_exp_avg_sqs), ("state_steps", state_steps)):
+    for name, tensors in (
+        ("params", params),
+        ("grads", grads),
+        ("exp_avgs", exp_avgs),
+        ("exp_avg_sqs", exp_avg_sqs),
+        ("max_exp_avg_sqs", max_exp_avg_sqs),
+        ("state_steps", state_steps),
+    ):
         for tensor in tensors:
             if tensor.device != on and not (name == "state_steps" and tensor.device == _CPU):
-                raise RuntimeError(f"metalcore::adamw_: {name} must be on the device of the other tensors, {on}, "
-                                   f"not on {tensor.device}")
+                raise RuntimeError(
+                    f"metalcore::adamw_: {name} must be on the device of the other tensors, {on}, "
+                    f"not on {tensor.device}"
+                )

@@ -27,8 +27,10 @@ def install():
     refuse_if_unsound()
     extension = load_extension()
     if extension.autograd_started_without_device():
-        raise RuntimeError("metalcore.simulator must be imported before the first backward(): PyTorch's autograd "
-                           "engine has started and counted the devices without the simulated one")
+        raise RuntimeError(
+            "metalcore.simulator must be imported before the first backward(): PyTorch's autograd "
+            "engine has started and counted the devices without the simulated one"
+        )
     extension.install()
     _extension = extension
     if hasattr(_C, "simulator_set_allocations"):
@@ -39,9 +41,12 @@ def install():
     atexit.register(extension.drain_autograd)
     torch._C._metalcore_simulates_mps = True
     if "mps" not in DEVICES:
-        warnings.warn("metalcore was built without kernels for the simulator on this CPU (METALCORE_ISA): metalcore's "
-                      "functions are PyTorch's on the simulated device. compile_shader runs kernels of your own",
-                      RuntimeWarning, stacklevel=3)
+        warnings.warn(
+            "metalcore was built without kernels for the simulator on this CPU (METALCORE_ISA): metalcore's "
+            "functions are PyTorch's on the simulated device. compile_shader runs kernels of your own",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     if (overrides := sys.modules.get("metalcore.overrides")) is not None:
         overrides.refresh()
 
@@ -49,8 +54,9 @@ def install():
 def refuse_if_unsound():
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if release < OLDEST_TORCH:
-        raise RuntimeError(f"metalcore.simulator needs torch {'.'.join(map(str, OLDEST_TORCH))} or newer, "
-                           f"found {torch.__version__}")
+        raise RuntimeError(
+            f"metalcore.simulator needs torch {'.'.join(map(str, OLDEST_TORCH))} or newer, found {torch.__version__}"
+        )
     if torch._C._has_mps:
         raise RuntimeError("metalcore.simulator: this PyTorch has a real MPS backend, which needs no simulation")
     if not sys.platform.startswith("linux"):
@@ -61,12 +67,15 @@ def refuse_if_unsound():
     present = torch._C._get_accelerator().type
     if present == "cuda":
         if torch.cuda.is_available():
-            raise RuntimeError("metalcore.simulator: PyTorch supports one accelerator at a time, and this process has "
-                               "a CUDA device. Set METALCORE_HIDE_CUDA=1 (or CUDA_VISIBLE_DEVICES=) in the "
-                               "environment before the program starts to run it on the simulated device instead.")
+            raise RuntimeError(
+                "metalcore.simulator: PyTorch supports one accelerator at a time, and this process has "
+                "a CUDA device. Set METALCORE_HIDE_CUDA=1 (or CUDA_VISIBLE_DEVICES=) in the "
+                "environment before the program starts to run it on the simulated device instead."
+            )
     elif present != "cpu":
-        raise RuntimeError("metalcore.simulator: PyTorch supports one accelerator at a time, and this one has "
-                           f"{present!r}")
+        raise RuntimeError(
+            f"metalcore.simulator: PyTorch supports one accelerator at a time, and this one has {present!r}"
+        )
 
 
 def load_extension():

@@ -107,12 +107,15 @@ def test_lists(capsys):
     assert lines and all("rms_norm" in line and "bfloat16" in line and "backward" in line for line in lines)
 
 
-@pytest.mark.parametrize("arguments, message", (
-    (("nope",), "'nope' is not a benchmark; there are activation, adamw"),
-    (("--list", "nope"), "'nope' is not a benchmark"),
-    (("--list", "--filter", "nope"), "no case contains 'nope'"),
-    (("--report", "nowhere.json"), "--report nowhere.json: "),
-))
+@pytest.mark.parametrize(
+    "arguments, message",
+    (
+        (("nope",), "'nope' is not a benchmark; there are activation, adamw"),
+        (("--list", "nope"), "'nope' is not a benchmark"),
+        (("--list", "--filter", "nope"), "no case contains 'nope'"),
+        (("--report", "nowhere.json"), "--report nowhere.json: "),
+    ),
+)
 def test_refusals(capsys, arguments, message):
     assert main(["bench", *arguments]) == 2
     captured = capsys.readouterr()

@@ -81,8 +81,16 @@ def measured(ours, theirs, batches):
     device, row, found = Clock(), Row(), []
     run = Run(device, 31, False, False, sample_seconds=1e-3, case_seconds=4.0)
     for batch in batches:
-        cell = Cell(name="x", n=4, batch=batch, row=row, inputs=lambda device: (), targets={},
-                    ours=lambda: device.call("ours", ours(batch)), theirs=lambda: device.call("theirs", theirs(batch)))
+        cell = Cell(
+            name="x",
+            n=4,
+            batch=batch,
+            row=row,
+            inputs=lambda device: (),
+            targets={},
+            ours=lambda: device.call("ours", ours(batch)),
+            theirs=lambda: device.call("theirs", theirs(batch)),
+        )
         device.calls.clear()
         try:
             found.append((measure_cell(cell, run), list(device.calls)))
@@ -92,13 +100,13 @@ def measured(ours, theirs, batches):
 
 
 def test_quick_calls_are_measured_in_rounds():
-    (samples, calls), = measured(lambda batch: 1e-4, lambda batch: 3e-4, [1])
+    ((samples, calls),) = measured(lambda batch: 1e-4, lambda batch: 3e-4, [1])
     assert samples.ours == pytest.approx([1e-4] * 7) and samples.theirs == pytest.approx([3e-4] * 7)
     assert samples.theirs_batch is None
 
 
 def test_a_slow_call_is_measured_once():
-    (samples, calls), = measured(lambda batch: 1e-4, lambda batch: 0.4, [1])
+    ((samples, calls),) = measured(lambda batch: 1e-4, lambda batch: 0.4, [1])
     assert samples.ours == pytest.approx([1e-4]) and samples.theirs == pytest.approx([0.4])
     assert calls.count("theirs") == 2
 
@@ -119,21 +127,45 @@ def test_what_would_take_us_long_is_left_out():
 
 def result(n, batch, ratio, **more):
     times = {"ours": 1e-3, "theirs": ratio * 1e-3, "speedup": ratio}
-    return {"family": "linalg_map", "name": "svd", "shape": f"{batch}x{n}x{n}", "dtype": "float32", "method": "events",
-            "cell": {"n": n, "batch": batch}, "calls": 1, "sets": 1, "cached": False, "variant": "",
-            **{name: dict.fromkeys(("q1", "median", "q3"), value) for name, value in times.items()},
-            "targets": [{"quantity": "speedup", "bound": 1 / 1.1, "found": ratio, "met": ratio >= 1 / 1.1}],
-            "samples": {"ours": [1e-3], "theirs": [ratio * 1e-3]}, **more}
+    return {
+        "family": "linalg_map",
+        "name": "svd",
+        "shape": f"{batch}x{n}x{n}",
+        "dtype": "float32",
+        "method": "events",
+        "cell": {"n": n, "batch": batch},
+        "calls": 1,
+        "sets": 1,
+        "cached": False,
+        "variant": "",
+        **{name: dict.fromkeys(("q1", "median", "q3"), value) for name, value in times.items()},
+        "targets": [{"quantity": "speedup", "bound": 1 / 1.1, "found": ratio, "met": ratio >= 1 / 1.1}],
+        "samples": {"ours": [1e-3], "theirs": [ratio * 1e-3]},
+        **more,
+    }
 
 
 def known():
-    failed = {"family": "linalg_map", "name": "svd", "shape": "16x8x8", "dtype": "float32",
-              "cell": {"n": 8, "batch": 16}, "error": "ValueError: <no>"}
-    return {"machine": {"date": "2026-01-02T03:04:05+00:00", "device_name": "NVIDIA H100 80GB", "torch": "2.11"},
-            "ceilings": {"copy": 2e12, "matmul_float32": 5e13, "matmul_bfloat16": 7e14},
-            "settings": {"rounds": 31, "quick": False, "eager": False},
-            "results": [result(4, 1, 12.34), result(4, 16, 0.5), result(4, 256, 432.1, theirs_batch=16),
-                        result(8, 1, 1.0), failed]}
+    failed = {
+        "family": "linalg_map",
+        "name": "svd",
+        "shape": "16x8x8",
+        "dtype": "float32",
+        "cell": {"n": 8, "batch": 16},
+        "error": "ValueError: <no>",
+    }
+    return {
+        "machine": {"date": "2026-01-02T03:04:05+00:00", "device_name": "NVIDIA H100 80GB", "torch": "2.11"},
+        "ceilings": {"copy": 2e12, "matmul_float32": 5e13, "matmul_bfloat16": 7e14},
+        "settings": {"rounds": 31, "quick": False, "eager": False},
+        "results": [
+            result(4, 1, 12.34),
+            result(4, 16, 0.5),
+            result(4, 256, 432.1, theirs_batch=16),
+            result(8, 1, 1.0),
+            failed,
+        ],
+    }
 
 
 def test_formats():
@@ -192,7 +224,7 @@ def test_numbers_stand_out_from_their_cells(ratio):
     from benchmarks.harness import maps
 
     def luminance(colour):
-        parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
         return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
 

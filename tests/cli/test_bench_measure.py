@@ -64,8 +64,17 @@ class Clock:
 def runner(device, **settings):
     from benchmarks.harness.run import Run
 
-    return Run(**{"device": device, "rounds": 5, "quick": False, "eager": False, "sample_seconds": 4e-3,
-                  "case_seconds": 1.0, **settings})
+    return Run(
+        **{
+            "device": device,
+            "rounds": 5,
+            "quick": False,
+            "eager": False,
+            "sample_seconds": 4e-3,
+            "case_seconds": 1.0,
+            **settings,
+        }
+    )
 
 
 @pytest.mark.parametrize("graph", (False, True))
@@ -131,8 +140,15 @@ def test_rates_and_limits():
     assert limit(200, 3000, ceilings) == (3.0, "arithmetic")
     assert limit(0, 0, ceilings) == (None, None)
     case = Comparison(name="x", inputs=None, ours=None, theirs=None, bytes=200, flops=1000)
-    assert rates(case, 4.0, False, ceilings) == {"bytes": 200, "flops": 1000, "limit": 2.0, "bound": "memory",
-                                                 "bytes_per_second": 50.0, "flops_per_second": 250.0, "share": 0.5}
+    assert rates(case, 4.0, False, ceilings) == {
+        "bytes": 200,
+        "flops": 1000,
+        "limit": 2.0,
+        "bound": "memory",
+        "bytes_per_second": 50.0,
+        "flops_per_second": 250.0,
+        "share": 0.5,
+    }
     assert "share" not in rates(case, 4.0, True, ceilings)  # from the cache
 
 

@@ -11,18 +11,39 @@ pytestmark = pytest.mark.usefixtures("as_before")
 
 
 def known():
-    result = {"family": "qr", "name": "qr", "shape": "4x4", "dtype": "float32", "method": "events", "calls": 2,
-              "sets": 1, "cached": False, "variant": "simd", "ours": {"q1": 0.9e-3, "median": 1e-3, "q3": 1.1e-3},
-              "theirs": {"q1": 2, "median": 2.5, "q3": 3}, "speedup": {"q1": 2000, "median": 2500, "q3": 3000},
-              "bytes": 10**9, "flops": 0, "limit": 5e-4, "bound": "memory", "bytes_per_second": 1e12, "share": 0.5,
-              "targets": [{"quantity": "speedup", "bound": 1500, "found": 2500, "met": True},
-                          {"quantity": "share", "bound": 0.8, "found": 0.5, "met": False}],
-              "samples": {"ours": [1e-3], "theirs": [2.5]}}
+    result = {
+        "family": "qr",
+        "name": "qr",
+        "shape": "4x4",
+        "dtype": "float32",
+        "method": "events",
+        "calls": 2,
+        "sets": 1,
+        "cached": False,
+        "variant": "simd",
+        "ours": {"q1": 0.9e-3, "median": 1e-3, "q3": 1.1e-3},
+        "theirs": {"q1": 2, "median": 2.5, "q3": 3},
+        "speedup": {"q1": 2000, "median": 2500, "q3": 3000},
+        "bytes": 10**9,
+        "flops": 0,
+        "limit": 5e-4,
+        "bound": "memory",
+        "bytes_per_second": 1e12,
+        "share": 0.5,
+        "targets": [
+            {"quantity": "speedup", "bound": 1500, "found": 2500, "met": True},
+            {"quantity": "share", "bound": 0.8, "found": 0.5, "met": False},
+        ],
+        "samples": {"ours": [1e-3], "theirs": [2.5]},
+    }
     met = {**result, "shape": "5x5", "targets": result["targets"][:1]}
     failed = {"family": "softmax", "name": "a|b", "shape": "", "dtype": "", "error": "ValueError: <no>\nmore"}
-    return {"machine": {"date": "2026-01-02T03:04:05+00:00", "device_name": "NVIDIA H100 80GB", "torch": "2.11"},
-            "ceilings": {"copy": 2e12, "matmul_float32": 5e13, "matmul_bfloat16": 7e14},
-            "settings": {"rounds": 31, "quick": False, "eager": False}, "results": [result, met, failed]}
+    return {
+        "machine": {"date": "2026-01-02T03:04:05+00:00", "device_name": "NVIDIA H100 80GB", "torch": "2.11"},
+        "ceilings": {"copy": 2e12, "matmul_float32": 5e13, "matmul_bfloat16": 7e14},
+        "settings": {"rounds": 31, "quick": False, "eager": False},
+        "results": [result, met, failed],
+    }
 
 
 ROW = ["qr [simd]", "4x4", "float32", "1 ms", "2.5 s", "2500 (2000 to 3000)", "1 TB/s", "50.0%", "MISS share >= 80.0%"]
@@ -46,9 +67,19 @@ def test_numbers():
     from benchmarks.harness.report import rate_text, seconds_text
 
     assert [seconds_text(seconds) for seconds in (1234.5, 0.99999, 0.0123, 4.56e-5, 1e-8, -2e-6)] == [
-        "1234 s", "1 s", "12.3 ms", "45.6 us", "0.01 us", "-2 us"]
+        "1234 s",
+        "1 s",
+        "12.3 ms",
+        "45.6 us",
+        "0.01 us",
+        "-2 us",
+    ]
     assert [rate_text(rate, "B/s") for rate in (2.976e12, 999.9e9, 123.45e9, 5e3)] == [
-        "2.98 TB/s", "1 TB/s", "123 GB/s", "0.005 MB/s"]
+        "2.98 TB/s",
+        "1 TB/s",
+        "123 GB/s",
+        "0.005 MB/s",
+    ]
 
 
 def test_report_of_a_json_file(capsys, tmp_path):
@@ -60,8 +91,9 @@ def test_report_of_a_json_file(capsys, tmp_path):
     assert main(["bench", "--report", str(tmp_path / "first" / "run.json"), "--out", str(tmp_path / "second")]) == 0
     assert "MISS" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "second").iterdir()} >= {"run.json", "run.md", "run.html"}
-    assert (tmp_path / "second" / "run.md").read_text() == report.markdown(known(), {
-        path.stem.removeprefix("run-"): path for path in (tmp_path / "second").glob("*.png")})
+    assert (tmp_path / "second" / "run.md").read_text() == report.markdown(
+        known(), {path.stem.removeprefix("run-"): path for path in (tmp_path / "second").glob("*.png")}
+    )
 
 
 def test_report_of_several_files(capsys, tmp_path):

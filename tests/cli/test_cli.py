@@ -52,13 +52,16 @@ def test_explain(capsys):
     assert "bfloat" in out
 
 
-@pytest.mark.parametrize("words, shapes", (
-    (["1024x128x128"], [(1024, 128, 128)]),
-    (["8x8", "8x3"], [(8, 8), (8, 3)]),
-    (["8x8,", "8x3"], [(8, 8), (8, 3)]),
-    (["8", "8,8", "3"], [(8, 8), (8, 3)]),
-    (["0x4"], [(0, 4)]),
-))
+@pytest.mark.parametrize(
+    "words, shapes",
+    (
+        (["1024x128x128"], [(1024, 128, 128)]),
+        (["8x8", "8x3"], [(8, 8), (8, 3)]),
+        (["8x8,", "8x3"], [(8, 8), (8, 3)]),
+        (["8", "8,8", "3"], [(8, 8), (8, 3)]),
+        (["0x4"], [(0, 4)]),
+    ),
+)
 def test_shapes(words, shapes):
     assert explain._shapes(words) == shapes
 
@@ -99,38 +102,54 @@ def test_version(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith(f"metalcore {metalcore.__version__}, PyTorch {torch.__version__}, Python 3.")
+    assert capsys.readouterr().out.startswith(
+        f"metalcore {metalcore.__version__}, PyTorch {torch.__version__}, Python 3."
+    )
 
 
-@pytest.mark.parametrize("arguments, message", (
-    (("explain", "nope", "3"), "'nope'"),
-    (("explain", "qr", "4", "x"), "'x'"),
-    (("explain", "qr", "4", "-4"), "negative"),
-    (("explain", "qr", "4"), "at least 2 dimensions"),
-    (("explain", "qr", "4", "4", "--option", "mode"), "NAME=VALUE"),
-    (("explain", "qr", "4", "4", "--option", "mode=x"), "mode"),
-    (("explain", "qr", "4x"), "'4x'"),
-    (("explain", "qr", "4xx4"), "'4xx4'"),
-    (("explain", "qr", "four"), "'four'"),
-    (("explain", "qr", "4.5x4"), "whole numbers"),
-    (("explain", "qr", "99999999999999999999x4"), "below 2^63"),
-    (("explain", "softmax", "9223372036854775807x9223372036854775807"), "more than a grid can have"),
-    (("explain", "softmax", "8x8", "--option", "dim=99999999999999999999"), "dim"),
-    (("check", "no_such_file.metal"), "no_such_file.metal: No such file"),
-    (("check", "."), ".: Is a directory"),
-    (("check", __file__, "-I", "no_such_folder"), "no_such_folder"),
-    (("bench", "--report", "no_such_file.json"), "no_such_file.json"),
-))
+@pytest.mark.parametrize(
+    "arguments, message",
+    (
+        (("explain", "nope", "3"), "'nope'"),
+        (("explain", "qr", "4", "x"), "'x'"),
+        (("explain", "qr", "4", "-4"), "negative"),
+        (("explain", "qr", "4"), "at least 2 dimensions"),
+        (("explain", "qr", "4", "4", "--option", "mode"), "NAME=VALUE"),
+        (("explain", "qr", "4", "4", "--option", "mode=x"), "mode"),
+        (("explain", "qr", "4x"), "'4x'"),
+        (("explain", "qr", "4xx4"), "'4xx4'"),
+        (("explain", "qr", "four"), "'four'"),
+        (("explain", "qr", "4.5x4"), "whole numbers"),
+        (("explain", "qr", "99999999999999999999x4"), "below 2^63"),
+        (("explain", "softmax", "9223372036854775807x9223372036854775807"), "more than a grid can have"),
+        (("explain", "softmax", "8x8", "--option", "dim=99999999999999999999"), "dim"),
+        (("check", "no_such_file.metal"), "no_such_file.metal: No such file"),
+        (("check", "."), ".: Is a directory"),
+        (("check", __file__, "-I", "no_such_folder"), "no_such_folder"),
+        (("bench", "--report", "no_such_file.json"), "no_such_file.json"),
+    ),
+)
 def test_refusals(capsys, arguments, message):
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
     assert message in err and err.startswith(f"metalcore {arguments[0]}: ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", (
-    (), ("nope",), ("explain",), ("info", "extra"), ("explain", "qr", "2", "--dtype", "x"),
-    ("explain", "qr", "2x2", "--device", "cpu"), ("bench", "--rounds", "0"), ("bench", "--rounds", "9" * 30),
-    ("bench", "--threads", "-1"), ("bench", "--threads", "1e3")))
+@pytest.mark.parametrize(
+    "arguments",
+    (
+        (),
+        ("nope",),
+        ("explain",),
+        ("info", "extra"),
+        ("explain", "qr", "2", "--dtype", "x"),
+        ("explain", "qr", "2x2", "--device", "cpu"),
+        ("bench", "--rounds", "0"),
+        ("bench", "--rounds", "9" * 30),
+        ("bench", "--threads", "-1"),
+        ("bench", "--threads", "1e3"),
+    ),
+)
 def test_usage_errors(capsys, arguments):
     with pytest.raises(SystemExit) as error:
         main(list(arguments))

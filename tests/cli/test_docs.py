@@ -31,8 +31,9 @@ def blocks(language):
 
 
 def commands():
-    lines = {line for block in blocks("") for line in block.values[0].splitlines()
-             if line.startswith("python -m metalcore")}
+    lines = {
+        line for block in blocks("") for line in block.values[0].splitlines() if line.startswith("python -m metalcore")
+    }
     chosen = sorted(line for line in lines if "bench" not in line or "--list" in line)  # benchmarks have their own test
     return [pytest.param(line, marks=where(line)) for line in chosen]
 

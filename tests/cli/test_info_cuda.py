@@ -7,8 +7,10 @@ import metalcore
 from metalcore.cli import info
 from metalcore.msl import nvrtc
 
-H100 = {"driver": "13.0",
-        "devices": [{"name": "NVIDIA H100", "arch": 90, "memory": 80 * 2**30, "multiprocessors": 132}]}
+H100 = {
+    "driver": "13.0",
+    "devices": [{"name": "NVIDIA H100", "arch": 90, "memory": 80 * 2**30, "multiprocessors": 132}],
+}
 
 
 def collected(monkeypatch, found, cuda="13.0"):

@@ -35,6 +35,7 @@ def test_passes(kind, capsys, monkeypatch):
     """Every check passes, and every function is called by one directly: not only by another function."""
     names, called = public_functions(), set()
     for name in names:
+
         def recorded(*arguments, name=name, function=getattr(metalcore, name), **options):
             called.add(name)
             return function(*arguments, **options)
@@ -80,7 +81,8 @@ def test_checks_are_counted(kind, few, capsys):
     lines = [line for line in run(capsys, kind)[1].splitlines() if line.startswith("[")]
     count = len(lines)
     assert count >= 8 and [line[1:].split("]")[0].strip() for line in lines] == [
-        f"{number}/{count}" for number in range(1, count + 1)]
+        f"{number}/{count}" for number in range(1, count + 1)
+    ]
 
 
 def test_nan_and_exceptions_fail(kind, few, capsys, monkeypatch):

@@ -25,8 +25,21 @@ def fake(tmp_path_factory):
         if key not in built:
             path = folder / str(len(built)) / soname
             path.parent.mkdir()
-            command = [*host.find_compiler().command, "-x", "c", "-std=c11", "-shared", "-fPIC", "-O1", "-pthread",
-                       f"-Wl,-soname,{soname}", *flags, str(HERE / source), "-o", str(path)]
+            command = [
+                *host.find_compiler().command,
+                "-x",
+                "c",
+                "-std=c11",
+                "-shared",
+                "-fPIC",
+                "-O1",
+                "-pthread",
+                f"-Wl,-soname,{soname}",
+                *flags,
+                str(HERE / source),
+                "-o",
+                str(path),
+            ]
             subprocess.run(command, check=True)
             built[key] = path
         return str(built[key])

@@ -71,8 +71,10 @@ class Compiler:
 
     def __call__(self, arch, requests):
         self.calls.append((arch, list(requests)))
-        return [self.code(f"{kernel}@{signature}@{arch}@{program}", block_bytes(signature))
-                for program, kernel, signature in requests]
+        return [
+            self.code(f"{kernel}@{signature}@{arch}@{program}", block_bytes(signature))
+            for program, kernel, signature in requests
+        ]
 
     def code(self, entry, block):
         return f"entry {entry} block {block} threads {self.threads} shared {self.shared}".encode(), entry
@@ -113,8 +115,22 @@ def decoded(record):
             at, inline = -(-at // 16) * 16, True
         values[f"{kind}{index}"] = block[at : at + size] if kind == "i" else struct.unpack_from("<Q", block, at)[0]
         at += size
-    return Launch(kernel, signature, int(arch), int(program), record.device, tuple(record.grid), tuple(record.block),
-                  record.shared, record.stream or 0, grid[0:3], grid[3:6], grid[6:9], grid[9:12], values)
+    return Launch(
+        kernel,
+        signature,
+        int(arch),
+        int(program),
+        record.device,
+        tuple(record.grid),
+        tuple(record.block),
+        record.shared,
+        record.stream or 0,
+        grid[0:3],
+        grid[3:6],
+        grid[6:9],
+        grid[9:12],
+        values,
+    )
 
 
 def dispatch(kernel="k", buffers=(), lengths=(), threads=(1, 1, 1), group=(1, 1, 1), *, program=0, device=0):

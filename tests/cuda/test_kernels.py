@@ -41,7 +41,8 @@ assert driver.fake_loads() == driver.fake_functions() == 2
 
 
 def test_an_exception_of_the_compiler_arrives_as_it_is(run):
-    assert run("""
+    assert (
+        run("""
 import traceback
 class Refusal(SyntaxError): pass
 def refuse(arch, requests): raise Refusal("line 7: no such function")
@@ -54,7 +55,9 @@ for call in (lambda: dispatch("bad"), lambda: C.cuda_attributes(0, "bad", "b0", 
         print(error)
 Compiler()
 assert len(dispatch("bad")) == 1
-""").splitlines() == ["line 7: no such function"] * 2
+""").splitlines()
+        == ["line 7: no such function"] * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,8 +67,11 @@ assert len(dispatch("bad")) == 1
         ("None", "TypeError", ""),
         ("[('text', 'k')]", "TypeError", "bytes"),
         ("[(b'no code', 'k')]", "RuntimeError", "loading kernel 'k' (b0) failed: CUDA_ERROR_INVALID_VALUE"),
-        ("[(b'entry k block 64 threads 1 shared 0', 'm')]", "RuntimeError",
-         "loading kernel 'k' (b0) failed: CUDA error"),
+        (
+            "[(b'entry k block 64 threads 1 shared 0', 'm')]",
+            "RuntimeError",
+            "loading kernel 'k' (b0) failed: CUDA error",
+        ),
     ],
 )
 def test_answers_that_are_none(run, answer, kind, message):

@@ -75,7 +75,8 @@ assert "(257, 1, 1) threads; on this GPU it may have up to 256" in refusal(Value
 
 
 def test_streams_and_devices(run):
-    run("""
+    run(
+        """
 import threading
 Compiler()
 seen = {}
@@ -94,7 +95,9 @@ for launch in found:
     assert launch.stream == launch.values["b0"] and launch.device == launch.stream % 2
     assert launch.arch == {0: 90, 1: 80}[launch.device]
 assert driver.fake_functions() == 2
-""", streams=True)
+""",
+        streams=True,
+    )
 
 
 def test_another_current_context_is_put_back(run):
@@ -157,7 +160,10 @@ dispatch()
 in_child(lambda: print(refusal(RuntimeError)[:81], flush=True))
 in_child(lambda: print("reason" in C.cuda_info(), flush=True))
 """).splitlines() == [
-        "1", "metalcore: CUDA cannot be used in a process that was forked from one which had used it"[:81], "True"]
+        "1",
+        "metalcore: CUDA cannot be used in a process that was forked from one which had used it"[:81],
+        "True",
+    ]
 
 
 def test_information(run):
@@ -171,18 +177,23 @@ assert driver.fake_depth() == 0
 
 @pytest.mark.skipif(find_library("cuda") is not None, reason="there is a driver")
 def test_without_a_driver(run):
-    assert "there is no NVIDIA driver: libcuda.so.1: cannot open" in run("""
+    assert "there is no NVIDIA driver: libcuda.so.1: cannot open" in run(
+        """
 Compiler()
 print(C.cuda_info()["reason"])
 try:
     C.cuda_dispatch(0, "k", 0, [], [], (1, 1, 1), (1, 1, 1))
 except RuntimeError as error:
     assert str(error) == C.cuda_info()["reason"]
-""", driver=False)
+""",
+        driver=False,
+    )
 
 
 def test_a_driver_that_is_too_old(run):
     assert "has no cuLibraryLoadData; CUDA 12.1 and so driver 530 or newer is needed" in run(
-        "print(C.cuda_info()['reason'])", driver_flags=["-DWITHOUT_LIBRARIES"])
+        "print(C.cuda_info()['reason'])", driver_flags=["-DWITHOUT_LIBRARIES"]
+    )
     assert "is one for CUDA 12.0; CUDA 12.1 and so driver 530 or newer is needed" in run(
-        "print(C.cuda_info()['reason'])", driver_flags=["-DVERSION=12000"])
+        "print(C.cuda_info()['reason'])", driver_flags=["-DVERSION=12000"]
+    )

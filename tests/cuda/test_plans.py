@@ -27,7 +27,15 @@ def test_explain_takes_the_device_of_the_tensor():
 
 
 def test_operators_have_kernels_for_every_backend():
-    for name in ("silu", "gelu_backward", "softmax", "log_softmax_backward", "rms_norm", "add_rms_norm", "adamw_",
-                 "qr"):
+    for name in (
+        "silu",
+        "gelu_backward",
+        "softmax",
+        "log_softmax_backward",
+        "rms_norm",
+        "add_rms_norm",
+        "adamw_",
+        "qr",
+    ):
         for key in ("CUDA", "MPS"):
             assert torch._C._dispatch_has_kernel_for_dispatch_key(f"metalcore::{name}", key), (name, key)

@@ -43,8 +43,11 @@ def with_gradients(what, function, *inputs):
 
 
 def elementwise(device, dtype):
-    for name, function in (("silu", metalcore.silu), ("gelu", metalcore.gelu),
-                           ("gelu tanh", lambda x: metalcore.gelu(x, "tanh"))):
+    for name, function in (
+        ("silu", metalcore.silu),
+        ("gelu", metalcore.gelu),
+        ("gelu tanh", lambda x: metalcore.gelu(x, "tanh")),
+    ):
         yield from with_gradients(name, function, random(device, dtype, 1027))  # four at a time, and a rest
         yield from with_gradients(name, lambda x: function(x[1:]), random(device, dtype, 40))  # not aligned
         yield from with_gradients(name, lambda x: function(x[:, ::2]), random(device, dtype, 9, 30))
@@ -90,14 +93,17 @@ def rms_norm(device, dtype):
 
 
 def adamw(device, dtype):
-    for amsgrad, on_device, moment in itertools.product((False, True), (False, True), dict.fromkeys((dtype, torch.float32))):
+    for amsgrad, on_device, moment in itertools.product(
+        (False, True), (False, True), dict.fromkeys((dtype, torch.float32))
+    ):
         shapes = [(2049,), (5,), (3, 7), *[(1 + i % 5,) for i in range(105)]]
         params, grads = ([random(device, dtype, *shape) for shape in shapes] for _ in "pg")
         moments = [[torch.zeros(shape, device=device, dtype=moment) for shape in shapes] for _ in range(3)]
         moments[2] = moments[2] if amsgrad else []
         steps = [torch.zeros((), device=device if on_device else "cpu") for _ in shapes]
-        torch.ops.metalcore.adamw_(params, grads, *moments, steps, lr=1e-2, beta1=0.9, beta2=0.999, weight_decay=0.1,
-                                   eps=1e-8, maximize=False)
+        torch.ops.metalcore.adamw_(
+            params, grads, *moments, steps, lr=1e-2, beta1=0.9, beta2=0.999, weight_decay=0.1, eps=1e-8, maximize=False
+        )
         yield from (("adamw", param) for param in params)
 
 
@@ -131,13 +137,36 @@ def lu(device):
     """Factorizations and solutions with the least work that take every kernel; on an NVIDIA GPU's plan large ones are
     PyTorch's, so that of the baseline is taken."""
     with tuned("baseline"):
-        for m, n in ((1, 1), (2, 2), (3, 3), (4, 4), (7, 5), (12, 12), (30, 20), (40, 60), (100, 30), (170, 170),
-                     (520, 520), (1030, 20)):
+        for m, n in (
+            (1, 1),
+            (2, 2),
+            (3, 3),
+            (4, 4),
+            (7, 5),
+            (12, 12),
+            (30, 20),
+            (40, 60),
+            (100, 30),
+            (170, 170),
+            (520, 520),
+            (1030, 20),
+        ):
             A = random(device, torch.float32, 3, m, n)
             for part in metalcore.lu(A):
                 yield f"lu {m}x{n}", part
-        for n, right in ((4, 9), (8, 3), (8, 8), (12, 4), (12, 12), (32, 1), (32, 12), (32, 32), (40, 9), (64, 4),
-                         (170, 3)):
+        for n, right in (
+            (4, 9),
+            (8, 3),
+            (8, 8),
+            (12, 4),
+            (12, 12),
+            (32, 1),
+            (32, 12),
+            (32, 32),
+            (40, 9),
+            (64, 4),
+            (170, 3),
+        ):
             A, B = random(device, torch.float32, 3, n, n), random(device, torch.float32, 3, n, right)
             yield f"solve {n} {right}", metalcore.solve_ex(A, B)[0]
             LU, pivots, _ = metalcore.lu_factor_ex(A)
@@ -151,8 +180,10 @@ def triangular(device):
     taken = set()
     batches = {1: (1, 300), 3: (1,), 5: (3, 1024), 12: (3,), 20: (3,), 64: (512,), 128: (256,)}  # of right-hand sides
     orders = (3, 9, 17, 33, 65, 129, 520, 1025)
-    systems = sorted(((n, k, batch) for k in batches for batch in batches[k] for n in orders),
-                     key=lambda system: system[0] * (system[0] + system[1]) * system[2])
+    systems = sorted(
+        ((n, k, batch) for k in batches for batch in batches[k] for n in orders),
+        key=lambda system: system[0] * (system[0] + system[1]) * system[2],
+    )
     for family, (n, k, batch) in itertools.product(FAMILIES, systems):
         with tuned(family):
             kernels = set(metalcore.explain("solve_triangular", (batch, n, n), (batch, n, k)).kernels)
@@ -195,9 +226,11 @@ def reflectors(device):
 
 
 # name -> device -> [(what, result)]
-SECTIONS = {f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-            for section in (elementwise, softmax, rms_norm, adamw) for dtype in DTYPES} | {
-                section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh, reflectors)}
+SECTIONS = {
+    f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
+    for section in (elementwise, softmax, rms_norm, adamw)
+    for dtype in DTYPES
+} | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh, reflectors)}
 
 
 def record_launches():

@@ -1,6 +1,6 @@
 """Programs that use kernels for the first time, in a process and with a cache of compiled kernels of their own.
 
-    METALCORE_CACHE_DIR=<an empty directory> python tests/cuda_device/first_use.py threads
+METALCORE_CACHE_DIR=<an empty directory> python tests/cuda_device/first_use.py threads
 """
 
 import sys

@@ -54,8 +54,20 @@ OPERATORS = {
     "softmax_backward": lambda a, b: torch.ops.metalcore.softmax_backward(a, b, -1, torch.float32),
     "rms_norm": lambda a, b: torch.ops.metalcore.rms_norm(a, 1, b[0], 1e-6),
     "add_rms_norm": lambda a, b: torch.ops.metalcore.add_rms_norm(a, b, 1, None, 1e-6),
-    "adamw": lambda a, b: torch.ops.metalcore.adamw_([a], [b], [a.clone()], [a.clone()], [], [torch.zeros(())], lr=0.1,
-                                                     beta1=0.9, beta2=0.99, weight_decay=0.0, eps=1e-8, maximize=False),
+    "adamw": lambda a, b: torch.ops.metalcore.adamw_(
+        [a],
+        [b],
+        [a.clone()],
+        [a.clone()],
+        [],
+        [torch.zeros(())],
+        lr=0.1,
+        beta1=0.9,
+        beta2=0.99,
+        weight_decay=0.0,
+        eps=1e-8,
+        maximize=False,
+    ),
 }
 
 

@@ -12,8 +12,13 @@ PROGRAM = Path(__file__).with_name("first_use.py")
 
 
 def start(name, cache):
-    return subprocess.Popen([sys.executable, PROGRAM, name], env={**os.environ, "METALCORE_CACHE_DIR": str(cache)},
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        [sys.executable, PROGRAM, name],
+        env={**os.environ, "METALCORE_CACHE_DIR": str(cache)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -47,8 +47,9 @@ def test_qr(name):
     check_replays(made, made.forward)
 
 
-@pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"fused": True}, {"weight_decay": 0.1, "maximize": True}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"amsgrad": True}, {"fused": True}, {"weight_decay": 0.1, "maximize": True}], ids=str
+)
 def test_adamw(options):
     """A step before the capture and ten replays are eleven steps: they are counted in device memory."""
     shapes = [(33, 7), (5,), (2049,), *[(1 + i % 5,) for i in range(105)]]
@@ -72,8 +73,9 @@ def test_adamw(options):
         reference.step()
     for param, e in zip(params, expected):
         # Eleven steps of size lr, with eight roundings each.
-        torch.testing.assert_close(param.detach().cpu(), e.detach(), rtol=1e-6,
-                                   atol=11 * 8 * torch.finfo(torch.float32).eps * 1e-2)
+        torch.testing.assert_close(
+            param.detach().cpu(), e.detach(), rtol=1e-6, atol=11 * 8 * torch.finfo(torch.float32).eps * 1e-2
+        )
         assert optimizer.state[param]["step"].item() == 11
 
 
@@ -91,10 +93,16 @@ def test_adamw_reads_its_learning_rate_at_every_replay():
 
 def test_a_captured_model_trains():
     """Forward, backward and the step in one graph, beside the same steps without one."""
+
     def steps(in_graph):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(16, 64), metalcore.nn.SiLU(), metalcore.nn.RMSNorm(64),
-                                    torch.nn.Linear(64, 8), metalcore.nn.LogSoftmax(-1)).cuda()
+        model = torch.nn.Sequential(
+            torch.nn.Linear(16, 64),
+            metalcore.nn.SiLU(),
+            metalcore.nn.RMSNorm(64),
+            torch.nn.Linear(64, 8),
+            metalcore.nn.LogSoftmax(-1),
+        ).cuda()
         optimizer = metalcore.optim.AdamW(model.parameters(), lr=1e-2, capturable=True)
         x, target = torch.randn(32, 16).cuda(), torch.randint(0, 8, (32,)).cuda()
 

@@ -16,8 +16,9 @@ def test_half_members_of_unions_divide_as_halves():
       y[i] = scale * float(b[i].code) - float(b[i].scale * b[i].offset);
     }""")
     generator = numpy.random.default_rng(2)
-    blocks = numpy.zeros(512, dtype=[("scale", "<f2"), ("offset", "<f2"), ("code", "u1"),
-                                       ("unused", "u1"), ("padding", "u2")])  # half2 is aligned to 4
+    blocks = numpy.zeros(
+        512, dtype=[("scale", "<f2"), ("offset", "<f2"), ("code", "u1"), ("unused", "u1"), ("padding", "u2")]
+    )  # half2 is aligned to 4
     blocks["scale"] = 10 ** generator.uniform(-4.5, -1, 512)
     blocks["offset"], blocks["code"] = generator.uniform(0, 1, 512), generator.integers(0, 256, 512)
     y = torch.zeros(512, device="cuda")

@@ -35,12 +35,14 @@ def test_cuda_graphs():
 
 
 def test_other_shapes():
-    compiled = torch.compile(lambda x: metalcore.softmax(metalcore.rms_norm(x * 2, x.shape[-1:]), -1), dynamic=True,
-                             fullgraph=True)
+    compiled = torch.compile(
+        lambda x: metalcore.softmax(metalcore.rms_norm(x * 2, x.shape[-1:]), -1), dynamic=True, fullgraph=True
+    )
     for shape in ((3, 8), (5, 70), (2, 3000)):
         x = torch.randn(shape, device="cuda")
-        torch.testing.assert_close(compiled(x), metalcore.softmax(metalcore.rms_norm(x * 2, shape[-1:]), -1), rtol=1e-5,
-                                   atol=1e-6)
+        torch.testing.assert_close(
+            compiled(x), metalcore.softmax(metalcore.rms_norm(x * 2, shape[-1:]), -1), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_qr():

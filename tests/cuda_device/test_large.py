@@ -60,13 +60,13 @@ def test_rows_of_a_norm_and_its_gradient():
     found, found_weight = torch.autograd.grad(metalcore.rms_norm(x, (1024,), weight, 1e-5), (x, weight), direction)
     expected_weight = torch.zeros(1024, device="cuda", dtype=torch.float64)
     for start in range(0, len(x), 2**18):
-        part = x.detach()[start:start + 2**18].float().requires_grad_()
+        part = x.detach()[start : start + 2**18].float().requires_grad_()
         w = weight.detach().float().requires_grad_()
-        upstream = direction[start:start + 2**18].float()
+        upstream = direction[start : start + 2**18].float()
         expected, part_weight = torch.autograd.grad(F.rms_norm(part, (1024,), w, 1e-5), (part, w), upstream)
         expected_weight += part_weight
         eps = torch.finfo(x.dtype).eps
-        torch.testing.assert_close(found[start:start + 2**18].float(), expected, rtol=eps, atol=eps * 1e-2)
+        torch.testing.assert_close(found[start : start + 2**18].float(), expected, rtol=eps, atol=eps * 1e-2)
     scale = expected_weight.abs().max().item()
     torch.testing.assert_close(found_weight.double(), expected_weight, rtol=torch.finfo(x.dtype).eps, atol=1e-5 * scale)
 

@@ -38,11 +38,15 @@ def test_cuda_tensors_take_the_kernels(name):
 
 
 @each_call
-@pytest.mark.parametrize("make", [
-    lambda: torch.randn(4, 8),
-    lambda: torch.randn(4, 8).pin_memory(),
-    lambda: torch.randn(4, 8, dtype=torch.float64, device="cuda"),
-], ids=["CPU", "pinned", "float64"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(4, 8),
+        lambda: torch.randn(4, 8).pin_memory(),
+        lambda: torch.randn(4, 8, dtype=torch.float64, device="cuda"),
+    ],
+    ids=["CPU", "pinned", "float64"],
+)
 def test_other_tensors_go_to_pytorch(name, make):
     x = make()
     ours, theirs = CALLS[name]
@@ -68,8 +72,14 @@ def test_no_op_makes_the_host_wait():
     optimizers = [metalcore.optim.AdamW([parameter], capturable=capturable) for capturable in (False, True)]
 
     def everything():
-        results = [metalcore.silu(x), metalcore.gelu(x), metalcore.softmax(x, 0), metalcore.log_softmax(x, -1),
-                   metalcore.rms_norm(x, (32,)), metalcore.add_rms_norm(x, x)[0]]
+        results = [
+            metalcore.silu(x),
+            metalcore.gelu(x),
+            metalcore.softmax(x, 0),
+            metalcore.log_softmax(x, -1),
+            metalcore.rms_norm(x, (32,)),
+            metalcore.add_rms_norm(x, x)[0],
+        ]
         torch.autograd.grad(results, x, [torch.ones_like(result) for result in results])
         metalcore.qr(x)
         for optimizer in optimizers:

@@ -22,8 +22,11 @@ TRANSFORMERS = {
     "FalconH1 gated": ("falcon_h1.modeling_falcon_h1", "FalconH1RMSNormGated"),
     "Llama4 without a weight": ("llama4.modeling_llama4", "Llama4TextL2Norm"),
 }
-ARGUMENTS = {"Mamba2 gated": {"group_size": 8}, "Bamba gated": {"group_size": 32},
-             "FalconH1 gated": {"n_groups": 2, "norm_before_gate": False}}
+ARGUMENTS = {
+    "Mamba2 gated": {"group_size": 8},
+    "Bamba gated": {"group_size": 32},
+    "FalconH1 gated": {"n_groups": 2, "norm_before_gate": False},
+}
 SIZE = 32
 
 
@@ -159,6 +162,7 @@ def test_classes_that_are_met_later(device):
     """With a parameter when it is registered, without one when it gets a parent."""
     x = torch.randn(2, 8, device=device)
     with metalcore.enable_pytorch_overrides("rms_norm"):
+
         class LaterNorm(NarrowNorm):
             def forward(self, x):
                 return NarrowNorm.forward(self, x)

@@ -7,8 +7,16 @@ import transformers
 import metalcore
 from metalcore.integrations import transformers as integration
 
-SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=64, attn_implementation="eager")
+SIZES = dict(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=88,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    attn_implementation="eager",
+)
 LLAMA = {"rms_norm", "silu", "softmax", "log_softmax"}
 
 
@@ -111,8 +119,15 @@ def test_an_rms_norm_keeps_its_dtype_under_autocast(device, dtype):
 
 
 def test_gelu_written_in_python(device):
-    config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=32,
-                                     activation_function="gelu_new", attn_implementation="eager")
+    config = transformers.GPT2Config(
+        vocab_size=64,
+        n_embd=32,
+        n_layer=1,
+        n_head=4,
+        n_positions=32,
+        activation_function="gelu_new",
+        attn_implementation="eager",
+    )
     model = transformers.GPT2LMHeadModel(config).to(device).eval()
     expected = model(tokens(device)).logits
     with integration.patch("gelu"):
@@ -160,8 +175,18 @@ def test_trainer(device, tmp_path, optim):
         generator = torch.Generator().manual_seed(3)
         rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (8, 12), generator=generator)]
         arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=2, optim=optim, learning_rate=1e-3,
-            report_to=[], save_strategy="no", logging_steps=1, disable_tqdm=True, dataloader_pin_memory=False, seed=0)
+            output_dir=str(tmp_path),
+            max_steps=3,
+            per_device_train_batch_size=2,
+            optim=optim,
+            learning_rate=1e-3,
+            report_to=[],
+            save_strategy="no",
+            logging_steps=1,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            seed=0,
+        )
         trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows)
         trainer.train()
         assert trainer.model.device.type == device
@@ -182,9 +207,14 @@ def test_everything_is_given_back(device):
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     def state():
-        return (LlamaRMSNorm.forward, transformers.activations.NewGELUActivation.forward, torch.optim.AdamW.__init__,
-                dict(registration._global_module_registration_hooks),
-                dict(registration._global_parameter_registration_hooks), metalcore.active_overrides())
+        return (
+            LlamaRMSNorm.forward,
+            transformers.activations.NewGELUActivation.forward,
+            torch.optim.AdamW.__init__,
+            dict(registration._global_module_registration_hooks),
+            dict(registration._global_parameter_registration_hooks),
+            metalcore.active_overrides(),
+        )
 
     before = state()
     for _ in range(2):

@@ -12,8 +12,10 @@ def derivatives(function, tensors, orders, parts=None):
     values = [result for result in results if result.requires_grad] if parts is None else [results[i] for i in parts]
     found = []
     for order in range(orders):
-        directions = [torch.randn(v.shape, generator=torch.Generator().manual_seed(10 * order + i)).to(v)
-                      for i, v in enumerate(values)]
+        directions = [
+            torch.randn(v.shape, generator=torch.Generator().manual_seed(10 * order + i)).to(v)
+            for i, v in enumerate(values)
+        ]
         values = torch.autograd.grad(values, leaves, directions, create_graph=order + 1 < orders)
         found += [value.detach() for value in values]
     return found

@@ -10,8 +10,20 @@ import metalcore
 SHAPES = {
     "thread": [(1, 1), (2, 2), (3, 3), (4, 4)],
     "simd": [(1, 2), (3, 1), (5, 5), (8, 8), (7, 3), (9, 9), (16, 16), (12, 16), (17, 17), (32, 32), (32, 5), (20, 31)],
-    "block": [(33, 33), (64, 64), (65, 65), (100, 30), (30, 100), (128, 128), (65, 128), (129, 40), (256, 64),
-              (512, 32), (129, 129), (160, 160)],
+    "block": [
+        (33, 33),
+        (64, 64),
+        (65, 65),
+        (100, 30),
+        (30, 100),
+        (128, 128),
+        (65, 128),
+        (129, 40),
+        (256, 64),
+        (512, 32),
+        (129, 129),
+        (160, 160),
+    ],
     "blocked": [(161, 161), (130, 300), (300, 130), (193, 193), (513, 40), (40, 1100), (1030, 33), (1025, 20)],
 }
 # (n, columns of B) on both sides of each change of the plan for a solution with them.
@@ -42,8 +54,14 @@ def boundaries(family):
 
 
 def solve_boundaries(family):
-    return sorted({(n, right) for right in RIGHT for pair in changes(lambda n: solve_plan(family, n, right), 1, 200)
-                   for n in pair})
+    return sorted(
+        {
+            (n, right)
+            for right in RIGHT
+            for pair in changes(lambda n: solve_plan(family, n, right), 1, 200)
+            for n in pair
+        }
+    )
 
 
 def unpack(LU, pivots):

@@ -13,22 +13,24 @@ def matrices(m, n):
     down = 10.0 ** torch.linspace(30, -30, m).double()[:, None]
     across = 10.0 ** torch.linspace(-30, 30, n).double()
     random = torch.randn(m, n).double()
-    return _float({
-        "random": random,
-        "rank-deficient": torch.randn(m, rank).double() @ torch.randn(rank, n).double(),
-        "zero": torch.zeros(m, n),
-        "zero columns": random * (columns % 2),
-        "equal columns": random[:, :1].expand(m, n),
-        "identity": torch.eye(m, n),
-        "triangular": random.triu(),
-        "Hilbert": 1 / (1 + rows + columns),
-        "rows from 1e30 to 1e-30": random * down,
-        "rows from 1e-30 to 1e30": random * down.flip(0),
-        "columns from 1e-30 to 1e30": random * across,
-        "all about 1e30": random * 1e30,
-        "all about 1e-30": random * 1e-30,
-        "1e-30, of rank one": 1e-30 * torch.randn(m, 1).double() @ torch.randn(1, n).double(),
-    })
+    return _float(
+        {
+            "random": random,
+            "rank-deficient": torch.randn(m, rank).double() @ torch.randn(rank, n).double(),
+            "zero": torch.zeros(m, n),
+            "zero columns": random * (columns % 2),
+            "equal columns": random[:, :1].expand(m, n),
+            "identity": torch.eye(m, n),
+            "triangular": random.triu(),
+            "Hilbert": 1 / (1 + rows + columns),
+            "rows from 1e30 to 1e-30": random * down,
+            "rows from 1e-30 to 1e30": random * down.flip(0),
+            "columns from 1e-30 to 1e30": random * across,
+            "all about 1e30": random * 1e30,
+            "all about 1e-30": random * 1e-30,
+            "1e-30, of rank one": 1e-30 * torch.randn(m, 1).double() @ torch.randn(1, n).double(),
+        }
+    )
 
 
 def of_spectrum(values, m=None):
@@ -47,22 +49,24 @@ def symmetric(n):
     scale = 10.0 ** torch.linspace(0, -15, n).double()
     low_rank = torch.randn(n, max(1, n // 3)).double()
     index = torch.arange(n).double()
-    return _float({
-        "random": random,
-        "positive definite": random @ random.mT + torch.eye(n),
-        "rank-deficient": low_rank @ low_rank.mT,
-        "zero": torch.zeros(n, n),
-        "identity": torch.eye(n),
-        "diagonal": torch.diag(index - n / 2),
-        "ones": torch.ones(n, n),
-        "Hilbert": 1 / (1 + index[:, None] + index),
-        "graded": scale[:, None] * random * scale,
-        "clustered": of_spectrum(1 + 1e-6 * torch.rand(n).double()),
-        "plus and minus one": of_spectrum(1 - 2 * (index % 2)),
-        "two clusters": of_spectrum(1 + 1e3 * (index > n / 2)),
-        "all about 1e30": random / n * 1e30,
-        "all about 1e-30": random * 1e-30,
-    })
+    return _float(
+        {
+            "random": random,
+            "positive definite": random @ random.mT + torch.eye(n),
+            "rank-deficient": low_rank @ low_rank.mT,
+            "zero": torch.zeros(n, n),
+            "identity": torch.eye(n),
+            "diagonal": torch.diag(index - n / 2),
+            "ones": torch.ones(n, n),
+            "Hilbert": 1 / (1 + index[:, None] + index),
+            "graded": scale[:, None] * random * scale,
+            "clustered": of_spectrum(1 + 1e-6 * torch.rand(n).double()),
+            "plus and minus one": of_spectrum(1 - 2 * (index % 2)),
+            "two clusters": of_spectrum(1 + 1e3 * (index > n / 2)),
+            "all about 1e30": random / n * 1e30,
+            "all about 1e-30": random * 1e-30,
+        }
+    )
 
 
 def positive_definite(n):
@@ -73,18 +77,20 @@ def positive_definite(n):
     scale = 10.0 ** torch.linspace(15, -15, n).double()
     # A factorization in float32 may fail where the least eigenvalue is below n eps of the largest.
     values = torch.logspace(0, 1, n).double().sub(1) / 9 * (1 - 20 * n * EPS) + 20 * n * EPS
-    return _float({
-        "random": random,
-        "identity": torch.eye(n),
-        "diagonal": torch.diag(torch.arange(n) + 0.5),
-        "tridiagonal": 2 * torch.eye(n) - torch.eye(n).roll(1, 0).tril(-1) - torch.eye(n).roll(-1, 0).triu(1),
-        "badly conditioned": of_spectrum(values),
-        "clustered": of_spectrum(1 + 1e-6 * torch.rand(n).double()),
-        "from 1e30 to 1e-30": scale[:, None] * random * scale,
-        "from 1e-30 to 1e30": scale.flip(0)[:, None] * random * scale.flip(0),
-        "all about 1e30": random * 1e30,
-        "all about 1e-30": random * 1e-30,
-    })
+    return _float(
+        {
+            "random": random,
+            "identity": torch.eye(n),
+            "diagonal": torch.diag(torch.arange(n) + 0.5),
+            "tridiagonal": 2 * torch.eye(n) - torch.eye(n).roll(1, 0).tril(-1) - torch.eye(n).roll(-1, 0).triu(1),
+            "badly conditioned": of_spectrum(values),
+            "clustered": of_spectrum(1 + 1e-6 * torch.rand(n).double()),
+            "from 1e30 to 1e-30": scale[:, None] * random * scale,
+            "from 1e-30 to 1e30": scale.flip(0)[:, None] * random * scale.flip(0),
+            "all about 1e30": random * 1e30,
+            "all about 1e-30": random * 1e-30,
+        }
+    )
 
 
 def _float(named):

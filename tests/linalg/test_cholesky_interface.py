@@ -26,8 +26,10 @@ def test_are_the_namesakes(device):
 @pytest.mark.parametrize("shape", [(0, 0), (3, 0, 0), (0, 3, 3), (0, 0, 0), (2, 0, 300, 300)])
 def test_empty(device, shape):
     for upper in (False, True):
-        ours, theirs = (torch_or_ours.cholesky_ex(torch.empty(shape, device=where), upper=upper)
-                        for torch_or_ours, where in ((metalcore, device), (torch.linalg, "cpu")))
+        ours, theirs = (
+            torch_or_ours.cholesky_ex(torch.empty(shape, device=where), upper=upper)
+            for torch_or_ours, where in ((metalcore, device), (torch.linalg, "cpu"))
+        )
         assert ours.L.shape == theirs.L.shape and torch.equal(ours.info.cpu(), theirs.info)
         assert metalcore.cholesky(torch.empty(shape, device=device), upper=upper).shape == shape
 
@@ -105,17 +107,21 @@ def test_out_that_does_not_fit(device):
 
 
 @pytest.mark.parametrize("name", ["cholesky", "cholesky_ex"])
-@pytest.mark.parametrize("argument", [
-    lambda device: torch.randn(3, device=device),
-    lambda device: torch.tensor(1.0, device=device),
-    lambda device: torch.randn(2, 3, device=device),
-    lambda device: torch.ones(3, 3, dtype=torch.int32, device=device),
-    lambda device: [1.0],
-    lambda device: None,
-])
+@pytest.mark.parametrize(
+    "argument",
+    [
+        lambda device: torch.randn(3, device=device),
+        lambda device: torch.tensor(1.0, device=device),
+        lambda device: torch.randn(2, 3, device=device),
+        lambda device: torch.ones(3, 3, dtype=torch.int32, device=device),
+        lambda device: [1.0],
+        lambda device: None,
+    ],
+)
 def test_errors_are_torchs(device, name, argument):
-    assert_same_error(lambda: getattr(metalcore, name)(argument(device)),
-                      lambda: getattr(torch.linalg, name)(argument("cpu")))
+    assert_same_error(
+        lambda: getattr(metalcore, name)(argument(device)), lambda: getattr(torch.linalg, name)(argument("cpu"))
+    )
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (4, 3, 3), (2, 3, 40, 40)])
@@ -123,25 +129,34 @@ def test_the_error_of_a_matrix_without_a_factor_is_torchs(device, shape):
     A = random(*shape)
     A.view(-1, *shape[-2:])[-1, 2, 2] = -1
     for name, options in (("cholesky", {}), ("cholesky_ex", {"check_errors": True})):
-        assert_same_error(lambda: getattr(metalcore, name)(A.to(device), **options),
-                          lambda: getattr(torch.linalg, name)(A, **options))
+        assert_same_error(
+            lambda: getattr(metalcore, name)(A.to(device), **options), lambda: getattr(torch.linalg, name)(A, **options)
+        )
 
 
 @pytest.mark.parametrize("name", ["cholesky", "cholesky_ex"])
 def test_opinfo(device, name):  # PyTorch defines no error inputs for either
-    check_samples(getattr(metalcore, name), f"linalg.{name}", device, torch.float32,
-                  results=lambda output: output[0] if name == "cholesky_ex" else output)
+    check_samples(
+        getattr(metalcore, name),
+        f"linalg.{name}",
+        device,
+        torch.float32,
+        results=lambda output: output[0] if name == "cholesky_ex" else output,
+    )
 
 
-@pytest.mark.parametrize("shape, variant, kernels", [
-    ((3, 3), "simd", ["cholesky_simd_4"]),
-    ((4096, 32, 32), "simd", ["cholesky_simd_32"]),
-    ((33, 33), "block", ["cholesky_block_64"]),
-    ((7, 128, 128), "block", ["cholesky_block_128"]),
-    ((257, 257), "blocked", ["cholesky_triangle", "cholesky_panel", "syrk", "cholesky_diagonal"]),
-    ((0, 0), "empty", []),
-    ((0, 5, 5), "empty", []),
-])
+@pytest.mark.parametrize(
+    "shape, variant, kernels",
+    [
+        ((3, 3), "simd", ["cholesky_simd_4"]),
+        ((4096, 32, 32), "simd", ["cholesky_simd_32"]),
+        ((33, 33), "block", ["cholesky_block_64"]),
+        ((7, 128, 128), "block", ["cholesky_block_128"]),
+        ((257, 257), "blocked", ["cholesky_triangle", "cholesky_panel", "syrk", "cholesky_diagonal"]),
+        ((0, 0), "empty", []),
+        ((0, 5, 5), "empty", []),
+    ],
+)
 def test_explain(shape, variant, kernels):
     for op in ("cholesky", "cholesky_ex"):
         plan = metalcore.explain(op, shape, upper=True)

@@ -19,8 +19,9 @@ def check(B, L, X, upper):
 
 
 @pytest.mark.parametrize("upper", [False, True])
-@pytest.mark.parametrize("n, columns", [(1, 1), (4, 1), (7, 9), (20, 3), (32, 40), (50, 1), (100, 70), (130, 5),
-                                        (270, 8)])
+@pytest.mark.parametrize(
+    "n, columns", [(1, 1), (4, 1), (7, 9), (20, 3), (32, 40), (50, 1), (100, 70), (130, 5), (270, 8)]
+)
 def test_systems(device, n, columns, upper):
     L = torch.linalg.cholesky(random(3, n, n).double(), upper=upper).float()
     L += torch.randn(n, n).tril(-1) if upper else torch.randn(n, n).triu(1)  # which nobody may read
@@ -30,8 +31,19 @@ def test_systems(device, n, columns, upper):
     check(B, L, X.cpu(), upper)
 
 
-@pytest.mark.parametrize("B, L", [((3, 1, 5, 2), (4, 5, 5)), ((5, 2), (4, 5, 5)), ((2, 5, 2), (5, 5)), ((5, 0), (5, 5)),
-                                  ((0, 2), (0, 0)), ((3, 0, 2), (0, 0)), ((0, 5, 2), (5, 5)), ((2, 0, 5, 2), (5, 5))])
+@pytest.mark.parametrize(
+    "B, L",
+    [
+        ((3, 1, 5, 2), (4, 5, 5)),
+        ((5, 2), (4, 5, 5)),
+        ((2, 5, 2), (5, 5)),
+        ((5, 0), (5, 5)),
+        ((0, 2), (0, 0)),
+        ((3, 0, 2), (0, 0)),
+        ((0, 5, 2), (5, 5)),
+        ((2, 0, 5, 2), (5, 5)),
+    ],
+)
 def test_batches_are_broadcast(device, B, L):
     B, L = torch.randn(B), torch.linalg.cholesky(random(*L)) if 0 not in L else torch.empty(L)
     X = metalcore.cholesky_solve(B.to(device), L.to(device)).cpu()
@@ -60,16 +72,20 @@ def test_out(device):
     assert metalcore.cholesky_solve(B, L, out=B) is B
     assert torch.equal(B, expected)
     half = torch.empty(0, dtype=torch.float16, device=device)  # cast, as PyTorch does
-    assert torch.equal(metalcore.cholesky_solve(torch.eye(8, device=device), L, out=half),
-                       metalcore.cholesky_solve(torch.eye(8, device=device), L).half())
+    assert torch.equal(
+        metalcore.cholesky_solve(torch.eye(8, device=device), L, out=half),
+        metalcore.cholesky_solve(torch.eye(8, device=device), L).half(),
+    )
     with pytest.raises(RuntimeError, match="cholesky_solve: Expected result to be safely castable from Float"):
         metalcore.cholesky_solve(B, L, out=torch.empty(0, dtype=torch.int32, device=device))
 
 
 @pytest.mark.parametrize("B, L", [((3,), (3, 3)), ((3, 2), (3,)), ((3, 2), (4, 4)), ((3, 2), (3, 4)), ((3, 2), (4, 3))])
 def test_errors_are_torchs(device, B, L):
-    assert_same_error(lambda: metalcore.cholesky_solve(torch.randn(B).to(device), torch.randn(L).to(device)),
-                      lambda: torch.cholesky_solve(torch.randn(B), torch.randn(L)))
+    assert_same_error(
+        lambda: metalcore.cholesky_solve(torch.randn(B).to(device), torch.randn(L).to(device)),
+        lambda: torch.cholesky_solve(torch.randn(B), torch.randn(L)),
+    )
 
 
 def test_batches_that_do_not_fit(device):

@@ -25,8 +25,11 @@ def test_are_the_namesakes(device):
 def test_reads_one_triangle(device, shape, UPLO):
     A = torch.randn(shape)
     # What must not be read would show.
-    A = A.tril() + torch.full(shape, float("nan")).triu(1) if UPLO in "Ll" else A.triu() + torch.full(
-        shape, float("nan")).tril(-1)
+    A = (
+        A.tril() + torch.full(shape, float("nan")).triu(1)
+        if UPLO in "Ll"
+        else A.triu() + torch.full(shape, float("nan")).tril(-1)
+    )
     results = metalcore.eigh(A.to(device), UPLO)
     for ours, size in zip(results, (shape[:-1], shape)):
         assert ours.shape == size and ours.dtype == torch.float32 and ours.is_contiguous()
@@ -88,18 +91,21 @@ def test_out(device):
         metalcore.eigh(A.requires_grad_(), out=(L, V))
 
 
-@pytest.mark.parametrize("call", [
-    lambda linalg, device: linalg.eigh(torch.randn(3, 4, device=device)),
-    lambda linalg, device: linalg.eigh(torch.randn(0, 4, device=device)),
-    lambda linalg, device: linalg.eigvalsh(torch.randn(2, 4, 3, device=device)),
-    lambda linalg, device: linalg.eigh(torch.randn(3, device=device)),
-    lambda linalg, device: linalg.eigvalsh(torch.tensor(1.0, device=device)),
-    lambda linalg, device: linalg.eigh(torch.randn(3, 3, device=device), "x"),
-    lambda linalg, device: linalg.eigh(torch.randn(3, 3, device=device), "LU"),
-    lambda linalg, device: linalg.eigvalsh(torch.randn(0, 0, device=device), ""),
-    lambda linalg, device: linalg.eigh(torch.ones(3, 3, dtype=torch.int32, device=device)),
-    lambda linalg, device: linalg.eigh([1.0]),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda linalg, device: linalg.eigh(torch.randn(3, 4, device=device)),
+        lambda linalg, device: linalg.eigh(torch.randn(0, 4, device=device)),
+        lambda linalg, device: linalg.eigvalsh(torch.randn(2, 4, 3, device=device)),
+        lambda linalg, device: linalg.eigh(torch.randn(3, device=device)),
+        lambda linalg, device: linalg.eigvalsh(torch.tensor(1.0, device=device)),
+        lambda linalg, device: linalg.eigh(torch.randn(3, 3, device=device), "x"),
+        lambda linalg, device: linalg.eigh(torch.randn(3, 3, device=device), "LU"),
+        lambda linalg, device: linalg.eigvalsh(torch.randn(0, 0, device=device), ""),
+        lambda linalg, device: linalg.eigh(torch.ones(3, 3, dtype=torch.int32, device=device)),
+        lambda linalg, device: linalg.eigh([1.0]),
+    ],
+)
 def test_errors_are_torchs(device, call):
     same_error(call, metalcore, torch.linalg, device)
 

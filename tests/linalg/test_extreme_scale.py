@@ -11,8 +11,21 @@ LARGEST = torch.finfo(torch.float32).max
 SCALES = {"largest": LARGEST, "a quarter": LARGEST / 4, "small": 2.0**-124, "subnormal": 2.0**-136}
 # (rows, columns): Jacobi by a simdgroup and a threadgroup, after QR by a simdgroup, a threadgroup and in blocks, TSQR,
 # by blocks, and all of these of full matrices.
-SHAPES = [(1, 1), (2, 1), (8, 8), (32, 32), (33, 8), (33, 33), (64, 64), (65, 65), (128, 128), (129, 129), (200, 140),
-          (1200, 40), (2100, 12)]
+SHAPES = [
+    (1, 1),
+    (2, 1),
+    (8, 8),
+    (32, 32),
+    (33, 8),
+    (33, 33),
+    (64, 64),
+    (65, 65),
+    (128, 128),
+    (129, 129),
+    (200, 140),
+    (1200, 40),
+    (2100, 12),
+]
 FEW = [(2, 1), (33, 8), (65, 65), (130, 129)]
 each_scale = pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
 
@@ -100,10 +113,11 @@ def test_lstsq(device, m, n, scale):
 
 def test_the_derivative_of_lstsq_takes_the_scale_along(device):
     A, B = made(2.0**-60, 12, 5), made(1.0, 12, 2)
-    ours, theirs = (given.to(kind).requires_grad_() for given, kind in ((A.to(device), torch.float32),
-                                                                         (A, torch.float64)))
-    found, = torch.autograd.grad(metalcore.lstsq(ours, B.to(device)).solution.sum(), ours)
-    expected, = torch.autograd.grad(torch.linalg.lstsq(theirs, B.double()).solution.sum(), theirs)
+    ours, theirs = (
+        given.to(kind).requires_grad_() for given, kind in ((A.to(device), torch.float32), (A, torch.float64))
+    )
+    (found,) = torch.autograd.grad(metalcore.lstsq(ours, B.to(device)).solution.sum(), ours)
+    (expected,) = torch.autograd.grad(torch.linalg.lstsq(theirs, B.double()).solution.sum(), theirs)
     assert (found.cpu().double() - expected).abs().max() < 1e-4 * expected.abs().max()
 
 

@@ -66,8 +66,10 @@ def test_householder_product(device, variant, m, n):
 
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("left", [True, False])
-@pytest.mark.parametrize("m, count, columns", [(1, 1, 1), (7, 3, 5), (20, 16, 1), (20, 17, 64), (65, 65, 65),
-                                               (300, 64, 70), (200, 130, 129), (2100, 20, 3)])
+@pytest.mark.parametrize(
+    "m, count, columns",
+    [(1, 1, 1), (7, 3, 5), (20, 16, 1), (20, 17, 64), (65, 65, 65), (300, 64, 70), (200, 130, 129), (2100, 20, 3)],
+)
 def test_ormqr(device, m, count, columns, left, transpose):
     a, tau = torch.geqrf(torch.randn(2, m, count))
     C = torch.randn(2, m, columns) if left else torch.randn(2, columns, m)
@@ -116,8 +118,15 @@ def test_all_sizes(device, m):
         assert (norm(R - a.cpu().triu()) / norm(A)).max() <= bound
 
 
-@pytest.mark.parametrize("n", [256, 512, pytest.param(1024, marks=pytest.mark.only_on("cuda")),
-                               pytest.param(2048, marks=pytest.mark.only_on("cuda"))])
+@pytest.mark.parametrize(
+    "n",
+    [
+        256,
+        512,
+        pytest.param(1024, marks=pytest.mark.only_on("cuda")),
+        pytest.param(2048, marks=pytest.mark.only_on("cuda")),
+    ],
+)
 def test_large(device, n):
     A = torch.randn(n, n)
     a, tau = metalcore.geqrf(A.to(device))

@@ -50,8 +50,10 @@ def test_gradcheck_of_block_reflectors(left, transpose):
 
 @pytest.mark.parametrize("needed", [(True, False, False), (False, True, False), (False, False, True)])
 def test_gradients_for_those_that_need_one(device, needed):
-    inputs = [torch.randn(shape, device=device).requires_grad_(wanted)
-              for shape, wanted in zip(((6, 4), (4,), (6, 3)), needed)]
+    inputs = [
+        torch.randn(shape, device=device).requires_grad_(wanted)
+        for shape, wanted in zip(((6, 4), (4,), (6, 3)), needed)
+    ]
     metalcore.ormqr(*inputs).square().sum().backward()
     assert [tensor.grad is not None for tensor in inputs] == list(needed)
 
@@ -60,8 +62,13 @@ def test_opinfo_samples(device):
     # PyTorch's derivative of nothing is nothing, ours is empty.
     for function, name in ((metalcore.householder_product, "linalg.householder_product"), (metalcore.ormqr, "ormqr")):
         check_samples(function, name, device, torch.float32, orders=0)
-        check_samples(function, name, device, torch.float32,
-                      select=lambda *sample: all(given.numel() for given in tensors(sample)))
+        check_samples(
+            function,
+            name,
+            device,
+            torch.float32,
+            select=lambda *sample: all(given.numel() for given in tensors(sample)),
+        )
     check_samples(metalcore.geqrf, "geqrf", device, torch.float32, orders=0)
 
 
@@ -79,8 +86,10 @@ def test_half_precision_has_gradients(device, dtype):
 
 
 def test_geqrf_has_no_derivative(device):
-    assert_same_error(lambda: metalcore.geqrf(torch.randn(3, 3, device=device).requires_grad_()).a.sum().backward(),
-                      lambda: torch.geqrf(torch.randn(3, 3, requires_grad=True)).a.sum().backward())
+    assert_same_error(
+        lambda: metalcore.geqrf(torch.randn(3, 3, device=device).requires_grad_()).a.sum().backward(),
+        lambda: torch.geqrf(torch.randn(3, 3, requires_grad=True)).a.sum().backward(),
+    )
 
 
 @pytest.mark.parametrize("where", ["cpu", "device"])
@@ -106,11 +115,15 @@ def test_compile(device):
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("function", [
-    lambda A: metalcore.larft(A, A[0]),
-    lambda A: torch.autograd.grad(metalcore.householder_product(A, A[0]).sum(), A),
-    lambda A: torch.autograd.grad(metalcore.qr(A).Q[0].sum(), A),
-], ids=["larft", "the gradient of householder_product", "the gradient of qr"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda A: metalcore.larft(A, A[0]),
+        lambda A: torch.autograd.grad(metalcore.householder_product(A, A[0]).sum(), A),
+        lambda A: torch.autograd.grad(metalcore.qr(A).Q[0].sum(), A),
+    ],
+    ids=["larft", "the gradient of householder_product", "the gradient of qr"],
+)
 def test_triangular_systems_are_solved_by_our_kernel(device, function):
     """Which gives the same bits on every run, as LAPACK's on the simulated device does not."""
     A = torch.randn(5, 5, device=device, requires_grad=True)

@@ -22,8 +22,10 @@ def test_are_the_namesakes(device):
     C = torch.randn(2, 5, device=device)
     for ours, theirs in [
         (metalcore.householder_product(A=a, tau=tau), torch.linalg.householder_product(a.cpu(), tau.cpu())),
-        (metalcore.ormqr(input=a, tau=tau, other=C, left=False, transpose=True),
-         torch.ormqr(a.cpu(), tau.cpu(), C.cpu(), left=False, transpose=True)),
+        (
+            metalcore.ormqr(input=a, tau=tau, other=C, left=False, transpose=True),
+            torch.ormqr(a.cpu(), tau.cpu(), C.cpu(), left=False, transpose=True),
+        ),
     ]:
         torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=50 * EPS * C.abs().max().item())
 
@@ -77,12 +79,13 @@ def test_half_precision_is_computed_in_float32(device, dtype):
     A, C = (torch.randn(2, 6, n, device=device).to(dtype) for n in (4, 3))
     a, tau = metalcore.geqrf(A)
     T = metalcore.larft(a, tau)
-    for ours, theirs in [((a, tau), metalcore.geqrf(A.float())),
-                         ((metalcore.householder_product(a, tau),),
-                          (metalcore.householder_product(a.float(), tau.float()),)),
-                         ((metalcore.ormqr(a, tau, C),), (metalcore.ormqr(a.float(), tau.float(), C.float()),)),
-                         ((T,), (metalcore.larft(a.float(), tau.float()),)),
-                         ((metalcore.larfb(a, T, C),), (metalcore.larfb(a.float(), T.float(), C.float()),))]:
+    for ours, theirs in [
+        ((a, tau), metalcore.geqrf(A.float())),
+        ((metalcore.householder_product(a, tau),), (metalcore.householder_product(a.float(), tau.float()),)),
+        ((metalcore.ormqr(a, tau, C),), (metalcore.ormqr(a.float(), tau.float(), C.float()),)),
+        ((T,), (metalcore.larft(a.float(), tau.float()),)),
+        ((metalcore.larfb(a, T, C),), (metalcore.larfb(a.float(), T.float(), C.float()),)),
+    ]:
         for value, wide in zip(ours, theirs):
             assert value.dtype == dtype and torch.equal(value, wide.to(dtype))
 
@@ -128,20 +131,32 @@ def test_opinfo_errors(device):
     check_errors(metalcore.ormqr, "ormqr", device, messages=True)  # there are none of the others
 
 
-@pytest.mark.parametrize("name, shapes", [
-    ("geqrf", [(3,)]), ("geqrf", [()]),
-    ("householder_product", [(3,), (3,)]), ("householder_product", [(2, 3), (2,)]),
-    ("householder_product", [(3, 3), (4,)]),
-    ("householder_product", [(2, 3, 3), (3,)]), ("householder_product", [(2, 3, 3), (1, 3)]),
-    ("ormqr", [(3,), (3,), (3, 3)]), ("ormqr", [(4, 3), (3,), (3, 3)]), ("ormqr", [(4, 3), (4,), (4, 3)]),
-    ("ormqr", [(4, 3), (2,), (4, 3)]),
-    ("ormqr", [(4, 3), (3,), (4,)]), ("ormqr", [(4, 3), (3,), ()]),
-    ("ormqr", [(2, 4, 3), (2, 3), (1, 4, 3)]), ("ormqr", [(4, 3), (1, 3), (4, 3)]),
-])
+@pytest.mark.parametrize(
+    "name, shapes",
+    [
+        ("geqrf", [(3,)]),
+        ("geqrf", [()]),
+        ("householder_product", [(3,), (3,)]),
+        ("householder_product", [(2, 3), (2,)]),
+        ("householder_product", [(3, 3), (4,)]),
+        ("householder_product", [(2, 3, 3), (3,)]),
+        ("householder_product", [(2, 3, 3), (1, 3)]),
+        ("ormqr", [(3,), (3,), (3, 3)]),
+        ("ormqr", [(4, 3), (3,), (3, 3)]),
+        ("ormqr", [(4, 3), (4,), (4, 3)]),
+        ("ormqr", [(4, 3), (2,), (4, 3)]),
+        ("ormqr", [(4, 3), (3,), (4,)]),
+        ("ormqr", [(4, 3), (3,), ()]),
+        ("ormqr", [(2, 4, 3), (2, 3), (1, 4, 3)]),
+        ("ormqr", [(4, 3), (1, 3), (4, 3)]),
+    ],
+)
 def test_errors_are_torchs(device, name, shapes):
     theirs_function = torch.linalg.householder_product if name == "householder_product" else getattr(torch, name)
-    assert_same_error(lambda: getattr(metalcore, name)(*[torch.randn(shape, device=device) for shape in shapes]),
-                      lambda: theirs_function(*[torch.randn(shape) for shape in shapes]))
+    assert_same_error(
+        lambda: getattr(metalcore, name)(*[torch.randn(shape, device=device) for shape in shapes]),
+        lambda: theirs_function(*[torch.randn(shape) for shape in shapes]),
+    )
 
 
 def test_block_reflectors_refuse_what_does_not_fit(device):
@@ -154,19 +169,35 @@ def test_block_reflectors_refuse_what_does_not_fit(device):
         metalcore.larfb(V, metalcore.larft(V, tau), C, left=False)
 
 
-@pytest.mark.parametrize("op, shapes, variant, kernels", [
-    ("geqrf", [(3, 3)], "simd", ["qr_simd_8x8"]),
-    ("geqrf", [(128, 64)], "block", ["qr_block_128"]),
-    ("geqrf", [(2000, 16)], "blocked", ["qr_panel"]),
-    ("geqrf", [(0, 3)], "empty", []),
-    ("householder_product", [(100, 64, 32), (100, 32)], "simd", ["qr_simd_64x32"]),
-    ("householder_product", [(300, 200), (200,)], "blocked",
-     ["reflectors_products_64", "reflectors_factor_64", "qr_identity", "reflectors_products_64",
-      "reflectors_apply_64"]),
-    ("ormqr", [(30, 8), (8,), (30, 5)], "blocked",
-     ["reflectors_products_16", "reflectors_factor_16", "reflectors_products_16", "reflectors_apply_16"]),
-    ("ormqr", [(30, 8), (0,), (30, 5)], "empty", []),
-])
+@pytest.mark.parametrize(
+    "op, shapes, variant, kernels",
+    [
+        ("geqrf", [(3, 3)], "simd", ["qr_simd_8x8"]),
+        ("geqrf", [(128, 64)], "block", ["qr_block_128"]),
+        ("geqrf", [(2000, 16)], "blocked", ["qr_panel"]),
+        ("geqrf", [(0, 3)], "empty", []),
+        ("householder_product", [(100, 64, 32), (100, 32)], "simd", ["qr_simd_64x32"]),
+        (
+            "householder_product",
+            [(300, 200), (200,)],
+            "blocked",
+            [
+                "reflectors_products_64",
+                "reflectors_factor_64",
+                "qr_identity",
+                "reflectors_products_64",
+                "reflectors_apply_64",
+            ],
+        ),
+        (
+            "ormqr",
+            [(30, 8), (8,), (30, 5)],
+            "blocked",
+            ["reflectors_products_16", "reflectors_factor_16", "reflectors_products_16", "reflectors_apply_16"],
+        ),
+        ("ormqr", [(30, 8), (0,), (30, 5)], "empty", []),
+    ],
+)
 def test_explain(op, shapes, variant, kernels):
     with tuned("baseline"):
         plan = metalcore.explain(op, *shapes)

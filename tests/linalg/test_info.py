@@ -50,8 +50,10 @@ def test_the_last_of_many_matrices_raises_torchs_error(device, batch, name):
     inputs = (A, torch.ones(batch, 3, 1)) if name == "solve" else (A,)
     getattr(metalcore, name)(*[tensor.to(device) for tensor in inputs])
     A[-1, 2, 2] = 0
-    assert_same_error(lambda: getattr(metalcore, name)(*[tensor.to(device) for tensor in inputs]),
-                      lambda: getattr(torch.linalg, name)(*inputs))
+    assert_same_error(
+        lambda: getattr(metalcore, name)(*[tensor.to(device) for tensor in inputs]),
+        lambda: getattr(torch.linalg, name)(*inputs),
+    )
 
 
 def test_the_error_has_its_place_in_graphs(device):

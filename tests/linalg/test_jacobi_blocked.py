@@ -141,14 +141,21 @@ def test_columns_and_rows_of_any_magnitude_in_any_order(device, m, n):
     """Without an order of their own the sweeps would not do for these."""
     rows, columns = (10.0 ** torch.linspace(-30, 30, size).double() for size in (m, n))
     A = torch.randn(m, n).double()
-    cases = {"columns": A * columns, "rows": A * rows[:, None], "columns, shuffled": A * columns[torch.randperm(n)],
-             "rows, shuffled": A * rows[torch.randperm(m), None],
-             "both": A * columns.sqrt()[torch.randperm(n)] * rows.sqrt()[torch.randperm(m), None]}
+    cases = {
+        "columns": A * columns,
+        "rows": A * rows[:, None],
+        "columns, shuffled": A * columns[torch.randperm(n)],
+        "rows, shuffled": A * rows[torch.randperm(m), None],
+        "both": A * columns.sqrt()[torch.randperm(n)] * rows.sqrt()[torch.randperm(m), None],
+    }
     check_svd(device, torch.stack(list(cases.values())).float(), list(cases))
 
 
-LARGE = {512: None, 1024: ["random", "rank-deficient", "Hilbert", "columns from 1e-30 to 1e30", "all about 1e30"],
-         2048: ["rank-deficient", "columns from 1e-30 to 1e30"]}
+LARGE = {
+    512: None,
+    1024: ["random", "rank-deficient", "Hilbert", "columns from 1e-30 to 1e30", "all about 1e30"],
+    2048: ["rank-deficient", "columns from 1e-30 to 1e30"],
+}
 LARGE_SYMMETRIC = {512: None, 1024: ["rank-deficient", "graded", "clustered"], 2048: ["graded"]}
 
 
@@ -174,20 +181,57 @@ def test_large_matrices(device, n):
         check_eigh(device, (A + A.mT)[None], ["random"])
 
 
-@pytest.mark.parametrize("op, shape, kernels", [
-    ("svd", (2, 150, 150), ["jacobi_scale", "jacobi_load", "jacobi_gram", "jacobi_rotate", "jacobi_values",
-                            "jacobi_store", "svd_complete", "svd_multiply"]),
-    ("svd", (30, 150, 150), ["jacobi_scale", "jacobi_load", "jacobi_round", "jacobi_values", "jacobi_store",
-                             "svd_complete", "svd_multiply"]),
-    ("eigh", (2, 150, 150), ["jacobi_scale", "jacobi_load", "jacobi_gram", "jacobi_rotate", "jacobi_rayleigh",
-                             "jacobi_values", "jacobi_store"]),
-])
+@pytest.mark.parametrize(
+    "op, shape, kernels",
+    [
+        (
+            "svd",
+            (2, 150, 150),
+            [
+                "jacobi_scale",
+                "jacobi_load",
+                "jacobi_gram",
+                "jacobi_rotate",
+                "jacobi_values",
+                "jacobi_store",
+                "svd_complete",
+                "svd_multiply",
+            ],
+        ),
+        (
+            "svd",
+            (30, 150, 150),
+            [
+                "jacobi_scale",
+                "jacobi_load",
+                "jacobi_round",
+                "jacobi_values",
+                "jacobi_store",
+                "svd_complete",
+                "svd_multiply",
+            ],
+        ),
+        (
+            "eigh",
+            (2, 150, 150),
+            [
+                "jacobi_scale",
+                "jacobi_load",
+                "jacobi_gram",
+                "jacobi_rotate",
+                "jacobi_rayleigh",
+                "jacobi_values",
+                "jacobi_store",
+            ],
+        ),
+    ],
+)
 def test_explain_has_the_steps(op, shape, kernels):
     """The first of each kernel. In svd those come first that put columns in order, and then QR's."""
     with tuned("baseline"):
         explanation = metalcore.explain(op, shape)
     assert explanation.variant == "blocked"
     found = list(explanation.kernels)
-    assert found[found.index(kernels[0]):] == kernels
+    assert found[found.index(kernels[0]) :] == kernels
     if op == "svd":
         assert found[:3] == ["svd_exponents", "svd_order", "svd_permute"]

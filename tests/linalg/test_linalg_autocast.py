@@ -67,7 +67,7 @@ def test_a_backward_pass_inside(device, name):
     with tuned("baseline"):  # no function is PyTorch's, whose derivatives follow autocast
         results = [result for result in flat(FUNCTIONS[name](A)) if result.requires_grad]
     directions = [torch.randn_like(result) for result in results]
-    expected, = torch.autograd.grad(results, A, directions, retain_graph=True)
+    (expected,) = torch.autograd.grad(results, A, directions, retain_graph=True)
     with torch.autocast(device, dtype=torch.bfloat16):
-        found, = torch.autograd.grad(results, A, directions)
+        (found,) = torch.autograd.grad(results, A, directions)
     assert torch.equal(found, expected)

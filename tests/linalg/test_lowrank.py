@@ -79,8 +79,12 @@ def test_pca(device):
     variances = torch.linalg.eigvalsh(torch.cov(A.T.double())).flip(0)
     torch.testing.assert_close(S**2 / 29, variances, rtol=0, atol=10 * 30 * EPS * variances[0].item())
     assert [x.shape for x in metalcore.pca_lowrank(A[:4].to(device))] == [(4, 4), (4,), (8, 4)]
-    torch.testing.assert_close(metalcore.pca_lowrank(A.to(device), 8, center=False)[1].cpu(), torch.linalg.svdvals(A),
-                               rtol=0, atol=10 * 30 * EPS * norm(A).item())
+    torch.testing.assert_close(
+        metalcore.pca_lowrank(A.to(device), 8, center=False)[1].cpu(),
+        torch.linalg.svdvals(A),
+        rtol=0,
+        atol=10 * 30 * EPS * norm(A).item(),
+    )
 
 
 @pytest.mark.parametrize("layout", ["transposed", "every other", "permuted batches", "expanded rows"])
@@ -103,8 +107,11 @@ def test_half_precision_is_computed_in_float32(device, dtype):
 
 @pytest.mark.parametrize("function", ["svd_lowrank", "pca_lowrank"])
 def test_other_input_goes_to_torch(function):
-    for A in (torch.randn(9, 7, dtype=torch.float64), torch.randn(9, 7).to_sparse(),
-              torch.randn(2, 5, 5, dtype=torch.complex64)):
+    for A in (
+        torch.randn(9, 7, dtype=torch.float64),
+        torch.randn(9, 7).to_sparse(),
+        torch.randn(2, 5, 5, dtype=torch.complex64),
+    ):
         torch.manual_seed(1)
         found = getattr(metalcore, function)(A, 3)
         torch.manual_seed(1)
@@ -112,14 +119,17 @@ def test_other_input_goes_to_torch(function):
             assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("call", [
-    lambda module, device: module.svd_lowrank(torch.randn(5, device=device)),
-    lambda module, device: module.svd_lowrank(torch.randn(5, 4, device=device), M=torch.randn(3, 3, device=device)),
-    lambda module, device: module.pca_lowrank(torch.randn(5, 4, device=device), 5),
-    lambda module, device: module.pca_lowrank(torch.randn(5, 4, device=device), -1),
-    lambda module, device: module.pca_lowrank(torch.randn(5, 4, device=device), niter=-1),
-    lambda module, device: module.pca_lowrank(torch.randn(5, device=device)),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda module, device: module.svd_lowrank(torch.randn(5, device=device)),
+        lambda module, device: module.svd_lowrank(torch.randn(5, 4, device=device), M=torch.randn(3, 3, device=device)),
+        lambda module, device: module.pca_lowrank(torch.randn(5, 4, device=device), 5),
+        lambda module, device: module.pca_lowrank(torch.randn(5, 4, device=device), -1),
+        lambda module, device: module.pca_lowrank(torch.randn(5, 4, device=device), niter=-1),
+        lambda module, device: module.pca_lowrank(torch.randn(5, device=device)),
+    ],
+)
 def test_errors_are_torchs(device, call):
     same_error(call, metalcore, torch, device)
 
@@ -134,9 +144,15 @@ def condition(a, args, kwargs):
 def test_opinfo_samples(device, name):
     function = getattr(metalcore, name)
     # Where more is left out than rounding, results depend on the random numbers: with an M.
-    check_samples(lambda a, b, **options: function(a @ b.mT, **options), name, device, torch.float32, results=unique,
-                  select=lambda a, args, kwargs: kwargs.get("M") is None and not kwargs.get("center"),
-                  condition=condition)
+    check_samples(
+        lambda a, b, **options: function(a @ b.mT, **options),
+        name,
+        device,
+        torch.float32,
+        results=unique,
+        select=lambda a, args, kwargs: kwargs.get("M") is None and not kwargs.get("center"),
+        condition=condition,
+    )
 
 
 def test_compile(device):

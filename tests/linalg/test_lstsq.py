@@ -29,17 +29,33 @@ def test_against_float64(device, m, n, columns):
     bound = 4 * 10 * max(m, n) * EPS * norm(B)
     assert norm(found.solution.cpu().double() - expected.solution) <= bound
     assert found.residuals.shape == expected.residuals.shape
-    torch.testing.assert_close(found.residuals.cpu().double(), expected.residuals, rtol=0,
-                               atol=(bound * norm(B)).item())
+    torch.testing.assert_close(
+        found.residuals.cpu().double(), expected.residuals, rtol=0, atol=(bound * norm(B)).item()
+    )
     for ours, theirs in zip(found[2:], expected[2:]):
         assert ours.shape == theirs.shape == (0,) and ours.device.type == device
     assert found.rank.dtype == torch.int64
 
 
-@pytest.mark.parametrize("a, b", [((2, 5, 3), (2, 5)), ((5, 3), (5,)), ((3, 5), (3,)), ((2, 3, 5), (2, 3)),
-                                  ((3, 5, 3), (1, 5, 2)), ((1, 3, 5), (4, 3, 2)), ((2, 1, 4, 3), (1, 5, 4, 2)),
-                                  ((0, 3), (0, 2)), ((5, 3), (5, 0)), ((0, 5, 3), (0, 5, 2)), ((0, 0), (0, 0)),
-                                  ((3, 0), (3, 2)), ((2, 0, 3), (2, 0)), ((4, 4), (4, 2))])
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        ((2, 5, 3), (2, 5)),
+        ((5, 3), (5,)),
+        ((3, 5), (3,)),
+        ((2, 3, 5), (2, 3)),
+        ((3, 5, 3), (1, 5, 2)),
+        ((1, 3, 5), (4, 3, 2)),
+        ((2, 1, 4, 3), (1, 5, 4, 2)),
+        ((0, 3), (0, 2)),
+        ((5, 3), (5, 0)),
+        ((0, 5, 3), (0, 5, 2)),
+        ((0, 0), (0, 0)),
+        ((3, 0), (3, 2)),
+        ((2, 0, 3), (2, 0)),
+        ((4, 4), (4, 2)),
+    ],
+)
 def test_shapes(device, a, b):
     A, B = torch.randn(a), torch.randn(b)
     found = metalcore.lstsq(A.to(device), B.to(device))
@@ -57,12 +73,20 @@ def test_every_driver_is_the_same_algorithm(device, driver):
 
 
 def test_opinfo_samples(device):
-    check_samples(metalcore.lstsq, "linalg.lstsq", device, torch.float32, select=is_of_full_rank, orders=0,
-                  results=lambda output: output[:2])
+    check_samples(
+        metalcore.lstsq,
+        "linalg.lstsq",
+        device,
+        torch.float32,
+        select=is_of_full_rank,
+        orders=0,
+        results=lambda output: output[:2],
+    )
 
 
-@pytest.mark.parametrize("a, b", [((5, 3), (5, 2)), ((3, 5), (3, 2)), ((4, 4), (4, 1)), ((2, 5, 3), (2, 5)),
-                                  ((3, 5, 3), (1, 5, 2))])
+@pytest.mark.parametrize(
+    "a, b", [((5, 3), (5, 2)), ((3, 5), (3, 2)), ((4, 4), (4, 1)), ((2, 5, 3), (2, 5)), ((3, 5, 3), (1, 5, 2))]
+)
 def test_derivatives(device, a, b):
     A, B = torch.randn(a), torch.randn(b)
     found = derivatives(lambda A, B: metalcore.lstsq(A, B)[:2], [A.to(device), B.to(device)], 2)
@@ -96,15 +120,18 @@ def test_other_input_goes_to_torch():
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("call", [
-    lambda lstsq, device: lstsq(torch.randn(3, device=device), torch.randn(3, device=device)),
-    lambda lstsq, device: lstsq(torch.randn(3, 3, device=device), torch.tensor(1.0, device=device)),
-    lambda lstsq, device: lstsq(torch.randn(3, 3, device=device), torch.randn(4, 2, device=device)),
-    lambda lstsq, device: lstsq(torch.randn(3, 3, device=device), torch.randn(2, 3, 2, device=device)),
-    lambda lstsq, device: lstsq(torch.randn(3, 2, 5, device=device), torch.randn(3, 5, device=device)),
-    lambda lstsq, device: lstsq(torch.randn(2, 5, 3, device=device), torch.randn(5, device=device)),
-    lambda lstsq, device: lstsq(torch.randn(3, 3, device=device), torch.randn(3, 2, device=device), driver="x"),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda lstsq, device: lstsq(torch.randn(3, device=device), torch.randn(3, device=device)),
+        lambda lstsq, device: lstsq(torch.randn(3, 3, device=device), torch.tensor(1.0, device=device)),
+        lambda lstsq, device: lstsq(torch.randn(3, 3, device=device), torch.randn(4, 2, device=device)),
+        lambda lstsq, device: lstsq(torch.randn(3, 3, device=device), torch.randn(2, 3, 2, device=device)),
+        lambda lstsq, device: lstsq(torch.randn(3, 2, 5, device=device), torch.randn(3, 5, device=device)),
+        lambda lstsq, device: lstsq(torch.randn(2, 5, 3, device=device), torch.randn(5, device=device)),
+        lambda lstsq, device: lstsq(torch.randn(3, 3, device=device), torch.randn(3, 2, device=device), driver="x"),
+    ],
+)
 def test_errors_are_torchs(device, call):
     assert_same_error(lambda: call(metalcore.lstsq, device), lambda: call(torch.linalg.lstsq, "cpu"))
 

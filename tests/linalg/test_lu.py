@@ -42,8 +42,15 @@ def test_all_sizes(device, first):
         assert torch.equal(pivots, torch.linalg.lu_factor(A.double()).pivots)
 
 
-@pytest.mark.parametrize("n", [256, 512, pytest.param(1024, marks=pytest.mark.only_on("cuda", "mps")),
-                               pytest.param(2048, marks=pytest.mark.only_on("cuda", "mps"))])
+@pytest.mark.parametrize(
+    "n",
+    [
+        256,
+        512,
+        pytest.param(1024, marks=pytest.mark.only_on("cuda", "mps")),
+        pytest.param(2048, marks=pytest.mark.only_on("cuda", "mps")),
+    ],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_large(device, family, n):
     A = torch.randn(n, n)
@@ -87,8 +94,8 @@ def test_without_pivoting_zeros_are_divided_by(device, n):
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 20, 32, 33, 70, 129, 150])
 def test_exact_zeros_are_found(device, n):
     A = torch.randint(-3, 4, (4, n, n)).float() + 0.0
-    A[0, n - 1] = A[0, 0]          # equal rows
-    A[1, :, n - 1] = 0             # a zero column
+    A[0, n - 1] = A[0, 0]  # equal rows
+    A[1, :, n - 1] = 0  # a zero column
     A[2] = 0
     A[3] = torch.eye(n).flip(0)
     LU, pivots, info = factors(A, device)

@@ -26,8 +26,9 @@ def comparable(input, args, kwargs):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "lu_solve"])
 def test_opinfo_samples(device, name):
-    check_samples(getattr(metalcore, name), f"linalg.{name}", device, torch.float32, orders=2,
-                  select=comparable, results=floating)
+    check_samples(
+        getattr(metalcore, name), f"linalg.{name}", device, torch.float32, orders=2, select=comparable, results=floating
+    )
 
 
 def test_lu_solve_samples(device):
@@ -78,13 +79,14 @@ def test_gradient_of_singular_determinants_is_the_cofactors(device, n, rank):
     # Small integers, whose elimination is exact: the last pivots are zeros.
     A = torch.zeros(n, n)
     A[:rank] = torch.eye(n)[:rank] + torch.eye(n).roll(1, -1)[:rank]
-    cofactors = torch.tensor([[(-1.0) ** (i + j) * torch.linalg.det(_minor(A, i, j)) for j in range(n)]
-                              for i in range(n)])
+    cofactors = torch.tensor(
+        [[(-1.0) ** (i + j) * torch.linalg.det(_minor(A, i, j)) for j in range(n)] for i in range(n)]
+    )
     for create_graph in (False, True):
         on_device = A.to(device).requires_grad_()
         value = metalcore.det(on_device)
         assert value == 0
-        gradient, = torch.autograd.grad(value, on_device, create_graph=create_graph)
+        (gradient,) = torch.autograd.grad(value, on_device, create_graph=create_graph)
         torch.testing.assert_close(gradient.detach().cpu(), cofactors, rtol=0, atol=10 * n * EPS * max(1, n))
 
 
@@ -101,7 +103,7 @@ def test_double_backward_of_singular_and_other_determinants_in_one_batch(device)
     direction = torch.randn(2, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(actual[0], torch.tensor(expected).view(3, 3) * direction[0])
     leaf = A.to(device).requires_grad_()
-    gradient, = torch.autograd.grad(metalcore.det(leaf).sum(), leaf, create_graph=True)
+    (gradient,) = torch.autograd.grad(metalcore.det(leaf).sum(), leaf, create_graph=True)
     assert gradient.shape == A.shape and torch.autograd.grad(gradient[1].sum(), leaf)[0][1].isfinite().all()
 
 
@@ -173,6 +175,7 @@ def test_compile(device, name):
     torch.compiler.reset()
     actual = torch.compile(call, backend="aot_eager", fullgraph=True)(*leaves)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(actual, expected))
-    for ours, theirs in zip(torch.autograd.grad([a.sum() for a in actual], leaves),
-                            torch.autograd.grad([e.sum() for e in expected], leaves)):
+    for ours, theirs in zip(
+        torch.autograd.grad([a.sum() for a in actual], leaves), torch.autograd.grad([e.sum() for e in expected], leaves)
+    ):
         torch.testing.assert_close(ours, theirs)

@@ -119,25 +119,39 @@ def test_out(device, name):
 
 
 CALLS = {
-    "solve": [lambda f, t: f(t(3, 3), t(4)), lambda f, t: f(t(2, 3), t(3)), lambda f, t: f(t(3, 3), t(3), left=False),
-              lambda f, t: f(t(2, 3, 3), t(3, 3, 1)), lambda f, t: f(t(3), t(3)), lambda f, t: f(t(3, 3), t(3).half()),
-              lambda f, t: f(t(3, 3), t(3, 2), left=False), lambda f, t: f(t(3, 3), 1.0)],
+    "solve": [
+        lambda f, t: f(t(3, 3), t(4)),
+        lambda f, t: f(t(2, 3), t(3)),
+        lambda f, t: f(t(3, 3), t(3), left=False),
+        lambda f, t: f(t(2, 3, 3), t(3, 3, 1)),
+        lambda f, t: f(t(3), t(3)),
+        lambda f, t: f(t(3, 3), t(3).half()),
+        lambda f, t: f(t(3, 3), t(3, 2), left=False),
+        lambda f, t: f(t(3, 3), 1.0),
+    ],
     "inv": [lambda f, t: f(t(2, 3)), lambda f, t: f(t(3)), lambda f, t: f(t(3, 3).int()), lambda f, t: f(None)],
     "det": [lambda f, t: f(t(2, 3)), lambda f, t: f(t(3)), lambda f, t: f(t(3, 3).int())],
     "slogdet": [lambda f, t: f(t(2, 3)), lambda f, t: f(t(3))],
     "lu": [lambda f, t: f(t(3)), lambda f, t: f(t(3, 3).int()), lambda f, t: f([1.0])],
     "lu_factor": [lambda f, t: f(t(3)), lambda f, t: f(t(3, 3).bool())],
-    "lu_solve": [lambda f, t: f(t(2, 3), t(2).int(), t(2, 1)), lambda f, t: f(t(3, 3), t(3), t(3, 1)),
-                 lambda f, t: f(t(3, 3), t(2).int(), t(3, 1)), lambda f, t: f(t(3, 3), t(3).int(), t(3)),
-                 lambda f, t: f(t(3, 3), t(3).int(), t(4, 1)), lambda f, t: f(t(3, 3), t(1, 3).int(), t(3, 1))],
+    "lu_solve": [
+        lambda f, t: f(t(2, 3), t(2).int(), t(2, 1)),
+        lambda f, t: f(t(3, 3), t(3), t(3, 1)),
+        lambda f, t: f(t(3, 3), t(2).int(), t(3, 1)),
+        lambda f, t: f(t(3, 3), t(3).int(), t(3)),
+        lambda f, t: f(t(3, 3), t(3).int(), t(4, 1)),
+        lambda f, t: f(t(3, 3), t(1, 3).int(), t(3, 1)),
+    ],
 }
 
 
 @pytest.mark.parametrize("name, call", [(name, call) for name, calls in CALLS.items() for call in calls])
 def test_errors_are_torchs(device, name, call):
     has_torchs = device if torch.device(device).type == "cuda" else "cpu"
-    assert_same_error(lambda: call(getattr(metalcore, name), lambda *shape: torch.ones(shape, device=device)),
-                      lambda: call(getattr(torch.linalg, name), lambda *shape: torch.ones(shape, device=has_torchs)))
+    assert_same_error(
+        lambda: call(getattr(metalcore, name), lambda *shape: torch.ones(shape, device=device)),
+        lambda: call(getattr(torch.linalg, name), lambda *shape: torch.ones(shape, device=has_torchs)),
+    )
 
 
 @pytest.mark.parametrize("name", ["inv", "inv_ex", "lu_factor", "lu_factor_ex", "solve", "solve_ex", "lu_solve"])
@@ -153,8 +167,10 @@ def test_check_errors(device, name):
     A = torch.ones(2, 3, 3)
     inputs = (A, A) if name == "solve_ex" else (A,)
     assert getattr(metalcore, name)(*[t.to(device) for t in inputs])[-1].tolist() == [2, 2]
-    assert_same_error(lambda: getattr(metalcore, name)(*[t.to(device) for t in inputs], check_errors=True),
-                      lambda: getattr(torch.linalg, name)(*inputs, check_errors=True))
+    assert_same_error(
+        lambda: getattr(metalcore, name)(*[t.to(device) for t in inputs], check_errors=True),
+        lambda: getattr(torch.linalg, name)(*inputs, check_errors=True),
+    )
 
 
 @pytest.mark.parametrize("n", [1, 3, 8, 20, 50, 140])
@@ -177,17 +193,20 @@ def test_determinants_do_not_overflow_on_the_way(device):
     assert metalcore.det(A[:2, :2]).item() == torch.inf and metalcore.det(A[2:4, 2:4]).item() == 0
 
 
-@pytest.mark.parametrize("op, shapes, variant, kernels", [
-    ("inv", [(100000, 3, 3)], "thread", ["lu_thread_3"]),
-    ("lu_factor", [(10, 12, 30)], "simd", ["lu_simd_32x0"]),
-    ("solve", [(4096, 32, 32), (4096, 32)], "simd", ["lu_simd_32x4"]),
-    ("solve", [(128, 128), (128, 128)], "block, triangular", ["lu_block_16"]),
-    ("det", [(5, 64, 64)], "block", ["lu_block_16", "lu_determinant"]),
-    ("lu_factor_ex", [(3, 1500, 200)], "blocked", ["lu_looped_panel", "lu_rows", "lu_update"]),
-    ("solve_ex", [(300, 300), (300,)], "blocked, triangular", ["lu_block_8", "lu_rows", "lu_update"]),
-    ("lu_solve", [(7, 20, 20), (7, 20), (7, 20, 3)], "simd", ["lu_simd_32x4"]),
-    ("lu", [(0, 5)], "empty", []),
-])
+@pytest.mark.parametrize(
+    "op, shapes, variant, kernels",
+    [
+        ("inv", [(100000, 3, 3)], "thread", ["lu_thread_3"]),
+        ("lu_factor", [(10, 12, 30)], "simd", ["lu_simd_32x0"]),
+        ("solve", [(4096, 32, 32), (4096, 32)], "simd", ["lu_simd_32x4"]),
+        ("solve", [(128, 128), (128, 128)], "block, triangular", ["lu_block_16"]),
+        ("det", [(5, 64, 64)], "block", ["lu_block_16", "lu_determinant"]),
+        ("lu_factor_ex", [(3, 1500, 200)], "blocked", ["lu_looped_panel", "lu_rows", "lu_update"]),
+        ("solve_ex", [(300, 300), (300,)], "blocked, triangular", ["lu_block_8", "lu_rows", "lu_update"]),
+        ("lu_solve", [(7, 20, 20), (7, 20), (7, 20, 3)], "simd", ["lu_simd_32x4"]),
+        ("lu", [(0, 5)], "empty", []),
+    ],
+)
 def test_explain(op, shapes, variant, kernels):
     from rows import tuned
 
@@ -201,8 +220,9 @@ def test_explain_counts_the_broadcast_batch():
     steps = lambda *call: metalcore.explain(*call).steps[0].grid[0]  # noqa: E731
     assert steps("solve", (2, 1, 64, 64), (1, 3, 64, 2)) == 6
     assert steps("solve", (5, 64, 64), (64,)) == steps("solve", (64, 64), (5, 64, 1)) == 5
-    assert steps("lu_solve", (20, 1, 20, 20), (20, 1, 20), (30, 20, 2)) \
-        == steps("lu_solve", (600, 20, 20), (600, 20), (600, 20, 2))
+    assert steps("lu_solve", (20, 1, 20, 20), (20, 1, 20), (30, 20, 2)) == steps(
+        "lu_solve", (600, 20, 20), (600, 20), (600, 20, 2)
+    )
     assert metalcore.explain("solve", (0, 64, 64), (64, 2)).variant == "empty"
     with pytest.raises(ValueError, match="The size of tensor a .2. must match the size of tensor b .3."):
         metalcore.explain("solve", (2, 4, 4), (3, 4, 2))

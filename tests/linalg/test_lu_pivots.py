@@ -68,9 +68,17 @@ def test_any_exchanges_of_rows_that_are_there(device, n):
         assert torch.equal(metalcore.lu_solve(LU.to(device), gaps, B.to(device), left=left, adjoint=adjoint), X)
 
 
-@pytest.mark.parametrize("change", [
-    lambda pivots: pivots.long(), lambda pivots: pivots.float(), lambda pivots: pivots[:, 1:],
-    lambda pivots: pivots[:4], lambda pivots: pivots.mT], ids=["int64", "float", "short", "batch", "turned"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pivots: pivots.long(),
+        lambda pivots: pivots.float(),
+        lambda pivots: pivots[:, 1:],
+        lambda pivots: pivots[:4],
+        lambda pivots: pivots.mT,
+    ],
+    ids=["int64", "float", "short", "batch", "turned"],
+)
 def test_other_pivots_are_refused(device, change):
     LU, pivots, B = (tensor.to(device) for tensor in systems(8))
     with pytest.raises(RuntimeError, match="pivots"):

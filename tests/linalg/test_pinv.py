@@ -123,20 +123,26 @@ def test_out(device):
         assert torch.equal(metalcore.pinv(A, out=out), metalcore.pinv(A).double())
 
 
-@pytest.mark.parametrize("call", [
-    lambda linalg, device: linalg.pinv(torch.randn(3, device=device)),
-    lambda linalg, device: linalg.pinv(torch.randn(3, 4, device=device), hermitian=True),
-    lambda linalg, device: linalg.pinv(torch.ones(3, 3, dtype=torch.int32, device=device)),
-    lambda linalg, device: linalg.pinv(torch.ones(3, 3, device=device), rtol=torch.tensor(1j).to(device)),
-    lambda linalg, device: linalg.pinv(torch.ones(3, 3, device=device),
-                                       out=torch.empty(0, dtype=torch.int32, device=device)),
-    lambda linalg, device: linalg.pinv(torch.ones(3, 3, device=device).requires_grad_(),
-                                       out=torch.empty(0, device=device)),
-    lambda linalg, device: linalg.pinv(torch.ones(3, 3, device=device), rcond=0.1, atol=0.1),
-    lambda linalg, device: linalg.pinv(torch.ones(3, 3, device=device), rtol="x"),
-    lambda linalg, device: linalg.pinv(torch.ones(3, 3, device=device),
-                                       rtol=torch.ones((), device=device).requires_grad_()),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda linalg, device: linalg.pinv(torch.randn(3, device=device)),
+        lambda linalg, device: linalg.pinv(torch.randn(3, 4, device=device), hermitian=True),
+        lambda linalg, device: linalg.pinv(torch.ones(3, 3, dtype=torch.int32, device=device)),
+        lambda linalg, device: linalg.pinv(torch.ones(3, 3, device=device), rtol=torch.tensor(1j).to(device)),
+        lambda linalg, device: linalg.pinv(
+            torch.ones(3, 3, device=device), out=torch.empty(0, dtype=torch.int32, device=device)
+        ),
+        lambda linalg, device: linalg.pinv(
+            torch.ones(3, 3, device=device).requires_grad_(), out=torch.empty(0, device=device)
+        ),
+        lambda linalg, device: linalg.pinv(torch.ones(3, 3, device=device), rcond=0.1, atol=0.1),
+        lambda linalg, device: linalg.pinv(torch.ones(3, 3, device=device), rtol="x"),
+        lambda linalg, device: linalg.pinv(
+            torch.ones(3, 3, device=device), rtol=torch.ones((), device=device).requires_grad_()
+        ),
+    ],
+)
 def test_errors_are_torchs(device, call):
     same_error(call, metalcore, torch.linalg, device)
 
@@ -154,14 +160,15 @@ def test_opinfo_samples_of_singular(device):
     check_samples(lambda a, b: metalcore.pinv(a @ b.mT), "linalg.pinv", device, torch.float32, variant="singular")
 
 
-@pytest.mark.parametrize("shape, rank", [((4, 4), 4), ((6, 3), 3), ((3, 6), 3), ((6, 5), 2), ((5, 6), 2),
-                                         ((2, 4, 4), 1)])
+@pytest.mark.parametrize(
+    "shape, rank", [((4, 4), 4), ((6, 3), 3), ((3, 6), 3), ((6, 5), 2), ((5, 6), 2), ((2, 4, 4), 1)]
+)
 def test_formula_is_torchs(device, shape, rank):
     """With the rank kept by factors, as the derivative presumes; in float64 the formula, on torch's pseudoinverse."""
     from metalcore.linalg._pinv import _gradient
 
     *batch, m, n = shape
-    A = (torch.randn(*batch, m, rank, dtype=torch.float64) @ torch.randn(*batch, rank, n, dtype=torch.float64))
+    A = torch.randn(*batch, m, rank, dtype=torch.float64) @ torch.randn(*batch, rank, n, dtype=torch.float64)
     A.requires_grad_()
     P = torch.linalg.pinv(A)
     G = torch.randn(P.shape, dtype=torch.float64)
@@ -169,13 +176,16 @@ def test_formula_is_torchs(device, shape, rank):
     torch.testing.assert_close(_gradient(A.detach(), P.detach(), G), expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("call, same", [
-    (("pinv", (5, 30, 20)), ("svd", (5, 30, 20), {"full_matrices": False})),
-    (("pinv", (5, 20, 20), {"hermitian": True}), ("eigh", (5, 20, 20), {})),
-    (("matrix_rank", (5, 20, 20), {"hermitian": True}), ("eigvalsh", (5, 20, 20), {})),
-    (("matrix_rank", (30, 20)), ("svdvals", (30, 20), {})),
-    (("cond", (30, 20)), ("svdvals", (30, 20), {})),
-])
+@pytest.mark.parametrize(
+    "call, same",
+    [
+        (("pinv", (5, 30, 20)), ("svd", (5, 30, 20), {"full_matrices": False})),
+        (("pinv", (5, 20, 20), {"hermitian": True}), ("eigh", (5, 20, 20), {})),
+        (("matrix_rank", (5, 20, 20), {"hermitian": True}), ("eigvalsh", (5, 20, 20), {})),
+        (("matrix_rank", (30, 20)), ("svdvals", (30, 20), {})),
+        (("cond", (30, 20)), ("svdvals", (30, 20), {})),
+    ],
+)
 def test_explain_tells_of_the_decomposition(call, same):
     name, shape, *options = call
     plan = metalcore.explain(name, shape, **(options[0] if options else {}))

@@ -8,9 +8,18 @@ from references import assert_same_error, check_operator
 
 import metalcore
 
-DIFFERENTIABLE = [((4, 4), "reduced"), ((7, 4), "reduced"), ((4, 7), "reduced"), ((4, 4), "complete"),
-                  ((4, 7), "complete"), ((2, 3, 20, 12), "reduced"), ((70, 40), "reduced"), ((1100, 5), "reduced"),
-                  ((3, 0), "reduced"), ((0, 3), "reduced")]
+DIFFERENTIABLE = [
+    ((4, 4), "reduced"),
+    ((7, 4), "reduced"),
+    ((4, 7), "reduced"),
+    ((4, 4), "complete"),
+    ((4, 7), "complete"),
+    ((2, 3, 20, 12), "reduced"),
+    ((70, 40), "reduced"),
+    ((1100, 5), "reduced"),
+    ((3, 0), "reduced"),
+    ((0, 3), "reduced"),
+]
 
 
 @pytest.mark.parametrize("parts", [(0,), (1,), (0, 1)])
@@ -35,8 +44,10 @@ def test_without_a_derivative(device, shape, mode):
         assert results.R.requires_grad
         results.R.sum().backward()
 
-    assert_same_error(lambda: gradient(metalcore.qr, torch.randn(shape).to(device)),
-                      lambda: gradient(torch.linalg.qr, torch.randn(shape)))
+    assert_same_error(
+        lambda: gradient(metalcore.qr, torch.randn(shape).to(device)),
+        lambda: gradient(torch.linalg.qr, torch.randn(shape)),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -30,8 +30,10 @@ def test_is_the_namesake(device):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (2, 0, 3), (2, 3, 0), (0, 3, 2), (0, 0, 0),
-                                   (2, 0, 70, 70), (0, 1500, 8), (0, 200, 200)])
+@pytest.mark.parametrize(
+    "shape",
+    [(0, 3), (3, 0), (0, 0), (2, 0, 3), (2, 3, 0), (0, 3, 2), (0, 0, 0), (2, 0, 70, 70), (0, 1500, 8), (0, 200, 200)],
+)
 def test_empty(device, shape, mode):
     actual, expected = metalcore.qr(torch.empty(shape, device=device), mode), torch.linalg.qr(torch.empty(shape), mode)
     for ours, theirs in zip(actual, expected):
@@ -107,16 +109,19 @@ def test_out_that_does_not_fit(device):
         metalcore.qr(A.requires_grad_(), out=(new(), new()))
 
 
-@pytest.mark.parametrize("call", [
-    lambda qr, device: qr(torch.randn(3, 3, device=device), "x"),
-    lambda qr, device: qr(torch.randn(3, 3, device=device), "Reduced"),
-    lambda qr, device: qr(torch.randn(3, device=device)),
-    lambda qr, device: qr(torch.tensor(1.0, device=device)),
-    lambda qr, device: qr(torch.ones(3, 3, dtype=torch.int32, device=device)),
-    lambda qr, device: qr(torch.ones(3, 3, dtype=torch.bool, device=device)),
-    lambda qr, device: qr([1.0]),
-    lambda qr, device: qr(None),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda qr, device: qr(torch.randn(3, 3, device=device), "x"),
+        lambda qr, device: qr(torch.randn(3, 3, device=device), "Reduced"),
+        lambda qr, device: qr(torch.randn(3, device=device)),
+        lambda qr, device: qr(torch.tensor(1.0, device=device)),
+        lambda qr, device: qr(torch.ones(3, 3, dtype=torch.int32, device=device)),
+        lambda qr, device: qr(torch.ones(3, 3, dtype=torch.bool, device=device)),
+        lambda qr, device: qr([1.0]),
+        lambda qr, device: qr(None),
+    ],
+)
 def test_errors_are_torchs(device, call):
     assert_same_error(lambda: call(metalcore.qr, device), lambda: call(torch.linalg.qr, "cpu"))
 
@@ -126,23 +131,62 @@ def test_opinfo_samples(device):
     check_samples(metalcore.qr, "linalg.qr", device, torch.float32, orders=0)
 
 
-@pytest.mark.parametrize("shape, mode, variant, kernels", [
-    ((3, 3), "reduced", "simd", ["qr_simd_8x8"]),
-    ((100, 64, 32), "r", "simd", ["qr_simd_64x32"]),
-    ((64, 32), "complete", "block", ["qr_block_64"]),
-    ((1024, 128, 128), "reduced", "block", ["qr_block_128"]),
-    ((3000, 17), "r", "tall", ["qr_block_512", "qr_block_512", "qr_tall_signs"]),
-    ((500, 16), "complete", "blocked",
-     ["qr_panel", "reflectors_products_16", "reflectors_factor_16", "qr_upper", "qr_identity", "reflectors_products_16",
-      "reflectors_apply_16"]),
-    ((100, 500), "r", "blocked",
-     ["qr_panel", "reflectors_products_16", "reflectors_apply_16", "reflectors_products_64", "reflectors_factor_64",
-      "reflectors_apply_64", "qr_upper"]),
-    ((3000, 80), "r", "blocked",
-     ["qr_panel_maxima", "qr_panel_scale", "qr_panel_step", "qr_panel_last", "reflectors_products_16",
-      "reflectors_apply_16", "reflectors_products_64", "reflectors_factor_64", "reflectors_apply_64", "qr_upper"]),
-    ((0, 5), "reduced", "empty", []),
-])
+@pytest.mark.parametrize(
+    "shape, mode, variant, kernels",
+    [
+        ((3, 3), "reduced", "simd", ["qr_simd_8x8"]),
+        ((100, 64, 32), "r", "simd", ["qr_simd_64x32"]),
+        ((64, 32), "complete", "block", ["qr_block_64"]),
+        ((1024, 128, 128), "reduced", "block", ["qr_block_128"]),
+        ((3000, 17), "r", "tall", ["qr_block_512", "qr_block_512", "qr_tall_signs"]),
+        (
+            (500, 16),
+            "complete",
+            "blocked",
+            [
+                "qr_panel",
+                "reflectors_products_16",
+                "reflectors_factor_16",
+                "qr_upper",
+                "qr_identity",
+                "reflectors_products_16",
+                "reflectors_apply_16",
+            ],
+        ),
+        (
+            (100, 500),
+            "r",
+            "blocked",
+            [
+                "qr_panel",
+                "reflectors_products_16",
+                "reflectors_apply_16",
+                "reflectors_products_64",
+                "reflectors_factor_64",
+                "reflectors_apply_64",
+                "qr_upper",
+            ],
+        ),
+        (
+            (3000, 80),
+            "r",
+            "blocked",
+            [
+                "qr_panel_maxima",
+                "qr_panel_scale",
+                "qr_panel_step",
+                "qr_panel_last",
+                "reflectors_products_16",
+                "reflectors_apply_16",
+                "reflectors_products_64",
+                "reflectors_factor_64",
+                "reflectors_apply_64",
+                "qr_upper",
+            ],
+        ),
+        ((0, 5), "reduced", "empty", []),
+    ],
+)
 def test_explain(shape, mode, variant, kernels):
     with tuned("baseline"):
         plan = metalcore.explain("qr", shape, mode=mode)
@@ -177,8 +221,17 @@ def test_explain_refuses_what_qr_refuses():
 
 
 @pytest.mark.only_on("simulator")
-@pytest.mark.parametrize("shape, mode", [((3, 4, 5), "reduced"), ((40, 20), "complete"), ((2, 60, 40), "reduced"),
-                                         ((1030, 3), "reduced"), ((150, 140), "r"), ((2060, 66), "r")])
+@pytest.mark.parametrize(
+    "shape, mode",
+    [
+        ((3, 4, 5), "reduced"),
+        ((40, 20), "complete"),
+        ((2, 60, 40), "reduced"),
+        ((1030, 3), "reduced"),
+        ((150, 140), "r"),
+        ((2060, 66), "r"),
+    ],
+)
 def test_kernels_are_clean_in_checking_mode(device, shape, mode):
     A = torch.randn(shape)
     with metalcore.simulator.checking():

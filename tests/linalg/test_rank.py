@@ -108,8 +108,10 @@ def test_condition_of_rectangles(device):
 
 def test_out(device):
     A = torch.randn(3, 4, 4, device=device)
-    for function, dtypes in ((metalcore.matrix_rank, (torch.int64, torch.int32)),
-                             (metalcore.cond, (torch.float32, torch.float16))):
+    for function, dtypes in (
+        (metalcore.matrix_rank, (torch.int64, torch.int32)),
+        (metalcore.cond, (torch.float32, torch.float16)),
+    ):
         for dtype in dtypes:
             out = torch.empty(0, dtype=dtype, device=device)
             assert function(A, out=out) is out and torch.equal(out, function(A).to(dtype))
@@ -121,18 +123,21 @@ def new(device, dtype):
     return torch.empty(0, dtype=dtype, device=device)
 
 
-@pytest.mark.parametrize("call", [
-    lambda linalg, device: linalg.matrix_rank(torch.randn(3, device=device)),
-    lambda linalg, device: linalg.matrix_rank(torch.randn(3, 4, device=device), hermitian=True),
-    lambda linalg, device: linalg.matrix_rank(torch.randn(3, 3, device=device), rtol=torch.tensor(1j).to(device)),
-    lambda linalg, device: linalg.matrix_rank(torch.randn(3, 3, device=device), tol=1.0, rtol=1.0),
-    lambda linalg, device: linalg.matrix_rank(torch.randn(3, 3, device=device), out=new(device, torch.bool)),
-    lambda linalg, device: linalg.cond(torch.randn(3, device=device)),
-    lambda linalg, device: linalg.cond(torch.randn(3, 3, device=device), 3),
-    lambda linalg, device: linalg.cond(torch.randn(3, 3, device=device), "x"),
-    lambda linalg, device: linalg.cond(torch.randn(3, 4, device=device), "fro"),
-    lambda linalg, device: linalg.cond(torch.randn(3, 3, device=device), out=new(device, torch.int32)),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda linalg, device: linalg.matrix_rank(torch.randn(3, device=device)),
+        lambda linalg, device: linalg.matrix_rank(torch.randn(3, 4, device=device), hermitian=True),
+        lambda linalg, device: linalg.matrix_rank(torch.randn(3, 3, device=device), rtol=torch.tensor(1j).to(device)),
+        lambda linalg, device: linalg.matrix_rank(torch.randn(3, 3, device=device), tol=1.0, rtol=1.0),
+        lambda linalg, device: linalg.matrix_rank(torch.randn(3, 3, device=device), out=new(device, torch.bool)),
+        lambda linalg, device: linalg.cond(torch.randn(3, device=device)),
+        lambda linalg, device: linalg.cond(torch.randn(3, 3, device=device), 3),
+        lambda linalg, device: linalg.cond(torch.randn(3, 3, device=device), "x"),
+        lambda linalg, device: linalg.cond(torch.randn(3, 4, device=device), "fro"),
+        lambda linalg, device: linalg.cond(torch.randn(3, 3, device=device), out=new(device, torch.int32)),
+    ],
+)
 def test_errors_are_torchs(device, call):
     same_error(call, metalcore, torch.linalg, device)
 
@@ -143,8 +148,13 @@ def test_opinfo_samples_of_matrix_rank(device, variant):
 
 
 def test_opinfo_samples_of_cond(device):
-    check_samples(metalcore.cond, "linalg.cond", device, torch.float32,
-                  condition=lambda A, *_: torch.linalg.cond(A.detach().double()).max().item())
+    check_samples(
+        metalcore.cond,
+        "linalg.cond",
+        device,
+        torch.float32,
+        condition=lambda A, *_: torch.linalg.cond(A.detach().double()).max().item(),
+    )
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -156,6 +166,7 @@ def test_compile(device, dynamic):
         return metalcore.matrix_rank(A * 2) + 1, metalcore.cond(A * 2), metalcore.cond(A * 2, "nuc")
 
     A = torch.randn(3, 4, 4, device=device)
-    for found, expected in zip(compiled(A), (metalcore.matrix_rank(A * 2) + 1, metalcore.cond(A * 2),
-                                             metalcore.cond(A * 2, "nuc"))):
+    for found, expected in zip(
+        compiled(A), (metalcore.matrix_rank(A * 2) + 1, metalcore.cond(A * 2), metalcore.cond(A * 2, "nuc"))
+    ):
         assert torch.equal(found, expected)

@@ -15,8 +15,10 @@ def solve(A, B, device, left=True):
     return X.cpu(), info.cpu()
 
 
-@pytest.mark.parametrize("n, right", [(3, 3), (4, 1), (5, 5), (8, 20), (16, 4), (20, 16), (32, 40), (33, 1), (64, 64),
-                                      (100, 7), (128, 128), (140, 5)])
+@pytest.mark.parametrize(
+    "n, right",
+    [(3, 3), (4, 1), (5, 5), (8, 20), (16, 4), (20, 16), (32, 40), (33, 1), (64, 64), (100, 7), (128, 128), (140, 5)],
+)
 def test_hard_matrices(device, n, right):
     cases = matrices(n, n)
     A = torch.stack(list(cases.values()))
@@ -57,8 +59,15 @@ def check_inverse(A, X, names):
     check_solution(A, X, identity, names)
 
 
-@pytest.mark.parametrize("n", [256, 512, pytest.param(1024, marks=pytest.mark.only_on("cuda", "mps")),
-                               pytest.param(2048, marks=pytest.mark.only_on("cuda", "mps"))])
+@pytest.mark.parametrize(
+    "n",
+    [
+        256,
+        512,
+        pytest.param(1024, marks=pytest.mark.only_on("cuda", "mps")),
+        pytest.param(2048, marks=pytest.mark.only_on("cuda", "mps")),
+    ],
+)
 def test_large(device, n):
     A, B = torch.randn(n, n), torch.randn(n, 3)
     check_solution(A, solve(A, B, device)[0], B, ["random"])
@@ -82,12 +91,24 @@ def test_batches(device, batch, n):
     check_solution(A, X, B, ["random"] * batch)
 
 
-@pytest.mark.parametrize("a, b, left", [
-    ((3, 3), (3,), True), ((2, 3, 3), (3,), True), ((2, 3, 3), (2, 3), True), ((3, 3), (3, 4), True),
-    ((5, 1, 6, 6), (4, 6, 2), True), ((6, 6), (5, 2, 6), False), ((2, 20, 20), (20, 7), True),
-    ((2, 3, 4, 4), (2, 3, 4), True), ((3, 1, 40, 40), (1, 2, 40, 3), True), ((0, 3, 3), (3,), True),
-    ((3, 0, 0), (3, 0, 4), True), ((4, 4), (4, 0), True),
-    ((1, 4, 4), (5, 3, 4), False)])
+@pytest.mark.parametrize(
+    "a, b, left",
+    [
+        ((3, 3), (3,), True),
+        ((2, 3, 3), (3,), True),
+        ((2, 3, 3), (2, 3), True),
+        ((3, 3), (3, 4), True),
+        ((5, 1, 6, 6), (4, 6, 2), True),
+        ((6, 6), (5, 2, 6), False),
+        ((2, 20, 20), (20, 7), True),
+        ((2, 3, 4, 4), (2, 3, 4), True),
+        ((3, 1, 40, 40), (1, 2, 40, 3), True),
+        ((0, 3, 3), (3,), True),
+        ((3, 0, 0), (3, 0, 4), True),
+        ((4, 4), (4, 0), True),
+        ((1, 4, 4), (5, 3, 4), False),
+    ],
+)
 def test_vectors_and_broadcasting(device, a, b, left):
     A, B = torch.randn(a), torch.randn(b)
     expected = torch.linalg.solve(A.double(), B.double(), left=left)
@@ -106,8 +127,11 @@ def test_singular_matrices(device, n):
     X, info = solve(A, B, device)
     assert info.tolist() == [0, 1, 0] and not X[1].isfinite().all()
     check_solution(A[::2], X[::2], B[::2], ["random"] * 2)
-    for name, call in {"solve": lambda f: f(A.to(device), B.to(device)), "inv": lambda f: f(A.to(device)),
-                       "lu_factor": lambda f: f(A.to(device))}.items():
+    for name, call in {
+        "solve": lambda f: f(A.to(device), B.to(device)),
+        "inv": lambda f: f(A.to(device)),
+        "lu_factor": lambda f: f(A.to(device)),
+    }.items():
         # A corner has the same error; LAPACK on the CPU was seen not to return from larger ones.
         corners = [M[:, :3, :3] for M in ((A, B) if name == "solve" else (A,))]
         assert_same_error(lambda: call(getattr(metalcore, name)), lambda: getattr(torch.linalg, name)(*corners))
@@ -135,8 +159,9 @@ def test_powers_of_two_change_nothing_but_the_exponent(device, n, exponent):
 
 
 @pytest.mark.only_on("simulator")
-@pytest.mark.parametrize("n, right", [(3, 5), (8, 8), (16, 3), (31, 20), (32, 40), (40, 40), (70, 1), (100, 200),
-                                      (140, 3)])
+@pytest.mark.parametrize(
+    "n, right", [(3, 5), (8, 8), (16, 3), (31, 20), (32, 40), (40, 40), (70, 1), (100, 200), (140, 3)]
+)
 def test_kernels_are_clean_in_checking_mode(device, n, right):
     A, B = torch.randn(2, n, n), torch.randn(2, n, right)
     with metalcore.simulator.checking():

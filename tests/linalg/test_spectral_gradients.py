@@ -22,8 +22,9 @@ def assert_same(actual, expected, tolerance, condition=1.0):
     for order, (ours, theirs) in enumerate(zip(actual, expected, strict=True), 1):
         assert ours.shape == theirs.shape
         scale = max([1.0, *theirs.abs().flatten().tolist()])
-        torch.testing.assert_close(ours.cpu().double(), theirs.double(), rtol=0,
-                                   atol=tolerance * condition**order * scale)
+        torch.testing.assert_close(
+            ours.cpu().double(), theirs.double(), rtol=0, atol=tolerance * condition**order * scale
+        )
 
 
 @pytest.mark.parametrize("parts", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
@@ -123,9 +124,11 @@ def test_repeated_eigenvalues(parts):
 def test_half_precision_has_gradients(device, dtype):
     A = well_separated(5, 4).to(dtype)
     tolerance = 10 * 8 * torch.finfo(dtype).eps
-    for ours, theirs in [(metalcore.svdvals, torch.linalg.svdvals),
-                         (lambda A: metalcore.svd(A, False), lambda A: torch.linalg.svd(A, False)),
-                         (lambda A: metalcore.eigvalsh(A.mT @ A), lambda A: torch.linalg.eigvalsh(A.mT @ A))]:
+    for ours, theirs in [
+        (metalcore.svdvals, torch.linalg.svdvals),
+        (lambda A: metalcore.svd(A, False), lambda A: torch.linalg.svd(A, False)),
+        (lambda A: metalcore.eigvalsh(A.mT @ A), lambda A: torch.linalg.eigvalsh(A.mT @ A)),
+    ]:
         part = [1] if len(ours(A.to(device))) == 3 else [0]
         found = derivatives(ours, [A.to(device)], 1, part)
         assert found[0].dtype == dtype
@@ -172,13 +175,16 @@ def test_opcheck(device, where, shape):
             check_operator(eigh, A, UPLO, False)
 
 
-@pytest.mark.parametrize("name, function", [
-    ("svd", lambda A: metalcore.svd(A, False)),
-    ("svd, all of U", lambda A: metalcore.svd(A)),
-    ("svdvals", lambda A: (metalcore.svdvals(A),)),
-    ("eigh", lambda A: metalcore.eigh(A @ A.mT)),
-    ("eigvalsh", lambda A: (metalcore.eigvalsh(A @ A.mT, "U"),)),
-])
+@pytest.mark.parametrize(
+    "name, function",
+    [
+        ("svd", lambda A: metalcore.svd(A, False)),
+        ("svd, all of U", lambda A: metalcore.svd(A)),
+        ("svdvals", lambda A: (metalcore.svdvals(A),)),
+        ("eigh", lambda A: metalcore.eigh(A @ A.mT)),
+        ("eigvalsh", lambda A: (metalcore.eigvalsh(A @ A.mT, "U"),)),
+    ],
+)
 def test_compile(device, name, function):
     torch.compiler.reset()  # what it compiled for the other functions counts against this one
 

@@ -19,8 +19,23 @@ def test_are_the_namesakes(device):
 
 
 @pytest.mark.parametrize("full_matrices", [True, False])
-@pytest.mark.parametrize("shape", [(1, 1), (5, 5), (7, 4), (4, 7), (2, 3, 20, 12), (2, 12, 20), (100, 3), (3, 100),
-                                   (1, 9), (9, 1), (5, 40, 40), (70, 66)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 1),
+        (5, 5),
+        (7, 4),
+        (4, 7),
+        (2, 3, 20, 12),
+        (2, 12, 20),
+        (100, 3),
+        (3, 100),
+        (1, 9),
+        (9, 1),
+        (5, 40, 40),
+        (70, 66),
+    ],
+)
 def test_shapes(device, shape, full_matrices):
     A = torch.randn(shape)
     results = metalcore.svd(A.to(device), full_matrices)
@@ -33,8 +48,9 @@ def test_shapes(device, shape, full_matrices):
 
 
 @pytest.mark.parametrize("full_matrices", [True, False])
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (2, 0, 3), (2, 3, 0), (0, 3, 2), (0, 0, 0), (0, 70, 70),
-                                   (0, 300, 300)])
+@pytest.mark.parametrize(
+    "shape", [(0, 3), (3, 0), (0, 0), (2, 0, 3), (2, 3, 0), (0, 3, 2), (0, 0, 0), (0, 70, 70), (0, 300, 300)]
+)
 def test_empty(device, shape, full_matrices):
     A = torch.empty(shape, device=device)
     for ours, theirs in zip(metalcore.svd(A, full_matrices), torch.linalg.svd(torch.empty(shape), full_matrices)):
@@ -87,14 +103,17 @@ def test_out(device):
         metalcore.svdvals(A.requires_grad_(), out=values)
 
 
-@pytest.mark.parametrize("call", [
-    lambda linalg, device: linalg.svd(torch.randn(3, device=device)),
-    lambda linalg, device: linalg.svd(torch.tensor(1.0, device=device)),
-    lambda linalg, device: linalg.svdvals(torch.randn(3, device=device)),
-    lambda linalg, device: linalg.svd(torch.ones(3, 3, dtype=torch.int32, device=device)),
-    lambda linalg, device: linalg.svd([1.0]),
-    lambda linalg, device: linalg.svd(None),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda linalg, device: linalg.svd(torch.randn(3, device=device)),
+        lambda linalg, device: linalg.svd(torch.tensor(1.0, device=device)),
+        lambda linalg, device: linalg.svdvals(torch.randn(3, device=device)),
+        lambda linalg, device: linalg.svd(torch.ones(3, 3, dtype=torch.int32, device=device)),
+        lambda linalg, device: linalg.svd([1.0]),
+        lambda linalg, device: linalg.svd(None),
+    ],
+)
 def test_errors_are_torchs(device, call):
     same_error(call, metalcore, torch.linalg, device)
 
@@ -109,8 +128,12 @@ def test_drivers(device):
             metalcore.svd(A, driver="nope")
     else:
         for function in ("svd", "svdvals"):
-            same_error(lambda linalg, device: getattr(linalg, function)(A.to(device), driver="gesvd"), metalcore,
-                       torch.linalg, device)
+            same_error(
+                lambda linalg, device: getattr(linalg, function)(A.to(device), driver="gesvd"),
+                metalcore,
+                torch.linalg,
+                device,
+            )
     assert metalcore.svd(A[:0], driver="x").S.shape == (0,)  # as PyTorch, which looks at it later
 
 

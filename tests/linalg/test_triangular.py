@@ -11,8 +11,22 @@ from triangular_cases import boundaries, check_solution, plan, triangle, well_co
 import metalcore
 
 FLAGS = list(itertools.product((False, True), repeat=3))  # upper, left, unitriangular
-SIZES = [(1, 1), (4, 3), (8, 8), (9, 2), (16, 17), (20, 5), (32, 32), (33, 1), (33, 4), (33, 5), (70, 66), (128, 129),
-         (129, 5), (200, 70)]
+SIZES = [
+    (1, 1),
+    (4, 3),
+    (8, 8),
+    (9, 2),
+    (16, 17),
+    (20, 5),
+    (32, 32),
+    (33, 1),
+    (33, 4),
+    (33, 5),
+    (70, 66),
+    (128, 129),
+    (129, 5),
+    (200, 70),
+]
 
 
 def solve(device, A, B, **options):
@@ -28,8 +42,10 @@ def check(device, A, B, upper, left=True, unitriangular=False, names=None):
 @pytest.mark.parametrize("n, columns", SIZES)
 def test_residuals(device, n, columns, upper, left, unitriangular):
     A = well_conditioned(2, n, n)
-    A.masked_fill_(torch.ones(n, n, dtype=torch.bool).tril(-1) if upper else torch.ones(n, n, dtype=torch.bool).triu(1),
-                   float("nan"))  # must not be read
+    A.masked_fill_(
+        torch.ones(n, n, dtype=torch.bool).tril(-1) if upper else torch.ones(n, n, dtype=torch.bool).triu(1),
+        float("nan"),
+    )  # must not be read
     if unitriangular:
         A.diagonal(dim1=-2, dim2=-1).fill_(float("nan"))
     B = torch.randn(2, n, columns) if left else torch.randn(2, columns, n)

@@ -26,10 +26,23 @@ def test_opinfo_samples(device):
     check_samples(metalcore.solve_triangular, "linalg.solve_triangular", device, torch.float32)
 
 
-BROADCASTS = [((3, 4, 4), (4, 2)), ((4, 4), (3, 4, 2)), ((1, 4, 4), (3, 4, 2)), ((2, 1, 4, 4), (3, 4, 2)),
-              ((3, 4, 4), (2, 1, 4, 2)), ((3, 1, 40, 40), (1, 2, 40, 6)), ((1, 1, 140, 140), (2, 140, 6))]
-EMPTY = [((0, 0), (0, 2)), ((3, 3), (3, 0)), ((0, 3, 3), (3, 2)), ((2, 0, 0), (2, 0, 3)), ((2, 40, 40), (2, 40, 0)),
-         ((0, 1, 3, 3), (5, 3, 2))]
+BROADCASTS = [
+    ((3, 4, 4), (4, 2)),
+    ((4, 4), (3, 4, 2)),
+    ((1, 4, 4), (3, 4, 2)),
+    ((2, 1, 4, 4), (3, 4, 2)),
+    ((3, 4, 4), (2, 1, 4, 2)),
+    ((3, 1, 40, 40), (1, 2, 40, 6)),
+    ((1, 1, 140, 140), (2, 140, 6)),
+]
+EMPTY = [
+    ((0, 0), (0, 2)),
+    ((3, 3), (3, 0)),
+    ((0, 3, 3), (3, 2)),
+    ((2, 0, 0), (2, 0, 3)),
+    ((2, 40, 40), (2, 40, 0)),
+    ((0, 1, 3, 3), (5, 3, 2)),
+]
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -99,18 +112,26 @@ def test_out(device):
         metalcore.solve_triangular(A, B, upper=True, out=torch.empty(0, device=device, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("call", [
-    lambda solve, device: solve(torch.randn(3, device=device), torch.randn(3, 3, device=device), upper=True),
-    lambda solve, device: solve(torch.randn(3, 3, device=device), torch.randn(3, device=device), upper=True),
-    lambda solve, device: solve(torch.randn(3, 4, device=device), torch.randn(3, 3, device=device), upper=True),
-    lambda solve, device: solve(torch.randn(3, 3, device=device), torch.randn(4, 3, device=device), upper=True),
-    lambda solve, device: solve(torch.eye(3, device=device), torch.randn(3, 4, device=device), upper=True, left=False),
-    lambda solve, device: solve(torch.randn(2, 3, 3, device=device), torch.randn(5, 3, 3, device=device), upper=True),
-    lambda solve, device: solve(torch.randn(3, 3, device=device), None, upper=True),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda solve, device: solve(torch.randn(3, device=device), torch.randn(3, 3, device=device), upper=True),
+        lambda solve, device: solve(torch.randn(3, 3, device=device), torch.randn(3, device=device), upper=True),
+        lambda solve, device: solve(torch.randn(3, 4, device=device), torch.randn(3, 3, device=device), upper=True),
+        lambda solve, device: solve(torch.randn(3, 3, device=device), torch.randn(4, 3, device=device), upper=True),
+        lambda solve, device: solve(
+            torch.eye(3, device=device), torch.randn(3, 4, device=device), upper=True, left=False
+        ),
+        lambda solve, device: solve(
+            torch.randn(2, 3, 3, device=device), torch.randn(5, 3, 3, device=device), upper=True
+        ),
+        lambda solve, device: solve(torch.randn(3, 3, device=device), None, upper=True),
+    ],
+)
 def test_errors_are_torchs(device, call):
-    assert_same_error(lambda: call(metalcore.solve_triangular, device),
-                      lambda: call(torch.linalg.solve_triangular, "cpu"))
+    assert_same_error(
+        lambda: call(metalcore.solve_triangular, device), lambda: call(torch.linalg.solve_triangular, "cpu")
+    )
 
 
 def solve_flags(upper, left, unitriangular):
@@ -145,8 +166,14 @@ def test_gradients_are_made_for_what_needs_them(device, needs):
 @pytest.mark.parametrize("a, b", [((3, 3), (3, 2)), ((2, 1, 3, 3), (4, 3, 1)), ((0, 3, 3), (3, 2))])
 def test_opcheck(device, where, a, b):
     at = device if where == "device" else "cpu"
-    check_operator(torch.ops.metalcore.solve_triangular, well_conditioned(*a).to(at).requires_grad_(),
-                   torch.randn(b).to(at).requires_grad_(), True, True, False)
+    check_operator(
+        torch.ops.metalcore.solve_triangular,
+        well_conditioned(*a).to(at).requires_grad_(),
+        torch.randn(b).to(at).requires_grad_(),
+        True,
+        True,
+        False,
+    )
 
 
 def test_compile(device):
@@ -160,16 +187,19 @@ def test_compile(device):
     torch.testing.assert_close(*(torch.autograd.grad(x.sum(), A)[0] for x in (found, expected)))
 
 
-@pytest.mark.parametrize("a, b, left, variant, kernels", [
-    ((3, 3), (3, 1), True, "simd", ["trsv_simd_8x1"]),
-    ((100, 12, 12), (100, 12, 4), True, "simd", ["trsv_simd_16x4"]),
-    ((5, 32, 32), (32, 40), True, "simd", ["trsm_simd_32x32"]),
-    ((33, 33), (1, 33), False, "block", ["trsv_block_1x2"]),
-    ((1024, 128, 128), (1024, 128, 128), True, "block", ["trsm_block_128"]),
-    ((300, 300), (300, 20), True, "blocked", ["trsm_panel", "trsm_update"]),
-    ((1100, 1100), (1100, 2), True, "blocked", ["trsv_block_4x4", "trsv_update_4"]),
-    ((0, 5, 5), (5, 2), True, "empty", []),
-])
+@pytest.mark.parametrize(
+    "a, b, left, variant, kernels",
+    [
+        ((3, 3), (3, 1), True, "simd", ["trsv_simd_8x1"]),
+        ((100, 12, 12), (100, 12, 4), True, "simd", ["trsv_simd_16x4"]),
+        ((5, 32, 32), (32, 40), True, "simd", ["trsm_simd_32x32"]),
+        ((33, 33), (1, 33), False, "block", ["trsv_block_1x2"]),
+        ((1024, 128, 128), (1024, 128, 128), True, "block", ["trsm_block_128"]),
+        ((300, 300), (300, 20), True, "blocked", ["trsm_panel", "trsm_update"]),
+        ((1100, 1100), (1100, 2), True, "blocked", ["trsv_block_4x4", "trsv_update_4"]),
+        ((0, 5, 5), (5, 2), True, "empty", []),
+    ],
+)
 def test_explain(a, b, left, variant, kernels):
     with tuned("baseline"):
         plan = metalcore.explain("solve_triangular", a, b, left=left)

@@ -24,8 +24,11 @@ _BACKEND = ROOT / "csrc" / "backends" / "mps"
 # Compiled anew: these look at METALCORE_MPS.
 _WITH_BACKEND = ("gpu/encode", "gpu/tuning", "python/module")
 # Sent to views.cpp and stream.mm.
-_WRAPPED = ("_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE", "_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm",
-            "_ZN9metalcore9simulator7executeERKNS0_6LaunchE")
+_WRAPPED = (
+    "_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE",
+    "_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm",
+    "_ZN9metalcore9simulator7executeERKNS0_6LaunchE",
+)
 _OBJECTIVE_C = ["-fobjc-runtime=gcc", f"-I{HERE / 'include'}", "-Wno-objc-root-class"]
 
 
@@ -58,8 +61,11 @@ def _objects():
     """{name: object}: the backend and the runtime, and the rest as setup.py built it."""
     linked = json.loads((_BUILT / "stamps" / "_C.json").read_text())
     folder = _BUILT / "objects"
-    objects = {Path(part).relative_to(folder).with_suffix("").as_posix(): Path(part)
-               for part in linked if part.startswith(str(folder))}
+    objects = {
+        Path(part).relative_to(folder).with_suffix("").as_posix(): Path(part)
+        for part in linked
+        if part.startswith(str(folder))
+    }
     sources = {name: ROOT / "csrc" / f"{name}.cpp" for name in _WITH_BACKEND}
     for folder, prefix in ((_BACKEND, "backends/mps"), (HERE, "runtime")):
         sources.update({f"{prefix}/{path.stem}": path for path in folder.iterdir() if path.suffix in (".mm", ".cpp")})
@@ -70,9 +76,23 @@ def _objects():
 
 def _link(objects, output):
     torch = Path(importlib.util.find_spec("torch").submodule_search_locations[0])
-    subprocess.run([COMPILER, "-shared", *map(str, objects.values()), "-o", str(output), f"-L{torch / 'lib'}",
-                    "-ltorch_cpu", "-ltorch", "-ldl", "-pthread", *(f"-Wl,--wrap={name}" for name in _WRAPPED),
-                    _objc_library()], check=True)
+    subprocess.run(
+        [
+            COMPILER,
+            "-shared",
+            *map(str, objects.values()),
+            "-o",
+            str(output),
+            f"-L{torch / 'lib'}",
+            "-ltorch_cpu",
+            "-ltorch",
+            "-ldl",
+            "-pthread",
+            *(f"-Wl,--wrap={name}" for name in _WRAPPED),
+            _objc_library(),
+        ],
+        check=True,
+    )
 
 
 def _compiled(source, target):
@@ -83,11 +103,13 @@ def _compiled(source, target):
     target.parent.mkdir(parents=True, exist_ok=True)
     objective_c = source.suffix == ".mm"
     language = [*_OBJECTIVE_C, "-idirafter", _objc_headers()] if objective_c else []
-    subprocess.run([COMPILER, *_flags(), "-DMETALCORE_MPS=1", *language, "-c", str(source), "-o", str(target)],
-                   check=True)
+    subprocess.run(
+        [COMPILER, *_flags(), "-DMETALCORE_MPS=1", *language, "-c", str(source), "-o", str(target)], check=True
+    )
     if objective_c:  # clang takes GCC's Objective-C personality, which knows no catch of C++
-        subprocess.run(["objcopy", "--redefine-sym", "__gnu_objc_personality_v0=__gxx_personality_v0", str(target)],
-                       check=True)
+        subprocess.run(
+            ["objcopy", "--redefine-sym", "__gnu_objc_personality_v0=__gxx_personality_v0", str(target)], check=True
+        )
     return target
 
 

@@ -15,7 +15,8 @@ _HERE = sys.platform == "linux" and shutil.which("clang++-19") and list(Path("/u
 # Continuous integration has what these need, or they fail there.
 needs_runtime = pytest.mark.skipif(
     not _HERE and not os.environ.get("CI"),
-    reason="needs Linux with clang 19 and GCC's Objective-C runtime (Debian: clang-19 libobjc-12-dev)")
+    reason="needs Linux with clang 19 and GCC's Objective-C runtime (Debian: clang-19 libobjc-12-dev)",
+)
 
 PROGRAM = """
 import use_runtime
@@ -28,8 +29,13 @@ from metalcore import _C
 def run(extension, *command, **environment):
     """What a Python program prints; it must exit with 0."""
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, timeout=1800,
-                          env={**os.environ, "METALCORE_TEST_EXTENSION": str(extension), "PYTHONPATH": path,
-                               **environment})
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=1800,
+        env={**os.environ, "METALCORE_TEST_EXTENSION": str(extension), "PYTHONPATH": path, **environment},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -21,8 +21,7 @@ FAULTS = {
     "an op of PyTorch's on the queue": "work of PyTorch in a block on a stream's queue",
     "an allocation on the queue": "an allocation in a block on a stream's queue",
     "memory freed before its dispatch": "memory that was freed before the dispatch",
-    "memory freed while another stream's command is in flight":
-        "memory of stream 1 is freed while a command in flight on stream 0 uses it",
+    "memory freed while another stream's command is in flight": "memory of stream 1 is freed while a command in flight on stream 0 uses it",
     "an unbound buffer": "at index 0 is not bound",
     "a buffer bound for the kernel before": "at index 0 is not bound",
     "no pipeline": "without a pipeline state",
@@ -43,17 +42,25 @@ FAULTS = {
     "an object autoreleased outside of a pool": "outside of a pool",
 }
 
-RIGHT = ("none", "memory freed while its own stream's command is in flight",
-         "memory freed when another stream's command is over")
+RIGHT = (
+    "none",
+    "memory freed while its own stream's command is in flight",
+    "memory freed when another stream's command is over",
+)
 
 
 def test_every_kernel_becomes_a_pipeline(extension):
-    run(extension, "-c", PROGRAM + """
+    run(
+        extension,
+        "-c",
+        PROGRAM
+        + """
 assert len(_C.mps_kernels()) > 200
 for name in _C.mps_kernels():
     assert 32 <= _C.mps_compile(name)["max_total_threads_per_threadgroup"] <= 1024, name
 assert _C.mps_gpu_family() == "apple7"
-""")
+""",
+    )
 
 
 def test_metals_message_is_in_the_error(extension, tmp_path):
@@ -62,7 +69,11 @@ def test_metals_message_is_in_the_error(extension, tmp_path):
     shutil.copytree(extension.parent / "lib", tmp_path / "lib", symlinks=True)
     (tmp_path / "lib" / "metal" / "activation.metal").write_text("#error this does not compile\n")
     (tmp_path / "lib" / "metal" / "softmax.metallib").write_bytes(b"")
-    run(copy, "-c", PROGRAM + """
+    run(
+        copy,
+        "-c",
+        PROGRAM
+        + """
 x = torch.randn(4, device="mps")
 for op, expected in ((metalcore.silu, "#error this does not compile"),
                      (lambda x: metalcore.softmax(x, -1), "softmax.metallib")):
@@ -77,16 +88,24 @@ try:
     _C.mps_compile("no_such_kernel")
 except RuntimeError as error:
     assert "no built-in kernel named 'no_such_kernel'" in str(error)
-""")
+""",
+    )
 
 
 @pytest.fixture(scope="module")
 def said(extension):
     """{fault: what was said of it}. In a process of its own, where this build is the only one."""
-    return json.loads(run(extension, "-c", PROGRAM + f"""
+    return json.loads(
+        run(
+            extension,
+            "-c",
+            PROGRAM
+            + f"""
 import json
 print(json.dumps({{name: use_runtime.fault(name) for name in {[*RIGHT, *FAULTS]!r}}}))
-"""))
+""",
+        )
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -6,8 +6,9 @@ from running import PROGRAM, ROOT, needs_runtime, run
 pytestmark = needs_runtime
 
 FOLDERS = ("smoke", "ops", "linalg", "optim", "nn", "integrations", "overrides")
-FILES = [str(path.relative_to(ROOT)) for folder in FOLDERS
-         for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))]
+FILES = [
+    str(path.relative_to(ROOT)) for folder in FOLDERS for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
+]
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "use_runtime")
 
 
@@ -21,7 +22,11 @@ def test_smoke_in_checking_mode(extension):
 
 
 def test_selftest_runs_kernels_of_every_family(extension):
-    run(extension, "-c", PROGRAM + """
+    run(
+        extension,
+        "-c",
+        PROGRAM
+        + """
 from metalcore.__main__ import main
 assert main(["selftest", "--device", "simulator"]) == 0
 encoders, dispatches, kernels = use_runtime.counts()
@@ -30,4 +35,5 @@ families = [set(line.split()[1:]) for line in open("build/metal_runtime/lib/meta
 assert set().union(*families) >= kernels
 unused = [min(family) for family in families if not family & kernels]
 assert not unused, f"families of which no kernel ran, by one of their kernels: {unused}"
-""")
+""",
+    )

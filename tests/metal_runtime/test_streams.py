@@ -6,7 +6,9 @@ from running import PROGRAM, needs_runtime, run
 
 pytestmark = needs_runtime
 
-CASES = PROGRAM + """
+CASES = (
+    PROGRAM
+    + """
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from metalcore.cli.selftest import _check_case
@@ -16,10 +18,15 @@ def forward(case, stream):  # the gradient would be computed on autograd's threa
     use_runtime.set_stream(stream)
     _check_case(replace(case, backward=False), "mps", torch.float32)
 """
+)
 
 
 def test_dispatches_wait_for_a_commit(extension):
-    run(extension, "-c", PROGRAM + """
+    run(
+        extension,
+        "-c",
+        PROGRAM
+        + """
 import ctypes
 x = torch.randn(1000, device="mps")
 y = metalcore.silu(x)
@@ -31,11 +38,16 @@ assert not ctypes.string_at(y.data_ptr(), y.nbytes).strip(bytes(1))
 torch.mps.synchronize()
 assert ctypes.string_at(y.data_ptr(), y.nbytes).strip(bytes(1))
 torch.testing.assert_close(z, torch.nn.functional.silu(y))
-""")
+""",
+    )
 
 
 def test_ops_share_an_encoder_until_pytorch_ends_it(extension):
-    run(extension, "-c", PROGRAM + """
+    run(
+        extension,
+        "-c",
+        PROGRAM
+        + """
 x = torch.randn(1000, device="mps")
 y = metalcore.softmax(metalcore.silu(x), -1)
 assert use_runtime.counts()[:2] == ([1, 0, 0], [2, 0, 0])
@@ -44,29 +56,44 @@ assert use_runtime.counts()[:2] == ([2, 0, 0], [3, 0, 0])
 torch.mps.synchronize()
 metalcore.silu(x)
 assert use_runtime.counts()[:2] == ([3, 0, 0], [4, 0, 0])
-""")
+""",
+    )
 
 
 def test_work_goes_to_the_current_stream(extension):
-    run(extension, "-c", CASES + """
+    run(
+        extension,
+        "-c",
+        CASES
+        + """
 for case in CASES.values():
     forward(case, stream=2)
 encoders, dispatches, _ = use_runtime.counts()
 assert encoders[:2] == dispatches[:2] == [0, 0] and dispatches[2] > len(CASES)
-""")
+""",
+    )
 
 
 def test_threads_encode_side_by_side(extension):
-    run(extension, "-c", CASES + """
+    run(
+        extension,
+        "-c",
+        CASES
+        + """
 cases = [CASES[name] for name in ("silu", "softmax", "rms_norm", "qr, 16x12")]
 with ThreadPoolExecutor(6) as pool:
     list(pool.map(lambda i: forward(cases[i % 4], stream=i % 3), range(48)))
 assert min(use_runtime.counts()[1]) >= 16
-""")
+""",
+    )
 
 
 def test_memory_of_another_stream_freed_in_flight(extension):
-    run(extension, "-c", PROGRAM + """
+    run(
+        extension,
+        "-c",
+        PROGRAM
+        + """
 def use(wait):
     use_runtime.set_stream(1)
     x = torch.ones(1000, device="mps")
@@ -85,46 +112,68 @@ except Exception as error:
     assert "memory of stream 1 is freed while a command in flight on stream 0 uses it" in str(error), error
 else:
     raise AssertionError("not found")
-""")
+""",
+    )
 
 
 # Faults of the backend itself: (file, what it has, what it has instead, what must be said).
 SEEDED = {
     "an encoder kept from one op to the next": (
-        "encoder.mm", "MetalEncoder encoder(work.stream->commandEncoder());",
+        "encoder.mm",
+        "MetalEncoder encoder(work.stream->commandEncoder());",
         "static const id<MTLComputeCommandEncoder> kept = work.stream->commandEncoder(); MetalEncoder encoder(kept);",
-        "an encoder is used after PyTorch ended it"),
+        "an encoder is used after PyTorch ended it",
+    ),
     "an encoder used off the queue": (
-        "encoder.mm", "dispatch_sync_f(torch::mps::get_dispatch_queue(), &work, run);", "run(&work);",
-        "commandEncoder() is called outside of the stream's queue"),
+        "encoder.mm",
+        "dispatch_sync_f(torch::mps::get_dispatch_queue(), &work, run);",
+        "run(&work);",
+        "commandEncoder() is called outside of the stream's queue",
+    ),
     "the first op's stream for every op": (
-        "encoder.mm", "Work work{at::mps::getCurrentMPSStream(), body, nullptr};",
+        "encoder.mm",
+        "Work work{at::mps::getCurrentMPSStream(), body, nullptr};",
         "static at::mps::MPSStream* const first = at::mps::getCurrentMPSStream(); Work work{first, body, nullptr};",
-        "commandEncoder() is called outside of the stream's queue"),
+        "commandEncoder() is called outside of the stream's queue",
+    ),
     "the first op's queue for every op": (
-        "encoder.mm", "dispatch_sync_f(torch::mps::get_dispatch_queue(), &work, run);",
+        "encoder.mm",
+        "dispatch_sync_f(torch::mps::get_dispatch_queue(), &work, run);",
         "static const dispatch_queue_t first = torch::mps::get_dispatch_queue(); dispatch_sync_f(first, &work, run);",
-        "work for stream 0 where stream 1 is the current one"),
+        "work for stream 0 where stream 1 is the current one",
+    ),
     "the stream asked for on the queue": (
-        "encoder.mm", "work.stream->commandEncoder()", "at::mps::getCurrentMPSStream()->commandEncoder()",
-        "getCurrentMPSStream() is called on a stream's queue"),
-    "no autorelease pool": (
-        "encoder.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
+        "encoder.mm",
+        "work.stream->commandEncoder()",
+        "at::mps::getCurrentMPSStream()->commandEncoder()",
+        "getCurrentMPSStream() is called on a stream's queue",
+    ),
+    "no autorelease pool": ("encoder.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
     "buffers that are not resident": (
         "encoder.mm",
-        "if (buffer) [encoder_ useResource:buffer usage:MTLResourceUsageRead | MTLResourceUsageWrite];", "",
-        "without useResource"),
-    "offsets of storages left out": (
-        "encoder.mm", "offset:view.offset atIndex", "offset:0 atIndex", "wrong result"),
+        "if (buffer) [encoder_ useResource:buffer usage:MTLResourceUsageRead | MTLResourceUsageWrite];",
+        "",
+        "without useResource",
+    ),
+    "offsets of storages left out": ("encoder.mm", "offset:view.offset atIndex", "offset:0 atIndex", "wrong result"),
     "offsets of 32 bits": (
-        "encoder.mm", "offset:view.offset atIndex", "offset:static_cast<uint32_t>(view.offset) atIndex",
-        "wrong result"),
+        "encoder.mm",
+        "offset:view.offset atIndex",
+        "offset:static_cast<uint32_t>(view.offset) atIndex",
+        "wrong result",
+    ),
     "fast math": (
-        "pipelines.mm", "options.fastMathEnabled = NO;", "options.fastMathEnabled = YES;", "compiled with fast math"),
+        "pipelines.mm",
+        "options.fastMathEnabled = NO;",
+        "options.fastMathEnabled = YES;",
+        "compiled with fast math",
+    ),
 }
 
 
-OPS = PROGRAM + """
+OPS = (
+    PROGRAM
+    + """
 def ops():
     large = torch.empty(2**32 + 4000, dtype=torch.uint8, device="mps")  # of which the system gives what is touched
     x = large[2**32:].view(torch.float32)
@@ -143,6 +192,7 @@ try:
 except Exception as error:
     print(error)
 """
+)
 
 
 @pytest.mark.parametrize("fault", SEEDED)

@@ -151,8 +151,10 @@ out[i] = {element};"""
         at = "p[1]" if extents else "p"
         word = space or ""
         # Each thread has an element of its own; the last one's pointer is the one that is left, if it is shared.
-        self.after = f"{at} = &all[i];\nthreadgroup_barrier(mem_flags::mem_threadgroup);\n" \
-                     f"if (i == {THREADS - 1}) {at} = &all[i];\nthreadgroup_barrier(mem_flags::mem_threadgroup);\n"
+        self.after = (
+            f"{at} = &all[i];\nthreadgroup_barrier(mem_flags::mem_threadgroup);\n"
+            f"if (i == {THREADS - 1}) {at} = &all[i];\nthreadgroup_barrier(mem_flags::mem_threadgroup);\n"
+        )
         spell = f"threadgroup {type_}*" if self.chance(0.6) else f"{type_} threadgroup*"
         text = f"threadgroup {type_} all[{THREADS}]; {spell} {word} p{extents};"
         return text, element.format(x=f"(*{at})")

@@ -69,10 +69,12 @@ def test_names_in_attributes():
     assert evaluate(["kA", "*", "2", "+", "true"], {"kA": 20}.get).value == 41
     with pytest.raises(ArithmeticFailure, match="'kB' is no integer constant"):
         evaluate(["kB"], {}.get)
-    program = Program(preprocess("""
+    program = Program(
+        preprocess("""
         constant int kSeven = -7;
         kernel void k(device int* a [[buffer(kSeven % 3 + 0b11)]], device int* b [[buffer((kSeven / 2) + 1'0)]]) {}
-    """)[0])
+    """)[0]
+    )
     assert [argument.index for argument in find_kernels(program)[0].arguments] == [2, 7]
     begin = time.perf_counter()
     with pytest.raises(MSLError, match="the index of argument 'a' is no integer constant"):

@@ -162,8 +162,13 @@ def spoil_entry(path, monkeypatch, how):
             os.mkfifo(path, 0o600)
 
 
-SPOILT = {"of another": "belongs to user 54321", "writable": "can be written by others", "a link": "symbolic link",
-          "writable by a group": "can be written by others", "a fifo": "not a regular file"}
+SPOILT = {
+    "of another": "belongs to user 54321",
+    "writable": "can be written by others",
+    "a link": "symbolic link",
+    "writable by a group": "can be written by others",
+    "a fifo": "not a regular file",
+}
 
 
 def made_elsewhere(says, tmp_path):

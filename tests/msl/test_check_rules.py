@@ -214,13 +214,26 @@ def test_a_seeded_error_is_caught(name):
 
 
 # Rules that compile_shader has as well.
-SHARED = [name for name, (rule, _) in FAULTS.items() if rule in (
-    "virtual", "allocation", "exceptions", "argument-index", "attribute-type", "host-name", "max-threads")]
+SHARED = [
+    name
+    for name, (rule, _) in FAULTS.items()
+    if rule in ("virtual", "allocation", "exceptions", "argument-index", "attribute-type", "host-name", "max-threads")
+]
 SHARED.remove("positions of different sizes")
-SHARED += ["main", "goto", "assembly", "assembly after a condition", "thread_local", "typeid", "dynamic_cast",
-           "program scope",
-           "mutable static member", "static variable of a function", "kernel argument without a space",
-           "kernel argument in thread"]
+SHARED += [
+    "main",
+    "goto",
+    "assembly",
+    "assembly after a condition",
+    "thread_local",
+    "typeid",
+    "dynamic_cast",
+    "program scope",
+    "mutable static member",
+    "static variable of a function",
+    "kernel argument without a space",
+    "kernel argument in thread",
+]
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -241,7 +254,9 @@ def test_atomics_that_metal_has_not(name):
 
 
 def test_what_only_looks_like_it_is_not_refused():
-    translate(HEAD + """
+    translate(
+        HEAD
+        + """
         struct S { S() = default; S(int) = delete; };
         void label() __asm("air.label");
         constant int4 seeds = {1, 2, 3, 4};
@@ -249,7 +264,8 @@ def test_what_only_looks_like_it_is_not_refused():
         struct T { static constexpr int n = limit; int renewed, throwing; };
         typedef unsigned int index_t;
         kernel void k(device float* x [[buffer(30)]], index_t i [[thread_position_in_grid]],
-                      unsigned j [[thread_index_in_simdgroup]], metal::ushort2 t [[grid_origin]]) { x[i] = j; }""")
+                      unsigned j [[thread_index_in_simdgroup]], metal::ushort2 t [[grid_origin]]) { x[i] = j; }"""
+    )
 
 
 LENIENT = ["float to half", "literal", "recursion", "recursion through another", "threadgroup memory"]

@@ -353,9 +353,11 @@ def test_source_must_be_text():
     ],
 )
 def test_constants_that_are_none_of_their_types(constants, error, message):
-    source = ("constant int n [[function_constant(0)]]; constant uint u [[function_constant(1)]]; "
-              "constant bool b [[function_constant(2)]]; constant half h [[function_constant(3)]]; "
-              "constant metal::uint2 v [[function_constant(4)]];\nkernel void k(device float* x) {}")
+    source = (
+        "constant int n [[function_constant(0)]]; constant uint u [[function_constant(1)]]; "
+        "constant bool b [[function_constant(2)]]; constant half h [[function_constant(3)]]; "
+        "constant metal::uint2 v [[function_constant(4)]];\nkernel void k(device float* x) {}"
+    )
     with pytest.raises(error, match=message.replace("uint2:", "metal :: uint2:")):
         metalcore.compile_shader(source, constants=constants)
 

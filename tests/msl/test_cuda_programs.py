@@ -44,7 +44,7 @@ def compilations(monkeypatch):
 
 
 def family(name):
-    path, = KERNELS.rglob(f"{name}.metal")
+    (path,) = KERNELS.rglob(f"{name}.metal")
     return Program(path.read_text(encoding="utf-8"), [str(path.parent), str(KERNELS)], {})
 
 
@@ -120,8 +120,9 @@ def test_what_is_kept_needs_neither_translator_nor_nvrtc(monkeypatch):
     assert compiled_for(FILL) == cubin
 
 
-@pytest.mark.parametrize("damage", [
-    lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" + data[1:]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" + data[1:]]
+)
 def test_damaged_entries_are_made_again(directory, compilations, damage):
     cubin = compiled_for(FILL)
     (path,) = directory.glob("*.cubin")

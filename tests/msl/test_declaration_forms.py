@@ -80,13 +80,16 @@ FORMS = {
 
 def program(before, declarations, element):
     """Each of 8 threads writes its number, and reads what the thread opposite has written."""
-    return HEADER + f"""{before}
+    return (
+        HEADER
+        + f"""{before}
 kernel void k(device float* out, uint i [[thread_index_in_threadgroup]]) {{
 {declarations}
 {{ uint j = i; {element} = i + 1; }}
 threadgroup_barrier(mem_flags::mem_threadgroup);
 {{ uint j = {THREADS - 1} - i; out[i] = {element}; }}
 }}"""
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -97,14 +100,18 @@ def test_what_a_thread_writes_the_others_read(device, form):
 
 
 @needs_clang
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "struct before the space"])  # Clang takes no word there
+@pytest.mark.parametrize(
+    "form", [form for form in FORMS if form != "struct before the space"]
+)  # Clang takes no word there
 def test_the_check_takes_it(form):
     assert check(program(*FORMS[form]), strict=False) == []
 
 
 @pytest.mark.parametrize("alignment", ["alignas(64)", "__attribute__((aligned(64)))", "alignas(Wide)"])
 def test_alignment_is_kept(device, alignment):
-    source = HEADER + f"""
+    source = (
+        HEADER
+        + f"""
         struct alignas(64) Wide {{ float x; }};
         kernel void k(device int* out, uint i [[thread_index_in_threadgroup]]) {{
           threadgroup char a[1];
@@ -113,6 +120,7 @@ def test_alignment_is_kept(device, alignment):
           a[0] = c[0] = 1;
           out[0] = int((ulong)b % 64) + int((ulong)d % 64) + a[0] + c[0];
         }}"""
+    )
     out = torch.zeros(1, dtype=torch.int32, device=device)
     metalcore.compile_shader(source).k(out, threads=1)
     assert out.tolist() == [2]
@@ -144,7 +152,7 @@ REFUSED = [
     ("struct A { typedef threadgroup float T; };\nstruct B { typedef float T; };", "A::T x;", "which 'T' is meant"),
     ("typedef device float T;", "T x;", "a variable .'x'. cannot be in device memory"),
     ("", "threadgroup __attribute__((address_space(3))) float b[4];", "address_space"),
-    ("", "threadgroup float b[4] __attribute__((section(\"x\")));", "section"),
+    ("", 'threadgroup float b[4] __attribute__((section("x")));', "section"),
     ("", "__attribute__((unheard_of)) threadgroup float b[4];", "unheard_of"),
     ("", "[[unheard_of]] float b[4];", "unheard_of"),
     ("struct [[clang::trivial_abi]] S { float x; };", "", "trivial_abi"),
@@ -153,8 +161,9 @@ REFUSED = [
 
 @pytest.mark.parametrize("before, declarations, message", REFUSED)
 def test_what_is_not_understood_is_refused_with_its_line(before, declarations, message):
-    source = f"\n\n{before}\nkernel void k(device float* out, uint i [[thread_index_in_threadgroup]]) {{\n" \
-             f"{declarations}\n}}"
+    source = (
+        f"\n\n{before}\nkernel void k(device float* out, uint i [[thread_index_in_threadgroup]]) {{\n{declarations}\n}}"
+    )
     lines = source.splitlines()
     line = lines.index((declarations or before).splitlines()[-1]) + 1
     with pytest.raises(MSLError, match=message) as error:

@@ -30,8 +30,10 @@ def kernels_of(source):
         ("#if __METAL_VERSION__ >= 310 && defined(__METAL__)\nyes\n#else\nno\n#endif", "yes"),
         ('#if __has_include(<metal_stdlib>) && !__has_include("nowhere.h")\nyes\n#endif', "yes"),
         ('#pragma clang loop unroll(full)\nx _Pragma("unroll") y', "MSL_UNROLL x MSL_UNROLL y"),
-        ("#pragma unroll // all\n#pragma unroll(4)\n#pragma unroll N\n#pragma nounroll\nx",
-         "MSL_UNROLL MSL_UNROLL_BY ( 4 ) MSL_UNROLL_BY ( N ) MSL_UNROLL_BY ( 1 ) x"),
+        (
+            "#pragma unroll // all\n#pragma unroll(4)\n#pragma unroll N\n#pragma nounroll\nx",
+            "MSL_UNROLL MSL_UNROLL_BY ( 4 ) MSL_UNROLL_BY ( N ) MSL_UNROLL_BY ( 1 ) x",
+        ),
         ("#if 0\n#pragma unroll\n#endif\n#pragma once\n#pragma METAL fp contract(off)\nx", "x"),
         ("#include <metal_stdlib>\n#import <metal_simdgroup_matrix>\nx", "x"),
         ("#ifdef A\none\n#elifdef __METAL__\ntwo\n#elifndef B\nthree\n#else\nfour\n#endif", "two"),
@@ -72,8 +74,10 @@ def test_includes_are_searched_in_order_and_recorded(tmp_path):
         ("\n\n#error no such GPU", "program_source:3: error: #error no such GPU"),
         ("#define F(a, b) a\nF(1)", "program_source:2: error: .*requires 2 arguments"),
         ("#ifdef A\n", "program_source:1: error: Unterminated #ifdef"),
-        ("#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>",
-         "program_source:1: error: Metal Performance Primitives"),
+        (
+            "#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>",
+            "program_source:1: error: Metal Performance Primitives",
+        ),
         ("\n#ifdef\n#endif", "program_source:2: error: #ifdef wants the name of a macro"),
         ("#define", "program_source:1: error: #define wants the name of a macro"),
         ("#define 3 4", "program_source:1: error: #define wants the name of a macro"),
@@ -184,8 +188,10 @@ def test_what_is_not_supported_is_named_with_its_line(source, message):
 
 
 def test_a_long_source_keeps_its_lines():
-    line = ("kernel void k{i}(device float* x, uint i [[thread_position_in_grid]]) {{ "
-            "if (i < 4) {{ x[i] = x[i] > 0 ? 1.0 : 2.0; }} }}\n")
+    line = (
+        "kernel void k{i}(device float* x, uint i [[thread_position_in_grid]]) {{ "
+        "if (i < 4) {{ x[i] = x[i] > 0 ? 1.0 : 2.0; }} }}\n"
+    )
     source = "".join(line.format(i=i) for i in range(2_000))
     program = Program(preprocess(source)[0])
     assert len(program.declarations) == 2_000 and program.tokens[-1].line == 2_000
@@ -196,5 +202,9 @@ def test_arguments_whose_types_are_names_of_pointers():
         namespace N { using T = threadgroup float*; }
         kernel void k(P x, C y, R n, N::T t) {}""")
     found = [(a.name, a.kind, a.index, a.type, a.is_writable) for a in kernels["k"].arguments]
-    assert found == [("x", "buffer", 0, "", True), ("y", "buffer", 1, "", False), ("n", "buffer", 2, "uint", False),
-                     ("t", "threadgroup", 0, "", False)]
+    assert found == [
+        ("x", "buffer", 0, "", True),
+        ("y", "buffer", 1, "", False),
+        ("n", "buffer", 2, "uint", False),
+        ("t", "threadgroup", 0, "", False),
+    ]

@@ -30,8 +30,9 @@ def test_every_such_name_compiles():
     from metalcore.msl import host
     from metalcore.msl.translate import translate
 
-    source = HEADER + "".join(f"kernel void {name}(device float* out) {{ out[0] = metal::exp(out[1]); }}\n"
-                              for name in KERNELS)
+    source = HEADER + "".join(
+        f"kernel void {name}(device float* out) {{ out[0] = metal::exp(out[1]); }}\n" for name in KERNELS
+    )
     translation = translate(source)
     host.check_source(translation.source(), msl=source)
 

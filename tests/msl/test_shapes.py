@@ -45,6 +45,15 @@ def test_threads_know_their_places(device, grid, group):
     index = inside[..., 0] + size[..., 0] * (inside[..., 1] + size[..., 1] * inside[..., 2])
     first = threadgroup * group
     lanes = numpy.minimum(32, size.prod(-1) - index // 32 * 32)
-    expected = [inside @ coded, threadgroup @ coded, size @ coded, index, index % 32, index // 32,
-                first[..., 0] + grid[0] * (first[..., 1] + grid[1] * first[..., 2]), lanes, index // 32 * 32]
+    expected = [
+        inside @ coded,
+        threadgroup @ coded,
+        size @ coded,
+        index,
+        index % 32,
+        index // 32,
+        first[..., 0] + grid[0] * (first[..., 1] + grid[1] * first[..., 2]),
+        lanes,
+        index // 32 * 32,
+    ]
     numpy.testing.assert_array_equal(out.cpu().numpy(), numpy.stack(expected, -1))

@@ -43,9 +43,7 @@ FUNCTIONS = {
     "rhadd(x, y)": lambda t, x, y, z: (x + y + 1) >> 1,
     "absdiff(x, y)": lambda t, x, y, z: t.wrap(abs(x - y)),
     "abs(x)": lambda t, x, y, z: t.wrap(abs(x)),
-    "rotate(x, y)": lambda t, x, y, z: t.wrap(
-        t.unsigned(x) << (y % t.bits) | t.unsigned(x) >> (t.bits - y % t.bits)
-    ),
+    "rotate(x, y)": lambda t, x, y, z: t.wrap(t.unsigned(x) << (y % t.bits) | t.unsigned(x) >> (t.bits - y % t.bits)),
     "min(x, y)": lambda t, x, y, z: min(x, y),
     "max3(x, y, z)": lambda t, x, y, z: max(x, y, z),
     "median3(x, y, z)": lambda t, x, y, z: sorted((x, y, z))[1],

@@ -70,8 +70,26 @@ def floats(count, seed=0):
     patterns = generator.integers(0, 1 << 32, count // 2, dtype=np.uint32).view(np.float32)
     ordinary = generator.normal(size=count // 2).astype(np.float32) * np.float32(8)
     least, normal, most = np.float32(1e-45), np.float32(1.1754944e-38), np.float32(3.4028235e38)
-    special = [0, 1, 0.5, 1.5, 2, 3, 127, 128, 8388607.5, 8388609, 16777216, 88.72284, 103.97, np.inf, np.nan,
-               least, normal, most]
+    special = [
+        0,
+        1,
+        0.5,
+        1.5,
+        2,
+        3,
+        127,
+        128,
+        8388607.5,
+        8388609,
+        16777216,
+        88.72284,
+        103.97,
+        np.inf,
+        np.nan,
+        least,
+        normal,
+        most,
+    ]
     special = np.array([*special, *np.negative(special)], np.float32)
     return np.concatenate([patterns, ordinary, special])
 

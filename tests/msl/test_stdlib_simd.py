@@ -252,8 +252,9 @@ SEE = "elements[2 * lane] = x.thread_elements()[0]; elements[2 * lane + 1] = x.t
 
 
 @pytest.mark.parametrize("seen", [True, False])  # a target may choose where elements are that the program cannot see
-@pytest.mark.parametrize("element, dtype", [
-    ("float", torch.float32), ("half", torch.float16), ("bfloat", torch.bfloat16)])
+@pytest.mark.parametrize(
+    "element, dtype", [("float", torch.float32), ("half", torch.float16), ("bfloat", torch.bfloat16)]
+)
 def test_simdgroup_matrix(device, element, dtype, seen):
     a, b = torch.randn(10, 16).to(dtype), torch.randn(8, 8).to(dtype)
     c, elements = torch.empty(8, 8, device=device), torch.empty(32, 2, device=device)

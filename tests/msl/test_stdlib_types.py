@@ -101,7 +101,9 @@ def test_operators_and_swizzles(device):
 
 def test_vectors_of_more_elements(device):
     """Clang's ext_vector_type, wherever the attribute stands."""
-    library = metalcore.compile_shader(HEADER + """
+    library = metalcore.compile_shader(
+        HEADER
+        + """
         typedef float float8 __attribute__((ext_vector_type(8)));
         typedef __attribute__((ext_vector_type(8))) int int8;
         using half8 = half __attribute__((ext_vector_type(8)));
@@ -110,7 +112,8 @@ def test_vectors_of_more_elements(device):
           v = v * 2 + float8(half8(0.5h));
           v[3] = int8(v)[7];
           *out = v;
-        }""")
+        }"""
+    )
     out = torch.empty(8, device=device)
     library.k(out, threads=1)
     assert out.tolist() == [2.5, 4.5, 6.5, 16, 10.5, 12.5, 14.5, 16.5]

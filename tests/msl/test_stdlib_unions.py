@@ -29,8 +29,10 @@ H = np.float16
 
 def run(device, body, count, block=(D, M), header=HEADER):
     """What one thread writes to out[0 .. count) that is given a Block and a Brain with these numbers."""
-    library = metalcore.compile_shader(header + "kernel void k(device float* out, device const Block* b, "
-                                       "device const Brain* c, device Block* w) {" + body + "}")
+    library = metalcore.compile_shader(
+        header + "kernel void k(device float* out, device const Block* b, "
+        "device const Brain* c, device Block* w) {" + body + "}"
+    )
     out = torch.zeros(count, device=device)
     numbers = torch.tensor([*block, 0, 0, 0, 0], dtype=torch.float32)
     written = torch.zeros(4, dtype=torch.float16, device=device)
@@ -83,7 +85,9 @@ def test_overloads_and_templates_see_half(device):
 
 
 def test_assignments_references_and_pointers(device):
-    got, written = run(device, """
+    got, written = run(
+        device,
+        """
         Block t; t.d = b->d; t.m = 1; t.m += t.d; t.m *= 3; t.d -= 0.25f; ++t.d;
         out[0] = t.m; out[1] = t.d;
         thread half& r = t.d; r = 2.5h; put(t.m, 3.25h);
@@ -95,14 +99,18 @@ def test_assignments_references_and_pointers(device):
         struct Block again = *w; out[5] = again.d;
         Block lit = {{{1.h, 2.h}}, {1, 2, 3, 4}}, flat[2] = {1.h, 2.h, 1, 2, 3, 4, 5.h};
         out[6] = lit.dm.y + lit.scales[3]; out[7] = flat[1].d;
-        """, 8)
+        """,
+        8,
+    )
     assert got == [(D + H(1)) * H(3), D - H(0.25) + H(1), 2.5, 3.25, 5, D, 6, 5]
     assert written[:2] == [D, 7]
 
 
 def test_where_such_structs_may_stand(device):
     """In classes, templates and functions, with vectors, matrices, arrays and packed types as members."""
-    header = HEADER + """
+    header = (
+        HEADER
+        + """
         template <typename T> struct Both {
           union { struct { T d; half m; }; uint word; };
           half scaled() const { return m / 16.h; }
@@ -115,6 +123,7 @@ def test_where_such_structs_may_stand(device):
         struct Outer { struct Inner { union { struct { half a, b; }; uint word; }; }; Inner inner; };
         namespace space { struct Plain { union { struct { float x, y; }; float2 v; }; }; }
     """
+    )
     check(device, {
         "first.scaled()": D / H(16), "second.scaled()": D / H(16), "wide.a.y + wide.b.z + wide.c.x": 8,
         "wide.e[1][1] + wide.tail": 5, "wide.many[1] / 16.h": D / H(16), "wide.deep.inner / 16.h": D / H(16),
@@ -138,7 +147,9 @@ def test_where_such_structs_may_stand(device):
 
 def test_blocks_of_a_quantized_format(device):
     """Blocks with two half scales that are both named and a vector: 4-bit numbers with 6-bit scales and minima."""
-    library = metalcore.compile_shader(HEADER + """
+    library = metalcore.compile_shader(
+        HEADER
+        + """
         struct Quantized { union { struct { half d; half dmin; }; half2 dm; }; uchar scales[8], minima[8], qs[128]; };
         kernel void decode(device const Quantized* blocks, device float* out, uint i [[thread_position_in_grid]]) {
           device const Quantized* block = blocks + i / 256;
@@ -146,7 +157,8 @@ def test_blocks_of_a_quantized_format(device):
           const float d = j & 1 ? block->d / 16.h : block->d, dmin = block->dmin;
           const uchar q = block->qs[j / 2 * 32 + at % 32];
           out[i] = d * block->scales[j] * (j & 1 ? q & 0xf0 : q & 0x0f) - dmin * block->minima[j];
-        }""")
+        }"""
+    )
     rng, count = np.random.default_rng(0), 20
     d, dmin = (rng.random((2, count)) * 1e-2).astype(np.float16)
     scales, minima = rng.integers(0, 64, (2, count, 8), dtype=np.uint8)

@@ -65,8 +65,9 @@ def test_moves(library, device, kernel, name):
     for start, target in [(0, 0), (1, 0), (2, 4), (4, 2), (3, 1), (8, 16), (12, 12), (16, 3)]:
         y = torch.zeros(8 * size + 32, dtype=torch.uint8, device=device)
         memory = 8 * size + 32 if kernel == "shared" else ()
-        getattr(library, f"{kernel}_{name}")(x, y, start, target, threads=8, group_size=8, threadgroup_memory=memory,
-                                             arg_casts={2: "int32", 3: "int32"})
+        getattr(library, f"{kernel}_{name}")(
+            x, y, start, target, threads=8, group_size=8, threadgroup_memory=memory, arg_casts={2: "int32", 3: "int32"}
+        )
         at = target if kernel == "copy" else 0
         wanted, result = elements(name, content, start, 8), y.cpu().numpy()
         found = elements(name, result, at, 8)
@@ -75,7 +76,9 @@ def test_moves(library, device, kernel, name):
             assert not result[:at].any() and not result[at + 8 * size :].any()
 
 
-FORMS = HEADER + """
+FORMS = (
+    HEADER
+    + """
 struct Block { half scale; uchar high[4]; uchar low[16]; };  // 22 bytes
 struct Rows {
   device const float4* at;
@@ -134,6 +137,7 @@ kernel void flows(device const float* x, device float* y, constant uint& at) {
   tail[0] = tail[-1] * 2;
 }
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +153,11 @@ def test_blocks_of_22_bytes(forms, device):
     expected = []
     for block in content.reshape(9, 22):
         scale, low = block[:2].view(numpy.float16)[0], block[6:]
-        expected += [numpy.float32(scale) * block[5], int(low[::2].astype(int).sum()),
-                     int.from_bytes(low[8:12].tobytes(), "little") % 1000]
+        expected += [
+            numpy.float32(scale) * block[5],
+            int(low[::2].astype(int).sum()),
+            int.from_bytes(low[8:12].tobytes(), "little") % 1000,
+        ]
     numpy.testing.assert_allclose(y.cpu().numpy(), numpy.array(expected, numpy.float32), rtol=1e-6)
 
 
@@ -173,7 +180,9 @@ def test_how_pointers_go_through_a_program(forms, device, at):
 
 def test_rows_of_37_columns(compiles_for_cuda, device):
     """A tile is stored by float4, to rows that begin at multiples of 148 bytes."""
-    library = metalcore.compile_shader(HEADER + """
+    library = metalcore.compile_shader(
+        HEADER
+        + """
     kernel void store(device const float* x, device char* y, constant ulong& pitch,
                       uint2 at [[thread_position_in_grid]]) {
       threadgroup float tile[8 * 36 + 1];
@@ -183,7 +192,8 @@ def test_rows_of_37_columns(compiles_for_cuda, device):
       threadgroup_barrier(mem_flags::mem_threadgroup);
       device float4* to = (device float4*)(y + pitch * at.y);
       to[at.x] = row[at.x];
-    }""")
+    }"""
+    )
     x, y = torch.randn(8, 37, device=device), torch.zeros(8, 37, device=device)
     library.store(x, y, 148, threads=(9, 8), group_size=(9, 8))
     torch.testing.assert_close(y[:, :36], x[:, :36] * 2, rtol=0, atol=0)

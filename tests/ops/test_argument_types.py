@@ -60,8 +60,26 @@ CALLS = {
 
 def values():
     """Anew for each argument, since a tensor is written to as `out`."""
-    return [None, 0, 1, -1, 1.5, 1j, "x", [1], [], (1,), True, False, object(), torch.float32, torch.tensor(1),
-            torch.tensor(True), torch.arange(3), torch.ones(0)]
+    return [
+        None,
+        0,
+        1,
+        -1,
+        1.5,
+        1j,
+        "x",
+        [1],
+        [],
+        (1,),
+        True,
+        False,
+        object(),
+        torch.float32,
+        torch.tensor(1),
+        torch.tensor(True),
+        torch.arange(3),
+        torch.ones(0),
+    ]
 
 
 ALSO = (TypeError, ValueError, RuntimeError)  # of functions that are ours alone
@@ -69,10 +87,16 @@ ALSO = (TypeError, ValueError, RuntimeError)  # of functions that are ours alone
 
 def outcome(function, signature, arguments):
     """The type of the error, or None."""
-    positional = [arguments[name] for name, parameter in signature.parameters.items()
-                  if name in arguments and parameter.kind is parameter.POSITIONAL_OR_KEYWORD and name != "hermitian"]
-    keywords = {name: value for name, value in arguments.items()
-                if name == "hermitian" or signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY}
+    positional = [
+        arguments[name]
+        for name, parameter in signature.parameters.items()
+        if name in arguments and parameter.kind is parameter.POSITIONAL_OR_KEYWORD and name != "hermitian"
+    ]
+    keywords = {
+        name: value
+        for name, value in arguments.items()
+        if name == "hermitian" or signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+    }
     try:
         function(*positional, **keywords)
     except Exception as error:
@@ -102,8 +126,14 @@ def test_wrong_types(device, name):
                 found[case], expected[case] = ours is None or issubclass(ours, ALSO), True
                 continue
             # torch's overloads take None for few of their options.
-            given = {key: one for key, one in given.items() if one is not None or key == argument != "out"
-                     and arguments[key] is not None or isinstance(arguments.get(key), torch.Tensor)}
+            given = {
+                key: one
+                for key, one in given.items()
+                if one is not None
+                or key == argument != "out"
+                and arguments[key] is not None
+                or isinstance(arguments.get(key), torch.Tensor)
+            }
             # Among its errors of values, PyTorch's ops differ between devices.
             found[case], expected[case] = ours, outcome(namesake, signature, given)
             if TypeError not in (ours, expected[case]) and None not in (ours, expected[case]):
@@ -113,10 +143,17 @@ def test_wrong_types(device, name):
     assert found == expected
 
 
-@pytest.mark.parametrize("call, argument", [
-    (lambda A: metalcore.syrk([1]), "A"), (lambda A: metalcore.syrk(A, 1), "C"),
-    (lambda A: metalcore.syrk(A, transpose=None), "transpose"), (lambda A: metalcore.trsm(A, None), "B"),
-    (lambda A: metalcore.larft(A, 1), "tau"), (lambda A: metalcore.larfb(A, A, A, 1), "left")])
+@pytest.mark.parametrize(
+    "call, argument",
+    [
+        (lambda A: metalcore.syrk([1]), "A"),
+        (lambda A: metalcore.syrk(A, 1), "C"),
+        (lambda A: metalcore.syrk(A, transpose=None), "transpose"),
+        (lambda A: metalcore.trsm(A, None), "B"),
+        (lambda A: metalcore.larft(A, 1), "tau"),
+        (lambda A: metalcore.larfb(A, A, A, 1), "left"),
+    ],
+)
 def test_the_error_names_the_argument(device, call, argument):
     with pytest.raises(TypeError, match=rf"\w+: {argument} must be a (tensor|bool), not \w+"):
         call(torch.randn(3, 3, device=device))

@@ -15,8 +15,10 @@ OPS = {
     "softmax to a dtype": (lambda x: metalcore.softmax(x, -1, x.dtype), lambda x: torch.softmax(x, -1, x.dtype)),
     "log_softmax": (lambda x: metalcore.log_softmax(x, 0), lambda x: torch.log_softmax(x, 0)),
     "rms_norm": (lambda x: metalcore.rms_norm(x, (8,), eps=1e-5), lambda x: F.rms_norm(x, (8,), eps=1e-5)),
-    "rms_norm of a sum": (lambda x: metalcore.add_rms_norm(x, x, eps=1e-5)[0],
-                          lambda x: F.rms_norm(x + x, (8,), eps=1e-5)),
+    "rms_norm of a sum": (
+        lambda x: metalcore.add_rms_norm(x, x, eps=1e-5)[0],
+        lambda x: F.rms_norm(x + x, (8,), eps=1e-5),
+    ),
     "the sum": (lambda x: metalcore.add_rms_norm(x, x)[1], lambda x: x + x),
 }
 
@@ -31,7 +33,7 @@ def test_dtypes(device, name, dtype, autocast):
         y, expected = ours(x), theirs(x)
     assert y.dtype == expected.dtype
     assert_near(y, theirs(wide(x)) if name != "softmax to a dtype" else torch.softmax(wide(x), -1), terms=4)
-    gradient, = torch.autograd.grad(y.sum(), x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
     assert gradient.dtype == dtype
 
 

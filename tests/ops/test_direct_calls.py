@@ -11,14 +11,17 @@ import metalcore  # noqa: F401
 ops = torch.ops.metalcore
 
 
-@pytest.mark.parametrize("call", [
-    lambda a, b: ops.silu_backward(a, b),
-    lambda a, b: ops.gelu_backward(a, b, "none"),
-    lambda a, b: ops.softmax_backward(a, b, -1, torch.float32),
-    lambda a, b: ops.add_rms_norm(a, b, 1, None, 1e-6),
-    lambda a, b: ops.rms_norm(a, 1, b[0], 1e-6),
-    lambda a, b: ops.rms_norm_backward(a, b, None, 1, None, 1e-6, False),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a, b: ops.silu_backward(a, b),
+        lambda a, b: ops.gelu_backward(a, b, "none"),
+        lambda a, b: ops.softmax_backward(a, b, -1, torch.float32),
+        lambda a, b: ops.add_rms_norm(a, b, 1, None, 1e-6),
+        lambda a, b: ops.rms_norm(a, 1, b[0], 1e-6),
+        lambda a, b: ops.rms_norm_backward(a, b, None, 1, None, 1e-6, False),
+    ],
+)
 def test_a_meta_tensor_among_others_is_refused(device, call):
     x, meta = torch.ones(3, 4, device=device), torch.ones(3, 4, device="meta")
     for arguments in [(x, meta), (meta, x)]:

@@ -49,8 +49,9 @@ def test_compiled_as_one_graph(device, name):
     made = CASES[name].make(device)
     expected = made.run()
     call = made.case.call
-    compiled = torch.compile(lambda *inputs: call(*(tensor * 1 for tensor in inputs)), fullgraph=True,
-                             backend="aot_eager")
+    compiled = torch.compile(
+        lambda *inputs: call(*(tensor * 1 for tensor in inputs)), fullgraph=True, backend="aot_eager"
+    )
     outputs = compiled(*made.leaves)
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     found = [*outputs, *(torch.autograd.grad(outputs, made.leaves, made.directions) if made.case.backward else ())]

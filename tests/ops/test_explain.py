@@ -57,17 +57,20 @@ def test_errors():
         metalcore.explain("silu", (3,), dtype=torch.int64)
 
 
-@pytest.mark.parametrize("call, error, message", [
-    (lambda: metalcore.explain("qr", (3, 3), made="r"), TypeError, "qr has no argument 'made'; it has mode, out"),
-    (lambda: metalcore.explain("silu", (3, 3), dim=1), TypeError, "silu has no argument 'dim'; it has backward"),
-    (lambda: metalcore.explain("softmax", (3, 3), dim="x"), ValueError, "dim must be an integer, not x"),
-    (lambda: metalcore.explain("softmax", 3), TypeError, "a tensor or a shape, such as .*, not 3"),
-    (lambda: metalcore.explain("softmax", (3.0,)), TypeError, "a tensor or a shape"),
-    (lambda: metalcore.explain("softmax", (3, -1)), ValueError, "negative size"),
-    (lambda: metalcore.explain("softmax", (3,), dtype="float32"), TypeError, "dtype must be a torch.dtype"),
-    (lambda: metalcore.explain("sofmax", (3,)), ValueError, "no op 'sofmax'; it knows adamw, add_rms_norm,"),
-    (lambda: metalcore.explain(metalcore.qr, (3, 3)), TypeError, "op must be a name"),
-])
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: metalcore.explain("qr", (3, 3), made="r"), TypeError, "qr has no argument 'made'; it has mode, out"),
+        (lambda: metalcore.explain("silu", (3, 3), dim=1), TypeError, "silu has no argument 'dim'; it has backward"),
+        (lambda: metalcore.explain("softmax", (3, 3), dim="x"), ValueError, "dim must be an integer, not x"),
+        (lambda: metalcore.explain("softmax", 3), TypeError, "a tensor or a shape, such as .*, not 3"),
+        (lambda: metalcore.explain("softmax", (3.0,)), TypeError, "a tensor or a shape"),
+        (lambda: metalcore.explain("softmax", (3, -1)), ValueError, "negative size"),
+        (lambda: metalcore.explain("softmax", (3,), dtype="float32"), TypeError, "dtype must be a torch.dtype"),
+        (lambda: metalcore.explain("sofmax", (3,)), ValueError, "no op 'sofmax'; it knows adamw, add_rms_norm,"),
+        (lambda: metalcore.explain(metalcore.qr, (3, 3)), TypeError, "op must be a name"),
+    ],
+)
 def test_bad_arguments_are_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
@@ -84,11 +87,17 @@ def test_backward_is_another_plan(op):
         assert plan.kernels == (f"{op}_backward_block4_float",)
 
 
-@pytest.mark.parametrize("length, kernels, limit", [
-    (4097, ["rms_norm_backward_block2_half", "rms_norm_weight_block_half"], "at most 8192"),
-    (8193, ["rms_norm_backward_looped_half", "rms_norm_weight_partial_half", "rms_norm_weight_block_half"],
-     "more than 8192"),
-])
+@pytest.mark.parametrize(
+    "length, kernels, limit",
+    [
+        (4097, ["rms_norm_backward_block2_half", "rms_norm_weight_block_half"], "at most 8192"),
+        (
+            8193,
+            ["rms_norm_backward_looped_half", "rms_norm_weight_partial_half", "rms_norm_weight_block_half"],
+            "more than 8192",
+        ),
+    ],
+)
 def test_rms_norm_backward_with_its_weight(length, kernels, limit):
     with tuned("baseline"):
         plan = metalcore.explain("rms_norm", (999, length), dtype=torch.float16, backward=True)

@@ -26,8 +26,18 @@ def torchs(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-@pytest.mark.parametrize("shape, dim", [((LONG,), 0), ((LONG,), -1), ((1, LONG), 1), ((LONG, 1), 0), ((LONG, 4), 0),
-                                        ((2, 2 * LONG), -1), ((2 * LONG, 2), -1)])
+@pytest.mark.parametrize(
+    "shape, dim",
+    [
+        ((LONG,), 0),
+        ((LONG,), -1),
+        ((1, LONG), 1),
+        ((LONG, 1), 0),
+        ((LONG, 4), 0),
+        ((2, 2 * LONG), -1),
+        ((2 * LONG, 2), -1),
+    ],
+)
 def test_softmax(device, torchs, name, shape, dim):
     for dtype in (None, torch.float32):
         x = torch.zeros(1, dtype=torch.float16, device=device).expand(shape)  # .half() would fill it with memory

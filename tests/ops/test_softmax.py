@@ -43,8 +43,12 @@ def test_lengths(device, op, dtype, family):
     with tuned(family):
         for length in lengths(op, dtype):
             rows = 9 if length < 2000 else 2
-            check(op, tensor(rows, length, dtype=dtype, device=device, scale=3),
-                  tensor(rows, length, dtype=dtype, device=device), -1)
+            check(
+                op,
+                tensor(rows, length, dtype=dtype, device=device, scale=3),
+                tensor(rows, length, dtype=dtype, device=device),
+                -1,
+            )
 
 
 @each_op
@@ -59,7 +63,7 @@ PLACES = {
     "behind a row": lambda make, length: make(10, length)[1:],
     "in rows as odd": lambda make, length: make(9, length + 8)[:, :length],
     "in longer rows": lambda make, length: make(9, length + 3)[:, :length],
-    "in longer rows, later": lambda make, length: make(9, length + 5)[:, 2:length + 2],
+    "in longer rows, later": lambda make, length: make(9, length + 5)[:, 2 : length + 2],
 }
 
 
@@ -86,11 +90,13 @@ def test_few_long_rows(device, op, dtype, rows, length):
     with tuned("baseline"):
         plan = metalcore.explain(op, (rows, length))
         shared = length > 16384 and rows <= 32
-        assert plan.variant == ("split" if shared else "looped" if length > 16384 else "block8") and len(plan.steps) == (2 if shared else 1)
+        assert plan.variant == ("split" if shared else "looped" if length > 16384 else "block8") and len(
+            plan.steps
+        ) == (2 if shared else 1)
         if rows == 32:
             return  # the kernels are tried with fewer rows
         x = tensor(rows, length, dtype=dtype, device=device, scale=3)
-        x[0, :length // 2] = -float("inf")  # the maximum lies in another part
+        x[0, : length // 2] = -float("inf")  # the maximum lies in another part
         check(op, x, tensor(rows, length, dtype=dtype, device=device), -1)
 
 
@@ -121,8 +127,17 @@ def test_small_shapes(device, op, shape, dim):
 def test_special_values(device, op, family):
     ours, reference = OPS[op]
     inf, nan = float("inf"), float("nan")
-    rows = torch.tensor([[-inf, -inf, -inf], [-inf, 1.0, 2.0], [inf, 1.0, 2.0], [nan, 1.0, 2.0], [-inf, nan, -inf],
-                         [1e38, -1e38, 1e38], [-inf, -inf, 5.0]])
+    rows = torch.tensor(
+        [
+            [-inf, -inf, -inf],
+            [-inf, 1.0, 2.0],
+            [inf, 1.0, 2.0],
+            [nan, 1.0, 2.0],
+            [-inf, nan, -inf],
+            [1e38, -1e38, 1e38],
+            [-inf, -inf, 5.0],
+        ]
+    )
     with tuned(family):
         for length in lengths(op, torch.float32):
             if length < 3:

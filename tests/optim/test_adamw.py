@@ -15,8 +15,9 @@ OPTIONS = list(itertools.product([False, True], [False, True], [0.0, 0.1]))
 
 @pytest.mark.parametrize("amsgrad, maximize, weight_decay", OPTIONS)
 def test_twenty_steps(device, amsgrad, maximize, weight_decay):
-    pair = Pair(random_values((33, 7), (5,), ()), device, lr=1e-2, amsgrad=amsgrad, maximize=maximize,
-                weight_decay=weight_decay)
+    pair = Pair(
+        random_values((33, 7), (5,), ()), device, lr=1e-2, amsgrad=amsgrad, maximize=maximize, weight_decay=weight_decay
+    )
     pair.steps(20)
     pair.assert_equal()
 
@@ -24,8 +25,15 @@ def test_twenty_steps(device, amsgrad, maximize, weight_decay):
 @pytest.mark.parametrize("ours", [{"capturable": True}, {"fused": True}])
 @pytest.mark.parametrize("amsgrad, maximize, weight_decay", OPTIONS)
 def test_twenty_steps_counted_on_the_device(device, ours, amsgrad, maximize, weight_decay):
-    pair = Pair(random_values((33, 7), (5,), ()), device, ours, lr=1e-2, amsgrad=amsgrad, maximize=maximize,
-                weight_decay=weight_decay)
+    pair = Pair(
+        random_values((33, 7), (5,), ()),
+        device,
+        ours,
+        lr=1e-2,
+        amsgrad=amsgrad,
+        maximize=maximize,
+        weight_decay=weight_decay,
+    )
     pair.steps(20)
     pair.assert_equal()
     assert all(pair.optimizer.state[p]["step"].device.type == torch.device(device).type for p in pair.params)
@@ -40,8 +48,27 @@ def test_betas_and_eps(device, ours, betas, eps):
     pair.assert_equal()
 
 
-@pytest.mark.parametrize("numel", [1, 3, 4, 5, 63, 64, 255, 256, 257, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1,
-                                   2 * CHUNK, 2 * CHUNK + 1, 10 * CHUNK + 6])
+@pytest.mark.parametrize(
+    "numel",
+    [
+        1,
+        3,
+        4,
+        5,
+        63,
+        64,
+        255,
+        256,
+        257,
+        CHUNK - 1,
+        CHUNK,
+        CHUNK + 1,
+        2 * CHUNK - 1,
+        2 * CHUNK,
+        2 * CHUNK + 1,
+        10 * CHUNK + 6,
+    ],
+)
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_sizes(device, numel, amsgrad):
     pair = Pair(random_values((numel,)), device, lr=1e-2, amsgrad=amsgrad)
@@ -76,14 +103,18 @@ def test_16_bit_parameters_have_float32_moments(device, dtype, amsgrad, numel):
             state = pair.optimizer.state[p]
             assert p.dtype == dtype and all(state[name].dtype == torch.float32 for name in state)
             # Half an ulp of the rounding, and the errors of float32 that may carry a value over the middle.
-            torch.testing.assert_close(p.detach().cpu().float(), e.detach(),
-                                       rtol=0.5 * torch.finfo(dtype).eps + 8 * EPS,
-                                       atol=torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps + 8 * EPS * 0.1)
+            torch.testing.assert_close(
+                p.detach().cpu().float(),
+                e.detach(),
+                rtol=0.5 * torch.finfo(dtype).eps + 8 * EPS,
+                atol=torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps + 8 * EPS * 0.1,
+            )
             e.data.copy_(p.detach())
     for p, e in zip(pair.params, pair.expected):
         for name in ("exp_avg", "exp_avg_sq"):
-            torch.testing.assert_close(pair.optimizer.state[p][name].cpu(), pair.reference.state[e][name], rtol=1e-6,
-                                       atol=5 * EPS)
+            torch.testing.assert_close(
+                pair.optimizer.state[p][name].cpu(), pair.reference.state[e][name], rtol=1e-6, atol=5 * EPS
+            )
 
 
 def test_mixed_dtypes_and_devices_in_one_group(device):
@@ -103,12 +134,17 @@ def test_mixed_dtypes_and_devices_in_one_group(device):
     for p, e in zip(params, expected):
         # In 16 bits the reference rounds after each of its operations, which differ by up to a few ulps.
         wide = torch.finfo(p.dtype).eps < 1e-6
-        torch.testing.assert_close(p.detach().cpu(), e.detach(), rtol=1e-6 if wide else 16 * torch.finfo(p.dtype).eps,
-                                   atol=3 * 8 * EPS * 1e-2 if wide else 1e-3)
+        torch.testing.assert_close(
+            p.detach().cpu(),
+            e.detach(),
+            rtol=1e-6 if wide else 16 * torch.finfo(p.dtype).eps,
+            atol=3 * 8 * EPS * 1e-2 if wide else 1e-3,
+        )
 
 
 def layouts(device):
     """Parameters (and gradients) of shape (6, 10), each in a different layout."""
+
     def base(*shape):
         return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device)
 
@@ -173,8 +209,7 @@ def test_parameters_that_share_memory_are_updated_in_turn(device, ours):
     shared, expected = base.to(device), base.clone()
 
     def views(tensor):
-        return [torch.nn.Parameter(tensor[0:30]), torch.nn.Parameter(tensor[20:50]),
-                torch.nn.Parameter(tensor[0:50:2])]
+        return [torch.nn.Parameter(tensor[0:30]), torch.nn.Parameter(tensor[20:50]), torch.nn.Parameter(tensor[0:50:2])]
 
     params, others = views(shared), views(expected)
     optimizer = metalcore.optim.AdamW(params, lr=1e-1, **ours)

@@ -28,11 +28,23 @@ def test_signature_is_that_of_torch():
     assert inspect.signature(metalcore.optim.AdamW) == inspect.signature(torch.optim.AdamW)
 
 
-@pytest.mark.parametrize("arguments", [
-    {"lr": -1.0}, {"eps": -1e-8}, {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"weight_decay": -1.0},
-    {"lr": float("nan")}, {"lr": torch.tensor([1.0, 2.0])}, {"lr": torch.tensor(1e-3), "foreach": True},
-    {"betas": (0.9, torch.tensor(0.99))}, {"fused": True, "foreach": True}, {"fused": True, "differentiable": True},
-], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"lr": -1.0},
+        {"eps": -1e-8},
+        {"betas": (1.0, 0.9)},
+        {"betas": (0.9, -0.1)},
+        {"weight_decay": -1.0},
+        {"lr": float("nan")},
+        {"lr": torch.tensor([1.0, 2.0])},
+        {"lr": torch.tensor(1e-3), "foreach": True},
+        {"betas": (0.9, torch.tensor(0.99))},
+        {"fused": True, "foreach": True},
+        {"fused": True, "differentiable": True},
+    ],
+    ids=str,
+)
 def test_invalid_arguments_raise_what_torch_raises(device, arguments):
     ours = message(lambda: metalcore.optim.AdamW([parameter(device, 2)], **arguments))
     theirs = message(lambda: torch.optim.AdamW([parameter("cpu", 2)], **arguments))
@@ -58,12 +70,17 @@ def test_sparse_gradient_is_refused_before_anything_changes(device):
 
 def test_groups_have_their_own_options(device):
     values = random_values((40,), (3, 5), (7,), (11,))
-    options = [{"lr": 1e-2, "weight_decay": 0.0}, {"betas": (0.8, 0.95), "amsgrad": True},
-               {"eps": 1e-3, "maximize": True}, {"lr": 5e-3, "capturable": True}]
+    options = [
+        {"lr": 1e-2, "weight_decay": 0.0},
+        {"betas": (0.8, 0.95), "amsgrad": True},
+        {"eps": 1e-3, "maximize": True},
+        {"lr": 5e-3, "capturable": True},
+    ]
     pair = Pair(values, device)
     pair.optimizer = metalcore.optim.AdamW([{"params": [p], **o} for p, o in zip(pair.params, options)], lr=1e-3)
-    pair.reference = torch.optim.AdamW([{"params": [e], **o, "capturable": False}
-                                        for e, o in zip(pair.expected, options)], lr=1e-3)
+    pair.reference = torch.optim.AdamW(
+        [{"params": [e], **o, "capturable": False} for e, o in zip(pair.expected, options)], lr=1e-3
+    )
     pair.steps(5)
     pair.assert_equal(steps=5)
 
@@ -137,11 +154,15 @@ def test_hooks(device):
     assert torch.equal(calls[0][1], torch.ones(3)) and not torch.equal(calls[1][1], torch.ones(3))
 
 
-@pytest.mark.parametrize("make", [
-    lambda opt: torch.optim.lr_scheduler.StepLR(opt, 2, 0.5),
-    lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 6),
-    lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, 1e-1, total_steps=7),  # changes betas as well
-], ids=["step", "cosine", "one cycle"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda opt: torch.optim.lr_scheduler.StepLR(opt, 2, 0.5),
+        lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 6),
+        lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, 1e-1, total_steps=7),  # changes betas as well
+    ],
+    ids=["step", "cosine", "one cycle"],
+)
 @pytest.mark.parametrize("ours", [{}, {"capturable": True}])
 def test_schedulers(device, make, ours):
     pair = Pair(random_values((30,)), device, ours, lr=1e-2)
@@ -168,8 +189,13 @@ def test_scheduler_with_a_learning_rate_tensor(device):
 
 
 def test_betas_as_tensors_and_numpy_scalars(device):
-    pair = Pair(random_values((9,)), device, {"betas": (torch.tensor(0.5), torch.tensor(0.75)),
-                                              "lr": numpy.float64(1e-2)}, lr=1e-2, betas=(0.5, 0.75))
+    pair = Pair(
+        random_values((9,)),
+        device,
+        {"betas": (torch.tensor(0.5), torch.tensor(0.75)), "lr": numpy.float64(1e-2)},
+        lr=1e-2,
+        betas=(0.5, 0.75),
+    )
     pair.steps(3)
     pair.assert_equal(steps=3)
 

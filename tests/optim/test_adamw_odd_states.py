@@ -27,8 +27,17 @@ def step(optimizer, params, seed):
     optimizer.step()
 
 
-DTYPES = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float16, torch.bfloat16, torch.float32,
-          torch.float64]
+DTYPES = [
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

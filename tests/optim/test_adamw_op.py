@@ -12,6 +12,7 @@ HYPER = dict(lr=1e-2, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8, maxim
 
 def lists(device, shapes=((4, 3), (7,)), dtype=torch.float32, amsgrad=False, capturable=False, narrow=False):
     """The operator's; `narrow`: with moments of the parameters' dtype."""
+
     def moments():
         return [torch.zeros(shape, device=device, dtype=dtype if narrow else torch.float32) for shape in shapes]
 
@@ -21,16 +22,23 @@ def lists(device, shapes=((4, 3), (7,)), dtype=torch.float32, amsgrad=False, cap
     return [params, grads, moments(), moments(), moments() if amsgrad else [], steps]
 
 
-@pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"capturable": True}, {"dtype": torch.bfloat16},
-                                     {"dtype": torch.bfloat16, "narrow": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"amsgrad": True}, {"capturable": True}, {"dtype": torch.bfloat16}, {"dtype": torch.bfloat16, "narrow": True}],
+)
 @pytest.mark.parametrize("at", ["device", "cpu"])
 def test_opcheck(device, at, options):
     arguments = lists(device if at == "device" else "cpu", **options)
     torch.library.opcheck(torch.ops.metalcore.adamw_.default, tuple(arguments), HYPER)
 
 
-KINDS = [(torch.float32, False), (torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True),
-         (torch.float16, True)]  # of parameters, and whether the moments are like them
+KINDS = [
+    (torch.float32, False),
+    (torch.bfloat16, False),
+    (torch.float16, False),
+    (torch.bfloat16, True),
+    (torch.float16, True),
+]  # of parameters, and whether the moments are like them
 
 
 @pytest.mark.parametrize("dtype, narrow", KINDS)
@@ -43,15 +51,19 @@ def test_cpu_kernel_is_the_same_function(device, dtype, narrow, amsgrad, scaled)
         for arguments, at in ((ours, device), (theirs, "cpu")):
             extra = {}
             if scaled:
-                extra = {name: torch.tensor(v, device=at) for name, v in
-                         (("lr_tensor", 2e-2), ("grad_scale", 4.0), ("found_inf", 0.0))}
+                extra = {
+                    name: torch.tensor(v, device=at)
+                    for name, v in (("lr_tensor", 2e-2), ("grad_scale", 4.0), ("found_inf", 0.0))
+                }
             torch.ops.metalcore.adamw_(*arguments, **HYPER, **extra)
     for some, others in zip(ours, theirs):
         for a, b in zip(some, others):
             # float32 results may differ in the last digits, which can move a rounding to 16 bits to its neighbour, and
             # with narrow moments that moves the parameter in the steps after it.
             eps = torch.finfo(a.dtype).eps
-            torch.testing.assert_close(a.cpu(), b, rtol=max(1e-6, 1.01 * eps), atol=HYPER["lr"] * eps if narrow else 1e-8)
+            torch.testing.assert_close(
+                a.cpu(), b, rtol=max(1e-6, 1.01 * eps), atol=HYPER["lr"] * eps if narrow else 1e-8
+            )
 
 
 # Vectors of four, where all arrays begin at multiples of them; chunks of 2,048 elements.
@@ -98,35 +110,45 @@ def test_found_inf_changes_nothing(device):
     for at in (device, "cpu"):
         arguments = lists(at, capturable=True, amsgrad=True)
         before = [[t.clone() for t in some] for some in arguments]
-        torch.ops.metalcore.adamw_(*arguments, **HYPER, found_inf=torch.ones((), device=at),
-                                   grad_scale=torch.full((), 2.0, device=at))
+        torch.ops.metalcore.adamw_(
+            *arguments, **HYPER, found_inf=torch.ones((), device=at), grad_scale=torch.full((), 2.0, device=at)
+        )
         for some, others in zip(arguments, before):
             assert all(torch.equal(a, b) for a, b in zip(some, others))
 
 
 def test_no_parameters(device):
-    torch.ops.metalcore.adamw_([torch.empty(0, device=device)], [torch.empty(0, device=device)],
-                               [torch.empty(0, device=device)], [torch.empty(0, device=device)], [], [torch.zeros(())],
-                               **HYPER)
+    torch.ops.metalcore.adamw_(
+        [torch.empty(0, device=device)],
+        [torch.empty(0, device=device)],
+        [torch.empty(0, device=device)],
+        [torch.empty(0, device=device)],
+        [],
+        [torch.zeros(())],
+        **HYPER,
+    )
 
 
 PARAMS, GRADS, EXP_AVGS, EXP_AVG_SQS, MAX_EXP_AVG_SQS, STEPS = range(6)
 
 
-@pytest.mark.parametrize("which, change, text", [
-    (PARAMS, lambda t: t.to(torch.int64), "params must be float32, float16 or bfloat16"),
-    (PARAMS, lambda t: t.to(torch.complex64), "params must be float32, float16 or bfloat16"),
-    (GRADS, lambda t: t.to(torch.float16), "grads must be float32, not float16"),
-    (GRADS, lambda t: t.reshape(-1)[:2], "grads must have shape"),
-    (GRADS, lambda t: t.cpu(), "grads must be on the device"),
-    (EXP_AVGS, lambda t: t.to(torch.bfloat16), "exp_avgs must be float32, not bfloat16"),
-    (EXP_AVGS, lambda t: t.cpu(), "exp_avgs must be on the device"),
-    (EXP_AVG_SQS, lambda t: t[:1], "exp_avg_sqs must have shape"),
-    (EXP_AVG_SQS, lambda t: t.new_zeros(()).expand(t.shape), "exp_avg_sqs is to be written"),
-    (MAX_EXP_AVG_SQS, lambda t: t.to(torch.float16), "max_exp_avg_sqs must be float32"),
-    (STEPS, lambda t: torch.zeros(2), "a step must have one element"),
-    (STEPS, lambda t: torch.zeros((), dtype=torch.bool), "a step must be a float or an integer, not bool"),
-])
+@pytest.mark.parametrize(
+    "which, change, text",
+    [
+        (PARAMS, lambda t: t.to(torch.int64), "params must be float32, float16 or bfloat16"),
+        (PARAMS, lambda t: t.to(torch.complex64), "params must be float32, float16 or bfloat16"),
+        (GRADS, lambda t: t.to(torch.float16), "grads must be float32, not float16"),
+        (GRADS, lambda t: t.reshape(-1)[:2], "grads must have shape"),
+        (GRADS, lambda t: t.cpu(), "grads must be on the device"),
+        (EXP_AVGS, lambda t: t.to(torch.bfloat16), "exp_avgs must be float32, not bfloat16"),
+        (EXP_AVGS, lambda t: t.cpu(), "exp_avgs must be on the device"),
+        (EXP_AVG_SQS, lambda t: t[:1], "exp_avg_sqs must have shape"),
+        (EXP_AVG_SQS, lambda t: t.new_zeros(()).expand(t.shape), "exp_avg_sqs is to be written"),
+        (MAX_EXP_AVG_SQS, lambda t: t.to(torch.float16), "max_exp_avg_sqs must be float32"),
+        (STEPS, lambda t: torch.zeros(2), "a step must have one element"),
+        (STEPS, lambda t: torch.zeros((), dtype=torch.bool), "a step must be a float or an integer, not bool"),
+    ],
+)
 def test_bad_tensors(device, which, change, text):
     arguments = lists(device, amsgrad=True)
     before = [[t.clone() for t in some] for some in arguments]
@@ -209,9 +231,17 @@ def test_explain():
 def test_checking_mode_is_clean(device, options, dtype):
     with metalcore.simulator.checking():
         if dtype == torch.bfloat16:
-            torch.ops.metalcore.adamw_(*lists(device, ((2049,), (5,)), dtype, "amsgrad" in options, narrow=True), **HYPER)
-        pair = Pair(random_values((2049,), (5,), (3, 7), (0,), *[(1 + i % 5,) for i in range(105)]), device, options,
-                    dtype=dtype, lr=1e-2, amsgrad=options.get("amsgrad", False))
+            torch.ops.metalcore.adamw_(
+                *lists(device, ((2049,), (5,)), dtype, "amsgrad" in options, narrow=True), **HYPER
+            )
+        pair = Pair(
+            random_values((2049,), (5,), (3, 7), (0,), *[(1 + i % 5,) for i in range(105)]),
+            device,
+            options,
+            dtype=dtype,
+            lr=1e-2,
+            amsgrad=options.get("amsgrad", False),
+        )
         pair.steps(1)
     if dtype == torch.float32:
         pair.assert_equal(steps=1)

@@ -124,8 +124,10 @@ def test_load_state_dict_hooks_of_the_user_see_and_change_the_state(device):
     seen = []
 
     def replace(opt, state_dict):
-        state = {key: {**value, "exp_avg": torch.full_like(value["exp_avg"], 1 / 3)}
-                 for key, value in state_dict["state"].items()}
+        state = {
+            key: {**value, "exp_avg": torch.full_like(value["exp_avg"], 1 / 3)}
+            for key, value in state_dict["state"].items()
+        }
         return {**state_dict, "state": state}
 
     optimizer.register_load_state_dict_pre_hook(replace)
@@ -224,9 +226,16 @@ def test_learning_rate_tensor_with_steps_on_the_host(device, where):
 
 
 # GradScaler.unscale_ itself refuses float16 gradients; the kernel does not.
-@pytest.mark.parametrize("fused, unscaled_before, dtype", [
-    (True, False, torch.float32), (True, True, torch.float32), (None, False, torch.float32),
-    (None, True, torch.float32), (True, False, torch.float16)])
+@pytest.mark.parametrize(
+    "fused, unscaled_before, dtype",
+    [
+        (True, False, torch.float32),
+        (True, True, torch.float32),
+        (None, False, torch.float32),
+        (None, True, torch.float32),
+        (True, False, torch.float16),
+    ],
+)
 def test_grad_scaler(device, fused, unscaled_before, dtype):
     """Scaled gradients give the same steps; a step with an overflown gradient changes nothing and is not counted."""
     params = [torch.nn.Parameter(v.to(device=device, dtype=dtype)) for v in random_values(*SHAPES)]
@@ -296,8 +305,12 @@ def test_bias_corrections_of_the_device(device, beta, step):
         p = torch.nn.Parameter(torch.zeros(3, device=device))
         p.grad = torch.tensor([1.0, -2.0, 4.0], device=device)
         optimizer = metalcore.optim.AdamW([p], lr=1.0, betas=betas, eps=0.0, weight_decay=0.0, capturable=True)
-        optimizer.state[p] = {"step": torch.tensor(step - 1.0, device=device),
-                              "exp_avg": torch.zeros(3, device=device), "exp_avg_sq": torch.zeros(3, device=device)}
+        optimizer.state[p] = {
+            "step": torch.tensor(step - 1.0, device=device),
+            "exp_avg": torch.zeros(3, device=device),
+            "exp_avg_sq": torch.zeros(3, device=device),
+        }
         optimizer.step()
-        torch.testing.assert_close(p.detach().cpu(), torch.tensor([-expected, expected, -expected]), rtol=6 * EPS,
-                                   atol=0)
+        torch.testing.assert_close(
+            p.detach().cpu(), torch.tensor([-expected, expected, -expected]), rtol=6 * EPS, atol=0
+        )

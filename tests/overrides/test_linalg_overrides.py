@@ -78,8 +78,17 @@ def test_results_and_gradients(device, name, contiguous):
     assert operators(lambda: function(*inputs)) == set()
 
 
-@pytest.mark.parametrize("a, b, left", [((4, 4), (4,), True), ((2, 4, 4), (2, 4), True), ((4, 4), (4, 3), True),
-                                        ((4, 4), (3, 4), False), ((2, 4, 4), (4, 3), True), ((4, 4), (2, 4, 1), True)])
+@pytest.mark.parametrize(
+    "a, b, left",
+    [
+        ((4, 4), (4,), True),
+        ((2, 4, 4), (2, 4), True),
+        ((4, 4), (4, 3), True),
+        ((4, 4), (3, 4), False),
+        ((2, 4, 4), (4, 3), True),
+        ((4, 4), (2, 4, 1), True),
+    ],
+)
 def test_solve_of_every_shape(device, a, b, left):
     A, B = (torch.eye(4) * 3 + torch.randn(a) / 3).to(device), torch.randn(b, device=device)
     solve = lambda A, B: torch.linalg.solve(A, B, left=left)  # noqa: E731
@@ -90,15 +99,24 @@ def test_solve_of_every_shape(device, a, b, left):
 
 def test_errors_are_pytorchs(device):
     zero, negative, wide = torch.zeros(2, 3, 3), -torch.eye(3), torch.randn(3, 4)
-    for call in (lambda at: torch.linalg.inv(zero.to(at)), lambda at: torch.linalg.solve(zero.to(at), zero.to(at)),
-                 lambda at: torch.linalg.cholesky(negative.to(at)), lambda at: torch.linalg.det(wide.to(at)),
-                 *(lambda at, ex=ex: ex(zero.to(at), check_errors=True)
-                   for ex in (torch.linalg.lu_factor_ex, torch.linalg.inv_ex, torch.linalg.cholesky_ex)),
-                 lambda at: torch.linalg.solve_ex(zero.to(at), zero.to(at), check_errors=True),
-                 lambda at: torch.linalg.inv(wide.to(at)), lambda at: torch.linalg.eigh(wide.to(at))):
+    for call in (
+        lambda at: torch.linalg.inv(zero.to(at)),
+        lambda at: torch.linalg.solve(zero.to(at), zero.to(at)),
+        lambda at: torch.linalg.cholesky(negative.to(at)),
+        lambda at: torch.linalg.det(wide.to(at)),
+        *(
+            lambda at, ex=ex: ex(zero.to(at), check_errors=True)
+            for ex in (torch.linalg.lu_factor_ex, torch.linalg.inv_ex, torch.linalg.cholesky_ex)
+        ),
+        lambda at: torch.linalg.solve_ex(zero.to(at), zero.to(at), check_errors=True),
+        lambda at: torch.linalg.inv(wide.to(at)),
+        lambda at: torch.linalg.eigh(wide.to(at)),
+    ):
+
         def overridden(call=call):
             with metalcore.enable_pytorch_overrides():
                 call(device)
+
         assert_same_error(overridden, lambda: call(device))
 
 

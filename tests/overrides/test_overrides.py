@@ -10,8 +10,19 @@ from torch.utils.checkpoint import checkpoint
 
 import metalcore
 
-LINALG = ("qr", "solve_triangular", "cholesky", "lu_factor", "lu_solve", "solve", "inv", "det", "slogdet", "eigh",
-          "svd")
+LINALG = (
+    "qr",
+    "solve_triangular",
+    "cholesky",
+    "lu_factor",
+    "lu_solve",
+    "solve",
+    "inv",
+    "det",
+    "slogdet",
+    "eigh",
+    "svd",
+)
 NAMES = ("silu", "gelu", "softmax", "log_softmax", "rms_norm", *LINALG, "adamw")
 
 
@@ -113,10 +124,14 @@ def test_qr_gradient(device):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("x", (
-    lambda device: torch.randn(4, 8, dtype=torch.float64),
-    lambda device: torch.randn(4, 8),
-), ids=("float64 on the CPU", "float32 on the CPU"))
+@pytest.mark.parametrize(
+    "x",
+    (
+        lambda device: torch.randn(4, 8, dtype=torch.float64),
+        lambda device: torch.randn(4, 8),
+    ),
+    ids=("float64 on the CPU", "float32 on the CPU"),
+)
 def test_cpu_tensors_stay_with_pytorch(device, x):
     x = x(device)
     with metalcore.enable_pytorch_overrides():
@@ -146,8 +161,13 @@ def test_what_a_kernel_does_not_take_goes_to_pytorch(device):
 
 def test_errors_are_pytorchs(device):
     x = torch.randn(4, 8, device=device)
-    cases = (lambda: F.softmax(x, 5), lambda: F.gelu(x, approximate="x"), lambda: torch.linalg.qr(x, mode="x"),
-             lambda: torch.linalg.qr(x[0]), lambda: F.rms_norm(x, (7,)))
+    cases = (
+        lambda: F.softmax(x, 5),
+        lambda: F.gelu(x, approximate="x"),
+        lambda: torch.linalg.qr(x, mode="x"),
+        lambda: torch.linalg.qr(x[0]),
+        lambda: F.rms_norm(x, (7,)),
+    )
     for case in cases:
         with pytest.raises(Exception) as expected:
             case()
@@ -196,7 +216,7 @@ def test_autocast_keeps_its_dtypes(device):
 def test_checkpointing(device):
     x = torch.randn(4, 16, device=device, requires_grad=True)
     block = torch.nn.Sequential(torch.nn.RMSNorm(16, device=device), torch.nn.SiLU(), torch.nn.Softmax(-1))
-    expected, = torch.autograd.grad(block(x).square().sum(), x)
+    (expected,) = torch.autograd.grad(block(x).square().sum(), x)
     with metalcore.enable_pytorch_overrides():
         for reentrant in (False, True):
             y = checkpoint(block, x, use_reentrant=reentrant)
@@ -210,7 +230,7 @@ def test_double_backward(device):
 
     def second_derivative():
         y = F.softmax(F.gelu(F.silu(F.rms_norm(x, (16,)))), -1)
-        first, = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
         return torch.autograd.grad(first.square().sum(), x)[0]
 
     expected = second_derivative()
@@ -288,8 +308,11 @@ def test_the_dispatch_tables_are_what_they_were(device):
     from metalcore._override_kernels import OPERATORS
 
     def tables():
-        return {operator: torch._C._dispatch_dump_table(f"aten::{operator}")
-                for entries in OPERATORS.values() for operator, *_ in entries}
+        return {
+            operator: torch._C._dispatch_dump_table(f"aten::{operator}")
+            for entries in OPERATORS.values()
+            for operator, *_ in entries
+        }
 
     before, constructor = tables(), torch.optim.AdamW.__init__
     with metalcore.enable_pytorch_overrides():
@@ -340,8 +363,11 @@ class TestAdamW:
                 assert all(group["params"] for group in optimizer.param_groups)
 
     # (In float16 PyTorch's other steps divide by an eps of zero.)
-    @pytest.mark.parametrize("dtype, options", ((torch.bfloat16, {}), (torch.bfloat16, {"amsgrad": True}),
-                                                (torch.float16, {"fused": True})), ids=str)
+    @pytest.mark.parametrize(
+        "dtype, options",
+        ((torch.bfloat16, {}), (torch.bfloat16, {"amsgrad": True}), (torch.float16, {"fused": True})),
+        ids=str,
+    )
     def test_the_state_has_pytorchs_dtypes(self, device, dtype, options):
         def train():
             torch.manual_seed(0)
@@ -361,8 +387,11 @@ class TestAdamW:
         state, expected_state = ours.state[found], theirs.state[expected]
         assert isinstance(ours, metalcore.optim.AdamW)
         assert {name: x.dtype for name, x in state.items()} == {name: x.dtype for name, x in expected_state.items()}
-        assert all(x.dtype in (dtype, torch.float32) and (x.dtype is dtype or x.numel() == 1)
-                   for state in again.state.values() for x in state.values())
+        assert all(
+            x.dtype in (dtype, torch.float32) and (x.dtype is dtype or x.numel() == 1)
+            for state in again.state.values()
+            for x in state.values()
+        )
         # PyTorch's own steps round after each of some ten operations, or once.
         bound = 10 * 3 * torch.finfo(dtype).eps * expected.abs().max().item()
         torch.testing.assert_close(found.detach(), expected.detach(), rtol=0, atol=bound)

@@ -80,7 +80,7 @@ def test_table_and_data(device):
     with metalcore.enable_pytorch_overrides():
         F.softmax(torch.randn(3, 4, device=device), -1)
         report = metalcore.report()
-    line, = [line for line in str(report).splitlines() if line.startswith(f"aten::_softmax on {device}")]
+    (line,) = [line for line in str(report).splitlines() if line.startswith(f"aten::_softmax on {device}")]
     assert line.split()[-2:] == ["1", "0"]
     assert max(map(len, str(report).splitlines()[3:])) <= 110
     data = json.loads(json.dumps(report.as_dict()))

@@ -15,10 +15,13 @@ HEADER = """#include <metal_stdlib>
 using namespace metal;
 """
 
-COPY = HEADER + """
+COPY = (
+    HEADER
+    + """
 kernel void copy(device const float* x, device float* y, constant int& shift, uint i [[thread_position_in_grid]]) {
   y[i] = x[int(i) + shift];
-}"""  # out of bounds for any other shift than 0
+}"""
+)  # out of bounds for any other shift than 0
 
 in_several_orders = pytest.mark.parametrize("seed", [0, 1, 2])
 

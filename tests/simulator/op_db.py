@@ -94,10 +94,14 @@ def run(op, sample, device):
     with torch.device(device):
         output = op(input, *args, **kwargs)
     results = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, torch.Tensor)]
-    leaves = [leaf for leaf in tree_flatten((input, args, kwargs))[0]
-              if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    differentiable = [leaf for leaf in tree_flatten(sample.output_process_fn_grad(output))[0]
-                      if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    leaves = [
+        leaf for leaf in tree_flatten((input, args, kwargs))[0] if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+    differentiable = [
+        leaf
+        for leaf in tree_flatten(sample.output_process_fn_grad(output))[0]
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
     if leaves and differentiable:
         sums = [result.abs().sum() if result.is_complex() else result.sum() for result in differentiable]
         gradients = torch.autograd.grad(sums, leaves, allow_unused=True)
@@ -121,8 +125,12 @@ def difference(expected, actual, device, tolerance):
 def asks_for_float64(sample):
     doubles = (torch.float64, torch.complex128)
     leaves = tree_flatten((sample.input, sample.args, sample.kwargs))[0]
-    return any(leaf in (*doubles, float, complex) if isinstance(leaf, (torch.dtype, type)) else
-               isinstance(leaf, torch.Tensor) and leaf.dtype in doubles for leaf in leaves)
+    return any(
+        leaf in (*doubles, float, complex)
+        if isinstance(leaf, (torch.dtype, type))
+        else isinstance(leaf, torch.Tensor) and leaf.dtype in doubles
+        for leaf in leaves
+    )
 
 
 def compare(op, device="mps"):
@@ -157,8 +165,10 @@ def main(names):
     torch.set_num_threads(1)
     outcomes = {entry_name(op): compare(op) for op in op_db if not names or op.name in names}
     equal = [name for name, outcome in outcomes.items() if outcome is None]
-    print(f"{len([name for name in equal if name not in CLOSE])} of {len(outcomes)} entries equal the CPU bit by bit, "
-          f"{len([name for name in equal if name in CLOSE])} but for rounding")
+    print(
+        f"{len([name for name in equal if name not in CLOSE])} of {len(outcomes)} entries equal the CPU bit by bit, "
+        f"{len([name for name in equal if name in CLOSE])} but for rounding"
+    )
     reasons = collections.defaultdict(list)
     for name, outcome in outcomes.items():
         if outcome is not None:

@@ -8,7 +8,8 @@ pytestmark = in_several_orders
 
 def test_scan_in_threadgroup_memory(seed):
     x = torch.randint(0, 100, (256,), dtype=torch.int32)
-    _, out = run("""
+    _, out = run(
+        """
 kernel void run(device const int* x, device int* out, uint t [[thread_position_in_threadgroup]]) {
   threadgroup int values[2][256];
   values[0][t] = x[t];
@@ -20,13 +21,20 @@ kernel void run(device const int* x, device int* out, uint t [[thread_position_i
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
   out[t] = values[from][t];
-}""", x.to("mps"), torch.zeros(256, dtype=torch.int32, device="mps"), threads=256, group=256, seed=seed)
+}""",
+        x.to("mps"),
+        torch.zeros(256, dtype=torch.int32, device="mps"),
+        threads=256,
+        group=256,
+        seed=seed,
+    )
     assert torch.equal(out, x.cumsum(0).int())
 
 
 def test_scan_with_simd_operations(seed):
     x = torch.randint(0, 100, (320,), dtype=torch.int32)
-    _, out = run("""
+    _, out = run(
+        """
 kernel void run(device const int* x, device int* out, uint t [[thread_position_in_threadgroup]],
                 uint lane [[thread_index_in_simdgroup]], uint s [[simdgroup_index_in_threadgroup]],
                 uint count [[simdgroups_per_threadgroup]]) {
@@ -41,13 +49,20 @@ kernel void run(device const int* x, device int* out, uint t [[thread_position_i
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   out[t] = sum + totals[s];
-}""", x.to("mps"), torch.zeros(320, dtype=torch.int32, device="mps"), threads=320, group=320, seed=seed)
+}""",
+        x.to("mps"),
+        torch.zeros(320, dtype=torch.int32, device="mps"),
+        threads=320,
+        group=320,
+        seed=seed,
+    )
     assert torch.equal(out, x.cumsum(0).int())
 
 
 def test_tiled_matmul_with_double_buffering(seed):
     a, b = torch.randint(-4, 5, (32, 48)).float(), torch.randint(-4, 5, (48, 32)).float()
-    *_, c = run("""
+    *_, c = run(
+        """
 constant constexpr uint T = 16;
 kernel void run(device const float* a, device const float* b, device float* c,
                 uint2 t [[thread_position_in_threadgroup]],
@@ -66,13 +81,21 @@ kernel void run(device const float* a, device const float* b, device float* c,
     for (uint i = 0; i < T; ++i) sum += as[k % 2][t.y][i] * bs[k % 2][i][t.x];
   }
   c[row * 32 + column] = sum;
-}""", a.to("mps"), b.to("mps"), torch.zeros(32, 32, device="mps"), threads=(32, 32), group=(16, 16), seed=seed)
+}""",
+        a.to("mps"),
+        b.to("mps"),
+        torch.zeros(32, 32, device="mps"),
+        threads=(32, 32),
+        group=(16, 16),
+        seed=seed,
+    )
     assert torch.equal(c, a @ b)
 
 
 def test_simdgroup_matrix(seed):
     a, b = torch.randint(-4, 5, (8, 8)).float(), torch.randint(-4, 5, (8, 8)).float()
-    *_, c = run("""
+    *_, c = run(
+        """
 kernel void run(device const float* a, device const float* b, device float* c) {
   threadgroup float staged[64];
   simdgroup_float8x8 x, y, z = make_filled_simdgroup_matrix<float, 8, 8>(1.0f);
@@ -83,13 +106,21 @@ kernel void run(device const float* a, device const float* b, device float* c) {
   simdgroup_barrier(mem_flags::mem_threadgroup);
   simdgroup_load(x, staged, 8);
   simdgroup_store(x, c, 8);
-}""", a.to("mps"), b.to("mps"), torch.zeros(8, 8, device="mps"), threads=32, group=32, seed=seed)
+}""",
+        a.to("mps"),
+        b.to("mps"),
+        torch.zeros(8, 8, device="mps"),
+        threads=32,
+        group=32,
+        seed=seed,
+    )
     assert torch.equal(c, a @ b + 1)
 
 
 def test_histogram_of_threadgroup_and_device_atomics(seed):
     x = torch.randint(0, 16, (1024,), dtype=torch.int32)
-    _, out = run("""
+    _, out = run(
+        """
 kernel void run(device const int* x, device atomic_int* out, uint i [[thread_position_in_grid]],
                 uint t [[thread_position_in_threadgroup]]) {
   threadgroup atomic_int bins[16];
@@ -101,13 +132,20 @@ kernel void run(device const int* x, device atomic_int* out, uint i [[thread_pos
     const int count = atomic_load_explicit(&bins[t], memory_order_relaxed);
     atomic_fetch_add_explicit(&out[t], count, memory_order_relaxed);
   }
-}""", x.to("mps"), torch.zeros(16, dtype=torch.int32, device="mps"), threads=1024, group=128, seed=seed)
+}""",
+        x.to("mps"),
+        torch.zeros(16, dtype=torch.int32, device="mps"),
+        threads=1024,
+        group=128,
+        seed=seed,
+    )
     assert torch.equal(out, torch.bincount(x, minlength=16).int())
 
 
 def test_the_last_threadgroup_adds_what_all_wrote(seed):
     x = torch.randint(0, 9, (16 * 64,)).float()
-    *_, done, out = run("""
+    *_, done, out = run(
+        """
 kernel void run(device const float* x, device float* partial, device atomic_uint* done, device float* out,
                 uint i [[thread_position_in_grid]], uint t [[thread_position_in_threadgroup]],
                 uint g [[threadgroup_position_in_grid]], uint groups [[threadgroups_per_grid]]) {
@@ -127,8 +165,15 @@ kernel void run(device const float* x, device float* partial, device atomic_uint
     *out = total;
     atomic_store_explicit(done, 0, memory_order_relaxed);
   }
-}""", x.to("mps"), torch.zeros(16, device="mps"), torch.zeros(1, dtype=torch.int32, device="mps"),
-                        torch.zeros(1, device="mps"), threads=16 * 64, group=64, seed=seed)
+}""",
+        x.to("mps"),
+        torch.zeros(16, device="mps"),
+        torch.zeros(1, dtype=torch.int32, device="mps"),
+        torch.zeros(1, device="mps"),
+        threads=16 * 64,
+        group=64,
+        seed=seed,
+    )
     assert out.item() == x.sum().item()
     assert done.item() == 0
 
@@ -136,7 +181,8 @@ kernel void run(device const float* x, device float* partial, device atomic_uint
 def test_chained_scan_over_threadgroups(seed):
     """Each threadgroup takes a ticket and adds to what the one before it published."""
     x = torch.randint(0, 9, (8 * 32,), dtype=torch.int32)
-    out = run("""
+    out = run(
+        """
 kernel void run(device const int* x, device int* out, device atomic_uint* ticket, device atomic_int* published,
                 uint lane [[thread_index_in_simdgroup]]) {
   threadgroup uint mine;
@@ -154,14 +200,22 @@ kernel void run(device const int* x, device int* out, device atomic_uint* ticket
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   out[at] = sum + before;
-}""", x.to("mps"), torch.zeros_like(x, device="mps"), torch.zeros(1, dtype=torch.int32, device="mps"),
-              torch.zeros(8, dtype=torch.int32, device="mps"), threads=8 * 32, group=32, seed=seed)[1]
+}""",
+        x.to("mps"),
+        torch.zeros_like(x, device="mps"),
+        torch.zeros(1, dtype=torch.int32, device="mps"),
+        torch.zeros(8, dtype=torch.int32, device="mps"),
+        threads=8 * 32,
+        group=32,
+        seed=seed,
+    )[1]
     assert torch.equal(out, x.cumsum(0).int())
 
 
 def test_bitonic_sort(seed):
     x = torch.randperm(128).float()
-    (out,) = run("""
+    (out,) = run(
+        """
 kernel void run(device float* x, uint t [[thread_position_in_threadgroup]]) {
   threadgroup float values[128];
   values[t] = x[t];
@@ -179,18 +233,30 @@ kernel void run(device float* x, uint t [[thread_position_in_threadgroup]]) {
   threadgroup_barrier(mem_flags::mem_threadgroup);
   x[t] = values[t];
   x[t + 64] = values[t + 64];
-}""", x.to("mps"), threads=64, group=64, seed=seed)
+}""",
+        x.to("mps"),
+        threads=64,
+        group=64,
+        seed=seed,
+    )
     assert torch.equal(out, torch.arange(128.0))
 
 
 def test_transpose_through_padded_threadgroup_memory(seed):
     x = torch.arange(64 * 32, dtype=torch.float16).view(64, 32)
-    _, out = run("""
+    _, out = run(
+        """
 kernel void run(device const half* x, device half* out, uint2 t [[thread_position_in_threadgroup]],
                 uint2 g [[threadgroup_position_in_grid]]) {
   threadgroup half tile[16][17];
   tile[t.y][t.x] = x[(g.y * 16 + t.y) * 32 + g.x * 16 + t.x];
   threadgroup_barrier(mem_flags::mem_threadgroup);
   out[(g.x * 16 + t.y) * 64 + g.y * 16 + t.x] = tile[t.x][t.y];
-}""", x.to("mps"), torch.zeros(32, 64, dtype=torch.float16, device="mps"), threads=(32, 64), group=(16, 16), seed=seed)
+}""",
+        x.to("mps"),
+        torch.zeros(32, 64, dtype=torch.float16, device="mps"),
+        threads=(32, 64),
+        group=(16, 16),
+        seed=seed,
+    )
     assert torch.equal(out, x.T)

@@ -47,11 +47,14 @@ def test_memory_outside_is_untouched_by_a_fault():
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_lists_of_tensors_are_checked_as_buffers(shift):
-    library = metalcore.compile_shader(HEADER + """
+    library = metalcore.compile_shader(
+        HEADER
+        + """
 kernel void run(device float* out, device float* const device* tensors, constant int& shift,
                 uint i [[thread_position_in_grid]]) {
   out[i] = tensors[0][i] + tensors[1][int(i) + shift];
-}""")
+}"""
+    )
     out, tensors = torch.zeros(4, device="mps"), [torch.full((4,), float(k), device="mps") for k in (1, 2)]
     with checking():
         if shift:
@@ -77,13 +80,16 @@ def test_tables_of_pointers_of_built_in_kernels():
         torch.testing.assert_close(p.detach().cpu(), e.detach(), rtol=1e-6, atol=0)
 
 
-ADDRESSES = HEADER + """
+ADDRESSES = (
+    HEADER
+    + """
 struct Arguments { uint count; device float* first; device const float* const device* rest; };
 kernel void run(device float* out, device const Arguments& arguments, uint i [[thread_position_in_grid]]) {
   float sum = out[i];
   for (uint k = 0; k < arguments.count; ++k) sum += arguments.rest[k][i];
   arguments.first[i] = sum;
 }"""
+)
 
 
 def arguments_of(count, first, rest):

@@ -36,16 +36,21 @@ print((x * 2).sum().item())
 """
 
 
-@pytest.mark.parametrize("call", [
-    "metalcore.silu(x)",
-    "torch.ops.metalcore.silu(x.detach())",
-    "torch.utils.checkpoint.checkpoint(metalcore.silu, x, use_reentrant=False)",
-    "with metalcore.enable_pytorch_overrides('silu'): torch.nn.functional.silu(x)",
-], ids=["function", "operator", "checkpoint", "override"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "metalcore.silu(x)",
+        "torch.ops.metalcore.silu(x.detach())",
+        "torch.utils.checkpoint.checkpoint(metalcore.silu, x, use_reentrant=False)",
+        "with metalcore.enable_pytorch_overrides('silu'): torch.nn.functional.silu(x)",
+    ],
+    ids=["function", "operator", "checkpoint", "override"],
+)
 def test_faults_of_built_in_kernels(call, tmp_path):
     (tmp_path / "broken.metal").write_text(BROKEN)
     program = PROGRAM.format(call=call.replace(": torch", ":\n            torch"))
-    result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, text=True, capture_output=True,
-                            timeout=300)
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, text=True, capture_output=True, timeout=300
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout == "out-of-bounds write silu_packed_float 5 (1, 0, 0) True\n16.0\n"

@@ -10,8 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
-@pytest.mark.parametrize("location, device", [(None, "mps"), ("cpu", "cpu"), ("mps", "mps"),
-                                              (torch.device("mps"), "mps"), ({"mps": "cpu"}, "cpu")], ids=str)
+@pytest.mark.parametrize(
+    "location, device",
+    [(None, "mps"), ("cpu", "cpu"), ("mps", "mps"), (torch.device("mps"), "mps"), ({"mps": "cpu"}, "cpu")],
+    ids=str,
+)
 def test_save_and_load(location, device):
     model, x = nn.Linear(3, 3).to("mps"), torch.randn(6, device="mps")
     file = io.BytesIO()
@@ -59,6 +62,7 @@ def test_safetensors(tmp_path):
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"pin_memory": True}], ids=str)
 def test_data_loader(options):
     data = torch.arange(20.0).view(10, 2)
-    batches = [batch.to("mps", non_blocking=True)
-               for batch, in DataLoader(TensorDataset(data), batch_size=3, **options)]
+    batches = [
+        batch.to("mps", non_blocking=True) for (batch,) in DataLoader(TensorDataset(data), batch_size=3, **options)
+    ]
     assert torch.equal(torch.cat(batches).cpu(), data)

@@ -9,9 +9,16 @@ VOCABULARY = 128
 
 def make_model(attention, device, dtype=torch.float32):
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-                         attn_implementation=attention)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        attn_implementation=attention,
+    )
     return LlamaForCausalLM(config).to(device, dtype).train()
 
 
@@ -67,8 +74,11 @@ def test_generation_equals_the_cpus():
         model = make_model("eager", device).eval()
         prompt = tokens.to(device)
         with torch.no_grad():
-            generated.append(model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8,
-                                            do_sample=False, pad_token_id=0).cpu())
+            generated.append(
+                model.generate(
+                    prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False, pad_token_id=0
+                ).cpu()
+            )
     assert torch.equal(*generated)
 
 

@@ -21,12 +21,20 @@ def python(*arguments, **environment):
 
 def interpret(*arguments, **environment):
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run([sys.executable, *arguments], text=True, capture_output=True, timeout=300,
-                          env={**os.environ, "PYTHONPATH": path, **environment})
+    return subprocess.run(
+        [sys.executable, *arguments],
+        text=True,
+        capture_output=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )
 
 
 def test_import_is_idempotent():
-    assert python("-c", """
+    assert (
+        python(
+            "-c",
+            """
 import importlib, sys, torch, metalcore.simulator
 x = torch.ones(2, device="mps")
 importlib.reload(metalcore.simulator)
@@ -34,11 +42,17 @@ for name in [name for name in sys.modules if name.startswith("metalcore.simulato
     del sys.modules[name]
 import metalcore.simulator
 print((x + torch.ones(2, device="mps")).tolist())
-""") == "[2.0, 2.0]\n"
+""",
+        )
+        == "[2.0, 2.0]\n"
+    )
 
 
 def test_import_after_pytorch_was_asked_about_mps():
-    assert python("-c", """
+    assert (
+        python(
+            "-c",
+            """
 import torch
 print(torch.backends.mps.is_available(), torch.accelerator.is_available())
 torch.manual_seed(0)
@@ -47,15 +61,20 @@ print(torch.backends.mps.is_available(), torch.accelerator.current_accelerator()
 x = torch.ones(2, device="mps", requires_grad=True)
 (x * 3).sum().backward()
 print(x.grad.tolist())
-""") == "False False\nTrue mps\n[3.0, 3.0]\n"
+""",
+        )
+        == "False False\nTrue mps\n[3.0, 3.0]\n"
+    )
 
 
 REFUSALS = {
     "backward": ("w = torch.ones(2, requires_grad=True); w.sum().backward()", "before the first backward"),
     "real MPS": ("torch._C._has_mps = True", "real MPS backend"),
     "old torch": ("torch.__version__ = torch.torch_version.TorchVersion('2.9.1')", "needs torch 2.10 or newer"),
-    "CUDA": ("torch._C._get_accelerator = lambda: torch.device('cuda'); torch.cuda.is_available = lambda: True",
-             "METALCORE_HIDE_CUDA=1"),
+    "CUDA": (
+        "torch._C._get_accelerator = lambda: torch.device('cuda'); torch.cuda.is_available = lambda: True",
+        "METALCORE_HIDE_CUDA=1",
+    ),
     "XPU": ("torch._C._get_accelerator = lambda: torch.device('xpu')", "'xpu'"),
     "platform": ("import sys; sys.platform = 'win32'", "runs on Linux"),
 }
@@ -63,7 +82,9 @@ REFUSALS = {
 
 @pytest.mark.parametrize("before, reason", REFUSALS.values(), ids=REFUSALS)
 def test_refusals_leave_the_process_unharmed(before, reason):
-    output = python("-c", f"""
+    output = python(
+        "-c",
+        f"""
 import torch, metalcore
 {before}
 try:
@@ -76,18 +97,26 @@ try:
     torch.ones(2, device="mps")
 except RuntimeError as error:
     print("no mps", x.grad.tolist())
-""")
+""",
+    )
     assert reason in output and output.endswith("no mps [3.0, 3.0]\n")
 
 
 def test_hidden_cuda():
-    assert python("-c", """
+    assert (
+        python(
+            "-c",
+            """
 import os, torch
 torch._C._get_accelerator = lambda: torch.device("cuda")
 torch.cuda.is_available = lambda: os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 import metalcore.simulator
 print(torch.ones(2, device="mps").tolist())
-""", METALCORE_HIDE_CUDA="1") == "[1.0, 1.0]\n"
+""",
+            METALCORE_HIDE_CUDA="1",
+        )
+        == "[1.0, 1.0]\n"
+    )
 
 
 ENDINGS = {
@@ -110,7 +139,9 @@ if child:
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 def test_a_program_may_end_right_after_backward(ending):
     # Its last graph holds Python objects, which autograd's thread lets go only after backward() has returned.
-    python("-c", f"""
+    python(
+        "-c",
+        f"""
 import torch, metalcore.simulator
 
 class Double(torch.autograd.Function):
@@ -131,11 +162,15 @@ def work():
 
 work()
 {ending}
-""")
+""",
+    )
 
 
 def test_forked_children_may_use_the_device():
-    assert python("-c", """
+    assert (
+        python(
+            "-c",
+            """
 import os, torch, metalcore.simulator
 x = torch.ones(2, device="mps")
 child = os.fork()
@@ -145,7 +180,10 @@ if not child:
     assert y.grad.tolist() == [1, 1]
 else:
     print(os.waitpid(child, 0)[1])
-""") == "0\n"
+""",
+        )
+        == "0\n"
+    )
 
 
 def test_running_a_script(tmp_path):
@@ -206,8 +244,11 @@ def test_children_have_the_device(tmp_path):
     assert python("-m", "metalcore.simulator", str(script)).splitlines() == ["mps:0"] * 4 + ["set()", "False"]
 
 
-@pytest.mark.parametrize("launcher", [["torch.distributed.run", "--nproc-per-node=2"],
-                                      ["accelerate.commands.launch", "--num_processes=1"]], ids=lambda found: found[0])
+@pytest.mark.parametrize(
+    "launcher",
+    [["torch.distributed.run", "--nproc-per-node=2"], ["accelerate.commands.launch", "--num_processes=1"]],
+    ids=lambda found: found[0],
+)
 def test_launched_programs_have_the_device(tmp_path, launcher):
     script = tmp_path / "script.py"
     script.write_text("import torch; print(f'{torch.ones(1, device=\"mps\").device}\\n', end='', flush=True)")
@@ -229,7 +270,7 @@ def test_the_environment_variable():
 def test_the_entry_point_of_a_checkout_is_that_of_the_wheel():
     from metalcore.simulator import children
 
-    declared, = children.AUTOLOAD.glob("*.dist-info/entry_points.txt")
+    (declared,) = children.AUTOLOAD.glob("*.dist-info/entry_points.txt")
     assert declared.read_text() == "[torch.backends]\nmetalcore = metalcore_autoload:load\n"
     in_wheel = '[project.entry-points."torch.backends"]\nmetalcore = "metalcore_autoload:load"\n'
     assert in_wheel in (ROOT / "pyproject.toml").read_text()
@@ -252,8 +293,9 @@ def test_a_wheel_has_the_same_extension(tmp_path):
     shutil.copy(_device_library.__file__, package)
     for path in _device_library.sources():
         inside = path.is_relative_to(_device_library.INCLUDE)
-        shutil.copy(path, include / path.relative_to(_device_library.INCLUDE) if inside
-                    else package / "simulator" / "csrc")
+        shutil.copy(
+            path, include / path.relative_to(_device_library.INCLUDE) if inside else package / "simulator" / "csrc"
+        )
     specification = importlib.util.spec_from_file_location("in_wheel", package / "_device_library.py")
     in_wheel = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(in_wheel)
@@ -262,10 +304,16 @@ def test_a_wheel_has_the_same_extension(tmp_path):
 
 def test_another_pytorch_needs_a_compiler(tmp_path):
     # As where the device was not compiled for this PyTorch before.
-    result = interpret("-c", """
+    result = interpret(
+        "-c",
+        """
 from metalcore import _device_library
 _device_library.library_name = lambda: "_device-another.so"
 import metalcore.simulator
-""", PATH=str(tmp_path), CXX="", METALCORE_CACHE_DIR=str(tmp_path / "cache"))
+""",
+        PATH=str(tmp_path),
+        CXX="",
+        METALCORE_CACHE_DIR=str(tmp_path / "cache"),
+    )
     assert result.returncode == 1 and "needs a C++ compiler" in result.stderr.replace("\n", " ")
     assert "has to be compiled, once" in result.stderr

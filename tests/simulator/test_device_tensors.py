@@ -134,25 +134,33 @@ def test_overlapping_memory_is_detected():
         x.unsqueeze(0).expand(2, 5).add_(1)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: torch.ones(2, dtype=torch.float64, device="mps"),
-    lambda: torch.ones(2, dtype=torch.float64).to("mps"),
-    lambda: torch.ones(2, device="mps").double(),
-    lambda: torch.ones(2, device="mps").sum(dtype=torch.float64),
-    lambda: torch.zeros(2, dtype=torch.complex128, device="mps"),
-], ids=["factory", "to", "double", "reduction", "complex"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(2, dtype=torch.float64, device="mps"),
+        lambda: torch.ones(2, dtype=torch.float64).to("mps"),
+        lambda: torch.ones(2, device="mps").double(),
+        lambda: torch.ones(2, device="mps").sum(dtype=torch.float64),
+        lambda: torch.zeros(2, dtype=torch.complex128, device="mps"),
+    ],
+    ids=["factory", "to", "double", "reduction", "complex"],
+)
 def test_float64_is_refused(make):
     with pytest.raises(TypeError, match="MPS framework doesn't support float64"):
         make()
 
 
-@pytest.mark.parametrize("mix", [
-    lambda: torch.ones(2, device="mps") + torch.ones(2),
-    lambda: torch.ones(2, 2, device="mps") @ torch.ones(2, 2),
-    lambda: torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2, device="mps")),
-    lambda: torch.cat([torch.ones(2), torch.ones(2, device="mps")]),
-    lambda: torch.nn.functional.embedding(torch.tensor([0]), torch.ones(2, 2, device="mps")),
-], ids=["add", "matmul", "linear", "cat", "embedding"])
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda: torch.ones(2, device="mps") + torch.ones(2),
+        lambda: torch.ones(2, 2, device="mps") @ torch.ones(2, 2),
+        lambda: torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2, device="mps")),
+        lambda: torch.cat([torch.ones(2), torch.ones(2, device="mps")]),
+        lambda: torch.nn.functional.embedding(torch.tensor([0]), torch.ones(2, 2, device="mps")),
+    ],
+    ids=["add", "matmul", "linear", "cat", "embedding"],
+)
 def test_mixed_devices_are_refused(mix):
     with pytest.raises(RuntimeError, match="device"):
         mix()

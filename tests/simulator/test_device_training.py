@@ -42,14 +42,19 @@ def test_optimizers(make_optimizer):
 
 
 def test_bfloat16():
-    for actual, expected in zip(train("mps", OPTIMIZERS["adamw"], torch.bfloat16),
-                                train("cpu", OPTIMIZERS["adamw"], torch.bfloat16), strict=True):
+    for actual, expected in zip(
+        train("mps", OPTIMIZERS["adamw"], torch.bfloat16),
+        train("cpu", OPTIMIZERS["adamw"], torch.bfloat16),
+        strict=True,
+    ):
         assert torch.equal(actual, expected)
 
 
 MODULES = {
-    "conv": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
-             (2, 3, 8, 8)),
+    "conv": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+        (2, 3, 8, 8),
+    ),
     "conv_transpose": (lambda: nn.ConvTranspose1d(3, 4, 3), (2, 3, 8)),
     "lstm": (lambda: nn.LSTM(4, 5, batch_first=True), (2, 6, 4)),
     "gru": (lambda: nn.GRU(4, 5), (6, 2, 4)),
@@ -76,10 +81,16 @@ def test_modules(make, shape):
         torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=64 * torch.finfo(torch.float32).eps * scale)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"is_causal": True},
-                                       {"attn_mask": torch.ones(9, 9, dtype=torch.bool).tril()},
-                                       {"attn_mask": torch.linspace(-1, 1, 81).view(9, 9)}],
-                         ids=["plain", "causal", "boolean mask", "bias"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"is_causal": True},
+        {"attn_mask": torch.ones(9, 9, dtype=torch.bool).tril()},
+        {"attn_mask": torch.linspace(-1, 1, 81).view(9, 9)},
+    ],
+    ids=["plain", "causal", "boolean mask", "bias"],
+)
 def test_attention_equals_the_cpus_composite(arguments):
     results = []
     for device in ("cpu", "mps"):

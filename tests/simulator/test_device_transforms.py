@@ -69,8 +69,8 @@ def test_functional_transforms():
 
 def test_double_backward():
     x = torch.randn(4, device="mps", requires_grad=True)
-    gradient, = torch.autograd.grad((x**3).sum(), x, create_graph=True)
-    second, = torch.autograd.grad(gradient.sum(), x)
+    (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), x)
     close(second, 6 * x)
 
 
@@ -110,8 +110,10 @@ def test_custom_operators_see_device_tensors():
     def _(x, factor):
         return torch.empty_like(x)
 
-    scale.register_autograd(lambda ctx, gradient: (gradient * ctx.factor, None),
-                            setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]))
+    scale.register_autograd(
+        lambda ctx, gradient: (gradient * ctx.factor, None),
+        setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]),
+    )
     x = torch.randn(3, device="mps", requires_grad=True)
     scale(x, 3.0).sum().backward()
     assert x.grad.tolist() == [3, 3, 3]
@@ -119,5 +121,6 @@ def test_custom_operators_see_device_tensors():
     close(compiled(x.detach()), x * 2 + 1)
     with pytest.raises(NotImplementedError):
         scale(torch.ones(2), 1.0)
-    torch.library.opcheck(scale, (x.detach(), 2.0), test_utils=("test_schema", "test_faketensor",
-                                                                "test_aot_dispatch_dynamic"))
+    torch.library.opcheck(
+        scale, (x.detach(), 2.0), test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    )

@@ -66,8 +66,14 @@ def test_kernels_are_described(library):
     assert kernels["scale"]["max_total_threads_per_threadgroup"] == 1024
     assert kernels["argument_memory"]["arguments"] == [
         {"name": "out", "kind": "buffer", "index": 0, "element_size": 4, "writable": True, "by_reference": False},
-        {"name": "scratch", "kind": "threadgroup", "index": 0, "element_size": 4, "writable": True,
-         "by_reference": False},
+        {
+            "name": "scratch",
+            "kind": "threadgroup",
+            "index": 0,
+            "element_size": 4,
+            "writable": True,
+            "by_reference": False,
+        },
     ]
 
 
@@ -82,8 +88,10 @@ def test_plain_loop(library, thread_count, count, group):
 
 
 @pytest.mark.parametrize("kernel", ["describe", "describe_fibers"])
-@pytest.mark.parametrize(("grid", "group"), [((70, 1, 1), (32, 1, 1)), ((7, 5, 3), (4, 2, 2)),
-                                             ((33, 9, 2), (32, 4, 1)), ((5, 5, 5), (5, 5, 5))])
+@pytest.mark.parametrize(
+    ("grid", "group"),
+    [((70, 1, 1), (32, 1, 1)), ((7, 5, 3), (4, 2, 2)), ((33, 9, 2), (32, 4, 1)), ((5, 5, 5), (5, 5, 5))],
+)
 def test_every_thread_knows_its_place(library, thread_count, kernel, grid, group):
     seen = np.full((grid[2], grid[1], grid[0], 18), -1, np.int32)
     dispatch(library, kernel, [seen], grid, group)
@@ -160,16 +168,22 @@ def test_empty_grid_is_skipped(library):
         (("scale", [None, bytes(4)], (1,), (1,)), "buffer 'in' at index 0 is not bound"),
         (("scale", [bytes(4), bytes(4)], (1,), (1,)), "buffer 'out' at index 1 is written, but bound to bytes"),
         (("scale", [bytes(4097), None], (1,), (1,)), "4097 bytes as an argument; Metal allows 4096"),
-        (("softmax", [bytes(4), np.zeros(1), bytes(2)], (1,), (1,)),
-         "buffer 'n' at index 2 holds 2 bytes; the kernel reads 4"),
-        (("scale", [bytes(4), np.zeros(1)], (2048,), (1025,)),
-         "a threadgroup of (1025, 1, 1) threads; it must have from 1 to 1024"),
+        (
+            ("softmax", [bytes(4), np.zeros(1), bytes(2)], (1,), (1,)),
+            "buffer 'n' at index 2 holds 2 bytes; the kernel reads 4",
+        ),
+        (
+            ("scale", [bytes(4), np.zeros(1)], (2048,), (1025,)),
+            "a threadgroup of (1025, 1, 1) threads; it must have from 1 to 1024",
+        ),
         (("describe", [bytes(4)], (64, 64), (64, 32)), "(64, 32, 1) threads"),
         (("throwing", [np.zeros(1)], (65,), (65,)), "from 1 to 64"),
         (("scale", [bytes(4), np.zeros(1)], (1,), (0,)), "from 1 to 1024"),
         (("argument_memory", [np.zeros(1)], (1,), (1,)), "threadgroup argument 'scratch' at index 0 has no length set"),
-        (("argument_memory", [np.zeros(1)], (1,), (1,), [32784]),
-         "32784 bytes of threadgroup memory; Metal allows 32768"),
+        (
+            ("argument_memory", [np.zeros(1)], (1,), (1,), [32784]),
+            "32784 bytes of threadgroup memory; Metal allows 32768",
+        ),
         (("large_memory", [np.zeros(1)], (8,), (8,)), "uses 34000 bytes of threadgroup memory; Metal allows 32768"),
     ],
 )
@@ -247,7 +261,9 @@ def run_script(library_file, script):
 
 
 def test_a_forked_child_can_dispatch(library_file):
-    result = run_script(library_file, """
+    result = run_script(
+        library_file,
+        """
         scale()
         busy = threading.Thread(target=lambda: [long_job() for _ in range(5)])
         busy.start()
@@ -260,12 +276,15 @@ def test_a_forked_child_can_dispatch(library_file):
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         busy.join()
         print("done")
-    """)
+    """,
+    )
     assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
 
 
 def test_the_interpreter_may_end_during_work(library_file):
-    result = run_script(library_file, """
+    result = run_script(
+        library_file,
+        """
         def forever():
             out = np.zeros_like(y)  # held by this thread: the module's arrays go away with the interpreter
             buffers = [(out.ctypes.data, out.nbytes), n]
@@ -275,7 +294,8 @@ def test_the_interpreter_may_end_during_work(library_file):
             threading.Thread(target=forever, daemon=True).start()
         scale()
         print("done")
-    """)
+    """,
+    )
     assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
 
 

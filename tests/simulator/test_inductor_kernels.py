@@ -18,6 +18,7 @@ def compiled_here():
 def compare(function, *inputs):
     """The compiled function on the device against the function in double precision: results, and gradients of the sum
     of the floating-point ones."""
+
     def run(function, tensors):
         leaves = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point()]
         outputs = function(*tensors)

@@ -105,8 +105,13 @@ def check(what):
 
 
 def run(body, **environment):
-    done = subprocess.run([sys.executable, "-c", PROGRAM + textwrap.dedent(body)], capture_output=True, text=True,
-                          timeout=120, env={**os.environ, **environment})
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + textwrap.dedent(body)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
     return done.stdout.split(), done.stderr
 
 
@@ -186,11 +191,14 @@ def test_ctrl_c_ends_kernels_of_other_threads():
 
 
 def test_environment():
-    found, _ = run("""
+    found, _ = run(
+        """
         try:
             library.plain(x)
         except KernelError as error:
             print(error.kind)
-    """, METALCORE_TIMEOUT="0.5")
+    """,
+        METALCORE_TIMEOUT="0.5",
+    )
     assert found == ["timeout"]
     assert "METALCORE_TIMEOUT must be a number of seconds, got 'soon'" in run("", METALCORE_TIMEOUT="soon")[1]

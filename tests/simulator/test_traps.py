@@ -50,8 +50,12 @@ KINDS = {
     "null": "memory access fault",
 }
 # What checking mode finds before the CPU does.
-CHECKED_KINDS = {"write": "out-of-bounds write", "read": "out-of-bounds read", "null": "out-of-bounds write",
-                 "constant": "integer division by zero"}
+CHECKED_KINDS = {
+    "write": "out-of-bounds write",
+    "read": "out-of-bounds read",
+    "null": "out-of-bounds write",
+    "constant": "integer division by zero",
+}
 if platform.machine() not in ("x86_64", "AMD64"):  # other CPUs divide by zero as a GPU does
     for name in ("division", "modulo", "constant"):
         del KINDS[name], BODIES[name]
@@ -142,7 +146,11 @@ def test_a_signal_from_outside_is_not_the_kernels():
 
 
 def test_on_a_python_thread_that_ends():
-    done = run(BROKEN.format(before="import threading", between="", after="""
+    done = run(
+        BROKEN.format(
+            before="import threading",
+            between="",
+            after="""
 def again():
     try:
         kernel(x)
@@ -152,7 +160,9 @@ for _ in range(3):
     thread = threading.Thread(target=again)
     thread.start()
     thread.join()
-"""))
+""",
+        )
+    )
     assert done.stdout == "caught\n" * 6 and done.returncode == 0, done.stderr
 
 
@@ -176,13 +186,19 @@ def test_in_a_backward_pass(device):
     assert (x.detach() + 1).tolist() == [1] * 4
 
 
-@pytest.mark.parametrize(("body", "what"), [
-    ("if (x[i] == 0) __builtin_unreachable();", "reaches code that must not be reached"),
-    ("x[i] = last(x[i]);", "reaches the end of a function that returns a value"),
-])
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("if (x[i] == 0) __builtin_unreachable();", "reaches code that must not be reached"),
+        ("x[i] = last(x[i]);", "reaches the end of a function that returns a value"),
+    ],
+)
 def test_checking_finds_what_has_no_meaning(device, body, what):
-    source = PRELUDE + f"""int last(int a) {{ if (a) return 1; }}
+    source = (
+        PRELUDE
+        + f"""int last(int a) {{ if (a) return 1; }}
 kernel void k(device int* x, uint i [[thread_position_in_grid]]) {{ {body} }}"""
+    )
     with checking(), pytest.raises(KernelError, match=what) as caught:
         metalcore.compile_shader(source).k(torch.zeros(4, dtype=torch.int32, device=device))
     assert caught.value.kind == "trap" and caught.value.line in (3, 4)

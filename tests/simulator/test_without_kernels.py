@@ -60,6 +60,11 @@ def test_pytorchs_ops_run_in_their_place(tmp_path):
         if path.name not in ("lib", "__pycache__"):
             (package / path.name).symlink_to(path)
     (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
     assert done.returncode == 0, done.stderr

@@ -11,14 +11,14 @@ FUNCTIONS = {
     "gelu": (metalcore.gelu, F.gelu),
     "gelu_tanh": (lambda x: metalcore.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh")),
     "softmax": (lambda x: metalcore.softmax(x, -1), lambda x: F.softmax(x, -1)),
-    "rms_norm": (lambda x: metalcore.rms_norm(x, x.shape[-1:], eps=1e-6),
-                 lambda x: F.rms_norm(x, x.shape[-1:], eps=1e-6)),
+    "rms_norm": (
+        lambda x: metalcore.rms_norm(x, x.shape[-1:], eps=1e-6),
+        lambda x: F.rms_norm(x, x.shape[-1:], eps=1e-6),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-
-
 @pytest.mark.parametrize("shape", [(5, 37), (2, 1500)])
 def test_function(device, name, shape):
     ours, theirs = FUNCTIONS[name]

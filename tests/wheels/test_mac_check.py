@@ -13,8 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("clang++-19", "ld64.lld-19")
 
 
-@pytest.mark.skipif(not all(map(shutil.which, TOOLS)) and not os.environ.get("CI"),
-                    reason=f"needs {', '.join(TOOLS)} (Debian: clang-19 lld-19)")
+@pytest.mark.skipif(
+    not all(map(shutil.which, TOOLS)) and not os.environ.get("CI"),
+    reason=f"needs {', '.join(TOOLS)} (Debian: clang-19 lld-19)",
+)
 def test_the_wheel_is_right():
     command = [sys.executable, "-m", "tools.mac_check", "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -35,24 +35,33 @@ ADDED = r"PKG-INFO|setup\.cfg|metalcore\.egg-info/.*"
 
 def run(folder, *arguments, status=0, **variables):
     environment = {name: value for name, value in os.environ.items() if name not in ("METALCORE_ISA", "PYTHONPATH")}
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True,
-                          env={**environment, **variables})
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, env={**environment, **variables}
+    )
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
 
 def files(folder):
     """{path: (content, whether it can be executed)} of a folder."""
-    return {path.relative_to(folder).as_posix(): (path.read_bytes(), bool(path.stat().st_mode & 0o100))
-            for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): (path.read_bytes(), bool(path.stat().st_mode & 0o100))
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     """A copy of the checkout's files: git's, and new ones that it does not ignore."""
     folder = tmp_path_factory.mktemp("checkout")
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
-                            check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).exists():  # else it is being removed
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -77,8 +86,9 @@ def unpacked(checkout, tmp_path_factory):
 
 def test_the_source_distribution_has_what_the_checkout_has(unpacked):
     had, folder = unpacked
-    expected = {name: content for name, content in had.items()
-                if not any(re.fullmatch(pattern, name) for pattern in LEFT_OUT)}
+    expected = {
+        name: content for name, content in had.items() if not any(re.fullmatch(pattern, name) for pattern in LEFT_OUT)
+    }
     found = {name: content for name, content in files(folder).items() if not re.fullmatch(ADDED, name)}
     assert sorted(expected.keys() - found.keys()) == [], "missing: see MANIFEST.in"
     assert sorted(found.keys() - expected.keys()) == [], "too much: see MANIFEST.in"
@@ -88,8 +98,17 @@ def test_the_source_distribution_has_what_the_checkout_has(unpacked):
 def test_instruction_sets_that_the_simulator_does_not_know(unpacked, tmp_path):
     _, source = unpacked
     compiler = Path(__file__).with_name("stand_in_compiler.sh")
-    done = run(source, "setup.py", "-q", "build_ext", "--build-lib", str(tmp_path), status=1, CXX=str(compiler),
-               METALCORE_ISA="haswell")
+    done = run(
+        source,
+        "setup.py",
+        "-q",
+        "build_ext",
+        "--build-lib",
+        str(tmp_path),
+        status=1,
+        CXX=str(compiler),
+        METALCORE_ISA="haswell",
+    )
     assert "METALCORE_ISA: the simulator has no kernels for haswell" in done.stderr
 
 

@@ -13,8 +13,11 @@ _spec = importlib.util.spec_from_file_location("wheel_check", ROOT / "tools" / "
 wheel_check = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(wheel_check)
 
-TAGS = {"Linux": "cp310-abi3-manylinux_2_28_x86_64", "Linux on ARM": "cp310-abi3-manylinux_2_28_aarch64",
-        "macOS": "cp310-abi3-macosx_14_0_arm64"}
+TAGS = {
+    "Linux": "cp310-abi3-manylinux_2_28_x86_64",
+    "Linux on ARM": "cp310-abi3-manylinux_2_28_aarch64",
+    "macOS": "cp310-abi3-macosx_14_0_arm64",
+}
 SETS = {"Linux": ("x86-64", "x86-64-v3", "x86-64-v4"), "Linux on ARM": ("aarch64",)}
 INFO = "metalcore-0.dist-info/"
 WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\n"
@@ -40,8 +43,9 @@ def files_of(platform):
         files |= {f"metalcore/lib/metal/{family}.metal": b"" for family in families}
         files["metalcore/lib/metal/index"] = "".join(f"{family} kernel\n" for family in families).encode()
     files[INFO + "WHEEL"] = f"{WHEEL}Tag: {TAGS[platform]}\n".encode()
-    files[INFO + "METADATA"] = (b"Metadata-Version: 2.1\nName: metalcore\nVersion: 0\n"
-                                b"Requires-Python: >=3.10\nRequires-Dist: torch>=2.10\n")
+    files[INFO + "METADATA"] = (
+        b"Metadata-Version: 2.1\nName: metalcore\nVersion: 0\nRequires-Python: >=3.10\nRequires-Dist: torch>=2.10\n"
+    )
     return files
 
 
@@ -99,8 +103,11 @@ def test_a_wheel_for_other_instruction_sets(tmp_path):
 def test_a_tag_that_pip_does_not_know(tmp_path):
     found = wheel_check.problems(wheel_of(files_of("Linux"), tmp_path, "cp313-cp313-manylinux_2_28_x86_64"))
     assert [text for text in found if "Python 3.13" in text] == []
-    assert {f"pip does not take it on manylinux_2_28_x86_64 with Python {python}"
-            for python in wheel_check.PYTHONS if python != "3.13"} == set(found)
+    assert {
+        f"pip does not take it on manylinux_2_28_x86_64 with Python {python}"
+        for python in wheel_check.PYTHONS
+        if python != "3.13"
+    } == set(found)
 
 
 def test_a_wheel_that_is_not_repaired(tmp_path):

@@ -23,6 +23,7 @@ _BUILT = ROOT / "build" / "metalcore-macos"
 
 def require_tools(tools=tuple(_PACKAGES)):
     """Installs clang and lld where they are missing and this is root, or says what to install."""
+
     def missing():
         return [_PACKAGES[tool] for tool in tools if not shutil.which(tool)]
 
@@ -36,8 +37,17 @@ def require_tools(tools=tuple(_PACKAGES)):
 
 def compiler(sdk):
     """A command that compiles and links for a Mac."""
-    return [COMPILER, "--target=arm64-apple-macos14.0", "-isysroot", str(sdk), "-fuse-ld=lld",
-            "-Wno-unused-command-line-argument", "-Werror", "-isystem", str(sdk / "python")]
+    return [
+        COMPILER,
+        "--target=arm64-apple-macos14.0",
+        "-isysroot",
+        str(sdk),
+        "-fuse-ld=lld",
+        "-Wno-unused-command-line-argument",
+        "-Werror",
+        "-isystem",
+        str(sdk / "python"),
+    ]
 
 
 def run(command, what, **options):
@@ -51,10 +61,19 @@ def build_wheel(sdk, torch):
     """The wheel that `pip wheel` would make on a Mac with this PyTorch."""
     output = WORK / "wheel"
     shutil.rmtree(output, ignore_errors=True)
-    environment = {**os.environ, "_PYTHON_HOST_PLATFORM": "macosx-14.0-arm64", "CXX": " ".join(compiler(sdk)),
-                   "METALCORE_TORCH": str(torch), "METALCORE_JOBS": str(JOBS)}
-    run([sys.executable, "setup.py", "-q", "bdist_wheel", "-d", str(output)], "setup.py cannot build for macOS",
-        cwd=ROOT, env=environment)
+    environment = {
+        **os.environ,
+        "_PYTHON_HOST_PLATFORM": "macosx-14.0-arm64",
+        "CXX": " ".join(compiler(sdk)),
+        "METALCORE_TORCH": str(torch),
+        "METALCORE_JOBS": str(JOBS),
+    }
+    run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel", "-d", str(output)],
+        "setup.py cannot build for macOS",
+        cwd=ROOT,
+        env=environment,
+    )
     (wheel,) = output.glob("*.whl")
     return wheel
 
@@ -68,8 +87,11 @@ def recorded_command(name):
 def compile_with_headers(of, built_with):
     """Compiles every source once more, with another PyTorch's headers, for the errors alone; returns what it did."""
     note = WORK / "compiled.json"
-    names = [Path(part).relative_to(_BUILT / "objects").with_suffix("").as_posix()
-             for part in recorded_command("_C") if part.startswith(str(_BUILT / "objects"))]
+    names = [
+        Path(part).relative_to(_BUILT / "objects").with_suffix("").as_posix()
+        for part in recorded_command("_C")
+        if part.startswith(str(_BUILT / "objects"))
+    ]
     made_from = hashlib.sha256(repr([of, *map(recorded_command, names)]).encode())
     for path in sorted(path for folder in ("csrc", "kernels") for path in (ROOT / folder).rglob("*") if path.is_file()):
         made_from.update(path.read_bytes())
@@ -86,16 +108,21 @@ def compile_source(name, of, built_with, source=None):
     command = recorded_command(name)
     original = Path(command[command.index("-c") + 1])
     flags = [part.replace(str(built_with), str(of)) for part in command[: command.index("-MMD")]]
-    run([*flags, "-fsyntax-only", f"-iquote{original.parent}", str(source or original)],
-        f"{original.relative_to(ROOT)} does not compile with {of.parent.name}")
+    run(
+        [*flags, "-fsyntax-only", f"-iquote{original.parent}", str(source or original)],
+        f"{original.relative_to(ROOT)} does not compile with {of.parent.name}",
+    )
 
 
 def link_strictly(torch, output, *, python_symbols, command=None):
     """Links the extension against a PyTorch's own libraries, with nothing left undefined except Python's functions."""
     command = list(command or recorded_command("_C"))
     command[command.index("-o") + 1] = str(output)
-    command = [f"-L{torch / 'lib'}" if part.startswith("-L") else part for part in command
-               if part != "-Wl,-undefined,dynamic_lookup"]
+    command = [
+        f"-L{torch / 'lib'}" if part.startswith("-L") else part
+        for part in command
+        if part != "-Wl,-undefined,dynamic_lookup"
+    ]
     python = [f"-Wl,-U,{symbol}" for symbol in python_symbols]
     output.parent.mkdir(parents=True, exist_ok=True)
     run([*command, "-Wl,-undefined,error", *python], f"the extension does not link against {torch.parent.name}")

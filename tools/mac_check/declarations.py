@@ -34,8 +34,11 @@ def check(sdk, downloads, work, headers=None):
             if problem:
                 problems.append(f"{kind}[{owner.removeprefix(_CLASS_PREFIX)} {selector}] {problem}")
     functions = re.findall(r'extern "C" (?:.*?)(\w+)\(void\)', text)
-    problems += [f"{name}(): Apple's headers have no such function that returns an object the caller owns"
-                 for name in functions if not apple.has_function(name)]
+    problems += [
+        f"{name}(): Apple's headers have no such function that returns an object the caller owns"
+        for name in functions
+        if not apple.has_function(name)
+    ]
     if problems:
         raise CheckFailed("declarations differ from Apple's:\n" + "\n".join(problems))
     return f"{methods} methods ({exact} in Apple's own metadata, the others in metal-cpp), {len(functions)} function"
@@ -57,8 +60,10 @@ def _our_protocols(sdk, text, apple, problems, work):
     probe.append(f"id probes[] = {{{', '.join(f'@protocol({name})' for name in names)}}};")
     source, bundle = work / "declarations.mm", work / "declarations.so"
     source.write_text("\n".join(probe) + "\n")
-    run([*compiler(sdk), "-std=c++20", "-bundle", "-Wl,-undefined,dynamic_lookup", str(source), "-o", str(bundle)],
-        "our declarations do not compile, or differ from Apple's")
+    run(
+        [*compiler(sdk), "-std=c++20", "-bundle", "-Wl,-undefined,dynamic_lookup", str(source), "-o", str(bundle)],
+        "our declarations do not compile, or differ from Apple's",
+    )
     return {name: protocol for name, protocol in MachO(bundle).protocols().items() if name in names}
 
 
@@ -102,9 +107,18 @@ class _Apple:
 # metal-cpp ------------------------------------------------------------------------------------------------------------
 
 _METHOD = re.compile(
-    r"_(?:MTL|NS)_INLINE ([^\n;{}]*?)\s*\b(MTL|NS)::(\w+)::\w+\(([^)]*)\)(?: const)?\s*\{(.*?)\n\}", re.DOTALL)
-_PLAIN = {"void": "v", "bool": "B", "UInteger": "Q", "Integer": "q", "uint64_t": "Q",
-          "StringEncoding": "Q", "GPUAddress": "Q", "Size": "{?=QQQ}"}
+    r"_(?:MTL|NS)_INLINE ([^\n;{}]*?)\s*\b(MTL|NS)::(\w+)::\w+\(([^)]*)\)(?: const)?\s*\{(.*?)\n\}", re.DOTALL
+)
+_PLAIN = {
+    "void": "v",
+    "bool": "B",
+    "UInteger": "Q",
+    "Integer": "q",
+    "uint64_t": "Q",
+    "StringEncoding": "Q",
+    "GPUAddress": "Q",
+    "Size": "{?=QQQ}",
+}
 
 
 def _metal_cpp(folder):
@@ -112,8 +126,10 @@ def _metal_cpp(folder):
     files = [path for part in ("Foundation", "Metal") for path in sorted((folder / part).glob("*.hpp"))]
     text = "".join(path.read_text() for path in files)
     selectors = dict(re.findall(r'_PRIVATE_DEF_SEL\(\s*(\w+),\s*"([^"]+)"\s*\)', text))
-    enumerations = {name: "Q" if "UInteger" in base else "q"
-                    for base, name in re.findall(r"_(?:ENUM|OPTIONS)\(\s*([\w:]+),\s*(\w+)\s*\)", text)}
+    enumerations = {
+        name: "Q" if "UInteger" in base else "q"
+        for base, name in re.findall(r"_(?:ENUM|OPTIONS)\(\s*([\w:]+),\s*(\w+)\s*\)", text)
+    }
     found = {}
     for result, prefix, owner, parameters, body in _METHOD.findall(text):
         types = [re.sub(r"\b\w+$", "", parameter.strip()) for parameter in parameters.split(",") if parameter]

@@ -23,13 +23,30 @@ from .report import CheckFailed
 CACHE = Path(os.environ.get("METALCORE_MAC_CHECK_CACHE") or Path("~/.cache/metalcore-mac-check").expanduser())
 FIRST_TORCH_MINOR = (2, 10)
 # An arm64 Mac with macOS 14 and a Python that all these wheels are for.
-TARGET = ["--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "abi3", "--abi", "none",
-          *(f"--platform=macosx_{version}" for version in
-            ("14_0_arm64", "13_0_arm64", "12_0_arm64", "11_0_arm64", "10_9_universal2"))]
+TARGET = [
+    "--python-version",
+    "3.11",
+    "--implementation",
+    "cp",
+    "--abi",
+    "cp311",
+    "--abi",
+    "abi3",
+    "--abi",
+    "none",
+    *(
+        f"--platform=macosx_{version}"
+        for version in ("14_0_arm64", "13_0_arm64", "12_0_arm64", "11_0_arm64", "10_9_universal2")
+    ),
+]
 # Pinned: a newer one may be laid out differently. Zig brings Darwin's open-source headers and libc++'s.
 PINNED = {
-    "ziglang==0.14.1": ["ziglang/lib/libc/include/any-macos-any/*", "ziglang/lib/libc/darwin/*",
-                        "ziglang/lib/libcxx/include/*", "ziglang/lib/libcxxabi/include/*"],
+    "ziglang==0.14.1": [
+        "ziglang/lib/libc/include/any-macos-any/*",
+        "ziglang/lib/libc/darwin/*",
+        "ziglang/lib/libcxx/include/*",
+        "ziglang/lib/libcxxabi/include/*",
+    ],
     "pyobjc-core==12.2.2": ["objc/_objc*.so"],
     "pyobjc-framework-Cocoa==12.2.2": ["Foundation/*.so", "Foundation/_metadata.py"],
     "pyobjc-framework-Metal==12.2.2": ["Metal/*.so", "Metal/_metadata.py"],
@@ -105,15 +122,29 @@ def _unpacked(requirement, members):
     if folder.exists():
         return folder
     with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", *TARGET,
-                   "-d", temporary, requirement]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--only-binary=:all:",
+            *TARGET,
+            "-d",
+            temporary,
+            requirement,
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise CheckFailed(f"PyPI: cannot download {requirement} for macOS:\n{done.stderr}")
         (wheel,) = Path(temporary).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if ".dSYM/" not in name and
-                     any(fnmatch.fnmatch(name, member) for member in members)]
+            names = [
+                name
+                for name in archive.namelist()
+                if ".dSYM/" not in name and any(fnmatch.fnmatch(name, member) for member in members)
+            ]
             archive.extractall(Path(temporary) / "content", names)
         os.replace(Path(temporary) / "content", folder)
     return folder

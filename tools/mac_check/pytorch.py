@@ -44,6 +44,10 @@ def check(torch, imports):
 
 def _calls(library, function):
     """What a function calls, from its disassembly."""
-    listing = subprocess.run(["llvm-objdump-19", "-d", f"--disassemble-symbols={function}", str(library)],
-                             capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(
+        ["llvm-objdump-19", "-d", f"--disassemble-symbols={function}", str(library)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     return set(re.findall(r"\bbl?\s.*<(\w+)>", listing))

@@ -25,7 +25,9 @@ _LIBRARIES = {
     f"{_FRAMEWORKS[1:]}/Metal.framework/Metal": (f"{_FRAMEWORKS}/Metal.framework/Versions/A/Metal", []),
     f"{_FRAMEWORKS[1:]}/CoreFoundation.framework/CoreFoundation": (_CORE_FOUNDATION, []),
     f"{_FRAMEWORKS[1:]}/Foundation.framework/Foundation": (
-        f"{_FRAMEWORKS}/Foundation.framework/Versions/C/Foundation", [_CORE_FOUNDATION, _OBJC]),
+        f"{_FRAMEWORKS}/Foundation.framework/Versions/C/Foundation",
+        [_CORE_FOUNDATION, _OBJC],
+    ),
 }
 # In libc++ for certain, though none of those libraries happens to use it: it is in libc++'s own list of what version 1
 # of its ABI instantiates in the library (_LIBCPP_STRING_V1_EXTERN_TEMPLATE_LIST in <__string/extern_template_lists.h>).

@@ -95,10 +95,13 @@ def _choose(program):
 def _swizzles(program):
     """Definitions of the components that vectors of each width have, as far as the program mentions any."""
     tokens = program.tokens
-    used = sorted({
-        token.text for i, token in enumerate(tokens)
-        if i and token.kind == "id" and tokens[i - 1].text in (".", "->") and _SWIZZLE.fullmatch(token.text)
-    })
+    used = sorted(
+        {
+            token.text
+            for i, token in enumerate(tokens)
+            if i and token.kind == "id" and tokens[i - 1].text in (".", "->") and _SWIZZLE.fullmatch(token.text)
+        }
+    )
     for width in (2, 3, 4):
         components = []
         for name in used:

@@ -59,7 +59,7 @@ class _Tree:
                 self._size(line, stack)
                 continue
             depth = len(match[1] or "") // 2
-            header, column, places = line[match.end():].split(" '", 1)[0], 0, []
+            header, column, places = line[match.end() :].split(" '", 1)[0], 0, []
             for place in _PLACE.finditer(header):
                 if place[4]:
                     column = int(place[4])
@@ -152,8 +152,10 @@ class _Tree:
             size = sum(self.bytes.get(variable, 0) for variable in variables)
             if size > MAX_THREADGROUP_MEMORY and function in self.functions:
                 node = self.functions[function]
-                message = (f"kernel '{node.name}' has {size} bytes of threadgroup variables; "
-                           f"{MAX_THREADGROUP_MEMORY} is the limit")
+                message = (
+                    f"kernel '{node.name}' has {size} bytes of threadgroup variables; "
+                    f"{MAX_THREADGROUP_MEMORY} is the limit"
+                )
                 self._find(node.place, "threadgroup-memory", message)
         for method, place in self.conversions:
             if method in self.functions:

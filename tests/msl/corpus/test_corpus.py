@@ -127,8 +127,10 @@ def affine(x, y, z):
 def test_montgomery_products(device):
     assert -pow(P, -1, 1 << 16) % (1 << 16) == 25481
     rng = torch.Generator().manual_seed(1)
-    a = [sum(limb << (16 * j) for j, limb in enumerate(torch.randint(0, 1 << 16, (16,), generator=rng).tolist())) % P
-         for _ in range(62)] + [0, P - 1]
+    a = [
+        sum(limb << (16 * j) for j, limb in enumerate(torch.randint(0, 1 << 16, (16,), generator=rng).tolist())) % P
+        for _ in range(62)
+    ] + [0, P - 1]
     b = a[1:-1] + [P - 1, P - 1]
     out = torch.zeros(len(a) * 16, dtype=torch.int32, device=device)
     x, y = (torch.tensor(limbs(values), dtype=torch.int32, device=device) for values in (a, b))
