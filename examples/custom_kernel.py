@@ -8,7 +8,7 @@ import metalcore
 
 simulated = not torch.backends.mps.is_available()
 if simulated:
-    import metalcore.simulator  # noqa: F401  (makes torch.device("mps") work here)
+    import metalcore.simulator
 
 SOURCE = """\
 #include <metal_stdlib>

@@ -5,7 +5,7 @@ import torch
 import metalcore
 
 if not torch.backends.mps.is_available():
-    import metalcore.simulator  # noqa: F401  (makes torch.device("mps") work here)
+    import metalcore.simulator
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import metalcore
 
 if not torch.backends.mps.is_available():
-    import metalcore.simulator  # noqa: F401  (makes torch.device("mps") work here)
+    import metalcore.simulator
 
 STEPS = 5
 

@@ -11,8 +11,8 @@ import importlib
 
 import torch  # noqa: F401  (loads the libraries that _C links against)
 
-from . import _C
-from . import linalg, optim  # not only when asked for: they complete the operators torch.ops.metalcore.qr and adamw_
+# linalg and optim not only when asked for: they complete the operators torch.ops.metalcore.qr and adamw_.
+from . import _C, linalg, optim  # noqa: F401
 from .activation import gelu, silu
 from .linalg import *  # noqa: F403
 from .normalization import add_rms_norm, rms_norm

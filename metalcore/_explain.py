@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import _C
-from . import linalg
+from . import _C, linalg
 from ._explain_composed import COMPOSED
 from .activation import gelu, silu
 from .normalization import add_rms_norm, rms_norm

@@ -30,7 +30,7 @@ def _larft(shapes, options):
 
 def _lstsq(shapes, options):
     A, B = shapes
-    (*batch, m, n), k = A, 1 if len(B) == 1 or B == A[:-1] else B[-1]
+    (*batch, m, n), k = A, 1 if len(B) == 1 or A[:-1] == B else B[-1]
     least = min(m, n)
     return [
         ("qr_scaled", [(*batch, max(m, n), least)], {}),

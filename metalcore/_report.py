@@ -15,7 +15,7 @@ class Count:
     Threads may count at the same time, and need no lock for it: an addition without a call is not interrupted.
     """
 
-    __slots__ = ("ran", "left")
+    __slots__ = ("left", "ran")
 
     def __init__(self):
         self.ran = 0

@@ -52,7 +52,7 @@ from ._requests import Request, Requests
 from ._routing import DEVICES
 from .integrations import _modules
 
-__all__ = ["enable_pytorch_overrides", "disable_pytorch_overrides", "active_overrides", "report"]
+__all__ = ["active_overrides", "disable_pytorch_overrides", "enable_pytorch_overrides", "report"]
 
 _libraries: dict = {}  # (name, device type) -> the torch.library.Library that holds its kernels
 _warned = False

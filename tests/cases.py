@@ -6,8 +6,8 @@ for case in CASES.values():
     made.refill(seed=1)          # other numbers in the same tensors
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import torch
 

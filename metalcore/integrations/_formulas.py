@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._routing import accelerated

@@ -24,7 +24,7 @@ from __future__ import annotations
 from .. import overrides
 from .._requests import Request
 
-__all__ = ["patch", "unpatch", "active_patches"]
+__all__ = ["active_patches", "patch", "unpatch"]
 
 OVERRIDES = ("silu", "gelu", "softmax", "log_softmax", "rms_norm", "adamw")
 

@@ -201,11 +201,12 @@ class _Finder:
         tokens = self.tokens
         for i, token in enumerate(tokens):
             if token.text == name and token.kind == "id":
-                if tokens[i - 1].text in ("using", "struct", "class", "union", "enum") and tokens[i + 1].text in "={:":
-                    yield i
-                elif tokens[i + 1].text in (";", ",", "[", ")") and "typedef" in self.reader.read(
-                    self.reader.start(i)
-                ).words(tokens):
+                if (
+                    tokens[i - 1].text in ("using", "struct", "class", "union", "enum")
+                    and tokens[i + 1].text in "={:"
+                    or tokens[i + 1].text in (";", ",", "[", ")")
+                    and "typedef" in self.reader.read(self.reader.start(i)).words(tokens)
+                ):
                     yield i
 
     def _template_argument(self, i, first):

@@ -170,7 +170,7 @@ def _fill(folder, path, make):
     return path, body
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _fallback_directory(directory, reason):
     fallback, until = temporary_directory(), ""
     try:

@@ -71,9 +71,12 @@ def _condition_start(program, i, templates):
         elif original in (">", ">>"):
             opening = _template_opening(program, i, templates)
             i = opening if opening is not None else i
-        elif original in _STATEMENT_STARTS or original in ASSIGNMENTS:
-            return i + 1
-        elif original == "<" and tokens[i - 1].text in templates:
+        elif (
+            original in _STATEMENT_STARTS
+            or original in ASSIGNMENTS
+            or original == "<"
+            and tokens[i - 1].text in templates
+        ):
             return i + 1
         i -= 1
     return None

@@ -46,7 +46,7 @@ class SpaceTypes:
                     content = contents.setdefault((declaration.scope, declaration.name), {})
                     content.setdefault(self._content(declaration, close), set()).add(space)
         for (_, name), content in contents.items():
-            if len(content) == 1 and _ALL <= next(iter(content.values())):
+            if len(content) == 1 and next(iter(content.values())) >= _ALL:
                 found.pop(name, None)
         return found
 

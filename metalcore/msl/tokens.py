@@ -30,7 +30,7 @@ CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 class Token:
-    __slots__ = ("kind", "text", "line", "file", "space")
+    __slots__ = ("file", "kind", "line", "space", "text")
 
     def __init__(self, kind, text, line=1, file="program_source", space=""):
         self.kind = kind  # id, num, str, char or op

@@ -60,7 +60,7 @@ def test_family(bench, tmp_path, family):
     assert data["results"] and {result["family"] for result in data["results"]} == {family}
     for result in data["results"]:
         assert "error" not in result and result["ours"]["q1"] <= result["ours"]["median"] <= result["ours"]["q3"]
-        assert 0 < result["ours"]["median"] and len(result["samples"]["ours"]) > 0
+        assert result["ours"]["median"] > 0 and len(result["samples"]["ours"]) > 0
         assert ("speedup" in result) == ("theirs" in result) == bool(result["samples"]["theirs"])
         for text in (out, *(path.read_text() for path in tmp_path.iterdir() if path.suffix in (".md", ".html"))):
             assert result["name"] in text and (result["shape"] in text or "cell" in result)

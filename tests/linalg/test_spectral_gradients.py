@@ -51,7 +51,7 @@ def test_gradcheck_of_the_formulas():
     for shape in [(4, 4), (5, 3), (3, 5), (2, 3, 4)]:
         A = well_separated(*shape, dtype=torch.float64).requires_grad_()
         for full_matrices in (False, True):
-            unique = lambda A: unique_svd(svd(A, full_matrices, True))  # noqa: B023, E731
+            unique = lambda A: unique_svd(svd(A, full_matrices, True))  # noqa: E731
             assert torch.autograd.gradcheck(unique, (A,)) and torch.autograd.gradgradcheck(unique, (A,))
     A = torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=True)
     unique = lambda A: unique_eigh(eigh(A + A.mT, "U", True))  # noqa: E731

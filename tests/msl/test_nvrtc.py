@@ -28,7 +28,7 @@ def only_here(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setattr(nvrtc, "_folders", lambda homes: [tmp_path / "lib64"])
     monkeypatch.setattr(nvrtc, "_loaded", lambda: None)
-    monkeypatch.setattr(nvrtc, "_of_the_loader", lambda: [])
+    monkeypatch.setattr(nvrtc, "_of_the_loader", list)
     return tmp_path / "lib64"
 
 
@@ -45,7 +45,7 @@ def test_its_version_is_known_without_opening_it(compiler):
     assert told.version >= nvrtc._OLDEST and told._library is None
     assert compiler.compile(DOUBLE, 90)[:4] == b"\x7fELF"
     unnamed = nvrtc.NVRTC(compiler.path)
-    unnamed._builtins = lambda: []
+    unnamed._builtins = list
     assert unnamed.version == told.version
 
 

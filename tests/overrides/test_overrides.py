@@ -1,11 +1,11 @@
 """enable_pytorch_overrides: PyTorch's own functions run metalcore's kernels, and give the same numbers."""
 
 import copy
-from torch.nn.functional import silu as silu_imported_before  # an override of the Python name would miss this one
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.functional import silu as silu_imported_before  # an override of the Python name would miss this one
 from torch.utils.checkpoint import checkpoint
 
 import metalcore

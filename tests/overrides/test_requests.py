@@ -40,9 +40,8 @@ def test_clear_ends_everything_and_later_blocks_are_not_undone_twice(requests):
 
 
 def test_a_block_left_by_an_exception_ends(requests):
-    with pytest.raises(KeyError):
-        with requests.request(["c"]):
-            raise KeyError
+    with pytest.raises(KeyError), requests.request(["c"]):
+        raise KeyError
     assert requests.active() == ()
 
 

@@ -6,9 +6,10 @@ must be reported at a line that ends with `@here`.
 
 import dataclasses
 
-import metalcore
 import pytest
 import torch
+
+import metalcore
 from metalcore.simulator import checking
 
 HEADER = """#include <metal_stdlib>

@@ -5,14 +5,15 @@ import re
 import subprocess
 import sys
 
-import metalcore
 import pytest
 from checked_kernels import COPY, HEADER, select
-from metalcore.simulator import KernelError
 from seeded_accesses import ACCESSES
 from seeded_lane_reads import LANE_READS
 from seeded_races import RACES
 from seeded_threadgroup_faults import THREADGROUP_FAULTS
+
+import metalcore
+from metalcore.simulator import KernelError
 
 CASES = RACES + ACCESSES + LANE_READS + THREADGROUP_FAULTS
 

@@ -5,10 +5,11 @@ import subprocess
 import sys
 import threading
 
-import metalcore
 import pytest
 import torch
 from checked_kernels import COPY
+
+import metalcore
 from metalcore.simulator import KernelError, checking
 from metalcore.simulator.checking import enabled
 

@@ -1,11 +1,12 @@
 """What a checked kernel may touch: the memory of the views it was given, as buffers or by addresses."""
 
-import metalcore
 import pytest
 import torch
 from checked_kernels import COPY, HEADER, select
-from metalcore.simulator import KernelError, checking
 from seeded_accesses import ACCESSES
+
+import metalcore
+from metalcore.simulator import KernelError, checking
 
 
 @pytest.mark.parametrize(("shift", "inside"), [(-1, False), (0, True), (1, False)])

@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from metalcore.msl import host
 
 ROOT = Path(__file__).parents[2]

@@ -144,9 +144,8 @@ def test_metal_files_and_captures_are_refused():
     with pytest.raises(RuntimeError, match="compile_shader"):
         torch.mps.load_metallib(b"MTLB")
     assert not torch.mps.profiler.is_metal_capture_enabled()
-    with pytest.raises(RuntimeError, match="capture"):
-        with torch.mps.profiler.metal_capture("trace"):
-            pass
+    with pytest.raises(RuntimeError, match="capture"), torch.mps.profiler.metal_capture("trace"):
+        pass
 
 
 def test_compile_shader():

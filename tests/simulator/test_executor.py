@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from metalcore import _C
 from metalcore.msl import host
 

@@ -5,9 +5,10 @@ import subprocess
 import sys
 import textwrap
 
-import metalcore
 import pytest
 import torch
+
+import metalcore
 from metalcore import _C
 from metalcore.simulator import KernelError, checking
 
