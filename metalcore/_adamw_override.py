@@ -6,8 +6,8 @@ import functools
 
 import torch
 
+from ._core.routing import accelerated
 from ._report import count_of
-from ._routing import accelerated
 from .optim import AdamW
 
 __all__ = ["OverrideAdamW", "switch"]

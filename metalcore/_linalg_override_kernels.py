@@ -10,7 +10,8 @@ import threading
 
 import torch
 
-from ._routing import accelerated, ops
+from ._core.operators import ops
+from ._core.routing import accelerated
 from .linalg._common import raise_errors
 
 __all__ = ["DTYPES", "OPERATORS"]

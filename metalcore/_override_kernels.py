@@ -13,10 +13,11 @@ import warnings
 import torch
 from torch import Tensor
 
+from ._core.operators import ops
+from ._core.routing import FLOAT_DTYPES, accelerated
 from ._linalg_override_kernels import DTYPES as LINALG_DTYPES
 from ._linalg_override_kernels import OPERATORS as LINALG_OPERATORS
 from ._report import count_of
-from ._routing import FLOAT_DTYPES, accelerated, ops
 from .normalization import _EPS, _fits
 
 __all__ = ["OPERATORS", "install", "remove"]

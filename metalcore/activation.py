@@ -7,7 +7,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from ._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from ._core.routing import accelerated
 
 __all__ = ["gelu", "silu"]
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from ._routing import COUNTED, accelerated, autocast_to_float32, autograd, cpu_kernel, fake_kernel, ops, too_many
+from ._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from ._core.routing import COUNTED, accelerated, autocast_to_float32, too_many
 
 __all__ = ["add_rms_norm", "rms_norm"]
 

@@ -47,9 +47,9 @@ import torch
 
 from . import _adamw_override, _report
 from . import _override_kernels as kernels
+from ._core.routing import DEVICES
 from ._report import report
 from ._requests import Request, Requests
-from ._routing import DEVICES
 from .integrations import _modules
 
 __all__ = ["active_overrides", "disable_pytorch_overrides", "enable_pytorch_overrides", "report"]

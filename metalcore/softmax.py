@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ._routing import COUNTED, accelerated, autocast_to_float32, autograd, cpu_kernel, fake_kernel, ops, too_many
+from ._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from ._core.routing import COUNTED, accelerated, autocast_to_float32, too_many
 
 __all__ = ["log_softmax", "softmax"]
 

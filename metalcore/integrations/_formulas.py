@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .._routing import accelerated
+from .._core.routing import accelerated
 from ..activation import gelu, silu
 from ..normalization import _rms_norm
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import cast_out, check_types, in_float32, left_to_torch, needs_gradient, without_autocast, write_out
+from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
+from .._core.routing import accelerated
+from ._common import cast_out, check_types, in_float32, left_to_torch, without_autocast, write_out
 from ._triangular import solve_triangular
 
 __all__ = ["geqrf", "householder_product", "larfb", "larft", "ormqr"]

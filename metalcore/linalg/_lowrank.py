@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated
+from .._core.routing import accelerated
 from ._common import without_autocast
 from ._qr import qr
 from ._svd import svd

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, ops
+from .._core.operators import ops
+from .._core.routing import accelerated
 from ._common import in_float32, without_autocast
 
 _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")

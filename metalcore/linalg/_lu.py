@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.routing import accelerated
 from ._common import in_float32, left_to_torch, raise_errors, square, write_out
 from ._triangular import solve_triangular
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ._common import cast_out, in_float32, needs_gradient, without_autocast
+from .._core.operators import needs_gradient
+from ._common import cast_out, in_float32, without_autocast
 from ._eigh import _eigh
 from ._rank import chosen_tolerances, given, threshold
 from ._svd import _svd

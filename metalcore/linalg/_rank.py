@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated
+from .._core.routing import accelerated
 from ._common import cast_out, in_float32
 from ._eigh import _eigh
 from ._solve import inv_ex

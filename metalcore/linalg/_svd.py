@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel
-from ._common import in_float32, needs_gradient, skew, write_out
+from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
+from .._core.routing import accelerated
+from ._common import in_float32, skew, write_out
 
 # What torch.linalg.svd knows on CUDA.
 _DRIVERS = ("gesvd", "gesvdj", "gesvda")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_compiling
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.routing import accelerated
 from ._common import check_types, in_float32, left_to_torch, without_autocast
 
 _PARTS = {"full": lambda x: x, "lower": torch.tril, "upper": torch.triu}

@@ -8,7 +8,8 @@ from operator import attrgetter
 import torch
 from torch.optim.adamw import adamw as torch_adamw
 
-from .._routing import FLOAT_DTYPES, accelerated, cpu_kernel, fake_kernel, ops
+from .._core.operators import cpu_kernel, fake_kernel, ops
+from .._core.routing import FLOAT_DTYPES, accelerated
 
 __all__ = ["AdamW"]
 
