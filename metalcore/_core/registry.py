@@ -32,16 +32,12 @@ from torch import Tensor
 
 from .routing import FLOAT_DTYPES
 
-__all__ = ["OPS", "ConstructorOverride", "Op", "Override", "Sample", "register"]
+__all__ = ["OPS", "Op", "OptimizerOverride", "Override", "Sample", "register"]
 
 Shape = tuple[int, ...]
 
 
 def _as_they_are(*tensors: Tensor) -> tuple:
-    return tensors
-
-
-def _unprepared(*tensors: Tensor) -> Sequence[Tensor]:
     return tensors
 
 
@@ -65,23 +61,27 @@ class Sample:
         options: keyword arguments.
         arguments: tensors of these shapes -> the positional arguments, where they are not just the tensors. It runs on
             the tensors' device and is differentiable.
-        prepare: random normal float32 tensors on the CPU -> the values of the tensors, where not every value will do.
+        prepare: for each of the first tensors a function of random normal float32 numbers on the CPU that gives its
+            values, where not every value will do.
         terms: how many numbers the longest sum has that a result is made of, on which the bound of its error depends.
         roundings: how often a result is rounded to its own dtype on the way.
+        backward: whether the derivative of this call exists, if the op has one.
     """
 
     name: str
     shapes: tuple[Shape, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     arguments: Callable[..., tuple] = _as_they_are
-    prepare: Callable[..., Sequence[Tensor]] = _unprepared
+    prepare: tuple[Callable[[Tensor], Tensor], ...] = ()
     terms: int = 1
     roundings: int = 1
+    backward: bool = True
 
     def make(self, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
         """The tensors, the same ones for the same seed, rounded to `dtype`."""
-        values = self.prepare(*(random(shape, 100 * seed + index) for index, shape in enumerate(self.shapes)))
-        return [value.to(dtype).to(device).detach() for value in values]
+        values = [random(shape, 100 * seed + index) for index, shape in enumerate(self.shapes)]
+        values[: len(self.prepare)] = [prepare(value) for prepare, value in zip(self.prepare, values)]
+        return [value.to(dtype).to(device) for value in values]
 
 
 def random(shape: Shape, seed: int) -> Tensor:
@@ -111,12 +111,13 @@ class Override:
 
 
 @dataclass(frozen=True, eq=False)
-class ConstructorOverride:
-    """A class whose constructor enable_pytorch_overrides() makes choose a class of ours.
+class OptimizerOverride:
+    """A class of optimizers whose constructor enable_pytorch_overrides() makes choose a class of ours, where a
+    parameter is one for the kernel.
 
     Attributes:
-        original: the class of PyTorch's.
-        replacement: gives the class that instances become, which is a subclass of it.
+        original: PyTorch's class.
+        replacement: gives the class that its instances become, which is a subclass of both the op's and PyTorch's.
     """
 
     original: type
@@ -143,8 +144,8 @@ class Op:
         override: what enable_pytorch_overrides(name) replaces.
         dtypes: what the kernels take.
         backward: whether it has a derivative.
-        waits: whether the host waits for a result, to raise an error or to shape an output; such a call cannot be part
-            of a CUDA graph.
+        waits: whether the host waits for a result to raise an error, or keeps a count of its own; such a call cannot be
+            part of a CUDA graph.
     """
 
     name: str
@@ -155,7 +156,7 @@ class Op:
     call: Callable[..., Any] = _plain_call
     results: Callable[[Any], Sequence[Tensor]] = _floats
     operators: tuple[str, ...] = ()
-    override: tuple[Override, ...] | ConstructorOverride | None = None
+    override: tuple[Override, ...] | OptimizerOverride | None = None
     dtypes: frozenset[torch.dtype] = FLOAT_DTYPES
     backward: bool = True
     waits: bool = False

@@ -10,7 +10,16 @@ from torch.autograd import forward_ad
 
 from .. import _C
 
-__all__ = ["COUNTED", "DEVICES", "FLOAT_DTYPES", "accelerated", "autocast_to_float32", "too_many"]
+__all__ = [
+    "COUNTED",
+    "DEVICES",
+    "FLOAT_DTYPES",
+    "accelerated",
+    "alike",
+    "autocast_to_float32",
+    "is_plain",
+    "too_many",
+]
 
 _transforms_active = torch._C._are_functorch_transforms_active
 
@@ -54,6 +63,16 @@ def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
         elif tensor.device != first.device:
             return False
     return True
+
+
+def alike(*tensors) -> bool:
+    """Whether the arguments are accelerated() ones of one dtype; None after the first as there."""
+    return accelerated(*tensors) and len({tensor.dtype for tensor in tensors if tensor is not None}) == 1
+
+
+def is_plain(tensor) -> bool:
+    """Whether it is no tensor that stands for another while a function is traced; None is one that was left out."""
+    return tensor is None or type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
 # Tensors of up to so many elements never have more rows, or longer ones, than kernels count.

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .._core.routing import accelerated
 from ..activation import gelu, silu
-from ..normalization import _rms_norm
+from ..normalization._rms_norm import _rms_norm
 
 __all__ = ["LENGTH", "examine", "on_the_cpu", "settings_of"]
 
