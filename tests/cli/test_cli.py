@@ -73,7 +73,7 @@ def test_explain_for_programs(capsys):
     assert (status, err) == (0, "")
     found, expected = json.loads(out), metalcore.explain("solve", (64, 32, 32), (64, 32, 4))
     assert (found["op"], found["variant"], found["why"]) == (expected.op, expected.variant, expected.why)
-    assert [step["kernel"] for step in found["steps"]] == list(expected.kernels)
+    assert [step["kernel"] for step in found["steps"]] == [step.kernel for step in expected.steps]
     assert found["steps"][0].keys() == {"kernel", "grid", "threadgroup", "threads"}
 
 

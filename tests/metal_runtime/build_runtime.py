@@ -19,10 +19,9 @@ WORK = ROOT / "build" / "metal_runtime"
 EXTENSION = WORK / "_C.abi3.so"
 COMPILER = "clang++-19"
 _BUILT = ROOT / "build" / "metalcore"
-_SETUP_COMMAND = _BUILT / "stamps" / "gpu_encode.json"
+_SETUP_COMMAND = _BUILT / "stamps" / "gpu_record.json"
 _BACKEND = ROOT / "csrc" / "backends" / "mps"
-# Compiled anew: these look at METALCORE_MPS.
-_WITH_BACKEND = ("gpu/encode", "gpu/tuning", "python/module")
+_REPLACED = "backends/simulator/backend"  # what makes the simulator the backend of mps tensors
 # Sent to views.cpp and stream.mm.
 _WRAPPED = (
     "_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE",
@@ -66,7 +65,8 @@ def _objects():
         for part in linked
         if part.startswith(str(folder))
     }
-    sources = {name: ROOT / "csrc" / f"{name}.cpp" for name in _WITH_BACKEND}
+    del objects[_REPLACED]
+    sources = {}
     for folder, prefix in ((_BACKEND, "backends/mps"), (HERE, "runtime")):
         sources.update({f"{prefix}/{path.stem}": path for path in folder.iterdir() if path.suffix in (".mm", ".cpp")})
     for name, source in sources.items():
@@ -103,9 +103,7 @@ def _compiled(source, target):
     target.parent.mkdir(parents=True, exist_ok=True)
     objective_c = source.suffix == ".mm"
     language = [*_OBJECTIVE_C, "-idirafter", _objc_headers()] if objective_c else []
-    subprocess.run(
-        [COMPILER, *_flags(), "-DMETALCORE_MPS=1", *language, "-c", str(source), "-o", str(target)], check=True
-    )
+    subprocess.run([COMPILER, *_flags(), *language, "-c", str(source), "-o", str(target)], check=True)
     if objective_c:  # clang takes GCC's Objective-C personality, which knows no catch of C++
         subprocess.run(
             ["objcopy", "--redefine-sym", "__gnu_objc_personality_v0=__gxx_personality_v0", str(target)], check=True

@@ -1,4 +1,4 @@
-#include "recording.h"
+#include "launches.h"
 
 #include <algorithm>
 #include <cstring>
@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kMaximumGroupZ = 64;
 constexpr uint32_t kMaximumGroups[3] = {0x7fffffff, 0xffff, 0xffff};
 
-constexpr size_t kKept = 1024 * 1024;  // bytes of memory that a thread keeps for its next recording
+constexpr size_t kKept = 1024 * 1024;  // bytes of memory that a thread keeps for its next launches
 
 std::string text(gpu::Size size) {
   return "(" + std::to_string(size.x) + ", " + std::to_string(size.y) + ", " + std::to_string(size.z) + ")";
@@ -52,20 +52,20 @@ gpu::Size block_of(gpu::Size group) {
 
 }  // namespace
 
-void Recording::kernel(NamedKernel& kernel) {
+void Launches::kernel(NamedKernel& kernel) {
   kernel_ = &kernel;
   layout_ = {};
   staged_.clear();
 }
 
-void Recording::buffer(uint32_t index, const void* address) {
+void Launches::buffer(uint32_t index, const void* address) {
   layout_.bytes &= ~(1u << index);
   layout_.capacity[index] = 0;
   layout_.buffers |= 1u << index;
   addresses_[index] = address;
 }
 
-void* Recording::bytes(uint32_t index, size_t size) {
+void* Launches::bytes(uint32_t index, size_t size) {
   layout_.buffers &= ~(1u << index);
   layout_.bytes |= 1u << index;
   layout_.capacity[index] = capacity_code(size);
@@ -74,12 +74,12 @@ void* Recording::bytes(uint32_t index, size_t size) {
   return staged_.data() + bytes_[index].begin;
 }
 
-void Recording::threadgroup_memory(uint32_t index, uint32_t bytes) {
+void Launches::threadgroup_memory(uint32_t index, uint32_t bytes) {
   layout_.threadgroups |= 1u << index;
   lengths_[index] = bytes;
 }
 
-void Recording::dispatch(gpu::Size threads, gpu::Size group) {
+void Launches::dispatch(gpu::Size threads, gpu::Size group) {
   if (threads.empty()) return;
   if (group.empty()) gpu::refuse(name(), "a threadgroup of no threads");
   const auto count = [](uint32_t of, uint32_t by) { return of / by + (of % by != 0); };
@@ -114,7 +114,7 @@ void Recording::dispatch(gpu::Size threads, gpu::Size group) {
       {&kernel_->variant(layout_), begin, groups, group, static_cast<uint32_t>(std::min(shared_memory, most))});
 }
 
-void Recording::launch(const Device& device) {
+void Launches::launch(const Device& device) {
   if (dispatches_.empty()) return;
   const CurrentContext context(device);
   load_missing(device);
@@ -127,7 +127,7 @@ void Recording::launch(const Device& device) {
   for (const Dispatch& dispatch : dispatches_) launch(device, dispatch, stream);
 }
 
-void Recording::load_missing(const Device& device) {
+void Launches::load_missing(const Device& device) {
   std::vector<Variant*> missing;
   for (const Dispatch& dispatch : dispatches_)
     if (!dispatch.variant->on[device.index].load(std::memory_order_acquire) &&
@@ -137,7 +137,7 @@ void Recording::load_missing(const Device& device) {
 }
 
 // In slabs, where there are more threadgroups in one direction than a launch can have.
-void Recording::launch(const Device& device, const Dispatch& dispatch, Stream stream) {
+void Launches::launch(const Device& device, const Dispatch& dispatch, Stream stream) {
   const Function function = dispatch.variant->on[device.index].load(std::memory_order_relaxed)->function;
   std::byte* const block = blocks_.data() + dispatch.block;
   void* parameters[] = {block};
@@ -159,7 +159,7 @@ void Recording::launch(const Device& device, const Dispatch& dispatch, Stream st
       }
 }
 
-void Recording::clear() {
+void Launches::clear() {
   kernel_ = nullptr;
   dispatches_.clear();
   blocks_.clear();

@@ -1,4 +1,4 @@
-// What an encoder is told, written down: kernels, their parameter blocks and grids. Nothing is launched before all of
+// Kernels with their parameter blocks and grids, to be launched one after the other. Nothing is launched before all of
 // it is there and every kernel is loaded, so that an error launches nothing; and all kernels that are missing are
 // compiled together.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace metalcore::cuda {
 
-class Recording {
+class Launches {
  public:
   // Bindings for the dispatches to come, until the next kernel. What they are called with was checked.
   void kernel(NamedKernel& kernel);

@@ -1,20 +1,9 @@
-#include "encoder.h"
+#include "buffer.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <stdexcept>
-#include <string>
-
-#ifdef METALCORE_CUDA
-#include "../backends/cuda/encoder.h"
-#endif
-#ifdef METALCORE_MPS
-#include "../backends/mps/encoder.h"
-#endif
-#ifdef METALCORE_SIMULATOR
-#include "../backends/simulator/encoder.h"
-#endif
 
 namespace metalcore::gpu {
 
@@ -27,7 +16,7 @@ BufferView view_of(AtenTensorHandle tensor, size_t element_size, size_t span) {
       aoti_torch_get_storage_offset(tensor, &first) != AOTI_TORCH_SUCCESS)
     throw std::runtime_error("metalcore: a tensor has no memory");
   const size_t offset = static_cast<size_t>(first) * element_size;
-  return {static_cast<char*>(data) - offset, offset, span};
+  return {static_cast<char*>(data) - offset, offset, span, tensor};
 }
 
 BufferView view_of(const Tensor& tensor) {
@@ -36,26 +25,10 @@ BufferView view_of(const Tensor& tensor) {
   const auto strides = tensor.strides();
   size_t last = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) return {nullptr, 0, 0};  // data_ptr() is null, whatever the offset
+    if (sizes[i] == 0) return {nullptr, 0, 0, tensor.get()};  // data_ptr() is null, whatever the offset
     last += static_cast<size_t>(sizes[i] - 1) * static_cast<size_t>(strides[i]);
   }
   return view_of(tensor.get(), item, (last + 1) * item);
-}
-
-void encode(const Tensor& on, const std::function<void(Encoder&)>& body) {
-  int32_t device_type = -1;
-  aoti_torch_get_device_type(on.get(), &device_type);
-#ifdef METALCORE_CUDA
-  if (device_type == aoti_torch_device_type_cuda()) return cuda::encode(on.get_device_index(), body);
-#endif
-#ifdef METALCORE_MPS
-  if (device_type == aoti_torch_device_type_mps()) return mps::encode(body);
-#endif
-#ifdef METALCORE_SIMULATOR
-  if (device_type == aoti_torch_device_type_mps()) return simulator::encode(body);
-#endif
-  throw std::runtime_error("metalcore: this build has no backend for the tensor's device (type " +
-                           std::to_string(device_type) + ")");
 }
 
 }  // namespace metalcore::gpu
