@@ -90,7 +90,7 @@ def explain(op: str, *inputs: Any, dtype: torch.dtype | None = None, **options: 
         if isinstance(entry.function, type):
             return Explanation(op, _recorded_step(entry, shapes, dtype, device, options))
         return Explanation(op, _recorded(entry, shapes, dtype, device, options, backward))
-    except (RuntimeError, IndexError, TypeError) as error:
+    except (RuntimeError, IndexError, TypeError, OverflowError) as error:
         raise ValueError(f"explain(): {op} does not take these arguments: {error}") from error
 
 
@@ -100,7 +100,7 @@ def _tensor_arguments(entry):
 
 
 def _check_options(entry, options):
-    first, *others = inspect.signature(entry.function).parameters
+    _, *others = inspect.signature(entry.function).parameters
     known = [*others, *["backward"] * entry.backward]
     for name in options:
         if name not in known:

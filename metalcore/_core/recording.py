@@ -55,8 +55,8 @@ class Buffer(NamedTuple):
 class Dispatch(NamedTuple):
     """A kernel, its grid (in threadgroups, or in threads where `threads`), and what is bound to its arguments.
 
-    An argument is (index, "bytes", bytes), (index, "threadgroup", number of bytes), (index, "buffer", place) or (index,
-    "pointers", tuple of places). A place is (number of the buffer, first byte, number of bytes), or None for nothing.
+    An argument is (index, "bytes", bytes), (index, "threadgroup", number of bytes), (index, "buffer", place) or
+    (index, "pointers", tuple of places). A place is (number of the buffer, first byte, number of bytes), or None for nothing.
     """
 
     kernel: str
@@ -209,7 +209,14 @@ class _OpsOnMeta(TorchDispatchMode):
                 return _kernel(func).call_boxed(_KEYS, *args, **kwargs)
         if _works(func):
             _C.note_torch_step(f"aten::{func.overloadpacket.__name__}")
-        return func(*args, **kwargs)
+        return _NOT_ON_META.get(func, func)(*args, **kwargs)
+
+
+def _geqrf(A):
+    return A.new_empty(A.shape), A.new_empty((*A.shape[:-2], min(A.shape[-2:])))
+
+
+_NOT_ON_META = {torch.ops.aten.geqrf.default: _geqrf}  # what PyTorch itself cannot do without memory
 
 
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
