@@ -372,7 +372,7 @@ class Wheel(bdist_wheel):
 setup(
     packages=find_packages(include=["metalcore", "metalcore.*"]),
     py_modules=["metalcore_autoload"],
-    package_data={"metalcore": ["msl/include/**/*", "msl/check/include/*"]},
+    package_data={"metalcore": ["py.typed", "**/*.pyi", "msl/include/**/*", "msl/check/include/*"]},
     # Named for the wheel's tag; Build makes it by itself.
     ext_modules=[Extension("metalcore._C", ["csrc/python/module.cpp"], py_limited_api=True)],
     cmdclass={"build_ext": Build, "bdist_wheel": Wheel},

@@ -8,6 +8,7 @@ Tensors on other devices, and whatever a kernel does not support, go to PyTorch'
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: F401  (loads the libraries that _C links against)
 
@@ -35,21 +36,36 @@ _LAZY = {
 _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"})
 
 __all__ = [
-    *linalg.__all__,
+    "active_overrides",
     "add_rms_norm",
+    "compile_shader",
+    "disable_pytorch_overrides",
+    "enable_pytorch_overrides",
+    "explain",
     "gelu",
+    "integrations",
     "linalg",
     "log_softmax",
+    "msl",
+    "nn",
     "optim",
+    "overrides",
+    "report",
     "rms_norm",
     "silu",
+    "simulator",
     "softmax",
-    *_LAZY,
-    *_LAZY_MODULES,
 ]
+__all__ += linalg.__all__
+
+if TYPE_CHECKING:  # what __getattr__ imports
+    from . import integrations, msl, nn, overrides, simulator
+    from ._explain import explain
+    from .msl.library import compile_shader
+    from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name in _LAZY_MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _LAZY:

@@ -10,6 +10,7 @@ import functools
 
 import torch
 from torch import Tensor
+from torch._C._functorch import unwrap_if_dead as _unwrap_if_dead  # a tensor that outlived its transform
 from torch.compiler import is_compiling
 
 from .. import _C
@@ -27,7 +28,6 @@ _is_grad_enabled = torch._C.is_grad_enabled
 _is_tracing = torch._C._is_tracing  # torch.jit.trace
 _is_autocast_enabled = torch.is_autocast_enabled
 _DisableAutocast = torch._C._DisableAutocast
-_unwrap_if_dead = torch._C._functorch.unwrap_if_dead  # a tensor that outlived its torch.func transform
 
 if "cuda" in DEVICES:
 
@@ -114,7 +114,7 @@ def autograd(name, backward, setup_context):
     Derivative.__name__ = Derivative.__qualname__ = f"metalcore_{name}"
     apply = Derivative.apply
     # What that comes to where no torch.func transform is active.
-    plain_apply = super(torch.autograd.Function, Derivative).apply
+    plain_apply = super(torch.autograd.Function, Derivative).apply  # pyright: ignore[reportAttributeAccessIssue]
 
     def kernel(keyset, *inputs):
         keyset = keyset & _after_autograd

@@ -105,7 +105,7 @@ class Override:
     """
 
     operator: str
-    kernel: Callable[[Callable, Any, Callable], Callable]
+    kernel: Callable[[Any, Any, Callable], Callable]
     at_autograd: bool = False
     dtypes: frozenset[torch.dtype] = FLOAT_DTYPES
 

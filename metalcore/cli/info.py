@@ -161,7 +161,7 @@ def _kernels():
 def _count(library, family):
     from metalcore import _C
 
-    path = library / _simulator()["isa"] / f"{family}.so"
+    path = library / _C.simulator_info()["isa"] / f"{family}.so"
     return len(_C.simulator_kernels(_C.simulator_load(str(path)))) if path.exists() else 0
 
 

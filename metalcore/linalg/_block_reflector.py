@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from .._core.registry import Op, Sample, register
@@ -70,7 +73,7 @@ def larfb(
     return in_float32_if_half(lambda V, T, C: _larfb(unit_lower(V, V.shape[-1]), T, C, left, transpose), V, T, C)
 
 
-def in_float32_if_half(call, *tensors):
+def in_float32_if_half(call: Callable, *tensors: torch.Tensor) -> Any:
     """in_float32() for 16-bit tensors; others are computed in what they are."""
     return in_float32(call, *tensors) if tensors[0].dtype in (torch.float16, torch.bfloat16) else call(*tensors)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
@@ -12,6 +14,7 @@ from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.recording import on_meta
 
 __all__ = [
+    "Tensors",
     "cast_out",
     "check_types",
     "in_float32",
@@ -23,13 +26,15 @@ __all__ = [
     "write_out",
 ]
 
+Tensors = tuple[torch.Tensor, ...] | list[torch.Tensor]  # what `out` is, where a function has several results
+
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
 _chosen_tuning = _C.chosen_tuning
 _info_any = ops.info_any.default._op
 _modes_active = torch._C._len_torch_dispatch_stack  # such as those of fake tensors
 
 
-def in_float32(call, *tensors):
+def in_float32(call: Callable, *tensors: torch.Tensor) -> Any:
     """call(*tensors) for tensors of one dtype: 16-bit ones are taken as float32, and floating-point results cast back.
 
     `call` gives a tensor or several; the result is a tensor or a list.
@@ -43,7 +48,7 @@ def in_float32(call, *tensors):
     return [result.to(dtype) if result.is_floating_point() else result for result in results]
 
 
-def without_autocast(call):
+def without_autocast(call: Callable) -> Callable:
     """`call`, whose first argument is a tensor, with torch.autocast switched off, which would compute the products that
     it is made of in 16 bits."""
 
@@ -139,7 +144,7 @@ def _(info):
     return info.new_empty(())
 
 
-def write_out(name, out, results, *inputs):
+def write_out(name: str, out: Any, results: Callable, *inputs: torch.Tensor) -> Any:
     """Writes results into the tensors of `out`, as PyTorch does: resized where the shape differs, no autograd.
 
     Args:
@@ -187,7 +192,14 @@ def _targets(name, out):
     return targets
 
 
-def cast_out(name, out, results, *inputs, dtype, parts=("result",)):
+def cast_out(
+    name: str,
+    out: Any,
+    results: Callable,
+    *inputs: torch.Tensor,
+    dtype: torch.dtype,
+    parts: Sequence[str] = ("result",),
+) -> Any:
     """write_out for the functions whose results PyTorch casts to the dtypes of `out`.
 
     Args:

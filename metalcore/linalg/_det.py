@@ -8,8 +8,9 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from ._common import in_float32, square, write_out
+from ._common import Tensors, in_float32, square, write_out
 from ._overriding import factors_transpose, override, takes_square
+from ._results import linalg_slogdet
 
 __all__ = ["det", "slogdet"]
 
@@ -34,7 +35,7 @@ def det(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     return write_out("linalg_det", out, lambda: in_float32(lambda A: _det(A)[0], A), A)
 
 
-def slogdet(A: torch.Tensor, *, out=None):
+def slogdet(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_slogdet:
     """Signs of determinants and the natural logarithms of their magnitudes, as torch.linalg.slogdet.
 
     Args:
@@ -51,7 +52,7 @@ def slogdet(A: torch.Tensor, *, out=None):
     if not (accelerated(A) and square(A)):
         return torch.linalg.slogdet(A, out=out)
     results = write_out("linalg_slogdet", out, lambda: in_float32(lambda A: _slogdet(A)[:2], A), A)
-    return torch.return_types.linalg_slogdet(tuple(results))
+    return linalg_slogdet(tuple(results))
 
 
 def _factors_like(A):

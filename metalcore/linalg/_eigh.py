@@ -8,11 +8,12 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient,
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
-from ._common import in_float32, skew, write_out
+from ._common import Tensors, in_float32, skew, write_out
 from ._overriding import override, takes_square
+from ._results import linalg_eigh
 
 
-def eigh(A: torch.Tensor, UPLO: str = "L", *, out=None):
+def eigh(A: torch.Tensor, UPLO: str = "L", *, out: Tensors | None = None) -> linalg_eigh:
     """The eigenvalue decomposition A = V diag(L) Vᵀ of symmetric matrices, as torch.linalg.eigh: V is orthonormal, L
     ascends.
 
@@ -39,10 +40,10 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, out=None):
     if not accelerated(A) or type(UPLO) is not str:
         return torch.linalg.eigh(A, UPLO, out=out)
     results = write_out("linalg_eigh", out, lambda: in_float32(lambda A: _eigh(A, UPLO, True), A), A)
-    return torch.return_types.linalg_eigh(tuple(results))
+    return linalg_eigh(tuple(results))
 
 
-def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out=None) -> torch.Tensor:
+def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The eigenvalues of symmetric matrices in ascending order, as torch.linalg.eigvalsh.
 
     Args:

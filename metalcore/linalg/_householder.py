@@ -9,13 +9,13 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
 from ._block_reflector import coupling, unit_lower
-from ._common import cast_out, in_float32, left_to_torch, write_out
+from ._common import Tensors, cast_out, in_float32, left_to_torch, write_out
 from ._triangular import solve_triangular
 
 __all__ = ["geqrf", "householder_product", "ormqr"]
 
 
-def geqrf(input: torch.Tensor, *, out=None):
+def geqrf(input: torch.Tensor, *, out: Tensors | None = None) -> torch.return_types.geqrf:
     """The Householder reflectors of a QR decomposition, as torch.geqrf: LAPACK's geqrf.
 
     H_i = I - tau_i v_i v_iᵀ with v_i zero above entry i and one there, and H_0 H_1 … R = A. The kernels are qr's.
@@ -34,13 +34,13 @@ def geqrf(input: torch.Tensor, *, out=None):
     """
     if not accelerated(input):
         return torch.geqrf(input, out=out)
-    results = cast_out(
+    a, tau = cast_out(
         "torch.geqrf", out, lambda: in_float32(ops.geqrf, input), input, dtype=input.dtype, parts=("a", "tau")
     )
-    return torch.return_types.geqrf(tuple(results))
+    return torch.return_types.geqrf((a, tau))
 
 
-def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torch.Tensor:
+def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The first columns of a product of Householder reflectors, as torch.linalg.householder_product: LAPACK's orgqr.
 
     Args:
@@ -72,7 +72,13 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torc
 
 
 def ormqr(
-    input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: bool = True, transpose: bool = False, *, out=None
+    input: torch.Tensor,
+    tau: torch.Tensor,
+    other: torch.Tensor,
+    left: bool = True,
+    transpose: bool = False,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A product of Householder reflectors times a matrix, as torch.ormqr: LAPACK's ormqr.
 

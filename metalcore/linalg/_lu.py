@@ -8,14 +8,15 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from ._common import in_float32, left_to_torch, raise_errors, square, write_out
+from ._common import Tensors, in_float32, left_to_torch, raise_errors, square, write_out
 from ._overriding import checked, override, takes, takes_square
+from ._results import linalg_lu, linalg_lu_factor, linalg_lu_factor_ex
 from ._triangular import solve_triangular
 
 __all__ = ["lu", "lu_factor", "lu_factor_ex", "lu_solve"]
 
 
-def lu_factor(A: torch.Tensor, *, pivot: bool = True, out=None):
+def lu_factor(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> linalg_lu_factor:
     """A compact LU factorization with partial pivoting, as torch.linalg.lu_factor.
 
     A = P L U with L lower triangular with ones on its diagonal, U upper triangular and P a permutation, chosen as
@@ -45,10 +46,12 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out=None):
         raise_errors(info, "torch.linalg.lu_factor", A)
         return LU, pivots
 
-    return torch.return_types.linalg_lu_factor(tuple(write_out("linalg_lu_factor", out, factor, A)))
+    return linalg_lu_factor(tuple(write_out("linalg_lu_factor", out, factor, A)))
 
 
-def lu_factor_ex(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = False, out=None):
+def lu_factor_ex(
+    A: torch.Tensor, *, pivot: bool = True, check_errors: bool = False, out: Tensors | None = None
+) -> linalg_lu_factor_ex:
     """lu_factor that reports zeros on U's diagonal in `info` instead of raising, as torch.linalg.lu_factor_ex.
 
     Args:
@@ -72,10 +75,10 @@ def lu_factor_ex(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = Fa
             raise_errors(results[2], "torch.linalg.lu_factor_ex", A)
         return results
 
-    return torch.return_types.linalg_lu_factor_ex(tuple(write_out("linalg_lu_factor_ex", out, factor, A)))
+    return linalg_lu_factor_ex(tuple(write_out("linalg_lu_factor_ex", out, factor, A)))
 
 
-def lu(A: torch.Tensor, *, pivot: bool = True, out=None):
+def lu(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> linalg_lu:
     """The LU decomposition A = P L U with partial pivoting, as torch.linalg.lu; the algorithms are lu_factor's.
 
     Args:
@@ -93,7 +96,7 @@ def lu(A: torch.Tensor, *, pivot: bool = True, out=None):
     if not _takes(A) or type(pivot) is not bool:
         return torch.linalg.lu(A, pivot=pivot, out=out)
     results = write_out("linalg_lu", out, lambda: in_float32(lambda A: _lu(A, pivot), A), A)
-    return torch.return_types.linalg_lu(tuple(results))
+    return linalg_lu(tuple(results))
 
 
 def lu_solve(

@@ -13,7 +13,15 @@ from ._rank import chosen_tolerances, given, threshold
 from ._svd import _svd
 
 
-def pinv(A: torch.Tensor, rcond=None, hermitian: bool = False, *, atol=None, rtol=None, out=None) -> torch.Tensor:
+def pinv(
+    A: torch.Tensor,
+    rcond: float | torch.Tensor | None = None,
+    hermitian: bool = False,
+    *,
+    atol: float | torch.Tensor | None = None,
+    rtol: float | torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The pseudoinverse V diag(1 / S) Uᵀ of matrices, as torch.linalg.pinv: singular values of at most
     max(atol, rtol * the largest) count as zero.
 
@@ -68,7 +76,7 @@ class _Pinv(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], output)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]  (it has one output)
         A, P = ctx.saved_tensors
         wide = A.shape[-2] <= A.shape[-1]
         gradient = _gradient(A, P, grad) if wide else _gradient(A.mT, P.mT, grad.mT).mT

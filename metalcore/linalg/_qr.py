@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from ._common import in_float32, write_out
+from ._common import Tensors, in_float32, write_out
 from ._overriding import override, takes
+from ._results import linalg_qr
 from ._triangular import solve_triangular
 
 
-def qr(A: torch.Tensor, mode: str = "reduced", *, out=None):
+def qr(A: torch.Tensor, mode: str = "reduced", *, out: Tensors | None = None) -> linalg_qr:
     """The QR decomposition A = Q R of matrices, as torch.linalg.qr: Q has orthonormal columns, R is upper triangular.
 
     Householder reflections with LAPACK's conventions (geqrf, orgqr), so R's diagonal has the signs that PyTorch gives
@@ -41,7 +44,7 @@ def qr(A: torch.Tensor, mode: str = "reduced", *, out=None):
 
 
 def _named(results):
-    return torch.return_types.linalg_qr(tuple(results))
+    return linalg_qr(tuple(results))
 
 
 @cpu_kernel("qr")
@@ -95,7 +98,7 @@ def _gradient(Q, R, grad_Q, grad_R):
 def _backward_tall(Q, R, grad_Q, grad_R):
     """(grad_Q + Q copyltu(R grad_Rᵀ - grad_Qᵀ Q)) R⁻ᵀ, where copyltu(M) is the symmetric matrix with M's lower triangle
     (Walter and Lehmann 2010)."""
-    M = 0 if grad_R is None else R @ grad_R.mT
+    M: Any = 0 if grad_R is None else R @ grad_R.mT
     if grad_Q is not None:
         M = M - grad_Q.mT @ Q
     right = Q @ (M.tril() + M.tril(-1).mT)

@@ -15,7 +15,15 @@ from ._svd import _svd, svdvals
 _INFINITY = float("inf")
 
 
-def matrix_rank(A: torch.Tensor, tol=None, hermitian: bool = False, *, atol=None, rtol=None, out=None) -> torch.Tensor:
+def matrix_rank(
+    A: torch.Tensor,
+    tol: float | torch.Tensor | None = None,
+    hermitian: bool = False,
+    *,
+    atol: float | torch.Tensor | None = None,
+    rtol: float | torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """How many singular values of a matrix are above max(atol, rtol * the largest), as torch.linalg.matrix_rank.
 
     Args:
@@ -52,7 +60,7 @@ def matrix_rank(A: torch.Tensor, tol=None, hermitian: bool = False, *, atol=None
     return cast_out("torch.linalg.matrix_rank", out, ranks, dtype=torch.int64)
 
 
-def cond(A: torch.Tensor, p=None, *, out=None) -> torch.Tensor:
+def cond(A: torch.Tensor, p: float | str | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The condition number of matrices, as torch.linalg.cond: the norm of A times that of its inverse.
 
     Args:

@@ -8,9 +8,10 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from ._common import in_float32, raise_errors, square, write_out
+from ._common import Tensors, in_float32, raise_errors, square, write_out
 from ._lu import broadcastable, one_batch
 from ._overriding import checked, factors_transpose, override, takes_square
+from ._results import linalg_inv_ex, linalg_solve_ex
 
 __all__ = ["inv", "inv_ex", "solve", "solve_ex"]
 
@@ -51,7 +52,14 @@ def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: torch.Ten
     return write_out("linalg_solve", out, call, A, B)
 
 
-def solve_ex(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, check_errors: bool = False, out=None):
+def solve_ex(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    *,
+    left: bool = True,
+    check_errors: bool = False,
+    out: Tensors | None = None,
+) -> linalg_solve_ex:
     """solve that reports singular matrices in `info` instead of raising, as torch.linalg.solve_ex.
 
     Args:
@@ -75,7 +83,7 @@ def solve_ex(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, check_error
             raise_errors(info, "torch.linalg.solve_ex", A)
         return X, info
 
-    return torch.return_types.linalg_solve_ex(tuple(write_out("linalg_solve_ex", out, call, A, B)))
+    return linalg_solve_ex(tuple(write_out("linalg_solve_ex", out, call, A, B)))
 
 
 def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -105,7 +113,7 @@ def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     return write_out("linalg_inv", out, call, A)
 
 
-def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out=None):
+def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out: Tensors | None = None) -> linalg_inv_ex:
     """inv that reports singular matrices in `info` instead of raising, as torch.linalg.inv_ex.
 
     Args:
@@ -129,7 +137,7 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out=None):
             raise_errors(info, "linalg.inv_ex", A)
         return inverse, info
 
-    return torch.return_types.linalg_inv_ex(tuple(write_out("linalg_inv_ex", out, call, A)))
+    return linalg_inv_ex(tuple(write_out("linalg_inv_ex", out, call, A)))
 
 
 def _is_vector(A, B):

@@ -8,14 +8,17 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient,
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
-from ._common import in_float32, skew, write_out
+from ._common import Tensors, in_float32, skew, write_out
 from ._overriding import override, takes
+from ._results import linalg_svd
 
 # What torch.linalg.svd knows on CUDA.
 _DRIVERS = ("gesvd", "gesvdj", "gesvda")
 
 
-def svd(A: torch.Tensor, full_matrices: bool = True, *, driver: str | None = None, out=None):
+def svd(
+    A: torch.Tensor, full_matrices: bool = True, *, driver: str | None = None, out: Tensors | None = None
+) -> linalg_svd:
     """The singular value decomposition A = U diag(S) Vh, as torch.linalg.svd: U and Vhᵀ have orthonormal columns, S is
     not negative and descends.
 
@@ -45,10 +48,10 @@ def svd(A: torch.Tensor, full_matrices: bool = True, *, driver: str | None = Non
         return torch.linalg.svd(A, full_matrices, driver=driver, out=out)
     _check_driver(A, driver)
     results = write_out("linalg_svd", out, lambda: in_float32(lambda A: _svd(A, full_matrices, True), A), A)
-    return torch.return_types.linalg_svd(tuple(results))
+    return linalg_svd(tuple(results))
 
 
-def svdvals(A: torch.Tensor, *, driver: str | None = None, out=None) -> torch.Tensor:
+def svdvals(A: torch.Tensor, *, driver: str | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
     """The singular values of matrices in descending order, as torch.linalg.svdvals.
 
     Args:
@@ -125,6 +128,7 @@ def _gradient(U, grad_U, V, grad_V, S, grad_S):
         return None if grad_S is None else (U * grad_S.unsqueeze(-2)) @ V.mT
     column, row = S.unsqueeze(-1), S.unsqueeze(-2)
     terms = []
+    inside_U = inside_V = None
     if grad_U is not None:
         inside_U = U.mT @ grad_U
         terms.append(skew(inside_U) * row)
@@ -137,10 +141,10 @@ def _gradient(U, grad_U, V, grad_V, S, grad_S):
     if grad_S is not None:
         M = M + grad_S.diag_embed()
     left = U @ M
-    if grad_U is not None and U.shape[-2] > U.shape[-1]:
+    if inside_U is not None and U.shape[-2] > U.shape[-1]:
         left = left + (grad_U - U @ inside_U) / row
     gradient = left @ V.mT
-    if grad_V is not None and V.shape[-2] > V.shape[-1]:
+    if inside_V is not None and V.shape[-2] > V.shape[-1]:
         gradient = gradient + (U / row) @ (grad_V - V @ inside_V).mT
     return gradient
 

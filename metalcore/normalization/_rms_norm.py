@@ -162,7 +162,7 @@ def _gradients(grad, x, sum_grad, dims, weight, eps):
 def _(grad, x, sum_grad, dims, weight, eps, weight_wanted):
     _check("rms_norm_backward", x, dims, weight)
     gx, gw = _gradients(grad, x, sum_grad, dims, weight, eps)
-    return gx.contiguous(), gw.contiguous() if weight_wanted else x.new_empty(0)
+    return gx.contiguous(), x.new_empty(0) if gw is None or not weight_wanted else gw.contiguous()
 
 
 @fake_kernel("rms_norm_backward")
@@ -211,10 +211,10 @@ def _double_backward(ctx, gx_cotangent, gw_cotangent):
     with torch.enable_grad():
         inputs = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
         grad, x, sum_grad, weight = inputs
-        outputs = _gradients(grad, x, sum_grad, ctx.dims, weight, ctx.eps)
-    cotangents = (gx_cotangent, gw_cotangent)
-    if not ctx.weight_wanted:
-        outputs, cotangents = outputs[:1], cotangents[:1]
+        gx, gw = _gradients(grad, x, sum_grad, ctx.dims, weight, ctx.eps)
+    outputs, cotangents = [gx], [gx_cotangent]
+    if gw is not None and ctx.weight_wanted:
+        outputs, cotangents = [gx, gw], [gx_cotangent, gw_cotangent]
     wanted = [t for t in inputs if t is not None and t.requires_grad]
     found = iter(
         torch.autograd.grad(outputs, wanted, cotangents, create_graph=torch.is_grad_enabled(), allow_unused=True)

@@ -14,13 +14,13 @@ class OverrideAdamW(AdamW):
 
     moments_dtype = None  # the parameter's
 
-    def _step_by_kernel(self, *args):
-        super()._step_by_kernel(*args)
+    def _step_by_kernel(self, group, params, grads):
+        super()._step_by_kernel(group, params, grads)
         _count().ran += 1
 
-    def _step_by_torch(self, *args):
+    def _step_by_torch(self, group):
         _count().left["parameters on a device, or of a dtype or kind, that its kernel does not take"] += 1
-        super()._step_by_torch(*args)
+        super()._step_by_torch(group)
 
 
 def _count():

@@ -95,7 +95,7 @@ class AdamW(torch.optim.AdamW):
     def _step_group(self, group):
         # By what decides whether the kernel takes a parameter, and which of them one call takes. (PyTorch sees to it
         # that a gradient is on its parameter's device.)
-        kinds, last = {}, None
+        kinds, last, params, grads = {}, None, [], []
         for p in group["params"]:
             grad = p.grad
             if grad is not None:
@@ -118,7 +118,7 @@ class AdamW(torch.optim.AdamW):
             self._step_by_kernel(group, params, grads)
 
     def _step_by_torch(self, group):
-        lists = [[], [], [], [], [], []]
+        lists = [], [], [], [], [], []
         has_complex = self._init_group(group, *lists)
         beta1, beta2 = group["betas"]
         torch_adamw(
@@ -197,7 +197,7 @@ class AdamW(torch.optim.AdamW):
                 and (not on_device or set(map(_dtype, found[0])) == {torch.float32})
             )
         except (AttributeError, KeyError, TypeError):  # first steps; what is not a tensor, _prepare refuses
-            ready = False
+            found, ready = [], False
         if ready:
             return found
         for p, state in zip(params, states):

@@ -54,7 +54,7 @@ from ._switches import Request, Switches
 
 __all__ = ["active_overrides", "disable_pytorch_overrides", "enable_pytorch_overrides", "report"]
 
-_libraries: dict = {}  # (name, device type) -> the torch.library.Library that holds its kernels
+_installed: dict = {}  # (name, device type) -> the torch.library.Library that holds its kernels, and its overrides
 _warned = False
 
 
@@ -112,21 +112,22 @@ def refresh() -> None:
 def _apply():
     """Makes the registered kernels, the modules and the optimizers' constructors agree with the requests."""
     active = _overrides.active()
-    for name, device in list(_libraries):
+    for name, device in list(_installed):
         if name not in active:
-            _dispatcher.remove(OPS[name], _libraries.pop((name, device)))
+            library, replaced = _installed.pop((name, device))
+            _dispatcher.remove(replaced, library)
     if active and not _applied:
         _report.start()
     _applied[:] = active
     found = devices()
     for name in _overrides.names:
-        op = OPS[name]
-        if isinstance(op.override, OptimizerOverride):
-            _optimizers.switch(op, name in active and bool(found))
-        elif name in active:
+        override = OPS[name].override
+        if isinstance(override, OptimizerOverride):
+            _optimizers.switch(OPS[name], override, name in active and bool(found))
+        elif override and name in active:
             for device in found:
-                if (name, device) not in _libraries:
-                    _libraries[name, device] = _dispatcher.install(op, device)
+                if (name, device) not in _installed:
+                    _installed[name, device] = _dispatcher.install(name, override, device), override
     _modules.switch(active if found else ())
 
 

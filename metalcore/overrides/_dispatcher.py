@@ -8,19 +8,19 @@ import warnings
 import torch
 from torch import Tensor
 
-from .._core.registry import Op
+from .._core.registry import Override
 from .._core.routing import accelerated, is_plain
 from ._report import count_of
 
 __all__ = ["install", "remove"]
 
 
-def install(op: Op, device: str) -> torch.library.Library:
+def install(name: str, overrides: tuple[Override, ...], device: str) -> torch.library.Library:
     """Registers the kernels of an op's override for a device type; what it returns holds them."""
     # All looked up first: with a kernel at one key, PyTorch would compute another answer for the next.
     found = [
         (override, key, torch.library.get_kernel(f"aten::{override.operator}", key))
-        for override in op.override
+        for override in overrides
         for key in [("Autograd" if override.at_autograd else "") + device.upper()]
     ]
     library = torch.library.Library("aten", "IMPL")
@@ -28,17 +28,17 @@ def install(op: Op, device: str) -> torch.library.Library:
         # Some versions of PyTorch warn of the first override of a process. It is what was asked for.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         for override, key, previous in found:
-            count = count_of(op.name, f"aten::{override.operator} on {device}")
+            count = count_of(name, f"aten::{override.operator} on {device}")
             kernel = override.kernel(previous, count, _left(previous, count, override.dtypes))
             library.impl(override.operator, kernel, key, with_keyset=True)
-    _forget_resolved(op)
+    _forget_resolved(overrides)
     return library
 
 
-def remove(op: Op, library: torch.library.Library) -> None:
+def remove(overrides: tuple[Override, ...], library: torch.library.Library) -> None:
     """Takes an override's kernels out again; PyTorch's dispatcher goes back to what it had."""
     library._destroy()
-    _forget_resolved(op)
+    _forget_resolved(overrides)
 
 
 def _left(previous, count, dtypes):
@@ -66,7 +66,7 @@ def _why_left(args, dtypes):
     return "shapes or options that its kernels do not take"
 
 
-def _forget_resolved(op):
+def _forget_resolved(overrides):
     # Tracing resolves an operator's kernel in Python and remembers it; registering from Python does not reset that.
-    for override in op.override:
+    for override in overrides:
         getattr(torch.ops.aten, override.operator).default._dispatch_cache.clear()

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
-from .._core.registry import Op
+from .._core.registry import Op, OptimizerOverride
 from .._core.routing import accelerated
 from ._report import count_of
 
 __all__ = ["switch"]
 
 
-def switch(op: Op, on: bool) -> None:
-    """Makes the constructor of an op's namesake choose, or gives it back."""
-    original = op.override.original
+def switch(op: Op, override: OptimizerOverride, on: bool) -> None:
+    """Makes the constructor of PyTorch's class choose, or gives it back."""
+    original: Any = override.original
     constructor = original.__init__
     if on and not hasattr(constructor, "metalcore_original"):
-        original.__init__ = _chooser(op, constructor)
-        count_of(op.name, op.namesake)
+        original.__init__ = _chooser(op, override, constructor)
+        count_of(op.name, _name(override))
     elif not on and hasattr(constructor, "metalcore_original"):
         original.__init__ = constructor.metalcore_original
 
 
-def _chooser(op, constructor):
-    """The constructor that makes a replacement, which is a subclass, if a parameter is one for its kernel."""
-    original, replacement, counted = op.override.original, op.override.replacement(), (op.name, op.namesake)
+def _name(override):
+    return f"torch.optim.{override.original.__name__}"
 
-    @functools.wraps(constructor)
+
+def _chooser(op, override, constructor) -> Any:
+    """The constructor that makes a replacement, which is a subclass, if a parameter is one for its kernel."""
+    original, replacement, counted = override.original, override.replacement(), (op.name, _name(override))
+
     def construct(self, params, *args, **kwargs):
         if type(self) is original:
             params = list(params)  # it may be a generator, and is looked at twice
@@ -41,8 +45,9 @@ def _chooser(op, constructor):
             count_of(*counted).left[reason] += 1
         return constructor(self, params, *args, **kwargs)
 
-    construct.metalcore_original = constructor
-    return construct
+    chooser: Any = functools.update_wrapper(construct, constructor)
+    chooser.metalcore_original = constructor
+    return chooser
 
 
 def _takes_parameters(params):

@@ -76,7 +76,8 @@ class Report:
         reasons: dict = {}
         for row in self.rows:
             if not row.replaced:
-                reasons.setdefault(*row.left, []).append(row.what)
+                (reason,) = row.left
+                reasons.setdefault(reason, []).append(row.what)
         for reason, names in reasons.items():
             lines += _listed(f"not replaced, {reason}", names)
         return "\n".join([*lines, "", *textwrap.wrap(NEVER, 100)])

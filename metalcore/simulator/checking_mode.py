@@ -6,7 +6,7 @@ from .. import _C
 
 _lock = threading.Lock()
 _active = []  # the checking() blocks that are open, in the order they were entered
-_outside = None  # the mode to return to when the last of them closes
+_outside = False, 0, False  # the mode to return to when the last of them closes
 
 
 def enabled():
