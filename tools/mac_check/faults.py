@@ -65,10 +65,9 @@ class SourceFault:
         for part in ("backends/mps", "gpu"):
             shutil.copytree(build.ROOT / "csrc" / part, work / part)
         _replace(work / "backends" / "mps" / self.file, self.old, self.new)
-        compiled = build.recorded_command("backends/mps/backend")
         source, target = work / "backends/mps/backend.mm", work / "backend.o"
-        link = [str(target) if part.endswith("mps/backend.o") else part for part in build.recorded_command("_C")]
-        flags = compiled[: compiled.index("-MMD")]
+        link = [str(target) if part.endswith("mps/backend.o") else part for part in build.link_command()]
+        _, flags = build.compile_command("backends/mps/backend")
         build.run([*flags, "-c", str(source), "-o", str(target)], "backend.mm does not compile")
         version, torch = list(subject.downloads.torch.items())[self.torch]
         built = build.link_strictly(torch, work / "_C.so", python_symbols=subject.python, command=link)
@@ -123,7 +122,7 @@ class LinkFault:
     says: str
 
     def run(self, subject, work):
-        command = build.recorded_command("_C")
+        command = build.link_command()
         self.change(command, work)
         command[command.index("-o") + 1] = str(work / "_C.abi3.so")
         build.run(command, "does not link")
