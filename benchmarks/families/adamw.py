@@ -24,8 +24,7 @@ def cases(scale):
     found = []
     for count, shape in LISTS[scale]:
         for dtype in (torch.float32, torch.bfloat16):
-            for against in ("fused", "foreach"):
-                found.append(case(count, shape, dtype, against))
+            found += [case(count, shape, dtype, against) for against in ("fused", "foreach")]
             if scale == "gpu":
                 found.append(case(count, shape, dtype, "fused", captured=True))
     return found

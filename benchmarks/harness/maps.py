@@ -108,7 +108,7 @@ RED, WHITE, BLUE, GREY = (192, 38, 28), (255, 255, 255), (70, 130, 195), (225, 2
 def colour(result):
     """As "#rrggbb"."""
     if result is None or "error" in result:
-        return "#%02x%02x%02x" % GREY
+        return web(GREY)
     return shade(result["speedup"]["median"])
 
 
@@ -117,7 +117,12 @@ def shade(ratio):
     ratio = min(max(ratio, SLOWEST), FASTEST)
     end, farthest = (RED, SLOWEST) if ratio < 1 else (BLUE, FASTEST)
     share = math.log(ratio) / math.log(farthest)
-    return "#%02x%02x%02x" % tuple(round(white + share * (other - white)) for white, other in zip(WHITE, end))
+    return web(round(white + share * (other - white)) for white, other in zip(WHITE, end))
+
+
+def web(channels):
+    """Red, green and blue of 0 to 255, as "#rrggbb"."""
+    return "#" + bytes(channels).hex()
 
 
 def ink(face):

@@ -267,8 +267,7 @@ def _table(head, rows):
     lines = ["<table>"]
     if head:
         lines.append("<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>")
-    for row in rows:
-        lines.append("<tr>" + "".join(f"<td{_class(cell)}>{html.escape(cell)}</td>" for cell in row) + "</tr>")
+    lines += ["<tr>" + "".join(f"<td{_class(cell)}>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
     return "\n".join([*lines, "</table>"])
 
 
