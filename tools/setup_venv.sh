@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Makes .venv with everything that building, testing and the examples need, pinned by constraints.txt.
+# Makes .venv with everything that building, tests, lint, documentation and examples need, pinned by constraints.txt.
 # Installs python3-venv, python3-dev and g++ by apt where they are missing and this is root; else says what to install.
 # So it does what only tests need, which are skipped without: Clang and GCC's Objective-C runtime, on which the Metal backend
 # runs on Linux, and the linker that makes the wheel for Macs. (The check of the kernels makes do with Clang 15.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
-packages=(torch setuptools wheel pcpp ninja numpy pytest pytest-xdist expecttest hypothesis transformers accelerate matplotlib)
+packages=(torch setuptools wheel pcpp ninja numpy pytest pytest-xdist expecttest hypothesis transformers accelerate matplotlib
+  ruff clang-format "pyright[nodejs]" sphinx furo myst-parser)
 # Compiles the kernels for NVIDIA GPUs, also where there is none: the tests do.
 if [[ $(uname) == Linux ]]; then packages+=(nvidia-cuda-nvrtc); fi
 
