@@ -1,4 +1,4 @@
-"""Of benchmarks/results git has the latest picture and HTML page of each kind, and pages show pictures that there are."""
+"""Of pictures and HTML pages git has the latest of each kind, and pages show pictures that there are."""
 
 import os
 import re
