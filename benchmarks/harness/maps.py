@@ -1,6 +1,6 @@
 """Speed-up maps: a grid per op, a row per size of the matrices, a column per batch.
 
-Results that have a "cell" are shown as such, in text, Markdown, HTML and as a heat map, in place of one line each.
+A result that has a "cell" is shown in a grid, in text, Markdown, HTML and as a heat map, and has no line of its own.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import math
 
-# A cell whose PyTorch time is a multiple of that of a smaller batch.
+# It marks a cell whose PyTorch time is a multiple of a smaller batch's.
 ABOUT = "~"
 MISSING = "-"
 NOTE = (
@@ -100,7 +100,7 @@ def _cell(grid, n, batch):
     return f'<td style="background:{face};color:{ink(face)}">{html.escape(grid.text(n, batch))}</td>'
 
 
-# Colours by the logarithm of the speed-up: red below 1, white at 1, blue above.
+# The logarithm of the speed-up decides the colour: red below 1, white at 1, blue above.
 SLOWEST, FASTEST = 0.1, 1000.0
 RED, WHITE, BLUE, GREY = (192, 38, 28), (255, 255, 255), (70, 130, 195), (225, 225, 225)
 

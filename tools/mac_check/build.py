@@ -84,7 +84,7 @@ def recorded_command(name):
     return recorded if isinstance(recorded[0], str) else recorded[0]
 
 
-def compile_with_headers(of, built_with):
+def compile_with_headers(torch, built_with):
     """Compiles every source once more, with another PyTorch's headers, for the errors alone; returns what it did."""
     note = WORK / "compiled.json"
     names = [
@@ -92,25 +92,25 @@ def compile_with_headers(of, built_with):
         for part in recorded_command("_C")
         if part.startswith(str(_BUILT / "objects"))
     ]
-    made_from = hashlib.sha256(repr([of, *map(recorded_command, names)]).encode())
+    made_from = hashlib.sha256(repr([torch, *map(recorded_command, names)]).encode())
     for path in sorted(path for folder in ("csrc", "kernels") for path in (ROOT / folder).rglob("*") if path.is_file()):
         made_from.update(path.read_bytes())
     if note.exists() and note.read_text() == made_from.hexdigest():
         return f"{len(names)} files, unchanged since"
     with ThreadPoolExecutor(JOBS) as pool:
-        list(pool.map(lambda name: compile_source(name, of, built_with), names))
+        list(pool.map(lambda name: compile_source(name, torch, built_with), names))
     note.write_text(made_from.hexdigest())
     return f"{len(names)} files"
 
 
-def compile_source(name, of, built_with, source=None):
+def compile_source(name, torch, built_with, source=None):
     """Compiles csrc's source of this name, or a changed copy of it, with the headers of a PyTorch."""
     command = recorded_command(name)
     original = Path(command[command.index("-c") + 1])
-    flags = [part.replace(str(built_with), str(of)) for part in command[: command.index("-MMD")]]
+    flags = [part.replace(str(built_with), str(torch)) for part in command[: command.index("-MMD")]]
     run(
         [*flags, "-fsyntax-only", f"-iquote{original.parent}", str(source or original)],
-        f"{original.relative_to(ROOT)} does not compile with {of.parent.name}",
+        f"{original.relative_to(ROOT)} does not compile with {torch.parent.name}",
     )
 
 
