@@ -38,7 +38,7 @@ _NOT_ON_MACOS = ("HAVE_CRYPT_H", "HAVE_CRYPT_R", "HAVE_LINUX_RANDOM_H")
 
 
 def assemble(parent, downloads):
-    """The folder of the SDK below `parent`. Its name says what it was made from, and it is made again if that changed."""
+    """The folder of the SDK below `parent`. Its name says what it was made from, and a change makes it anew."""
     made_from = hashlib.sha256(" ".join(map(str, downloads.folders)).encode())
     for path in [Path(__file__), *sorted((HERE / "sdk").iterdir())]:
         made_from.update(path.read_bytes())
