@@ -11,12 +11,15 @@ import importlib
 
 import torch  # noqa: F401  (loads the libraries that _C links against)
 
-# linalg and optim not only when asked for: they complete the operators torch.ops.metalcore.qr and adamw_.
-from . import _C, linalg, optim  # noqa: F401
-from .activation import gelu, silu
+# All of them, not only what is asked for: they complete the operators torch.ops.metalcore.… and register the ops, whose
+# registry has the order in which they are imported.
+# isort: off
+from . import _C  # noqa: F401
+from . import activation, normalization, linalg, optim  # noqa: F401
+from .activation import gelu, log_softmax, silu, softmax
 from .linalg import *  # noqa: F403
 from .normalization import add_rms_norm, rms_norm
-from .softmax import log_softmax, softmax
+# isort: on
 
 __version__ = "0.1.0"
 
@@ -27,7 +30,7 @@ _LAZY = {
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
-    "report": "_report",
+    "report": "overrides",
 }
 _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"})
 

@@ -9,10 +9,9 @@ import torch
 
 from . import _C, linalg
 from ._explain_composed import COMPOSED
-from .activation import gelu, silu
+from .activation import gelu, log_softmax, silu, softmax
 from .normalization import add_rms_norm, rms_norm
 from .optim import AdamW
-from .softmax import log_softmax, softmax
 
 __all__ = ["Explanation", "Step", "explain"]
 

@@ -25,7 +25,7 @@ def open_device(name, threads):
     name = name or devices.default()
     devices.use(name)
     device = {"cuda": Cuda, "mps": Mps, "simulator": Simulated}[name](threads)
-    from metalcore._routing import accelerated
+    from metalcore._core.routing import accelerated
 
     if not accelerated(torch.empty(1, device=device.ours)):
         raise ValueError(

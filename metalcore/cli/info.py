@@ -81,7 +81,7 @@ def _simulator():
 
 
 def _backends():
-    from metalcore._routing import DEVICES
+    from metalcore._core.routing import DEVICES
 
     simulator = _simulator()
     if simulator is None:

@@ -116,7 +116,7 @@ def _line(check):
 def _check_routing(device):
     import torch
 
-    from metalcore._routing import accelerated
+    from metalcore._core.routing import accelerated
 
     if not accelerated(torch.ones(2, device=device)):
         raise RuntimeError(f"this build of metalcore has no backend for {device} tensors: PyTorch's own ops take them")

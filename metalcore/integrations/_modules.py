@@ -16,7 +16,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.nn.modules import module as registration
 
-from .. import _report
+from ..overrides import _report
 from ._formulas import LENGTH, examine, on_the_cpu, settings_of
 
 __all__ = ["switch"]

@@ -8,14 +8,13 @@ import torch
 from torch.compiler import is_compiling
 
 from .. import _C
-from .._routing import cpu_kernel, fake_kernel, ops
+from .._core.operators import cpu_kernel, fake_kernel, ops
 
 __all__ = [
     "cast_out",
     "check_types",
     "in_float32",
     "left_to_torch",
-    "needs_gradient",
     "raise_errors",
     "skew",
     "square",
@@ -199,11 +198,6 @@ def cast_out(name, out, results, *inputs, dtype, parts=("result",)):
         return [value.to(target.dtype) for value, target in zip(values, targets)]
 
     return write_out(of, out, cast, *inputs)
-
-
-def needs_gradient(A) -> bool:
-    """Whether autograd will ask for A's derivative, so that a function has to compute what that needs."""
-    return torch.is_grad_enabled() and A.requires_grad
 
 
 def skew(A):

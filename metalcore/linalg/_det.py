@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import well_conditioned
 from ._common import in_float32, square, write_out
+from ._overriding import factors_transpose, override, takes_square
 
 __all__ = ["det", "slogdet"]
 
@@ -155,3 +159,44 @@ def _slogdet_backward(ctx, _, grad, *__):
 
 
 _slogdet = autograd("slogdet", _slogdet_backward, _slogdet_save)
+
+
+# In the place of PyTorch's kernels
+
+
+def _override(op, operator):
+    def take(A):
+        if takes_square(A):
+            return op(A.mT if factors_transpose(operator) and A.is_contiguous() else A)
+
+    return take
+
+
+def _samples():
+    return tuple(
+        # Determinants near one: 16 bits hold them.
+        Sample(f"{n}x{n}", ((batch, n, n),), prepare=(lambda a: well_conditioned(a) / 2,), terms=n)
+        for batch, n in ((40, 3), (3, 5), (3, 40))
+    )
+
+
+register(
+    Op(
+        "det",
+        det,
+        namesake="torch.linalg.det",
+        operators=("det", "lu_solve", "solve_ex"),
+        override=(override("_linalg_det", _override(ops.det, torch.ops.aten._linalg_det)),),
+        samples=_samples,
+    )
+)
+register(
+    Op(
+        "slogdet",
+        slogdet,
+        namesake="torch.linalg.slogdet",
+        operators=("slogdet", "lu_solve", "solve_ex"),
+        override=(override("_linalg_slogdet", _override(ops.slogdet, torch.ops.aten._linalg_slogdet)),),
+        samples=_samples,
+    )
+)

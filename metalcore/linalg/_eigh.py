@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel
-from ._common import in_float32, needs_gradient, skew, write_out
+from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import low_rank, separated
+from ._common import in_float32, skew, write_out
+from ._overriding import override, takes_square
 
 
 def eigh(A: torch.Tensor, UPLO: str = "L", *, out=None):
@@ -92,3 +96,36 @@ def _backward(ctx, grad_L, grad_V):
 
 
 _eigh = autograd("eigh", _backward, _save)
+
+
+# In the place of PyTorch's kernel
+
+
+def _override(A, UPLO="L", compute_v=True):
+    return ops.eigh(A, UPLO, compute_v) if takes_square(A) and UPLO in ("L", "U") else None
+
+
+def _samples():
+    return tuple(
+        Sample(f"{n}x{n}", ((batch, n, n),), arguments=lambda a: (a + a.mT,), prepare=(separated,), terms=n**2)
+        for batch, n in ((7, 12), (2, 40), (1, 140))
+    )
+
+
+def _unique(found):
+    values, vectors = (part.flip(-1) for part in found)  # the largest first
+    return values, low_rank(vectors, values, vectors.mT)
+
+
+register(
+    Op(
+        "eigh",
+        eigh,
+        namesake="torch.linalg.eigh",
+        results=_unique,
+        operators=("eigh",),
+        override=(override("_linalg_eigh", _override),),
+        samples=_samples,
+    )
+)
+register(Op("eigvalsh", eigvalsh, namesake="torch.linalg.eigvalsh", operators=("eigh",), samples=_samples))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import low_rank, separated
 from ._common import without_autocast
 from ._qr import qr
 from ._svd import svd
@@ -84,3 +86,19 @@ def pca_lowrank(A: torch.Tensor, q: int | None = None, center: bool = True, nite
     if A.dtype is not torch.float32:
         return tuple(x.to(A.dtype) for x in pca_lowrank(A.float(), q, center, niter))
     return svd_lowrank(A - A.mean(-2, keepdim=True) if center else A, q, niter)
+
+
+def _op(function):
+    # As many columns as there are: then nothing depends on the random numbers.
+    return Op(
+        function.__name__,
+        function,
+        namesake=f"torch.{function.__name__}",
+        results=lambda found: (found[1], low_rank(found[0], found[1], found[2].mT)),
+        operators=("qr", "svd", "solve_triangular"),
+        samples=lambda: (Sample("20x12", ((3, 20, 12),), {"q": 12}, prepare=(separated,), terms=20**2),),
+    )
+
+
+register(_op(svd_lowrank))
+register(_op(pca_lowrank))

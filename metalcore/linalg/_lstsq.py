@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, ops
+from .._core.operators import ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import well_conditioned
 from ._common import in_float32, without_autocast
 
 _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
@@ -83,3 +86,18 @@ def _least_squares(A, B):
     Q, R, scale = ops.qr_scaled(A)
     X = ops.solve_triangular(R, Q.mT @ B, True, True, False) * scale
     return X, (A @ X - B).square().sum(-2) if m > n else A.new_empty(0)
+
+
+register(
+    Op(
+        "lstsq",
+        lstsq,
+        namesake="torch.linalg.lstsq",
+        results=lambda found: [found.solution],
+        operators=("qr_scaled", "solve_triangular"),
+        samples=lambda: tuple(
+            Sample(f"{m}x{n}", ((3, m, n), (3, m, 5)), prepare=(well_conditioned,), terms=max(m, n))
+            for m, n in ((20, 12), (12, 20))
+        ),
+    )
+)

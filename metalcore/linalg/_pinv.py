@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ._common import cast_out, in_float32, needs_gradient, without_autocast
+from .._core.operators import needs_gradient
+from .._core.registry import Op, Sample, register
+from .._core.samples import well_conditioned
+from ._common import cast_out, in_float32, without_autocast
 from ._eigh import _eigh
 from ._rank import chosen_tolerances, given, threshold
 from ._svd import _svd
@@ -79,3 +82,24 @@ def _gradient(A, P, G):
     K = Gt @ P
     KPt = K @ Pt
     return KPt - (P @ K).mT - (A @ P) @ KPt + (Pt @ P) @ (Gt - K @ A)
+
+
+register(
+    Op(
+        "pinv",
+        pinv,
+        namesake="torch.linalg.pinv",
+        operators=("eigh", "svd"),
+        samples=lambda: (
+            Sample("20x12", ((7, 20, 12),), prepare=(well_conditioned,), terms=20),
+            Sample(
+                "hermitian",
+                ((7, 12, 12),),
+                {"hermitian": True},
+                arguments=lambda a: (a + a.mT,),
+                prepare=(lambda a: well_conditioned(a) + 2 * torch.eye(12),),
+                terms=12,
+            ),
+        ),
+    )
+)

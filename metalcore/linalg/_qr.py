@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import well_conditioned
 from ._common import in_float32, write_out
+from ._overriding import override, takes
 from ._triangular import solve_triangular
 
 
@@ -138,3 +142,42 @@ def _backward_scaled(ctx, grad_Q, grad_R, _):
 
 
 autograd("qr_scaled", _backward_scaled, _save_scaled)
+
+
+# In the place of PyTorch's kernel
+
+
+def _override(A, mode="reduced"):
+    return ops.qr(A, mode) if takes(A) and mode in ("reduced", "complete", "r") else None
+
+
+def _sample(batch, m, n, name="", mode="reduced"):
+    return Sample(
+        f"{name}{m}x{n}",
+        ((batch, m, n),),
+        {"mode": mode},
+        prepare=(well_conditioned,),
+        terms=max(m, n),
+        backward=mode == "reduced",
+    )
+
+
+register(
+    Op(
+        "qr",
+        qr,
+        namesake="torch.linalg.qr",
+        operators=("qr", "qr_scaled", "solve_triangular"),
+        override=(override("linalg_qr", _override),),
+        samples=lambda: (
+            _sample(40, 16, 12),
+            _sample(3, 100, 40),
+            _sample(1, 1200, 20),
+            _sample(1, 2100, 12),
+            _sample(1, 160, 140),
+            _sample(3, 12, 20),
+            _sample(3, 20, 12, "complete, ", "complete"),
+            _sample(3, 100, 40, "R alone, ", "r"),
+        ),
+    )
+)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel
-from ._common import in_float32, needs_gradient, skew, write_out
+from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import low_rank, separated
+from ._common import in_float32, skew, write_out
+from ._overriding import override, takes
 
 # What torch.linalg.svd knows on CUDA.
 _DRIVERS = ("gesvd", "gesvdj", "gesvda")
@@ -142,3 +146,38 @@ def _gradient(U, grad_U, V, grad_V, S, grad_S):
 
 
 _svd = autograd("svd", _backward, _save)
+
+
+# In the place of PyTorch's kernel
+
+
+def _override(A, full_matrices=False, compute_uv=True, *, driver=None):
+    return ops.svd(A, full_matrices, compute_uv) if takes(A) and driver is None else None
+
+
+def _samples(name="", **options):
+    return tuple(
+        Sample(
+            f"{name}{m}x{n}",
+            ((batch, m, n),),
+            options,
+            prepare=(separated,),
+            terms=max(m, n) ** 2,
+            backward=not options.get("full_matrices"),
+        )
+        for batch, m, n in ((7, 20, 12), (2, 60, 40), (5, 100, 10), (1, 140, 140))
+    )
+
+
+register(
+    Op(
+        "svd",
+        svd,
+        namesake="torch.linalg.svd",
+        results=lambda found: (found.S, low_rank(*found)),
+        operators=("svd",),
+        override=(override("_linalg_svd", _override),),
+        samples=lambda: (*_samples(full_matrices=False), *_samples("full, ", full_matrices=True)[:2]),
+    )
+)
+register(Op("svdvals", svdvals, namesake="torch.linalg.svdvals", operators=("svd",), samples=_samples))

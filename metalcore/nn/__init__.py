@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from ..activation import gelu, silu
+from ..activation import gelu, log_softmax, silu, softmax
 from ..normalization import add_rms_norm, rms_norm
-from ..softmax import log_softmax, softmax
 
 __all__ = ["GELU", "AddRMSNorm", "LogSoftmax", "RMSNorm", "SiLU", "Softmax"]
 

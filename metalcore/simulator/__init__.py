@@ -9,7 +9,7 @@ Raises RuntimeError, leaving the process as it was, where a real MPS backend or 
 """
 
 from . import device
-from .checking import checking
+from .checking_mode import checking
 from .errors import KernelError
 
 __all__ = ["KernelError", "checking"]

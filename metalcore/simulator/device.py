@@ -10,7 +10,7 @@ import warnings
 import torch
 
 from .. import _C, _device_library
-from .._routing import DEVICES
+from .._core.routing import DEVICES
 
 OLDEST_TORCH = (2, 10)
 _extension = None

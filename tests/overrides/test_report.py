@@ -15,12 +15,6 @@ import metalcore
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def off():
-    yield
-    metalcore.disable_pytorch_overrides()
-
-
 def rows():
     return {row.what: row for row in metalcore.report().rows}
 

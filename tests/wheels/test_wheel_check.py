@@ -77,7 +77,7 @@ FAULTS = {
     "metalcore/simulator/csrc/module.cpp": (b"", "is not the checkout's"),
     # For the PyTorch of the build, which is not the one that runs.
     "metalcore/simulator/_device-torch2.13.0-0.so": (b"\x7fELF", "is no part of a wheel for Linux"),
-    "metalcore/softmax.py": (b"", "is not the checkout's"),
+    "metalcore/activation/_softmax.py": (b"", "is not the checkout's"),
     "metalcore/stray.py": (b"", "is not in the checkout"),
 }
 

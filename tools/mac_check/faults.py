@@ -411,7 +411,7 @@ FAULTS = [
     ),
     WheelFault(
         "a module that is not the checkout's",
-        _with("metalcore/softmax.py", b""),
+        _with("metalcore/activation/_softmax.py", b""),
         r"metalcore/softmax\.py is not the checkout's",
     ),
 ]

@@ -133,8 +133,8 @@ def report() -> Report:
     The counts begin when overrides are enabled while none are, and stay when they are disabled. Calls that a graph of
     torch.compile has in it are counted where they reach an operator; modules, while Python runs their forward.
     """
-    from . import overrides
+    from . import active_overrides, devices
 
     rows = [Row(*key, True, count.ran, dict(count.left)) for key, count in list(_counts.items())]
     rows += [Row(*key, False, 0, {reason: 0}) for key, reason in list(_never.items())]
-    return Report(overrides.active_overrides(), overrides.devices() if _counts else (), rows)
+    return Report(active_overrides(), devices() if _counts else (), rows)

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from ._routing import COUNTED, accelerated, autocast_to_float32, autograd, cpu_kernel, fake_kernel, ops, too_many
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Override, Sample, register
+from .._core.routing import COUNTED, accelerated, alike, autocast_to_float32, is_plain, too_many
+from .._core.samples import rows
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
@@ -223,3 +226,63 @@ def _double_backward(ctx, gx_cotangent, gw_cotangent):
 _rms_norm = autograd("rms_norm", _backward, _save)
 _add_rms_norm = autograd("add_rms_norm", _sum_backward, _save_sum)
 autograd("rms_norm_backward", _double_backward, _save_backward)
+
+
+# In the place of PyTorch's kernels
+
+
+def _override(previous, count, left):
+    def kernel(keyset, x, normalized_shape, weight=None, eps=None):
+        if not (is_plain(x) and is_plain(weight) and alike(x, weight) and _fits(x, normalized_shape, weight)):
+            return left(keyset, x, normalized_shape, weight, eps)
+        count.ran += 1
+        return ops.rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
+
+    return kernel
+
+
+def _sample(name, count, length):
+    return Sample(
+        name,
+        ((count, length), (length,)),
+        arguments=lambda x, weight: (x, (length,), weight, 1e-6),
+        terms=max(count, length),
+    )
+
+
+def _sample_of_sum(name, count, length):
+    return Sample(
+        name, ((count, length), (count, length), (length,)), {"eps": 1e-6}, terms=max(count, length), roundings=2
+    )
+
+
+def _reference_of_sum(x, residual, weight=None, eps=None):
+    total = x + residual
+    return F.rms_norm(total, total.shape[-1:], weight, eps), total
+
+
+register(
+    Op(
+        "rms_norm",
+        rms_norm,
+        namesake="torch.nn.functional.rms_norm",
+        operators=("rms_norm", "rms_norm_backward"),
+        override=(Override("rms_norm", _override, at_autograd=True), Override("rms_norm", _override)),
+        samples=lambda: (
+            *rows(_sample),
+            Sample("without a weight", ((16, 1000),), {"normalized_shape": (1000,), "eps": 1e-6}, terms=1000),
+            Sample(
+                "two dimensions", ((16, 20, 50), (20, 50)), arguments=lambda x, w: (x, (20, 50), w, 1e-6), terms=1000
+            ),
+        ),
+    )
+)
+register(
+    Op(
+        "add_rms_norm",
+        add_rms_norm,
+        reference=_reference_of_sum,
+        operators=("add_rms_norm", "rms_norm_backward"),
+        samples=lambda: rows(_sample_of_sum),
+    )
+)

@@ -1,4 +1,4 @@
-"""Elementwise activations."""
+"""x times the normal distribution function."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Override, Sample, register
+from .._core.routing import accelerated, alike
+from .._core.samples import elementwise
 
-__all__ = ["gelu", "silu"]
+__all__ = ["gelu"]
 
 _aten = torch.ops.aten
-
-
-def silu(x: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(x), as torch.nn.functional.silu.
-
-    Args:
-        x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op.
-    """
-    return _silu(x) if accelerated(x) else F.silu(x)
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -36,53 +30,6 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     if accelerated(x) and approximate in ("none", "tanh"):
         return _gelu(x, approximate)
     return F.gelu(x, approximate=approximate)
-
-
-# silu
-
-
-@cpu_kernel("silu")
-def _(x):
-    return F.silu(x)
-
-
-@fake_kernel("silu")
-def _(x):
-    return torch.empty_like(x)
-
-
-@cpu_kernel("silu_backward")
-def _(grad, x):
-    return _aten.silu_backward(grad, x, grad_input=torch.empty_like(x))
-
-
-@fake_kernel("silu_backward")
-def _(grad, x):
-    return torch.empty_like(x)
-
-
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
-
-
-def _silu_backward(ctx, grad):
-    (x,) = ctx.saved_tensors
-    return ops.silu_backward(grad, x)
-
-
-def _silu_double_backward(ctx, grad):
-    upstream, x = ctx.saved_tensors
-    s = torch.sigmoid(x)
-    first = s * (1 + x * (1 - s))
-    second = s * (1 - s) * (2 + x * (1 - 2 * s))
-    return grad * first, grad * upstream * second
-
-
-_silu = autograd("silu", _silu_backward, _save)
-autograd("silu_backward", _silu_double_backward, _save)
-
-
-# gelu
 
 
 @cpu_kernel("gelu")
@@ -137,3 +84,38 @@ def _gelu_double_backward(ctx, grad):
 
 _gelu = autograd("gelu", _gelu_backward, _save_with_option)
 autograd("gelu_backward", _gelu_double_backward, _save_with_option)
+
+
+# In the place of PyTorch's kernels
+
+
+def _override(previous, count, left):
+    def kernel(keyset, x, *, approximate="none"):
+        if not accelerated(x) or approximate not in ("none", "tanh"):
+            return left(keyset, x, approximate=approximate)
+        count.ran += 1
+        return ops.gelu(x, approximate)
+
+    return kernel
+
+
+def _override_backward(previous, count, left):
+    def kernel(keyset, grad, x, *, approximate="none"):
+        if not alike(grad, x) or approximate not in ("none", "tanh"):
+            return left(keyset, grad, x, approximate=approximate)
+        count.ran += 1
+        return ops.gelu_backward(grad, x, approximate)
+
+    return kernel
+
+
+register(
+    Op(
+        "gelu",
+        gelu,
+        namesake="torch.nn.functional.gelu",
+        operators=("gelu", "gelu_backward"),
+        override=(Override("gelu", _override), Override("gelu_backward", _override_backward)),
+        samples=lambda: (*elementwise(), Sample("tanh", ((64, 1000),), {"approximate": "tanh"})),
+    )
+)

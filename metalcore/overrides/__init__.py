@@ -6,7 +6,7 @@
 
 How each one works, and why:
 
-`silu`, `gelu`, `softmax`, `log_softmax`, and of linear algebra `qr`, `solve_triangular`, `cholesky`, `lu_factor`,
+`silu`, `gelu`, `softmax`, `log_softmax`, and of linear algebra `solve_triangular`, `qr`, `cholesky`, `lu_factor`,
 `lu_solve`, `solve`, `inv`, `det`, `slogdet`, `eigh`, `svd`
     A kernel at the device's own dispatch key, for the operator that PyTorch's function ends in (`aten::silu`,
     `aten::_softmax`, `aten::linalg_qr` ...) and, but for linear algebra, for the operator of its derivative. Replacing
@@ -45,12 +45,12 @@ import warnings
 
 import torch
 
-from . import _adamw_override, _report
-from . import _override_kernels as kernels
+from .._core.registry import OPS, OptimizerOverride
+from .._core.routing import DEVICES
+from ..integrations import _modules
+from . import _dispatcher, _optimizers, _report
 from ._report import report
-from ._requests import Request, Requests
-from ._routing import DEVICES
-from .integrations import _modules
+from ._switches import Request, Switches
 
 __all__ = ["active_overrides", "disable_pytorch_overrides", "enable_pytorch_overrides", "report"]
 
@@ -62,7 +62,7 @@ def enable_pytorch_overrides(*names: str, exclude=()) -> Request:
     """Makes PyTorch's own functions use metalcore's kernels on the devices that metalcore supports.
 
     Args:
-        names: which, of "silu", "gelu", "softmax", "log_softmax", "rms_norm", "qr", "solve_triangular", "cholesky",
+        names: which, of "silu", "gelu", "softmax", "log_softmax", "rms_norm", "solve_triangular", "qr", "cholesky",
             "lu_factor", "lu_solve", "solve", "inv", "det", "slogdet", "eigh", "svd", "adamw"; all of them if none is
             given.
         exclude: names to leave out.
@@ -77,7 +77,7 @@ def enable_pytorch_overrides(*names: str, exclude=()) -> Request:
     PyTorch's own op. Nothing is printed: `metalcore.report()` tells what was replaced, and how often it ran. Where
     there is no device that metalcore has kernels for, a UserWarning says so, once.
     """
-    return request(_requests.choose("enable_pytorch_overrides", names, exclude))
+    return request(_overrides.choose("enable_pytorch_overrides", names, exclude))
 
 
 def request(names) -> Request:
@@ -86,17 +86,17 @@ def request(names) -> Request:
     if not devices() and not _warned:
         _warned = True
         warnings.warn(f"metalcore's overrides accelerate nothing here: {_why_no_device()}", stacklevel=3)
-    return _requests.request(names)
+    return _overrides.request(names)
 
 
 def disable_pytorch_overrides() -> None:
     """Gives every function back to PyTorch, whoever enabled it; enclosing `with` blocks then have nothing to undo."""
-    _requests.clear()
+    _overrides.clear()
 
 
 def active_overrides() -> tuple[str, ...]:
-    """The names of the overrides that are on, in the order of the documentation."""
-    return _requests.active()
+    """The names of the overrides that are on, in the order of the registry."""
+    return _overrides.active()
 
 
 def devices() -> tuple[str, ...]:
@@ -106,25 +106,28 @@ def devices() -> tuple[str, ...]:
 
 def refresh() -> None:
     """Called when a device has appeared."""
-    _requests.apply()
+    _overrides.apply()
 
 
 def _apply():
-    """Makes the registered kernels, the modules and the optimizer's constructor agree with the requests."""
-    active = _requests.active()
+    """Makes the registered kernels, the modules and the optimizers' constructors agree with the requests."""
+    active = _overrides.active()
     for name, device in list(_libraries):
         if name not in active:
-            kernels.remove(name, _libraries.pop((name, device)))
+            _dispatcher.remove(OPS[name], _libraries.pop((name, device)))
     if active and not _applied:
         _report.start()
     _applied[:] = active
     found = devices()
-    for device in found:
-        for name in kernels.OPERATORS:
-            if name in active and (name, device) not in _libraries:
-                _libraries[name, device] = kernels.install(name, device)
+    for name in _overrides.names:
+        op = OPS[name]
+        if isinstance(op.override, OptimizerOverride):
+            _optimizers.switch(op, name in active and bool(found))
+        elif name in active:
+            for device in found:
+                if (name, device) not in _libraries:
+                    _libraries[name, device] = _dispatcher.install(op, device)
     _modules.switch(active if found else ())
-    _adamw_override.switch("adamw" in active and bool(found))
 
 
 def _is_available(device):
@@ -141,4 +144,4 @@ def _why_no_device():
 
 
 _applied: list = []  # the overrides that were on after the last change
-_requests = Requests((*kernels.OPERATORS, "adamw"), _apply)
+_overrides = Switches([name for name, op in OPS.items() if op.override], _apply)

@@ -1,14 +1,14 @@
-"""Counting who asks for a switch to be on."""
+"""Switches that are on as long as somebody asks for it."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 
-__all__ = ["Requests"]
+__all__ = ["Request", "Switches"]
 
 
-class Requests:
+class Switches:
     """Named switches that several callers may turn on; one is on as long as any of them asks for it.
 
     `apply()` is called, one thread at a time, whenever what is on may have changed.
@@ -61,11 +61,11 @@ class Requests:
 class Request:
     """One caller's request. It holds until its `with` block ends, or else until everything is switched off."""
 
-    def __init__(self, requests, names, epoch):
-        self._requests, self.names, self.epoch = requests, names, epoch
+    def __init__(self, switches, names, epoch):
+        self._switches, self.names, self.epoch = switches, names, epoch
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
-        self._requests.withdraw(self)
+        self._switches.withdraw(self)

@@ -1,23 +1,21 @@
-"""What the Python side of every op shares: which calls metalcore takes, and how its ops are registered.
+"""How the operators metalcore::<name> are registered.
 
-An op has one module, which follows `metalcore/activation.py`:
-
-- the public function takes the call when `accelerated(...)` says so, and gives everything else to PyTorch's own op;
-- the operator `metalcore::<name>` is defined in csrc/ops, which has its kernel for the backends' devices. Python adds
-  the rest with `cpu_kernel`, `fake_kernel` and `autograd`, so that torch.compile, export, opcheck and CPU tensors work.
+csrc/ops defines them, with their kernels for the backends' devices. Python adds the rest with `cpu_kernel`,
+`fake_kernel` and `autograd`, so that torch.compile, export, opcheck and CPU tensors work.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from . import _C
+from .. import _C
+from .routing import DEVICES
+
+__all__ = ["autograd", "cpu_kernel", "fake_kernel", "needs_gradient", "ops"]
 
 ops = torch.ops.metalcore
 
@@ -29,85 +27,16 @@ _is_grad_enabled = torch._C.is_grad_enabled
 _is_tracing = torch._C._is_tracing  # torch.jit.trace
 _is_autocast_enabled = torch.is_autocast_enabled
 _DisableAutocast = torch._C._DisableAutocast
-_transforms_active = torch._C._are_functorch_transforms_active
 _unwrap_if_dead = torch._C._functorch.unwrap_if_dead  # a tensor that outlived its torch.func transform
-
-FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_strided = torch.strided
-
-
-def _simulator_has_kernels():
-    """Whether the built-in kernels are there for this CPU; METALCORE_ISA leaves them out of a build."""
-    if not hasattr(_C, "simulator_info"):
-        return False
-    found = _C.simulator_info()
-    return os.path.isdir(os.path.join(found["library_path"], found["isa"]))
-
-
-# Where a backend can run the kernels: a Mac's `mps` or the simulator's, and `cuda` where PyTorch has CUDA.
-_BACKENDS = {
-    "mps": hasattr(_C, "mps_kernels") or _simulator_has_kernels(),
-    "cuda": hasattr(_C, "cuda_dispatch") and torch.version.cuda,
-}
-DEVICES = frozenset(device for device, is_there in _BACKENDS.items() if is_there)
-_MPS, _CUDA = "mps" in DEVICES, "cuda" in DEVICES
 
 if "cuda" in DEVICES:
 
     def _compile_for_cuda(capability, requests):
-        from .msl import cuda  # not before a kernel is needed
+        from ..msl import cuda  # not before a kernel is needed
 
         return cuda.compile_kernels(capability, requests)
 
     _C.cuda_set_compiler(_compile_for_cuda)
-
-
-def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
-    """Whether metalcore's kernels can take these arguments: strided tensors of a supported dtype, all on one supported
-    device. None after the first stands for an argument that was left out. Inside torch.func transforms (vmap, grad,
-    jvp …) and where forward-mode derivatives are taken PyTorch's own ops are the ones that know what to do."""
-    if _transforms_active() or forward_ad._current_level >= 0:
-        return False
-    first = None
-    for tensor in tensors:
-        if tensor is None and first is not None:
-            continue
-        if not isinstance(tensor, Tensor) or tensor.dtype not in dtypes or tensor.layout is not _strided:
-            return False
-        if first is None:
-            first = tensor
-            if not (_CUDA and tensor.is_cuda or _MPS and tensor.is_mps):  # device.type costs six times as much
-                return False
-        elif tensor.device != first.device:
-            return False
-    return True
-
-
-# Tensors of up to so many elements never have more rows, or longer ones, than kernels count.
-COUNTED = 2**31 - 1
-
-
-def too_many(x, length) -> bool:
-    """Whether x, as rows of `length` elements, has more of them, or longer ones, than kernels count."""
-    return length > COUNTED or x.numel() // max(length, 1) > 2 * COUNTED + 1
-
-
-# What torch.autocast computes in float32, where this version of PyTorch has a rule for it.
-_AUTOCAST_TO_FLOAT32 = frozenset(
-    (name, device)
-    for name, operator in {"softmax": "softmax.int", "log_softmax": "log_softmax.int", "rms_norm": "rms_norm"}.items()
-    for device in ("mps", "cuda")
-    if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{device.upper()}")
-)
-
-
-def autocast_to_float32(name, x) -> bool:
-    """Whether PyTorch's op of this name would take a 16-bit x as float32, because autocast is on."""
-    if x.dtype is torch.float32:
-        return False
-    device = "cuda" if x.is_cuda else "mps"
-    return torch.is_autocast_enabled(device) and (name, device) in _AUTOCAST_TO_FLOAT32
-
 
 _library = torch.library.Library("metalcore", "FRAGMENT")
 
@@ -142,6 +71,11 @@ def _check_one_device(name, inputs):
     devices = {str(tensor.device) for tensor in inputs if isinstance(tensor, Tensor)}
     if len(devices) > 1:
         raise RuntimeError(f"metalcore::{name}: tensors must be on one device, not on {' and '.join(sorted(devices))}")
+
+
+def needs_gradient(A) -> bool:
+    """Whether autograd will ask for A's derivative, so that a function has to compute what that needs."""
+    return torch.is_grad_enabled() and A.requires_grad
 
 
 def autograd(name, backward, setup_context):

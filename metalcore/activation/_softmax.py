@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ._routing import COUNTED, accelerated, autocast_to_float32, autograd, cpu_kernel, fake_kernel, ops, too_many
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Override, Sample, register
+from .._core.routing import COUNTED, accelerated, alike, autocast_to_float32, too_many
+from .._core.samples import rows
 
 __all__ = ["log_softmax", "softmax"]
 
@@ -120,3 +123,60 @@ _softmax = _register("softmax", _aten._softmax, _aten._softmax_backward_data, _s
 _log_softmax = _register(
     "log_softmax", _aten._log_softmax, _aten._log_softmax_backward_data, _log_softmax_double_backward
 )
+
+
+# In the place of PyTorch's kernels
+
+
+def _override(op):
+    def make(previous, count, left):
+        def kernel(keyset, x, dim, half_to_float):
+            if not accelerated(x) or not -x.dim() <= dim < max(x.dim(), 1):
+                return left(keyset, x, dim, half_to_float)
+            count.ran += 1
+            return op(x, dim, half_to_float)
+
+        return kernel
+
+    return make
+
+
+def _override_backward(op):
+    def make(previous, count, left):
+        def kernel(keyset, grad, output, dim, input_dtype):
+            if not alike(grad, output):
+                return left(keyset, grad, output, dim, input_dtype)
+            count.ran += 1
+            return op(grad, output, dim, input_dtype)
+
+        return kernel
+
+    return make
+
+
+def _samples():
+    return (
+        *rows(lambda name, count, length: Sample(name, ((count, length),), {"dim": -1}, terms=length)),
+        Sample("columns", ((64, 1000),), {"dim": 0}, terms=64),
+        Sample("in float32", ((64, 1000),), {"dim": -1, "dtype": torch.float32}, terms=1000),
+        Sample("empty", ((0, 8),), {"dim": -1}),
+    )
+
+
+def _op(function):
+    name = function.__name__
+    return Op(
+        name,
+        function,
+        namesake=f"torch.{name}",
+        operators=(name, f"{name}_backward"),
+        override=(
+            Override(f"_{name}", _override(getattr(ops, name))),
+            Override(f"_{name}_backward_data", _override_backward(getattr(ops, f"{name}_backward"))),
+        ),
+        samples=_samples,
+    )
+
+
+register(_op(softmax))
+register(_op(log_softmax))
