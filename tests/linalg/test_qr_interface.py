@@ -234,6 +234,6 @@ def test_explain_refuses_what_qr_refuses():
 def test_kernels_are_clean_in_checking_mode(device, shape, mode):
     A = torch.randn(shape)
     with metalcore.simulator.checking():
-        Q, R = metalcore.qr(A.to(device), mode)
+        R = metalcore.qr(A.to(device), mode).R
     expected = torch.linalg.qr(A.double(), mode)
     assert norm(R.cpu() - expected.R).max() <= 10 * max(shape) ** 2 * EPS * norm(A).max()

@@ -117,7 +117,7 @@ def _compiled(source, target):
 
 def _flags():
     """Those of setup.py, from the command it recorded."""
-    _, command = compile_commands.read(_BUILT)["gpu/encode"]
+    _, command = compile_commands.read(_BUILT)["gpu/record"]
     return command[command.index("-std=c++20") :]
 
 

@@ -21,7 +21,9 @@ FAULTS = {
     "an op of PyTorch's on the queue": "work of PyTorch in a block on a stream's queue",
     "an allocation on the queue": "an allocation in a block on a stream's queue",
     "memory freed before its dispatch": "memory that was freed before the dispatch",
-    "memory freed while another stream's command is in flight": "memory of stream 1 is freed while a command in flight on stream 0 uses it",
+    "memory freed while another stream's command is in flight": (
+        "memory of stream 1 is freed while a command in flight on stream 0 uses it"
+    ),
     "an unbound buffer": "at index 0 is not bound",
     "a buffer bound for the kernel before": "at index 0 is not bound",
     "no pipeline": "without a pipeline state",

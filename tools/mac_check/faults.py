@@ -1,4 +1,4 @@
-"""Negative controls: each fault is put into a copy of what the check looks at, and must be found, by name.
+"""Negative controls: each fault is put into a copy of what the check looks at, and the check must find and name it.
 
 A check that finds nothing wrong proves something only if it would have.
 """
