@@ -147,10 +147,9 @@ def _lock(path):
     with opened_directory(place.parent) as locks:
         descriptor = open_file(locks, place, os.O_RDWR | os.O_CREAT)
     with open(descriptor, "r+b", buffering=0):
-        try:
+        # A file system may have no locks: then each process compiles its own, and the last rename wins.
+        with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks: each compiles its own, and the last rename wins
         yield
 
 

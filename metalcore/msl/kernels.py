@@ -98,9 +98,11 @@ def find_kernels(program, waits=()):
                 templates.setdefault(declaration.name, []).append(declaration)
             elif declaration.body is not None:
                 kernels.append(_plain_kernel(program, declaration))
-    for declaration in program.declarations:
-        if declaration.kind == "instantiation" and "host_name" in declaration.attributes:
-            kernels.append(_instantiated_kernel(program, declaration, templates))
+    kernels += [
+        _instantiated_kernel(program, declaration, templates)
+        for declaration in program.declarations
+        if declaration.kind == "instantiation" and "host_name" in declaration.attributes
+    ]
     unique = []
     for kernel in kernels:
         if kernel.name not in seen:

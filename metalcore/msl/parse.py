@@ -212,7 +212,7 @@ class Program(Syntax):
             names = [token.text for token in tokens[self.partner[body] : declaration.last] if token.kind == "id"]
             declaration.name = names[0] if names else ""
         if tokens[key].text != "enum":
-            self._scope(body + 1, self.partner[body], declaration.scope + (declaration.name,), declaration)
+            self._scope(body + 1, self.partner[body], (*declaration.scope, declaration.name), declaration)
         return self._add(declaration, owner)
 
     def _function_or_variable(self, declaration, i, end, owner):

@@ -6,6 +6,7 @@ operators (pcpp's own splits ``1.f`` and would expand a macro named ``f`` in it)
 
 import copy
 import io
+import itertools
 import os
 import re
 
@@ -261,7 +262,7 @@ class _Preprocessor(pcpp.Preprocessor):
         # Macros may make a `defined`; what one asks for is not expanded.
         tokens = self.expand_macros(self._answered(tokens))
         words = [token.value for token in self._answered([t for t in tokens if t.type not in _BLANKS])]
-        for word, following in zip(words, words[1:]):
+        for word, following in itertools.pairwise(words):
             if following == "(" and re.fullmatch(r"[A-Za-z_$][\w$]*", word) and word not in OPERATOR_WORDS:
                 self.on_error(at.source, at.lineno, f"#{at.value}: the function-like macro '{word}' is not defined")
         try:

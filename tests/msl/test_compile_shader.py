@@ -300,8 +300,10 @@ def test_errors_reported_by_kernels(device):
             "program_source:2:10: error: 'y' was not declared.*\n  x\\[0\\] = y;\n         \\^",
         ),
         (
-            "#include <metal_stdlib>\nusing namespace metal;\n"
-            "kernel void f(device float2* x) {\n  x[0] = float4(1);\n}",
+            (
+                "#include <metal_stdlib>\nusing namespace metal;\n"
+                "kernel void f(device float2* x) {\n  x[0] = float4(1);\n}"
+            ),
             "program_source:4:",
         ),
         ("kernel void f(device float* x) {\n  x[0] = 1\n}", "program_source:[23]:.*expected ';'"),

@@ -182,9 +182,13 @@ def test_which_kernels_synchronize():
 )
 def test_what_is_not_supported_is_named_with_its_line(source, message):
     with pytest.raises(MSLError, match="program_source:" + message):
-        program = Program(preprocess(source)[0])
-        refuse_unsupported(program)
-        find_kernels(program)
+        kernels_of_supported(source)
+
+
+def kernels_of_supported(source):
+    program = Program(preprocess(source)[0])
+    refuse_unsupported(program)
+    return find_kernels(program)
 
 
 def test_a_long_source_keeps_its_lines():
