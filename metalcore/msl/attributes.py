@@ -1,6 +1,6 @@
-"""Attributes: those that the front end knows, and may erase or leave to the compiler behind it.
+"""The attributes that the front end knows. It may erase them or leave them to the compiler behind it.
 
-A compiler passes over what it does not know, and an attribute can say anything; so an unknown one is an error.
+Compilers ignore attributes that they do not know. An attribute may change the result, so an unknown one is an error.
 """
 
 from .errors import error_at

@@ -1,4 +1,4 @@
-"""Rules that Clang lets pass, read off its syntax tree (the text of -ast-dump, one node a line)."""
+"""Rules that Clang does not know, checked on its syntax tree (the text of -ast-dump, one node per line)."""
 
 import os
 import re
@@ -39,7 +39,7 @@ class _Node:
 
 
 class _Tree:
-    """One pass over the dump; what needs the whole of it is decided at the end."""
+    """One pass over the dump. finish() decides what needs all of it."""
 
     def __init__(self, lenient):
         self.lenient = lenient
@@ -90,7 +90,7 @@ class _Tree:
             if previous := re.search(r" prev (0x[0-9a-f]+) ", node.line):
                 self.first[node.id] = self.first.get(previous[1], previous[1])
                 if self.first[node.id] in self.functions:
-                    self.functions[self.first[node.id]] = node  # named where it is defined
+                    self.functions[self.first[node.id]] = node  # findings name the definition
             if not ours and not node.is_implicit:
                 self.functions[node.id] = node
                 self._address_space(node, node.type.split("(", 1)[0])
@@ -131,7 +131,7 @@ class _Tree:
             self.variables.setdefault(function.id, []).append(target)
 
     def _conversion(self, node, stack):
-        """An object at `node` that is used as one in another address space."""
+        """Judges an object at `node` that is used as one in another address space."""
         cast, above = stack[-3:-1][::-1] if len(stack) > 2 else (None, None)
         if cast is None or above is None or cast.kind != "ImplicitCastExpr":
             return
@@ -143,7 +143,7 @@ class _Tree:
             if method and "__generic" in to and _CONSTANT.search(source):
                 self.conversions.append((method[2], cast.place))
         elif above.kind == "CXXOperatorCallExpr" and above.children == 2:
-            return  # the object of an operator that is a method
+            return  # this is the object of an operator that is a method
         elif "__global_device" in source and _CONSTANT.search(to):
             self._find(cast.place, "address-space", "what is in device is used as if it were in constant")
 
