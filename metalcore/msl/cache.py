@@ -2,9 +2,8 @@
 
 An entry is written under another name and renamed, so that readers in any process see all of it or nothing. It ends in
 its own digest, so that an entry that a full disk or a crash cut short is noticed and made again; the loader of shared
-objects ignores the bytes after them. Entries run as native code, so an entry that other users could have written is
-never used: where private_files.py refuses the directory or an entry, a private directory takes its place, with one
-warning.
+objects ignores the digest. Entries run as native code, so an entry that other users could have written is never used:
+where private_files.py refuses the directory or an entry, a private directory takes its place, with one warning.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""Kernels of a program: which there are, what their arguments are, and whether their threads synchronize."""
+"""The kernels of a program, their arguments, and whether their threads synchronize."""
 
 import ast
 import re
@@ -59,10 +59,10 @@ class Argument:
     """A kernel's parameter."""
 
     name: str
-    kind: str  # buffer, threadgroup, or a value of BUILTINS
+    kind: str  # buffer, threadgroup, or one of BUILTINS' values
     index: int = 0
-    condition: str = ""  # the function constant it depends on
-    type: str = ""  # as written, of what a buffer's reference refers to; "" for pointers
+    condition: str = ""  # the function constant that it depends on
+    type: str = ""  # what a buffer's reference refers to, as written; "" for pointers
     is_writable: bool = False  # whether the kernel may write to the buffer
 
 
@@ -70,23 +70,23 @@ class Argument:
 class Kernel:
     name: str  # host name
     named_at: object  # the declaration or explicit instantiation that names it
-    name_end: int  # index after its name and template arguments there
+    name_end: int  # index after its name and template arguments in that declaration
     declaration: object
     arguments: list
-    mentions: set = field(default_factory=set)  # names its template arguments mention
+    mentions: set = field(default_factory=set)  # names in its template arguments
     max_total_threads: int = 0
     synchronizes: bool = False
     has_threadgroup_variables: bool = False
 
 
 def find_kernels(program, waits=()):
-    """Every kernel that the host can name: plain kernels, and instantiations with a host name.
+    """Finds every kernel that the host can name: plain kernels, and instantiations with a host name.
 
     Args:
         waits: indices of tokens at which translated code will wait for the other threads.
 
     Raises:
-        MSLError: a kernel is of a kind, or takes an argument, that is not supported.
+        MSLError: a kernel, or one of its arguments, is of a kind that is not supported.
     """
     templates, kernels, seen = {}, [], {}
     for declaration in program.declarations:
@@ -187,7 +187,7 @@ def _identifiers(program, first, last):
 
 
 def _synchronizes_itself(program, first, last, waits):
-    """Whether tokens[first:last] call a barrier or an operation of a simdgroup, or have an index of `waits`."""
+    """Whether tokens[first:last] call a barrier or an operation of a simdgroup, or hold an index of `waits`."""
     tokens = program.tokens
     for i in range(first, last):
         name = tokens[i].text
@@ -259,7 +259,7 @@ def _argument(program, declaration, first, last):
 
 
 def _access(program, first, last):
-    """Argument.type and is_writable of a parameter."""
+    """The Argument.type and is_writable of a parameter."""
     name_at = program.declarator_name(first, last)
     words = _words(program, first, last if name_at is None else name_at)
     ends = [i for i, word in enumerate(words) if word in ("*", "&")]
@@ -272,7 +272,7 @@ def _access(program, first, last):
 
 
 def _words(program, first, last):
-    """The words of a type, with those that its names stand for."""
+    """The words of a type, and the words that the names among them stand for."""
     words = []
     for token in program.tokens[first:last]:
         words += program.aliases().get(token.text, [token.text]) if token.kind == "id" else [token.text]
@@ -280,11 +280,11 @@ def _words(program, first, last):
 
 
 class Reachability:
-    """Which code may synchronize, by names alone: an over-approximation, so that no barrier is missed."""
+    """Which code may synchronize, by names alone. The answer errs to yes, so that no barrier is missed."""
 
     def __init__(self, program, waits):
         self._waits = waits
-        self._mentions = {}  # name -> identifiers in whatever is declared under it
+        self._mentions = {}  # name -> identifiers in all declarations of that name
         self._operators = set()  # identifiers in operators, which are called without being named
         self._synchronizing = set()
         self._add(program, program.declarations)
