@@ -1,10 +1,9 @@
-"""Functions that address spaces alone tell apart: which of them a call means is told as it runs, from where its
-pointers point.
+"""Functions that differ in address spaces only. A call chooses between them as it runs, by where its pointers point.
 
-To C++ such functions are one. Where their bodies say the same, one is left. Where not, each gets a name of its own, and
-a function of the old name asks where its arguments (and, for methods, the object) lie, and calls the one for there: in
-a program that Metal accepts that is the one which the types tell. What is `device` and what `constant` no address
-tells; functions that differ in these alone are refused.
+In C++ such functions are the same one. Where their bodies are the same, one of them stays. Otherwise each gets a new
+name, and a function of the old name finds where its arguments (and a method's object) lie, and calls the function for
+that place. In a program that Metal accepts this is the function that the types choose. An address does not tell
+`device` from `constant`, so functions that differ in these two alone are refused.
 """
 
 from dataclasses import dataclass, field
@@ -26,9 +25,9 @@ class Parameter:
     first: int
     last: int
     name: int  # index, or None
-    spaces: list  # of what each pointer of its declarator points to, from the outermost; None where none is named
-    is_pointer: bool  # its outermost pointer is one, rather than a reference
-    default: int  # index of its =, or None
+    spaces: list  # the address space that each of its pointers points into, outermost first; None where none is named
+    is_pointer: bool  # its outermost pointer is a pointer, not a reference
+    default: int  # index of its default's =, or None
 
 
 @dataclass
@@ -37,7 +36,7 @@ class Function:
     parameters: list
     vectors: list = field(default_factory=list)  # {(position, depth): space} of it and of those with the same body
     types: list = ()  # the words of each parameter's type without spaces
-    header: tuple = ()  # the words of its templates, without their names
+    header: tuple = ()  # the words of its templates' parameters, without their names
     result: list = ()  # the words before its name
     key: tuple = None
     qualifiers: str = ""  # the words after its parameters
@@ -45,12 +44,13 @@ class Function:
 
     @property
     def least(self):
-        """The number of arguments that it needs."""
+        """The least number of arguments that a call needs."""
         return sum(parameter.default is None for parameter in self.parameters)
 
 
 class Overloads:
-    """The functions of a program that differ in address spaces. Made while the program has its address spaces."""
+    """The functions of a program that differ in address spaces. It must be made before the address spaces are
+    erased."""
 
     def __init__(self, program):
         self.program = program
@@ -63,11 +63,11 @@ class Overloads:
                 self.functions.append(function)
 
     def merge(self):
-        """Drops functions that are the same as an earlier one, and finds those that are to be told apart. To be called
-        once the address spaces are gone.
+        """Drops functions that are the same as an earlier one, and finds those between which calls must choose. It must
+        be called after the address spaces are erased.
 
         Raises:
-            MSLError: functions differ in ways that nothing tells.
+            MSLError: functions differ in a way that no address tells.
         """
         tokens, sets = self.program.tokens, {}
         for function in self.functions:
@@ -106,7 +106,7 @@ class Overloads:
         return left
 
     def _merge_set(self, functions):
-        """Groups functions of one name that a call could mistake for each other."""
+        """Groups the functions of one name that a call could confuse."""
         group_of = {}
         for i, a in enumerate(functions):
             for b in functions[i + 1 :]:
@@ -124,7 +124,7 @@ class Overloads:
             self.groups.append(group)
 
     def _mistakable(self, a, b):
-        """Whether calls of `a` and `b` look the same to C++, though address spaces tell them apart."""
+        """Whether calls of `a` and `b` look the same in C++ and differ in address spaces."""
         count = min(len(a.parameters), len(b.parameters))
         if a.header != b.header or max(a.least, b.least) > count or a.body == b.body:
             return False
@@ -138,7 +138,7 @@ class Overloads:
         return True
 
     def _overlap(self, a, b):
-        """Whether arguments could fit both a template and another function, which address spaces tell apart."""
+        """Whether the same arguments could fit a template and another function, which differ in address spaces."""
         count = min(len(a.parameters), len(b.parameters))
         differ = any(x[at] and y[at] and x[at] != y[at]
                      for x in a.vectors for y in b.vectors for at in y if at[0] < count and x.get(at))  # fmt: skip
@@ -193,12 +193,12 @@ class Overloads:
     # Writing --------------------------------------------------------------------------------------------------------
 
     def write(self):
-        """Renames the functions and writes those that choose between them; the last of all rewrites."""
+        """Renames the functions and writes those that choose between them. This is the last rewrite."""
         for number, group in enumerate(self.groups):
             last = max((function.declaration for function in group), key=lambda declaration: declaration.last)
             arities = {len(f.parameters) for f in group} | {n for f in group for n in range(f.least, len(f.parameters))}
             if all(f.types == group[0].types for f in group):
-                arities = {None}  # one function, with the defaults of the first
+                arities = {None}  # one chooser, with the defaults of the first function
             choosers = [self._chooser(group, arity, number) for arity in sorted(arities, key=str)]
             tokens = self.program.tokens
             for i, function in enumerate(group):
@@ -213,7 +213,7 @@ class Overloads:
                 tokens[last.last - 1].text += " " + " ".join(head + body for _, head, body in choosers)
 
     def _chooser(self, group, arity, number):
-        """(head, head without defaults, body) of the function that chooses, for so many arguments or all."""
+        """(head, head without defaults, body) of the function that chooses, for `arity` arguments or for all."""
         program, chosen = self.program, group[0]
         if arity is not None:
             chosen = next(f for f in group if f.least <= arity <= len(f.parameters))
@@ -286,7 +286,7 @@ def _templates(program, declaration, with_defaults):
 
 
 def _named(program, parameter, name):
-    """The text of a parameter under another name."""
+    """The text of a parameter with another name."""
     tokens, last = program.tokens, parameter.last if parameter.default is None else parameter.default
     at = last if parameter.name is None else parameter.name
     after = last if parameter.name is None else parameter.name + 1
@@ -299,7 +299,8 @@ def _named(program, parameter, name):
 
 
 def _template_arguments(program, declaration):
-    """What follows the name of a function in a call with its template's arguments, as far as these have names."""
+    """The template arguments that follow the name of a function in a call, as far as its template's parameters have
+    names."""
     tokens, names = program.tokens, []
     for opening, closing in declaration.templates[-1:]:
         for first, last in program.split_parameters(opening, closing):
@@ -326,7 +327,7 @@ def _parameters(program, reader, declaration):
         for pointer in pointers:
             words = [*read.spaces, *(declarator.spaces if declarator else ())]
             named = sorted((tokens[s].text for s in words if before <= s < pointer), key="thread".__eq__)
-            spaces.append(named[0] if named else None)  # `thread` beside another says nothing
+            spaces.append(named[0] if named else None)  # `thread` beside another space has no meaning
             before = pointer
         default = next((i for i in range(first, last) if tokens[i].text == "="), None)
         name = declarator.name if declarator else None
@@ -335,7 +336,7 @@ def _parameters(program, reader, declaration):
 
 
 def _vector(program, function):
-    """{(position, depth): space, None for any}: of what pointers among the parameters point to; the object's position
+    """{(position, depth): the space that this pointer of a parameter points into, None for any}; the object's position
     is -1."""
     tokens, declaration = program.tokens, function.declaration
     vector = {

@@ -1,7 +1,7 @@
 """Finds the declarations of an MSL program: kernels, functions, types, variables, instantiations.
 
-This is no C++ parser. It recognizes where a declaration begins and ends, what it is called and what its parameters are;
-what stands inside bodies and expressions is left to the C++ compiler behind the translator.
+This is no C++ parser. It finds where a declaration begins and ends, its name and its parameters. Bodies and expressions
+are left to the C++ compiler behind the translator.
 """
 
 from .errors import error_at
@@ -13,7 +13,7 @@ _ASSIGNABLE = ("=", ";", ",", "{")
 
 
 class Declaration:
-    """One declaration: tokens[first:last], and the parts of it that its kind has."""
+    """One declaration, tokens[first:last], with the parts that its kind has."""
 
     def __init__(self, kind, name, first, last, scope):
         self.kind = kind  # function, class, variable, alias or instantiation
@@ -21,7 +21,7 @@ class Declaration:
         self.first = first
         self.last = last
         self.scope = scope  # names of the enclosing namespaces and classes
-        self.owner = None  # the class it is a member of
+        self.owner = None  # the class that it is a member of
         self.head = first  # first token after `template <…>`
         self.templates = []  # (index of <, index of >) of each template header
         self.name_at = None  # index of the name's first token
@@ -50,11 +50,11 @@ class Program(Syntax):
         super().__init__(tokens)
         self.declarations = []
         self.integers = None  # named integer constants, found when first asked for
-        self.pointers = None  # so are names of pointer types
+        self.pointers = None  # names of pointer types, found when first asked for
         self._scope(0, len(tokens), (), None)
 
     def walk(self, declarations=None):
-        """Every declaration, members of classes included."""
+        """Every declaration, with the members of classes."""
         for declaration in self.declarations if declarations is None else declarations:
             yield declaration
             yield from self.walk(declaration.members)
@@ -108,7 +108,7 @@ class Program(Syntax):
         return self.partner[i] + 1
 
     def _to_semicolon(self, i, end):
-        """The index after the `;` that ends the statement around i."""
+        """The index after the `;` that ends the statement around the token at i."""
         while i < end:
             text = self.tokens[i].text
             if text == ";":

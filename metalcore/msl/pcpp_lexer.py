@@ -29,7 +29,7 @@ _OPERATORS = {
 
 
 class LexToken:
-    """What pcpp reads of a token; `expanded_from` is added by pcpp."""
+    """The fields of a token that pcpp reads; pcpp adds `expanded_from`."""
 
     def __init__(self, type, value, lineno, lexpos):
         self.type, self.value, self.lineno, self.lexpos = type, value, lineno, lexpos

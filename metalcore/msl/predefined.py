@@ -26,7 +26,7 @@ PREDEFINED = {
     "__GNUC_MINOR__": "2",
     "__cplusplus": "201703L",
     "__CHAR_BIT__": "8",
-    "__FLT16_MAX__": "65504.0h",  # GCC's own has a suffix that MSL has not
+    "__FLT16_MAX__": "65504.0h",  # GCC's own has a suffix that MSL does not have
     "__has_attribute(x)": "1",
     "__has_builtin(x)": "0",
     "__has_feature(x)": "0",

@@ -31,7 +31,7 @@ _WANTED = {"if": "an expression", "elif": "an expression", "include": "the name 
 class _Preprocessor(pcpp.Preprocessor):
     def __init__(self, include_dirs, filename):
         self._inclusions = 0
-        self._expansion = _EXPANSION  # how many tokens macros may still be replaced by
+        self._expansion = _EXPANSION  # how many tokens macros may still expand to
         super().__init__(Lexer())
         self.included = {}  # path -> content of every file read
         self._importing = False
@@ -59,7 +59,7 @@ class _Preprocessor(pcpp.Preprocessor):
         if directive.value == "error":
             self.on_error(directive.source, directive.lineno, f"#error {text}")
         elif directive.value == "pragma" and text.split()[:1] == ["METAL"]:
-            pass  # fp math_mode and the like: the host always computes as precise
+            pass  # such as fp math_mode: the host's math is always precise
         elif directive.value not in ("pragma", "warning", "line", "ident"):
             self.on_error(directive.source, directive.lineno, f"invalid preprocessing directive '#{directive.value}'")
         return True
@@ -119,7 +119,7 @@ class _Preprocessor(pcpp.Preprocessor):
             yield line
 
     def place(self):
-        """(file, line) of what is being expanded."""
+        """(file, line) of the macro that is being expanded."""
         return self._expanding_in, self.linemacro
 
     def allow_expansion_of(self, text):
@@ -166,7 +166,7 @@ class _Preprocessor(pcpp.Preprocessor):
         return answered
 
     def _asked(self, tokens, i):
-        """(the text that the operator at i asks for, the index after it)."""
+        """(the operand of the operator at i, the index after it)."""
         operator, i, values = tokens[i], i + 1, [token.value for token in tokens]
         if operator.value == "defined" and values[i : i + 1] != ["("]:
             if i < len(tokens) and tokens[i].type == "CPP_ID":
@@ -216,7 +216,7 @@ class _Preprocessor(pcpp.Preprocessor):
 
 
 def _unroll(pragma):
-    """What stands for a pragma about unrolling a loop in a translated program: MSL_UNROLL, or MSL_UNROLL_BY(n)."""
+    """The macro that replaces a pragma about unrolling a loop: MSL_UNROLL or MSL_UNROLL_BY(n)."""
     match = re.fullmatch(r"\s*(?:clang\s+loop\s+)?(nounroll|unroll)\s*(?:\(?\s*(\w+)\s*\)?)?\s*", pragma)
     if not match or match[2] == "enable":
         return None
@@ -229,8 +229,8 @@ def preprocess(source, *, include_dirs=(), filename="program_source", defines=()
 
     Args:
         source: MSL text.
-        include_dirs: where `#include` looks, in order.
-        filename: how error messages call `source`.
+        include_dirs: directories in which `#include` looks, in order.
+        filename: the name of `source` in errors.
         defines: macros as ``NAME value`` strings.
 
     Returns:
@@ -265,7 +265,7 @@ def preprocess(source, *, include_dirs=(), filename="program_source", defines=()
 def _next(preprocessor):
     try:
         return preprocessor.token()
-    except RecursionError:  # Python's limit depends on how deep the caller stands
+    except RecursionError:  # Python's limit depends on the depth of the caller
         preprocessor.on_error(*preprocessor.place(), "macros or headers are nested too deeply")
 
 

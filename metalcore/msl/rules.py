@@ -1,4 +1,4 @@
-"""What C++ has and MSL has not, as far as tokens and declarations tell it: compile_shader and the check refuse it in
+"""What C++ has and MSL does not, as far as tokens and declarations tell. compile_shader and the check refuse it with
 the same words, those of this file.
 """
 
@@ -35,17 +35,17 @@ _SPACES = {"device", "constant", "thread", "threadgroup"}
 class Breach(NamedTuple):
     """A place in a program that breaks a rule."""
 
-    at: int  # index of a token
+    at: int  # index of the token that is named
     rule: str
     message: str
 
 
 def breaches(program, *, strict=False):
-    """Every Breach of a program as parsed, in no order.
+    """Every Breach of a parsed program, in no order.
 
     Args:
-        strict: also what means the same as what Metal wants: constants that are not in `constant`, positions of
-            different numbers of components.
+        strict: find also what does no harm here: constants that are not in `constant`, positions with different numbers
+            of components.
     """
     yield from _words(program)
     yield from _host_names(program)
@@ -88,7 +88,7 @@ def _words(program):
 
 
 def _is_changing_local(tokens, i):
-    """Whether the `static` at i begins a variable that is not constant."""
+    """Whether the `static` at i declares a variable that can change."""
     words = {token.text for token in tokens[max(i - 2, 0) : i] if token.kind == "id"}
     for token in tokens[i + 1 :]:
         if token.text in ("=", ";", "(", "{", "["):
@@ -98,7 +98,7 @@ def _is_changing_local(tokens, i):
 
 
 def _host_names(program):
-    """Kernels that the host cannot tell apart, or not name."""
+    """Finds kernels that the host cannot name, or cannot tell apart."""
     seen = {}
     for declaration in program.declarations:
         argument = declaration.attributes.get("host_name")
@@ -136,7 +136,7 @@ def _aliases(program):
 
 
 def _variable(program, declaration, strict):
-    """Variables that all threads share are constants in MSL, and in `constant`."""
+    """Finds variables that all threads share and that are not in `constant`."""
     words = {token.text for token in program.tokens[declaration.head : declaration.last]}
     if declaration.name_at is None or "constant" in words or words & {"friend", "extern", *_ASSEMBLY}:
         return
@@ -167,7 +167,7 @@ def _arguments(program, kernel, aliases, strict):
         for attribute in attributes:
             if attribute in BUILTINS:
                 match = _NUMBERS.fullmatch(_type(program, first, last, name_at, aliases))
-                if match is None:  # the compiler tells
+                if match is None:  # the compiler will report it
                     continue
                 largest = 3 if attribute in _VECTOR else 1
                 if match[1] not in _POSITIONS or int(match[2] or 1) > largest:
@@ -186,7 +186,7 @@ def _arguments(program, kernel, aliases, strict):
 
 
 def _type(program, first, last, name_at, aliases):
-    """The type of a parameter that is bound to a position, as written, without what says nothing of it."""
+    """The type of a parameter that is bound to a position, as written, without words that do not change it."""
     type_, i = "", first
     while i < last:
         end = program.attribute_end(i)

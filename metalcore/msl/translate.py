@@ -1,6 +1,7 @@
-"""MSL to C++: one program text for every target, which a target's prelude and its entries make a translation unit.
+"""MSL to C++: one program text for every target. A target's prelude and entries make it a translation unit.
 
-For the host that is a shared object which exports msl_library() (host/kernel_abi.h); for CUDA see cuda_source.py.
+The host's translation unit is a shared object that exports msl_library() (host/kernel_abi.h); for CUDA see
+cuda_source.py.
 """
 
 from dataclasses import dataclass
@@ -39,21 +40,21 @@ _FUSING = set("+-*/%&|^<>=!:.#")
 
 @dataclass
 class Translation:
-    """A program in C++ without the prelude it needs, and what it was made from."""
+    """A program in C++ without its target's prelude, and what it was made from."""
 
     program: str
     kernels: list
     addresses: dict  # host name -> a C++ expression for the kernel's address
     included: dict  # path -> content of each file the source includes
-    guarded: str  # the program with accesses that work wherever a pointer points, for CUDA
+    guarded: str  # the program for CUDA, with accesses that need no alignment
 
     def source(self, names=None):
-        """The host's translation unit that has the kernels of these host names; all of them by default."""
+        """The host's translation unit that has the kernels of these host names, by default all kernels."""
         kernels = [kernel for kernel in self.kernels if names is None or kernel.name in names]
         return '#include "host/prelude.h"\n' + self.program + _entries(kernels, self.addresses)
 
     def cuda_kernels(self):
-        """{host name: what cuda_source() has to know of the kernel}, as plain data."""
+        """{host name: what cuda_source() needs to know of the kernel}, as plain data."""
         return describe(self.kernels, self.addresses)
 
     def cuda_source(self, requests):
@@ -67,7 +68,7 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
     Args:
         source: MSL text.
         include_dirs: where `#include` looks, in order.
-        filename: how the source is called in errors.
+        filename: the name of the source in errors.
         defines: macros as ``NAME value`` strings.
         constants: values of function constants, by index or by name.
 
@@ -75,7 +76,7 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
         Translation.
 
     Raises:
-        MSLError: the source is malformed, or uses what is not supported; the message has its line.
+        MSLError: the source is malformed, or uses what is not supported. The message has its line.
     """
     try:
         return _translate(source, include_dirs, filename, defines, constants)
@@ -126,7 +127,7 @@ def _translate(source, include_dirs, filename, defines, constants):
 
 
 def _mark_kernels(program):
-    """Kernels are inlined into their entries."""
+    """Makes kernels functions that are inlined into their entries."""
     tokens = program.tokens
     for declaration in program.declarations:
         if declaration.kind == "function":
@@ -157,7 +158,7 @@ def _erase_instantiations(program):
 
 
 def _print(tokens):
-    """The text of tokens, on their own lines."""
+    """The text of tokens, each on its own line of the source."""
     out = []
     file, line, previous = None, 0, None
     for token in tokens:
