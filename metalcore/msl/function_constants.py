@@ -42,8 +42,8 @@ def substitute_function_constants(program, constants):
             if problem := _problem(program, declaration, value):
                 raise error_at(place, f"function constant '{name}' {problem}")
         _replace(program, declaration, value)
-    if left := [key for key in constants if key not in used]:
-        raise MSLError(f"the program has no function constant {', '.join(repr(key) for key in left)}")
+    if unused := [key for key in constants if key not in used]:
+        raise MSLError(f"the program has no function constant {', '.join(repr(key) for key in unused)}")
     for i, token in enumerate(tokens):
         if token.text == "is_function_constant_defined" and tokens[i + 1].text == "(":
             close = program.partner[i + 1]

@@ -34,7 +34,7 @@ class Parameter:
 class Function:
     declaration: object
     parameters: list
-    vectors: list = field(default_factory=list)  # {(position, depth): space} of it and of those with the same body
+    space_maps: list = field(default_factory=list)  # its {(position, depth): space}, and those of equal functions
     types: list = ()  # the words of each parameter's type without spaces
     header: tuple = ()  # the words of its templates' parameters, without their names
     result: list = ()  # the words before its name
@@ -59,7 +59,7 @@ class Overloads:
         for declaration in program.walk():
             if declaration.kind == "function":
                 function = Function(declaration, _parameters(program, reader, declaration))
-                function.vectors.append(_vector(program, function))
+                function.space_maps.append(_space_map(program, function))
                 self.functions.append(function)
 
     def merge(self):
@@ -94,16 +94,16 @@ class Overloads:
             function.qualifiers = program.text(declaration.parameters[1] + 1, end)
 
     def _without_duplicates(self, functions):
-        left = []
+        kept = []
         for function in functions:
-            same = next((f for f in left if f.key == function.key and function.key is not None and
-                         f.vectors[0] != function.vectors[0] and f.body == function.body), None)  # fmt: skip
+            same = next((f for f in kept if f.key == function.key and function.key is not None and
+                         f.space_maps[0] != function.space_maps[0] and f.body == function.body), None)  # fmt: skip
             if same is None:
-                left.append(function)
+                kept.append(function)
             else:
-                same.vectors += function.vectors
+                same.space_maps += function.space_maps
                 erase(self.program.tokens, function.declaration.first, function.declaration.last)
-        return left
+        return kept
 
     def _merge_set(self, functions):
         """Groups the functions of one name that a call could confuse."""
@@ -128,7 +128,9 @@ class Overloads:
         count = min(len(a.parameters), len(b.parameters))
         if a.header != b.header or max(a.least, b.least) > count or a.body == b.body:
             return False
-        if not any(x.get(at) != y[at] for x in a.vectors for y in b.vectors for at in y if at[0] < count and at in x):
+        if not any(
+            x.get(at) != y[at] for x in a.space_maps for y in b.space_maps for at in y if at[0] < count and at in x
+        ):
             return False
         for x, y in zip(a.types, b.types):
             if x != y and not (" ".join(x) in _WHOLE and " ".join(y) in _WHOLE):
@@ -141,7 +143,7 @@ class Overloads:
         """Whether the same arguments could fit a template and another function, which differ in address spaces."""
         count = min(len(a.parameters), len(b.parameters))
         differ = any(x[at] and y[at] and x[at] != y[at]
-                     for x in a.vectors for y in b.vectors for at in y if at[0] < count and x.get(at))  # fmt: skip
+                     for x in a.space_maps for y in b.space_maps for at in y if at[0] < count and x.get(at))  # fmt: skip
         if not differ or max(a.least, b.least) > count or a.body == b.body:
             return False
         for x, y in zip(a.types, b.types):
@@ -170,16 +172,16 @@ class Overloads:
         if any(depth > 1 or depth == 1 and group[0].parameters[at].is_pointer for at, depth in differing):
             self._refuse(group, "what pointers to pointers point to is not looked at")
         for function in group:
-            for vector in function.vectors:
-                places = tuple(_PLACES[vector.get(at)] for at in differing)
+            for spaces in function.space_maps:
+                places = tuple(_PLACES[spaces.get(at)] for at in differing)
                 if seen.setdefault(places, function) is not function:
                     self._refuse([seen[places], function], "no address tells device from constant memory")
 
     def _differing(self, group):
         count = min(len(function.parameters) for function in group)
-        vectors = [vector for function in group for vector in function.vectors]
-        places = sorted({at for vector in vectors for at in vector if at[0] < count})
-        return [at for at in places if len({_PLACES[v.get(at)] for v in vectors}) > 1] or places
+        space_maps = [spaces for function in group for spaces in function.space_maps]
+        places = sorted({at for spaces in space_maps for at in spaces if at[0] < count})
+        return [at for at in places if len({_PLACES[v.get(at)] for v in space_maps}) > 1] or places
 
     def _refuse(self, group, reason):
         tokens = self.program.tokens
@@ -244,11 +246,11 @@ class Overloads:
             call = f"return {_name(number, i)}{arguments}({', '.join(names)});"
             if len(taken) == 1:
                 return call
-            for vector in function.vectors:
+            for spaces in function.space_maps:
                 tests = [
-                    f"msl::space_of({self._pointer(function, at, names)}) == msl::Space::{_PLACES[vector[at]]}"
+                    f"msl::space_of({self._pointer(function, at, names)}) == msl::Space::{_PLACES[spaces[at]]}"
                     for at in differing
-                    if vector.get(at)
+                    if spaces.get(at)
                 ]
                 texts.append((len(differing) - len(tests), f"if ({' && '.join(tests) or 'true'}) {call}"))
         # Those that take any address space come last.
@@ -335,19 +337,19 @@ def _parameters(program, reader, declaration):
     return found
 
 
-def _vector(program, function):
+def _space_map(program, function):
     """{(position, depth): the space that this pointer of a parameter points into, None for any}; the object's position
     is -1."""
     tokens, declaration = program.tokens, function.declaration
-    vector = {
+    spaces = {
         (position, depth): space
         for position, parameter in enumerate(function.parameters)
         for depth, space in enumerate(parameter.spaces)
     }
-    vector[-1, 0] = None
+    spaces[-1, 0] = None
     for token in tokens[declaration.parameters[1] + 1 : declaration.last]:
         if token.text in ("{", ":", ";", "->", "="):
             break
         if token.text in SPACES:
-            vector[-1, 0] = token.text
-    return vector
+            spaces[-1, 0] = token.text
+    return spaces

@@ -60,8 +60,8 @@ class _Maker:
         self.before = ""  # declarations at program scope
         self.after = ""  # statements after the declaration
 
-    def chance(self, of):
-        return self.choose.random() < of
+    def chance(self, probability):
+        return self.choose.random() < probability
 
     def make(self):
         shared = self.chance(0.7)

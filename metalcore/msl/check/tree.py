@@ -171,12 +171,12 @@ class _Tree:
         for caller, callees in self.calls.items():
             graph.setdefault(self.first.get(caller, caller), set()).update(self.first.get(c, c) for c in callees)
         for function in graph:
-            reached, left = set(), list(graph[function])
-            while left:
-                at = left.pop()
+            reached, pending = set(), list(graph[function])
+            while pending:
+                at = pending.pop()
                 if at not in reached:
                     reached.add(at)
-                    left.extend(graph.get(at, ()))
+                    pending.extend(graph.get(at, ()))
             if function in reached and function in self.functions:
                 yield self.functions[function].name, self.functions[function].place
 
