@@ -142,8 +142,8 @@ class Overloads:
     def _overlap(self, a, b):
         """Whether the same arguments could fit a template and another function, which differ in address spaces."""
         count = min(len(a.parameters), len(b.parameters))
-        differ = any(x[at] and y[at] and x[at] != y[at]
-                     for x in a.space_maps for y in b.space_maps for at in y if at[0] < count and x.get(at))  # fmt: skip
+        pairs = [(x.get(at), y[at]) for x in a.space_maps for y in b.space_maps for at in y if at[0] < count]
+        differ = any(x and y and x != y for x, y in pairs)
         if not differ or max(a.least, b.least) > count or a.body == b.body:
             return False
         for x, y in zip(a.types, b.types):
