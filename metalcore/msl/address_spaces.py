@@ -37,7 +37,7 @@ class _Finder:
         self.tokens = program.tokens
         self.reader = DeclarationReader(program)
         self.found = AddressSpaces()
-        # name of a type in an address space -> [(first, last, whether it is a class's, space)]: what it means where
+        # name of a type in an address space -> [(first, last, whether it is a class's, space)], by where it is visible
         self.aliases = {}
         self.bodies = [d.body for d in program.walk() if d.kind == "function" and d.body]
 

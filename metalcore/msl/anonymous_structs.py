@@ -16,7 +16,7 @@ from .parse import Declaration
 from .rewrite import erase
 
 _CLASS_KEYS = ("struct", "class", "union")
-# Types that need none of this.
+# Types without constructors.
 _PLAIN = {
     "bool", "char", "signed", "unsigned", "short", "int", "long", "float", "const", "volatile", "uchar", "ushort",
     "uint", "ulong", "size_t", "ptrdiff_t", *(f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64)),

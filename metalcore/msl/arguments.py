@@ -196,7 +196,7 @@ class Arguments:
         except (struct.error, OverflowError):
             if not is_float:
                 raise RuntimeError(f"{self._called(index)}: an int must fit in 64 bits, got {values}") from None
-            # Too large for float32: infinite, as in C.
+            # A number too large for float32 becomes infinite, as in C.
             content = _bytes(torch.tensor(values, dtype=torch.float64).to(torch.float32))
         self._check(index, values, torch.float32 if is_float else torch.int64)
         return content

@@ -10,7 +10,7 @@ from typing import NamedTuple
 _BITS = 64
 _MASK = (1 << _BITS) - 1
 _UNARY = 20
-# Operator -> how tightly it binds, and what it does.
+# Operator -> (how tightly it binds, its function).
 _BINARY = {
     "*": (14, lambda a, b: a * b),
     "/": (14, lambda a, b: (abs(a) // abs(b)) * _sign(a) * _sign(b)),

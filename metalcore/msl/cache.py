@@ -154,7 +154,7 @@ def _lock(path):
 
 
 def _fill(folder, path, make):
-    # In a directory of its own that nobody else can enter: compilers make their output as the umask says.
+    # A directory that nobody else can enter protects the file: compilers give their output the umask's permissions.
     work = tempfile.mkdtemp(prefix=".", suffix=f"-{path.name}", dir=path.parent)
     try:
         partial = Path(work, path.name)

@@ -14,7 +14,7 @@ from .errors import MSLError
 
 BUILTIN = 0  # the number of the program that has the built-in kernels
 _LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "cuda"
-# The built-in kernels reach their simd functions by whole simdgroups only, so that these need not ask who is there.
+# Whole simdgroups of the built-in kernels call the simd functions, so these need not find the active lanes.
 _BUILTIN_FLAGS = ("-DMSL_CONVERGENT=1",)
 _ENTRY = "metalcore_0"  # cuda_source()'s name for the first entry; a cubin has one entry
 
@@ -58,7 +58,7 @@ class CudaProgram:
         return cache.digest(self.digest, *what, str(capability), str(nvrtc.find().version), *self._all_flags())
 
     def _all_flags(self):
-        # Such as -lineinfo, with which profilers and sanitizers show the kernels' lines.
+        # For example -lineinfo, with which profilers and sanitizers show the kernels' lines.
         return (*nvrtc.FLAGS, *self._flags, *os.environ.get("METALCORE_NVRTC_FLAGS", "").split())
 
     def _compile(self, capability, requests):
@@ -73,7 +73,7 @@ class CudaProgram:
         except MSLError as error:
             if not str(error).startswith(str(nvrtc.INCLUDE)):
                 raise
-            # In what glues the kernel to its bindings, such as that they are too small.
+            # The error is in the entry, which binds the kernel's arguments: for example, a binding is too small.
             bound = ", ".join(f"kernel '{kernel}', bound as {signature}" for kernel, signature in requests)
             raise MSLError(f"{bound}: {error}") from None
 

@@ -57,7 +57,7 @@ def cuda_source(program, kernels, requests):
 
 def _entry(entry, name, kernel, signature):
     scope = "::".join(kernel["scope"])
-    # Named in the scope of its instantiation, so that its template arguments mean what they mean there.
+    # The scope is that of the kernel's instantiation, so that its template arguments keep their meaning.
     naming = f"using {entry}_caller = msl::Caller<{kernel['function']}>;"
     naming = f"namespace {scope} {{ {naming} }}" if scope else naming
     caller = f"{scope}::{entry}_caller" if scope else f"{entry}_caller"

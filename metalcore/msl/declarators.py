@@ -19,7 +19,7 @@ _BUILTIN_TYPES = {"unsigned", "signed", "int", "char", "short", "long"}
 _TYPE_KEYS = {"struct", "class", "union", "enum", "typename"}
 _TYPE_OPERATORS = {"decltype", "typeof", "__typeof__", "__typeof"}
 POINTERS = {"*", "&", "&&"}
-# Words that no declaration goes back over.
+# Words that end the search for a declaration's start.
 _BEFORE_DECLARATIONS = {
     "return", "else", "do", "case", "default", "operator", "new", "delete", "using", "throw", "goto", "public",
     "private", "protected", "MSL_UNROLL", "template", "co_return",

@@ -140,7 +140,7 @@ def _is_defaulted(tokens, function):
     return words[-3:] == ["=", "default", ";"] or not words  # a duplicate has been erased
 
 
-# Templates of metal's that programs specialize for their own types.
+# Templates of namespace metal that programs specialize for their own types.
 _SPECIALIZED = {
     "_numeric_limits_impl", "numeric_limits", "is_integral", "is_floating_point", "is_arithmetic", "is_signed",
     "is_unsigned", "is_scalar", "is_fundamental", "is_same", "is_convertible", "make_scalar", "common_type",

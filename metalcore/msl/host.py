@@ -16,25 +16,25 @@ INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
     "-std=gnu++17 -fPIC -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -fsigned-char -w "
     "-ffp-contract=off -fvisibility=hidden -Ulinux -Uunix -Wno-narrowing -fdiagnostics-color=never -fmax-errors=20 "
-    # Kernels do not throw; an access by a null pointer stays what it is.
+    # Kernels do not throw. The compiler must keep an access by a null pointer, which checking reports.
     "-fno-exceptions -fno-delete-null-pointer-checks "
-    # Large local arrays touch the guard page below a fiber's stack rather than skip it.
+    # Large local arrays must touch the guard page below a fiber's stack, not skip it.
     "-fstack-clash-protection"
 ).split()
-# A constexpr function of MSL may call one that is not, as long as no constant needs it.
+# MSL's constexpr functions may call functions that are not constexpr, as long as no constant needs the call.
 _CONSTEXPR = {"gcc": ["-fimplicit-constexpr"], "clang": ["-Wno-invalid-constexpr"]}
 NORMAL = ["-O3"]
 CHECKING = ["-O1", "-g", "-fsanitize=thread", "-DMSL_CHECKING=1"]
-# What a kernel must not do and no access shows; include/host/findings.h defines what these checks call.
+# Faults of a kernel that no access shows. include/host/findings.h defines what these checks call.
 _UNDEFINED = "object-size,integer-divide-by-zero,unreachable,return"
 _FINDINGS = {
     "gcc": [f"-fsanitize=bounds,{_UNDEFINED}"],
     "clang": [f"-fsanitize=array-bounds,{_UNDEFINED}"],
 }
 _MARCH = {"aarch64": "armv8-a", "arm64": "armv8-a"}  # machine names that -march does not know
-# The first versions with _Float16 in C++.
+# The first versions that have _Float16 in C++.
 _MINIMUM = {"gcc": 12, "clang": 15}
-# Distributions whose plain names are older (Ubuntu 22.04) have newer compilers under names of their own.
+# Some distributions (Ubuntu 22.04) have an older compiler under the plain name and newer ones under versioned names.
 _NAMES = ("c++", "g++", "clang++")
 _VERSIONED = (
     *(f"g++-{version}" for version in range(15, 11, -1)),
@@ -153,7 +153,7 @@ def compile_source(translated, output, *, isa="native", checking=False, msl="", 
         moves = _unaligned_moves(compiler, directory)
         command = [*compiler.command, *arguments(isa=isa), *moves, "-shared", path, "-o", os.fspath(output)]
         if checking:
-            # The headers define what the instrumentation calls, so its own runtime library is not linked.
+            # The headers define the functions that the instrumentation calls, so its own library is not linked.
             object_path = os.path.join(directory, "program.o")
             _run(
                 [*compiler.command, *arguments(isa=isa, checking=True), *moves, "-c", path, "-o", object_path],

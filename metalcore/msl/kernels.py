@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from .errors import error_at
 from .integers import constant_value
 
-# [[attribute]] -> what a thread of the grid finds there, named as in host/entry.h.
+# [[attribute]] -> the value that a thread finds there, named as in host/entry.h.
 BUILTINS = {
     "thread_position_in_grid": "position_in_grid",
     "thread_position_in_threadgroup": "position_in_threadgroup",
@@ -39,7 +39,7 @@ _REFUSED_ATTRIBUTES = {
     "intersection_function_table": "an intersection function table",
 }
 _REFUSED_STAGES = ("vertex", "fragment", "mesh", "object", "intersection", "visible", "stitchable")
-# Functions in which the threads of a threadgroup wait for one another, and the types whose operations do.
+# Functions in which the threads of a threadgroup wait for one another, and types whose operations do.
 _SYNCHRONIZING_CALLS = (
     "simd_",
     "quad_",
@@ -293,7 +293,8 @@ class Reachability:
     def _add(self, program, declarations):
         for declaration in declarations:
             if declaration.kind == "class":
-                # Naming a class may run its constructors, operators and initializers, but none of its named methods.
+                # Code that names a class may run its constructors, operators and initializers, and none of its named
+                # methods.
                 self._mention(program, declaration.name, declaration.first, declaration.body[0])
                 for member in declaration.members:
                     if (

@@ -13,7 +13,7 @@ from .cuda_source import NAMESPACE
 from .errors import CompilerNotFoundError, MSLError, quote_error
 
 INCLUDE = Path(__file__).parent / "include"
-# No fast math: what MSL leaves to the GPU is as accurate as CUDA's own functions.
+# No fast math: functions whose accuracy MSL leaves to the GPU are as accurate as CUDA's own.
 FLAGS = (
     "-std=c++20",  # designated initializers
     "--device-as-default-execution-space",  # MSL's functions have no annotation
@@ -25,7 +25,7 @@ FLAGS = (
     "--disable-warnings",
 )
 _INCLUDE = (f"--include-path={INCLUDE}", f"--include-path={INCLUDE / 'cuda'}")
-# With C++20's built-ins, and without setting the process's locale to "C", as those before do. PyTorch 2.10 has it.
+# The first version that has C++20's built-ins and does not set the process's locale to "C". PyTorch 2.10 comes with it.
 _OLDEST = (12, 6)
 _MAJORS = (13, 12)  # major versions, whose libraries are looked for by name
 
@@ -134,7 +134,7 @@ class NVRTC:
         with self._lock:
             if self._library is None:
                 try:
-                    # NVRTC opens its builtins by name, which it need not find by itself in a Python package.
+                    # NVRTC opens its builtins by name, and may not find them in a Python package by itself.
                     for path in self._builtins()[:1]:
                         ctypes.CDLL(path)
                     self._library = ctypes.CDLL(os.fspath(self.path))

@@ -13,9 +13,9 @@ from .duplicates import declaration_key, signature_words, template_names
 from .errors import error_at
 from .rewrite import erase
 
-# Where a pointer points, as far as its address tells: values of msl::Space.
+# Places that an address tells apart: values of msl::Space.
 _PLACES = {"device": "memory", "constant": "memory", "threadgroup": "threadgroup", "thread": "thread", None: None}
-# Integers, which calls convert: a function that stands for several takes the widest.
+# Integers. Calls convert them, so a function that stands for several takes the widest.
 _WHOLE = {"char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "size_t", "bool", "unsigned",
           "int8_t", "uint8_t", "int16_t", "uint16_t", "int32_t", "uint32_t", "int64_t", "uint64_t"}  # fmt: skip
 
@@ -253,7 +253,7 @@ class Overloads:
                     if spaces.get(at)
                 ]
                 texts.append((len(differing) - len(tests), f"if ({' && '.join(tests) or 'true'}) {call}"))
-        # Those that take any address space come last.
+        # Functions that take any address space come last.
         texts = dict.fromkeys(text for _, text in sorted(texts, key=lambda text: text[0]))
         return " ".join(texts) + " msl::fault();"
 

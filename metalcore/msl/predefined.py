@@ -1,6 +1,6 @@
 """What Apple's compiler has before a program begins: its predefined macros and its headers."""
 
-# What Apple's compiler predefines for `-std=metal3.1` on a Mac.
+# The macros that Apple's compiler predefines for `-std=metal3.1` on a Mac.
 PREDEFINED = {
     "__METAL__": "1",
     "__METAL_VERSION__": "310",
@@ -34,7 +34,7 @@ PREDEFINED = {
     "__has_cpp_attribute(x)": "1",
 }
 
-# `<metal_stdlib>` and every header it is made of; the translated code gets them all from host/prelude.h.
+# `<metal_stdlib>` and every header that it includes. Translated code gets all of them from its target's prelude.h.
 STANDARD_HEADERS = frozenset(
     "metal_" + name
     for name in (

@@ -19,8 +19,8 @@ from .predefined import PREDEFINED, STANDARD_HEADERS
 from .tokens import Token, refuse_deep_nesting, tokenize
 
 _INCLUSIONS = 5_000
-# Tokens that macros may be replaced by, nested replacements counted anew: these, and so many for each character read.
-# MLX's quantized.metal makes 1.5 million of 300,000 characters.
+# How many tokens macros may expand to, with every nested expansion counted: this many, and more for each character.
+# MLX's quantized.metal makes 1.5 million tokens of 300,000 characters.
 _EXPANSION = 400_000
 _EXPANSION_BY_CHARACTER = 32
 _BLANKS = ("CPP_WS", "CPP_LINECONT", "CPP_COMMENT1", "CPP_COMMENT2")
@@ -39,7 +39,7 @@ class _Preprocessor(pcpp.Preprocessor):
         self._has_else = []  # for each open #if, whether its #else has been read
         for directory in include_dirs:
             self.add_path(os.fspath(directory))
-        # Files are called by their absolute paths, the program by the name it was given.
+        # Messages name files by their absolute paths, and the program by the name that it was given.
         self.rewrite_paths = [(re.escape(os.path.abspath(filename)) + "$", lambda match: filename)]
 
     # Errors carry the user's line and end the translation.
@@ -139,7 +139,7 @@ class _Preprocessor(pcpp.Preprocessor):
         """(the value of the expression of an #if or #elif, None)."""
         at = self.lastdirective
         tokens = [token for token in tokens if token.type not in _BLANKS]
-        # Macros may make a `defined`; what one asks for is not expanded.
+        # A macro may expand to a `defined`, whose operand is not expanded.
         tokens = self.expand_macros(self._answered(tokens))
         words = [token.value for token in self._answered([t for t in tokens if t.type not in _BLANKS])]
         for word, following in itertools.pairwise(words):

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
-# A fifo in a file's place must not be waited for.
+# Opening must not wait for a fifo that stands in a file's place.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -100,7 +100,7 @@ def _problem_above(found):
     writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if writers == stat.S_IWGRP and _is_own_group(found.st_gid):
         return None
-    # In a directory with the sticky bit, as /tmp, nobody can rename what belongs to others.
+    # In a directory with the sticky bit, such as /tmp, nobody can rename files of other users.
     return "can be written by others" if writers and not found.st_mode & stat.S_ISVTX else None
 
 

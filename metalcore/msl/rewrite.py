@@ -126,7 +126,7 @@ def mark_float_literals(tokens):
             token.text += "f"
 
 
-# Words (and erased ones) that a name of the outermost scope may follow; a `::` after any other word belongs to it.
+# Words before a `::` that do not belong to it ("" is an erased one), so that it begins a name of the outermost scope.
 _BEFORE_NAMES = {
     "auto", "case", "class", "const", "constexpr", "delete", "do", "else", "enum", "extern", "friend", "inline",
     "kernel", "METAL_FUNC", "mutable", "new", "operator", "return", "sizeof", "static", "struct", "template",

@@ -10,7 +10,7 @@ from .integers import constant_value
 from .kernels import BUILTINS
 from .limits import MAX_INDEX, MAX_THREADS
 
-# Keywords of C++, and the rule that each breaks.
+# Keyword of C++ -> (the rule that it breaks, the message).
 _WORDS = {
     "goto": ("language", "goto is not part of MSL"),
     "dynamic_cast": ("language", "dynamic_cast is not part of MSL"),
@@ -82,7 +82,7 @@ def _words(program):
             yield Breach(i, *_WORDS[token.text])
         elif token.text == "static" and _is_changing_local(tokens, i) and any(a < i < b for a, b in bodies):
             yield Breach(i, "constant-space", "a static variable of a function must be in constant")
-        # After a declaration it only names what the declaration stands for.
+        # After a declaration `asm` only gives its symbol's name.
         elif token.text in _ASSEMBLY and (before in (";", "{", "}") or any(a < i < b for a, b in bodies)):
             yield Breach(i, "language", "assembly is not part of MSL")
 
@@ -209,7 +209,7 @@ def _index(program, at, where, attributes, taken):
         if not 0 <= index <= MAX_INDEX:
             yield Breach(at, "argument-index", f"{where} has {kind} index {index}, which is not 0 to {MAX_INDEX}")
         other = taken.get((kind, index))
-        # Arguments that depend on function constants may share an index.
+        # Arguments that depend on function constants may have the same index.
         if other and not (conditional and other[1]):
             yield Breach(at, "argument-index", f"{where} has {kind} index {index}, as {other[0]} has")
         taken.setdefault((kind, index), (where, conditional))

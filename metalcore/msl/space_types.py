@@ -11,7 +11,7 @@ from .errors import error_at
 from .tokens import matching_angle
 
 _STANDARD = {"is_same", "is_same_v"}
-# What a program tells apart no more if all of these say the same; pointers to constant are to const as well.
+# Spaces that need no types if the specializations for all of them are the same. Pointers to constant are to const too.
 _ALL = {"device", "threadgroup", "thread"}
 
 

@@ -13,11 +13,11 @@ from .. import _C
 from .._routing import DEVICES
 from . import cache, cuda, signatures
 
-# The devices that have a target here. A Mac's programs are PyTorch's to compile.
+# The devices that have a target here. On a Mac, PyTorch compiles the programs.
 TARGETS = (DEVICES - {"mps"}) | ({"mps"} if hasattr(_C, "simulator_dispatch") else set())
 
-# A program with more kernels than the first number is compiled kernel by kernel, each when it is first used; up to the
-# second, all of them are looked through for errors before.
+# A program with at most COMPILED_AT_ONCE kernels is compiled as a whole. In a larger one each kernel is compiled when
+# it is first used, and the first CHECKED_AT_ONCE kernels are checked for errors before.
 COMPILED_AT_ONCE = 4
 CHECKED_AT_ONCE = 64
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from .errors import error_at
 from .rewrite import erase
 
-# Sites are numbered per kernel, from 0 in kernels and from the last one down in other functions.
+# A site is the number of a variable: kernels number theirs from 0 up, other functions from the last site down.
 _SITES = 64
 _GONE = {"static", "constexpr", "inline", "extern", "register", "mutable", "thread_local"}
 
@@ -105,7 +105,7 @@ def _variable(name, type_, site, alignments, value):
     memory = f"{type_}, {site}"
     if alignments:
         aligned = type_.replace("type", "aligned")
-        # The strictest holds; compilers differ in what they take of several in one place.
+        # The strictest alignment holds. Compilers differ in which of several in one place they accept.
         members = " ".join(f"struct {text} {{ char byte; }} a{i};" for i, text in enumerate(alignments))
         yield f"struct {aligned} {{ {members} }};"
         memory += f", alignof({aligned})"

@@ -9,7 +9,7 @@ import re
 from .errors import error_at
 from .limits import MAX_NESTING
 
-# Order matters: longer operators first, a preprocessing number before a dot.
+# The order matters: longer operators come first, and a preprocessing number comes before a dot.
 LEXICAL = re.compile(
     r"""
     (?P<ws>[ \t\r\f\v]+)

@@ -140,12 +140,12 @@ def _mark_kernels(program):
 def _address(program, kernel):
     """A C++ expression for the kernel's address, in the scope where it was named."""
     named_at = kernel.named_at
-    # In full for a plain kernel, which metal_stdlib may have a type or function of the same name as.
+    # A plain kernel gets its full name, since metal_stdlib may have a type or a function of the same name.
     place = "::".join(("MSL_ROOT", *named_at.scope, "")) if named_at.kind == "function" else ""
     address = "&" + place + program.text(named_at.name_at, kernel.name_end)
     if named_at.parameters is not None:
-        # The types of the parameters may be all that tells the template's arguments, or a kernel from a function of
-        # metal's of the same name.
+        # Sometimes only the types of the parameters tell the template's arguments, or tell a kernel from a function of
+        # namespace metal that has the same name.
         types = [program.type_text(first, last) for first, last in program.split_parameters(*named_at.parameters)]
         return f"static_cast<void (*)({', '.join(types)})>({address})"
     return address
@@ -190,7 +190,7 @@ def _separator(before, after):
 def _entries(kernels, addresses):
     out, table = ['#line 1 "msl_entries"\n'], []
     for i, kernel in enumerate(kernels):
-        # Named in the scope of its instantiation, so that its template arguments mean what they mean there.
+        # The scope is that of the kernel's instantiation, so that its template arguments keep their meaning.
         scope = kernel.named_at.scope
         naming = f"constexpr auto msl_function_{i} = {addresses[kernel.name]};"
         out.append(f"namespace {'::'.join(scope)} {{ {naming} }}\n" if scope else naming + "\n")

@@ -22,8 +22,8 @@ from .tree import tree_findings
 
 __all__ = ["Finding", "check"]
 
-# Apple's compiler accepts these: it compiles what calls itself (MLX has such a function) although the specification
-# forbids that, and too much threadgroup memory shows when a pipeline is made.
+# Apple's compiler does not report breaches of these: it compiles recursion (MLX has such a function) although the
+# specification forbids it, and too much threadgroup memory fails only when a pipeline is made.
 _STRICT_TREE_RULES = ("recursion", "threadgroup-memory")
 
 

@@ -89,7 +89,7 @@ def _run(text, strict, this):
 _DIAGNOSTIC = re.compile(
     r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?P<column>\d+): (?P<kind>error|fatal error|note): (?P<text>.*)"
 )
-# Rules by what Clang says; the first that matches.
+# (rule, pattern of Clang's message); the first that matches holds.
 _RULES = (
     ("barrier-flags", r"flags of a barrier must be a constant"),
     ("double", r"'double'|cl_khr_fp64"),
@@ -150,7 +150,7 @@ def _spaces(text):
 
 
 def _finding(error):
-    # Why no overload fits stands in the notes.
+    # The notes say why no overload fits.
     reasons = [note for note in error["notes"] if "candidate" in note] if "no matching" in error["text"] else []
     told = " ".join([error["text"], *reasons])
     rule = next((rule for rule, pattern in _RULES if re.search(pattern, told)), None)

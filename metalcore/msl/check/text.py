@@ -19,9 +19,9 @@ SPACES = {
     "threadgroup": "__local",
     "thread": "__private",
 }
-# There is no opencl_global_device of `this`: methods for device and for constant objects are told apart by const alone.
+# `this` cannot be in opencl_global_device: const alone tells methods for device objects from those for constant ones.
 _METHOD_SPACES = {**SPACES, "device": "__global", "constant": "__global"}
-# What is a keyword or a function to Clang, but a name in MSL.
+# Names that are free in MSL, and keywords or functions in Clang.
 _RENAMED = {"global", "local", "private", "generic", "read_only", "write_only", "read_write", "pipe", "event_t"}
 _SUFFIX = "_of_msl"
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}")
@@ -232,5 +232,5 @@ def _literal(text):
         return f"bfloat({match[1]}f)" if "." in match[1] or "e" in match[1].lower() else f"bfloat({match[1]}.0f)"
     if match := _HALF.fullmatch(text):
         return text if "." in match[1] or "e" in match[1].lower() else match[1] + ".0h"
-    # A literal without a suffix is a float, and stays one for Clang in templates only if it says so.
+    # A literal without a suffix is a float. In templates Clang needs the suffix to keep it one.
     return text + "f" if _UNTYPED.fullmatch(text) else text

@@ -114,7 +114,7 @@ class _Tree:
         self.findings.add(Finding(*place, rule, message))
 
     def _address_space(self, node, type_):
-        # A reference to a pointer may be in none: const device float*& x.
+        # A reference to a pointer may be in no address space: const device float*& x.
         if re.search(r"__generic (?![*&])[^&*]*[&*]", type_) and node.place[:2] not in self.lenient:
             kind = "reference" if "&" in type_ else "pointer"
             what = "returns a" if node.kind in _FUNCTIONS else "is a"
