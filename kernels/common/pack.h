@@ -1,4 +1,4 @@
-// What a thread moves at once: as many bytes as a GPU's widest load takes.
+// The elements that a thread moves at once: as many bytes as a GPU's widest load takes.
 #pragma once
 
 #include <metal_stdlib>

@@ -1,4 +1,4 @@
-// Cholesky factorization of matrices that fit the registers of one threadgroup, a thread for each tile.
+// Cholesky factorization of matrices that fit the registers of one threadgroup. A thread holds one tile.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -1,5 +1,5 @@
-// Whether a factorization of a batch failed: whether any of its infos is not zero. A threadgroup looks at INFO_BLOCK of
-// them; what several threadgroups found is looked at again.
+// Whether a factorization of a batch failed: whether any of its infos is not zero. A threadgroup reads INFO_BLOCK of
+// them. A second dispatch reads the results of several threadgroups.
 #include <metal_stdlib>
 using namespace metal;
 

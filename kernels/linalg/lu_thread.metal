@@ -1,5 +1,5 @@
-// LU, and with it A X = B, of square matrices of up to 4 rows, each in the registers of one thread. Threadgroup memory
-// lets neighbouring threads read and write neighbouring elements.
+// LU, and with it A X = B, of square matrices of up to 4 rows. Each matrix is in the registers of one thread. Through
+// threadgroup memory neighbouring threads read and write neighbouring elements.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -11,7 +11,7 @@ constant constexpr uint kThreads = 128;
 template <uint N>
 struct Staged {
   static constexpr constant uint kSize = N * N;
-  static constexpr constant uint kStride = kSize | 1;  // odd: the threads' elements lie in different banks
+  static constexpr constant uint kStride = kSize | 1;  // odd, so that the threads' elements are in different banks
 };
 
 template <uint N>
@@ -50,7 +50,7 @@ template <uint N>
   const uint first = group * kThreads;
   const uint slot = first + thread_index;
   const bool live = slot < slots;
-  const bool answers = live && slot % p.tiles == 0;  // for the matrix, of which others take other columns of B
+  const bool answers = live && slot % p.tiles == 0;  // other tiles take other columns of the same matrix's B
 
   float m[N][N], right[N][N];
 #pragma unroll

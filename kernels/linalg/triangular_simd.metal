@@ -1,16 +1,16 @@
-// Triangular systems of order up to 32, one or several of them a simdgroup, with their triangles in threadgroup memory.
+// Triangular systems of order up to 32, one or several per simdgroup, with their triangles in threadgroup memory.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "triangular_tile.h"
 
-// The triangles of the SLOTS systems of a simdgroup, of which the first is `slot`.
+// Loads the triangles of a simdgroup's SLOTS systems, of which the first is `slot`.
 template <uint N, uint SLOTS>
 inline void load_triangles(threadgroup float4* tiles, device const float* a, constant TriangularParams& p, uint slot,
                            uint lane) {
   typedef Tile<N, N> Triangle;
   constexpr uint kAll = SLOTS * Triangle::kFours;
-  constexpr uint kEach = 4;  // on their way at once
+  constexpr uint kEach = 4;  // loads that are under way at once
   for (uint done = 0; done < kAll; done += 32 * kEach) {
     float4 fours[kEach];
 #pragma unroll
@@ -33,7 +33,7 @@ inline void load_triangles(threadgroup float4* tiles, device const float* a, con
   simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// A lane has a column of B in registers, LANES of them a system.
+// A lane has a column of B in registers; a system has LANES lanes.
 template <uint N, uint LANES, uint SIMDGROUPS>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * SIMDGROUPS)]] void trsm_simd(
     device const float* a [[buffer(0)]], device const float* b [[buffer(1)]], device float* x [[buffer(2)]],
@@ -57,7 +57,7 @@ template <uint N, uint LANES, uint SIMDGROUPS>
   store_rows(values, matrix_at(x, p.x, matrix) + column * p.x.column, p.x.row, rows);
 }
 
-// A lane has a row of B, N of them a system: for few columns, as many as V has.
+// A lane has a row of B; a system has N lanes. B has few columns, as many as V has.
 template <uint N, typename V, uint SIMDGROUPS>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * SIMDGROUPS)]] void trsv_simd(
     device const float* a [[buffer(0)]], device const float* b [[buffer(1)]], device float* x [[buffer(2)]],
