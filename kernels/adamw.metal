@@ -35,11 +35,11 @@ METAL_FUNC void store_vector(Lanes<T, width> lanes, device T* to) {
 }
 
 // The first `count` elements from an address, zeros for the rest.
-template <bool vectors, uint width, typename T>
+template <bool by_vectors, uint width, typename T>
 METAL_FUNC Lanes<T, width> load(device const T* from, uint count) {
   Lanes<T, width> lanes;
   if (count == width) {
-    if constexpr (vectors) return load_vector<T, width>(from);
+    if constexpr (by_vectors) return load_vector<T, width>(from);
     for (uint k = 0; k < width; ++k) lanes.at[k] = from[k];
   } else {
     for (uint k = 0; k < width; ++k) lanes.at[k] = k < count ? from[k] : static_cast<T>(0.0f);
@@ -47,10 +47,10 @@ METAL_FUNC Lanes<T, width> load(device const T* from, uint count) {
   return lanes;
 }
 
-template <bool vectors, uint width, typename T>
+template <bool by_vectors, uint width, typename T>
 METAL_FUNC void store(Lanes<T, width> lanes, device T* to, uint count) {
   if (count == width) {
-    if constexpr (vectors) return store_vector<T, width>(lanes, to);
+    if constexpr (by_vectors) return store_vector<T, width>(lanes, to);
     for (uint k = 0; k < width; ++k) to[k] = lanes.at[k];
   } else {
     for (uint k = 0; k < width; ++k)
@@ -61,10 +61,10 @@ METAL_FUNC void store(Lanes<T, width> lanes, device T* to, uint count) {
 // Updates elements [start, start + length) of one parameter. With `by_vectors`, neighbouring threads load neighbouring
 // vectors of four, and all arrays are aligned to them. Without, a thread takes 32 bytes at any address, from which a
 // CPU's compiler makes its own vectors.
-template <bool vectors, typename T, typename M, bool amsgrad>
+template <bool by_vectors, typename T, typename M, bool amsgrad>
 METAL_FUNC void update(AdamWPointers<T, M> arrays, ulong start, uint length, AdamWParams params, AdamWScalars scalars,
                        uint thread_index) {
-  constexpr uint width = vectors ? 4 : 32 / sizeof(T);
+  constexpr uint width = by_vectors ? 4 : 32 / sizeof(T);
   // Each simdgroup walks over a contiguous part of the chunk.
   constexpr uint part = ADAMW_CHUNK / (ADAMW_THREADS / 32);
   const uint first = thread_index / 32 * part + thread_index % 32 * width;
@@ -75,17 +75,17 @@ METAL_FUNC void update(AdamWPointers<T, M> arrays, ulong start, uint length, Ada
   for (uint i = first; i < end; i += 32 * width) {
     const uint count = min(length - i, width);
     const ulong at = start + i;
-    Lanes<T, width> p = load<vectors, width>(arrays.param + at, count);
-    Lanes<T, width> g = load<vectors, width>(arrays.grad + at, count);
-    Lanes<M, width> m = load<vectors, width>(arrays.exp_avg + at, count);
-    Lanes<M, width> v = load<vectors, width>(arrays.exp_avg_sq + at, count);
+    Lanes<T, width> p = load<by_vectors, width>(arrays.param + at, count);
+    Lanes<T, width> g = load<by_vectors, width>(arrays.grad + at, count);
+    Lanes<M, width> m = load<by_vectors, width>(arrays.exp_avg + at, count);
+    Lanes<M, width> v = load<by_vectors, width>(arrays.exp_avg_sq + at, count);
     Lanes<M, width> max_v;
-    if (amsgrad) max_v = load<vectors, width>(arrays.max_exp_avg_sq + at, count);
+    if (amsgrad) max_v = load<by_vectors, width>(arrays.max_exp_avg_sq + at, count);
     if (params.unscale) {
       Lanes<T, width> unscaled;
       for (uint k = 0; k < width; ++k)
         unscaled.at[k] = static_cast<T>(static_cast<float>(g.at[k]) * scalars.inverse_scale);
-      store<vectors, width>(unscaled, arrays.grad + at, count);
+      store<by_vectors, width>(unscaled, arrays.grad + at, count);
     }
     // The operations, their order and their roundings are those of torch.optim.AdamW, so that float32 results agree.
     for (uint k = 0; k < width; ++k) {
@@ -107,10 +107,10 @@ METAL_FUNC void update(AdamWPointers<T, M> arrays, ulong start, uint length, Ada
       m.at[k] = static_cast<M>(new_m);
       v.at[k] = static_cast<M>(new_v);
     }
-    store<vectors, width>(p, arrays.param + at, count);
-    store<vectors, width>(m, arrays.exp_avg + at, count);
-    store<vectors, width>(v, arrays.exp_avg_sq + at, count);
-    if (amsgrad) store<vectors, width>(max_v, arrays.max_exp_avg_sq + at, count);
+    store<by_vectors, width>(p, arrays.param + at, count);
+    store<by_vectors, width>(m, arrays.exp_avg + at, count);
+    store<by_vectors, width>(v, arrays.exp_avg_sq + at, count);
+    if (amsgrad) store<by_vectors, width>(max_v, arrays.max_exp_avg_sq + at, count);
   }
 }
 

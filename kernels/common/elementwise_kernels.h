@@ -36,11 +36,11 @@ inline Pack<T> forward_pack(Pack<T> a, Pack<T> b) {
 }
 template <typename Op>
 inline Pack<float> forward_pack(Pack<float> a) {
-  return {forward4<Op>(a.all)};
+  return {forward4<Op>(a.elements)};
 }
 template <typename Op>
 inline Pack<float> forward_pack(Pack<float> a, Pack<float> b) {
-  return {forward4<Op>(a.all, b.all)};
+  return {forward4<Op>(a.elements, b.elements)};
 }
 
 template <typename Op, typename T>

@@ -9,5 +9,5 @@ struct alignas(16) Pack {
 };
 template <>
 struct Pack<float> {
-  metal::float4 all;
+  metal::float4 elements;
 };

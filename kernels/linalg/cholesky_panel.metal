@@ -27,10 +27,10 @@ constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanel
     const uint index = thread_index - triangle_start(tiles);
     at = {tiles + index % kSliceTiles, index / kSliceTiles};
   }
-  const bool mine = at.column < tiles, diagonal = at.row == at.column;
+  const bool has_tile = at.column < tiles, diagonal = at.row == at.column;
   const uint row = p.first + at.row * CHOLESKY_TILE + (solves ? slice * CHOLESKY_SLICE : 0);  // of L
   const uint end = solves ? p.n : p.first + p.width;
-  const uint rows = mine && row < end ? end - row : 0, columns = mine ? p.width - at.column * CHOLESKY_TILE : 0;
+  const uint rows = has_tile && row < end ? end - row : 0, columns = has_tile ? p.width - at.column * CHOLESKY_TILE : 0;
   device float* const corner =
       l + ulong(matrix) * p.n * p.n + row * p.l_row + (p.first + at.column * CHOLESKY_TILE) * p.l_column;
 
@@ -47,8 +47,8 @@ constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanel
     store_tile(tile, {corner, p.l_row, p.l_column, p.l_vectors, rows, columns}, false);
   } else if (slice == 0) {
     device float* const to = factors + (ulong(matrix) * p.n + row) * CHOLESKY_PANEL + at.column * CHOLESKY_TILE;
-    const uint vectors = p.l_vectors == CHOLESKY_ELEMENTS ? CHOLESKY_ELEMENTS : CHOLESKY_ROWS;
-    store_tile(tile, {to, CHOLESKY_PANEL, 1, vectors, rows, columns}, diagonal);
+    const uint access = p.l_vectors == CHOLESKY_ELEMENTS ? CHOLESKY_ELEMENTS : CHOLESKY_ROWS;
+    store_tile(tile, {to, CHOLESKY_PANEL, 1, access, rows, columns}, diagonal);
   }
 }
 

@@ -21,14 +21,14 @@ template <uint N>
   const uint slot = simdgroup * kMatrices + lane / N;
   const uint matrix = group * kSimdgroups * kMatrices + slot;
   const uint column = lane % N;
-  const bool mine = matrix < p.matrices && column < p.n;  // the other lanes work on zeros, for the barriers
+  const bool has_column = matrix < p.matrices && column < p.n;  // the other lanes work on zeros, for the barriers
   threadgroup float4* const published = columns + slot * 2 * kQuads;
 
   float4 x[kQuads];
   {
     device const float* from = a + matrix * p.a_batch + column * p.a_column;
 #pragma unroll
-    for (uint i = 0; i < N; ++i) x[i / 4][i % 4] = mine && i >= column && i < p.n ? from[i * p.a_row] : 0.0f;
+    for (uint i = 0; i < N; ++i) x[i / 4][i % 4] = has_column && i >= column && i < p.n ? from[i * p.a_row] : 0.0f;
   }
 
   uint failed = 0;
@@ -58,10 +58,10 @@ template <uint N>
     }
   }
 
-  if (!mine) return;
-  const bool done = failed == 0 || column + 1 < failed;  // the other columns become the identity's
-  const float inverse = done ? rsqrt(own_pivot) : 0.0f;
-  const float diagonal = done ? precise::sqrt(own_pivot) : 1.0f;
+  if (!has_column) return;
+  const bool is_factored = failed == 0 || column + 1 < failed;  // the other columns become the identity's
+  const float inverse = is_factored ? rsqrt(own_pivot) : 0.0f;
+  const float diagonal = is_factored ? precise::sqrt(own_pivot) : 1.0f;
   device float* to = l + matrix * p.l_batch + column * p.l_column;
 #pragma unroll
   for (uint i = 0; i < N; ++i)

@@ -32,20 +32,20 @@ template <typename Pointer>
 struct TileMemory {
   Pointer at;
   int64_t row, column;  // strides
-  uint vectors;         // CHOLESKY_ELEMENTS, or for a complete tile CHOLESKY_ROWS or CHOLESKY_COLUMNS
+  uint access;          // CHOLESKY_ELEMENTS, or for a complete tile CHOLESKY_ROWS or CHOLESKY_COLUMNS
   uint rows, columns;
 };
 
 // Missing entries are the identity's.
 inline CholeskyTile load_tile(TileMemory<device const float*> from, bool diagonal) {
   CholeskyTile tile;
-  if (from.vectors == CHOLESKY_ROWS && from.rows != 0) {
+  if (from.access == CHOLESKY_ROWS && from.rows != 0) {
     float4 rows[4];
 #pragma unroll
     for (uint r = 0; r < 4; ++r) rows[r] = *(device const float4*)(from.at + r * from.row);
 #pragma unroll
     for (uint c = 0; c < 4; ++c) tile.x[c] = float4(rows[0][c], rows[1][c], rows[2][c], rows[3][c]);
-  } else if (from.vectors == CHOLESKY_COLUMNS && from.rows != 0) {
+  } else if (from.access == CHOLESKY_COLUMNS && from.rows != 0) {
 #pragma unroll
     for (uint c = 0; c < 4; ++c) tile.x[c] = *(device const float4*)(from.at + c * from.column);
   } else {
@@ -68,12 +68,12 @@ inline void store_tile(CholeskyTile tile, TileMemory<device float*> to, bool dia
 #pragma unroll
     for (uint c = 1; c < 4; ++c) tile.x[c] = metal::select(tile.x[c], float4(0.0f), uint4(0, 1, 2, 3) < c);
   }
-  if (to.vectors == CHOLESKY_ROWS) {
+  if (to.access == CHOLESKY_ROWS) {
     if (to.rows == 0) return;
 #pragma unroll
     for (uint r = 0; r < 4; ++r)
       *(device float4*)(to.at + r * to.row) = float4(tile.x[0][r], tile.x[1][r], tile.x[2][r], tile.x[3][r]);
-  } else if (to.vectors == CHOLESKY_COLUMNS) {
+  } else if (to.access == CHOLESKY_COLUMNS) {
     if (to.rows == 0) return;
 #pragma unroll
     for (uint c = 0; c < 4; ++c) *(device float4*)(to.at + c * to.column) = tile.x[c];

@@ -32,23 +32,23 @@ struct OverSimdgroups {
   uint turn;
 
   threadgroup const float* publish(thread const float* values, uint count) thread {
-    threadgroup float* const half_of_it = memory + turn * SIMDGROUPS * COLUMNS * 32;
+    threadgroup float* const half_of_memory = memory + turn * SIMDGROUPS * COLUMNS * 32;
     turn ^= 1;
 #pragma unroll
-    for (uint c = 0; c < count; ++c) half_of_it[(simdgroup * COLUMNS + c) * 32 + lane] = values[c];
+    for (uint c = 0; c < count; ++c) half_of_memory[(simdgroup * COLUMNS + c) * 32 + lane] = values[c];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    return half_of_it + lane;
+    return half_of_memory + lane;
   }
 
   template <uint COUNT>
   void sum(thread float* values) thread {
     if (SIMDGROUPS == 1) return;
-    threadgroup const float* const all = publish(values, COUNT);
+    threadgroup const float* const published = publish(values, COUNT);
 #pragma unroll
     for (uint c = 0; c < COUNT; ++c) {
-      float total = all[c * 32];
+      float total = published[c * 32];
 #pragma unroll(4)
-      for (uint s = 1; s < SIMDGROUPS; ++s) total += all[(s * COLUMNS + c) * 32];
+      for (uint s = 1; s < SIMDGROUPS; ++s) total += published[(s * COLUMNS + c) * 32];
       values[c] = total;
     }
   }
@@ -56,9 +56,9 @@ struct OverSimdgroups {
   // The values must not be NaN.
   float max(float value) thread {
     if (SIMDGROUPS == 1) return value;
-    threadgroup const float* const all = publish(&value, 1);
+    threadgroup const float* const published = publish(&value, 1);
 #pragma unroll
-    for (uint s = 0; s < SIMDGROUPS; ++s) value = metal::max(value, all[s * COLUMNS * 32]);
+    for (uint s = 0; s < SIMDGROUPS; ++s) value = metal::max(value, published[s * COLUMNS * 32]);
     return value;
   }
 };
@@ -184,21 +184,21 @@ struct JacobiSets;
 template <>
 struct JacobiSets<1> {
   template <typename Tile>
-  static bool all(thread Tile&, thread typename Tile::Shared&, float) {
+  static bool rotate_all(thread Tile&, thread typename Tile::Shared&, float) {
     return false;
   }
 };
 template <>
 struct JacobiSets<2> {
   template <typename Tile>
-  static bool all(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
+  static bool rotate_all(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
     return jacobi_sets(tile, shared, tolerance);
   }
 };
 template <>
 struct JacobiSets<4> {
   template <typename Tile>
-  static bool all(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
+  static bool rotate_all(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
     bool changed = false;
     for (uint round = 0; round < 3; ++round) {
       changed |= jacobi_sets(tile, shared, tolerance);
@@ -270,7 +270,7 @@ template <typename Tile>
 inline void jacobi(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
   for (uint sweep = 0; sweep < kJacobiSweeps; ++sweep) {
     jacobi_squares(tile, shared);
-    bool changed = JacobiSets<Tile::COLUMNS>::all(tile, shared, tolerance);
+    bool changed = JacobiSets<Tile::COLUMNS>::rotate_all(tile, shared, tolerance);
     constexpr uint kAtOnce = Tile::COLUMNS < 2 ? Tile::COLUMNS : 2;
     for (ushort distance = 1; distance < Tile::LANES; ++distance) {
       changed |= jacobi_lanes<0, kAtOnce>(tile, shared, distance, tolerance);

@@ -149,10 +149,10 @@ constant constexpr uint kRows = 64;  // rows of the products' chunks
 #pragma unroll
     for (uint i = 0; i < kEach; ++i) {
       const uint at = i * JACOBI_THREADS + thread_index, c = at / kRows, r = at % kRows;
-      const bool mine = base + r < p.of.rows;
+      const bool has_row = base + r < p.of.rows;
       ((threadgroup float*)left)[c * (4 * C::kStride) + r] =
-          mine && row + c < p.of.rows ? scaled(entry(a, p.of, row + c, base + r), exponent, 0) : 0.0f;
-      ((threadgroup float*)right)[c * (4 * C::kStride) + r] = mine ? x[ulong(c) * p.of.length + base + r] : 0.0f;
+          has_row && row + c < p.of.rows ? scaled(entry(a, p.of, row + c, base + r), exponent, 0) : 0.0f;
+      ((threadgroup float*)right)[c * (4 * C::kStride) + r] = has_row ? x[ulong(c) * p.of.length + base + r] : 0.0f;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     multiply<kRows>(part, left, right, lane, simdgroup);

@@ -63,16 +63,16 @@ inline uint product_place(uint i, uint lane) {
 inline void add_parts(thread const ProductPart& part, threadgroup float* a, threadgroup float* b,
                       threadgroup float* product, uint thread_index) {
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
-  threadgroup float* const mine = (simdgroup % 4 < 2 ? a : b) + simdgroup % 2 * 1024 + lane;
+  threadgroup float* const own_part = (simdgroup % 4 < 2 ? a : b) + simdgroup % 2 * 1024 + lane;
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (simdgroup >= 4) {
 #pragma unroll
-    for (uint i = 0; i < 32; ++i) mine[32 * i] = part.sums[i];
+    for (uint i = 0; i < 32; ++i) own_part[32 * i] = part.sums[i];
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (simdgroup < 4) {
 #pragma unroll
-    for (uint i = 0; i < 32; ++i) mine[32 * i] += part.sums[i];
+    for (uint i = 0; i < 32; ++i) own_part[32 * i] += part.sums[i];
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 #pragma unroll

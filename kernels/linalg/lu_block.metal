@@ -7,20 +7,20 @@ using namespace metal;
 #include "lu.h"
 #include "lu_pivot.h"
 
-// Quad `at` of a row, with zeros beyond `columns`. `whole`: the quad may be moved as a float4, and the row has all of
-// it or nothing.
-inline float4 load_quad(device const float* row, long stride, uint at, uint columns, bool vectors) {
+// Quad `at` of a row, with zeros beyond `columns`. `as_float4`: the row has all of the quad or nothing, in aligned
+// memory.
+inline float4 load_quad(device const float* row, long stride, uint at, uint columns, bool as_float4) {
   const uint column = 4 * at;
-  if (vectors) return column < columns ? *(device const float4*)(row + column) : float4(0.0f);
+  if (as_float4) return column < columns ? *(device const float4*)(row + column) : float4(0.0f);
   float4 quad;
 #pragma unroll
   for (uint e = 0; e < 4; ++e) quad[e] = column + e < columns ? row[(column + e) * stride] : 0.0f;
   return quad;
 }
 
-inline void store_quad(float4 quad, device float* row, uint at, uint columns, bool vectors) {
+inline void store_quad(float4 quad, device float* row, uint at, uint columns, bool as_float4) {
   const uint column = 4 * at;
-  if (vectors) {
+  if (as_float4) {
     if (column < columns) *(device float4*)(row + column) = quad;
     return;
   }
@@ -52,9 +52,9 @@ inline void factor(device const float* a, device float* lu, device int* pivots, 
   float4 held[QUADS];
   {
     device const float* const from = a + matrix * p.a_batch + (p.first + row) * p.a_row + p.first * p.a_column;
-    const bool vectors = whole && (p.vectors & LU_VECTORS_A) != 0;
+    const bool as_float4 = whole && (p.vectors & LU_VECTORS_A) != 0;
 #pragma unroll
-    for (uint j = 0; j < QUADS; ++j) held[j] = load_quad(from, p.a_column, g + G * j, columns, vectors);
+    for (uint j = 0; j < QUADS; ++j) held[j] = load_quad(from, p.a_column, g + G * j, columns, as_float4);
   }
 
   const uint steps = min(p.rows, p.columns);
@@ -76,9 +76,9 @@ inline void factor(device const float* a, device float* lu, device int* pivots, 
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       const float value = shared.column[row];
-      const uint2 of = lane < simdgroups ? shared.largest[lane] : uint2(0, 0);
-      const uint most = simd_max(of.x);
-      const uint pivot = ~simd_max(of.x == most ? of.y : 0);
+      const uint2 candidate = lane < simdgroups ? shared.largest[lane] : uint2(0, 0);
+      const uint most = simd_max(candidate.x);
+      const uint pivot = ~simd_max(candidate.x == most ? candidate.y : 0);
       if (place == pivot) {
 #pragma unroll
         for (uint i = 0; i < QUADS; ++i) own[i] = held[i];
@@ -111,9 +111,9 @@ inline void factor(device const float* a, device float* lu, device int* pivots, 
   }
   if (p.sources != 0 && g == 0 && columns > 0) sources[ulong(matrix) * p.rows + place] = row;
   device float* const to = lu + matrix * p.lu_batch + (p.first + place) * p.lu_row + p.first;
-  const bool vectors = whole && (p.vectors & LU_VECTORS_LU) != 0;
+  const bool as_float4 = whole && (p.vectors & LU_VECTORS_LU) != 0;
 #pragma unroll
-  for (uint j = 0; j < QUADS; ++j) store_quad(held[j], to, g + G * j, columns, vectors);
+  for (uint j = 0; j < QUADS; ++j) store_quad(held[j], to, g + G * j, columns, as_float4);
 }
 
 // With fewer threads each can have more registers.

@@ -37,8 +37,8 @@ constant constexpr uint kPanelSimdgroups = kPanelThreads / 32;
     const uint simd_first = ~simd_max(most == simd_most ? ~place : 0);
     if (lane == 0) largest[simdgroup] = uint2(simd_most, simd_first);
     threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
-    const uint2 of = largest[lane];
-    uint pivot = ~simd_max(of.x == simd_max(of.x) ? ~of.y : 0);
+    const uint2 candidate = largest[lane];
+    uint pivot = ~simd_max(candidate.x == simd_max(candidate.x) ? ~candidate.y : 0);
     if (!pivoting) pivot = k;
     if (thread_index < width) {
       device float* const upper = panel + k * p.lu_row + thread_index;
@@ -139,25 +139,25 @@ struct TopSolve<LU_PANEL> {
 
   const uint beside = tile * LU_ROWS_THREADS + thread_index;
   const uint column = beside < p.first ? beside : beside + width;
-  const bool mine = column < n;
+  const bool has_column = column < n;
   float4 top[kQuads];
 #pragma unroll
   for (uint i = 0; i < LU_PANEL; ++i)
-    top[i / 4][i % 4] = mine && i < width ? base[ulong(top_source[i]) * n + column] : 0.0f;
+    top[i / 4][i % 4] = has_column && i < width ? base[ulong(top_source[i]) * n + column] : 0.0f;
   // Rows that move down come from the top, which is not written here, so a few of them can be moved at a time.
   for (uint i = 0; i < LU_PANEL; i += kMoved) {
     float moved[kMoved];
 #pragma unroll
     for (uint j = 0; j < kMoved; ++j)
-      moved[j] = mine && below[i + j] != kNone ? base[ulong(below_source[i + j]) * n + column] : 0.0f;
+      moved[j] = has_column && below[i + j] != kNone ? base[ulong(below_source[i + j]) * n + column] : 0.0f;
 #pragma unroll
     for (uint j = 0; j < kMoved; ++j)
-      if (mine && below[i + j] != kNone) base[ulong(below[i + j]) * n + column] = moved[j];
+      if (has_column && below[i + j] != kNone) base[ulong(below[i + j]) * n + column] = moved[j];
   }
   if (column > p.first) TopSolve<0>::run(top, l);
 #pragma unroll
   for (uint i = 0; i < LU_PANEL; ++i)
-    if (mine && i < width) base[ulong(i) * n + column] = top[i / 4][i % 4];
+    if (has_column && i < width) base[ulong(i) * n + column] = top[i / 4][i % 4];
 }
 
 // C -= L U for the rows below and the columns on the right of the panel. A threadgroup takes a tile of C, a thread 4 x

@@ -63,7 +63,7 @@ template <uint LANES, uint QB>
   const bool live = slot < p.matrices * p.tiles;  // the other lanes work on zeros, for the barriers
   const uint matrix = live ? slot / p.tiles : 0;
   const uint tile = live ? slot % p.tiles : 0;
-  const bool answers = live && tile == 0;  // other tiles take other columns of the same matrix's B
+  const bool writes_results = live && tile == 0;  // other tiles take other columns of the same matrix's B
   threadgroup float4* const own = memory + place_in_group * LANES * kQuads;
   threadgroup float* const stage = (threadgroup float*)own;
 
@@ -145,9 +145,9 @@ template <uint LANES, uint QB>
     rotate(row);
   }
   if (factor_it) {
-    if (answers && lane == 0) info[matrix] = int(zero);
-    if (answers && p.sources != 0 && lane < p.rows) sources[ulong(matrix) * p.rows + place] = lane;
-    if (answers && p.factors != 0 && lane < steps) pivots[ulong(matrix) * steps + lane] = int(chosen) + 1;
+    if (writes_results && lane == 0) info[matrix] = int(zero);
+    if (writes_results && p.sources != 0 && lane < p.rows) sources[ulong(matrix) * p.rows + place] = lane;
+    if (writes_results && p.factors != 0 && lane < steps) pivots[ulong(matrix) * steps + lane] = int(chosen) + 1;
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
   if (p.factors != 0) {
@@ -155,7 +155,7 @@ template <uint LANES, uint QB>
     for (uint j = 0; j < QA; ++j) own[place * kQuads + j] = row[j];
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  if (answers && p.factors != 0)
+  if (writes_results && p.factors != 0)
     store<LANES>(stage, lu + ulong(matrix) * p.rows * p.columns, p.columns, 1, p.rows, p.columns, lane);
   if (QB == 0) return;
 

@@ -22,7 +22,7 @@ template <uint G, uint QUADS>
   const uint first_row = block_index * p.block_rows;
   const uint rows = min(p.block_rows, p.rows - first_row);  // the other rows count as zeros
   const uint count = min(p.block_rows, p.reflectors);
-  const uint made = p.task == QR_FORM ? 0 : count;  // others are given
+  const uint computed = p.task == QR_FORM ? 0 : count;  // others are given
 
   Tile tile;
   {
@@ -39,7 +39,7 @@ template <uint G, uint QUADS>
 
   float tau = p.task == QR_FORM && column < count ? taus[ulong(matrix) * count + column] : 0.0f;
   for (uint block = 0; block < QUADS; ++block) {
-    const uint end = min((block + 1) * Tile::kBlock, made);
+    const uint end = min((block + 1) * Tile::kBlock, computed);
     for (uint k = block * Tile::kBlock; k < end; ++k) {
       threadgroup float4* const v = reflectors + (k & 1) * Tile::kSlots;
       if (k - simdgroup_column < 32 / G) make_and_publish(tile, block, thread_index % 32, k, column == k, v, tau);

@@ -24,20 +24,20 @@ template <uint ROWS, uint LANES>
   const uint column = lane % LANES;
   const bool live = matrix < p.matrices;  // the other lanes work on zeros, for the barriers
   const uint count = p.reflectors;
-  const uint made = p.task == QR_FORM ? 0 : count;  // others are given
+  const uint computed = p.task == QR_FORM ? 0 : count;  // others are given
   threadgroup float4* const published = reflectors + slot * 2 * Tile::kSlots;
 
   Tile tile;
   {
     device const float* from = a + matrix * p.batch_stride + column * p.column_stride;
-    const bool mine = live && column < p.columns;
+    const bool has_column = live && column < p.columns;
 #pragma unroll
-    for (uint i = 0; i < ROWS; ++i) tile.x[i / 4][i % 4] = mine && i < p.rows ? from[i * p.row_stride] : 0.0f;
+    for (uint i = 0; i < ROWS; ++i) tile.x[i / 4][i % 4] = has_column && i < p.rows ? from[i * p.row_stride] : 0.0f;
   }
 
   float tau = p.task == QR_FORM && live && column < count ? taus[ulong(matrix) * count + column] : 0.0f;
   for (uint block = 0; block < kBlocks; ++block) {
-    const uint end = min((block + 1) * Tile::kBlock, made);
+    const uint end = min((block + 1) * Tile::kBlock, computed);
     for (uint k = block * Tile::kBlock; k < end; ++k) {
       threadgroup float4* const v = published + (k & 1) * Tile::kSlots;
       if (column == k) make_and_publish(tile, block, lane, k, true, v, tau);

@@ -33,12 +33,12 @@ constant constexpr uint kThreads = 256;
   for (uint k = 0; k < n; ++k) {
     const float alpha = w[k * n + k];
     // A column that is the identity's needs no reflector, and keeps its sign.
-    bool done = alpha == 1.0f;
-    if (done)
-      for (uint i = k + 1; i < n; ++i) done = done && w[i * n + k] == 0.0f;
-    const float s = done ? 1.0f : -copysign(1.0f, alpha);
+    bool is_identity = alpha == 1.0f;
+    if (is_identity)
+      for (uint i = k + 1; i < n; ++i) is_identity = is_identity && w[i * n + k] == 0.0f;
+    const float s = is_identity ? 1.0f : -copysign(1.0f, alpha);
     if (thread_index == 0) sign[k] = s;
-    const float inverse = done ? 0.0f : 1.0f / (alpha - s);
+    const float inverse = is_identity ? 0.0f : 1.0f / (alpha - s);
     const uint left = n - k - 1;
     for (uint at = thread_index; at < left * left; at += kThreads) {
       const uint i = k + 1 + at / left, j = k + 1 + at % left;

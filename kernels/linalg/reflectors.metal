@@ -76,24 +76,24 @@ template <uint WIDTH>
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint tile = group % p.tiles, part = group / p.tiles % p.parts, index = group / p.tiles / p.parts;
   const uint matrix = index / p.blocks, block = index % p.blocks;
-  const BlockOfV of = block_of(reflectors, p, matrix, block);
-  const uint begin = part * p.part_rows, end = min(begin + p.part_rows, of.rows);
+  const BlockOfV v_of_block = block_of(reflectors, p, matrix, block);
+  const uint begin = part * p.part_rows, end = min(begin + p.part_rows, v_of_block.rows);
   const uint column = tile * kColumns + thread_index % kColumns;
-  device const float* const from = target + (ulong(matrix) * p.rows + p.rows - of.rows) * p.target_columns;
+  device const float* const from = target + (ulong(matrix) * p.rows + p.rows - v_of_block.rows) * p.target_columns;
 
   float sums[kEach][2];
 #pragma unroll
   for (uint k = 0; k < kEach; ++k) sums[k][0] = sums[k][1] = 0.0f;
   float next_v[kProductRows * WIDTH / kThreads], next_c[kTargets];
-  load_reflectors<kProductRows, WIDTH>(next_v, of, begin, thread_index);
-  load_targets(next_c, from, p, of, begin, end, column, thread_index);
+  load_reflectors<kProductRows, WIDTH>(next_v, v_of_block, begin, thread_index);
+  load_targets(next_c, from, p, v_of_block, begin, end, column, thread_index);
   for (uint base = begin; base < end; base += kProductRows) {
     stage(v, next_v, thread_index);
     stage(c, next_c, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     // These loads are under way during the sums.
-    load_reflectors<kProductRows, WIDTH>(next_v, of, base + kProductRows, thread_index);
-    load_targets(next_c, from, p, of, base + kProductRows, end, column, thread_index);
+    load_reflectors<kProductRows, WIDTH>(next_v, v_of_block, base + kProductRows, thread_index);
+    load_targets(next_c, from, p, v_of_block, base + kProductRows, end, column, thread_index);
 #pragma unroll 8
     for (uint i = 0; i < kProductRows; ++i) {
       const float a = c[i * kColumns + lane], b = c[i * kColumns + lane + 32];
@@ -137,7 +137,7 @@ template <uint WIDTH, uint SIZE>
 inline void merge_factors(threadgroup float* gram, threadgroup float* factor, uint thread_index) {
   constexpr uint kEach = WIDTH / 2 * SIZE / kThreads + (WIDTH / 2 * SIZE < kThreads);  // entries per thread
 #pragma unroll
-  for (uint left = 0; left < 2; ++left) {
+  for (uint updates_factor = 0; updates_factor < 2; ++updates_factor) {
     float sum[kEach];
 #pragma unroll
     for (uint n = 0; n < kEach; ++n) sum[n] = 0.0f;
@@ -148,8 +148,8 @@ inline void merge_factors(threadgroup float* gram, threadgroup float* factor, ui
         const uint at = n * kThreads + thread_index;
         const uint corner = at / (SIZE * SIZE) * 2 * SIZE, middle = corner + SIZE;
         const uint i = corner + at / SIZE % SIZE, j = middle + at % SIZE;
-        sum[n] = left ? fma(-factor[i * WIDTH + corner + k], gram[(corner + k) * WIDTH + j], sum[n])
-                      : fma(gram[i * WIDTH + middle + k], factor[(middle + k) * WIDTH + j], sum[n]);
+        sum[n] = updates_factor ? fma(-factor[i * WIDTH + corner + k], gram[(corner + k) * WIDTH + j], sum[n])
+                                : fma(gram[i * WIDTH + middle + k], factor[(middle + k) * WIDTH + j], sum[n]);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -157,7 +157,7 @@ inline void merge_factors(threadgroup float* gram, threadgroup float* factor, ui
     for (uint n = 0; n < kEach; ++n) {
       const uint at = n * kThreads + thread_index;
       const uint corner = at / (SIZE * SIZE) * 2 * SIZE;
-      (left ? factor : gram)[(corner + at / SIZE % SIZE) * WIDTH + corner + SIZE + at % SIZE] = sum[n];
+      (updates_factor ? factor : gram)[(corner + at / SIZE % SIZE) * WIDTH + corner + SIZE + at % SIZE] = sum[n];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
@@ -214,19 +214,19 @@ template <uint WIDTH>
   threadgroup float* const v = (threadgroup float*)v4;
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint tile = group % p.tiles, part = group / p.tiles % p.parts, matrix = group / p.tiles / p.parts;
-  const BlockOfV of = block_of(reflectors, p, matrix, 0);
-  const uint begin = part * p.part_rows, end = min(begin + p.part_rows, of.rows);
+  const BlockOfV v_of_block = block_of(reflectors, p, matrix, 0);
+  const uint begin = part * p.part_rows, end = min(begin + p.part_rows, v_of_block.rows);
   const uint column = p.target_first + tile * kColumns + lane;
   device float* const c = target + (ulong(matrix) * p.rows + p.first) * p.target_columns + column;
   const bool there[2] = {column < p.target_end, column + 32 < p.target_end};
 
   {
-    float given[WIDTH * kColumns / kThreads];
+    float sums[WIDTH * kColumns / kThreads];
     const ulong slab_size = ulong(WIDTH) * p.product_columns;
-    const uint left = p.target_end - p.target_first - tile * kColumns;
-    sum_slabs<kColumns>(given, products + matrix * p.slabs * slab_size + p.skip + tile * kColumns, p.slabs, slab_size,
-                        p.product_columns, left, thread_index);
-    stage(w, given, thread_index);
+    const uint remaining = p.target_end - p.target_first - tile * kColumns;
+    sum_slabs<kColumns>(sums, products + matrix * p.slabs * slab_size + p.skip + tile * kColumns, p.slabs, slab_size,
+                        p.product_columns, remaining, thread_index);
+    stage(w, sums, thread_index);
   }
 #pragma unroll
   for (uint i = 0; i < (WIDTH * WIDTH + kThreads - 1) / kThreads; ++i)
@@ -263,7 +263,7 @@ template <uint WIDTH>
         values[e][side] = there[side] && first + e < end ? c[ulong(first + e) * p.target_columns + 32 * side] : 0.0f;
     {
       float part_of_v[kApplyRows * WIDTH / kThreads];
-      load_reflectors<kApplyRows, WIDTH>(part_of_v, of, base, thread_index);
+      load_reflectors<kApplyRows, WIDTH>(part_of_v, v_of_block, base, thread_index);
       stage(v, part_of_v, thread_index);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

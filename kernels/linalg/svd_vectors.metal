@@ -57,10 +57,10 @@ inline float sum_of_all(float value, threadgroup float* partial, uint thread_ind
     for (uint pass = 0; pass < 2; ++pass) {
       for (uint first = 0; first < count; first += kThreads) {
         threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
-        const uint mine = first + thread_index;
+        const uint column = first + thread_index;
         float dot = 0.0f;
-        if (mine < count)
-          for (uint row = 0; row < p.rows; ++row) dot = fma(u[row * down + mine * across], v[row * down], dot);
+        if (column < count)
+          for (uint row = 0; row < p.rows; ++row) dot = fma(u[row * down + column * across], v[row * down], dot);
         coefficients[thread_index] = dot;
         threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
         const uint length = min(kThreads, count - first);

@@ -41,7 +41,7 @@ template <uint N, uint LANES, uint SIMDGROUPS>
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kSlots = 32 / LANES;
   threadgroup float4 tiles[SIMDGROUPS * kSlots * Tile<N, N>::kSize];
-  threadgroup float4* const mine = tiles + simdgroup * kSlots * Tile<N, N>::kSize;
+  threadgroup float4* const own_tiles = tiles + simdgroup * kSlots * Tile<N, N>::kSize;
 
   const uint first = (group * SIMDGROUPS + simdgroup) * kSlots;
   const uint slot = first + lane / LANES;
@@ -52,8 +52,8 @@ template <uint N, uint LANES, uint SIMDGROUPS>
   const uint rows = live ? p.order : 0;
   float4 values[N / 4];
   load_rows(values, matrix_at(b, p.b, matrix) + column * p.b.column, p.b.row, rows);
-  load_triangles<N, kSlots>(mine, a, p, first, lane);
-  substitute(values, mine + lane / LANES * Tile<N, N>::kSize);
+  load_triangles<N, kSlots>(own_tiles, a, p, first, lane);
+  substitute(values, own_tiles + lane / LANES * Tile<N, N>::kSize);
   store_rows(values, matrix_at(x, p.x, matrix) + column * p.x.column, p.x.row, rows);
 }
 
@@ -65,7 +65,7 @@ template <uint N, typename V, uint SIMDGROUPS>
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kSlots = 32 / N;
   threadgroup float4 tiles[SIMDGROUPS * kSlots * Tile<N, N>::kSize];
-  threadgroup float4* const mine = tiles + simdgroup * kSlots * Tile<N, N>::kSize;
+  threadgroup float4* const own_tiles = tiles + simdgroup * kSlots * Tile<N, N>::kSize;
 
   const uint first = (group * SIMDGROUPS + simdgroup) * kSlots;
   const uint matrix = first + lane / N;
@@ -74,8 +74,8 @@ template <uint N, typename V, uint SIMDGROUPS>
 
   V value = V(0.0f);
   if (live) load_columns(value, matrix_at(b, p.b, matrix) + row * p.b.row, p.b.column, p.columns);
-  load_triangles<N, kSlots>(mine, a, p, first, lane);
-  threadgroup const float4* const tile = mine + lane / N * Tile<N, N>::kSize;
+  load_triangles<N, kSlots>(own_tiles, a, p, first, lane);
+  threadgroup const float4* const tile = own_tiles + lane / N * Tile<N, N>::kSize;
   value = substitute_rows<N>(value, tile, tile[row * Tile<N, N>::kPitch + N / 4].xy, p.order, row, lane);
   if (live) store_columns(value, matrix_at(x, p.x, matrix) + row * p.x.row, p.x.column, p.columns);
 }

@@ -55,10 +55,10 @@ constant constexpr uint kEach = Slab::kFours / kThreads;
     for (uint k = 0; k < kDepth; ++k) {
       const float4 r = right[k * Slab::kPitch + column_quad];
 #pragma unroll
-      for (uint half_of = 0; half_of < 2; ++half_of) {
-        const float4 l = left[k * Slab::kPitch + row_quad + 8 * half_of];
+      for (uint part = 0; part < 2; ++part) {
+        const float4 l = left[k * Slab::kPitch + row_quad + 8 * part];
 #pragma unroll
-        for (uint e = 0; e < 4; ++e) sums[4 * half_of + e] = fma(float4(l[e]), r, sums[4 * half_of + e]);
+        for (uint e = 0; e < 4; ++e) sums[4 * part + e] = fma(float4(l[e]), r, sums[4 * part + e]);
       }
     }
   }
