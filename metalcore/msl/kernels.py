@@ -242,7 +242,7 @@ def _argument(program, declaration, first, last):
     for attribute, kind in BUILTINS.items():
         if attribute in attributes:
             return Argument(name, kind), True
-    words = set(_words(program, first, last))
+    words = set(program.words_of_pointers(first, last))
     unknown = [attribute for attribute in attributes if attribute not in ("function_constant", "maybe_unused")]
     if unknown:
         raise error_at(
@@ -261,7 +261,7 @@ def _argument(program, declaration, first, last):
 def _access(program, first, last):
     """The Argument.type and is_writable of a parameter."""
     name_at = program.declarator_name(first, last)
-    words = _words(program, first, last if name_at is None else name_at)
+    words = program.words_of_pointers(first, last if name_at is None else name_at)
     ends = [i for i, word in enumerate(words) if word in ("*", "&")]
     if not ends:
         return "", True  # a type that hides the pointer
@@ -269,14 +269,6 @@ def _access(program, first, last):
     reference = words[ends[-1]] == "&" and len(ends) == 1 and "(" not in pointee
     plain = [word for word in pointee if word not in ("device", "constant", "const", "volatile", "coherent")]
     return " ".join(plain) if reference else "", "constant" not in pointee and "const" not in pointee
-
-
-def _words(program, first, last):
-    """The words of a type, and the words that the names among them stand for."""
-    words = []
-    for token in program.tokens[first:last]:
-        words += program.aliases().get(token.text, [token.text]) if token.kind == "id" else [token.text]
-    return words
 
 
 class Reachability:

@@ -50,7 +50,7 @@ class Program(Syntax):
         super().__init__(tokens)
         self.declarations = []
         self.integers = None  # named integer constants, found when first asked for
-        self.pointers = None  # names of pointer types, found when first asked for
+        self._aliases = None
         self._scope(0, len(tokens), (), None)
 
     def walk(self, declarations=None):
@@ -60,16 +60,46 @@ class Program(Syntax):
             yield from self.walk(declaration.members)
 
     def aliases(self):
-        """name -> the words it stands for, of every `using` and `typedef` of a pointer or a reference."""
-        if self.pointers is None:
-            self.pointers = {}
+        """{name: the words of its type} of every `using` and `typedef`, except those of arrays and functions.
+
+        A name of a name has the words of the latter. If a name has several meanings, one that is a pointer counts.
+        """
+        if self._aliases is None:
+            found = {}
             for declaration in self.walk():
-                if declaration.kind == "alias" and declaration.name:
-                    words = [token.text for token in self.tokens[declaration.head + 1 : declaration.last - 1]]
-                    words = words[words.index("=") + 1 :] if "=" in words else words[:-1]
-                    if words and words[-1] in ("*", "&"):
-                        self.pointers[declaration.name] = words
-        return self.pointers
+                if declaration.kind == "alias":
+                    for name, words in self._alias_types(declaration):
+                        if name not in found or words[-1] in ("*", "&"):
+                            found[name] = words
+            self._aliases = {name: _resolved(name, found) for name in found}
+        return self._aliases
+
+    def words_of_pointers(self, first, last):
+        """The words of tokens[first:last], with those of the type for each name of a pointer or a reference."""
+        words = []
+        for token in self.tokens[first:last]:
+            meaning = self.aliases().get(token.text, ())
+            words += meaning if {"*", "&"} & set(meaning[-2:]) else [token.text]
+        return words
+
+    def _alias_types(self, declaration):
+        """(name, the words of its type) of each name that a `using` or a `typedef` declares."""
+        tokens, first, end = self.tokens, declaration.head, declaration.last - 1
+        if tokens[first].text == "using":
+            words = [token.text for token in tokens[first:end]]
+            if declaration.name and words[-1] != "=" and "=" in words:
+                yield declaration.name, words[words.index("=") + 1 :]
+        elif tokens[first].text == "typedef":
+            specifiers = []
+            for i, (start, last) in enumerate(self.split_parameters(first, end)):
+                words = [token.text for token in tokens[start : last - 1]]
+                if i == 0:
+                    pointers = next((n for n, word in enumerate(reversed(words)) if word not in ("*", "&")), 0)
+                    specifiers = words[: len(words) - pointers]
+                else:
+                    words = specifiers + words
+                if words and tokens[last - 1].kind == "id":
+                    yield tokens[last - 1].text, words
 
     def _scope(self, i, end, scope, owner):
         tokens = self.tokens
@@ -333,3 +363,15 @@ class Program(Syntax):
                 declaration.name_end = i
             else:
                 i += 1
+
+
+def _resolved(name, aliases):
+    """The words of the type that a name stands for, through names of names."""
+    words, seen, qualifiers = aliases[name], {name}, []
+    while len(plain := [word for word in words if word not in ("const", "volatile")]) == 1:
+        if plain[0] not in aliases or plain[0] in seen:
+            break
+        seen.add(plain[0])
+        qualifiers += [word for word in words if word not in plain]
+        words = aliases[plain[0]]
+    return words + qualifiers

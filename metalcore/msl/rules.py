@@ -49,12 +49,11 @@ def breaches(program, *, strict=False):
     """
     yield from _words(program)
     yield from _host_names(program)
-    aliases = _aliases(program)
     for declaration in program.walk():
         if declaration.kind == "variable":
             yield from _variable(program, declaration, strict)
         elif declaration.kind == "function" and is_kernel(program, declaration):
-            yield from _arguments(program, declaration, aliases, strict)
+            yield from _arguments(program, declaration, strict)
         if "max_total_threads_per_threadgroup" in declaration.attributes:
             yield from _max_threads(program, declaration)
 
@@ -122,19 +121,6 @@ def _host_names(program):
         seen.setdefault(name, declaration.first)
 
 
-def _aliases(program):
-    """name -> the type that it stands for, as written."""
-    aliases = {}
-    for declaration in program.walk():
-        if declaration.kind == "alias":
-            words = [token.text for token in program.tokens[declaration.first : declaration.last]]
-            if words[0] == "using" and "=" in words:
-                aliases[declaration.name] = "".join(words[words.index("=") + 1 : -1])
-            elif words[0] == "typedef":
-                aliases[declaration.name] = "".join(words[1:-2])
-    return aliases
-
-
 def _variable(program, declaration, strict):
     """Finds variables that all threads share and that are not in `constant`."""
     words = {token.text for token in program.tokens[declaration.head : declaration.last]}
@@ -150,7 +136,7 @@ def _variable(program, declaration, strict):
         yield Breach(declaration.name_at, "constant-space", message)
 
 
-def _arguments(program, kernel, aliases, strict):
+def _arguments(program, kernel, strict):
     taken, widths, buffers = {}, {}, 0
     for first, last in program.split_parameters(*kernel.parameters):
         attributes = program.read_attributes(first, last)
@@ -166,7 +152,7 @@ def _arguments(program, kernel, aliases, strict):
         yield from _index(program, first, where, attributes, taken)
         for attribute in attributes:
             if attribute in BUILTINS:
-                match = _NUMBERS.fullmatch(_type(program, first, last, name_at, aliases))
+                match = _NUMBERS.fullmatch(_type(program, first, last, name_at))
                 if match is None:  # the compiler will report it
                     continue
                 largest = 3 if attribute in _VECTOR else 1
@@ -185,7 +171,7 @@ def _arguments(program, kernel, aliases, strict):
         yield Breach(kernel.name_at, "argument-index", message)
 
 
-def _type(program, first, last, name_at, aliases):
+def _type(program, first, last, name_at):
     """The type of a parameter that is bound to a position, as written, without words that do not change it."""
     type_, i = "", first
     while i < last:
@@ -193,11 +179,7 @@ def _type(program, first, last, name_at, aliases):
         if end is None and i != name_at and program.tokens[i].text not in ("const", "constexpr", "thread"):
             type_ += program.tokens[i].text
         i = end or i + 1
-    seen = set()
-    while type_ in aliases and type_ not in seen:
-        seen.add(type_)
-        type_ = aliases[type_]
-    return type_
+    return "".join(program.aliases().get(type_, [type_]))
 
 
 def _index(program, at, where, attributes, taken):

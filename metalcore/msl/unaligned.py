@@ -114,12 +114,10 @@ class _Finder:
         return close + 1 if begins and self._is_pointer(i + 1, close) else None
 
     def _is_pointer(self, first, last):
-        tokens, aliases = self._tokens, self._program.aliases()
-        words = []
-        for token in tokens[first:last]:
+        for token in self._tokens[first:last]:
             if token.kind not in ("id", "num") and token.text not in ("*", "&", "::", "<", ">", ","):
                 return False
-            words += aliases.get(token.text, [token.text])
+        words = self._program.words_of_pointers(first, last)
         while words and words[-1] in ("const", "restrict", "__restrict", *_SPACES):
             words.pop()
         return bool(words) and words[-1] in ("*", "&") and bool(_SPACES & set(words))

@@ -203,12 +203,16 @@ def test_a_long_source_keeps_its_lines():
 
 def test_arguments_whose_types_are_names_of_pointers():
     kernels = kernels_of("""using P = device float*; using C = device const float*; typedef constant uint& R;
+        typedef P Q; typedef const Q S; typedef device half H, *G;
         namespace N { using T = threadgroup float*; }
-        kernel void k(P x, C y, R n, N::T t) {}""")
+        kernel void k(P x, C y, R n, N::T t, Q q, S s, G g) {}""")
     found = [(a.name, a.kind, a.index, a.type, a.is_writable) for a in kernels["k"].arguments]
     assert found == [
         ("x", "buffer", 0, "", True),
         ("y", "buffer", 1, "", False),
         ("n", "buffer", 2, "uint", False),
         ("t", "threadgroup", 0, "", False),
+        ("q", "buffer", 3, "", True),
+        ("s", "buffer", 4, "", True),
+        ("g", "buffer", 5, "", True),
     ]
