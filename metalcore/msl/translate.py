@@ -34,6 +34,7 @@ from .rules import refuse_breaches
 from .space_types import SpaceTypes
 from .threadgroup import find_threadgroup_variables, place_threadgroup_variables
 from .unaligned import find_unaligned_accesses
+from .vector_constructors import count_components
 
 _FUSING = set("+-*/%&|^<>=!:.#")
 
@@ -114,6 +115,7 @@ def _translate(source, include_dirs, filename, defines, constants):
     name_outermost_scope(program)
     structs = find_anonymous_structs(program)
     adapt_dialect(program)
+    count_components(program)
     rewrite_swizzles(program)
     wrap_conditionals(program)
     place_threadgroup_variables(program, variables)

@@ -158,6 +158,10 @@ def compile_msl(compiler, source, signature="b0"):
             "program_source:2:.*class type",
         ),
         (
+            "kernel void f(device float* x) {\n  x[0] = metal::float4(1, x[1], 3).w;\n}",
+            "program_source:2:.*too few components for this vector",
+        ),
+        (
             (
                 "#include <metal_stdlib>\nusing namespace metal;\n"
                 "kernel void f(device float* x) {\n  x[0] = simd_sum(x);\n}"

@@ -41,6 +41,19 @@ struct value_of<T, 1> {
 template <class T, int N>
 using value_t = typename value_of<T, N>::type;
 
+// The components that an argument gives to a vector's constructor.
+template <class T, class = void>
+constexpr int components_v = 1;
+template <class T>
+constexpr int components_v<T, std::void_t<typename value_traits<T>::element>> = width_v<T>;
+
+// The vector V of these arguments, which must give all of its components (see vector_constructors.py).
+template <class V, class... A>
+METAL_FUNC constexpr V complete(A... arguments) {
+  static_assert((components_v<A> + ...) >= components_v<V>, "too few components for this vector");
+  return V(arguments...);
+}
+
 // The vector or scalar that T stands for: itself, or vec for packed vectors and swizzles.
 template <class T>
 using plain_t = value_t<element_t<T>, width_v<T>>;
