@@ -22,7 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Text {  // lets a map of strings be searched by string_view
+// With this hash a map of strings can be searched by string_view.
+struct Text {
   using is_transparent = void;
   size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
 };
@@ -33,7 +34,7 @@ struct Folder {
   std::unordered_map<std::string, KernelReference, Text, std::equal_to<>> kernels;
 };
 
-// `lib` beside the extension that holds this code.
+// The folder `lib` beside the extension that holds this code.
 std::string default_library_path() {
   Dl_info info;
   if (!dladdr(reinterpret_cast<void*>(&load_library), &info) || !info.dli_fname) return "";
@@ -48,7 +49,7 @@ struct State {
   std::unique_ptr<Folder> builtin[2];  // normal, checking
 };
 
-// Never destroyed: kernels may still run while the process ends. A fork waits until no library is being opened.
+// It is never destroyed: kernels may still run while the process ends. A fork waits until no library is being opened.
 State& state() {
   static State* made = [] {
     pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); }, [] { state().mutex.unlock(); });
@@ -147,7 +148,7 @@ KernelReference find_builtin(std::string_view kernel, bool checking) {
   const fs::path path = fs::path(s.library_path) / (checking ? "checking" : isa(s));
   if (!folder) folder = list_folder(path);
   if (const auto found = folder->kernels.find(kernel); found != folder->kernels.end()) return found->second;
-  // The family that the name begins with comes first; any other may have it too.
+  // The family that the name begins with is opened first, but any family may have the kernel.
   auto& unopened = folder->unopened;
   std::stable_partition(unopened.begin(), unopened.end(), [&](const fs::path& p) {
     return kernel.substr(0, p.stem().native().size()) == p.stem().native();
