@@ -1,5 +1,5 @@
-// The extension module metalcore._C. Loading it registers the ops with torch (static initializers in csrc/ops); what
-// Python itself calls are the few functions below. Python's limited API only: one binary for Python 3.10 and later.
+// The extension module metalcore._C. Loading it registers the ops with torch (static initializers in csrc/ops); Python
+// itself calls the few functions below. They use Python's limited API only: one binary serves Python 3.10 and later.
 #include "../ops/explain_python.h"
 
 #ifdef METALCORE_CUDA

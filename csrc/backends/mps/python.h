@@ -1,4 +1,4 @@
-// The functions that metalcore._C gives Python about the Metal backend; that they are there says that it is.
+// The functions that metalcore._C gives Python about the Metal backend. A build without the backend lacks them.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
