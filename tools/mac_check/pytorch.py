@@ -1,5 +1,5 @@
-"""What csrc/backends/mps/stream.h takes for granted about PyTorch, in each release: that its functions are exported
-under the names that our declarations get and return what ours say, and that the queue is the current stream's."""
+"""Checks in each release of PyTorch what csrc/backends/mps/stream.h relies on: the functions are exported under the
+names of our declarations and return the declared types, and the queue is the current stream's."""
 
 import re
 import subprocess
@@ -43,7 +43,7 @@ def check(torch, imports):
 
 
 def _calls(library, function):
-    """What a function calls, from its disassembly."""
+    """The functions that a function calls, from its disassembly."""
     listing = subprocess.run(
         ["llvm-objdump-19", "-d", f"--disassemble-symbols={function}", str(library)],
         capture_output=True,
