@@ -21,9 +21,9 @@ COMPILER = "clang++-19"
 _BUILT = ROOT / "build" / "metalcore"
 _SETUP_COMMAND = _BUILT / "stamps" / "gpu_encode.json"
 _BACKEND = ROOT / "csrc" / "backends" / "mps"
-# Compiled anew: these look at METALCORE_MPS.
+# These are compiled anew: they depend on METALCORE_MPS.
 _WITH_BACKEND = ("gpu/encode", "gpu/tuning", "python/module")
-# Sent to views.cpp and stream.mm.
+# The linker sends calls of these to views.cpp and stream.mm.
 _WRAPPED = (
     "_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE",
     "_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm",
@@ -40,7 +40,7 @@ def build():
 
 
 def build_with_fault(name, file, old, new):
-    """The path of an extension in which a file of csrc/backends/mps has `new` for `old`; after build()."""
+    """The path of an extension in which a file of csrc/backends/mps has `new` instead of `old`. Call build() before."""
     work = WORK / "faults" / name.replace(" ", "-")
     shutil.rmtree(work, ignore_errors=True)
     for folder in ("backends/mps", "gpu", "python"):
@@ -58,7 +58,7 @@ def build_with_fault(name, file, old, new):
 
 
 def _objects():
-    """{name: object}: the backend and the runtime, and the rest as setup.py built it."""
+    """{name: object}: the backend and the runtime, and the other objects as setup.py built them."""
     linked = json.loads((_BUILT / "stamps" / "_C.json").read_text())
     folder = _BUILT / "objects"
     objects = {
@@ -106,7 +106,7 @@ def _compiled(source, target):
     subprocess.run(
         [COMPILER, *_flags(), "-DMETALCORE_MPS=1", *language, "-c", str(source), "-o", str(target)], check=True
     )
-    if objective_c:  # clang takes GCC's Objective-C personality, which knows no catch of C++
+    if objective_c:  # otherwise clang uses GCC's Objective-C personality, which does not catch C++ exceptions
         subprocess.run(
             ["objcopy", "--redefine-sym", "__gnu_objc_personality_v0=__gxx_personality_v0", str(target)], check=True
         )
@@ -114,7 +114,7 @@ def _compiled(source, target):
 
 
 def _flags():
-    """Those of setup.py, from the command it recorded."""
+    """The flags of setup.py, from the command that it recorded."""
     command, _ = json.loads(_SETUP_COMMAND.read_text())
     return command[command.index("-std=c++20") : command.index("-MMD")]
 

@@ -1,4 +1,4 @@
-// Misuse of Metal, one rule of the validation at a time: metal_runtime_fault(name) gives what was said of it.
+// Misuse of Metal, one rule of the validation at a time: metal_runtime_fault(name) returns the error that it caused.
 #import "../../csrc/backends/mps/pipelines.h"
 #import "../../csrc/backends/mps/stream.h"
 #import "runtime.h"
@@ -19,7 +19,7 @@ using Raw = id<MTLComputeCommandEncoder>;
 float memory[256];
 constexpr const char* kKernel = "silu_dense_float";
 
-// Calls `body` on the stream's queue, past metalcore's own encoder, which would not let these through.
+// Calls `body` on the stream's queue without metalcore's own encoder, which would refuse these faults.
 void encode_raw(const std::function<void(Raw)>& body) {
   at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
   mps::encode([&](gpu::Encoder&) { body(stream->commandEncoder()); });
@@ -132,7 +132,7 @@ const std::map<std::string, std::function<void()>> kFaults = {
        use_and_free(1, 0, [] {});
        metal_runtime::finish(0);
      }},
-    // Right, as PyTorch's allocator has it: the memory is kept.
+    // This is right, and PyTorch's allocator does it: the memory is kept.
     {"memory freed while its own stream's command is in flight",
      [] {
        use_and_free(1, 1, [] {});

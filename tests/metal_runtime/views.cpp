@@ -22,7 +22,8 @@ BufferView in_its_buffer(BufferView view, AtenTensorHandle tensor) {
 
 }  // namespace
 
-// Calls from one object file to another: that of the second from the first, in encode.cpp, is not sent here.
+// The linker redirects calls from one object file to another only: the second's call of the first, in encode.cpp,
+// stays.
 #define OF_TENSOR(prefix) prefix##_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE
 #define OF_HANDLE(prefix) prefix##_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm
 
