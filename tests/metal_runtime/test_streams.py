@@ -1,4 +1,4 @@
-"""How the backend shares PyTorch's streams: nothing runs before a commit, encoders come and go, streams are several."""
+"""The backend shares PyTorch's streams: nothing runs before a commit, encoders come and go, streams can be several."""
 
 import pytest
 from build_runtime import build_with_fault
@@ -116,7 +116,7 @@ else:
     )
 
 
-# Faults of the backend itself: (file, what it has, what it has instead, what must be said).
+# Faults of the backend itself: (file, old text, new text, the expected error).
 SEEDED = {
     "an encoder kept from one op to the next": (
         "backend.mm",
