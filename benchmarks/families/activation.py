@@ -15,10 +15,10 @@ OPS = {
     "gelu": (metalcore.gelu, F.gelu),
     "gelu tanh": tuple(functools.partial(gelu, approximate="tanh") for gelu in (metalcore.gelu, F.gelu)),
 }
-# Passes over an array of the input's size: reads of x (and grad), writes of y (or x.grad).
+# Passes over an array of the input's size: the kernel reads x (and grad), and writes y (or x.grad).
 PASSES = {"forward": (functools.partial, 2), "backward": (backward, 3), "forward+backward": (forward_backward, 5)}
 SHAPES = {"gpu": [(4096, 4096), (32768, 1024), (64, 1024)], "simulator": [(1024, 4096)], "quick": [(4, 64)]}
-TARGETS = {"share": 0.9, "speedup": 0.98}  # as fast: at the memory's limit 2% is what runs differ by
+TARGETS = {"share": 0.9, "speedup": 0.98}  # as fast: runs at the memory's limit differ by 2%
 
 
 def cases(scale):

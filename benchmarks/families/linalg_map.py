@@ -25,7 +25,7 @@ class Op:
 
 
 def positive(A):
-    """Positive definite, with a condition that does not depend on the size."""
+    """Positive definite matrices, whose condition does not depend on the size."""
     n = A.shape[-1]
     return A @ A.mT / n + torch.eye(n, device=A.device)
 
@@ -35,7 +35,7 @@ def symmetric(A):
 
 
 def triangular(A):
-    """Lower triangular, and well-conditioned."""
+    """Lower triangular matrices that are well-conditioned."""
     n = A.shape[-1]
     return A.tril(-1) / n + 2 * torch.eye(n, device=A.device)
 

@@ -16,7 +16,7 @@ from metalcore.cli import devices
 
 
 def open_device(name, threads):
-    """The device that --device names; None is the best that is there.
+    """The device that --device names; None means the best one that is there.
 
     Raises:
         RuntimeError: it is not there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ __all__ = [
     "accelerated",
     "alike",
     "autocast_to_float32",
+    "explained",
     "is_plain",
+    "on_cuda",
     "too_many",
 ]
 
@@ -44,6 +47,20 @@ DEVICES = frozenset(device for device, is_there in _BACKENDS.items() if is_there
 _MPS, _CUDA = "mps" in DEVICES, "cuda" in DEVICES
 
 
+class _Explained(threading.local):
+    """The type of device that a thread's meta tensors stand for, while what ops do with them is recorded."""
+
+    device: str | None = None
+
+
+explained = _Explained()
+
+
+def on_cuda(tensor) -> bool:
+    """Whether a tensor is on an NVIDIA GPU, or stands for one that is."""
+    return tensor.is_cuda or tensor.is_meta and explained.device == "cuda"
+
+
 def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
     """Whether metalcore's kernels can take these arguments: strided tensors of a supported dtype, all on one supported
     device. None after the first stands for an argument that was left out. Inside torch.func transforms (vmap, grad,
@@ -58,7 +75,8 @@ def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
             return False
         if first is None:
             first = tensor
-            if not (_CUDA and tensor.is_cuda or _MPS and tensor.is_mps):  # device.type costs six times as much
+            # device.type costs six times as much.
+            if not (_CUDA and tensor.is_cuda or _MPS and tensor.is_mps or tensor.is_meta and explained.device):
                 return False
         elif tensor.device != first.device:
             return False
@@ -97,5 +115,5 @@ def autocast_to_float32(name, x) -> bool:
     """Whether PyTorch's op of this name would take a 16-bit x as float32, because autocast is on."""
     if x.dtype is torch.float32:
         return False
-    device = "cuda" if x.is_cuda else "mps"
+    device = "cuda" if on_cuda(x) else "mps"
     return torch.is_autocast_enabled(device) and (name, device) in _AUTOCAST_TO_FLOAT32

@@ -148,13 +148,16 @@ def _kernels():
 
     library = Path(__file__).resolve().parents[1] / "lib"
     programs = cuda.builtin_programs() if _cuda() is not None else {}
-    built = [*(library.glob("*/*.so") if _simulator() else ()), *(library / "cuda" / f"{name}.cu" for name in programs)]
+    built = {family: ["cuda"] for family in programs}
+    for path in library.rglob("*.so") if _simulator() else ():
+        isa, *family = path.relative_to(library).with_suffix("").parts
+        built.setdefault("/".join(family), []).append(isa)
     return {
         family: {
             "kernels": len(programs[family][1]) if family in programs else _count(library, family),
-            "built for": sorted(path.parent.name for path in built if path.stem == family),
+            "built for": sorted(built[family]),
         }
-        for family in sorted({path.stem for path in built})
+        for family in sorted(built)
     }
 
 

@@ -161,7 +161,7 @@ def _check_faulty_shader():
 
     try:
         library = metalcore.compile_shader("kernel void f(device float* x) { x[0] = no_such_name; }")
-        library.f  # where programs are compiled on first use
+        _ = library.f  # where programs are compiled on first use
     except CompilerNotFoundError:
         raise
     except (RuntimeError, SyntaxError) as error:

@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 
 from .. import _C
 from .._core.operators import cpu_kernel, fake_kernel, ops
+from .._core.recording import on_meta
 
 __all__ = [
     "Tensors",
@@ -54,7 +55,7 @@ def without_autocast(call: Callable) -> Callable:
     @functools.wraps(call)
     def called(tensor, *others):
         device = tensor.device.type
-        if not torch.is_autocast_enabled(device):
+        if device == "meta" or not torch.is_autocast_enabled(device):
             return call(tensor, *others)
         with torch.autocast(device, enabled=False):
             return call(tensor, *others)
@@ -81,11 +82,29 @@ def left_to_torch(op, option, A, B=None, C=None):
 
 @functools.lru_cache(maxsize=4096)
 def _plan_is_torchs(op, option, family, *shapes):
-    sizes = [tuple(shape) for shape in shapes if shape is not None]
     try:
-        return _C.explain(op, sizes, "float32", dict([option] if option else []), "cuda")["variant"] == "torch"
-    except ValueError:  # shapes that the function itself refuses, in its own words
+        with on_meta("cuda") as recorder:
+            getattr(ops, _OPERATORS.get(op, op))(*_arguments(op, option, shapes))
+    except (RuntimeError, IndexError):  # shapes that the function itself refuses, in its own words
         return False
+    return recorder.recording.plans[0].variant == "torch"
+
+
+_OPERATORS = {"cholesky": "cholesky_ex", "lu_factor": "lu_factor_ex"}
+_USUAL = {"left": True, "mode": "reduced", "pivot": True, "triangle": "full", "alpha": 1.0, "beta": 0.0}
+
+
+def _arguments(op, option, shapes):
+    """Arguments for the operator: meta tensors, the option, and usual values for what plans do not depend on."""
+    given = dict([option] if option else [])
+    shapes = iter([shape for shape in shapes if shape is not None])
+    for argument in getattr(ops, _OPERATORS.get(op, op)).default._schema.arguments:
+        if "Tensor" in str(argument.type):
+            shape = next(shapes, None)
+            dtype = torch.int32 if argument.name == "pivots" else torch.float32
+            yield None if shape is None else torch.empty(shape, dtype=dtype, device="meta")
+        else:
+            yield given.get(argument.name, _USUAL.get(argument.name, False))
 
 
 def check_types(name, *arguments):
@@ -107,6 +126,9 @@ def raise_errors(info, name, A):
 
     name: PyTorch's name of the function, which the message begins with ("linalg.inv").
     """
+    if info.is_meta:
+        _info_any(info)
+        return
     # PyTorch's own look at the infos takes two launches more; it words the error, and has a place in graphs.
     if is_compiling() or _modes_active() or _info_any(info).item():
         _linalg_check_errors(info, name, is_matrix=A.ndim == 2)

@@ -18,8 +18,8 @@ class KernelError(RuntimeError):
         kind: "out-of-bounds read", "out-of-bounds write", "out-of-bounds index", "misaligned access", "write to
             read-only memory", "race", "uninitialized read", "inactive lane read", "divergent barrier" or
             "threadgroup memory"; in any mode, where the CPU stops the kernel, "integer division by zero", "memory
-            access fault", "stack overflow" or "trap"; and "timeout" (METALCORE_TIMEOUT), or "interrupted" (by Ctrl-C, where another thread than Python's
-            main one runs it).
+            access fault", "stack overflow" or "trap"; and "timeout" (METALCORE_TIMEOUT), or "interrupted" (by Ctrl-C,
+            where another thread than Python's main one runs it).
         kernel: the kernel's name.
         file: the source file as the kernel's source names itself; "program_source" for compile_shader, "" if unknown.
         line: the line in that file, or None where it could not be found (finding it needs checking mode, and addr2line

@@ -100,7 +100,7 @@ def measured(ours, theirs, batches):
 
 
 def test_quick_calls_are_measured_in_rounds():
-    ((samples, calls),) = measured(lambda batch: 1e-4, lambda batch: 3e-4, [1])
+    ((samples, _),) = measured(lambda batch: 1e-4, lambda batch: 3e-4, [1])
     assert samples.ours == pytest.approx([1e-4] * 7) and samples.theirs == pytest.approx([3e-4] * 7)
     assert samples.theirs_batch is None
 
@@ -120,7 +120,7 @@ def test_pytorchs_time_is_multiplied_where_it_is_long():
 
 
 def test_what_would_take_us_long_is_left_out():
-    first, second, third = measured(lambda batch: batch * 1e-2, lambda batch: 1e-3, [1, 16, 256])
+    _, second, third = measured(lambda batch: batch * 1e-2, lambda batch: 1e-3, [1, 16, 256])
     assert second[0].ours == pytest.approx([0.16])
     assert third == ("left out: 16 took 0.16 s", [])
 

@@ -21,7 +21,9 @@ FAULTS = {
     "an op of PyTorch's on the queue": "work of PyTorch in a block on a stream's queue",
     "an allocation on the queue": "an allocation in a block on a stream's queue",
     "memory freed before its dispatch": "memory that was freed before the dispatch",
-    "memory freed while another stream's command is in flight": "memory of stream 1 is freed while a command in flight on stream 0 uses it",
+    "memory freed while another stream's command is in flight": (
+        "memory of stream 1 is freed while a command in flight on stream 0 uses it"
+    ),
     "an unbound buffer": "at index 0 is not bound",
     "a buffer bound for the kernel before": "at index 0 is not bound",
     "no pipeline": "without a pipeline state",
@@ -88,6 +90,31 @@ try:
     _C.mps_compile("no_such_kernel")
 except RuntimeError as error:
     assert "no built-in kernel named 'no_such_kernel'" in str(error)
+""",
+    )
+
+
+def test_families_with_sources_of_one_name(extension, tmp_path):
+    copy = tmp_path / "_C.abi3.so"
+    shutil.copy(extension, copy)
+    for folder in ("first", "second"):
+        source = tmp_path / "lib" / "metal" / folder / "forward.metal"
+        source.parent.mkdir(parents=True)
+        source.write_text(f"#error of the {folder}\n")
+    (tmp_path / "lib" / "index").write_text("first/forward one\nsecond/forward another\n")
+    run(
+        copy,
+        "-c",
+        PROGRAM
+        + """
+assert _C.mps_kernels() == ["another", "one"]
+for kernel, folder in (("one", "first"), ("another", "second")):
+    try:
+        _C.mps_compile(kernel)
+    except RuntimeError as error:
+        assert f"#error of the {folder}" in str(error), error
+    else:
+        raise AssertionError(kernel)
 """,
     )
 

@@ -15,12 +15,16 @@ from metalcore.simulator.checking_mode import enabled
 
 
 def test_checking_nests_and_is_left_by_exceptions():
-    before = enabled()
-    with pytest.raises(ZeroDivisionError), checking():
-        with checking(seed=3):
+    def within():
+        with checking():
+            with checking(seed=3):
+                assert enabled()
             assert enabled()
-        assert enabled()
-        raise ZeroDivisionError
+            raise ZeroDivisionError
+
+    before = enabled()
+    with pytest.raises(ZeroDivisionError):
+        within()
     assert enabled() == before
 
 

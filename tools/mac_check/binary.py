@@ -1,4 +1,4 @@
-"""Checks the extension as macOS's loader would: where symbols come from, what it loads, for which macOS, signed how.
+"""Checks the extension as macOS's loader would: symbols, libraries, minimum macOS, code signature.
 
 Every import must be there: from PyTorch in each release, from macOS 14 (see sdk.py), or from Python's stable ABI 3.10.
 """
@@ -14,7 +14,7 @@ PYTHON = (3, 10)
 
 
 def python_symbols(downloads):
-    """Symbols of Python's stable ABI up to version 3.10, as Mach-O spells them."""
+    """The symbols of Python's stable ABI up to version 3.10, as Mach-O spells them."""
     sys.path.insert(0, str(downloads.pinned["abi3info"]))
     try:
         import abi3info
