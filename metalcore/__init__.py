@@ -15,10 +15,10 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # registry has the order in which they are imported.
 # isort: off
 from . import _C  # noqa: F401
-from . import activation, normalization, linalg, optim  # noqa: F401
-from .activation import gelu, log_softmax, silu, softmax
+from . import activation, normalization, linalg, optim
+from .activation import *  # noqa: F403
 from .linalg import *  # noqa: F403
-from .normalization import add_rms_norm, rms_norm
+from .normalization import *  # noqa: F403
 # isort: on
 
 __version__ = "0.1.0"
@@ -35,15 +35,11 @@ _LAZY = {
 _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"})
 
 __all__ = [
+    *activation.__all__,
     *linalg.__all__,
-    "add_rms_norm",
-    "gelu",
+    *normalization.__all__,
     "linalg",
-    "log_softmax",
     "optim",
-    "rms_norm",
-    "silu",
-    "softmax",
     *_LAZY,
     *_LAZY_MODULES,
 ]
