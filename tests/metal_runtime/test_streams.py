@@ -122,8 +122,10 @@ SEEDED = {
     "an encoder kept from one op to the next": (
         "backend.mm",
         "MetalEncoder encoder(work.stream->commandEncoder(), work.recording);",
-        "static const id<MTLComputeCommandEncoder> kept = work.stream->commandEncoder(); "
-        "MetalEncoder encoder(kept, work.recording);",
+        (
+            "static const id<MTLComputeCommandEncoder> kept = work.stream->commandEncoder(); "
+            "MetalEncoder encoder(kept, work.recording);"
+        ),
         "an encoder is used after PyTorch ended it",
     ),
     "an encoder used off the queue": (
@@ -135,8 +137,10 @@ SEEDED = {
     "the first op's stream for every op": (
         "backend.mm",
         "Work work{at::mps::getCurrentMPSStream(), recording, first, nullptr};",
-        "static at::mps::MPSStream* const old = at::mps::getCurrentMPSStream(); "
-        "Work work{old, recording, first, nullptr};",
+        (
+            "static at::mps::MPSStream* const old = at::mps::getCurrentMPSStream(); "
+            "Work work{old, recording, first, nullptr};"
+        ),
         "commandEncoder() is called outside of the stream's queue",
     ),
     "the first op's queue for every op": (
