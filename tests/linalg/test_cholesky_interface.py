@@ -171,7 +171,7 @@ def test_explain(shape, variant, kernels):
 def test_large_single_matrices_go_to_torch_on_nvidia(device):
     with tuned("hopper"):
         plan = metalcore.explain("cholesky", (1, 1024, 1024))
-        assert plan.variant == "torch" and plan.kernels == () and "PyTorch" in plan.why
+        assert plan.variant == "torch" and plan.kernels == ("info_any",) and "PyTorch" in plan.why
         assert metalcore.explain("cholesky", (1024, 1024), upper=True).variant == "blocked"
         assert metalcore.explain("cholesky", (2, 1024, 1024)).variant == "blocked"
         A = random(1, 1024, 1024)

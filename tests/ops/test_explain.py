@@ -65,7 +65,7 @@ def test_errors():
             "qr has no argument 'made'; it has mode, out, backward",
         ),
         (lambda: metalcore.explain("silu", (3, 3), dim=1), TypeError, "silu has no argument 'dim'; it has backward"),
-        (lambda: metalcore.explain("softmax", (3, 3), dim="x"), ValueError, "argument .dim. .*must be int, not str"),
+        (lambda: metalcore.explain("softmax", (3, 3), dim="x"), ValueError, "softmax does not take these arguments"),
         (lambda: metalcore.explain("softmax", 3), TypeError, "a tensor or a shape, such as .*, not 3"),
         (lambda: metalcore.explain("softmax", (3.0,)), TypeError, "a tensor or a shape"),
         (lambda: metalcore.explain("softmax", (3, -1)), ValueError, "negative size"),
