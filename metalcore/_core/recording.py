@@ -218,7 +218,7 @@ def _geqrf(A):
     return A.new_empty(A.shape), A.new_empty((*A.shape[:-2], min(A.shape[-2:])))
 
 
-_NOT_ON_META = {torch.ops.aten.geqrf.default: _geqrf}  # what PyTorch itself cannot do without memory
+_NOT_ON_META: dict[Any, Any] = {torch.ops.aten.geqrf.default: _geqrf}  # what PyTorch itself cannot do without memory
 
 
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)

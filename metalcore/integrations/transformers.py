@@ -21,6 +21,8 @@ Nothing changes in a model's modules, parameters or checkpoints. Attention other
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .. import overrides
 from ..overrides._switches import Request
 
@@ -31,7 +33,7 @@ OVERRIDES = ("silu", "gelu", "softmax", "log_softmax", "rms_norm", "adamw")
 _requests: list[Request] = []
 
 
-def patch(*names: str, exclude=()) -> Request:
+def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
     """Puts metalcore's kernels into transformers' models and Trainer.
 
     Args:
