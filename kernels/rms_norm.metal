@@ -135,6 +135,8 @@ inline void normalize_long_row(device const T* x, device const T* residual, devi
                                device T* sum, constant RmsNormParams& params, Threadgroup team) {
   const Part part(params.length);
   const float squares = walk_squares<aligned, kLongStep<T>>(x, residual, sum, params, part, team);
+  // A thread that is past the end reads the row's last elements of `sum`, which another thread has written.
+  threadgroup_barrier(mem_flags::mem_device);
   walk_results<aligned, kLongStep<T>>(x, weight, y, sum, params, part, squares, team);
 }
 

@@ -246,3 +246,14 @@ def test_bad_input(device):
         op(x, 1, tensor(3, device=device), 1e-5)
     with pytest.raises(RuntimeError, match="weight must be on the device"):
         op(x, 1, tensor(4), 1e-5)
+
+
+@pytest.mark.only_on("simulator")
+def test_threads_past_the_end_of_a_long_row_read_no_sum_that_is_being_written(device):
+    x, residual, weight = (
+        tensor(40, 16500, device=device),
+        tensor(40, 16500, device=device),
+        tensor(16500, device=device),
+    )
+    with metalcore.simulator.checking():
+        metalcore.add_rms_norm(x, residual, weight)
