@@ -34,15 +34,15 @@ class Build(cpp_extension.BuildExtension):
 
     def run(self):
         cpp_extension.verify_ninja_availability()
-        self.tasks = Tasks()
-        outputs = kernel_index(self.tasks)
-        self.tasks.run()  # finds kernels of one name before the long work
+        self.tasks, before_the_long_work = Tasks(), Tasks()
+        outputs = kernel_index(before_the_long_work)
         if LINUX:
             outputs += [*simulator_libraries(self.tasks), *cuda_programs(self.tasks)]
             if self.inplace and not self.editable_mode:  # pip's editable build may be an isolated one
                 outputs += simulated_device(self.tasks)
         if MACOS:
             outputs += metal_kernels(self.tasks)
+        before_the_long_work.run()
         super().run()
         self.tasks.run()
         # In place (editable) or into the tree that becomes the wheel.
