@@ -29,10 +29,10 @@ class Platform:
     """What the wheels of a platform have in common.
 
     Attributes:
-        tag: of the wheel, a regular expression.
+        tag: the wheel's tag, a regular expression.
         binaries: the names of its binaries, a regular expression.
         of_family: what the wheel has for each file of kernels/, named by its path there.
-        instruction_sets: of each of which the wheel has every kernel.
+        instruction_sets: the wheel has every kernel for each of them.
         folders: {folder of the checkout: where its files are in the package}.
         machines: {machine as pip's --platform calls it: whether pip takes the wheel there}.
     """
@@ -82,7 +82,7 @@ _LINUX = {
     )
 }
 
-# pip itself, so many times in one process: whether it finds the wheel in a folder.
+# One process asks pip itself, many times, whether it finds the wheel in a folder.
 _PIP = """
 import contextlib, json, os, sys
 from pip._internal.cli.main import main
@@ -164,7 +164,7 @@ def _metadata_problems(files, platform):
 
 
 def _source_problems(files, platform):
-    """Modules, headers and sources are the checkout's, of which an earlier build may have left something else."""
+    """Modules, headers and sources must be the checkout's. An earlier build may have left other ones."""
     sources = {
         path.relative_to(ROOT).as_posix(): path
         for suffix in ("py", "h")

@@ -26,8 +26,7 @@ _LIBRARY = _TASKS.out / "lib"
 COMPILER = "clang++-19"
 _BUILT = ROOT / "build" / "metalcore"
 _BACKEND = ROOT / "csrc" / "backends" / "mps"
-# Compiled anew: these look at METALCORE_MPS.
-_WITH_BACKEND = ("gpu/encode", "gpu/tuning", "python/module")
+_REPLACED = "backends/simulator/backend"  # what makes the simulator the backend of mps tensors
 # Sent to views.cpp and stream.mm.
 _WRAPPED = (
     "_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE",
@@ -45,7 +44,7 @@ def build():
 
 
 def build_with_fault(name, file, old, new):
-    """The path of an extension in which a file of csrc/backends/mps has `new` for `old`; after build()."""
+    """The path of an extension in which a file of csrc/backends/mps has `new` instead of `old`. Call build() before."""
     work = WORK / "faults" / name.replace(" ", "-")
     shutil.rmtree(work, ignore_errors=True)
     for folder in ("backends/mps", "gpu", "python"):
@@ -70,7 +69,8 @@ def _objects():
         for part in Tasks(_BUILT).signature("_C.abi3.so")
         if part.startswith(f"{folder}/")
     }
-    sources = {name: ROOT / "csrc" / f"{name}.cpp" for name in _WITH_BACKEND}
+    del objects[_REPLACED]
+    sources = {}
     for folder, prefix in ((_BACKEND, "backends/mps"), (HERE, "runtime")):
         sources.update({f"{prefix}/{path.stem}": path for path in folder.iterdir() if path.suffix in (".mm", ".cpp")})
     for name, source in sources.items():
@@ -107,9 +107,7 @@ def _compiled(source, target):
     target.parent.mkdir(parents=True, exist_ok=True)
     objective_c = source.suffix == ".mm"
     language = [*_OBJECTIVE_C, "-idirafter", _objc_headers()] if objective_c else []
-    subprocess.run(
-        [COMPILER, *_flags(), "-DMETALCORE_MPS=1", *language, "-c", str(source), "-o", str(target)], check=True
-    )
+    subprocess.run([COMPILER, *_flags(), *language, "-c", str(source), "-o", str(target)], check=True)
     if objective_c:  # clang takes GCC's Objective-C personality, which knows no catch of C++
         subprocess.run(
             ["objcopy", "--redefine-sym", "__gnu_objc_personality_v0=__gxx_personality_v0", str(target)], check=True
@@ -119,7 +117,7 @@ def _compiled(source, target):
 
 def _flags():
     """Those of setup.py, from the command it recorded."""
-    _, command = compile_commands.read(_BUILT)["gpu/encode"]
+    _, command = compile_commands.read(_BUILT)["gpu/record"]
     return command[command.index("-std=c++20") :]
 
 

@@ -66,7 +66,6 @@ def _compile_flags(torch):
         f"-DTORCH_TARGET_VERSION={TORCH_2_10}",
         # For ninja alone, which compares commands: it does not look at the system's headers.
         f"-DMETALCORE_BUILT_WITH_TORCH={version}",
-        *(f"-DMETALCORE_{name.upper()}=1" for name in sorted(BACKENDS)),
         f"-I{PACKAGE / 'msl' / 'include'}",
     ]
     if MACOS:
