@@ -17,7 +17,7 @@ from metalcore.msl.targets import CudaTarget
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
 KERNELS = Path(__file__).parents[2] / "kernels"
-FAMILIES = sorted(path.stem for path in KERNELS.rglob("*.metal"))
+FAMILIES = sorted(path.relative_to(KERNELS).with_suffix("").as_posix() for path in KERNELS.rglob("*.metal"))
 FILL = "kernel void fill(device float* x, constant float& value, uint i [[thread_position_in_grid]]) { x[i] = value; }"
 
 
@@ -44,7 +44,7 @@ def compilations(monkeypatch):
 
 
 def family(name):
-    (path,) = KERNELS.rglob(f"{name}.metal")
+    path = KERNELS / f"{name}.metal"
     return Program(path.read_text(encoding="utf-8"), [str(path.parent), str(KERNELS)], {})
 
 
