@@ -16,10 +16,10 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # registry has the order in which they are imported.
 # isort: off
 from . import _C  # noqa: F401
-from . import activation, normalization, linalg, optim  # noqa: F401
-from .activation import gelu, log_softmax, silu, softmax
+from . import activation, normalization, linalg, optim
+from .activation import *  # noqa: F403
 from .linalg import *  # noqa: F403
-from .normalization import add_rms_norm, rms_norm
+from .normalization import *  # noqa: F403
 # isort: on
 
 __version__ = "0.1.0"
@@ -37,26 +37,22 @@ _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"
 
 __all__ = [
     "active_overrides",
-    "add_rms_norm",
     "compile_shader",
     "disable_pytorch_overrides",
     "enable_pytorch_overrides",
     "explain",
-    "gelu",
     "integrations",
     "linalg",
-    "log_softmax",
     "msl",
     "nn",
     "optim",
     "overrides",
     "report",
-    "rms_norm",
-    "silu",
     "simulator",
-    "softmax",
 ]
+__all__ += activation.__all__
 __all__ += linalg.__all__
+__all__ += normalization.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
     from . import integrations, msl, nn, overrides, simulator

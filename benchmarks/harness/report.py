@@ -106,7 +106,7 @@ def target_text(target):
     def value(x):
         if x is None:
             return "none"
-        if target["quantity"] in ("seconds", "overhead"):
+        if target["quantity"] in ("seconds", "excess", "overhead"):
             return seconds_text(x)
         return f"{x:.1%}" if target["quantity"] == "share" else number_text(x)
 

@@ -57,10 +57,9 @@ def summarize(family, case, samples, ceilings, with_targets):
     if samples.theirs:
         result["theirs"] = quartiles(samples.theirs)
         result["speedup"] = speedup(samples.ours, samples.theirs)
+        result["excess"] = ours["median"] - result["theirs"]["median"]
     if samples.theirs_batch is not None:
         result["theirs_batch"] = samples.theirs_batch
-    if samples.overhead is not None:
-        result["overhead"] = samples.overhead
     if isinstance(case, Comparison):
         result.update(rates(case, ours["median"], samples.cached, ceilings))
     if with_targets:

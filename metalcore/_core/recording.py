@@ -31,8 +31,10 @@ __all__ = ["Buffer", "Dispatch", "Plan", "Recorder", "Recording", "on_meta", "re
 
 
 class Plan(NamedTuple):
-    """A choice that an op made among its variants, and why; `inner` where it is a part of an operator that made a choice
-    itself."""
+    """A choice that an op made among its variants, and why.
+
+    It is `inner` where an operator made it that is a part of another one.
+    """
 
     op: str
     variant: str
@@ -56,7 +58,7 @@ class Dispatch(NamedTuple):
     """A kernel, its grid (in threadgroups, or in threads where `threads`), and what is bound to its arguments.
 
     An argument is (index, "bytes", bytes), (index, "threadgroup", number of bytes), (index, "buffer", place) or
-    (index, "pointers", tuple of places). A place is (number of the buffer, first byte, number of bytes), or None for nothing.
+    (index, "pointers", tuple of places). A place is (number of the buffer, first byte, number of bytes), or None.
     """
 
     kernel: str

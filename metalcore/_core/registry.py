@@ -22,6 +22,7 @@ Whatever is done for every op reads it from here: overrides, explain, selftest, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -76,6 +77,12 @@ class Sample:
     terms: int = 1
     roundings: int = 1
     backward: bool = True
+
+    @property
+    def elements(self) -> int:
+        """How many there are in all tensors; 0 where one has none."""
+        sizes = [math.prod(shape) for shape in self.shapes]
+        return sum(sizes) if all(sizes) else 0
 
     def make(self, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
         """The tensors, the same ones for the same seed, rounded to `dtype`."""
@@ -166,6 +173,10 @@ class Op:
             if self.namesake is None:
                 raise TypeError(f"{self.name}: an op without a namesake needs a reference")
             object.__setattr__(self, "reference", attrgetter(self.namesake.removeprefix("torch."))(torch))
+
+    def smallest_sample(self) -> Sample:
+        """The one with the fewest elements, less those without any."""
+        return min((sample for sample in self.samples() if sample.elements), key=lambda sample: sample.elements)
 
     def compute(self, sample: Sample, tensors: Sequence[Tensor], function: Callable | None = None) -> list[Tensor]:
         """What the function, or another with its arguments such as the reference, makes of a sample's tensors."""

@@ -1,4 +1,4 @@
-"""python -m metalcore info: what is installed, what it finds on this machine, and how kernels would run."""
+"""python -m metalcore info: the installed versions, the devices of this machine, and how kernels would run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def add_parser(commands):
     parser = commands.add_parser(
         "info",
         help="versions, devices, backends, kernels, cache, compiler",
-        description="Prints what is installed and how kernels would run on this machine.",
+        description="Prints the installed versions and how kernels would run on this machine.",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(run=run)
 
 
@@ -24,7 +24,7 @@ def run(arguments):
 
 
 def collect() -> dict:
-    """What `info` shows, as plain data."""
+    """Returns what `info` shows as plain data."""
     import torch
 
     import metalcore
@@ -68,7 +68,7 @@ def _cuda_devices():
 
 
 def _cuda():
-    """What the CUDA backend knows of the driver and its devices; None where this build has no such backend."""
+    """What the CUDA backend knows of the driver and its devices; None where this build has no CUDA backend."""
     from metalcore import _C
 
     return _C.cuda_info() if hasattr(_C, "cuda_info") else None
@@ -143,7 +143,7 @@ def _metal_backend():
 
 
 def _kernels():
-    """The built-in kernel families, each with what its library is there for; none without a backend."""
+    """The built-in kernel families, each with its number of kernels and the targets that its library is built for."""
     from metalcore.msl import cuda
 
     library = Path(__file__).resolve().parents[1] / "lib"
@@ -169,7 +169,7 @@ def _count(library, family):
 
 
 def _compiler():
-    """The C++ compiler, Python's headers, and what on this machine needs them."""
+    """The C++ compiler, Python's headers, and what needs them on this machine."""
     from metalcore import _device_library
     from metalcore.msl import host
     from metalcore.msl.errors import CompilerNotFoundError
@@ -206,7 +206,7 @@ def _cache():
 
 
 def show(found) -> str:
-    """What collect() found, as text, without what is None."""
+    """Returns what collect() found as text, without the values that are None."""
     lines = []
     for section, values in found.items():
         if lines:

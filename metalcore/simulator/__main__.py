@@ -1,4 +1,4 @@
-"""Runs a program on the simulated MPS device, as the Python interpreter would run it.
+"""Runs a program on the simulated MPS device as the Python interpreter would run it.
 
     python -m metalcore.simulator script.py [argument ...]
     python -m metalcore.simulator -m module [argument ...]

@@ -1,4 +1,4 @@
-"""Switches checking mode, in which a kernel's faults are raised as KernelError."""
+"""Switches checking mode, in which a kernel's faults raise KernelError."""
 
 import threading
 
@@ -17,15 +17,15 @@ def enabled():
 class checking:
     """`with metalcore.simulator.checking():` runs kernels in checking mode, on one thread and much slower.
 
-    Out-of-bounds reads, writes and indices, misaligned accesses, races (a missing barrier), divergent barriers,
-    threadgroup memory that is read before it is written or exceeds 32 KiB raise KernelError, which names the kernel,
-    the line and the thread.
+    Out-of-bounds reads, writes and indices, misaligned accesses, races (a missing barrier), divergent barriers, and
+    threadgroup memory that is read before it is written or exceeds 32 KiB raise KernelError. It names the kernel, the
+    line and the thread.
 
     `seed` chooses the order in which the threads of a threadgroup run. `misaligned=True` lets kernels read and write at
-    addresses that are no multiples of the type's alignment: Apple's GPUs do, and some kernels in use count on it.
+    addresses that are no multiples of the type's alignment: Apple's GPUs allow it, and some kernels in use need it.
 
-    The mode is the process's, not the thread's; blocks may be nested, and those of several threads may overlap:
-    checking ends with the last of them.
+    The mode is the process's, not the thread's. Blocks may be nested, and blocks of several threads may overlap:
+    checking ends with the last block.
     """
 
     def __init__(self, seed=0, *, misaligned=False):
@@ -44,7 +44,7 @@ class checking:
 
     def __exit__(self, *exception):
         with _lock:
-            # The last block with these options: blocks of several threads need not close in order.
+            # Removes the last block with these options: blocks of several threads need not close in order.
             del _active[len(_active) - 1 - _active[::-1].index(self.options)]
             if _active:
                 _C.simulator_set_checking(True, *_active[-1])

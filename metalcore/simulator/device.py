@@ -1,4 +1,4 @@
-"""Installs the simulated device, and gives torch._C what a PyTorch build with MPS has and a build for Linux lacks."""
+"""Installs the simulated device, and gives torch._C the functions of a PyTorch build with MPS that others lack."""
 
 import atexit
 import importlib.machinery
@@ -20,7 +20,7 @@ _extension = None
 def install():
     """Makes `torch.device("mps")` work, once per process.
 
-    Raises RuntimeError, before anything has changed, where the device would not be sound.
+    Raises RuntimeError before anything has changed, where the device would not be sound.
     """
     global _extension
     if getattr(torch._C, "_metalcore_simulates_mps", False):
@@ -38,7 +38,7 @@ def install():
         _C.simulator_set_allocations(*extension.allocations())
     complete_torch_c(extension)
     simulate_storages()
-    # A process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
+    # Otherwise a process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
     atexit.register(extension.drain_autograd)
     if "mps" not in DEVICES:
         warnings.warn(
@@ -62,7 +62,7 @@ def refuse_if_unsound():
     if not sys.platform.startswith("linux"):
         raise RuntimeError(f"metalcore.simulator runs on Linux, not on {sys.platform}")
     if os.environ.get("METALCORE_HIDE_CUDA") == "1":
-        # The driver looks at this once, so it helps only where nobody has asked for devices before.
+        # The driver reads this once, so it helps only where nothing has asked for devices before.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     present = torch._C._get_accelerator().type
     if present == "cuda":
@@ -131,7 +131,7 @@ def complete_torch_c(extension):
 
 
 def simulate_streams():
-    """torch.mps.Stream, which newer versions of PyTorch have: there is one stream."""
+    """Gives newer versions of PyTorch a torch.mps.Stream: the device has one stream."""
 
     class Stream(torch.Stream):
         def __new__(cls, *args, **kwargs):

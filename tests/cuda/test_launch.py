@@ -15,7 +15,7 @@ assert compiler.calls == []
 
 
 def test_grids_beyond_cudas_limits_are_cut_into_slabs(run):
-    """Every threadgroup is launched once, and knows its place."""
+    """Each threadgroup is launched once, with its own position."""
     run("""
 Compiler()
 def check(threads, group, expected_launches):
@@ -143,7 +143,7 @@ assert "there is no GPU with the number 64" in refusal(RuntimeError, device=64)
 
 
 def test_fork(run):
-    """CUDA does not survive a fork; a process that had not used it may fork."""
+    """CUDA does not work after a fork, except where the process had not used it before."""
     assert run("""
 import os, warnings
 warnings.simplefilter("ignore", DeprecationWarning)

@@ -44,7 +44,7 @@ def build():
 
 
 def build_with_fault(name, file, old, new):
-    """The path of an extension in which a file of csrc/backends/mps has `new` for `old`; after build()."""
+    """The path of an extension in which a file of csrc/backends/mps has `new` instead of `old`. Call build() before."""
     work = WORK / "faults" / name.replace(" ", "-")
     shutil.rmtree(work, ignore_errors=True)
     for folder in ("backends/mps", "gpu", "python"):

@@ -1,4 +1,4 @@
-// Misuse of Metal, one rule of the validation at a time: metal_runtime_fault(name) gives what was said of it.
+// Misuse of Metal, one rule of the validation at a time: metal_runtime_fault(name) returns the error that it caused.
 #import "../../csrc/backends/mps/pipelines.h"
 #import "../../csrc/backends/mps/stream.h"
 #import "runtime.h"
@@ -149,7 +149,7 @@ const std::map<std::string, std::function<void()>> kFaults = {
        use_and_free(1, 0, [] {});
        metal_runtime::finish(0);
      }},
-    // Right, as PyTorch's allocator has it: the memory is kept.
+    // This is right, and PyTorch's allocator does it: the memory is kept.
     {"memory freed while its own stream's command is in flight",
      [] {
        use_and_free(1, 1, [] {});

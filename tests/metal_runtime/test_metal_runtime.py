@@ -1,5 +1,5 @@
-"""The rules of Metal's API validation and of PyTorch's streams, as the Metal runtime for tests knows them, each with
-its fault; and the backend's errors."""
+"""The rules of Metal's API validation and of PyTorch's streams in the Metal runtime for tests, each with a fault that
+breaks it; and the backend's errors."""
 
 import json
 import shutil
@@ -121,7 +121,7 @@ for kernel, folder in (("one", "first"), ("another", "second")):
 
 @pytest.fixture(scope="module")
 def said(extension):
-    """{fault: what was said of it}. In a process of its own, where this build is the only one."""
+    """{fault: the error that it caused}. A process of its own has only this build."""
     return json.loads(
         run(
             extension,

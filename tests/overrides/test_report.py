@@ -1,4 +1,4 @@
-"""metalcore.report(), and what enable_pytorch_overrides says by itself: nothing, or that there is nothing to accelerate."""
+"""metalcore.report(), and the one warning of enable_pytorch_overrides: that there is nothing to accelerate."""
 
 import json
 import subprocess
@@ -86,8 +86,11 @@ def test_pytorchs_warning_of_an_override_is_not_shown(device, monkeypatch, capfd
     original = torch.library.Library.impl
 
     def impl(self, *args, **kwargs):
-        warnings.warn("Warning only once for all operators,  other operators may also be overridden.\n  Overriding ...")
-        warnings.warn("something else")
+        warnings.warn(
+            "Warning only once for all operators,  other operators may also be overridden.\n  Overriding ...",
+            stacklevel=2,
+        )
+        warnings.warn("something else", stacklevel=2)
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.library.Library, "impl", impl)

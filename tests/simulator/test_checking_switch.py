@@ -1,4 +1,4 @@
-"""Where checking mode is on: in its blocks, nested and of several threads, by the environment, in forked children."""
+"""Checking mode is on in its blocks (nested, and of several threads), by the environment, and in forked children."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""tools/wheel_check.py: wheels as they should be pass, and what is wrong with one is found and named."""
+"""tools/wheel_check.py: right wheels pass, and each fault of a wheel is found and named."""
 
 import base64
 import hashlib
@@ -65,7 +65,7 @@ def test_right_wheels(platform, tmp_path):
     assert wheel_check.problems(wheel_of(files_of(platform), tmp_path, TAGS[platform])) == []
 
 
-# Of the wheel for Linux; those of the one for macOS are seeded into the real one, in tools/mac_check/faults.py.
+# These faults are of the wheel for Linux. Faults of the wheel for macOS are in tools/mac_check/faults.py.
 FAULTS = {
     "metalcore.libs/libtorch_cpu-1.so": (b"\x7fELF", "is no part of a wheel for Linux"),
     "metalcore/_C.abi3.so": (b"\xcf\xfa\xed\xfe", "is a binary for macOS"),
@@ -95,7 +95,7 @@ def test_faults_are_found(name, tmp_path):
 
 
 def test_a_wheel_for_other_instruction_sets(tmp_path):
-    """METALCORE_ISA leaves kernels out of a build; which they are has to be said."""
+    """METALCORE_ISA leaves kernels out of a build, and the check must be told which."""
     files = {name: content for name, content in files_of("Linux").items() if "/lib/x86-64-v" not in name}
     wheel = wheel_of(files, tmp_path, TAGS["Linux"])
     assert wheel_check.content_problems(wheel, "x86-64") == []

@@ -70,7 +70,7 @@ def main():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tools.mac_check")
-    parser.add_argument("--quick", action="store_true", help="build the wheel and check its contents, no more")
+    parser.add_argument("--quick", action="store_true", help="only build the wheel and check its contents")
     try:
         quick() if parser.parse_args().quick else main()
     except CheckFailed as failure:

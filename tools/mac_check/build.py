@@ -1,4 +1,4 @@
-"""Builds the macOS wheel with setup.py itself, which is told that it runs on a Mac; links it again, strictly."""
+"""Builds the macOS wheel with setup.py itself, which is told that it runs on a Mac, and links it again strictly."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ COMPILER = "clang++-19"
 LINKER = "ld64.lld-19"
 _PACKAGES = {COMPILER: "clang-19", LINKER: "lld-19", "llvm-objdump-19": "llvm-19"}
 JOBS = os.cpu_count() or 2
-# Where setup.py keeps what it builds for macOS.
+# setup.py keeps its outputs for macOS here.
 _BUILT = ROOT / "build" / "metalcore-macos"
 
 
@@ -32,11 +32,11 @@ def require_tools(tools=tuple(_PACKAGES)):
         run(["apt-get", "update", "-qq"], "apt-get update failed")
         run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing()], "apt-get install failed")
     if missing():
-        raise CheckFailed(f"missing. Install them first, e.g.: sudo apt-get install {' '.join(missing())}")
+        raise CheckFailed(f"packages are missing. Install them first: sudo apt-get install {' '.join(missing())}")
 
 
 def compiler(sdk):
-    """A command that compiles and links for a Mac."""
+    """The command that compiles and links for a Mac."""
     return [
         COMPILER,
         "--target=arm64-apple-macos14.0",

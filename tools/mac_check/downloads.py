@@ -22,7 +22,7 @@ from .report import CheckFailed
 
 CACHE = Path(os.environ.get("METALCORE_MAC_CHECK_CACHE") or Path("~/.cache/metalcore-mac-check").expanduser())
 FIRST_TORCH_MINOR = (2, 10)
-# An arm64 Mac with macOS 14 and a Python that all these wheels are for.
+# The platform is an arm64 Mac with macOS 14, and a Python that all these wheels support.
 TARGET = [
     "--python-version",
     "3.11",
@@ -66,10 +66,10 @@ class Downloads:
         quick: download macOS's headers alone, which compiling needs.
 
     Attributes:
-        folders: all of them.
+        folders: every folder.
         pinned: {project name: folder}.
         torch: {"2.10.0": folder of the package `torch`, …}: the newest release of each minor, oldest first.
-        torch_to_build_with: those of them that have headers: the oldest, and the one that is installed here.
+        torch_to_build_with: the folders of the releases with headers: the oldest, and the one installed here.
     """
 
     def __init__(self, *, quick=False):
@@ -105,7 +105,7 @@ def _torch_versions():
     if not listed:
         if known.exists():
             return json.loads(known.read_text())
-        raise CheckFailed(f"PyPI: which versions of torch are there?\n{done.stderr}")
+        raise CheckFailed(f"PyPI: cannot list the versions of torch:\n{done.stderr}")
     newest = {}
     for text in listed[1].split(", "):
         release = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
@@ -117,7 +117,7 @@ def _torch_versions():
 
 
 def _unpacked(requirement, members):
-    """The folder with these members of a requirement's wheel for macOS."""
+    """The folder with these members of a requirement's macOS wheel."""
     folder = CACHE / re.sub(r"\W+", "-", f"{requirement} {zlib.crc32(' '.join(members).encode()):x}")
     if folder.exists():
         return folder

@@ -1,6 +1,6 @@
 """Negative controls: each fault is put into a copy of what the check looks at, and the check must find and name it.
 
-A check that finds nothing wrong proves something only if it would have.
+A check without findings proves something only if it can find faults.
 """
 
 import re
@@ -19,7 +19,7 @@ from .sdk import HERE
 
 @dataclass
 class Subject:
-    """What has been built and found right."""
+    """The files that have been built and have passed the check."""
 
     sdk: Path
     downloads: object
@@ -30,7 +30,7 @@ class Subject:
 
 
 def check(subject):
-    """Raises CheckFailed naming the faults that were not found, or not named."""
+    """Raises CheckFailed, which names the faults that were not found or were worded otherwise."""
     folder = build.WORK / "faults"
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -40,7 +40,7 @@ def check(subject):
         try:
             fault.run(subject, work)
         except CheckFailed as failure:
-            return "" if re.search(fault.says, str(failure)) else f"{fault.name}: found, but said as\n{failure}"
+            return "" if re.search(fault.says, str(failure)) else f"{fault.name}: found, but its message is\n{failure}"
         return f"{fault.name}: not found"
 
     with ThreadPoolExecutor(build.JOBS) as pool:
@@ -52,7 +52,7 @@ def check(subject):
 
 @dataclass
 class SourceFault:
-    """A change of csrc/backends/mps, which is compiled, and linked with the rest against the oldest torch."""
+    """A change of csrc/backends/mps. The result is compiled and linked with the rest against the oldest torch."""
 
     name: str
     file: str
@@ -77,7 +77,7 @@ class SourceFault:
 
 @dataclass
 class HeaderFault:
-    """A change of one of csrc's sources, which is compiled with the oldest torch's headers."""
+    """A change of one of csrc's sources. The result is compiled with the oldest torch's headers."""
 
     name: str
     file: str
@@ -115,10 +115,10 @@ class DeclarationFault:
 
 @dataclass
 class LinkFault:
-    """Another way of linking the extension, seen in what comes out."""
+    """Another way of linking the extension. The check must see it in the result."""
 
     name: str
-    change: object  # of the command's parts, in a list
+    change: object  # a function that changes the list of the command's parts
     says: str
 
     def run(self, subject, work):
@@ -146,7 +146,7 @@ class FileFault:
 
 @dataclass
 class WheelFault:
-    """A change of the wheel: of its name, or of its files by name (None takes one away)."""
+    """A change of the wheel: of its name, or of its files by name."""
 
     name: str
     change: object  # (name, {file: content}) -> name

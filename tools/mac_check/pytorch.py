@@ -43,7 +43,7 @@ def check(torch, imports):
 
 
 def _calls(library, function):
-    """What a function calls, from its disassembly."""
+    """The functions that a function calls, from its disassembly."""
     listing = subprocess.run(
         ["llvm-objdump-19", "-d", f"--disassemble-symbols={function}", str(library)],
         capture_output=True,

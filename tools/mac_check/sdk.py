@@ -1,4 +1,4 @@
-"""Puts together what a Mac's SDK would be: Darwin's and libc++'s headers, our declarations of Foundation and Metal, and
+"""Assembles a stand-in for a Mac's SDK: Darwin's and libc++'s headers, our declarations of Foundation and Metal, and
 text stubs of the system's libraries.
 
 A symbol enters a stub only if a library that was built on a Mac for macOS 14 or older binds it to that system library.
@@ -53,7 +53,7 @@ def assemble(parent, downloads):
 
 
 def torch_without_libraries(folder):
-    """The installed PyTorch as a Mac would have it, with the names of its libraries and nothing in them."""
+    """The installed PyTorch as a Mac would have it, with empty libraries under their names."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "lib").mkdir(parents=True)
     torch = Path(importlib.util.find_spec("torch").submodule_search_locations[0])
@@ -90,7 +90,7 @@ def _fill(folder, downloads):
 
 
 def system_symbols(downloads):
-    """{install name: symbols that Mac-built libraries take from it}, and libSystem's own list."""
+    """{install name: symbols that libraries built on a Mac take from it}, with libSystem's own list."""
     known = {install_name: set() for install_name, _ in _LIBRARIES.values()}
     for path in downloads.evidence():
         image = MachO(path)

@@ -44,7 +44,7 @@ NSString* string(const std::string& text) {
   throw std::runtime_error("metalcore: Metal refused " + what + ": " + (reason ? reason : "no reason given"));
 }
 
-// Results are those of the source as written, on every GPU: no fast math.
+// There is no fast math: every GPU gives the results of the source as it is written.
 id<MTLLibrary> compile(id<MTLDevice> device, const fs::path& path) {
   MTLCompileOptions* options = [[[MTLCompileOptions alloc] init] autorelease];
   options.languageVersion = MTLLanguageVersion3_1;
@@ -105,10 +105,10 @@ class Kernels {
   std::map<std::string, Pipeline, std::less<>> pipelines_;
 };
 
-// Never destroyed: threads may still encode while the process ends.
+// It is never destroyed: threads may still encode while the process ends.
 Kernels& kernels() {
-  static Kernels& all = *new Kernels;
-  return all;
+  static Kernels& made = *new Kernels;
+  return made;
 }
 
 }  // namespace

@@ -23,14 +23,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Text {  // lets a map of strings be searched by string_view
+// With this hash a map of strings can be searched by string_view.
+struct Text {
   using is_transparent = void;
   size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
 };
 
 using References = std::unordered_map<std::string, KernelReference, Text, std::equal_to<>>;
 
-// `lib` beside the extension that holds this code.
+// The folder `lib` beside the extension that holds this code.
 std::string default_library_path() {
   Dl_info info;
   if (!dladdr(reinterpret_cast<void*>(&load_library), &info) || !info.dli_fname) return "";
@@ -46,7 +47,7 @@ struct State {
   References builtin[2];  // those asked for: normal, checking
 };
 
-// Never destroyed: kernels may still run while the process ends. A fork waits until no library is being opened.
+// It is never destroyed: kernels may still run while the process ends. A fork waits until no library is being opened.
 State& state() {
   static State* made = [] {
     pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); }, [] { state().mutex.unlock(); });

@@ -51,7 +51,7 @@ struct PointerTable {
   std::vector<size_t> spans;
 };
 
-// `kept` and `tables` hold what the binding refers to.
+// The binding refers to objects that `kept` and `tables` hold.
 Binding to_binding(PyObject* object, std::vector<Object>& kept, std::deque<PointerTable>& tables) {
   if (object == Py_None) return {};
   if (PyBytes_Check(object)) {
