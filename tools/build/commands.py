@@ -49,8 +49,8 @@ class Build(cpp_extension.BuildExtension):
         outputs = {output: package / output.relative_to(self.tasks.out) for output in [*outputs, self.extension_file]}
         for output, target in outputs.items():
             copy(output, target)
-        # Libraries of another build would be older than the rest, and metalcore runs the best set at hand. It would also
-        # still find programs of kernels that are gone.
+        # Libraries of another build would be older than the rest, and metalcore runs the best set at hand. It would
+        # also find programs of kernels that are gone.
         remove_others(package / "lib", kept=set(outputs.values()))
         if self.inplace:
             copy(WORK / compile_commands.NAME, ROOT / compile_commands.NAME)
