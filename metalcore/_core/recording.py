@@ -211,7 +211,7 @@ class _OpsOnMeta(TorchDispatchMode):
                 return _kernel(func).call_boxed(_KEYS, *args, **kwargs)
         if _works(func):
             _C.note_torch_step(f"aten::{func.overloadpacket.__name__}")
-        return _NOT_ON_META.get(func, func)(*args, **kwargs)
+        return (_NOT_ON_META.get(func) or func)(*args, **kwargs)
 
 
 def _geqrf(A):

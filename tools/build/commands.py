@@ -28,7 +28,7 @@ class Build(cpp_extension.BuildExtension):
     """The ops' extension and lib/ with the kernels; in place also the simulated device."""
 
     def __init__(self, *args, **kwargs):
-        # The ninja of an environment that is not activated.
+        # PATH lacks ninja where the environment is not activated.
         os.environ["PATH"] += os.pathsep + sysconfig.get_path("scripts")
         super().__init__(*args, **kwargs)
 
@@ -45,13 +45,13 @@ class Build(cpp_extension.BuildExtension):
         before_the_long_work.run()
         super().run()
         self.tasks.run()
-        # In place (editable) or into the tree that becomes the wheel.
+        # The files go in place (editable), or into the tree that becomes the wheel.
         package = PACKAGE if self.inplace else Path(self.build_lib) / "metalcore"
         outputs = {output: package / output.relative_to(self.tasks.out) for output in [*outputs, self.extension_file]}
         for output, target in outputs.items():
             copy(output, target)
-        # Libraries of another build would be older than the rest, and the best set at hand is what runs; programs of
-        # kernels that are gone would still be found.
+        # Libraries of another build would be older than the rest, and metalcore runs the best set at hand. It would
+        # also find programs of kernels that are gone.
         remove_others(package / "lib", kept=set(outputs.values()))
         if self.inplace:
             copy(WORK / compile_commands.NAME, ROOT / compile_commands.NAME)
