@@ -41,6 +41,18 @@ def test_sizes_and_alignments(device):
     assert run(device, body, len(terms), dtype=torch.int32) == expected
 
 
+def test_chains_of_conditionals_mix_types(device):
+    body = """
+        half h = 1.5h; bfloat b = 2.5bf; int n = 3;
+        for (int i = 0; i < 4; ++i) {
+          out[i] = i == 0 ? h : i == 1 ? b : i == 2 ? n : 4.5f;
+          out[4 + i] = i < 2 ? i == 0 ? h : 2.5f : i == 2 ? b : 1.5f;
+          out[8 + i] = (i == 0 ? n : i == 1 ? h : 1.5f) + (i < 3 ? i == 1 ? b : b : n);
+        }
+    """
+    assert run(device, body, 12) == [1.5, 2.5, 3, 4.5, 1.5, 2.5, 2.5, 1.5, 5.5, 4, 4, 4.5]
+
+
 @pytest.mark.parametrize("vector", [
     "float4(1, 2, 3)", "metal::half3(1, x[0])", "vec<float, 4>(1, float2(2))", "V(1, 2)", "packed_float3(1, 2)",
     "v; float4 w(1, 2, 3); w",
