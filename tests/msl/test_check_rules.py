@@ -12,7 +12,7 @@ pytestmark = needs_clang
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 
-# rule, the program after HEAD; what is wrong is in the line that ends with //!
+# name: (rule, the program after HEAD). The fault is in the line that ends with //!
 FAULTS = {
     "device pointer to a thread parameter": ("address-space", """
         void f(thread float* p);
@@ -219,7 +219,7 @@ def test_a_seeded_error_is_caught(name):
         assert "__" not in finding.message, "Clang's words, not MSL's"
 
 
-# Rules that compile_shader has as well.
+# Faults that compile_shader refuses as well.
 SHARED = [
     name
     for name, (rule, _) in FAULTS.items()

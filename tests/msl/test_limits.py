@@ -1,4 +1,4 @@
-"""What has no end, or too many of something, is refused with its line, and soon."""
+"""Programs without an end, or with too many of something, are refused soon and with their line."""
 
 import time
 
@@ -13,7 +13,7 @@ KERNEL = "kernel void k(device float* x) { x[0] = 1; }\n"
 
 
 def at_depth(depth, call):
-    """A call from a stack that is so much deeper."""
+    """Makes a call from a stack that is deeper by `depth` calls."""
     return at_depth(depth - 1, call) if depth else call()
 
 

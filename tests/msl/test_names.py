@@ -1,4 +1,4 @@
-"""Kernels and globals that are named as something of metal_stdlib."""
+"""Kernels and globals with names that metal_stdlib has too."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_kernels_named_as_functions_of_metal(device):
 
 
 def test_every_such_name_compiles():
-    """All in one source, of which the compilers see each kernel's address."""
+    """All names are in one source, in which the compilers see each kernel's address."""
     from metalcore.msl import host
     from metalcore.msl.translate import translate
 

@@ -15,7 +15,7 @@ ELEMENTS = {torch.float32: "float", torch.int32: "int"}
 
 
 def run(device, body, count, dtype=torch.float32):
-    """What one thread writes to out[0 .. count)."""
+    """The values that one thread writes to out[0 .. count)."""
     library = metalcore.compile_shader(HEADER + "kernel void k(device " + ELEMENTS[dtype] + "* out) {" + body + "}")
     out = torch.zeros(count, dtype=dtype, device=device)
     library.k(out, threads=1)
@@ -127,7 +127,7 @@ def test_operators_and_swizzles(device):
 
 
 def test_vectors_of_more_elements(device):
-    """Clang's ext_vector_type, wherever the attribute stands."""
+    """Clang's ext_vector_type works wherever the attribute stands."""
     library = metalcore.compile_shader(
         HEADER
         + """
@@ -205,7 +205,7 @@ SMALL = {torch.float16: "half", torch.bfloat16: "bfloat"}
 
 @pytest.mark.parametrize("dtype", SMALL, ids=SMALL.get)
 def test_small_float_conversions(device, dtype):
-    """To float for every bit pattern, from float to nearest even for many, against torch."""
+    """Every bit pattern converts to float, and many floats convert to nearest even, as in torch."""
     name = SMALL[dtype]
     library = metalcore.compile_shader(f"""{HEADER}
         kernel void widen(device const {name}* x, device float* y, uint i [[thread_position_in_grid]]) {{
@@ -221,7 +221,7 @@ def test_small_float_conversions(device, dtype):
     assert torch.equal(y.cpu().nan_to_num(7e7), x.float().nan_to_num(7e7))
     rng = np.random.default_rng(0)
     wide = torch.from_numpy(rng.integers(0, 1 << 32, 1_000_000, dtype=np.uint32).view(np.float32))
-    # Ties: halfway between neighbours, and one bit to either side.
+    # These are ties, halfway between neighbours, and one bit to either side.
     step = 13 if dtype == torch.float16 else 16
     ties = x.float().view(torch.int32) + (1 << (step - 1)) + torch.tensor([[-1], [0], [1]], dtype=torch.int32)
     wide = torch.cat([wide, ties.flatten().view(torch.float32)])
