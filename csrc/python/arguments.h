@@ -1,9 +1,9 @@
-// Arguments of Python calls that dispatch kernels.
+// The arguments of Python calls that dispatch kernels.
 #pragma once
 
 #include "objects.h"
 
-#include "../gpu/encoder.h"
+#include "../gpu/size.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,7 @@ inline Py_ssize_t length(PyObject* sequence) {
 
 uint32_t to_uint32(PyObject* object);
 size_t to_size(PyObject* object);
-gpu::Size to_grid(PyObject* sequence, const char* what);  // three numbers
+gpu::Size to_grid(PyObject* sequence, const char* what);  // takes three numbers
 
 // A buffer's address and size: (address, nbytes).
 struct Memory {
@@ -32,8 +32,8 @@ Memory to_memory(PyObject* object);
 // Parses a call's arguments, runs it without the GIL and makes its result: Call has parse(arguments), run() and
 // result(). Returns nullptr with a Python exception set where one of them throws.
 //
-// A thread that outlives the interpreter is ended by Python where it takes the GIL back: there must be no handler
-// around that place, nor an object whose destructor needs the GIL. Hence the plain pointer.
+// Python ends a thread that outlives the interpreter where the thread takes the GIL back. There must be no handler
+// around that place, and no object whose destructor needs the GIL. So `pending` is a plain pointer.
 template <typename Call>
 PyObject* parse_and_run(PyObject* arguments) {
   struct Pending {

@@ -1,4 +1,4 @@
-// Python's objects and exceptions in C++. Python's limited API only.
+// Python's objects and exceptions in C++, by Python's limited API only.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -12,7 +12,7 @@
 
 namespace metalcore::python {
 
-// A reference that is given back.
+// Owns a reference to an object.
 class Object {
  public:
   explicit Object(PyObject* object = nullptr) : object_(object) {}
@@ -27,18 +27,18 @@ class Object {
   PyObject* object_;
 };
 
-struct PythonError {};  // the error indicator is set
+struct PythonError {};  // thrown where Python's error indicator is set
 
 inline PyObject* check(PyObject* object) {
   if (!object) throw PythonError();
   return object;
 }
 
-// A Python exception on its way through C++ code, which may be without the GIL; what() is its message.
+// A Python exception on its way through C++ code, which may not hold the GIL; what() is its message.
 class Raised : public std::runtime_error {
  public:
-  static Raised fetch();  // takes the one of the error indicator
-  void restore() const;   // sets it again
+  static Raised fetch();  // takes the exception out of the error indicator
+  void restore() const;   // sets the error indicator to it again
 
  private:
   struct Parts;
@@ -49,7 +49,7 @@ class Raised : public std::runtime_error {
 // Sets Python's error indicator for a C++ exception.
 void raise(const std::exception_ptr& failure);
 
-// Calls `body`, whose exceptions become Python's.
+// Calls `body` and makes its exceptions Python's.
 template <typename Body>
 PyObject* guarded(Body body) {
   try {

@@ -16,7 +16,7 @@
 namespace metalcore::simulated_device {
 namespace {
 
-// What torch.mps and torch.accelerator report about memory.
+// The figures about memory that torch.mps and torch.accelerator report.
 class Account {
  public:
   void add(size_t bytes) {
@@ -47,7 +47,7 @@ class Account {
 Account account;
 std::atomic<size_t> limit{SIZE_MAX};
 
-// What is allocated now. Never destroyed: tensors may outlive the process's static objects.
+// The blocks that are allocated now. The object is never destroyed: tensors may outlive the process's static objects.
 struct Live {
   std::mutex mutex;
   std::multimap<uintptr_t, size_t> blocks;  // two tensors may have adopted the same CPU storage
@@ -58,7 +58,7 @@ Live& live() {
   return *made;
 }
 
-// One piece of device memory: allocated here, or lent by a CPU storage that stays alive with it.
+// One piece of device memory. It is allocated here, or lent by a CPU storage that stays alive with it.
 struct Block {
   void* address;
   size_t bytes;

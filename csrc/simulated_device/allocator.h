@@ -1,4 +1,4 @@
-// Memory of the simulated device: host memory with a Metal-like account of what is in use.
+// The memory of the simulated device: host memory, with an account like Metal's of how much is in use.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -20,9 +20,9 @@ bool is_pinned(const void* address);
 // Hands the memory of a CPU storage to the device without copying it.
 c10::DataPtr adopt(c10::StorageImpl* cpu);
 
-// The device memory that holds this address: its size, and its first byte; 0 where there is none.
+// Returns the size of the allocation that holds this address and sets its beginning; 0 where there is none.
 size_t find_allocation(uintptr_t address, uintptr_t* begin);
-// Between these lies all of it.
+// Sets the addresses between which all allocations lie.
 void range_of_allocations(uintptr_t* low, uintptr_t* high);
 
 size_t allocated_bytes();

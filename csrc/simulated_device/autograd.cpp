@@ -29,7 +29,7 @@ bool autograd_started_without_device() {
 void drain_autograd() {
   auto& engine = Engine::get_default_engine();
   if (!EngineState::has_device_thread(engine)) return;
-  // The thread takes up a graph only when it is rid of the one before. No Python object belongs to this one.
+  // The thread takes up a graph only when it has dropped the one before. No Python object belongs to this graph.
   const at::AutoGradMode enable_grad(true);
   const auto x = at::ones({}, kDevice).set_requires_grad(true);
   const auto y = x.clone();

@@ -11,8 +11,8 @@ namespace {
 using c10::intrusive_ptr;
 using c10::StorageImpl;
 
-// A tensor with the metadata of `source` on `storage`. Its key set is the source's, except that the kernel runs below
-// tensor subclasses, whose keys would send it back to Python.
+// Returns a tensor with the metadata of `source` on `storage`. Its key set is the source's, except the keys of tensor
+// subclasses: these would send the kernel back to Python.
 at::Tensor make_alias(const at::Tensor& source, intrusive_ptr<StorageImpl> storage, c10::BackendComponent from,
                       c10::BackendComponent to) {
   constexpr c10::DispatchKeySet python({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});

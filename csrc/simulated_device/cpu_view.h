@@ -1,4 +1,4 @@
-// The tensors of one operator call as its CPU kernel sees them: same memory, other device.
+// The tensors of one operator call as its CPU kernel sees them: the same memory on another device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,19 +8,19 @@ namespace metalcore::simulated_device {
 
 class CpuView {
  public:
-  // A CPU tensor on the memory of a device tensor. All tensors on one storage share one CPU storage, so that the kernel
-  // sees which of them overlap. Tensors of other devices are returned as they are.
+  // Returns a CPU tensor on the memory of a device tensor. All tensors on one storage share one CPU storage, so that
+  // the kernel sees which of them overlap. Tensors of other devices are returned as they are.
   at::Tensor to_cpu(const at::Tensor& tensor);
 
-  // The device tensor for a tensor that the CPU kernel returned: the argument itself where the kernel returned its
-  // argument, a view where it returned a view, else a new tensor that adopts the memory.
+  // Returns the device tensor for a tensor that the CPU kernel returned: the argument itself where the kernel returned
+  // its argument, a view where it returned a view, or else a new tensor that adopts the memory.
   at::Tensor to_device(const at::Tensor& result);
 
-  // Carries over what the kernel did to its arguments besides writing elements: new sizes, grown storages.
+  // Carries over the changes that the kernel made to its arguments besides their elements: new sizes, grown storages.
   void write_back();
 
   bool has_device_tensors() const { return !tensors_.empty(); }
-  // Operators take CPU scalars beside device tensors, but (with few exceptions) no other CPU tensors.
+  // Operators take CPU scalars beside device tensors. With few exceptions they take no other CPU tensors.
   bool has_host_arrays() const { return has_host_arrays_; }
 
  private:
@@ -38,7 +38,7 @@ class CpuView {
   bool has_host_arrays_ = false;
 };
 
-// MPS has no float64: refuses it the way PyTorch does on a Mac, and returns any other dtype.
+// Refuses float64 as PyTorch does on a Mac, since MPS has none; returns any other dtype.
 at::ScalarType check_dtype(at::ScalarType dtype);
 
 }  // namespace metalcore::simulated_device

@@ -12,7 +12,7 @@
 namespace metalcore::simulated_device {
 namespace {
 
-// Operators that take arrays of indices or of counters from the CPU beside tensors of the device.
+// These operators take arrays of indices or of counters from the CPU beside tensors of the device.
 bool accepts_host_arrays(std::string_view name) {
   static const std::unordered_set<std::string_view> names{
       "aten::index",      "aten::_unsafe_index",    "aten::index_put",    "aten::_unsafe_index_put",
@@ -94,7 +94,7 @@ void register_fallbacks() {
   for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CPU)) {
     if (name.name.rfind("aten::", 0) == 0) add(name);
   }
-  // Composite operators that choose MPS kernels by the device of their arguments.
+  // These composite operators choose MPS kernels by the device of their arguments.
   for (const auto& name : std::array<c10::OperatorName, 5>{{{"aten::convolution", ""},
                                                             {"aten::convolution_backward", ""},
                                                             {"aten::ldexp", "Tensor"},

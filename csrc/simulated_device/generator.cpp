@@ -33,7 +33,7 @@ class GeneratorImpl final : public c10::GeneratorImpl {
 }  // namespace
 
 const at::Generator& default_generator() {
-  // Never destroyed: tensors may outlive static destruction.
+  // It is never destroyed: tensors may outlive static objects.
   static const auto* generator = new at::Generator(new_generator());
   return *generator;
 }

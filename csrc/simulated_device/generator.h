@@ -1,4 +1,4 @@
-// Random numbers of the simulated device: a CPU generator of its own, so that one seed gives the CPU's numbers.
+// The random numbers of the simulated device. It has a CPU generator of its own, so a seed gives the CPU's numbers.
 #pragma once
 
 #include <ATen/core/Generator.h>

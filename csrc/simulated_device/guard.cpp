@@ -17,7 +17,8 @@ double now_milliseconds() {
 
 namespace {
 
-// Kernels have finished when a call returns, so there is one stream, always idle, and an event is a point in time.
+// Kernels have finished when a call returns. So there is one stream, it is always idle, and an event is a point in
+// time.
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return c10::kMPS; }

@@ -14,7 +14,7 @@
 namespace metalcore::simulated_device {
 namespace {
 
-// torch.mps.Event: the times recorded under each id.
+// The times that torch.mps.Event records under each id.
 class Events {
  public:
   uint32_t acquire() {
@@ -42,7 +42,7 @@ class Events {
 };
 
 Events& events() {
-  static auto* instance = new Events;  // never destroyed: Python releases events late
+  static auto* instance = new Events;  // it is never destroyed: Python releases events late
   return *instance;
 }
 
@@ -92,7 +92,7 @@ struct Hooks final : at::MPSHooksInterface {
 };
 
 // PyTorch creates its hooks once and keeps a reference to them for good, so the object itself has to change its class.
-// Sound because hooks have no members: there is nothing in the object but the pointer to its virtual functions.
+// This is sound because hooks have no members: the object holds only the pointer to its virtual functions.
 template <typename Replacement, typename Interface>
 void replace_hooks(const Interface& hooks) {
   static_assert(sizeof(Replacement) == sizeof(void*) && sizeof(Interface) == sizeof(void*));

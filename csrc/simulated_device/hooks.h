@@ -1,4 +1,4 @@
-// What PyTorch asks of a device besides its operators.
+// The functions that PyTorch asks of a device besides its operators.
 #pragma once
 
 namespace metalcore::simulated_device {

@@ -22,7 +22,7 @@ void install() {
   register_fallbacks();
 }
 
-// The CPU executor throws these through PyTorch's dispatcher, which by itself would keep only their text.
+// The CPU executor throws these exceptions through PyTorch's dispatcher, which would keep only their text.
 void translate_exception(std::exception_ptr exception) {
   const auto triple = [](msl_abi::Uint3 value) { return pybind11::make_tuple(value.x, value.y, value.z); };
   try {
@@ -51,7 +51,7 @@ PYBIND11_MODULE(_device, module) {
     return pybind11::make_tuple(reinterpret_cast<uintptr_t>(&device::find_allocation),
                                 reinterpret_cast<uintptr_t>(&device::range_of_allocations));
   });
-  // A CPU tensor on the memory of a device tensor.
+  // Returns a CPU tensor on the memory of a device tensor.
   module.def("host_alias", [](const at::Tensor& tensor) { return device::CpuView().to_cpu(tensor); });
   module.def("set_queue", [](uintptr_t address) { device::queue = reinterpret_cast<const device::Queue*>(address); });
   pybind11::register_exception_translator(&device::translate_exception);

@@ -39,7 +39,7 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, optional<at::
   return Tensor(at::detail::empty_strided_generic(size, stride, device_allocator(), kMpsKeys, checked));
 }
 
-// Between any two devices: unlike the fallback, it takes one tensor from the CPU.
+// Copies between any two devices: unlike the fallback, it takes one tensor from the CPU.
 Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   CpuView view;
   Tensor to = view.to_cpu(self);
@@ -54,8 +54,8 @@ Tensor& set_(Tensor& self) {
   return at::native::set_storage_cpu_(self, std::move(storage), 0, {0}, {});
 }
 
-// PyTorch's own asks a table of kernels by device, which has no row for MPS in a build without it. The composite that
-// it would choose is the one a Mac uses too.
+// PyTorch's own implementation asks a table of kernels by device, and a build without MPS has no row for it. It would
+// choose this composite operator, and a Mac uses it too.
 Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, const Tensor& value,
                                     const optional<Tensor>& mask, double dropout, bool causal, optional<double> scale,
                                     bool enable_gqa) {
@@ -85,7 +85,7 @@ void register_native_operators() {
   mps.impl("empty_strided", TORCH_FN(empty_strided));
   mps.impl("copy_", TORCH_FN(copy_));
   mps.impl("set_", TORCH_FN(set_));
-  // These treat a tensor's metadata alone and are the same for every device.
+  // These operators change only a tensor's metadata and are the same for every device.
   mps.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   mps.impl("view", TORCH_FN(at::native::view));
   mps.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
@@ -97,7 +97,7 @@ void register_native_operators() {
   mps.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
   mps.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
 
-  // Replaces PyTorch's kernel, which is meant, so its warning about that is not wanted.
+  // This replaces PyTorch's kernel on purpose, so the warning about it is not wanted.
   IgnoreWarnings ignore;
   const c10::WarningUtils::WarningHandlerGuard guard(&ignore);
   open_aten(c10::DispatchKey::CompositeImplicitAutograd)

@@ -1,4 +1,4 @@
-"""python -m metalcore bench: how metalcore compares with PyTorch, by the benchmarks of the source checkout."""
+"""python -m metalcore bench: compares metalcore with PyTorch by the benchmarks of the source checkout."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ def add_parser(commands):
         "with all samples as JSON, Markdown, HTML and (where matplotlib is installed) plots.",
         epilog="example: python -m metalcore bench softmax rms_norm --filter 'forward bfloat16'",
     )
-    parser.add_argument("family", nargs="*", help="which ones; all of them if none is given")
+    parser.add_argument("family", nargs="*", help="families to run; the default is every family")
     parser.add_argument("--list", action="store_true", help="print the families, or the cases of those named, and stop")
     parser.add_argument("--filter", metavar="TEXT", help="only cases with these words in family, name, shape and dtype")
     devices.add_option(parser)
-    parser.add_argument("--rounds", type=_positive, help="samples of either side (31; 3 with --quick), fewer if slow")
-    parser.add_argument("--quick", action="store_true", help="tiny inputs and few rounds: shows that everything runs")
-    parser.add_argument("--eager", action="store_true", help="no CUDA graphs: what the host does counts in all cases")
+    parser.add_argument(
+        "--rounds", type=_positive, help="samples of either side (31; 3 with --quick); slow cases take fewer"
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny inputs and few rounds: shows that every case runs")
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs: host time counts in every case")
     parser.add_argument(
         "--threads", type=_positive, default=1, help="with --device simulator: threads of either side (1)"
     )
-    parser.add_argument("--commit", help="what the results say was measured, where git cannot tell")
-    parser.add_argument("--out", metavar="DIR", help="where the files go (build/benchmarks)")
+    parser.add_argument("--commit", help="the commit to write into the results, where git cannot tell it")
+    parser.add_argument("--out", metavar="DIR", help="the folder for the files (build/benchmarks)")
     parser.add_argument(
         "--report",
         nargs="+",

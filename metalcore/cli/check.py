@@ -1,4 +1,4 @@
-"""python -m metalcore check: whether Metal programs are as Apple's compiler wants them."""
+"""python -m metalcore check: whether Apple's compiler would take Metal programs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def add_parser(commands):
     parser.add_argument(
         "--lenient",
         action="store_true",
-        help="leave out what Apple's compiler accepts: literals without a type, float to half by "
-        "itself, recursion, more than 32 KiB of threadgroup variables",
+        help="leave out findings that Apple's compiler accepts: literals without a type, implicit conversion of float "
+        "to half, recursion, more than 32 KiB of threadgroup variables",
     )
     parser.set_defaults(run=run)
 

@@ -1,4 +1,4 @@
-"""What commands call a device: `mps` (an Apple GPU), `cuda` (an NVIDIA GPU), `simulator` (the simulated mps device)."""
+"""The devices of the commands: `mps` (an Apple GPU), `cuda` (an NVIDIA GPU), `simulator` (the simulated mps device)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def add_option(parser):
     parser.add_argument(
         "--device",
         choices=NAMES,
-        help="an Apple GPU, an NVIDIA GPU, or the simulated mps device; by default the GPU that "
+        help="an Apple GPU, an NVIDIA GPU, or the simulated mps device; the default is the GPU that "
         "PyTorch has, or else the simulator",
     )
 
@@ -27,7 +27,7 @@ def default():
 
 
 def use(name):
-    """Makes a device ready, and returns what PyTorch calls it.
+    """Makes a device ready and returns PyTorch's name for it.
 
     Raises:
         RuntimeError: this machine has no such device.
@@ -48,7 +48,7 @@ def use(name):
 
 
 def _has_apple_gpu():
-    """A real one: the simulator answers for PyTorch's own functions."""
+    """Whether there is a real one: with the simulator PyTorch's own functions say so too."""
     import torch
 
     return "metalcore.simulator" not in sys.modules and torch.backends.mps.is_available()

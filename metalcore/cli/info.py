@@ -1,4 +1,4 @@
-"""python -m metalcore info: what is installed, what it finds on this machine, and how kernels would run."""
+"""python -m metalcore info: the installed versions, the devices of this machine, and how kernels would run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def add_parser(commands):
     parser = commands.add_parser(
         "info",
         help="versions, devices, backends, kernels, cache, compiler",
-        description="Prints what is installed and how kernels would run on this machine.",
+        description="Prints the installed versions and how kernels would run on this machine.",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(run=run)
 
 
@@ -24,7 +24,7 @@ def run(arguments):
 
 
 def collect() -> dict:
-    """What `info` shows, as plain data."""
+    """Returns what `info` shows as plain data."""
     import torch
 
     import metalcore
@@ -68,7 +68,7 @@ def _cuda_devices():
 
 
 def _cuda():
-    """What the CUDA backend knows of the driver and its devices; None where this build has no such backend."""
+    """What the CUDA backend knows of the driver and its devices; None where this build has no CUDA backend."""
     from metalcore import _C
 
     return _C.cuda_info() if hasattr(_C, "cuda_info") else None
@@ -81,7 +81,7 @@ def _simulator():
 
 
 def _backends():
-    from metalcore._routing import DEVICES
+    from metalcore._core.routing import DEVICES
 
     simulator = _simulator()
     if simulator is None:
@@ -143,30 +143,33 @@ def _metal_backend():
 
 
 def _kernels():
-    """The built-in kernel families, each with what its library is there for; none without a backend."""
+    """The built-in kernel families, each with its number of kernels and the targets that its library is built for."""
     from metalcore.msl import cuda
 
     library = Path(__file__).resolve().parents[1] / "lib"
     programs = cuda.builtin_programs() if _cuda() is not None else {}
-    built = [*(library.glob("*/*.so") if _simulator() else ()), *(library / "cuda" / f"{name}.cu" for name in programs)]
+    built = {family: ["cuda"] for family in programs}
+    for path in library.rglob("*.so") if _simulator() else ():
+        isa, *family = path.relative_to(library).with_suffix("").parts
+        built.setdefault("/".join(family), []).append(isa)
     return {
         family: {
             "kernels": len(programs[family][1]) if family in programs else _count(library, family),
-            "built for": sorted(path.parent.name for path in built if path.stem == family),
+            "built for": sorted(built[family]),
         }
-        for family in sorted({path.stem for path in built})
+        for family in sorted(built)
     }
 
 
 def _count(library, family):
     from metalcore import _C
 
-    path = library / _simulator()["isa"] / f"{family}.so"
+    path = library / _C.simulator_info()["isa"] / f"{family}.so"
     return len(_C.simulator_kernels(_C.simulator_load(str(path)))) if path.exists() else 0
 
 
 def _compiler():
-    """The C++ compiler, Python's headers, and what on this machine needs them."""
+    """The C++ compiler, Python's headers, and what needs them on this machine."""
     from metalcore import _device_library
     from metalcore.msl import host
     from metalcore.msl.errors import CompilerNotFoundError
@@ -203,7 +206,7 @@ def _cache():
 
 
 def show(found) -> str:
-    """What collect() found, as text, without what is None."""
+    """Returns what collect() found as text, without the values that are None."""
     lines = []
     for section, values in found.items():
         if lines:

@@ -121,17 +121,18 @@ def compile_kernels(capability, requests):
 # The built-in kernels ----------------------------------------------------------------------------------------------
 
 
-def build(source, output, *, root):
+def build(source, output, *, include_dirs, root):
     """Translates a file of built-in kernels to `output`, and writes describe()'s data beside it (.json). The pointers
     that they cast are aligned, so their accesses need no guards.
 
     Args:
+        include_dirs: where `#include` looks, after the source's own directory.
         root: the directory that paths in compilers' messages are relative to.
     """
     from .translate import translate
 
     translation = translate(
-        source.read_text(encoding="utf-8"), include_dirs=[source.parent, root / "kernels"], filename=str(source)
+        source.read_text(encoding="utf-8"), include_dirs=[source.parent, *include_dirs], filename=str(source)
     )
     program = re.sub(rf'^(#line \d+ "){re.escape(str(root))}/', r"\1", translation.program, flags=re.MULTILINE)
     kernels = translation.cuda_kernels()
@@ -142,11 +143,13 @@ def build(source, output, *, root):
 
 @functools.lru_cache(maxsize=1)
 def builtin_programs():
-    """{family: (digest, {kernel: describe()'s data})} of the built-in kernels."""
+    """{family: (digest, {kernel: describe()'s data})} of the built-in kernels. A family is the path of its source below
+    kernels/, without the suffix."""
     programs = {}
-    for path in sorted(_LIBRARY.glob("*.json")):
+    for path in sorted(_LIBRARY.rglob("*.json")):
         described = json.loads(path.read_text())
-        programs[path.stem] = described["digest"], described["kernels"]
+        family = path.relative_to(_LIBRARY).with_suffix("").as_posix()
+        programs[family] = described["digest"], described["kernels"]
     return programs
 
 

@@ -2,14 +2,15 @@
 
 PyTorch's operators run their CPU kernels on the device's memory; metalcore's operators run their Metal kernels,
 compiled for the CPU. Import it before the first backward(). `python -m metalcore.simulator script.py` runs a script
-unchanged, and METALCORE_SIMULATOR=1 in the environment has the device loaded with PyTorch, in child processes too.
+unchanged. With METALCORE_SIMULATOR=1 in the environment, PyTorch loads the device, in child processes too.
 
-Raises RuntimeError, leaving the process as it was, where a real MPS backend or another accelerator is present.
+The import raises RuntimeError and leaves the process as it was where a real MPS backend or another accelerator is
+present.
 `checking()` (or METALCORE_CHECK=1) makes kernels report their faults as KernelError.
 """
 
 from . import device
-from .checking import checking
+from .checking_mode import checking
 from .errors import KernelError
 
 __all__ = ["KernelError", "checking"]

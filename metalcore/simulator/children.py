@@ -1,9 +1,9 @@
-"""How child processes come to have the simulated device, whatever starts them: by their environment.
+"""Gives child processes the simulated device through their environment, whatever starts them.
 
-`import torch` calls the entry points of the group `torch.backends`, and metalcore's loads the device where
-METALCORE_SIMULATOR=1 (metalcore_autoload.py). That is PyTorch's own way to find backends, so nothing is added to the
-start of processes that never import torch, and no sitecustomize of an environment is in the way.
-TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns it off as it does for other backends.
+`import torch` calls the entry points of the group `torch.backends`, and metalcore's entry point loads the device where
+METALCORE_SIMULATOR=1 (metalcore_autoload.py). This is PyTorch's own way to find backends: processes that never import
+torch start as before, and it does not collide with a sitecustomize of the environment.
+TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns it off, as for other backends.
 """
 
 import os
@@ -23,4 +23,4 @@ def reach():
     before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     ours = [str(path) for path in (AUTOLOAD, HERE.parents[1]) if str(path) not in before]
     os.environ["PYTHONPATH"] = os.pathsep.join([*before, *ours])
-    sys.path += ours  # which multiprocessing hands to the children that it spawns
+    sys.path += ours  # multiprocessing hands it to the children that it spawns

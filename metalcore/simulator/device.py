@@ -1,4 +1,4 @@
-"""Installs the simulated device, and gives torch._C what a PyTorch build with MPS has and a build for Linux lacks."""
+"""Installs the simulated device, and gives torch._C the functions of a PyTorch build with MPS that others lack."""
 
 import atexit
 import importlib.machinery
@@ -6,11 +6,12 @@ import importlib.util
 import os
 import sys
 import warnings
+from typing import Any, cast
 
 import torch
 
 from .. import _C, _device_library
-from .._routing import DEVICES
+from .._core.routing import DEVICES
 
 OLDEST_TORCH = (2, 10)
 _extension = None
@@ -19,7 +20,7 @@ _extension = None
 def install():
     """Makes `torch.device("mps")` work, once per process.
 
-    Raises RuntimeError, before anything has changed, where the device would not be sound.
+    Raises RuntimeError before anything has changed, where the device would not be sound.
     """
     global _extension
     if getattr(torch._C, "_metalcore_simulates_mps", False):
@@ -37,9 +38,8 @@ def install():
         _C.simulator_set_allocations(*extension.allocations())
     complete_torch_c(extension)
     simulate_storages()
-    # A process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
+    # Otherwise a process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
     atexit.register(extension.drain_autograd)
-    torch._C._metalcore_simulates_mps = True
     if "mps" not in DEVICES:
         warnings.warn(
             "metalcore was built without kernels for the simulator on this CPU (METALCORE_ISA): metalcore's "
@@ -62,7 +62,7 @@ def refuse_if_unsound():
     if not sys.platform.startswith("linux"):
         raise RuntimeError(f"metalcore.simulator runs on Linux, not on {sys.platform}")
     if os.environ.get("METALCORE_HIDE_CUDA") == "1":
-        # The driver looks at this once, so it helps only where nobody has asked for devices before.
+        # The driver reads this once, so it helps only where nothing has asked for devices before.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     present = torch._C._get_accelerator().type
     if present == "cuda":
@@ -81,7 +81,9 @@ def refuse_if_unsound():
 def load_extension():
     path = _device_library.find_or_build()
     loader = importlib.machinery.ExtensionFileLoader("metalcore.simulator._device", str(path))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
 
@@ -105,6 +107,7 @@ def complete_torch_c(extension):
         return extension.host_alias(tensor).untyped_storage()
 
     members = {
+        "_metalcore_simulates_mps": True,
         "_mps_get_name": lambda: "Apple GPU (simulated by metalcore)",
         "_mps_get_core_count": lambda: os.cpu_count(),
         "_mps_host_alias_storage": host_alias_storage,
@@ -123,28 +126,29 @@ def complete_torch_c(extension):
     torch._C._has_mps = True
     for name in ("is_available", "is_macos_or_newer", "is_macos13_or_newer", "get_name", "get_core_count"):
         cached = getattr(torch.backends.mps, name, None)
-        if hasattr(cached, "cache_clear"):
+        if cached is not None and hasattr(cached, "cache_clear"):
             cached.cache_clear()
 
 
 def simulate_streams():
-    """torch.mps.Stream, which newer versions of PyTorch have: there is one stream."""
+    """Gives newer versions of PyTorch a torch.mps.Stream: the device has one stream."""
 
     class Stream(torch.Stream):
         def __new__(cls, *args, **kwargs):
-            return super().__new__(cls, device="mps")
+            return super().__new__(cls, device="mps")  # pyright: ignore[reportCallIssue]
 
         def __init__(self, *args, **kwargs):
             pass
 
-    torch._C._mps_getCurrentStream = Stream
-    torch._C._mps_setStream = lambda stream: None
-    torch.mps.Stream = torch.mps.streams.Stream = torch._C._MPSStreamBase = Stream
+    c, mps = cast(Any, torch._C), cast(Any, torch.mps)  # whose stubs have no streams
+    c._mps_getCurrentStream = Stream
+    c._mps_setStream = lambda stream: None
+    mps.Stream = mps.streams.Stream = c._MPSStreamBase = Stream
 
 
 def simulate_storages():
     """UntypedStorage(device="mps"), by which torch.load, deepcopy and pickle allocate: its C++ has no case for MPS."""
-    original = torch.UntypedStorage.__new__
+    original: Any = torch.UntypedStorage.__new__
 
     def new(cls, *args, device=None, **kwargs):
         if device is None:

@@ -1,7 +1,7 @@
 """For programs that drive the CUDA backend with a driver that only takes notes (fake_driver.c), without PyTorch.
 
 `python fake_gpu.py <fake libcuda.so.1> <fake libtorch_cuda.so> <_C.abi3.so> <torch/lib>` runs the program on stdin with
-this module's names. Blocks are decoded here from signatures alone, by what the compiler was told.
+this module's names. Blocks are decoded here by the signatures alone that the compiler was given.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ driver = torch_cuda = C = None
 
 
 def load(driver_path, torch_cuda_path, extension, torch_lib):
-    """Loads the fakes, whose sonames then stand for the real libraries, and the extension."""
+    """Loads the fakes, whose sonames then replace the real libraries, and the extension."""
     global driver, torch_cuda, C
     ctypes.CDLL(f"{torch_lib}/libtorch_cpu.so", mode=ctypes.RTLD_GLOBAL)
     if driver_path != "none":
@@ -80,7 +80,7 @@ class Compiler:
         return f"entry {entry} block {block} threads {self.threads} shared {self.shared}".encode(), entry
 
 
-# ---- what was launched
+# ---- launches
 
 
 @dataclass
@@ -143,13 +143,14 @@ def dispatch(kernel="k", buffers=(), lengths=(), threads=(1, 1, 1), group=(1, 1,
 def refusal(kind, *arguments, **options):
     """The message of the exception that dispatch() raises; nothing may have been launched."""
     before = driver.fake_launch_count()
+    caught = None
     try:
         dispatch(*arguments, **options)
     except kind as error:
-        assert type(error) is kind, type(error)
-        assert driver.fake_launch_count() == before
-        return str(error)
-    raise AssertionError(f"no {kind.__name__}")
+        caught = error
+    assert type(caught) is kind, f"no {kind.__name__}, {type(caught).__name__}"
+    assert driver.fake_launch_count() == before
+    return str(caught)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The parameter block that a launch passes, decoded by what the compiler was told of it."""
+"""The parameter block that a launch passes, decoded by the signature that the compiler was given."""
 
 import pytest
 

@@ -15,7 +15,7 @@ assert compiler.calls == []
 
 
 def test_grids_beyond_cudas_limits_are_cut_into_slabs(run):
-    """Every threadgroup is launched once, and knows its place."""
+    """Each threadgroup is launched once, with its own position."""
     run("""
 Compiler()
 def check(threads, group, expected_launches):
@@ -124,9 +124,11 @@ print(refusal(RuntimeError, threads=(10, 1, 1), group=(4, 1, 1)))
 driver.fake_fail_launches(999)
 print(refusal(RuntimeError, "other"))
 """).splitlines() == [
-        "metalcore: launching kernel 'k' on (3, 1, 1) threadgroups of (4, 1, 1) threads failed: "
-        "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered; unless CUDA_LAUNCH_BLOCKING=1 was set, "
-        "a kernel before it may be the one at fault",
+        (
+            "metalcore: launching kernel 'k' on (3, 1, 1) threadgroups of (4, 1, 1) threads failed: "
+            "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered; unless CUDA_LAUNCH_BLOCKING=1 was "
+            "set, a kernel before it may be the one at fault"
+        ),
         "metalcore: launching kernel 'other' on (1, 1, 1) threadgroups of (1, 1, 1) threads failed: CUDA error 999",
     ]
 
@@ -141,7 +143,7 @@ assert "there is no GPU with the number 64" in refusal(RuntimeError, device=64)
 
 
 def test_fork(run):
-    """CUDA does not survive a fork; a process that had not used it may fork."""
+    """CUDA does not work after a fork, except where the process had not used it before."""
     assert run("""
 import os, warnings
 warnings.simplefilter("ignore", DeprecationWarning)

@@ -146,7 +146,7 @@ def test_operator(device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nvidia_gpus_take_torchs_product(device, dtype):
     A, C = torch.randn(3, 20, 5).to(dtype), torch.randn(20, 20).to(dtype)
-    with tuned("nvidia"):
+    with tuned("hopper"):
         assert metalcore.explain("syrk", A.to(device)).variant == "torch"
         for options in ({}, {"transpose": True}, {"C": C, "alpha": 2.0, "triangle": "lower"}):
             on_device = {name: x.to(device) if name == "C" else x for name, x in options.items()}

@@ -1,4 +1,4 @@
-// What a stream holds: dispatches, recorded with all that they need, until it commits them.
+// The content of a stream: dispatches, recorded with everything that they need, until the stream commits them.
 #pragma once
 
 #import "runtime.h"
@@ -19,14 +19,14 @@ struct Command {
   std::vector<RuntimeBuffer*> buffers;  // in flight on the stream
 };
 
-// One encoder of Metal's: from PyTorch's opening it until PyTorch ends it. Blocks on the queue share it.
+// One encoder of Metal's, from the time PyTorch opens it until PyTorch ends it. Blocks on the queue share it.
 struct Encoding {
   int stream;
   std::vector<Command>& commands;
   bool ended = false;
 };
 
-// What a block gets of an encoding: good for that block, as PyTorch has it. Starts with nothing bound.
+// The encoder object that a block gets of an encoding. It is valid in that block only, and begins with nothing bound.
 id<MTLComputeCommandEncoder> encoder_for_block(std::shared_ptr<Encoding> encoding);
 void block_is_over(id<MTLComputeCommandEncoder> encoder);
 

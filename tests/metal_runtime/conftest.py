@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def extension():
-    """The extension's path. Processes of pytest-xdist build it one after the other, the first of them really."""
+    """The extension's path. Processes of pytest-xdist take turns, and the first one builds it."""
     import build_runtime
 
     build_runtime.WORK.mkdir(parents=True, exist_ok=True)

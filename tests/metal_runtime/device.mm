@@ -1,4 +1,4 @@
-// The way from a program to a pipeline. A kernel is the one that the simulator has under that name.
+// The way from a program to a pipeline. A kernel is the simulator's kernel of the same name.
 #import "runtime.h"
 
 #include "../../csrc/backends/simulator/launch.h"
@@ -21,7 +21,7 @@ using metal_runtime::require;
   return kernel->max_total_threads ? kernel->max_total_threads : 1024;
 }
 - (NSUInteger)staticThreadgroupMemoryLength {
-  return 0;  // the simulator learns it only as the kernel runs
+  return 0;  // the simulator knows it only while the kernel runs
 }
 - (void)dealloc {
   delete name;

@@ -29,18 +29,18 @@ struct Bound {
   std::set<RuntimeBuffer*> resident;
 };
 
-// The buffers whose addresses this thread has asked for: a kernel may get them as bytes.
+// The buffers whose addresses this thread has asked for: it may pass them to a kernel as bytes.
 thread_local std::set<RuntimeBuffer*> addressed;
 
 std::string at_index(NSUInteger index) { return " at index " + std::to_string(index); }
 
-// What Metal wants an offset to be a multiple of: the alignment of the kernel's type.
+// Returns the alignment of the argument's type: Metal wants an offset to be a multiple of it.
 size_t alignment(const msl_abi::Argument& argument) {
   const size_t size = std::max(argument.element_size, 1u);
   return std::min<size_t>(size & -size, 16);
 }
 
-// The memory behind each address in an argument's bytes; kernels reach it without a binding, so it must be resident.
+// Returns the memory behind each address in an argument's bytes. It has no binding, so it must be resident.
 std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bound, const std::string& argument,
                                              Command& command) {
   std::vector<simulator::Embedded> found;
@@ -83,7 +83,7 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
   [self slot:0];
   require(pipeline != nil, "no pipeline state");
   bound->pipeline = static_cast<RuntimePipeline*>(pipeline);
-  // Metal keeps what is bound; that a kernel relies on what the one before had is a fault of ours.
+  // Metal keeps bindings from one dispatch to the next. A kernel of ours must not rely on them.
   bound->slots.fill({});
   bound->threadgroup_lengths.fill(0);
   bound->resident.clear();
@@ -182,7 +182,7 @@ id<MTLComputeCommandEncoder> encoder_for_block(std::shared_ptr<Encoding> encodin
   return encoder;
 }
 
-// The object stays, so that a later use is seen as such.
+// The object stays, so that a later use can be detected.
 void block_is_over(id<MTLComputeCommandEncoder> ended) {
   RuntimeEncoder* encoder = static_cast<RuntimeEncoder*>(ended);
   delete std::exchange(encoder->bound, nullptr);

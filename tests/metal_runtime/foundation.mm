@@ -33,7 +33,7 @@ static void add_to_pool(id object);
 }
 @end
 
-// What @autoreleasepool makes on this runtime.
+// @autoreleasepool makes one of these on this runtime.
 @interface NSAutoreleasePool : NSObject {
   std::vector<id>* objects_;
   NSAutoreleasePool* outer_;

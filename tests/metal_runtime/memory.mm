@@ -19,7 +19,7 @@ struct Allocation {
 
 std::mutex mutex;
 std::map<void*, Allocation>& allocations = *new std::map<void*, Allocation>;
-std::string found;  // by freed()
+std::string fault;  // found by freed()
 
 bool in_flight(const RuntimeBuffer* buffer) {
   return std::accumulate(buffer->uses.begin(), buffer->uses.end(), 0u) > 0;
@@ -37,7 +37,7 @@ bool in_flight(const RuntimeBuffer* buffer) {
 namespace metalcore::metal_runtime {
 
 void allocated(void* address, size_t bytes) {
-  // For want of memory PyTorch would wait for the stream.
+  // Where memory is short, PyTorch waits for the stream.
   require_off_queue("an allocation");
   if (!address) return;
   const std::lock_guard lock(mutex);
@@ -55,7 +55,7 @@ bool freed(void* address, void (*release)(void*), void* block) {
   buffer->freed = true;
   for (int stream = 0; stream < kStreams; ++stream)
     if (stream != buffer->stream && buffer->uses[stream])
-      found = "memory of stream " + std::to_string(buffer->stream) + " is freed while a command in flight on stream " +
+      fault = "memory of stream " + std::to_string(buffer->stream) + " is freed while a command in flight on stream " +
               std::to_string(stream) + " uses it";
   if (!in_flight(buffer)) return false;
   buffer->releases->push_back({release, block});
@@ -66,7 +66,7 @@ void throw_found() {
   std::string text;
   {
     const std::lock_guard lock(mutex);
-    text = std::exchange(found, {});
+    text = std::exchange(fault, {});
   }
   require(text.empty(), text);
 }

@@ -1,4 +1,4 @@
-"""How the tests here run programs on the Metal runtime: in processes of their own, as it takes metalcore._C's place."""
+"""Runs programs on the Metal runtime in processes of their own, since the runtime takes metalcore._C's place."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 _HERE = sys.platform == "linux" and shutil.which("clang++-19") and list(Path("/usr/lib").glob("*/libobjc.so.4"))
-# Continuous integration has what these need, or they fail there.
+# In continuous integration these tests fail where a tool is missing.
 needs_runtime = pytest.mark.skipif(
     not _HERE and not os.environ.get("CI"),
     reason="needs Linux with clang 19 and GCC's Objective-C runtime (Debian: clang-19 libobjc-12-dev)",
@@ -27,7 +27,7 @@ from metalcore import _C
 
 
 def run(extension, *command, **environment):
-    """What a Python program prints; it must exit with 0."""
+    """Returns what a Python program prints. The program must exit with 0."""
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, *command],

@@ -1,4 +1,4 @@
-// Metal, and PyTorch's Metal streams, for tests on Linux: as much of them as csrc/backends/mps uses. Dispatches are
+// Metal, and PyTorch's Metal streams, for tests on Linux: the parts that csrc/backends/mps uses. Dispatches are
 // validated as Metal's API validation does, recorded, and run by the simulator's executor when the stream commits.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace metalcore::metal_runtime {
 
-// What Metal's API validation would end the process for, or what would go wrong with PyTorch's streams.
+// Thrown where Metal's API validation would end the process, or where PyTorch's streams would go wrong.
 struct Misuse : std::logic_error {
   explicit Misuse(const std::string& what) : std::logic_error("Metal API misuse: " + what) {}
 };
@@ -30,17 +30,17 @@ std::string path(NSURL* url);
 id<MTLDevice> device();
 void address_taken(id<MTLBuffer> buffer);
 
-constexpr int kStreams = 3;  // the default one, and some of the pool
+constexpr int kStreams = 3;  // the default one, and two of the pool
 int current_stream();
 void set_current_stream(int stream);
 void require_on_queue();
 void require_off_queue(const std::string& what);
-// Runs what a stream has recorded: PyTorch ends the encoder, commits and waits.
+// Runs the recorded dispatches of a stream: PyTorch ends the encoder, commits and waits.
 void finish(int stream);
 
 }  // namespace metalcore::metal_runtime
 
-// The buffer of one of PyTorch's storages. Kept for good, so that a use after the storage is gone is seen as such.
+// The buffer of one of PyTorch's storages. It is kept for good, so that a use after the storage's end can be detected.
 @interface RuntimeBuffer : NSObject <MTLBuffer> {
  @public
   char* address;
@@ -54,13 +54,13 @@ void finish(int stream);
 
 namespace metalcore::metal_runtime {
 
-// PyTorch's allocator: memory belongs to the stream on which it was allocated. Freed, it may be used again by later
-// work on that stream, so its commands in flight are safe; those of another stream are not.
+// PyTorch's allocator: memory belongs to the stream on which it was allocated. Later work on that stream may use freed
+// memory again, so that stream's commands in flight are safe; those of another stream are not.
 void allocated(void* address, size_t bytes);
 bool freed(void* address, void (*release)(void*), void* block);
-// Throws what freed(), which cannot, has found.
+// Throws the fault that freed() has found, since freed() itself must not throw.
 void throw_found();
-// The buffer that is the storage at this address, nil for none.
+// Returns the buffer of the storage at this address; nil where there is none.
 void* buffer_of(void* address, size_t length);
 void require_allocated(const RuntimeBuffer* buffer, const std::string& argument);
 void begin_use(RuntimeBuffer* buffer, int stream);

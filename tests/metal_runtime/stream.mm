@@ -23,7 +23,7 @@ namespace {
 struct Stream final : at::mps::MPSStream {
   dispatch_queue_s queue;
   std::vector<metal_runtime::Command> commands;       // in flight
-  std::shared_ptr<metal_runtime::Encoding> encoding;  // the open encoder, if one is
+  std::shared_ptr<metal_runtime::Encoding> encoding;  // the open encoder; null where none is open
   id<MTLComputeCommandEncoder> encoder = nil;         // of the block that runs
 };
 
@@ -39,7 +39,7 @@ Stream* streams() {
 thread_local int current = 0;
 thread_local dispatch_queue_t running = nullptr;  // the queue whose block this thread is in
 
-// What has happened, for tests to ask.
+// A record of events, for tests.
 struct Counts {
   std::mutex mutex;
   std::array<int, metal_runtime::kStreams> encoders = {}, dispatches = {};
@@ -49,7 +49,7 @@ struct Counts {
 }  // namespace
 
 extern "C" void __real__ZN9metalcore9simulator7executeERKNS0_6LaunchE(const Launch& launch);
-// The linker sends here what others give to the executor: kernels of compile_shader, on the same stream.
+// The linker sends the executor's other dispatches here: kernels of compile_shader go to the same stream.
 extern "C" void __wrap__ZN9metalcore9simulator7executeERKNS0_6LaunchE(const Launch& launch) {
   metal_runtime::finish(current);
   __real__ZN9metalcore9simulator7executeERKNS0_6LaunchE(launch);
@@ -122,7 +122,7 @@ void dispatch_sync_f(dispatch_queue_t queue, void* context, void (*work)(void*))
   const std::lock_guard lock(queue->mutex);
   const dispatch_queue_t outer = std::exchange(running, queue);
   const size_t before = stream.commands.size();
-  // As in libdispatch: nothing may be thrown through here.
+  // As in libdispatch, no exception may pass through here.
   [](void (*call)(void*), void* with) noexcept { call(with); }(work, context);
   running = outer;
   if (stream.encoder) metal_runtime::block_is_over(std::exchange(stream.encoder, nil));
@@ -132,7 +132,7 @@ void dispatch_sync_f(dispatch_queue_t queue, void* context, void (*work)(void*))
     counts.kernels.insert(stream.commands[i].launch.kernel.kernel->name);
 }
 
-// What tests call.
+// Tests call these.
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 EXPORTED void metal_runtime_set_stream(int stream) { metal_runtime::set_current_stream(stream); }

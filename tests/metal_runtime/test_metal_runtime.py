@@ -1,5 +1,5 @@
-"""The rules of Metal's API validation and of PyTorch's streams, as the Metal runtime for tests knows them, each with
-its fault; and the backend's errors."""
+"""The rules of Metal's API validation and of PyTorch's streams in the Metal runtime for tests, each with a fault that
+breaks it; and the backend's errors."""
 
 import json
 import shutil
@@ -21,7 +21,9 @@ FAULTS = {
     "an op of PyTorch's on the queue": "work of PyTorch in a block on a stream's queue",
     "an allocation on the queue": "an allocation in a block on a stream's queue",
     "memory freed before its dispatch": "memory that was freed before the dispatch",
-    "memory freed while another stream's command is in flight": "memory of stream 1 is freed while a command in flight on stream 0 uses it",
+    "memory freed while another stream's command is in flight": (
+        "memory of stream 1 is freed while a command in flight on stream 0 uses it"
+    ),
     "an unbound buffer": "at index 0 is not bound",
     "a buffer bound for the kernel before": "at index 0 is not bound",
     "no pipeline": "without a pipeline state",
@@ -92,9 +94,34 @@ except RuntimeError as error:
     )
 
 
+def test_families_with_sources_of_one_name(extension, tmp_path):
+    copy = tmp_path / "_C.abi3.so"
+    shutil.copy(extension, copy)
+    for folder in ("first", "second"):
+        source = tmp_path / "lib" / "metal" / folder / "forward.metal"
+        source.parent.mkdir(parents=True)
+        source.write_text(f"#error of the {folder}\n")
+    (tmp_path / "lib" / "index").write_text("first/forward one\nsecond/forward another\n")
+    run(
+        copy,
+        "-c",
+        PROGRAM
+        + """
+assert _C.mps_kernels() == ["another", "one"]
+for kernel, folder in (("one", "first"), ("another", "second")):
+    try:
+        _C.mps_compile(kernel)
+    except RuntimeError as error:
+        assert f"#error of the {folder}" in str(error), error
+    else:
+        raise AssertionError(kernel)
+""",
+    )
+
+
 @pytest.fixture(scope="module")
 def said(extension):
-    """{fault: what was said of it}. In a process of its own, where this build is the only one."""
+    """{fault: the error that it caused}. A process of its own has only this build."""
     return json.loads(
         run(
             extension,

@@ -13,7 +13,7 @@ _library = None
 
 
 def start():
-    """Loads the extension, and makes the simulated device's PyTorch a Mac's: its ops wait for what streams recorded."""
+    """Loads the extension, and makes PyTorch's ops on the simulated device wait for the streams' work, as on a Mac."""
     load()
     connect()
 
@@ -47,7 +47,7 @@ def counts():
 
 
 def fault(name):
-    """What is said of a fault of faults.mm; "" if nothing."""
+    """The error that a fault of faults.mm causes; "" if none."""
     return _library.metal_runtime_fault(name.encode()).decode()
 
 
@@ -66,7 +66,7 @@ def pytest_sessionstart(session):
 
 @pytest.fixture(autouse=True)
 def stream_is_finished():
-    """What a test leaves on the stream runs before the next: an error in it is the test's."""
+    """Runs the work that a test leaves on the stream, so that an error in it belongs to this test."""
     import torch
 
     yield

@@ -274,7 +274,7 @@ def test_errors_reported_by_kernels(device):
 
 @pytest.mark.only_on("simulator")
 def test_checking_mode_runs_the_instrumented_program(device, fill):
-    from metalcore.simulator.checking import checking
+    from metalcore.simulator import checking
     from metalcore.simulator.errors import KernelError
 
     x = torch.zeros(4, device=device)

@@ -22,13 +22,13 @@ COPY = (
 kernel void copy(device const float* x, device float* y, constant int& shift, uint i [[thread_position_in_grid]]) {
   y[i] = x[int(i) + shift];
 }"""
-)  # out of bounds for any other shift than 0
+)  # each other shift than 0 is out of bounds
 
 in_several_orders = pytest.mark.parametrize("seed", [0, 1, 2])
 
 
 def run(source, *arguments, threads, group, seed):
-    """The arguments as a correct kernel leaves them."""
+    """The arguments after a correct kernel."""
     library = metalcore.compile_shader(HEADER + source)
     with checking(seed=seed):
         library.run(*arguments, threads=threads, group_size=group)
@@ -36,7 +36,7 @@ def run(source, *arguments, threads, group, seed):
 
 
 def select(source, faulty):
-    """The source of one twin, and the lines where its fault may be reported."""
+    """The source of one twin, and the lines at which its fault may be reported."""
     drop = "@good" if faulty else "@bad"
     lines = ["" if drop in line else line for line in source.split("\n")]
     return "\n".join(lines), [number for number, line in enumerate(lines, 1) if "@here" in line]
@@ -51,13 +51,13 @@ class Buffer:
 @dataclasses.dataclass
 class Case:
     name: str
-    kind: str  # or several, where the order of the threads decides
+    kind: str  # or several kinds, where the order of the threads decides
     source: str
     arguments: tuple  # a number of elements of a new tensor, or a scalar
     threads: tuple
     group: tuple
     message: str = ""
-    thread: object = None  # whether the reported thread is right, from its position in the threadgroup
+    thread: object = None  # whether a thread at this position in the threadgroup may be reported
 
     def tensors(self):
         return [torch.rand(a.count, device="mps").to(a.dtype) if isinstance(a, Buffer) else a for a in self.arguments]

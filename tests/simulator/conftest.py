@@ -1,4 +1,4 @@
-"""What tests of the simulator share."""
+"""Fixtures that tests of the simulator share."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from metalcore import _C
 
 @pytest.fixture(params=[1, 2])
 def thread_count(request):
-    """So many threads of the executor."""
+    """Gives the executor this many threads."""
     before = _C.simulator_info()["threads"]
     _C.simulator_set_num_threads(request.param)
     yield request.param

@@ -1,6 +1,6 @@
-// Switches between fibers of csrc/backends/simulator/context.h: registers and stacks must survive, in integer and
-// floating-point code, an exception must find its handler on a fiber's stack, and a signal handler must be able to
-// leave a fiber whose stack has run over. Prints "done".
+// Switches between fibers of csrc/backends/simulator/context.h. Registers and stacks must survive, in integer and
+// floating-point code. An exception must find its handler on a fiber's stack. A signal handler must be able to leave a
+// fiber whose stack has run over. Prints "done".
 #include "context.h"
 
 #include <signal.h>

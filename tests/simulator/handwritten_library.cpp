@@ -1,4 +1,4 @@
-// A library as the translator would make it, by hand: tests of the executor that need no translator.
+// A library by hand, as the translator would make it: with it, tests of the executor need no translator.
 #include "host/kernel_abi.h"
 
 #include <algorithm>
@@ -67,7 +67,7 @@ void scale_row(const Dispatch* dispatch, const Thread* first, uint32_t count) {
 
 void scale(const Dispatch* dispatch, const Thread* thread) { scale_row(dispatch, thread, 1); }
 
-// Every attribute of a thread, eighteen numbers each, at its place in the grid.
+// Each thread stores its attributes, eighteen numbers, at its place in the grid.
 void describe(const Dispatch* dispatch, const Thread* t) {
   const Uint3 n = dispatch->threads_per_grid, p = t->position_in_grid;
   uint32_t* out = buffer<uint32_t>(dispatch, 0) + (size_t{p.z} * n.y * n.x + size_t{p.y} * n.x + p.x) * 18;
@@ -118,7 +118,7 @@ void softmax(const Dispatch* dispatch, const Thread* t) {
     for (uint32_t k = 0; k < 4; ++k) out[i + k] *= scale;
 }
 
-// `n` SIMD operations and as many barriers, to time them.
+// Has `n` SIMD operations and as many barriers, to time them.
 void exchange_loop(const Dispatch* dispatch, const Thread* t) {
   const uint32_t n = *buffer<uint32_t>(dispatch, 1);
   float value = static_cast<float>(t->lane);
@@ -132,7 +132,7 @@ void barrier_loop(const Dispatch* dispatch, const Thread* t) {
   buffer<float>(dispatch, 0)[t->position_in_grid.x] = 1;
 }
 
-// Lanes part, meet in their own branches, and meet again: the sums show who met whom.
+// Lanes part, meet in their own branches, and meet again: the sums show which lanes met.
 void divergence(const Dispatch* dispatch, const Thread* t) {
   int* out = buffer<int>(dispatch, 0) + size_t{t->position_in_grid.x} * 5;
   const int one = 1;
@@ -193,7 +193,7 @@ void large_memory(const Dispatch* dispatch, const Thread* t) {
   buffer<int>(dispatch, 0)[0] = b[0];
 }
 
-// Uses the length of its argument.
+// Stores the length of its threadgroup argument.
 void argument_memory(const Dispatch* dispatch, const Thread* t) {
   int* a = static_cast<int*>(runtime->threadgroup_memory(64, dispatch->threadgroup_lengths[0], 16));
   a[t->index_in_threadgroup] = static_cast<int>(t->index_in_threadgroup);

@@ -1,6 +1,7 @@
 """Runs PyTorch's own operator samples (op_db) on the simulated device and on the CPU, and compares them bit by bit.
 
-`python -m metalcore.simulator tests/simulator/op_db.py [name ...]` prints how many entries agree, which do not and why.
+`python -m metalcore.simulator tests/simulator/op_db.py [name ...]` prints how many entries agree, and why others do
+not.
 """
 
 import collections
@@ -11,7 +12,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_map
 
-# Entries that do not equal the CPU, and why.
+# The entries whose results differ from the CPU's, and why.
 FLOAT64 = "asks for float64, which MPS lacks"
 SPARSE = "needs sparse tensors, which the simulated device lacks"
 CUDA_ONLY = "exists on CUDA only"
@@ -35,8 +36,8 @@ EXCEPTIONS = {
     "torch.ops.aten._efficient_attention_forward": CUDA_ONLY,
     "torch.ops.aten._flash_attention_forward": CUDA_ONLY,
 }
-# PyTorch itself computes these otherwise on an accelerator than on the CPU, so they agree but for rounding: sums of up
-# to a few hundred terms in another order.
+# PyTorch itself computes these in another way on an accelerator than on the CPU. They agree except for rounding: sums
+# of up to a few hundred terms in another order.
 CLOSE = {
     "inner": "mm instead of dot",
     "linalg.lstsq": "gels instead of gelsy",
@@ -46,7 +47,7 @@ CLOSE = {
     "tensordot": "mm of other shapes",
 }
 ROUNDING = 256 * torch.finfo(torch.float32).eps
-# Their values are whatever the memory held; shape, dtype and device are compared.
+# Their values are what the memory held before; shape, dtype and device are compared.
 UNINITIALIZED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 
 
@@ -60,7 +61,7 @@ def sample_dtype(op):
 
 
 def copy_to(tensor, device):
-    """A copy with the same strides, offset and storage size, which `to` would not keep."""
+    """A copy with the same strides, offset and storage size: `to` would not keep them."""
     if tensor.layout != torch.strided:
         return tensor.to(device)
     plain = tensor.detach()
@@ -78,7 +79,7 @@ def place(op, sample, device):
 
     def move(value):
         if isinstance(value, torch.Tensor):
-            # tensor_split takes its indices from the CPU on every device.
+            # tensor_split takes its indices from the CPU on each device.
             return value if op.name == "tensor_split" and value is not sample.input else copy_to(value, device)
         if isinstance(value, torch.device) or isinstance(value, str) and value in ("cpu", "mps"):
             return torch.device(device)
@@ -88,7 +89,7 @@ def place(op, sample, device):
 
 
 def run(op, sample, device):
-    """The tensors that an op returns and their gradients."""
+    """The tensors that an op returns, and their gradients."""
     input, args, kwargs = place(op, sample, device)
     torch.manual_seed(7)
     with torch.device(device):
@@ -110,7 +111,8 @@ def run(op, sample, device):
 
 
 def difference(expected, actual, device, tolerance):
-    """In what results on the device differ from the CPU's, or None; a tolerance of 0 asks for every bit but NaNs'."""
+    """Says how results on the device differ from the CPU's; None if they do not. A tolerance of 0 asks for equal bits,
+    except those of NaNs."""
     if len(expected) != len(actual):
         return f"{len(actual)} tensors instead of {len(expected)}"
     for cpu, result in zip(expected, actual):
@@ -134,7 +136,8 @@ def asks_for_float64(sample):
 
 
 def compare(op, device="mps"):
-    """None where all samples of an op agree, else what happened first. Samples that ask for float64 are left out."""
+    """None where all samples of an op agree, or else the first difference or error. Samples that ask for float64 are
+    left out."""
     tolerance = ROUNDING if entry_name(op) in CLOSE else 0.0
     dtype = sample_dtype(op)
     differentiable = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
@@ -146,7 +149,7 @@ def compare(op, device="mps"):
         try:
             expected = run(op, sample, "cpu")
         except (AssertionError, NotImplementedError):
-            continue  # not on the CPU either
+            continue  # the CPU refuses it too
         try:
             actual = run(op, sample, device)
             if op.name in UNINITIALIZED:

@@ -78,7 +78,7 @@ kernel void run(device const float4* x, device float* out, uint i [[thread_posit
     ),
     Case(
         "past the end of a threadgroup variable",
-        "out-of-bounds write, out-of-bounds index",  # where the compiler knows which variable it is
+        "out-of-bounds write, out-of-bounds index",  # where the compiler knows the variable
         """
 kernel void run(device float* out, uint t [[thread_position_in_threadgroup]]) {
   threadgroup float first[32];

@@ -1,4 +1,4 @@
-"""Kernels with a race, each with its clean twin: what a thread writes is not ordered before what others do."""
+"""Kernels with a race, each with its clean twin: a thread's write is not ordered before the accesses of others."""
 
 import torch
 from checked_kernels import Buffer, Case
@@ -46,7 +46,7 @@ kernel void run(device const float* x, device float* out, uint t [[thread_positi
     ),
     Case(
         "simdgroup barrier removed",
-        "race or uninitialized read",  # as the reader comes second or first
+        "race or uninitialized read",  # it depends on whether the reader comes second or first
         """
 kernel void run(device const float* x, device float* out, uint t [[thread_position_in_threadgroup]],
                 uint s [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {

@@ -179,7 +179,7 @@ kernel void run(device const float* x, device float* partial, device atomic_uint
 
 
 def test_chained_scan_over_threadgroups(seed):
-    """Each threadgroup takes a ticket and adds to what the one before it published."""
+    """Each threadgroup takes a ticket and adds to the value that the one before it published."""
     x = torch.randint(0, 9, (8 * 32,), dtype=torch.int32)
     out = run(
         """

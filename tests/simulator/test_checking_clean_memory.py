@@ -112,7 +112,7 @@ kernel void run(device const float* x, device float* out, uint i [[thread_positi
 
 
 def test_memory_that_was_not_written_may_be_read_and_left_unused(seed):
-    """An exclusive scan over as many lanes as there are simdgroups; the others' values reach nobody."""
+    """An exclusive scan over as many lanes as there are simdgroups; no thread uses the values of the other lanes."""
     x = torch.randint(0, 100, (96,)).float()
     _, out = run(
         """

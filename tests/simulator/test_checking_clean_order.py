@@ -1,4 +1,4 @@
-"""Kernels whose threads are ordered by less than a barrier of all: checking mode raises no alarm."""
+"""Kernels that order their threads without a barrier of the whole threadgroup: checking mode raises no alarm."""
 
 import torch
 from checked_kernels import in_several_orders, run
@@ -7,7 +7,7 @@ pytestmark = in_several_orders
 
 
 def test_simdgroups_with_different_tasks(seed):
-    """One simdgroup fills a buffer while the others use the one filled before."""
+    """One simdgroup fills a buffer while the others use the one that it filled before."""
     x = torch.randint(0, 9, (4 * 32,)).float()
     _, out = run(
         """
@@ -36,7 +36,7 @@ kernel void run(device const float* x, device float* out, uint t [[thread_positi
 
 
 def test_the_last_thread_without_barriers(seed):
-    """Each thread publishes its own element and counts itself; who counts last reads all."""
+    """Each thread publishes its own element and counts itself; the last one to count reads every element."""
     out = run(
         """
 kernel void run(device uint* values, device atomic_uint* done, device uint* out, uint i [[thread_position_in_grid]],
@@ -56,7 +56,7 @@ kernel void run(device uint* values, device atomic_uint* done, device uint* out,
 
 
 def test_a_thread_that_waits_for_a_flag(seed):
-    """Within a threadgroup, over simdgroups."""
+    """The same within a threadgroup, across simdgroups."""
     out = run(
         """
 kernel void run(device uint* out, device uint* data, device atomic_uint* flag,
@@ -124,7 +124,7 @@ kernel void run(device int* x, uint i [[thread_position_in_grid]], uint t [[thre
 
 
 def test_simdgroup_that_works_alone(seed):
-    """Barriers of one simdgroup, also by a part of its lanes, order what its lanes do."""
+    """Barriers of one simdgroup, or of a part of its lanes, order the accesses of these lanes."""
     out = run(
         """
 kernel void run(device int* out, uint lane [[thread_index_in_simdgroup]], uint s [[simdgroup_index_in_threadgroup]]) {
@@ -147,7 +147,7 @@ kernel void run(device int* out, uint lane [[thread_index_in_simdgroup]], uint s
 
 
 def test_a_barrier_without_flags_orders_what_was_read(seed):
-    """Two reductions through one buffer, each in a barrier that publishes nothing after the first one's reads."""
+    """Two reductions use one buffer; the barrier after the first one's reads publishes nothing."""
     x = torch.randint(0, 100, (128,)).float()
     _, out = run(
         """

@@ -1,4 +1,4 @@
-"""Checking mode finds seeded faults, names kernel, line and thread, and has nothing to say of their clean twins."""
+"""Checking mode finds seeded faults, names kernel, line and thread, and finds nothing in their clean twins."""
 
 import pickle
 import re
@@ -33,7 +33,7 @@ def test_fault_is_found(case):
     assert error.thread.position_in_grid[0] == local[0] + case.group[0] * group[0]
     if case.thread:
         assert case.thread(local), error
-    # The process and the executor live on.
+    # The process and the executor go on.
     case.run(faulty=False)
 
 
@@ -73,7 +73,7 @@ def test_message_names_both_lines():
 
 
 def test_without_addr2line_the_line_is_missing(tmp_path):
-    """The fault is still found; `PATH` leads to the compiler only."""
+    """The fault is still found, although `PATH` leads only to the compiler."""
     code = f"""
 import os, torch, metalcore, metalcore.simulator
 library = metalcore.compile_shader('''{COPY}''')

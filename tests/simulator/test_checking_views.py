@@ -1,4 +1,4 @@
-"""What a checked kernel may touch: the memory of the views it was given, as buffers or by addresses."""
+"""A checked kernel may touch the memory of the views that it was given, as buffers or by addresses."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from metalcore.simulator import KernelError, checking
 
 @pytest.mark.parametrize(("shift", "inside"), [(-1, False), (0, True), (1, False)])
 def test_bounds_are_those_of_the_view(shift, inside):
-    """The elements around a view belong to its storage, but not to the kernel."""
+    """The kernel may not touch the elements around a view, although they belong to the view's storage."""
     storage = torch.arange(64.0, device="mps")
     x, y = storage[16:32], storage[32:48]
     copy = metalcore.compile_shader(COPY).copy
@@ -27,7 +27,7 @@ def test_bounds_are_those_of_the_view(shift, inside):
 
 
 def test_views_that_overlap_share_their_memory():
-    """In place, and with one view inside the other."""
+    """Views are bound twice, and one inside the other."""
     x = torch.arange(32.0, device="mps")
     copy = metalcore.compile_shader(COPY).copy
     with checking():
@@ -99,7 +99,7 @@ def arguments_of(count, first, rest):
 
 
 def test_addresses_in_tensors_lead_to_live_tensors():
-    """Also to one that is an argument as well, and by way of another table."""
+    """Addresses may lead to an argument, and to another table."""
     library = metalcore.compile_shader(ADDRESSES)
     out, tensors = torch.ones(4, device="mps"), [torch.full((4,), float(k), device="mps") for k in (1, 2)]
     rest = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64, device="mps")
@@ -111,7 +111,7 @@ def test_addresses_in_tensors_lead_to_live_tensors():
 
 
 def test_addresses_in_tensors_are_checked():
-    """What a faulty dispatch has written there is undone."""
+    """A faulty dispatch's writes there are undone."""
     library = metalcore.compile_shader(ADDRESSES)
     out, first, alone = torch.ones(4, device="mps"), torch.zeros(4, device="mps"), torch.zeros(4, device="mps")
     rest = torch.tensor([alone.data_ptr(), 1 << 40], dtype=torch.int64, device="mps")

@@ -1,4 +1,4 @@
-"""The switch between fibers: this machine's own, and the one of machines for which there is none."""
+"""The switch between fibers: this machine's own, and the one for machines without their own."""
 
 import subprocess
 from pathlib import Path

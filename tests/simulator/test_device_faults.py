@@ -1,4 +1,4 @@
-"""A fault in a built-in kernel reaches Python as KernelError, by whichever way the kernel was called."""
+"""A fault in a built-in kernel reaches Python as KernelError, whichever way calls the kernel."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# In place of the built-in kernels: one that writes past the end of its output.
+# This kernel replaces a built-in one and writes past the end of its output.
 BROKEN = """
 #include <metal_stdlib>
 kernel void silu_packed_float(device const float4* x [[buffer(0)]], device float4* y [[buffer(1)]],

@@ -23,7 +23,7 @@ def make_model(attention, device, dtype=torch.float32):
 
 
 def train(model, optimizer, steps=3):
-    """The losses, the first step's gradients and the parameters in the end, all on the CPU."""
+    """The losses, the first step's gradients and the last parameters, on the CPU."""
     device = model.device
     torch.manual_seed(1)
     tokens = torch.randint(0, VOCABULARY, (2, 16)).to(device)
@@ -97,6 +97,6 @@ def test_training_with_metalcores_kernels_equals_the_cpu(attention):
     torch.testing.assert_close(our_losses, losses, rtol=1e-5, atol=0)
     for ours, theirs in zip(our_gradients, gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
-    # AdamW divides a gradient by its own size, so one that is almost nothing but rounding may move a parameter by lr.
+    # AdamW divides a gradient by its own size, so a gradient that is mostly rounding may move a parameter by lr.
     for ours, theirs in zip(our_parameters, parameters, strict=True):
         assert (ours - theirs).norm() <= 1e-5 * theirs.norm()

@@ -1,4 +1,4 @@
-"""What importing metalcore.simulator does to a process: when it refuses, how programs start and end."""
+"""The import of metalcore.simulator in a process: when it refuses, and how programs start and end."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def python(*arguments, **environment):
-    """Runs the interpreter; returns what it printed after it ended well."""
+    """Runs the interpreter, which must exit with 0, and returns its output."""
     result = interpret(*arguments, **environment)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -121,7 +121,7 @@ print(torch.ones(2, device="mps").tolist())
 
 ENDINGS = {
     "backward": "",
-    "again": "",  # the abort that this looks for came every other time
+    "again": "",  # the abort that this test looks for came every other time
     "once more": "",
     "thread": """
 import threading
@@ -138,7 +138,7 @@ if child:
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 def test_a_program_may_end_right_after_backward(ending):
-    # Its last graph holds Python objects, which autograd's thread lets go only after backward() has returned.
+    # Its last graph holds Python objects, which autograd's thread drops only after backward() has returned.
     python(
         "-c",
         f"""
@@ -257,7 +257,7 @@ def test_launched_programs_have_the_device(tmp_path, launcher):
 
 
 def test_the_environment_variable():
-    """As an installed metalcore has it: its entry point is there, and nothing but the variable is set."""
+    """An installed metalcore has its entry point, so only the variable has to be set."""
     from metalcore.simulator import children
 
     path = os.pathsep.join([str(ROOT), str(children.AUTOLOAD)])
@@ -283,7 +283,7 @@ def test_usage(arguments):
 
 
 def test_a_wheel_has_the_same_extension(tmp_path):
-    # In a wheel the sources lie elsewhere than in a checkout, and the extension's name is made from them.
+    # The extension's name is made from the sources, and a wheel has these in another place than a checkout.
     from metalcore import _device_library
 
     package = tmp_path / "metalcore"
@@ -303,7 +303,7 @@ def test_a_wheel_has_the_same_extension(tmp_path):
 
 
 def test_another_pytorch_needs_a_compiler(tmp_path):
-    # As where the device was not compiled for this PyTorch before.
+    # This is the state where the device was not compiled for this PyTorch before.
     result = interpret(
         "-c",
         """

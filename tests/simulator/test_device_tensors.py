@@ -1,4 +1,4 @@
-"""Tensors of the simulated device: creation, copies, views, mutation, and what is refused."""
+"""Tensors of the simulated device: creation, copies, views, mutation and refusals."""
 
 import numpy
 import pytest

@@ -42,7 +42,7 @@ def thread_count(request):
 
 
 def dispatch(library, kernel, arguments, threads, group, lengths=()):
-    """Arguments are arrays, written in place, or ints, passed as the bytes of a uint."""
+    """An argument is an array, which is written in place, or an int, which is passed as the bytes of a uint."""
 
     def binding(argument):
         if isinstance(argument, int):
@@ -125,7 +125,7 @@ def test_divergent_lanes_meet_those_at_the_same_line(library, thread_count):
         for lane, (branch, everyone, loop, after_exit, last) in enumerate(simdgroup.tolist()):
             assert branch == (16 if lane % 2 else 80 if lane % 4 else 0)
             assert everyone == 32
-            # In the loop's i-th turn are the lanes above i.
+            # The lanes above i are in the loop's i-th turn.
             assert loop == sum(31 - i for i in range(lane))
             assert after_exit == (20 if lane < 20 else -1)
             quad = lane - lane % 4
@@ -216,7 +216,7 @@ def test_libraries_that_cannot_be_used(tmp_path):
 
 
 def test_dispatches_of_several_threads(library):
-    """Python threads dispatch at once: one has the workers, the others run by themselves."""
+    """Python threads dispatch at the same time: one has the workers, and each other one does its job alone."""
     x = np.random.default_rng(1).standard_normal((64, 256)).astype(np.float32)
     expected = np.empty_like(x)
     dispatch(library, "softmax", [x, expected, 256], (64 * 64,), (64,))

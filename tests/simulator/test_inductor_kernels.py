@@ -1,5 +1,5 @@
-"""torch.compile with inductor's own Metal kernels: reductions and losses at sizes about those of a simdgroup and of a
-threadgroup, whose last simdgroups are short."""
+"""torch.compile with inductor's own Metal kernels: reductions and losses at sizes near those of a simdgroup and of a
+threadgroup, so that the last simdgroups are short."""
 
 import pytest
 import torch
@@ -9,15 +9,15 @@ from torch._inductor import config
 
 @pytest.fixture(autouse=True)
 def compiled_here():
-    """In this process, and anew in every run."""
+    """Compiles in this process, and anew in each run."""
     with config.patch(compile_threads=1, force_disable_caches=True):
         yield
     torch._dynamo.reset()
 
 
 def compare(function, *inputs):
-    """The compiled function on the device against the function in double precision: results, and gradients of the sum
-    of the floating-point ones."""
+    """Compares the compiled function on the device with the function in double precision: results, and gradients of the
+    sum of the floating-point results."""
 
     def run(function, tensors):
         leaves = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point()]
@@ -36,7 +36,7 @@ def compare(function, *inputs):
 def test_reductions(size):
     def reductions(x):
         with torch.no_grad():
-            below = -1 - x.abs()  # no maximum is 0, which is what inactive lanes give
+            below = -1 - x.abs()  # no maximum is 0, the value that inactive lanes give
             return (
                 x.sum(-1), x.mean(-1), below.amax(-1), (-below).amin(-1), x.argmax(-1), below.argmax(-1),
                 x.var(-1, correction=0), x.logsumexp(-1), (x > 2).any(-1), (x < 2).all(-1), below.sum(), below.amax(),

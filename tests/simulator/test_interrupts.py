@@ -12,7 +12,7 @@ import metalcore
 from metalcore import _C
 from metalcore.simulator import KernelError, checking
 
-# Each goes on until x[0] is not 0; "last" in one thread only.
+# Each kernel runs until x[0] is not 0; in "last" only one thread does.
 SOURCE = """#include <metal_stdlib>
 using namespace metal;
 kernel void plain(volatile device int* x, uint i [[thread_position_in_grid]]) { while (!x[0]); if (i) x[i] = 2; }
@@ -137,7 +137,7 @@ def test_ctrl_c():
 
 
 def test_handlers_that_do_not_raise_let_the_kernel_go_on():
-    """This one runs a kernel itself, and then ends the one that it has interrupted by what that waits for."""
+    """A handler runs a kernel itself, and then sets the value that the interrupted kernel waits for."""
     assert run("""
         def handler(number, frame):
             y = torch.ones(5000, dtype=torch.int32, device="mps")
@@ -155,7 +155,7 @@ def test_handlers_that_do_not_raise_let_the_kernel_go_on():
 
 
 def test_ctrl_c_ends_kernels_of_other_threads():
-    """Python interrupts its main thread only, which may wait in C++: a backward pass runs on PyTorch's threads."""
+    """Python interrupts only its main thread, which may wait in C++: a backward pass runs on PyTorch's threads."""
     assert run("""
         ended = threading.Event()
         def body():

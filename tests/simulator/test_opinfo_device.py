@@ -1,6 +1,6 @@
 """PyTorch's operators on the simulated device: all of op_db, forward and backward, bit by bit as on the CPU.
 
-What differs, and why, is listed in op_db.py; an entry that is listed but agrees fails as well.
+op_db.py lists the entries that differ, and why; a listed entry that agrees fails as well.
 """
 
 import pytest

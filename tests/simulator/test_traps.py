@@ -1,4 +1,4 @@
-"""Kernels that the CPU stops: the dispatch ends with KernelError, and the process goes on."""
+"""The CPU stops some kernels: the dispatch ends with KernelError, and the process goes on."""
 
 import platform
 import subprocess
@@ -16,7 +16,7 @@ PRELUDE = """#include <metal_stdlib>
 using namespace metal;
 """
 
-# Each kernel goes wrong where x[0] says so.
+# Each kernel goes wrong for one value of x[0].
 BODIES = {
     "division": "x[i] = 7 / x[i];",
     "modulo": "x[i] = 7 % x[i];",
@@ -50,14 +50,14 @@ KINDS = {
     "constant": "trap|integer division by zero",  # as compilers like
     "null": "memory access fault",
 }
-# What checking mode finds before the CPU does.
+# Checking mode finds these before the CPU does.
 CHECKED_KINDS = {
     "write": "out-of-bounds write",
     "read": "out-of-bounds read",
     "null": "out-of-bounds write",
     "constant": "integer division by zero",
 }
-if platform.machine() not in ("x86_64", "AMD64"):  # other CPUs divide by zero as a GPU does
+if platform.machine() not in ("x86_64", "AMD64"):  # other CPUs give a result, as a GPU does
     for name in ("division", "modulo", "constant"):
         del KINDS[name], BODIES[name]
 
@@ -130,7 +130,7 @@ assert signal.SIGSEGV not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_faults_of_other_code_go_where_they_went():
-    """By default the process dies of the signal; faulthandler, enabled before or after, says where."""
+    """By default the signal ends the process; faulthandler, enabled before or after, says where."""
     crash = "ctypes.string_at(8)"
     done = run(BROKEN.format(before="", between="", after=crash))
     assert done.stdout == "caught\n" * 3 and done.returncode == -11, done.stderr
@@ -168,7 +168,7 @@ for _ in range(3):
 
 
 def test_in_a_backward_pass(device):
-    """A fault leaves PyTorch's autograd engine, which runs on threads of its own, as it is."""
+    """A fault does not harm PyTorch's autograd engine, which runs on threads of its own."""
     kernel = metalcore.compile_shader("""kernel void k(device float* x, uint i [[thread_position_in_grid]]) {
         x[(1l << 44) + i] = 1; }""").k
     x = torch.zeros(4, device=device)
@@ -207,4 +207,4 @@ kernel void k(device int* x, uint i [[thread_position_in_grid]]) {{ {body} }}"""
 
 def test_kernels_do_not_throw():
     with pytest.raises(MSLError, match="program_source:1"):
-        metalcore.compile_shader("kernel void k(device int* x) { if (*x) throw 1; }").k
+        _ = metalcore.compile_shader("kernel void k(device int* x) { if (*x) throw 1; }").k

@@ -1,4 +1,4 @@
-"""A build without the simulator's kernels (METALCORE_ISA=): PyTorch's ops run in their place, and it is said."""
+"""A build without the simulator's kernels (METALCORE_ISA=): PyTorch's ops run in their place, and a warning says so."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
-"""The wheel for Macs can be built, and has what it should: the quick part of tools/mac_check. `make mac-check` has the
-rest, for which PyTorch's macOS releases are downloaded."""
+"""The wheel for Macs can be built and has the right files: the quick part of tools/mac_check. `make mac-check` runs the
+rest, which downloads PyTorch's macOS releases."""
 
 import os
 import shutil

@@ -1,7 +1,7 @@
-"""The source distribution has what the checkout has, and the wheel that is made from it what it should.
+"""The source distribution has the checkout's files, and the wheel that is made from it has the right ones.
 
-The compiler is a stand-in, since what matters is which files there are. Continuous integration builds the wheel from
-the source distribution with a real one.
+The compiler is a stand-in, since only the names of the files matter. Continuous integration builds the wheel from the
+source distribution with a real one.
 """
 
 import os
@@ -22,14 +22,14 @@ pytestmark = [
     pytest.mark.skipif(not (ROOT / ".git").exists() and not os.environ.get("CI"), reason="not a git checkout"),
 ]
 
-# What the source distribution lacks of the checkout: regular expressions of whole paths.
+# Regular expressions of whole paths of the checkout that the source distribution leaves out.
 LEFT_OUT = [
     r"\.(agent|ci|github)/.*",
-    r"\.gitignore",
+    r"\.[^/]+",
     r"benchmarks/results/.*",  # figures and pictures
 ]
 SET = "x86-64" if platform.machine() == "x86_64" else platform.machine()
-# What setuptools adds.
+# Setuptools adds these.
 ADDED = r"PKG-INFO|setup\.cfg|metalcore\.egg-info/.*"
 
 
@@ -53,7 +53,7 @@ def files(folder):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of the checkout's files: git's, and new ones that it does not ignore."""
+    """A copy of the checkout's files: git's, and new ones that git does not ignore."""
     folder = tmp_path_factory.mktemp("checkout")
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -71,7 +71,7 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unpacked(checkout, tmp_path_factory):
-    """The source distribution, as who builds from it has it."""
+    """The source distribution, unpacked."""
     folder, had = tmp_path_factory.mktemp("sdist"), files(checkout)
     # What a checkout that has been built has besides, in directories that the source distribution takes whole.
     for name in ("metalcore/lib/x86-64/softmax.so", "metalcore/_C.abi3.so", "tests/__pycache__/conftest.cpython.pyc"):

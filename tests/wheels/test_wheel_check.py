@@ -1,4 +1,4 @@
-"""tools/wheel_check.py: wheels as they should be pass, and what is wrong with one is found and named."""
+"""tools/wheel_check.py: right wheels pass, and each fault of a wheel is found and named."""
 
 import base64
 import hashlib
@@ -25,11 +25,12 @@ WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\n"
 
 def files_of(platform):
     """A wheel's files, binaries of no content."""
-    families = [path.stem for path in (ROOT / "kernels").rglob("*.metal")]
+    kernels = ROOT / "kernels"
+    families = [path.relative_to(kernels).with_suffix("").as_posix() for path in kernels.rglob("*.metal")]
     sources = [path for path in (ROOT / "metalcore").rglob("*") if path.suffix in (".py", ".h")]
     files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
     files["metalcore_autoload.py"] = (ROOT / "metalcore_autoload.py").read_bytes()
-    for path in (ROOT / "kernels").rglob("*.*"):
+    for path in kernels.rglob("*.*"):
         files[f"metalcore/{path.relative_to(ROOT).as_posix()}"] = path.read_bytes()
     binary = b"\xcf\xfa\xed\xfe" if platform == "macOS" else b"\x7fELF"
     files["metalcore/_C.abi3.so"] = binary
@@ -41,7 +42,7 @@ def files_of(platform):
             files[f"metalcore/lib/cuda/{family}.cu"] = files[f"metalcore/lib/cuda/{family}.json"] = b""
     else:
         files |= {f"metalcore/lib/metal/{family}.metal": b"" for family in families}
-        files["metalcore/lib/metal/index"] = "".join(f"{family} kernel\n" for family in families).encode()
+    files["metalcore/lib/index"] = "".join(f"{family} kernel\n" for family in families).encode()
     files[INFO + "WHEEL"] = f"{WHEEL}Tag: {TAGS[platform]}\n".encode()
     files[INFO + "METADATA"] = (
         b"Metadata-Version: 2.1\nName: metalcore\nVersion: 0\nRequires-Python: >=3.10\nRequires-Dist: torch>=2.10\n"
@@ -64,10 +65,11 @@ def test_right_wheels(platform, tmp_path):
     assert wheel_check.problems(wheel_of(files_of(platform), tmp_path, TAGS[platform])) == []
 
 
-# Of the wheel for Linux; those of the one for macOS are seeded into the real one, in tools/mac_check/faults.py.
+# These faults are of the wheel for Linux. Faults of the wheel for macOS are in tools/mac_check/faults.py.
 FAULTS = {
     "metalcore.libs/libtorch_cpu-1.so": (b"\x7fELF", "is no part of a wheel for Linux"),
     "metalcore/_C.abi3.so": (b"\xcf\xfa\xed\xfe", "is a binary for macOS"),
+    "metalcore/lib/index": (b"softmax\n", "has not the families of kernels/, each with its kernels"),
     "metalcore/lib/cuda/softmax.cu": (None, "is missing"),
     "metalcore/lib/checking/softmax.so": (None, "is missing"),
     "metalcore/lib/x86-64-v3/softmax.so": (None, "is missing"),
@@ -77,7 +79,7 @@ FAULTS = {
     "metalcore/simulator/csrc/module.cpp": (b"", "is not the checkout's"),
     # For the PyTorch of the build, which is not the one that runs.
     "metalcore/simulator/_device-torch2.13.0-0.so": (b"\x7fELF", "is no part of a wheel for Linux"),
-    "metalcore/softmax.py": (b"", "is not the checkout's"),
+    "metalcore/activation/_softmax.py": (b"", "is not the checkout's"),
     "metalcore/stray.py": (b"", "is not in the checkout"),
 }
 
@@ -93,7 +95,7 @@ def test_faults_are_found(name, tmp_path):
 
 
 def test_a_wheel_for_other_instruction_sets(tmp_path):
-    """METALCORE_ISA leaves kernels out of a build; which they are has to be said."""
+    """METALCORE_ISA leaves kernels out of a build, and the check must be told which."""
     files = {name: content for name, content in files_of("Linux").items() if "/lib/x86-64-v" not in name}
     wheel = wheel_of(files, tmp_path, TAGS["Linux"])
     assert wheel_check.content_problems(wheel, "x86-64") == []

@@ -1,7 +1,7 @@
 """Builds and checks, on Linux, the wheel that Mac users install: `python -m tools.mac_check`, or `make mac-check`.
 
-With --quick, as the tests do it: it is built and its contents are checked, for which a tenth of the downloads will do.
-What it proves and what only a Mac can: docs/macos.md.
+The tests call it with --quick: it builds the wheel and checks its contents, and needs a tenth of the downloads.
+docs/macos.md says what it proves and what only a Mac can prove.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tools.mac_check")
-    parser.add_argument("--quick", action="store_true", help="build the wheel and check its contents, no more")
+    parser.add_argument("--quick", action="store_true", help="only build the wheel and check its contents")
     try:
         quick() if parser.parse_args().quick else main()
     except CheckFailed as failure:

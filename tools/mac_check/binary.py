@@ -1,6 +1,6 @@
-"""Checks the extension as macOS's loader would: where symbols come from, what it loads, for which macOS, signed how.
+"""Checks the extension as macOS's loader would: symbols, libraries, minimum macOS, code signature.
 
-Every import must be there: from PyTorch in each release, from macOS 14 (see sdk.py), or from Python's stable ABI 3.10.
+Each import must exist in every release of PyTorch, in macOS 14 (see sdk.py), or in Python's stable ABI 3.10.
 """
 
 import sys
@@ -14,7 +14,7 @@ PYTHON = (3, 10)
 
 
 def python_symbols(downloads):
-    """Symbols of Python's stable ABI up to version 3.10, as Mach-O spells them."""
+    """The symbols of Python's stable ABI up to version 3.10, as Mach-O spells them."""
     sys.path.insert(0, str(downloads.pinned["abi3info"]))
     try:
         import abi3info
@@ -25,7 +25,7 @@ def python_symbols(downloads):
 
 
 def check(path, *, torch, system, python):
-    """Raises CheckFailed naming everything that is wrong with the extension; returns what was looked at.
+    """Raises CheckFailed, which names everything that is wrong with the extension; returns a summary of the check.
 
     Args:
         torch: {version: folder of the package}.
@@ -71,6 +71,6 @@ def _header_problems(image):
 
 
 def _exports(folder):
-    """{install name: exported symbols} of a PyTorch."""
+    """{install name: exported symbols} of a PyTorch's libraries."""
     images = [macho.MachO(path) for path in (folder / "lib").glob("*.dylib")]
     return {image.install_name: image.exports() for image in images}

@@ -1,10 +1,11 @@
 """Compares our declarations of Foundation and Metal (sdk/*.h) with Apple's.
 
-Ours are compiled, as protocols, into a bundle, whose metadata has the type encoding of every method. Apple's side:
+Ours are compiled, as protocols, into a bundle, whose metadata has the type encoding of every method. They are compared
+with three sources of Apple's:
 
-- protocols that Apple's compiler left in PyObjC's libraries: the same metadata, compared letter by letter;
+- the protocols that Apple's compiler left in PyObjC's libraries: the same metadata, letter by letter;
 - metal-cpp, Apple's C++ headers: selectors, and the types of the methods that send them;
-- the enumerators and functions in PyObjC's metadata, which is made from Apple's headers.
+- PyObjC's metadata, which is made from Apple's headers: enumerators and functions.
 """
 
 import re
@@ -18,9 +19,9 @@ _CLASS_PREFIX = "class_"
 
 
 def check(sdk, downloads, work, headers=None):
-    """Raises CheckFailed where a declaration differs from Apple's or is not in it; returns what was compared.
+    """Raises CheckFailed where a declaration differs from Apple's or Apple has none; returns a summary of the check.
 
-    `headers`: the folder with the declarations, if not our own.
+    `headers` is the folder with the declarations; the default is our own.
     """
     text = "".join(path.read_text() for path in sorted((headers or HERE / "sdk").glob("*.h")))
     apple = _Apple(downloads)
@@ -68,7 +69,7 @@ def _our_protocols(sdk, text, apple, problems, work):
 
 
 class _Apple:
-    """What the downloaded wheels tell about Apple's headers."""
+    """The contents of Apple's headers, as far as the downloaded wheels tell them."""
 
     def __init__(self, downloads):
         self.protocols, self.enumerators, metadata = {}, {}, ""
@@ -85,7 +86,7 @@ class _Apple:
         return f'"{name}":(b"@","",{{"retval":{{"already_cfretained":True}}}}' in self._metadata
 
     def method_problem(self, owner, kind, selector, encoding):
-        """What is wrong with a method of ours: None, or words."""
+        """Says what is wrong with a method of ours; None if nothing."""
         if owner in self.protocols:
             apples = self._inherited(owner).get((kind, selector))
             if apples is None:
@@ -141,7 +142,7 @@ def _metal_cpp(folder):
 
 
 def _encoding(cpp_type, enumerations):
-    """A C++ type as Objective-C encodes it; "?" for one that ours have no use for."""
+    """Objective-C's encoding of a C++ type; "?" for a type that our declarations do not use."""
     constant, bare = cpp_type.strip().startswith("const "), re.sub(r"\b(const|class|struct)\b|\s", "", cpp_type)
     base, stars = bare.rstrip("*").split("::")[-1], bare.count("*")
     if base == "char" and stars == 1:

@@ -1,7 +1,7 @@
-"""What the check takes from PyPI, kept between runs: macOS's open-source headers, PyTorch's macOS wheels, and wheels
-that Apple's compilers and headers have left their traces in.
+"""Downloads from PyPI, and keeps between runs, macOS's open-source headers, PyTorch's macOS wheels, and wheels in which
+Apple's compilers and headers have left traces.
 
-They lie in $METALCORE_MAC_CHECK_CACHE, by default ~/.cache/metalcore-mac-check: only the files that are used.
+The files that are used lie in $METALCORE_MAC_CHECK_CACHE, by default ~/.cache/metalcore-mac-check.
 """
 
 import fnmatch
@@ -22,7 +22,7 @@ from .report import CheckFailed
 
 CACHE = Path(os.environ.get("METALCORE_MAC_CHECK_CACHE") or Path("~/.cache/metalcore-mac-check").expanduser())
 FIRST_TORCH_MINOR = (2, 10)
-# An arm64 Mac with macOS 14 and a Python that all these wheels are for.
+# The platform is an arm64 Mac with macOS 14, and a Python that all these wheels support.
 TARGET = [
     "--python-version",
     "3.11",
@@ -39,7 +39,7 @@ TARGET = [
         for version in ("14_0_arm64", "13_0_arm64", "12_0_arm64", "11_0_arm64", "10_9_universal2")
     ),
 ]
-# Pinned: a newer one may be laid out differently. Zig brings Darwin's open-source headers and libc++'s.
+# They are pinned since a newer one may be laid out differently. Zig brings Darwin's open-source headers and libc++'s.
 PINNED = {
     "ziglang==0.14.1": [
         "ziglang/lib/libc/include/any-macos-any/*",
@@ -55,7 +55,7 @@ PINNED = {
 }
 _HEADERS = ["torch/include/*", "torch/version.py"]
 _LIBRARIES = ["torch/lib/libc10.dylib", "torch/lib/libtorch.dylib", "torch/lib/libtorch_cpu.dylib"]
-# What tells how streams work there.
+# These files say how streams work in a release.
 _STREAMS = ["torch/mps/*.py", "torch/include/ATen/mps/MPSStream.h", "torch/include/torch/csrc/api/include/torch/mps.h"]
 
 
@@ -63,13 +63,13 @@ class Downloads:
     """Folders of unpacked wheels.
 
     Args:
-        quick: no more than it takes to compile: macOS's headers.
+        quick: download macOS's headers alone, which compiling needs.
 
     Attributes:
-        folders: all of them.
+        folders: every folder.
         pinned: {project name: folder}.
         torch: {"2.10.0": folder of the package `torch`, …}: the newest release of each minor, oldest first.
-        torch_to_build_with: those of them that have headers: the oldest, and the one that is installed here.
+        torch_to_build_with: the folders of the releases with headers: the oldest, and the one installed here.
     """
 
     def __init__(self, *, quick=False):
@@ -82,7 +82,7 @@ class Downloads:
             wanted[f"torch=={version}"] = [*_LIBRARIES, *_STREAMS, *headers]
         with ThreadPoolExecutor(3) as pool:
             folders = dict(zip(wanted, pool.map(_unpacked, wanted, wanted.values())))
-        for folder in CACHE.iterdir():  # of releases that have been replaced
+        for folder in CACHE.iterdir():  # a release that has been replaced leaves its folder
             if not quick and folder.is_dir() and folder not in folders.values():
                 shutil.rmtree(folder)
         self.folders = list(folders.values())
@@ -91,13 +91,13 @@ class Downloads:
         self.torch_to_build_with = [self.torch[version] for version in versions if version in with_headers]
 
     def evidence(self):
-        """Libraries that were built on a Mac: what they import from macOS is there."""
+        """Libraries that were built on a Mac, which prove that macOS has what they import."""
         folders = [*self.pinned.values(), *self.torch.values()]
         return [path for folder in folders for pattern in ("*.so", "*.dylib") for path in sorted(folder.rglob(pattern))]
 
 
 def _torch_versions():
-    """The newest release of every minor version that PyPI has; what is in the cache where PyPI cannot be reached."""
+    """The newest release of every minor version that PyPI has, or that the cache has where PyPI cannot be reached."""
     known = CACHE / "torch-versions.json"
     command = [sys.executable, "-m", "pip", "index", "versions", "torch", *TARGET, "--only-binary=:all:"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -105,7 +105,7 @@ def _torch_versions():
     if not listed:
         if known.exists():
             return json.loads(known.read_text())
-        raise CheckFailed(f"PyPI: which versions of torch are there?\n{done.stderr}")
+        raise CheckFailed(f"PyPI: cannot list the versions of torch:\n{done.stderr}")
     newest = {}
     for text in listed[1].split(", "):
         release = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
@@ -117,7 +117,7 @@ def _torch_versions():
 
 
 def _unpacked(requirement, members):
-    """The folder with these members of a requirement's wheel for macOS."""
+    """The folder with these members of a requirement's macOS wheel."""
     folder = CACHE / re.sub(r"\W+", "-", f"{requirement} {zlib.crc32(' '.join(members).encode()):x}")
     if folder.exists():
         return folder

@@ -1,4 +1,4 @@
-"""What the check says, step by step."""
+"""Prints the steps of the check."""
 
 import contextlib
 import time
@@ -10,7 +10,7 @@ class CheckFailed(Exception):
 
 @contextlib.contextmanager
 def step(name):
-    """Prints the step's name, then its time and what it had to say (`say(...)`)."""
+    """Prints the step's name and time, and its notes (`say(...)`)."""
     notes, start = [], time.monotonic()
     yield notes.append
     print(f"{name:<48} {time.monotonic() - start:6.1f} s", *notes, sep="\n    ", flush=True)

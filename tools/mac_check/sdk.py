@@ -1,4 +1,4 @@
-"""Puts together what a Mac's SDK would be: Darwin's and libc++'s headers, our declarations of Foundation and Metal, and
+"""Assembles a stand-in for a Mac's SDK: Darwin's and libc++'s headers, our declarations of Foundation and Metal, and
 text stubs of the system's libraries.
 
 A symbol enters a stub only if a library that was built on a Mac for macOS 14 or older binds it to that system library.
@@ -18,7 +18,7 @@ MINIMUM = (14, 0)
 _FRAMEWORKS = "/System/Library/Frameworks"
 _CORE_FOUNDATION = f"{_FRAMEWORKS}/CoreFoundation.framework/Versions/A/CoreFoundation"
 _OBJC = "/usr/lib/libobjc.A.dylib"
-# What ours may link against, by the name given to the linker, with what each re-exports. (libSystem's stub is Zig's.)
+# The extension may link against these, by the linker's name, with what each re-exports. (libSystem's stub is Zig's.)
 _LIBRARIES = {
     "usr/lib/libc++": ("/usr/lib/libc++.1.dylib", []),
     "usr/lib/libobjc": (_OBJC, []),
@@ -29,16 +29,16 @@ _LIBRARIES = {
         [_CORE_FOUNDATION, _OBJC],
     ),
 }
-# In libc++ for certain, though none of those libraries happens to use it: it is in libc++'s own list of what version 1
-# of its ABI instantiates in the library (_LIBCPP_STRING_V1_EXTERN_TEMPLATE_LIST in <__string/extern_template_lists.h>).
+# libc++ has it for certain, though none of those libraries happens to use it: version 1 of libc++'s ABI instantiates it
+# in the library (_LIBCPP_STRING_V1_EXTERN_TEMPLATE_LIST in <__string/extern_template_lists.h>).
 _INSTANTIATED = {"__ZNSt3__112basic_stringIcNS_11char_traitsIcEENS_9allocatorIcEEE21__grow_by_and_replaceEmmmmmmPKc"}
 _CLASS = "_OBJC_CLASS_$_"
-# Of Linux, in the pyconfig.h of the Python that runs this.
+# The pyconfig.h of the Python that runs this defines them, since it is Linux's.
 _NOT_ON_MACOS = ("HAVE_CRYPT_H", "HAVE_CRYPT_R", "HAVE_LINUX_RANDOM_H")
 
 
 def assemble(parent, downloads):
-    """The folder of the SDK below `parent`, named by what it was made from; made only if that changed."""
+    """The folder of the SDK below `parent`. Its name says what it was made from, and a change makes it anew."""
     made_from = hashlib.sha256(" ".join(map(str, downloads.folders)).encode())
     for path in [Path(__file__), *sorted((HERE / "sdk").iterdir())]:
         made_from.update(path.read_bytes())
@@ -53,7 +53,7 @@ def assemble(parent, downloads):
 
 
 def torch_without_libraries(folder):
-    """The installed PyTorch as a Mac would have it, with the names of its libraries and nothing in them."""
+    """The installed PyTorch as a Mac would have it, with empty libraries under their names."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "lib").mkdir(parents=True)
     torch = Path(importlib.util.find_spec("torch").submodule_search_locations[0])
@@ -90,7 +90,7 @@ def _fill(folder, downloads):
 
 
 def system_symbols(downloads):
-    """{install name: symbols that Mac-built libraries take from it}, and libSystem's own list."""
+    """{install name: symbols that libraries built on a Mac take from it}, with libSystem's own list."""
     known = {install_name: set() for install_name, _ in _LIBRARIES.values()}
     for path in downloads.evidence():
         image = MachO(path)
@@ -121,7 +121,7 @@ def _list(items):
 
 
 def _python_headers(folder):
-    """Python's headers, of which ours use the limited API; only pyconfig.h knows the platform."""
+    """Copies Python's headers. Our code uses their limited API, and only pyconfig.h knows the platform."""
     shutil.copytree(sysconfig.get_path("include"), folder)
     config = folder / "pyconfig.h"
     text = config.read_text()

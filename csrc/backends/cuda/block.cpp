@@ -6,7 +6,7 @@
 namespace metalcore::cuda {
 namespace {
 
-constexpr size_t kFine = 256;  // up to here capacities go in steps of 16
+constexpr size_t kFine = 256;  // capacities up to this one are multiples of 16
 constexpr uint8_t kFineCodes = kFine / kAlignment;
 
 [[noreturn]] void reject(std::string_view signature) {

@@ -11,7 +11,7 @@ using python::Object;
 
 PyObject* compiler = nullptr;  // changed and read with the GIL
 
-// The GIL, while it lives.
+// Holds the GIL while it lives.
 class WithGil {
  public:
   WithGil() {

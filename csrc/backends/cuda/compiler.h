@@ -1,4 +1,4 @@
-// The compiler of kernels: a Python function, which translates, compiles with NVRTC and caches on disk.
+// The compiler of kernels is a Python function, which translates, compiles with NVRTC and caches on disk.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ struct _object;  // PyObject
 namespace metalcore::cuda {
 
 struct Request {
-  uint32_t program;  // 0: the built-in kernels; others are numbers that Python has given
+  uint32_t program;  // 0 for the built-in kernels, or a number that Python has given
   std::string kernel;
   std::string signature;
 };
@@ -20,7 +20,7 @@ struct Compiled {
   std::string entry;  // the kernel's name in it
 };
 
-// compiler(arch, [(program, kernel, signature), …]) -> [(code, entry), …]; None for no compiler. Needs the GIL.
+// Sets compiler(arch, [(program, kernel, signature), …]) -> [(code, entry), …], or no compiler (None). Needs the GIL.
 void set_compiler(_object* compiler);
 
 // Calls the compiler. The calling thread must hold no lock that a thread with the GIL may wait for. Throws

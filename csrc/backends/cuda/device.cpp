@@ -10,7 +10,8 @@
 namespace metalcore::cuda {
 namespace {
 
-std::atomic<const Device*> devices[kMaximumDevices];  // never destroyed: kernels may be launched while the process ends
+// A Device is never destroyed: kernels may be launched while the process ends.
+std::atomic<const Device*> devices[kMaximumDevices];
 
 int attribute(const Driver& driver, DeviceAttribute which, DeviceNumber device) {
   int value = 0;
@@ -29,7 +30,7 @@ const Device* make(const Driver& driver, int index) {
   return new Device{index, arch, static_cast<uint32_t>(shared), context};
 }
 
-// libtorch_cuda.so is looked for, not linked: PyTorch may be one without CUDA.
+// libtorch_cuda.so is looked up, not linked: this PyTorch may be a build without CUDA.
 using StreamGetter = int32_t (*)(int32_t device, void** stream);
 StreamGetter find_stream_getter() {
   void* torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);

@@ -1,4 +1,4 @@
-// A GPU as this backend uses it: in its primary context, the one that PyTorch uses too.
+// A GPU as this backend uses it, in the GPU's primary context, which PyTorch uses too.
 #pragma once
 
 #include "driver.h"
@@ -10,16 +10,16 @@ namespace metalcore::cuda {
 constexpr int kMaximumDevices = 64;
 
 struct Device {
-  int index;               // PyTorch's, of the devices that CUDA_VISIBLE_DEVICES leaves
+  int index;               // PyTorch's index among the devices that CUDA_VISIBLE_DEVICES admits
   int arch;                // 90 for compute capability 9.0
-  uint32_t shared_memory;  // bytes that a threadgroup may have at most
+  uint32_t shared_memory;  // the most bytes that a threadgroup may have
   Context context;
 };
 
-// Made, with its context, when first asked for. Throws std::runtime_error.
+// Makes the device and its context on the first call. Throws std::runtime_error.
 const Device& device(int index);
 
-// Makes a device's context the calling thread's while it lives.
+// While it lives, the device's context is the calling thread's.
 class CurrentContext {
  public:
   explicit CurrentContext(const Device& device);
@@ -30,7 +30,7 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
-// PyTorch's current stream of that device for the calling thread; the default stream where PyTorch has no CUDA.
+// Returns PyTorch's current stream of the device for the calling thread; the default stream where PyTorch has no CUDA.
 Stream current_stream(const Device& device);
 
 }  // namespace metalcore::cuda

@@ -11,7 +11,7 @@ namespace metalcore::cuda {
 namespace {
 
 constexpr const char* kLibrary = "libcuda.so.1";
-constexpr int kOldest = 12010;  // the first with parameter blocks of more than 4 KiB
+constexpr int kOldest = 12010;  // the first CUDA with parameter blocks of more than 4 KiB
 constexpr const char* kNeeded = "; CUDA 12.1 and so driver 530 or newer is needed";
 
 template <typename F>

@@ -1,5 +1,5 @@
-// The part of NVIDIA's driver interface that this backend calls. libcuda.so.1 comes with the driver and is opened when
-// it is first needed, so that the extension loads where there is none; what cuda.h would declare is declared here.
+// The part of NVIDIA's driver interface that this backend calls. libcuda.so.1 comes with the driver. It is opened on
+// first use, so that the extension loads where there is no driver. The declarations replace those of cuda.h.
 #pragma once
 
 #include <cstddef>
@@ -33,14 +33,14 @@ enum class DeviceAttribute : int {
   kMultiprocessors = 16,
   kCapabilityMajor = 75,
   kCapabilityMinor = 76,
-  kMaxSharedMemoryPerBlock = 97,  // with the opt-in of kMaxDynamicSharedMemory
+  kMaxSharedMemoryPerBlock = 97,  // for functions that set kMaxDynamicSharedMemory
 };
 
 constexpr int kCaptureRelaxed = 2;  // CUstreamCaptureMode
 
 struct Driver {
   Status (*init)(unsigned flags);
-  Status (*driver_version)(int* version);  // 1000 * major + 10 * minor, of the newest CUDA it supports
+  Status (*driver_version)(int* version);  // 1000 * major + 10 * minor of the newest CUDA that it supports
   Status (*error_name)(Status status, const char** name);
   Status (*error_string)(Status status, const char** text);
   Status (*device_count)(int* count);
@@ -62,17 +62,18 @@ struct Driver {
   Status (*launch)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                    unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** parameters,
                    void** extra);
-  // Null in drivers before CUDA 12.4.
+  // Drivers before CUDA 12.4 lack these: they are null.
   Status (*load_function)(Function function);
   Status (*parameter_info)(Function function, size_t index, size_t* offset, size_t* size);
 };
 
-// The driver, opened but not initialized. Throws std::runtime_error saying why there is none.
+// Opens the driver, but does not initialize it. Throws std::runtime_error that says why there is none.
 const Driver& open_driver();
-// Initialized too. Throws as well in a process forked from one that had initialized it, where it cannot work.
+// Opens and initializes the driver. Throws as well in a process forked from one that had initialized it: it cannot work
+// there.
 const Driver& driver();
 
-std::string error_text(Status status);  // "CUDA_ERROR_OUT_OF_MEMORY: out of memory"
+std::string error_text(Status status);  // such as "CUDA_ERROR_OUT_OF_MEMORY: out of memory"
 
 // Throws std::runtime_error "metalcore: <what> failed: <error_text>".
 [[noreturn]] void fail(const std::string& what, Status status);

@@ -15,7 +15,7 @@ namespace {
 
 struct Key {
   uint32_t program;
-  std::string_view name;  // of the NamedKernel itself, or what is looked for
+  std::string_view name;  // of the NamedKernel itself in the map, or of the kernel that is looked for
 
   bool operator==(const Key&) const = default;
 };
@@ -24,7 +24,7 @@ struct Hash {
   size_t operator()(const Key& key) const { return std::hash<std::string_view>{}(key.name) + key.program; }
 };
 
-// Never destroyed: kernels may be launched while the process ends.
+// It is never destroyed: kernels may be launched while the process ends.
 struct Kernels {
   std::shared_mutex mutex;
   std::unordered_map<Key, std::unique_ptr<NamedKernel>, Hash> by_name;
@@ -36,8 +36,8 @@ Kernels& kernels() {
   return *made;
 }
 
-// While a stream of any thread is being captured, this thread may do what a capture could not record: nothing that is
-// done here belongs in it.
+// While it lives, this thread may do what a capture cannot record, although a stream of any thread is being captured:
+// nothing that is done meanwhile belongs in the capture.
 class OutsideCapture {
  public:
   OutsideCapture() { check(driver().exchange_capture_mode(&mode_), "leaving the capture mode"); }
@@ -45,7 +45,7 @@ class OutsideCapture {
   OutsideCapture(const OutsideCapture&) = delete;
 
  private:
-  int mode_ = kCaptureRelaxed;  // what to change to: first this, then what was before
+  int mode_ = kCaptureRelaxed;  // the mode to change to: first this one, then the one before
 };
 
 [[noreturn]] void fail_to_load(const Variant& variant, Status status) {
@@ -58,7 +58,7 @@ uint32_t attribute(const Variant& variant, Function function, Attribute which) {
   return static_cast<uint32_t>(value);
 }
 
-// Whether the entry takes the block that we make. (Layouts of bytes without a capacity are never launched.)
+// Checks that the entry takes the block that we make. (Layouts of bytes without a capacity are never launched.)
 void check_block(const Variant& variant, Function function) {
   const Layout& layout = variant.layout;
   bool known = driver().parameter_info != nullptr;
@@ -82,7 +82,7 @@ const Loaded* load_on(const Device& device, const Variant& variant, Kernel kerne
   loaded.registers = attribute(variant, loaded.function, Attribute::kRegisters);
   loaded.local_memory = attribute(variant, loaded.function, Attribute::kLocalMemory);
   loaded.max_dynamic_memory = device.shared_memory - std::min(device.shared_memory, loaded.static_memory);
-  if (variant.layout.threadgroups)  // the limit is 48 KiB for functions that do not ask
+  if (variant.layout.threadgroups)  // the limit is 48 KiB for functions that do not ask for more
     if ((status = d.set_function_attribute(loaded.function, Attribute::kMaxDynamicSharedMemory,
                                            static_cast<int>(loaded.max_dynamic_memory))))
       fail_to_load(variant, status);
@@ -115,17 +115,17 @@ Kernel load_code(const Variant& variant, const Compiled& compiled) {
 }  // namespace
 
 NamedKernel& find_kernel(uint32_t program, std::string_view name) {
-  Kernels& all = kernels();
+  Kernels& known = kernels();
   {
-    std::shared_lock lock(all.mutex);
-    if (const auto found = all.by_name.find({program, name}); found != all.by_name.end()) return *found->second;
+    std::shared_lock lock(known.mutex);
+    if (const auto found = known.by_name.find({program, name}); found != known.by_name.end()) return *found->second;
   }
   auto made = std::make_unique<NamedKernel>();
   made->program = program;
   made->name = name;
   const Key key = {program, made->name};
-  std::unique_lock lock(all.mutex);
-  return *all.by_name.try_emplace(key, std::move(made)).first->second;
+  std::unique_lock lock(known.mutex);
+  return *known.by_name.try_emplace(key, std::move(made)).first->second;
 }
 
 Variant& NamedKernel::variant(const Layout& layout) {
@@ -154,7 +154,7 @@ void load(const Device& device, const std::vector<Variant*>& variants) {
   const OutsideCapture outside;
   std::lock_guard lock(kernels().loading);
   for (size_t i = 0; i < missing.size(); ++i)
-    if (!compiled_for(*missing[i], device.arch))  // no other thread did it meanwhile
+    if (!compiled_for(*missing[i], device.arch))  // another thread may have loaded it meanwhile
       missing[i]->compiled.emplace_back(device.arch, load_code(*missing[i], compiled[i]));
   for (Variant* variant : variants) {
     auto& slot = variant->on[device.index];

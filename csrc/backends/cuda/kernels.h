@@ -1,5 +1,5 @@
-// Kernels as they are launched: each compiled for the bindings it is used with and loaded on the GPUs it is used on,
-// when that first happens, and kept for as long as the process lives.
+// Kernels as they are launched. On first use a kernel is compiled for its bindings and loaded on its GPU; it is kept as
+// long as the process lives.
 #pragma once
 
 #include "block.h"
@@ -18,8 +18,8 @@ namespace metalcore::cuda {
 struct Loaded {
   Function function;
   uint32_t max_threads;         // per threadgroup
-  uint32_t static_memory;       // bytes of shared memory for threadgroup variables …
-  uint32_t max_dynamic_memory;  // … and at most for threadgroup arguments
+  uint32_t static_memory;       // bytes of shared memory that threadgroup variables take
+  uint32_t max_dynamic_memory;  // bytes of shared memory that threadgroup arguments may take
   uint32_t registers;
   uint32_t local_memory;
 };
@@ -32,7 +32,7 @@ struct Variant {
   const Layout layout;
   Variant* const next;
   std::atomic<const Loaded*> on[kMaximumDevices] = {};  // by Device::index; null where it is not loaded
-  std::vector<std::pair<int, Kernel>> compiled;         // by Device::arch; load() has the lock for it
+  std::vector<std::pair<int, Kernel>> compiled;         // by Device::arch; load() locks it
 };
 
 struct NamedKernel {
@@ -45,8 +45,8 @@ struct NamedKernel {
 
 NamedKernel& find_kernel(uint32_t program, std::string_view name);
 
-// Loads those variants that are not loaded on the device, with one call of the compiler for all that it needs. The
-// device's context must be current, and the GIL not held. Throws what compile() throws, or std::runtime_error.
+// Loads the variants that are not yet loaded on the device, with one call of the compiler at most. The device's context
+// must be current, and the GIL must not be held. Throws what compile() throws, or std::runtime_error.
 void load(const Device& device, const std::vector<Variant*>& variants);
 
 }  // namespace metalcore::cuda

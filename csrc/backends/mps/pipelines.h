@@ -1,4 +1,4 @@
-// The built-in kernels as Metal pipelines, made when a kernel is first used and kept.
+// The built-in kernels as Metal pipelines. A pipeline is made on the first use of its kernel and kept.
 #pragma once
 
 #import <Metal/Metal.h>
@@ -15,7 +15,8 @@ struct Pipeline {
   NSUInteger static_memory;  // of a threadgroup, in bytes
 };
 
-// From any thread. Throws std::runtime_error: an unknown kernel, or Metal's own message where it refuses one.
+// Any thread may call this. Throws std::runtime_error for an unknown kernel, and with Metal's own message for a kernel
+// that Metal refuses.
 const Pipeline& pipeline(id<MTLDevice> device, std::string_view kernel);
 
 std::vector<std::string> kernel_names();

@@ -1,5 +1,5 @@
-// What the backend uses of PyTorch: three exported functions, declared here as PyTorch's headers cannot be included
-// along with Metal's (both define StringHandle). tools/mac_check compares them with the symbols of each PyTorch.
+// The backend uses three exported functions of PyTorch. They are declared here because PyTorch's headers cannot be
+// included together with Metal's (both define StringHandle). tools/mac_check compares them with each PyTorch's symbols.
 #pragma once
 
 #include <dispatch/dispatch.h>
@@ -10,20 +10,20 @@ namespace at::mps {
 
 class MPSStream {
  public:
-  // Opens an encoder if none is open. Any PyTorch op may close it, so it is fetched on the stream's queue, used there,
-  // and not kept.
+  // Opens an encoder if none is open. Any PyTorch op may close the encoder, so it is fetched on the stream's queue,
+  // used there and not kept.
   id<MTLComputeCommandEncoder> commandEncoder();
 };
 
-// The calling thread's stream.
+// Returns the calling thread's stream.
 MPSStream* getCurrentMPSStream();
 
 }  // namespace at::mps
 
 namespace torch::mps {
 
-// The queue on which that stream is encoded. (Before PyTorch 2.15, which made streams public, the default stream's: the
-// only one there is.)
+// Returns the queue on which that stream is encoded. (PyTorch before 2.15 has only the default stream, and returns its
+// queue.)
 dispatch_queue_t get_dispatch_queue();
 
 }  // namespace torch::mps

@@ -1,4 +1,5 @@
-// Runs a dispatch in checking mode: the runtime that checking libraries are bound to, and the runs that it takes.
+// Runs a dispatch in checking mode: the runtime that checking libraries are bound to, and the one or more runs of a
+// dispatch.
 #include "checker.h"
 #include "process_wide.h"
 #include "runtime.h"
@@ -55,7 +56,7 @@ const msl_abi::Runtime* checking_runtime() { return &runtime; }
 
 namespace {
 
-// Checked dispatches run one at a time, except that a handler of a signal may begin one in the middle of another.
+// Checked dispatches run one at a time, except that a signal handler may begin one in the middle of another.
 struct Checked {
   std::recursive_timed_mutex mutex;
 };
@@ -70,7 +71,7 @@ std::unique_lock<std::recursive_timed_mutex> take_turn(const Launch& launch, Wat
   return lock;
 }
 
-// One run of the dispatch and how it ended.
+// One run of the dispatch, and its end.
 struct Run {
   Run(const Launch& launch, Threadgroup& group, const Garbage& garbage, uint64_t limit)
       : checker(launch, group, checking().seed, garbage, limit) {
@@ -94,8 +95,9 @@ struct Run {
 
 }  // namespace
 
-// Kernels read threadgroup memory that nobody has written, or lanes that are not active, and do not use what they find,
-// in the lanes that a shorter reduction leaves out, for one. So such a read is a fault where the outcome depends on it.
+// Some correct kernels read threadgroup memory that no thread has written, or lanes that are not active, and do not use
+// what they read (lanes that a shorter reduction leaves out, for example). So such a read is a fault only where the
+// outcome depends on it.
 void execute_checked(const Launch& launch, Watch& watch) {
   const auto turn = take_turn(launch, watch);
   const Scratch scratch;

@@ -14,14 +14,14 @@ namespace {
 
 constexpr size_t kStackReserve = 32 * 1024;      // for the checker itself, which runs on the fibers' stacks
 constexpr uint32_t kVariableGap = 4096;          // between threadgroup variables
-constexpr uint32_t kArenaChecked = 1024 * 1024;  // all of them, gaps included
+constexpr uint32_t kArenaChecked = 1024 * 1024;  // all threadgroup variables, gaps included
 
 bool writes(uint32_t kind) {
   return kind == msl_abi::kWrite || kind == msl_abi::kAtomic || kind == msl_abi::kAtomicWrite;
 }
 bool is_atomic(uint32_t kind) { return kind >= msl_abi::kAtomic; }
 
-bool overlaps(const void* begin, size_t size, const char* address, uint32_t bytes) {
+bool contains(const void* begin, size_t size, const char* address, uint32_t bytes) {
   const char* first = static_cast<const char*>(begin);
   return address >= first && address + bytes <= first + size;
 }
@@ -90,8 +90,8 @@ void Checker::access(const char* address, uint32_t size, uint32_t kind, const vo
     fail("stack overflow", pc_of(caller), lane->thread, "has too many or too large local variables");
   auto* target = const_cast<char*>(address);
   const bool is_misaligned = aligned && reinterpret_cast<uintptr_t>(address) % size && !allow_misaligned_;
-  if (overlaps(lane->stack.base, Stacks::kSize, address, size)) {
-    // Nothing lives below the frame that the access is made from.
+  if (contains(lane->stack.base, Stacks::kSize, address, size)) {
+    // No variable lives below the frame that makes the access.
     if (address < static_cast<const char*>(__builtin_frame_address(0))) out_of_bounds(address, size, write, caller);
     if (is_misaligned) misaligned(address, size, write, caller);
     return;
@@ -124,25 +124,25 @@ bool Checker::allowed_in_buffer(const Block& block, const char* address, uint32_
   return false;
 }
 
-// What translated code and its headers read besides the kernel's own data.
+// Translated code and its headers read these besides the kernel's own data.
 bool Checker::is_host_constant(const char* address, uint32_t size) const {
   const auto& dispatch = grid_.dispatch;
-  return segments_.contain(address, size) || overlaps(&dispatch, sizeof dispatch, address, size) ||
-         overlaps(dispatch.buffers, sizeof(void*) * kMaximumBuffers, address, size) ||
-         overlaps(dispatch.threadgroup_lengths, sizeof(uint32_t) * kMaximumBuffers, address, size) ||
-         overlaps(checking_runtime(), sizeof(msl_abi::Runtime), address, size) ||
-         overlaps(&group_.lane(0), sizeof(Lane) * group_.size(), address, size) ||
-         overlaps(&group_.simdgroups()[0], sizeof(Simdgroup) * group_.simdgroup_count(), address, size);
+  return segments_.contain(address, size) || contains(&dispatch, sizeof dispatch, address, size) ||
+         contains(dispatch.buffers, sizeof(void*) * kMaximumBuffers, address, size) ||
+         contains(dispatch.threadgroup_lengths, sizeof(uint32_t) * kMaximumBuffers, address, size) ||
+         contains(checking_runtime(), sizeof(msl_abi::Runtime), address, size) ||
+         contains(&group_.lane(0), sizeof(Lane) * group_.size(), address, size) ||
+         contains(&group_.simdgroups()[0], sizeof(Simdgroup) * group_.simdgroup_count(), address, size);
 }
 
 bool Checker::is_shared(const char* address, uint32_t size) const {
-  return overlaps(group_.arena(), kArenaChecked, address, size);
+  return contains(group_.arena(), kArenaChecked, address, size);
 }
 
 void Checker::shared_access(char* address, uint32_t size, uint32_t kind, const void* caller) {
   bool inside = false;
   for (uint32_t i = 0; i < kSites && !inside; ++i)
-    inside = group_.site(i).address && overlaps(group_.site(i).address, group_.site(i).bytes, address, size);
+    inside = group_.site(i).address && contains(group_.site(i).address, group_.site(i).bytes, address, size);
   if (!inside) out_of_bounds(address, size, writes(kind), caller);
   if (kind == msl_abi::kRead || kind == msl_abi::kAtomic || kind == msl_abi::kAtomicRead)
     for (uint32_t i = 0; i < size; ++i)
@@ -165,7 +165,8 @@ void Checker::read_garbage(char* address, uint32_t pc) {
   garbage_reads_.push_back({pc, Threadgroup::current()->thread, "uninitialized read", what});
 }
 
-// A lane may be reading what another one published in the last SIMD operation, or would have.
+// The read may be of another lane's value in the last SIMD operation, or of the place of a value that was not
+// published.
 void Checker::lane_access(char* address, uint32_t size, uint32_t pc) {
   const Lane* lane = Threadgroup::current();
   const Simdgroup* simdgroup = lane->simdgroup;
@@ -236,7 +237,7 @@ void Checker::simdgroup_meets(Simdgroup& simdgroup, uint32_t lanes) {
 
 void Checker::barrier_opens(Threadgroup& group) {
   settle();
-  // Of threads at different barriers, those at the smallest line are taken to be in the branch they should not be in.
+  // Where threads are at different barriers, those at the smallest line count as being in the wrong branch.
   const Lane *at_first = nullptr, *at_other = nullptr, *gone = nullptr;
   uint32_t waiting = 0;
   for (uint32_t i = 0; i < group.size(); ++i) {

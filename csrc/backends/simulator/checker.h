@@ -1,4 +1,4 @@
-// Checking mode: one dispatch, run on the calling thread, of a library whose every load and store comes by here first.
+// Checking mode runs one dispatch on the calling thread. Its library calls the checker before each load and store.
 #pragma once
 
 #include "fault.h"
@@ -16,11 +16,12 @@
 
 namespace metalcore::simulator {
 
-// What reads find that Metal gives no meaning, of threadgroup memory that no thread has written and of lanes that take
-// no part in a SIMD operation: zeros, or at one place of the program or at all places, another value.
+// The bytes that a read without a meaning in Metal finds: a read of threadgroup memory that no thread has written, or
+// of a lane that takes no part in a SIMD operation. They are zeros, or another value at one place of the program or at
+// all places.
 struct Garbage {
   static constexpr uint32_t kAnywhere = ~0u;
-  // In every type of number, a large positive one and a large negative one that are finite.
+  // Repeated, they make a large positive and a large negative finite number of each type.
   static constexpr unsigned char kValues[] = {0x7b, 0xfb};
   unsigned char value = 0;
   uint32_t pc = kAnywhere;
@@ -28,7 +29,7 @@ struct Garbage {
 
 class Checker final : public Observer {
  public:
-  // The first such read at a place of the program.
+  // The first read of garbage at a place of the program.
   struct GarbageRead {
     uint32_t pc;
     msl_abi::Thread thread;
@@ -36,10 +37,10 @@ class Checker final : public Observer {
     std::string what;
   };
 
-  // After `limit` accesses the kernel is taken not to end.
+  // The kernel counts as endless after `limit` accesses.
   Checker(const Launch& launch, Threadgroup& group, uint32_t seed, const Garbage& garbage, uint64_t limit);
   ~Checker() override;
-  // That of the dispatch that this thread runs; nullptr where it runs none.
+  // The checker of the dispatch that this thread runs; nullptr where it runs none.
   static Checker* active() { return active_; }
   void run();
   void finish() { map_.finish(); }  // afterwards the arguments are as they were before the run
@@ -48,21 +49,21 @@ class Checker final : public Observer {
   uint64_t accesses() const { return accesses_; }
   const std::vector<GarbageRead>& garbage_reads() const { return garbage_reads_; }
   Fault fault(const GarbageRead& read) const;
-  // Whether this run of the dispatch and another one left the same bytes in what the kernel may write.
+  // Whether this run and another one of the dispatch left the same bytes in the memory that the kernel may write.
   bool wrote_the_same(const Checker& other) const;
 
-  // From the running kernel, with the address that the call returns to.
+  // The running kernel calls these; `caller` is the address that the call returns to.
   void access(const char* address, uint32_t size, uint32_t kind, const void* caller);
   void found(const msl_abi::Finding& finding, const void* caller);
   void* threadgroup_memory(uint32_t site, uint32_t bytes, uint32_t alignment, const void* caller);
-  // Before a barrier: what was accessed last has happened.
+  // Called before a barrier: the last access has happened by then.
   void synchronize(uint32_t flags, const void* caller);
 
   void barrier_opens(Threadgroup& group) override;
   void simdgroup_meets(Simdgroup& simdgroup, uint32_t lanes) override;
 
  private:
-  // A write is judged when it has happened, at the next event: one that leaves the bytes as they were is no race.
+  // A write is judged when it has happened, at the next event: a write that leaves the bytes as they were is no race.
   struct Pending {
     char* address = nullptr;
     uint32_t size = 0;
@@ -126,7 +127,7 @@ class Checker final : public Observer {
     uint32_t flags = 0, pc = 0;
   };
   std::vector<Arrival> arrivals_;  // per thread of the group, the barrier it is at
-  Checker* const outer_;           // a handler of a signal has begun this one in the middle of that one
+  Checker* const outer_;           // the checker that a signal handler interrupted to begin this one; may be nullptr
 };
 
 }  // namespace metalcore::simulator

@@ -1,4 +1,4 @@
-// Faults of a checked dispatch: where in the program, by which thread, at which byte of what.
+// The words for faults of a checked dispatch: the place in the program, the thread, and the byte of which memory.
 #include "checker.h"
 
 #include "symbolize.h"
@@ -16,16 +16,16 @@ constexpr uintptr_t kNullPages = 64 * 1024;
 }
 
 uint32_t Checker::pc_of(const void* caller) const {
-  return static_cast<uint32_t>(static_cast<const char*>(caller) - segments_.base() - 1);  // inside the call
+  return static_cast<uint32_t>(static_cast<const char*>(caller) - segments_.base() - 1);  // inside the call instruction
 }
 
 Thread Checker::thread_of(uint32_t number) const {
   const uint32_t index = order_.index_in_group(number), group = order_.group_of(number);
   const Uint3 groups = grid_.dispatch.threadgroups_per_grid, size = grid_.dispatch.threads_per_threadgroup,
-              all = grid_.dispatch.threads_per_grid;
+              threads = grid_.dispatch.threads_per_grid;
   const Uint3 at = {group % groups.x, group / groups.x % groups.y, group / (groups.x * groups.y)};
   // Threadgroups at the grid's edge are smaller.
-  const uint32_t x = std::min(size.x, all.x - at.x * size.x), y = std::min(size.y, all.y - at.y * size.y);
+  const uint32_t x = std::min(size.x, threads.x - at.x * size.x), y = std::min(size.y, threads.y - at.y * size.y);
   Thread thread = {};
   thread.position_in_threadgroup = {index % x, index / x % y, index / (x * y)};
   thread.threadgroup_position = at;
@@ -35,7 +35,7 @@ Thread Checker::thread_of(uint32_t number) const {
 
 namespace {
 
-// "element 12 of 8 of buffer 'x', 16 bytes after its end"; in bytes where elements say less.
+// Returns "element 12 of 8 of buffer 'x', 16 bytes after its end"; bytes where it is no whole number of elements.
 std::string describe(int64_t offset, size_t size, uint32_t element, const std::string& name) {
   const auto bytes = static_cast<int64_t>(size);
   const bool whole = element > 1 && offset % element == 0 && bytes % element == 0;
@@ -49,7 +49,7 @@ std::string describe(int64_t offset, size_t size, uint32_t element, const std::s
 
 }  // namespace
 
-// Empty where the address is near nothing that the kernel was given.
+// Returns "" where the address is near no memory that the kernel was given.
 std::string Checker::describe_place(const char* address) const {
   if (is_shared(address, 1)) {
     const Threadgroup::Site* best = nullptr;
@@ -138,7 +138,7 @@ Fault Checker::fault(const char* kind, uint32_t pc, const Thread& thread, const 
 void Checker::fail(const char* kind, uint32_t pc, const Thread& thread, const std::string& what, uint32_t line) {
   is_pending_ = false;
   const Fault fault = this->fault(kind, pc, thread, what, line);
-  // On a fiber the group is left where it stands; after its end there is only the dispatch to leave.
+  // On a fiber the whole group is abandoned where it stands; after the group's end an exception is enough.
   if (Threadgroup::current()->simdgroup) group_.abandon(std::make_exception_ptr(fault));
   throw fault;
 }

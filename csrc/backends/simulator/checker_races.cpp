@@ -1,4 +1,4 @@
-// Which accesses race, by the shadow of the memory and the order of the threads, and what is said of it.
+// Finds accesses that race, by the shadow of the memory and the order of the threads, and words the fault.
 #include "checker.h"
 
 #include "symbolize.h"
@@ -7,7 +7,7 @@
 namespace metalcore::simulator {
 namespace {
 
-// What must order a read of this memory before another thread's write.
+// The space whose order decides whether a read of this memory comes before another thread's write.
 Space read_space(Space space) { return space == kShared ? kExecution : space; }
 
 }  // namespace
@@ -32,7 +32,7 @@ void Checker::check_read(Cell& cell, const Stamp& stamp, const char* address, Sp
   } else if (!second || second.thread == stamp.thread || read_before(second)) {
     second = stamp;
   } else if (order_.same_simdgroup(first, second)) {
-    // A third thread: keep two of different simdgroups, or else the two latest.
+    // This is a third thread: keep two of different simdgroups, or else the two latest.
     if (order_.same_simdgroup(second, stamp)) first = second;
     second = stamp;
   }
@@ -60,8 +60,8 @@ void Checker::check_write(Cell& cell, const Stamp& stamp, const char* address, S
 }
 
 void Checker::race(Access first, Access second, const char* address) {
-  // Which of the two came first depends on the order of the threads. The one further down in the source is reported: in
-  // code without a loop, the barrier is missing somewhere above it.
+  // The order of the threads decides which of the two came first. The fault names the one further down in the source:
+  // in code without a loop, the barrier is missing somewhere above it.
   const SourceLine first_line = find_line(launch_.kernel.library->path, first.stamp.pc);
   const SourceLine second_line = find_line(launch_.kernel.library->path, second.stamp.pc);
   const bool swap = first_line.file == second_line.file && first_line.line > second_line.line;

@@ -176,11 +176,11 @@ Stacks::Stack Stacks::get(size_t index) {
         mmap(nullptr, kPitch * kPerBlock, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     block = static_cast<char*>(memory);
-    // A kernel refuses guards once a process has too many mappings; the stacks work without them.
+    // The operating system refuses guards once a process has too many mappings; the stacks work without them.
     for (size_t i = 0; i < kPerBlock; ++i) mprotect(block + i * kPitch, kGuard, PROT_NONE);
   }
   char* base = block + (index % kPerBlock) * kPitch + kGuard;
-  // 192 bytes from one stack to the next within a page, a page from one group of 21 to the next, 16 pages in all.
+  // The tops of 21 neighbouring stacks are 192 bytes apart; the next 21 begin a page lower; 16 pages are used in all.
   const size_t stagger = index % 21 * 192 + index / 21 % 16 * 4096;
   return {base, base + kSize - stagger};
 }

@@ -1,5 +1,5 @@
-// A machine context that can be left and entered again: the switch under the executor's fibers. Hand-written for
-// x86-64 and aarch64 (callee-saved registers only, a few ns); ucontext elsewhere.
+// A machine context that can be left and entered again: the executor's fibers switch by it. On x86-64 and aarch64 the
+// switch is assembly (it keeps callee-saved registers only and takes a few ns); elsewhere it is ucontext's.
 #pragma once
 
 #include <ucontext.h>
@@ -28,8 +28,8 @@ class Context {
     metalcore_switch_context(&leave.stack_pointer_, enter.stack_pointer_);
   }
 
-  // Called by a signal handler: when it returns, the thread goes on in this context instead of where it was
-  // interrupted. The signal mask and the alternate stack are restored by the return, as ever.
+  // A signal handler calls this: when the handler returns, the thread goes on in this context instead of where it was
+  // interrupted. The return restores the signal mask and the alternate stack, as it always does.
   void resume_after(ucontext_t& interrupted) const;
 
  private:
@@ -56,12 +56,12 @@ class Context {
 
 #endif
 
-// The stacks of a worker's fibers, made on demand and kept. Each has a guard page below it, and the tops are staggered
-// so that the frames of neighbouring fibers, which run in turn, fall on different cache sets.
+// The stacks of a worker's fibers. They are made on demand and kept. Each has a guard page below it. The tops are
+// staggered so that the frames of neighbouring fibers, which run in turn, fall on different cache sets.
 class Stacks {
  public:
   static constexpr size_t kSize = 256 * 1024;
-  static constexpr size_t kGuard = 64 * 1024;  // below the base of each; the largest page size in use
+  static constexpr size_t kGuard = 64 * 1024;  // below the base of each stack; the largest page size in use
   static constexpr size_t kCount = 1056;
 
   struct Stack {

@@ -1,5 +1,5 @@
-// What a dispatch ends with when the kernel does something that Metal does not define: anything that checking mode
-// finds, or in any mode what the CPU stops at. Or when it lasts too long, or is interrupted.
+// The errors that end a dispatch. A Fault ends it where checking mode finds something that Metal does not define, where
+// the CPU stops the kernel (in any mode), where the kernel lasts too long, and where it is interrupted.
 #pragma once
 
 #include "host/kernel_abi.h"
@@ -14,7 +14,7 @@ namespace metalcore::simulator {
 
 class Fault : public std::runtime_error {
  public:
-  // what() begins with this, so that a fault can still be told from other errors where only its text arrives.
+  // what() begins with this, so that a fault can be told from other errors where only its text arrives.
   static constexpr const char* kPrefix = "metalcore.simulator.KernelError: ";
 
   Fault(std::string kind, std::string kernel, std::string file, uint32_t line, const msl_abi::Thread& thread,
@@ -30,12 +30,12 @@ class Fault : public std::runtime_error {
 
   std::string kind;  // "out-of-bounds read", "race" …
   std::string kernel;
-  std::string file;  // as the kernel's source names itself; empty where unknown
+  std::string file;  // the name that the kernel's source gives itself; empty where unknown
   uint32_t line;     // 0 where unknown
   msl_abi::Thread thread;
 };
 
-// A handler of a signal raised in Python while a kernel ran.
+// Thrown where a Python signal handler raised an exception while a kernel ran.
 class Interrupted : public std::runtime_error {
  public:
   Interrupted(const std::string& message, std::function<void()> restore)

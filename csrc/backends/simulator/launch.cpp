@@ -25,7 +25,7 @@ using msl_abi::Uint3;
   throw std::invalid_argument("metalcore: kernel '" + std::string(launch.kernel.kernel->name) + "': " + reason);
 }
 
-// What Metal's API validation refuses.
+// Refuses what Metal's API validation refuses.
 void validate(const Launch& launch) {
   const msl_abi::Kernel& kernel = *launch.kernel.kernel;
   const uint64_t group = uint64_t{launch.group.x} * launch.group.y * launch.group.z;
@@ -66,7 +66,7 @@ void execute_normal(const Launch& launch) {
   const Grid grid = make_grid(launch, buffers);
   const msl_abi::Kernel& kernel = *launch.kernel.kernel;
   const bool fibers = kernel.flags & msl_abi::kSynchronizes;
-  // Pieces small enough to spread evenly; those of plain loops hold at least some thousand threads.
+  // Pieces are small enough to spread evenly. A piece of plain loops has at least two thousand threads.
   uint64_t piece = std::max<uint64_t>(1, grid.groups / (uint64_t{num_threads()} * 32));
   if (!fibers) piece = std::max<uint64_t>(piece, 2048 / grid.group_size);
   const bool wide = fibers && grid.groups * grid.group_size >= 1024;
@@ -78,7 +78,8 @@ void execute_normal(const Launch& launch) {
   });
 }
 
-std::atomic<uint64_t>& checking_state() {  // seed, then whether misaligned accesses are allowed, then whether it is on
+// The bits are the seed, then whether misaligned accesses are allowed, then whether checking is on.
+std::atomic<uint64_t>& checking_state() {
   static std::atomic<uint64_t> state = [] {
     const char* text = std::getenv("METALCORE_CHECK");
     return text && *text && std::strcmp(text, "0") != 0 ? 1u : 0u;
@@ -95,8 +96,8 @@ const Allocations& allocations() { return known_allocations; }
 
 Grid make_grid(const Launch& launch, void* const* buffers) {
   const Uint3 threads = launch.threads, group = launch.group;
-  const auto count = [](uint32_t of, uint32_t by) { return of / by + (of % by != 0); };
-  const Uint3 groups = {count(threads.x, group.x), count(threads.y, group.y), count(threads.z, group.z)};
+  const auto divide_up = [](uint32_t count, uint32_t size) { return count / size + (count % size != 0); };
+  const Uint3 groups = {divide_up(threads.x, group.x), divide_up(threads.y, group.y), divide_up(threads.z, group.z)};
   return {{buffers, launch.threadgroup_lengths.data(), threads, group, groups},
           uint64_t{groups.x} * groups.y * groups.z,
           group.x * group.y * group.z};

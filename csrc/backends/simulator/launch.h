@@ -1,4 +1,4 @@
-// One dispatch as asked for, and its way to the executor.
+// One dispatch as the caller asked for it, and its way to the executor.
 #pragma once
 
 #include "library.h"
@@ -14,7 +14,7 @@ namespace metalcore::simulator {
 
 using gpu::kMaximumBuffers;
 
-// An address among an argument's bytes, and the memory of the device that it lies in.
+// An address among an argument's bytes, and the device memory that holds this address.
 struct Embedded {
   size_t offset;  // of the address, in the argument
   char* begin;
@@ -29,15 +29,15 @@ struct Binding {
   void* address = nullptr;  // of the first byte; may be null where size is 0
   size_t size = 0;
   const size_t* spans = nullptr;  // kPointers: bytes that may be used behind each of the size / 8 addresses
-  // What checking mode allows besides, where allocations() does not know.
+  // More memory that checking mode allows, where allocations() does not know it.
   const std::vector<Embedded>* embedded = nullptr;
 };
 
-// The device's memory, for checking mode: what an address that a kernel finds in its arguments may lead to.
+// The device's memory, for checking mode: a kernel may find addresses of it in its arguments.
 struct Allocations {
-  // The allocation that holds an address; 0 where there is none.
+  // Returns the size of the allocation that holds an address, and sets its beginning; 0 where there is none.
   size_t (*find)(uintptr_t address, uintptr_t* begin);
-  // Between these are all of them.
+  // Sets the addresses between which all allocations lie.
   void (*range)(uintptr_t* low, uintptr_t* high);
 };
 void set_allocations(const Allocations& allocations);
@@ -51,8 +51,8 @@ struct Launch {
   msl_abi::Uint3 group = {};
 };
 
-// Runs the launch to its end; in checking mode where its library was compiled for it. Throws std::invalid_argument for
-// a launch that Metal would refuse, Fault for a kernel that went wrong: one that is checked, or that the CPU stopped.
+// Runs the launch to its end, in checking mode where its library was compiled for it. Throws std::invalid_argument for
+// a launch that Metal would refuse, and Fault for a kernel that went wrong: checking mode or the CPU found it out.
 void execute(const Launch& launch);
 
 // Checking mode of this process; METALCORE_CHECK=1 switches it on from the start.
@@ -64,11 +64,11 @@ struct Checking {
 Checking checking();
 void set_checking(Checking checking);
 
-// What a dispatch tells its kernel, made from a launch.
+// The grid of a launch, as its kernel is told of it.
 struct Grid {
   msl_abi::Dispatch dispatch;
   uint64_t groups;      // threadgroups in all
-  uint32_t group_size;  // threads of a full one
+  uint32_t group_size;  // threads of a full threadgroup
 };
 Grid make_grid(const Launch& launch, void* const* buffers);
 

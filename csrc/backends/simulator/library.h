@@ -1,4 +1,4 @@
-// Translated libraries: opened once, bound to the executor, never closed.
+// Translated libraries. Each is opened once, bound to the executor and never closed.
 #pragma once
 
 #include "host/kernel_abi.h"
@@ -26,17 +26,18 @@ struct KernelReference {
   const msl_abi::Kernel* kernel;
 };
 
-// Opens the library at `path`, or returns it if it is open. Throws std::runtime_error saying what is wrong with it.
+// Opens the library at `path`, or returns it if it is open. Throws std::runtime_error that says what is wrong with it.
 const Library& load_library(const std::string& path);
 // The library with this id. Throws std::out_of_range.
 const Library& library(uint32_t id);
 
-// Built-in kernels lie in <library path>/<isa>/<family>.so, and in checking/<family>.so for checking mode. A family is
-// opened when one of its kernels is first asked for. Throws std::runtime_error for an unknown kernel.
+// Built-in kernels lie in <library path>/<isa>/<family>.so, and in checking/<family>.so for checking mode; in which
+// family, says gpu::KernelIndex. It is opened when one of its kernels is first asked for. Throws std::runtime_error for
+// an unknown kernel.
 KernelReference find_builtin(std::string_view kernel, bool checking);
 void set_library_path(const std::string& path);
 std::string library_path();
-// The folder of built-in libraries that suits this CPU best, of those there are.
+// The name of the folder of built-in libraries that suits this CPU best among those that exist.
 std::string builtin_isa();
 
 }  // namespace metalcore::simulator

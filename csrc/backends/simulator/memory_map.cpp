@@ -18,7 +18,7 @@ size_t align(size_t size) { return (size + kPage - 1) / kPage * kPage; }
 
 }  // namespace
 
-MemoryMap::MemoryMap(const Launch& launch) : of_buffer_(kMaximumBuffers), of_table_(kMaximumBuffers) {
+MemoryMap::MemoryMap(const Launch& launch) : buffer_views_(kMaximumBuffers), pointer_views_(kMaximumBuffers) {
   add_views(launch);
   add_reachable();
   place();
@@ -39,27 +39,27 @@ void MemoryMap::add_views(const Launch& launch) {
   const msl_abi::Kernel& kernel = *launch.kernel.kernel;
   for (uint32_t a = 0; a < kernel.argument_count; ++a) {
     const msl_abi::Argument& argument = kernel.arguments[a];
-    if (argument.kind != msl_abi::kBuffer || of_buffer_[argument.index]) continue;
+    if (argument.kind != msl_abi::kBuffer || buffer_views_[argument.index]) continue;
     const Binding& binding = launch.buffers[argument.index];
     const std::string name =
         "buffer '" + std::string(argument.name) + "' (index " + std::to_string(argument.index) + ")";
-    of_buffer_[argument.index] = add(binding.address, binding.size, argument.writable, name, argument.element_size);
-    of_buffer_[argument.index]->bytes = binding.kind != Binding::kBuffer;
+    buffer_views_[argument.index] = add(binding.address, binding.size, argument.writable, name, argument.element_size);
+    buffer_views_[argument.index]->bytes = binding.kind != Binding::kBuffer;
     if (binding.embedded)
       for (const Embedded& memory : *binding.embedded)
         add(memory.begin, memory.size, true, "the memory at byte " + std::to_string(memory.offset) + " of " + name)
             ->fixed = true;
     if (binding.kind != Binding::kPointers) continue;
-    of_buffer_[argument.index]->table = true;
+    buffer_views_[argument.index]->table = true;
     for (size_t i = 0; i < binding.size / sizeof(void*); ++i) {
       void* address = static_cast<void**>(binding.address)[i];
       const std::string pointer = "pointer " + std::to_string(i) + " of " + name;
-      of_table_[argument.index].push_back(address ? add(address, binding.spans[i], true, pointer) : nullptr);
+      pointer_views_[argument.index].push_back(address ? add(address, binding.spans[i], true, pointer) : nullptr);
     }
   }
 }
 
-// What words among the bytes of a view lead to, if they are addresses of the device's memory; and what words there do.
+// Adds the device memory that words among the bytes of a view lead to, if they are addresses, and so on from there.
 void MemoryMap::add_reachable() {
   const Allocations& known = allocations();
   if (!known.find) return;
@@ -109,8 +109,8 @@ void MemoryMap::place() {
   for (Block& block : blocks_) {
     if (block.fixed) {
       block.copy = block.original;
-      block.other.reset(new char[block.size]);
-      std::memcpy(block.other.get(), block.original, block.size);
+      block.saved.reset(new char[block.size]);
+      std::memcpy(block.saved.get(), block.original, block.size);
     } else {
       const size_t backed = align(block.size + kPage);
       if (mprotect(at, backed, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
@@ -126,18 +126,18 @@ void MemoryMap::place() {
 
 void MemoryMap::relocate(const Launch& launch) {
   for (uint32_t i = 0; i < kMaximumBuffers; ++i) {
-    if (!of_buffer_[i]) continue;
-    buffers_[i] = of_buffer_[i]->copy;
+    if (!buffer_views_[i]) continue;
+    buffers_[i] = buffer_views_[i]->copy;
     if (launch.buffers[i].kind != Binding::kPointers) continue;
-    for (size_t k = 0; k < of_table_[i].size(); ++k)
-      static_cast<char**>(buffers_[i])[k] = of_table_[i][k] ? of_table_[i][k]->copy : nullptr;
+    for (size_t k = 0; k < pointer_views_[i].size(); ++k)
+      static_cast<char**>(buffers_[i])[k] = pointer_views_[i][k] ? pointer_views_[i][k]->copy : nullptr;
   }
 }
 
 void MemoryMap::finish() {
   if (std::exchange(finished_, true)) return;
   for (Block& block : blocks_)
-    if (block.fixed) std::swap_ranges(block.original, block.original + block.size, block.other.get());
+    if (block.fixed) std::swap_ranges(block.original, block.original + block.size, block.saved.get());
 }
 
 void MemoryMap::copy_back() const {

@@ -1,8 +1,10 @@
-// What a checked kernel may touch. Its buffers are copied to places far from each other, so that an access past the end
-// of one never lands in another, however the tensors lie; what the kernel wrote is copied back when it has ended well.
+// The memory that a checked kernel may touch. Its buffers are copied to places far from each other, so that an access
+// past the end of one never lands in another, however the tensors lie. When the kernel has ended well, what it wrote is
+// copied back.
 //
-// Only what addresses among the bytes of a buffer lead to stays where it is, since such an address may as well be a
-// number: the tensors that a table holds, and whatever shares their memory. A run leaves it as it was before.
+// Memory stays in its place where addresses among the bytes of a buffer lead to it: such bytes may be an address or a
+// number, so they cannot be changed. Such memory is the tensors that a table holds, and whatever shares their memory. A
+// run restores its content.
 #pragma once
 
 #include "launch.h"
@@ -22,9 +24,9 @@ struct View {
   bool writable;
   std::string name;      // "buffer 'x' (index 0)"
   uint32_t element = 1;  // its size in bytes
-  bool fixed = false;    // it stays where it is
-  bool bytes = false;    // not a buffer: as aligned as any type needs
-  bool table = false;    // of addresses that are views themselves
+  bool fixed = false;    // it stays in its place
+  bool bytes = false;    // it is no buffer, and is aligned for every type
+  bool table = false;    // its elements are addresses of other views
   char* copy = nullptr;  // where the kernel finds it
 };
 
@@ -36,9 +38,9 @@ struct Block {
   bool writable;  // some view is
   bool fixed, bytes;
   std::vector<const View*> views;
-  std::unique_ptr<char[]> other = nullptr;  // of a fixed one: what was there before the run, then what the run left
+  std::unique_ptr<char[]> saved = nullptr;  // of a fixed block: the bytes before the run, then those that the run left
 
-  const char* result() const { return fixed ? other.get() : copy; }
+  const char* result() const { return fixed ? saved.get() : copy; }
 
   bool contains(const char* address) const { return address >= copy && address < copy + size; }
 };
@@ -50,7 +52,7 @@ class MemoryMap {
   MemoryMap(const MemoryMap&) = delete;
 
   void* const* buffers() const { return buffers_; }
-  // The run is over.
+  // Must be called after the run: restores the blocks that stayed in their places.
   void finish();
   void copy_back() const;
 
@@ -68,10 +70,10 @@ class MemoryMap {
   void relocate(const Launch& launch);
 
   std::vector<std::unique_ptr<View>> views_;
-  std::vector<Block> blocks_;    // by ascending address of the original
-  std::vector<Block*> by_copy_;  // by ascending address of the copy
-  std::vector<View*> of_buffer_;
-  std::vector<std::vector<View*>> of_table_;  // views behind the pointers of a table or in bytes, by buffer index
+  std::vector<Block> blocks_;                      // by ascending address of the original
+  std::vector<Block*> by_copy_;                    // by ascending address of the copy
+  std::vector<View*> buffer_views_;                // by buffer index
+  std::vector<std::vector<View*>> pointer_views_;  // by buffer index: the views that a table's addresses lead to
   void* buffers_[kMaximumBuffers] = {};
   char* memory_ = nullptr;
   size_t memory_size_ = 0;

@@ -32,7 +32,7 @@ void Order::barrier(uint32_t flags) {
   const uint64_t time = now();
   for (uint32_t space = 0; space < kSpaces; ++space)
     if (space == kExecution || flags >> space & 1) barrier_[space] = time;
-  // What one thread has acquired, all have now.
+  // Each thread of the group has now acquired what one thread had.
   for (Atomic* atomic : recent_) {
     atomic->group = {group_ + uint64_t{1}, time};
     atomic->recent = false;
@@ -58,9 +58,9 @@ void Order::simdgroup_barrier(uint32_t simdgroup, uint32_t lanes, uint32_t flags
   }
   const uint32_t first = first_ + simdgroup * 32;
   for (Atomic* atomic : recent_) {
-    bool any = false;
-    for (uint32_t lane = 0; lane < 32; ++lane) any |= (lanes >> lane & 1) && atomic->acquired.count(first + lane);
-    if (!any) continue;
+    bool acquired = false;
+    for (uint32_t lane = 0; lane < 32; ++lane) acquired |= (lanes >> lane & 1) && atomic->acquired.count(first + lane);
+    if (!acquired) continue;
     for (uint32_t lane = 0; lane < 32; ++lane)
       if (lanes >> lane & 1) atomic->acquired[first + lane] = time;
   }

@@ -1,11 +1,11 @@
-// What happens before what in a checked dispatch. Threadgroups run one after the other, each thread until it waits;
-// every event has a time, and an access is ordered before the running thread's next one if
+// The order of events in a checked dispatch. Threadgroups run one after the other, and each thread runs until it waits.
+// Every event has a time. An access is ordered before the running thread's next one if
 // - the same thread made it, or
 // - a threadgroup_barrier whose flags cover that memory has opened since, or
 // - a simdgroup_barrier with such flags, in which both took part, directly or through others, or
 // - it is a read of threadgroup memory, and its thread and the running one have met in any barrier or SIMD operation
-//   since: flags tell what is passed on, but a thread that has met others has what it read, and kernels in use rely on
-//   it with mem_none. Reads of device memory take longer, so that a barrier must cover them like writes, or
+//   since. (Flags say which writes others see; a thread that has met others has finished its reads, and kernels in use
+//   rely on that with mem_none. Reads of device memory take longer, so a barrier must cover them like writes.) Or
 // - it was followed by an atomic operation of its thread (or of one it is ordered before), and the running thread, or
 //   one ordered before it, has since used the same atomic. Atomics are taken as acquiring and releasing: Metal's are
 //   relaxed, and kernels pair them with barriers.
@@ -21,7 +21,7 @@
 
 namespace metalcore::simulator {
 
-// Index of mem_flags::mem_device and mem_threadgroup, and of what every meeting orders.
+// The indices of mem_flags::mem_device and mem_threadgroup, and of what every meeting of threads orders.
 enum Space : uint32_t { kDevice = 0, kShared = 1, kExecution = 2, kSpaces = 3 };
 
 class Order {
@@ -39,7 +39,7 @@ class Order {
     return same_group(a, b) && index_in_group(a.thread) / 32 == index_in_group(b.thread) / 32;
   }
 
-  // Whether `past` is ordered before what `thread` does now; of a read of threadgroup memory, ask for kExecution.
+  // Whether `past` is ordered before what `thread` does now. For a read of threadgroup memory, `space` is kExecution.
   bool before(const Stamp& past, uint32_t thread, Space space) const;
 
   void barrier(uint32_t flags);
@@ -49,11 +49,11 @@ class Order {
 
  private:
   struct Known {
-    uint64_t until[32][32];  // [lane][other]: what other did before this is ordered before what lane does
+    uint64_t until[32][32];  // [lane][other]: events of `other` before this time are ordered before those of `lane`
   };
   struct Atomic {
-    std::unordered_map<uint32_t, uint64_t> released;  // by thread: what it did before this
-    // By group: what its threads did before this.
+    std::unordered_map<uint32_t, uint64_t> released;  // by thread: its events before this time
+    // By group: the events of its threads before this time.
     std::unordered_map<uint32_t, std::array<uint64_t, kSpaces>> barrier;
     std::unordered_map<uint32_t, uint64_t> acquired;  // by thread
     std::array<uint64_t, 2> group = {};               // the current group's number and when a barrier passed it on

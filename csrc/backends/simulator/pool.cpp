@@ -20,8 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long an idle worker watches for the next job before it sleeps, and how much work must be left for the caller to
-// pay for waking one that sleeps.
+// How long an idle worker watches for the next job before it sleeps, and the least remaining work for which the caller
+// wakes a worker that sleeps.
 constexpr auto kSpin = std::chrono::microseconds(30);
 constexpr auto kWorthWaking = std::chrono::microseconds(20);
 
@@ -92,7 +92,7 @@ struct HelperClaim : Claim {
 
 class Pool {
  public:
-  // Held by the caller for the length of its job.
+  // The caller holds this for the length of its job.
   std::atomic<bool> busy{false};
   Job job;
 
@@ -102,7 +102,7 @@ class Pool {
       try {
         std::thread([this, index = started_] { live(index); }).detach();
       } catch (const std::system_error&) {
-        break;  // no more threads to be had: fewer will do
+        break;  // the system has no more threads: fewer will do
       }
       ++started_;
     }
@@ -119,7 +119,7 @@ class Pool {
     wake_.notify_all();
   }
 
-  // Waits for the workers that joined; none can join any more.
+  // Lets no more workers join, and waits for those that have.
   void close() {
     state_.fetch_sub(kOpen, std::memory_order_acq_rel);
     for (uint32_t i = 0; state_.load(std::memory_order_acquire) & kJoined; ++i) {
@@ -137,7 +137,7 @@ class Pool {
   }
 
  private:
-  // state_: workers in the job, then whether it may be joined, then a count of jobs.
+  // The bits of state_: the workers in the job, then whether more may join, then a count of jobs.
   static constexpr uint64_t kJoined = 0xffff, kOpen = 0x10000, kGeneration = 0x20000;
 
   bool joinable(uint64_t state, uint64_t last, uint32_t index) const {
@@ -145,7 +145,7 @@ class Pool {
   }
 
   void live(uint32_t index) {
-    uint64_t last = 0;  // generation of the job it worked on last
+    uint64_t last = 0;  // the generation of the job that this worker did last
     for (;;) {
       uint64_t state = await(index, last);
       if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) continue;
@@ -183,7 +183,7 @@ class Pool {
   std::condition_variable wake_;
 };
 
-// The caller's claim: after its first piece it knows what the rest will take, and whether to wake workers for it.
+// The caller's claim. After its first piece it knows how long the rest will take, and whether to wake workers for it.
 struct CallerClaim : Claim {
   CallerClaim(Pool& pool, bool wide) : pool(pool), decided(wide) {
     if (wide) pool.wake();
@@ -193,8 +193,8 @@ struct CallerClaim : Claim {
       const auto now = Clock::now();
       if (pieces++) {
         const uint64_t done = pool.job.next.load(std::memory_order_relaxed);
-        const uint64_t left = done < pool.job.count ? (pool.job.count - done) / pool.job.piece : 0;
-        if ((now - start) / (pieces - 1) * static_cast<int64_t>(left) > kWorthWaking) {
+        const uint64_t remaining = done < pool.job.count ? (pool.job.count - done) / pool.job.piece : 0;
+        if ((now - start) / (pieces - 1) * static_cast<int64_t>(remaining) > kWorthWaking) {
           pool.wake();
           decided = true;
         }

@@ -1,5 +1,5 @@
-// The worker threads. One job at a time uses them; the thread that brings a job works on it too, and when the workers
-// are taken (several Python threads dispatch at once) it does all of its job itself.
+// The worker threads. One job at a time uses them, and the thread that brings a job works on it too. Where another job
+// has the workers (several Python threads dispatch at once), that thread does all of its job itself.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,14 @@
 
 namespace metalcore::simulator {
 
-// Threads that a job may use, the caller's included. At first OMP_NUM_THREADS, else the CPUs this process may run on.
+// The threads that a job may use, the caller's included. By default they are OMP_NUM_THREADS, or else as many as the
+// CPUs that this process may run on.
 uint32_t num_threads();
 void set_num_threads(uint32_t count);
 
-// Calls task(claim) on one or more threads; each call takes pieces of [0, count) until claim returns false. Returns
-// when all is done; throws the first exception of a task, after which no further piece is handed out. Pieces are handed
-// out in ascending order. `wide` says that the job is worth waking threads for at once.
+// Calls task(claim) on one or more threads; each call takes pieces of [0, count) until claim returns false. Pieces are
+// handed out in ascending order. Returns when all pieces are done. After an exception no further piece is handed out,
+// and the first exception is thrown. `wide` says that the job is worth waking threads for at once.
 class Claim {
  public:
   virtual ~Claim() = default;

@@ -1,5 +1,5 @@
-// The one T of this process: made when first asked for and never destroyed, since kernels may run while the process
-// ends. A forked child begins with a new one: it has none of the threads that may have been using the parent's.
+// The one T of this process. It is made on first use and never destroyed, since kernels may run while the process ends.
+// A forked child begins with a new one: the threads that may have been using the parent's do not exist there.
 #pragma once
 
 #include <pthread.h>

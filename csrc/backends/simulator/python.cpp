@@ -1,4 +1,4 @@
-#include "python.h"
+#include "../../python/methods.h"
 
 #include "fault.h"
 #include "launch.h"
@@ -51,7 +51,7 @@ struct PointerTable {
   std::vector<size_t> spans;
 };
 
-// `kept` and `tables` hold what the binding refers to.
+// The binding refers to objects that `kept` and `tables` hold.
 Binding to_binding(PyObject* object, std::vector<Object>& kept, std::deque<PointerTable>& tables) {
   if (object == Py_None) return {};
   if (PyBytes_Check(object)) {
@@ -229,9 +229,7 @@ PyObject* info(PyObject*, PyObject*) {
   });
 }
 
-}  // namespace
-
-PyMethodDef python_methods[] = {
+PyMethodDef methods[] = {
     {"simulator_load", load, METH_VARARGS,
      "simulator_load(path) -> int: opens a translated library and returns its number"},
     {"simulator_kernels", kernels, METH_VARARGS,
@@ -255,5 +253,7 @@ PyMethodDef python_methods[] = {
      "simulator_info() -> dict: threads, isa, library_path, checking, seed, abi_version, timeout"},
     {nullptr, nullptr, 0, nullptr},
 };
+const python::Methods registered(methods);
 
+}  // namespace
 }  // namespace metalcore::simulator

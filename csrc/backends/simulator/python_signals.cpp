@@ -29,7 +29,7 @@ class Gil {
 
 std::atomic<bool> python_ends{false};
 std::atomic<uint32_t> count{0};
-struct sigaction before;  // Python's, while its signal is listened to
+struct sigaction before;  // Python's action, while its signal is listened to
 bool listening = false;
 
 void note(int signal, siginfo_t* info, void* context) {
@@ -60,7 +60,7 @@ void run_python_handlers() {
   std::optional<Raised> raised;
   {
     const Gil gil;
-    // An exception that is on its way already stays where it is.
+    // An exception that is already on its way must stay in the error indicator.
     if (PyErr_Occurred()) return;
     note_end_of_python();
     if (PyErr_CheckSignals() != 0) raised = Raised::fetch();
@@ -80,7 +80,7 @@ void listen_to_interrupts(bool on) {
     now.sa_flags |= SA_SIGINFO;
     listening = sigaction(SIGINT, &now, nullptr) == 0;
   } else {
-    // A handler that came later stays.
+    // A handler that was installed later stays.
     if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == note) sigaction(SIGINT, &before, nullptr);
     listening = false;
   }
@@ -89,7 +89,7 @@ void listen_to_interrupts(bool on) {
 uint32_t interrupts() { return count.load(std::memory_order_relaxed); }
 
 bool interrupts_raise() {
-  // A thread that asks for the GIL when Python has ended never comes back.
+  // A thread that asks for the GIL after the end of Python never returns.
   if (python_ends || !Py_IsInitialized()) return true;
   const Gil gil;
   const Object signals(PyImport_ImportModule("signal"));

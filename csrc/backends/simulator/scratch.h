@@ -1,4 +1,4 @@
-// Workers' scratch, kept from dispatch to dispatch: as many as ever ran at once.
+// The scratch of the workers. It is kept from one dispatch to the next, so there are as many as ever ran at once.
 #pragma once
 
 #include "process_wide.h"

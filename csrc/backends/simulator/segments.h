@@ -1,4 +1,4 @@
-// Where an opened library lies in memory: its code, and the constants that instrumented code reads besides arguments.
+// The places of an opened library in memory: its code, and the constants that instrumented code reads.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ class Segments {
  public:
   explicit Segments(const void* symbol_of_library);
   bool contain(const char* address, size_t size) const;
-  bool is_code(const char* address) const;  // may be asked in a signal handler
+  bool is_code(const char* address) const;  // signal handlers may call it
   const char* base() const { return base_; }
 
  private:

@@ -1,4 +1,4 @@
-// Who touched which byte last: the memory of the race detector. Shadow stores; the rules are the checker's.
+// The memory of the race detector: who touched each byte last. Shadow only stores this; the checker has the rules.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace metalcore::simulator {
 
-// One access. Time 0 stands for none.
+// One access. Time 0 means that there was none.
 struct Stamp {
   uint32_t thread;  // numbered over the dispatch in the order threadgroups run
   uint32_t pc;      // offset in the library
@@ -20,10 +20,10 @@ struct Stamp {
   explicit operator bool() const { return time != 0; }
 };
 
-// The history of a few bytes that is enough to find a race with any later access:
+// The history of a few bytes. It is enough to find a race with any later access:
 // - the last write, and the last by another thread that is not ordered before it (atomics; writes of equal values);
-// - the last read of an earlier threadgroup, and reads by two threads of the current one, of different simdgroups where
-//   there are such: of any two, at least one is not the thread that writes next.
+// - the last read of an earlier threadgroup, and reads by two threads of the current one, from different simdgroups
+//   where possible: the thread that writes next is at most one of the two.
 struct Cell {
   Stamp write, other_write;
   Stamp earlier_read, read, other_read;
@@ -33,7 +33,7 @@ class Shadow {
  public:
   Shadow(const char* base, size_t size) : base_(base), pages_((size + kPage - 1) / kPage) {}
 
-  // Calls use(cell, address, bytes) for the cells of [address, address + size), which lies in the memory.
+  // Calls use(cell, address, bytes) for each cell of [address, address + size), which must lie in this memory.
   template <typename Use>
   void visit(const char* address, size_t size, Use use) {
     size_t at = static_cast<size_t>(address - base_);

@@ -21,7 +21,7 @@ extern char** environ;
 namespace metalcore::simulator {
 namespace {
 
-// What a program prints, or nothing where it cannot be run.
+// Returns what a program prints, or "" where it cannot be run.
 std::string output_of(const std::vector<std::string>& command) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return "";
@@ -51,13 +51,13 @@ std::string output_of(const std::vector<std::string>& command) {
 
 bool is_own_header(const std::string& file) { return file.find("msl/include/") != std::string::npos; }
 
-// A name given by #line is printed behind the folder that the compiler ran in.
+// The tools print a name that #line gives with the folder of the compiler's run before it.
 std::string display_name(const std::string& file) {
   std::error_code error;
   return std::filesystem::exists(file, error) ? file : std::filesystem::path(file).filename().string();
 }
 
-// Lines "file:line" or "file:line (discriminator n)", innermost frame first; "??:0" where unknown.
+// The lines are "file:line" or "file:line (discriminator n)", innermost frame first; "??:0" where unknown.
 SourceLine parse(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {

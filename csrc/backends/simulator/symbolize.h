@@ -1,4 +1,4 @@
-// From an address in a library to the line of the user's source.
+// Finds the line of the user's source for an address in a library.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ struct SourceLine {
   uint32_t line = 0;
 };
 
-// `offset` is relative to the library's load address. The innermost frame that is not in metalcore's own headers.
-// Remembers its answers. Needs addr2line or llvm-symbolizer; without them nothing is known.
+// Returns the line of the innermost frame that is not in metalcore's own headers. `offset` is relative to the library's
+// load address. Answers are remembered. Needs addr2line or llvm-symbolizer; without them no line is known.
 SourceLine find_line(const std::string& library, uintptr_t offset);
 
 }  // namespace metalcore::simulator

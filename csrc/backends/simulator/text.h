@@ -1,4 +1,4 @@
-// Words of error messages.
+// Wording that error messages share.
 #pragma once
 
 #include "host/kernel_abi.h"

@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -13,30 +12,15 @@
 
 namespace metalcore::simulator {
 
-using msl_abi::Exchange;
 using msl_abi::kSimdWidth;
 using msl_abi::Thread;
 using msl_abi::Uint3;
 
 namespace {
 
-// A library that asks for more is stopped at once; between this and 32 KiB the sum is still found, to be told.
+// A kernel that asks for more is stopped at once. One that asks for more than 32 KiB runs on, so that the error can
+// tell the sum.
 constexpr size_t kArena = 4 * 1024 * 1024;
-
-// initial-exec: one load instead of a call to the loader in every barrier and SIMD operation.
-__attribute__((tls_model("initial-exec"))) thread_local Lane* running = nullptr;
-
-uint32_t lane_bit(const Lane* lane) { return 1u << lane->thread.lane; }
-
-// Class c holds values whose exchange_stride is 4 << c.
-uint32_t size_class(uint32_t size) { return size <= 4 ? 0 : 30 - static_cast<uint32_t>(__builtin_clz(size - 1)); }
-uint32_t class_stride(uint32_t size_class) { return 4u << size_class; }
-// Lanes at different lines may publish values of different sizes, so that each class has its own place.
-uint32_t class_offset(uint32_t size_class) {
-  return ((4u << size_class) - 4) * kSimdWidth + size_class * Simdgroup::kNobody;
-}
-
-uint32_t make_key(uint32_t line, uint32_t size_class) { return line << 3 | size_class; }
 
 }  // namespace
 
@@ -48,8 +32,6 @@ Threadgroup::Threadgroup() : lanes_(new Lane[kMaximumThreads]) {
 }
 
 Threadgroup::~Threadgroup() { munmap(arena_, kArena); }
-
-Lane* Threadgroup::current() { return running; }
 
 void Threadgroup::begin(const KernelReference& kernel, const msl_abi::Dispatch& dispatch) {
   kernel_ = kernel.kernel;
@@ -95,7 +77,7 @@ void Threadgroup::enter(Lane* lane) {
                              std::to_string(memory_used_) + " bytes of threadgroup memory; Metal allows 32768");
 }
 
-// Throws where the dispatch does not go on.
+// Throws where the dispatch must not go on.
 void Threadgroup::decide(const Trap& at) {
   Trap trap = at;
   switch (look()) {
@@ -122,7 +104,7 @@ void Threadgroup::set_position(uint64_t index) {
   first_.simdgroups = (size_ + kSimdWidth - 1) / kSimdWidth;
 }
 
-// Plain loops have a fiber as well: what is below its stack is known, and it can be left from a signal handler.
+// Plain loops run on a fiber as well: it has a guard page below its stack, and a signal handler can leave it.
 void Threadgroup::prepare_rows(uint64_t begin, uint64_t end) {
   next_ = begin;
   end_ = end;
@@ -225,12 +207,12 @@ void Threadgroup::fiber(void* argument) {
 
 void Threadgroup::abandon(std::exception_ptr reason) {
   failure_ = std::move(reason);
-  Lane* from = running;
+  Lane* from = running_;
   for (;;) switch_to(from, &main_);
 }
 
 bool Threadgroup::abandon(Trap trap, const char* address, ucontext_t& interrupted) {
-  Lane* lane = running;
+  Lane* lane = running_;
   if (!lane || lane == &lane->group->main_) return false;
   Threadgroup* group = lane->group;
   const char* base = lane->stack.base;
@@ -238,13 +220,13 @@ bool Threadgroup::abandon(Trap trap, const char* address, ucontext_t& interrupte
   trap.thread = lane->thread;
   trap.thread_known = lane->simdgroup != nullptr;
   group->trap_ = trap;
-  running = &group->main_;
+  running_ = &group->main_;
   group->main_.context.resume_after(interrupted);
   return true;
 }
 
 void Threadgroup::pause(const char* pc) {
-  Lane* lane = running;
+  Lane* lane = running_;
   if (!lane || lane == &lane->group->main_ || !lane->group->segments_->is_code(pc)) return;
   Threadgroup* group = lane->group;
   group->trap_.pc = pc;
@@ -254,194 +236,25 @@ void Threadgroup::pause(const char* pc) {
   switch_to(lane, &group->main_);
 }
 
-inline void Threadgroup::switch_to(Lane* from, Lane* to) {
-  running = to;
-  Context::change(from->context, to->context);
-}
-
-// ---- what a lane does -----------------------------------------------------------------------------------------------
-
-// Hands over to whoever can run; returns when this lane is released.
-inline void Threadgroup::wait(Lane* lane) {
-  Simdgroup* simdgroup = lane->simdgroup;
-  const uint32_t runnable = simdgroup->runnable &= ~lane_bit(lane);
-  Threadgroup* group = lane->group;
-  Lane* to = runnable && !group->random ? &simdgroup->lanes[__builtin_ctz(runnable)] : group->next(simdgroup, lane);
-  if (to != lane) switch_to(lane, to);
-}
-
-static Lane* fiber_lane() {
-  Lane* lane = running;
-  if (!lane->simdgroup) throw std::logic_error("metalcore: a kernel that was translated as free of barriers met one");
-  return lane;
-}
-
-void Threadgroup::barrier(uint32_t line) {
-  Lane* lane = fiber_lane();
-  lane->barrier_line = line;
-  lane->simdgroup->at_barrier |= lane_bit(lane);
-  wait(lane);
-}
-
-void Threadgroup::simdgroup_barrier(uint32_t line) {
-  Lane* lane = fiber_lane();
-  lane->simdgroup->keys[lane->thread.lane] = make_key(line, Simdgroup::kNoValue);
-  wait(lane);
-}
-
-Exchange Threadgroup::exchange(const void* value, uint32_t size, uint32_t width, uint32_t line) {
-  Lane* lane = fiber_lane();
-  Simdgroup* simdgroup = lane->simdgroup;
-  const uint32_t index = lane->thread.lane, cls = size_class(size), stride = class_stride(cls);
-  unsigned char* slot = simdgroup->slots[simdgroup->parity] + class_offset(cls) + index * stride;
-  switch (size) {  // without a call for the usual sizes
-    case 4: std::memcpy(slot, value, 4); break;
-    case 8: std::memcpy(slot, value, 8); break;
-    case 16: std::memcpy(slot, value, 16); break;
-    default: std::memcpy(slot, value, size);
-  }
-  const uint32_t bit = 1u << index;
-  simdgroup->published = (simdgroup->published & ~bit) | (simdgroup->parity << index);
-  simdgroup->keys[index] = make_key(line, cls);
-  wait(lane);
-  const uint32_t partners = width == kSimdWidth ? ~0u : 0xfu << (index & ~3u);
-  return {simdgroup->values, stride, simdgroup->active & partners};
-}
-
-void Threadgroup::yield() {
-  Lane* lane = running;
-  Simdgroup* simdgroup = lane->simdgroup;
-  if (!simdgroup) return;
-  Threadgroup* group = lane->group;
-  // Round robin, or the same few lanes would yield to each other forever.
-  const uint32_t above = simdgroup->runnable & ~(lane_bit(lane) | (lane_bit(lane) - 1));
-  if (above) return switch_to(lane, &simdgroup->lanes[__builtin_ctz(above)]);
-  const uint32_t later = group->ready_ & ~((2u << simdgroup->index) - 1);
-  const Simdgroup& other = group->simdgroups_[__builtin_ctz(later ? later : group->ready_)];
-  Lane* to = &other.lanes[__builtin_ctz(other.runnable)];  // a simdgroup that is ready has been left by a yield only
-  if (to != lane) switch_to(lane, to);
-}
-
-void Threadgroup::leave(Lane* lane) {
-  lane->simdgroup->live &= ~lane_bit(lane);
-  wait(lane);
-}
-
-// ---- who runs next --------------------------------------------------------------------------------------------------
-
-uint32_t Threadgroup::pick_bit(uint32_t mask) {
-  if (random)
-    for (uint32_t skip = (*random)() % static_cast<uint32_t>(__builtin_popcount(mask)); skip; --skip) mask &= mask - 1;
-  return static_cast<uint32_t>(__builtin_ctz(mask));
-}
-
-inline Lane* Threadgroup::pick(Simdgroup* simdgroup, Lane* preferred) {
-  if (!random && preferred && preferred->simdgroup == simdgroup && (simdgroup->runnable & lane_bit(preferred)))
-    return preferred;
-  return &simdgroup->lanes[pick_bit(simdgroup->runnable)];
-}
-
-// Lets the lanes that wait in SIMD operations at the smallest line go on. False where there are none.
-bool Threadgroup::release(Simdgroup* simdgroup) {
-  const uint32_t waiting = simdgroup->live & ~simdgroup->at_barrier;
-  if (!waiting) return false;
-  const uint32_t* keys = simdgroup->keys;
-  uint32_t key = keys[__builtin_ctz(waiting)], lanes = waiting;
-  uint32_t different = 0;
-  for (uint32_t i = 0; i < kSimdWidth; ++i) different |= (keys[i] ^ key) & -(waiting >> i & 1);
-  if (different) {
-    for (uint32_t i = 0; i < kSimdWidth; ++i)
-      if (waiting >> i & 1) key = std::min(key, keys[i]);
-    lanes = 0;
-    for (uint32_t i = 0; i < kSimdWidth; ++i)
-      if (waiting >> i & 1 && keys[i] == key) lanes |= 1u << i;
-  }
-  const uint32_t cls = key & 7;
-  if (observer) observer->simdgroup_meets(*simdgroup, lanes);
-  if (cls != Simdgroup::kNoValue) {
-    const uint32_t parity = simdgroup->parity, stride = class_stride(cls);
-    unsigned char* values = simdgroup->slots[parity] + class_offset(cls);
-    // Lanes that came before an operation of others in between left their values in the other buffer.
-    for (uint32_t late = lanes & (simdgroup->published ^ (0u - parity)); late; late &= late - 1) {
-      const uint32_t i = static_cast<uint32_t>(__builtin_ctz(late));
-      std::memcpy(values + i * stride, simdgroup->slots[parity ^ 1] + class_offset(cls) + i * stride, stride);
-    }
-    if (~lanes) clear_idle(*simdgroup, ~lanes, cls);
-    simdgroup->values = values;
-    simdgroup->stride = stride;
-    simdgroup->active = lanes;
-    simdgroup->parity = parity ^ 1;
-  }
-  simdgroup->runnable = lanes;
-  return true;
-}
-
-// What others read of lanes that take no part are zeros. Of these lanes, one that has published a value already, at
-// another line, gets it back from the other buffer.
-void Threadgroup::clear_idle(Simdgroup& simdgroup, uint32_t idle, uint32_t cls) {
-  const uint32_t parity = simdgroup.parity, stride = class_stride(cls), offset = class_offset(cls);
-  const uint32_t waiting = idle & simdgroup.live & ~simdgroup.at_barrier;
-  for (uint32_t early = waiting & ~(simdgroup.published ^ (0u - parity)); early; early &= early - 1) {
-    const uint32_t i = static_cast<uint32_t>(__builtin_ctz(early));
-    if ((simdgroup.keys[i] & 7) != cls) continue;
-    const uint32_t slot = offset + i * stride;
-    std::memcpy(simdgroup.slots[parity ^ 1] + slot, simdgroup.slots[parity] + slot, stride);
-    simdgroup.published ^= 1u << i;
-  }
-  while (idle) {
-    const uint32_t first = static_cast<uint32_t>(__builtin_ctz(idle));
-    const uint32_t count = static_cast<uint32_t>(__builtin_ctz(~(idle >> first)));  // of them in a row
-    std::memset(simdgroup.slots[parity] + offset + first * stride, 0, count * stride);
-    idle &= idle + (1u << first);
-  }
-}
-
-bool Threadgroup::open_barrier() {
-  uint32_t ready = 0;
-  for (uint32_t i = 0; i < simdgroup_count_; ++i)
-    if (simdgroups_[i].at_barrier) ready |= 1u << i;
-  if (!ready) return false;
-  if (observer) observer->barrier_opens(*this);
-  for (uint32_t i = 0; i < simdgroup_count_; ++i) {
-    simdgroups_[i].runnable = simdgroups_[i].at_barrier;
-    simdgroups_[i].at_barrier = 0;
-  }
-  ready_ = ready;
-  return true;
-}
-
-// The lane to run now that one of `simdgroup` waits; `preferred` is that lane, which costs no switch.
-Lane* Threadgroup::next(Simdgroup* simdgroup, Lane* preferred) {
-  for (;;) {
-    if (simdgroup->runnable || release(simdgroup)) return pick(simdgroup, preferred);
-    ready_ &= ~(1u << simdgroup->index);
-    if (!ready_ && !open_barrier()) return &main_;
-    if (!(ready_ >> simdgroup->index & 1) || random) simdgroup = &simdgroups_[pick_bit(ready_)];
-  }
-}
-
 msl_abi::Space Threadgroup::space(const void* address) {
   const auto within = [at = static_cast<const char*>(address)](const char* begin, const char* end) {
     return begin <= at && at <= end;
   };
-  const Lane* lane = running;
+  const Lane* lane = running_;
   if (!address) return msl_abi::Space::none;
   if (within(lane->group->arena_, lane->group->arena_ + kArena)) return msl_abi::Space::threadgroup;
   const bool own = within(static_cast<const char*>(lane->stack.base), static_cast<const char*>(lane->stack.top));
   return own ? msl_abi::Space::thread : msl_abi::Space::memory;
 }
 
-// ---- threadgroup memory ---------------------------------------------------------------------------------------------
-
 void* Threadgroup::memory(uint32_t site, uint32_t bytes, uint32_t alignment) {
   if (site >= kSites)
     throw std::logic_error("metalcore: threadgroup variable number " + std::to_string(site) + " is out of range");
   Site& entry = sites_[site];
   if (entry.address && entry.bytes >= bytes) return entry.address;
-  const auto align = [](uint64_t value, uint64_t to) { return (value + to - 1) & ~(to - 1); };
-  const uint64_t to = std::max(alignment, 16u);
+  const auto align = [](uint64_t value, uint64_t multiple) { return (value + multiple - 1) & ~(multiple - 1); };
   const uint64_t used = align(memory_used_, alignment) + bytes;
-  const uint64_t begin = align(memory_end_ + memory_gap, to);
+  const uint64_t begin = align(memory_end_ + memory_gap, std::max(alignment, 16u));
   if (begin + bytes + memory_gap > kArena)
     throw std::runtime_error("metalcore: kernel '" + std::string(kernel_->name) + "' uses at least " +
                              std::to_string(used) + " bytes of threadgroup memory; Metal allows 32768");

@@ -1,11 +1,11 @@
-// One threadgroup at a time, run on one OS thread: its threads are fibers that switch to each other at barriers and
-// SIMD operations. A Threadgroup is a worker's scratch: it is used for one group after the other, and its fibers,
-// stacks and threadgroup memory are kept.
+// Runs one threadgroup at a time on one OS thread: its threads are fibers that switch to each other at barriers and
+// SIMD operations. A Threadgroup is a worker's scratch: it runs one group after the other and keeps its fibers, stacks
+// and threadgroup memory.
 //
-// Rules of scheduling. A lane that waits hands over to a runnable lane of its simdgroup. When none is left, the lanes
-// that wait in SIMD operations at the smallest line go on together (lanes of a divergent simdgroup so meet again where
-// their paths join); when all live lanes are at the threadgroup barrier or gone, the next simdgroup runs; when all live
-// threads are at the barrier, it opens.
+// Rules of scheduling (scheduler.cpp). A lane that waits hands over to a runnable lane of its simdgroup. When none is
+// left, the lanes that wait in SIMD operations at the smallest line go on together, so that lanes of a divergent
+// simdgroup meet again where their paths join. When all live lanes are at the threadgroup barrier or gone, the next
+// simdgroup runs. When all live threads are at the barrier, it opens.
 #pragma once
 
 #include "context.h"
@@ -34,33 +34,33 @@ struct Lane {
   Context context;
   Simdgroup* simdgroup = nullptr;  // null where threads run as a plain loop
   Threadgroup* group = nullptr;
-  uint32_t barrier_line = 0;  // of the threadgroup barrier it waits at, or of the last one
+  uint32_t barrier_line = 0;  // the line of the threadgroup barrier it waits at, or of the last one
   Stacks::Stack stack = {};
   msl_abi::Thread thread = {};
 };
 
 struct Simdgroup {
-  // Values are of size class 0 (up to 4 bytes) to 5 (up to 128 bytes), or there are none.
+  // The size class of a value is 0 (up to 4 bytes) to 5 (up to 128 bytes); a SIMD operation may have no value.
   static constexpr uint32_t kNoValue = 6;
-  static constexpr uint32_t kNobody = 128;  // bytes of zeros after the values of each class: a lane that is none
+  static constexpr uint32_t kNobody = 128;  // bytes of zeros after the values of each class: those of no lane
   static constexpr uint32_t kSlots = (4 + 8 + 16 + 32 + 64 + 128) * msl_abi::kSimdWidth + kNoValue * kNobody;
 
   Lane* lanes = nullptr;
   uint32_t index = 0;
   // Masks of lanes. Live lanes that are neither runnable nor at the barrier wait in a SIMD operation.
   uint32_t live = 0, runnable = 0, at_barrier = 0;
-  // The last SIMD operation: who took part, and where their values are.
+  // The last SIMD operation: the lanes that took part, and where their values are.
   uint32_t active = 0;
   const unsigned char* values = nullptr;
   uint32_t stride = 0;
-  // Values go into one of two buffers, so that a fast lane's next value does not replace one that others still read.
+  // There are two buffers of values, so that a fast lane's next value does not replace one that others still read.
   uint32_t parity = 0;                      // the buffer in use now
   uint32_t published = 0;                   // per lane, the buffer its value is in
   uint32_t keys[msl_abi::kSimdWidth] = {};  // where each lane waits: line, then size class
   alignas(64) unsigned char slots[2][kSlots] = {};
 };
 
-// Watches a group for checking mode.
+// Checking mode is told of synchronizations by this.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -76,24 +76,24 @@ class Threadgroup {
 
   // Begins a dispatch: threadgroup variables get new addresses.
   void begin(const KernelReference& kernel, const msl_abi::Dispatch& dispatch);
-  // Runs the threadgroups with indices [begin, end), x fastest, to their end. Throws what stopped them.
+  // Runs the threadgroups with indices [begin, end), x fastest, to their end. Throws the error that stopped them.
   void run(uint64_t begin, uint64_t end, bool fibers);
 
   // Services of the runtime, for the lane that runs now.
-  static Lane* current();
+  static Lane* current() { return running_; }
   static void barrier(uint32_t line);
   static void simdgroup_barrier(uint32_t line);
   static msl_abi::Exchange exchange(const void* value, uint32_t size, uint32_t width, uint32_t line);
   static void yield();
   static msl_abi::Space space(const void* address);
   void* memory(uint32_t site, uint32_t bytes, uint32_t alignment);
-  // Leaves the group for good: run() throws `reason`. Called on a fiber; does not return.
+  // Leaves the group for good: run() throws `reason`. It is called on a fiber and does not return.
   [[noreturn]] void abandon(std::exception_ptr reason);
-  // The same from a signal handler, for the fiber that it interrupted: takes effect as the handler returns. False where
-  // the calling thread runs no kernel.
+  // Does the same in a signal handler, for the fiber that the signal interrupted, as the handler returns. Returns false
+  // where the calling thread runs no kernel.
   static bool abandon(Trap trap, const char* address, ucontext_t& interrupted);
-  // Leaves the running fiber until look() has told whether it goes on; `pc` is where it is. Where that is not in the
-  // kernel, but in the executor, it returns at once. For signal handlers on the fiber's own stack, too.
+  // Leaves the running fiber until look() has told whether it goes on; `pc` is where it is. Returns at once where `pc`
+  // is in the executor, not in the kernel. Signal handlers on the fiber's own stack may call it.
   static void pause(const char* pc);
 
   struct Site {
@@ -133,6 +133,9 @@ class Threadgroup {
   bool open_barrier();
   uint32_t pick_bit(uint32_t mask);
 
+  // initial-exec makes this one load, where each barrier and SIMD operation would call the loader.
+  __attribute__((tls_model("initial-exec"))) static inline constinit thread_local Lane* running_ = nullptr;
+
   const msl_abi::Kernel* kernel_ = nullptr;
   const Segments* segments_ = nullptr;
   const msl_abi::Dispatch* dispatch_ = nullptr;
@@ -148,7 +151,7 @@ class Threadgroup {
   Lane main_;              // the worker itself
   Lane plain_;             // runs the threads of a kernel without barriers one after the other
   bool plain_prepared_ = false;
-  uint64_t next_ = 0, end_ = 0;  // the threadgroups that are left for it
+  uint64_t next_ = 0, end_ = 0;  // the threadgroups that plain_ still has to run
   std::exception_ptr failure_;
   Trap trap_;
   Lane* paused_ = nullptr;
@@ -158,5 +161,10 @@ class Threadgroup {
   uint32_t memory_used_ = 0, memory_end_ = 0;
   Site sites_[kSites];
 };
+
+inline void Threadgroup::switch_to(Lane* from, Lane* to) {
+  running_ = to;
+  Context::change(from->context, to->context);
+}
 
 }  // namespace metalcore::simulator

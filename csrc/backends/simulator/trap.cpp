@@ -23,8 +23,8 @@ constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, kPause};
 constexpr const char *kTimeoutKind = "timeout", *kInterruptedKind = "interrupted";
 struct sigaction previous[std::size(kSignals)];
 
-// Another handler that came first, as Python's faulthandler may, raises the signal again; what other processes send is
-// not the kernel's doing.
+// A handler that runs before this one, such as Python's faulthandler, may raise the signal again. The kernel did not
+// cause a signal that another process sends.
 bool is_own(const siginfo_t& info) { return info.si_code > 0 || (info.si_code == SI_TKILL && info.si_pid == getpid()); }
 
 const char* program_counter(const ucontext_t& context) {
@@ -45,7 +45,7 @@ void pass_on(int signal, siginfo_t* info, void* context) {
   if (action.sa_handler == SIG_IGN && info->si_code <= 0) return;
   if (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN) return action.sa_handler(signal);
   if (signal == kPause) return;
-  // By default the process ends: as the instruction runs again, or as the signal is sent again.
+  // The default action ends the process, when the instruction runs again or the signal is sent again.
   ::signal(signal, SIG_DFL);
   if (info->si_code <= 0) raise(signal);
 }
@@ -69,7 +69,7 @@ void handle(int signal, siginfo_t* info, void* context) {
   pass_on(signal, info, context);
 }
 
-// On the fiber's own stack, where what was interrupted lies until it goes on.
+// Runs on the fiber's own stack, which keeps the interrupted state until the fiber goes on.
 void pause(int signal, siginfo_t* info, void* context) {
   if (info->si_code != SI_TKILL || info->si_pid != getpid()) return pass_on(signal, info, context);
   const int error = errno;
@@ -80,11 +80,11 @@ void pause(int signal, siginfo_t* info, void* context) {
 bool install() {
   struct sigaction action = {};
   sigemptyset(&action.sa_mask);
-  // The previous action is known before the handler can run.
+  // The previous action is read first: the handler needs it as soon as it can run.
   for (size_t i = 0; i < std::size(kSignals); ++i) {
     const bool pauses = kSignals[i] == kPause;
     action.sa_sigaction = pauses ? pause : handle;
-    // One that pauses may never return, so that its signal is not blocked.
+    // The handler that pauses may never return, so its signal must not be blocked.
     action.sa_flags = SA_SIGINFO | (pauses ? SA_RESTART | SA_NODEFER : SA_ONSTACK);
     if (sigaction(kSignals[i], nullptr, &previous[i]) != 0 || sigaction(kSignals[i], &action, nullptr) != 0)
       return false;
@@ -92,7 +92,7 @@ bool install() {
   return true;
 }
 
-// Where a thread handles signals: its own stack may be the one that ran over.
+// The stack on which a thread handles signals: its own stack may be the one that ran over.
 class SignalStack {
  public:
   SignalStack() {

@@ -29,9 +29,9 @@ struct Watched {
   pthread_t thread;
   bool is_main = false;  // Python's handlers of signals run on it
   std::atomic<bool> wanted{false};
-  std::atomic<Watched*> caller{nullptr};  // whose dispatch it takes part in, perhaps its own
-  std::atomic<int64_t> dispatch{0};       // and which
-  // As a caller: the dispatch that is to end, why, when Python's handlers could run last, and how often Ctrl-C had been
+  std::atomic<Watched*> caller{nullptr};  // the thread whose dispatch it takes part in, perhaps itself
+  std::atomic<int64_t> dispatch{0};       // that dispatch; 0 where there is none
+  // As a caller: the dispatch that must end, why, when Python's handlers could run last, and how often Ctrl-C had been
   // pressed when the dispatch began.
   std::atomic<int64_t> ended{0};
   std::atomic<Verdict> why{Verdict::kGoOn};
@@ -76,7 +76,7 @@ int64_t current_limit() {
   return found;
 }
 
-// The thread that watches, and all threads that it may have to tell something.
+// The thread that watches, and all threads that it may have to call.
 class Watchman {
  public:
   void add(Watched* thread) {
@@ -96,22 +96,22 @@ class Watchman {
     try {
       std::thread([this] { live(); }).detach();
       started_ = true;
-    } catch (const std::system_error&) {  // no more threads to be had: the next dispatch asks again
+    } catch (const std::system_error&) {  // the system has no more threads: the next dispatch asks again
     }
   }
 
  private:
   void live() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    sigset_t every_signal;
+    sigfillset(&every_signal);
+    pthread_sigmask(SIG_BLOCK, &every_signal, nullptr);
     std::unique_lock lock(mutex_);
     asleep_.store(false, std::memory_order_relaxed);
     for (int64_t busy = now();;) {
-      bool any = false;
-      const milliseconds pause = watch(any);
+      bool found = false;
+      const milliseconds pause = watch(found);
       const int64_t time = now();
-      if (any) busy = time;
+      if (found) busy = time;
       if (time - busy < nanoseconds(kIdle)) {
         lock.unlock();
         std::this_thread::sleep_for(pause);
@@ -129,8 +129,9 @@ class Watchman {
     }
   }
 
-  // Tells those who must hear something. Returns the time until the next look.
-  milliseconds watch(bool& any) {
+  // Calls the threads that must stop or let handlers run; `found` is set where there is a dispatch. Returns the time
+  // until the next look.
+  milliseconds watch(bool& found) {
     milliseconds pause = kTick;
     bool listen = false;
     const int64_t time = now(), longest = limit.load(std::memory_order_relaxed);
@@ -138,7 +139,7 @@ class Watchman {
       const int64_t dispatch = thread->dispatch.load(std::memory_order_seq_cst);
       Watched* caller = thread->caller.load(std::memory_order_acquire);
       if (!dispatch || !caller) continue;
-      any = true;
+      found = true;
       if (longest > 0 && time - dispatch > longest && caller->ended.load(std::memory_order_relaxed) != dispatch) {
         caller->why.store(Verdict::kTimedOut, std::memory_order_relaxed);
         caller->ended.store(dispatch, std::memory_order_release);
@@ -167,7 +168,7 @@ class Watchman {
   bool started_ = false;
 };
 
-// The calling thread's own, known to the watchman of this process.
+// Owns the calling thread's Watched, which the watchman of this process knows.
 class Registration {
  public:
   ~Registration() {
@@ -180,7 +181,7 @@ class Registration {
     Watchman* watchman = &process_wide<Watchman>();
     if (watchman == watchman_) return watched_;
     if (!watched_) watched_ = new Watched;
-    watchman_ = watchman;  // the first one, or that of a forked child
+    watchman_ = watchman;  // the parent's or, in a forked child, a new one
     watched_->thread = pthread_self();
     watched_->is_main = gettid() == getpid();
     watchman->add(watched_);
@@ -203,7 +204,7 @@ void take_part(Watched* thread, Watched* caller, int64_t dispatch) {
   thread->wanted.store(false, std::memory_order_relaxed);
 }
 
-// Lets Python's handlers run, on its main thread. On another one: whether Ctrl-C is to end what it does.
+// On Python's main thread it lets Python's handlers run; on another one it tells whether Ctrl-C ends the dispatch.
 Verdict ask_python(Watched& caller) {
   caller.asked.store(now(), std::memory_order_relaxed);
   const int64_t dispatch = caller.dispatch.load(std::memory_order_relaxed);

@@ -1,10 +1,10 @@
-// Ends dispatches that nobody waits for any longer: a handler of a signal raised in Python (Ctrl-C), or they have taken
-// METALCORE_TIMEOUT seconds.
+// Ends dispatches that nobody waits for any longer: a Python signal handler raised an exception (Ctrl-C), or they have
+// taken METALCORE_TIMEOUT seconds.
 //
-// One thread watches all dispatches. It wants to be heard by a thread that runs a kernel where that must stop, and now
-// and then by the one that called for the dispatch, which then lets Python's handlers run. It says so in a flag, and
-// sends a signal, whose handler leaves the kernel in the middle (Threadgroup::pause) for the worker's own context.
-// There look() tells whether the kernel goes on where it was.
+// One thread, the watchman, watches all dispatches. It calls a thread that runs a kernel where the kernel must stop.
+// Now and then it calls the thread that asked for the dispatch, which then lets Python's handlers run. To call a thread
+// it sets a flag (wanted()) and sends a signal, whose handler leaves the kernel in the middle (Threadgroup::pause) for
+// the worker's own context. There look() tells whether the kernel goes on where it was.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace metalcore::simulator {
 
-// What becomes of a dispatch.
+// The decision about a dispatch.
 enum class Verdict : uint8_t {
   kGoOn,
   kGiveUp,  // another thread knows why, and says so
@@ -20,19 +20,20 @@ enum class Verdict : uint8_t {
   kInterrupted,  // by Ctrl-C, while a thread that Python does not interrupt waits for the dispatch
 };
 
-// A thread as it is watched. Times are in nanoseconds; that of its beginning names a dispatch.
+// A watched thread. Times are in nanoseconds; a dispatch is named by the time of its beginning.
 struct Watched;
 
-// Thrown on a thread whose part in a dispatch nobody waits for.
+// Thrown on a thread when nobody waits for its part in a dispatch any longer.
 struct GivenUp {};
 
-// A dispatch, from beginning to end, on the thread that calls for it. May be nested: handlers of signals run kernels.
+// Lives from the beginning of a dispatch to its end, on the thread that asked for it. Watches may be nested: signal
+// handlers run kernels.
 class Watch {
  public:
-  Watch();  // throws Interrupted where a signal is waiting
+  Watch();  // throws Interrupted where the handler of a waiting signal raises
   ~Watch();
   Watch(const Watch&) = delete;
-  void restart();  // from here on it counts
+  void restart();  // begins the time of the dispatch anew
 
  private:
   Watched* thread_;
@@ -40,27 +41,29 @@ class Watch {
   int64_t outer_;
 };
 
-// The calling thread runs pieces of a dispatch of another one.
+// Lives while the calling thread runs pieces of another thread's dispatch.
 class Help {
  public:
   struct Dispatch {
     Watched* caller = nullptr;
     int64_t begun = 0;
   };
-  static Dispatch current();  // what the calling thread takes part in
+  static Dispatch current();  // the dispatch that the calling thread takes part in
   explicit Help(const Dispatch& dispatch);
   ~Help();
   Help(const Help&) = delete;
 };
 
-// Whether look() has something to say to this thread. Costs a load; may be asked in a signal handler.
+// Whether the watchman calls this thread. It costs a load; signal handlers may ask.
 bool wanted();
-// Not from a signal handler, nor on a fiber. Throws Interrupted where a handler of Python's raised.
+// Decides about the calling thread's dispatch. Signal handlers and fibers must not call it. Throws Interrupted where a
+// Python signal handler raised.
 Verdict look();
-// Ends what the calling thread takes part in, on all threads.
+// Ends the dispatch that the calling thread takes part in, on all threads.
 void give_up();
 
-// Seconds after which a dispatch is given up; 0 for never. METALCORE_TIMEOUT at first. Throws std::invalid_argument.
+// The seconds after which a dispatch is given up, or 0 for no limit. The default is METALCORE_TIMEOUT. Throws
+// std::invalid_argument.
 double timeout();
 void set_timeout(double seconds);
 
