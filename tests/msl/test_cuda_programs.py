@@ -1,4 +1,4 @@
-"""Programs for CUDA devices, as far as they go without one: every built-in kernel compiles, what compiled is kept, and
+"""Programs for CUDA devices, tested without one: every built-in kernel compiles, the cache keeps the results, and
 compile_shader calls the backend as it should."""
 
 import struct
@@ -68,7 +68,7 @@ def test_kernels_compile_for_other_architectures(name, capability):
     if capability not in nvrtc.find().architectures():
         pytest.skip(f"{nvrtc.find()} knows no compute capability {capability}")
     program = family(name)
-    # bfloat is what the architectures differ in most.
+    # The architectures differ most in bfloat.
     compiled(program, [next((kernel for kernel in program.names if "bfloat" in kernel), program.names[0])], capability)
 
 
@@ -156,7 +156,7 @@ def test_an_error_in_one_of_several_kernels():
         cuda.compile_kernels(90, [(number, "fill", "b0,i1:16"), (number, "fill", "b0")])
 
 
-# compile_shader, with a backend that only takes down what it is asked
+# compile_shader, with a backend that only records its calls
 
 
 class Backend:
