@@ -79,7 +79,7 @@ class Kernels {
     if (family == families_.end())
       throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) + "' in " +
                                folder_.string());
-    return pipelines_.emplace(kernel, make(library(device, family->second), device, kernel)).first->second;
+    return pipelines_.emplace(kernel, make(device, family->second, kernel)).first->second;
   }
 
   std::vector<std::string> names() const {
@@ -98,9 +98,9 @@ class Kernels {
     return library;
   }
 
-  static Pipeline make(id<MTLLibrary> library, id<MTLDevice> device, std::string_view kernel) {
-    const std::string what = "kernel '" + std::string(kernel) + "'";
-    id<MTLFunction> function = [[library newFunctionWithName:string(std::string(kernel))] autorelease];
+  Pipeline make(id<MTLDevice> device, const std::string& family, std::string_view kernel) {
+    const std::string what = "kernel '" + std::string(kernel) + "' of " + family + ".metal";
+    id<MTLFunction> function = [[library(device, family) newFunctionWithName:string(std::string(kernel))] autorelease];
     if (!function) refused(what, nil);
     NSError* error = nil;
     id<MTLComputePipelineState> state = [device newComputePipelineStateWithFunction:function error:&error];
