@@ -54,7 +54,7 @@ def elementwise(device, dtype):
 
 
 def row_lengths(op, dtype):
-    """Of each family's variants the shortest row, and one that can be read 16 bytes at a time, under that tuning."""
+    """For each variant of a family: the shortest row, and one that can be read 16 bytes at a time."""
     for family in FAMILIES:
         taken = set()
         with tuned(family):
@@ -67,7 +67,7 @@ def row_lengths(op, dtype):
 
 
 def row_shapes(op, dtype):
-    """Also of few long rows, which threadgroups share, and of as many as each threadgroup takes one of."""
+    """Few long rows, which threadgroups share, and as many rows as there are threadgroups."""
     return [*((9, length) for length in row_lengths(op, dtype)), (2, 32769), (2, 32768), (133, 16385), (133, 16392)]
 
 
@@ -134,8 +134,8 @@ def cholesky(device):
 
 
 def lu(device):
-    """Factorizations and solutions with the least work that take every kernel; on an NVIDIA GPU's plan large ones are
-    PyTorch's, so that of the baseline is taken."""
+    """Factorizations and solutions with the least work that take every kernel. An NVIDIA GPU's plan leaves large ones
+    to PyTorch, so the baseline's plan is taken."""
     with tuned("baseline"):
         for m, n in (
             (1, 1),
@@ -234,7 +234,7 @@ SECTIONS = {
 
 
 def record_launches():
-    """A set to which kernels' names are added as they are compiled or loaded, which is when they are first launched."""
+    """A set of kernels' names; a name is added when its kernel is compiled or loaded, that is, on its first launch."""
     from metalcore.msl import cuda
 
     launched = set()

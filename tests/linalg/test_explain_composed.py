@@ -29,7 +29,7 @@ CALLS = [
 
 
 class Calls(TorchDispatchMode):
-    """The operators of metalcore that are called, with the shapes of their matrices."""
+    """Returns the operators of metalcore that run, with the shapes of their matrices."""
 
     def __init__(self):
         super().__init__()
