@@ -1,6 +1,6 @@
 # Each target works by itself from a clean checkout. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test mac-check bench clean distclean
+.PHONY: help venv build demo lint test docs mac-check bench clean distclean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -13,7 +13,9 @@ RUN = CXX="$$(tools/compiler.sh)" $(PY)
 
 help:
 	@echo "make demo    three short examples: batched linear algebra, a kernel with a seeded bug, a Llama that trains"
-	@echo "make test    the whole test-suite, then the ops once more in checking mode"
+	@echo "make test    style, the whole test-suite, then the ops once more in checking mode"
+	@echo "make lint    style alone, in seconds; tools/lint.sh --fix mends what the tools can mend"
+	@echo "make docs    the documentation with the API reference, as HTML in build/docs"
 	@echo "make mac-check   on Linux: builds the macOS wheel and checks it against PyTorch's and Apple's own files"
 	@echo "make build   the extension and the built-in kernels, in place"
 	@echo "make bench   metalcore against PyTorch's own ops; a report goes to build/benchmarks"
@@ -33,10 +35,16 @@ demo: $(BUILT)
 	@for example in linalg custom_kernel llama; do echo; echo "=== examples/$$example.py"; echo; \
 	  $(RUN) examples/$$example.py || exit 1; done
 
-test: $(BUILT)
+lint: $(VENV)
+	@tools/lint.sh
+
+test: lint $(BUILT)
 	@$(RUN) -m pytest -n 2 --dist worksteal -rs tests
 	@echo "--- the ops again, in checking mode"
 	@METALCORE_CHECK=1 $(RUN) -m pytest -n 2 tests/smoke
+
+docs: $(BUILT)
+	@tools/docs.sh
 
 mac-check: $(VENV)
 	@$(PY) -m tools.mac_check

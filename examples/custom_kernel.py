@@ -1,4 +1,4 @@
-"""A Metal kernel of your own: run it, then let checking mode find what is wrong with a version of it."""
+"""Runs a Metal kernel of your own, then lets checking mode find what is wrong with a version of it."""
 
 import textwrap
 
@@ -48,7 +48,7 @@ print("the same in checking mode:             ", end=" ")
 with metalcore.simulator.checking():
     print(run(SOURCE))
 
-# Without the first barrier, a thread can read what another has not written yet.
+# Without the first barrier, a thread can read a number that another thread has not written yet.
 lines = SOURCE.splitlines()
 missing = next(i for i, line in enumerate(lines) if "threadgroup_barrier" in line)
 broken = "\n".join(line if i != missing else "  // (no barrier here)" for i, line in enumerate(lines))

@@ -12,8 +12,8 @@ EPS = torch.finfo(torch.float32).eps
 
 def main():
     torch.manual_seed(0)
-    print("Linear algebra on mps, float32. Errors are measured in float64, Frobenius norms, the batch's worst:")
-    print("the residual, over that of A (of systems: over |A| |x| + |b|), and |QtQ - I| where there is a Q, U or V.\n")
+    print("Linear algebra on mps, float32. Errors are the batch's worst, in float64, as Frobenius norms: the residual")
+    print("over |A| (for systems over |A| |x| + |b|), and |QtQ - I| where there is a Q, U or V.\n")
     print(f"{'':>11} {'matrices':>12}   {'residual':>8}   {'orthogonality':>13}   {'bound':>7}   variant")
     for name, shape, residual_of in CASES:
         a = torch.randn(shape, device="mps")
@@ -52,9 +52,9 @@ def svd(a):
 
 def eigh(a):
     a = a + a.mT
-    values, vectors = (t.cpu().double() for t in metalcore.eigh(a))
+    eigenvalues, eigenvectors = (t.cpu().double() for t in metalcore.eigh(a))
     a = a.cpu().double()
-    return (norm(a @ vectors - vectors * values[..., None, :]) / norm(a)).max(), vectors
+    return (norm(a @ eigenvectors - eigenvectors * eigenvalues[..., None, :]) / norm(a)).max(), eigenvectors
 
 
 def cholesky(a):

@@ -1,12 +1,11 @@
 // silu and gelu with their derivatives. The gradient kernels take (input, gradient of the output).
 #include "common/elementwise_kernels.h"
 
-// A constant is `constexpr constant` in MSL, at program scope only.
 constexpr constant float kInvSqrt2Pi = 0.3989422804f;  // 1 / sqrt(2 pi)
 constexpr constant float kTanhScale = 0.7978845608f;   // sqrt(2 / pi)
 constexpr constant float kTanhCubic = 0.044715f;
 
-// The functions that results of type T need: 16 bits have no room for more than a GPU's fast ones are good to.
+// The math functions for results of type T: a GPU's fast ones are accurate enough for 16 bits.
 template <typename T>
 struct Math {
   static float exp(float x) { return fast::exp(x); }
@@ -32,8 +31,8 @@ struct SiluGradient {
 };
 
 // exp(-x^2 / 2), and with it the normal distribution function Phi(x). With t = |x|, Phi(-t) exp(t^2 / 2) is smooth and
-// decays slowly; below it is a polynomial in u = (t - 3) / (t + 3), fitted for least relative error (1e-8). Unlike
-// (1 + erf(x / sqrt 2)) / 2 this keeps its relative accuracy where Phi is small.
+// decays slowly. It is computed as a polynomial in u = (t - 3) / (t + 3) that is fitted for least relative error
+// (1e-8). Unlike (1 + erf(x / sqrt 2)) / 2 this keeps its relative accuracy where Phi is small.
 template <typename T>
 struct Normal {
   float density;

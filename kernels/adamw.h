@@ -1,4 +1,4 @@
-// What adamw.metal and csrc/ops/adamw.cpp share.
+// Definitions that adamw.metal and csrc/ops/adamw.cpp share.
 #pragma once
 
 #ifndef __METAL_VERSION__
@@ -13,33 +13,34 @@
 struct AdamWTensor {
   uint64_t numel;
   uint32_t first_threadgroup;
-  uint32_t vectors;  // 1 to load and store vectors of four
+  uint32_t vectors;  // 1: load and store vectors of four
 };
 
-// What depends on the parameter's step: from the host, or from adamw_scalars where the step is in device memory.
+// Values that depend on the parameter's step. They come from the host, or from adamw_scalars where the step is in
+// device memory.
 struct AdamWScalars {
   float decay;                  // 1 - lr * weight_decay
   float negative_step_size;     // -lr / (1 - beta1^step)
   float bias_correction2_sqrt;  // sqrt(1 - beta2^step)
-  float inverse_scale;          // of the gradients
-  uint32_t skip;                // 1 where the gradients were found to overflow
+  float inverse_scale;          // the inverse of the gradients' scale
+  uint32_t skip;                // 1: the gradients overflow
 };
 
-// The same for all parameters.
+// Values that are the same for all parameters.
 struct AdamWParams {
   uint32_t tensors;
-  float grad_sign;  // -1 to maximize
+  float grad_sign;  // -1: maximize
   float beta2;
   float one_minus_beta1;
   float one_minus_beta2;
   float eps;
-  uint32_t unscale;  // 1 to multiply the gradients by inverse_scale in place
+  uint32_t unscale;  // 1: multiply the gradients by inverse_scale in place
 };
 
-// Arguments of adamw_scalars. The logarithms are sums of two floats, because step * log(beta) in one would cost
-// 1 - beta^step a digit.
+// Arguments of adamw_scalars. Each logarithm is the sum of two floats: with step * log(beta) in one float, 1 -
+// beta^step would lose a digit.
 struct AdamWStepParams {
-  float lr;  // where it is not in device memory
+  float lr;  // if it is not in device memory
   float weight_decay;
   float log_beta1, log_beta1_low;
   float log_beta2, log_beta2_low;

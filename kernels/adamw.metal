@@ -1,6 +1,6 @@
 // AdamW over many parameters at once (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019; amsgrad:
-// Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", 2018). The tensors are reached through tables of
-// device pointers. The moments are float32, or of the parameter's type.
+// Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", 2018). Tables of device pointers give the tensors.
+// The moments are float32 or have the parameter's type.
 #include <metal_stdlib>
 #include "adamw.h"
 using namespace metal;
@@ -14,13 +14,13 @@ struct AdamWPointers {
   device M* max_exp_avg_sq;
 };
 
-// Neighbouring elements, which a thread updates at a time.
+// The neighbouring elements that a thread updates at once.
 template <typename T, uint width>
 struct Lanes {
   T at[width];
 };
 
-// Four elements as a vector, which needs an address that is a multiple of its size.
+// Four elements as a vector. Its address must be a multiple of its size.
 template <typename T>
 METAL_FUNC Lanes<T, 4> lanes_of(vec<T, 4> v) {
   return {v.x, v.y, v.z, v.w};
@@ -35,11 +35,11 @@ METAL_FUNC void store_vector(Lanes<T, width> lanes, device T* to) {
 }
 
 // The first `count` elements from an address, zeros for the rest.
-template <bool vectors, uint width, typename T>
+template <bool by_vectors, uint width, typename T>
 METAL_FUNC Lanes<T, width> load(device const T* from, uint count) {
   Lanes<T, width> lanes;
   if (count == width) {
-    if constexpr (vectors) return load_vector<T, width>(from);
+    if constexpr (by_vectors) return load_vector<T, width>(from);
     for (uint k = 0; k < width; ++k) lanes.at[k] = from[k];
   } else {
     for (uint k = 0; k < width; ++k) lanes.at[k] = k < count ? from[k] : static_cast<T>(0.0f);
@@ -47,10 +47,10 @@ METAL_FUNC Lanes<T, width> load(device const T* from, uint count) {
   return lanes;
 }
 
-template <bool vectors, uint width, typename T>
+template <bool by_vectors, uint width, typename T>
 METAL_FUNC void store(Lanes<T, width> lanes, device T* to, uint count) {
   if (count == width) {
-    if constexpr (vectors) return store_vector<T, width>(lanes, to);
+    if constexpr (by_vectors) return store_vector<T, width>(lanes, to);
     for (uint k = 0; k < width; ++k) to[k] = lanes.at[k];
   } else {
     for (uint k = 0; k < width; ++k)
@@ -58,14 +58,14 @@ METAL_FUNC void store(Lanes<T, width> lanes, device T* to, uint count) {
   }
 }
 
-// Elements [start, start + length) of one parameter. With `vectors`, neighbouring threads load neighbouring vectors of
-// four, and all arrays begin at multiples of them; without, a thread takes 32 bytes at any address, which a CPU's
-// compiler makes its own vectors of.
-template <bool vectors, typename T, typename M, bool amsgrad>
+// Updates elements [start, start + length) of one parameter. With `by_vectors`, neighbouring threads load neighbouring
+// vectors of four, and all arrays are aligned to them. Without, a thread takes 32 bytes at any address, from which a
+// CPU's compiler makes its own vectors.
+template <bool by_vectors, typename T, typename M, bool amsgrad>
 METAL_FUNC void update(AdamWPointers<T, M> arrays, ulong start, uint length, AdamWParams params, AdamWScalars scalars,
                        uint thread_index) {
-  constexpr uint width = vectors ? 4 : 32 / sizeof(T);
-  // Each simdgroup goes through a contiguous part of the chunk.
+  constexpr uint width = by_vectors ? 4 : 32 / sizeof(T);
+  // Each simdgroup walks over a contiguous part of the chunk.
   constexpr uint part = ADAMW_CHUNK / (ADAMW_THREADS / 32);
   const uint first = thread_index / 32 * part + thread_index % 32 * width;
   const uint end = min(length, first + part);
@@ -75,22 +75,22 @@ METAL_FUNC void update(AdamWPointers<T, M> arrays, ulong start, uint length, Ada
   for (uint i = first; i < end; i += 32 * width) {
     const uint count = min(length - i, width);
     const ulong at = start + i;
-    Lanes<T, width> p = load<vectors, width>(arrays.param + at, count);
-    Lanes<T, width> g = load<vectors, width>(arrays.grad + at, count);
-    Lanes<M, width> m = load<vectors, width>(arrays.exp_avg + at, count);
-    Lanes<M, width> v = load<vectors, width>(arrays.exp_avg_sq + at, count);
+    Lanes<T, width> p = load<by_vectors, width>(arrays.param + at, count);
+    Lanes<T, width> g = load<by_vectors, width>(arrays.grad + at, count);
+    Lanes<M, width> m = load<by_vectors, width>(arrays.exp_avg + at, count);
+    Lanes<M, width> v = load<by_vectors, width>(arrays.exp_avg_sq + at, count);
     Lanes<M, width> max_v;
-    if (amsgrad) max_v = load<vectors, width>(arrays.max_exp_avg_sq + at, count);
+    if (amsgrad) max_v = load<by_vectors, width>(arrays.max_exp_avg_sq + at, count);
     if (params.unscale) {
       Lanes<T, width> unscaled;
       for (uint k = 0; k < width; ++k)
         unscaled.at[k] = static_cast<T>(static_cast<float>(g.at[k]) * scalars.inverse_scale);
-      store<vectors, width>(unscaled, arrays.grad + at, count);
+      store<by_vectors, width>(unscaled, arrays.grad + at, count);
     }
     // The operations, their order and their roundings are those of torch.optim.AdamW, so that float32 results agree.
     for (uint k = 0; k < width; ++k) {
       const float grad = static_cast<float>(g.at[k]) * grad_factor;
-      // A product by itself, which the compiler must not contract into the sum at the end.
+      // fma keeps the compiler from contracting this product into the sum at the end.
       const float decayed = fma(static_cast<float>(p.at[k]), scalars.decay, -0.0f);
       // lerp(m, grad, weight), from the nearer end.
       const float old_m = static_cast<float>(m.at[k]);
@@ -107,10 +107,10 @@ METAL_FUNC void update(AdamWPointers<T, M> arrays, ulong start, uint length, Ada
       m.at[k] = static_cast<M>(new_m);
       v.at[k] = static_cast<M>(new_v);
     }
-    store<vectors, width>(p, arrays.param + at, count);
-    store<vectors, width>(m, arrays.exp_avg + at, count);
-    store<vectors, width>(v, arrays.exp_avg_sq + at, count);
-    if (amsgrad) store<vectors, width>(max_v, arrays.max_exp_avg_sq + at, count);
+    store<by_vectors, width>(p, arrays.param + at, count);
+    store<by_vectors, width>(m, arrays.exp_avg + at, count);
+    store<by_vectors, width>(v, arrays.exp_avg_sq + at, count);
+    if (amsgrad) store<by_vectors, width>(max_v, arrays.max_exp_avg_sq + at, count);
   }
 }
 
@@ -140,10 +140,10 @@ template <typename T, typename M, bool amsgrad>
     update<false, T, M, amsgrad>(arrays, start, length, params, scalars, thread_index);
 }
 
-// 1 - exp(x) for x <= 0, to the last digit or two also where x is small.
+// 1 - exp(x) for x <= 0, accurate to the last digit or two even where x is small.
 METAL_FUNC float one_minus_exp(float x) {
   if (x < -0.5f) return 1.0f - precise::exp(x);
-  float sum = 1.0f / 362880.0f;  // Taylor: the first term left out is below 1e-9 of the sum
+  float sum = 1.0f / 362880.0f;  // Taylor: the first omitted term is below 1e-9 of the sum
   sum = fma(sum, x, 1.0f / 40320.0f);
   sum = fma(sum, x, 1.0f / 5040.0f);
   sum = fma(sum, x, 1.0f / 720.0f);
@@ -170,7 +170,7 @@ struct AdamWStep {
   device float* value;
 };
 
-// Steps that live in device memory: increments them and computes what adamw needs of them, a thread for each.
+// Increments the steps, which are in device memory, and computes AdamWScalars from them. A thread handles one step.
 kernel void adamw_scalars(constant AdamWStep* steps [[buffer(0)]], device AdamWScalars* scalars [[buffer(1)]],
                           constant AdamWStepPointers& pointers [[buffer(2)]],
                           constant AdamWStepParams& params [[buffer(3)]], uint i [[thread_position_in_grid]]) {

@@ -8,15 +8,19 @@ Tensors on other devices, and whatever a kernel does not support, go to PyTorch'
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: F401  (loads the libraries that _C links against)
 
-# linalg and optim not only when asked for: they complete the operators torch.ops.metalcore.qr and adamw_.
-from . import _C, linalg, optim  # noqa: F401
-from .activation import gelu, silu
+# All of them, not only what is asked for: they complete the operators torch.ops.metalcore.… and register the ops, whose
+# registry has the order in which they are imported.
+# isort: off
+from . import _C  # noqa: F401
+from . import activation, normalization, linalg, optim
+from .activation import *  # noqa: F403
 from .linalg import *  # noqa: F403
-from .normalization import add_rms_norm, rms_norm
-from .softmax import log_softmax, softmax
+from .normalization import *  # noqa: F403
+# isort: on
 
 __version__ = "0.1.0"
 
@@ -27,26 +31,37 @@ _LAZY = {
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
-    "report": "_report",
+    "report": "overrides",
 }
 _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"})
 
 __all__ = [
-    *linalg.__all__,
-    "add_rms_norm",
-    "gelu",
+    "active_overrides",
+    "compile_shader",
+    "disable_pytorch_overrides",
+    "enable_pytorch_overrides",
+    "explain",
+    "integrations",
     "linalg",
-    "log_softmax",
+    "msl",
+    "nn",
     "optim",
-    "rms_norm",
-    "silu",
-    "softmax",
-    *_LAZY,
-    *_LAZY_MODULES,
+    "overrides",
+    "report",
+    "simulator",
 ]
+__all__ += activation.__all__
+__all__ += linalg.__all__
+__all__ += normalization.__all__
+
+if TYPE_CHECKING:  # what __getattr__ imports
+    from . import integrations, msl, nn, overrides, simulator
+    from ._explain import explain
+    from .msl.library import compile_shader
+    from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name in _LAZY_MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _LAZY:

@@ -6,14 +6,19 @@ module needs no other part of metalcore than `msl`.
 """
 
 import hashlib
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 INCLUDE = PACKAGE / "msl" / "include"
+SETUP = PACKAGE / "_device_setup.py"
 FLAGS = ["-std=c++20", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-w"]
 
 
@@ -65,10 +70,10 @@ def find_or_build():
 
 
 def build(output):
-    """Compiles the extension as the file `output`."""
+    """Compiles the extension as the file `output`, by PyTorch's own means for extensions (_device_setup.py)."""
     import torch
 
-    compiler = find_compiler(torch.__version__).command
+    compiler = shlex.join(find_compiler(torch.__version__).command)
     headers = python_headers()
     if headers is None:
         raise RuntimeError(
@@ -76,36 +81,36 @@ def build(output):
             f"simulated device for torch {torch.__version__} has to be compiled, once. Install Python's "
             "headers (Debian, Ubuntu: apt install python3-dev)."
         )
-    root = Path(torch.__file__).parent
-    # One translation unit: PyTorch's headers take far longer to compile than what is written here.
     files = sources()
-    program = "".join(f'#include "{path.name}"\n' for path in files if path.suffix == ".cpp")
-    folders = sorted({path.parent for path in files} | {INCLUDE})
-    command = [
-        *compiler,
-        *FLAGS,
-        "-shared",
-        "-x",
-        "c++",
-        "-",
-        "-o",
-        str(output),
-        *(f"-I{path}" for path in folders),
-        "-isystem",
-        str(root / "include"),
-        "-isystem",
-        str(headers),
-        f"-L{root / 'lib'}",
-        "-lc10",
-        "-ltorch_cpu",
-        "-ltorch_python",
-    ]
-    result = subprocess.run(command, input=program, text=True, stderr=subprocess.PIPE)
-    if result.returncode:
-        raise RuntimeError(
-            f"metalcore.simulator: {' '.join(compiler)} could not compile the simulated device for "
-            f"torch {torch.__version__}:\n{result.stderr[-4000:]}"
+    environment = {
+        **os.environ,
+        # The same PyTorch, which is not to load the device that is being made.
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "TORCH_NO_COMPILER_WRAPPER": "1",
+        # In the places of the commands and flags that Python was built with.
+        **dict.fromkeys(("CC", "CXX"), compiler),
+        **dict.fromkeys(("LDSHARED", "LDCXXSHARED"), f"{compiler} -shared"),
+        **dict.fromkeys(("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"), ""),
+        "DEVICE_INCLUDE": os.pathsep.join(sorted({str(path.parent) for path in files} | {str(INCLUDE)})),
+        "DEVICE_FLAGS": " ".join(FLAGS),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(SETUP, Path(folder) / "setup.py")
+        # One translation unit: PyTorch's headers take far longer to compile than what is written here.
+        program = "".join(f'#include "{path.name}"\n' for path in files if path.suffix == ".cpp")
+        (Path(folder) / "device.cpp").write_text(program)
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", "built", "--build-temp", "work"]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
+        if done.returncode:
+            raise RuntimeError(
+                f"metalcore.simulator: {compiler} could not compile the simulated device for "
+                f"torch {torch.__version__}:\n{done.stdout[-4000:]}"
+            )
+        (built,) = (Path(folder) / "built").iterdir()
+        shutil.copyfile(built, output)
 
 
 def python_headers():
@@ -115,10 +120,8 @@ def python_headers():
 
 
 def find_compiler(torch_version):
-    if __package__:
-        from .msl import errors, host
-    else:  # in setup.py
-        from msl import errors, host
+    from .msl import errors, host
+
     try:
         return host.find_compiler()
     except errors.CompilerNotFoundError as error:

@@ -3,153 +3,167 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from . import _C, linalg
-from ._explain_composed import COMPOSED
-from .activation import gelu, silu
-from .normalization import add_rms_norm, rms_norm
-from .optim import AdamW
-from .softmax import log_softmax, softmax
+from ._core.recording import Dispatch, Plan, Recording, on_meta
+from ._core.registry import OPS, Op
 
-__all__ = ["Explanation", "Step", "explain"]
+__all__ = ["Explanation", "explain"]
 
 
-@dataclass(frozen=True)
-class Step:
-    """One dispatch: a kernel, its grid (in threadgroups, or in threads where `threads`) and its threadgroup's size."""
-
-    kernel: str
-    grid: tuple[int, int, int]
-    threadgroup: tuple[int, int, int]
-    threads: bool
-
-    def __str__(self):
-        grid, group = ("×".join(map(str, sizes)) for sizes in (self.grid, self.threadgroup))
-        return f"{self.kernel}: {grid} {'threads' if self.threads else 'threadgroups'}, {group} threads a threadgroup"
-
-
-@dataclass(frozen=True)
 class Explanation:
-    op: str
-    variant: str
-    why: str
-    steps: tuple[Step, ...]
+    """How a call would run.
+
+    Attributes:
+        op: its name.
+        variant: what the plans of its operators chose: "simd", "block, simd"; "torch" where PyTorch's op runs.
+        why: the reasons, in words.
+        plans: all choices, also those of operators inside of others.
+        steps: the dispatches, in order.
+        by_torch: the names of PyTorch's operators that run before, between and after them.
+    """
+
+    def __init__(self, op: str, recording: Recording):
+        self.op = op
+        self.recording = recording
+        self.plans: tuple[Plan, ...] = recording.plans
+        self.steps: tuple[Dispatch, ...] = recording.dispatches
+        self.by_torch = tuple(name for _, name in recording.torch_steps)
+        outer = [plan for plan in self.plans if not plan.inner]
+        self.variant = ", ".join(dict.fromkeys(plan.variant for plan in outer)) or "torch"
+        self.why = "; ".join(dict.fromkeys(plan.why for plan in outer)) or "it is left to PyTorch"
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        return tuple(step.kernel for step in self.steps)
+        """The names of the kernels, each once, in the order in which they first run."""
+        return tuple(dict.fromkeys(step.kernel for step in self.steps))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as lists, dicts, strings and numbers, for JSON."""
+        names = ("kernel", "grid", "threadgroup", "threads")
+        steps = [{name: getattr(step, name) for name in names} for step in self.steps]
+        return {"op": self.op, "variant": self.variant, "why": self.why, "steps": steps, "by_torch": [*self.by_torch]}
 
     def __str__(self):
-        return "\n".join([f"{self.op}: {self.variant} ({self.why})", *(f"  {step}" for step in self.steps)])
+        return "\n".join([f"{self.op}: {self.variant} ({self.why})", *(f"  {line}" for line in self.recording.lines())])
 
 
-def explain(op: str, *inputs, dtype: torch.dtype | None = None, **options) -> Explanation:
-    """Tells how metalcore would run an op, without running it.
+def explain(op: str, *inputs: Any, dtype: torch.dtype | None = None, **options: Any) -> Explanation:
+    """Tells how metalcore would run an op, without running it: the op's own code runs on tensors without memory.
 
     Args:
         op: the op's name, as in metalcore.<op>.
-        inputs: for each tensor argument a tensor or a shape; the first tensor's device is planned for, where there is
-            none that of PyTorch's accelerator.
+        inputs: for each tensor argument, in their order, a tensor or a shape; those with a default may be left out. The
+            first tensor's device is planned for, where there is none that of PyTorch's accelerator. For an optimizer
+            the parameters.
         dtype: of the inputs; by default the first tensor's, float32 where only shapes are given.
-        options: the op's other arguments; those that no plan depends on are ignored. For activations, softmaxes and
-            norms also `backward=True`, for the kernels of the derivative.
+        options: the op's other arguments. With `backward=True` the kernels of the derivative.
 
     Raises:
-        ValueError: an op that has no explanation, or arguments the op would not take.
+        ValueError: an op that metalcore does not have, or arguments the op would not take.
         TypeError: an input that is neither a tensor nor a shape, or an argument that the op does not have.
 
     >>> print(metalcore.explain("softmax", (8, 4096)))
     """
     if not isinstance(op, str):
         raise TypeError(f"explain(): op must be a name, not {type(op).__name__}")
+    if op not in OPS:
+        raise ValueError(f"explain knows no op {op!r}; it knows {', '.join(sorted(OPS))}")
+    entry = OPS[op]
     shapes = [_shape(value) for value in inputs]
-    _check_options(op, options)
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    backward = options.pop("backward", False)
+    if backward and not entry.backward:
+        raise TypeError(f"explain(): {op} has no argument 'backward': it has no derivative")
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
     if dtype is None:
         dtype = tensors[0].dtype if tensors else torch.float32
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"explain(): dtype must be a torch.dtype, not {dtype!r}")
-    if "normalized_shape" in options:
-        options["dims"] = len(options["normalized_shape"])
-    device = tensors[0].device.type if tensors else torch._C._get_accelerator().type
-    calls = _calls(op, shapes, options)
-    plans = [
-        _C.explain(name, list(shapes), str(dtype).removeprefix("torch."), options, device)
-        for name, shapes, options in calls
-    ]
-    return Explanation(
-        op,
-        ", ".join(dict.fromkeys(plan["variant"] for plan in plans)),
-        "; ".join(dict.fromkeys(plan["why"] for plan in plans)),
-        tuple(Step(**step) for plan in plans for step in plan["steps"]),
-    )
-
-
-def _calls(op, shapes, options):
-    if op not in COMPOSED:
-        return [(op, shapes, options)]
+    devices = [*(tensor.device.type for tensor in tensors[:1]), torch._C._get_accelerator().type, "mps"]
+    device = next(device for device in devices if device in ("mps", "cuda"))
+    if not isinstance(entry.function, type):
+        _check_options(entry, options)
     try:
-        return COMPOSED[op](shapes, options)
-    except (ValueError, IndexError):
-        raise ValueError(f"explain(): not the shapes of {op}'s arguments: {', '.join(map(str, shapes))}") from None
+        if isinstance(entry.function, type):
+            return Explanation(op, _recorded_step(entry, shapes, dtype, device, options))
+        return Explanation(op, _recorded(entry, shapes, dtype, device, options, backward))
+    except (RuntimeError, IndexError, TypeError, OverflowError) as error:
+        raise ValueError(f"explain(): {op} does not take these arguments: {error}") from error
 
 
-# Whose arguments are an op's options.
-_FUNCTIONS = {
-    "silu": silu,
-    "gelu": gelu,
-    "softmax": softmax,
-    "log_softmax": log_softmax,
-    "rms_norm": rms_norm,
-    "add_rms_norm": add_rms_norm,
-    **{
-        name: getattr(linalg, name)
-        for name in (
-            "cholesky",
-            "cholesky_ex",
-            "cholesky_solve",
-            "det",
-            "eigh",
-            "geqrf",
-            "householder_product",
-            "inv",
-            "inv_ex",
-            "lu",
-            "lu_factor",
-            "lu_factor_ex",
-            "lu_solve",
-            "ormqr",
-            "qr",
-            "slogdet",
-            "solve",
-            "solve_ex",
-            "solve_triangular",
-            "svd",
-            "syrk",
-            *COMPOSED,
-        )
-    },
-    "adamw": AdamW,
-}
+def _tensor_arguments(entry):
+    parameters = inspect.signature(entry.function).parameters
+    return [name for name, parameter in parameters.items() if "Tensor" in str(parameter.annotation) and name != "out"]
 
 
-_WITH_BACKWARD = {"silu", "gelu", "softmax", "log_softmax", "rms_norm", "add_rms_norm"}
-
-
-def _check_options(op, options):
-    if op not in _FUNCTIONS:
-        raise ValueError(f"explain knows no op {op!r}; it knows {', '.join(sorted(_FUNCTIONS))}")
-    known = list(inspect.signature(_FUNCTIONS[op]).parameters)[1:] + ["backward"] * (op in _WITH_BACKWARD)
+def _check_options(entry, options):
+    _, *others = inspect.signature(entry.function).parameters
+    known = [*others, *["backward"] * entry.backward]
     for name in options:
         if name not in known:
-            raise TypeError(f"explain(): {op} has no argument {name!r}; it has {', '.join(known)}")
+            raise TypeError(f"explain(): {entry.name} has no argument {name!r}; it has {', '.join(known)}")
+
+
+def _recorded(entry: Op, shapes, dtype, device, options, backward):
+    names = _tensor_arguments(entry)
+    if len(shapes) > len(names):
+        raise ValueError(f"explain(): {entry.name} takes {len(names)} tensors, not {len(shapes)}")
+    if not shapes:
+        raise ValueError(f"explain(): {entry.name} needs the shape of {names[0]}")
+    given = dict(zip(names, shapes))
+    for name in [name for name in names if name in options]:
+        value = options.pop(name)
+        if value is not None:
+            given[name] = _shape(value)
+    arguments = {name: _tensor(name, shape, dtype) for name, shape in given.items()}
+    for name, parameter in inspect.signature(entry.function).parameters.items():
+        if name not in arguments and name not in options and parameter.default is parameter.empty:
+            arguments[name] = _usual(entry, name, shapes[0], dtype)
+    if not backward:
+        with on_meta(device) as recorder, torch.no_grad():
+            entry.function(**arguments, **options)
+        return recorder.recording
+    for name in names:
+        if name in arguments:
+            arguments[name].requires_grad_(arguments[name].is_floating_point())
+    with on_meta(device), torch.enable_grad():
+        found = entry.results(entry.function(**arguments, **options))
+    outputs = [output for output in found if output.requires_grad]
+    with on_meta(device) as recorder:
+        torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
+    return recorder.recording
+
+
+def _tensor(name, shape, dtype):
+    return torch.empty(shape, dtype=torch.int32 if name == "pivots" else dtype, device="meta")
+
+
+def _usual(entry, name, first, dtype):
+    """What stands for an argument that has no default and was not given."""
+    usual = {"dim": -1, "upper": False, "normalized_shape": first[-1:]}
+    if name in usual:
+        return usual[name]
+    if name == "residual":
+        return _tensor(name, first, dtype)
+    raise ValueError(f"explain(): {entry.name} needs the shape of {name}")
+
+
+def _recorded_step(entry, shapes, dtype, device, options):
+    with on_meta(device):
+        parameters = [torch.nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")) for shape in shapes]
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
+        optimizer = entry.function(parameters, **options)
+    with on_meta(device) as recorder:
+        optimizer.step()
+    return recorder.recording
 
 
 def _shape(value):
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return tuple(value.shape)
     if not isinstance(value, (tuple, list)) or not all(isinstance(size, int) for size in value):
         raise TypeError(f"explain(): an input must be a tensor or a shape, such as (8, 64), not {value!r}")

@@ -41,7 +41,8 @@ class Result:
 
 
 def run(command, seconds, **environment):
-    """(exit status or None where time was up, all output). Interrupted first, so that pytest can say what it has."""
+    """(exit status or None where time was up, all output). The process is interrupted before it is killed, so that
+    pytest can say what it has."""
     process = subprocess.Popen(
         [str(word) for word in command],
         cwd=ROOT,
@@ -101,8 +102,8 @@ def sections():
 
 
 def each_section(arguments, deadline, command, **environment):
-    """Runs the program, with `command` before it, for each section: {section: (status, output)}, the kernels that none
-    launched, and how many there are."""
+    """Runs the program, with `command` before it, for each section. The result is {section: (status, output)}, the
+    kernels that no section launched, and the number of kernels."""
     names, built_in = sections()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.processes) as pool:
 
@@ -146,7 +147,7 @@ def sanitizer():
 
 
 def options(tool):
-    # Kernels that NVRTC compiled for metalcore, not PyTorch's.
+    # A sanitizer watches the kernels that NVRTC compiled for metalcore, and not PyTorch's.
     common = ["--tool", tool, "--error-exitcode", FOUND, "--kernel-name", "kns=metalcore", "--print-limit", "20"]
     special = {"memcheck": ["--report-api-errors", "no"], "racecheck": ["--racecheck-report", "all"]}
     return common + special.get(tool, [])
@@ -156,7 +157,7 @@ LINES = {"METALCORE_NVRTC_FLAGS": "-lineinfo"}  # reports name lines of source
 
 
 def environment(tool):
-    # Without PyTorch's cache each tensor is an allocation of its own, whose end a sanitizer knows.
+    # Without PyTorch's cache each tensor is an allocation of its own, and a sanitizer knows its end.
     return LINES | ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if tool == "memcheck" else {})
 
 

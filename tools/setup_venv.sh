@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Makes .venv with everything that building, testing and the examples need, pinned by constraints.txt.
-# Installs python3-venv, python3-dev and g++ by apt where they are missing and this is root; else says what to install.
-# So it does what only tests need, which are skipped without: Clang and GCC's Objective-C runtime, on which the Metal backend
-# runs on Linux, and the linker that makes the wheel for Macs. (The check of the kernels makes do with Clang 15.)
+# Makes .venv with everything that building, tests, lint, documentation and examples need, pinned by constraints.txt.
+# It installs python3-venv, python3-dev and g++ by apt where they are missing and this is root; else it says what to
+# install. It does the same with what only tests need, and tests are skipped without: Clang and GCC's Objective-C runtime,
+# on which the Metal backend runs on Linux, and the linker that makes the wheel for Macs. (Clang 15 checks the kernels.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
-packages=(torch setuptools wheel pcpp ninja numpy pytest pytest-xdist expecttest hypothesis transformers accelerate matplotlib)
-# Compiles the kernels for NVIDIA GPUs, also where there is none: the tests do.
+packages=(torch setuptools wheel pcpp ninja numpy pytest pytest-xdist expecttest hypothesis transformers accelerate matplotlib
+  ruff clang-format "pyright[nodejs]" sphinx furo myst-parser)
+# NVRTC compiles the kernels for NVIDIA GPUs. The tests do so on every machine.
 if [[ $(uname) == Linux ]]; then packages+=(nvidia-cuda-nvrtc); fi
 
 missing=()
@@ -36,7 +37,7 @@ if ((${#missing[@]})); then
   fi
 fi
 
-wanted=()  # each the names of one package, the first that apt has
+wanted=()  # each item has the names of one package, and the first that apt has is taken
 if [[ $(uname) == Linux ]]; then
   command -v clang++-19 >/dev/null || wanted+=("$(echo clang-{19..15})")
   command -v ld64.lld-19 >/dev/null || wanted+=(lld-19)

@@ -29,10 +29,10 @@ class Platform:
     """What the wheels of a platform have in common.
 
     Attributes:
-        tag: of the wheel, a regular expression.
+        tag: the wheel's tag, a regular expression.
         binaries: the names of its binaries, a regular expression.
-        of_family: what the wheel has for each file of kernels/.
-        instruction_sets: of each of which the wheel has every kernel.
+        of_family: what the wheel has for each file of kernels/, named by its path there.
+        instruction_sets: the wheel has every kernel for each of them.
         folders: {folder of the checkout: where its files are in the package}.
         machines: {machine as pip's --platform calls it: whether pip takes the wheel there}.
     """
@@ -49,7 +49,7 @@ class Platform:
 MACOS = Platform(
     "macOS",
     r"cp310-abi3-macosx_14_0_arm64",
-    r"_C\.abi3\.so|lib/metal/\w+\.metallib",
+    r"_C\.abi3\.so|lib/metal/[\w/]+\.metallib",
     ("lib/metal/{}.metal",),
     (),
     {"kernels": "kernels"},
@@ -66,7 +66,7 @@ _LINUX = {
     machine: Platform(
         "Linux",
         rf"cp310-abi3-manylinux_2_\d+_{machine}",
-        r"_C\.abi3\.so|lib/[\w-]+/\w+\.so",
+        r"_C\.abi3\.so|lib/[\w-]+/[\w/]+\.so",
         ("lib/cuda/{}.cu", "lib/cuda/{}.json"),
         sets,
         {
@@ -82,7 +82,7 @@ _LINUX = {
     )
 }
 
-# pip itself, so many times in one process: whether it finds the wheel in a folder.
+# One process asks pip itself, many times, whether it finds the wheel in a folder.
 _PIP = """
 import contextlib, json, os, sys
 from pip._internal.cli.main import main
@@ -116,7 +116,12 @@ def content_problems(path, sets=None):
     """What is wrong with what a wheel contains."""
     files, platform = _files(path), _platform(path)
     chosen = platform.instruction_sets if sets is None else [name for name in sets.split(",") if name]
-    return [*_source_problems(files, platform), *_binary_problems(files, platform, chosen), *_metal_problems(files)]
+    return [
+        *_source_problems(files, platform),
+        *_binary_problems(files, platform, chosen),
+        *_index_problems(files),
+        *_metal_problems(files),
+    ]
 
 
 def _files(path):
@@ -159,7 +164,7 @@ def _metadata_problems(files, platform):
 
 
 def _source_problems(files, platform):
-    """Modules, headers and sources are the checkout's, of which an earlier build may have left something else."""
+    """Modules, headers and sources must be the checkout's. An earlier build may have left other ones."""
     sources = {
         path.relative_to(ROOT).as_posix(): path
         for suffix in ("py", "h")
@@ -181,8 +186,8 @@ def _source_problems(files, platform):
 
 def _binary_problems(files, platform, sets):
     libraries = [f"lib/{folder}/{{}}.so" for folder in (*sets, "checking") if sets]
-    for source in sorted((ROOT / "kernels").rglob("*.metal")):
-        for name in (f"metalcore/{pattern.format(source.stem)}" for pattern in (*libraries, *platform.of_family)):
+    for family in _families():
+        for name in (f"metalcore/{pattern.format(family)}" for pattern in (*libraries, *platform.of_family)):
             if name not in files:
                 yield f"{name} is missing"
     if "metalcore/_C.abi3.so" not in files:
@@ -194,15 +199,23 @@ def _binary_problems(files, platform, sets):
             yield f"{name} is a binary for {kind}"
 
 
+def _families():
+    """The files of kernels/, by their paths there."""
+    folder = ROOT / "kernels"
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.metal"))
+
+
+def _index_problems(files):
+    index = files.get("metalcore/lib/index", b"").decode()
+    known = [line.split()[0] for line in index.splitlines() if len(line.split()) > 1]
+    if sorted(known) != _families():
+        yield "metalcore/lib/index has not the families of kernels/, each with its kernels"
+
+
 def _metal_problems(files):
-    sources = [name for name in files if re.fullmatch(r"metalcore/lib/metal/\w+\.metal", name)]
-    index = files.get("metalcore/lib/metal/index", b"").decode()
-    known = {line.split()[0] for line in index.splitlines() if len(line.split()) > 1}
-    for name in sorted(sources):
+    for name in sorted(name for name in files if re.fullmatch(r"metalcore/lib/metal/[\w/]+\.metal", name)):
         if re.search(rb'^\s*#\s*include\s*"', files[name], re.MULTILINE):
             yield f"{name} includes a file, which Metal cannot find"
-        if Path(name).stem not in known:
-            yield f"metalcore/lib/metal/index knows no kernel of {name}"
 
 
 def _resolution_problems(path, platform):

@@ -1,30 +1,40 @@
-"""silu and gelu, forward, backward and both through autograd."""
+"""Activations of single elements, forward, backward and both through autograd."""
 
 import functools
 import math
+from inspect import signature
 
 import torch
-import torch.nn.functional as F
 
-import metalcore
+from metalcore._core.registry import OPS
 
 from ..harness.case import DTYPES, Comparison, backward, forward_backward, size_text
 
-OPS = {
-    "silu": (metalcore.silu, F.silu),
-    "gelu": (metalcore.gelu, F.gelu),
-    "gelu tanh": tuple(functools.partial(gelu, approximate="tanh") for gelu in (metalcore.gelu, F.gelu)),
-}
-# Passes over an array of the input's size: reads of x (and grad), writes of y (or x.grad).
+
+@functools.cache
+def elementwise():
+    """{name: (ours, PyTorch's)} of the activations of single elements, in each of their modes. Softmaxes, which have a
+    dimension, are not among them."""
+    return {
+        " ".join([op.name, *options.values()]): tuple(
+            functools.partial(function, **options) for function in (op.function, op.reference)
+        )
+        for op in OPS.values()
+        if op.function.__module__.startswith("metalcore.activation.") and "dim" not in signature(op.function).parameters
+        for options in (sample.options for sample in op.samples())
+    }
+
+
+# Passes over an array of the input's size: the kernel reads x (and grad), and writes y (or x.grad).
 PASSES = {"forward": (functools.partial, 2), "backward": (backward, 3), "forward+backward": (forward_backward, 5)}
 SHAPES = {"gpu": [(4096, 4096), (32768, 1024), (64, 1024)], "simulator": [(1024, 4096)], "quick": [(4, 64)]}
-TARGETS = {"share": 0.9, "speedup": 0.98}  # as fast: at the memory's limit 2% is what runs differ by
+TARGETS = {"share": 0.9, "speedup": 0.98}  # as fast: runs at the memory's limit differ by 2%
 
 
 def cases(scale):
     return [
         case(op, kind, shape, dtype, scale)
-        for op in OPS
+        for op in elementwise()
         for kind in PASSES
         for shape in SHAPES[scale]
         for dtype in DTYPES
@@ -33,7 +43,7 @@ def cases(scale):
 
 def case(op, kind, shape, dtype, scale):
     bind, passes = PASSES[kind]
-    ours, theirs = OPS[op]
+    ours, theirs = elementwise()[op]
     large = scale == "gpu" and math.prod(shape) >= 1 << 24
     return Comparison(
         name=f"{op} {kind}",

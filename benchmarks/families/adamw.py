@@ -1,7 +1,7 @@
 """A step of optim.AdamW on many parameters, against torch.optim.AdamW's fused and foreach steps.
 
-metalcore keeps the moments of 16-bit parameters in float32, torch in 16 bits: the bytes, and with them the limit, are
-those of metalcore's step.
+metalcore keeps the moments of 16-bit parameters in float32, and torch keeps them in 16 bits. The bytes, and with them
+the limit, are those of metalcore's step.
 """
 
 import functools
@@ -24,15 +24,14 @@ def cases(scale):
     found = []
     for count, shape in LISTS[scale]:
         for dtype in (torch.float32, torch.bfloat16):
-            for against in ("fused", "foreach"):
-                found.append(case(count, shape, dtype, against))
+            found += [case(count, shape, dtype, against) for against in ("fused", "foreach")]
             if scale == "gpu":
                 found.append(case(count, shape, dtype, "fused", captured=True))
     return found
 
 
 def case(count, shape, dtype, against, captured=False):
-    """A step as a training loop calls it, with what the host does; or captured in a graph, for the GPU's part alone."""
+    """A step as a training loop calls it, with the host's work. A captured one has the GPU's work alone."""
     elements = count * torch.Size(shape).numel()
     options = {"capturable": True} if captured else {}
     return Comparison(
@@ -43,10 +42,10 @@ def case(count, shape, dtype, against, captured=False):
         bind=bind,
         ours=functools.partial(metalcore.optim.AdamW, **options),
         theirs=functools.partial(torch.optim.AdamW, **{against: True}, **options),
-        # Parameter, gradient and two moments read; all but the gradient written.
+        # A step reads the parameter, the gradient and two moments, and writes all of them except the gradient.
         bytes=elements * (3 * dtype.itemsize + 4 * 4),
         graph=captured,
-        # Where both do the same work: PyTorch keeps the moments of 16-bit parameters in 16 bits.
+        # Both do the same work in float32 alone: PyTorch keeps the moments of 16-bit parameters in 16 bits.
         targets={"speedup": 1.0} if against == "fused" and dtype is torch.float32 else {},
     )
 

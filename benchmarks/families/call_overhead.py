@@ -1,94 +1,109 @@
-"""What the host pays for a call: ops on 16 elements, against PyTorch's ops and, on NVIDIA GPUs, a bare launch."""
+"""What the host pays for a call of every op, on its smallest sample, against PyTorch's op.
 
-import statistics
+Three modes: under no_grad; forward with grad, whose graph is made; forward and backward. "overridden" is PyTorch's own
+function while enable_pytorch_overrides() is on for it, against the same function without.
+"""
+
+import contextlib
+import functools
 
 import torch
-import torch.nn.functional as F
 
 import metalcore
+from metalcore._core.registry import OPS
 
-from ..harness.case import Sampled, Samples
+from ..harness.case import Sampled, Samples, size_text
 from ..harness.launch import bare_launch
 
-# The calls of a sample: fewer on a GPU than its queue holds, so that the host never waits for it.
-CALLS = {"gpu": 500, "simulator": 2000, "quick": 20}
-OVERHEAD = 10e-6
-FORWARD = {
-    "silu": (lambda x, w: metalcore.silu(x), lambda x, w: F.silu(x)),
-    "gelu": (lambda x, w: metalcore.gelu(x), lambda x, w: F.gelu(x)),
-    "softmax": (lambda x, w: metalcore.softmax(x, -1), lambda x, w: F.softmax(x, -1)),
-    "rms_norm": (lambda x, w: metalcore.rms_norm(x, (16,), w), lambda x, w: F.rms_norm(x, (16,), w)),
-    "ops.silu (no routing)": (lambda x, w: torch.ops.metalcore.silu(x), lambda x, w: torch.ops.aten.silu(x)),
-}
+# What a sample may take, and how many calls it is made of at most: fewer on a GPU than its queue holds, so that the
+# host never waits for it.
+SECONDS = {"gpu": 0.01, "simulator": 0.01, "quick": 1e-4}
+MOST_CALLS = 500
+# Of no_grad's the seconds beyond PyTorch's, of both passes' the share of PyTorch's time.
+TARGETS = {"no_grad": {"excess": 2e-6}, "forward": {}, "forward+backward": {"speedup": 1 / 1.15}}
 
 
 def cases(scale):
-    calls = CALLS[scale]
-    found = [
-        Sampled(name=name, sample=lambda run, sides=sides: compare(run, *sides, calls), targets={"overhead": OVERHEAD})
-        for name, sides in FORWARD.items()
-    ]
-    found.append(
-        Sampled(
-            name="silu that requires grad", sample=lambda run: compare(run, *FORWARD["silu"], calls, requires_grad=True)
-        )
-    )
-    found.append(
-        Sampled(name="F.silu, overridden", sample=lambda run: overridden(run, calls), targets={"overhead": OVERHEAD})
-    )
-    if scale == "gpu":
-        found.append(Sampled(name="bare launch", sample=lambda run: launch(run, calls)))
-    return found
+    found = [case for op in OPS.values() for case in cases_of(op, scale)]
+    return [*found, Sampled(name="bare launch", sample=lambda run: launch(run, scale))] if scale == "gpu" else found
 
 
-def compare(run, ours, theirs, calls, requires_grad=False):
+def cases_of(op, scale):
+    sample = op.smallest_sample()
+    for overridden in (False, True) if op.override else (False,):
+        for mode in TARGETS if op.backward and sample.backward else ("no_grad",):
+            yield Sampled(
+                name=f"{op.name} {mode}{', overridden' if overridden else ''}",
+                shape=", ".join(map(size_text, sample.shapes)),
+                dtype=torch.float32,
+                targets=TARGETS[mode],
+                sample=functools.partial(compare, op, sample, mode, overridden, scale),
+            )
+
+
+def compare(op, sample, mode, overridden, scale, run):
     device = run.device
-    with device.session(), torch.set_grad_enabled(requires_grad):
-        x, weight = torch.randn(1, 16, requires_grad=requires_grad), torch.randn(16)
-        sides = [
-            (function, x.detach().to(where).requires_grad_(requires_grad), weight.to(where))
-            for function, where in ((ours, device.ours), (theirs, device.theirs))
-        ]
-        times = host_seconds(run, [lambda f=f, x=x, w=w: f(x, w) for f, x, w in sides], calls)
-        overhead = statistics.median(times[0]) - launch_seconds(run, calls) if device.name == "cuda" else None
-        return Samples(ours=times[0], theirs=times[1], method=method(device), calls=calls, overhead=overhead)
+    switch = functools.partial(metalcore.enable_pytorch_overrides, op.name) if overridden else contextlib.nullcontext
+    function = op.reference if overridden else op.function
+    with device.session(), torch.set_grad_enabled(mode != "no_grad"):
+        with switch():
+            ours = bind(op, sample, function, device.ours, mode)
+        theirs = bind(op, sample, op.reference, device.theirs, mode)
+        times, calls = host_seconds(run, [(switch, ours), (contextlib.nullcontext, theirs)], scale)
+    return Samples(ours=times[0], theirs=times[1], method=method(device), calls=calls)
 
 
-def overridden(run, calls):
-    with metalcore.enable_pytorch_overrides("silu"):
-        found = compare(run, lambda x, w: F.silu(x), lambda x, w: x, calls)
-    return Samples(ours=found.ours, method=found.method, calls=calls, overhead=found.overhead)
+def bind(op, sample, function, device, mode):
+    """The call without arguments that is timed."""
+    with torch.no_grad():
+        arguments = sample.arguments(*sample.make(device, torch.float32))
+    leaves = []
+    if mode != "no_grad":
+        leaves = [value for value in arguments if isinstance(value, torch.Tensor) and value.is_floating_point()]
+        for leaf in leaves:
+            leaf.requires_grad_()
+    forward = functools.partial(op.call, function, *arguments, **sample.options)
+    if mode != "forward+backward":
+        return forward
+    directions = [torch.randn_like(output) for output in differentiable(forward())]
+    return lambda: torch.autograd.grad(differentiable(forward()), leaves, directions, allow_unused=True)
 
 
-def launch(run, calls):
+def differentiable(found):
+    found = [found] if isinstance(found, torch.Tensor) else found
+    return [value for value in found if isinstance(value, torch.Tensor) and value.requires_grad]
+
+
+def launch(run, scale):
     with run.device.session():
-        return Samples(ours=launch_times(run, calls), method=method(run.device), calls=calls)
+        sides = [(contextlib.nullcontext, call) for call in bare_launch()]
+        (launched, refused), calls = host_seconds(run, sides, scale)
+        return Samples(ours=[a - b for a, b in zip(launched, refused)], method=method(run.device), calls=calls)
 
 
-def launch_times(run, calls):
-    launched, refused = host_seconds(run, bare_launch(), calls)
-    return [a - b for a, b in zip(launched, refused)]
+def host_seconds(run, sides, scale):
+    """Seconds of the host per call, a list per side, in turns, and how many calls a sample has. A side is a context,
+    which is not timed, and a call in it. What the device does meanwhile does not count."""
+    device, times = run.device, [[] for _ in sides]
+    calls = 1
+    for round_ in range(-2, run.rounds):  # the first warms up, the second tells how many calls there is time for
+        found = [seconds(device, side, calls) for side in sides]
+        if round_ == -1:
+            calls = max(1, min(MOST_CALLS, int(SECONDS[scale] / max(found))))
+        if round_ >= 0:
+            for side, value in zip(times, found):
+                side.append(value)
+    return times, calls
 
 
-def launch_seconds(run, calls):
-    return statistics.median(launch_times(run, calls))
-
-
-def host_seconds(run, sides, calls):
-    """Seconds of the host per call, a list per side, in turns. What the device does meanwhile does not count."""
-    device = run.device
-    times = [[] for _ in sides]
-    for round_ in range(-1, run.rounds):  # the first warms up
-        for call, found in zip(sides, times):
-            device.synchronize()
-            begin = device.clock()
-            for _ in range(calls):
-                call()
-            seconds = device.clock() - begin
-            if round_ >= 0:
-                found.append(seconds / calls)
-    device.synchronize()
-    return times
+def seconds(device, side, calls):
+    switch, call = side
+    with switch():
+        device.synchronize()
+        begin = device.clock()
+        for _ in range(calls):
+            call()
+        return (device.clock() - begin) / calls
 
 
 def method(device):

@@ -8,7 +8,7 @@ import metalcore
 
 from ..harness.case import Comparison, size_text
 
-# With the least speedup that is wanted, if any. linalg_map has all sizes and batches.
+# A shape has the least speedup that is wanted, or None. linalg_map has all sizes and batches.
 SHAPES = {
     "gpu": {
         (4096, 32, 32): 2,
@@ -57,7 +57,7 @@ def positive_definite(shape, device):
 
 
 def least_bytes(shape):
-    """One triangle of A read, the whole of L written, in float32."""
+    """The op reads one triangle of A and writes the whole of L, in float32."""
     *batch, n, _ = shape
     return 4 * math.prod(batch) * (n * (n + 1) // 2 + n * n)
 

@@ -1,8 +1,7 @@
 """The first call of each kernel family in a new process: compiled with an empty cache, then loaded from the cache.
 
-The time is that of the call until its result is there, in a process that has used the device before; the first family
-of a process (silu) also loads the compiler. On the simulated device the built-in kernels are compiled already, and only
-compile_shader compiles.
+The time ends when the call's result is there. The process has used the device before, and its first family (silu) also
+loads the compiler. On the simulated device the built-in kernels are compiled already, and only compile_shader compiles.
 """
 
 import functools
@@ -22,7 +21,7 @@ SOURCE = "kernel void twice(device float* x, uint i [[thread_position_in_grid]])
 
 
 def first_uses(device):
-    """What is called, by name; made late, since nothing of metalcore may be used before it is timed."""
+    """{name: the call}. It is made late, since nothing may use metalcore before it is timed."""
     import metalcore
 
     x, w = torch.randn(64, 1024, device=device), torch.randn(1024, device=device)
@@ -61,7 +60,7 @@ def cases(scale):
 
 
 def samples(found):
-    """Of seconds; raises the first that is an error."""
+    """The Samples of a list of seconds. The first one that is the text of an error is raised."""
     for error in found:
         if isinstance(error, str):
             raise RuntimeError(error)
@@ -69,8 +68,8 @@ def samples(found):
 
 
 def process_times(device, rounds):
-    """{state: [{name: seconds, or the text of an error} of each round]}: a round is a process with an empty cache, and
-    one after it."""
+    """{state: [{name: seconds, or the text of an error} for each round]}. A round is a process with an empty cache,
+    and a second one after it."""
     found = {state: [] for state in TARGETS}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as cache:

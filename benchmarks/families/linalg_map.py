@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import functools
 
 import torch
 
 import metalcore
+from metalcore._core.registry import OPS
 
 from ..harness.case import Cell, Row, size_text
 
@@ -17,15 +17,8 @@ BYTES = 1 << 30  # of the matrices
 TARGETS = {"speedup": 1 / 1.1}
 
 
-@dataclass(frozen=True)
-class Op:
-    theirs: Callable
-    # (matrices of normal random numbers) -> the function's arguments.
-    arguments: Callable = lambda A: (A,)
-
-
 def positive(A):
-    """Positive definite, with a condition that does not depend on the size."""
+    """Positive definite matrices, whose condition does not depend on the size."""
     n = A.shape[-1]
     return A @ A.mT / n + torch.eye(n, device=A.device)
 
@@ -35,7 +28,7 @@ def symmetric(A):
 
 
 def triangular(A):
-    """Lower triangular, and well-conditioned."""
+    """Lower triangular matrices that are well-conditioned."""
     n = A.shape[-1]
     return A.tril(-1) / n + 2 * torch.eye(n, device=A.device)
 
@@ -62,54 +55,47 @@ def few(A):
     return A, min(6, A.shape[-1])
 
 
-# By metalcore's names.
-OPS = {
-    "svd": Op(torch.linalg.svd),
-    "svdvals": Op(torch.linalg.svdvals),
-    "eigh": Op(torch.linalg.eigh, lambda A: (symmetric(A),)),
-    "eigvalsh": Op(torch.linalg.eigvalsh, lambda A: (symmetric(A),)),
-    "pinv": Op(torch.linalg.pinv),
-    "matrix_rank": Op(torch.linalg.matrix_rank),
-    "cond": Op(torch.linalg.cond),
-    "svd_lowrank": Op(torch.svd_lowrank, few),
-    "pca_lowrank": Op(torch.pca_lowrank, few),
-    "qr": Op(torch.linalg.qr),
-    "geqrf": Op(torch.geqrf),
-    "householder_product": Op(torch.linalg.householder_product, reflectors),
-    "ormqr": Op(torch.ormqr, lambda A: (*reflectors(A), torch.randn_like(A))),
-    "lstsq": Op(torch.linalg.lstsq, lambda A: (A, column(A))),
-    "cholesky": Op(torch.linalg.cholesky, lambda A: (positive(A),)),
-    "cholesky_ex": Op(torch.linalg.cholesky_ex, lambda A: (positive(A),)),
-    "cholesky_solve": Op(torch.cholesky_solve, lambda A: (column(A), triangular(A))),
-    "lu": Op(torch.linalg.lu),
-    "lu_factor": Op(torch.linalg.lu_factor),
-    "lu_factor_ex": Op(torch.linalg.lu_factor_ex),
-    "lu_solve": Op(torch.linalg.lu_solve, lambda A: (*factors(A), column(A))),
-    "solve": Op(torch.linalg.solve, lambda A: (A, column(A))),
-    "solve_ex": Op(torch.linalg.solve_ex, lambda A: (A, column(A))),
-    "inv": Op(torch.linalg.inv),
-    "inv_ex": Op(torch.linalg.inv_ex),
-    "det": Op(torch.linalg.det),
-    "slogdet": Op(torch.linalg.slogdet),
-    "solve_triangular": Op(
-        lambda A, B: torch.linalg.solve_triangular(A, B, upper=False), lambda A: (triangular(A), torch.randn_like(A))
-    ),
-    "trsm": Op(
-        lambda A, B: torch.linalg.solve_triangular(A, B, upper=False), lambda A: (triangular(A), torch.randn_like(A))
-    ),
-    "syrk": Op(lambda A: A @ A.mT),
+def lower(function):
+    """solve_triangular, told which triangle is meant."""
+    return functools.partial(function, upper=False)
+
+
+# Of the ops that take another argument than matrices of normal random numbers, their arguments.
+ARGUMENTS = {
+    "cholesky": lambda A: (positive(A),),
+    "cholesky_ex": lambda A: (positive(A),),
+    "cholesky_solve": lambda A: (column(A), triangular(A)),
+    "eigh": lambda A: (symmetric(A),),
+    "eigvalsh": lambda A: (symmetric(A),),
+    "householder_product": reflectors,
+    "lstsq": lambda A: (A, column(A)),
+    "lu_solve": lambda A: (*factors(A), column(A)),
+    "ormqr": lambda A: (*reflectors(A), torch.randn_like(A)),
+    "pca_lowrank": few,
+    "solve": lambda A: (A, column(A)),
+    "solve_ex": lambda A: (A, column(A)),
+    "solve_triangular": lambda A: (triangular(A), torch.randn_like(A)),
+    "svd_lowrank": few,
+    "trsm": lambda A: (triangular(A), torch.randn_like(A)),
 }
-OURS = {"solve_triangular": lambda A, B: metalcore.linalg.solve_triangular(A, B, upper=False)}
+BIND = {"solve_triangular": lower}
+# PyTorch has nothing for them.
+LEFT_OUT = ("larfb", "larft")
+MAPPED = {name: OPS[name] for name in metalcore.linalg.__all__ if name not in LEFT_OUT}
+
+
+def arguments(name, A):
+    """Those of an op, made of matrices of normal random numbers."""
+    return ARGUMENTS[name](A) if name in ARGUMENTS else (A,)
 
 
 def cases(scale):
-    there = [name for name in OPS if hasattr(metalcore.linalg, name)]
-    return [cell for name in there for n in SIZES[scale] for cell in row(name, n, BATCHES[scale])]
+    return [cell for name in MAPPED for n in SIZES[scale] for cell in row(name, n, BATCHES[scale])]
 
 
 def row(name, n, batches):
     """An op's cells for one size, which share what they learn of each other."""
-    shared, op = Row(), OPS[name]
+    shared, op, bind = Row(), MAPPED[name], BIND.get(name, lambda function: function)
     for batch in batches:
         shape = (n, n) if batch == 1 else (batch, n, n)
         if 4 * batch * n * n <= BYTES:
@@ -120,8 +106,8 @@ def row(name, n, batches):
                 n=n,
                 batch=batch,
                 row=shared,
-                inputs=lambda device, shape=shape: op.arguments(torch.randn(shape, device=device)),
-                ours=OURS.get(name) or getattr(metalcore.linalg, name),
-                theirs=op.theirs,
+                inputs=lambda device, shape=shape: arguments(name, torch.randn(shape, device=device)),
+                ours=bind(op.function),
+                theirs=bind(op.reference),
                 targets=TARGETS,
             )

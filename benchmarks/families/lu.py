@@ -8,7 +8,7 @@ import metalcore
 
 from ..harness.case import Comparison, size_text
 
-# (function, shape of A, columns of B): the least speedup that is wanted.
+# The keys are (function, shape of A, columns of B), the values the least speedup that is wanted.
 NO_SLOWER = 1 / 1.1
 SYSTEMS = {
     "gpu": {
@@ -92,22 +92,22 @@ def case(name, shape, columns, least):
         inputs=inputs,
         bytes=least_bytes(name, shape, columns),
         flops=lu_flops(name, shape, columns),
-        graph=False,  # most of them wait for info, and PyTorch's call cuSOLVER per matrix
+        graph=False,  # most calls wait for info, and PyTorch's functions call cuSOLVER for each matrix
         variant=lambda *tensors: metalcore.explain(name, *tensors).variant,
         targets={"speedup": least} if least else {},
     )
 
 
 def least_bytes(name, shape, columns):
-    """A read, and B; written LU, or P, L and U, or X, in float32."""
+    """The function reads A and B, and writes LU, or P, L and U, or X, in float32."""
     *batch, n, _ = shape
     written = {"lu_factor": 1, "lu": 3, "inv": 1}.get(name, 0)
     return 4 * math.prod(batch) * (n * n * (1 + written) + 2 * n * columns)
 
 
 def lu_flops(name, shape, columns):
-    """Of the factorization, and for each column of B, or of the identity, of two triangular systems (Golub and Van
-    Loan, Matrix Computations, 3.2 and 3.1)."""
+    """The operations of the factorization, and of two triangular systems for each column of B or of the identity (Golub
+    and Van Loan, Matrix Computations, 3.2 and 3.1)."""
     *batch, n, _ = shape
     factor = 0 if name == "lu_solve" else 2 * n**3 / 3
     solve = 4 * n**3 / 3 if name == "inv" else 2 * n * n * columns

@@ -8,7 +8,7 @@ import metalcore
 
 from ..harness.case import Comparison, size_text
 
-# With the least speedup that is wanted, if any.
+# A shape has the least speedup that is wanted, or None.
 SHAPES = {
     "gpu": {
         (16384, 16, 16): 1500,
@@ -48,21 +48,21 @@ def case(shape, least):
         inputs=lambda device: (torch.randn(shape, device=device),),
         bytes=least_bytes(shape),
         flops=householder_flops(shape),
-        graph=False,  # torch.linalg.qr of a batch calls cuSOLVER per matrix; what the host adds is part of its time
+        graph=False,  # torch.linalg.qr calls cuSOLVER for each matrix, and the host's part counts
         variant=lambda a: metalcore.explain("qr", a).variant,
         targets={"speedup": least} if least else {},
     )
 
 
 def least_bytes(shape):
-    """A read, Q and R written, in float32."""
+    """The op reads A, and writes Q and R, in float32."""
     *batch, m, n = shape
     k = min(m, n)
     return 4 * math.prod(batch) * (m * n + m * k + k * n)
 
 
 def householder_flops(shape):
-    """Of the factorization and of forming the reduced Q (Golub and Van Loan, Matrix Computations, 5.2)."""
+    """The operations of the factorization and of the reduced Q (Golub and Van Loan, Matrix Computations, 5.2)."""
     *batch, m, n = shape
     k = min(m, n)
     factor = 4 * m * n * k - 2 * (m + n) * k**2 + 4 * k**3 / 3

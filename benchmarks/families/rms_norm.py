@@ -1,4 +1,4 @@
-"""rms_norm and add_rms_norm with a weight, forward, backward and both; against F.rms_norm, of x + residual."""
+"""rms_norm and add_rms_norm with a weight, forward, backward and both, against F.rms_norm (after x + residual)."""
 
 import functools
 import math
@@ -12,8 +12,8 @@ from ..harness.case import DTYPES, Comparison, backward, forward_backward, size_
 from .softmax import SHAPES, TARGETS
 
 KINDS = {"forward": functools.partial, "backward": backward, "forward+backward": forward_backward}
-# Passes over an array of the input's size: x, y; grad, x, x.grad. And x, residual, total, y; grad of y, grad of total,
-# total, the gradient of x, which is the residual's too. What depends on the row or the column only does not count.
+# Passes over an array of the input's size. rms_norm: x, y; backward grad, x, x.grad. add_rms_norm: x, residual, total,
+# y; backward both grads, total, x.grad, which is the residual's too. Numbers per row or per column do not count.
 PASSES = {"rms_norm": {"forward": 2, "backward": 3}, "add_rms_norm": {"forward": 4, "backward": 4}}
 for _passes in PASSES.values():
     _passes["forward+backward"] = sum(_passes.values())

@@ -8,7 +8,7 @@ import metalcore
 
 from ..harness.case import Comparison, size_text
 
-# (shape of A, right-hand sides); no slower anywhere.
+# (shape of A, right-hand sides). The target is that no case is slower.
 SYSTEMS = {
     "gpu": [
         ((16384, 4, 4), 1),

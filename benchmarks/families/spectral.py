@@ -1,4 +1,4 @@
-"""What is made of the singular values and eigenvalues: pinv, matrix_rank, cond, svd_lowrank."""
+"""Functions that use singular values or eigenvalues: pinv, matrix_rank, cond, svd_lowrank."""
 
 import functools
 
@@ -13,7 +13,7 @@ SQUARE = {
     "simulator": [(256, 8, 8), (64, 32, 32)],
     "quick": [(2, 8, 8)],
 }
-# Weight matrices.
+# The shapes are those of weight matrices.
 LOWRANK = {"gpu": [(4096, 4096), (11008, 4096), (64, 1024, 256)], "simulator": [(512, 256)], "quick": [(40, 20)]}
 OPS = {
     "pinv": (metalcore.pinv, torch.linalg.pinv),

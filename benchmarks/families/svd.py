@@ -11,7 +11,7 @@ from ..harness.case import Comparison, size_text
 
 LEAST = 1 / 1.1
 
-# With the least speedup that is wanted.
+# Each shape has the least speedup that is wanted.
 SHAPES = {
     "gpu": {
         (4096, 32, 32): 2,
@@ -47,14 +47,14 @@ def case(shape, least):
         theirs=functools.partial(torch.linalg.svd, full_matrices=False),
         inputs=lambda device: (torch.randn(shape, device=device),),
         bytes=least_bytes(shape),
-        graph=False,  # torch.linalg.svd of a batch calls cuSOLVER per matrix; what the host adds is part of its time
+        graph=False,  # torch.linalg.svd calls cuSOLVER for each matrix, and the host's part counts
         variant=lambda a: metalcore.explain("svd", a, full_matrices=False).variant,
         targets={"speedup": least} if least else {},
     )
 
 
 def least_bytes(shape):
-    """A read, U, S and Vh written, in float32."""
+    """The op reads A, and writes U, S and Vh, in float32."""
     *batch, m, n = shape
     k = min(m, n)
     return 4 * math.prod(batch) * (m * n + m * k + k + k * n)

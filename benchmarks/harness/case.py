@@ -1,9 +1,9 @@
 """What a family file is made of.
 
 A family is a module of benchmarks/families with a docstring (its title) and `cases(scale)`, a list of cases for "gpu",
-"simulator" or "quick" (tiny inputs). Most are a `Comparison`: inputs, two functions of them, and the
-bytes and arithmetic without which neither could do. Whatever is not a call on a device is a `Sampled` case, which
-measures itself. A map's `Cell` is a comparison that is measured as briefly as will do.
+"simulator" or "quick" (tiny inputs). Most cases are a `Comparison`: inputs, two functions of them, and the bytes and
+operations that both need at least. A case that is no call on a device is `Sampled`, and measures itself. A map's `Cell`
+is a comparison that is measured briefly.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import torch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# A target's quantity, and on which side of its bound a value has to be.
+# A value meets a target where it is on this side of the target's bound.
 TARGETS = {
     "speedup": ">=",  # PyTorch's time over ours
     "share": ">=",  # the physical limit's time over ours
     "seconds": "<=",  # our time
-    "overhead": "<=",  # seconds of our call beyond a bare launch
+    "excess": "<=",  # seconds of our call beyond PyTorch's
+    "overhead": "<=",  # seconds of our call beyond a bare launch; runs before December 2026 had it
 }
 
 
@@ -42,13 +43,13 @@ class Case:
 class Comparison(Case):
     """Our function against PyTorch's on the same inputs, timed by the device."""
 
-    # Makes a tuple of inputs on a device. Called several times where inputs take turns.
+    # It makes a tuple of inputs on a device. It is called several times where inputs take turns.
     inputs: Callable[[torch.device], tuple]
     ours: Callable
     theirs: Callable
     # (function, *inputs) -> a call without arguments, of which only the call is timed.
     bind: Callable = functools.partial
-    # The least that memory and arithmetic units have to do: float32 operations, and bytes read and written once.
+    # Memory and arithmetic units have to do at least this: bytes read and written once, and float32 operations.
     bytes: int = 0
     flops: int = 0
     # Whether the calls can be captured in a CUDA graph, so that only the GPU's time counts and not the host's.
@@ -59,15 +60,15 @@ class Comparison(Case):
 
 @dataclass(frozen=True, kw_only=True)
 class Cell(Case):
-    """One cell of a speed-up map: an op on a batch of n x n matrices. Both sides are called eagerly, on inputs that may
-    lie in the cache."""
+    """One cell of a speed-up map: an op on a batch of n x n matrices. Both sides are called eagerly. Their inputs
+    may lie in the cache."""
 
     n: int
     batch: int
     inputs: Callable[[torch.device], tuple]
     ours: Callable
     theirs: Callable
-    # What the cells of one op and n know of each other, of smaller batches first.
+    # The cells of one op and n share it. Those with smaller batches are measured first.
     row: Row
 
 
@@ -81,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled(Case):
-    """Something that is not measured on a device's clock: `sample(run)` gives the Samples."""
+    """A case that no device's clock measures: `sample(run)` gives the Samples."""
 
     sample: Callable
 
@@ -93,20 +94,18 @@ class Samples:
     ours: list[float]
     theirs: list[float] | None = None
     method: str = "wall-clock time"
-    # Calls in a sample, and sets of inputs that take turns in it.
+    # A sample has this many calls, and this many sets of inputs take turns in it.
     calls: int = 1
     sets: int = 1
     # Whether these sets fit into the last-level cache, so that no limit by memory applies.
     cached: bool = False
-    # Seconds of our call beyond a bare launch.
-    overhead: float | None = None
-    # The batch that PyTorch's time was measured with, where it is that time as many times over as the batch is larger.
+    # The smaller batch that PyTorch's time was measured with, where that time was multiplied.
     theirs_batch: int | None = None
     variant: str = ""
 
 
 def backward(function, *inputs):
-    """Binds a function's backward pass: its graph is made once, and gone through again in each call."""
+    """Binds a function's backward pass. Its graph is made once, and each call goes through it again."""
     inputs = [x.detach().requires_grad_() for x in inputs]
     outputs = _tuple(function(*inputs))
     grads = [torch.randn_like(output) for output in outputs]

@@ -1,8 +1,8 @@
 """Measures the cells of a speed-up map: hundreds of comparisons in minutes, of calls between microseconds and seconds.
 
-A map's row is one op on matrices of one size, its cells are batches from small to large. What a cell took tells what
-the next may take: where PyTorch would need long, its time for the smaller batch is multiplied, as it loops over the
-matrices there; where we would, the cell is left out.
+A map's row is one op on matrices of one size, and its cells are batches from small to large. The time of one cell says
+what the next may take. Where PyTorch would take long, it loops over the matrices, and its time for the smaller batch is
+multiplied. Where metalcore would take long, the cell is left out.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from .case import Samples
 from .measure import Side, alternate
 
 ROUNDS = 7
-# Above it a call is timed once, in seconds; below it in rounds.
+# A call that takes longer is timed once; others are timed in rounds.
 SLOW_SECONDS = 0.02
-# Of both sides' rounds.
+# The rounds of both sides take this long together.
 CELL_SECONDS = 0.3
 # PyTorch's time is multiplied where a call is expected to take longer.
 THEIRS_SECONDS = 0.5
-# A cell is left out where we took longer for the one before.
+# A cell is left out where metalcore took longer for the one before.
 OURS_SECONDS = 0.15
 
 
 class Skipped(Exception):
-    """Says why a cell is left out."""
+    """A cell is left out; the message says why."""
 
 
 def measure_cell(case, run) -> Samples:
-    """
+    """The samples of one cell.
+
     Raises:
         Skipped: it would take too long.
     """
@@ -54,7 +55,7 @@ def measure_cell(case, run) -> Samples:
 
 
 def measure_calls(ours, theirs, run):
-    """Samples of one or two calls: rounds in turns where both are quick, and a single time of each where one is not."""
+    """Samples of one or two calls: rounds in turns where both are quick, else a single time of each."""
     calls = [ours] if theirs is None else [ours, theirs]
     first = [first_seconds(call, run.device) for call in calls]
     if max(first) > SLOW_SECONDS:
@@ -68,7 +69,7 @@ def measure_calls(ours, theirs, run):
 
 
 def first_seconds(call, device):
-    """Of the second call: the first compiles and loads kernels."""
+    """The seconds of the second call, since the first one compiles and loads kernels."""
     call()
     device.synchronize()
     return device.seconds(call)

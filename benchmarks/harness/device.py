@@ -16,7 +16,7 @@ from metalcore.cli import devices
 
 
 def open_device(name, threads):
-    """The device that --device names; None is the best that is there.
+    """The device that --device names; None means the best one that is there.
 
     Raises:
         RuntimeError: it is not there.
@@ -25,7 +25,7 @@ def open_device(name, threads):
     name = name or devices.default()
     devices.use(name)
     device = {"cuda": Cuda, "mps": Mps, "simulator": Simulated}[name](threads)
-    from metalcore._routing import accelerated
+    from metalcore._core.routing import accelerated
 
     if not accelerated(torch.empty(1, device=device.ours)):
         raise ValueError(

@@ -10,8 +10,8 @@ PTX = b".version 7.0\n.target sm_52\n.address_size 64\n.visible .entry empty() {
 
 
 def bare_launch():
-    """(launch, refused): functions of which the first launches an empty kernel, and the second makes the same call with
-    a grid of no threadgroups, which the driver refuses at once. Their difference is the launch, without ctypes."""
+    """(launch, refused): the first function launches an empty kernel. The second makes the same call with a grid of no
+    threadgroups, which the driver refuses at once. The difference of their times is the launch without ctypes."""
     cuda = ctypes.CDLL("libcuda.so.1")
     module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
     torch.cuda.synchronize()  # makes the device's primary context current

@@ -1,6 +1,6 @@
 """Speed-up maps: a grid per op, a row per size of the matrices, a column per batch.
 
-Results that have a "cell" are shown as such, in text, Markdown, HTML and as a heat map, in place of one line each.
+A result that has a "cell" is shown in a grid, in text, Markdown, HTML and as a heat map, and has no line of its own.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import math
 
-# A cell whose PyTorch time is a multiple of that of a smaller batch.
+# It marks a cell whose PyTorch time is a multiple of a smaller batch's.
 ABOUT = "~"
 MISSING = "-"
 NOTE = (
@@ -100,7 +100,7 @@ def _cell(grid, n, batch):
     return f'<td style="background:{face};color:{ink(face)}">{html.escape(grid.text(n, batch))}</td>'
 
 
-# Colours by the logarithm of the speed-up: red below 1, white at 1, blue above.
+# The logarithm of the speed-up decides the colour: red below 1, white at 1, blue above.
 SLOWEST, FASTEST = 0.1, 1000.0
 RED, WHITE, BLUE, GREY = (192, 38, 28), (255, 255, 255), (70, 130, 195), (225, 225, 225)
 
@@ -108,7 +108,7 @@ RED, WHITE, BLUE, GREY = (192, 38, 28), (255, 255, 255), (70, 130, 195), (225, 2
 def colour(result):
     """As "#rrggbb"."""
     if result is None or "error" in result:
-        return "#%02x%02x%02x" % GREY
+        return web(GREY)
     return shade(result["speedup"]["median"])
 
 
@@ -117,7 +117,12 @@ def shade(ratio):
     ratio = min(max(ratio, SLOWEST), FASTEST)
     end, farthest = (RED, SLOWEST) if ratio < 1 else (BLUE, FASTEST)
     share = math.log(ratio) / math.log(farthest)
-    return "#%02x%02x%02x" % tuple(round(white + share * (other - white)) for white, other in zip(WHITE, end))
+    return web(round(white + share * (other - white)) for white, other in zip(WHITE, end))
+
+
+def web(channels):
+    """Red, green and blue of 0 to 255, as "#rrggbb"."""
+    return "#" + bytes(channels).hex()
 
 
 def ink(face):

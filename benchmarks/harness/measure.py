@@ -1,7 +1,7 @@
 """Measures a comparison: both sides in turns, in samples that are long enough for the clock.
 
-Calls of a sample take turns among several sets of inputs, whose results are kept as long, so that a GPU's memory is
-timed and not its cache.
+Calls of a sample take turns among several sets of inputs. A result is kept until its set's next turn, so that the times
+are those of a GPU's memory and not of its cache.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import math
 
 from .case import Comparison, Samples
 
-# Memory that goes by before an input is used again, in units of the last-level cache.
+# So many times the last-level cache goes by before an input is used again.
 CACHES = 4
 MAX_SETS = 64
 MAX_CALLS = 2048
-# A side whose calls would not all have had their turn by then is far from any limit by memory, and takes fewer sets.
+# A side whose calls take longer than this for one turn is far from the memory's limit, and takes fewer sets.
 TURNS_SECONDS = 0.25
-# A batch longer than this needs no other ahead of it.
+# A batch that takes longer needs no other batch ahead of it.
 LEAD_IN_SECONDS = 0.02
 
 

@@ -9,7 +9,7 @@ OURS, THEIRS, TARGET = "#2563a8", "#8a929c", "#c0261c"
 
 
 def draw(family, results, machine, path):
-    """Writes a PNG; False where matplotlib is missing or nothing was measured."""
+    """Writes a PNG, and returns False where matplotlib is missing or nothing was measured."""
     measured = [result for result in results if "error" not in result]
     try:
         from matplotlib.figure import Figure
@@ -51,8 +51,8 @@ def _chart(figure_class, family, results):
 
 
 def _times(axes, results):
-    """A point per side and case, joined by a line, with the speed-up beside them. A bar would have no foot to stand on:
-    a logarithmic axis has no zero."""
+    """Draws a point per side and case, joined by a line, with the speed-up beside them. A bar would have no foot,
+    since a logarithmic axis has no zero."""
     for row, result in enumerate(results):
         ours, theirs = (result[side]["median"] * 1e3 if side in result else None for side in ("ours", "theirs"))
         if theirs is not None:
@@ -113,7 +113,7 @@ def _ratio(result):
 
 
 def _shares(axes, results):
-    """How near the physical limit either side is, with the targets."""
+    """Draws how near each side is to the physical limit, with the targets."""
     for row, result in enumerate(results):
         if "share" in result:
             _bar(axes, row - 0.2, 100 * result["share"], OURS)

@@ -10,10 +10,10 @@ from .machine import ROOT
 
 
 def python(*arguments, **environment):
-    """What a new Python prints that finds this metalcore first, whether it is installed or not.
+    """What a new Python prints. It finds this metalcore first, whether it is installed or not.
 
     Raises:
-        RuntimeError: it failed, with the last line of what it wrote to stderr, and more of that below.
+        RuntimeError: it failed. The message begins with the last line that it wrote to stderr.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     found = subprocess.run(

@@ -61,7 +61,7 @@ def load(path):
 
 
 def merge(runs):
-    """Several runs of one machine and commit as one; of a case that occurs twice the later result counts.
+    """Several runs of one machine and commit as one. Where a case occurs twice, the later result counts.
 
     Raises:
         ValueError: they are not of one machine, metalcore and PyTorch.
@@ -106,7 +106,7 @@ def target_text(target):
     def value(x):
         if x is None:
             return "none"
-        if target["quantity"] in ("seconds", "overhead"):
+        if target["quantity"] in ("seconds", "excess", "overhead"):
             return seconds_text(x)
         return f"{x:.1%}" if target["quantity"] == "share" else number_text(x)
 
@@ -153,7 +153,7 @@ def cells(result):
 
 
 def methods(results):
-    """By what the results were measured."""
+    """The clocks that measured the results, in words."""
     found = sorted({result["method"] for result in results if "error" not in result})
     return "measured by " + ", ".join(found) if found else ""
 
@@ -267,8 +267,7 @@ def _table(head, rows):
     lines = ["<table>"]
     if head:
         lines.append("<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>")
-    for row in rows:
-        lines.append("<tr>" + "".join(f"<td{_class(cell)}>{html.escape(cell)}</td>" for cell in row) + "</tr>")
+    lines += ["<tr>" + "".join(f"<td{_class(cell)}>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
     return "\n".join([*lines, "</table>"])
 
 

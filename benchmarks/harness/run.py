@@ -29,7 +29,7 @@ class Run:
     rounds: int
     quick: bool
     eager: bool
-    # Of one sample, and of all of a case's rounds.
+    # One sample takes this long, and all rounds of a case that long.
     sample_seconds: float
     case_seconds: float
     least_rounds: int = 3
@@ -51,7 +51,7 @@ def title(name):
 
 
 def select(names, scale, words):
-    """[(family, case)] of the families named, or of all; those whose family and label contain all words."""
+    """[(family, case)] of the named families, or of all, where family and label contain all words."""
     found = [(name, case) for name in names or families() for case in family(name).cases(scale)]
     words = (words or "").lower().split()
     found = [(name, case) for name, case in found if all(word in f"{name} {case.label}".lower() for word in words)]
@@ -74,7 +74,7 @@ def list_cases(arguments):
 
 
 def report_again(arguments):
-    """Shows and writes what JSON files hold; several become one."""
+    """Shows and writes what JSON files hold, after several have become one."""
     paths = [Path(path) for path in arguments.report]
     data = report.merge([report.load(path) for path in paths])
     files = report.Files(

@@ -16,15 +16,15 @@ def quartiles(values):
 
 
 def speedup(ours, theirs):
-    """PyTorch's time over ours, round by round: both sides of a round met the same machine."""
+    """PyTorch's time over ours, round by round, since both sides of a round met the same machine."""
     if len(theirs) == 1 and len(ours) > 1:  # a multiple of another case's time
         theirs = theirs * len(ours)
     return quartiles([b / a for a, b in zip(ours, theirs)])
 
 
 def limit(bytes_, flops, ceilings):
-    """(seconds, bound): the least time in which this machine moves the bytes and does the operations, and which of them
-    it is; (None, None) where a case names neither."""
+    """(seconds, bound): the least time in which this machine moves the bytes and does the operations, and which of the
+    two takes it. (None, None) stands for a case that names neither."""
     times = {"memory": bytes_ / ceilings["copy"], "arithmetic": flops / ceilings["matmul_float32"]}
     bound = max(times, key=times.get)
     return (times[bound], bound) if times[bound] else (None, None)
@@ -57,10 +57,9 @@ def summarize(family, case, samples, ceilings, with_targets):
     if samples.theirs:
         result["theirs"] = quartiles(samples.theirs)
         result["speedup"] = speedup(samples.ours, samples.theirs)
+        result["excess"] = ours["median"] - result["theirs"]["median"]
     if samples.theirs_batch is not None:
         result["theirs_batch"] = samples.theirs_batch
-    if samples.overhead is not None:
-        result["overhead"] = samples.overhead
     if isinstance(case, Comparison):
         result.update(rates(case, ours["median"], samples.cached, ceilings))
     if with_targets:
@@ -72,7 +71,7 @@ def summarize(family, case, samples, ceilings, with_targets):
 
 
 def rates(case, seconds, cached, ceilings):
-    """Achieved rates and the share of the limit. What comes from the cache has no limit by memory."""
+    """Achieved rates and the share of the limit. Memory is no limit for inputs that come from the cache."""
     least, bound = limit(case.bytes, case.flops, ceilings)
     found = {"bytes": case.bytes, "flops": case.flops, "limit": least, "bound": bound}
     if case.bytes:

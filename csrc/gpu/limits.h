@@ -1,12 +1,19 @@
-// What Metal's API allows an encoder to bind and dispatch. Metal checks that itself; other backends' encoders do here.
-// They throw std::invalid_argument, with the name of the kernel (empty where none was named yet).
+// What every backend keeps to: Metal's limits on what can be bound and dispatched. Metal ends the process for some of
+// what these checks refuse. They throw std::invalid_argument with the kernel's name (empty where none was named yet).
 #pragma once
 
-#include "encoder.h"
+#include "size.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace metalcore::gpu {
+
+constexpr uint32_t kSimdWidth = 32;
+constexpr uint32_t kMaxThreads = 1024;                 // per threadgroup
+constexpr uint32_t kMaxThreadgroupMemory = 32 * 1024;  // bytes
 
 constexpr uint32_t kMaximumBuffers = 31;
 constexpr size_t kMaximumBytes = 4096;

@@ -36,11 +36,6 @@ Tensor gelu_backward(const Tensor& grad, const Tensor& x, const std::string& app
   return activation_backward("gelu_backward", is_tanh(approximate) ? "gelu_tanh_backward" : "gelu_backward", grad, x);
 }
 
-const ExplainOp explain_silu("silu", [](const Request& request) { return explain_elementwise("silu", request); });
-const ExplainOp explain_gelu("gelu", [](const Request& request) {
-  return explain_elementwise(is_tanh(request.option("approximate", "none")) ? "gelu_tanh" : "gelu", request);
-});
-
 }  // namespace
 }  // namespace metalcore
 

@@ -2,7 +2,6 @@
 #include "../../kernels/adamw.h"
 #include "../gpu/tuning.h"
 #include "adamw_arrays.h"
-#include "plan.h"
 
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
@@ -17,6 +16,13 @@
 
 namespace metalcore {
 namespace {
+
+struct AdamWTuning {
+  const char* family;
+  // Whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
+  bool vectors = true;
+};
+const gpu::Table<AdamWTuning> adamw_tuning = {{.family = "baseline"}, {.family = "simulator", .vectors = false}};
 
 constexpr size_t kPointers = 512;  // that a table of device pointers holds
 constexpr size_t kPerDispatch = kPointers / kArrays;
@@ -55,32 +61,6 @@ std::string adamw_kernel(ScalarType dtype, bool amsgrad, bool narrow) {
   const std::string stem = amsgrad ? "adamw_amsgrad" : "adamw";
   return kernel_name((stem + (narrow ? "_narrow" : "")).c_str(), dtype);
 }
-
-// Shapes are those of the parameters.
-Explanation explain_adamw(const Request& request) {
-  std::vector<uint64_t> numels;
-  for (const auto& shape : request.shapes) {
-    const int64_t numel = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-    if (numel > 0) numels.push_back(static_cast<uint64_t>(numel));
-  }
-  const AdamWPlan plan = plan_adamw(numels);
-  const bool amsgrad = request.option("amsgrad", "False") == "True";
-  const bool on_device = request.option("capturable", "False") == "True" || request.option("fused", "None") == "True";
-  Explanation explanation;
-  explanation.variant = on_device ? "multi_tensor, steps on the device" : "multi_tensor, steps on the host";
-  explanation.why = std::to_string(numels.size()) + " parameters that are not empty, at most " +
-                    std::to_string(kPerDispatch) + " in a dispatch; a threadgroup updates " +
-                    std::to_string(ADAMW_CHUNK) + " elements";
-  const uint32_t steps = static_cast<uint32_t>(request.shapes.size());
-  for (uint32_t first = 0; on_device && first < steps; first += kPointers)
-    explanation.steps.push_back({"adamw_scalars", {std::min<uint32_t>(kPointers, steps - first)}, {64}, true});
-  for (const AdamWDispatch& dispatch : plan.dispatches)
-    explanation.steps.push_back(
-        {adamw_kernel(request.dtype, amsgrad, false), {dispatch.threadgroups}, {ADAMW_THREADS}});
-  return explanation;
-}
-
-const ExplainOp explain_adamw_op("adamw", explain_adamw);
 
 // ---------------------------------------------------------------- arguments
 
@@ -210,7 +190,7 @@ gpu::BufferView view_or_null(const std::optional<Tensor>& tensor) {
 }
 
 // Increments steps[begin] to steps[end - 1] and computes the scalars of steps[i] into element i of `scalars`.
-void encode_scalars(gpu::Encoder& encoder, const std::vector<AtenTensorHandle>& steps, size_t begin, size_t end,
+void record_scalars(gpu::Recording& recording, const std::vector<AtenTensorHandle>& steps, size_t begin, size_t end,
                     const Tensor& scalars, const Hyperparameters& h) {
   const std::array<gpu::BufferView, 3> single = {view_or_null(h.lr_tensor), view_or_null(h.grad_scale),
                                                  view_or_null(h.found_inf)};
@@ -223,24 +203,24 @@ void encode_scalars(gpu::Encoder& encoder, const std::vector<AtenTensorHandle>& 
   for (size_t i = begin; i < end; ++i) views.push_back(gpu::view_of(steps[i], sizeof(float), sizeof(float)));
   for (size_t first = begin; first < end; first += kPointers) {
     const size_t count = std::min(kPointers, end - first);
-    encoder.kernel("adamw_scalars")
+    recording.kernel("adamw_scalars")
         .pointers(0, &views[first - begin], count)
         .buffer(1, part_of(scalars, first, count))
         .pointers(2, single.data(), single.size())
         .bytes(3, params);
-    encoder.dispatch_threads({static_cast<uint32_t>(count)}, {64});
+    recording.dispatch_threads({static_cast<uint32_t>(count)}, {64});
   }
 }
 
 // Updates so many slots. The scalars of slot i are element i of on_device or, without it, i - first of on_host.
-void encode_updates(gpu::Encoder& encoder, const AdamWArrays& arrays, size_t first, size_t count,
+void record_updates(gpu::Recording& recording, const AdamWArrays& arrays, size_t first, size_t count,
                     const std::vector<AdamWScalars>& on_host, const std::optional<Tensor>& on_device,
                     const Hyperparameters& h) {
   std::vector<uint64_t> numels;
   numels.reserve(count);
   for (size_t i = first; i < first + count; ++i) numels.push_back(arrays.slots()[i].numel);
   AdamWPlan plan = plan_adamw(numels);
-  if (gpu::tuning(arrays.first()).adamw_vectors)
+  if (adamw_tuning(arrays.first()).vectors)
     for (size_t i = 0; i < count; ++i) plan.tensors[i].vectors = arrays.aligned4(first + i);
   const std::string kernel = adamw_kernel(arrays.first().scalar_type(), arrays.amsgrad(), arrays.narrow());
   AdamWParams params = {0,
@@ -252,15 +232,15 @@ void encode_updates(gpu::Encoder& encoder, const AdamWArrays& arrays, size_t fir
                         h.grad_scale.has_value()};
   for (const AdamWDispatch& dispatch : plan.dispatches) {
     params.tensors = static_cast<uint32_t>(dispatch.count);
-    encoder.kernel(kernel)
+    recording.kernel(kernel)
         .pointers(0, arrays.views(first + dispatch.first), dispatch.count * kArrays)
         .bytes(1, &plan.tensors[dispatch.first], dispatch.count * sizeof(AdamWTensor))
         .bytes(3, params);
     if (on_device)
-      encoder.buffer(2, part_of(*on_device, first + dispatch.first, dispatch.count));
+      recording.buffer(2, part_of(*on_device, first + dispatch.first, dispatch.count));
     else
-      encoder.bytes(2, &on_host[dispatch.first], dispatch.count * sizeof(AdamWScalars));
-    encoder.dispatch_threadgroups({dispatch.threadgroups}, {ADAMW_THREADS});
+      recording.bytes(2, &on_host[dispatch.first], dispatch.count * sizeof(AdamWScalars));
+    recording.dispatch_threadgroups({dispatch.threadgroups}, {ADAMW_THREADS});
   }
 }
 
@@ -281,6 +261,12 @@ void adamw_(const TensorList& params, const TensorList& grads, const TensorList&
   check(steps_on_device || !(lr_tensor || grad_scale || found_inf),
         "metalcore::adamw_: lr_tensor, grad_scale and found_inf need state_steps on the device");
 
+  gpu::note_plan("adamw", steps_on_device ? "multi_tensor, steps on the device" : "multi_tensor, steps on the host",
+                 [&] {
+                   return std::to_string(arrays.slots().size()) + " parameters that are not empty, at most " +
+                          std::to_string(kPerDispatch) + " in a dispatch; a threadgroup updates " +
+                          std::to_string(ADAMW_CHUNK) + " elements";
+                 });
   const std::vector<AtenTensorHandle> steps = in_order(state_steps, arrays.slots());
   std::vector<AdamWScalars> on_host;
   std::optional<Tensor> on_device;
@@ -297,9 +283,9 @@ void adamw_(const TensorList& params, const TensorList& grads, const TensorList&
     const size_t end = first + at_once, updates = std::min(end, slots) - std::min(first, slots);
     std::vector<GatheredParameter> gathered = arrays.gather(first, updates);
     if (!on_device) on_host = host_scalars(steps, first, end, h);
-    gpu::encode(on, [&](gpu::Encoder& encoder) {
-      if (on_device) encode_scalars(encoder, steps, first, end, *on_device, h);
-      if (updates > 0) encode_updates(encoder, arrays, first, updates, on_host, on_device, h);
+    gpu::record(on, [&](gpu::Recording& recording) {
+      if (on_device) record_scalars(recording, steps, first, end, *on_device, h);
+      if (updates > 0) record_updates(recording, arrays, first, updates, on_host, on_device, h);
     });
     if (!on_device)  // not before: an error up to here has changed nothing
       for (size_t i = first; i < end; ++i) increment(steps[i]);

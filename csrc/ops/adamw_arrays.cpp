@@ -152,7 +152,7 @@ bool AdamWArrays::overlap() const {
   spans.reserve(slots_.size());
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     const gpu::BufferView& view = views(slot)[kParam];
-    spans.emplace_back(static_cast<char*>(view.storage) + view.offset, view.span);
+    if (view.storage) spans.emplace_back(static_cast<char*>(view.storage) + view.offset, view.span);
   }
   std::sort(spans.begin(), spans.end());
   for (size_t i = 1; i < spans.size(); ++i)
@@ -166,13 +166,13 @@ bool AdamWArrays::share_state(const std::vector<AtenTensorHandle>& steps) const 
   for (AtenTensorHandle step : steps) {
     void* address = nullptr;
     aoti_torch_get_data_ptr(step, &address);
-    if (seen.has_or_add(address)) return true;
+    if (address && seen.has_or_add(address)) return true;
   }
   for (const AdamWSlot& slot : slots_)
     for (size_t array = kExpAvg; array < moments; ++array) {
       void* address = nullptr;
       aoti_torch_get_data_ptr((*lists_[array])[slot.parameter], &address);
-      if (seen.has_or_add(address)) return true;
+      if (address && seen.has_or_add(address)) return true;
     }
   return false;
 }

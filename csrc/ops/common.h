@@ -1,7 +1,8 @@
 // What every op's host side needs: dtypes, checks, outputs and grids.
 #pragma once
 
-#include "../gpu/encoder.h"
+#include "../gpu/limits.h"
+#include "../gpu/record.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>

@@ -67,17 +67,17 @@ bool aligned(const gpu::BufferView& view) {
 
 // So many threads, each of which takes `bytes` bytes of every view, in as many dispatches as they need. Leaves the
 // views behind what was taken.
-void dispatch(gpu::Encoder& encoder, const std::string& kernel, std::vector<gpu::BufferView>& views, int64_t threads,
-              int64_t bytes) {
+void dispatch(gpu::Recording& recording, const std::string& kernel, std::vector<gpu::BufferView>& views,
+              int64_t threads, int64_t bytes) {
   for (int64_t count; threads > 0; threads -= count) {
     count = std::min(threads, kMostThreads);
-    encoder.kernel(kernel);
+    recording.kernel(kernel);
     for (size_t i = 0; i < views.size(); ++i) {
       views[i].span = count * bytes;
-      encoder.buffer(static_cast<uint32_t>(i), views[i]);
+      recording.buffer(static_cast<uint32_t>(i), views[i]);
       views[i].offset += count * bytes;
     }
-    encoder.dispatch_threads({static_cast<uint32_t>(count)}, kThreadgroup);
+    recording.dispatch_threads({static_cast<uint32_t>(count)}, kThreadgroup);
   }
 }
 
@@ -91,27 +91,37 @@ DensePlan plan_dense(int64_t count, int64_t item, bool aligned) {
   return aligned ? DensePlan{count / pack, count % pack} : DensePlan{0, count};
 }
 
-void encode_dense(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output) {
+std::string count_text(const Tensor& output) { return std::to_string(output.numel()) + " elements"; }
+
+void record_dense(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output) {
   const size_t item = output.element_size();
   std::vector<gpu::BufferView> views;
   for (const Tensor& input : inputs) views.push_back(gpu::view_of(input));
   views.push_back(gpu::view_of(output));
-  const DensePlan plan = plan_dense(output.numel(), item, std::all_of(views.begin(), views.end(), aligned));
-  gpu::encode(output, [&](gpu::Encoder& encoder) {
+  const bool all_aligned = std::all_of(views.begin(), views.end(), aligned);
+  const DensePlan plan = plan_dense(output.numel(), item, all_aligned);
+  gpu::note_plan(op, plan.packs ? "packed" : "dense", [&] {
+    const std::string bytes = std::to_string(kPack) + " bytes";
+    return count_text(output) + (plan.packs    ? ", " + bytes + " a thread"
+                                 : all_aligned ? ", fewer than " + bytes
+                                               : ": a tensor does not begin at a multiple of " + bytes);
+  });
+  gpu::record(output, [&](gpu::Recording& recording) {
     const std::string end = std::string("_") + suffix(output.scalar_type());
-    if (plan.packs) dispatch(encoder, op + ("_packed" + end), views, plan.packs, kPack);
-    if (plan.rest) dispatch(encoder, op + ("_dense" + end), views, plan.rest, item);
+    if (plan.packs) dispatch(recording, op + ("_packed" + end), views, plan.packs, kPack);
+    if (plan.rest) dispatch(recording, op + ("_dense" + end), views, plan.rest, item);
   });
 }
 
-void encode_strided(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output,
+void record_strided(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output,
                     const StridedParams& params) {
-  gpu::encode(output, [&](gpu::Encoder& encoder) {
-    encoder.kernel(op + ("_strided_" + std::string(suffix(output.scalar_type()))));
+  gpu::note_plan(op, "strided", [&] { return count_text(output) + " with gaps or in different orders, one a thread"; });
+  gpu::record(output, [&](gpu::Recording& recording) {
+    recording.kernel(op + ("_strided_" + std::string(suffix(output.scalar_type()))));
     uint32_t index = 0;
-    for (const Tensor& input : inputs) encoder.buffer(index++, input);
-    encoder.buffer(index, output).bytes(index + 1, params);
-    encoder.dispatch_threads({static_cast<uint32_t>(output.numel())}, kThreadgroup);
+    for (const Tensor& input : inputs) recording.buffer(index++, input);
+    recording.buffer(index, output).bytes(index + 1, params);
+    recording.dispatch_threads({static_cast<uint32_t>(output.numel())}, kThreadgroup);
   });
 }
 
@@ -125,33 +135,15 @@ Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs) {
   bool dense = true;
   for (const Tensor& input : inputs) dense = dense && same_strides(input, output);
   if (dense) {
-    encode_dense(op, inputs, output);
+    record_dense(op, inputs, output);
   } else if (auto params = walk(output, inputs)) {
-    encode_strided(op, inputs, output, *params);
+    record_strided(op, inputs, output, *params);
   } else {  // more dimensions or elements than strided kernels take
     output = new_like(first);
     const Tensor a = as_contiguous(first), b = as_contiguous(*(inputs.end() - 1));
-    inputs.size() == 1 ? encode_dense(op, {a}, output) : encode_dense(op, {a, b}, output);
+    inputs.size() == 1 ? record_dense(op, {a}, output) : record_dense(op, {a, b}, output);
   }
   return output;
-}
-
-Explanation explain_elementwise(std::string op, const Request& request) {
-  if (request.option("backward", "False") == "True") op += "_backward";
-  check(!request.shapes.empty(), "metalcore::", op, ": explain needs the input's shape");
-  const int64_t count =
-      std::accumulate(request.shapes[0].begin(), request.shapes[0].end(), int64_t{1}, std::multiplies<>());
-  const int64_t item = request.dtype == ScalarType::Float ? 4 : 2;
-  const DensePlan plan = plan_dense(count, item, true);
-  const std::string end = std::string("_") + suffix(request.dtype);
-  const std::string why = std::to_string(count) + " elements, " + std::to_string(kPack / item) +
-                          " a thread; tensors that begin elsewhere than at multiples of " + std::to_string(kPack) +
-                          " bytes take the dense kernel, those with gaps or in different orders the strided one, one "
-                          "element a thread";
-  Explanation explanation{"packed", why, {}};
-  if (plan.packs) explanation.steps.push_back({op + ("_packed" + end), {grid_side(plan.packs)}, kThreadgroup, true});
-  if (plan.rest) explanation.steps.push_back({op + ("_dense" + end), {grid_side(plan.rest)}, kThreadgroup, true});
-  return explanation;
 }
 
 }  // namespace metalcore

@@ -3,14 +3,11 @@
 #pragma once
 
 #include "common.h"
-#include "plan.h"
 
 namespace metalcore {
 
 // A new tensor like `inputs[0]`, with its strides where it is dense (as torch.empty_like). Inputs have one shape, dtype
 // and device.
 Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs);
-
-Explanation explain_elementwise(std::string op, const Request& request);
 
 }  // namespace metalcore

@@ -71,7 +71,10 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
   if (shape.rows == 0 || shape.length == 0) return {y, sum};
 
   const Rows x = rows_of(input, shape.length), added = residual ? rows_of(*residual, shape.length) : x;
-  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, gpu::tuning(input), one_array(shape.length));
+  const RowKernels& kernels = one_array(shape.length);
+  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, input, kernels);
+  gpu::note_plan(residual ? "add_rms_norm" : op, plan.variant,
+                 [&] { return why_rows(plan, shape.length, 1, input, kernels); });
   const RmsNormParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
@@ -87,20 +90,20 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
   const auto parts = new_parts(plan, shape.rows, 1, y);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal wants a buffer also for an argument that is not used
-  gpu::encode(y, [&](gpu::Encoder& encoder) {
+  gpu::record(y, [&](gpu::Recording& recording) {
     if (parts) {
-      encoder.kernel(kernel_name("rms_norm_split_squares", dtype));
-      encoder.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, sum).buffer(3, *parts).bytes(4, params);
-      dispatch(encoder, plan);
-      encoder.kernel(kernel(op, plan, dtype, weight_dtype));
-      encoder.buffer(0, x.tensor).buffer(1, weights).buffer(2, y).buffer(3, sum).buffer(4, *parts).bytes(5, params);
-      dispatch(encoder, plan);
+      recording.kernel(kernel_name("rms_norm_split_squares", dtype));
+      recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, sum).buffer(3, *parts).bytes(4, params);
+      dispatch(recording, plan);
+      recording.kernel(kernel(op, plan, dtype, weight_dtype));
+      recording.buffer(0, x.tensor).buffer(1, weights).buffer(2, y).buffer(3, sum).buffer(4, *parts).bytes(5, params);
+      dispatch(recording, plan);
       return;
     }
-    encoder.kernel(kernel(op, plan, dtype, weight_dtype));
-    encoder.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, weights);
-    encoder.buffer(3, y).buffer(4, sum).bytes(5, params);
-    dispatch(encoder, plan);
+    recording.kernel(kernel(op, plan, dtype, weight_dtype));
+    recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, weights);
+    recording.buffer(3, y).buffer(4, sum).bytes(5, params);
+    dispatch(recording, plan);
   });
   return {y, sum};
 }
@@ -123,37 +126,32 @@ struct BackwardPlan {
   int64_t chunk_rows, chunks;
 };
 
-BackwardPlan plan_backward(const Shape& shape, const gpu::Tuning& tuning) {
+BackwardPlan plan_backward(const Shape& shape, const Tensor& on) {
   constexpr RowKernels block1 = {false, "block1", 4, 1024, true}, block2 = {false, "block2", 8, 1024, true};
   const RowKernels& kernels = shape.length <= block1.block_elements * block1.block_threads ? block1 : block2;
-  RowPlan plan = plan_rows(shape.rows, shape.length, 1, tuning, kernels);
+  RowPlan plan = plan_rows(shape.rows, shape.length, 1, on, kernels);
   const bool simd = std::strncmp(plan.variant, "simd", 4) == 0, block = std::strncmp(plan.variant, "block", 5) == 0;
   if (!simd && !block) {
     const int64_t chunk_rows = std::max<int64_t>(32, ceil_div<int64_t>(shape.rows, 256));
     return {plan, kernels, false, chunk_rows, ceil_div(shape.rows, chunk_rows)};
   }
   if (plan.variant == block1.block) plan.grid.x = ceil_div<uint32_t>(plan.grid.x, RMS_NORM_BLOCK1_ROWS);
-  plan.grid.x = std::min(plan.grid.x, std::max(1u, tuning.row_threads / plan.threadgroup.x));
+  plan.grid.x = std::min(plan.grid.x, std::max(1u, row_tuning(on).row_threads / plan.threadgroup.x));
   const int64_t teams = int64_t{plan.grid.x} * (simd ? plan.threadgroup.x / gpu::kSimdWidth : 1);
   return {plan, kernels, true, 1, std::min(teams, shape.rows)};
 }
 
-// The dispatch that sums up the parts of the weight's gradient: a thread has a column where the parts are few, a
-// simdgroup where they are many.
-constexpr int64_t kFewChunks = 8;
-Step weight_step(const Shape& shape, const BackwardPlan& plan, ScalarType weight, const gpu::Tuning& tuning) {
-  const uint32_t length = grid_side(shape.length);
-  if (tuning.simd_row == 0 || plan.chunks <= kFewChunks)
-    return {kernel_name("rms_norm_weight_thread", weight), {length}, {256}, true};
-  return {kernel_name("rms_norm_weight_block", weight), {ceil_div(length, 32u)}, {1024}, false};
-}
-
-// The dispatch that makes them, where the kernel over the rows does not.
-Step partial_step(const Shape& shape, const BackwardPlan& plan, ScalarType rows) {
-  return {kernel_name("rms_norm_weight_partial", rows),
-          {grid_side(ceil_div<int64_t>(shape.length, 4)), grid_side(plan.chunks)},
-          {256},
-          true};
+// Sums up the parts of the weight's gradient: a thread has a column where the parts are few, a simdgroup where they are
+// many.
+void record_weight(gpu::Recording& recording, const Tensor& partial, const Tensor& gradient,
+                   const RmsNormWeightParams& params) {
+  constexpr uint32_t kFewChunks = 8;
+  const bool by_thread = row_tuning(gradient).simd_row == 0 || params.chunks <= kFewChunks;
+  const char* stem = by_thread ? "rms_norm_weight_thread" : "rms_norm_weight_block";
+  recording.kernel(kernel_name(stem, gradient.scalar_type()));
+  recording.buffer(0, partial).buffer(1, gradient).bytes(2, params);
+  by_thread ? recording.dispatch_threads({params.length}, {256})
+            : recording.dispatch_threadgroups({ceil_div(params.length, 32u)}, {1024});
 }
 
 // The gradients of x and of the weight (empty where it is not wanted). `sum_grad` is what reaches x + residual, where
@@ -178,8 +176,8 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   }
   const Rows x = rows_of(input, shape.length), g = rows_of(grad, shape.length);
   const Rows added = sum_grad ? rows_of(*sum_grad, shape.length) : g;
-  const gpu::Tuning& tuning = gpu::tuning(input);
-  const BackwardPlan plan = plan_backward(shape, tuning);
+  const BackwardPlan plan = plan_backward(shape, input);
+  gpu::note_plan(op, plan.rows.variant, [&] { return why_rows(plan.rows, shape.length, 1, input, plan.kernels); });
   const bool aligned = all_aligned16({&x, &g, &added}, weight, shape.length);
   const int64_t scale_sizes[1] = {plan.fused ? 0 : shape.rows};
   const int64_t partial_sizes[2] = {weight_wanted ? plan.chunks : 0, shape.length};
@@ -212,62 +210,27 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   const auto parts = new_parts(plan.rows, shape.rows, 2, gx);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal wants a buffer also for an argument that is not used
-  gpu::encode(gx, [&](gpu::Encoder& encoder) {
+  gpu::record(gx, [&](gpu::Recording& recording) {
     if (parts) {
-      encoder.kernel(split_sums_kernel(dtype, weight_dtype));
-      encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, *parts).bytes(4, params);
-      dispatch(encoder, plan.rows);
+      recording.kernel(split_sums_kernel(dtype, weight_dtype));
+      recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, *parts).bytes(4, params);
+      dispatch(recording, plan.rows);
     }
-    encoder.kernel(kernel(op, plan.rows, dtype, weight_dtype));
-    encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, added.tensor);
-    if (parts) encoder.buffer(7, *parts);
-    encoder.buffer(4, gx).buffer(5, !plan.fused ? scales : weight_wanted ? partial : gx).bytes(6, params);
-    dispatch(encoder, plan.rows);
+    recording.kernel(kernel(op, plan.rows, dtype, weight_dtype));
+    recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, added.tensor);
+    if (parts) recording.buffer(7, *parts);
+    recording.buffer(4, gx).buffer(5, !plan.fused ? scales : weight_wanted ? partial : gx).bytes(6, params);
+    dispatch(recording, plan.rows);
     if (!weight_wanted) return;
     if (!plan.fused) {
-      const Step step = partial_step(shape, plan, dtype);
-      encoder.kernel(step.kernel);
-      encoder.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, stages);
-      dispatch(encoder, step);
+      recording.kernel(kernel_name("rms_norm_weight_partial", dtype));
+      recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, stages);
+      recording.dispatch_threads({grid_side(ceil_div<int64_t>(shape.length, 4)), stages.chunks}, {256});
     }
-    const Step step = weight_step(shape, plan, gw.scalar_type(), tuning);
-    encoder.kernel(step.kernel).buffer(0, partial).buffer(1, gw).bytes(2, stages);
-    dispatch(encoder, step);
+    record_weight(recording, partial, gw, stages);
   });
   return {gx, gw};
 }
-
-Step step_of(const char* op, const RowPlan& plan, ScalarType dtype) {
-  return {kernel(op, plan, dtype, dtype), plan.grid, plan.threadgroup, plan.threads};
-}
-
-// explain("rms_norm", shape, backward=…): as with a weight.
-Explanation explain(const Request& request) {
-  check(!request.shapes.empty(), "metalcore::rms_norm: explain needs the input's shape");
-  const std::vector<int64_t>& sizes = request.shapes[0];
-  const Shape shape = shape_of("rms_norm", sizes, request.integer("dims", 1));
-  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
-  if (request.option("backward", "False") != "True") {
-    const RowKernels& kernels = one_array(shape.length);
-    const RowPlan plan = plan_rows(shape.rows, shape.length, 1, tuning, kernels);
-    Explanation e{plan.variant, why_rows(plan, shape.length, 1, tuning, kernels)};
-    if (plan.splits > 1)
-      e.steps.push_back({kernel_name("rms_norm_split_squares", request.dtype), plan.grid, plan.threadgroup, false});
-    e.steps.push_back(step_of("rms_norm", plan, request.dtype));
-    return e;
-  }
-  const BackwardPlan plan = plan_backward(shape, tuning);
-  Explanation e{plan.rows.variant, why_rows(plan.rows, shape.length, 1, tuning, plan.kernels)};
-  if (plan.rows.splits > 1)
-    e.steps.push_back({split_sums_kernel(request.dtype, request.dtype), plan.rows.grid, plan.rows.threadgroup, false});
-  e.steps.push_back(step_of("rms_norm_backward", plan.rows, request.dtype));
-  if (!plan.fused) e.steps.push_back(partial_step(shape, plan, request.dtype));
-  e.steps.push_back(weight_step(shape, plan, request.dtype, tuning));  // of a weight of the rows' dtype
-  return e;
-}
-
-const ExplainOp explain_rms_norm("rms_norm", explain);
-const ExplainOp explain_add_rms_norm("add_rms_norm", explain);
 
 }  // namespace
 }  // namespace metalcore

@@ -5,14 +5,26 @@
 
 namespace metalcore {
 
+// On the simulator a thread takes a row of any length, unless it checks.
+const gpu::Table<RowTuning> row_tuning = {
+    {.family = "baseline"},
+    {.family = "hopper", .row_threads = 132 * 1024},
+    {.family = "simulator",
+     .thread_row = UINT32_MAX,
+     .simd_row = 0,
+     .simd_rows = 1,
+     .block_row = 0,
+     .looped_threads = 32},
+};
+
 namespace {
 // float4 per thread in the kernels' names: simd1, simd4.
 constexpr uint32_t kSimd1 = 1 * 4 * gpu::kSimdWidth;
 
-uint32_t longest_simd_row(const gpu::Tuning& tuning, const RowKernels& kernels) {
+uint32_t longest_simd_row(const RowTuning& tuning, const RowKernels& kernels) {
   return std::min(tuning.simd_row, kernels.simd4 ? 4 * kSimd1 : kSimd1);
 }
-uint32_t longest_block_row(const gpu::Tuning& tuning, const RowKernels& kernels) {
+uint32_t longest_block_row(const RowTuning& tuning, const RowKernels& kernels) {
   return std::min(tuning.block_row, kernels.block_threads * kernels.block_elements);
 }
 
@@ -22,14 +34,15 @@ constexpr int64_t kLeastShare = 8192;
 constexpr uint32_t kSplitThreads = 256;
 
 // How many threadgroups share a long row, where there are so few rows that most of a GPU would be idle.
-int64_t splits_of(int64_t rows, int64_t length, const gpu::Tuning& tuning, const RowKernels& kernels) {
-  if (!kernels.split || 2 * rows > tuning.fill_threadgroups) return 1;
-  const int64_t wanted = ceil_div<int64_t>(2 * tuning.fill_threadgroups, rows);  // small ones, so twice as many
+int64_t splits_of(int64_t rows, int64_t length, uint32_t fill_threadgroups, const RowKernels& kernels) {
+  if (!kernels.split || 2 * rows > fill_threadgroups) return 1;
+  const int64_t wanted = ceil_div<int64_t>(2 * fill_threadgroups, rows);  // small ones, so twice as many
   return std::min({wanted, length / kLeastShare, int64_t{kSplitThreads}});
 }
 }  // namespace
 
-RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning, const RowKernels& kernels) {
+RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const Tensor& on, const RowKernels& kernels) {
+  const RowTuning& tuning = row_tuning(on);
   const uint32_t count = grid_side(rows);
   // Kernels count a row's elements in 32 bits and step beyond its end.
   check(length <= INT32_MAX, "metalcore: a row of ", length, " elements is longer than kernels take");
@@ -46,7 +59,7 @@ RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning
     const int64_t threads = ceil_div<int64_t>(length, kernels.block_elements);
     return {kernels.block, {count}, {static_cast<uint32_t>(round_up<int64_t>(threads, gpu::kSimdWidth))}, false};
   }
-  if (const int64_t splits = splits_of(rows, length, tuning, kernels); splits > 1) {
+  if (const int64_t splits = splits_of(rows, length, gpu::parallelism(on).fill_threadgroups, kernels); splits > 1) {
     const int64_t share = round_up<int64_t>(ceil_div(length, splits), 8);
     const uint32_t groups = grid_side(ceil_div(length, share));
     return {"split", {groups, count}, {kSplitThreads}, false, groups, grid_side(share)};
@@ -54,8 +67,8 @@ RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning
   return {"looped", {count}, {tuning.looped_threads}, false};
 }
 
-std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning,
-                     const RowKernels& kernels) {
+std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const Tensor& on, const RowKernels& kernels) {
+  const RowTuning& tuning = row_tuning(on);
   const std::string row = "a row of " + std::to_string(length);
   const uint32_t simd_row = longest_simd_row(tuning, kernels), block_row = longest_block_row(tuning, kernels);
   const auto at_most = [](uint32_t limit) { return " (at most " + std::to_string(limit) + ")"; };

@@ -1,13 +1,28 @@
 // Ops over rows (softmax, norms): which variant of kernels/common/rows.h a shape takes.
 #pragma once
 
+#include "../gpu/limits.h"
 #include "../gpu/tuning.h"
 #include "common.h"
-#include "plan.h"
 
 #include <optional>
 
 namespace metalcore {
+
+struct RowTuning {
+  const char* family;
+  // Reductions over rows: up to this length a thread takes a row by itself …
+  uint32_t thread_row = 16;
+  // … up to this one a simdgroup does, of which `simd_rows` share a threadgroup …
+  uint32_t simd_row = 512;
+  uint32_t simd_rows = 8;
+  // … up to this one a threadgroup keeps the row in registers; beyond, `looped_threads` walk it twice.
+  uint32_t block_row = 16384;
+  uint32_t looped_threads = 1024;
+  // Sums over rows: about so many threads share the rows between them.
+  uint32_t row_threads = 65536;
+};
+extern const gpu::Table<RowTuning> row_tuning;
 
 struct RowPlan {
   const char* variant;  // as in the kernels' names
@@ -35,22 +50,16 @@ inline const RowKernels& one_array(int64_t length) {
 }
 
 // `inner` is the distance of a row's elements; 1 for rows that are contiguous.
-RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const gpu::Tuning& tuning, const RowKernels& kernels);
-std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const gpu::Tuning& tuning,
-                     const RowKernels& kernels);
+RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const Tensor& on, const RowKernels& kernels);
+std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const Tensor& on, const RowKernels& kernels);
 
 // What the threadgroups that share a row leave to the second dispatch: so many float32 numbers each. None where a row
 // is one threadgroup's.
 std::optional<Tensor> new_parts(const RowPlan& plan, int64_t rows, int64_t numbers, const Tensor& like);
 
-inline void dispatch(gpu::Encoder& encoder, const RowPlan& plan) {
-  plan.threads ? encoder.dispatch_threads(plan.grid, plan.threadgroup)
-               : encoder.dispatch_threadgroups(plan.grid, plan.threadgroup);
-}
-
-inline void dispatch(gpu::Encoder& encoder, const Step& step) {
-  step.threads ? encoder.dispatch_threads(step.grid, step.threadgroup)
-               : encoder.dispatch_threadgroups(step.grid, step.threadgroup);
+inline void dispatch(gpu::Recording& recording, const RowPlan& plan) {
+  plan.threads ? recording.dispatch_threads(plan.grid, plan.threadgroup)
+               : recording.dispatch_threadgroups(plan.grid, plan.threadgroup);
 }
 
 // A tensor seen as rows of its last dimensions: rows are contiguous and `stride` elements apart.

@@ -49,21 +49,26 @@ uint32_t start_of(const Tensor& tensor) {
 }
 Tensor begun_at_16(const Tensor& tensor) { return start_of(tensor) ? torch::stable::clone(tensor) : tensor; }
 
-Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float) {
+Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float, bool turned = false) {
   check_float(op, "x", input);
   const ScalarType in = input.scalar_type(), out = half_to_float ? ScalarType::Float : in;
   dim = wrap(op, dim, input.dim());
   const Shape shape = shape_along(input.sizes(), dim);
   if (better_turned(shape))
-    return as_contiguous(
-        torch::stable::transpose(forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float), dim, -1));
+    return as_contiguous(torch::stable::transpose(
+        forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float, true), dim, -1));
 
   Tensor y = new_tensor(input.sizes(), out, input);
   if (shape.rows == 0 || shape.length == 0) return y;
   const Rows x =
       shape.inner == 1 ? rows_of(input, shape.length) : contiguous_rows_of(input, shape.length * shape.inner);
   const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what vectors run along
-  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning(input), one_array(shape.length));
+  const RowKernels& kernels = one_array(shape.length);
+  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, input, kernels);
+  gpu::note_plan(op, plan.variant, [&] {
+    return (turned ? "a copy with contiguous rows is made first; " : "") +
+           why_rows(plan, shape.length, shape.inner, input, kernels);
+  });
   const auto parts = new_parts(plan, shape.rows, 2, y);
   const uint32_t start = start_of(x.tensor);
   const SoftmaxParams params{
@@ -77,16 +82,16 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
       .share = plan.share,
       .x_stride = x.stride,
   };
-  gpu::encode(y, [&](gpu::Encoder& encoder) {
+  gpu::record(y, [&](gpu::Recording& recording) {
     if (parts) {
-      encoder.kernel(split_sum_kernel(in, out)).buffer(0, x.tensor).buffer(1, *parts).bytes(2, params);
-      dispatch(encoder, plan);
-      encoder.kernel(kernel(op, plan, in, out)).buffer(0, x.tensor).buffer(1, y).bytes(2, params).buffer(3, *parts);
-      dispatch(encoder, plan);
+      recording.kernel(split_sum_kernel(in, out)).buffer(0, x.tensor).buffer(1, *parts).bytes(2, params);
+      dispatch(recording, plan);
+      recording.kernel(kernel(op, plan, in, out)).buffer(0, x.tensor).buffer(1, y).bytes(2, params).buffer(3, *parts);
+      dispatch(recording, plan);
       return;
     }
-    encoder.kernel(kernel(op, plan, in, out)).buffer(0, x.tensor).buffer(1, y).bytes(2, params);
-    dispatch(encoder, plan);
+    recording.kernel(kernel(op, plan, in, out)).buffer(0, x.tensor).buffer(1, y).bytes(2, params);
+    dispatch(recording, plan);
   });
   return y;
 }
@@ -110,7 +115,9 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
   if (shape.rows == 0 || shape.length == 0) return gx;
   const Tensor g = begun_at_16(as_contiguous(grad)), y = begun_at_16(as_contiguous(output));
   const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what vectors run along
-  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, gpu::tuning(output), kBackward);
+  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, output, kBackward);
+  gpu::note_plan(op.c_str(), plan.variant,
+                 [&] { return why_rows(plan, shape.length, shape.inner, output, kBackward); });
   const auto parts = new_parts(plan, shape.rows, 1, gx);
   const SoftmaxParams params{
       .length = grid_side(shape.length),
@@ -121,17 +128,17 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
       .share = plan.share,
       .x_stride = shape.length,
   };
-  gpu::encode(gx, [&](gpu::Encoder& encoder) {
+  gpu::record(gx, [&](gpu::Recording& recording) {
     if (parts) {
-      encoder.kernel(split_total_kernel(op, out)).buffer(0, g).buffer(1, y).buffer(2, *parts).bytes(3, params);
-      dispatch(encoder, plan);
-      encoder.kernel(kernel(op, plan, in, out)).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
-      encoder.buffer(4, *parts);
-      dispatch(encoder, plan);
+      recording.kernel(split_total_kernel(op, out)).buffer(0, g).buffer(1, y).buffer(2, *parts).bytes(3, params);
+      dispatch(recording, plan);
+      recording.kernel(kernel(op, plan, in, out)).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
+      recording.buffer(4, *parts);
+      dispatch(recording, plan);
       return;
     }
-    encoder.kernel(kernel(op, plan, in, out)).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
-    dispatch(encoder, plan);
+    recording.kernel(kernel(op, plan, in, out)).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
+    dispatch(recording, plan);
   });
   return gx;
 }
@@ -146,32 +153,6 @@ Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, S
 Tensor log_softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, ScalarType input_dtype) {
   return backward("log_softmax_backward", grad, output, dim, input_dtype);
 }
-
-Explanation explain(const char* op, const Request& request) {
-  check(request.shapes.size() == 1, "metalcore::", op, ": explain needs the input's shape");
-  const std::vector<int64_t>& sizes = request.shapes[0];
-  const int64_t dim = wrap(op, request.integer("dim", -1), static_cast<int64_t>(sizes.size()));
-  Shape shape = shape_along(sizes, dim);
-  const bool turned = better_turned(shape);
-  if (turned) shape.inner = 1;
-  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
-  const bool backward = request.option("backward", "False") == "True";
-  const RowKernels& kernels = backward ? kBackward : one_array(shape.length);
-  const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, tuning, kernels);
-  const std::string name = std::string(op) + (backward ? "_backward" : "");
-  Explanation e{plan.variant, (turned ? "a copy with contiguous rows is made first; " : "") +
-                                  why_rows(plan, shape.length, shape.inner, tuning, kernels)};
-  const auto step = [&](std::string kernel) {
-    e.steps.push_back({std::move(kernel), plan.grid, plan.threadgroup, plan.threads});
-  };
-  if (plan.splits > 1)
-    step(backward ? split_total_kernel(name, request.dtype) : split_sum_kernel(request.dtype, request.dtype));
-  step(kernel(name, plan, request.dtype, request.dtype));
-  return e;
-}
-
-const ExplainOp explain_softmax("softmax", [](const Request& request) { return explain("softmax", request); });
-const ExplainOp explain_log_softmax("log_softmax", [](const Request& r) { return explain("log_softmax", r); });
 
 }  // namespace
 }  // namespace metalcore

@@ -3,7 +3,7 @@
 
 #include "objects.h"
 
-#include "../gpu/encoder.h"
+#include "../gpu/size.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,11 +1,11 @@
-// Kernels that apply Op to every element: float32 arithmetic whatever the type T in memory.
+// Kernels that apply Op to every element. The arithmetic is float32 for every type T in memory.
 //
 //   packed   all tensors fill memory in the same order; 16 bytes' worth of elements per thread
 //   dense    the same, one element per thread
 //   strided  inputs lie anyhow, the output is dense; one element per thread
 //
-// Op has `static float forward(float)`, or `static float forward(float, float)` for two inputs; where it is
-// instantiated it is a template that is given T.
+// Op has `static float forward(float)`, or `static float forward(float, float)` for two inputs. Op is a template whose
+// argument is T.
 #pragma once
 
 #include <metal_stdlib>
@@ -36,11 +36,11 @@ inline Pack<T> forward_pack(Pack<T> a, Pack<T> b) {
 }
 template <typename Op>
 inline Pack<float> forward_pack(Pack<float> a) {
-  return {forward4<Op>(a.all)};
+  return {forward4<Op>(a.elements)};
 }
 template <typename Op>
 inline Pack<float> forward_pack(Pack<float> a, Pack<float> b) {
-  return {forward4<Op>(a.all, b.all)};
+  return {forward4<Op>(a.elements, b.elements)};
 }
 
 template <typename Op, typename T>
@@ -67,7 +67,7 @@ kernel void binary_packed(device const Pack<T>* a [[buffer(0)]], device const Pa
   y[i] = forward_pack<Op>(a[i], b[i]);
 }
 
-// Where input `k` has the element that the output has at position i.
+// The offset in input `k` of the element at position i of the output.
 inline long strided_offset(constant StridedParams& params, uint k, uint i) {
   long offset = 0;
   for (uint d = 0; d < params.dims; ++d) {

@@ -1,4 +1,4 @@
-// What a thread moves at once: as many bytes as a GPU's widest load takes.
+// The elements that a thread moves at once: as many bytes as a GPU's widest load takes.
 #pragma once
 
 #include <metal_stdlib>
@@ -9,5 +9,5 @@ struct alignas(16) Pack {
 };
 template <>
 struct Pack<float> {
-  metal::float4 all;
+  metal::float4 elements;
 };

@@ -7,8 +7,8 @@
 
 #define STRIDED_MAX_DIMS 8
 
-// The output is walked in its own memory order; dimensions are innermost first, and neighbours that all tensors walk
-// alike are merged. strides[0] is for the first input, strides[1] for the second, in elements.
+// The output is walked in its own memory order. Dimensions are innermost first, and neighbours that are contiguous in
+// all tensors are merged. strides[0] is for the first input, strides[1] for the second, in elements.
 struct StridedParams {
   uint32_t dims;
   uint32_t sizes[STRIDED_MAX_DIMS];

@@ -5,16 +5,15 @@
 #include <cstdint>
 #endif
 
-// A threadgroup's threads hold tiles of so many rows and columns.
+// The rows and columns of the tile that a thread holds.
 #define CHOLESKY_TILE 4
 
-// How rows of a tile can be read and written: by elements, or as vectors in memory that is aligned to them, where its
-// rows or its columns are contiguous.
+// How a tile is read and written: by elements, or, in aligned memory, as vectors along contiguous rows or columns.
 #define CHOLESKY_ELEMENTS 0u
 #define CHOLESKY_ROWS 1u
 #define CHOLESKY_COLUMNS 2u
 
-// Matrices that are factored whole: `matrices` of them, n x n, A anywhere and L anywhere.
+// n x n matrices that are factored as a whole, `matrices` of them. A and L may have any strides.
 struct CholeskyParams {
   int64_t a_batch, a_row, a_column;
   int64_t l_batch, l_row, l_column;
@@ -23,9 +22,9 @@ struct CholeskyParams {
   uint32_t a_vectors, l_vectors;
 };
 
-// The blocked variant: L, n x n, begins as the triangle of A. Of each panel of CHOLESKY_PANEL columns a threadgroup
-// factors the diagonal block and solves for CHOLESKY_SLICE of the rows below, `slices` threadgroups a matrix. The
-// factors of the blocks go to a matrix of their own, n x CHOLESKY_PANEL, for L has the blocks that others still read.
+// The blocked variant. L, n x n, begins as the triangle of A. For each panel of CHOLESKY_PANEL columns a threadgroup
+// factors the diagonal block and solves for CHOLESKY_SLICE rows below it, with `slices` threadgroups per matrix. The
+// blocks' factors go to a separate n x CHOLESKY_PANEL matrix, because other threadgroups still read the blocks in L.
 #define CHOLESKY_PANEL 64
 #define CHOLESKY_SLICE 64
 struct CholeskyPanelParams {
@@ -36,7 +35,7 @@ struct CholeskyPanelParams {
   uint32_t slices;
 };
 
-// Rows of n x n matrices with a threadgroup for each: the triangle of A that is read, zeros in the other one.
+// Copies rows of n x n matrices, a threadgroup for each: the triangle of A that is read, and zeros in the other one.
 #define CHOLESKY_ROW_THREADS 128
 struct CholeskyTriangleParams {
   int64_t a_batch, a_row, a_column;

@@ -1,4 +1,4 @@
-// Cholesky factorization of matrices that fit the registers of one threadgroup, a thread for each tile.
+// Cholesky factorization of matrices that fit the registers of one threadgroup. A thread holds one tile.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -16,14 +16,14 @@ template <uint TILES>
 
   const uint tiles = (p.n + CHOLESKY_TILE - 1) / CHOLESKY_TILE;
   const TilePlace at = place_in_triangle(thread_index, tiles);
-  const bool mine = at.column < tiles, diagonal = at.row == at.column;
+  const bool has_tile = at.column < tiles, diagonal = at.row == at.column;
   const uint row = at.row * CHOLESKY_TILE, column = at.column * CHOLESKY_TILE;
-  const uint rows = mine ? p.n - row : 0, columns = mine ? p.n - column : 0;
+  const uint rows = has_tile ? p.n - row : 0, columns = has_tile ? p.n - column : 0;
 
   device const float* const from = a + matrix * p.a_batch + row * p.a_row + column * p.a_column;
   CholeskyTile tile = load_tile({from, p.a_row, p.a_column, p.a_vectors, rows, columns}, diagonal);
   const uint failed = factor_tiles(tile, at, tiles, 0, {factor, below, TILES, &failure});
-  if (!mine) return;
+  if (!has_tile) return;
   if (thread_index == 0) info[matrix] = failed;
   l += matrix * p.l_batch;
   device float* const to = l + row * p.l_row + column * p.l_column;

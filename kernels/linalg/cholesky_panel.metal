@@ -9,8 +9,8 @@ constant constexpr uint kPanelTiles = CHOLESKY_PANEL / CHOLESKY_TILE;
 constant constexpr uint kSliceTiles = CHOLESKY_SLICE / CHOLESKY_TILE;
 constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanelTiles * kSliceTiles + 31) / 32 * 32;
 
-// Every threadgroup of a panel factors the diagonal block, which takes no longer than if one did and the others waited,
-// and solves for its own rows below.
+// Every threadgroup of a panel factors the diagonal block and solves for its own rows below. One threadgroup that
+// factors while the others wait would take as long.
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void cholesky_panel(
     device float* l [[buffer(0)]], device float* factors [[buffer(1)]], device atomic_int* info [[buffer(2)]],
     constant CholeskyPanelParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
@@ -27,15 +27,15 @@ constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanel
     const uint index = thread_index - triangle_start(tiles);
     at = {tiles + index % kSliceTiles, index / kSliceTiles};
   }
-  const bool mine = at.column < tiles, diagonal = at.row == at.column;
+  const bool has_tile = at.column < tiles, diagonal = at.row == at.column;
   const uint row = p.first + at.row * CHOLESKY_TILE + (solves ? slice * CHOLESKY_SLICE : 0);  // of L
   const uint end = solves ? p.n : p.first + p.width;
-  const uint rows = mine && row < end ? end - row : 0, columns = mine ? p.width - at.column * CHOLESKY_TILE : 0;
+  const uint rows = has_tile && row < end ? end - row : 0, columns = has_tile ? p.width - at.column * CHOLESKY_TILE : 0;
   device float* const corner =
       l + ulong(matrix) * p.n * p.n + row * p.l_row + (p.first + at.column * CHOLESKY_TILE) * p.l_column;
 
   CholeskyTile tile = load_tile({corner, p.l_row, p.l_column, p.l_vectors, rows, columns}, diagonal);
-  // The first of the threadgroups may just be writing that the matrix fails in this panel; only an earlier one counts.
+  // The first threadgroup may be writing a failure in this panel. Only a failure in an earlier panel counts here.
   const uint known = p.first == 0 ? 0 : atomic_load_explicit(info + matrix, memory_order_relaxed);
   const uint before = known <= p.first ? known : 0;
   const uint failed = factor_tiles(tile, at, tiles, before, {factor, below, kPanelTiles + kSliceTiles, &failure});
@@ -47,12 +47,12 @@ constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanel
     store_tile(tile, {corner, p.l_row, p.l_column, p.l_vectors, rows, columns}, false);
   } else if (slice == 0) {
     device float* const to = factors + (ulong(matrix) * p.n + row) * CHOLESKY_PANEL + at.column * CHOLESKY_TILE;
-    const uint vectors = p.l_vectors == CHOLESKY_ELEMENTS ? CHOLESKY_ELEMENTS : CHOLESKY_ROWS;
-    store_tile(tile, {to, CHOLESKY_PANEL, 1, vectors, rows, columns}, diagonal);
+    const uint access = p.l_vectors == CHOLESKY_ELEMENTS ? CHOLESKY_ELEMENTS : CHOLESKY_ROWS;
+    store_tile(tile, {to, CHOLESKY_PANEL, 1, access, rows, columns}, diagonal);
   }
 }
 
-// L's rows from A's; once in all, a threadgroup for each row.
+// Copies L's rows from A's, once per matrix. A threadgroup takes one row.
 [[kernel]] void cholesky_triangle(device const float* a [[buffer(0)]], device float* l [[buffer(1)]],
                                   constant CholeskyTriangleParams& p [[buffer(2)]],
                                   uint group [[threadgroup_position_in_grid]],
@@ -66,7 +66,7 @@ constant constexpr uint kThreads = (kPanelTiles * (kPanelTiles + 1) / 2 + kPanel
   }
 }
 
-// The factors of the diagonal blocks into L's place for them; a threadgroup for each of their rows.
+// Copies the factors of the diagonal blocks to their places in L. A threadgroup takes one row.
 [[kernel]] void cholesky_diagonal(device const float* factors [[buffer(0)]], device float* l [[buffer(1)]],
                                   constant CholeskyPanelParams& p [[buffer(2)]],
                                   uint group [[threadgroup_position_in_grid]],

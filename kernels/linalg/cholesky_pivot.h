@@ -1,7 +1,7 @@
-// What a Cholesky factorization may divide by.
+// The pivots by which a Cholesky factorization may divide.
 #pragma once
 
 #include <metal_stdlib>
 
-// Neither zero, negative, NaN nor infinite.
+// Whether a value is positive and finite.
 inline bool is_pivot(float value) { return value > 0.0f && value < INFINITY; }

@@ -1,13 +1,13 @@
-// Cholesky factorization of matrices of up to 32 columns, one simdgroup for one (N = 32) or several of them: a lane
-// holds a column in registers. Right-looking: column k goes to the lanes on its right through threadgroup memory as it
-// is, and is divided by the square root of its pivot at the end, by all lanes at once.
+// Cholesky factorization of matrices of up to 32 columns. A simdgroup factors one (N = 32) or several matrices; a lane
+// holds a column in registers. It is right-looking: column k goes to the lanes on its right through threadgroup memory
+// undivided. At the end all lanes divide their columns by the square roots of the pivots at once.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "cholesky.h"
 #include "cholesky_pivot.h"
 
-constant constexpr uint kSimdgroups = 4;  // a threadgroup
+constant constexpr uint kSimdgroups = 4;  // per threadgroup
 
 template <uint N>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void cholesky_simd(
@@ -15,20 +15,20 @@ template <uint N>
     constant CholeskyParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kMatrices = 32 / N, kQuads = N / 4;
-  // Two of each: while slow lanes read one column, the next may be written.
+  // There are two columns: while slow lanes read one, the next may be written.
   threadgroup float4 columns[kSimdgroups * kMatrices * 2 * kQuads];
 
   const uint slot = simdgroup * kMatrices + lane / N;
   const uint matrix = group * kSimdgroups * kMatrices + slot;
   const uint column = lane % N;
-  const bool mine = matrix < p.matrices && column < p.n;  // the other lanes go along, for the barriers, on zeros
+  const bool has_column = matrix < p.matrices && column < p.n;  // the other lanes work on zeros, for the barriers
   threadgroup float4* const published = columns + slot * 2 * kQuads;
 
   float4 x[kQuads];
   {
     device const float* from = a + matrix * p.a_batch + column * p.a_column;
 #pragma unroll
-    for (uint i = 0; i < N; ++i) x[i / 4][i % 4] = mine && i >= column && i < p.n ? from[i * p.a_row] : 0.0f;
+    for (uint i = 0; i < N; ++i) x[i / 4][i % 4] = has_column && i >= column && i < p.n ? from[i * p.a_row] : 0.0f;
   }
 
   uint failed = 0;
@@ -58,10 +58,10 @@ template <uint N>
     }
   }
 
-  if (!mine) return;
-  const bool done = failed == 0 || column + 1 < failed;  // other columns become the identity's
-  const float inverse = done ? rsqrt(own_pivot) : 0.0f;
-  const float diagonal = done ? precise::sqrt(own_pivot) : 1.0f;
+  if (!has_column) return;
+  const bool is_factored = failed == 0 || column + 1 < failed;  // the other columns become the identity's
+  const float inverse = is_factored ? rsqrt(own_pivot) : 0.0f;
+  const float diagonal = is_factored ? precise::sqrt(own_pivot) : 1.0f;
   device float* to = l + matrix * p.l_batch + column * p.l_column;
 #pragma unroll
   for (uint i = 0; i < N; ++i)

@@ -1,6 +1,6 @@
-// Cholesky factorization of matrices that lie in the registers of a threadgroup: a thread holds a tile of the lower
-// triangle, four columns of four entries. A column of tiles takes two barriers: the thread with the diagonal tile
-// factors it, those below solve with its factor, and all on their right subtract the product of what those have.
+// Cholesky factorization of matrices in the registers of a threadgroup. A thread holds a tile of the lower triangle,
+// four columns of four entries. A column of tiles takes two barriers: the thread with the diagonal tile factors it, the
+// threads below solve with its factor, and all threads on their right subtract the product of the solved tiles.
 #pragma once
 
 #include <metal_stdlib>
@@ -13,13 +13,13 @@ struct CholeskyTile {
   float4 x[CHOLESKY_TILE];
 };
 
-// Where a thread's tile is.
+// The place of a thread's tile.
 struct TilePlace {
   uint row, column;
 };
 
-// Of the tiles of a triangle, counted down the columns, so that the threads which are done first are neighbours.
-// Threads beyond the last have no column of the triangle.
+// The place of tile `index` of a triangle. Tiles are counted down the columns, so that the threads that finish first
+// are neighbours. Threads beyond the last tile get a column outside of the triangle.
 inline TilePlace place_in_triangle(uint index, uint tiles) {
   const uint count = triangle_start(tiles);
   if (index >= count) return {tiles, tiles};
@@ -27,25 +27,25 @@ inline TilePlace place_in_triangle(uint index, uint tiles) {
   return {tiles - 1 - (back - triangle_start(row)), tiles - 1 - row};
 }
 
-// Where a tile lies in memory, and how many of its rows and columns there are.
+// The place of a tile in memory, and how many rows and columns it has there.
 template <typename Pointer>
 struct TileMemory {
   Pointer at;
   int64_t row, column;  // strides
-  uint vectors;         // as of cholesky.h; only where all rows and columns are there
+  uint access;          // CHOLESKY_ELEMENTS, or for a complete tile CHOLESKY_ROWS or CHOLESKY_COLUMNS
   uint rows, columns;
 };
 
-// Entries that are not there are the identity's.
+// Missing entries are the identity's.
 inline CholeskyTile load_tile(TileMemory<device const float*> from, bool diagonal) {
   CholeskyTile tile;
-  if (from.vectors == CHOLESKY_ROWS && from.rows != 0) {
+  if (from.access == CHOLESKY_ROWS && from.rows != 0) {
     float4 rows[4];
 #pragma unroll
     for (uint r = 0; r < 4; ++r) rows[r] = *(device const float4*)(from.at + r * from.row);
 #pragma unroll
     for (uint c = 0; c < 4; ++c) tile.x[c] = float4(rows[0][c], rows[1][c], rows[2][c], rows[3][c]);
-  } else if (from.vectors == CHOLESKY_COLUMNS && from.rows != 0) {
+  } else if (from.access == CHOLESKY_COLUMNS && from.rows != 0) {
 #pragma unroll
     for (uint c = 0; c < 4; ++c) tile.x[c] = *(device const float4*)(from.at + c * from.column);
   } else {
@@ -62,18 +62,18 @@ inline CholeskyTile load_tile(TileMemory<device const float*> from, bool diagona
   return tile;
 }
 
-// Zeros above the diagonal of a diagonal tile.
+// Writes zeros above the diagonal of a diagonal tile.
 inline void store_tile(CholeskyTile tile, TileMemory<device float*> to, bool diagonal) {
   if (diagonal) {
 #pragma unroll
     for (uint c = 1; c < 4; ++c) tile.x[c] = metal::select(tile.x[c], float4(0.0f), uint4(0, 1, 2, 3) < c);
   }
-  if (to.vectors == CHOLESKY_ROWS) {
+  if (to.access == CHOLESKY_ROWS) {
     if (to.rows == 0) return;
 #pragma unroll
     for (uint r = 0; r < 4; ++r)
       *(device float4*)(to.at + r * to.row) = float4(tile.x[0][r], tile.x[1][r], tile.x[2][r], tile.x[3][r]);
-  } else if (to.vectors == CHOLESKY_COLUMNS) {
+  } else if (to.access == CHOLESKY_COLUMNS) {
     if (to.rows == 0) return;
 #pragma unroll
     for (uint c = 0; c < 4; ++c) *(device float4*)(to.at + c * to.column) = tile.x[c];
@@ -88,15 +88,16 @@ inline void store_tile(CholeskyTile tile, TileMemory<device float*> to, bool dia
   }
 }
 
-// What a threadgroup shares: the diagonal tile's factor with the inverses of its diagonal, and the tiles below it.
+// The data that a threadgroup shares: the diagonal tile's factor with the inverses of its diagonal, and the tiles below
+// it.
 struct CholeskyShared {
-  threadgroup float4* factor;  // four columns, and the inverses
-  threadgroup float4* below;   // four columns of `pitch`
+  threadgroup float4* factor;  // four columns, then the inverses
+  threadgroup float4* below;   // four columns, `pitch` apart
   uint pitch;
   threadgroup uint* failed;
 };
 
-// Factors the tile. 0, or the order of its first leading minor that is not positive-definite.
+// Factors the tile. Gives 0, or the order of its first leading minor that is not positive-definite.
 inline uint factor_tile(thread CholeskyTile& tile, thread float4& inverse) {
   uint failed = 0;
 #pragma unroll
@@ -116,7 +117,7 @@ inline uint factor_tile(thread CholeskyTile& tile, thread float4& inverse) {
 
 inline CholeskyTile zero_tile() { return {{float4(0.0f), float4(0.0f), float4(0.0f), float4(0.0f)}}; }
 
-// The tile's columns from `first` on become the identity's.
+// Makes the tile's columns from `first` on the identity's.
 inline void end_tile(thread CholeskyTile& tile, uint first) {
 #pragma unroll
   for (uint c = 0; c < 4; ++c)
@@ -153,10 +154,10 @@ inline void update_tile(thread CholeskyTile& tile, CholeskyShared shared, TilePl
   }
 }
 
-// Factors `tiles` columns of tiles; a thread without a tile has a column that is not among them. Gives the order of the
-// first leading minor that is not positive-definite, or `failed` where that is not 0, which is that of an earlier one.
-// The columns from there on become the identity's; a factor of zeros then leaves nothing of the tiles below, and so all
-// others as they are.
+// Factors `tiles` columns of tiles. A thread without a tile has a column outside of them. Gives the order of the first
+// leading minor that is not positive-definite; a `failed` that is not 0 is the order of an earlier one, and is given
+// instead. The columns from there on become the identity's. A factor of zeros then makes the tiles below zeros, so all
+// other tiles keep their values.
 inline uint factor_tiles(thread CholeskyTile& tile, TilePlace at, uint tiles, uint failed, CholeskyShared shared) {
   for (uint k = 0; k < tiles; ++k) {
     if (at.column == k && at.row == k) {

@@ -1,11 +1,11 @@
-// Householder reflections of a matrix whose columns lie in registers: G lanes of one simdgroup share a column, a lane
-// holding the rows 4 (g + G q) + {0, 1, 2, 3} of every q in QUADS. A column's sums then need log2(G) shuffles, no
-// barrier; the reflector that all columns are hit with goes through threadgroup memory, as G QUADS float4 and tau.
+// Householder reflections of a matrix whose columns are in registers. G lanes of one simdgroup share a column: lane g
+// of them holds the rows 4 (g + G q) + {0, 1, 2, 3} for every q in QUADS. A column's sums then need log2(G) shuffles
+// and no barrier. The reflector that is applied to all columns goes through threadgroup memory, as G QUADS float4 and
+// tau.
 //
-// Rows are finished from the top, so everything takes the first quad that is still in work: while reflector k is at
-// work, that is the quad which holds row k, and the only one where rows are told apart. Loops over quads have a length
-// known to the compiler all the same: unrolled they index registers by constants, where they would otherwise go to
-// memory.
+// Rows are finished from the top, so all functions take the first quad that is not finished. For reflector k this is
+// the quad that holds row k, and only in this quad are rows treated differently. Loops over quads have constant
+// lengths: the compiler unrolls them, so that constants index the registers, which would otherwise be in memory.
 #pragma once
 
 #include <metal_stdlib>
@@ -22,7 +22,7 @@ struct ColumnTile {
   static uint4 rows_of(uint quad, uint g) { return 4 * (g + G * quad) + uint4(0, 1, 2, 3); }
 };
 
-// Over the G lanes that share a column; every lane gets the result.
+// Reduces over the G lanes that share a column. Every lane gets the result.
 template <uint G>
 inline float column_sum(float value) {
   if (G == 1) return value;
@@ -43,21 +43,21 @@ inline float column_max(float value) {
   return value;
 }
 
-// What the lane that holds row `row` has, for the lanes that share its column.
+// The value of the lane that holds row `row`, for the lanes that share its column.
 template <uint G>
 inline float from_row(float value, uint row, uint lane) {
   if (G == 1) return value;
   return metal::simd_shuffle(value, lane - lane % G + row / 4 % G);
 }
 
-// v[i]; an index known at run time only would force registers into memory.
+// v[i]. A run-time index would force the registers into memory.
 inline float component(float4 v, uint i) { return i < 2 ? (i == 0 ? v.x : v.y) : (i == 2 ? v.z : v.w); }
 
 inline float sum_of(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 inline float max_of(float4 v) { return metal::max(metal::max(v.x, v.y), metal::max(v.z, v.w)); }
 
-// Turns column k, which this simdgroup holds in the lanes where `owner` is set, into reflector k: beta and v stay in
-// the column's registers, and v with its zeros above and its one goes to `published`, tau behind it.
+// Makes reflector k of column k, which this simdgroup holds in the lanes where `owner` is set. beta and v stay in the
+// column's registers. v, with zeros above and its one, goes to `published`, and tau behind it.
 template <uint G, uint QUADS>
 inline void make_and_publish(thread ColumnTile<G, QUADS>& tile, uint first, uint lane, uint k, bool owner,
                              threadgroup float4* published, thread float& tau) {
@@ -91,7 +91,7 @@ inline void make_and_publish(thread ColumnTile<G, QUADS>& tile, uint first, uint
   }
 }
 
-// Leaves of a column with a reflector just v below its diagonal, and makes the others columns of the identity.
+// Keeps only v below the diagonal in a column with a reflector, and makes the other columns the identity's.
 template <uint G, uint QUADS>
 inline void keep_reflectors(thread ColumnTile<G, QUADS>& tile, uint g, uint column, uint count) {
 #pragma unroll
@@ -104,8 +104,8 @@ inline void keep_reflectors(thread ColumnTile<G, QUADS>& tile, uint g, uint colu
   }
 }
 
-// Publishes reflector k out of the owner's registers and puts e_k in its place: the column of the identity that
-// reflector k is the first to change.
+// Publishes reflector k from the owner's registers and puts e_k in its place: reflector k is the first that changes
+// this column of the identity.
 template <uint G, uint QUADS>
 inline void publish_and_reset(thread ColumnTile<G, QUADS>& tile, uint first, uint g, uint k, bool owner,
                               threadgroup float4* published, float tau) {

@@ -6,6 +6,6 @@
 #endif
 
 struct EighParams {
-  int64_t batch_stride, row_stride, column_stride;  // of A, of which the lower triangle is read
+  int64_t batch_stride, row_stride, column_stride;  // A's, whose lower triangle is read
   uint32_t matrices, size;
 };

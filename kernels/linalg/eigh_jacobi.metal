@@ -2,8 +2,8 @@
 // A's norm: B is positive definite, so the columns of B V, once orthogonal, have the eigenvectors as directions and the
 // eigenvalues plus s as norms, and V need not be computed.
 //
-// A is divided by a power of two that makes its largest entry one. With NaN or infinities in a matrix all its results
-// are NaN.
+// A is divided by a power of two that makes its largest entry about one. If a matrix has NaN or infinities, all its
+// results are NaN.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -14,10 +14,10 @@ template <typename Tile, bool VECTORS>
 inline void eigh_of(device const float* a, device float* values, device float* vectors, constant EighParams& p,
                     uint matrix, thread typename Tile::Shared& shared) {
   const uint lane = shared.lane, simdgroup = shared.simdgroup;
-  const bool live = matrix < p.matrices;  // the others go along, on zeros
+  const bool live = matrix < p.matrices;  // the other lanes work on zeros
   device const float* const from = a + matrix * p.batch_stride;
   Tile tile;
-  uint4 magnitude = uint4(0);  // as bits, which compare like the numbers, NaN above infinity above all others
+  uint4 magnitude = uint4(0);  // as bits, which compare as the numbers do, with NaN above infinity
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c) {
     const uint column = c * Tile::LANES + lane % Tile::LANES;
@@ -39,7 +39,7 @@ inline void eigh_of(device const float* a, device float* values, device float* v
   const bool finite = largest < INFINITY;
   const float scale = scale_to_one(largest);
 
-  // The norm is at most the largest sum of a column's magnitudes, and the root of all squares.
+  // The norm is at most the largest sum of a column's magnitudes, and at most the root of all squares.
   float sums[Tile::COLUMNS], squares[Tile::COLUMNS];
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c) {
@@ -95,9 +95,9 @@ inline void eigh_of(device const float* a, device float* values, device float* v
   }
 }
 
-constant constexpr uint kSimdgroups = 4;  // a threadgroup of the simd kernels
+constant constexpr uint kSimdgroups = 4;  // per threadgroup of the simd kernels
 
-// 32 / LANES matrices a simdgroup, a column a lane.
+// A simdgroup takes 32 / LANES matrices, and a lane one column.
 template <uint LANES, bool VECTORS>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void eigh_simd(
     device const float* a [[buffer(0)]], device float* values [[buffer(1)]], device float* vectors [[buffer(2)]],
@@ -109,7 +109,7 @@ template <uint LANES, bool VECTORS>
   eigh_of<Tile, VECTORS>(a, values, vectors, p, matrix, shared);
 }
 
-// A threadgroup a matrix of up to 32 COLUMNS columns.
+// A threadgroup takes a matrix of up to 32 COLUMNS columns.
 template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
 [[kernel]] [[max_total_threads_per_threadgroup(512)]] void eigh_block(
     device const float* a [[buffer(0)]], device float* values [[buffer(1)]], device float* vectors [[buffer(2)]],

@@ -6,8 +6,8 @@
 
 #include "qr.h"
 
-// Row l of T from the products v_iᵀ v_k (i < k) in products[i * stride + k], with tau_k in products[k * stride + k]; it
-// needs no other row.
+// Makes row l of T from the products v_iᵀ v_k (i < k) in products[i * stride + k], with tau_k in products[k * stride +
+// k]. It needs no other row of T.
 template <typename From, typename To>
 inline void write_factor(From products, uint stride, To t, uint t_stride, uint l) {
   float row[QR_PANEL];

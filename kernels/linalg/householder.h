@@ -1,11 +1,11 @@
 // Householder reflectors H = I - tau v vᵀ, v = (1, …), as LAPACK's slarfg defines them: H x = beta e₁, and H = I (tau =
-// 0) where x has nothing below its first entry. Scaling by a power of two keeps squares in range, so that entries of
-// any magnitude give an orthogonal H.
+// 0) if x has only zeros below its first entry. A power of two scales x so that its squares stay in range, and entries
+// of any magnitude give an orthogonal H.
 #pragma once
 
 #include <metal_stdlib>
 
-// 2^-e where 2^e <= largest < 2^(e+1), kept between 2^-126 and 2^126 so that its inverse is a normal number too.
+// 2^-e where 2^e <= largest < 2^(e+1), limited to 2^-126 … 2^126 so that its inverse is a normal number too.
 inline float scale_to_one(float largest) {
   const int exponent = as_type<int>(largest) & 0x7f800000;
   return as_type<float>(metal::clamp(0x7f000000 - exponent, 0x00800000, 0x7e800000));
@@ -19,8 +19,8 @@ struct Reflector {
   float inverse;  // v = (x * scale) * inverse, below its first entry
 };
 
-// Of x = (alpha, rest): `largest` is the largest magnitude in the rest, `squares` its sum of squares, each entry first
-// multiplied by `scale`. A NaN in the rest shows in `squares` only.
+// The reflector of x = (alpha, rest). `largest` is the largest magnitude in the rest, `squares` the sum of the squares
+// of its entries times `scale`. Only `squares` shows a NaN in the rest.
 inline Reflector make_reflector(float alpha, float largest, float squares, float scale) {
   if (largest == 0.0f && squares == 0.0f) return {alpha, 0.0f, 0.0f};
   const float a = alpha * scale;

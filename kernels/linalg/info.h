@@ -1,6 +1,6 @@
-// What looks for failures among the infos of a batch, shared with the host.
+// Constants of the search for failures in the infos of a batch, shared with the host.
 #pragma once
 
-// How many of them a threadgroup looks at.
+// The number of infos that a threadgroup reads.
 #define INFO_BLOCK 4096
 #define INFO_THREADS 1024  // at most

@@ -1,5 +1,5 @@
-// Whether a factorization of a batch failed: whether any of its infos is not zero. A threadgroup looks at INFO_BLOCK of
-// them; what several threadgroups found is looked at again.
+// Whether a factorization of a batch failed: whether any of its infos is not zero. A threadgroup reads INFO_BLOCK of
+// them. A second dispatch reads the results of several threadgroups.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -13,10 +13,10 @@ using namespace metal;
   if (index == 0) atomic_store_explicit(&failed, 0, memory_order_relaxed);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint first = block * INFO_BLOCK, end = min(first + INFO_BLOCK, count);
-  int mine = 0;
+  int failures = 0;
 #pragma unroll 4
-  for (uint i = first + index; i < end; i += threads) mine |= info[i];
-  if (mine != 0) atomic_store_explicit(&failed, 1, memory_order_relaxed);
+  for (uint i = first + index; i < end; i += threads) failures |= info[i];
+  if (failures != 0) atomic_store_explicit(&failed, 1, memory_order_relaxed);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (index == 0) found[block] = atomic_load_explicit(&failed, memory_order_relaxed);
 }

@@ -1,28 +1,28 @@
-// One-sided Jacobi (Hestenes 1958; Demmel and Veselić 1992): plane rotations of pairs of columns until all columns of X
-// are orthogonal, and of those of V along with them, which makes V the product of the rotations.
+// One-sided Jacobi (Hestenes 1958; Demmel and Veselić 1992). Plane rotations act on pairs of columns of X until all
+// columns are orthogonal. They act on V's columns too, which makes V the product of the rotations.
 //
-// LANES lanes hold COLUMNS columns each, and SIMDGROUPS simdgroups share the rows between them: a thread has the rows
-// 4 (X4 simdgroup + i) + {0, 1, 2, 3} of X, i < X4, and so for V with V4. Columns change lanes by shuffles, within a
-// simdgroup; sums over rows alone go through threadgroup memory. They are the same in every simdgroup, which therefore
-// all decide alike.
+// Each of LANES lanes holds COLUMNS columns, and SIMDGROUPS simdgroups share the rows: a thread has the rows 4 (X4
+// simdgroup + i) + {0, 1, 2, 3} of X for i < X4, and rows of V likewise with V4. Shuffles within a simdgroup move
+// columns between lanes. Only sums over rows go through threadgroup memory. These are the same in every simdgroup, so
+// all simdgroups decide alike.
 //
-// The columns of one register in all lanes are a set. A sweep pairs every two columns once: those of different sets
-// lane by lane while one of the sets moves on, then those of a set with the lane at distance 1, 2, 3 … by exclusive or.
-// The larger column of a pair comes to lie first (de Rijk 1989), which saves sweeps.
+// The columns of one register in all lanes are a set. A sweep pairs every two columns once: first columns of different
+// sets, lane by lane, while one of the sets moves on; then columns of one set, in lanes whose exclusive or is 1, 2, 3
+// …. The larger column of a pair becomes the first (de Rijk 1989), which saves sweeps.
 #pragma once
 
 #include <metal_stdlib>
 
 #include "column_tile.h"
 
-// Squares of norms below this count as zero: such columns are not rotated, and have no direction. What is
-// orthogonalized is scaled to entries of 2^40, so this is 2^-100 of the largest entry.
+// Squares of norms below this count as zero: such columns are not rotated, and have no direction. Matrices are scaled
+// to entries of 2^40, so this is 2^-100 of the largest entry.
 constant constexpr float kJacobiFloor = 0x1p-120f;
 constant constexpr float kJacobiScale = 0x1p40f;
-constant constexpr uint kJacobiSweeps = 60;  // 6 to 10 are usual; many where rows differ by dozens of magnitudes
+constant constexpr uint kJacobiSweeps = 60;  // 6 to 10 are usual; more if rows differ by dozens of magnitudes
 
-// What threads add up, or compare, with those that have the same lane in the other simdgroups. One barrier each time:
-// two halves of `memory` take turns.
+// Sums and maxima over the threads that have the same lane in all simdgroups. Each takes one barrier, because two
+// halves of `memory` take turns.
 template <uint SIMDGROUPS, uint COLUMNS>
 struct OverSimdgroups {
   static constexpr constant uint kFloats = SIMDGROUPS == 1 ? 1 : 2 * SIMDGROUPS * COLUMNS * 32;
@@ -32,33 +32,33 @@ struct OverSimdgroups {
   uint turn;
 
   threadgroup const float* publish(thread const float* values, uint count) thread {
-    threadgroup float* const half_of_it = memory + turn * SIMDGROUPS * COLUMNS * 32;
+    threadgroup float* const half_of_memory = memory + turn * SIMDGROUPS * COLUMNS * 32;
     turn ^= 1;
 #pragma unroll
-    for (uint c = 0; c < count; ++c) half_of_it[(simdgroup * COLUMNS + c) * 32 + lane] = values[c];
+    for (uint c = 0; c < count; ++c) half_of_memory[(simdgroup * COLUMNS + c) * 32 + lane] = values[c];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    return half_of_it + lane;
+    return half_of_memory + lane;
   }
 
   template <uint COUNT>
   void sum(thread float* values) thread {
     if (SIMDGROUPS == 1) return;
-    threadgroup const float* const all = publish(values, COUNT);
+    threadgroup const float* const published = publish(values, COUNT);
 #pragma unroll
     for (uint c = 0; c < COUNT; ++c) {
-      float total = all[c * 32];
+      float total = published[c * 32];
 #pragma unroll(4)
-      for (uint s = 1; s < SIMDGROUPS; ++s) total += all[(s * COLUMNS + c) * 32];
+      for (uint s = 1; s < SIMDGROUPS; ++s) total += published[(s * COLUMNS + c) * 32];
       values[c] = total;
     }
   }
 
-  // Not of NaN.
+  // The values must not be NaN.
   float max(float value) thread {
     if (SIMDGROUPS == 1) return value;
-    threadgroup const float* const all = publish(&value, 1);
+    threadgroup const float* const published = publish(&value, 1);
 #pragma unroll
-    for (uint s = 0; s < SIMDGROUPS; ++s) value = metal::max(value, all[s * COLUMNS * 32]);
+    for (uint s = 0; s < SIMDGROUPS; ++s) value = metal::max(value, published[s * COLUMNS * 32]);
     return value;
   }
 };
@@ -70,7 +70,7 @@ struct JacobiTile {
   typedef OverSimdgroups<SIMDGROUPS_, COLUMNS_> Shared;
 
   float4 y[COLUMNS_][X4_ + V4_];  // X above V
-  float square[COLUMNS_];         // of the norms of X's columns; -1 for padding, which stays behind all others
+  float square[COLUMNS_];         // squares of the norms of X's columns; -1 for padding, which sorts last
 
   static uint row_of(uint simdgroup, uint i) { return 4 * (X4_ * simdgroup + i); }
   static uint v_row_of(uint simdgroup, uint i) { return 4 * (V4_ * simdgroup + i); }
@@ -95,7 +95,7 @@ inline void jacobi_squares(thread Tile& tile, thread typename Tile::Shared& shar
 }
 
 // Makes columns p and q, |p| >= |q|, orthogonal: p' = p - s (q + tau p), q' = q + s (p - tau q). This form (Rutishauser
-// 1966), with tau = s / (1 + c) for c, keeps V orthogonal over thousands of rotations.
+// 1966), which has tau = s / (1 + c) instead of c, keeps V orthogonal over thousands of rotations.
 struct JacobiRotation {
   float s, tau;
   float p_square, q_square;
@@ -132,7 +132,7 @@ inline void jacobi_exchange(thread Tile& tile, bool exchanged = true) {
   tile.square[Q] = exchanged ? p_square : tile.square[Q];
 }
 
-// Columns P and Q of each lane.
+// Rotates columns P and Q of each lane.
 template <uint P, uint Q, typename Tile>
 inline bool jacobi_rotate(thread Tile& tile, float product, float tolerance) {
   const bool swap = tile.square[Q] > tile.square[P];
@@ -158,7 +158,7 @@ inline void jacobi_move(thread Tile& tile, ushort distance) {
   tile.square[C] = metal::simd_shuffle_xor(tile.square[C], distance);
 }
 
-// All pairs of the first set with the second, and of the third with the fourth where there are four.
+// Rotates all pairs of the first set with the second, and of the third with the fourth if there are four sets.
 template <typename Tile>
 inline bool jacobi_sets(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
   constexpr uint kPairs = Tile::COLUMNS / 2, kThird = kPairs == 2 ? 2 : 0, kFourth = kPairs == 2 ? 3 : 1;
@@ -170,35 +170,35 @@ inline bool jacobi_sets(thread Tile& tile, thread typename Tile::Shared& shared,
     shared.template sum<kPairs>(products);
     changed |= jacobi_rotate<0, 1>(tile, products[0], tolerance);
     if (kPairs == 2) changed |= jacobi_rotate<kThird, kFourth>(tile, products[kPairs - 1], tolerance);
-    const ushort distance = (step ^ (step + 1)) % Tile::LANES;  // to the lane at distance step + 1 from where it began
+    const ushort distance = (step ^ (step + 1)) % Tile::LANES;  // to the lane at distance step + 1 from its first
     jacobi_move<1>(tile, distance);
     if (kPairs == 2) jacobi_move<kFourth>(tile, distance);
   }
   return changed;
 }
 
-// All pairs of sets, which is none where there is one. Whatever place a set is in, those with a smaller number are
-// first in their pairs, or columns would be exchanged for ever: (0 1)(2 3), (0 2)(1 3), (0 3)(1 2).
+// Rotates all pairs of sets; one set has none. In every place the set with the smaller number must be the first of its
+// pair, or columns would be exchanged for ever: (0 1)(2 3), (0 2)(1 3), (0 3)(1 2).
 template <uint COLUMNS>
 struct JacobiSets;
 template <>
 struct JacobiSets<1> {
   template <typename Tile>
-  static bool all(thread Tile&, thread typename Tile::Shared&, float) {
+  static bool rotate_all(thread Tile&, thread typename Tile::Shared&, float) {
     return false;
   }
 };
 template <>
 struct JacobiSets<2> {
   template <typename Tile>
-  static bool all(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
+  static bool rotate_all(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
     return jacobi_sets(tile, shared, tolerance);
   }
 };
 template <>
 struct JacobiSets<4> {
   template <typename Tile>
-  static bool all(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
+  static bool rotate_all(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
     bool changed = false;
     for (uint round = 0; round < 3; ++round) {
       changed |= jacobi_sets(tile, shared, tolerance);
@@ -212,7 +212,7 @@ struct JacobiSets<4> {
   }
 };
 
-// Columns FIRST to FIRST + COUNT - 1 of each lane with those of the same set in the lane at a distance.
+// Rotates columns FIRST to FIRST + COUNT - 1 of each lane with those of the same set in the lane at a distance.
 template <uint FIRST, uint COUNT, typename Tile>
 inline bool jacobi_lanes(thread Tile& tile, thread typename Tile::Shared& shared, ushort distance, float tolerance) {
   const bool first = (shared.lane ^ distance) > shared.lane;
@@ -264,13 +264,13 @@ inline bool jacobi_lanes(thread Tile& tile, thread typename Tile::Shared& shared
   return changed;
 }
 
-// Sweeps until one has neither rotated nor exchanged columns, in any lane of the simdgroup: where columns change
-// places, a sweep may miss pairs.
+// Sweeps until a sweep has neither rotated nor exchanged columns in any lane of the simdgroup: a sweep in which columns
+// change places may miss pairs.
 template <typename Tile>
 inline void jacobi(thread Tile& tile, thread typename Tile::Shared& shared, float tolerance) {
   for (uint sweep = 0; sweep < kJacobiSweeps; ++sweep) {
     jacobi_squares(tile, shared);
-    bool changed = JacobiSets<Tile::COLUMNS>::all(tile, shared, tolerance);
+    bool changed = JacobiSets<Tile::COLUMNS>::rotate_all(tile, shared, tolerance);
     constexpr uint kAtOnce = Tile::COLUMNS < 2 ? Tile::COLUMNS : 2;
     for (ushort distance = 1; distance < Tile::LANES; ++distance) {
       changed |= jacobi_lanes<0, kAtOnce>(tile, shared, distance, tolerance);
@@ -282,7 +282,7 @@ inline void jacobi(thread Tile& tile, thread typename Tile::Shared& shared, floa
   jacobi_squares(tile, shared);
 }
 
-// The rank of each column, from the largest down, padding last; and how many are above the floor.
+// The rank of each column, the largest first and padding last, and the number of columns above the floor.
 template <typename Tile>
 inline uint jacobi_ranks(thread const Tile& tile, uint lane, thread uint* ranks) {
   uint present = 0;

@@ -1,15 +1,15 @@
-// What blocked one-sided Jacobi begins and ends with: scaling into range, columns with their padding; norms or Rayleigh
-// quotients, and the vectors in their order.
+// The first and the last steps of blocked one-sided Jacobi: scaling into range, and columns with their padding; norms
+// or Rayleigh quotients, and the vectors in their order.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "jacobi_tile.h"
 
-constant constexpr uint kWide = 1024;            // threads that look at a whole matrix
-constant constexpr int kNotFinite = 0x7fffffff;  // in place of an exponent
-constant constexpr float kNothing = 0x1p-30f;    // norms below are taken as zero
+constant constexpr uint kWide = 1024;            // threads that read a whole matrix
+constant constexpr int kNotFinite = 0x7fffffff;  // stands in place of an exponent
+constant constexpr float kNothing = 0x1p-30f;    // norms below count as zero
 
-// Entry i of row j, scaled by the power of two that brings the matrix's largest into [1, 2).
+// Entry i of row j, scaled by the power of two that brings the matrix's largest entry into [1, 2).
 inline float entry(device const float* a, constant JacobiParams& p, uint j, uint i) {
   const bool stored = p.symmetric == 0 || (p.symmetric == 1 ? i <= j : i >= j);
   return stored ? a[ulong(j) * p.rows + i] : a[ulong(i) * p.rows + j];
@@ -28,8 +28,9 @@ inline float of_threadgroup(float value, threadgroup float* work, uint thread_in
   return MAXIMUM ? simd_max(work[thread_index % 32]) : simd_sum(work[thread_index % 32]);
 }
 
-// Exponents of the matrices' largest entries, and shifts that make symmetric ones well conditioned: 1.5 times the
-// Frobenius norm is at least 0.5 of it from singular. A threadgroup for each matrix.
+// The exponents of the matrices' largest entries, and shifts that make symmetric matrices well conditioned: with 1.5
+// times the Frobenius norm, a matrix is at least half of that norm away from a singular one. A threadgroup takes one
+// matrix.
 [[kernel]] [[max_total_threads_per_threadgroup(kWide)]] void jacobi_scale(
     device const float* a [[buffer(0)]], device int* exponents [[buffer(1)]], device float* shifts [[buffer(2)]],
     device uint* off [[buffer(3)]], constant JacobiParams& p [[buffer(4)]],
@@ -68,7 +69,7 @@ inline float of_threadgroup(float value, threadgroup float* work, uint thread_in
   }
 }
 
-// The columns at work, a threadgroup for each.
+// Makes the working columns. A threadgroup takes one column.
 [[kernel]] void jacobi_load(device const float* a [[buffer(0)]], device const int* exponents [[buffer(1)]],
                             device const float* shifts [[buffer(2)]], device float* x [[buffer(3)]],
                             constant JacobiParams& p [[buffer(4)]], uint group [[threadgroup_position_in_grid]],
@@ -89,16 +90,16 @@ inline float of_threadgroup(float value, threadgroup float* work, uint thread_in
   }
 }
 
-// Sum of squares of a column's entries from `first` up to `end`, by a simdgroup.
+// The sum of squares of a column's entries from `first` up to `end`, which a simdgroup computes.
 inline float squares_of(device const float* column, uint first, uint end, uint lane) {
   float squares = 0.0f;
   for (uint i = first + lane; i < end; i += 32) squares = fma(column[i], column[i], squares);
   return simd_sum(squares);
 }
 
-// Norms of the columns at work, a simdgroup for each, lengths of V's, and the values: singular ones, or sums of the
-// parts of Rayleigh quotients. Rounding makes each product with a rotation a little longer or shorter on average, V's
-// columns by the same as the others, so that a singular value is the quotient of the two.
+// The norms of the working columns, the lengths of V's columns, and the values: singular values, or sums of the parts
+// of Rayleigh quotients. A simdgroup takes one column. Rounding makes each product with a rotation a little longer or
+// shorter on average, V's columns by the same factor as the others, so a singular value is the quotient of the two.
 [[kernel]] void jacobi_values(device const float* x [[buffer(0)]], device const float* parts [[buffer(1)]],
                               device float* norms [[buffer(2)]], device float* values [[buffer(3)]],
                               device float* lengths [[buffer(4)]], constant JacobiResultParams& p [[buffer(5)]],
@@ -123,8 +124,8 @@ inline float squares_of(device const float* column, uint first, uint end, uint l
   }
 }
 
-// Parts of xᵀAx: a threadgroup takes 32 rows of A and 32 columns x.
-constant constexpr uint kRows = 64;  // of the products' chunks
+// The parts of xᵀAx: a threadgroup takes 32 rows of A and 32 columns x.
+constant constexpr uint kRows = 64;  // rows of the products' chunks
 
 [[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_rayleigh(
     device const float* a [[buffer(0)]], device const int* exponents [[buffer(1)]], device const float* x [[buffer(2)]],
@@ -148,10 +149,10 @@ constant constexpr uint kRows = 64;  // of the products' chunks
 #pragma unroll
     for (uint i = 0; i < kEach; ++i) {
       const uint at = i * JACOBI_THREADS + thread_index, c = at / kRows, r = at % kRows;
-      const bool mine = base + r < p.of.rows;
+      const bool has_row = base + r < p.of.rows;
       ((threadgroup float*)left)[c * (4 * C::kStride) + r] =
-          mine && row + c < p.of.rows ? scaled(entry(a, p.of, row + c, base + r), exponent, 0) : 0.0f;
-      ((threadgroup float*)right)[c * (4 * C::kStride) + r] = mine ? x[ulong(c) * p.of.length + base + r] : 0.0f;
+          has_row && row + c < p.of.rows ? scaled(entry(a, p.of, row + c, base + r), exponent, 0) : 0.0f;
+      ((threadgroup float*)right)[c * (4 * C::kStride) + r] = has_row ? x[ulong(c) * p.of.length + base + r] : 0.0f;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     multiply<kRows>(part, left, right, lane, simdgroup);
@@ -166,9 +167,9 @@ constant constexpr uint kRows = 64;  // of the products' chunks
   }
 }
 
-// Values and vectors at their places: eigenvalues ascending, singular values descending. A threadgroup for each column.
-// Where columns are zero, U has `present` others, and the rest are yet to be made. What was entry i of U's vectors
-// belongs at order[i]; but those of a symmetric matrix are columns, in their own order.
+// Stores values and vectors at their places: eigenvalues ascending, singular values descending. A threadgroup takes one
+// column. If columns are zero, U gets `present` vectors, and a later kernel makes the rest. Entry i of U's vectors
+// belongs at order[i], except for a symmetric matrix: its vectors are columns and keep their order.
 [[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_store(
     device const float* x [[buffer(0)]], device const int* exponents [[buffer(1)]],
     device const float* norms [[buffer(2)]], device const float* values [[buffer(3)]],

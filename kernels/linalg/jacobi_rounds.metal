@@ -1,7 +1,7 @@
-// The rounds of blocked one-sided Jacobi. A threadgroup takes a pair of blocks: their Gram matrix, the rotation that
-// makes it diagonal, and the pair times that rotation. With few pairs several threadgroups share the rows of each: one
-// dispatch for their parts of the Gram matrix, and one in which each of them adds those up, finds the rotation, and
-// applies it to its own rows.
+// The rounds of blocked one-sided Jacobi. A threadgroup takes a pair of blocks. It computes their Gram matrix, the
+// rotation that makes it diagonal, and the pair times that rotation. With few pairs several threadgroups share the rows
+// of each pair: one dispatch makes the parts of the Gram matrix, and in the next one each threadgroup sums them, finds
+// the rotation, and applies it to its own rows.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -10,18 +10,18 @@ using namespace metal;
 constant constexpr uint kQuads = JACOBI_CHUNK / 4;
 typedef Chunk<JACOBI_CHUNK> PairChunk;
 
-// What a threadgroup is at.
+// The pair of blocks that a threadgroup takes.
 struct Pair {
   uint matrix, split;
-  uint first, second;  // columns at which the blocks begin
+  uint first, second;  // the first columns of the blocks
   device float4* x;    // the matrix
-  uint quads;          // of a column
+  uint quads;          // quads of a column
 
   uint column(uint i) const { return (i < JACOBI_BLOCK ? first : second - JACOBI_BLOCK) + i; }
   device float4* at(uint i) const { return x + ulong(column(i)) * quads; }
 };
 
-// Rounds by the circle method: block 0 stays, the others go round.
+// Rounds follow the circle method: block 0 stays, and the others move around the circle.
 inline Pair pair_of(constant JacobiRoundParams& p, device float* x, uint group) {
   const uint blocks = p.of.padded / JACOBI_BLOCK, others = blocks - 1;
   const uint split = group % p.of.splits, index = group / p.of.splits % (blocks / 2);
@@ -32,7 +32,7 @@ inline Pair pair_of(constant JacobiRoundParams& p, device float* x, uint group) 
   return {matrix, split, min(a, b) * JACOBI_BLOCK, max(a, b) * JACOBI_BLOCK, (device float4*)own, p.of.length / 4};
 }
 
-// Rows from quad `base` of the pair's columns; zero from quad `end` on.
+// Loads rows of the pair's columns from quad `base` on, with zeros from quad `end` on.
 inline void load(threadgroup float4* chunk, Pair pair, uint base, uint end, uint thread_index) {
 #pragma unroll
   for (uint i = 0; i < JACOBI_PAIR * kQuads / JACOBI_THREADS; ++i) {
@@ -53,7 +53,7 @@ inline void gram_part(thread ProductPart& part, threadgroup float4* chunk, const
   }
 }
 
-// The pair's columns times the rotation, in place.
+// Multiplies the pair's columns by the rotation, in place.
 inline void apply(threadgroup float4* chunk, threadgroup const float* product, constant JacobiParams& p, Pair pair,
                   bool active, uint thread_index) {
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
@@ -80,7 +80,7 @@ inline void apply(threadgroup float4* chunk, threadgroup const float* product, c
   }
 }
 
-// How far from orthogonal a sweep found a matrix's columns to be, as the bits of a float that is not negative.
+// How far from orthogonal a matrix's columns were in a sweep, as the bits of a float that is not negative.
 inline device atomic_uint* off_of(device atomic_uint* off, constant JacobiRoundParams& p, uint matrix) {
   return off + ulong(matrix) * p.of.sweeps + p.sweep;
 }

@@ -1,26 +1,27 @@
-// Two-sided Jacobi of the 32 x 32 Gram matrix of a pair of blocks, one sweep: in each of 31 rounds 16 rotations at
-// once, of the columns p and p ^ round. Small relative to the diagonal is what counts (Demmel and Veselić 1992), so
-// that columns of very different length become orthogonal too. The longer of two columns goes first (de Rijk 1989).
+// One sweep of two-sided Jacobi on the 32 x 32 Gram matrix of a pair of blocks. Each of its 31 rounds makes 16
+// rotations at once, of the columns p and p ^ round. Entries are compared with the diagonal (Demmel and Veselić 1992),
+// so that columns of very different lengths become orthogonal too. The longer of two columns becomes the first (de Rijk
+// 1989).
 #pragma once
 
 #include <metal_stdlib>
 
 #include "jacobi_tile.h"
 
-constant constexpr uint kRotationStride = 36;  // of the rotation in threadgroup memory: rows begin at a float4
-// A column whose square is below this is as good as zero: it is left as it is, where it is. Products of others are far
-// from subnormal, which fast::divide may take as zero.
+constant constexpr uint kRotationStride = 36;  // the rotation's stride: its rows are aligned to float4
+// A column whose square is below this counts as zero and keeps its values and its place. Products of other columns are
+// far from subnormal numbers, which fast::divide may treat as zero.
 constant constexpr float kZeroSquare = 0x1p-60f;
 
-// A cosine above one shows that what is left of a column after cancellation is known too badly to go on with: its next
-// Gram matrix will tell.
+// A cosine above one shows that cancellation has left too few correct digits of a column. Then the rotation ends: the
+// next Gram matrix has these digits again.
 constant constexpr float kMostCosine = 1.001f;
 
 // A rotation of columns p and q by at most 45 degrees, after which they may change places: p' = a p + b q, q' = a q - b
-// p. As a, b, 1 - c of the cosine c, and one where they change places. The angle need not be the best one to the last
-// bit, but it has to be a rotation: 1 - c follows from the sine.
+// p. It is given as a, b, 1 - c for the cosine c, and 1 if they change places. The angle need not be exact to the last
+// bit. The result must be a rotation, so 1 - c is computed from the sine.
 inline float4 rotation_of(float pp, float qq, float pq, float tolerance) {
-  float s = 0.0f, versine = 0.0f, change = 0.0f;  // of pp, and of qq with the other sign
+  float s = 0.0f, versine = 0.0f, change = 0.0f;  // the change of pp; qq's has the other sign
   const float cosine = metal::abs(pq) * metal::rsqrt(pp) * metal::rsqrt(qq);
   if (metal::min(pp, qq) >= kZeroSquare && cosine > tolerance && cosine < kMostCosine) {
     const float zeta = metal::fast::divide(0.5f * (pp - qq), pq), size = metal::abs(zeta);
@@ -39,7 +40,7 @@ inline float4 rotation_of(float pp, float qq, float pq, float tolerance) {
   return float4(swap ? -s : c, swap ? c : s, versine, swap ? 1.0f : 0.0f);
 }
 
-// What a Gram matrix says of its columns.
+// The state of the columns, which their Gram matrix shows.
 struct PairState {
   float off;    // the largest |xᵀy| / (‖x‖ ‖y‖)
   bool active;  // whether there is anything to do: rotate or sort
@@ -69,8 +70,8 @@ inline PairState state_of(threadgroup const float* gram, threadgroup float* work
   return {most, anywhere > 0.0f || most > tolerance};
 }
 
-// Leaves in `product` the product of all rotations; `gram` and `rotations`, of which there are 16, are used up. A
-// thread has 2 x 2 entries of the Gram matrix, rows of rotation `left`, columns of `right`.
+// Leaves the product of all rotations in `product`, and overwrites `gram` and the 16 `rotations`. A thread has 2 x 2
+// entries of the Gram matrix, in the rows of rotation `left` and the columns of rotation `right`.
 inline void diagonalize(threadgroup float* gram, threadgroup float* product, threadgroup float4* rotations, uint rounds,
                         float tolerance, uint thread_index) {
   const uint lane = thread_index % 32, left = thread_index / 16, right = thread_index % 16;
@@ -80,7 +81,7 @@ inline void diagonalize(threadgroup float* gram, threadgroup float* product, thr
     product[row * kRotationStride + lane] = row == lane ? 1.0f : 0.0f;
   }
   for (uint round = 1; round <= rounds; ++round) {
-    const uint low = (1u << (31 - metal::clz(round))) - 1;  // of p and q = p ^ round only q has the bit above
+    const uint low = (1u << (31 - metal::clz(round))) - 1;  // only q = p ^ round has the bit above, p does not
     const uint p = (right & low) | (right & ~low) << 1, q = p ^ round;
     const uint row_p = ((left & low) | (left & ~low) << 1) * kProductStride;
     const uint row_q = (((left & low) | (left & ~low) << 1) ^ round) * kProductStride;
@@ -103,7 +104,7 @@ inline void diagonalize(threadgroup float* gram, threadgroup float* product, thr
     gram[row_q + p] = metal::fma(l.x, qp_to, -l.y * pp_to);
     gram[row_q + q] = metal::fma(l.x, qq_to, -l.y * pq_to);
 
-    // Small changes are added as such: a cosine rounded to one would let the columns grow, time after time.
+    // Small changes are added separately: with a cosine rounded to one the columns would grow at every rotation.
 #pragma unroll
     for (uint i = 0; i < 2; ++i) {
       threadgroup float* const row = product + (left + 16 * i) * kRotationStride;

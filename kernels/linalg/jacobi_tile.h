@@ -1,5 +1,5 @@
-// Products of 32 columns by 32 columns, whose rows pass through threadgroup memory a chunk at a time. Each simdgroup
-// takes its share of a chunk's rows; a lane holds an 8 x 4 part of the product in registers. At the end the simdgroups'
+// Products of 32 columns by 32 columns. Their rows pass through threadgroup memory chunk by chunk. Each simdgroup takes
+// its share of a chunk's rows, and a lane holds an 8 x 4 part of the product in registers. At the end the simdgroups'
 // parts are added, always in the same order.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 #include "jacobi_blocked.h"
 
-// Chunks of ROWS rows of 32 columns: a column is ROWS / 4 float4, and one more that spreads columns over memory's
+// A chunk of ROWS rows of 32 columns. A column is ROWS / 4 float4, and one more that spreads columns over memory's
 // banks.
 template <uint ROWS>
 struct Chunk {
@@ -17,7 +17,7 @@ struct Chunk {
   static constexpr constant uint kShare = kQuads / (JACOBI_THREADS / 32);  // quads of a simdgroup
 };
 
-constant constexpr uint kProductStride = JACOBI_PAIR + 1;  // of a 32 x 32 product in threadgroup memory
+constant constexpr uint kProductStride = JACOBI_PAIR + 1;  // the stride of a 32 x 32 product in threadgroup memory
 constant constexpr uint kProductSize = JACOBI_PAIR * kProductStride;
 
 struct ProductPart {
@@ -29,7 +29,7 @@ inline void clear(thread ProductPart& part) {
   for (uint i = 0; i < 32; ++i) part.sums[i] = 0.0f;
 }
 
-// Adds Aᵀ B, of the rows in this simdgroup's share.
+// Adds Aᵀ B for the rows in this simdgroup's share.
 template <uint ROWS>
 inline void multiply(thread ProductPart& part, threadgroup const float4* a, threadgroup const float4* b, uint lane,
                      uint simdgroup) {
@@ -59,20 +59,20 @@ inline uint product_place(uint i, uint lane) {
   return (lane / 8 + 4 * (i / 4)) * kProductStride + lane % 8 + 8 * (i % 4);
 }
 
-// The sum of all parts, in `product`; a and b are of 2 * 1024 floats. Begins and ends with a barrier.
+// Sums all parts in `product`; a and b have 2 * 1024 floats. It begins and ends with a barrier.
 inline void add_parts(thread const ProductPart& part, threadgroup float* a, threadgroup float* b,
                       threadgroup float* product, uint thread_index) {
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
-  threadgroup float* const mine = (simdgroup % 4 < 2 ? a : b) + simdgroup % 2 * 1024 + lane;
+  threadgroup float* const own_part = (simdgroup % 4 < 2 ? a : b) + simdgroup % 2 * 1024 + lane;
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (simdgroup >= 4) {
 #pragma unroll
-    for (uint i = 0; i < 32; ++i) mine[32 * i] = part.sums[i];
+    for (uint i = 0; i < 32; ++i) own_part[32 * i] = part.sums[i];
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (simdgroup < 4) {
 #pragma unroll
-    for (uint i = 0; i < 32; ++i) mine[32 * i] += part.sums[i];
+    for (uint i = 0; i < 32; ++i) own_part[32 * i] += part.sums[i];
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 #pragma unroll

@@ -1,27 +1,26 @@
-// LU by one threadgroup: of matrices that fit its registers, and of the blocked variant's panels. row_threads threads
-// hold a row each of the columns 4 (g + G j) + {0, 1, 2, 3}, j in QUADS, where G is how many times row_threads there
-// are threads, and g which of these times a thread belongs to. The threads of a simdgroup have one g, so that what they
-// read of the pivot's row is the same for all of them.
+// LU by one threadgroup, for matrices that fit its registers and for the blocked variant's panels. The threads form G
+// groups of row_threads threads. In group g each thread holds one row of the columns 4 (g + G j) + {0, 1, 2, 3}, j in
+// QUADS. All threads of a simdgroup are in one group, so they read the same elements of the pivot's row.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "lu.h"
 #include "lu_pivot.h"
 
-// Quad `at` of a row; zeros beyond `columns`. `vectors`: the quad may be moved as a float4, and is there or not as a
-// whole.
-inline float4 load_quad(device const float* row, long stride, uint at, uint columns, bool vectors) {
+// Quad `at` of a row, with zeros beyond `columns`. `as_float4`: the row has all of the quad or nothing, in aligned
+// memory.
+inline float4 load_quad(device const float* row, long stride, uint at, uint columns, bool as_float4) {
   const uint column = 4 * at;
-  if (vectors) return column < columns ? *(device const float4*)(row + column) : float4(0.0f);
+  if (as_float4) return column < columns ? *(device const float4*)(row + column) : float4(0.0f);
   float4 quad;
 #pragma unroll
   for (uint e = 0; e < 4; ++e) quad[e] = column + e < columns ? row[(column + e) * stride] : 0.0f;
   return quad;
 }
 
-inline void store_quad(float4 quad, device float* row, uint at, uint columns, bool vectors) {
+inline void store_quad(float4 quad, device float* row, uint at, uint columns, bool as_float4) {
   const uint column = 4 * at;
-  if (vectors) {
+  if (as_float4) {
     if (column < columns) *(device float4*)(row + column) = quad;
     return;
   }
@@ -33,8 +32,8 @@ inline void store_quad(float4 quad, device float* row, uint at, uint columns, bo
 template <uint QUADS, uint THREADS>
 struct Shared {
   float4 pivot_row[QUADS * THREADS / 32];  // QUADS for each g
-  float column[THREADS];                   // the one that is eliminated
-  uint2 largest[32];                       // of it, for each simdgroup: the key and ~place
+  float column[THREADS];                   // the column that is eliminated
+  uint2 largest[32];                       // its largest in each simdgroup: the key and ~place
 };
 
 template <uint QUADS, uint THREADS>
@@ -42,7 +41,7 @@ inline void factor(device const float* a, device float* lu, device int* pivots, 
                    constant LuParams& p, threadgroup Shared<QUADS, THREADS>& shared, uint matrix, uint thread_index,
                    uint threads) {
   const uint lane = thread_index % 32;
-  const uint simdgroups = p.row_threads / 32;  // that hold one column
+  const uint simdgroups = p.row_threads / 32;  // the simdgroups that hold one column
   const uint simdgroup = thread_index / 32 % simdgroups;
   const uint g = thread_index / 32 / simdgroups;
   const uint G = threads / p.row_threads;
@@ -53,9 +52,9 @@ inline void factor(device const float* a, device float* lu, device int* pivots, 
   float4 held[QUADS];
   {
     device const float* const from = a + matrix * p.a_batch + (p.first + row) * p.a_row + p.first * p.a_column;
-    const bool vectors = whole && (p.vectors & LU_VECTORS_A) != 0;
+    const bool as_float4 = whole && (p.vectors & LU_VECTORS_A) != 0;
 #pragma unroll
-    for (uint j = 0; j < QUADS; ++j) held[j] = load_quad(from, p.a_column, g + G * j, columns, vectors);
+    for (uint j = 0; j < QUADS; ++j) held[j] = load_quad(from, p.a_column, g + G * j, columns, as_float4);
   }
 
   const uint steps = min(p.rows, p.columns);
@@ -77,14 +76,14 @@ inline void factor(device const float* a, device float* lu, device int* pivots, 
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       const float value = shared.column[row];
-      const uint2 of = lane < simdgroups ? shared.largest[lane] : uint2(0, 0);
-      const uint most = simd_max(of.x);
-      const uint pivot = ~simd_max(of.x == most ? of.y : 0);
+      const uint2 candidate = lane < simdgroups ? shared.largest[lane] : uint2(0, 0);
+      const uint most = simd_max(candidate.x);
+      const uint pivot = ~simd_max(candidate.x == most ? candidate.y : 0);
       if (place == pivot) {
 #pragma unroll
         for (uint i = 0; i < QUADS; ++i) own[i] = held[i];
       }
-      const float magnitude = as_type<float>(most - 1);  // of the pivot: what the keys are made of
+      const float magnitude = as_type<float>(most - 1);  // the pivot's, from which its key was made
       const Divisor by = divisor(magnitude);
       place = exchanged(place, k, pivot);
       if (thread_index == 0) to_pivots[k] = int(p.first + pivot) + 1;
@@ -112,12 +111,12 @@ inline void factor(device const float* a, device float* lu, device int* pivots, 
   }
   if (p.sources != 0 && g == 0 && columns > 0) sources[ulong(matrix) * p.rows + place] = row;
   device float* const to = lu + matrix * p.lu_batch + (p.first + place) * p.lu_row + p.first;
-  const bool vectors = whole && (p.vectors & LU_VECTORS_LU) != 0;
+  const bool as_float4 = whole && (p.vectors & LU_VECTORS_LU) != 0;
 #pragma unroll
-  for (uint j = 0; j < QUADS; ++j) store_quad(held[j], to, g + G * j, columns, vectors);
+  for (uint j = 0; j < QUADS; ++j) store_quad(held[j], to, g + G * j, columns, as_float4);
 }
 
-// Fewer threads can have more registers each.
+// With fewer threads each can have more registers.
 #define KERNEL(name, most_threads)                                                                            \
   template <uint QUADS>                                                                                       \
   [[kernel]] [[max_total_threads_per_threadgroup(most_threads)]] void name(                                   \

@@ -1,6 +1,6 @@
-// The blocked variant, right-looking as LAPACK's getrf: after a panel (lu_block, or lu_looped_panel here), lu_rows
-// exchanges rows in the columns beside it and makes the rows of U on its right, and lu_update subtracts L U of the
-// rest.
+// The blocked variant, which is right-looking as LAPACK's getrf is. After a panel (lu_block, or lu_looped_panel here),
+// lu_rows exchanges rows in the columns beside it and makes the rows of U on its right, and lu_update subtracts L U
+// from the rest.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -10,8 +10,8 @@ using namespace metal;
 constant constexpr uint kPanelThreads = 1024;
 constant constexpr uint kPanelSimdgroups = kPanelThreads / 32;
 
-// A panel of more rows than there are threads: it stays in device memory, and rows are exchanged there. While a column
-// is eliminated, the next one's pivot is searched for.
+// A panel with more rows than threads. It stays in device memory, where its rows are exchanged. While one column is
+// eliminated, the next column's pivot is searched.
 [[kernel]] [[max_total_threads_per_threadgroup(kPanelThreads)]] void lu_looped_panel(
     device float* a [[buffer(0)]], device int* pivots [[buffer(1)]], device int* info [[buffer(2)]],
     device uint* sources [[buffer(3)]], constant LuParams& p [[buffer(4)]],
@@ -24,7 +24,7 @@ constant constexpr uint kPanelSimdgroups = kPanelThreads / 32;
   device float* const panel = a + matrix * p.lu_batch + p.first * p.lu_row + p.first;
   sources += ulong(matrix) * p.rows;
 
-  uint most = 0, place = UINT_MAX;  // of this thread's rows in the column to come
+  uint most = 0, place = UINT_MAX;  // the largest of this thread's rows in the next column
   for (uint i = thread_index; i < p.rows; i += kPanelThreads) {
     sources[i] = i;
     const uint key = pivot_key(panel[i * p.lu_row], i, 0, true);
@@ -37,8 +37,8 @@ constant constexpr uint kPanelSimdgroups = kPanelThreads / 32;
     const uint simd_first = ~simd_max(most == simd_most ? ~place : 0);
     if (lane == 0) largest[simdgroup] = uint2(simd_most, simd_first);
     threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
-    const uint2 of = largest[lane];
-    uint pivot = ~simd_max(of.x == simd_max(of.x) ? ~of.y : 0);
+    const uint2 candidate = largest[lane];
+    uint pivot = ~simd_max(candidate.x == simd_max(candidate.x) ? ~candidate.y : 0);
     if (!pivoting) pivot = k;
     if (thread_index < width) {
       device float* const upper = panel + k * p.lu_row + thread_index;
@@ -82,8 +82,8 @@ constant constexpr uint kNone = UINT_MAX;
 constant constexpr uint kQuads = LU_PANEL / 4;
 constant constexpr uint kMoved = 8;  // rows on their way at once
 
-// Forward substitution from row K on with a unit lower triangle, given by columns. Not a loop, because compilers may
-// leave one of this size as it is, which would put `top` into memory.
+// Forward substitution from row K on with a unit lower triangle, given by columns. It is no loop, because compilers may
+// not unroll a loop of this size, and `top` would then be in memory.
 template <uint K>
 struct TopSolve {
   static void run(thread float4 (&top)[kQuads], threadgroup const float4* l) {
@@ -99,9 +99,9 @@ struct TopSolve<LU_PANEL> {
   static void run(thread float4 (&)[kQuads], threadgroup const float4*) {}
 };
 
-// A thread takes a column beside the panel: the rows that came to the panel's top, those that had to make place, and on
-// the right of the panel U = L⁻¹ times the new top. `sources` tells where each row below the panel's corner comes from;
-// only pivots and the top can have changed.
+// A thread takes a column beside the panel: the rows that pivoting moved to the panel's top, the rows that they
+// displaced, and on the right of the panel U = L⁻¹ times the new top. `sources` tells where each row below the panel's
+// corner comes from. Only pivots and the top can have changed.
 [[kernel]] [[max_total_threads_per_threadgroup(LU_ROWS_THREADS)]] void lu_rows(
     device float* a [[buffer(0)]], device const int* pivots [[buffer(1)]], device const uint* sources [[buffer(2)]],
     device uint* permutation [[buffer(3)]], constant LuStepParams& p [[buffer(4)]],
@@ -139,29 +139,29 @@ struct TopSolve<LU_PANEL> {
 
   const uint beside = tile * LU_ROWS_THREADS + thread_index;
   const uint column = beside < p.first ? beside : beside + width;
-  const bool mine = column < n;
+  const bool has_column = column < n;
   float4 top[kQuads];
 #pragma unroll
   for (uint i = 0; i < LU_PANEL; ++i)
-    top[i / 4][i % 4] = mine && i < width ? base[ulong(top_source[i]) * n + column] : 0.0f;
-  // What goes below has been above, so that it is still there after some of the rows below have been written.
+    top[i / 4][i % 4] = has_column && i < width ? base[ulong(top_source[i]) * n + column] : 0.0f;
+  // Rows that move down come from the top, which is not written here, so a few of them can be moved at a time.
   for (uint i = 0; i < LU_PANEL; i += kMoved) {
     float moved[kMoved];
 #pragma unroll
     for (uint j = 0; j < kMoved; ++j)
-      moved[j] = mine && below[i + j] != kNone ? base[ulong(below_source[i + j]) * n + column] : 0.0f;
+      moved[j] = has_column && below[i + j] != kNone ? base[ulong(below_source[i + j]) * n + column] : 0.0f;
 #pragma unroll
     for (uint j = 0; j < kMoved; ++j)
-      if (mine && below[i + j] != kNone) base[ulong(below[i + j]) * n + column] = moved[j];
+      if (has_column && below[i + j] != kNone) base[ulong(below[i + j]) * n + column] = moved[j];
   }
   if (column > p.first) TopSolve<0>::run(top, l);
 #pragma unroll
   for (uint i = 0; i < LU_PANEL; ++i)
-    if (mine && i < width) base[ulong(i) * n + column] = top[i / 4][i % 4];
+    if (has_column && i < width) base[ulong(i) * n + column] = top[i / 4][i % 4];
 }
 
-// C -= L U for the rows below and the columns on the right of the panel, a tile of C each threadgroup, 4 x 4 elements a
-// thread.
+// C -= L U for the rows below and the columns on the right of the panel. A threadgroup takes a tile of C, a thread 4 x
+// 4 elements.
 constant constexpr uint kTile = LU_UPDATE_TILE;
 constant constexpr uint kUpdateThreads = kTile * kTile / 16;
 

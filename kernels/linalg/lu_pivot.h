@@ -1,17 +1,17 @@
-// Partial pivoting without moving rows: each row stays in its lane and knows its place in the order that exchanges of
-// rows would have brought about, which is what LAPACK's pivots tell. Rows whose place is before k are finished.
+// Partial pivoting that moves no rows: each row stays in its lane and keeps its place in the order that exchanges of
+// rows would make, which LAPACK's pivots describe. Rows whose place is before k are finished.
 #pragma once
 
 #include <metal_stdlib>
 
 #include "householder.h"
 
-// What a row brings to the search of pivot k: more than 0 if it takes part. A NaN is above all numbers.
+// A row's key in the search of pivot k, which is more than 0 if the row takes part. A NaN is above all numbers.
 inline uint pivot_key(float value, uint place, uint k, bool takes_part) {
   return takes_part && place >= k ? as_type<uint>(metal::abs(value)) + 1 : 0;
 }
 
-// Over the LANES lanes that share a matrix; every lane gets the result.
+// Reduces over the LANES lanes that share a matrix. Every lane gets the result.
 template <uint LANES>
 inline uint lanes_max(uint value) {
   if (LANES == 32) return metal::simd_max(value);
@@ -21,7 +21,7 @@ inline uint lanes_max(uint value) {
   return value;
 }
 
-// The place of the row with the largest key; of several the first, as LAPACK's.
+// The place of the row with the largest key, and of the first of several, as in LAPACK.
 template <uint LANES>
 inline uint first_of_largest(uint key, uint place) {
   return ~lanes_max<LANES>(key == lanes_max<LANES>(key) ? ~place : 0);
@@ -30,7 +30,7 @@ inline uint first_of_largest(uint key, uint place) {
 // A row's place after the row at `pivot` and the one at `k` have changed places.
 inline uint exchanged(uint place, uint k, uint pivot) { return place == pivot ? k : (place == k ? pivot : place); }
 
-// Division of many numbers by one: times the reciprocal of it, which a power of two keeps a normal number.
+// Divides many numbers by one number: by its reciprocal, which a power of two keeps normal.
 struct Divisor {
   float inverse, scale;
 };
@@ -43,16 +43,16 @@ inline T operator/(T value, Divisor by) {
   return (value * by.inverse) * by.scale;
 }
 
-// What a row below the pivot is to subtract the pivot's row times: rounded as a division, so that equal rows cancel to
-// zeros. With pivoting a zero pivot means zeros below it.
+// The factor by which a row below the pivot subtracts the pivot's row. It is rounded as a division, so that equal rows
+// cancel to zeros. With pivoting a zero pivot means zeros below it.
 inline float multiplier(float value, float pivot, Divisor by, bool pivoting) {
   if (pivoting && pivot == 0.0f) return value;
   const float quotient = value / by;
   return metal::fma(metal::fma(-quotient, pivot * by.scale, value * by.scale), by.inverse, quotient);
 }
 
-// The quads of a row, each one place further to the front, the first to the end: loops over the columns of a row take
-// the first quad as theirs, and stay one copy, as an index known at run time only would force registers into memory.
+// Moves the quads of a row one place to the front, and the first one to the end. Loops over the columns of a row then
+// use the first quad, without being unrolled: a run-time index would force the registers into memory.
 template <uint QUADS>
 inline void rotate(thread float4 (&row)[QUADS]) {
   const float4 first = row[0];
@@ -69,5 +69,5 @@ inline void rotate_back(thread float4 (&row)[QUADS]) {
   row[0] = last;
 }
 
-// v[i]; an index known at run time only would force v into memory.
+// v[i]. A run-time index would force v into memory.
 inline float component(float4 v, uint i) { return i < 2 ? (i == 0 ? v.x : v.y) : (i == 2 ? v.z : v.w); }

@@ -1,12 +1,12 @@
-// What is made of the factors: P, L and U, the determinant, and rows in the order of the pivots.
+// The results that are made of the factors: P, L and U, the determinant, and rows in the order of the pivots.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "lu.h"
 
-// The order of the rows that exchanging them as the pivots say leads to: row i of P B is row permutation[i] of B. Of
-// pivots that name rows which are not there no order comes: it is kNoRow throughout. A threadgroup a matrix; up to
-// kHeld rows in threadgroup memory.
+// The order of the rows after the exchanges that the pivots name: row i of P B is row permutation[i] of B. If the
+// pivots name rows that do not exist, all of it is kNoRow. A threadgroup takes a matrix, and holds up to kHeld rows in
+// threadgroup memory.
 constant constexpr uint kHeld = 4096;
 constant constexpr uint kNoRow = 0xffffffff;
 
@@ -53,7 +53,7 @@ constant constexpr uint kNoRow = 0xffffffff;
   permutation[at] = at % p.rows;
 }
 
-// A thread an element of one of P, L and U.
+// Makes one of P, L and U. A thread takes an element.
 [[kernel]] void lu_part(device const float* lu [[buffer(0)]], device const uint* permutation [[buffer(1)]],
                         device float* part [[buffer(2)]], constant LuResultParams& p [[buffer(3)]],
                         uint at [[thread_position_in_grid]]) {
@@ -70,8 +70,8 @@ constant constexpr uint kNoRow = 0xffffffff;
   part[at] = value;
 }
 
-// Row i of X is row permutation[i] of B, or with `transpose` the other way round; NaN where there is no order. A thread
-// an element.
+// Row i of X is row permutation[i] of B, or with `transpose` row i of B is row permutation[i] of X. X is NaN if there
+// is no order. A thread takes an element.
 [[kernel]] void lu_permute(device const float* b [[buffer(0)]], device const uint* permutation [[buffer(1)]],
                            device float* x [[buffer(2)]], constant LuPermuteParams& p [[buffer(3)]],
                            uint at [[thread_position_in_grid]]) {
@@ -88,7 +88,7 @@ constant constexpr uint kNoRow = 0xffffffff;
     element = b[matrix * p.b_batch + from * p.b_row + column * p.b_column];
 }
 
-// A product as mantissa times 2^exponent: the factors may leave float's range where the product does not.
+// A product as mantissa times 2^exponent: partial products may leave float's range where the product does not.
 struct Product {
   float mantissa;
   int exponent;
@@ -106,13 +106,13 @@ inline Product product_of(float value) {
   return {mantissa, isfinite(value) ? exponent : 0};
 }
 
-// In two steps, so that each factor is a normal number; the exponent may be any.
+// It multiplies in two steps, so that each factor is a normal number whatever the exponent is.
 inline float value_of(Product a) {
   const int exponent = clamp(a.exponent, -300, 300);
   return ldexp(ldexp(a.mantissa, exponent / 2), exponent - exponent / 2);
 }
 
-// The determinant, or its sign and the logarithm of its magnitude. A simdgroup a matrix.
+// The determinant, or its sign and the logarithm of its magnitude. A simdgroup takes a matrix.
 [[kernel]] [[max_total_threads_per_threadgroup(128)]] void lu_determinant(
     device const float* lu [[buffer(0)]], device const int* pivots [[buffer(1)]], device float* value [[buffer(2)]],
     device float* logarithm [[buffer(3)]], constant LuResultParams& p [[buffer(4)]],

@@ -1,23 +1,24 @@
-// LU, and with it A X = B, of matrices of up to 32 rows and columns by one simdgroup, or several of them where LANES
-// rows are enough: a lane holds a row of A, and of B the same row of up to 4 QB columns. The pivot's row goes to the
-// others through threadgroup memory, where matrices also lie on their way in and out, so that lanes move neighbouring
-// elements.
+// LU, and with it A X = B, of matrices of up to 32 rows and columns. A simdgroup takes one matrix, or several if LANES
+// rows are enough. A lane holds a row of A, and up to 4 QB columns of the same row of B. The pivot's row goes to the
+// other lanes through threadgroup memory. Matrices also pass through it on their way in and out, so that lanes move
+// neighbouring elements.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "lu.h"
 #include "lu_pivot.h"
 
-constant constexpr uint kSimdgroups = 4;  // a threadgroup
+constant constexpr uint kSimdgroups = 4;  // per threadgroup
 
-// A row in threadgroup memory: LANES elements, and a quad more against bank conflicts.
+// A row in threadgroup memory: LANES elements, and one more quad against bank conflicts.
 template <uint LANES>
 struct Row {
   static constexpr constant uint kQuads = LANES / 4 + 1;
   static constexpr constant uint kStride = 4 * kQuads;
 };
 
-// The element that a lane moves in turn i: along rows where these are closer together in memory than columns.
+// The element that a lane moves in step i. Lanes go along rows if a row's elements are closer in memory than a
+// column's.
 inline uint2 row_and_column(uint i, uint lane, bool along_rows) { return along_rows ? uint2(i, lane) : uint2(lane, i); }
 
 template <uint LANES>
@@ -59,16 +60,16 @@ template <uint LANES, uint QB>
   const uint place_in_group = simdgroup * kMatrices + simd_lane / LANES;
   const uint slot = group * kSimdgroups * kMatrices + place_in_group;
   const uint lane = simd_lane % LANES;
-  const bool live = slot < p.matrices * p.tiles;  // the others go along, for the barriers, on zeros
+  const bool live = slot < p.matrices * p.tiles;  // the other lanes work on zeros, for the barriers
   const uint matrix = live ? slot / p.tiles : 0;
   const uint tile = live ? slot % p.tiles : 0;
-  const bool answers = live && tile == 0;  // for the matrix, of which others take other columns of B
+  const bool writes_results = live && tile == 0;  // other tiles take other columns of the same matrix's B
   threadgroup float4* const own = memory + place_in_group * LANES * kQuads;
   threadgroup float* const stage = (threadgroup float*)own;
 
-  // A lane's row is the lane's to begin with; `place` is where pivoting puts it.
+  // At first a lane's row has the lane's number. `place` is where pivoting puts it.
   uint place = lane;
-  bool refused = false;  // pivots that are given may be of rows that are not there
+  bool refused = false;  // given pivots may name rows that do not exist
   if (p.given != LU_MATRIX) {
     uint pivot = lane < p.rows ? uint(pivots[ulong(matrix) * p.rows + lane]) - 1 : lane;
     refused = lanes_max<LANES>(lane < p.rows && pivot >= p.rows ? 1u : 0u) != 0;
@@ -105,7 +106,7 @@ template <uint LANES, uint QB>
   for (uint q = 0; q < QA; ++q) {
     const uint end = min(4 * q + 4, steps);
     for (uint k = 4 * q; k < end; ++k) {
-      // Two of them: while slow lanes read one row, the next may be written.
+      // There are two rows: while slow lanes read one, the next may be written.
       threadgroup float4* const published = own + (k & 1) * (QA + QB);
       const float value = component(row[0], k % 4);
       uint pivot = k;
@@ -144,9 +145,9 @@ template <uint LANES, uint QB>
     rotate(row);
   }
   if (factor_it) {
-    if (answers && lane == 0) info[matrix] = int(zero);
-    if (answers && p.sources != 0 && lane < p.rows) sources[ulong(matrix) * p.rows + place] = lane;
-    if (answers && p.factors != 0 && lane < steps) pivots[ulong(matrix) * steps + lane] = int(chosen) + 1;
+    if (writes_results && lane == 0) info[matrix] = int(zero);
+    if (writes_results && p.sources != 0 && lane < p.rows) sources[ulong(matrix) * p.rows + place] = lane;
+    if (writes_results && p.factors != 0 && lane < steps) pivots[ulong(matrix) * steps + lane] = int(chosen) + 1;
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
   if (p.factors != 0) {
@@ -154,7 +155,7 @@ template <uint LANES, uint QB>
     for (uint j = 0; j < QA; ++j) own[place * kQuads + j] = row[j];
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  if (answers && p.factors != 0)
+  if (writes_results && p.factors != 0)
     store<LANES>(stage, lu + ulong(matrix) * p.rows * p.columns, p.columns, 1, p.rows, p.columns, lane);
   if (QB == 0) return;
 

@@ -1,5 +1,5 @@
-// LU, and with it A X = B, of square matrices of up to 4 rows, each in the registers of one thread. Threadgroup memory
-// lets neighbouring threads read and write neighbouring elements.
+// LU, and with it A X = B, of square matrices of up to 4 rows. Each matrix is in the registers of one thread. Through
+// threadgroup memory neighbouring threads read and write neighbouring elements.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -11,19 +11,19 @@ constant constexpr uint kThreads = 128;
 template <uint N>
 struct Staged {
   static constexpr constant uint kSize = N * N;
-  static constexpr constant uint kStride = kSize | 1;  // odd: the threads' elements lie in different banks
+  static constexpr constant uint kStride = kSize | 1;  // odd, so that the threads' elements are in different banks
 };
 
 template <uint N>
-inline void unstage(thread float (&x)[N][N], threadgroup const float* mine) {
+inline void unstage(thread float (&x)[N][N], threadgroup const float* own) {
 #pragma unroll
-  for (uint e = 0; e < N * N; ++e) x[e / N][e % N] = mine[e];
+  for (uint e = 0; e < N * N; ++e) x[e / N][e % N] = own[e];
 }
 
 template <uint N>
-inline void stage(thread const float (&x)[N][N], threadgroup float* mine) {
+inline void stage(thread const float (&x)[N][N], threadgroup float* own) {
 #pragma unroll
-  for (uint e = 0; e < N * N; ++e) mine[e] = x[e / N][e % N];
+  for (uint e = 0; e < N * N; ++e) own[e] = x[e / N][e % N];
 }
 
 template <uint N>
@@ -44,13 +44,13 @@ template <uint N>
     uint thread_index [[thread_index_in_threadgroup]]) {
   typedef Staged<N> Stage;
   threadgroup float memory[kThreads * Stage::kStride];
-  threadgroup float* const mine = memory + thread_index * Stage::kStride;
+  threadgroup float* const own = memory + thread_index * Stage::kStride;
 
   const uint slots = p.matrices * p.tiles;
   const uint first = group * kThreads;
   const uint slot = first + thread_index;
   const bool live = slot < slots;
-  const bool answers = live && slot % p.tiles == 0;  // for the matrix, of which others take other columns of B
+  const bool writes_results = live && slot % p.tiles == 0;  // other tiles take other columns of the same matrix's B
 
   float m[N][N], right[N][N];
 #pragma unroll
@@ -61,7 +61,7 @@ template <uint N>
     memory[which * Stage::kStride + e] = a[from * p.a_batch + e / N * p.a_row + e % N * p.a_column];
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  unstage(m, mine);
+  unstage(m, own);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (p.right > 0) {
 #pragma unroll
@@ -77,7 +77,7 @@ template <uint N>
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  unstage(right, mine);
+  unstage(right, own);
 
   uint order[N];
   uint zero = 0;
@@ -103,7 +103,7 @@ template <uint N>
       order[k] = here ? lower : upper;
       order[i] = here ? upper : lower;
     }
-    if (answers && p.factors != 0) pivots[slot / p.tiles * N + k] = int(pivot) + 1;
+    if (writes_results && p.factors != 0) pivots[slot / p.tiles * N + k] = int(pivot) + 1;
     if (m[k][k] == 0.0f && zero == 0) zero = k + 1;
     const Divisor diagonal = divisor(m[k][k]);
 #pragma unroll
@@ -117,14 +117,14 @@ template <uint N>
       }
     }
   }
-  if (answers) info[slot / p.tiles] = int(zero);
-  if (answers && p.sources != 0) {
+  if (writes_results) info[slot / p.tiles] = int(zero);
+  if (writes_results && p.sources != 0) {
 #pragma unroll
     for (uint k = 0; k < N; ++k) sources[slot / p.tiles * N + k] = order[k];
   }
 
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (p.factors != 0) stage<N>(m, mine);
+  if (p.factors != 0) stage<N>(m, own);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (p.factors != 0) {
 #pragma unroll
@@ -150,7 +150,7 @@ template <uint N>
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  stage<N>(right, mine);
+  stage<N>(right, own);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
   for (uint i = 0; i < Stage::kSize; ++i) {

@@ -1,12 +1,12 @@
-// Householder reflections of a panel whose rows lie in registers: a thread holds PANEL_ROWS whole rows of QR_PANEL
-// columns, so that a reflector needs no exchange but for sums, which one reduction gives for all columns at once:
+// Householder reflections of a panel whose rows are in registers. A thread holds PANEL_ROWS whole rows of QR_PANEL
+// columns, so that a reflector needs no exchange except for sums, which one reduction gives for all columns at once:
 //
 //   s_j = sum over the rows below k of x_k x_j,   from which   |x_k|², v_kᵀ x_j = x_kj + s_j / (x_kk - beta),
-// and for j < k v_jᵀ v_k, of which larft makes T.
+// and, for j < k, v_jᵀ v_k, from which larft makes T.
 //
-// Registers have constant indices, so columns turn: the one at work is always at place 0, and column c at place
-// (c - k) mod QR_PANEL. For squares to stay in range, columns are scaled to a largest entry of about one first, by
-// powers of two.
+// Registers need constant indices, so columns rotate: the current column k is always at place 0, and column c at place
+// (c - k) mod QR_PANEL. Powers of two first scale each column to a largest entry of about one, so that squares stay in
+// range.
 #pragma once
 
 #include <metal_stdlib>
@@ -15,11 +15,11 @@
 #include "qr.h"
 
 constant constexpr uint kPanelSimdgroups = QR_PANEL_THREADS / 32;
-constant constexpr uint kStage = 8;                 // columns that are turned at once
-constant constexpr uint kStageStride = kStage + 1;  // of a row, against bank conflicts
+constant constexpr uint kStage = 8;                 // columns that are loaded or stored at once
+constant constexpr uint kStageStride = kStage + 1;  // a row's stride, against bank conflicts
 constant constexpr uint kStageFloats = 32 * kStageStride;
 
-// Squares that are less than this of a column of ones are rounding errors.
+// A column whose sum of squares is below this, after scaling, has only rounding errors.
 constant constexpr float kNegligible = 0x1p-100f;
 
 template <uint ROWS>
@@ -27,30 +27,31 @@ struct PanelRows {
   float x[ROWS][QR_PANEL];
 };
 
-// Where a thread's rows are: its first one, and the distance to each next.
+// The places of a thread's rows: the first one, and the distance to each next one.
 struct PanelPlace {
-  device float* corner;  // of the panel
-  uint rows, width;      // of the panel
+  device float* corner;  // the panel's
+  uint rows, width;      // the panel's
   uint stride;           // between rows in memory
   uint base, step;       // a simdgroup's lanes hold rows base + lane + step e
   device float* at_base() const thread { return corner + ulong(base) * stride; }
 };
 
-// Lanes that differ in bit HALF exchange halves of their first 2 HALF values, and join what they get with what they
+// Lanes that differ in bit HALF exchange halves of their first 2 HALF values, and add the values they get to those they
 // keep.
 template <bool MAXIMUM, uint HALF>
 inline void exchange_halves(thread float (&values)[QR_PANEL], uint lane) {
   const bool upper = (lane & HALF) != 0;
 #pragma unroll
   for (uint i = 0; i < HALF; ++i) {
-    const float low = values[i], high = values[i + HALF];  // copies: an address that is selected would be in memory
+    const float low = values[i], high = values[i + HALF];  // copies, since a selected address would be in memory
     const float other = metal::simd_shuffle_xor(upper ? low : high, HALF);
     const float own = upper ? high : low;
     values[i] = MAXIMUM ? metal::max(own, other) : own + other;
   }
 }
 
-// Sums (or maxima) over a simdgroup of QR_PANEL values a lane: lane l gets that of the values with index l % QR_PANEL.
+// Sums (or maxima) over a simdgroup, in which each lane has QR_PANEL values. Lane l gets the result for index l %
+// QR_PANEL.
 template <bool MAXIMUM>
 inline float simdgroup_reduce(thread float (&values)[QR_PANEL], uint lane) {
   exchange_halves<MAXIMUM, 8>(values, lane);
@@ -61,7 +62,8 @@ inline float simdgroup_reduce(thread float (&values)[QR_PANEL], uint lane) {
   return MAXIMUM ? metal::max(values[0], other) : values[0] + other;
 }
 
-// Of `count` rows of QR_PANEL values, as simdgroup_reduce() gives them: up to MOST, all on their way at once.
+// Sums (or maxima) of up to MOST rows of QR_PANEL values, which are loaded at once. Lanes get results as from
+// simdgroup_reduce().
 template <bool MAXIMUM, uint MOST>
 inline float reduce_partial(threadgroup const float* partial, uint count, uint lane) {
   float value = 0.0f;
@@ -75,8 +77,8 @@ inline float reduce_partial(threadgroup const float* partial, uint count, uint l
   return MAXIMUM ? metal::max(value, other) : value + other;
 }
 
-// Rows in memory are read kStage columns at a time by neighbouring lanes; `staged`, a simdgroup's own, gives each lane
-// its rows. Column `turned` comes to place 0.
+// Neighbouring lanes read rows in memory kStage columns at a time. `staged`, which each simdgroup has for itself, gives
+// each lane its rows. Column `turned` comes to place 0.
 template <uint ROWS>
 inline void load_panel(thread PanelRows<ROWS>& panel, thread const PanelPlace& at, uint turned,
                        threadgroup float* staged, uint lane) {
@@ -105,7 +107,7 @@ inline void load_panel(thread PanelRows<ROWS>& panel, thread const PanelPlace& a
 template <uint ROWS>
 inline void store_panel(thread const PanelRows<ROWS>& panel, thread const PanelPlace& at, uint turned,
                         threadgroup float* staged, uint lane) {
-  lane = metal::simd_shuffle(lane, lane);  // unknown to compilers, which would keep load_panel's addresses in registers
+  lane = metal::simd_shuffle(lane, lane);  // hides the value: compilers would keep load_panel's addresses in registers
   device float* const to = at.at_base();
   metal::simdgroup_barrier(metal::mem_flags::mem_device);  // another lane may have read what this one writes
 #pragma unroll
@@ -138,7 +140,7 @@ inline float column_maxima(thread const PanelRows<ROWS>& panel, uint lane) {
   return simdgroup_reduce<true>(most, lane);
 }
 
-// Each column times its scale, which lane l holds for column l % QR_PANEL; none has turned.
+// Multiplies each column by its scale, which lane l holds for column l % QR_PANEL. No column has rotated yet.
 template <uint ROWS>
 inline void scale_columns(thread PanelRows<ROWS>& panel, float scale) {
 #pragma unroll
@@ -149,7 +151,7 @@ inline void scale_columns(thread PanelRows<ROWS>& panel, float scale) {
   }
 }
 
-// Back, but for the reflectors below the diagonal, which do not depend on a column's scale.
+// Undoes the scaling, except below the diagonal: the reflectors there do not depend on a column's scale.
 template <uint ROWS>
 inline void unscale_upper(thread PanelRows<ROWS>& panel, thread const PanelPlace& at, float scale, uint lane) {
 #pragma unroll
@@ -161,7 +163,7 @@ inline void unscale_upper(thread PanelRows<ROWS>& panel, thread const PanelPlace
   }
 }
 
-// s for place lane % QR_PANEL, over this simdgroup's rows. Row k, which one lane in all has, goes to `top`.
+// s for place lane % QR_PANEL over this simdgroup's rows. Row k, which only one lane of all has, goes to `top`.
 template <uint ROWS, typename Pointer>
 inline float products_below(thread const PanelRows<ROWS>& panel, thread const PanelPlace& at, uint k, Pointer top,
                             uint lane) {
@@ -187,16 +189,16 @@ struct PanelReflector {
   float product;  // v_kᵀ times the column at place lane % QR_PANEL
 };
 
-// Of the column at place 0: `sum` and `top` are s and row k's entry for place lane % QR_PANEL.
+// The reflector of the column at place 0. `sum` and `top` are s and row k's entry for place lane % QR_PANEL.
 inline PanelReflector panel_reflector(float sum, float top) {
   const float squares = metal::simd_shuffle(sum, 0), alpha = metal::simd_shuffle(top, 0);
   const bool negligible = squares > 0.0f && squares <= kNegligible;
   Reflector h = make_reflector(alpha, squares, squares, 1.0f);
-  if (negligible) h = {-alpha, 2.0f, 0.0f};  // which is what rounding makes of it, where alpha is not negligible too
+  if (negligible) h = {-alpha, 2.0f, 0.0f};  // rounding gives the same if alpha is not negligible
   return {h, metal::fma(sum, h.inverse, top)};
 }
 
-// Applies reflector k to the columns on its right, and stores it in its own.
+// Applies reflector k to the columns on its right, and stores it in its own column.
 template <uint ROWS>
 inline void apply_reflector(thread PanelRows<ROWS>& panel, thread const PanelPlace& at, uint k,
                             thread const PanelReflector& reflector, uint lane) {
@@ -227,7 +229,7 @@ inline void turn_columns(thread PanelRows<ROWS>& panel) {
   }
 }
 
-// Adds column k to the products that write_factor() takes; for one simdgroup.
+// Adds column k to the products for write_factor(). One simdgroup calls it.
 template <typename Pointer>
 inline void keep_products(Pointer products, uint k, thread const PanelReflector& reflector, uint lane) {
   const uint column = (k + lane) % QR_PANEL;

@@ -1,6 +1,6 @@
-// QR, or half of it (QrParams::task), of matrices that fit the registers of one threadgroup, which lets G lanes share a
-// column; a dispatch runs one threadgroup of G lanes for each column of A or Q, rounded up to whole simdgroups. One
-// barrier a reflector: the next one is written to the other of two places in threadgroup memory.
+// QR, or half of it (QrParams::task), of matrices that fit the registers of one threadgroup. G lanes share a column. A
+// threadgroup has G lanes for each column of A or Q, rounded up to whole simdgroups. A reflector takes one barrier,
+// because the next one is written to the other of two places in threadgroup memory.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -20,9 +20,9 @@ template <uint G, uint QUADS>
   const uint simdgroup_column = thread_index / 32 * (32 / G);  // the first of this simdgroup's columns
   const uint block_index = matrix % p.blocks;
   const uint first_row = block_index * p.block_rows;
-  const uint rows = min(p.block_rows, p.rows - first_row);  // the others count as zeros
+  const uint rows = min(p.block_rows, p.rows - first_row);  // the other rows count as zeros
   const uint count = min(p.block_rows, p.reflectors);
-  const uint made = p.task == QR_FORM ? 0 : count;  // others are given
+  const uint computed = p.task == QR_FORM ? 0 : count;  // others are given
 
   Tile tile;
   {
@@ -39,7 +39,7 @@ template <uint G, uint QUADS>
 
   float tau = p.task == QR_FORM && column < count ? taus[ulong(matrix) * count + column] : 0.0f;
   for (uint block = 0; block < QUADS; ++block) {
-    const uint end = min((block + 1) * Tile::kBlock, made);
+    const uint end = min((block + 1) * Tile::kBlock, computed);
     for (uint k = block * Tile::kBlock; k < end; ++k) {
       threadgroup float4* const v = reflectors + (k & 1) * Tile::kSlots;
       if (k - simdgroup_column < 32 / G) make_and_publish(tile, block, thread_index % 32, k, column == k, v, tau);

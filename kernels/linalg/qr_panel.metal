@@ -10,8 +10,8 @@ inline device float* panel_corner(device float* a, constant QrPanelParams& p, ui
   return a + (ulong(matrix) * p.rows + p.first) * p.columns + p.first;
 }
 
-// Of up to QR_PANEL_THREADS * QR_PANEL_ROWS rows, by one threadgroup with a thread for every QR_PANEL_ROWS. A barrier a
-// reflector: sums and row k go to the other of two places each time.
+// A panel of up to QR_PANEL_THREADS * QR_PANEL_ROWS rows, by one threadgroup in which a thread has QR_PANEL_ROWS rows.
+// A reflector takes one barrier: sums and row k go to the other of two places each time.
 [[kernel]] [[max_total_threads_per_threadgroup(QR_PANEL_THREADS)]] void qr_panel(
     device float* a [[buffer(0)]], device float* t [[buffer(1)]], device float* tau [[buffer(2)]],
     constant QrPanelParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
@@ -55,15 +55,15 @@ inline device float* panel_corner(device float* a, constant QrPanelParams& p, ui
   if (lane < p.width) tau[ulong(matrix) * p.count + p.first + lane] = products[lane * QR_PANEL + lane];
 }
 
-// Of any number of rows, QR_SLAB_ROWS of them a threadgroup: a dispatch for each reflector, which applies it and sums
-// for the next one. What slabs sum lies in device memory, one behind the other, and the next reflector's row behind all
-// of them; `state` keeps the scales of the columns and what T is made of.
+// A panel of any number of rows, of which a threadgroup takes a slab of QR_SLAB_ROWS. There is a dispatch for each
+// reflector, which applies it and sums for the next one. The slabs' sums are contiguous in device memory, and the next
+// reflector's row follows them. `state` keeps the scales of the columns and the products from which T is made.
 enum SlabStage { kMaxima, kScale, kStep, kLast };
 
 constant constexpr uint kSlabSimdgroups = QR_SLAB_THREADS / 32;
-constant constexpr uint kSlabRows = QR_SLAB_ROWS / QR_SLAB_THREADS;  // that a thread holds
+constant constexpr uint kSlabRows = QR_SLAB_ROWS / QR_SLAB_THREADS;  // rows that a thread holds
 
-// Over all slabs, for place lane % QR_PANEL; every simdgroup takes some.
+// Sums (or maxima) over all slabs for place lane % QR_PANEL. Every simdgroup takes some slabs.
 template <bool MAXIMUM>
 inline float over_slabs(device const float* sums, uint slabs, threadgroup float* partial, uint simdgroup, uint lane) {
   const uint each = (slabs + kSlabSimdgroups - 1) / kSlabSimdgroups;

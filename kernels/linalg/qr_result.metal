@@ -1,5 +1,5 @@
-// The results of the blocked variant, one thread an element: the first columns of the identity, which Q is made from,
-// and the upper triangle of what the panels left.
+// The results of the blocked variant, one thread per element: the first columns of the identity, from which Q is made,
+// and the upper triangle that the panels left.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -1,12 +1,12 @@
-// QR of small matrices, or half of it (QrParams::task), one simdgroup for one (LANES = 32) or several of them: a lane
-// holds a column in registers.
+// QR of small matrices, or half of it (QrParams::task). A simdgroup takes one (LANES = 32) or several matrices, and a
+// lane holds a column in registers.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "column_tile.h"
 #include "qr.h"
 
-constant constexpr uint kSimdgroups = 4;  // a threadgroup
+constant constexpr uint kSimdgroups = 4;  // per threadgroup
 
 template <uint ROWS, uint LANES>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void qr_simd(
@@ -16,28 +16,28 @@ template <uint ROWS, uint LANES>
   typedef ColumnTile<1, ROWS / 4> Tile;
   constexpr uint kMatrices = 32 / LANES;
   constexpr uint kBlocks = (LANES < ROWS ? LANES : ROWS) / Tile::kBlock;
-  // Two of each: while slow lanes read one reflector, the next may be written.
+  // There are two reflectors: while slow lanes read one, the next may be written.
   threadgroup float4 reflectors[kSimdgroups * kMatrices * 2 * Tile::kSlots];
 
   const uint slot = simdgroup * kMatrices + lane / LANES;
   const uint matrix = group * kSimdgroups * kMatrices + slot;
   const uint column = lane % LANES;
-  const bool live = matrix < p.matrices;  // the others go along, for the barriers, on zeros
+  const bool live = matrix < p.matrices;  // the other lanes work on zeros, for the barriers
   const uint count = p.reflectors;
-  const uint made = p.task == QR_FORM ? 0 : count;  // others are given
+  const uint computed = p.task == QR_FORM ? 0 : count;  // others are given
   threadgroup float4* const published = reflectors + slot * 2 * Tile::kSlots;
 
   Tile tile;
   {
     device const float* from = a + matrix * p.batch_stride + column * p.column_stride;
-    const bool mine = live && column < p.columns;
+    const bool has_column = live && column < p.columns;
 #pragma unroll
-    for (uint i = 0; i < ROWS; ++i) tile.x[i / 4][i % 4] = mine && i < p.rows ? from[i * p.row_stride] : 0.0f;
+    for (uint i = 0; i < ROWS; ++i) tile.x[i / 4][i % 4] = has_column && i < p.rows ? from[i * p.row_stride] : 0.0f;
   }
 
   float tau = p.task == QR_FORM && live && column < count ? taus[ulong(matrix) * count + column] : 0.0f;
   for (uint block = 0; block < kBlocks; ++block) {
-    const uint end = min((block + 1) * Tile::kBlock, made);
+    const uint end = min((block + 1) * Tile::kBlock, computed);
     for (uint k = block * Tile::kBlock; k < end; ++k) {
       threadgroup float4* const v = published + (k & 1) * Tile::kSlots;
       if (column == k) make_and_publish(tile, block, lane, k, true, v, tau);
@@ -56,7 +56,7 @@ template <uint ROWS, uint LANES>
   }
   if (p.q_columns == 0) return;
 
-  // Q = H₀ H₁ … applied to the columns of the identity, the last reflector first.
+  // Q is H₀ H₁ … applied to the columns of the identity, with the last reflector first.
   keep_reflectors(tile, 0, column, count);
   simdgroup_barrier(mem_flags::mem_threadgroup);
   for (uint back = 0; back < kBlocks; ++back) {

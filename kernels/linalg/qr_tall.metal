@@ -1,6 +1,7 @@
-// TSQR (Demmel, Grigori, Hoemmen, Langou 2012): a tall matrix's blocks of rows are factored by themselves, then the
-// stack of their R, and so on; Q is put together downwards. The signs that LAPACK's reflectors would have given R's
-// diagonal come from the LU of Q's top, whose pivots are those reflectors' first entries (Ballard et al. 2014).
+// TSQR (Demmel, Grigori, Hoemmen, Langou 2012): the blocks of rows of a tall matrix are factored by themselves, then
+// the stack of their R, and so on. Q is put together from the last level to the first. The LU of Q's top gives the
+// signs that LAPACK's reflectors would give R's diagonal: its pivots are those reflectors' first entries (Ballard et
+// al. 2014).
 #include <metal_stdlib>
 using namespace metal;
 
@@ -9,8 +10,8 @@ using namespace metal;
 constant constexpr uint kLargest = 64;  // columns
 constant constexpr uint kThreads = 256;
 
-// The signs of `columns` columns, and R with its rows so signed. Top of Q: that of the finest blocks' Q, times that of
-// the level above.
+// The signs of `columns` columns, and R with these signs on its rows. The top of Q is the top of the first level's Q
+// times the top of the level above.
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void qr_tall_signs(
     device const float* q [[buffer(0)]], device const float* above [[buffer(1)]], device float* r [[buffer(2)]],
     device float* signs [[buffer(3)]], constant QrTallParams& p [[buffer(4)]],
@@ -31,13 +32,13 @@ constant constexpr uint kThreads = 256;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint k = 0; k < n; ++k) {
     const float alpha = w[k * n + k];
-    // A column that is a column of the identity needs no reflector, which leaves its sign alone.
-    bool done = alpha == 1.0f;
-    if (done)
-      for (uint i = k + 1; i < n; ++i) done = done && w[i * n + k] == 0.0f;
-    const float s = done ? 1.0f : -copysign(1.0f, alpha);
+    // A column that is the identity's needs no reflector, and keeps its sign.
+    bool is_identity = alpha == 1.0f;
+    if (is_identity)
+      for (uint i = k + 1; i < n; ++i) is_identity = is_identity && w[i * n + k] == 0.0f;
+    const float s = is_identity ? 1.0f : -copysign(1.0f, alpha);
     if (thread_index == 0) sign[k] = s;
-    const float inverse = done ? 0.0f : 1.0f / (alpha - s);
+    const float inverse = is_identity ? 0.0f : 1.0f / (alpha - s);
     const uint left = n - k - 1;
     for (uint at = thread_index; at < left * left; at += kThreads) {
       const uint i = k + 1 + at / left, j = k + 1 + at % left;
@@ -49,10 +50,10 @@ constant constexpr uint kThreads = 256;
   if (thread_index < n) signs[matrix * n + thread_index] = sign[thread_index];
 }
 
-constant constexpr uint kTileRows = 32;  // of Q at once in threadgroup memory
+constant constexpr uint kTileRows = 32;  // rows of Q in threadgroup memory at once
 constant constexpr uint kRowsEach = kTileRows * 32 / kThreads;
 
-// Each block of Q times its factor. A threadgroup for QR_TALL_ROWS rows of one block.
+// Multiplies each block of Q by its factor. A threadgroup takes QR_TALL_ROWS rows of one block.
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void qr_tall_combine(
     device const float* q [[buffer(0)]], device const float* above [[buffer(1)]],
     device const float* signs [[buffer(2)]], device float* result [[buffer(3)]], constant QrTallParams& p [[buffer(4)]],
@@ -61,7 +62,7 @@ constant constexpr uint kRowsEach = kTileRows * 32 / kThreads;
   threadgroup float tile[kTileRows * kLargest];
   const uint n = p.columns;
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
-  const uint index = group / p.tiles;  // of the block, over all matrices
+  const uint index = group / p.tiles;  // the block's number over all matrices
   const uint matrix = index / p.blocks, block = index % p.blocks;
   const uint first = block * p.block_rows;
   const uint end = min(first + p.block_rows, p.rows);

@@ -1,5 +1,5 @@
 // Block reflectors (compact WY: Schreiber and Van Loan 1989) on many columns: Vᵀ C by slabs of rows, T from Vᵀ V, and
-// C - V op(T) (Vᵀ C). A simdgroup takes some of V's columns, or of C's rows, a lane two of C's columns.
+// C - V op(T) (Vᵀ C). A simdgroup takes some of V's columns or of C's rows, and a lane two of C's columns.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -9,12 +9,12 @@ using namespace metal;
 constant constexpr uint kThreads = REFLECTORS_THREADS;
 constant constexpr uint kSimdgroups = kThreads / 32;
 constant constexpr uint kColumns = REFLECTORS_COLUMNS;
-// Rows in threadgroup memory at once, for Vᵀ C and for the update.
+// The rows that are in threadgroup memory at once, for Vᵀ C and for the update.
 constant constexpr uint kProductRows = REFLECTORS_ROWS / 2;
 constant constexpr uint kApplyRows = REFLECTORS_ROWS;
-constant constexpr uint kTargets = kProductRows * kColumns / kThreads;  // of a thread
+constant constexpr uint kTargets = kProductRows * kColumns / kThreads;  // per thread
 
-// A block's V: `corner` is where its diagonal begins, above which memory has R in place of ones and zeros.
+// A block's V. Its diagonal begins at `corner`; on the diagonal and above, memory has R in place of ones and zeros.
 struct BlockOfV {
   device const float* corner;
   uint rows, width, stride;
@@ -31,7 +31,7 @@ inline BlockOfV block_of(device const float* v, constant ReflectorsParams& p, ui
           p.columns};
 }
 
-// Rows [base, base + ROWS) of V.
+// Loads rows [base, base + ROWS) of V.
 template <uint ROWS, uint WIDTH>
 inline void load_reflectors(thread float (&values)[ROWS * WIDTH / kThreads], thread const BlockOfV& v, uint base,
                             uint thread_index) {
@@ -48,7 +48,8 @@ inline void stage(threadgroup float* to, thread float (&values)[COUNT], uint thr
   for (uint i = 0; i < COUNT; ++i) to[i * kThreads + thread_index] = values[i];
 }
 
-// Rows [base, end) of this thread's column of products: first come V's own, then C's from target_first on.
+// Loads rows [base, end) of this thread's column of products. V's own columns come first, then C's from target_first
+// on.
 inline void load_targets(thread float (&values)[kTargets], device const float* c, constant ReflectorsParams& p,
                          thread const BlockOfV& v, uint base, uint end, uint column, uint thread_index) {
   const uint of_c = p.target_first + column - p.skip;
@@ -62,37 +63,37 @@ inline void load_targets(thread float (&values)[kTargets], device const float* c
   }
 }
 
-// Vᵀ C over one part of the rows, WIDTH x product_columns; the parts of a block lie one behind the other.
+// Vᵀ C over one part of the rows, WIDTH x product_columns. The parts of a block are contiguous.
 template <uint WIDTH>
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void reflectors_products(
     device const float* reflectors [[buffer(0)]], device const float* target [[buffer(1)]],
     device float* products [[buffer(2)]], constant ReflectorsParams& p [[buffer(3)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint kEach = WIDTH / kSimdgroups;  // columns of V a simdgroup
+  constexpr uint kEach = WIDTH / kSimdgroups;  // columns of V per simdgroup
   threadgroup float4 v4[kProductRows * WIDTH / 4];
   threadgroup float c[kProductRows * kColumns];
   threadgroup float* const v = (threadgroup float*)v4;
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint tile = group % p.tiles, part = group / p.tiles % p.parts, index = group / p.tiles / p.parts;
   const uint matrix = index / p.blocks, block = index % p.blocks;
-  const BlockOfV of = block_of(reflectors, p, matrix, block);
-  const uint begin = part * p.part_rows, end = min(begin + p.part_rows, of.rows);
+  const BlockOfV v_of_block = block_of(reflectors, p, matrix, block);
+  const uint begin = part * p.part_rows, end = min(begin + p.part_rows, v_of_block.rows);
   const uint column = tile * kColumns + thread_index % kColumns;
-  device const float* const from = target + (ulong(matrix) * p.rows + p.rows - of.rows) * p.target_columns;
+  device const float* const from = target + (ulong(matrix) * p.rows + p.rows - v_of_block.rows) * p.target_columns;
 
   float sums[kEach][2];
 #pragma unroll
   for (uint k = 0; k < kEach; ++k) sums[k][0] = sums[k][1] = 0.0f;
   float next_v[kProductRows * WIDTH / kThreads], next_c[kTargets];
-  load_reflectors<kProductRows, WIDTH>(next_v, of, begin, thread_index);
-  load_targets(next_c, from, p, of, begin, end, column, thread_index);
+  load_reflectors<kProductRows, WIDTH>(next_v, v_of_block, begin, thread_index);
+  load_targets(next_c, from, p, v_of_block, begin, end, column, thread_index);
   for (uint base = begin; base < end; base += kProductRows) {
     stage(v, next_v, thread_index);
     stage(c, next_c, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    // On their way during the sums.
-    load_reflectors<kProductRows, WIDTH>(next_v, of, base + kProductRows, thread_index);
-    load_targets(next_c, from, p, of, base + kProductRows, end, column, thread_index);
+    // These loads are under way during the sums.
+    load_reflectors<kProductRows, WIDTH>(next_v, v_of_block, base + kProductRows, thread_index);
+    load_targets(next_c, from, p, v_of_block, base + kProductRows, end, column, thread_index);
 #pragma unroll 8
     for (uint i = 0; i < kProductRows; ++i) {
       const float a = c[i * kColumns + lane], b = c[i * kColumns + lane + 32];
@@ -114,7 +115,8 @@ template <uint WIDTH>
         to[ulong(simdgroup * kEach + k) * p.product_columns + lane + 32 * side] = sums[k][side];
 }
 
-// Sums over all slabs of products with so many columns, of which the first COLUMNS or less are wanted: COUNT a thread.
+// Sums products over all slabs. Of the products' columns the first COLUMNS or fewer are wanted. A thread makes COUNT
+// sums.
 template <uint COLUMNS, uint COUNT>
 inline void sum_slabs(thread float (&sums)[COUNT], device const float* products, uint slabs, ulong slab_size,
                       uint stride, uint wanted, uint thread_index) {
@@ -129,12 +131,13 @@ inline void sum_slabs(thread float (&sums)[COUNT], device const float* products,
   }
 }
 
-// T = (T₁, -T₁ V₁ᵀV₂ T₂; 0, T₂) of each two neighbours of SIZE columns: gram = gram T₂ first, then factor = -T₁ gram.
+// Makes T = (T₁, -T₁ V₁ᵀV₂ T₂; 0, T₂) of every two neighbours of SIZE columns: first gram = gram T₂, then factor = -T₁
+// gram.
 template <uint WIDTH, uint SIZE>
 inline void merge_factors(threadgroup float* gram, threadgroup float* factor, uint thread_index) {
-  constexpr uint kEach = WIDTH / 2 * SIZE / kThreads + (WIDTH / 2 * SIZE < kThreads);  // entries of a thread
+  constexpr uint kEach = WIDTH / 2 * SIZE / kThreads + (WIDTH / 2 * SIZE < kThreads);  // entries per thread
 #pragma unroll
-  for (uint left = 0; left < 2; ++left) {
+  for (uint updates_factor = 0; updates_factor < 2; ++updates_factor) {
     float sum[kEach];
 #pragma unroll
     for (uint n = 0; n < kEach; ++n) sum[n] = 0.0f;
@@ -145,8 +148,8 @@ inline void merge_factors(threadgroup float* gram, threadgroup float* factor, ui
         const uint at = n * kThreads + thread_index;
         const uint corner = at / (SIZE * SIZE) * 2 * SIZE, middle = corner + SIZE;
         const uint i = corner + at / SIZE % SIZE, j = middle + at % SIZE;
-        sum[n] = left ? fma(-factor[i * WIDTH + corner + k], gram[(corner + k) * WIDTH + j], sum[n])
-                      : fma(gram[i * WIDTH + middle + k], factor[(middle + k) * WIDTH + j], sum[n]);
+        sum[n] = updates_factor ? fma(-factor[i * WIDTH + corner + k], gram[(corner + k) * WIDTH + j], sum[n])
+                                : fma(gram[i * WIDTH + middle + k], factor[(middle + k) * WIDTH + j], sum[n]);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -154,13 +157,13 @@ inline void merge_factors(threadgroup float* gram, threadgroup float* factor, ui
     for (uint n = 0; n < kEach; ++n) {
       const uint at = n * kThreads + thread_index;
       const uint corner = at / (SIZE * SIZE) * 2 * SIZE;
-      (left ? factor : gram)[(corner + at / SIZE % SIZE) * WIDTH + corner + SIZE + at % SIZE] = sum[n];
+      (updates_factor ? factor : gram)[(corner + at / SIZE % SIZE) * WIDTH + corner + SIZE + at % SIZE] = sum[n];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
 
-// T, WIDTH x WIDTH: that of each QR_PANEL columns by itself, then of neighbours.
+// T, WIDTH x WIDTH: first for each QR_PANEL columns by themselves, then for neighbours.
 template <uint WIDTH>
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void reflectors_factor(
     device const float* products [[buffer(0)]], device const float* tau [[buffer(1)]], device float* t [[buffer(2)]],
@@ -197,33 +200,33 @@ template <uint WIDTH>
   for (uint n = 0; n < kEntries; ++n) t[n * kThreads + thread_index] = factor[n * kThreads + thread_index];
 }
 
-// C -= V W, W = op(T) Vᵀ C: a threadgroup computes W for its columns, and takes part_rows rows through.
+// C -= V W with W = op(T) Vᵀ C. A threadgroup computes W for its columns, and updates part_rows rows.
 template <uint WIDTH>
 [[kernel]] [[max_total_threads_per_threadgroup(kThreads)]] void reflectors_apply(
     device const float* reflectors [[buffer(0)]], device const float* t [[buffer(1)]],
     device const float* products [[buffer(2)]], device float* target [[buffer(3)]],
     constant ReflectorsParams& p [[buffer(4)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr uint kEach = WIDTH / kSimdgroups;           // rows of W a simdgroup
-  constexpr uint kRowsEach = kApplyRows / kSimdgroups;  // rows of C
+  constexpr uint kEach = WIDTH / kSimdgroups;           // rows of W per simdgroup
+  constexpr uint kRowsEach = kApplyRows / kSimdgroups;  // rows of C per simdgroup
   threadgroup float w[WIDTH * kColumns];
   threadgroup float4 v4[kApplyRows * WIDTH / 4];  // T first
   threadgroup float* const v = (threadgroup float*)v4;
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint tile = group % p.tiles, part = group / p.tiles % p.parts, matrix = group / p.tiles / p.parts;
-  const BlockOfV of = block_of(reflectors, p, matrix, 0);
-  const uint begin = part * p.part_rows, end = min(begin + p.part_rows, of.rows);
+  const BlockOfV v_of_block = block_of(reflectors, p, matrix, 0);
+  const uint begin = part * p.part_rows, end = min(begin + p.part_rows, v_of_block.rows);
   const uint column = p.target_first + tile * kColumns + lane;
   device float* const c = target + (ulong(matrix) * p.rows + p.first) * p.target_columns + column;
   const bool there[2] = {column < p.target_end, column + 32 < p.target_end};
 
   {
-    float given[WIDTH * kColumns / kThreads];
+    float sums[WIDTH * kColumns / kThreads];
     const ulong slab_size = ulong(WIDTH) * p.product_columns;
-    const uint left = p.target_end - p.target_first - tile * kColumns;
-    sum_slabs<kColumns>(given, products + matrix * p.slabs * slab_size + p.skip + tile * kColumns, p.slabs, slab_size,
-                        p.product_columns, left, thread_index);
-    stage(w, given, thread_index);
+    const uint remaining = p.target_end - p.target_first - tile * kColumns;
+    sum_slabs<kColumns>(sums, products + matrix * p.slabs * slab_size + p.skip + tile * kColumns, p.slabs, slab_size,
+                        p.product_columns, remaining, thread_index);
+    stage(w, sums, thread_index);
   }
 #pragma unroll
   for (uint i = 0; i < (WIDTH * WIDTH + kThreads - 1) / kThreads; ++i)
@@ -260,7 +263,7 @@ template <uint WIDTH>
         values[e][side] = there[side] && first + e < end ? c[ulong(first + e) * p.target_columns + 32 * side] : 0.0f;
     {
       float part_of_v[kApplyRows * WIDTH / kThreads];
-      load_reflectors<kApplyRows, WIDTH>(part_of_v, of, base, thread_index);
+      load_reflectors<kApplyRows, WIDTH>(part_of_v, v_of_block, base, thread_index);
       stage(v, part_of_v, thread_index);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

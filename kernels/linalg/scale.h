@@ -5,9 +5,9 @@
 #include <cstdint>
 #endif
 
-// A batch whose matrices are each multiplied by a power of two that brings the largest entry to one, so that the norms
-// of a QR decomposition neither overflow nor lose their digits: LAPACK's gesvd and gels scale what leaves a narrower
-// range. `parts` threadgroups share a matrix, part_rows rows each.
+// A batch whose matrices are each multiplied by a power of two that brings the largest entry to about one, so that the
+// norms of a QR decomposition neither overflow nor lose digits. (LAPACK's gesvd and gels scale matrices that leave a
+// narrower range.) `parts` threadgroups share a matrix, part_rows rows each.
 #define SCALE_THREADS 256
 struct ScaleParams {
   int64_t batch_stride, row_stride, column_stride;

@@ -1,4 +1,4 @@
-// Matrices scaled to entries of about one, before a QR decomposition whose norms might leave float32's range.
+// Scales matrices to entries of about one before a QR decomposition whose norms might leave float32's range.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -7,7 +7,7 @@ using namespace metal;
 
 constant constexpr uint kSimdgroups = SCALE_THREADS / 32;
 
-// The largest over the threadgroup.
+// The largest value of the threadgroup.
 inline uint largest_of_all(uint value, threadgroup uint* found, uint thread_index) {
   value = simd_max(value);
   if (thread_index % 32 == 0) found[thread_index / 32] = value;
@@ -17,7 +17,7 @@ inline uint largest_of_all(uint value, threadgroup uint* found, uint thread_inde
   return value;
 }
 
-// The largest magnitude of each part of a matrix, as bits, which compare like the numbers, NaN above all others.
+// The largest magnitude of each part of a matrix, as bits, which compare as the numbers do, with NaN above all.
 [[kernel]] [[max_total_threads_per_threadgroup(SCALE_THREADS)]] void scale_magnitudes(
     device const float* a [[buffer(0)]], device uint* magnitudes [[buffer(1)]], constant ScaleParams& p [[buffer(2)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
@@ -33,7 +33,7 @@ inline uint largest_of_all(uint value, threadgroup uint* found, uint thread_inde
   if (thread_index == 0) magnitudes[group] = most;
 }
 
-// The matrices times their scales, row-major, and the scales.
+// Writes the matrices times their scales, row-major, and the scales.
 [[kernel]] [[max_total_threads_per_threadgroup(SCALE_THREADS)]] void scale_matrices(
     device const float* a [[buffer(0)]], device const uint* magnitudes [[buffer(1)]], device float* out [[buffer(2)]],
     device float* scales [[buffer(3)]], constant ScaleParams& p [[buffer(4)]],

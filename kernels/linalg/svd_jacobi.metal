@@ -1,24 +1,24 @@
-// SVD by one-sided Jacobi (jacobi.h): A V = X with orthogonal columns, whose norms are the singular values and whose
+// SVD by one-sided Jacobi (jacobi.h): A V = X with orthogonal columns. Their norms are the singular values, and their
 // directions the left singular vectors.
 //
-// A is divided by a power of two that makes its largest entry one, whether it comes scaled already or not. With NaN or
-// infinities in a matrix all its results are NaN.
+// A is divided by a power of two that makes its largest entry about one, even if it is scaled already. If a matrix has
+// NaN or infinities, all its results are NaN.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "jacobi.h"
 #include "svd.h"
 
-// `present` gets the number of left vectors that there are; the others, of singular values that are zero or as good as,
-// are left to svd_complete.
+// `present` gets the number of left vectors that this kernel makes. svd_complete makes the others, whose singular
+// values are zero or nearly so.
 template <typename Tile, bool VECTORS>
 inline void svd_of(device const float* a, device float* left, device float* values, device float* right,
                    device uint* present, device const float* scales, constant SvdParams& p, uint matrix,
                    thread typename Tile::Shared& shared) {
   const uint lane = shared.lane, simdgroup = shared.simdgroup;
-  const bool live = matrix < p.matrices;  // the others go along, on zeros
+  const bool live = matrix < p.matrices;  // the other lanes work on zeros
   Tile tile;
-  uint4 magnitude = uint4(0);  // as bits, which compare like the numbers, NaN above infinity above all others
+  uint4 magnitude = uint4(0);  // as bits, which compare as the numbers do, with NaN above infinity
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c) {
     const uint column = c * Tile::LANES + lane % Tile::LANES;
@@ -41,7 +41,7 @@ inline void svd_of(device const float* a, device float* left, device float* valu
   }
   const uint bits = max(max(magnitude.x, magnitude.y), max(magnitude.z, magnitude.w));
   const float largest = shared.max(column_max<Tile::LANES>(bits < 0x7f800000 ? as_type<float>(bits) : INFINITY));
-  const float scale = largest < INFINITY ? scale_to_one(largest) : 0.0f;  // one register less than with a flag
+  const float scale = largest < INFINITY ? scale_to_one(largest) : 0.0f;  // takes one register less than a flag
 #pragma unroll
   for (uint c = 0; c < Tile::COLUMNS; ++c)
 #pragma unroll
@@ -85,9 +85,9 @@ inline void svd_of(device const float* a, device float* left, device float* valu
   }
 }
 
-constant constexpr uint kSimdgroups = 4;  // a threadgroup of the simd kernels
+constant constexpr uint kSimdgroups = 4;  // per threadgroup of the simd kernels
 
-// 32 / LANES matrices a simdgroup, a column a lane.
+// A simdgroup takes 32 / LANES matrices, and a lane one column.
 template <uint ROWS, uint LANES, bool VECTORS>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kSimdgroups)]] void svd_simd(
     device const float* a [[buffer(0)]], device float* left [[buffer(1)]], device float* values [[buffer(2)]],
@@ -100,7 +100,7 @@ template <uint ROWS, uint LANES, bool VECTORS>
   svd_of<Tile, VECTORS>(a, left, values, right, present, scales, p, matrix, shared);
 }
 
-// A threadgroup a matrix of up to 32 COLUMNS columns and rows.
+// A threadgroup takes a matrix of up to 32 COLUMNS columns and rows.
 template <uint COLUMNS, uint SIMDGROUPS, bool VECTORS>
 [[kernel]] [[max_total_threads_per_threadgroup(512)]] void svd_block(
     device const float* a [[buffer(0)]], device float* left [[buffer(1)]], device float* values [[buffer(2)]],

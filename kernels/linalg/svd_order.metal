@@ -1,5 +1,5 @@
-// Columns in descending order of their magnitude, for the blocked SVD: with them R of the QR decomposition has graded
-// rows, which blocked Jacobi needs few sweeps for, and however the columns' norms differ.
+// Sorts columns by descending magnitude, for the blocked SVD. Then R of the QR decomposition has graded rows, and
+// blocked Jacobi needs few sweeps however much the columns' norms differ.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -8,7 +8,7 @@ using namespace metal;
 
 constant constexpr uint kRowsAtOnce = SVD_ORDER_THREADS / 32;
 
-// The exponent of each column's largest entry; of NaN the largest there is. A threadgroup takes 32 columns.
+// The exponent of each column's largest entry, or the largest exponent for NaN. A threadgroup takes 32 columns.
 [[kernel]] [[max_total_threads_per_threadgroup(SVD_ORDER_THREADS)]] void svd_exponents(
     device const float* a [[buffer(0)]], device uint* exponents [[buffer(1)]], constant SvdOrderParams& p [[buffer(2)]],
     uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
@@ -29,8 +29,8 @@ constant constexpr uint kRowsAtOnce = SVD_ORDER_THREADS / 32;
   exponents[ulong(matrix) * p.columns + column] = most >> 23;
 }
 
-// order[i] is the column that comes i-th. A threadgroup finds the places of SVD_ORDER_THREADS columns; the first of a
-// matrix also its scale.
+// order[i] is the i-th column in this order. A threadgroup finds the places of SVD_ORDER_THREADS columns. The first
+// threadgroup of a matrix also finds its scale.
 [[kernel]] [[max_total_threads_per_threadgroup(SVD_ORDER_THREADS)]] void svd_order(
     device const uint* exponents [[buffer(0)]], device uint* order [[buffer(1)]], device float* scales [[buffer(2)]],
     constant SvdOrderParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
@@ -49,7 +49,8 @@ constant constexpr uint kRowsAtOnce = SVD_ORDER_THREADS / 32;
   if (column == 0) scales[matrix] = scale_to_one(as_type<float>(most << 23));
 }
 
-// The matrices times their scales with their columns in that order, row-major. A threadgroup takes kRowsAtOnce rows.
+// Writes the matrices times their scales with their columns in that order, row-major. A threadgroup takes kRowsAtOnce
+// rows.
 [[kernel]] [[max_total_threads_per_threadgroup(SVD_ORDER_THREADS)]] void svd_permute(
     device const float* a [[buffer(0)]], device const uint* order [[buffer(1)]], device float* out [[buffer(2)]],
     device const float* scales [[buffer(3)]], constant SvdOrderParams& p [[buffer(4)]],

@@ -1,4 +1,4 @@
-// What comes after svd_jacobi: left singular vectors of singular values that are zero, and products with Q.
+// The steps after svd_jacobi: left singular vectors of singular values that are zero, and products with Q.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -17,8 +17,8 @@ inline float sum_of_all(float value, threadgroup float* partial, uint thread_ind
   return total;
 }
 
-// Makes the left vectors after the first `present` ones: from the unit vector that is furthest from the space of those
-// before, made orthogonal to them twice (Kahan and Parlett's "twice is enough").
+// Makes the left vectors after the first `present` ones. Each one comes from the unit vector that is furthest from the
+// space of the vectors before, and is made orthogonal to them twice (Kahan and Parlett's "twice is enough").
 [[kernel]] [[max_total_threads_per_threadgroup(256)]] void svd_complete(
     device float* left [[buffer(0)]], device const uint* present [[buffer(1)]], constant SvdParams& p [[buffer(2)]],
     uint matrix [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
@@ -57,10 +57,10 @@ inline float sum_of_all(float value, threadgroup float* partial, uint thread_ind
     for (uint pass = 0; pass < 2; ++pass) {
       for (uint first = 0; first < count; first += kThreads) {
         threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
-        const uint mine = first + thread_index;
+        const uint column = first + thread_index;
         float dot = 0.0f;
-        if (mine < count)
-          for (uint row = 0; row < p.rows; ++row) dot = fma(u[row * down + mine * across], v[row * down], dot);
+        if (column < count)
+          for (uint row = 0; row < p.rows; ++row) dot = fma(u[row * down + column * across], v[row * down], dot);
         coefficients[thread_index] = dot;
         threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
         const uint length = min(kThreads, count - first);

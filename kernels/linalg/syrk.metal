@@ -1,19 +1,19 @@
-// The symmetric rank-k update alpha A Aᵀ + beta C: a threadgroup for each square of one triangle of A Aᵀ, which is
-// written there, and mirrored where both are wanted. A thread has 8 x 4 entries in registers.
+// The symmetric rank-k update alpha A Aᵀ + beta C. A threadgroup makes a square of one triangle of A Aᵀ, and mirrors it
+// if both triangles are wanted. A thread has 8 x 4 entries in registers.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "syrk.h"
 #include "triangle.h"
 
-constant constexpr uint kDepth = 16;              // columns of A at once in threadgroup memory
-constant constexpr uint kPitch = SYRK_TILE + 4;   // of one column there: aligned to float4, spread over banks
-constant constexpr uint kRows = 8, kColumns = 4;  // of a thread
+constant constexpr uint kDepth = 16;              // columns of A in threadgroup memory at once
+constant constexpr uint kPitch = SYRK_TILE + 4;   // a column's stride there: aligned to float4, spread over banks
+constant constexpr uint kRows = 8, kColumns = 4;  // per thread
 constant constexpr uint kAcross = SYRK_TILE / kColumns;
 constant constexpr uint kShare = SYRK_TILE * kDepth / 4 / SYRK_THREADS;
 
-// Part i of a thread's share of SYRK_TILE rows and kDepth columns of A: the row and column of four entries, in a row or
-// `down` a column, so that neighbours in memory go to neighbouring threads.
+// Part i of a thread's share of SYRK_TILE rows and kDepth columns of A: the row and the column of four entries along a
+// row, or with `down` along a column, so that neighbouring threads load neighbours in memory.
 inline uint2 corner(uint i, uint thread_index, bool down) {
   const uint at = i * SYRK_THREADS + thread_index;
   return down ? uint2(at % (SYRK_TILE / 4) * 4, at / (SYRK_TILE / 4)) : uint2(at / (kDepth / 4), at % (kDepth / 4) * 4);
@@ -50,8 +50,8 @@ inline void store_share(thread const float4 (&share)[kShare], threadgroup float4
   }
 }
 
-// Writes the thread's entries of the triangle that the tile is in, at (row, column), or those across the diagonal. All
-// of C is read before anything is written, for the compiler has to take it for the same memory.
+// Writes the thread's entries in the tile's triangle, at (row, column), or those across the diagonal. All of C is read
+// before the first write, because the compiler must assume that C is the same memory.
 inline void write(thread const float4 (&sum)[kRows], device float* result, device const float* c,
                   constant SyrkParams& p, uint row, uint column, bool below, bool across) {
   const bool zero = (below != across ? p.lower : p.upper) == SYRK_ZERO;
@@ -86,7 +86,7 @@ inline void write(thread const float4 (&sum)[kRows], device float* result, devic
   const uint matrix = group / p.tiles, tile = group % p.tiles;
   const uint tile_row = triangle_row(tile);
   const uint tile_column = tile - triangle_start(tile_row);
-  // Threads have neighbouring columns, of the lower triangle where that is wanted, else of the upper one.
+  // Neighbouring threads have neighbouring columns, in the lower triangle if that is wanted, else in the upper one.
   const bool below = p.lower == SYRK_WRITE;
   const uint first_row = (below ? tile_row : tile_column) * SYRK_TILE;
   const uint first_column = (below ? tile_column : tile_row) * SYRK_TILE;

@@ -1,5 +1,5 @@
-// Triangular systems of order above 32: a threadgroup solves for some columns of X, one a thread, from the first rows
-// to the last. L goes through threadgroup memory by tiles; the rows of X that are solved are read back from X.
+// Triangular systems of order above 32. A threadgroup solves for some columns of X, one per thread, from the first rows
+// to the last. L goes through threadgroup memory tile by tile. Solved rows of X are read back from X.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -8,7 +8,7 @@ using namespace metal;
 constant constexpr uint kTile = TRIANGULAR_TILE;
 typedef Tile<kTile, kTile> SquareTile;
 
-// While one tile is at work, the next is on its way to registers.
+// While one tile is used, the next one is loaded into registers.
 template <uint SIMDGROUPS>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * SIMDGROUPS)]] void trsm_block(
     device const float* a [[buffer(0)]], device const float* b [[buffer(1)]], device float* x [[buffer(2)]],

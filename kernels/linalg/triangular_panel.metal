@@ -1,6 +1,6 @@
-// Triangular systems of order 33 to TRIANGULAR_PANEL where there are not many: a threadgroup solves for 32 columns of
-// X, one a lane, and its simdgroups have 32 rows each. When one has solved its rows, those below take them out of
-// theirs at the same time.
+// Triangular systems of order 33 to TRIANGULAR_PANEL, for small batches. A threadgroup solves for 32 columns of X, one
+// per lane, and each of its simdgroups has 32 rows. When a simdgroup has solved its rows, all simdgroups below subtract
+// their products at the same time.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -29,7 +29,7 @@ inline void store_tile(threadgroup float4* tile, thread float4 (&fours)[kEach], 
     constant TriangularParams& p [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float4 tiles[kSimdgroups * SquareTile::kSize];
-  threadgroup float4 exchange[2 * 8 * kTile];  // rows that were solved last, while those before are still read
+  threadgroup float4 exchange[2 * 8 * kTile];  // the rows solved last, while the rows before are still read
 
   threadgroup float4* const tile = tiles + simdgroup * SquareTile::kSize;
   const uint matrix = group / p.column_tiles;
@@ -67,7 +67,7 @@ inline void store_tile(threadgroup float4* tile, thread float4 (&fours)[kEach], 
       for (uint q = 0; q < kTile / 4; ++q) solved[q] = solved_rows[q * 32 + lane];
       load_tile(next, a + (solving + 1) * kTile * p.a.column, p.a, rows, lane, simdgroup == solving + 1);
       subtract_product(values, tile, solved);
-      simdgroup_barrier(mem_flags::mem_threadgroup);  // before the tile is written again
+      simdgroup_barrier(mem_flags::mem_threadgroup);  // the tile will be written again
     }
   }
 }

@@ -1,16 +1,16 @@
-// Triangular systems of order up to 32, one or several of them a simdgroup, with their triangles in threadgroup memory.
+// Triangular systems of order up to 32, one or several per simdgroup, with their triangles in threadgroup memory.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "triangular_tile.h"
 
-// The triangles of the SLOTS systems of a simdgroup, of which the first is `slot`.
+// Loads the triangles of a simdgroup's SLOTS systems, of which the first is `slot`.
 template <uint N, uint SLOTS>
 inline void load_triangles(threadgroup float4* tiles, device const float* a, constant TriangularParams& p, uint slot,
                            uint lane) {
   typedef Tile<N, N> Triangle;
   constexpr uint kAll = SLOTS * Triangle::kFours;
-  constexpr uint kEach = 4;  // on their way at once
+  constexpr uint kEach = 4;  // loads that are under way at once
   for (uint done = 0; done < kAll; done += 32 * kEach) {
     float4 fours[kEach];
 #pragma unroll
@@ -33,7 +33,7 @@ inline void load_triangles(threadgroup float4* tiles, device const float* a, con
   simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// A lane has a column of B in registers, LANES of them a system.
+// A lane has a column of B in registers; a system has LANES lanes.
 template <uint N, uint LANES, uint SIMDGROUPS>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * SIMDGROUPS)]] void trsm_simd(
     device const float* a [[buffer(0)]], device const float* b [[buffer(1)]], device float* x [[buffer(2)]],
@@ -41,7 +41,7 @@ template <uint N, uint LANES, uint SIMDGROUPS>
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kSlots = 32 / LANES;
   threadgroup float4 tiles[SIMDGROUPS * kSlots * Tile<N, N>::kSize];
-  threadgroup float4* const mine = tiles + simdgroup * kSlots * Tile<N, N>::kSize;
+  threadgroup float4* const own_tiles = tiles + simdgroup * kSlots * Tile<N, N>::kSize;
 
   const uint first = (group * SIMDGROUPS + simdgroup) * kSlots;
   const uint slot = first + lane / LANES;
@@ -52,12 +52,12 @@ template <uint N, uint LANES, uint SIMDGROUPS>
   const uint rows = live ? p.order : 0;
   float4 values[N / 4];
   load_rows(values, matrix_at(b, p.b, matrix) + column * p.b.column, p.b.row, rows);
-  load_triangles<N, kSlots>(mine, a, p, first, lane);
-  substitute(values, mine + lane / LANES * Tile<N, N>::kSize);
+  load_triangles<N, kSlots>(own_tiles, a, p, first, lane);
+  substitute(values, own_tiles + lane / LANES * Tile<N, N>::kSize);
   store_rows(values, matrix_at(x, p.x, matrix) + column * p.x.column, p.x.row, rows);
 }
 
-// A lane has a row of B, N of them a system: for few columns, as many as V has.
+// A lane has a row of B; a system has N lanes. B has few columns, as many as V has.
 template <uint N, typename V, uint SIMDGROUPS>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * SIMDGROUPS)]] void trsv_simd(
     device const float* a [[buffer(0)]], device const float* b [[buffer(1)]], device float* x [[buffer(2)]],
@@ -65,7 +65,7 @@ template <uint N, typename V, uint SIMDGROUPS>
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kSlots = 32 / N;
   threadgroup float4 tiles[SIMDGROUPS * kSlots * Tile<N, N>::kSize];
-  threadgroup float4* const mine = tiles + simdgroup * kSlots * Tile<N, N>::kSize;
+  threadgroup float4* const own_tiles = tiles + simdgroup * kSlots * Tile<N, N>::kSize;
 
   const uint first = (group * SIMDGROUPS + simdgroup) * kSlots;
   const uint matrix = first + lane / N;
@@ -74,8 +74,8 @@ template <uint N, typename V, uint SIMDGROUPS>
 
   V value = V(0.0f);
   if (live) load_columns(value, matrix_at(b, p.b, matrix) + row * p.b.row, p.b.column, p.columns);
-  load_triangles<N, kSlots>(mine, a, p, first, lane);
-  threadgroup const float4* const tile = mine + lane / N * Tile<N, N>::kSize;
+  load_triangles<N, kSlots>(own_tiles, a, p, first, lane);
+  threadgroup const float4* const tile = own_tiles + lane / N * Tile<N, N>::kSize;
   value = substitute_rows<N>(value, tile, tile[row * Tile<N, N>::kPitch + N / 4].xy, p.order, row, lane);
   if (live) store_columns(value, matrix_at(x, p.x, matrix) + row * p.x.row, p.x.column, p.columns);
 }

@@ -13,8 +13,8 @@ inline device float* matrix_at(device float* elements, constant StridedMatrices&
   return elements + (m.first + matrix * m.batch);
 }
 
-// What a number is divided by, as a power of two and the inverse of the rest: of the division's two products the first
-// is as large as the quotient to a factor of four, so that neither vanishes, as 1/value itself might.
+// A divisor as a power of two and the inverse of the rest. The first product of a division by it is the quotient to a
+// factor of four, so that no product vanishes, as 1/value itself might.
 inline float2 divisor(float value) {
   const float scale = scale_to_one(metal::abs(value));
   return float2(scale, 1.0f / (value * scale));
@@ -24,8 +24,8 @@ inline V divide(V value, float2 by) {
   return (value * by.x) * by.y;
 }
 
-// ROWS x COLUMNS elements, with zeros around what the matrix has. Four at a time come from device memory, and threads
-// with neighbouring `at` read neighbouring memory: by rows the four are a quad, else they are in one row. Nothing is
+// ROWS x COLUMNS elements, with zeros outside of the matrix. They are loaded four at a time, and threads with
+// neighbouring `at` read neighbouring memory. With by_rows the four are a quad, else they are in one row. Nothing is
 // read above the diagonal of a `triangle`.
 template <uint ROWS, uint COLUMNS>
 struct Tile {
@@ -58,7 +58,8 @@ struct Tile {
     }
   }
 
-  // Of a diagonal block that all threads see: the divisor of row and column j goes behind the column.
+  // Makes the divisor of row and column j of a diagonal block, and puts it behind the column. All threads see the
+  // block.
   static void make_divisor(threadgroup float4* tile, uint j, bool unit) {
     threadgroup float4* const column = tile + j * kPitch;
     const float2 by = unit ? float2(1.0f) : divisor(((threadgroup const float*)column)[j]);
@@ -66,7 +67,7 @@ struct Tile {
   }
 };
 
-// A thread's column of B, as quads of rows, becomes one of X, by the triangle in `tile`.
+// Solves for a thread's column of X, as quads of rows, in the place of B's, by the triangle in `tile`.
 template <uint QUADS>
 inline void substitute(thread float4 (&x)[QUADS], threadgroup const float4* tile) {
 #pragma unroll
@@ -84,7 +85,7 @@ inline void substitute(thread float4 (&x)[QUADS], threadgroup const float4* tile
   }
 }
 
-// x -= L times `solved`, of the square L in `tile`.
+// x -= L times `solved`, for the square L in `tile`.
 template <uint QUADS>
 inline void subtract_product(thread float4 (&x)[QUADS], threadgroup const float4* tile,
                              thread float4 (&solved)[QUADS]) {
@@ -99,7 +100,7 @@ inline void subtract_product(thread float4 (&x)[QUADS], threadgroup const float4
   }
 }
 
-// Such columns from and to device memory; zeros beyond `rows`.
+// Loads and stores such columns, with zeros beyond `rows`.
 template <uint QUADS>
 inline void load_rows(thread float4 (&x)[QUADS], device const float* from, long stride, uint rows) {
 #pragma unroll
@@ -112,7 +113,7 @@ inline void store_rows(thread float4 (&x)[QUADS], device float* to, long stride,
     if (i < rows) to[i * stride] = x[i / 4][i % 4];
 }
 
-// Substitution where each lane of N has a row of B, `row`: V is one column or several, and `by` that row's divisor.
+// Substitution where each of N lanes has a row of B, `row`. V is one column or several, and `by` is the row's divisor.
 template <uint N, typename V>
 inline V substitute_rows(V x, threadgroup const float4* tile, float2 by, uint order, uint row, uint lane) {
   threadgroup const float* const l = (threadgroup const float*)tile + row;
@@ -128,7 +129,7 @@ inline V substitute_rows(V x, threadgroup const float4* tile, float2 by, uint or
   return divide(x, by);
 }
 
-// Up to TRIANGULAR_FEW columns of a row: one, or as many as a vector has.
+// Loads up to TRIANGULAR_FEW columns of a row: one, or as many as a vector has.
 inline void load_columns(thread float& value, device const float* row, long, uint) { value = *row; }
 inline void load_columns(thread float4& value, device const float* row, long stride, uint columns) {
 #pragma unroll

@@ -1,12 +1,13 @@
-// X = B - A S, what rows of X that are solved take from those that are not: a threadgroup makes 64 x 64 elements, a
-// thread 8 x 4 of them in registers, while A and Sᵀ (whose strides these are) go through threadgroup memory.
+// X = B - A S: subtracts the product with the solved rows S from the rows that are not solved yet. A threadgroup makes
+// 64 x 64 elements, and a thread 8 x 4 of them in registers. A and Sᵀ (whose strides the host gives) go through
+// threadgroup memory.
 #include <metal_stdlib>
 using namespace metal;
 
 #include "triangular_tile.h"
 
 constant constexpr uint kSide = TRIANGULAR_UPDATE;
-constant constexpr uint kDepth = 16;  // at once
+constant constexpr uint kDepth = 16;  // the columns of A that are loaded at once
 constant constexpr uint kThreads = 128;
 typedef Tile<kSide, kDepth> Slab;
 constant constexpr uint kEach = Slab::kFours / kThreads;
@@ -54,10 +55,10 @@ constant constexpr uint kEach = Slab::kFours / kThreads;
     for (uint k = 0; k < kDepth; ++k) {
       const float4 r = right[k * Slab::kPitch + column_quad];
 #pragma unroll
-      for (uint half_of = 0; half_of < 2; ++half_of) {
-        const float4 l = left[k * Slab::kPitch + row_quad + 8 * half_of];
+      for (uint part = 0; part < 2; ++part) {
+        const float4 l = left[k * Slab::kPitch + row_quad + 8 * part];
 #pragma unroll
-        for (uint e = 0; e < 4; ++e) sums[4 * half_of + e] = fma(float4(l[e]), r, sums[4 * half_of + e]);
+        for (uint e = 0; e < 4; ++e) sums[4 * part + e] = fma(float4(l[e]), r, sums[4 * part + e]);
       }
     }
   }

@@ -1,6 +1,6 @@
-// Triangular systems of order above 32 with few columns (V is one or several): a threadgroup solves for TRIANGULAR_TILE
-// rows after the other and has X in threadgroup memory. One simdgroup solves, and meanwhile the others multiply what is
-// known of X for the next rows.
+// Triangular systems of order above 32 with few columns (V is one or several). A threadgroup solves for TRIANGULAR_TILE
+// rows at a time and keeps X in threadgroup memory. While one simdgroup solves, the others multiply the known part of X
+// for the next rows.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -14,8 +14,8 @@ inline float4 sum_lanes(float4 value) {
   return float4(simd_sum(value.x), simd_sum(value.y), simd_sum(value.z), simd_sum(value.w));
 }
 
-// The products of kTile rows of A, of which there are `rows`, with `depth` numbers or fours: what worker w of WORKERS
-// simdgroups adds to row i goes to shares[w * kTile + i]. Where A lies by rows a worker takes some rows, else columns.
+// The products of kTile rows of A, of which `rows` exist, with `depth` numbers or fours. Worker w of WORKERS simdgroups
+// writes its part of row i to shares[w * kTile + i]. A worker takes some rows if A is by rows, else some columns.
 template <uint WORKERS, typename V>
 inline void multiply(threadgroup V* shares, device const float* a, constant StridedMatrices& m, uint rows, uint depth,
                      threadgroup const V* x, uint worker, uint lane) {
@@ -78,7 +78,7 @@ inline V sum_shares(threadgroup const V* shares, uint lane) {
   return sum;
 }
 
-// A row of `tile`, the lane's, times kTile numbers or fours.
+// The lane's row of `tile` times kTile numbers or fours.
 template <typename V>
 inline V times_row(threadgroup const float4* tile, threadgroup const V* x, uint lane) {
   threadgroup const float* const l = (threadgroup const float*)tile + lane;
@@ -97,13 +97,13 @@ template <typename V, uint WORKERS, uint ORDER>
     constant TriangularParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   constexpr uint kEach = (SquareTile::kFours + 32 * WORKERS - 1) / (32 * WORKERS);
-  // Two of each, of the rows that are being solved and of the next: their diagonal tile, the one before it, and the
-  // products with all before that.
+  // There are two of each, for the rows that are being solved and for the next ones: their diagonal tile, the tile
+  // before it, and the products with all columns before that.
   threadgroup float4 tiles[4 * SquareTile::kSize];
   threadgroup V shares[2 * WORKERS * kTile];
   threadgroup V solved[ORDER];
 
-  constexpr bool kFar = ORDER > 2 * kTile;  // there are products with what is not in the tiles
+  constexpr bool kFar = ORDER > 2 * kTile;  // some columns are in neither tile
   const uint lane = thread_index % 32, worker = thread_index / 32;
   const bool works = worker < WORKERS;
   a = matrix_at(a, p.a, matrix);
@@ -166,7 +166,7 @@ template <typename V, uint WORKERS, uint ORDER>
   }
 }
 
-// X = B - A S for few columns: a threadgroup for kTile rows.
+// X = B - A S for few columns. A threadgroup takes kTile rows.
 template <typename V, uint ORDER>
 [[kernel]] [[max_total_threads_per_threadgroup(256)]] void trsv_update(
     device const float* a [[buffer(0)]], device const float* from [[buffer(1)]], device const float* b [[buffer(2)]],

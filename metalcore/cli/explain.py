@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 from . import devices
@@ -51,7 +50,7 @@ def run(arguments):
     # A tensor says which device is planned for; an expanded one has no memory but for one element.
     inputs = shapes if device is None else [torch.empty((), device=device).expand(shape) for shape in shapes]
     found = metalcore.explain(arguments.op, *inputs, dtype=getattr(torch, arguments.dtype), **options)
-    print(json.dumps(dataclasses.asdict(found), indent=2) if arguments.json else found)
+    print(json.dumps(found.as_dict(), indent=2) if arguments.json else found)
 
 
 def _shapes(words):

@@ -81,7 +81,7 @@ def _simulator():
 
 
 def _backends():
-    from metalcore._routing import DEVICES
+    from metalcore._core.routing import DEVICES
 
     simulator = _simulator()
     if simulator is None:
@@ -148,20 +148,23 @@ def _kernels():
 
     library = Path(__file__).resolve().parents[1] / "lib"
     programs = cuda.builtin_programs() if _cuda() is not None else {}
-    built = [*(library.glob("*/*.so") if _simulator() else ()), *(library / "cuda" / f"{name}.cu" for name in programs)]
+    built = {family: ["cuda"] for family in programs}
+    for path in library.rglob("*.so") if _simulator() else ():
+        isa, *family = path.relative_to(library).with_suffix("").parts
+        built.setdefault("/".join(family), []).append(isa)
     return {
         family: {
             "kernels": len(programs[family][1]) if family in programs else _count(library, family),
-            "built for": sorted(path.parent.name for path in built if path.stem == family),
+            "built for": sorted(built[family]),
         }
-        for family in sorted({path.stem for path in built})
+        for family in sorted(built)
     }
 
 
 def _count(library, family):
     from metalcore import _C
 
-    path = library / _simulator()["isa"] / f"{family}.so"
+    path = library / _C.simulator_info()["isa"] / f"{family}.so"
     return len(_C.simulator_kernels(_C.simulator_load(str(path)))) if path.exists() else 0
 
 

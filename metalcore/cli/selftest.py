@@ -1,23 +1,26 @@
 """python -m metalcore selftest: whether every op is right on this machine's GPU; a report to paste into an issue.
 
-Results and gradients are compared with PyTorch's own ops in float64 on the CPU, on the same rounded input. An error is
-measured against the largest value of the tensor that it is in, and may be
-
-    roundings * eps(dtype) + 8 * sqrt(terms) * eps(float32)
-
-since the kernels compute in float32, in sums of `terms` whose roundings go up as often as down, and round to the dtype
-of the result. A gradient may be off by four times as much: it is made of rounded results, and of two such computations.
+Results and gradients of every op's samples are compared with those of PyTorch's own ops in float64 on the CPU:
+metalcore/_core/accuracy.py says by how much they may differ.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import subprocess
 import sys
 import time
 
-from . import devices
+import torch
+import torch.nn.functional as F
+
+import metalcore
+from metalcore._core import accuracy
+from metalcore._core.registry import OPS, Op, Sample
+
+from . import devices, selftest_shader
 
 
 def add_parser(commands):
@@ -71,8 +74,6 @@ def _machine(kind):
 
 
 def _device_name(kind):
-    import torch
-
     if kind == "cuda":
         return torch.cuda.get_device_name()
     if kind == "mps":
@@ -83,19 +84,34 @@ def _device_name(kind):
 
 def _checks(kind, device):
     """(name, what to do) of every check; that returns {"note": …} with figures, or raises."""
-    from . import selftest_cases
-
     yield "tensors go to the kernels", lambda: _check_routing(device)
     if kind == "mps":
         yield "every kernel compiles", _check_kernels
-    yield "compile_shader", lambda: _check_shader(device)
-    yield "compile_shader refuses a faulty program", _check_faulty_shader
-    for name, case in selftest_cases.CASES.items():
-        for dtype in selftest_cases.DTYPES:
-            yield (
-                f"{name}, {str(dtype).removeprefix('torch.')}",
-                lambda case=case, dtype=dtype: _check_case(case, device, dtype),
-            )
+    yield "compile_shader", lambda: selftest_shader.check_results(device)
+    yield "compile_shader refuses a faulty program", selftest_shader.check_faulty
+    for op in (*OPS.values(), _in_turns()):
+        for sample in op.samples():
+            for dtype in sorted(op.dtypes, key=str, reverse=True):
+                yield (
+                    f"{op.name}, {sample.name}, {str(dtype).removeprefix('torch.')}",
+                    functools.partial(_check_sample, op, sample, device, dtype),
+                )
+
+
+def _in_turns():
+    """Ops of metalcore's between PyTorch's own: they must see each other's results."""
+
+    def chain(silu, softmax):
+        def call(x):
+            for _ in range(10):
+                x = silu(x) + softmax(x / 2, -1)
+            return x
+
+        return call
+
+    sample = Sample("64x1000", ((64, 1000),), terms=1000, roundings=40)
+    ours, theirs = chain(metalcore.silu, metalcore.softmax), chain(F.silu, F.softmax)
+    return Op("silu and softmax in turns", ours, lambda: (sample,), reference=theirs)
 
 
 def _outcome(action, kind):
@@ -114,9 +130,7 @@ def _line(check):
 
 
 def _check_routing(device):
-    import torch
-
-    from metalcore._routing import accelerated
+    from metalcore._core.routing import accelerated
 
     if not accelerated(torch.ones(2, device=device)):
         raise RuntimeError(f"this build of metalcore has no backend for {device} tensors: PyTorch's own ops take them")
@@ -138,54 +152,14 @@ def _check_kernels():
     return {"note": f"{len(names)} kernels"}
 
 
-def _check_shader(device):
-    import torch
-
-    import metalcore
-
-    from .selftest_cases import SHADER
-
-    library = metalcore.compile_shader(SHADER)
-    x = torch.arange(1024, dtype=torch.float32, device=device)
-    found = torch.empty(4, device=device)
-    library.sum256(x, found, 2.0, threads=1024, group_size=256)
-    expected = [65280.0, 196352.0, 327424.0, 458496.0]  # whole numbers below 2^24: exact in float32
-    if found.tolist() != expected:
-        raise ArithmeticError(f"sums are {found.tolist()}, not {expected}")
-    return {"note": ""}
-
-
-def _check_faulty_shader():
-    import metalcore
-    from metalcore.msl.errors import CompilerNotFoundError
-
-    try:
-        library = metalcore.compile_shader("kernel void f(device float* x) { x[0] = no_such_name; }")
-        library.f  # where programs are compiled on first use
-    except CompilerNotFoundError:
-        raise
-    except (RuntimeError, SyntaxError) as error:
-        if "no_such_name" not in str(error):
-            raise RuntimeError(f"the message does not say what is wrong: {error}") from error
-        return {"note": ""}
-    raise RuntimeError("it was compiled")
-
-
-def _check_case(case, device, dtype):
-    import torch
-
-    inputs = [case.make(_random(shape, seed)).to(dtype) for seed, shape in enumerate(case.shapes)]
-    ours, found = _evaluate(case, case.ours, [tensor.to(device) for tensor in inputs], dtype)
-    _, expected = _evaluate(case, case.theirs, [tensor.double() for tensor in inputs], dtype)
-    shares = {
-        part: max(_share(case, a, e, 4 if part == "gradient" else 1) for a, e in zip(found[part], expected[part]))
-        for part in found
-    }
+def _check_sample(op, sample, device, dtype):
+    shares = accuracy.shares(op, sample, device, dtype)
     wrong = [f"{part} {share:.3g}" for part, share in shares.items() if not share <= 1]
     if wrong:
         raise ArithmeticError(f"error of {', '.join(wrong)} times the bound")
+    tensors = sample.make(device, dtype)
     with torch.no_grad():
-        microseconds = _time(lambda: case.ours(*ours), device)
+        microseconds = _time(lambda: op.compute(sample, tensors), device)
     note = ", ".join(f"{part} {share:.2f}" for part, share in shares.items())
     return {
         "note": f"{note} of the bound; {microseconds:.0f} µs",
@@ -194,46 +168,10 @@ def _check_case(case, device, dtype):
     }
 
 
-def _evaluate(case, function, inputs, dtype):
-    """The inputs as leaves, and {"forward": results, "gradient": those of a random linear function of the results}."""
-    import torch
-
-    leaves = [tensor.requires_grad_(case.backward) for tensor in inputs]
-    results = function(*leaves)
-    results = [results] if isinstance(results, torch.Tensor) else list(results)
-    values = {"forward": [result.detach() for result in results]}
-    if case.backward:
-        directions = [_random(result.shape, 100 + i).to(dtype).to(result) for i, result in enumerate(results)]
-        values["gradient"] = torch.autograd.grad(results, leaves, directions)
-    return leaves, values
-
-
-def _random(shape, seed):
-    import torch
-
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def _share(case, actual, expected, factor):
-    """The error as a share of what it may be; infinite where shapes differ or NaN is in only one of them."""
-    import torch
-
-    if actual.shape != expected.shape:
-        return float("inf")
-    if not actual.numel():
-        return 0.0
-    rounding, arithmetic = torch.finfo(actual.dtype).eps, torch.finfo(torch.float32).eps
-    bound = factor * (case.roundings * rounding + 8 * case.terms**0.5 * arithmetic)
-    error = (actual.cpu().double() - expected).abs().max() / expected.abs().max()
-    return float("inf") if error.isnan() else (error / bound).item()
-
-
 def _time(call, device):
     """The least time of a call in microseconds, the GPU's work included, out of a few rounds of some calls."""
-    import torch
-
     synchronize = getattr(torch, device).synchronize
-    calls, rounds = (10, 5) if "metalcore.simulator" not in sys.modules else (1, 2)
+    calls, rounds = (5, 3) if "metalcore.simulator" not in sys.modules else (1, 1)
     times = []
     for _ in range(rounds):
         synchronize()

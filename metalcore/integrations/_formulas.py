@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .._routing import accelerated
+from .._core.routing import accelerated
 from ..activation import gelu, silu
-from ..normalization import _rms_norm
+from ..normalization._rms_norm import _rms_norm
 
 __all__ = ["LENGTH", "examine", "on_the_cpu", "settings_of"]
 

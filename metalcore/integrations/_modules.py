@@ -2,8 +2,8 @@
 transformers do: the forward of their classes goes to metalcore's op while the override is on.
 
 Any class of modules with "norm" or "gelu" in its name is tried (_formulas.py) when it is met: those that are there when
-the override is switched on, others when PyTorch registers a parameter of theirs, or one of them in another module. So it
-does not matter whether a library was imported, or a model made, before or after.
+the override is switched on, others when PyTorch registers a parameter of theirs, or one of them in another module. So
+it does not matter whether a library was imported, or a model made, before or after.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.nn.modules import module as registration
 
-from .. import _report
+from ..overrides import _report
 from ._formulas import LENGTH, examine, on_the_cpu, settings_of
 
 __all__ = ["switch"]

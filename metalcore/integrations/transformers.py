@@ -22,7 +22,7 @@ Nothing changes in a model's modules, parameters or checkpoints. Attention other
 from __future__ import annotations
 
 from .. import overrides
-from .._requests import Request
+from ..overrides._switches import Request
 
 __all__ = ["active_patches", "patch", "unpatch"]
 

@@ -1,19 +1,22 @@
 """Linear algebra with the arguments, results and errors of torch.linalg."""
 
+# The registry, and the tables that are made of it, have the order in which ops are imported.
+# isort: off
+from ._triangular import solve_triangular, trsm
+from ._qr import qr
 from ._cholesky import cholesky, cholesky_ex, cholesky_solve
+from ._lu import lu, lu_factor, lu_factor_ex, lu_solve
+from ._solve import inv, inv_ex, solve, solve_ex
 from ._det import det, slogdet
 from ._eigh import eigh, eigvalsh
-from ._householder import geqrf, householder_product, larfb, larft, ormqr
-from ._lowrank import pca_lowrank, svd_lowrank
-from ._lstsq import lstsq
-from ._lu import lu, lu_factor, lu_factor_ex, lu_solve
-from ._pinv import pinv
-from ._qr import qr
-from ._rank import cond, matrix_rank
-from ._solve import inv, inv_ex, solve, solve_ex
 from ._svd import svd, svdvals
+from ._lstsq import lstsq
+from ._rank import cond, matrix_rank
+from ._pinv import pinv
+from ._lowrank import pca_lowrank, svd_lowrank
+from ._householder import geqrf, householder_product, ormqr
+from ._block_reflector import larfb, larft
 from ._syrk import syrk
-from ._triangular import solve_triangular, trsm
 
 __all__ = [
     "cholesky",

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import cast_out, in_float32, left_to_torch, raise_errors, write_out
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import positive_definite, well_conditioned
+from ._common import Tensors, cast_out, in_float32, left_to_torch, raise_errors, write_out
+from ._overriding import checked, override, takes_square
+from ._results import linalg_cholesky_ex
 from ._triangular import solve_triangular
 
 
-def cholesky(A: torch.Tensor, *, upper: bool = False, out=None) -> torch.Tensor:
+def cholesky(A: torch.Tensor, *, upper: bool = False, out: torch.Tensor | None = None) -> torch.Tensor:
     """The Cholesky factorization A = L Lᵀ of symmetric positive-definite matrices, as torch.linalg.cholesky.
 
     Waits for the device, to see whether every matrix is positive-definite; `cholesky_ex` does not.
@@ -38,7 +43,9 @@ def cholesky(A: torch.Tensor, *, upper: bool = False, out=None) -> torch.Tensor:
     return write_out("linalg_cholesky", out, factor, A)
 
 
-def cholesky_ex(A: torch.Tensor, *, upper: bool = False, check_errors: bool = False, out=None):
+def cholesky_ex(
+    A: torch.Tensor, *, upper: bool = False, check_errors: bool = False, out: Tensors | None = None
+) -> linalg_cholesky_ex:
     """As `cholesky`, with the state of each factorization in place of an error: torch.linalg.cholesky_ex.
 
     A simdgroup factors a matrix of up to 32 columns, a threadgroup a larger one, both in registers; the largest go in
@@ -71,10 +78,12 @@ def cholesky_ex(A: torch.Tensor, *, upper: bool = False, check_errors: bool = Fa
             raise_errors(info, "linalg.cholesky_ex", A)
         return L, info
 
-    return torch.return_types.linalg_cholesky_ex(tuple(write_out("linalg_cholesky_ex", out, factor, A)))
+    return linalg_cholesky_ex(tuple(write_out("linalg_cholesky_ex", out, factor, A)))
 
 
-def cholesky_solve(B: torch.Tensor, L: torch.Tensor, upper: bool = False, *, out=None) -> torch.Tensor:
+def cholesky_solve(
+    B: torch.Tensor, L: torch.Tensor, upper: bool = False, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """X with A X = B, of the factor L of A = L Lᵀ, as torch.cholesky_solve.
 
     Args:
@@ -163,3 +172,60 @@ def _solve_backward(ctx, grad_X):
 
 
 autograd("cholesky_solve", _solve_backward, _save_solution)
+
+
+# In the place of PyTorch's kernel
+
+
+def _override(A, *, upper=False, check_errors=False):
+    if takes_square(A):
+        return checked(ops.cholesky_ex(A, upper), "linalg.cholesky_ex", check_errors, A)
+
+
+def _samples():
+    square = [
+        Sample(f"{n}x{n}", ((batch, n, n),), prepare=(positive_definite,), terms=n)
+        for batch, n in ((40, 16), (3, 100), (1, 200))
+    ]
+    return *square, Sample("upper", ((3, 40, 40),), {"upper": True}, prepare=(positive_definite,), terms=40)
+
+
+register(
+    Op(
+        "cholesky",
+        cholesky,
+        namesake="torch.linalg.cholesky",
+        operators=("cholesky_ex", "solve_triangular"),
+        override=(override("linalg_cholesky_ex", _override),),
+        waits=True,
+        samples=_samples,
+    )
+)
+register(
+    Op(
+        "cholesky_ex",
+        cholesky_ex,
+        namesake="torch.linalg.cholesky_ex",
+        operators=("cholesky_ex", "solve_triangular"),
+        samples=_samples,
+    )
+)
+register(
+    Op(
+        "cholesky_solve",
+        cholesky_solve,
+        namesake="torch.cholesky_solve",
+        operators=("cholesky_solve",),
+        samples=lambda: tuple(
+            Sample(
+                f"{n}x{n}",
+                ((3, n, n), (3, n, 5)),
+                {"upper": upper},
+                arguments=lambda L, B: (B, L),
+                prepare=(well_conditioned,),
+                terms=n,
+            )
+            for n, upper in ((20, False), (100, True))
+        ),
+    )
+)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
 
 from .. import _C
-from .._routing import cpu_kernel, fake_kernel, ops
+from .._core.operators import cpu_kernel, fake_kernel, ops
+from .._core.recording import on_meta
 
 __all__ = [
+    "Tensors",
     "cast_out",
     "check_types",
     "in_float32",
     "left_to_torch",
-    "needs_gradient",
+    "plan_is_torchs",
     "raise_errors",
     "skew",
     "square",
@@ -23,13 +27,15 @@ __all__ = [
     "write_out",
 ]
 
+Tensors = tuple[torch.Tensor, ...] | list[torch.Tensor]  # what `out` is, where a function has several results
+
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
 _chosen_tuning = _C.chosen_tuning
 _info_any = ops.info_any.default._op
 _modes_active = torch._C._len_torch_dispatch_stack  # such as those of fake tensors
 
 
-def in_float32(call, *tensors):
+def in_float32(call: Callable, *tensors: torch.Tensor) -> Any:
     """call(*tensors) for tensors of one dtype: 16-bit ones are taken as float32, and floating-point results cast back.
 
     `call` gives a tensor or several; the result is a tensor or a list.
@@ -43,14 +49,14 @@ def in_float32(call, *tensors):
     return [result.to(dtype) if result.is_floating_point() else result for result in results]
 
 
-def without_autocast(call):
+def without_autocast(call: Callable) -> Callable:
     """`call`, whose first argument is a tensor, with torch.autocast switched off, which would compute the products that
     it is made of in 16 bits."""
 
     @functools.wraps(call)
     def called(tensor, *others):
         device = tensor.device.type
-        if not torch.is_autocast_enabled(device):
+        if device == "meta" or not torch.is_autocast_enabled(device):
             return call(tensor, *others)
         with torch.autocast(device, enabled=False):
             return call(tensor, *others)
@@ -68,20 +74,43 @@ def left_to_torch(op, option, A, B=None, C=None):
     try:
         if not A.is_cuda or A.dtype is not torch.float32 or is_compiling():
             return False
-        return _plan_is_torchs(
-            op, option, _chosen_tuning(), A.shape, None if B is None else B.shape, None if C is None else C.shape
-        )
+        return plan_is_torchs(op, option, A, B, C)
     except (AttributeError, TypeError):  # not tensors; symbolic sizes, while a graph is traced, are not hashable
         return False
 
 
+def plan_is_torchs(op, option, A, B=None, C=None):
+    """Whether the plan of a call on an NVIDIA GPU is PyTorch's own op."""
+    return _plan_is_torchs(
+        op, option, _chosen_tuning(), A.shape, None if B is None else B.shape, None if C is None else C.shape
+    )
+
+
 @functools.lru_cache(maxsize=4096)
 def _plan_is_torchs(op, option, family, *shapes):
-    sizes = [tuple(shape) for shape in shapes if shape is not None]
     try:
-        return _C.explain(op, sizes, "float32", dict([option] if option else []), "cuda")["variant"] == "torch"
-    except ValueError:  # shapes that the function itself refuses, in its own words
+        with on_meta("cuda") as recorder:
+            getattr(ops, _OPERATORS.get(op, op))(*_arguments(op, option, shapes))
+    except (RuntimeError, IndexError):  # shapes that the function itself refuses, in its own words
         return False
+    return any(plan.variant == "torch" for plan in recorder.recording.plans[:1])
+
+
+_OPERATORS = {"cholesky": "cholesky_ex", "lu_factor": "lu_factor_ex"}
+_USUAL = {"left": True, "mode": "reduced", "pivot": True, "triangle": "full", "alpha": 1.0, "beta": 0.0}
+
+
+def _arguments(op, option, shapes):
+    """Arguments for the operator: meta tensors, the option, and usual values for what plans do not depend on."""
+    given = dict([option] if option else [])
+    shapes = iter([shape for shape in shapes if shape is not None])
+    for argument in getattr(ops, _OPERATORS.get(op, op)).default._schema.arguments:
+        if "Tensor" in str(argument.type):
+            shape = next(shapes, None)
+            dtype = torch.int32 if argument.name == "pivots" else torch.float32
+            yield None if shape is None else torch.empty(shape, dtype=dtype, device="meta")
+        else:
+            yield given.get(argument.name, _USUAL.get(argument.name, False))
 
 
 def check_types(name, *arguments):
@@ -103,6 +132,9 @@ def raise_errors(info, name, A):
 
     name: PyTorch's name of the function, which the message begins with ("linalg.inv").
     """
+    if info.is_meta:
+        _info_any(info)
+        return
     # PyTorch's own look at the infos takes two launches more; it words the error, and has a place in graphs.
     if is_compiling() or _modes_active() or _info_any(info).item():
         _linalg_check_errors(info, name, is_matrix=A.ndim == 2)
@@ -118,7 +150,7 @@ def _(info):
     return info.new_empty(())
 
 
-def write_out(name, out, results, *inputs):
+def write_out(name: str, out: Any, results: Callable, *inputs: torch.Tensor) -> Any:
     """Writes results into the tensors of `out`, as PyTorch does: resized where the shape differs, no autograd.
 
     Args:
@@ -166,7 +198,14 @@ def _targets(name, out):
     return targets
 
 
-def cast_out(name, out, results, *inputs, dtype, parts=("result",)):
+def cast_out(
+    name: str,
+    out: Any,
+    results: Callable,
+    *inputs: torch.Tensor,
+    dtype: torch.dtype,
+    parts: Sequence[str] = ("result",),
+) -> Any:
     """write_out for the functions whose results PyTorch casts to the dtypes of `out`.
 
     Args:
@@ -199,11 +238,6 @@ def cast_out(name, out, results, *inputs, dtype, parts=("result",)):
         return [value.to(target.dtype) for value, target in zip(values, targets)]
 
     return write_out(of, out, cast, *inputs)
-
-
-def needs_gradient(A) -> bool:
-    """Whether autograd will ask for A's derivative, so that a function has to compute what that needs."""
-    return torch.is_grad_enabled() and A.requires_grad
 
 
 def skew(A):

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, square, write_out
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import well_conditioned
+from ._common import Tensors, in_float32, square, write_out
+from ._overriding import factors_transpose, override, takes_square
+from ._results import linalg_slogdet
 
 __all__ = ["det", "slogdet"]
 
@@ -30,7 +35,7 @@ def det(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     return write_out("linalg_det", out, lambda: in_float32(lambda A: _det(A)[0], A), A)
 
 
-def slogdet(A: torch.Tensor, *, out=None):
+def slogdet(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_slogdet:
     """Signs of determinants and the natural logarithms of their magnitudes, as torch.linalg.slogdet.
 
     Args:
@@ -47,7 +52,7 @@ def slogdet(A: torch.Tensor, *, out=None):
     if not (accelerated(A) and square(A)):
         return torch.linalg.slogdet(A, out=out)
     results = write_out("linalg_slogdet", out, lambda: in_float32(lambda A: _slogdet(A)[:2], A), A)
-    return torch.return_types.linalg_slogdet(tuple(results))
+    return linalg_slogdet(tuple(results))
 
 
 def _factors_like(A):
@@ -155,3 +160,44 @@ def _slogdet_backward(ctx, _, grad, *__):
 
 
 _slogdet = autograd("slogdet", _slogdet_backward, _slogdet_save)
+
+
+# In the place of PyTorch's kernels
+
+
+def _override(op, operator):
+    def take(A):
+        if takes_square(A):
+            return op(A.mT if factors_transpose(operator) and A.is_contiguous() else A)
+
+    return take
+
+
+def _samples():
+    return tuple(
+        # Determinants near one: 16 bits hold them.
+        Sample(f"{n}x{n}", ((batch, n, n),), prepare=(lambda a: well_conditioned(a) / 2,), terms=n)
+        for batch, n in ((40, 3), (3, 5), (3, 40))
+    )
+
+
+register(
+    Op(
+        "det",
+        det,
+        namesake="torch.linalg.det",
+        operators=("det", "lu_solve", "solve_ex"),
+        override=(override("_linalg_det", _override(ops.det, torch.ops.aten._linalg_det)),),
+        samples=_samples,
+    )
+)
+register(
+    Op(
+        "slogdet",
+        slogdet,
+        namesake="torch.linalg.slogdet",
+        operators=("slogdet", "lu_solve", "solve_ex"),
+        override=(override("_linalg_slogdet", _override(ops.slogdet, torch.ops.aten._linalg_slogdet)),),
+        samples=_samples,
+    )
+)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel
-from ._common import in_float32, needs_gradient, skew, write_out
+from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import low_rank, separated
+from ._common import Tensors, in_float32, skew, write_out
+from ._overriding import override, takes_square
+from ._results import linalg_eigh
 
 
-def eigh(A: torch.Tensor, UPLO: str = "L", *, out=None):
+def eigh(A: torch.Tensor, UPLO: str = "L", *, out: Tensors | None = None) -> linalg_eigh:
     """The eigenvalue decomposition A = V diag(L) Vᵀ of symmetric matrices, as torch.linalg.eigh: V is orthonormal, L
     ascends.
 
@@ -35,10 +40,10 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, out=None):
     if not accelerated(A) or type(UPLO) is not str:
         return torch.linalg.eigh(A, UPLO, out=out)
     results = write_out("linalg_eigh", out, lambda: in_float32(lambda A: _eigh(A, UPLO, True), A), A)
-    return torch.return_types.linalg_eigh(tuple(results))
+    return linalg_eigh(tuple(results))
 
 
-def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out=None) -> torch.Tensor:
+def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The eigenvalues of symmetric matrices in ascending order, as torch.linalg.eigvalsh.
 
     Args:
@@ -92,3 +97,36 @@ def _backward(ctx, grad_L, grad_V):
 
 
 _eigh = autograd("eigh", _backward, _save)
+
+
+# In the place of PyTorch's kernel
+
+
+def _override(A, UPLO="L", compute_v=True):
+    return ops.eigh(A, UPLO, compute_v) if takes_square(A) and UPLO in ("L", "U") else None
+
+
+def _samples():
+    return tuple(
+        Sample(f"{n}x{n}", ((batch, n, n),), arguments=lambda a: (a + a.mT,), prepare=(separated,), terms=n**2)
+        for batch, n in ((7, 12), (2, 40), (1, 140))
+    )
+
+
+def _unique(found):
+    values, vectors = (part.flip(-1) for part in found)  # the largest first
+    return values, low_rank(vectors, values, vectors.mT)
+
+
+register(
+    Op(
+        "eigh",
+        eigh,
+        namesake="torch.linalg.eigh",
+        results=_unique,
+        operators=("eigh",),
+        override=(override("_linalg_eigh", _override),),
+        samples=_samples,
+    )
+)
+register(Op("eigvalsh", eigvalsh, namesake="torch.linalg.eigvalsh", operators=("eigh",), samples=_samples))

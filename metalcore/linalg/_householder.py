@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import cast_out, check_types, in_float32, left_to_torch, needs_gradient, without_autocast, write_out
+from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import well_conditioned
+from ._block_reflector import coupling, unit_lower
+from ._common import Tensors, cast_out, in_float32, left_to_torch, write_out
 from ._triangular import solve_triangular
 
-__all__ = ["geqrf", "householder_product", "larfb", "larft", "ormqr"]
+__all__ = ["geqrf", "householder_product", "ormqr"]
 
 
-def geqrf(input: torch.Tensor, *, out=None):
+def geqrf(input: torch.Tensor, *, out: Tensors | None = None) -> torch.return_types.geqrf:
     """The Householder reflectors of a QR decomposition, as torch.geqrf: LAPACK's geqrf.
 
     H_i = I - tau_i v_i v_iᵀ with v_i zero above entry i and one there, and H_0 H_1 … R = A. The kernels are qr's.
@@ -30,13 +34,13 @@ def geqrf(input: torch.Tensor, *, out=None):
     """
     if not accelerated(input):
         return torch.geqrf(input, out=out)
-    results = cast_out(
+    a, tau = cast_out(
         "torch.geqrf", out, lambda: in_float32(ops.geqrf, input), input, dtype=input.dtype, parts=("a", "tau")
     )
-    return torch.return_types.geqrf(tuple(results))
+    return torch.return_types.geqrf((a, tau))
 
 
-def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torch.Tensor:
+def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The first columns of a product of Householder reflectors, as torch.linalg.householder_product: LAPACK's orgqr.
 
     Args:
@@ -68,7 +72,13 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out=None) -> torc
 
 
 def ormqr(
-    input: torch.Tensor, tau: torch.Tensor, other: torch.Tensor, left: bool = True, transpose: bool = False, *, out=None
+    input: torch.Tensor,
+    tau: torch.Tensor,
+    other: torch.Tensor,
+    left: bool = True,
+    transpose: bool = False,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A product of Householder reflectors times a matrix, as torch.ormqr: LAPACK's ormqr.
 
@@ -105,105 +115,10 @@ def ormqr(
 
 
 def _torchs(op, option, *tensors):
-    """Whether a call is PyTorch's function. Its derivative divides by 1 - tau |v|², which may be near zero: where one is
-    asked for, the operator is ours, whatever computes its result."""
+    """Whether a call is PyTorch's function. Its derivative divides by 1 - tau |v|², which may be near zero: where one
+    is asked for, the operator is ours, whatever computes its result."""
     wanted = any(isinstance(tensor, torch.Tensor) and needs_gradient(tensor) for tensor in tensors)
     return not wanted and left_to_torch(op, option, *tensors)
-
-
-def larft(V: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
-    """The triangular factor of a block reflector: H_0 H_1 … H_{k-1} = I - V T Vᵀ, LAPACK's larft (forward, columnwise).
-
-    T = (I + diag(tau) S)⁻¹ diag(tau), where S is VᵀV above its diagonal (Schreiber and Van Loan 1989; Puglisi 1992).
-
-    Args:
-        V: (*, m, k) with m >= k. Reflectors below its diagonal, as geqrf leaves them; ones on it and zeros above are
-            understood, and what is there is not read. Any floating-point dtype.
-        tau: (*, k), their factors; zero for H = I. Batches are broadcast.
-
-    Returns:
-        T, (*, k, k), upper triangular. Gradients of any order.
-
-    Raises:
-        TypeError: arguments that are no tensors.
-        RuntimeError: V without two dimensions, or shapes that do not fit each other.
-    """
-    check_types("larft", ("V", V, torch.Tensor), ("tau", tau, torch.Tensor))
-    _check_reflectors("larft", V, tau.shape[-1] if tau.ndim else -1)
-    return in_float32_if_half(_larft, V, tau)
-
-
-def larfb(
-    V: torch.Tensor, T: torch.Tensor, C: torch.Tensor, left: bool = True, transpose: bool = False
-) -> torch.Tensor:
-    """Applies a block reflector H = I - V T Vᵀ to a matrix: LAPACK's larfb (forward, columnwise).
-
-    Args:
-        V: (*, m, k), as for larft.
-        T: (*, k, k), as larft gives it. Batches are broadcast.
-        C: (*, m, n), or (*, n, m) where `left` is false.
-        left: H C, or C H.
-        transpose: Hᵀ in place of H.
-
-    Returns:
-        The product. Gradients of any order.
-
-    Raises:
-        TypeError: arguments that are no tensors, or no bools.
-        RuntimeError: shapes that do not fit each other.
-    """
-    check_types(
-        "larfb",
-        ("V", V, torch.Tensor),
-        ("T", T, torch.Tensor),
-        ("C", C, torch.Tensor),
-        ("left", left, bool),
-        ("transpose", transpose, bool),
-    )
-    _check_reflectors("larfb", V, T.shape[-1] if T.ndim else -1)
-    if C.ndim < 2 or T.ndim < 2 or T.shape[-2] != T.shape[-1] or C.shape[-2 if left else -1] != V.shape[-2]:
-        shape = "(*, m, n)" if left else "(*, n, m)"
-        raise RuntimeError(
-            f"larfb: expected V (*, m, k), T (*, k, k) and C {shape}, but got {tuple(V.shape)}, "
-            f"{tuple(T.shape)} and {tuple(C.shape)}"
-        )
-    return in_float32_if_half(lambda V, T, C: _larfb(_unit_lower(V, V.shape[-1]), T, C, left, transpose), V, T, C)
-
-
-def in_float32_if_half(call, *tensors):
-    """in_float32() for 16-bit tensors; others are computed in what they are."""
-    return in_float32(call, *tensors) if tensors[0].dtype in (torch.float16, torch.bfloat16) else call(*tensors)
-
-
-def _check_reflectors(name, V, count):
-    if V.ndim < 2 or V.shape[-2] < V.shape[-1] or V.shape[-1] != count:
-        raise RuntimeError(
-            f"{name}: expected V (*, m, k) with m >= k, and as many factors, but got {tuple(V.shape)} "
-            f"and {count} factors"
-        )
-
-
-@without_autocast
-def _larft(V, tau):
-    V = _unit_lower(V, V.shape[-1])
-    return solve_triangular(_coupling(V, tau), torch.diag_embed(tau), upper=True, unitriangular=True)
-
-
-def _coupling(V, tau):
-    """I + diag(tau) S."""
-    eye = torch.eye(tau.shape[-1], dtype=V.dtype, device=V.device)
-    return eye + tau[..., None] * (V.mT @ V).triu(1)
-
-
-@without_autocast
-def _larfb(V, T, C, left, transpose):
-    factor = T.mT if transpose else T
-    return C - V @ (factor @ (V.mT @ C)) if left else C - ((C @ V) @ factor) @ V.mT
-
-
-def _unit_lower(A, count):
-    """The first `count` reflectors that A holds, with their ones and zeros."""
-    return A[..., :count].tril(-1) + torch.eye(A.shape[-2], count, dtype=A.dtype, device=A.device)
 
 
 def _alike(*tensors):
@@ -252,8 +167,8 @@ def _(input, tau, other, left, transpose):
 def _reflectors_backward(grad, A, tau, C, transpose):
     """Gradients with respect to A and tau of (I - V F Vᵀ) C, where F is T = larft(V, tau) or its transpose."""
     count = tau.shape[-1]
-    V = _unit_lower(A, count)
-    M = _coupling(V, tau)
+    V = unit_lower(A, count)
+    M = coupling(V, tau)
     T = solve_triangular(M, torch.diag_embed(tau), upper=True, unitriangular=True)
     F = T.mT if transpose else T
     W = V.mT @ C
@@ -304,3 +219,53 @@ def _ormqr_backward(ctx, grad):
 autograd("geqrf", _geqrf_backward, _save_nothing)
 autograd("householder_product", _householder_product_backward, _save_inputs)
 autograd("ormqr", _ormqr_backward, _save_inputs)
+
+
+def _nearly_orthogonal(a, *others):
+    """Reflectors of small numbers with tau one in all."""
+    return a / 16, torch.ones_like(a[..., 0, :]), *others
+
+
+register(
+    Op(
+        "geqrf",
+        geqrf,
+        namesake="torch.geqrf",
+        operators=("geqrf",),
+        backward=False,
+        samples=lambda: tuple(
+            Sample(f"{m}x{n}", ((batch, m, n),), prepare=(well_conditioned,), terms=m)
+            for batch, m, n in ((3, 60, 20), (1, 160, 140))
+        ),
+    )
+)
+register(
+    Op(
+        "householder_product",
+        householder_product,
+        namesake="torch.linalg.householder_product",
+        operators=("householder_product", "solve_triangular"),
+        samples=lambda: tuple(
+            Sample(f"{m}x{n}", ((batch, m, n),), arguments=_nearly_orthogonal, terms=m)
+            for batch, m, n in ((4, 30, 20), (1, 160, 140))
+        ),
+    )
+)
+register(
+    Op(
+        "ormqr",
+        ormqr,
+        namesake="torch.ormqr",
+        operators=("ormqr", "solve_triangular"),
+        samples=lambda: (
+            Sample("160x140", ((1, 160, 140), (1, 160, 30)), arguments=_nearly_orthogonal, terms=160),
+            Sample(
+                "from the right",
+                ((3, 30, 20), (3, 10, 30)),
+                {"left": False, "transpose": True},
+                arguments=_nearly_orthogonal,
+                terms=30,
+            ),
+        ),
+    )
+)

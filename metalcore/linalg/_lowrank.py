@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import low_rank, separated
 from ._common import without_autocast
 from ._qr import qr
 from ._svd import svd
 
 
-def svd_lowrank(A: torch.Tensor, q: int | None = 6, niter: int | None = 2, M: torch.Tensor | None = None):
+def svd_lowrank(
+    A: torch.Tensor, q: int | None = 6, niter: int | None = 2, M: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """An approximate singular value decomposition A ≈ U diag(S) Vᵀ of rank q, as torch.svd_lowrank.
 
     A's columns are multiplied by q random vectors and, against singular values that decay slowly, `niter` times by Aᵀ
@@ -31,7 +35,8 @@ def svd_lowrank(A: torch.Tensor, q: int | None = 6, niter: int | None = 2, M: to
     if not accelerated(A, M):
         return torch.svd_lowrank(A, q, niter, M)
     if A.dtype is not torch.float32:
-        return tuple(x.to(A.dtype) for x in svd_lowrank(A.float(), q, niter, None if M is None else M.float()))
+        U, S, V = svd_lowrank(A.float(), q, niter, None if M is None else M.float())
+        return U.to(A.dtype), S.to(A.dtype), V.to(A.dtype)
     return _decompose(A, 6 if q is None else q, 2 if niter is None else niter, M)
 
 
@@ -56,7 +61,9 @@ def _decompose(A, q, niter, M):
     return (V, S, U) if m < n else (U, S, V)
 
 
-def pca_lowrank(A: torch.Tensor, q: int | None = None, center: bool = True, niter: int = 2):
+def pca_lowrank(
+    A: torch.Tensor, q: int | None = None, center: bool = True, niter: int = 2
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Principal component analysis of the rows of a matrix, as torch.pca_lowrank: `svd_lowrank` of A less the mean of
     its rows.
 
@@ -82,5 +89,22 @@ def pca_lowrank(A: torch.Tensor, q: int | None = None, center: bool = True, nite
     if niter < 0:
         raise ValueError(f"niter(={niter}) must be non-negative integer")
     if A.dtype is not torch.float32:
-        return tuple(x.to(A.dtype) for x in pca_lowrank(A.float(), q, center, niter))
+        U, S, V = pca_lowrank(A.float(), q, center, niter)
+        return U.to(A.dtype), S.to(A.dtype), V.to(A.dtype)
     return svd_lowrank(A - A.mean(-2, keepdim=True) if center else A, q, niter)
+
+
+def _op(function):
+    # As many columns as there are: then nothing depends on the random numbers.
+    return Op(
+        function.__name__,
+        function,
+        namesake=f"torch.{function.__name__}",
+        results=lambda found: (found[1], low_rank(found[0], found[1], found[2].mT)),
+        operators=("qr", "svd", "solve_triangular"),
+        samples=lambda: (Sample("20x12", ((3, 20, 12),), {"q": 12}, prepare=(separated,), terms=20**2),),
+    )
+
+
+register(_op(svd_lowrank))
+register(_op(pca_lowrank))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, ops
+from .._core.operators import ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import well_conditioned
 from ._common import in_float32, without_autocast
+from ._results import linalg_lstsq
 
 _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
 
 
-def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, driver: str | None = None):
+def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> linalg_lstsq:
     """X that makes the norm of A X - B least, as torch.linalg.lstsq; of several such X the one of least norm.
 
     For matrices of full rank, by QR as LAPACK's gels: A = Q R gives X = R⁻¹ Qᵀ B; with more unknowns than equations
@@ -49,7 +53,7 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
     if is_vector:
         solution = solution.squeeze(-1)
     rank = torch.empty(0, dtype=torch.int64, device=A.device)
-    return torch.return_types.linalg_lstsq((solution, residuals, rank, A.new_empty(0)))
+    return linalg_lstsq((solution, residuals, rank, A.new_empty(0)))
 
 
 def _check(A, B, driver):
@@ -83,3 +87,18 @@ def _least_squares(A, B):
     Q, R, scale = ops.qr_scaled(A)
     X = ops.solve_triangular(R, Q.mT @ B, True, True, False) * scale
     return X, (A @ X - B).square().sum(-2) if m > n else A.new_empty(0)
+
+
+register(
+    Op(
+        "lstsq",
+        lstsq,
+        namesake="torch.linalg.lstsq",
+        results=lambda found: [found.solution],
+        operators=("qr_scaled", "solve_triangular"),
+        samples=lambda: tuple(
+            Sample(f"{m}x{n}", ((3, m, n), (3, m, 5)), prepare=(well_conditioned,), terms=max(m, n))
+            for m, n in ((20, 12), (12, 20))
+        ),
+    )
+)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, left_to_torch, raise_errors, square, write_out
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import well_conditioned
+from ._common import Tensors, in_float32, left_to_torch, raise_errors, square, write_out
+from ._overriding import checked, override, takes, takes_square
+from ._results import linalg_lu, linalg_lu_factor, linalg_lu_factor_ex
 from ._triangular import solve_triangular
 
 __all__ = ["lu", "lu_factor", "lu_factor_ex", "lu_solve"]
 
 
-def lu_factor(A: torch.Tensor, *, pivot: bool = True, out=None):
+def lu_factor(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> linalg_lu_factor:
     """A compact LU factorization with partial pivoting, as torch.linalg.lu_factor.
 
     A = P L U with L lower triangular with ones on its diagonal, U upper triangular and P a permutation, chosen as
@@ -41,10 +46,12 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out=None):
         raise_errors(info, "torch.linalg.lu_factor", A)
         return LU, pivots
 
-    return torch.return_types.linalg_lu_factor(tuple(write_out("linalg_lu_factor", out, factor, A)))
+    return linalg_lu_factor(tuple(write_out("linalg_lu_factor", out, factor, A)))
 
 
-def lu_factor_ex(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = False, out=None):
+def lu_factor_ex(
+    A: torch.Tensor, *, pivot: bool = True, check_errors: bool = False, out: Tensors | None = None
+) -> linalg_lu_factor_ex:
     """lu_factor that reports zeros on U's diagonal in `info` instead of raising, as torch.linalg.lu_factor_ex.
 
     Args:
@@ -68,10 +75,10 @@ def lu_factor_ex(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = Fa
             raise_errors(results[2], "torch.linalg.lu_factor_ex", A)
         return results
 
-    return torch.return_types.linalg_lu_factor_ex(tuple(write_out("linalg_lu_factor_ex", out, factor, A)))
+    return linalg_lu_factor_ex(tuple(write_out("linalg_lu_factor_ex", out, factor, A)))
 
 
-def lu(A: torch.Tensor, *, pivot: bool = True, out=None):
+def lu(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> linalg_lu:
     """The LU decomposition A = P L U with partial pivoting, as torch.linalg.lu; the algorithms are lu_factor's.
 
     Args:
@@ -89,7 +96,7 @@ def lu(A: torch.Tensor, *, pivot: bool = True, out=None):
     if not _takes(A) or type(pivot) is not bool:
         return torch.linalg.lu(A, pivot=pivot, out=out)
     results = write_out("linalg_lu", out, lambda: in_float32(lambda A: _lu(A, pivot), A), A)
-    return torch.return_types.linalg_lu(tuple(results))
+    return linalg_lu(tuple(results))
 
 
 def lu_solve(
@@ -277,7 +284,7 @@ _lu = autograd("lu", _lu_backward, _lu_save)
 
 
 def _solve_save(ctx, inputs, output):
-    LU, pivots, B, *ctx.flags = inputs
+    LU, pivots, _, *ctx.flags = inputs
     ctx.save_for_backward(LU, pivots, output)
 
 
@@ -302,3 +309,74 @@ def _solve_backward(ctx, grad):
 
 
 _lu_solve = autograd("lu_solve", _solve_backward, _solve_save)
+
+
+# In the place of PyTorch's kernels
+
+
+def _override_factor(A, *, pivot=True, check_errors=False):
+    if takes(A):
+        return checked(ops.lu_factor_ex(A, pivot), "torch.linalg.lu_factor_ex", check_errors, A)
+
+
+def _override_solve(LU, pivots, B, *, left=True, adjoint=False):
+    if takes_square(LU, B) and LU.shape[:-2] == B.shape[:-2] and LU.shape[-1] == B.shape[-2 if left else -1]:
+        return ops.lu_solve(LU, pivots, B, left, adjoint)
+
+
+def _samples():
+    return tuple(
+        Sample(f"{m}x{n}", ((batch, m, n),), prepare=(well_conditioned,), terms=max(m, n))
+        for batch, m, n in ((40, 3, 3), (7, 16, 12), (3, 20, 30), (3, 100, 60), (1, 200, 200))
+    )
+
+
+def _samples_of_factors():
+    def arguments(LU, B):
+        """Pivots that leave the rows in their places, so that nothing depends on who factors."""
+        return LU, torch.arange(1, LU.shape[-1] + 1, dtype=torch.int32, device=LU.device).expand(LU.shape[:-1]), B
+
+    return tuple(
+        Sample(
+            f"{n}x{n}",
+            ((batch, n, n), (batch, n, 5)),
+            {"adjoint": adjoint},
+            arguments=arguments,
+            prepare=(well_conditioned,),
+            terms=n,
+        )
+        for batch, n, adjoint in ((3, 20, False), (3, 60, True), (1, 170, False))
+    )
+
+
+register(Op("lu", lu, namesake="torch.linalg.lu", operators=("lu", "solve_triangular"), samples=_samples))
+register(
+    Op(
+        "lu_factor",
+        lu_factor,
+        namesake="torch.linalg.lu_factor",
+        operators=("lu_factor_ex", "solve_triangular", "info_any"),
+        override=(override("linalg_lu_factor_ex", _override_factor),),
+        waits=True,
+        samples=_samples,
+    )
+)
+register(
+    Op(
+        "lu_factor_ex",
+        lu_factor_ex,
+        namesake="torch.linalg.lu_factor_ex",
+        operators=("lu_factor_ex", "solve_triangular"),
+        samples=_samples,
+    )
+)
+register(
+    Op(
+        "lu_solve",
+        lu_solve,
+        namesake="torch.linalg.lu_solve",
+        operators=("lu_solve",),
+        override=(override("linalg_lu_solve", _override_solve),),
+        samples=_samples_of_factors,
+    )
+)

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from ._common import cast_out, in_float32, needs_gradient, without_autocast
+from .._core.operators import needs_gradient
+from .._core.registry import Op, Sample, register
+from .._core.samples import well_conditioned
+from ._common import cast_out, in_float32, without_autocast
 from ._eigh import _eigh
 from ._rank import chosen_tolerances, given, threshold
 from ._svd import _svd
 
 
-def pinv(A: torch.Tensor, rcond=None, hermitian: bool = False, *, atol=None, rtol=None, out=None) -> torch.Tensor:
+def pinv(
+    A: torch.Tensor,
+    rcond: float | torch.Tensor | None = None,
+    hermitian: bool = False,
+    *,
+    atol: float | torch.Tensor | None = None,
+    rtol: float | torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The pseudoinverse V diag(1 / S) Uᵀ of matrices, as torch.linalg.pinv: singular values of at most
     max(atol, rtol * the largest) count as zero.
 
@@ -65,7 +76,7 @@ class _Pinv(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], output)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]  (it has one output)
         A, P = ctx.saved_tensors
         wide = A.shape[-2] <= A.shape[-1]
         gradient = _gradient(A, P, grad) if wide else _gradient(A.mT, P.mT, grad.mT).mT
@@ -79,3 +90,24 @@ def _gradient(A, P, G):
     K = Gt @ P
     KPt = K @ Pt
     return KPt - (P @ K).mT - (A @ P) @ KPt + (Pt @ P) @ (Gt - K @ A)
+
+
+register(
+    Op(
+        "pinv",
+        pinv,
+        namesake="torch.linalg.pinv",
+        operators=("eigh", "svd"),
+        samples=lambda: (
+            Sample("20x12", ((7, 20, 12),), prepare=(well_conditioned,), terms=20),
+            Sample(
+                "hermitian",
+                ((7, 12, 12),),
+                {"hermitian": True},
+                arguments=lambda a: (a + a.mT,),
+                prepare=(lambda a: well_conditioned(a) + 2 * torch.eye(12),),
+                terms=12,
+            ),
+        ),
+    )
+)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, write_out
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import well_conditioned
+from ._common import Tensors, in_float32, write_out
+from ._overriding import override, takes
+from ._results import linalg_qr
 from ._triangular import solve_triangular
 
 
-def qr(A: torch.Tensor, mode: str = "reduced", *, out=None):
+def qr(A: torch.Tensor, mode: str = "reduced", *, out: Tensors | None = None) -> linalg_qr:
     """The QR decomposition A = Q R of matrices, as torch.linalg.qr: Q has orthonormal columns, R is upper triangular.
 
     Householder reflections with LAPACK's conventions (geqrf, orgqr), so R's diagonal has the signs that PyTorch gives
@@ -37,7 +44,7 @@ def qr(A: torch.Tensor, mode: str = "reduced", *, out=None):
 
 
 def _named(results):
-    return torch.return_types.linalg_qr(tuple(results))
+    return linalg_qr(tuple(results))
 
 
 @cpu_kernel("qr")
@@ -91,7 +98,7 @@ def _gradient(Q, R, grad_Q, grad_R):
 def _backward_tall(Q, R, grad_Q, grad_R):
     """(grad_Q + Q copyltu(R grad_Rᵀ - grad_Qᵀ Q)) R⁻ᵀ, where copyltu(M) is the symmetric matrix with M's lower triangle
     (Walter and Lehmann 2010)."""
-    M = 0 if grad_R is None else R @ grad_R.mT
+    M: Any = 0 if grad_R is None else R @ grad_R.mT
     if grad_Q is not None:
         M = M - grad_Q.mT @ Q
     right = Q @ (M.tril() + M.tril(-1).mT)
@@ -138,3 +145,42 @@ def _backward_scaled(ctx, grad_Q, grad_R, _):
 
 
 autograd("qr_scaled", _backward_scaled, _save_scaled)
+
+
+# In the place of PyTorch's kernel
+
+
+def _override(A, mode="reduced"):
+    return ops.qr(A, mode) if takes(A) and mode in ("reduced", "complete", "r") else None
+
+
+def _sample(batch, m, n, name="", mode="reduced"):
+    return Sample(
+        f"{name}{m}x{n}",
+        ((batch, m, n),),
+        {"mode": mode},
+        prepare=(well_conditioned,),
+        terms=max(m, n),
+        backward=mode == "reduced",
+    )
+
+
+register(
+    Op(
+        "qr",
+        qr,
+        namesake="torch.linalg.qr",
+        operators=("qr", "qr_scaled", "solve_triangular"),
+        override=(override("linalg_qr", _override),),
+        samples=lambda: (
+            _sample(40, 16, 12),
+            _sample(3, 100, 40),
+            _sample(1, 1200, 20),
+            _sample(1, 2100, 12),
+            _sample(1, 160, 140),
+            _sample(3, 12, 20),
+            _sample(3, 20, 12, "complete, ", "complete"),
+            _sample(3, 100, 40, "R alone, ", "r"),
+        ),
+    )
+)

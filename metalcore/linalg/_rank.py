@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import separated, well_conditioned
 from ._common import cast_out, in_float32
 from ._eigh import _eigh
 from ._solve import inv_ex
@@ -13,7 +15,15 @@ from ._svd import _svd, svdvals
 _INFINITY = float("inf")
 
 
-def matrix_rank(A: torch.Tensor, tol=None, hermitian: bool = False, *, atol=None, rtol=None, out=None) -> torch.Tensor:
+def matrix_rank(
+    A: torch.Tensor,
+    tol: float | torch.Tensor | None = None,
+    hermitian: bool = False,
+    *,
+    atol: float | torch.Tensor | None = None,
+    rtol: float | torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """How many singular values of a matrix are above max(atol, rtol * the largest), as torch.linalg.matrix_rank.
 
     Args:
@@ -50,7 +60,7 @@ def matrix_rank(A: torch.Tensor, tol=None, hermitian: bool = False, *, atol=None
     return cast_out("torch.linalg.matrix_rank", out, ranks, dtype=torch.int64)
 
 
-def cond(A: torch.Tensor, p=None, *, out=None) -> torch.Tensor:
+def cond(A: torch.Tensor, p: float | str | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The condition number of matrices, as torch.linalg.cond: the norm of A times that of its inverse.
 
     Args:
@@ -130,3 +140,48 @@ def threshold(largest, atol, rtol):
     if isinstance(atol, torch.Tensor):
         return torch.maximum(*torch.broadcast_tensors(atol.to(relative.dtype), relative))
     return relative.clamp(min=atol)
+
+
+def _cond_by_torch(A, p=None):
+    if p is None:
+        return torch.linalg.cond(A)
+    return torch.linalg.matrix_norm(A, p) * torch.linalg.matrix_norm(torch.linalg.inv(A), p)  # cond's derivative fails
+
+
+def _of_rank_5(a):
+    return separated(a) * (torch.arange(a.shape[-1]) < 5)
+
+
+register(
+    Op(
+        "matrix_rank",
+        matrix_rank,
+        namesake="torch.linalg.matrix_rank",
+        results=lambda rank: [rank.float()],
+        operators=("eigh", "svd"),
+        backward=False,
+        samples=lambda: (
+            Sample("20x12", ((3, 20, 12),), {"rtol": 0.01}, prepare=(_of_rank_5,)),
+            Sample(
+                "hermitian",
+                ((3, 12, 12),),
+                {"hermitian": True, "rtol": 0.01},
+                arguments=lambda a: (a + a.mT,),
+                prepare=(lambda a: _of_rank_5(_of_rank_5(a).mT),),
+            ),
+        ),
+    )
+)
+register(
+    Op(
+        "cond",
+        cond,
+        namesake="torch.linalg.cond",
+        reference=_cond_by_torch,
+        operators=("inv_ex", "svd"),
+        samples=lambda: tuple(
+            Sample(name, ((3, 12, 12),), {"p": p}, prepare=(well_conditioned,), terms=12**2)
+            for name, p in (("by singular values", None), ("by the inverse", 1))
+        ),
+    )
+)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import in_float32, raise_errors, square, write_out
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import well_conditioned
+from ._common import Tensors, in_float32, raise_errors, square, write_out
 from ._lu import broadcastable, one_batch
+from ._overriding import checked, factors_transpose, override, takes_square
+from ._results import linalg_inv_ex, linalg_solve_ex
 
 __all__ = ["inv", "inv_ex", "solve", "solve_ex"]
 
@@ -47,7 +52,14 @@ def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: torch.Ten
     return write_out("linalg_solve", out, call, A, B)
 
 
-def solve_ex(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, check_errors: bool = False, out=None):
+def solve_ex(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    *,
+    left: bool = True,
+    check_errors: bool = False,
+    out: Tensors | None = None,
+) -> linalg_solve_ex:
     """solve that reports singular matrices in `info` instead of raising, as torch.linalg.solve_ex.
 
     Args:
@@ -71,7 +83,7 @@ def solve_ex(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, check_error
             raise_errors(info, "torch.linalg.solve_ex", A)
         return X, info
 
-    return torch.return_types.linalg_solve_ex(tuple(write_out("linalg_solve_ex", out, call, A, B)))
+    return linalg_solve_ex(tuple(write_out("linalg_solve_ex", out, call, A, B)))
 
 
 def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -101,7 +113,7 @@ def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     return write_out("linalg_inv", out, call, A)
 
 
-def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out=None):
+def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out: Tensors | None = None) -> linalg_inv_ex:
     """inv that reports singular matrices in `info` instead of raising, as torch.linalg.inv_ex.
 
     Args:
@@ -125,7 +137,7 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out=None):
             raise_errors(info, "linalg.inv_ex", A)
         return inverse, info
 
-    return torch.return_types.linalg_inv_ex(tuple(write_out("linalg_inv_ex", out, call, A)))
+    return linalg_inv_ex(tuple(write_out("linalg_inv_ex", out, call, A)))
 
 
 def _is_vector(A, B):
@@ -240,3 +252,83 @@ def _inv_backward(ctx, grad, _):
 
 
 _inv_ex = autograd("inv_ex", _inv_backward, _inv_save)
+
+
+# In the place of PyTorch's kernels
+
+
+def _override(A, B, *, left=True, check_errors=False):
+    is_vector = B.dim() == 1 or B.shape == A.shape[:-1]
+    columns = B.unsqueeze(-1) if is_vector else B
+    if not (
+        takes_square(A, columns)
+        and A.shape[:-2] == columns.shape[:-2]
+        and (left or not is_vector)
+        and A.shape[-1] == columns.shape[-2 if left else -1]
+    ):
+        return None
+    transpose = factors_transpose(torch.ops.aten._linalg_solve_ex, arguments=2) and A.is_contiguous()
+    if left and not transpose:
+        X, LU, pivots, info = ops.solve_ex(A, columns, True, True)
+    else:
+        LU, pivots, info = ops.lu_factor_ex(A.mT if transpose else A, True)
+        X = ops.lu_solve(LU, pivots, columns, left, transpose)
+    return checked((X.squeeze(-1) if is_vector else X, LU, pivots, info), "torch.linalg.solve_ex", check_errors, A)
+
+
+def _override_inv(A, *, check_errors=False):
+    return checked(ops.inv_ex(A), "linalg.inv_ex", check_errors, A) if takes_square(A) else None
+
+
+def _samples():
+    return (
+        *(
+            Sample(f"{n}x{n}", ((batch, n, n), (batch, n, 5)), prepare=(well_conditioned,), terms=n)
+            # One of the largest: PyTorch 2.13's own results on a CPU are wrong for batches of 150 rows and more, by
+            # oneMKL's DLASWP.
+            for batch, n in ((40, 3), (3, 12), (3, 60), (1, 170))
+        ),
+        Sample("from the right", ((3, 20, 20), (3, 5, 20)), {"left": False}, prepare=(well_conditioned,), terms=20),
+        Sample("vectors", ((3, 20, 20), (3, 20)), prepare=(well_conditioned,), terms=20),
+    )
+
+
+def _samples_of_inverse():
+    return tuple(
+        Sample(f"{n}x{n}", ((batch, n, n),), prepare=(well_conditioned,), terms=n)
+        for batch, n in ((40, 3), (3, 20), (3, 60))
+    )
+
+
+register(
+    Op(
+        "solve",
+        solve,
+        namesake="torch.linalg.solve",
+        operators=("solve_ex", "lu_solve", "info_any"),
+        override=(override("_linalg_solve_ex", _override),),
+        waits=True,
+        samples=_samples,
+    )
+)
+register(
+    Op(
+        "solve_ex",
+        solve_ex,
+        namesake="torch.linalg.solve_ex",
+        operators=("solve_ex", "lu_solve"),
+        samples=_samples,
+    )
+)
+register(
+    Op(
+        "inv",
+        inv,
+        namesake="torch.linalg.inv",
+        operators=("inv_ex", "info_any"),
+        override=(override("linalg_inv_ex", _override_inv),),
+        waits=True,
+        samples=_samples_of_inverse,
+    )
+)
+register(Op("inv_ex", inv_ex, namesake="torch.linalg.inv_ex", operators=("inv_ex",), samples=_samples_of_inverse))

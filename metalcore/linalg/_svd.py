@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel
-from ._common import in_float32, needs_gradient, skew, write_out
+from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import low_rank, separated
+from ._common import Tensors, in_float32, skew, write_out
+from ._overriding import override, takes
+from ._results import linalg_svd
 
 # What torch.linalg.svd knows on CUDA.
 _DRIVERS = ("gesvd", "gesvdj", "gesvda")
 
 
-def svd(A: torch.Tensor, full_matrices: bool = True, *, driver: str | None = None, out=None):
+def svd(
+    A: torch.Tensor, full_matrices: bool = True, *, driver: str | None = None, out: Tensors | None = None
+) -> linalg_svd:
     """The singular value decomposition A = U diag(S) Vh, as torch.linalg.svd: U and Vhᵀ have orthonormal columns, S is
     not negative and descends.
 
@@ -41,10 +48,10 @@ def svd(A: torch.Tensor, full_matrices: bool = True, *, driver: str | None = Non
         return torch.linalg.svd(A, full_matrices, driver=driver, out=out)
     _check_driver(A, driver)
     results = write_out("linalg_svd", out, lambda: in_float32(lambda A: _svd(A, full_matrices, True), A), A)
-    return torch.return_types.linalg_svd(tuple(results))
+    return linalg_svd(tuple(results))
 
 
-def svdvals(A: torch.Tensor, *, driver: str | None = None, out=None) -> torch.Tensor:
+def svdvals(A: torch.Tensor, *, driver: str | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
     """The singular values of matrices in descending order, as torch.linalg.svdvals.
 
     Args:
@@ -121,6 +128,7 @@ def _gradient(U, grad_U, V, grad_V, S, grad_S):
         return None if grad_S is None else (U * grad_S.unsqueeze(-2)) @ V.mT
     column, row = S.unsqueeze(-1), S.unsqueeze(-2)
     terms = []
+    inside_U = inside_V = None
     if grad_U is not None:
         inside_U = U.mT @ grad_U
         terms.append(skew(inside_U) * row)
@@ -133,12 +141,47 @@ def _gradient(U, grad_U, V, grad_V, S, grad_S):
     if grad_S is not None:
         M = M + grad_S.diag_embed()
     left = U @ M
-    if grad_U is not None and U.shape[-2] > U.shape[-1]:
+    if inside_U is not None and U.shape[-2] > U.shape[-1]:
         left = left + (grad_U - U @ inside_U) / row
     gradient = left @ V.mT
-    if grad_V is not None and V.shape[-2] > V.shape[-1]:
+    if inside_V is not None and V.shape[-2] > V.shape[-1]:
         gradient = gradient + (U / row) @ (grad_V - V @ inside_V).mT
     return gradient
 
 
 _svd = autograd("svd", _backward, _save)
+
+
+# In the place of PyTorch's kernel
+
+
+def _override(A, full_matrices=False, compute_uv=True, *, driver=None):
+    return ops.svd(A, full_matrices, compute_uv) if takes(A) and driver is None else None
+
+
+def _samples(name="", **options):
+    return tuple(
+        Sample(
+            f"{name}{m}x{n}",
+            ((batch, m, n),),
+            options,
+            prepare=(separated,),
+            terms=max(m, n) ** 2,
+            backward=not options.get("full_matrices"),
+        )
+        for batch, m, n in ((7, 20, 12), (2, 60, 40), (5, 100, 10), (1, 140, 140))
+    )
+
+
+register(
+    Op(
+        "svd",
+        svd,
+        namesake="torch.linalg.svd",
+        results=lambda found: (found.S, low_rank(*found)),
+        operators=("svd",),
+        override=(override("_linalg_svd", _override),),
+        samples=lambda: (*_samples(full_matrices=False), *_samples("full, ", full_matrices=True)[:2]),
+    )
+)
+register(Op("svdvals", svdvals, namesake="torch.linalg.svdvals", operators=("svd",), samples=_samples))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_compiling
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
-from ._common import check_types, in_float32, left_to_torch, without_autocast
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated, on_cuda
+from ._common import check_types, in_float32, left_to_torch, plan_is_torchs, without_autocast
 
 _PARTS = {"full": lambda x: x, "lower": torch.tril, "upper": torch.triu}
 
@@ -66,7 +68,7 @@ def syrk(
 
     def update(A, C=None):
         # On NVIDIA GPUs no size is the kernel's; a compiled graph cannot ask for the plan.
-        by_torch = A.is_cuda and (is_compiling() or left_to_torch("syrk", ("transpose", transpose), A))
+        by_torch = on_cuda(A) and (is_compiling() or plan_is_torchs("syrk", ("transpose", transpose), A))
         return (_composed if by_torch else ops.syrk)(A, C, triangle, transpose, alpha, beta)
 
     return in_float32(update, A) if C is None else in_float32(update, A, C)
@@ -109,3 +111,23 @@ def _backward(ctx, grad):
 
 
 autograd("syrk", _backward, _save)
+
+
+def _as_a_product(A, C=None, *, alpha=1.0, beta=1.0, transpose=False, triangle="full"):
+    product = alpha * (A.mT @ A if transpose else A @ A.mT)
+    return _PARTS[triangle](product if C is None else product + beta * C)
+
+
+register(
+    Op(
+        "syrk",
+        syrk,
+        reference=_as_a_product,
+        operators=("syrk",),
+        samples=lambda: (
+            Sample("70x40", ((3, 70, 40),), terms=70),
+            Sample("150x40, added", ((3, 150, 40), (150, 150)), {"alpha": 0.1, "beta": 0.5}, terms=150, roundings=2),
+            Sample("lower, transposed", ((3, 40, 70),), {"transpose": True, "triangle": "lower"}, terms=70),
+        ),
+    )
+)

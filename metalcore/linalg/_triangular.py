@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from .._routing import accelerated, autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import accelerated
+from .._core.samples import well_conditioned
 from ._common import check_types, in_float32, left_to_torch, write_out
+from ._overriding import override, takes
 
 _SIDE, _UPLO, _TRANSA, _DIAG = ("L", "R"), ("U", "L"), ("N", "T", "C"), ("U", "N")  # BLAS's letters
 
@@ -133,3 +137,58 @@ def _backward(ctx, grad):
 
 
 autograd("solve_triangular", _backward, _save)
+
+
+# In the place of PyTorch's kernel
+
+
+def _override(A, B, *, upper, left=True, unitriangular=False):
+    return ops.solve_triangular(A, B, upper, left, unitriangular) if takes(A, B) else None
+
+
+def _trsm_by_torch(A, B, *, side="L", uplo="L", transa="N", diag="N", alpha=1.0):
+    if transa != "N":
+        A, uplo = A.mT, "L" if uplo == "U" else "U"
+    return torch.linalg.solve_triangular(A, alpha * B, upper=uplo == "U", left=side == "L", unitriangular=diag == "U")
+
+
+def _samples():
+    return tuple(
+        Sample(name, ((batch, n, n), (batch, n, k)), {"upper": False}, prepare=(well_conditioned,), terms=n)
+        for name, batch, n, k in (
+            ("12x12", 3, 12, 5),
+            ("12x12, a vector", 3, 12, 1),
+            ("33x33", 1100, 33, 5),
+            ("100x100, a vector", 3, 100, 1),
+            ("100x100, many columns", 3, 100, 40),
+            ("160x160", 3, 160, 20),
+        )
+    )
+
+
+register(
+    Op(
+        "solve_triangular",
+        solve_triangular,
+        namesake="torch.linalg.solve_triangular",
+        operators=("solve_triangular",),
+        override=(override("linalg_solve_triangular", _override),),
+        samples=_samples,
+    )
+)
+register(
+    Op(
+        "trsm",
+        trsm,
+        reference=_trsm_by_torch,
+        operators=("solve_triangular",),
+        samples=lambda: tuple(
+            Sample(name, ((3, 20, 20), (3, 20, 20)), options, prepare=(well_conditioned,), terms=20)
+            for name, options in (
+                ("lower", {}),
+                ("from the right", {"side": "R", "uplo": "U", "alpha": 0.5}),
+                ("transposed", {"transa": "T", "diag": "U"}),
+            )
+        ),
+    )
+)

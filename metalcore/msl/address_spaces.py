@@ -1,8 +1,8 @@
-"""What each address space of a program belongs to; one that belongs to nothing known is an error.
+"""What each address space of a program belongs to. An address space that belongs to nothing known is an error.
 
-Pointers and references are of one type to C++ wherever they point, so that there an address space may go, as it may
-where an object lies in `thread` or `constant`. An object in `threadgroup` memory is another thing than one without the
-word: it is a variable of the threadgroup's, or the name of a type for such.
+In C++ a pointer has the same type wherever it points, so the address space of what it points to may be erased, as may
+`thread` and `constant` of an object. An object in `threadgroup` memory differs from one without the word: it is a
+variable that the threadgroup shares, or the name of a type of such variables.
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class _Finder:
         self.tokens = program.tokens
         self.reader = DeclarationReader(program)
         self.found = AddressSpaces()
-        # name of a type in an address space -> [(first, last, whether it is a class's, space)]: what it means where
+        # name of a type in an address space -> [(first, last, whether it is a class's, space)], by where it is visible
         self.aliases = {}
         self.bodies = [d.body for d in program.walk() if d.kind == "function" and d.body]
 
@@ -82,11 +82,11 @@ class _Finder:
         self._declaration(i, declaration, declaration.spaces)
 
     def _qualifies_method(self, first, declaration):
-        """Whether these are the words after a method's parameters."""
+        """Whether the word at i stands after a method's parameters."""
         return self.tokens[first - 1].text == ")" and not declaration.storage
 
     def _alias_use(self, i):
-        """Where the name of a type in an address space is used; returns the last token that was read."""
+        """Judges a use of the name of a type in an address space. Returns the last token that was read."""
         first = self.reader.start(i)
         declaration = self.reader.read(first)
         if declaration.type is None or not declaration.type[0] <= i < declaration.type[1]:
@@ -100,7 +100,7 @@ class _Finder:
         return not declared and self.tokens[i - 1].text not in (".", "->") and self._space_of(i) is not None
 
     def _space_of(self, i):
-        """The address space that the token at i is, or names a type in."""
+        """The address space that the token at i is, or that the type it names is in."""
         if self.tokens[i].text in SPACES:
             return self.tokens[i].text
         meanings = self.aliases[self.tokens[i].text]
@@ -114,7 +114,7 @@ class _Finder:
     # What is declared -----------------------------------------------------------------------------------------------
 
     def _declaration(self, i, declaration, spaces):
-        """Judges a declaration whose type is in `spaces`, indices of tokens."""
+        """Judges a declaration. `spaces` are the indices of the address spaces of its type."""
         shared = []
         for declarator in declaration.declarators:
             objects = self._object_spaces(declarator, spaces)
@@ -129,7 +129,7 @@ class _Finder:
             self.found.statements.append((declaration, shared))
 
     def _object_spaces(self, declarator, spaces):
-        """The address spaces that what is declared lies in itself."""
+        """The address spaces that the declared object itself lies in."""
         among = [
             *(spaces if not declarator.pointers else ()),
             *(s for s in declarator.spaces if all(pointer < s for pointer in declarator.pointers)),
@@ -137,7 +137,7 @@ class _Finder:
         return {self._space_of(s) for s in among}
 
     def _object(self, i, declaration, declarator, space):
-        """An object in device or threadgroup memory: only some places have one."""
+        """Judges an object in device or threadgroup memory, which may be declared in some places only."""
         words, tokens = declaration.words(self.tokens), self.tokens
         before = tokens[declaration.first - 1].text if declaration.first else ""
         name = tokens[declarator.name].text if declarator.name is not None else ""
@@ -172,9 +172,9 @@ class _Finder:
             raise self._error(i, f"the type of a threadgroup variable ('{name}') must be written")
 
     def _name_alias(self, i, space):
-        """Notes the name of a type in an address space, and where it is one."""
+        """Notes the name of a type in an address space, and where the name has this meaning."""
         name = self.tokens[i].text
-        if name not in self.aliases:  # and what else the program calls by it
+        if name not in self.aliases:  # the program may give the name other meanings too
             others = [(j, *self._visible(j), None) for j in self._other_meanings(name) if j != i]
             shadows = [
                 (declaration.first, declaration.last, False, None)
@@ -187,7 +187,7 @@ class _Finder:
         self.aliases[name] = sorted([*known, (i, *self._visible(i), space)], key=lambda meaning: meaning[0])
 
     def _visible(self, i):
-        """(index to which the name declared at i is visible, whether it is a class's)."""
+        """(index up to which the name declared at i is visible, whether it is a member of a class)."""
         enclosing = self.reader.enclosing[i]
         if enclosing is None or self.tokens[enclosing].text != "{":
             return len(self.tokens), False
@@ -210,13 +210,15 @@ class _Finder:
                     yield i
 
     def _template_argument(self, i, first):
-        """A type in an address space as a template's argument may be a kernel's variable's, which nothing tells."""
+        """Refuses a type in an address space as an argument of a kernel's template: a variable of that type would lie
+        there, and nothing would tell."""
         for declaration in self.program.declarations:
             if declaration.kind == "instantiation" and declaration.first <= i < declaration.last:
                 raise self._error(i, f"a kernel template's argument cannot be a type in '{self.tokens[i].text}' memory")
 
     def _argument_of_trait(self, first):
-        """`remove_pointer_t<threadgroup T*> b[16]` is in threadgroup memory by a way that is not followed."""
+        """Refuses `remove_pointer_t<threadgroup T*> b[16]`, which is in threadgroup memory in a way that is not
+        followed."""
         tokens, i = self.tokens, first
         while tokens[i].text != "<" or tokens[i - 1].kind != "id" or (matching_angle(tokens, i) or 0) < first:
             i -= 1

@@ -1,13 +1,13 @@
 """Anonymous structs with members that have constructors, as half, bfloat and vectors do here.
 
-Clang and NVRTC take them. GCC refuses such a member in an anonymous struct, except where its type depends on a
-template's argument. So the class that the struct belongs to is defined inside a template, as
+Clang and NVRTC accept them. GCC refuses such a member in an anonymous struct, except where the member's type depends on
+a template's argument. So the class that has the struct is defined inside a template, as
 
     template <class msl_any> struct msl_anonymous_0 { typedef struct Block {…} msl_type; };
     using msl_class_0 = msl_anonymous_0<void>::msl_type; using Block = msl_class_0;
 
-or, in a function, where no template may stand, inside a generic lambda; and the types of the struct's members are said
-in terms of the template's argument.
+or inside a generic lambda in a function, where C++ allows no template. The types of the struct's members are written in
+terms of the template's argument.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .parse import Declaration
 from .rewrite import erase
 
 _CLASS_KEYS = ("struct", "class", "union")
-# Types that need none of this.
+# Types without constructors.
 _PLAIN = {
     "bool", "char", "signed", "unsigned", "short", "int", "long", "float", "const", "volatile", "uchar", "ushort",
     "uint", "ulong", "size_t", "ptrdiff_t", *(f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64)),
@@ -31,14 +31,14 @@ class Wrapped:
     key: int  # of struct, class or union
     body: int  # of the opening brace
     local: bool
-    mentions: list  # indices of the keyword in `struct Block* b`, for Block will be an alias
+    mentions: list  # indices of the keyword in `struct Block* b`, which goes because Block becomes an alias
 
 
 def find_anonymous_structs(program):
-    """What define_in_templates() needs, from tokens that are as yet unchanged.
+    """What define_in_templates() needs. The tokens must be unchanged.
 
     Returns:
-        (classes, types): each Wrapped, and (first, last, marker) of each type that is to depend on `marker`.
+        (classes, types): each Wrapped, and (first, last, marker) of each type that must depend on `marker`.
     """
     tokens, found, types = program.tokens, {}, []
     classes = [d for d in program.walk() if d.kind == "class" and d.body]
@@ -63,7 +63,8 @@ def find_anonymous_structs(program):
 
 
 def define_in_templates(program, found):
-    """Defines classes whose anonymous structs have members with constructors in the way that every compiler takes."""
+    """Defines the classes whose anonymous structs have members with constructors, in a form that every compiler
+    accepts."""
     tokens, (classes, types) = program.tokens, found
     for number, wrapped in enumerate(classes):
         _wrap(program, wrapped, number)
@@ -73,7 +74,7 @@ def define_in_templates(program, found):
 
 
 def _types_of_members(program, opening):
-    """(first, last) of the tokens of each member's type that may have a constructor; members of members included."""
+    """(first, last) of the tokens of each member's type that may have a constructor, with members of members."""
     tokens, owner, types = program.tokens, Declaration("class", "", opening, opening, ()), []
     program._scope(opening + 1, program.partner[opening], (), owner)
     for member in program.walk(owner.members):

@@ -1,5 +1,4 @@
-"""Arguments from Python: the values of function constants, and what of a kernel's call is bound to a buffer, as which
-bytes."""
+"""Arguments from Python: the values of function constants, and the bytes that a call binds to each buffer."""
 
 import operator
 import struct
@@ -21,7 +20,7 @@ _CASTS = {
 
 
 def checked_constants(constants):
-    """A dict of function constants' values, as compile_shader is given it.
+    """The dict of function constants' values that compile_shader was given, checked.
 
     Raises:
         TypeError: it is no dict, a key is neither an index nor a name, or a value is no number or sequence of numbers.
@@ -40,7 +39,7 @@ def checked_constants(constants):
 
 
 def common_device(args):
-    """The one device that a call's tensors are on; None where only values are given."""
+    """The device that all tensors of a call are on; None for a call without tensors."""
     device = None
     for arg in args:
         for tensor in arg if isinstance(arg, (tuple, list)) else (arg,):
@@ -53,7 +52,7 @@ def common_device(args):
 
 
 def grid(what, value):
-    """The tuple of one to three numbers that `threads` or `group_size` is; None for None."""
+    """`threads` or `group_size` as a tuple of one to three numbers; None for None."""
     if value is None:
         return None
     numbers = value if isinstance(value, (tuple, list, torch.Size)) else (value,)
@@ -63,7 +62,7 @@ def grid(what, value):
 
 
 def threadgroup_lengths(value, kernel, declared):
-    """Bytes behind each [[threadgroup(i)]] argument.
+    """The bytes behind each [[threadgroup(i)]] argument.
 
     Args:
         declared: dicts of the kernel's kernels.Argument.
@@ -76,11 +75,11 @@ def threadgroup_lengths(value, kernel, declared):
     for index, length in enumerate(lengths):
         if length and index not in indices:
             raise ValueError(f"{what} has {length} bytes for index {index}, of which kernel '{kernel}' has no argument")
-    return [length or 16 for length in lengths]  # Metal's smallest; 0 means to the executor that none was given
+    return [length or 16 for length in lengths]  # Metal's least; for the executor 0 means that no length is set
 
 
 def _count(what, number, value):
-    """A number that counts something, from 0 on."""
+    """A count, which is 0 or more."""
     try:
         count = -1 if isinstance(number, bool) else operator.index(number)
     except TypeError:
@@ -93,7 +92,7 @@ def _count(what, number, value):
 
 
 def error_buffer_index(index, args):
-    """Where PyTorch's ErrorMessages are bound."""
+    """The index at which PyTorch's ErrorMessages are bound."""
     if isinstance(index, bool) or not isinstance(index, int):
         raise TypeError(f"error_buf_idx must be an int, got {index!r}")
     if not 0 <= index <= MAX_INDEX:
@@ -104,7 +103,7 @@ def error_buffer_index(index, args):
 
 
 class Arguments:
-    """What binds the arguments of one call.
+    """The arguments of one call, as what is bound to each buffer.
 
     Attributes:
         buffers: for each, None, (address, bytes), the bytes of a value, or a list of (address, bytes).
@@ -144,7 +143,7 @@ class Arguments:
             declared = self.declared.get(index, [])
             if not all(argument["condition"] for argument in declared):
                 raise RuntimeError(f"Unsupported argument type: {self._called(index)} is None")
-            return None  # the executor tells where a function constant turns it on
+            return None  # the executor reports it where a function constant turns the argument on
         if isinstance(arg, torch.Tensor):
             return self._tensor(index, arg)
         if isinstance(arg, (tuple, list)):
@@ -197,7 +196,7 @@ class Arguments:
         except (struct.error, OverflowError):
             if not is_float:
                 raise RuntimeError(f"{self._called(index)}: an int must fit in 64 bits, got {values}") from None
-            # Too large for float32: infinite, as in C.
+            # A number too large for float32 becomes infinite, as in C.
             content = _bytes(torch.tensor(values, dtype=torch.float64).to(torch.float32))
         self._check(index, values, torch.float32 if is_float else torch.int64)
         return content
@@ -215,7 +214,7 @@ class Arguments:
         return _bytes(converted)
 
     def _check(self, index, values, dtype):
-        """Refuses numbers whose bytes are not what the kernel reads there.
+        """Refuses numbers whose bytes the kernel would read as other numbers.
 
         Args:
             dtype: of the bytes.
@@ -227,7 +226,8 @@ class Arguments:
 
 
 def _mismatch(values, dtype, type_):
-    """Why bytes of a dtype with these values are not read as the values by a NumberType; None where they are."""
+    """Why a kernel that reads a NumberType would read other values from these bytes of a dtype; None where it reads
+    these."""
     if not any(values) and len(values) * dtype.itemsize * 8 >= type_.bits * type_.count:
         return None  # zeros are zeros of any type
     bits, is_float = dtype.itemsize * 8, dtype.is_floating_point
@@ -252,7 +252,7 @@ def _device_name(device):
 
 
 def _span(tensor):
-    """Bytes from the tensor's first element to the end of its last."""
+    """The number of bytes from the tensor's first element to the end of its last."""
     if tensor.numel() == 0 or tensor.is_contiguous():
         return tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))

@@ -1,7 +1,7 @@
-"""Integer arithmetic of C++'s constant expressions in 64 bits, as `#if` and the arguments of attributes need it.
+"""The 64-bit integer arithmetic of C++'s constant expressions, for `#if` and the arguments of attributes.
 
-The expression is read from left to right with stacks of values and of operators, so that no nesting is too deep. What
-`&&`, `||` and `?:` leave out is read without being computed: it may divide by zero.
+The expression is read from left to right with stacks of values and of operators, so that no nesting is too deep.
+Operands that `&&`, `||` and `?:` skip are read without being computed: they may divide by zero.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import NamedTuple
 _BITS = 64
 _MASK = (1 << _BITS) - 1
 _UNARY = 20
-# Operator -> how tightly it binds, and what it does.
+# Operator -> (how tightly it binds, its function).
 _BINARY = {
     "*": (14, lambda a, b: a * b),
     "/": (14, lambda a, b: (abs(a) // abs(b)) * _sign(a) * _sign(b)),
@@ -61,20 +61,20 @@ class ArithmeticFailure(ValueError):
 class _Operator(NamedTuple):
     text: str
     binds: int
-    skips: bool = False  # whether what follows is read without being computed
-    condition: bool = False  # of `?` and `:`
-    chosen: Integer = Integer(0)  # the value before `:`
+    skips: bool = False  # whether its right side is read without being computed
+    condition: bool = False  # the value before `?`
+    chosen: Integer = Integer(0)  # the value between `?` and `:`
 
 
 def evaluate(words, name_value):
-    """The Integer that an expression is.
+    """The value of an expression, as an Integer.
 
     Args:
         words: texts of the expression's tokens.
-        name_value: the int that a name means, or None where it means none; `true` and `false` are known.
+        name_value: a function from a name to its int, or None for a name without one. `true` and `false` are known.
 
     Raises:
-        ArithmeticFailure: the expression is none, divides by zero, or shifts by a count outside of 0 to 63.
+        ArithmeticFailure: the expression is malformed, divides by zero, or shifts by a count outside of 0 to 63.
     """
     return _Evaluation(name_value).run(words)
 
@@ -83,7 +83,7 @@ class _Evaluation:
     def __init__(self, name_value):
         self.name_value = name_value
         self.values, self.operators = [], []
-        self.skipping = 0  # operators whose right side is left out
+        self.skipping = 0  # how many operators on the stack skip their right sides
 
     def run(self, words):
         wants_value = True
@@ -143,12 +143,12 @@ class _Evaluation:
             skips = condition == (word == "||")
         if word == "?":
             self.values.pop()
-            binds = 1  # nothing but its `:` ends it
+            binds = 1  # only its `:` ends it
         self.skipping += skips
         self.operators.append(_Operator(word, binds, skips, condition))
 
     def alternative(self):
-        """From the value after a `?` to the one after its `:`."""
+        """Goes on from the value after a `?` to the one after its `:`."""
         if not self.operators or self.operators[-1].text != "?":
             raise ArithmeticFailure("':' without '?'")
         question = self.operators.pop()
@@ -157,7 +157,7 @@ class _Evaluation:
         self.operators.append(colon)
 
     def reduce(self, binds):
-        """Applies the operators that bind at least as tightly as `binds`, from the last on."""
+        """Applies the operators that bind at least as tightly as `binds`, the last one first."""
         while self.operators and self.operators[-1].binds >= max(binds, 2):
             operator = self.operators.pop()
             self.skipping -= operator.skips
@@ -216,7 +216,7 @@ def _number(word):
 
 
 def _character(word):
-    """A character's code; of several, the bytes of an int from the left, as Clang has it."""
+    """A character's code. Several characters are the bytes of an int from the left, as in Clang."""
     match = _CHARACTER.fullmatch(word)
     if match is None:
         raise ArithmeticFailure(f"'{word}' is no character")

@@ -1,6 +1,6 @@
-"""Attributes: those that the front end knows, and may erase or leave to the compiler behind it.
+"""The attributes that the front end knows. It may erase them or leave them to the compiler behind it.
 
-A compiler passes over what it does not know, and an attribute can say anything; so an unknown one is an error.
+Compilers ignore attributes that they do not know. An attribute may change the result, so an unknown one is an error.
 """
 
 from .errors import error_at
@@ -8,7 +8,7 @@ from .kernels import BUILTINS
 from .syntax import ATTRIBUTE_WORDS
 from .tokens import CLOSING
 
-# [[…]] that are read elsewhere, and those that change nothing here.
+# [[…]] that other modules read, and those that change nothing.
 _READ = {*BUILTINS, "kernel", "host_name", "max_total_threads_per_threadgroup", "buffer", "threadgroup", "id",
          "function_constant"}  # fmt: skip
 _NO_EFFECT = {
@@ -17,7 +17,7 @@ _NO_EFFECT = {
     "cold", "hot", "user", "required_threads_per_threadgroup", "max_total_threadgroups_per_mesh_grid", "nonnull",
     "returns_nonnull", "warn_unused_result", "noescape", "nomerge", "convergent", "noduplicate", "overloadable",
 }  # fmt: skip
-# Those of arguments, members and functions of other kinds, which are refused by name where they matter.
+# [[…]] of stages and arguments that are not supported. kernels.py refuses them by name where they matter.
 _OTHER_STAGES = {
     "texture", "sampler", "stage_in", "payload", "imageblock_data", "intersection_function_table", "position",
     "attribute", "color", "render_target_array_index", "viewport_array_index", "point_size", "clip_distance", "flat",
@@ -28,7 +28,7 @@ _OTHER_STAGES = {
     "mesh", "object", "intersection", "visible", "stitchable", "patch", "position_in_patch", "patch_id", "imageblock",
     "thread_index_in_tile", "index", "ray_data", "origin", "direction", "distance", "accept_intersection",
 }  # fmt: skip
-# __attribute__((…)) that the compilers know, or that change nothing.
+# __attribute__((…)) that the compilers know or that change nothing.
 _OF_COMPILERS = _NO_EFFECT | {
     "aligned", "packed", "may_alias", "vector_size", "ext_vector_type", "visibility", "malloc", "gnu_inline",
     "artificial", "optnone", "opencl_unroll_hint", "annotate", "availability", "enum_extensibility", "flag_enum",

@@ -1,9 +1,9 @@
 """The on-disk cache of compiled programs: one file per entry, named by a digest of everything that went into it.
 
-An entry is written under another name and renamed, so that readers (of any process) see all of it or nothing. It ends
-in a digest of itself, so that one cut short by a full disk or a crash is noticed and made again; the loader of shared
-objects ignores what follows them. Entries run as native code, so none is used that others could have written: where
-private_files.py refuses the directory or an entry, a private directory takes its place, with one warning.
+An entry is written under another name and renamed, so that readers in any process see all of it or nothing. It ends in
+its own digest, so that an entry that a full disk or a crash cut short is noticed and made again; the loader of shared
+objects ignores the digest. Entries run as native code, so an entry that other users could have written is never used:
+where private_files.py refuses the directory or an entry, a private directory takes its place, with one warning.
 """
 
 import atexit
@@ -34,7 +34,7 @@ def digest(*parts):
 
 @functools.lru_cache(maxsize=1)
 def translator_digest():
-    """A digest of this package: of what translates programs, and of the headers that all translated ones include."""
+    """A digest of this package: the translator, and the headers that translated programs include."""
     combined, package = hashlib.sha256(), Path(__file__).parent
     headers = [path for path in (package / "include").rglob("*") if path.is_file()]
     for path in sorted([*package.glob("*.py"), *headers]):
@@ -53,12 +53,12 @@ def cache_directory():
 
 
 def temporary_directory():
-    """The user's own directory among the temporary files. Others could have put a link there, which is not followed."""
+    """The user's own directory among the temporary files. A link that others may have put there is not followed."""
     return Path(os.path.realpath(tempfile.gettempdir()), f"metalcore-{os.geteuid()}")
 
 
 def entry(name, make, *, accept=lambda content: True):
-    """The path of the entry `name`, which `make(path)` writes where it is not there yet or is damaged.
+    """The path of the entry `name`. `make(path)` writes it where it is missing or damaged.
 
     Where the cache directory cannot be written, or others can write to it, entries go to temporary_directory(), or to
     one of this process alone, with one warning.
@@ -77,7 +77,7 @@ def content(name, make, *, accept=lambda content: True):
 
 
 def existing(name):
-    """The path of the entry `name`, where it is there; else None."""
+    """The path of the entry `name`, or None where there is none."""
     places = (directory / name for directory in (cache_directory(), temporary_directory()))
     return next(filter(is_intact, places), None)
 
@@ -94,7 +94,7 @@ def is_intact(path):
 
 
 def problem():
-    """Why the cache directory is not used, in words; None where it is, or can be made when it is needed."""
+    """The reason why the cache directory is not used, in words; None where it is used or can be made."""
     directory = cache_directory()
     try:
         if os.path.lexists(directory):
@@ -114,7 +114,7 @@ def _find(name, make, accept):
 
 
 def _find_in(directory, name, make, accept):
-    """(path, bytes) of an entry. Where it is there, that is all that is looked at: one file, read once."""
+    """(path, bytes) of an entry. An entry that exists costs one read of one file."""
     path = directory / name
     with opened_directory(path.parent) as folder:
 
@@ -129,7 +129,7 @@ def _find_in(directory, name, make, accept):
 
 
 def _read(folder, path):
-    """The bytes of the entry at path, in the directory opened as `folder`; None where there is none, or part of one."""
+    """The bytes of the entry at path, in the directory opened as `folder`; None where it is missing or incomplete."""
     try:
         descriptor = open_file(folder, path, os.O_RDONLY)
     except FileNotFoundError:
@@ -142,20 +142,19 @@ def _read(folder, path):
 
 @contextlib.contextmanager
 def _lock(path):
-    """Held by whoever makes the entry, so that processes that start together compile it once."""
+    """A lock that is held while an entry is made, so that processes that start together compile it once."""
     place = path.parent / ".locks" / path.name
     with opened_directory(place.parent) as locks:
         descriptor = open_file(locks, place, os.O_RDWR | os.O_CREAT)
     with open(descriptor, "r+b", buffering=0):
-        try:
+        # A file system may have no locks: then each process compiles its own, and the last rename wins.
+        with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks: each compiles its own, and the last rename wins
         yield
 
 
 def _fill(folder, path, make):
-    # In a directory of its own that nobody else can enter: compilers make their output as the umask says.
+    # A directory that nobody else can enter protects the file: compilers give their output the umask's permissions.
     work = tempfile.mkdtemp(prefix=".", suffix=f"-{path.name}", dir=path.parent)
     try:
         partial = Path(work, path.name)

@@ -1,6 +1,6 @@
-"""`condition ? a : b` between types that C++ alone would not reconcile: half and bfloat are classes on the host.
+"""`condition ? a : b` between types that have no common type in C++: half and bfloat are classes on the host.
 
-The extent of a conditional is found by walking over tokens; where that is not certain it is left as it was.
+The extent of a conditional is found by walking over tokens. A conditional whose extent is not certain is left as it is.
 """
 
 from .tokens import CLOSING, matching_angle
@@ -59,7 +59,7 @@ def _conditional_colon(program, i):
 
 
 def _condition_start(program, i, templates):
-    """The index at which the condition before the `?` at i begins; None where that cannot be told."""
+    """The index at which the condition before the `?` at i begins; None where it cannot be found."""
     tokens, i = program.tokens, i - 1
     while i >= 0:
         original = tokens[i].text
@@ -83,7 +83,7 @@ def _condition_start(program, i, templates):
 
 
 def _in_template_arguments(program, i, templates):
-    """Whether the token at i stands in a template's arguments, where only constants are chosen between."""
+    """Whether the token at i stands in a template's arguments, where a conditional chooses between constants."""
     tokens, i = program.tokens, i - 1
     while i > 0:
         text = tokens[i].text

@@ -1,7 +1,7 @@
-"""Variables in the constant address space with an initial value, which other constants are made from.
+"""Variables in the constant address space with an initial value, from which other constants are made.
 
-MSL has them computed when it compiles. So does CUDA, which runs nothing when it loads a program: a target's
-MSL_CONSTANT says how (MSL_MEMBER_CONSTANT for static members).
+MSL computes them when it compiles. CUDA must do so too, since it runs no code when it loads a program. A target's
+MSL_CONSTANT declares them (MSL_MEMBER_CONSTANT declares static members).
 """
 
 _STOPS = {"=", "{", ";", "(", ")", "*", "&"}
@@ -11,7 +11,7 @@ def declare_constants(program):
     tokens = program.tokens
     for declaration in program.walk():
         if declaration.kind == "variable" and declaration.name_at is not None:
-            if tokens[declaration.name_at - 1].text != "::":  # that of a static member is declared in its class
+            if tokens[declaration.name_at - 1].text != "::":  # a static member's class declares it
                 name = "MSL_MEMBER_CONSTANT" if declaration.in_class else "MSL_CONSTANT"
                 _declare(program, declaration.head, name)
         elif declaration.kind == "function" and declaration.body is not None:
@@ -21,7 +21,7 @@ def declare_constants(program):
 
 
 def _declare(program, first, name):
-    """`constant` becomes `name` where the declaration at `first` has it, an initial value, and no pointer."""
+    """Writes `name` for `constant` where the declaration at `first` has an initial value and no pointer."""
     tokens, end = program.tokens, first
     while tokens[end].text not in _STOPS:
         end = program.partner[end] + 1 if tokens[end].text == "[" else end + 1

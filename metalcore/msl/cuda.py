@@ -1,4 +1,4 @@
-"""Programs on CUDA devices: which there are, and their kernels' cubins, compiled when first used and kept on disk."""
+"""The programs on CUDA devices, and their kernels' cubins, which are compiled when first used and kept on disk."""
 
 import functools
 import itertools
@@ -14,19 +14,19 @@ from .errors import MSLError
 
 BUILTIN = 0  # the number of the program that has the built-in kernels
 _LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "cuda"
-# The built-in kernels reach their simd functions by whole simdgroups only, so that these need not ask who is there.
+# Whole simdgroups of the built-in kernels call the simd functions, so these need not find the active lanes.
 _BUILTIN_FLAGS = ("-DMSL_CONVERGENT=1",)
-_ENTRY = "metalcore_0"  # cuda_source()'s name for the first entry, and a cubin has one
+_ENTRY = "metalcore_0"  # cuda_source()'s name for the first entry; a cubin has one entry
 
 
 class CudaProgram:
-    """What kernels for CUDA devices are compiled from.
+    """The source that kernels for CUDA devices are compiled from.
 
     Args:
-        digest: of all that the translated text depends on.
+        digest: a digest of all that the translated text depends on.
         load: () -> (Translation.guarded, Translation.cuda_kernels()); called when a kernel has to be compiled.
         msl: the source, quoted in errors.
-        flags: for NVRTC, besides its usual ones.
+        flags: options for NVRTC besides the usual ones.
         source: the file of built-in kernels, which errors name; "" for others.
     """
 
@@ -40,7 +40,7 @@ class CudaProgram:
         self._flags = flags
 
     def cubin(self, capability, kernel, signature):
-        """The code of one kernel for GPUs of this compute capability, from the cache where possible."""
+        """The code of one kernel for GPUs of this compute capability, from the cache if it is there."""
 
         def make(path):
             path.write_bytes(self._compile(capability, [(kernel, signature)]))
@@ -60,7 +60,7 @@ class CudaProgram:
         return cache.digest(self.digest, *what, str(capability), str(nvrtc.find().version), *self._all_flags())
 
     def _all_flags(self):
-        # Such as -lineinfo, with which profilers and sanitizers show the kernels' lines.
+        # For example -lineinfo, with which profilers and sanitizers show the kernels' lines.
         return (*nvrtc.FLAGS, *self._flags, *os.environ.get("METALCORE_NVRTC_FLAGS", "").split())
 
     def _compile(self, capability, requests):
@@ -75,7 +75,7 @@ class CudaProgram:
         except MSLError as error:
             if not str(error).startswith(str(nvrtc.INCLUDE)):
                 raise
-            # In what glues the kernel to its bindings, such as that they are too small.
+            # The error is in the entry, which binds the kernel's arguments: for example, a binding is too small.
             place = f" of {self.source}" if self.source else ""
             bound = ", ".join(f"kernel '{kernel}'{place}, bound as {signature}" for kernel, signature in requests)
             raise MSLError(f"{bound}: {error}") from None
@@ -90,7 +90,7 @@ _lock = threading.Lock()
 
 
 def register(program):
-    """The program's number, by which its kernels are dispatched; the same for programs of the same content."""
+    """The program's number, by which its kernels are dispatched. Programs of the same content have the same number."""
     with _lock:
         number = _numbers.get(program.digest)
         if number is None:
@@ -100,10 +100,10 @@ def register(program):
 
 
 def compile_kernels(capability, requests):
-    """What the CUDA backend calls for kernels that it has not loaded.
+    """Compiles kernels that the CUDA backend has not loaded; the backend calls it.
 
     Args:
-        capability: of the GPU, as 90 for 9.0.
+        capability: the GPU's compute capability, as 90 for 9.0.
         requests: [(program's number, kernel, signature)]; compiled in parallel.
 
     Returns:
@@ -124,17 +124,18 @@ def compile_kernels(capability, requests):
 # The built-in kernels ----------------------------------------------------------------------------------------------
 
 
-def build(source, output, *, root):
-    """Translates a file of built-in kernels to `output`, and beside it (.json) what has to be known of its kernels.
-    What they cast is aligned, so that their accesses need no guards.
+def build(source, output, *, include_dirs, root):
+    """Translates a file of built-in kernels to `output`, and writes describe()'s data beside it (.json). The pointers
+    that they cast are aligned, so their accesses need no guards.
 
     Args:
+        include_dirs: where `#include` looks, after the source's own directory.
         root: the directory that paths in compilers' messages are relative to.
     """
     from .translate import translate
 
     translation = translate(
-        source.read_text(encoding="utf-8"), include_dirs=[source.parent, root / "kernels"], filename=str(source)
+        source.read_text(encoding="utf-8"), include_dirs=[source.parent, *include_dirs], filename=str(source)
     )
     program = re.sub(rf'^(#line \d+ "){re.escape(str(root))}/', r"\1", translation.program, flags=re.MULTILINE)
     kernels = translation.cuda_kernels()
@@ -145,11 +146,13 @@ def build(source, output, *, root):
 
 @functools.lru_cache(maxsize=1)
 def builtin_programs():
-    """{family: (digest, {kernel: what cuda_source() has to know of it})} of the built-in kernels."""
+    """{family: (digest, {kernel: describe()'s data})} of the built-in kernels. A family is the path of its source below
+    kernels/, without the suffix."""
     programs = {}
-    for path in sorted(_LIBRARY.glob("*.json")):
+    for path in sorted(_LIBRARY.rglob("*.json")):
         described = json.loads(path.read_text())
-        programs[path.stem] = described["digest"], described["kernels"]
+        family = path.relative_to(_LIBRARY).with_suffix("").as_posix()
+        programs[family] = described["digest"], described["kernels"]
     return programs
 
 

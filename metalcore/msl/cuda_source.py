@@ -1,8 +1,8 @@
 """CUDA C++ of a translated program: the prelude, the program, and an entry for each kernel with its bindings.
 
 A *signature* says what a launch binds and how: ``b0,b1,t0,i2:48``. ``b`` is the address of a device buffer, ``t`` the
-byte offset of a threadgroup argument in dynamic shared memory, ``i`` bytes inside the parameter block with their room
-(a multiple of 16, or 0 for just one element). The order is that of the block: all b by index, all t, all i.
+byte offset of a threadgroup argument in dynamic shared memory, ``i`` bytes inside the parameter block and the room they
+take (a multiple of 16, or 0 for exactly one element). The block has the same order: all b by index, all t, all i.
 """
 
 import re
@@ -15,7 +15,7 @@ _BINDING = re.compile(r"([bt])(\d+)|(i)(\d+):(\d+)")
 
 
 def describe(kernels, addresses):
-    """What cuda_source() has to know of each kernel; plain data that JSON can hold.
+    """What cuda_source() needs to know of each kernel, as plain data that JSON can hold.
 
     Returns:
         dict: host name -> dict(function, scope, max_total_threads, arguments), an argument being
@@ -41,7 +41,7 @@ def cuda_source(program, kernels, requests):
         requests: [(kernel name, signature)].
 
     Returns:
-        (text, entry names), an entry's name being that of an extern "C" __global__ function.
+        (text, entry names). An entry is an extern "C" __global__ function.
 
     Raises:
         MSLError: an argument of a kernel is bound to nothing, or the signature is malformed.
@@ -49,7 +49,7 @@ def cuda_source(program, kernels, requests):
     entries = [f"metalcore_{i}" for i in range(len(requests))]
     out = [f'namespace {NAMESPACE} {{\n#include "cuda/prelude.h"\n', program, '#line 1 "msl_entries"\n']
     if "thread_elements" not in program:
-        out.insert(0, "#define MSL_OPAQUE_MATRICES\n")  # the lanes of a simdgroup_matrix are the target's to choose
+        out.insert(0, "#define MSL_OPAQUE_MATRICES\n")  # the target may place a simdgroup_matrix's elements
     for entry, (name, signature) in zip(entries, requests):
         out.append(_entry(entry, name, kernels[name], signature))
     return "".join(out) + "}\n", entries
@@ -57,7 +57,7 @@ def cuda_source(program, kernels, requests):
 
 def _entry(entry, name, kernel, signature):
     scope = "::".join(kernel["scope"])
-    # Named in the scope of its instantiation, so that its template arguments mean what they mean there.
+    # The scope is that of the kernel's instantiation, so that its template arguments keep their meaning.
     naming = f"using {entry}_caller = msl::Caller<{kernel['function']}>;"
     naming = f"namespace {scope} {{ {naming} }}" if scope else naming
     caller = f"{scope}::{entry}_caller" if scope else f"{entry}_caller"
@@ -104,7 +104,7 @@ def _block(name, signature, caller, positions):
 
 
 def _values(name, kernel, scope, bound):
-    """C++ for all arguments, and the checks that go before the entry."""
+    """The C++ for all arguments, and the checks that stand before the entry."""
     checks, values = [], []
     for argument, kind, index, condition in kernel["arguments"]:
         if kind not in ("buffer", "threadgroup"):

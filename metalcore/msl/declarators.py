@@ -1,6 +1,6 @@
-"""Declarations read from the inside: which specifiers and which declarators the tokens around an index belong to.
+"""Declarations read from the inside: the specifiers and the declarators that the tokens around an index belong to.
 
-Bodies of functions are not parsed; where one names an address space, the declaration, cast or type around it is read
+Bodies of functions are not parsed. Where a body names an address space, the declaration, cast or type around it is read
 here by itself.
 """
 
@@ -19,7 +19,7 @@ _BUILTIN_TYPES = {"unsigned", "signed", "int", "char", "short", "long"}
 _TYPE_KEYS = {"struct", "class", "union", "enum", "typename"}
 _TYPE_OPERATORS = {"decltype", "typeof", "__typeof__", "__typeof"}
 POINTERS = {"*", "&", "&&"}
-# Words that no declaration goes back over.
+# Words that end the search for a declaration's start.
 _BEFORE_DECLARATIONS = {
     "return", "else", "do", "case", "default", "operator", "new", "delete", "using", "throw", "goto", "public",
     "private", "protected", "MSL_UNROLL", "template", "co_return",
@@ -28,22 +28,22 @@ _BEFORE_DECLARATIONS = {
 
 @dataclass
 class Declarator:
-    """What one declarator of a declaration declares; all are indices of tokens."""
+    """What one declarator of a declaration declares, as indices of tokens."""
 
     first: int
-    name: int = None  # None in a type by itself
+    name: int = None  # None for a type by itself
     last: int = 0  # after it, before its initializer
     pointers: list = field(default_factory=list)  # *, & and && before the name
     spaces: list = field(default_factory=list)  # address spaces among them
-    alignments: list = field(default_factory=list)  # (first, last) of attributes that align it
+    alignments: list = field(default_factory=list)  # (first, last) of each attribute that aligns it
     is_array: bool = False
     is_function: bool = False
-    initializer: tuple = None  # (first, last), = or braces included
+    initializer: tuple = None  # (first, last) with its = or braces
     end: int = 0  # the token after all of it: a comma, a semicolon, a closing bracket …
 
     def qualifies(self, space):
-        """Whether an address space of the specifiers (or one of `spaces`) is that of what is declared: no pointer
-        stands between them."""
+        """Whether the declared object lies in an address space of the specifiers (or of `spaces`): no pointer stands
+        between them."""
         return all(pointer < space for pointer in self.pointers)
 
 
@@ -53,9 +53,9 @@ class Declaration:
 
     first: int
     type: tuple = None  # (first, last) of the type's tokens; None where there is none
-    key: int = None  # of the class that it defines
+    key: int = None  # index of `struct` or the like, where it defines a class
     storage: list = field(default_factory=list)
-    spaces: list = field(default_factory=list)  # among the specifiers
+    spaces: list = field(default_factory=list)  # address spaces among the specifiers
     alignments: list = field(default_factory=list)
     declarators: list = field(default_factory=list)
 
@@ -184,7 +184,7 @@ class DeclarationReader:
         return declaration
 
     def is_template_argument(self, first):
-        """Whether what begins at `first` stands in the list of a template's parameters or arguments."""
+        """Whether the type at `first` stands in the list of a template's parameters or arguments."""
         tokens, i = self.tokens, first - 1
         if i >= 0 and tokens[i].text not in ("<", ","):
             return False
@@ -205,7 +205,7 @@ class DeclarationReader:
         return words[0] == "alignas" or "aligned" in words or "__aligned__" in words
 
     def _type_end(self, i):
-        """The index after the type, one that is no word of the language, that begins at i."""
+        """The index after the type that begins at i, where that is no keyword."""
         tokens, program = self.tokens, self.program
         if tokens[i].text in _TYPE_KEYS:
             is_class = tokens[i].text != "typename"

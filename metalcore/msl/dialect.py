@@ -1,4 +1,4 @@
-"""What Clang, and so Metal, accepts and another compiler does not: GCC 12 in C++17, NVRTC in C++20."""
+"""Rewrites of what Clang, and so Metal, accepts and another compiler does not: GCC 12 in C++17, NVRTC in C++20."""
 
 from .rewrite import erase
 
@@ -16,7 +16,8 @@ def adapt_dialect(program):
 
 
 def _drop_declarations_of_air(program):
-    """`R f(…) __asm("air.…");` declares a function of Apple's compiler: the supported ones are in the headers."""
+    """Erases `R f(…) __asm("air.…");`, which declares a function of Apple's compiler: the headers have the supported
+    ones."""
     for declaration in program.walk():
         if declaration.kind == "function" and declaration.body is None:
             words = [token.text for token in program.tokens[declaration.parameters[1] : declaration.last]]
@@ -25,7 +26,7 @@ def _drop_declarations_of_air(program):
 
 
 def _declare_opaque_enumerations(program):
-    """`typedef enum E : int E;`, to which Apple's NS_ENUM expands, becomes `enum E : int;`."""
+    """Writes `enum E : int;` for `typedef enum E : int E;`, to which Apple's NS_ENUM expands."""
     tokens = program.tokens
     for declaration in program.walk():
         first, last = declaration.first, declaration.last
@@ -35,8 +36,8 @@ def _declare_opaque_enumerations(program):
 
 
 def _prefer_promotion_of_small_floats(program):
-    """Among f(float) and f(Complex), MSL calls f(float) for a half: promotion beats conversion. Here half is a class,
-    so both are conversions; overloads for half and bfloat settle it."""
+    """Adds overloads for half and bfloat where f(float) stands beside f(Complex). MSL calls f(float) for a half, since
+    promotion beats conversion; here half is a class, and both are conversions."""
     overloads = {}
     for declaration in program.walk():
         if declaration.kind == "function" and not declaration.templates and declaration.parameters:
@@ -64,7 +65,7 @@ def _prefer_promotion_of_small_floats(program):
 
 
 def _overload_instead_of_specializing_members(program):
-    """`template <> R f(T)` inside a class: GCC 12 has no explicit specialization there, an overload does the same."""
+    """Writes an overload for `template <> R f(T)` inside a class, where GCC 12 has no explicit specialization."""
     tokens = program.tokens
     for declaration in program.walk():
         if declaration.kind == "function" and declaration.in_class and declaration.templates:
@@ -77,7 +78,7 @@ def _overload_instead_of_specializing_members(program):
 
 
 def _fill_designated_ranges(program):
-    """`T a[N] = {[first ... last] = value};`, of GNU C, becomes an assignment after the declaration."""
+    """Writes GNU C's `T a[N] = {[first ... last] = value};` as an assignment after the declaration."""
     tokens, partner = program.tokens, program.partner
     for i in range(2, len(tokens) - 1):
         if tokens[i].text != "{" or tokens[i - 1].text != "=" or tokens[i - 2].text != "]" or tokens[i + 1].text != "[":
@@ -104,7 +105,8 @@ def _fill_designated_ranges(program):
 
 
 def _name_extended_vectors(program):
-    """`typedef T name __attribute__((ext_vector_type(N)))` names vec<T, N>; so does `using`, wherever it has it."""
+    """Makes `typedef T name __attribute__((ext_vector_type(N)))` name vec<T, N>; likewise `using`, wherever the
+    attribute stands."""
     tokens = program.tokens
     for i in range(len(tokens)):
         if tokens[i].text != "ext_vector_type" or tokens[i + 1].text != "(":
@@ -123,7 +125,7 @@ def _name_extended_vectors(program):
 
 
 def _keep_aggregates(program):
-    """Constructors that are all `= default` go: in C++20 a class that declares any is no aggregate."""
+    """Erases constructors that are all `= default`: in C++20 a class that declares a constructor is no aggregate."""
     tokens = program.tokens
     for declaration in program.walk():
         members = declaration.members if declaration.kind == "class" else ()
@@ -135,10 +137,10 @@ def _keep_aggregates(program):
 
 def _is_defaulted(tokens, function):
     words = [token.text for token in tokens[function.first : function.last] if token.text]
-    return words[-3:] == ["=", "default", ";"] or not words  # a duplicate is gone already
+    return words[-3:] == ["=", "default", ";"] or not words  # a duplicate has been erased
 
 
-# Templates of metal's that programs specialize for their own types.
+# Templates of namespace metal that programs specialize for their own types.
 _SPECIALIZED = {
     "_numeric_limits_impl", "numeric_limits", "is_integral", "is_floating_point", "is_arithmetic", "is_signed",
     "is_unsigned", "is_scalar", "is_fundamental", "is_same", "is_convertible", "make_scalar", "common_type",
@@ -147,8 +149,8 @@ _SPECIALIZED = {
 
 
 def _qualify_specializations(program):
-    """A specialization of a template of metal's that is written outside of it, where `using namespace metal` finds the
-    template, names it in full."""
+    """Gives the template's full name to a specialization that stands outside of namespace metal, where MSL finds the
+    template through `using namespace metal`."""
     tokens, specializations, own = program.tokens, [], set()
     for declaration in program.walk():
         if declaration.kind == "class" and declaration.is_template:
@@ -163,7 +165,7 @@ def _qualify_specializations(program):
 
 
 def _share_constant_arrays(program):
-    """`constexpr T a[] = …` in a function becomes static: NVRTC would fill a copy of each thread's own in memory."""
+    """Makes `constexpr T a[] = …` in a function static: NVRTC would fill a copy in each thread's own memory."""
     tokens = program.tokens
     for declaration in program.walk():
         head = [token.text for token in tokens[declaration.head : declaration.name_at or declaration.head]]

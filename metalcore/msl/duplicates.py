@@ -1,4 +1,4 @@
-"""Declarations that differed in address spaces only, and are the same once those are gone."""
+"""Declarations that differed in address spaces only, and are the same once these are erased."""
 
 from .errors import error_at
 from .rewrite import erase
@@ -9,8 +9,8 @@ def drop_duplicates(program, originals, kinds=("function", "class", "variable"),
 
     Args:
         originals: the text of each token before address spaces were erased.
-        kinds: of declarations.
-        must_agree: raise an MSLError where what is dropped has another content.
+        kinds: the kinds of declarations to look at.
+        must_agree: raise an MSLError where a dropped declaration has another content than the one that stays.
     """
     seen = {}
     for declaration in program.walk():
@@ -83,7 +83,7 @@ def declaration_key(program, declaration):
 
 
 def template_names(program, declaration):
-    """{name of each parameter of the declaration's templates: what stands for it in comparisons}."""
+    """{name of each parameter of the declaration's templates: the word that stands for it in comparisons}."""
     names = {}
     for opening, closing in declaration.templates:
         for first, last in program.split_parameters(opening, closing):
@@ -94,7 +94,8 @@ def template_names(program, declaration):
 
 
 def signature_words(program, declaration):
-    """([the words of each parameter's type], those of the templates), with what stands for the templates' names."""
+    """([the words of each parameter's type], [the words of each template's parameters]), as template_names() has
+    them."""
     names, tokens = template_names(program, declaration), program.tokens
     types = [_type_words(program, *part) for part in program.split_parameters(*declaration.parameters)]
     header = [_words(tokens, opening, closing) for opening, closing in declaration.templates]

@@ -2,14 +2,14 @@
 
 import re
 
-TOO_DEEP = "the program is nested too deeply"  # for Python, whose limit depends on how deep the caller stands
+TOO_DEEP = "the program is nested too deeply"  # said of Python's own limit, which depends on the depth of the caller
 
 
 class MSLError(SyntaxError, RuntimeError):
     """MSL that cannot be compiled; the message names the file, the line and what is wrong there.
 
-    A SyntaxError because that is what `torch.mps.compile_shader` raises, a RuntimeError because everything else in
-    PyTorch is one.
+    It is a SyntaxError because `torch.mps.compile_shader` raises one, and a RuntimeError because PyTorch's other errors
+    are.
     """
 
 
@@ -27,8 +27,8 @@ def with_line(message, source, filename):
 
 
 def quote_error(file, line, column, text, source, filename):
-    """A compiler's error as `file:line:column: text`; below it the line if it is of the source, whose name is
-    `filename`."""
+    """A compiler's error as `file:line:column: text`, and below it the line where that is one of the source, whose name
+    is `filename`."""
     message = ":".join(str(part) for part in (file, line, column) if part) + ": " + text
     lines = source.splitlines()
     if file == filename and int(line) <= len(lines):
@@ -39,5 +39,5 @@ def quote_error(file, line, column, text, source, filename):
 
 
 def error_at(token, message):
-    """An MSLError in the form compilers use, so that editors can jump to the place."""
+    """An MSLError in the form that compilers use, so that editors can jump to the place."""
     return MSLError(f"{token.file}:{token.line}: error: {message}")

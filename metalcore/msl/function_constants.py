@@ -1,4 +1,4 @@
-"""Function constants: values the host gives a program before it is compiled."""
+"""Function constants: values that the host gives a program before it is compiled."""
 
 from .errors import MSLError, error_at
 from .integers import constant_value
@@ -9,13 +9,13 @@ from .rewrite import erase
 
 def substitute_function_constants(program, constants):
     """Gives each `constant T name [[function_constant(i)]];` its value, and `is_function_constant_defined(name)` its
-    answer. A constant without a value is zero, as far as code that asks for it anyway can tell.
+    answer. Code that reads a constant without a value reads zero.
 
     Args:
         constants: index or name -> bool, int, float, or a sequence of them for a vector.
 
     Raises:
-        MSLError: a value is given for a constant that the program does not declare, or is none of its type.
+        MSLError: a value is given for a constant that the program does not declare, or does not fit its type.
     """
     tokens, used, defined = program.tokens, set(), set()
     for declaration in program.walk():
@@ -42,8 +42,8 @@ def substitute_function_constants(program, constants):
             if problem := _problem(program, declaration, value):
                 raise error_at(place, f"function constant '{name}' {problem}")
         _replace(program, declaration, value)
-    if left := [key for key in constants if key not in used]:
-        raise MSLError(f"the program has no function constant {', '.join(repr(key) for key in left)}")
+    if unused := [key for key in constants if key not in used]:
+        raise MSLError(f"the program has no function constant {', '.join(repr(key) for key in unused)}")
     for i, token in enumerate(tokens):
         if token.text == "is_function_constant_defined" and tokens[i + 1].text == "(":
             close = program.partner[i + 1]
@@ -65,7 +65,7 @@ def _plain_words(program, first, last):
 
 
 def _problem(program, declaration, value):
-    """Why a value is none of a function constant's; None where it is one, or where its type is the program's own."""
+    """Why a value does not fit a function constant; None where it fits, or where the program defines the type."""
     words = _plain_words(program, declaration.head, declaration.name_at)
     text = " ".join(word for word in words if word not in ("constant", "static", "const", "constexpr"))
     type_ = number_type(text)

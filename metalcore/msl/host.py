@@ -16,25 +16,25 @@ INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
     "-std=gnu++17 -fPIC -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -fsigned-char -w "
     "-ffp-contract=off -fvisibility=hidden -Ulinux -Uunix -Wno-narrowing -fdiagnostics-color=never -fmax-errors=20 "
-    # Kernels do not throw; an access by a null pointer stays what it is.
+    # Kernels do not throw. The compiler must keep an access by a null pointer, which checking reports.
     "-fno-exceptions -fno-delete-null-pointer-checks "
-    # Large local arrays touch the guard page below a fiber's stack rather than skip it.
+    # Large local arrays must touch the guard page below a fiber's stack, not skip it.
     "-fstack-clash-protection"
 ).split()
-# A constexpr function of MSL may call one that is not, as long as no constant needs it.
+# MSL's constexpr functions may call functions that are not constexpr, as long as no constant needs the call.
 _CONSTEXPR = {"gcc": ["-fimplicit-constexpr"], "clang": ["-Wno-invalid-constexpr"]}
 NORMAL = ["-O3"]
 CHECKING = ["-O1", "-g", "-fsanitize=thread", "-DMSL_CHECKING=1"]
-# What a kernel must not do and no access shows; include/host/findings.h defines what these checks call.
+# Faults of a kernel that no access shows. include/host/findings.h defines what these checks call.
 _UNDEFINED = "object-size,integer-divide-by-zero,unreachable,return"
 _FINDINGS = {
     "gcc": [f"-fsanitize=bounds,{_UNDEFINED}"],
     "clang": [f"-fsanitize=array-bounds,{_UNDEFINED}"],
 }
-_MARCH = {"aarch64": "armv8-a", "arm64": "armv8-a"}  # machine names that are no value of -march
-# The first versions with _Float16 in C++.
+_MARCH = {"aarch64": "armv8-a", "arm64": "armv8-a"}  # machine names that -march does not know
+# The first versions that have _Float16 in C++.
 _MINIMUM = {"gcc": 12, "clang": 15}
-# Distributions whose plain names are older (Ubuntu 22.04) have newer compilers under names of their own.
+# Some distributions (Ubuntu 22.04) have an older compiler under the plain name and newer ones under versioned names.
 _NAMES = ("c++", "g++", "clang++")
 _VERSIONED = (
     *(f"g++-{version}" for version in range(15, 11, -1)),
@@ -43,7 +43,7 @@ _VERSIONED = (
 
 
 class Compiler:
-    """A C++ compiler: its command, which family it is of, and its version."""
+    """A C++ compiler: its command, its family ("gcc" or "clang") and its version."""
 
     def __init__(self, command, family, version):
         self.command = command
@@ -55,10 +55,10 @@ class Compiler:
 
 
 def find_compiler():
-    """The first usable of $CXX, c++, g++, clang++, and these with a version in their name (g++-12, clang++-15 …).
+    """The first usable one of $CXX, c++, g++, clang++, and these with a version in their names (g++-12, clang++-15 …).
 
     Raises:
-        CompilerNotFoundError: none is there, or none is new enough (GCC 12 or Clang 15).
+        CompilerNotFoundError: there is none, or none is new enough (GCC 12 or Clang 15).
     """
     return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
 
@@ -115,7 +115,7 @@ def cpu_identity():
 
 
 def arguments(*, isa="native", checking=False):
-    """The compiler's arguments apart from the files."""
+    """The compiler's arguments without the files."""
     family = find_compiler().family
     mode = [*CHECKING, *_FINDINGS[family]] if checking else NORMAL
     march = f"-march={_MARCH.get(isa, isa)}"
@@ -123,7 +123,7 @@ def arguments(*, isa="native", checking=False):
 
 
 def check_source(translated, *, msl="", filename="program_source"):
-    """Raises an MSLError where translated C++ has an error that shows before templates are instantiated."""
+    """Raises an MSLError where translated C++ has an error outside of templates."""
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="metalcore-") as directory:
         path = os.path.join(directory, "program.cpp")
@@ -135,12 +135,12 @@ def compile_source(translated, output, *, isa="native", checking=False, msl="", 
     """Compiles translated C++ to a shared object.
 
     Args:
-        translated: the text that translate() gave.
-        output: path of the shared object.
-        isa: value of `-march`.
+        translated: the text from translate().
+        output: the path of the shared object.
+        isa: the value of `-march`.
         checking: instrument every load and store.
         msl: the user's source, quoted in errors.
-        filename: how errors call it.
+        filename: its name in errors.
 
     Raises:
         MSLError: the program does not compile; the message shows the user's lines.
@@ -153,7 +153,7 @@ def compile_source(translated, output, *, isa="native", checking=False, msl="", 
         moves = _unaligned_moves(compiler, directory)
         command = [*compiler.command, *arguments(isa=isa), *moves, "-shared", path, "-o", os.fspath(output)]
         if checking:
-            # The headers define what the instrumentation calls, so its own runtime library is not linked.
+            # The headers define the functions that the instrumentation calls, so its own library is not linked.
             object_path = os.path.join(directory, "program.o")
             _run(
                 [*compiler.command, *arguments(isa=isa, checking=True), *moves, "-c", path, "-o", object_path],
@@ -169,10 +169,10 @@ _assemblers = {}  # compiler -> whether its assembler has the option
 
 
 def _unaligned_moves(compiler, directory):
-    """Arguments with which a float4 may lie at any multiple of a float.
+    """The arguments with which a float4 may lie at any multiple of a float's size.
 
-    GPUs load and store vectors so, and programs rely on it; a CPU traps where the compiler has taken a vector's word
-    for its alignment.
+    Programs rely on GPUs, which load and store vectors at such addresses. A CPU traps there where the compiler has used
+    instructions for aligned vectors.
     """
     option = "-Wa,-muse-unaligned-vector-move"
     if compiler.family != "gcc" or platform.machine() not in ("x86_64", "AMD64"):
@@ -234,15 +234,15 @@ def build(source_path, output_path, *, isa="native", checking=False, include_dir
 
     Args:
         source_path: the `.metal` file; its directory is searched for its `#include "…"`.
-        output_path: the shared object; written only when it is complete.
-        isa: value of `-march`, for example ``x86-64-v3``.
+        output_path: the path of the shared object, which is written only when it is complete.
+        isa: the value of `-march`, for example ``x86-64-v3``.
         checking: build the variant that reports every access.
         include_dirs: more directories for `#include`.
 
     Returns:
         The files it depends on: the source and everything it includes, as paths.
     """
-    from .translate import translate  # not what is already translated needs
+    from .translate import translate  # programs from the cache do not need it
 
     source_path, output_path = Path(source_path), Path(output_path)
     msl = source_path.read_text(encoding="utf-8")

@@ -1,5 +1,5 @@
-"""One text out of a kernel's source and the headers it includes: Metal compiles a program from memory, where no
-`#include "…"` finds a file."""
+"""One text from a kernel's source and the headers that it includes: Metal compiles a program from memory, where
+`#include "…"` finds no file."""
 
 import re
 from pathlib import Path
@@ -16,13 +16,14 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 def inline_headers(source, filename, include_dirs):
     """MSL without `#include "…"`.
 
-    A header with `#pragma once` or a guard is put in where it is first included, and again only where that was inside
-    an `#if`; any other wherever it is included. `#line` keeps the compiler's messages in terms of the files.
+    A header with `#pragma once` or a guard is put in where it is first included, and again only if that was inside an
+    `#if`. Any other header is put in wherever it is included. `#line` makes the compiler's messages name the files.
 
     Args:
         source: MSL text.
-        filename: what messages call it.
-        include_dirs: where headers are looked for, in order, after the folder of the file that includes them.
+        filename: its name in messages.
+        include_dirs: directories in which headers are looked for, in order, after the folder of the file that includes
+            them.
 
     Raises:
         MSLError: a header is in none of the directories, or headers without a guard include themselves.
@@ -34,14 +35,14 @@ class _Inlining:
     def __init__(self, include_dirs):
         self.include_dirs = include_dirs
         self.done = set()  # headers that need not be put in again
-        self.guards = {}  # header -> the macro that stands for its `#pragma once`
+        self.guards = {}  # header -> the macro that replaces its `#pragma once`
 
     def lines(self, text, name, folders, depth, within):
         """The lines of a file.
 
         Args:
-            depth: how many conditions it is in.
-            within: the files that include it.
+            depth: how many `#if` it is inside of.
+            within: the files through which it is included.
         """
         yield f'#line 1 "{name}"'
         for number, line in enumerate(text.splitlines(), 1):
@@ -82,7 +83,7 @@ class _Inlining:
 
 
 def _is_guarded(text):
-    """Whether the first two directives of a file are its guard's."""
+    """Whether the first two directives of a file are an include guard."""
     lines = [line for line in _COMMENT.sub("", text).splitlines() if line.strip()][:2]
     words = [match.groups() if (match := _DIRECTIVE.match(line)) else ("", "") for line in lines]
     return len(words) == 2 and [word for word, _ in words] == ["ifndef", "define"] and words[0][1] == words[1][1]

@@ -1,4 +1,4 @@
-"""Integer constants of a program, as far as attributes need them: `[[buffer(kIndex)]]`."""
+"""The integer constants of a program, which attributes may name: `[[buffer(kIndex)]]`."""
 
 from .arithmetic import ArithmeticFailure, evaluate
 
@@ -17,7 +17,7 @@ def constant_value(program, tokens):
 
 
 def _named_constants(program):
-    """Enumerators, and variables that cannot change, with an integer for a value."""
+    """The enumerators and the constant variables that have an integer value."""
     if program.integers is None:
         program.integers = {}
         for declaration in program.walk():

@@ -14,24 +14,25 @@ class Kernel:
     Positional arguments are bound to buffers 0, 1, 2 …: tensors of the device (at their first element),
     zero-dimensional CPU tensors, int (8 bytes), float (4 bytes), lists or tuples of ints, of floats, or of the device's
     tensors (their addresses), or None for one that a function constant turns off. A number whose bytes the kernel would
-    read as another number, a float for `constant int&` or an int for `constant float&`, is refused. The device is the
+    read as another number (a float for `constant int&`, or an int for `constant float&`) is refused. The device is the
     tensors' own, `mps` or `cuda`, where the kernel runs on PyTorch's current stream.
 
     Args:
         threads: the grid, an int or up to three; by default the number of elements of the first tensor.
-        group_size: threads per threadgroup, as many numbers as `threads` has; by default the most the kernel allows.
-        arg_casts: what scalars are converted to before they are bound: one of fp16, bf16, int32, int16, int8, uint8,
-            or a dict of such by argument.
+        group_size: threads per threadgroup, as many numbers as `threads` has; by default the most that the kernel
+            allows.
+        arg_casts: the type that scalars are converted to before they are bound: fp16, bf16, int32, int16, int8 or
+            uint8, or a dict from an argument's index to one of these.
         error_buf_idx: buffer index at which PyTorch's `device ErrorMessages*` is bound; what the kernel reports there
             is raised as a RuntimeError. The call then waits for the kernel.
-        threadgroup_memory: bytes behind the kernel's `[[threadgroup(i)]]` arguments: those of index 0, or a list by
-            index; 0 for one that it does not use. PyTorch's compile_shader cannot run such kernels.
+        threadgroup_memory: bytes behind the kernel's `[[threadgroup(i)]]` arguments: a number for index 0, or a list by
+            index; 0 for an argument that the kernel does not use. PyTorch's compile_shader cannot run such kernels.
 
     Raises:
-        RuntimeError: an argument cannot be bound, or is none of the kernel's type; or the grid is not known.
+        RuntimeError: an argument cannot be bound or does not fit the kernel's type, or the grid is not known.
         TypeError: a size or an index is no integer.
-        ValueError: a size or an index is out of range; threadgroups of more threads than the kernel allows.
-        metalcore.simulator.KernelError: the kernel is at fault (in checking mode).
+        ValueError: a size or an index is out of range, or a threadgroup has more threads than the kernel allows.
+        metalcore.simulator.KernelError: checking mode finds a fault in the kernel.
     """
 
     def __init__(self, library, name):

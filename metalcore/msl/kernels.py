@@ -1,4 +1,4 @@
-"""Kernels of a program: which there are, what their arguments are, and whether their threads synchronize."""
+"""The kernels of a program, their arguments, and whether their threads synchronize."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from .errors import error_at
 from .integers import constant_value
 
-# [[attribute]] -> what a thread of the grid finds there, named as in host/entry.h.
+# [[attribute]] -> the value that a thread finds there, named as in host/entry.h.
 BUILTINS = {
     "thread_position_in_grid": "position_in_grid",
     "thread_position_in_threadgroup": "position_in_threadgroup",
@@ -39,7 +39,7 @@ _REFUSED_ATTRIBUTES = {
     "intersection_function_table": "an intersection function table",
 }
 _REFUSED_STAGES = ("vertex", "fragment", "mesh", "object", "intersection", "visible", "stitchable")
-# Functions in which the threads of a threadgroup wait for one another, and the types whose operations do.
+# Functions in which the threads of a threadgroup wait for one another, and types whose operations do.
 _SYNCHRONIZING_CALLS = (
     "simd_",
     "quad_",
@@ -59,10 +59,10 @@ class Argument:
     """A kernel's parameter."""
 
     name: str
-    kind: str  # buffer, threadgroup, or a value of BUILTINS
+    kind: str  # buffer, threadgroup, or one of BUILTINS' values
     index: int = 0
-    condition: str = ""  # the function constant it depends on
-    type: str = ""  # as written, of what a buffer's reference refers to; "" for pointers
+    condition: str = ""  # the function constant that it depends on
+    type: str = ""  # what a buffer's reference refers to, as written; "" for pointers
     is_writable: bool = False  # whether the kernel may write to the buffer
 
 
@@ -70,23 +70,23 @@ class Argument:
 class Kernel:
     name: str  # host name
     named_at: object  # the declaration or explicit instantiation that names it
-    name_end: int  # index after its name and template arguments there
+    name_end: int  # index after its name and template arguments in that declaration
     declaration: object
     arguments: list
-    mentions: set = field(default_factory=set)  # names its template arguments mention
+    mentions: set = field(default_factory=set)  # names in its template arguments
     max_total_threads: int = 0
     synchronizes: bool = False
     has_threadgroup_variables: bool = False
 
 
 def find_kernels(program, waits=()):
-    """Every kernel that the host can name: plain kernels, and instantiations with a host name.
+    """Finds every kernel that the host can name: plain kernels, and instantiations with a host name.
 
     Args:
         waits: indices of tokens at which translated code will wait for the other threads.
 
     Raises:
-        MSLError: a kernel is of a kind, or takes an argument, that is not supported.
+        MSLError: a kernel, or one of its arguments, is of a kind that is not supported.
     """
     templates, kernels, seen = {}, [], {}
     for declaration in program.declarations:
@@ -98,9 +98,11 @@ def find_kernels(program, waits=()):
                 templates.setdefault(declaration.name, []).append(declaration)
             elif declaration.body is not None:
                 kernels.append(_plain_kernel(program, declaration))
-    for declaration in program.declarations:
-        if declaration.kind == "instantiation" and "host_name" in declaration.attributes:
-            kernels.append(_instantiated_kernel(program, declaration, templates))
+    kernels += [
+        _instantiated_kernel(program, declaration, templates)
+        for declaration in program.declarations
+        if declaration.kind == "instantiation" and "host_name" in declaration.attributes
+    ]
     unique = []
     for kernel in kernels:
         if kernel.name not in seen:
@@ -185,7 +187,7 @@ def _identifiers(program, first, last):
 
 
 def _synchronizes_itself(program, first, last, waits):
-    """Whether tokens[first:last] call a barrier or an operation of a simdgroup, or have an index of `waits`."""
+    """Whether tokens[first:last] call a barrier or an operation of a simdgroup, or hold an index of `waits`."""
     tokens = program.tokens
     for i in range(first, last):
         name = tokens[i].text
@@ -240,7 +242,7 @@ def _argument(program, declaration, first, last):
     for attribute, kind in BUILTINS.items():
         if attribute in attributes:
             return Argument(name, kind), True
-    words = set(_words(program, first, last))
+    words = set(program.words_of_pointers(first, last))
     unknown = [attribute for attribute in attributes if attribute not in ("function_constant", "maybe_unused")]
     if unknown:
         raise error_at(
@@ -257,9 +259,9 @@ def _argument(program, declaration, first, last):
 
 
 def _access(program, first, last):
-    """Argument.type and is_writable of a parameter."""
+    """The Argument.type and is_writable of a parameter."""
     name_at = program.declarator_name(first, last)
-    words = _words(program, first, last if name_at is None else name_at)
+    words = program.words_of_pointers(first, last if name_at is None else name_at)
     ends = [i for i, word in enumerate(words) if word in ("*", "&")]
     if not ends:
         return "", True  # a type that hides the pointer
@@ -269,20 +271,12 @@ def _access(program, first, last):
     return " ".join(plain) if reference else "", "constant" not in pointee and "const" not in pointee
 
 
-def _words(program, first, last):
-    """The words of a type, with those that its names stand for."""
-    words = []
-    for token in program.tokens[first:last]:
-        words += program.aliases().get(token.text, [token.text]) if token.kind == "id" else [token.text]
-    return words
-
-
 class Reachability:
-    """Which code may synchronize, by names alone: an over-approximation, so that no barrier is missed."""
+    """Which code may synchronize, by names alone. The answer errs to yes, so that no barrier is missed."""
 
     def __init__(self, program, waits):
         self._waits = waits
-        self._mentions = {}  # name -> identifiers in whatever is declared under it
+        self._mentions = {}  # name -> identifiers in all declarations of that name
         self._operators = set()  # identifiers in operators, which are called without being named
         self._synchronizing = set()
         self._add(program, program.declarations)
@@ -291,7 +285,8 @@ class Reachability:
     def _add(self, program, declarations):
         for declaration in declarations:
             if declaration.kind == "class":
-                # Naming a class may run its constructors, operators and initializers, but none of its named methods.
+                # Code that names a class may run its constructors, operators and initializers, and none of its named
+                # methods.
                 self._mention(program, declaration.name, declaration.first, declaration.body[0])
                 for member in declaration.members:
                     if (

@@ -18,7 +18,7 @@ class KernelNotFoundError(RuntimeError, AttributeError):
 
 
 def compile_shader(source, *, include_dirs=(), constants=None):
-    """Compiles MSL and gives access to its kernels, as `torch.mps.compile_shader` does; on `cuda` tensors as well.
+    """Compiles MSL and gives access to its kernels, as `torch.mps.compile_shader` does, and also on `cuda` tensors.
 
         lib = metalcore.compile_shader('''
             kernel void fill(device float* out, constant float& value, uint i [[thread_position_in_grid]]) {
@@ -33,16 +33,16 @@ def compile_shader(source, *, include_dirs=(), constants=None):
     Args:
         source: MSL text.
         include_dirs: directories in which `#include` looks, in order; PyTorch's own (`c10/metal/…`) come last.
-        constants: values of function constants: {index or name: bool, int, float or a tuple of them}, of the
-            constants' types. Not on a Mac.
+        constants: values of function constants: {index or name: bool, int, float or a tuple of them}, which fit the
+            constants' types. Not supported on a Mac.
 
     Returns:
-        A ShaderLibrary: its attributes are the program's kernels, and `dir()` lists them. On a Mac, PyTorch's.
+        A ShaderLibrary: its attributes are the program's kernels, and `dir()` lists them. On a Mac it is PyTorch's.
 
     Raises:
-        TypeError: an argument is of another type.
-        MSLError: the source does not compile, or a constant's value is none of its type; the message shows its lines
-            (a SyntaxError and a RuntimeError).
+        TypeError: an argument has another type.
+        MSLError: the source does not compile, or a value does not fit its constant; the message shows the source's
+            lines. An MSLError is a SyntaxError and a RuntimeError.
         CompilerNotFoundError: this machine has no C++ compiler or, on a CUDA device, no NVRTC.
     """
     if not isinstance(source, str):
@@ -75,7 +75,7 @@ class ShaderLibrary:
         self._target().prepare()
 
     def _target(self, device=None):
-        """What runs the kernels on a device; on the default one for None."""
+        """The target that runs the kernels on a device; None means the default device."""
         device = device or default_device()
         if device not in self._targets:
             self._targets[device] = target(self._program, device)

@@ -1,4 +1,4 @@
-"""Limits of Metal, and of Clang where Metal's compiler has Clang's."""
+"""Limits of Metal, and limits of Clang that Metal's compiler has too."""
 
 MAX_INDEX = 30  # of buffers and of threadgroup arguments
 MAX_CONSTANT_INDEX = 65535  # of function constants

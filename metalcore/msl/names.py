@@ -1,4 +1,4 @@
-"""Names of a program's outermost scope that metal_stdlib has too, in headers of ours if not in Apple's."""
+"""Names of a program's outermost scope that our metal_stdlib has too, even if Apple's does not."""
 
 import functools
 import re
@@ -9,7 +9,7 @@ _TRAITS = Path(__file__).parent / "include" / "metal" / "type_traits.h"
 
 @functools.lru_cache(maxsize=1)
 def traits():
-    """The names of the type traits of namespace metal."""
+    """The names of namespace metal's type traits."""
     text = _TRAITS.read_text(encoding="utf-8")
     imported = re.findall(r"^using std::(\w+);", text, re.MULTILINE)
     made = re.findall(r"\b(?:MSL_TRAIT|MSL_NUMBER_TRAIT|MSL_RELATION)\((is_\w+)", text)
@@ -17,8 +17,8 @@ def traits():
 
 
 def rename_like_traits(program, kernels):
-    """Gives what a program calls `decay` or `rank` another name, everywhere in it: beside `using namespace metal` the
-    name alone would mean either."""
+    """Renames what a program calls `decay`, `rank` or the like, everywhere in it: with `using namespace metal` the name
+    alone would be ambiguous."""
     tokens = program.tokens
     own = {
         declaration.name

@@ -1,4 +1,4 @@
-"""Numbers of Python as values of MSL's number types: which fit."""
+"""Which numbers of Python fit MSL's number types."""
 
 import functools
 import math
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 _INTEGERS = {"char": (8, True), "uchar": (8, False), "short": (16, True), "ushort": (16, False), "int": (32, True),
              "uint": (32, False), "unsigned": (32, False), "long": (64, True), "ulong": (64, False),
-             "size_t": (64, False), "ptrdiff_t": (64, True)}  # bits, and whether signed  # fmt: skip
+             "size_t": (64, False), "ptrdiff_t": (64, True)}  # (bits, whether it is signed)  # fmt: skip
 _FIXED = {f"{u}int{bits}_t": (bits, not u) for u in ("", "u") for bits in (8, 16, 32, 64)}
 _FLOATS = {"half": (16, 65504.0), "bfloat": (16, 3.3895313892515355e38), "float": (32, 3.4028234663852886e38)}
 _VECTOR = re.compile(r"(.*[a-z])([234])")
@@ -16,13 +16,13 @@ _VECTOR = re.compile(r"(.*[a-z])([234])")
 class NumberType(NamedTuple):
     """A scalar or vector type of MSL."""
 
-    name: str  # of the scalar
+    name: str  # the scalar's name
     count: int
-    bits: int  # of a scalar
+    bits: int  # the scalar's size
     kind: type  # bool, int or float
-    low: int = 0  # what an int is from, and up to
+    low: int = 0  # the least int; `high` is the greatest
     high: int = 1
-    largest: float = math.inf  # finite value of a float
+    largest: float = math.inf  # the largest finite float
 
 
 @functools.lru_cache(maxsize=256)
@@ -44,10 +44,10 @@ def number_type(text):
 
 
 def misfit(value, type_, *, either_sign=False):
-    """Why a bool, int or float is no value of a NumberType's scalar; None where it is one.
+    """Why a bool, int or float does not fit a NumberType's scalar; None where it fits.
 
     Args:
-        either_sign: an integer may be given as the signed or the unsigned one of the same bits.
+        either_sign: accept an integer that is the signed or the unsigned reading of the type's bits.
     """
     if type_.kind is float:
         finite = isinstance(value, float) and not math.isfinite(value)

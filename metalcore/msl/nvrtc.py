@@ -13,10 +13,10 @@ from .cuda_source import NAMESPACE
 from .errors import CompilerNotFoundError, MSLError, quote_error
 
 INCLUDE = Path(__file__).parent / "include"
-# No fast math: what MSL leaves to the GPU is as accurate as CUDA's own functions.
+# No fast math: functions whose accuracy MSL leaves to the GPU are as accurate as CUDA's own.
 FLAGS = (
     "-std=c++20",  # designated initializers
-    "--device-as-default-execution-space",  # functions of MSL have no annotation
+    "--device-as-default-execution-space",  # MSL's functions have no annotation
     "--device-int128",
     "--fmad=true",
     "--ftz=false",
@@ -25,16 +25,16 @@ FLAGS = (
     "--disable-warnings",
 )
 _INCLUDE = (f"--include-path={INCLUDE}", f"--include-path={INCLUDE / 'cuda'}")
-# With C++20's built-ins, and without setting the process's locale to "C", as those before do. PyTorch 2.10 has it.
+# The first version that has C++20's built-ins and does not set the process's locale to "C". PyTorch 2.10 comes with it.
 _OLDEST = (12, 6)
-_MAJORS = (13, 12)  # whose libraries are looked for by name
+_MAJORS = (13, 12)  # major versions, whose libraries are looked for by name
 
 
 class NVRTC:
-    """An NVRTC library. It is opened when it first has to compile; its version is known before."""
+    """An NVRTC library. It is opened when it first compiles; its version is known before."""
 
     def __init__(self, path):
-        self.path = Path(os.path.realpath(path))  # whose name has the version
+        self.path = Path(os.path.realpath(path))  # the real file's name has the version
         self._lock = threading.Lock()
         self._library = None
 
@@ -43,7 +43,7 @@ class NVRTC:
 
     @functools.cached_property
     def version(self):
-        """(major, minor). The name of the library of builtins says it, which saves opening 100 MB to find a cubin."""
+        """(major, minor). The name of the library of builtins tells it, so a cubin is found without opening 100 MB."""
         for path in self._builtins():
             return tuple(map(int, re.search(r"\.so\.(\d+)\.(\d+)", path).groups()))
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -51,7 +51,7 @@ class NVRTC:
         return major.value, minor.value
 
     def architectures(self):
-        """The compute capabilities that it compiles for, as 75, 80 …, ascending."""
+        """The compute capabilities that it compiles for, ascending: 75, 80 …."""
         library, count = self._open(), ctypes.c_int()
         self._check(library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
         found = (ctypes.c_int * count.value)()
@@ -59,8 +59,8 @@ class NVRTC:
         return sorted(found)
 
     def target(self, capability):
-        """The value of --gpu-architecture for a GPU of this compute capability (90 for 9.0): its own, or where the GPU
-        is newer than this NVRTC, PTX of the newest before it, which the driver compiles.
+        """The value of --gpu-architecture for a GPU of this compute capability (90 for 9.0): its own architecture. For
+        a GPU that is newer than this NVRTC it is the newest virtual one, whose PTX the driver compiles.
 
         Raises:
             CompilerNotFoundError: this NVRTC no longer compiles for such an old GPU.
@@ -80,7 +80,7 @@ class NVRTC:
         """Compiles CUDA C++. Several threads may compile at once.
 
         Args:
-            text: the program, its kernels `extern "C"`.
+            text: the program, whose kernels are `extern "C"`.
             capability: the GPU's compute capability, as 90 for 9.0.
             msl: the user's source, quoted in errors.
             filename: how errors call it.
@@ -121,7 +121,8 @@ class NVRTC:
         return self._library.nvrtcGetErrorString(result).decode()
 
     def _builtins(self):
-        """Paths of the libraries of builtins beside it, of its version as far as its name tells; the newest first."""
+        """The paths of the libraries of builtins beside it, the newest first, of its version as far as its name tells
+        that."""
         release = re.search(r"\.so\.(\d+)(\.\d+)?", self.path.name)
         if not release:
             return []
@@ -133,7 +134,7 @@ class NVRTC:
         with self._lock:
             if self._library is None:
                 try:
-                    # NVRTC opens its builtins by name, which it need not find by itself in a Python package.
+                    # NVRTC opens its builtins by name, and may not find them in a Python package by itself.
                     for path in self._builtins()[:1]:
                         ctypes.CDLL(path)
                     self._library = ctypes.CDLL(os.fspath(self.path))
@@ -143,11 +144,12 @@ class NVRTC:
 
 
 def find():
-    """The NVRTC to use: $METALCORE_NVRTC, else the first that is new enough of the one this process has open, those of
-    NVIDIA's Python packages (where PyTorch's is), and the system's; those of PyTorch's own CUDA release come first.
+    """The NVRTC to use: $METALCORE_NVRTC, or else the first one that is new enough among the one that this process has
+    open, those of NVIDIA's Python packages (PyTorch's is there), and the system's. Those of PyTorch's CUDA release come
+    first.
 
     Raises:
-        CompilerNotFoundError: there is none, or none new enough.
+        CompilerNotFoundError: there is none, or none is new enough.
     """
     return _find(os.environ.get("METALCORE_NVRTC"), os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
 
@@ -161,7 +163,7 @@ def _find(explicit, *homes):
             if nvrtc.version >= _OLDEST:
                 return nvrtc
             unusable.append(repr(nvrtc))
-        except (CompilerNotFoundError, AttributeError) as error:  # not there, no library, or another library
+        except (CompilerNotFoundError, AttributeError) as error:  # the file is missing, no library, or another library
             unusable.append(f"{nvrtc.path}: {error}")
     looked = [f"METALCORE_NVRTC={explicit}"] if explicit else [*map(str, _folders(homes)), "the system's libraries"]
     raise CompilerNotFoundError(
@@ -172,7 +174,7 @@ def _find(explicit, *homes):
 
 
 def _candidates(homes):
-    """Paths of libraries, in the order of preference."""
+    """The paths of libraries, in the order of preference."""
     paths = [_loaded()]
     for folder in _folders(homes):
         for name in (*(f"libnvrtc.so.{major}" for major in _MAJORS), "libnvrtc.so"):
@@ -194,7 +196,7 @@ def _loaded():
 
 
 def _folders(homes):
-    """Where libraries may lie: NVIDIA's packages, Conda's, CUDA's home, its usual place."""
+    """The folders in which libraries may lie: NVIDIA's packages, Conda's, CUDA's home, its usual place."""
     spec = importlib.util.find_spec("nvidia")
     packages = [Path(path) for path in (spec.submodule_search_locations or ())] if spec else []
     folders = [folder for package in packages for folder in sorted(package.glob("*/lib"), reverse=True)]
@@ -205,7 +207,7 @@ def _folders(homes):
 
 
 def _of_the_loader():
-    """The path of what the dynamic loader finds by name."""
+    """The path of the library that the dynamic loader finds by name."""
     for name in (*(f"libnvrtc.so.{major}" for major in _MAJORS), "libnvrtc.so"):
         try:
             ctypes.CDLL(name)

@@ -1,10 +1,9 @@
-"""Functions that address spaces alone tell apart: which of them a call means is told as it runs, from where its
-pointers point.
+"""Functions that differ in address spaces only. A call chooses between them as it runs, by where its pointers point.
 
-To C++ such functions are one. Where their bodies say the same, one is left. Where not, each gets a name of its own, and
-a function of the old name asks where its arguments (and, for methods, the object) lie, and calls the one for there: in
-a program that Metal accepts that is the one which the types tell. What is `device` and what `constant` no address
-tells; functions that differ in these alone are refused.
+In C++ such functions are the same one. Where their bodies are the same, one of them stays. Otherwise each gets a new
+name, and a function of the old name finds where its arguments (and a method's object) lie, and calls the function for
+that place. In a program that Metal accepts this is the function that the types choose. An address does not tell
+`device` from `constant`, so functions that differ in these two alone are refused.
 """
 
 from dataclasses import dataclass, field
@@ -14,9 +13,9 @@ from .duplicates import declaration_key, signature_words, template_names
 from .errors import error_at
 from .rewrite import erase
 
-# Where a pointer points, as far as its address tells: values of msl::Space.
+# Places that an address tells apart: values of msl::Space.
 _PLACES = {"device": "memory", "constant": "memory", "threadgroup": "threadgroup", "thread": "thread", None: None}
-# Integers, which calls convert: a function that stands for several takes the widest.
+# Integers. Calls convert them, so a function that stands for several takes the widest.
 _WHOLE = {"char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "size_t", "bool", "unsigned",
           "int8_t", "uint8_t", "int16_t", "uint16_t", "int32_t", "uint32_t", "int64_t", "uint64_t"}  # fmt: skip
 
@@ -26,18 +25,18 @@ class Parameter:
     first: int
     last: int
     name: int  # index, or None
-    spaces: list  # of what each pointer of its declarator points to, from the outermost; None where none is named
-    is_pointer: bool  # its outermost pointer is one, rather than a reference
-    default: int  # index of its =, or None
+    spaces: list  # the address space that each of its pointers points into, outermost first; None where none is named
+    is_pointer: bool  # its outermost pointer is a pointer, not a reference
+    default: int  # index of its default's =, or None
 
 
 @dataclass
 class Function:
     declaration: object
     parameters: list
-    vectors: list = field(default_factory=list)  # {(position, depth): space} of it and of those with the same body
+    space_maps: list = field(default_factory=list)  # its {(position, depth): space}, and those of equal functions
     types: list = ()  # the words of each parameter's type without spaces
-    header: tuple = ()  # the words of its templates, without their names
+    header: tuple = ()  # the words of its templates' parameters, without their names
     result: list = ()  # the words before its name
     key: tuple = None
     qualifiers: str = ""  # the words after its parameters
@@ -45,12 +44,13 @@ class Function:
 
     @property
     def least(self):
-        """The number of arguments that it needs."""
+        """The least number of arguments that a call needs."""
         return sum(parameter.default is None for parameter in self.parameters)
 
 
 class Overloads:
-    """The functions of a program that differ in address spaces. Made while the program has its address spaces."""
+    """The functions of a program that differ in address spaces. It must be made before the address spaces are
+    erased."""
 
     def __init__(self, program):
         self.program = program
@@ -59,15 +59,15 @@ class Overloads:
         for declaration in program.walk():
             if declaration.kind == "function":
                 function = Function(declaration, _parameters(program, reader, declaration))
-                function.vectors.append(_vector(program, function))
+                function.space_maps.append(_space_map(program, function))
                 self.functions.append(function)
 
     def merge(self):
-        """Drops functions that are the same as an earlier one, and finds those that are to be told apart. To be called
-        once the address spaces are gone.
+        """Drops functions that are the same as an earlier one, and finds those between which calls must choose. It must
+        be called after the address spaces are erased.
 
         Raises:
-            MSLError: functions differ in ways that nothing tells.
+            MSLError: functions differ in a way that no address tells.
         """
         tokens, sets = self.program.tokens, {}
         for function in self.functions:
@@ -94,19 +94,19 @@ class Overloads:
             function.qualifiers = program.text(declaration.parameters[1] + 1, end)
 
     def _without_duplicates(self, functions):
-        left = []
+        kept = []
         for function in functions:
-            same = next((f for f in left if f.key == function.key and function.key is not None and
-                         f.vectors[0] != function.vectors[0] and f.body == function.body), None)  # fmt: skip
+            same = next((f for f in kept if f.key == function.key and function.key is not None and
+                         f.space_maps[0] != function.space_maps[0] and f.body == function.body), None)  # fmt: skip
             if same is None:
-                left.append(function)
+                kept.append(function)
             else:
-                same.vectors += function.vectors
+                same.space_maps += function.space_maps
                 erase(self.program.tokens, function.declaration.first, function.declaration.last)
-        return left
+        return kept
 
     def _merge_set(self, functions):
-        """Groups functions of one name that a call could mistake for each other."""
+        """Groups the functions of one name that a call could confuse."""
         group_of = {}
         for i, a in enumerate(functions):
             for b in functions[i + 1 :]:
@@ -124,11 +124,13 @@ class Overloads:
             self.groups.append(group)
 
     def _mistakable(self, a, b):
-        """Whether calls of `a` and `b` look the same to C++, though address spaces tell them apart."""
+        """Whether calls of `a` and `b` look the same in C++ and differ in address spaces."""
         count = min(len(a.parameters), len(b.parameters))
         if a.header != b.header or max(a.least, b.least) > count or a.body == b.body:
             return False
-        if not any(x.get(at) != y[at] for x in a.vectors for y in b.vectors for at in y if at[0] < count and at in x):
+        if not any(
+            x.get(at) != y[at] for x in a.space_maps for y in b.space_maps for at in y if at[0] < count and at in x
+        ):
             return False
         for x, y in zip(a.types, b.types):
             if x != y and not (" ".join(x) in _WHOLE and " ".join(y) in _WHOLE):
@@ -138,10 +140,10 @@ class Overloads:
         return True
 
     def _overlap(self, a, b):
-        """Whether arguments could fit both a template and another function, which address spaces tell apart."""
+        """Whether the same arguments could fit a template and another function, which differ in address spaces."""
         count = min(len(a.parameters), len(b.parameters))
-        differ = any(x[at] and y[at] and x[at] != y[at]
-                     for x in a.vectors for y in b.vectors for at in y if at[0] < count and x.get(at))  # fmt: skip
+        pairs = [(x.get(at), y[at]) for x in a.space_maps for y in b.space_maps for at in y if at[0] < count]
+        differ = any(x and y and x != y for x, y in pairs)
         if not differ or max(a.least, b.least) > count or a.body == b.body:
             return False
         for x, y in zip(a.types, b.types):
@@ -170,16 +172,16 @@ class Overloads:
         if any(depth > 1 or depth == 1 and group[0].parameters[at].is_pointer for at, depth in differing):
             self._refuse(group, "what pointers to pointers point to is not looked at")
         for function in group:
-            for vector in function.vectors:
-                places = tuple(_PLACES[vector.get(at)] for at in differing)
+            for spaces in function.space_maps:
+                places = tuple(_PLACES[spaces.get(at)] for at in differing)
                 if seen.setdefault(places, function) is not function:
                     self._refuse([seen[places], function], "no address tells device from constant memory")
 
     def _differing(self, group):
         count = min(len(function.parameters) for function in group)
-        vectors = [vector for function in group for vector in function.vectors]
-        places = sorted({at for vector in vectors for at in vector if at[0] < count})
-        return [at for at in places if len({_PLACES[v.get(at)] for v in vectors}) > 1] or places
+        space_maps = [spaces for function in group for spaces in function.space_maps]
+        places = sorted({at for spaces in space_maps for at in spaces if at[0] < count})
+        return [at for at in places if len({_PLACES[v.get(at)] for v in space_maps}) > 1] or places
 
     def _refuse(self, group, reason):
         tokens = self.program.tokens
@@ -193,12 +195,12 @@ class Overloads:
     # Writing --------------------------------------------------------------------------------------------------------
 
     def write(self):
-        """Renames the functions and writes those that choose between them; the last of all rewrites."""
+        """Renames the functions and writes those that choose between them. This is the last rewrite."""
         for number, group in enumerate(self.groups):
             last = max((function.declaration for function in group), key=lambda declaration: declaration.last)
             arities = {len(f.parameters) for f in group} | {n for f in group for n in range(f.least, len(f.parameters))}
             if all(f.types == group[0].types for f in group):
-                arities = {None}  # one function, with the defaults of the first
+                arities = {None}  # one chooser, with the defaults of the first function
             choosers = [self._chooser(group, arity, number) for arity in sorted(arities, key=str)]
             tokens = self.program.tokens
             for i, function in enumerate(group):
@@ -213,7 +215,7 @@ class Overloads:
                 tokens[last.last - 1].text += " " + " ".join(head + body for _, head, body in choosers)
 
     def _chooser(self, group, arity, number):
-        """(head, head without defaults, body) of the function that chooses, for so many arguments or all."""
+        """(head, head without defaults, body) of the function that chooses, for `arity` arguments or for all."""
         program, chosen = self.program, group[0]
         if arity is not None:
             chosen = next(f for f in group if f.least <= arity <= len(f.parameters))
@@ -244,14 +246,14 @@ class Overloads:
             call = f"return {_name(number, i)}{arguments}({', '.join(names)});"
             if len(taken) == 1:
                 return call
-            for vector in function.vectors:
+            for spaces in function.space_maps:
                 tests = [
-                    f"msl::space_of({self._pointer(function, at, names)}) == msl::Space::{_PLACES[vector[at]]}"
+                    f"msl::space_of({self._pointer(function, at, names)}) == msl::Space::{_PLACES[spaces[at]]}"
                     for at in differing
-                    if vector.get(at)
+                    if spaces.get(at)
                 ]
                 texts.append((len(differing) - len(tests), f"if ({' && '.join(tests) or 'true'}) {call}"))
-        # Those that take any address space come last.
+        # Functions that take any address space come last.
         texts = dict.fromkeys(text for _, text in sorted(texts, key=lambda text: text[0]))
         return " ".join(texts) + " msl::fault();"
 
@@ -286,7 +288,7 @@ def _templates(program, declaration, with_defaults):
 
 
 def _named(program, parameter, name):
-    """The text of a parameter under another name."""
+    """The text of a parameter with another name."""
     tokens, last = program.tokens, parameter.last if parameter.default is None else parameter.default
     at = last if parameter.name is None else parameter.name
     after = last if parameter.name is None else parameter.name + 1
@@ -299,7 +301,8 @@ def _named(program, parameter, name):
 
 
 def _template_arguments(program, declaration):
-    """What follows the name of a function in a call with its template's arguments, as far as these have names."""
+    """The template arguments that follow the name of a function in a call, as far as its template's parameters have
+    names."""
     tokens, names = program.tokens, []
     for opening, closing in declaration.templates[-1:]:
         for first, last in program.split_parameters(opening, closing):
@@ -326,7 +329,7 @@ def _parameters(program, reader, declaration):
         for pointer in pointers:
             words = [*read.spaces, *(declarator.spaces if declarator else ())]
             named = sorted((tokens[s].text for s in words if before <= s < pointer), key="thread".__eq__)
-            spaces.append(named[0] if named else None)  # `thread` beside another says nothing
+            spaces.append(named[0] if named else None)  # `thread` beside another space has no meaning
             before = pointer
         default = next((i for i in range(first, last) if tokens[i].text == "="), None)
         name = declarator.name if declarator else None
@@ -334,19 +337,19 @@ def _parameters(program, reader, declaration):
     return found
 
 
-def _vector(program, function):
-    """{(position, depth): space, None for any}: of what pointers among the parameters point to; the object's position
+def _space_map(program, function):
+    """{(position, depth): the space that this pointer of a parameter points into, None for any}; the object's position
     is -1."""
     tokens, declaration = program.tokens, function.declaration
-    vector = {
+    spaces = {
         (position, depth): space
         for position, parameter in enumerate(function.parameters)
         for depth, space in enumerate(parameter.spaces)
     }
-    vector[-1, 0] = None
+    spaces[-1, 0] = None
     for token in tokens[declaration.parameters[1] + 1 : declaration.last]:
         if token.text in ("{", ":", ";", "->", "="):
             break
         if token.text in SPACES:
-            vector[-1, 0] = token.text
-    return vector
+            spaces[-1, 0] = token.text
+    return spaces

@@ -1,7 +1,7 @@
 """Finds the declarations of an MSL program: kernels, functions, types, variables, instantiations.
 
-This is no C++ parser. It recognizes where a declaration begins and ends, what it is called and what its parameters are;
-what stands inside bodies and expressions is left to the C++ compiler behind the translator.
+This is no C++ parser. It finds where a declaration begins and ends, its name and its parameters. Bodies and expressions
+are left to the C++ compiler behind the translator.
 """
 
 from .errors import error_at
@@ -13,7 +13,7 @@ _ASSIGNABLE = ("=", ";", ",", "{")
 
 
 class Declaration:
-    """One declaration: tokens[first:last], and the parts of it that its kind has."""
+    """One declaration, tokens[first:last], with the parts that its kind has."""
 
     def __init__(self, kind, name, first, last, scope):
         self.kind = kind  # function, class, variable, alias or instantiation
@@ -21,7 +21,7 @@ class Declaration:
         self.first = first
         self.last = last
         self.scope = scope  # names of the enclosing namespaces and classes
-        self.owner = None  # the class it is a member of
+        self.owner = None  # the class that it is a member of
         self.head = first  # first token after `template <…>`
         self.templates = []  # (index of <, index of >) of each template header
         self.name_at = None  # index of the name's first token
@@ -50,26 +50,56 @@ class Program(Syntax):
         super().__init__(tokens)
         self.declarations = []
         self.integers = None  # named integer constants, found when first asked for
-        self.pointers = None  # so are names of pointer types
+        self._aliases = None
         self._scope(0, len(tokens), (), None)
 
     def walk(self, declarations=None):
-        """Every declaration, members of classes included."""
+        """Every declaration, with the members of classes."""
         for declaration in self.declarations if declarations is None else declarations:
             yield declaration
             yield from self.walk(declaration.members)
 
     def aliases(self):
-        """name -> the words it stands for, of every `using` and `typedef` of a pointer or a reference."""
-        if self.pointers is None:
-            self.pointers = {}
+        """{name: the words of its type} of every `using` and `typedef`, except those of arrays and functions.
+
+        A name of a name has the words of the latter. If a name has several meanings, one that is a pointer counts.
+        """
+        if self._aliases is None:
+            found = {}
             for declaration in self.walk():
-                if declaration.kind == "alias" and declaration.name:
-                    words = [token.text for token in self.tokens[declaration.head + 1 : declaration.last - 1]]
-                    words = words[words.index("=") + 1 :] if "=" in words else words[:-1]
-                    if words and words[-1] in ("*", "&"):
-                        self.pointers[declaration.name] = words
-        return self.pointers
+                if declaration.kind == "alias":
+                    for name, words in self._alias_types(declaration):
+                        if name not in found or words[-1] in ("*", "&"):
+                            found[name] = words
+            self._aliases = {name: _resolved(name, found) for name in found}
+        return self._aliases
+
+    def words_of_pointers(self, first, last):
+        """The words of tokens[first:last], with those of the type for each name of a pointer or a reference."""
+        words = []
+        for token in self.tokens[first:last]:
+            meaning = self.aliases().get(token.text, ())
+            words += meaning if {"*", "&"} & set(meaning[-2:]) else [token.text]
+        return words
+
+    def _alias_types(self, declaration):
+        """(name, the words of its type) of each name that a `using` or a `typedef` declares."""
+        tokens, first, end = self.tokens, declaration.head, declaration.last - 1
+        if tokens[first].text == "using":
+            words = [token.text for token in tokens[first:end]]
+            if declaration.name and words[-1] != "=" and "=" in words:
+                yield declaration.name, words[words.index("=") + 1 :]
+        elif tokens[first].text == "typedef":
+            specifiers = []
+            for i, (start, last) in enumerate(self.split_parameters(first, end)):
+                words = [token.text for token in tokens[start : last - 1]]
+                if i == 0:
+                    pointers = next((n for n, word in enumerate(reversed(words)) if word not in ("*", "&")), 0)
+                    specifiers = words[: len(words) - pointers]
+                else:
+                    words = specifiers + words
+                if words and tokens[last - 1].kind == "id":
+                    yield tokens[last - 1].text, words
 
     def _scope(self, i, end, scope, owner):
         tokens = self.tokens
@@ -108,7 +138,7 @@ class Program(Syntax):
         return self.partner[i] + 1
 
     def _to_semicolon(self, i, end):
-        """The index after the `;` that ends the statement around i."""
+        """The index after the `;` that ends the statement around the token at i."""
         while i < end:
             text = self.tokens[i].text
             if text == ";":
@@ -212,7 +242,7 @@ class Program(Syntax):
             names = [token.text for token in tokens[self.partner[body] : declaration.last] if token.kind == "id"]
             declaration.name = names[0] if names else ""
         if tokens[key].text != "enum":
-            self._scope(body + 1, self.partner[body], declaration.scope + (declaration.name,), declaration)
+            self._scope(body + 1, self.partner[body], (*declaration.scope, declaration.name), declaration)
         return self._add(declaration, owner)
 
     def _function_or_variable(self, declaration, i, end, owner):
@@ -333,3 +363,15 @@ class Program(Syntax):
                 declaration.name_end = i
             else:
                 i += 1
+
+
+def _resolved(name, aliases):
+    """The words of the type that a name stands for, through names of names."""
+    words, seen, qualifiers = aliases[name], {name}, []
+    while len(plain := [word for word in words if word not in ("const", "volatile")]) == 1:
+        if plain[0] not in aliases or plain[0] in seen:
+            break
+        seen.add(plain[0])
+        qualifiers += [word for word in words if word not in plain]
+        words = aliases[plain[0]]
+    return words + qualifiers

@@ -1,11 +1,11 @@
 """The C preprocessor of MSL: pcpp with Apple's predefined macros, giving tokens that know their file and line.
 
-What pcpp lacks is added here: `__has_include`, `__VA_OPT__`, `#import`, and a lexer that knows C++ numbers and
-operators (pcpp's own splits ``1.f`` and would expand a macro named ``f`` in it).
+pcpp lacks `__has_include`, `__VA_OPT__`, `#import` and `#elifdef`: they are added here.
 """
 
 import copy
 import io
+import itertools
 import os
 import re
 
@@ -14,151 +14,32 @@ import pcpp
 from .arithmetic import OPERATOR_WORDS, ArithmeticFailure, evaluate
 from .errors import MSLError
 from .limits import MAX_INCLUDE_DEPTH
-from .tokens import LEXICAL, Token, refuse_deep_nesting, tokenize
-
-# What Apple's compiler predefines for `-std=metal3.1` on a Mac.
-PREDEFINED = {
-    "__METAL__": "1",
-    "__METAL_VERSION__": "310",
-    "__METAL_MACOS__": "1",
-    "__METAL_MEMORY_SCOPE_SYSTEM__": "3",
-    "__HAVE_BFLOAT__": "1",
-    "__HAVE_SIMDGROUP_MATRIX__": "1",
-    "__HAVE_SIMDGROUP_BARRIER__": "1",
-    "__HAVE_SIMDGROUP_REDUCTION__": "1",
-    "__HAVE_QUADGROUP_FUNCTION__": "1",
-    "__HAVE_ATOMIC_ULONG__": "1",
-    "__HAVE_ATOMIC_ULONG_MIN_MAX__": "1",
-    "__HAVE_NATIVE_INT64__": "1",
-    "__APPLE__": "1",
-    "__MACH__": "1",
-    "__ENVIRONMENT_MAC_OS_X_VERSION_MIN_REQUIRED__": "140000",
-    "__LITTLE_ENDIAN__": "1",
-    "__clang__": "1",
-    "__clang_major__": "17",
-    "__clang_minor__": "0",
-    "__clang_patchlevel__": "0",
-    "__GNUC__": "4",
-    "__GNUC_MINOR__": "2",
-    "__cplusplus": "201703L",
-    "__CHAR_BIT__": "8",
-    "__FLT16_MAX__": "65504.0h",  # GCC's own has a suffix that MSL has not
-    "__has_attribute(x)": "1",
-    "__has_builtin(x)": "0",
-    "__has_feature(x)": "0",
-    "__has_extension(x)": "0",
-    "__has_cpp_attribute(x)": "1",
-}
-
-# `<metal_stdlib>` and every header it is made of; the translated code gets them all from host/prelude.h.
-STANDARD_HEADERS = frozenset(
-    "metal_" + name
-    for name in (
-        "stdlib algorithm array atomic cmath color command_buffer common compute config complex curves depth "
-        "extended_vector function_constant geometric graphics imageblocks integer initializer_list interpolate limits "
-        "logging math matrix mesh numeric numeric_limits pack packing pixel pull_model quadgroup raster_order_group "
-        "raytracing reference_wrapper relational simdgroup simdgroup_matrix stdint stdlib_extras tessellation texture "
-        "tuple type_traits types uniform utility vector visible_function_table work_distribution assert barrier "
-        "cooperative_tensor tensor performance_primitives"
-    ).split()
-) | {
-    "simd/simd.h",
-    "simd/types.h",
-    "simd/vector_types.h",
-    "simd/matrix_types.h",
-    "simd/vector.h",
-    "simd/matrix.h",
-    "metal_types",
-    "TargetConditionals.h",
-    "stdint.h",
-    "cstdint",
-    "stddef.h",
-    "cstddef",
-    "limits.h",
-    "float.h",
-}
+from .pcpp_lexer import Lexer, LexToken, lexed
+from .predefined import PREDEFINED, STANDARD_HEADERS
+from .tokens import Token, refuse_deep_nesting, tokenize
 
 _INCLUSIONS = 5_000
-# Tokens that macros may be replaced by, nested replacements counted anew: these, and so many for each character read.
-# MLX's quantized.metal makes 1.5 million of 300,000 characters.
+# How many tokens macros may expand to, with every nested expansion counted: this many, and more for each character.
+# MLX's quantized.metal makes 1.5 million tokens of 300,000 characters.
 _EXPANSION = 400_000
 _EXPANSION_BY_CHARACTER = 32
 _BLANKS = ("CPP_WS", "CPP_LINECONT", "CPP_COMMENT1", "CPP_COMMENT2")
 _NAMES_A_MACRO = ("define", "undef", "ifdef", "ifndef")
 _WANTED = {"if": "an expression", "elif": "an expression", "include": "the name of a file"}
-_TYPES = {
-    "ws": "CPP_WS",
-    "newline": "CPP_WS",
-    "continuation": "CPP_LINECONT",
-    "id": "CPP_ID",
-    "str": "CPP_STRING",
-    "delimiter": "CPP_STRING",
-    "char": "CPP_CHAR",
-}
-_OPERATORS = {
-    "#": "POUND", "##": "DPOUND", "+": "PLUS", "-": "MINUS", "*": "STAR", "/": "FSLASH", "%": "PERCENT", "|": "BAR",
-    "&": "AMPERSAND", "~": "TILDE", "^": "HAT", "<": "LESS", ">": "GREATER", "=": "EQUAL", "!": "EXCLAMATION",
-    "?": "QUESTION", "(": "LPAREN", ")": "RPAREN", "[": "LBRACKET", "]": "RBRACKET", "{": "LCURLY", "}": "RCURLY",
-    ".": "DOT", ",": "COMMA", ";": "SEMICOLON", ":": "COLON", "\\": "BSLASH", "->": "DEREFERENCE", "-=": "MINUSEQUAL",
-    "--": "MINUSMINUS", "<<": "LSHIFT", "<=": "LESSEQUAL", ">>": "RSHIFT", ">=": "GREATEREQUAL", "||": "LOGICALOR",
-    "|=": "OREQUAL", "&&": "LOGICALAND", "&=": "ANDEQUAL", "==": "EQUALITY", "!=": "INEQUALITY", "^=": "XOREQUAL",
-    "*=": "MULTIPLYEQUAL", "/=": "DIVIDEEQUAL", "+=": "PLUSEQUAL", "++": "PLUSPLUS", "%=": "PERCENTEQUAL",
-    "<<=": "LSHIFTEQUAL", ">>=": "RSHIFTEQUAL",
-}  # fmt: skip
-
-
-class _LexToken:
-    """What pcpp reads of a token; `expanded_from` is added by pcpp."""
-
-    def __init__(self, type, value, lineno, lexpos):
-        self.type, self.value, self.lineno, self.lexpos = type, value, lineno, lexpos
-
-
-class _Lexer:
-    """Stands in for pcpp's PLY lexer, over the pattern that the rest of the front end uses."""
-
-    def __init__(self):
-        self.lineno = 1
-
-    def clone(self):
-        return copy.copy(self)
-
-    def input(self, text):
-        self.lineno = 1
-        self._matches = LEXICAL.finditer(text)
-
-    def token(self):
-        match = next(self._matches, None)
-        if match is None:
-            return None
-        kind, text = match.lastgroup, match.group()
-        if kind in _TYPES:
-            type = _TYPES[kind]
-            if kind == "continuation":
-                text = text[1:-1]
-        elif kind == "op":
-            type = "CPP_" + _OPERATORS.get(text, "OTHER")
-        elif kind == "num":
-            type = "CPP_INTEGER" if text.rstrip("uUlL").isalnum() else "CPP_FLOAT"
-        else:
-            type = "CPP_COMMENT1" if text.startswith("/*") else "CPP_COMMENT2"
-        token = _LexToken(type, text, self.lineno, match.start())
-        self.lineno += match.group().count("\n")
-        return token
 
 
 class _Preprocessor(pcpp.Preprocessor):
     def __init__(self, include_dirs, filename):
         self._inclusions = 0
-        self._expansion = _EXPANSION  # how many tokens macros may still be replaced by
-        super().__init__(_Lexer())
+        self._expansion = _EXPANSION  # how many tokens macros may still expand to
+        super().__init__(Lexer())
         self.included = {}  # path -> content of every file read
         self._importing = False
         self._expanding_in = filename
         self._has_else = []  # for each open #if, whether its #else has been read
         for directory in include_dirs:
             self.add_path(os.fspath(directory))
-        # Files are called by their absolute paths, the program by the name it was given.
+        # Messages name files by their absolute paths, and the program by the name that it was given.
         self.rewrite_paths = [(re.escape(os.path.abspath(filename)) + "$", lambda match: filename)]
 
     # Errors carry the user's line and end the translation.
@@ -178,7 +59,7 @@ class _Preprocessor(pcpp.Preprocessor):
         if directive.value == "error":
             self.on_error(directive.source, directive.lineno, f"#error {text}")
         elif directive.value == "pragma" and text.split()[:1] == ["METAL"]:
-            pass  # fp math_mode and the like: the host always computes as precise
+            pass  # such as fp math_mode: the host's math is always precise
         elif directive.value not in ("pragma", "warning", "line", "ident"):
             self.on_error(directive.source, directive.lineno, f"invalid preprocessing directive '#{directive.value}'")
         return True
@@ -228,17 +109,17 @@ class _Preprocessor(pcpp.Preprocessor):
             elif directive in ("elifdef", "elifndef"):
                 words[1].value = "elif"
                 at, test = line.index(words[1]) + 1, " defined" if directive == "elifdef" else " !defined"
-                line = [*line[:at], *_lexed(test, words[1]), *line[at:]]
+                line = [*line[:at], *lexed(test, words[1]), *line[at:]]
             elif directive == "pragma":
                 text = "".join(t.value for t in line if not t.type.startswith("CPP_COMMENT")).split("pragma", 1)[1]
                 if not text.strip():
                     line = [token for token in line if "\n" in token.value]
                 elif unrolls := _unroll(text):
-                    line = [*_lexed(unrolls, words[0]), *(token for token in line if "\n" in token.value)]
+                    line = [*lexed(unrolls, words[0]), *(token for token in line if "\n" in token.value)]
             yield line
 
     def place(self):
-        """(file, line) of what is being expanded."""
+        """(file, line) of the macro that is being expanded."""
         return self._expanding_in, self.linemacro
 
     def allow_expansion_of(self, text):
@@ -258,10 +139,10 @@ class _Preprocessor(pcpp.Preprocessor):
         """(the value of the expression of an #if or #elif, None)."""
         at = self.lastdirective
         tokens = [token for token in tokens if token.type not in _BLANKS]
-        # Macros may make a `defined`; what one asks for is not expanded.
+        # A macro may expand to a `defined`, whose operand is not expanded.
         tokens = self.expand_macros(self._answered(tokens))
         words = [token.value for token in self._answered([t for t in tokens if t.type not in _BLANKS])]
-        for word, following in zip(words, words[1:]):
+        for word, following in itertools.pairwise(words):
             if following == "(" and re.fullmatch(r"[A-Za-z_$][\w$]*", word) and word not in OPERATOR_WORDS:
                 self.on_error(at.source, at.lineno, f"#{at.value}: the function-like macro '{word}' is not defined")
         try:
@@ -285,7 +166,7 @@ class _Preprocessor(pcpp.Preprocessor):
         return answered
 
     def _asked(self, tokens, i):
-        """(the text that the operator at i asks for, the index after it)."""
+        """(the operand of the operator at i, the index after it)."""
         operator, i, values = tokens[i], i + 1, [token.value for token in tokens]
         if operator.value == "defined" and values[i : i + 1] != ["("]:
             if i < len(tokens) and tokens[i].type == "CPP_ID":
@@ -298,7 +179,7 @@ class _Preprocessor(pcpp.Preprocessor):
         self.on_error(operator.source, operator.lineno, f"'{operator.value}' wants {wanted}")
 
     def _is_defined(self, name):
-        return name in self.macros or self.on_unknown_macro_in_defined_expr(_LexToken("CPP_ID", name, 0, 0))
+        return name in self.macros or self.on_unknown_macro_in_defined_expr(LexToken("CPP_ID", name, 0, 0))
 
     def _is_there(self, name):
         paths = self.path if name.startswith("<") else self.temp_path + self.path
@@ -335,7 +216,7 @@ class _Preprocessor(pcpp.Preprocessor):
 
 
 def _unroll(pragma):
-    """What stands for a pragma about unrolling a loop in a translated program: MSL_UNROLL, or MSL_UNROLL_BY(n)."""
+    """The macro that replaces a pragma about unrolling a loop: MSL_UNROLL or MSL_UNROLL_BY(n)."""
     match = re.fullmatch(r"\s*(?:clang\s+loop\s+)?(nounroll|unroll)\s*(?:\(?\s*(\w+)\s*\)?)?\s*", pragma)
     if not match or match[2] == "enable":
         return None
@@ -343,25 +224,13 @@ def _unroll(pragma):
     return "MSL_UNROLL" if count in (None, "full") else f"MSL_UNROLL_BY({count})"
 
 
-def _lexed(text, at):
-    """pcpp's tokens of a text, at the place of another token."""
-    lexer, tokens = _Lexer(), []
-    lexer.input(text)
-    while token := lexer.token():
-        token.lineno, token.lexpos = at.lineno, at.lexpos
-        if hasattr(at, "source"):
-            token.source = at.source
-        tokens.append(token)
-    return tokens
-
-
 def preprocess(source, *, include_dirs=(), filename="program_source", defines=()):
     """Tokens of `source` with every macro expanded, and the files it includes.
 
     Args:
         source: MSL text.
-        include_dirs: where `#include` looks, in order.
-        filename: how error messages call `source`.
+        include_dirs: directories in which `#include` looks, in order.
+        filename: the name of `source` in errors.
         defines: macros as ``NAME value`` strings.
 
     Returns:
@@ -396,7 +265,7 @@ def preprocess(source, *, include_dirs=(), filename="program_source", defines=()
 def _next(preprocessor):
     try:
         return preprocessor.token()
-    except RecursionError:  # Python's limit depends on how deep the caller stands
+    except RecursionError:  # Python's limit depends on the depth of the caller
         preprocessor.on_error(*preprocessor.place(), "macros or headers are nested too deeply")
 
 

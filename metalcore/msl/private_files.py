@@ -1,7 +1,7 @@
-"""Directories and files that nobody can change except this user and root: code that is loaded comes from no others.
+"""Directories and files that only this user and root can change: code is loaded from no others.
 
-Each part of a path is opened inside the part before it, without following symbolic links, and looked at once it is
-open. So what was looked at is what is used, whoever renames directories meanwhile.
+Each part of a path is opened inside the part before it, without following symbolic links, and judged once it is open.
+So the file that was judged is the one that is used, even if someone renames directories meanwhile.
 """
 
 import contextlib
@@ -13,20 +13,20 @@ import stat
 from pathlib import Path
 
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
-# A fifo in a file's place must not be waited for.
+# Opening must not wait for a fifo that stands in a file's place.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @contextlib.contextmanager
 def opened_directory(path):
-    """A descriptor of a directory, which is made, with mode 0700 as are the directories above it, where it is missing.
+    """A descriptor of a directory. The directory and those above it are made, with mode 0700, where they are missing.
 
     Args:
         path: absolute, without symbolic links.
 
     Raises:
-        OSError: it cannot be made; it belongs to others or they can write to it (PermissionError); or, for a directory
-            above it, they could put another in its place.
+        OSError: it cannot be made. PermissionError: it belongs to other users, they can write to it, or they could put
+            another directory in its place.
     """
     path = Path(path)
     descriptor = os.open(path.anchor, _DIRECTORY)
@@ -46,10 +46,11 @@ def opened_directory(path):
 
 
 def open_file(directory, path, flags):
-    """A descriptor of a regular file, opened with these flags, by its name in a directory's descriptor.
+    """A descriptor of a regular file, opened with these flags by its name in an open directory.
 
     Raises:
-        OSError: it is not there; it is no regular file, belongs to others or they can write to it (PermissionError).
+        OSError: it is missing. PermissionError: it is no regular file, it belongs to other users, or they can write to
+            it.
     """
     try:
         descriptor = os.open(path.name, flags | _FILE, 0o600, dir_fd=directory)
@@ -67,16 +68,16 @@ def _open_inside(descriptor, place):
     try:
         with contextlib.suppress(FileNotFoundError):
             return os.open(place.name, _DIRECTORY, dir_fd=descriptor)
-        with contextlib.suppress(FileExistsError):  # another process makes it, too
+        with contextlib.suppress(FileExistsError):  # another process may make it meanwhile
             os.mkdir(place.name, 0o700, dir_fd=descriptor)
-            os.chmod(place.name, 0o700, dir_fd=descriptor)  # the umask may have taken more away
+            os.chmod(place.name, 0o700, dir_fd=descriptor)  # the umask may have removed permissions
         return os.open(place.name, _DIRECTORY, dir_fd=descriptor)
     except OSError as error:
         raise _at(place, error) from None
 
 
 def _at(path, error):
-    """The error, in words about the whole path."""
+    """The error, with the whole path in its message."""
     if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR) and path.is_symlink():
         return PermissionError(errno.EPERM, "is a symbolic link", str(path))
     return OSError(error.errno, error.strerror, str(path))
@@ -86,25 +87,25 @@ _status = os.fstat
 
 
 def _problem(found):
-    """Why a file or directory is not used; None where it is."""
+    """The reason why a file or directory is not used; None where it is used."""
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to {_user(found.st_uid)}"
     return "can be written by others" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
 
 
 def _problem_above(found):
-    """Why what lies below a directory is not used; None where it is."""
+    """The reason why files below a directory are not used; None where they are used."""
     if found.st_uid not in (0, os.geteuid(), _root_here()):
         return f"belongs to {_user(found.st_uid)}"
     writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if writers == stat.S_IWGRP and _is_own_group(found.st_gid):
         return None
-    # In a directory with the sticky bit, as /tmp, nobody can rename what belongs to others.
+    # In a directory with the sticky bit, such as /tmp, nobody can rename files of other users.
     return "can be written by others" if writers and not found.st_mode & stat.S_ISVTX else None
 
 
 def _root_here():
-    """How the machine's root, whose /proc is, is called in here: a user namespace may have no root."""
+    """The user id that this process sees for the machine's root, who owns /proc: a user namespace may have no root."""
     try:
         return os.stat("/proc").st_uid
     except OSError:
@@ -112,7 +113,7 @@ def _root_here():
 
 
 def _is_own_group(group):
-    """Whether a group is the one that many systems give to each user: of the user's name, without other members."""
+    """Whether a group is the one that many systems make for each user: it has the user's name and no other members."""
     try:
         user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:

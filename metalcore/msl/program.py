@@ -1,4 +1,4 @@
-"""MSL of a user's, translated at most once per machine: what its kernels are compiled from, for whichever device."""
+"""A user's MSL program, which is translated at most once per machine. Kernels for every device are compiled from it."""
 
 import functools
 import json
@@ -8,12 +8,12 @@ from . import cache
 
 
 class Program:
-    """A program and what it is translated with.
+    """A program and the options of its translation.
 
     Attributes:
         source: the MSL.
-        names: of its kernels.
-        digest: of the source, of the files it includes and of the translator.
+        names: the names of its kernels.
+        digest: a digest of the source, the files it includes and the translator.
     """
 
     def __init__(self, source, include_dirs, constants):
@@ -27,7 +27,7 @@ class Program:
         return f"<program of {len(self.names)} kernels>"
 
     def arguments(self, kernel):
-        """What a kernel's buffers and threadgroup arguments are: dicts of kernels.Argument."""
+        """A kernel's buffers and threadgroup arguments, as dicts of kernels.Argument."""
         return self._summary["kernels"][kernel]["arguments"]
 
     def has_threadgroup_variables(self, kernel):
@@ -35,7 +35,7 @@ class Program:
 
     @functools.cached_property
     def translation(self):
-        from .translate import translate  # what has been compiled before needs no translator
+        from .translate import translate  # a program that is in the cache does not need it
 
         return translate(self.source, include_dirs=self._include_dirs, constants=self._constants)
 
@@ -44,12 +44,12 @@ class Program:
         return cache.digest(self._request(), json.dumps(self._summary["included"]))
 
     def _request(self):
-        """A name for the translation's input, apart from the content of the files it includes."""
+        """A name for the translation's input, without the content of the files that it includes."""
         constants = repr(sorted(self._constants.items(), key=repr))
         return cache.digest(self.source, json.dumps(self._include_dirs), constants, cache.translator_digest())
 
     def _summarize(self):
-        """What calls need to know of the translation, from the cache where possible."""
+        """The part of the translation that calls need, from the cache if it is there."""
 
         def make(path):
             kernels = {

@@ -1,7 +1,7 @@
-"""Rewrites of tokens that every C++ target needs: address spaces, literals, swizzles; and what is refused.
+"""Rewrites of tokens that every C++ target needs (address spaces, literals, swizzles), and what is refused.
 
-A rewrite changes the text of tokens in place (empty text: gone) and never moves them, so that indices into the program
-and the user's lines stay valid.
+A rewrite changes the text of tokens in place (an erased token has empty text) and never moves them, so that indices
+into the program and the user's lines stay valid.
 """
 
 import re
@@ -29,7 +29,7 @@ _TEXTURE = re.compile(r"(texture|depth)(1d|2d|3d|cube|_buffer)(_ms)?(_array)?|sa
 
 
 def refuse_unsupported(program):
-    """Raises an MSLError at the first thing that metalcore does not run."""
+    """Raises an MSLError at the first thing that metalcore does not support."""
     tokens, declared = program.tokens, {d.name for d in program.walk()}
     for i, token in enumerate(tokens):
         if token.kind != "id" or token.text in declared:
@@ -56,13 +56,13 @@ def erase_attributes(program):
 
 
 def erase_address_spaces(program, claimed):
-    """Address spaces go; `constant` leaves `const` where the type has none.
+    """Erases the address spaces; `constant` becomes `const` where the type has none.
 
     Args:
-        claimed: indices of those that are understood (see address_spaces.py).
+        claimed: the indices of the address spaces that are understood (see address_spaces.py).
 
     Raises:
-        MSLError: there is another.
+        MSLError: there is an address space that is not understood.
     """
     tokens = program.tokens
     for declaration in program.walk():  # constructors cannot be const
@@ -106,7 +106,7 @@ def _already_const(program, i):
 
 
 def mark_float_literals(tokens):
-    """MSL's literals are float unless they say otherwise; h and bf are its own suffixes."""
+    """Makes literals without a suffix float, as they are in MSL, and rewrites its suffixes h and bf."""
     for token in tokens:
         if token.kind != "num":
             continue
@@ -126,7 +126,7 @@ def mark_float_literals(tokens):
             token.text += "f"
 
 
-# Words (and erased ones) that a name of the outermost scope may follow; a `::` after any other word belongs to it.
+# Words before a `::` that do not belong to it ("" is an erased one), so that it begins a name of the outermost scope.
 _BEFORE_NAMES = {
     "auto", "case", "class", "const", "constexpr", "delete", "do", "else", "enum", "extern", "friend", "inline",
     "kernel", "METAL_FUNC", "mutable", "new", "operator", "return", "sizeof", "static", "struct", "template",
@@ -135,7 +135,7 @@ _BEFORE_NAMES = {
 
 
 def name_outermost_scope(program):
-    """`::name` becomes `MSL_ROOT::name`: a target may compile the program inside a namespace of its own."""
+    """Writes `MSL_ROOT::name` for `::name`: a target may compile the program inside a namespace."""
     tokens = program.tokens
     headers = {closing for declaration in program.walk() for _, closing in declaration.templates}
     for i, token in enumerate(tokens):
@@ -146,10 +146,10 @@ def name_outermost_scope(program):
 
 
 def rewrite_swizzles(program):
-    """`v.xyz` becomes `v.template swizzle<0, 1, 2>()`, and `swizzle_ref` where it is assigned to.
+    """Writes `v.template swizzle<0, 1, 2>()` for `v.xyz`, with `swizzle_ref` where it is assigned to.
 
-    A name that is a member of a struct of the program as well becomes a call that both have: the struct gets functions
-    of that name, told apart by a tag, which return the member.
+    A name that is also a member of a struct of the program becomes a call that vectors and the struct have: the struct
+    gets functions of that name, told apart by a tag, which return the member.
     """
     tokens, members = program.tokens, _members_like_swizzles(program)
     for i in range(2, len(tokens) - 1):
@@ -200,7 +200,7 @@ def _members_like_swizzles(program):
 
 
 def _is_anonymous(program, i):
-    """Whether this is the keyword of an anonymous struct or union, whose members are those of what it is in."""
+    """Whether the keyword at i begins an anonymous struct or union, whose members belong to the class around it."""
     tokens = program.tokens
     if tokens[i].text not in ("struct", "union") or tokens[i + 1].text != "{":
         return False

@@ -1,4 +1,4 @@
-"""What C++ has and MSL has not, as far as tokens and declarations tell it: compile_shader and the check refuse it in
+"""What C++ has and MSL does not, as far as tokens and declarations tell. compile_shader and the check refuse it with
 the same words, those of this file.
 """
 
@@ -10,7 +10,7 @@ from .integers import constant_value
 from .kernels import BUILTINS
 from .limits import MAX_INDEX, MAX_THREADS
 
-# Keywords of C++, and the rule that each breaks.
+# Keyword of C++ -> (the rule that it breaks, the message).
 _WORDS = {
     "goto": ("language", "goto is not part of MSL"),
     "dynamic_cast": ("language", "dynamic_cast is not part of MSL"),
@@ -35,26 +35,25 @@ _SPACES = {"device", "constant", "thread", "threadgroup"}
 class Breach(NamedTuple):
     """A place in a program that breaks a rule."""
 
-    at: int  # index of a token
+    at: int  # index of the token that is named
     rule: str
     message: str
 
 
 def breaches(program, *, strict=False):
-    """Every Breach of a program as parsed, in no order.
+    """Every Breach of a parsed program, in no order.
 
     Args:
-        strict: also what means the same as what Metal wants: constants that are not in `constant`, positions of
-            different numbers of components.
+        strict: find also what does no harm here: constants that are not in `constant`, positions with different numbers
+            of components.
     """
     yield from _words(program)
     yield from _host_names(program)
-    aliases = _aliases(program)
     for declaration in program.walk():
         if declaration.kind == "variable":
             yield from _variable(program, declaration, strict)
         elif declaration.kind == "function" and is_kernel(program, declaration):
-            yield from _arguments(program, declaration, aliases, strict)
+            yield from _arguments(program, declaration, strict)
         if "max_total_threads_per_threadgroup" in declaration.attributes:
             yield from _max_threads(program, declaration)
 
@@ -82,13 +81,13 @@ def _words(program):
             yield Breach(i, *_WORDS[token.text])
         elif token.text == "static" and _is_changing_local(tokens, i) and any(a < i < b for a, b in bodies):
             yield Breach(i, "constant-space", "a static variable of a function must be in constant")
-        # After a declaration it only names what the declaration stands for.
+        # After a declaration `asm` only gives its symbol's name.
         elif token.text in _ASSEMBLY and (before in (";", "{", "}") or any(a < i < b for a, b in bodies)):
             yield Breach(i, "language", "assembly is not part of MSL")
 
 
 def _is_changing_local(tokens, i):
-    """Whether the `static` at i begins a variable that is not constant."""
+    """Whether the `static` at i declares a variable that can change."""
     words = {token.text for token in tokens[max(i - 2, 0) : i] if token.kind == "id"}
     for token in tokens[i + 1 :]:
         if token.text in ("=", ";", "(", "{", "["):
@@ -98,7 +97,7 @@ def _is_changing_local(tokens, i):
 
 
 def _host_names(program):
-    """Kernels that the host cannot tell apart, or not name."""
+    """Finds kernels that the host cannot name, or cannot tell apart."""
     seen = {}
     for declaration in program.declarations:
         argument = declaration.attributes.get("host_name")
@@ -122,21 +121,8 @@ def _host_names(program):
         seen.setdefault(name, declaration.first)
 
 
-def _aliases(program):
-    """name -> the type that it stands for, as written."""
-    aliases = {}
-    for declaration in program.walk():
-        if declaration.kind == "alias":
-            words = [token.text for token in program.tokens[declaration.first : declaration.last]]
-            if words[0] == "using" and "=" in words:
-                aliases[declaration.name] = "".join(words[words.index("=") + 1 : -1])
-            elif words[0] == "typedef":
-                aliases[declaration.name] = "".join(words[1:-2])
-    return aliases
-
-
 def _variable(program, declaration, strict):
-    """Variables that all threads share are constants in MSL, and in `constant`."""
+    """Finds variables that all threads share and that are not in `constant`."""
     words = {token.text for token in program.tokens[declaration.head : declaration.last]}
     if declaration.name_at is None or "constant" in words or words & {"friend", "extern", *_ASSEMBLY}:
         return
@@ -150,7 +136,7 @@ def _variable(program, declaration, strict):
         yield Breach(declaration.name_at, "constant-space", message)
 
 
-def _arguments(program, kernel, aliases, strict):
+def _arguments(program, kernel, strict):
     taken, widths, buffers = {}, {}, 0
     for first, last in program.split_parameters(*kernel.parameters):
         attributes = program.read_attributes(first, last)
@@ -166,8 +152,8 @@ def _arguments(program, kernel, aliases, strict):
         yield from _index(program, first, where, attributes, taken)
         for attribute in attributes:
             if attribute in BUILTINS:
-                match = _NUMBERS.fullmatch(_type(program, first, last, name_at, aliases))
-                if match is None:  # the compiler tells
+                match = _NUMBERS.fullmatch(_type(program, first, last, name_at))
+                if match is None:  # the compiler will report it
                     continue
                 largest = 3 if attribute in _VECTOR else 1
                 if match[1] not in _POSITIONS or int(match[2] or 1) > largest:
@@ -185,19 +171,15 @@ def _arguments(program, kernel, aliases, strict):
         yield Breach(kernel.name_at, "argument-index", message)
 
 
-def _type(program, first, last, name_at, aliases):
-    """The type of a parameter that is bound to a position, as written, without what says nothing of it."""
+def _type(program, first, last, name_at):
+    """The type of a parameter that is bound to a position, as written, without words that do not change it."""
     type_, i = "", first
     while i < last:
         end = program.attribute_end(i)
         if end is None and i != name_at and program.tokens[i].text not in ("const", "constexpr", "thread"):
             type_ += program.tokens[i].text
         i = end or i + 1
-    seen = set()
-    while type_ in aliases and type_ not in seen:
-        seen.add(type_)
-        type_ = aliases[type_]
-    return type_
+    return "".join(program.aliases().get(type_, [type_]))
 
 
 def _index(program, at, where, attributes, taken):
@@ -209,7 +191,7 @@ def _index(program, at, where, attributes, taken):
         if not 0 <= index <= MAX_INDEX:
             yield Breach(at, "argument-index", f"{where} has {kind} index {index}, which is not 0 to {MAX_INDEX}")
         other = taken.get((kind, index))
-        # Arguments that depend on function constants may share an index.
+        # Arguments that depend on function constants may have the same index.
         if other and not (conditional and other[1]):
             yield Breach(at, "argument-index", f"{where} has {kind} index {index}, as {other[0]} has")
         taken.setdefault((kind, index), (where, conditional))

@@ -1,4 +1,5 @@
-"""Signatures: what a launch on CUDA binds and how, as text (see cuda_source.py), which a kernel is compiled for."""
+"""Signatures: what a launch on CUDA binds and how, as text (see cuda_source.py). A kernel is compiled for a
+signature."""
 
 _SCALARS = {
     "bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat", "float", "size_t",
@@ -7,8 +8,8 @@ _SCALARS = {
 
 
 def of_call(buffers, lengths):
-    """The signature of a call with these buffers, (address, size), bytes or a list, and lengths of threadgroup
-    arguments; as csrc/backends/cuda/block.h has it."""
+    """The signature of a call with these buffers (each an (address, size), bytes or a list) and lengths of threadgroup
+    arguments, as csrc/backends/cuda/block.h makes it."""
     addresses, values = [], []
     for i, buffer in enumerate(buffers):
         if isinstance(buffer, tuple):
@@ -24,8 +25,8 @@ def _capacity(size):
 
 
 def probable(arguments):
-    """The signature that calls will have, as far as the types of the arguments (dicts of kernels.Argument) tell: what
-    is passed by reference and not written to is bound as bytes."""
+    """The signature that calls will probably have. The arguments are dicts of kernels.Argument: an argument that is
+    passed by reference and not written to is bound as bytes."""
     parts = {"b": [], "t": [], "i": []}
     for argument in sorted(arguments, key=lambda argument: argument["index"]):
         index, type = argument["index"], argument["type"]

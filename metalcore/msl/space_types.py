@@ -1,8 +1,8 @@
 """Templates that are specialized for pointers into address spaces: `struct is_far<device T*>`.
 
 In the arguments of such a template a pointer keeps its address space, as a type: `msl::spaced<msl::in_device, T*>`. A
-pointer whose space is not written there, such as one that a function's template deduced, has lost it; the template then
-does not compile, rather than be taken for another.
+pointer whose space is not written there, such as one that a function's template deduced, has no space any more; then
+the template does not compile, so that no wrong specialization is taken.
 """
 
 from .declarators import DeclarationReader
@@ -11,12 +11,12 @@ from .errors import error_at
 from .tokens import matching_angle
 
 _STANDARD = {"is_same", "is_same_v"}
-# What a program tells apart no more if all of these say the same; pointers to constant are to const as well.
+# Spaces that need no types if the specializations for all of them are the same. Pointers to constant are to const too.
 _ALL = {"device", "threadgroup", "thread"}
 
 
 class SpaceTypes:
-    """What names address spaces in the arguments of such templates. Made while the program has its address spaces."""
+    """The address spaces in the arguments of such templates. It must be made before the address spaces are erased."""
 
     def __init__(self, program):
         self.program = program
@@ -30,7 +30,8 @@ class SpaceTypes:
                     self._arguments(i)
 
     def _specialized(self):
-        """The names of the program's templates that address spaces specialize, with the positions of the arguments."""
+        """The names of the program's templates that are specialized for address spaces, with the positions of those
+        arguments."""
         found, contents = {}, {}
         for declaration in self.program.walk():
             at = declaration.name_at
@@ -84,7 +85,7 @@ class SpaceTypes:
                     self.generic.append(specialization.templates[-1])
 
     def write(self):
-        """To be called once the address spaces are gone."""
+        """Writes the types. It must be called after the address spaces are erased."""
         tokens = self.program.tokens
         for first, last, space in self.wrapped:
             place = f"msl::in_{space}" if space else "msl_space"
@@ -108,7 +109,7 @@ class SpaceTypes:
         )
 
     def _guards(self, declaration, positions):
-        """Specializations for pointers that do not say where they point."""
+        """Adds specializations for pointers without an address space, which do not compile."""
         program, (opening, closing) = self.program, declaration.templates[-1]
         parts = program.split_parameters(opening, closing)
         texts = []

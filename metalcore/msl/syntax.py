@@ -1,4 +1,4 @@
-"""What can be read off a stretch of tokens before it is known what it declares: brackets, attributes, parameters."""
+"""Brackets, attributes and parameters: the syntax of tokens that needs no knowledge of what they declare."""
 
 from .errors import error_at
 from .tokens import CLOSING, matching_angle
@@ -57,7 +57,7 @@ class Syntax:
         return None
 
     def read_attributes(self, first, last):
-        """name -> argument tokens of every `[[…]]` in tokens[first:last] outside other brackets."""
+        """{name: argument tokens} of every `[[…]]` in tokens[first:last] that is outside of other brackets."""
         found, i = {}, first
         while i < last:
             end = self.attribute_end(i)
@@ -87,7 +87,7 @@ class Syntax:
     # Parameters -----------------------------------------------------------------------------------------------------
 
     def split_parameters(self, opening, closing):
-        """(first, last) index pairs of the parameters between two parentheses (or template brackets)."""
+        """The (first, last) indices of the parameters between two parentheses (or template brackets)."""
         tokens, parts, start, i = self.tokens, [], opening + 1, opening + 1
         while i < closing:
             text = tokens[i].text

@@ -1,6 +1,6 @@
 """Where a program's kernels run: on the simulated `mps` device, or on a CUDA device.
 
-Each target has the same few methods, and is one program's on one device.
+A target belongs to one program and one device. All targets have the same methods.
 """
 
 import json
@@ -10,20 +10,20 @@ import struct
 import torch
 
 from .. import _C
-from .._routing import DEVICES
+from .._core.routing import DEVICES
 from . import cache, cuda, signatures
 
-# The devices that have a target here. A Mac's programs are PyTorch's to compile.
+# The devices that have a target here. On a Mac, PyTorch compiles the programs.
 TARGETS = (DEVICES - {"mps"}) | ({"mps"} if hasattr(_C, "simulator_dispatch") else set())
 
-# A program with more kernels than the first number is compiled kernel by kernel, each when it is first used; up to the
-# second, all of them are looked through for errors before.
+# A program with at most COMPILED_AT_ONCE kernels is compiled as a whole. In a larger one each kernel is compiled when
+# it is first used, and the first CHECKED_AT_ONCE kernels are checked for errors before.
 COMPILED_AT_ONCE = 4
 CHECKED_AT_ONCE = 64
 
 
 def default_device():
-    """Where a call without tensors runs, and for which a program is compiled before it is called."""
+    """The device on which a call without tensors runs, and for which programs are compiled before they are called."""
     if "cuda" in TARGETS and not torch.backends.mps.is_available() and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     return torch.device("mps", 0)
@@ -37,7 +37,7 @@ def target(program, device):
 
 
 class SimulatorTarget:
-    memory = torch.device("cpu")  # whose addresses its kernels take
+    memory = torch.device("cpu")  # kernels take addresses of this device
 
     def __init__(self, program):
         self._program = program
@@ -87,7 +87,7 @@ class SimulatorTarget:
         return self._loaded[key]
 
     def _shared_object(self, names, *, checking):
-        """The path of the shared object with these kernels; all of them for None."""
+        """The path of the shared object with these kernels; None means all kernels."""
         from . import host
 
         compiler = " ".join([repr(host.find_compiler()), *host.arguments(checking=checking), host.cpu_identity()])
@@ -132,10 +132,10 @@ class CudaTarget:
         return self._attributes_of(kernel, self._probable_signature(kernel))["static_threadgroup_memory"]
 
     def place(self, kernel, buffers, lengths):
-        """Checks that every argument is bound, and puts values that the kernel may write to into the device's memory.
+        """Checks that every argument is bound, and copies values that the kernel may write to into the device's memory.
 
         Returns:
-            The tensors that hold them, to be kept until the kernel is launched.
+            The tensors that hold these values, which must be kept until the kernel is launched.
         """
         held = []
         for argument in self._program.arguments(kernel):

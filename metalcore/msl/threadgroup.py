@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from .errors import error_at
 from .rewrite import erase
 
-# Sites are numbered per kernel, from 0 in kernels and from the last one down in other functions.
+# A site is the number of a variable: kernels number theirs from 0 up, other functions from the last site down.
 _SITES = 64
 _GONE = {"static", "constexpr", "inline", "extern", "register", "mutable", "thread_local"}
 
@@ -13,8 +13,8 @@ _GONE = {"static", "constexpr", "inline", "extern", "register", "mutable", "thre
 @dataclass
 class ThreadgroupStatement:
     declaration: object  # declarators.Declaration
-    variables: list  # its declarators that are in threadgroup memory
-    site: int = 0  # of the first variable
+    variables: list  # its declarators that declare variables in threadgroup memory
+    site: int = 0  # the first variable's site
 
     @property
     def first(self):
@@ -27,10 +27,10 @@ class ThreadgroupStatement:
 
 
 def find_threadgroup_variables(program, spaces):
-    """The statements that declare variables in threadgroup memory, in functions and their nested blocks.
+    """Finds the statements in functions that declare variables in threadgroup memory.
 
     Args:
-        spaces: what find_address_spaces() found.
+        spaces: the result of find_address_spaces().
     """
     statements, shared = [], _SITES
     for declaration in program.walk():
@@ -60,7 +60,7 @@ def find_threadgroup_variables(program, spaces):
 
 
 def _refuse_copies(program, first, last):
-    """A lambda that captures what it names by copy would copy threadgroup variables, which Metal's does not."""
+    """Refuses a lambda that captures by copy: it would copy threadgroup variables, which Metal's does not."""
     tokens = program.tokens
     for i in range(first, last):
         if tokens[i].text == "[" and tokens[i + 1].text == "=" and tokens[i + 2].text in ("]", ","):
@@ -68,9 +68,9 @@ def _refuse_copies(program, first, last):
 
 
 def place_threadgroup_variables(program, statements):
-    """Each variable becomes a reference to the memory of its site.
+    """Makes each variable a reference to the memory of its site.
 
-    The declaration becomes one of types, `typedef float msl_type_0[16];`, which takes any declarator as it is.
+    The declaration becomes one of types, `typedef float msl_type_0[16];`, in which any declarator can stand unchanged.
     """
     tokens = program.tokens
     for statement in statements:
@@ -105,7 +105,7 @@ def _variable(name, type_, site, alignments, value):
     memory = f"{type_}, {site}"
     if alignments:
         aligned = type_.replace("type", "aligned")
-        # The strictest holds; compilers differ in what they take of several in one place.
+        # The strictest alignment holds. Compilers differ in which of several in one place they accept.
         members = " ".join(f"struct {text} {{ char byte; }} a{i};" for i, text in enumerate(alignments))
         yield f"struct {aligned} {{ {members} }};"
         memory += f", alignof({aligned})"

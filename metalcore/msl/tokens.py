@@ -1,7 +1,7 @@
-"""Tokens of preprocessed MSL, and walking over brackets.
+"""The tokens of preprocessed MSL, and functions that walk over brackets.
 
-A token keeps the file and line it came from and the blanks before it, so that translated code can be printed with the
-user's own lines and columns.
+A token keeps its file, its line and the blanks before it, so that translated code can be printed with the user's own
+lines and columns.
 """
 
 import re
@@ -9,7 +9,7 @@ import re
 from .errors import error_at
 from .limits import MAX_NESTING
 
-# Order matters: longer operators first, a preprocessing number before a dot.
+# The order matters: longer operators come first, and a preprocessing number comes before a dot.
 LEXICAL = re.compile(
     r"""
     (?P<ws>[ \t\r\f\v]+)
@@ -44,7 +44,7 @@ class Token:
 
 
 def tokenize(text, file="program_source", line=1):
-    """Tokens of preprocessed text (no directives in it)."""
+    """The tokens of preprocessed text, which has no directives."""
     tokens, space = [], ""
     for match in LEXICAL.finditer(text):
         kind, value = match.lastgroup, match.group()
@@ -79,7 +79,7 @@ def matching(tokens, i):
 
 def matching_angle(tokens, i, end=None):
     """The index of the ``>`` (or ``>>``) that closes the template list opened by ``<`` at i, or None where the tokens
-    cannot be a template list. A ``<`` inside counts as an operator unless a name stands before it."""
+    cannot be a template list. A ``<`` inside counts as an operator unless it follows a name."""
     depth, j, end = 1, i + 1, len(tokens) if end is None else end
     while j < end:
         text = tokens[j].text
@@ -98,7 +98,7 @@ def matching_angle(tokens, i, end=None):
 
 
 def refuse_deep_nesting(tokens):
-    """Raises an MSLError where more than 256 brackets (Clang's limit) or template headers stand in one another."""
+    """Raises an MSLError where more than 256 brackets or template headers (Clang's limit) are nested."""
     depth = headers = 0
     for before, token in zip([None, *tokens], tokens):
         if token.text in CLOSING:

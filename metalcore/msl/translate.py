@@ -1,6 +1,7 @@
-"""MSL to C++: one program text for every target, which a target's prelude and its entries make a translation unit.
+"""MSL to C++: one program text for every target. A target's prelude and entries make it a translation unit.
 
-For the host that is a shared object which exports msl_library() (host/kernel_abi.h); for CUDA see cuda_source.py.
+The host's translation unit is a shared object that exports msl_library() (host/kernel_abi.h); for CUDA see
+cuda_source.py.
 """
 
 from dataclasses import dataclass
@@ -33,27 +34,28 @@ from .rules import refuse_breaches
 from .space_types import SpaceTypes
 from .threadgroup import find_threadgroup_variables, place_threadgroup_variables
 from .unaligned import find_unaligned_accesses
+from .vector_constructors import count_components
 
 _FUSING = set("+-*/%&|^<>=!:.#")
 
 
 @dataclass
 class Translation:
-    """A program in C++ without the prelude it needs, and what it was made from."""
+    """A program in C++ without its target's prelude, and what it was made from."""
 
     program: str
     kernels: list
     addresses: dict  # host name -> a C++ expression for the kernel's address
     included: dict  # path -> content of each file the source includes
-    guarded: str  # the program with accesses that work wherever a pointer points, for CUDA
+    guarded: str  # the program for CUDA, with accesses that need no alignment
 
     def source(self, names=None):
-        """The host's translation unit that has the kernels of these host names; all of them by default."""
+        """The host's translation unit that has the kernels of these host names, by default all kernels."""
         kernels = [kernel for kernel in self.kernels if names is None or kernel.name in names]
         return '#include "host/prelude.h"\n' + self.program + _entries(kernels, self.addresses)
 
     def cuda_kernels(self):
-        """{host name: what cuda_source() has to know of the kernel}, as plain data."""
+        """{host name: what cuda_source() needs to know of the kernel}, as plain data."""
         return describe(self.kernels, self.addresses)
 
     def cuda_source(self, requests):
@@ -67,7 +69,7 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
     Args:
         source: MSL text.
         include_dirs: where `#include` looks, in order.
-        filename: how the source is called in errors.
+        filename: the name of the source in errors.
         defines: macros as ``NAME value`` strings.
         constants: values of function constants, by index or by name.
 
@@ -75,7 +77,7 @@ def translate(source, *, include_dirs=(), filename="program_source", defines=(),
         Translation.
 
     Raises:
-        MSLError: the source is malformed, or uses what is not supported; the message has its line.
+        MSLError: the source is malformed, or uses what is not supported. The message has its line.
     """
     try:
         return _translate(source, include_dirs, filename, defines, constants)
@@ -113,6 +115,7 @@ def _translate(source, include_dirs, filename, defines, constants):
     name_outermost_scope(program)
     structs = find_anonymous_structs(program)
     adapt_dialect(program)
+    count_components(program)
     rewrite_swizzles(program)
     wrap_conditionals(program)
     place_threadgroup_variables(program, variables)
@@ -126,7 +129,7 @@ def _translate(source, include_dirs, filename, defines, constants):
 
 
 def _mark_kernels(program):
-    """Kernels are inlined into their entries."""
+    """Makes kernels functions that are inlined into their entries."""
     tokens = program.tokens
     for declaration in program.declarations:
         if declaration.kind == "function":
@@ -139,12 +142,12 @@ def _mark_kernels(program):
 def _address(program, kernel):
     """A C++ expression for the kernel's address, in the scope where it was named."""
     named_at = kernel.named_at
-    # In full for a plain kernel, which metal_stdlib may have a type or function of the same name as.
+    # A plain kernel gets its full name, since metal_stdlib may have a type or a function of the same name.
     place = "::".join(("MSL_ROOT", *named_at.scope, "")) if named_at.kind == "function" else ""
     address = "&" + place + program.text(named_at.name_at, kernel.name_end)
     if named_at.parameters is not None:
-        # The types of the parameters may be all that tells the template's arguments, or a kernel from a function of
-        # metal's of the same name.
+        # Sometimes only the types of the parameters tell the template's arguments, or tell a kernel from a function of
+        # namespace metal that has the same name.
         types = [program.type_text(first, last) for first, last in program.split_parameters(*named_at.parameters)]
         return f"static_cast<void (*)({', '.join(types)})>({address})"
     return address
@@ -157,7 +160,7 @@ def _erase_instantiations(program):
 
 
 def _print(tokens):
-    """The text of tokens, on their own lines."""
+    """The text of tokens, each on its own line of the source."""
     out = []
     file, line, previous = None, 0, None
     for token in tokens:
@@ -189,7 +192,7 @@ def _separator(before, after):
 def _entries(kernels, addresses):
     out, table = ['#line 1 "msl_entries"\n'], []
     for i, kernel in enumerate(kernels):
-        # Named in the scope of its instantiation, so that its template arguments mean what they mean there.
+        # The scope is that of the kernel's instantiation, so that its template arguments keep their meaning.
         scope = kernel.named_at.scope
         naming = f"constexpr auto msl_function_{i} = {addresses[kernel.name]};"
         out.append(f"namespace {'::'.join(scope)} {{ {naming} }}\n" if scope else naming + "\n")

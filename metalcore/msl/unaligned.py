@@ -1,9 +1,10 @@
-"""Reads and writes through pointers that were cast, which may not be aligned: Apple's GPUs take them, NVIDIA's do not.
+"""Reads and writes through pointers that were cast, which may not be aligned: Apple's GPUs accept them, NVIDIA's do
+not.
 
-Which pointers these are is followed by name: from a cast into variables, members, parameters and results. Too many are
-no harm, since the C++ type decides in the end: `q[i]` becomes `msl::unaligned::read(q, i)`, which is `q[i]` for all but
-pointers to numbers, vectors and matrices (cuda/unaligned.h); where it is assigned to, `write(q, i)`, and where a
-component is, `place(q, i).x`.
+These pointers are followed by name: from a cast into variables, members, parameters and results. Pointers that are
+followed needlessly do no harm, since the C++ type decides in the end: `q[i]` becomes `msl::unaligned::read(q, i)`,
+which is `q[i]` except for pointers to numbers, vectors and matrices (cuda/unaligned.h). It becomes `write(q, i)` where
+it is assigned to, and `place(q, i).x` where a component is.
 """
 
 import re
@@ -24,7 +25,7 @@ class Guards:
 
     def __init__(self, tokens):
         self._tokens = tokens
-        self._accesses = []  # [(index, the token's text, text before it, text in its place, text after it)] of each
+        self._accesses = []  # [(index, the token's text, text before it, text in its place, text after it)]
         self.count = 0
 
     def subscript(self, first, opening, closing, function):
@@ -41,7 +42,8 @@ class Guards:
         self.count += 1
 
     def apply(self):
-        """Other passes may have put text around a token's own by now. An access that they have moved stays as it is."""
+        """Writes the guards. Other passes may have put text around a token's own; an access that they have moved stays
+        as it is."""
         before, instead, after = {}, {}, {}
         for changes in self._accesses:
             if all(_parted(self._tokens[i].text, original) for i, original, *_ in changes):
@@ -55,8 +57,8 @@ class Guards:
 
 
 def _parted(text, own):
-    """What other passes have put before and after a token's own text; None where it is gone. They open brackets before
-    it and close them after it."""
+    """The text that other passes have put before and after a token's own; None where its own is erased. Passes open
+    brackets before it and close them after it."""
     pattern = rf"(?<!\w){own}(?!\w)" if re.fullmatch(r"\w+", own) else re.escape(own)
     places = [match.span() for match in re.finditer(pattern, text)]
     if not places:
@@ -66,7 +68,7 @@ def _parted(text, own):
 
 
 def find_unaligned_accesses(program):
-    """The accesses through pointers that were cast. Address spaces must still be in the tokens."""
+    """Finds the accesses through pointers that were cast. The address spaces must not be erased yet."""
     return _Finder(program).find()
 
 
@@ -75,11 +77,11 @@ class _Finder:
         self._program = program
         self._tokens = program.tokens
         self._functions = [d for d in program.walk() if d.kind == "function" and d.body is not None]
-        self._casts = {}  # index of the cast's first token -> index after it, where its operand begins
+        self._casts = {}  # index of a cast's first token -> index of its operand's first token
         self._operands = {}  # the same, the other way round
         self._type_ends = self._ends_of_types()
         self._names = set()  # (id of a function, or None for members; name) of pointers that were cast
-        self._results = set()  # functions that return such
+        self._results = set()  # functions that return such pointers
         self._guards = Guards(program.tokens)
 
     def find(self):
@@ -112,18 +114,16 @@ class _Finder:
         return close + 1 if begins and self._is_pointer(i + 1, close) else None
 
     def _is_pointer(self, first, last):
-        tokens, aliases = self._tokens, self._program.aliases()
-        words = []
-        for token in tokens[first:last]:
+        for token in self._tokens[first:last]:
             if token.kind not in ("id", "num") and token.text not in ("*", "&", "::", "<", ">", ","):
                 return False
-            words += aliases.get(token.text, [token.text])
+        words = self._program.words_of_pointers(first, last)
         while words and words[-1] in ("const", "restrict", "__restrict", *_SPACES):
             words.pop()
         return bool(words) and words[-1] in ("*", "&") and bool(_SPACES & set(words))
 
     def _ends_operand(self, i):
-        """Whether an operand ends with the token, so that what follows is no prefix."""
+        """Whether an operand ends with the token at i, so that the operator after it is no prefix."""
         token = self._tokens[i]
         if token.text == ")":
             return not self._is_cast_to_number(self._program.partner[i])
@@ -140,7 +140,7 @@ class _Finder:
         return i in self._casts or len(words) == 1 and bool(_NUMBER.fullmatch(words[0].text))
 
     def _ends_of_types(self):
-        """The indices of what closes template arguments."""
+        """The indices of the tokens that close template arguments."""
         tokens, found = self._tokens, set()
         for i, token in enumerate(tokens):
             if token.text == "<" and tokens[i - 1].kind == "id":
@@ -179,7 +179,7 @@ class _Finder:
                 for position, (first, last) in enumerate(self._program.split_parameters(i, partner[i])):
                     if self._is_cast_pointer(function, first, last):
                         self._taint_parameter(called, position)
-                        if tokens[i - 1].text in members:  # a constructor's initializer
+                        if tokens[i - 1].text in members:  # this is a constructor's initializer
                             self._names.add((None, tokens[i - 1].text))
             i += 1
 
@@ -219,7 +219,7 @@ class _Finder:
         return (id(function), name) in self._names or function.in_class and (None, name) in self._names
 
     def _assigned(self, i):
-        """The index of the name that the `=` at i is about."""
+        """The index of the name that the `=` at i assigns to."""
         i -= 1
         while self._tokens[i].text == "]":
             i = self._program.partner[i] - 1
@@ -308,7 +308,7 @@ class _Finder:
                 return i
 
     def _is_tainted_base(self, function, first, end):
-        """Whether what stands before a subscript is a pointer that was cast."""
+        """Whether the expression before a subscript is a pointer that was cast."""
         tokens, i = self._tokens, end - 1
         while tokens[i].text == "]":
             i = self._program.partner[i] - 1
@@ -329,7 +329,7 @@ class _Finder:
         )
 
     def _is_declared(self, i):
-        """Whether the name at i, which a `[` follows, is being declared."""
+        """Whether the name at i, which a `[` follows, is the name of a declaration."""
         tokens, first = self._tokens, i
         while tokens[first - 1].kind == "id" or tokens[first - 1].text in ("*", "&", "::", "<", ">"):
             first -= 1
@@ -339,7 +339,8 @@ class _Finder:
         return bool(words) and starts and words[0].kind == "id" and words[0].text not in _KEYWORDS
 
     def _access(self, function, first, last):
-        """The function that an access becomes a call of; None where a reference to the memory itself is wanted."""
+        """The function that an access becomes a call of; None where the program needs a reference to the memory
+        itself."""
         tokens, partner = self._tokens, self._program.partner
         while tokens[first - 1].text == "(" and partner[first - 1] == last + 1 and not self._ends_operand(first - 2):
             first, last = first - 1, last + 1
@@ -364,7 +365,7 @@ class _Finder:
         return "read"
 
     def _is_bound_to_reference(self, first):
-        """Whether the argument that begins at `first` is for a parameter that is a reference to what may change."""
+        """Whether the argument that begins at `first` is passed to a parameter that is a reference and not const."""
         tokens, opening, position = self._tokens, first - 1, 0
         while tokens[opening].text != "(":
             if tokens[opening].text in (")", "]", "}"):

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from ..activation import gelu, silu
+from ..activation import gelu, log_softmax, silu, softmax
 from ..normalization import add_rms_norm, rms_norm
-from ..softmax import log_softmax, softmax
 
 __all__ = ["GELU", "AddRMSNorm", "LogSoftmax", "RMSNorm", "SiLU", "Softmax"]
 
@@ -33,12 +32,14 @@ class LogSoftmax(torch.nn.LogSoftmax):
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return rms_norm(input, self.normalized_shape, self.weight, self.eps)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
 class AddRMSNorm(torch.nn.RMSNorm):
-    """An RMSNorm over the last dimension of input + residual; returns the normalized sum and the sum."""
+    """An RMSNorm over the last dimension of x + residual; returns the normalized sum and the sum."""
 
-    def forward(self, input: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return add_rms_norm(input, residual, self.weight, self.eps)
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (what it shares is its parameters)
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return add_rms_norm(x, residual, self.weight, self.eps)

@@ -8,7 +8,9 @@ from operator import attrgetter
 import torch
 from torch.optim.adamw import adamw as torch_adamw
 
-from .._routing import FLOAT_DTYPES, accelerated, cpu_kernel, fake_kernel, ops
+from .._core.operators import cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, OptimizerOverride, Sample, register
+from .._core.routing import FLOAT_DTYPES, accelerated
 
 __all__ = ["AdamW"]
 
@@ -93,7 +95,7 @@ class AdamW(torch.optim.AdamW):
     def _step_group(self, group):
         # By what decides whether the kernel takes a parameter, and which of them one call takes. (PyTorch sees to it
         # that a gradient is on its parameter's device.)
-        kinds, last = {}, None
+        kinds, last, params, grads = {}, None, [], []
         for p in group["params"]:
             grad = p.grad
             if grad is not None:
@@ -116,7 +118,7 @@ class AdamW(torch.optim.AdamW):
             self._step_by_kernel(group, params, grads)
 
     def _step_by_torch(self, group):
-        lists = [[], [], [], [], [], []]
+        lists = [], [], [], [], [], []
         has_complex = self._init_group(group, *lists)
         beta1, beta2 = group["betas"]
         torch_adamw(
@@ -195,7 +197,7 @@ class AdamW(torch.optim.AdamW):
                 and (not on_device or set(map(_dtype, found[0])) == {torch.float32})
             )
         except (AttributeError, KeyError, TypeError):  # first steps; what is not a tensor, _prepare refuses
-            ready = False
+            found, ready = [], False
         if ready:
             return found
         for p, state in zip(params, states):
@@ -329,3 +331,50 @@ def _(
                     f"metalcore::adamw_: {name} must be on the device of the other tensors, {on}, "
                     f"not on {tensor.device}"
                 )
+
+
+def _in_torchs_place():
+    from ._override import OverrideAdamW  # not before it is needed
+
+    return OverrideAdamW
+
+
+_STEPS = 3
+
+
+def _steps(optimizer, *tensors, **options):
+    """The parameters, the first half of the tensors, and their moments after some steps, each with other gradients."""
+    half = len(tensors) // 2
+    params = [torch.nn.Parameter(tensor.detach().clone()) for tensor in tensors[:half]]
+    made = optimizer(params, **options)
+    for step in range(_STEPS):
+        for param, grad in zip(params, tensors[half:]):
+            param.grad = grad * 2**step  # exact in every dtype
+        made.step()
+    moments = [made.state[param][name] for param in params for name in MOMENTS if name in made.state[param]]
+    return [param.detach() for param in params] + moments
+
+
+def _sample(name, **options):
+    shapes = ((300, 57), (5,), (2049,))
+    # A learning rate so large that the steps, not the start, make the result.
+    return Sample(name, (*shapes, *shapes), {"lr": 0.5, "weight_decay": 0.1, **options}, terms=_STEPS, roundings=_STEPS)
+
+
+register(
+    Op(
+        "adamw",
+        AdamW,
+        namesake="torch.optim.AdamW",
+        call=_steps,
+        operators=("adamw_",),
+        override=OptimizerOverride(torch.optim.AdamW, _in_torchs_place),
+        backward=False,
+        waits=True,
+        samples=lambda: (
+            _sample("three parameters"),
+            _sample("amsgrad", amsgrad=True),
+            _sample("steps on the device", fused=True),
+        ),
+    )
+)

@@ -10,7 +10,7 @@ present.
 """
 
 from . import device
-from .checking import checking
+from .checking_mode import checking
 from .errors import KernelError
 
 __all__ = ["KernelError", "checking"]

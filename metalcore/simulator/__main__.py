@@ -24,7 +24,7 @@ def main(arguments):
     option = arguments[0] if arguments else ""
     needed = 2 if option in ("-c", "-m") else 1
     if len(arguments) < needed or (option.startswith("-") and needed == 1):
-        print(__doc__.strip(), file=sys.stderr)
+        print((__doc__ or "").strip(), file=sys.stderr)
         return 0 if option in ("-h", "--help") else 2
     children.reach()
     if option == "-c":

@@ -6,11 +6,12 @@ import importlib.util
 import os
 import sys
 import warnings
+from typing import Any, cast
 
 import torch
 
 from .. import _C, _device_library
-from .._routing import DEVICES
+from .._core.routing import DEVICES
 
 OLDEST_TORCH = (2, 10)
 _extension = None
@@ -39,7 +40,6 @@ def install():
     simulate_storages()
     # Otherwise a process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
     atexit.register(extension.drain_autograd)
-    torch._C._metalcore_simulates_mps = True
     if "mps" not in DEVICES:
         warnings.warn(
             "metalcore was built without kernels for the simulator on this CPU (METALCORE_ISA): metalcore's "
@@ -81,7 +81,9 @@ def refuse_if_unsound():
 def load_extension():
     path = _device_library.find_or_build()
     loader = importlib.machinery.ExtensionFileLoader("metalcore.simulator._device", str(path))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
 
@@ -105,6 +107,7 @@ def complete_torch_c(extension):
         return extension.host_alias(tensor).untyped_storage()
 
     members = {
+        "_metalcore_simulates_mps": True,
         "_mps_get_name": lambda: "Apple GPU (simulated by metalcore)",
         "_mps_get_core_count": lambda: os.cpu_count(),
         "_mps_host_alias_storage": host_alias_storage,
@@ -123,7 +126,7 @@ def complete_torch_c(extension):
     torch._C._has_mps = True
     for name in ("is_available", "is_macos_or_newer", "is_macos13_or_newer", "get_name", "get_core_count"):
         cached = getattr(torch.backends.mps, name, None)
-        if hasattr(cached, "cache_clear"):
+        if cached is not None and hasattr(cached, "cache_clear"):
             cached.cache_clear()
 
 
@@ -132,19 +135,20 @@ def simulate_streams():
 
     class Stream(torch.Stream):
         def __new__(cls, *args, **kwargs):
-            return super().__new__(cls, device="mps")
+            return super().__new__(cls, device="mps")  # pyright: ignore[reportCallIssue]
 
         def __init__(self, *args, **kwargs):
             pass
 
-    torch._C._mps_getCurrentStream = Stream
-    torch._C._mps_setStream = lambda stream: None
-    torch.mps.Stream = torch.mps.streams.Stream = torch._C._MPSStreamBase = Stream
+    c, mps = cast(Any, torch._C), cast(Any, torch.mps)  # whose stubs have no streams
+    c._mps_getCurrentStream = Stream
+    c._mps_setStream = lambda stream: None
+    mps.Stream = mps.streams.Stream = c._MPSStreamBase = Stream
 
 
 def simulate_storages():
-    """Lets UntypedStorage(device="mps") work, whose C++ has no case for MPS: torch.load, deepcopy, pickle need it."""
-    original = torch.UntypedStorage.__new__
+    """UntypedStorage(device="mps"), by which torch.load, deepcopy and pickle allocate: its C++ has no case for MPS."""
+    original: Any = torch.UntypedStorage.__new__
 
     def new(cls, *args, device=None, **kwargs):
         if device is None:

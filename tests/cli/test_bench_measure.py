@@ -159,7 +159,7 @@ def test_targets():
     assert check(result, "speedup", 1.5)["met"] and not check(result, "speedup", 1.6)["met"]
     assert check(result, "share", 0.8)["met"] and not check(result, "share", 0.81)["met"]
     assert check(result, "seconds", 2.0)["met"] and not check(result, "seconds", 1.9)["met"]
-    assert check(result, "overhead", 1.0) == {"quantity": "overhead", "bound": 1.0, "found": None, "met": False}
+    assert check(result, "excess", 1.0) == {"quantity": "excess", "bound": 1.0, "found": None, "met": False}
     with pytest.raises(ValueError, match="'time' is not a target"):
         check(result, "time", 1)
 

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from metalcore import _device_library, _routing
+from metalcore import _device_library
+from metalcore._core import routing
 from metalcore.cli import info
 from metalcore.msl import host
 from metalcore.msl.errors import CompilerNotFoundError
@@ -49,7 +50,7 @@ def test_no_compiler_and_no_headers(complete, monkeypatch):
 
 
 def test_a_build_without_kernels_for_the_simulator(complete, monkeypatch):
-    monkeypatch.setattr(_routing, "DEVICES", frozenset())
+    monkeypatch.setattr(routing, "DEVICES", frozenset())
     found = info.collect()
     assert "METALCORE_ISA" in found["backends"]["simulator"]
     assert keys(found) == keys(complete)

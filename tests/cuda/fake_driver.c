@@ -1,5 +1,5 @@
-// Stands for libcuda.so.1 with two GPUs that run nothing: it notes what it is told, for tests to look at, and refuses what
-// the real driver refuses. Its "code" is text: "entry <name> block <bytes> threads <most> shared <bytes>".
+// Stands for libcuda.so.1 with two GPUs that run nothing: it notes what it is told, for tests to look at, and refuses
+// what the real driver refuses. Its "code" is text: "entry <name> block <bytes> threads <most> shared <bytes>".
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -98,7 +98,8 @@ int cuLibraryLoadData(Code** library, const void* text, void* a, void* b, unsign
   (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
   if (is_forbidden()) return CAPTURE_UNSUPPORTED;
   Code code;
-  if (sscanf(text, "entry %255s block %d threads %d shared %d", code.entry, &code.block, &code.threads, &code.shared) != 4)
+  if (sscanf(text, "entry %255s block %d threads %d shared %d", code.entry, &code.block, &code.threads, &code.shared) !=
+      4)
     return INVALID_VALUE;
   *library = malloc(sizeof code);
   **library = code;
@@ -144,10 +145,15 @@ int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
       bz > 64 || bx * by * bz > (unsigned)code->threads || (int)shared > function->dynamic_shared || extra)
     return INVALID_VALUE;
   pthread_mutex_lock(&mutex);
-  if (launch_count == launch_room) launches = realloc(launches, sizeof *launches * (launch_room = 2 * launch_room + 16));
+  if (launch_count == launch_room)
+    launches = realloc(launches, sizeof *launches * (launch_room = 2 * launch_room + 16));
   Launch* launch = &launches[launch_count++];
-  *launch = (Launch){.device = function->device, .grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared,
-                     .stream = stream, .parameter_bytes = (unsigned)code->block};
+  *launch = (Launch){.device = function->device,
+                     .grid = {gx, gy, gz},
+                     .block = {bx, by, bz},
+                     .shared = shared,
+                     .stream = stream,
+                     .parameter_bytes = (unsigned)code->block};
   strcpy(launch->entry, code->entry);
   memcpy(launch->parameters, parameters[0], (size_t)code->block);
   pthread_mutex_unlock(&mutex);

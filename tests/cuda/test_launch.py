@@ -124,9 +124,11 @@ print(refusal(RuntimeError, threads=(10, 1, 1), group=(4, 1, 1)))
 driver.fake_fail_launches(999)
 print(refusal(RuntimeError, "other"))
 """).splitlines() == [
-        "metalcore: launching kernel 'k' on (3, 1, 1) threadgroups of (4, 1, 1) threads failed: "
-        "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered; unless CUDA_LAUNCH_BLOCKING=1 was set, "
-        "a kernel before it may be the one at fault",
+        (
+            "metalcore: launching kernel 'k' on (3, 1, 1) threadgroups of (4, 1, 1) threads failed: "
+            "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered; unless CUDA_LAUNCH_BLOCKING=1 was "
+            "set, a kernel before it may be the one at fault"
+        ),
         "metalcore: launching kernel 'other' on (1, 1, 1) threadgroups of (1, 1, 1) threads failed: CUDA error 999",
     ]
 

@@ -23,6 +23,8 @@ from rows import FAMILIES, lengths, tuned, variant  # noqa: E402
 
 import metalcore  # noqa: E402
 from metalcore import _C  # noqa: E402
+from metalcore._core.accuracy import evaluate  # noqa: E402
+from metalcore._core.registry import OPS  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 QR_HEIGHTS = (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1024, 1025, 2049)
@@ -42,15 +44,12 @@ def with_gradients(what, function, *inputs):
         yield what, tensor.detach()
 
 
-def elementwise(device, dtype):
-    for name, function in (
-        ("silu", metalcore.silu),
-        ("gelu", metalcore.gelu),
-        ("gelu tanh", lambda x: metalcore.gelu(x, "tanh")),
-    ):
-        yield from with_gradients(name, function, random(device, dtype, 1027))  # four at a time, and a rest
-        yield from with_gradients(name, lambda x: function(x[1:]), random(device, dtype, 40))  # not aligned
-        yield from with_gradients(name, lambda x: function(x[:, ::2]), random(device, dtype, 9, 30))
+def samples(device, dtype):
+    """Every op's, with their gradients."""
+    for op in OPS.values():
+        for sample in op.samples() if dtype in op.dtypes else ():
+            for tensors in evaluate(op, sample, sample.make(device, dtype)).values():
+                yield from ((f"{op.name}, {sample.name}", tensor) for tensor in tensors)
 
 
 def row_lengths(op, dtype):
@@ -90,21 +89,6 @@ def rms_norm(device, dtype):
         for weight_dtype in dict.fromkeys((dtype, torch.float32)):
             weight = random(device, weight_dtype, length)
             yield from with_gradients(f"add_rms_norm {length}", metalcore.add_rms_norm, *shape, weight)
-
-
-def adamw(device, dtype):
-    for amsgrad, on_device, moment in itertools.product(
-        (False, True), (False, True), dict.fromkeys((dtype, torch.float32))
-    ):
-        shapes = [(2049,), (5,), (3, 7), *[(1 + i % 5,) for i in range(105)]]
-        params, grads = ([random(device, dtype, *shape) for shape in shapes] for _ in "pg")
-        moments = [[torch.zeros(shape, device=device, dtype=moment) for shape in shapes] for _ in range(3)]
-        moments[2] = moments[2] if amsgrad else []
-        steps = [torch.zeros((), device=device if on_device else "cpu") for _ in shapes]
-        torch.ops.metalcore.adamw_(
-            params, grads, *moments, steps, lr=1e-2, beta1=0.9, beta2=0.999, weight_decay=0.1, eps=1e-8, maximize=False
-        )
-        yield from (("adamw", param) for param in params)
 
 
 def qr(device):
@@ -216,21 +200,12 @@ def eigh(device):
             yield f"eigh {n}x{n}", tensor
 
 
-def reflectors(device):
-    """Block reflectors of both widths, on a batch, which no plan leaves to PyTorch."""
-    for m, n in ((200, 16), (300, 140)):
-        a, tau = metalcore.geqrf(random(device, torch.float32, 3, m, n))
-        yield f"geqrf {m}x{n}", a
-        yield f"householder_product {m}x{n}", metalcore.householder_product(a, tau)
-        yield f"ormqr {m}x{n}", metalcore.ormqr(a, tau, random(device, torch.float32, 3, m, 40))
-
-
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-    for section in (elementwise, softmax, rms_norm, adamw)
+    for section in (samples, softmax, rms_norm)
     for dtype in DTYPES
-} | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh, reflectors)}
+} | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh)}
 
 
 def record_launches():

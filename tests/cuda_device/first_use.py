@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
 
 import torch  # noqa: E402
-from cases import CASES  # noqa: E402
+from cases import CASES, WITHOUT_HOST  # noqa: E402
 
 import metalcore  # noqa: E402
 
@@ -63,23 +63,22 @@ def capture():
     """Each op's kernels, those of its derivative too, are compiled and loaded while a graph is captured."""
     ones = torch.ones(3, 3, device="cuda", requires_grad=True)
     (ones @ ones).sum().backward()  # PyTorch's own first use, and cuBLAS's on the thread of either pass
-    for name, case in CASES.items():
-        leaves = [torch.randn(shape, device="cuda").requires_grad_(case.backward) for shape in case.shapes]
-        run = case.call if name.startswith("qr") or not case.backward else with_gradients(case.call)
+    for case in WITHOUT_HOST.values():
+        leaves = case.leaves("cuda")
+        run = with_gradients(case.call) if case.backward_without_host else case.call
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             results = run(*leaves)
         graph.replay()
         torch.cuda.synchronize()
-        results, expected = ([value] if isinstance(value, torch.Tensor) else value for value in (results, run(*leaves)))
-        check([value.detach() for value in results], [value.detach() for value in expected])
+        check([value.detach() for value in results], [value.detach() for value in run(*leaves)])
 
 
 def with_gradients(call):
     def run(*leaves):
         outputs = call(*leaves)
-        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-        return [*outputs, *torch.autograd.grad(outputs, leaves, [torch.ones_like(output) for output in outputs])]
+        wanted = [output for output in outputs if output.requires_grad]
+        return [*outputs, *torch.autograd.grad(wanted, leaves, [torch.ones_like(output) for output in wanted])]
 
     return run
 

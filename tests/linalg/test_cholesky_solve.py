@@ -133,6 +133,7 @@ def test_opcheck(device, where):
 
 def test_explain():
     plan = metalcore.explain("cholesky_solve", (7, 40, 3), (7, 40, 40))
-    assert plan.steps == 2 * metalcore.explain("solve_triangular", (7, 40, 40), (7, 40, 3)).steps
-    with pytest.raises((ValueError, RuntimeError), match="shapes of B and L"):
+    once = metalcore.explain("solve_triangular", (7, 40, 40), (7, 40, 3), upper=False).steps
+    assert [step[:4] for step in plan.steps] == 2 * [step[:4] for step in once]
+    with pytest.raises(ValueError, match="needs the shape of L"):
         metalcore.explain("cholesky_solve", (40, 3))

@@ -185,7 +185,6 @@ def test_block_reflectors_refuse_what_does_not_fit(device):
                 "reflectors_products_64",
                 "reflectors_factor_64",
                 "qr_identity",
-                "reflectors_products_64",
                 "reflectors_apply_64",
             ],
         ),
@@ -193,9 +192,8 @@ def test_block_reflectors_refuse_what_does_not_fit(device):
             "ormqr",
             [(30, 8), (8,), (30, 5)],
             "blocked",
-            ["reflectors_products_16", "reflectors_factor_16", "reflectors_products_16", "reflectors_apply_16"],
+            ["reflectors_products_16", "reflectors_factor_16", "reflectors_apply_16"],
         ),
-        ("ormqr", [(30, 8), (0,), (30, 5)], "empty", []),
     ],
 )
 def test_explain(op, shapes, variant, kernels):
@@ -207,7 +205,7 @@ def test_explain(op, shapes, variant, kernels):
 @pytest.mark.parametrize("m, n", [(150, 140), (30, 8), (2100, 70)])
 def test_what_goes_to_torch(device, m, n):
     A, C = torch.randn(m, n), torch.randn(m, 3)
-    with tuned("nvidia"):
+    with tuned("hopper"):
         plans = metalcore.explain("ormqr", (m, n), (n,), (m, 3)), metalcore.explain("geqrf", (m, n))
         assert "torch" in {plan.variant for plan in plans}
         a, tau = metalcore.geqrf(A.to(device))

@@ -71,7 +71,7 @@ def test_every_size(device, n):
 
 def test_rows_shared_by_threadgroups(device):
     """The plan of GPUs for which one matrix has too few pairs of blocks."""
-    for family in ("baseline", "nvidia"):
+    for family in ("baseline", "hopper"):
         with tuned(family):
             check_eigh(device, symmetric(150)["random"][None], ["random"])
             check_svd(device, matrices(150, 150)["random"][None], ["random"])

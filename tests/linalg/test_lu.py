@@ -79,7 +79,7 @@ def test_without_pivoting(device, n):
     P, L, U = metalcore.lu(A.to(device), pivot=False)
     assert P.shape == (0,)
     assert norm(L.cpu().double() @ U.cpu().double() - A).max() <= 10 * n * EPS * norm(A).max()
-    LU, pivots, info = factors(A, device, pivot=False)
+    _, pivots, info = factors(A, device, pivot=False)
     assert torch.equal(pivots, torch.arange(1, n + 1, dtype=torch.int32).expand(3, n)) and not info.any()
 
 

@@ -138,7 +138,7 @@ def test_opinfo_samples(device):
         ((100, 64, 32), "r", "simd", ["qr_simd_64x32"]),
         ((64, 32), "complete", "block", ["qr_block_64"]),
         ((1024, 128, 128), "reduced", "block", ["qr_block_128"]),
-        ((3000, 17), "r", "tall", ["qr_block_512", "qr_block_512", "qr_tall_signs"]),
+        ((3000, 17), "r", "tall", ["qr_block_512", "qr_tall_signs"]),
         (
             (500, 16),
             "complete",
@@ -149,7 +149,6 @@ def test_opinfo_samples(device):
                 "reflectors_factor_16",
                 "qr_upper",
                 "qr_identity",
-                "reflectors_products_16",
                 "reflectors_apply_16",
             ],
         ),
@@ -197,7 +196,7 @@ def test_explain(shape, mode, variant, kernels):
 
 
 def test_explain_says_what_goes_to_torch():
-    with tuned("nvidia"):
+    with tuned("hopper"):
         plan = metalcore.explain("qr", (4096, 4096))
         assert plan.variant == "torch" and not plan.kernels and "PyTorch" in plan.why
         assert metalcore.explain("qr", (2, 4096, 4096)).variant == "blocked"
@@ -205,7 +204,7 @@ def test_explain_says_what_goes_to_torch():
 
 def test_what_goes_to_torch(device):
     A = torch.randn(2100, 70)
-    with tuned("nvidia"):
+    with tuned("hopper"):
         for mode in ("reduced", "r"):
             assert metalcore.explain("qr", (2100, 70), mode=mode).variant == "torch"
             Q, R = (x.cpu() for x in metalcore.qr(A.to(device), mode))
@@ -235,6 +234,6 @@ def test_explain_refuses_what_qr_refuses():
 def test_kernels_are_clean_in_checking_mode(device, shape, mode):
     A = torch.randn(shape)
     with metalcore.simulator.checking():
-        Q, R = metalcore.qr(A.to(device), mode)
+        R = metalcore.qr(A.to(device), mode).R
     expected = torch.linalg.qr(A.double(), mode)
     assert norm(R.cpu() - expected.R).max() <= 10 * max(shape) ** 2 * EPS * norm(A).max()

@@ -74,7 +74,7 @@ def test_large(device, n, columns):
 @pytest.mark.only_on("cuda")
 @pytest.mark.parametrize("columns", [1, 64, 2048])
 def test_2048(device, columns):
-    for family in ("baseline", "nvidia"):
+    for family in ("baseline", "hopper"):
         with tuned(family):
             check(device, well_conditioned(2048, 2048), torch.randn(2048, columns), upper=False)
 

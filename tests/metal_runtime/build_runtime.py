@@ -6,24 +6,28 @@ Needs clang 19 and GCC's Objective-C runtime (Debian: clang-19 libobjc-12-dev).
 """
 
 import importlib.util
-import json
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.append(str(ROOT))
+import metalcore  # noqa: E402, F401 - before tools.build, which would do with less of it
+from tools.build import compile_commands  # noqa: E402
+from tools.build.metal_kernels import metal_kernels  # noqa: E402
+from tools.build.tasks import Tasks  # noqa: E402
+
 WORK = ROOT / "build" / "metal_runtime"
-EXTENSION = WORK / "_C.abi3.so"
+_TASKS = Tasks(WORK)
+EXTENSION = _TASKS.out / "_C.abi3.so"
+_LIBRARY = _TASKS.out / "lib"
 COMPILER = "clang++-19"
 _BUILT = ROOT / "build" / "metalcore"
-_SETUP_COMMAND = _BUILT / "stamps" / "gpu_encode.json"
 _BACKEND = ROOT / "csrc" / "backends" / "mps"
-# These are compiled anew: they depend on METALCORE_MPS.
-_WITH_BACKEND = ("gpu/encode", "gpu/tuning", "python/module")
-# The linker sends calls of these to views.cpp and stream.mm.
+_REPLACED = "backends/simulator/backend"  # what makes the simulator the backend of mps tensors
+# Sent to views.cpp and stream.mm.
 _WRAPPED = (
     "_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE",
     "_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm",
@@ -34,8 +38,8 @@ _OBJECTIVE_C = ["-fobjc-runtime=gcc", f"-I{HERE / 'include'}", "-Wno-objc-root-c
 
 def build():
     """The extension's path."""
-    _link(_objects(), EXTENSION)
     _kernels()
+    _link(_objects(), EXTENSION)
     return EXTENSION
 
 
@@ -53,20 +57,20 @@ def build_with_fault(name, file, old, new):
     objects = _objects()
     objects[f"backends/mps/{source.stem}"] = _compiled(source, work / f"{source.stem}.o")
     _link(objects, work / "_C.abi3.so")
-    (work / "lib").symlink_to(WORK / "lib")
+    (work / "lib").symlink_to(_LIBRARY)
     return work / "_C.abi3.so"
 
 
 def _objects():
-    """{name: object}: the backend and the runtime, and the other objects as setup.py built them."""
-    linked = json.loads((_BUILT / "stamps" / "_C.json").read_text())
-    folder = _BUILT / "objects"
+    """{name: object}: the backend and the runtime, and the rest as setup.py built it."""
+    folder = _BUILT / "objects" / "csrc"
     objects = {
         Path(part).relative_to(folder).with_suffix("").as_posix(): Path(part)
-        for part in linked
-        if part.startswith(str(folder))
+        for part in Tasks(_BUILT).signature("_C.abi3.so")
+        if part.startswith(f"{folder}/")
     }
-    sources = {name: ROOT / "csrc" / f"{name}.cpp" for name in _WITH_BACKEND}
+    del objects[_REPLACED]
+    sources = {}
     for folder, prefix in ((_BACKEND, "backends/mps"), (HERE, "runtime")):
         sources.update({f"{prefix}/{path.stem}": path for path in folder.iterdir() if path.suffix in (".mm", ".cpp")})
     for name, source in sources.items():
@@ -97,16 +101,14 @@ def _link(objects, output):
 
 def _compiled(source, target):
     headers = [*HERE.rglob("*.h"), *(ROOT / "csrc").rglob("*.h"), *(ROOT / "tools/mac_check/sdk").iterdir()]
-    newest = max(path.stat().st_mtime for path in [source, *headers, Path(__file__), _SETUP_COMMAND])
+    newest = max(path.stat().st_mtime for path in [source, *headers, Path(__file__), _BUILT / compile_commands.NAME])
     if target.exists() and target.stat().st_mtime >= newest:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     objective_c = source.suffix == ".mm"
     language = [*_OBJECTIVE_C, "-idirafter", _objc_headers()] if objective_c else []
-    subprocess.run(
-        [COMPILER, *_flags(), "-DMETALCORE_MPS=1", *language, "-c", str(source), "-o", str(target)], check=True
-    )
-    if objective_c:  # otherwise clang uses GCC's Objective-C personality, which does not catch C++ exceptions
+    subprocess.run([COMPILER, *_flags(), *language, "-c", str(source), "-o", str(target)], check=True)
+    if objective_c:  # clang takes GCC's Objective-C personality, which knows no catch of C++
         subprocess.run(
             ["objcopy", "--redefine-sym", "__gnu_objc_personality_v0=__gxx_personality_v0", str(target)], check=True
         )
@@ -114,9 +116,9 @@ def _compiled(source, target):
 
 
 def _flags():
-    """The flags of setup.py, from the command that it recorded."""
-    command, _ = json.loads(_SETUP_COMMAND.read_text())
-    return command[command.index("-std=c++20") : command.index("-MMD")]
+    """Those of setup.py, from the command it recorded."""
+    _, command = compile_commands.read(_BUILT)["gpu/record"]
+    return command[command.index("-std=c++20") :]
 
 
 def _objc_headers():
@@ -136,25 +138,13 @@ def _found(pattern):
 
 def _kernels():
     """lib beside the extension: the simulator's libraries, and lib/metal as setup.py writes it for a Mac."""
-    from metalcore.msl.inline_headers import inline_headers
-    from metalcore.msl.translate import translate
-
-    library = WORK / "lib"
-    library.mkdir(parents=True, exist_ok=True)
-    for folder in (ROOT / "metalcore" / "lib").iterdir():
-        link = library / folder.name
+    metal_kernels(_TASKS)
+    _TASKS.run()
+    for path in (ROOT / "metalcore" / "lib").iterdir():
+        link = _LIBRARY / path.name
         if not link.is_symlink():
-            link.symlink_to(folder)
-    metal, index = library / "metal", []
-    metal.mkdir(exist_ok=True)
-    for source in sorted((ROOT / "kernels").rglob("*.metal")):
-        text = inline_headers(source.read_text(), source.name, [source.parent, ROOT / "kernels"])
-        (metal / source.name).write_text(text)
-        names = [kernel.name for kernel in translate(text, filename=source.name).kernels]
-        index.append(" ".join([source.stem, *names]))
-    (metal / "index").write_text("\n".join(index) + "\n")
+            link.symlink_to(path)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.fspath(ROOT))
     print(build())

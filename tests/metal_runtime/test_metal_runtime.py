@@ -94,6 +94,31 @@ except RuntimeError as error:
     )
 
 
+def test_families_with_sources_of_one_name(extension, tmp_path):
+    copy = tmp_path / "_C.abi3.so"
+    shutil.copy(extension, copy)
+    for folder in ("first", "second"):
+        source = tmp_path / "lib" / "metal" / folder / "forward.metal"
+        source.parent.mkdir(parents=True)
+        source.write_text(f"#error of the {folder}\n")
+    (tmp_path / "lib" / "index").write_text("first/forward one\nsecond/forward another\n")
+    run(
+        copy,
+        "-c",
+        PROGRAM
+        + """
+assert _C.mps_kernels() == ["another", "one"]
+for kernel, folder in (("one", "first"), ("another", "second")):
+    try:
+        _C.mps_compile(kernel)
+    except RuntimeError as error:
+        assert f"#error of the {folder}" in str(error), error
+    else:
+        raise AssertionError(kernel)
+""",
+    )
+
+
 @pytest.fixture(scope="module")
 def said(extension):
     """{fault: the error that it caused}. A process of its own has only this build."""

@@ -6,17 +6,18 @@ from running import PROGRAM, needs_runtime, run
 
 pytestmark = needs_runtime
 
-CASES = (
+EACH_OP = (
     PROGRAM
     + """
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from metalcore.cli.selftest import _check_case
-from metalcore.cli.selftest_cases import CASES
+from metalcore._core.accuracy import shares
+from metalcore._core.registry import OPS
 
-def forward(case, stream):  # the gradient would be computed on autograd's thread, and stream
+def forward(op, stream):  # the gradient would be computed on autograd's thread, and stream
     use_runtime.set_stream(stream)
-    _check_case(replace(case, backward=False), "mps", torch.float32)
+    for sample in op.samples():
+        assert shares(replace(op, backward=False), sample, "mps", torch.float32)["forward"] <= 1, (op.name, sample.name)
 """
 )
 
@@ -64,12 +65,12 @@ def test_work_goes_to_the_current_stream(extension):
     run(
         extension,
         "-c",
-        CASES
+        EACH_OP
         + """
-for case in CASES.values():
-    forward(case, stream=2)
+for op in OPS.values():
+    forward(op, stream=2)
 encoders, dispatches, _ = use_runtime.counts()
-assert encoders[:2] == dispatches[:2] == [0, 0] and dispatches[2] > len(CASES)
+assert encoders[:2] == dispatches[:2] == [0, 0] and dispatches[2] > len(OPS)
 """,
     )
 
@@ -78,11 +79,11 @@ def test_threads_encode_side_by_side(extension):
     run(
         extension,
         "-c",
-        CASES
+        EACH_OP
         + """
-cases = [CASES[name] for name in ("silu", "softmax", "rms_norm", "qr, 16x12")]
+ops = [OPS[name] for name in ("silu", "softmax", "rms_norm", "qr")]
 with ThreadPoolExecutor(6) as pool:
-    list(pool.map(lambda i: forward(cases[i % 4], stream=i % 3), range(48)))
+    list(pool.map(lambda i: forward(ops[i % 4], stream=i % 3), range(48)))
 assert min(use_runtime.counts()[1]) >= 16
 """,
     )
@@ -119,45 +120,51 @@ else:
 # Faults of the backend itself: (file, old text, new text, the expected error).
 SEEDED = {
     "an encoder kept from one op to the next": (
-        "encoder.mm",
-        "MetalEncoder encoder(work.stream->commandEncoder());",
-        "static const id<MTLComputeCommandEncoder> kept = work.stream->commandEncoder(); MetalEncoder encoder(kept);",
+        "backend.mm",
+        "MetalEncoder encoder(work.stream->commandEncoder(), work.recording);",
+        (
+            "static const id<MTLComputeCommandEncoder> kept = work.stream->commandEncoder(); "
+            "MetalEncoder encoder(kept, work.recording);"
+        ),
         "an encoder is used after PyTorch ended it",
     ),
     "an encoder used off the queue": (
-        "encoder.mm",
+        "backend.mm",
         "dispatch_sync_f(torch::mps::get_dispatch_queue(), &work, run);",
         "run(&work);",
         "commandEncoder() is called outside of the stream's queue",
     ),
     "the first op's stream for every op": (
-        "encoder.mm",
-        "Work work{at::mps::getCurrentMPSStream(), body, nullptr};",
-        "static at::mps::MPSStream* const first = at::mps::getCurrentMPSStream(); Work work{first, body, nullptr};",
+        "backend.mm",
+        "Work work{at::mps::getCurrentMPSStream(), recording, first, nullptr};",
+        (
+            "static at::mps::MPSStream* const old = at::mps::getCurrentMPSStream(); "
+            "Work work{old, recording, first, nullptr};"
+        ),
         "commandEncoder() is called outside of the stream's queue",
     ),
     "the first op's queue for every op": (
-        "encoder.mm",
+        "backend.mm",
         "dispatch_sync_f(torch::mps::get_dispatch_queue(), &work, run);",
         "static const dispatch_queue_t first = torch::mps::get_dispatch_queue(); dispatch_sync_f(first, &work, run);",
         "work for stream 0 where stream 1 is the current one",
     ),
     "the stream asked for on the queue": (
-        "encoder.mm",
+        "backend.mm",
         "work.stream->commandEncoder()",
         "at::mps::getCurrentMPSStream()->commandEncoder()",
         "getCurrentMPSStream() is called on a stream's queue",
     ),
-    "no autorelease pool": ("encoder.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
+    "no autorelease pool": ("backend.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
     "buffers that are not resident": (
-        "encoder.mm",
+        "backend.mm",
         "if (buffer) [encoder_ useResource:buffer usage:MTLResourceUsageRead | MTLResourceUsageWrite];",
         "",
         "without useResource",
     ),
-    "offsets of storages left out": ("encoder.mm", "offset:view.offset atIndex", "offset:0 atIndex", "wrong result"),
+    "offsets of storages left out": ("backend.mm", "offset:view.offset atIndex", "offset:0 atIndex", "wrong result"),
     "offsets of 32 bits": (
-        "encoder.mm",
+        "backend.mm",
         "offset:view.offset atIndex",
         "offset:static_cast<uint32_t>(view.offset) atIndex",
         "wrong result",

@@ -1,5 +1,5 @@
 // On Metal a storage's "address" is its id<MTLBuffer>. The linker sends calls of gpu::view_of here (--wrap).
-#include "../../csrc/gpu/encoder.h"
+#include "../../csrc/gpu/buffer.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/tensor.h>
@@ -22,8 +22,7 @@ BufferView in_its_buffer(BufferView view, AtenTensorHandle tensor) {
 
 }  // namespace
 
-// The linker redirects calls from one object file to another only: the second's call of the first, in encode.cpp,
-// stays.
+// Calls from one object file to another: that of the second from the first, in buffer.cpp, is not sent here.
 #define OF_TENSOR(prefix) prefix##_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE
 #define OF_HANDLE(prefix) prefix##_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm
 

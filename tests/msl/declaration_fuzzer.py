@@ -60,8 +60,8 @@ class _Maker:
         self.before = ""  # declarations at program scope
         self.after = ""  # statements after the declaration
 
-    def chance(self, of):
-        return self.choose.random() < of
+    def chance(self, probability):
+        return self.choose.random() < probability
 
     def make(self):
         shared = self.chance(0.7)
@@ -93,7 +93,7 @@ out[i] = {element};"""
         if self.chance(0.2):
             words.insert(0, "volatile" if "struct" not in type_ and type_ in ("float", "Alias") else "")
         if space and self.chance(0.4):
-            words.insert(0 if type_ not in words[:1] else 0, self.choose.choice(_ALIGNMENTS))
+            words.insert(0, self.choose.choice(_ALIGNMENTS))
         if self.chance(0.15):
             words.insert(0, self.choose.choice(_HARMLESS))
         if space == "threadgroup" and self.chance(0.1):

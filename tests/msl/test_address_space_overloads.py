@@ -156,8 +156,9 @@ def test_specializations(device):
 
 # (program, the line that is named, what is said of it)
 REFUSED = [
-    ("int f(device int* p) { return 1; }\nint f(constant int* p) { return *p; }\n"
-     "template <typename T> int g(device T* p) { return 1; }\ntemplate <typename T> int g(constant T* p) { return 2; }",
+    (("int f(device int* p) { return 1; }\nint f(constant int* p) { return *p; }\n"
+      "template <typename T> int g(device T* p) { return 1; }\n"
+      "template <typename T> int g(constant T* p) { return 2; }"),
      4, r"'g' differs from the one at program_source:3 in address spaces only, and no address tells device"),
     ("struct S { int v;\n int f() const device { return 1; }\n int f() const constant { return 2; } };",
      3, r"'f' differs from the one at program_source:2"),
@@ -191,8 +192,8 @@ kernel void k(device float* out) { threadgroup float x[1]; out[0] = f(x); }
 
 @pytest.mark.parametrize("source", [
     DEDUCED,
-    "template <typename P, typename Q> int f(P p, Q q) { return is_same_v<P, Q>; }\n"
-    "kernel void k(device float* out) { threadgroup float x[1]; out[0] = f(out, x); }",
+    ("template <typename P, typename Q> int f(P p, Q q) { return is_same_v<P, Q>; }\n"
+    "kernel void k(device float* out) { threadgroup float x[1]; out[0] = f(out, x); }"),
 ], ids=["specialization", "is_same"])  # fmt: skip
 def test_a_pointer_whose_space_is_not_known_does_not_compile(source, device):
     with pytest.raises(MSLError, match="the address space of this pointer is not known here"):

@@ -17,8 +17,8 @@ HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"
 FORMS = {
     "scalars": ("constant float a = 2; constant float b = a * 2, c = b + 1;", "b + c", 9),
     "const": ("constant const float a = 2; const constant float b[1] = {a}; constant float c = b[0];", "c", 2),
-    "const_argument": ("template <typename T> struct S { int n; }; template <> struct S<const int> { int n, m; }; "
-                       "constant const S<const int> s = {1, 2}; constant int b = s.m;", "b", 2),
+    "const_argument": (("template <typename T> struct S { int n; }; template <> struct S<const int> { int n, m; }; "
+                       "constant const S<const int> s = {1, 2}; constant int b = s.m;"), "b", 2),
     "array": ("constant float a[3] = {1, 2, 3}; constant float b = a[1];", "b", 2),
     "elements": ("constant float a[3] = {1, 2, 3}; constant float b[2] = {a[2], a[1] * 2};", "b[0] * 10 + b[1]", 34),
     "of_unknown_length": ("constant int a[] {4, 5, 6}; constant int b[] = {a[1], a[2]};", "b[0] * 10 + b[1]", 56),
@@ -38,15 +38,15 @@ FORMS = {
     "member": ("struct S { static constant float k = 3; }; constant float b = S::k * 2;", "b + S::k", 9),
     "members": ("struct S { static constexpr constant int k = 3; static constant int j = k + 1; };", "S::j", 4),
     "template": ("template <typename T> constant T two = T(2); constant float b = two<float> * 2;", "b + two<int>", 6),
-    "of_a_template": ("template <typename T> struct L { static constant T most = T(7); }; "
-                      "constant int b = L<int>::most + 1;",
+    "of_a_template": (("template <typename T> struct L { static constant T most = T(7); }; "
+                      "constant int b = L<int>::most + 1;"),
                       "b + L<float>::most", 15),
     "function_of_ours": ("constexpr float f(float x) { return x * 2; } constant float a = 3; constant float b = f(a);",
                          "b", 6),
-    "in_a_function": ("constant float a = 2; float f() { static constant float b = a * 2; static constant float c[2] = "
-                      "{b, a}; constant float d = c[1] + 1; return b + c[0] + d; }", "f()", 11),
-    "address": ("constant float a[2] = {1, 2}; constant float b[2] = {a[1], a[0]}; "
-                "float g(constant float* p) { return p[0] * 10 + p[1]; }", "g(b) + g(b + 0) + *(&b[1])", 43),
+    "in_a_function": (("constant float a = 2; float f() { static constant float b = a * 2; static constant float "
+                       "c[2] = {b, a}; constant float d = c[1] + 1; return b + c[0] + d; }"), "f()", 11),
+    "address": (("constant float a[2] = {1, 2}; constant float b[2] = {a[1], a[0]}; "
+                "float g(constant float* p) { return p[0] * 10 + p[1]; }"), "g(b) + g(b + 0) + *(&b[1])", 43),
     "infinity": ("constant float a = 1.0f / 0.0f; constant float b = -a; constant float c = max(b, 3.0f);", "c", 3),
     "choice": ("constant bool on = true; constant float a = on ? 2.0f : 3.0f; constant float b = a;", "b", 2),
     "bits": ("constant uint a = as_type<uint>(1.0f); constant float b = as_type<float>(a + 0x800000);", "b", 2),

@@ -48,19 +48,19 @@ FORMS = {
     "typedef in a struct": ("struct S { typedef threadgroup float T; };", "S::T b[16];", "b[j]"),
     "using": ("", "using T = threadgroup float; T b[16];", "b[j]"),
     "template alias": ("template <typename X> using Shared = threadgroup X;", "Shared<float> b[16];", "b[j]"),
-    "typedef beside others": ("typedef threadgroup float T;\ntemplate <typename T> T f(T x) { T y = x; return y; }\n"
-                              "float g(float x) { typedef float T; T y = x; return y; }", "T b[16];", "b[j]"),
+    "typedef beside others": (("typedef threadgroup float T;\ntemplate <typename T> T f(T x) { T y = x; return y; }\n"
+                              "float g(float x) { typedef float T; T y = x; return y; }"), "T b[16];", "b[j]"),
     "pointer to a typedef": ("typedef threadgroup float T;", "threadgroup float b[16]; T* p = b;", "p[j]"),
     "pointer beside": ("", "threadgroup float b[16], *p = b;", "p[j]"),
     "pointer to it beside": ("", "threadgroup float b[16], (*p)[16] = &b;", "(*p)[j]"),
     "reference beside": ("", "threadgroup float b[16], (&r)[16] = b;", "r[j]"),
-    "pointer in threadgroup": ("", "threadgroup float b[16]; threadgroup float* threadgroup p; if (i == 0) p = b;\n"
-                               "threadgroup_barrier(mem_flags::mem_threadgroup);", "p[j]"),
-    "pointers in threadgroup": ("", "threadgroup float b[16]; threadgroup float* threadgroup p[2];\n"
-                                "if (i == 0) p[1] = b;\nthreadgroup_barrier(mem_flags::mem_threadgroup);", "p[1][j]"),
+    "pointer in threadgroup": ("", ("threadgroup float b[16]; threadgroup float* threadgroup p; if (i == 0) p = b;\n"
+                               "threadgroup_barrier(mem_flags::mem_threadgroup);"), "p[j]"),
+    "pointers in threadgroup": ("", ("threadgroup float b[16]; threadgroup float* threadgroup p[2];\n"
+                                "if (i == 0) p[1] = b;\nthreadgroup_barrier(mem_flags::mem_threadgroup);"), "p[1][j]"),
     "pointer to device in threadgroup": (
-        "", "threadgroup float b[16]; device float* threadgroup p; if (i == 0) p = out + 8;\n"
-        "threadgroup_barrier(mem_flags::mem_threadgroup);", "p[j]"),
+        "", ("threadgroup float b[16]; device float* threadgroup p; if (i == 0) p = out + 8;\n"
+        "threadgroup_barrier(mem_flags::mem_threadgroup);"), "p[j]"),
     "initialized": ("", "threadgroup float b[8] = {1, 2}; threadgroup int n = 3;", "b[j]"),
     "initialized by braces": ("", "threadgroup float b[8]{}, c{2};", "b[j]"),
     "template": ("template <typename T> struct Two { T x[8], y[8]; };", "threadgroup Two<float> b;", "b.y[j]"),

@@ -182,9 +182,13 @@ def test_which_kernels_synchronize():
 )
 def test_what_is_not_supported_is_named_with_its_line(source, message):
     with pytest.raises(MSLError, match="program_source:" + message):
-        program = Program(preprocess(source)[0])
-        refuse_unsupported(program)
-        find_kernels(program)
+        kernels_of_supported(source)
+
+
+def kernels_of_supported(source):
+    program = Program(preprocess(source)[0])
+    refuse_unsupported(program)
+    return find_kernels(program)
 
 
 def test_a_long_source_keeps_its_lines():
@@ -199,12 +203,16 @@ def test_a_long_source_keeps_its_lines():
 
 def test_arguments_whose_types_are_names_of_pointers():
     kernels = kernels_of("""using P = device float*; using C = device const float*; typedef constant uint& R;
+        typedef P Q; typedef const Q S; typedef device half H, *G;
         namespace N { using T = threadgroup float*; }
-        kernel void k(P x, C y, R n, N::T t) {}""")
+        kernel void k(P x, C y, R n, N::T t, Q q, S s, G g) {}""")
     found = [(a.name, a.kind, a.index, a.type, a.is_writable) for a in kernels["k"].arguments]
     assert found == [
         ("x", "buffer", 0, "", True),
         ("y", "buffer", 1, "", False),
         ("n", "buffer", 2, "uint", False),
         ("t", "threadgroup", 0, "", False),
+        ("q", "buffer", 3, "", True),
+        ("s", "buffer", 4, "", True),
+        ("g", "buffer", 5, "", True),
     ]

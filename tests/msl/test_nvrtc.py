@@ -142,8 +142,10 @@ def compile_msl(compiler, source, signature="b0"):
             'program_source:2:10: error: identifier "y" is undefined\n  x\\[0\\] = y;\n         \\^',
         ),
         (
-            "#include <metal_stdlib>\nusing namespace metal;\n"
-            "kernel void f(device float2* x) {\n  x[0] = float4(1);\n}",
+            (
+                "#include <metal_stdlib>\nusing namespace metal;\n"
+                "kernel void f(device float2* x) {\n  x[0] = float4(1);\n}"
+            ),
             "program_source:4:.*\n  x\\[0\\] = float4\\(1\\);",
         ),
         ("kernel void f(device float* x) {\n  x[0] = 1\n}", "program_source:[23]:.*expected a"),
@@ -156,8 +158,14 @@ def compile_msl(compiler, source, signature="b0"):
             "program_source:2:.*class type",
         ),
         (
-            "#include <metal_stdlib>\nusing namespace metal;\n"
-            "kernel void f(device float* x) {\n  x[0] = simd_sum(x);\n}",
+            "kernel void f(device float* x) {\n  x[0] = metal::float4(1, x[1], 3).w;\n}",
+            "program_source:2:.*too few components for this vector",
+        ),
+        (
+            (
+                "#include <metal_stdlib>\nusing namespace metal;\n"
+                "kernel void f(device float* x) {\n  x[0] = simd_sum(x);\n}"
+            ),
             "program_source:4:",
         ),
     ],

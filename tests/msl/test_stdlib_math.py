@@ -49,18 +49,18 @@ def bound(device, name):
 @pytest.fixture(scope="module")
 def library():
     lines = ["#include <metal_stdlib>", "using namespace metal;"]
-    for name in UNARY:
-        lines.append(
-            f"kernel void {name}_k(device const float* x, device float* y, uint i [[thread_position_in_grid]])"
-            f" {{ y[i] = precise::{name}(x[i]); }}\n"
-            f"kernel void {name}_h(device const half4* x, device half4* y, uint i [[thread_position_in_grid]])"
-            f" {{ y[i] = {name}(x[i]); }}"
-        )
-    for name in BINARY:
-        lines.append(
-            f"kernel void {name}_k(device const float* x, device const float* z, device float* y,"
-            f" uint i [[thread_position_in_grid]]) {{ y[i] = {name}(x[i], z[i]); }}"
-        )
+    lines += [
+        f"kernel void {name}_k(device const float* x, device float* y, uint i [[thread_position_in_grid]])"
+        f" {{ y[i] = precise::{name}(x[i]); }}\n"
+        f"kernel void {name}_h(device const half4* x, device half4* y, uint i [[thread_position_in_grid]])"
+        f" {{ y[i] = {name}(x[i]); }}"
+        for name in UNARY
+    ]
+    lines += [
+        f"kernel void {name}_k(device const float* x, device const float* z, device float* y,"
+        f" uint i [[thread_position_in_grid]]) {{ y[i] = {name}(x[i], z[i]); }}"
+        for name in BINARY
+    ]
     return metalcore.compile_shader("\n".join(lines))
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import metalcore
+from metalcore.msl.errors import MSLError
 
 pytestmark = pytest.mark.usefixtures("compiles_for_cuda")
 HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"
@@ -38,6 +39,20 @@ def test_sizes_and_alignments(device):
             terms.append(f"sizeof(float{columns}x{rows})")
     body = "".join(f"out[{i}] = {term};" for i, term in enumerate(terms))
     assert run(device, body, len(terms), dtype=torch.int32) == expected
+
+
+@pytest.mark.parametrize("vector", [
+    "float4(1, 2, 3)", "metal::half3(1, x[0])", "vec<float, 4>(1, float2(2))", "V(1, 2)", "packed_float3(1, 2)",
+    "v; float4 w(1, 2, 3); w",
+])  # fmt: skip
+def test_too_few_components(vector, device):
+    with pytest.raises(MSLError, match="program_source:5:.*too few components for this vector"):
+        metalcore.compile_shader(f"""#include <metal_stdlib>
+using namespace metal; typedef float4 V;
+kernel void k(device float* x) {{
+  float4 v = {{1, 2, 3}};
+  x[0] = {vector}.x;
+}}""")
 
 
 def test_constructors(device):

@@ -95,7 +95,7 @@ kernel void atomics(device atomic_uint* c [[buffer(BufferIndexA)]], device atomi
   Bits bits; bits.f = 1.0; acc += bits.c.w;
   Array2<float, 3> arr; for (int i = 0; i < 3; ++i) arr[i] = i; acc += arr.sum();
   C2 c = C2{1, 2} + C2{3, 4}; acc += c.r * c.i;
-  auto v = rows[0].xy; acc += v.y; 
+  auto v = rows[0].xy; acc += v.y;
   float3x3 m3 = float3x3(1.0); float3 r = m3 * float3(1, 2, 3); acc += r.z + dot(r, r.zyx) + length(float2(3, 4));
   bool3 b = r > 1.5; acc += any(b) + 2 * all(b); acc += select(1.0f, 2.0f, b.x);
   acc += total(1, 2.0f, half(3));

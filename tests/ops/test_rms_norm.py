@@ -78,7 +78,7 @@ def test_few_long_rows(device, dtype, rows, length):
         plan = metalcore.explain("rms_norm", (rows, length))
         assert plan.variant == ("split" if shared else "looped" if length > 16384 else "block8")
         assert len(plan.steps) == 1 + shared
-        plan = metalcore.explain("rms_norm", (rows, length), backward=True)
+        plan = metalcore.explain("rms_norm", (rows, length), (length,), backward=True)
         shared = length >= 16384 and rows <= 32
         assert plan.variant == ("split" if shared else "looped") and len(plan.steps) == 3 + shared
         if rows == 32:

@@ -5,11 +5,13 @@ import threading
 
 import pytest
 import torch
+from ran import operators
 from references import assert_same_error
-from test_overrides import LINALG, operators
 
 import metalcore
-from metalcore._report import Count
+from metalcore._core.registry import OPS
+from metalcore.linalg import _triangular
+from metalcore.overrides._report import Count
 
 A, SPD = object(), object()  # a well-conditioned matrix; a symmetric positive definite one
 
@@ -40,10 +42,8 @@ FUNCTIONS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def off():
-    yield
-    metalcore.disable_pytorch_overrides()
+def test_every_override_is_tried():
+    assert set(FUNCTIONS) == {name for name in metalcore.linalg.__all__ if OPS[name].override}
 
 
 def made(device, inputs, n):
@@ -63,7 +63,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
-@pytest.mark.parametrize("name", LINALG)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_results_and_gradients(device, name, contiguous):
     function, operator, kinds = FUNCTIONS[name]
     inputs = made(device, kinds, 6)
@@ -133,16 +133,14 @@ class Previous:
 
 def test_an_op_that_calls_the_overridden_operator_gets_the_previous_kernel(device, monkeypatch):
     """As a plan of the variant "torch" does, on whatever thread; afterwards the kernel is metalcore's again."""
-    from metalcore import _linalg_override_kernels as kernels
-
     previous, count = Previous(), Count()
-    kernel = kernels.OPERATORS["solve_triangular"][0][2](previous, count, previous.call_boxed)
+    kernel = OPS["solve_triangular"].override[0].kernel(previous, count, previous.call_boxed)
     a = torch.eye(3, device=device)
 
     def op(A, B, upper, left, unitriangular):
         return kernel(None, A, B, upper=upper, left=left, unitriangular=unitriangular)  # as aten:: would
 
-    monkeypatch.setattr(kernels.ops, "solve_triangular", op)
+    monkeypatch.setattr(_triangular.ops, "solve_triangular", op)
     found = []
     threads = [threading.Thread(target=lambda: found.append(kernel(None, a, a, upper=True))) for _ in range(3)]
     for thread in threads:
@@ -153,11 +151,11 @@ def test_an_op_that_calls_the_overridden_operator_gets_the_previous_kernel(devic
     assert count.ran == 0 and sum(count.left.values()) == 3
 
     def fails(*args):
-        raise ValueError
+        raise ValueError("it fails")
 
-    monkeypatch.setattr(kernels.ops, "solve_triangular", fails)
+    monkeypatch.setattr(_triangular.ops, "solve_triangular", fails)
     for _ in range(2):  # an error does not leave the guard closed
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="it fails"):
             kernel(None, a, a, upper=True)
 
 

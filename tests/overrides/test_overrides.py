@@ -1,43 +1,16 @@
 """enable_pytorch_overrides: PyTorch's own functions run metalcore's kernels, and give the same numbers."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
+from ran import operators
 from torch.nn.functional import silu as silu_imported_before  # an override of the Python name would miss this one
 from torch.utils.checkpoint import checkpoint
 
 import metalcore
+from metalcore._core.registry import OPS
 
-LINALG = (
-    "qr",
-    "solve_triangular",
-    "cholesky",
-    "lu_factor",
-    "lu_solve",
-    "solve",
-    "inv",
-    "det",
-    "slogdet",
-    "eigh",
-    "svd",
-)
-NAMES = ("silu", "gelu", "softmax", "log_softmax", "rms_norm", *LINALG, "adamw")
-
-
-@pytest.fixture(autouse=True)
-def off():
-    yield
-    metalcore.disable_pytorch_overrides()
-
-
-def operators(function):
-    """The metalcore operators that a call runs."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        function()
-    prefix = "metalcore::"
-    return {event.key.removeprefix(prefix) for event in profile.key_averages() if event.key.startswith(prefix)}
+NAMES = tuple(name for name, op in OPS.items() if op.override)
 
 
 FUNCTIONS = {
@@ -169,7 +142,7 @@ def test_errors_are_pytorchs(device):
         lambda: F.rms_norm(x, (7,)),
     )
     for case in cases:
-        with pytest.raises(Exception) as expected:
+        with pytest.raises(Exception) as expected:  # noqa: PT011 - whichever PyTorch raises
             case()
         with metalcore.enable_pytorch_overrides(), pytest.raises(type(expected.value)):
             case()
@@ -305,13 +278,13 @@ def test_enabling_again_changes_nothing(device):
 
 
 def test_the_dispatch_tables_are_what_they_were(device):
-    from metalcore._override_kernels import OPERATORS
+    replaced = [op.override for op in OPS.values() if isinstance(op.override, tuple)]
 
     def tables():
         return {
-            operator: torch._C._dispatch_dump_table(f"aten::{operator}")
-            for entries in OPERATORS.values()
-            for operator, *_ in entries
+            override.operator: torch._C._dispatch_dump_table(f"aten::{override.operator}")
+            for overrides in replaced
+            for override in overrides
         }
 
     before, constructor = tables(), torch.optim.AdamW.__init__
@@ -327,85 +300,3 @@ def test_backward_on_another_thread_sees_the_switch(device):
     with metalcore.enable_pytorch_overrides("silu"):
         y = F.silu(x).sum()
         assert "silu_backward" in operators(y.backward)
-
-
-class TestAdamW:
-    def parameters(self, device):
-        return [torch.nn.Parameter(torch.randn(4, 3, device=device)), torch.nn.Parameter(torch.randn(5, device=device))]
-
-    def train(self, device):
-        torch.manual_seed(0)
-        parameters = self.parameters(device)
-        optimizer = torch.optim.AdamW(parameters, lr=0.1)
-        for _ in range(3):
-            for parameter in parameters:
-                parameter.grad = torch.randn_like(parameter)
-            optimizer.step()
-        return optimizer, [parameter.detach() for parameter in parameters]
-
-    def test_construction(self, device):
-        _, expected = self.train(device)
-        with metalcore.enable_pytorch_overrides("adamw"):
-            optimizer, found = self.train(device)
-        assert isinstance(optimizer, metalcore.optim.AdamW)
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
-        assert type(self.train(device)[0]) is torch.optim.AdamW
-
-    def test_forms_of_parameters(self, device):
-        with metalcore.enable_pytorch_overrides("adamw"):
-            for make in (
-                lambda: iter(self.parameters(device)),
-                lambda: torch.nn.Linear(2, 3, device=device).named_parameters(),
-                lambda: [{"params": iter(self.parameters(device)), "lr": 0.5}, {"params": self.parameters(device)[0]}],
-            ):
-                optimizer = torch.optim.AdamW(make(), fused=True)
-                assert isinstance(optimizer, metalcore.optim.AdamW)
-                assert all(group["params"] for group in optimizer.param_groups)
-
-    # (In float16 PyTorch's other steps divide by an eps of zero.)
-    @pytest.mark.parametrize(
-        "dtype, options",
-        ((torch.bfloat16, {}), (torch.bfloat16, {"amsgrad": True}), (torch.float16, {"fused": True})),
-        ids=str,
-    )
-    def test_the_state_has_pytorchs_dtypes(self, device, dtype, options):
-        def train():
-            torch.manual_seed(0)
-            parameter = torch.nn.Parameter(torch.randn(300, device=device).to(dtype))
-            optimizer = torch.optim.AdamW([parameter], lr=0.1, **options)
-            for _ in range(3):
-                parameter.grad = torch.randn(300, device=device).to(dtype)
-                optimizer.step()
-            return optimizer, parameter
-
-        theirs, expected = train()
-        with metalcore.enable_pytorch_overrides("adamw"):
-            ours, found = train()
-            again = copy.deepcopy(ours)
-            again.load_state_dict(theirs.state_dict())
-            again.step()
-        state, expected_state = ours.state[found], theirs.state[expected]
-        assert isinstance(ours, metalcore.optim.AdamW)
-        assert {name: x.dtype for name, x in state.items()} == {name: x.dtype for name, x in expected_state.items()}
-        assert all(
-            x.dtype in (dtype, torch.float32) and (x.dtype is dtype or x.numel() == 1)
-            for state in again.state.values()
-            for x in state.values()
-        )
-        # PyTorch's own steps round after each of some ten operations, or once.
-        bound = 10 * 3 * torch.finfo(dtype).eps * expected.abs().max().item()
-        torch.testing.assert_close(found.detach(), expected.detach(), rtol=0, atol=bound)
-
-    def test_left_alone(self, device):
-        class Mine(torch.optim.AdamW):
-            pass
-
-        with metalcore.enable_pytorch_overrides("adamw"):
-            assert type(torch.optim.AdamW(self.parameters("cpu"))) is torch.optim.AdamW
-            assert type(Mine(self.parameters(device))) is Mine
-            assert type(torch.optim.Adam(self.parameters(device))) is torch.optim.Adam
-            for wrong in ([], [3], [{}], 5):
-                with pytest.raises((ValueError, TypeError, KeyError)):
-                    torch.optim.AdamW(wrong)
-            with pytest.raises(ValueError):
-                torch.optim.AdamW(self.parameters(device), lr=-1.0)

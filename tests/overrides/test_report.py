@@ -1,4 +1,4 @@
-"""metalcore.report(), and what enable_pytorch_overrides says by itself: nothing, or that there is nothing to accelerate."""
+"""metalcore.report(), and the one warning of enable_pytorch_overrides: that there is nothing to accelerate."""
 
 import json
 import subprocess
@@ -13,12 +13,6 @@ import torch.nn.functional as F
 import metalcore
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def off():
-    yield
-    metalcore.disable_pytorch_overrides()
 
 
 def rows():
@@ -92,8 +86,11 @@ def test_pytorchs_warning_of_an_override_is_not_shown(device, monkeypatch, capfd
     original = torch.library.Library.impl
 
     def impl(self, *args, **kwargs):
-        warnings.warn("Warning only once for all operators,  other operators may also be overridden.\n  Overriding ...")
-        warnings.warn("something else")
+        warnings.warn(
+            "Warning only once for all operators,  other operators may also be overridden.\n  Overriding ...",
+            stacklevel=2,
+        )
+        warnings.warn("something else", stacklevel=2)
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.library.Library, "impl", impl)

@@ -11,16 +11,20 @@ from checked_kernels import COPY
 
 import metalcore
 from metalcore.simulator import KernelError, checking
-from metalcore.simulator.checking import enabled
+from metalcore.simulator.checking_mode import enabled
 
 
 def test_checking_nests_and_is_left_by_exceptions():
-    before = enabled()
-    with pytest.raises(ZeroDivisionError), checking():
-        with checking(seed=3):
+    def within():
+        with checking():
+            with checking(seed=3):
+                assert enabled()
             assert enabled()
-        assert enabled()
-        raise ZeroDivisionError
+            raise ZeroDivisionError
+
+    before = enabled()
+    with pytest.raises(ZeroDivisionError):
+        within()
     assert enabled() == before
 
 
@@ -51,7 +55,7 @@ def test_seed_must_fit(seed):
 
 @pytest.mark.parametrize(("setting", "expected"), [("1", True), ("0", False), ("", False)])
 def test_the_environment_switches_checking_on(setting, expected):
-    code = "from metalcore.simulator.checking import enabled; print(enabled())"
+    code = "from metalcore.simulator.checking_mode import enabled; print(enabled())"
     environment = {**os.environ, "METALCORE_CHECK": setting}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert result.stdout == f"{expected}\n", result.stderr

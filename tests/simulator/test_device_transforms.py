@@ -1,5 +1,7 @@
 """torch.compile, export, functional transforms and custom operators on the simulated device."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -86,7 +88,7 @@ def test_inference_mode():
 class Logged(torch.Tensor):
     """A subclass that lists the operators it sees."""
 
-    seen = []
+    seen: ClassVar[list[str]] = []
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):

@@ -24,12 +24,13 @@ WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\n"
 
 
 def files_of(platform):
-    """A wheel's files; binaries are empty."""
-    families = [path.stem for path in (ROOT / "kernels").rglob("*.metal")]
+    """A wheel's files, binaries of no content."""
+    kernels = ROOT / "kernels"
+    families = [path.relative_to(kernels).with_suffix("").as_posix() for path in kernels.rglob("*.metal")]
     sources = [path for path in (ROOT / "metalcore").rglob("*") if path.suffix in (".py", ".h")]
     files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
     files["metalcore_autoload.py"] = (ROOT / "metalcore_autoload.py").read_bytes()
-    for path in (ROOT / "kernels").rglob("*.*"):
+    for path in kernels.rglob("*.*"):
         files[f"metalcore/{path.relative_to(ROOT).as_posix()}"] = path.read_bytes()
     binary = b"\xcf\xfa\xed\xfe" if platform == "macOS" else b"\x7fELF"
     files["metalcore/_C.abi3.so"] = binary
@@ -41,7 +42,7 @@ def files_of(platform):
             files[f"metalcore/lib/cuda/{family}.cu"] = files[f"metalcore/lib/cuda/{family}.json"] = b""
     else:
         files |= {f"metalcore/lib/metal/{family}.metal": b"" for family in families}
-        files["metalcore/lib/metal/index"] = "".join(f"{family} kernel\n" for family in families).encode()
+    files["metalcore/lib/index"] = "".join(f"{family} kernel\n" for family in families).encode()
     files[INFO + "WHEEL"] = f"{WHEEL}Tag: {TAGS[platform]}\n".encode()
     files[INFO + "METADATA"] = (
         b"Metadata-Version: 2.1\nName: metalcore\nVersion: 0\nRequires-Python: >=3.10\nRequires-Dist: torch>=2.10\n"
@@ -68,6 +69,7 @@ def test_right_wheels(platform, tmp_path):
 FAULTS = {
     "metalcore.libs/libtorch_cpu-1.so": (b"\x7fELF", "is no part of a wheel for Linux"),
     "metalcore/_C.abi3.so": (b"\xcf\xfa\xed\xfe", "is a binary for macOS"),
+    "metalcore/lib/index": (b"softmax\n", "has not the families of kernels/, each with its kernels"),
     "metalcore/lib/cuda/softmax.cu": (None, "is missing"),
     "metalcore/lib/checking/softmax.so": (None, "is missing"),
     "metalcore/lib/x86-64-v3/softmax.so": (None, "is missing"),
@@ -77,7 +79,7 @@ FAULTS = {
     "metalcore/simulator/csrc/module.cpp": (b"", "is not the checkout's"),
     # For the PyTorch of the build, which is not the one that runs.
     "metalcore/simulator/_device-torch2.13.0-0.so": (b"\x7fELF", "is no part of a wheel for Linux"),
-    "metalcore/softmax.py": (b"", "is not the checkout's"),
+    "metalcore/activation/_softmax.py": (b"", "is not the checkout's"),
     "metalcore/stray.py": (b"", "is not in the checkout"),
 }
 

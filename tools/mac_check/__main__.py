@@ -1,7 +1,7 @@
 """Builds and checks, on Linux, the wheel that Mac users install: `python -m tools.mac_check`, or `make mac-check`.
 
-With --quick, as in the tests, it builds the wheel and checks its contents; that takes a tenth of the downloads.
-docs/macos.md says what this proves and what only a Mac can prove.
+The tests call it with --quick: it builds the wheel and checks its contents, and needs a tenth of the downloads.
+docs/macos.md says what it proves and what only a Mac can prove.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Checks the extension as macOS's loader would: its imports, the libraries it loads, its macOS version, its signature.
+"""Checks the extension as macOS's loader would: symbols, libraries, minimum macOS, code signature.
 
 Each import must exist in every release of PyTorch, in macOS 14 (see sdk.py), or in Python's stable ABI 3.10.
 """

@@ -1,17 +1,17 @@
 """Builds the macOS wheel with setup.py itself, which is told that it runs on a Mac, and links it again strictly."""
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+from ..build import compile_commands
+from ..build.places import ROOT
+from ..build.tasks import Tasks
 from .report import CheckFailed
 
-ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mac_check"
 COMPILER = "clang++-19"
 LINKER = "ld64.lld-19"
@@ -78,21 +78,21 @@ def build_wheel(sdk, torch):
     return wheel
 
 
-def recorded_command(name):
-    """The command with which setup.py made one of its outputs, such as "_C" or "gpu/encode"."""
-    recorded = json.loads((_BUILT / "stamps" / f"{name.replace('/', '_')}.json").read_text())
-    return recorded if isinstance(recorded[0], str) else recorded[0]
+def link_command():
+    """The command with which setup.py linked the extension."""
+    return Tasks(_BUILT).signature("_C.abi3.so")
+
+
+def compile_command(name):
+    """(source, the command without files) of how setup.py compiled csrc's source of this name, as "gpu/record"."""
+    return compile_commands.read(_BUILT)[name]
 
 
 def compile_with_headers(torch, built_with):
-    """Compiles every source once more with another PyTorch's headers, only to see errors; returns what it did."""
+    """Compiles every source once more, with another PyTorch's headers, for the errors alone; returns what it did."""
     note = WORK / "compiled.json"
-    names = [
-        Path(part).relative_to(_BUILT / "objects").with_suffix("").as_posix()
-        for part in recorded_command("_C")
-        if part.startswith(str(_BUILT / "objects"))
-    ]
-    made_from = hashlib.sha256(repr([torch, *map(recorded_command, names)]).encode())
+    names = compile_commands.read(_BUILT)
+    made_from = hashlib.sha256(repr([torch, names]).encode())
     for path in sorted(path for folder in ("csrc", "kernels") for path in (ROOT / folder).rglob("*") if path.is_file()):
         made_from.update(path.read_bytes())
     if note.exists() and note.read_text() == made_from.hexdigest():
@@ -104,10 +104,9 @@ def compile_with_headers(torch, built_with):
 
 
 def compile_source(name, torch, built_with, source=None):
-    """Compiles csrc's source of this name, or a changed copy of it, with a PyTorch's headers."""
-    command = recorded_command(name)
-    original = Path(command[command.index("-c") + 1])
-    flags = [part.replace(str(built_with), str(torch)) for part in command[: command.index("-MMD")]]
+    """Compiles csrc's source of this name, or a changed copy of it, with the headers of a PyTorch."""
+    original, command = compile_command(name)
+    flags = [part.replace(str(built_with), str(torch)) for part in command]
     run(
         [*flags, "-fsyntax-only", f"-iquote{original.parent}", str(source or original)],
         f"{original.relative_to(ROOT)} does not compile with {torch.parent.name}",
@@ -115,8 +114,8 @@ def compile_source(name, torch, built_with, source=None):
 
 
 def link_strictly(torch, output, *, python_symbols, command=None):
-    """Links the extension against a PyTorch's own libraries; nothing may be undefined except Python's functions."""
-    command = list(command or recorded_command("_C"))
+    """Links the extension against a PyTorch's own libraries, with nothing left undefined except Python's functions."""
+    command = list(command or link_command())
     command[command.index("-o") + 1] = str(output)
     command = [
         f"-L{torch / 'lib'}" if part.startswith("-L") else part

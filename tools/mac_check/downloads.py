@@ -1,7 +1,7 @@
-"""The check's downloads from PyPI: macOS's open-source headers, PyTorch's macOS wheels, and wheels that hold traces of
-Apple's compilers and headers.
+"""Downloads from PyPI, and keeps between runs, macOS's open-source headers, PyTorch's macOS wheels, and wheels in which
+Apple's compilers and headers have left traces.
 
-The files that are used are kept in $METALCORE_MAC_CHECK_CACHE, by default ~/.cache/metalcore-mac-check.
+The files that are used lie in $METALCORE_MAC_CHECK_CACHE, by default ~/.cache/metalcore-mac-check.
 """
 
 import fnmatch
@@ -39,7 +39,7 @@ TARGET = [
         for version in ("14_0_arm64", "13_0_arm64", "12_0_arm64", "11_0_arm64", "10_9_universal2")
     ),
 ]
-# These are pinned: newer ones may be laid out differently. Zig brings Darwin's open-source headers and libc++'s.
+# They are pinned since a newer one may be laid out differently. Zig brings Darwin's open-source headers and libc++'s.
 PINNED = {
     "ziglang==0.14.1": [
         "ziglang/lib/libc/include/any-macos-any/*",
@@ -55,7 +55,7 @@ PINNED = {
 }
 _HEADERS = ["torch/include/*", "torch/version.py"]
 _LIBRARIES = ["torch/lib/libc10.dylib", "torch/lib/libtorch.dylib", "torch/lib/libtorch_cpu.dylib"]
-# These files tell how streams work in a release.
+# These files say how streams work in a release.
 _STREAMS = ["torch/mps/*.py", "torch/include/ATen/mps/MPSStream.h", "torch/include/torch/csrc/api/include/torch/mps.h"]
 
 
@@ -63,7 +63,7 @@ class Downloads:
     """Folders of unpacked wheels.
 
     Args:
-        quick: download only macOS's headers, which a compilation needs.
+        quick: download macOS's headers alone, which compiling needs.
 
     Attributes:
         folders: every folder.
@@ -82,7 +82,7 @@ class Downloads:
             wanted[f"torch=={version}"] = [*_LIBRARIES, *_STREAMS, *headers]
         with ThreadPoolExecutor(3) as pool:
             folders = dict(zip(wanted, pool.map(_unpacked, wanted, wanted.values())))
-        for folder in CACHE.iterdir():  # of releases that have been replaced
+        for folder in CACHE.iterdir():  # a release that has been replaced leaves its folder
             if not quick and folder.is_dir() and folder not in folders.values():
                 shutil.rmtree(folder)
         self.folders = list(folders.values())
@@ -91,13 +91,13 @@ class Downloads:
         self.torch_to_build_with = [self.torch[version] for version in versions if version in with_headers]
 
     def evidence(self):
-        """Libraries that were built on a Mac: macOS has the symbols that they import from it."""
+        """Libraries that were built on a Mac, which prove that macOS has what they import."""
         folders = [*self.pinned.values(), *self.torch.values()]
         return [path for folder in folders for pattern in ("*.so", "*.dylib") for path in sorted(folder.rglob(pattern))]
 
 
 def _torch_versions():
-    """The newest release of every minor version on PyPI, or in the cache where PyPI cannot be reached."""
+    """The newest release of every minor version that PyPI has, or that the cache has where PyPI cannot be reached."""
     known = CACHE / "torch-versions.json"
     command = [sys.executable, "-m", "pip", "index", "versions", "torch", *TARGET, "--only-binary=:all:"]
     done = subprocess.run(command, capture_output=True, text=True)

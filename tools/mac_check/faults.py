@@ -65,11 +65,10 @@ class SourceFault:
         for part in ("backends/mps", "gpu"):
             shutil.copytree(build.ROOT / "csrc" / part, work / part)
         _replace(work / "backends" / "mps" / self.file, self.old, self.new)
-        compiled = build.recorded_command("backends/mps/encoder")
-        source, target = work / "backends/mps/encoder.mm", work / "encoder.o"
-        link = [str(target) if part.endswith("mps/encoder.o") else part for part in build.recorded_command("_C")]
-        flags = compiled[: compiled.index("-MMD")]
-        build.run([*flags, "-c", str(source), "-o", str(target)], "encoder.mm does not compile")
+        source, target = work / "backends/mps/backend.mm", work / "backend.o"
+        link = [str(target) if part.endswith("mps/backend.o") else part for part in build.link_command()]
+        _, flags = build.compile_command("backends/mps/backend")
+        build.run([*flags, "-c", str(source), "-o", str(target)], "backend.mm does not compile")
         version, torch = list(subject.downloads.torch.items())[self.torch]
         built = build.link_strictly(torch, work / "_C.so", python_symbols=subject.python, command=link)
         binary.check(built, torch={version: torch}, system=subject.system, python=subject.python)
@@ -123,7 +122,7 @@ class LinkFault:
     says: str
 
     def run(self, subject, work):
-        command = build.recorded_command("_C")
+        command = build.link_command()
         self.change(command, work)
         command[command.index("-o") + 1] = str(work / "_C.abi3.so")
         build.run(command, "does not link")
@@ -243,16 +242,16 @@ def _with(file, content):
 FAULTS = [
     SourceFault(
         "a misspelled selector",
-        "encoder.mm",
+        "backend.mm",
         "[encoder_ dispatchThreads:",
         "[encoder_ dispatchThreadz:",
         r"dispatchThreadz:threadsPerThreadgroup:' not found",
     ),
     SourceFault(
         "a method that Metal has no declaration of",
-        "encoder.mm",
-        "encoder_.device.maxThreadgroupMemoryLength",
-        "encoder_.device.maxThreadgroupMemory",
+        "backend.mm",
+        "device.maxThreadgroupMemoryLength",
+        "device.maxThreadgroupMemory",
         r"property 'maxThreadgroupMemory' not found",
     ),
     SourceFault(
@@ -264,7 +263,7 @@ FAULTS = [
     ),
     SourceFault(
         "a function of PyTorch's that does not exist",
-        "encoder.mm",
+        "backend.mm",
         "at::mps::getCurrentMPSStream()",
         "at::mps::getTurboMPSStream()",
         r"getTurboMPSStream",
@@ -278,7 +277,7 @@ FAULTS = [
     ),
     SourceFault(
         "a function of newer releases only",
-        "encoder.mm",
+        "backend.mm",
         "  if (work.error) ",
         "  extern void from_2_14(at::mps::MPSStream*) "
         'asm("__ZN2at3mps19setCurrentMPSStreamEPNS0_9MPSStreamE");\n  from_2_14(nullptr);\n  if (work.error) ',
@@ -286,7 +285,7 @@ FAULTS = [
     ),
     SourceFault(
         "a class that Metal has not",
-        "encoder.mm",
+        "backend.mm",
         "namespace metalcore::mps {\nnamespace {\n",
         "@interface MTLBogus : NSObject\n@end\nid bogus() { return [MTLBogus new]; }\n"
         "namespace metalcore::mps {\nnamespace {\n",
@@ -294,14 +293,14 @@ FAULTS = [
     ),
     SourceFault(
         "a function outside Python's limited API",
-        "encoder.mm",
+        "backend.mm",
         "  if (work.error) ",
         '  extern void outside() asm("_PyUnicode_AsUTF8");\n  outside();\n  if (work.error) ',
         r"undefined symbol: _?PyUnicode_AsUTF8",
     ),
     SourceFault(
         "a function of macOS that is newer than 14",
-        "encoder.mm",
+        "backend.mm",
         "  if (work.error) ",
         '  extern void newer() asm("_os_sync_wait_on_address_of_macos_15");\n  newer();\n  if (work.error) ',
         r"undefined symbol: _?os_sync_wait_on_address_of_macos_15",
@@ -411,7 +410,7 @@ FAULTS = [
     ),
     WheelFault(
         "a module that is not the checkout's",
-        _with("metalcore/softmax.py", b""),
+        _with("metalcore/activation/_softmax.py", b""),
         r"metalcore/softmax\.py is not the checkout's",
     ),
 ]

@@ -19,7 +19,7 @@ PLATFORM_MACOS = 1
 
 
 class MachO:
-    """One arm64 image, by itself or in a universal file. Raises ValueError for any other file."""
+    """One arm64 image, by itself or in a universal file. ValueError is raised for any other file."""
 
     def __init__(self, path):
         self.path = Path(path)
@@ -95,7 +95,7 @@ class MachO:
     # Symbols ----------------------------------------------------------------------------------------------------------
 
     def imports(self):
-        """{symbol: install name of the library it is bound to, or None where any loaded image may have it}."""
+        """{symbol: install name of the library that it is bound to, or None where any loaded image may have it}."""
         found = {}
         first, count = self._undefined
         table, _, strings, _ = self._symbols
@@ -128,7 +128,7 @@ class MachO:
     # Code signature ---------------------------------------------------------------------------------------------------
 
     def signature_problem(self):
-        """Says what is wrong with the code signature; None if nothing. It must be ad-hoc, and every page must match."""
+        """What is wrong with the code signature: None, or words. An ad-hoc one is right where every page matches."""
         if not self._signature:
             return "there is none, and macOS runs no unsigned arm64 code"
         start, size = self._signature

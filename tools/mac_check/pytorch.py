@@ -1,5 +1,5 @@
-"""Checks in each release of PyTorch what csrc/backends/mps/stream.h relies on: the functions are exported under the
-names of our declarations and return the declared types, and the queue is the current stream's."""
+"""Checks what csrc/backends/mps/stream.h takes for granted about PyTorch, in each release: functions are exported under
+the names that our declarations get, they return what ours say, and the queue is the current stream's."""
 
 import re
 import subprocess
@@ -36,7 +36,7 @@ def check(torch, imports):
             for pattern in patterns:
                 if not re.search(pattern, text, re.MULTILINE):
                     raise CheckFailed(f"torch {version}: {header} has no declaration like {pattern}")
-        # Public streams came in 2.15; before, the current stream is the default one and its queue the only one.
+        # Public streams came in 2.15. In earlier releases the current stream is the default one, with the only queue.
         if (folder / "mps" / "streams.py").exists() and _CURRENT not in _calls(library, _QUEUE_OF):
             raise CheckFailed(f"torch {version} has streams, but get_dispatch_queue() is not the current one's queue")
     return f"{len(wanted)} functions in {len(torch)} releases"

@@ -18,8 +18,7 @@ MINIMUM = (14, 0)
 _FRAMEWORKS = "/System/Library/Frameworks"
 _CORE_FOUNDATION = f"{_FRAMEWORKS}/CoreFoundation.framework/Versions/A/CoreFoundation"
 _OBJC = "/usr/lib/libobjc.A.dylib"
-# Our extension may link against these, by the name given to the linker; with the libraries that each re-exports.
-# (libSystem's stub is Zig's.)
+# The extension may link against these, by the linker's name, with what each re-exports. (libSystem's stub is Zig's.)
 _LIBRARIES = {
     "usr/lib/libc++": ("/usr/lib/libc++.1.dylib", []),
     "usr/lib/libobjc": (_OBJC, []),
@@ -30,16 +29,16 @@ _LIBRARIES = {
         [_CORE_FOUNDATION, _OBJC],
     ),
 }
-# libc++ has this symbol, although none of those libraries uses it: it is in libc++'s own list of the functions that
-# version 1 of its ABI instantiates (_LIBCPP_STRING_V1_EXTERN_TEMPLATE_LIST in <__string/extern_template_lists.h>).
+# libc++ has it for certain, though none of those libraries happens to use it: version 1 of libc++'s ABI instantiates it
+# in the library (_LIBCPP_STRING_V1_EXTERN_TEMPLATE_LIST in <__string/extern_template_lists.h>).
 _INSTANTIATED = {"__ZNSt3__112basic_stringIcNS_11char_traitsIcEENS_9allocatorIcEEE21__grow_by_and_replaceEmmmmmmPKc"}
 _CLASS = "_OBJC_CLASS_$_"
-# Macros of Linux, in the pyconfig.h of the Python that runs this.
+# The pyconfig.h of the Python that runs this defines them, since it is Linux's.
 _NOT_ON_MACOS = ("HAVE_CRYPT_H", "HAVE_CRYPT_R", "HAVE_LINUX_RANDOM_H")
 
 
 def assemble(parent, downloads):
-    """The folder of the SDK below `parent`. Its name is a digest of its sources; only a change of them remakes it."""
+    """The folder of the SDK below `parent`. Its name says what it was made from, and a change makes it anew."""
     made_from = hashlib.sha256(" ".join(map(str, downloads.folders)).encode())
     for path in [Path(__file__), *sorted((HERE / "sdk").iterdir())]:
         made_from.update(path.read_bytes())
@@ -122,7 +121,7 @@ def _list(items):
 
 
 def _python_headers(folder):
-    """Copies Python's headers, of which our sources use the limited API; only pyconfig.h knows the platform."""
+    """Copies Python's headers. Our code uses their limited API, and only pyconfig.h knows the platform."""
     shutil.copytree(sysconfig.get_path("include"), folder)
     config = folder / "pyconfig.h"
     text = config.read_text()

@@ -1,7 +1,7 @@
-#include "python.h"
+#include "../../python/methods.h"
 
 #include "compiler.h"
-#include "recording.h"
+#include "launches.h"
 
 #include "../../python/arguments.h"
 
@@ -30,7 +30,7 @@ PyObject* set_compiler_python(PyObject*, PyObject* callable) {
 
 struct DispatchCall {
   int device_index = 0;
-  Recording recording;
+  Launches launches;
 
   void parse(PyObject* args) {
     unsigned int program;
@@ -38,7 +38,7 @@ struct DispatchCall {
     PyObject *buffers, *lengths, *threads, *group;
     if (!PyArg_ParseTuple(args, "IsiOOOO", &program, &name, &device_index, &buffers, &lengths, &threads, &group))
       throw PythonError();
-    recording.kernel(find_kernel(program, name));
+    launches.kernel(find_kernel(program, name));
     for (Py_ssize_t i = 0, count = length(buffers); i < count; ++i) {
       gpu::check_index(name, static_cast<uint32_t>(i));
       bind(static_cast<uint32_t>(i), item(buffers, i).get());
@@ -46,12 +46,12 @@ struct DispatchCall {
     for (Py_ssize_t i = 0, count = length(lengths); i < count; ++i) {
       gpu::check_index(name, static_cast<uint32_t>(i));
       if (const uint32_t bytes = python::to_uint32(item(lengths, i).get()))
-        recording.threadgroup_memory(static_cast<uint32_t>(i), bytes);
+        launches.threadgroup_memory(static_cast<uint32_t>(i), bytes);
     }
-    recording.dispatch(python::to_grid(threads, "threads"), python::to_grid(group, "group"));
+    launches.dispatch(python::to_grid(threads, "threads"), python::to_grid(group, "group"));
   }
 
-  void run() { recording.launch(device(device_index)); }
+  void run() { launches.launch(device(device_index)); }
 
   PyObject* result() const { Py_RETURN_NONE; }
 
@@ -60,16 +60,16 @@ struct DispatchCall {
     if (value == Py_None) return;
     if (PyBytes_Check(value)) {
       const auto size = static_cast<size_t>(length(value));
-      gpu::check_bytes(recording.name(), index, size);
-      std::memcpy(recording.bytes(index, size), PyBytes_AsString(value), size);
+      gpu::check_bytes(launches.name(), index, size);
+      std::memcpy(launches.bytes(index, size), PyBytes_AsString(value), size);
     } else if (PyList_Check(value)) {
       const auto count = static_cast<size_t>(length(value));
-      gpu::check_pointers(recording.name(), index, count);
-      auto* addresses = static_cast<void**>(recording.bytes(index, count * sizeof(void*)));
+      gpu::check_pointers(launches.name(), index, count);
+      auto* addresses = static_cast<void**>(launches.bytes(index, count * sizeof(void*)));
       for (size_t i = 0; i < count; ++i)
         addresses[i] = python::to_memory(item(value, static_cast<Py_ssize_t>(i)).get()).address;
     } else {
-      recording.buffer(index, python::to_memory(value).address);
+      launches.buffer(index, python::to_memory(value).address);
     }
   }
 };
@@ -138,9 +138,7 @@ PyObject* info(PyObject*, PyObject*) {
   });
 }
 
-}  // namespace
-
-PyMethodDef python_methods[] = {
+PyMethodDef methods[] = {
     {"cuda_set_compiler", set_compiler_python, METH_O,
      "cuda_set_compiler(compiler): what compiles kernels, or None. It is called from any thread as compiler(arch, "
      "[(program, kernel, signature), …]) and returns [(cubin or PTX, entry's name, source's name or \"\"), …]"},
@@ -156,5 +154,7 @@ PyMethodDef python_methods[] = {
      "context, but processes forked afterwards cannot use CUDA"},
     {nullptr, nullptr, 0, nullptr},
 };
+const python::Methods registered(methods);
 
+}  // namespace
 }  // namespace metalcore::cuda

@@ -1,5 +1,7 @@
 #import "pipelines.h"
 
+#include "../../gpu/kernel_index.h"
+
 #import <Foundation/Foundation.h>
 
 #include <dlfcn.h>
@@ -16,13 +18,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns lib/metal beside this extension. It holds <family>.metal, <family>.metallib where the package was built with
-// Apple's compiler, and an index of lines "<family> <kernel> <kernel> …".
-fs::path kernel_folder() {
+// lib beside this extension, with metal/<family>.metal and, where the package was built with Apple's compiler,
+// metal/<family>.metallib.
+fs::path library_folder() {
   Dl_info here = {};
-  if (!dladdr(reinterpret_cast<const void*>(&kernel_folder), &here) || !here.dli_fname)
+  if (!dladdr(reinterpret_cast<const void*>(&library_folder), &here) || !here.dli_fname)
     throw std::runtime_error("metalcore: cannot tell where the extension was loaded from");
-  return fs::path(here.dli_fname).parent_path() / "lib" / "metal";
+  return fs::path(here.dli_fname).parent_path() / "lib";
 }
 
 std::string content(const fs::path& path) {
@@ -62,29 +64,17 @@ id<MTLLibrary> open(id<MTLDevice> device, const fs::path& path) {
 
 class Kernels {
  public:
-  Kernels() : folder_(kernel_folder()) {
-    std::istringstream index(content(folder_ / "index"));
-    for (std::string line; std::getline(index, line);) {
-      std::istringstream words(line);
-      std::string family, kernel;
-      words >> family;
-      while (words >> kernel) families_.emplace(kernel, family);
-    }
-  }
+  Kernels() : folder_(library_folder() / "metal"), index_(library_folder()) {}
 
   const Pipeline& pipeline(id<MTLDevice> device, std::string_view kernel) {
     std::lock_guard lock(mutex_);
     if (const auto made = pipelines_.find(kernel); made != pipelines_.end()) return made->second;
-    const auto family = families_.find(kernel);
-    if (family == families_.end())
-      throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) + "' in " +
-                               folder_.string());
-    return pipelines_.emplace(kernel, make(device, family->second, kernel)).first->second;
+    return pipelines_.emplace(kernel, make(device, index_.family(kernel), kernel)).first->second;
   }
 
   std::vector<std::string> names() const {
     std::vector<std::string> names;
-    for (const auto& [kernel, family] : families_) names.push_back(kernel);
+    for (const auto& [kernel, family] : index_.families()) names.push_back(kernel);
     return names;
   }
 
@@ -109,7 +99,7 @@ class Kernels {
   }
 
   const fs::path folder_;
-  std::map<std::string, std::string, std::less<>> families_;  // by kernel
+  const gpu::KernelIndex index_;
   std::mutex mutex_;
   std::map<std::string, id<MTLLibrary>> libraries_;  // by family
   std::map<std::string, Pipeline, std::less<>> pipelines_;

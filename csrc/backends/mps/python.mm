@@ -1,10 +1,8 @@
-#include "python.h"
-
-#include "encoder.h"
+#include "gpu_family.h"
 
 #import "pipelines.h"
 
-#include "../../python/objects.h"
+#include "../../python/methods.h"
 
 #import <Foundation/Foundation.h>
 
@@ -44,13 +42,13 @@ PyObject* compile(PyObject*, PyObject* arguments) {
   });
 }
 
-}  // namespace
-
-PyMethodDef python_methods[] = {
+PyMethodDef methods[] = {
     {"mps_gpu_family", family, METH_NOARGS, "The GPU's family, e.g. \"apple9\"; \"\" where there is none."},
     {"mps_kernels", kernels, METH_NOARGS, "The names of the built-in kernels."},
     {"mps_compile", compile, METH_VARARGS, "Makes a built-in kernel's pipeline, given its name; returns its limits."},
     {nullptr, nullptr, 0, nullptr},
 };
+const python::Methods registered(methods);
 
+}  // namespace
 }  // namespace metalcore::mps

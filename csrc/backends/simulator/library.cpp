@@ -1,18 +1,19 @@
 #include "library.h"
 
+#include "../../gpu/kernel_index.h"
+
 #include "runtime.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 
-#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <unordered_map>
 #include <vector>
@@ -28,11 +29,7 @@ struct Text {
   size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
 };
 
-// One folder of built-in libraries.
-struct Folder {
-  std::vector<fs::path> unopened;
-  std::unordered_map<std::string, KernelReference, Text, std::equal_to<>> kernels;
-};
+using References = std::unordered_map<std::string, KernelReference, Text, std::equal_to<>>;
 
 // The folder `lib` beside the extension that holds this code.
 std::string default_library_path() {
@@ -46,7 +43,8 @@ struct State {
   std::deque<Library> libraries;  // references stay valid
   std::map<std::string, const Library*> by_path;
   std::string library_path = default_library_path(), isa;
-  std::unique_ptr<Folder> builtin[2];  // normal, checking
+  std::optional<gpu::KernelIndex> index;
+  References builtin[2];  // those asked for: normal, checking
 };
 
 // It is never destroyed: kernels may still run while the process ends. A fork waits until no library is being opened.
@@ -75,16 +73,7 @@ std::vector<std::string> suitable_isas() {
 #endif
 }
 
-std::unique_ptr<Folder> list_folder(const fs::path& path) {
-  auto folder = std::make_unique<Folder>();
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(path, error))
-    if (entry.path().extension() == ".so") folder->unopened.push_back(entry.path());
-  std::sort(folder->unopened.begin(), folder->unopened.end());
-  return folder;
-}
-
-// Libraries of built-in kernels lie in the folders of an instruction set, and have their sources' names.
+// Libraries of built-in kernels lie in the folders of an instruction set, and have their sources' paths.
 std::string source_of(const State& s, const fs::path& library) {
   const fs::path path = library.lexically_relative(s.library_path);
   if (path.empty() || *path.begin() == "..") return "";
@@ -156,29 +145,22 @@ const Library& library(uint32_t id) {
 KernelReference find_builtin(std::string_view kernel, bool checking) {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  auto& folder = s.builtin[checking];
-  const fs::path path = fs::path(s.library_path) / (checking ? "checking" : isa(s));
-  if (!folder) folder = list_folder(path);
-  if (const auto found = folder->kernels.find(kernel); found != folder->kernels.end()) return found->second;
-  // The family that the name begins with is opened first, but any family may have the kernel.
-  auto& unopened = folder->unopened;
-  std::stable_partition(unopened.begin(), unopened.end(), [&](const fs::path& p) {
-    return kernel.substr(0, p.stem().native().size()) == p.stem().native();
-  });
-  while (!unopened.empty()) {
-    const Library& opened = load(s, unopened.front().string());
-    unopened.erase(unopened.begin());
-    for (uint32_t i = 0; i < opened.abi->kernel_count; ++i)
-      folder->kernels.emplace(opened.abi->kernels[i].name, KernelReference{&opened, &opened.abi->kernels[i]});
-    if (const auto found = folder->kernels.find(kernel); found != folder->kernels.end()) return found->second;
-  }
+  References& references = s.builtin[checking];
+  if (const auto found = references.find(kernel); found != references.end()) return found->second;
+  const fs::path folder = fs::path(s.library_path) / (checking ? "checking" : isa(s));
   std::error_code error;
-  throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) +
-                           (fs::is_directory(path, error)
-                                ? "' in " + s.library_path
-                                : "': metalcore was built without kernels for the simulator on this CPU "
-                                  "(METALCORE_ISA), and " +
-                                      path.string() + " is missing"));
+  if (!fs::is_directory(folder, error))
+    throw std::runtime_error("metalcore: there is no built-in kernel named '" + std::string(kernel) +
+                             "': metalcore was built without kernels for the simulator on this CPU (METALCORE_ISA), "
+                             "and " +
+                             folder.string() + " is missing");
+  if (!s.index) s.index.emplace(s.library_path);
+  const Library& opened = load(s, (folder / (s.index->family(kernel) + ".so")).string());
+  const msl_abi::Kernel* found = opened.find(kernel);
+  if (!found)
+    throw std::runtime_error("metalcore: " + opened.path + " has no kernel '" + std::string(kernel) +
+                             "', which it should have");
+  return references.emplace(kernel, KernelReference{&opened, found}).first->second;
 }
 
 void set_library_path(const std::string& path) {
@@ -186,7 +168,8 @@ void set_library_path(const std::string& path) {
   std::lock_guard lock(s.mutex);
   s.library_path = path;
   s.isa.clear();
-  for (auto& folder : s.builtin) folder.reset();
+  s.index.reset();
+  for (References& references : s.builtin) references.clear();
 }
 
 std::string library_path() {

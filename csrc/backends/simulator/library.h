@@ -35,8 +35,9 @@ const Library& load_library(const std::string& path);
 // The library with this id. Throws std::out_of_range.
 const Library& library(uint32_t id);
 
-// Built-in kernels lie in <library path>/<isa>/<family>.so, and in checking/<family>.so for checking mode. A family is
-// opened when one of its kernels is first asked for. Throws std::runtime_error for an unknown kernel.
+// Built-in kernels lie in <library path>/<isa>/<family>.so, and in checking/<family>.so for checking mode; in which
+// family, says gpu::KernelIndex. It is opened when one of its kernels is first asked for. Throws std::runtime_error for
+// an unknown kernel.
 KernelReference find_builtin(std::string_view kernel, bool checking);
 void set_library_path(const std::string& path);
 std::string library_path();

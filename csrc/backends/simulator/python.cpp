@@ -1,4 +1,4 @@
-#include "python.h"
+#include "../../python/methods.h"
 
 #include "fault.h"
 #include "launch.h"
@@ -229,9 +229,7 @@ PyObject* info(PyObject*, PyObject*) {
   });
 }
 
-}  // namespace
-
-PyMethodDef python_methods[] = {
+PyMethodDef methods[] = {
     {"simulator_load", load, METH_VARARGS,
      "simulator_load(path) -> int: opens a translated library and returns its number"},
     {"simulator_kernels", kernels, METH_VARARGS,
@@ -255,5 +253,7 @@ PyMethodDef python_methods[] = {
      "simulator_info() -> dict: threads, isa, library_path, checking, seed, abi_version, timeout"},
     {nullptr, nullptr, 0, nullptr},
 };
+const python::Methods registered(methods);
 
+}  // namespace
 }  // namespace metalcore::simulator

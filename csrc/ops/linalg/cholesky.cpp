@@ -1,7 +1,6 @@
 // cholesky_ex(A, upper) -> (L, info): the Cholesky factorization of a batch of float32 matrices of any strides, of
 // which one triangle is read; row-major results. cholesky_solve(B, L, upper): two triangular solves.
 #include "../../../kernels/linalg/cholesky.h"
-#include "../plan.h"
 #include "../rows.h"
 #include "cholesky_plan.h"
 #include "matrices.h"
@@ -41,9 +40,9 @@ void whole(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const T
                               .n = grid_side(a.rows),
                               .a_vectors = vectors(a.tensor, a.rows, a.batch_stride, from),
                               .l_vectors = vectors(l, a.rows, a.rows * a.rows, to)};
-  gpu::encode(l, [&](gpu::Encoder& encoder) {
-    encoder.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, l).buffer(2, info).bytes(3, params);
-    encoder.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+  gpu::record(l, [&](gpu::Recording& recording) {
+    recording.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, l).buffer(2, info).bytes(3, params);
+    recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
   });
 }
 
@@ -63,19 +62,19 @@ void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const
   const uint32_t of_tiles = vectors(l, n, int64_t{n} * n, of_l);
   const Tensor factors = new_tensor({a.batch, a.rows, CHOLESKY_PANEL}, ScalarType::Float, l);
 
-  gpu::encode(l, [&](gpu::Encoder& encoder) {
-    encoder.kernel("cholesky_triangle").buffer(0, a.tensor).buffer(1, l);
-    encoder.bytes(2, CholeskyTriangleParams{a.batch_stride, a.row_stride, a.column_stride, n, upper});
-    encoder.dispatch_threadgroups({rows}, {CHOLESKY_ROW_THREADS});
+  gpu::record(l, [&](gpu::Recording& recording) {
+    recording.kernel("cholesky_triangle").buffer(0, a.tensor).buffer(1, l);
+    recording.bytes(2, CholeskyTriangleParams{a.batch_stride, a.row_stride, a.column_stride, n, upper});
+    recording.dispatch_threadgroups({rows}, {CHOLESKY_ROW_THREADS});
     for (uint32_t i = 0; i < plan.panels; ++i) {
       const CholeskyPanel panel = cholesky_panel(n, i);
       const CholeskyPanelParams p{of_l.row, of_l.column, of_tiles, n, panel.first, panel.width, panel.slices};
-      encoder.kernel("cholesky_panel").buffer(0, l).buffer(1, factors).buffer(2, info).bytes(3, p);
-      encoder.dispatch_threadgroups({grid_side(int64_t{batch} * panel.slices)}, {panel.threads});
+      recording.kernel("cholesky_panel").buffer(0, l).buffer(1, factors).buffer(2, info).bytes(3, p);
+      recording.dispatch_threadgroups({grid_side(int64_t{batch} * panel.slices)}, {panel.threads});
       const int64_t next = panel.first + panel.width;
       if (next == n) break;
       const gpu::BufferView rest = from_element(l, next * n + next);
-      encode_syrk(encoder, from_element(l, next * of_l.row + panel.first * of_l.column), rest, rest,
+      record_syrk(recording, from_element(l, next * of_l.row + panel.first * of_l.column), rest, rest,
                   {.a_batch = int64_t{n} * n,
                    .a_row = of_l.row,
                    .a_column = of_l.column,
@@ -94,15 +93,16 @@ void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const
                    .beta = 1.0f},
                   batch);
     }
-    encoder.kernel("cholesky_diagonal").buffer(0, factors).buffer(1, l);
-    encoder.bytes(2, CholeskyPanelParams{of_l.row, of_l.column, of_tiles, n, 0, 0, 0});
-    encoder.dispatch_threadgroups({rows}, {CHOLESKY_PANEL});
+    recording.kernel("cholesky_diagonal").buffer(0, factors).buffer(1, l);
+    recording.bytes(2, CholeskyPanelParams{of_l.row, of_l.column, of_tiles, n, 0, 0, 0});
+    recording.dispatch_threadgroups({rows}, {CHOLESKY_PANEL});
   });
 }
 
 std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
   const MatrixShape shape = check_square("cholesky", input);
-  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, gpu::tuning(input));
+  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, cholesky_tuning(input));
+  gpu::note_plan("cholesky", name_of(plan.variant), [&] { return plan.why; });
   if (plan.variant == CholeskyVariant::torch) {
     const auto [l, info] = call_torch<2>("aten::linalg_cholesky_ex", "", input, upper, false);
     return {as_contiguous(l), info};
@@ -131,41 +131,6 @@ Tensor cholesky_solve(const Tensor& b, const Tensor& factor, bool upper) {
   const Tensor y = solve_triangular(upper ? other : factor, b, false, true, false);
   return solve_triangular(upper ? factor : other, y, true, true, false);
 }
-
-// explain("cholesky", shape, upper=…). Of the blocked variant's many dispatches the first of each kernel.
-Explanation explain(const Request& request) {
-  check(request.shapes.size() == 1, "metalcore::cholesky_ex: explain needs the shape of A");
-  const MatrixShape shape = check_square("cholesky", request.shapes[0]);
-  const bool upper = request.option("upper", "False") == "True";
-  const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, gpu::tuning(request.device_type));
-  Explanation e{name_of(plan.variant), plan.why, {}};
-  auto step = [&](const char* kernel, int64_t groups, uint32_t threads) {
-    e.steps.push_back({kernel, {grid_side(groups)}, {threads}});
-  };
-  if (plan.variant == CholeskyVariant::simd || plan.variant == CholeskyVariant::block)
-    step(plan.kernel, ceil_div<int64_t>(shape.batch, plan.matrices_per_threadgroup), plan.threads);
-  if (plan.variant == CholeskyVariant::blocked) {
-    const CholeskyPanel panel = cholesky_panel(grid_side(shape.rows), 0);
-    const int64_t side = ceil_div<int64_t>(shape.rows - panel.width, SYRK_TILE);
-    step("cholesky_triangle", shape.batch * shape.rows, CHOLESKY_ROW_THREADS);
-    step("cholesky_panel", shape.batch * panel.slices, panel.threads);
-    if (side > 0) step("syrk", shape.batch * side * (side + 1) / 2, SYRK_THREADS);
-    step("cholesky_diagonal", shape.batch * shape.rows, CHOLESKY_PANEL);
-  }
-  return e;
-}
-
-// explain("cholesky_solve", B, L): one triangular system after the other.
-Explanation explain_solve(const Request& request) {
-  check(request.shapes.size() == 2, "metalcore::cholesky_solve: explain needs the shapes of B and L");
-  const Request system{{request.shapes[1], request.shapes[0]}, request.dtype, request.device_type, {}};
-  Explanation e = explanations().at("solve_triangular")(system);
-  const std::vector<Step> once = e.steps;
-  e.steps.insert(e.steps.end(), once.begin(), once.end());
-  return e;
-}
-
-const ExplainOp explain_ops[] = {{"cholesky", explain}, {"cholesky_ex", explain}, {"cholesky_solve", explain_solve}};
 
 }  // namespace
 }  // namespace metalcore

@@ -7,6 +7,11 @@
 
 namespace metalcore {
 
+const gpu::Table<CholeskyTuning> cholesky_tuning = {
+    {.family = "baseline"},
+    {.family = "hopper", .torch = {{.above = 1023, .most = 1}}},
+};
+
 namespace {
 
 // Kernels of cholesky_simd.metal: a simdgroup for 32 / rows matrices.
@@ -52,11 +57,11 @@ CholeskyPanel cholesky_panel(uint32_t n, uint32_t i) {
           whole_simdgroups(triangle(tiles) + solving)};
 }
 
-CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, const gpu::Tuning& tuning) {
+CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, const CholeskyTuning& tuning) {
   const std::string size = times(n, n);
   if (n == 0 || batch == 0) return {CholeskyVariant::empty, size + ": nothing to factor", "", 0, 0, 0};
-  if (!upper && tuning.cholesky_torch.takes(n, batch))
-    return {CholeskyVariant::torch, size + ": PyTorch's own op is faster on this GPU", "", 0, 0, 0};
+  if (!upper && tuning.torch.takes(n, batch))
+    return {CholeskyVariant::torch, size + ": " + faster_by_torch(tuning.family), "", 0, 0, 0};
   for (const SimdKernel& kernel : kSimdKernels) {
     if (n > kernel.rows) continue;
     return {
@@ -65,7 +70,7 @@ CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, const gpu::Tuni
         kSimdThreadgroup,      0};
   }
   for (const BlockKernel& kernel : kBlockKernels) {
-    if (n > std::min(kernel.rows, tuning.cholesky_block_rows)) continue;
+    if (n > std::min(kernel.rows, tuning.block_rows)) continue;
     return {CholeskyVariant::block,
             size + ": tiles of " + times(CHOLESKY_TILE, CHOLESKY_TILE) + " in the registers of a threadgroup",
             kernel.name,

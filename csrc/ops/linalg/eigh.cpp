@@ -2,7 +2,6 @@
 // strides; row-major results.
 #include "../../../kernels/linalg/eigh.h"
 
-#include "../plan.h"
 #include "jacobi_blocked.h"
 #include "jacobi_plan.h"
 #include "matrices.h"
@@ -26,7 +25,8 @@ bool is_upper(const std::string& uplo) {
 std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bool compute_v) {
   const MatrixShape s = check_square("eigh", input);
   const bool upper = is_upper(uplo);
-  const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, gpu::tuning(input));
+  const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, jacobi_tuning(input));
+  gpu::note_plan("eigh", name_of(plan.variant), [&] { return plan.why; });
   if (plan.variant == JacobiVariant::empty || plan.variant == JacobiVariant::torch) {
     auto [l, v] = call_torch<2>("aten::_linalg_eigh", "", input, uplo, compute_v);
     return {l, as_contiguous(v)};
@@ -41,35 +41,13 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
   const Matrices a = matrices(input);
   EighParams params{a.batch_stride, a.row_stride, a.column_stride, grid_side(s.batch), grid_side(s.rows)};
   if (upper) std::swap(params.row_stride, params.column_stride);
-  gpu::encode(a.tensor, [&](gpu::Encoder& encoder) {
-    encoder.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, l).buffer(2, compute_v ? v : l).bytes(3, params);
-    encoder.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+  gpu::record(a.tensor, [&](gpu::Recording& recording) {
+    recording.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, l).buffer(2, compute_v ? v : l).bytes(3, params);
+    recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
   });
   return {l, v};
 }
 
-namespace {
-
-// explain("eigh", shape, compute_v=…); eigvalsh is eigh without vectors. Of the blocked variant's many dispatches the
-// first of each kernel.
-Explanation explain(const Request& request) {
-  check(request.shapes.size() == 1, "metalcore::eigh: explain needs the shape of A");
-  const MatrixShape s = check_square("eigh", request.shapes[0]);
-  const bool compute_v = request.option("compute_v", "True") == "True";
-  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
-  const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, tuning);
-  Explanation e{name_of(plan.variant), plan.why, {}};
-  if (plan.variant == JacobiVariant::blocked)
-    e.steps = jacobi_blocked_steps(s.rows, s.rows, s.batch, true, compute_v, tuning);
-  if (plan.kernel.empty()) return e;
-  const int64_t groups = ceil_div<int64_t>(s.batch, plan.matrices_per_threadgroup);
-  e.steps.push_back({plan.kernel, {grid_side(groups)}, {plan.threads}});
-  return e;
-}
-
-const ExplainOp explain_eigh("eigh", explain);
-
-}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) { m.def("eigh(Tensor A, str UPLO, bool compute_v) -> (Tensor, Tensor)"); }

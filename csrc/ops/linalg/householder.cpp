@@ -6,7 +6,6 @@
 #include "qr_blocked.h"
 #include "qr_plan.h"
 #include "qr_small.h"
-#include "../plan.h"
 
 #include <algorithm>
 #include <string>
@@ -32,8 +31,8 @@ std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
   const MatrixShape s = matrix_shape(input.sizes());
   const int64_t count = std::min(s.rows, s.columns);
   const Tensor tau = new_tensor(batch_sizes(input, {count}), ScalarType::Float, input);
-  const gpu::Tuning& tuning = gpu::tuning(input);
-  const QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, 0, tuning);
+  const QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, 0, qr_tuning(input));
+  gpu::note_plan("geqrf", name_of(plan.variant), [&] { return plan.why; });
   if (s.batch == 0 || plan.variant == QrVariant::empty) return {new_like(input), tau};
   if (plan.variant == QrVariant::torch) {
     const auto [packed, theirs] = call_torch<2>("aten::geqrf", "", input);
@@ -41,8 +40,8 @@ std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
   }
   if (plan.variant == QrVariant::blocked) {
     const RowMajor packed = copy(input, s);
-    const BlockedQr factors(packed, tau, grid_side(s.batch), packed.columns, tuning);
-    gpu::encode(input, [&](gpu::Encoder& encoder) { factors.factor(encoder, false); });
+    const BlockedQr factors(packed, tau, grid_side(s.batch), packed.columns);
+    gpu::record(input, [&](gpu::Recording& recording) { factors.factor(recording, false); });
     return {packed.tensor, tau};
   }
   const Tensor packed = new_tensor(input.sizes(), ScalarType::Float, input);
@@ -51,14 +50,11 @@ std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
 }
 
 // As QR's plan, but for what PyTorch applies faster than it factors.
-QrPlan plan_product(const MatrixShape& s, int64_t count, const gpu::Tuning& tuning) {
+QrPlan plan_product(const MatrixShape& s, int64_t count, const QrTuning& tuning) {
   QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, s.columns, tuning);
   if (plan.variant == QrVariant::blocked && tuning.householder_product_torch.takes(count, s.batch))
-    return {QrVariant::torch,
-            times(s.rows, s.columns) + ", a single matrix: PyTorch's own op is faster on this GPU",
-            "",
-            0,
-            {}};
+    return {
+        QrVariant::torch, times(s.rows, s.columns) + ", a single matrix: " + faster_by_torch(tuning.family), "", 0, {}};
   return plan;
 }
 
@@ -76,20 +72,20 @@ Tensor householder_product(const Tensor& input, const Tensor& tau) {
         " and ", shape_text(tau));
   const Tensor q = new_tensor(input.sizes(), ScalarType::Float, input);
   if (q.numel() == 0) return q;
-  const gpu::Tuning& tuning = gpu::tuning(input);
-  const QrPlan plan = plan_product(s, count, tuning);
+  const QrPlan plan = plan_product(s, count, qr_tuning(input));
+  gpu::note_plan("householder_product", name_of(plan.variant), [&] { return plan.why; });
   if (plan.variant == QrVariant::torch)
     return as_contiguous(call_torch<1>("aten::linalg_householder_product", "", input, tau)[0]);
   const Tensor taus = as_contiguous(tau);
   const RowMajor result{q, grid_side(s.rows), grid_side(s.columns)};
   if (count == 0) {
-    gpu::encode(q, [&](gpu::Encoder& encoder) { identity(encoder, result); });
+    gpu::record(q, [&](gpu::Recording& recording) { identity(recording, result); });
   } else if (plan.variant == QrVariant::blocked) {
     const RowMajor v = contiguous(input, s);
-    const BlockReflectors reflectors(v, taus, grid_side(s.batch), grid_side(count), v.columns, tuning);
-    gpu::encode(q, [&](gpu::Encoder& encoder) {
-      reflectors.factor_all(encoder);
-      form_q(encoder, reflectors, result);
+    const BlockReflectors reflectors(v, taus, grid_side(s.batch), grid_side(count), v.columns);
+    gpu::record(q, [&](gpu::Recording& recording) {
+      reflectors.factor_all(recording);
+      form_q(recording, reflectors, result);
     });
   } else {
     run_small(plan, matrices(input), {QR_FORM, grid_side(count), result.columns, 0}, q, q, taus);
@@ -97,9 +93,17 @@ Tensor householder_product(const Tensor& input, const Tensor& tau) {
   return q;
 }
 
-QrVariant plan_ormqr(int64_t count, int64_t batch, const gpu::Tuning& tuning) {
-  if (count == 0) return QrVariant::empty;
-  return tuning.ormqr_torch.takes(count, batch) ? QrVariant::torch : QrVariant::blocked;
+struct OrmqrPlan {
+  QrVariant variant;
+  std::string why;
+};
+OrmqrPlan plan_ormqr(int64_t count, int64_t batch, const QrTuning& tuning) {
+  const std::string reflectors = std::to_string(count) + " reflectors";
+  if (count == 0) return {QrVariant::empty, "there are no reflectors"};
+  if (tuning.ormqr_torch.takes(count, batch))
+    return {QrVariant::torch, reflectors + " of a single matrix: " + faster_by_torch(tuning.family)};
+  return {QrVariant::blocked,
+          reflectors + " by block reflectors of up to " + std::to_string(BlockReflectors::width_of(count))};
 }
 
 Tensor ormqr(const Tensor& input, const Tensor& tau, const Tensor& other, bool left, bool transpose) {
@@ -115,79 +119,24 @@ Tensor ormqr(const Tensor& input, const Tensor& tau, const Tensor& other, bool l
             tau.numel() == s.batch * count,
         "metalcore::ormqr: input must be (*, m, k), tau (*, k) and other (*, m, n), or (*, n, m) on the left of Q, ",
         "not ", shape_text(input), ", ", shape_text(tau), " and ", shape_text(other));
-  const gpu::Tuning& tuning = gpu::tuning(input);
-  const QrVariant variant = plan_ormqr(count, s.batch, tuning);
-  if (other.numel() > 0 && variant == QrVariant::torch)
+  const OrmqrPlan plan = plan_ormqr(count, s.batch, qr_tuning(input));
+  gpu::note_plan("ormqr", name_of(plan.variant), [&] { return plan.why; });
+  if (other.numel() > 0 && plan.variant == QrVariant::torch)
     return as_contiguous(call_torch<1>("aten::ormqr", "", input, tau, other, left, transpose)[0]);
   // C Q is (Qᵀ Cᵀ)ᵀ.
   const Tensor c_left = left ? other : transposed(other);
   const RowMajor target = copy(c_left, matrix_shape(c_left.sizes()));
-  if (other.numel() > 0 && variant == QrVariant::blocked) {
+  if (other.numel() > 0 && plan.variant == QrVariant::blocked) {
     const RowMajor v = contiguous(input, s);
     const BlockReflectors reflectors(v, as_contiguous(tau), grid_side(s.batch), grid_side(count),
-                                     std::max(target.columns, grid_side(count)), tuning);
-    gpu::encode(input, [&](gpu::Encoder& encoder) {
-      reflectors.factor_all(encoder);
-      reflectors.apply_all(encoder, target, left == transpose);
+                                     std::max(target.columns, grid_side(count)));
+    gpu::record(input, [&](gpu::Recording& recording) {
+      reflectors.factor_all(recording);
+      reflectors.apply_all(recording, target, left == transpose);
     });
   }
   return left ? target.tensor : as_contiguous(transposed(target.tensor));
 }
-
-Explanation explain_geqrf(const Request& request) {
-  check(request.shapes.size() == 1 && request.shapes[0].size() >= 2, "metalcore::geqrf: explain needs the shape of A");
-  const MatrixShape s = matrix_shape(request.shapes[0]);
-  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
-  const QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, 0, tuning);
-  Explanation e{name_of(plan.variant), plan.why, {}};
-  const uint32_t batch = grid_side(s.batch);
-  if (plan.variant == QrVariant::simd || plan.variant == QrVariant::block) e.steps = {small_step(plan, batch)};
-  if (plan.variant == QrVariant::blocked)
-    e.steps = BlockedQr::steps(grid_side(s.rows), grid_side(s.columns), batch, false, tuning);
-  return e;
-}
-
-Explanation explain_householder_product(const Request& request) {
-  check(request.shapes.size() == 2 && request.shapes[0].size() >= 2 && request.shapes[1].size() >= 1,
-        "metalcore::householder_product: explain needs the shapes of A and tau");
-  const MatrixShape s = matrix_shape(request.shapes[0]);
-  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
-  const QrPlan plan = plan_product(s, request.shapes[1].back(), tuning);
-  Explanation e{name_of(plan.variant), plan.why, {}};
-  const uint32_t batch = grid_side(s.batch), count = grid_side(request.shapes[1].back());
-  if (plan.variant == QrVariant::simd || plan.variant == QrVariant::block) e.steps = {small_step(plan, batch)};
-  if (plan.variant == QrVariant::blocked && count > 0) {
-    e.steps = BlockReflectors::factor_steps(grid_side(s.rows), batch, count, tuning);
-    e.steps.push_back({"qr_identity", {grid_side(s.batch * s.rows * s.columns)}, {256}, true});
-    for (const Step& step : BlockReflectors::apply_steps(grid_side(s.rows), batch, count, grid_side(s.columns), tuning))
-      e.steps.push_back(step);
-  }
-  return e;
-}
-
-Explanation explain_ormqr(const Request& request) {
-  check(request.shapes.size() == 3 && request.shapes[0].size() >= 2 && request.shapes[1].size() >= 1 &&
-            request.shapes[2].size() >= 2,
-        "metalcore::ormqr: explain needs the shapes of input, tau and other");
-  const MatrixShape s = matrix_shape(request.shapes[0]), c = matrix_shape(request.shapes[2]);
-  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
-  const bool left = request.option("left", "True") == "True";
-  const uint32_t count = grid_side(request.shapes[1].back());
-  const QrVariant variant = plan_ormqr(count, s.batch, tuning);
-  const std::string why = variant == QrVariant::torch
-                              ? ", a single matrix: PyTorch's own op is faster on this GPU"
-                              : " by block reflectors of up to " + std::to_string(BlockReflectors::width_of(count));
-  Explanation e{name_of(variant), std::to_string(count) + " reflectors on " + times(c.rows, c.columns) + why, {}};
-  if (variant != QrVariant::blocked) return e;
-  const uint32_t rows = grid_side(s.rows), batch = grid_side(s.batch), columns = grid_side(left ? c.columns : c.rows);
-  e.steps = BlockReflectors::factor_steps(rows, batch, count, tuning);
-  for (const Step& step : BlockReflectors::apply_steps(rows, batch, count, columns, tuning)) e.steps.push_back(step);
-  return e;
-}
-
-const ExplainOp explaining_geqrf("geqrf", explain_geqrf);
-const ExplainOp explaining_householder_product("householder_product", explain_householder_product);
-const ExplainOp explaining_ormqr("ormqr", explain_ormqr);
 
 }  // namespace
 }  // namespace metalcore

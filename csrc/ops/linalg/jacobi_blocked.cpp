@@ -3,13 +3,14 @@
 #include "../../../kernels/linalg/jacobi_blocked.h"
 #include "../../../kernels/linalg/svd.h"
 
+#include "jacobi_plan.h"
+
 #include <algorithm>
 #include <limits>
 
 namespace metalcore {
 
-JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, bool accumulate,
-                                      const gpu::Tuning& tuning) {
+JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, bool accumulate, const Tensor& on) {
   const uint32_t gram_rows = round_up<uint32_t>(grid_side(rows), 4);
   const uint32_t blocks = round_up<uint32_t>(grid_side(ceil_div<int64_t>(columns, JACOBI_BLOCK)), 2);
   JacobiBlockedPlan plan{.padded = blocks * JACOBI_BLOCK,
@@ -17,12 +18,12 @@ JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t bat
                          .length = gram_rows + (accumulate ? round_up<uint32_t>(grid_side(columns), 4) : 0),
                          .pairs = blocks / 2,
                          .rounds = blocks - 1,
-                         .sweeps = tuning.jacobi_sweeps,
+                         .sweeps = jacobi_tuning(on).sweeps,
                          .splits = 1};
   const int64_t groups = plan.pairs * std::max<int64_t>(batch, 1);
   const int64_t chunks = ceil_div<int64_t>(rows, JACOBI_CHUNK);
-  if (groups < tuning.fill_threadgroups)
-    plan.splits = grid_side(std::min<int64_t>(chunks, tuning.fill_threadgroups / groups));
+  const uint32_t fill = gpu::parallelism(on).fill_threadgroups;
+  if (groups < fill) plan.splits = grid_side(std::min<int64_t>(chunks, fill / groups));
   return plan;
 }
 
@@ -36,7 +37,7 @@ struct Work {
 };
 
 Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, bool accumulate, uint32_t symmetric) {
-  const JacobiBlockedPlan plan = plan_jacobi_blocked(columns, rows, batch, accumulate, gpu::tuning(a));
+  const JacobiBlockedPlan plan = plan_jacobi_blocked(columns, rows, batch, accumulate, a);
   const float epsilon = std::numeric_limits<float>::epsilon();
   const JacobiParams params{.matrices = grid_side(batch),
                             .columns = grid_side(columns),
@@ -63,23 +64,23 @@ Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, boo
           new_like(norms)};
 }
 
-void encode_rounds(gpu::Encoder& encoder, const Tensor& a, const Work& w) {
+void record_rounds(gpu::Recording& recording, const Tensor& a, const Work& w) {
   const gpu::Size groups{grid_side(int64_t{w.params.matrices} * w.plan.pairs * w.plan.splits)}, threads{JACOBI_THREADS};
-  encoder.kernel("jacobi_scale").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.off);
-  encoder.bytes(4, w.params).dispatch_threadgroups({w.params.matrices}, {gpu::kMaxThreads});
-  encoder.kernel("jacobi_load").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.x);
-  encoder.bytes(4, w.params).dispatch_threadgroups({grid_side(int64_t{w.params.matrices} * w.params.padded)}, {128});
+  recording.kernel("jacobi_scale").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.off);
+  recording.bytes(4, w.params).dispatch_threadgroups({w.params.matrices}, {gpu::kMaxThreads});
+  recording.kernel("jacobi_load").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.x);
+  recording.bytes(4, w.params).dispatch_threadgroups({grid_side(int64_t{w.params.matrices} * w.params.padded)}, {128});
   for (uint32_t sweep = 0; sweep < w.plan.sweeps; ++sweep) {
     for (uint32_t round = 0; round < w.plan.rounds; ++round) {
       const JacobiRoundParams params{w.params, sweep, round};
       if (w.plan.splits == 1) {
-        encoder.kernel("jacobi_round").buffer(0, w.x).buffer(1, w.off).bytes(2, params);
-        encoder.dispatch_threadgroups(groups, threads);
+        recording.kernel("jacobi_round").buffer(0, w.x).buffer(1, w.off).bytes(2, params);
+        recording.dispatch_threadgroups(groups, threads);
         continue;
       }
       for (const char* kernel : {"jacobi_gram", "jacobi_rotate"}) {
-        encoder.kernel(kernel).buffer(0, w.x).buffer(1, w.off).bytes(2, params).buffer(3, w.parts);
-        encoder.dispatch_threadgroups(groups, threads);
+        recording.kernel(kernel).buffer(0, w.x).buffer(1, w.off).bytes(2, params).buffer(3, w.parts);
+        recording.dispatch_threadgroups(groups, threads);
       }
     }
   }
@@ -87,16 +88,16 @@ void encode_rounds(gpu::Encoder& encoder, const Tensor& a, const Work& w) {
 
 // `parts` of Rayleigh quotients, where there are any; of vectors that are not wanted, and where there is no order and
 // no scale, any buffer will do.
-void encode_results(gpu::Encoder& encoder, const Work& w, const JacobiResultParams& params, const Tensor& parts,
+void record_results(gpu::Recording& recording, const Work& w, const JacobiResultParams& params, const Tensor& parts,
                     const Tensor& order, const Tensor& scales, const Tensor& values, const Tensor& u, const Tensor& v) {
   const gpu::Size columns{grid_side(int64_t{w.params.matrices} * w.params.padded)};
   const gpu::Size own{grid_side(int64_t{w.params.matrices} * w.params.columns)};
-  encoder.kernel("jacobi_values").buffer(0, w.x).buffer(1, parts).buffer(2, w.norms).buffer(3, w.found);
-  encoder.buffer(4, w.lengths).bytes(5, params).dispatch_threadgroups(columns, {gpu::kSimdWidth});
-  encoder.kernel("jacobi_store").buffer(0, w.x).buffer(1, w.exponents).buffer(2, w.norms).buffer(3, w.found);
-  encoder.buffer(4, values).buffer(5, params.vectors ? u : values).buffer(6, params.accumulated ? v : values);
-  encoder.buffer(7, w.present).buffer(8, order).buffer(9, w.lengths).bytes(10, params).buffer(11, scales);
-  encoder.dispatch_threadgroups(own, {JACOBI_THREADS});
+  recording.kernel("jacobi_values").buffer(0, w.x).buffer(1, parts).buffer(2, w.norms).buffer(3, w.found);
+  recording.buffer(4, w.lengths).bytes(5, params).dispatch_threadgroups(columns, {gpu::kSimdWidth});
+  recording.kernel("jacobi_store").buffer(0, w.x).buffer(1, w.exponents).buffer(2, w.norms).buffer(3, w.found);
+  recording.buffer(4, values).buffer(5, params.vectors ? u : values).buffer(6, params.accumulated ? v : values);
+  recording.buffer(7, w.present).buffer(8, order).buffer(9, w.lengths).bytes(10, params).buffer(11, scales);
+  recording.dispatch_threadgroups(own, {JACOBI_THREADS});
 }
 
 }  // namespace
@@ -106,15 +107,15 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tens
   const int64_t n = x.size(-2), m = x.size(-1);
   const Work w = work_for(x, batch, n, m, vectors, 0);
   const JacobiResultParams params{.of = w.params, .tiles = 0, .vectors = vectors, .accumulated = vectors, .scaled = 1};
-  gpu::encode(x, [&](gpu::Encoder& encoder) {
-    encode_rounds(encoder, x, w);
-    encode_results(encoder, w, params, w.parts, order, scales, values, u, v);
+  gpu::record(x, [&](gpu::Recording& recording) {
+    record_rounds(recording, x, w);
+    record_results(recording, w, params, w.parts, order, scales, values, u, v);
     if (!vectors) return;
     SvdParams complete{};
     complete.left = {n * m, 1, m};
     complete.matrices = w.params.matrices, complete.rows = w.params.rows, complete.columns = w.params.columns;
-    encoder.kernel("svd_complete").buffer(0, u).buffer(1, w.present).bytes(2, complete);
-    encoder.dispatch_threadgroups({w.params.matrices}, {256});
+    recording.kernel("svd_complete").buffer(0, u).buffer(1, w.present).bytes(2, complete);
+    recording.dispatch_threadgroups({w.params.matrices}, {256});
   });
 }
 
@@ -125,34 +126,13 @@ void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool vector
   const uint32_t tiles = grid_side(ceil_div<int64_t>(n, JACOBI_PAIR));
   const Tensor parts = new_tensor({batch, tiles, w.plan.padded}, ScalarType::Float, a);
   const JacobiResultParams params{.of = w.params, .tiles = tiles, .vectors = vectors, .accumulated = 0, .scaled = 0};
-  gpu::encode(a, [&](gpu::Encoder& encoder) {
-    encode_rounds(encoder, a, w);
-    encoder.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);
-    encoder.bytes(4, params);
-    encoder.dispatch_threadgroups({grid_side(batch * tiles * (w.plan.padded / JACOBI_PAIR))}, {JACOBI_THREADS});
-    encode_results(encoder, w, params, parts, w.present, w.shifts, values, u, u);
+  gpu::record(a, [&](gpu::Recording& recording) {
+    record_rounds(recording, a, w);
+    recording.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);
+    recording.bytes(4, params);
+    recording.dispatch_threadgroups({grid_side(batch * tiles * (w.plan.padded / JACOBI_PAIR))}, {JACOBI_THREADS});
+    record_results(recording, w, params, parts, w.present, w.shifts, values, u, u);
   });
-}
-
-std::vector<Step> jacobi_blocked_steps(int64_t columns, int64_t rows, int64_t batch, bool symmetric, bool vectors,
-                                       const gpu::Tuning& tuning) {
-  const JacobiBlockedPlan plan = plan_jacobi_blocked(columns, rows, batch, vectors && !symmetric, tuning);
-  const uint32_t groups = grid_side(batch * plan.pairs * plan.splits);
-  std::vector<Step> steps = {{"jacobi_scale", {grid_side(batch)}, {gpu::kMaxThreads}},
-                             {"jacobi_load", {grid_side(batch * plan.padded)}, {128}}};
-  if (plan.splits == 1) {
-    steps.push_back({"jacobi_round", {groups}, {JACOBI_THREADS}});
-  } else {
-    steps.push_back({"jacobi_gram", {groups}, {JACOBI_THREADS}});
-    steps.push_back({"jacobi_rotate", {groups}, {JACOBI_THREADS}});
-  }
-  if (symmetric)
-    steps.push_back({"jacobi_rayleigh",
-                     {grid_side(batch * ceil_div<int64_t>(columns, JACOBI_PAIR) * (plan.padded / JACOBI_PAIR))},
-                     {JACOBI_THREADS}});
-  steps.push_back({"jacobi_values", {grid_side(batch * plan.padded)}, {gpu::kSimdWidth}});
-  steps.push_back({"jacobi_store", {grid_side(batch * columns)}, {JACOBI_THREADS}});
-  return steps;
 }
 
 }  // namespace metalcore

@@ -8,7 +8,6 @@
 
 #include "../../gpu/tuning.h"
 #include "../common.h"
-#include "../plan.h"
 
 #include <cstdint>
 #include <vector>
@@ -20,12 +19,7 @@ namespace metalcore {
 struct JacobiBlockedPlan {
   uint32_t padded, gram_rows, length, pairs, rounds, sweeps, splits;
 };
-JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, bool accumulate,
-                                      const gpu::Tuning& tuning);
-
-// For explain: of the many dispatches the first of each kernel, but for svd_complete.
-std::vector<Step> jacobi_blocked_steps(int64_t columns, int64_t rows, int64_t batch, bool symmetric, bool vectors,
-                                       const gpu::Tuning& tuning);
+JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, bool accumulate, const Tensor& on);
 
 // The SVD X = U diag(values) Vᵀ of matrices with n columns and m >= n rows, n and m up to 65535, given and written by
 // columns: float32, contiguous, x (batch, n, m) with row j column j of the matrix.

@@ -6,6 +6,11 @@
 
 namespace metalcore {
 
+const gpu::Table<JacobiTuning> jacobi_tuning = {
+    {.family = "baseline"},
+    {.family = "hopper", .eigh_torch = {{.above = 512, .most = 4}, {.above = 1024}}},
+};
+
 namespace {
 
 constexpr int64_t kSimdSize = 32;
@@ -54,8 +59,7 @@ const char* name_of(JacobiVariant variant) {
   return "";
 }
 
-JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv,
-                    const gpu::Tuning& tuning) {
+JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv) {
   const int64_t rows = std::max(m, n), columns = std::min(m, n);
   if (batch == 0 || columns == 0)
     return {JacobiVariant::empty, false, times(m, n) + " has no singular values", "", 0, 0};
@@ -74,12 +78,12 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
   return kernel_plan("svd_", values, rows, columns, times(m, n));
 }
 
-JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const gpu::Tuning& tuning) {
+JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const JacobiTuning& tuning) {
   if (batch == 0 || n == 0) return {JacobiVariant::empty, false, times(n, n) + " has no eigenvalues", "", 0, 0};
   if (tuning.eigh_torch.takes(n, batch))
     return {JacobiVariant::torch,
             false,
-            std::to_string(batch) + " of " + times(n, n) + ": PyTorch's own op is faster",
+            std::to_string(batch) + " of " + times(n, n) + ": " + faster_by_torch(tuning.family),
             "",
             0,
             0};

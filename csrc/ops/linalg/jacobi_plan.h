@@ -2,7 +2,9 @@
 // the blocked variant of jacobi_blocked.h.
 #pragma once
 
+#include "../../gpu/limits.h"
 #include "../../gpu/tuning.h"
+#include "left_to_torch.h"
 
 #include <cstdint>
 #include <string>
@@ -13,6 +15,13 @@ enum class JacobiVariant { empty, simd, block, blocked, torch };
 
 const char* name_of(JacobiVariant variant);
 
+struct JacobiTuning {
+  const char* family;
+  uint32_t sweeps = 24;  // of the blocked variant, at most
+  LeftToTorch eigh_torch = {};
+};
+extern const gpu::Table<JacobiTuning> jacobi_tuning;
+
 struct JacobiPlan {
   JacobiVariant variant;
   bool after_qr;  // svd: of the R of a QR decomposition
@@ -22,8 +31,7 @@ struct JacobiPlan {
 };
 
 // Of batches of m x n matrices.
-JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv,
-                    const gpu::Tuning& tuning);
-JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const gpu::Tuning& tuning);
+JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv);
+JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const JacobiTuning& tuning);
 
 }  // namespace metalcore

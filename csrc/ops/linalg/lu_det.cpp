@@ -11,18 +11,18 @@ constexpr uint32_t kSimdgroups = 4;  // of lu_determinant's threadgroups
 
 void determinant(const LuFactors& factors, const MatrixShape& s, const Tensor& value, const Tensor* logarithm) {
   if (s.batch == 0) return;
-  gpu::encode(value, [&](gpu::Encoder& encoder) {
-    encoder.kernel("lu_determinant").buffer(0, factors.lu).buffer(1, factors.pivots);
-    encoder.buffer(2, value);
-    encoder.buffer(3, logarithm ? *logarithm : value);
-    encoder.bytes(4, LuResultParams{.rows = grid_side(s.rows),
-                                    .columns = grid_side(s.columns),
-                                    .pivots = 0,
-                                    .matrices = grid_side(s.batch),
-                                    .part = 0,
-                                    .logarithm = logarithm != nullptr});
-    encoder.dispatch_threadgroups({grid_side(ceil_div<int64_t>(s.batch, kSimdgroups))},
-                                  {kSimdgroups * gpu::kSimdWidth});
+  gpu::record(value, [&](gpu::Recording& recording) {
+    recording.kernel("lu_determinant").buffer(0, factors.lu).buffer(1, factors.pivots);
+    recording.buffer(2, value);
+    recording.buffer(3, logarithm ? *logarithm : value);
+    recording.bytes(4, LuResultParams{.rows = grid_side(s.rows),
+                                      .columns = grid_side(s.columns),
+                                      .pivots = 0,
+                                      .matrices = grid_side(s.batch),
+                                      .part = 0,
+                                      .logarithm = logarithm != nullptr});
+    recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(s.batch, kSimdgroups))},
+                                    {kSimdgroups * gpu::kSimdWidth});
   });
 }
 

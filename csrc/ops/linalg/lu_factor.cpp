@@ -1,8 +1,6 @@
 // lu_factor_ex(A, pivot) -> (LU, pivots, info) and lu(A, pivot) -> (P, L, U), of float32 matrices of any strides.
 #include "lu.h"
 
-#include "../plan.h"
-
 #include <algorithm>
 #include <tuple>
 #include <vector>
@@ -11,7 +9,9 @@ namespace metalcore {
 
 namespace {
 
-void dispatch_elements(gpu::Encoder& encoder, int64_t count) { encoder.dispatch_threads({grid_side(count)}, {256}); }
+void dispatch_elements(gpu::Recording& recording, int64_t count) {
+  recording.dispatch_threads({grid_side(count)}, {256});
+}
 
 // A buffer for an argument that a kernel will not touch.
 const Tensor& any(const Tensor* wanted, const Tensor& otherwise) { return wanted ? *wanted : otherwise; }
@@ -28,10 +28,10 @@ void blocked(const LuFactors& results, const MatrixShape& shape, bool pivoting) 
   const uint32_t steps = std::min(m, n);
   const Tensor sources = new_tensor({shape.batch, shape.rows}, ScalarType::Int, results.lu);
   const Tensor& permutation = results.permutation ? *results.permutation : sources;
-  gpu::encode(results.lu, [&](gpu::Encoder& encoder) {
+  gpu::record(results.lu, [&](gpu::Recording& recording) {
     if (results.permutation) {
-      encoder.kernel("lu_identity_permutation").buffer(0, permutation).bytes(1, LuResultParams{.rows = m});
-      dispatch_elements(encoder, permutation.numel());
+      recording.kernel("lu_identity_permutation").buffer(0, permutation).bytes(1, LuResultParams{.rows = m});
+      dispatch_elements(recording, permutation.numel());
     }
     for (uint32_t first = 0; first < steps;) {
       const LuPanel panel = lu_panel(m - first);
@@ -47,30 +47,35 @@ void blocked(const LuFactors& results, const MatrixShape& shape, bool pivoting) 
       p.first = first, p.pivots_batch = steps;
       p.row_threads = panel.row_threads;
       p.vectors = n % 4 == 0 ? LU_VECTORS_A | LU_VECTORS_LU : 0;
-      encoder.kernel(panel.kernel);
+      recording.kernel(panel.kernel);
       if (panel.row_threads > 0)
-        encoder.buffer(0, results.lu)
+        recording.buffer(0, results.lu)
             .buffer(1, results.lu)
             .buffer(2, results.pivots)
             .buffer(3, results.info)
             .buffer(4, sources)
             .bytes(5, p);
       else
-        encoder.buffer(0, results.lu).buffer(1, results.pivots).buffer(2, results.info).buffer(3, sources).bytes(4, p);
-      encoder.dispatch_threadgroups({batch}, {panel.threads});
+        recording.buffer(0, results.lu)
+            .buffer(1, results.pivots)
+            .buffer(2, results.info)
+            .buffer(3, sources)
+            .bytes(4, p);
+      recording.dispatch_threadgroups({batch}, {panel.threads});
 
       LuStepParams step{m, n, first, width, 0, 0, steps, results.permutation.has_value()};
       step.tiles = std::max(ceil_div<uint32_t>(n - width, LU_ROWS_THREADS), 1u);
-      encoder.kernel("lu_rows").buffer(0, results.lu).buffer(1, results.pivots).buffer(2, sources);
-      encoder.buffer(3, permutation).bytes(4, step);
-      encoder.dispatch_threadgroups({grid_side(int64_t{batch} * step.tiles)}, {LU_ROWS_THREADS});
+      recording.kernel("lu_rows").buffer(0, results.lu).buffer(1, results.pivots).buffer(2, sources);
+      recording.buffer(3, permutation).bytes(4, step);
+      recording.dispatch_threadgroups({grid_side(int64_t{batch} * step.tiles)}, {LU_ROWS_THREADS});
 
       first += width;
       if (first < m && first < n) {
         step.column_tiles = ceil_div<uint32_t>(n - first, LU_UPDATE_TILE);
         step.tiles = step.column_tiles * ceil_div<uint32_t>(m - first, LU_UPDATE_TILE);
-        encoder.kernel("lu_update").buffer(0, results.lu).bytes(1, step);
-        encoder.dispatch_threadgroups({grid_side(int64_t{batch} * step.tiles)}, {LU_UPDATE_TILE * LU_UPDATE_TILE / 16});
+        recording.kernel("lu_update").buffer(0, results.lu).bytes(1, step);
+        recording.dispatch_threadgroups({grid_side(int64_t{batch} * step.tiles)},
+                                        {LU_UPDATE_TILE * LU_UPDATE_TILE / 16});
       }
     }
   });
@@ -102,16 +107,16 @@ void lu_small(const LuPlan& plan, const LuSmall& of, const LuFactors& results) {
   if (of.x_column == 1 && of.x_row % 4 == 0) p.vectors |= LU_VECTORS_X;
   const Tensor& info = results.info;
   const Tensor& sources = any(results.permutation ? &*results.permutation : nullptr, info);
-  gpu::encode(a.tensor, [&](gpu::Encoder& encoder) {
-    encoder.kernel(plan.kernel).buffer(0, a.tensor);
+  gpu::record(a.tensor, [&](gpu::Recording& recording) {
+    recording.kernel(plan.kernel).buffer(0, a.tensor);
     if (plan.variant == LuVariant::block) {
-      encoder.buffer(1, results.lu).buffer(2, results.pivots).buffer(3, info).buffer(4, sources).bytes(5, p);
+      recording.buffer(1, results.lu).buffer(2, results.pivots).buffer(3, info).buffer(4, sources).bytes(5, p);
     } else {
-      encoder.buffer(1, of.b ? of.b->tensor : a.tensor).buffer(2, any(of.factors ? &results.lu : nullptr, info));
-      encoder.buffer(3, any(of.factors || of.given ? &results.pivots : nullptr, info)).buffer(4, info);
-      encoder.buffer(5, sources).buffer(6, any(of.x, info)).bytes(7, p);
+      recording.buffer(1, of.b ? of.b->tensor : a.tensor).buffer(2, any(of.factors ? &results.lu : nullptr, info));
+      recording.buffer(3, any(of.factors || of.given ? &results.pivots : nullptr, info)).buffer(4, info);
+      recording.buffer(5, sources).buffer(6, any(of.x, info)).bytes(7, p);
     }
-    encoder.dispatch_threadgroups({grid_side(ceil_div<int64_t>(a.batch * p.tiles, plan.matrices))}, {plan.threads});
+    recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(a.batch * p.tiles, plan.matrices))}, {plan.threads});
   });
 }
 
@@ -122,10 +127,10 @@ Tensor lu_permutation(const Tensor& pivots, int64_t rows) {
   const Tensor permutation = new_tensor(sizes, ScalarType::Int, pivots);
   if (permutation.numel() == 0) return permutation;
   const Tensor packed = as_contiguous(pivots);
-  gpu::encode(pivots, [&](gpu::Encoder& encoder) {
-    encoder.kernel("lu_permutation").buffer(0, packed).buffer(1, permutation);
-    encoder.bytes(2, LuResultParams{.rows = grid_side(rows), .columns = 0, .pivots = grid_side(steps)});
-    encoder.dispatch_threadgroups({grid_side(permutation.numel() / rows)}, {gpu::kSimdWidth});
+  gpu::record(pivots, [&](gpu::Recording& recording) {
+    recording.kernel("lu_permutation").buffer(0, packed).buffer(1, permutation);
+    recording.bytes(2, LuResultParams{.rows = grid_side(rows), .columns = 0, .pivots = grid_side(steps)});
+    recording.dispatch_threadgroups({grid_side(permutation.numel() / rows)}, {gpu::kSimdWidth});
   });
   return permutation;
 }
@@ -135,9 +140,9 @@ namespace {
 Tensor permuted(const Tensor& b, const Tensor& permutation, const Tensor& x, LuPermuteParams p) {
   const MatrixShape s = matrix_shape(x.sizes());
   p.rows = grid_side(s.rows), p.columns = grid_side(s.columns);
-  gpu::encode(x, [&](gpu::Encoder& encoder) {
-    encoder.kernel("lu_permute").buffer(0, b).buffer(1, permutation).buffer(2, x).bytes(3, p);
-    dispatch_elements(encoder, x.numel());
+  gpu::record(x, [&](gpu::Recording& recording) {
+    recording.kernel("lu_permute").buffer(0, b).buffer(1, permutation).buffer(2, x).bytes(3, p);
+    dispatch_elements(recording, x.numel());
   });
   return x;
 }
@@ -158,7 +163,8 @@ Tensor lu_permuted_identity(const Tensor& like, const Tensor& permutation) {
 LuFactors lu_factors(const Tensor& input, bool pivoting, bool with_permutation) {
   const MatrixShape shape = matrix_shape(input.sizes());
   const int64_t steps = std::min(shape.rows, shape.columns);
-  const LuPlan plan = plan_lu(shape.rows, shape.columns, shape.batch, 0, gpu::tuning(input));
+  const LuPlan plan = plan_lu(shape.rows, shape.columns, shape.batch, 0, lu_tuning(input));
+  gpu::note_plan("lu_factor", name_of(plan.variant), [&] { return plan.why; });
   if (plan.variant == LuVariant::torch) {
     auto [lu, pivots, info] = call_torch<3>("aten::linalg_lu_factor_ex", "", input, pivoting, false);
     LuFactors results{as_contiguous(lu), as_contiguous(pivots), info, std::nullopt};
@@ -197,16 +203,16 @@ std::tuple<Tensor, Tensor, Tensor> lu(const Tensor& a, bool pivot) {
   const Tensor p = new_tensor(pivot ? batch_sizes(a, {s.rows, s.rows}) : std::vector<int64_t>{0}, ScalarType::Float, a);
   const Tensor l = new_tensor(batch_sizes(a, {s.rows, k}), ScalarType::Float, a);
   const Tensor u = new_tensor(batch_sizes(a, {k, s.columns}), ScalarType::Float, a);
-  gpu::encode(a, [&](gpu::Encoder& encoder) {
+  gpu::record(a, [&](gpu::Recording& recording) {
     auto part = [&](const Tensor& result, uint32_t which) {
       if (result.numel() == 0) return;
-      encoder.kernel("lu_part").buffer(0, results.lu).buffer(1, pivot ? *results.permutation : results.pivots);
-      encoder.buffer(2, result).bytes(3, LuResultParams{.rows = grid_side(s.rows),
-                                                        .columns = grid_side(s.columns),
-                                                        .pivots = grid_side(k),
-                                                        .matrices = 0,
-                                                        .part = which});
-      dispatch_elements(encoder, result.numel());
+      recording.kernel("lu_part").buffer(0, results.lu).buffer(1, pivot ? *results.permutation : results.pivots);
+      recording.buffer(2, result).bytes(3, LuResultParams{.rows = grid_side(s.rows),
+                                                          .columns = grid_side(s.columns),
+                                                          .pivots = grid_side(k),
+                                                          .matrices = 0,
+                                                          .part = which});
+      dispatch_elements(recording, result.numel());
     };
     part(p, LU_PART_P);
     part(l, LU_PART_L);

@@ -1,13 +1,19 @@
 #include "lu_plan.h"
 
 #include "../../../kernels/linalg/lu.h"
-#include "../plan.h"
 #include "matrices.h"
 
 #include <algorithm>
 #include <optional>
 
 namespace metalcore {
+
+const gpu::Table<LuTuning> lu_tuning = {
+    {.family = "baseline"},
+    {.family = "hopper",
+     .torch = {{.above = 768, .most = 1}, {.above = 1536, .most = 3}, {.above = 768, .least = 160}},
+     .solve_torch = {{.above = 32, .most = 4}}},
+};
 
 namespace {
 
@@ -66,12 +72,12 @@ LuPanel lu_panel(uint32_t rows) {
   return {block->kernel->name, width, block->threads, block->row_threads};
 }
 
-LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tuning& tuning, bool factored) {
+LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const LuTuning& tuning, bool factored) {
   const std::string what = times(m, n) + with_right(right);
   if (m == 0 || n == 0 || batch == 0) return {LuVariant::empty, what + ": nothing to factor", "", 0, 0, 0, 0};
-  if ((factored ? tuning.lu_solve_torch : tuning.lu_torch).takes(std::max(m, n), batch))
+  if ((factored ? tuning.solve_torch : tuning.torch).takes(std::max(m, n), batch))
     return {LuVariant::torch,
-            what + ": PyTorch's own op is faster for " + std::to_string(batch) + " of these",
+            what + ", " + std::to_string(batch) + " of these: " + faster_by_torch(tuning.family),
             "",
             0,
             0,
@@ -102,7 +108,7 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tu
   if (factored)
     return {
         LuVariant::blocked, what + ": two triangular systems, and the rows in the order of the pivots", "", 0, 0, 0, 0};
-  if (const std::optional<Block> block = block_of(m, n, tuning.lu_block_threads))
+  if (const std::optional<Block> block = block_of(m, n, tuning.block_threads))
     return {LuVariant::block,
             what + ": in the registers of a threadgroup, " + std::to_string(4 * block->kernel->quads) +
                 " columns of a row a thread",

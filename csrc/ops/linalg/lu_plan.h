@@ -1,7 +1,9 @@
 // How an LU factorization runs, by itself or with the solution of A X = B: which kernels of kernels/linalg/lu_*.metal.
 #pragma once
 
+#include "../../gpu/limits.h"
 #include "../../gpu/tuning.h"
+#include "left_to_torch.h"
 
 #include <cstdint>
 #include <string>
@@ -11,6 +13,14 @@ namespace metalcore {
 enum class LuVariant { empty, thread, simd, block, blocked, torch };
 
 const char* name_of(LuVariant variant);
+
+struct LuTuning {
+  const char* family;
+  // Matrices (with columns of B) that fit so many threads, of 32 elements each, are factored in registers.
+  uint32_t block_threads = 1024;
+  LeftToTorch torch = {}, solve_torch = {};  // factorizations, and systems whose factors are given
+};
+extern const gpu::Table<LuTuning> lu_tuning;
 
 struct LuPlan {
   LuVariant variant;
@@ -24,7 +34,7 @@ struct LuPlan {
 
 // Of `batch` m x n matrices, with B of `right` columns (0: only the factorization); or of matrices that are `factored`
 // already, where blocked stands for two triangular systems, and `right` is not 0.
-LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const gpu::Tuning& tuning, bool factored = false);
+LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const LuTuning& tuning, bool factored = false);
 
 // The kernel for a panel of the blocked variant with so many rows.
 struct LuPanel {

@@ -30,12 +30,11 @@ struct Solved {
   Tensor x;
   LuFactors factors;
 };
-Solved solve(const Tensor& a, const Tensor* b, bool transpose, bool with_factors) {
+Solved solve(const LuPlan& plan, const Tensor& a, const Tensor* b, bool transpose, bool with_factors) {
   const MatrixShape s = matrix_shape(a.sizes());
   const Tensor x = new_tensor(b ? b->sizes() : a.sizes(), ScalarType::Float, a);
   const int64_t right = !b ? s.rows : b->size(transpose ? -2 : -1);
   const Tensor a_taken = transpose ? transposed(a) : a;
-  const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(a));
   const bool together = plan.tile > 0 && x.numel() > 0;
   if (together) {
     LuFactors factors{
@@ -62,7 +61,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> solve_ex(const Tensor& a, const Tenso
   const MatrixShape s = check_square("solve", a);
   check_right("solve", a, b, left);
   const int64_t right = b.size(left ? -1 : -2);
-  if (plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(a)).variant == LuVariant::torch) {
+  const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, right, lu_tuning(a));
+  gpu::note_plan("solve", name_of(plan.variant), [&] { return plan.why; });
+  if (plan.variant == LuVariant::torch) {
     if (with_factors) {  // which _linalg_solve_ex has of A or Aᵀ, depending on strides
       auto [lu, pivots, info] = call_torch<3>("aten::linalg_lu_factor_ex", "", left ? a : transposed(a), true, false);
       auto [x] = call_torch<1>("aten::linalg_lu_solve", "", lu, pivots, b, left, !left);
@@ -71,18 +72,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> solve_ex(const Tensor& a, const Tenso
     auto [x, lu, pivots, info] = call_torch<4>("aten::_linalg_solve_ex", "", a, b, left, false);
     return {as_contiguous(x), empty_of(a, ScalarType::Float), empty_of(a, ScalarType::Int), info};
   }
-  Solved found = solve(a, &b, !left, with_factors);
+  Solved found = solve(plan, a, &b, !left, with_factors);
   if (!with_factors) return {found.x, empty_of(a, ScalarType::Float), empty_of(a, ScalarType::Int), found.factors.info};
   return {found.x, found.factors.lu, found.factors.pivots, found.factors.info};
 }
 
 std::tuple<Tensor, Tensor> inv_ex(const Tensor& a) {
   const MatrixShape s = check_square("inv", a);
-  if (plan_lu(s.rows, s.rows, s.batch, s.rows, gpu::tuning(a)).variant == LuVariant::torch) {
+  const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, s.rows, lu_tuning(a));
+  gpu::note_plan("inv", name_of(plan.variant), [&] { return plan.why; });
+  if (plan.variant == LuVariant::torch) {
     auto [inverse, info] = call_torch<2>("aten::linalg_inv_ex", "", a, false);
     return {as_contiguous(inverse), info};
   }
-  Solved found = solve(a, nullptr, false, false);
+  Solved found = solve(plan, a, nullptr, false, false);
   return {found.x, found.factors.info};
 }
 
@@ -99,7 +102,8 @@ Tensor lu_solve(const Tensor& lu, const Tensor& pivots, const Tensor& b, bool le
   // X A = B is Aᵀ Xᵀ = Bᵀ, and the factors of A transposed give the solution of Aᵀ X = B.
   const bool transpose = adjoint == left;
   const int64_t right = b.size(left ? -1 : -2);
-  const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, right, gpu::tuning(b), true);
+  const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, right, lu_tuning(b), true);
+  gpu::note_plan("lu_solve", name_of(plan.variant), [&] { return plan.why; });
   if (plan.variant == LuVariant::torch)
     return as_contiguous(call_torch<1>("aten::linalg_lu_solve", "", lu, pivots, b, left, adjoint)[0]);
   if (plan.tile > 0) {

@@ -7,7 +7,6 @@
 #include "qr_plan.h"
 #include "qr_small.h"
 #include "scale.h"
-#include "../plan.h"
 
 #include <algorithm>
 #include <tuple>
@@ -48,7 +47,7 @@ void tall(const QrPlan& plan, const Tensor& a, const QrParams& params, const Ten
   joined.push_back(level_q[top]);
   const Tensor signs = new_tensor({batch, n}, ScalarType::Float, a);
 
-  gpu::encode(a, [&](gpu::Encoder& encoder) {
+  gpu::record(a, [&](gpu::Recording& recording) {
     for (size_t i = 0; i <= top; ++i) {
       const QrLevel& level = plan.levels[i];
       QrParams p = params;
@@ -58,9 +57,9 @@ void tall(const QrPlan& plan, const Tensor& a, const QrParams& params, const Ten
       p.blocks = level.blocks;
       p.block_rows = level.block_rows;
       p.q_columns = p.r_rows = n;
-      encoder.kernel(level.kernel).buffer(0, i == 0 ? a : level_r[i - 1]).buffer(1, level_q[i]).buffer(2, level_r[i]);
-      encoder.bytes(3, p).buffer(4, signs);  // no kernel touches signs yet
-      encoder.dispatch_threadgroups({p.matrices}, {level.threads});
+      recording.kernel(level.kernel).buffer(0, i == 0 ? a : level_r[i - 1]).buffer(1, level_q[i]).buffer(2, level_r[i]);
+      recording.bytes(3, p).buffer(4, signs);  // no kernel touches signs yet
+      recording.dispatch_threadgroups({p.matrices}, {level.threads});
     }
     for (size_t i = top; i-- > 0;) {
       const QrLevel& level = plan.levels[i];
@@ -71,32 +70,35 @@ void tall(const QrPlan& plan, const Tensor& a, const QrParams& params, const Ten
                            .tiles = ceil_div<uint32_t>(level.block_rows, QR_TALL_ROWS),
                            .with_signs = i == 0};
       if (i == 0) {
-        encoder.kernel("qr_tall_signs").buffer(0, level_q[0]).buffer(1, joined[1]).buffer(2, r).buffer(3, signs);
-        encoder.bytes(4, p);
-        encoder.dispatch_threadgroups({batch}, {256});
+        recording.kernel("qr_tall_signs").buffer(0, level_q[0]).buffer(1, joined[1]).buffer(2, r).buffer(3, signs);
+        recording.bytes(4, p);
+        recording.dispatch_threadgroups({batch}, {256});
         if (params.q_columns == 0) continue;
       }
-      encoder.kernel("qr_tall_combine").buffer(0, level_q[i]).buffer(1, joined[i + 1]).buffer(2, signs);
-      encoder.buffer(3, joined[i]).bytes(4, p);
-      encoder.dispatch_threadgroups({grid_side(int64_t{batch} * level.blocks * p.tiles)}, {256});
+      recording.kernel("qr_tall_combine").buffer(0, level_q[i]).buffer(1, joined[i + 1]).buffer(2, signs);
+      recording.buffer(3, joined[i]).bytes(4, p);
+      recording.dispatch_threadgroups({grid_side(int64_t{batch} * level.blocks * p.tiles)}, {256});
     }
   });
 }
 
 // LAPACK's blocked geqrf and orgqr.
-void blocked(const Tensor& a, const Shape& s, const gpu::Tuning& tuning, const Tensor& q, const Tensor& r) {
+void blocked(const Tensor& a, const Shape& s, const Tensor& q, const Tensor& r) {
   const uint32_t m = grid_side(s.m), n = grid_side(s.n), batch = grid_side(s.batch);
   const RowMajor work{new_tensor(a.sizes(), ScalarType::Float, a), m, n};
   Tensor taken = work.tensor;
   torch::stable::copy_(taken, a);
   const uint32_t q_columns = grid_side(s.q_columns);
   const Tensor tau = new_tensor({s.batch, std::min(s.m, s.n)}, ScalarType::Float, a);
-  const BlockedQr factors(work, tau, batch, std::max(n, q_columns), tuning);
-  gpu::encode(a, [&](gpu::Encoder& encoder) {
-    factors.factor(encoder, q_columns > 0);
-    encoder.kernel("qr_upper").buffer(0, r).bytes(1, QrResultParams{grid_side(s.r_rows), n, m}).buffer(2, work.tensor);
-    dispatch_elements(encoder, r.numel());
-    if (q_columns > 0) form_q(encoder, factors.reflectors(), {q, m, q_columns});
+  const BlockedQr factors(work, tau, batch, std::max(n, q_columns));
+  gpu::record(a, [&](gpu::Recording& recording) {
+    factors.factor(recording, q_columns > 0);
+    recording.kernel("qr_upper")
+        .buffer(0, r)
+        .bytes(1, QrResultParams{grid_side(s.r_rows), n, m})
+        .buffer(2, work.tensor);
+    dispatch_elements(recording, r.numel());
+    if (q_columns > 0) form_q(recording, factors.reflectors(), {q, m, q_columns});
   });
 }
 
@@ -113,13 +115,13 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
   const Tensor q = new_tensor(q_sizes, ScalarType::Float, input), r = new_tensor(r_sizes, ScalarType::Float, input);
   if (s.batch == 0) return {q, r};
 
-  const gpu::Tuning& tuning = gpu::tuning(input);
-  const QrPlan plan = plan_qr(s.m, s.n, s.batch, s.q_columns, tuning);
+  const QrPlan plan = plan_qr(s.m, s.n, s.batch, s.q_columns, qr_tuning(input));
+  gpu::note_plan("qr", name_of(plan.variant), [&] { return plan.why; });
   const SmallQr task{QR_FACTORS, grid_side(std::min(s.m, s.n)), grid_side(s.q_columns), grid_side(s.r_rows)};
   switch (plan.variant) {
     case QrVariant::empty:  // A has no columns, and Q in mode complete is the identity
       if (q.numel() > 0)
-        gpu::encode(q, [&](gpu::Encoder& encoder) { identity(encoder, {q, grid_side(s.m), grid_side(s.m)}); });
+        gpu::record(q, [&](gpu::Recording& recording) { identity(recording, {q, grid_side(s.m), grid_side(s.m)}); });
       break;
     case QrVariant::simd:
     case QrVariant::block: run_small(plan, matrices(input), task, s.q_columns > 0 ? q : r, r, r); break;
@@ -128,7 +130,7 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
       tall(plan, a.tensor, small_params(a, task), q, r);
       break;
     }
-    case QrVariant::blocked: blocked(input, s, tuning, q, r); break;
+    case QrVariant::blocked: blocked(input, s, q, r); break;
     case QrVariant::torch: {
       const auto [theirs_q, theirs_r] = call_torch<2>("aten::linalg_qr", "", input, mode);
       return {as_contiguous(theirs_q), as_contiguous(theirs_r)};
@@ -147,55 +149,6 @@ std::tuple<Tensor, Tensor, Tensor> qr_scaled(const Tensor& input) {
   const auto [q, r] = qr(a, "reduced");
   return {q, r, scales};
 }
-
-// explain("qr", shape, mode=…). Of the blocked variant's many dispatches the first of each kernel.
-Explanation explain(const Request& request) {
-  check(request.shapes.size() == 1, "metalcore::qr: explain needs the shape of A");
-  const Shape s = shape_of(request.shapes[0], request.option("mode", "reduced"));
-  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
-  const QrPlan plan = plan_qr(s.m, s.n, s.batch, s.q_columns, tuning);
-  Explanation e{name_of(plan.variant), plan.why, {}};
-  if (s.batch == 0) return e;
-  const uint32_t batch = grid_side(s.batch), m = grid_side(s.m), n = grid_side(s.n);
-  const uint32_t q_columns = grid_side(s.q_columns);
-  auto step = [&](const std::string& kernel, int64_t groups, uint32_t threads) {
-    e.steps.push_back({kernel, {grid_side(groups)}, {threads}});
-  };
-  switch (plan.variant) {
-    case QrVariant::empty:
-    case QrVariant::torch: break;
-    case QrVariant::simd:
-    case QrVariant::block: e.steps.push_back(small_step(plan, batch)); break;
-    case QrVariant::tall:
-      for (const QrLevel& level : plan.levels) step(level.kernel, int64_t{batch} * level.blocks, level.threads);
-      step("qr_tall_signs", batch, 256);
-      if (q_columns > 0)
-        step("qr_tall_combine",
-             int64_t{batch} * plan.levels[0].blocks * ceil_div<uint32_t>(plan.levels[0].block_rows, QR_TALL_ROWS), 256);
-      break;
-    case QrVariant::blocked:
-      e.steps = BlockedQr::steps(m, n, batch, q_columns > 0, tuning);
-      e.steps.push_back({"qr_upper", {grid_side(s.batch * s.r_rows * s.n)}, {256}, true});
-      if (q_columns > 0) {
-        e.steps.push_back({"qr_identity", {grid_side(s.batch * s.m * s.q_columns)}, {256}, true});
-        for (const Step& each : BlockReflectors::apply_steps(m, batch, std::min(m, n), q_columns, tuning))
-          e.steps.push_back(each);
-      }
-      break;
-  }
-  return e;
-}
-
-Explanation explain_scaled(const Request& request) {
-  Explanation e = explain(request);
-  const MatrixShape s = matrix_shape(request.shapes[0]);
-  const std::vector<Step> steps = scaled_steps(s.rows, s.columns, s.batch);
-  e.steps.insert(e.steps.begin(), steps.begin(), steps.end());
-  return e;
-}
-
-const ExplainOp explain_qr("qr", explain);
-const ExplainOp explain_qr_scaled("qr_scaled", explain_scaled);
 
 }  // namespace
 }  // namespace metalcore

@@ -17,30 +17,30 @@ uint32_t panel_threads(uint32_t rows) { return round_up(ceil_div<uint32_t>(rows,
 
 }  // namespace
 
-BlockedQr::BlockedQr(const RowMajor& a, const Tensor& tau, uint32_t batch, uint32_t columns, const gpu::Tuning& tuning)
-    : a_(a), tau_(tau), batch_(batch), reflectors_(a, tau, batch, std::min(a.rows, a.columns), columns, tuning) {
+BlockedQr::BlockedQr(const RowMajor& a, const Tensor& tau, uint32_t batch, uint32_t columns)
+    : a_(a), tau_(tau), batch_(batch), reflectors_(a, tau, batch, std::min(a.rows, a.columns), columns) {
   panel_factor_ = new_tensor({batch, QR_PANEL, QR_PANEL}, ScalarType::Float, a.tensor);
   if (a.rows <= kPanelRows) return;
   for (Tensor& sums : sums_) sums = new_tensor({batch, slabs_of(a.rows) + 1, QR_PANEL}, ScalarType::Float, a.tensor);
   state_ = new_tensor({batch, QR_SLAB_STATE}, ScalarType::Float, a.tensor);
 }
 
-void BlockedQr::panel(gpu::Encoder& encoder, Reflectors of) const {
+void BlockedQr::panel(gpu::Recording& recording, Reflectors of) const {
   const uint32_t rows = a_.rows - of.first;
   QrPanelParams p{a_.rows, a_.columns, of.first, of.width, reflectors_.count(), slabs_of(rows), 0};
   auto bind = [&](const char* kernel) {
-    encoder.kernel(kernel).buffer(0, a_.tensor).buffer(1, panel_factor_).buffer(2, tau_).bytes(3, p);
+    recording.kernel(kernel).buffer(0, a_.tensor).buffer(1, panel_factor_).buffer(2, tau_).bytes(3, p);
   };
   if (rows <= kPanelRows) {
     bind("qr_panel");
-    encoder.dispatch_threadgroups({batch_}, {panel_threads(rows)});
+    recording.dispatch_threadgroups({batch_}, {panel_threads(rows)});
     return;
   }
   uint32_t turn = 0;
   auto slabs = [&](const char* kernel) {
     bind(kernel);
-    encoder.buffer(4, sums_[turn % 2]).buffer(5, sums_[(turn + 1) % 2]).buffer(6, state_);
-    encoder.dispatch_threadgroups({grid_side(int64_t{batch_} * p.slabs)}, {QR_SLAB_THREADS});
+    recording.buffer(4, sums_[turn % 2]).buffer(5, sums_[(turn + 1) % 2]).buffer(6, state_);
+    recording.dispatch_threadgroups({grid_side(int64_t{batch_} * p.slabs)}, {QR_SLAB_THREADS});
     ++turn;
   };
   slabs("qr_panel_maxima");
@@ -51,53 +51,33 @@ void BlockedQr::panel(gpu::Encoder& encoder, Reflectors of) const {
 
 // A block's panels one after the other, each applied to the block's other columns; then all of them to the columns on
 // the block's right.
-void BlockedQr::factor(gpu::Encoder& encoder, bool q_wanted) const {
+void BlockedQr::factor(gpu::Recording& recording, bool q_wanted) const {
   for (uint32_t b = 0; b < reflectors_.blocks(); ++b) {
     const Reflectors block = reflectors_.block(b);
     const uint32_t end = block.first + block.width;
     for (uint32_t first = block.first; first < end; first += QR_PANEL) {
       const Reflectors of{first, std::min<uint32_t>(QR_PANEL, end - first)};
-      panel(encoder, of);
-      reflectors_.apply_narrow(encoder, of, panel_factor_, first + of.width, end);
+      panel(recording, of);
+      reflectors_.apply_narrow(recording, of, panel_factor_, first + of.width, end);
     }
-    if (q_wanted || end < a_.columns) reflectors_.factor_and_update(encoder, b);
+    if (q_wanted || end < a_.columns) reflectors_.factor_and_update(recording, b);
   }
 }
 
-std::vector<Step> BlockedQr::steps(uint32_t rows, uint32_t columns, uint32_t batch, bool q_wanted,
-                                   const gpu::Tuning& tuning) {
-  const uint32_t count = std::min(rows, columns);
-  std::vector<Step> steps;
-  if (rows <= kPanelRows) {
-    steps.push_back({"qr_panel", {batch}, {panel_threads(rows)}});
-  } else {
-    for (const char* kernel : {"qr_panel_maxima", "qr_panel_scale", "qr_panel_step", "qr_panel_last"})
-      steps.push_back({kernel, {grid_side(int64_t{batch} * slabs_of(rows))}, {QR_SLAB_THREADS}});
-  }
-  auto add = [&](uint32_t of, uint32_t on) {
-    for (const Step& step : BlockReflectors::apply_steps(rows, batch, of, on, tuning)) steps.push_back(step);
-  };
-  const uint32_t block = BlockReflectors::width_of(count);
-  if (count > QR_PANEL) add(QR_PANEL, std::min(block, count) - QR_PANEL);
-  if (!q_wanted && columns <= block) return steps;
-  add(count, columns);
-  steps.insert(steps.end() - 1, {"reflectors_factor_" + std::to_string(block), {batch}, {REFLECTORS_THREADS}});
-  if (columns <= block) steps.pop_back();
-  return steps;
+void dispatch_elements(gpu::Recording& recording, int64_t count) {
+  recording.dispatch_threads({grid_side(count)}, {256});
 }
 
-void dispatch_elements(gpu::Encoder& encoder, int64_t count) { encoder.dispatch_threads({grid_side(count)}, {256}); }
-
-void identity(gpu::Encoder& encoder, const RowMajor& q) {
-  encoder.kernel("qr_identity").buffer(0, q.tensor).bytes(1, QrResultParams{q.rows, q.columns, 0});
-  dispatch_elements(encoder, q.tensor.numel());
+void identity(gpu::Recording& recording, const RowMajor& q) {
+  recording.kernel("qr_identity").buffer(0, q.tensor).bytes(1, QrResultParams{q.rows, q.columns, 0});
+  dispatch_elements(recording, q.tensor.numel());
 }
 
 // From the last block to the first, so that a block changes no column before its own.
-void form_q(gpu::Encoder& encoder, const BlockReflectors& reflectors, const RowMajor& q) {
-  identity(encoder, q);
+void form_q(gpu::Recording& recording, const BlockReflectors& reflectors, const RowMajor& q) {
+  identity(recording, q);
   for (uint32_t i = reflectors.blocks(); i-- > 0;)
-    reflectors.apply(encoder, i, q, reflectors.block(i).first, q.columns, false);
+    reflectors.apply(recording, i, q, reflectors.block(i).first, q.columns, false);
 }
 
 }  // namespace metalcore

@@ -12,18 +12,14 @@ namespace metalcore {
 class BlockedQr {
  public:
   // `a` holds the matrices and takes their factors; `columns` is the most that its reflectors will be applied to.
-  BlockedQr(const RowMajor& a, const Tensor& tau, uint32_t batch, uint32_t columns, const gpu::Tuning& tuning);
+  BlockedQr(const RowMajor& a, const Tensor& tau, uint32_t batch, uint32_t columns);
 
   // With T of the last block only where Q will be wanted.
-  void factor(gpu::Encoder& encoder, bool q_wanted) const;
+  void factor(gpu::Recording& recording, bool q_wanted) const;
   const BlockReflectors& reflectors() const { return reflectors_; }
 
-  // The first dispatch of each kernel, for explanations.
-  static std::vector<Step> steps(uint32_t rows, uint32_t columns, uint32_t batch, bool q_wanted,
-                                 const gpu::Tuning& tuning);
-
  private:
-  void panel(gpu::Encoder& encoder, Reflectors of) const;
+  void panel(gpu::Recording& recording, Reflectors of) const;
 
   RowMajor a_;
   Tensor tau_;
@@ -34,11 +30,11 @@ class BlockedQr {
 };
 
 // The first columns of the identity.
-void identity(gpu::Encoder& encoder, const RowMajor& q);
+void identity(gpu::Recording& recording, const RowMajor& q);
 // LAPACK's orgqr: H₀ H₁ … on them. T of all blocks is there.
-void form_q(gpu::Encoder& encoder, const BlockReflectors& reflectors, const RowMajor& q);
+void form_q(gpu::Recording& recording, const BlockReflectors& reflectors, const RowMajor& q);
 
 // A thread for each element.
-void dispatch_elements(gpu::Encoder& encoder, int64_t count);
+void dispatch_elements(gpu::Recording& recording, int64_t count);
 
 }  // namespace metalcore

@@ -7,6 +7,15 @@
 
 namespace metalcore {
 
+const gpu::Table<QrTuning> qr_tuning = {
+    {.family = "baseline"},
+    {.family = "hopper",
+     .torch = {{.above = 3071, .most = 1}},
+     .torch_rows = 32768,
+     .householder_product_torch = {{.above = 128, .most = 1}},
+     .ormqr_torch = {{.up_to = 32, .most = 1}, {.above = 128, .most = 1}}},
+};
+
 namespace {
 
 // Kernels of qr_block.metal: `lanes` threads share a column of up to `rows` rows.
@@ -29,17 +38,17 @@ uint32_t block_threads(const BlockKernel& kernel, int64_t columns) {
   return round_up<uint32_t>(kernel.lanes * static_cast<uint32_t>(columns), gpu::kSimdWidth);
 }
 
-bool fits(const BlockKernel& kernel, int64_t rows, int64_t columns, const gpu::Tuning& tuning) {
-  return rows <= kernel.rows && kernel.lanes * columns <= tuning.qr_block_threads;
+bool fits(const BlockKernel& kernel, int64_t rows, int64_t columns, const QrTuning& tuning) {
+  return rows <= kernel.rows && kernel.lanes * columns <= tuning.block_threads;
 }
 
-const BlockKernel* smallest_block_kernel(int64_t rows, int64_t columns, const gpu::Tuning& tuning) {
+const BlockKernel* smallest_block_kernel(int64_t rows, int64_t columns, const QrTuning& tuning) {
   for (const BlockKernel& kernel : kBlockKernels)
     if (fits(kernel, rows, columns, tuning)) return &kernel;
   return nullptr;
 }
 
-const BlockKernel* tallest_block_kernel(int64_t columns, const gpu::Tuning& tuning) {
+const BlockKernel* tallest_block_kernel(int64_t columns, const QrTuning& tuning) {
   const BlockKernel* tallest = nullptr;
   for (const BlockKernel& kernel : kBlockKernels)
     if (fits(kernel, 1, columns, tuning)) tallest = &kernel;
@@ -72,11 +81,11 @@ const char* name_of(QrVariant variant) {
   return "";
 }
 
-QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const gpu::Tuning& tuning) {
+QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const QrTuning& tuning) {
   const int64_t columns = std::max(n, q_columns);
   if (m == 0 || n == 0) return {QrVariant::empty, times(m, n) + " has no reflectors", "", 0, {}};
 
-  if (m <= std::min(kSimdRows, tuning.qr_simd_rows) && columns <= kSimdColumns) {
+  if (m <= std::min(kSimdRows, tuning.simd_rows) && columns <= kSimdColumns) {
     const uint32_t rows = power_from_8(m), lanes = power_from_8(columns);
     return {QrVariant::simd,
             times(m, n) + ": " + std::to_string(columns) + " columns of A or Q, one a lane, with up to " +
@@ -94,9 +103,9 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, c
             {{grid_side(m), 1, grid_side(m), kernel->name, block_threads(*kernel, columns)}}};
   }
   const int64_t least = std::min(m, n);
-  const bool tall = m > kPanelRows && m <= tuning.qr_torch_rows && least > tuning.qr_tall_columns;
-  if (tuning.qr_torch.takes(least, batch) || (batch == 1 && tall))
-    return {QrVariant::torch, times(m, n) + ", a single matrix: PyTorch's own op is faster on this GPU", "", 0, {}};
+  const bool tall = m > kPanelRows && m <= tuning.torch_rows && least > tuning.tall_columns;
+  if (tuning.torch.takes(least, batch) || (batch == 1 && tall))
+    return {QrVariant::torch, times(m, n) + ", a single matrix: " + faster_by_torch(tuning.family), "", 0, {}};
   return {QrVariant::blocked,
           times(m, n) + " is larger than a threadgroup holds: panels of " + std::to_string(QR_PANEL) +
               " columns, and block reflectors on the rest",
@@ -105,11 +114,11 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, c
           {}};
 }
 
-QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const gpu::Tuning& tuning) {
+QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const QrTuning& tuning) {
   QrPlan plan = plan_reflectors(m, n, batch, q_columns, tuning);
   const int64_t columns = std::max(n, q_columns);
   const BlockKernel* tallest = tallest_block_kernel(columns, tuning);
-  const int64_t tall_columns = std::min<int64_t>(kTallColumns, tuning.qr_tall_columns);
+  const int64_t tall_columns = std::min<int64_t>(kTallColumns, tuning.tall_columns);
   if (plan.variant == QrVariant::blocked && m > kPanelRows && columns == n && n <= tall_columns && tallest &&
       tallest->rows >= 2 * n) {
     return {QrVariant::tall,

@@ -2,12 +2,6 @@
 
 namespace metalcore {
 
-Step small_step(const QrPlan& plan, uint32_t batch) {
-  if (plan.variant == QrVariant::simd)
-    return {plan.simd_kernel, {ceil_div(batch, plan.matrices_per_threadgroup)}, {128}};
-  return {plan.levels[0].kernel, {batch}, {plan.levels[0].threads}};
-}
-
 QrParams small_params(const Matrices& a, const SmallQr& task) {
   return {.batch_stride = a.batch_stride,
           .row_stride = a.row_stride,
@@ -26,10 +20,18 @@ QrParams small_params(const Matrices& a, const SmallQr& task) {
 void run_small(const QrPlan& plan, const Matrices& a, const SmallQr& task, const Tensor& q, const Tensor& r,
                const Tensor& tau) {
   const QrParams p = small_params(a, task);
-  const Step step = small_step(plan, p.matrices);
-  gpu::encode(a.tensor, [&](gpu::Encoder& encoder) {
-    encoder.kernel(step.kernel).buffer(0, a.tensor).buffer(1, q).buffer(2, r).bytes(3, p).buffer(4, tau);
-    encoder.dispatch_threadgroups(step.grid, step.threadgroup);
+  const bool simd = plan.variant == QrVariant::simd;
+  gpu::record(a.tensor, [&](gpu::Recording& recording) {
+    recording.kernel(simd ? plan.simd_kernel : plan.levels[0].kernel)
+        .buffer(0, a.tensor)
+        .buffer(1, q)
+        .buffer(2, r)
+        .bytes(3, p)
+        .buffer(4, tau);
+    if (simd)
+      recording.dispatch_threadgroups({ceil_div(p.matrices, plan.matrices_per_threadgroup)}, {128});
+    else
+      recording.dispatch_threadgroups({p.matrices}, {plan.levels[0].threads});
   });
 }
 

@@ -4,7 +4,6 @@
 #include "../../../kernels/linalg/qr.h"
 #include "matrices.h"
 #include "qr_plan.h"
-#include "../plan.h"
 
 namespace metalcore {
 
@@ -20,8 +19,5 @@ QrParams small_params(const Matrices& a, const SmallQr& task);
 // Plan simd or block. `r` takes R or the packed reflectors; tensors that the task does not have may be any.
 void run_small(const QrPlan& plan, const Matrices& a, const SmallQr& task, const Tensor& q, const Tensor& r,
                const Tensor& tau);
-
-// What that dispatches.
-Step small_step(const QrPlan& plan, uint32_t batch);
 
 }  // namespace metalcore

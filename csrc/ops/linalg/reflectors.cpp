@@ -35,9 +35,13 @@ struct BlockReflectors::Part {
   bool transpose;
 };
 
-BlockReflectors::BlockReflectors(const RowMajor& v, const Tensor& tau, uint32_t batch, uint32_t count, uint32_t columns,
-                                 const gpu::Tuning& tuning)
-    : v_(v), tau_(tau), batch_(batch), count_(count), width_(width_of(count)), fill_(tuning.fill_threadgroups) {
+BlockReflectors::BlockReflectors(const RowMajor& v, const Tensor& tau, uint32_t batch, uint32_t count, uint32_t columns)
+    : v_(v),
+      tau_(tau),
+      batch_(batch),
+      count_(count),
+      width_(width_of(count)),
+      fill_(gpu::parallelism(v.tensor).fill_threadgroups) {
   factors_ = new_tensor({blocks(), batch, width_, width_}, ScalarType::Float, v.tensor);
   // split() makes at most this many threadgroups, each with its part of the products: of a block, or of all V.
   const int64_t groups = fill_ + std::max(int64_t{tiles_of(columns)}, int64_t{blocks()}) * batch;
@@ -81,84 +85,69 @@ ReflectorsParams BlockReflectors::params(Reflectors of, uint32_t blocks, const P
 }
 
 // Over a grid of all the products' columns, or those of the update alone.
-void BlockReflectors::dispatch(gpu::Encoder& encoder, uint32_t index, ReflectorsParams p, uint32_t columns) const {
+void BlockReflectors::dispatch(gpu::Recording& recording, uint32_t index, ReflectorsParams p, uint32_t columns) const {
   const int64_t others = int64_t{tiles_of(columns)} * batch_ * p.blocks;
   const Split rows = split(p.rows - p.first, others, fill_);
   p.tiles = tiles_of(columns);
   p.parts = rows.parts;
   p.part_rows = rows.rows_each;
-  encoder.bytes(index, p).dispatch_threadgroups({grid_side(others * p.parts)}, {REFLECTORS_THREADS});
+  recording.bytes(index, p).dispatch_threadgroups({grid_side(others * p.parts)}, {REFLECTORS_THREADS});
 }
 
-void BlockReflectors::products(gpu::Encoder& encoder, const ReflectorsParams& p, uint32_t kernel_width,
+void BlockReflectors::products(gpu::Recording& recording, const ReflectorsParams& p, uint32_t kernel_width,
                                const Tensor& target) const {
-  encoder.kernel(kernel("reflectors_products", kernel_width)).buffer(0, v_.tensor).buffer(1, target);
-  dispatch(encoder.buffer(2, products_), 3, p, p.product_columns);
+  recording.kernel(kernel("reflectors_products", kernel_width)).buffer(0, v_.tensor).buffer(1, target);
+  dispatch(recording.buffer(2, products_), 3, p, p.product_columns);
 }
 
-void BlockReflectors::make_factors(gpu::Encoder& encoder, const ReflectorsParams& p, uint32_t block) const {
-  encoder.kernel(kernel("reflectors_factor", width_)).buffer(0, products_).buffer(1, tau_).buffer(2, factor_of(block));
-  encoder.bytes(3, ReflectorsFactorParams{batch_, p.first, width_, p.blocks, count_, p.slabs, p.product_columns});
-  encoder.dispatch_threadgroups({grid_side(int64_t{batch_} * p.blocks)}, {REFLECTORS_THREADS});
+void BlockReflectors::make_factors(gpu::Recording& recording, const ReflectorsParams& p, uint32_t block) const {
+  recording.kernel(kernel("reflectors_factor", width_))
+      .buffer(0, products_)
+      .buffer(1, tau_)
+      .buffer(2, factor_of(block));
+  recording.bytes(3, ReflectorsFactorParams{batch_, p.first, width_, p.blocks, count_, p.slabs, p.product_columns});
+  recording.dispatch_threadgroups({grid_side(int64_t{batch_} * p.blocks)}, {REFLECTORS_THREADS});
 }
 
-void BlockReflectors::update(gpu::Encoder& encoder, const ReflectorsParams& p, uint32_t kernel_width,
+void BlockReflectors::update(gpu::Recording& recording, const ReflectorsParams& p, uint32_t kernel_width,
                              const gpu::BufferView& t, const Tensor& target) const {
   if (p.target_first == p.target_end) return;
-  encoder.kernel(kernel("reflectors_apply", kernel_width)).buffer(0, v_.tensor).buffer(1, t).buffer(2, products_);
-  dispatch(encoder.buffer(3, target), 4, p, p.target_end - p.target_first);
+  recording.kernel(kernel("reflectors_apply", kernel_width)).buffer(0, v_.tensor).buffer(1, t).buffer(2, products_);
+  dispatch(recording.buffer(3, target), 4, p, p.target_end - p.target_first);
 }
 
-void BlockReflectors::factor_all(gpu::Encoder& encoder) const {
+void BlockReflectors::factor_all(gpu::Recording& recording) const {
   const ReflectorsParams p = params({0, width_}, blocks(), {v_, 0, 0, true, false});
-  products(encoder, p, width_, v_.tensor);
-  make_factors(encoder, p, 0);
+  products(recording, p, width_, v_.tensor);
+  make_factors(recording, p, 0);
 }
 
-void BlockReflectors::factor_and_update(gpu::Encoder& encoder, uint32_t block) const {
+void BlockReflectors::factor_and_update(gpu::Recording& recording, uint32_t block) const {
   const Reflectors of = this->block(block);
   const ReflectorsParams p = params(of, 1, {v_, of.first + of.width, v_.columns, true, true});
-  products(encoder, p, width_, v_.tensor);
-  make_factors(encoder, p, block);
-  update(encoder, p, width_, factor_of(block), v_.tensor);
+  products(recording, p, width_, v_.tensor);
+  make_factors(recording, p, block);
+  update(recording, p, width_, factor_of(block), v_.tensor);
 }
 
-void BlockReflectors::apply(gpu::Encoder& encoder, uint32_t block, const RowMajor& target, uint32_t from, uint32_t to,
-                            bool transpose) const {
+void BlockReflectors::apply(gpu::Recording& recording, uint32_t block, const RowMajor& target, uint32_t from,
+                            uint32_t to, bool transpose) const {
   const ReflectorsParams p = params(this->block(block), 1, {target, from, to, false, transpose});
-  products(encoder, p, width_, target.tensor);
-  update(encoder, p, width_, factor_of(block), target.tensor);
+  products(recording, p, width_, target.tensor);
+  update(recording, p, width_, factor_of(block), target.tensor);
 }
 
-void BlockReflectors::apply_narrow(gpu::Encoder& encoder, Reflectors of, const Tensor& t, uint32_t from,
+void BlockReflectors::apply_narrow(gpu::Recording& recording, Reflectors of, const Tensor& t, uint32_t from,
                                    uint32_t to) const {
   if (from == to) return;
   const ReflectorsParams p = params(of, 1, {v_, from, to, false, true});
-  products(encoder, p, REFLECTORS_NARROW, v_.tensor);
-  update(encoder, p, REFLECTORS_NARROW, gpu::view_of(t), v_.tensor);
+  products(recording, p, REFLECTORS_NARROW, v_.tensor);
+  update(recording, p, REFLECTORS_NARROW, gpu::view_of(t), v_.tensor);
 }
 
-void BlockReflectors::apply_all(gpu::Encoder& encoder, const RowMajor& target, bool transpose) const {
+void BlockReflectors::apply_all(gpu::Recording& recording, const RowMajor& target, bool transpose) const {
   for (uint32_t i = 0; i < blocks(); ++i)
-    apply(encoder, transpose ? i : blocks() - 1 - i, target, 0, target.columns, transpose);
-}
-
-std::vector<Step> BlockReflectors::factor_steps(uint32_t rows, uint32_t batch, uint32_t count,
-                                                const gpu::Tuning& tuning) {
-  const uint32_t width = width_of(count);
-  const int64_t blocks = int64_t{ceil_div(count, width)} * batch;
-  const uint32_t parts = split(rows, blocks, tuning.fill_threadgroups).parts;
-  return {{kernel("reflectors_products", width), {grid_side(blocks * parts)}, {REFLECTORS_THREADS}},
-          {kernel("reflectors_factor", width), {grid_side(blocks)}, {REFLECTORS_THREADS}}};
-}
-
-std::vector<Step> BlockReflectors::apply_steps(uint32_t rows, uint32_t batch, uint32_t count, uint32_t columns,
-                                               const gpu::Tuning& tuning) {
-  const uint32_t width = width_of(count);
-  const int64_t groups = int64_t{tiles_of(columns)} * batch;
-  const uint32_t parts = split(rows, groups, tuning.fill_threadgroups).parts;
-  return {{kernel("reflectors_products", width), {grid_side(groups * parts)}, {REFLECTORS_THREADS}},
-          {kernel("reflectors_apply", width), {grid_side(groups * parts)}, {REFLECTORS_THREADS}}};
+    apply(recording, transpose ? i : blocks() - 1 - i, target, 0, target.columns, transpose);
 }
 
 }  // namespace metalcore

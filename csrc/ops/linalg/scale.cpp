@@ -37,19 +37,13 @@ Scaled scaled(const Tensor& input) {
   p.batch_stride = a.batch_stride, p.row_stride = a.row_stride, p.column_stride = a.column_stride;
   const Tensor magnitudes = new_tensor({a.batch, p.parts}, ScalarType::Int, input);
   const gpu::Size groups{grid_side(a.batch * p.parts)}, threads{SCALE_THREADS};
-  gpu::encode(input, [&](gpu::Encoder& encoder) {
-    encoder.kernel("scale_magnitudes").buffer(0, a.tensor).buffer(1, magnitudes).bytes(2, p);
-    encoder.dispatch_threadgroups(groups, threads);
-    encoder.kernel("scale_matrices").buffer(0, a.tensor).buffer(1, magnitudes).buffer(2, result).buffer(3, scales);
-    encoder.bytes(4, p).dispatch_threadgroups(groups, threads);
+  gpu::record(input, [&](gpu::Recording& recording) {
+    recording.kernel("scale_magnitudes").buffer(0, a.tensor).buffer(1, magnitudes).bytes(2, p);
+    recording.dispatch_threadgroups(groups, threads);
+    recording.kernel("scale_matrices").buffer(0, a.tensor).buffer(1, magnitudes).buffer(2, result).buffer(3, scales);
+    recording.bytes(4, p).dispatch_threadgroups(groups, threads);
   });
   return {result, scales};
-}
-
-std::vector<Step> scaled_steps(int64_t rows, int64_t columns, int64_t batch) {
-  if (rows == 0 || columns == 0 || batch == 0) return {};
-  const gpu::Size groups{grid_side(batch * params_of(rows, columns, batch).parts)};
-  return {{"scale_magnitudes", groups, {SCALE_THREADS}}, {"scale_matrices", groups, {SCALE_THREADS}}};
 }
 
 }  // namespace metalcore

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../common.h"
-#include "../plan.h"
 
 #include <vector>
 
@@ -14,7 +13,5 @@ struct Scaled {
   Tensor a, scales;
 };
 Scaled scaled(const Tensor& a);
-
-std::vector<Step> scaled_steps(int64_t rows, int64_t columns, int64_t batch);  // for explain
 
 }  // namespace metalcore

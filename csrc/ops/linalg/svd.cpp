@@ -2,7 +2,6 @@
 // any strides; row-major results.
 #include "../../../kernels/linalg/svd.h"
 
-#include "../plan.h"
 #include "jacobi_blocked.h"
 #include "jacobi_plan.h"
 #include "matrices.h"
@@ -49,13 +48,13 @@ void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, const
             const Tensor& s, bool compute_uv) {
   const Tensor present = compute_uv ? new_tensor({params.matrices}, ScalarType::Int, a) : s;
   const Tensor& left = compute_uv ? to.left : s;
-  gpu::encode(a, [&](gpu::Encoder& encoder) {
-    encoder.kernel(plan.kernel).buffer(0, a).buffer(1, left).buffer(2, s).buffer(3, compute_uv ? to.right : s);
-    encoder.buffer(4, present).bytes(5, params).buffer(6, scales);
-    encoder.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+  gpu::record(a, [&](gpu::Recording& recording) {
+    recording.kernel(plan.kernel).buffer(0, a).buffer(1, left).buffer(2, s).buffer(3, compute_uv ? to.right : s);
+    recording.buffer(4, present).bytes(5, params).buffer(6, scales);
+    recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
     if (!compute_uv) return;
-    encoder.kernel("svd_complete").buffer(0, left).buffer(1, present).bytes(2, params);
-    encoder.dispatch_threadgroups({params.matrices}, {256});
+    recording.kernel("svd_complete").buffer(0, left).buffer(1, present).bytes(2, params);
+    recording.dispatch_threadgroups({params.matrices}, {256});
   });
 }
 
@@ -76,9 +75,9 @@ void multiply_q(const Tensor& q, const Tensor& b, const SvdMatrices& at_b, const
                             .columns = grid_side(q_columns),
                             .row_tiles = grid_side(ceil_div<int64_t>(s.rows, SVD_MULTIPLY_TILE)),
                             .column_tiles = grid_side(ceil_div<int64_t>(q_columns, SVD_MULTIPLY_TILE))};
-  gpu::encode(q, [&](gpu::Encoder& encoder) {
-    encoder.kernel("svd_multiply").buffer(0, q).buffer(1, b).buffer(2, to.left).bytes(3, p);
-    encoder.dispatch_threadgroups({grid_side(s.batch * p.row_tiles * p.column_tiles)}, {256});
+  gpu::record(q, [&](gpu::Recording& recording) {
+    recording.kernel("svd_multiply").buffer(0, q).buffer(1, b).buffer(2, to.left).bytes(3, p);
+    recording.dispatch_threadgroups({grid_side(s.batch * p.row_tiles * p.column_tiles)}, {256});
   });
 }
 
@@ -123,13 +122,18 @@ Ordered by_magnitude(const Tensor& tall, const Shape& s) {
   const Tensor ordered = new_tensor(batch_sizes(tall, {s.rows, s.columns}), ScalarType::Float, tall);
   const SvdOrderParams p{where(a), grid_side(s.batch), grid_side(s.rows), grid_side(s.columns)};
   const OrderGroups groups(s);
-  gpu::encode(tall, [&](gpu::Encoder& encoder) {
-    encoder.kernel("svd_exponents").buffer(0, a.tensor).buffer(1, exponents).bytes(2, p);
-    encoder.dispatch_threadgroups({groups.exponents}, {SVD_ORDER_THREADS});
-    encoder.kernel("svd_order").buffer(0, exponents).buffer(1, order).buffer(2, scales).bytes(3, p);
-    encoder.dispatch_threadgroups({groups.order}, {SVD_ORDER_THREADS});
-    encoder.kernel("svd_permute").buffer(0, a.tensor).buffer(1, order).buffer(2, ordered).buffer(3, scales).bytes(4, p);
-    encoder.dispatch_threadgroups({groups.permute}, {SVD_ORDER_THREADS});
+  gpu::record(tall, [&](gpu::Recording& recording) {
+    recording.kernel("svd_exponents").buffer(0, a.tensor).buffer(1, exponents).bytes(2, p);
+    recording.dispatch_threadgroups({groups.exponents}, {SVD_ORDER_THREADS});
+    recording.kernel("svd_order").buffer(0, exponents).buffer(1, order).buffer(2, scales).bytes(3, p);
+    recording.dispatch_threadgroups({groups.order}, {SVD_ORDER_THREADS});
+    recording.kernel("svd_permute")
+        .buffer(0, a.tensor)
+        .buffer(1, order)
+        .buffer(2, ordered)
+        .buffer(3, scales)
+        .bytes(4, p);
+    recording.dispatch_threadgroups({groups.permute}, {SVD_ORDER_THREADS});
   });
   return {ordered, order, scales};
 }
@@ -157,9 +161,9 @@ void blocked(const Tensor& tall, const Shape& s, const Vectors& to, const Tensor
 
 Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
   const Shape s(check_matrices("svd", input));
-  const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, gpu::tuning(input));
-  if (plan.variant == JacobiVariant::empty || plan.variant == JacobiVariant::torch)
-    return torchs(input, full_matrices, compute_uv);
+  const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv);
+  gpu::note_plan("svd", name_of(plan.variant), [&] { return plan.why; });
+  if (plan.variant == JacobiVariant::empty) return torchs(input, full_matrices, compute_uv);
 
   const int64_t k = s.columns, u_columns = full_matrices ? s.m : k, vh_rows = full_matrices ? s.n : k;
   auto result = [&](std::vector<int64_t> sizes) { return new_tensor(sizes, ScalarType::Float, input); };
@@ -189,56 +193,6 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
   return {u, values, vh};
 }
 
-namespace {
-
-// explain("svd", shape, full_matrices=…, compute_uv=…); svdvals is svd without vectors. Of the blocked variant's many
-// dispatches the first of each kernel.
-Explanation explain(const Request& request) {
-  check(request.shapes.size() == 1, "metalcore::svd: explain needs the shape of A");
-  const Shape s(check_matrices("svd", request.shapes[0]));
-  const bool full_matrices = request.option("full_matrices", "True") == "True";
-  const bool compute_uv = request.option("compute_uv", "True") == "True";
-  const gpu::Tuning& tuning = gpu::tuning(request.device_type);
-  const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, tuning);
-  Explanation e{name_of(plan.variant), plan.why, {}};
-  if (plan.variant == JacobiVariant::empty || plan.variant == JacobiVariant::torch) return e;
-  auto step = [&](const std::string& kernel, int64_t groups, uint32_t threads) {
-    e.steps.push_back({kernel, {grid_side(groups)}, {threads}});
-  };
-  if (plan.variant == JacobiVariant::blocked) {
-    const OrderGroups groups(s);
-    step("svd_exponents", groups.exponents, SVD_ORDER_THREADS);
-    step("svd_order", groups.order, SVD_ORDER_THREADS);
-    step("svd_permute", groups.permute, SVD_ORDER_THREADS);
-  }
-  if (plan.after_qr && plan.variant != JacobiVariant::blocked)
-    for (const Step& each : scaled_steps(s.rows, s.columns, s.batch)) e.steps.push_back(each);
-  if (plan.after_qr) {
-    Request qr{{{s.batch, s.rows, s.columns}},
-               request.dtype,
-               request.device_type,
-               {{"mode", qr_mode(full_matrices, compute_uv)}}};
-    for (const Step& each : explanations().at("qr")(qr).steps) e.steps.push_back(each);
-  }
-  if (plan.variant == JacobiVariant::blocked) {
-    for (const Step& each : jacobi_blocked_steps(s.columns, s.columns, s.batch, false, compute_uv, tuning))
-      e.steps.push_back(each);
-  } else {
-    step(plan.kernel, ceil_div<int64_t>(s.batch, plan.matrices_per_threadgroup), plan.threads);
-  }
-  if (!compute_uv) return e;
-  step("svd_complete", s.batch, 256);
-  if (plan.after_qr)
-    step("svd_multiply",
-         s.batch * ceil_div<int64_t>(s.rows, SVD_MULTIPLY_TILE) *
-             ceil_div<int64_t>(full_matrices ? s.rows : s.columns, SVD_MULTIPLY_TILE),
-         256);
-  return e;
-}
-
-const ExplainOp explain_svd("svd", explain);
-
-}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

@@ -2,8 +2,8 @@
 // alpha Aᵀ A + beta C; the whole of it, or one triangle and zeros in the other. Row-major results.
 #include "syrk.h"
 
-#include "../plan.h"
 #include "../rows.h"
+#include "left_to_torch.h"
 #include "matrices.h"
 
 #include <optional>
@@ -11,12 +11,22 @@
 
 namespace metalcore {
 
-void encode_syrk(gpu::Encoder& encoder, const gpu::BufferView& a, const gpu::BufferView& c,
+namespace {
+
+struct SyrkTuning {
+  const char* family;
+  LeftToTorch torch = {};  // by the number of the product's rows
+};
+const gpu::Table<SyrkTuning> syrk_tuning = {{.family = "baseline"}, {.family = "hopper", .torch = {{.above = 0}}}};
+
+}  // namespace
+
+void record_syrk(gpu::Recording& recording, const gpu::BufferView& a, const gpu::BufferView& c,
                  const gpu::BufferView& result, SyrkParams p, uint32_t batch) {
   const int64_t side = ceil_div<int64_t>(p.n, SYRK_TILE);
   p.tiles = grid_side(side * (side + 1) / 2);
-  encoder.kernel("syrk").buffer(0, a).buffer(1, c).buffer(2, result).bytes(3, p);
-  encoder.dispatch_threadgroups({grid_side(int64_t{p.tiles} * batch)}, {SYRK_THREADS});
+  recording.kernel("syrk").buffer(0, a).buffer(1, c).buffer(2, result).bytes(3, p);
+  recording.dispatch_threadgroups({grid_side(int64_t{p.tiles} * batch)}, {SYRK_THREADS});
 }
 
 namespace {
@@ -44,6 +54,14 @@ Tensor syrk(const Tensor& input, const std::optional<Tensor>& c, const std::stri
   check(input.dim() >= 2, "metalcore::syrk: A must have at least 2 dimensions");
   const int64_t n = input.size(transpose ? -1 : -2), k = input.size(transpose ? -2 : -1);
   const std::vector<int64_t> sizes = batch_sizes(input, {n, n});
+  const SyrkTuning& tuning = syrk_tuning(input);
+  // The Python function goes by the same table before it calls the operator.
+  const bool torchs = tuning.torch.takes(n, matrix_shape(input.sizes()).batch);
+  gpu::note_plan("syrk", torchs ? "torch" : "tiles", [&] {
+    return times(n, n) + ": " +
+           (torchs ? faster_by_torch(tuning.family)
+                   : "squares of " + std::to_string(SYRK_TILE) + " rows, of one triangle only");
+  });
   const Tensor result = new_tensor(sizes, ScalarType::Float, input);
   if (c) {
     check_same_device("syrk", "C", *c, input);
@@ -68,28 +86,12 @@ Tensor syrk(const Tensor& input, const std::optional<Tensor>& c, const std::stri
                      .upper = wanted.upper,
                      .alpha = static_cast<float>(alpha),
                      .beta = c ? static_cast<float>(beta) : 0.0f};
-  gpu::encode(result, [&](gpu::Encoder& encoder) {
-    encode_syrk(encoder, gpu::view_of(a.tensor), gpu::view_of(added.tensor), gpu::view_of(result), p,
+  gpu::record(result, [&](gpu::Recording& recording) {
+    record_syrk(recording, gpu::view_of(a.tensor), gpu::view_of(added.tensor), gpu::view_of(result), p,
                 grid_side(a.batch));
   });
   return result;
 }
-
-// explain("syrk", A, transpose=…): what the Python function does, which is where PyTorch's product is taken.
-Explanation explain(const Request& request) {
-  check(!request.shapes.empty(), "metalcore::syrk: explain needs the shape of A");
-  check(request.shapes[0].size() >= 2, "metalcore::syrk: A must have at least 2 dimensions");
-  const MatrixShape a = matrix_shape(request.shapes[0]);
-  const int64_t n = request.option("transpose", "False") == "True" ? a.columns : a.rows;
-  if (gpu::tuning(request.device_type).syrk_torch.takes(n, a.batch))
-    return {"torch", times(n, n) + ": PyTorch's product is faster on this GPU", {}};
-  const int64_t side = ceil_div<int64_t>(n, SYRK_TILE);
-  Explanation e{"tiles", times(n, n) + ": squares of " + std::to_string(SYRK_TILE) + " rows, of one triangle only", {}};
-  if (n > 0 && a.batch > 0) e.steps.push_back({"syrk", {grid_side(side * (side + 1) / 2 * a.batch)}, {SYRK_THREADS}});
-  return e;
-}
-
-const ExplainOp explain_syrk("syrk", explain);
 
 }  // namespace
 }  // namespace metalcore

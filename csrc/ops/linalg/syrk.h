@@ -7,7 +7,7 @@
 namespace metalcore {
 
 // One dispatch of kernels/linalg/syrk.metal, for `batch` matrices; p.tiles is filled in here.
-void encode_syrk(gpu::Encoder& encoder, const gpu::BufferView& a, const gpu::BufferView& c,
+void record_syrk(gpu::Recording& recording, const gpu::BufferView& a, const gpu::BufferView& c,
                  const gpu::BufferView& result, SyrkParams p, uint32_t batch);
 
 }  // namespace metalcore

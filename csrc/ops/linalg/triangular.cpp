@@ -2,7 +2,6 @@
 #include "triangular.h"
 
 #include "../../../kernels/linalg/triangular.h"
-#include "../plan.h"
 #include "matrices.h"
 #include "triangular_plan.h"
 
@@ -91,25 +90,25 @@ Problem problem_of(const Tensor& a, const Tensor& b, const Tensor& x, bool upper
   return {A.tensor, B.tensor, X.tensor, p};
 }
 
-void solve(gpu::Encoder& encoder, const TriangularPlan& plan, const Problem& of, const Tensor& b,
+void solve(gpu::Recording& recording, const TriangularPlan& plan, const Problem& of, const Tensor& b,
            TriangularParams params) {
   params.column_tiles = ceil_div(params.columns, plan.columns);
-  encoder.kernel(plan.kernel).buffer(0, of.a).buffer(1, b).buffer(2, of.x).bytes(3, params);
+  recording.kernel(plan.kernel).buffer(0, of.a).buffer(1, b).buffer(2, of.x).bytes(3, params);
   const int64_t slots = int64_t{params.matrices} * params.column_tiles;
-  encoder.dispatch_threadgroups({grid_side(ceil_div<int64_t>(slots, plan.slots))}, {plan.threads});
+  recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(slots, plan.slots))}, {plan.threads});
 }
 
-void update(gpu::Encoder& encoder, const TriangularPlan& plan, const Problem& of, const Tensor& b,
+void update(gpu::Recording& recording, const TriangularPlan& plan, const Problem& of, const Tensor& b,
             TriangularUpdateParams params) {
   params.row_tiles = ceil_div(params.rows, plan.update_rows);
   params.column_tiles = ceil_div(params.columns, plan.update_columns);
-  encoder.kernel(plan.update).buffer(0, of.a).buffer(1, of.x).buffer(2, b).buffer(3, of.x).bytes(4, params);
-  encoder.dispatch_threadgroups({grid_side(int64_t{of.params.matrices} * params.row_tiles * params.column_tiles)},
-                                {plan.update_threads});
+  recording.kernel(plan.update).buffer(0, of.a).buffer(1, of.x).buffer(2, b).buffer(3, of.x).bytes(4, params);
+  recording.dispatch_threadgroups({grid_side(int64_t{of.params.matrices} * params.row_tiles * params.column_tiles)},
+                                  {plan.update_threads});
 }
 
 // Right-looking: a panel of rows is solved, and then taken out of all rows below. The first panel finds them in B.
-void blocked(gpu::Encoder& encoder, const TriangularPlan& plan, const Problem& of) {
+void blocked(gpu::Recording& recording, const TriangularPlan& plan, const Problem& of) {
   const TriangularParams& all = of.params;
   for (uint32_t first = 0; first < all.order; first += plan.panel) {
     const uint32_t end = std::min(first + plan.panel, all.order);
@@ -120,9 +119,9 @@ void blocked(gpu::Encoder& encoder, const TriangularPlan& plan, const Problem& o
     panel.b = from(rows, first, 0);
     panel.x = from(all.x, first, 0);
     panel.order = end - first;
-    solve(encoder, plan, of, b, panel);
+    solve(recording, plan, of, b, panel);
     if (end == all.order) break;
-    update(encoder, plan, of, b,
+    update(recording, plan, of, b,
            {.a = from(all.a, end, first),
             .solved = transposed(panel.x),
             .b = from(rows, end, 0),
@@ -142,45 +141,22 @@ Tensor solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool left,
   const std::vector<int64_t> sizes = check_shapes(sizes_of(a), sizes_of(b), left);
   const MatrixShape shape = matrix_shape(sizes);
   const TriangularPlan plan = plan_triangular(left ? shape.rows : shape.columns, left ? shape.columns : shape.rows,
-                                              shape.batch, gpu::tuning(a));
+                                              shape.batch, triangular_tuning(a));
+  gpu::note_plan("solve_triangular", name_of(plan.variant), [&] { return plan.why; });
   if (plan.variant == TriangularVariant::torch)
     return as_contiguous(call_torch<1>("aten::linalg_solve_triangular", "", a, b, upper, left, unitriangular)[0]);
   const Tensor x = new_tensor(sizes, ScalarType::Float, a);
   if (plan.variant == TriangularVariant::empty) return x;
   const Problem problem = problem_of(a, b, x, upper, left, unitriangular);
-  gpu::encode(x, [&](gpu::Encoder& encoder) {
+  gpu::record(x, [&](gpu::Recording& recording) {
     if (plan.variant == TriangularVariant::blocked)
-      blocked(encoder, plan, problem);
+      blocked(recording, plan, problem);
     else
-      solve(encoder, plan, problem, problem.b, problem.params);
+      solve(recording, plan, problem, problem.b, problem.params);
   });
   return x;
 }
 
-namespace {
-
-// explain("solve_triangular", shape of A, shape of B, left=…). Of the blocked variant the first two dispatches.
-Explanation explain(const Request& request) {
-  check(request.shapes.size() == 2, "metalcore::solve_triangular: explain needs the shapes of A and B");
-  const bool left = request.option("left", "True") == "True";
-  const MatrixShape shape = matrix_shape(check_shapes(request.shapes[0], request.shapes[1], left));
-  const int64_t order = left ? shape.rows : shape.columns, columns = left ? shape.columns : shape.rows;
-  const TriangularPlan plan = plan_triangular(order, columns, shape.batch, gpu::tuning(request.device_type));
-  Explanation e{name_of(plan.variant), plan.why, {}};
-  if (plan.variant == TriangularVariant::empty || plan.variant == TriangularVariant::torch) return e;
-  const int64_t tiles = shape.batch * ceil_div<int64_t>(columns, plan.columns);
-  e.steps.push_back({plan.kernel, {grid_side(ceil_div<int64_t>(tiles, plan.slots))}, {plan.threads}});
-  if (plan.variant == TriangularVariant::blocked)
-    e.steps.push_back({plan.update,
-                       {grid_side(shape.batch * ceil_div<int64_t>(order - plan.panel, plan.update_rows) *
-                                  ceil_div<int64_t>(columns, plan.update_columns))},
-                       {plan.update_threads}});
-  return e;
-}
-
-const ExplainOp explain_solve_triangular("solve_triangular", explain);
-
-}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

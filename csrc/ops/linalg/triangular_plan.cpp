@@ -7,6 +7,11 @@
 
 namespace metalcore {
 
+const gpu::Table<TriangularTuning> triangular_tuning = {
+    {.family = "baseline"},
+    {.family = "hopper", .torch = {{.above = 63, .most = 1}}, .vector_torch = {{.above = 511, .most = 1}}},
+};
+
 namespace {
 
 constexpr uint32_t kSimdOrder = 32;
@@ -39,11 +44,9 @@ TriangularPlan simd_plan(int64_t order, int64_t columns) {
 
 // A system or a panel of one by a threadgroup: a simdgroup solves while others multiply, more of them where the GPU has
 // little else to do.
-TriangularPlan few_plan(int64_t order, int64_t columns, int64_t batch, const gpu::Tuning& tuning) {
+TriangularPlan few_plan(int64_t order, int64_t columns, int64_t batch, const TriangularTuning& tuning) {
   const uint32_t few = columns == 1 ? 1 : TRIANGULAR_FEW;
-  const uint32_t workers = order <= TRIANGULAR_VECTOR_SMALL                     ? 2
-                           : few == 1 && batch < tuning.triangular_vector_batch ? 16
-                                                                                : 4;
+  const uint32_t workers = order <= TRIANGULAR_VECTOR_SMALL ? 2 : few == 1 && batch < tuning.vector_batch ? 16 : 4;
   return {.why = "a threadgroup a system, which keeps X in threadgroup memory",
           .kernel = "trsv_block_" + times(few, workers),
           .threads = (workers + 1) * gpu::kSimdWidth,
@@ -52,16 +55,16 @@ TriangularPlan few_plan(int64_t order, int64_t columns, int64_t batch, const gpu
 }
 
 // A right-hand side a thread. Where that makes few threadgroups, simdgroups share the rows instead.
-TriangularPlan many_plan(int64_t order, int64_t columns, int64_t batch, const gpu::Tuning& tuning) {
+TriangularPlan many_plan(int64_t order, int64_t columns, int64_t batch, const TriangularTuning& tuning) {
   const auto groups = [&](uint32_t width) { return batch * ceil_div<int64_t>(columns, width); };
-  if (order <= TRIANGULAR_PANEL && groups(32) < tuning.triangular_panel_groups)
+  if (order <= TRIANGULAR_PANEL && groups(32) < tuning.panel_groups)
     return {.why = "32 right-hand sides a threadgroup, whose simdgroups share the rows",
             .kernel = "trsm_panel",
             .threads = ceil_div<uint32_t>(grid_side(order), TRIANGULAR_TILE) * gpu::kSimdWidth,
             .slots = 1,
             .columns = 32};
   uint32_t width = 128;
-  while (width > 32 && (2 * columns <= width || groups(width) < tuning.triangular_groups)) width /= 2;
+  while (width > 32 && (2 * columns <= width || groups(width) < tuning.groups)) width /= 2;
   return {.why = "a right-hand side a thread, " + std::to_string(width) + " a threadgroup",
           .kernel = "trsm_block_" + std::to_string(width),
           .threads = width,
@@ -82,7 +85,7 @@ const char* name_of(TriangularVariant variant) {
   return "";
 }
 
-TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, const gpu::Tuning& tuning) {
+TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, const TriangularTuning& tuning) {
   const std::string size = times(order, order) + " with " + std::to_string(columns) + " right-hand sides: ";
   auto named = [&](TriangularPlan plan) {
     plan.why = size + plan.why;
@@ -91,9 +94,9 @@ TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, co
   if (order == 0 || columns == 0 || batch == 0)
     return {.variant = TriangularVariant::empty, .why = size + "X has no elements"};
   if (order <= kSimdOrder) return named(simd_plan(order, columns));
-  if ((columns == 1 && tuning.triangular_vector_torch.takes(order, batch)) ||
-      (columns > TRIANGULAR_FEW && tuning.triangular_torch.takes(order, batch)))
-    return {.variant = TriangularVariant::torch, .why = size + "PyTorch's op is faster for so few large systems"};
+  if ((columns == 1 && tuning.vector_torch.takes(order, batch)) ||
+      (columns > TRIANGULAR_FEW && tuning.torch.takes(order, batch)))
+    return {.variant = TriangularVariant::torch, .why = size + faster_by_torch(tuning.family)};
 
   const bool few = columns <= TRIANGULAR_FEW;
   const int64_t whole = few ? (columns == 1 ? TRIANGULAR_VECTOR_ORDER : TRIANGULAR_VECTORS_ORDER) : TRIANGULAR_PANEL;

@@ -1,7 +1,9 @@
 // How triangular systems are solved: which kernels of kernels/linalg/triangular_*.metal, over which grids.
 #pragma once
 
+#include "../../gpu/limits.h"
 #include "../../gpu/tuning.h"
+#include "left_to_torch.h"
 
 #include <cstdint>
 #include <string>
@@ -11,6 +13,19 @@ namespace metalcore {
 enum class TriangularVariant { empty, simd, block, blocked, torch };
 
 const char* name_of(TriangularVariant variant);
+
+struct TriangularTuning {
+  const char* family;
+  // Systems of order above 32. With fewer threadgroups of 32 right-hand sides than panel_groups, simdgroups share the
+  // rows; above that a threadgroup takes more right-hand sides as long as there are `groups` threadgroups. Systems with
+  // one right-hand side take many threads each where there are fewer of them than vector_batch.
+  uint32_t panel_groups = 1024;
+  uint32_t groups = 256;
+  uint32_t vector_batch = 264;
+  // With more than four right-hand sides, and with one. (With two to four none is left to PyTorch.)
+  LeftToTorch torch = {}, vector_torch = {};
+};
+extern const gpu::Table<TriangularTuning> triangular_tuning;
 
 struct TriangularPlan {
   TriangularVariant variant;
@@ -26,6 +41,6 @@ struct TriangularPlan {
 };
 
 // Of `batch` systems of `order` equations with `columns` right-hand sides.
-TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, const gpu::Tuning& tuning);
+TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, const TriangularTuning& tuning);
 
 }  // namespace metalcore

@@ -1,8 +1,8 @@
 """A check of Metal programs as strict as Apple's compiler: metalcore.msl.check.check().
 
-C++ lets pass what MSL does not, so a program that the simulator runs may be none that a Mac compiles. Here Clang reads
-it as C++ for OpenCL, whose address spaces are those of MSL, against declarations of metal_stdlib (include/); what no
-compiler checks is read off the tokens (declarations.py) and off Clang's syntax tree (tree.py).
+C++ accepts programs that MSL does not, so the simulator may run a program that a Mac does not compile. Here Clang reads
+the program as C++ for OpenCL, whose address spaces are those of MSL, with declarations of metal_stdlib (include/).
+Rules that Clang does not know are checked on the tokens (declarations.py) and on Clang's syntax tree (tree.py).
 """
 
 import re
@@ -22,27 +22,27 @@ from .tree import tree_findings
 
 __all__ = ["Finding", "check"]
 
-# Apple's compiler accepts these: it compiles what calls itself (MLX has such a function) although the specification
-# forbids that, and too much threadgroup memory shows when a pipeline is made.
+# Apple's compiler does not report breaches of these: it compiles recursion (MLX has such a function) although the
+# specification forbids it, and too much threadgroup memory fails only when a pipeline is made.
 _STRICT_TREE_RULES = ("recursion", "threadgroup-memory")
 
 
 def check(source, *, filename="program_source", include_dirs=(), defines=(), strict=True):
-    """What is wrong with an MSL program.
+    """Finds what is wrong with an MSL program.
 
     Args:
         source: MSL text.
-        filename: how findings call it; `#include "…"` is looked for beside it.
+        filename: its name in findings; `#include "…"` is looked for beside it.
         include_dirs: where `#include` looks, in order.
         defines: macros as ``NAME value`` strings.
-        strict: also literals without a type, float to half by itself, recursion, and more than 32 KiB of threadgroup
-            variables, which Apple's compiler accepts.
+        strict: report also what Apple's compiler accepts: literals without a type, implicit conversion from float to
+            half, recursion, and more than 32 KiB of threadgroup variables.
 
     Returns:
-        list of Finding, by place; empty for a program with nothing wrong.
+        list of Finding, sorted by place; empty where nothing is wrong.
 
     Raises:
-        CompilerNotFoundError: there is no Clang, or only one older than version 15.
+        CompilerNotFoundError: there is no Clang 15 or newer.
     """
     try:
         tokens, _ = preprocess(source, include_dirs=include_dirs, filename=filename, defines=defines)

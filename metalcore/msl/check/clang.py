@@ -65,8 +65,8 @@ def _version(command):
 def run_clang(text, *, strict):
     """(findings, lines of the syntax tree) of a text from clang_text().
 
-    The object of a method that names no address space is in `thread` up to Metal 3.1 and in any space after it: a
-    program may be right in either reading.
+    Up to Metal 3.1 the object of a method that names no address space is in `thread`, later in any space. A program
+    that is right in either reading has no findings.
     """
     findings, tree = _run(text, strict, "")
     if findings:
@@ -89,7 +89,7 @@ def _run(text, strict, this):
 _DIAGNOSTIC = re.compile(
     r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?P<column>\d+): (?P<kind>error|fatal error|note): (?P<text>.*)"
 )
-# Rules by what Clang says; the first that matches.
+# (rule, pattern of Clang's message); the first that matches holds.
 _RULES = (
     ("barrier-flags", r"flags of a barrier must be a constant"),
     ("double", r"'double'|cl_khr_fp64"),
@@ -124,7 +124,7 @@ def in_msl(text):
 
 
 def read_errors(stderr):
-    """Findings for the errors in Clang's output; one in the headers is put where the program caused it."""
+    """Findings for the errors in Clang's output. An error in the headers is reported where the program caused it."""
     findings, error = [], None
     for raw in stderr.splitlines():
         match = _DIAGNOSTIC.match(raw)
@@ -144,13 +144,13 @@ def read_errors(stderr):
 
 
 def _spaces(text):
-    """The address spaces of what the pointers and references in Clang's words point to."""
+    """The address spaces that the pointers and references in a message of Clang's point to."""
     types = [type_ for type_ in re.findall(r"'([^']*)'", text) if "*" in type_ or "&" in type_]
     return {space for type_ in types for space in re.findall(r"__\w+(?=[^*&]*[*&])", type_)}
 
 
 def _finding(error):
-    # Why no overload fits stands in the notes.
+    # The notes say why no overload fits.
     reasons = [note for note in error["notes"] if "candidate" in note] if "no matching" in error["text"] else []
     told = " ".join([error["text"], *reasons])
     rule = next((rule for rule, pattern in _RULES if re.search(pattern, told)), None)

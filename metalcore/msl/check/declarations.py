@@ -1,5 +1,5 @@
-"""Rules that show before Clang reads the program: those of rules.py, and the check's own on literals and threadgroup
-variables."""
+"""Rules that are checked before Clang reads the program: those of rules.py, and the check's own on literals and
+threadgroup variables."""
 
 import re
 
@@ -47,11 +47,11 @@ class _Declarations:
 
 
 def declaration_findings(program, variables, *, strict):
-    """Findings in a program as parsed, before clang_text() has changed it.
+    """Findings in a parsed program that clang_text() has not changed.
 
     Args:
         variables: its threadgroup variables, from find_threadgroup_variables().
-        strict: also rules that are this project's own.
+        strict: apply this project's own rules too.
     """
     findings = _Declarations(program, variables, strict).check()
     try:

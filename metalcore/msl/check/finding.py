@@ -1,4 +1,4 @@
-"""What a check finds."""
+"""One finding of a check."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,8 @@
 """MSL as the text that Clang checks: C++ for OpenCL, with the user's own lines.
 
-Clang's address spaces are OpenCL's, plus one that converts to `__global`. With that one for `device` and const
-`__global` for `constant`, objects of any space can be copied and have their methods called, and nothing else mixes.
+Clang has OpenCL's address spaces and one more, `__global_device`, which converts to `__global`. With that one for
+`device`, and const `__global` for `constant`, objects in any space can be copied and their methods called, and no other
+mixture of spaces passes.
 """
 
 import re
@@ -18,9 +19,9 @@ SPACES = {
     "threadgroup": "__local",
     "thread": "__private",
 }
-# There is no opencl_global_device of `this`: methods for device and for constant objects are told apart by const alone.
+# `this` cannot be in opencl_global_device: const alone tells methods for device objects from those for constant ones.
 _METHOD_SPACES = {**SPACES, "device": "__global", "constant": "__global"}
-# What is a keyword or a function to Clang, but a name in MSL.
+# Names that are free in MSL, and keywords or functions in Clang.
 _RENAMED = {"global", "local", "private", "generic", "read_only", "write_only", "read_write", "pipe", "event_t"}
 _SUFFIX = "_of_msl"
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}")
@@ -31,14 +32,15 @@ _BFLOAT = re.compile(r"(?i)(?!0x)(.*\d\.?)bf")
 
 
 def clang_text(program, variables):
-    """The program as Clang is to read it, with the headers it needs.
+    """The program as Clang reads it, with the headers it needs.
 
     Args:
-        program: changed on the way.
+        program: its tokens are changed.
         variables: its threadgroup variables, from find_threadgroup_variables().
 
     Returns:
-        (the text, places {(file, line)} of references that the text has in no address space, and MSL in `thread`).
+        (the text, places {(file, line)} of references that are in no address space in the text, and in `thread` in
+        MSL).
     """
     tokens = program.tokens
     prelude = "".join(_swizzles(program)) + '#include "prelude.h"\n'
@@ -76,7 +78,7 @@ def clang_text(program, variables):
 
 
 def _has_other_space(tokens, i):
-    """Whether another address space stands beside the `thread` at i, which then says nothing."""
+    """Whether another address space stands beside the `thread` at i, which then has no meaning."""
     j = i + 1
     while tokens[j].text in ("const", "volatile"):
         j += 1
@@ -84,8 +86,8 @@ def _has_other_space(tokens, i):
 
 
 def _choose(program):
-    """`c ? a : b` as a call: arms in an address space and in none, or a bfloat and an int, have no type in common for
-    Clang."""
+    """Writes `c ? a : b` as a call: for Clang, arms in an address space and in none, or a bfloat and an int, have no
+    common type."""
     wrap_conditionals(program)
     for token in program.tokens:
         for before, after in (("msl::chosen(", "msl::choose("), ("? msl::arm(", ", ("), (": msl::arm(", ", (")):
@@ -93,7 +95,7 @@ def _choose(program):
 
 
 def _swizzles(program):
-    """Definitions of the components that vectors of each width have, as far as the program mentions any."""
+    """Definitions of the vectors' components that the program mentions, for each width."""
     tokens = program.tokens
     used = sorted(
         {
@@ -114,7 +116,7 @@ def _swizzles(program):
 
 
 def _erase_kernel_keyword(program):
-    """`kernel` as a keyword; Clang would know it, but allows no templates of kernels."""
+    """Erases the keyword `kernel`: Clang knows it, and allows no templates of kernels."""
     for declaration in program.declarations:
         if declaration.kind in ("function", "instantiation"):
             end = declaration.name_at if declaration.name_at is not None else declaration.last
@@ -124,7 +126,7 @@ def _erase_kernel_keyword(program):
 
 
 def _erase_twins(program):
-    """A method for objects in `constant` goes where there is one for const objects in `device`, which Clang has in the
+    """Erases a method for objects in `constant` beside one for const objects in `device`: for Clang both are in the
     same address space."""
     methods = {}
     for declaration in program.walk():
@@ -141,8 +143,8 @@ def _erase_twins(program):
 
 
 def _rewrite_methods(program):
-    """The address spaces after the parameters of a method, which say where its object is. Those of constructors go: a
-    temporary is in none for Clang."""
+    """Rewrites the address spaces after a method's parameters, which say where its object is. Those of constructors go:
+    for Clang a temporary is in no address space."""
     tokens = program.tokens
     for declaration in program.walk():
         if declaration.kind != "function" or not declaration.in_class or not tokens[declaration.first].text:
@@ -165,7 +167,7 @@ def _rewrite_methods(program):
 
 
 def _return_in_device(program, first, last):
-    """What a method for objects in `device` returns of its object is in `device`, and in `__global` for Clang."""
+    """Puts what a method for objects in `device` returns of its object in `device`: for Clang it is in `__global`."""
     for i in range(first, last):
         if program.tokens[i].text == "return":
             end = next(j for j in range(i, last) if program.tokens[j].text == ";")
@@ -174,8 +176,8 @@ def _return_in_device(program, first, last):
 
 
 def _rewrite_parameters(program):
-    """A parameter `thread const int&` takes temporaries, which for Clang a reference in no address space does alone,
-    and an array is in `thread`."""
+    """Erases `thread` of a parameter `thread const int&`, which takes temporaries: for Clang only a reference in no
+    address space does. Puts array parameters in `thread`."""
     tokens, places = program.tokens, set()
     for declaration in program.walk():
         if declaration.kind == "function":
@@ -197,7 +199,7 @@ def _rewrite_parameters(program):
 
 
 def _rewrite_function_parameters(program):
-    """A template's parameter that is a function: a reference to it, because Clang puts what a pointer points to into
+    """Makes a template's parameter that is a pointer to a function a reference: for Clang the pointer would point into
     the generic address space, where no function is."""
     tokens = program.tokens
     for declaration in program.walk():
@@ -213,7 +215,7 @@ def _rewrite_function_parameters(program):
 
 
 def _is_message(program, i):
-    """Whether a string is the message of a static_assert, or the like, where no call may stand."""
+    """Whether a string is a static_assert's message or the like, where C++ allows no call."""
     tokens = program.tokens
     if tokens[i - 1].text in ("extern", "asm", "__asm__", "__asm"):
         return True
@@ -225,10 +227,10 @@ def _is_message(program, i):
 
 
 def _literal(text):
-    """MSL's suffixes h and bf; Clang takes h after a fraction only."""
+    """A literal with MSL's suffix h or bf, as Clang reads it: it accepts h only after a fraction."""
     if match := _BFLOAT.fullmatch(text):
         return f"bfloat({match[1]}f)" if "." in match[1] or "e" in match[1].lower() else f"bfloat({match[1]}.0f)"
     if match := _HALF.fullmatch(text):
         return text if "." in match[1] or "e" in match[1].lower() else match[1] + ".0h"
-    # A literal without a suffix is a float, and stays one for Clang in templates only if it says so.
+    # A literal without a suffix is a float. In templates Clang needs the suffix to keep it one.
     return text + "f" if _UNTYPED.fullmatch(text) else text

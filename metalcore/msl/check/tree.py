@@ -1,4 +1,4 @@
-"""Rules that Clang lets pass, read off its syntax tree (the text of -ast-dump, one node a line)."""
+"""Rules that Clang does not know, checked on its syntax tree (the text of -ast-dump, one node per line)."""
 
 import os
 import re
@@ -39,7 +39,7 @@ class _Node:
 
 
 class _Tree:
-    """One pass over the dump; what needs the whole of it is decided at the end."""
+    """One pass over the dump. finish() decides what needs all of it."""
 
     def __init__(self, lenient):
         self.lenient = lenient
@@ -90,7 +90,7 @@ class _Tree:
             if previous := re.search(r" prev (0x[0-9a-f]+) ", node.line):
                 self.first[node.id] = self.first.get(previous[1], previous[1])
                 if self.first[node.id] in self.functions:
-                    self.functions[self.first[node.id]] = node  # named where it is defined
+                    self.functions[self.first[node.id]] = node  # findings name the definition
             if not ours and not node.is_implicit:
                 self.functions[node.id] = node
                 self._address_space(node, node.type.split("(", 1)[0])
@@ -114,7 +114,7 @@ class _Tree:
         self.findings.add(Finding(*place, rule, message))
 
     def _address_space(self, node, type_):
-        # A reference to a pointer may be in none: const device float*& x.
+        # A reference to a pointer may be in no address space: const device float*& x.
         if re.search(r"__generic (?![*&])[^&*]*[&*]", type_) and node.place[:2] not in self.lenient:
             kind = "reference" if "&" in type_ else "pointer"
             what = "returns a" if node.kind in _FUNCTIONS else "is a"
@@ -131,7 +131,7 @@ class _Tree:
             self.variables.setdefault(function.id, []).append(target)
 
     def _conversion(self, node, stack):
-        """An object at `node` that is used as one in another address space."""
+        """Judges an object at `node` that is used as one in another address space."""
         cast, above = stack[-3:-1][::-1] if len(stack) > 2 else (None, None)
         if cast is None or above is None or cast.kind != "ImplicitCastExpr":
             return
@@ -143,7 +143,7 @@ class _Tree:
             if method and "__generic" in to and _CONSTANT.search(source):
                 self.conversions.append((method[2], cast.place))
         elif above.kind == "CXXOperatorCallExpr" and above.children == 2:
-            return  # the object of an operator that is a method
+            return  # this is the object of an operator that is a method
         elif "__global_device" in source and _CONSTANT.search(to):
             self._find(cast.place, "address-space", "what is in device is used as if it were in constant")
 
@@ -171,12 +171,12 @@ class _Tree:
         for caller, callees in self.calls.items():
             graph.setdefault(self.first.get(caller, caller), set()).update(self.first.get(c, c) for c in callees)
         for function in graph:
-            reached, left = set(), list(graph[function])
-            while left:
-                at = left.pop()
+            reached, pending = set(), list(graph[function])
+            while pending:
+                at = pending.pop()
                 if at not in reached:
                     reached.add(at)
-                    left.extend(graph.get(at, ()))
+                    pending.extend(graph.get(at, ()))
             if function in reached and function in self.functions:
                 yield self.functions[function].name, self.functions[function].place
 

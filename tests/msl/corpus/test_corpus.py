@@ -1,6 +1,7 @@
 """Programs in the styles of those that others write: each compiles for CUDA, passes the check as Apple's compiler would
 have it, and computes what a reference of another kind does."""
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,7 @@ def test_montgomery_products(device):
         sum(limb << (16 * j) for j, limb in enumerate(torch.randint(0, 1 << 16, (16,), generator=rng).tolist())) % P
         for _ in range(62)
     ] + [0, P - 1]
-    b = a[1:-1] + [P - 1, P - 1]
+    b = [*a[1:-1], P - 1, P - 1]
     out = torch.zeros(len(a) * 16, dtype=torch.int32, device=device)
     x, y = (torch.tensor(limbs(values), dtype=torch.int32, device=device) for values in (a, b))
     library("zkmopro").mont_mul(out, x, y, threads=len(a))
@@ -148,7 +149,7 @@ def test_sums_of_points_in_buckets(device):
     offsets = [sum(map(len, buckets[:i])) for i in range(len(buckets) + 1)]
     stored = [value * R % P for x, y in points for value in (x, y, 1)]
     out = torch.zeros(len(buckets) * 48, dtype=torch.int32, device=device)
-    values = (limbs(stored), offsets, sum(buckets, []))
+    values = (limbs(stored), offsets, list(chain.from_iterable(buckets)))
     tensors = (torch.tensor(v, dtype=torch.int32, device=device) for v in values)
     library("zkmopro").sum_buckets(out, *tensors, threads=len(buckets))
     found = numbers(out)

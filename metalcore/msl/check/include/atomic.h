@@ -17,7 +17,8 @@ constexpr mem_flags operator&(mem_flags a, mem_flags b) { return mem_flags(uint(
 enum memory_order { memory_order_relaxed, memory_order_acquire = 2, memory_order_release, memory_order_acq_rel,
                     memory_order_seq_cst };
 enum thread_scope { thread_scope_thread, thread_scope_threadgroup, thread_scope_device, thread_scope_simdgroup };
-// Newer than Metal 3.1: behind a directive, so that a program may still declare it itself, as MLX does.
+// Functions newer than Metal 3.1. A using-directive finds them, so a program may still declare them itself, as MLX
+// does.
 namespace newer {
 constexpr constant thread_scope thread_scope_system = thread_scope(4);
 }

@@ -1,4 +1,4 @@
-// The compiler's own functions that programs call beneath metal_stdlib (MLX does), and assert.
+// The compiler's own functions that programs call directly (MLX does), and assert.
 #pragma once
 
 namespace msl {

@@ -1,5 +1,5 @@
 // <metal_math>, <metal_common>, <metal_geometric>, <metal_relational>: one overload for each type, as in Apple's
-// headers, so that mixed arguments are as ambiguous as there.
+// headers, so that mixed arguments are ambiguous as they are there.
 #pragma once
 
 #define MSL_FLOATS_OF(X, T) X(T, T, bool, int) X(T##2, T, bool2, int2) X(T##3, T, bool3, int3) X(T##4, T, bool4, int4)
@@ -8,7 +8,7 @@
   MSL_INTEGERS_OF(X, char) MSL_INTEGERS_OF(X, uchar) MSL_INTEGERS_OF(X, short) MSL_INTEGERS_OF(X, ushort)   \
   MSL_INTEGERS_OF(X, int) MSL_INTEGERS_OF(X, uint) MSL_INTEGERS_OF(X, long) MSL_INTEGERS_OF(X, ulong)
 
-// V: the type, E: its element, B and I: bool and int of its width.
+// V is the type, E its element type, B and I are the bool and int types of its width.
 #define MSL_MATH(V, E, B, I)                                                                                   \
   constexpr V acos(V); constexpr V acosh(V); constexpr V asin(V); constexpr V asinh(V); constexpr V atan(V);   \
   constexpr V atan2(V, V); constexpr V atanh(V); constexpr V ceil(V); constexpr V copysign(V, V);              \

@@ -85,7 +85,7 @@ MSL_MATRICES(2, 2) MSL_MATRICES(2, 3) MSL_MATRICES(2, 4) MSL_MATRICES(3, 2) MSL_
 MSL_MATRICES(4, 2) MSL_MATRICES(4, 3) MSL_MATRICES(4, 4)
 #undef MSL_MATRICES
 
-// Clang adds no object that converts to an integer to a pointer in an address space.
+// Clang cannot add an object that converts to an integer to a pointer in an address space.
 namespace msl {
 template <class P, class C, class = metal::enable_if_t<__is_pointer(P) && __is_class(C)>>
 using moved = decltype(P() + long(*static_cast<__private C*>(nullptr)));

@@ -1,4 +1,4 @@
-// <metal_stdlib> as far as its types go: what Clang in C++ for OpenCL checks a program against.
+// The types of <metal_stdlib>, with which Clang checks a program as C++ for OpenCL.
 #pragma once
 
 #define device __attribute__((opencl_global_device))
@@ -6,7 +6,7 @@
 #define threadgroup __local
 #define thread __private
 
-// Names that Clang declares itself for OpenCL; messages show them without the suffix.
+// Names that Clang declares for OpenCL. Messages show them without the suffix.
 #define atomic_int atomic_int_of_msl
 #define atomic_uint atomic_uint_of_msl
 #define atomic_long atomic_long_of_msl

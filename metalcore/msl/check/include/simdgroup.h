@@ -129,9 +129,9 @@ constexpr R choose(bool condition, A a, B b) {
   return condition ? R(a) : R(b);
 }
 
-// Stands for a variable in threadgroup memory: its size is read off the function's last template argument.
+// Stands for a variable in threadgroup memory. The check reads its size from the function's last template argument.
 template <class T, int site, int alignment = 1, ulong bytes = sizeof(T)>
-__local T& threadgroup_variable() {  // with a body, since T may be a type without linkage
+__local T& threadgroup_variable() {  // it has a body, since T may be a type without linkage
   return *(__local T*)nullptr;
 }
 template <class T>

@@ -84,7 +84,7 @@ template <class T> struct remove_reference<T&> { using type = T; };
 template <class T> struct remove_reference<T&&> { using type = T; };
 template <class T> struct remove_pointer { using type = T; };
 template <class T> struct remove_pointer<T*> { using type = T; };
-// Address spaces are qualifiers of a type that a trait of its own removes.
+// An address space is a qualifier of a type. This trait removes it.
 template <class T> struct remove_addrspace { using type = T; };
 template <class T> struct remove_addrspace<device T> { using type = T; };
 template <class T> struct remove_addrspace<const device T> { using type = const T; };
@@ -220,7 +220,7 @@ constexpr void swap(thread T& a, thread T& b) {
 
 }  // namespace metal
 
-// A bfloat becomes a float by itself, an integer a bfloat, and a float a bfloat by conversion only.
+// A bfloat converts to a float implicitly, and an integer to a bfloat; a float converts to a bfloat explicitly only.
 struct alignas(2) bfloat {
   ushort bits;
   bfloat() = default;

@@ -1,6 +1,7 @@
-// Scalars, vectors and packed vectors as the Metal specification types them. Only types matter here: nothing is defined
-// that runs. Clang's C++ for OpenCL has the address spaces: `device` is opencl_global_device, `constant` is const
-// __global, `threadgroup` __local and `thread` __private, and what names none is __generic, as `this` is in MSL.
+// Scalars, vectors and packed vectors with the types of the Metal specification. Only types matter here: no code runs.
+// Clang's C++ for OpenCL has the address spaces: `device` is opencl_global_device, `constant` is const __global,
+// `threadgroup` is __local and `thread` is __private. A pointer without an address space is __generic, as `this` is in
+// MSL.
 #pragma once
 
 #include "traits.h"
@@ -12,7 +13,7 @@ struct packed_vec;
 
 namespace msl {
 
-// A component of a vector that is being constructed, from any scalar.
+// A component that any scalar gives to a vector's constructor.
 template <class T>
 struct component {
   template <class S, class = metal::enable_if_t<metal::is_scalar_v<S>>>
@@ -20,27 +21,27 @@ struct component {
   T value;
 };
 
-// A vector that is part of a longer one: no scalar becomes it.
+// A vector that a longer vector is constructed from. No scalar converts to it.
 template <class T, int N>
 struct part {
   constexpr part(metal::vec<T, N>) {}
   constexpr part(metal::packed_vec<T, N>) {}
 };
 
-// Braces may give fewer components than there are, a constructor's parentheses may not (see tree.py).
+// Braces may give fewer components than the vector has; a constructor's parentheses may not (see tree.py).
 struct partial {};
 
-// A scalar is an operand beside a vector, but not a fraction beside a vector of integers.
+// A scalar may be an operand beside a vector, except a fraction beside a vector of integers.
 template <class T, class S>
 constexpr constant bool combines = metal::is_scalar_v<S> && !(metal::is_integral_v<T> && metal::is_floating_point_v<S>);
-// It becomes a vector by itself.
+// It converts to a vector implicitly.
 template <class T, class S>
 constexpr constant bool spreads = combines<T, S> && (metal::is_same_v<T, bfloat> || !metal::is_same_v<S, bfloat>);
 
 }  // namespace msl
 
 #define MSL_VECTOR(T, N) metal::vec<T, N>
-// Components beyond the fields are properties, so that they have a vector's type and can be assigned to.
+// Components that are no fields are properties, so that they have a vector's type and can be assigned to.
 #define MSL_COMPONENT(T, name) \
   T get_##name() const;        \
   void put_##name(T);          \
@@ -49,7 +50,7 @@ constexpr constant bool spreads = combines<T, S> && (metal::is_same_v<T, bfloat>
   T get_##name() const;        \
   __declspec(property(get = get_##name)) T name;
 
-// MSL_SWIZZLES_2, _3 and _4 come before this header: those that the program mentions.
+// MSL_SWIZZLES_2, _3 and _4, which list the swizzles that the program mentions, are defined before this header.
 
 #define MSL_INDEXING(T)                                \
   __private T& operator[](ulong) __private;            \
@@ -75,7 +76,7 @@ constexpr constant bool spreads = combines<T, S> && (metal::is_same_v<T, bfloat>
 
 namespace msl {
 
-// What two operands of a vector's operator have in common.
+// The common type of two operands of a vector's operator.
 template <class A, class B, class = void>
 struct common;
 template <class A, class B>

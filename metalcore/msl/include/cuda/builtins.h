@@ -1,4 +1,4 @@
-// Clang's builtins, by which programs for Metal call some functions.
+// Clang's builtins, which programs for Metal call in place of some functions.
 #pragma once
 
 #include "target/integer.h"

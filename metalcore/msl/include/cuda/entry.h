@@ -1,4 +1,4 @@
-// How a kernel is called on CUDA: from one parameter block and the thread's index, Caller makes the arguments and calls
+// How a kernel is called on CUDA: Caller makes the arguments from one parameter block and the thread's index, and calls
 // the kernel.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace msl {
 
-// What every block begins with.
+// Every parameter block begins with it.
 struct Grid {
   uint32_t threads_per_grid[3];
   uint32_t threads_per_threadgroup[3];
@@ -16,20 +16,20 @@ struct Grid {
   uint32_t first_threadgroup[3];  // CUDA limits a grid's y and z, so a large one is launched in parts
 };
 
-// Bytes in the block that are bound like a buffer.
+// Bytes in the block, which are bound like a buffer.
 template <uint32_t capacity>
 struct alignas(16) Bytes {
   unsigned char bytes[capacity];
 };
 
-// Where this thread is. A threadgroup may have another shape than its CUDA block: at the grid's edge it may be smaller,
-// and a block has limits that a threadgroup has not. Then threads are numbered through, so that lanes and simdgroups are
-// those of a threadgroup of its size, and the rest of the block is surplus.
+// The place of this thread. A threadgroup may have another shape than its CUDA block: it may be smaller at the grid's
+// edge, and a block has limits that a threadgroup does not have. Then the threads of the block are numbered in one row,
+// so that lanes and simdgroups are those of the threadgroup, and the rest of the block is surplus.
 struct Place {
   Uint3 threadgroup, size, position;
   uint32_t index;
 
-  // False for a surplus thread.
+  // Gives false for a surplus thread.
   METAL_FUNC bool find(const Grid& grid) {
     threadgroup = {blockIdx.x + grid.first_threadgroup[0], blockIdx.y + grid.first_threadgroup[1],
                    blockIdx.z + grid.first_threadgroup[2]};
@@ -45,8 +45,8 @@ struct Place {
  private:
   static METAL_FUNC uint32_t extent(const Grid& grid, uint32_t dimension, uint32_t threadgroup) {
     uint32_t whole = grid.threads_per_threadgroup[dimension];
-    uint32_t left = grid.threads_per_grid[dimension] - threadgroup * whole;
-    return left < whole ? left : whole;
+    uint32_t remaining = grid.threads_per_grid[dimension] - threadgroup * whole;
+    return remaining < whole ? remaining : whole;
   }
 };
 
@@ -90,7 +90,7 @@ MSL_INDEX(dispatch_quadgroups, (volume(grid.threads_per_threadgroup) + 3) / 4)
 
 // Arguments -------------------------------------------------------------------------------------------------------
 
-// The parameter, a pointer or a reference, from an address.
+// Makes the parameter, a pointer or a reference, from an address.
 template <class Parameter>
 struct from_address;
 template <class T>
@@ -120,7 +120,7 @@ METAL_FUNC Address threadgroup_argument(uint64_t offset) {
   return {reinterpret_cast<unsigned char*>(dynamic_threadgroup_memory) + offset};
 }
 
-// Bytes lie in constant memory: what is bound to them is only read.
+// Bytes lie in constant memory, because kernels only read them.
 template <uint32_t capacity>
 struct InlineBytes {
   const unsigned char* address;
@@ -138,7 +138,7 @@ METAL_FUNC InlineBytes<capacity> bytes(const Bytes<capacity>& block) {
   return {block.bytes};
 }
 
-// An argument that depends on a function constant.
+// An argument that is bound only if a function constant is true.
 template <bool condition, class Binding>
 METAL_FUNC auto given(const Binding& binding) {
   if constexpr (condition) return binding;
@@ -164,7 +164,7 @@ struct Caller<function> {
     if (place.find(grid)) function(bindings.template as<Parameters>(grid, place)...);
   }
 
-  // Bytes with room for one element of what parameter i points to.
+  // Bytes with room for one element of the type that parameter i points to.
   template <int i>
   static constexpr uint32_t room() {
     using Parameter = typename type_at<i, Parameters...>::type;

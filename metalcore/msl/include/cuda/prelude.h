@@ -1,7 +1,7 @@
-// What a translated program includes on CUDA, inside a namespace of its own (see cuda_source.py): all of
+// A translated program includes this header on CUDA, inside a namespace (see cuda_source.py): it has all of
 // <metal_stdlib>, and the glue that makes functions kernels. NVRTC needs this directory's parent and this directory as
-// include paths, and --device-as-default-execution-space, since functions of MSL have no annotation. MSL_CONVERGENT
-// promises that simdgroups reach their functions whole and name only lanes that there are.
+// include paths, and --device-as-default-execution-space, since MSL's functions have no annotation. MSL_CONVERGENT
+// promises that whole simdgroups call the simd functions, and name only lanes that exist.
 #pragma once
 
 #include "cuda/builtins.h"
@@ -10,7 +10,7 @@
 #include "cuda/entry.h"
 #include "cuda/unaligned.h"
 
-// Words of C++20, which NVRTC compiles, that are names to MSL.
+// Words of C++20, which NVRTC compiles. In MSL they are free names.
 #define char8_t msl_char8_t
 #define concept msl_concept
 #define consteval msl_consteval

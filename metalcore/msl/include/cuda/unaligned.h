@@ -1,13 +1,14 @@
 // Reads and writes through pointers that were cast from pointers to something smaller (metalcore/msl/unaligned.py). The
-// GPU faults where an address is no multiple of the access's size: so one that is takes the usual instruction, and
-// another is moved by elements, or by bytes where these are not aligned either. MSL_ALIGNED is a promise that all are.
+// GPU faults where an address is no multiple of the access's size. So an aligned access takes the usual instruction,
+// and any other is done by elements, or by bytes where the elements are not aligned either. MSL_ALIGNED promises that
+// all are aligned.
 #pragma once
 
 #include "metal/matrix.h"
 
 namespace msl::unaligned {
 
-// What is moved: numbers, and vectors and matrices of them. (A struct's members are accessed where they lie.)
+// The types that are moved: numbers, and vectors and matrices of them. (A struct's members are accessed in place.)
 template <class T>
 struct moved {
   using element = T;
@@ -16,7 +17,7 @@ struct moved {
 template <class T, int N>
 struct moved<metal::vec<T, N>> {
   using element = T;
-  static constexpr uint32_t bytes = N * sizeof(T);  // not what follows three elements
+  static constexpr uint32_t bytes = N * sizeof(T);  // without the padding after three elements
 };
 template <class T, int N>
 struct moved<metal::packed_vec<T, N>> : moved<metal::vec<T, N>> {};
@@ -56,7 +57,7 @@ METAL_FUNC void write_parts(T* to, T value) {
   for (uint32_t i = 0; i < moved<T>::bytes / sizeof(Part); ++i) reinterpret_cast<Part*>(to)[i] = parts.at[i];
 }
 
-// Out of line: what is rare takes no room where it is not.
+// This rare case is out of line, so that it takes no room in the usual one.
 template <class T>
 METAL_NOINLINE T read_unaligned(const T* from) {
   if (is_aligned_for<element_bits_t<T>>(from)) return read_parts<element_bits_t<T>>(from);
@@ -78,7 +79,7 @@ METAL_FUNC void write_moved(T* to, T value) {
   else write_unaligned(to, value);
 }
 
-// What an assignment through such a pointer is to.
+// The target of an assignment through such a pointer.
 template <class T>
 struct Moved {
   T* at;
@@ -123,7 +124,7 @@ template <class T>
 constexpr bool is_pointer_to_moved<T*> = is_moved<std::remove_const_t<T>>;
 #endif
 
-// p[i], or *p, where it is read and where it is assigned to.
+// p[i] or *p: read() where the program reads it, write() where it assigns to it.
 template <class P, class... I>
 METAL_FUNC decltype(auto) read(P&& p, I... i) {
   if constexpr (is_pointer_to_moved<pointer_t<P>>) return read_moved((p + ... + i));
@@ -137,7 +138,7 @@ METAL_FUNC decltype(auto) write(P&& p, I... i) {
   else return (p[i], ...);
 }
 
-// The same where a component is assigned to: a vector that is aligned like its elements.
+// The same where the program assigns to a component: a vector that is aligned as its elements are.
 template <class T>
 METAL_FUNC T& unpadded(T& value) {
   return value;

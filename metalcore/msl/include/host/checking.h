@@ -1,12 +1,12 @@
-// Checking libraries are compiled with -fsanitize=thread but not linked to libtsan: the callbacks that the compiler
-// inserts before every load and store are defined here and tell the executor the address and the program counter.
-// Atomic builtins arrive as __tsan_atomic* calls, which also have to do the operation itself. Some checks of
-// -fsanitize=undefined are there as well (findings.h).
+// Checking libraries are compiled with -fsanitize=thread and not linked to libtsan. The compiler inserts a callback
+// before every load and store; these callbacks are defined here, and tell the executor the address and the program
+// counter. Atomic builtins become __tsan_atomic* calls, which also do the operation itself. Some checks of
+// -fsanitize=undefined are used as well (findings.h).
 #pragma once
 
 #include "target/runtime.h"
 
-// For Clang, atomics are instrumented unless all is switched off.
+// Clang instruments atomics unless all instrumentation is switched off.
 #ifdef __clang__
 #define MSL_UNINSTRUMENTED \
   __attribute__((no_sanitize("thread"), no_sanitize("undefined"), disable_sanitizer_instrumentation))
@@ -18,8 +18,8 @@
 
 namespace msl::callbacks {
 
-// Not instrumented itself, and called, so that the return address is the access's. It is named by an assembler label
-// because the compiler has its own idea of these functions' C types.
+// A callback is not instrumented, and never inlined, so that its return address is that of the access. An assembler
+// label names it, because the compiler has its own C types for these functions.
 #define MSL_CALLBACK(result, name, arguments)                                                                \
   MSL_UNINSTRUMENTED __attribute__((noinline, used, visibility("hidden"))) result name arguments __asm__(    \
       "__tsan_" #name);                                                                                      \
@@ -45,7 +45,7 @@ MSL_ACCESSES(16)
 
 MSL_CALLBACK(void, read_range, (volatile void* p, size_t size)) { MSL_REPORT(uint32_t(size), msl_abi::kRead); }
 MSL_CALLBACK(void, write_range, (volatile void* p, size_t size)) { MSL_REPORT(uint32_t(size), msl_abi::kWrite); }
-// Clang's, in place of the functions themselves.
+// Clang calls these in place of memcpy and the like.
 #define MSL_REPORT_RANGE(address, size, kind) \
   if (runtime && size) runtime->access(address, uint32_t(size), kind, __builtin_return_address(0))
 MSL_CALLBACK(void*, memset, (void* to, int value, size_t size)) {

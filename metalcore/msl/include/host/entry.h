@@ -1,4 +1,4 @@
-// How a kernel is called: one descriptor per argument says where its value comes from, and kernel<…>() makes the two
+// How a kernel is called. One descriptor per argument says where its value comes from, and kernel<…>() makes the two
 // functions of the contract (kernel_abi.h) from the kernel and its descriptors.
 #pragma once
 
@@ -13,7 +13,8 @@ using msl_abi::Thread;
 
 // Thread positions ------------------------------------------------------------------------------------------------
 
-// The i-th of a row of threads, whose first is `first`; all of one row lie in one threadgroup, x counting up.
+// The i-th thread of a row whose first thread is `first`. All threads of a row are in one threadgroup and have
+// consecutive x.
 #define MSL_POSITION(name, expression)                                                                  \
   struct name {                                                                                         \
     static METAL_FUNC Uint3 at(const Dispatch& d, const Thread& first, uint32_t i) { return expression; } \
@@ -70,7 +71,7 @@ struct absent {
 template <bool condition, class Descriptor>
 using given = std::conditional_t<condition, Descriptor, absent>;
 
-// What the executor is told about a descriptor; thread positions concern only the kernel.
+// The description of an argument for the executor, which does not need those of thread positions.
 template <class Descriptor>
 struct binding {
   static constexpr bool exists = false;
@@ -101,8 +102,8 @@ constexpr msl_abi::Argument describe(const char* name, uint32_t kind, uint32_t i
   return {name, kind, index, size_of<T>(), !std::is_const_v<T>, std::is_reference_v<Parameter>};
 }
 
-// A slot holds what an argument needs for all threads of a row: an address, or a copy of a small constant, which no
-// store of the kernel can change as far as the compiler knows.
+// A slot holds an argument's data for all threads of a row: an address, or a copy of a small constant, so that the
+// compiler knows that no store of the kernel changes it.
 template <int position, class Descriptor, class Parameter, class = void>
 struct Slot {
   METAL_FUNC Slot(const Dispatch&) {}
@@ -152,7 +153,7 @@ struct Entry<function, names, Positions<positions...>, Descriptors...> {
   }
 
   // Threads of a kernel that does not synchronize may run in any order, so the loop may be vectorized. For that the
-  // compiler must know that 32-bit indices do not wrap around: it is told so in a function of its own.
+  // compiler must know that 32-bit indices do not wrap around: a separate function tells it.
   static void run_row(const Dispatch* dispatch, const Thread* first, uint32_t count) {
     if (first->position_in_grid.x < kGreatestIndex && count <= kGreatestRow) return run_loop(dispatch, first, count);
     Thread thread = *first;

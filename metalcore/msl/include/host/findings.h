@@ -1,16 +1,16 @@
-// What the checks of -fsanitize=undefined call when they fail, in place of libubsan: they tell the executor, which ends
-// the dispatch or lets it go on.
+// The functions that failing checks of -fsanitize=undefined call, in place of libubsan's. They tell the executor, which
+// ends the dispatch or lets it go on.
 #pragma once
 
 namespace msl::callbacks {
 
-// As compilers lay them out.
+// The compilers' layouts of what they pass.
 struct Place {
   const char* file;
   uint32_t line, column;
 };
 struct Type {
-  uint16_t kind, information;  // of an integer: its bits' logarithm, then whether it is signed
+  uint16_t kind, information;  // an integer's information: the logarithm of its bits, then whether it is signed
   char name[1];
 };
 struct IndexData {
@@ -20,7 +20,7 @@ struct IndexData {
 struct PointerData {
   Place place;
   const Type* type;
-  uint8_t log_alignment, use;  // 0 a load, 1 a store, others a reference and the like
+  uint8_t log_alignment, use;  // use: 0 is a load, 1 a store, others a reference and the like
 };
 
 #define MSL_HANDLER(name, arguments)                                                                                 \
@@ -37,14 +37,14 @@ MSL_HANDLER(out_of_bounds, (const IndexData* data, uintptr_t index)) {
   const uint32_t bits = 1u << (data->index->information >> 1);
   int64_t value = int64_t(index);
   if (data->index->information & 1 && bits < 64) value = int64_t(uint64_t(value) << (64 - bits)) >> (64 - bits);
-  // The name is that of the array's type: 'float [8]', or 'float [4][8]' for four of those.
+  // The name is the array type's: 'float [8]', or 'float [4][8]' for four of those.
   uint64_t count = 0;
   for (const char* at = __builtin_strchr(data->array->name, '['); at && *++at >= '0' && *at <= '9';)
     count = count * 10 + uint64_t(*at - '0');
   MSL_FIND(kIndex, value, count, data->array->name);
 }
 MSL_HANDLER(type_mismatch_v1, (const PointerData* data, uintptr_t address)) {
-  if (!address) return;  // no variable's: the access says more
+  if (!address) return;  // no variable: the check of the access says more
   if (data->use == 1)
     MSL_FIND(kWriteBeyond, 0, 0, data->type->name);
   else
@@ -60,7 +60,7 @@ MSL_HANDLER(missing_return, (const void*)) {
   __builtin_trap();
 }
 
-// An index of a vector or matrix, which to compilers is no array.
+// Reports an index of a vector or a matrix, which is no array for compilers.
 MSL_UNINSTRUMENTED __attribute__((noinline)) static void index_beyond(size_t index, size_t count) {
   MSL_FIND(kIndex, int64_t(index), count, "");
 }

@@ -1,6 +1,6 @@
-// The binary contract between a translated MSL library (one shared object per source) and the CPU executor.
-// Plain structs and function pointers only: a library from the on-disk cache may be older than the executor, so
-// both sides compare kVersion before anything else. Raise kVersion whenever a struct below changes.
+// The binary contract between a translated MSL library (one shared object per source) and the CPU executor. It has only
+// plain structs and function pointers. A library from the on-disk cache may be older than the executor, so both sides
+// compare kVersion first. Raise kVersion whenever a struct below changes.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct Uint3 {
   uint32_t x, y, z;
 };
 
-// One dispatch; the same for all of its threads.
+// One dispatch. All of its threads get the same.
 struct Dispatch {
   void* const* buffers;                // buffers[i]: address bound at [[buffer(i)]] (setBytes data, too), or nullptr
   const uint32_t* threadgroup_lengths; // bytes set for [[threadgroup(i)]], 0 where unset
@@ -51,7 +51,7 @@ struct Argument {
 };
 
 enum KernelFlags : uint32_t {
-  kSynchronizes = 1,  // reaches a barrier, a simd_/quad_ function or a simdgroup_matrix: threads must be fibers
+  kSynchronizes = 1,  // it calls a barrier, a simd_/quad_ function or a simdgroup_matrix: threads must be fibers
 };
 
 struct Kernel {
@@ -60,23 +60,24 @@ struct Kernel {
   uint32_t max_total_threads;       // [[max_total_threads_per_threadgroup(n)]], or 0
   const Argument* arguments;
   uint32_t argument_count;
-  // Runs one thread to its end (on a fiber where kSynchronizes is set).
+  // Runs one thread to its end, on a fiber if kSynchronizes is set.
   void (*run_thread)(const Dispatch*, const Thread*);
-  // Runs `count` threads of one threadgroup with consecutive x, beginning with *first. nullptr where kSynchronizes.
+  // Runs `count` threads of one threadgroup with consecutive x, beginning with *first. It is nullptr if kSynchronizes
+  // is set.
   void (*run_row)(const Dispatch*, const Thread* first, uint32_t count);
 };
 
-// Bytes from one lane's value to the next in an Exchange of values of this size; known to compilers, so that they can
-// turn a reduction over lanes into vector instructions.
+// Bytes from one lane's value to the next in an Exchange of values of this size. It is a constant for compilers, so
+// that they can make vector instructions of a reduction over lanes.
 constexpr uint32_t exchange_stride(uint32_t size) {
   uint32_t stride = 4;
   while (stride < size) stride *= 2;
   return stride;
 }
 
-// What a lane finds after simd_exchange: lane i's bytes lie at values + i * stride, for each i set in active; stride is
-// exchange_stride of the values' size. For the simdgroup's other lanes there are zeros (in checking mode, what the
-// outcome must not depend on), and for lane kSimdWidth, which nobody is.
+// The result of simd_exchange: lane i's bytes lie at values + i * stride, for each bit i of active; stride is
+// exchange_stride of the values' size. The simdgroup's other lanes have zeros (in checking mode, values on which the
+// outcome must not depend), and so has lane kSimdWidth, which does not exist.
 struct Exchange {
   const unsigned char* values;
   uint32_t stride;
@@ -89,16 +90,16 @@ enum AccessKind : uint32_t {
   kAtomic = 2,       // read-modify-write: fetch_add, exchange, compare_exchange …
   kAtomicRead = 3,   // atomic_load
   kAtomicWrite = 4,  // atomic_store
-  kAligned = 8,      // added to one of these: by its type, the address is a multiple of the size
+  kAligned = 8,      // added to one of these: by its type the address is a multiple of the size
 };
 
-// What a check that the compiler has put into a checking library has found, before the access it is about.
+// The finding of a check that the compiler has put into a checking library. It comes before the access.
 struct Finding {
   enum Kind : uint32_t {
     kIndex,       // `index` of an array, vector or matrix of `count` elements
-    kReadBeyond,  // of the end of the variable that a pointer points to
+    kReadBeyond,  // a read beyond the variable that a pointer points to
     kWriteBeyond,
-    kDivision,    // by zero, of an integer
+    kDivision,    // a division of an integer by zero
     kUnreachable,
     kNoReturn,    // the end of a function that returns a value
     kStop,        // abort() and the like
@@ -106,14 +107,14 @@ struct Finding {
   uint32_t kind;
   int64_t index;
   uint64_t count;
-  const char* type;  // the array's, or that of what is beyond, as the compiler names it; "" where unknown
+  const char* type;  // the type of the array or of the variable, as the compiler names it; "" if unknown
 };
 
-// Where something lies: buffers and constants, threadgroup memory, a thread's own variables, or nowhere (null).
+// The place of an object: buffers and constants, threadgroup memory, a thread's own variables, or nowhere (null).
 enum class Space : uint32_t { memory = 0, threadgroup = 1, thread = 2, none = 3 };
 
-// Services of the executor, handed to the library by bind(). `line` is the line of the call in the user's source; it
-// tells apart synchronization points, so that lanes of a divergent simdgroup meet only lanes at the same point.
+// Services of the executor, which bind() hands to the library. `line` is the line of the call in the user's source. It
+// distinguishes synchronization points, so that lanes of a divergent simdgroup meet only lanes at the same point.
 struct Runtime {
   uint32_t version;
   // The thread that is running now.
@@ -121,18 +122,18 @@ struct Runtime {
   // threadgroup_barrier(flags): flags as in metal::mem_flags (bit 0 device, bit 1 threadgroup, bit 2 texture).
   void (*threadgroup_barrier)(uint32_t flags, uint32_t line);
   void (*simdgroup_barrier)(uint32_t flags, uint32_t line);
-  // Publishes `size` (at most 128) bytes and waits until every active lane of the simdgroup (width 32) or of the quad
-  // (width 4) has done the same at the same line. The result is valid until this lane's next call.
+  // Publishes `size` bytes (at most 128) and waits until every active lane of the simdgroup (width 32) or of the quad
+  // (width 4) has done so at the same line. The result is valid until this lane's next call.
   Exchange (*simd_exchange)(const void* value, uint32_t size, uint32_t width, uint32_t line);
-  // The address of the threadgroup variable declared at `site` (numbered per kernel by the translator); the same for
-  // every thread of the threadgroup. Sites below 64 are for variables; [[threadgroup(i)]] arguments use 64 + i.
+  // The address of the threadgroup variable with this site, which the translator numbers per kernel. Every thread of
+  // the threadgroup gets the same address. Sites below 64 are for variables; [[threadgroup(i)]] arguments use 64 + i.
   void* (*threadgroup_memory)(uint32_t site, uint32_t bytes, uint32_t alignment);
-  // Called after each atomic load and each failed compare_exchange: lets the other threads of the threadgroup run, so
-  // that a thread may spin on a flag another one sets. Returns at once where no other thread can run.
+  // Lets the other threads of the threadgroup run, or returns at once where none can run. It is called after each
+  // atomic load and each failed compare_exchange, so that a thread may wait for a flag that another one sets.
   void (*yield)();
-  // Where an address lies, as far as that can be told.
+  // The place of an address, as far as it is known.
   Space (*space)(const void* address);
-  // Checking libraries only: called before each access with the address of the instruction after the call.
+  // Checking libraries call it before each access, with the address of the instruction after the call.
   void (*access)(const void* address, uint32_t size, uint32_t kind, const void* return_address);
   void (*finding)(const Finding*, const void* return_address);
 };
@@ -142,7 +143,7 @@ struct Library {
   uint32_t kernel_count;
   const Kernel* kernels;
   void (*bind)(const Runtime*);
-  uint32_t checking;  // 1 where compiled with instrumented accesses
+  uint32_t checking;  // 1 if accesses are instrumented
 };
 
 }  // namespace msl_abi

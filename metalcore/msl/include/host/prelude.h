@@ -1,4 +1,5 @@
-// What a translated program includes on the host: all of <metal_stdlib>, and the glue that makes functions kernels.
+// A translated program includes this header on the host: all of <metal_stdlib>, and the glue that makes functions
+// kernels.
 #pragma once
 
 #include "host/checking.h"

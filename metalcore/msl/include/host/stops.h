@@ -1,4 +1,5 @@
-// What a kernel may call, by a builtin or since the compiler inserts it, to end the program: here it ends the dispatch.
+// Functions that end a program, which a kernel calls by a builtin, or because the compiler inserts the call. Here they
+// end the dispatch.
 #pragma once
 
 namespace msl::stops {

@@ -1,4 +1,4 @@
-// array<T, N>, and the small things of MSL that are neither numbers nor memory: assume, os_log.
+// array<T, N>, and the parts of MSL that are neither numbers nor memory: assume, os_log.
 #pragma once
 
 #include "target/runtime.h"
@@ -38,7 +38,7 @@ METAL_FUNC void assume(bool condition) {
   if (!condition) __builtin_unreachable();
 }
 
-// Shader logging is accepted and says nothing.
+// Shader logging is accepted and prints nothing.
 struct os_log {
   METAL_FUNC constexpr os_log(const char*, const char*) {}
 #define MSL_LOG(name)             \

@@ -1,5 +1,5 @@
-// Atomic types and functions on device and threadgroup memory. What target/atomic.h has no instruction for is a loop of
-// compare-and-exchange. Orders are at least as strong as asked for.
+// Atomic types and functions on device and threadgroup memory. An operation without an instruction in target/atomic.h
+// is a loop of compare-and-exchange. The memory orders are at least as strong as the program's.
 #pragma once
 
 #include "metal/lane_operations.h"
@@ -30,7 +30,7 @@ MSL_ATOMIC_NAME(ulong)
 
 namespace msl {
 
-// A value argument, converted to the atomic's type rather than deduced.
+// The type of a value argument: it is converted to the atomic's type, not deduced.
 template <class T>
 using operand = typename metal::atomic<T>::value_type;
 
@@ -39,7 +39,7 @@ METAL_FUNC auto atomic_address(const volatile metal::atomic<T>* object) {
   return reinterpret_cast<volatile atomic_bits_t<T>*>(const_cast<volatile metal::atomic<T>*>(object));
 }
 
-// Replaces the value by Operation()(value, operand); returns the value before.
+// Replaces the value by Operation()(value, operand), and returns the value before.
 template <class Operation, class T>
 METAL_FUNC T atomic_fetch(volatile metal::atomic<T>* object, T operand) {
   if constexpr (has_atomic_fetch<Operation, T>) {
@@ -72,7 +72,7 @@ METAL_FUNC void atomic_store_explicit(volatile atomic<T>* object, msl::operand<T
 template <class T>
 METAL_FUNC T atomic_load_explicit(const volatile atomic<T>* object, memory_order) {
   T value = msl::bit_cast<T>(msl::atomic_load(msl::atomic_address(object)));
-  msl::yield();  // the caller may be waiting for another thread's store
+  msl::yield();  // the caller may wait for another thread's store
   return value;
 }
 
@@ -86,11 +86,11 @@ template <class T>
 METAL_FUNC bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object, msl::operand<T>* expected,
                                                       msl::operand<T> desired, memory_order, memory_order) {
   auto bits = msl::bit_cast<msl::atomic_bits_t<T>>(*expected);
-  bool done = msl::atomic_compare_exchange(msl::atomic_address(object), bits,
+  bool exchanged = msl::atomic_compare_exchange(msl::atomic_address(object), bits,
                                            msl::bit_cast<msl::atomic_bits_t<T>>(desired));
   *expected = msl::bit_cast<T>(bits);
-  if (!done) msl::yield();
-  return done;
+  if (!exchanged) msl::yield();
+  return exchanged;
 }
 
 #define MSL_FETCH(name, Operation)                                                                               \
@@ -108,7 +108,7 @@ MSL_FETCH(min, Min)
 MSL_FETCH(max, Max)
 #undef MSL_FETCH
 
-// The forms without a result, which atomic_ulong has.
+// The forms without a result, which only atomic_ulong has.
 template <class T>
 METAL_FUNC void atomic_min_explicit(volatile atomic<T>* object, msl::operand<T> operand, memory_order) {
   msl::atomic_fetch<msl::Min, T>(object, operand);

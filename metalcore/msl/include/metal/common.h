@@ -6,7 +6,7 @@
 
 namespace msl {
 
-// Keeps a template from competing where the argument is not a number.
+// Removes a template from overload resolution where the argument is not a number.
 template <class V>
 using floating_only = std::enable_if_t<!std::is_integral_v<element_t<V>>>;
 
@@ -87,7 +87,7 @@ METAL_FUNC constexpr V step(const A& edge, const X& x) {
   return msl::map_all([](T e, T v) METAL_LAMBDA { return v < e ? T(0) : T(1); }, V(edge), V(x));
 }
 
-// b where the condition is true, else a; element by element for a vector of conditions.
+// Gives b where the condition is true, else a, element by element for a vector of conditions.
 template <class A, class B, class V = msl::common_t<A, B>>
 METAL_FUNC constexpr V select(const A& a, const B& b, bool condition) {
   return condition ? V(b) : V(a);

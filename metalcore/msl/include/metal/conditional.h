@@ -1,6 +1,6 @@
-// `condition ? a : b` between a small float and another scalar is ambiguous in C++ (each converts to the other), while
-// MSL gives it a plain meaning. The translator writes `msl::chosen(condition ? msl::arm(a) : msl::arm(b))`: arm() turns
-// a small float into a type that converts one way only, and chosen() turns the result back.
+// `condition ? a : b` between a small float and another scalar is ambiguous in C++, since each converts to the other.
+// In MSL it is not. The translator writes `msl::chosen(condition ? msl::arm(a) : msl::arm(b))`: arm() turns a small
+// float into a type that converts one way only, and chosen() turns the result back.
 #pragma once
 
 #include "metal/small_float.h"
@@ -14,7 +14,7 @@ struct small_float_arm {
   METAL_FUNC constexpr explicit small_float_arm(small_float<Format> v) : value(v) {}
   template <class U, class = std::enable_if_t<is_native_v<U> && !std::is_floating_point_v<U>>>
   METAL_FUNC constexpr small_float_arm(U v) : value(float(v)) {}
-  // A template, so that float is the only type it is considered for.
+  // It is a template, so that only float is considered for it.
   template <class U, class = std::enable_if_t<std::is_floating_point_v<U>>>
   METAL_FUNC constexpr operator U() const { return U(value); }
 };

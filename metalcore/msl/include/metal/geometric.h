@@ -1,11 +1,11 @@
-// Geometric functions. Sums are taken in float for half and bfloat vectors.
+// Geometric functions. Sums over half and bfloat vectors are computed in float.
 #pragma once
 
 #include "metal/common.h"
 
 namespace msl {
 
-// The type in which sums over elements of T are taken.
+// The type in which sums over elements of T are computed.
 template <class T>
 using sum_t = std::conditional_t<is_small_float<T>::value, float, T>;
 

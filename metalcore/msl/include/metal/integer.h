@@ -1,4 +1,4 @@
-// Integer functions of MSL, on scalars and vectors.
+// MSL's integer functions, on scalars and vectors.
 #pragma once
 
 #include "metal/common.h"
@@ -10,7 +10,7 @@ template <class T>
 constexpr int bits_v = int(sizeof(T)) * 8;
 template <class T>
 using unsigned_t = std::make_unsigned_t<T>;
-// Holds any product of two T.
+// A type that holds any product of two T.
 template <class T>
 using wide_t = std::conditional_t<sizeof(T) == 8, std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>,
                                   std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
@@ -59,7 +59,7 @@ METAL_FUNC constexpr T subsat(T x, T y) {
   T difference = T();
   return subtract_overflows(x, y, difference) ? (x < y ? least<T>() : greatest<T>()) : difference;
 }
-// (x + y) / 2 rounded down, and up, without overflow.
+// (x + y) / 2 without overflow: hadd rounds it down, rhadd up.
 template <class T>
 METAL_FUNC constexpr T hadd(T x, T y) {
   return T((x & y) + ((x ^ y) >> 1));
@@ -99,7 +99,7 @@ METAL_FUNC constexpr T madsat(T x, T y, T z) {
   if constexpr (sizeof(T) < 8) {
     return saturated<T>(wide_t<T>(x) * y + z);
   } else {
-    // The product and the sum may leave even 128 bits' neighbourhood of T only by far, never wrap around.
+    // wide_t holds the product and the sum of any T.
     wide_t<T> value = wide_t<T>(x) * y;
     wide_t<T> sum = 0;
     return add_overflows(value, wide_t<T>(z), sum) ? greatest<T>() : saturated<T>(sum);
@@ -145,7 +145,7 @@ MSL_INTEGER_BINARY(absdiff) MSL_INTEGER_BINARY(addsat) MSL_INTEGER_BINARY(subsat
 MSL_INTEGER_BINARY(rhadd) MSL_INTEGER_BINARY(mulhi) MSL_INTEGER_BINARY(mul24)
 #undef MSL_INTEGER_BINARY
 
-// The count takes the type of the value.
+// The count gets the type of the value.
 template <class X, class Y, class V = msl::plain_t<X>, class = msl::integer::integers_only<V>>
 METAL_FUNC constexpr V rotate(const X& x, const Y& count) {
   return msl::map_all([](auto v, auto n) METAL_LAMBDA { return msl::integer::rotate(v, n); }, V(x), V(count));

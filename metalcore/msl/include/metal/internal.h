@@ -1,5 +1,5 @@
-// Names with which Apple's own headers implement <metal_stdlib>. Published programs (MLX among them) call some of them
-// to overload the library for their own types, so they are here too. Their last argument chooses fast or precise math,
+// Names with which Apple's own headers implement <metal_stdlib>. Published programs, such as MLX, call some of them to
+// overload the library for their own types, so they are here too. Their last argument chooses fast or precise math,
 // which are the same on the host.
 #pragma once
 
@@ -23,7 +23,7 @@ struct math_mode {};
 
 namespace msl {
 
-// Calls f with all arguments but a math_mode at the end.
+// Calls f with all arguments except a math_mode at the end.
 template <class F, class A>
 METAL_FUNC auto without_mode(F f, A a, math_mode) { return f(a); }
 template <class F, class A, class B>
@@ -84,7 +84,7 @@ MSL_INTERNAL_FILL(simd_shuffle_and_fill_down) MSL_INTERNAL_FILL(simd_shuffle_and
 #undef MSL_INTERNAL_SIMD2
 #undef MSL_INTERNAL_FILL
 
-// MLX names these for floats too, though nothing can call them.
+// MLX names these for floats too, although no code can call them.
 #define MSL_INTERNAL_BITS(name)                                           \
   template <class T>                                                      \
   METAL_FUNC T __metal_##name(T x, uint32_t line = __builtin_LINE()) {    \

@@ -1,4 +1,5 @@
-// What the lanes of a simdgroup or a quad do with each other's values: how two are combined, and which lane's is taken.
+// How the lanes of a simdgroup or a quad use each other's values: how two values are combined, and whose value a lane
+// takes.
 #pragma once
 
 #include "metal/extremes.h"
@@ -21,20 +22,26 @@ METAL_FUNC V combine(const V& a, const V& b) {
   return V(map_all(Operation(), a, b));
 }
 
-// Lane `lane` of a group of `width` takes the value of lane of(lane, n, width). Where that is past the group's end, MSL
-// says of some operations that they keep the lane's own value, and of the others nothing. What lanes have that are in
-// the group and not active MSL does not say either; Apple's GPUs give 0, which programs rely on.
+// Lane `lane` of a group of `width` takes the value of lane source_lane(lane, n, width). Where that lane is past the
+// group's end, MSL defines that some operations keep the lane's own value, and leaves the others open. MSL also leaves
+// open the value of an inactive lane of the group: Apple's GPUs give 0, and programs rely on it.
 struct Wrapping { static constexpr bool keeps = false; };
 struct Keeping { static constexpr bool keeps = true; };
-struct Given : Wrapping { static METAL_FUNC uint32_t of(uint32_t, uint32_t n, uint32_t) { return n; } };
-struct Lower : Keeping { static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t) { return lane - n; } };
-struct Upper : Keeping { static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t) { return lane + n; } };
-struct Flipped : Wrapping { static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t) { return lane ^ n; } };
+struct Given : Wrapping { static METAL_FUNC uint32_t source_lane(uint32_t, uint32_t n, uint32_t) { return n; } };
+struct Lower : Keeping {
+  static METAL_FUNC uint32_t source_lane(uint32_t lane, uint32_t n, uint32_t) { return lane - n; }
+};
+struct Upper : Keeping {
+  static METAL_FUNC uint32_t source_lane(uint32_t lane, uint32_t n, uint32_t) { return lane + n; }
+};
+struct Flipped : Wrapping {
+  static METAL_FUNC uint32_t source_lane(uint32_t lane, uint32_t n, uint32_t) { return lane ^ n; }
+};
 struct RotatedUp : Wrapping {
-  static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t width) { return (lane - n) & (width - 1); }
+  static METAL_FUNC uint32_t source_lane(uint32_t lane, uint32_t n, uint32_t width) { return (lane - n) & (width - 1); }
 };
 struct RotatedDown : Wrapping {
-  static METAL_FUNC uint32_t of(uint32_t lane, uint32_t n, uint32_t width) { return (lane + n) & (width - 1); }
+  static METAL_FUNC uint32_t source_lane(uint32_t lane, uint32_t n, uint32_t width) { return (lane + n) & (width - 1); }
 };
 
 }  // namespace msl

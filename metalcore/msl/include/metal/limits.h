@@ -22,7 +22,7 @@ MSL_CONSTANTS(H, half)
 MSL_CONSTANTS(BF, bfloat)
 #undef MSL_CONSTANTS
 
-// Macros in MSL too.
+// These are macros in MSL too.
 #define MAXFLOAT 3.402823466e+38f
 #define HUGE_VALF __builtin_bit_cast(float, 0x7f800000)
 #define INFINITY __builtin_bit_cast(float, 0x7f800000)

@@ -1,5 +1,6 @@
-// Math functions of MSL in metal, metal::fast and metal::precise (which are the same here: all are precise). Functions
-// of one argument are overloads on float and half, as in MSL; a function of several takes any mixture (see values.h).
+// MSL's math functions in metal, metal::fast and metal::precise (which are the same here: all are precise). Functions
+// of one argument are overloads on float and half, as in MSL; a function of several arguments takes any mixture (see
+// values.h).
 #pragma once
 
 #include "metal/values.h"
@@ -66,7 +67,7 @@ METAL_MATH V ldexp(const X& x, const K& k) {
   return msl::map_all([](T v, int n) METAL_LAMBDA { return T(msl::math::ldexp(float(v), n)); }, V(x), Exponent(k));
 }
 
-// The next value of the argument's own type.
+// The next value in the argument's own type.
 METAL_MATH float nextafter(float x, float y) { return msl::math::nextafter(x, y); }
 template <class F>
 METAL_MATH msl::small_float<F> nextafter(msl::small_float<F> x, msl::small_float<F> y) {
@@ -96,7 +97,8 @@ METAL_FUNC constexpr vec<T, N> fabs(const packed_vec<T, N>& v) {
   return fabs(msl::unpacked(v));
 }
 
-// abs is fabs for floating point. An integer's absolute value keeps its type and wraps around for the least.
+// abs is fabs for floating point. An integer's absolute value keeps its type, and that of the least integer wraps
+// around.
 METAL_FUNC constexpr float abs(float x) { return fabs(x); }
 template <class F>
 METAL_FUNC constexpr msl::small_float<F> abs(msl::small_float<F> x) {
@@ -119,7 +121,7 @@ METAL_FUNC constexpr vec<T, N> abs(const packed_vec<T, N>& v) {
   return abs(msl::unpacked(v));
 }
 
-// name(a, b, ...) through a function of floats; computed in float and rounded once for half and bfloat.
+// Defines name(a, b, ...) by a function of floats. Results for half and bfloat are computed in float and rounded once.
 #define MSL_FLOATING(name)                                                                                  \
   template <class A, class... Rest, class V = msl::common_floating_t<A, Rest...>,                           \
             class T = msl::element_t<V>>                                                                    \

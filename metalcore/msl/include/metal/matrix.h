@@ -12,12 +12,12 @@ struct matrix {
   column_type columns[C];
 
   matrix() = default;
-  // The scalar on the diagonal, zero elsewhere.
+  // The scalar stands on the diagonal, and zero elsewhere.
   template <class S, class = std::enable_if_t<msl::is_scalar_v<S>>>
   METAL_FUNC explicit constexpr matrix(S diagonal) : columns{} {
     for (int i = 0; i < (C < R ? C : R); ++i) columns[i][i] = T(diagonal);
   }
-  // From columns, or from scalars column by column.
+  // Constructs it from columns, or from scalars column by column.
   template <class A, class B, class... Rest>
   METAL_FUNC constexpr matrix(const A& a, const B& b, const Rest&... rest) : columns{} {
     if constexpr (msl::width_v<A> == 1) {
@@ -114,7 +114,7 @@ template <class T>
 METAL_FUNC constexpr T determinant(const matrix<T, 3, 3>& m) {
   return dot(m[0], cross(m[1], m[2]));
 }
-// Laplace's expansion by the minors of the first two rows.
+// This is Laplace's expansion by the minors of the first two rows.
 template <class T>
 METAL_FUNC constexpr T determinant(const matrix<T, 4, 4>& m) {
   auto top = [&](int i, int j) { return m[i].x * m[j].y - m[j].x * m[i].y; };

@@ -1,4 +1,4 @@
-// Where a lane's two elements of a simdgroup_matrix are.
+// The places of a lane's two elements of a simdgroup_matrix.
 #pragma once
 
 #include "target/runtime.h"
@@ -6,7 +6,7 @@
 namespace msl {
 
 struct MatrixPlace {
-  uint32_t row, column;  // of a lane's first element; the second is in the next column
+  uint32_t row, column;  // the lane's first element; its second one is in the next column
 };
 METAL_FUNC MatrixPlace matrix_place(uint32_t lane) {
   uint32_t quad = lane / 4;

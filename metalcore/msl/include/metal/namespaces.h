@@ -1,5 +1,5 @@
-// metal::fast and metal::precise. Both are the precise functions, but for the few that a target has faster ones of;
-// being using-declarations they bring every overload.
+// metal::fast and metal::precise. Both have the precise functions, except for the few of which a target has faster
+// ones. Using-declarations bring every overload.
 #pragma once
 
 #include "metal/common.h"

@@ -34,7 +34,7 @@ METAL_MATH float linear_to_srgb(float c) {
 
 namespace metal {
 
-// For each format: unpack_F_to_float/half and pack_float/half_to_F.
+// Defines unpack_F_to_float/half and pack_float/half_to_F for a format F.
 #define MSL_UNPACK(name, Packed, N, ...)                                                       \
   METAL_MATH vec<float, N> unpack_##name##_to_float(Packed p) { return {__VA_ARGS__}; }        \
   METAL_MATH vec<half, N> unpack_##name##_to_half(Packed p) { return vec<half, N>(unpack_##name##_to_float(p)); }

@@ -1,5 +1,5 @@
-// packed_vec<T, N>: elements without padding, aligned like one element. It converts to and from vec<T, N>; arithmetic
-// happens in vec.
+// packed_vec<T, N>: elements without padding, which are aligned as one element is. It converts to and from vec<T, N>,
+// which does the arithmetic.
 #pragma once
 
 #include "metal/swizzle.h"
@@ -81,7 +81,7 @@ struct packed_vec<T, 4> {
   METAL_FUNC constexpr operator vec<T, 4>() const { return {x, y, z, w}; }
 };
 
-// At least one operand is packed: do it in vec.
+// At least one operand is packed, so vec does the operation.
 #define MSL_BINARY(op)                                                                                             \
   template <class A, class B,                                                                                      \
             class = std::enable_if_t<msl::is_packed<A>::value || msl::is_packed<B>::value>>                        \

@@ -1,5 +1,5 @@
-// Conversions between 16-bit floats and float in integer arithmetic. Each ends in a right shift of 32 bits: a
-// vectorizer would do anything it could in 16 bits, with many more instructions.
+// Conversions between 16-bit floats and float in integer arithmetic. Each ends in a right shift of 32 bits: without it
+// a vectorizer would compute in 16 bits as far as it could, with many more instructions.
 #pragma once
 
 #include "metal/bit_cast.h"
@@ -8,8 +8,8 @@ namespace msl {
 
 struct portable_half {
   static METAL_FUNC constexpr float widen(uint16_t bits) {
-    // Shifted, sign and exponent are in place but for the exponent's bias, which a multiplication by 2^(127-15) sets
-    // right for subnormal numbers too; infinities and NaNs then need the top exponent.
+    // After the shift, sign and exponent are in place except for the exponent's bias. A multiplication by 2^(127-15)
+    // corrects the bias, also of subnormal numbers. Infinities and NaNs then need the top exponent.
     uint32_t shifted = uint32_t(int32_t(int16_t(bits))) << 13 & 0x8fffe000u;
     uint32_t special = (shifted & 0x0f800000u) == 0x0f800000u ? 0x7f800000u : 0u;
     return bit_cast<float>(bit_cast<uint32_t>(bit_cast<float>(shifted) * 0x1p112f) | special);
@@ -20,7 +20,8 @@ struct portable_half {
     uint32_t magnitude = bits & 0x7fffffffu;
     uint32_t nan = uint32_t(int32_t(0x7f800000u - magnitude) >> 31) & 0x02000000u;
     magnitude = magnitude < 0x47800000u ? magnitude : 0x47800000u;  // 2^16 becomes infinity
-    // 2^(e + 13), e the exponent but at least half's least: adding it rounds the value to half's last place.
+    // 2^(e + 13), where e is the exponent, or half's least exponent if that is larger. Adding it rounds the value to
+    // half's last place.
     uint32_t exponent = magnitude & 0x7f800000u;
     exponent = exponent > 0x38800000u ? exponent : 0x38800000u;
     float sum = bit_cast<float>(magnitude) + bit_cast<float>(exponent + (13u << 23));

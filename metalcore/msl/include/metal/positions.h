@@ -6,7 +6,7 @@
 
 namespace msl {
 
-// Makes the type a kernel asks for (an integer, or a vector of two or three) of an index in three dimensions.
+// Makes the kernel's type (an integer, or a vector of two or three) of an index in three dimensions.
 template <class T, class = void>
 struct from_uint3 {
   static METAL_FUNC T make(Uint3 v) { return T(v.x); }

@@ -1,5 +1,5 @@
-// Relational functions: all, any, and the classification of floats. The latter look at bits, whatever the compiler
-// assumes about NaN.
+// Relational functions: all, any, and the classification of floats. The classification tests bits, so it does not
+// depend on what the compiler assumes about NaN.
 #pragma once
 
 #include "metal/values.h"
@@ -25,7 +25,7 @@ METAL_FUNC constexpr uint32_t bits_of(small_float<F> x) {
   return x.bits;
 }
 
-// A float's bits and the limits they are compared to.
+// A float's bits, and the limits with which they are compared.
 template <class T>
 struct Classified : float_bits<T> {
   uint32_t bits, magnitude;

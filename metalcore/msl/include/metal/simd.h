@@ -1,4 +1,4 @@
-// The types of <simd/simd.h>, which programs use in headers that they share with the host's code.
+// The types of <simd/simd.h>, for headers that a program shares with the host's code.
 #pragma once
 
 #include "metal/matrix.h"

@@ -1,4 +1,4 @@
-// Functions across the 32 lanes of a simdgroup and across the 4 of a quad. How lanes exchange values: target/lanes.h.
+// Functions across the 32 lanes of a simdgroup and across the 4 lanes of a quad. target/lanes.h exchanges the values.
 #pragma once
 
 #include "metal/synchronize.h"
@@ -6,7 +6,7 @@
 
 namespace msl {
 
-// The vector or scalar a lane function works on; packed vectors are unpacked.
+// The vector or scalar that a lane function works on. Packed vectors are unpacked.
 template <class T>
 using lane_value_t = plain_t<T>;
 

@@ -1,6 +1,6 @@
-// Copies between threadgroup and device memory by a whole simdgroup, which Apple's compiler calls
-// air.simdgroup_async_copy: programs declare them themselves (metal-flash-attention's simdgroup_event). Here the lanes
-// copy at once.
+// Copies between threadgroup and device memory by a whole simdgroup. Apple's compiler names them
+// air.simdgroup_async_copy, and programs declare them themselves (metal-flash-attention's simdgroup_event). Here the
+// lanes copy at once.
 #pragma once
 
 #include "metal/simdgroup.h"
@@ -9,7 +9,7 @@
 
 namespace msl {
 
-// What such a copy returns, as the program's pointer to an event.
+// The result of such a copy, which converts to the program's pointer to an event.
 struct Event {
   template <class T>
   METAL_FUNC operator T*() const { return nullptr; }
@@ -25,7 +25,7 @@ METAL_FUNC void copy_element(void* to, const void* from, uint64_t size) {
 
 }  // namespace msl
 
-// The lanes that come here share the elements among them.
+// The lanes that call it share the elements.
 METAL_FUNC msl::Event __metal_simdgroup_async_copy_1d(uint64_t size, uint64_t, void* to, const void* from,
                                                       uint64_t count, uint32_t line = __builtin_LINE()) {
   const uint32_t lanes = metal::simd_sum(1u, line), lane = metal::simd_prefix_exclusive_sum(1u, line);
@@ -34,8 +34,8 @@ METAL_FUNC msl::Event __metal_simdgroup_async_copy_1d(uint64_t size, uint64_t, v
   return {};
 }
 
-// Tiles of to_tile and from_tile elements (x along a row); what lies outside of the source is zero, or for mode 1 the
-// nearest element. An element's stride is 1 and the offset 0 in all programs known.
+// Copies tiles of to_tile and from_tile elements (x goes along a row). Elements outside of the source are zero, or for
+// mode 1 the nearest element. In all known programs an element's stride is 1 and the offset is 0.
 METAL_FUNC msl::Event __metal_simdgroup_async_copy_2d(uint64_t size, uint64_t, void* to, uint64_t to_row,
                                                       uint64_t to_stride, metal::vec<ulong, 2> to_tile,
                                                       const void* from, uint64_t from_row, uint64_t from_stride,

@@ -1,6 +1,5 @@
-// simdgroup_matrix<T, 8, 8>: a matrix spread over the 32 lanes of a simdgroup, two neighbouring elements of a row in
-// each. The mapping of lanes to elements is the one Apple's GPUs have, which programs rely on through
-// thread_elements().
+// simdgroup_matrix<T, 8, 8>: a matrix that is spread over the 32 lanes of a simdgroup. Each lane has two neighbouring
+// elements of a row, which are the same as on Apple's GPUs: programs rely on it through thread_elements().
 #pragma once
 
 #include "metal/simdgroup.h"
@@ -15,7 +14,7 @@ struct simdgroup_matrix {
   using storage_type = vec<T, 2>;
 
   simdgroup_matrix() = default;
-  // The scalar on the diagonal, zero elsewhere.
+  // The scalar stands on the diagonal, and zero elsewhere.
   METAL_FUNC explicit simdgroup_matrix(T diagonal) {
     msl::MatrixPlace place = msl::matrix_place(msl::index_of_lane());
     elements =

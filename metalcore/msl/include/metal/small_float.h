@@ -1,14 +1,14 @@
 // half and bfloat: 16-bit floats held as bits. Arithmetic is done in float and rounded to nearest even after every
-// operation, which for + - * / and sqrt is what a 16-bit unit gives. They are classes, so that the
-// same rules hold with every compiler; target/formats.h converts them.
-// Mixed operands follow MSL: with an integer the result has the small type, with float (or the other small type) float.
+// operation, which for + - * / and sqrt is what a 16-bit unit gives. They are classes, so that the same rules hold with
+// every compiler; target/formats.h converts them. Mixed operands follow MSL: with an integer the result has the small
+// type, with float or the other small type it is float.
 #pragma once
 
 #include "target/formats.h"
 
 namespace msl {
 
-// A scalar of the language itself (unscoped enumerations convert like integers).
+// A scalar type of C++ (unscoped enumerations convert as integers do).
 template <class T>
 constexpr bool is_native_v = std::is_arithmetic_v<T> || (std::is_enum_v<T> && std::is_convertible_v<T, int>);
 
@@ -20,11 +20,11 @@ struct is_small_float : std::false_type {};
 template <class F>
 struct is_small_float<small_float<F>> : std::true_type {};
 
-// A number an operation on vectors accepts as its scalar operand.
+// A number that an operation on vectors accepts as its scalar operand.
 template <class T>
 constexpr bool is_scalar_v = is_native_v<T> || is_small_float<T>::value;
 
-// T, as a type that depends on a template's argument (see anonymous_structs.py).
+// The type T, made dependent on a template's argument (see anonymous_structs.py).
 template <class T, class>
 struct in_template {
   using type = T;
@@ -37,7 +37,7 @@ struct small_float {
   small_float() = default;
   template <class Native, class = std::enable_if_t<is_native_v<Native>>>
   METAL_FUNC constexpr small_float(Native value) : bits(Format::round(float(value))) {}
-  // A class that counts as a number; the other small float does so only where it is asked to.
+  // Converts a class that counts as a number; the other small float converts only explicitly.
   template <class T, std::enable_if_t<
                          std::is_class_v<T> && std::is_convertible_v<T, float> && !is_small_float<T>::value, int> = 0>
   METAL_FUNC constexpr small_float(T value) : small_float(float(value)) {}

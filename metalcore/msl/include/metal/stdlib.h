@@ -22,6 +22,6 @@
 #include "metal/type_traits.h"
 #include "metal/types.h"
 
-// <metal_assert>: nothing, as in the release builds of Apple's compiler.
+// <metal_assert> does nothing, as in release builds of Apple's compiler.
 #undef assert
 #define assert(condition) static_cast<void>(0)

@@ -24,7 +24,7 @@ METAL_FUNC constexpr auto read_swizzle(const V& v) {
   return metal::vec<typename V::element_type, sizeof...(I)>(element<I>(v)...);
 }
 
-// The target of an assignment to a swizzle; reading it gives the vector.
+// The target of an assignment to a swizzle. A read of it gives the vector.
 template <class V, int... I>
 struct swizzle_reference {
   using element_type = typename V::element_type;

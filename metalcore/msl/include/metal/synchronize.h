@@ -24,14 +24,14 @@ enum memory_order {
   memory_order_seq_cst = 5,
 };
 
-enum thread_scope : int {  // has room for the one below
+enum thread_scope : int {  // int has room for the value below
   thread_scope_thread,
   thread_scope_simdgroup,
   thread_scope_threadgroup,
   thread_scope_device,
 };
 
-// Newer than Metal 3.1: found behind a directive, so that a program may still declare it itself, as MLX does.
+// A value newer than Metal 3.1. A using-directive finds it, so a program may still declare it itself, as MLX does.
 namespace newer {
 constexpr thread_scope thread_scope_system = thread_scope(thread_scope_device + 1);
 }
@@ -50,7 +50,7 @@ METAL_FUNC void simdgroup_barrier(mem_flags flags, thread_scope, uint32_t line =
   msl::simdgroup_barrier(uint32_t(flags), line);
 }
 
-// Full fences whatever the order: the flags and the order may be run-time values here.
+// Every order gives a full fence: the flags and the order may be run-time values here.
 METAL_FUNC void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) {
   msl::memory_fence();
 }

@@ -1,4 +1,4 @@
-// Type traits of MSL. They are templates of namespace metal, so that a program may specialize them, and know half,
+// MSL's type traits. They are templates of namespace metal, so that a program may specialize them, and they know half,
 // bfloat and vectors.
 #pragma once
 
@@ -78,7 +78,7 @@ MSL_TRAIT(is_volatile) MSL_TRAIT(is_pod) MSL_TRAIT(is_move_constructible) MSL_TR
 MSL_TRAIT(is_null_pointer) MSL_TRAIT(is_compound)
 #undef MSL_TRAIT
 
-// The traits half and bfloat take part in.
+// Traits that count half and bfloat as numbers.
 #define MSL_NUMBER_TRAIT(name, also)                                                                                 \
   template <class T>                                                                                                 \
   struct name                                                                                                        \
@@ -104,7 +104,7 @@ constexpr bool spaces_are_known = false;
 
 namespace msl {
 
-// A pointer in the arguments of a template that is specialized for address spaces, with the space it points into.
+// A pointer, with the space that it points into, in the arguments of a template that is specialized for address spaces.
 struct in_device {};
 struct in_constant {};
 struct in_threadgroup {};
@@ -123,7 +123,7 @@ struct unknown_space {
 
 namespace metal {
 
-// Pointers are of one type wherever they point, so whether two are the same is not known.
+// A pointer has the same type wherever it points, so whether two pointer types are the same in MSL is not known.
 template <class T>
 struct is_same<T*, T*> : msl::unknown_space<T> {};
 template <class Space, class T>
@@ -139,7 +139,7 @@ struct _conjunction : std::conjunction<T...> {};
 template <class T>
 using remove_addrspace_t = T;
 
-// A value that is the same for all threads; on the host nothing depends on it.
+// A value that is the same for all threads. No code on the host depends on that.
 template <class T>
 using uniform = T;
 template <class T>
@@ -168,7 +168,7 @@ struct is_vector<packed_vec<T, N>> : std::true_type {};
 template <class T>
 constexpr bool is_vector_v = is_vector<T>::value;
 
-// The element type of a vector; a scalar's own.
+// The element type of a vector, or the scalar type itself.
 template <class T>
 struct make_scalar {
   using type = msl::element_t<T>;
@@ -176,8 +176,8 @@ struct make_scalar {
 template <class T>
 using make_scalar_t = typename make_scalar<T>::type;
 
-// Names of Apple's headers that published programs use: elements of a vector (none in a scalar), and whether the
-// simd_ functions take a type there.
+// Names of Apple's headers that published programs use: the number of a vector's elements (0 for a scalar), and whether
+// Apple's simd_ functions accept a type.
 template <class T>
 struct vec_elements : std::integral_constant<int, 0> {};
 template <class T, int N>

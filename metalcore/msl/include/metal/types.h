@@ -59,7 +59,7 @@ using MSL_ROOT::uintptr_t;
 using MSL_ROOT::ulong;
 using MSL_ROOT::ushort;
 
-// A value that is the same for every thread; only a promise to the compiler.
+// A value that is the same for every thread: a promise to the compiler, which nothing here uses.
 template <class T>
 using uniform = T;
 

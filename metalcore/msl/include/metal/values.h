@@ -1,13 +1,13 @@
-// How functions of several arguments resolve theirs: scalars are brought to their common type, a scalar beside a vector
-// is converted to its element type, packed vectors and swizzles count as vectors.
+// The types of mixed arguments of a function: scalars are converted to their common type, a scalar beside a vector to
+// the vector's element type, and packed vectors and swizzles count as vectors.
 #pragma once
 
 #include "metal/types.h"
 
 namespace msl {
 
-// Shape of an argument: its element type and width (1 for a scalar). No member `element` for anything else, so that
-// functions of these headers do not compete for a user's own types.
+// The shape of an argument: its element type and width (1 for a scalar). Other types have no member `element`, so that
+// overload resolution ignores these headers' functions for a user's own types.
 template <class T, class = void>
 struct value_traits {};
 template <class T>
@@ -41,11 +41,24 @@ struct value_of<T, 1> {
 template <class T, int N>
 using value_t = typename value_of<T, N>::type;
 
+// The components that an argument gives to a vector's constructor.
+template <class T, class = void>
+constexpr int components_v = 1;
+template <class T>
+constexpr int components_v<T, std::void_t<typename value_traits<T>::element>> = width_v<T>;
+
+// The vector V of these arguments, which must give all of its components (see vector_constructors.py).
+template <class V, class... A>
+METAL_FUNC constexpr V complete(A... arguments) {
+  static_assert((components_v<A> + ...) >= components_v<V>, "too few components for this vector");
+  return V(arguments...);
+}
+
 // The vector or scalar that T stands for: itself, or vec for packed vectors and swizzles.
 template <class T>
 using plain_t = value_t<element_t<T>, width_v<T>>;
 
-// Common type of two scalars.
+// The common type of two scalars.
 template <class A, class B>
 struct common_scalar {
   using type = decltype(A() + B());
@@ -76,7 +89,7 @@ struct common_value<A, A, 1, 1> {
   using type = A;
 };
 
-// No member `type` where the arguments do not go together.
+// It has no member `type` where the arguments have no common type.
 template <class Void, class A, class... Rest>
 struct common_of {};
 template <class A>
@@ -88,7 +101,7 @@ using common_pair_t = typename common_value<plain_t<A>, plain_t<B>, width_v<A>, 
 template <class A, class B, class... Rest>
 struct common_of<std::void_t<common_pair_t<A, B>>, A, B, Rest...> : common_of<void, common_pair_t<A, B>, Rest...> {};
 
-// Result type of a function of these arguments.
+// The result type of a function of these arguments.
 template <class... A>
 using common_t = typename common_of<void, A...>::type;
 
@@ -100,7 +113,7 @@ using floating_t = value_t<floating_scalar_t<element_t<V>>, width_v<V>>;
 template <class... A>
 using common_floating_t = floating_t<common_t<A...>>;
 
-// f on the elements of arguments that have all been converted to V.
+// Applies f to the elements of arguments that have all been converted to V.
 template <class F, class T, class... Rest, class = std::enable_if_t<is_scalar_v<T>>>
 METAL_FUNC constexpr auto map_all(F f, const T& a, const Rest&... rest) {
   return f(a, rest...);

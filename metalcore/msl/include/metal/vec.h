@@ -1,5 +1,5 @@
-// vec<T, N>: two, three or four elements (and more, below) with the size and alignment MSL gives them (three take the
-// room of four). Members x y z w and r g b a name the same elements; longer swizzles are calls (see swizzle.h).
+// vec<T, N>: two, three or four elements (and more, below) with MSL's size and alignment (three elements take the room
+// of four). Members x y z w and r g b a name the same elements; longer swizzles are calls (see swizzle.h).
 #pragma once
 
 #include "metal/small_float.h"
@@ -42,7 +42,7 @@ METAL_FUNC constexpr auto map(in<metal::vec<T, 4>> v, F f) {
   return metal::vec<decltype(f(v.x)), 4>(f(v.x), f(v.y), f(v.z), f(v.w));
 }
 
-// f(a, b) for each pair of elements, as vec<R, N>.
+// Gives f(a, b) for each pair of elements, as vec<R, N>.
 template <class R, class F, class T, class U>
 METAL_FUNC constexpr metal::vec<R, 2> map_pairs(in<metal::vec<T, 2>> a, in<metal::vec<U, 2>> b, F f) {
   return {R(f(a.x, b.x)), R(f(a.y, b.y))};
@@ -70,7 +70,7 @@ METAL_FUNC constexpr metal::vec<R, N> map_pairs(in<metal::vec<T, N>> a, in<metal
   return result;
 }
 
-// The operators of vec<T, N>, found by argument-dependent lookup. They are not templates, so a scalar or a packed
+// The operators of vec<T, N>, which argument-dependent lookup finds. They are no templates, so a scalar or a packed
 // vector on either side converts. An operator that T lacks is an error only where it is used.
 template <class T, int N>
 struct vec_operators {
@@ -138,8 +138,8 @@ struct vec_operators {
     return swizzle_ref<msl::components<C...>::index(C)...>();                                                \
   }
 
-// What vec<T, N> has for every N. An element is reached by address except in constant expressions, where only members
-// may be named.
+// The members of vec<T, N> for every N. An element is accessed by address, except in constant expressions, which may
+// name members only.
 #define MSL_VEC_COMMON(type, N)                                                                              \
   using element_type = T;                                                                                    \
   type() = default;                                                                                          \
@@ -226,7 +226,7 @@ struct alignas(4 * sizeof(T)) vec<T, 4> : msl::vec_operators<T, 4> {
   METAL_FUNC constexpr T* member(size_t i) { return i == 0 ? &x : i == 1 ? &y : i == 2 ? &z : &w; }
 };
 
-// Clang's ext_vector_type has any number of elements; MSL's own names stop at four.
+// Clang's ext_vector_type may have any number of elements; MSL's own names end at four.
 template <class T, int N>
 struct alignas(N * sizeof(T)) vec : msl::vec_operators<T, N> {
   using element_type = T;

@@ -1,11 +1,12 @@
-// Atomic accesses by CUDA's functions: relaxed, in the scope of the device, on device and threadgroup memory alike.
+// Atomic accesses by CUDA's functions. They are relaxed, have the device's scope, and work on device and threadgroup
+// memory.
 #pragma once
 
 #include "metal/lane_operations.h"
 
 namespace msl {
 
-// The unsigned integer an atomic object is accessed as.
+// The unsigned integer as which an atomic object is accessed.
 template <class T>
 using atomic_bits_t =
     std::conditional_t<sizeof(T) == 8, unsigned long long,
@@ -21,14 +22,14 @@ METAL_FUNC void atomic_store(volatile Bits* address, Bits desired) {
   *address = desired;
 }
 
-// Leaves what was found in `expected`.
+// Leaves the value that it found in `expected`.
 template <class Bits>
 METAL_FUNC bool atomic_compare_exchange(volatile Bits* address, Bits& expected, Bits desired) {
   Bits found;
   if constexpr (sizeof(Bits) > 1) {
     found = atomicCAS(const_cast<Bits*>(address), expected, desired);
   } else {
-    // A byte is exchanged as part of the word around it.
+    // A byte is exchanged as a part of the word around it.
     auto word = reinterpret_cast<uint32_t*>(reinterpret_cast<uintptr_t>(address) & ~uintptr_t(3));
     uint32_t shift = uint32_t(reinterpret_cast<uintptr_t>(address) & 3) * 8;
     uint32_t before = *const_cast<volatile uint32_t*>(word), assumed;
@@ -39,9 +40,9 @@ METAL_FUNC bool atomic_compare_exchange(volatile Bits* address, Bits& expected, 
       before = atomicCAS(word, assumed, (assumed & ~(0xffu << shift)) | uint32_t(desired) << shift);
     } while (before != assumed);
   }
-  bool done = found == expected;
+  bool exchanged = found == expected;
   expected = found;
-  return done;
+  return exchanged;
 }
 
 template <class Bits>
@@ -63,7 +64,7 @@ constexpr bool has_atomic_fetch =
 
 template <class Operation, class T>
 METAL_FUNC T atomic_fetch(T* object, T operand) {
-  // The type CUDA's functions know: float, unsigned, or signed where that makes a difference.
+  // A type that CUDA's functions accept: float, unsigned, or signed where the sign makes a difference.
   constexpr bool ordered = std::is_same_v<Operation, Min> || std::is_same_v<Operation, Max>;
   using Signed = std::conditional_t<sizeof(T) == 8, long long, int>;
   using Number = std::conditional_t<std::is_same_v<T, float>, float,

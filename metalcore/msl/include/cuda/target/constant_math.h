@@ -1,6 +1,6 @@
-// Math functions in constant expressions, where CUDA's cannot be called: computed in double by series after reduction
-// of the argument, so that the float nearest to the result is that of the function. No kernel runs any of it. The
-// language has no comparison with NaN there, and no result out of range: nearest() keeps NaN from the functions.
+// Math functions for constant expressions, where CUDA's cannot be called. They reduce the argument and sum series in
+// double, so that the float nearest to the result is the nearest to the exact value too. No kernel runs them. C++ has
+// neither comparison with NaN nor results out of range in constant expressions: nearest() keeps NaN from the functions.
 #pragma once
 
 namespace msl::constant_math {
@@ -43,13 +43,13 @@ constexpr double fdim(double x, double y) { return x <= y ? 0 : x - y; }
 constexpr double fmod(double x, double y) {
   if (!is_finite(x) || y == 0) return kNaN;
   if (!is_finite(y)) return x;
-  double left = abs(x);
-  while (left >= abs(y)) {
+  double remaining = abs(x);
+  while (remaining >= abs(y)) {
     double part = abs(y);
-    while (part <= left / 2) part *= 2;
-    left -= part;
+    while (part <= remaining / 2) part *= 2;
+    remaining -= part;
   }
-  return copysign(left, x);
+  return copysign(remaining, x);
 }
 
 constexpr double ldexp(double x, int n) {
@@ -78,7 +78,7 @@ constexpr double sqrt(double x) {
 
 constexpr double rsqrt(double x) { return x < 0 ? kNaN : x == kInfinity ? 0 : divide(1, sqrt(x)); }
 
-// Exponentials and logarithms; those of 1 + x are exact for small x.
+// Exponentials and logarithms. expm1 and log1p are exact for small x.
 
 constexpr double expm1_of_small(double x) {
   double sum = 0;
@@ -109,7 +109,7 @@ constexpr double log1p(double x) { return abs(x) < 0.4 ? log1p_of_small(x) : log
 constexpr double log2(double x) { return log(x) / kLn2; }
 constexpr double log10(double x) { return log(x) / kLn10; }
 
-// The power of an integer is by products, and so exact where it can be.
+// The power of an integer is computed by products, so it is exact where it can be.
 constexpr double pow(double x, double y) {
   if (y == 0 || x == 1) return 1;
   const bool is_integer = trunc(y) == y, is_odd = is_integer && abs(fmod(y, 2)) == 1;
@@ -126,7 +126,8 @@ constexpr double pow(double x, double y) {
 constexpr double exp2(double x) { return pow(2, x); }
 constexpr double exp10(double x) { return pow(10, x); }
 
-// Trigonometry. An argument is reduced to the nearest quarter of a turn; too large a one makes no constant.
+// Trigonometry. An argument is reduced to the nearest quarter of a turn. An argument that is too large makes no
+// constant.
 
 void argument_too_large_for_a_constant();
 
@@ -153,7 +154,7 @@ constexpr double sine_or_cosine(Turned at, int first) {
 constexpr double sin(double x) { return is_finite(x) ? x == 0 ? x : sine_or_cosine(reduce(x), 0) : kNaN; }
 constexpr double cos(double x) { return is_finite(x) ? sine_or_cosine(reduce(x), 1) : kNaN; }
 constexpr double tan(double x) { return is_finite(x) ? sin(x) / cos(x) : kNaN; }
-// Of pi times x, exact for halves.
+// The angle pi times x, which is exact for halves.
 constexpr Turned turned(double x) {
   const double n = rint(2 * x);
   return {(x - n / 2) * kPi, int(n - 4 * floor(n / 4))};
@@ -194,8 +195,8 @@ constexpr double atanh(double x) {
   return x == 0 ? x : abs(x) >= 1 ? abs(x) > 1 ? kNaN : copysign(kInfinity, x) : log1p(2 * x / (1 - x)) / 2;
 }
 
-// The float nearest to a * b + c: the product is exact, and a sum that is not is made odd, which a second rounding
-// cannot mistake for half-way.
+// The float nearest to a * b + c. The product is exact. An inexact sum is made odd, so that the second rounding does
+// not take it for a half-way case.
 constexpr float fma(float a, float b, float c) {
   const double product = double(a) * b, sum = product + c;
   const double part = sum - product, error = (product - (sum - part)) + (c - part);

@@ -1,5 +1,6 @@
-// The functions of metal::fast that the GPU has units for. Subnormal numbers count as zeros; exp's relative error grows
-// with the argument's size (2 + 1.16 |x| ulp), log's error near 1 is absolute, x / y is zero where |y| is above 2^126.
+// The functions of metal::fast for which the GPU has instructions. Subnormal numbers count as zeros; exp's relative
+// error grows with the argument's size (2 + 1.16 |x| ulp), log's error near 1 is absolute, x / y is zero where |y| is
+// above 2^126.
 #pragma once
 
 #include "metal/math.h"

@@ -1,4 +1,4 @@
-// How half and bfloat convert to and from float: by instructions, but by arithmetic in constant expressions.
+// How half and bfloat convert to and from float: by instructions, except in constant expressions, which use arithmetic.
 #pragma once
 
 #include "metal/portable_formats.h"

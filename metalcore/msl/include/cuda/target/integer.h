@@ -1,11 +1,11 @@
-// Operations on integers that machines have instructions for; by arithmetic in constant expressions.
+// Operations on integers for which machines have instructions. Constant expressions use arithmetic.
 #pragma once
 
 #include "target/runtime.h"
 
 namespace msl::integer {
 
-// x is not zero.
+// x must not be zero.
 METAL_FUNC constexpr int leading_zeros(uint64_t x) {
   if (!__builtin_is_constant_evaluated()) return __clzll(int64_t(x));
   int n = 0;

@@ -1,6 +1,6 @@
-// How lanes exchange values on CUDA: shuffles within the warp. The active lanes take part; a program whose simdgroups
-// always come here whole, and which names no lane that there is not, says so by MSL_CONVERGENT, which spares finding out
-// who is active.
+// How lanes exchange values on CUDA: by shuffles within the warp. The active lanes take part. A program whose whole
+// simdgroups always come here, and which names only lanes that exist, promises so by MSL_CONVERGENT; then the active
+// lanes need not be found.
 #pragma once
 
 #include "metal/lane_operations.h"
@@ -58,7 +58,7 @@ METAL_FUNC T shuffle_upper(uint32_t mask, const T& value, uint32_t n) {
   return map_words(value, [=](uint32_t word) { return __shfl_down_sync(mask, word, n, Width); });
 }
 
-// The value of lane `source` of the simdgroup, or zeros; what CUDA gives of a lane that is not in the mask is undefined.
+// The value of lane `source` of the simdgroup, or zeros: CUDA's result for a lane that is not in the mask is undefined.
 template <class T>
 METAL_FUNC T shuffle_if(bool there, uint32_t mask, const T& value, uint32_t source) {
   return map_words(value, [=](uint32_t word) {
@@ -67,7 +67,7 @@ METAL_FUNC T shuffle_if(bool there, uint32_t mask, const T& value, uint32_t sour
   });
 }
 
-// Combines the values of all lanes of the group, which all are in `mask`, in the order of the CPU executor.
+// Combines the values of all lanes of the group in the order of the CPU executor. All lanes must be in `mask`.
 template <uint32_t Width, class Operation, class T>
 METAL_FUNC T reduce_whole(uint32_t mask, T value) {
 #pragma unroll
@@ -102,7 +102,7 @@ METAL_FUNC T reduce(const T& value, uint32_t) {
     return reduce_by_instruction<Operation>(mask, value);
   } else {
     if (mask == kEveryLane) return reduce_whole<Width, Operation>(mask, value);
-    // Every lane walks over all active lanes, so that they stay together, and takes those of its group.
+    // Every lane walks over all active lanes, so that the lanes stay together, and takes the values of its group.
     uint32_t group = group_lanes<Width>();
     T result = value;
     bool first = true;
@@ -140,24 +140,24 @@ METAL_FUNC T prefix(const T& value, const T& identity, bool inclusive, uint32_t)
   return inclusive ? combine<Operation, T>(result, value) : result;
 }
 
-// The value of the lane that Source says, where all are active.
+// The value of the lane that Source chooses, where all lanes are active.
 template <uint32_t Width, class Source, class T>
 METAL_FUNC T fetch_convergent(const T& value, uint32_t n) {
   if constexpr (std::is_same_v<Source, Lower>) return shuffle_lower<Width>(kEveryLane, value, n);
   else if constexpr (std::is_same_v<Source, Upper>) return shuffle_upper<Width>(kEveryLane, value, n);
   else if constexpr (std::is_same_v<Source, Flipped>) return shuffle_flipped<Width>(kEveryLane, value, n);
-  else return shuffle<Width>(kEveryLane, value, Source::of(index_of_lane(), n, Width));
+  else return shuffle<Width>(kEveryLane, value, Source::source_lane(index_of_lane(), n, Width));
 }
 
-// The value of the lane that Source says, and zeros where it is inactive. Where the group has no such lane, it is this
-// lane's own if Source keeps that, and otherwise zeros.
+// The value of the lane that Source chooses, or zeros where it is inactive. Where the group has no such lane, the
+// result is this lane's own value if Source keeps that, and zeros otherwise.
 template <uint32_t Width, class Source, class T>
 METAL_FUNC T fetch(const T& value, uint32_t n, uint32_t) {
   if constexpr (kConvergent) {
     return fetch_convergent<Width, Source>(value, n);
   } else {
     uint32_t mask = active_lanes(), lane = index_of_lane() & (Width - 1), start = index_of_lane() - lane;
-    uint32_t from = Source::of(lane, n, Width);
+    uint32_t from = Source::source_lane(lane, n, Width);
     bool inside = from < Width;
     if (!inside && Source::keeps) from = lane;
     return shuffle_if((inside || Source::keeps) && mask >> (start + from) & 1, mask, value, start + from);
@@ -171,7 +171,8 @@ METAL_FUNC T fetch_first(const T& value, uint32_t) {
   return shuffle<kSimd>(mask, value, __ffs(mask & group_lanes<Width>()) - 1);
 }
 
-// The value of the lane `delta` further in the block of `modulo` lanes; its filling where the block ends before.
+// The value of the lane `delta` lanes further in the block of `modulo` lanes, or its filling where the block ends
+// before.
 template <uint32_t Width, class T>
 METAL_FUNC T fill(const T& value, const T& filling, int delta, uint32_t modulo, uint32_t) {
   uint32_t mask = active_lanes(), lane = index_of_lane();

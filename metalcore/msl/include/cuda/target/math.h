@@ -1,5 +1,5 @@
-// msl::math: the functions on float that metal/math.h makes MSL's overloads of; CUDA's accurate ones, except in
-// constant expressions.
+// msl::math: the functions on float from which metal/math.h makes MSL's overloads. They are CUDA's accurate functions,
+// except in constant expressions.
 #pragma once
 
 #include "metal/bit_cast.h"
@@ -21,7 +21,7 @@ METAL_FUNC constexpr float greatest(float a, float b) {
   return __builtin_is_constant_evaluated() ? (a < b || a != a ? b : a) : ::fmaxf(a, b);
 }
 
-// The nearest value of the function of constant_math in constant expressions, `elsewhere` otherwise.
+// In constant expressions the nearest float of constant_math's function, and `elsewhere` otherwise.
 #define MSL_EITHER(elsewhere, function, ...) \
   (__builtin_is_constant_evaluated() ? constant_math::nearest(constant_math::function, __VA_ARGS__) : elsewhere)
 
@@ -64,7 +64,7 @@ METAL_FUNC constexpr float sincos(float x, float& cosine) {
   return sine;
 }
 
-// What CUDA has no function for, or one that differs.
+// Functions that CUDA does not have, or that differ from MSL's.
 
 // A negative base has no power, even where the exponent is an integer.
 METAL_FUNC constexpr float powr(float x, float y) { return x >= 0.0f && y == y ? pow(x, y) : kNaN; }
@@ -80,14 +80,14 @@ METAL_FUNC constexpr float tanpi(float x) {
   return sine == 0.0f ? ::copysignf(0.0f, x) : value;
 }
 
-// Below 1 even where x - floor(x) rounds up to it.
+// The result is below 1 even where x - floor(x) rounds up to 1.
 METAL_FUNC constexpr float fract(float x) {
   float value = least(x - floor(x), 0x1.fffffep-1f);
   value = abs(x) == kInfinity ? 0.0f : value;
   return x != x ? x : value;
 }
 
-// INT_MIN for zero, INT_MAX for infinity and NaN.
+// Gives INT_MIN for zero, INT_MAX for infinity and NaN.
 METAL_FUNC constexpr int ilogb(float x) {
   if (x == 0.0f) return -2147483647 - 1;
   if (!(abs(x) < kInfinity)) return 2147483647;

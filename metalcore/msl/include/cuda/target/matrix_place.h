@@ -1,5 +1,5 @@
-// Where a lane's two elements of a simdgroup_matrix are: where Metal has them if the program can see it, and otherwise
-// (MSL_OPAQUE_MATRICES) where tensor cores want them.
+// The places of a lane's two elements of a simdgroup_matrix: Metal's if the program can see them, and otherwise
+// (MSL_OPAQUE_MATRICES) those that tensor cores need.
 #pragma once
 
 #include "target/lanes.h"
@@ -31,7 +31,8 @@ METAL_FUNC T from_tensor_place(T value) {
 
 namespace msl {
 
-// Moves elements between the lanes where Metal has them and where tensor cores do, whose rows are four lanes long.
+// Moves elements between the lanes of Metal's layout and those of the tensor cores' layout, whose rows are four lanes
+// long.
 template <class T>
 METAL_FUNC T to_tensor_place(T value) {
   uint32_t lane = index_of_lane();

@@ -1,5 +1,5 @@
-// The product of two 8 by 8 matrices that lie spread over a simdgroup: by tensor cores for half and bfloat, by fused
-// multiply-adds for float.
+// The product of two 8 by 8 matrices that are spread over a simdgroup. Tensor cores compute it for half and bfloat,
+// fused multiply-adds for float.
 #pragma once
 
 #include "target/lanes.h"
@@ -7,7 +7,8 @@
 
 namespace msl {
 
-// By mma.sync, for the types that it takes. The assembly is volatile: lanes that come to it together must stay so.
+// Uses mma.sync, for the types that it accepts. The assembly is volatile, because lanes that reach it together must
+// stay together.
 template <class T>
 constexpr bool has_tensor_product = false;
 #define MSL_TENSOR_PRODUCT(T, name)                                                                               \

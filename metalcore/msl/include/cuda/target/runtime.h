@@ -1,5 +1,5 @@
-// What metal/ asks of the target, on CUDA: a simdgroup is a warp, threadgroup memory is shared memory. Where calls are
-// in the user's source (`line`) matters to the CPU executor only.
+// The services that metal/ needs from its target, on CUDA: a simdgroup is a warp, threadgroup memory is shared memory.
+// Only the CPU executor uses `line`, the line of a call in the user's source.
 #pragma once
 
 #include "target/standard.h"
@@ -17,21 +17,21 @@
 #define MSL_UNROLL MSL_PRAGMA(unroll)
 #define MSL_UNROLL_BY(count) MSL_PRAGMA(unroll count)
 
-// Of the C++ that Metal's compiler accepts, NVRTC lacks this word.
+// Metal's compiler accepts this word, and NVRTC does not know it.
 #define __extension__
 
-// How the translator declares constants that have an initial value: CUDA runs nothing when it loads a program.
+// The translator declares constants that have an initial value so, since CUDA runs no code when it loads a program.
 #define MSL_CONSTANT constexpr
 #define MSL_MEMBER_CONSTANT constexpr
 
-// Where names of the program's outermost scope are: MSL_ROOT::name.
+// The program's outermost scope: MSL_ROOT::name.
 #define MSL_ROOT ::metal_program
 
 namespace msl {
 
-// How functions take a vector that they only read: by value, so that one in memory is loaded as a whole. Through a
-// reference each element is read by itself, and where it is a half or bfloat, a class, the compiler no longer knows
-// that it is part of something aligned.
+// Functions take a vector that they only read by value, so that a vector in memory is loaded as a whole. Through a
+// reference each element is read by itself: a half or a bfloat is a class, and the compiler no longer knows that it is
+// part of an aligned vector.
 template <class T>
 using in = T;
 
@@ -50,9 +50,8 @@ METAL_FUNC uint32_t index_of_lane() {
   return lane;
 }
 
-// A threadgroup variable of the running kernel; `site` numbers the declaration (given by the translator), and
-// `alignment` is what the declaration asks for. Its bytes are declared rather than T itself, which may have a
-// constructor.
+// A threadgroup variable of the running kernel. `site` is the number that the translator gives the declaration, and
+// `alignment` is the declaration's. The variable is declared as bytes, since T may have a constructor.
 template <class T, uint32_t site, uint32_t alignment = 16>
 METAL_FUNC T& threadgroup_variable() {
   constexpr uint32_t least = alignment < 16 ? 16 : alignment;
@@ -60,22 +59,22 @@ METAL_FUNC T& threadgroup_variable() {
   return (T&)bytes;  // T may be volatile
 }
 
-// Where an object lies, for functions that differ in address spaces only: buffers and constants, threadgroup memory, a
-// thread's own variables, or nowhere (null).
+// The place of an object, for functions that differ in address spaces only: buffers and constants, threadgroup memory,
+// a thread's own variables, or nowhere (null).
 enum class Space : uint32_t { memory, threadgroup, thread, none };
 METAL_FUNC Space space_of(const volatile void* address) {
   const void* at = const_cast<const void*>(address);
   return !at ? Space::none : __isShared(at) ? Space::threadgroup : __isLocal(at) ? Space::thread : Space::memory;
 }
-// What a call of such a function with a null pointer comes to.
+// A call of such a function with a null pointer ends here.
 METAL_FUNC void fault() { __trap(); }
 
 METAL_FUNC void threadgroup_barrier(uint32_t, uint32_t) { __syncthreads(); }
-// Every thread of the simdgroup comes here, so lanes that diverged meet again.
+// Every lane of the simdgroup calls it, so lanes that diverged meet again.
 METAL_FUNC void simdgroup_barrier(uint32_t, uint32_t) { __syncwarp(); }
 METAL_FUNC void memory_fence() { __threadfence(); }
 
-// Gives a threadgroup variable its initial value: one thread writes it, and the others wait.
+// Gives a threadgroup variable its initial value. One thread writes it, and the others wait.
 template <class T>
 struct initial {
   T value;

@@ -1,5 +1,5 @@
-// What metal/ takes from <type_traits>, <cstdint> and <cstddef>, which NVRTC lacks. The names are inside the program's
-// own namespace, so they meet no other std.
+// The parts of <type_traits>, <cstdint> and <cstddef> that metal/ uses: NVRTC does not have them. The names are inside
+// the program's namespace, so they meet no other std.
 #pragma once
 
 using size_t = ::size_t;
@@ -15,7 +15,7 @@ using uint32_t = unsigned int;
 using uint64_t = unsigned long;
 using uintptr_t = unsigned long;
 
-// The …_v are concepts, values like the variables they stand in for: NVRTC would emit each variable instantiated.
+// The names that end in _v are concepts instead of variables: NVRTC would emit every variable that is instantiated.
 namespace std {
 
 template <class T, T v>
@@ -69,7 +69,7 @@ concept disjunction_v = bool(disjunction<A...>::value);
 template <class A>
 concept negation_v = bool(negation<A>::value);
 
-// Types from types. Each has its plain case and the patterns that change.
+// Traits that make a type from a type: each has its plain case and the patterns that change.
 #define MSL_TRANSFORM(name)    \
   template <class T>           \
   using name##_t = typename name<T>::type;
@@ -103,7 +103,7 @@ MSL_TRANSFORM(remove_const) MSL_TRANSFORM(remove_volatile) MSL_TRANSFORM(remove_
 MSL_TRANSFORM(remove_pointer) MSL_TRANSFORM(remove_extent) MSL_TRANSFORM(remove_all_extents) MSL_TRANSFORM(add_const)
 MSL_TRANSFORM(add_volatile) MSL_TRANSFORM(add_cv)
 
-// A reference or pointer to T, where there can be one.
+// A reference or a pointer to T, where C++ allows one.
 template <class T, class = void> struct add_lvalue_reference { using type = T; };
 template <class T> struct add_lvalue_reference<T, void_t<T&>> { using type = T&; };
 template <class T, class = void> struct add_rvalue_reference { using type = T; };
@@ -129,7 +129,7 @@ template <class T, class... A> struct is_constructible : bool_constant<__is_cons
 template <class T, class... A>
 concept is_constructible_v = is_constructible<T, A...>::value;
 
-// Questions about one type.
+// Traits that ask one question about a type.
 #define MSL_TRAIT(name, ...)                             \
   template <class T>                                     \
   struct name : bool_constant<bool(__VA_ARGS__)> {};     \
@@ -203,7 +203,7 @@ template <class T>
 struct underlying_type<T, true> { using type = __underlying_type(T); };
 MSL_TRANSFORM(decay) MSL_TRANSFORM(underlying_type)
 
-// The integer type of T's size with or without a sign.
+// The integer type of this size, with or without a sign.
 template <size_t size, bool is_signed>
 struct integer_of;
 template <> struct integer_of<1, true> { using type = signed char; };

@@ -5,7 +5,7 @@
 
 namespace msl {
 
-// The unsigned integer an atomic object is accessed as.
+// The unsigned integer as which an atomic object is accessed.
 template <class T>
 using atomic_bits_t =
     std::conditional_t<sizeof(T) == 8, uint64_t,
@@ -24,7 +24,7 @@ template <class Bits>
 METAL_FUNC Bits atomic_exchange(volatile Bits* address, Bits desired) {
   return __atomic_exchange_n(address, desired, __ATOMIC_ACQ_REL);
 }
-// Leaves what was found in `expected`.
+// Leaves the value that it found in `expected`.
 template <class Bits>
 METAL_FUNC bool atomic_compare_exchange(volatile Bits* address, Bits& expected, Bits desired) {
   return __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
@@ -34,7 +34,7 @@ template <class Operation, class T>
 constexpr bool has_atomic_fetch = std::is_integral_v<T> && !std::is_same_v<T, bool> &&
                                   !std::is_same_v<Operation, Min> && !std::is_same_v<Operation, Max>;
 
-// Integers wrap around alike whether signed or not, so the unsigned builtin serves both.
+// Signed and unsigned integers wrap around in the same way, so the unsigned builtin serves both.
 template <class Operation, class T>
 METAL_FUNC T atomic_fetch(T* object, T operand) {
   auto address = reinterpret_cast<volatile atomic_bits_t<T>*>(object);

@@ -1,4 +1,4 @@
-// The functions of metal::fast that a target may have by itself: the precise ones here.
+// The functions of metal::fast of which a target may have its own. The host has the precise ones.
 #pragma once
 
 #include "metal/math.h"

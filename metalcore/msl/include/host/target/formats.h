@@ -1,5 +1,5 @@
-// How half and bfloat convert to and from float: this integer formulation vectorizes everywhere, while compilers in use
-// (g++ 12) neither know bfloat nor vectorize loops over _Float16.
+// How half and bfloat convert to and from float. This integer arithmetic vectorizes everywhere; compilers in use (g++
+// 12) do not know bfloat and do not vectorize loops over _Float16.
 #pragma once
 
 #include "metal/portable_formats.h"

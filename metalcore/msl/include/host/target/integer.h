@@ -1,4 +1,4 @@
-// Operations on integers that machines have instructions for.
+// Operations on integers for which machines have instructions.
 #pragma once
 
 #include "target/runtime.h"
@@ -6,7 +6,7 @@
 
 namespace msl::integer {
 
-// x is not zero.
+// x must not be zero.
 METAL_FUNC constexpr int leading_zeros(uint64_t x) { return __builtin_clzll(x); }
 METAL_FUNC constexpr int trailing_zeros(uint64_t x) { return __builtin_ctzll(x); }
 METAL_FUNC constexpr int ones(uint64_t x) { return __builtin_popcountll(x); }

@@ -1,5 +1,5 @@
-// How lanes exchange values on the host: each publishes its value through the executor and computes its own result from
-// what the active lanes published.
+// How lanes exchange values on the host: each lane publishes its value through the executor, and computes its own
+// result from the values that the active lanes published.
 #pragma once
 
 #include "metal/lane_operations.h"
@@ -8,8 +8,8 @@ namespace msl {
 
 constexpr uint32_t kNobody = kSimd;
 
-// What the active lanes of this lane's group published. Lanes are numbered within the simdgroup; where one is inactive
-// or is kNobody, there are zeros.
+// The values that the active lanes of this lane's group published. Lanes are numbered within the simdgroup. The value
+// of an inactive lane, and of kNobody, is zeros.
 template <class T>
 struct Lanes {
   msl_abi::Exchange exchange;
@@ -36,7 +36,7 @@ METAL_FUNC uint32_t group_start(uint32_t lane) {
   return lane & ~(Width - 1);
 }
 
-// Combines 2 N values as a tree; loops of known length, for the vectorizer.
+// Combines 2 N values as a tree. Its loops have constant lengths, for the vectorizer.
 template <uint32_t N, class Operation, class T>
 METAL_FUNC T combine_tree(T* values) {
   for (uint32_t i = 0; i < N; ++i) values[i] = combine<Operation>(values[i], values[i + N]);
@@ -73,13 +73,13 @@ METAL_FUNC T prefix(const T& value, const T& identity, bool inclusive, uint32_t 
   return inclusive ? combine<Operation, T>(result, value) : result;
 }
 
-// The value of the lane that Source says. Where the group has no such lane, it is this lane's own if Source keeps that,
-// and otherwise nobody's.
+// The value of the lane that Source chooses. Where the group has no such lane, the result is this lane's own value if
+// Source keeps that, and kNobody's otherwise.
 template <uint32_t Width, class Source, class T>
 METAL_FUNC T fetch(const T& value, uint32_t n, uint32_t line) {
   Lanes<T> lanes = publish(value, Width, line);
   uint32_t start = group_start<Width>(lanes.lane);
-  uint32_t from = Source::of(lanes.lane - start, n, Width);
+  uint32_t from = Source::source_lane(lanes.lane - start, n, Width);
   if (Source::keeps && from >= Width) return value;
   return lanes[from < Width ? start + from : kNobody];
 }
@@ -92,7 +92,8 @@ METAL_FUNC T fetch_first(const T& value, uint32_t line) {
   return lanes[start + __builtin_ctz(lanes.exchange.active >> start)];
 }
 
-// The value of the lane `delta` further in the block of `modulo` lanes; its filling where the block ends before.
+// The value of the lane `delta` lanes further in the block of `modulo` lanes, or its filling where the block ends
+// before.
 template <uint32_t Width, class T>
 METAL_FUNC T fill(const T& value, const T& filling, int delta, uint32_t modulo, uint32_t line) {
   struct Pair {

@@ -1,4 +1,4 @@
-// msl::math: the functions on float that metal/math.h makes MSL's overloads of.
+// msl::math: the functions on float from which metal/math.h makes MSL's overloads.
 #pragma once
 
 #include "target/math/exponential.h"

@@ -1,4 +1,4 @@
-// The product of two 8 by 8 matrices that lie spread over a simdgroup.
+// The product of two 8 by 8 matrices that are spread over a simdgroup.
 #pragma once
 
 #include "metal/matrix_place.h"

@@ -1,4 +1,4 @@
-// The standard headers that metal/ rests on.
+// The standard headers that metal/ uses.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Exponentials, logarithms and powers of float, without branches or calls so that loops over them vectorize. The hot
-// ones (exp, exp2, log) work in float; the others take a short polynomial in double, which leaves one rounding.
+// ones (exp, exp2, log) work in float. The others use a short polynomial in double, so that only one rounding is left.
 #pragma once
 
 #include "metal/values.h"
@@ -18,7 +18,7 @@ METAL_FUNC constexpr float copysign(float x, float sign) {
   return bit_cast<float>((bit_cast<uint32_t>(x) & 0x7fffffffu) | (bit_cast<uint32_t>(sign) & 0x80000000u));
 }
 
-// a * b + c, in one rounding where the machine has the instruction and in two elsewhere; never a call.
+// a * b + c, with one rounding where the machine has the instruction and two elsewhere. It is never a call.
 METAL_FUNC float multiply_add(float a, float b, float c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   return __builtin_fmaf(a, b, c);
@@ -78,7 +78,7 @@ METAL_FUNC float exp2(float x) {
   return scale(exp_tail(f * 0.693147182f) + f * 0.693147182f + 1.0f, n);
 }
 
-// 2^t in double, relative error below 1e-9, for |t| < 1000.
+// 2^t in double for |t| < 1000, with a relative error below 1e-9.
 METAL_FUNC double exp2_64(double t) {
   double rounded = t + kRounder64;
   long n = bit_cast<long>(rounded) - bit_cast<long>(kRounder64);
@@ -106,14 +106,14 @@ METAL_FUNC LogParts log_parts(float x) {
   return {float(exponent), bit_cast<float>((bits & 0x7fffffu) + 0x3f3504f3u) - 1.0f};
 }
 
-// What a logarithm is at zero, below it, at infinity and at NaN; `value` elsewhere.
+// A logarithm at zero, below zero, at infinity and at NaN; `value` elsewhere.
 METAL_FUNC float log_special(float x, float value) {
   value = x == kInfinity ? x : value;
   value = x == 0.0f ? -kInfinity : value;
   return x >= 0.0f ? value : kNaN;
 }
 
-// As in FreeBSD's logf: log(1+f) = f - f^2/2 + s * (f^2/2 + R(s^2)), s = f / (2 + f).
+// FreeBSD's logf: log(1+f) = f - f^2/2 + s * (f^2/2 + R(s^2)), s = f / (2 + f).
 METAL_FUNC float log(float x) {
   LogParts parts = log_parts(x);
   float f = parts.f;
@@ -127,7 +127,7 @@ METAL_FUNC float log(float x) {
   return log_special(x, value);
 }
 
-// log(1 + f) in double for 1 + f in [sqrt(1/2), sqrt(2)), relative error below 1e-12.
+// log(1 + f) in double for 1 + f in [sqrt(1/2), sqrt(2)), with a relative error below 1e-12.
 METAL_FUNC double log1p_64(double f) {
   double s = f / (2.0 + f);
   double z = s * s;
@@ -139,7 +139,7 @@ METAL_FUNC double log2_64(float x) {
   return double(parts.exponent) + log1p_64(parts.f) * 1.44269504088896340736;
 }
 
-// Natural logarithm of a double that is positive, normal and finite.
+// The natural logarithm of a double that is positive, normal and finite.
 METAL_FUNC double log_64(double x) {
   uint64_t bits = bit_cast<uint64_t>(x) - 0x3fe6a09e667f3bcdul;
   int exponent = int(int64_t(bits) >> 52);
@@ -153,7 +153,7 @@ METAL_FUNC float log10(float x) { return log_special(x, float(log2_64(x) * 0.301
 METAL_FUNC float sqrt(float x) { return __builtin_sqrtf(x); }
 METAL_FUNC float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
 
-// x^y for x >= 0, given x's logarithm finite or infinite as IEEE has it.
+// x^y for x >= 0.
 METAL_FUNC float power_of_magnitude(float x, float y) {
   double logarithm = log2_64(x);
   logarithm = x == 0.0f ? -double(kInfinity) : logarithm;
@@ -178,7 +178,7 @@ METAL_FUNC float pow(float x, float y) {
   value = negative && odd ? -value : value;
   bool undefined = x < 0.0f && !integer && magnitude != kInfinity;
   value = undefined ? kNaN : value;
-  // y == 0 and x == 1 give 1 whatever the other is, NaN included; otherwise a NaN stays.
+  // y == 0 and x == 1 give 1 even where the other is NaN; otherwise a NaN stays.
   bool unordered = (x != x && y != 0.0f) || (y != y && x != 1.0f);
   return unordered ? kNaN : value;
 }

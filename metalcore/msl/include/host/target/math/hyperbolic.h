@@ -5,7 +5,7 @@
 
 namespace msl::math {
 
-// Near zero an odd polynomial (Cephes tanhf), elsewhere 1 - 2 / (e^2x + 1).
+// Near zero it is an odd polynomial (Cephes tanhf), elsewhere 1 - 2 / (e^2x + 1).
 METAL_FUNC float tanh(float x) {
   float size = abs(x);
   float z = x * x;

@@ -1,4 +1,4 @@
-// Rounding, remainders, and taking floats apart.
+// Rounding, remainders, and the parts of floats.
 #pragma once
 
 #include "target/math/exponential.h"
@@ -9,10 +9,10 @@ METAL_FUNC float floor(float x) { return __builtin_floorf(x); }
 METAL_FUNC float ceil(float x) { return __builtin_ceilf(x); }
 METAL_FUNC float trunc(float x) { return __builtin_truncf(x); }
 METAL_FUNC float rint(float x) { return __builtin_rintf(x); }
-// Half away from zero. The largest float below 1/2 is added, so that it does not itself round up to 1.
+// Rounds half away from zero. It adds the largest float below 1/2, which itself does not round up to 1.
 METAL_FUNC float round(float x) { return copysign(trunc(x + copysign(0x1.fffffep-2f, x)), x); }
 
-// Below 1 even where x - floor(x) rounds up to it.
+// The result is below 1 even where x - floor(x) rounds up to 1.
 METAL_FUNC float fract(float x) {
   float value = x - floor(x);
   value = value < 0x1.fffffep-1f ? value : 0x1.fffffep-1f;
@@ -27,7 +27,7 @@ METAL_FUNC float ldexp(float x, int n) { return __builtin_ldexpf(x, n); }
 METAL_FUNC float fdim(float x, float y) { return x > y ? x - y : (x != x || y != y ? kNaN : 0.0f); }
 
 METAL_FUNC float frexp(float x, int& exponent) { return __builtin_frexpf(x, &exponent); }
-// INT_MIN for zero, INT_MAX for infinity and NaN.
+// Gives INT_MIN for zero, INT_MAX for infinity and NaN.
 METAL_FUNC int ilogb(float x) {
   if (x == 0.0f) return -2147483647 - 1;
   if (!(abs(x) < kInfinity)) return 2147483647;

@@ -1,4 +1,4 @@
-// Circular functions of float and their inverses. The argument is reduced, and the polynomials evaluated, in double.
+// Circular functions of float and their inverses. The argument is reduced and the polynomials are evaluated in double.
 #pragma once
 
 #include "target/math/exponential.h"
@@ -13,8 +13,8 @@ struct Angle {
   double rest;
 };
 
-// Any finite angle in radians. 1 / (2 pi) is cut into pieces of 29 bits: their products with a float are exact in
-// double, so whole turns can be dropped from each before they are added (Payne and Hanek's idea).
+// Reduces any finite angle in radians. 1 / (2 pi) is cut into pieces of 29 bits. Their products with a float are exact
+// in double, so whole turns can be dropped from each product before the products are added (Payne and Hanek's idea).
 METAL_FUNC Angle reduce_angle(float x) {
   constexpr double pieces[] = {0x145f306dp-31,  0x19391054p-60,  0x14fe13abp-89, 0x1d1f534dp-118,
                                0x1b81b6c5p-147, 0x05664f10p-176, 0x1c820ff2p-205};
@@ -30,7 +30,7 @@ METAL_FUNC Angle reduce_angle(float x) {
   return {int(quarters), turns * (2 * kPi)};
 }
 
-// x half turns.
+// Reduces an angle of x half turns.
 METAL_FUNC Angle reduce_half_turns(float x) {
   float turns = x * 0.5f;  // an underflow here is far below what sin and tan can show beside x itself
   double fraction = double(turns) - __builtin_rint(double(turns));
@@ -39,7 +39,7 @@ METAL_FUNC Angle reduce_half_turns(float x) {
   return {int(whole), (fraction - whole * 0.25) * (2 * kPi)};
 }
 
-// sin and cos on [-pi/4, pi/4]; minimax polynomials of FreeBSD's k_sinf and k_cosf.
+// sin and cos on [-pi/4, pi/4]: the minimax polynomials of FreeBSD's k_sinf and k_cosf.
 METAL_FUNC double sin_polynomial(double r) {
   double z = r * r;
   return r + r * z * polynomial(z, 0.0000027183114939898219064, -0.000198393348360966317347, 0.0083333293858894631756,
@@ -69,7 +69,7 @@ METAL_FUNC float sincos(float x, float& cosine) {
   return x == 0.0f ? x : sin_of(angle);
 }
 METAL_FUNC float tan(float x) { return x == 0.0f ? x : tan_of(reduce_angle(x)); }
-// Zeros are exact here; sinpi's and tanpi's have the argument's sign, cospi's are positive.
+// Zeros are exact. Those of sinpi and tanpi have the argument's sign, those of cospi are positive.
 METAL_FUNC float sinpi(float x) {
   float value = sin_of(reduce_half_turns(x));
   return value == 0.0f ? copysign(value, x) : value;
@@ -80,8 +80,8 @@ METAL_FUNC float tanpi(float x) {
   return value == 0.0f ? copysign(value, x) : value;
 }
 
-// The angle of the point (x, y), x and y finite and not both zero, for y, x >= 0. The quotient of the smaller by the
-// larger is brought below tan(pi/8) by the addition theorem; the series then converges like 0.172^k.
+// The angle of the point (x, y) for finite x, y >= 0 that are not both zero. The addition theorem brings the quotient
+// of the smaller by the larger below tan(pi/8); then the series converges like 0.172^k.
 METAL_FUNC double first_octant_angle(double quotient) {
   bool large = quotient > 0.41421356237309504880;
   double q = large ? (quotient - 1.0) / (quotient + 1.0) : quotient;

@@ -1,0 +1,75 @@
+// NVIDIA's gpu::Backend: a recording is launched on PyTorch's current stream of the device.
+#include "../../gpu/backend.h"
+
+#include "launches.h"
+
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace metalcore::cuda {
+namespace {
+
+// Launches whose memory is the last ones' of this thread.
+class Reused {
+ public:
+  Reused() : launches_(std::move(spare)) {
+    if (!launches_) launches_ = std::make_unique<Launches>();
+  }
+  ~Reused() {
+    launches_->clear();
+    spare = std::move(launches_);
+  }
+  Launches& operator*() { return *launches_; }
+
+ private:
+  static thread_local std::unique_ptr<Launches> spare;
+  std::unique_ptr<Launches> launches_;
+};
+thread_local std::unique_ptr<Launches> Reused::spare;
+
+char* address_of(const gpu::BufferView& view) {
+  return view.storage ? static_cast<char*>(view.storage) + view.offset : nullptr;
+}
+
+void bind(Launches& launches, const gpu::Recording& recording, const gpu::Argument& argument) {
+  switch (argument.kind) {
+    case gpu::Argument::kBuffer: launches.buffer(argument.index, address_of(*recording.views(argument))); break;
+    case gpu::Argument::kBytes:
+      std::memcpy(launches.bytes(argument.index, argument.count), recording.bytes(argument), argument.count);
+      break;
+    case gpu::Argument::kPointers: {
+      auto* addresses = static_cast<char**>(launches.bytes(argument.index, argument.count * sizeof(char*)));
+      for (uint32_t i = 0; i < argument.count; ++i) addresses[i] = address_of(recording.views(argument)[i]);
+      break;
+    }
+    case gpu::Argument::kThreadgroup: launches.threadgroup_memory(argument.index, argument.count); break;
+  }
+}
+
+class CudaBackend final : public gpu::Backend {
+ public:
+  std::string_view device_type() const override { return "cuda"; }
+
+  // The only NVIDIA GPUs that plans were tuned on; others go by the same numbers.
+  std::string_view family() override { return "hopper"; }
+
+  void submit(int device_index, const gpu::Recording& recording, size_t first) override {
+    const Device& on = device(device_index);
+    Reused launches;
+    for (size_t i = first; i < recording.dispatches().size(); ++i) {
+      const gpu::Dispatch& dispatch = recording.dispatches()[i];
+      (*launches).kernel(find_kernel(0, recording.name(dispatch)));
+      for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument)
+        bind(*launches, recording, *argument);
+      (*launches).dispatch(recording.threads(dispatch), dispatch.group);
+    }
+    (*launches).launch(on);
+  }
+};
+
+CudaBackend backend;
+const gpu::BackendRegistration registered(backend);
+
+}  // namespace
+}  // namespace metalcore::cuda

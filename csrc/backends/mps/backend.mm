@@ -1,0 +1,160 @@
+// Metal's gpu::Backend: a recording is encoded on PyTorch's MPS stream. It is not run: nothing here commits or waits.
+#include "../../gpu/backend.h"
+
+#include "gpu_family.h"
+
+#import "pipelines.h"
+#import "stream.h"
+
+#include "../../gpu/limits.h"
+
+#import <Foundation/Foundation.h>
+
+#include <array>
+#include <exception>
+#include <string>
+#include <vector>
+
+namespace metalcore::mps {
+namespace {
+
+id<MTLBuffer> buffer_of(const gpu::BufferView& view) { return static_cast<id<MTLBuffer>>(view.storage); }
+
+MTLSize metal_size(gpu::Size size) { return MTLSizeMake(size.x, size.y, size.z); }
+
+size_t rounded(uint32_t threadgroup_length) { return (size_t{threadgroup_length} + 15) / 16 * 16; }
+
+// Metal itself would end the process for what is refused here.
+void check(const gpu::Recording& recording, const gpu::Dispatch& dispatch, const Pipeline& pipeline,
+           id<MTLDevice> device) {
+  const std::string_view name = recording.name(dispatch);
+  const uint64_t threads = uint64_t{dispatch.group.x} * dispatch.group.y * dispatch.group.z;
+  if (threads > pipeline.max_threads)
+    gpu::refuse(name, "a threadgroup of " + std::to_string(threads) + " threads; it must have from 1 to " +
+                          std::to_string(pipeline.max_threads));
+  std::array<size_t, gpu::kMaximumBuffers> lengths = {};
+  for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument)
+    if (argument->kind == gpu::Argument::kThreadgroup) lengths[argument->index] = rounded(argument->count);
+  size_t memory = pipeline.static_memory;
+  for (size_t length : lengths) memory += length;
+  if (const size_t most = device.maxThreadgroupMemoryLength; memory > most)
+    gpu::refuse(name, std::to_string(memory) + " bytes of threadgroup memory; this GPU has " + std::to_string(most));
+}
+
+class MetalEncoder {
+ public:
+  MetalEncoder(id<MTLComputeCommandEncoder> encoder, const gpu::Recording& recording)
+      : encoder_(encoder), recording_(recording) {}
+
+  void encode(const gpu::Dispatch& dispatch, const Pipeline& pipeline) {
+    [encoder_ setComputePipelineState:pipeline.state];
+    for (const gpu::Argument* argument = recording_.begin(dispatch); argument != recording_.end(dispatch); ++argument)
+      bind(*argument);
+    if (dispatch.threads)
+      [encoder_ dispatchThreads:metal_size(dispatch.grid) threadsPerThreadgroup:metal_size(dispatch.group)];
+    else
+      [encoder_ dispatchThreadgroups:metal_size(dispatch.grid) threadsPerThreadgroup:metal_size(dispatch.group)];
+  }
+
+  id<MTLDevice> device() const { return encoder_.device; }
+
+ private:
+  void bind(const gpu::Argument& argument) {
+    switch (argument.kind) {
+      case gpu::Argument::kBuffer: bind_buffer(argument.index, *recording_.views(argument)); break;
+      case gpu::Argument::kBytes:
+        [encoder_ setBytes:recording_.bytes(argument) length:argument.count atIndex:argument.index];
+        break;
+      case gpu::Argument::kPointers: bind_pointers(argument); break;
+      case gpu::Argument::kThreadgroup:
+        [encoder_ setThreadgroupMemoryLength:rounded(argument.count) atIndex:argument.index];
+        break;
+    }
+  }
+
+  void bind_buffer(uint32_t index, const gpu::BufferView& view) {
+    if (id<MTLBuffer> buffer = buffer_of(view)) {
+      [encoder_ setBuffer:buffer offset:view.offset atIndex:index];
+    } else {  // a tensor without elements has no memory, but Metal wants each of a kernel's buffers bound
+      const uint64_t nothing = 0;
+      [encoder_ setBytes:&nothing length:sizeof(nothing) atIndex:index];
+    }
+  }
+
+  // The buffers' gpuAddress (Metal 3), set as bytes.
+  void bind_pointers(const gpu::Argument& argument) {
+    const gpu::BufferView* const views = recording_.views(argument);
+    std::array<uint64_t, gpu::kMaximumPointers> addresses;
+    for (uint32_t i = 0; i < argument.count; ++i) {
+      id<MTLBuffer> buffer = buffer_of(views[i]);
+      addresses[i] = buffer ? buffer.gpuAddress + views[i].offset : 0;
+      // The driver cannot see which buffers a kernel reaches by address.
+      if (buffer) [encoder_ useResource:buffer usage:MTLResourceUsageRead | MTLResourceUsageWrite];
+    }
+    [encoder_ setBytes:addresses.data() length:argument.count * sizeof(uint64_t) atIndex:argument.index];
+  }
+
+  const id<MTLComputeCommandEncoder> encoder_;
+  const gpu::Recording& recording_;
+};
+
+struct Work {
+  at::mps::MPSStream* stream;
+  const gpu::Recording& recording;
+  size_t first;
+  std::exception_ptr error;  // libdispatch cannot be unwound
+};
+
+// Nothing is encoded before all of it was found to be right.
+void encode(const Work& work, MetalEncoder& encoder) {
+  const std::vector<gpu::Dispatch>& dispatches = work.recording.dispatches();
+  std::vector<const Pipeline*> pipelines;
+  for (size_t i = work.first; i < dispatches.size(); ++i) {
+    pipelines.push_back(&pipeline(encoder.device(), work.recording.name(dispatches[i])));
+    check(work.recording, dispatches[i], *pipelines.back(), encoder.device());
+  }
+  for (size_t i = work.first; i < dispatches.size(); ++i) encoder.encode(dispatches[i], *pipelines[i - work.first]);
+}
+
+void run(void* context) {
+  Work& work = *static_cast<Work*>(context);
+  @autoreleasepool {
+    try {
+      MetalEncoder encoder(work.stream->commandEncoder(), work.recording);
+      encode(work, encoder);
+    } catch (...) {
+      work.error = std::current_exception();
+    }
+  }
+}
+
+class MetalBackend final : public gpu::Backend {
+ public:
+  std::string_view device_type() const override { return "mps"; }
+  std::string_view family() override { return gpu_family(); }
+
+  void submit(int, const gpu::Recording& recording, size_t first) override {
+    // Both are this thread's, so they are asked for here and not on the queue.
+    Work work{at::mps::getCurrentMPSStream(), recording, first, nullptr};
+    dispatch_sync_f(torch::mps::get_dispatch_queue(), &work, run);
+    if (work.error) std::rethrow_exception(work.error);
+  }
+};
+
+MetalBackend backend;
+const gpu::BackendRegistration registered(backend);
+
+}  // namespace
+
+const std::string& gpu_family() {
+  static const std::string family = [] {
+    id<MTLDevice> device = MTLCreateSystemDefaultDevice();
+    for (int generation = 20; device && generation > 0; --generation)
+      if ([device supportsFamily:static_cast<MTLGPUFamily>(MTLGPUFamilyApple1 + generation - 1)])
+        return "apple" + std::to_string(generation);
+    return std::string();
+  }();
+  return family;
+}
+
+}  // namespace metalcore::mps

@@ -1,0 +1,71 @@
+// The simulator's gpu::Backend: each dispatch runs to its end before the next begins.
+#include "../../gpu/backend.h"
+
+#include "launch.h"
+
+#include <vector>
+
+namespace metalcore::simulator {
+namespace {
+
+// Addresses and how much may be used behind each, for an argument that is a table of them.
+struct PointerTable {
+  std::vector<char*> addresses;
+  std::vector<size_t> spans;
+};
+
+Binding bind_table(const gpu::BufferView* views, size_t count, PointerTable& table) {
+  for (size_t i = 0; i < count; ++i) {
+    const gpu::BufferView& view = views[i];
+    table.addresses.push_back(view.storage ? static_cast<char*>(view.storage) + view.offset : nullptr);
+    table.spans.push_back(view.storage ? view.span : 0);
+  }
+  return {Binding::kPointers, table.addresses.data(), count * sizeof(char*), table.spans.data()};
+}
+
+void run(const gpu::Recording& recording, const gpu::Dispatch& dispatch) {
+  Launch launch = {};
+  launch.kernel = find_builtin(recording.name(dispatch), checking().on);
+  std::array<PointerTable, kMaximumBuffers> tables;
+  for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument) {
+    Binding& binding = launch.buffers[argument->index];
+    switch (argument->kind) {
+      case gpu::Argument::kBuffer: {
+        const gpu::BufferView& view = *recording.views(*argument);
+        binding = {Binding::kBuffer, static_cast<char*>(view.storage) + view.offset, view.span, nullptr};
+        break;
+      }
+      case gpu::Argument::kBytes:
+        binding = {Binding::kBytes, const_cast<std::byte*>(recording.bytes(*argument)), argument->count, nullptr};
+        break;
+      case gpu::Argument::kPointers:
+        tables[argument->index] = {};
+        binding = bind_table(recording.views(*argument), argument->count, tables[argument->index]);
+        break;
+      case gpu::Argument::kThreadgroup: launch.threadgroup_lengths[argument->index] = argument->count; break;
+    }
+  }
+  const gpu::Size threads = recording.threads(dispatch);
+  launch.threads = {threads.x, threads.y, threads.z};
+  launch.group = {dispatch.group.x, dispatch.group.y, dispatch.group.z};
+  execute(launch);
+}
+
+class SimulatorBackend final : public gpu::Backend {
+ public:
+  std::string_view device_type() const override { return "mps"; }
+
+  // On the simulator the threads of a simdgroup are fibers that switch at every exchange, while a thread by itself runs
+  // as plain vector code. In checking mode it plans as for a GPU, so that a GPU's kernels are checked.
+  std::string_view family() override { return checking().on ? "" : "simulator"; }
+
+  void submit(int, const gpu::Recording& recording, size_t first) override {
+    for (size_t i = first; i < recording.dispatches().size(); ++i) run(recording, recording.dispatches()[i]);
+  }
+};
+
+SimulatorBackend backend;
+const gpu::BackendRegistration registered(backend);
+
+}  // namespace
+}  // namespace metalcore::simulator

@@ -1,0 +1,79 @@
+#include "record.h"
+
+#include "backend.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace metalcore::gpu {
+
+namespace {
+
+thread_local std::unique_ptr<Recording> spare;
+
+}  // namespace
+
+SpareRecording::SpareRecording() : recording_(std::move(spare)) {
+  if (!recording_) recording_ = std::make_unique<Recording>();
+}
+
+SpareRecording::~SpareRecording() {
+  recording_->clear();
+  spare = std::move(recording_);
+}
+
+void submit(const Tensor& on, const Recording& recording, size_t first) {
+  int32_t type = -1;
+  aoti_torch_get_device_type(on.get(), &type);
+  Backend* const backend = find_backend(type);
+  if (!backend)
+    throw std::runtime_error("metalcore: this build has no backend for the tensor's device (type " +
+                             std::to_string(type) + ")");
+  if (first < recording.dispatches().size()) backend->submit(on.get_device_index(), recording, first);
+}
+
+thread_local Recorder* Recorder::current_ = nullptr;
+
+Recorder::Recorder(Backend& backend) : backend_(backend), outer_(current_), kept_(std::make_shared<KeptRecording>()) {
+  current_ = this;
+}
+
+Recorder::~Recorder() { current_ = outer_; }
+
+namespace {
+
+std::optional<Tensor> reference_to(AtenTensorHandle tensor) {
+  if (!tensor) return std::nullopt;
+  AtenTensorHandle reference = nullptr;
+  if (aoti_torch_new_tensor_handle(tensor, &reference) != AOTI_TORCH_SUCCESS)
+    throw std::runtime_error("metalcore: a tensor of a recording cannot be kept");
+  return Tensor(reference);
+}
+
+}  // namespace
+
+void Recorder::record(const Tensor& on, const std::function<void(Recording&)>& body) {
+  Recording& recording = kept_->recording;
+  const size_t first = recording.dispatches().size();
+  std::vector<BufferView>& views = recording.views();
+  try {
+    body(recording);
+  } catch (...) {  // what was bound so far refers to tensors of the caller
+    for (size_t i = kept_->tensors.size(); i < views.size(); ++i) views[i].tensor = nullptr;
+    throw;
+  }
+  for (size_t i = kept_->tensors.size(); i < views.size(); ++i) {
+    const std::optional<Tensor>& tensor = kept_->tensors.emplace_back(reference_to(views[i].tensor));
+    views[i].tensor = tensor ? tensor->get() : nullptr;
+  }
+  int32_t type = -1;
+  aoti_torch_get_device_type(on.get(), &type);
+  if (type == aoti_torch_device_type_meta()) return;
+  kept_->on = on;
+  submit(on, recording, first);
+}
+
+}  // namespace metalcore::gpu

@@ -1,0 +1,92 @@
+// The one list of dispatches: kernels, what is bound to their arguments, grids and threadgroup memory. An op records
+// what it wants done; a backend submits it; explain prints it; a kept one is submitted again with other tensors.
+#pragma once
+
+#include "buffer.h"
+#include "size.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace metalcore::gpu {
+
+// One argument of a dispatch. Later arguments of one dispatch replace earlier ones with the same index.
+struct Argument {
+  enum Kind : uint8_t {
+    kBuffer,       // views[first]
+    kBytes,        // `count` bytes from bytes[first]
+    kPointers,     // a table of the addresses of views[first] to views[first + count - 1]
+    kThreadgroup,  // `count` bytes of threadgroup memory
+  };
+  Kind kind;
+  uint8_t index;
+  uint32_t first, count;
+};
+
+struct Dispatch {
+  uint32_t name_begin, name_size;
+  uint32_t arguments_begin, arguments_end;
+  Size grid;  // in threads, or in threadgroups
+  Size group;
+  bool threads;
+};
+
+class Recording {
+ public:
+  // Selects a built-in kernel by its host_name for the dispatches to come; arguments bound before are forgotten.
+  Recording& kernel(std::string_view name);
+  Recording& buffer(uint32_t index, const BufferView& view);
+  Recording& buffer(uint32_t index, const Tensor& tensor) { return buffer(index, view_of(tensor)); }
+  // Copies `size` <= 4096 bytes; the caller's memory may go away at once.
+  Recording& bytes(uint32_t index, const void* data, size_t size);
+  // Binds a table of device addresses, one per view (nullptr where a view's storage is null), at most 512 of them: for
+  // kernels over more tensors than there are buffer slots. The kernel reads it as `constant` structs of device pointers
+  // and may read and write each view's span.
+  Recording& pointers(uint32_t index, const BufferView* views, size_t count);
+  Recording& threadgroup_memory(uint32_t index, size_t bytes);
+  // A dispatch of no threads is left out. Dispatches run in order, each seeing the writes of the last.
+  void dispatch_threads(Size threads, Size threads_per_threadgroup);
+  void dispatch_threadgroups(Size threadgroups, Size threads_per_threadgroup);
+
+  template <typename T>
+  Recording& bytes(uint32_t index, const T& value) {
+    static_assert(std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>);
+    return bytes(index, &value, sizeof(T));
+  }
+
+  // For backends and for readers.
+  const std::vector<Dispatch>& dispatches() const { return dispatches_; }
+  std::string_view name(const Dispatch& d) const { return {names_.data() + d.name_begin, d.name_size}; }
+  const Argument* begin(const Dispatch& d) const { return arguments_.data() + d.arguments_begin; }
+  const Argument* end(const Dispatch& d) const { return arguments_.data() + d.arguments_end; }
+  const BufferView* views(const Argument& a) const { return views_.data() + a.first; }
+  const std::byte* bytes(const Argument& a) const { return bytes_.data() + a.first; }  // a multiple of 16
+  // The grid in threads. A side has 32 bits.
+  Size threads(const Dispatch& d) const;
+
+  // All views, in the order in which they were bound: a kept recording takes others in their places.
+  std::vector<BufferView>& views() { return views_; }
+  const std::vector<BufferView>& views() const { return views_; }
+
+  // Forgets everything; keeps the memory for the next recording, unless there is much of it.
+  void clear();
+
+ private:
+  std::string_view current() const { return {names_.data() + name_begin_, names_.size() - name_begin_}; }
+  void dispatch(Size grid, Size group, bool threads);
+  Argument& bind(uint32_t index, Argument::Kind kind, size_t first, size_t count);
+
+  std::vector<Dispatch> dispatches_;
+  std::vector<Argument> arguments_;
+  std::vector<BufferView> views_;
+  std::vector<std::byte> bytes_;
+  std::string names_;
+  // The kernel that is selected, and its first argument.
+  size_t name_begin_ = 0, arguments_begin_ = 0;
+};
+
+}  // namespace metalcore::gpu

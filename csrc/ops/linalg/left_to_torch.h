@@ -1,0 +1,42 @@
+// Which batches of matrices PyTorch's own op is faster at.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+namespace metalcore {
+
+// A region of sizes (rows or columns, whichever are more, unless a table says otherwise) and of numbers of matrices.
+struct Region {
+  int64_t above = 0, up_to = INT64_MAX;  // sizes
+  int64_t least = 1, most = INT64_MAX;   // matrices
+};
+
+class LeftToTorch {
+ public:
+  constexpr LeftToTorch() = default;
+  constexpr LeftToTorch(std::initializer_list<Region> regions) {
+    for (const Region& region : regions) regions_.at(count_++) = region;
+  }
+  constexpr bool takes(int64_t size, int64_t batch) const {
+    for (size_t i = 0; i < count_; ++i) {
+      const Region& r = regions_[i];
+      if (size > r.above && size <= r.up_to && batch >= r.least && batch <= r.most) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::array<Region, 3> regions_ = {};
+  size_t count_ = 0;
+};
+
+// "PyTorch's own op is faster (measured on hopper GPUs)", for a plan's reason.
+inline std::string faster_by_torch(const char* family) {
+  return "PyTorch's own op is faster (measured on " + std::string(family) + " GPUs)";
+}
+
+}  // namespace metalcore

@@ -1,0 +1,71 @@
+"""How far an op's results and gradients are from PyTorch's own, in float64 on the CPU, from the same rounded tensors.
+
+An error is measured against the largest value of the tensor that it is in, and may be
+
+    roundings * eps(dtype) + 8 * sqrt(terms) * eps(float32)
+
+since the kernels compute in float32, in sums of `terms` whose roundings go up as often as down, and round to the dtype
+of the result. A gradient may be off by four times as much: it is made of rounded results, and of two such computations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .registry import Op, Sample, random
+
+__all__ = ["FACTORS", "directed", "evaluate", "shares"]
+
+FACTORS = {"forward": 1, "gradient": 4}
+
+
+def shares(op: Op, sample: Sample, device: torch.device | str, dtype: torch.dtype) -> dict[str, float]:
+    """The largest error of the results, and that of the gradients, as a share of what it may be; infinite where shapes
+    differ or NaN is in only one of them."""
+    tensors = sample.make(device, dtype)
+    found = evaluate(op, sample, tensors)
+    expected = evaluate(op, sample, [tensor.cpu().double() for tensor in tensors], op.reference, dtype)
+    return {
+        part: max(_share(sample, ours, theirs, FACTORS[part]) for ours, theirs in zip(found[part], expected[part]))
+        for part in found
+    }
+
+
+def evaluate(
+    op: Op,
+    sample: Sample,
+    tensors: Sequence[Tensor],
+    function: Callable | None = None,
+    dtype: torch.dtype | None = None,
+) -> dict[str, list[Tensor]]:
+    """The results and, where there is a derivative, the gradients of a random linear function of those results that
+    have one, whose coefficients are rounded to `dtype`."""
+    backward = op.backward and sample.backward
+    leaves = [tensor.detach().requires_grad_(backward) for tensor in tensors]
+    results = op.compute(sample, leaves, function)
+    found = {"forward": [result.detach() for result in results]}
+    if backward:
+        outputs, directions = directed(results, dtype)
+        found["gradient"] = list(torch.autograd.grad(outputs, leaves, directions))
+    return found
+
+
+def directed(results: Sequence[Tensor], dtype: torch.dtype | None = None) -> tuple[list[Tensor], list[Tensor]]:
+    """The results that have a derivative, and for each a random tensor like it, the same one on every device."""
+    directions = [random(tuple(x.shape), 1000 + index).to(dtype or x.dtype).to(x) for index, x in enumerate(results)]
+    pairs = [(x, direction) for x, direction in zip(results, directions) if x.requires_grad]
+    return [x for x, _ in pairs], [direction for _, direction in pairs]
+
+
+def _share(sample: Sample, actual: Tensor, expected: Tensor, factor: int) -> float:
+    if actual.shape != expected.shape:
+        return float("inf")
+    if not actual.numel():
+        return 0.0
+    rounding, arithmetic = torch.finfo(actual.dtype).eps, torch.finfo(torch.float32).eps
+    bound = factor * (sample.roundings * rounding + 8 * sample.terms**0.5 * arithmetic)
+    error = (actual.cpu().double() - expected).abs().max() / expected.abs().max()
+    return float("inf") if error.isnan() else float(error / bound)

@@ -1,0 +1,59 @@
+"""What ops' sample inputs are made of: values that suit more than one op, and samples that do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .registry import Sample
+
+__all__ = ["elementwise", "low_rank", "positive_definite", "rows", "separated", "well_conditioned"]
+
+
+def elementwise() -> tuple[Sample, ...]:
+    """Of a function of one tensor: vectors of elements with a rest, elements that are not aligned, strides."""
+    return (
+        Sample("rows", ((64, 1000),)),
+        Sample("with a rest", ((1027,),)),
+        Sample("not aligned", ((1003,),), arguments=lambda x: (x[1:],)),
+        Sample("strided", ((64, 1000),), arguments=lambda x: (x.mT[3::2, 1:],)),
+        Sample("empty", ((0, 8),)),
+    )
+
+
+# How rows of these shapes are shared out: to a thread, a simdgroup, a threadgroup in registers or in loops, or several.
+_ROWS = {
+    "rows": (64, 1000),
+    "a thread's rows": (300, 12),
+    "short rows of a simdgroup": (40, 100),
+    "rows of a simdgroup": (40, 500),
+    "long rows": (40, 16500),
+    "few long rows": (3, 20000),
+}
+
+
+def rows(sample) -> tuple[Sample, ...]:
+    """`sample(name, rows, length)` for every way in which kernels share out rows."""
+    return tuple(sample(name, count, length) for name, (count, length) in _ROWS.items())
+
+
+def well_conditioned(a: Tensor) -> Tensor:
+    """Matrices whose singular values are within a small factor of each other: Q, R, L, U hardly amplify errors."""
+    return a / a.shape[-2] ** 0.5 + 2 * torch.eye(*a.shape[-2:])
+
+
+def positive_definite(a: Tensor) -> Tensor:
+    """Well-conditioned symmetric positive-definite matrices."""
+    return a @ a.mT / a.shape[-1] + torch.eye(a.shape[-1])
+
+
+def separated(a: Tensor) -> Tensor:
+    """Matrices whose singular values, or their symmetric part's eigenvalues, are about one apart. Vectors depend on
+    them as the largest over that distance: by n."""
+    m, n = a.shape[-2:]
+    return a / (10 * min(m, n)) + torch.diag(torch.arange(1.0, max(m, n) + 1))[:m, :n]
+
+
+def low_rank(u: Tensor, s: Tensor, vh: Tensor) -> Tensor:
+    """The best approximation of rank 3: it is made of vectors, and the same whichever signs these have."""
+    return (u[..., :3] * s[..., None, :3]) @ vh[..., :3, :]

@@ -1,0 +1,121 @@
+"""x times the normal distribution function."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Override, Sample, register
+from .._core.routing import accelerated, alike
+from .._core.samples import elementwise
+
+__all__ = ["gelu"]
+
+_aten = torch.ops.aten
+
+
+def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """x * Phi(x) with the normal distribution function Phi, as torch.nn.functional.gelu.
+
+    Args:
+        x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op.
+        approximate: "none", or "tanh" for 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+
+    Raises:
+        RuntimeError: another value of `approximate`.
+    """
+    if accelerated(x) and approximate in ("none", "tanh"):
+        return _gelu(x, approximate)
+    return F.gelu(x, approximate=approximate)
+
+
+@cpu_kernel("gelu")
+def _(x, approximate):
+    return F.gelu(x, approximate=approximate)
+
+
+@fake_kernel("gelu")
+def _(x, approximate):
+    return torch.empty_like(x)
+
+
+@cpu_kernel("gelu_backward")
+def _(grad, x, approximate):
+    return _aten.gelu_backward(grad, x, approximate=approximate, grad_input=torch.empty_like(x))
+
+
+@fake_kernel("gelu_backward")
+def _(grad, x, approximate):
+    return torch.empty_like(x)
+
+
+def _save_with_option(ctx, inputs, output):
+    *tensors, ctx.approximate = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gelu_backward(ctx, grad):
+    (x,) = ctx.saved_tensors
+    return ops.gelu_backward(grad, x, ctx.approximate), None
+
+
+def _gelu_derivatives(x, approximate):
+    """The first and the second derivative."""
+    if approximate == "none":
+        density = torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+        return 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * density, density * (2 - x * x)
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    t = torch.tanh(scale * (x + cubic * x * x * x))
+    slope = scale * (1 + 3 * cubic * x * x)
+    sech2 = 1 - t * t
+    first = 0.5 * (1 + t) + 0.5 * x * sech2 * slope
+    second = sech2 * (slope + 3 * scale * cubic * x * x - x * t * slope * slope)
+    return first, second
+
+
+def _gelu_double_backward(ctx, grad):
+    upstream, x = ctx.saved_tensors
+    first, second = _gelu_derivatives(x, ctx.approximate)
+    return grad * first, grad * upstream * second, None
+
+
+_gelu = autograd("gelu", _gelu_backward, _save_with_option)
+autograd("gelu_backward", _gelu_double_backward, _save_with_option)
+
+
+# In the place of PyTorch's kernels
+
+
+def _override(previous, count, left):
+    def kernel(keyset, x, *, approximate="none"):
+        if not accelerated(x) or approximate not in ("none", "tanh"):
+            return left(keyset, x, approximate=approximate)
+        count.ran += 1
+        return ops.gelu(x, approximate)
+
+    return kernel
+
+
+def _override_backward(previous, count, left):
+    def kernel(keyset, grad, x, *, approximate="none"):
+        if not alike(grad, x) or approximate not in ("none", "tanh"):
+            return left(keyset, grad, x, approximate=approximate)
+        count.ran += 1
+        return ops.gelu_backward(grad, x, approximate)
+
+    return kernel
+
+
+register(
+    Op(
+        "gelu",
+        gelu,
+        namesake="torch.nn.functional.gelu",
+        operators=("gelu", "gelu_backward"),
+        override=(Override("gelu", _override), Override("gelu_backward", _override_backward)),
+        samples=lambda: (*elementwise(), Sample("tanh", ((64, 1000),), {"approximate": "tanh"})),
+    )
+)

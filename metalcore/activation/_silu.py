@@ -1,0 +1,100 @@
+"""x * sigmoid(x)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Override, register
+from .._core.routing import accelerated, alike
+from .._core.samples import elementwise
+
+__all__ = ["silu"]
+
+_aten = torch.ops.aten
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(x), as torch.nn.functional.silu.
+
+    Args:
+        x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op.
+    """
+    return _silu(x) if accelerated(x) else F.silu(x)
+
+
+@cpu_kernel("silu")
+def _(x):
+    return F.silu(x)
+
+
+@fake_kernel("silu")
+def _(x):
+    return torch.empty_like(x)
+
+
+@cpu_kernel("silu_backward")
+def _(grad, x):
+    return _aten.silu_backward(grad, x, grad_input=torch.empty_like(x))
+
+
+@fake_kernel("silu_backward")
+def _(grad, x):
+    return torch.empty_like(x)
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _silu_backward(ctx, grad):
+    (x,) = ctx.saved_tensors
+    return ops.silu_backward(grad, x)
+
+
+def _silu_double_backward(ctx, grad):
+    upstream, x = ctx.saved_tensors
+    s = torch.sigmoid(x)
+    first = s * (1 + x * (1 - s))
+    second = s * (1 - s) * (2 + x * (1 - 2 * s))
+    return grad * first, grad * upstream * second
+
+
+_silu = autograd("silu", _silu_backward, _save)
+autograd("silu_backward", _silu_double_backward, _save)
+
+
+# In the place of PyTorch's kernels
+
+
+def _override(previous, count, left):
+    def kernel(keyset, x):
+        if not accelerated(x):
+            return left(keyset, x)
+        count.ran += 1
+        return ops.silu(x)
+
+    return kernel
+
+
+def _override_backward(previous, count, left):
+    def kernel(keyset, grad, x):
+        if not alike(grad, x):
+            return left(keyset, grad, x)
+        count.ran += 1
+        return ops.silu_backward(grad, x)
+
+    return kernel
+
+
+register(
+    Op(
+        "silu",
+        silu,
+        namesake="torch.nn.functional.silu",
+        operators=("silu", "silu_backward"),
+        override=(Override("silu", _override), Override("silu_backward", _override_backward)),
+        samples=elementwise,
+    )
+)

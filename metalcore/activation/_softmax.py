@@ -1,0 +1,182 @@
+"""softmax and log_softmax along any dimension."""
+
+from __future__ import annotations
+
+import torch
+
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Override, Sample, register
+from .._core.routing import COUNTED, accelerated, alike, autocast_to_float32, too_many
+from .._core.samples import rows
+
+__all__ = ["log_softmax", "softmax"]
+
+_aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """exp(x) / sum(exp(x)) along a dimension, as torch.softmax.
+
+    The maximum is subtracted first, so large values do not overflow; a row of -inf only gives NaN.
+
+    Args:
+        x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op,
+            and so do rows of 2^31 elements and more.
+        dim: the dimension to normalize.
+        dtype: of the result; x is converted to it first. float32 from a 16-bit x costs no extra pass, and is the
+            default where autocast is on.
+
+    Raises:
+        IndexError: dim out of range.
+    """
+    return _call(_softmax, torch.softmax, x, dim, dtype)
+
+
+def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """log(softmax(x)) along a dimension, as torch.log_softmax. Arguments and errors as in `softmax`."""
+    return _call(_log_softmax, torch.log_softmax, x, dim, dtype)
+
+
+def _call(op, torch_op, x, dim, dtype):
+    if (
+        not accelerated(x)
+        or not _in_range(dim, x.dim())
+        or dtype is not None
+        and type(dtype) is not torch.dtype
+        or x.numel() > COUNTED
+        and too_many(x, x.shape[dim])
+    ):
+        return torch_op(x, dim, dtype=dtype)
+    if dtype is None and autocast_to_float32(torch_op.__name__, x):
+        dtype = torch.float32
+    if dtype is None or dtype == x.dtype:
+        return op(x, dim, False)
+    if dtype == torch.float32:
+        return op(x, dim, True)
+    return _call(op, torch_op, x.to(dtype), dim, None)
+
+
+def _in_range(dim, dims):
+    dims = dims or 1  # a scalar has one, too
+    return type(dim) is int and -dims <= dim < dims
+
+
+def _register(name, aten_forward, aten_backward, double_backward):
+    backward_op = getattr(ops, f"{name}_backward").default
+
+    # PyTorch's CPU kernels have no half_to_float.
+    @cpu_kernel(name)
+    def _(x, dim, half_to_float):
+        return aten_forward(x.float() if half_to_float else x, dim, False).contiguous()
+
+    @cpu_kernel(f"{name}_backward")
+    def _(grad, output, dim, input_dtype):
+        return aten_backward(grad, output, dim, output.dtype).to(input_dtype).contiguous()
+
+    @fake_kernel(name)
+    def _(x, dim, half_to_float):
+        dtype = torch.float32 if half_to_float else x.dtype
+        return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+    @fake_kernel(f"{name}_backward")
+    def _(grad, output, dim, input_dtype):
+        return torch.empty_like(output, dtype=input_dtype, memory_format=torch.contiguous_format)
+
+    def save(ctx, inputs, output):
+        x, ctx.dim, _ = inputs
+        ctx.input_dtype = x.dtype
+        ctx.save_for_backward(output)
+
+    def backward(ctx, grad):
+        (output,) = ctx.saved_tensors
+        return backward_op(grad, output, ctx.dim, ctx.input_dtype), None, None
+
+    def save_backward(ctx, inputs, output):
+        grad, y, ctx.dim, ctx.input_dtype = inputs
+        ctx.save_for_backward(grad, y)
+
+    def backward_of_backward(ctx, cotangent):
+        grad, y = ctx.saved_tensors
+        return *double_backward(cotangent.to(y.dtype), grad, y, ctx.dim), None, None
+
+    autograd(f"{name}_backward", backward_of_backward, save_backward)
+    return autograd(name, backward, save)
+
+
+# The backward operator is linear in grad; these are its derivatives by grad and by the output y, applied to v.
+
+
+def _softmax_double_backward(v, grad, y, dim):
+    vy = (v * y).sum(dim, keepdim=True)
+    gy = (grad * y).sum(dim, keepdim=True)
+    return y * (v - vy), v * (grad - gy) - grad * vy
+
+
+def _log_softmax_double_backward(v, grad, y, dim):
+    p = y.exp()
+    vp = v * p
+    return v - vp.sum(dim, keepdim=True), -vp * grad.sum(dim, keepdim=True)
+
+
+_softmax = _register("softmax", _aten._softmax, _aten._softmax_backward_data, _softmax_double_backward)
+_log_softmax = _register(
+    "log_softmax", _aten._log_softmax, _aten._log_softmax_backward_data, _log_softmax_double_backward
+)
+
+
+# In the place of PyTorch's kernels
+
+
+def _override(op):
+    def make(previous, count, left):
+        def kernel(keyset, x, dim, half_to_float):
+            if not accelerated(x) or not -x.dim() <= dim < max(x.dim(), 1):
+                return left(keyset, x, dim, half_to_float)
+            count.ran += 1
+            return op(x, dim, half_to_float)
+
+        return kernel
+
+    return make
+
+
+def _override_backward(op):
+    def make(previous, count, left):
+        def kernel(keyset, grad, output, dim, input_dtype):
+            if not alike(grad, output):
+                return left(keyset, grad, output, dim, input_dtype)
+            count.ran += 1
+            return op(grad, output, dim, input_dtype)
+
+        return kernel
+
+    return make
+
+
+def _samples():
+    return (
+        *rows(lambda name, count, length: Sample(name, ((count, length),), {"dim": -1}, terms=length)),
+        Sample("columns", ((64, 1000),), {"dim": 0}, terms=64),
+        Sample("in float32", ((64, 1000),), {"dim": -1, "dtype": torch.float32}, terms=1000),
+        Sample("empty", ((0, 8),), {"dim": -1}),
+    )
+
+
+def _op(function):
+    name = function.__name__
+    return Op(
+        name,
+        function,
+        namesake=f"torch.{name}",
+        operators=(name, f"{name}_backward"),
+        override=(
+            Override(f"_{name}", _override(getattr(ops, name))),
+            Override(f"_{name}_backward_data", _override_backward(getattr(ops, f"{name}_backward"))),
+        ),
+        samples=_samples,
+    )
+
+
+register(_op(softmax))
+register(_op(log_softmax))

@@ -1,0 +1,73 @@
+"""python -m metalcore ops: every op, and what it is to PyTorch, as the Markdown of docs/ops.md."""
+
+from __future__ import annotations
+
+import inspect
+
+from metalcore._core.registry import OPS, OptimizerOverride
+
+HEAD = """\
+# Ops
+
+Every op of metalcore, by the module that has it. `python -m metalcore ops` prints this page.
+
+- **as** has the namesake in PyTorch, whose arguments, results and errors the op has.
+- **override**: what `enable_pytorch_overrides(name)` makes PyTorch use instead of its own.
+- **derivative**: whether it can be differentiated, with metalcore's kernels or PyTorch's ops.
+- **16 bits**: whether it takes float16 and bfloat16 besides float32.
+"""
+COLUMNS = ("op", "", "as", "override", "derivative", "16 bits")
+
+
+def add_parser(commands):
+    parser = commands.add_parser(
+        "ops",
+        help="every op, its namesake in PyTorch, what its override replaces",
+        description="Prints a table of every op as Markdown.",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments):
+    print(page(), end="")
+
+
+def page():
+    modules = {}
+    for op in OPS.values():
+        modules.setdefault(_module(op), []).append(op)
+    return "\n".join([HEAD, *(line for module, ops in sorted(modules.items()) for line in _table(module, ops))])
+
+
+def _module(op):
+    """The public module of a function: the first below metalcore."""
+    return ".".join(op.function.__module__.split(".")[:2])
+
+
+def _table(module, ops):
+    rows = [COLUMNS, ["---"] * len(COLUMNS), *(_cells(op) for op in sorted(ops, key=lambda op: op.name))]
+    return [f"## {module}", "", *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def _cells(op):
+    return (
+        f"`{op.function.__name__}`",
+        _summary(op.function),
+        f"`{op.namesake}`" if op.namesake else "",
+        _override(op.override),
+        "yes" if op.backward else "no",
+        "yes" if len(op.dtypes) > 1 else "no",
+    )
+
+
+def _summary(function):
+    """The first sentence of its docstring."""
+    return " ".join(inspect.getdoc(function).split("\n\n")[0].split()).split(". ")[0].rstrip(".").replace("|", "\\|")
+
+
+def _override(override):
+    if override is None:
+        return ""
+    if isinstance(override, OptimizerOverride):
+        return f"the constructor of `{override.original.__module__}.{override.original.__qualname__}`"
+    return ", ".join(dict.fromkeys(f"`aten::{one.operator}`" for one in override))

@@ -1,0 +1,158 @@
+"""Products of QR's Householder reflectors in the form I - V T Vᵀ, under LAPACK's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._core.registry import Op, Sample, register
+from ._common import check_types, in_float32, without_autocast
+from ._triangular import solve_triangular
+
+__all__ = ["larfb", "larft"]
+
+
+def larft(V: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
+    """The triangular factor of a block reflector: H_0 H_1 … H_{k-1} = I - V T Vᵀ, LAPACK's larft (forward, columnwise).
+
+    T = (I + diag(tau) S)⁻¹ diag(tau), where S is VᵀV above its diagonal (Schreiber and Van Loan 1989; Puglisi 1992).
+
+    Args:
+        V: (*, m, k) with m >= k. Reflectors below its diagonal, as geqrf leaves them; ones on it and zeros above are
+            understood, and what is there is not read. Any floating-point dtype.
+        tau: (*, k), their factors; zero for H = I. Batches are broadcast.
+
+    Returns:
+        T, (*, k, k), upper triangular. Gradients of any order.
+
+    Raises:
+        TypeError: arguments that are no tensors.
+        RuntimeError: V without two dimensions, or shapes that do not fit each other.
+    """
+    check_types("larft", ("V", V, torch.Tensor), ("tau", tau, torch.Tensor))
+    _check_reflectors("larft", V, tau.shape[-1] if tau.ndim else -1)
+    return in_float32_if_half(_larft, V, tau)
+
+
+def larfb(
+    V: torch.Tensor, T: torch.Tensor, C: torch.Tensor, left: bool = True, transpose: bool = False
+) -> torch.Tensor:
+    """Applies a block reflector H = I - V T Vᵀ to a matrix: LAPACK's larfb (forward, columnwise).
+
+    Args:
+        V: (*, m, k), as for larft.
+        T: (*, k, k), as larft gives it. Batches are broadcast.
+        C: (*, m, n), or (*, n, m) where `left` is false.
+        left: H C, or C H.
+        transpose: Hᵀ in place of H.
+
+    Returns:
+        The product. Gradients of any order.
+
+    Raises:
+        TypeError: arguments that are no tensors, or no bools.
+        RuntimeError: shapes that do not fit each other.
+    """
+    check_types(
+        "larfb",
+        ("V", V, torch.Tensor),
+        ("T", T, torch.Tensor),
+        ("C", C, torch.Tensor),
+        ("left", left, bool),
+        ("transpose", transpose, bool),
+    )
+    _check_reflectors("larfb", V, T.shape[-1] if T.ndim else -1)
+    if C.ndim < 2 or T.ndim < 2 or T.shape[-2] != T.shape[-1] or C.shape[-2 if left else -1] != V.shape[-2]:
+        shape = "(*, m, n)" if left else "(*, n, m)"
+        raise RuntimeError(
+            f"larfb: expected V (*, m, k), T (*, k, k) and C {shape}, but got {tuple(V.shape)}, "
+            f"{tuple(T.shape)} and {tuple(C.shape)}"
+        )
+    return in_float32_if_half(lambda V, T, C: _larfb(unit_lower(V, V.shape[-1]), T, C, left, transpose), V, T, C)
+
+
+def in_float32_if_half(call: Callable, *tensors: torch.Tensor) -> Any:
+    """in_float32() for 16-bit tensors; others are computed in what they are."""
+    return in_float32(call, *tensors) if tensors[0].dtype in (torch.float16, torch.bfloat16) else call(*tensors)
+
+
+def _check_reflectors(name, V, count):
+    if V.ndim < 2 or V.shape[-2] < V.shape[-1] or V.shape[-1] != count:
+        raise RuntimeError(
+            f"{name}: expected V (*, m, k) with m >= k, and as many factors, but got {tuple(V.shape)} "
+            f"and {count} factors"
+        )
+
+
+@without_autocast
+def _larft(V, tau):
+    V = unit_lower(V, V.shape[-1])
+    return solve_triangular(coupling(V, tau), torch.diag_embed(tau), upper=True, unitriangular=True)
+
+
+def coupling(V, tau):
+    """I + diag(tau) S."""
+    eye = torch.eye(tau.shape[-1], dtype=V.dtype, device=V.device)
+    return eye + tau[..., None] * (V.mT @ V).triu(1)
+
+
+@without_autocast
+def _larfb(V, T, C, left, transpose):
+    factor = T.mT if transpose else T
+    return C - V @ (factor @ (V.mT @ C)) if left else C - ((C @ V) @ factor) @ V.mT
+
+
+def unit_lower(A, count):
+    """The first `count` reflectors that A holds, with their ones and zeros."""
+    return A[..., :count].tril(-1) + torch.eye(A.shape[-2], count, dtype=A.dtype, device=A.device)
+
+
+def _larft_by_columns(V, tau):
+    """LAPACK's loop over the columns of T (dlarft, forward, columnwise)."""
+    V, columns = unit_lower(V, V.shape[-1]), []
+    for i in range(V.shape[-1]):
+        column = torch.zeros_like(tau)
+        if i:
+            left = torch.stack(columns, -1)
+            column = -tau[..., i, None] * (left @ (V[..., :i].mT @ V[..., i, None])).squeeze(-1)
+        columns.append(column + tau * (torch.arange(V.shape[-1], device=tau.device) == i))
+    return torch.stack(columns, -1)
+
+
+def _larfb_as_a_whole(V, T, C, left=True, transpose=False):
+    V = unit_lower(V, V.shape[-1])
+    H = torch.eye(V.shape[-2], dtype=V.dtype, device=V.device) - V @ T @ V.mT
+    H = H.mT if transpose else H
+    return H @ C if left else C @ H
+
+
+register(
+    Op(
+        "larft",
+        larft,
+        reference=_larft_by_columns,
+        operators=("solve_triangular",),
+        samples=lambda: (
+            Sample("40x20", ((3, 40, 20), (3, 20)), arguments=lambda V, tau: (V / 16, tau / 4), terms=40),
+        ),
+    )
+)
+register(
+    Op(
+        "larfb",
+        larfb,
+        reference=_larfb_as_a_whole,
+        samples=lambda: tuple(
+            Sample(
+                name,
+                ((3, 40, 20), (3, 20, 20), C),
+                {"left": left, "transpose": not left},
+                arguments=lambda V, T, C: (V / 16, T / 4, C),
+                terms=40,
+            )
+            for name, left, C in (("40x20", True, (3, 40, 30)), ("from the right", False, (3, 30, 40)))
+        ),
+    )
+)

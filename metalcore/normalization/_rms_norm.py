@@ -1,0 +1,288 @@
+"""Root mean square normalization, plain and of a sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Override, Sample, register
+from .._core.routing import COUNTED, accelerated, alike, autocast_to_float32, is_plain, too_many
+from .._core.samples import rows
+
+__all__ = ["add_rms_norm", "rms_norm"]
+
+# PyTorch's eps=None: the epsilon of the type it computes in.
+_EPS = torch.finfo(torch.float32).eps
+
+
+def rms_norm(
+    x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimensions, as torch.nn.functional.rms_norm.
+
+    Args:
+        x: float32, float16 or bfloat16, any strides; computed in float32. Other input goes to PyTorch's op, and so do
+            rows of 2^31 elements and more.
+        normalized_shape: the last dimensions of x, over which the mean is taken.
+        weight: of that shape and of any of the three dtypes; the result has the dtype of x, or float32 where PyTorch's
+            has it because autocast is on.
+        eps: None for the epsilon of float32.
+
+    The weight's gradient is summed in a fixed order: the same inputs give the same bits.
+
+    Raises:
+        RuntimeError: normalized_shape is not the end of x's shape, or not weight's shape.
+    """
+    if (
+        not accelerated(x, weight)
+        or not _fits(x, normalized_shape, weight)
+        or not _is_number(eps)
+        or x.numel() > COUNTED
+        and too_many(x, math.prod(normalized_shape))
+    ):
+        return F.rms_norm(x, normalized_shape, weight, eps)
+    if autocast_to_float32("rms_norm", x):
+        x = x.float()
+    return _rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Adds the residual and normalizes over the last dimension, in one pass over memory.
+
+    Args:
+        x, residual: of one shape and dtype; see `rms_norm`.
+        weight: of the last dimension's size.
+
+    Returns:
+        (y, total): `total = x + residual`, and `y = rms_norm(total, total.shape[-1:], weight, eps)`.
+    """
+    if residual is None or not accelerated(x, residual, weight) or not _addable(x, residual, weight, eps):
+        total = x + residual
+        return rms_norm(total, total.shape[-1:], weight, eps), total
+    return _add_rms_norm(x, residual, 1, weight, _EPS if eps is None else eps)
+
+
+def _fits(x, normalized_shape, weight):
+    if not isinstance(normalized_shape, (tuple, list)):
+        return False
+    shape = tuple(normalized_shape)
+    return (weight is None or weight.shape == shape) and shape != () and x.shape[-len(shape) :] == shape
+
+
+def _is_number(eps):
+    return eps is None or type(eps) is float or isinstance(eps, (float, int))
+
+
+def _addable(x, residual, weight, eps):
+    shape = x.shape
+    return (
+        residual.dtype == x.dtype
+        and _is_number(eps)
+        and residual.shape == shape
+        and len(shape) > 0
+        and (weight is None or weight.shape == shape[-1:])
+        and (x.numel() <= COUNTED or not too_many(x, shape[-1]))
+        and not autocast_to_float32("rms_norm", x)
+    )
+
+
+# CPU and fake kernels
+
+
+def _composite(x, dims, weight, eps):
+    """In PyTorch's ops, differentiable to any order; in float32 at least."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = torch.rsqrt(wide.square().mean(tuple(range(-dims, 0)), keepdim=True) + eps)
+    y = wide * scale
+    return (y if weight is None else y * weight).to(x.dtype)
+
+
+def _check(op, x, dims, weight):
+    """What the kernels' host side checks, in its words."""
+    if not 0 < dims <= x.dim():
+        raise RuntimeError(f"metalcore::{op}: cannot normalize the last {dims} of {x.dim()} dimensions")
+    length = math.prod(x.shape[-dims:])
+    if weight is not None and weight.numel() != length:
+        raise RuntimeError(f"metalcore::{op}: weight must have {length} elements, not {weight.numel()}")
+
+
+def _empty(x):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@cpu_kernel("rms_norm")
+def _(x, dims, weight, eps):
+    _check("rms_norm", x, dims, weight)
+    return _composite(x, dims, weight, eps).contiguous()
+
+
+@fake_kernel("rms_norm")
+def _(x, dims, weight, eps):
+    _check("rms_norm", x, dims, weight)
+    return _empty(x)
+
+
+@cpu_kernel("add_rms_norm")
+def _(x, residual, dims, weight, eps):
+    _check("add_rms_norm", x, dims, weight)
+    total = torch.add(x, residual, out=_empty(x))
+    return _composite(total, dims, weight, eps).contiguous(), total
+
+
+@fake_kernel("add_rms_norm")
+def _(x, residual, dims, weight, eps):
+    _check("add_rms_norm", x, dims, weight)
+    return _empty(x), _empty(x)
+
+
+def _gradients(grad, x, sum_grad, dims, weight, eps):
+    """What rms_norm_backward computes, in PyTorch's ops: the gradients of x and of the weight (None without one)."""
+    over = tuple(range(-dims, 0))
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    g, v = grad.to(wide), x.to(wide)
+    scale = torch.rsqrt(v.square().mean(over, keepdim=True) + eps)
+    normal = v * scale
+    gw = None
+    if weight is not None:
+        gw = (g * normal).sum_to_size(weight.shape).to(weight.dtype)
+        g = g * weight
+    gx = scale * (g - normal * (g * normal).mean(over, keepdim=True))
+    if sum_grad is not None:
+        gx = gx + sum_grad
+    return gx.to(x.dtype), gw
+
+
+@cpu_kernel("rms_norm_backward")
+def _(grad, x, sum_grad, dims, weight, eps, weight_wanted):
+    _check("rms_norm_backward", x, dims, weight)
+    gx, gw = _gradients(grad, x, sum_grad, dims, weight, eps)
+    return gx.contiguous(), x.new_empty(0) if gw is None or not weight_wanted else gw.contiguous()
+
+
+@fake_kernel("rms_norm_backward")
+def _(grad, x, sum_grad, dims, weight, eps, weight_wanted):
+    _check("rms_norm_backward", x, dims, weight)
+    return _empty(x), _empty(weight) if weight_wanted else x.new_empty(0)
+
+
+# Derivatives
+
+
+def _save(ctx, inputs, output):
+    x, ctx.dims, weight, ctx.eps = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _backward(ctx, grad):
+    x, weight = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[2]
+    gx, gw = ops.rms_norm_backward(grad, x, None, ctx.dims, weight, ctx.eps, wanted)
+    return gx, None, gw if wanted else None, None
+
+
+def _save_sum(ctx, inputs, output):
+    _, _, ctx.dims, weight, ctx.eps = inputs
+    ctx.save_for_backward(output[1], weight)
+    ctx.set_materialize_grads(False)  # often only one of the two outputs has a gradient
+
+
+def _sum_backward(ctx, grad, sum_grad):
+    if grad is None:
+        return sum_grad, sum_grad, None, None, None
+    total, weight = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[3]
+    gx, gw = ops.rms_norm_backward(grad, total, sum_grad, ctx.dims, weight, ctx.eps, wanted)
+    return gx, gx, None, gw if wanted else None, None
+
+
+def _save_backward(ctx, inputs, output):
+    grad, x, sum_grad, ctx.dims, weight, ctx.eps, ctx.weight_wanted = inputs
+    ctx.save_for_backward(grad, x, sum_grad, weight)
+
+
+def _double_backward(ctx, gx_cotangent, gw_cotangent):
+    """Differentiates _gradients, as often as is asked for."""
+    with torch.enable_grad():
+        inputs = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
+        grad, x, sum_grad, weight = inputs
+        gx, gw = _gradients(grad, x, sum_grad, ctx.dims, weight, ctx.eps)
+    outputs, cotangents = [gx], [gx_cotangent]
+    if gw is not None and ctx.weight_wanted:
+        outputs, cotangents = [gx, gw], [gx_cotangent, gw_cotangent]
+    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    found = iter(
+        torch.autograd.grad(outputs, wanted, cotangents, create_graph=torch.is_grad_enabled(), allow_unused=True)
+    )
+    grad, x, sum_grad, weight = (next(found) if t is not None and t.requires_grad else None for t in inputs)
+    return grad, x, sum_grad, None, weight, None, None
+
+
+_rms_norm = autograd("rms_norm", _backward, _save)
+_add_rms_norm = autograd("add_rms_norm", _sum_backward, _save_sum)
+autograd("rms_norm_backward", _double_backward, _save_backward)
+
+
+# In the place of PyTorch's kernels
+
+
+def _override(previous, count, left):
+    def kernel(keyset, x, normalized_shape, weight=None, eps=None):
+        if not (is_plain(x) and is_plain(weight) and alike(x, weight) and _fits(x, normalized_shape, weight)):
+            return left(keyset, x, normalized_shape, weight, eps)
+        count.ran += 1
+        return ops.rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
+
+    return kernel
+
+
+def _sample(name, count, length):
+    return Sample(
+        name,
+        ((count, length), (length,)),
+        arguments=lambda x, weight: (x, (length,), weight, 1e-6),
+        terms=max(count, length),
+    )
+
+
+def _sample_of_sum(name, count, length):
+    return Sample(
+        name, ((count, length), (count, length), (length,)), {"eps": 1e-6}, terms=max(count, length), roundings=2
+    )
+
+
+def _reference_of_sum(x, residual, weight=None, eps=None):
+    total = x + residual
+    return F.rms_norm(total, total.shape[-1:], weight, eps), total
+
+
+register(
+    Op(
+        "rms_norm",
+        rms_norm,
+        namesake="torch.nn.functional.rms_norm",
+        operators=("rms_norm", "rms_norm_backward"),
+        override=(Override("rms_norm", _override, at_autograd=True), Override("rms_norm", _override)),
+        samples=lambda: (
+            *rows(_sample),
+            Sample("without a weight", ((16, 1000),), {"normalized_shape": (1000,), "eps": 1e-6}, terms=1000),
+            Sample(
+                "two dimensions", ((16, 20, 50), (20, 50)), arguments=lambda x, w: (x, (20, 50), w, 1e-6), terms=1000
+            ),
+        ),
+    )
+)
+register(
+    Op(
+        "add_rms_norm",
+        add_rms_norm,
+        reference=_reference_of_sum,
+        operators=("add_rms_norm", "rms_norm_backward"),
+        samples=lambda: rows(_sample_of_sum),
+    )
+)

@@ -1,0 +1,27 @@
+"""What enable_pytorch_overrides("adamw") puts in torch.optim.AdamW's place."""
+
+from __future__ import annotations
+
+from ..overrides._report import count_of
+from .adamw import AdamW
+
+__all__ = ["OverrideAdamW"]
+
+
+class OverrideAdamW(AdamW):
+    """metalcore.optim.AdamW in torch.optim.AdamW's place: its state has torch's dtypes, so that it takes no more memory
+    and its checkpoints are torch's."""
+
+    moments_dtype = None  # the parameter's
+
+    def _step_by_kernel(self, group, params, grads):
+        super()._step_by_kernel(group, params, grads)
+        _count().ran += 1
+
+    def _step_by_torch(self, group):
+        _count().left["parameters on a device, or of a dtype or kind, that its kernel does not take"] += 1
+        super()._step_by_torch(group)
+
+
+def _count():
+    return count_of("adamw", "torch.optim.AdamW")

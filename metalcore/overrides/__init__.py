@@ -1,0 +1,148 @@
+"""Switches that put metalcore's kernels behind PyTorch's own functions.
+
+    metalcore.enable_pytorch_overrides()                     # all of them, until disable_pytorch_overrides()
+    with metalcore.enable_pytorch_overrides("silu", "qr"):   # these two, inside the block
+        ...
+
+How each one works, and why:
+
+`silu`, `gelu`, `softmax`, `log_softmax`, and of linear algebra `solve_triangular`, `qr`, `cholesky`, `lu_factor`,
+`lu_solve`, `solve`, `inv`, `det`, `slogdet`, `eigh`, `svd`
+    A kernel at the device's own dispatch key, for the operator that PyTorch's function ends in (`aten::silu`,
+    `aten::_softmax`, `aten::linalg_qr` ...) and, but for linear algebra, for the operator of its derivative. Replacing
+    the Python names would miss `from torch.nn.functional import silu`, tensor methods, and callers in C++; a kernel
+    catches them all. It lies below autograd, autocast, functorch and the tracers, which go on as if nothing had
+    changed: gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right
+    whether the override is on or off when it runs.
+    `gelu` also takes modules that write the op out in Python, in the way that `rms_norm` does.
+`rms_norm`
+    `aten::rms_norm` has no kernel and no derivative of its own; PyTorch takes it apart into simple operators. So this
+    kernel is placed where the taking apart happens, at the device's autograd key (and at the device's key, where
+    inference tensors arrive). Traced code keeps PyTorch's decomposition: call `metalcore.rms_norm` or use
+    `metalcore.nn.RMSNorm` to keep the kernel inside a compiled graph.
+    Most models have an RMSNorm of their own that is written out in simple operators: Llama's, T5's, Gemma's with its
+    1 + weight, gated ones. Their classes are found by trying what they compute, whichever library they are in, and get
+    another forward (metalcore/integrations/_modules.py). Models may be imported and made before or after. What is
+    decided when a class is met holds in compiled graphs too.
+`adamw`
+    An optimizer is a class, whose construction is the only place to choose. `torch.optim.AdamW(...)` then makes a
+    `metalcore.optim.AdamW`, which is a `torch.optim.AdamW`, if a parameter is on a supported device; subclasses are
+    left alone. Its moments have the parameter's dtype, as PyTorch's do (`metalcore.optim.AdamW` itself has float32
+    ones). An optimizer that was made stays what it is when the override is switched off.
+
+Whatever a kernel does not take (a dtype, a layout, an `out=` or in-place form) goes to the kernel that was there
+before, which is also put back when the override is switched off. Tensors of other devices never come here.
+`metalcore.report()` tells what was replaced, what was not and why, and how often each ran.
+
+The switches hold for the whole process, because kernels do, and because backward runs on a thread of its own. They may
+be used from several threads: an override is on as long as any `with` block or plain call asks for it. Do not switch
+while another thread is inside one of the overridden functions.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from .._core.registry import OPS, OptimizerOverride
+from .._core.routing import DEVICES
+from ..integrations import _modules
+from . import _dispatcher, _optimizers, _report
+from ._report import report
+from ._switches import Request, Switches
+
+__all__ = ["active_overrides", "disable_pytorch_overrides", "enable_pytorch_overrides", "report"]
+
+_installed: dict = {}  # (name, device type) -> the torch.library.Library that holds its kernels, and its overrides
+_warned = False
+
+
+def enable_pytorch_overrides(*names: str, exclude=()) -> Request:
+    """Makes PyTorch's own functions use metalcore's kernels on the devices that metalcore supports.
+
+    Args:
+        names: which, of "silu", "gelu", "softmax", "log_softmax", "rms_norm", "solve_triangular", "qr", "cholesky",
+            "lu_factor", "lu_solve", "solve", "inv", "det", "slogdet", "eigh", "svd", "adamw"; all of them if none is
+            given.
+        exclude: names to leave out.
+
+    Returns:
+        A context manager that takes back this call at the end of its `with` block; it need not be used as one.
+
+    Raises:
+        ValueError: for a name that is not an override.
+
+    Calling it again adds to what is enabled. Input that a kernel does not take, and tensors of other devices, go to
+    PyTorch's own op. Nothing is printed: `metalcore.report()` tells what was replaced, and how often it ran. Where
+    there is no device that metalcore has kernels for, a UserWarning says so, once.
+    """
+    return request(_overrides.choose("enable_pytorch_overrides", names, exclude))
+
+
+def request(names) -> Request:
+    """enable_pytorch_overrides for names that are known to be right, called for a caller's caller."""
+    global _warned
+    if not devices() and not _warned:
+        _warned = True
+        warnings.warn(f"metalcore's overrides accelerate nothing here: {_why_no_device()}", stacklevel=3)
+    return _overrides.request(names)
+
+
+def disable_pytorch_overrides() -> None:
+    """Gives every function back to PyTorch, whoever enabled it; enclosing `with` blocks then have nothing to undo."""
+    _overrides.clear()
+
+
+def active_overrides() -> tuple[str, ...]:
+    """The names of the overrides that are on, in the order of the registry."""
+    return _overrides.active()
+
+
+def devices() -> tuple[str, ...]:
+    """The types of the devices that metalcore has kernels for and that are there."""
+    return tuple(filter(_is_available, sorted(DEVICES)))
+
+
+def refresh() -> None:
+    """Called when a device has appeared."""
+    _overrides.apply()
+
+
+def _apply():
+    """Makes the registered kernels, the modules and the optimizers' constructors agree with the requests."""
+    active = _overrides.active()
+    for name, device in list(_installed):
+        if name not in active:
+            library, replaced = _installed.pop((name, device))
+            _dispatcher.remove(replaced, library)
+    if active and not _applied:
+        _report.start()
+    _applied[:] = active
+    found = devices()
+    for name in _overrides.names:
+        override = OPS[name].override
+        if isinstance(override, OptimizerOverride):
+            _optimizers.switch(OPS[name], override, name in active and bool(found))
+        elif override and name in active:
+            for device in found:
+                if (name, device) not in _installed:
+                    _installed[name, device] = _dispatcher.install(name, override, device), override
+    _modules.switch(active if found else ())
+
+
+def _is_available(device):
+    return torch.backends.mps.is_available() if device == "mps" else torch.get_device_module(device).is_available()
+
+
+def _why_no_device():
+    if not DEVICES:
+        return "this build of metalcore has no kernels that this PyTorch could run"
+    hint = ""
+    if "mps" in DEVICES and not torch.backends.mps.is_available():
+        hint = " (`import metalcore.simulator` simulates an mps device)"
+    return f"PyTorch finds no {' or '.join(sorted(DEVICES, reverse=True))} device{hint}"
+
+
+_applied: list = []  # the overrides that were on after the last change
+_overrides = Switches([name for name, op in OPS.items() if op.override], _apply)

@@ -1,0 +1,61 @@
+"""The registry: every public function has an entry, whose samples reach every kernel, and the docs show it."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+import metalcore
+from metalcore._core.registry import OPS, Op, Sample, register
+from metalcore.cli.ops import page
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def computing():
+    """What is public and computes something, by name: the rest is imported when it is first used."""
+    names = set(metalcore.__all__) - set(metalcore._LAZY) - metalcore._LAZY_MODULES
+    functions = {name: getattr(metalcore, name) for name in names} | vars(metalcore.optim)
+    return {value for name, value in functions.items() if callable(value) and not name.startswith("_")}
+
+
+def test_every_public_function_has_an_entry():
+    assert computing() == {op.function for op in OPS.values()}
+    assert {getattr(metalcore, name) for name in metalcore.linalg.__all__} <= computing()
+
+
+def test_names():
+    for name, op in OPS.items():
+        assert name == op.name and op.function.__name__.lower() == name
+        samples = [sample.name for sample in op.samples()]
+        assert samples and len(samples) == len(set(samples)), name
+    with pytest.raises(ValueError, match="there is an op 'silu' already"):
+        register(OPS["silu"])
+    with pytest.raises(TypeError, match="an op without a namesake needs a reference"):
+        Op("f", abs, lambda: (Sample("one", ((1,),)),))
+
+
+def test_operators_are_those_that_are_registered():
+    registered = {
+        name.removeprefix("metalcore::").split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("metalcore::") and not name.startswith("metalcore::_")
+    }
+    assert {name for op in OPS.values() for name in op.operators} == registered
+
+
+def test_a_namesake_has_the_arguments_of_the_samples():
+    """A user can replace the one by the other: PyTorch's function, on the CPU, takes what ours does."""
+    for op in OPS.values():
+        if op.namesake and inspect.isfunction(op.function):
+            names = op.namesake.split(".")[1:]
+            function = torch
+            for name in names:
+                function = getattr(function, name)
+            sample = op.smallest_sample()
+            function(*sample.arguments(*sample.make("cpu", torch.float32)), **sample.options)
+
+
+def test_the_docs_show_it():
+    assert (ROOT / "docs" / "ops.md").read_text() == page(), "python -m metalcore ops > docs/ops.md"

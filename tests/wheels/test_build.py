@@ -1,0 +1,82 @@
+"""What setup.py does with the parts of tools/build: the ops' sources, how many compilers run, what is built again."""
+
+import os
+
+import pytest
+
+from tools.build import compile_commands, jobs
+from tools.build.places import ROOT, WORK
+from tools.build.tasks import Tasks
+
+
+def test_every_source_of_this_platform_is_compiled():
+    found = {path.relative_to(ROOT / "csrc") for path in (ROOT / "csrc").rglob("*.cpp")}
+    elsewhere = {path for path in found if path.parts[0] == "simulated_device"}
+    compiled = compile_commands.read(WORK)
+    assert {path.with_suffix("").as_posix() for path in found - elsewhere} == compiled.keys()
+    for source, command in compiled.values():
+        assert source.exists() and not {"-c", "-o", "-MMD", str(source)} & {*command}
+
+
+@pytest.mark.parametrize(
+    "files, gigabytes",
+    [
+        ({"proc/meminfo": "MemTotal: 99 kB\nMemAvailable:    5242880 kB\n"}, 5),
+        ({"proc/meminfo": "MemAvailable: 5242880 kB\n", "sys/fs/cgroup/memory.max": "3221225472\n"}, 3),
+        ({"proc/meminfo": "MemAvailable: 5242880 kB\n", "sys/fs/cgroup/memory.max": "max\n"}, 5),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "1073741824\n"}, 1),
+    ],
+    ids=["machine", "container", "container without a limit", "older container"],
+)
+def test_available_memory(tmp_path, files, gigabytes):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert jobs.available_memory(tmp_path) == min(gigabytes << 30, physical)
+
+
+def test_jobs(monkeypatch):
+    monkeypatch.setattr(jobs, "_cores", lambda: 8)
+    monkeypatch.setattr(jobs, "available_memory", lambda: 7 << 30)
+    monkeypatch.delenv("METALCORE_JOBS", raising=False)
+    assert jobs.jobs() == 3
+    monkeypatch.setattr(jobs, "available_memory", lambda: 99 << 30)
+    assert jobs.jobs() == 8
+    monkeypatch.setattr(jobs, "available_memory", lambda: 1 << 30)
+    assert jobs.jobs() == 1
+    monkeypatch.setenv("METALCORE_JOBS", "5")
+    assert jobs.jobs() == 5
+    for wrong in ("0", "many", "-1"):
+        monkeypatch.setenv("METALCORE_JOBS", wrong)
+        with pytest.raises(SystemExit, match="METALCORE_JOBS"):
+            jobs.jobs()
+
+
+def test_tasks_run_where_something_changed(tmp_path):
+    source, made = tmp_path / "source", []
+
+    def build(signature):
+        tasks = Tasks(tmp_path)
+        output = tasks.add("a/b", [source], signature, lambda output: made.append(output.write_text("")))
+        tasks.run()
+        assert output.exists() and tasks.signature("a/b") == signature
+        return len(made)
+
+    source.touch()
+    assert [build(["-O1"]), build(["-O1"]), build(["-O2"])] == [1, 1, 2]
+    later = source.stat().st_mtime + 100
+    os.utime(source, (later, later))
+    assert build(["-O2"]) == 3
+
+
+def test_all_errors_are_said(tmp_path):
+    def fail(output):
+        raise RuntimeError(f"{output.name} failed")
+
+    tasks = Tasks(tmp_path)
+    tasks.add("a", [], [], fail), tasks.add("b", [], [], fail)
+    tasks.add("c", [], [], lambda output: output.write_text(""))
+    with pytest.raises(SystemExit, match="^a failed\nb failed$"):
+        tasks.run()
+    assert (tasks.out / "c").exists()

@@ -1,0 +1,53 @@
+"""The families of built-in kernels: one a source file, named by its path below kernels/."""
+
+import re
+
+from .front_end import translate, translator
+from .places import KERNELS
+
+
+def families(folder=KERNELS):
+    """{family: its source}, as "linalg/qr_simd": two folders may have a file of one name."""
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.metal"))}
+
+
+def with_includes(source, folder=KERNELS, seen=()):
+    """A kernel's source and the headers of ours that it includes, directly or not."""
+    found = [source]
+    for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', source.read_text(encoding="utf-8"), re.MULTILINE):
+        for parent in (source.parent, folder):
+            path = parent / name
+            if path.exists():
+                if path not in seen:
+                    found += with_includes(path, folder, (*seen, source))
+                break
+    return found
+
+
+def kernel_index(tasks, folder=KERNELS):
+    """lib/index, which tells the family of each kernel: lines of a family and the names of its kernels."""
+    sources = families(folder)
+    inputs = [path for source in sources.values() for path in with_includes(source, folder)]
+    return [
+        tasks.add(
+            "lib/index",
+            [*inputs, *translator()],
+            list(sources),
+            lambda output: output.write_text(_index(sources, folder)),
+        )
+    ]
+
+
+def _index(sources, folder):
+    """Raises RuntimeError where two kernels have one name: a kernel is found by its name alone."""
+    lines, source_of = [], {}
+    for family, source in sources.items():
+        text = source.read_text(encoding="utf-8")
+        program = translate(text, include_dirs=[source.parent, folder], filename=str(source))
+        names = [kernel.name for kernel in program.kernels]
+        for name in names:
+            if name in source_of:
+                raise RuntimeError(f"two kernels are named '{name}', in {source_of[name]} and in {source}")
+            source_of[name] = source
+        lines.append(" ".join([family, *names]) + "\n")
+    return "".join(lines)

@@ -1,0 +1,41 @@
+"""The built-in kernels for Metal: each family's source in one piece, and its .metallib where Apple's compiler is."""
+
+import shutil
+import subprocess
+
+from .families import families, with_includes
+from .front_end import inline_headers
+from .places import KERNELS, MACOS_VERSION
+from .tasks import run
+
+_METAL = ["xcrun", "-sdk", "macosx", "metal"]
+_FLAGS = ["-std=metal3.1", "-fno-fast-math", "-O2", f"-mmacosx-version-min={MACOS_VERSION}"]
+
+
+def metal_kernels(tasks, folder=KERNELS):
+    """lib/metal/<family>.metal and, on a Mac with Xcode, lib/metal/<family>.metallib."""
+    has_metal = shutil.which("xcrun") and not subprocess.run([*_METAL, "--version"], capture_output=True).returncode
+    outputs = []
+    for family, source in families(folder).items():
+        inputs = with_includes(source, folder)
+        outputs.append(
+            tasks.add(
+                f"lib/metal/{family}.metal",
+                inputs,
+                [],
+                lambda output, source=source: output.write_text(
+                    inline_headers(source.read_text(encoding="utf-8"), source.name, [source.parent, folder])
+                ),
+            )
+        )
+        if has_metal:
+            command = [*_METAL, *_FLAGS, f"-I{folder}", str(source), "-o"]
+            outputs.append(
+                tasks.add(
+                    f"lib/metal/{family}.metallib",
+                    inputs,
+                    command,
+                    lambda output, command=command: run([*command, str(output)]),
+                )
+            )
+    return outputs

@@ -1,0 +1,88 @@
+"""metalcore._C, the extension with the ops and the backends: what it is made from, and with which flags.
+
+Only PyTorch's stable ABI and Python's limited API are used, so the one binary serves every torch >= 2.10 and every
+Python >= 3.10.
+"""
+
+import importlib.util
+import os
+import re
+import sysconfig
+from pathlib import Path
+
+from torch.utils import cpp_extension
+
+from .places import CSRC, LINUX, MACOS, MACOS_VERSION, PACKAGE, ROOT
+
+TORCH_2_10 = "0x020a000000000000"
+PYTHON_3_10 = "0x030a0000"
+# Folders of csrc/backends.
+BACKENDS = {"mps"} if MACOS else {"simulator", "cuda"} if LINUX else set()
+
+
+def ops_extension():
+    """A setuptools.Extension."""
+    cpp_extension.min_supported_cpython = PYTHON_3_10  # newer releases of PyTorch have a newer one
+    torch = _torch_package()
+    extension = cpp_extension.CppExtension(
+        "metalcore._C",
+        sources(),
+        py_limited_api=True,
+        extra_compile_args=_compile_flags(torch),
+        extra_link_args=_link_flags(),
+    )
+    # Instead of all that PyTorch proposes: its headers are among the flags, as the system's, whose warnings are not
+    # ours; and libc10 has nothing of the stable ABI.
+    extension.include_dirs, extension.library_dirs = [], [str(torch / "lib")]
+    extension.libraries = ["torch_cpu", "torch", *(["dl", "pthread"] if LINUX else [])]
+    return extension
+
+
+def sources():
+    """csrc's files, except for the backends of other platforms and the simulated device, an extension of its own."""
+    others = [folder for folder in (CSRC / "backends").iterdir() if folder.name not in BACKENDS]
+    others.append(CSRC / "simulated_device")
+    return sorted(
+        path.relative_to(ROOT).as_posix()
+        for path in CSRC.rglob("*")
+        if path.suffix in (".cpp", ".mm") and not any(folder in path.parents for folder in others)
+    )
+
+
+def _torch_package():
+    """PyTorch's package: this Python's, or METALCORE_TORCH for another platform's headers and libraries."""
+    return Path(os.environ.get("METALCORE_TORCH") or importlib.util.find_spec("torch").submodule_search_locations[0])
+
+
+def _compile_flags(torch):
+    (version,) = re.findall(r"^__version__ = '(.*)'", (torch / "version.py").read_text(), re.MULTILINE)
+    flags = [
+        "-std=c++20",
+        "-O2",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wno-unknown-pragmas",
+        f"-DTORCH_TARGET_VERSION={TORCH_2_10}",
+        # For ninja alone, which compares commands: it does not look at the system's headers.
+        f"-DMETALCORE_BUILT_WITH_TORCH={version}",
+        f"-I{PACKAGE / 'msl' / 'include'}",
+    ]
+    if MACOS:
+        # Clang turned sized deallocation on in version 19, Apple's at another time: one binary whichever builds it.
+        flags += [*_mac_flags(), "-fno-sized-deallocation"]
+    for path in (torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_path("include")):
+        flags += ["-isystem", str(path)]
+    return flags
+
+
+def _link_flags():
+    if MACOS:
+        # Python's functions are in the process that loads the extension.
+        frameworks = ["-framework", "Metal", "-framework", "Foundation"]
+        return [*_mac_flags(), "-bundle", "-Wl,-undefined,dynamic_lookup", *frameworks]
+    return ["-shared"]
+
+
+def _mac_flags():
+    return ["-arch", "arm64", f"-mmacosx-version-min={MACOS_VERSION}"]

@@ -1,0 +1,70 @@
+"""Commands with their inputs and outputs, of which those run that are out of date."""
+
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+from .jobs import jobs
+from .places import WORK
+
+
+class Tasks:
+    """Tasks that wait to be run.
+
+    Args:
+        work: the folder that keeps the outputs (in out/) and what made them (in stamps/).
+    """
+
+    def __init__(self, work=WORK):
+        self.out = work / "out"
+        self._stamps = work / "stamps"
+        self._pending = []
+
+    def add(self, name, inputs, signature, action):
+        """Has `action(output)` make the file out/`name`, unless it is there and newer than its inputs.
+
+        Args:
+            name: the output's path, which lies in the package as it lies in out/.
+            signature: whatever else the output depends on, as JSON takes it.
+
+        Returns:
+            The output's path.
+        """
+        output, stamp = self.out / name, self._stamp(name)
+        signature = json.dumps(signature)
+        if output.exists() and stamp.exists() and stamp.read_text() == signature:
+            made = output.stat().st_mtime
+            if all(path.exists() and path.stat().st_mtime <= made for path in inputs):
+                return output
+
+        def task():
+            print(f"building {name}", flush=True)
+            output.parent.mkdir(parents=True, exist_ok=True)
+            stamp.parent.mkdir(parents=True, exist_ok=True)
+            stamp.unlink(missing_ok=True)
+            action(output)
+            stamp.write_text(signature)
+
+        self._pending.append(task)
+        return output
+
+    def signature(self, name):
+        """The signature with which an output was made."""
+        return json.loads(self._stamp(name).read_text())
+
+    def _stamp(self, name):
+        return self._stamps / (name + ".json")
+
+    def run(self):
+        """Runs what waits, some at a time. Raises SystemExit with all errors: one of them does not stop the rest."""
+        with ThreadPoolExecutor(jobs()) as pool:
+            failures = [future.exception() for future in [pool.submit(task) for task in self._pending]]
+        self._pending.clear()
+        if errors := [str(failure) for failure in failures if failure]:
+            raise SystemExit("\n".join(errors))
+
+
+def run(command):
+    """Runs a command. Raises RuntimeError where it fails."""
+    if subprocess.run(command).returncode:
+        raise RuntimeError("failed: " + " ".join(map(str, command)))
