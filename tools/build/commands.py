@@ -78,15 +78,13 @@ class Build(cpp_extension.BuildExtension):
         with _environment(settings):
             super().build_extensions()
 
-    def build_extension(self, extension):
+    def build_extension(self, ext):
         folder = str(WORK / "objects")
-        objects = self.compiler.compile(
-            sorted(extension.sources), output_dir=folder, extra_postargs=extension.extra_compile_args
-        )
+        objects = self.compiler.compile(sorted(ext.sources), output_dir=folder, extra_postargs=ext.extra_compile_args)
         compile_commands.write(folder, self.compiler.compiler_cxx[0], self.command)
-        libraries = [*(f"-L{path}" for path in extension.library_dirs), *(f"-l{name}" for name in extension.libraries)]
+        libraries = [*(f"-L{path}" for path in ext.library_dirs), *(f"-l{name}" for name in ext.libraries)]
         name = "_C.abi3.so"
-        link = [*self.command, *extension.extra_link_args, *objects, "-o", str(self.tasks.out / name), *libraries]
+        link = [*self.command, *ext.extra_link_args, *objects, "-o", str(self.tasks.out / name), *libraries]
         self.extension_file = self.tasks.add(name, map(Path, objects), link, lambda output: run(link))
 
     def copy_extensions_to_source(self):
