@@ -8,9 +8,9 @@
 //   looped   one threadgroup that walks the row twice, for rows of any length
 //   split    several threadgroups that share the row, where there are few rows: a dispatch for each walk
 //
-// simd and block differ in who takes part, a Simdgroup or a Threadgroup, and share the rest. Each has two bodies, or two
-// kernels: in `aligned` dispatches every row begins at a multiple of 16 bytes and ends with one, in every tensor, so
-// that whole vectors are loaded without a look at the row's end. Loads behind branches would wait for each other.
+// simd and block differ in who takes part, a Simdgroup or a Threadgroup, and share the rest. Each has two bodies, or
+// two kernels: in `aligned` dispatches every row begins at a multiple of 16 bytes and ends with one, in every tensor,
+// so that whole vectors are loaded without a look at the row's end. Loads behind branches would wait for each other.
 #pragma once
 
 #include <metal_stdlib>
