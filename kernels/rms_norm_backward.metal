@@ -51,13 +51,19 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]], device 
   }
 }
 
-// The sums, up to element `end`, of squares and of g x over a thread's slice.
-template <uint N, typename Slice, typename Rows, typename Weight>
+// The sums, up to element `end`, of squares and of g x over a thread's slice. `RUN` float4s, of which the row has all
+// or none, are added up before it is asked whether it has them.
+template <uint N, uint RUN, typename Slice, typename Rows, typename Weight>
 inline float2 sums_of(Slice slice, thread const Rows& v, thread const Rows& g, thread const Weight& w, uint end) {
   float2 sums = float2(0.0f);
-  for (uint n = 0; n < N; ++n) {
-    const float2 found = float2(sum4(v[n] * v[n]), sum4(g[n] * w[n] * v[n]));
-    sums += slice.holds(n, end) ? found : float2(0.0f);
+  for (uint first = 0; first < N; first += RUN) {
+    float4 squares = v[first] * v[first];
+    float4 products = g[first] * w[first] * v[first];
+    for (uint n = first + 1; n < first + RUN; ++n) {
+      squares = fma(v[n], v[n], squares);
+      products = fma(g[n] * w[n], v[n], products);
+    }
+    sums += slice.holds(first, end) ? float2(sum4(squares), sum4(products)) : float2(0.0f);
   }
   return sums;
 }
@@ -114,7 +120,7 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
     float sums[2 * R];
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
-      const float2 sum = sums_of<N>(slice, v[r], g[r], w, length);
+      const float2 sum = sums_of<N, 1>(slice, v[r], g[r], w, length);
       sums[2 * r] = sum.x;
       sums[2 * r + 1] = sum.y;
     }
@@ -195,7 +201,7 @@ template <bool aligned, typename T, typename W>
 #pragma unroll
       for (uint r = 0; r < R; ++r) {
         if (row + r >= chunk.rows) continue;
-        const float2 sum = sums_of<N>(RowSlice(thread_index, start), v[r], g[r], w, part.end);
+        const float2 sum = sums_of<N, RowSlice::kRun>(RowSlice(thread_index, start), v[r], g[r], w, part.end);
         sums[2 * r] += sum.x;
         sums[2 * r + 1] += sum.y;
       }

@@ -8,9 +8,9 @@
 //   looped   one threadgroup that walks the row twice, for rows of any length
 //   split    several threadgroups that share the row, where there are few rows: a dispatch for each walk
 //
-// simd and block differ in who takes part, a Simdgroup or a Threadgroup, and share the rest. Each kernel has two
-// bodies: in `aligned` dispatches every row begins at a multiple of 16 bytes and ends with one, in every tensor, so
-// that whole vectors are loaded without a look at the row's end. Loads behind branches would wait for each other.
+// simd and block differ in who takes part, a Simdgroup or a Threadgroup, and share the rest. Each has two bodies, or
+// two kernels: in `aligned` dispatches every row begins at a multiple of 16 bytes and ends with one, in every tensor,
+// so that whole vectors are loaded without a look at the row's end. Loads behind branches would wait for each other.
 #pragma once
 
 #include <metal_stdlib>
@@ -138,10 +138,6 @@ struct Part {
   Part(uint body, uint split, uint share) : begin(min(split * share, body)), end(min(begin + share, body)) {}
   explicit Part(uint body) : begin(0), end(body) {}
 };
-
-// float4s that hold 16 bytes of T.
-template <typename T>
-constexpr constant uint kStep = sizeof(T) == 2 ? 2 : 1;
 
 // What a thread of a looped kernel takes at a time. Of 16 bits 16 bytes: it makes do with the registers with which two
 // threadgroups of 1024 threads run at once. Of float32 more is on its way at once in one threadgroup.
