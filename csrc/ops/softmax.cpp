@@ -49,14 +49,14 @@ uint32_t start_of(const Tensor& tensor) {
 }
 Tensor begun_at_16(const Tensor& tensor) { return start_of(tensor) ? torch::stable::clone(tensor) : tensor; }
 
-Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float) {
+Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float, bool turned = false) {
   check_float(op, "x", input);
   const ScalarType in = input.scalar_type(), out = half_to_float ? ScalarType::Float : in;
   dim = wrap(op, dim, input.dim());
   const Shape shape = shape_along(input.sizes(), dim);
   if (better_turned(shape))
-    return as_contiguous(
-        torch::stable::transpose(forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float), dim, -1));
+    return as_contiguous(torch::stable::transpose(
+        forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float, true), dim, -1));
 
   Tensor y = new_tensor(input.sizes(), out, input);
   if (shape.rows == 0 || shape.length == 0) return y;
@@ -65,7 +65,10 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
   const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what vectors run along
   const RowKernels& kernels = one_array(shape.length);
   const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, input, kernels);
-  gpu::note_plan(op, plan.variant, [&] { return why_rows(plan, shape.length, shape.inner, input, kernels); });
+  gpu::note_plan(op, plan.variant, [&] {
+    return (turned ? "a copy with contiguous rows is made first; " : "") +
+           why_rows(plan, shape.length, shape.inner, input, kernels);
+  });
   const auto parts = new_parts(plan, shape.rows, 2, y);
   const uint32_t start = start_of(x.tensor);
   const SoftmaxParams params{

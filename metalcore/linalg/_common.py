@@ -19,6 +19,7 @@ __all__ = [
     "check_types",
     "in_float32",
     "left_to_torch",
+    "plan_is_torchs",
     "raise_errors",
     "skew",
     "square",
@@ -73,28 +74,33 @@ def left_to_torch(op, option, A, B=None, C=None):
     try:
         if not A.is_cuda or A.dtype is not torch.float32 or is_compiling():
             return False
-        return _plan_is_torchs(
-            op, option, _chosen_tuning(), A.shape, None if B is None else B.shape, None if C is None else C.shape
-        )
+        return plan_is_torchs(op, option, A, B, C)
     except (AttributeError, TypeError):  # not tensors; symbolic sizes, while a graph is traced, are not hashable
         return False
 
 
+def plan_is_torchs(op, option, A, B=None, C=None):
+    """Whether the plan of a call on an NVIDIA GPU is PyTorch's own op."""
+    return _plan_is_torchs(
+        op, option, _chosen_tuning(), A.shape, None if B is None else B.shape, None if C is None else C.shape
+    )
+
+
 @functools.lru_cache(maxsize=4096)
-def _plan_is_torchs(op, option, family, *shapes):
+def _plan_is_torchs(op: str, option, family, *shapes):
     try:
         with on_meta("cuda") as recorder:
             getattr(ops, _OPERATORS.get(op, op))(*_arguments(op, option, shapes))
     except (RuntimeError, IndexError):  # shapes that the function itself refuses, in its own words
         return False
-    return recorder.recording.plans[0].variant == "torch"
+    return any(plan.variant == "torch" for plan in recorder.recording.plans[:1])
 
 
 _OPERATORS = {"cholesky": "cholesky_ex", "lu_factor": "lu_factor_ex"}
 _USUAL = {"left": True, "mode": "reduced", "pivot": True, "triangle": "full", "alpha": 1.0, "beta": 0.0}
 
 
-def _arguments(op, option, shapes):
+def _arguments(op: str, option, shapes):
     """Arguments for the operator: meta tensors, the option, and usual values for what plans do not depend on."""
     given = dict([option] if option else [])
     shapes = iter([shape for shape in shapes if shape is not None])

@@ -8,7 +8,7 @@ from torch.compiler import is_compiling
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated, on_cuda
-from ._common import check_types, in_float32, left_to_torch, without_autocast
+from ._common import check_types, in_float32, left_to_torch, plan_is_torchs, without_autocast
 
 _PARTS = {"full": lambda x: x, "lower": torch.tril, "upper": torch.triu}
 
@@ -68,7 +68,7 @@ def syrk(
 
     def update(A, C=None):
         # On NVIDIA GPUs no size is the kernel's; a compiled graph cannot ask for the plan.
-        by_torch = on_cuda(A) and (is_compiling() or A.is_meta or left_to_torch("syrk", ("transpose", transpose), A))
+        by_torch = on_cuda(A) and (is_compiling() or plan_is_torchs("syrk", ("transpose", transpose), A))
         return (_composed if by_torch else ops.syrk)(A, C, triangle, transpose, alpha, beta)
 
     return in_float32(update, A) if C is None else in_float32(update, A, C)

@@ -124,8 +124,8 @@ def cholesky(device):
 
 
 def lu(device):
-    """Factorizations and solutions with the least work that take every kernel; on an NVIDIA GPU's plan large ones are
-    PyTorch's, so that of the baseline is taken."""
+    """Factorizations and solutions with the least work that take every kernel. An NVIDIA GPU's plan leaves large ones
+    to PyTorch, so the baseline's plan is taken."""
     with tuned("baseline"):
         for m, n in (
             (1, 1),

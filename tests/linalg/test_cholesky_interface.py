@@ -48,7 +48,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides(device, layout, n):
     A = LAYOUTS[layout](n)
-    # The very layout on the device: A.to(device) might pack the elements.
+    # The layout on the device is the same: A.to(device) might pack the elements.
     elements = torch.empty(0).set_(A.untyped_storage())
     on_device = elements.to(device).as_strided(A.shape, A.stride(), A.storage_offset())
     for upper in (False, True):
@@ -171,7 +171,7 @@ def test_explain(shape, variant, kernels):
 def test_large_single_matrices_go_to_torch_on_nvidia(device):
     with tuned("hopper"):
         plan = metalcore.explain("cholesky", (1, 1024, 1024))
-        assert plan.variant == "torch" and plan.kernels == () and "PyTorch" in plan.why
+        assert plan.variant == "torch" and plan.kernels == ("info_any",) and "PyTorch" in plan.why
         assert metalcore.explain("cholesky", (1024, 1024), upper=True).variant == "blocked"
         assert metalcore.explain("cholesky", (2, 1024, 1024)).variant == "blocked"
         A = random(1, 1024, 1024)

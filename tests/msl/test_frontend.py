@@ -1,4 +1,4 @@
-"""Preprocessing and parsing: macros, lines, what is found and what is refused."""
+"""Preprocessing and parsing: macros, lines, declarations and refusals."""
 
 import pytest
 

@@ -70,7 +70,7 @@ def test_importing_metalcore_completes_every_operator():
     program = """
 import torch, metalcore
 for name in torch._C._dispatch_get_all_op_names():
-    if name.startswith("metalcore::"):
+    if name.startswith("metalcore::") and not name.startswith("metalcore::_"):
         for key in ("CPU", "Meta"):
             assert torch._C._dispatch_has_kernel_for_dispatch_key(name, key), (name, key)
         if name not in ("metalcore::adamw_", "metalcore::info_any"):  # in place; of integers

@@ -19,6 +19,11 @@ def submitted(recording):
     return [dispatch[:4] for dispatch in recording.dispatches]
 
 
+def choices(recording):
+    """Without those for PyTorch's op, which small calls take without asking the operator."""
+    return [plan[:3] for plan in recording.plans if plan.variant != "torch"]
+
+
 @pytest.mark.parametrize("op, sample", SAMPLES, ids=IDS)
 def test_what_ran_is_what_explain_says(device, op, sample):
     tensors = sample.make(device, torch.float32)
@@ -26,7 +31,7 @@ def test_what_ran_is_what_explain_says(device, op, sample):
     with on_meta(device) as explained, torch.no_grad():
         forward(op, sample, sample.make("meta", torch.float32))
     assert submitted(ran) == submitted(explained.recording)
-    assert [plan[:3] for plan in ran.plans] == [plan[:3] for plan in explained.recording.plans]
+    assert choices(ran) == choices(explained.recording)
 
 
 @pytest.mark.parametrize(

@@ -31,15 +31,15 @@ def ops_extension():
         extra_compile_args=_compile_flags(torch),
         extra_link_args=_link_flags(),
     )
-    # Instead of all that PyTorch proposes: its headers are among the flags, as the system's, whose warnings are not
-    # ours; and libc10 has nothing of the stable ABI.
+    # PyTorch proposes more. Its headers are among the flags, as the system's, since their warnings are not ours; and
+    # libc10 has nothing of the stable ABI.
     extension.include_dirs, extension.library_dirs = [], [str(torch / "lib")]
     extension.libraries = ["torch_cpu", "torch", *(["dl", "pthread"] if LINUX else [])]
     return extension
 
 
 def sources():
-    """csrc's files, except for the backends of other platforms and the simulated device, an extension of its own."""
+    """csrc's files, except the backends of other platforms and the simulated device, which is another extension."""
     others = [folder for folder in (CSRC / "backends").iterdir() if folder.name not in BACKENDS]
     others.append(CSRC / "simulated_device")
     return sorted(
