@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -86,11 +87,17 @@ def explain(op: str, *inputs: Any, dtype: torch.dtype | None = None, **options: 
     device = next(device for device in devices if device in ("mps", "cuda"))
     if not isinstance(entry.function, type):
         _check_options(entry, options)
+    if isinstance(entry.function, type):
+        return Explanation(op, _recorded_step(entry, shapes, dtype, device, options))
+    return Explanation(op, _recorded(entry, shapes, dtype, device, options, backward))
+
+
+@contextlib.contextmanager
+def _refusals(op):
+    """What an op says of its arguments is said of explain's."""
     try:
-        if isinstance(entry.function, type):
-            return Explanation(op, _recorded_step(entry, shapes, dtype, device, options))
-        return Explanation(op, _recorded(entry, shapes, dtype, device, options, backward))
-    except (RuntimeError, IndexError, TypeError, OverflowError) as error:
+        yield
+    except (RuntimeError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"explain(): {op} does not take these arguments: {error}") from error
 
 
@@ -118,18 +125,19 @@ def _recorded(entry: Op, shapes, dtype, device, options, backward):
         value = options.pop(name)
         if value is not None:
             given[name] = _shape(value)
-    arguments = {name: _tensor(name, shape, dtype) for name, shape in given.items()}
+    with _refusals(entry.name):
+        arguments = {name: _tensor(name, shape, dtype) for name, shape in given.items()}
     for name, parameter in inspect.signature(entry.function).parameters.items():
         if name not in arguments and name not in options and parameter.default is parameter.empty:
             arguments[name] = _usual(entry, name, shapes[0], dtype)
     if not backward:
-        with on_meta(device) as recorder, torch.no_grad():
+        with _refusals(entry.name), on_meta(device) as recorder, torch.no_grad():
             entry.function(**arguments, **options)
         return recorder.recording
     for name in names:
         if name in arguments:
             arguments[name].requires_grad_(arguments[name].is_floating_point())
-    with on_meta(device), torch.enable_grad():
+    with _refusals(entry.name), on_meta(device), torch.enable_grad():
         found = entry.results(entry.function(**arguments, **options))
     outputs = [output for output in found if output.requires_grad]
     with on_meta(device) as recorder:
@@ -152,7 +160,7 @@ def _usual(entry, name, first, dtype):
 
 
 def _recorded_step(entry, shapes, dtype, device, options):
-    with on_meta(device):
+    with _refusals(entry.name), on_meta(device):
         parameters = [torch.nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")) for shape in shapes]
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)

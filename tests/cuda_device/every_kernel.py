@@ -59,7 +59,8 @@ def row_shapes(op, dtype):
     for family in FAMILIES:
         with tuned(family):
             for shape in (*((9, length) for length in lengths(op, dtype)), (2, 32769), (133, 16385)):
-                plans = [metalcore.explain(op, shape, dtype=dtype, backward=backward) for backward in (False, True)]
+                weight = [shape[1:]] * op.endswith("rms_norm")
+                plans = [metalcore.explain(op, shape, *weight, dtype=dtype, backward=way) for way in (False, True)]
                 kernels = {kernel for plan in plans for kernel in plan.kernels}
                 if not kernels <= taken:
                     taken |= kernels
