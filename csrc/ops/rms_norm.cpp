@@ -1,4 +1,4 @@
-// rms_norm, also of a sum, over the last dimensions.
+// rms_norm and add_rms_norm, over the last dimensions.
 #include "../../kernels/rms_norm.h"
 #include "rows.h"
 
@@ -32,7 +32,7 @@ void check_like(const char* op, const char* argument, const Tensor& tensor, cons
   check_same_shape(op, argument, tensor, as);
 }
 
-// Kernels take a weight of the rows' type or a float32 one; another is converted first.
+// Kernels take a weight of the rows' dtype or of float32. A weight of another dtype is converted first.
 MaybeTensor kernel_weight(const char* op, const MaybeTensor& weight, const Tensor& x, const Shape& shape) {
   if (!weight) return std::nullopt;
   check_float(op, "weight", *weight);
@@ -58,7 +58,7 @@ std::string split_sums_kernel(ScalarType rows, ScalarType weight) {
   return kernel_name("rms_norm_backward_split_sums", rows) + (rows == weight ? "" : "_float");
 }
 
-// Without a residual, `residual` and `sum` are not touched; something has to be bound there.
+// Without a residual the kernels do not touch `residual` and `sum`, but Metal needs a buffer for each argument.
 std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const MaybeTensor& residual, int64_t dims,
                                      const MaybeTensor& weight_, double eps) {
   check_float(op, "x", input);
@@ -89,7 +89,7 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
   };
   const auto parts = new_parts(plan, shape.rows, 1, y);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
-  const Tensor& weights = weight ? *weight : x.tensor;  // Metal wants a buffer also for an argument that is not used
+  const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
   gpu::record(y, [&](gpu::Recording& recording) {
     if (parts) {
       recording.kernel(kernel_name("rms_norm_split_squares", dtype));
@@ -117,8 +117,8 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   return normalize("rms_norm", x, residual, dims, weight, eps);
 }
 
-// How the backward kernels share the rows, and the parts of the weight's gradient that come of it: as many as teams of
-// threads that keep them in registers, or at most 256 chunks of at least 32 rows for a kernel of its own.
+// How the backward kernels share the rows, and how many parts of the weight's gradient they make. Fused, each team of
+// threads keeps one part in registers. Otherwise a separate kernel makes at most 256 parts of at least 32 rows each.
 struct BackwardPlan {
   RowPlan rows;
   RowKernels kernels;
@@ -141,8 +141,8 @@ BackwardPlan plan_backward(const Shape& shape, const Tensor& on) {
   return {plan, kernels, true, 1, std::min(teams, shape.rows)};
 }
 
-// Sums up the parts of the weight's gradient: a thread has a column where the parts are few, a simdgroup where they are
-// many.
+// Sums the parts of the weight's gradient. A thread takes a column where the parts are few, and a simdgroup where they
+// are many.
 void record_weight(gpu::Recording& recording, const Tensor& partial, const Tensor& gradient,
                    const RmsNormWeightParams& params) {
   constexpr uint32_t kFewChunks = 8;
@@ -154,8 +154,8 @@ void record_weight(gpu::Recording& recording, const Tensor& partial, const Tenso
             : recording.dispatch_threadgroups({ceil_div(params.length, 32u)}, {1024});
 }
 
-// The gradients of x and of the weight (empty where it is not wanted). `sum_grad` is what reaches x + residual, where
-// there is one, on another way than through y; x is that sum then.
+// Returns the gradients of x and of the weight (empty if it is not wanted). With a residual, `x` is the sum x +
+// residual, and `sum_grad` is the gradient that reaches this sum other than through y.
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& input, const MaybeTensor& sum_grad,
                                              int64_t dims, const MaybeTensor& weight_, double eps, bool weight_wanted) {
   const char* op = "rms_norm_backward";
@@ -209,7 +209,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   };
   const auto parts = new_parts(plan.rows, shape.rows, 2, gx);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
-  const Tensor& weights = weight ? *weight : x.tensor;  // Metal wants a buffer also for an argument that is not used
+  const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
   gpu::record(gx, [&](gpu::Recording& recording) {
     if (parts) {
       recording.kernel(split_sums_kernel(dtype, weight_dtype));
