@@ -20,7 +20,7 @@ const std::array<DeviceType, 2>& device_types() {
   return types;
 }
 
-// By PyTorch's number of the device type.
+// The index is PyTorch's number of the device type.
 std::array<Backend*, 64>& backends() {
   static std::array<Backend*, 64> registered = {};
   return registered;

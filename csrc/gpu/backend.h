@@ -1,4 +1,4 @@
-// What each kind of GPU implements, and how it makes itself known: at namespace scope of one of its files
+// The interface that each kind of GPU implements. It registers itself at namespace scope of one of its files:
 //   const gpu::BackendRegistration registration(backend);
 #pragma once
 
@@ -15,11 +15,11 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string_view device_type() const = 0;  // PyTorch's: "mps", "cuda"
-  // The family of GPUs whose numbers plans go by ("apple9", "hopper"); "" where nobody has tuned for it. It may change
+  // The family of GPUs whose tuning plans use ("apple9", "hopper"), or "" if nobody has tuned for it. It may change
   // while the process runs.
   virtual std::string_view family() = 0;
-  // Submits the recording's dispatches from `first` on to PyTorch's current stream of a device. An error submits none
-  // of them where the backend can find it out before.
+  // Submits the recording's dispatches from `first` on to PyTorch's current stream of a device. If the
+  // backend can find an error before, it submits none of them.
   virtual void submit(int device_index, const Recording& recording, size_t first) = 0;
 };
 
@@ -27,7 +27,7 @@ struct BackendRegistration {
   explicit BackendRegistration(Backend& backend);
 };
 
-// The backend for a device type, by PyTorch's name or number; nullptr where this build has none.
+// The backend for a device type, by PyTorch's name or number, or nullptr if this build has none.
 Backend* find_backend(std::string_view device_type);
 Backend* find_backend(int32_t device_type);
 

@@ -7,15 +7,15 @@
 
 namespace metalcore::gpu {
 
-// Not data_ptr() of the storage, which the stable ABI does not give: on Metal the "address" of a storage is an object,
-// and data_ptr() is that object's address plus the offset in bytes.
+// The stable ABI does not give the storage's data_ptr(), so this subtracts the offset from the tensor's. On Metal the
+// "address" of a storage is an object, and a tensor's data_ptr() is the object's address plus the offset in bytes.
 BufferView view_of(AtenTensorHandle tensor, size_t element_size, size_t span) {
   void* data = nullptr;
-  int64_t first = 0;
+  int64_t first_element = 0;
   if (aoti_torch_get_data_ptr(tensor, &data) != AOTI_TORCH_SUCCESS ||
-      aoti_torch_get_storage_offset(tensor, &first) != AOTI_TORCH_SUCCESS)
+      aoti_torch_get_storage_offset(tensor, &first_element) != AOTI_TORCH_SUCCESS)
     throw std::runtime_error("metalcore: a tensor has no memory");
-  const size_t offset = static_cast<size_t>(first) * element_size;
+  const size_t offset = static_cast<size_t>(first_element) * element_size;
   return {static_cast<char*>(data) - offset, offset, span, tensor};
 }
 
@@ -25,7 +25,7 @@ BufferView view_of(const Tensor& tensor) {
   const auto strides = tensor.strides();
   size_t last = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) return {nullptr, 0, 0, tensor.get()};  // data_ptr() is null, whatever the offset
+    if (sizes[i] == 0) return {nullptr, 0, 0, tensor.get()};  // data_ptr() is null with any offset
     last += static_cast<size_t>(sizes[i] - 1) * static_cast<size_t>(strides[i]);
   }
   return view_of(tensor.get(), item, (last + 1) * item);

@@ -1,9 +1,9 @@
-// Where a tensor's elements lie.
+// The place of a tensor's elements in memory.
 #pragma once
 
 #include <cstddef>
 
-// Not PyTorch's headers: they cannot be included along with Metal's (both define StringHandle).
+// These declarations replace PyTorch's headers, which conflict with Metal's: both define StringHandle.
 struct AtenTensorOpaque;
 using AtenTensorHandle = AtenTensorOpaque*;
 namespace torch::stable {
@@ -20,10 +20,10 @@ struct BufferView {
   void* storage = nullptr;
   size_t offset = 0;
   size_t span = 0;
-  AtenTensorHandle tensor = nullptr;  // the caller's: whoever keeps the view holds a reference of its own
+  AtenTensorHandle tensor = nullptr;  // not owned: a reader that keeps the view needs its own reference
 };
 BufferView view_of(const Tensor& tensor);
-// The view of a tensor whose sizes of an element and of the span are known.
+// The view of a tensor of which the caller knows the sizes of an element and of the span, in bytes.
 BufferView view_of(AtenTensorHandle tensor, size_t element_size, size_t span);
 
 }  // namespace metalcore::gpu

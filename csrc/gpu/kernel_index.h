@@ -1,4 +1,4 @@
-// Which family each built-in kernel is in.
+// The family of each built-in kernel.
 #pragma once
 
 #include <filesystem>
@@ -8,16 +8,16 @@
 
 namespace metalcore::gpu {
 
-// A family is named by the path of its source below kernels/, without the suffix, and so are its files in lib/.
+// A family's name is the path of its source below kernels/ without the suffix. Its files in lib/ have the same name.
 class KernelIndex {
  public:
-  // Reads lib/index: lines "<family> <kernel> <kernel> …". Throws std::runtime_error where that cannot be read.
+  // Reads lib/index: lines "<family> <kernel> <kernel> …". Throws std::runtime_error if it cannot read the file.
   explicit KernelIndex(const std::filesystem::path& library);
 
   // Throws std::runtime_error for an unknown kernel.
   const std::string& family(std::string_view kernel) const;
 
-  const std::map<std::string, std::string, std::less<>>& families() const { return families_; }  // by kernel
+  const std::map<std::string, std::string, std::less<>>& families() const { return families_; }  // the keys are kernels
 
  private:
   std::string path_;

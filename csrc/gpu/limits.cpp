@@ -6,8 +6,8 @@
 namespace metalcore::gpu {
 
 void refuse(std::string_view kernel, const std::string& reason) {
-  const std::string of = kernel.empty() ? "" : "kernel '" + std::string(kernel) + "': ";
-  throw std::invalid_argument("metalcore: " + of + reason);
+  const std::string prefix = kernel.empty() ? "" : "kernel '" + std::string(kernel) + "': ";
+  throw std::invalid_argument("metalcore: " + prefix + reason);
 }
 
 void check_named(std::string_view kernel) {
@@ -30,7 +30,7 @@ void check_pointers(std::string_view kernel, uint32_t index, size_t count) {
            "a table of " + std::to_string(count) + " pointers at index " + std::to_string(index) + "; at most 512 fit");
 }
 
-Size threads_of(std::string_view kernel, Size groups, Size group) {
+Size threads_of(std::string_view kernel, Size threadgroups, Size threadgroup) {
   const auto side = [&](uint32_t count, uint32_t size) {
     const uint64_t threads = uint64_t{count} * size;
     if (threads > std::numeric_limits<uint32_t>::max())
@@ -38,9 +38,10 @@ Size threads_of(std::string_view kernel, Size groups, Size group) {
     return static_cast<uint32_t>(threads);
   };
   check_named(kernel);
-  if (groups.empty()) return {0, 0, 0};
-  if (group.empty()) refuse(kernel, "a threadgroup of no threads");
-  return {side(groups.x, group.x), side(groups.y, group.y), side(groups.z, group.z)};
+  if (threadgroups.empty()) return {0, 0, 0};
+  if (threadgroup.empty()) refuse(kernel, "a threadgroup of no threads");
+  return {side(threadgroups.x, threadgroup.x), side(threadgroups.y, threadgroup.y),
+          side(threadgroups.z, threadgroup.z)};
 }
 
 }  // namespace metalcore::gpu

@@ -1,5 +1,6 @@
-// What every backend keeps to: Metal's limits on what can be bound and dispatched. Metal ends the process for some of
-// what these checks refuse. They throw std::invalid_argument with the kernel's name (empty where none was named yet).
+// Metal's limits on arguments and dispatches, which hold for every backend. Metal itself ends the process for some of
+// what these checks refuse. They throw std::invalid_argument with the kernel's name, which is empty before one is
+// named.
 #pragma once
 
 #include "size.h"
@@ -26,7 +27,7 @@ void check_index(std::string_view kernel, uint32_t index);
 void check_bytes(std::string_view kernel, uint32_t index, size_t size);
 void check_pointers(std::string_view kernel, uint32_t index, size_t count);
 
-// The threads of so many threadgroups; {0, 0, 0} where there are none.
+// The threads of `threadgroups`, or {0, 0, 0} if these are none.
 Size threads_of(std::string_view kernel, Size threadgroups, Size threads_per_threadgroup);
 
 }  // namespace metalcore::gpu

@@ -25,14 +25,14 @@ SpareRecording::~SpareRecording() {
   spare = std::move(recording_);
 }
 
-void submit(const Tensor& on, const Recording& recording, size_t first) {
+void submit(const Tensor& output, const Recording& recording, size_t first) {
   int32_t type = -1;
-  aoti_torch_get_device_type(on.get(), &type);
+  aoti_torch_get_device_type(output.get(), &type);
   Backend* const backend = find_backend(type);
   if (!backend)
     throw std::runtime_error("metalcore: this build has no backend for the tensor's device (type " +
                              std::to_string(type) + ")");
-  if (first < recording.dispatches().size()) backend->submit(on.get_device_index(), recording, first);
+  if (first < recording.dispatches().size()) backend->submit(output.get_device_index(), recording, first);
 }
 
 thread_local Recorder* Recorder::current_ = nullptr;
@@ -55,13 +55,13 @@ std::optional<Tensor> reference_to(AtenTensorHandle tensor) {
 
 }  // namespace
 
-void Recorder::record(const Tensor& on, const std::function<void(Recording&)>& body) {
+void Recorder::record(const Tensor& output, const std::function<void(Recording&)>& body) {
   Recording& recording = kept_->recording;
   const size_t first = recording.dispatches().size();
   std::vector<BufferView>& views = recording.views();
   try {
     body(recording);
-  } catch (...) {  // what was bound so far refers to tensors of the caller
+  } catch (...) {  // the views bound so far refer to the caller's tensors
     for (size_t i = kept_->tensors.size(); i < views.size(); ++i) views[i].tensor = nullptr;
     throw;
   }
@@ -70,10 +70,10 @@ void Recorder::record(const Tensor& on, const std::function<void(Recording&)>& b
     views[i].tensor = tensor ? tensor->get() : nullptr;
   }
   int32_t type = -1;
-  aoti_torch_get_device_type(on.get(), &type);
+  aoti_torch_get_device_type(output.get(), &type);
   if (type == aoti_torch_device_type_meta()) return;
-  kept_->on = on;
-  submit(on, recording, first);
+  kept_->submitted_for = output;
+  submit(output, recording, first);
 }
 
 }  // namespace metalcore::gpu

@@ -1,5 +1,5 @@
-// How ops submit: gpu::record(output, [&](gpu::Recording& recording) { … }). Outputs and scratch are allocated before:
-// on MPS an allocation or a PyTorch op inside the body would end PyTorch's encoder.
+// Ops submit their dispatches with gpu::record(output, [&](gpu::Recording& recording) { … }). They allocate outputs and
+// scratch memory before: on MPS an allocation or a PyTorch op inside the body would end PyTorch's encoder.
 #pragma once
 
 #include "recorder.h"
@@ -9,7 +9,7 @@
 
 namespace metalcore::gpu {
 
-// A recording whose memory is that of this thread's last one.
+// A recording that reuses the memory of this thread's last one.
 class SpareRecording {
  public:
   SpareRecording();
@@ -21,15 +21,15 @@ class SpareRecording {
   std::unique_ptr<Recording> recording_;
 };
 
-// Submits the dispatches from `first` on to the device of `on`.
-void submit(const Tensor& on, const Recording& recording, size_t first = 0);
+// Submits the dispatches from `first` on to the device of `output`.
+void submit(const Tensor& output, const Recording& recording, size_t first = 0);
 
 template <typename Body>
-void record(const Tensor& on, const Body& body) {
-  if (Recorder* recorder = Recorder::current()) return recorder->record(on, body);
+void record(const Tensor& output, const Body& body) {
+  if (Recorder* recorder = Recorder::current()) return recorder->record(output, body);
   SpareRecording recording;
   body(*recording);
-  submit(on, *recording);
+  submit(output, *recording);
 }
 
 }  // namespace metalcore::gpu

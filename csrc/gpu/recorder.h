@@ -1,5 +1,5 @@
-// Keeps what this thread's ops record, with the reasons that plans give. Ops on tensors without memory (PyTorch's meta
-// device) are recorded and not run: that is how explain asks them.
+// Keeps what this thread's ops record, with the reasons of their plans. Ops on tensors without memory (PyTorch's meta
+// device) are recorded and not run. explain uses these.
 #pragma once
 
 #include "recording.h"
@@ -17,42 +17,42 @@ namespace metalcore::gpu {
 
 class Backend;
 
-// A choice that an op made among its variants, and why. It is `inner` where another operator chose before.
+// The variant that an op chose, and why. The plan is `inner` if an operator that calls this one chose before it.
 struct Plan {
   std::string op, variant, why;
   bool inner;
 };
 
-// Something between the dispatches that PyTorch did.
+// An op of PyTorch that ran between the dispatches.
 struct TorchStep {
-  size_t before;  // this dispatch
+  size_t before;  // index of the dispatch after it
   std::string name;
 };
 
 struct KeptRecording {
   Recording recording;
   std::vector<Plan> plans;
-  bool inside_operator = false;  // since an operator noted a plan
+  bool inside_operator = false;  // an operator has noted a plan, and has not returned
   std::vector<TorchStep> torch_steps;
-  std::optional<Tensor> on;                    // a tensor on the device that the dispatches were submitted to
-  std::vector<std::optional<Tensor>> tensors;  // what the views are of, in their order
+  std::optional<Tensor> submitted_for;         // a tensor on the device that ran the dispatches
+  std::vector<std::optional<Tensor>> tensors;  // the views' tensors, in their order
 };
 
 class Recorder {
  public:
-  // Plans are those of `backend`'s GPU for tensors without memory.
+  // Ops on tensors without memory plan as on `backend`'s GPU.
   explicit Recorder(Backend& backend);
   ~Recorder();
   Recorder(const Recorder&) = delete;
 
-  // The calling thread's; nullptr where there is none. Recorders of one thread nest.
+  // The calling thread's recorder, or nullptr. Recorders of one thread nest.
   static Recorder* current() { return current_; }
 
   Backend& backend() const { return backend_; }
   KeptRecording& kept() { return *kept_; }
   std::shared_ptr<KeptRecording> share() const { return kept_; }
 
-  void record(const Tensor& on, const std::function<void(Recording&)>& body);
+  void record(const Tensor& output, const std::function<void(Recording&)>& body);
 
  private:
   static thread_local Recorder* current_;
@@ -62,7 +62,7 @@ class Recorder {
   std::shared_ptr<KeptRecording> kept_;
 };
 
-// Tells a recorder, if there is one, which variant an op takes; `why` makes the sentence that explain shows.
+// Tells the recorder, if there is one, which variant an op takes. `why` makes the sentence that explain shows.
 template <typename Why>
 void note_plan(const char* op, const char* variant, const Why& why) {
   Recorder* const recorder = Recorder::current();

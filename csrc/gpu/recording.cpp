@@ -9,8 +9,8 @@ namespace metalcore::gpu {
 
 namespace {
 
-constexpr size_t kKept = 1024 * 1024;  // bytes of parameters that are kept for the next recording
-constexpr size_t kAlignment = 16;      // of parameters: no type of Metal's needs more
+constexpr size_t kReusedBytes = 1024 * 1024;  // bytes of arguments whose memory the next recording reuses
+constexpr size_t kAlignment = 16;             // bytes; no type of Metal needs more
 
 }  // namespace
 
@@ -56,23 +56,25 @@ Recording& Recording::threadgroup_memory(uint32_t index, size_t bytes) {
   return *this;
 }
 
-void Recording::dispatch_threads(Size threads, Size group) { dispatch(threads, group, true); }
+void Recording::dispatch_threads(Size threads, Size threadgroup) { dispatch(threads, threadgroup, true); }
 
-void Recording::dispatch_threadgroups(Size groups, Size group) {
-  threads_of(current(), groups, group);
-  dispatch(groups, group, false);
+void Recording::dispatch_threadgroups(Size threadgroups, Size threadgroup) {
+  threads_of(current(), threadgroups, threadgroup);  // refuses too large a grid
+  dispatch(threadgroups, threadgroup, false);
 }
 
-void Recording::dispatch(Size grid, Size group, bool threads) {
+void Recording::dispatch(Size grid, Size threadgroup, bool threads) {
   check_named(current());
   if (grid.empty()) return;
-  if (group.empty()) refuse(current(), "a threadgroup of no threads");
+  if (threadgroup.empty()) refuse(current(), "a threadgroup of no threads");
   dispatches_.push_back({static_cast<uint32_t>(name_begin_), static_cast<uint32_t>(names_.size() - name_begin_),
-                         static_cast<uint32_t>(arguments_begin_), static_cast<uint32_t>(arguments_.size()), grid, group,
-                         threads});
+                         static_cast<uint32_t>(arguments_begin_), static_cast<uint32_t>(arguments_.size()), grid,
+                         threadgroup, threads});
 }
 
-Size Recording::threads(const Dispatch& d) const { return d.threads ? d.grid : threads_of(name(d), d.grid, d.group); }
+Size Recording::threads(const Dispatch& d) const {
+  return d.threads ? d.grid : threads_of(name(d), d.grid, d.threadgroup);
+}
 
 void Recording::clear() {
   dispatches_.clear();
@@ -81,7 +83,7 @@ void Recording::clear() {
   bytes_.clear();
   names_.clear();
   name_begin_ = arguments_begin_ = 0;
-  if (bytes_.capacity() > kKept) bytes_.shrink_to_fit();
+  if (bytes_.capacity() > kReusedBytes) bytes_.shrink_to_fit();
 }
 
 }  // namespace metalcore::gpu

@@ -1,5 +1,5 @@
-// The one list of dispatches: kernels, what is bound to their arguments, grids and threadgroup memory. An op records
-// what it wants done; a backend submits it; explain prints it; a kept one is submitted again with other tensors.
+// The list of an op's dispatches: kernels, their arguments, grids and threadgroup memory. An op makes a recording, a
+// backend submits it, and explain prints it. A kept recording can be submitted again with other tensors.
 #pragma once
 
 #include "buffer.h"
@@ -14,7 +14,7 @@
 
 namespace metalcore::gpu {
 
-// One argument of a dispatch. Later arguments of one dispatch replace earlier ones with the same index.
+// One argument of a dispatch. It replaces an earlier one of the same dispatch with the same index.
 struct Argument {
   enum Kind : uint8_t {
     kBuffer,       // views[first]
@@ -31,24 +31,24 @@ struct Dispatch {
   uint32_t name_begin, name_size;
   uint32_t arguments_begin, arguments_end;
   Size grid;  // in threads, or in threadgroups
-  Size group;
+  Size threadgroup;
   bool threads;
 };
 
 class Recording {
  public:
-  // Selects a built-in kernel by its host_name for the dispatches to come; arguments bound before are forgotten.
+  // Selects a built-in kernel by its host_name for the next dispatches, and forgets the arguments of the one before.
   Recording& kernel(std::string_view name);
   Recording& buffer(uint32_t index, const BufferView& view);
   Recording& buffer(uint32_t index, const Tensor& tensor) { return buffer(index, view_of(tensor)); }
-  // Copies `size` <= 4096 bytes; the caller's memory may go away at once.
+  // Copies `size` <= 4096 bytes; the caller may free its memory at once.
   Recording& bytes(uint32_t index, const void* data, size_t size);
-  // Binds a table of device addresses, one per view (nullptr where a view's storage is null), at most 512 of them: for
-  // kernels over more tensors than there are buffer slots. The kernel reads it as `constant` structs of device pointers
-  // and may read and write each view's span.
+  // Binds a table of at most 512 device addresses, one per view (nullptr where a view's storage is null), for kernels
+  // over more tensors than there are buffer slots. The kernel reads it as `constant` structs of device pointers, and
+  // may read and write each view's span.
   Recording& pointers(uint32_t index, const BufferView* views, size_t count);
   Recording& threadgroup_memory(uint32_t index, size_t bytes);
-  // A dispatch of no threads is left out. Dispatches run in order, each seeing the writes of the last.
+  // Dispatches run in order, and each sees the writes of those before it. A dispatch without threads is not recorded.
   void dispatch_threads(Size threads, Size threads_per_threadgroup);
   void dispatch_threadgroups(Size threadgroups, Size threads_per_threadgroup);
 
@@ -58,7 +58,7 @@ class Recording {
     return bytes(index, &value, sizeof(T));
   }
 
-  // For backends and for readers.
+  // The functions below are for backends and for readers.
   const std::vector<Dispatch>& dispatches() const { return dispatches_; }
   std::string_view name(const Dispatch& d) const { return {names_.data() + d.name_begin, d.name_size}; }
   const Argument* begin(const Dispatch& d) const { return arguments_.data() + d.arguments_begin; }
@@ -68,16 +68,16 @@ class Recording {
   // The grid in threads. A side has 32 bits.
   Size threads(const Dispatch& d) const;
 
-  // All views, in the order in which they were bound: a kept recording takes others in their places.
+  // All views, in the order in which they were bound. A kept recording replaces them.
   std::vector<BufferView>& views() { return views_; }
   const std::vector<BufferView>& views() const { return views_; }
 
-  // Forgets everything; keeps the memory for the next recording, unless there is much of it.
+  // Forgets everything, but keeps the memory for the next recording, unless there is much of it.
   void clear();
 
  private:
   std::string_view current() const { return {names_.data() + name_begin_, names_.size() - name_begin_}; }
-  void dispatch(Size grid, Size group, bool threads);
+  void dispatch(Size grid, Size threadgroup, bool threads);
   Argument& bind(uint32_t index, Argument::Kind kind, size_t first, size_t count);
 
   std::vector<Dispatch> dispatches_;

@@ -13,13 +13,13 @@ namespace metalcore::gpu {
 
 namespace {
 
-// Tables name their families before main() or as the library is loaded: no lock is needed afterwards.
+// Tables name their families while the library is loaded, so that readers need no lock.
 std::vector<std::string>& names() {
   static std::vector<std::string> known = {"baseline"};
   return known;
 }
 
-constexpr Family kOwn = UINT32_MAX;
+constexpr Family kOwn = UINT32_MAX;  // each GPU's own
 std::atomic<Family> chosen = kOwn;
 
 Family find(std::string_view name) {
@@ -28,10 +28,10 @@ Family find(std::string_view name) {
   return kOwn;
 }
 
-// The plans of the GPU where a tensor without memory is thought to be are its recorder's to say.
-Backend* backend_of(const Tensor& on) {
+// A tensor without memory has no GPU. The recorder says which one its plans are for.
+Backend* backend_of(const Tensor& tensor) {
   int32_t type = -1;
-  aoti_torch_get_device_type(on.get(), &type);
+  aoti_torch_get_device_type(tensor.get(), &type);
   if (Backend* backend = find_backend(type)) return backend;
   return Recorder::current() ? &Recorder::current()->backend() : nullptr;
 }
@@ -48,10 +48,10 @@ Family family_named(std::string_view name) {
   return static_cast<Family>(names().size() - 1);
 }
 
-Family family_of(const Tensor& on) {
+Family family_of(const Tensor& tensor) {
   const Family family = chosen.load(std::memory_order_relaxed);
   if (family != kOwn) return family;
-  Backend* const backend = backend_of(on);
+  Backend* const backend = backend_of(tensor);
   const Family own = backend ? find(backend->family()) : 0;
   return own == kOwn ? 0 : own;
 }

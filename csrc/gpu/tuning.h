@@ -1,5 +1,5 @@
-// Numbers that only affect speed. Each family of ops has a table of its own, with a row for each family of GPUs that
-// somebody has tuned it for, and a baseline row for all others:
+// Numbers that only affect speed. Each family of ops has a table of its own, with a row for each family of GPUs on
+// which somebody has tuned it, and a baseline row for all others:
 //   struct LuTuning { const char* family; uint32_t block_threads = 1024; };
 //   const gpu::Table<LuTuning> lu_tuning = {{.family = "baseline"}, {.family = "hopper", .block_threads = 512}};
 //   const LuTuning& tuning = lu_tuning(a);
@@ -17,9 +17,9 @@ namespace metalcore::gpu {
 
 using Family = uint32_t;  // 0 is the baseline
 
-// The family of the GPU that a tensor is on, or the one that use_tuning() chose.
-Family family_of(const Tensor& on);
-// The number of a family's name, given when it is first asked for.
+// The family that use_tuning() chose, or else that of the tensor's GPU.
+Family family_of(const Tensor& tensor);
+// The number of a family's name. The first call with a name assigns one.
 Family family_named(std::string_view name);
 
 template <typename Row>
@@ -32,7 +32,7 @@ class Table {
       by_family_[family] = static_cast<uint32_t>(&row - rows_.data());
     }
   }
-  const Row& operator()(const Tensor& on) const { return row(family_of(on)); }
+  const Row& operator()(const Tensor& tensor) const { return row(family_of(tensor)); }
   const Row& row(Family family) const { return rows_[family < by_family_.size() ? by_family_[family] : 0]; }
 
  private:
@@ -40,15 +40,15 @@ class Table {
   std::vector<uint32_t> by_family_;  // indices of rows
 };
 
-// How many threadgroups keep a GPU busy: work that can be split is split until there are about so many.
+// How many threadgroups keep a GPU busy. Ops split their work into about so many where they can.
 struct Parallelism {
   const char* family;
   uint32_t fill_threadgroups = 64;
 };
 extern const Table<Parallelism> parallelism;
 
-// Plans as for another family from now on ("" for each GPU's own); throws std::invalid_argument for an unknown one.
-// For tests and for asking what a plan would be elsewhere.
+// From now on ops plan as on this family of GPUs, or with "" as on each GPU's own. Throws std::invalid_argument for an
+// unknown family. Tests use it, and explain, which tells what a plan would be on another GPU.
 void use_tuning(std::string_view family);
 std::string chosen_tuning();
 std::vector<std::string> tuning_families();

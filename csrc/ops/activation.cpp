@@ -9,7 +9,7 @@ Tensor activation(const char* op, const char* kernel, const Tensor& x) {
   return elementwise(kernel, {x});
 }
 
-// The gradient takes x's strides, whatever those of grad.
+// The gradient gets x's strides, also where grad has others.
 Tensor activation_backward(const char* op, const char* kernel, const Tensor& grad, const Tensor& x) {
   check_float(op, "x", x);
   check_same_device(op, "grad", grad, x);

@@ -19,12 +19,13 @@ namespace {
 
 struct AdamWTuning {
   const char* family;
-  // Whether neighbouring threads load neighbouring vectors of four, rather than each what one after the other has.
+  // Whether neighbouring threads load neighbouring vectors of four elements. Otherwise each thread loads a run of its
+  // own.
   bool vectors = true;
 };
 const gpu::Table<AdamWTuning> adamw_tuning = {{.family = "baseline"}, {.family = "simulator", .vectors = false}};
 
-constexpr size_t kPointers = 512;  // that a table of device pointers holds
+constexpr size_t kPointers = 512;  // of a table of device pointers
 constexpr size_t kPerDispatch = kPointers / kArrays;
 
 // ---------------------------------------------------------------- plan
@@ -39,7 +40,7 @@ struct AdamWPlan {
   std::vector<AdamWDispatch> dispatches;
 };
 
-// Cuts a list of parameters, none of them empty, into dispatches of as many as a table of pointers can hold.
+// Splits a list of parameters into dispatches of as many as a table of pointers can hold. No parameter may be empty.
 AdamWPlan plan_adamw(const std::vector<uint64_t>& numels) {
   AdamWPlan plan;
   plan.tensors.reserve(numels.size());
@@ -56,7 +57,7 @@ AdamWPlan plan_adamw(const std::vector<uint64_t>& numels) {
   return plan;
 }
 
-// narrow: with moments of the parameters' 16-bit dtype.
+// `narrow` kernels have moments of the parameters' 16-bit dtype.
 std::string adamw_kernel(ScalarType dtype, bool amsgrad, bool narrow) {
   const std::string stem = amsgrad ? "adamw_amsgrad" : "adamw";
   return kernel_name((stem + (narrow ? "_narrow" : "")).c_str(), dtype);
@@ -70,14 +71,14 @@ struct Hyperparameters {
   std::optional<Tensor> lr_tensor, grad_scale, found_inf;
 };
 
-void check_scalar(const char* argument, const std::optional<Tensor>& tensor, const Tensor& as) {
+void check_scalar(const char* argument, const std::optional<Tensor>& tensor, const Tensor& reference) {
   if (!tensor) return;
-  check_same_device("adamw_", argument, *tensor, as);
+  check_same_device("adamw_", argument, *tensor, reference);
   check(tensor->numel() == 1 && tensor->scalar_type() == ScalarType::Float, "metalcore::adamw_: ", argument,
         " must be one float32 element");
 }
 
-// Steps on the CPU count in what dtype they have, as in PyTorch's loop.
+// Steps on the CPU count in their own dtype, as in PyTorch's loop.
 bool counts_on_host(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Float:
@@ -93,7 +94,7 @@ bool counts_on_host(ScalarType dtype) {
   }
 }
 
-// Whether the steps are in device memory; they are all there or all on the CPU.
+// Returns whether the steps are in device memory. All must be there, or all on the CPU.
 bool check_steps(const TensorList& steps, const AdamWArrays& arrays, size_t params) {
   check(steps.size() == params, "metalcore::adamw_: state_steps has ", steps.size(), " tensors, params ", params);
   const bool on_device = !steps.tensor(0).is_cpu();
@@ -111,7 +112,7 @@ bool check_steps(const TensorList& steps, const AdamWArrays& arrays, size_t para
   return on_device;
 }
 
-// In the order of the slots; the steps of empty parameters, which only count, come last.
+// Puts the steps in the order of the slots. The steps of empty parameters, which only count, come last.
 std::vector<AtenTensorHandle> in_order(const TensorList& steps, const std::vector<AdamWSlot>& slots) {
   std::vector<AtenTensorHandle> ordered, idle;
   ordered.reserve(steps.size());
@@ -156,7 +157,7 @@ AdamWScalars host_scalars(const Hyperparameters& h, double step) {
           static_cast<float>(std::sqrt(correction2)), 1.0f, 0};
 }
 
-// The scalars of steps[first] to steps[end - 1] to come. Most parameters are at the same step.
+// The scalars of the next values of steps[first] to steps[end - 1]. Most parameters have the same step.
 std::vector<AdamWScalars> host_scalars(const std::vector<AtenTensorHandle>& steps, size_t first, size_t end,
                                        const Hyperparameters& h) {
   std::vector<AdamWScalars> scalars;
@@ -172,7 +173,7 @@ std::vector<AdamWScalars> host_scalars(const std::vector<AtenTensorHandle>& step
 
 // ---------------------------------------------------------------- encoding
 
-// log(beta) as a sum of two floats. exp(-1e4) is zero in float32, as a power of beta = 0 is.
+// log(beta) as a sum of two floats. exp(-1e4) is zero in float32, like a power of beta = 0.
 std::pair<float, float> log_parts(double beta) {
   const double value = std::max(std::log(beta), -1e4);
   const float high = static_cast<float>(value);
@@ -181,8 +182,8 @@ std::pair<float, float> log_parts(double beta) {
 
 // Elements [first, first + count) of an array of AdamWScalars.
 gpu::BufferView part_of(const Tensor& scalars, size_t first, size_t count) {
-  const gpu::BufferView all = gpu::view_of(scalars);
-  return {all.storage, all.offset + first * sizeof(AdamWScalars), count * sizeof(AdamWScalars)};
+  const gpu::BufferView view = gpu::view_of(scalars);
+  return {view.storage, view.offset + first * sizeof(AdamWScalars), count * sizeof(AdamWScalars)};
 }
 
 gpu::BufferView view_or_null(const std::optional<Tensor>& tensor) {
@@ -212,9 +213,10 @@ void record_scalars(gpu::Recording& recording, const std::vector<AtenTensorHandl
   }
 }
 
-// Updates so many slots. The scalars of slot i are element i of on_device or, without it, i - first of on_host.
+// Updates `count` slots. The scalars of slot i are element i of `device_scalars`, or else
+// element i - first of `scalars_of_host`.
 void record_updates(gpu::Recording& recording, const AdamWArrays& arrays, size_t first, size_t count,
-                    const std::vector<AdamWScalars>& on_host, const std::optional<Tensor>& on_device,
+                    const std::vector<AdamWScalars>& scalars_of_host, const std::optional<Tensor>& device_scalars,
                     const Hyperparameters& h) {
   std::vector<uint64_t> numels;
   numels.reserve(count);
@@ -236,10 +238,10 @@ void record_updates(gpu::Recording& recording, const AdamWArrays& arrays, size_t
         .pointers(0, arrays.views(first + dispatch.first), dispatch.count * kArrays)
         .bytes(1, &plan.tensors[dispatch.first], dispatch.count * sizeof(AdamWTensor))
         .bytes(3, params);
-    if (on_device)
-      recording.buffer(2, part_of(*on_device, first + dispatch.first, dispatch.count));
+    if (device_scalars)
+      recording.buffer(2, part_of(*device_scalars, first + dispatch.first, dispatch.count));
     else
-      recording.bytes(2, &on_host[dispatch.first], dispatch.count * sizeof(AdamWScalars));
+      recording.bytes(2, &scalars_of_host[dispatch.first], dispatch.count * sizeof(AdamWScalars));
     recording.dispatch_threadgroups({dispatch.threadgroups}, {ADAMW_THREADS});
   }
 }
@@ -252,12 +254,12 @@ void adamw_(const TensorList& params, const TensorList& grads, const TensorList&
   if (params.empty()) return;
   const Hyperparameters h = {lr, beta1, beta2, weight_decay, eps, maximize, lr_tensor, grad_scale, found_inf};
   AdamWArrays arrays({&params, &grads, &exp_avgs, &exp_avg_sqs, &max_exp_avg_sqs}, grad_scale.has_value());
-  const Tensor& on = arrays.first();
+  const Tensor& param = arrays.first();
   check(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, "metalcore::adamw_: betas must be in [0, 1)");
   const bool steps_on_device = check_steps(state_steps, arrays, params.size());
-  check_scalar("lr_tensor", lr_tensor, on);
-  check_scalar("grad_scale", grad_scale, on);
-  check_scalar("found_inf", found_inf, on);
+  check_scalar("lr_tensor", lr_tensor, param);
+  check_scalar("grad_scale", grad_scale, param);
+  check_scalar("found_inf", found_inf, param);
   check(steps_on_device || !(lr_tensor || grad_scale || found_inf),
         "metalcore::adamw_: lr_tensor, grad_scale and found_inf need state_steps on the device");
 
@@ -268,26 +270,26 @@ void adamw_(const TensorList& params, const TensorList& grads, const TensorList&
                           std::to_string(ADAMW_CHUNK) + " elements";
                  });
   const std::vector<AtenTensorHandle> steps = in_order(state_steps, arrays.slots());
-  std::vector<AdamWScalars> on_host;
-  std::optional<Tensor> on_device;
+  std::vector<AdamWScalars> scalars_of_host;
+  std::optional<Tensor> device_scalars;
   if (steps_on_device) {
     const int64_t words = static_cast<int64_t>(steps.size() * sizeof(AdamWScalars) / sizeof(float));
-    on_device = new_tensor(Sizes(&words, 1), ScalarType::Float, on);
+    device_scalars = new_tensor(Sizes(&words, 1), ScalarType::Float, param);
   }
 
-  // Parameters that overlap, or have a step or a moment in common, are updated one after the other, as in PyTorch's
-  // loop: each takes up what the one before has left. The steps of empty parameters come last.
+  // Parameters that overlap, or share a step or a moment, are updated one after the other, as in PyTorch's loop,
+  // because each needs the results of the one before. The steps of empty parameters come last.
   const size_t slots = arrays.slots().size();
   const size_t at_once = arrays.overlap() || arrays.share_state(steps) ? 1 : steps.size();
   for (size_t first = 0; first < steps.size(); first += at_once) {
     const size_t end = first + at_once, updates = std::min(end, slots) - std::min(first, slots);
     std::vector<GatheredParameter> gathered = arrays.gather(first, updates);
-    if (!on_device) on_host = host_scalars(steps, first, end, h);
-    gpu::record(on, [&](gpu::Recording& recording) {
-      if (on_device) record_scalars(recording, steps, first, end, *on_device, h);
-      if (updates > 0) record_updates(recording, arrays, first, updates, on_host, on_device, h);
+    if (!device_scalars) scalars_of_host = host_scalars(steps, first, end, h);
+    gpu::record(param, [&](gpu::Recording& recording) {
+      if (device_scalars) record_scalars(recording, steps, first, end, *device_scalars, h);
+      if (updates > 0) record_updates(recording, arrays, first, updates, scalars_of_host, device_scalars, h);
     });
-    if (!on_device)  // not before: an error up to here has changed nothing
+    if (!device_scalars)  // last, so that an error before it has changed nothing
       for (size_t i = first; i < end; ++i) increment(steps[i]);
     for (GatheredParameter& parameter : gathered) parameter.write_back();
   }

@@ -16,7 +16,7 @@ Sizes sizes_of(AtenTensorHandle tensor) {
   return Sizes(sizes, static_cast<size_t>(dim));
 }
 
-// True for most tensors, of which nothing else is to be checked.
+// It is true for most tensors, and these need no other check.
 bool is_contiguous_as(AtenTensorHandle tensor, const TensorKind& kind, Sizes sizes) {
   bool contiguous = false;
   aoti_torch_is_contiguous(tensor, &contiguous);
@@ -25,7 +25,7 @@ bool is_contiguous_as(AtenTensorHandle tensor, const TensorKind& kind, Sizes siz
   return own.size() == sizes.size() && std::equal(own.begin(), own.end(), sizes.begin());
 }
 
-// (Sparse tensors do not get here: PyTorch looks for a kernel for sparse tensors then, and there is none.)
+// Sparse tensors do not reach this check: PyTorch finds no kernel for them.
 void check_tensor(const char* argument, const Tensor& tensor, const Tensor& param, const Tensor& first,
                   ScalarType dtype, bool written) {
   check_same_device("adamw_", argument, tensor, first);
@@ -38,11 +38,11 @@ void check_tensor(const char* argument, const Tensor& tensor, const Tensor& para
           " is to be written, but is an expanded tensor: several of its elements are one memory location");
 }
 
-// Addresses, for finding out whether one comes twice: a hash table with open addressing, which takes a fraction of the
-// time of sorting.
+// Finds an address that occurs twice. A hash table with open addressing takes a fraction of the time of sorting.
 class Addresses {
  public:
-  explicit Addresses(size_t most) : table_(std::bit_ceil(2 * most + 2)), shift_(64 - std::countr_zero(table_.size())) {}
+  explicit Addresses(size_t max_count)
+      : table_(std::bit_ceil(2 * max_count + 2)), shift_(64 - std::countr_zero(table_.size())) {}
 
   bool has_or_add(const void* address) {
     size_t at = reinterpret_cast<uintptr_t>(address) * UINT64_C(0x9e3779b97f4a7c15) >> shift_;
@@ -73,15 +73,16 @@ GatheredParameter::GatheredParameter(const AdamWLists& lists, size_t parameter, 
   }
   for (size_t array = 0; array < kArrays; ++array)
     if (!lists[array]->empty())
-      views[array] = gpu::view_of(placed(lists[array]->tensor(parameter), strides, array != kGrad || writes_grads));
+      views[array] =
+          gpu::view_of(with_strides(lists[array]->tensor(parameter), strides, array != kGrad || writes_grads));
 }
 
 void GatheredParameter::write_back() {
-  for (auto& [home, copy, written] : copies_)
-    if (written) torch::stable::copy_(home, copy);
+  for (auto& [original, copy, written] : copies_)
+    if (written) torch::stable::copy_(original, copy);
 }
 
-Tensor GatheredParameter::placed(const Tensor& tensor, Sizes strides, bool written) {
+Tensor GatheredParameter::with_strides(const Tensor& tensor, Sizes strides, bool written) {
   const auto sizes = tensor.sizes(), own = tensor.strides();
   bool in_place = true;
   for (size_t i = 0; i < sizes.size(); ++i) in_place = in_place && (own[i] == strides[i] || sizes[i] == 1);
@@ -102,7 +103,7 @@ AdamWArrays::AdamWArrays(const AdamWLists& lists, bool writes_grads)
 
   const size_t arrays = amsgrad() ? kArrays : kMaxExpAvgSq;
   const TensorKind param_kind = kind_of(params[0]);
-  // float32, unless the first of them says that they are of the parameters' dtype.
+  // The first moment decides: moments have its dtype if that is the parameters', or else float32.
   const bool as_params = kind_of((*lists[kExpAvg])[0]) == param_kind;
   const TensorKind moment_kind = {param_kind.device_type, param_kind.device_index,
                                   as_params ? param_kind.dtype : aoti_torch_dtype_float32()};
@@ -130,7 +131,7 @@ AdamWArrays::AdamWArrays(const AdamWLists& lists, bool writes_grads)
   }
 }
 
-// (On Metal a storage is an object, whose address is a multiple of 16.)
+// On Metal a storage is an object, and its address is a multiple of 16.
 bool AdamWArrays::aligned4(size_t slot) const {
   for (size_t array = 0; array < kArrays; ++array) {
     const gpu::BufferView& view = views(slot)[array];

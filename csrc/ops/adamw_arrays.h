@@ -1,4 +1,4 @@
-// The tensors that adamw_ is given, checked, and as the arrays that its kernel takes.
+// Checks the tensors that adamw_ gets, and arranges them as the arrays that its kernel takes.
 #pragma once
 
 #include "common.h"
@@ -11,12 +11,12 @@
 
 namespace metalcore {
 
-// Of a parameter, in this order: AdamWPointers in the kernel.
+// A parameter's arrays, in the order of AdamWPointers in the kernel.
 enum AdamWArray : size_t { kParam, kGrad, kExpAvg, kExpAvgSq, kMaxExpAvgSq, kArrays };
-using AdamWLists = std::array<const TensorList*, kArrays>;  // that of kMaxExpAvgSq is empty without amsgrad
+using AdamWLists = std::array<const TensorList*, kArrays>;  // without amsgrad the list kMaxExpAvgSq is empty
 
-// Tensors of one parameter brought to one dense layout, so that one index serves them all. Those that are not in it
-// are replaced by copies; write_back() copies the results home.
+// Gives the tensors of one parameter one dense layout, so that one index serves them all. Copies replace tensors of
+// another layout, and write_back() copies the results to the originals.
 class GatheredParameter {
  public:
   // Writes the views of the tensors, kArrays of them, to `views`.
@@ -25,10 +25,10 @@ class GatheredParameter {
 
  private:
   struct Copy {
-    Tensor home, copy;
+    Tensor original, copy;
     bool written;
   };
-  Tensor placed(const Tensor& tensor, Sizes strides, bool written);
+  Tensor with_strides(const Tensor& tensor, Sizes strides, bool written);
 
   std::vector<Copy> copies_;
 };
@@ -37,7 +37,7 @@ class GatheredParameter {
 struct AdamWSlot {
   size_t parameter;  // its index in the lists
   uint64_t numel;
-  bool contiguous;  // all of its tensors
+  bool contiguous;  // whether all of its tensors are
 };
 
 class AdamWArrays {
@@ -45,20 +45,20 @@ class AdamWArrays {
   // Throws where a list does not match the parameters. The lists must outlive the object.
   AdamWArrays(const AdamWLists& lists, bool writes_grads);
 
-  const Tensor& first() const { return first_; }  // of the parameters: others have its device and dtype
+  const Tensor& first() const { return first_; }  // the first parameter: the others have its device and dtype
   bool amsgrad() const { return !lists_[kMaxExpAvgSq]->empty(); }
-  bool narrow() const { return moment_item_ < sizeof(float); }  // moments of 16 bits, as the parameters
+  bool narrow() const { return moment_item_ < sizeof(float); }  // whether moments have the parameters' 16-bit dtype
   const std::vector<AdamWSlot>& slots() const { return slots_; }
-  // Of the slot's tensors, kArrays of them: followed by those of the next slot. Valid once gathered.
+  // The views of the slot's kArrays tensors, followed by those of the next slot. They are valid after gather().
   const gpu::BufferView* views(size_t slot) const { return &views_[slot * kArrays]; }
-  // Whether a kernel may take all of the slot's arrays as vectors of four.
+  // Whether a kernel may load all of the slot's arrays as vectors of four elements.
   bool aligned4(size_t slot) const;
 
-  // Brings the tensors of so many slots to the layout of the kernel. The results are to be kept while it runs.
+  // Gives the tensors of `count` slots the layout of the kernel. The caller keeps the results while the kernel runs.
   std::vector<GatheredParameter> gather(size_t first, size_t count);
-  // Whether the memory of two parameters overlaps (judged by their spans: a false alarm costs time only).
+  // Whether the memory of two parameters may overlap. It compares spans, and a false alarm costs only time.
   bool overlap() const;
-  // Whether two parameters have one step, or one moment: tensors that begin at the same place.
+  // Whether two parameters share a step or a moment, which then begin at the same address.
   bool share_state(const std::vector<AtenTensorHandle>& steps) const;
 
  private:

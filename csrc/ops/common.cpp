@@ -68,25 +68,26 @@ void check_float32(const char* op, const char* argument, const Tensor& tensor) {
   check(dtype == ScalarType::Float, "metalcore::", op, ": ", argument, " must be float32, not ", dtype_name(dtype));
 }
 
-void check_same_device(const char* op, const char* argument, const Tensor& tensor, const Tensor& as) {
-  check(device_type(tensor) == device_type(as) && tensor.get_device_index() == as.get_device_index(), "metalcore::", op,
-        ": ", argument, " must be on the device of the other tensors");
+void check_same_device(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference) {
+  check(device_type(tensor) == device_type(reference) && tensor.get_device_index() == reference.get_device_index(),
+        "metalcore::", op, ": ", argument, " must be on the device of the other tensors");
 }
 
-void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& as) {
-  check(tensor.scalar_type() == as.scalar_type(), "metalcore::", op, ": ", argument, " must be ",
-        dtype_name(as.scalar_type()), ", not ", dtype_name(tensor.scalar_type()));
+void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference) {
+  check(tensor.scalar_type() == reference.scalar_type(), "metalcore::", op, ": ", argument, " must be ",
+        dtype_name(reference.scalar_type()), ", not ", dtype_name(tensor.scalar_type()));
 }
 
-void check_same_shape(const char* op, const char* argument, const Tensor& tensor, const Tensor& as) {
-  if (!same_sizes(tensor, as))
-    check(false, "metalcore::", op, ": ", argument, " must have shape ", shape_text(as), ", not ", shape_text(tensor));
+void check_same_shape(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference) {
+  if (!same_sizes(tensor, reference))
+    check(false, "metalcore::", op, ": ", argument, " must have shape ", shape_text(reference), ", not ",
+          shape_text(tensor));
 }
 
 namespace {
 
-// PyTorch tells no more than that it failed. The message begins as PyTorch's own of the device does, since programs
-// that look for a batch size which fits go by that.
+// The stable ABI says only that an allocation failed. The message begins like PyTorch's own for the device, because
+// programs that look for the largest batch size read it.
 [[noreturn]] void throw_out_of_memory(Sizes sizes, ScalarType dtype, const Tensor& like) {
   double gibibytes = (dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? 2.0 : 4.0) / (1 << 30);
   for (int64_t size : sizes) gibibytes *= static_cast<double>(size);

@@ -1,4 +1,4 @@
-// What every op's host side needs: dtypes, checks, outputs and grids.
+// Dtypes, checks, outputs and grids, which every op's host side needs.
 #pragma once
 
 #include "../gpu/limits.h"
@@ -20,7 +20,7 @@ namespace metalcore {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Throws std::runtime_error (RuntimeError in Python) with the message put together from `parts`. Unlike
+// Throws std::runtime_error (RuntimeError in Python) with the message made of `parts`. Unlike
 // STD_TORCH_CHECK it does not name a source file of the build machine.
 template <typename... Parts>
 void check(bool condition, const Parts&... parts) {
@@ -48,14 +48,16 @@ inline const char* suffix(ScalarType dtype) {
 }
 inline std::string kernel_name(const char* stem, ScalarType dtype) { return std::string(stem) + "_" + suffix(dtype); }
 
-// Checks name the op and the argument, as in "metalcore::silu: x must be float32, float16 or bfloat16, not int64".
+// These checks name the op and the argument, as in "metalcore::silu: x must be float32, float16 or bfloat16, not
+// int64".
 void check_float(const char* op, const char* argument, const Tensor& tensor);
 void check_float32(const char* op, const char* argument, const Tensor& tensor);
-void check_same_device(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
-void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
-void check_same_shape(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
+void check_same_device(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference);
+void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference);
+void check_same_shape(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference);
 
-// At namespace scope: registers kernels for the devices of every backend, as STABLE_TORCH_LIBRARY_IMPL does for one.
+// Registers kernels for the devices of every backend, as STABLE_TORCH_LIBRARY_IMPL does for one. It stands at namespace
+// scope:
 //   METALCORE_KERNELS(m) { m.impl("silu", TORCH_BOX(&metalcore::silu)); }
 #define METALCORE_KERNELS(m)                                                         \
   static void register_kernels(torch::stable::detail::StableLibrary&);               \
@@ -63,17 +65,17 @@ void check_same_shape(const char* op, const char* argument, const Tensor& tensor
   STABLE_TORCH_LIBRARY_IMPL(metalcore, CUDA, library) { register_kernels(library); } \
   static void register_kernels(torch::stable::detail::StableLibrary& m)
 
-// Uninitialized, on the device of `like`; contiguous unless strides are given. (torch::stable's namesakes go through
-// the dispatcher by name, which costs more than a small op's whole budget.)
+// An uninitialized tensor on the device of `like`, contiguous unless strides are given. torch::stable's functions of
+// this kind find PyTorch's operator by name, which costs more than a small op may take.
 Tensor new_tensor(Sizes sizes, ScalarType dtype, const Tensor& like);
 Tensor new_strided(Sizes sizes, Sizes strides, ScalarType dtype, const Tensor& like);
 inline Tensor new_like(const Tensor& like) { return new_tensor(like.sizes(), like.scalar_type(), like); }
 
-// The tensor itself where it is contiguous, else a contiguous copy.
+// The tensor itself if it is contiguous, or a contiguous copy.
 inline Tensor as_contiguous(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
-// True where the elements fill one gapless block of memory, in whatever order of dimensions.
+// Whether the elements fill memory without gaps, in any order of dimensions.
 bool is_dense(const Tensor& tensor);
 
 template <typename T>

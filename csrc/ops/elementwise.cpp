@@ -25,26 +25,26 @@ bool same_strides(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// How to walk the inputs in the output's memory order; nothing where that takes more dimensions or a longer index than
-// kernels have.
-std::optional<StridedParams> walk(const Tensor& output, std::initializer_list<Tensor> inputs) {
+// The strides that visit the inputs in the output's memory order, or nothing if that needs more dimensions or a longer
+// index than the kernels have.
+std::optional<StridedParams> strided_params(const Tensor& output, std::initializer_list<Tensor> inputs) {
   if (output.numel() > UINT32_MAX) return std::nullopt;
-  const auto sizes = output.sizes(), order_by = output.strides();
+  const auto sizes = output.sizes(), output_strides = output.strides();
   std::vector<size_t> order;
   for (size_t d = 0; d < sizes.size(); ++d)
     if (sizes[d] != 1) order.push_back(d);
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return order_by[a] < order_by[b]; });
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return output_strides[a] < output_strides[b]; });
 
   StridedParams params{};
   for (size_t d : order) {
     const uint32_t last = params.dims - 1;
-    bool merges = params.dims > 0;
+    bool mergeable = params.dims > 0;
     size_t k = 0;
     for (const Tensor& input : inputs) {
-      merges = merges && input.strides()[d] == params.strides[k][last] * params.sizes[last];
+      mergeable = mergeable && input.strides()[d] == params.strides[k][last] * params.sizes[last];
       ++k;
     }
-    if (merges) {
+    if (mergeable) {
       params.sizes[last] *= static_cast<uint32_t>(sizes[d]);
       continue;
     }
@@ -58,15 +58,15 @@ std::optional<StridedParams> walk(const Tensor& output, std::initializer_list<Te
 }
 
 constexpr size_t kPack = 16;                        // bytes that a thread of the packed kernels moves at once
-constexpr int64_t kMostThreads = int64_t{1} << 31;  // of a dispatch; a grid's side has 32 bits
+constexpr int64_t kMostThreads = int64_t{1} << 31;  // per dispatch, because a grid's side has 32 bits
 
-// On Metal the storage is an object, whose address is a multiple of 16 as well.
-bool aligned(const gpu::BufferView& view) {
+// On Metal the storage is an object, and its address is a multiple of 16 too.
+bool is_aligned(const gpu::BufferView& view) {
   return (reinterpret_cast<uintptr_t>(view.storage) + view.offset) % kPack == 0;
 }
 
-// So many threads, each of which takes `bytes` bytes of every view, in as many dispatches as they need. Leaves the
-// views behind what was taken.
+// Dispatches `threads` threads, in several dispatches if one cannot have so many. A thread takes `bytes` bytes of every
+// view. Afterwards the views begin behind these bytes.
 void dispatch(gpu::Recording& recording, const std::string& kernel, std::vector<gpu::BufferView>& views,
               int64_t threads, int64_t bytes) {
   for (int64_t count; threads > 0; threads -= count) {
@@ -81,10 +81,10 @@ void dispatch(gpu::Recording& recording, const std::string& kernel, std::vector<
   }
 }
 
-// Packs of elements, then those that are left over.
+// The packs of elements, and the elements behind the last pack.
 struct DensePlan {
   int64_t packs;
-  int64_t rest;
+  int64_t remaining_elements;
 };
 DensePlan plan_dense(int64_t count, int64_t item, bool aligned) {
   const int64_t pack = kPack / item;
@@ -98,7 +98,7 @@ void record_dense(const char* op, std::initializer_list<Tensor> inputs, const Te
   std::vector<gpu::BufferView> views;
   for (const Tensor& input : inputs) views.push_back(gpu::view_of(input));
   views.push_back(gpu::view_of(output));
-  const bool all_aligned = std::all_of(views.begin(), views.end(), aligned);
+  const bool all_aligned = std::all_of(views.begin(), views.end(), is_aligned);
   const DensePlan plan = plan_dense(output.numel(), item, all_aligned);
   gpu::note_plan(op, plan.packs ? "packed" : "dense", [&] {
     const std::string bytes = std::to_string(kPack) + " bytes";
@@ -109,7 +109,7 @@ void record_dense(const char* op, std::initializer_list<Tensor> inputs, const Te
   gpu::record(output, [&](gpu::Recording& recording) {
     const std::string end = std::string("_") + suffix(output.scalar_type());
     if (plan.packs) dispatch(recording, op + ("_packed" + end), views, plan.packs, kPack);
-    if (plan.rest) dispatch(recording, op + ("_dense" + end), views, plan.rest, item);
+    if (plan.remaining_elements) dispatch(recording, op + ("_dense" + end), views, plan.remaining_elements, item);
   });
 }
 
@@ -136,7 +136,7 @@ Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs) {
   for (const Tensor& input : inputs) dense = dense && same_strides(input, output);
   if (dense) {
     record_dense(op, inputs, output);
-  } else if (auto params = walk(output, inputs)) {
+  } else if (auto params = strided_params(output, inputs)) {
     record_strided(op, inputs, output, *params);
   } else {  // more dimensions or elements than strided kernels take
     output = new_like(first);

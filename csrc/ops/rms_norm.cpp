@@ -1,4 +1,4 @@
-// rms_norm, also of a sum, over the last dimensions.
+// rms_norm and add_rms_norm, over the last dimensions.
 #include "../../kernels/rms_norm.h"
 #include "rows.h"
 
@@ -32,7 +32,7 @@ void check_like(const char* op, const char* argument, const Tensor& tensor, cons
   check_same_shape(op, argument, tensor, as);
 }
 
-// Kernels take a weight of the rows' type or a float32 one; another is converted first.
+// Kernels take a weight of the rows' dtype or of float32. A weight of another dtype is converted first.
 MaybeTensor kernel_weight(const char* op, const MaybeTensor& weight, const Tensor& x, const Shape& shape) {
   if (!weight) return std::nullopt;
   check_float(op, "weight", *weight);
@@ -101,7 +101,7 @@ Tensor new_parts_of(int64_t numbers, const Tensor& like) {
   return new_tensor(Sizes(sizes, 1), ScalarType::Float, like);
 }
 
-// Without a residual, `residual` and `sum` are not touched; something has to be bound there.
+// Without a residual the kernels do not touch `residual` and `sum`, but Metal needs a buffer for each argument.
 std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const MaybeTensor& residual, int64_t dims,
                                      const MaybeTensor& weight_, double eps) {
   check_float(op, "x", input);
@@ -138,7 +138,7 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
   const bool shared = split.chunk_rows > 0;
   const Tensor parts = new_parts_of(shared ? plan.splits * shape.rows : 0, input);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
-  const Tensor& weights = weight ? *weight : x.tensor;  // Metal wants a buffer also for an argument that is not used
+  const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
   gpu::record(y, [&](gpu::Recording& recording) {
     const std::string stem = std::string(op) + "_" + plan.variant;
     if (shared) {
@@ -167,9 +167,9 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   return normalize("rms_norm", x, residual, dims, weight, eps);
 }
 
-// How the backward kernels share the rows, and the parts of the weight's gradient that come of it: as many as teams of
-// threads that keep them in registers; or chunks of rows, of which a kernel of its own makes parts where a thread takes
-// a row.
+// How the backward kernels share the rows, and the parts of the weight's gradient that they make. There are as many
+// parts as teams of threads that keep one in registers. Where a thread takes a row, a separate kernel makes one for each
+// chunk of rows.
 struct BackwardPlan {
   SplitPlan rows;
   RowKernels kernels;
@@ -201,8 +201,8 @@ BackwardPlan plan_backward(const Shape& shape, const Tensor& on) {
   return {{plan, 0}, kernels, 1, std::min(teams, shape.rows)};
 }
 
-// Sums up the parts of the weight's gradient: a thread has a column where the parts are few, a simdgroup where they are
-// many.
+// Sums the parts of the weight's gradient. A thread takes a column where the parts are few, and a simdgroup where they
+// are many.
 void record_weight(gpu::Recording& recording, const Tensor& partial, const Tensor& gradient,
                    const RmsNormWeightParams& params) {
   constexpr uint32_t kFewChunks = 16;
@@ -214,8 +214,8 @@ void record_weight(gpu::Recording& recording, const Tensor& partial, const Tenso
             : recording.dispatch_threadgroups({ceil_div(params.length, 32u)}, {512});
 }
 
-// The gradients of x and of the weight (empty where it is not wanted). `sum_grad` is what reaches x + residual, where
-// there is one, on another way than through y; x is that sum then.
+// Returns the gradients of x and of the weight (empty if it is not wanted). With a residual, `x` is the sum x +
+// residual, and `sum_grad` is the gradient that reaches this sum other than through y.
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& input, const MaybeTensor& sum_grad,
                                              int64_t dims, const MaybeTensor& weight_, double eps, bool weight_wanted) {
   const char* op = "rms_norm_backward";
@@ -276,7 +276,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
       .x_stride = x.stride,
       .grad_stride = g.stride,
   };
-  const Tensor& weights = weight ? *weight : x.tensor;  // Metal wants a buffer also for an argument that is not used
+  const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
   gpu::record(gx, [&](gpu::Recording& recording) {
     const std::string stem = std::string(op) + "_" + rows.variant;
     if (shared) {

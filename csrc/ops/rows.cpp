@@ -5,7 +5,7 @@
 
 namespace metalcore {
 
-// On the simulator a thread takes a row of any length, unless it checks.
+// On the simulator a thread takes a row of any length, except in checking mode.
 const gpu::Table<RowTuning> row_tuning = {
     {.family = "baseline"},
     {.family = "hopper", .row_threads = 132 * 1024},
@@ -28,15 +28,16 @@ uint32_t longest_block_row(const RowTuning& tuning, const RowKernels& kernels) {
   return std::min(tuning.block_row, kernels.block_threads * kernels.block_elements);
 }
 
-// The least that a threadgroup's part of a row is worth a second dispatch; and its threads, of which each adds up what
-// one of the row's threadgroups found.
+// A second dispatch pays only if a threadgroup's part of a row has at least this many elements. Each thread of it reads
+// the result of one of the row's threadgroups.
 constexpr int64_t kLeastShare = 8192;
 constexpr uint32_t kSplitThreads = 256;
 
-// How many threadgroups share a long row, where there are so few rows that most of a GPU would be idle.
+// The number of threadgroups that share a long row. It is 1 unless there are so few rows that most of a GPU would idle.
 int64_t splits_of(int64_t rows, int64_t length, uint32_t fill_threadgroups, const RowKernels& kernels) {
   if (!kernels.split || 2 * rows > fill_threadgroups) return 1;
-  const int64_t wanted = ceil_div<int64_t>(2 * fill_threadgroups, rows);  // small ones, so twice as many
+  const int64_t wanted =
+      ceil_div<int64_t>(2 * fill_threadgroups, rows);  // these threadgroups are small, so twice as many run
   return std::min({wanted, length / kLeastShare, int64_t{kSplitThreads}});
 }
 }  // namespace
@@ -102,7 +103,7 @@ Rows rows_of(const Tensor& tensor, int64_t length) {
       if (strides[d] != expected) return contiguous_rows_of(tensor, length);
       expected *= sizes[d];
     } else {
-      if (stride == 0) {  // the innermost of the leading dimensions
+      if (stride == 0) {  // this is the innermost leading dimension
         stride = strides[d];
         if (stride <= 0) return contiguous_rows_of(tensor, length);
         expected = stride;

@@ -1,4 +1,4 @@
-// Ops over rows (softmax, norms): which variant of kernels/common/rows.h a shape takes.
+// The variant of kernels/common/rows.h that a shape takes, for ops over rows (softmax, norms).
 #pragma once
 
 #include "../gpu/limits.h"
@@ -11,15 +11,15 @@ namespace metalcore {
 
 struct RowTuning {
   const char* family;
-  // Reductions over rows: up to this length a thread takes a row by itself …
+  // These are for reductions over rows. Up to this length a thread takes a whole row.
   uint32_t thread_row = 16;
-  // … up to this one a simdgroup does, of which `simd_rows` share a threadgroup …
+  // Up to this length a simdgroup takes a row, and `simd_rows` simdgroups share a threadgroup.
   uint32_t simd_row = 512;
   uint32_t simd_rows = 8;
-  // … up to this one a threadgroup keeps the row in registers; beyond, `looped_threads` walk it twice.
+  // Up to this length a threadgroup keeps a row in registers. `looped_threads` threads read a longer row twice.
   uint32_t block_row = 16384;
   uint32_t looped_threads = 1024;
-  // Sums over rows: about so many threads share the rows between them.
+  // For sums over rows, about so many threads share all rows.
   uint32_t row_threads = 65536;
 };
 extern const gpu::Table<RowTuning> row_tuning;
@@ -29,13 +29,13 @@ struct RowPlan {
   gpu::Size grid;       // in threadgroups, for "thread" in threads
   gpu::Size threadgroup;
   bool threads;
-  // "split": how many threadgroups share a row, and how many elements each has (a multiple of what 16 bytes hold).
+  // Variant "split": the number of threadgroups that share a row, and the elements of each (a multiple of 16 bytes).
   uint32_t splits = 1, share = 0;
 };
 
-// What registers allow the kernels of an op: whether a simdgroup's thread may hold sixteen elements of a row ("simd4"),
-// how many a thread of the block kernel holds, and how many threads that may have. And whether there are kernels for
-// rows that several threadgroups share.
+// The kernels that an op has. Registers limit them: whether a simdgroup's thread may hold sixteen elements of a row
+// ("simd4"), the elements that a thread of the block kernel holds, and that kernel's most threads. `split` says whether
+// there are kernels for rows that several threadgroups share.
 struct RowKernels {
   bool simd4;
   const char* block;
@@ -43,18 +43,18 @@ struct RowKernels {
   uint32_t block_threads;
   bool split;
 };
-// Kernels with one array in registers. Long rows have more elements in each thread: more of them on their way at once.
+// Kernels with one array in registers. For long rows a thread has more elements, so that more loads run at once.
 constexpr RowKernels kOneArray = {true, "block4", 16, 128, true}, kOneLongArray = {true, "block8", 32, 512, true};
 inline const RowKernels& one_array(int64_t length) {
   return length <= int64_t{kOneArray.block_elements} * kOneArray.block_threads ? kOneArray : kOneLongArray;
 }
 
-// `inner` is the distance of a row's elements; 1 for rows that are contiguous.
+// `inner` is the distance of a row's elements, which is 1 for contiguous rows.
 RowPlan plan_rows(int64_t rows, int64_t length, int64_t inner, const Tensor& on, const RowKernels& kernels);
 std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const Tensor& on, const RowKernels& kernels);
 
-// What the threadgroups that share a row leave to the second dispatch: so many float32 numbers each. None where a row
-// is one threadgroup's.
+// Memory for what the threadgroups that share a row give to the second dispatch: `numbers` float32 values each. There
+// is none if no threadgroups share a row.
 std::optional<Tensor> new_parts(const RowPlan& plan, int64_t rows, int64_t numbers, const Tensor& like);
 
 inline void dispatch(gpu::Recording& recording, const RowPlan& plan) {
@@ -62,12 +62,12 @@ inline void dispatch(gpu::Recording& recording, const RowPlan& plan) {
                : recording.dispatch_threadgroups(plan.grid, plan.threadgroup);
 }
 
-// A tensor seen as rows of its last dimensions: rows are contiguous and `stride` elements apart.
+// A tensor as rows of its last dimensions. A row is contiguous, and rows begin `stride` elements apart.
 struct Rows {
   Tensor tensor;
   int64_t stride;
 };
-// The tensor itself where it can be seen so, else a contiguous copy. `length` is the product of the last dimensions.
+// The tensor itself if its strides allow that, or a contiguous copy. `length` is the product of the last dimensions.
 Rows rows_of(const Tensor& tensor, int64_t length);
 inline Rows contiguous_rows_of(const Tensor& tensor, int64_t length) { return {as_contiguous(tensor), length}; }
 

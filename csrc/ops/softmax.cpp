@@ -6,9 +6,9 @@ namespace metalcore {
 namespace {
 
 struct Shape {
-  int64_t rows;  // of all elements along `dim`
-  int64_t length;
-  int64_t inner;  // distance of a row's elements in a contiguous tensor
+  int64_t rows;    // a row has all elements along `dim`
+  int64_t length;  // elements of a row
+  int64_t inner;   // distance of a row's elements in a contiguous tensor
 };
 
 Shape shape_along(Sizes sizes, int64_t dim) {
@@ -28,14 +28,14 @@ int64_t wrap(const char* op, int64_t dim, int64_t dims) {
 
 constexpr RowKernels kBackward = {true, "block4", 16, 512, true};  // two arrays in registers
 
-// A thread per row starves a GPU where there are few rows: better to turn the tensor so that rows are contiguous.
-bool better_turned(const Shape& shape) { return shape.inner > 1 && shape.rows < 4096 && shape.length > 256; }
+// With few rows, a thread per row leaves most of a GPU idle. A copy with contiguous rows is faster.
+bool copy_is_faster(const Shape& shape) { return shape.inner > 1 && shape.rows < 4096 && shape.length > 256; }
 
 std::string kernel(const std::string& op, const RowPlan& plan, ScalarType in, ScalarType out) {
   return op + "_" + plan.variant + "_" + suffix(in) + (in == out ? "" : "_to_float");
 }
-// The first of the two dispatches of rows that several threadgroups share. Maximum and sum of the parts of a row serve
-// both ops.
+// This kernel is the first of two dispatches where several threadgroups share a row. Both ops need the same: the
+// maximum and the sum of each part of a row.
 std::string split_sum_kernel(ScalarType in, ScalarType out) {
   return kernel_name("softmax_split_sum", in) + (in == out ? "" : "_to_float");
 }
@@ -43,18 +43,18 @@ std::string split_total_kernel(const std::string& op, ScalarType out) {
   return kernel_name((op + "_split_total").c_str(), out);
 }
 
-// Elements by which a tensor begins past a multiple of 16 bytes.
+// The number of elements between a multiple of 16 bytes and the tensor's first element.
 uint32_t start_of(const Tensor& tensor) {
   return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 / tensor.element_size());
 }
-Tensor begun_at_16(const Tensor& tensor) { return start_of(tensor) ? torch::stable::clone(tensor) : tensor; }
+Tensor beginning_at_16(const Tensor& tensor) { return start_of(tensor) ? torch::stable::clone(tensor) : tensor; }
 
-Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float, bool turned = false) {
+Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float, bool copied = false) {
   check_float(op, "x", input);
   const ScalarType in = input.scalar_type(), out = half_to_float ? ScalarType::Float : in;
   dim = wrap(op, dim, input.dim());
   const Shape shape = shape_along(input.sizes(), dim);
-  if (better_turned(shape))
+  if (copy_is_faster(shape))
     return as_contiguous(torch::stable::transpose(
         forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float, true), dim, -1));
 
@@ -62,11 +62,11 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
   if (shape.rows == 0 || shape.length == 0) return y;
   const Rows x =
       shape.inner == 1 ? rows_of(input, shape.length) : contiguous_rows_of(input, shape.length * shape.inner);
-  const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what vectors run along
+  const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // the length along which kernels load vectors
   const RowKernels& kernels = one_array(shape.length);
   const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, input, kernels);
   gpu::note_plan(op, plan.variant, [&] {
-    return (turned ? "a copy with contiguous rows is made first; " : "") +
+    return (copied ? "a copy with contiguous rows is made first; " : "") +
            why_rows(plan, shape.length, shape.inner, input, kernels);
   });
   const auto parts = new_parts(plan, shape.rows, 2, y);
@@ -106,15 +106,15 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
         "metalcore::", op, ": input_dtype ", dtype_name(in), " does not go with output's ", dtype_name(out));
   dim = wrap(op.c_str(), dim, output.dim());
   const Shape shape = shape_along(output.sizes(), dim);
-  if (better_turned(shape))
+  if (copy_is_faster(shape))
     return as_contiguous(torch::stable::transpose(
         backward(op, torch::stable::transpose(grad, dim, -1), torch::stable::transpose(output, dim, -1), -1, in), dim,
         -1));
 
   Tensor gx = new_tensor(output.sizes(), in, output);
   if (shape.rows == 0 || shape.length == 0) return gx;
-  const Tensor g = begun_at_16(as_contiguous(grad)), y = begun_at_16(as_contiguous(output));
-  const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what vectors run along
+  const Tensor g = beginning_at_16(as_contiguous(grad)), y = beginning_at_16(as_contiguous(output));
+  const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // the length along which kernels load vectors
   const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, output, kBackward);
   gpu::note_plan(op.c_str(), plan.variant,
                  [&] { return why_rows(plan, shape.length, shape.inner, output, kBackward); });

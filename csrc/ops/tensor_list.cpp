@@ -18,13 +18,13 @@ TensorList::TensorList(StableListHandle list) {
   TORCH_ERROR_CODE_CHECK(torch_delete_list(list));
 }
 
-// PyTorch takes the GIL, and gives it back, for each tensor of which just the Python object remains. Where the thread
-// has it already that costs little; and it may have to wait for another thread once, not at every tensor.
+// PyTorch acquires and releases the GIL for each tensor whose last owner is the Python object. That costs little if the
+// thread already has the GIL, and then it waits for other threads once and not at every tensor.
 TensorList::~TensorList() {
-  const bool python = !handles_.empty() && Py_IsInitialized();
-  const PyGILState_STATE state = python ? PyGILState_Ensure() : PyGILState_UNLOCKED;
+  const bool needs_gil = !handles_.empty() && Py_IsInitialized();
+  const PyGILState_STATE state = needs_gil ? PyGILState_Ensure() : PyGILState_UNLOCKED;
   for (AtenTensorHandle handle : handles_) aoti_torch_delete_tensor_object(handle);
-  if (python) PyGILState_Release(state);
+  if (needs_gil) PyGILState_Release(state);
 }
 
 Tensor TensorList::tensor(size_t i) const {

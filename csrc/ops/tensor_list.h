@@ -1,4 +1,4 @@
-// A list of tensors that an op is given, for ops that take many: an argument `const TensorList&` of a boxed function.
+// A list of tensors, for ops that take many of them: an argument `const TensorList&` of a boxed function.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -11,8 +11,8 @@
 
 namespace metalcore {
 
-// Owns the tensors' handles as they come. A std::vector<Tensor> allocates a reference count for each of them, which
-// costs as much as everything else that is done with a tensor which a kernel just needs the address of.
+// Owns the handles that PyTorch gives it. A std::vector<Tensor> would allocate a reference count for each tensor. Where
+// a kernel needs only a tensor's address, that would cost as much as all other work on the tensor.
 class TensorList {
  public:
   explicit TensorList(StableListHandle list);
@@ -22,14 +22,14 @@ class TensorList {
   size_t size() const { return handles_.size(); }
   bool empty() const { return handles_.empty(); }
 
-  AtenTensorHandle operator[](size_t i) const { return handles_[i]; }  // the list's: not to be kept
+  AtenTensorHandle operator[](size_t i) const { return handles_[i]; }  // the list keeps the reference
   torch::stable::Tensor tensor(size_t i) const;
 
  private:
   std::vector<AtenTensorHandle> handles_;
 };
 
-// Device and dtype as PyTorch numbers them: to compare tensors by.
+// Device and dtype as PyTorch numbers them. Comparing these is cheap.
 struct TensorKind {
   int32_t device_type = -1, device_index = -1, dtype = -1;
   bool operator==(const TensorKind&) const = default;

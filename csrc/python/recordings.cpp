@@ -105,7 +105,7 @@ Object describe_dispatch(const gpu::Recording& recording, const gpu::Dispatch& d
     append(arguments, describe_argument(recording, *argument, places));
   const std::string name(recording.name(dispatch));
   return own(Py_BuildValue("{s:s,s:N,s:N,s:O,s:N}", "kernel", name.c_str(), "grid", dimensions(dispatch.grid).release(),
-                           "threadgroup", dimensions(dispatch.group).release(), "threads",
+                           "threadgroup", dimensions(dispatch.threadgroup).release(), "threads",
                            dispatch.threads ? Py_True : Py_False, "arguments", arguments.release()));
 }
 

@@ -1,4 +1,4 @@
-// NVIDIA's gpu::Backend: a recording is launched on PyTorch's current stream of the device.
+// NVIDIA's gpu::Backend. It launches a recording on PyTorch's current stream of the device.
 #include "../../gpu/backend.h"
 
 #include "launches.h"
@@ -10,13 +10,13 @@
 namespace metalcore::cuda {
 namespace {
 
-// Launches whose memory is the last ones' of this thread.
-class Reused {
+// Launches that reuse the memory of this thread's last ones.
+class SpareLaunches {
  public:
-  Reused() : launches_(std::move(spare)) {
+  SpareLaunches() : launches_(std::move(spare)) {
     if (!launches_) launches_ = std::make_unique<Launches>();
   }
-  ~Reused() {
+  ~SpareLaunches() {
     launches_->clear();
     spare = std::move(launches_);
   }
@@ -26,7 +26,7 @@ class Reused {
   static thread_local std::unique_ptr<Launches> spare;
   std::unique_ptr<Launches> launches_;
 };
-thread_local std::unique_ptr<Launches> Reused::spare;
+thread_local std::unique_ptr<Launches> SpareLaunches::spare;
 
 char* address_of(const gpu::BufferView& view) {
   return view.storage ? static_cast<char*>(view.storage) + view.offset : nullptr;
@@ -51,20 +51,20 @@ class CudaBackend final : public gpu::Backend {
  public:
   std::string_view device_type() const override { return "cuda"; }
 
-  // The only NVIDIA GPUs that plans were tuned on; others go by the same numbers.
+  // Plans were tuned only on these NVIDIA GPUs, and others use the same numbers.
   std::string_view family() override { return "hopper"; }
 
   void submit(int device_index, const gpu::Recording& recording, size_t first) override {
-    const Device& on = device(device_index);
-    Reused launches;
+    const Device& current = device(device_index);
+    SpareLaunches launches;
     for (size_t i = first; i < recording.dispatches().size(); ++i) {
       const gpu::Dispatch& dispatch = recording.dispatches()[i];
       (*launches).kernel(find_kernel(0, recording.name(dispatch)));
       for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument)
         bind(*launches, recording, *argument);
-      (*launches).dispatch(recording.threads(dispatch), dispatch.group);
+      (*launches).dispatch(recording.threads(dispatch), dispatch.threadgroup);
     }
-    (*launches).launch(on);
+    (*launches).launch(current);
   }
 };
 

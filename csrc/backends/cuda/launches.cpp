@@ -10,30 +10,31 @@ namespace metalcore::cuda {
 namespace {
 
 // CUDA's limits of a launch.
-constexpr uint32_t kMaximumGroupZ = 64;
-constexpr uint32_t kMaximumGroups[3] = {0x7fffffff, 0xffff, 0xffff};
+constexpr uint32_t kMaximumBlockZ = 64;
+constexpr uint32_t kMaximumBlocks[3] = {0x7fffffff, 0xffff, 0xffff};
 
-constexpr size_t kKept = 1024 * 1024;  // bytes of memory that a thread keeps for its next launches
+constexpr size_t kReusedBytes = 1024 * 1024;  // bytes whose memory the next launches reuse
 
 std::string text(gpu::Size size) {
   return "(" + std::to_string(size.x) + ", " + std::to_string(size.y) + ", " + std::to_string(size.z) + ")";
 }
 
-// Of a fault in a kernel CUDA tells at one of the calls after it.
-bool may_be_another_kernels(Status status) { return status >= 700 && status < 720 && status != kOutOfResources; }
+// CUDA reports a fault in a kernel at one of the calls after its launch.
+bool may_be_from_another_kernel(Status status) { return status >= 700 && status < 720 && status != kOutOfResources; }
 
-[[noreturn]] void fail_to_launch(const Variant& variant, gpu::Size groups, gpu::Size group, Status status) {
-  const std::string launch =
-      "kernel '" + variant.kernel.name + "' on " + text(groups) + " threadgroups of " + text(group) + " threads";
+[[noreturn]] void fail_to_launch(const Variant& variant, gpu::Size threadgroups, gpu::Size threadgroup, Status status) {
+  const std::string launch = "kernel '" + variant.kernel.name + "' on " + text(threadgroups) + " threadgroups of " +
+                             text(threadgroup) + " threads";
   throw std::runtime_error("metalcore: launching " + launch + " failed: " + error_text(status) +
-                           (may_be_another_kernels(status)
+                           (may_be_from_another_kernel(status)
                                 ? "; unless CUDA_LAUNCH_BLOCKING=1 was set, a kernel before it may be the one at fault"
                                 : ""));
 }
 
-void check_group(const Variant& variant, gpu::Size group, const Loaded& loaded) {
-  if (uint64_t{group.x} * group.y * group.z > loaded.max_threads)
-    gpu::refuse(variant.kernel.name, "a threadgroup of " + text(group) + " threads; on this GPU it may have up to " +
+void check_threadgroup(const Variant& variant, gpu::Size threadgroup, const Loaded& loaded) {
+  if (uint64_t{threadgroup.x} * threadgroup.y * threadgroup.z > loaded.max_threads)
+    gpu::refuse(variant.kernel.name, "a threadgroup of " + text(threadgroup) +
+                                         " threads; on this GPU it may have up to " +
                                          std::to_string(loaded.max_threads));
 }
 
@@ -44,10 +45,11 @@ void check_memory(const Variant& variant, uint32_t bytes, const Loaded& loaded) 
                                          std::to_string(loaded.max_dynamic_memory) + " for them");
 }
 
-// The CUDA block of a threadgroup. One that is too deep lies in a row; its threads find their places by their index, as
-// they do wherever a threadgroup has another shape than its block (see Place in metalcore/msl/include/cuda/entry.h).
-gpu::Size block_of(gpu::Size group) {
-  return group.z > kMaximumGroupZ ? gpu::Size{group.x * group.y * group.z, 1, 1} : group;
+// The CUDA block of a threadgroup. A threadgroup that is too deep becomes one row of threads. Its threads compute their
+// positions from their index, as always when the shapes differ (see Place in metalcore/msl/include/cuda/entry.h).
+gpu::Size block_of(gpu::Size threadgroup) {
+  if (threadgroup.z <= kMaximumBlockZ) return threadgroup;
+  return {threadgroup.x * threadgroup.y * threadgroup.z, 1, 1};
 }
 
 }  // namespace
@@ -79,18 +81,21 @@ void Launches::threadgroup_memory(uint32_t index, uint32_t bytes) {
   lengths_[index] = bytes;
 }
 
-void Launches::dispatch(gpu::Size threads, gpu::Size group) {
+void Launches::dispatch(gpu::Size threads, gpu::Size threadgroup) {
   if (threads.empty()) return;
-  if (group.empty()) gpu::refuse(name(), "a threadgroup of no threads");
-  const auto count = [](uint32_t of, uint32_t by) { return of / by + (of % by != 0); };
-  const gpu::Size groups = {count(threads.x, group.x), count(threads.y, group.y), count(threads.z, group.z)};
+  if (threadgroup.empty()) gpu::refuse(name(), "a threadgroup of no threads");
+  const auto count = [](uint32_t total, uint32_t each) { return total / each + (total % each != 0); };
+  const gpu::Size threadgroups = {count(threads.x, threadgroup.x), count(threads.y, threadgroup.y),
+                                  count(threads.z, threadgroup.z)};
   const size_t size = block_size(layout_), begin = blocks_.size();
   if (size > kMaximumBlock) gpu::refuse(name(), std::to_string(size) + " bytes of arguments; NVIDIA GPUs take 32764");
 
   blocks_.resize(begin + size);  // zeroed
   std::byte* const block = blocks_.data() + begin;
-  const Grid grid = {
-      {threads.x, threads.y, threads.z}, {group.x, group.y, group.z}, {groups.x, groups.y, groups.z}, {}};
+  const Grid grid = {{threads.x, threads.y, threads.z},
+                     {threadgroup.x, threadgroup.y, threadgroup.z},
+                     {threadgroups.x, threadgroups.y, threadgroups.z},
+                     {}};
   std::memcpy(block, &grid, sizeof grid);
   size_t at = sizeof grid;
   const auto append = [&](uint64_t value) {
@@ -108,10 +113,10 @@ void Launches::dispatch(gpu::Size threads, gpu::Size group) {
     if (bytes_[i].size) std::memcpy(block + at, staged_.data() + bytes_[i].begin, bytes_[i].size);
     at += capacity_of(layout_.capacity[i]);
   });
-  // More than any GPU has is too much however much more it is.
+  // No GPU has so much memory, so the capped number fails as well.
   const uint64_t most = std::numeric_limits<uint32_t>::max();
-  dispatches_.push_back(
-      {&kernel_->variant(layout_), begin, groups, group, static_cast<uint32_t>(std::min(shared_memory, most))});
+  dispatches_.push_back({&kernel_->variant(layout_), begin, threadgroups, threadgroup,
+                         static_cast<uint32_t>(std::min(shared_memory, most))});
 }
 
 void Launches::launch(const Device& device) {
@@ -120,7 +125,7 @@ void Launches::launch(const Device& device) {
   load_missing(device);
   for (const Dispatch& dispatch : dispatches_) {
     const Loaded& loaded = *dispatch.variant->on[device.index].load(std::memory_order_relaxed);
-    check_group(*dispatch.variant, dispatch.group, loaded);
+    check_threadgroup(*dispatch.variant, dispatch.threadgroup, loaded);
     check_memory(*dispatch.variant, dispatch.shared_memory, loaded);
   }
   const Stream stream = current_stream(device);
@@ -136,14 +141,14 @@ void Launches::load_missing(const Device& device) {
   if (!missing.empty()) load(device, missing);
 }
 
-// In slabs, where there are more threadgroups in one direction than a launch can have.
+// It launches slabs if there are more threadgroups in one direction than a launch can have.
 void Launches::launch(const Device& device, const Dispatch& dispatch, Stream stream) {
   const Function function = dispatch.variant->on[device.index].load(std::memory_order_relaxed)->function;
   std::byte* const block = blocks_.data() + dispatch.block;
   void* parameters[] = {block};
-  const auto [width, height, depth] = dispatch.groups;
-  const gpu::Size shape = block_of(dispatch.group);
-  const auto [step_x, step_y, step_z] = kMaximumGroups;
+  const auto [width, height, depth] = dispatch.threadgroups;
+  const gpu::Size shape = block_of(dispatch.threadgroup);
+  const auto [step_x, step_y, step_z] = kMaximumBlocks;
   const auto slab = [](uint32_t count, uint64_t first, uint32_t step) {
     return static_cast<uint32_t>(std::min<uint64_t>(count - first, step));
   };
@@ -155,7 +160,7 @@ void Launches::launch(const Device& device, const Dispatch& dispatch, Stream str
         const Status status =
             driver().launch(function, slab(width, x, step_x), slab(height, y, step_y), slab(depth, z, step_z), shape.x,
                             shape.y, shape.z, dispatch.shared_memory, stream, parameters, nullptr);
-        if (status != kSuccess) fail_to_launch(*dispatch.variant, dispatch.groups, dispatch.group, status);
+        if (status != kSuccess) fail_to_launch(*dispatch.variant, dispatch.threadgroups, dispatch.threadgroup, status);
       }
 }
 
@@ -164,7 +169,7 @@ void Launches::clear() {
   dispatches_.clear();
   blocks_.clear();
   staged_.clear();
-  if (blocks_.capacity() > kKept) blocks_.shrink_to_fit();
+  if (blocks_.capacity() > kReusedBytes) blocks_.shrink_to_fit();
 }
 
 }  // namespace metalcore::cuda

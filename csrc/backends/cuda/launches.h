@@ -1,6 +1,5 @@
-// Kernels with their parameter blocks and grids, to be launched one after the other. Nothing is launched before all of
-// it is there and every kernel is loaded, so that an error launches nothing; and all kernels that are missing are
-// compiled together.
+// Kernels with their parameter blocks and grids, which launch() launches in order. It first loads every kernel, so that
+// an error launches nothing, and compiles all missing kernels together.
 #pragma once
 
 #include "kernels.h"
@@ -16,18 +15,18 @@ namespace metalcore::cuda {
 
 class Launches {
  public:
-  // Bindings for the dispatches to come, until the next kernel. What they are called with was checked.
+  // These bind arguments for the dispatches until the next kernel. The callers have checked the values.
   void kernel(NamedKernel& kernel);
   void buffer(uint32_t index, const void* address);
-  void* bytes(uint32_t index, size_t size);  // for the caller to fill, before any other call
+  void* bytes(uint32_t index, size_t size);  // the caller fills it before any other call
   void threadgroup_memory(uint32_t index, uint32_t bytes);
 
-  void dispatch(gpu::Size threads, gpu::Size group);
+  void dispatch(gpu::Size threads, gpu::Size threadgroup);
 
   // Launches the dispatches in order on PyTorch's current stream of the device.
   void launch(const Device& device);
 
-  // Forgets everything; keeps the memory for the next recording.
+  // Forgets everything, but keeps the memory for the next recording.
   void clear();
 
   std::string_view name() const { return kernel_ ? std::string_view(kernel_->name) : std::string_view(); }
@@ -35,14 +34,14 @@ class Launches {
  private:
   struct Dispatch {
     Variant* variant;
-    size_t block;  // where it begins in blocks_
-    gpu::Size groups, group;
+    size_t block;  // its first byte in blocks_
+    gpu::Size threadgroups, threadgroup;
     uint32_t shared_memory;
   };
   void load_missing(const Device& device);
   void launch(const Device& device, const Dispatch& dispatch, Stream stream);
 
-  // The bindings; of `bytes` where they lie in staged_.
+  // The bindings. bytes_ says where the bytes are in staged_.
   NamedKernel* kernel_ = nullptr;
   Layout layout_;
   std::array<const void*, gpu::kMaximumBuffers> addresses_;

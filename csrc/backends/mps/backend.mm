@@ -1,4 +1,4 @@
-// Metal's gpu::Backend: a recording is encoded on PyTorch's MPS stream. It is not run: nothing here commits or waits.
+// Metal's gpu::Backend. It encodes a recording on PyTorch's MPS stream, and does not commit or wait.
 #include "../../gpu/backend.h"
 
 #include "gpu_family.h"
@@ -22,19 +22,19 @@ id<MTLBuffer> buffer_of(const gpu::BufferView& view) { return static_cast<id<MTL
 
 MTLSize metal_size(gpu::Size size) { return MTLSizeMake(size.x, size.y, size.z); }
 
-size_t rounded(uint32_t threadgroup_length) { return (size_t{threadgroup_length} + 15) / 16 * 16; }
+size_t rounded_length(uint32_t threadgroup_length) { return (size_t{threadgroup_length} + 15) / 16 * 16; }
 
-// Metal itself would end the process for what is refused here.
+// Metal itself would end the process for what this refuses.
 void check(const gpu::Recording& recording, const gpu::Dispatch& dispatch, const Pipeline& pipeline,
            id<MTLDevice> device) {
   const std::string_view name = recording.name(dispatch);
-  const uint64_t threads = uint64_t{dispatch.group.x} * dispatch.group.y * dispatch.group.z;
+  const uint64_t threads = uint64_t{dispatch.threadgroup.x} * dispatch.threadgroup.y * dispatch.threadgroup.z;
   if (threads > pipeline.max_threads)
     gpu::refuse(name, "a threadgroup of " + std::to_string(threads) + " threads; it must have from 1 to " +
                           std::to_string(pipeline.max_threads));
   std::array<size_t, gpu::kMaximumBuffers> lengths = {};
   for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument)
-    if (argument->kind == gpu::Argument::kThreadgroup) lengths[argument->index] = rounded(argument->count);
+    if (argument->kind == gpu::Argument::kThreadgroup) lengths[argument->index] = rounded_length(argument->count);
   size_t memory = pipeline.static_memory;
   for (size_t length : lengths) memory += length;
   if (const size_t most = device.maxThreadgroupMemoryLength; memory > most)
@@ -51,9 +51,9 @@ class MetalEncoder {
     for (const gpu::Argument* argument = recording_.begin(dispatch); argument != recording_.end(dispatch); ++argument)
       bind(*argument);
     if (dispatch.threads)
-      [encoder_ dispatchThreads:metal_size(dispatch.grid) threadsPerThreadgroup:metal_size(dispatch.group)];
+      [encoder_ dispatchThreads:metal_size(dispatch.grid) threadsPerThreadgroup:metal_size(dispatch.threadgroup)];
     else
-      [encoder_ dispatchThreadgroups:metal_size(dispatch.grid) threadsPerThreadgroup:metal_size(dispatch.group)];
+      [encoder_ dispatchThreadgroups:metal_size(dispatch.grid) threadsPerThreadgroup:metal_size(dispatch.threadgroup)];
   }
 
   id<MTLDevice> device() const { return encoder_.device; }
@@ -67,7 +67,7 @@ class MetalEncoder {
         break;
       case gpu::Argument::kPointers: bind_pointers(argument); break;
       case gpu::Argument::kThreadgroup:
-        [encoder_ setThreadgroupMemoryLength:rounded(argument.count) atIndex:argument.index];
+        [encoder_ setThreadgroupMemoryLength:rounded_length(argument.count) atIndex:argument.index];
         break;
     }
   }
@@ -81,7 +81,7 @@ class MetalEncoder {
     }
   }
 
-  // The buffers' gpuAddress (Metal 3), set as bytes.
+  // Sets the buffers' gpuAddress (Metal 3) as bytes.
   void bind_pointers(const gpu::Argument& argument) {
     const gpu::BufferView* const views = recording_.views(argument);
     std::array<uint64_t, gpu::kMaximumPointers> addresses;
@@ -105,7 +105,7 @@ struct Work {
   std::exception_ptr error;  // libdispatch cannot be unwound
 };
 
-// Nothing is encoded before all of it was found to be right.
+// It checks all dispatches before it encodes one.
 void encode(const Work& work, MetalEncoder& encoder) {
   const std::vector<gpu::Dispatch>& dispatches = work.recording.dispatches();
   std::vector<const Pipeline*> pipelines;
@@ -134,7 +134,7 @@ class MetalBackend final : public gpu::Backend {
   std::string_view family() override { return gpu_family(); }
 
   void submit(int, const gpu::Recording& recording, size_t first) override {
-    // Both are this thread's, so they are asked for here and not on the queue.
+    // The stream belongs to this thread, so the queue must not ask for it.
     Work work{at::mps::getCurrentMPSStream(), recording, first, nullptr};
     dispatch_sync_f(torch::mps::get_dispatch_queue(), &work, run);
     if (work.error) std::rethrow_exception(work.error);

@@ -8,7 +8,7 @@
 namespace metalcore::simulator {
 namespace {
 
-// Addresses and how much may be used behind each, for an argument that is a table of them.
+// An argument that is a table of addresses, with the bytes that a kernel may use behind each.
 struct PointerTable {
   std::vector<char*> addresses;
   std::vector<size_t> spans;
@@ -47,7 +47,7 @@ void run(const gpu::Recording& recording, const gpu::Dispatch& dispatch) {
   }
   const gpu::Size threads = recording.threads(dispatch);
   launch.threads = {threads.x, threads.y, threads.z};
-  launch.group = {dispatch.group.x, dispatch.group.y, dispatch.group.z};
+  launch.group = {dispatch.threadgroup.x, dispatch.threadgroup.y, dispatch.threadgroup.z};
   execute(launch);
 }
 
@@ -55,8 +55,8 @@ class SimulatorBackend final : public gpu::Backend {
  public:
   std::string_view device_type() const override { return "mps"; }
 
-  // On the simulator the threads of a simdgroup are fibers that switch at every exchange, while a thread by itself runs
-  // as plain vector code. In checking mode it plans as for a GPU, so that a GPU's kernels are checked.
+  // The threads of a simdgroup are fibers that switch at every exchange, while a thread alone runs as plain vector
+  // code. The tuning prefers such threads. In checking mode plans are those of a GPU, so that its kernels are checked.
   std::string_view family() override { return checking().on ? "" : "simulator"; }
 
   void submit(int, const gpu::Recording& recording, size_t first) override {

@@ -1,5 +1,5 @@
-// cholesky_ex(A, upper) -> (L, info): the Cholesky factorization of a batch of float32 matrices of any strides, of
-// which one triangle is read; row-major results. cholesky_solve(B, L, upper): two triangular solves.
+// cholesky_ex(A, upper) -> (L, info): the Cholesky factorization of float32 matrices of any strides. It reads one
+// triangle, and results are row-major. cholesky_solve(B, L, upper) -> X solves two triangular systems.
 #include "../../../kernels/linalg/cholesky.h"
 #include "../rows.h"
 #include "cholesky_plan.h"
@@ -13,33 +13,35 @@
 namespace metalcore {
 namespace {
 
-// The error is PyTorch's.
-// U is L transposed: the kernels know L only, and are told that its rows and columns lie the other way round.
+// The kernels know only L. For U, which is Lᵀ, they get the strides of rows and columns in each other's place.
 struct Strides {
   int64_t row, column;
 };
-Strides strides(int64_t row, int64_t column, bool upper) { return upper ? Strides{column, row} : Strides{row, column}; }
+Strides strides_of(int64_t row, int64_t column, bool upper) {
+  return upper ? Strides{column, row} : Strides{row, column};
+}
 
-// How the kernels may read and write the tensor's matrices; `by_element` is how they are told that it lies.
-uint32_t vectors(const Tensor& tensor, int64_t n, int64_t batch, Strides by_element) {
-  const bool rows = by_element.column == 1, columns = by_element.row == 1;
+// How the kernels may read and write the tensor's matrices: one of CHOLESKY_ELEMENTS, _ROWS and _COLUMNS.
+uint32_t access_of(const Tensor& tensor, int64_t n, int64_t batch_stride, Strides strides) {
+  const bool rows = strides.column == 1, columns = strides.row == 1;
   if (n % CHOLESKY_TILE != 0 || !(rows || columns)) return CHOLESKY_ELEMENTS;
-  if (!aligned16(tensor, batch, rows ? by_element.row : by_element.column)) return CHOLESKY_ELEMENTS;
+  if (!aligned16(tensor, batch_stride, rows ? strides.row : strides.column)) return CHOLESKY_ELEMENTS;
   return rows ? CHOLESKY_ROWS : CHOLESKY_COLUMNS;
 }
 
-void whole(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const Tensor& info, bool upper) {
-  const Strides from = strides(a.row_stride, a.column_stride, upper), to = strides(a.rows, 1, upper);
+void factor_whole(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const Tensor& info, bool upper) {
+  const Strides a_strides = strides_of(a.row_stride, a.column_stride, upper);
+  const Strides l_strides = strides_of(a.rows, 1, upper);
   const CholeskyParams params{.a_batch = a.batch_stride,
-                              .a_row = from.row,
-                              .a_column = from.column,
+                              .a_row = a_strides.row,
+                              .a_column = a_strides.column,
                               .l_batch = a.rows * a.rows,
-                              .l_row = to.row,
-                              .l_column = to.column,
+                              .l_row = l_strides.row,
+                              .l_column = l_strides.column,
                               .matrices = grid_side(a.batch),
                               .n = grid_side(a.rows),
-                              .a_vectors = vectors(a.tensor, a.rows, a.batch_stride, from),
-                              .l_vectors = vectors(l, a.rows, a.rows * a.rows, to)};
+                              .a_vectors = access_of(a.tensor, a.rows, a.batch_stride, a_strides),
+                              .l_vectors = access_of(l, a.rows, a.rows * a.rows, l_strides)};
   gpu::record(l, [&](gpu::Recording& recording) {
     recording.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, l).buffer(2, info).bytes(3, params);
     recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
@@ -53,13 +55,13 @@ gpu::BufferView from_element(const Tensor& tensor, int64_t element) {
   return view;
 }
 
-// LAPACK's potrf, right-looking: each panel, then what is below and right of it less the panel's rows times their
-// transpose.
-void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const Tensor& info, bool upper) {
+// LAPACK's right-looking potrf: it factors a panel, and subtracts the panel's rows times their transpose from the
+// matrix below and right of it.
+void factor_blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const Tensor& info, bool upper) {
   const uint32_t n = grid_side(a.rows), batch = grid_side(a.batch);
   const uint32_t rows = grid_side(a.batch * a.rows);
-  const Strides of_l = strides(n, 1, upper);
-  const uint32_t of_tiles = vectors(l, n, int64_t{n} * n, of_l);
+  const Strides l_strides = strides_of(n, 1, upper);
+  const uint32_t l_access = access_of(l, n, int64_t{n} * n, l_strides);
   const Tensor factors = new_tensor({a.batch, a.rows, CHOLESKY_PANEL}, ScalarType::Float, l);
 
   gpu::record(l, [&](gpu::Recording& recording) {
@@ -68,16 +70,16 @@ void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const
     recording.dispatch_threadgroups({rows}, {CHOLESKY_ROW_THREADS});
     for (uint32_t i = 0; i < plan.panels; ++i) {
       const CholeskyPanel panel = cholesky_panel(n, i);
-      const CholeskyPanelParams p{of_l.row, of_l.column, of_tiles, n, panel.first, panel.width, panel.slices};
+      const CholeskyPanelParams p{l_strides.row, l_strides.column, l_access, n, panel.first, panel.width, panel.slices};
       recording.kernel("cholesky_panel").buffer(0, l).buffer(1, factors).buffer(2, info).bytes(3, p);
       recording.dispatch_threadgroups({grid_side(int64_t{batch} * panel.slices)}, {panel.threads});
       const int64_t next = panel.first + panel.width;
       if (next == n) break;
       const gpu::BufferView rest = from_element(l, next * n + next);
-      record_syrk(recording, from_element(l, next * of_l.row + panel.first * of_l.column), rest, rest,
+      record_syrk(recording, from_element(l, next * l_strides.row + panel.first * l_strides.column), rest, rest,
                   {.a_batch = int64_t{n} * n,
-                   .a_row = of_l.row,
-                   .a_column = of_l.column,
+                   .a_row = l_strides.row,
+                   .a_column = l_strides.column,
                    .c_batch = int64_t{n} * n,
                    .c_row = n,
                    .c_column = 1,
@@ -85,7 +87,7 @@ void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const
                    .result_row = n,
                    .n = grid_side(n - next),
                    .k = panel.width,
-                   .vectors = of_tiles != CHOLESKY_ELEMENTS,
+                   .vectors = l_access != CHOLESKY_ELEMENTS,
                    .tiles = 0,
                    .lower = upper ? SYRK_LEAVE : SYRK_WRITE,
                    .upper = upper ? SYRK_WRITE : SYRK_LEAVE,
@@ -94,7 +96,7 @@ void blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const
                   batch);
     }
     recording.kernel("cholesky_diagonal").buffer(0, factors).buffer(1, l);
-    recording.bytes(2, CholeskyPanelParams{of_l.row, of_l.column, of_tiles, n, 0, 0, 0});
+    recording.bytes(2, CholeskyPanelParams{l_strides.row, l_strides.column, l_access, n, 0, 0, 0});
     recording.dispatch_threadgroups({rows}, {CHOLESKY_PANEL});
   });
 }
@@ -112,14 +114,14 @@ std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
   if (plan.variant == CholeskyVariant::empty) {
     if (info.numel() > 0) torch::stable::zero_(info);
   } else if (plan.variant == CholeskyVariant::blocked) {
-    blocked(plan, matrices(input), l, info, upper);
+    factor_blocked(plan, matrices(input), l, info, upper);
   } else {
-    whole(plan, matrices(input), l, info, upper);
+    factor_whole(plan, matrices(input), l, info, upper);
   }
   return {l, info};
 }
 
-// Of A = L Lᵀ, or of Uᵀ U: the factor on the left first.
+// A is L Lᵀ, or Uᵀ U: the left factor's system comes first.
 Tensor cholesky_solve(const Tensor& b, const Tensor& factor, bool upper) {
   check(b.dim() >= 2, "b should have at least 2 dimensions, but has ", b.dim(), " dimensions instead");
   check(factor.dim() >= 2, "u should have at least 2 dimensions, but has ", factor.dim(), " dimensions instead");
@@ -127,9 +129,9 @@ Tensor cholesky_solve(const Tensor& b, const Tensor& factor, bool upper) {
         " by ", factor.size(-1), " matrices");
   check(factor.size(-1) == b.size(-2), "Incompatible matrix sizes for cholesky_solve: each A matrix is ",
         factor.size(-1), " by ", factor.size(-1), " but each b matrix is ", b.size(-2), " by ", b.size(-1));
-  const Tensor other = transposed(factor);
-  const Tensor y = solve_triangular(upper ? other : factor, b, false, true, false);
-  return solve_triangular(upper ? factor : other, y, true, true, false);
+  const Tensor transpose = transposed(factor);
+  const Tensor y = solve_triangular(upper ? transpose : factor, b, false, true, false);
+  return solve_triangular(upper ? factor : transpose, y, true, true, false);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
-// How a Cholesky factorization runs: which kernels of kernels/linalg/cholesky_*.metal, over which grids.
+// How a Cholesky factorization runs: the kernels of kernels/linalg/cholesky_*.metal, and their grids.
 #pragma once
 
 #include "../../gpu/limits.h"
 #include "../../gpu/tuning.h"
-#include "left_to_torch.h"
+#include "torch_regions.h"
 
 #include <cstdint>
 #include <string>
@@ -19,23 +19,23 @@ struct CholeskyPlan {
   std::string why;
   const char* kernel;  // simd, block
   uint32_t matrices_per_threadgroup;
-  uint32_t threads;  // of a threadgroup
+  uint32_t threads;  // threads of a threadgroup
   uint32_t panels;   // blocked
 };
 
 struct CholeskyTuning {
   const char* family;
-  // Matrices of up to so many rows go to a threadgroup, larger ones are factored in panels. Upper factors, which cost
-  // PyTorch a copy more, are never left to it.
+  // A threadgroup factors matrices of up to so many rows, and larger ones take panels. PyTorch gets no upper factors,
+  // because they cost it one more copy.
   uint32_t block_rows = 128;
-  LeftToTorch torch = {};
+  TorchRegions torch = {};
 };
 extern const gpu::Table<CholeskyTuning> cholesky_tuning;
 
-// Of `batch` matrices, n x n.
+// The plan for `batch` n x n matrices.
 CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, const CholeskyTuning& tuning);
 
-// Panel i of an n x n matrix, and the threadgroups and threads that it takes.
+// Panel i of an n x n matrix, with `slices` threadgroups of `threads` threads.
 struct CholeskyPanel {
   uint32_t first, width, slices, threads;
 };

@@ -1,5 +1,5 @@
-// eigh(A, UPLO, compute_v) -> (L, V): eigenvalues and eigenvectors of a batch of symmetric float32 matrices of any
-// strides; row-major results.
+// eigh(A, UPLO, compute_v) -> (L, V): eigenvalues and eigenvectors of symmetric float32 matrices of any strides.
+// Results are row-major.
 #include "../../../kernels/linalg/eigh.h"
 
 #include "jacobi_blocked.h"

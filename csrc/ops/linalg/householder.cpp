@@ -1,5 +1,5 @@
-// geqrf(A) -> (a, tau), householder_product(A, tau) -> Q and ormqr(A, tau, C, left, transpose) -> Q C: QR's reflectors
-// as such, packed as LAPACK packs them, float32, of any strides; row-major results.
+// geqrf(A) -> (a, tau), householder_product(A, tau) -> Q and ormqr(A, tau, C, left, transpose) -> Q C: QR's
+// reflectors as LAPACK packs them, in float32 matrices of any strides. Results are row-major.
 #include "../../../kernels/linalg/qr.h"
 #include "../../../kernels/linalg/reflectors.h"
 #include "matrices.h"
@@ -14,11 +14,10 @@
 namespace metalcore {
 namespace {
 
-// A contiguous copy.
 RowMajor copy(const Tensor& a, const MatrixShape& shape) {
-  Tensor taken = new_tensor(a.sizes(), ScalarType::Float, a);
-  torch::stable::copy_(taken, a);
-  return {taken, grid_side(shape.rows), grid_side(shape.columns)};
+  Tensor copied = new_tensor(a.sizes(), ScalarType::Float, a);
+  torch::stable::copy_(copied, a);
+  return {copied, grid_side(shape.rows), grid_side(shape.columns)};
 }
 
 RowMajor contiguous(const Tensor& a, const MatrixShape& shape) {
@@ -35,8 +34,8 @@ std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
   gpu::note_plan("geqrf", name_of(plan.variant), [&] { return plan.why; });
   if (s.batch == 0 || plan.variant == QrVariant::empty) return {new_like(input), tau};
   if (plan.variant == QrVariant::torch) {
-    const auto [packed, theirs] = call_torch<2>("aten::geqrf", "", input);
-    return {as_contiguous(packed), as_contiguous(theirs)};
+    const auto [packed, torch_tau] = call_torch<2>("aten::geqrf", "", input);
+    return {as_contiguous(packed), as_contiguous(torch_tau)};
   }
   if (plan.variant == QrVariant::blocked) {
     const RowMajor packed = copy(input, s);
@@ -49,10 +48,10 @@ std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
   return {packed, tau};
 }
 
-// As QR's plan, but for what PyTorch applies faster than it factors.
+// QR's plan, except for products that PyTorch's op makes faster.
 QrPlan plan_product(const MatrixShape& s, int64_t count, const QrTuning& tuning) {
   QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, s.columns, tuning);
-  if (plan.variant == QrVariant::blocked && tuning.householder_product_torch.takes(count, s.batch))
+  if (plan.variant == QrVariant::blocked && tuning.householder_product_torch.contain(count, s.batch))
     return {
         QrVariant::torch, times(s.rows, s.columns) + ", a single matrix: " + faster_by_torch(tuning.family), "", 0, {}};
   return plan;
@@ -79,7 +78,7 @@ Tensor householder_product(const Tensor& input, const Tensor& tau) {
   const Tensor taus = as_contiguous(tau);
   const RowMajor result{q, grid_side(s.rows), grid_side(s.columns)};
   if (count == 0) {
-    gpu::record(q, [&](gpu::Recording& recording) { identity(recording, result); });
+    gpu::record(q, [&](gpu::Recording& recording) { set_identity(recording, result); });
   } else if (plan.variant == QrVariant::blocked) {
     const RowMajor v = contiguous(input, s);
     const BlockReflectors reflectors(v, taus, grid_side(s.batch), grid_side(count), v.columns);
@@ -100,7 +99,7 @@ struct OrmqrPlan {
 OrmqrPlan plan_ormqr(int64_t count, int64_t batch, const QrTuning& tuning) {
   const std::string reflectors = std::to_string(count) + " reflectors";
   if (count == 0) return {QrVariant::empty, "there are no reflectors"};
-  if (tuning.ormqr_torch.takes(count, batch))
+  if (tuning.ormqr_torch.contain(count, batch))
     return {QrVariant::torch, reflectors + " of a single matrix: " + faster_by_torch(tuning.family)};
   return {QrVariant::blocked,
           reflectors + " by block reflectors of up to " + std::to_string(BlockReflectors::width_of(count))};

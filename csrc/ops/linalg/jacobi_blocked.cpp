@@ -10,7 +10,8 @@
 
 namespace metalcore {
 
-JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, bool accumulate, const Tensor& on) {
+JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, bool accumulate,
+                                      const Tensor& like) {
   const uint32_t gram_rows = round_up<uint32_t>(grid_side(rows), 4);
   const uint32_t blocks = round_up<uint32_t>(grid_side(ceil_div<int64_t>(columns, JACOBI_BLOCK)), 2);
   JacobiBlockedPlan plan{.padded = blocks * JACOBI_BLOCK,
@@ -18,12 +19,12 @@ JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t bat
                          .length = gram_rows + (accumulate ? round_up<uint32_t>(grid_side(columns), 4) : 0),
                          .pairs = blocks / 2,
                          .rounds = blocks - 1,
-                         .sweeps = jacobi_tuning(on).sweeps,
+                         .sweeps = jacobi_tuning(like).sweeps,
                          .splits = 1};
-  const int64_t groups = plan.pairs * std::max<int64_t>(batch, 1);
+  const int64_t threadgroups = plan.pairs * std::max<int64_t>(batch, 1);
   const int64_t chunks = ceil_div<int64_t>(rows, JACOBI_CHUNK);
-  const uint32_t fill = gpu::parallelism(on).fill_threadgroups;
-  if (groups < fill) plan.splits = grid_side(std::min<int64_t>(chunks, fill / groups));
+  const uint32_t fill = gpu::parallelism(like).fill_threadgroups;
+  if (threadgroups < fill) plan.splits = grid_side(std::min<int64_t>(chunks, fill / threadgroups));
   return plan;
 }
 
@@ -33,7 +34,7 @@ struct Work {
   JacobiBlockedPlan plan;
   JacobiParams params;
   Tensor x, exponents, shifts, off, present, parts;
-  Tensor norms, lengths, found;  // of columns, of V's, and the values in the columns' order
+  Tensor norms, lengths, found;  // norms of columns, norms of V's columns, and values in the columns' order
 };
 
 Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, bool accumulate, uint32_t symmetric) {
@@ -86,31 +87,32 @@ void record_rounds(gpu::Recording& recording, const Tensor& a, const Work& w) {
   }
 }
 
-// `parts` of Rayleigh quotients, where there are any; of vectors that are not wanted, and where there is no order and
-// no scale, any buffer will do.
+// `parts` are partial sums of Rayleigh quotients. For arguments that an op does not have, such as vectors that are not
+// wanted, any buffer will do.
 void record_results(gpu::Recording& recording, const Work& w, const JacobiResultParams& params, const Tensor& parts,
                     const Tensor& order, const Tensor& scales, const Tensor& values, const Tensor& u, const Tensor& v) {
-  const gpu::Size columns{grid_side(int64_t{w.params.matrices} * w.params.padded)};
-  const gpu::Size own{grid_side(int64_t{w.params.matrices} * w.params.columns)};
+  const gpu::Size padded_columns{grid_side(int64_t{w.params.matrices} * w.params.padded)};
+  const gpu::Size unpadded_columns{grid_side(int64_t{w.params.matrices} * w.params.columns)};
   recording.kernel("jacobi_values").buffer(0, w.x).buffer(1, parts).buffer(2, w.norms).buffer(3, w.found);
-  recording.buffer(4, w.lengths).bytes(5, params).dispatch_threadgroups(columns, {gpu::kSimdWidth});
+  recording.buffer(4, w.lengths).bytes(5, params).dispatch_threadgroups(padded_columns, {gpu::kSimdWidth});
   recording.kernel("jacobi_store").buffer(0, w.x).buffer(1, w.exponents).buffer(2, w.norms).buffer(3, w.found);
   recording.buffer(4, values).buffer(5, params.vectors ? u : values).buffer(6, params.accumulated ? v : values);
   recording.buffer(7, w.present).buffer(8, order).buffer(9, w.lengths).bytes(10, params).buffer(11, scales);
-  recording.dispatch_threadgroups(own, {JACOBI_THREADS});
+  recording.dispatch_threadgroups(unpadded_columns, {JACOBI_THREADS});
 }
 
 }  // namespace
 
-void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tensor& order, const Tensor& scales,
+void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool compute_uv, const Tensor& order, const Tensor& scales,
                         const Tensor& values, const Tensor& u, const Tensor& v) {
   const int64_t n = x.size(-2), m = x.size(-1);
-  const Work w = work_for(x, batch, n, m, vectors, 0);
-  const JacobiResultParams params{.of = w.params, .tiles = 0, .vectors = vectors, .accumulated = vectors, .scaled = 1};
+  const Work w = work_for(x, batch, n, m, compute_uv, 0);
+  const JacobiResultParams params{
+      .of = w.params, .tiles = 0, .vectors = compute_uv, .accumulated = compute_uv, .scaled = 1};
   gpu::record(x, [&](gpu::Recording& recording) {
     record_rounds(recording, x, w);
     record_results(recording, w, params, w.parts, order, scales, values, u, v);
-    if (!vectors) return;
+    if (!compute_uv) return;
     SvdParams complete{};
     complete.left = {n * m, 1, m};
     complete.matrices = w.params.matrices, complete.rows = w.params.rows, complete.columns = w.params.columns;
@@ -119,13 +121,13 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tens
   });
 }
 
-void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool vectors, const Tensor& values,
+void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool compute_v, const Tensor& values,
                          const Tensor& u) {
   const int64_t n = a.size(-1);
   const Work w = work_for(a, batch, n, n, false, upper ? 2 : 1);
   const uint32_t tiles = grid_side(ceil_div<int64_t>(n, JACOBI_PAIR));
   const Tensor parts = new_tensor({batch, tiles, w.plan.padded}, ScalarType::Float, a);
-  const JacobiResultParams params{.of = w.params, .tiles = tiles, .vectors = vectors, .accumulated = 0, .scaled = 0};
+  const JacobiResultParams params{.of = w.params, .tiles = tiles, .vectors = compute_v, .accumulated = 0, .scaled = 0};
   gpu::record(a, [&](gpu::Recording& recording) {
     record_rounds(recording, a, w);
     recording.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);

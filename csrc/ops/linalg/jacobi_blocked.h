@@ -1,8 +1,8 @@
 // Blocked one-sided Jacobi: the SVD and the eigendecomposition of matrices that are larger than a threadgroup holds.
 //
-// Columns in blocks of 16; a round makes the 32 columns of each pair of blocks orthogonal, by the eigenvectors of their
-// 32 x 32 Gram matrix (Hari 2005; Bečka, Okša and Vajteršic 2002), all pairs and matrices of the batch in parallel.
-// Sweeps over all pairs end on the device, for each matrix where none of its columns were found to be less than
+// A block has 16 columns. A round makes the 32 columns of each pair of blocks orthogonal, with the eigenvectors of
+// their 32 x 32 Gram matrix (Hari 2005; Bečka, Okša and Vajteršic 2002). All pairs and all matrices of the batch run in
+// parallel. The device ends the sweeps over all pairs, for each matrix alone, after a sweep that found all columns
 // orthogonal.
 #pragma once
 
@@ -14,32 +14,33 @@
 
 namespace metalcore {
 
-// How a call runs: `splits` threadgroups for each of `pairs` pairs of a matrix's blocks, in `rounds` rounds a sweep, on
-// `padded` columns of `length`, of which `gram_rows` are the matrix's and the others V's, if V is accumulated.
+// How a call runs. A sweep has `rounds` rounds, and a round has `splits` threadgroups for each of a matrix's `pairs`
+// pairs of blocks. There are `padded` columns of `length` elements: `gram_rows` belong to the matrix, and the others to
+// V, if V is accumulated.
 struct JacobiBlockedPlan {
   uint32_t padded, gram_rows, length, pairs, rounds, sweeps, splits;
 };
-JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, bool accumulate, const Tensor& on);
+JacobiBlockedPlan plan_jacobi_blocked(int64_t columns, int64_t rows, int64_t batch, bool accumulate,
+                                      const Tensor& like);
 
 // The SVD X = U diag(values) Vᵀ of matrices with n columns and m >= n rows, n and m up to 65535, given and written by
 // columns: float32, contiguous, x (batch, n, m) with row j column j of the matrix.
 //   values  (batch, n), descending
 //   u       (batch, n, m), row j the j-th left singular vector; orthonormal also where values are zero
 //   v       (batch, n, n), row j the j-th right singular vector
-// Entry i of a left singular vector is written at order[i]; order is (batch, m), int32. u, v and order are not looked
-// at unless `vectors`.
-// scales (batch), float32, says what x has been multiplied by, which is taken out of the values.
-// Fewest sweeps for x = R, row-major, of the QR factorization of a matrix with its columns in descending order of norm
-// (so the matrix factored here is Rᵀ); small singular values are then as accurate as the grading of R's rows allows.
-// Of a matrix with a NaN or an infinity all results are NaN.
-void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool vectors, const Tensor& order, const Tensor& scales,
+// Entry i of a left singular vector is written at order[i]; order is (batch, m), int32. Without `compute_uv` the
+// kernels do not read or write u, v and order. The caller has multiplied x by scales (batch), float32, and the values
+// are divided by them. Sweeps are fewest where x is the row-major R of a QR factorization of a matrix with columns in
+// descending order of norm, so that the matrix factored here is Rᵀ. Small singular values are then as accurate as the
+// grading of R's rows allows. All results of a matrix with a NaN or an infinity are NaN.
+void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool compute_uv, const Tensor& order, const Tensor& scales,
                         const Tensor& values, const Tensor& u, const Tensor& v);
 
-// Writes the eigenvalues (batch, n), ascending, and eigenvectors u (batch, n, n), as columns, row-major, of symmetric
-// matrices a (batch, n, n), float32, contiguous, of which only the triangle `upper` names is read. u is not looked at
-// unless vectors are wanted. One-sided Jacobi of A + s I, with s so large that it is well conditioned; eigenvalues are
-// Rayleigh quotients.
-void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool vectors, const Tensor& values,
+// Writes the eigenvalues (batch, n), ascending, and the eigenvectors u (batch, n, n), as columns of row-major matrices,
+// of symmetric matrices a (batch, n, n), float32, contiguous. The kernels read only the triangle that `upper` names,
+// and without `compute_v` they do not write u. The method is one-sided Jacobi of A + s I, with s so large that this
+// matrix is well conditioned, and the eigenvalues are Rayleigh quotients.
+void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool compute_v, const Tensor& values,
                          const Tensor& u);
 
 }  // namespace metalcore

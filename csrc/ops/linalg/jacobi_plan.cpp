@@ -8,7 +8,7 @@ namespace metalcore {
 
 const gpu::Table<JacobiTuning> jacobi_tuning = {
     {.family = "baseline"},
-    {.family = "hopper", .eigh_torch = {{.above = 512, .most = 4}, {.above = 1024}}},
+    {.family = "hopper", .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}}},
 };
 
 namespace {
@@ -24,7 +24,7 @@ struct BlockKernel {
 constexpr BlockKernel kBlockKernels[] = {{64, 4}, {128, 16}};
 constexpr int64_t kBlockSize = 128;
 
-// `rows`: 0 for kernels of square matrices only.
+// `rows` is 0 for kernels of square matrices only.
 JacobiPlan kernel_plan(const std::string& op, const std::string& values, int64_t rows, int64_t n,
                        const std::string& what) {
   if (std::max(rows, n) <= kSimdSize) {
@@ -67,10 +67,10 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
     return {
         JacobiVariant::blocked, true, times(m, n) + ", its QR's R: blocks of columns, orthogonal in pairs", "", 0, 0};
   const std::string values = compute_uv ? "" : "values_";
-  const int64_t held = columns <= kSimdSize ? kSimdSize : kBlockKernels[0].size;
-  // The columns of Rᵀ are nearer to orthogonal than A's, and those of a matrix with graded rows much nearer, which
-  // saves more sweeps than the QR and the product with Q take where there are many columns.
-  if (rows > held || (full_matrices && compute_uv && rows > columns)) {
+  const int64_t most_rows = columns <= kSimdSize ? kSimdSize : kBlockKernels[0].size;
+  // The columns of Rᵀ are nearer to orthogonal than A's, and much nearer where A's rows are graded. With many columns,
+  // that saves more sweeps than the QR and the product with Q cost.
+  if (rows > most_rows || (full_matrices && compute_uv && rows > columns)) {
     JacobiPlan plan = kernel_plan("svd_", values, columns, columns, times(m, n) + ", its QR's R");
     plan.after_qr = true;
     return plan;
@@ -80,7 +80,7 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
 
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const JacobiTuning& tuning) {
   if (batch == 0 || n == 0) return {JacobiVariant::empty, false, times(n, n) + " has no eigenvalues", "", 0, 0};
-  if (tuning.eigh_torch.takes(n, batch))
+  if (tuning.eigh_torch.contain(n, batch))
     return {JacobiVariant::torch,
             false,
             std::to_string(batch) + " of " + times(n, n) + ": " + faster_by_torch(tuning.family),

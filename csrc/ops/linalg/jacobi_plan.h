@@ -1,10 +1,10 @@
-// How SVD and symmetric eigendecomposition run: which kernels of kernels/linalg/{svd,eigh}_jacobi.metal, or
-// the blocked variant of jacobi_blocked.h.
+// How SVD and symmetric eigendecomposition run: the kernels of kernels/linalg/{svd,eigh}_jacobi.metal,
+// or the blocked variant of jacobi_blocked.h.
 #pragma once
 
 #include "../../gpu/limits.h"
 #include "../../gpu/tuning.h"
-#include "left_to_torch.h"
+#include "torch_regions.h"
 
 #include <cstdint>
 #include <string>
@@ -17,20 +17,20 @@ const char* name_of(JacobiVariant variant);
 
 struct JacobiTuning {
   const char* family;
-  uint32_t sweeps = 24;  // of the blocked variant, at most
-  LeftToTorch eigh_torch = {};
+  uint32_t sweeps = 24;  // the most sweeps of the blocked variant
+  TorchRegions eigh_torch = {};
 };
 extern const gpu::Table<JacobiTuning> jacobi_tuning;
 
 struct JacobiPlan {
   JacobiVariant variant;
-  bool after_qr;  // svd: of the R of a QR decomposition
+  bool after_qr;  // svd: the matrix is R of a QR decomposition
   std::string why;
   std::string kernel;
   uint32_t matrices_per_threadgroup, threads;
 };
 
-// Of batches of m x n matrices.
+// The plans for `batch` m x n or n x n matrices.
 JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv);
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const JacobiTuning& tuning);
 

@@ -1,4 +1,4 @@
-// The LU factorization, for the ops that are made of it.
+// The LU factorization, for the ops that use it.
 #pragma once
 
 #include "../../../kernels/linalg/lu.h"
@@ -10,34 +10,36 @@
 
 namespace metalcore {
 
-// A = P L U of a batch of m x n matrices: L (without its ones) and U in one matrix, LAPACK's 1-based pivots (int32),
-// and for each matrix 0 or the 1-based index of the first zero on U's diagonal. Row i of L U is row permutation[i] of
-// A; not computed (and without storage) unless it was asked for.
+// The factors of a batch of m x n matrices A = P L U. `lu` holds L (without its ones) and U, `pivots` are LAPACK's
+// (1-based, int32), and `info` is 0 or the 1-based index of the first zero on U's diagonal. Row i of L U is row
+// permutation[i] of A; `permutation` exists only if the caller asked for it.
 struct LuFactors {
   Tensor lu, pivots, info;
   std::optional<Tensor> permutation;
 };
 LuFactors lu_factors(const Tensor& a, bool pivoting, bool with_permutation);
 
-// A thread, a simdgroup or a threadgroup a matrix: plan.variant must say so. With B and X also A X = B, but not by a
-// threadgroup; without factors nothing but info and X is written. Where factors are given, `a` has them, and X is all
-// that is written.
+// What one dispatch does when a thread, a simdgroup or a threadgroup takes each matrix. It also solves A X = B where X
+// is given, except in a threadgroup. Without `factors` it writes only info and X. With `given` other than LU_MATRIX,
+// `a` holds factors, and it writes only X.
 struct LuSmall {
   const Matrices& a;
   const Matrices* b;  // nullptr: the identity
-  const Tensor* x;
-  int64_t right, x_row, x_column;
+  const Tensor* x;    // nullptr: nothing to solve
+  int64_t b_columns, x_row, x_column;
   bool pivoting, factors;
   uint32_t given = LU_MATRIX;
 };
-void lu_small(const LuPlan& plan, const LuSmall& of, const LuFactors& results);
+// plan.variant must be thread, simd or block.
+void lu_small(const LuPlan& plan, const LuSmall& task, const LuFactors& results);
 
-// Rows of B in the order of the factorization, or with `transpose` back from it; row-major.
+// Puts the rows of B in the order of the factorization, or with `transpose` back in their own. Row-major.
 Tensor lu_permute(const Tensor& b, const Tensor& permutation, bool transpose);
 Tensor lu_permuted_identity(const Tensor& like, const Tensor& permutation);
 Tensor lu_permutation(const Tensor& pivots, int64_t rows);
 
-// X with A X = B, of factors with one batch, for B nullptr of the identity; or Aᵀ X = B. Row-major.
+// These return X with A X = B (B nullptr: the identity), or Aᵀ X = B, for A's factors. Factors and B have one batch,
+// and X is row-major.
 Tensor lu_solve_factored(const Tensor& lu, const Tensor& permutation, const Tensor* b);
 Tensor lu_solve_transposed(const Tensor& lu, const Tensor& permutation, const Tensor& b);
 

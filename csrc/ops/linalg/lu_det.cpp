@@ -1,5 +1,5 @@
-// det(A) -> (value, LU, pivots) and slogdet(A) -> (sign, logabsdet, LU, pivots): the product of U's diagonal, and of a
-// sign for each exchange of rows. The determinant of a 0 x 0 matrix is 1.
+// det(A) -> (value, LU, pivots) and slogdet(A) -> (sign, logabsdet, LU, pivots): the product of U's diagonal, with
+// a change of sign for each exchange of rows. The determinant of a 0 x 0 matrix is 1.
 #include "lu.h"
 
 #include <tuple>
@@ -7,7 +7,7 @@
 namespace metalcore {
 namespace {
 
-constexpr uint32_t kSimdgroups = 4;  // of lu_determinant's threadgroups
+constexpr uint32_t kSimdgroups = 4;  // per threadgroup of lu_determinant
 
 void determinant(const LuFactors& factors, const MatrixShape& s, const Tensor& value, const Tensor* logarithm) {
   if (s.batch == 0) return;

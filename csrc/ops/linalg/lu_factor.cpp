@@ -13,17 +13,18 @@ void dispatch_elements(gpu::Recording& recording, int64_t count) {
   recording.dispatch_threads({grid_side(count)}, {256});
 }
 
-// A buffer for an argument that a kernel will not touch.
-const Tensor& any(const Tensor* wanted, const Tensor& otherwise) { return wanted ? *wanted : otherwise; }
+// A kernel needs a buffer for each argument, also for one that it will not touch: `unused` stands for that.
+const Tensor& tensor_or(const Tensor* tensor, const Tensor& unused) { return tensor ? *tensor : unused; }
 
-bool vectors(const Matrices& of) {
-  return of.column_stride == 1 && of.row_stride % 4 == 0 && of.batch_stride % 4 == 0 &&
-         gpu::view_of(of.tensor).offset % 16 == 0;
+// Whether a kernel can read the rows as float4.
+bool loads_vectors(const Matrices& a) {
+  return a.column_stride == 1 && a.row_stride % 4 == 0 && a.batch_stride % 4 == 0 &&
+         gpu::view_of(a.tensor).offset % 16 == 0;
 }
 
-// The panels, from left to right. Their pivots may only come from below, so a panel's rows are the matrix's from its
-// first on; `sources` tells the kernels after it where these have gone.
-void blocked(const LuFactors& results, const MatrixShape& shape, bool pivoting) {
+// Factors the panels from left to right. Pivots come only from below, so a panel's rows begin at its first column's
+// diagonal. `sources` tells the next kernels how the panel has exchanged the rows.
+void factor_blocked(const LuFactors& results, const MatrixShape& shape, bool pivoting) {
   const uint32_t m = grid_side(shape.rows), n = grid_side(shape.columns), batch = grid_side(shape.batch);
   const uint32_t steps = std::min(m, n);
   const Tensor sources = new_tensor({shape.batch, shape.rows}, ScalarType::Int, results.lu);
@@ -83,38 +84,39 @@ void blocked(const LuFactors& results, const MatrixShape& shape, bool pivoting) 
 
 }  // namespace
 
-void lu_small(const LuPlan& plan, const LuSmall& of, const LuFactors& results) {
-  const Matrices& a = of.a;
+void lu_small(const LuPlan& plan, const LuSmall& task, const LuFactors& results) {
+  const Matrices& a = task.a;
   LuParams p{};
   p.a_batch = a.batch_stride, p.a_row = a.row_stride, p.a_column = a.column_stride;
-  if (of.b) p.b_batch = of.b->batch_stride, p.b_row = of.b->row_stride, p.b_column = of.b->column_stride;
+  if (task.b) p.b_batch = task.b->batch_stride, p.b_row = task.b->row_stride, p.b_column = task.b->column_stride;
   p.lu_batch = a.rows * a.columns, p.lu_row = a.columns;
-  p.x_row = of.x_row, p.x_column = of.x_column;
+  p.x_row = task.x_row, p.x_column = task.x_column;
   p.matrices = grid_side(a.batch);
   p.rows = grid_side(a.rows), p.columns = grid_side(a.columns);
-  p.right = grid_side(of.right), p.tile = plan.tile;
+  p.right = grid_side(task.b_columns), p.tile = plan.tile;
   p.tiles = plan.tile > 0 ? ceil_div(p.right, plan.tile) : 1;
-  p.given = of.given;
-  p.identity = !of.b;
-  p.pivoting = of.pivoting;
-  p.factors = of.factors;
+  p.given = task.given;
+  p.identity = !task.b;
+  p.pivoting = task.pivoting;
+  p.factors = task.factors;
   p.sources = results.permutation.has_value();
   p.pivots_batch = std::min(p.rows, p.columns);
   p.row_threads = plan.row_threads;
-  if (vectors(a)) p.vectors |= LU_VECTORS_A;
-  if (of.b && vectors(*of.b)) p.vectors |= LU_VECTORS_B;
+  if (loads_vectors(a)) p.vectors |= LU_VECTORS_A;
+  if (task.b && loads_vectors(*task.b)) p.vectors |= LU_VECTORS_B;
   if (a.columns % 4 == 0) p.vectors |= LU_VECTORS_LU;
-  if (of.x_column == 1 && of.x_row % 4 == 0) p.vectors |= LU_VECTORS_X;
+  if (task.x_column == 1 && task.x_row % 4 == 0) p.vectors |= LU_VECTORS_X;
   const Tensor& info = results.info;
-  const Tensor& sources = any(results.permutation ? &*results.permutation : nullptr, info);
+  const Tensor& sources = tensor_or(results.permutation ? &*results.permutation : nullptr, info);
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
     recording.kernel(plan.kernel).buffer(0, a.tensor);
     if (plan.variant == LuVariant::block) {
       recording.buffer(1, results.lu).buffer(2, results.pivots).buffer(3, info).buffer(4, sources).bytes(5, p);
     } else {
-      recording.buffer(1, of.b ? of.b->tensor : a.tensor).buffer(2, any(of.factors ? &results.lu : nullptr, info));
-      recording.buffer(3, any(of.factors || of.given ? &results.pivots : nullptr, info)).buffer(4, info);
-      recording.buffer(5, sources).buffer(6, any(of.x, info)).bytes(7, p);
+      recording.buffer(1, task.b ? task.b->tensor : a.tensor)
+          .buffer(2, tensor_or(task.factors ? &results.lu : nullptr, info));
+      recording.buffer(3, tensor_or(task.factors || task.given ? &results.pivots : nullptr, info)).buffer(4, info);
+      recording.buffer(5, sources).buffer(6, tensor_or(task.x, info)).bytes(7, p);
     }
     recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(a.batch * p.tiles, plan.matrices))}, {plan.threads});
   });
@@ -180,7 +182,7 @@ LuFactors lu_factors(const Tensor& input, bool pivoting, bool with_permutation) 
     if (results.permutation) results.permutation = lu_permutation(results.pivots, shape.rows);
   } else if (plan.variant == LuVariant::blocked) {
     torch::stable::copy_(results.lu, input);
-    blocked(results, shape, pivoting);
+    factor_blocked(results, shape, pivoting);
   } else {
     lu_small(plan, {matrices(input), nullptr, nullptr, 0, 0, 0, pivoting, true}, results);
   }
@@ -195,7 +197,7 @@ std::tuple<Tensor, Tensor, Tensor> lu_factor_ex(const Tensor& a, bool pivot) {
   return {results.lu, results.pivots, results.info};
 }
 
-// P is empty without pivoting, as PyTorch's.
+// P is empty without pivoting, as in PyTorch.
 std::tuple<Tensor, Tensor, Tensor> lu(const Tensor& a, bool pivot) {
   const MatrixShape s = check_matrices("lu", a);
   const LuFactors results = lu_factors(a, pivot, pivot);
@@ -204,19 +206,19 @@ std::tuple<Tensor, Tensor, Tensor> lu(const Tensor& a, bool pivot) {
   const Tensor l = new_tensor(batch_sizes(a, {s.rows, k}), ScalarType::Float, a);
   const Tensor u = new_tensor(batch_sizes(a, {k, s.columns}), ScalarType::Float, a);
   gpu::record(a, [&](gpu::Recording& recording) {
-    auto part = [&](const Tensor& result, uint32_t which) {
+    auto extract = [&](const Tensor& result, uint32_t part) {
       if (result.numel() == 0) return;
       recording.kernel("lu_part").buffer(0, results.lu).buffer(1, pivot ? *results.permutation : results.pivots);
       recording.buffer(2, result).bytes(3, LuResultParams{.rows = grid_side(s.rows),
                                                           .columns = grid_side(s.columns),
                                                           .pivots = grid_side(k),
                                                           .matrices = 0,
-                                                          .part = which});
+                                                          .part = part});
       dispatch_elements(recording, result.numel());
     };
-    part(p, LU_PART_P);
-    part(l, LU_PART_L);
-    part(u, LU_PART_U);
+    extract(p, LU_PART_P);
+    extract(l, LU_PART_L);
+    extract(u, LU_PART_U);
   });
   return {p, l, u};
 }

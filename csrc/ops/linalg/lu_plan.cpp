@@ -11,8 +11,8 @@ namespace metalcore {
 const gpu::Table<LuTuning> lu_tuning = {
     {.family = "baseline"},
     {.family = "hopper",
-     .torch = {{.above = 768, .most = 1}, {.above = 1536, .most = 3}, {.above = 768, .least = 160}},
-     .solve_torch = {{.above = 32, .most = 4}}},
+     .torch = {{.above = 768, .max_batch = 1}, {.above = 1536, .max_batch = 3}, {.above = 768, .min_batch = 160}},
+     .solve_torch = {{.above = 32, .max_batch = 4}}},
 };
 
 namespace {
@@ -22,20 +22,20 @@ constexpr uint32_t kThreadThreadgroup = 128;
 constexpr uint32_t kSimdRows = 32;
 constexpr uint32_t kSimdThreadgroup = 4;  // simdgroups
 
-// Kernels of lu_block.metal: quads of a row that a thread holds, and how many threads have registers for that.
+// Kernels of lu_block.metal: the quads of a row that a thread holds, and the most threads with registers for them.
 struct BlockKernel {
   const char* name;
   uint32_t quads, most_threads;
 };
 constexpr BlockKernel kBlockKernels[] = {{"lu_block_4", 4, 1024}, {"lu_block_8", 8, 512}, {"lu_block_16", 16, 512}};
-constexpr uint32_t kPanelRows = 512;  // of a panel with LU_PANEL columns
+constexpr uint32_t kPanelRows = 512;  // the most rows of a panel with LU_PANEL columns
 
 struct Block {
   const BlockKernel* kernel;
   uint32_t row_threads, threads;
 };
 
-// The fewest threads that hold `columns` columns of `rows` rows; nothing where that would be too many.
+// The kernel that holds `columns` columns of `rows` rows with the fewest threads, if one does.
 std::optional<Block> block_of(int64_t rows, int64_t columns, uint32_t most_threads) {
   const int64_t row_threads = round_up<int64_t>(rows, gpu::kSimdWidth);
   std::optional<Block> best;
@@ -47,8 +47,9 @@ std::optional<Block> block_of(int64_t rows, int64_t columns, uint32_t most_threa
   return best;
 }
 
-std::string with_right(int64_t right) {
-  return right == 0 ? "" : " with " + std::to_string(right) + (right == 1 ? " column of B" : " columns of B");
+std::string with_b(int64_t b_columns) {
+  return b_columns == 0 ? ""
+                        : " with " + std::to_string(b_columns) + (b_columns == 1 ? " column of B" : " columns of B");
 }
 
 }  // namespace
@@ -72,12 +73,12 @@ LuPanel lu_panel(uint32_t rows) {
   return {block->kernel->name, width, block->threads, block->row_threads};
 }
 
-LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const LuTuning& tuning, bool factored) {
-  const std::string what = times(m, n) + with_right(right);
-  if (m == 0 || n == 0 || batch == 0) return {LuVariant::empty, what + ": nothing to factor", "", 0, 0, 0, 0};
-  if ((factored ? tuning.solve_torch : tuning.torch).takes(std::max(m, n), batch))
+LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t b_columns, const LuTuning& tuning, bool factored) {
+  const std::string size = times(m, n) + with_b(b_columns);
+  if (m == 0 || n == 0 || batch == 0) return {LuVariant::empty, size + ": nothing to factor", "", 0, 0, 0, 0};
+  if ((factored ? tuning.solve_torch : tuning.torch).contain(std::max(m, n), batch))
     return {LuVariant::torch,
-            what + ", " + std::to_string(batch) + " of these: " + faster_by_torch(tuning.family),
+            size + ", " + std::to_string(batch) + " of these: " + faster_by_torch(tuning.family),
             "",
             0,
             0,
@@ -85,20 +86,20 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const LuTunin
             0};
   if (m == n && n <= kThreadRows && !factored)
     return {LuVariant::thread,
-            what + ": a matrix in the registers of a thread",
+            size + ": a matrix in the registers of a thread",
             "lu_thread_" + std::to_string(n),
             kThreadThreadgroup,
             kThreadThreadgroup,
             0,
-            grid_side(std::min(right, n))};
+            grid_side(std::min(b_columns, n))};
 
   if (std::max(m, n) <= kSimdRows) {
     const uint32_t lanes = std::max(m, n) <= 8 ? 8 : std::max(m, n) <= 16 ? 16 : 32;
     uint32_t tile = 0;
     for (uint32_t columns : {4u, 8u, 16u, 32u})
-      if (right > 0 && tile < right && columns <= lanes && !(columns == 8 && lanes > 8)) tile = columns;
+      if (b_columns > 0 && tile < b_columns && columns <= lanes && !(columns == 8 && lanes > 8)) tile = columns;
     return {LuVariant::simd,
-            what + ": rows of up to " + std::to_string(lanes) + " columns, one a lane",
+            size + ": rows of up to " + std::to_string(lanes) + " columns, one a lane",
             "lu_simd_" + times(lanes, tile),
             kSimdThreadgroup * gpu::kSimdWidth / lanes,
             kSimdThreadgroup * gpu::kSimdWidth,
@@ -107,10 +108,10 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const LuTunin
   }
   if (factored)
     return {
-        LuVariant::blocked, what + ": two triangular systems, and the rows in the order of the pivots", "", 0, 0, 0, 0};
+        LuVariant::blocked, size + ": two triangular systems, and the rows in the order of the pivots", "", 0, 0, 0, 0};
   if (const std::optional<Block> block = block_of(m, n, tuning.block_threads))
     return {LuVariant::block,
-            what + ": in the registers of a threadgroup, " + std::to_string(4 * block->kernel->quads) +
+            size + ": in the registers of a threadgroup, " + std::to_string(4 * block->kernel->quads) +
                 " columns of a row a thread",
             block->kernel->name,
             1,
@@ -118,7 +119,7 @@ LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t right, const LuTunin
             block->row_threads,
             0};
   return {LuVariant::blocked,
-          what + " is larger than a threadgroup holds: panels of up to " + std::to_string(LU_PANEL) + " columns",
+          size + " is larger than a threadgroup holds: panels of up to " + std::to_string(LU_PANEL) + " columns",
           "",
           0,
           0,

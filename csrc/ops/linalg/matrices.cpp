@@ -7,9 +7,9 @@ namespace metalcore {
 
 namespace {
 
-// The distance between matrices, if one number tells where all of them are.
+// The stride from one matrix to the next, if all matrices have the same.
 std::optional<int64_t> batch_stride(const Tensor& a) {
-  std::optional<int64_t> inner, span;  // the stride of the batch, and what the next dimension outward must step by
+  std::optional<int64_t> inner, span;  // the innermost batch stride, and the stride that the next dimension must have
   for (int64_t d = a.dim() - 3; d >= 0; --d) {
     if (a.size(d) == 1) continue;
     if (span && a.stride(d) != *span) return std::nullopt;
@@ -61,9 +61,9 @@ uint32_t power_from_8(int64_t n) {
 
 Matrices matrices(const Tensor& tensor) {
   const std::optional<int64_t> stride = batch_stride(tensor);
-  const Tensor taken = stride ? tensor : torch::stable::contiguous(tensor);
-  const MatrixShape shape = matrix_shape(taken.sizes());
-  return {shape, taken, stride ? *stride : shape.rows * shape.columns, taken.stride(-2), taken.stride(-1)};
+  const Tensor strided = stride ? tensor : torch::stable::contiguous(tensor);
+  const MatrixShape shape = matrix_shape(strided.sizes());
+  return {shape, strided, stride ? *stride : shape.rows * shape.columns, strided.stride(-2), strided.stride(-1)};
 }
 
 std::vector<int64_t> broadcast_batches(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {

@@ -1,4 +1,4 @@
-// qr(A, mode) -> (Q, R): Householder QR of a batch of float32 matrices of any strides; row-major results.
+// qr(A, mode) -> (Q, R): Householder QR of float32 matrices of any strides. Results are row-major.
 #include "qr.h"
 
 #include "../../../kernels/linalg/qr.h"
@@ -33,12 +33,12 @@ Shape shape_of(const std::vector<int64_t>& sizes, const std::string& mode) {
   return s;
 }
 
-// Down the levels, each factoring the stack of the R of the one before; up again, multiplying each level's Q by the one
-// above. Mode r goes up as well, to learn the signs of R's rows, but for the matrix's own Q.
-void tall(const QrPlan& plan, const Tensor& a, const QrParams& params, const Tensor& q, const Tensor& r) {
+// Each level factors the stacked R of the level before. Then, from the last level to the first, each level's Q is
+// multiplied by the Q after it. Mode r does this too, to learn the signs of R's rows, except for the matrix's own Q.
+void factor_tall(const QrPlan& plan, const Tensor& a, const QrParams& params, const Tensor& q, const Tensor& r) {
   const uint32_t n = params.columns, batch = params.matrices;
   const size_t top = plan.levels.size() - 1;
-  std::vector<Tensor> level_q, level_r, joined;  // joined[i]: level i's Q times those above
+  std::vector<Tensor> level_q, level_r, joined;  // joined[i]: level i's Q times those of the levels after it
   for (const QrLevel& level : plan.levels) {
     level_q.push_back(new_tensor({batch, level.rows, n}, ScalarType::Float, a));
     level_r.push_back(level.blocks == 1 ? r : new_tensor({batch, level.blocks * n, n}, ScalarType::Float, a));
@@ -58,7 +58,7 @@ void tall(const QrPlan& plan, const Tensor& a, const QrParams& params, const Ten
       p.block_rows = level.block_rows;
       p.q_columns = p.r_rows = n;
       recording.kernel(level.kernel).buffer(0, i == 0 ? a : level_r[i - 1]).buffer(1, level_q[i]).buffer(2, level_r[i]);
-      recording.bytes(3, p).buffer(4, signs);  // no kernel touches signs yet
+      recording.bytes(3, p).buffer(4, signs);  // these kernels do not touch signs
       recording.dispatch_threadgroups({p.matrices}, {level.threads});
     }
     for (size_t i = top; i-- > 0;) {
@@ -83,11 +83,11 @@ void tall(const QrPlan& plan, const Tensor& a, const QrParams& params, const Ten
 }
 
 // LAPACK's blocked geqrf and orgqr.
-void blocked(const Tensor& a, const Shape& s, const Tensor& q, const Tensor& r) {
+void factor_blocked(const Tensor& a, const Shape& s, const Tensor& q, const Tensor& r) {
   const uint32_t m = grid_side(s.m), n = grid_side(s.n), batch = grid_side(s.batch);
   const RowMajor work{new_tensor(a.sizes(), ScalarType::Float, a), m, n};
-  Tensor taken = work.tensor;
-  torch::stable::copy_(taken, a);
+  Tensor work_tensor = work.tensor;
+  torch::stable::copy_(work_tensor, a);
   const uint32_t q_columns = grid_side(s.q_columns);
   const Tensor tau = new_tensor({s.batch, std::min(s.m, s.n)}, ScalarType::Float, a);
   const BlockedQr factors(work, tau, batch, std::max(n, q_columns));
@@ -119,21 +119,22 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
   gpu::note_plan("qr", name_of(plan.variant), [&] { return plan.why; });
   const SmallQr task{QR_FACTORS, grid_side(std::min(s.m, s.n)), grid_side(s.q_columns), grid_side(s.r_rows)};
   switch (plan.variant) {
-    case QrVariant::empty:  // A has no columns, and Q in mode complete is the identity
+    case QrVariant::empty:  // A has no columns, and in mode complete Q is the identity
       if (q.numel() > 0)
-        gpu::record(q, [&](gpu::Recording& recording) { identity(recording, {q, grid_side(s.m), grid_side(s.m)}); });
+        gpu::record(q,
+                    [&](gpu::Recording& recording) { set_identity(recording, {q, grid_side(s.m), grid_side(s.m)}); });
       break;
     case QrVariant::simd:
     case QrVariant::block: run_small(plan, matrices(input), task, s.q_columns > 0 ? q : r, r, r); break;
     case QrVariant::tall: {
       const Matrices a = matrices(input);
-      tall(plan, a.tensor, small_params(a, task), q, r);
+      factor_tall(plan, a.tensor, small_params(a, task), q, r);
       break;
     }
-    case QrVariant::blocked: blocked(input, s, q, r); break;
+    case QrVariant::blocked: factor_blocked(input, s, q, r); break;
     case QrVariant::torch: {
-      const auto [theirs_q, theirs_r] = call_torch<2>("aten::linalg_qr", "", input, mode);
-      return {as_contiguous(theirs_q), as_contiguous(theirs_r)};
+      const auto [torch_q, torch_r] = call_torch<2>("aten::linalg_qr", "", input, mode);
+      return {as_contiguous(torch_q), as_contiguous(torch_r)};
     }
   }
   return {q, r};
@@ -141,8 +142,8 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
 
 namespace {
 
-// The reduced QR decomposition of A times a power of two for each matrix, so that R is in range where A's norms are
-// not: (Q, R, scale), scale (*, 1, 1).
+// Returns (Q, R, scale), scale (*, 1, 1): the reduced QR decomposition of each matrix times its scale. The scales are
+// powers of two, so that R is in range where A's norms are not.
 std::tuple<Tensor, Tensor, Tensor> qr_scaled(const Tensor& input) {
   check_matrices("qr", input);
   const auto [a, scales] = scaled(input);

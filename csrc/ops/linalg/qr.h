@@ -1,4 +1,4 @@
-// The QR factorization, for the ops that are made of it.
+// The QR factorization, for the ops that use it.
 #pragma once
 
 #include "../common.h"
@@ -8,7 +8,7 @@
 
 namespace metalcore {
 
-// The operator metalcore::qr: (Q, R) of float32 matrices, modes "reduced", "complete" and "r".
+// The operator metalcore::qr returns (Q, R) of float32 matrices. The modes are "reduced", "complete" and "r".
 std::tuple<Tensor, Tensor> qr(const Tensor& a, const std::string& mode);
 
 }  // namespace metalcore

@@ -9,7 +9,7 @@ namespace metalcore {
 
 namespace {
 
-constexpr uint32_t kPanelRows = QR_PANEL_THREADS * QR_PANEL_ROWS;  // that one threadgroup holds
+constexpr uint32_t kPanelRows = QR_PANEL_THREADS * QR_PANEL_ROWS;  // the most that one threadgroup holds
 
 uint32_t slabs_of(uint32_t rows) { return ceil_div<uint32_t>(rows, QR_SLAB_ROWS); }
 
@@ -25,9 +25,9 @@ BlockedQr::BlockedQr(const RowMajor& a, const Tensor& tau, uint32_t batch, uint3
   state_ = new_tensor({batch, QR_SLAB_STATE}, ScalarType::Float, a.tensor);
 }
 
-void BlockedQr::panel(gpu::Recording& recording, Reflectors of) const {
-  const uint32_t rows = a_.rows - of.first;
-  QrPanelParams p{a_.rows, a_.columns, of.first, of.width, reflectors_.count(), slabs_of(rows), 0};
+void BlockedQr::factor_panel(gpu::Recording& recording, ReflectorRange range) const {
+  const uint32_t rows = a_.rows - range.first;
+  QrPanelParams p{a_.rows, a_.columns, range.first, range.width, reflectors_.count(), slabs_of(rows), 0};
   auto bind = [&](const char* kernel) {
     recording.kernel(kernel).buffer(0, a_.tensor).buffer(1, panel_factor_).buffer(2, tau_).bytes(3, p);
   };
@@ -49,18 +49,17 @@ void BlockedQr::panel(gpu::Recording& recording, Reflectors of) const {
   slabs("qr_panel_last");
 }
 
-// A block's panels one after the other, each applied to the block's other columns; then all of them to the columns on
-// the block's right.
-void BlockedQr::factor(gpu::Recording& recording, bool q_wanted) const {
+// Each panel of a block is applied to the block's other columns, and then the whole block to the columns on its right.
+void BlockedQr::factor(gpu::Recording& recording, bool for_q) const {
   for (uint32_t b = 0; b < reflectors_.blocks(); ++b) {
-    const Reflectors block = reflectors_.block(b);
+    const ReflectorRange block = reflectors_.block(b);
     const uint32_t end = block.first + block.width;
     for (uint32_t first = block.first; first < end; first += QR_PANEL) {
-      const Reflectors of{first, std::min<uint32_t>(QR_PANEL, end - first)};
-      panel(recording, of);
-      reflectors_.apply_narrow(recording, of, panel_factor_, first + of.width, end);
+      const ReflectorRange panel{first, std::min<uint32_t>(QR_PANEL, end - first)};
+      factor_panel(recording, panel);
+      reflectors_.apply_narrow(recording, panel, panel_factor_, first + panel.width, end);
     }
-    if (q_wanted || end < a_.columns) reflectors_.factor_and_update(recording, b);
+    if (for_q || end < a_.columns) reflectors_.factor_and_update(recording, b);
   }
 }
 
@@ -68,14 +67,14 @@ void dispatch_elements(gpu::Recording& recording, int64_t count) {
   recording.dispatch_threads({grid_side(count)}, {256});
 }
 
-void identity(gpu::Recording& recording, const RowMajor& q) {
+void set_identity(gpu::Recording& recording, const RowMajor& q) {
   recording.kernel("qr_identity").buffer(0, q.tensor).bytes(1, QrResultParams{q.rows, q.columns, 0});
   dispatch_elements(recording, q.tensor.numel());
 }
 
-// From the last block to the first, so that a block changes no column before its own.
+// The blocks go from the last to the first, so that none changes a column before its own.
 void form_q(gpu::Recording& recording, const BlockReflectors& reflectors, const RowMajor& q) {
-  identity(recording, q);
+  set_identity(recording, q);
   for (uint32_t i = reflectors.blocks(); i-- > 0;)
     reflectors.apply(recording, i, q, reflectors.block(i).first, q.columns, false);
 }

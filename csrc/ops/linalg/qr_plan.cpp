@@ -10,10 +10,10 @@ namespace metalcore {
 const gpu::Table<QrTuning> qr_tuning = {
     {.family = "baseline"},
     {.family = "hopper",
-     .torch = {{.above = 3071, .most = 1}},
+     .torch = {{.above = 3071, .max_batch = 1}},
      .torch_rows = 32768,
-     .householder_product_torch = {{.above = 128, .most = 1}},
-     .ormqr_torch = {{.up_to = 32, .most = 1}, {.above = 128, .most = 1}}},
+     .householder_product_torch = {{.above = 128, .max_batch = 1}},
+     .ormqr_torch = {{.up_to = 32, .max_batch = 1}, {.above = 128, .max_batch = 1}}},
 };
 
 namespace {
@@ -29,10 +29,10 @@ constexpr BlockKernel kBlockKernels[] = {
 };
 
 constexpr uint32_t kSimdColumns = 32;
-constexpr uint32_t kSimdRows = 64;                                // of the largest kernel in qr_simd.metal
+constexpr uint32_t kSimdRows = 64;                                // the largest kernel of qr_simd.metal
 constexpr uint32_t kSimdThreadgroup = 4;                          // simdgroups
-constexpr int64_t kTallColumns = 64;                              // what qr_tall.metal has threadgroup memory for
-constexpr int64_t kPanelRows = QR_PANEL_THREADS * QR_PANEL_ROWS;  // that a threadgroup holds of a panel
+constexpr int64_t kTallColumns = 64;                              // the threadgroup memory of qr_tall.metal
+constexpr int64_t kPanelRows = QR_PANEL_THREADS * QR_PANEL_ROWS;  // of a panel in one threadgroup
 
 uint32_t block_threads(const BlockKernel& kernel, int64_t columns) {
   return round_up<uint32_t>(kernel.lanes * static_cast<uint32_t>(columns), gpu::kSimdWidth);
@@ -55,7 +55,7 @@ const BlockKernel* tallest_block_kernel(int64_t columns, const QrTuning& tuning)
   return tallest;
 }
 
-// Splits rows into the fewest, equal blocks, and then their stacked R, until one block is left.
+// Splits rows into as few equal blocks as possible, and then their stacked R, until there is one block.
 std::vector<QrLevel> tall_levels(int64_t m, int64_t n, const BlockKernel& kernel) {
   std::vector<QrLevel> levels;
   for (int64_t rows = m;;) {
@@ -102,13 +102,13 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, c
             1,
             {{grid_side(m), 1, grid_side(m), kernel->name, block_threads(*kernel, columns)}}};
   }
-  const int64_t least = std::min(m, n);
-  const bool tall = m > kPanelRows && m <= tuning.torch_rows && least > tuning.tall_columns;
-  if (tuning.torch.takes(least, batch) || (batch == 1 && tall))
+  const int64_t smaller = std::min(m, n);
+  const bool tall = m > kPanelRows && m <= tuning.torch_rows && smaller > tuning.tall_columns;
+  if (tuning.torch.contain(smaller, batch) || (batch == 1 && tall))
     return {QrVariant::torch, times(m, n) + ", a single matrix: " + faster_by_torch(tuning.family), "", 0, {}};
   return {QrVariant::blocked,
           times(m, n) + " is larger than a threadgroup holds: panels of " + std::to_string(QR_PANEL) +
-              " columns, and block reflectors on the rest",
+              " columns, and block reflectors on the remaining columns",
           "",
           0,
           {}};
@@ -123,7 +123,7 @@ QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const QrT
       tallest->rows >= 2 * n) {
     return {QrVariant::tall,
             times(m, n) + " is tall: blocks of up to " + std::to_string(tallest->rows) +
-                " rows by themselves, then their R",
+                " rows alone, and then their stacked R",
             "", 1, tall_levels(m, n, *tallest)};
   }
   return plan;

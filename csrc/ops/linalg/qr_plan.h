@@ -1,9 +1,9 @@
-// How a QR factorization runs: which kernels of kernels/linalg/qr_*.metal, over which grids.
+// How a QR factorization runs: the kernels of kernels/linalg/qr_*.metal, and their grids.
 #pragma once
 
 #include "../../gpu/limits.h"
 #include "../../gpu/tuning.h"
-#include "left_to_torch.h"
+#include "torch_regions.h"
 
 #include <cstdint>
 #include <string>
@@ -17,22 +17,22 @@ const char* name_of(QrVariant variant);
 
 struct QrTuning {
   const char* family;
-  // Matrices of up to so many rows (and 32 columns) go to a simdgroup, others to a threadgroup of up to so many
-  // threads; taller ones with up to so many columns are split into blocks of rows.
+  // A simdgroup takes matrices of up to simd_rows rows (and 32 columns), and a threadgroup of up to block_threads
+  // threads takes larger ones. Taller ones with up to tall_columns columns are split into blocks of rows.
   uint32_t simd_rows = 64;
   uint32_t block_threads = 512;
   uint32_t tall_columns = 64;
-  // Left to PyTorch by the smaller of rows and columns; a single matrix also if it is taller than a threadgroup holds a
-  // panel of, up to so many rows, and wider than what is split into blocks of rows.
-  LeftToTorch torch = {};
+  // Here the size is the smaller of rows and columns. PyTorch also takes a single matrix of up to torch_rows rows that
+  // is too tall for a panel in one threadgroup, and too wide for blocks of rows.
+  TorchRegions torch = {};
   uint32_t torch_rows = 0;
-  // By the number of reflectors.
-  LeftToTorch householder_product_torch = {}, ormqr_torch = {};
+  // Here the size is the number of reflectors.
+  TorchRegions householder_product_torch = {}, ormqr_torch = {};
 };
 extern const gpu::Table<QrTuning> qr_tuning;
 
-// Blocks of rows that are factored by themselves, each by a threadgroup: one for a matrix that fits, else level 0 of a
-// tall one and then the stacked R of the level before.
+// Blocks of rows, each of which a threadgroup factors alone. A matrix that fits is one block. Level 0 of a tall matrix
+// has its rows, and each other level has the stacked R of the level before.
 struct QrLevel {
   uint32_t rows, blocks, block_rows;
   const char* kernel;
@@ -47,10 +47,11 @@ struct QrPlan {
   std::vector<QrLevel> levels;  // block: one, tall: several
 };
 
-// Of `batch` m x n matrices with `q_columns` columns of Q (0: Q is not wanted).
+// The plan for `batch` m x n matrices with `q_columns` columns of Q (0: Q is not wanted).
 QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const QrTuning& tuning);
 
-// Of their reflectors alone, or of Q from given ones: as for QR, but for variant tall, which has no reflectors.
+// The plan for the reflectors alone, or for Q from given ones. It is QR's plan, except that variant tall, which has no
+// reflectors, does not occur.
 QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const QrTuning& tuning);
 
 }  // namespace metalcore

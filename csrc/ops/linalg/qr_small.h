@@ -1,4 +1,4 @@
-// QR of matrices that a simdgroup or a threadgroup holds: kernels/linalg/qr_simd.metal and qr_block.metal.
+// QR of matrices that fit in a simdgroup or a threadgroup: kernels/linalg/qr_simd.metal and qr_block.metal.
 #pragma once
 
 #include "../../../kernels/linalg/qr.h"
@@ -7,16 +7,17 @@
 
 namespace metalcore {
 
-// What the kernels do (QR_FACTORS, QR_REFLECTORS or QR_FORM), with how many reflectors, and the results' sizes.
+// What the kernels do (QR_FACTORS, QR_REFLECTORS or QR_FORM), the number of reflectors, and the results' sizes.
 struct SmallQr {
   uint32_t task, reflectors;
   uint32_t q_columns, r_rows;
 };
 
-// Arguments of the kernels for whole matrices; qr_tall's for blocks of their rows are made of them.
+// Arguments of the kernels for whole matrices. qr_tall.metal's arguments for blocks of rows begin as these.
 QrParams small_params(const Matrices& a, const SmallQr& task);
 
-// Plan simd or block. `r` takes R or the packed reflectors; tensors that the task does not have may be any.
+// plan.variant must be simd or block. `r` becomes R or the packed reflectors. For results that the task does not have,
+// any tensor will do.
 void run_small(const QrPlan& plan, const Matrices& a, const SmallQr& task, const Tensor& q, const Tensor& r,
                const Tensor& tau);
 

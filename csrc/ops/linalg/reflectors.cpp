@@ -12,15 +12,15 @@ uint32_t tiles_of(uint32_t columns) { return ceil_div<uint32_t>(columns, REFLECT
 
 std::string kernel(const char* stem, uint32_t width) { return std::string(stem) + "_" + std::to_string(width); }
 
-// Into how many parts rows are split, so that up to `fill` threadgroups run: as many as a GPU runs at once. Sums over
-// parts are added up by everyone who needs them, which limits their number.
+// Splits rows into parts, so that up to `fill` threadgroups run: as many as a GPU runs at once. Each reader of a sum
+// adds up all parts, which limits their number.
 struct Split {
   uint32_t parts, rows_each;
 };
-Split split(uint32_t rows, int64_t others, uint32_t fill) {
-  constexpr uint32_t kMost = 64;
-  const uint32_t wanted = static_cast<uint32_t>(fill / std::max<int64_t>(others, 1));
-  const uint32_t most = std::min(kMost, ceil_div<uint32_t>(rows, 2 * REFLECTORS_ROWS));
+Split split(uint32_t rows, int64_t threadgroups_per_part, uint32_t fill) {
+  constexpr uint32_t kMostParts = 64;
+  const uint32_t wanted = static_cast<uint32_t>(fill / std::max<int64_t>(threadgroups_per_part, 1));
+  const uint32_t most = std::min(kMostParts, ceil_div<uint32_t>(rows, 2 * REFLECTORS_ROWS));
   const uint32_t parts = std::clamp<uint32_t>(wanted, 1, most);
   const uint32_t each = round_up<uint32_t>(ceil_div(rows, parts), REFLECTORS_ROWS);
   return {ceil_div(rows, each), each};
@@ -28,10 +28,10 @@ Split split(uint32_t rows, int64_t others, uint32_t fill) {
 
 }  // namespace
 
-struct BlockReflectors::Part {
+struct BlockReflectors::TargetPart {
   const RowMajor& target;
-  uint32_t from, to;
-  bool own;  // V's own columns go before them in the products
+  uint32_t begin, end;
+  bool own;  // the products begin with V's own columns
   bool transpose;
 };
 
@@ -43,16 +43,16 @@ BlockReflectors::BlockReflectors(const RowMajor& v, const Tensor& tau, uint32_t 
       width_(width_of(count)),
       fill_(gpu::parallelism(v.tensor).fill_threadgroups) {
   factors_ = new_tensor({blocks(), batch, width_, width_}, ScalarType::Float, v.tensor);
-  // split() makes at most this many threadgroups, each with its part of the products: of a block, or of all V.
-  const int64_t groups = fill_ + std::max(int64_t{tiles_of(columns)}, int64_t{blocks()}) * batch;
-  products_ = new_tensor({groups, width_, REFLECTORS_COLUMNS}, ScalarType::Float, v.tensor);
+  // split() makes at most this many threadgroups, for a block or for all V. Each has its part of the products.
+  const int64_t threadgroups = fill_ + std::max(int64_t{tiles_of(columns)}, int64_t{blocks()}) * batch;
+  products_ = new_tensor({threadgroups, width_, REFLECTORS_COLUMNS}, ScalarType::Float, v.tensor);
 }
 
 uint32_t BlockReflectors::width_of(uint32_t count) {
   return count <= REFLECTORS_NARROW ? REFLECTORS_NARROW : REFLECTORS_WIDE;
 }
 
-Reflectors BlockReflectors::block(uint32_t index) const {
+ReflectorRange BlockReflectors::block(uint32_t index) const {
   return {index * width_, std::min(width_, count_ - index * width_)};
 }
 
@@ -62,36 +62,36 @@ gpu::BufferView BlockReflectors::factor_of(uint32_t block) const {
   return {view.storage, view.offset + bytes, view.span - bytes};
 }
 
-// Of `blocks` blocks, the first of which is given.
-ReflectorsParams BlockReflectors::params(Reflectors of, uint32_t blocks, const Part& part) const {
-  const uint32_t end = std::min(of.first + of.width * blocks, count_), skip = part.own ? of.width : 0;
-  const uint32_t columns = skip + part.to - part.from;
+ReflectorsParams BlockReflectors::params(ReflectorRange first_block, uint32_t blocks, const TargetPart& part) const {
+  const auto [first, width] = first_block;
+  const uint32_t end = std::min(first + width * blocks, count_), skip = part.own ? width : 0;
+  const uint32_t columns = skip + part.end - part.begin;
   return {.rows = v_.rows,
           .columns = v_.columns,
-          .first = of.first,
-          .width = of.width,
+          .first = first,
+          .width = width,
           .blocks = blocks,
           .count = end,
           .target_columns = part.target.columns,
-          .target_first = part.from,
-          .target_end = part.to,
+          .target_first = part.begin,
+          .target_end = part.end,
           .product_columns = columns,
           .skip = skip,
-          .slabs = split(v_.rows - of.first, int64_t{tiles_of(columns)} * batch_ * blocks, fill_).parts,
+          .slabs = split(v_.rows - first, int64_t{tiles_of(columns)} * batch_ * blocks, fill_).parts,
           .tiles = 0,
           .parts = 0,
           .part_rows = 0,
           .transpose = part.transpose};
 }
 
-// Over a grid of all the products' columns, or those of the update alone.
+// `columns` are all columns of the products, or only those of the update.
 void BlockReflectors::dispatch(gpu::Recording& recording, uint32_t index, ReflectorsParams p, uint32_t columns) const {
-  const int64_t others = int64_t{tiles_of(columns)} * batch_ * p.blocks;
-  const Split rows = split(p.rows - p.first, others, fill_);
+  const int64_t threadgroups_per_part = int64_t{tiles_of(columns)} * batch_ * p.blocks;
+  const Split rows = split(p.rows - p.first, threadgroups_per_part, fill_);
   p.tiles = tiles_of(columns);
   p.parts = rows.parts;
   p.part_rows = rows.rows_each;
-  recording.bytes(index, p).dispatch_threadgroups({grid_side(others * p.parts)}, {REFLECTORS_THREADS});
+  recording.bytes(index, p).dispatch_threadgroups({grid_side(threadgroups_per_part * p.parts)}, {REFLECTORS_THREADS});
 }
 
 void BlockReflectors::products(gpu::Recording& recording, const ReflectorsParams& p, uint32_t kernel_width,
@@ -123,24 +123,24 @@ void BlockReflectors::factor_all(gpu::Recording& recording) const {
 }
 
 void BlockReflectors::factor_and_update(gpu::Recording& recording, uint32_t block) const {
-  const Reflectors of = this->block(block);
-  const ReflectorsParams p = params(of, 1, {v_, of.first + of.width, v_.columns, true, true});
+  const ReflectorRange range = this->block(block);
+  const ReflectorsParams p = params(range, 1, {v_, range.first + range.width, v_.columns, true, true});
   products(recording, p, width_, v_.tensor);
   make_factors(recording, p, block);
   update(recording, p, width_, factor_of(block), v_.tensor);
 }
 
-void BlockReflectors::apply(gpu::Recording& recording, uint32_t block, const RowMajor& target, uint32_t from,
-                            uint32_t to, bool transpose) const {
-  const ReflectorsParams p = params(this->block(block), 1, {target, from, to, false, transpose});
+void BlockReflectors::apply(gpu::Recording& recording, uint32_t block, const RowMajor& target, uint32_t begin,
+                            uint32_t end, bool transpose) const {
+  const ReflectorsParams p = params(this->block(block), 1, {target, begin, end, false, transpose});
   products(recording, p, width_, target.tensor);
   update(recording, p, width_, factor_of(block), target.tensor);
 }
 
-void BlockReflectors::apply_narrow(gpu::Recording& recording, Reflectors of, const Tensor& t, uint32_t from,
-                                   uint32_t to) const {
-  if (from == to) return;
-  const ReflectorsParams p = params(of, 1, {v_, from, to, false, true});
+void BlockReflectors::apply_narrow(gpu::Recording& recording, ReflectorRange range, const Tensor& t, uint32_t begin,
+                                   uint32_t end) const {
+  if (begin == end) return;
+  const ReflectorsParams p = params(range, 1, {v_, begin, end, false, true});
   products(recording, p, REFLECTORS_NARROW, v_.tensor);
   update(recording, p, REFLECTORS_NARROW, gpu::view_of(t), v_.tensor);
 }

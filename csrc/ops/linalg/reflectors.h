@@ -17,40 +17,42 @@ struct RowMajor {
   uint32_t rows, columns;
 };
 
-// Consecutive reflectors of those that a matrix holds.
-struct Reflectors {
+// Consecutive reflectors of a matrix.
+struct ReflectorRange {
   uint32_t first, width;
 };
 
 class BlockReflectors {
  public:
-  // Of `count` reflectors below the diagonals of v's matrices, for targets of up to `columns` columns. Allocates.
+  // `count` reflectors are below the diagonals of v's matrices, and targets have up to `columns` columns. It allocates
+  // the memory that the other functions use.
   BlockReflectors(const RowMajor& v, const Tensor& tau, uint32_t batch, uint32_t count, uint32_t columns);
 
   uint32_t count() const { return count_; }
-  uint32_t width() const { return width_; }  // of a block
+  uint32_t width() const { return width_; }  // reflectors of a block
   uint32_t blocks() const { return ceil_div(count_, width_); }
-  Reflectors block(uint32_t index) const;
+  ReflectorRange block(uint32_t index) const;
 
-  // T of all blocks.
+  // Makes T of all blocks.
   void factor_all(gpu::Recording& recording) const;
-  // T of a block, and its transpose applied to v's own columns on its right.
+  // Makes T of a block, and applies the block's transpose to v's own columns on its right.
   void factor_and_update(gpu::Recording& recording, uint32_t block) const;
-  // H or Hᵀ of a block, whose T is there, on columns [from, to) of the target.
-  void apply(gpu::Recording& recording, uint32_t block, const RowMajor& target, uint32_t from, uint32_t to,
+  // Applies a block's H or Hᵀ to columns [begin, end) of the target. T must exist.
+  void apply(gpu::Recording& recording, uint32_t block, const RowMajor& target, uint32_t begin, uint32_t end,
              bool transpose) const;
-  // The transpose of up to REFLECTORS_NARROW reflectors with the factors t, on v's own columns [from, to).
-  void apply_narrow(gpu::Recording& recording, Reflectors of, const Tensor& t, uint32_t from, uint32_t to) const;
+  // Applies the transpose of up to REFLECTORS_NARROW reflectors with factors t to v's own columns [begin, end).
+  void apply_narrow(gpu::Recording& recording, ReflectorRange range, const Tensor& t, uint32_t begin,
+                    uint32_t end) const;
 
-  // H₀ H₁ … C, or its transpose; all T are there.
+  // Multiplies the target by H₀ H₁ … or its transpose. T of all blocks must exist.
   void apply_all(gpu::Recording& recording, const RowMajor& target, bool transpose) const;
 
-  // Of the blocks that so many reflectors are taken in.
+  // The width of the blocks for `count` reflectors.
   static uint32_t width_of(uint32_t count);
 
  private:
-  struct Part;  // of the target
-  ReflectorsParams params(Reflectors of, uint32_t blocks, const Part& part) const;
+  struct TargetPart;
+  ReflectorsParams params(ReflectorRange first_block, uint32_t blocks, const TargetPart& part) const;
   void dispatch(gpu::Recording& recording, uint32_t index, ReflectorsParams p, uint32_t columns) const;
   void products(gpu::Recording& recording, const ReflectorsParams& p, uint32_t kernel_width,
                 const Tensor& target) const;

@@ -10,7 +10,7 @@ namespace metalcore {
 namespace {
 
 ScaleParams params_of(int64_t rows, int64_t columns, int64_t batch) {
-  constexpr int64_t kElements = 16384, kParts = 1024;  // a part is worth a threadgroup; and not too many to look at
+  constexpr int64_t kElements = 16384, kParts = 1024;  // enough for a threadgroup; each one reads all parts' results
   const int64_t part_rows = std::max(ceil_div(kElements, columns), ceil_div(rows, kParts));
   return {.batch_stride = 0,
           .row_stride = 0,

@@ -1,4 +1,4 @@
-// Matrices scaled to entries of about one.
+// Matrices that are scaled to entries of about one.
 #pragma once
 
 #include "../common.h"
@@ -7,8 +7,8 @@
 
 namespace metalcore {
 
-// A times a power of two for each matrix that brings its largest entry to one, row-major, and these, (*, 1, 1). Of a
-// matrix with NaN or infinities the scale is some power of two.
+// A, row-major, with each matrix times a power of two that brings its largest entry to about one, and these powers,
+// (*, 1, 1). A matrix with NaN or infinities gets some power of two.
 struct Scaled {
   Tensor a, scales;
 };

@@ -1,5 +1,5 @@
-// svd(A, full_matrices, compute_uv) -> (U, S, Vh): the singular value decomposition of a batch of float32 matrices of
-// any strides; row-major results.
+// svd(A, full_matrices, compute_uv) -> (U, S, Vh): the singular value decomposition of float32 matrices of any
+// strides. Results are row-major.
 #include "../../../kernels/linalg/svd.h"
 
 #include "jacobi_blocked.h"
@@ -19,7 +19,7 @@ namespace {
 
 using Results = std::tuple<Tensor, Tensor, Tensor>;
 
-// Of A, and of what is factored in its place: A itself or, where A is wide, its transpose.
+// The shape of A, m x n, and of the tall matrix that is factored: A itself, or its transpose where A is wide.
 struct Shape {
   explicit Shape(const MatrixShape& a)
       : m(a.rows), n(a.columns), batch(a.batch), rows(std::max(m, n)), columns(std::min(m, n)) {}
@@ -27,29 +27,29 @@ struct Shape {
   int64_t rows, columns;
 };
 
-SvdMatrices contiguous(int64_t rows, int64_t columns) { return {rows * columns, columns, 1}; }
-SvdMatrices where(const Matrices& a) { return {a.batch_stride, a.row_stride, a.column_stride}; }
+SvdMatrices contiguous_strides(int64_t rows, int64_t columns) { return {rows * columns, columns, 1}; }
+SvdMatrices strides_of(const Matrices& a) { return {a.batch_stride, a.row_stride, a.column_stride}; }
 SvdMatrices transposed(const SvdMatrices& a) { return {a.batch_stride, a.column_stride, a.row_stride}; }
 
-Results torchs(const Tensor& a, bool full_matrices, bool compute_uv) {
+Results torch_svd(const Tensor& a, bool full_matrices, bool compute_uv) {
   auto [u, s, vh] = call_torch<3>("aten::_linalg_svd", "", a, full_matrices, compute_uv, std::nullopt);
   return {as_contiguous(u), s, as_contiguous(vh)};
 }
 
-// Left and right singular vectors of tall matrices, and where they are to be written. Not looked at if only the values
-// are wanted.
-struct Vectors {
+// The tensors for the left and right singular vectors of tall matrices, and their strides. Nothing reads or writes them
+// if only the values are wanted.
+struct SingularVectors {
   Tensor left, right;
-  SvdMatrices at_left, at_right;
+  SvdMatrices left_strides, right_strides;
 };
 
-// `scales`: of A, where it comes scaled, else a tensor that is not looked at.
-void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, const SvdParams& params, const Vectors& to,
-            const Tensor& s, bool compute_uv) {
+// `scales` are A's scales where params.scaled is set. Elsewhere any tensor will do.
+void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, const SvdParams& params,
+            const SingularVectors& vectors, const Tensor& s, bool compute_uv) {
   const Tensor present = compute_uv ? new_tensor({params.matrices}, ScalarType::Int, a) : s;
-  const Tensor& left = compute_uv ? to.left : s;
+  const Tensor& left = compute_uv ? vectors.left : s;
   gpu::record(a, [&](gpu::Recording& recording) {
-    recording.kernel(plan.kernel).buffer(0, a).buffer(1, left).buffer(2, s).buffer(3, compute_uv ? to.right : s);
+    recording.kernel(plan.kernel).buffer(0, a).buffer(1, left).buffer(2, s).buffer(3, compute_uv ? vectors.right : s);
     recording.buffer(4, present).bytes(5, params).buffer(6, scales);
     recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
     if (!compute_uv) return;
@@ -58,60 +58,62 @@ void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, const
   });
 }
 
-// What of a tall matrix's QR decomposition is needed.
+// The factors of a tall matrix's QR decomposition that the SVD needs.
 const char* qr_mode(bool full_matrices, bool compute_uv) {
   return !compute_uv ? "r" : full_matrices ? "complete" : "reduced";
 }
 
-// The left vectors of tall matrices: Q times those of R, which are columns x columns; further columns of Q stay as they
-// are.
-void multiply_q(const Tensor& q, const Tensor& b, const SvdMatrices& at_b, const Shape& s, const Vectors& to) {
+// Writes the left singular vectors of tall matrices: Q times those of R, which are columns x columns. Further columns
+// of Q stay unchanged.
+void multiply_q(const Tensor& q, const Tensor& r_vectors, const SvdMatrices& r_strides, const Shape& s,
+                const SingularVectors& vectors) {
   const int64_t q_columns = q.size(-1);
-  const SvdMultiplyParams p{.a = contiguous(s.rows, q_columns),
-                            .b = at_b,
-                            .out = to.at_left,
+  const SvdMultiplyParams p{.a = contiguous_strides(s.rows, q_columns),
+                            .b = r_strides,
+                            .out = vectors.left_strides,
                             .rows = grid_side(s.rows),
                             .inner = grid_side(s.columns),
                             .columns = grid_side(q_columns),
                             .row_tiles = grid_side(ceil_div<int64_t>(s.rows, SVD_MULTIPLY_TILE)),
                             .column_tiles = grid_side(ceil_div<int64_t>(q_columns, SVD_MULTIPLY_TILE))};
   gpu::record(q, [&](gpu::Recording& recording) {
-    recording.kernel("svd_multiply").buffer(0, q).buffer(1, b).buffer(2, to.left).bytes(3, p);
+    recording.kernel("svd_multiply").buffer(0, q).buffer(1, r_vectors).buffer(2, vectors.left).bytes(3, p);
     recording.dispatch_threadgroups({grid_side(s.batch * p.row_tiles * p.column_tiles)}, {256});
   });
 }
 
-// Of tall matrices by A = Q R and Rᵀ = X V, whose columns are nearer to orthogonal than R's (Drmač and Veselić 2008).
-void after_qr(const JacobiPlan& plan, const Tensor& tall, const Shape& s, const Vectors& to, const Tensor& values,
-              bool full_matrices, bool compute_uv) {
+// Factors tall matrices as A = Q R, and then Rᵀ, whose columns are nearer to orthogonal than R's (Drmač and Veselić
+// 2008).
+void after_qr(const JacobiPlan& plan, const Tensor& tall, const Shape& s, const SingularVectors& vectors,
+              const Tensor& values, bool full_matrices, bool compute_uv) {
   const auto [a, scales] = scaled(tall);
   const auto [q, r] = qr(a, qr_mode(full_matrices, compute_uv));
   const Tensor small = new_tensor({compute_uv ? s.batch : 0, s.columns, s.columns}, ScalarType::Float, tall);
-  SvdMatrices from = transposed(contiguous(s.columns, s.columns));
-  from.batch_stride = r.size(-2) * s.columns;
+  SvdMatrices r_transposed = transposed(contiguous_strides(s.columns, s.columns));
+  r_transposed.batch_stride = r.size(-2) * s.columns;
   jacobi(plan, r, scales,
-         {.a = from,
-          .left = transposed(to.at_right),
-          .right = transposed(contiguous(s.columns, s.columns)),
+         {.a = r_transposed,
+          .left = transposed(vectors.right_strides),
+          .right = transposed(contiguous_strides(s.columns, s.columns)),
           .matrices = grid_side(s.batch),
           .rows = grid_side(s.columns),
           .columns = grid_side(s.columns),
           .scaled = 1},
-         {to.right, small, {}, {}}, values, compute_uv);
-  if (compute_uv) multiply_q(q, small, contiguous(s.columns, s.columns), s, to);
+         {vectors.right, small, {}, {}}, values, compute_uv);
+  if (compute_uv) multiply_q(q, small, contiguous_strides(s.columns, s.columns), s, vectors);
 }
 
-// Groups of the kernels that put columns in order.
-struct OrderGroups {
-  explicit OrderGroups(const Shape& s)
+// Threadgroups of the kernels that put columns in order.
+struct OrderGrids {
+  explicit OrderGrids(const Shape& s)
       : exponents(grid_side(s.batch * ceil_div<int64_t>(s.columns, 32))),
         order(grid_side(s.batch * ceil_div<int64_t>(s.columns, SVD_ORDER_THREADS))),
         permute(grid_side(s.batch * ceil_div<int64_t>(s.rows, SVD_ORDER_THREADS / 32))) {}
   uint32_t exponents, order, permute;
 };
 
-// Tall matrices times their scales with their columns by descending magnitude, and which of A's columns each of them
-// is.
+// Tall matrices times their scales, with columns by descending magnitude. Entry i of `order` says which column of the
+// given matrix column i is.
 struct Ordered {
   Tensor a, order, scales;
 };
@@ -120,41 +122,41 @@ Ordered by_magnitude(const Tensor& tall, const Shape& s) {
   const Tensor exponents = new_tensor({s.batch, s.columns}, ScalarType::Int, tall), order = new_like(exponents);
   const Tensor scales = new_tensor({s.batch}, ScalarType::Float, tall);
   const Tensor ordered = new_tensor(batch_sizes(tall, {s.rows, s.columns}), ScalarType::Float, tall);
-  const SvdOrderParams p{where(a), grid_side(s.batch), grid_side(s.rows), grid_side(s.columns)};
-  const OrderGroups groups(s);
+  const SvdOrderParams p{strides_of(a), grid_side(s.batch), grid_side(s.rows), grid_side(s.columns)};
+  const OrderGrids grids(s);
   gpu::record(tall, [&](gpu::Recording& recording) {
     recording.kernel("svd_exponents").buffer(0, a.tensor).buffer(1, exponents).bytes(2, p);
-    recording.dispatch_threadgroups({groups.exponents}, {SVD_ORDER_THREADS});
+    recording.dispatch_threadgroups({grids.exponents}, {SVD_ORDER_THREADS});
     recording.kernel("svd_order").buffer(0, exponents).buffer(1, order).buffer(2, scales).bytes(3, p);
-    recording.dispatch_threadgroups({groups.order}, {SVD_ORDER_THREADS});
+    recording.dispatch_threadgroups({grids.order}, {SVD_ORDER_THREADS});
     recording.kernel("svd_permute")
         .buffer(0, a.tensor)
         .buffer(1, order)
         .buffer(2, ordered)
         .buffer(3, scales)
         .bytes(4, p);
-    recording.dispatch_threadgroups({groups.permute}, {SVD_ORDER_THREADS});
+    recording.dispatch_threadgroups({grids.permute}, {SVD_ORDER_THREADS});
   });
   return {ordered, order, scales};
 }
 
-// The same by blocks of columns, those of A in descending order.
-void blocked(const Tensor& tall, const Shape& s, const Vectors& to, const Tensor& values, bool full_matrices,
-             bool compute_uv) {
+// Does the same in blocks of columns, after it has put A's columns in descending order.
+void jacobi_blocked(const Tensor& tall, const Shape& s, const SingularVectors& vectors, const Tensor& values,
+                    bool full_matrices, bool compute_uv) {
   const auto [a, order, scales] = by_magnitude(tall, s);
   const auto [q, r] = qr(a, qr_mode(full_matrices, compute_uv));
   const bool wide = s.m < s.n;
   const Tensor left = new_tensor({compute_uv ? s.batch : 0, s.columns, s.columns}, ScalarType::Float, tall);
-  const Tensor right = wide && compute_uv ? new_like(to.right) : to.right;
+  const Tensor right = wide && compute_uv ? new_like(vectors.right) : vectors.right;
   Tensor rows = r;
   const Tensor square = as_contiguous(torch::stable::narrow(rows, -2, 0, s.columns));
   svd_jacobi_blocked(square, s.batch, compute_uv, order, scales, values, right, left);
   if (!compute_uv) return;
   if (wide) {
-    Tensor transposed_right = to.right;
+    Tensor transposed_right = vectors.right;
     torch::stable::copy_(transposed_right, metalcore::transposed(right));
   }
-  multiply_q(q, left, transposed(contiguous(s.columns, s.columns)), s, to);
+  multiply_q(q, left, transposed(contiguous_strides(s.columns, s.columns)), s, vectors);
 }
 
 }  // namespace
@@ -163,32 +165,33 @@ Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
   const Shape s(check_matrices("svd", input));
   const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv);
   gpu::note_plan("svd", name_of(plan.variant), [&] { return plan.why; });
-  if (plan.variant == JacobiVariant::empty) return torchs(input, full_matrices, compute_uv);
+  if (plan.variant == JacobiVariant::empty) return torch_svd(input, full_matrices, compute_uv);
 
   const int64_t k = s.columns, u_columns = full_matrices ? s.m : k, vh_rows = full_matrices ? s.n : k;
   auto result = [&](std::vector<int64_t> sizes) { return new_tensor(sizes, ScalarType::Float, input); };
   const Tensor u = result(compute_uv ? batch_sizes(input, {s.m, u_columns}) : std::vector<int64_t>{0});
   const Tensor vh = result(compute_uv ? batch_sizes(input, {vh_rows, s.n}) : std::vector<int64_t>{0});
   const Tensor values = result(batch_sizes(input, {k}));
-  // Of a wide A the transpose: Aᵀ = V S Uᵀ.
+  // A wide A is factored as its transpose: Aᵀ = V S Uᵀ.
   const bool wide = s.m < s.n;
-  const SvdMatrices at_u = contiguous(s.m, u_columns), at_vh = contiguous(vh_rows, s.n);
-  const Vectors to = wide ? Vectors{vh, u, transposed(at_vh), transposed(at_u)} : Vectors{u, vh, at_u, at_vh};
+  const SvdMatrices u_strides = contiguous_strides(s.m, u_columns), vh_strides = contiguous_strides(vh_rows, s.n);
+  const SingularVectors vectors = wide ? SingularVectors{vh, u, transposed(vh_strides), transposed(u_strides)}
+                                       : SingularVectors{u, vh, u_strides, vh_strides};
   if (plan.variant == JacobiVariant::blocked) {
-    blocked(wide ? transposed(input) : input, s, to, values, full_matrices, compute_uv);
+    jacobi_blocked(wide ? transposed(input) : input, s, vectors, values, full_matrices, compute_uv);
   } else if (plan.after_qr) {
-    after_qr(plan, wide ? transposed(input) : input, s, to, values, full_matrices, compute_uv);
+    after_qr(plan, wide ? transposed(input) : input, s, vectors, values, full_matrices, compute_uv);
   } else {
     const Matrices a = matrices(input);
     jacobi(plan, a.tensor, a.tensor,
-           {.a = wide ? transposed(where(a)) : where(a),
-            .left = to.at_left,
-            .right = to.at_right,
+           {.a = wide ? transposed(strides_of(a)) : strides_of(a),
+            .left = vectors.left_strides,
+            .right = vectors.right_strides,
             .matrices = grid_side(s.batch),
             .rows = grid_side(s.rows),
             .columns = grid_side(k),
             .scaled = 0},
-           to, values, compute_uv);
+           vectors, values, compute_uv);
   }
   return {u, values, vh};
 }

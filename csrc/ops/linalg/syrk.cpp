@@ -1,9 +1,9 @@
-// syrk(A, C, triangle, transpose, alpha, beta): alpha A Aᵀ + beta C of a batch of float32 matrices of any strides, or
-// alpha Aᵀ A + beta C; the whole of it, or one triangle and zeros in the other. Row-major results.
+// syrk(A, C, triangle, transpose, alpha, beta) returns alpha A Aᵀ + beta C or alpha Aᵀ A + beta C, for float32 matrices
+// of any strides: the whole matrix, or one triangle with zeros in the other. Results are row-major.
 #include "syrk.h"
 
 #include "../rows.h"
-#include "left_to_torch.h"
+#include "torch_regions.h"
 #include "matrices.h"
 
 #include <optional>
@@ -15,7 +15,7 @@ namespace {
 
 struct SyrkTuning {
   const char* family;
-  LeftToTorch torch = {};  // by the number of the product's rows
+  TorchRegions torch = {};  // the size is the number of the product's rows
 };
 const gpu::Table<SyrkTuning> syrk_tuning = {{.family = "baseline"}, {.family = "hopper", .torch = {{.above = 0}}}};
 
@@ -40,8 +40,8 @@ Triangles triangles(const std::string& name) {
   return {name == "upper" ? SYRK_ZERO : SYRK_WRITE, name == "lower" ? SYRK_ZERO : SYRK_WRITE};
 }
 
-// Whether the rows of A, or of its transpose, consist of float4, `length` entries each.
-bool row_vectors(const Matrices& a, bool transpose, int64_t length) {
+// Whether the kernel can read the rows of A, or of its transpose, as float4. Rows have `length` entries.
+bool loads_vectors(const Matrices& a, bool transpose, int64_t length) {
   const int64_t row = transpose ? a.column_stride : a.row_stride, column = transpose ? a.row_stride : a.column_stride;
   return column == 1 && length % 4 == 0 && aligned16(a.tensor, a.batch_stride, row);
 }
@@ -55,12 +55,12 @@ Tensor syrk(const Tensor& input, const std::optional<Tensor>& c, const std::stri
   const int64_t n = input.size(transpose ? -1 : -2), k = input.size(transpose ? -2 : -1);
   const std::vector<int64_t> sizes = batch_sizes(input, {n, n});
   const SyrkTuning& tuning = syrk_tuning(input);
-  // The Python function goes by the same table before it calls the operator.
-  const bool torchs = tuning.torch.takes(n, matrix_shape(input.sizes()).batch);
-  gpu::note_plan("syrk", torchs ? "torch" : "tiles", [&] {
+  // The Python function reads the same table before it calls the operator.
+  const bool torch_is_faster = tuning.torch.contain(n, matrix_shape(input.sizes()).batch);
+  gpu::note_plan("syrk", torch_is_faster ? "torch" : "tiles", [&] {
     return times(n, n) + ": " +
-           (torchs ? faster_by_torch(tuning.family)
-                   : "squares of " + std::to_string(SYRK_TILE) + " rows, of one triangle only");
+           (torch_is_faster ? faster_by_torch(tuning.family)
+                            : "squares of " + std::to_string(SYRK_TILE) + " rows, of one triangle only");
   });
   const Tensor result = new_tensor(sizes, ScalarType::Float, input);
   if (c) {
@@ -80,7 +80,7 @@ Tensor syrk(const Tensor& input, const std::optional<Tensor>& c, const std::stri
                      .result_row = n,
                      .n = grid_side(n),
                      .k = alpha == 0.0 ? 0 : grid_side(k),
-                     .vectors = row_vectors(a, transpose, k) || row_vectors(a, !transpose, n),
+                     .vectors = loads_vectors(a, transpose, k) || loads_vectors(a, !transpose, n),
                      .tiles = 0,
                      .lower = wanted.lower,
                      .upper = wanted.upper,

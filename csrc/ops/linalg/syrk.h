@@ -1,4 +1,4 @@
-// The symmetric rank-k update, for the ops that are made of it.
+// The symmetric rank-k update, for the ops that use it.
 #pragma once
 
 #include "../../../kernels/linalg/syrk.h"
@@ -6,7 +6,7 @@
 
 namespace metalcore {
 
-// One dispatch of kernels/linalg/syrk.metal, for `batch` matrices; p.tiles is filled in here.
+// Records one dispatch of kernels/linalg/syrk.metal for `batch` matrices, and sets p.tiles.
 void record_syrk(gpu::Recording& recording, const gpu::BufferView& a, const gpu::BufferView& c,
                  const gpu::BufferView& result, SyrkParams p, uint32_t batch);
 

@@ -1,4 +1,4 @@
-// solve_triangular(A, B, upper, left, unitriangular) -> X: systems of float32 triangular matrices of any strides.
+// solve_triangular(A, B, upper, left, unitriangular) -> X, for float32 triangular matrices of any strides.
 #include "triangular.h"
 
 #include "../../../kernels/linalg/triangular.h"
@@ -26,12 +26,12 @@ std::vector<int64_t> check_shapes(const std::vector<int64_t>& a, const std::vect
   return sizes;
 }
 
-// The matrices of a tensor, as a batch of the shape `batch` (the first sizes of `of`).
-Matrices broadcast(const Tensor& tensor, const std::vector<int64_t>& of) {
+// The matrices of a tensor, broadcast to the batch of the shape `target`.
+Matrices broadcast(const Tensor& tensor, const std::vector<int64_t>& target) {
   const std::vector<int64_t> sizes = sizes_of(tensor);
-  std::vector<int64_t> expanded = of;
-  expanded[of.size() - 2] = sizes[sizes.size() - 2];
-  expanded[of.size() - 1] = sizes[sizes.size() - 1];
+  std::vector<int64_t> expanded = target;
+  expanded[target.size() - 2] = sizes[sizes.size() - 2];
+  expanded[target.size() - 1] = sizes[sizes.size() - 1];
   if (sizes == expanded) return matrices(tensor);
   if (matrix_shape(sizes).batch == 1) {
     Matrices one = matrices(tensor);
@@ -54,16 +54,16 @@ StridedMatrices from(const StridedMatrices& m, int64_t row, int64_t column) {
   return part;
 }
 
-// As the kernels see it: A lower triangular and on the left. X A = B is Aᵀ Xᵀ = Bᵀ; an upper triangle is a lower one
-// read backwards, and then so are the rows of X and B.
+// The system that the kernels solve: A is lower triangular and on the left. X A = B becomes Aᵀ Xᵀ = Bᵀ. An upper
+// triangle becomes a lower one when its rows and columns are read backwards, and the rows of X and B with them.
 struct Problem {
   Tensor a, b, x;
   TriangularParams params;
 };
 
-StridedMatrices backwards(StridedMatrices m, int64_t rows, int64_t columns, bool both) {
-  m.first += (rows - 1) * m.row + (both ? (columns - 1) * m.column : 0);
-  return strided(m.first, m.batch, -m.row, both ? -m.column : m.column);
+StridedMatrices backwards(StridedMatrices m, int64_t rows, int64_t columns, bool both_dimensions) {
+  m.first += (rows - 1) * m.row + (both_dimensions ? (columns - 1) * m.column : 0);
+  return strided(m.first, m.batch, -m.row, both_dimensions ? -m.column : m.column);
 }
 
 Problem problem_of(const Tensor& a, const Tensor& b, const Tensor& x, bool upper, bool left, bool unitriangular) {
@@ -90,45 +90,51 @@ Problem problem_of(const Tensor& a, const Tensor& b, const Tensor& x, bool upper
   return {A.tensor, B.tensor, X.tensor, p};
 }
 
-void solve(gpu::Recording& recording, const TriangularPlan& plan, const Problem& of, const Tensor& b,
+void solve(gpu::Recording& recording, const TriangularPlan& plan, const Problem& problem, const Tensor& b,
            TriangularParams params) {
   params.column_tiles = ceil_div(params.columns, plan.columns);
-  recording.kernel(plan.kernel).buffer(0, of.a).buffer(1, b).buffer(2, of.x).bytes(3, params);
+  recording.kernel(plan.kernel).buffer(0, problem.a).buffer(1, b).buffer(2, problem.x).bytes(3, params);
   const int64_t slots = int64_t{params.matrices} * params.column_tiles;
   recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(slots, plan.slots))}, {plan.threads});
 }
 
-void update(gpu::Recording& recording, const TriangularPlan& plan, const Problem& of, const Tensor& b,
+void update(gpu::Recording& recording, const TriangularPlan& plan, const Problem& problem, const Tensor& b,
             TriangularUpdateParams params) {
   params.row_tiles = ceil_div(params.rows, plan.update_rows);
   params.column_tiles = ceil_div(params.columns, plan.update_columns);
-  recording.kernel(plan.update).buffer(0, of.a).buffer(1, of.x).buffer(2, b).buffer(3, of.x).bytes(4, params);
-  recording.dispatch_threadgroups({grid_side(int64_t{of.params.matrices} * params.row_tiles * params.column_tiles)},
-                                  {plan.update_threads});
+  recording.kernel(plan.update)
+      .buffer(0, problem.a)
+      .buffer(1, problem.x)
+      .buffer(2, b)
+      .buffer(3, problem.x)
+      .bytes(4, params);
+  recording.dispatch_threadgroups(
+      {grid_side(int64_t{problem.params.matrices} * params.row_tiles * params.column_tiles)}, {plan.update_threads});
 }
 
-// Right-looking: a panel of rows is solved, and then taken out of all rows below. The first panel finds them in B.
-void blocked(gpu::Recording& recording, const TriangularPlan& plan, const Problem& of) {
-  const TriangularParams& all = of.params;
-  for (uint32_t first = 0; first < all.order; first += plan.panel) {
-    const uint32_t end = std::min(first + plan.panel, all.order);
-    const Tensor& b = first == 0 ? of.b : of.x;
-    const StridedMatrices& rows = first == 0 ? all.b : all.x;
-    TriangularParams panel = all;
-    panel.a = from(all.a, first, first);
+// The right-looking variant solves a panel of rows, and then subtracts it from all rows below. The rows are in B for
+// the first panel and in X for the others.
+void blocked(gpu::Recording& recording, const TriangularPlan& plan, const Problem& problem) {
+  const TriangularParams& system = problem.params;
+  for (uint32_t first = 0; first < system.order; first += plan.panel) {
+    const uint32_t end = std::min(first + plan.panel, system.order);
+    const Tensor& b = first == 0 ? problem.b : problem.x;
+    const StridedMatrices& rows = first == 0 ? system.b : system.x;
+    TriangularParams panel = system;
+    panel.a = from(system.a, first, first);
     panel.b = from(rows, first, 0);
-    panel.x = from(all.x, first, 0);
+    panel.x = from(system.x, first, 0);
     panel.order = end - first;
-    solve(recording, plan, of, b, panel);
-    if (end == all.order) break;
-    update(recording, plan, of, b,
-           {.a = from(all.a, end, first),
+    solve(recording, plan, problem, b, panel);
+    if (end == system.order) break;
+    update(recording, plan, problem, b,
+           {.a = from(system.a, end, first),
             .solved = transposed(panel.x),
             .b = from(rows, end, 0),
-            .x = from(all.x, end, 0),
-            .rows = all.order - end,
+            .x = from(system.x, end, 0),
+            .rows = system.order - end,
             .depth = panel.order,
-            .columns = all.columns});
+            .columns = system.columns});
   }
 }
 

@@ -9,17 +9,17 @@ namespace metalcore {
 
 const gpu::Table<TriangularTuning> triangular_tuning = {
     {.family = "baseline"},
-    {.family = "hopper", .torch = {{.above = 63, .most = 1}}, .vector_torch = {{.above = 511, .most = 1}}},
+    {.family = "hopper", .torch = {{.above = 63, .max_batch = 1}}, .vector_torch = {{.above = 511, .max_batch = 1}}},
 };
 
 namespace {
 
 constexpr uint32_t kSimdOrder = 32;
 
-// 8, 16 or 32: the first that is not below n, or 32.
+// The first of 8, 16 and 32 that is at least n, or else 32.
 uint32_t power_to_32(int64_t n) { return n <= 8 ? 8 : n <= 16 ? 16 : 32; }
 
-// Simdgroups in a threadgroup, as threadgroup memory allows: triangular_simd.metal.
+// Simdgroups in a threadgroup. The threadgroup memory of triangular_simd.metal limits them.
 uint32_t simdgroups(uint32_t order, uint32_t lanes) { return order == 32 ? lanes / 8 : 4; }
 
 TriangularPlan simd_plan(int64_t order, int64_t columns) {
@@ -33,17 +33,17 @@ TriangularPlan simd_plan(int64_t order, int64_t columns) {
             .slots = 4 * gpu::kSimdWidth / rows,
             .columns = few};
   }
-  const uint32_t lanes = power_to_32(columns), groups = simdgroups(rows, lanes);
+  const uint32_t lanes = power_to_32(columns), threads = simdgroups(rows, lanes) * gpu::kSimdWidth;
   return {.variant = TriangularVariant::simd,
           .why = "a right-hand side a lane, " + std::to_string(lanes) + " lanes a system",
           .kernel = "trsm_simd_" + times(rows, lanes),
-          .threads = groups * gpu::kSimdWidth,
-          .slots = groups * gpu::kSimdWidth / lanes,
+          .threads = threads,
+          .slots = threads / lanes,
           .columns = lanes};
 }
 
-// A system or a panel of one by a threadgroup: a simdgroup solves while others multiply, more of them where the GPU has
-// little else to do.
+// A threadgroup takes a system, or a panel of one: one simdgroup solves while the others multiply. A GPU with few
+// systems gets more of them, because it has little else to do.
 TriangularPlan few_plan(int64_t order, int64_t columns, int64_t batch, const TriangularTuning& tuning) {
   const uint32_t few = columns == 1 ? 1 : TRIANGULAR_FEW;
   const uint32_t workers = order <= TRIANGULAR_VECTOR_SMALL ? 2 : few == 1 && batch < tuning.vector_batch ? 16 : 4;
@@ -54,17 +54,17 @@ TriangularPlan few_plan(int64_t order, int64_t columns, int64_t batch, const Tri
           .columns = few};
 }
 
-// A right-hand side a thread. Where that makes few threadgroups, simdgroups share the rows instead.
+// A thread takes a right-hand side. Where that makes few threadgroups, simdgroups share the rows instead.
 TriangularPlan many_plan(int64_t order, int64_t columns, int64_t batch, const TriangularTuning& tuning) {
-  const auto groups = [&](uint32_t width) { return batch * ceil_div<int64_t>(columns, width); };
-  if (order <= TRIANGULAR_PANEL && groups(32) < tuning.panel_groups)
+  const auto threadgroups = [&](uint32_t width) { return batch * ceil_div<int64_t>(columns, width); };
+  if (order <= TRIANGULAR_PANEL && threadgroups(32) < tuning.panel_threadgroups)
     return {.why = "32 right-hand sides a threadgroup, whose simdgroups share the rows",
             .kernel = "trsm_panel",
             .threads = ceil_div<uint32_t>(grid_side(order), TRIANGULAR_TILE) * gpu::kSimdWidth,
             .slots = 1,
             .columns = 32};
   uint32_t width = 128;
-  while (width > 32 && (2 * columns <= width || groups(width) < tuning.groups)) width /= 2;
+  while (width > 32 && (2 * columns <= width || threadgroups(width) < tuning.threadgroups)) width /= 2;
   return {.why = "a right-hand side a thread, " + std::to_string(width) + " a threadgroup",
           .kernel = "trsm_block_" + std::to_string(width),
           .threads = width,
@@ -87,34 +87,35 @@ const char* name_of(TriangularVariant variant) {
 
 TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, const TriangularTuning& tuning) {
   const std::string size = times(order, order) + " with " + std::to_string(columns) + " right-hand sides: ";
-  auto named = [&](TriangularPlan plan) {
+  auto with_size = [&](TriangularPlan plan) {
     plan.why = size + plan.why;
     return plan;
   };
   if (order == 0 || columns == 0 || batch == 0)
     return {.variant = TriangularVariant::empty, .why = size + "X has no elements"};
-  if (order <= kSimdOrder) return named(simd_plan(order, columns));
-  if ((columns == 1 && tuning.vector_torch.takes(order, batch)) ||
-      (columns > TRIANGULAR_FEW && tuning.torch.takes(order, batch)))
+  if (order <= kSimdOrder) return with_size(simd_plan(order, columns));
+  if ((columns == 1 && tuning.vector_torch.contain(order, batch)) ||
+      (columns > TRIANGULAR_FEW && tuning.torch.contain(order, batch)))
     return {.variant = TriangularVariant::torch, .why = size + faster_by_torch(tuning.family)};
 
   const bool few = columns <= TRIANGULAR_FEW;
-  const int64_t whole = few ? (columns == 1 ? TRIANGULAR_VECTOR_ORDER : TRIANGULAR_VECTORS_ORDER) : TRIANGULAR_PANEL;
-  const int64_t rows = std::min(order, whole);
+  const int64_t most_rows =
+      few ? (columns == 1 ? TRIANGULAR_VECTOR_ORDER : TRIANGULAR_VECTORS_ORDER) : TRIANGULAR_PANEL;
+  const int64_t rows = std::min(order, most_rows);
   TriangularPlan plan = few ? few_plan(rows, columns, batch, tuning) : many_plan(rows, columns, batch, tuning);
-  if (order <= whole) {
+  if (order <= most_rows) {
     plan.variant = TriangularVariant::block;
-    return named(plan);
+    return with_size(plan);
   }
   plan.variant = TriangularVariant::blocked;
-  plan.panel = grid_side(whole);
-  plan.why =
-      "panels of " + std::to_string(whole) + " rows, each solved and then taken out of the rows below; " + plan.why;
+  plan.panel = grid_side(most_rows);
+  plan.why = "panels of " + std::to_string(most_rows) + " rows, each solved and then subtracted from the rows below; " +
+             plan.why;
   plan.update = few ? (columns == 1 ? "trsv_update_1" : "trsv_update_4") : "trsm_update";
   plan.update_threads = few ? 256 : 128;
   plan.update_rows = few ? TRIANGULAR_TILE : TRIANGULAR_UPDATE;
   plan.update_columns = few ? TRIANGULAR_FEW : TRIANGULAR_UPDATE;
-  return named(plan);
+  return with_size(plan);
 }
 
 }  // namespace metalcore

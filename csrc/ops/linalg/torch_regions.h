@@ -1,4 +1,4 @@
-// Which batches of matrices PyTorch's own op is faster at.
+// The batches of matrices for which PyTorch's own op is faster.
 #pragma once
 
 #include <array>
@@ -9,22 +9,23 @@
 
 namespace metalcore {
 
-// A region of sizes (rows or columns, whichever are more, unless a table says otherwise) and of numbers of matrices.
+// A range of sizes and of numbers of matrices. The size is the larger of rows and columns, unless a table says
+// otherwise.
 struct Region {
-  int64_t above = 0, up_to = INT64_MAX;  // sizes
-  int64_t least = 1, most = INT64_MAX;   // matrices
+  int64_t above = 0, up_to = INT64_MAX;          // sizes
+  int64_t min_batch = 1, max_batch = INT64_MAX;  // matrices
 };
 
-class LeftToTorch {
+class TorchRegions {
  public:
-  constexpr LeftToTorch() = default;
-  constexpr LeftToTorch(std::initializer_list<Region> regions) {
+  constexpr TorchRegions() = default;
+  constexpr TorchRegions(std::initializer_list<Region> regions) {
     for (const Region& region : regions) regions_.at(count_++) = region;
   }
-  constexpr bool takes(int64_t size, int64_t batch) const {
+  constexpr bool contain(int64_t size, int64_t batch) const {
     for (size_t i = 0; i < count_; ++i) {
       const Region& r = regions_[i];
-      if (size > r.above && size <= r.up_to && batch >= r.least && batch <= r.most) return true;
+      if (size > r.above && size <= r.up_to && batch >= r.min_batch && batch <= r.max_batch) return true;
     }
     return false;
   }
