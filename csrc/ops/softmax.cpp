@@ -1,5 +1,6 @@
 // softmax and log_softmax along any dimension.
 #include "../../kernels/softmax.h"
+#include "replacement.h"
 #include "rows.h"
 
 namespace metalcore {
@@ -153,6 +154,29 @@ Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, S
 Tensor log_softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, ScalarType input_dtype) {
   return backward("log_softmax_backward", grad, output, dim, input_dtype);
 }
+
+// In the place of PyTorch's kernels. They take rows that kernels can count.
+
+bool takes_rows(const Tensor& x, int64_t dim) {
+  const int64_t dims = x.dim(), range = dims ? dims : 1;
+  if (dim < -range || dim >= range) return false;
+  const Shape shape = shape_along(x.sizes(), dim < 0 ? dim + range : dim);
+  return shape.length <= INT32_MAX && shape.rows <= UINT32_MAX;
+}
+bool takes(const Tensor& x, int64_t dim, bool) { return is_float(x) && takes_rows(x, dim); }
+bool takes_backward(const Tensor& grad, const Tensor& output, int64_t dim, ScalarType input_dtype) {
+  const ScalarType out = output.scalar_type();
+  const bool narrowed =
+      out == ScalarType::Float && (input_dtype == ScalarType::Half || input_dtype == ScalarType::BFloat16);
+  return are_alike(grad, output) && takes_rows(output, dim) && (input_dtype == out || narrowed);
+}
+
+Replacement<&takes, &softmax> softmax_replacement("_softmax", "softmax");
+Replacement<&takes, &log_softmax> log_softmax_replacement("_log_softmax", "log_softmax");
+Replacement<&takes_backward, &softmax_backward> softmax_backward_replacement("_softmax_backward_data",
+                                                                             "softmax_backward");
+Replacement<&takes_backward, &log_softmax_backward> log_softmax_backward_replacement("_log_softmax_backward_data",
+                                                                                     "log_softmax_backward");
 
 }  // namespace
 }  // namespace metalcore

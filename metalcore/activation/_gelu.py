@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import accelerated, alike
+from .._core.routing import accelerated
 from .._core.samples import elementwise
 
 __all__ = ["gelu"]
@@ -86,36 +86,13 @@ _gelu = autograd("gelu", _gelu_backward, _save_with_option)
 autograd("gelu_backward", _gelu_double_backward, _save_with_option)
 
 
-# In the place of PyTorch's kernels
-
-
-def _override(previous, count, left):
-    def kernel(keyset, x, *, approximate="none"):
-        if not accelerated(x) or approximate not in ("none", "tanh"):
-            return left(keyset, x, approximate=approximate)
-        count.ran += 1
-        return ops.gelu(x, approximate)
-
-    return kernel
-
-
-def _override_backward(previous, count, left):
-    def kernel(keyset, grad, x, *, approximate="none"):
-        if not alike(grad, x) or approximate not in ("none", "tanh"):
-            return left(keyset, grad, x, approximate=approximate)
-        count.ran += 1
-        return ops.gelu_backward(grad, x, approximate)
-
-    return kernel
-
-
 register(
     Op(
         "gelu",
         gelu,
         namesake="torch.nn.functional.gelu",
         operators=("gelu", "gelu_backward"),
-        override=(Override("gelu", _override), Override("gelu_backward", _override_backward)),
+        override=(Override("gelu"), Override("gelu_backward")),
         samples=lambda: (*elementwise(), Sample("tanh", ((64, 1000),), {"approximate": "tanh"})),
     )
 )

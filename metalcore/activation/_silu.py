@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, register
-from .._core.routing import accelerated, alike
+from .._core.routing import accelerated
 from .._core.samples import elementwise
 
 __all__ = ["silu"]
@@ -65,36 +65,13 @@ _silu = autograd("silu", _silu_backward, _save)
 autograd("silu_backward", _silu_double_backward, _save)
 
 
-# In the place of PyTorch's kernels
-
-
-def _override(previous, count, left):
-    def kernel(keyset, x):
-        if not accelerated(x):
-            return left(keyset, x)
-        count.ran += 1
-        return ops.silu(x)
-
-    return kernel
-
-
-def _override_backward(previous, count, left):
-    def kernel(keyset, grad, x):
-        if not alike(grad, x):
-            return left(keyset, grad, x)
-        count.ran += 1
-        return ops.silu_backward(grad, x)
-
-    return kernel
-
-
 register(
     Op(
         "silu",
         silu,
         namesake="torch.nn.functional.silu",
         operators=("silu", "silu_backward"),
-        override=(Override("silu", _override), Override("silu_backward", _override_backward)),
+        override=(Override("silu"), Override("silu_backward")),
         samples=elementwise,
     )
 )

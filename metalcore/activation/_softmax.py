@@ -6,13 +6,12 @@ import torch
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import COUNTED, accelerated, alike, autocast_to_float32, too_many
+from .._core.routing import COUNTED, accelerated, autocast_to_float32, too_many
 from .._core.samples import rows
 
 __all__ = ["log_softmax", "softmax"]
 
 _aten = torch.ops.aten
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -125,35 +124,6 @@ _log_softmax = _register(
 )
 
 
-# In the place of PyTorch's kernels
-
-
-def _override(op):
-    def make(previous, count, left):
-        def kernel(keyset, x, dim, half_to_float):
-            if not accelerated(x) or not -x.dim() <= dim < max(x.dim(), 1):
-                return left(keyset, x, dim, half_to_float)
-            count.ran += 1
-            return op(x, dim, half_to_float)
-
-        return kernel
-
-    return make
-
-
-def _override_backward(op):
-    def make(previous, count, left):
-        def kernel(keyset, grad, output, dim, input_dtype):
-            if not alike(grad, output):
-                return left(keyset, grad, output, dim, input_dtype)
-            count.ran += 1
-            return op(grad, output, dim, input_dtype)
-
-        return kernel
-
-    return make
-
-
 def _samples():
     return (
         *rows(lambda name, count, length: Sample(name, ((count, length),), {"dim": -1}, terms=length)),
@@ -170,10 +140,7 @@ def _op(function):
         function,
         namesake=f"torch.{name}",
         operators=(name, f"{name}_backward"),
-        override=(
-            Override(f"_{name}", _override(getattr(ops, name))),
-            Override(f"_{name}_backward_data", _override_backward(getattr(ops, f"{name}_backward"))),
-        ),
+        override=(Override(f"_{name}"), Override(f"_{name}_backward_data")),
         samples=_samples,
     )
 

@@ -54,7 +54,7 @@ from ._switches import Request, Switches
 
 __all__ = ["active_overrides", "disable_pytorch_overrides", "enable_pytorch_overrides", "report"]
 
-_installed: dict = {}  # (name, device type) -> the torch.library.Library that holds its kernels, and its overrides
+_installed: dict[tuple[str, str], _dispatcher.Installed] = {}  # by name and device type
 _warned = False
 
 
@@ -114,8 +114,7 @@ def _apply():
     active = _overrides.active()
     for name, device in list(_installed):
         if name not in active:
-            library, replaced = _installed.pop((name, device))
-            _dispatcher.remove(replaced, library)
+            _installed.pop((name, device)).remove()
     if active and not _applied:
         _report.start()
     _applied[:] = active
@@ -127,7 +126,7 @@ def _apply():
         elif override and name in active:
             for device in found:
                 if (name, device) not in _installed:
-                    _installed[name, device] = _dispatcher.install(name, override, device), override
+                    _installed[name, device] = _dispatcher.Installed(name, override, device)
     _modules.switch(active if found else ())
 
 
