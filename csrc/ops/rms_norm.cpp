@@ -44,8 +44,9 @@ MaybeTensor kernel_weight(const char* op, const MaybeTensor& weight, const Tenso
   return as_contiguous(torch::stable::to(*weight, ScalarType::Float));
 }
 
-std::string kernel(const char* op, const RowPlan& plan, ScalarType rows, ScalarType weight) {
-  return std::string(op) + "_" + plan.variant + "_" + suffix(rows) + (rows == weight ? "" : "_float");
+gpu::Recording& kernel(gpu::Recording& recording, const char* op, const RowPlan& plan, ScalarType rows,
+                       ScalarType weight) {
+  return recording.kernel(op, "_", plan.variant, "_", suffix(rows), rows == weight ? "" : "_float");
 }
 
 bool all_aligned16(std::initializer_list<const Rows*> rows, const MaybeTensor& weight, int64_t length) {
@@ -54,8 +55,8 @@ bool all_aligned16(std::initializer_list<const Rows*> rows, const MaybeTensor& w
          (!weight || aligned16(*weight, 0, length));
 }
 
-std::string split_sums_kernel(ScalarType rows, ScalarType weight) {
-  return kernel_name("rms_norm_backward_split_sums", rows) + (rows == weight ? "" : "_float");
+gpu::Recording& split_sums_kernel(gpu::Recording& recording, ScalarType rows, ScalarType weight) {
+  return recording.kernel("rms_norm_backward_split_sums_", suffix(rows), rows == weight ? "" : "_float");
 }
 
 // Without a residual, `residual` and `sum` are not touched; something has to be bound there.
@@ -92,15 +93,15 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal wants a buffer also for an argument that is not used
   gpu::record(y, [&](gpu::Recording& recording) {
     if (parts) {
-      recording.kernel(kernel_name("rms_norm_split_squares", dtype));
+      recording.kernel("rms_norm_split_squares_", suffix(dtype));
       recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, sum).buffer(3, *parts).bytes(4, params);
       dispatch(recording, plan);
-      recording.kernel(kernel(op, plan, dtype, weight_dtype));
+      kernel(recording, op, plan, dtype, weight_dtype);
       recording.buffer(0, x.tensor).buffer(1, weights).buffer(2, y).buffer(3, sum).buffer(4, *parts).bytes(5, params);
       dispatch(recording, plan);
       return;
     }
-    recording.kernel(kernel(op, plan, dtype, weight_dtype));
+    kernel(recording, op, plan, dtype, weight_dtype);
     recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, weights);
     recording.buffer(3, y).buffer(4, sum).bytes(5, params);
     dispatch(recording, plan);
@@ -148,7 +149,7 @@ void record_weight(gpu::Recording& recording, const Tensor& partial, const Tenso
   constexpr uint32_t kFewChunks = 8;
   const bool by_thread = row_tuning(gradient).simd_row == 0 || params.chunks <= kFewChunks;
   const char* stem = by_thread ? "rms_norm_weight_thread" : "rms_norm_weight_block";
-  recording.kernel(kernel_name(stem, gradient.scalar_type()));
+  recording.kernel(stem, "_", suffix(gradient.scalar_type()));
   recording.buffer(0, partial).buffer(1, gradient).bytes(2, params);
   by_thread ? recording.dispatch_threads({params.length}, {256})
             : recording.dispatch_threadgroups({ceil_div(params.length, 32u)}, {1024});
@@ -212,18 +213,18 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal wants a buffer also for an argument that is not used
   gpu::record(gx, [&](gpu::Recording& recording) {
     if (parts) {
-      recording.kernel(split_sums_kernel(dtype, weight_dtype));
+      split_sums_kernel(recording, dtype, weight_dtype);
       recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, *parts).bytes(4, params);
       dispatch(recording, plan.rows);
     }
-    recording.kernel(kernel(op, plan.rows, dtype, weight_dtype));
+    kernel(recording, op, plan.rows, dtype, weight_dtype);
     recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, added.tensor);
     if (parts) recording.buffer(7, *parts);
     recording.buffer(4, gx).buffer(5, !plan.fused ? scales : weight_wanted ? partial : gx).bytes(6, params);
     dispatch(recording, plan.rows);
     if (!weight_wanted) return;
     if (!plan.fused) {
-      recording.kernel(kernel_name("rms_norm_weight_partial", dtype));
+      recording.kernel("rms_norm_weight_partial_", suffix(dtype));
       recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, stages);
       recording.dispatch_threads({grid_side(ceil_div<int64_t>(shape.length, 4)), stages.chunks}, {256});
     }

@@ -32,16 +32,16 @@ constexpr RowKernels kBackward = {true, "block4", 16, 512, true};  // two arrays
 // A thread per row starves a GPU where there are few rows: better to turn the tensor so that rows are contiguous.
 bool better_turned(const Shape& shape) { return shape.inner > 1 && shape.rows < 4096 && shape.length > 256; }
 
-std::string kernel(const std::string& op, const RowPlan& plan, ScalarType in, ScalarType out) {
-  return op + "_" + plan.variant + "_" + suffix(in) + (in == out ? "" : "_to_float");
+gpu::Recording& kernel(gpu::Recording& recording, const char* op, const RowPlan& plan, ScalarType in, ScalarType out) {
+  return recording.kernel(op, "_", plan.variant, "_", suffix(in), in == out ? "" : "_to_float");
 }
 // The first of the two dispatches of rows that several threadgroups share. Maximum and sum of the parts of a row serve
 // both ops.
-std::string split_sum_kernel(ScalarType in, ScalarType out) {
-  return kernel_name("softmax_split_sum", in) + (in == out ? "" : "_to_float");
+gpu::Recording& split_sum_kernel(gpu::Recording& recording, ScalarType in, ScalarType out) {
+  return recording.kernel("softmax_split_sum_", suffix(in), in == out ? "" : "_to_float");
 }
-std::string split_total_kernel(const std::string& op, ScalarType out) {
-  return kernel_name((op + "_split_total").c_str(), out);
+gpu::Recording& split_total_kernel(gpu::Recording& recording, const char* op, ScalarType out) {
+  return recording.kernel(op, "_split_total_", suffix(out));
 }
 
 // Elements by which a tensor begins past a multiple of 16 bytes.
@@ -85,27 +85,27 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
   };
   gpu::record(y, [&](gpu::Recording& recording) {
     if (parts) {
-      recording.kernel(split_sum_kernel(in, out)).buffer(0, x.tensor).buffer(1, *parts).bytes(2, params);
+      split_sum_kernel(recording, in, out).buffer(0, x.tensor).buffer(1, *parts).bytes(2, params);
       dispatch(recording, plan);
-      recording.kernel(kernel(op, plan, in, out)).buffer(0, x.tensor).buffer(1, y).bytes(2, params).buffer(3, *parts);
+      kernel(recording, op, plan, in, out).buffer(0, x.tensor).buffer(1, y).bytes(2, params).buffer(3, *parts);
       dispatch(recording, plan);
       return;
     }
-    recording.kernel(kernel(op, plan, in, out)).buffer(0, x.tensor).buffer(1, y).bytes(2, params);
+    kernel(recording, op, plan, in, out).buffer(0, x.tensor).buffer(1, y).bytes(2, params);
     dispatch(recording, plan);
   });
   return y;
 }
 
-Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output, int64_t dim, ScalarType in) {
+Tensor backward(const char* op, const Tensor& grad, const Tensor& output, int64_t dim, ScalarType in) {
   const ScalarType out = output.scalar_type();
-  check_float(op.c_str(), "output", output);
-  check_same_device(op.c_str(), "grad", grad, output);
-  check_same_dtype(op.c_str(), "grad", grad, output);
-  check_same_shape(op.c_str(), "grad", grad, output);
+  check_float(op, "output", output);
+  check_same_device(op, "grad", grad, output);
+  check_same_dtype(op, "grad", grad, output);
+  check_same_shape(op, "grad", grad, output);
   check(in == out || (out == ScalarType::Float && (in == ScalarType::Half || in == ScalarType::BFloat16)),
         "metalcore::", op, ": input_dtype ", dtype_name(in), " does not go with output's ", dtype_name(out));
-  dim = wrap(op.c_str(), dim, output.dim());
+  dim = wrap(op, dim, output.dim());
   const Shape shape = shape_along(output.sizes(), dim);
   if (better_turned(shape))
     return as_contiguous(torch::stable::transpose(
@@ -117,8 +117,7 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
   const Tensor g = begun_at_16(as_contiguous(grad)), y = begun_at_16(as_contiguous(output));
   const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // what vectors run along
   const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, output, kBackward);
-  gpu::note_plan(op.c_str(), plan.variant,
-                 [&] { return why_rows(plan, shape.length, shape.inner, output, kBackward); });
+  gpu::note_plan(op, plan.variant, [&] { return why_rows(plan, shape.length, shape.inner, output, kBackward); });
   const auto parts = new_parts(plan, shape.rows, 1, gx);
   const SoftmaxParams params{
       .length = grid_side(shape.length),
@@ -131,14 +130,14 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
   };
   gpu::record(gx, [&](gpu::Recording& recording) {
     if (parts) {
-      recording.kernel(split_total_kernel(op, out)).buffer(0, g).buffer(1, y).buffer(2, *parts).bytes(3, params);
+      split_total_kernel(recording, op, out).buffer(0, g).buffer(1, y).buffer(2, *parts).bytes(3, params);
       dispatch(recording, plan);
-      recording.kernel(kernel(op, plan, in, out)).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
+      kernel(recording, op, plan, in, out).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
       recording.buffer(4, *parts);
       dispatch(recording, plan);
       return;
     }
-    recording.kernel(kernel(op, plan, in, out)).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
+    kernel(recording, op, plan, in, out).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
     dispatch(recording, plan);
   });
   return gx;

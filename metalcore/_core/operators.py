@@ -28,6 +28,10 @@ _is_grad_enabled = torch._C.is_grad_enabled
 _is_tracing = torch._C._is_tracing  # torch.jit.trace
 _is_autocast_enabled = torch.is_autocast_enabled
 _DisableAutocast = torch._C._DisableAutocast
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_transforms_active = torch._C._are_functorch_transforms_active
 
 if "cuda" in DEVICES:
 
@@ -126,11 +130,18 @@ def autograd(name, backward, setup_context):
     _library.impl(name, kernel, "Autograd", with_keyset=True)
 
     def call(*inputs):
-        if is_compiling() or _is_tracing():
+        if is_compiling() or _transforms_active():
             return op(*inputs)
         if _is_grad_enabled() and _any_requires_grad(*inputs):
+            if _is_tracing():
+                return op(*inputs)
             return plain_apply(*[_unwrap_if_dead(i) if isinstance(i, Tensor) else i for i in inputs], None)
-        with _BelowAutograd():
+        if _is_excluded(_AUTOGRAD):
             return direct(*inputs)
+        try:
+            _exclude(_AUTOGRAD, True)  # what _BelowAutograd() does, at half of its cost
+            return direct(*inputs)
+        finally:
+            _exclude(_AUTOGRAD, False)
 
     return call

@@ -7,7 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import elementwise
@@ -59,7 +59,7 @@ def _save_with_option(ctx, inputs, output):
 
 def _gelu_backward(ctx, grad):
     (x,) = ctx.saved_tensors
-    return ops.gelu_backward(grad, x, ctx.approximate), None
+    return _gelu_gradient(grad, x, ctx.approximate), None
 
 
 def _gelu_derivatives(x, approximate):
@@ -83,7 +83,7 @@ def _gelu_double_backward(ctx, grad):
 
 
 _gelu = autograd("gelu", _gelu_backward, _save_with_option)
-autograd("gelu_backward", _gelu_double_backward, _save_with_option)
+_gelu_gradient = autograd("gelu_backward", _gelu_double_backward, _save_with_option)
 
 
 register(

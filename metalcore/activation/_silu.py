@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, register
 from .._core.routing import accelerated
 from .._core.samples import elementwise
@@ -50,7 +50,7 @@ def _save(ctx, inputs, output):
 
 def _silu_backward(ctx, grad):
     (x,) = ctx.saved_tensors
-    return ops.silu_backward(grad, x)
+    return _silu_gradient(grad, x)
 
 
 def _silu_double_backward(ctx, grad):
@@ -62,7 +62,7 @@ def _silu_double_backward(ctx, grad):
 
 
 _silu = autograd("silu", _silu_backward, _save)
-autograd("silu_backward", _silu_double_backward, _save)
+_silu_gradient = autograd("silu_backward", _silu_double_backward, _save)
 
 
 register(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import COUNTED, accelerated, autocast_to_float32, too_many
 from .._core.samples import rows
@@ -62,8 +62,6 @@ def _in_range(dim, dims):
 
 
 def _register(name, aten_forward, aten_backward, double_backward):
-    backward_op = getattr(ops, f"{name}_backward").default
-
     # PyTorch's CPU kernels have no half_to_float.
     @cpu_kernel(name)
     def _(x, dim, half_to_float):
@@ -89,7 +87,7 @@ def _register(name, aten_forward, aten_backward, double_backward):
 
     def backward(ctx, grad):
         (output,) = ctx.saved_tensors
-        return backward_op(grad, output, ctx.dim, ctx.input_dtype), None, None
+        return gradient(grad, output, ctx.dim, ctx.input_dtype), None, None
 
     def save_backward(ctx, inputs, output):
         grad, y, ctx.dim, ctx.input_dtype = inputs
@@ -99,7 +97,7 @@ def _register(name, aten_forward, aten_backward, double_backward):
         grad, y = ctx.saved_tensors
         return *double_backward(cotangent.to(y.dtype), grad, y, ctx.dim), None, None
 
-    autograd(f"{name}_backward", backward_of_backward, save_backward)
+    gradient = autograd(f"{name}_backward", backward_of_backward, save_backward)
     return autograd(name, backward, save)
 
 
