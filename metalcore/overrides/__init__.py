@@ -14,6 +14,7 @@ How each one works, and why:
     catches them all. It lies below autograd, autocast, functorch and the tracers, which go on as if nothing had
     changed: gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right
     whether the override is on or off when it runs.
+    The kernels of activations and softmaxes are in C++ (csrc/ops/replacement.h); those of linear algebra in Python.
     `gelu` also takes modules that write the op out in Python, in the way that `rms_norm` does.
 `rms_norm`
     `aten::rms_norm` has no kernel and no derivative of its own; PyTorch takes it apart into simple operators. So this
