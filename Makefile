@@ -7,7 +7,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 VENV := .venv/.metalcore-ready
 BUILT := build/.metalcore-built
-SOURCES := $(shell find csrc kernels metalcore/msl metalcore/_device_library.py setup.py pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
+SOURCES := $(shell find csrc kernels metalcore/msl metalcore/_device_*.py tools/build setup.py pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 # compile_shader uses the compiler that built the rest, which need not be called g++.
 RUN = CXX="$$(tools/compiler.sh)" $(PY)
 
@@ -53,7 +53,7 @@ bench: $(BUILT)
 	@$(RUN) -m metalcore bench
 
 clean:
-	rm -rf build dist metalcore.egg-info metalcore/lib metalcore/*.so metalcore/simulator/*.so
+	rm -rf build dist compile_commands.json metalcore.egg-info metalcore/lib metalcore/*.so metalcore/simulator/*.so
 
 distclean: clean
 	rm -rf .venv

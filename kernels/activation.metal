@@ -1,4 +1,4 @@
-// silu and gelu with their derivatives. The gradient kernels take (input, gradient of the output).
+// silu, relu and gelu with their derivatives. The gradient kernels take (input, gradient of the output).
 #include "common/elementwise_kernels.h"
 
 constexpr constant float kInvSqrt2Pi = 0.3989422804f;  // 1 / sqrt(2 pi)
@@ -28,6 +28,17 @@ struct SiluGradient {
     const float s = Math<T>::divide(1.0f, 1.0f + Math<T>::exp(-x));
     return grad * (s * (1.0f + x * (1.0f - s)));
   }
+};
+
+// NaN, which is neither less nor greater, stays. The gradient is that of x as well as of relu(x).
+template <typename T>
+struct Relu {
+  static float forward(float x) { return x < 0.0f ? 0.0f : x; }
+};
+
+template <typename T>
+struct ReluGradient {
+  static float forward(float x, float grad) { return x <= 0.0f ? 0.0f : grad; }
 };
 
 // exp(-x^2 / 2), and with it the normal distribution function Phi(x). With t = |x|, Phi(-t) exp(t^2 / 2) is smooth and
@@ -89,6 +100,8 @@ struct GeluTanhGradient {
 
 INSTANTIATE_UNARY("silu", Silu)
 INSTANTIATE_BINARY("silu_backward", SiluGradient)
+INSTANTIATE_UNARY("relu", Relu)
+INSTANTIATE_BINARY("relu_backward", ReluGradient)
 INSTANTIATE_UNARY("gelu", Gelu)
 INSTANTIATE_BINARY("gelu_backward", GeluGradient)
 INSTANTIATE_UNARY("gelu_tanh", GeluTanh)

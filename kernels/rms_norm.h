@@ -9,20 +9,28 @@ struct RmsNormParams {
   uint32_t length;  // of a row
   uint32_t rows;
   float eps;
-  uint32_t aligned;  // rows begin and end at multiples of 16 bytes in every tensor
   uint32_t has_weight;
   uint32_t has_residual;  // forward: add `residual` to x first; backward: add `residual`'s gradient at the end
   uint32_t streams;       // backward, simd and block: how many simdgroups or threadgroups share the rows
   uint32_t partial;       // … and whether they sum up their rows' parts of the weight's gradient
   uint32_t splits;        // split: threadgroups that share a row
-  uint32_t share;         // … and the elements that each of them has
+  uint32_t share;         // … the elements that each of them has
+  uint32_t chunk_rows;    // … and the rows of which it has them
+  uint32_t whole;         // … backward: all rows, so that it makes the weight's gradient and no part of it
   int64_t x_stride;       // from row to row; outputs are contiguous
   int64_t residual_stride;
   int64_t grad_stride;
 };
 
-// Rows that a threadgroup of rms_norm_backward_block1 has at work at once.
-#define RMS_NORM_BLOCK1_ROWS 2
+// Rows, of elements of so many bytes, that a threadgroup of rms_norm_backward_block1 has at work at once.
+#define RMS_NORM_BLOCK1_ROWS(size) ((size) == 2 ? 2 : 1)
+
+// The split variant. Rows, of elements of so many bytes, that a threadgroup has at work at once: as many as bring 128
+// bytes to each thread, or half as many where each element takes an address of its own.
+#define RMS_NORM_SPLIT_ROWS(aligned, size) (((aligned) ? 16 : 8) / (size))
+#define RMS_NORM_BACKWARD_SPLIT_ROWS(aligned, size) (((aligned) ? 8 : 4) / (size))
+// Rows that it has at most.
+#define RMS_NORM_CHUNK_ROWS 64
 
 // The weight's gradient sums over rows in two stages: `chunks` partial sums of `chunk_rows` rows each, then over them.
 struct RmsNormWeightParams {

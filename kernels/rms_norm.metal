@@ -32,35 +32,43 @@ kernel void rms_norm_thread(device const T* x [[buffer(0)]], device const T* res
   }
 }
 
-// Reads a thread's share, up to element `end`, of x or of x + residual rounded to T as a separate addition would leave
-// it, which it writes.
-template <bool aligned, uint N, typename T>
-inline void read_input(Share<T, N> share, thread float4 (&v)[N], device const T* x, device const T* residual,
-                       device T* sum, constant RmsNormParams& params, uint end) {
-  share.template load<aligned>(v, x, end, 0.0f);
+// Fetches a thread's slice, up to element `end`, of x or of x + residual rounded to T as a separate addition would
+// leave it, which it writes.
+template <bool aligned, typename T, uint N>
+inline void fetch_input(Slice<aligned, T, N> slice, thread typename Slice<aligned, T, N>::template Of<T>& v,
+                        device const T* x, device const T* residual, device T* sum, constant RmsNormParams& params,
+                        uint end) {
+  slice.fetch(v, x, end);
   if (!params.has_residual) return;
-  float4 added[N];
-  share.template load<aligned>(added, residual, end, 0.0f);
-  for (uint n = 0; n < N; ++n) v[n] = static_cast<float4>(static_cast<vec<T, 4>>(v[n] + added[n]));
-  share.template store<aligned>(v, sum, end);
+  typename Slice<aligned, T, N>::template Of<T> added;
+  slice.fetch(added, residual, end);
+  for (uint n = 0; n < N; ++n) v.round(n, v[n] + added[n]);
+  slice.store(v, sum, end);
+}
+
+// The sum, up to element `end`, of squares over a thread's slice.
+template <uint N, typename Slice, typename Rows>
+inline float squares_of(Slice slice, thread const Rows& v, uint end) {
+  float squares = 0.0f;
+  for (uint n = 0; n < N; ++n) squares += slice.holds(n, end) ? sum4(v[n] * v[n]) : 0.0f;
+  return squares;
 }
 
 template <bool aligned, uint N, typename T, typename W, typename Team>
 inline void normalize_row(device const T* x, device const T* residual, device const W* weight, device T* y,
                           device T* sum, constant RmsNormParams& params, Team team) {
-  const Share<T, N> share(team.thread_index, team.threads);
-  float4 v[N];
-  read_input<aligned>(share, v, x, residual, sum, params, params.length);
-  float squares = 0.0f;
-  for (uint n = 0; n < N; ++n) squares += sum4(v[n] * v[n]);
-  const float scale = scale_of(team.sum(squares, 0), params);
-  float4 w[N];
-  load_weight<aligned>(share, w, weight, params, params.length);
-  for (uint n = 0; n < N; ++n) v[n] = v[n] * scale * w[n];
-  share.template store<aligned>(v, y, params.length);
+  typedef Slice<aligned, T, N> RowSlice;
+  const RowSlice slice(team.thread_index);
+  typename RowSlice::template Of<T> v;
+  typename RowSlice::template Of<W> w;
+  fetch_input(slice, v, x, residual, sum, params, params.length);
+  fetch_weight(slice, w, weight, params, params.length);
+  const float scale = scale_of(team.sum(squares_of<N>(slice, v, params.length), 0), params);
+  for (uint n = 0; n < N; ++n) v.round(n, v[n] * scale * w[n]);
+  slice.store(v, y, params.length);
 }
 
-template <typename T, typename W, uint N>
+template <bool aligned, typename T, typename W, uint N>
 kernel void rms_norm_simd(device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]],
                           device const W* weight [[buffer(2)]], device T* y [[buffer(3)]], device T* sum [[buffer(4)]],
                           constant RmsNormParams& params [[buffer(5)]], uint group [[threadgroup_position_in_grid]],
@@ -72,14 +80,11 @@ kernel void rms_norm_simd(device const T* x [[buffer(0)]], device const T* resid
   residual += row * params.residual_stride;
   y += row * params.length;
   sum += row * params.length;
-  if (params.aligned)
-    normalize_row<true, N>(x, residual, weight, y, sum, params, Simdgroup(lane));
-  else
-    normalize_row<false, N>(x, residual, weight, y, sum, params, Simdgroup(lane));
+  normalize_row<aligned, N>(x, residual, weight, y, sum, params, Simdgroup(lane));
 }
 
-template <typename T, typename W, uint N>
-[[kernel]] [[max_total_threads_per_threadgroup(64 * N)]] void rms_norm_block(
+template <bool aligned, typename T, typename W, uint N>
+[[kernel]] [[max_total_threads_per_threadgroup(512)]] void rms_norm_block(
     device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]], device const W* weight [[buffer(2)]],
     device T* y [[buffer(3)]], device T* sum [[buffer(4)]], constant RmsNormParams& params [[buffer(5)]],
     uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
@@ -90,55 +95,50 @@ template <typename T, typename W, uint N>
   residual += row * params.residual_stride;
   y += ulong(row) * params.length;
   sum += ulong(row) * params.length;
-  if (params.aligned)
-    normalize_row<true, N>(x, residual, weight, y, sum, params, team);
-  else
-    normalize_row<false, N>(x, residual, weight, y, sum, params, team);
+  normalize_row<aligned, N>(x, residual, weight, y, sum, params, team);
 }
 
-// A row of any length in two walks, through the part of it that a threadgroup has: the sum of the squares, and the
-// results.
+// A row of any length in two walks: the sum of the squares, and the results.
 
 template <bool aligned, uint N, typename T>
 inline float walk_squares(device const T* x, device const T* residual, device T* sum, constant RmsNormParams& params,
-                          Part part, Threadgroup team) {
-  float4 v[N];
+                          Threadgroup team) {
   float squares = 0.0f;
-  for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
-    const Share<T, N> share(team.thread_index, team.threads, start);
-    read_input<aligned>(share, v, x, residual, sum, params, part.end);
-    float4 squared = float4(0.0f);
-    for (uint n = 0; n < N; ++n) squared += v[n] * v[n];
-    squares += sum4(squared);
+  for (uint start = 0; start < params.length; start += team.threads * 4 * N) {
+    const Slice<aligned, T, N> slice(team.thread_index, start);
+    typename Slice<aligned, T, N>::template Of<T> v;
+    fetch_input(slice, v, x, residual, sum, params, params.length);
+    squares += squares_of<N>(slice, v, params.length);
   }
   return team.sum(squares, 0);
 }
 
 template <bool aligned, uint N, typename T, typename W>
 inline void walk_results(device const T* x, device const W* weight, device T* y, device const T* sum,
-                         constant RmsNormParams& params, Part part, float squares, Threadgroup team) {
+                         constant RmsNormParams& params, float squares, Threadgroup team) {
   const float scale = scale_of(squares, params);
   device const T* const input = params.has_residual ? sum : x;
-  for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
-    const Share<T, N> share(team.thread_index, team.threads, start);
-    float4 v[N];
-    float4 w[N];
-    share.template load<aligned>(v, input, part.end, 0.0f);
-    load_weight<aligned>(share, w, weight, params, part.end);
-    for (uint n = 0; n < N; ++n) v[n] = v[n] * scale * w[n];
-    share.template store<aligned>(v, y, part.end);
+  for (uint start = 0; start < params.length; start += team.threads * 4 * N) {
+    const Slice<aligned, T, N> slice(team.thread_index, start);
+    typename Slice<aligned, T, N>::template Of<T> v;
+    typename Slice<aligned, T, N>::template Of<W> w;
+    slice.fetch(v, input, params.length);
+    fetch_weight(slice, w, weight, params, params.length);
+    for (uint n = 0; n < N; ++n) v.round(n, v[n] * scale * w[n]);
+    slice.store(v, y, params.length);
   }
 }
 
 template <bool aligned, typename T, typename W>
 inline void normalize_long_row(device const T* x, device const T* residual, device const W* weight, device T* y,
                                device T* sum, constant RmsNormParams& params, Threadgroup team) {
-  const Part part(params.length);
-  const float squares = walk_squares<aligned, kLongStep<T>>(x, residual, sum, params, part, team);
-  walk_results<aligned, kLongStep<T>>(x, weight, y, sum, params, part, squares, team);
+  const float squares = walk_squares<aligned, kLongStep<T>>(x, residual, sum, params, team);
+  // A thread that is past the end reads the row's last elements of `sum`, which another thread has written.
+  threadgroup_barrier(mem_flags::mem_device);
+  walk_results<aligned, kLongStep<T>>(x, weight, y, sum, params, squares, team);
 }
 
-template <typename T, typename W>
+template <bool aligned, typename T, typename W>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_looped(
     device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]], device const W* weight [[buffer(2)]],
     device T* y [[buffer(3)]], device T* sum [[buffer(4)]], constant RmsNormParams& params [[buffer(5)]],
@@ -150,61 +150,107 @@ template <typename T, typename W>
   residual += row * params.residual_stride;
   y += ulong(row) * params.length;
   sum += ulong(row) * params.length;
-  if (params.aligned)
-    normalize_long_row<true>(x, residual, weight, y, sum, params, team);
-  else
-    normalize_long_row<false>(x, residual, weight, y, sum, params, team);
+  normalize_long_row<aligned>(x, residual, weight, y, sum, params, team);
 }
 
-// Few long rows: several threadgroups share one, and leave the squares of their parts to a second dispatch.
+// Few long rows, as in norm_rows.h.
 
-template <typename T>
-[[kernel]] [[max_total_threads_per_threadgroup(256)]] void rms_norm_split_squares(
+template <bool aligned, typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_split_squares(
     device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]], device T* sum [[buffer(2)]],
     device float* parts [[buffer(3)]], constant RmsNormParams& params [[buffer(4)]],
     uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[32];
+  constexpr uint N = kColumnStep;
+  constexpr uint R = RMS_NORM_SPLIT_ROWS(aligned, sizeof(T));
+  typedef Slice<aligned, T, N> RowSlice;
+  threadgroup float scratch[2 * 32 * R];
   const Threadgroup team(thread_index, threads.x, scratch);
   const Part part(params.length, group.x, params.share);
-  x += group.y * params.x_stride;
-  residual += group.y * params.residual_stride;
-  sum += ulong(group.y) * params.length;
-  const float squares = params.aligned ? walk_squares<true, kSplitStep>(x, residual, sum, params, part, team)
-                                       : walk_squares<false, kSplitStep>(x, residual, sum, params, part, team);
-  if (thread_index == 0) parts[group.y * params.splits + group.x] = squares;
+  const Chunk chunk(group.y, params);
+  uint parity = 0;  // a reduction's scratch is used again only after another one
+  for (uint row = 0; row < chunk.rows; row += R) {
+    const uint rows = chunk.rows - row;
+    const ulong first = chunk.first + row;
+    float squares[R];
+#pragma unroll
+    for (uint r = 0; r < R; ++r) squares[r] = 0.0f;
+    for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
+      const RowSlice slice(thread_index, start);
+      typename RowSlice::template Of<T> v[R];
+#pragma unroll
+      for (uint r = 0; r < R; ++r) {
+        if (r < rows)
+          fetch_input(slice, v[r], x + (first + r) * params.x_stride, residual + (first + r) * params.residual_stride,
+                      sum + (first + r) * params.length, params, part.end);
+      }
+#pragma unroll
+      for (uint r = 0; r < R; ++r) {
+        if (r < rows) squares[r] += squares_of<N>(slice, v[r], part.end);
+      }
+    }
+    store_parts<float, R>(squares, parts, first, rows, group.x, parity, params, team);
+    parity ^= 1;
+  }
 }
 
-template <typename T, typename W>
-[[kernel]] [[max_total_threads_per_threadgroup(256)]] void rms_norm_split(
+template <bool aligned, typename T, typename W>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_split(
     device const T* x [[buffer(0)]], device const W* weight [[buffer(1)]], device T* y [[buffer(2)]],
     device const T* sum [[buffer(3)]], device const float* parts [[buffer(4)]],
     constant RmsNormParams& params [[buffer(5)]], uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint2 threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[32];
-  const Threadgroup team(thread_index, threads.x, scratch);
+  constexpr uint N = kColumnStep;
+  constexpr uint R = RMS_NORM_SPLIT_ROWS(aligned, sizeof(T));
+  typedef Slice<aligned, T, N> RowSlice;
+  threadgroup float scales[RMS_NORM_CHUNK_ROWS];  // of rows; first the sums of their squares
+  const Threadgroup team(thread_index, threads.x, scales);
   const Part part(params.length, group.x, params.share);
-  x += group.y * params.x_stride;
-  y += ulong(group.y) * params.length;
-  sum += ulong(group.y) * params.length;
-  const bool present = thread_index < params.splits;
-  const float squares = team.sum(present ? parts[group.y * params.splits + thread_index] : 0.0f, 0);
-  if (params.aligned)
-    walk_results<true, kSplitStep>(x, weight, y, sum, params, part, squares, team);
-  else
-    walk_results<false, kSplitStep>(x, weight, y, sum, params, part, squares, team);
+  const Chunk chunk(group.y, params);
+  const long stride = params.has_residual ? long(params.length) : params.x_stride;
+  device const T* const input = (params.has_residual ? sum : x) + chunk.first * stride;
+  y += ulong(chunk.first) * params.length;
+  // The next rows are on their way before they are needed, the first ones while the squares are summed up.
+  typename RowSlice::template Of<W> w;
+  typename RowSlice::template Of<T> v[R];
+  fetch_some(RowSlice(thread_index, part.begin), v, input, stride, chunk.rows, part.end);
+  fetch_weight(RowSlice(thread_index, part.begin), w, weight, params, part.end);
+  sum_parts(scales, parts, chunk, params, team);
+  if (thread_index < chunk.rows) scales[thread_index] = scale_of(scales[thread_index], params);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint start = part.begin, row = 0; start < part.end;) {
+    const RowSlice slice(thread_index, start);
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+      if (row + r >= chunk.rows) continue;
+      for (uint n = 0; n < N; ++n) v[r].round(n, v[r][n] * scales[row + r] * w[n]);
+      slice.store(v[r], y + ulong(row + r) * params.length, part.end);
+    }
+    row += R;
+    if (row >= chunk.rows) {
+      row = 0;
+      start += team.threads * 4 * N;
+      if (start < part.end) fetch_weight(RowSlice(thread_index, start), w, weight, params, part.end);
+    }
+    if (start < part.end)
+      fetch_some(RowSlice(thread_index, start), v, input + row * stride, stride, chunk.rows - row, part.end);
+  }
 }
 
 #define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-#define INSTANTIATE_TYPES(types, T, W)                           \
-  INSTANTIATE("rms_norm_thread", types, rms_norm_thread<T, W>)   \
-  INSTANTIATE("rms_norm_simd1", types, rms_norm_simd<T, W, 1>)   \
-  INSTANTIATE("rms_norm_simd4", types, rms_norm_simd<T, W, 4>)   \
-  INSTANTIATE("rms_norm_block4", types, rms_norm_block<T, W, 4>) \
-  INSTANTIATE("rms_norm_block8", types, rms_norm_block<T, W, 8>) \
-  INSTANTIATE("rms_norm_looped", types, rms_norm_looped<T, W>)   \
-  INSTANTIATE("rms_norm_split", types, rms_norm_split<T, W>)
+#define INSTANTIATE_ROWS(layout, aligned, types, T, W)                           \
+  INSTANTIATE("rms_norm_simd1" layout, types, rms_norm_simd<aligned, T, W, 1>)   \
+  INSTANTIATE("rms_norm_simd4" layout, types, rms_norm_simd<aligned, T, W, 4>)   \
+  INSTANTIATE("rms_norm_block4" layout, types, rms_norm_block<aligned, T, W, 4>) \
+  INSTANTIATE("rms_norm_block8" layout, types, rms_norm_block<aligned, T, W, 8>) \
+  INSTANTIATE("rms_norm_looped" layout, types, rms_norm_looped<aligned, T, W>)   \
+  INSTANTIATE("rms_norm_split" layout, types, rms_norm_split<aligned, T, W>)
+
+#define INSTANTIATE_TYPES(types, T, W)                         \
+  INSTANTIATE("rms_norm_thread", types, rms_norm_thread<T, W>) \
+  INSTANTIATE_ROWS("", false, types, T, W)                     \
+  INSTANTIATE_ROWS("_aligned", true, types, T, W)
 
 INSTANTIATE_TYPES("_float", float, float)
 INSTANTIATE_TYPES("_half", half, half)
@@ -212,6 +258,10 @@ INSTANTIATE_TYPES("_bfloat", bfloat, bfloat)
 INSTANTIATE_TYPES("_half_float", half, float)
 INSTANTIATE_TYPES("_bfloat_float", bfloat, float)
 
-INSTANTIATE("rms_norm_split_squares", "_float", rms_norm_split_squares<float>)
-INSTANTIATE("rms_norm_split_squares", "_half", rms_norm_split_squares<half>)
-INSTANTIATE("rms_norm_split_squares", "_bfloat", rms_norm_split_squares<bfloat>)
+#define INSTANTIATE_SQUARES(types, T)                                            \
+  INSTANTIATE("rms_norm_split_squares", types, rms_norm_split_squares<false, T>) \
+  INSTANTIATE("rms_norm_split_squares_aligned", types, rms_norm_split_squares<true, T>)
+
+INSTANTIATE_SQUARES("_float", float)
+INSTANTIATE_SQUARES("_half", half)
+INSTANTIATE_SQUARES("_bfloat", bfloat)

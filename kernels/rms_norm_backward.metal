@@ -2,12 +2,15 @@
 //   gx = s (g - x s^2 mean(g x)),
 // plus `residual`, the gradient that reaches x + residual by itself. The weight's gradient is the sum over rows of the
 // output's gradient times s x. The simd and block kernels make `partial` sums of the rows that pass through their
-// registers; the others leave s in `scales`, and rms_norm_weight.metal does the rest.
+// registers, and so does the split kernel where it has not all rows; the thread kernel leaves s in `scales`, and
+// rms_norm_weight.metal does the rest.
 #include "common/norm_rows.h"
 
-// What draws a gradient towards x: scale^2 mean(g x).
-inline float pull_of(float product, float scale, constant RmsNormParams& params) {
-  return scale * scale * (product / static_cast<float>(params.length));
+// gx is scale g + factor x, with these two made of the sums of squares and of g x. scale^3 may be out of float32's
+// range where the factor is not.
+inline float2 factors_of(float squares, float product, float inverse_length, constant RmsNormParams& params) {
+  const float scale = rsqrt(fma(squares, inverse_length, params.eps));
+  return float2(scale, -scale * (scale * (scale * (product * inverse_length))));
 }
 
 template <typename T, typename W>
@@ -38,23 +41,40 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]], device 
     squares += square_part;
     product += product_part;
   }
-  const float scale = scale_of(squares, params);
-  const float pull = pull_of(product, scale, params);
-  scales[row] = scale;
+  const float2 factors = factors_of(squares, product, 1.0f / static_cast<float>(length), params);
+  scales[row] = factors.x;
   for (uint i = 0; i < length; ++i) {
     const float g = static_cast<float>(grad[i]);
     const float weighted = has_weight ? g * static_cast<float>(weight[i]) : g;
-    const float value = scale * (weighted - static_cast<float>(x[i]) * pull);
+    const float value = fma(static_cast<float>(x[i]), factors.y, weighted * factors.x);
     gx[i] = static_cast<T>(has_residual ? value + static_cast<float>(residual[i]) : value);
   }
 }
 
-template <uint R, typename T, typename Share, typename Raw, uint RAWS>
-inline void fetch_rows(Share share, thread Raw (&bits)[R][RAWS], device const T* rows, long stride, ulong first,
+// The sums, up to element `end`, of squares and of g x over a thread's slice. `RUN` float4s, of which the row has all
+// or none, are added up before it is asked whether it has them.
+template <uint N, uint RUN, typename Slice, typename Rows, typename Weight>
+inline float2 sums_of(Slice slice, thread const Rows& v, thread const Rows& g, thread const Weight& w, uint end) {
+  float2 sums = float2(0.0f);
+  for (uint first = 0; first < N; first += RUN) {
+    float4 squares = v[first] * v[first];
+    float4 products = g[first] * w[first] * v[first];
+    for (uint n = first + 1; n < first + RUN; ++n) {
+      squares = fma(v[n], v[n], squares);
+      products = fma(g[n] * w[n], v[n], products);
+    }
+    sums += slice.holds(first, end) ? float2(sum4(squares), sum4(products)) : float2(0.0f);
+  }
+  return sums;
+}
+
+// The rows from `first` on that a team has at work at once; of those past the last one that one again.
+template <uint R, typename Slice, typename Held, typename T>
+inline void fetch_rows(Slice slice, thread Held (&held)[R], device const T* rows, long stride, ulong first,
                        constant RmsNormParams& params) {
 #pragma unroll
   for (uint r = 0; r < R; ++r)
-    share.fetch(bits[r], rows + min(first + r, ulong(params.rows - 1)) * stride, params.length);
+    slice.fetch(held[r], rows + min(first + r, ulong(params.rows - 1)) * stride, params.length);
 }
 
 // A stream's rows, R of them at once and then those streams * R further on, by one team; and their part of the weight's
@@ -63,78 +83,68 @@ template <bool aligned, uint N, uint R, typename T, typename W, typename Team>
 inline void differentiate_rows(device const T* grad, device const T* x, device const W* weight,
                                device const T* residual, device T* gx, device float* partial,
                                constant RmsNormParams& params, Team team, uint stream) {
-  typedef typename Share<T, N>::Raw Raw;
-  constexpr uint kRaws = Share<T, N>::kRaws;
-  constexpr bool ahead = aligned && sizeof(T) == 2;  // of others the registers could not hold two
+  typedef Slice<aligned, T, N> RowSlice;
+  typedef typename RowSlice::template Of<conditional_t<aligned, T, float>> Held;  // elements by themselves unpacked
+  constexpr bool ahead = N * sizeof(T) <= 4 && (aligned || sizeof(T) == 4);       // of others registers do not hold two
   const uint length = params.length;
   const float inverse_length = 1.0f / static_cast<float>(length);
-  const ulong last = params.rows - 1;
-  const Share<T, N> share(team.thread_index, team.threads);
-  Raw next_v[R][kRaws];
-  Raw next_g[R][kRaws];
-  float4 w[N];
+  const RowSlice slice(team.thread_index);
+  Held next_v[R];
+  Held next_g[R];
+  typename RowSlice::template Of<W> w;
   float4 gw[N];
   if constexpr (ahead) {
-    fetch_rows(share, next_v, x, params.x_stride, stream * R, params);
-    fetch_rows(share, next_g, grad, params.grad_stride, stream * R, params);
+    fetch_rows(slice, next_v, x, params.x_stride, stream * R, params);
+    fetch_rows(slice, next_g, grad, params.grad_stride, stream * R, params);
   }
-  load_weight<aligned>(share, w, weight, params, length);
+  fetch_weight(slice, w, weight, params, length);
   for (uint n = 0; n < N; ++n) gw[n] = float4(0.0f);
   uint parity = 0;  // a reduction's scratch is used again only after another one
   for (ulong first = stream * R; first < params.rows; first += params.streams * R) {
-    float4 v[R][N];
-    float4 g[R][N];
-    float2 sums[R];
-#pragma unroll
-    for (uint r = 0; r < R; ++r) {
-      if constexpr (ahead) {
-        share.widen(v[r], next_v[r]);
-        share.widen(g[r], next_g[r]);
-      } else {
-        share.template load_any<aligned>(v[r], x + min(first + r, last) * params.x_stride, length);
-        share.template load_any<aligned>(g[r], grad + min(first + r, last) * params.grad_stride, length);
-      }
-    }
-    Raw added[R][kRaws];
+    Held v[R];
+    Held g[R];
     if constexpr (ahead) {
-      if (params.has_residual) fetch_rows(share, added, residual, params.residual_stride, first, params);
-      fetch_rows(share, next_v, x, params.x_stride, first + params.streams * R, params);
-      fetch_rows(share, next_g, grad, params.grad_stride, first + params.streams * R, params);
+#pragma unroll
+      for (uint r = 0; r < R; ++r) {
+        v[r] = next_v[r];
+        g[r] = next_g[r];
+      }
+    } else {
+      fetch_rows(slice, v, x, params.x_stride, first, params);
+      fetch_rows(slice, g, grad, params.grad_stride, first, params);
     }
+    if constexpr (ahead) {
+      fetch_rows(slice, next_v, x, params.x_stride, first + params.streams * R, params);
+      fetch_rows(slice, next_g, grad, params.grad_stride, first + params.streams * R, params);
+    }
+    float sums[2 * R];
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
-      sums[r] = float2(0.0f);
-      for (uint n = 0; n < N; ++n) {
-        const float2 part = float2(sum4(v[r][n] * v[r][n]), sum4(g[r][n] * v[r][n] * w[n]));
-        sums[r] += share.holds(n, length) ? part : float2(0.0f);
-      }
+      const float2 sum = sums_of<N, 1>(slice, v[r], g[r], w, length);
+      sums[2 * r] = sum.x;
+      sums[2 * r + 1] = sum.y;
     }
     team.sum(sums, parity);
     parity ^= 1;
+    Held added[R];
+    if (params.has_residual) fetch_rows(slice, added, residual, params.residual_stride, first, params);
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
       const ulong row = first + r;
-      if (row > last) continue;
-      const float scale = rsqrt(fma(sums[r].x, inverse_length, params.eps));
-      const float factor = -scale * (scale * (scale * (sums[r].y * inverse_length)));  // in range where scale^3 is not
+      if (row >= params.rows) continue;
+      const float2 factors = factors_of(sums[2 * r], sums[2 * r + 1], inverse_length, params);
       for (uint n = 0; n < N; ++n) {
-        gw[n] = fma(g[r][n] * v[r][n], float4(scale), gw[n]);
-        v[r][n] = fma(v[r][n], float4(factor), g[r][n] * w[n] * scale);
+        gw[n] = fma(g[r][n], v[r][n] * factors.x, gw[n]);
+        const float4 value = fma(v[r][n], float4(factors.y), g[r][n] * w[n] * factors.x);
+        v[r].round(n, params.has_residual ? value + added[r][n] : value);
       }
-      if (params.has_residual) {
-        if constexpr (ahead)
-          share.widen(g[r], added[r]);
-        else
-          share.template load_any<aligned>(g[r], residual + row * params.residual_stride, length);
-        for (uint n = 0; n < N; ++n) v[r][n] += g[r][n];
-      }
-      share.template store<aligned>(v[r], gx + row * length, length);
+      slice.store(v[r], gx + row * length, length);
     }
   }
-  if (params.partial) share.template store<false>(gw, partial + ulong(stream) * length, length);
+  if (params.partial) slice.store(gw, partial + ulong(stream) * length, length);
 }
 
-template <typename T, typename W, uint N>
+template <bool aligned, typename T, typename W, uint N>
 kernel void rms_norm_backward_simd(device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]],
                                    device const W* weight [[buffer(2)]], device const T* residual [[buffer(3)]],
                                    device T* gx [[buffer(4)]], device float* partial [[buffer(5)]],
@@ -144,149 +154,153 @@ kernel void rms_norm_backward_simd(device const T* grad [[buffer(0)]], device co
                                    uint simdgroups [[simdgroups_per_threadgroup]]) {
   const uint stream = group * simdgroups + simdgroup;
   if (stream >= params.streams) return;
-  if (params.aligned)
-    differentiate_rows<true, N, 1>(grad, x, weight, residual, gx, partial, params, Simdgroup(lane), stream);
-  else
-    differentiate_rows<false, N, 1>(grad, x, weight, residual, gx, partial, params, Simdgroup(lane), stream);
+  differentiate_rows<aligned, N, 1>(grad, x, weight, residual, gx, partial, params, Simdgroup(lane), stream);
 }
 
-template <typename T, typename W, uint N, uint R>
+template <bool aligned, typename T, typename W, uint N, uint R>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_block(
     device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const W* weight [[buffer(2)]],
     device const T* residual [[buffer(3)]], device T* gx [[buffer(4)]], device float* partial [[buffer(5)]],
     constant RmsNormParams& params [[buffer(6)]], uint stream [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[2 * 64 * R];
+  threadgroup float scratch[2 * 32 * 2 * R];
   const Threadgroup team(thread_index, threads, scratch);
-  if (params.aligned)
-    differentiate_rows<true, N, R>(grad, x, weight, residual, gx, partial, params, team, stream);
-  else
-    differentiate_rows<false, N, R>(grad, x, weight, residual, gx, partial, params, team, stream);
+  differentiate_rows<aligned, N, R>(grad, x, weight, residual, gx, partial, params, team, stream);
 }
 
-// A row of any length in two walks, through the part of it that a threadgroup has: the sums (of squares, and of g x),
-// and the gradients.
+// Long rows, as in norm_rows.h. A threadgroup has some rows at work at once.
 
 template <bool aligned, typename T, typename W>
-inline float2 walk_sums(device const T* grad, device const T* x, device const W* weight, constant RmsNormParams& params,
-                        Part part, Threadgroup team) {
-  constexpr uint N = kStep<T>;
-  float4 v[N];
-  float4 g[N];
-  float4 w[N];
-  float2 sums = float2(0.0f);
-  for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
-    const Share<T, N> share(team.thread_index, team.threads, start);
-    share.template load<aligned>(v, x, part.end, 0.0f);
-    share.template load<aligned>(g, grad, part.end, 0.0f);
-    load_weight<aligned>(share, w, weight, params, part.end);
-    for (uint n = 0; n < N; ++n) sums += float2(sum4(v[n] * v[n]), sum4(g[n] * w[n] * v[n]));
-  }
-  return team.sum(sums, 0);
-}
-
-template <bool aligned, typename T, typename W>
-inline void walk_gradients(device const T* grad, device const T* x, device const W* weight, device const T* residual,
-                           device T* gx, constant RmsNormParams& params, Part part, float2 sums, Threadgroup team) {
-  constexpr uint N = kStep<T>;
-  const float scale = scale_of(sums.x, params);
-  const float pull = pull_of(sums.y, scale, params);
-  float4 v[N];
-  float4 g[N];
-  float4 w[N];
-  for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
-    const Share<T, N> share(team.thread_index, team.threads, start);
-    share.template load<aligned>(v, x, part.end, 0.0f);
-    share.template load<aligned>(g, grad, part.end, 0.0f);
-    load_weight<aligned>(share, w, weight, params, part.end);
-    for (uint n = 0; n < N; ++n) v[n] = scale * (g[n] * w[n] - v[n] * pull);
-    if (params.has_residual) {
-      share.template load<aligned>(g, residual, part.end, 0.0f);
-      for (uint n = 0; n < N; ++n) v[n] += g[n];
-    }
-    share.template store<aligned>(v, gx, part.end);
-  }
-}
-
-template <bool aligned, typename T, typename W>
-inline void differentiate_long_row(device const T* grad, device const T* x, device const W* weight,
-                                   device const T* residual, device T* gx, device float* scales,
-                                   constant RmsNormParams& params, Threadgroup team, uint row) {
-  const Part part(params.length);
-  const float2 sums = walk_sums<aligned>(grad, x, weight, params, part, team);
-  if (team.thread_index == 0) scales[row] = scale_of(sums.x, params);
-  walk_gradients<aligned>(grad, x, weight, residual, gx, params, part, sums, team);
-}
-
-template <typename T, typename W>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_looped(
-    device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const W* weight [[buffer(2)]],
-    device const T* residual [[buffer(3)]], device T* gx [[buffer(4)]], device float* scales [[buffer(5)]],
-    constant RmsNormParams& params [[buffer(6)]], uint row [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[64];
-  const Threadgroup team(thread_index, threads, scratch);
-  grad += row * params.grad_stride;
-  x += row * params.x_stride;
-  residual += row * params.residual_stride;
-  gx += ulong(row) * params.length;
-  if (params.aligned)
-    differentiate_long_row<true>(grad, x, weight, residual, gx, scales, params, team, row);
-  else
-    differentiate_long_row<false>(grad, x, weight, residual, gx, scales, params, team, row);
-}
-
-// Few long rows: several threadgroups share one, and leave the sums of their parts to a second dispatch.
-
-template <typename T, typename W>
-[[kernel]] [[max_total_threads_per_threadgroup(256)]] void rms_norm_backward_split_sums(
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_split_sums(
     device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const W* weight [[buffer(2)]],
     device float2* parts [[buffer(3)]], constant RmsNormParams& params [[buffer(4)]],
     uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[64];
+  constexpr uint N = kColumnStep;
+  constexpr uint R = RMS_NORM_BACKWARD_SPLIT_ROWS(aligned, sizeof(T));
+  typedef Slice<aligned, T, N> RowSlice;
+  threadgroup float scratch[2 * 32 * 2 * R];
   const Threadgroup team(thread_index, threads.x, scratch);
   const Part part(params.length, group.x, params.share);
-  grad += group.y * params.grad_stride;
-  x += group.y * params.x_stride;
-  const float2 sums = params.aligned ? walk_sums<true>(grad, x, weight, params, part, team)
-                                     : walk_sums<false>(grad, x, weight, params, part, team);
-  if (thread_index == 0) parts[group.y * params.splits + group.x] = sums;
+  const Chunk chunk(group.y, params);
+  const uint step = team.threads * 4 * N;
+  x += chunk.first * params.x_stride;
+  grad += chunk.first * params.grad_stride;
+  typename RowSlice::template Of<T> v[R];
+  typename RowSlice::template Of<T> g[R];
+  typename RowSlice::template Of<W> w;
+  fetch_some(RowSlice(thread_index, part.begin), v, x, params.x_stride, chunk.rows, part.end);
+  fetch_some(RowSlice(thread_index, part.begin), g, grad, params.grad_stride, chunk.rows, part.end);
+  fetch_weight(RowSlice(thread_index, part.begin), w, weight, params, part.end);
+  uint parity = 0;  // a reduction's scratch is used again only after another one
+  for (uint row = 0; row < chunk.rows; row += R) {
+    float sums[2 * R];
+#pragma unroll
+    for (uint i = 0; i < 2 * R; ++i) sums[i] = 0.0f;
+    for (uint start = part.begin; start < part.end; start += step) {
+#pragma unroll
+      for (uint r = 0; r < R; ++r) {
+        if (row + r >= chunk.rows) continue;
+        const float2 sum = sums_of<N, RowSlice::kRun>(RowSlice(thread_index, start), v[r], g[r], w, part.end);
+        sums[2 * r] += sum.x;
+        sums[2 * r + 1] += sum.y;
+      }
+      const bool along = start + step < part.end;  // the same rows come next
+      const uint next = along ? row : row + R;
+      if (next >= chunk.rows) break;
+      const RowSlice slice(thread_index, along ? start + step : part.begin);
+      fetch_some(slice, v, x + next * params.x_stride, params.x_stride, chunk.rows - next, part.end);
+      fetch_some(slice, g, grad + next * params.grad_stride, params.grad_stride, chunk.rows - next, part.end);
+      fetch_weight(slice, w, weight, params, part.end);
+    }
+    store_parts<float2, R>(sums, parts, chunk.first + row, chunk.rows - row, group.x, parity, params, team);
+    parity ^= 1;
+  }
 }
 
-template <typename T, typename W>
-[[kernel]] [[max_total_threads_per_threadgroup(256)]] void rms_norm_backward_split(
+template <bool aligned, typename T, typename W>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_split(
     device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const W* weight [[buffer(2)]],
-    device const T* residual [[buffer(3)]], device T* gx [[buffer(4)]], device float* scales [[buffer(5)]],
-    constant RmsNormParams& params [[buffer(6)]], device const float2* parts [[buffer(7)]],
+    device const T* residual [[buffer(3)]], device T* gx [[buffer(4)]], device float* partial [[buffer(5)]],
+    constant RmsNormParams& params [[buffer(6)]], device const float2* parts [[buffer(7)]], device W* gw [[buffer(8)]],
     uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
-  threadgroup float scratch[64];
-  const Threadgroup team(thread_index, threads.x, scratch);
+  constexpr uint N = kColumnStep;
+  constexpr uint R = RMS_NORM_BACKWARD_SPLIT_ROWS(aligned, sizeof(T));
+  typedef Slice<aligned, T, N> RowSlice;
+  threadgroup float2 sums[RMS_NORM_CHUNK_ROWS];  // of rows, then the factors made of them
+  const Threadgroup team(thread_index, threads.x, nullptr);
   const Part part(params.length, group.x, params.share);
-  grad += group.y * params.grad_stride;
-  x += group.y * params.x_stride;
-  residual += group.y * params.residual_stride;
-  gx += ulong(group.y) * params.length;
-  const bool present = thread_index < params.splits;
-  const float2 sums = team.sum(present ? parts[group.y * params.splits + thread_index] : float2(0.0f), 0);
-  if (thread_index == 0 && group.x == 0) scales[group.y] = scale_of(sums.x, params);
-  if (params.aligned)
-    walk_gradients<true>(grad, x, weight, residual, gx, params, part, sums, team);
-  else
-    walk_gradients<false>(grad, x, weight, residual, gx, params, part, sums, team);
+  const Chunk chunk(group.y, params);
+  x += chunk.first * params.x_stride;
+  grad += chunk.first * params.grad_stride;
+  residual += chunk.first * params.residual_stride;
+  gx += ulong(chunk.first) * params.length;
+  partial += ulong(group.y) * params.length;
+  // The next rows are on their way before they are needed, the first ones while the sums of parts are added up.
+  typename RowSlice::template Of<W> w;
+  typename RowSlice::template Of<T> v[R];
+  typename RowSlice::template Of<T> g[R];
+  float4 total[N];
+  for (uint n = 0; n < N; ++n) total[n] = float4(0.0f);
+  fetch_some(RowSlice(thread_index, part.begin), v, x, params.x_stride, chunk.rows, part.end);
+  fetch_some(RowSlice(thread_index, part.begin), g, grad, params.grad_stride, chunk.rows, part.end);
+  fetch_weight(RowSlice(thread_index, part.begin), w, weight, params, part.end);
+  sum_parts(sums, parts, chunk, params, team);
+  if (thread_index < chunk.rows)
+    sums[thread_index] =
+        factors_of(sums[thread_index].x, sums[thread_index].y, 1.0f / static_cast<float>(params.length), params);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint start = part.begin, row = 0; start < part.end;) {
+    const RowSlice slice(thread_index, start);
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+      if (row + r >= chunk.rows) continue;
+      const float2 factors = sums[row + r];
+      typename RowSlice::template Of<T> added;
+      if (params.has_residual) slice.fetch(added, residual + (row + r) * params.residual_stride, part.end);
+      for (uint n = 0; n < N; ++n) {
+        total[n] = fma(g[r][n], v[r][n] * factors.x, total[n]);
+        const float4 value = fma(v[r][n], float4(factors.y), g[r][n] * w[n] * factors.x);
+        v[r].round(n, params.has_residual ? value + added[n] : value);
+      }
+      slice.store(v[r], gx + ulong(row + r) * params.length, part.end);
+    }
+    row += R;
+    if (row >= chunk.rows) {
+      if (params.partial) slice.store(total, partial, part.end);
+      if (params.whole) {
+        typename RowSlice::template Of<W> rounded;
+        for (uint n = 0; n < N; ++n) rounded.round(n, total[n]);
+        slice.store(rounded, gw, part.end);
+      }
+      for (uint n = 0; n < N; ++n) total[n] = float4(0.0f);
+      row = 0;
+      start += team.threads * 4 * N;
+      if (start < part.end) fetch_weight(RowSlice(thread_index, start), w, weight, params, part.end);
+    }
+    if (start < part.end) {
+      const RowSlice next(thread_index, start);
+      fetch_some(next, v, x + row * params.x_stride, params.x_stride, chunk.rows - row, part.end);
+      fetch_some(next, g, grad + row * params.grad_stride, params.grad_stride, chunk.rows - row, part.end);
+    }
+  }
 }
 
 #define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-#define INSTANTIATE_TYPES(types, T, W)                                                                   \
-  INSTANTIATE("rms_norm_backward_thread", types, rms_norm_backward_thread<T, W>)                         \
-  INSTANTIATE("rms_norm_backward_simd1", types, rms_norm_backward_simd<T, W, 1>)                         \
-  INSTANTIATE("rms_norm_backward_block1", types, rms_norm_backward_block<T, W, 1, RMS_NORM_BLOCK1_ROWS>) \
-  INSTANTIATE("rms_norm_backward_block2", types, rms_norm_backward_block<T, W, 2, 1>)                    \
-  INSTANTIATE("rms_norm_backward_looped", types, rms_norm_backward_looped<T, W>)                         \
-  INSTANTIATE("rms_norm_backward_split_sums", types, rms_norm_backward_split_sums<T, W>)                 \
-  INSTANTIATE("rms_norm_backward_split", types, rms_norm_backward_split<T, W>)
+#define INSTANTIATE_ROWS(layout, aligned, types, T, W)                                                   \
+  INSTANTIATE("rms_norm_backward_simd1" layout, types, rms_norm_backward_simd<aligned, T, W, 1>)         \
+  INSTANTIATE("rms_norm_backward_block1" layout, types,                                                  \
+              rms_norm_backward_block<aligned, T, W, 1, RMS_NORM_BLOCK1_ROWS(sizeof(T))>)                \
+  INSTANTIATE("rms_norm_backward_block2" layout, types, rms_norm_backward_block<aligned, T, W, 2, 1>)    \
+  INSTANTIATE("rms_norm_backward_split_sums" layout, types, rms_norm_backward_split_sums<aligned, T, W>) \
+  INSTANTIATE("rms_norm_backward_split" layout, types, rms_norm_backward_split<aligned, T, W>)
+
+#define INSTANTIATE_TYPES(types, T, W)                                           \
+  INSTANTIATE("rms_norm_backward_thread", types, rms_norm_backward_thread<T, W>) \
+  INSTANTIATE_ROWS("", false, types, T, W)                                       \
+  INSTANTIATE_ROWS("_aligned", true, types, T, W)
 
 INSTANTIATE_TYPES("_float", float, float)
 INSTANTIATE_TYPES("_half", half, half)

@@ -39,30 +39,35 @@ kernel void rms_norm_weight_thread(device const float* partial [[buffer(0)]], de
   gw[column] = static_cast<W>(sum);
 }
 
-// … many of them by threadgroups of 32 simdgroups for 32 columns: each simdgroup has every 32nd of them, a few on their
-// way at once.
-constexpr constant uint kAtOnce = 8;
+// … many of them by threadgroups for 32 columns: each of their simdgroups has every 16th, some on their way at once.
+constexpr constant uint kSimdgroups = 16;
+constexpr constant uint kAtOnce = 17;
 
 template <typename W>
-[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_weight_block(
+[[kernel]] [[max_total_threads_per_threadgroup(512)]] void rms_norm_weight_block(
     device const float* partial [[buffer(0)]], device W* gw [[buffer(1)]],
     constant RmsNormWeightParams& params [[buffer(2)]], uint group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float sums[32 * 33];  // an odd stride lets a simdgroup read a column of it at once
+  threadgroup float sums[kSimdgroups * 32];
   const uint column = min(group * 32 + lane, params.length - 1);
   float sum = 0.0f;
-  for (uint first = simdgroup; first < params.chunks; first += 32 * kAtOnce) {
+  for (uint first = simdgroup; first < params.chunks; first += kSimdgroups * kAtOnce) {
     float values[kAtOnce];
 #pragma unroll
-    for (uint i = 0; i < kAtOnce; ++i)
-      values[i] = first + 32 * i < params.chunks ? partial[ulong(first + 32 * i) * params.length + column] : 0.0f;
+    for (uint i = 0; i < kAtOnce; ++i) {
+      const uint chunk = first + kSimdgroups * i;
+      values[i] = chunk < params.chunks ? partial[ulong(chunk) * params.length + column] : 0.0f;
+    }
 #pragma unroll
     for (uint i = 0; i < kAtOnce; ++i) sum += values[i];
   }
-  sums[simdgroup * 33 + lane] = sum;
+  sums[simdgroup * 32 + lane] = sum;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  const float total = simd_sum(sums[lane * 33 + simdgroup]);
-  if (lane == 0 && group * 32 + simdgroup < params.length) gw[group * 32 + simdgroup] = static_cast<W>(total);
+  if (simdgroup > 0 || group * 32 + lane >= params.length) return;
+  float total = 0.0f;
+#pragma unroll
+  for (uint i = 0; i < kSimdgroups; ++i) total += sums[i * 32 + lane];
+  gw[column] = static_cast<W>(total);
 }
 
 #define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;

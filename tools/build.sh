@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the extension and the kernels in place, and makes metalcore importable from .venv. It rebuilds what changed.
+# Builds the extension and the kernels in place (setup.py, tools/build), and makes metalcore importable from .venv.
+# It rebuilds what changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CXX=${CXX:-$(tools/compiler.sh)}

@@ -1,4 +1,4 @@
-// silu and gelu.
+// silu, relu and gelu.
 #include "elementwise.h"
 #include "replacement.h"
 
@@ -30,6 +30,11 @@ Tensor silu_backward(const Tensor& grad, const Tensor& x) {
   return activation_backward("silu_backward", "silu_backward", grad, x);
 }
 
+Tensor relu(const Tensor& x) { return activation("relu", "relu", x); }
+Tensor relu_backward(const Tensor& grad, const Tensor& x) {
+  return activation_backward("relu_backward", "relu_backward", grad, x);
+}
+
 Tensor gelu(const Tensor& x, const std::string& approximate) {
   return activation("gelu", is_tanh(approximate) ? "gelu_tanh" : "gelu", x);
 }
@@ -47,6 +52,7 @@ bool takes_gelu_backward(const Tensor& grad, const Tensor& x, const std::string&
 
 Replacement<&is_float, &silu> silu_replacement("silu", "silu");
 Replacement<&are_alike, &silu_backward> silu_backward_replacement("silu_backward", "silu_backward");
+Replacement<&is_float, &relu> relu_replacement("relu", "relu");
 Replacement<&takes_gelu, &gelu> gelu_replacement("gelu", "gelu");
 Replacement<&takes_gelu_backward, &gelu_backward> gelu_backward_replacement("gelu_backward", "gelu_backward");
 
@@ -56,6 +62,8 @@ Replacement<&takes_gelu_backward, &gelu_backward> gelu_backward_replacement("gel
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("silu(Tensor x) -> Tensor");
   m.def("silu_backward(Tensor grad, Tensor x) -> Tensor");
+  m.def("relu(Tensor x) -> Tensor");
+  m.def("relu_backward(Tensor grad, Tensor x) -> Tensor");
   m.def("gelu(Tensor x, str approximate) -> Tensor");
   m.def("gelu_backward(Tensor grad, Tensor x, str approximate) -> Tensor");
 }
@@ -63,6 +71,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 METALCORE_KERNELS(m) {
   m.impl("silu", TORCH_BOX(&metalcore::silu));
   m.impl("silu_backward", TORCH_BOX(&metalcore::silu_backward));
+  m.impl("relu", TORCH_BOX(&metalcore::relu));
+  m.impl("relu_backward", TORCH_BOX(&metalcore::relu_backward));
   m.impl("gelu", TORCH_BOX(&metalcore::gelu));
   m.impl("gelu_backward", TORCH_BOX(&metalcore::gelu_backward));
 }

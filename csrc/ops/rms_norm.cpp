@@ -44,9 +44,11 @@ MaybeTensor kernel_weight(const char* op, const MaybeTensor& weight, const Tenso
   return as_contiguous(torch::stable::to(*weight, ScalarType::Float));
 }
 
-gpu::Recording& kernel(gpu::Recording& recording, const char* op, const RowPlan& plan, ScalarType rows,
-                       ScalarType weight) {
-  return recording.kernel(op, "_", plan.variant, "_", suffix(rows), rows == weight ? "" : "_float");
+// The kernels of all variants except "thread" come in two layouts of the rows: `aligned`, and any.
+gpu::Recording& kernel(gpu::Recording& recording, const char* op, const RowPlan& plan, const char* stage, bool aligned,
+                       ScalarType rows, ScalarType weight) {
+  return recording.kernel(op, "_", plan.variant, stage, aligned && !plan.threads ? "_aligned_" : "_", suffix(rows),
+                          rows == weight ? "" : "_float");
 }
 
 bool all_aligned16(std::initializer_list<const Rows*> rows, const MaybeTensor& weight, int64_t length) {
@@ -55,8 +57,50 @@ bool all_aligned16(std::initializer_list<const Rows*> rows, const MaybeTensor& w
          (!weight || aligned16(*weight, 0, length));
 }
 
-gpu::Recording& split_sums_kernel(gpu::Recording& recording, ScalarType rows, ScalarType weight) {
-  return recording.kernel("rms_norm_backward_split_sums_", suffix(rows), rows == weight ? "" : "_float");
+// Rows that are too long for a threadgroup's registers in two dispatches: threadgroups have `share` elements of some
+// rows each, sums first and results then.
+constexpr uint32_t kSplitThreads = 512;
+constexpr int64_t kSplitColumns = kSplitThreads * 8;  // that they take at a time
+
+struct SplitPlan {
+  RowPlan rows;
+  uint32_t chunk_rows;
+};
+
+// `least_rows` is how many rows a threadgroup has before there are more threadgroups.
+SplitPlan plan_split(const Shape& shape, const Tensor& on, int64_t least_rows) {
+  const int64_t fill = gpu::parallelism(on).fill_threadgroups;
+  const int64_t share = round_up<int64_t>(
+      ceil_div(shape.length, std::min<int64_t>(ceil_div<int64_t>(shape.length, kSplitColumns), fill)), 8);
+  const uint32_t splits = grid_side(ceil_div(shape.length, share));
+  const int64_t wanted = std::clamp<int64_t>(fill / splits, 1, ceil_div(shape.rows, least_rows));
+  const auto chunk_rows = static_cast<uint32_t>(std::min<int64_t>(ceil_div(shape.rows, wanted), RMS_NORM_CHUNK_ROWS));
+  const uint32_t chunks = grid_side(ceil_div<int64_t>(shape.rows, chunk_rows));
+  return {{"split", {splits, chunks}, {kSplitThreads}, false, splits, grid_side(share)}, chunk_rows};
+}
+
+// A threadgroup that walks a row twice has it in the cache the second time, and the sums at once. But few rows leave
+// most of a GPU idle for longer than a second dispatch takes.
+constexpr int64_t kWalkedInADispatch = 28 * 1024;
+bool better_split(const Shape& shape, const Tensor& on) {
+  const int64_t fill = gpu::parallelism(on).fill_threadgroups;
+  return shape.length * (fill - 2 * shape.rows) > kWalkedInADispatch * fill;
+}
+
+std::string why_split(const RowPlan& plan, int64_t length) {
+  return std::to_string(plan.splits) + " threadgroups share a row of " + std::to_string(length) + ", in two dispatches";
+}
+
+SplitPlan plan_forward(const Shape& shape, const Tensor& on, const RowKernels& kernels) {
+  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, on, kernels);
+  const bool looped = std::strcmp(plan.variant, "looped") == 0;
+  return looped && better_split(shape, on) ? plan_split(shape, on, 1) : SplitPlan{plan, 0};
+}
+
+// What the first of the two dispatches leaves to the second.
+Tensor new_parts_of(int64_t numbers, const Tensor& like) {
+  const int64_t sizes[1] = {numbers};
+  return new_tensor(Sizes(sizes, 1), ScalarType::Float, like);
 }
 
 // Without a residual, `residual` and `sum` are not touched; something has to be bound there.
@@ -72,36 +116,42 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
   if (shape.rows == 0 || shape.length == 0) return {y, sum};
 
   const Rows x = rows_of(input, shape.length), added = residual ? rows_of(*residual, shape.length) : x;
-  const RowKernels& kernels = one_array(shape.length);
-  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, input, kernels);
-  gpu::note_plan(residual ? "add_rms_norm" : op, plan.variant,
-                 [&] { return why_rows(plan, shape.length, 1, input, kernels); });
+  RowKernels kernels = one_array(shape.length);
+  kernels.split = false;  // what plan_forward() decides
+  const SplitPlan split = plan_forward(shape, input, kernels);
+  const RowPlan& plan = split.rows;
+  gpu::note_plan(residual ? "add_rms_norm" : op, plan.variant, [&] {
+    return split.chunk_rows ? why_split(plan, shape.length) + ", since there are few"
+                            : why_rows(plan, shape.length, 1, input, kernels);
+  });
   const RmsNormParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
       .eps = static_cast<float>(eps),
-      .aligned = all_aligned16({&x, &added}, weight, shape.length),
       .has_weight = weight.has_value(),
       .has_residual = residual.has_value(),
       .splits = plan.splits,
       .share = plan.share,
+      .chunk_rows = split.chunk_rows,
       .x_stride = x.stride,
       .residual_stride = added.stride,
   };
-  const auto parts = new_parts(plan, shape.rows, 1, y);
+  const bool aligned = all_aligned16({&x, &added}, weight, shape.length);
+  const bool shared = split.chunk_rows > 0;
+  const Tensor parts = new_parts_of(shared ? plan.splits * shape.rows : 0, input);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal wants a buffer also for an argument that is not used
   gpu::record(y, [&](gpu::Recording& recording) {
-    if (parts) {
-      recording.kernel("rms_norm_split_squares_", suffix(dtype));
-      recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, sum).buffer(3, *parts).bytes(4, params);
+    if (shared) {
+      kernel(recording, op, plan, "_squares", aligned, dtype, dtype);
+      recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, sum).buffer(3, parts).bytes(4, params);
       dispatch(recording, plan);
-      kernel(recording, op, plan, dtype, weight_dtype);
-      recording.buffer(0, x.tensor).buffer(1, weights).buffer(2, y).buffer(3, sum).buffer(4, *parts).bytes(5, params);
+      kernel(recording, op, plan, "", aligned, dtype, weight_dtype);
+      recording.buffer(0, x.tensor).buffer(1, weights).buffer(2, y).buffer(3, sum).buffer(4, parts).bytes(5, params);
       dispatch(recording, plan);
       return;
     }
-    kernel(recording, op, plan, dtype, weight_dtype);
+    kernel(recording, op, plan, "", aligned, dtype, weight_dtype);
     recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, weights);
     recording.buffer(3, y).buffer(4, sum).bytes(5, params);
     dispatch(recording, plan);
@@ -119,40 +169,50 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
 }
 
 // How the backward kernels share the rows, and the parts of the weight's gradient that come of it: as many as teams of
-// threads that keep them in registers, or at most 256 chunks of at least 32 rows for a kernel of its own.
+// threads that keep them in registers; or chunks of rows, of which a kernel of its own makes parts where a thread takes
+// a row.
 struct BackwardPlan {
-  RowPlan rows;
+  SplitPlan rows;
   RowKernels kernels;
-  bool fused;
   int64_t chunk_rows, chunks;
 };
 
+// A thread has 4 elements of short rows and of float32, which take 16 bytes then, and 8 of others.
+constexpr int64_t kShortRow = 256;
+constexpr int64_t kLeastChunk = 8;
+
 BackwardPlan plan_backward(const Shape& shape, const Tensor& on) {
-  constexpr RowKernels block1 = {false, "block1", 4, 1024, true}, block2 = {false, "block2", 8, 1024, true};
-  const RowKernels& kernels = shape.length <= block1.block_elements * block1.block_threads ? block1 : block2;
+  constexpr RowKernels block1 = {false, "block1", 4, 1024, false}, block2 = {false, "block2", 8, 1024, false};
+  const int64_t size = on.element_size();
+  const bool few = shape.length <= (size == 2 ? kShortRow : block1.block_elements * block1.block_threads);
+  const RowKernels& kernels = few ? block1 : block2;
   RowPlan plan = plan_rows(shape.rows, shape.length, 1, on, kernels);
-  const bool simd = std::strncmp(plan.variant, "simd", 4) == 0, block = std::strncmp(plan.variant, "block", 5) == 0;
-  if (!simd && !block) {
+  if (plan.threads) {
     const int64_t chunk_rows = std::max<int64_t>(32, ceil_div<int64_t>(shape.rows, 256));
-    return {plan, kernels, false, chunk_rows, ceil_div(shape.rows, chunk_rows)};
+    return {{plan, 0}, kernels, chunk_rows, ceil_div(shape.rows, chunk_rows)};
   }
-  if (plan.variant == block1.block) plan.grid.x = ceil_div<uint32_t>(plan.grid.x, RMS_NORM_BLOCK1_ROWS);
+  if (std::strcmp(plan.variant, "looped") == 0) {
+    const SplitPlan split = plan_split(shape, on, kLeastChunk);
+    return {split, kernels, split.chunk_rows, split.rows.grid.y};
+  }
+  const bool simd = std::strncmp(plan.variant, "simd", 4) == 0;
+  if (plan.variant == block1.block) plan.grid.x = ceil_div<uint32_t>(plan.grid.x, RMS_NORM_BLOCK1_ROWS(size));
   plan.grid.x = std::min(plan.grid.x, std::max(1u, row_tuning(on).row_threads / plan.threadgroup.x));
   const int64_t teams = int64_t{plan.grid.x} * (simd ? plan.threadgroup.x / gpu::kSimdWidth : 1);
-  return {plan, kernels, true, 1, std::min(teams, shape.rows)};
+  return {{plan, 0}, kernels, 1, std::min(teams, shape.rows)};
 }
 
 // Sums up the parts of the weight's gradient: a thread has a column where the parts are few, a simdgroup where they are
 // many.
 void record_weight(gpu::Recording& recording, const Tensor& partial, const Tensor& gradient,
                    const RmsNormWeightParams& params) {
-  constexpr uint32_t kFewChunks = 8;
+  constexpr uint32_t kFewChunks = 16;
   const bool by_thread = row_tuning(gradient).simd_row == 0 || params.chunks <= kFewChunks;
   const char* stem = by_thread ? "rms_norm_weight_thread" : "rms_norm_weight_block";
   recording.kernel(stem, "_", suffix(gradient.scalar_type()));
   recording.buffer(0, partial).buffer(1, gradient).bytes(2, params);
   by_thread ? recording.dispatch_threads({params.length}, {256})
-            : recording.dispatch_threadgroups({ceil_div(params.length, 32u)}, {1024});
+            : recording.dispatch_threadgroups({ceil_div(params.length, 32u)}, {512});
 }
 
 // The gradients of x and of the weight (empty where it is not wanted). `sum_grad` is what reaches x + residual, where
@@ -178,23 +238,32 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   const Rows x = rows_of(input, shape.length), g = rows_of(grad, shape.length);
   const Rows added = sum_grad ? rows_of(*sum_grad, shape.length) : g;
   const BackwardPlan plan = plan_backward(shape, input);
-  gpu::note_plan(op, plan.rows.variant, [&] { return why_rows(plan.rows, shape.length, 1, input, plan.kernels); });
+  const RowPlan& rows = plan.rows.rows;
+  gpu::note_plan(op, rows.variant, [&] {
+    return plan.rows.chunk_rows ? why_split(rows, shape.length) : why_rows(rows, shape.length, 1, input, plan.kernels);
+  });
   const bool aligned = all_aligned16({&x, &g, &added}, weight, shape.length);
-  const int64_t scale_sizes[1] = {plan.fused ? 0 : shape.rows};
-  const int64_t partial_sizes[2] = {weight_wanted ? plan.chunks : 0, shape.length};
-  const Tensor scales = new_tensor(Sizes(scale_sizes, 1), ScalarType::Float, input);
+  const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
+  const bool shared = plan.rows.chunk_rows > 0;
+  // Whether a threadgroup has all rows of its columns, so that it makes the weight's gradient itself.
+  const bool whole = shared && weight_wanted && plan.chunks == 1 && gw.scalar_type() == weight_dtype;
+  const bool partial_wanted = weight_wanted && !whole;
+  const int64_t partial_sizes[2] = {partial_wanted ? plan.chunks : 0, shape.length};
+  const Tensor scales = new_parts_of(rows.threads ? shape.rows : 0, input);
   const Tensor partial = new_tensor(Sizes(partial_sizes, 2), ScalarType::Float, input);
+  const Tensor parts = new_parts_of(shared ? 2 * rows.splits * shape.rows : 0, input);
   const RmsNormParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
       .eps = static_cast<float>(eps),
-      .aligned = aligned,
       .has_weight = weight.has_value(),
       .has_residual = sum_grad.has_value(),
       .streams = grid_side(plan.chunks),
-      .partial = weight_wanted,
-      .splits = plan.rows.splits,
-      .share = plan.rows.share,
+      .partial = partial_wanted,
+      .splits = rows.splits,
+      .share = rows.share,
+      .chunk_rows = plan.rows.chunk_rows,
+      .whole = whole,
       .x_stride = x.stride,
       .residual_stride = added.stride,
       .grad_stride = g.stride,
@@ -208,22 +277,20 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
       .x_stride = x.stride,
       .grad_stride = g.stride,
   };
-  const auto parts = new_parts(plan.rows, shape.rows, 2, gx);
-  const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal wants a buffer also for an argument that is not used
   gpu::record(gx, [&](gpu::Recording& recording) {
-    if (parts) {
-      split_sums_kernel(recording, dtype, weight_dtype);
-      recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, *parts).bytes(4, params);
-      dispatch(recording, plan.rows);
+    if (shared) {
+      kernel(recording, op, rows, "_sums", aligned, dtype, weight_dtype);
+      recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, parts).bytes(4, params);
+      dispatch(recording, rows);
     }
-    kernel(recording, op, plan.rows, dtype, weight_dtype);
-    recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, added.tensor);
-    if (parts) recording.buffer(7, *parts);
-    recording.buffer(4, gx).buffer(5, !plan.fused ? scales : weight_wanted ? partial : gx).bytes(6, params);
-    dispatch(recording, plan.rows);
-    if (!weight_wanted) return;
-    if (!plan.fused) {
+    kernel(recording, op, rows, "", aligned, dtype, weight_dtype);
+    recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, added.tensor).buffer(4, gx);
+    recording.buffer(5, rows.threads ? scales : partial_wanted ? partial : gx).bytes(6, params);
+    if (shared) recording.buffer(7, parts).buffer(8, whole ? gw : gx);
+    dispatch(recording, rows);
+    if (!partial_wanted) return;
+    if (rows.threads) {
       recording.kernel("rms_norm_weight_partial_", suffix(dtype));
       recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, stages);
       recording.dispatch_threads({grid_side(ceil_div<int64_t>(shape.length, 4)), stages.chunks}, {256});

@@ -8,9 +8,9 @@
 //   looped   one threadgroup that walks the row twice, for rows of any length
 //   split    several threadgroups that share the row, where there are few rows: a dispatch for each walk
 //
-// simd and block differ in who takes part, a Simdgroup or a Threadgroup, and share the rest. Each kernel has two
-// bodies: in `aligned` dispatches every row begins at a multiple of 16 bytes and ends with one, in every tensor, so
-// that whole vectors are loaded without a look at the row's end. Loads behind branches would wait for each other.
+// simd and block differ in who takes part, a Simdgroup or a Threadgroup, and share the rest. Each has two bodies, or
+// two kernels: in `aligned` dispatches every row begins at a multiple of 16 bytes and ends with one, in every tensor,
+// so that whole vectors are loaded without a look at the row's end. Loads behind branches would wait for each other.
 #pragma once
 
 #include <metal_stdlib>
@@ -76,50 +76,6 @@ struct Share {
 
   uint at(uint n) const { return first + n / kRun * step + n % kRun * 4; }
 
-  // Whether float4 number n lies in a row; where rows are aligned it is all inside or all outside.
-  bool holds(uint n, uint length) const { return at(n) < length; }
-
-  // The same as load(), but where rows are aligned with any elements of the row past its end: for sums from which the
-  // caller leaves out what the row does not hold, at a select for each sum instead of one for each element.
-  template <bool aligned, typename U>
-  void load_any(thread float4 (&v)[N], device const U* row, uint length) const {
-    if constexpr (!aligned) {
-      load<false>(v, row, length, 0.0f);
-    } else if constexpr (kPairs && sizeof(U) == 2) {
-#pragma unroll
-      for (uint n = 0; n < N; n += 2) {
-        const Pack<U> pack = *reinterpret_cast<device const Pack<U>*>(row + min(at(n), length - 8));
-        v[n] = static_cast<float4>(pack.low);
-        v[n + 1] = static_cast<float4>(pack.high);
-      }
-    } else {
-#pragma unroll
-      for (uint n = 0; n < N; ++n)
-        v[n] = static_cast<float4>(*reinterpret_cast<device const vec<U, 4>*>(row + min(at(n), length - 4)));
-    }
-  }
-
-  // load_any() of aligned rows in two halves, so that other work can be done while the elements are on their way.
-  typedef vec<uint, sizeof(T) == 2 ? 2 * kRun : 4> Raw;
-  static constexpr constant uint kRaws = N / kRun;
-
-  void fetch(thread Raw (&bits)[kRaws], device const T* row, uint length) const {
-#pragma unroll
-    for (uint r = 0; r < kRaws; ++r)
-      bits[r] = *reinterpret_cast<device const Raw*>(row + min(at(r * kRun), length - 4 * kRun));
-  }
-  void widen(thread float4 (&v)[N], thread const Raw (&bits)[kRaws]) const {
-#pragma unroll
-    for (uint r = 0; r < kRaws; ++r) {
-      if constexpr (kPairs) {
-        v[2 * r] = static_cast<float4>(as_type<vec<T, 4>>(bits[r].xy));
-        v[2 * r + 1] = static_cast<float4>(as_type<vec<T, 4>>(bits[r].zw));
-      } else {
-        v[r] = static_cast<float4>(as_type<vec<T, 4>>(bits[r]));
-      }
-    }
-  }
-
   template <bool aligned, typename U>
   void load(thread float4 (&v)[N], device const U* row, uint length, float otherwise) const {
     if constexpr (aligned && kPairs && sizeof(U) == 2) {
@@ -183,10 +139,6 @@ struct Part {
   explicit Part(uint body) : begin(0), end(body) {}
 };
 
-// float4s that hold 16 bytes of T.
-template <typename T>
-constexpr constant uint kStep = sizeof(T) == 2 ? 2 : 1;
-
 // What a thread of a looped kernel takes at a time. Of 16 bits 16 bytes: it makes do with the registers with which two
 // threadgroups of 1024 threads run at once. Of float32 more is on its way at once in one threadgroup.
 template <typename T>
@@ -197,6 +149,26 @@ constexpr constant uint kSplitStep = 4;
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 inline float max4(float4 v) { return max(max(v.x, v.y), max(v.z, v.w)); }
 
+// The sums over a simdgroup of COUNT values, a power of two up to 32, at fewer exchanges than one after the other: half
+// of the lanes go on with half of the values. A lane gets that of value lane * COUNT / 32.
+template <uint COUNT>
+inline float simd_sums(thread float (&values)[COUNT], uint lane) {
+  uint across = 16;
+#pragma unroll
+  for (uint half_count = COUNT / 2; half_count > 0; half_count /= 2, across /= 2) {
+    const bool upper = lane & across;
+#pragma unroll
+    for (uint i = 0; i < half_count; ++i) {
+      const float mine = upper ? values[i + half_count] : values[i];
+      const float other = upper ? values[i] : values[i + half_count];
+      values[i] = mine + simd_shuffle_xor(other, across);
+    }
+  }
+#pragma unroll
+  for (; across > 0; across /= 2) values[0] += simd_shuffle_xor(values[0], across);
+  return values[0];
+}
+
 // Who works on a row. Every thread gets the results of its reductions.
 struct Simdgroup {
   uint thread_index;
@@ -206,10 +178,11 @@ struct Simdgroup {
 
   float sum(float value, uint) const { return simd_sum(value); }
   float2 sum(float2 value, uint) const { return float2(simd_sum(value.x), simd_sum(value.y)); }
-  template <uint R>
-  void sum(thread float2 (&values)[R], uint) const {
+  template <uint COUNT>
+  void sum(thread float (&values)[COUNT], uint) const {
+    const float sum = simd_sums(values, thread_index);
 #pragma unroll
-    for (uint r = 0; r < R; ++r) values[r] = sum(values[r], 0);
+    for (uint i = 0; i < COUNT; ++i) values[i] = simd_shuffle(sum, i * (32 / COUNT));
   }
   float maximum(float value, uint) const { return simd_max(value); }
 };
@@ -236,28 +209,21 @@ struct Threadgroup {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     return simd_sum(lane < threads / 32 ? scratch[32 * reduction + lane] : 0.0f);
   }
-  float2 sum(float2 value, uint reduction) const {
-    float2 values[1] = {value};
-    sum(values, reduction);
-    return values[0];
-  }
-  template <uint R>
-  void sum(thread float2 (&values)[R], uint reduction) const {
-    threadgroup float* const first = scratch + 64 * R * reduction;
-#pragma unroll
-    for (uint r = 0; r < R; ++r) {
-      values[r] = float2(simd_sum(values[r].x), simd_sum(values[r].y));
-      if (lane == 0) {
-        first[64 * r + simdgroup] = values[r].x;
-        first[64 * r + 32 + simdgroup] = values[r].y;
-      }
-    }
+  // Leaves the sums of each simdgroup's values behind one another, 32 to a value, and returns them.
+  template <uint COUNT>
+  threadgroup float* gather(thread float (&values)[COUNT], uint reduction) const {
+    threadgroup float* const sums = scratch + 32 * COUNT * reduction;
+    const float sum = simd_sums(values, lane);
+    if (lane % (32 / COUNT) == 0) sums[lane * COUNT + simdgroup] = sum;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const bool present = lane < threads / 32;
+    return sums;
+  }
+  template <uint COUNT>
+  void sum(thread float (&values)[COUNT], uint reduction) const {
+    threadgroup const float* const sums = gather(values, reduction);
 #pragma unroll
-    for (uint r = 0; r < R; ++r)
-      values[r] =
-          float2(simd_sum(present ? first[64 * r + lane] : 0.0f), simd_sum(present ? first[64 * r + 32 + lane] : 0.0f));
+    for (uint i = 0; i < COUNT; ++i) values[i] = lane < threads / 32 ? sums[32 * i + lane] : 0.0f;
+    Simdgroup(lane).sum(values, 0);
   }
   float maximum(float value, uint reduction) const {
     value = simd_max(value);

@@ -211,14 +211,14 @@ class _OpsOnMeta(TorchDispatchMode):
                 return _kernel(func).call_boxed(_KEYS, *args, **kwargs)
         if _works(func):
             _C.note_torch_step(f"aten::{func.overloadpacket.__name__}")
-        return _NOT_ON_META.get(func, func)(*args, **kwargs)
+        return (_NOT_ON_META.get(func) or func)(*args, **kwargs)
 
 
 def _geqrf(A):
     return A.new_empty(A.shape), A.new_empty((*A.shape[:-2], min(A.shape[-2:])))
 
 
-_NOT_ON_META = {torch.ops.aten.geqrf.default: _geqrf}  # what PyTorch itself cannot do without memory
+_NOT_ON_META: dict[Any, Any] = {torch.ops.aten.geqrf.default: _geqrf}  # what PyTorch itself cannot do without memory
 
 
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)

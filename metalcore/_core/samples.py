@@ -10,14 +10,14 @@ from .registry import Sample
 __all__ = ["elementwise", "low_rank", "positive_definite", "rows", "separated", "well_conditioned"]
 
 
-def elementwise() -> tuple[Sample, ...]:
-    """Of a function of one tensor: vectors of elements with a rest, elements that are not aligned, strides."""
+def elementwise(name: str = "", **options) -> tuple[Sample, ...]:
+    """A function of one tensor: vectors of elements with a rest, elements that are not aligned, strides."""
     return (
-        Sample("rows", ((64, 1000),)),
-        Sample("with a rest", ((1027,),)),
-        Sample("not aligned", ((1003,),), arguments=lambda x: (x[1:],)),
-        Sample("strided", ((64, 1000),), arguments=lambda x: (x.mT[3::2, 1:],)),
-        Sample("empty", ((0, 8),)),
+        Sample(f"{name}rows", ((64, 1000),), options),
+        Sample(f"{name}with a rest", ((1027,),), options),
+        Sample(f"{name}not aligned", ((1003,),), options, arguments=lambda x: (x[1:],)),
+        Sample(f"{name}strided", ((64, 1000),), options, arguments=lambda x: (x.mT[3::2, 1:],)),
+        Sample(f"{name}empty", ((0, 8),), options),
     )
 
 

@@ -62,7 +62,8 @@ def _cells(op):
 
 def _summary(function):
     """The first sentence of its docstring."""
-    return " ".join(inspect.getdoc(function).split("\n\n")[0].split()).split(". ")[0].rstrip(".").replace("|", "\\|")
+    first = (inspect.getdoc(function) or "").split("\n\n")[0]
+    return " ".join(first.split()).split(". ")[0].rstrip(".").replace("|", "\\|")
 
 
 def _override(override):

@@ -148,7 +148,7 @@ def _check_kernels():
         except RuntimeError as error:
             errors.append(f"{name}: {error}")
     if errors:
-        raise RuntimeError(f"{len(errors)} of {len(names)} kernels do not compile\n" + "\n".join(errors))
+        raise RuntimeError(f"{len(errors)} of {len(names)} built-in kernels do not compile\n" + "\n".join(errors))
     return {"note": f"{len(names)} kernels"}
 
 

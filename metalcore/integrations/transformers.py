@@ -21,6 +21,9 @@ Nothing changes in a model's modules, parameters or checkpoints. Attention other
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from importlib import import_module
+
 from .. import overrides
 from ..overrides._switches import Request
 
@@ -31,7 +34,7 @@ OVERRIDES = ("silu", "gelu", "softmax", "log_softmax", "rms_norm", "adamw")
 _requests: list[Request] = []
 
 
-def patch(*names: str, exclude=()) -> Request:
+def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
     """Puts metalcore's kernels into transformers' models and Trainer.
 
     Args:
@@ -45,7 +48,7 @@ def patch(*names: str, exclude=()) -> Request:
         ValueError: for a name that is not a patch.
         ImportError: if transformers is not installed.
     """
-    import transformers  # noqa: F401
+    import_module("transformers")  # by its name, since a type checker would read thousands of files
 
     exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     for name in (*names, *exclude):

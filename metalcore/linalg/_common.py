@@ -87,7 +87,7 @@ def plan_is_torchs(op, option, A, B=None, C=None):
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan_is_torchs(op, option, family, *shapes):
+def _plan_is_torchs(op: str, option, family, *shapes):
     try:
         with on_meta("cuda") as recorder:
             getattr(ops, _OPERATORS.get(op, op))(*_arguments(op, option, shapes))
@@ -100,7 +100,7 @@ _OPERATORS = {"cholesky": "cholesky_ex", "lu_factor": "lu_factor_ex"}
 _USUAL = {"left": True, "mode": "reduced", "pivot": True, "triangle": "full", "alpha": 1.0, "beta": 0.0}
 
 
-def _arguments(op, option, shapes):
+def _arguments(op: str, option, shapes):
     """Arguments for the operator: meta tensors, the option, and usual values for what plans do not depend on."""
     given = dict([option] if option else [])
     shapes = iter([shape for shape in shapes if shape is not None])

@@ -102,7 +102,7 @@ def _op(function):
         namesake=f"torch.{function.__name__}",
         results=lambda found: (found[1], low_rank(found[0], found[1], found[2].mT)),
         operators=("qr", "svd", "solve_triangular"),
-        samples=lambda: (Sample("20x12", ((3, 20, 12),), {"q": 12}, prepare=(separated,), terms=20**2),),
+        samples=lambda: (Sample("20x12", ((3, 20, 12),), {"q": 12}, prepare=(separated,), terms=20**2, roundings=3),),
     )
 
 

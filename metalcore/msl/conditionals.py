@@ -13,22 +13,34 @@ _STATEMENT_STARTS = {"(", "[", "{", "}", ";", ",", "?", ":", "return", "case", "
 def wrap_conditionals(program):
     """`c ? a : b` becomes `msl::chosen(c ? msl::arm(a) : msl::arm(b))`, in which a bfloat and a float may mix."""
     tokens, before, after = program.tokens, {}, {}
-    templates = {d.name for d in program.walk() if d.is_template} | _STANDARD_TEMPLATES
-    for i, token in enumerate(tokens):
-        if token.text != "?" or _in_template_arguments(program, i, templates):
-            continue
-        colon = _conditional_colon(program, i)
-        start = _condition_start(program, i, templates)
-        end = _expression_end(program, colon + 1) if colon is not None else None
-        if start is None or end is None:
-            continue
+    for question, (start, colon, end) in _find(program).items():
         before[start] = before.get(start, "") + "msl::chosen("
-        for place, text in ((i, " msl::arm("), (colon - 1, ")"), (colon, " msl::arm("), (end - 1, "))")):
+        for place, text in ((question, " msl::arm("), (colon - 1, ")"), (colon, " msl::arm("), (end - 1, "))")):
             after[place] = after.get(place, "") + text
     for place, text in after.items():
         tokens[place].text += text
     for place, text in before.items():
         tokens[place].text = text + tokens[place].text
+
+
+def _find(program):
+    """{index of `?`: (index of the condition's first token, index of `:`, index after the alternative)}.
+
+    Each walk ends at the next `?` and uses what is known of that one, so that a long chain takes linear time.
+    """
+    templates = {d.name for d in program.walk() if d.is_template} | _STANDARD_TEMPLATES
+    questions = [i for i, token in enumerate(program.tokens) if token.text == "?"]
+    in_templates, colons, ends, found = {}, {}, {}, {}
+    for i in questions:
+        in_templates[i] = _in_template_arguments(program, i, templates, in_templates)
+    for i in reversed(questions):
+        colons[i] = _conditional_colon(program, i, colons)
+        ends[i] = _expression_end(program, colons[i] + 1, ends) if colons[i] is not None else None
+    for i in questions:
+        start = _condition_start(program, i, templates)
+        if not in_templates[i] and start is not None and ends[i] is not None:
+            found[i] = start, colons[i], ends[i]
+    return found
 
 
 _STANDARD_TEMPLATES = {
@@ -39,19 +51,19 @@ _STANDARD_TEMPLATES = {
 }  # fmt: skip
 
 
-def _conditional_colon(program, i):
-    """The index of the `:` that belongs to the `?` at i."""
-    tokens, depth, i = program.tokens, 0, i + 1
+def _conditional_colon(program, i, colons):
+    """The index of the `:` that belongs to the `?` at i. `colons` has those of the later ones."""
+    tokens, i = program.tokens, i + 1
     while i < len(tokens):
         text = tokens[i].text
         if text in CLOSING:
             i = program.partner[i]
         elif text == "?":
-            depth += 1
+            if colons[i] is None:
+                return None
+            i = colons[i]
         elif text == ":":
-            if depth == 0:
-                return i
-            depth -= 1
+            return i
         elif text in (")", "]", "}", ";"):
             return None
         i += 1
@@ -82,8 +94,12 @@ def _condition_start(program, i, templates):
     return None
 
 
-def _in_template_arguments(program, i, templates):
-    """Whether the token at i stands in a template's arguments, where a conditional chooses between constants."""
+def _in_template_arguments(program, i, templates, known):
+    """Whether the `?` at i stands in a template's arguments, where a conditional chooses between constants.
+
+    Args:
+        known: the answers for the `?` before it.
+    """
     tokens, i = program.tokens, i - 1
     while i > 0:
         text = tokens[i].text
@@ -96,6 +112,8 @@ def _in_template_arguments(program, i, templates):
             return True
         elif text in ("(", "[", "{", "}", ";"):
             return False
+        elif text == "?":
+            return known[i]
         i -= 1
     return False
 
@@ -131,9 +149,9 @@ def _looks_like_types(tokens, first, last):
     )
 
 
-def _expression_end(program, i):
-    """The index after the assignment expression that begins at i."""
-    tokens, depth = program.tokens, 0
+def _expression_end(program, i, ends):
+    """The index after the assignment expression that begins at i. `ends` has those of the later conditionals."""
+    tokens = program.tokens
     while i < len(tokens):
         text = tokens[i].text
         if text in CLOSING:
@@ -147,9 +165,7 @@ def _expression_end(program, i):
             ):
                 i = close
         elif text == "?":
-            depth += 1
-        elif text == ":" and depth:
-            depth -= 1
+            return ends[i]
         elif text in (")", "]", "}", ";", ",", ":"):
             return i
         i += 1

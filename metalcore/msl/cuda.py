@@ -27,10 +27,12 @@ class CudaProgram:
         load: () -> (Translation.guarded, Translation.cuda_kernels()); called when a kernel has to be compiled.
         msl: the source, quoted in errors.
         flags: options for NVRTC besides the usual ones.
+        source: the file of built-in kernels, which errors name; "" for others.
     """
 
-    def __init__(self, digest, load, *, msl="", flags=()):
+    def __init__(self, digest, load, *, msl="", flags=(), source=""):
         self.digest = digest
+        self.source = source
         self._load = load
         self._lock = threading.Lock()
         self._loaded = None
@@ -74,7 +76,8 @@ class CudaProgram:
             if not str(error).startswith(str(nvrtc.INCLUDE)):
                 raise
             # The error is in the entry, which binds the kernel's arguments: for example, a binding is too small.
-            bound = ", ".join(f"kernel '{kernel}', bound as {signature}" for kernel, signature in requests)
+            place = f" of {self.source}" if self.source else ""
+            bound = ", ".join(f"kernel '{kernel}'{place}, bound as {signature}" for kernel, signature in requests)
             raise MSLError(f"{bound}: {error}") from None
 
 
@@ -104,13 +107,13 @@ def compile_kernels(capability, requests):
         requests: [(program's number, kernel, signature)]; compiled in parallel.
 
     Returns:
-        [(cubin, or PTX; the kernel's name in it)].
+        [(cubin, or PTX; the kernel's name in it; the file of a built-in kernel or "")].
     """
 
     def compiled(request):
         number, kernel, signature = request
         program = _builtin_program(kernel) if number == BUILTIN else _programs[number]
-        return program.cubin(capability, kernel, signature), _ENTRY
+        return program.cubin(capability, kernel, signature), _ENTRY, program.source
 
     if len(requests) == 1:
         return [compiled(requests[0])]
@@ -158,7 +161,8 @@ def _families():
     """{kernel: its family's CudaProgram}."""
     found = {}
     for family, (digest, kernels) in builtin_programs().items():
-        program = CudaProgram(digest, functools.partial(_read_family, family), flags=_BUILTIN_FLAGS)
+        load = functools.partial(_read_family, family)
+        program = CudaProgram(digest, load, flags=_BUILTIN_FLAGS, source=f"{family}.metal")
         found |= dict.fromkeys(kernels, program)
     return found
 

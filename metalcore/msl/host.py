@@ -14,8 +14,10 @@ from .errors import CompilerNotFoundError, MSLError, quote_error
 
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
-    "-std=gnu++17 -fPIC -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -fsigned-char -w "
-    "-ffp-contract=off -fvisibility=hidden -Ulinux -Uunix -Wno-narrowing -fdiagnostics-color=never -fmax-errors=20 "
+    "-std=gnu++17 -fPIC -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -fsigned-char "
+    "-ffp-contract=off -fvisibility=hidden -Ulinux -Uunix -fdiagnostics-color=never -fmax-errors=20 "
+    # Metal has no arrays of variable length, which are an extension of C++ here. -w would suppress this error, too.
+    "-Wno-narrowing -Werror=vla "
     # Kernels do not throw. The compiler must keep an access by a null pointer, which checking reports.
     "-fno-exceptions -fno-delete-null-pointer-checks "
     # Large local arrays must touch the guard page below a fiber's stack, not skip it.
@@ -218,6 +220,7 @@ def explain(stderr, msl="", filename="program_source"):
         ):
             instantiated_at = (match["file"], match["line"], match["column"])
         if not text.startswith(("error:", "fatal error:")):
+            instantiated_at = None if text.startswith("warning:") else instantiated_at
             continue
         place = (match["file"], match["line"], match["column"]) if in_program else instantiated_at
         instantiated_at = None

@@ -3,15 +3,19 @@
 from .arithmetic import ArithmeticFailure, evaluate
 
 
-def constant_value(program, tokens):
-    """The value of an integer expression of literals, enumerators and named constants, or None."""
+def constant_value(program, tokens, values=None):
+    """The value of an integer expression of literals, enumerators and named constants, or None.
+
+    Args:
+        values: further names with their values.
+    """
     words = []
     for i, token in enumerate(tokens):
         if token.text == "::" or i + 1 < len(tokens) and tokens[i + 1].text == "::":
             continue  # the name alone tells
         words.append(token.text)
     try:
-        return evaluate(words, _named_constants(program).get).value
+        return evaluate(words, {**_named_constants(program), **(values or {})}.get).value
     except ArithmeticFailure:
         return None
 

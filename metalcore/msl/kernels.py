@@ -168,7 +168,8 @@ def _instantiated_kernel(program, instantiation, templates):
         declaration,
         _arguments(program, declaration),
         _identifiers(program, instantiation.name_at, instantiation.name_end),
-        _max_total_threads(program, instantiation) or _max_total_threads(program, declaration),
+        _max_total_threads(program, instantiation)
+        or _max_total_threads(program, declaration, _template_values(program, instantiation, declaration)),
     )
 
 
@@ -177,9 +178,35 @@ def _host_name(declaration):
     return "".join(ast.literal_eval(token.text) for token in strings if token.kind == "str")
 
 
-def _max_total_threads(program, declaration):
+def _max_total_threads(program, declaration, values=None):
     argument = declaration.attributes.get("max_total_threads_per_threadgroup")
-    return (constant_value(program, argument) or 0) if argument else 0
+    if not argument:
+        return 0
+    value = constant_value(program, argument, values)
+    if value is None:
+        raise error_at(
+            argument[0],
+            f"the argument of max_total_threads_per_threadgroup of '{declaration.name}' is no integer constant",
+        )
+    return value
+
+
+def _template_values(program, instantiation, declaration):
+    """{template parameter: value} of an instantiation, for the parameters that have integer values."""
+    tokens = program.tokens
+    opening = next((i for i in range(instantiation.name_at, instantiation.name_end) if tokens[i].text == "<"), None)
+    if opening is None or not declaration.templates:
+        return {}
+    parameters = program.split_parameters(*declaration.templates[-1])
+    given = program.split_parameters(opening, instantiation.name_end - 1)
+    values = {}
+    for i, (first, last) in enumerate(parameters):
+        equals = next((at for at in range(first, last) if tokens[at].text == "="), last)
+        start, end = given[i] if i < len(given) else (equals + 1, last)
+        value = constant_value(program, tokens[start:end], values) if start < end else None
+        if value is not None:
+            values[tokens[equals - 1].text] = value
+    return values
 
 
 def _identifiers(program, first, last):

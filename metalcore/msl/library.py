@@ -1,7 +1,9 @@
 """compile_shader: MSL from Python, with the interface of torch.mps.compile_shader."""
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +19,12 @@ class KernelNotFoundError(RuntimeError, AttributeError):
     """The program has no kernel of that name. PyTorch raises a RuntimeError here; `hasattr` needs an AttributeError."""
 
 
-def compile_shader(source, *, include_dirs=(), constants=None):
+def compile_shader(
+    source: str,
+    *,
+    include_dirs: Iterable[str | os.PathLike] = (),
+    constants: Mapping[int | str, Any] | None = None,
+) -> Any:
     """Compiles MSL and gives access to its kernels, as `torch.mps.compile_shader` does, and also on `cuda` tensors.
 
         lib = metalcore.compile_shader('''

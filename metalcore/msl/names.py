@@ -4,6 +4,7 @@ import functools
 import re
 from pathlib import Path
 
+_NAMESPACES = {"simd", "msl", "std"}  # of the headers, beside metal
 _TRAITS = Path(__file__).parent / "include" / "metal" / "type_traits.h"
 
 
@@ -16,18 +17,20 @@ def traits():
     return {*imported, *made, *(name + "_v" for name in made)}
 
 
-def rename_like_traits(program, kernels):
-    """Renames what a program calls `decay`, `rank` or the like, everywhere in it: with `using namespace metal` the name
-    alone would be ambiguous."""
+def rename_like_ours(program, kernels):
+    """Renames what a program calls `decay`, `rank` or `simd`, everywhere in it.
+
+    With `using namespace metal` a trait's name would be ambiguous, and a namespace's name cannot be declared again.
+    """
     tokens = program.tokens
     own = {
         declaration.name
         for declaration in program.declarations
         if not declaration.scope and declaration.name_at is not None and declaration.kind in ("variable", "function")
         and "<" not in program.text(declaration.name_at + 1, declaration.name_at + 2)
-    } & traits()  # fmt: skip
+    } & (traits() | _NAMESPACES)  # fmt: skip
     for i, token in enumerate(tokens):
-        if token.text in own and token.kind == "id" and not _is_of_metal(tokens, i):
+        if token.text in own and token.kind == "id" and not _is_of_headers(tokens, i):
             token.text += "_of_program"
     for kernel in kernels:
         for argument in kernel.arguments:
@@ -35,5 +38,7 @@ def rename_like_traits(program, kernels):
                 argument.condition += "_of_program"
 
 
-def _is_of_metal(tokens, i):
+def _is_of_headers(tokens, i):
+    if tokens[i].text in _NAMESPACES and tokens[i + 1].text == "::":
+        return True
     return tokens[i - 1].text == "::" and tokens[i - 2].text in ("metal", "std")

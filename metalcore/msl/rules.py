@@ -12,6 +12,7 @@ from .limits import MAX_INDEX, MAX_THREADS
 
 # Keyword of C++ -> (the rule that it breaks, the message).
 _WORDS = {
+    "__int128": ("language", "integers of 128 bits are not supported in Metal"),
     "goto": ("language", "goto is not part of MSL"),
     "dynamic_cast": ("language", "dynamic_cast is not part of MSL"),
     "typeid": ("language", "typeid is not part of MSL"),
@@ -79,6 +80,8 @@ def _words(program):
         before = tokens[i - 1].text if i else ";"
         if token.text in _WORDS and not (token.text == "delete" and before == "="):
             yield Breach(i, *_WORDS[token.text])
+        elif token.text == "long" and before == "long":
+            yield Breach(i, "language", "'long long' is not supported in Metal")
         elif token.text == "static" and _is_changing_local(tokens, i) and any(a < i < b for a, b in bodies):
             yield Breach(i, "constant-space", "a static variable of a function must be in constant")
         # After a declaration `asm` only gives its symbol's name.

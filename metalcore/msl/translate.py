@@ -17,7 +17,7 @@ from .duplicates import drop_duplicates
 from .errors import TOO_DEEP, MSLError, with_line
 from .function_constants import substitute_function_constants
 from .kernels import find_kernels
-from .names import rename_like_traits
+from .names import rename_like_ours
 from .overloads import Overloads
 from .parse import Program
 from .preprocess import preprocess
@@ -110,7 +110,7 @@ def _translate(source, include_dirs, filename, defines, constants):
     space_types.write()
     drop_duplicates(program, originals, ("class", "variable"), must_agree=True)
     overloads.merge()
-    rename_like_traits(program, kernels)
+    rename_like_ours(program, kernels)
     mark_float_literals(tokens)
     name_outermost_scope(program)
     structs = find_anonymous_structs(program)

@@ -43,6 +43,7 @@ while another thread is inside one of the overridden functions.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 
 import torch
 
@@ -59,7 +60,7 @@ _installed: dict[tuple[str, str], _dispatcher.Installed] = {}  # by name and dev
 _warned = False
 
 
-def enable_pytorch_overrides(*names: str, exclude=()) -> Request:
+def enable_pytorch_overrides(*names: str, exclude: str | Iterable[str] = ()) -> Request:
     """Makes PyTorch's own functions use metalcore's kernels on the devices that metalcore supports.
 
     Args:
@@ -81,7 +82,7 @@ def enable_pytorch_overrides(*names: str, exclude=()) -> Request:
     return request(_overrides.choose("enable_pytorch_overrides", names, exclude))
 
 
-def request(names) -> Request:
+def request(names: list[str]) -> Request:
     """enable_pytorch_overrides for names that are known to be right, called for a caller's caller."""
     global _warned
     if not devices() and not _warned:

@@ -105,7 +105,7 @@ def test_kernels_that_metal_refuses_are_named(monkeypatch):
 
     monkeypatch.setattr(metalcore._C, "mps_kernels", lambda: ["good", "bad", "better"], raising=False)
     monkeypatch.setattr(metalcore._C, "mps_compile", compile_kernel, raising=False)
-    with pytest.raises(RuntimeError, match="1 of 3 kernels do not compile\nbad: program_source:7: error"):
+    with pytest.raises(RuntimeError, match="1 of 3 built-in kernels do not compile\nbad: program_source:7: error"):
         selftest._check_kernels()
 
 

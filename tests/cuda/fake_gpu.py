@@ -77,7 +77,8 @@ class Compiler:
         ]
 
     def code(self, entry, block):
-        return f"entry {entry} block {block} threads {self.threads} shared {self.shared}".encode(), entry
+        code = f"entry {entry} block {block} threads {self.threads} shared {self.shared}"
+        return code.encode(), entry, "fake.metal"
 
 
 # ---- launches

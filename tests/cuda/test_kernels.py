@@ -65,12 +65,13 @@ assert len(dispatch("bad")) == 1
     [
         ("[]", "RuntimeError", "returned 0 results for 1 requests"),
         ("None", "TypeError", ""),
-        ("[('text', 'k')]", "TypeError", "bytes"),
-        ("[(b'no code', 'k')]", "RuntimeError", "loading kernel 'k' (b0) failed: CUDA_ERROR_INVALID_VALUE"),
+        ("[('text', 'k', '')]", "TypeError", "bytes"),
+        ("[(b'no code', 'k')]", "IndexError", "index"),
+        ("[(b'no code', 'k', '')]", "RuntimeError", "loading kernel 'k' (b0) failed: CUDA_ERROR_INVALID_VALUE"),
         (
-            "[(b'entry k block 64 threads 1 shared 0', 'm')]",
+            "[(b'entry k block 64 threads 1 shared 0', 'm', 'a.metal')]",
             "RuntimeError",
-            "loading kernel 'k' (b0) failed: CUDA error",
+            "loading kernel 'k' of a.metal (b0) failed: CUDA error",
         ),
     ],
 )

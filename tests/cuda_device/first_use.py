@@ -21,7 +21,7 @@ def check(found, expected):
 
 
 def in_threads(*functions):
-    """Runs functions at once, each in a thread of its own; raises what one of them raised."""
+    """Runs functions at the same time, each in a thread of its own; raises the first exception of one."""
     start, failures = threading.Barrier(len(functions)), []
 
     def run(function):

@@ -1,4 +1,4 @@
-"""Several GPUs: an op runs on that of its tensors, whichever is current, and takes tensors of one only."""
+"""Several GPUs: an op runs on its tensors' GPU, whichever is current, and takes tensors of one GPU only."""
 
 import pytest
 import torch

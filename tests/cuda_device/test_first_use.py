@@ -1,4 +1,4 @@
-"""Kernels that are compiled and loaded where that is delicate: in threads, in graphs, in many processes at once."""
+"""Kernels are compiled and loaded in difficult places: in threads, in graphs, in many processes at the same time."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Arithmetic on half members of unions, where quantized blocks have their scales, is that of halves."""
+"""Half members of unions, where quantized blocks have their scales, have the arithmetic of halves."""
 
 import numpy
 import torch

@@ -1,4 +1,4 @@
-"""Ops run on PyTorch's current stream: what they read is written there, late; what they write is read there."""
+"""Ops run on PyTorch's current stream: it writes their inputs late, and it reads their outputs."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ each_case = pytest.mark.parametrize("name", CASES)
 
 
 def late():
-    """Keeps the current stream busy for some milliseconds: what is launched elsewhere meanwhile runs before it."""
+    """Keeps the current stream busy for some milliseconds: launches on other streams then run first."""
     torch.cuda._sleep(20_000_000)
 
 
@@ -42,7 +42,7 @@ def test_side_stream(name):
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.backward])
 def test_backward_runs_on_the_stream_of_forward(name):
-    """Called from another stream, where the gradients of the outputs come late."""
+    """The backward pass is called from another stream, where the gradients of the outputs come late."""
     made = CASES[name].make("cuda")
     expected, directions = made.run(), made.directions
     count = len(expected) - len(made.leaves)

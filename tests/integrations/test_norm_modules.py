@@ -1,5 +1,5 @@
-"""Overrides of modules that write an RMSNorm or a GELU out: whatever its class is called, one that computes what
-metalcore does is replaced, and gives the same numbers; any other is left alone."""
+"""Overrides of modules that write an RMSNorm or a GELU out. A module that computes the same as metalcore is replaced,
+whatever its class is called, and gives the same numbers; others are left alone."""
 
 import importlib
 import inspect
@@ -56,7 +56,7 @@ def rows():
 @pytest.mark.parametrize("wide_weight", (False, True), ids=("", "float32 weight"))
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_norms_of_transformers(device, name, dtype, wide_weight):
-    # T5 and others have results of the weight's dtype then.
+    # Then T5 and others have results of the weight's dtype.
     module = made(name).to(device).to(torch.float32 if wide_weight else dtype)[0]
     x = torch.randn(2, 5, SIZE, device=device).to(dtype).requires_grad_()
     direction = torch.randn(2, 5, SIZE, device=device)
@@ -106,14 +106,14 @@ class CenteredNorm(WeightFirstNorm):
 
 
 class NarrowNorm(WeightFirstNorm):
-    """In the input's dtype throughout: metalcore takes float32 only, where the two are the same."""
+    """This one computes in the input's dtype, so metalcore takes float32 only, where the two are the same."""
 
     def forward(self, x):
         return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
 
 class OptionNorm(NarrowNorm):
-    """Another formula by a setting."""
+    """A setting changes the formula."""
 
     def __init__(self, size, eps=1e-6, centered=False):
         super().__init__(size, eps)
@@ -202,7 +202,7 @@ def test_compiled_and_random_numbers_are_as_before(device):
 
 
 def test_a_forward_that_was_kept_is_pytorchs_again(device):
-    """As libraries keep it that hook a module's forward."""
+    """Libraries that hook a module's forward keep it in this way."""
     module, x = NarrowNorm(8).to(device), torch.randn(3, 8, device=device)
     with metalcore.enable_pytorch_overrides("rms_norm"):
         kept = module.forward

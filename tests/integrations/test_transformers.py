@@ -1,4 +1,4 @@
-"""metalcore.integrations.transformers: models give the same numbers with metalcore's kernels, and are given back."""
+"""metalcore.integrations.transformers: models give the same numbers with metalcore's kernels, and can be restored."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a Cholesky factorization must fulfil, and the sizes on both sides of the boundaries of its plans."""
+"""The conditions that a Cholesky factorization must meet, and the sizes on both sides of its plans' boundaries."""
 
 import torch
 from matrices import EPS, check_below
@@ -22,7 +22,7 @@ def check_factor(A, L, upper, names):
 
 
 def symmetric_part(A, upper):
-    """A as its triangle tells."""
+    """The symmetric matrix of which A holds one triangle."""
     return A.triu() + A.triu(1).mT if upper else A.tril() + A.tril(-1).mT
 
 

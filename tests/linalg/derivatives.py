@@ -1,4 +1,4 @@
-"""Derivatives of several orders, to be compared with those of PyTorch's functions."""
+"""Derivatives of several orders, for a comparison with those of PyTorch's functions."""
 
 import torch
 

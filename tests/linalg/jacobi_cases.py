@@ -1,4 +1,4 @@
-"""What singular value and symmetric eigendecompositions must fulfil, for matrices by name."""
+"""The conditions that singular value and symmetric eigendecompositions must meet, for matrices by name."""
 
 import torch
 from matrices import EPS, check_below, norm, unit
@@ -24,7 +24,7 @@ def check_svd(A, U, S, Vh, names):
 
 
 def check_values(A, S, largest, names):
-    """Singular values of A, where those given are `largest` times as much."""
+    """The singular values of A, where the given ones are `largest` times as large."""
     S = S.double() / largest[..., 0]
     assert (S >= 0).all() and (S[..., 1:] <= S[..., :-1]).all()
     expected = torch.linalg.svdvals(A)

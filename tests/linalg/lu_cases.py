@@ -1,4 +1,4 @@
-"""Shapes on both sides of LU's boundaries, and what factors and solutions must fulfil."""
+"""Shapes on both sides of LU's boundaries, and the conditions that factors and solutions must meet."""
 
 import torch
 from matrices import EPS, check_below, norm, unit
@@ -89,7 +89,7 @@ def check_factors(A, LU, pivots, info, names, pivoting=True):
 
 
 def check_solution(A, X, B, names, left=True, margin=10):
-    """A X = B (or X A = B): each column as exact as backward stability makes it. Not of what has overflowed."""
+    """A X = B (or X A = B): each column is as exact as backward stability makes it. Overflown ones are not checked."""
     if A.ndim == 2:
         A, X, B = A[None], X[None], B[None]
     n = A.shape[-1]

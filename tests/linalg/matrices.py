@@ -1,4 +1,4 @@
-"""Matrices that linear algebra must cope with, float32, by name."""
+"""Matrices in float32, by name, that linear algebra must be able to treat."""
 
 import torch
 
@@ -98,7 +98,7 @@ def _float(named):
 
 
 def norm(x):
-    """Frobenius norms, of a batch."""
+    """The Frobenius norms of a batch."""
     return torch.linalg.matrix_norm(x.double())
 
 

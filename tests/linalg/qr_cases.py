@@ -1,4 +1,4 @@
-"""Shapes on both sides of QR's boundaries, and what a QR decomposition must fulfil."""
+"""Shapes on both sides of QR's boundaries, and the conditions that a QR decomposition must meet."""
 
 import torch
 from matrices import EPS, check_below, norm, unit
@@ -70,7 +70,7 @@ def plan(family, m, n, mode):
 
 
 def boundaries(family, mode):
-    """Shapes (m, n) on both sides of each change of plan, going down from short to tall, for some widths."""
+    """Shapes (m, n) on both sides of each change of plan, from short to tall, for some widths."""
     shapes = []
     tallest = 600 if mode == "complete" else 5000
     for n in (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129):
@@ -79,7 +79,7 @@ def boundaries(family, mode):
     return shapes
 
 
-# Where R is well-determined, entry by entry, by the matrix and LAPACK's choice of signs.
+# For these the matrix and LAPACK's choice of signs determine each entry of R well.
 DETERMINED = ["random", "zero", "identity", "triangular", "all about 1e30", "all about 1e-30"]
 
 
@@ -104,8 +104,8 @@ def check_factors(A, Q, R, mode, names):
     expected = torch.linalg.qr(A, mode)
     for i, name in enumerate(names):
         if name in DETERMINED:
-            # R's error is the residual's, times what QR's conditioning makes of it: at most cond(A), about n for
-            # random matrices.
+            # R's error is the residual's times QR's condition number, which is at most cond(A): about n for random
+            # matrices.
             difference = norm(R[i] - expected.R[i]) / norm(A[i]).clamp(min=1e-300)
             assert difference <= bound * max(m, n), f"{name}: R differs by {difference:.2g}"
         if name in ("zero", "identity") and mode != "r":

@@ -1,4 +1,4 @@
-"""What the tests of the spectral functions share: layouts, matrices with known gaps, what of a result is unique."""
+"""Shared by the tests of the spectral functions: layouts, matrices with known gaps, the unique parts of results."""
 
 import torch
 from matrices import EPS, norm
@@ -18,7 +18,7 @@ LAYOUTS = {
 
 
 def placed(A, device):
-    """A on the device with the very layout that it has: A.to(device) might pack the elements."""
+    """A on the device with the same layout: A.to(device) might pack the elements."""
     elements = torch.empty(0).set_(A.untyped_storage())
     return elements.to(device).as_strided(A.shape, A.stride(), A.storage_offset())
 
@@ -33,7 +33,7 @@ def well_separated(*shape, dtype=torch.float32):
 
 
 def unique_svd(results):
-    """What does not depend on the signs of singular vectors."""
+    """The parts of a result that do not depend on the signs of singular vectors."""
     U, S, Vh = results
     k = S.shape[-1]
     U, Vh = U[..., :k], Vh[..., :k, :]
@@ -67,7 +67,7 @@ def _condition(values, another):
 
 
 def check_svd(A, U, S, Vh):
-    """Residual and orthogonality to 10 n eps, of a batch that is given in float32 or less."""
+    """Residual and orthogonality are within 10 n eps, for a batch that is given in float32 or less."""
     A, U, S, Vh = (x.detach().cpu().double() for x in (A, U, S, Vh))
     k, bound = S.shape[-1], 10 * max(8, *A.shape[-2:]) * EPS
     assert (norm(A - U[..., :k] * S.unsqueeze(-2) @ Vh[..., :k, :]) <= bound * norm(A)).all()
@@ -86,5 +86,5 @@ def check_eigh(A, L, V, UPLO="L"):
 
 
 def same_error(call, ours, theirs, device):
-    """call(module, device) raises with metalcore what it raises with torch."""
+    """call(module, device) raises the same error with metalcore as with torch."""
     assert_same_error(lambda: call(ours, device), lambda: call(theirs, "cpu" if device == "mps" else device))

@@ -1,4 +1,4 @@
-"""cholesky's factors against the matrices, in every variant; matrices that have none."""
+"""cholesky's factors against the matrices, in every variant; matrices without a factor."""
 
 import pytest
 import torch

@@ -24,7 +24,7 @@ def check(B, L, X, upper):
 )
 def test_systems(device, n, columns, upper):
     L = torch.linalg.cholesky(random(3, n, n).double(), upper=upper).float()
-    L += torch.randn(n, n).tril(-1) if upper else torch.randn(n, n).triu(1)  # which nobody may read
+    L += torch.randn(n, n).tril(-1) if upper else torch.randn(n, n).triu(1)  # no function may read these
     B = torch.randn(3, n, columns)
     X = metalcore.cholesky_solve(B.to(device), L.to(device), upper)
     assert X.is_contiguous() and X.device.type == torch.device(device).type

@@ -24,7 +24,7 @@ def test_are_the_namesakes(device):
 @pytest.mark.parametrize("shape", [(1, 1), (5, 5), (2, 3, 12, 12), (40, 33, 33), (70, 70)])
 def test_reads_one_triangle(device, shape, UPLO):
     A = torch.randn(shape)
-    # What must not be read would show.
+    # A read of the other triangle would show in the result.
     A = (
         A.tril() + torch.full(shape, float("nan")).triu(1)
         if UPLO in "Ll"

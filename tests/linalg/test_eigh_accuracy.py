@@ -32,7 +32,7 @@ def test_hard_matrices(device, variant, n):
 
 @pytest.mark.parametrize("first", range(1, 131, 10))
 def test_every_size(device, first):
-    # The simulator takes seconds for a matrix that a threadgroup holds: there one random matrix in ten sizes does.
+    # The simulator takes seconds for a matrix that a threadgroup holds, so it gets one random matrix in ten sizes.
     on_gpu = torch.device(device).type == "cuda"
     for n in range(first, first + 10):
         if on_gpu or n <= 32 or n % 10 == 7:
@@ -92,7 +92,7 @@ def test_the_same_bits_every_time(device, n):
     first = eigh(A, "L", True)
     for one, other in zip(first, eigh(A, "L", True)):
         assert torch.equal(one, other)
-    # And whatever matrices are in the same simdgroup.
+    # The result must not depend on the other matrices in the same simdgroup.
     for one, other in zip(first, eigh(A[7:8], "L", True)):
         assert torch.equal(one[7:8], other)
 

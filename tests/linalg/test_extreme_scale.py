@@ -7,7 +7,7 @@ from references import check_operator
 import metalcore
 
 LARGEST = torch.finfo(torch.float32).max
-# What the largest entry is.
+# The magnitudes of the largest entry.
 SCALES = {"largest": LARGEST, "a quarter": LARGEST / 4, "small": 2.0**-124, "subnormal": 2.0**-136}
 # (rows, columns): Jacobi by a simdgroup and a threadgroup, after QR by a simdgroup, a threadgroup and in blocks, TSQR,
 # by blocks, and all of these of full matrices.
@@ -36,12 +36,12 @@ def made(scale, *shape):
 
 
 def close(actual, expected, tolerance):
-    """In units of the largest; what overflows is infinite."""
+    """The values in units of the largest; a value that overflows is infinite."""
     representable = expected.float().double()
     infinite = representable.isinf()
     assert torch.equal(actual[infinite].double(), representable[infinite])
     error = (actual.double() - representable)[~infinite].abs()
-    # Subnormal numbers have an absolute precision.
+    # The precision of subnormal numbers is absolute.
     assert (error <= tolerance * expected.abs().max() + 2.0**-148).all()
 
 
@@ -133,7 +133,7 @@ def test_what_is_made_of_singular_values_agrees_with_torch(device, m, n):
 
 @pytest.mark.parametrize("m, n", [(5, 3), (3, 5), (0, 3), (3, 0)])
 def test_qr_scaled_on_every_device(device, m, n):
-    """The operator that lstsq takes: the CPU's kernel, the fake one and the derivative say what the GPU's does."""
+    """The operator that lstsq takes: the CPU's kernel, the fake one and the derivative agree with the GPU's."""
     operator = torch.ops.metalcore.qr_scaled
     A = torch.randn(2, m, n) * torch.tensor([1e30, 1e-39])[:, None, None]
     Q, R, scale = operator(A.to(device))

@@ -84,7 +84,7 @@ def test_ormqr(device, m, count, columns, left, transpose):
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("m, count", [(1, 1), (8, 3), (40, 40), (100, 70)])
 def test_block_reflectors(device, m, count, left, transpose):
-    """larft and larfb give what the reflectors give one by one, whatever lies on and above V's diagonal."""
+    """larft and larfb agree with the reflectors applied one by one, whatever lies on and above V's diagonal."""
     a, tau = torch.geqrf(torch.randn(3, m, count))
     tau[1] = 0  # H = I
     C = torch.randn(3, m, 5) if left else torch.randn(3, 5, m)

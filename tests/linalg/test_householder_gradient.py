@@ -59,7 +59,7 @@ def test_gradients_for_those_that_need_one(device, needed):
 
 
 def test_opinfo_samples(device):
-    # PyTorch's derivative of nothing is nothing, ours is empty.
+    # PyTorch's derivative of an empty matrix is None, ours is empty.
     for function, name in ((metalcore.householder_product, "linalg.householder_product"), (metalcore.ormqr, "ormqr")):
         check_samples(function, name, device, torch.float32, orders=0)
         check_samples(
@@ -125,7 +125,7 @@ def test_compile(device):
     ids=["larft", "the gradient of householder_product", "the gradient of qr"],
 )
 def test_triangular_systems_are_solved_by_our_kernel(device, function):
-    """Which gives the same bits on every run, as LAPACK's on the simulated device does not."""
+    """metalcore's operator gives the same bits on every run; LAPACK's on the simulated device does not."""
     A = torch.randn(5, 5, device=device, requires_grad=True)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         function(A)

@@ -113,7 +113,7 @@ def test_out(device):
 
 
 def test_out_is_cast(device):
-    """As PyTorch casts it."""
+    """Results are cast as PyTorch casts them."""
     A, new = torch.randn(6, 4, device=device), lambda dtype: torch.empty(0, dtype=dtype, device=device)
     a, tau = metalcore.geqrf(A)
     packed = metalcore.geqrf(A, out=(new(torch.float16), new(torch.bfloat16)))

@@ -1,4 +1,4 @@
-"""How functions that raise find out that a matrix of a batch failed."""
+"""Functions that raise find out that a matrix of a batch failed."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import metalcore
 
-BLOCK = 4096  # infos that a threadgroup looks at
+BLOCK = 4096  # the number of infos that a threadgroup reads
 info_any = torch.ops.metalcore.info_any
 
 

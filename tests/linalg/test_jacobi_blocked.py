@@ -11,7 +11,7 @@ ops = torch.ops.metalcore
 
 
 def check_eigh(device, A, names, upper=False):
-    """Of matrices whose other triangle holds something else."""
+    """The other triangle of each matrix holds other values."""
     n = A.shape[-1]
     other = torch.full((n, n), 7.0)
     given = A.triu() + other.tril(-1) if upper else A.tril() + other.triu(1)
@@ -63,14 +63,14 @@ def test_full_matrices(device):
 
 @pytest.mark.parametrize("n", [*range(130, 162), 191, 192, 193])
 def test_every_size(device, n):
-    """Padding, and blocks without a partner."""
+    """Sizes that need padding, and odd numbers of blocks, one of which has no partner."""
     A = torch.randn(n, n)
     check_eigh(device, (A + A.mT)[None], ["random"])
     check_svd(device, A[None], ["random"])
 
 
 def test_rows_shared_by_threadgroups(device):
-    """As on GPUs that one matrix has too few pairs of blocks for."""
+    """The plan of GPUs for which one matrix has too few pairs of blocks."""
     for family in ("baseline", "hopper"):
         with tuned(family):
             check_eigh(device, symmetric(150)["random"][None], ["random"])
@@ -87,7 +87,7 @@ def test_values_alone(device):
 
 
 def test_small_singular_values_of_graded_columns(device):
-    """To high relative accuracy, which no method that goes by the norm of the whole matrix has."""
+    """Relative accuracy is high; a method with errors relative to the norm of the whole matrix does not have it."""
     n = 150
     A = torch.randn(n, n) * 10.0 ** torch.linspace(0, -15, n)
     S = ops.svd(A.to(device), False, False)[1].cpu().double()
@@ -138,7 +138,7 @@ def test_the_same_bits(device):
 
 @pytest.mark.parametrize("m, n", [(400, 400), (410, 390), (390, 410)])
 def test_columns_and_rows_of_any_magnitude_in_any_order(device, m, n):
-    """Without an order of their own the sweeps would not do for these."""
+    """The sweeps do not converge for these unless the columns are put in order first."""
     rows, columns = (10.0 ** torch.linspace(-30, 30, size).double() for size in (m, n))
     A = torch.randn(m, n).double()
     cases = {
@@ -227,7 +227,7 @@ def test_large_matrices(device, n):
     ],
 )
 def test_explain_has_the_steps(op, shape, kernels):
-    """The first of each kernel. In svd those come first that put columns in order, and then QR's."""
+    """The first dispatch of each kernel. In svd the kernels that order columns come first, then QR's."""
     with tuned("baseline"):
         explanation = metalcore.explain(op, shape)
     assert explanation.variant == "blocked"

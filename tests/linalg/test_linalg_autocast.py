@@ -38,7 +38,7 @@ FUNCTIONS = {
     "syrk": metalcore.syrk,
     "svd_lowrank": low_rank,
 }
-# What these record for autograd are PyTorch's products, which follow autocast where the backward pass is inside of it.
+# These record PyTorch's products for autograd, which follow autocast where the backward pass is inside of it.
 RECORDED = {"lstsq", "larfb", "svd_lowrank"}
 
 

@@ -1,4 +1,4 @@
-"""svd_lowrank and pca_lowrank: what they find in matrices with few large singular values, and as torch's namesakes."""
+"""svd_lowrank and pca_lowrank: results for matrices with few large singular values, and as torch's namesakes."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def unique(results):
 
 @pytest.mark.parametrize("shape", [(40, 30), (30, 40), (3, 50, 20), (200, 300), (6, 6)])
 def test_of_low_rank(device, shape):
-    """Found as a whole, where q is the rank or more."""
+    """The whole matrix is found where q is the rank or more."""
     *batch, m, n = shape
     A = (torch.randn(*batch, m, 4, dtype=torch.float64) @ torch.randn(*batch, 4, n, dtype=torch.float64)).float()
     for q in (4, 6):
@@ -36,7 +36,7 @@ def test_of_low_rank(device, shape):
 
 @pytest.mark.parametrize("niter", [0, 1, 2])
 def test_of_values_that_decay(device, niter):
-    """Within the bound on the expected error (Halko, Martinsson and Tropp 2011, corollary 10.10) to ten times that."""
+    """The error is at most ten times the bound on its expectation (Halko, Martinsson, Tropp 2011, corollary 10.10)."""
     values = 2.0 ** -torch.arange(60)
     A, k, q = of_spectrum(values, 90).float(), 5, 10
     found = product(*metalcore.svd_lowrank(A.to(device), q, niter)).cpu()
@@ -48,7 +48,7 @@ def test_of_values_that_decay(device, niter):
 
 @pytest.mark.parametrize("shape", [(30, 20), (20, 30), (2, 12, 12)])
 def test_of_a_difference(device, shape):
-    """With the same random numbers M is as if it had been subtracted, but for rounding; all there is with a full q."""
+    """With the same random numbers M acts as if it were subtracted, except for rounding; a full q finds everything."""
     A, q = torch.randn(shape), min(shape[-2:])
     for M in (torch.randn(shape), torch.randn(shape[-1]), torch.randn(1, shape[-1])):
         found = metalcore.svd_lowrank(A.to(device), q, M=M.to(device))
@@ -143,7 +143,7 @@ def condition(a, args, kwargs):
 @pytest.mark.parametrize("name", ["svd_lowrank", "pca_lowrank"])
 def test_opinfo_samples(device, name):
     function = getattr(metalcore, name)
-    # Where more is left out than rounding, results depend on the random numbers: with an M.
+    # With an M more than rounding is left out, so results depend on the random numbers.
     check_samples(
         lambda a, b, **options: function(a @ b.mT, **options),
         name,

@@ -25,7 +25,7 @@ def test_against_float64(device, m, n, columns):
     found = metalcore.lstsq(A.to(device), B.to(device))
     expected = torch.linalg.lstsq(A.double(), B.double(), driver="gels")
     assert isinstance(found, torch.return_types.linalg_lstsq)
-    # The residual is about B's norm, so the condition number, 2, counts squared (Higham, 20.1).
+    # The residual is about B's norm, so the square of the condition number, 2, counts (Higham, 20.1).
     bound = 4 * 10 * max(m, n) * EPS * norm(B)
     assert norm(found.solution.cpu().double() - expected.solution) <= bound
     assert found.residuals.shape == expected.residuals.shape
@@ -90,9 +90,9 @@ def test_opinfo_samples(device):
 def test_derivatives(device, a, b):
     A, B = torch.randn(a), torch.randn(b)
     found = derivatives(lambda A, B: metalcore.lstsq(A, B)[:2], [A.to(device), B.to(device)], 2)
-    # PyTorch's own, of the same problem as pinv(A) B.
+    # The reference is PyTorch's derivative of the same problem, pinv(A) B.
     expected = derivatives(by_pinv, [A.double(), B.double()], 2)
-    # Solutions depend on A by the square of its condition, as do derivatives, each once more.
+    # Solutions depend on the square of A's condition number; each derivative multiplies by it once more.
     condition = torch.linalg.cond(A.double()).max().item() ** 2
     for order, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         tolerance = 10 * 8 * EPS * condition ** (1 + order // 2) * max(1, theirs.abs().max().item())

@@ -38,7 +38,7 @@ def test_all_sizes(device, first):
         A = torch.randn(2, n, n)
         LU, pivots, info = factors(A, device)
         check_factors(A, LU, pivots, info, [str(n)] * 2)
-        # Random entries leave no doubt which is the largest, but for rounding.
+        # With random entries it is clear which one is the largest, except for rounding.
         assert torch.equal(pivots, torch.linalg.lu_factor(A.double()).pivots)
 
 

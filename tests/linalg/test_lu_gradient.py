@@ -36,7 +36,7 @@ def test_lu_solve_samples(device):
 
 
 def matrices(*shape):
-    """With condition numbers of a few units."""
+    """Matrices with small condition numbers."""
     n = shape[-1]
     return torch.linalg.qr(torch.randn(shape))[0] + torch.randn(shape) / (4 * n**0.5) if n else torch.randn(shape)
 

@@ -60,7 +60,7 @@ LAYOUTS = {
 
 
 def same_layout(A, device):
-    """The very layout on the device: A.to(device) might pack the elements."""
+    """The same layout on the device: A.to(device) might pack the elements."""
     return torch.empty(0).set_(A.untyped_storage()).to(device).as_strided(A.shape, A.stride(), A.storage_offset())
 
 

@@ -51,13 +51,13 @@ def test_the_derivative(device, n):
     LU, B = (tensor.to(device).requires_grad_() for tensor in (LU, B))
     found = torch.autograd.grad(metalcore.lu_solve(LU, pivots.to(device), B).sum(), (LU, B))
     for gradient in found:
-        assert gradient[2].isnan().all() or gradient is found[0]  # a triangle each of LU's may be without any
+        assert gradient[2].isnan().all() or gradient is found[0]  # each triangle may have none
         assert gradient[3].isfinite().all() and not gradient[2].isfinite().all()
 
 
 @pytest.mark.parametrize("n", [4, 16, 33])
 def test_any_exchanges_of_rows_that_are_there(device, n):
-    """Repeated ones, of rows above, and pivots with gaps in memory."""
+    """Repeated pivots, pivots of rows above, and pivots with gaps in memory."""
     LU, _, B = systems(n)
     pivots = torch.randint(1, n + 1, (BATCH, 2 * n), dtype=torch.int32)[:, ::2]
     for left, adjoint in WAYS:

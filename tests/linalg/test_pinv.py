@@ -32,7 +32,7 @@ def test_conditions_of_moore_and_penrose(device, shape):
 
 @pytest.mark.parametrize("m, n", [(12, 12), (20, 9), (9, 20)])
 def test_of_hard_matrices(device, m, n):
-    """Where a rank can be told, that is, no singular value is near the tolerance."""
+    """The rank is clear: no singular value is near the tolerance."""
     told = 0
     for name, A in matrices(m, n).items():
         scaled, largest = unit(A)  # neither overflows in float64
@@ -156,7 +156,7 @@ def test_opinfo_samples_of_hermitian(device):
 
 
 def test_opinfo_samples_of_singular(device):
-    # Products of two orthonormal factors: the condition of what counts is 1.
+    # These are products of two orthonormal factors: the condition number of their nonzero part is 1.
     check_samples(lambda a, b: metalcore.pinv(a @ b.mT), "linalg.pinv", device, torch.float32, variant="singular")
 
 
@@ -164,7 +164,7 @@ def test_opinfo_samples_of_singular(device):
     "shape, rank", [((4, 4), 4), ((6, 3), 3), ((3, 6), 3), ((6, 5), 2), ((5, 6), 2), ((2, 4, 4), 1)]
 )
 def test_formula_is_torchs(device, shape, rank):
-    """With the rank kept by factors, as the derivative presumes; in float64 the formula, on torch's pseudoinverse."""
+    """Factors keep the rank, as the derivative assumes; in float64 the formula is applied to torch's pseudoinverse."""
     from metalcore.linalg._pinv import _gradient
 
     *batch, m, n = shape

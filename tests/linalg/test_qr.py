@@ -30,7 +30,7 @@ def test_factors(device, variant, m, n, mode):
 @pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_where_other_gpus_take_other_kernels(device, family, mode):
-    """Below and above the boundaries of a family's plans, where they are not the baseline's."""
+    """Shapes below and above the boundaries of a family's plans that differ from the baseline's."""
     for m, n in boundaries(family, mode):
         if plan(family, m, n, mode) != plan("baseline", m, n, mode):
             with tuned(family):
@@ -43,7 +43,7 @@ def test_as_lapack_entry_by_entry(device, m, n):
     for mode in ("reduced", "r", "complete")[: 3 if m <= 150 else 2]:
         actual, expected = metalcore.qr(A.to(device), mode), torch.linalg.qr(A.double(), mode)
         assert norm(actual.R.cpu() - expected.R).max() <= 10 * m * n * EPS * norm(A).max()
-        if mode == "reduced":  # complete's other columns are not unique, but those of LAPACK's reflectors are too
+        if mode == "reduced":  # the other columns of "complete" are not unique
             assert norm(actual.Q.cpu() - expected.Q).max() <= 10 * m * n * EPS * n**0.5
         if mode == "complete":
             assert norm(actual.Q.cpu() - expected.Q).max() <= 10 * m * n * EPS * m**0.5
@@ -85,6 +85,6 @@ def test_tall_and_thin_takes_no_square_of_the_height(device, m, n):
     check_factors(A[None], Q[None], R[None], "reduced", ["random"])
     plan = metalcore.explain("qr", (m, n))
     assert plan.variant == "tall"
-    # Every dispatch has as many threads as the matrix has entries, or less, times what a lane's registers hold.
+    # A dispatch has at most as many threads as the matrix has entries, times the values that a lane's registers hold.
     for step in plan.steps:
         assert step.grid[0] * step.threadgroup[0] <= 8 * m * n

@@ -60,7 +60,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides(device, layout):
     A = LAYOUTS[layout]()
-    # The very layout on the device: A.to(device) might pack the elements.
+    # The layout on the device is the same: A.to(device) might pack the elements.
     elements = torch.empty(0).set_(A.untyped_storage())
     on_device = elements.to(device).as_strided(A.shape, A.stride(), A.storage_offset())
     Q, R = (x.cpu() for x in metalcore.qr(on_device))

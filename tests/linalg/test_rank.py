@@ -30,7 +30,7 @@ def test_ranks(device, m, n):
     ranks = [0, 1, k // 2, k - 1, k]
     A = torch.stack([torch.randn(m, r) @ torch.randn(r, n) for r in ranks])
     assert metalcore.matrix_rank(A.to(device)).tolist() == ranks
-    # Of extreme magnitude too: the tolerance is relative.
+    # Extreme magnitudes do not matter: the tolerance is relative.
     for factor in (1e-30, 1e30):
         assert metalcore.matrix_rank((A * factor).to(device)).tolist() == ranks
     if m == n:
@@ -115,7 +115,7 @@ def test_out(device):
         for dtype in dtypes:
             out = torch.empty(0, dtype=dtype, device=device)
             assert function(A, out=out) is out and torch.equal(out, function(A).to(dtype))
-    # Not differentiable, and so no obstacle to `out`.
+    # It is not differentiable, so `out` is allowed.
     metalcore.matrix_rank(A.requires_grad_(), out=torch.empty(0, dtype=torch.int64, device=device))
 
 

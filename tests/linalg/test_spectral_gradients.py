@@ -1,7 +1,7 @@
 """The derivatives of svd, svdvals, eigh, eigvalsh against PyTorch's, and the operators under PyTorch's tracing tools.
 
-The formulas are tested in float64, through the operators' CPU kernels, whose singular vectors are PyTorch's to the
-sign; on the device what does not depend on signs.
+The formulas are tested in float64, through the operators' CPU kernels, whose singular vectors are PyTorch's except for
+signs. On the device the tests look at values that do not depend on signs.
 """
 
 import pytest
@@ -88,7 +88,7 @@ def test_gradients_of_parts_that_are_not_unique_are_constants(device):
 
 @pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
 def test_no_square_overflows(device, scale):
-    """Of A times a power of two, U's derivative is that of A over the power."""
+    """For A times a power of two, U's derivative is A's divided by the power."""
     A = well_separated(6, 4)
     for parts in [(0,), (2,), (0, 2), (1,)]:
         expected = derivatives(lambda A: metalcore.svd(A, False), [A.to(device)], 1, parts)[0]
@@ -101,7 +101,7 @@ def test_no_square_overflows(device, scale):
 @pytest.mark.parametrize("values", [(1, 1, 1), (3, 2, 2), (2, 1, 0), (2, 0, 0), (0, 0, 0)])
 @pytest.mark.parametrize("rows", [3, 5])
 def test_repeated_singular_values(rows, values, parts):
-    """Infinite or NaN where PyTorch's derivatives are, and finite where those are: S's always."""
+    """Derivatives are infinite or NaN where PyTorch's are, and finite where those are: S's always are."""
     A = torch.zeros(rows, 3, dtype=torch.float64)
     A.diagonal().copy_(torch.tensor(values))
     ours = derivatives(lambda A: svd(A, False, True), [A], 1, parts)[0]

@@ -17,7 +17,7 @@ TRIANGLES = {"full": lambda x: x, "lower": torch.tril, "upper": torch.triu}
 
 @pytest.fixture(autouse=True)
 def _kernel_everywhere():
-    """The tests are of the kernel, whichever GPU they run on; but for the one of what goes to PyTorch."""
+    """The tests take the kernel on every GPU, except the test of calls that go to PyTorch."""
     with tuned("baseline"):
         yield
 
@@ -29,7 +29,7 @@ def reference(A, C=None, alpha=1.0, beta=1.0, transpose=False, triangle="full"):
 
 
 def assert_near(actual, expected, A, transpose=False):
-    """Within 10 k eps of what the terms of a sum can come to, all about 1."""
+    """The error is within 10 k eps of the largest possible sum; its terms are all about 1."""
     terms = A.shape[-2 if transpose else -1]
     size = max(1.0, A.abs().max().item() ** 2) if A.numel() else 1.0
     assert actual.shape == expected.shape

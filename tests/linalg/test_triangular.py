@@ -97,7 +97,7 @@ def test_many_systems(device, n, columns, batch):
 @pytest.mark.parametrize("columns", [1, 20])
 @pytest.mark.parametrize("upper", [False, True])
 def test_hard_matrices(device, n, columns, upper):
-    """With a diagonal where a matrix has none. Solutions grow; those about 1e30 may overflow."""
+    """Adds a diagonal where a matrix has none. Solutions grow; those of about 1e30 may overflow."""
     cases = {}
     for name, A in matrices(n, n).items():
         diagonal = A.diagonal()

@@ -57,7 +57,7 @@ def test_batches_broadcast(device, a, b, left):
 
 
 def layouts(make):
-    """Batches of matrices that lie in memory in every way that matters, by their shape."""
+    """Batches of matrices of a shape, in each memory layout that matters."""
     return {
         "transposed": lambda *s: make(*s[:-2], s[-1], s[-2]).mT,
         "every other": lambda *s: make(*s[:-2], 2 * s[-2], 3 * s[-1])[..., ::2, ::3],
@@ -70,7 +70,7 @@ def layouts(make):
 @pytest.mark.parametrize("n, columns", [(6, 1), (20, 7), (40, 2), (70, 40), (150, 6)])
 def test_layouts(device, n, columns):
     def on_device(tensor):
-        # The very layout on the device: tensor.to(device) might pack the elements.
+        # The layout on the device is the same: tensor.to(device) might pack the elements.
         elements = torch.empty(0).set_(tensor.untyped_storage())
         return elements.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

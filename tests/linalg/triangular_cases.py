@@ -1,4 +1,4 @@
-"""What a solution of triangular systems must fulfil, and sizes on both sides of each change of plan."""
+"""The conditions that a solution of triangular systems must meet, and sizes on both sides of each change of plan."""
 
 import torch
 from matrices import EPS, check_below, norm
@@ -8,7 +8,7 @@ import metalcore
 
 
 def triangle(A, upper, unitriangular=False):
-    """What solve_triangular reads of A, in float64."""
+    """The part of A that solve_triangular reads, in float64."""
     T = A.double().triu() if upper else A.double().tril()
     return T - torch.diag_embed(T.diagonal(dim1=-2, dim2=-1) - 1) if unitriangular else T
 
@@ -30,7 +30,7 @@ def check_solution(A, B, X, *, upper, left=True, unitriangular=False, names=None
 
 
 def well_conditioned(*shape):
-    """Of which both triangles are, also without the diagonal: random entries, small beside it."""
+    """Both triangles of these are well-conditioned, also with ones for the diagonal: the random entries are small."""
     n = shape[-1]
     return torch.randn(shape) / max(n, 1) ** 0.5 / 2 + torch.eye(n)
 

@@ -1,4 +1,4 @@
-"""What the tests of the check share."""
+"""Helpers that the tests of the check share."""
 
 import os
 
@@ -13,5 +13,5 @@ try:
 except CompilerNotFoundError as error:
     _missing = str(error)
 
-# Continuous integration has it, or they fail there.
+# Continuous integration has Clang, or these tests fail there.
 needs_clang = pytest.mark.skipif(bool(_missing) and not os.environ.get("CI"), reason=_missing)

@@ -1,6 +1,6 @@
-"""Programs with a random declaration, and what it must mean: whether what it declares is shared by the threads.
+"""Programs with a random declaration, and its meaning: whether the threads share what it declares.
 
-The expectation is made beside the declaration, from the same choices, and knows nothing of the front end.
+The meaning is made with the declaration, from the same choices and without the front end.
 """
 
 import random
@@ -34,7 +34,7 @@ class Case:
     before: str  # at program scope
     declaration: str
     block: str  # the rest of the block, which stores what each thread i reads in out[i]
-    shared: bool  # whether all threads see what the last one has written
+    shared: bool  # whether all threads see what the last thread has written
 
 
 def case(seed):
@@ -89,7 +89,7 @@ out[i] = {element};"""
         if self.chance(0.3):
             words.reverse()
         if words[-1] == space and type_.endswith("}"):
-            words.reverse()  # Clang takes no word after a class's body
+            words.reverse()  # Clang accepts no word after a class's body
         if self.chance(0.2):
             words.insert(0, "volatile" if "struct" not in type_ and type_ in ("float", "Alias") else "")
         if space and self.chance(0.4):
@@ -144,13 +144,13 @@ out[i] = {element};"""
         return f"{text} {use}", result
 
     def pointer(self, space, type_, element):
-        """A pointer that is itself in threadgroup memory or not; what it points to always is."""
+        """A pointer that may be in threadgroup memory itself, and always points to it."""
         if type_.startswith(("struct {", "union", "struct Named")):
             type_, element = "float", "{x}"
         extents = self.choose.choice(["", "[2]"])
         at = "p[1]" if extents else "p"
         word = space or ""
-        # Each thread has an element of its own; the last one's pointer is the one that is left, if it is shared.
+        # Each thread points to another element. If the pointer is shared, the last thread's stays.
         self.after = (
             f"{at} = &all[i];\nthreadgroup_barrier(mem_flags::mem_threadgroup);\n"
             f"if (i == {THREADS - 1}) {at} = &all[i];\nthreadgroup_barrier(mem_flags::mem_threadgroup);\n"

@@ -1,4 +1,4 @@
-"""Functions and specializations that address spaces alone tell apart: each call means the one that Metal would call."""
+"""Functions and specializations that differ in address spaces only: each call means the one that Metal would call."""
 
 import re
 
@@ -98,7 +98,7 @@ def test_methods_and_operators(device):
 
 
 def test_integers_of_different_width_beside_the_spaces(device):
-    """As in metal-flash-attention: rows of tiles are counted in ushort, those of matrices in uint."""
+    """metal-flash-attention counts rows of tiles in ushort, and those of matrices in uint."""
     body = """
         struct Event {
           template <typename T>
@@ -154,7 +154,7 @@ def test_specializations(device):
     assert run(device, body) == [50, 41, 48, 21, 3, 5, 0, 1]
 
 
-# (program, the line that is named, what is said of it)
+# (program, the line that the error names, its message)
 REFUSED = [
     (("int f(device int* p) { return 1; }\nint f(constant int* p) { return *p; }\n"
       "template <typename T> int g(device T* p) { return 1; }\n"

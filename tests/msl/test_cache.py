@@ -1,4 +1,4 @@
-"""The cache of compiled programs: where it is, and what happens to it."""
+"""The cache of compiled programs: its place, and damaged, foreign and concurrent entries."""
 
 import os
 import stat
@@ -28,7 +28,7 @@ def directory(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compilations(monkeypatch):
-    """The outputs the host compiler was asked for."""
+    """The outputs that the host compiler was asked for."""
     made, compile_source = [], host.compile_source
 
     def counted(source, output, **options):
@@ -114,7 +114,7 @@ def test_entries_of_a_read_only_directory_are_used(directory, compilations, monk
     assert len(compilations) == 1
 
 
-# What others could have written ------------------------------------------------------------------------------------
+# Files that others could have written ------------------------------------------------------------------------------
 
 
 def made(path):
@@ -172,7 +172,7 @@ SPOILT = {
 
 
 def made_elsewhere(says, tmp_path):
-    """Asserts that an entry is not the one that lies there, and is made in a directory of this user's."""
+    """Asserts that an existing entry is not used, and that a new one is made in a directory of this user's."""
     with pytest.warns(RuntimeWarning, match=f"is not used .*{says}.*METALCORE_CACHE_DIR"):
         path = cache.entry("name", made)
     assert path.parent == tmp_path / "temporary" / f"metalcore-{os.geteuid()}"
@@ -293,7 +293,7 @@ def test_processes_fill_it_at_once(directory, tmp_path, monkeypatch):
     )
     processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate(timeout=300)[0].strip() for process in processes] == ["[7.0, 7.0, 7.0]"] * 3
-    # In checking mode the program as checked comes beside the one that its kernels are listed from.
+    # Checking mode adds the checked program to the one from which the kernels are listed.
     programs = 2 if metalcore._C.simulator_checking()[0] else 1
     assert sorted(os.path.splitext(name)[1] for name in files(directory)) == [".json", *[".so"] * programs]
     assert all(cache.is_intact(directory / name) for name in files(directory))

@@ -12,7 +12,7 @@ from metalcore.msl.errors import CompilerNotFoundError
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 
-# What C++ for OpenCL and Metal say differently, and programs that Apple's compiler accepts rely on.
+# Programs that Apple's compiler accepts, where C++ for OpenCL has other rules than Metal.
 ACCEPTED = """
 #include <metal_stdlib>
 using namespace metal;

@@ -12,7 +12,7 @@ pytestmark = needs_clang
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 
-# rule, the program after HEAD; what is wrong is in the line that ends with //!
+# name: (rule, the program after HEAD). The fault is in the line that ends with //!
 FAULTS = {
     "device pointer to a thread parameter": ("address-space", """
         void f(thread float* p);
@@ -60,6 +60,12 @@ FAULTS = {
         kernel void k(device half4* y, device float4* x) { y[0] = x[0]; } //!"""),
     "double": ("double", """
         kernel void k(device float* x) { double d = 1.0f; } //!"""),
+    "long long": ("language", """
+        kernel void k(device float* x) { unsigned long long n = 1; x[0] = n; } //!"""),
+    "integer of 128 bits": ("language", """
+        kernel void k(device float* x) { __int128 n = 1; x[0] = n; } //!"""),
+    "array of variable length": ("language", """
+        kernel void k(device int* x, constant int& n) { int a[n]; x[0] = a[x[1]]; } //!"""),
     "literal": ("literal", """
         kernel void k(device float* x) { x[0] = x[0] * 2.0; } //!"""),
     "recursion": ("recursion", """
@@ -213,7 +219,7 @@ def test_a_seeded_error_is_caught(name):
         assert "__" not in finding.message, "Clang's words, not MSL's"
 
 
-# Rules that compile_shader has as well.
+# Faults that compile_shader refuses as well.
 SHARED = [
     name
     for name, (rule, _) in FAULTS.items()
@@ -225,6 +231,8 @@ SHARED += [
     "goto",
     "assembly",
     "assembly after a condition",
+    "long long",
+    "integer of 128 bits",
     "thread_local",
     "typeid",
     "dynamic_cast",
@@ -245,6 +253,12 @@ def test_compile_shader_refuses_it_in_the_same_words(name):
         translate(source, filename="kernel.metal")
     place, _, message = str(error.value).splitlines()[0].partition(" error: ")
     assert place == f"kernel.metal:{line}:" and message in told
+
+
+def test_arrays_of_variable_length_do_not_compile():
+    source = HEAD + FAULTS["array of variable length"][1]
+    with pytest.raises(MSLError, match="program_source:4:.*variable.length array"):
+        host.check_source(translate(source).source(), msl=source)
 
 
 @pytest.mark.parametrize("name", ["maximum of an atomic float", "result of a 64-bit atomic"])

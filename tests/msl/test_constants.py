@@ -1,4 +1,4 @@
-"""Constants of a program that are made from others, on the host and on CUDA."""
+"""Constants of a program that are made from other constants, on the host and on CUDA."""
 
 import math
 import re
@@ -64,7 +64,7 @@ def test_constants_of_constants(device):
     assert dict(zip(FORMS, x.tolist())) == {name: value for name, (_, _, value) in FORMS.items()}
 
 
-# Math in constants of CUDA, which NVRTC computes by the headers' own functions.
+# Math in constants on CUDA: NVRTC computes it by the headers' own functions.
 
 ARGUMENTS = [-88.0, -31.4, -2.5, -1.0, -0.7, -0.25, -1e-3, -1e-8, -0.0, 0.0, 1e-20, 1e-4, 0.3, 0.5, 0.9999, 1.0, 1.7,
              3.0, 10.5, 100.25, 1234.5, 65536.0]  # fmt: skip
@@ -109,7 +109,7 @@ def test_math_in_constants_of_cuda():
         ]
     for (name, arguments), value, wanted in zip(points, found, expected):
         step = abs(float(numpy.spacing(wanted))) if math.isfinite(wanted) else 0
-        step += 3e-16 * (name in ("sinpi", "cospi"))  # of numpy's product with pi
+        step += 3e-16 * (name in ("sinpi", "cospi"))  # the error of numpy's product with pi
         assert value == wanted or abs(value - wanted) <= step or value != value and wanted != wanted, (name, arguments)
 
 

@@ -1,4 +1,5 @@
-"""What NVRTC makes of programs: instructions that matter for speed, and that MSL keeps its meaning. No GPU needed."""
+"""The code that NVRTC makes of programs: it has the instructions that matter for speed, and MSL keeps its meaning.
+These tests need no GPU."""
 
 import re
 
@@ -75,7 +76,7 @@ def test_reductions_of_whole_simdgroups(ptx):
     ("quad_shuffle_up(x[i], 1)", "up"), ("simd_shuffle_xor(x[i], 3)", "bfly"),
 ])  # fmt: skip
 def test_only_programs_without_the_promise_ask_who_is_active(ptx, call, instruction):
-    """For the others a shuffle is one instruction."""
+    """In other programs a shuffle is one instruction."""
     kernel = f"kernel void k(device float* x, uint i [[thread_position_in_grid]]) {{ x[i] = {call}; }}"
     promised, asking = ptx(kernel, "b0", CONVERGENT), ptx(kernel, "b0")
     assert count(rf"shfl\.sync\.{instruction}", promised) == count(r"shfl|activemask|vote", promised) == 1
@@ -159,7 +160,7 @@ def test_tables_at_program_scope(ptx):
 
 
 def test_names_that_cuda_has_too(ptx):
-    """CUDA's own float4, exp, dim3, warpSize … are no obstacle."""
+    """A program may use names that CUDA has too: float4, exp, dim3, warpSize …."""
     kernel = """struct dim3 { int x; };
         float erf(float x) { return x; }
         float expm1(float x) { return exp(x) - 1; }

@@ -1,4 +1,4 @@
-"""Programs for CUDA devices, as far as they go without one: every built-in kernel compiles, what compiled is kept, and
+"""Programs for CUDA devices, tested without one: every built-in kernel compiles, the cache keeps the results, and
 compile_shader calls the backend as it should."""
 
 import struct
@@ -17,7 +17,7 @@ from metalcore.msl.targets import CudaTarget
 
 pytestmark = pytest.mark.only_on("simulator", "cuda")  # Linux, where NVRTC is
 KERNELS = Path(__file__).parents[2] / "kernels"
-FAMILIES = sorted(path.stem for path in KERNELS.rglob("*.metal"))
+FAMILIES = sorted(path.relative_to(KERNELS).with_suffix("").as_posix() for path in KERNELS.rglob("*.metal"))
 FILL = "kernel void fill(device float* x, constant float& value, uint i [[thread_position_in_grid]]) { x[i] = value; }"
 
 
@@ -44,7 +44,7 @@ def compilations(monkeypatch):
 
 
 def family(name):
-    (path,) = KERNELS.rglob(f"{name}.metal")
+    path = KERNELS / f"{name}.metal"
     return Program(path.read_text(encoding="utf-8"), [str(path.parent), str(KERNELS)], {})
 
 
@@ -68,7 +68,7 @@ def test_kernels_compile_for_other_architectures(name, capability):
     if capability not in nvrtc.find().architectures():
         pytest.skip(f"{nvrtc.find()} knows no compute capability {capability}")
     program = family(name)
-    # bfloat is what the architectures differ in most.
+    # The architectures differ most in bfloat.
     compiled(program, [next((kernel for kernel in program.names if "bfloat" in kernel), program.names[0])], capability)
 
 
@@ -82,9 +82,9 @@ def test_the_package_has_them_all():
 
 def test_a_built_in_kernel_is_compiled_once(compilations, directory):
     request = (cuda.BUILTIN, family("activation").names[0], "b0,b1,i2:16")
-    ((cubin, entry),) = cuda.compile_kernels(90, [request])
-    assert entry.encode() in cubin
-    assert cuda.compile_kernels(90, [request]) == [(cubin, entry)]
+    ((cubin, entry, source),) = cuda.compile_kernels(90, [request])
+    assert entry.encode() in cubin and source == "activation.metal"
+    assert cuda.compile_kernels(90, [request]) == [(cubin, entry, source)]
     cuda.compile_kernels(80, [request])
     cuda.compile_kernels(90, [(*request[:2], "b0,b1,i2:32")])
     assert compilations == [90, 80, 90]
@@ -156,7 +156,7 @@ def test_an_error_in_one_of_several_kernels():
         cuda.compile_kernels(90, [(number, "fill", "b0,i1:16"), (number, "fill", "b0")])
 
 
-# compile_shader, with a backend that only takes down what it is asked
+# compile_shader, with a backend that only records its calls
 
 
 class Backend:

@@ -1,5 +1,5 @@
-"""Every form in which MSL declares a variable in threadgroup memory, against what it must do: what one thread writes,
-the others read. On the device, through NVRTC and through the check."""
+"""Every form in which MSL declares a variable in threadgroup memory: the other threads read what one thread writes. The
+forms go through the device, NVRTC and the check."""
 
 import re
 
@@ -79,7 +79,7 @@ FORMS = {
 
 
 def program(before, declarations, element):
-    """Each of 8 threads writes its number, and reads what the thread opposite has written."""
+    """A program in which each of 8 threads writes its number, and reads what the opposite thread has written."""
     return (
         HEADER
         + f"""{before}
@@ -102,7 +102,7 @@ def test_what_a_thread_writes_the_others_read(device, form):
 @needs_clang
 @pytest.mark.parametrize(
     "form", [form for form in FORMS if form != "struct before the space"]
-)  # Clang takes no word there
+)  # Clang accepts no word there
 def test_the_check_takes_it(form):
     assert check(program(*FORMS[form]), strict=False) == []
 

@@ -1,6 +1,6 @@
 """Random declarations: each program gives the right result or is refused with its line.
 
-METALCORE_FUZZ_SEED begins elsewhere, METALCORE_FUZZ_CASES takes more or fewer programs.
+METALCORE_FUZZ_SEED sets the first seed, METALCORE_FUZZ_CASES the number of programs.
 """
 
 import os
@@ -16,13 +16,13 @@ from metalcore.msl.translate import translate
 
 SEED = int(os.environ.get("METALCORE_FUZZ_SEED", "0"))
 CASES = int(os.environ.get("METALCORE_FUZZ_CASES", "384"))
-PER_KERNEL, KERNELS = 12, 4  # that are compiled together
+PER_KERNEL, KERNELS = 12, 4  # cases and kernels that are compiled together
 PER_PROGRAM = PER_KERNEL * KERNELS
 pytestmark = pytest.mark.usefixtures("compiles_for_cuda")
 
 
 def accepted(seeds):
-    """{seed: case} of those that are not refused; the others are refused with a line of theirs."""
+    """{seed: case} of the cases that are not refused. The refusal of another case must name one of its lines."""
     cases = {seed: case(seed) for seed in seeds}
     return {seed: one for seed, one in cases.items() if not is_refused(seed, one)}
 
@@ -43,7 +43,7 @@ def is_refused(seed, one):
 @pytest.mark.parametrize("first", range(SEED, SEED + CASES, PER_PROGRAM))
 def test_random_declarations(device, first):
     cases = accepted(range(first, first + PER_PROGRAM))
-    assert len(cases) > PER_PROGRAM * 0.9  # what is refused is the exception
+    assert len(cases) > PER_PROGRAM * 0.9  # refusals are the exception
     seeds = list(cases)
     kernels = [seeds[i : i + PER_KERNEL] for i in range(0, len(seeds), PER_KERNEL)]
     library = metalcore.compile_shader(program([[cases[seed] for seed in part] for part in kernels])[0])
@@ -51,6 +51,6 @@ def test_random_declarations(device, first):
         out = torch.zeros(len(part), THREADS, device=device)
         getattr(library, f"k{n}")(out, threads=THREADS, group_size=THREADS)
         for seed, row in zip(part, out.tolist()):
-            # The last thread wrote 5; another has that only where they share it, and else its own -1.
+            # The last thread writes 5. The others see it if the variable is shared, and else their own -1.
             expected = [5 if cases[seed].shared else -1] * (THREADS - 1) + [5]
             assert row == expected, f"seed {seed}\n{program([[cases[seed]]])[0]}"

@@ -1,4 +1,4 @@
-"""Which compiler is found."""
+"""The compiler that find_compiler() finds."""
 
 import shutil
 
@@ -35,5 +35,5 @@ def test_the_error_tells_what_was_tried(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", [name for name in (*host._NAMES, *host._VERSIONED) if shutil.which(name)])
 def test_the_headers_suit_every_compiler_here(name, monkeypatch):
     monkeypatch.setenv("CXX", name)
-    if host.find_compiler().command == [name]:  # or it is too old
+    if host.find_compiler().command == [name]:  # else it is too old
         host.check_source('#include "host/prelude.h"\n')

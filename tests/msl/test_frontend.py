@@ -1,4 +1,4 @@
-"""Preprocessing and parsing: macros, lines, what is found and what is refused."""
+"""Preprocessing and parsing: macros, lines, declarations and refusals."""
 
 import pytest
 
@@ -119,6 +119,22 @@ def test_kernels_and_their_arguments():
     ]
     assert plain.max_total_threads == 64
     assert [(a.name, a.index) for a in kernels["made_half"].arguments] == [("x", 1)]
+
+
+def test_the_bound_of_threads_may_depend_on_template_parameters():
+    kernels = kernels_of("""
+        constexpr constant uint kEach = 32;
+        template <typename T, uint N, bool wide = true, int M = N + 1>
+        [[kernel]] [[max_total_threads_per_threadgroup(kEach * N * (wide ? M : 1))]] void k(device T* x) {}
+        template [[host_name("two")]] [[kernel]] void k<float, 2>(device float*);
+        template [[host_name("four")]] [[kernel]] decltype(k<half, 4, false>) k<half, 4, false>;
+        template [[host_name("own")]] [[kernel]] [[max_total_threads_per_threadgroup(7)]] void k<int, 1>(device int*);
+    """)
+    assert {name: kernel.max_total_threads for name, kernel in kernels.items()} == {"two": 192, "four": 128, "own": 7}
+    with pytest.raises(MSLError, match="program_source:2: error: the argument of max_total_threads_per_threadgroup"):
+        kernels_of("""template <typename T> constexpr uint size();
+            template <typename T> [[kernel, max_total_threads_per_threadgroup(size<T>())]] void k(device T* x) {}
+            template [[host_name("k")]] [[kernel]] void k<int>(device int*);""")
 
 
 def test_indices_may_be_named_constants():

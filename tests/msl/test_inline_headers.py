@@ -1,4 +1,4 @@
-"""inline_headers: what Metal compiles from memory is the text that the preprocessor would have seen."""
+"""inline_headers: Metal compiles the text from memory that the preprocessor would have seen."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_a_header_that_is_nowhere_is_named_with_its_line():
 
 
 def inlined(tmp_path, source, **headers):
-    """The tokens of a program whose headers were put in; those that the preprocessor sees, too."""
+    """(the tokens of a program whose headers were put in, those that the preprocessor sees)."""
     for name, text in headers.items():
         (tmp_path / f"{name}.h").write_text(text)
     found = tokens(inline_headers(source, "program.metal", [tmp_path]), [])

@@ -287,7 +287,7 @@ def test_checking_mode_runs_the_instrumented_program(device, fill):
 
 
 def argument_buffer(device):
-    """A kernel that takes one, the tensor it writes to, and its bytes as ints."""
+    """A kernel with an argument buffer, its output, its input, and the buffer's bytes as ints."""
     library = metalcore.compile_shader("""
         struct Arguments { device float* out [[id(0)]]; device const float* in [[id(1)]]; float scale [[id(2)]]; };
         kernel void k(constant Arguments& a, uint i [[thread_position_in_grid]]) { a.out[i] = a.in[i] * a.scale; }""")
@@ -339,7 +339,7 @@ kernel void run(device float* x, threadgroup float* a [[threadgroup(0)]], thread
 @pytest.mark.only_on("simulator")
 @pytest.mark.parametrize("checking", [False, True])
 def test_vectors_may_lie_at_any_multiple_of_their_element(checking):
-    """What GPUs do, and a compiler for the CPU must not take for aligned."""
+    """GPUs load such vectors, and a compiler for the CPU must not treat them as aligned."""
     shift = metalcore.compile_shader("""
 struct Pair { float4 a, b; };
 kernel void shift(device const float* x, device float* y, device short* z, uint i [[thread_position_in_grid]]) {

@@ -1,4 +1,6 @@
-"""What has no end, or too many of something, is refused with its line, and soon."""
+"""Programs without an end, or with too many of something, are refused soon and with their line."""
+
+import time
 
 import pytest
 
@@ -11,7 +13,7 @@ KERNEL = "kernel void k(device float* x) { x[0] = 1; }\n"
 
 
 def at_depth(depth, call):
-    """A call from a stack that is so much deeper."""
+    """Makes a call from a stack that is deeper by `depth` calls."""
     return at_depth(depth - 1, call) if depth else call()
 
 
@@ -93,3 +95,11 @@ def test_what_python_cannot_nest_is_an_error_of_the_program(opening, closing):
 def test_comparisons_in_a_row():
     comparisons = " && ".join(["a < b"] * 100)
     Program(preprocess(f"bool f(int a, int b) {{ bool c = {comparisons}; return c; }}")[0])
+
+
+def test_a_long_chain_of_conditionals_takes_linear_time():
+    chain = " ".join(f"x[1] == {i} ? {i} :" for i in range(3000))
+    started = time.perf_counter()
+    text = translate(f"kernel void k(device int* x) {{ x[0] = {chain} 7; }}").source()
+    assert text.count("msl::chosen(") == 3000
+    assert time.perf_counter() - started < 20  # seconds; it took 40 when each `?` walked over the rest of the chain

@@ -1,4 +1,4 @@
-"""Errors that the front end finds itself show the user's line, as the compiler's do."""
+"""Errors of the front end show the user's line, as the compiler's do."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Kernels and globals that are named as something of metal_stdlib."""
+"""Kernels and globals with names that metal_stdlib has too."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.usefixtures("compiles_for_cuda")
 HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"
 KERNELS = """transpose dot clamp min max exp select fma abs length normalize mix step sin floor round pow sqrt any all
     cross distance popcount rotate fmod reflect sign saturate log2 rsqrt max3 ctz ceil trunc fract array vec move swap
-    decay rank simd_sum""".split()
+    decay rank simd_sum simd msl std""".split()
 
 
 def test_kernels_named_as_functions_of_metal(device):
@@ -26,7 +26,7 @@ def test_kernels_named_as_functions_of_metal(device):
 
 
 def test_every_such_name_compiles():
-    """All in one source, of which the compilers see each kernel's address."""
+    """All names are in one source, in which the compilers see each kernel's address."""
     from metalcore.msl import host
     from metalcore.msl.translate import translate
 
@@ -35,6 +35,13 @@ def test_every_such_name_compiles():
     )
     translation = translate(source)
     host.check_source(translation.source(), msl=source)
+
+
+def test_a_kernel_named_as_a_namespace(device):
+    body = "#include <simd/simd.h>\nkernel void simd(device float* out, constant simd::float2& x) { out[0] = x.y; }"
+    out = torch.zeros(1, device=device)
+    metalcore.compile_shader(HEADER + body).simd(out, [1.0, 2.0], threads=1)
+    assert out.item() == 2
 
 
 def test_templates_of_kernels_and_namespaces(device):

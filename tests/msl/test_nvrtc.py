@@ -1,4 +1,4 @@
-"""NVRTC: which one is used, what it is asked for, and how its errors read."""
+"""NVRTC: the library that is used, its options, and its errors."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ def compiler():
 
 @pytest.fixture
 def only_here(tmp_path, monkeypatch):
-    """A directory as CUDA's home, and no other NVRTC anywhere."""
+    """Makes a directory CUDA's home, and hides every other NVRTC."""
     (tmp_path / "lib64").mkdir()
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setattr(nvrtc, "_folders", lambda homes: [tmp_path / "lib64"])
@@ -33,7 +33,7 @@ def only_here(tmp_path, monkeypatch):
 
 
 def pretend(folder, version):
-    """Files with the names that an NVRTC of this version has."""
+    """Makes files with the names that an NVRTC of this version has."""
     major = version.split(".")[0]
     for name in (f"libnvrtc.so.{major}", f"libnvrtc-builtins.so.{version}"):
         (folder / name).touch()

@@ -1,4 +1,4 @@
-"""Threadgroups of every shape: each thread knows its place, and so do its simdgroup and its threadgroup's memory."""
+"""Threadgroups of every shape: each thread has the right positions, simdgroup and threadgroup memory."""
 
 import numpy
 import pytest

@@ -34,9 +34,9 @@ BINARY = {
     "fdim": lambda x, y: np.where(np.isnan(x) | np.isnan(y), x + y, np.where(x > y, x - y, 0.0)),
     "divide": np.divide,
 }  # fmt: skip
-# Largest errors in units of the last place: the simulator's, and those of CUDA's own functions (CUDA C++ Programming
-# Guide, "Mathematical Functions": 2 and less but for these). CUDA counts in units of the result: where that has the
-# next exponent, an error of 2 is 3 and more of ours. MSL allows 4 to 16.
+# The largest errors in units of the last place: the simulator's, and those of CUDA's own functions (CUDA C++
+# Programming Guide, "Mathematical Functions": at most 2, except for these). CUDA counts in units of the result: if that
+# has the next exponent, an error of 2 is 3 or more of our units. MSL allows 4 to 16.
 SIMULATOR_BOUND = 2
 CUDA_BOUND = 3
 CUDA_BOUNDS = {"acosh": 4, "tan": 4, "pow": 4, "powr": 4}
@@ -95,7 +95,8 @@ def floats(count, seed=0):
 
 
 def errors_in_ulp(got, exact):
-    """Distance of float32 results from float64 ones in units of the last place; infinite where the kind differs."""
+    """The distance of float32 results from float64 ones in units of the last place. It is infinite where only one is
+    NaN or infinite."""
     with np.errstate(all="ignore"):
         wanted = exact.astype(np.float32)
         exponent = np.maximum(np.frexp(exact)[1], -125)
@@ -126,7 +127,7 @@ def test_unary(library, device, name):
 
 @pytest.mark.parametrize("name", UNARY)
 def test_unary_half(library, device, name):
-    """Every half there is, in vectors of four: within half a unit of half's last place and float's own error."""
+    """Results for every half, in vectors of four, are within half a unit of half's last place and float's own error."""
     x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     y = torch.empty(len(x), dtype=torch.float16, device=device)
     getattr(library, name + "_h")(torch.from_numpy(x).to(device), y, threads=len(x) // 4)
@@ -145,7 +146,7 @@ def test_binary(library, device, name):
     np.random.default_rng(2).shuffle(z)
     special = x[-36:]
     x, z = np.concatenate([x, np.repeat(special, 36)]), np.concatenate([z, np.tile(special, 36)])
-    if name == "powr":  # defined for x >= 0; its special cases are NaN where pow's are 1
+    if name == "powr":  # it is defined for x >= 0; its special cases are NaN where pow's are 1
         keep = (x > 0) & (x != 1) & np.isfinite(x) & (z != 0) & np.isfinite(z)
         x, z = x[keep], z[keep]
     y = torch.empty(len(x), device=device)
@@ -153,7 +154,7 @@ def test_binary(library, device, name):
     got = y.cpu().numpy()
     with np.errstate(all="ignore"):
         exact = BINARY[name](x.astype(np.float64), z.astype(np.float64))
-        if name in ("fmin", "fmax", "fdim"):  # the sign of a zero is open
+        if name in ("fmin", "fmax", "fdim"):  # MSL leaves the sign of a zero open
             got, exact = got + 0.0, exact + 0.0
     check(got, exact, [x, z], bound(device, name))
 

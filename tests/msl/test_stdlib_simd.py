@@ -26,7 +26,7 @@ def program(body, element, extra=""):
 
 
 def run(device, body, x, outputs, element="float", group=64, extra=""):
-    """out[j * n + i] is output j of thread i."""
+    """Runs `body` in a kernel; out[j * n + i] is output j of thread i."""
     library = metalcore.compile_shader(program(body, element, extra))
     out = torch.zeros(outputs * len(x), dtype=torch.from_numpy(x).dtype, device=device)
     library.k(torch.from_numpy(x).to(device), out, threads=len(x), group_size=group)
@@ -114,7 +114,7 @@ def test_shuffles(device, prefix, width):
     np.testing.assert_array_equal(got[3], fetch(lane + 3))
     np.testing.assert_array_equal(got[4], fetch(np.full(64, 2)))
     np.testing.assert_array_equal(got[5], fetch(np.zeros(64, int)))
-    inside = lane > 0  # what lanes without a source get is open
+    inside = lane > 0  # MSL leaves open what lanes without a source get
     np.testing.assert_array_equal(got[6][inside], fetch(lane - 1)[inside])
     np.testing.assert_array_equal(got[7][lane < width - 1], fetch(lane + 1)[lane < width - 1])
     # Filling continues with the other vector, so that its last elements come first.
@@ -124,7 +124,7 @@ def test_shuffles(device, prefix, width):
     np.testing.assert_array_equal(got[10], np.where(pair == 0, x[np.arange(64) ^ 1], -x[np.arange(64) ^ 1]))
 
 
-# A call, the lane it takes (k is the lane in its group of w), and what a lane that the group does not have gives.
+# (call, the lane whose value it takes, what it gives if the group has no such lane); k is the lane in its group of w.
 FETCHES = [
     ("shuffle(v, ushort(k ^ 5))", lambda k, w: k ^ 5, "zero"),
     ("shuffle(v, ushort(k + w))", lambda k, w: k + w, "zero"),
@@ -165,7 +165,7 @@ def test_lanes_that_take_no_part_give_zero(device, prefix, width, statement, act
 
 
 def test_lanes_on_two_paths_do_not_see_each_other(device):
-    """Both paths exchange values of one size; what a lane has published for its own is not lost."""
+    """Both paths exchange values of one size, and no lane loses the value that it published."""
     x = np.arange(32, dtype=np.float32) + 100
     body = """
         for (int round = 0; round < 3; ++round) {
@@ -186,7 +186,7 @@ def test_lanes_on_two_paths_do_not_see_each_other(device):
 
 
 def test_votes_in_divergent_code(device):
-    """Lanes 0, 3, 6 … take a branch; only they take part in what happens there."""
+    """Lanes 0, 3, 6 … take a branch, and only they vote there."""
     x = np.arange(64, dtype=np.int32)
     body = """
         if (lane % 3 == 0) {

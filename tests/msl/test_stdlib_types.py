@@ -15,7 +15,7 @@ ELEMENTS = {torch.float32: "float", torch.int32: "int"}
 
 
 def run(device, body, count, dtype=torch.float32):
-    """What one thread writes to out[0 .. count)."""
+    """The values that one thread writes to out[0 .. count)."""
     library = metalcore.compile_shader(HEADER + "kernel void k(device " + ELEMENTS[dtype] + "* out) {" + body + "}")
     out = torch.zeros(count, dtype=dtype, device=device)
     library.k(out, threads=1)
@@ -39,6 +39,18 @@ def test_sizes_and_alignments(device):
             terms.append(f"sizeof(float{columns}x{rows})")
     body = "".join(f"out[{i}] = {term};" for i, term in enumerate(terms))
     assert run(device, body, len(terms), dtype=torch.int32) == expected
+
+
+def test_chains_of_conditionals_mix_types(device):
+    body = """
+        half h = 1.5h; bfloat b = 2.5bf; int n = 3;
+        for (int i = 0; i < 4; ++i) {
+          out[i] = i == 0 ? h : i == 1 ? b : i == 2 ? n : 4.5f;
+          out[4 + i] = i < 2 ? i == 0 ? h : 2.5f : i == 2 ? b : 1.5f;
+          out[8 + i] = (i == 0 ? n : i == 1 ? h : 1.5f) + (i < 3 ? i == 1 ? b : b : n);
+        }
+    """
+    assert run(device, body, 12) == [1.5, 2.5, 3, 4.5, 1.5, 2.5, 2.5, 1.5, 5.5, 4, 4, 4.5]
 
 
 @pytest.mark.parametrize("vector", [
@@ -115,7 +127,7 @@ def test_operators_and_swizzles(device):
 
 
 def test_vectors_of_more_elements(device):
-    """Clang's ext_vector_type, wherever the attribute stands."""
+    """Clang's ext_vector_type works wherever the attribute stands."""
     library = metalcore.compile_shader(
         HEADER
         + """
@@ -193,7 +205,7 @@ SMALL = {torch.float16: "half", torch.bfloat16: "bfloat"}
 
 @pytest.mark.parametrize("dtype", SMALL, ids=SMALL.get)
 def test_small_float_conversions(device, dtype):
-    """To float for every bit pattern, from float to nearest even for many, against torch."""
+    """Every bit pattern converts to float, and many floats convert to nearest even, as in torch."""
     name = SMALL[dtype]
     library = metalcore.compile_shader(f"""{HEADER}
         kernel void widen(device const {name}* x, device float* y, uint i [[thread_position_in_grid]]) {{
@@ -209,7 +221,7 @@ def test_small_float_conversions(device, dtype):
     assert torch.equal(y.cpu().nan_to_num(7e7), x.float().nan_to_num(7e7))
     rng = np.random.default_rng(0)
     wide = torch.from_numpy(rng.integers(0, 1 << 32, 1_000_000, dtype=np.uint32).view(np.float32))
-    # Ties: halfway between neighbours, and one bit to either side.
+    # These are ties, halfway between neighbours, and one bit to either side.
     step = 13 if dtype == torch.float16 else 16
     ties = x.float().view(torch.int32) + (1 << (step - 1)) + torch.tensor([[-1], [0], [1]], dtype=torch.int32)
     wide = torch.cat([wide, ties.flatten().view(torch.float32)])

@@ -1,4 +1,4 @@
-"""half, bfloat and vectors as members of unions and of anonymous structs: they are what they are anywhere else."""
+"""half, bfloat and vectors behave in unions and anonymous structs as anywhere else."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ H = np.float16
 
 
 def run(device, body, count, block=(D, M), header=HEADER):
-    """What one thread writes to out[0 .. count) that is given a Block and a Brain with these numbers."""
+    """The values that one thread writes to out[0 .. count), from a Block and a Brain with these numbers."""
     library = metalcore.compile_shader(
         header + "kernel void k(device float* out, device const Block* b, "
         "device const Brain* c, device Block* w) {" + body + "}"
@@ -107,7 +107,8 @@ def test_assignments_references_and_pointers(device):
 
 
 def test_where_such_structs_may_stand(device):
-    """In classes, templates and functions, with vectors, matrices, arrays and packed types as members."""
+    """They may stand in classes, templates and functions, with vectors, matrices, arrays and packed types as
+    members."""
     header = (
         HEADER
         + """
@@ -146,7 +147,7 @@ def test_where_such_structs_may_stand(device):
 
 
 def test_blocks_of_a_quantized_format(device):
-    """Blocks with two half scales that are both named and a vector: 4-bit numbers with 6-bit scales and minima."""
+    """Blocks have two half scales, which are also a vector: 4-bit numbers with 6-bit scales and minima."""
     library = metalcore.compile_shader(
         HEADER
         + """

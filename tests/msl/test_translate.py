@@ -1,4 +1,4 @@
-"""What translated MSL computes: each test is a small program in the language, run on the device."""
+"""The results of translated MSL: each test runs a small program on the device."""
 
 import pytest
 import torch

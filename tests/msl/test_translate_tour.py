@@ -1,10 +1,10 @@
-"""A tour of the language: the constructs of real programs, each with a value that can be worked out by hand."""
+"""A tour of the language: the constructs of real programs, each with a value that one can compute by hand."""
 
 import torch
 
 import metalcore
 
-# A header shared with Objective-C, as Apple's samples write them.
+# A header that is shared with Objective-C, as in Apple's samples.
 SHARED = """
 #ifndef ShaderTypes_h
 #define ShaderTypes_h

@@ -1,4 +1,5 @@
-"""Reads and writes through pointers that were cast from smaller types, at any misalignment, in all memory."""
+"""Reads and writes through pointers that were cast from smaller types, at any misalignment and in every address
+space."""
 
 import numpy
 import pytest
@@ -40,7 +41,7 @@ kernel void shared(device const uchar* x, device uchar* y, constant uint& from, 
     {space} const uchar*, device uchar*, constant uint&, constant uint&,{more} uint{", uint" if more else ""});
 """ for name in TYPES for kernel, space, more in (
     ("copy", "device", ""), ("fixed", "constant", ""), ("shared", "device", " threadgroup uchar*,")))  # fmt: skip
-# The type of `fixed` is without a const of its own.
+# The type of `fixed` has no const of its own.
 MOVES = MOVES.replace("constant const uchar*", "constant uchar*")
 
 
@@ -179,7 +180,7 @@ def test_how_pointers_go_through_a_program(forms, device, at):
 
 
 def test_rows_of_37_columns(compiles_for_cuda, device):
-    """A tile is stored by float4, to rows that begin at multiples of 148 bytes."""
+    """A tile is stored by float4 to rows that begin at multiples of 148 bytes."""
     library = metalcore.compile_shader(
         HEADER
         + """

@@ -1,4 +1,4 @@
-"""silu and gelu."""
+"""silu, relu and gelu."""
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ import metalcore
 
 OPS = {
     "silu": (metalcore.silu, F.silu),
+    "relu": (metalcore.relu, F.relu),
     "gelu": (metalcore.gelu, F.gelu),
     "gelu_tanh": (lambda x: metalcore.gelu(x, "tanh"), lambda x: F.gelu(x, approximate="tanh")),
 }
@@ -69,6 +70,45 @@ def test_special_values(device, op):
     assert_near(ours(x.to(device)), reference(x.double()))
 
 
+@each_dtype
+def test_relu_of_nan_and_zeros(device, dtype):
+    """Bit for bit PyTorch's, gradients too: that of NaN passes, that of both zeros does not."""
+    values = torch.tensor([float("nan"), 0.0, -0.0, float("inf"), float("-inf"), -1e-8, 1e-8, 3.0], dtype=dtype)
+    found, expected = values.to(device).requires_grad_(), values.requires_grad_()
+    y, reference = metalcore.relu(found), torch.relu(expected)
+    y.sum().backward()
+    reference.sum().backward()
+    for ours, theirs in ((y, reference), (found.grad, expected.grad)):
+        assert torch.equal(ours.detach().cpu().isnan(), theirs.detach().isnan())
+        assert torch.equal(ours.detach().cpu().nan_to_num(7), theirs.detach().nan_to_num(7))
+
+
+def test_relu_of_integers(device):
+    x = torch.arange(-3, 3, device=device)
+    assert metalcore.relu(x).dtype == x.dtype and metalcore.relu(x).tolist() == [0, 0, 0, 0, 1, 2]
+
+
+@pytest.mark.only_on("simulator", "mps", "cuda")
+@each_dtype
+def test_relu_takes_pytorchs_place(device, dtype):
+    x = tensor(5, 7, dtype=dtype, device=device).requires_grad_()
+    grad = torch.randn_like(x)
+
+    def both(function):
+        return [function(x), gradient(function, x, grad)]
+
+    def threshold(x):  # whose derivative is that of relu only for a threshold of zero
+        return F.threshold(x, 0.5, 0.0)
+
+    expected = both(F.relu) + both(threshold)
+    with metalcore.enable_pytorch_overrides("relu"):
+        found = both(torch.nn.ReLU()) + both(threshold)
+        assert F.relu(torch.arange(-1, 2, device=device)).tolist() == [0, 0, 1]
+        rows = {row.what: (row.ran, sum(row.left.values())) for row in metalcore.report().rows}
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert rows == {f"aten::relu on {device}": (2, 1), f"aten::threshold_backward on {device}": (1, 1)}
+
+
 def test_gelu_keeps_relative_accuracy_in_its_tail(device):
     x = torch.linspace(-8, -1, 1001, device=device)
     expected = wide(x) * 0.5 * torch.special.erfc(-wide(x) / 2**0.5)
@@ -92,7 +132,7 @@ def test_double_backward(device, op):
 
 
 @each_dtype
-@pytest.mark.parametrize("name", ["silu", "gelu"])
+@pytest.mark.parametrize("name", ["silu", "relu", "gelu"])
 def test_pytorch_samples(device, name, dtype):
     check_samples(getattr(metalcore, name), f"nn.functional.{name}", device, dtype)
 
@@ -103,6 +143,8 @@ def test_opcheck(device, place):
     ops = torch.ops.metalcore
     check_operator(ops.silu, x)
     check_operator(ops.silu_backward, x.detach(), x)
+    check_operator(ops.relu, x)
+    check_operator(ops.relu_backward, x.detach(), x)
     check_operator(ops.gelu, x, "tanh")
     check_operator(ops.gelu_backward, x.detach(), x, "none")
 

@@ -1,6 +1,8 @@
 """The registry: every public function has an entry, whose samples reach every kernel, and the docs show it."""
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,14 @@ def test_a_namesake_has_the_arguments_of_the_samples():
                 function = getattr(function, name)
             sample = op.smallest_sample()
             function(*sample.arguments(*sample.make("cpu", torch.float32)), **sample.options)
+
+
+@pytest.mark.only_on("simulator")  # tests/cuda_device does so on a GPU
+def test_every_kernel_is_launched():
+    """By a sample of an op, or a section of the program."""
+    program = ROOT / "tests" / "cuda_device" / "every_kernel.py"
+    found = subprocess.run([sys.executable, program, "--device", "mps"], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_the_docs_show_it():

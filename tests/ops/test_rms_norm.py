@@ -69,27 +69,50 @@ def test_longest(device):
     check(tensor(1, 131072, device=device), tensor(131072, device=device))
 
 
+def check_with_residual(rows, length, dtype, device):
+    x, weight = tensor(rows, length, dtype=dtype, device=device), tensor(length, dtype=dtype, device=device)
+    check(x, weight)
+    check(x, None)
+    residual = tensor(rows, length, dtype=dtype, device=device)
+    y, total = metalcore.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total, x + residual)
+    assert_near(y, reference(wide(total), wide(weight), 1e-5), terms=4)
+
+
 @each_dtype
-@pytest.mark.parametrize("rows, length", [(1, 16383), (1, 16384), (1, 16385), (3, 33001), (32, 16385), (33, 16385)])
+@pytest.mark.parametrize("rows, length", [(1, 29596), (1, 29597), (1, 29600), (3, 33001), (32, 29597)])
 def test_few_long_rows(device, dtype, rows, length):
     """Below and above the length and the number of rows from which several threadgroups share a row."""
     with tuned("baseline"):
-        shared = length > 16384 and rows <= 32
         plan = metalcore.explain("rms_norm", (rows, length))
-        assert plan.variant == ("split" if shared else "looped" if length > 16384 else "block8")
+        shared = length > 29596 and rows < 32
+        assert plan.variant == ("split" if shared else "looped")
         assert len(plan.steps) == 1 + shared
-        plan = metalcore.explain("rms_norm", (rows, length), (length,), backward=True)
-        shared = length >= 16384 and rows <= 32
-        assert plan.variant == ("split" if shared else "looped") and len(plan.steps) == 3 + shared
-        if rows == 32:
-            return  # the kernels are tried with fewer rows
-        x, weight = tensor(rows, length, dtype=dtype, device=device), tensor(length, dtype=dtype, device=device)
-        check(x, weight)
-        check(x, None)
-        residual = tensor(rows, length, dtype=dtype, device=device)
-        y, total = metalcore.add_rms_norm(x, residual, weight, 1e-5)
-        assert torch.equal(total, x + residual)
-        assert_near(y, reference(wide(total), wide(weight), 1e-5), terms=4)
+        if rows < 32:  # the kernels are tried with fewer rows
+            check_with_residual(rows, length, dtype, device)
+
+
+@each_dtype
+@pytest.mark.parametrize("rows, length", [(3, 8192), (3, 8193), (8, 8200), (9, 8200), (9, 8203)])
+def test_derivative_of_long_rows(device, dtype, rows, length):
+    """Below and above the length from which threadgroups share a row, and the rows that one of them has."""
+    with tuned("baseline"):
+        plan = metalcore.explain("rms_norm", (rows, length), (length,), dtype=dtype, backward=True)
+        shared = length > 8192
+        assert plan.variant == ("split" if shared else "block2")
+        assert len(plan.steps) == (2 if rows <= 8 else 3)
+        check_with_residual(rows, length, dtype, device)
+        if shared:  # a weight whose gradient the kernel does not write itself
+            other = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
+            check(tensor(2, length, dtype=dtype, device=device), tensor(length, dtype=other, device=device))
+
+
+def test_derivative_of_many_long_rows(device):
+    """A threadgroup has 64 rows at most."""
+    with tuned("baseline"):
+        for rows, chunks in ((21 * 64, 21), (21 * 64 + 1, 22)):
+            plan = metalcore.explain("rms_norm", (rows, 8193), (8193,), backward=True)
+            assert plan.steps[0].grid[1] == plan.steps[1].grid[1] == chunks
 
 
 def test_many_rows(device):
@@ -246,3 +269,14 @@ def test_bad_input(device):
         op(x, 1, tensor(3, device=device), 1e-5)
     with pytest.raises(RuntimeError, match="weight must be on the device"):
         op(x, 1, tensor(4), 1e-5)
+
+
+@pytest.mark.only_on("simulator")
+def test_threads_past_the_end_of_a_long_row_read_no_sum_that_is_being_written(device):
+    x, residual, weight = (
+        tensor(40, 16500, device=device),
+        tensor(40, 16500, device=device),
+        tensor(16500, device=device),
+    )
+    with metalcore.simulator.checking():
+        metalcore.add_rms_norm(x, residual, weight)

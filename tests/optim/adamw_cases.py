@@ -38,12 +38,12 @@ class Pair:
                 assert state.keys() == expected.keys()
                 assert float(state["step"]) == float(expected["step"])
                 for name in expected.keys() - {"step"}:
-                    # A sum of values of order one, each step of which rounds.
+                    # This is a sum of values of order one, and each step rounds.
                     torch.testing.assert_close(state[name].cpu(), expected[name], rtol=1e-6, atol=steps * EPS)
 
 
 def assert_steps_close(actual, expected, steps, lr):
-    """Equal to 1e-6; near zero, to what `steps` updates of size lr lose by rounding (8 operations each)."""
+    """Equal to 1e-6, or near zero to the rounding errors of `steps` updates of size lr (8 operations each)."""
     torch.testing.assert_close(actual.detach().cpu(), expected.detach(), rtol=1e-6, atol=steps * 8 * EPS * lr)
 
 

@@ -1,4 +1,4 @@
-"""What metalcore.optim.AdamW computes, against torch.optim.AdamW on the CPU in float32."""
+"""metalcore.optim.AdamW's results against torch.optim.AdamW's on the CPU in float32."""
 
 import itertools
 
@@ -102,7 +102,7 @@ def test_16_bit_parameters_have_float32_moments(device, dtype, amsgrad, numel):
         for p, e in zip(pair.params, pair.expected):
             state = pair.optimizer.state[p]
             assert p.dtype == dtype and all(state[name].dtype == torch.float32 for name in state)
-            # Half an ulp of the rounding, and the errors of float32 that may carry a value over the middle.
+            # The bound is half an ulp, for the rounding, and float32's errors, which may carry a value over the middle.
             torch.testing.assert_close(
                 p.detach().cpu().float(),
                 e.detach(),

@@ -1,4 +1,4 @@
-"""AdamW as a torch.optim.Optimizer: arguments, errors, groups, hooks, schedulers, and what PyTorch takes over."""
+"""AdamW as a torch.optim.Optimizer: arguments, errors, groups, hooks, schedulers, and cases that go to PyTorch."""
 
 import inspect
 import warnings

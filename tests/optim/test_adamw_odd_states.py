@@ -74,7 +74,7 @@ def test_steps_on_the_device(device, dtype, options):
 @pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"maximize": True, "weight_decay": 0.3}], ids=str)
 @pytest.mark.parametrize("ours", [{}, {"fused": True}], ids=str)
 def test_a_parameter_twice_in_a_group(device, ours, options):
-    """As in torch's loop: the second update takes up the step, the moments and the values of the first one."""
+    """The second update takes the step, the moments and the values of the first one, as in torch's loop."""
     one, params = started(metalcore.optim.AdamW, device, twice=True, **ours, **options)
     reference, expected = started(torch.optim.AdamW, "cpu", twice=True, foreach=False, **options)
     for seed in (1, 2, 3):
@@ -103,7 +103,7 @@ def test_states_that_two_parameters_share(device, name, ours):
         torch.testing.assert_close(p.detach().cpu(), e.detach(), rtol=1e-4, atol=1e-4)
 
 
-# The state's entry, what becomes of it, and the error.
+# The state's entry, its new value, and the error.
 REFUSED = {
     "a moment on meta": ("exp_avg", lambda t: t.to("meta"), RuntimeError, "device"),
     "another on meta": ("exp_avg_sq", lambda t: t.to("meta"), RuntimeError, "device"),
@@ -136,7 +136,7 @@ def test_what_is_refused_changes_nothing(device, name, options):
 
 
 def test_amsgrad_switched_on_later(device):
-    """torch's KeyError: its moments would have begun in the middle."""
+    """Raises torch's KeyError: the moments would begin in the middle."""
     for optimizer, where in ((metalcore.optim.AdamW, device), (torch.optim.AdamW, "cpu")):
         one, params = started(optimizer, where)
         one.param_groups[0]["amsgrad"] = True

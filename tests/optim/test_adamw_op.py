@@ -11,7 +11,7 @@ HYPER = dict(lr=1e-2, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8, maxim
 
 
 def lists(device, shapes=((4, 3), (7,)), dtype=torch.float32, amsgrad=False, capturable=False, narrow=False):
-    """The operator's; `narrow`: with moments of the parameters' dtype."""
+    """Arguments of the operator. With `narrow`, the moments have the parameters' dtype."""
 
     def moments():
         return [torch.zeros(shape, device=device, dtype=dtype if narrow else torch.float32) for shape in shapes]
@@ -38,7 +38,7 @@ KINDS = [
     (torch.float16, False),
     (torch.bfloat16, True),
     (torch.float16, True),
-]  # of parameters, and whether the moments are like them
+]  # the dtype of parameters, and whether the moments have it too
 
 
 @pytest.mark.parametrize("dtype, narrow", KINDS)
@@ -176,7 +176,7 @@ def test_moments_of_two_dtypes(device):
 
 
 def test_narrow_moments_give_the_numbers_of_pytorchs_fused_step(device):
-    """Which computes in float32 too and rounds what it stores; its other steps round after every operation."""
+    """PyTorch's fused step computes in float32 too and rounds stored values; its other steps round every operation."""
     ours = lists(device, dtype=torch.bfloat16, capturable=True, narrow=True)
     theirs = lists("cpu", dtype=torch.bfloat16, capturable=True, narrow=True)
     for _ in range(3):

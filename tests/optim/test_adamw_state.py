@@ -103,7 +103,7 @@ def test_16_bit_checkpoints(device, dtype):
             assert twin.state[t][name].dtype == torch.float32
             assert torch.equal(twin.state[t][name], optimizer.state[p][name])
 
-    # Into torch, which rounds the moments to the parameter's dtype, and from there: widened.
+    # torch rounds the moments to the parameter's dtype; on the way back they are widened.
     theirs = [torch.nn.Parameter(p.detach().cpu()) for p in params]
     reference = torch.optim.AdamW(theirs)
     reference.load_state_dict(saved_and_loaded(checkpoint))
@@ -299,7 +299,7 @@ def test_first_step_skipped(device):
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.999, 0.99999])
 @pytest.mark.parametrize("step", [1, 2, 3, 10, 100, 1000, 12345, 10**6])
 def test_bias_corrections_of_the_device(device, beta, step):
-    """From moments of zero and with the other beta zero, the update is a function of 1 - beta^step alone."""
+    """With moments of zero and the other beta zero, the update depends only on 1 - beta^step."""
     correction = -math.expm1(step * math.log(beta)) if beta else 1.0
     for betas, expected in [((beta, 0.0), (1 - beta) / correction), ((0.0, beta), math.sqrt(correction / (1 - beta)))]:
         p = torch.nn.Parameter(torch.zeros(3, device=device))

@@ -37,7 +37,7 @@ def test_fault_is_found(case):
     case.run(faulty=False)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [1, 2])  # test_fault_is_found runs the clean twins with seed 0
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_clean_twin_passes(case, seed):
     case.run(faulty=False, seed=seed)

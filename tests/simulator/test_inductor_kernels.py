@@ -32,7 +32,7 @@ def compare(function, *inputs):
         torch.testing.assert_close(got.cpu().to(wanted.dtype), wanted, rtol=2e-5, atol=2e-5, msg=lambda m: f"{i}: {m}")
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 14, 16, 31, 32, 33, 100, 1023, 1024, 1025])
+@pytest.mark.parametrize("size", [1, 8, 14, 31, 32, 33, 1024, 1025])
 def test_reductions(size):
     def reductions(x):
         with torch.no_grad():
@@ -45,7 +45,7 @@ def test_reductions(size):
     compare(reductions, torch.randn(3, size))
 
 
-@pytest.mark.parametrize("size", [8, 14, 32, 33, 1024, 1025])
+@pytest.mark.parametrize("size", [14, 33, 1024, 1025])
 def test_normalized_rows(size):
     def normalized(x, weight):
         return x.softmax(-1) * weight, x.log_softmax(-1) * weight, F.layer_norm(x, x.shape[-1:], weight), x.cumsum(-1)
@@ -53,7 +53,7 @@ def test_normalized_rows(size):
     compare(normalized, torch.randn(3, size), torch.randn(size))
 
 
-@pytest.mark.parametrize("rows", [1, 8, 14, 16, 33, 100, 1025])
+@pytest.mark.parametrize("rows", [1, 14, 33, 1025])
 def test_losses(rows):
     def losses(x, y, target):
         return F.cross_entropy(x, target), F.nll_loss(y, target, reduction="sum"), F.mse_loss(x, y), F.l1_loss(x, y)

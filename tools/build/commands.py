@@ -1,5 +1,6 @@
 """setup.py's commands, which build the package and make the wheel."""
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -27,30 +28,30 @@ class Build(cpp_extension.BuildExtension):
     """The ops' extension and lib/ with the kernels; in place also the simulated device."""
 
     def __init__(self, *args, **kwargs):
-        # The ninja of an environment that is not activated.
+        # PATH lacks ninja where the environment is not activated.
         os.environ["PATH"] += os.pathsep + sysconfig.get_path("scripts")
         super().__init__(*args, **kwargs)
 
     def run(self):
         cpp_extension.verify_ninja_availability()
-        self.tasks = Tasks()
-        outputs = kernel_index(self.tasks)
-        self.tasks.run()  # finds kernels of one name before the long work
+        self.tasks, before_the_long_work = Tasks(), Tasks()
+        outputs = kernel_index(before_the_long_work)
         if LINUX:
             outputs += [*simulator_libraries(self.tasks), *cuda_programs(self.tasks)]
             if self.inplace and not self.editable_mode:  # pip's editable build may be an isolated one
                 outputs += simulated_device(self.tasks)
         if MACOS:
             outputs += metal_kernels(self.tasks)
+        before_the_long_work.run()
         super().run()
         self.tasks.run()
-        # In place (editable) or into the tree that becomes the wheel.
+        # The files go in place (editable), or into the tree that becomes the wheel.
         package = PACKAGE if self.inplace else Path(self.build_lib) / "metalcore"
         outputs = {output: package / output.relative_to(self.tasks.out) for output in [*outputs, self.extension_file]}
         for output, target in outputs.items():
             copy(output, target)
-        # Libraries of another build would be older than the rest, and the best set at hand is what runs; programs of
-        # kernels that are gone would still be found.
+        # Libraries of another build would be older than the rest, and metalcore runs the best set at hand. It would
+        # also find programs of kernels that are gone.
         remove_others(package / "lib", kept=set(outputs.values()))
         if self.inplace:
             copy(WORK / compile_commands.NAME, ROOT / compile_commands.NAME)
@@ -62,28 +63,28 @@ class Build(cpp_extension.BuildExtension):
 
     def build_extensions(self):
         """Has PyTorch's class compile with the compiler that compile_shader would use, and our flags alone."""
-        word = _one_word(compiler())
-        os.environ |= {
-            "CXX": word,
-            "MAX_JOBS": str(jobs()),
-            "TORCH_NO_COMPILER_WRAPPER": "1",
-            # Nothing of the C++ library passes between PyTorch and the extension.
-            "TORCH_DONT_CHECK_COMPILER_ABI": "1",
-        }
+        self.command = compiler()
+        word = _one_word(self.command)
         self.compiler.set_executables(**{key: [word] for key in ("compiler_so", "compiler_so_cxx", "compiler_cxx")})
         self.compiler.set_include_dirs([])
         self.compiler.src_extensions = [*self.compiler.src_extensions, ".mm"]
-        super().build_extensions()
+        settings = {
+            "CXX": word,
+            "MAX_JOBS": str(jobs()),
+            "TORCH_NO_COMPILER_WRAPPER": "1",
+            # PyTorch need not like the compiler: nothing of the C++ library passes between it and the extension.
+            "TORCH_DONT_CHECK_COMPILER_ABI": "1",
+        }
+        with _environment(settings):
+            super().build_extensions()
 
-    def build_extension(self, extension):
+    def build_extension(self, ext):
         folder = str(WORK / "objects")
-        objects = self.compiler.compile(
-            sorted(extension.sources), output_dir=folder, extra_postargs=extension.extra_compile_args
-        )
-        compile_commands.write(folder, self.compiler.compiler_cxx[0], compiler())
-        libraries = [*(f"-L{path}" for path in extension.library_dirs), *(f"-l{name}" for name in extension.libraries)]
+        objects = self.compiler.compile(sorted(ext.sources), output_dir=folder, extra_postargs=ext.extra_compile_args)
+        compile_commands.write(folder, self.compiler.compiler_cxx[0], self.command)
+        libraries = [*(f"-L{path}" for path in ext.library_dirs), *(f"-l{name}" for name in ext.libraries)]
         name = "_C.abi3.so"
-        link = [*compiler(), *extension.extra_link_args, *objects, "-o", str(self.tasks.out / name), *libraries]
+        link = [*self.command, *ext.extra_link_args, *objects, "-o", str(self.tasks.out / name), *libraries]
         self.extension_file = self.tasks.add(name, map(Path, objects), link, lambda output: run(link))
 
     def copy_extensions_to_source(self):
@@ -91,6 +92,17 @@ class Build(cpp_extension.BuildExtension):
 
     def get_outputs(self):
         return []
+
+
+@contextlib.contextmanager
+def _environment(values):
+    before = dict(os.environ)
+    os.environ |= values
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ |= before
 
 
 def _one_word(command):

@@ -11,7 +11,7 @@ NAME = "compile_commands.json"
 
 
 def write(folder, word, command):
-    """Writes the commands of a folder's build.ninja, in which one word stands for the compiler's command."""
+    """Writes the commands of a folder's build.ninja, where one word stands for the compiler's command."""
     done = subprocess.run(
         ["ninja", "-C", folder, "-t", "compdb", "compile"], check=True, capture_output=True, text=True
     )

@@ -7,7 +7,7 @@ from .places import KERNELS
 
 
 def families(folder=KERNELS):
-    """{family: its source}, as "linalg/qr_simd": two folders may have a file of one name."""
+    """{family: its source}. The path names a family, as "linalg/qr_simd": two folders may have a file of one name."""
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.metal"))}
 
 

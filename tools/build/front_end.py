@@ -1,4 +1,4 @@
-"""The modules of metalcore that the build needs: without metalcore/__init__.py, which needs what is being built."""
+"""The modules of metalcore that the build needs, without metalcore/__init__.py, which needs what is being built."""
 
 import sys
 from types import ModuleType

@@ -4,13 +4,13 @@ import os
 import re
 from pathlib import Path
 
-PER_COMPILER = 2 << 30  # bytes: what PyTorch's headers and the larger kernels take
-# Of a container, by the second and the first version of Linux's control groups.
+PER_COMPILER = 2 << 30  # bytes that a compiler takes for PyTorch's headers and the larger kernels
+# A container's limits lie here, by the second and the first version of Linux's control groups.
 _LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def jobs():
-    """METALCORE_JOBS; by default as many as there are cores, as far as the memory goes."""
+    """METALCORE_JOBS, or by default as many as there are cores and as the memory suffices for."""
     chosen = os.environ.get("METALCORE_JOBS", "")
     if chosen and not (chosen.isdecimal() and int(chosen)):
         raise SystemExit(f"METALCORE_JOBS: {chosen!r} is no number of compilers")
@@ -22,7 +22,7 @@ def _cores():
 
 
 def available_memory(root=Path("/")):
-    """Bytes: on Linux what is available, and no more than a container may have; on a Mac all that there is."""
+    """Bytes. On Linux they are the available ones, and no more than a container may have; on a Mac they are all."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if (root / "proc/meminfo").exists():
         found = re.search(r"MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text())

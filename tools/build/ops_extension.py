@@ -4,12 +4,12 @@ Only PyTorch's stable ABI and Python's limited API are used, so the one binary s
 Python >= 3.10.
 """
 
-import importlib.util
 import os
 import re
 import sysconfig
 from pathlib import Path
 
+import torch
 from torch.utils import cpp_extension
 
 from .places import CSRC, LINUX, MACOS, MACOS_VERSION, PACKAGE, ROOT
@@ -23,23 +23,23 @@ BACKENDS = {"mps"} if MACOS else {"simulator", "cuda"} if LINUX else set()
 def ops_extension():
     """A setuptools.Extension."""
     cpp_extension.min_supported_cpython = PYTHON_3_10  # newer releases of PyTorch have a newer one
-    torch = _torch_package()
+    package = _torch_package()
     extension = cpp_extension.CppExtension(
         "metalcore._C",
         sources(),
         py_limited_api=True,
-        extra_compile_args=_compile_flags(torch),
+        extra_compile_args=_compile_flags(package),
         extra_link_args=_link_flags(),
     )
-    # Instead of all that PyTorch proposes: its headers are among the flags, as the system's, whose warnings are not
-    # ours; and libc10 has nothing of the stable ABI.
-    extension.include_dirs, extension.library_dirs = [], [str(torch / "lib")]
+    # PyTorch proposes more. Its headers are among the flags, as the system's, since their warnings are not ours; and
+    # libc10 has nothing of the stable ABI.
+    extension.include_dirs, extension.library_dirs = [], [str(package / "lib")]
     extension.libraries = ["torch_cpu", "torch", *(["dl", "pthread"] if LINUX else [])]
     return extension
 
 
 def sources():
-    """csrc's files, except for the backends of other platforms and the simulated device, an extension of its own."""
+    """csrc's files, except the backends of other platforms and the simulated device, which is another extension."""
     others = [folder for folder in (CSRC / "backends").iterdir() if folder.name not in BACKENDS]
     others.append(CSRC / "simulated_device")
     return sorted(
@@ -51,11 +51,11 @@ def sources():
 
 def _torch_package():
     """PyTorch's package: this Python's, or METALCORE_TORCH for another platform's headers and libraries."""
-    return Path(os.environ.get("METALCORE_TORCH") or importlib.util.find_spec("torch").submodule_search_locations[0])
+    return Path(os.environ.get("METALCORE_TORCH") or Path(torch.__file__).parent)
 
 
-def _compile_flags(torch):
-    (version,) = re.findall(r"^__version__ = '(.*)'", (torch / "version.py").read_text(), re.MULTILINE)
+def _compile_flags(package):
+    (version,) = re.findall(r"^__version__ = '(.*)'", (package / "version.py").read_text(), re.MULTILINE)
     flags = [
         "-std=c++20",
         "-O2",
@@ -71,7 +71,7 @@ def _compile_flags(torch):
     if MACOS:
         # Clang turned sized deallocation on in version 19, Apple's at another time: one binary whichever builds it.
         flags += [*_mac_flags(), "-fno-sized-deallocation"]
-    for path in (torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_path("include")):
+    for path in (package / "include", package / "include/torch/csrc/api/include", sysconfig.get_path("include")):
         flags += ["-isystem", str(path)]
     return flags
 

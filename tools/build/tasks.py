@@ -1,4 +1,4 @@
-"""Commands with their inputs and outputs, of which those run that are out of date."""
+"""Commands with their inputs and outputs. Those whose outputs are out of date run."""
 
 import json
 import subprocess

@@ -35,6 +35,11 @@ Object to_python(const std::vector<Request>& requests) {
   return list;
 }
 
+std::string to_text(PyObject* object) {
+  const Object text(python::check(PyUnicode_AsUTF8String(object)));
+  return PyBytes_AsString(text.get());
+}
+
 std::string to_bytes(PyObject* object) {
   char* data = nullptr;
   Py_ssize_t size = 0;
@@ -50,8 +55,8 @@ std::vector<Compiled> from_python(PyObject* list, size_t count) {
   std::vector<Compiled> compiled;
   for (Py_ssize_t i = 0; i < given; ++i) {
     const Object result = python::item(list, i);
-    const Object name = python::item(result.get(), 1), text(python::check(PyUnicode_AsUTF8String(name.get())));
-    compiled.push_back({to_bytes(python::item(result.get(), 0).get()), to_bytes(text.get())});
+    compiled.push_back({to_bytes(python::item(result.get(), 0).get()), to_text(python::item(result.get(), 1).get()),
+                        to_text(python::item(result.get(), 2).get())});
   }
   return compiled;
 }

@@ -16,11 +16,13 @@ struct Request {
 };
 
 struct Compiled {
-  std::string code;   // a cubin, or PTX
-  std::string entry;  // the kernel's name in it
+  std::string code;    // a cubin, or PTX
+  std::string entry;   // the kernel's name in it
+  std::string source;  // the file of a built-in kernel below kernels/; "" for others
 };
 
-// Sets compiler(arch, [(program, kernel, signature), …]) -> [(code, entry), …], or no compiler (None). Needs the GIL.
+// Sets compiler(arch, [(program, kernel, signature), …]) -> [(code, entry, source), …], or no compiler (None). Needs
+// the GIL.
 void set_compiler(_object* compiler);
 
 // Calls the compiler. The calling thread must hold no lock that a thread with the GIL may wait for. Throws

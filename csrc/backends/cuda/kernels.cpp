@@ -49,7 +49,7 @@ class OutsideCapture {
 };
 
 [[noreturn]] void fail_to_load(const Variant& variant, Status status) {
-  fail("loading kernel '" + variant.kernel.name + "' (" + signature(variant.layout) + ")", status);
+  fail("loading " + variant.kernel.description() + " (" + signature(variant.layout) + ")", status);
 }
 
 uint32_t attribute(const Variant& variant, Function function, Attribute which) {
@@ -66,7 +66,7 @@ void check_block(const Variant& variant, Function function) {
   size_t offset = 0, size = 0;
   if (!known || driver().parameter_info(function, 0, &offset, &size) != kSuccess) return;
   if (aligned(size) != aligned(block_size(layout)))
-    throw std::logic_error("metalcore: kernel '" + variant.kernel.name + "' (" + signature(layout) + ") takes " +
+    throw std::logic_error("metalcore: " + variant.kernel.description() + " (" + signature(layout) + ") takes " +
                            std::to_string(size) + " bytes of parameters, not " + std::to_string(block_size(layout)));
 }
 
@@ -154,8 +154,10 @@ void load(const Device& device, const std::vector<Variant*>& variants) {
   const OutsideCapture outside;
   std::lock_guard lock(kernels().loading);
   for (size_t i = 0; i < missing.size(); ++i)
-    if (!compiled_for(*missing[i], device.arch))  // another thread may have loaded it meanwhile
+    if (!compiled_for(*missing[i], device.arch)) {  // another thread may have loaded it meanwhile
+      if (missing[i]->kernel.source.empty()) missing[i]->kernel.source = compiled[i].source;
       missing[i]->compiled.emplace_back(device.arch, load_code(*missing[i], compiled[i]));
+    }
   for (Variant* variant : variants) {
     auto& slot = variant->on[device.index];
     if (!slot.load(std::memory_order_relaxed))

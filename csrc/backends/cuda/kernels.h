@@ -28,7 +28,7 @@ struct NamedKernel;
 
 // A kernel with one layout of its parameter block.
 struct Variant {
-  const NamedKernel& kernel;
+  NamedKernel& kernel;
   const Layout layout;
   Variant* const next;
   std::atomic<const Loaded*> on[kMaximumDevices] = {};  // by Device::index; null where it is not loaded
@@ -38,9 +38,12 @@ struct Variant {
 struct NamedKernel {
   uint32_t program;  // as in compiler.h
   std::string name;
+  std::string source;  // as in compiler.h; set when the first variant is loaded
   std::atomic<Variant*> variants = nullptr;
 
   Variant& variant(const Layout& layout);
+  // "kernel 'x' of softmax.metal", so that errors can tell kernels apart; "kernel 'x'" where the source has no file.
+  std::string description() const { return "kernel '" + name + "'" + (source.empty() ? "" : " of " + source); }
 };
 
 NamedKernel& find_kernel(uint32_t program, std::string_view name);

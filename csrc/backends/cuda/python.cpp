@@ -141,7 +141,7 @@ PyObject* info(PyObject*, PyObject*) {
 PyMethodDef methods[] = {
     {"cuda_set_compiler", set_compiler_python, METH_O,
      "cuda_set_compiler(compiler): what compiles kernels, or None. It is called from any thread as compiler(arch, "
-     "[(program, kernel, signature), …]) and returns [(cubin or PTX, entry's name), …]"},
+     "[(program, kernel, signature), …]) and returns [(cubin or PTX, entry's name, source's name or \"\"), …]"},
     {"cuda_dispatch", dispatch, METH_VARARGS,
      "cuda_dispatch(program, kernel, device, buffers, threadgroup_lengths, threads, group): launches a kernel on "
      "PyTorch's current stream of the device. Each buffer is None, (address, nbytes), bytes or, for a table of "

@@ -69,7 +69,7 @@ class Kernels {
   const Pipeline& pipeline(id<MTLDevice> device, std::string_view kernel) {
     std::lock_guard lock(mutex_);
     if (const auto made = pipelines_.find(kernel); made != pipelines_.end()) return made->second;
-    return pipelines_.emplace(kernel, make(library(device, index_.family(kernel)), device, kernel)).first->second;
+    return pipelines_.emplace(kernel, make(device, index_.family(kernel), kernel)).first->second;
   }
 
   std::vector<std::string> names() const {
@@ -88,9 +88,9 @@ class Kernels {
     return library;
   }
 
-  static Pipeline make(id<MTLLibrary> library, id<MTLDevice> device, std::string_view kernel) {
-    const std::string what = "kernel '" + std::string(kernel) + "'";
-    id<MTLFunction> function = [[library newFunctionWithName:string(std::string(kernel))] autorelease];
+  Pipeline make(id<MTLDevice> device, const std::string& family, std::string_view kernel) {
+    const std::string what = "kernel '" + std::string(kernel) + "' of " + family + ".metal";
+    id<MTLFunction> function = [[library(device, family) newFunctionWithName:string(std::string(kernel))] autorelease];
     if (!function) refused(what, nil);
     NSError* error = nil;
     id<MTLComputePipelineState> state = [device newComputePipelineStateWithFunction:function error:&error];

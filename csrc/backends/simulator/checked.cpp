@@ -66,7 +66,7 @@ std::unique_lock<std::recursive_timed_mutex> take_turn(const Launch& launch, Wat
   Trap interrupt;
   interrupt.kind = Trap::kInterrupt;
   while (!lock.try_lock_for(std::chrono::milliseconds(20)))
-    if (wanted() && look() == Verdict::kInterrupted) throw fault_of(interrupt, *launch.kernel.kernel);
+    if (wanted() && look() == Verdict::kInterrupted) throw fault_of(interrupt, launch.kernel);
   watch.restart();
   return lock;
 }

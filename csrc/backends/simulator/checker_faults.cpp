@@ -128,7 +128,7 @@ Fault Checker::fault(const char* kind, uint32_t pc, const Thread& thread, const 
   const SourceLine found = find_line(launch_.kernel.library->path, pc);
   if (!line) line = found.line;
   const std::string kernel = launch_.kernel.kernel->name;
-  std::string where = "kernel '" + kernel + "'";
+  std::string where = describe(launch_.kernel);
   if (line) where += ", " + (found.file.empty() ? "line " : found.file + ":") + std::to_string(line);
   const std::string message = where + ": " + kind + ": thread " + text(thread.position_in_threadgroup) +
                               " of threadgroup " + text(thread.threadgroup_position) + " " + what;

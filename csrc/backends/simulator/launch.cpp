@@ -22,7 +22,7 @@ namespace {
 using msl_abi::Uint3;
 
 [[noreturn]] void refuse(const Launch& launch, const std::string& reason) {
-  throw std::invalid_argument("metalcore: kernel '" + std::string(launch.kernel.kernel->name) + "': " + reason);
+  throw std::invalid_argument("metalcore: " + describe(launch.kernel) + ": " + reason);
 }
 
 // Refuses what Metal's API validation refuses.

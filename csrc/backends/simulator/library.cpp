@@ -73,6 +73,13 @@ std::vector<std::string> suitable_isas() {
 #endif
 }
 
+// Libraries of built-in kernels lie in the folders of an instruction set, and have their sources' paths.
+std::string source_of(const State& s, const fs::path& library) {
+  const fs::path path = library.lexically_relative(s.library_path);
+  if (path.empty() || *path.begin() == "..") return "";
+  return path.lexically_relative(*path.begin()).replace_extension(".metal").string();
+}
+
 const Library& load(State& s, const std::string& path) {
   if (const auto found = s.by_path.find(path); found != s.by_path.end()) return *found->second;
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -92,7 +99,7 @@ const Library& load(State& s, const std::string& path) {
     throw std::runtime_error("metalcore: " + path + " " + problem);
   }
   abi->bind(abi->checking ? checking_runtime() : normal_runtime());
-  s.libraries.push_back({path, abi, static_cast<uint32_t>(s.libraries.size()), Segments(abi)});
+  s.libraries.push_back({path, source_of(s, path), abi, static_cast<uint32_t>(s.libraries.size()), Segments(abi)});
   s.by_path[path] = &s.libraries.back();
   return s.libraries.back();
 }
@@ -114,6 +121,11 @@ const msl_abi::Kernel* Library::find(std::string_view kernel) const {
   for (uint32_t i = 0; i < abi->kernel_count; ++i)
     if (kernel == abi->kernels[i].name) return &abi->kernels[i];
   return nullptr;
+}
+
+std::string describe(const KernelReference& kernel) {
+  const std::string& source = kernel.library->source;
+  return "kernel '" + std::string(kernel.kernel->name) + "'" + (source.empty() ? "" : " of " + source);
 }
 
 const Library& load_library(const std::string& path) {

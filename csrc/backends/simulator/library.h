@@ -13,6 +13,7 @@ namespace metalcore::simulator {
 
 struct Library {
   std::string path;
+  std::string source;  // of built-in kernels: the path of the .metal file below kernels/; "" for other libraries
   const msl_abi::Library* abi;
   uint32_t id;
   Segments segments;
@@ -25,6 +26,9 @@ struct KernelReference {
   const Library* library;
   const msl_abi::Kernel* kernel;
 };
+
+// "kernel 'x' of softmax.metal", so that errors can tell kernels apart; "kernel 'x'" where the source has no file.
+std::string describe(const KernelReference& kernel);
 
 // Opens the library at `path`, or returns it if it is open. Throws std::runtime_error that says what is wrong with it.
 const Library& load_library(const std::string& path);

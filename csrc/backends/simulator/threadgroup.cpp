@@ -34,8 +34,7 @@ Threadgroup::Threadgroup() : lanes_(new Lane[kMaximumThreads]) {
 Threadgroup::~Threadgroup() { munmap(arena_, kArena); }
 
 void Threadgroup::begin(const KernelReference& kernel, const msl_abi::Dispatch& dispatch) {
-  kernel_ = kernel.kernel;
-  segments_ = &kernel.library->segments;
+  kernel_ = kernel;
   dispatch_ = &dispatch;
   memory_used_ = memory_end_ = 0;
   std::fill(std::begin(sites_), std::end(sites_), Site{});
@@ -64,7 +63,7 @@ void Threadgroup::enter(Lane* lane) {
       decide(std::exchange(trap_, {}));
       switch_to(&main_, paused);
     }
-    if (trap_.kind) throw fault_of(std::exchange(trap_, {}), *kernel_);
+    if (trap_.kind) throw fault_of(std::exchange(trap_, {}), kernel_);
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   } catch (...) {
     // The fibers stopped in the middle of a thread.
@@ -73,8 +72,8 @@ void Threadgroup::enter(Lane* lane) {
     throw;
   }
   if (memory_used_ > kMaximumThreadgroupMemory)
-    throw std::runtime_error("metalcore: kernel '" + std::string(kernel_->name) + "' uses " +
-                             std::to_string(memory_used_) + " bytes of threadgroup memory; Metal allows 32768");
+    throw std::runtime_error("metalcore: " + describe(kernel_) + " uses " + std::to_string(memory_used_) +
+                             " bytes of threadgroup memory; Metal allows 32768");
 }
 
 // Throws where the dispatch must not go on.
@@ -86,7 +85,7 @@ void Threadgroup::decide(const Trap& at) {
     case Verdict::kTimedOut: trap.kind = Trap::kTimeout; break;
     case Verdict::kInterrupted: trap.kind = Trap::kInterrupt; break;
   }
-  throw fault_of(trap, *kernel_);
+  throw fault_of(trap, kernel_);
 }
 
 void Threadgroup::set_position(uint64_t index) {
@@ -141,7 +140,7 @@ void Threadgroup::run_rows() {
       thread.index_in_threadgroup = index;
       thread.lane = index % kSimdWidth;
       thread.simdgroup = index / kSimdWidth;
-      kernel_->run_row(dispatch_, &thread, size.x);
+      kernel_.kernel->run_row(dispatch_, &thread, size.x);
     }
 }
 
@@ -196,7 +195,7 @@ void Threadgroup::fiber(void* argument) {
   for (;;) {
     std::exception_ptr failure;
     try {
-      group->kernel_->run_thread(group->dispatch_, &lane->thread);
+      group->kernel_.kernel->run_thread(group->dispatch_, &lane->thread);
     } catch (...) {
       failure = std::current_exception();
     }
@@ -227,7 +226,7 @@ bool Threadgroup::abandon(Trap trap, const char* address, ucontext_t& interrupte
 
 void Threadgroup::pause(const char* pc) {
   Lane* lane = running_;
-  if (!lane || lane == &lane->group->main_ || !lane->group->segments_->is_code(pc)) return;
+  if (!lane || lane == &lane->group->main_ || !lane->group->kernel_.library->segments.is_code(pc)) return;
   Threadgroup* group = lane->group;
   group->trap_.pc = pc;
   group->trap_.thread = lane->thread;
@@ -256,8 +255,8 @@ void* Threadgroup::memory(uint32_t site, uint32_t bytes, uint32_t alignment) {
   const uint64_t used = align(memory_used_, alignment) + bytes;
   const uint64_t begin = align(memory_end_ + memory_gap, std::max(alignment, 16u));
   if (begin + bytes + memory_gap > kArena)
-    throw std::runtime_error("metalcore: kernel '" + std::string(kernel_->name) + "' uses at least " +
-                             std::to_string(used) + " bytes of threadgroup memory; Metal allows 32768");
+    throw std::runtime_error("metalcore: " + describe(kernel_) + " uses at least " + std::to_string(used) +
+                             " bytes of threadgroup memory; Metal allows 32768");
   entry.address = arena_ + begin;
   entry.bytes = bytes;
   memory_used_ = static_cast<uint32_t>(used);

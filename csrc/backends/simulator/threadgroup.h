@@ -136,8 +136,7 @@ class Threadgroup {
   // initial-exec makes this one load, where each barrier and SIMD operation would call the loader.
   __attribute__((tls_model("initial-exec"))) static inline constinit thread_local Lane* running_ = nullptr;
 
-  const msl_abi::Kernel* kernel_ = nullptr;
-  const Segments* segments_ = nullptr;
+  KernelReference kernel_ = {};
   const msl_abi::Dispatch* dispatch_ = nullptr;
   msl_abi::Thread first_ = {};  // thread 0 of the group
   uint32_t size_ = 0;

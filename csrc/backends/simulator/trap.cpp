@@ -149,19 +149,19 @@ void catch_traps() {
   (void)stack;
 }
 
-Fault fault_of(const Trap& trap, const msl_abi::Kernel& kernel) {
+Fault fault_of(const Trap& trap, const KernelReference& kernel) {
   SourceLine found;
   Dl_info library;
   if (dladdr(trap.pc, &library) && library.dli_fname)
     found = find_line(library.dli_fname, static_cast<uintptr_t>(trap.pc - static_cast<const char*>(library.dli_fbase)));
   const auto [kind, what] = wording(trap.kind);
-  std::string message = "kernel '" + std::string(kernel.name) + "'";
+  std::string message = describe(kernel);
   if (found.line) message += ", " + found.file + ":" + std::to_string(found.line);
   message += std::string(": ") + kind + ": thread " + text(trap.thread.position_in_threadgroup) +
              (trap.thread_known ? "" : ", or a later one of its row,") + " of threadgroup " +
              text(trap.thread.threadgroup_position) + " " + what;
   if (!found.line) message += "; checking mode (METALCORE_CHECK=1) finds the line";
-  return Fault(kind, kernel.name, found.file, found.line, trap.thread, message);
+  return Fault(kind, kernel.kernel->name, found.file, found.line, trap.thread, message);
 }
 
 }  // namespace metalcore::simulator

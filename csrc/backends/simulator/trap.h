@@ -5,6 +5,7 @@
 
 #include "fault.h"
 #include "host/kernel_abi.h"
+#include "library.h"
 
 #include <signal.h>
 
@@ -27,7 +28,7 @@ struct Trap {
 void catch_traps();
 
 // Finds the line, where the library has debug information. Signal handlers must not call it.
-Fault fault_of(const Trap& trap, const msl_abi::Kernel& kernel);
+Fault fault_of(const Trap& trap, const KernelReference& kernel);
 // Whether the dispatch did nothing wrong except that it lasted.
 bool is_impatience(const Fault& fault);
 

@@ -1,5 +1,5 @@
-"""Programs in the styles of those that others write: each compiles for CUDA, passes the check as Apple's compiler would
-have it, and computes what a reference of another kind does."""
+"""Programs in the styles of other projects: each compiles for CUDA, passes the check, and computes what a reference of
+another kind computes."""
 
 from itertools import chain
 from pathlib import Path
@@ -144,7 +144,7 @@ def test_sums_of_points_in_buckets(device):
     while len(points) < 24:
         points.append(add(points[-1], (1, 2)))
     points[5] = points[4][0], P - points[4][1]
-    # An empty bucket, a point twice, a point and its opposite, and the rest.
+    # The buckets are empty, or have a point twice, a point and its opposite, and the rest.
     buckets = [[], [3, 3], [4, 5], [*range(6, 24)], [0, 0, 1]]
     offsets = [sum(map(len, buckets[:i])) for i in range(len(buckets) + 1)]
     stored = [value * R % P for x, y in points for value in (x, y, 1)]
@@ -205,7 +205,7 @@ def uniforms(device):
     """(the bytes of struct _31 as a tensor of the device, its matrix, offset, period and words)."""
     matrix, offset, period = torch.randn(4, 4), torch.tensor([0.5, -1.0, 2.0]), torch.tensor([1.5])
     words = torch.tensor([(7 * i + 3) << 2 for i in range(8)], dtype=torch.int32)
-    content = torch.cat([matrix.T.reshape(-1), offset, period]).view(torch.int32)  # columns first
+    content = torch.cat([matrix.T.reshape(-1), offset, period]).view(torch.int32)  # by columns
     return torch.cat([content, words]).to(device), matrix, offset, period, words
 
 

@@ -1,0 +1,92 @@
+"""The larger of x and 0."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Override, register
+from .._core.routing import accelerated, alike
+from .._core.samples import elementwise
+
+__all__ = ["relu"]
+
+_aten = torch.ops.aten
+
+
+def relu(x: torch.Tensor) -> torch.Tensor:
+    """max(x, 0), as torch.nn.functional.relu: NaN stays NaN.
+
+    Args:
+        x: float32, float16 or bfloat16, any shape and strides. Other input, integers too, goes to PyTorch's op.
+    """
+    return _relu(x) if accelerated(x) else F.relu(x)
+
+
+@cpu_kernel("relu")
+def _(x):
+    return F.relu(x)
+
+
+@fake_kernel("relu")
+def _(x):
+    return torch.empty_like(x)
+
+
+@cpu_kernel("relu_backward")
+def _(grad, x):
+    return _aten.threshold_backward(grad, x, 0, grad_input=torch.empty_like(x))
+
+
+@fake_kernel("relu_backward")
+def _(grad, x):
+    return torch.empty_like(x)
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(output)  # which tells the sign as well as x does, and the next op keeps it anyway
+
+
+def _relu_backward(ctx, grad):
+    (y,) = ctx.saved_tensors
+    return _relu_gradient(grad, y)
+
+
+def _save_backward(ctx, inputs, output):
+    ctx.save_for_backward(inputs[1])
+
+
+def _relu_double_backward(ctx, grad):
+    (x,) = ctx.saved_tensors
+    return _relu_gradient(grad, x), None  # the second derivative is zero
+
+
+_relu = autograd("relu", _relu_backward, _save)
+_relu_gradient = autograd("relu_backward", _relu_double_backward, _save_backward)
+
+
+# In the place of PyTorch's kernels
+
+
+# In Python, since its threshold is a Scalar, of which PyTorch's stable ABI has none.
+def _override_backward(previous, count, left):
+    def kernel(keyset, grad, y, threshold):
+        if threshold != 0 or not alike(grad, y):
+            return left(keyset, grad, y, threshold)
+        count.ran += 1
+        return ops.relu_backward(grad, y)
+
+    return kernel
+
+
+register(
+    Op(
+        "relu",
+        relu,
+        namesake="torch.nn.functional.relu",
+        operators=("relu", "relu_backward"),
+        override=(Override("relu"), Override("threshold_backward", _override_backward)),
+        samples=elementwise,
+    )
+)
