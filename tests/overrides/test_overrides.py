@@ -17,6 +17,7 @@ FUNCTIONS = {
     "silu": (F.silu, "silu"),
     "silu imported before": (silu_imported_before, "silu"),
     "nn.SiLU": (torch.nn.SiLU(), "silu"),
+    "relu": (F.relu, "relu"),
     "gelu": (F.gelu, "gelu"),
     "nn.GELU tanh": (torch.nn.GELU(approximate="tanh"), "gelu"),
     "F.softmax": (lambda x: F.softmax(x, -1), "softmax"),
