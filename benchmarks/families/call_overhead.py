@@ -1,7 +1,8 @@
 """What the host pays for a call of every op, on its smallest sample, against PyTorch's op.
 
 Three modes: under no_grad; forward with grad, whose graph is made; forward and backward. "overridden" is PyTorch's own
-function while enable_pytorch_overrides() is on for it, against the same function without.
+function while enable_pytorch_overrides() is on for it, against the same function without. "autograd.Function" is one
+that computes nothing, against PyTorch's silu: what a derivative in Python costs at least.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ TARGETS = {"no_grad": {"excess": 2e-6}, "forward": {}, "forward+backward": {"spe
 
 def cases(scale):
     found = [case for op in OPS.values() for case in cases_of(op, scale)]
+    found.append(Sampled(name="autograd.Function", sample=functools.partial(derivative_in_python, scale)))
     return [*found, Sampled(name="bare launch", sample=lambda run: launch(run, scale))] if scale == "gpu" else found
 
 
@@ -72,6 +74,29 @@ def bind(op, sample, function, device, mode):
 def differentiable(found):
     found = [found] if isinstance(found, torch.Tensor) else found
     return [value for value in found if isinstance(value, torch.Tensor) and value.requires_grad]
+
+
+class Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def derivative_in_python(scale, run):
+    def side(function, device):
+        x = torch.ones(16, device=device, requires_grad=True)
+        grad = torch.ones_like(x)
+        return contextlib.nullcontext, lambda: torch.autograd.grad(function(x), x, grad)
+
+    device = run.device
+    with device.session():
+        sides = [side(Nothing.apply, device.ours), side(torch.nn.functional.silu, device.theirs)]
+        times, calls = host_seconds(run, sides, scale)
+    return Samples(ours=times[0], theirs=times[1], method=method(device), calls=calls)
 
 
 def launch(run, scale):

@@ -39,6 +39,13 @@ class Recording {
  public:
   // Selects a built-in kernel by its host_name for the next dispatches, and forgets the arguments of the one before.
   Recording& kernel(std::string_view name);
+  // The same, by the parts of the name: kernel("softmax", "_", "simd1", "_float").
+  template <typename... Parts>
+  Recording& kernel(std::string_view first, const Parts&... rest) {
+    kernel(first);
+    ((names_ += rest), ...);
+    return *this;
+  }
   Recording& buffer(uint32_t index, const BufferView& view);
   Recording& buffer(uint32_t index, const Tensor& tensor) { return buffer(index, view_of(tensor)); }
   // Copies `size` <= 4096 bytes; the caller may free its memory at once.

@@ -1,5 +1,6 @@
 // silu, relu and gelu.
 #include "elementwise.h"
+#include "replacement.h"
 
 namespace metalcore {
 namespace {
@@ -40,6 +41,20 @@ Tensor gelu(const Tensor& x, const std::string& approximate) {
 Tensor gelu_backward(const Tensor& grad, const Tensor& x, const std::string& approximate) {
   return activation_backward("gelu_backward", is_tanh(approximate) ? "gelu_tanh_backward" : "gelu_backward", grad, x);
 }
+
+// In the place of PyTorch's kernels.
+
+bool is_known(const std::string& approximate) { return approximate == "none" || approximate == "tanh"; }
+bool takes_gelu(const Tensor& x, const std::string& approximate) { return is_float(x) && is_known(approximate); }
+bool takes_gelu_backward(const Tensor& grad, const Tensor& x, const std::string& approximate) {
+  return are_alike(grad, x) && is_known(approximate);
+}
+
+Replacement<&is_float, &silu> silu_replacement("silu", "silu");
+Replacement<&are_alike, &silu_backward> silu_backward_replacement("silu_backward", "silu_backward");
+Replacement<&is_float, &relu> relu_replacement("relu", "relu");
+Replacement<&takes_gelu, &gelu> gelu_replacement("gelu", "gelu");
+Replacement<&takes_gelu_backward, &gelu_backward> gelu_backward_replacement("gelu_backward", "gelu_backward");
 
 }  // namespace
 }  // namespace metalcore

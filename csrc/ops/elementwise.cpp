@@ -3,8 +3,10 @@
 #include "../../kernels/common/strided.h"
 
 #include <algorithm>
-#include <numeric>
+#include <array>
 #include <optional>
+#include <span>
+#include <vector>
 
 namespace metalcore {
 
@@ -57,6 +59,7 @@ std::optional<StridedParams> strided_params(const Tensor& output, std::initializ
   return params;
 }
 
+constexpr size_t kMostInputs = 2;
 constexpr size_t kPack = 16;                        // bytes that a thread of the packed kernels moves at once
 constexpr int64_t kMostThreads = int64_t{1} << 31;  // per dispatch, because a grid's side has 32 bits
 
@@ -67,15 +70,16 @@ bool is_aligned(const gpu::BufferView& view) {
 
 // Dispatches `threads` threads, in several dispatches if one cannot have so many. A thread takes `bytes` bytes of every
 // view. Afterwards the views begin behind these bytes.
-void dispatch(gpu::Recording& recording, const std::string& kernel, std::vector<gpu::BufferView>& views,
-              int64_t threads, int64_t bytes) {
+void dispatch(gpu::Recording& recording, const char* op, const char* variant, const char* dtype,
+              std::span<gpu::BufferView> views, int64_t threads, int64_t bytes) {
   for (int64_t count; threads > 0; threads -= count) {
     count = std::min(threads, kMostThreads);
-    recording.kernel(kernel);
-    for (size_t i = 0; i < views.size(); ++i) {
-      views[i].span = count * bytes;
-      recording.buffer(static_cast<uint32_t>(i), views[i]);
-      views[i].offset += count * bytes;
+    recording.kernel(op, variant, dtype);
+    uint32_t index = 0;
+    for (gpu::BufferView& view : views) {
+      view.span = count * bytes;
+      recording.buffer(index++, view);
+      view.offset += count * bytes;
     }
     recording.dispatch_threads({static_cast<uint32_t>(count)}, kThreadgroup);
   }
@@ -95,9 +99,10 @@ std::string count_text(const Tensor& output) { return std::to_string(output.nume
 
 void record_dense(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output) {
   const size_t item = output.element_size();
-  std::vector<gpu::BufferView> views;
-  for (const Tensor& input : inputs) views.push_back(gpu::view_of(input));
-  views.push_back(gpu::view_of(output));
+  std::array<gpu::BufferView, kMostInputs + 1> memory;
+  const std::span views(memory.data(), inputs.size() + 1);
+  std::transform(inputs.begin(), inputs.end(), views.begin(), [](const Tensor& x) { return gpu::view_of(x); });
+  views.back() = gpu::view_of(output);
   const bool all_aligned = std::all_of(views.begin(), views.end(), is_aligned);
   const DensePlan plan = plan_dense(output.numel(), item, all_aligned);
   gpu::note_plan(op, plan.packs ? "packed" : "dense", [&] {
@@ -107,9 +112,9 @@ void record_dense(const char* op, std::initializer_list<Tensor> inputs, const Te
                                                : ": a tensor does not begin at a multiple of " + bytes);
   });
   gpu::record(output, [&](gpu::Recording& recording) {
-    const std::string end = std::string("_") + suffix(output.scalar_type());
-    if (plan.packs) dispatch(recording, op + ("_packed" + end), views, plan.packs, kPack);
-    if (plan.remaining_elements) dispatch(recording, op + ("_dense" + end), views, plan.remaining_elements, item);
+    const char* const dtype = suffix(output.scalar_type());
+    if (plan.packs) dispatch(recording, op, "_packed_", dtype, views, plan.packs, kPack);
+    if (plan.remaining_elements) dispatch(recording, op, "_dense_", dtype, views, plan.remaining_elements, item);
   });
 }
 
@@ -117,7 +122,7 @@ void record_strided(const char* op, std::initializer_list<Tensor> inputs, const 
                     const StridedParams& params) {
   gpu::note_plan(op, "strided", [&] { return count_text(output) + " with gaps or in different orders, one a thread"; });
   gpu::record(output, [&](gpu::Recording& recording) {
-    recording.kernel(op + ("_strided_" + std::string(suffix(output.scalar_type()))));
+    recording.kernel(op, "_strided_", suffix(output.scalar_type()));
     uint32_t index = 0;
     for (const Tensor& input : inputs) recording.buffer(index++, input);
     recording.buffer(index, output).bytes(index + 1, params);

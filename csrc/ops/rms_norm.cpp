@@ -45,8 +45,10 @@ MaybeTensor kernel_weight(const char* op, const MaybeTensor& weight, const Tenso
 }
 
 // The kernels of all variants except "thread" come in two layouts of the rows: `aligned`, and any.
-std::string kernel(const std::string& stem, const RowPlan& plan, bool aligned, ScalarType rows, ScalarType weight) {
-  return stem + (aligned && !plan.threads ? "_aligned_" : "_") + suffix(rows) + (rows == weight ? "" : "_float");
+gpu::Recording& kernel(gpu::Recording& recording, const char* op, const RowPlan& plan, const char* stage, bool aligned,
+                       ScalarType rows, ScalarType weight) {
+  return recording.kernel(op, "_", plan.variant, stage, aligned && !plan.threads ? "_aligned_" : "_", suffix(rows),
+                          rows == weight ? "" : "_float");
 }
 
 bool all_aligned16(std::initializer_list<const Rows*> rows, const MaybeTensor& weight, int64_t length) {
@@ -140,17 +142,16 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
   gpu::record(y, [&](gpu::Recording& recording) {
-    const std::string stem = std::string(op) + "_" + plan.variant;
     if (shared) {
-      recording.kernel(kernel(stem + "_squares", plan, aligned, dtype, dtype));
+      kernel(recording, op, plan, "_squares", aligned, dtype, dtype);
       recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, sum).buffer(3, parts).bytes(4, params);
       dispatch(recording, plan);
-      recording.kernel(kernel(stem, plan, aligned, dtype, weight_dtype));
+      kernel(recording, op, plan, "", aligned, dtype, weight_dtype);
       recording.buffer(0, x.tensor).buffer(1, weights).buffer(2, y).buffer(3, sum).buffer(4, parts).bytes(5, params);
       dispatch(recording, plan);
       return;
     }
-    recording.kernel(kernel(stem, plan, aligned, dtype, weight_dtype));
+    kernel(recording, op, plan, "", aligned, dtype, weight_dtype);
     recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, weights);
     recording.buffer(3, y).buffer(4, sum).bytes(5, params);
     dispatch(recording, plan);
@@ -208,7 +209,7 @@ void record_weight(gpu::Recording& recording, const Tensor& partial, const Tenso
   constexpr uint32_t kFewChunks = 16;
   const bool by_thread = row_tuning(gradient).simd_row == 0 || params.chunks <= kFewChunks;
   const char* stem = by_thread ? "rms_norm_weight_thread" : "rms_norm_weight_block";
-  recording.kernel(kernel_name(stem, gradient.scalar_type()));
+  recording.kernel(stem, "_", suffix(gradient.scalar_type()));
   recording.buffer(0, partial).buffer(1, gradient).bytes(2, params);
   by_thread ? recording.dispatch_threads({params.length}, {256})
             : recording.dispatch_threadgroups({ceil_div(params.length, 32u)}, {512});
@@ -278,20 +279,19 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   };
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
   gpu::record(gx, [&](gpu::Recording& recording) {
-    const std::string stem = std::string(op) + "_" + rows.variant;
     if (shared) {
-      recording.kernel(kernel(stem + "_sums", rows, aligned, dtype, weight_dtype));
+      kernel(recording, op, rows, "_sums", aligned, dtype, weight_dtype);
       recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, parts).bytes(4, params);
       dispatch(recording, rows);
     }
-    recording.kernel(kernel(stem, rows, aligned, dtype, weight_dtype));
+    kernel(recording, op, rows, "", aligned, dtype, weight_dtype);
     recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, added.tensor).buffer(4, gx);
     recording.buffer(5, rows.threads ? scales : partial_wanted ? partial : gx).bytes(6, params);
     if (shared) recording.buffer(7, parts).buffer(8, whole ? gw : gx);
     dispatch(recording, rows);
     if (!partial_wanted) return;
     if (rows.threads) {
-      recording.kernel(kernel_name("rms_norm_weight_partial", dtype));
+      recording.kernel("rms_norm_weight_partial_", suffix(dtype));
       recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, stages);
       recording.dispatch_threads({grid_side(ceil_div<int64_t>(shape.length, 4)), stages.chunks}, {256});
     }

@@ -1,5 +1,6 @@
 // softmax and log_softmax along any dimension.
 #include "../../kernels/softmax.h"
+#include "replacement.h"
 #include "rows.h"
 
 namespace metalcore {
@@ -31,16 +32,16 @@ constexpr RowKernels kBackward = {true, "block4", 16, 512, true};  // two arrays
 // With few rows, a thread per row leaves most of a GPU idle. A copy with contiguous rows is faster.
 bool copy_is_faster(const Shape& shape) { return shape.inner > 1 && shape.rows < 4096 && shape.length > 256; }
 
-std::string kernel(const std::string& op, const RowPlan& plan, ScalarType in, ScalarType out) {
-  return op + "_" + plan.variant + "_" + suffix(in) + (in == out ? "" : "_to_float");
+gpu::Recording& kernel(gpu::Recording& recording, const char* op, const RowPlan& plan, ScalarType in, ScalarType out) {
+  return recording.kernel(op, "_", plan.variant, "_", suffix(in), in == out ? "" : "_to_float");
 }
 // This kernel is the first of two dispatches where several threadgroups share a row. Both ops need the same: the
 // maximum and the sum of each part of a row.
-std::string split_sum_kernel(ScalarType in, ScalarType out) {
-  return kernel_name("softmax_split_sum", in) + (in == out ? "" : "_to_float");
+gpu::Recording& split_sum_kernel(gpu::Recording& recording, ScalarType in, ScalarType out) {
+  return recording.kernel("softmax_split_sum_", suffix(in), in == out ? "" : "_to_float");
 }
-std::string split_total_kernel(const std::string& op, ScalarType out) {
-  return kernel_name((op + "_split_total").c_str(), out);
+gpu::Recording& split_total_kernel(gpu::Recording& recording, const char* op, ScalarType out) {
+  return recording.kernel(op, "_split_total_", suffix(out));
 }
 
 // The number of elements between a multiple of 16 bytes and the tensor's first element.
@@ -84,27 +85,27 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
   };
   gpu::record(y, [&](gpu::Recording& recording) {
     if (parts) {
-      recording.kernel(split_sum_kernel(in, out)).buffer(0, x.tensor).buffer(1, *parts).bytes(2, params);
+      split_sum_kernel(recording, in, out).buffer(0, x.tensor).buffer(1, *parts).bytes(2, params);
       dispatch(recording, plan);
-      recording.kernel(kernel(op, plan, in, out)).buffer(0, x.tensor).buffer(1, y).bytes(2, params).buffer(3, *parts);
+      kernel(recording, op, plan, in, out).buffer(0, x.tensor).buffer(1, y).bytes(2, params).buffer(3, *parts);
       dispatch(recording, plan);
       return;
     }
-    recording.kernel(kernel(op, plan, in, out)).buffer(0, x.tensor).buffer(1, y).bytes(2, params);
+    kernel(recording, op, plan, in, out).buffer(0, x.tensor).buffer(1, y).bytes(2, params);
     dispatch(recording, plan);
   });
   return y;
 }
 
-Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output, int64_t dim, ScalarType in) {
+Tensor backward(const char* op, const Tensor& grad, const Tensor& output, int64_t dim, ScalarType in) {
   const ScalarType out = output.scalar_type();
-  check_float(op.c_str(), "output", output);
-  check_same_device(op.c_str(), "grad", grad, output);
-  check_same_dtype(op.c_str(), "grad", grad, output);
-  check_same_shape(op.c_str(), "grad", grad, output);
+  check_float(op, "output", output);
+  check_same_device(op, "grad", grad, output);
+  check_same_dtype(op, "grad", grad, output);
+  check_same_shape(op, "grad", grad, output);
   check(in == out || (out == ScalarType::Float && (in == ScalarType::Half || in == ScalarType::BFloat16)),
         "metalcore::", op, ": input_dtype ", dtype_name(in), " does not go with output's ", dtype_name(out));
-  dim = wrap(op.c_str(), dim, output.dim());
+  dim = wrap(op, dim, output.dim());
   const Shape shape = shape_along(output.sizes(), dim);
   if (copy_is_faster(shape))
     return as_contiguous(torch::stable::transpose(
@@ -116,8 +117,7 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
   const Tensor g = beginning_at_16(as_contiguous(grad)), y = beginning_at_16(as_contiguous(output));
   const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // the length along which kernels load vectors
   const RowPlan plan = plan_rows(shape.rows, shape.length, shape.inner, output, kBackward);
-  gpu::note_plan(op.c_str(), plan.variant,
-                 [&] { return why_rows(plan, shape.length, shape.inner, output, kBackward); });
+  gpu::note_plan(op, plan.variant, [&] { return why_rows(plan, shape.length, shape.inner, output, kBackward); });
   const auto parts = new_parts(plan, shape.rows, 1, gx);
   const SoftmaxParams params{
       .length = grid_side(shape.length),
@@ -130,14 +130,14 @@ Tensor backward(const std::string& op, const Tensor& grad, const Tensor& output,
   };
   gpu::record(gx, [&](gpu::Recording& recording) {
     if (parts) {
-      recording.kernel(split_total_kernel(op, out)).buffer(0, g).buffer(1, y).buffer(2, *parts).bytes(3, params);
+      split_total_kernel(recording, op, out).buffer(0, g).buffer(1, y).buffer(2, *parts).bytes(3, params);
       dispatch(recording, plan);
-      recording.kernel(kernel(op, plan, in, out)).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
+      kernel(recording, op, plan, in, out).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
       recording.buffer(4, *parts);
       dispatch(recording, plan);
       return;
     }
-    recording.kernel(kernel(op, plan, in, out)).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
+    kernel(recording, op, plan, in, out).buffer(0, g).buffer(1, y).buffer(2, gx).bytes(3, params);
     dispatch(recording, plan);
   });
   return gx;
@@ -153,6 +153,29 @@ Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, S
 Tensor log_softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, ScalarType input_dtype) {
   return backward("log_softmax_backward", grad, output, dim, input_dtype);
 }
+
+// In the place of PyTorch's kernels. They take rows that kernels can count.
+
+bool takes_rows(const Tensor& x, int64_t dim) {
+  const int64_t dims = x.dim(), range = dims ? dims : 1;
+  if (dim < -range || dim >= range) return false;
+  const Shape shape = shape_along(x.sizes(), dim < 0 ? dim + range : dim);
+  return shape.length <= INT32_MAX && shape.rows <= UINT32_MAX;
+}
+bool takes(const Tensor& x, int64_t dim, bool) { return is_float(x) && takes_rows(x, dim); }
+bool takes_backward(const Tensor& grad, const Tensor& output, int64_t dim, ScalarType input_dtype) {
+  const ScalarType out = output.scalar_type();
+  const bool narrowed =
+      out == ScalarType::Float && (input_dtype == ScalarType::Half || input_dtype == ScalarType::BFloat16);
+  return are_alike(grad, output) && takes_rows(output, dim) && (input_dtype == out || narrowed);
+}
+
+Replacement<&takes, &softmax> softmax_replacement("_softmax", "softmax");
+Replacement<&takes, &log_softmax> log_softmax_replacement("_log_softmax", "log_softmax");
+Replacement<&takes_backward, &softmax_backward> softmax_backward_replacement("_softmax_backward_data",
+                                                                             "softmax_backward");
+Replacement<&takes_backward, &log_softmax_backward> log_softmax_backward_replacement("_log_softmax_backward_data",
+                                                                                     "log_softmax_backward");
 
 }  // namespace
 }  // namespace metalcore

@@ -18,7 +18,9 @@ struct Raised::Parts {
 };
 
 Raised::Raised(const std::string& message, std::shared_ptr<Parts> parts)
-    : std::runtime_error(message), parts_(std::move(parts)) {}
+    : torch::PyTorchError(message), parts_(std::move(parts)) {}
+
+PyObject* Raised::python_type() { return parts_->type; }
 
 Raised Raised::fetch() {
   auto parts = std::make_shared<Parts>();

@@ -10,6 +10,20 @@
 #include <string>
 #include <utility>
 
+namespace torch {
+
+// PyTorch's bindings know this class by its name, and raise an exception of its type in Python. It mirrors the one of
+// torch/csrc/Exceptions.h, which is not part of the stable ABI: where a C++ runtime tells classes apart by other things
+// than their names, Python sees a RuntimeError with the same message.
+struct __attribute__((visibility("default"))) PyTorchError : std::exception {
+  explicit PyTorchError(std::string text) : msg(std::move(text)) {}
+  virtual PyObject* python_type() = 0;
+  const char* what() const noexcept override { return msg.c_str(); }
+  std::string msg;
+};
+
+}  // namespace torch
+
 namespace metalcore::python {
 
 // Owns a reference to an object.
@@ -34,9 +48,11 @@ inline PyObject* check(PyObject* object) {
   return object;
 }
 
-// A Python exception on its way through C++ code, which may not hold the GIL; what() is its message.
-class Raised : public std::runtime_error {
+// A Python exception on its way through C++ code, PyTorch's included, which may not hold the GIL; what() is its
+// message.
+class Raised : public torch::PyTorchError {
  public:
+  PyObject* python_type() override;
   static Raised fetch();  // takes the exception out of the error indicator
   void restore() const;   // sets the error indicator to it again
 

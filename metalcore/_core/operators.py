@@ -21,13 +21,16 @@ __all__ = ["autograd", "cpu_kernel", "fake_kernel", "needs_gradient", "ops"]
 ops = torch.ops.metalcore
 
 # What torch.library.register_autograd itself is made of.
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _after_autograd = torch._C._after_autograd_keyset
 _any_requires_grad = torch._C._any_requires_grad
 _is_grad_enabled = torch._C.is_grad_enabled
 _is_tracing = torch._C._is_tracing  # torch.jit.trace
-_is_autocast_enabled = torch.is_autocast_enabled
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _DisableAutocast = torch._C._DisableAutocast
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_transforms_active = torch._C._are_functorch_transforms_active
 
 if "cuda" in DEVICES:
 
@@ -78,6 +81,18 @@ def needs_gradient(A) -> bool:
     return torch.is_grad_enabled() and A.requires_grad
 
 
+def _below_autograd(function, *inputs):
+    """Calls the function where operators' derivatives are not looked for: what torch._C._AutoDispatchBelowAutograd is
+    for, at half of its cost."""
+    if _is_excluded(_AUTOGRAD):
+        return function(*inputs)
+    try:
+        _exclude(_AUTOGRAD, True)
+        return function(*inputs)
+    finally:
+        _exclude(_AUTOGRAD, False)
+
+
 def autograd(name, backward, setup_context):
     """Registers the operator's derivative: `setup_context(ctx, inputs, output)` and `backward(ctx, *grads)`.
 
@@ -97,14 +112,16 @@ def autograd(name, backward, setup_context):
         @staticmethod
         def forward(ctx, *inputs_and_keyset):
             *inputs, keyset = inputs_and_keyset
-            with _BelowAutograd():
-                output = direct(*inputs) if keyset is None else redispatch(keyset, *inputs)
+            if keyset is None:
+                output = _below_autograd(direct, *inputs)
+            else:
+                output = _below_autograd(redispatch, keyset, *inputs)
             setup_context(ctx, inputs, output)
             return output
 
         @staticmethod
         def backward(ctx, *grads):
-            if any(map(_is_autocast_enabled, DEVICES)):  # it would have the formula's products in 16 bits
+            if _is_any_autocast_enabled():  # it would have the formula's products in 16 bits
                 with _DisableAutocast():
                     found = backward(ctx, *grads)
             else:
@@ -120,17 +137,17 @@ def autograd(name, backward, setup_context):
         keyset = keyset & _after_autograd
         if _is_grad_enabled() and _any_requires_grad(*inputs):
             return apply(*inputs, keyset)
-        with _BelowAutograd():
-            return redispatch(keyset, *inputs)
+        return _below_autograd(redispatch, keyset, *inputs)
 
     _library.impl(name, kernel, "Autograd", with_keyset=True)
 
     def call(*inputs):
-        if is_compiling() or _is_tracing():
+        if is_compiling() or _transforms_active():
             return op(*inputs)
         if _is_grad_enabled() and _any_requires_grad(*inputs):
+            if _is_tracing():
+                return op(*inputs)
             return plain_apply(*[_unwrap_if_dead(i) if isinstance(i, Tensor) else i for i in inputs], None)
-        with _BelowAutograd():
-            return direct(*inputs)
+        return _below_autograd(direct, *inputs)
 
     return call

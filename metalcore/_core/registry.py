@@ -6,7 +6,7 @@
             silu,
             namesake="torch.nn.functional.silu",
             operators=("silu", "silu_backward"),
-            override=(Override("silu", _override), Override("silu_backward", _override_backward)),
+            override=(Override("silu"), Override("silu_backward")),
             samples=lambda: (Sample("rows", ((64, 1000),)), Sample("few", ((7,),))),
         )
     )
@@ -102,17 +102,18 @@ class Override:
 
     Attributes:
         operator: whose kernel is replaced, of aten: "_softmax".
-        kernel: makes it. `kernel(previous, count, left)` gives a function of the dispatcher's keyset and the operator's
-            arguments. `previous` is the kernel that was there, `count.ran` is to be increased for a call that our
-            operator takes, and `left(keyset, …)` counts and runs what it does not take. It calls the operators
-            torch.ops.metalcore.…, never metalcore's public functions, which would send what they do not take to the
-            PyTorch function that is being overridden.
+        kernel: None, where the kernel is in C++, beside the op (csrc/ops/replacement.h). Else what makes one in Python:
+            `kernel(previous, count, left)` gives a function of the dispatcher's keyset and the operator's arguments.
+            `previous` is the kernel that was there, `count.ran` is to be increased for a call that our operator takes,
+            and `left(keyset, …)` counts and runs what it does not take. It calls the operators torch.ops.metalcore.…,
+            never metalcore's public functions, which would send what they do not take to the PyTorch function that is
+            being overridden.
         at_autograd: at the autograd key of the device, not at the device's own.
         dtypes: what it takes.
     """
 
     operator: str
-    kernel: Callable[[Any, Any, Callable], Callable]
+    kernel: Callable[[Any, Any, Callable], Callable] | None = None
     at_autograd: bool = False
     dtypes: frozenset[torch.dtype] = FLOAT_DTYPES
 

@@ -7,9 +7,9 @@ import math
 import torch
 import torch.nn.functional as F
 
-from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, register
-from .._core.routing import accelerated, alike
+from .._core.routing import accelerated
 from .._core.samples import elementwise
 
 __all__ = ["gelu"]
@@ -59,7 +59,7 @@ def _save_with_option(ctx, inputs, output):
 
 def _gelu_backward(ctx, grad):
     (x,) = ctx.saved_tensors
-    return ops.gelu_backward(grad, x, ctx.approximate), None
+    return _gelu_gradient(grad, x, ctx.approximate), None
 
 
 def _gelu_derivatives(x, approximate):
@@ -83,30 +83,7 @@ def _gelu_double_backward(ctx, grad):
 
 
 _gelu = autograd("gelu", _gelu_backward, _save_with_option)
-autograd("gelu_backward", _gelu_double_backward, _save_with_option)
-
-
-# In the place of PyTorch's kernels
-
-
-def _override(previous, count, left):
-    def kernel(keyset, x, *, approximate="none"):
-        if not accelerated(x) or approximate not in ("none", "tanh"):
-            return left(keyset, x, approximate=approximate)
-        count.ran += 1
-        return ops.gelu(x, approximate)
-
-    return kernel
-
-
-def _override_backward(previous, count, left):
-    def kernel(keyset, grad, x, *, approximate="none"):
-        if not alike(grad, x) or approximate not in ("none", "tanh"):
-            return left(keyset, grad, x, approximate=approximate)
-        count.ran += 1
-        return ops.gelu_backward(grad, x, approximate)
-
-    return kernel
+_gelu_gradient = autograd("gelu_backward", _gelu_double_backward, _save_with_option)
 
 
 register(
@@ -115,7 +92,7 @@ register(
         gelu,
         namesake="torch.nn.functional.gelu",
         operators=("gelu", "gelu_backward"),
-        override=(Override("gelu", _override), Override("gelu_backward", _override_backward)),
+        override=(Override("gelu"), Override("gelu_backward")),
         samples=lambda: (*elementwise(), *elementwise("tanh, ", approximate="tanh")),
     )
 )

@@ -50,7 +50,7 @@ def _save(ctx, inputs, output):
 
 def _relu_backward(ctx, grad):
     (y,) = ctx.saved_tensors
-    return ops.relu_backward(grad, y)
+    return _relu_gradient(grad, y)
 
 
 def _save_backward(ctx, inputs, output):
@@ -59,26 +59,17 @@ def _save_backward(ctx, inputs, output):
 
 def _relu_double_backward(ctx, grad):
     (x,) = ctx.saved_tensors
-    return ops.relu_backward(grad, x), None  # the second derivative is zero
+    return _relu_gradient(grad, x), None  # the second derivative is zero
 
 
 _relu = autograd("relu", _relu_backward, _save)
-autograd("relu_backward", _relu_double_backward, _save_backward)
+_relu_gradient = autograd("relu_backward", _relu_double_backward, _save_backward)
 
 
 # In the place of PyTorch's kernels
 
 
-def _override(previous, count, left):
-    def kernel(keyset, x):
-        if not accelerated(x):
-            return left(keyset, x)
-        count.ran += 1
-        return ops.relu(x)
-
-    return kernel
-
-
+# In Python, since its threshold is a Scalar, of which PyTorch's stable ABI has none.
 def _override_backward(previous, count, left):
     def kernel(keyset, grad, y, threshold):
         if threshold != 0 or not alike(grad, y):
@@ -95,7 +86,7 @@ register(
         relu,
         namesake="torch.nn.functional.relu",
         operators=("relu", "relu_backward"),
-        override=(Override("relu", _override), Override("threshold_backward", _override_backward)),
+        override=(Override("relu"), Override("threshold_backward", _override_backward)),
         samples=elementwise,
     )
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, register
-from .._core.routing import accelerated, alike
+from .._core.routing import accelerated
 from .._core.samples import elementwise
 
 __all__ = ["silu"]
@@ -50,7 +50,7 @@ def _save(ctx, inputs, output):
 
 def _silu_backward(ctx, grad):
     (x,) = ctx.saved_tensors
-    return ops.silu_backward(grad, x)
+    return _silu_gradient(grad, x)
 
 
 def _silu_double_backward(ctx, grad):
@@ -62,30 +62,7 @@ def _silu_double_backward(ctx, grad):
 
 
 _silu = autograd("silu", _silu_backward, _save)
-autograd("silu_backward", _silu_double_backward, _save)
-
-
-# In the place of PyTorch's kernels
-
-
-def _override(previous, count, left):
-    def kernel(keyset, x):
-        if not accelerated(x):
-            return left(keyset, x)
-        count.ran += 1
-        return ops.silu(x)
-
-    return kernel
-
-
-def _override_backward(previous, count, left):
-    def kernel(keyset, grad, x):
-        if not alike(grad, x):
-            return left(keyset, grad, x)
-        count.ran += 1
-        return ops.silu_backward(grad, x)
-
-    return kernel
+_silu_gradient = autograd("silu_backward", _silu_double_backward, _save)
 
 
 register(
@@ -94,7 +71,7 @@ register(
         silu,
         namesake="torch.nn.functional.silu",
         operators=("silu", "silu_backward"),
-        override=(Override("silu", _override), Override("silu_backward", _override_backward)),
+        override=(Override("silu"), Override("silu_backward")),
         samples=elementwise,
     )
 )

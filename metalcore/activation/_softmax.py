@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import COUNTED, accelerated, alike, autocast_to_float32, too_many
+from .._core.routing import COUNTED, accelerated, autocast_to_float32, too_many
 from .._core.samples import rows
 
 __all__ = ["log_softmax", "softmax"]
 
 _aten = torch.ops.aten
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -63,8 +62,6 @@ def _in_range(dim, dims):
 
 
 def _register(name, aten_forward, aten_backward, double_backward):
-    backward_op = getattr(ops, f"{name}_backward").default
-
     # PyTorch's CPU kernels have no half_to_float.
     @cpu_kernel(name)
     def _(x, dim, half_to_float):
@@ -90,7 +87,7 @@ def _register(name, aten_forward, aten_backward, double_backward):
 
     def backward(ctx, grad):
         (output,) = ctx.saved_tensors
-        return backward_op(grad, output, ctx.dim, ctx.input_dtype), None, None
+        return gradient(grad, output, ctx.dim, ctx.input_dtype), None, None
 
     def save_backward(ctx, inputs, output):
         grad, y, ctx.dim, ctx.input_dtype = inputs
@@ -100,7 +97,7 @@ def _register(name, aten_forward, aten_backward, double_backward):
         grad, y = ctx.saved_tensors
         return *double_backward(cotangent.to(y.dtype), grad, y, ctx.dim), None, None
 
-    autograd(f"{name}_backward", backward_of_backward, save_backward)
+    gradient = autograd(f"{name}_backward", backward_of_backward, save_backward)
     return autograd(name, backward, save)
 
 
@@ -125,35 +122,6 @@ _log_softmax = _register(
 )
 
 
-# In the place of PyTorch's kernels
-
-
-def _override(op):
-    def make(previous, count, left):
-        def kernel(keyset, x, dim, half_to_float):
-            if not accelerated(x) or not -x.dim() <= dim < max(x.dim(), 1):
-                return left(keyset, x, dim, half_to_float)
-            count.ran += 1
-            return op(x, dim, half_to_float)
-
-        return kernel
-
-    return make
-
-
-def _override_backward(op):
-    def make(previous, count, left):
-        def kernel(keyset, grad, output, dim, input_dtype):
-            if not alike(grad, output):
-                return left(keyset, grad, output, dim, input_dtype)
-            count.ran += 1
-            return op(grad, output, dim, input_dtype)
-
-        return kernel
-
-    return make
-
-
 def _samples():
     return (
         *rows(lambda name, count, length: Sample(name, ((count, length),), {"dim": -1}, terms=length)),
@@ -170,10 +138,7 @@ def _op(function):
         function,
         namesake=f"torch.{name}",
         operators=(name, f"{name}_backward"),
-        override=(
-            Override(f"_{name}", _override(getattr(ops, name))),
-            Override(f"_{name}_backward_data", _override_backward(getattr(ops, f"{name}_backward"))),
-        ),
+        override=(Override(f"_{name}"), Override(f"_{name}_backward_data")),
         samples=_samples,
     )
 

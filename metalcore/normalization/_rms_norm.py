@@ -182,7 +182,7 @@ def _save(ctx, inputs, output):
 def _backward(ctx, grad):
     x, weight = ctx.saved_tensors
     wanted = ctx.needs_input_grad[2]
-    gx, gw = ops.rms_norm_backward(grad, x, None, ctx.dims, weight, ctx.eps, wanted)
+    gx, gw = _gradient_of_rows(grad, x, None, ctx.dims, weight, ctx.eps, wanted)
     return gx, None, gw if wanted else None, None
 
 
@@ -197,7 +197,7 @@ def _sum_backward(ctx, grad, sum_grad):
         return sum_grad, sum_grad, None, None, None
     total, weight = ctx.saved_tensors
     wanted = ctx.needs_input_grad[3]
-    gx, gw = ops.rms_norm_backward(grad, total, sum_grad, ctx.dims, weight, ctx.eps, wanted)
+    gx, gw = _gradient_of_rows(grad, total, sum_grad, ctx.dims, weight, ctx.eps, wanted)
     return gx, gx, None, gw if wanted else None, None
 
 
@@ -225,7 +225,7 @@ def _double_backward(ctx, gx_cotangent, gw_cotangent):
 
 _rms_norm = autograd("rms_norm", _backward, _save)
 _add_rms_norm = autograd("add_rms_norm", _sum_backward, _save_sum)
-autograd("rms_norm_backward", _double_backward, _save_backward)
+_gradient_of_rows = autograd("rms_norm_backward", _double_backward, _save_backward)
 
 
 # In the place of PyTorch's kernels

@@ -14,6 +14,7 @@ How each one works, and why:
     catches them all. It lies below autograd, autocast, functorch and the tracers, which go on as if nothing had
     changed: gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right
     whether the override is on or off when it runs.
+    The kernels of activations and softmaxes are in C++ (csrc/ops/replacement.h); those of linear algebra in Python.
     `gelu` also takes modules that write the op out in Python, in the way that `rms_norm` does.
 `rms_norm`
     `aten::rms_norm` has no kernel and no derivative of its own; PyTorch takes it apart into simple operators. So this
@@ -55,7 +56,7 @@ from ._switches import Request, Switches
 
 __all__ = ["active_overrides", "disable_pytorch_overrides", "enable_pytorch_overrides", "report"]
 
-_installed: dict = {}  # (name, device type) -> the torch.library.Library that holds its kernels, and its overrides
+_installed: dict[tuple[str, str], _dispatcher.Installed] = {}  # by name and device type
 _warned = False
 
 
@@ -115,8 +116,7 @@ def _apply():
     active = _overrides.active()
     for name, device in list(_installed):
         if name not in active:
-            library, replaced = _installed.pop((name, device))
-            _dispatcher.remove(replaced, library)
+            _installed.pop((name, device)).remove()
     if active and not _applied:
         _report.start()
     _applied[:] = active
@@ -128,7 +128,7 @@ def _apply():
         elif override and name in active:
             for device in found:
                 if (name, device) not in _installed:
-                    _installed[name, device] = _dispatcher.install(name, override, device), override
+                    _installed[name, device] = _dispatcher.Installed(name, override, device)
     _modules.switch(active if found else ())
 
 

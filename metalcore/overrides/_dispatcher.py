@@ -3,42 +3,104 @@ that was there before."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import warnings
 
 import torch
 from torch import Tensor
 
+from .. import _C
 from .._core.registry import Override
 from .._core.routing import accelerated, is_plain
 from ._report import count_of
 
-__all__ = ["install", "remove"]
+__all__ = ["Installed"]
+
+# The operators that kernels in C++ call for what they do not take: with the names and the arguments of aten's. Each
+# has the kernel that was there before.
+_replaced = torch.library.Library("metalcore_replaced", "DEF")
 
 
-def install(name: str, overrides: tuple[Override, ...], device: str) -> torch.library.Library:
-    """Registers the kernels of an op's override for a device type; what it returns holds them."""
-    # All looked up first: with a kernel at one key, PyTorch would compute another answer for the next.
-    found = [
-        (override, key, torch.library.get_kernel(f"aten::{override.operator}", key))
-        for override in overrides
-        for key in [("Autograd" if override.at_autograd else "") + device.upper()]
-    ]
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        # Some versions of PyTorch warn of the first override of a process. It is what was asked for.
-        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
-        for override, key, previous in found:
-            count = count_of(name, f"aten::{override.operator} on {device}")
+class Installed:
+    """The kernels of an op's override, in PyTorch's dispatcher for a type of device."""
+
+    def __init__(self, name: str, overrides: tuple[Override, ...], device: str):
+        # All looked up first: with a kernel at one key, PyTorch would compute another answer for the next.
+        found = [
+            (override, key, torch.library.get_kernel(f"aten::{override.operator}", key))
+            for override in overrides
+            for key in [("Autograd" if override.at_autograd else "") + device.upper()]
+        ]
+        self._overrides = overrides
+        self._libraries = torch.library.Library("aten", "IMPL"), torch.library.Library("metalcore_replaced", "IMPL")
+        self._in_cpp = []  # operators and keys
+        with _silent():
+            for override, key, previous in found:
+                self._put(name, override, key, previous, f"aten::{override.operator} on {device}", device)
+        _forget_resolved(overrides)
+
+    def _put(self, name, override, key, previous, what, device):
+        in_python, replaced = self._libraries
+        operator = override.operator
+        if override.kernel:
+            count = count_of(name, what)
             kernel = override.kernel(previous, count, _left(previous, count, override.dtypes))
-            library.impl(override.operator, kernel, key, with_keyset=True)
-    _forget_resolved(overrides)
-    return library
+            in_python.impl(operator, kernel, key, with_keyset=True)
+            return
+        count = count_of(name, what, functools.partial(_C.replacement_ran, operator, device))
+        _define_replaced(operator)
+        replaced.impl(operator, _left_by_cpp(_left(previous, count, override.dtypes)), key, with_keyset=True)
+        _replace_from_python(operator, key)
+        _C.put_replacement(operator, key)
+        self._in_cpp.append((operator, key))
+
+    def remove(self) -> None:
+        """Takes the kernels out again; PyTorch's dispatcher goes back to what it had."""
+        for operator, key in self._in_cpp:
+            _C.take_out_replacement(operator, key)
+        for library in self._libraries:
+            library._destroy()
+        _forget_resolved(self._overrides)
 
 
-def remove(overrides: tuple[Override, ...], library: torch.library.Library) -> None:
-    """Takes an override's kernels out again; PyTorch's dispatcher goes back to what it had."""
+@functools.cache
+def _define_replaced(operator):
+    _replaced.define(str(getattr(torch.ops.aten, operator).default._schema).removeprefix("aten::"))
+
+
+@contextlib.contextmanager
+def _silent():
+    """Some versions of PyTorch warn of the first kernel that replaces another. It is what was asked for."""
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+            yield
+    finally:
+        torch.set_warn_always(always)
+
+
+@functools.cache
+def _replace_from_python(operator, key):
+    """Replaces a kernel, and takes that back. The warning of a first kernel from C++ would go past Python's filters."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(operator, lambda *arguments: None, key)
     library._destroy()
-    _forget_resolved(overrides)
+
+
+def _left_by_cpp(left):
+    """What C++ calls through PyTorch's C interface, which prints exceptions and loses their types."""
+
+    def call(keyset, *args, **kwargs):
+        try:
+            return left(keyset, *args, **kwargs)
+        except BaseException as exception:
+            _C.leave_exception(exception)
+            return args[0]
+
+    return call
 
 
 def _left(previous, count, dtypes):

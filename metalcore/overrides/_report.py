@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 __all__ = ["Count", "Report", "Row", "count_of", "never_replaced", "report", "start"]
@@ -15,11 +16,17 @@ class Count:
     Threads may count at the same time, and need no lock for it: an addition without a call is not interrupted.
     """
 
-    __slots__ = ("left", "ran")
+    __slots__ = ("_ran_before", "_ran_in_cpp", "left", "ran")
 
-    def __init__(self):
+    def __init__(self, ran_in_cpp: Callable[[], int] = int):
+        """`ran_in_cpp` tells how often a kernel in C++ ran since the process began."""
         self.ran = 0
         self.left: Counter = Counter()
+        self._ran_in_cpp, self._ran_before = ran_in_cpp, ran_in_cpp()
+
+    def total(self) -> int:
+        """How often it ran by metalcore, from Python and from C++."""
+        return self.ran + self._ran_in_cpp() - self._ran_before
 
 
 class Row(NamedTuple):
@@ -117,10 +124,10 @@ def start() -> None:
     _never.clear()
 
 
-def count_of(override: str, what: str) -> Count:
+def count_of(override: str, what: str, ran_in_cpp: Callable[[], int] = int) -> Count:
     """The count of something that is replaced, for the code that runs in its place."""
     _never.pop((override, what), None)
-    return _counts.setdefault((override, what), Count())
+    return _counts.setdefault((override, what), Count(ran_in_cpp))
 
 
 def never_replaced(override: str, what: str, reason: str) -> None:
@@ -136,6 +143,6 @@ def report() -> Report:
     """
     from . import active_overrides, devices
 
-    rows = [Row(*key, True, count.ran, dict(count.left)) for key, count in list(_counts.items())]
+    rows = [Row(*key, True, count.total(), dict(count.left)) for key, count in list(_counts.items())]
     rows += [Row(*key, False, 0, {reason: 0}) for key, reason in list(_never.items())]
     return Report(active_overrides(), devices() if _counts else (), rows)

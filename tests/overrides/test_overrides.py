@@ -17,6 +17,7 @@ FUNCTIONS = {
     "silu": (F.silu, "silu"),
     "silu imported before": (silu_imported_before, "silu"),
     "nn.SiLU": (torch.nn.SiLU(), "silu"),
+    "relu": (F.relu, "relu"),
     "gelu": (F.gelu, "gelu"),
     "nn.GELU tanh": (torch.nn.GELU(approximate="tanh"), "gelu"),
     "F.softmax": (lambda x: F.softmax(x, -1), "softmax"),
@@ -146,6 +147,26 @@ def test_errors_are_pytorchs(device):
             case()
         with metalcore.enable_pytorch_overrides(), pytest.raises(type(expected.value)):
             case()
+
+
+def test_errors_of_the_kernel_that_was_replaced(device, capfd):
+    """They come through a kernel in C++ with their types and messages, and nothing else is said of them."""
+    x = torch.randn(4, 8, device=device)
+    cases = (
+        (lambda: torch.log_softmax(x, -4), "log_softmax"),
+        (lambda: torch.ops.aten._softmax_backward_data(x, x, 2, x.dtype), "softmax"),
+        (lambda: torch.ops.aten.gelu_backward(x, x, approximate="x"), "gelu"),
+    )
+    for case, name in cases:
+        with pytest.raises((IndexError, RuntimeError)) as expected:
+            case()
+        with metalcore.enable_pytorch_overrides(name):
+            with pytest.raises(expected.type) as found:
+                case()
+            (row,) = [row for row in metalcore.report().rows if row.left]
+        assert found.type is expected.type and str(found.value) == str(expected.value)
+        assert row.ran == 0 and row.left == {"shapes or options that its kernels do not take": 1}
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("shape", ((0,), (0, 4), (3, 0), ()), ids=str)

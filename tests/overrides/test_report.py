@@ -105,6 +105,7 @@ def test_a_device_that_appears_later():
     program = """
 import warnings
 import metalcore, torch
+torch.set_warn_always(True)  # PyTorch's warning of a replaced kernel would come each time
 with warnings.catch_warnings(record=True) as found:
     warnings.simplefilter("always")
     with metalcore.enable_pytorch_overrides():
