@@ -169,8 +169,8 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
 }
 
 // How the backward kernels share the rows, and the parts of the weight's gradient that they make. There are as many
-// parts as teams of threads that keep one in registers. Where a thread takes a row, a separate kernel makes one for each
-// chunk of rows.
+// parts as teams of threads that keep one in registers. Where a thread takes a row, a separate kernel makes one for
+// each chunk of rows.
 struct BackwardPlan {
   SplitPlan rows;
   RowKernels kernels;
