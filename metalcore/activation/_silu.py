@@ -19,7 +19,11 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     """x * sigmoid(x), as torch.nn.functional.silu.
 
     Args:
-        x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op.
+        x: float32, float16 or bfloat16, any shape and strides. It is computed in float32. Other input goes to PyTorch's
+            op.
+
+    Returns:
+        A tensor of x's shape and dtype, with gradients of any order.
     """
     return _silu(x) if accelerated(x) else F.silu(x)
 
@@ -65,23 +69,23 @@ _silu = autograd("silu", _silu_backward, _save)
 autograd("silu_backward", _silu_double_backward, _save)
 
 
-# In the place of PyTorch's kernels
+# Overrides of PyTorch's kernels
 
 
-def _override(previous, count, left):
+def _override(previous, count, decline):
     def kernel(keyset, x):
         if not accelerated(x):
-            return left(keyset, x)
+            return decline(keyset, x)
         count.ran += 1
         return ops.silu(x)
 
     return kernel
 
 
-def _override_backward(previous, count, left):
+def _override_backward(previous, count, decline):
     def kernel(keyset, grad, x):
         if not alike(grad, x):
-            return left(keyset, grad, x)
+            return decline(keyset, grad, x)
         count.ran += 1
         return ops.silu_backward(grad, x)
 
