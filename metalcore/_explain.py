@@ -19,12 +19,12 @@ class Explanation:
     """How a call would run.
 
     Attributes:
-        op: its name.
-        variant: what the plans of its operators chose: "simd", "block, simd"; "torch" where PyTorch's op runs.
+        op: the name of the op.
+        variant: the variants that the plans of its operators chose: "simd", "block, simd", or "torch" for PyTorch's op.
         why: the reasons, in words.
-        plans: all choices, also those of operators inside of others.
+        plans: all choices, also those of operators inside other operators.
         steps: the dispatches, in order.
-        by_torch: the names of PyTorch's operators that run before, between and after them.
+        by_torch: the names of PyTorch's operators that run before, between and after the dispatches.
     """
 
     def __init__(self, op: str, recording: Recording):
@@ -43,7 +43,7 @@ class Explanation:
         return tuple(dict.fromkeys(step.kernel for step in self.steps))
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as lists, dicts, strings and numbers, for JSON."""
+        """The explanation as lists, dicts, strings and numbers, for JSON."""
         names = ("kernel", "grid", "threadgroup", "threads")
         steps = [{name: getattr(step, name) for name in names} for step in self.steps]
         return {"op": self.op, "variant": self.variant, "why": self.why, "steps": steps, "by_torch": [*self.by_torch]}
@@ -53,19 +53,22 @@ class Explanation:
 
 
 def explain(op: str, *inputs: Any, dtype: torch.dtype | None = None, **options: Any) -> Explanation:
-    """Tells how metalcore would run an op, without running it: the op's own code runs on tensors without memory.
+    """Returns how metalcore would run an op. The op's own code runs on tensors without memory, and no kernel runs.
 
     Args:
         op: the op's name, as in metalcore.<op>.
-        inputs: for each tensor argument, in their order, a tensor or a shape; those with a default may be left out. The
-            first tensor's device is planned for, where there is none that of PyTorch's accelerator. For an optimizer
-            the parameters.
-        dtype: of the inputs; by default the first tensor's, float32 where only shapes are given.
-        options: the op's other arguments. With `backward=True` the kernels of the derivative.
+        inputs: a tensor or a shape for each tensor argument, in their order, or for each parameter of an optimizer.
+            Arguments with a default may be omitted. The plan is for the first tensor's device, or for PyTorch's
+            accelerator if there are only shapes.
+        dtype: the dtype of the inputs. The default is the first tensor's, or float32 if there are only shapes.
+        options: the op's other arguments. `backward=True` gives the kernels of the derivative.
+
+    Returns:
+        An Explanation. `print` shows it, with one line for each kernel.
 
     Raises:
-        ValueError: an op that metalcore does not have, or arguments the op would not take.
-        TypeError: an input that is neither a tensor nor a shape, or an argument that the op does not have.
+        ValueError: metalcore has no such op, or the op does not take these arguments.
+        TypeError: an input is neither a tensor nor a shape, or the op does not have an argument.
 
     >>> print(metalcore.explain("softmax", (8, 4096)))
     """
@@ -120,16 +123,16 @@ def _recorded(entry: Op, shapes, dtype, device, options, backward):
         raise ValueError(f"explain(): {entry.name} takes {len(names)} tensors, not {len(shapes)}")
     if not shapes:
         raise ValueError(f"explain(): {entry.name} needs the shape of {names[0]}")
-    given = dict(zip(names, shapes))
+    shape_of = dict(zip(names, shapes))
     for name in [name for name in names if name in options]:
         value = options.pop(name)
         if value is not None:
-            given[name] = _shape(value)
+            shape_of[name] = _shape(value)
     with _refusals(entry.name):
-        arguments = {name: _tensor(name, shape, dtype) for name, shape in given.items()}
+        arguments = {name: _tensor(name, shape, dtype) for name, shape in shape_of.items()}
     for name, parameter in inspect.signature(entry.function).parameters.items():
         if name not in arguments and name not in options and parameter.default is parameter.empty:
-            arguments[name] = _usual(entry, name, shapes[0], dtype)
+            arguments[name] = _usual_value(entry, name, shapes[0], dtype)
     if not backward:
         with _refusals(entry.name), on_meta(device) as recorder, torch.no_grad():
             entry.function(**arguments, **options)
@@ -138,8 +141,8 @@ def _recorded(entry: Op, shapes, dtype, device, options, backward):
         if name in arguments:
             arguments[name].requires_grad_(arguments[name].is_floating_point())
     with _refusals(entry.name), on_meta(device), torch.enable_grad():
-        found = entry.results(entry.function(**arguments, **options))
-    outputs = [output for output in found if output.requires_grad]
+        results = entry.results(entry.function(**arguments, **options))
+    outputs = [output for output in results if output.requires_grad]
     with on_meta(device) as recorder:
         torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
     return recorder.recording
@@ -149,8 +152,8 @@ def _tensor(name, shape, dtype):
     return torch.empty(shape, dtype=torch.int32 if name == "pivots" else dtype, device="meta")
 
 
-def _usual(entry, name, first, dtype):
-    """What stands for an argument that has no default and was not given."""
+def _usual_value(entry, name, first, dtype):
+    """A value for an argument that has no default and was not given."""
     usual = {"dim": -1, "upper": False, "normalized_shape": first[-1:]}
     if name in usual:
         return usual[name]

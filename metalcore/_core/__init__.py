@@ -1,2 +1,2 @@
-"""What the Python side of every op shares: which calls metalcore takes, how its operators are registered, and the
-registry of its ops."""
+"""The parts that the Python side of every op shares: which calls metalcore takes, how it registers operators, and the
+registry of ops."""

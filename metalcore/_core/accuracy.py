@@ -1,11 +1,12 @@
-"""How far an op's results and gradients are from PyTorch's own, in float64 on the CPU, from the same rounded tensors.
+"""Compares an op's results and gradients with PyTorch's in float64 on the CPU, from the same rounded tensors.
 
-An error is measured against the largest value of the tensor that it is in, and may be
+Errors are relative to the largest value of their tensor. The bound is
 
     roundings * eps(dtype) + 8 * sqrt(terms) * eps(float32)
 
-since the kernels compute in float32, in sums of `terms` whose roundings go up as often as down, and round to the dtype
-of the result. A gradient may be off by four times as much: it is made of rounded results, and of two such computations.
+because the kernels compute in float32, in sums of `terms` numbers whose roundings go up as often as down, and round to
+the dtype of the result. For a gradient the bound is four times as large, because rounded results and two such
+computations make it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ FACTORS = {"forward": 1, "gradient": 4}
 
 
 def shares(op: Op, sample: Sample, device: torch.device | str, dtype: torch.dtype) -> dict[str, float]:
-    """The largest error of the results, and that of the gradients, as a share of what it may be; infinite where shapes
-    differ or NaN is in only one of them."""
+    """The largest errors of the results and of the gradients, as shares of their bounds. An error is infinite if shapes
+    differ, or if NaN is in only one of the two tensors."""
     tensors = sample.make(device, dtype)
     found = evaluate(op, sample, tensors)
     expected = evaluate(op, sample, [tensor.cpu().double() for tensor in tensors], op.reference, dtype)
@@ -41,8 +42,8 @@ def evaluate(
     function: Callable | None = None,
     dtype: torch.dtype | None = None,
 ) -> dict[str, list[Tensor]]:
-    """The results and, where there is a derivative, the gradients of a random linear function of those results that
-    have one, whose coefficients are rounded to `dtype`."""
+    """The results, and the gradients of a random linear function of those results that have a derivative, if any has
+    one. The coefficients of that function are rounded to `dtype`."""
     backward = op.backward and sample.backward
     leaves = [tensor.detach().requires_grad_(backward) for tensor in tensors]
     results = op.compute(sample, leaves, function)
@@ -54,7 +55,7 @@ def evaluate(
 
 
 def directed(results: Sequence[Tensor], dtype: torch.dtype | None = None) -> tuple[list[Tensor], list[Tensor]]:
-    """The results that have a derivative, and for each a random tensor like it, the same one on every device."""
+    """The results that have a derivative, and a random tensor like each, which is the same on every device."""
     directions = [random(tuple(x.shape), 1000 + index).to(dtype or x.dtype).to(x) for index, x in enumerate(results)]
     pairs = [(x, direction) for x, direction in zip(results, directions) if x.requires_grad]
     return [x for x, _ in pairs], [direction for _, direction in pairs]

@@ -1,4 +1,4 @@
-"""Recordings: the lists of dispatches that ops submit, kept to be read, compared and submitted again.
+"""Recordings: lists of the dispatches that ops submit. They can be read, compared and submitted again.
 
 y, recording = record(metalcore.softmax, x, -1)
 print(recording)
@@ -31,9 +31,9 @@ __all__ = ["Buffer", "Dispatch", "Plan", "Recorder", "Recording", "on_meta", "re
 
 
 class Plan(NamedTuple):
-    """A choice that an op made among its variants, and why.
+    """The variant that an op chose, and why.
 
-    It is `inner` where an operator made it that is a part of another one.
+    It is `inner` if the op is a part of another operator.
     """
 
     op: str
@@ -46,8 +46,8 @@ class Buffer(NamedTuple):
     """Memory that dispatches read or write.
 
     Attributes:
-        role: "input" (what the call was given, also where it writes there), "output" (what it returned) or "scratch".
-        nbytes: the size of the storage.
+        role: "input" (an argument of the call, also if the call writes to it), "output" (a result) or "scratch".
+        nbytes: the size of the storage in bytes.
     """
 
     role: str
@@ -55,7 +55,7 @@ class Buffer(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """A kernel, its grid (in threadgroups, or in threads where `threads`), and what is bound to its arguments.
+    """A kernel, its grid (in threadgroups, or in threads if `threads`), and its arguments.
 
     An argument is (index, "bytes", bytes), (index, "threadgroup", number of bytes), (index, "buffer", place) or
     (index, "pointers", tuple of places). A place is (number of the buffer, first byte, number of bytes), or None.
@@ -73,36 +73,35 @@ class Dispatch(NamedTuple):
 
 
 class Recording:
-    """What the ops of a call submitted, in order. Recordings are equal where the same is done to buffers of the same
-    roles and sizes.
+    """The dispatches of a call's ops, in order. Recordings are equal if they do the same to buffers of the same roles
+    and sizes.
 
     Attributes:
         plans: the choices of the ops.
         dispatches: the kernels that metalcore ran.
-        torch_steps: (index of the dispatch that comes after it, name of the operator) for what PyTorch did in between.
-        buffers: the memory that the dispatches use; the places of their arguments count in it.
+        torch_steps: (index of the dispatch after it, name of the operator) for each of PyTorch's operators in between.
+        buffers: the memory that the dispatches use. The places of arguments are indices into it.
     """
 
     def __init__(self, number: int, inputs: Sequence[Tensor] = (), outputs: Sequence[Tensor] = ()):
         self._number = number
         weakref.finalize(self, _C.forget_recording, number)
-        found = _C.describe_recording(number)
-        self.plans = tuple(Plan(*plan) for plan in found["plans"])
-        self.torch_steps = tuple(found["torch_steps"])
+        described = _C.describe_recording(number)
+        self.plans = tuple(Plan(*plan) for plan in described["plans"])
+        self.torch_steps = tuple(described["torch_steps"])
         numbers, self.buffers = _buffers(ops._recorded_tensors(number), inputs, outputs)
-        self.dispatches = tuple(_dispatch(entry, numbers) for entry in found["dispatches"])
+        self.dispatches = tuple(_dispatch(entry, numbers) for entry in described["dispatches"])
 
     @property
     def kernels(self) -> tuple[str, ...]:
         return tuple(dispatch.kernel for dispatch in self.dispatches)
 
     def submit(self, replacements: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
-        """Submits the dispatches again. In place of the first tensor of each pair, and of the views of it, they then
-        use the second, which must have its shape, strides, dtype and device. Everything else stays: results are
-        written where they were.
+        """Submits the dispatches again. The second tensor of each pair replaces the first and all views of it. It must
+        have the same shape, strides, dtype and device. Nothing else changes: results go to the same memory as before.
 
         Raises:
-            RuntimeError: tensors that do not match, or steps of PyTorch's in between, which a recording cannot repeat.
+            RuntimeError: tensors do not match, or the recording has steps of PyTorch, which it cannot repeat.
         """
         if self.torch_steps:
             names = ", ".join(dict.fromkeys(name for _, name in self.torch_steps))
@@ -122,7 +121,7 @@ class Recording:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """One for each kernel, with its first grid and how often it runs, and for each of PyTorch's steps."""
+        """One line for each kernel, with its first grid and how often it runs, and one for each of PyTorch's steps."""
         steps: list = [*self.dispatches]
         for before, name in reversed(self.torch_steps):
             steps.insert(before, name)
@@ -136,36 +135,45 @@ class Recording:
 
 
 def _buffers(tensors, inputs, outputs):
-    """The number of each tensor's buffer, and the buffers in the order in which they are met."""
+    """The number of each tensor's buffer, and the buffers in the order of their first use."""
     storages = [tensor.untyped_storage() for tensor in tensors]
-    given, returned = ({tensor.untyped_storage()._cdata for tensor in group} for group in (inputs, outputs))
+    input_storages, output_storages = (
+        {tensor.untyped_storage()._cdata for tensor in tensors} for tensors in (inputs, outputs)
+    )
     numbers: dict[int, int] = {}
     buffers = []
     for storage in storages:
         if storage._cdata not in numbers:
             numbers[storage._cdata] = len(buffers)
-            role = "input" if storage._cdata in given else "output" if storage._cdata in returned else "scratch"
+            role = (
+                "input"
+                if storage._cdata in input_storages
+                else "output"
+                if storage._cdata in output_storages
+                else "scratch"
+            )
             buffers.append(Buffer(role, storage.nbytes()))
     return [numbers[storage._cdata] for storage in storages], tuple(buffers)
 
 
 def _dispatch(entry, numbers):
-    def place(found):
-        tensor, offset, span = found
+    def place(view):
+        tensor, offset, span = view
         return None if tensor is None else (numbers[tensor], offset, span)
 
-    def value(kind, found):
+    def value(kind, bound):
         if kind == "buffer":
-            return place(found)
-        return tuple(map(place, found)) if kind == "pointers" else found
+            return place(bound)
+        return tuple(map(place, bound)) if kind == "pointers" else bound
 
-    arguments = tuple((index, kind, value(kind, found)) for index, kind, found in entry["arguments"])
+    arguments = tuple((index, kind, value(kind, bound)) for index, kind, bound in entry["arguments"])
     return Dispatch(entry["kernel"], entry["grid"], entry["threadgroup"], entry["threads"], arguments)
 
 
 def record(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Recording]:
-    """Runs a function, and gives its result and what this thread submitted for it. PyTorch's own work is not part of
-    it. The backward of autograd runs on a thread of its own, unless torch.autograd.set_multithreading_enabled(False).
+    """Runs a function, and returns its result and the recording of what this thread submitted. The recording does not
+    have PyTorch's own work. Autograd runs backward on another thread, unless
+    torch.autograd.set_multithreading_enabled(False).
     """
     inputs = [value for value in tree_leaves((arguments, options)) if isinstance(value, Tensor)]
     device = next((tensor.device.type for tensor in inputs if tensor.device.type != "cpu"), "mps")
@@ -179,15 +187,15 @@ def record(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Re
 
 
 class Recorder:
-    """What on_meta() gives: after its block, `recording` is there."""
+    """The value of on_meta(). It has `recording` after the block."""
 
     recording: Recording
 
 
 @contextlib.contextmanager
 def on_meta(device: str) -> Iterator[Recorder]:
-    """Inside the block this thread's meta tensors count as tensors of a type of device ("mps", "cuda"), and metalcore's
-    ops on them, which run their own code, are recorded."""
+    """Inside the block this thread's meta tensors count as tensors on a type of device ("mps", "cuda"). metalcore's ops
+    on them run their own code and are recorded."""
     recorder = Recorder()
     outer = explained.device
     _C.begin_recording(device)
@@ -207,9 +215,9 @@ class _OpsOnMeta(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "metalcore":
             _C.note_operator()
-            with self:  # what the kernel asks PyTorch for is noted as well
+            with self:  # it also notes the operators of PyTorch that the kernel calls
                 return _kernel(func).call_boxed(_KEYS, *args, **kwargs)
-        if _works(func):
+        if _does_work(func):
             _C.note_torch_step(f"aten::{func.overloadpacket.__name__}")
         return (_NOT_ON_META.get(func) or func)(*args, **kwargs)
 
@@ -218,7 +226,7 @@ def _geqrf(A):
     return A.new_empty(A.shape), A.new_empty((*A.shape[:-2], min(A.shape[-2:])))
 
 
-_NOT_ON_META: dict[Any, Any] = {torch.ops.aten.geqrf.default: _geqrf}  # what PyTorch itself cannot do without memory
+_NOT_ON_META: dict[Any, Any] = {torch.ops.aten.geqrf.default: _geqrf}  # PyTorch itself cannot run it without memory
 
 
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
@@ -226,11 +234,11 @@ _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
 
 @functools.cache
 def _kernel(func):
-    return torch.library.get_kernel(func, "MPS")  # the same for every device
+    return torch.library.get_kernel(func, "MPS")  # it is the same for every device
 
 
 @functools.cache
-def _works(func):
-    """Whether an operator of PyTorch's does something: makes no mere view, and no memory that nobody has written."""
+def _does_work(func):
+    """Whether an operator of PyTorch does more than make a view or uninitialized memory."""
     name = func.overloadpacket.__name__
     return not (func.is_view or name.startswith(("empty", "new_empty", "detach", "sym_")))

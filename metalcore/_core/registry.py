@@ -11,7 +11,7 @@
         )
     )
 
-Whatever is done for every op reads it from here: overrides, explain, selftest, tests, benchmarks and the docs' tables.
+All code that handles every op reads the registry: overrides, explain, selftest, tests, benchmarks and the docs' tables.
 
     op = OPS["silu"]
     for sample in op.samples():
@@ -38,13 +38,13 @@ __all__ = ["OPS", "Op", "OptimizerOverride", "Override", "Sample", "register"]
 Shape = tuple[int, ...]
 
 
-def _as_they_are(*tensors: Tensor) -> tuple:
+def _unchanged(*tensors: Tensor) -> tuple:
     return tensors
 
 
-def _floats(found: Any) -> list[Tensor]:
-    found = [found] if isinstance(found, Tensor) else found
-    return [value for value in found if isinstance(value, Tensor) and value.is_floating_point()]
+def _floats(returned: Any) -> list[Tensor]:
+    values = [returned] if isinstance(returned, Tensor) else returned
+    return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
 
 
 def _plain_call(function: Callable, *arguments: Any, **options: Any) -> Any:
@@ -56,23 +56,24 @@ class Sample:
     """The arguments of a call, small enough for any device, the simulated one included.
 
     Attributes:
-        name: what the sample shows, or which plan it reaches: "short rows", "60x40". No two of an op are alike.
-        shapes: those of the tensors that the arguments are made of. An op that has a derivative has one with respect
-            to each of them.
+        name: what the sample shows, or which plan it reaches: "short rows", "60x40". It is unique among the op's
+            samples.
+        shapes: the shapes of the tensors from which the arguments are made. An op that has a derivative has one with
+            respect to each of them.
         options: keyword arguments.
-        arguments: tensors of these shapes -> the positional arguments, where they are not just the tensors. It runs on
-            the tensors' device and is differentiable.
-        prepare: for each of the first tensors a function of random normal float32 numbers on the CPU that gives its
-            values, where not every value will do.
-        terms: how many numbers the longest sum has that a result is made of, on which the bound of its error depends.
-        roundings: how often a result is rounded to its own dtype on the way.
+        arguments: a function from tensors of these shapes to the positional arguments. It runs on the tensors' device
+            and is differentiable. By default the tensors are the arguments.
+        prepare: functions for the first tensors, where an op does not take all values. Each turns random normal float32
+            numbers on the CPU into a tensor's values.
+        terms: the number of terms of the longest sum in a result, on which the bound of the error depends.
+        roundings: how often a result is rounded to its own dtype.
         backward: whether the derivative of this call exists, if the op has one.
     """
 
     name: str
     shapes: tuple[Shape, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
-    arguments: Callable[..., tuple] = _as_they_are
+    arguments: Callable[..., tuple] = _unchanged
     prepare: tuple[Callable[[Tensor], Tensor], ...] = ()
     terms: int = 1
     roundings: int = 1
@@ -80,12 +81,12 @@ class Sample:
 
     @property
     def elements(self) -> int:
-        """How many there are in all tensors; 0 where one has none."""
+        """The number of elements of all tensors, or 0 if one of them has none."""
         sizes = [math.prod(shape) for shape in self.shapes]
         return sum(sizes) if all(sizes) else 0
 
     def make(self, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
-        """The tensors, the same ones for the same seed, rounded to `dtype`."""
+        """The tensors, rounded to `dtype`. The same seed gives the same values."""
         values = [random(shape, 100 * seed + index) for index, shape in enumerate(self.shapes)]
         values[: len(self.prepare)] = [prepare(value) for prepare, value in zip(self.prepare, values)]
         return [value.to(dtype).to(device) for value in values]
@@ -101,15 +102,15 @@ class Override:
     """A kernel that enable_pytorch_overrides() puts into PyTorch's dispatcher.
 
     Attributes:
-        operator: whose kernel is replaced, of aten: "_softmax".
-        kernel: None, where the kernel is in C++, beside the op (csrc/ops/replacement.h). Else what makes one in Python:
-            `kernel(previous, count, left)` gives a function of the dispatcher's keyset and the operator's arguments.
-            `previous` is the kernel that was there, `count.ran` is to be increased for a call that our operator takes,
-            and `left(keyset, …)` counts and runs what it does not take. It calls the operators torch.ops.metalcore.…,
-            never metalcore's public functions, which would send what they do not take to the PyTorch function that is
-            being overridden.
-        at_autograd: at the autograd key of the device, not at the device's own.
-        dtypes: what it takes.
+        operator: the operator of aten whose kernel it replaces: "_softmax".
+        kernel: None if the kernel is in C++, beside the op (csrc/ops/replacement.h). Otherwise it makes the kernel:
+            `kernel(previous, count, decline)` returns a function of the dispatcher's keyset and the operator's
+            arguments. `previous` is the replaced kernel. The function increases `count.ran` for a call that our operator
+            takes, and returns `decline(keyset, …)`, which counts and runs the call, for all others. It calls the
+            operators torch.ops.metalcore.…, and never metalcore's public functions. These would send calls that they
+            do not take to the overridden function of PyTorch.
+        at_autograd: whether it is registered at the autograd key of the device, and not at the device's own key.
+        dtypes: the dtypes that it takes.
     """
 
     operator: str
@@ -120,12 +121,12 @@ class Override:
 
 @dataclass(frozen=True, eq=False)
 class OptimizerOverride:
-    """A class of optimizers whose constructor enable_pytorch_overrides() makes choose a class of ours, where a
-    parameter is one for the kernel.
+    """A class of optimizers that enable_pytorch_overrides() replaces. Its constructor then chooses our class if the
+    kernel takes one of the parameters.
 
     Attributes:
         original: PyTorch's class.
-        replacement: gives the class that its instances become, which is a subclass of both the op's and PyTorch's.
+        replacement: returns the class that its instances become, a subclass of both the op's and PyTorch's.
     """
 
     original: type
@@ -134,25 +135,26 @@ class OptimizerOverride:
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """A public function, or class of optimizers, with all that is said of it elsewhere.
+    """A public function, or a class of optimizers, and what other code needs to know about it.
 
     Attributes:
-        name: that of the function, as in metalcore.<name>, and in explain and enable_pytorch_overrides.
-        function: what the user calls.
-        samples: gives the sample inputs, which together reach the plans of the op's kernels.
-        namesake: the function of PyTorch's with the same arguments and results: "torch.linalg.qr". None: it has none.
-        reference: computes the same as the function from the same arguments, in PyTorch's ops. The namesake's function,
-            where nothing else is given.
-        call: `call(function, *arguments, **options)`, where it is not just that: how the function, or the reference, is
-            run on a sample.
-        results: what is found -> the tensors in it that are to be compared; those that are not unique, such as singular
-            vectors, as something that is. All the floating-point ones, where nothing else is given.
+        name: the name of the function, as in metalcore.<name>, and in explain and enable_pytorch_overrides.
+        function: the function that the user calls.
+        samples: returns the sample inputs, which together reach the plans of the op's kernels.
+        namesake: PyTorch's function with the same arguments and results ("torch.linalg.qr"), or None.
+        reference: computes the same as the function from the same arguments with PyTorch's ops. By default it is the
+            namesake.
+        call: `call(function, *arguments, **options)` runs the function, or the reference, on a sample. By default it is
+            a plain call.
+        results: a function from the returned value to the tensors that tests compare. Instead of tensors that are not
+            unique, such as singular vectors, it returns something that is. By default it returns all floating-point
+            tensors.
         operators: the names, as in torch.ops.metalcore.<name>, of the operators that the function and its derivative
-            are made of.
+            use.
         override: what enable_pytorch_overrides(name) replaces.
-        dtypes: what the kernels take.
+        dtypes: the dtypes that the kernels take.
         backward: whether it has a derivative.
-        waits: whether the host waits for a result to raise an error, or keeps a count of its own; such a call cannot be
+        waits: whether the host waits for a result to raise an error, or counts something itself. Such a call cannot be
             part of a CUDA graph.
     """
 
@@ -160,7 +162,7 @@ class Op:
     function: Callable
     samples: Callable[[], tuple[Sample, ...]]
     namesake: str | None = None
-    reference: Callable = field(default=None)  # pyright: ignore[reportAssignmentType]  (__post_init__ sees to it)
+    reference: Callable = field(default=None)  # pyright: ignore[reportAssignmentType]  (__post_init__ sets it)
     call: Callable[..., Any] = _plain_call
     results: Callable[[Any], Sequence[Tensor]] = _floats
     operators: tuple[str, ...] = ()
@@ -176,13 +178,13 @@ class Op:
             object.__setattr__(self, "reference", attrgetter(self.namesake.removeprefix("torch."))(torch))
 
     def smallest_sample(self) -> Sample:
-        """The one with the fewest elements, less those without any."""
+        """The sample with the fewest elements, except those without any."""
         return min((sample for sample in self.samples() if sample.elements), key=lambda sample: sample.elements)
 
     def compute(self, sample: Sample, tensors: Sequence[Tensor], function: Callable | None = None) -> list[Tensor]:
-        """What the function, or another with its arguments such as the reference, makes of a sample's tensors."""
-        found = self.call(function or self.function, *sample.arguments(*tensors), **sample.options)
-        return list(self.results(found))
+        """The results of the function, or of another one such as the reference, for a sample's tensors."""
+        returned = self.call(function or self.function, *sample.arguments(*tensors), **sample.options)
+        return list(self.results(returned))
 
 
 OPS: dict[str, Op] = {}

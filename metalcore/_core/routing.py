@@ -1,4 +1,4 @@
-"""Which calls metalcore takes; all others go to PyTorch's own ops."""
+"""Decides which calls metalcore takes. All others go to PyTorch's own ops."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ _strided = torch.strided
 
 
 def _simulator_has_kernels():
-    """Whether the built-in kernels are there for this CPU; METALCORE_ISA leaves them out of a build."""
+    """Whether this build has the kernels for this CPU. METALCORE_ISA can leave them out."""
     if not hasattr(_C, "simulator_info"):
         return False
-    found = _C.simulator_info()
-    return os.path.isdir(os.path.join(found["library_path"], found["isa"]))
+    info = _C.simulator_info()
+    return os.path.isdir(os.path.join(info["library_path"], info["isa"]))
 
 
-# Where a backend can run the kernels: a Mac's `mps` or the simulator's, and `cuda` where PyTorch has CUDA.
+# The devices on which a backend can run the kernels: `mps` of a Mac or of the simulator, and `cuda` if PyTorch has
+# CUDA.
 _BACKENDS = {
     "mps": hasattr(_C, "mps_kernels") or _simulator_has_kernels(),
     "cuda": hasattr(_C, "cuda_dispatch") and torch.version.cuda,
 }
-DEVICES = frozenset(device for device, is_there in _BACKENDS.items() if is_there)
+DEVICES = frozenset(device for device, available in _BACKENDS.items() if available)
 _MPS, _CUDA = "mps" in DEVICES, "cuda" in DEVICES
 
 
 class _Explained(threading.local):
-    """The type of device that a thread's meta tensors stand for, while what ops do with them is recorded."""
+    """The type of device that a thread's meta tensors stand for while ops on them are recorded."""
 
     device: str | None = None
 
@@ -57,14 +58,14 @@ explained = _Explained()
 
 
 def on_cuda(tensor) -> bool:
-    """Whether a tensor is on an NVIDIA GPU, or stands for one that is."""
+    """Whether a tensor is on an NVIDIA GPU, or stands for such a tensor."""
     return tensor.is_cuda or tensor.is_meta and explained.device == "cuda"
 
 
 def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
     """Whether metalcore's kernels can take these arguments: strided tensors of a supported dtype, all on one supported
-    device. None after the first stands for an argument that was left out. Inside torch.func transforms (vmap, grad,
-    jvp …) and where forward-mode derivatives are taken PyTorch's own ops are the ones that know what to do."""
+    device. After the first argument, None stands for one that was left out. PyTorch's own ops take all calls inside
+    torch.func transforms (vmap, grad, jvp …) and under forward-mode differentiation."""
     if _transforms_active() or forward_ad._current_level >= 0:
         return False
     first = None
@@ -75,7 +76,7 @@ def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
             return False
         if first is None:
             first = tensor
-            # device.type costs six times as much.
+            # These attributes cost a sixth of device.type.
             if not (_CUDA and tensor.is_cuda or _MPS and tensor.is_mps or tensor.is_meta and explained.device):
                 return False
         elif tensor.device != first.device:
@@ -84,25 +85,25 @@ def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
 
 
 def alike(*tensors) -> bool:
-    """Whether the arguments are accelerated() ones of one dtype; None after the first as there."""
+    """Whether the arguments are accelerated() and have one dtype. None is as for accelerated()."""
     return accelerated(*tensors) and len({tensor.dtype for tensor in tensors if tensor is not None}) == 1
 
 
 def is_plain(tensor) -> bool:
-    """Whether it is no tensor that stands for another while a function is traced; None is one that was left out."""
+    """Whether `tensor` is not a tensor that stands for another one in a trace. None, an omitted argument, is plain."""
     return tensor is None or type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
-# Tensors of up to so many elements never have more rows, or longer ones, than kernels count.
+# A tensor of up to so many elements never has more or longer rows than kernels can count.
 COUNTED = 2**31 - 1
 
 
 def too_many(x, length) -> bool:
-    """Whether x, as rows of `length` elements, has more of them, or longer ones, than kernels count."""
+    """Whether x, as rows of `length` elements, has more or longer rows than kernels can count."""
     return length > COUNTED or x.numel() // max(length, 1) > 2 * COUNTED + 1
 
 
-# What torch.autocast computes in float32, where this version of PyTorch has a rule for it.
+# The ops that torch.autocast computes in float32, if this version of PyTorch has such a rule.
 _AUTOCAST_TO_FLOAT32 = frozenset(
     (name, device)
     for name, operator in {"softmax": "softmax.int", "log_softmax": "log_softmax.int", "rms_norm": "rms_norm"}.items()
@@ -112,7 +113,7 @@ _AUTOCAST_TO_FLOAT32 = frozenset(
 
 
 def autocast_to_float32(name, x) -> bool:
-    """Whether PyTorch's op of this name would take a 16-bit x as float32, because autocast is on."""
+    """Whether autocast is on and makes PyTorch's op of this name convert a 16-bit x to float32."""
     if x.dtype is torch.float32:
         return False
     device = "cuda" if on_cuda(x) else "mps"

@@ -1,4 +1,4 @@
-"""What ops' sample inputs are made of: values that suit more than one op, and samples that do."""
+"""Values and samples that several ops use as their sample inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ __all__ = ["elementwise", "low_rank", "positive_definite", "rows", "separated", 
 
 
 def elementwise(name: str = "", **options) -> tuple[Sample, ...]:
-    """A function of one tensor: vectors of elements with a rest, elements that are not aligned, strides."""
+    """Samples of a function of one tensor: whole vectors, a length that vectors do not divide, no alignment,
+    strides."""
     return (
         Sample(f"{name}rows", ((64, 1000),), options),
         Sample(f"{name}with a rest", ((1027,),), options),
@@ -21,7 +22,8 @@ def elementwise(name: str = "", **options) -> tuple[Sample, ...]:
     )
 
 
-# How rows of these shapes are shared out: to a thread, a simdgroup, a threadgroup in registers or in loops, or several.
+# One shape for each way in which kernels share out rows: a row goes to a thread, a simdgroup, a threadgroup (in
+# registers or in loops), or several threadgroups.
 _ROWS = {
     "rows": (64, 1000),
     "a thread's rows": (300, 12),
@@ -33,12 +35,12 @@ _ROWS = {
 
 
 def rows(sample) -> tuple[Sample, ...]:
-    """`sample(name, rows, length)` for every way in which kernels share out rows."""
+    """Returns `sample(name, rows, length)` for every way in which kernels share out rows."""
     return tuple(sample(name, count, length) for name, (count, length) in _ROWS.items())
 
 
 def well_conditioned(a: Tensor) -> Tensor:
-    """Matrices whose singular values are within a small factor of each other: Q, R, L, U hardly amplify errors."""
+    """Matrices whose singular values differ by a small factor, so that Q, R, L and U hardly amplify errors."""
     return a / a.shape[-2] ** 0.5 + 2 * torch.eye(*a.shape[-2:])
 
 
@@ -48,12 +50,12 @@ def positive_definite(a: Tensor) -> Tensor:
 
 
 def separated(a: Tensor) -> Tensor:
-    """Matrices whose singular values, or their symmetric part's eigenvalues, are about one apart. Vectors depend on
-    them as the largest over that distance: by n."""
+    """Matrices whose singular values, or their symmetric part's eigenvalues, are about one apart. Errors of
+    their vectors grow by the largest value over that distance, which is n."""
     m, n = a.shape[-2:]
     return a / (10 * min(m, n)) + torch.diag(torch.arange(1.0, max(m, n) + 1))[:m, :n]
 
 
 def low_rank(u: Tensor, s: Tensor, vh: Tensor) -> Tensor:
-    """The best approximation of rank 3: it is made of vectors, and the same whichever signs these have."""
+    """The best approximation of rank 3. It depends on the vectors, but not on their signs."""
     return (u[..., :3] * s[..., None, :3]) @ vh[..., :3, :]

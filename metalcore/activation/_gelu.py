@@ -21,11 +21,15 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """x * Phi(x) with the normal distribution function Phi, as torch.nn.functional.gelu.
 
     Args:
-        x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op.
+        x: float32, float16 or bfloat16, any shape and strides. It is computed in float32. Other input goes to PyTorch's
+            op.
         approximate: "none", or "tanh" for 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
 
+    Returns:
+        A tensor of x's shape and dtype, with gradients of any order.
+
     Raises:
-        RuntimeError: another value of `approximate`.
+        RuntimeError: `approximate` is another string.
     """
     if accelerated(x) and approximate in ("none", "tanh"):
         return _gelu(x, approximate)
@@ -63,11 +67,11 @@ def _gelu_backward(ctx, grad):
 
 
 def _gelu_derivatives(x, approximate):
-    """The first and the second derivative."""
+    """The first and the second derivative of gelu."""
     if approximate == "none":
         density = torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
         return 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * density, density * (2 - x * x)
-    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715  # tanh's argument is scale (x + cubic x³)
     t = torch.tanh(scale * (x + cubic * x * x * x))
     slope = scale * (1 + 3 * cubic * x * x)
     sech2 = 1 - t * t

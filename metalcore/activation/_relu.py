@@ -16,10 +16,13 @@ _aten = torch.ops.aten
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
-    """max(x, 0), as torch.nn.functional.relu: NaN stays NaN.
+    """max(x, 0), as torch.nn.functional.relu. NaN stays NaN.
 
     Args:
         x: float32, float16 or bfloat16, any shape and strides. Other input, integers too, goes to PyTorch's op.
+
+    Returns:
+        A tensor of x's shape and dtype, with gradients of any order.
     """
     return _relu(x) if accelerated(x) else F.relu(x)
 
@@ -45,7 +48,7 @@ def _(grad, x):
 
 
 def _save(ctx, inputs, output):
-    ctx.save_for_backward(output)  # which tells the sign as well as x does, and the next op keeps it anyway
+    ctx.save_for_backward(output)  # it has x's sign, and the next op often saves it too
 
 
 def _relu_backward(ctx, grad):
@@ -66,14 +69,14 @@ _relu = autograd("relu", _relu_backward, _save)
 _relu_gradient = autograd("relu_backward", _relu_double_backward, _save_backward)
 
 
-# In the place of PyTorch's kernels
+# Overrides of PyTorch's kernels
 
 
-# In Python, since its threshold is a Scalar, of which PyTorch's stable ABI has none.
-def _override_backward(previous, count, left):
+# This kernel is in Python because its threshold is a Scalar, which PyTorch's stable ABI does not have.
+def _override_backward(previous, count, decline):
     def kernel(keyset, grad, y, threshold):
         if threshold != 0 or not alike(grad, y):
-            return left(keyset, grad, y, threshold)
+            return decline(keyset, grad, y, threshold)
         count.ran += 1
         return ops.relu_backward(grad, y)
 

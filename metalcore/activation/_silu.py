@@ -19,7 +19,11 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     """x * sigmoid(x), as torch.nn.functional.silu.
 
     Args:
-        x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op.
+        x: float32, float16 or bfloat16, any shape and strides. It is computed in float32. Other input goes to PyTorch's
+            op.
+
+    Returns:
+        A tensor of x's shape and dtype, with gradients of any order.
     """
     return _silu(x) if accelerated(x) else F.silu(x)
 

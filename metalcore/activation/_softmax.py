@@ -17,23 +17,26 @@ _aten = torch.ops.aten
 def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """exp(x) / sum(exp(x)) along a dimension, as torch.softmax.
 
-    The maximum is subtracted first, so large values do not overflow; a row of -inf only gives NaN.
+    The maximum is subtracted first, so that large values do not overflow. A row that has only -inf gives NaN.
 
     Args:
-        x: float32, float16 or bfloat16, any shape and strides; computed in float32. Other input goes to PyTorch's op,
-            and so do rows of 2^31 elements and more.
+        x: float32, float16 or bfloat16, any shape and strides. It is computed in float32. Other input, and rows of 2^31
+            elements and more, go to PyTorch's op.
         dim: the dimension to normalize.
-        dtype: of the result; x is converted to it first. float32 from a 16-bit x costs no extra pass, and is the
-            default where autocast is on.
+        dtype: the dtype of the result, to which x is converted first. float32 from a 16-bit x costs no extra pass, and
+            is the default if autocast is on.
+
+    Returns:
+        A tensor of x's shape, of x's dtype or `dtype`, with gradients of any order.
 
     Raises:
-        IndexError: dim out of range.
+        IndexError: dim is out of range.
     """
     return _call(_softmax, torch.softmax, x, dim, dtype)
 
 
 def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """log(softmax(x)) along a dimension, as torch.log_softmax. Arguments and errors as in `softmax`."""
+    """log(softmax(x)) along a dimension, as torch.log_softmax. Arguments, result and errors are those of `softmax`."""
     return _call(_log_softmax, torch.log_softmax, x, dim, dtype)
 
 
@@ -57,7 +60,7 @@ def _call(op, torch_op, x, dim, dtype):
 
 
 def _in_range(dim, dims):
-    dims = dims or 1  # a scalar has one, too
+    dims = dims or 1  # a scalar counts as one row
     return type(dim) is int and -dims <= dim < dims
 
 
@@ -101,7 +104,7 @@ def _register(name, aten_forward, aten_backward, double_backward):
     return autograd(name, backward, save)
 
 
-# The backward operator is linear in grad; these are its derivatives by grad and by the output y, applied to v.
+# The backward operator is linear in grad. These are the gradients of grad and of the output y, for its cotangent v.
 
 
 def _softmax_double_backward(v, grad, y, dim):

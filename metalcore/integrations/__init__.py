@@ -1,1 +1,1 @@
-"""metalcore in other libraries: metalcore.integrations.transformers."""
+"""Support for other libraries: metalcore.integrations.transformers."""

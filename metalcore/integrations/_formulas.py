@@ -1,8 +1,8 @@
-"""What modules compute that write an RMSNorm or a GELU out in simple operators, found by trying them.
+"""Finds the formula of a module that computes an RMSNorm or a GELU with PyTorch's simple operators.
 
 Libraries copy such a class into each of their models, under names that say little: Llama's and Gemma's RMSNorm differ
-in a 1 + weight, T5's is called LayerNorm. So a module's own forward is run on a few numbers on the CPU, in each dtype,
-beside the formulas below. One that gives the module's numbers, to the roundings that the two make, can stand for it.
+in a 1 + weight, and T5's is called LayerNorm. So the module's own forward runs on a few numbers on the CPU, in each
+dtype, beside the formulas below. A formula that gives the module's numbers, except for roundings, replaces it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from ..normalization._rms_norm import _rms_norm
 
 __all__ = ["LENGTH", "examine", "on_the_cpu", "settings_of"]
 
-LENGTH = 24  # of the rows of modules that have no weight to tell
+LENGTH = 24  # the length of rows for modules without a weight
 _HALF = (torch.float16, torch.bfloat16)
 _PAIRS = [
     (torch.float32, torch.float32),
     *((x, x) for x in _HALF),
     *((x, torch.float32) for x in _HALF),
     *((torch.float32, x) for x in _HALF),
-]  # of x and of the weight
+]  # dtypes of x and of the weight
 
 
-# Formulas: of x, the weight, eps, the gate, how many elements are normalized together, and the dtype of the result.
+# The formulas' arguments are x, the weight, eps, the gate, the number of elements that are normalized together, and the
+# dtype of the result.
 
 
 def _as(x, dtype):
-    return x if x.dtype is dtype else x.to(dtype)  # costs a tenth of what x.to costs where nothing is to be done
+    return x if x.dtype is dtype else x.to(dtype)  # without a conversion it costs a tenth of x.to
 
 
 def _norm(x, weight, eps, out):
@@ -66,7 +67,7 @@ class Formula(NamedTuple):
     compute: Callable
     needs_weight: bool
     gated: bool
-    roundings: int  # to x's dtype, at most, of the module and of `compute` together
+    roundings: int  # the most roundings to x's dtype, of the module and of `compute` together
 
 
 NORMS = [
@@ -83,29 +84,29 @@ class Case(NamedTuple):
     """A formula that stands for a module called without a gate, or with one."""
 
     compute: Callable
-    eps: str  # the module's attribute
-    group: Callable | None  # of the module and the row's length
-    dtypes: dict  # of x and of the weight -> of the result
+    eps: str  # the name of the module's attribute
+    group: Callable | None  # a function of the module and the row's length
+    dtypes: dict  # (dtype of x, dtype of the weight) -> dtype of the result
 
 
 class Recipe:
     """How to compute what a kind of module computes."""
 
     def __init__(self, weight, is_parameter, gate, cases):
-        self.weight, self.is_parameter = weight, is_parameter  # the name of the tensor that it has, if any
+        self.weight, self.is_parameter = weight, is_parameter  # the name of the module's tensor, if it has one
         self.gate = gate  # the name of forward's second argument, if it has one
-        self.cases = cases  # whether gated -> Case
+        self.cases = cases  # whether there is a gate -> Case
         self.read = {case.eps for case in cases.values()}  # attributes that are read at each call
 
     def run(self, module, args, kwargs):
-        """The module's result, or None where its own forward has to compute it."""
+        """The module's result, or None if its own forward must compute it."""
         gate = None
         if len(args) != 1 or kwargs:
             if len(args) + len(kwargs) != 2 or not args or kwargs and self.gate not in kwargs:
                 return None
             gate = args[1] if len(args) == 2 else kwargs[self.gate]
         x, case = args[0], self.cases.get(gate is not None)
-        # nn.Module's own look-up of a parameter takes as long as all else here.
+        # nn.Module's own look-up of a parameter takes as long as the rest of this function.
         weight = self.weight and (
             module._parameters.get(self.weight, None) if self.is_parameter else module._buffers.get(self.weight, None)
         )
@@ -122,7 +123,7 @@ class Recipe:
 
 
 class GeluRecipe:
-    """An activation written out, as a recipe."""
+    """The recipe for a module that computes GELU."""
 
     read = frozenset()
 
@@ -136,7 +137,7 @@ class GeluRecipe:
 
 
 def settings_of(module) -> list[str]:
-    """The attributes by which two modules of a class may compute different things."""
+    """The names of the attributes that may make two modules of a class compute different things."""
     return [
         name
         for name, value in vars(module).items()
@@ -145,21 +146,21 @@ def settings_of(module) -> list[str]:
 
 
 def examine(name, module, forward):
-    """The recipe for a module whose class has this forward, and the names of the attributes that it holds for; None
-    where no formula gives its numbers. `name` says of which override: "rms_norm" or "gelu"."""
+    """The recipe for a module whose class has this forward, or None if no formula gives its numbers. `name` is that of
+    the override: "rms_norm" or "gelu"."""
     with on_the_cpu(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         return (_examine_gelu if name == "gelu" else _examine_norm)(module, forward)
 
 
 @contextlib.contextmanager
 def on_the_cpu():
-    """A place to make and run modules whatever is set around it, which leaves no trace in the random numbers."""
+    """Makes and runs modules on the CPU, without the modes that are set, and keeps the state of the random numbers."""
     with _disable_current_modes(), torch.device("cpu"), torch.random.fork_rng(devices=[]):
         yield
 
 
 def _copy(module, weights):
-    """The module with other tensors, and attributes of its own."""
+    """A copy of the module with other tensors and with separate attributes."""
     copied = object.__new__(type(module))
     copied.__dict__.update(module.__dict__)
     copied.__dict__.update(_parameters=dict(module._parameters), _buffers=dict(module._buffers))
@@ -191,7 +192,7 @@ def _examine_gelu(module, forward):
 
 
 def _examine_norm(module, forward):
-    tensors = [name for some in (module._parameters, module._buffers) for name, t in some.items() if t is not None]
+    tensors = [name for kind in (module._parameters, module._buffers) for name, t in kind.items() if t is not None]
     if len(tensors) > 1 or any(True for child in module.children() for _ in child.parameters()):
         return None
     weight = tensors[0] if tensors else None
@@ -219,7 +220,7 @@ def _find(module, forward, weight, length, gated):
                 if trial.run(torch.float32, torch.float32):
                     found = [(pair, trial.run(*pair)) for pair in _PAIRS if weight or pair[0] is pair[1]]
                     dtypes = {(x, w if weight else None): out for (x, w), out in found if out}
-                    # bfloat16 holds the squares of what it holds, and only float16 shows that they are not of float32.
+                    # bfloat16 holds the squares of its numbers, so only float16 shows squares that are not float32.
                     in_half = all(any(x is half for x, _ in dtypes) for half in _HALF)
                     dtypes = {pair: out for pair, out in dtypes.items() if in_half or pair[0] not in _HALF}
                     return Case(formula.compute, eps, group, dtypes)
@@ -227,7 +228,7 @@ def _find(module, forward, weight, length, gated):
 
 
 def _groups(module, length):
-    """Ways to tell the length of a group from a module's attributes."""
+    """Functions that compute the length of a group from a module's attributes."""
     yield None
     for name, value in vars(module).items():
         if type(value) is int and 1 < value < length and length % value == 0:
@@ -248,13 +249,13 @@ class Trial(NamedTuple):
     group: Callable | None
 
     def run(self, x_dtype, weight_dtype):
-        """The dtype of the module's result where the formula gives the same numbers, else None."""
+        """The dtype of the module's result if the formula gives the same numbers, or None."""
         generator = torch.Generator("cpu").manual_seed(1)
 
         def numbers(*shape):
             return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
 
-        # Rows whose squares float16 does not hold, and rows that are small beside eps.
+        # Float16 cannot hold the squares of some rows, and other rows are small beside eps.
         x = (numbers(2, 3, self.length) * torch.tensor([300.0, 0.1, 3.0], dtype=torch.float32)[:, None]).to(x_dtype)
         gate = numbers(2, 3, self.length).to(x_dtype) if self.gated else None
         weight = self.weight and numbers(self.length).to(weight_dtype)
@@ -272,13 +273,13 @@ class Trial(NamedTuple):
                 bound,
                 found.dtype,
             )
-        except Exception:  # a forward that wants anything else is another formula
+        except Exception:  # this forward takes other arguments, or does something else
             return None
         return found.dtype if same else None
 
 
 def _agree(ours, theirs, bound, dtype, scale=None):
-    """Whether two functions give the same numbers to a relative bound (of `scale`, if it is given)."""
+    """Whether two functions give the same numbers, to a bound relative to `scale`, or by default to the numbers."""
     try:
         found, expected = ours(), theirs()
         if found.shape != expected.shape or found.dtype is not dtype:

@@ -1,9 +1,9 @@
-"""The overrides `rms_norm` and `gelu` for modules that write these ops out in PyTorch's simple operators, as those of
-transformers do: the forward of their classes goes to metalcore's op while the override is on.
+"""The overrides `rms_norm` and `gelu` for modules that compute these ops with PyTorch's simple operators, as those of
+transformers do. While the override is on, the forward of their classes calls metalcore's op.
 
-Any class of modules with "norm" or "gelu" in its name is tried (_formulas.py) when it is met: those that are there when
-the override is switched on, others when PyTorch registers a parameter of theirs, or one of them in another module. So
-it does not matter whether a library was imported, or a model made, before or after.
+Each class of modules with "norm" or "gelu" in its name is tried (_formulas.py). Existing classes are tried when the
+override is switched on, and others when PyTorch registers one of their parameters, or one of them in another module. So
+a library may be imported, or a model made, before or after.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ REASONS = {
 }
 
 _lock = threading.RLock()
-_active: tuple = ()  # of NAMES
-_seen: set = set()  # the classes that were met
-_undecided: dict = {}  # those of them that could not be made, and wait for a module -> their override
-_patches: dict = {}  # the class whose forward it is -> Patch
+_active: tuple = ()  # some of NAMES
+_seen: set = set()  # the classes that were tried
+_undecided: dict = {}  # class that could not be made, and waits for a module -> its override
+_patches: dict = {}  # the class that defines the forward -> Patch
 _hooks: list = []
-_trying = False  # a forward is being tried, which may call another that is replaced
+_trying = False  # a forward is being tried, and it may call another one that is replaced
 
 
 def switch(names) -> None:
-    """Makes the classes that are replaced agree with the names of the overrides that are on."""
+    """Replaces the forwards for the overrides in `names`, and restores those of all others."""
     global _active
     names = tuple(name for name in NAMES if name in names)
     with _lock:
@@ -91,7 +91,7 @@ def _meet_class(cls):
         try:
             with on_the_cpu():
                 module = cls() if name == "gelu" else _make(cls)
-        except Exception:  # it wants other arguments: wait for one that somebody makes
+        except Exception:  # it needs other arguments, so wait until somebody makes one
             _undecided[cls] = name
         else:
             _decide(name, module)
@@ -99,13 +99,13 @@ def _meet_class(cls):
 
 def _make(cls):
     try:
-        return cls()  # one without a weight, whose first argument is another than the length
+        return cls()  # without a weight, the first argument may not be the length
     except Exception:
         return cls(LENGTH)
 
 
 def _owner(cls):
-    """The class that the forward of cls comes from."""
+    """The class that defines the forward of cls."""
     return next(base for base in cls.__mro__ if "forward" in vars(base))
 
 
@@ -118,7 +118,7 @@ def _decide(name, module):
         if owner not in _patches:
             patch.install()
             _patches[owner] = patch
-    elif not any(True for child in module.children() for _ in child.parameters()):  # not a part of a model by itself
+    elif not any(True for child in module.children() for _ in child.parameters()):  # it is not a large part of a model
         _report.never_replaced(name, _full_name(type(module)), REASONS[name])
 
 
@@ -136,7 +136,8 @@ class Patch:
         self.recipes: dict = {}  # key(module) -> (Recipe, Count), or None
 
     def key(self, module):
-        """What decides which formula a module of the class computes. A length that is the weight's is like another."""
+        """The values that decide which formula a module of the class computes. They do not contain the weight's
+        length."""
         if not self.settings:
             return type(module)
         length = next((len(p) for p in module._parameters.values() if p is not None), None)
@@ -144,7 +145,7 @@ class Patch:
         return (type(module), *[-1 if value == length else value for value in values])
 
     def learn(self, module):
-        """The recipe for modules like this one, with their count, or None."""
+        """The recipe for modules like this one with their count, or None."""
         global _trying
         with _lock:
             _trying = True
@@ -154,26 +155,26 @@ class Patch:
                 _trying = False
             if not self.recipes:
                 self.settings = [name for name in settings_of(module) if recipe is None or name not in recipe.read]
-            found = recipe and (recipe, _report.count_of(self.name, _full_name(type(module))))
-            self.recipes[self.key(module)] = found
-            return found
+            entry = recipe and (recipe, _report.count_of(self.name, _full_name(type(module))))
+            self.recipes[self.key(module)] = entry
+            return entry
 
     def install(self):
         recipes, key, learn, original = self.recipes, self.key, self.learn, self.original
 
         @functools.wraps(original)
         def forward(module, *args, **kwargs):
-            if not self.on or _trying:  # off: the function may have been kept by who wraps a module's forward
+            if not self.on or _trying:  # while it is off, a wrapper of the forward may still call this
                 return original(module, *args, **kwargs)
             compiling = is_compiling()
-            found = recipes.get(key(module), self)
-            if found is self:
-                found = None if compiling else learn(module)
-            if found is None:
+            entry = recipes.get(key(module), self)
+            if entry is self:
+                entry = None if compiling else learn(module)
+            if entry is None:
                 return original(module, *args, **kwargs)
-            recipe, count = found
+            recipe, count = entry
             result = recipe.run(module, args, kwargs)
-            if compiling:  # a count would be a part of the graph
+            if compiling:  # the graph would contain a count
                 return original(module, *args, **kwargs) if result is None else result
             if result is None:
                 count.left["input that its kernel does not take"] += 1

@@ -7,14 +7,13 @@
 
     with metalcore_transformers.patch(): ...      # or for a while
 
-`patch()` enables the overrides (metalcore.overrides) that transformers' models and its Trainer come to, and no others:
+`patch()` enables the overrides (metalcore.overrides) that transformers' models and its Trainer use, and no others:
 
-- `silu`, `gelu`, `softmax`, `log_softmax`: which the activations in ACT2FN, the softmax of eager attention and the
-  cross entropy of the loss end in. `gelu` also takes the activations that write the op out in Python (`gelu_new`,
-  `gelu_fast`).
-- `rms_norm`: also the forward of the classes that write an RMSNorm out: Llama's and its many copies, T5's, those with
-  1 + weight (Gemma, Qwen3-Next), without a weight, and gated. A class is not chosen by its name but by trying it.
-- `adamw`: which the Trainer's `optim="adamw_torch"` and `"adamw_torch_fused"` construct.
+- `silu`, `gelu`, `softmax`, `log_softmax`: the activations in ACT2FN, the softmax of eager attention and the cross
+  entropy of the loss call these. `gelu` also takes the activations that compute it in Python (`gelu_new`, `gelu_fast`).
+- `rms_norm`: it also takes the forward of classes that compute an RMSNorm in Python: Llama's and its many copies, T5's,
+  those with 1 + weight (Gemma, Qwen3-Next), without a weight, and gated. A trial of a class decides, and not its name.
+- `adamw`: the Trainer's `optim="adamw_torch"` and `"adamw_torch_fused"` construct it.
 
 Nothing changes in a model's modules, parameters or checkpoints. Attention other than eager's softmax is not replaced.
 """
@@ -38,15 +37,15 @@ def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
     """Puts metalcore's kernels into transformers' models and Trainer.
 
     Args:
-        names: which, of "silu", "gelu", "softmax", "log_softmax", "rms_norm", "adamw"; all of them if none is given.
+        names: any of "silu", "gelu", "softmax", "log_softmax", "rms_norm" and "adamw". No name means all of them.
         exclude: names to leave out.
 
     Returns:
-        A context manager that takes back this call at the end of its `with` block; it need not be used as one.
+        A context manager that undoes this call at the end of its `with` block. Its use is optional.
 
     Raises:
-        ValueError: for a name that is not a patch.
-        ImportError: if transformers is not installed.
+        ValueError: a name is not one of these.
+        ImportError: transformers is not installed.
     """
     import_module("transformers")  # by its name, since a type checker would read thousands of files
 
@@ -60,12 +59,12 @@ def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
 
 
 def unpatch() -> None:
-    """Takes back what patch() enabled; overrides that others enabled stay, and so does an optimizer that was made."""
+    """Undoes all calls of patch(). Overrides that others enabled stay on, and existing optimizers stay as they are."""
     while _requests:
         with _requests.pop():
             pass
 
 
 def active_patches() -> tuple[str, ...]:
-    """The names of the patches that are on, by whatever enabled them."""
+    """The names of the patches that are on, also those that other calls enabled."""
     return tuple(name for name in OVERRIDES if name in overrides.active_overrides())

@@ -1,4 +1,4 @@
-"""Products of QR's Householder reflectors in the form I - V T Vᵀ, under LAPACK's names."""
+"""Products of Householder reflectors in the form I - V T Vᵀ, under LAPACK's names."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def larft(V: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
     T = (I + diag(tau) S)⁻¹ diag(tau), where S is VᵀV above its diagonal (Schreiber and Van Loan 1989; Puglisi 1992).
 
     Args:
-        V: (*, m, k) with m >= k. Reflectors below its diagonal, as geqrf leaves them; ones on it and zeros above are
-            understood, and what is there is not read. Any floating-point dtype.
-        tau: (*, k), their factors; zero for H = I. Batches are broadcast.
+        V: (*, m, k) with m >= k, of any floating-point dtype. It has reflectors below its diagonal, as geqrf returns
+            them. The other entries are not read, and count as ones on the diagonal and zeros above it.
+        tau: (*, k), the factors of the reflectors. Zero means H = I. Batches broadcast.
 
     Returns:
-        T, (*, k, k), upper triangular. Gradients of any order.
+        T, (*, k, k), upper triangular. It has gradients of any order.
 
     Raises:
-        TypeError: arguments that are no tensors.
-        RuntimeError: V without two dimensions, or shapes that do not fit each other.
+        TypeError: an argument is not a tensor.
+        RuntimeError: V has fewer than two dimensions, or shapes do not fit each other.
     """
     check_types("larft", ("V", V, torch.Tensor), ("tau", tau, torch.Tensor))
     _check_reflectors("larft", V, tau.shape[-1] if tau.ndim else -1)
@@ -43,17 +43,17 @@ def larfb(
 
     Args:
         V: (*, m, k), as for larft.
-        T: (*, k, k), as larft gives it. Batches are broadcast.
-        C: (*, m, n), or (*, n, m) where `left` is false.
-        left: H C, or C H.
-        transpose: Hᵀ in place of H.
+        T: (*, k, k), as larft returns it. Batches broadcast.
+        C: (*, m, n), or (*, n, m) without `left`.
+        left: whether to compute H C or C H.
+        transpose: whether to apply Hᵀ in the place of H.
 
     Returns:
-        The product. Gradients of any order.
+        The product. It has gradients of any order.
 
     Raises:
-        TypeError: arguments that are no tensors, or no bools.
-        RuntimeError: shapes that do not fit each other.
+        TypeError: an argument is not a tensor, or not a bool.
+        RuntimeError: shapes do not fit each other.
     """
     check_types(
         "larfb",
@@ -74,7 +74,7 @@ def larfb(
 
 
 def in_float32_if_half(call: Callable, *tensors: torch.Tensor) -> Any:
-    """in_float32() for 16-bit tensors; others are computed in what they are."""
+    """in_float32() for 16-bit tensors. Others keep their dtype."""
     return in_float32(call, *tensors) if tensors[0].dtype in (torch.float16, torch.bfloat16) else call(*tensors)
 
 
@@ -93,7 +93,7 @@ def _larft(V, tau):
 
 
 def coupling(V, tau):
-    """I + diag(tau) S."""
+    """I + diag(tau) S, where S is VᵀV above its diagonal."""
     eye = torch.eye(tau.shape[-1], dtype=V.dtype, device=V.device)
     return eye + tau[..., None] * (V.mT @ V).triu(1)
 
@@ -105,7 +105,7 @@ def _larfb(V, T, C, left, transpose):
 
 
 def unit_lower(A, count):
-    """The first `count` reflectors that A holds, with their ones and zeros."""
+    """The first `count` reflectors of A, with their ones and zeros."""
     return A[..., :count].tril(-1) + torch.eye(A.shape[-2], count, dtype=A.dtype, device=A.device)
 
 
@@ -115,8 +115,8 @@ def _larft_by_columns(V, tau):
     for i in range(V.shape[-1]):
         column = torch.zeros_like(tau)
         if i:
-            left = torch.stack(columns, -1)
-            column = -tau[..., i, None] * (left @ (V[..., :i].mT @ V[..., i, None])).squeeze(-1)
+            previous_columns = torch.stack(columns, -1)
+            column = -tau[..., i, None] * (previous_columns @ (V[..., :i].mT @ V[..., i, None])).squeeze(-1)
         columns.append(column + tau * (torch.arange(V.shape[-1], device=tau.device) == i))
     return torch.stack(columns, -1)
 

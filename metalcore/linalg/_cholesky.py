@@ -8,7 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import positive_definite, well_conditioned
-from ._common import Tensors, cast_out, in_float32, left_to_torch, raise_errors, write_out
+from ._common import Tensors, cast_out, in_float32, raise_errors, torch_is_faster, write_out
 from ._overriding import checked, override, takes_square
 from ._results import linalg_cholesky_ex
 from ._triangular import solve_triangular
@@ -17,22 +17,22 @@ from ._triangular import solve_triangular
 def cholesky(A: torch.Tensor, *, upper: bool = False, out: torch.Tensor | None = None) -> torch.Tensor:
     """The Cholesky factorization A = L Lᵀ of symmetric positive-definite matrices, as torch.linalg.cholesky.
 
-    Waits for the device, to see whether every matrix is positive-definite; `cholesky_ex` does not.
+    It waits for the device, to check that every matrix is positive-definite. `cholesky_ex` does not wait.
 
     Args:
-        A: (*, n, n), any strides. Only the lower triangle is read (the upper one if `upper`). float32; float16 and
-            bfloat16 are computed in float32, and the factor cast back. Other input goes to PyTorch's op.
-        upper: give U = Lᵀ, so that A = Uᵀ U.
+        A: (*, n, n), any strides. It reads only the lower triangle, or with `upper` the upper one. float32; float16 and
+            bfloat16 are computed in float32, and the factor is cast back. Other input goes to PyTorch's op.
+        upper: whether to return U = Lᵀ, so that A = Uᵀ U.
         out: a tensor to write the factor to.
 
     Returns:
-        L (*, n, n), with exact zeros above its diagonal. Gradients of any order.
+        L (*, n, n), with exact zeros above its diagonal. It has gradients of any order.
 
     Raises:
-        torch.linalg.LinAlgError: a matrix is not positive-definite; the message names the batch entry.
-        RuntimeError: A is not of square matrices, or an `out` that does not fit.
+        torch.linalg.LinAlgError: a matrix is not positive-definite. The message names the batch entry.
+        RuntimeError: the matrices are not square, or `out` does not fit.
     """
-    if left_to_torch("cholesky", ("upper", upper), A) or not accelerated(A) or type(upper) is not bool:
+    if torch_is_faster("cholesky", ("upper", upper), A) or not accelerated(A) or type(upper) is not bool:
         return torch.linalg.cholesky(A, upper=upper, out=out)
 
     def factor():
@@ -46,27 +46,28 @@ def cholesky(A: torch.Tensor, *, upper: bool = False, out: torch.Tensor | None =
 def cholesky_ex(
     A: torch.Tensor, *, upper: bool = False, check_errors: bool = False, out: Tensors | None = None
 ) -> linalg_cholesky_ex:
-    """As `cholesky`, with the state of each factorization in place of an error: torch.linalg.cholesky_ex.
+    """`cholesky` that reports failures in `info` instead of raising, as torch.linalg.cholesky_ex.
 
-    A simdgroup factors a matrix of up to 32 columns, a threadgroup a larger one, both in registers; the largest go in
-    panels (LAPACK's potrf, right-looking). `metalcore.explain("cholesky_ex", A.shape)` tells which kernels a call runs.
+    A simdgroup factors a matrix of up to 32 columns in registers, and a threadgroup a larger one. The largest matrices
+    take panels (LAPACK's right-looking potrf). `metalcore.explain("cholesky_ex", A.shape)` tells which kernels a call
+    runs.
 
     Args:
         A, upper: as in `cholesky`.
-        check_errors: raise as `cholesky` does.
+        check_errors: whether to raise an error too, which waits for the result.
         out: a pair of tensors to write L and info to.
 
     Returns:
         A torch.return_types.linalg_cholesky_ex: the named tuple (L, info). info (*), int32, is 0, or the order k of the
-        first leading minor that is not positive-definite; a NaN or an infinite pivot makes it so. Then the leading
-        k - 1 rows and columns of L are the factor of that minor, and the rest of its lower triangle is unspecified, but
-        finite where A is.
+        first leading minor that is not positive-definite. A NaN or an infinite pivot counts as a failure too. Then the
+        leading k - 1 rows and columns of L are the factor of A's. The other entries of its lower triangle are
+        unspecified, but finite where A is finite.
 
     Raises:
         RuntimeError: as in `cholesky`.
     """
     if (
-        left_to_torch("cholesky", ("upper", upper), A)
+        torch_is_faster("cholesky", ("upper", upper), A)
         or not accelerated(A)
         or not type(upper) is type(check_errors) is bool
     ):
@@ -84,19 +85,20 @@ def cholesky_ex(
 def cholesky_solve(
     B: torch.Tensor, L: torch.Tensor, upper: bool = False, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """X with A X = B, of the factor L of A = L Lᵀ, as torch.cholesky_solve.
+    """X with A X = B, from the factor L of A = L Lᵀ, as torch.cholesky_solve.
 
     Args:
         B: (*, n, k), any strides.
-        L: (*, n, n), any strides, of which the lower triangle is read. If `upper`, A = Lᵀ L with its upper triangle.
-            The batches of B and L are broadcast. dtypes as in `cholesky`.
+        L: (*, n, n), any strides, with dtypes as in `cholesky`. It reads the lower triangle. With `upper` it reads the
+            upper one, and A = Lᵀ L. The batches of B and L broadcast.
+        upper: whether L is an upper triangular factor.
         out: a tensor to write X to.
 
     Returns:
-        X (*, n, k). Gradients of any order; that of L is PyTorch's, which is not a triangular matrix.
+        X (*, n, k). It has gradients of any order. The gradient of L is PyTorch's, which is not triangular.
 
     Raises:
-        RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
+        RuntimeError: shapes do not fit each other, or `out` does not fit.
     """
     if L is None or not accelerated(B, L) or B.dtype != L.dtype or type(upper) is not bool:
         return torch.cholesky_solve(B, L, upper, out=out)
@@ -127,7 +129,7 @@ def _save_factor(ctx, inputs, output):
 
 
 def _factor_backward(ctx, grad_L, _):
-    """½ L⁻ᵀ (P + Pᵀ with its lower triangle on both sides) L⁻¹ for P = Lᵀ grad_L (Murray 2016)."""
+    """½ L⁻ᵀ S L⁻¹, where S is symmetric and has the lower triangle of P = Lᵀ grad_L (Murray 2016)."""
     if grad_L is None:
         return None, None
     (L,) = ctx.saved_tensors
@@ -135,8 +137,8 @@ def _factor_backward(ctx, grad_L, _):
         L, grad_L = L.mT, grad_L.mT
     P = L.mT @ grad_L
     symmetric = 0.5 * (P.tril() + P.tril(-1).mT)
-    left = solve_triangular(L.mT, symmetric, upper=True)
-    return solve_triangular(L, left, upper=False, left=False), None
+    half_solved = solve_triangular(L.mT, symmetric, upper=True)
+    return solve_triangular(L, half_solved, upper=False, left=False), None
 
 
 autograd("cholesky_ex", _factor_backward, _save_factor)
@@ -165,16 +167,16 @@ def _solve_backward(ctx, grad_X):
     grad_B = ops.cholesky_solve(grad_X, L, ctx.upper)
     grad_L = None
     if wants_L:
-        both = grad_B @ X.mT
-        both = both + both.mT  # -grad_A, symmetric
-        grad_L = (-L @ both if ctx.upper else -both @ L).sum_to_size(ctx.shapes[1])
+        product = grad_B @ X.mT
+        symmetric = product + product.mT  # the symmetric part of -2 grad_A
+        grad_L = (-L @ symmetric if ctx.upper else -symmetric @ L).sum_to_size(ctx.shapes[1])
     return grad_B.sum_to_size(ctx.shapes[0]) if wants_B else None, grad_L, None
 
 
 autograd("cholesky_solve", _solve_backward, _save_solution)
 
 
-# In the place of PyTorch's kernel
+# The override of PyTorch's kernel
 
 
 def _override(A, *, upper=False, check_errors=False):

@@ -1,4 +1,4 @@
-"""What the functions of this package share: 16-bit input, `out=`, pieces of derivatives."""
+"""Helpers of this package's functions: 16-bit input, `out=`, errors, and parts of derivatives."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ __all__ = [
     "cast_out",
     "check_types",
     "in_float32",
-    "left_to_torch",
-    "plan_is_torchs",
+    "plan_is_torch",
     "raise_errors",
     "skew",
     "square",
+    "torch_is_faster",
     "without_autocast",
     "write_out",
 ]
 
-Tensors = tuple[torch.Tensor, ...] | list[torch.Tensor]  # what `out` is, where a function has several results
+Tensors = tuple[torch.Tensor, ...] | list[torch.Tensor]  # the type of `out` for several results
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
 _chosen_tuning = _C.chosen_tuning
 _info_any = ops.info_any.default._op
-_modes_active = torch._C._len_torch_dispatch_stack  # such as those of fake tensors
+_modes_active = torch._C._len_torch_dispatch_stack  # modes such as that of fake tensors
 
 
 def in_float32(call: Callable, *tensors: torch.Tensor) -> Any:
-    """call(*tensors) for tensors of one dtype: 16-bit ones are taken as float32, and floating-point results cast back.
+    """Returns call(*tensors) for tensors of one dtype. It converts 16-bit tensors to float32, and floating-point
+    results back.
 
-    `call` gives a tensor or several; the result is a tensor or a list.
+    `call` returns a tensor or several, and the result is a tensor or a list.
     """
     dtype = tensors[0].dtype
     if dtype is torch.float32:
@@ -50,8 +51,8 @@ def in_float32(call: Callable, *tensors: torch.Tensor) -> Any:
 
 
 def without_autocast(call: Callable) -> Callable:
-    """`call`, whose first argument is a tensor, with torch.autocast switched off, which would compute the products that
-    it is made of in 16 bits."""
+    """Returns `call`, whose first argument is a tensor, with torch.autocast switched off. Autocast would compute the
+    products inside `call` in 16 bits."""
 
     @functools.wraps(call)
     def called(tensor, *others):
@@ -64,34 +65,35 @@ def without_autocast(call: Callable) -> Callable:
     return called
 
 
-def left_to_torch(op, option, A, B=None, C=None):
-    """Whether the plan of a call on an NVIDIA GPU is PyTorch's own op: for functions whose small calls go to PyTorch's
-    function at once, since any other way there takes the host longer than the GPU works. So it is asked first, of
-    arguments that nobody has looked at yet, and does little. Inside a compiled graph the operator decides.
+def torch_is_faster(op, option, A, B=None, C=None):
+    """Whether the plan of a call on an NVIDIA GPU is PyTorch's own op.
 
-    option: the name and value of the one that plans depend on, or ().
+    Functions call it before they check any argument, and then call PyTorch's function at once: any other way takes the
+    host longer than small calls take the GPU. Inside a compiled graph the operator decides.
+
+    option: the name and value of the argument that plans depend on, or ().
     """
     try:
         if not A.is_cuda or A.dtype is not torch.float32 or is_compiling():
             return False
-        return plan_is_torchs(op, option, A, B, C)
-    except (AttributeError, TypeError):  # not tensors; symbolic sizes, while a graph is traced, are not hashable
+        return plan_is_torch(op, option, A, B, C)
+    except (AttributeError, TypeError):  # not tensors, or symbolic sizes of a traced graph, which are not hashable
         return False
 
 
-def plan_is_torchs(op, option, A, B=None, C=None):
+def plan_is_torch(op, option, A, B=None, C=None):
     """Whether the plan of a call on an NVIDIA GPU is PyTorch's own op."""
-    return _plan_is_torchs(
+    return _plan_is_torch(
         op, option, _chosen_tuning(), A.shape, None if B is None else B.shape, None if C is None else C.shape
     )
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan_is_torchs(op: str, option, family, *shapes):
+def _plan_is_torch(op: str, option, family, *shapes):
     try:
         with on_meta("cuda") as recorder:
             getattr(ops, _OPERATORS.get(op, op))(*_arguments(op, option, shapes))
-    except (RuntimeError, IndexError):  # shapes that the function itself refuses, in its own words
+    except (RuntimeError, IndexError):  # the function itself refuses such shapes, with its own message
         return False
     return any(plan.variant == "torch" for plan in recorder.recording.plans[:1])
 
@@ -101,7 +103,7 @@ _USUAL = {"left": True, "mode": "reduced", "pivot": True, "triangle": "full", "a
 
 
 def _arguments(op: str, option, shapes):
-    """Arguments for the operator: meta tensors, the option, and usual values for what plans do not depend on."""
+    """Arguments for the operator: meta tensors, the option, and usual values for arguments that no plan depends on."""
     given = dict([option] if option else [])
     shapes = iter([shape for shape in shapes if shape is not None])
     for argument in getattr(ops, _OPERATORS.get(op, op)).default._schema.arguments:
@@ -114,8 +116,8 @@ def _arguments(op: str, option, shapes):
 
 
 def check_types(name, *arguments):
-    """Raises TypeError for the first of the arguments of function `name`, each its name, value and type, that is none
-    of that type."""
+    """Raises TypeError for the first argument of function `name` that does not have its type. Each of `arguments` has a
+    name, a value and a type."""
     for argument, value, wanted in arguments:
         if not isinstance(value, wanted):
             expected = "a bool" if wanted is bool else "a tensor"
@@ -128,14 +130,14 @@ def square(A):
 
 
 def raise_errors(info, name, A):
-    """Raises PyTorch's error for the first matrix of A whose info is not 0; waits for the result.
+    """Raises PyTorch's error for the first matrix of A whose info is not 0. It waits for the result.
 
-    name: PyTorch's name of the function, which the message begins with ("linalg.inv").
+    name: PyTorch's name of the function ("linalg.inv"), with which the message begins.
     """
     if info.is_meta:
         _info_any(info)
         return
-    # PyTorch's own look at the infos takes two launches more; it words the error, and has a place in graphs.
+    # PyTorch's own check takes two launches more. It makes the message, and graphs can contain it.
     if is_compiling() or _modes_active() or _info_any(info).item():
         _linalg_check_errors(info, name, is_matrix=A.ndim == 2)
 
@@ -151,16 +153,16 @@ def _(info):
 
 
 def write_out(name: str, out: Any, results: Callable, *inputs: torch.Tensor) -> Any:
-    """Writes results into the tensors of `out`, as PyTorch does: resized where the shape differs, no autograd.
+    """Writes results into the tensors of `out`, as PyTorch does: it resizes them where shapes differ, without autograd.
 
     Args:
         name: PyTorch's name of the operator, for errors ("linalg_qr").
-        out: a tensor, or a tuple or list of them, as results are. None: there is nothing to write to.
-        results: a function that computes them, called when `out` has been found to fit.
+        out: a tensor, or a tuple or list of tensors, like the results. None: there is nothing to write to.
+        results: a function that computes the results. It is called after `out` has been checked.
         inputs: the tensors that the call takes.
 
     Returns:
-        `out`, or what `results` gave where that is None.
+        `out`, or the results if `out` is None.
     """
     if out is None:
         return results()
@@ -206,20 +208,21 @@ def cast_out(
     dtype: torch.dtype,
     parts: Sequence[str] = ("result",),
 ) -> Any:
-    """write_out for the functions whose results PyTorch casts to the dtypes of `out`.
+    """write_out for functions whose results PyTorch casts to the dtypes of `out`.
 
     Args:
-        name: as PyTorch's errors have it ("linalg.pinv").
-        dtype: of the results; an `out` of a lesser kind (an integer for a float, a bool for an integer) is refused.
-        parts: what PyTorch calls each of them.
+        name: the function's name in PyTorch's errors ("linalg.pinv").
+        dtype: the dtype of the results. It refuses an `out` of a lesser kind: an integer for a float, or a bool for an
+            integer.
+        parts: PyTorch's name of each result.
     """
     if out is None:
         return results()
-    of = name.removeprefix("torch.").replace(".", "_")
-    targets = _targets(of, out)
+    function = name.removeprefix("torch.").replace(".", "_")
+    targets = _targets(function, out)
     if isinstance(out, torch.Tensor) != (len(parts) == 1) or len(targets) != len(parts):
         expected = "a Tensor" if len(parts) == 1 else f"a tuple of {len(parts)} Tensors"
-        raise TypeError(f"{of}(): argument 'out' must be {expected}, not {type(out).__name__}")
+        raise TypeError(f"{function}(): argument 'out' must be {expected}, not {type(out).__name__}")
     for part, target in zip(parts, targets):
         if not torch.can_cast(dtype, target.dtype):
             kinds = [
@@ -237,7 +240,7 @@ def cast_out(
             return values.to(targets[0].dtype)
         return [value.to(target.dtype) for value, target in zip(values, targets)]
 
-    return write_out(of, out, cast, *inputs)
+    return write_out(function, out, cast, *inputs)
 
 
 def skew(A):

@@ -24,11 +24,11 @@ def det(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         out: a tensor to write the determinants to.
 
     Returns:
-        (*). 0 for singular matrices, 1 where n is 0. The product is formed with an exponent of its own: it over- or
-        underflows only where the determinant does. Gradients of any order, also for singular matrices.
+        (*). Singular matrices have 0, and 0 x 0 matrices have 1. The product has a separate exponent, so that it over-
+        or underflows only where the determinant does. It has gradients of any order, also for singular matrices.
 
     Raises:
-        RuntimeError: as PyTorch's: matrices that are not square.
+        RuntimeError: the matrices are not square. The message is PyTorch's.
     """
     if not (accelerated(A) and square(A)):
         return torch.linalg.det(A, out=out)
@@ -44,10 +44,10 @@ def slogdet(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_slogdet:
 
     Returns:
         A torch.return_types.linalg_slogdet: the named tuple (sign, logabsdet), both (*). Singular matrices have 0 and
-        -inf. logabsdet has gradients of any order where A is not singular; sign's are zero.
+        -inf. logabsdet has gradients of any order where A is not singular, and the gradients of sign are zero.
 
     Raises:
-        RuntimeError: as PyTorch's: matrices that are not square.
+        RuntimeError: the matrices are not square. The message is PyTorch's.
     """
     if not (accelerated(A) and square(A)):
         return torch.linalg.slogdet(A, out=out)
@@ -82,7 +82,7 @@ def _(A):
 
 
 def _diagonal(values, n):
-    """n x n, with the value of each matrix all along its diagonal."""
+    """n x n matrices, each with its value in all places of the diagonal."""
     return torch.diag_embed(values.unsqueeze(-1).expand(*values.shape, n))
 
 
@@ -93,7 +93,7 @@ def _det_save(ctx, inputs, output):
 
 
 def _det_backward(ctx, grad, *_):
-    """The matrix of cofactors, det(A) A⁻ᵀ, times grad."""
+    """The cofactors det(A) A⁻ᵀ, times grad."""
     A, value, LU, pivots = ctx.saved_tensors
     if A.numel() == 0:
         return torch.zeros_like(A)
@@ -101,8 +101,8 @@ def _det_backward(ctx, grad, *_):
 
 
 def _cofactors_by_factors(LU, pivots, grad):
-    """With zeros of U's diagonal replaced by numbers that are tiny against the others: the determinant and the inverse
-    of that, which are not singular, have the cofactors of A as their product, but for as tiny an error."""
+    """The cofactors of L U, times grad, with tiny numbers in the place of zeros on U's diagonal. This matrix is not
+    singular, and its determinant times its inverse differs from the cofactors of A by an equally tiny error."""
     n = LU.shape[-1]
     diagonal = LU.diagonal(dim1=-2, dim2=-1)
     largest = diagonal.abs().amax(-1, keepdim=True)
@@ -114,7 +114,7 @@ def _cofactors_by_factors(LU, pivots, grad):
 
 
 def _cofactors(A, value, grad):
-    """The same as a differentiable function of A; of singular matrices by their singular values, as PyTorch does."""
+    """The same as a differentiable function of A. Singular matrices take their singular values, as in PyTorch."""
     singular = value == 0
     if not singular.any():
         return ops.solve_ex(A.mT, _diagonal(grad * value, A.shape[-1]), True, False)[0]
@@ -124,8 +124,8 @@ def _cofactors(A, value, grad):
     result = torch.empty_like(A)
     regular = ~singular
     result = result.index_put((regular,), _cofactors(A[regular], value[regular], grad[regular]))
-    of_singular = _cofactors_by_singular_values(A[singular], grad[singular])
-    return result.index_put((singular,), of_singular).reshape(*A.shape[:-1], n)
+    singular_result = _cofactors_by_singular_values(A[singular], grad[singular])
+    return result.index_put((singular,), singular_result).reshape(*A.shape[:-1], n)
 
 
 def _cofactors_by_singular_values(A, grad):
@@ -153,16 +153,16 @@ def _slogdet_backward(ctx, _, grad, *__):
     A, LU, pivots = ctx.saved_tensors
     if grad is None:
         return torch.zeros_like(A)
-    right = _diagonal(grad, A.shape[-1])
+    B = _diagonal(grad, A.shape[-1])
     if torch.is_grad_enabled():
-        return ops.solve_ex(A.mT, right, True, False)[0]
-    return ops.lu_solve(LU, pivots, right, True, True)
+        return ops.solve_ex(A.mT, B, True, False)[0]
+    return ops.lu_solve(LU, pivots, B, True, True)
 
 
 _slogdet = autograd("slogdet", _slogdet_backward, _slogdet_save)
 
 
-# In the place of PyTorch's kernels
+# Overrides of PyTorch's kernels
 
 
 def _override(op, operator):
@@ -175,7 +175,7 @@ def _override(op, operator):
 
 def _samples():
     return tuple(
-        # Determinants near one: 16 bits hold them.
+        # These determinants are near one, so that 16 bits hold them.
         Sample(f"{n}x{n}", ((batch, n, n),), prepare=(lambda a: well_conditioned(a) / 2,), terms=n)
         for batch, n in ((40, 3), (3, 5), (3, 40))
     )

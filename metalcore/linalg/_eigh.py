@@ -14,28 +14,27 @@ from ._results import linalg_eigh
 
 
 def eigh(A: torch.Tensor, UPLO: str = "L", *, out: Tensors | None = None) -> linalg_eigh:
-    """The eigenvalue decomposition A = V diag(L) Vᵀ of symmetric matrices, as torch.linalg.eigh: V is orthonormal, L
-    ascends.
+    """The eigenvalue decomposition A = V diag(L) Vᵀ of symmetric matrices, as torch.linalg.eigh. V is orthogonal, and L
+    is in ascending order.
 
     `metalcore.explain("eigh", A.shape)` tells which kernels a call runs.
 
     Args:
-        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results cast back.
-            Other input goes to PyTorch's op.
+        A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
+            back. Other input goes to PyTorch's op.
         UPLO: "L" reads only the lower triangle, "U" only the upper one.
         out: a pair of tensors to write L and V to.
 
     Returns:
-        A torch.return_types.linalg_eigh: the named tuple (eigenvalues, eigenvectors), (*, n) and (*, n, n). Gradients
-        of any order, by PyTorch's formula (Giles 2008): that of A as if it had two equal triangles, whichever was read.
-        They are those of functions that do not depend on the signs of eigenvectors, or, where eigenvalues repeat, on
-        the choice of vectors within their space. The derivative of V divides by differences of eigenvalues: where they
-        repeat, it is infinite or NaN, as PyTorch's is; that of L is finite.
+        A torch.return_types.linalg_eigh: the named tuple (eigenvalues, eigenvectors), (*, n) and (*, n, n). They
+        have gradients of any order, by PyTorch's formula (Giles 2008). The gradient of A is symmetric, whichever
+        triangle was read. The gradients hold for functions that do not depend on the signs of eigenvectors or, where
+        eigenvalues repeat, on the choice of vectors within their space. The derivative of V divides by differences of
+        eigenvalues. Where these repeat, it is infinite or NaN, as in PyTorch, while the derivative of L is finite.
 
     Raises:
-        RuntimeError: a shape that is not that of square matrices, another UPLO, or an `out` that does not fit. A matrix
-            that holds NaN or infinity has NaN results and raises nothing, because finding out would have to wait for
-            the GPU.
+        RuntimeError: the matrices are not square, UPLO is another string, or `out` does not fit. A matrix that holds
+            NaN or infinity raises nothing, because a check would have to wait for the GPU. Its results are NaN.
     """
     if not accelerated(A) or type(UPLO) is not str:
         return torch.linalg.eigh(A, UPLO, out=out)
@@ -52,11 +51,11 @@ def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out: torch.Tensor | None = Non
         out: a tensor to write to.
 
     Returns:
-        (*, n). Gradients of any order; of repeated values the first is finite, and the second is not. Where a gradient
-        is needed the eigenvectors are computed as well.
+        (*, n). They have gradients of any order. Where values repeat, the first derivative is finite and the second is
+        not. If a gradient is needed, the eigenvectors are computed as well.
 
     Raises:
-        RuntimeError: as `eigh`.
+        RuntimeError: as for `eigh`.
     """
     if not accelerated(A) or type(UPLO) is not str:
         return torch.linalg.eigvalsh(A, UPLO, out=out)
@@ -89,7 +88,7 @@ def _backward(ctx, grad_L, grad_V):
     L, V = ctx.saved_tensors
     if grad_V is None:
         return None if grad_L is None else (V * grad_L.unsqueeze(-2)) @ V.mT, None, None
-    identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)  # E's diagonal only ever divides zeros
+    identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)  # E's diagonal divides only zeros
     M = skew(V.mT @ grad_V) / (2 * (L.unsqueeze(-2) - L.unsqueeze(-1)) + identity)
     if grad_L is not None:
         M = M + grad_L.diag_embed()
@@ -99,7 +98,7 @@ def _backward(ctx, grad_L, grad_V):
 _eigh = autograd("eigh", _backward, _save)
 
 
-# In the place of PyTorch's kernel
+# The override of PyTorch's kernel
 
 
 def _override(A, UPLO="L", compute_v=True):
@@ -113,9 +112,9 @@ def _samples():
     )
 
 
-def _unique(found):
-    values, vectors = (part.flip(-1) for part in found)  # the largest first
-    return values, low_rank(vectors, values, vectors.mT)
+def _unique(factors):
+    values, eigenvectors = (factor.flip(-1) for factor in factors)  # the largest first
+    return values, low_rank(eigenvectors, values, eigenvectors.mT)
 
 
 register(

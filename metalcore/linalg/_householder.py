@@ -1,4 +1,4 @@
-"""QR's Householder reflectors as such: geqrf and what is made of its results, under LAPACK's names."""
+"""The Householder reflectors of QR: geqrf and the functions that use its results, under LAPACK's names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
 from ._block_reflector import coupling, unit_lower
-from ._common import Tensors, cast_out, in_float32, left_to_torch, write_out
+from ._common import Tensors, cast_out, in_float32, torch_is_faster, write_out
 from ._triangular import solve_triangular
 
 __all__ = ["geqrf", "householder_product", "ormqr"]
@@ -18,19 +18,20 @@ __all__ = ["geqrf", "householder_product", "ormqr"]
 def geqrf(input: torch.Tensor, *, out: Tensors | None = None) -> torch.return_types.geqrf:
     """The Householder reflectors of a QR decomposition, as torch.geqrf: LAPACK's geqrf.
 
-    H_i = I - tau_i v_i v_iᵀ with v_i zero above entry i and one there, and H_0 H_1 … R = A. The kernels are qr's.
+    H_i = I - tau_i v_i v_iᵀ, where v_i is zero above entry i and one at entry i, and H_0 H_1 … R = A. The kernels are
+    those of `qr`.
 
     Args:
-        input: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results cast back.
-            Other input goes to PyTorch's op.
+        input: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
+            back. Other input goes to PyTorch's op.
         out: a pair of tensors to write the results to.
 
     Returns:
         A torch.return_types.geqrf: the named tuple (a, tau). a (*, m, n) has R on and above its diagonal and v_i below
-        it, in column i; tau is (*, min(m, n)). No gradients, as in PyTorch.
+        it, in column i. tau is (*, min(m, n)). They have no gradients, as in PyTorch.
 
     Raises:
-        RuntimeError: less than two dimensions, or an `out` that does not fit.
+        RuntimeError: `input` has fewer than two dimensions, or `out` does not fit.
     """
     if not accelerated(input):
         return torch.geqrf(input, out=out)
@@ -44,19 +45,20 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out: torch.Tensor
     """The first columns of a product of Householder reflectors, as torch.linalg.householder_product: LAPACK's orgqr.
 
     Args:
-        A: (*, m, n) with m >= n, any strides: reflectors below its diagonal, as geqrf leaves them; what is on it and
-            above is not read. float32; float16 and bfloat16 are computed in float32, and the result cast back. Other
-            input goes to PyTorch's op.
+        A: (*, m, n) with m >= n, any strides. It has reflectors below its diagonal, as geqrf returns them. The other
+            entries are not read. float32; float16 and bfloat16 are computed in float32, and the result is cast back.
+            Other input goes to PyTorch's op.
         tau: (*, k) with k <= n, the factors of the reflectors in the first k columns.
         out: a tensor to write the result to.
 
     Returns:
-        (*, m, n), the first n columns of H_0 H_1 … H_{k-1}. Gradients of any order, by those of the compact-WY form.
+        (*, m, n), the first n columns of H_0 H_1 … H_{k-1}. It has gradients of any order, those of the compact WY
+        form.
 
     Raises:
-        RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
+        RuntimeError: shapes do not fit each other, or `out` does not fit.
     """
-    if _torchs("householder_product", (), A, tau) or not _alike(A, tau):
+    if _torch_takes("householder_product", (), A, tau) or not _have_one_dtype(A, tau):
         return torch.linalg.householder_product(A, tau, out=out)
     fits = A.ndim >= 2 and tau.shape[:-1] == A.shape[:-2] and tau.ndim == A.ndim - 1
     if not fits or not A.shape[-2] >= A.shape[-1] >= tau.shape[-1]:
@@ -83,23 +85,23 @@ def ormqr(
     """A product of Householder reflectors times a matrix, as torch.ormqr: LAPACK's ormqr.
 
     Args:
-        input: (*, m, k), any strides: reflectors below its diagonal, as geqrf leaves them. float32; float16 and
-            bfloat16 are computed in float32, and the result cast back. Other input goes to PyTorch's op.
+        input: (*, m, k), any strides. It has reflectors below its diagonal, as geqrf returns them. float32; float16 and
+            bfloat16 are computed in float32, and the result is cast back. Other input goes to PyTorch's op.
         tau: (*, min(m, k)), the factors of the reflectors.
-        other: (*, m, n), or (*, n, m) where `left` is false.
-        left: Q C, with Q = H_0 H_1 … (m x m), or C Q.
-        transpose: Qᵀ in place of Q.
+        other: (*, m, n), or (*, n, m) without `left`.
+        left: whether to compute Q C or C Q, where C is `other` and Q = H_0 H_1 … is m x m.
+        transpose: whether to multiply by Qᵀ in the place of Q.
         out: a tensor to write the result to.
 
     Returns:
-        The product, of `other`'s shape. Gradients of any order.
+        The product, of `other`'s shape. It has gradients of any order.
 
     Raises:
-        RuntimeError: shapes that do not fit each other, or an `out` that does not fit.
+        RuntimeError: shapes do not fit each other, or `out` does not fit.
     """
     if (
-        _torchs("ormqr", ("left", left), input, tau, other)
-        or not _alike(input, tau, other)
+        _torch_takes("ormqr", ("left", left), input, tau, other)
+        or not _have_one_dtype(input, tau, other)
         or not type(left) is type(transpose) is bool
     ):
         return torch.ormqr(input, tau, other, left, transpose, out=out)
@@ -110,23 +112,24 @@ def ormqr(
     )
     if not fits or other.shape[-2 if left else -1] != input.shape[-2] or tau.shape[-1] != min(input.shape[-2:]):
         _refuse(torch.ormqr, input, tau, other, left, transpose)
-    given = input, tau, other
-    return write_out("ormqr", out, lambda: in_float32(lambda *wide: ops.ormqr(*wide, left, transpose), *given), *given)
+    tensors = input, tau, other
+    multiply = lambda *tensors: ops.ormqr(*tensors, left, transpose)  # noqa: E731
+    return write_out("ormqr", out, lambda: in_float32(multiply, *tensors), *tensors)
 
 
-def _torchs(op, option, *tensors):
-    """Whether a call is PyTorch's function. Its derivative divides by 1 - tau |v|², which may be near zero: where one
-    is asked for, the operator is ours, whatever computes its result."""
-    wanted = any(isinstance(tensor, torch.Tensor) and needs_gradient(tensor) for tensor in tensors)
-    return not wanted and left_to_torch(op, option, *tensors)
+def _torch_takes(op, option, *tensors):
+    """Whether PyTorch's function takes the call. Its derivative divides by 1 - tau |v|², which may be near zero. So a
+    call that needs a derivative takes our operator, also where the plan is PyTorch's op."""
+    differentiated = any(isinstance(tensor, torch.Tensor) and needs_gradient(tensor) for tensor in tensors)
+    return not differentiated and torch_is_faster(op, option, *tensors)
 
 
-def _alike(*tensors):
+def _have_one_dtype(*tensors):
     return accelerated(*tensors) and all(tensor is not None and tensor.dtype is tensors[0].dtype for tensor in tensors)
 
 
 def _refuse(function, *arguments):
-    """Raises what PyTorch's function raises for such shapes, whatever the device."""
+    """Raises the error that PyTorch's function raises for such shapes, on any device."""
     function(
         *[torch.empty((), dtype=torch.float32).expand(a.shape) if isinstance(a, torch.Tensor) else a for a in arguments]
     )
@@ -165,7 +168,7 @@ def _(input, tau, other, left, transpose):
 
 
 def _reflectors_backward(grad, A, tau, C, transpose):
-    """Gradients with respect to A and tau of (I - V F Vᵀ) C, where F is T = larft(V, tau) or its transpose."""
+    """The gradients of (I - V F Vᵀ) C with respect to A and tau, where F is T = larft(V, tau) or its transpose."""
     count = tau.shape[-1]
     V = unit_lower(A, count)
     M = coupling(V, tau)
@@ -175,7 +178,7 @@ def _reflectors_backward(grad, A, tau, C, transpose):
     grad_FW = -(V.mT @ grad)
     grad_V = C @ (F.mT @ grad_FW).mT - grad @ (F @ W).mT
     grad_F = grad_FW @ W.mT
-    # T = M⁻¹ diag(tau), M = I + diag(tau) S, S = VᵀV above its diagonal.
+    # T = M⁻¹ diag(tau) with M = I + diag(tau) S, where S is VᵀV above its diagonal.
     through = solve_triangular(M.mT, grad_F.mT if transpose else grad_F, upper=False, unitriangular=True)
     grad_M = -(through @ T.mT).triu(1)
     grad_S = tau[..., None] * grad_M
@@ -211,8 +214,9 @@ def _ormqr_backward(ctx, grad):
     if ctx.needs_input_grad[2]:
         grad_C = ops.ormqr(A, tau, grad, left, not transpose)
     if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:  # C Q is (Qᵀ Cᵀ)ᵀ
-        on_left = (grad, C) if left else (grad.mT, C.mT)
-        grad_A, grad_tau = _reflectors_backward(on_left[0], A, tau, on_left[1], left == transpose)
+        if not left:
+            grad, C = grad.mT, C.mT
+        grad_A, grad_tau = _reflectors_backward(grad, A, tau, C, left == transpose)
     return grad_A, grad_tau, grad_C, None, None
 
 
@@ -222,7 +226,7 @@ autograd("ormqr", _ormqr_backward, _save_inputs)
 
 
 def _nearly_orthogonal(a, *others):
-    """Reflectors of small numbers with tau one in all."""
+    """Reflectors of small numbers, each with a tau of one."""
     return a / 16, torch.ones_like(a[..., 0, :]), *others
 
 

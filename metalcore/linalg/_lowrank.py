@@ -17,20 +17,21 @@ def svd_lowrank(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """An approximate singular value decomposition A ≈ U diag(S) Vᵀ of rank q, as torch.svd_lowrank.
 
-    A's columns are multiplied by q random vectors and, against singular values that decay slowly, `niter` times by Aᵀ
-    and A, with a QR decomposition after each product; A is then projected on what they span, and that decomposed
-    (algorithms 4.4 and 5.1 of Halko, Martinsson and Tropp 2011). Time is that of 2 (niter + 1) products of A with q
-    columns. The random numbers are PyTorch's for A's device: the same seed gives the same result.
+    A multiplies q random vectors. Where singular values decay slowly, `niter` further products with Aᵀ and A help. A QR
+    decomposition follows each product. Then A is projected on the span of the vectors, and the projection is decomposed
+    (algorithms 4.4 and 5.1 of Halko, Martinsson and Tropp 2011). The time is that of 2 (niter + 1) products of A with q
+    columns. The random numbers come from PyTorch's generator of A's device, so that the same seed gives the same
+    result.
 
     Args:
         A: (*, m, n), any strides, with few singular values that matter, such as a weight matrix. float32; float16 and
-            bfloat16 are computed in float32, and the results cast back. Other input goes to PyTorch's function.
-        q: a little more than the rank wanted, by 5 to 10 for large matrices; 6 if None.
-        niter: how many subspace iterations; 2 if None.
+            bfloat16 are computed in float32, and the results are cast back. Other input goes to PyTorch's function.
+        q: the rank, which should be 5 to 10 more than the wanted one for large matrices. None means 6.
+        niter: the number of subspace iterations. None means 2.
         M: a matrix to subtract from A, of a shape that broadcasts to A's.
 
     Returns:
-        A tuple (U, S, V), of shapes (*, m, q), (*, q) and (*, n, q). Differentiable, as `svd` is.
+        A tuple (U, S, V), of shapes (*, m, q), (*, q) and (*, n, q). They are differentiable, as for `svd`.
     """
     if not accelerated(A, M):
         return torch.svd_lowrank(A, q, niter, M)
@@ -47,7 +48,7 @@ def _decompose(A, q, niter, M):
         M = M.broadcast_to(A.shape)
     if m < n:
         A, M = A.mT, None if M is None else M.mT
-    # The products, not A - M, which need not be there as a whole.
+    # These subtract products, so that A - M needs no memory.
     times = lambda X: A @ X if M is None else A @ X - M @ X  # noqa: E731
     transposed_times = lambda X: A.mT @ X if M is None else A.mT @ X - M.mT @ X  # noqa: E731
 
@@ -55,8 +56,7 @@ def _decompose(A, q, niter, M):
     for _ in range(niter):
         Q = qr(transposed_times(Q)).Q
         Q = qr(times(Q)).Q
-    # Qᵀ A, transposed.
-    V, S, Uh = svd(transposed_times(Q), full_matrices=False)
+    V, S, Uh = svd(transposed_times(Q), full_matrices=False)  # the transpose of Qᵀ A
     U = Q @ Uh.mT
     return (V, S, U) if m < n else (U, S, V)
 
@@ -64,20 +64,21 @@ def _decompose(A, q, niter, M):
 def pca_lowrank(
     A: torch.Tensor, q: int | None = None, center: bool = True, niter: int = 2
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Principal component analysis of the rows of a matrix, as torch.pca_lowrank: `svd_lowrank` of A less the mean of
-    its rows.
+    """Principal component analysis of the rows of a matrix, as torch.pca_lowrank: `svd_lowrank` of A minus the mean
+    of its rows.
 
     Args:
         A: (*, m, n), m samples of n features, as for `svd_lowrank`.
-        q: how many components; min(6, m, n) if None.
+        q: the number of components. None means min(6, m, n).
         center: whether to subtract the mean.
         niter: as for `svd_lowrank`.
 
     Returns:
-        A tuple (U, S, V), as `svd_lowrank`: V's columns are the principal directions, S² / (m - 1) their variances.
+        A tuple (U, S, V), as from `svd_lowrank`. V's columns are the principal directions, and S² / (m - 1) are their
+        variances.
 
     Raises:
-        ValueError: a q that is negative or larger than m or n, or a negative niter.
+        ValueError: q is negative or larger than m or n, or niter is negative.
     """
     if not accelerated(A):
         return torch.pca_lowrank(A, q, center, niter)
@@ -95,12 +96,12 @@ def pca_lowrank(
 
 
 def _op(function):
-    # As many columns as there are: then nothing depends on the random numbers.
+    # q is the number of columns, so that no result depends on the random numbers.
     return Op(
         function.__name__,
         function,
         namesake=f"torch.{function.__name__}",
-        results=lambda found: (found[1], low_rank(found[0], found[1], found[2].mT)),
+        results=lambda factors: (factors[1], low_rank(factors[0], factors[1], factors[2].mT)),
         operators=("qr", "svd", "solve_triangular"),
         samples=lambda: (Sample("20x12", ((3, 20, 12),), {"q": 12}, prepare=(separated,), terms=20**2, roundings=3),),
     )

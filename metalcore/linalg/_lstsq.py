@@ -15,28 +15,28 @@ _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
 
 
 def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> linalg_lstsq:
-    """X that makes the norm of A X - B least, as torch.linalg.lstsq; of several such X the one of least norm.
+    """The X with the least norm of A X - B, as torch.linalg.lstsq. If several X have it, the one of least norm.
 
-    For matrices of full rank, by QR as LAPACK's gels: A = Q R gives X = R⁻¹ Qᵀ B; with more unknowns than equations
-    Aᵀ = Q R gives X = Q R⁻ᵀ B (Golub and Van Loan, Matrix Computations, 5.3 and 5.6). Nothing is checked: a matrix of
-    lower rank gives inf, nan or large numbers, as PyTorch's op does on CUDA. A may have norms above float32's range: it
-    is scaled, as gels does.
+    It is for matrices of full rank, and uses QR as LAPACK's gels does: A = Q R gives X = R⁻¹ Qᵀ B. With more unknowns
+    than equations, Aᵀ = Q R gives X = Q R⁻ᵀ B (Golub and Van Loan, Matrix Computations, 5.3 and 5.6). The rank is not
+    checked: a matrix of lower rank gives inf, nan or large numbers, as PyTorch's op does on CUDA. A may have norms
+    above float32's range, because it is scaled first, as in gels.
 
     Args:
-        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results cast back.
+        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
+            back.
             Other input goes to PyTorch's op.
         B: (*, m, k), or (*, m) with A's batch, of A's dtype. The batches of A and B broadcast.
         rcond: has no meaning for matrices of full rank.
         driver: "gels", "gelsy", "gelsd" or "gelss". The algorithm is the same for all of them.
 
     Returns:
-        A torch.return_types.linalg_lstsq, as from the driver "gels": the solution (*, n, k), or (*, n);
-        residuals (*, k), the sums of squares of A X - B, where m > n, else an empty tensor; rank and singular_values,
-        which are empty.
-        Solution and residuals have gradients of any order.
+        A torch.return_types.linalg_lstsq, as from the driver "gels": the solution (*, n, k), or (*, n); residuals (*,
+        k), which are the sums of squares of A X - B if m > n, or else empty; rank and singular_values, which are empty.
+        The solution and the residuals have gradients of any order.
 
     Raises:
-        RuntimeError: as PyTorch's: shapes that do not fit, or an unknown driver.
+        RuntimeError: shapes do not fit, or the driver is unknown. The messages are PyTorch's.
     """
     if (
         B is None
@@ -57,7 +57,7 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
 
 
 def _check(A, B, driver):
-    """PyTorch's errors. Whether B's last dimension is that of vectors."""
+    """Raises PyTorch's errors. Returns whether B consists of vectors and not of matrices."""
 
     def check(condition, message):
         if not condition:

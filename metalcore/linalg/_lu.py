@@ -8,7 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from ._common import Tensors, in_float32, left_to_torch, raise_errors, square, write_out
+from ._common import Tensors, in_float32, raise_errors, square, torch_is_faster, write_out
 from ._overriding import checked, override, takes, takes_square
 from ._results import linalg_lu, linalg_lu_factor, linalg_lu_factor_ex
 from ._triangular import solve_triangular
@@ -19,26 +19,26 @@ __all__ = ["lu", "lu_factor", "lu_factor_ex", "lu_solve"]
 def lu_factor(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> linalg_lu_factor:
     """A compact LU factorization with partial pivoting, as torch.linalg.lu_factor.
 
-    A = P L U with L lower triangular with ones on its diagonal, U upper triangular and P a permutation, chosen as
-    LAPACK's getrf does: the pivot of a column is its entry of largest magnitude, of several the first. Small matrices
-    are factored in the registers of a thread, a simdgroup or a threadgroup, large ones in panels, right-looking (Golub
-    and Van Loan, Matrix Computations, 3.4 and 3.6). `metalcore.explain("lu_factor", A.shape)` tells which.
+    A = P L U, where L is lower triangular with ones on its diagonal, U is upper triangular, and P is a permutation. The
+    pivot of a column is its first entry of largest magnitude, as in LAPACK's getrf. A thread, a simdgroup or a
+    threadgroup factors a small matrix in registers. Large matrices take right-looking panels (Golub and Van Loan,
+    Matrix Computations, 3.4 and 3.6). `metalcore.explain("lu_factor", A.shape)` tells which kernels a call runs.
 
     Args:
         A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and LU cast back. Other input
             goes to PyTorch's op.
-        pivot: False takes the diagonal's entries as they come. LU has inf or nan then where one of them is zero.
+        pivot: False uses the diagonal's entries as pivots. LU then has inf or nan if one of them is zero.
         out: a pair of tensors to write LU and pivots to.
 
     Returns:
         A torch.return_types.linalg_lu_factor: the named tuple (LU, pivots). LU (*, m, n) has L below its diagonal,
-        without the ones, and U; pivots (*, min(m, n)), int32: row i was exchanged with row pivots[i] - 1.
+        without the ones, and U. pivots (*, min(m, n)), int32, says that row i was exchanged with row pivots[i] - 1.
 
     Raises:
-        RuntimeError: U has a zero on its diagonal (this waits for the result; lu_factor_ex does not), less than two
-            dimensions, or an `out` that does not fit.
+        RuntimeError: U has a zero on its diagonal, A has fewer than two dimensions, or `out` does not fit. The check
+            waits for the result; lu_factor_ex does not.
     """
-    if left_to_torch("lu_factor", (), A) or not _takes(A) or type(pivot) is not bool:
+    if torch_is_faster("lu_factor", (), A) or not _takes(A) or type(pivot) is not bool:
         return torch.linalg.lu_factor(A, pivot=pivot, out=out)
 
     def factor():
@@ -56,17 +56,17 @@ def lu_factor_ex(
 
     Args:
         A, pivot: as for lu_factor.
-        check_errors: whether to raise all the same, which waits for the result.
+        check_errors: whether to raise an error too, which waits for the result.
         out: three tensors to write LU, pivots and info to.
 
     Returns:
         A torch.return_types.linalg_lu_factor_ex: the named tuple (LU, pivots, info). info (*), int32: 0, or the 1-based
-        index of the first zero on U's diagonal; the factorization is complete all the same.
+        index of the first zero on U's diagonal. The factorization is complete in both cases.
 
     Raises:
         RuntimeError: as lu_factor.
     """
-    if left_to_torch("lu_factor", (), A) or not _takes(A) or not type(pivot) is type(check_errors) is bool:
+    if torch_is_faster("lu_factor", (), A) or not _takes(A) or not type(pivot) is type(check_errors) is bool:
         return torch.linalg.lu_factor_ex(A, pivot=pivot, check_errors=check_errors, out=out)
 
     def factor():
@@ -79,7 +79,7 @@ def lu_factor_ex(
 
 
 def lu(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> linalg_lu:
-    """The LU decomposition A = P L U with partial pivoting, as torch.linalg.lu; the algorithms are lu_factor's.
+    """The LU decomposition A = P L U with partial pivoting, as torch.linalg.lu. The algorithms are those of lu_factor.
 
     Args:
         A, pivot: as for lu_factor. Singular matrices have a decomposition too.
@@ -87,11 +87,11 @@ def lu(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> li
 
     Returns:
         A torch.return_types.linalg_lu: the named tuple (P, L, U). With k = min(m, n): P (*, m, m), a permutation (empty
-        where not `pivot`); L (*, m, k), lower triangular with ones on its diagonal; U (*, k, n), upper triangular.
+        without `pivot`); L (*, m, k), lower triangular with ones on its diagonal; U (*, k, n), upper triangular.
         Gradients of any order, where the first k columns have full rank.
 
     Raises:
-        RuntimeError: less than two dimensions, or an `out` that does not fit.
+        RuntimeError: A has fewer than two dimensions, or `out` does not fit.
     """
     if not _takes(A) or type(pivot) is not bool:
         return torch.linalg.lu(A, pivot=pivot, out=out)
@@ -111,23 +111,22 @@ def lu_solve(
     """X with A X = B (or X A = B) for the A that lu_factor has factored, as torch.linalg.lu_solve.
 
     Args:
-        LU: (*, n, n), as lu_factor gives it: float32, float16 or bfloat16. Other input goes to PyTorch's op.
+        LU: (*, n, n), as lu_factor returns it: float32, float16 or bfloat16. Other input goes to PyTorch's op.
         pivots: (*, n), int32, of LU's batch, from 1 to n.
-        B: (*, n, k), or (*, k, n) where not `left`, of LU's dtype. The batches of LU and B broadcast.
+        B: (*, n, k), or (*, k, n) without `left`, of LU's dtype. The batches of LU and B broadcast.
         left: whether A stands on the left of X.
-        adjoint: whether Aᵀ stands in A's place.
+        adjoint: whether to solve with Aᵀ in the place of A.
         out: a tensor to write X to.
 
     Returns:
-        X, of B's shape with the batches broadcast; inf and nan where A is singular. A matrix with a pivot that is not
-        from 1 to n has an X of nan, because raising an error, as PyTorch does on the CPU, would have to wait for the
-        GPU.
+        X, of B's shape with the batches broadcast. It has inf and nan if A is singular, and is nan if a pivot is not
+        from 1 to n. PyTorch raises an error for such pivots on the CPU, but that would have to wait for the GPU.
 
     Raises:
-        RuntimeError: as PyTorch's: shapes or dtypes that do not fit.
+        RuntimeError: shapes or dtypes do not fit. The messages are PyTorch's.
     """
     if (
-        left_to_torch("lu_solve", ("left", left), LU, pivots, B)
+        torch_is_faster("lu_solve", ("left", left), LU, pivots, B)
         or not type(left) is type(adjoint) is bool
         or not _solvable(LU, pivots, B, left)
     ):
@@ -145,7 +144,7 @@ def _takes(A):
 
 
 def _solvable(LU, pivots, B, left):
-    """Whether these are what the operator takes; what they are not, PyTorch's op says."""
+    """Whether the operator takes these. PyTorch's op raises the errors for others."""
     return (
         B is not None
         and accelerated(LU, B)
@@ -214,12 +213,13 @@ def _(LU, pivots, B, left, adjoint):
 
 
 def _gradient(P, L, U, grad_L, grad_U):
-    """Of A = P L U. With k = min(m, n), L = (L1, L2) by rows and U = (U1, U2) by columns, both square parts k x k:
+    """The gradient of A = P L U. With k = min(m, n), L is (L1, L2) by rows, U is (U1, U2) by columns, and L1 and U1 are
+    k x k:
 
-        M = tril(Lᵀ grad_L - U2's, -1) + triu(grad_U Uᵀ - L2's),   grad_A = P L1⁻ᵀ M U1⁻ᵀ
+        M = tril(L1ᵀ grad_L1 - grad_U2 U2ᵀ, -1) + triu(grad_U1 U1ᵀ - L2ᵀ grad_L2),   grad_A1 = P L1⁻ᵀ M U1⁻ᵀ
 
-    in the square case (de Hoog, Anderssen and Lukas 2011); rows below L1 follow from L2 = A2 U⁻¹ and columns beside U1
-    from U2 = L⁻¹ A2, whose parts of M are the terms subtracted.
+    The square case is that of de Hoog, Anderssen and Lukas (2011). The rows below L1 follow from L2 = A2 U1⁻¹, and the
+    columns beside U1 from U2 = L1⁻¹ A2. The subtracted terms are their parts of M.
     """
     m, k, n = L.shape[-2], L.shape[-1], U.shape[-1]
     L1, U1 = L[..., :k, :], U[..., :k]
@@ -289,8 +289,8 @@ def _solve_save(ctx, inputs, output):
 
 
 def _solve_backward(ctx, grad):
-    """grad_B = A⁻ᵀ grad, and of A = P L U that of LU: Pᵀ grad_A Uᵀ below the diagonal and Lᵀ Pᵀ grad_A above, where
-    grad_A = -grad_B Xᵀ. X A = B and Aᵀ are brought to that form by transposing what they are about."""
+    """grad_B = A⁻ᵀ grad and grad_A = -grad_B Xᵀ. The gradient of LU in A = P L U is Pᵀ grad_A Uᵀ below the diagonal,
+    and Lᵀ Pᵀ grad_A on and above it. Transposition gives the cases X A = B and Aᵀ this form."""
     LU, pivots, X = ctx.saved_tensors
     left, adjoint = ctx.flags
     needs_LU, _, needs_B, *_ = ctx.needs_input_grad
@@ -298,8 +298,8 @@ def _solve_backward(ctx, grad):
     grad_LU = None
     if needs_LU:
         U, L = LU.triu(), LU.tril(-1) + torch.eye(LU.shape[-1], dtype=LU.dtype, device=LU.device)
-        within = pivots.clamp(1, LU.shape[-1])  # lu_unpack would read and write outside; grad_B is nan then
-        P = torch.lu_unpack(LU.detach(), within, unpack_data=False)[0]
+        valid_pivots = pivots.clamp(1, LU.shape[-1])  # lu_unpack checks nothing; for invalid pivots grad_B is nan
+        P = torch.lu_unpack(LU.detach(), valid_pivots, unpack_data=False)[0]
         outer, inner = (grad_B, X) if left else (grad_B.mT, X.mT)
         if adjoint == left:
             outer, inner = inner, outer
@@ -311,7 +311,7 @@ def _solve_backward(ctx, grad):
 _lu_solve = autograd("lu_solve", _solve_backward, _solve_save)
 
 
-# In the place of PyTorch's kernels
+# Overrides of PyTorch's kernels
 
 
 def _override_factor(A, *, pivot=True, check_errors=False):
@@ -333,7 +333,7 @@ def _samples():
 
 def _samples_of_factors():
     def arguments(LU, B):
-        """Pivots that leave the rows in their places, so that nothing depends on who factors."""
+        """Pivots that exchange no rows, so that no result depends on a factorization."""
         return LU, torch.arange(1, LU.shape[-1] + 1, dtype=torch.int32, device=LU.device).expand(LU.shape[:-1]), B
 
     return tuple(

@@ -1,5 +1,5 @@
-"""What the overrides of linear algebra share: see Override. Their results are all that PyTorch's operators give, in the
-form that its derivatives expect."""
+"""Helpers of the overrides of linear algebra (see Override). An override returns all results of PyTorch's operator, in
+the form that its derivative expects."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ _inside = threading.local()
 
 
 def override(operator, take) -> Override:
-    """Of an operator of aten by a function with its arguments, which returns None for what it does not take."""
+    """The override of an operator of aten. `take` has the operator's arguments, and returns None for those that it does
+    not take."""
     return Override(operator, _outermost(take), dtypes=DTYPES)
 
 
 def _outermost(take):
-    """Plans may leave a size to PyTorch's operator, the very one that is overridden: on a thread that is inside one of
-    these kernels, it is the previous kernel that runs.
+    """A plan may choose PyTorch's operator, which is the overridden one. On a thread that is inside one of these
+    kernels the previous kernel runs, so that no kernel calls itself.
     """
 
-    def make(previous, count, left):
+    def make(previous, count, decline):
         def kernel(keyset, *args, **kwargs):
             if getattr(_inside, "a_kernel", False):
-                _inside.left = True
+                _inside.chose_torch = True
                 return previous.call_boxed(keyset, *args, **kwargs)
-            _inside.a_kernel, _inside.left = True, False
+            _inside.a_kernel, _inside.chose_torch = True, False
             try:
                 result = take(*args, **kwargs)
                 if result is None:
-                    return left(keyset, *args, **kwargs)
+                    return decline(keyset, *args, **kwargs)
             finally:
                 _inside.a_kernel = False
-            if _inside.left:
+            if _inside.chose_torch:
                 count.left["a size at which PyTorch's op is faster (metalcore.explain tells)"] += 1
             else:
                 count.ran += 1
@@ -60,7 +61,8 @@ def takes_square(A, *others):
 
 
 def checked(results, name, check_errors, A):
-    """The results, of which the last is info; PyTorch's error where that is asked for and not 0."""
+    """Returns the results, the last of which is info. With `check_errors` it raises PyTorch's error if info is not
+    0."""
     if check_errors:
         raise_errors(results[-1], name, A)
     return results
@@ -68,8 +70,8 @@ def checked(results, name, check_errors, A):
 
 @functools.cache
 def factors_transpose(operator, arguments=1):
-    """Whether an operator of this PyTorch factors the transpose of a matrix that lies by rows, as its derivative then
-    takes for granted. All its arguments are that matrix."""
-    A = torch.tensor([[1.0, 0.5], [0.0, 1.0]], dtype=torch.float32, device="cpu")  # whatever the defaults are
+    """Whether this PyTorch's operator factors the transpose of a row-major matrix, which its derivative then assumes.
+    All `arguments` arguments of the operator are that matrix."""
+    A = torch.tensor([[1.0, 0.5], [0.0, 1.0]], dtype=torch.float32, device="cpu")  # the defaults may differ
     LU = [result for result in operator(*[A] * arguments) if result.shape == A.shape][-1]
     return bool(LU[1, 0])

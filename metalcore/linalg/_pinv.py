@@ -22,24 +22,24 @@ def pinv(
     rtol: float | torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The pseudoinverse V diag(1 / S) Uᵀ of matrices, as torch.linalg.pinv: singular values of at most
+    """The pseudoinverse V diag(1 / S) Uᵀ of matrices, as torch.linalg.pinv. Singular values of at most
     max(atol, rtol * the largest) count as zero.
 
     Args:
         A: (*, m, n), as for `svd`.
         rcond: as rtol, with an atol of 0.
-        hermitian: whether A is symmetric; then `eigh` is used, which reads its lower triangle.
-        atol, rtol: numbers, or tensors that broadcast with A's batch. Without either, atol is 0 and rtol
-            max(m, n) * eps of float32, also for the 16-bit dtypes; with an atol above 0 alone, rtol is 0.
+        hermitian: whether A is symmetric. Then it uses `eigh`, which reads the lower triangle.
+        atol, rtol: numbers, or tensors that broadcast with A's batch. Without both, atol is 0 and rtol
+            is max(m, n) * eps of float32, also for the 16-bit dtypes. With only an atol above 0, rtol is 0.
         out: a tensor to write to.
 
     Returns:
-        (*, n, m). Gradients of any order with respect to A, by the formula of Golub and Pereyra (1973), which holds
-        where the rank is constant, whether full or not; nothing is divided by differences of singular values.
+        (*, n, m). It has gradients of any order with respect to A, by the formula of Golub and Pereyra (1973). The
+        formula holds where the rank is constant, full or not, and does not divide by differences of singular values.
 
     Raises:
-        RuntimeError: less than two dimensions, or with `hermitian` matrices that are not square; complex tolerances; an
-            `out` that does not fit.
+        RuntimeError: A has fewer than two dimensions, or with `hermitian` its matrices are not square; a tolerance is
+            complex; or `out` does not fit.
     """
     if type(hermitian) is not bool:
         return torch.linalg.pinv(A, hermitian=hermitian, **given(rcond=rcond, atol=atol, rtol=rtol, out=out))
@@ -47,7 +47,7 @@ def pinv(
     if tolerances is None or any(isinstance(x, torch.Tensor) and x.requires_grad for x in tolerances):
         return torch.linalg.pinv(A, **given(rcond=rcond, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
     atol, rtol = tolerances if rcond is None else (0.0, rcond)
-    # The way through autograd.Function takes the host longer than small matrices take the GPU.
+    # A call through autograd.Function takes the host longer than small matrices take the GPU.
     pseudoinverse = _Pinv.apply if needs_gradient(A) else _pinv
     invert = without_autocast(lambda A: pseudoinverse(A, atol, rtol, hermitian))
     return cast_out("linalg.pinv", out, lambda: in_float32(invert, A), A, dtype=A.dtype)
@@ -85,7 +85,8 @@ class _Pinv(torch.autograd.Function):
 
 @without_autocast
 def _gradient(A, P, G):
-    """-Pᵀ G Pᵀ + (I - A P) Gᵀ P Pᵀ + Pᵀ P Gᵀ (I - P A) with the products of m x n matrices ordered for m <= n."""
+    """-Pᵀ G Pᵀ + (I - A P) Gᵀ P Pᵀ + Pᵀ P Gᵀ (I - P A). The order of the products is fast for m x n matrices with m <=
+    n."""
     Gt, Pt = G.mT, P.mT
     K = Gt @ P
     KPt = K @ Pt

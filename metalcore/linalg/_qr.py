@@ -19,24 +19,24 @@ from ._triangular import solve_triangular
 def qr(A: torch.Tensor, mode: str = "reduced", *, out: Tensors | None = None) -> linalg_qr:
     """The QR decomposition A = Q R of matrices, as torch.linalg.qr: Q has orthonormal columns, R is upper triangular.
 
-    Householder reflections with LAPACK's conventions (geqrf, orgqr), so R's diagonal has the signs that PyTorch gives
-    on the CPU. `metalcore.explain("qr", A.shape, mode=mode)` tells which kernels a call runs: a simdgroup or a
-    threadgroup for each small matrix, blocked compact-WY (Schreiber and Van Loan 1989) for large ones, TSQR (Demmel et
-    al. 2012) for tall ones.
+    The method is Householder reflections with LAPACK's conventions (geqrf, orgqr), so R's diagonal has the same signs
+    as PyTorch's on the CPU. A simdgroup or a threadgroup takes each small matrix. Large matrices take blocks in compact
+    WY form (Schreiber and Van Loan 1989), and tall ones TSQR (Demmel et al. 2012).
+    `metalcore.explain("qr", A.shape, mode=mode)` tells which kernels a call runs.
 
     Args:
-        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and Q and R cast back. Other
-            input goes to PyTorch's op. With k = min(m, n):
-        mode: "reduced" gives Q (*, m, k) and R (*, k, n); "complete" gives Q (*, m, m) and R (*, m, n); "r" gives an
-            empty Q and R (*, k, n).
+        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and Q and R are cast back.
+            Other input goes to PyTorch's op.
+        mode: with k = min(m, n), "reduced" gives Q (*, m, k) and R (*, k, n); "complete" gives Q (*, m, m) and R (*, m,
+            n); "r" gives an empty Q and R (*, k, n).
         out: a pair of tensors to write Q and R to.
 
     Returns:
-        A torch.return_types.linalg_qr: the named tuple (Q, R). Gradients of any order, where Q is there and unique: not
-        in mode "r", nor in mode "complete" if m > n.
+        A torch.return_types.linalg_qr: the named tuple (Q, R). They have gradients of any order, except in mode "r",
+        and in mode "complete" if m > n, where Q is not unique.
 
     Raises:
-        RuntimeError: an unknown mode, less than two dimensions, or an `out` that does not fit.
+        RuntimeError: the mode is unknown, A has fewer than two dimensions, or `out` does not fit.
     """
     if not accelerated(A) or type(mode) is not str:
         return torch.linalg.qr(A, mode, out=out)
@@ -85,7 +85,7 @@ def _gradient(Q, R, grad_Q, grad_R):
         return None
     if m >= n:
         return _backward_tall(Q, R, grad_Q, grad_R)
-    # A = (A1, A2) = (Q R1, Q R2): R2 = Qᵀ A2 adds A2 grad_R2ᵀ to Q's gradient.
+    # A = (A1, A2) = (Q R1, Q R2). R2 = Qᵀ A2 adds A2 grad_R2ᵀ to the gradient of Q.
     R1, R2 = R[..., :m], R[..., m:]
     if grad_R is None:
         return torch.cat([_backward_tall(Q, R1, grad_Q, None), torch.zeros_like(R2)], dim=-1)
@@ -101,17 +101,17 @@ def _backward_tall(Q, R, grad_Q, grad_R):
     M: Any = 0 if grad_R is None else R @ grad_R.mT
     if grad_Q is not None:
         M = M - grad_Q.mT @ Q
-    right = Q @ (M.tril() + M.tril(-1).mT)
+    B = Q @ (M.tril() + M.tril(-1).mT)
     if grad_Q is not None:
-        right = right + grad_Q
-    return solve_triangular(R.mT, right, upper=False, left=False)
+        B = B + grad_Q
+    return solve_triangular(R.mT, B, upper=False, left=False)
 
 
 autograd("qr", _backward, _save)
 
 
-# qr_scaled(A): the reduced Q and R of A times `scale`, a power of two for each matrix that brings its largest entry to
-# about one, so that R is in range where the norms of A's columns are not; scale is (*, 1, 1).
+# qr_scaled(A) returns the reduced Q and R of A times `scale`, and scale (*, 1, 1). A matrix's scale is the power of two
+# that brings its largest entry to about one, so that R is in range where the norms of A's columns are not.
 
 
 @cpu_kernel("qr_scaled")
@@ -147,7 +147,7 @@ def _backward_scaled(ctx, grad_Q, grad_R, _):
 autograd("qr_scaled", _backward_scaled, _save_scaled)
 
 
-# In the place of PyTorch's kernel
+# The override of PyTorch's kernel
 
 
 def _override(A, mode="reduced"):

@@ -1,4 +1,4 @@
-"""What the singular values alone tell: the rank and the condition number."""
+"""The rank and the condition number, which follow from the singular values."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def matrix_rank(
     rtol: float | torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """How many singular values of a matrix are above max(atol, rtol * the largest), as torch.linalg.matrix_rank.
+    """The number of singular values above max(atol, rtol * the largest), as torch.linalg.matrix_rank.
 
     Args:
         A: (*, m, n), as for `svdvals`.
         tol: as atol, with an rtol of 0.
-        hermitian: whether A is symmetric; then the magnitudes of its eigenvalues are counted, from its lower triangle.
-        atol, rtol: numbers, or tensors that broadcast with A's batch. Without either, atol is 0 and rtol
-            max(m, n) * eps of float32, also for the 16-bit dtypes; with an atol above 0 alone, rtol is 0.
+        hermitian: whether A is symmetric. Then it counts magnitudes of eigenvalues, and reads only the lower triangle.
+        atol, rtol: numbers, or tensors that broadcast with A's batch. Without both, atol is 0 and rtol
+            is max(m, n) * eps of float32, also for the 16-bit dtypes. With only an atol above 0, rtol is 0.
         out: an integer tensor to write to.
 
     Returns:
-        int64, of A's batch. A matrix that holds NaN or infinity has rank 0.
+        The ranks, int64, with A's batch. A matrix that holds NaN or infinity has rank 0.
 
     Raises:
-        RuntimeError: less than two dimensions, or with `hermitian` matrices that are not square; complex tolerances; an
-            `out` that does not fit.
+        RuntimeError: A has fewer than two dimensions, or with `hermitian` its matrices are not square; a tolerance is
+            complex; or `out` does not fit.
     """
     if type(hermitian) is not bool:
         return torch.linalg.matrix_rank(A, hermitian=hermitian, **given(tol=tol, atol=atol, rtol=rtol, out=out))
@@ -64,17 +64,19 @@ def cond(A: torch.Tensor, p: float | str | None = None, *, out: torch.Tensor | N
     """The condition number of matrices, as torch.linalg.cond: the norm of A times that of its inverse.
 
     Args:
-        A: (*, m, n), as for `svdvals`; square for other norms than 2 and -2.
-        p: the norm. None or 2: the largest singular value over the smallest, and -2 the reverse. "nuc": the sum of the
-            singular values times that of their reciprocals. "fro", 1, -1, inf, -inf: by the inverse.
+        A: (*, m, n), as for `svdvals`. Norms other than 2 and -2 need square matrices.
+        p: the norm. None or 2 gives the largest singular value over the smallest, and -2 the reciprocal. "nuc" gives
+            the sum of the singular values times the sum of their reciprocals. "fro", 1, -1, inf and -inf use the
+            inverse.
         out: a tensor to write to.
 
     Returns:
-        A's batch, of A's dtype; infinity for singular matrices, and 0 for empty ones. Differentiable.
+        The condition numbers, with A's batch and dtype. Singular matrices have infinity, and empty ones have 0. They
+        are differentiable.
 
     Raises:
-        RuntimeError: an unknown norm, less than two dimensions, matrices that are not square where they have to be, or
-            an `out` that does not fit.
+        RuntimeError: the norm is unknown, A has fewer than two dimensions, its matrices are not square and the norm
+            needs that, or `out` does not fit.
     """
     if not accelerated(A) or A.numel() == 0 or not _is_defined(A, p):
         return torch.linalg.cond(A, p, out=out)
@@ -97,18 +99,18 @@ def _condition(A, p):
     inverse, info = inv_ex(A)
     inverse = inverse.masked_fill((info > 0)[..., None, None], _INFINITY)
     product = torch.linalg.matrix_norm(A, p) * torch.linalg.matrix_norm(inverse, p)
-    return product.nan_to_num(_INFINITY, _INFINITY, -_INFINITY)  # zero times infinity
+    return product.nan_to_num(_INFINITY, _INFINITY, -_INFINITY)  # zero times infinity counts as infinity
 
 
 def given(**arguments):
-    """Without those that say nothing: torch's overloads take None for few."""
+    """The arguments that are neither None nor False. Few of torch's overloads take None."""
     return {name: value for name, value in arguments.items() if value is not None and value is not False}
 
 
 def chosen_tolerances(A, both, atol, rtol):
-    """(atol, rtol) by PyTorch's defaults; None where PyTorch's own function is to take the call, or to refuse it.
+    """(atol, rtol) with PyTorch's defaults, or None if PyTorch's own function must take or refuse the call.
 
-    both: PyTorch's older argument that stands for the two, as an atol.
+    both: PyTorch's older argument, which replaces the two and is returned as atol.
     """
     present = given(both=both, atol=atol, rtol=rtol)
     if "both" in present and len(present) > 1 or not accelerated(A) or A.dim() < 2:
@@ -134,7 +136,7 @@ def _is_tolerance(value, A):
 
 def threshold(largest, atol, rtol):
     """max(atol, rtol * largest), where `largest` is (*, 1) and the tolerances are numbers or tensors."""
-    # A tensor without dimensions may be on the CPU: in a trace the default rtol is one, made of A's shape.
+    # A tensor without dimensions may be on the CPU. In a trace, the default rtol is such a tensor.
     atol, rtol = (x.unsqueeze(-1) if isinstance(x, torch.Tensor) and x.ndim else x for x in (atol, rtol))
     relative = rtol * largest
     if isinstance(atol, torch.Tensor):
@@ -145,10 +147,12 @@ def threshold(largest, atol, rtol):
 def _cond_by_torch(A, p=None):
     if p is None:
         return torch.linalg.cond(A)
-    return torch.linalg.matrix_norm(A, p) * torch.linalg.matrix_norm(torch.linalg.inv(A), p)  # cond's derivative fails
+    return torch.linalg.matrix_norm(A, p) * torch.linalg.matrix_norm(
+        torch.linalg.inv(A), p
+    )  # PyTorch's cond has no derivative here
 
 
-def _of_rank_5(a):
+def _with_rank_5(a):
     return separated(a) * (torch.arange(a.shape[-1]) < 5)
 
 
@@ -161,13 +165,13 @@ register(
         operators=("eigh", "svd"),
         backward=False,
         samples=lambda: (
-            Sample("20x12", ((3, 20, 12),), {"rtol": 0.01}, prepare=(_of_rank_5,)),
+            Sample("20x12", ((3, 20, 12),), {"rtol": 0.01}, prepare=(_with_rank_5,)),
             Sample(
                 "hermitian",
                 ((3, 12, 12),),
                 {"hermitian": True, "rtol": 0.01},
                 arguments=lambda a: (a + a.mT,),
-                prepare=(lambda a: _of_rank_5(_of_rank_5(a).mT),),
+                prepare=(lambda a: _with_rank_5(_with_rank_5(a).mT),),
             ),
         ),
     )

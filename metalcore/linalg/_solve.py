@@ -15,31 +15,31 @@ from ._results import linalg_inv_ex, linalg_solve_ex
 
 __all__ = ["inv", "inv_ex", "solve", "solve_ex"]
 
-# Systems up to this size are solved anew for the gradient: for them one kernel does that; keeping factors costs more.
-_ANEW = 32
+# For the gradient, systems up to this size are factored again: one kernel does that faster than factors can be kept.
+_FACTORED_AGAIN = 32
 
 
 def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: torch.Tensor | None = None) -> torch.Tensor:
     """X with A X = B, or X A = B, as torch.linalg.solve: by LU with partial pivoting (see lu_factor).
 
-    Up to n = 32 the columns of B go along with the factorization, in one kernel; above, two triangular systems follow
-    it. `metalcore.explain("solve", A.shape, B.shape)` tells which kernels a call runs.
+    Up to n = 32 one kernel factors A and solves for the columns of B. For larger n two triangular systems follow the
+    factorization. `metalcore.explain("solve", A.shape, B.shape)` tells which kernels a call runs.
 
     Args:
         A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and X is cast back. Other
             input goes to PyTorch's op.
-        B: (*, n, k), or (*, k, n) where not `left`, of A's dtype; the batches of A and B broadcast. A single vector
-            (n,), or a batch of vectors whose shape is A.shape[:-1].
-        left: whether A stands on the left of X; a vector needs that.
+        B: (*, n, k), or (*, k, n) without `left`, of A's dtype. The batches of A and B broadcast. B may also be a
+            vector (n,), or a batch of vectors whose shape is A.shape[:-1].
+        left: whether A stands on the left of X. A vector needs that.
         out: a tensor to write X to.
 
     Returns:
         X, of B's shape with the batches broadcast. Gradients of any order.
 
     Raises:
-        torch.linalg.LinAlgError: a matrix is singular: the message has its index in the batch. This waits for the
+        torch.linalg.LinAlgError: a matrix is singular. The message has its index in the batch. The check waits for the
             result; solve_ex does not.
-        RuntimeError: as PyTorch's: shapes that do not fit.
+        RuntimeError: shapes do not fit. The messages are PyTorch's.
     """
     if not _takes(A, B, left):
         return torch.linalg.solve(A, B, left=left, out=out)
@@ -64,12 +64,12 @@ def solve_ex(
 
     Args:
         A, B, left: as for solve.
-        check_errors: whether to raise all the same, which waits for the result.
+        check_errors: whether to raise an error too, which waits for the result.
         out: a pair of tensors to write X and info to.
 
     Returns:
-        A torch.return_types.linalg_solve_ex: the named tuple (result, info). info, int32, of A's batch: 0, or
-        the 1-based index of the first pivot that is zero; the result has inf and nan then.
+        A torch.return_types.linalg_solve_ex: the named tuple (result, info). info, int32, has A's batch: it
+        is 0, or the 1-based index of the first pivot that is zero. The result then has inf and nan.
 
     Raises:
         RuntimeError: as solve.
@@ -98,9 +98,9 @@ def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         The inverses, of A's shape. Gradients of any order.
 
     Raises:
-        torch.linalg.LinAlgError: a matrix is singular: the message has its index in the batch. This waits for the
+        torch.linalg.LinAlgError: a matrix is singular. The message has its index in the batch. The check waits for the
             result; inv_ex does not.
-        RuntimeError: as PyTorch's: matrices that are not square.
+        RuntimeError: the matrices are not square. The message is PyTorch's.
     """
     if not (accelerated(A) and square(A)):
         return torch.linalg.inv(A, out=out)
@@ -118,12 +118,12 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out: Tensors | None =
 
     Args:
         A: as for inv.
-        check_errors: whether to raise all the same, which waits for the result.
+        check_errors: whether to raise an error too, which waits for the result.
         out: a pair of tensors to write the inverse and info to.
 
     Returns:
-        A torch.return_types.linalg_inv_ex: the named tuple (inverse, info). info (*), int32: 0, or the 1-based index of
-        the first pivot that is zero; the inverse has inf and nan then.
+        A torch.return_types.linalg_inv_ex: the named tuple (inverse, info). info (*), int32, is 0, or the 1-based index
+        of the first pivot that is zero. The inverse then has inf and nan.
 
     Raises:
         RuntimeError: as inv.
@@ -141,12 +141,12 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out: Tensors | None =
 
 
 def _is_vector(A, B):
-    """PyTorch's rule: one vector for all of A, or one for each matrix."""
+    """PyTorch's rule: B is one vector for all matrices of A, or one for each."""
     return B.ndim == 1 or A.ndim - 1 == B.ndim and B.shape == A.shape[:-1]
 
 
 def _takes(A, B, left):
-    """Whether these are what the operator takes; what they are not, PyTorch's op says."""
+    """Whether the operator takes these. PyTorch's op raises the errors for others."""
     if (
         B is None
         or not accelerated(A, B)
@@ -170,13 +170,13 @@ def _solve(A, B, left):
             B = B.unsqueeze(-1)
         A, B = one_batch(A, B)
         X, _, _, info = _solve_ex(A, B, left, _keeps_factors(A, B))
-        return X.squeeze(-1) if vector else X, _of_batch(info, own_batch)
+        return X.squeeze(-1) if vector else X, _info_of_batch(info, own_batch)
 
     return in_float32(call, A, B)
 
 
-def _of_batch(info, batch):
-    """The info of A's own matrices, which all matrices that broadcasting has made of one of them share."""
+def _info_of_batch(info, batch):
+    """The info of A's own matrices. Broadcasting copies a matrix, and all copies have the same info."""
     if info.shape == batch:
         return info
     if info.numel() == 0:
@@ -186,7 +186,7 @@ def _of_batch(info, batch):
 
 
 def _keeps_factors(A, B):
-    return A.shape[-1] > _ANEW and torch.is_grad_enabled() and (A.requires_grad or B.requires_grad)
+    return A.shape[-1] > _FACTORED_AGAIN and torch.is_grad_enabled() and (A.requires_grad or B.requires_grad)
 
 
 @cpu_kernel("solve_ex")
@@ -212,12 +212,13 @@ def _solve_save(ctx, inputs, output):
 
 
 def _solve_backward(ctx, grad, *_):
-    """grad_B = A⁻ᵀ grad and grad_A = -grad_B Xᵀ; where X A = B, grad_B = grad A⁻ᵀ and grad_A = -Xᵀ grad_B."""
+    """For A X = B, grad_B = A⁻ᵀ grad and grad_A = -grad_B Xᵀ. For X A = B, grad_B = grad A⁻ᵀ and grad_A = -Xᵀ
+    grad_B."""
     A, X, LU, pivots = ctx.saved_tensors
     left = ctx.left
     needs_A, needs_B, *_ = ctx.needs_input_grad
     if ctx.factors and not torch.is_grad_enabled():
-        grad_B = ops.lu_solve(LU, pivots, grad, left, left)  # of Aᵀ where not left
+        grad_B = ops.lu_solve(LU, pivots, grad, left, left)  # without `left` the factors are those of Aᵀ
     else:
         grad_B = ops.solve_ex(A.mT, grad, left, _keeps_factors(A, grad))[0]
     grad_A = None
@@ -254,7 +255,7 @@ def _inv_backward(ctx, grad, _):
 _inv_ex = autograd("inv_ex", _inv_backward, _inv_save)
 
 
-# In the place of PyTorch's kernels
+# Overrides of PyTorch's kernels
 
 
 def _override(A, B, *, left=True, check_errors=False):
@@ -284,8 +285,8 @@ def _samples():
     return (
         *(
             Sample(f"{n}x{n}", ((batch, n, n), (batch, n, 5)), prepare=(well_conditioned,), terms=n)
-            # One of the largest: PyTorch 2.13's own results on a CPU are wrong for batches of 150 rows and more, by
-            # oneMKL's DLASWP.
+            # The largest has a batch of one: for batches with 150 rows and more, PyTorch 2.13's own results on a CPU
+            # are wrong, because of oneMKL's DLASWP.
             for batch, n in ((40, 3), (3, 12), (3, 60), (1, 170))
         ),
         Sample("from the right", ((3, 20, 20), (3, 5, 20)), {"left": False}, prepare=(well_conditioned,), terms=20),

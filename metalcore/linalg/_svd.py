@@ -12,7 +12,7 @@ from ._common import Tensors, in_float32, skew, write_out
 from ._overriding import override, takes
 from ._results import linalg_svd
 
-# What torch.linalg.svd knows on CUDA.
+# The drivers of torch.linalg.svd on CUDA.
 _DRIVERS = ("gesvd", "gesvdj", "gesvda")
 
 
@@ -25,24 +25,25 @@ def svd(
     `metalcore.explain("svd", A.shape, full_matrices=False)` tells which kernels a call runs.
 
     Args:
-        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results cast back.
-            Other input goes to PyTorch's op. With k = min(m, n):
-        full_matrices: U (*, m, m) and Vh (*, n, n); otherwise U (*, m, k) and Vh (*, k, n). S is (*, k).
-        driver: None or, on CUDA, "gesvd", "gesvdj" or "gesvda", as PyTorch takes it; it changes nothing here.
+        A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
+            back. Other input goes to PyTorch's op.
+        full_matrices: whether U is (*, m, m) and Vh (*, n, n). Otherwise, with k = min(m, n), U is (*, m, k) and Vh
+            (*, k, n). S is (*, k) in both cases.
+        driver: None or, on CUDA, "gesvd", "gesvdj" or "gesvda", as in PyTorch. It has no effect.
         out: three tensors to write U, S and Vh to.
 
     Returns:
-        A torch.return_types.linalg_svd: the named tuple (U, S, Vh). Gradients of any order, by PyTorch's formula
-        (Townsend 2016). They are those of functions that do not depend on the signs of singular vectors, or, where
-        singular values repeat, on the choice of vectors within their space. The derivatives of U and Vh divide by
-        differences of singular values, and in matrices that are not square by the values themselves: where such a
-        divisor is zero, they are infinite or NaN, as PyTorch's are; those of S are finite. Columns of U and rows of Vh
-        after the first k count as constants.
+        A torch.return_types.linalg_svd: the named tuple (U, S, Vh). They have gradients of any order, by PyTorch's
+        formula (Townsend 2016). The gradients hold for functions that do not depend on the signs of singular vectors
+        or, where singular values repeat, on the choice of vectors within their space. The derivatives of U and Vh
+        divide by differences of singular values, and for matrices that are not square by the values themselves. Where
+        such a divisor is zero, they are infinite or NaN, as in PyTorch, while the derivative of S is finite. Columns of
+        U and rows of Vh after the first k count as constants.
 
     Raises:
-        RuntimeError: less than two dimensions, a driver that PyTorch would not take, or an `out` that does not fit.
-            A matrix that holds NaN or infinity has NaN results and raises nothing, because finding out would have to
-            wait for the GPU.
+        RuntimeError: A has fewer than two dimensions, PyTorch does not know the driver, or `out` does not fit. A matrix
+            that holds NaN or infinity raises nothing, because a check would have to wait for the GPU. Its results are
+            NaN.
     """
     if not accelerated(A) or type(full_matrices) is not bool or driver is not None and type(driver) is not str:
         return torch.linalg.svd(A, full_matrices, driver=driver, out=out)
@@ -60,11 +61,11 @@ def svdvals(A: torch.Tensor, *, driver: str | None = None, out: torch.Tensor | N
         out: a tensor to write to.
 
     Returns:
-        (*, min(m, n)). Gradients of any order; of repeated values the first is finite, and the second is not. Where a
-        gradient is needed the singular vectors are computed as well.
+        (*, min(m, n)). They have gradients of any order. Where values repeat, the first derivative is finite and the
+        second is not. If a gradient is needed, the singular vectors are computed as well.
 
     Raises:
-        RuntimeError: as `svd`.
+        RuntimeError: as for `svd`.
     """
     if not accelerated(A) or driver is not None and type(driver) is not str:
         return torch.linalg.svdvals(A, driver=driver, out=out)
@@ -121,9 +122,9 @@ def _backward(ctx, grad_U, grad_S, grad_Vh):
 
 
 def _gradient(U, grad_U, V, grad_V, S, grad_S):
-    """Of A = U diag(S) Vᵀ, all reduced: U M Vᵀ with M = (skew(Uᵀ grad_U) S + S skew(Vᵀ grad_V)) / E + diag(grad_S),
-    where E[i, j] = S[j]² - S[i]²; and of a matrix that is not square what grad_U or grad_V has outside of the space of
-    U or V, over S."""
+    """The gradient of the reduced A = U diag(S) Vᵀ: U M Vᵀ with M = (skew(Uᵀ grad_U) S + S skew(Vᵀ grad_V)) / E +
+    diag(grad_S), where E[i, j] = S[j]² - S[i]². If A is not square, the part of grad_U or grad_V outside of the space
+    of U or V, divided by S, is added."""
     if grad_U is None and grad_V is None:
         return None if grad_S is None else (U * grad_S.unsqueeze(-2)) @ V.mT
     column, row = S.unsqueeze(-1), S.unsqueeze(-2)
@@ -135,15 +136,15 @@ def _gradient(U, grad_U, V, grad_V, S, grad_S):
     if grad_V is not None:
         inside_V = V.mT @ grad_V
         terms.append(column * skew(inside_V))
-    # E's factors one by one: their product might overflow. Its diagonal only ever divides zeros.
+    # E's two factors divide one after the other, because their product might overflow. E's diagonal divides only zeros.
     identity = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
     M = sum(terms[1:], terms[0]) / (row - column + identity) / (row + column + identity)
     if grad_S is not None:
         M = M + grad_S.diag_embed()
-    left = U @ M
+    gradient_V = U @ M
     if inside_U is not None and U.shape[-2] > U.shape[-1]:
-        left = left + (grad_U - U @ inside_U) / row
-    gradient = left @ V.mT
+        gradient_V = gradient_V + (grad_U - U @ inside_U) / row
+    gradient = gradient_V @ V.mT
     if inside_V is not None and V.shape[-2] > V.shape[-1]:
         gradient = gradient + (U / row) @ (grad_V - V @ inside_V).mT
     return gradient
@@ -152,7 +153,7 @@ def _gradient(U, grad_U, V, grad_V, S, grad_S):
 _svd = autograd("svd", _backward, _save)
 
 
-# In the place of PyTorch's kernel
+# The override of PyTorch's kernel
 
 
 def _override(A, full_matrices=False, compute_uv=True, *, driver=None):
@@ -178,7 +179,7 @@ register(
         "svd",
         svd,
         namesake="torch.linalg.svd",
-        results=lambda found: (found.S, low_rank(*found)),
+        results=lambda factors: (factors.S, low_rank(*factors)),
         operators=("svd",),
         override=(override("_linalg_svd", _override),),
         samples=lambda: (*_samples(full_matrices=False), *_samples("full, ", full_matrices=True)[:2]),

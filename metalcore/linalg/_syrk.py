@@ -8,7 +8,7 @@ from torch.compiler import is_compiling
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated, on_cuda
-from ._common import check_types, in_float32, left_to_torch, plan_is_torchs, without_autocast
+from ._common import check_types, in_float32, plan_is_torch, torch_is_faster, without_autocast
 
 _PARTS = {"full": lambda x: x, "lower": torch.tril, "upper": torch.triu}
 
@@ -24,34 +24,33 @@ def syrk(
 ) -> torch.Tensor:
     """alpha A Aᵀ + beta C, or alpha Aᵀ A + beta C: the symmetric rank-k update, BLAS's syrk, as a new tensor.
 
-    One triangle of the product is computed, in tiles of 64 x 64, and mirrored where both are wanted. On NVIDIA GPUs it
-    is PyTorch's matmul, which is faster there.
+    The kernel computes one triangle of the product in tiles of 64 x 64, and mirrors it if both are wanted. On NVIDIA
+    GPUs PyTorch's matmul computes the product, because it is faster there.
 
     Args:
-        A: (*, n, k), any strides; (*, k, n) if `transpose`. float32; float16 and bfloat16 are computed in float32, and
-            the result cast back. Other dtypes and devices are left to PyTorch's matmul.
-        C: what is added, broadcast to (*, n, n). Where its entries differ from those across the diagonal, so do the
-            result's. None: nothing.
-        alpha, beta: factors of the product and of C. C is not read where beta is 0, nor A where alpha is.
-        transpose: multiply from the left, Aᵀ A.
-        triangle: "full", "lower" or "upper": the part of the result that is wanted; the rest is zeros.
+        A: (*, n, k), any strides; (*, k, n) with `transpose`. float32; float16 and bfloat16 are computed in float32,
+            and the result is cast back. Other input goes to PyTorch's matmul.
+        C: the matrix to add, broadcast to (*, n, n). The result is symmetric only if C is. None adds nothing.
+        alpha, beta: factors of the product and of C. C is not read if beta is 0, and A is not read if alpha is 0.
+        transpose: whether to compute Aᵀ A.
+        triangle: "full", "lower" or "upper": the part of the result that is wanted. The other entries are zeros.
 
     Returns:
-        (*, n, n). Gradients of any order, of A and C.
+        (*, n, n). It has gradients of any order with respect to A and C.
 
     Raises:
-        TypeError: arguments that are no tensors, or no bool.
-        RuntimeError: an unknown `triangle`, less than two dimensions, or a C that cannot be broadcast.
+        TypeError: A or C is not a tensor, or `transpose` is not a bool.
+        RuntimeError: `triangle` is unknown, A has fewer than two dimensions, or C does not broadcast.
     """
     if (
         C is None
         and alpha == 1
         and triangle == "full"
         and isinstance(transpose, bool)
-        and left_to_torch("syrk", ("transpose", transpose), A)
+        and torch_is_faster("syrk", ("transpose", transpose), A)
         and not torch.is_autocast_enabled("cuda")
     ):
-        return _product(A, transpose)  # what _composed comes to, without its steps
+        return _product(A, transpose)  # the result of _composed, without its other steps
     if triangle not in _PARTS:
         raise RuntimeError(f"syrk: triangle must be 'full', 'lower' or 'upper', not {triangle!r}")
     check_types(
@@ -67,8 +66,8 @@ def syrk(
         return _composed(A, C, triangle, transpose, alpha, beta)
 
     def update(A, C=None):
-        # On NVIDIA GPUs no size is the kernel's; a compiled graph cannot ask for the plan.
-        by_torch = on_cuda(A) and (is_compiling() or plan_is_torchs("syrk", ("transpose", transpose), A))
+        # On NVIDIA GPUs PyTorch's matmul takes all sizes. A compiled graph cannot ask for the plan.
+        by_torch = on_cuda(A) and (is_compiling() or plan_is_torch("syrk", ("transpose", transpose), A))
         return (_composed if by_torch else ops.syrk)(A, C, triangle, transpose, alpha, beta)
 
     return in_float32(update, A) if C is None else in_float32(update, A, C)
@@ -103,8 +102,8 @@ def _backward(ctx, grad):
     grad = _PARTS[triangle](grad)
     grad_A = grad_C = None
     if ctx.needs_input_grad[0]:
-        both = alpha * (grad + grad.mT)
-        grad_A = A @ both if transpose else both @ A
+        symmetric = alpha * (grad + grad.mT)
+        grad_A = A @ symmetric if transpose else symmetric @ A
     if ctx.needs_input_grad[1]:
         grad_C = beta * grad
     return grad_A, grad_C, None, None, None, None

@@ -8,7 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
-from ._common import check_types, in_float32, left_to_torch, write_out
+from ._common import check_types, in_float32, torch_is_faster, write_out
 from ._overriding import override, takes
 
 _SIDE, _UPLO, _TRANSA, _DIAG = ("L", "R"), ("U", "L"), ("N", "T", "C"), ("U", "N")  # BLAS's letters
@@ -25,29 +25,30 @@ def solve_triangular(
 ) -> torch.Tensor:
     """X with A X = B, or X A = B, for triangular A, as torch.linalg.solve_triangular.
 
-    Substitution, not multiplication by inverses, so that each column of X solves a system whose matrix differs from A
-    by a few n eps of its entries (Higham, Accuracy and Stability of Numerical Algorithms, 8.1). Up to 32 unknowns a
-    simdgroup solves one system or several, above that a threadgroup one; larger systems are solved by panels of rows,
-    which are then taken out of the rows below. `metalcore.explain("solve_triangular", A, B)` tells which of them a call
-    takes.
+    The method is substitution, without inverses, so that each column of X solves a system whose matrix differs from A
+    by a few n eps of its entries (Higham, Accuracy and Stability of Numerical Algorithms, 8.1). A simdgroup solves one
+    or several systems of up to 32 unknowns, and a threadgroup solves a larger one. The largest systems take panels of
+    rows: a solved panel is subtracted from the rows below it. `metalcore.explain("solve_triangular", A, B)` tells which
+    kernels a call runs.
 
     Args:
-        A: (*, n, n), any strides; only the triangle named is read. float32; float16 and bfloat16 are computed in
-            float32, and X is cast back. Other input goes to PyTorch's op.
-        B: (*, n, k), or (*, k, n) where not `left`, of A's dtype. The batches of A and B broadcast.
+        A: (*, n, n), any strides. It reads only the triangle that `upper` names. float32; float16 and bfloat16 are
+            computed in float32, and X is cast back. Other input goes to PyTorch's op.
+        B: (*, n, k), or (*, k, n) without `left`, of A's dtype. The batches of A and B broadcast.
         upper: whether A is upper triangular.
         left: whether A stands on the left of X.
-        unitriangular: whether A's diagonal counts as ones; it is not read then.
+        unitriangular: whether A's diagonal counts as ones. Then it is not read.
         out: a tensor to write X to.
 
     Returns:
-        X, of B's shape with the batches broadcast. A zero on A's diagonal is not checked for: it gives inf and nan.
+        X, of B's shape with the batches broadcast. A zero on A's diagonal raises nothing, and gives inf and nan. X has
+        gradients of any order.
 
     Raises:
-        RuntimeError: as PyTorch's: shapes that do not fit, or an `out` that does not.
+        RuntimeError: shapes or `out` do not fit. The messages are PyTorch's.
     """
     if (
-        left_to_torch("solve_triangular", ("left", left), A, B)
+        torch_is_faster("solve_triangular", ("left", left), A, B)
         or B is None
         or not accelerated(A, B)
         or A.dtype != B.dtype
@@ -73,22 +74,25 @@ def trsm(
 ) -> torch.Tensor:
     """BLAS's trsm: X with op(A) X = alpha B, or X op(A) = alpha B, for triangular A.
 
-    What solve_triangular does, by BLAS's names and with all that is said there of shapes, dtypes and gradients; but X
-    is a new tensor, B stays as it is.
+    This is solve_triangular with BLAS's names. Shapes, dtypes and gradients are the same. Unlike in BLAS, X is a new
+    tensor and B does not change.
 
     Args:
-        A: (*, n, n), of which the triangle `uplo` is read.
+        A: (*, n, n). It reads only the triangle `uplo`.
         B: (*, n, k), or (*, k, n) with side "R".
-        side: "L" or "R", whether op(A) stands on the left or on the right of X.
-        uplo: "U" or "L", whether A is upper or lower triangular; A itself, not op(A).
+        side: "L" or "R": op(A) stands on the left or on the right of X.
+        uplo: "U" or "L": A itself, not op(A), is upper or lower triangular.
         transa: "N" for op(A) = A, "T" for its transpose, "C" for its conjugate transpose.
-        diag: "U" where A's diagonal counts as ones, else "N".
-        alpha: multiplies B. Zero gives zeros, whatever A is.
+        diag: "U" if A's diagonal counts as ones, or else "N".
+        alpha: the factor of B. Zero gives zeros for any A.
+
+    Returns:
+        X, as from solve_triangular.
 
     Raises:
-        TypeError: an A or B that is no tensor.
-        ValueError: another letter.
-        RuntimeError: shapes that do not fit, in solve_triangular's words.
+        TypeError: A or B is not a tensor.
+        ValueError: `side`, `uplo`, `transa` or `diag` is another letter.
+        RuntimeError: shapes do not fit, as in solve_triangular.
     """
     if side not in _SIDE or uplo not in _UPLO or transa not in _TRANSA or diag not in _DIAG:
         for name, value, letters in (
@@ -139,7 +143,7 @@ def _backward(ctx, grad):
 autograd("solve_triangular", _backward, _save)
 
 
-# In the place of PyTorch's kernel
+# The override of PyTorch's kernel
 
 
 def _override(A, B, *, upper, left=True, unitriangular=False):

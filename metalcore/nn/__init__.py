@@ -1,4 +1,4 @@
-"""Modules that compute with metalcore's ops: drop-ins for their namesakes in torch.nn, with the same arguments,
+"""Modules that compute with metalcore's ops. Each replaces its namesake in torch.nn, and has the same arguments,
 parameters and state_dict."""
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class AddRMSNorm(torch.nn.RMSNorm):
-    """An RMSNorm over the last dimension of x + residual; returns the normalized sum and the sum."""
+    """An RMSNorm over the last dimension of x + residual. It returns the normalized sum and the sum."""
 
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (what it shares is its parameters)
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (it shares only the parameters)
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return add_rms_norm(x, residual, self.weight, self.eps)

@@ -1,4 +1,4 @@
-"""Root mean square normalization, plain and of a sum."""
+"""Root mean square normalization of a tensor, or of a sum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .._core.samples import rows
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
-# PyTorch's eps=None: the epsilon of the type it computes in.
+# With eps=None PyTorch uses the epsilon of the dtype in which it computes.
 _EPS = torch.finfo(torch.float32).eps
 
 
@@ -25,14 +25,15 @@ def rms_norm(
     """x / sqrt(mean(x^2) + eps) * weight over the last dimensions, as torch.nn.functional.rms_norm.
 
     Args:
-        x: float32, float16 or bfloat16, any strides; computed in float32. Other input goes to PyTorch's op, and so do
-            rows of 2^31 elements and more.
-        normalized_shape: the last dimensions of x, over which the mean is taken.
-        weight: of that shape and of any of the three dtypes; the result has the dtype of x, or float32 where PyTorch's
-            has it because autocast is on.
-        eps: None for the epsilon of float32.
+        x: float32, float16 or bfloat16, any strides. It is computed in float32. Other input, and rows of 2^31 elements
+            and more, go to PyTorch's op.
+        normalized_shape: the last dimensions of x, over which the mean is computed.
+        weight: a tensor of that shape and of any of the three dtypes, or None.
+        eps: a number. None means the epsilon of float32.
 
-    The weight's gradient is summed in a fixed order: the same inputs give the same bits.
+    Returns:
+        A tensor of x's shape and dtype, or float32 if autocast makes PyTorch's result float32. It has gradients of any
+        order. The weight's gradient is summed in a fixed order, so that the same inputs give the same bits.
 
     Raises:
         RuntimeError: normalized_shape is not the end of x's shape, or not weight's shape.
@@ -53,11 +54,12 @@ def rms_norm(
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds the residual and normalizes over the last dimension, in one pass over memory.
+    """Adds the residual to x and normalizes the sum over the last dimension, in one pass over memory.
 
     Args:
-        x, residual: of one shape and dtype; see `rms_norm`.
-        weight: of the last dimension's size.
+        x, residual: tensors of one shape and dtype, as for `rms_norm`. Tensors that differ go to PyTorch's addition.
+        weight: a tensor of the last dimension's size, or None.
+        eps: a number. None means the epsilon of float32.
 
     Returns:
         (y, total): `total = x + residual`, and `y = rms_norm(total, total.shape[-1:], weight, eps)`.
@@ -96,7 +98,7 @@ def _addable(x, residual, weight, eps):
 
 
 def _composite(x, dims, weight, eps):
-    """In PyTorch's ops, differentiable to any order; in float32 at least."""
+    """The norm in PyTorch's ops, in float32 or float64. It is differentiable to any order."""
     wide = x if x.dtype == torch.float64 else x.float()
     scale = torch.rsqrt(wide.square().mean(tuple(range(-dims, 0)), keepdim=True) + eps)
     y = wide * scale
@@ -104,7 +106,7 @@ def _composite(x, dims, weight, eps):
 
 
 def _check(op, x, dims, weight):
-    """What the kernels' host side checks, in its words."""
+    """The checks of the host side, with its messages."""
     if not 0 < dims <= x.dim():
         raise RuntimeError(f"metalcore::{op}: cannot normalize the last {dims} of {x.dim()} dimensions")
     length = math.prod(x.shape[-dims:])
@@ -142,17 +144,17 @@ def _(x, residual, dims, weight, eps):
 
 
 def _gradients(grad, x, sum_grad, dims, weight, eps):
-    """What rms_norm_backward computes, in PyTorch's ops: the gradients of x and of the weight (None without one)."""
-    over = tuple(range(-dims, 0))
+    """rms_norm_backward in PyTorch's ops: the gradients of x and of the weight (None without one)."""
+    normalized_dims = tuple(range(-dims, 0))
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     g, v = grad.to(wide), x.to(wide)
-    scale = torch.rsqrt(v.square().mean(over, keepdim=True) + eps)
+    scale = torch.rsqrt(v.square().mean(normalized_dims, keepdim=True) + eps)
     normal = v * scale
     gw = None
     if weight is not None:
         gw = (g * normal).sum_to_size(weight.shape).to(weight.dtype)
         g = g * weight
-    gx = scale * (g - normal * (g * normal).mean(over, keepdim=True))
+    gx = scale * (g - normal * (g * normal).mean(normalized_dims, keepdim=True))
     if sum_grad is not None:
         gx = gx + sum_grad
     return gx.to(x.dtype), gw
@@ -207,7 +209,7 @@ def _save_backward(ctx, inputs, output):
 
 
 def _double_backward(ctx, gx_cotangent, gw_cotangent):
-    """Differentiates _gradients, as often as is asked for."""
+    """Differentiates _gradients, which is differentiable to any order."""
     with torch.enable_grad():
         inputs = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
         grad, x, sum_grad, weight = inputs
@@ -216,10 +218,10 @@ def _double_backward(ctx, gx_cotangent, gw_cotangent):
     if gw is not None and ctx.weight_wanted:
         outputs, cotangents = [gx, gw], [gx_cotangent, gw_cotangent]
     wanted = [t for t in inputs if t is not None and t.requires_grad]
-    found = iter(
+    gradients = iter(
         torch.autograd.grad(outputs, wanted, cotangents, create_graph=torch.is_grad_enabled(), allow_unused=True)
     )
-    grad, x, sum_grad, weight = (next(found) if t is not None and t.requires_grad else None for t in inputs)
+    grad, x, sum_grad, weight = (next(gradients) if t is not None and t.requires_grad else None for t in inputs)
     return grad, x, sum_grad, None, weight, None, None
 
 
@@ -228,13 +230,13 @@ _add_rms_norm = autograd("add_rms_norm", _sum_backward, _save_sum)
 _gradient_of_rows = autograd("rms_norm_backward", _double_backward, _save_backward)
 
 
-# In the place of PyTorch's kernels
+# Overrides of PyTorch's kernels
 
 
-def _override(previous, count, left):
+def _override(previous, count, decline):
     def kernel(keyset, x, normalized_shape, weight=None, eps=None):
         if not (is_plain(x) and is_plain(weight) and alike(x, weight) and _fits(x, normalized_shape, weight)):
-            return left(keyset, x, normalized_shape, weight, eps)
+            return decline(keyset, x, normalized_shape, weight, eps)
         count.ran += 1
         return ops.rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
 

@@ -1,4 +1,4 @@
-"""Optimizers: drop-in replacements of torch.optim's."""
+"""Optimizers that replace those of torch.optim."""
 
 from .adamw import AdamW
 

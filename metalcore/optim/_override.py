@@ -1,4 +1,4 @@
-"""What enable_pytorch_overrides("adamw") puts in torch.optim.AdamW's place."""
+"""The class that replaces torch.optim.AdamW under enable_pytorch_overrides("adamw")."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["OverrideAdamW"]
 
 
 class OverrideAdamW(AdamW):
-    """metalcore.optim.AdamW in torch.optim.AdamW's place: its state has torch's dtypes, so that it takes no more memory
-    and its checkpoints are torch's."""
+    """metalcore.optim.AdamW in the place of torch.optim.AdamW. Its state has torch's dtypes, so that it needs no more
+    memory, and torch can load its checkpoints."""
 
-    moments_dtype = None  # the parameter's
+    moments_dtype = None  # the parameter's dtype
 
     def _step_by_kernel(self, group, params, grads):
         super()._step_by_kernel(group, params, grads)

@@ -18,46 +18,47 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
 class AdamW(torch.optim.AdamW):
-    """torch.optim.AdamW with its step on all parameters of a group done by a few dispatches of one Metal kernel.
+    """torch.optim.AdamW whose step updates all parameters of a group with a few dispatches of one Metal kernel.
 
-    Takes the arguments of `torch.optim.AdamW` and is an instance of it: groups, closures, hooks, learning rate
-    schedulers, GradScaler and checkpoints work as they do there, and either loads a state_dict of the other.
+    It has the arguments of `torch.optim.AdamW`, and is an instance of it. Groups, closures, hooks, learning rate
+    schedulers, GradScaler and checkpoints work as there, and each class loads a state_dict of the other.
 
     The kernel takes float32, float16 and bfloat16 parameters on `mps` and `cuda` devices, with dense gradients of the
-    same dtype, whatever their strides. All others (on the CPU, float64, complex, tensor subclasses,
-    `differentiable=True`) are updated by PyTorch's own code in the same call. Parameters that share memory or state are
-    updated one after the other.
+    same dtype and any strides. PyTorch's own code updates all others (on the CPU, float64, complex, tensor subclasses,
+    `differentiable=True`) in the same call. Parameters that share memory or state are updated one after the other.
 
     Differences from `torch.optim.AdamW` for parameters that the kernel takes:
 
-    - The moments of float16 and bfloat16 parameters are float32, and the update is one of float32, rounded once.
-      (In torch the moments have the parameter's dtype.) Loading torch's 16-bit moments widens them.
-    - With a step in device memory the bias corrections are accurate to float32's last digits also for the first steps.
+    - The moments of float16 and bfloat16 parameters are float32, and the update is computed in float32 and rounded
+    once.
+      In torch the moments have the parameter's dtype. Loading torch's 16-bit moments converts them to float32.
+    - With a step in device memory, the bias corrections of the first steps too are accurate to float32's last digits.
 
     Args:
         params: parameters, named parameters or groups of them.
-        lr: a float or a 1-element tensor. A tensor on the device is read by the kernel where the step is on the device
-            too, and else by the host, which waits for it.
+        lr: a float or a 1-element tensor. If the tensor and the step are on the device, the kernel reads the tensor.
+            Otherwise the host reads it, and waits for it.
         betas, eps, weight_decay, amsgrad, maximize: as in torch. Weight decay is decoupled.
-        foreach: has no effect on the kernel, which always takes many parameters at once; chooses PyTorch's
-            implementation for the other parameters.
-        capturable: keeps `step` in device memory, where the kernel increments it: a step then depends on no value of
-            the host's but the group's options, and can be captured and replayed.
-        differentiable: lets autograd run through the step, which is PyTorch's own then.
-        fused: keeps `step` in device memory as `capturable` does, and lets GradScaler leave unscaling and skipping
-            steps with overflown gradients to the kernel. The other parameters take PyTorch's fused implementation.
+        foreach: chooses PyTorch's implementation for parameters that the kernel does not take. The kernel always takes
+            many parameters at once.
+        capturable: keeps `step` in device memory, where the kernel increments it. Then a step depends on no value of
+            the host, except the group's options, and can be captured and replayed.
+        differentiable: lets autograd differentiate the step, which is then PyTorch's own.
+        fused: keeps `step` in device memory as `capturable` does. With GradScaler, the kernel unscales gradients and
+            skips steps with overflown ones. Parameters that it does not take use PyTorch's fused implementation.
 
-    Raises what torch.optim.AdamW raises for invalid arguments: ValueError for values out of range, RuntimeError for
-    arguments that exclude each other and for sparse gradients. A step raises for a state that does not fit: KeyError
-    for a missing entry, TypeError for one that is no tensor, RuntimeError for a wrong device, dtype or shape.
+    Raises what torch.optim.AdamW raises for invalid arguments: ValueError for values out of range, and RuntimeError for
+    arguments that exclude each other and for sparse gradients. A step raises an error if the state does not fit:
+    KeyError if an entry is missing, TypeError if one is not a tensor, RuntimeError if a device, dtype or shape is
+    wrong.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
     """
 
-    moments_dtype: torch.dtype | None = torch.float32  # None: the parameter's, as in torch
+    moments_dtype: torch.dtype | None = torch.float32  # None: the parameter's dtype, as in torch
 
     def step(self, closure=None):
-        """Updates the parameters that have gradients. `closure` recomputes the loss, which is returned."""
+        """Updates the parameters that have gradients, and returns the loss. `closure`, if given, computes the loss."""
         _refuse_capture(self)
         loss = None
         if closure is not None:
@@ -69,13 +70,13 @@ class AdamW(torch.optim.AdamW):
         return loss
 
     def load_state_dict(self, state_dict):
-        """Loads the state of an AdamW of metalcore's or torch's; both keep the same entries."""
+        """Loads the state of an AdamW of metalcore or torch. Both have the same entries."""
         if self.moments_dtype is None:
             return super().load_state_dict(state_dict)
-        # Optimizer.load_state_dict rounds floating-point state to the parameter's dtype. Of the hooks registered here
-        # the first runs after all others, and sees the state that is loaded; the second runs before them.
+        # Optimizer.load_state_dict rounds floating-point state to the parameter's dtype. The pre-hook runs after all
+        # other pre-hooks, and sees the state that will be loaded. The post-hook runs before all others.
         saved = {}
-        record = self.register_load_state_dict_pre_hook(lambda _, given: saved.update(given))
+        record = self.register_load_state_dict_pre_hook(lambda _, loaded: saved.update(loaded))
         restore = self.register_load_state_dict_post_hook(lambda _: self._widen_moments(saved), prepend=True)
         try:
             super().load_state_dict(state_dict)
@@ -93,8 +94,8 @@ class AdamW(torch.optim.AdamW):
                     self.state[p][name] = moment.to(device=p.device, dtype=torch.float32)
 
     def _step_group(self, group):
-        # By what decides whether the kernel takes a parameter, and which of them one call takes. (PyTorch sees to it
-        # that a gradient is on its parameter's device.)
+        # A kind decides whether the kernel takes a parameter, and one call takes parameters of one kind. PyTorch makes
+        # sure that a gradient is on its parameter's device.
         kinds, last, params, grads = {}, None, [], []
         for p in group["params"]:
             grad = p.grad
@@ -105,16 +106,16 @@ class AdamW(torch.optim.AdamW):
                     last = kind
                 params.append(p)
                 grads.append(grad)
-        taken, others = [], []
+        for_kernel, for_torch = [], []
         for params, grads in kinds.values():
             if not group["differentiable"] and _takes(params[0], grads[0]):
-                taken.append((params, grads))
+                for_kernel.append((params, grads))
             else:
-                others += params
-        # First, because it may refuse its parameters; then nothing has changed.
-        if others:
-            self._step_by_torch({**group, "params": others})
-        for params, grads in taken:
+                for_torch += params
+        # PyTorch's code comes first, because it may refuse its parameters while nothing has changed.
+        if for_torch:
+            self._step_by_torch({**group, "params": for_torch})
+        for params, grads in for_kernel:
             self._step_by_kernel(group, params, grads)
 
     def _step_by_torch(self, group):
@@ -176,11 +177,11 @@ class AdamW(torch.optim.AdamW):
             grad_scale=grad_scale,
             found_inf=found_inf,
         )
-        # So that autograd notices a backward pass through a graph which saved the old values.
+        # Autograd then notices a backward pass through a graph that saved the old values.
         torch.autograd.graph.increment_version(params if grad_scale is None else params + grads)
 
     def _state_lists(self, params, amsgrad, on_device):
-        """ "step", "exp_avg" … of the parameters' states, a list of each, in the form that the kernel takes."""
+        """The lists of "step", "exp_avg" … of the parameters' states, in the form that the kernel takes."""
         moments = MOMENTS if amsgrad else MOMENTS[:2]
         states = [self.state[p] for p in params]
         dtype = self.moments_dtype or params[0].dtype
@@ -189,31 +190,35 @@ class AdamW(torch.optim.AdamW):
             return [[state[name] for state in states] for name in ("step", *moments)]
 
         try:
-            found = lists()
-            # Where steps are on the device, the kernel takes them as it takes the moments.
+            existing = lists()
+            # If steps are on the device, the kernel takes them like the moments.
             ready = (
-                set(map(_device_index, found[0])) == {params[0].get_device() if on_device else -1}
-                and set(map(_dtype, chain(*found[1:]))) == {dtype}
-                and (not on_device or set(map(_dtype, found[0])) == {torch.float32})
+                set(map(_device_index, existing[0])) == {params[0].get_device() if on_device else -1}
+                and set(map(_dtype, chain(*existing[1:]))) == {dtype}
+                and (not on_device or set(map(_dtype, existing[0])) == {torch.float32})
             )
-        except (AttributeError, KeyError, TypeError):  # first steps; what is not a tensor, _prepare refuses
-            found, ready = [], False
+        except (
+            AttributeError,
+            KeyError,
+            TypeError,
+        ):  # the first step, or an entry that is not a tensor, which _prepare refuses
+            existing, ready = [], False
         if ready:
-            return found
+            return existing
         for p, state in zip(params, states):
             _prepare(p, state, moments, on_device, dtype)
         return lists()
 
 
 _CPU = torch.device("cpu")
-# PyTorch's check that a step inside torch.cuda.graph() is one that can be replayed, under its newer or its older name.
+# PyTorch's check that a step inside torch.cuda.graph() can be replayed. It has a newer and an older name.
 _refuse_capture = getattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None) or (
     torch.optim.Optimizer._cuda_graph_capture_health_check
 )
 
 
 _dtype = attrgetter("dtype")
-_device_index = torch.Tensor.get_device  # -1 for the CPU; takes half of the time that `device` does
+_device_index = torch.Tensor.get_device  # -1 for the CPU; it takes half the time of `device`
 
 
 def _takes(p, grad):
@@ -223,13 +228,14 @@ def _takes(p, grad):
 
 
 def _prepare(p, state, moments, on_device, dtype):
-    """Makes the state of p on its first step, and brings it to the form that the kernel takes. What is there and has no
-    such form, the operator refuses."""
-    where = p.device if on_device else _CPU
+    """Makes the state of p on its first step, and converts it to the form that the kernel takes. The operator refuses a
+    state that cannot be converted."""
+    step_device = p.device if on_device else _CPU
     if not state:
-        # float64 where that is the default dtype, as in torch. On the device without a copy, so in a capture as well.
+        # The step is float64 if that is the default dtype, as in torch. It is made on the device, because a capture
+        # cannot copy it there.
         wide = torch.get_default_dtype() is torch.float64 and not on_device
-        state["step"] = torch.zeros((), dtype=torch.float64 if wide else torch.float32, device=where)
+        state["step"] = torch.zeros((), dtype=torch.float64 if wide else torch.float32, device=step_device)
         for name in moments:
             state[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
     for name in ("step", *moments):
@@ -242,9 +248,9 @@ def _prepare(p, state, moments, on_device, dtype):
     if step.is_meta:
         return
     if on_device and step.dtype is not torch.bool and not step.is_complex():
-        state["step"] = step.to(where, torch.float32)
-    elif step.device != where:
-        state["step"] = step.to(where)
+        state["step"] = step.to(step_device, torch.float32)
+    elif step.device != step_device:
+        state["step"] = step.to(step_device)
 
 
 @cpu_kernel("adamw_")
@@ -315,8 +321,8 @@ def _(
     grad_scale=None,
     found_inf=None,
 ):
-    # A meta tensor among others brings a call here, and nothing would be updated.
-    on = params[0].device if params else None
+    # One meta tensor among others would bring a call here, where nothing is updated.
+    device = params[0].device if params else None
     for name, tensors in (
         ("params", params),
         ("grads", grads),
@@ -326,15 +332,15 @@ def _(
         ("state_steps", state_steps),
     ):
         for tensor in tensors:
-            if tensor.device != on and not (name == "state_steps" and tensor.device == _CPU):
+            if tensor.device != device and not (name == "state_steps" and tensor.device == _CPU):
                 raise RuntimeError(
-                    f"metalcore::adamw_: {name} must be on the device of the other tensors, {on}, "
+                    f"metalcore::adamw_: {name} must be on the device of the other tensors, {device}, "
                     f"not on {tensor.device}"
                 )
 
 
-def _in_torchs_place():
-    from ._override import OverrideAdamW  # not before it is needed
+def _override_class():
+    from ._override import OverrideAdamW  # imported when it is needed
 
     return OverrideAdamW
 
@@ -343,7 +349,8 @@ _STEPS = 3
 
 
 def _steps(optimizer, *tensors, **options):
-    """The parameters, the first half of the tensors, and their moments after some steps, each with other gradients."""
+    """The parameters and their moments after some steps. The first half of `tensors` are the parameters, and the second
+    half their gradients, which differ from step to step."""
     half = len(tensors) // 2
     params = [torch.nn.Parameter(tensor.detach().clone()) for tensor in tensors[:half]]
     made = optimizer(params, **options)
@@ -357,7 +364,7 @@ def _steps(optimizer, *tensors, **options):
 
 def _sample(name, **options):
     shapes = ((300, 57), (5,), (2049,))
-    # A learning rate so large that the steps, not the start, make the result.
+    # With so large a learning rate the steps, and not the start, determine the result.
     return Sample(name, (*shapes, *shapes), {"lr": 0.5, "weight_decay": 0.1, **options}, terms=_STEPS, roundings=_STEPS)
 
 
@@ -368,7 +375,7 @@ register(
         namesake="torch.optim.AdamW",
         call=_steps,
         operators=("adamw_",),
-        override=OptimizerOverride(torch.optim.AdamW, _in_torchs_place),
+        override=OptimizerOverride(torch.optim.AdamW, _override_class),
         backward=False,
         waits=True,
         samples=lambda: (
