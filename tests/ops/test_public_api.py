@@ -30,6 +30,7 @@ def test_the_package_says_that_it_is_typed():
     assert Path(metalcore.__file__).with_name("py.typed").exists()
 
 
+@pytest.mark.only_on("simulator")  # it imports metalcore.simulator
 def test_no_function_hides_a_module():
     """A name in a package is its module, or something else: not first the one and then the other."""
     packages = [importlib.import_module(found.name) for found in _found() if found.ispkg]
