@@ -65,7 +65,7 @@ def test_right_wheels(platform, tmp_path):
     assert wheel_check.problems(wheel_of(files_of(platform), tmp_path, TAGS[platform])) == []
 
 
-# These faults are of the wheel for Linux. Faults of the wheel for macOS are in tools/mac_check/faults.py.
+# These faults are of the wheel for Linux. Faults of the wheel for macOS are in tools/mac_check/seeded_faults.py.
 FAULTS = {
     "metalcore.libs/libtorch_cpu-1.so": (b"\x7fELF", "is no part of a wheel for Linux"),
     "metalcore/_C.abi3.so": (b"\xcf\xfa\xed\xfe", "is a binary for macOS"),

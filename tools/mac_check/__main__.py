@@ -9,7 +9,7 @@ import sys
 import zipfile
 
 from .. import wheel_check
-from . import binary, build, declarations, faults, pytorch, sdk
+from . import binary, build, declarations, faults, pytorch, sdk, seeded_faults
 from .downloads import Downloads
 from .macho import MachO
 from .report import CheckFailed, step
@@ -65,7 +65,7 @@ def main():
     with step("PyTorch's streams") as say:
         say(pytorch.check(downloads.torch, MachO(extension).imports()))
     with step("seeded faults are found") as say:
-        say(faults.check(faults.Subject(folder, downloads, system, python, made, extension)))
+        say(seeded_faults.check(faults.Subject(folder, downloads, system, python, made, extension)))
 
 
 if __name__ == "__main__":
