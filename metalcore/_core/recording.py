@@ -171,15 +171,16 @@ def _dispatch(entry, numbers):
 
 
 def record(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Recording]:
-    """Runs a function, and returns its result and the recording of what this thread submitted. The recording does not
-    have PyTorch's own work. Autograd runs backward on another thread, unless
+    """Runs a function, and returns its result and the recording of what this thread submitted. It has the names of
+    PyTorch's operators in between, and not their work. Autograd runs backward on another thread, unless
     torch.autograd.set_multithreading_enabled(False).
     """
     inputs = [value for value in tree_leaves((arguments, options)) if isinstance(value, Tensor)]
     device = next((tensor.device.type for tensor in inputs if tensor.device.type != "cpu"), "mps")
     _C.begin_recording(device)
     try:
-        result = function(*arguments, **options)
+        with _observed():
+            result = function(*arguments, **options)
     finally:
         number = _C.end_recording()
     outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
@@ -201,25 +202,38 @@ def on_meta(device: str) -> Iterator[Recorder]:
     _C.begin_recording(device)
     explained.device = device
     try:
-        with _OpsOnMeta():
+        with _observed():
             yield recorder
     finally:
         explained.device = outer
         recorder.recording = Recording(_C.end_recording())
 
 
-class _OpsOnMeta(TorchDispatchMode):
-    """Runs the kernels of metalcore's operators for meta tensors, and notes PyTorch's operators."""
+@contextlib.contextmanager
+def _observed():
+    explained.observers += 1
+    try:
+        with _Observer():
+            yield
+    finally:
+        explained.observers -= 1
+
+
+class _Observer(TorchDispatchMode):
+    """Runs the kernels of metalcore's operators, also for meta tensors, and notes PyTorch's operators."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func.namespace == "metalcore":
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        if func.namespace == "metalcore" and any(not tensor.is_cpu for tensor in tensors):
             _C.note_operator()
             with self:  # it also notes the operators of PyTorch that the kernel calls
                 return _kernel(func).call_boxed(_KEYS, *args, **kwargs)
         if _does_work(func):
             _C.note_torch_step(f"aten::{func.overloadpacket.__name__}")
-        return (_NOT_ON_META.get(func) or func)(*args, **kwargs)
+        if func in _NOT_ON_META and tensors[0].is_meta:
+            return _NOT_ON_META[func](*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 def _geqrf(A):

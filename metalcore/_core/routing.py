@@ -49,9 +49,15 @@ _MPS, _CUDA = "mps" in DEVICES, "cuda" in DEVICES
 
 
 class _Explained(threading.local):
-    """The type of device that a thread's meta tensors stand for while ops on them are recorded."""
+    """What a thread records.
+
+    Attributes:
+        device: the type of device that meta tensors stand for while ops on them are recorded.
+        observers: how many of the dispatch modes that are active only note what they see.
+    """
 
     device: str | None = None
+    observers: int = 0
 
 
 explained = _Explained()

@@ -12,6 +12,7 @@ from torch.compiler import is_compiling
 from .. import _C
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.recording import on_meta
+from .._core.routing import explained
 
 __all__ = [
     "Tensors",
@@ -136,9 +137,10 @@ def raise_errors(info, name, A):
     """
     if info.is_meta:
         _info_any(info)
+        _C.note_torch_step("aten::_local_scalar_dense")  # the host waits there
         return
     # PyTorch's own check takes two launches more. It makes the message, and graphs can contain it.
-    if is_compiling() or _modes_active() or _info_any(info).item():
+    if is_compiling() or _modes_active() > explained.observers or _info_any(info).item():
         _linalg_check_errors(info, name, is_matrix=A.ndim == 2)
 
 
