@@ -73,7 +73,7 @@ def check_samples(function, name, device, dtype, *, variant="", orders=2, select
 
 
 def check_errors(function, name, device, *, variant="", messages=False):
-    """Checks that `function` raises what torch's `name` does for its error inputs, with `messages` in the same words."""
+    """Checks that `function` raises what torch's `name` does for its error inputs; `messages`: in the same words."""
     checked = 0
     for error in error_inputs(name, device, variant):
         sample = error.sample_input
