@@ -74,7 +74,7 @@ class Clock:
 
 
 def measured(ours, theirs, batches):
-    """[(samples or the reason for none, the calls made)] of a row whose calls take ours(batch), theirs(batch) seconds."""
+    """[(samples or why there are none, calls made)] of a row whose calls take ours(batch) and theirs(batch) seconds."""
     from benchmarks.harness.case import Cell, Row
     from benchmarks.harness.cells import Skipped, measure_cell
     from benchmarks.harness.run import Run
