@@ -126,7 +126,7 @@ def direction(tensor, seed):
 def compare(actual, expected, sample, dtype, condition):
     extents = [extent for tensor in tensors(sample) for extent in tensor.shape]
     terms = max([8, *extents])
-    assert len(actual) >= len(expected), f"differentiable {len(actual) - 1} times, not {len(expected) - 1}: {sample}"
+    assert len(actual) >= len(expected), f"{len(actual) - 1} derivatives instead of {len(expected) - 1}: {sample}"
     for order, (ours, theirs) in enumerate(zip(actual, expected)):
         bound = (4 * condition) ** (order + 1) * terms * torch.finfo(dtype).eps
         assert len(ours) == len(theirs), f"{len(ours)} tensors instead of {len(theirs)}: {sample}"

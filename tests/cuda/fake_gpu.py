@@ -149,7 +149,7 @@ def refusal(kind, *arguments, **options):
         dispatch(*arguments, **options)
     except kind as error:
         caught = error
-    assert type(caught) is kind, f"no {kind.__name__}, {type(caught).__name__}"
+    assert type(caught) is kind, f"{type(caught).__name__} instead of {kind.__name__}"
     assert driver.fake_launch_count() == before
     return str(caught)
 

@@ -256,7 +256,7 @@ def digest(results):
     torch.manual_seed(0)
     found, count = hashlib.sha256(), 0
     for what, tensor in results:
-        assert tensor.isfinite().all(), f"{what}: not finite"
+        assert tensor.isfinite().all(), f"{what}: a value is not finite"
         found.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         count += 1
     return f"{found.hexdigest()[:16]} ({count} results)"

@@ -80,7 +80,7 @@ def test_norms_of_transformers(device, name, dtype, wide_weight):
         assert ours.dtype == theirs.dtype
         scale = theirs.float().abs().max().item()
         torch.testing.assert_close(ours.float(), theirs.float(), rtol=5 * eps, atol=8 * eps * scale)
-    assert all(torch.equal(a, b) for a, b in zip(both(), expected)), "disabled, but not bitwise what it was"
+    assert all(torch.equal(a, b) for a, b in zip(both(), expected)), "disabling does not restore the same bits"
 
 
 class WeightFirstNorm(torch.nn.Module):

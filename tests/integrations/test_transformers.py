@@ -70,7 +70,7 @@ def test_llama_trains_to_the_same_losses(device):
     assert found == pytest.approx(expected, rel=1e-5)
     assert expected[-1] < expected[0]
     assert {*LLAMA, *(f"{name}_backward" for name in LLAMA), "adamw_"} <= ran
-    assert train(llama(device)) == expected, "unpatched, but not bitwise what it was"
+    assert train(llama(device)) == expected, "unpatching does not restore the same bits"
     assert operators(lambda: train(llama(device), 1)) == set()
 
 

@@ -68,4 +68,4 @@ def test_every_kernel_is_launched():
 
 
 def test_the_docs_show_it():
-    assert (ROOT / "docs" / "ops.md").read_text() == page(), "python -m metalcore ops > docs/ops.md"
+    assert (ROOT / "docs" / "ops.md").read_text() == page(), "run python -m metalcore ops > docs/ops.md"

@@ -55,7 +55,7 @@ def test_function_and_gradient(device, name, dtype):
         torch.testing.assert_close(a, b, rtol=4 * eps, atol=4 * eps * b.abs().max().item())
     assert operators(both) == set()
     for a, b in zip(both(), expected):
-        assert torch.equal(a, b), "disabled, but not bitwise what it was"
+        assert torch.equal(a, b), "disabling does not restore the same bits"
 
 
 def test_rms_norm_module_trains(device):

@@ -90,8 +90,8 @@ def test_the_source_distribution_has_what_the_checkout_has(unpacked):
         name: content for name, content in had.items() if not any(re.fullmatch(pattern, name) for pattern in LEFT_OUT)
     }
     found = {name: content for name, content in files(folder).items() if not re.fullmatch(ADDED, name)}
-    assert sorted(expected.keys() - found.keys()) == [], "missing: see MANIFEST.in"
-    assert sorted(found.keys() - expected.keys()) == [], "too much: see MANIFEST.in"
+    assert sorted(expected.keys() - found.keys()) == [], "files are missing: see MANIFEST.in"
+    assert sorted(found.keys() - expected.keys()) == [], "there are too many files: see MANIFEST.in"
     assert [name for name in expected if found[name] != expected[name]] == []
 
 
