@@ -10,7 +10,7 @@
         check_errors(metalcore.silu, "nn.functional.silu", device)
 
 The reference is the namesake in float64 on the CPU, on the same rounded inputs. An error is relative to the largest
-value of its tensor, and may be
+value of its tensor or to 1, whichever is larger, and is at most
 
     4 ** (order + 1) * n * eps
 
@@ -73,7 +73,7 @@ def check_samples(function, name, device, dtype, *, variant="", orders=2, select
 
 
 def check_errors(function, name, device, *, variant="", messages=False):
-    """Checks that `function` raises what torch's `name` does for its error inputs; `messages`: in the same words."""
+    """Checks that `function` raises the errors of torch's `name` for its error inputs, with its words if `messages`."""
     checked = 0
     for error in error_inputs(name, device, variant):
         sample = error.sample_input

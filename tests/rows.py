@@ -11,7 +11,7 @@ LONGEST = 20000
 
 @contextlib.contextmanager
 def tuned(family):
-    """Plans are made as for a GPU of the family."""
+    """Inside, plans are those for GPUs of the family."""
     _C.use_tuning(family)
     try:
         yield
