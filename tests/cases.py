@@ -1,4 +1,4 @@
-"""Every op's samples, forward and backward: for tests about where and how ops run, not about their numbers.
+"""Every op's samples, forward and backward. They are for tests about where and how ops run, not about their numbers.
 
 for case in CASES.values():
     made = case.make("cuda")
@@ -32,8 +32,8 @@ class Case:
 
     @property
     def backward_without_host(self):
-        """Whether a CUDA graph can capture the derivative: that of qr is made of PyTorch's ops, some of which none can
-        capture."""
+        """Whether a CUDA graph can capture the derivative. The derivative of qr consists of PyTorch's ops, and a graph
+        cannot capture some of them."""
         return self.backward and self.op.name not in ("qr", "svd_lowrank", "pca_lowrank")
 
     def make(self, device, dtype=torch.float32, seed=0):
@@ -54,7 +54,7 @@ class Made:
                 leaf.copy_(value)
 
     def values(self, seed):
-        """What refill(seed) puts into the leaves, on their device."""
+        """The tensors that refill(seed) copies into the leaves, on their device."""
         return self.case.sample.make(self.leaves[0].device, self.leaves[0].dtype, seed)
 
     def forward(self):
@@ -62,7 +62,7 @@ class Made:
         return self.case.call(*self.leaves)
 
     def run(self):
-        """The outputs and, of random linear functions of them, the gradients."""
+        """The outputs, and the gradients of random linear functions of them."""
         return self.with_gradients(self.forward())
 
     def with_gradients(self, outputs):
@@ -75,5 +75,5 @@ class Made:
 
 
 CASES = {f"{op.name}, {sample.name}": Case(op, sample) for op in OPS.values() for sample in op.samples()}
-# Those for which the host does not wait: graphs go on without it.
+# The host does not wait for these ops, so that graphs go on without it.
 WITHOUT_HOST = {name: case for name, case in CASES.items() if not case.op.waits}

@@ -2,7 +2,7 @@
 
 import os
 
-# Before torch starts its threads: processes of pytest-xdist share the cores.
+# Processes of pytest-xdist share the cores. torch reads this when it starts its threads.
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 THREADS = max(1, len(os.sched_getaffinity(0)) // WORKERS) if hasattr(os, "sched_getaffinity") else 1
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
@@ -10,8 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-HAS_MPS = torch._C._has_mps  # before the simulated device says so
-# Folders with tests of one kind of device.
+HAS_MPS = torch._C._has_mps  # the simulated device sets it later
+# folder -> the one kind of device that its tests are about
 ONLY_ON = {"simulator": "simulator", "metal_runtime": "simulator", "wheels": "simulator", "cuda_device": "cuda"}
 
 
@@ -27,15 +27,15 @@ def kind(config):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "only_on(*kinds): the kinds of device that a test is about")
-    # With two threads PyTorch 2.13's batched LU of 150 rows and more is wrong or never returns, on CPUs where
-    # oneMKL's DLASWP refuses its arguments. The simulator's threads are others.
+    # With two threads, PyTorch 2.13's batched LU of 150 rows and more is wrong or never returns on CPUs where
+    # oneMKL's DLASWP refuses its arguments. The simulator has threads of its own.
     torch.set_num_threads(1)
     if kind(config) == "simulator":
         import metalcore.simulator  # noqa: F401
     if kind(config) == "cuda":
         if not torch.cuda.is_available():
             raise pytest.UsageError("--device cuda: PyTorch sees no CUDA device (torch.cuda.is_available() is False)")
-        torch.set_float32_matmul_precision("highest")  # no TF32 in what results are compared with
+        torch.set_float32_matmul_precision("highest")  # the references must not use TF32
 
 
 def pytest_ignore_collect(collection_path, config):

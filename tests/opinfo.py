@@ -1,4 +1,4 @@
-"""Compares a metalcore function with its torch namesake, over the inputs PyTorch tests that namesake with (OpInfo).
+"""Compares a metalcore function with its torch namesake, on the inputs with which PyTorch tests the namesake (OpInfo).
 
     from opinfo import check_errors, check_samples
 
@@ -9,14 +9,14 @@
     def test_silu_errors(device):
         check_errors(metalcore.silu, "nn.functional.silu", device)
 
-The reference is the namesake in float64 on the CPU, on the very same (rounded) inputs. Results are compared in the
-norm: an error is measured against the largest value of the tensor it is in, and may be
+The reference is the namesake in float64 on the CPU, on the same rounded inputs. An error is relative to the largest
+value of its tensor or to 1, whichever is larger, and is at most
 
     4 ** (order + 1) * n * eps
 
-with eps that of the dtype, n the size of the largest dimension in the input (the longest sum there can be; at least 8),
-and order 0 for the result, 1 for its gradients, 2 for the gradients' gradients. Infinities and NaNs must be in the same
-places. Each sample runs twice: with its tensors as they come, and with every tensor non-contiguous.
+where eps is the dtype's, and n is the size of the largest dimension in the input (the longest possible sum; at least
+8). The order is 0 for the result, 1 for its gradients, and 2 for the gradients' gradients. Infinities and NaNs must be
+in the same places. Each sample runs twice: with its tensors as they come, and with every tensor non-contiguous.
 """
 
 import pytest
@@ -35,7 +35,7 @@ def find_op(name, variant=""):
 
 
 def samples(name, dtype, variant=""):
-    """The samples of an op as (input, args, kwargs) on the CPU, less those that ask for float64, which MPS lacks."""
+    """The samples of an op as (input, args, kwargs) on the CPU, except those that ask for float64, which MPS lacks."""
     op = find_op(name, variant)
     torch.manual_seed(0)
     for sample in op.sample_inputs("cpu", dtype, requires_grad=False):
@@ -52,12 +52,12 @@ def error_inputs(name, device, variant=""):
 def check_samples(function, name, device, dtype, *, variant="", orders=2, select=None, results=None, condition=None):
     """Compares `function` with torch's `name` for every sample of `dtype`.
 
-    orders: 0 compares results, 1 also gradients, 2 also the gradients' gradients, each along a random direction; as far
-        as torch's are differentiable.
+    orders: 0 compares results, 1 also gradients, 2 also the gradients' gradients, each along a random direction, as far
+        as torch's function is differentiable.
     select: `select(input, args, kwargs) -> bool` chooses samples, e.g. those whose result is unique.
     results: `results(output) -> tensors` chooses what is compared (and differentiated); everything by default.
-    condition: `condition(input, args, kwargs) -> float` is by how much results amplify an error of the input, and each
-        derivative the error of the one before; 1 by default.
+    condition: `condition(input, args, kwargs) -> float` is the factor by which results amplify an error of the input,
+        and each derivative amplifies the error of the one before; 1 by default.
     """
     op = find_op(name, variant)
     compared = 0
@@ -73,7 +73,7 @@ def check_samples(function, name, device, dtype, *, variant="", orders=2, select
 
 
 def check_errors(function, name, device, *, variant="", messages=False):
-    """Checks that `function` raises what torch's `name` does for its error inputs; with `messages`, the same words."""
+    """Checks that `function` raises the errors of torch's `name` for its error inputs, with its words if `messages`."""
     checked = 0
     for error in error_inputs(name, device, variant):
         sample = error.sample_input
@@ -84,7 +84,7 @@ def check_errors(function, name, device, *, variant="", messages=False):
 
 
 def placed(sample, device, dtype, prepare):
-    """A copy of a sample's tensors on a device: floating-point ones of `dtype`, ready to be differentiated."""
+    """A copy of a sample's tensors on a device; floating-point ones have `dtype` and require gradients."""
 
     def place(value):
         if not isinstance(value, torch.Tensor):
@@ -97,7 +97,7 @@ def placed(sample, device, dtype, prepare):
 
 
 def evaluate(function, sample, orders, results):
-    """Lists of tensors: the results, the gradients and the gradients' gradients (as far as asked for)."""
+    """Lists of tensors: the results, the gradients and the gradients' gradients, up to `orders`."""
     input, args, kwargs = sample
     output = function(input, *args, **kwargs)
     values = [tensors(output if results is None else results(output))]
@@ -118,7 +118,7 @@ def tensors(tree):
 
 
 def direction(tensor, seed):
-    """Random numbers for a tensor, the same on every device and in every dtype but for rounding."""
+    """Random numbers for a tensor, the same on every device and in every dtype except for rounding."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(tensor.shape, generator=generator).to(device=tensor.device, dtype=tensor.dtype)
 
@@ -126,7 +126,7 @@ def direction(tensor, seed):
 def compare(actual, expected, sample, dtype, condition):
     extents = [extent for tensor in tensors(sample) for extent in tensor.shape]
     terms = max([8, *extents])
-    assert len(actual) >= len(expected), f"differentiable {len(actual) - 1} times, not {len(expected) - 1}: {sample}"
+    assert len(actual) >= len(expected), f"{len(actual) - 1} derivatives instead of {len(expected) - 1}: {sample}"
     for order, (ours, theirs) in enumerate(zip(actual, expected)):
         bound = (4 * condition) ** (order + 1) * terms * torch.finfo(dtype).eps
         assert len(ours) == len(theirs), f"{len(ours)} tensors instead of {len(theirs)}: {sample}"

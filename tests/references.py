@@ -1,4 +1,4 @@
-"""What the ops' tests compare with: float64 on the CPU, on the same rounded inputs."""
+"""The references of the ops' tests: float64 on the CPU, on the same rounded inputs."""
 
 import pytest
 import torch
@@ -17,9 +17,9 @@ def wide(value):
 
 
 def assert_near(actual, expected, *, terms=1, magnitude=None):
-    """`actual` differs from the float64 reference by at most 8 * terms * eps32 of the reference's largest value (the
-    arithmetic, over sums of `terms`; `magnitude` instead where larger numbers cancel) and one rounding to its own
-    dtype. NaN and infinity must be in the same places."""
+    """Checks that `actual` differs from the float64 reference by at most 8 * terms * eps32 of the reference's largest
+    value, which covers sums of `terms`, and one rounding to its own dtype. Where larger numbers cancel, their
+    `magnitude` replaces the largest value. NaN and infinity must be in the same places."""
     eps = torch.finfo(torch.float32).eps
     dtype = actual.dtype
     finite = expected[expected.isfinite()]
@@ -32,8 +32,8 @@ def assert_near(actual, expected, *, terms=1, magnitude=None):
 
 
 def assert_same_error(ours, theirs):
-    """Both calls raise errors of one type and with one message, of which PyTorch's may have more lines."""
-    with pytest.raises(Exception) as expected:  # noqa: PT011 (whatever PyTorch raises, ours is compared with)
+    """Both calls raise errors of one type with the same first line. PyTorch's message may have more lines."""
+    with pytest.raises(Exception) as expected:  # noqa: PT011 (PyTorch may raise any error)
         theirs()
     with pytest.raises(expected.type) as found:
         ours()
@@ -57,7 +57,7 @@ def layouts(make):
 
 
 def check_operator(op, *inputs):
-    """torch.library.opcheck: schema, fake kernel, tracing; registration where opcheck knows the device."""
+    """Checks schema, fake kernel and tracing by torch.library.opcheck, and registration where it knows the device."""
     tests = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
     if inputs[0].device.type != "mps":
         tests.append("test_autograd_registration")

@@ -1,4 +1,4 @@
-"""Row lengths above and below every boundary between variants, as metalcore.explain finds them."""
+"""Row lengths on both sides of every boundary between variants, which metalcore.explain finds."""
 
 import contextlib
 
@@ -11,7 +11,7 @@ LONGEST = 20000
 
 @contextlib.contextmanager
 def tuned(family):
-    """Plans as for a GPU family."""
+    """Inside, plans are those for GPUs of the family."""
     _C.use_tuning(family)
     try:
         yield
@@ -24,7 +24,7 @@ def variant(op, length, dtype, backward=False):
 
 
 def lengths(op, dtype):
-    """1, and the last length of each variant of the op and of its derivative with its neighbours, as planned now."""
+    """Small lengths, and those around each change of variant of the op or of its derivative, for the tuning in use."""
     return sorted(_boundaries(op, dtype, False) | _boundaries(op, dtype, True))
 
 
@@ -37,10 +37,10 @@ def _boundaries(op, dtype, backward):
 
 
 def changes(plan, first, last):
-    """The pairs of neighbouring sizes from `first` to `last` between which plan(size) changes; none comes back."""
+    """The pairs of neighbouring sizes from `first` to `last` between which plan(size) changes. No plan may return."""
     low = first
     while plan(low) != plan(last):
-        below, above = low, last  # of the plan of `low`, and of another one
+        below, above = low, last  # plan(below) is plan(low), and plan(above) is another one
         while above - below > 1:
             middle = (below + above) // 2
             if plan(middle) == plan(low):

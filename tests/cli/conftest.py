@@ -1,4 +1,4 @@
-"""What tests of metalcore bench share."""
+"""The fixture that tests of metalcore bench share."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from metalcore.cli.bench import ROOT
 
 @pytest.fixture
 def as_before(monkeypatch):
-    """The threads and the path of this process, which a run sets."""
+    """Restores the path and the numbers of threads of this process, which a run sets."""
     monkeypatch.syspath_prepend(str(ROOT))
     threads = torch.get_num_threads()
     simulator = metalcore._C.simulator_info()["threads"] if hasattr(metalcore._C, "simulator_info") else None

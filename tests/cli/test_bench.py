@@ -1,4 +1,4 @@
-"""metalcore bench: one tiny case of every family, and what the command refuses; no time is judged."""
+"""metalcore bench: one tiny case of every family, and what the command refuses. No test judges a time."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("as_before")
 
 @pytest.fixture
 def bench(capsys, device, tmp_path):
-    """bench(*arguments): its exit status, stdout, stderr and the data of its JSON file, on the tests' device."""
+    """bench(*arguments) -> exit status, stdout, stderr and the data of the JSON file, on the tests' device."""
     name = "simulator" if "metalcore.simulator" in sys.modules else device
 
     def call(*arguments):

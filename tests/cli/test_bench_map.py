@@ -27,11 +27,11 @@ def test_cells():
     svd = [cell for cell in cells if cell.name == "svd"]
     assert [cell.shape for cell in svd[:2]] == ["4x4", "16x4x4"] and len(svd) == 42
     assert [(cell.n, cell.batch) for cell in svd] == sorted((cell.n, cell.batch) for cell in svd)
-    assert svd[0].row is svd[4].row is not svd[5].row  # what is learnt of 4 x 4 says nothing of 8 x 8
+    assert svd[0].row is svd[4].row is not svd[5].row  # a row holds one n: times of 4 x 4 do not predict those of 8 x 8
 
 
 def test_arguments_are_what_the_functions_take():
-    """PyTorch's functions take them, and factors are of well-conditioned matrices."""
+    """PyTorch's functions take the arguments, and factors belong to well-conditioned matrices."""
     from benchmarks.families import linalg_map
 
     for name, op in linalg_map.MAPPED.items():
@@ -45,7 +45,7 @@ def test_arguments_are_what_the_functions_take():
 
 
 class Clock:
-    """A device on which calls take as long as they say."""
+    """A device whose calls take the time that they are told to take."""
 
     lead_in, graphs, method, ours, theirs = False, False, "events", "ours", "theirs"
 
@@ -74,7 +74,7 @@ class Clock:
 
 
 def measured(ours, theirs, batches):
-    """What is found for a row whose calls take so many seconds, by batch; and the calls that were made."""
+    """[(samples or why there are none, calls made)] of a row whose calls take ours(batch) and theirs(batch) seconds."""
     from benchmarks.harness.case import Cell, Row
     from benchmarks.harness.cells import Skipped, measure_cell
     from benchmarks.harness.run import Run
@@ -175,7 +175,7 @@ def test_formats():
     text = report.text(known())
     lines = [line.split() for line in text.splitlines()]
     assert ["4", "12", "0.5", "~432"] in lines and ["8", "1", "error", "-"] in lines
-    # What missed the target or failed has a line of its own, and nothing else.
+    # Only results that missed the target or failed have a line of their own.
     assert sum("16x4x4" in line and "MISS speedup >= 0.909" in line for line in text.splitlines()) == 1
     assert "1x4x4" not in text and "ValueError: <no>" in text and "2 of 4" not in text and "3 of 4 targets met" in text
     markdown = report.markdown(known(), {})
@@ -221,7 +221,7 @@ def test_a_picture_has_a_scale_and_can_be_read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("ratio", (0.01, 0.1, 0.3, 1, 3, 30, 200, 1000, 1e5))
 def test_numbers_stand_out_from_their_cells(ratio):
-    """At least 4.5 to 1, which WCAG asks of small text."""
+    """The contrast is at least 4.5 to 1, which WCAG asks for small text."""
     from benchmarks.harness import maps
 
     def luminance(colour):

@@ -1,4 +1,4 @@
-"""How metalcore bench measures, on a device whose clock the tests set, and what it makes of the samples."""
+"""How metalcore bench measures, on a device whose clock the tests set, and how it evaluates the samples."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_inputs_take_turns():
 
 
 def test_results_are_kept_for_a_turn():
-    """So that a call's output does not lie where the one before left it in the cache."""
+    """A call's output must not reuse the memory of the output before it, which is still in the cache."""
     import weakref
 
     from benchmarks.harness.measure import in_turns
@@ -38,7 +38,7 @@ def test_results_are_kept_for_a_turn():
 
 
 class Clock:
-    """A device on which every call takes 1 ms, and capturing is possible."""
+    """A device on which every call takes 1 ms and which can capture."""
 
     lead_in, graphs = True, True
 
@@ -113,12 +113,12 @@ def test_sides_alternate():
 
         return Side([call], runner(device, sample_seconds=0), False)
 
-    sides = [side("a", 30), side("b", 60)]  # too long for a batch ahead of the measured one
+    sides = [side("a", 30), side("b", 60)]  # both are too long for a lead-in before the measured batch
     order.clear()
     ours, theirs = alternate(sides, runner(device))
     assert "".join(order) == "abbaabbaab"
     assert ours == pytest.approx([0.03] * 5) and theirs == pytest.approx([0.06] * 5)
-    assert len(alternate(sides, runner(device, case_seconds=0.28))[0]) == 3  # as many as fit, but three at least
+    assert len(alternate(sides, runner(device, case_seconds=0.28))[0]) == 3  # as many as fit, and at least three
     assert len(alternate(sides, runner(device, case_seconds=0.4))[0]) == 4
 
 
@@ -149,7 +149,7 @@ def test_rates_and_limits():
         "flops_per_second": 250.0,
         "share": 0.5,
     }
-    assert "share" not in rates(case, 4.0, True, ceilings)  # from the cache
+    assert "share" not in rates(case, 4.0, True, ceilings)  # the inputs come from the cache
 
 
 def test_targets():
@@ -165,7 +165,7 @@ def test_targets():
 
 
 def test_qr_counts():
-    """LAPACK's counts (Working Note 41) for sgeqrf and sorgqr, to the leading order."""
+    """LAPACK's operation counts (Working Note 41) for sgeqrf and sorgqr, to the leading order."""
     from benchmarks.families.qr import householder_flops, least_bytes
 
     n = 300

@@ -1,4 +1,4 @@
-"""The reports of metalcore bench, of figures that are known."""
+"""The reports of metalcore bench, made of known figures."""
 
 import re
 import sys
@@ -60,7 +60,7 @@ def test_formats():
     assert f"| {' | '.join(ROW)} |" in markdown and "| a\\|b |" in markdown and "| pass |" in markdown
     page = report.page(data, {})
     assert '<td class="miss">MISS share &gt;= 80.0%</td>' in page and "&lt;no&gt;" in page and "<no>" not in page
-    assert "http" not in page and "src=" not in page  # needs no other file
+    assert "http" not in page and "src=" not in page  # the page needs no other file
 
 
 def test_numbers():
@@ -140,7 +140,7 @@ def test_report_refuses_other_json(capsys, tmp_path):
 
 
 def drawn(results, machine, tmp_path, monkeypatch):
-    """The figure that a family's picture is made of."""
+    """The matplotlib figure of a family's picture."""
     figure = pytest.importorskip("matplotlib.figure")
     from benchmarks.harness import plots
 
@@ -154,7 +154,7 @@ def test_a_picture_says_what_it_shows(tmp_path, monkeypatch):
     data = known()
     figure = drawn(data["results"][:2], data["machine"], tmp_path, monkeypatch)
     times, shares = figure.axes
-    assert times.get_xscale() == "log" and not times.patches  # a bar has no foot on a logarithmic axis
+    assert times.get_xscale() == "log" and not times.patches  # a logarithmic axis has no zero where bars could begin
     assert all(axes.get_xlabel() for axes in figure.axes) and times.get_ylabel() == "case"
     assert [text.get_text() for text in times.texts] == ["2500×"] * 2
     assert [text.get_text() for text in shares.texts] == ["50", "0.02"] * 2  # ours, and PyTorch's 0.5 ms of 2.5 s

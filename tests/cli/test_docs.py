@@ -1,7 +1,7 @@
 """Every Python block and every `python -m metalcore` line of README and docs/ runs, as do the examples.
 
-A block or command runs on the device that it names: "cuda", "mps" or the simulator; one that names none runs on all.
-Blocks share the tests' process, which saves the start of one each. tests/cli/test_site.py checks the links.
+A block or command runs on the device that it names: "cuda", "mps" or the simulator. One that names none runs on all.
+Blocks share the tests' process, so that none has to start its own. tests/cli/test_site.py checks the links.
 """
 
 import os
@@ -62,7 +62,7 @@ def test_command(command, tmp_path):
         (tmp_path / name).write_text("import torch\nprint(torch.ones(2, device='mps').sum().item())\n")
     (tmp_path / "kernel.metal").write_text("kernel void one(device float* x [[buffer(0)]]) { x[0] = 1.0f; }\n")
     said = run([sys.executable, *shlex.split(command)[1:]], tmp_path).strip()
-    assert said or " check " in command  # which is silent about a program that is right
+    assert said or " check " in command  # `check` prints nothing about a right program
 
 
 @pytest.mark.only_on("simulator")

@@ -1,5 +1,5 @@
-"""What `python -m metalcore info` says of the simulated device, the compiler and the cache, for what a machine may
-have. Of CUDA: test_info_cuda.py."""
+"""What `python -m metalcore info` says of the simulated device, the compiler and the cache on different machines.
+test_info_cuda.py has the tests about CUDA."""
 
 import json
 

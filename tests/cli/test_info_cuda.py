@@ -1,4 +1,4 @@
-"""What `python -m metalcore info` says of CUDA, for what the backend may find."""
+"""What `python -m metalcore info` says of CUDA, for everything that the backend may find."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What pyproject.toml's extras ask for is installed into .venv, and constraints.txt pins it."""
+"""tools/setup_venv.sh installs what pyproject.toml's extras require, and constraints.txt pins it."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Of pictures and HTML pages git has the latest of each kind, and pages show pictures that there are."""
+"""Git has one picture and one HTML page of a family at most, and pages show exactly the pictures that it has."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""python -m metalcore selftest: passes where the ops are right, and names what is not."""
+"""python -m metalcore selftest passes where the ops are right, and names those that are wrong."""
 
 import dataclasses
 import json
@@ -43,12 +43,12 @@ def few(monkeypatch):
 
 
 def replace(monkeypatch, name, function):
-    """Puts another function into the place of an op's."""
+    """Replaces the function of an op."""
     monkeypatch.setitem(OPS, name, dataclasses.replace(OPS[name], function=function))
 
 
 def names(op, *dtypes):
-    """Those of the checks of an op that compare something: samples without elements do not."""
+    """The names of an op's checks that compare something. Samples without elements have nothing to compare."""
     return {f"{op}, {sample.name}, {dtype}" for sample in OPS[op].samples() if sample.elements for dtype in dtypes}
 
 
@@ -66,7 +66,7 @@ def test_a_wrong_result_is_named(kind, few, capsys, monkeypatch):
 
 
 def test_a_wrong_gradient_is_named(kind, few, capsys, monkeypatch):
-    # Adds 0.25 to the derivative.
+    # The difference is zero, and its derivative adds 0.25.
     replace(monkeypatch, "silu", lambda x: metalcore.silu(x) + (x - x.detach()) * 0.25)
     status, out = run(capsys, kind)
     assert status == 1 and failures(out) == names("silu", "float32", "float16", "bfloat16")

@@ -27,6 +27,6 @@ def test_the_site_has_no_broken_links_and_every_public_name(tmp_path):
         for name in module.__all__
         if not inspect.ismodule(getattr(module, name))
     }
-    # Linear algebra is documented as functions of metalcore.linalg.
+    # The reference documents linear algebra as functions of metalcore.linalg.
     missing = public - documented - {f"metalcore.{name}" for name in metalcore.linalg.__all__}
     assert not missing and "metalcore.linalg.qr" in documented

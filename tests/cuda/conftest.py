@@ -1,4 +1,4 @@
-"""csrc/backends/cuda with a driver that only takes notes: no GPU is needed, nor used where there is one."""
+"""csrc/backends/cuda with a driver that only takes notes. These tests use no GPU, even where there is one."""
 
 import importlib.util
 import subprocess
@@ -49,7 +49,7 @@ def fake(tmp_path_factory):
 
 @pytest.fixture
 def run(fake):
-    """run(program, …) runs a program with the names of fake_gpu.py and returns what it prints."""
+    """run(program, …) runs a program with the names of fake_gpu.py, and returns what it prints."""
     package = Path(importlib.util.find_spec("metalcore").origin).parent
     torch_lib = Path(importlib.util.find_spec("torch").origin).parent / "lib"
 

@@ -1,7 +1,7 @@
 """For programs that drive the CUDA backend with a driver that only takes notes (fake_driver.c), without PyTorch.
 
 `python fake_gpu.py <fake libcuda.so.1> <fake libtorch_cuda.so> <_C.abi3.so> <torch/lib>` runs the program on stdin with
-this module's names. Blocks are decoded here by the signatures alone that the compiler was given.
+this module's names. This module decodes parameter blocks by nothing but the signatures that the compiler was given.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ class LaunchRecord(ctypes.Structure):
 
 
 def members(signature):
-    """[(kind, index, bytes)] of a signature, in the block's order."""
+    """[(kind, index, bytes)] of a signature, in the order of the parameter block."""
     found = []
     for part in filter(None, signature.split(",")):
         index, _, capacity = part[1:].partition(":")
@@ -61,7 +61,7 @@ def block_bytes(signature):
 
 
 class Compiler:
-    """Gives code for every kernel, and keeps the requests."""
+    """A compiler that gives code for every kernel and keeps the requests."""
 
     def __init__(self, threads=1024, shared=0):
         self.threads = threads
@@ -135,21 +135,21 @@ def decoded(record):
 
 
 def dispatch(kernel="k", buffers=(), lengths=(), threads=(1, 1, 1), group=(1, 1, 1), *, program=0, device=0):
-    """cuda_dispatch; the launches that it made."""
+    """Calls cuda_dispatch and returns the launches that it made."""
     before = driver.fake_launch_count()
     C.cuda_dispatch(program, kernel, device, list(buffers), list(lengths), threads, group)
     return launches()[before:]
 
 
 def refusal(kind, *arguments, **options):
-    """The message of the exception that dispatch() raises; nothing may have been launched."""
+    """The message of the exception that dispatch() raises, after a check that it launched nothing."""
     before = driver.fake_launch_count()
     caught = None
     try:
         dispatch(*arguments, **options)
     except kind as error:
         caught = error
-    assert type(caught) is kind, f"no {kind.__name__}, {type(caught).__name__}"
+    assert type(caught) is kind, f"{type(caught).__name__} instead of {kind.__name__}"
     assert driver.fake_launch_count() == before
     return str(caught)
 

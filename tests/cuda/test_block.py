@@ -34,7 +34,7 @@ assert launch.values[f"i{{len(bindings)}}"] == b"tail" + bytes(12)
 
 
 def test_capacities(run):
-    """Bytes of different sizes share a kernel: multiples of 16 up to 256, then powers of two."""
+    """Bytes of different sizes share a kernel: capacities are multiples of 16 up to 256, and then powers of two."""
     run("""
 compiler = Compiler()
 expected = {1: 16, 15: 16, 16: 16, 17: 32, 255: 256, 256: 256, 257: 512, 512: 512, 513: 1024, 1024: 1024, 2047: 2048,

@@ -1,4 +1,4 @@
-"""When kernels are compiled and loaded, and how errors in that are reported."""
+"""When the backend compiles and loads kernels, and how it reports errors."""
 
 import pytest
 
@@ -18,7 +18,7 @@ assert driver.fake_loads() == driver.fake_functions() == 6
 
 
 def test_threads_that_need_the_same_kernel_at_once(run):
-    """The compiler is called without a lock: a slow compilation in one thread does not delay other kernels."""
+    """The backend calls the compiler without a lock: a slow compilation in one thread does not delay other kernels."""
     run("""
 import threading
 class Slow(Compiler):

@@ -143,7 +143,7 @@ assert "there is no GPU with the number 64" in refusal(RuntimeError, device=64)
 
 
 def test_fork(run):
-    """CUDA does not work after a fork, except where the process had not used it before."""
+    """CUDA works after a fork only where the process had not used it before."""
     assert run("""
 import os, warnings
 warnings.simplefilter("ignore", DeprecationWarning)

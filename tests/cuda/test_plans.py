@@ -1,4 +1,4 @@
-"""Plans are made for the GPU that a tensor is on."""
+"""A plan is made for the GPU that holds the tensor."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The signature that Python asks attributes for is the one that a dispatch is compiled for."""
+"""Python asks for the attributes of the same signature that a dispatch compiles."""
 
 from pathlib import Path
 

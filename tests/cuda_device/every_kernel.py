@@ -1,10 +1,10 @@
-"""Runs every built-in kernel at least once, on small tensors; a program for tools to watch (tools/cuda_check.py).
+"""Runs every built-in kernel at least once, on small tensors, while a tool watches (tools/cuda_check.py).
 
     python tests/cuda_device/every_kernel.py                                # all sections, each with its digest
-    python tests/cuda_device/every_kernel.py --section qr --launched FILE   # one; writes the kernels' names as JSON
+    python tests/cuda_device/every_kernel.py --section qr --launched FILE   # one, and its kernels' names as JSON
     python tests/cuda_device/every_kernel.py --fault memcheck               # only a fault for the sanitizer to find
 
-A section's digest is the same on every run. Fails if a built-in kernel was not launched by any of all sections.
+A section's digest is the same on every run. The program fails if all sections together leave out a built-in kernel.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def with_gradients(what, function, *inputs):
 
 
 def samples(device, dtype):
-    """Every op's, with their gradients."""
+    """The results and gradients of every op's samples."""
     for op in OPS.values():
         for sample in op.samples() if dtype in op.dtypes else ():
             for tensors in evaluate(op, sample, sample.make(device, dtype)).values():
@@ -53,8 +53,8 @@ def samples(device, dtype):
 
 
 def row_shapes(op, dtype):
-    """Rows that make a plan take a kernel that none before took, while that plan's tuning is on; each time also rows
-    that can be read 16 bytes at a time. Few long rows are shared by threadgroups."""
+    """Shapes whose plan takes a kernel that no plan before took, yielded while that plan's tuning is on. A shape whose
+    rows can be read 16 bytes at a time follows each. The last two shapes have rows that several threadgroups share."""
     taken = set()
     for family in FAMILIES:
         with tuned(family):
@@ -90,7 +90,7 @@ def rms_norm(device, dtype):
 
 
 def adamw(device, dtype):
-    """In torch.optim.AdamW's place: the moments have the dtype of the parameters."""
+    """Overrides torch.optim.AdamW, so that the moments have the dtype of the parameters."""
     op = OPS["adamw"]
     with metalcore.enable_pytorch_overrides("adamw"):
         for sample in op.samples():
@@ -99,7 +99,7 @@ def adamw(device, dtype):
 
 
 def qr(device):
-    """The smallest matrices that make a plan take a kernel that none before took."""
+    """The smallest matrices whose plan takes a kernel that no plan before took."""
     taken = set()
     shapes = sorted(itertools.product(QR_HEIGHTS, QR_WIDTHS), key=lambda shape: shape[0] * shape[1])
     for family, mode, (m, n) in itertools.product(FAMILIES, ("reduced", "complete", "r"), shapes):
@@ -112,7 +112,7 @@ def qr(device):
 
 
 def cholesky(device):
-    """The smallest matrices that make a plan take a kernel that none before took."""
+    """The smallest matrices whose plan takes a kernel that no plan before took."""
     taken = set()
     for family, n in itertools.product(FAMILIES, (1, 5, 9, 17, 33, 65, 129, 257)):
         with tuned(family):
@@ -125,8 +125,8 @@ def cholesky(device):
 
 
 def lu(device):
-    """Factorizations and solutions with the least work that take every kernel. An NVIDIA GPU's plan leaves large ones
-    to PyTorch, so the baseline's plan is taken."""
+    """Factorizations and solutions that take every kernel with the least work. The plan is the baseline's, since an
+    NVIDIA GPU's plan leaves large matrices to PyTorch."""
     with tuned("baseline"):
         for m, n in (
             (1, 1),
@@ -167,9 +167,9 @@ def lu(device):
 
 
 def triangular(device):
-    """The smallest systems that make a plan take a kernel that none before took."""
+    """The smallest systems whose plan takes a kernel that no plan before took."""
     taken = set()
-    batches = {1: (1, 300), 3: (1,), 5: (3, 1024), 12: (3,), 20: (3,), 64: (512,), 128: (256,)}  # of right-hand sides
+    batches = {1: (1, 300), 3: (1,), 5: (3, 1024), 12: (3,), 20: (3,), 64: (512,), 128: (256,)}  # columns -> batches
     orders = (3, 9, 17, 33, 65, 129, 520, 1025)
     systems = sorted(
         ((n, k, batch) for k in batches for batch in batches[k] for n in orders),
@@ -192,11 +192,11 @@ def svd(device):
     for m, n in itertools.combinations_with_replacement(JACOBI_SIZES, 2):
         for full_matrices, compute_uv in ((False, True), (True, True), (False, False)):
             A = random(device, torch.float32, 3, m, n)
-            A[1] = 0  # whose left vectors svd_complete makes
+            A[1] = 0  # svd_complete makes its left singular vectors
             for tensor in torch.ops.metalcore.svd(A, full_matrices, compute_uv):
                 yield f"svd {m}x{n}", tensor
     with tuned("baseline"):
-        for batch in (1, 13):  # blocks of columns: threadgroups share the rows of few matrices, not of many
+        for batch in (1, 13):  # threadgroups share the rows of one matrix, and not those of 13
             for tensor in torch.ops.metalcore.svd(random(device, torch.float32, batch, 140, 140), False, True):
                 yield f"svd {batch} 140x140", tensor
 
@@ -216,7 +216,7 @@ SECTIONS = {
 
 
 def watched(results, launched):
-    """The results. Adds the names of the kernels that are submitted for them to a set."""
+    """Yields the results, and adds the names of the kernels that they submit to the set `launched`."""
     results = iter(results)
     while True:
         result, recording = record(next, results, None)
@@ -256,7 +256,7 @@ def digest(results):
     torch.manual_seed(0)
     found, count = hashlib.sha256(), 0
     for what, tensor in results:
-        assert tensor.isfinite().all(), f"{what}: not finite"
+        assert tensor.isfinite().all(), f"{what}: a value is not finite"
         found.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         count += 1
     return f"{found.hexdigest()[:16]} ({count} results)"
@@ -273,7 +273,7 @@ def main():
         return run_fault(arguments.device, arguments.fault)
     if arguments.device == "mps":
         import metalcore.simulator  # noqa: F401
-    torch.autograd.set_multithreading_enabled(False)  # what other threads submit is not recorded
+    torch.autograd.set_multithreading_enabled(False)  # recordings leave out what other threads submit
     launched = set()
     for name in [arguments.section] if arguments.section else SECTIONS:
         print(name, digest(watched(SECTIONS[name](arguments.device), launched)), flush=True)
@@ -289,4 +289,4 @@ def main():
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    os._exit(status or 0)  # an orderly end may abort in a thread of PyTorch's autograd that is still starting
+    os._exit(status or 0)  # an orderly end may abort in a thread that PyTorch's autograd is still starting

@@ -1,4 +1,4 @@
-"""Programs that use kernels for the first time, in a process and with a cache of compiled kernels of their own.
+"""Programs that use kernels for the first time. Each has a process and a cache of compiled kernels of its own.
 
 METALCORE_CACHE_DIR=<an empty directory> python tests/cuda_device/first_use.py threads
 """
@@ -22,7 +22,7 @@ def check(found, expected):
 
 
 def in_threads(*functions):
-    """Runs functions at the same time, each in a thread of its own; raises the first exception of one."""
+    """Runs functions at the same time, each in a thread of its own, and raises the first exception."""
     start, failures = threading.Barrier(len(functions)), []
 
     def run(function):
@@ -42,7 +42,7 @@ def in_threads(*functions):
 
 
 def threads():
-    """Eight threads, pairs of which begin with the same op, each on a stream of its own."""
+    """Eight threads have a stream each. Pairs of them begin with the same op."""
     results = {}
 
     def work(number):
@@ -61,12 +61,12 @@ def threads():
 
 
 def capture():
-    """Each op's kernels, those of its derivative too, are compiled and loaded while a graph is captured."""
+    """The kernels of each op and of its derivative are compiled and loaded while a graph is captured."""
     ones = torch.ones(3, 3, device="cuda", requires_grad=True)
-    (ones @ ones).sum().backward()  # PyTorch's own first use, and cuBLAS's on the thread of either pass
+    (ones @ ones).sum().backward()  # first use of PyTorch, and of cuBLAS on both passes' threads
     for case in WITHOUT_HOST.values():
         if is_left_to_torch(case):
-            continue  # cuSOLVER cannot begin inside of a capture
+            continue  # cuSOLVER cannot be initialized during a capture
         leaves = case.leaves("cuda")
         run = with_gradients(case.call) if case.backward_without_host else case.call
         graph = torch.cuda.CUDAGraph()
@@ -93,7 +93,7 @@ def with_gradients(call):
 
 
 def beside_a_capture():
-    """One thread uses kernels first while another captures a graph, in the mode that lets others allocate memory."""
+    """One thread first uses kernels while another captures a graph. Its capture mode lets other threads allocate."""
     x, rows = torch.randn(1000, device="cuda"), torch.randn(50, 60, device="cuda")
     expected, stream = metalcore.silu(x), torch.cuda.Stream()
     results = []

@@ -31,7 +31,7 @@ def test_the_other_gpus_current_stream():
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
         x.fill_(1)
-        with torch.cuda.device(0):  # current, but of no concern
+        with torch.cuda.device(0):  # the current GPU has no effect
             y = metalcore.silu(x)
     stream.synchronize()
     torch.testing.assert_close(y.cpu(), torch.nn.functional.silu(torch.ones(1000)))

@@ -1,4 +1,4 @@
-"""Kernels are compiled and loaded in difficult places: in threads, in graphs, in many processes at the same time."""
+"""Kernels are compiled and loaded in threads, during captures of graphs, and in several processes at the same time."""
 
 import os
 import subprocess

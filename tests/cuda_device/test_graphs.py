@@ -1,4 +1,4 @@
-"""Ops inside torch.cuda.graph: captured, and replayed over other numbers in the same tensors."""
+"""Ops inside torch.cuda.graph. A replay reads other numbers from the same tensors."""
 
 import pytest
 import torch
@@ -6,12 +6,12 @@ from cases import WITHOUT_HOST
 
 import metalcore
 
-# Those that draw random numbers get other ones, and other roundings, at every replay.
+# The low-rank ops are left out: every replay draws other random numbers for them, with other roundings.
 CAPTURED = {name: case for name, case in WITHOUT_HOST.items() if "lowrank" not in name}
 
 
 def captured(run):
-    """A graph of run() and the tensors that it returns, after a first run on a side stream, as PyTorch asks for."""
+    """A graph of run(), and the tensors that run() returns. PyTorch requires the first run on a side stream."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -45,7 +45,7 @@ def test_forward_and_backward(name, dtype):
     "options", [{}, {"amsgrad": True}, {"fused": True}, {"weight_decay": 0.1, "maximize": True}], ids=str
 )
 def test_adamw(options):
-    """A step before the capture and ten replays are eleven steps: they are counted in device memory."""
+    """A step before the capture and ten replays are eleven steps, since the count is in device memory."""
     shapes = [(33, 7), (5,), (2049,), *[(1 + i % 5,) for i in range(105)]]
     expected = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     params = [torch.nn.Parameter(e.detach().cuda()) for e in expected]
@@ -66,7 +66,7 @@ def test_adamw(options):
         graph.replay()
         reference.step()
     for param, e in zip(params, expected):
-        # Eleven steps of size lr, with eight roundings each.
+        # Each of the eleven steps has the size lr and eight roundings.
         torch.testing.assert_close(
             param.detach().cpu(), e.detach(), rtol=1e-6, atol=11 * 8 * torch.finfo(torch.float32).eps * 1e-2
         )
@@ -86,7 +86,7 @@ def test_adamw_reads_its_learning_rate_at_every_replay():
 
 
 def test_a_captured_model_trains():
-    """Forward, backward and the step in one graph, beside the same steps without one."""
+    """A graph of forward, backward and step trains as the same steps without a graph do."""
 
     def steps(in_graph):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Half members of unions, where quantized blocks have their scales, have the arithmetic of halves."""
+"""Half members of unions, which hold the scales of quantized blocks, have the arithmetic of halves."""
 
 import numpy
 import torch
@@ -7,7 +7,7 @@ import metalcore
 
 
 def test_half_members_of_unions_divide_as_halves():
-    """Quantized blocks have their scales there; a scale below 2^-10 divided by 16 is rounded to a small half."""
+    """A scale below 2^-10, divided by 16, is rounded to a denormal half."""
     library = metalcore.compile_shader("""#include <metal_stdlib>
     using namespace metal;
     struct Scales { union { struct { half scale; half offset; }; half2 both; }; uchar code; uchar unused; };

@@ -1,4 +1,4 @@
-"""torch.compile with its own compiler, inductor: metalcore's operators stay in the graph, between kernels of Triton."""
+"""torch.compile with inductor: metalcore's operators stay in the graph, between Triton's kernels."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""More than 2^31 elements, where 32-bit signed indices end, and grids longer than CUDA's in y."""
+"""Tensors of more than 2^31 elements, where 32-bit signed indices end, and grids larger than CUDA allows in y."""
 
 import fcntl
 import tempfile
@@ -13,7 +13,7 @@ import metalcore
 
 @pytest.fixture(autouse=True)
 def memory():
-    """Up to 24 GB of device memory, for one test at a time, whichever of pytest's processes runs it."""
+    """Keeps 24 GiB of device memory for one test at a time, whichever of pytest's processes runs it."""
     with open(Path(tempfile.gettempdir()) / "metalcore-tests-of-large-tensors", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if torch.cuda.mem_get_info()[0] < 24 * 2**30:
@@ -23,7 +23,7 @@ def memory():
 
 
 def assert_ends_right(x, y, function):
-    """At the beginning, around 2^31 and at the end; x and y are flat, or have one row per element of a dimension."""
+    """Checks y = function(x) at the beginning, around element 2^31, and at the end; x and y are flat or have rows."""
     middle = 2**31 // (x.numel() // len(x))
     for start in (0, middle - 16, len(x) - 32):
         expected = function(x[start : start + 32].float())
@@ -72,7 +72,7 @@ def test_rows_of_a_norm_and_its_gradient():
 
 
 def test_columns_longer_than_a_grids_side():
-    """65,535 threadgroups are the most that a CUDA grid has in y."""
+    """A CUDA grid has at most 65,535 blocks in y."""
     x = torch.randn(66000, 3, 1021, device="cuda").bfloat16()
     y = metalcore.softmax(x, 1)
     for rows in (slice(0, 40), slice(65530, 65540), slice(-40, None)):

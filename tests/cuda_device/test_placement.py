@@ -18,7 +18,7 @@ each_call = pytest.mark.parametrize("name", CALLS)
 
 
 class Operators(TorchDispatchMode):
-    """The metalcore operators that run."""
+    """Collects the metalcore operators that run."""
 
     def __init__(self):
         super().__init__()
@@ -58,14 +58,14 @@ def test_other_tensors_go_to_pytorch(name, make):
 
 @each_call
 def test_managed_by_another_library(name):
-    """Memory that PyTorch did not allocate, through DLPack."""
+    """Ops take tensors that come through DLPack."""
     x = torch.randn(4, 8, device="cuda")
     shared = torch.from_dlpack(torch.utils.dlpack.to_dlpack(x))
     assert torch.equal(CALLS[name][0](shared), CALLS[name][0](x))
 
 
 def test_no_op_makes_the_host_wait():
-    """PyTorch raises where it would wait for the device. (Where the driver is asked to, a graph's capture fails.)"""
+    """PyTorch raises where it would wait for the device. Waits that bypass PyTorch make the capture of a graph fail."""
     x = torch.randn(64, 32, device="cuda", requires_grad=True)
     parameter = torch.nn.Parameter(torch.ones(5, device="cuda"))
     parameter.grad = torch.ones_like(parameter)

@@ -1,4 +1,4 @@
-"""Ops run on PyTorch's current stream: it writes their inputs late, and it reads their outputs."""
+"""Ops run on PyTorch's current stream, where their inputs come late."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_side_stream(name):
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.backward])
 def test_backward_runs_on_the_stream_of_forward(name):
-    """The backward pass is called from another stream, where the gradients of the outputs come late."""
+    """The caller of the backward pass is on another stream, where the gradients of the outputs come late."""
     made = CASES[name].make("cuda")
     expected, directions = made.run(), made.directions
     count = len(expected) - len(made.leaves)

@@ -1,5 +1,5 @@
-"""Overrides of modules that write an RMSNorm or a GELU out. A module that computes the same as metalcore is replaced,
-whatever its class is called, and gives the same numbers; others are left alone."""
+"""Overrides of modules that write an RMSNorm or a GELU out. They replace a module that computes the same as metalcore,
+whatever its class is called, and it gives the same numbers. They leave other modules alone."""
 
 import importlib
 import inspect
@@ -39,16 +39,16 @@ def off():
 def made(name):
     folder, cls = TRANSFORMERS[name]
     cls = getattr(importlib.import_module(f"transformers.models.{folder}"), cls)
-    known = inspect.signature(cls).parameters  # which differ from one release to the next
+    known = inspect.signature(cls).parameters  # they differ between releases
     options = {option: value for option, value in ARGUMENTS.get(name, {}).items() if option in known}
     module = cls() if name.startswith("Llama4") else cls(SIZE, eps=1e-3, **options)
     if list(module.parameters()):
         torch.nn.init.normal_(module.weight)
-    return torch.nn.Sequential(module)  # a parent, as every module of a model has
+    return torch.nn.Sequential(module)  # every module of a model has a parent
 
 
 def rows():
-    """(what ran, calls by metalcore, reasons of the others) of the modules in the report."""
+    """{class name: row} of the modules in the report."""
     return {row.what.rpartition(".")[2]: row for row in metalcore.report().rows if "aten::" not in row.what}
 
 
@@ -56,7 +56,7 @@ def rows():
 @pytest.mark.parametrize("wide_weight", (False, True), ids=("", "float32 weight"))
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_norms_of_transformers(device, name, dtype, wide_weight):
-    # Then T5 and others have results of the weight's dtype.
+    # With a float32 weight, T5 and others have results of the weight's dtype.
     module = made(name).to(device).to(torch.float32 if wide_weight else dtype)[0]
     x = torch.randn(2, 5, SIZE, device=device).to(dtype).requires_grad_()
     direction = torch.randn(2, 5, SIZE, device=device)
@@ -73,14 +73,14 @@ def test_norms_of_transformers(device, name, dtype, wide_weight):
         made(name)
         found = both()
         assert rows()[type(module).__name__].ran == 1
-    # The module rounds up to three times to this dtype, metalcore twice; gradients are sums over the rows and have
+    # The module rounds to this dtype up to three times, and metalcore twice. Gradients are sums over the rows and have
     # twice as many steps.
     eps = torch.finfo(dtype).eps
     for ours, theirs in zip(found, expected):
         assert ours.dtype == theirs.dtype
         scale = theirs.float().abs().max().item()
         torch.testing.assert_close(ours.float(), theirs.float(), rtol=5 * eps, atol=8 * eps * scale)
-    assert all(torch.equal(a, b) for a, b in zip(both(), expected)), "disabled, but not bitwise what it was"
+    assert all(torch.equal(a, b) for a, b in zip(both(), expected)), "disabling does not restore the same bits"
 
 
 class WeightFirstNorm(torch.nn.Module):
@@ -106,7 +106,7 @@ class CenteredNorm(WeightFirstNorm):
 
 
 class NarrowNorm(WeightFirstNorm):
-    """This one computes in the input's dtype, so metalcore takes float32 only, where the two are the same."""
+    """Computes in the input's dtype, so that metalcore takes float32 only, where the two are the same."""
 
     def forward(self, x):
         return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
@@ -159,7 +159,7 @@ def test_settings_of_a_module(device):
 
 
 def test_classes_that_are_met_later(device):
-    """With a parameter when it is registered, without one when it gets a parent."""
+    """A class with a parameter is met when the parameter is registered, one without when its module gets a parent."""
     x = torch.randn(2, 8, device=device)
     with metalcore.enable_pytorch_overrides("rms_norm"):
 

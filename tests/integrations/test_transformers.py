@@ -70,7 +70,7 @@ def test_llama_trains_to_the_same_losses(device):
     assert found == pytest.approx(expected, rel=1e-5)
     assert expected[-1] < expected[0]
     assert {*LLAMA, *(f"{name}_backward" for name in LLAMA), "adamw_"} <= ran
-    assert train(llama(device)) == expected, "unpatched, but not bitwise what it was"
+    assert train(llama(device)) == expected, "unpatching does not restore the same bits"
     assert operators(lambda: train(llama(device), 1)) == set()
 
 
@@ -90,7 +90,7 @@ def test_half_precision(device, dtype):
         with integration.patch():
             found = model(tokens(device)).logits
             assert {"rms_norm", "silu", "softmax"} <= operators(lambda: model(tokens(device)))
-    # Roundings of two layers with some ten operations each, none of which amplifies.
+    # Each of the two layers has some ten operations, which round and do not amplify errors.
     bound = 20 * torch.finfo(dtype).eps * expected.float().abs().max().item()
     torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=bound)
 
@@ -100,7 +100,7 @@ def test_other_models_of_the_family(device):
     for name in ("Mistral", "Qwen2", "Qwen3"):
         torch.manual_seed(0)
         config = getattr(transformers, f"{name}Config")(**SIZES, head_dim=8)
-        with integration.patch():  # finds the classes when a model is made
+        with integration.patch():  # it finds the classes when a model is made
             model = getattr(transformers, f"{name}ForCausalLM")(config).to(device).eval()
             assert {"rms_norm", "silu", "softmax"} <= operators(lambda: model(ids))
             found = model(ids).logits

@@ -8,8 +8,8 @@ import metalcore
 
 
 def check_factor(A, L, upper, names):
-    """L has zeros in its other triangle, a positive diagonal, and L Lᵀ is A as near as rounding lets it be, entry by
-    entry (Demmel 1989): within 10 n eps of the geometric mean of the diagonal's. Batch entry i is names[i]."""
+    """L has zeros in its other triangle and a positive diagonal, and L Lᵀ is A. The bound of the error of entry (i, j)
+    is 10 n eps sqrt(A_ii A_jj), which is what rounding allows (Demmel 1989). Batch entry i is names[i]."""
     A, L = A.double(), L.double()
     L = L.mT if upper else L
     assert L.shape == A.shape
@@ -22,7 +22,7 @@ def check_factor(A, L, upper, names):
 
 
 def symmetric_part(A, upper):
-    """The symmetric matrix of which A holds one triangle."""
+    """The symmetric matrix whose one triangle A holds."""
     return A.triu() + A.triu(1).mT if upper else A.tril() + A.tril(-1).mT
 
 

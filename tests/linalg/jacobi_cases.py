@@ -1,4 +1,4 @@
-"""The conditions that singular value and symmetric eigendecompositions must meet, for matrices by name."""
+"""The conditions that singular value decompositions and symmetric eigendecompositions must meet."""
 
 import torch
 from matrices import EPS, check_below, norm, unit
@@ -10,7 +10,7 @@ svd, eigh = torch.ops.metalcore.svd, torch.ops.metalcore.eigh
 
 
 def check_svd(A, U, S, Vh, names):
-    """A = U S Vh, U and Vh have orthonormal columns and rows, S is sorted and LAPACK's. Batch entry i is names[i]."""
+    """A = U S Vh, U's columns and Vh's rows are orthonormal, and S is LAPACK's, sorted. Batch entry i is names[i]."""
     m, n = A.shape[-2:]
     k = min(m, n)
     bound = 10 * max(m, n) * EPS
@@ -24,7 +24,7 @@ def check_svd(A, U, S, Vh, names):
 
 
 def check_values(A, S, largest, names):
-    """The singular values of A, where the given ones are `largest` times as large."""
+    """S / largest holds the singular values of A, sorted."""
     S = S.double() / largest[..., 0]
     assert (S >= 0).all() and (S[..., 1:] <= S[..., :-1]).all()
     expected = torch.linalg.svdvals(A)
@@ -33,7 +33,7 @@ def check_values(A, S, largest, names):
 
 
 def check_eigh(A, L, V, names):
-    """A V = V L for symmetric A, V has orthonormal columns, L is sorted and LAPACK's. Batch entry i is names[i]."""
+    """A V = V L for symmetric A, V's columns are orthonormal, and L is LAPACK's, sorted. Batch entry i is names[i]."""
     n = A.shape[-1]
     bound = 10 * n * EPS
     A, largest = unit(A)

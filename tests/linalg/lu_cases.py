@@ -6,7 +6,7 @@ from rows import changes, tuned
 
 import metalcore
 
-# (m, n) of each variant of the baseline's plan.
+# variant of the baseline's plan -> shapes (m, n)
 SHAPES = {
     "thread": [(1, 1), (2, 2), (3, 3), (4, 4)],
     "simd": [(1, 2), (3, 1), (5, 5), (8, 8), (7, 3), (9, 9), (16, 16), (12, 16), (17, 17), (32, 32), (32, 5), (20, 31)],
@@ -26,7 +26,7 @@ SHAPES = {
     ],
     "blocked": [(161, 161), (130, 300), (300, 130), (193, 193), (513, 40), (40, 1100), (1030, 33), (1025, 20)],
 }
-# (n, columns of B) on both sides of each change of the plan for a solution with them.
+# The numbers of columns of B for which solve_boundaries() looks for changes of the plan.
 RIGHT = [1, 2, 4, 5, 8, 9, 16, 17, 33, 65, 130]
 
 
@@ -43,7 +43,7 @@ def solve_plan(family, n, right, batch=1000):
 
 
 def boundaries(family):
-    """Sizes on both sides of each change of plan: square, and of wide and tall matrices of some widths."""
+    """Shapes on both sides of each change of plan: of square matrices, and of wide and tall ones of some widths."""
     shapes = []
     for below, above in changes(lambda n: plan(family, n, n), 1, 600):
         shapes += [(below, below), (above, above)]
@@ -89,7 +89,7 @@ def check_factors(A, LU, pivots, info, names, pivoting=True):
 
 
 def check_solution(A, X, B, names, left=True, margin=10):
-    """A X = B (or X A = B): each column is as exact as backward stability makes it. Overflown ones are not checked."""
+    """Each column of A X = B (or X A = B) is as exact as backward stability makes it, unless it overflows."""
     if A.ndim == 2:
         A, X, B = A[None], X[None], B[None]
     n = A.shape[-1]

@@ -6,7 +6,7 @@ from rows import changes, tuned
 
 import metalcore
 
-# Below, at and above every boundary between the variants: (m, n), mode -> variant.
+# variant -> shapes (m, n) below, at and above its boundaries
 SHAPES = {
     "simd": [
         (1, 1),
@@ -79,7 +79,7 @@ def boundaries(family, mode):
     return shapes
 
 
-# For these the matrix and LAPACK's choice of signs determine each entry of R well.
+# These matrices and LAPACK's choice of signs determine each entry of R well.
 DETERMINED = ["random", "zero", "identity", "triangular", "all about 1e30", "all about 1e-30"]
 
 
@@ -104,8 +104,8 @@ def check_factors(A, Q, R, mode, names):
     expected = torch.linalg.qr(A, mode)
     for i, name in enumerate(names):
         if name in DETERMINED:
-            # R's error is the residual's times QR's condition number, which is at most cond(A): about n for random
-            # matrices.
+            # R's error is the residual's times QR's condition number. That is at most cond(A), which is about n for
+            # random matrices.
             difference = norm(R[i] - expected.R[i]) / norm(A[i]).clamp(min=1e-300)
             assert difference <= bound * max(m, n), f"{name}: R differs by {difference:.2g}"
         if name in ("zero", "identity") and mode != "r":

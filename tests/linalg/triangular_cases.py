@@ -14,13 +14,13 @@ def triangle(A, upper, unitriangular=False):
 
 
 def check_solution(A, B, X, *, upper, left=True, unitriangular=False, names=None):
-    """The residual is at most 10 n eps of |A| |X|, Frobenius norms, column by column of X (rows, where not left)."""
+    """The residual of each column of X (each row, where not left) is at most 10 n eps |A| |X|, in Frobenius norms."""
     T, B, X = triangle(A, upper, unitriangular), B.double(), X.cpu().double()
     if not left:
         T, B, X = T.mT, B.mT, X.mT
     assert X.shape == torch.broadcast_shapes(T.shape[:-2] + B.shape[-2:], B.shape)
     bound = 10 * max(1, T.shape[-1]) * EPS
-    # Scaled first: products of numbers about 1e30 are no use as norms even in float64's squares.
+    # T and X are scaled first, because norms of products of numbers about 1e30 are useless even in float64.
     scale_of_T = T.abs().amax((-2, -1), keepdim=True).clamp(min=1e-300)
     scale_of_X = X.abs().amax(-2, keepdim=True).clamp(min=1e-300)
     residual = (T / scale_of_T) @ (X / scale_of_X) - B / scale_of_X / scale_of_T
@@ -30,7 +30,7 @@ def check_solution(A, B, X, *, upper, left=True, unitriangular=False, names=None
 
 
 def well_conditioned(*shape):
-    """Both triangles of these are well-conditioned, also with ones for the diagonal: the random entries are small."""
+    """Matrices whose triangles are well-conditioned, also with a diagonal of ones: the random entries are small."""
     n = shape[-1]
     return torch.randn(shape) / max(n, 1) ** 0.5 / 2 + torch.eye(n)
 

@@ -24,7 +24,7 @@ def gradient(function, x, grad):
     return torch.autograd.grad(function(x), x, grad)[0]
 
 
-# A thread takes 16 bytes, four or eight elements; what is left over takes another dispatch.
+# A thread takes 16 bytes, which are four or eight elements. Another dispatch takes the remaining elements.
 @each_op
 @each_dtype
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 7, 8, 9, 1023, 1024, 1025])
@@ -72,7 +72,7 @@ def test_special_values(device, op):
 
 @each_dtype
 def test_relu_of_nan_and_zeros(device, dtype):
-    """Bit for bit PyTorch's, gradients too: that of NaN passes, that of both zeros does not."""
+    """Results and gradients are PyTorch's bit for bit: a gradient passes at NaN, and does not pass at either zero."""
     values = torch.tensor([float("nan"), 0.0, -0.0, float("inf"), float("-inf"), -1e-8, 1e-8, 3.0], dtype=dtype)
     found, expected = values.to(device).requires_grad_(), values.requires_grad_()
     y, reference = metalcore.relu(found), torch.relu(expected)
@@ -97,7 +97,7 @@ def test_relu_takes_pytorchs_place(device, dtype):
     def both(function):
         return [function(x), gradient(function, x, grad)]
 
-    def threshold(x):  # whose derivative is that of relu only for a threshold of zero
+    def threshold(x):  # its derivative is relu's only for a threshold of zero
         return F.threshold(x, 0.5, 0.0)
 
     expected = both(F.relu) + both(threshold)
@@ -112,7 +112,7 @@ def test_relu_takes_pytorchs_place(device, dtype):
 def test_gelu_keeps_relative_accuracy_in_its_tail(device):
     x = torch.linspace(-8, -1, 1001, device=device)
     expected = wide(x) * 0.5 * torch.special.erfc(-wide(x) / 2**0.5)
-    # The exponent x^2/2 is rounded once: an error of 32 eps at most where it is largest.
+    # One rounding of the exponent x^2/2, which is 32 at most, gives a relative error of 32 eps at most.
     relative = ((wide(metalcore.gelu(x)) - expected) / expected).abs().max()
     assert relative < (32 + 8) * torch.finfo(torch.float32).eps
 

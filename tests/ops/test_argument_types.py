@@ -9,9 +9,9 @@ import torch
 import metalcore
 from metalcore._core.registry import OPS
 
-# Arguments that are not tried: those whose names and kinds are others in PyTorch's function.
+# Arguments that are not tried, because PyTorch's function has other names or kinds for them.
 LEFT_OUT = {"gelu": ["approximate"], "matrix_rank": ["tol"], "pinv": ["rcond"]}
-# Options that are not the sample's: PyTorch's matrix_rank takes either numbers or tensors for both tolerances.
+# Options in place of the sample's. PyTorch's matrix_rank takes two numbers or two tensors as tolerances.
 OPTIONS = {"matrix_rank": {"rtol": None}}
 
 
@@ -33,7 +33,7 @@ CALLS = {name: call_of(op) for name, op in OPS.items() if inspect.isfunction(op.
 
 
 def values():
-    """Anew for each argument, since a tensor is written to as `out`."""
+    """Values of many types. They are made anew for each argument, since an op writes to the tensor that is `out`."""
     return [
         None,
         0,
@@ -56,11 +56,11 @@ def values():
     ]
 
 
-ALSO = (TypeError, ValueError, RuntimeError)  # of functions that are ours alone
+ALSO = (TypeError, ValueError, RuntimeError)  # the errors of functions that PyTorch lacks
 
 
 def outcome(function, signature, arguments):
-    """The type of the error, or None."""
+    """The type of the error that the call raises, or None."""
     positional = [
         arguments[name]
         for name, parameter in signature.parameters.items()
@@ -94,7 +94,7 @@ def test_wrong_types(device, name):
             if namesake is None:
                 found[case], expected[case] = ours is None or issubclass(ours, ALSO), True
                 continue
-            # torch's overloads take None for few of their options.
+            # PyTorch's overloads take None for few of their options, so options that are None are left out.
             given = {
                 key: one
                 for key, one in given.items()
@@ -103,11 +103,11 @@ def test_wrong_types(device, name):
                 and arguments[key] is not None
                 or isinstance(arguments.get(key), torch.Tensor)
             }
-            # Among its errors of values, PyTorch's ops differ between devices.
+            # PyTorch's ops raise different types for wrong values on different devices.
             found[case], expected[case] = ours, outcome(namesake, signature, given)
             if TypeError not in (ours, expected[case]) and None not in (ours, expected[case]):
                 found[case] = expected[case]
-            if case == "pivot=False":  # which PyTorch has not on the CPU
+            if case == "pivot=False":  # PyTorch lacks it on the CPU
                 found[case] = expected[case]
     assert found == expected
 

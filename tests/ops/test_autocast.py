@@ -38,7 +38,7 @@ def test_dtypes(device, name, dtype, autocast):
 
 
 def test_a_mixed_block(device):
-    """A linear layer's 16-bit output through an op and back into another layer, as in a model under autocast."""
+    """An op takes a linear layer's 16-bit output, and another layer takes the op's, as in a model under autocast."""
     first, second = torch.nn.Linear(16, 16, device=device), torch.nn.Linear(16, 4, device=device)
     norm, reference = metalcore.nn.RMSNorm(16, device=device), torch.nn.RMSNorm(16, device=device)
     x = torch.randn(3, 16, device=device)
@@ -51,7 +51,7 @@ def test_a_mixed_block(device):
     assert all(p.grad.dtype == torch.float32 for module in (first, second, norm) for p in module.parameters())
 
 
-@pytest.mark.only_on("simulator", "mps", "cuda")  # on the CPU it is PyTorch's, which does something else
+@pytest.mark.only_on("simulator", "mps", "cuda")  # on the CPU PyTorch's qr runs, which differs
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16), ids=str)
 def test_qr(device, dtype):
     A = tensor(2, 6, 4, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Operators called directly, as a loaded program or a compiled graph calls them, with input they do not take."""
+"""Direct calls of operators, as a loaded program or a compiled graph makes them, with input that they do not take."""
 
 import subprocess
 import sys
@@ -66,7 +66,7 @@ def test_gelu_errors_name_the_operator(device):
 
 
 def test_importing_metalcore_completes_every_operator():
-    """Kernels for CPU and meta tensors and derivatives come with `import metalcore`, whatever is used of it later."""
+    """`import metalcore` alone registers the kernels for CPU and meta tensors, and the derivatives."""
     program = """
 import torch, metalcore
 for name in torch._C._dispatch_get_all_op_names():

@@ -20,7 +20,7 @@ def test_the_same_bits_on_every_run(device, name, dtype):
 
 
 def test_threads(device):
-    """Each runs every op, each beginning with another one."""
+    """Each thread runs every op, and each begins with another op."""
     made = [case.make(device) for case in CASES.values()]
     expected = [one.run() for one in made]
     start, failures = threading.Barrier(6), []
@@ -45,7 +45,7 @@ def test_threads(device):
 
 @pytest.mark.parametrize("name", WITHOUT_HOST)
 def test_compiled_as_one_graph(device, name):
-    torch._dynamo.reset()  # it compiles one piece of code only so often
+    torch._dynamo.reset()  # it limits how often it compiles one function
     made = CASES[name].make(device)
     expected = made.run()
     call = made.case.call

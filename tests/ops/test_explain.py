@@ -16,7 +16,7 @@ def test_every_variant_of_a_gpu_is_tested(op):
         with tuned(family):
             found |= variants(op, torch.float32)
             assert max(lengths(op, torch.float32)) < LONGEST
-    # Softmax has looped for more rows, and norms have split for longer ones.
+    # Softmax takes "looped" only for more rows, and norms take "split" only for longer ones.
     assert found >= {"thread", "simd1", "simd4", "block4", "block8", "looped" if op.endswith("rms_norm") else "split"}
 
 
@@ -50,8 +50,8 @@ def test_errors():
         metalcore.explain("softmax")
     with pytest.raises(ValueError, match="at least 2 dimensions"):
         metalcore.explain("qr", (3,))
-    assert metalcore.explain("rms_norm", (1, 2**32)).variant == "torch"  # longer than kernels count
-    assert len(metalcore.explain("silu", (2**18, 2**18)).steps) == 8  # 2^31 threads in each
+    assert metalcore.explain("rms_norm", (1, 2**32)).variant == "torch"  # kernels cannot count so many elements
+    assert len(metalcore.explain("silu", (2**18, 2**18)).steps) == 8  # each has 2^31 threads
     plan = metalcore.explain("softmax", (3,), dtype=torch.float64)
     assert (plan.variant, plan.kernels, plan.by_torch) == ("torch", (), ("aten::_softmax",))
     assert str(plan) == "softmax: torch (it is left to PyTorch)\n  aten::_softmax: PyTorch's"

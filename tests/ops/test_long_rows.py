@@ -1,5 +1,5 @@
-"""Rows of 2^31 elements and more, which kernels do not count, go to PyTorch's op. The tensors have no memory: they are
-expanded from one element, or empty."""
+"""Rows of 2^31 elements and more go to PyTorch's op, since kernels cannot count so many. The tensors have no memory:
+they are expanded from one element, or empty."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ class Asked(Exception):
 
 @pytest.fixture
 def torchs(monkeypatch):
-    """PyTorch's ops, which would need the memory, are asked and do nothing."""
+    """PyTorch's ops raise Asked, since they would need the memory."""
 
     def refuse(*args, **kwargs):
         raise Asked
@@ -40,7 +40,7 @@ def torchs(monkeypatch):
 )
 def test_softmax(device, torchs, name, shape, dim):
     for dtype in (None, torch.float32):
-        x = torch.zeros(1, dtype=torch.float16, device=device).expand(shape)  # .half() would fill it with memory
+        x = torch.zeros(1, dtype=torch.float16, device=device).expand(shape)  # .half() would allocate all of it
         with pytest.raises(Asked):
             getattr(metalcore, name)(x, dim, dtype=dtype)
 
@@ -53,7 +53,7 @@ def test_rms_norm(device, torchs, shape, dims):
 
 
 def test_add_rms_norm(device, torchs, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "__add__", lambda a, b: a)  # of that size
+    monkeypatch.setattr(torch.Tensor, "__add__", lambda a, b: a)  # a sum would need the memory
     x = torch.zeros(1, device=device).expand(LONG)
     with pytest.raises(Asked):
         metalcore.add_rms_norm(x, x)

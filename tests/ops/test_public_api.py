@@ -1,4 +1,4 @@
-"""What a type checker and a reader can count on: annotations, and names that mean one thing."""
+"""Type checkers and readers can rely on annotations, and on names that mean one thing."""
 
 import importlib
 import inspect
@@ -32,7 +32,7 @@ def test_the_package_says_that_it_is_typed():
 
 @pytest.mark.only_on("simulator")  # it imports metalcore.simulator
 def test_no_function_hides_a_module():
-    """A name in a package is its module, or something else: not first the one and then the other."""
+    """A name in a package means its module or something else, and that never changes."""
     packages = [importlib.import_module(found.name) for found in _found() if found.ispkg]
     for package in (metalcore, *packages):
         for module in pkgutil.iter_modules(package.__path__):

@@ -1,4 +1,4 @@
-"""Recordings: what ran is what explain says, and it can be compared and submitted again."""
+"""Recordings: an op runs what explain says; a recording can be compared and submitted again."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def submitted(recording):
 
 
 def choices(recording):
-    """Without those for PyTorch's op, which small calls take without asking the operator."""
+    """The plans, except those for PyTorch's op, which small calls take without asking the operator."""
     return [plan[:3] for plan in recording.plans if plan.variant != "torch"]
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def computing():
-    """What is public and computes something, by name: the rest is imported when it is first used."""
+    """The public functions that compute something. The other public names are imported when they are first used."""
     names = set(metalcore.__all__) - set(metalcore._LAZY) - metalcore._LAZY_MODULES
     functions = {name: getattr(metalcore, name) for name in names} | vars(metalcore.optim)
     return {value for name, value in functions.items() if callable(value) and not name.startswith("_")}
@@ -48,7 +48,7 @@ def test_operators_are_those_that_are_registered():
 
 
 def test_a_namesake_has_the_arguments_of_the_samples():
-    """A user can replace the one by the other: PyTorch's function, on the CPU, takes what ours does."""
+    """PyTorch's function takes the same arguments on the CPU, so that a user can replace one by the other."""
     for op in OPS.values():
         if op.namesake and inspect.isfunction(op.function):
             names = op.namesake.split(".")[1:]
@@ -59,13 +59,13 @@ def test_a_namesake_has_the_arguments_of_the_samples():
             function(*sample.arguments(*sample.make("cpu", torch.float32)), **sample.options)
 
 
-@pytest.mark.only_on("simulator")  # tests/cuda_device does so on a GPU
+@pytest.mark.only_on("simulator")  # on a GPU tests/cuda_device runs the program
 def test_every_kernel_is_launched():
-    """By a sample of an op, or a section of the program."""
+    """A sample of an op or a section of the program launches it."""
     program = ROOT / "tests" / "cuda_device" / "every_kernel.py"
     found = subprocess.run([sys.executable, program, "--device", "mps"], capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_the_docs_show_it():
-    assert (ROOT / "docs" / "ops.md").read_text() == page(), "python -m metalcore ops > docs/ops.md"
+    assert (ROOT / "docs" / "ops.md").read_text() == page(), "run python -m metalcore ops > docs/ops.md"

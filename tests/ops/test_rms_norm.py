@@ -25,7 +25,7 @@ def leaf(value):
 
 
 def check(x, weight, eps=1e-5, dims=1):
-    """Result and gradients."""
+    """Compares the result and the gradients with the reference."""
     x, weight = leaf(x), leaf(weight)
     wx, ww = leaf(wide(x)), leaf(None if weight is None else wide(weight))
     y = metalcore.rms_norm(x, x.shape[-dims:], weight, eps)
@@ -38,7 +38,7 @@ def check(x, weight, eps=1e-5, dims=1):
     wide_leaves = [wx] if weight is None else [wx, ww]
     found = torch.autograd.grad(y, leaves, grad)
     wanted = torch.autograd.grad(expected, wide_leaves, wide(grad))
-    # gx is a difference of terms as large as scale * grad * weight.
+    # The gradient of x is a difference of terms as large as scale * grad * weight.
     scale = torch.rsqrt(wide(x).square().mean(tuple(range(-dims, 0)), keepdim=True) + (EPS if eps is None else eps))
     parts = (scale * wide(grad) * (1 if weight is None else wide(weight))).abs()
     assert_near(found[0], wanted[0], terms=4 + length**0.5, magnitude=parts.max().item())
@@ -59,7 +59,7 @@ def test_lengths(device, dtype, family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_large_numbers(device, family):
-    """The cube of a row's scale is no float32 any more, though the result is."""
+    """The cube of a row's scale is outside of the range of float32, and the result is inside."""
     with tuned(family):
         for length in lengths("rms_norm", torch.float32):
             check(tensor(2, length, device=device, scale=1e15), tensor(length, device=device))
@@ -88,21 +88,21 @@ def test_few_long_rows(device, dtype, rows, length):
         shared = length > 29596 and rows < 32
         assert plan.variant == ("split" if shared else "looped")
         assert len(plan.steps) == 1 + shared
-        if rows < 32:  # the kernels are tried with fewer rows
+        if rows < 32:  # fewer rows exercise the same kernels
             check_with_residual(rows, length, dtype, device)
 
 
 @each_dtype
 @pytest.mark.parametrize("rows, length", [(3, 8192), (3, 8193), (8, 8200), (9, 8200), (9, 8203)])
 def test_derivative_of_long_rows(device, dtype, rows, length):
-    """Below and above the length from which threadgroups share a row, and the rows that one of them has."""
+    """Below and above the length from which threadgroups share a row, and the number of rows of one threadgroup."""
     with tuned("baseline"):
         plan = metalcore.explain("rms_norm", (rows, length), (length,), dtype=dtype, backward=True)
         shared = length > 8192
         assert plan.variant == ("split" if shared else "block2")
         assert len(plan.steps) == (2 if rows <= 8 else 3)
         check_with_residual(rows, length, dtype, device)
-        if shared:  # a weight whose gradient the kernel does not write itself
+        if shared:  # the kernel does not write the gradient of a weight of another dtype
             other = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
             check(tensor(2, length, dtype=dtype, device=device), tensor(length, dtype=other, device=device))
 
@@ -123,7 +123,7 @@ def test_many_rows(device):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_more_rows_than_teams_of_threads(device, family):
-    """For the weight's gradient a simdgroup or a threadgroup takes several rows where there are many."""
+    """A simdgroup or a threadgroup takes several rows for the weight's gradient where there are many."""
     with tuned(family):
         for rows, length in ((2049, 24), (4230, 150), (1500, 600)):
             check(tensor(rows, length, device=device), tensor(length, device=device))
@@ -185,7 +185,7 @@ def test_add_rms_norm(device, dtype, family):
             found = torch.autograd.grad((y, total), (x, residual, weight), (gy, gt), retain_graph=True)
             g_again, gw = torch.autograd.grad(expected, (again, weight), gy)
             assert torch.equal(found[0], found[1]) and torch.equal(found[2], gw)
-            # The sum of the two gradients is rounded once here, twice there.
+            # The fused op rounds the sum of the two gradients once, and separate ops round it twice.
             bound = 2 * torch.finfo(dtype).eps * (wide(g_again).abs() + wide(gt).abs() + 1e-30)
             assert ((wide(found[0]) - wide(g_again) - wide(gt)).abs() <= bound).all()
 
@@ -196,7 +196,7 @@ def test_add_rms_norm(device, dtype, family):
 
 
 def test_add_rms_norm_elsewhere(device):
-    """What the kernel does not take: broadcasting, mixed dtypes, the CPU."""
+    """Input that the kernel does not take: broadcasting, mixed dtypes, the CPU."""
     x = tensor(3, 8, device=device)
     for residual in (tensor(8, device=device), tensor(3, 8, device=device).half()):
         y, total = metalcore.add_rms_norm(x, residual)

@@ -19,7 +19,7 @@ def gradient(function, x, grad, *args):
 
 
 def check(op, x, grad, dim):
-    """Compares result and gradient. The gradient is that at the op's own rounded output, as in PyTorch."""
+    """Compares result and gradient. The gradient is computed from the op's own rounded output, as in PyTorch."""
     ours, reference = OPS[op]
     length = x.shape[dim] if x.dim() else 1
     expected = reference(wide(x), dim)
@@ -30,7 +30,7 @@ def check(op, x, grad, dim):
         expected = rounded * (g - (g * rounded).sum(dim, keepdim=True))
     else:
         expected = g - rounded.exp() * g.sum(dim, keepdim=True)
-    # Output and reference may be rounded to neighbours, each with its own share in the gradient.
+    # Output and reference may be rounded to neighbours, and the gradient depends on each of these roundings.
     slack = 4 * torch.finfo(x.dtype).eps / torch.finfo(torch.float32).eps
     slack *= 1 + (rounded.abs().max().item() if op == "log_softmax" and rounded.numel() else 0)
     assert_near(gradient(ours, x, grad, dim), expected, terms=length**0.5 + slack)
@@ -56,7 +56,7 @@ def test_longest(device, op):
     check(op, tensor(1, 131072, device=device), tensor(1, 131072, device=device), -1)
 
 
-# Of a row of `length`, the places that it can have in memory: at any distance from a multiple of 16 bytes.
+# Rows of `length` elements that begin at any distance from a multiple of 16 bytes.
 PLACES = {
     "rows of odd length": lambda make, length: make(9, length),
     "behind an element": lambda make, length: make(9 * length + 1)[1:].view(9, length),
@@ -71,7 +71,7 @@ PLACES = {
 @each_dtype
 @pytest.mark.parametrize("place", PLACES)
 def test_rows_anywhere(device, op, dtype, place):
-    """Rows of which whole vectors are loaded all the same, in each variant; and nothing around them is written."""
+    """Each variant loads whole vectors from such rows all the same, and writes nothing around them."""
     with tuned("baseline"):
         for length in (17, 31, 130, 513, 1021, 2051, 16391):
             x = PLACES[place](lambda *shape: tensor(*shape, dtype=dtype, device=device, scale=3), length)
@@ -94,7 +94,7 @@ def test_few_long_rows(device, op, dtype, rows, length):
             plan.steps
         ) == (2 if shared else 1)
         if rows == 32:
-            return  # the kernels are tried with fewer rows
+            return  # fewer rows exercise the same kernels
         x = tensor(rows, length, dtype=dtype, device=device, scale=3)
         x[0, : length // 2] = -float("inf")  # the maximum lies in another part
         check(op, x, tensor(rows, length, dtype=dtype, device=device), -1)

@@ -1,4 +1,4 @@
-"""What ran."""
+"""The operators that ran."""
 
 import torch
 

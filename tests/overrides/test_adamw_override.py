@@ -1,4 +1,4 @@
-"""The override of torch.optim.AdamW's constructor: which calls make metalcore's, and what their state is."""
+"""The override of torch.optim.AdamW's constructor: which calls make metalcore's optimizer, and what its state is."""
 
 import copy
 
@@ -44,7 +44,7 @@ def test_forms_of_parameters(device):
             assert all(group["params"] for group in optimizer.param_groups)
 
 
-# (In float16 PyTorch's other steps divide by an eps of zero.)
+# Only the fused step is tested in float16: there PyTorch's other steps divide by an eps of zero.
 @pytest.mark.parametrize(
     "dtype, options",
     ((torch.bfloat16, {}), (torch.bfloat16, {"amsgrad": True}), (torch.float16, {"fused": True})),
@@ -74,7 +74,7 @@ def test_the_state_has_pytorchs_dtypes(device, dtype, options):
         for state in again.state.values()
         for x in state.values()
     )
-    # PyTorch's own steps round after each of some ten operations, or once.
+    # PyTorch's fused step rounds once, and its other steps round after each of some ten operations.
     bound = 10 * 3 * torch.finfo(dtype).eps * expected.abs().max().item()
     torch.testing.assert_close(found.detach(), expected.detach(), rtol=0, atol=bound)
 

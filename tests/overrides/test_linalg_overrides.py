@@ -17,7 +17,7 @@ A, SPD = object(), object()  # a well-conditioned matrix; a symmetric positive d
 
 
 def differentiable(f, *inputs):
-    """f's tensors and, of the first one that has one, the gradients."""
+    """The tensors that f returns, and the gradients of those that have one."""
     inputs = [x.detach().requires_grad_() for x in inputs]
     results = f(*inputs)
     results = [results] if isinstance(results, torch.Tensor) else list(results)
@@ -26,7 +26,7 @@ def differentiable(f, *inputs):
     return [*(x.detach() for x in results), *torch.autograd.grad(values, inputs, directions)]
 
 
-# override -> the function, whose results do not depend on signs; the operator that must run; and its inputs
+# override -> a function whose results do not depend on signs, the operator that must run, and the inputs
 FUNCTIONS = {
     "qr": (lambda a: [x.abs() for x in torch.linalg.qr(a)], "qr", (A,)),
     "solve_triangular": (lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), "solve_triangular", (A, A)),
@@ -50,7 +50,7 @@ def made(device, inputs, n):
     found = []
     for kind in inputs:
         a = torch.randn(2, n, n) / n**0.5 / 4
-        # Eigenvalues far from each other: what gradients divide by.
+        # The eigenvalues are far from each other, since gradients divide by their differences.
         a = torch.diag(1 + torch.arange(n) / 2) + (a + a.mT if kind is SPD else a)
         found.append(a.to(device))
     return found
@@ -121,7 +121,7 @@ def test_errors_are_pytorchs(device):
 
 
 class Previous:
-    """Stands for the kernel that was there before."""
+    """Stands for the kernel that the override replaced."""
 
     def __init__(self):
         self.calls = 0
@@ -132,7 +132,7 @@ class Previous:
 
 
 def test_an_op_that_calls_the_overridden_operator_gets_the_previous_kernel(device, monkeypatch):
-    """As a plan of the variant "torch" does, on whatever thread; afterwards the kernel is metalcore's again."""
+    """A plan of the variant "torch" calls it so, on any thread; afterwards the kernel is metalcore's again."""
     previous, count = Previous(), Count()
     kernel = OPS["solve_triangular"].override[0].kernel(previous, count, previous.call_boxed)
     a = torch.eye(3, device=device)
@@ -154,7 +154,7 @@ def test_an_op_that_calls_the_overridden_operator_gets_the_previous_kernel(devic
         raise ValueError("it fails")
 
     monkeypatch.setattr(_triangular.ops, "solve_triangular", fails)
-    for _ in range(2):  # an error does not leave the guard closed
+    for _ in range(2):  # the guard opens again after an error
         with pytest.raises(ValueError, match="it fails"):
             kernel(None, a, a, upper=True)
 
@@ -165,7 +165,7 @@ def test_sizes_that_plans_leave_to_pytorch(device):
     spd = a @ a.mT
     for name, (function, _, kinds) in FUNCTIONS.items():
         if name == "eigh":
-            continue  # eigenvectors of one so large are not that well determined
+            continue  # the eigenvectors of so large a matrix are not determined well enough
         inputs = [spd if kind is SPD else a for kind in kinds]
         expected = function(*inputs)
         with metalcore.enable_pytorch_overrides(name):
@@ -178,7 +178,7 @@ def test_sizes_that_plans_leave_to_pytorch(device):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_whatever_the_default_dtype_and_device(device, dtype):
-    """Models are often made with 16-bit defaults; PyTorch's LU of a CPU tensor knows no such dtype."""
+    """Models are often made with 16-bit defaults, which PyTorch's LU on the CPU does not take."""
     A = torch.randn(3, 3, device=device) + 4 * torch.eye(3, device=device)
     expected = metalcore.solve(A, A[0])
     torch.set_default_dtype(dtype)

@@ -1,10 +1,10 @@
-"""enable_pytorch_overrides: PyTorch's own functions run metalcore's kernels, and give the same numbers."""
+"""enable_pytorch_overrides: PyTorch's own functions run metalcore's kernels and give the same numbers."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from ran import operators
-from torch.nn.functional import silu as silu_imported_before  # an override of the Python name would miss this one
+from torch.nn.functional import silu as silu_imported_before  # an override of the Python name would miss it
 from torch.utils.checkpoint import checkpoint
 
 import metalcore
@@ -49,13 +49,13 @@ def test_function_and_gradient(device, name, dtype):
         found = both()
         ran = operators(both)
     assert {operator, f"{operator}_backward"} <= ran
-    # Both round every result, and the output that the derivative of softmax starts from.
+    # Both round every result, and also the output from which softmax's derivative starts.
     eps = torch.finfo(dtype).eps
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, rtol=4 * eps, atol=4 * eps * b.abs().max().item())
     assert operators(both) == set()
     for a, b in zip(both(), expected):
-        assert torch.equal(a, b), "disabled, but not bitwise what it was"
+        assert torch.equal(a, b), "disabling does not restore the same bits"
 
 
 def test_rms_norm_module_trains(device):
@@ -89,7 +89,7 @@ def test_qr_gradient(device):
 
     def gradient():
         q, r = torch.linalg.qr(a)
-        # Does not depend on the signs that a factorization is free to choose.
+        # This function does not depend on the signs, which a factorization is free to choose.
         return torch.autograd.grad((q.square() * r.abs().sum(-1).unsqueeze(-2)).sum(), a)[0]
 
     expected = gradient()
@@ -143,14 +143,14 @@ def test_errors_are_pytorchs(device):
         lambda: F.rms_norm(x, (7,)),
     )
     for case in cases:
-        with pytest.raises(Exception) as expected:  # noqa: PT011 - whichever PyTorch raises
+        with pytest.raises(Exception) as expected:  # noqa: PT011 (PyTorch may raise any error)
             case()
         with metalcore.enable_pytorch_overrides(), pytest.raises(type(expected.value)):
             case()
 
 
 def test_errors_of_the_kernel_that_was_replaced(device, capfd):
-    """They come through a kernel in C++ with their types and messages, and nothing else is said of them."""
+    """They pass through a kernel in C++ with their types and messages, and nothing is printed."""
     x = torch.randn(4, 8, device=device)
     cases = (
         (lambda: torch.log_softmax(x, -4), "log_softmax"),
@@ -256,12 +256,12 @@ def test_compiled_functions_follow_the_switch(device):
     expected.square().sum().backward()
     expected_grad, x.grad = x.grad, None
     with metalcore.enable_pytorch_overrides():
-        found = compiled(x)  # compiled before it was enabled
+        found = compiled(x)  # it was compiled before the overrides were enabled
         assert {"silu", "softmax"} <= operators(lambda: compiled(x))
         found.square().sum().backward()
         torch.testing.assert_close((found, x.grad), (expected, expected_grad))
         torch._dynamo.reset()
-        torch.testing.assert_close(compiled(x), expected)  # compiled while it was
+        torch.testing.assert_close(compiled(x), expected)  # it is compiled while they are enabled
     assert operators(lambda: compiled(x)) == set()
     assert torch.equal(compiled(x), expected)
 

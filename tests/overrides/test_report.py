@@ -1,4 +1,4 @@
-"""metalcore.report(), and the one warning of enable_pytorch_overrides: that there is nothing to accelerate."""
+"""metalcore.report(), and the one warning of enable_pytorch_overrides, which says that nothing can be accelerated."""
 
 import json
 import subprocess
@@ -25,16 +25,16 @@ def test_counts(device):
     with metalcore.enable_pytorch_overrides("silu", "qr"):
         for _ in range(3):
             F.silu(x).sum().backward()
-        with metalcore.enable_pytorch_overrides("silu"):  # does not begin anew
+        with metalcore.enable_pytorch_overrides("silu"):  # a nested switch does not reset the counts
             F.silu(x.detach().double() if device != "mps" else x.detach().to(torch.complex64))
         torch.linalg.qr(torch.randn(64, 3, 3, device=device))
         assert metalcore.report().active == ("silu", "qr") and metalcore.report().devices == (device,)
     F.silu(x)
-    found = rows()  # which stays
+    found = rows()  # the report stays
     assert (found[silu].ran, found[backward].ran) == (3, 3)
     assert list(found[silu].left.values()) == [1] and "which its kernels do not take" in next(iter(found[silu].left))
     assert found[f"aten::linalg_qr on {device}"].ran == 1
-    with metalcore.enable_pytorch_overrides("silu"):  # does
+    with metalcore.enable_pytorch_overrides("silu"):  # a new switch resets the counts
         assert rows()[silu].ran == 0
 
 
@@ -44,7 +44,7 @@ def test_reasons(device):
     with metalcore.enable_pytorch_overrides():
         F.rms_norm(half, (8,), torch.ones(8, device=device))
         torch.func.vmap(F.silu)(x)
-        rows = metalcore.report().rows  # of modules, too, that other tests have made
+        rows = metalcore.report().rows  # some are about modules that other tests have made
         left = {row.what.split()[0]: list(row.left) for row in rows if row.left and row.what.startswith("aten::")}
     assert left == {"aten::rms_norm": ["tensors of several dtypes"]}
 
@@ -82,7 +82,7 @@ def test_table_and_data(device):
 
 
 def test_pytorchs_warning_of_an_override_is_not_shown(device, monkeypatch, capfd):
-    """Some versions of PyTorch give it, once in a process; other warnings come through."""
+    """Some versions of PyTorch give it once in a process. Other warnings are shown."""
     original = torch.library.Library.impl
 
     def impl(self, *args, **kwargs):

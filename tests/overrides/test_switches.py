@@ -1,4 +1,4 @@
-"""Who asks for a switch to be on: nesting, repetition, switching everything off, threads."""
+"""A switch is on while someone asks for it: nesting, repetition, switching everything off, threads."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Makes the checkout's tools importable. What is installed comes first."""
+"""Makes the checkout's tools importable. Installed packages come first."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What setup.py does with the parts of tools/build: the ops' sources, how many compilers run, what is built again."""
+"""The parts of tools/build that setup.py uses: the ops' sources, how many compilers run, what is built again."""
 
 import os
 

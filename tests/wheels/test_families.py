@@ -1,5 +1,5 @@
-"""Families of kernels are named by their paths: two of them may have sources of one name, as a/forward and b/forward.
-Of Metal: tests/metal_runtime."""
+"""Paths name families of kernels, so that two families may have sources of one name, such as a/forward and b/forward.
+tests/metal_runtime tests Metal's families."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from tools.build.families import kernel_index
 from tools.build.simulator_libraries import simulator_libraries
 from tools.build.tasks import Tasks
 
-# In place of a built-in kernel: one that adds a number to eight elements.
+# This kernel takes the place of a built-in one. It adds a number to eight elements.
 SOURCE = """
 #include <metal_stdlib>
 kernel void {kernel}(device const {type}* x [[buffer(0)]], device {type}* y [[buffer(1)]],

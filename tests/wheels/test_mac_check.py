@@ -1,5 +1,5 @@
-"""The wheel for Macs can be built and has the right files: the quick part of tools/mac_check. `make mac-check` runs the
-rest, which downloads PyTorch's macOS releases."""
+"""The wheel for Macs can be built and has the right files. This is the quick part of tools/mac_check. `make mac-check`
+runs the rest, which downloads PyTorch's macOS releases."""
 
 import os
 import shutil

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not (ROOT / ".git").exists() and not os.environ.get("CI"), reason="not a git checkout"),
 ]
 
-# Regular expressions of whole paths of the checkout that the source distribution leaves out.
+# Regular expressions for paths of the checkout that the source distribution leaves out.
 LEFT_OUT = [
     r"\.(agent|ci|github)/.*",
     r"\.gitignore",
@@ -63,7 +63,7 @@ def checkout(tmp_path_factory):
         text=True,
     ).stdout
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).exists():  # else it is being removed
+        if (ROOT / name).exists():  # git lists removed files until the removal is staged
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     return folder
@@ -73,7 +73,7 @@ def checkout(tmp_path_factory):
 def unpacked(checkout, tmp_path_factory):
     """The source distribution, unpacked."""
     folder, had = tmp_path_factory.mktemp("sdist"), files(checkout)
-    # What a checkout that has been built has besides, in directories that the source distribution takes whole.
+    # A build adds such files to directories that the source distribution takes as a whole.
     for name in ("metalcore/lib/x86-64/softmax.so", "metalcore/_C.abi3.so", "tests/__pycache__/conftest.cpython.pyc"):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).touch()
@@ -90,8 +90,8 @@ def test_the_source_distribution_has_what_the_checkout_has(unpacked):
         name: content for name, content in had.items() if not any(re.fullmatch(pattern, name) for pattern in LEFT_OUT)
     }
     found = {name: content for name, content in files(folder).items() if not re.fullmatch(ADDED, name)}
-    assert sorted(expected.keys() - found.keys()) == [], "missing: see MANIFEST.in"
-    assert sorted(found.keys() - expected.keys()) == [], "too much: see MANIFEST.in"
+    assert sorted(expected.keys() - found.keys()) == [], "files are missing: see MANIFEST.in"
+    assert sorted(found.keys() - expected.keys()) == [], "there are too many files: see MANIFEST.in"
     assert [name for name in expected if found[name] != expected[name]] == []
 
 

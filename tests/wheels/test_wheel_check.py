@@ -1,4 +1,4 @@
-"""tools/wheel_check.py: right wheels pass, and each fault of a wheel is found and named."""
+"""tools/wheel_check.py passes right wheels, and finds and names each fault of a wheel."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\n"
 
 
 def files_of(platform):
-    """A wheel's files, binaries of no content."""
+    """A wheel's files. Its binaries are empty except for their first bytes."""
     kernels = ROOT / "kernels"
     families = [path.relative_to(kernels).with_suffix("").as_posix() for path in kernels.rglob("*.metal")]
     sources = [path for path in (ROOT / "metalcore").rglob("*") if path.suffix in (".py", ".h")]
@@ -77,7 +77,7 @@ FAULTS = {
     "metalcore/kernels/common/rows.h": (None, "is missing"),
     "metalcore/simulator/csrc/fault.h": (None, "is missing"),
     "metalcore/simulator/csrc/module.cpp": (b"", "is not the checkout's"),
-    # For the PyTorch of the build, which is not the one that runs.
+    # This module is for the PyTorch of the build, which is not the one that runs.
     "metalcore/simulator/_device-torch2.13.0-0.so": (b"\x7fELF", "is no part of a wheel for Linux"),
     "metalcore/activation/_softmax.py": (b"", "is not the checkout's"),
     "metalcore/stray.py": (b"", "is not in the checkout"),
@@ -95,7 +95,7 @@ def test_faults_are_found(name, tmp_path):
 
 
 def test_a_wheel_for_other_instruction_sets(tmp_path):
-    """METALCORE_ISA leaves kernels out of a build, and the check must be told which."""
+    """METALCORE_ISA leaves kernels out of a build. The caller tells the check which."""
     files = {name: content for name, content in files_of("Linux").items() if "/lib/x86-64-v" not in name}
     wheel = wheel_of(files, tmp_path, TAGS["Linux"])
     assert wheel_check.content_problems(wheel, "x86-64") == []
