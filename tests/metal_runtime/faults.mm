@@ -163,8 +163,7 @@ const std::map<std::string, std::function<void()>> kFaults = {
        metal_runtime::require(released, "memory was not released");
        metal_runtime::finish(0);
      }},
-    {"a block on the queue within a block on the queue",
-     [] { encode_raw([](Raw) { mps::encode([](gpu::Encoder&) {}); }); }},
+    {"a block on the queue within a block on the queue", [] { encode_raw([](Raw) { on_queue([] {}); }); }},
     {"an unbound buffer", [] { encode_raw([](Raw encoder) { set_pipeline(encoder), dispatch(encoder, 1, 1); }); }},
     {"a buffer bound for the kernel before",
      [] { encode_raw([](Raw encoder) { bind_all(encoder), set_pipeline(encoder), dispatch(encoder, 1, 1); }); }},
