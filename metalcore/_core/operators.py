@@ -25,7 +25,7 @@ _after_autograd = torch._C._after_autograd_keyset
 _any_requires_grad = torch._C._any_requires_grad
 _is_grad_enabled = torch._C.is_grad_enabled
 _is_tracing = torch._C._is_tracing  # torch.jit.trace
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_is_autocast_enabled = torch.is_autocast_enabled
 _DisableAutocast = torch._C._DisableAutocast
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
@@ -121,7 +121,7 @@ def autograd(name, backward, setup_context):
 
         @staticmethod
         def backward(ctx, *grads):
-            if _is_any_autocast_enabled():  # it would have the formula's products in 16 bits
+            if any(map(_is_autocast_enabled, DEVICES)):  # it would have the formula's products in 16 bits
                 with _DisableAutocast():
                     found = backward(ctx, *grads)
             else:

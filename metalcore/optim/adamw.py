@@ -30,8 +30,7 @@ class AdamW(torch.optim.AdamW):
     Differences from `torch.optim.AdamW` for parameters that the kernel takes:
 
     - The moments of float16 and bfloat16 parameters are float32, and the update is computed in float32 and rounded
-    once.
-      In torch the moments have the parameter's dtype. Loading torch's 16-bit moments converts them to float32.
+      once. In torch the moments have the parameter's dtype. Loading torch's 16-bit moments converts them to float32.
     - With a step in device memory, the bias corrections of the first steps too are accurate to float32's last digits.
 
     Args:

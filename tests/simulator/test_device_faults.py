@@ -33,7 +33,7 @@ from metalcore.msl import host
 folder = Path(sys.argv[1])
 (folder / "checking").mkdir()
 host.build(folder / "broken.metal", folder / "checking" / "broken.so", checking=True)
-(folder / "index").write_text("broken silu_packed_float\n")
+(folder / "index").write_text("broken silu_packed_float\\n")
 metalcore._C.simulator_set_library_path(str(folder))
 x = torch.ones(8, device="mps", requires_grad=True)
 for call in sys.argv[2:]:
