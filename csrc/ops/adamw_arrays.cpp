@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <tuple>
 
 namespace metalcore {
 namespace {
@@ -149,15 +150,18 @@ std::vector<GatheredParameter> AdamWArrays::gather(size_t first, size_t count) {
 }
 
 bool AdamWArrays::overlap() const {
-  std::vector<std::pair<char*, size_t>> spans;
+  // Memory is compared within a storage: on Metal a storage is an object, whose address says nothing of other storages.
+  std::vector<std::tuple<void*, size_t, size_t>> spans;
   spans.reserve(slots_.size());
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     const gpu::BufferView& view = views(slot)[kParam];
-    if (view.storage) spans.emplace_back(static_cast<char*>(view.storage) + view.offset, view.span);
+    if (view.storage) spans.emplace_back(view.storage, view.offset, view.span);
   }
   std::sort(spans.begin(), spans.end());
-  for (size_t i = 1; i < spans.size(); ++i)
-    if (spans[i - 1].first + spans[i - 1].second > spans[i].first) return true;
+  for (size_t i = 1; i < spans.size(); ++i) {
+    const auto& [storage, offset, span] = spans[i - 1];
+    if (storage == std::get<0>(spans[i]) && offset + span > std::get<1>(spans[i])) return true;
+  }
   return false;
 }
 
