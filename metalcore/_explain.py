@@ -88,10 +88,9 @@ def explain(op: str, *inputs: Any, dtype: torch.dtype | None = None, **options: 
         raise TypeError(f"explain(): dtype must be a torch.dtype, not {dtype!r}")
     devices = [*(tensor.device.type for tensor in tensors[:1]), torch._C._get_accelerator().type, "mps"]
     device = next(device for device in devices if device in ("mps", "cuda"))
-    if not isinstance(entry.function, type):
-        _check_options(entry, options)
     if isinstance(entry.function, type):
         return Explanation(op, _recorded_step(entry, shapes, dtype, device, options))
+    _check_options(entry, options)
     return Explanation(op, _recorded(entry, shapes, dtype, device, options, backward))
 
 

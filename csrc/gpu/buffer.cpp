@@ -31,4 +31,10 @@ BufferView view_of(const Tensor& tensor) {
   return view_of(tensor.get(), item, (last + 1) * item);
 }
 
+int32_t device_type_of(const Tensor& tensor) {
+  int32_t type = -1;
+  aoti_torch_get_device_type(tensor.get(), &type);
+  return type;
+}
+
 }  // namespace metalcore::gpu

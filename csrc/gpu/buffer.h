@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 // These declarations replace PyTorch's headers, which conflict with Metal's: both define StringHandle.
 struct AtenTensorOpaque;
@@ -25,5 +26,8 @@ struct BufferView {
 BufferView view_of(const Tensor& tensor);
 // The view of a tensor of which the caller knows the sizes of an element and of the span, in bytes.
 BufferView view_of(AtenTensorHandle tensor, size_t element_size, size_t span);
+
+// The type of a tensor's device, by PyTorch's number.
+int32_t device_type_of(const Tensor& tensor);
 
 }  // namespace metalcore::gpu

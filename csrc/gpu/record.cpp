@@ -26,8 +26,7 @@ SpareRecording::~SpareRecording() {
 }
 
 void submit(const Tensor& output, const Recording& recording, size_t first) {
-  int32_t type = -1;
-  aoti_torch_get_device_type(output.get(), &type);
+  const int32_t type = device_type_of(output);
   Backend* const backend = find_backend(type);
   if (!backend)
     throw std::runtime_error("metalcore: this build has no backend for the tensor's device (type " +
@@ -69,9 +68,7 @@ void Recorder::record(const Tensor& output, const std::function<void(Recording&)
     const std::optional<Tensor>& tensor = kept_->tensors.emplace_back(reference_to(views[i].tensor));
     views[i].tensor = tensor ? tensor->get() : nullptr;
   }
-  int32_t type = -1;
-  aoti_torch_get_device_type(output.get(), &type);
-  if (type == aoti_torch_device_type_meta()) return;
+  if (device_type_of(output) == aoti_torch_device_type_meta()) return;
   kept_->submitted_for = output;
   submit(output, recording, first);
 }

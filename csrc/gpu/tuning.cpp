@@ -30,9 +30,7 @@ Family find(std::string_view name) {
 
 // A tensor without memory has no GPU. The recorder says which one its plans are for.
 Backend* backend_of(const Tensor& tensor) {
-  int32_t type = -1;
-  aoti_torch_get_device_type(tensor.get(), &type);
-  if (Backend* backend = find_backend(type)) return backend;
+  if (Backend* backend = find_backend(device_type_of(tensor))) return backend;
   return Recorder::current() ? &Recorder::current()->backend() : nullptr;
 }
 

@@ -26,17 +26,6 @@ constexpr std::array<std::pair<const char*, ScalarType>, 12> kDtypes = {{
     {"complex128", ScalarType::ComplexDouble},
 }};
 
-int32_t device_type(const Tensor& tensor) {
-  int32_t type = -1;
-  aoti_torch_get_device_type(tensor.get(), &type);
-  return type;
-}
-
-bool same_sizes(const Tensor& a, const Tensor& b) {
-  const auto x = a.sizes(), y = b.sizes();
-  return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin());
-}
-
 }  // namespace
 
 const char* dtype_name(ScalarType dtype) {
@@ -45,22 +34,29 @@ const char* dtype_name(ScalarType dtype) {
   return "an unsupported dtype";
 }
 
-ScalarType dtype_named(const std::string& name) {
-  for (const auto& [known, value] : kDtypes)
-    if (name == known) return value;
-  throw std::invalid_argument("metalcore: unsupported dtype " + name);
-}
-
 std::string shape_text(Sizes sizes) {
   std::string text = "[";
   for (int64_t size : sizes) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
   return text + "]";
 }
 
+bool is_float_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
+}
+
+bool same_device(const Tensor& a, const Tensor& b) {
+  return gpu::device_type_of(a) == gpu::device_type_of(b) && a.get_device_index() == b.get_device_index();
+}
+
+bool same_sizes(const Tensor& a, const Tensor& b) {
+  const auto x = a.sizes(), y = b.sizes();
+  return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin());
+}
+
 void check_float(const char* op, const char* argument, const Tensor& tensor) {
   const ScalarType dtype = tensor.scalar_type();
-  check(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16, "metalcore::", op,
-        ": ", argument, " must be float32, float16 or bfloat16, not ", dtype_name(dtype));
+  check(is_float_dtype(dtype), "metalcore::", op, ": ", argument, " must be float32, float16 or bfloat16, not ",
+        dtype_name(dtype));
 }
 
 void check_float32(const char* op, const char* argument, const Tensor& tensor) {
@@ -69,8 +65,8 @@ void check_float32(const char* op, const char* argument, const Tensor& tensor) {
 }
 
 void check_same_device(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference) {
-  check(device_type(tensor) == device_type(reference) && tensor.get_device_index() == reference.get_device_index(),
-        "metalcore::", op, ": ", argument, " must be on the device of the other tensors");
+  check(same_device(tensor, reference), "metalcore::", op, ": ", argument,
+        " must be on the device of the other tensors");
 }
 
 void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference) {
@@ -91,7 +87,7 @@ namespace {
 [[noreturn]] void throw_out_of_memory(Sizes sizes, ScalarType dtype, const Tensor& like) {
   double gibibytes = (dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? 2.0 : 4.0) / (1 << 30);
   for (int64_t size : sizes) gibibytes *= static_cast<double>(size);
-  const bool cuda = device_type(like) == aoti_torch_device_type_cuda();
+  const bool cuda = gpu::device_type_of(like) == aoti_torch_device_type_cuda();
   std::ostringstream message;
   message << (cuda ? "CUDA" : "MPS backend") << " out of memory. metalcore tried to allocate " << std::fixed
           << std::setprecision(2) << gibibytes << " GiB on " << (cuda ? "cuda:" : "mps:") << like.get_device_index()
@@ -105,7 +101,7 @@ Tensor new_strided(Sizes sizes, Sizes strides, ScalarType dtype, const Tensor& l
   AtenTensorHandle result = nullptr;
   const auto number = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), number,
-                               device_type(like), like.get_device_index(), &result) != AOTI_TORCH_SUCCESS)
+                               gpu::device_type_of(like), like.get_device_index(), &result) != AOTI_TORCH_SUCCESS)
     throw_out_of_memory(sizes, dtype, like);
   return Tensor(result);
 }

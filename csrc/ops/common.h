@@ -34,8 +34,7 @@ using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 
 std::string shape_text(Sizes sizes);  // "[2, 3]"
 inline std::string shape_text(const Tensor& tensor) { return shape_text(tensor.sizes()); }
-const char* dtype_name(ScalarType dtype);         // "float32"; "an unsupported dtype" where Metal has none
-ScalarType dtype_named(const std::string& name);  // the inverse; throws std::invalid_argument
+const char* dtype_name(ScalarType dtype);  // "float32"; "an unsupported dtype" where Metal has none
 
 // Kernels are named <op>_<variant>_<suffix> after MSL's type names.
 inline const char* suffix(ScalarType dtype) {
@@ -47,6 +46,10 @@ inline const char* suffix(ScalarType dtype) {
   }
 }
 inline std::string kernel_name(const char* stem, ScalarType dtype) { return std::string(stem) + "_" + suffix(dtype); }
+
+bool is_float_dtype(ScalarType dtype);  // whether kernels over floating-point numbers take it
+bool same_device(const Tensor& a, const Tensor& b);
+bool same_sizes(const Tensor& a, const Tensor& b);
 
 // These checks name the op and the argument, as in "metalcore::silu: x must be float32, float16 or bfloat16, not
 // int64".

@@ -1,6 +1,5 @@
 #include "replacement.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -14,12 +13,6 @@ std::vector<ReplacedOperator*>& all() {
 }
 
 thread_local std::exception_ptr left_exception;
-
-int32_t device_type(const Tensor& tensor) {
-  int32_t type = 0;
-  aoti_torch_get_device_type(tensor.get(), &type);
-  return type;
-}
 
 }  // namespace
 
@@ -48,7 +41,7 @@ void ReplacedOperator::call_replaced(StableIValue* stack) const {
 }
 
 ReplacedOperator::Run::Run(ReplacedOperator& of, const Tensor& first) {
-  of.ran_[device_type(first)].fetch_add(1, std::memory_order_relaxed);
+  of.ran_[gpu::device_type_of(first)].fetch_add(1, std::memory_order_relaxed);
   aoti_record_function_start(of.shown_as_.c_str(), nullptr, nullptr, 0, &shown_);
 }
 
@@ -63,16 +56,11 @@ void leave_exception(std::exception_ptr exception) { left_exception = std::move(
 bool is_float(const Tensor& tensor) {
   int32_t layout = -1;
   aoti_torch_get_layout(tensor.get(), &layout);
-  const ScalarType dtype = tensor.scalar_type();
-  return (dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16) &&
-         layout == aoti_torch_layout_strided();
+  return is_float_dtype(tensor.scalar_type()) && layout == aoti_torch_layout_strided();
 }
 
 bool are_alike(const Tensor& a, const Tensor& b) {
-  const auto x = a.sizes(), y = b.sizes();
-  return is_float(a) && is_float(b) && a.scalar_type() == b.scalar_type() && device_type(a) == device_type(b) &&
-         a.get_device_index() == b.get_device_index() && x.size() == y.size() &&
-         std::equal(x.begin(), x.end(), y.begin());
+  return is_float(a) && is_float(b) && a.scalar_type() == b.scalar_type() && same_device(a, b) && same_sizes(a, b);
 }
 
 }  // namespace metalcore

@@ -97,12 +97,6 @@ SplitPlan plan_forward(const Shape& shape, const Tensor& on, const RowKernels& k
   return looped && better_split(shape, on) ? plan_split(shape, on, 1) : SplitPlan{plan, 0};
 }
 
-// What the first of the two dispatches leaves to the second.
-Tensor new_parts_of(int64_t numbers, const Tensor& like) {
-  const int64_t sizes[1] = {numbers};
-  return new_tensor(Sizes(sizes, 1), ScalarType::Float, like);
-}
-
 // Without a residual the kernels do not touch `residual` and `sum`, but Metal needs a buffer for each argument.
 std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const MaybeTensor& residual, int64_t dims,
                                      const MaybeTensor& weight_, double eps) {
@@ -138,7 +132,7 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
   };
   const bool aligned = all_aligned16({&x, &added}, weight, shape.length);
   const bool shared = split.chunk_rows > 0;
-  const Tensor parts = new_parts_of(shared ? plan.splits * shape.rows : 0, input);
+  const Tensor parts = new_tensor({shared ? plan.splits * shape.rows : 0}, ScalarType::Float, input);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
   gpu::record(y, [&](gpu::Recording& recording) {
@@ -249,9 +243,9 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   const bool whole = shared && weight_wanted && plan.chunks == 1 && gw.scalar_type() == weight_dtype;
   const bool partial_wanted = weight_wanted && !whole;
   const int64_t partial_sizes[2] = {partial_wanted ? plan.chunks : 0, shape.length};
-  const Tensor scales = new_parts_of(rows.threads ? shape.rows : 0, input);
+  const Tensor scales = new_tensor({rows.threads ? shape.rows : 0}, ScalarType::Float, input);
   const Tensor partial = new_tensor(Sizes(partial_sizes, 2), ScalarType::Float, input);
-  const Tensor parts = new_parts_of(shared ? 2 * rows.splits * shape.rows : 0, input);
+  const Tensor parts = new_tensor({shared ? 2 * rows.splits * shape.rows : 0}, ScalarType::Float, input);
   const RmsNormParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),

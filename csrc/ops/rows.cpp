@@ -87,8 +87,7 @@ std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const T
 
 std::optional<Tensor> new_parts(const RowPlan& plan, int64_t rows, int64_t numbers, const Tensor& like) {
   if (plan.splits == 1) return std::nullopt;
-  const int64_t sizes[1] = {rows * plan.splits * numbers};
-  return new_tensor(Sizes(sizes, 1), ScalarType::Float, like);
+  return new_tensor({rows * plan.splits * numbers}, ScalarType::Float, like);
 }
 
 Rows rows_of(const Tensor& tensor, int64_t length) {
