@@ -146,7 +146,7 @@ SEEDED = {
     "the first op's queue for every op": (
         "backend.mm",
         "dispatch_sync_f(torch::mps::get_dispatch_queue(), &work, run);",
-        "static const dispatch_queue_t first = torch::mps::get_dispatch_queue(); dispatch_sync_f(first, &work, run);",
+        "static const dispatch_queue_t queue = torch::mps::get_dispatch_queue(); dispatch_sync_f(queue, &work, run);",
         "work for stream 0 where stream 1 is the current one",
     ),
     "the stream asked for on the queue": (

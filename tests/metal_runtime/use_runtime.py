@@ -55,7 +55,7 @@ def fault(name):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_configure(config):
+def pytest_load_initial_conftests():  # a conftest.py may import metalcore
     load()
 
 
