@@ -6,10 +6,13 @@
 
 namespace metalcore {
 
-const gpu::Table<JacobiTuning> jacobi_tuning = {
-    {.family = "baseline"},
-    {.family = "hopper", .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}}},
-};
+// PyTorch has no kernel of it on mps.
+const gpu::Table<JacobiTuning> jacobi_tuning("jacobi", {{"eigh_torch", &JacobiTuning::eigh_torch, {.only_on = "cuda"}}},
+                                             {
+                                                 {.family = "baseline"},
+                                                 {.family = "hopper",
+                                                  .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}}},
+                                             });
 
 namespace {
 

@@ -17,7 +17,7 @@ const char* name_of(JacobiVariant variant);
 
 struct JacobiTuning {
   const char* family;
-  uint32_t sweeps = 24;  // the most sweeps of the blocked variant
+  uint32_t sweeps = 24;  // the most sweeps of the blocked variant: fewer may leave a result inexact
   TorchRegions eigh_torch = {};
 };
 extern const gpu::Table<JacobiTuning> jacobi_tuning;
