@@ -77,6 +77,7 @@ const char* name_of(QrVariant variant) {
     case QrVariant::tall: return "tall";
     case QrVariant::blocked: return "blocked";
     case QrVariant::torch: return "torch";
+    case QrVariant::cpu: return "cpu";
   }
   return "";
 }
@@ -85,6 +86,9 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, c
   const int64_t columns = std::max(n, q_columns);
   if (m == 0 || n == 0) return {QrVariant::empty, times(m, n) + " has no reflectors", "", 0, {}};
 
+  if (tuning.cpu.contain(std::min(m, n), batch))
+    return {
+        QrVariant::cpu, std::to_string(batch) + " of " + times(m, n) + ": " + faster_on_cpu(tuning.family), "", 0, {}};
   if (m <= std::min(kSimdRows, tuning.simd_rows) && columns <= kSimdColumns) {
     const uint32_t rows = power_from_8(m), lanes = power_from_8(columns);
     return {QrVariant::simd,

@@ -1,4 +1,4 @@
-// The batches of matrices for which PyTorch's own op is faster.
+// The batches of matrices for which PyTorch's own op is faster, on their device or on the CPU.
 #pragma once
 
 #include <array>
@@ -38,6 +38,18 @@ class TorchRegions {
 // "PyTorch's own op is faster (measured on hopper GPUs)", for a plan's reason.
 inline std::string faster_by_torch(const char* family) {
   return "PyTorch's own op is faster (measured on " + std::string(family) + " GPUs)";
+}
+
+// The same for a plan that takes PyTorch's op on the CPU. Rows of families that nobody has measured have estimates.
+inline std::string faster_on_cpu(const char* family) {
+  return "PyTorch's own op is faster on the CPU (tuning row " + std::string(family) +
+         "): the input is copied there and the results back, and the host waits";
+}
+
+// Whether a plan's variant is PyTorch's own op, on the tensors' device or on the CPU.
+template <typename Variant>
+constexpr bool is_left(Variant variant) {
+  return variant == Variant::torch || variant == Variant::cpu;
 }
 
 }  // namespace metalcore

@@ -81,6 +81,7 @@ const char* name_of(TriangularVariant variant) {
     case TriangularVariant::block: return "block";
     case TriangularVariant::blocked: return "blocked";
     case TriangularVariant::torch: return "torch";
+    case TriangularVariant::cpu: return "cpu";
   }
   return "";
 }
@@ -93,6 +94,8 @@ TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, co
   };
   if (order == 0 || columns == 0 || batch == 0)
     return {.variant = TriangularVariant::empty, .why = size + "X has no elements"};
+  if ((columns == 1 ? tuning.vector_cpu : tuning.cpu).contain(order, batch))
+    return {.variant = TriangularVariant::cpu, .why = size + faster_on_cpu(tuning.family)};
   if (order <= kSimdOrder) return with_size(simd_plan(order, columns));
   if ((columns == 1 && tuning.vector_torch.contain(order, batch)) ||
       (columns > TRIANGULAR_FEW && tuning.torch.contain(order, batch)))
