@@ -7,10 +7,14 @@
 
 namespace metalcore {
 
-const gpu::Table<CholeskyTuning> cholesky_tuning = {
-    {.family = "baseline"},
-    {.family = "hopper", .torch = {{.above = 1023, .max_batch = 1}}},
-};
+const gpu::Table<CholeskyTuning> cholesky_tuning("cholesky",
+                                                 {{"block_rows", &CholeskyTuning::block_rows, {32, 128}},
+                                                  {"torch", &CholeskyTuning::torch},
+                                                  {"cpu", &CholeskyTuning::cpu, {.only_on = "mps"}}},
+                                                 {
+                                                     {.family = "baseline"},
+                                                     {.family = "hopper", .torch = {{.above = 1023, .max_batch = 1}}},
+                                                 });
 
 namespace {
 

@@ -16,14 +16,23 @@ namespace metalcore {
 // fit its cache, and the flops take 14 ms at 1 TFLOP/s. So the sides meet between the two, and above 1024 a single
 // matrix keeps the GPU busy for more than the 200 ms that a command buffer may take, whatever the batch. Nobody has
 // measured any of this on a Mac. The other factorizations have as many flops on the GPU as in LAPACK, and stay there.
-const gpu::Table<JacobiTuning> jacobi_tuning = {
-    {.family = "baseline"},
-    {.family = "hopper",
-     .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}},
-     .svd_cpu = {},
-     .eigh_cpu = {}},
-    {.family = "simulator", .svd_cpu = {}, .eigh_cpu = {}},  // it is a CPU, and is there to run the kernels
-};
+//
+// PyTorch has no kernels of svd and eigh on mps.
+const gpu::Table<JacobiTuning> jacobi_tuning(
+    "jacobi",
+    {
+        {"eigh_torch", &JacobiTuning::eigh_torch, {.only_on = "cuda"}},
+        {"svd_cpu", &JacobiTuning::svd_cpu, {.only_on = "mps"}},
+        {"eigh_cpu", &JacobiTuning::eigh_cpu, {.only_on = "mps"}},
+    },
+    {
+        {.family = "baseline"},
+        {.family = "hopper",
+         .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}},
+         .svd_cpu = {},
+         .eigh_cpu = {}},
+        {.family = "simulator", .svd_cpu = {}, .eigh_cpu = {}},  // it is a CPU, and is there to run the kernels
+    });
 
 namespace {
 

@@ -17,7 +17,7 @@ const char* name_of(JacobiVariant variant);
 
 struct JacobiTuning {
   const char* family;
-  uint32_t sweeps = 24;  // the most sweeps of the blocked variant
+  uint32_t sweeps = 24;  // the most sweeps of the blocked variant: fewer may leave a result inexact
   TorchRegions eigh_torch = {};
   // Here the size is the smaller of rows and columns. jacobi_plan.cpp derives these estimates.
   TorchRegions svd_cpu = {{.above = 512, .max_batch = 1}, {.above = 1024}};

@@ -8,12 +8,21 @@
 
 namespace metalcore {
 
-const gpu::Table<LuTuning> lu_tuning = {
-    {.family = "baseline"},
-    {.family = "hopper",
-     .torch = {{.above = 768, .max_batch = 1}, {.above = 1536, .max_batch = 3}, {.above = 768, .min_batch = 160}},
-     .solve_torch = {{.above = 32, .max_batch = 4}}},
-};
+const gpu::Table<LuTuning> lu_tuning(
+    "lu",
+    {
+        {"block_threads", &LuTuning::block_threads, {32, gpu::kMaxThreads, 32}},
+        {"torch", &LuTuning::torch},
+        {"solve_torch", &LuTuning::solve_torch, {.only_on = "cuda"}},  // PyTorch has no kernel of it on mps
+        {"cpu", &LuTuning::cpu, {.only_on = "mps"}},
+        {"solve_cpu", &LuTuning::solve_cpu, {.only_on = "mps"}},
+    },
+    {
+        {.family = "baseline"},
+        {.family = "hopper",
+         .torch = {{.above = 768, .max_batch = 1}, {.above = 1536, .max_batch = 3}, {.above = 768, .min_batch = 160}},
+         .solve_torch = {{.above = 32, .max_batch = 4}}},
+    });
 
 namespace {
 

@@ -7,10 +7,24 @@
 
 namespace metalcore {
 
-const gpu::Table<TriangularTuning> triangular_tuning = {
-    {.family = "baseline"},
-    {.family = "hopper", .torch = {{.above = 63, .max_batch = 1}}, .vector_torch = {{.above = 511, .max_batch = 1}}},
-};
+constexpr gpu::Legal kCount = {0, 1 << 16};
+const gpu::Table<TriangularTuning> triangular_tuning(
+    "triangular",
+    {
+        {"panel_threadgroups", &TriangularTuning::panel_threadgroups, kCount},
+        {"threadgroups", &TriangularTuning::threadgroups, kCount},
+        {"vector_batch", &TriangularTuning::vector_batch, kCount},
+        {"torch", &TriangularTuning::torch},
+        {"vector_torch", &TriangularTuning::vector_torch},
+        {"cpu", &TriangularTuning::cpu, {.only_on = "mps"}},
+        {"vector_cpu", &TriangularTuning::vector_cpu, {.only_on = "mps"}},
+    },
+    {
+        {.family = "baseline"},
+        {.family = "hopper",
+         .torch = {{.above = 63, .max_batch = 1}},
+         .vector_torch = {{.above = 511, .max_batch = 1}}},
+    });
 
 namespace {
 
