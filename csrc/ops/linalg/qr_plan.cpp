@@ -24,6 +24,9 @@ const gpu::Table<QrTuning> qr_tuning(
         {"torch_rows", &QrTuning::torch_rows, {0, UINT32_MAX, 1, "cuda"}},
         {"householder_product_torch", &QrTuning::householder_product_torch},
         {"ormqr_torch", &QrTuning::ormqr_torch, {.only_on = "cuda"}},
+        {"cpu", &QrTuning::cpu, {.only_on = "mps"}},
+        {"householder_product_cpu", &QrTuning::householder_product_cpu, {.only_on = "mps"}},
+        {"ormqr_cpu", &QrTuning::ormqr_cpu, {.only_on = "mps"}},
     },
     {
         {.family = "baseline"},
@@ -93,6 +96,7 @@ const char* name_of(QrVariant variant) {
     case QrVariant::tall: return "tall";
     case QrVariant::blocked: return "blocked";
     case QrVariant::torch: return "torch";
+    case QrVariant::cpu: return "cpu";
   }
   return "";
 }
@@ -101,6 +105,9 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, c
   const int64_t columns = std::max(n, q_columns);
   if (m == 0 || n == 0) return {QrVariant::empty, times(m, n) + " has no reflectors", "", 0, {}};
 
+  if (tuning.cpu.contain(std::min(m, n), batch))
+    return {
+        QrVariant::cpu, std::to_string(batch) + " of " + times(m, n) + ": " + faster_on_cpu(tuning.family), "", 0, {}};
   if (m <= std::min(kSimdRows, tuning.simd_rows) && columns <= kSimdColumns) {
     const uint32_t rows = power_from_8(m), lanes = power_from_8(columns);
     return {QrVariant::simd,

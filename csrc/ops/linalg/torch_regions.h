@@ -1,4 +1,4 @@
-// The batches of matrices for which PyTorch's own op is faster.
+// The batches of matrices for which PyTorch's own op is faster, on their device or on the CPU.
 #pragma once
 
 #include "../../gpu/tuning.h"
@@ -66,6 +66,20 @@ class TorchRegions {
 inline std::string faster_by_torch(const char* family) {
   const std::string where = std::string_view(family) == gpu::kThisMachine ? family : family + std::string(" GPUs");
   return "PyTorch's own op is faster (measured on " + where + ")";
+}
+
+// The same for a plan that takes PyTorch's op on the CPU. The built-in rows have estimates.
+inline std::string faster_on_cpu(const char* family) {
+  const bool measured = std::string_view(family) == gpu::kThisMachine;
+  return "PyTorch's own op is faster on the CPU (" +
+         std::string(measured ? "measured on this machine" : "an estimate") +
+         "); the input is copied there and the results back, and the host waits";
+}
+
+// Whether a plan's variant is PyTorch's own op, on the tensors' device or on the CPU.
+template <typename Variant>
+constexpr bool is_left(Variant variant) {
+  return variant == Variant::torch || variant == Variant::cpu;
 }
 
 }  // namespace metalcore
