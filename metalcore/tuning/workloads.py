@@ -127,7 +127,9 @@ def _row_lengths(scale):
 
         def workload(rows, length, backward, op=op, template=template):
             shapes = ((rows, length), *((length,) for _ in template.shapes[1:]))
-            options = template.options
+            options = {**template.options}
+            if "normalized_shape" in options:
+                options["normalized_shape"] = (length,)
             return Workload(op, replace(template, shapes=shapes, options=options), length, rows, backward)
 
         for backward in (False, True):
