@@ -4,6 +4,7 @@
 
 #include "recording.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -21,6 +22,9 @@ class Backend {
   // Submits the recording's dispatches from `first` on to PyTorch's current stream of a device. If the
   // backend can find an error before, it submits none of them.
   virtual void submit(int device_index, const Recording& recording, size_t first) = 0;
+
+  // Whether this machine's own tuning has been looked for (tunable.h).
+  std::atomic<bool> asked_for_measured = false;
 };
 
 struct BackendRegistration {

@@ -1,6 +1,7 @@
 // PyTorch's operators whose kernels are in C++, as Python switches them: metalcore/overrides/_dispatcher.py.
 #include "methods.h"
 
+#include "../ops/linalg/cpu_route.h"
 #include "../ops/replacement.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -45,12 +46,16 @@ PyObject* leave(PyObject*, PyObject* exception) {
   Py_RETURN_NONE;
 }
 
+PyObject* on_cpu(PyObject*, PyObject*) { return PyLong_FromLongLong(calls_on_cpu()); }
+
 PyMethodDef methods[] = {
     {"put_replacement", put, METH_VARARGS,
      "put_replacement(operator, key): puts the kernel for aten's operator at a dispatch key"},
     {"take_out_replacement", take_out, METH_VARARGS, "take_out_replacement(operator, key): takes it out again"},
     {"replacement_ran", ran, METH_VARARGS,
      "replacement_ran(operator, device_type) -> int: how often metalcore's op has run in the operator's place"},
+    {"calls_on_cpu", on_cpu, METH_NOARGS,
+     "calls_on_cpu() -> int: how often a plan of this thread has taken PyTorch's op on the CPU"},
     {"leave_exception", leave, METH_O,
      "leave_exception(exception): the caller of this thread's metalcore_replaced operator raises it"},
     {nullptr, nullptr, 0, nullptr},
