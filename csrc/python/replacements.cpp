@@ -45,6 +45,8 @@ PyObject* leave(PyObject*, PyObject* exception) {
   Py_RETURN_NONE;
 }
 
+PyObject* refused(PyObject*, PyObject*) { return PyBool_FromLong(left_as_refused()); }
+
 PyMethodDef methods[] = {
     {"put_replacement", put, METH_VARARGS,
      "put_replacement(operator, key): puts the kernel for aten's operator at a dispatch key"},
@@ -52,7 +54,11 @@ PyMethodDef methods[] = {
     {"replacement_ran", ran, METH_VARARGS,
      "replacement_ran(operator, device_type) -> int: how often metalcore's op has run in the operator's place"},
     {"leave_exception", leave, METH_O,
-     "leave_exception(exception): the caller of this thread's metalcore_replaced operator raises it"},
+     "leave_exception(exception): the kernel in C++ that called this thread's operator in Python raises it"},
+    {"left_as_refused", refused, METH_NOARGS,
+     "left_as_refused() -> bool: whether this thread's metalcore_replaced operator was called because the GPU refused "
+     "a "
+     "kernel; true once"},
     {nullptr, nullptr, 0, nullptr},
 };
 const Methods registered(methods);
