@@ -1,5 +1,6 @@
 #include <c10/core/Allocator.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "allocator.h"
@@ -19,7 +20,6 @@ void install() {
   install_hooks();
   hide_cuda();
   register_native_operators();
-  register_fallbacks();
 }
 
 // The CPU executor throws these exceptions through PyTorch's dispatcher, which would keep only their text.
@@ -45,6 +45,11 @@ void translate_exception(std::exception_ptr exception) {
 PYBIND11_MODULE(_device, module) {
   namespace device = metalcore::simulated_device;
   module.def("install", &device::install);
+  module.def("be_lenient", [] { device::register_fallbacks(nullptr); });
+  module.def("be_strict", [](std::unordered_set<std::string> kernels, std::unordered_set<std::string> on_cpu) {
+    const device::MacOperators mac{std::move(kernels), std::move(on_cpu)};
+    device::register_fallbacks(&mac);
+  });
   module.def("autograd_started_without_device", &device::autograd_started_without_device);
   module.def("drain_autograd", &device::drain_autograd, pybind11::call_guard<pybind11::gil_scoped_release>());
   module.def("allocations", [] {
