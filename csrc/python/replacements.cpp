@@ -62,8 +62,7 @@ PyMethodDef methods[] = {
      "leave_exception(exception): the kernel in C++ that called this thread's operator in Python raises it"},
     {"left_as_refused", refused, METH_NOARGS,
      "left_as_refused() -> bool: whether this thread's metalcore_replaced operator was called because the GPU refused "
-     "a "
-     "kernel; true once"},
+     "a kernel; true once"},
     {nullptr, nullptr, 0, nullptr},
 };
 const Methods registered(methods);

@@ -1,5 +1,6 @@
 #include <c10/core/Allocator.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -20,7 +21,6 @@ void install() {
   install_hooks();
   hide_cuda();
   register_native_operators();
-  register_fallbacks();
 }
 
 // Sets Python's error indicator for what the CPU executor throws.
@@ -58,6 +58,11 @@ void rethrow(const std::exception_ptr& exception) {
 PYBIND11_MODULE(_device, module) {
   namespace device = metalcore::simulated_device;
   module.def("install", &device::install);
+  module.def("be_lenient", [] { device::register_fallbacks(nullptr); });
+  module.def("be_strict", [](std::unordered_set<std::string> kernels, std::unordered_set<std::string> on_cpu) {
+    const device::MacOperators mac{std::move(kernels), std::move(on_cpu)};
+    device::register_fallbacks(&mac);
+  });
   module.def("autograd_started_without_device", &device::autograd_started_without_device);
   module.def("drain_autograd", &device::drain_autograd, pybind11::call_guard<pybind11::gil_scoped_release>());
   // The addresses of the functions that the executor calls: launch.h's DeviceFunctions.
