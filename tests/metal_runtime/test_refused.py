@@ -75,6 +75,26 @@ found = [_C.mps_refused(), sorted(dispatched)]
     assert not families & {*dispatched} and len(dispatched) >= 4  # one refused kernel does not cost the rest
 
 
+def test_every_op_where_metal_refuses_every_kernel(extension):
+    run(
+        extension,
+        "-W",
+        "ignore::RuntimeWarning",
+        "-c",
+        PROGRAM
+        + """
+from metalcore._core.accuracy import shares
+from metalcore._core.registry import OPS
+for op in OPS.values():
+    sample = op.smallest_sample()
+    found = shares(op, sample, "mps", torch.float32)
+    assert max(found.values()) <= 1, (op.name, sample.name, found)
+assert use_runtime.counts()[1] == [0, 0, 0] and len(_C.mps_refused()) > 15, _C.mps_refused().keys()
+""",
+        METAL_RUNTIME_REFUSES=",".join("abcdefghijklmnopqrstuvwxyz"),
+    )
+
+
 @pytest.fixture
 def copied(extension, tmp_path):
     """A copy of the extension with a folder lib of its own."""
