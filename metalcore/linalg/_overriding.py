@@ -8,6 +8,7 @@ import threading
 
 import torch
 
+from .._core import refused
 from .._core.registry import Override
 from .._core.routing import accelerated
 from ._common import raise_errors
@@ -35,16 +36,17 @@ def _outermost(take):
                 _inside.chose_torch = True
                 return previous.call_boxed(keyset, *args, **kwargs)
             _inside.a_kernel, _inside.chose_torch = True, False
+            refused_before = refused.calls()
             try:
                 result = take(*args, **kwargs)
                 if result is None:
                     return decline(keyset, *args, **kwargs)
             finally:
                 _inside.a_kernel = False
-            if _inside.chose_torch:
+            if _inside.chose_torch and refused.calls() == refused_before:
                 count.left["a size at which PyTorch's op is faster (metalcore.explain tells)"] += 1
             else:
-                count.ran += 1
+                count.ran_since(refused_before)
             return result
 
         return kernel
