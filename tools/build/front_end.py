@@ -11,6 +11,7 @@ if "metalcore" not in sys.modules:
 
 from metalcore import _device_library as device_library
 from metalcore.msl import cuda, host
+from metalcore.msl.errors import CompilerNotFoundError
 from metalcore.msl.inline_headers import inline_headers
 from metalcore.msl.preprocess import preprocess
 from metalcore.msl.translate import translate
@@ -20,7 +21,10 @@ __all__ = ["cuda", "device_library", "host", "inline_headers", "preprocess", "tr
 
 def compiler():
     """The command of the C++ compiler: the one that compile_shader would use."""
-    return host.find_compiler().command
+    try:
+        return host.find_compiler().command
+    except CompilerNotFoundError as error:
+        raise SystemExit(str(error)) from None
 
 
 def translator():

@@ -10,14 +10,14 @@ from .instantiations import separate
 from .places import KERNELS, MACOS_VERSION
 from .tasks import run
 
-_METAL = ["xcrun", "-sdk", "macosx", "metal"]
-_FLAGS = ["-std=metal3.1", "-fno-fast-math", "-O2", f"-mmacosx-version-min={MACOS_VERSION}"]
+METAL = ["xcrun", "-sdk", "macosx", "metal"]
+FLAGS = ["-std=metal3.1", "-fno-fast-math", "-O2", f"-mmacosx-version-min={MACOS_VERSION}"]
 
 
 def metal_kernels(tasks, folder=KERNELS):
     """lib/metal/<family>.metal and, on a Mac with Xcode, lib/metal/<family>.metallib. A family that Apple's compiler
     rejects is left to its source, which is compiled kernel by kernel on first use."""
-    has_metal = shutil.which("xcrun") and not subprocess.run([*_METAL, "--version"], capture_output=True).returncode
+    has_metal = shutil.which("xcrun") and not subprocess.run([*METAL, "--version"], capture_output=True).returncode
     outputs = []
     for family, source in families(folder).items():
         inputs = with_includes(source, folder)
@@ -30,7 +30,7 @@ def metal_kernels(tasks, folder=KERNELS):
             )
         )
         if has_metal:
-            command = [*_METAL, *_FLAGS, f"-I{folder}", str(source), "-o"]
+            command = [*METAL, *FLAGS, f"-I{folder}", str(source), "-o"]
             outputs.append(
                 tasks.add(
                     f"lib/metal/{family}.metallib",

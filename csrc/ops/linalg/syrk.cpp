@@ -17,7 +17,8 @@ struct SyrkTuning {
   const char* family;
   TorchRegions torch = {};  // the size is the number of the product's rows
 };
-const gpu::Table<SyrkTuning> syrk_tuning = {{.family = "baseline"}, {.family = "hopper", .torch = {{.above = 0}}}};
+const gpu::Table<SyrkTuning> syrk_tuning("syrk", {{"torch", &SyrkTuning::torch}},
+                                         {{.family = "baseline"}, {.family = "hopper", .torch = {{.above = 0}}}});
 
 }  // namespace
 
