@@ -34,7 +34,7 @@ class Scale:
     steps: int
 
 
-QUICK = Scale(elements=2**22, largest=1024, longest=32768, steps=1)
+QUICK = Scale(elements=2**21, largest=1024, longest=32768, steps=1)
 FULL = Scale(elements=2**24, largest=2048, longest=65536, steps=2)
 SIMULATED = Scale(elements=2**12, largest=128, longest=1024, steps=1)
 
