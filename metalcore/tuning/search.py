@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
@@ -194,22 +194,30 @@ class Search:
 
         After the deadline the rest of the calls is left out, as long as there are some already.
         """
-        rows = [[] for _ in values]
+        columns = []
         for number, workload in enumerate(workloads, 1):
-            call = None
-            if time.monotonic() > self._deadline and not fresh:
+            try:
+                say = f"{tunable.name}: {number}/{len(workloads)} {workload}"
+                columns.append(self._seconds_of(tunable, values, workload, fresh, say))
+            except TimeoutError:
                 if number <= LEAST_CALLS:
-                    raise TimeoutError
+                    raise
                 break
-            for row, value in zip(rows, values):
-                self._use({**self.values, tunable.name: value})
-                key = workload, workload.plan(self.gpu.device_type)
-                if fresh or key not in self._times:
-                    self._progress(f"{tunable.name}: {number}/{len(workloads)} {workload}, {text(value)}")
-                    call = call or workload.call(self.gpu.device_type)
-                    self._times[key] = self._time(call, value == tunable.value)
-                row.append(self._times[key])
-        return rows
+        return list(zip(*columns))
+
+    def _seconds_of(self, tunable, values, workload, fresh, say):
+        call, column = None, []
+        for value in values:
+            self._use({**self.values, tunable.name: value})
+            key = workload, workload.plan(self.gpu.device_type)
+            if fresh or key not in self._times:
+                if time.monotonic() > self._deadline and not fresh:
+                    raise TimeoutError
+                self._progress(f"{say}, {text(value)}")
+                call = call or workload.call(self.gpu.device_type)
+                self._times[key] = self._time(call, value == tunable.value)
+            column.append(self._times[key])
+        return column
 
     def _time(self, call, needed):
         try:
@@ -243,7 +251,7 @@ def fit_regions(workloads: Sequence[Workload], ours: Sequence[Timing], theirs: S
     are faster up to the largest size that was timed, `present` says what larger ones take."""
     regions: list = []
     for first, last in BATCHES:
-        saved = Counter({0: 0.0})  # by size, the logarithm of ours' time over theirs
+        saved: dict[int, float] = defaultdict(float, {0: 0.0})  # by size, the logarithm of ours' time over theirs
         for workload, a, b in zip(workloads, ours, theirs):
             if first <= workload.batch <= (last or workload.batch):
                 saved[workload.size] += math.log(a.seconds / b.seconds)

@@ -1,7 +1,6 @@
 """python -m metalcore tune: what it measures, the file it writes, and which files later processes use."""
 
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -10,6 +9,7 @@ import pytest
 
 import metalcore
 from metalcore import _C
+from metalcore._core import tuned as loading
 from metalcore.cli import info, main, tune
 from metalcore.tuning import search, store, workloads
 from metalcore.tuning.timing import Timing
@@ -194,15 +194,14 @@ def test_forget(gpu, capsys):
 # ---------------------------------------------------------------- the file
 
 
-def explained(gpu, **environment):
+def explained(gpu):
     """What another process says of a softmax, and its warnings."""
     lines = (
         ("import metalcore.simulator\n" * gpu.name.startswith("simulator"))
         + "import metalcore\n"
         + f"print(metalcore.explain('softmax', __import__('torch').ones(8, 1000, device='{gpu.device_type}')).why)"
     )
-    environment = {**os.environ, **environment}
-    done = subprocess.run([sys.executable, "-c", lines], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
     return done.stdout, done.stderr
 
 
@@ -210,7 +209,18 @@ def test_another_process_uses_it(gpu):
     store.save(gpu, {"rows.thread_row": 1000, "rows.block_row": 16384}, "2026-01-02")
     out, err = explained(gpu)
     assert "a row of 1000 (at most 1000) is one thread's work" in out and err == ""
-    assert "at most 1000" not in explained(gpu, METALCORE_TUNING="0")[0]
+
+
+def test_it_is_left_out_on_request(gpu, monkeypatch):
+    monkeypatch.setattr(loading, "_asked", set())
+    store.save(gpu, {"rows.looped_threads": 96}, "2026-01-02")
+    before = search.tunables(gpu.device_type)
+    monkeypatch.setenv("METALCORE_TUNING", "0")
+    loading._load(gpu.device_type)
+    assert search.tunables(gpu.device_type) == before and "METALCORE_TUNING=0" in store.state(gpu.device_type)
+    monkeypatch.delenv("METALCORE_TUNING")
+    loading._load(gpu.device_type)
+    assert value(gpu, "rows.looped_threads") == 96
 
 
 def test_a_reason_names_this_machine(gpu):
