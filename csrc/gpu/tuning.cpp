@@ -141,7 +141,8 @@ int64_t legal_number(const Numbers& numbers, const Legal& legal) {
 }
 
 std::vector<Tunable> tunables(std::string_view device_type) {
-  const Family family = family_of(backend_named(device_type));
+  const Family own = family_of(backend_named(device_type)), chosen_one = chosen;
+  const Family family = chosen_one == kOwn ? own : chosen_one;
   std::vector<Tunable> all;
   for (const AnyTable* table : tables())
     for (Tunable& tunable : table->tunables(family))

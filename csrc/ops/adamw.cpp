@@ -307,4 +307,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
       "Tensor? found_inf=None) -> ()");
 }
 
-METALCORE_KERNELS(m) { m.impl("adamw_", TORCH_BOX(&metalcore::adamw_)); }
+METALCORE_KERNELS(m) { m.impl<&metalcore::adamw_>("adamw_"); }

@@ -48,6 +48,8 @@ PyObject* leave(PyObject*, PyObject* exception) {
 
 PyObject* on_cpu(PyObject*, PyObject*) { return PyLong_FromLongLong(calls_on_cpu()); }
 
+PyObject* refused(PyObject*, PyObject*) { return PyBool_FromLong(left_as_refused()); }
+
 PyMethodDef methods[] = {
     {"put_replacement", put, METH_VARARGS,
      "put_replacement(operator, key): puts the kernel for aten's operator at a dispatch key"},
@@ -57,7 +59,10 @@ PyMethodDef methods[] = {
     {"calls_on_cpu", on_cpu, METH_NOARGS,
      "calls_on_cpu() -> int: how often a plan of this thread has taken PyTorch's op on the CPU"},
     {"leave_exception", leave, METH_O,
-     "leave_exception(exception): the caller of this thread's metalcore_replaced operator raises it"},
+     "leave_exception(exception): the kernel in C++ that called this thread's operator in Python raises it"},
+    {"left_as_refused", refused, METH_NOARGS,
+     "left_as_refused() -> bool: whether this thread's metalcore_replaced operator was called because the GPU refused "
+     "a kernel; true once"},
     {nullptr, nullptr, 0, nullptr},
 };
 const Methods registered(methods);

@@ -1,6 +1,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <caffe2/core/common.h>
 
 #include <array>
+#include <cstdlib>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -77,22 +80,51 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (size_t i = stack->size() - results; i < stack->size(); ++i) to_device((*stack)[i], view);
 }
 
+// The next two are what PyTorch on a Mac does with operators that have no kernel there, in its words.
+void warn_and_run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  TORCH_WARN_ONCE("The operator '", op.schema().operator_name(),
+                  "' is not currently supported on the MPS backend and will fall back to run on the CPU. This may have "
+                  "performance implications.");
+  run_on_cpu(op, stack);
+}
+
+void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "The operator '", op.schema().operator_name(),
+      "' is not currently implemented for the MPS device. If you want this op to be considered for addition please "
+      "comment on https://github.com/pytorch/pytorch/issues/141287 and mention use-case, that resulted in missing op "
+      "as well as commit hash ",
+      caffe2::GetBuildOptions().at("COMMIT_SHA"),
+      ". As a temporary fix, you can set the environment variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a "
+      "fallback for this op. WARNING: this will be slower than running natively on MPS.");
+}
+
+bool falls_back() {
+  const char* text = std::getenv("PYTORCH_ENABLE_MPS_FALLBACK");
+  return text && std::atoi(text) != 0;
+}
+
 }  // namespace
 
 torch::Library& open_aten(c10::DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
 }
 
-void register_fallbacks() {
+void register_fallbacks(const MacOperators* mac) {
+  using torch::CppFunction, torch::Library;
+  static std::unique_ptr<Library> aten, others;
+  aten.reset();
+  others.reset();
   auto& dispatcher = c10::Dispatcher::singleton();
-  auto& library = open_aten(c10::DispatchKey::MPS);
-  const auto add = [&](const c10::OperatorName& name) {
+  aten = std::make_unique<Library>(Library::IMPL, "aten", c10::DispatchKey::MPS, __FILE__, __LINE__);
+  const auto add = [&](const c10::OperatorName& name, CppFunction kernel) {
     const auto op = dispatcher.findOp(name);
     if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::MPS)) return;
-    library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+    aten->impl(c10::toString(name).c_str(), std::move(kernel));
   };
   for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CPU)) {
-    if (name.name.rfind("aten::", 0) == 0) add(name);
+    if (name.name.rfind("aten::", 0) != 0 || (mac && !mac->kernels.count(c10::toString(name)))) continue;
+    add(name, CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   }
   // These composite operators choose MPS kernels by the device of their arguments.
   for (const auto& name : std::array<c10::OperatorName, 5>{{{"aten::convolution", ""},
@@ -100,8 +132,14 @@ void register_fallbacks() {
                                                             {"aten::ldexp", "Tensor"},
                                                             {"aten::ldexp", "out"},
                                                             {"aten::ldexp_", ""}}}) {
-    add(name);
+    add(name, CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   }
+  if (!mac) return;
+  for (const auto& name : mac->on_cpu)
+    add(torch::jit::parseName(name), CppFunction::makeFromBoxedFunction<&warn_and_run_on_cpu>());
+  others = std::make_unique<Library>(Library::IMPL, "_", c10::DispatchKey::MPS, __FILE__, __LINE__);
+  others->fallback(falls_back() ? CppFunction::makeFromBoxedFunction<&warn_and_run_on_cpu>()
+                                : CppFunction::makeFromBoxedFunction<&refuse>());
 }
 
 }  // namespace metalcore::simulated_device

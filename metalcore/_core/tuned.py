@@ -26,9 +26,13 @@ def _load(device_type):
     with _lock:
         if device_type not in _asked and wanted():
             _asked.add(device_type)
-            from ..tuning import store
+            from ..msl import cache
 
-            store.load(device_type)
+            directories = (cache.cache_directory(), cache.temporary_directory())
+            if any(path for directory in directories for path in directory.glob(f"tuning-{device_type}-*.json")):
+                from ..tuning import store
+
+                store.load(device_type)
 
 
 _C.set_measured_loader(_load)

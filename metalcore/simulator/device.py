@@ -12,6 +12,7 @@ import torch
 
 from .. import _C, _device_library
 from .._core.routing import DEVICES
+from . import mac_operators
 
 OLDEST_TORCH = (2, 10)
 _extension = None
@@ -32,10 +33,14 @@ def install():
             "metalcore.simulator must be imported before the first backward(): PyTorch's autograd "
             "engine has started and counted the devices without the simulated one"
         )
+    strict = os.environ.get("METALCORE_SIMULATOR_STRICT", "0") not in ("", "0")
+    if strict:
+        mac_operators.kernels()  # raises where there is no table
     extension.install()
     _extension = extension
-    if hasattr(_C, "simulator_set_allocations"):
-        _C.simulator_set_allocations(*extension.allocations())
+    set_strict(strict)
+    if hasattr(_C, "simulator_set_device_functions"):
+        _C.simulator_set_device_functions(*extension.functions())
     complete_torch_c(extension)
     simulate_storages()
     # Otherwise a process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.
@@ -49,6 +54,18 @@ def install():
         )
     if (overrides := sys.modules.get("metalcore.overrides")) is not None:
         overrides.refresh()
+
+
+def set_strict(strict):
+    """Makes the device refuse the operators that PyTorch has no kernel for on a Mac, or take them again.
+
+    No aten operator may have an MPS kernel of somebody else's (an active override) meanwhile.
+    """
+    assert _extension is not None
+    if strict:
+        _extension.be_strict(mac_operators.kernels(), mac_operators.on_cpu())
+    else:
+        _extension.be_lenient()
 
 
 def refuse_if_unsound():

@@ -26,6 +26,7 @@ LEAST_GAIN = 0.03
 # So many calls are timed again before that.
 CONFIRMED = 6
 
+NEVER = 1e9  # seconds of a call that fails
 NO_REGIONS: list = []
 EVERYWHERE = [[0, None, 1, None]]
 # The first and the last number of matrices of the regions that are fitted.
@@ -126,7 +127,7 @@ class Search:
         plans = [tuple(row[i] for i in concerned) for row in plans]
         if tunable.kind == "regions":
             none, everywhere = self._seconds(tunable, [NO_REGIONS, EVERYWHERE], workloads)
-            candidates.append(fit_regions(workloads, none, everywhere))
+            candidates = [tunable.value, fit_regions(workloads, none, everywhere, tunable.value)]
             plans = self._plans(tunable, candidates, workloads)
         # Of values with the same plans one is timed: the present one where it is among them.
         distinct = dict(zip(plans, candidates))
@@ -204,7 +205,7 @@ class Search:
         except RuntimeError:  # PyTorch may lack an op that a region would send to it, or memory
             if needed:
                 raise
-            return Timing(math.inf, 0.0)
+            return Timing(NEVER, 0.0)
 
 
 def _gain(before, after):
@@ -225,8 +226,9 @@ def _candidates(tunable, workloads):
     return sorted(value for value in snapped if tunable.lowest <= value <= tunable.highest)
 
 
-def fit_regions(workloads: Sequence[Workload], ours: Sequence[Timing], theirs: Sequence[Timing]) -> list:
-    """The regions in which the others are faster: for single matrices, few and many, the sizes above one."""
+def fit_regions(workloads: Sequence[Workload], ours: Sequence[Timing], theirs: Sequence[Timing], present: list) -> list:
+    """The regions in which the others are faster: for single matrices, few and many, the sizes above one. Where ours
+    are faster up to the largest size that was timed, `present` says what larger ones take."""
     regions: list = []
     for first, last in BATCHES:
         saved = Counter({0: 0.0})  # by size, the logarithm of ours' time over theirs
@@ -235,12 +237,24 @@ def fit_regions(workloads: Sequence[Workload], ours: Sequence[Timing], theirs: S
                 saved[workload.size] += math.log(a.seconds / b.seconds)
         above = max(saved, key=lambda size: (sum(saved[larger] for larger in saved if larger > size), size))
         if above == max(saved):
+            above = _larger(present, above, first)
+        if above is None:
             continue
         if regions and regions[-1][0] == above and regions[-1][3] == first - 1:
             regions[-1][3] = last
         else:
             regions.append([above, None, first, last])
     return regions
+
+
+def _larger(regions, size, batch):
+    """The size above which the regions have every batch of so many matrices, if it is not below `size`."""
+    found = [
+        max(above, size)
+        for above, up_to, first, last in regions
+        if up_to is None and first <= batch and (last is None or batch <= last)
+    ]
+    return min(found, default=None)
 
 
 def text(value: store.Value) -> str:

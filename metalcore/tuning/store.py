@@ -89,10 +89,6 @@ def _kernels_digest(device_type):
 
 def load(device_type: str) -> None:
     """Uses the values that were measured on this GPU, if there are any. It warns of a file that it does not use."""
-    _state[device_type] = FAMILY
-    directories = (cache.cache_directory(), cache.temporary_directory())
-    if not any(directory.glob(f"tuning-{device_type}-*.json") for directory in directories):
-        return
     gpu = this_gpu(device_type)
     if gpu is None or not gpu.path.exists():
         return
@@ -210,6 +206,5 @@ def state(device_type: str) -> str:
     """Whether measured values are in use, in words."""
     if not wanted():
         return f"{FAMILY} (METALCORE_TUNING=0)"
-    if device_type not in _state:
-        _C.tunables(device_type)  # it loads them
-    return _state[device_type]
+    _C.tunables(device_type)  # it loads them, if nothing did before
+    return _state.get(device_type, FAMILY)

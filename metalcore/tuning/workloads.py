@@ -63,7 +63,7 @@ class Workload:
         tensors = sample.make(device_type, torch.float32)
         if self.backward:
             tensors = [tensor.requires_grad_() for tensor in tensors]
-            outputs = op.compute(sample, tensors)
+            outputs = [output for output in op.compute(sample, tensors) if output.requires_grad]
             grads = [torch.ones_like(output) for output in outputs]
             return lambda: torch.autograd.grad(outputs, tensors, grads, retain_graph=True)
         arguments = sample.arguments(*tensors)
@@ -76,8 +76,8 @@ class Workload:
             tensors = [torch.empty(shape, device="meta") for shape in sample.shapes]
             if self.backward:
                 tensors = [tensor.requires_grad_() for tensor in tensors]
-                outputs = op.compute(sample, tensors)
-                torch.autograd.grad(outputs, tensors, [torch.empty_like(output) for output in outputs])
+                outputs = [output for output in op.compute(sample, tensors) if output.requires_grad]
+                torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
             else:
                 with torch.no_grad():
                     op.call(op.function, *sample.arguments(*tensors), **sample.options)
@@ -127,7 +127,9 @@ def _row_lengths(scale):
 
         def workload(rows, length, backward, op=op, template=template):
             shapes = ((rows, length), *((length,) for _ in template.shapes[1:]))
-            options = template.options
+            options = {**template.options}
+            if "normalized_shape" in options:
+                options["normalized_shape"] = (length,)
             return Workload(op, replace(template, shapes=shapes, options=options), length, rows, backward)
 
         for backward in (False, True):

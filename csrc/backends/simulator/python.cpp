@@ -4,6 +4,7 @@
 #include "launch.h"
 #include "pool.h"
 #include "python_signals.h"
+#include "subnormals.h"
 #include "watch.h"
 
 #include "../../python/arguments.h"
@@ -186,12 +187,22 @@ PyObject* set_checking_python(PyObject*, PyObject* args) {
   });
 }
 
-PyObject* set_allocations_python(PyObject*, PyObject* args) {
+PyObject* set_flushing_python(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
-    unsigned long long find, range;
-    if (!PyArg_ParseTuple(args, "KK", &find, &range)) throw PythonError();
-    set_allocations(
-        {reinterpret_cast<decltype(Allocations::find)>(find), reinterpret_cast<decltype(Allocations::range)>(range)});
+    int on;
+    if (!PyArg_ParseTuple(args, "p", &on)) throw PythonError();
+    set_flushing(on != 0);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* set_device_functions_python(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    unsigned long long find, range, rethrow;
+    if (!PyArg_ParseTuple(args, "KKK", &find, &range, &rethrow)) throw PythonError();
+    set_device_functions({reinterpret_cast<decltype(DeviceFunctions::find_allocation)>(find),
+                          reinterpret_cast<decltype(DeviceFunctions::range_of_allocations)>(range),
+                          reinterpret_cast<decltype(DeviceFunctions::rethrow)>(rethrow)});
     Py_RETURN_NONE;
   });
 }
@@ -223,9 +234,10 @@ PyObject* set_timeout_python(PyObject*, PyObject* args) {
 PyObject* info(PyObject*, PyObject*) {
   return guarded([&] {
     const Checking now = checking();
-    return Py_BuildValue("{s:I,s:s,s:s,s:N,s:I,s:I,s:d}", "threads", num_threads(), "isa", builtin_isa().c_str(),
+    return Py_BuildValue("{s:I,s:s,s:s,s:N,s:I,s:N,s:I,s:d}", "threads", num_threads(), "isa", builtin_isa().c_str(),
                          "library_path", library_path().c_str(), "checking", PyBool_FromLong(now.on), "seed", now.seed,
-                         "abi_version", msl_abi::kVersion, "timeout", timeout());
+                         "flushing", PyBool_FromLong(flushes_subnormals()), "abi_version", msl_abi::kVersion, "timeout",
+                         timeout());
   });
 }
 
@@ -242,15 +254,18 @@ PyMethodDef methods[] = {
      "simulator_set_library_path(folder): where the built-in kernels' libraries are"},
     {"simulator_set_checking", set_checking_python, METH_VARARGS,
      "simulator_set_checking(on, seed=0, misaligned=False): switches checking mode of this process"},
+    {"simulator_set_flushing", set_flushing_python, METH_VARARGS,
+     "simulator_set_flushing(on): whether kernels take float32 subnormals for zero, at first METALCORE_FTZ"},
     {"simulator_checking", checking_python, METH_NOARGS, "simulator_checking() -> (on, seed, misaligned)"},
-    {"simulator_set_allocations", set_allocations_python, METH_VARARGS,
-     "simulator_set_allocations(find, range): addresses of the functions of launch.h's Allocations"},
+    {"simulator_set_device_functions", set_device_functions_python, METH_VARARGS,
+     "simulator_set_device_functions(find_allocation, range_of_allocations, rethrow): addresses of the functions of "
+     "launch.h's DeviceFunctions"},
     {"simulator_set_num_threads", set_threads, METH_VARARGS,
      "simulator_set_num_threads(count): how many threads a dispatch may use, the calling one included"},
     {"simulator_set_timeout", set_timeout_python, METH_VARARGS,
      "simulator_set_timeout(seconds): how long a dispatch may take, at first METALCORE_TIMEOUT; 0 for no limit"},
     {"simulator_info", info, METH_NOARGS,
-     "simulator_info() -> dict: threads, isa, library_path, checking, seed, abi_version, timeout"},
+     "simulator_info() -> dict: threads, isa, library_path, checking, seed, flushing, abi_version, timeout"},
     {nullptr, nullptr, 0, nullptr},
 };
 const python::Methods registered(methods);

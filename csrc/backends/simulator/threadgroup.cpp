@@ -1,5 +1,6 @@
 #include "threadgroup.h"
 
+#include "subnormals.h"
 #include "watch.h"
 
 #include <sys/mman.h>
@@ -53,15 +54,20 @@ void Threadgroup::run(uint64_t begin, uint64_t end, bool fibers) {
   }
 }
 
+void Threadgroup::go_on(Lane* lane) {
+  const KernelFloats floats;
+  switch_to(&main_, lane);
+}
+
 void Threadgroup::enter(Lane* lane) {
   try {
     Trap start;
     start.thread = lane->thread;
     if (wanted()) decide(start);
-    switch_to(&main_, lane);
+    go_on(lane);
     while (Lane* paused = std::exchange(paused_, nullptr)) {
       decide(std::exchange(trap_, {}));
-      switch_to(&main_, paused);
+      go_on(paused);
     }
     if (trap_.kind) throw fault_of(std::exchange(trap_, {}), kernel_);
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));

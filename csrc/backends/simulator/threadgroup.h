@@ -119,6 +119,8 @@ class Threadgroup {
   void prepare_rows(uint64_t begin, uint64_t end);
   void prepare_lanes();
   void enter(Lane* lane);
+  // Lets fibers run, `lane` first, until all threads have ended or the fibers are paused.
+  void go_on(Lane* lane);
   void decide(const Trap& trap);
   static void rows(void* lane);
   void run_rows();

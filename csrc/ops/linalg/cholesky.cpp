@@ -144,6 +144,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("cholesky_ex", TORCH_BOX(&metalcore::cholesky_ex));
-  m.impl("cholesky_solve", TORCH_BOX(&metalcore::cholesky_solve));
+  m.impl<&metalcore::cholesky_ex>("cholesky_ex");
+  m.impl<&metalcore::cholesky_solve>("cholesky_solve");
 }

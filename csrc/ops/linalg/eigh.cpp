@@ -59,4 +59,4 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) { m.def("eigh(Tensor A, str UPLO, bool compute_v) -> (Tensor, Tensor)"); }
 
-METALCORE_KERNELS(m) { m.impl("eigh", TORCH_BOX(&metalcore::eigh)); }
+METALCORE_KERNELS(m) { m.impl<&metalcore::eigh>("eigh"); }

@@ -151,7 +151,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("geqrf", TORCH_BOX(&metalcore::geqrf));
-  m.impl("householder_product", TORCH_BOX(&metalcore::householder_product));
-  m.impl("ormqr", TORCH_BOX(&metalcore::ormqr));
+  m.impl<&metalcore::geqrf>("geqrf");
+  m.impl<&metalcore::householder_product>("householder_product");
+  m.impl<&metalcore::ormqr>("ormqr");
 }

@@ -236,6 +236,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("lu_factor_ex", TORCH_BOX(&metalcore::lu_factor_ex));
-  m.impl("lu", TORCH_BOX(&metalcore::lu));
+  m.impl<&metalcore::lu_factor_ex>("lu_factor_ex");
+  m.impl<&metalcore::lu>("lu");
 }

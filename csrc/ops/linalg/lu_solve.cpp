@@ -146,7 +146,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("solve_ex", TORCH_BOX(&metalcore::solve_ex));
-  m.impl("inv_ex", TORCH_BOX(&metalcore::inv_ex));
-  m.impl("lu_solve", TORCH_BOX(&metalcore::lu_solve));
+  m.impl<&metalcore::solve_ex>("solve_ex");
+  m.impl<&metalcore::inv_ex>("inv_ex");
+  m.impl<&metalcore::lu_solve>("lu_solve");
 }

@@ -162,6 +162,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("qr", TORCH_BOX(&metalcore::qr));
-  m.impl("qr_scaled", TORCH_BOX(&metalcore::qr_scaled));
+  m.impl<&metalcore::qr>("qr");
+  m.impl<&metalcore::qr_scaled>("qr_scaled");
 }

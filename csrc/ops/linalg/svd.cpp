@@ -211,4 +211,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("svd(Tensor A, bool full_matrices, bool compute_uv) -> (Tensor, Tensor, Tensor)");
 }
 
-METALCORE_KERNELS(m) { m.impl("svd", TORCH_BOX(&metalcore::svd)); }
+METALCORE_KERNELS(m) { m.impl<&metalcore::svd>("svd"); }

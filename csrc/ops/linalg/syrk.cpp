@@ -101,4 +101,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("syrk(Tensor A, Tensor? C, str triangle, bool transpose, float alpha, float beta) -> Tensor");
 }
 
-METALCORE_KERNELS(m) { m.impl("syrk", TORCH_BOX(&metalcore::syrk)); }
+METALCORE_KERNELS(m) { m.impl<&metalcore::syrk>("syrk"); }

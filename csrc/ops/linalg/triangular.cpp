@@ -171,4 +171,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("solve_triangular(Tensor A, Tensor B, bool upper, bool left, bool unitriangular) -> Tensor");
 }
 
-METALCORE_KERNELS(m) { m.impl("solve_triangular", TORCH_BOX(&metalcore::solve_triangular)); }
+METALCORE_KERNELS(m) { m.impl<&metalcore::solve_triangular>("solve_triangular"); }

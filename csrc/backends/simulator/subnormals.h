@@ -1,0 +1,25 @@
+// Subnormal numbers of float32. Metal lets a GPU flush them to zero, in what an operation reads and in what it returns,
+// and Apple's GPUs do. CPUs keep them unless they are told otherwise, each thread by itself.
+#pragma once
+
+namespace metalcore::simulator {
+
+// Whether kernels flush subnormals, in this process; METALCORE_FTZ=1 switches it on from the start. CPUs other than
+// x86-64 and aarch64 never do.
+bool flushes_subnormals();
+// Throws std::invalid_argument where the CPU cannot.
+void set_flushing(bool on);
+
+// Lives while the calling thread runs a kernel.
+class KernelFloats {
+ public:
+  KernelFloats();
+  ~KernelFloats();
+  KernelFloats(const KernelFloats&) = delete;
+
+ private:
+  bool changed_;
+  unsigned long before_ = 0;  // the control register
+};
+
+}  // namespace metalcore::simulator
