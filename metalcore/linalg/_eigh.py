@@ -18,7 +18,8 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, out: Tensors | None = None) -> lin
     """The eigenvalue decomposition A = V diag(L) Vᵀ of symmetric matrices, as torch.linalg.eigh. V is orthogonal, and L
     is in ascending order.
 
-    `metalcore.explain("eigh", A.shape)` tells which kernels a call runs.
+    `metalcore.explain("eigh", A.shape)` tells which kernels a call runs. On Apple GPUs large single matrices go to
+    LAPACK on the CPU, and the host waits for the result.
 
     Args:
         A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
