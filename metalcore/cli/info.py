@@ -39,6 +39,7 @@ def collect() -> dict:
         "devices": _devices(),
         "backends": _backends(),
         "kernels": _kernels(),
+        **_refused(),
         "compiler": _compiler(),
         "cache": _cache(),
         "tuning": _tuning(),
@@ -141,6 +142,14 @@ def _metal_backend():
     if not hasattr(_C, "mps_kernels"):
         return "not in this build"
     return f"{len(_C.mps_kernels())} kernels, GPU family {_C.mps_gpu_family() or 'unknown'}"
+
+
+def _refused():
+    """The families that Metal has refused, with its messages, where there is Metal."""
+    from metalcore import _C
+    from metalcore._core import refused
+
+    return {"refused by Metal": refused.families()} if hasattr(_C, "mps_refused") else {}
 
 
 def _kernels():

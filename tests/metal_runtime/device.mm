@@ -1,8 +1,9 @@
 // The devices, and the way from a program to a pipeline. A kernel is the simulator's kernel of the same name.
 //
-// The environment makes it a worse machine: METAL_RUNTIME_DEVICES=0 has no GPU until metal_runtime_add_device() is
-// called; METAL_RUNTIME_REFUSES=<name> refuses pipelines of kernels whose name begins so; METAL_RUNTIME_THREADS=<n>
-// lets pipelines have no more threads.
+// The environment makes it a worse machine:
+//   METAL_RUNTIME_DEVICES=0         no GPU, until metal_runtime_add_device() is called
+//   METAL_RUNTIME_REFUSES=<a>,<b>   no pipelines of kernels whose names begin so
+//   METAL_RUNTIME_THREADS=<n>       pipelines take no more threads a threadgroup
 #import "runtime.h"
 
 #include "../../csrc/backends/simulator/launch.h"
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <sstream>
 
 using namespace metalcore;
 using metal_runtime::require;
@@ -101,6 +103,14 @@ static void require_time(const std::string& what) {
   require(!PyGILState_Check(), what + " while the thread has Python's GIL");
 }
 
+static bool is_refused(const std::string& name) {
+  const char* beginnings = std::getenv("METAL_RUNTIME_REFUSES");
+  std::istringstream list(beginnings ? beginnings : "");
+  for (std::string beginning; std::getline(list, beginning, ',');)
+    if (name.rfind(beginning, 0) == 0) return true;
+  return false;
+}
+
 static std::atomic<int> compiled_programs, compiled_instantiations;
 
 static size_t count_of(const std::string& text, const std::string& part) {
@@ -144,8 +154,7 @@ static size_t count_of(const std::string& text, const std::string& part) {
 - (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function error:(NSError**)error {
   const std::string& name = *static_cast<RuntimeFunction*>(function)->name;
   require_time("a pipeline is made");
-  const char* refused = std::getenv("METAL_RUNTIME_REFUSES");
-  if (refused && *refused && name.rfind(refused, 0) == 0) {
+  if (is_refused(name)) {
     *error = metal_runtime::error("Compiler encountered an internal error");
     return nil;
   }

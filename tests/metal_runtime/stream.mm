@@ -94,6 +94,7 @@ id<MTLComputeCommandEncoder> at::mps::MPSStream::commandEncoder() {
   Stream& stream = *static_cast<Stream*>(this);
   require(running == &stream.queue, "commandEncoder() is called outside of the stream's queue");
   if (!stream.encoding) {
+    [[[NSObject alloc] init] autorelease];  // Metal's computeCommandEncoder is autoreleased, and PyTorch retains it
     stream.encoding = std::make_shared<metal_runtime::Encoding>(stream.queue.stream, stream.commands);
     const std::lock_guard lock(counts.mutex);
     ++counts.encoders[stream.queue.stream];

@@ -136,11 +136,8 @@ SEEDED = {
     ),
     "the first op's stream for every op": (
         "backend.mm",
-        "Work work{at::mps::getCurrentMPSStream(), recording, first, nullptr};",
-        (
-            "static at::mps::MPSStream* const old = at::mps::getCurrentMPSStream(); "
-            "Work work{old, recording, first, nullptr};"
-        ),
+        "at::mps::MPSStream* const stream = at::mps::getCurrentMPSStream();",
+        "static at::mps::MPSStream* const stream = at::mps::getCurrentMPSStream();",
         "commandEncoder() is called outside of the stream's queue",
     ),
     "the first op's queue for every op": (
@@ -156,11 +153,31 @@ SEEDED = {
         "getCurrentMPSStream() is called on a stream's queue",
     ),
     "no autorelease pool": ("backend.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
+    "no autorelease pool for compilers": ("pipelines.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
     "buffers that are not resident": (
         "backend.mm",
-        "if (buffer) [encoder_ useResource:buffer usage:MTLResourceUsageRead | MTLResourceUsageWrite];",
-        "",
+        "[encoder_ useResources:reached.data() count:count usage:MTLResourceUsageRead | MTLResourceUsageWrite];",
+        "reached = {};",
         "without useResource",
+    ),
+    "a buffer that kernels reach left out": (
+        "backend.mm",
+        "count:count usage:",
+        "count:count - 1 usage:",
+        "without useResource",
+    ),
+    "pipelines made on the queue": (
+        "backend.mm",
+        "const std::vector<const Pipeline*> pipelines = prepare(recording, first, stream->device());",
+        (
+            "std::vector<const Pipeline*> pipelines; std::exception_ptr failure;"
+            "auto make = [&] { try { pipelines = prepare(recording, first, stream->device()); } "
+            "catch (...) { failure = std::current_exception(); } };"
+            "dispatch_sync_f(torch::mps::get_dispatch_queue(), &make, "
+            "[](void* call) { (*static_cast<decltype(make)*>(call))(); });"
+            "if (failure) std::rethrow_exception(failure);"
+        ),
+        "a program is compiled in a block on a stream's queue",
     ),
     "offsets of storages left out": ("backend.mm", "offset:view.offset atIndex", "offset:0 atIndex", "wrong result"),
     "offsets of 32 bits": (
