@@ -181,7 +181,7 @@ register(
         namesake="torch.linalg.svd",
         results=lambda factors: (factors.S, low_rank(*factors)),
         operators=("svd",),
-        override=(override("_linalg_svd", _override),),
+        override=(override("_linalg_svd", _override, composite="linalg_svd"),),
         samples=lambda: (*_samples(full_matrices=False), *_samples("full, ", full_matrices=True)[:2]),
     )
 )
