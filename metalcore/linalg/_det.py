@@ -11,6 +11,7 @@ from .._core.samples import well_conditioned
 from ._common import Tensors, in_float32, square, write_out
 from ._overriding import factors_transpose, override, takes_square
 from ._results import linalg_slogdet
+from ._svd import svd
 
 __all__ = ["det", "slogdet"]
 
@@ -130,7 +131,7 @@ def _cofactors(A, value, grad):
 
 def _cofactors_by_singular_values(A, grad):
     """det(U) det(Vᵀ) U diag(products of the other singular values) Vᵀ."""
-    U, S, Vh = torch.linalg.svd(A)
+    U, S, Vh = svd(A)
     ones = torch.ones_like(S[..., :1])
     before = torch.cat([ones, S[..., :-1]], dim=-1).cumprod(-1)
     after = torch.cat([ones, S[..., 1:].flip(-1)], dim=-1).cumprod(-1).flip(-1)

@@ -107,7 +107,7 @@ def test_16_bit_parameters_have_float32_moments(device, dtype, amsgrad, numel):
                 p.detach().cpu().float(),
                 e.detach(),
                 rtol=0.5 * torch.finfo(dtype).eps + 8 * EPS,
-                atol=torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps + 8 * EPS * 0.1,
+                atol=smallest(dtype) + 8 * EPS * 0.1,
             )
             e.data.copy_(p.detach())
     for p, e in zip(pair.params, pair.expected):
