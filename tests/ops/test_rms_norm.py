@@ -6,7 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from opinfo import check_samples
-from references import DTYPES, assert_near, assert_same_error, check_operator, layouts, tensor, wide
+from references import (
+    DTYPES,
+    assert_near,
+    assert_same_error,
+    check_operator,
+    flushes_subnormals,
+    layouts,
+    tensor,
+    wide,
+)
 from rows import FAMILIES, lengths, tuned
 
 import metalcore

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from adamw_cases import EPS, Pair, assert_steps_close, random_values
+from references import smallest
 
 import metalcore
 
