@@ -71,7 +71,7 @@ linux_wheel_by_pip() {
   "$PYTHON" -m pip install -q --no-deps --target "$made/installed" "$made"/repaired/*.whl
   local package=$PWD/$made/installed python
   python=$(realpath -s "$(command -v "$PYTHON")")
-  (cd / && PYTHONPATH=$package "$python" -m metalcore selftest --device cpu-simulated)
+  (cd / && PYTHONPATH=$package "$python" -m metalcore selftest --device simulator)
   cp "$made"/repaired/*.whl dist/
 }
 

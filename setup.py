@@ -17,6 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # PyTorch would load a metalcore that is installed
 from tools.build.commands import Build, Wheel
 from tools.build.ops_extension import ops_extension
+from tools.build.supported import require_supported
+
+require_supported()
 
 setup(
     packages=find_packages(include=["metalcore", "metalcore.*"]),

@@ -16,6 +16,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # registry has the order in which they are imported.
 # isort: off
 from . import _C  # noqa: F401
+from ._core import tuned  # noqa: F401  (it says where measured tuning is)
 from . import activation, normalization, linalg, optim
 from .activation import *  # noqa: F403
 from .linalg import *  # noqa: F403

@@ -6,6 +6,8 @@ import os
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 THREADS = max(1, len(os.sched_getaffinity(0)) // WORKERS) if hasattr(os, "sched_getaffinity") else 1
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+# Plans are those of the GPU's family, whatever was measured on this machine.
+os.environ["METALCORE_TUNING"] = "0"
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

@@ -4,6 +4,7 @@
 
 #include "recording.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -19,8 +20,12 @@ class Backend {
   // while the process runs.
   virtual std::string_view family() = 0;
   // Submits the recording's dispatches from `first` on to PyTorch's current stream of a device. If the
-  // backend can find an error before, it submits none of them.
+  // backend can find an error before, it submits none of them. Throws KernelRefused (refused.h) where the GPU's
+  // compiler refuses one of the kernels.
   virtual void submit(int device_index, const Recording& recording, size_t first) = 0;
+
+  // Whether this machine's own tuning has been looked for (tunable.h).
+  std::atomic<bool> asked_for_measured = false;
 };
 
 struct BackendRegistration {

@@ -1,6 +1,7 @@
 #include "record.h"
 
 #include "backend.h"
+#include "refused.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/tensor.h>
@@ -70,7 +71,12 @@ void Recorder::record(const Tensor& output, const std::function<void(Recording&)
   }
   if (device_type_of(output) == aoti_torch_device_type_meta()) return;
   kept_->submitted_for = output;
-  submit(output, recording, first);
+  try {
+    submit(output, recording, first);
+  } catch (const KernelRefused&) {
+    recording.forget_dispatches(first);
+    throw;
+  }
 }
 
 }  // namespace metalcore::gpu

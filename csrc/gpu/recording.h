@@ -79,6 +79,9 @@ class Recording {
   std::vector<BufferView>& views() { return views_; }
   const std::vector<BufferView>& views() const { return views_; }
 
+  // Forgets the dispatches from `first` on, which did not run.
+  void forget_dispatches(size_t first) { dispatches_.erase(dispatches_.begin() + first, dispatches_.end()); }
+
   // Forgets everything, but keeps the memory for the next recording, unless there is much of it.
   void clear();
 

@@ -6,8 +6,11 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <atomic>
+#include <memory>
 #include <stdexcept>
+#include <utility>
 
 namespace metalcore::gpu {
 
@@ -15,12 +18,26 @@ namespace {
 
 // Tables name their families while the library is loaded, so that readers need no lock.
 std::vector<std::string>& names() {
-  static std::vector<std::string> known = {"baseline"};
+  static std::vector<std::string> known = {"baseline", kThisMachine};  // as the numbers of families
   return known;
 }
 
 constexpr Family kOwn = UINT32_MAX;  // each GPU's own
 std::atomic<Family> chosen = kOwn;
+std::atomic<uint64_t> version = 0;
+
+// The devices for which values measured on this machine are in use.
+struct MeasuredFor {
+  const Backend* backend;
+  std::string family;
+};
+std::atomic<const MeasuredFor*> measured_for = nullptr;
+std::function<void(std::string_view)> measured_loader;
+
+std::vector<const AnyTable*>& tables() {
+  static std::vector<const AnyTable*> all;
+  return all;
+}
 
 Family find(std::string_view name) {
   for (size_t i = 0; i < names().size(); ++i)
@@ -34,11 +51,43 @@ Backend* backend_of(const Tensor& tensor) {
   return Recorder::current() ? &Recorder::current()->backend() : nullptr;
 }
 
+// The family's own, whether or not something was measured.
+Family known_family(std::string_view name) {
+  const Family family = find(name);
+  return family == kOwn ? 0 : family;
+}
+
+Family family_of(Backend& backend) {
+  if (!backend.asked_for_measured.load(std::memory_order_acquire)) {
+    if (measured_loader) measured_loader(backend.device_type());
+    backend.asked_for_measured.store(true, std::memory_order_release);
+  }
+  const std::string_view family = backend.family();
+  const MeasuredFor* const measured = measured_for.load(std::memory_order_acquire);
+  if (measured && measured->backend == &backend && measured->family == family) return kMeasuredHere;
+  return known_family(family);
+}
+
+Backend& backend_named(std::string_view device_type) {
+  Backend* const backend = find_backend(device_type);
+  if (!backend)
+    throw std::invalid_argument("metalcore: this build has no kernels for " + std::string(device_type) + " devices");
+  return *backend;
+}
+
 }  // namespace
 
-const Table<Parallelism> parallelism = {{.family = "baseline"},
-                                        {.family = "hopper", .fill_threadgroups = 2 * 132},
-                                        {.family = "simulator", .fill_threadgroups = 2}};
+// Nobody has tuned for Apple's families yet. Their rows name them.
+const Table<Parallelism> parallelism("parallelism",
+                                     // Scratch memory grows with it: 32 MiB for blocks of reflectors at the most.
+                                     {{"fill_threadgroups", &Parallelism::fill_threadgroups, {1, 2048}}},
+                                     {{.family = "baseline"},
+                                      {.family = "apple7"},
+                                      {.family = "apple8"},
+                                      {.family = "apple9"},
+                                      {.family = "apple10"},
+                                      {.family = "hopper", .fill_threadgroups = 2 * 132},
+                                      {.family = "simulator", .fill_threadgroups = 2}});
 
 Family family_named(std::string_view name) {
   if (const Family known = find(name); known != kOwn) return known;
@@ -50,8 +99,7 @@ Family family_of(const Tensor& tensor) {
   const Family family = chosen.load(std::memory_order_relaxed);
   if (family != kOwn) return family;
   Backend* const backend = backend_of(tensor);
-  const Family own = backend ? find(backend->family()) : 0;
-  return own == kOwn ? 0 : own;
+  return backend ? family_of(*backend) : 0;
 }
 
 void use_tuning(std::string_view family) {
@@ -59,6 +107,7 @@ void use_tuning(std::string_view family) {
   if (found == kOwn && !family.empty())
     throw std::invalid_argument("no tuning for GPU family '" + std::string(family) + "'");
   chosen = found;
+  ++version;
 }
 
 std::string chosen_tuning() {
@@ -66,6 +115,57 @@ std::string chosen_tuning() {
   return family == kOwn ? "" : names()[family];
 }
 
-std::vector<std::string> tuning_families() { return names(); }
+std::vector<std::string> tuning_families() {
+  std::vector<std::string> families = names();
+  families.erase(families.begin() + kMeasuredHere);
+  return families;
+}
+
+uint64_t tuning_version() { return version; }
+
+AnyTable::AnyTable(std::string name) : name_(std::move(name)) { tables().push_back(this); }
+
+void AnyTable::refuse(const std::string& field, const std::string& reason) const {
+  throw std::invalid_argument(name_ + "." + field + ": " + reason);
+}
+
+int64_t legal_number(const Numbers& numbers, const Legal& legal) {
+  if (numbers.size() == 1 && numbers[0] >= legal.lowest && numbers[0] <= legal.highest &&
+      (numbers[0] - legal.lowest) % legal.step == 0)
+    return numbers[0];
+  std::string given;
+  for (const int64_t number : numbers) given += (given.empty() ? "" : ", ") + std::to_string(number);
+  throw std::invalid_argument("[" + given + "] is not one number from " + std::to_string(legal.lowest) + " to " +
+                              std::to_string(legal.highest) +
+                              (legal.step == 1 ? "" : " in steps of " + std::to_string(legal.step)));
+}
+
+std::vector<Tunable> tunables(std::string_view device_type) {
+  const Family own = family_of(backend_named(device_type)), chosen_one = chosen;
+  const Family family = chosen_one == kOwn ? own : chosen_one;
+  std::vector<Tunable> all;
+  for (const AnyTable* table : tables())
+    for (Tunable& tunable : table->tunables(family))
+      if (tunable.legal.only_on.empty() || tunable.legal.only_on == device_type) all.push_back(std::move(tunable));
+  return all;
+}
+
+void use_measured(std::string_view device_type, std::string_view family, const std::vector<Measured>& values) {
+  const Backend& backend = backend_named(device_type);
+  std::vector<std::function<void()>> publish;
+  for (const AnyTable* table : tables()) publish.push_back(table->prepare(known_family(family), values, device_type));
+  for (const Measured& value : values)
+    if (std::none_of(tables().begin(), tables().end(), [&](const AnyTable* t) { return t->name() == value.table; }))
+      throw std::invalid_argument(value.table + "." + value.field + ": there is no such table");
+  for (const std::function<void()>& row : publish) row();
+  static std::vector<std::unique_ptr<const MeasuredFor>> published;  // readers may still hold an older one
+  published.push_back(std::make_unique<const MeasuredFor>(MeasuredFor{&backend, std::string(family)}));
+  measured_for = values.empty() ? nullptr : published.back().get();
+  ++version;
+}
+
+std::string gpu_family(std::string_view device_type) { return std::string(backend_named(device_type).family()); }
+
+void set_measured_loader(std::function<void(std::string_view)> loader) { measured_loader = std::move(loader); }
 
 }  // namespace metalcore::gpu

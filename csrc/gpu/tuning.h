@@ -1,14 +1,20 @@
 // Numbers that only affect speed. Each family of ops has a table of its own, with a row for each family of GPUs on
 // which somebody has tuned it, and a baseline row for all others:
 //   struct LuTuning { const char* family; uint32_t block_threads = 1024; };
-//   const gpu::Table<LuTuning> lu_tuning = {{.family = "baseline"}, {.family = "hopper", .block_threads = 512}};
+//   const gpu::Table<LuTuning> lu_tuning("lu", {{"block_threads", &LuTuning::block_threads, {32, 1024, 32}}},
+//                                        {{.family = "baseline"}, {.family = "hopper", .block_threads = 512}});
 //   const LuTuning& tuning = lu_tuning(a);
 #pragma once
 
 #include "buffer.h"
+#include "tunable.h"
 
+#include <atomic>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,15 +23,21 @@ namespace metalcore::gpu {
 
 using Family = uint32_t;  // 0 is the baseline
 
+// The family of what was measured on this machine, and how plans name it in their reasons.
+constexpr Family kMeasuredHere = 1;
+constexpr const char* kThisMachine = "this machine";
+
 // The family that use_tuning() chose, or else that of the tensor's GPU.
 Family family_of(const Tensor& tensor);
 // The number of a family's name. The first call with a name assigns one.
 Family family_named(std::string_view name);
 
 template <typename Row>
-class Table {
+class Table final : public AnyTable {
  public:
-  Table(std::initializer_list<Row> rows) : rows_(rows) {
+  // `fields` are those that `tune` may measure.
+  Table(const char* name, std::initializer_list<Field<Row>> fields, std::initializer_list<Row> rows)
+      : AnyTable(name), fields_(fields), rows_(rows) {
     for (const Row& row : rows_) {
       const Family family = family_named(row.family);
       if (by_family_.size() <= family) by_family_.resize(family + 1);
@@ -33,11 +45,58 @@ class Table {
     }
   }
   const Row& operator()(const Tensor& tensor) const { return row(family_of(tensor)); }
-  const Row& row(Family family) const { return rows_[family < by_family_.size() ? by_family_[family] : 0]; }
+  const Row& row(Family family) const {
+    if (const Row* measured = family == kMeasuredHere ? measured_.load(std::memory_order_acquire) : nullptr)
+      return *measured;
+    return rows_[family < by_family_.size() ? by_family_[family] : 0];
+  }
+
+  std::vector<Tunable> tunables(Family family) const override {
+    const Row& of = row(family);
+    std::vector<Tunable> all;
+    for (const Field<Row>& field : fields_)
+      all.push_back(
+          {name(), field.name, field.kind, field.read(of), field.legal, std::string_view(of.family) == kThisMachine});
+    return all;
+  }
+
+  std::function<void()> prepare(Family family, const std::vector<Measured>& values,
+                                std::string_view device_type) const override {
+    Row changed = row(family);
+    for (const Measured& value : values) {
+      if (value.table != name()) continue;
+      write(changed, value, device_type);
+      changed.family = kThisMachine;
+    }
+    return [this, changed] {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      published_.push_back(std::make_unique<const Row>(changed));
+      measured_.store(published_.back().get(), std::memory_order_release);
+    };
+  }
 
  private:
+  void write(Row& row, const Measured& value, std::string_view device_type) const {
+    for (const Field<Row>& field : fields_) {
+      if (field.name != value.field) continue;
+      if (!field.legal.only_on.empty() && field.legal.only_on != device_type)
+        refuse(field.name, "it is measured on " + std::string(field.legal.only_on) + " devices only");
+      try {
+        return field.write(row, value.value);
+      } catch (const std::invalid_argument& error) {
+        refuse(field.name, error.what());
+      }
+    }
+    refuse(value.field, "there is no such field");
+  }
+
+  std::vector<Field<Row>> fields_;
   std::vector<Row> rows_;            // the first is the baseline
   std::vector<uint32_t> by_family_;  // indices of rows
+  mutable std::atomic<const Row*> measured_ = nullptr;
+  // A plan on another thread may still read an older row, so that none is freed.
+  mutable std::vector<std::unique_ptr<const Row>> published_;
+  mutable std::mutex mutex_;
 };
 
 // How many threadgroups keep a GPU busy. Ops split their work into about so many where they can.
@@ -52,5 +111,7 @@ extern const Table<Parallelism> parallelism;
 void use_tuning(std::string_view family);
 std::string chosen_tuning();
 std::vector<std::string> tuning_families();
+// It changes whenever plans may change.
+uint64_t tuning_version();
 
 }  // namespace metalcore::gpu

@@ -69,10 +69,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("silu", TORCH_BOX(&metalcore::silu));
-  m.impl("silu_backward", TORCH_BOX(&metalcore::silu_backward));
-  m.impl("relu", TORCH_BOX(&metalcore::relu));
-  m.impl("relu_backward", TORCH_BOX(&metalcore::relu_backward));
-  m.impl("gelu", TORCH_BOX(&metalcore::gelu));
-  m.impl("gelu_backward", TORCH_BOX(&metalcore::gelu_backward));
+  m.impl<&metalcore::silu>("silu");
+  m.impl<&metalcore::silu_backward>("silu_backward");
+  m.impl<&metalcore::relu>("relu");
+  m.impl<&metalcore::relu_backward>("relu_backward");
+  m.impl<&metalcore::gelu>("gelu");
+  m.impl<&metalcore::gelu_backward>("gelu_backward");
 }

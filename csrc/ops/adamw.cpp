@@ -23,7 +23,8 @@ struct AdamWTuning {
   // own.
   bool vectors = true;
 };
-const gpu::Table<AdamWTuning> adamw_tuning = {{.family = "baseline"}, {.family = "simulator", .vectors = false}};
+const gpu::Table<AdamWTuning> adamw_tuning("adamw", {{"vectors", &AdamWTuning::vectors}},
+                                           {{.family = "baseline"}, {.family = "simulator", .vectors = false}});
 
 constexpr size_t kPointers = 512;  // of a table of device pointers
 constexpr size_t kPerDispatch = kPointers / kArrays;
@@ -306,4 +307,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
       "Tensor? found_inf=None) -> ()");
 }
 
-METALCORE_KERNELS(m) { m.impl("adamw_", TORCH_BOX(&metalcore::adamw_)); }
+METALCORE_KERNELS(m) { m.impl<&metalcore::adamw_>("adamw_"); }

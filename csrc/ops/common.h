@@ -3,6 +3,7 @@
 
 #include "../gpu/limits.h"
 #include "../gpu/record.h"
+#include "operator.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
@@ -58,15 +59,6 @@ void check_float32(const char* op, const char* argument, const Tensor& tensor);
 void check_same_device(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference);
 void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference);
 void check_same_shape(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference);
-
-// Registers kernels for the devices of every backend, as STABLE_TORCH_LIBRARY_IMPL does for one. It stands at namespace
-// scope:
-//   METALCORE_KERNELS(m) { m.impl("silu", TORCH_BOX(&metalcore::silu)); }
-#define METALCORE_KERNELS(m)                                                         \
-  static void register_kernels(torch::stable::detail::StableLibrary&);               \
-  STABLE_TORCH_LIBRARY_IMPL(metalcore, MPS, library) { register_kernels(library); }  \
-  STABLE_TORCH_LIBRARY_IMPL(metalcore, CUDA, library) { register_kernels(library); } \
-  static void register_kernels(torch::stable::detail::StableLibrary& m)
 
 // An uninitialized tensor on the device of `like`, contiguous unless strides are given. torch::stable's functions of
 // this kind find PyTorch's operator by name, which costs more than a small op may take.

@@ -12,7 +12,7 @@ std::vector<ReplacedOperator*>& all() {
   return operators;
 }
 
-thread_local std::exception_ptr left_exception;
+thread_local bool refused = false;
 
 }  // namespace
 
@@ -31,27 +31,23 @@ void ReplacedOperator::put(const std::string& key) {
   libraries_[key] = std::move(library);
 }
 
-void ReplacedOperator::call_replaced(StableIValue* stack) const {
-  const AOTITorchError status = torch_call_dispatcher(replaced_.c_str(), "", stack, TORCH_ABI_VERSION);
-  if (const std::exception_ptr left = std::exchange(left_exception, nullptr)) {
-    if (status == AOTI_TORCH_SUCCESS) torch::stable::detail::to<Tensor>(stack[0]);  // frees it
-    std::rethrow_exception(left);
-  }
-  check(status == AOTI_TORCH_SUCCESS, "metalcore: ", replaced_, " failed");
-}
-
-ReplacedOperator::Run::Run(ReplacedOperator& of, const Tensor& first) {
-  of.ran_[gpu::device_type_of(first)].fetch_add(1, std::memory_order_relaxed);
+ReplacedOperator::Run::Run(ReplacedOperator& of, const Tensor& first) : ran_(of.ran_[gpu::device_type_of(first)]) {
+  ran_.fetch_add(1, std::memory_order_relaxed);
   aoti_record_function_start(of.shown_as_.c_str(), nullptr, nullptr, 0, &shown_);
 }
+
+void ReplacedOperator::Run::take_back() {
+  ran_.fetch_sub(1, std::memory_order_relaxed);
+  refused = true;
+}
+
+bool left_as_refused() { return std::exchange(refused, false); }
 
 ReplacedOperator& replaced_operator(std::string_view name) {
   for (ReplacedOperator* found : all())
     if (found->name() == name) return *found;
   throw std::invalid_argument("metalcore: there is no kernel for aten::" + std::string(name));
 }
-
-void leave_exception(std::exception_ptr exception) { left_exception = std::move(exception); }
 
 bool is_float(const Tensor& tensor) {
   int32_t layout = -1;

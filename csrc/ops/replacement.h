@@ -1,15 +1,15 @@
 // Kernels for operators of PyTorch's own, which enable_pytorch_overrides() puts in the place of PyTorch's while it is
 // on. One stands beside the op that does the work, at namespace scope:
 //   Replacement<&takes, &silu> silu_replacement("silu", "silu");  // aten::silu runs metalcore::silu
-// `takes` and the op have the parameters of PyTorch's operator. What `takes` refuses goes to metalcore_replaced::silu,
-// where Python puts the kernel that was there before (metalcore/overrides/_dispatcher.py).
+// `takes` and the op have the parameters of PyTorch's operator. What `takes` or the GPU refuses goes to
+// metalcore_replaced::silu, where Python puts the kernel that was there before (metalcore/overrides/_dispatcher.py).
 #pragma once
 
 #include "common.h"
+#include "python_operator.h"
 
 #include <array>
 #include <atomic>
-#include <exception>
 #include <map>
 #include <memory>
 #include <string>
@@ -40,13 +40,14 @@ class ReplacedOperator {
     Run(ReplacedOperator& of, const Tensor& first);
     ~Run() { aoti_record_function_end(shown_); }
     Run(const Run&) = delete;
+    void take_back();  // the GPU refused it
 
    private:
+    std::atomic<int64_t>& ran_;
     AtenRecordFunctionHandle shown_ = nullptr;
   };
 
-  // Calls the kernel that was there before, with the operator's arguments on the stack. Its result takes their place.
-  void call_replaced(StableIValue* stack) const;
+  const std::string& replaced() const { return replaced_; }
 
  private:
   const char* const name_;
@@ -59,9 +60,9 @@ class ReplacedOperator {
 // By the operator's name; throws std::invalid_argument where there is none.
 ReplacedOperator& replaced_operator(std::string_view name);
 
-// PyTorch's C interface loses the type of an exception and prints it. So a kernel in Python that was called through it
-// leaves its exception here, returns anything, and the caller throws the exception for it.
-void leave_exception(std::exception_ptr exception);
+// Whether this thread's last call went to the kernel that was there before because the GPU refused ours. One may ask
+// once.
+bool left_as_refused();
 
 template <auto takes, auto op>
 class Replacement;
@@ -75,13 +76,15 @@ class Replacement<takes, op> : public ReplacedOperator {
 
  private:
   static Tensor call(Arguments... arguments) {
-    if (!takes(arguments...)) {
-      StableIValue stack[] = {torch::stable::detail::from(arguments)...};
-      self_->call_replaced(stack);
-      return torch::stable::detail::to<Tensor>(stack[0]);
+    if (takes(arguments...)) {
+      Run run(*self_, std::get<0>(std::tie(arguments...)));
+      try {
+        return op(arguments...);
+      } catch (const gpu::KernelRefused&) {
+        run.take_back();
+      }
     }
-    const Run run(*self_, std::get<0>(std::tie(arguments...)));
-    return op(arguments...);
+    return PythonOperator<Tensor>::call(self_->replaced(), arguments...);
   }
 
   static inline Replacement* self_ = nullptr;

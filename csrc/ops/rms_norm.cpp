@@ -306,7 +306,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("rms_norm", TORCH_BOX(&metalcore::rms_norm));
-  m.impl("add_rms_norm", TORCH_BOX(&metalcore::add_rms_norm));
-  m.impl("rms_norm_backward", TORCH_BOX(&metalcore::rms_norm_backward));
+  m.impl<&metalcore::rms_norm>("rms_norm");
+  m.impl<&metalcore::add_rms_norm>("add_rms_norm");
+  m.impl<&metalcore::rms_norm_backward>("rms_norm_backward");
 }

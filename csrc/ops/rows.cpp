@@ -6,23 +6,37 @@
 namespace metalcore {
 
 // On the simulator a thread takes a row of any length, except in checking mode.
-const gpu::Table<RowTuning> row_tuning = {
-    {.family = "baseline"},
-    {.family = "hopper", .row_threads = 132 * 1024},
-    {.family = "simulator",
-     .thread_row = UINT32_MAX,
-     .simd_row = 0,
-     .simd_rows = 1,
-     .block_row = 0,
-     .looped_threads = 32},
-};
-
 namespace {
 // float4 per thread in the kernels' names: simd1, simd4.
-constexpr uint32_t kSimd1 = 1 * 4 * gpu::kSimdWidth;
+constexpr uint32_t kSimd1 = 1 * 4 * gpu::kSimdWidth, kSimd4 = 4 * kSimd1;
+}  // namespace
+
+const gpu::Table<RowTuning> row_tuning(
+    "rows",
+    {
+        {"thread_row", &RowTuning::thread_row, {0, UINT32_MAX}},
+        {"simd_row", &RowTuning::simd_row, {0, kSimd4}},
+        // The simdgroup kernels have no attribute that promises Metal's pipelines more threads.
+        {"simd_rows", &RowTuning::simd_rows, {1, 8}},
+        {"block_row", &RowTuning::block_row, {0, 16384}},
+        {"looped_threads", &RowTuning::looped_threads, {gpu::kSimdWidth, gpu::kMaxThreads, gpu::kSimdWidth}},
+        {"row_threads", &RowTuning::row_threads, {gpu::kMaxThreads, 1 << 22}},
+    },
+    {
+        {.family = "baseline"},
+        {.family = "hopper", .row_threads = 132 * 1024},
+        {.family = "simulator",
+         .thread_row = UINT32_MAX,
+         .simd_row = 0,
+         .simd_rows = 1,
+         .block_row = 0,
+         .looped_threads = 32},
+    });
+
+namespace {
 
 uint32_t longest_simd_row(const RowTuning& tuning, const RowKernels& kernels) {
-  return std::min(tuning.simd_row, kernels.simd4 ? 4 * kSimd1 : kSimd1);
+  return std::min(tuning.simd_row, kernels.simd4 ? kSimd4 : kSimd1);
 }
 uint32_t longest_block_row(const RowTuning& tuning, const RowKernels& kernels) {
   return std::min(tuning.block_row, kernels.block_threads * kernels.block_elements);

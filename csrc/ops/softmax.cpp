@@ -188,8 +188,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("softmax", TORCH_BOX(&metalcore::softmax));
-  m.impl("log_softmax", TORCH_BOX(&metalcore::log_softmax));
-  m.impl("softmax_backward", TORCH_BOX(&metalcore::softmax_backward));
-  m.impl("log_softmax_backward", TORCH_BOX(&metalcore::log_softmax_backward));
+  m.impl<&metalcore::softmax>("softmax");
+  m.impl<&metalcore::log_softmax>("log_softmax");
+  m.impl<&metalcore::softmax_backward>("softmax_backward");
+  m.impl<&metalcore::log_softmax_backward>("log_softmax_backward");
 }

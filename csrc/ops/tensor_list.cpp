@@ -33,4 +33,12 @@ Tensor TensorList::tensor(size_t i) const {
   return Tensor(shared);
 }
 
+StableIValue on_stack(const TensorList& list) {
+  StableListHandle made = nullptr;
+  TORCH_ERROR_CODE_CHECK(torch_new_list_reserve_size(list.size(), &made));
+  for (size_t i = 0; i < list.size(); ++i)
+    TORCH_ERROR_CODE_CHECK(torch_list_push_back(made, torch::stable::detail::from(list.tensor(i))));
+  return torch::stable::detail::from(made);
+}
+
 }  // namespace metalcore

@@ -49,6 +49,9 @@ inline int64_t numel_of(AtenTensorHandle tensor) {
   return numel;
 }
 
+// What an operator in Python gets (python_operator.h).
+StableIValue on_stack(const TensorList& list);
+
 }  // namespace metalcore
 
 template <>

@@ -1,6 +1,7 @@
 #include "objects.h"
 
 #include <new>
+#include <optional>
 
 namespace metalcore::python {
 
@@ -38,6 +39,15 @@ void Raised::restore() const {
   Py_XINCREF(parts_->value);
   Py_XINCREF(parts_->traceback);
   PyErr_Restore(parts_->type, parts_->value, parts_->traceback);
+}
+
+void warn(const std::string& message) {
+  if (!Py_IsInitialized()) return;
+  const PyGILState_STATE state = PyGILState_Ensure();
+  std::optional<Raised> raised;
+  if (PyErr_WarnEx(PyExc_RuntimeWarning, message.c_str(), 1) < 0) raised.emplace(Raised::fetch());
+  PyGILState_Release(state);
+  if (raised) throw *raised;
 }
 
 void raise(const std::exception_ptr& failure) {

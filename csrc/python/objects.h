@@ -62,6 +62,9 @@ class Raised : public torch::PyTorchError {
   std::shared_ptr<Parts> parts_;
 };
 
+// Warns of something (a RuntimeWarning), with or without the GIL. Throws Raised where a filter makes it an exception.
+void warn(const std::string& message);
+
 // Sets Python's error indicator for a C++ exception.
 void raise(const std::exception_ptr& failure);
 

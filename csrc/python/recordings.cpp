@@ -1,9 +1,8 @@
-// Recordings and tuning as Python sees them: metalcore/_core/recording.py.
+// Recordings as Python sees them: metalcore/_core/recording.py.
 #include "methods.h"
 
 #include "../gpu/backend.h"
 #include "../gpu/kept.h"
-#include "../gpu/tuning.h"
 
 #include <algorithm>
 #include <memory>
@@ -133,26 +132,6 @@ PyObject* forget(PyObject*, PyObject* number) {
   });
 }
 
-PyObject* use_tuning(PyObject*, PyObject* args) {
-  return guarded([&]() -> PyObject* {
-    const char* family;
-    if (!PyArg_ParseTuple(args, "s", &family)) throw PythonError();
-    gpu::use_tuning(family);
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* chosen_tuning(PyObject*, PyObject*) { return PyUnicode_FromString(gpu::chosen_tuning().c_str()); }
-
-PyObject* tuning_families(PyObject*, PyObject*) {
-  return guarded([&] {
-    Object families = own(PyList_New(0));
-    for (const std::string& family : gpu::tuning_families())
-      append(families, own(PyUnicode_FromString(family.c_str())));
-    return families.release();
-  });
-}
-
 PyMethodDef methods[] = {
     {"begin_recording", begin, METH_VARARGS,
      "begin_recording(device_type): keeps what this thread's ops record until end_recording(); ops on meta tensors are "
@@ -167,9 +146,6 @@ PyMethodDef methods[] = {
      "it, "
      "name)], dispatches [{kernel, grid, threadgroup, threads, arguments}]"},
     {"forget_recording", forget, METH_O, "forget_recording(number): frees it"},
-    {"use_tuning", use_tuning, METH_VARARGS, "use_tuning(family): plan as for this GPU family; '' for each GPU's own"},
-    {"chosen_tuning", chosen_tuning, METH_NOARGS, "chosen_tuning() -> str: the family that use_tuning chose, or ''"},
-    {"tuning_families", tuning_families, METH_NOARGS, "tuning_families() -> list: the families use_tuning takes"},
     {nullptr, nullptr, 0, nullptr},
 };
 const Methods registered(methods);

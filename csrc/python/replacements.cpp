@@ -1,6 +1,7 @@
 // PyTorch's operators whose kernels are in C++, as Python switches them: metalcore/overrides/_dispatcher.py.
 #include "methods.h"
 
+#include "../ops/linalg/cpu_route.h"
 #include "../ops/replacement.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -45,14 +46,23 @@ PyObject* leave(PyObject*, PyObject* exception) {
   Py_RETURN_NONE;
 }
 
+PyObject* on_cpu(PyObject*, PyObject*) { return PyLong_FromLongLong(calls_on_cpu()); }
+
+PyObject* refused(PyObject*, PyObject*) { return PyBool_FromLong(left_as_refused()); }
+
 PyMethodDef methods[] = {
     {"put_replacement", put, METH_VARARGS,
      "put_replacement(operator, key): puts the kernel for aten's operator at a dispatch key"},
     {"take_out_replacement", take_out, METH_VARARGS, "take_out_replacement(operator, key): takes it out again"},
     {"replacement_ran", ran, METH_VARARGS,
      "replacement_ran(operator, device_type) -> int: how often metalcore's op has run in the operator's place"},
+    {"calls_on_cpu", on_cpu, METH_NOARGS,
+     "calls_on_cpu() -> int: how often a plan of this thread has taken PyTorch's op on the CPU"},
     {"leave_exception", leave, METH_O,
-     "leave_exception(exception): the caller of this thread's metalcore_replaced operator raises it"},
+     "leave_exception(exception): the kernel in C++ that called this thread's operator in Python raises it"},
+    {"left_as_refused", refused, METH_NOARGS,
+     "left_as_refused() -> bool: whether this thread's metalcore_replaced operator was called because the GPU refused "
+     "a kernel; true once"},
     {nullptr, nullptr, 0, nullptr},
 };
 const Methods registered(methods);

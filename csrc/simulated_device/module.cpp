@@ -1,6 +1,7 @@
 #include <c10/core/Allocator.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "allocator.h"
@@ -22,7 +23,7 @@ void install() {
   register_native_operators();
 }
 
-// The CPU executor throws these exceptions through PyTorch's dispatcher, which would keep only their text.
+// Sets Python's error indicator for what the CPU executor throws.
 void translate_exception(std::exception_ptr exception) {
   const auto triple = [](msl_abi::Uint3 value) { return pybind11::make_tuple(value.x, value.y, value.z); };
   try {
@@ -39,6 +40,18 @@ void translate_exception(std::exception_ptr exception) {
   }
 }
 
+void rethrow(const std::exception_ptr& exception) {
+  const pybind11::gil_scoped_acquire gil;
+  try {
+    translate_exception(exception);
+  } catch (...) {  // it is another exception, which the caller throws
+    return;
+  }
+  python_error error;
+  error.persist();
+  throw error;
+}
+
 }  // namespace
 }  // namespace metalcore::simulated_device
 
@@ -52,9 +65,11 @@ PYBIND11_MODULE(_device, module) {
   });
   module.def("autograd_started_without_device", &device::autograd_started_without_device);
   module.def("drain_autograd", &device::drain_autograd, pybind11::call_guard<pybind11::gil_scoped_release>());
-  module.def("allocations", [] {
+  // The addresses of the functions that the executor calls: launch.h's DeviceFunctions.
+  module.def("functions", [] {
     return pybind11::make_tuple(reinterpret_cast<uintptr_t>(&device::find_allocation),
-                                reinterpret_cast<uintptr_t>(&device::range_of_allocations));
+                                reinterpret_cast<uintptr_t>(&device::range_of_allocations),
+                                reinterpret_cast<uintptr_t>(&device::rethrow));
   });
   // Returns a CPU tensor on the memory of a device tensor.
   module.def("host_alias", [](const at::Tensor& tensor) { return device::CpuView().to_cpu(tensor); });

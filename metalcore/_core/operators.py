@@ -14,6 +14,7 @@ from torch._C._functorch import unwrap_if_dead as _unwrap_if_dead  # a tensor th
 from torch.compiler import is_compiling
 
 from .. import _C
+from . import refused
 from .routing import DEVICES
 
 __all__ = ["autograd", "cpu_kernel", "fake_kernel", "needs_gradient", "ops"]
@@ -45,10 +46,12 @@ _library = torch.library.Library("metalcore", "FRAGMENT")
 
 
 def cpu_kernel(name):
-    """Registers the decorated function as the operator's kernel for CPU tensors, in terms of PyTorch's ops."""
+    """Registers the decorated function as the operator's kernel for CPU tensors, in terms of PyTorch's ops. It also
+    takes the tensors of a GPU that refuses the operator's kernels: so it is written for any device."""
 
     def register(kernel):
         _library.impl(name, kernel, "CPU")
+        refused.define(name, kernel)
         return kernel
 
     return register

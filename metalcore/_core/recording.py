@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .. import _C
+from . import refused
 from .operators import ops
 from .routing import explained
 
@@ -229,6 +230,9 @@ class _Observer(TorchDispatchMode):
             _C.note_operator()
             with self:  # it also notes the operators of PyTorch that the kernel calls
                 return _kernel(func).call_boxed(_KEYS, *args, **kwargs)
+        if func.namespace == refused.NAMESPACE:
+            with self:
+                return _formula(func).call_boxed(_KEYS, *args, **kwargs)
         if _does_work(func):
             _C.note_torch_step(f"aten::{func.overloadpacket.__name__}")
         if func in _NOT_ON_META and tensors[0].is_meta:
@@ -249,6 +253,11 @@ _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
 @functools.cache
 def _kernel(func):
     return torch.library.get_kernel(func, "MPS")  # it is the same for every device
+
+
+@functools.cache
+def _formula(func):
+    return torch.library.get_kernel(func, "CompositeExplicitAutograd")
 
 
 @functools.cache

@@ -41,6 +41,7 @@ def collect() -> dict:
         "kernels": _kernels(),
         "compiler": _compiler(),
         "cache": _cache(),
+        "tuning": _tuning(),
     }
 
 
@@ -203,6 +204,14 @@ def _cache():
         sizes = [path.stat().st_size for path in directory.glob(f"[!._]*.{suffix}")]
         found[what] = f"{len(sizes)} programs, {sum(sizes) / 2**20:.1f} MiB"
     return found
+
+
+def _tuning():
+    """By type of device, whether plans use what `tune` measured."""
+    from metalcore._core.routing import DEVICES
+    from metalcore.tuning import store
+
+    return {device: store.state(device) for device in sorted(DEVICES)}
 
 
 def show(found) -> str:

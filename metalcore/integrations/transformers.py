@@ -9,8 +9,9 @@
 
 `patch()` enables the overrides (metalcore.overrides) that transformers' models and its Trainer use, and no others:
 
-- `silu`, `gelu`, `softmax`, `log_softmax`: the activations in ACT2FN, the softmax of eager attention and the cross
-  entropy of the loss call these. `gelu` also takes the activations that compute it in Python (`gelu_new`, `gelu_fast`).
+- `silu`, `gelu`, `relu`, `softmax`, `log_softmax`: the activations in ACT2FN, the softmax of eager attention and the
+  cross entropy of the loss call these. `gelu` also takes the activations that compute it in Python (`gelu_new`,
+  `gelu_fast`).
 - `rms_norm`: it also takes the forward of classes that compute an RMSNorm in Python: Llama's and its many copies, T5's,
   those with 1 + weight (Gemma, Qwen3-Next), without a weight, and gated. A trial of a class decides, and not its name.
 - `adamw`: the Trainer's `optim="adamw_torch"` and `"adamw_torch_fused"` construct it.
@@ -24,11 +25,12 @@ from collections.abc import Iterable
 from importlib import import_module
 
 from .. import overrides
+from .._core.registry import OPS
 from ..overrides._switches import Request
 
 __all__ = ["active_patches", "patch", "unpatch"]
 
-OVERRIDES = ("silu", "gelu", "softmax", "log_softmax", "rms_norm", "adamw")
+OVERRIDES = tuple(name for name, op in OPS.items() if op.override and ".linalg." not in op.function.__module__)
 
 _requests: list[Request] = []
 
@@ -37,7 +39,7 @@ def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
     """Puts metalcore's kernels into transformers' models and Trainer.
 
     Args:
-        names: any of "silu", "gelu", "softmax", "log_softmax", "rms_norm" and "adamw". No name means all of them.
+        names: of the overrides above. No name means all of them.
         exclude: names to leave out.
 
     Returns:

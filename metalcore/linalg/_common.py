@@ -31,7 +31,7 @@ __all__ = [
 Tensors = tuple[torch.Tensor, ...] | list[torch.Tensor]  # the type of `out` for several results
 
 _linalg_check_errors = torch.ops.aten._linalg_check_errors.default
-_chosen_tuning = _C.chosen_tuning
+_tuning_version = _C.tuning_version
 _info_any = ops.info_any.default._op
 _modes_active = torch._C._len_torch_dispatch_stack  # modes such as that of fake tensors
 
@@ -85,12 +85,12 @@ def torch_is_faster(op, option, A, B=None, C=None):
 def plan_is_torch(op, option, A, B=None, C=None):
     """Whether the plan of a call on an NVIDIA GPU is PyTorch's own op."""
     return _plan_is_torch(
-        op, option, _chosen_tuning(), A.shape, None if B is None else B.shape, None if C is None else C.shape
+        op, option, _tuning_version(), A.shape, None if B is None else B.shape, None if C is None else C.shape
     )
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan_is_torch(op: str, option, family, *shapes):
+def _plan_is_torch(op: str, option, version, *shapes):
     try:
         with on_meta("cuda") as recorder:
             getattr(ops, _OPERATORS.get(op, op))(*_arguments(op, option, shapes))

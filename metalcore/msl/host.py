@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -82,9 +83,12 @@ def _find_compiler(cxx, path):
         if family and int(version.split(".")[0]) >= _MINIMUM[family]:
             return Compiler(command, family, version)
         tried.append(f"{candidate}: {family or 'not GCC or Clang'} {version}".strip())
+    needed, how = "compiling for the simulator", "for example `apt install g++`"
+    if sys.platform == "darwin":
+        needed, how = "building metalcore", "which `xcode-select --install` installs with Apple's Command Line Tools"
     raise CompilerNotFoundError(
-        "compiling for the simulator needs a C++ compiler (GCC 12 or Clang 15, or newer), for example "
-        f"`apt install g++`; set CXX to name one. Tried {'; '.join(tried)}"
+        f"{needed} needs a C++ compiler (GCC 12 or Clang 15, or newer), {how}; set CXX to name one. "
+        f"Tried {'; '.join(tried)}"
     )
 
 

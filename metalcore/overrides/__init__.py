@@ -6,7 +6,7 @@
 
 How each one works, and why:
 
-`silu`, `gelu`, `softmax`, `log_softmax`, and of linear algebra `solve_triangular`, `qr`, `cholesky`, `lu_factor`,
+`silu`, `gelu`, `relu`, `softmax`, `log_softmax`, and of linear algebra `solve_triangular`, `qr`, `cholesky`, `lu_factor`,
 `lu_solve`, `solve`, `inv`, `det`, `slogdet`, `eigh`, `svd`
     A kernel at the device's own dispatch key, for the operator that PyTorch's function ends in (`aten::silu`,
     `aten::_softmax`, `aten::linalg_qr` ...) and, but for linear algebra, for the operator of its derivative. Replacing
@@ -64,9 +64,8 @@ def enable_pytorch_overrides(*names: str, exclude: str | Iterable[str] = ()) -> 
     """Makes PyTorch's own functions use metalcore's kernels on the devices that metalcore supports.
 
     Args:
-        names: which, of "silu", "gelu", "softmax", "log_softmax", "rms_norm", "solve_triangular", "qr", "cholesky",
-            "lu_factor", "lu_solve", "solve", "inv", "det", "slogdet", "eigh", "svd", "adamw"; all of them if none is
-            given.
+        names: of the ops that have an override: "silu", "qr" and those that `python -m metalcore ops` lists (docs/ops.md).
+            No name means all of them.
         exclude: names to leave out.
 
     Returns:

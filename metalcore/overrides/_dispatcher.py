@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
+from .._core import refused
 from .._core.registry import Override
 from .._core.routing import accelerated, is_plain
 from ._report import count_of
@@ -113,7 +114,7 @@ def _left_by_cpp(left):
 
 def _left(previous, count, dtypes):
     def left(keyset, *args, **kwargs):
-        count.left[_why_left(args, dtypes)] += 1
+        count.left[refused.REASON if _C.left_as_refused() else _why_left(args, dtypes)] += 1
         return previous.call_boxed(keyset, *args, **kwargs)
 
     return left

@@ -40,8 +40,8 @@ def install():
     extension.install()
     _extension = extension
     set_strict(strict)
-    if hasattr(_C, "simulator_set_allocations"):
-        _C.simulator_set_allocations(*extension.allocations())
+    if hasattr(_C, "simulator_set_device_functions"):
+        _C.simulator_set_device_functions(*extension.functions())
     complete_torch_c(extension)
     simulate_storages()
     # Otherwise a process that ends right after backward() would abort: see csrc/simulated_device/autograd.h.

@@ -231,10 +231,10 @@ def test_selection():
     with integration.patch("rms_norm"):
         assert metalcore.active_overrides() == ("rms_norm",)
         with integration.patch(exclude="adamw"):
-            assert metalcore.active_overrides() == ("silu", "gelu", "softmax", "log_softmax", "rms_norm")
+            assert metalcore.active_overrides() == ("relu", "silu", "gelu", "softmax", "log_softmax", "rms_norm")
         assert integration.active_patches() == ("rms_norm",)
     assert integration.active_patches() == ()
-    with pytest.raises(ValueError, match="patch: 'attention' is not one of silu, gelu"):
+    with pytest.raises(ValueError, match="patch: 'attention' is not one of relu, silu, gelu"):
         integration.patch("attention")
 
 

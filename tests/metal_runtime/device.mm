@@ -1,10 +1,18 @@
-// The way from a program to a pipeline. A kernel is the simulator's kernel of the same name.
+// The devices, and the way from a program to a pipeline. A kernel is the simulator's kernel of the same name.
+//
+// The environment makes it a worse machine: METAL_RUNTIME_DEVICES=0 has no GPU until metal_runtime_add_device() is
+// called; METAL_RUNTIME_REFUSES=<name> refuses pipelines of kernels whose name begins so; METAL_RUNTIME_THREADS=<n>
+// lets pipelines have no more threads.
 #import "runtime.h"
 
 #include "../../csrc/backends/simulator/launch.h"
 #include "../../csrc/backends/simulator/library.h"
 
 #import <objc/runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
 
 using namespace metalcore;
 using metal_runtime::require;
@@ -18,7 +26,9 @@ using metal_runtime::require;
 
 @implementation RuntimePipeline
 - (NSUInteger)maxTotalThreadsPerThreadgroup {
-  return kernel->max_total_threads ? kernel->max_total_threads : 1024;
+  const char* most = std::getenv("METAL_RUNTIME_THREADS");
+  const NSUInteger threads = kernel->max_total_threads ? kernel->max_total_threads : 1024;
+  return most ? std::min<NSUInteger>(threads, std::strtoul(most, nullptr, 10)) : threads;
 }
 - (NSUInteger)staticThreadgroupMemoryLength {
   return 0;  // the simulator knows it only while the kernel runs
@@ -62,16 +72,42 @@ using metal_runtime::require;
 }
 @end
 
-@interface RuntimeLibrary : NSObject <MTLLibrary>
+@interface RuntimeLibrary : NSObject <MTLLibrary> {
+ @public
+  std::string* program;
+}
 @end
 
 @implementation RuntimeLibrary
 - (id<MTLFunction>)newFunctionWithName:(NSString*)name {
+  const std::string wanted = metal_runtime::text(name);
+  if (program->find("host_name(\"" + wanted + "\")") == std::string::npos &&
+      program->find(" " + wanted + "(") == std::string::npos)
+    return nil;
   RuntimeFunction* function = [[RuntimeFunction alloc] init];
-  function->name = new std::string(metal_runtime::text(name));
+  function->name = new std::string(wanted);
   return function;
 }
+- (void)dealloc {
+  delete program;
+  [super dealloc];
+}
 @end
+
+// Compilers take seconds.
+extern "C" int PyGILState_Check(void);
+static void require_time(const std::string& what) {
+  metal_runtime::require_off_queue(what);
+  require(!PyGILState_Check(), what + " while the thread has Python's GIL");
+}
+
+static std::atomic<int> compiled_programs, compiled_instantiations;
+
+static size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
 
 @interface RuntimeDevice : NSObject <MTLDevice>
 @end
@@ -84,6 +120,7 @@ using metal_runtime::require;
   return family >= MTLGPUFamilyApple1 && family <= MTLGPUFamilyApple1 + 6;
 }
 - (id<MTLLibrary>)newLibraryWithSource:(NSString*)source options:(MTLCompileOptions*)options error:(NSError**)error {
+  require_time("a program is compiled");
   require(options && options.languageVersion == MTLLanguageVersion3_1, "a program is not compiled as MSL 3.1");
   require(!options.fastMathEnabled, "a program is compiled with fast math");
   const std::string text = metal_runtime::text(source);
@@ -94,7 +131,11 @@ using metal_runtime::require;
   require(text.find("#include \"") == std::string::npos, "a program includes a file, which Metal does not find");
   require(text.find("function_constant") == std::string::npos,
           "a program has function constants, to which newFunctionWithName: gives no values");
-  return [[RuntimeLibrary alloc] init];
+  RuntimeLibrary* library = [[RuntimeLibrary alloc] init];
+  library->program = new std::string(text);
+  ++compiled_programs;
+  compiled_instantiations += static_cast<int>(count_of(text, "[[host_name("));
+  return library;
 }
 - (id<MTLLibrary>)newLibraryWithURL:(NSURL*)url error:(NSError**)error {
   *error = metal_runtime::error(metal_runtime::path(url) + ": not for this machine");
@@ -102,6 +143,12 @@ using metal_runtime::require;
 }
 - (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function error:(NSError**)error {
   const std::string& name = *static_cast<RuntimeFunction*>(function)->name;
+  require_time("a pipeline is made");
+  const char* refused = std::getenv("METAL_RUNTIME_REFUSES");
+  if (refused && *refused && name.rfind(refused, 0) == 0) {
+    *error = metal_runtime::error("Compiler encountered an internal error");
+    return nil;
+  }
   try {
     const auto found = simulator::find_builtin(name, false);
     RuntimePipeline* pipeline = [[RuntimePipeline alloc] init];
@@ -115,7 +162,26 @@ using metal_runtime::require;
 }
 @end
 
-id<MTLDevice> MTLCreateSystemDefaultDevice() { return [metal_runtime::device() retain]; }
+// nil, as it may be for a process without CoreGraphics.
+extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice() { return nil; }
+
+static std::atomic<bool> has_device = [] {
+  const char* devices = std::getenv("METAL_RUNTIME_DEVICES");
+  return !devices || std::string(devices) != "0";
+}();
+
+NSArray* MTLCopyAllDevices() { return metal_runtime::array(has_device ? metal_runtime::device() : nil); }
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED void metal_runtime_add_device() { has_device = true; }
+
+// "<programs compiled from source> <instantiations of kernels in them>"
+EXPORTED const char* metal_runtime_compiled() {
+  static thread_local std::string text;
+  text = std::to_string(compiled_programs) + " " + std::to_string(compiled_instantiations);
+  return text.c_str();
+}
 
 namespace metalcore::metal_runtime {
 

@@ -111,11 +111,14 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
   bound->threadgroup_lengths[index] = static_cast<uint32_t>(length);
 }
 
-- (void)useResource:(id<MTLResource>)resource usage:(MTLResourceUsage)usage {
+- (void)useResources:(const id<MTLResource>[])resources count:(NSUInteger)count usage:(MTLResourceUsage)usage {
   [self slot:0];
   require(usage & MTLResourceUsageRead && usage & MTLResourceUsageWrite,
           "a buffer that kernels write is used for reading only");
-  bound->resident.insert(static_cast<RuntimeBuffer*>(resource));
+  for (NSUInteger i = 0; i < count; ++i) {
+    require(resources[i] != nil, "no buffer among those that kernels use");
+    bound->resident.insert(static_cast<RuntimeBuffer*>(resources[i]));
+  }
 }
 
 - (void)dispatchThreads:(MTLSize)threads threadsPerThreadgroup:(MTLSize)group {

@@ -3,6 +3,8 @@
 #import "../../csrc/backends/mps/stream.h"
 #import "runtime.h"
 
+#include <Python.h>
+
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -53,7 +55,13 @@ struct OnStream {
   ~OnStream() { metal_runtime::set_current_stream(0); }
 };
 
-void set_pipeline(Raw encoder) { [encoder setComputePipelineState:mps::pipeline(encoder.device, kKernel).state]; }
+// made_pipeline() is called before the queue.
+const mps::Pipeline& made_pipeline() {
+  static const mps::Pipeline& made = *mps::pipelines(metal_runtime::device(), {kKernel}).front();
+  return made;
+}
+
+void set_pipeline(Raw encoder) { [encoder setComputePipelineState:made_pipeline().state]; }
 
 void bind_all(Raw encoder) {
   for (int i = 0; i < 8; ++i) [encoder setBuffer:some_buffer() offset:0 atIndex:i];
@@ -68,11 +76,29 @@ void compile(const char* source, MTLLanguageVersion version, BOOL fast_math) {
   options.languageVersion = version;
   options.fastMathEnabled = fast_math;
   NSError* error = nil;
-  encode_raw([&](Raw encoder) {
-    [encoder.device newLibraryWithSource:[NSString stringWithCString:source encoding:NSUTF8StringEncoding]
-                                 options:options
-                                   error:&error];
-  });
+  std::exception_ptr failure;
+  @autoreleasepool {
+    try {
+      [metal_runtime::device() newLibraryWithSource:[NSString stringWithCString:source encoding:NSUTF8StringEncoding]
+                                            options:options
+                                              error:&error];
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+void with_gil(const std::function<void()>& body) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  std::exception_ptr failure;
+  try {
+    body();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  PyGILState_Release(state);
+  if (failure) std::rethrow_exception(failure);
 }
 
 // Memory that is allocated on one stream and freed while a command of another may be in flight.
@@ -201,7 +227,21 @@ const std::map<std::string, std::function<void()>> kFaults = {
        });
      }},
     {"a written buffer used for reading only",
-     [] { encode_raw([](Raw encoder) { [encoder useResource:some_buffer() usage:MTLResourceUsageRead]; }); }},
+     [] {
+       encode_raw([](Raw encoder) {
+         const id<MTLResource> buffer = some_buffer();
+         [encoder useResources:&buffer count:1 usage:MTLResourceUsageRead];
+       });
+     }},
+    {"no buffer among those in use",
+     [] {
+       encode_raw([](Raw encoder) {
+         const id<MTLResource> buffer = nil;
+         [encoder useResources:&buffer count:1 usage:MTLResourceUsageRead | MTLResourceUsageWrite];
+       });
+     }},
+    {"a program compiled on the queue", [] { encode_raw([](Raw) { compile("", MTLLanguageVersion3_1, NO); }); }},
+    {"a program compiled with the GIL", [] { with_gil([] { compile("", MTLLanguageVersion3_1, NO); }); }},
     {"fast math", [] { compile("", MTLLanguageVersion3_1, YES); }},
     {"another version of Metal", [] { compile("", static_cast<MTLLanguageVersion>(MTLLanguageVersion3_1 - 1), NO); }},
     {"an include", [] { compile("#include \"rows.h\"", MTLLanguageVersion3_1, NO); }},
@@ -217,6 +257,7 @@ extern "C" __attribute__((visibility("default"))) const char* metal_runtime_faul
   static std::once_flag once;
   std::call_once(once, [] { metal_runtime::allocated(memory, sizeof memory); });
   try {
+    made_pipeline();
     kFaults.at(name)();
   } catch (const std::exception& error) {
     said = error.what();

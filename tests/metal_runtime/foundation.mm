@@ -109,6 +109,25 @@ static void add_to_pool(id object) {
 }
 @end
 
+@interface RuntimeArray : NSArray {
+ @public
+  id only;
+}
+@end
+
+@implementation NSArray
+- (NSUInteger)count {
+  return static_cast<RuntimeArray*>(self)->only ? 1 : 0;
+}
+- (id)objectAtIndex:(NSUInteger)index {
+  metalcore::metal_runtime::require(index < self.count, "an index beyond the end of an array");
+  return static_cast<RuntimeArray*>(self)->only;
+}
+@end
+
+@implementation RuntimeArray
+@end
+
 @interface RuntimeURL : NSURL {
  @public
   std::string* path;
@@ -141,6 +160,12 @@ NSString* string(const std::string& text) {
 NSError* error(const std::string& description) {
   RuntimeError* made = [[[RuntimeError alloc] init] autorelease];
   made->description = new std::string(description);
+  return made;
+}
+
+NSArray* array(id only) {
+  RuntimeArray* made = [[RuntimeArray alloc] init];
+  made->only = only;
   return made;
 }
 

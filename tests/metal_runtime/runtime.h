@@ -24,6 +24,7 @@ inline void require(bool condition, const std::string& otherwise) {
 
 NSString* string(const std::string& text);
 NSError* error(const std::string& description);
+NSArray* array(id only);  // empty for nil; the caller owns it
 std::string text(NSString* string);
 std::string path(NSURL* url);
 

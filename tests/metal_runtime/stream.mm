@@ -102,6 +102,8 @@ id<MTLComputeCommandEncoder> at::mps::MPSStream::commandEncoder() {
   return stream.encoder;
 }
 
+id<MTLDevice> at::mps::MPSStream::device() const { return metal_runtime::device(); }
+
 at::mps::MPSStream* at::mps::getCurrentMPSStream() {
   // The block may run on another thread, whose stream is another.
   require(!running, "getCurrentMPSStream() is called on a stream's queue");

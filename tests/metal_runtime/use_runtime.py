@@ -31,7 +31,8 @@ def connect():
     from metalcore.simulator import device
 
     _library = ctypes.CDLL(os.environ["METALCORE_TEST_EXTENSION"])
-    _library.metal_runtime_counts.restype = _library.metal_runtime_fault.restype = ctypes.c_char_p
+    for function in (_library.metal_runtime_counts, _library.metal_runtime_fault, _library.metal_runtime_compiled):
+        function.restype = ctypes.c_char_p
     device._extension.set_queue(ctypes.addressof(ctypes.c_char.in_dll(_library, "metal_runtime_queue")))
 
 
@@ -44,6 +45,16 @@ def counts():
     """(encoders opened on each stream, dispatches on each, names of the kernels dispatched) so far."""
     encoders, dispatches, kernels = _library.metal_runtime_counts().decode().split(";")
     return [*map(int, encoders.split())], [*map(int, dispatches.split())], set(kernels.split())
+
+
+def compiled():
+    """(programs compiled from their source, instantiations of kernels that they had) so far."""
+    return tuple(map(int, _library.metal_runtime_compiled().decode().split()))
+
+
+def add_device():
+    """Where METAL_RUNTIME_DEVICES=0 had none."""
+    _library.metal_runtime_add_device()
 
 
 def fault(name):
@@ -66,8 +77,12 @@ def pytest_sessionstart(session):
 
 @pytest.fixture(autouse=True)
 def stream_is_finished():
-    """Runs the work that a test leaves on the stream, so that an error in it belongs to this test."""
+    """Runs the work that a test leaves on the stream, so that an error in it belongs to this test. No kernel may have
+    been left to PyTorch."""
     import torch
+
+    from metalcore import _C
 
     yield
     torch.mps.synchronize()
+    assert not _C.mps_refused()

@@ -1,10 +1,12 @@
 """The parts of tools/build that setup.py uses: the ops' sources, how many compilers run, what is built again."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
-from tools.build import compile_commands, jobs
+from tools.build import compile_commands, front_end, jobs, supported
 from tools.build.places import ROOT, WORK
 from tools.build.tasks import Tasks
 
@@ -80,3 +82,41 @@ def test_all_errors_are_said(tmp_path):
     with pytest.raises(SystemExit, match="^a failed\nb failed$"):
         tasks.run()
     assert (tasks.out / "c").exists()
+
+
+@pytest.mark.parametrize(
+    "free_threaded, macos, machine, says",
+    [
+        (False, "", "x86_64", ""),
+        (False, "14.0", "arm64", ""),
+        (False, "26.1", "arm64", ""),
+        (True, "", "aarch64", "is free-threaded"),
+        (True, "15.2", "arm64", "is free-threaded"),
+        (False, "15.2", "x86_64", "a Python for arm64"),
+        (False, "13.7.1", "arm64", "macOS 13.7.1. The kernels need Metal 3.1, which macOS 14.0"),
+    ],
+)
+def test_where_nobody_could_use_the_result(free_threaded, macos, machine, says):
+    found = supported.unsupported(free_threaded, macos, machine)
+    assert says in found and bool(found) == bool(says)
+
+
+@pytest.mark.parametrize("command", ["egg_info", "bdist_wheel"])
+def test_setup_refuses_a_free_threaded_python(command):
+    program = (
+        "import runpy, sys, sysconfig\n"
+        "sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1\n"
+        f"sys.argv = ['setup.py', {command!r}]\n"
+        "runpy.run_path('setup.py', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("metalcore cannot be built here: this Python 3.") and "free-threaded" in done.stderr
+
+
+def test_without_a_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(SystemExit, match=r"^building metalcore needs a C\+\+ compiler .*`xcode-select --install`"):
+        front_end.compiler()

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging import tags
 
 ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("wheel_check", ROOT / "tools" / "wheel_check.py")
@@ -110,6 +111,13 @@ def test_a_tag_that_pip_does_not_know(tmp_path):
         for python in wheel_check.PYTHONS
         if python != "3.13"
     } == set(found)
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_free_threaded_pythons_take_no_wheel(name):
+    tag, machine = TAGS[name], TAGS[name].split("-")[-1]
+    assert tag in map(str, tags.cpython_tags((3, 14), ["cp314"], [machine]))
+    assert tag not in map(str, tags.cpython_tags((3, 14), ["cp314t"], [machine]))
 
 
 def test_a_wheel_that_is_not_repaired(tmp_path):

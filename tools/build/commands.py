@@ -47,7 +47,8 @@ class Build(cpp_extension.BuildExtension):
         self.tasks.run()
         # The files go in place (editable), or into the tree that becomes the wheel.
         package = PACKAGE if self.inplace else Path(self.build_lib) / "metalcore"
-        outputs = {output: package / output.relative_to(self.tasks.out) for output in [*outputs, self.extension_file]}
+        outputs = [output for output in [*outputs, self.extension_file] if output not in self.tasks.left_out]
+        outputs = {output: package / output.relative_to(self.tasks.out) for output in outputs}
         for output, target in outputs.items():
             copy(output, target)
         # Libraries of another build would be older than the rest, and metalcore runs the best set at hand. It would

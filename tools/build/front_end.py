@@ -11,15 +11,20 @@ if "metalcore" not in sys.modules:
 
 from metalcore import _device_library as device_library
 from metalcore.msl import cuda, host
+from metalcore.msl.errors import CompilerNotFoundError
 from metalcore.msl.inline_headers import inline_headers
+from metalcore.msl.preprocess import preprocess
 from metalcore.msl.translate import translate
 
-__all__ = ["cuda", "device_library", "host", "inline_headers", "translate"]
+__all__ = ["cuda", "device_library", "host", "inline_headers", "preprocess", "translate"]
 
 
 def compiler():
     """The command of the C++ compiler: the one that compile_shader would use."""
-    return host.find_compiler().command
+    try:
+        return host.find_compiler().command
+    except CompilerNotFoundError as error:
+        raise SystemExit(str(error)) from None
 
 
 def translator():

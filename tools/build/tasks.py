@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from .jobs import jobs
@@ -19,13 +20,16 @@ class Tasks:
         self.out = work / "out"
         self._stamps = work / "stamps"
         self._pending = []
+        self.left_out = set()  # the paths of optional outputs that could not be made
 
-    def add(self, name, inputs, signature, action):
+    def add(self, name, inputs, signature, action, optional=""):
         """Has `action(output)` make the file out/`name`, unless it is there and newer than its inputs.
 
         Args:
             name: the output's path, which lies in the package as it lies in out/.
             signature: whatever else the output depends on, as JSON takes it.
+            optional: what happens without the output, in words, if it may be missing: a RuntimeError of `action` is then
+                a warning.
 
         Returns:
             The output's path.
@@ -42,7 +46,15 @@ class Tasks:
             output.parent.mkdir(parents=True, exist_ok=True)
             stamp.parent.mkdir(parents=True, exist_ok=True)
             stamp.unlink(missing_ok=True)
-            action(output)
+            try:
+                action(output)
+            except RuntimeError as failure:
+                if not optional:
+                    raise
+                output.unlink(missing_ok=True)
+                self.left_out.add(output)
+                print(f"warning: {name} is left out ({optional}): {failure}", file=sys.stderr, flush=True)
+                return
             stamp.write_text(signature)
 
         self._pending.append(task)

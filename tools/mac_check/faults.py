@@ -12,6 +12,8 @@ from .macho import MachO
 from .report import CheckFailed
 from .sdk import HERE
 
+AT_THE_END = ""  # in place of text that a fault replaces
+
 
 @dataclass
 class Subject:
@@ -140,9 +142,17 @@ class WheelFault:
 
 def _replace(path, old, new):
     text = path.read_text()
+    if old == AT_THE_END:
+        path.write_text(text + new)
+        return
     if text.count(old) != 1:
         raise RuntimeError(f"this fault cannot be seeded: {path.name} has {old!r} {text.count(old)} times")
     path.write_text(text.replace(old, new))
+
+
+def uses(symbol):
+    """C++ that needs a symbol of another library."""
+    return f'extern void of_another_library() asm("{symbol}");\nvoid (*used)() = of_another_library;\n'
 
 
 def add_library(command, work):

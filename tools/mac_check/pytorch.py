@@ -12,6 +12,8 @@ _DECLARED = {
     "ATen/mps/MPSStream.h": [
         r"^\s*MTLComputeCommandEncoder_t commandEncoder\(\);",
         r"^typedef id<MTLComputeCommandEncoder> MTLComputeCommandEncoder_t;",
+        r"^\s*MTLDevice_t device\(\) const;",
+        r"^typedef id<MTLDevice> MTLDevice_t;",
         r"^TORCH_API MPSStream\* getCurrentMPSStream\(\);",
     ],
     "torch/csrc/api/include/torch/mps.h": [

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from . import build
 from .faults import (
+    AT_THE_END,
     DeclarationFault,
     FileFault,
     HeaderFault,
@@ -21,6 +22,7 @@ from .faults import (
     require_python,
     set_in,
     unsign,
+    uses,
     with_file,
     without,
 )
@@ -87,31 +89,29 @@ FAULTS = [
     SourceFault(
         "a function of newer releases only",
         "backend.mm",
-        "  if (work.error) ",
-        "  extern void from_2_14(at::mps::MPSStream*) "
-        'asm("__ZN2at3mps19setCurrentMPSStreamEPNS0_9MPSStreamE");\n  from_2_14(nullptr);\n  if (work.error) ',
+        AT_THE_END,
+        uses("__ZN2at3mps19setCurrentMPSStreamEPNS0_9MPSStreamE"),
         r"does not link against torch-2-10.*(?s:.*)setCurrentMPSStream",
     ),
     SourceFault(
         "a class that Metal has not",
         "backend.mm",
-        "namespace metalcore::mps {\nnamespace {\n",
-        "@interface MTLBogus : NSObject\n@end\nid bogus() { return [MTLBogus new]; }\n"
-        "namespace metalcore::mps {\nnamespace {\n",
+        AT_THE_END,
+        "@interface MTLBogus : NSObject\n@end\nid bogus() { return [MTLBogus new]; }\n",
         r"OBJC_CLASS_\$_MTLBogus",
     ),
     SourceFault(
         "a function outside Python's limited API",
         "backend.mm",
-        "  if (work.error) ",
-        '  extern void outside() asm("_PyUnicode_AsUTF8");\n  outside();\n  if (work.error) ',
+        AT_THE_END,
+        uses("_PyUnicode_AsUTF8"),
         r"undefined symbol: _?PyUnicode_AsUTF8",
     ),
     SourceFault(
         "a function of macOS that is newer than 14",
         "backend.mm",
-        "  if (work.error) ",
-        '  extern void newer() asm("_os_sync_wait_on_address_of_macos_15");\n  newer();\n  if (work.error) ',
+        AT_THE_END,
+        uses("_os_sync_wait_on_address_of_macos_15"),
         r"undefined symbol: _?os_sync_wait_on_address_of_macos_15",
     ),
     HeaderFault(
@@ -222,6 +222,6 @@ FAULTS = [
     WheelFault(
         "a module that is not the checkout's",
         with_file("metalcore/activation/_softmax.py", b""),
-        r"metalcore/softmax\.py is not the checkout's",
+        r"metalcore/activation/_softmax\.py is not the checkout's",
     ),
 ]

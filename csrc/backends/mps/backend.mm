@@ -1,8 +1,7 @@
 // Metal's gpu::Backend. It encodes a recording on PyTorch's MPS stream, and does not commit or wait.
 #include "../../gpu/backend.h"
 
-#include "gpu_family.h"
-
+#import "device.h"
 #import "pipelines.h"
 #import "stream.h"
 
@@ -24,21 +23,34 @@ MTLSize metal_size(gpu::Size size) { return MTLSizeMake(size.x, size.y, size.z);
 
 size_t rounded_length(uint32_t threadgroup_length) { return (size_t{threadgroup_length} + 15) / 16 * 16; }
 
-// Metal itself would end the process for what this refuses.
+// Metal itself would end the process for what this refuses. A pipeline takes fewer threads than kernels do where it
+// needs many registers, which only this GPU's compiler knows.
 void check(const gpu::Recording& recording, const gpu::Dispatch& dispatch, const Pipeline& pipeline,
            id<MTLDevice> device) {
   const std::string_view name = recording.name(dispatch);
   const uint64_t threads = uint64_t{dispatch.threadgroup.x} * dispatch.threadgroup.y * dispatch.threadgroup.z;
   if (threads > pipeline.max_threads)
-    gpu::refuse(name, "a threadgroup of " + std::to_string(threads) + " threads; it must have from 1 to " +
-                          std::to_string(pipeline.max_threads));
+    refuse_family(name, "a threadgroup of " + std::to_string(threads) + " threads; its pipeline takes up to " +
+                            std::to_string(pipeline.max_threads));
   std::array<size_t, gpu::kMaximumBuffers> lengths = {};
   for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument)
     if (argument->kind == gpu::Argument::kThreadgroup) lengths[argument->index] = rounded_length(argument->count);
   size_t memory = pipeline.static_memory;
   for (size_t length : lengths) memory += length;
   if (const size_t most = device.maxThreadgroupMemoryLength; memory > most)
-    gpu::refuse(name, std::to_string(memory) + " bytes of threadgroup memory; this GPU has " + std::to_string(most));
+    refuse_family(name, std::to_string(memory) + " bytes of threadgroup memory; this GPU has " + std::to_string(most));
+}
+
+// The pipelines of the dispatches from `first` on. All are made and checked before one is encoded, and off the queue: a
+// compiler may take seconds.
+std::vector<const Pipeline*> prepare(const gpu::Recording& recording, size_t first, id<MTLDevice> device) {
+  const std::vector<gpu::Dispatch>& dispatches = recording.dispatches();
+  std::vector<std::string_view> names;
+  names.reserve(dispatches.size() - first);
+  for (size_t i = first; i < dispatches.size(); ++i) names.push_back(recording.name(dispatches[i]));
+  std::vector<const Pipeline*> made = pipelines(device, names);
+  for (size_t i = first; i < dispatches.size(); ++i) check(recording, dispatches[i], *made[i - first], device);
+  return made;
 }
 
 class MetalEncoder {
@@ -55,8 +67,6 @@ class MetalEncoder {
     else
       [encoder_ dispatchThreadgroups:metal_size(dispatch.grid) threadsPerThreadgroup:metal_size(dispatch.threadgroup)];
   }
-
-  id<MTLDevice> device() const { return encoder_.device; }
 
  private:
   void bind(const gpu::Argument& argument) {
@@ -85,12 +95,16 @@ class MetalEncoder {
   void bind_pointers(const gpu::Argument& argument) {
     const gpu::BufferView* const views = recording_.views(argument);
     std::array<uint64_t, gpu::kMaximumPointers> addresses;
+    std::array<id<MTLResource>, gpu::kMaximumPointers> reached;
+    NSUInteger count = 0;
     for (uint32_t i = 0; i < argument.count; ++i) {
       id<MTLBuffer> buffer = buffer_of(views[i]);
       addresses[i] = buffer ? buffer.gpuAddress + views[i].offset : 0;
-      // The driver cannot see which buffers a kernel reaches by address.
-      if (buffer) [encoder_ useResource:buffer usage:MTLResourceUsageRead | MTLResourceUsageWrite];
+      if (buffer) reached[count++] = buffer;
     }
+    // The driver cannot see which buffers a kernel reaches by address.
+    if (count > 0)
+      [encoder_ useResources:reached.data() count:count usage:MTLResourceUsageRead | MTLResourceUsageWrite];
     [encoder_ setBytes:addresses.data() length:argument.count * sizeof(uint64_t) atIndex:argument.index];
   }
 
@@ -102,18 +116,14 @@ struct Work {
   at::mps::MPSStream* stream;
   const gpu::Recording& recording;
   size_t first;
+  const std::vector<const Pipeline*>& pipelines;
   std::exception_ptr error;  // libdispatch cannot be unwound
 };
 
-// It checks all dispatches before it encodes one.
 void encode(const Work& work, MetalEncoder& encoder) {
   const std::vector<gpu::Dispatch>& dispatches = work.recording.dispatches();
-  std::vector<const Pipeline*> pipelines;
-  for (size_t i = work.first; i < dispatches.size(); ++i) {
-    pipelines.push_back(&pipeline(encoder.device(), work.recording.name(dispatches[i])));
-    check(work.recording, dispatches[i], *pipelines.back(), encoder.device());
-  }
-  for (size_t i = work.first; i < dispatches.size(); ++i) encoder.encode(dispatches[i], *pipelines[i - work.first]);
+  for (size_t i = work.first; i < dispatches.size(); ++i)
+    encoder.encode(dispatches[i], *work.pipelines[i - work.first]);
 }
 
 void run(void* context) {
@@ -135,7 +145,9 @@ class MetalBackend final : public gpu::Backend {
 
   void submit(int, const gpu::Recording& recording, size_t first) override {
     // The stream belongs to this thread, so the queue must not ask for it.
-    Work work{at::mps::getCurrentMPSStream(), recording, first, nullptr};
+    at::mps::MPSStream* const stream = at::mps::getCurrentMPSStream();
+    const std::vector<const Pipeline*> pipelines = prepare(recording, first, stream->device());
+    Work work{stream, recording, first, pipelines, nullptr};
     dispatch_sync_f(torch::mps::get_dispatch_queue(), &work, run);
     if (work.error) std::rethrow_exception(work.error);
   }
@@ -145,16 +157,5 @@ MetalBackend backend;
 const gpu::BackendRegistration registered(backend);
 
 }  // namespace
-
-const std::string& gpu_family() {
-  static const std::string family = [] {
-    id<MTLDevice> device = MTLCreateSystemDefaultDevice();
-    for (int generation = 20; device && generation > 0; --generation)
-      if ([device supportsFamily:static_cast<MTLGPUFamily>(MTLGPUFamilyApple1 + generation - 1)])
-        return "apple" + std::to_string(generation);
-    return std::string();
-  }();
-  return family;
-}
 
 }  // namespace metalcore::mps

@@ -1,8 +1,12 @@
 // The built-in kernels as Metal pipelines. A pipeline is made on the first use of its kernel and kept.
+//
+// A kernel that Metal refuses costs its family: it is marked, Python warns of it with Metal's message, and calls that
+// need another kernel of it throw gpu::KernelRefused at once. Pipelines that were made before stay.
 #pragma once
 
 #import <Metal/Metal.h>
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,10 +19,18 @@ struct Pipeline {
   NSUInteger static_memory;  // of a threadgroup, in bytes
 };
 
-// Any thread may call this. Throws std::runtime_error for an unknown kernel, and with Metal's own message for a kernel
-// that Metal refuses.
-const Pipeline& pipeline(id<MTLDevice> device, std::string_view kernel);
+// The pipelines of some kernels, in their order. Missing ones of a family are compiled together. That takes up to
+// seconds, so no stream's queue may run it, nor should a thread with Python's GIL. Any thread may call this. Throws
+// std::runtime_error for an unknown kernel.
+std::vector<const Pipeline*> pipelines(id<MTLDevice> device, const std::vector<std::string_view>& kernels);
 
-std::vector<std::string> kernel_names();
+// Marks the family of a kernel whose pipeline is of no use on this GPU, and throws gpu::KernelRefused.
+[[noreturn]] void refuse_family(std::string_view kernel, const std::string& reason);
+
+// The families that are marked, with the reasons.
+std::map<std::string, std::string> refused_families();
+
+// The families of all kernels, by the kernels' names.
+const std::map<std::string, std::string, std::less<>>& kernel_families();
 
 }  // namespace metalcore::mps

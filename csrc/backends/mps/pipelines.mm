@@ -1,17 +1,21 @@
 #import "pipelines.h"
 
+#include "sources.h"
+
 #include "../../gpu/kernel_index.h"
+#include "../../gpu/refused.h"
+#include "../../python/objects.h"
 
 #import <Foundation/Foundation.h>
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <exception>
 #include <filesystem>
-#include <fstream>
-#include <map>
 #include <mutex>
-#include <sstream>
 #include <stdexcept>
+#include <utility>
 
 namespace metalcore::mps {
 namespace {
@@ -27,82 +31,154 @@ fs::path library_folder() {
   return fs::path(here.dli_fname).parent_path() / "lib";
 }
 
-std::string content(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw std::runtime_error("metalcore: cannot read " + path.string());
-  return text.str();
-}
-
 NSString* string(const std::string& text) {
   return [NSString stringWithCString:text.c_str() encoding:NSUTF8StringEncoding];
 }
 
-[[noreturn]] void refused(const std::string& what, NSError* error) {
-  const char* reason = error ? error.localizedDescription.UTF8String : nullptr;
-  throw std::runtime_error("metalcore: Metal refused " + what + ": " + (reason ? reason : "no reason given"));
-}
+struct Refusal : std::runtime_error {
+  Refusal(const std::string& what, NSError* error) : std::runtime_error(what + ": " + reason(error)) {}
+
+ private:
+  static std::string reason(NSError* error) {
+    const char* text = error ? error.localizedDescription.UTF8String : nullptr;
+    return text ? text : "no reason given";
+  }
+};
 
 // There is no fast math: every GPU gives the results of the source as it is written.
-id<MTLLibrary> compile(id<MTLDevice> device, const fs::path& path) {
+id<MTLLibrary> compile(id<MTLDevice> device, const std::string& program, const std::string& name) {
   MTLCompileOptions* options = [[[MTLCompileOptions alloc] init] autorelease];
   options.languageVersion = MTLLanguageVersion3_1;
   options.fastMathEnabled = NO;
   NSError* error = nil;
-  id<MTLLibrary> library = [device newLibraryWithSource:string(content(path)) options:options error:&error];
-  if (!library) refused(path.string(), error);
+  id<MTLLibrary> library = [device newLibraryWithSource:string(program) options:options error:&error];
+  if (!library) throw Refusal(name, error);
   return library;
 }
 
 id<MTLLibrary> open(id<MTLDevice> device, const fs::path& path) {
   NSError* error = nil;
   id<MTLLibrary> library = [device newLibraryWithURL:[NSURL fileURLWithPath:string(path.native())] error:&error];
-  if (!library) refused(path.string(), error);
+  if (!library) throw Refusal(path.filename().native(), error);
   return library;
+}
+
+using Pipelines = std::map<std::string, Pipeline, std::less<>>;
+
+Pipelines pipelines_of(id<MTLDevice> device, id<MTLLibrary> library, const Names& kernels) {
+  Pipelines made;
+  for (const std::string& kernel : kernels) {
+    const std::string what = "kernel '" + kernel + "'";
+    id<MTLFunction> function = [[library newFunctionWithName:string(kernel)] autorelease];
+    if (!function) throw Refusal(what, nil);
+    NSError* error = nil;
+    id<MTLComputePipelineState> state = [device newComputePipelineStateWithFunction:function error:&error];
+    if (!state) throw Refusal(what, error);
+    made[kernel] = {state, state.maxTotalThreadsPerThreadgroup, state.staticThreadgroupMemoryLength};
+  }
+  return made;
 }
 
 class Kernels {
  public:
   Kernels() : folder_(library_folder() / "metal"), index_(library_folder()) {}
 
-  const Pipeline& pipeline(id<MTLDevice> device, std::string_view kernel) {
-    std::lock_guard lock(mutex_);
-    if (const auto made = pipelines_.find(kernel); made != pipelines_.end()) return made->second;
-    return pipelines_.emplace(kernel, make(device, index_.family(kernel), kernel)).first->second;
+  // Those that are not made are nullptr.
+  std::vector<const Pipeline*> made(const std::vector<std::string_view>& kernels) {
+    const std::lock_guard lock(mutex_);
+    std::vector<const Pipeline*> found;
+    found.reserve(kernels.size());
+    for (std::string_view kernel : kernels) {
+      const auto at = pipelines_.find(kernel);
+      found.push_back(at == pipelines_.end() ? nullptr : &at->second);
+    }
+    return found;
   }
 
-  std::vector<std::string> names() const {
-    std::vector<std::string> names;
-    for (const auto& [kernel, family] : index_.families()) names.push_back(kernel);
-    return names;
+  // Other threads may use what is made meanwhile.
+  void make(id<MTLDevice> device, const std::vector<std::string_view>& kernels) {
+    const std::lock_guard one_at_a_time(compiling_);
+    const std::vector<const Pipeline*> found = made(kernels);
+    std::map<std::string, Names> missing;  // by family
+    for (size_t i = 0; i < kernels.size(); ++i)
+      if (!found[i]) missing[index_.family(kernels[i])].emplace(kernels[i]);
+    for (const auto& [family, names] : missing) make(device, family, names);
   }
+
+  [[noreturn]] void refuse(const std::string& family, const std::string& reason) {
+    const std::string refused = "metalcore: Metal refused " + family + ".metal: " + reason;
+    {
+      const std::lock_guard lock(mutex_);
+      if (refused_.emplace(family, reason).second)
+        notices_.push_back(refused + "\nPyTorch's own ops run in the place of its kernels.");
+    }
+    throw gpu::KernelRefused(refused);
+  }
+
+  std::map<std::string, std::string> refused() {
+    const std::lock_guard lock(mutex_);
+    return refused_;
+  }
+
+  std::vector<std::string> take_notices() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(notices_, {});
+  }
+
+  const gpu::KernelIndex& index() const { return index_; }
 
  private:
-  id<MTLLibrary> library(id<MTLDevice> device, const std::string& family) {
-    id<MTLLibrary>& library = libraries_[family];
-    if (!library) {
-      const fs::path binary = folder_ / (family + ".metallib");
-      library = fs::exists(binary) ? open(device, binary) : compile(device, folder_ / (family + ".metal"));
+  void make(id<MTLDevice> device, const std::string& family, const Names& names) {
+    if (const auto all = refused(); all.count(family)) refuse(family, all.at(family));
+    try {
+      if (!add_from_binary(device, family, names)) add(pipelines_of(device, compiled(device, family, names), names));
+    } catch (const Refusal& refusal) {
+      refuse(family, refusal.what());
     }
+  }
+
+  bool add_from_binary(id<MTLDevice> device, const std::string& family, const Names& names) {
+    const fs::path path = folder_ / (family + ".metallib");
+    std::error_code missing;
+    if (!fs::exists(path, missing) || useless_.count(family)) return false;
+    try {
+      id<MTLLibrary>& library = libraries_[path.native()];
+      if (!library) library = open(device, path);
+      add(pipelines_of(device, library, names));
+      return true;
+    } catch (const Refusal& refusal) {
+      useless_.insert(family);
+      const std::lock_guard lock(mutex_);
+      notices_.push_back("metalcore: Metal refused " + path.string() + ": " + refusal.what() +
+                         "\nThe source beside it is compiled instead.");
+      return false;
+    }
+  }
+
+  // The same kernels are compiled once. (Metal keeps what it compiled for later processes too.)
+  id<MTLLibrary> compiled(id<MTLDevice> device, const std::string& family, const Names& names) {
+    const std::string program = program_of(folder_ / (family + ".metal"), names);
+    id<MTLLibrary>& library = libraries_[program];
+    if (!library) library = compile(device, program, "the program");
     return library;
   }
 
-  Pipeline make(id<MTLDevice> device, const std::string& family, std::string_view kernel) {
-    const std::string what = "kernel '" + std::string(kernel) + "' of " + family + ".metal";
-    id<MTLFunction> function = [[library(device, family) newFunctionWithName:string(std::string(kernel))] autorelease];
-    if (!function) refused(what, nil);
-    NSError* error = nil;
-    id<MTLComputePipelineState> state = [device newComputePipelineStateWithFunction:function error:&error];
-    if (!state) refused(what, error);
-    return {state, state.maxTotalThreadsPerThreadgroup, state.staticThreadgroupMemoryLength};
+  void add(Pipelines made) {
+    const std::lock_guard lock(mutex_);
+    pipelines_.merge(made);
   }
 
   const fs::path folder_;
   const gpu::KernelIndex index_;
-  std::mutex mutex_;
-  std::map<std::string, id<MTLLibrary>> libraries_;  // by family
-  std::map<std::string, Pipeline, std::less<>> pipelines_;
+
+  std::mutex compiling_;
+  std::map<std::string, id<MTLLibrary>> libraries_;  // by program, or by the path of a binary
+  Names useless_;                                    // the families whose binary Metal refuses
+
+  std::mutex mutex_;  // of what is below
+  Pipelines pipelines_;
+  std::map<std::string, std::string> refused_;  // the reasons, by family
+  std::vector<std::string> notices_;            // which Python has not been told
 };
 
 // It is never destroyed: threads may still encode while the process ends.
@@ -111,10 +187,38 @@ Kernels& kernels() {
   return made;
 }
 
+// Calls `body`, and then tells Python what there is to tell: that takes the GIL, and may throw.
+template <typename Body>
+void noticing(const Body& body) {
+  std::exception_ptr failure;
+  @autoreleasepool {
+    try {
+      body();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  for (const std::string& notice : kernels().take_notices()) python::warn(notice);
+  if (failure) std::rethrow_exception(failure);
+}
+
 }  // namespace
 
-const Pipeline& pipeline(id<MTLDevice> device, std::string_view kernel) { return kernels().pipeline(device, kernel); }
+std::vector<const Pipeline*> pipelines(id<MTLDevice> device, const std::vector<std::string_view>& names) {
+  std::vector<const Pipeline*> found = kernels().made(names);
+  if (std::find(found.begin(), found.end(), nullptr) == found.end()) return found;
+  noticing([&] { kernels().make(device, names); });
+  return kernels().made(names);
+}
 
-std::vector<std::string> kernel_names() { return kernels().names(); }
+void refuse_family(std::string_view kernel, const std::string& reason) {
+  noticing(
+      [&] { kernels().refuse(kernels().index().family(kernel), "kernel '" + std::string(kernel) + "': " + reason); });
+  throw std::logic_error("unreachable");
+}
+
+std::map<std::string, std::string> refused_families() { return kernels().refused(); }
+
+const std::map<std::string, std::string, std::less<>>& kernel_families() { return kernels().index().families(); }
 
 }  // namespace metalcore::mps

@@ -1,13 +1,15 @@
-#include "gpu_family.h"
-
+#import "device.h"
 #import "pipelines.h"
 
+#include "../../python/arguments.h"
 #include "../../python/methods.h"
 
 #import <Foundation/Foundation.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace metalcore::mps {
 namespace {
@@ -19,33 +21,77 @@ using python::PythonError;
 
 PyObject* family(PyObject*, PyObject*) { return PyUnicode_FromString(gpu_family().c_str()); }
 
-PyObject* kernels(PyObject*, PyObject*) {
-  return guarded([] {
-    Object list(check(PyList_New(0)));
-    for (const std::string& name : kernel_names())
-      if (PyList_Append(list.get(), Object(check(PyUnicode_FromString(name.c_str()))).get()) < 0) throw PythonError();
-    return list.release();
+template <typename Map>
+PyObject* as_dict(const Map& map) {
+  return guarded([&] {
+    Object dict(check(PyDict_New()));
+    for (const auto& [key, value] : map) {
+      const Object text(check(PyUnicode_DecodeUTF8(value.data(), static_cast<Py_ssize_t>(value.size()), "replace")));
+      if (PyDict_SetItemString(dict.get(), key.c_str(), text.get()) < 0) throw PythonError();
+    }
+    return dict.release();
   });
 }
 
-PyObject* compile(PyObject*, PyObject* arguments) {
-  return guarded([&]() -> PyObject* {
-    const char* name = nullptr;
-    if (!PyArg_ParseTuple(arguments, "s", &name)) return nullptr;
-    @autoreleasepool {
-      id<MTLDevice> device = [MTLCreateSystemDefaultDevice() autorelease];
-      if (!device) throw std::runtime_error("metalcore: this machine has no Metal device");
-      const Pipeline& made = pipeline(device, name);
-      return Py_BuildValue("{s:n,s:n}", "max_total_threads_per_threadgroup", static_cast<Py_ssize_t>(made.max_threads),
-                           "static_threadgroup_memory_length", static_cast<Py_ssize_t>(made.static_memory));
-    }
-  });
+PyObject* kernels(PyObject*, PyObject*) {
+  return guarded([] { return as_dict(kernel_families()); });
 }
+
+PyObject* refused(PyObject*, PyObject*) {
+  return guarded([] { return as_dict(refused_families()); });
+}
+
+struct Compile {
+  std::vector<std::string> names;
+  std::vector<const Pipeline*> made;
+
+  void parse(PyObject* arguments) {
+    for (Py_ssize_t i = 0; i < python::length(arguments); ++i) {
+      const Object name = python::item(arguments, i);
+      const Object utf8(check(PyUnicode_AsUTF8String(name.get())));
+      names.emplace_back(check_bytes(PyBytes_AsString(utf8.get())));
+    }
+  }
+
+  void run() {
+    id<MTLDevice> device = copy_device();
+    if (!device) throw std::runtime_error("metalcore: this machine has no Metal device");
+    try {
+      made = pipelines(device, {names.begin(), names.end()});
+    } catch (...) {
+      [device release];
+      throw;
+    }
+    [device release];
+  }
+
+  PyObject* result() const {
+    Object dict(check(PyDict_New()));
+    for (size_t i = 0; i < names.size(); ++i) {
+      const Object limits(check(
+          Py_BuildValue("{s:n,s:n}", "max_total_threads_per_threadgroup", static_cast<Py_ssize_t>(made[i]->max_threads),
+                        "static_threadgroup_memory_length", static_cast<Py_ssize_t>(made[i]->static_memory))));
+      if (PyDict_SetItemString(dict.get(), names[i].c_str(), limits.get()) < 0) throw PythonError();
+    }
+    return dict.release();
+  }
+
+ private:
+  static const char* check_bytes(const char* text) {
+    if (!text) throw PythonError();
+    return text;
+  }
+};
+
+PyObject* compile(PyObject*, PyObject* arguments) { return python::parse_and_run<Compile>(arguments); }
 
 PyMethodDef methods[] = {
     {"mps_gpu_family", family, METH_NOARGS, "The GPU's family, e.g. \"apple9\"; \"\" where there is none."},
-    {"mps_kernels", kernels, METH_NOARGS, "The names of the built-in kernels."},
-    {"mps_compile", compile, METH_VARARGS, "Makes a built-in kernel's pipeline, given its name; returns its limits."},
+    {"mps_kernels", kernels, METH_NOARGS, "mps_kernels() -> dict: the built-in kernels' names, with their families"},
+    {"mps_compile", compile, METH_VARARGS,
+     "mps_compile(*names) -> dict: makes built-in kernels' pipelines, those of a family together; their limits"},
+    {"mps_refused", refused, METH_NOARGS,
+     "mps_refused() -> dict: the families that Metal has refused, with its messages"},
     {nullptr, nullptr, 0, nullptr},
 };
 const python::Methods registered(methods);

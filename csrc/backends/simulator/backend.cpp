@@ -3,6 +3,7 @@
 
 #include "launch.h"
 
+#include <exception>
 #include <vector>
 
 namespace metalcore::simulator {
@@ -60,7 +61,12 @@ class SimulatorBackend final : public gpu::Backend {
   std::string_view family() override { return checking().on ? "" : "simulator"; }
 
   void submit(int, const gpu::Recording& recording, size_t first) override {
-    for (size_t i = first; i < recording.dispatches().size(); ++i) run(recording, recording.dispatches()[i]);
+    try {
+      for (size_t i = first; i < recording.dispatches().size(); ++i) run(recording, recording.dispatches()[i]);
+    } catch (...) {
+      if (device_functions().rethrow) device_functions().rethrow(std::current_exception());
+      throw;
+    }
   }
 };
 

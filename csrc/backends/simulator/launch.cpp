@@ -87,12 +87,12 @@ std::atomic<uint64_t>& checking_state() {
   return state;
 }
 
-Allocations known_allocations = {};
+DeviceFunctions functions_of_device = {};
 
 }  // namespace
 
-void set_allocations(const Allocations& allocations) { known_allocations = allocations; }
-const Allocations& allocations() { return known_allocations; }
+void set_device_functions(const DeviceFunctions& functions) { functions_of_device = functions; }
+const DeviceFunctions& device_functions() { return functions_of_device; }
 
 Grid make_grid(const Launch& launch, void* const* buffers) {
   const Uint3 threads = launch.threads, group = launch.group;

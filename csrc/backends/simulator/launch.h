@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <vector>
 
 namespace metalcore::simulator {
@@ -29,19 +30,23 @@ struct Binding {
   void* address = nullptr;  // of the first byte; may be null where size is 0
   size_t size = 0;
   const size_t* spans = nullptr;  // kPointers: bytes that may be used behind each of the size / 8 addresses
-  // More memory that checking mode allows, where allocations() does not know it.
+  // More memory that checking mode allows, where the device does not know it.
   const std::vector<Embedded>* embedded = nullptr;
 };
 
-// The device's memory, for checking mode: a kernel may find addresses of it in its arguments.
-struct Allocations {
-  // Returns the size of the allocation that holds an address, and sets its beginning; 0 where there is none.
-  size_t (*find)(uintptr_t address, uintptr_t* begin);
+// What the simulated device does for the executor. The functions are null where there is no such device.
+struct DeviceFunctions {
+  // Returns the size of the allocation that holds an address, and sets its beginning; 0 where there is none. Checking
+  // mode asks, because a kernel may find addresses in its arguments.
+  size_t (*find_allocation)(uintptr_t address, uintptr_t* begin);
   // Sets the addresses between which all allocations lie.
-  void (*range)(uintptr_t* low, uintptr_t* high);
+  void (*range_of_allocations)(uintptr_t* low, uintptr_t* high);
+  // Throws a Fault or an Interrupted as an exception of PyTorch's that holds the Python exception. PyTorch's functions
+  // would otherwise pass on no more than the text.
+  void (*rethrow)(const std::exception_ptr& exception);
 };
-void set_allocations(const Allocations& allocations);
-const Allocations& allocations();  // null functions where nobody has set them
+void set_device_functions(const DeviceFunctions& functions);
+const DeviceFunctions& device_functions();
 
 struct Launch {
   KernelReference kernel;

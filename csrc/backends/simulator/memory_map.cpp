@@ -61,10 +61,10 @@ void MemoryMap::add_views(const Launch& launch) {
 
 // Adds the device memory that words among the bytes of a view lead to, if they are addresses, and so on from there.
 void MemoryMap::add_reachable() {
-  const Allocations& known = allocations();
-  if (!known.find) return;
+  const DeviceFunctions& known = device_functions();
+  if (!known.find_allocation) return;
   uintptr_t low, high;
-  known.range(&low, &high);
+  known.range_of_allocations(&low, &high);
   std::set<uintptr_t> found;
   for (size_t i = 0; i < views_.size(); ++i) {
     const View view = *views_[i];
@@ -74,7 +74,7 @@ void MemoryMap::add_reachable() {
       const uintptr_t word = *reinterpret_cast<const uintptr_t*>(at);
       if (word < low || word >= high) continue;
       uintptr_t begin;
-      const size_t size = known.find(word, &begin);
+      const size_t size = known.find_allocation(word, &begin);
       if (!size || !found.insert(begin).second) continue;
       const std::string place = std::to_string(at - reinterpret_cast<uintptr_t>(view.original));
       add(reinterpret_cast<void*>(begin), size, true, "the memory at byte " + place + " of " + view.name)->fixed = true;

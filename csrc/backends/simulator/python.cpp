@@ -196,12 +196,13 @@ PyObject* set_flushing_python(PyObject*, PyObject* args) {
   });
 }
 
-PyObject* set_allocations_python(PyObject*, PyObject* args) {
+PyObject* set_device_functions_python(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
-    unsigned long long find, range;
-    if (!PyArg_ParseTuple(args, "KK", &find, &range)) throw PythonError();
-    set_allocations(
-        {reinterpret_cast<decltype(Allocations::find)>(find), reinterpret_cast<decltype(Allocations::range)>(range)});
+    unsigned long long find, range, rethrow;
+    if (!PyArg_ParseTuple(args, "KKK", &find, &range, &rethrow)) throw PythonError();
+    set_device_functions({reinterpret_cast<decltype(DeviceFunctions::find_allocation)>(find),
+                          reinterpret_cast<decltype(DeviceFunctions::range_of_allocations)>(range),
+                          reinterpret_cast<decltype(DeviceFunctions::rethrow)>(rethrow)});
     Py_RETURN_NONE;
   });
 }
@@ -256,8 +257,9 @@ PyMethodDef methods[] = {
     {"simulator_set_flushing", set_flushing_python, METH_VARARGS,
      "simulator_set_flushing(on): whether kernels take float32 subnormals for zero, at first METALCORE_FTZ"},
     {"simulator_checking", checking_python, METH_NOARGS, "simulator_checking() -> (on, seed, misaligned)"},
-    {"simulator_set_allocations", set_allocations_python, METH_VARARGS,
-     "simulator_set_allocations(find, range): addresses of the functions of launch.h's Allocations"},
+    {"simulator_set_device_functions", set_device_functions_python, METH_VARARGS,
+     "simulator_set_device_functions(find_allocation, range_of_allocations, rethrow): addresses of the functions of "
+     "launch.h's DeviceFunctions"},
     {"simulator_set_num_threads", set_threads, METH_VARARGS,
      "simulator_set_num_threads(count): how many threads a dispatch may use, the calling one included"},
     {"simulator_set_timeout", set_timeout_python, METH_VARARGS,

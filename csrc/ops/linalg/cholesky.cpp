@@ -3,6 +3,7 @@
 #include "../../../kernels/linalg/cholesky.h"
 #include "../rows.h"
 #include "cholesky_plan.h"
+#include "cpu_route.h"
 #include "matrices.h"
 #include "syrk.h"
 #include "triangular.h"
@@ -105,8 +106,8 @@ std::tuple<Tensor, Tensor> cholesky_ex(const Tensor& input, bool upper) {
   const MatrixShape shape = check_square("cholesky", input);
   const CholeskyPlan plan = plan_cholesky(shape.rows, shape.batch, upper, cholesky_tuning(input));
   gpu::note_plan("cholesky", name_of(plan.variant), [&] { return plan.why; });
-  if (plan.variant == CholeskyVariant::torch) {
-    const auto [l, info] = call_torch<2>("aten::linalg_cholesky_ex", "", input, upper, false);
+  if (is_left(plan.variant)) {
+    const auto [l, info] = call_left<2>(plan.variant, "aten::linalg_cholesky_ex", input, upper, false);
     return {as_contiguous(l), info};
   }
   const Tensor l = new_tensor(input.sizes(), ScalarType::Float, input);
@@ -143,6 +144,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("cholesky_ex", TORCH_BOX(&metalcore::cholesky_ex));
-  m.impl("cholesky_solve", TORCH_BOX(&metalcore::cholesky_solve));
+  m.impl<&metalcore::cholesky_ex>("cholesky_ex");
+  m.impl<&metalcore::cholesky_solve>("cholesky_solve");
 }

@@ -7,10 +7,14 @@
 
 namespace metalcore {
 
-const gpu::Table<CholeskyTuning> cholesky_tuning = {
-    {.family = "baseline"},
-    {.family = "hopper", .torch = {{.above = 1023, .max_batch = 1}}},
-};
+const gpu::Table<CholeskyTuning> cholesky_tuning("cholesky",
+                                                 {{"block_rows", &CholeskyTuning::block_rows, {32, 128}},
+                                                  {"torch", &CholeskyTuning::torch},
+                                                  {"cpu", &CholeskyTuning::cpu, {.only_on = "mps"}}},
+                                                 {
+                                                     {.family = "baseline"},
+                                                     {.family = "hopper", .torch = {{.above = 1023, .max_batch = 1}}},
+                                                 });
 
 namespace {
 
@@ -43,6 +47,7 @@ const char* name_of(CholeskyVariant variant) {
     case CholeskyVariant::block: return "block";
     case CholeskyVariant::blocked: return "blocked";
     case CholeskyVariant::torch: return "torch";
+    case CholeskyVariant::cpu: return "cpu";
   }
   return "";
 }
@@ -60,6 +65,9 @@ CholeskyPanel cholesky_panel(uint32_t n, uint32_t i) {
 CholeskyPlan plan_cholesky(int64_t n, int64_t batch, bool upper, const CholeskyTuning& tuning) {
   const std::string size = times(n, n);
   if (n == 0 || batch == 0) return {CholeskyVariant::empty, size + ": nothing to factor", "", 0, 0, 0};
+  if (tuning.cpu.contain(n, batch))
+    return {
+        CholeskyVariant::cpu, std::to_string(batch) + " of " + size + ": " + faster_on_cpu(tuning.family), "", 0, 0, 0};
   if (!upper && tuning.torch.contain(n, batch))
     return {CholeskyVariant::torch, size + ": " + faster_by_torch(tuning.family), "", 0, 0, 0};
   for (const SimdKernel& kernel : kSimdKernels) {

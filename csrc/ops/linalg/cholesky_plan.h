@@ -10,7 +10,7 @@
 
 namespace metalcore {
 
-enum class CholeskyVariant { empty, simd, block, blocked, torch };
+enum class CholeskyVariant { empty, simd, block, blocked, torch, cpu };
 
 const char* name_of(CholeskyVariant variant);
 
@@ -28,7 +28,7 @@ struct CholeskyTuning {
   // A threadgroup factors matrices of up to so many rows, and larger ones take panels. PyTorch gets no upper factors,
   // because they cost it one more copy.
   uint32_t block_rows = 128;
-  TorchRegions torch = {};
+  TorchRegions torch = {}, cpu = {};
 };
 extern const gpu::Table<CholeskyTuning> cholesky_tuning;
 

@@ -2,6 +2,7 @@
 // Results are row-major.
 #include "../../../kernels/linalg/eigh.h"
 
+#include "cpu_route.h"
 #include "jacobi_blocked.h"
 #include "jacobi_plan.h"
 #include "matrices.h"
@@ -27,13 +28,19 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
   const bool upper = is_upper(uplo);
   const JacobiPlan plan = plan_eigh(s.rows, s.batch, compute_v, jacobi_tuning(input));
   gpu::note_plan("eigh", name_of(plan.variant), [&] { return plan.why; });
-  if (plan.variant == JacobiVariant::empty || plan.variant == JacobiVariant::torch) {
+  if (plan.variant == JacobiVariant::torch) {
     auto [l, v] = call_torch<2>("aten::_linalg_eigh", "", input, uplo, compute_v);
     return {l, as_contiguous(v)};
+  }
+  if (plan.variant == JacobiVariant::cpu) {
+    const Entries entries = upper ? Entries::upper : Entries::lower;
+    auto [l, v] = decompose_on_cpu<2>("aten::_linalg_eigh", input, entries, uplo, compute_v);
+    return {l, v};
   }
   const Tensor l = new_tensor(batch_sizes(input, {s.rows}), ScalarType::Float, input);
   const Tensor v =
       new_tensor(compute_v ? batch_sizes(input, {s.rows, s.rows}) : std::vector<int64_t>{0}, ScalarType::Float, input);
+  if (plan.variant == JacobiVariant::empty) return {l, v};
   if (plan.variant == JacobiVariant::blocked) {
     eigh_jacobi_blocked(as_contiguous(input), s.batch, upper, compute_v, l, v);
     return {l, v};
@@ -52,4 +59,4 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) { m.def("eigh(Tensor A, str UPLO, bool compute_v) -> (Tensor, Tensor)"); }
 
-METALCORE_KERNELS(m) { m.impl("eigh", TORCH_BOX(&metalcore::eigh)); }
+METALCORE_KERNELS(m) { m.impl<&metalcore::eigh>("eigh"); }

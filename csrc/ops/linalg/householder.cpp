@@ -2,6 +2,7 @@
 // reflectors as LAPACK packs them, in float32 matrices of any strides. Results are row-major.
 #include "../../../kernels/linalg/qr.h"
 #include "../../../kernels/linalg/reflectors.h"
+#include "cpu_route.h"
 #include "matrices.h"
 #include "qr_blocked.h"
 #include "qr_plan.h"
@@ -33,8 +34,8 @@ std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
   const QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, 0, qr_tuning(input));
   gpu::note_plan("geqrf", name_of(plan.variant), [&] { return plan.why; });
   if (s.batch == 0 || plan.variant == QrVariant::empty) return {new_like(input), tau};
-  if (plan.variant == QrVariant::torch) {
-    const auto [packed, torch_tau] = call_torch<2>("aten::geqrf", "", input);
+  if (is_left(plan.variant)) {
+    const auto [packed, torch_tau] = call_left<2>(plan.variant, "aten::geqrf", input);
     return {as_contiguous(packed), as_contiguous(torch_tau)};
   }
   if (plan.variant == QrVariant::blocked) {
@@ -50,6 +51,8 @@ std::tuple<Tensor, Tensor> geqrf(const Tensor& input) {
 
 // QR's plan, except for products that PyTorch's op makes faster.
 QrPlan plan_product(const MatrixShape& s, int64_t count, const QrTuning& tuning) {
+  if (tuning.householder_product_cpu.contain(count, s.batch))
+    return {QrVariant::cpu, std::to_string(count) + " reflectors: " + faster_on_cpu(tuning.family), "", 0, {}};
   QrPlan plan = plan_reflectors(s.rows, s.columns, s.batch, s.columns, tuning);
   if (plan.variant == QrVariant::blocked && tuning.householder_product_torch.contain(count, s.batch))
     return {
@@ -73,8 +76,8 @@ Tensor householder_product(const Tensor& input, const Tensor& tau) {
   if (q.numel() == 0) return q;
   const QrPlan plan = plan_product(s, count, qr_tuning(input));
   gpu::note_plan("householder_product", name_of(plan.variant), [&] { return plan.why; });
-  if (plan.variant == QrVariant::torch)
-    return as_contiguous(call_torch<1>("aten::linalg_householder_product", "", input, tau)[0]);
+  if (is_left(plan.variant))
+    return as_contiguous(call_left<1>(plan.variant, "aten::linalg_householder_product", input, tau)[0]);
   const Tensor taus = as_contiguous(tau);
   const RowMajor result{q, grid_side(s.rows), grid_side(s.columns)};
   if (count == 0) {
@@ -99,6 +102,7 @@ struct OrmqrPlan {
 OrmqrPlan plan_ormqr(int64_t count, int64_t batch, const QrTuning& tuning) {
   const std::string reflectors = std::to_string(count) + " reflectors";
   if (count == 0) return {QrVariant::empty, "there are no reflectors"};
+  if (tuning.ormqr_cpu.contain(count, batch)) return {QrVariant::cpu, reflectors + ": " + faster_on_cpu(tuning.family)};
   if (tuning.ormqr_torch.contain(count, batch))
     return {QrVariant::torch, reflectors + " of a single matrix: " + faster_by_torch(tuning.family)};
   return {QrVariant::blocked,
@@ -120,8 +124,8 @@ Tensor ormqr(const Tensor& input, const Tensor& tau, const Tensor& other, bool l
         "not ", shape_text(input), ", ", shape_text(tau), " and ", shape_text(other));
   const OrmqrPlan plan = plan_ormqr(count, s.batch, qr_tuning(input));
   gpu::note_plan("ormqr", name_of(plan.variant), [&] { return plan.why; });
-  if (other.numel() > 0 && plan.variant == QrVariant::torch)
-    return as_contiguous(call_torch<1>("aten::ormqr", "", input, tau, other, left, transpose)[0]);
+  if (other.numel() > 0 && is_left(plan.variant))
+    return as_contiguous(call_left<1>(plan.variant, "aten::ormqr", input, tau, other, left, transpose)[0]);
   // C Q is (Qᵀ Cᵀ)ᵀ.
   const Tensor c_left = left ? other : transposed(other);
   const RowMajor target = copy(c_left, matrix_shape(c_left.sizes()));
@@ -147,7 +151,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("geqrf", TORCH_BOX(&metalcore::geqrf));
-  m.impl("householder_product", TORCH_BOX(&metalcore::householder_product));
-  m.impl("ormqr", TORCH_BOX(&metalcore::ormqr));
+  m.impl<&metalcore::geqrf>("geqrf");
+  m.impl<&metalcore::householder_product>("householder_product");
+  m.impl<&metalcore::ormqr>("ormqr");
 }

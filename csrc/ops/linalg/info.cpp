@@ -32,4 +32,4 @@ Tensor info_any(const Tensor& info) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) { m.def("info_any(Tensor info) -> Tensor"); }
 
-METALCORE_KERNELS(m) { m.impl("info_any", TORCH_BOX(&metalcore::info_any)); }
+METALCORE_KERNELS(m) { m.impl<&metalcore::info_any>("info_any"); }

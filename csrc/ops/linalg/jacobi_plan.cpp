@@ -6,10 +6,33 @@
 
 namespace metalcore {
 
-const gpu::Table<JacobiTuning> jacobi_tuning = {
-    {.family = "baseline"},
-    {.family = "hopper", .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}}},
-};
+// svd_cpu and eigh_cpu of GPUs that nobody has measured are estimates, for the slowest GPU that Metal supports here, an
+// M1's with 2.6 TFLOP/s of float32 and 68 GB/s. A sweep of the blocked method has n / 16 rounds. Each reads the columns
+// twice and writes them once, and multiplies pairs of blocks by 32 x 32 matrices twice: 8 n³ flops for eigh, and 12 n³
+// with the accumulated V of svd, whose columns are twice as long. With 9 sweeps that is 108 n³ flops and 13 n³ bytes
+// for svd, where LAPACK needs about 22 n³ flops (gesdd); and 72 n³ and 7 n³ for eigh, where it needs about 9 n³
+// (syevd). Published times of svd with Accelerate are 22 ms for n = 500 and 105 ms for n = 1000, in float64
+// (ml3x.com/research/matrix-numpy-benchmark). The bytes alone take an M1's GPU 0.19 s for n = 1000. For n = 500 they
+// fit its cache, and the flops take 14 ms at 1 TFLOP/s. So the sides meet between the two, and above 1024 a single
+// matrix keeps the GPU busy for more than the 200 ms that a command buffer may take, whatever the batch. Nobody has
+// measured any of this on a Mac. The other factorizations have as many flops on the GPU as in LAPACK, and stay there.
+//
+// PyTorch has no kernels of svd and eigh on mps.
+const gpu::Table<JacobiTuning> jacobi_tuning(
+    "jacobi",
+    {
+        {"eigh_torch", &JacobiTuning::eigh_torch, {.only_on = "cuda"}},
+        {"svd_cpu", &JacobiTuning::svd_cpu, {.only_on = "mps"}},
+        {"eigh_cpu", &JacobiTuning::eigh_cpu, {.only_on = "mps"}},
+    },
+    {
+        {.family = "baseline"},
+        {.family = "hopper",
+         .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}},
+         .svd_cpu = {},
+         .eigh_cpu = {}},
+        {.family = "simulator", .svd_cpu = {}, .eigh_cpu = {}},  // it is a CPU, and is there to run the kernels
+    });
 
 namespace {
 
@@ -46,6 +69,11 @@ JacobiPlan kernel_plan(const std::string& op, const std::string& values, int64_t
           kernel.simdgroups * gpu::kSimdWidth};
 }
 
+JacobiPlan cpu_plan(const std::string& size, int64_t batch, const JacobiTuning& tuning) {
+  return {
+      JacobiVariant::cpu, false, std::to_string(batch) + " of " + size + ": " + faster_on_cpu(tuning.family), "", 0, 0};
+}
+
 }  // namespace
 
 const char* name_of(JacobiVariant variant) {
@@ -55,14 +83,17 @@ const char* name_of(JacobiVariant variant) {
     case JacobiVariant::block: return "block";
     case JacobiVariant::blocked: return "blocked";
     case JacobiVariant::torch: return "torch";
+    case JacobiVariant::cpu: return "cpu";
   }
   return "";
 }
 
-JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv) {
+JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv,
+                    const JacobiTuning& tuning) {
   const int64_t rows = std::max(m, n), columns = std::min(m, n);
   if (batch == 0 || columns == 0)
     return {JacobiVariant::empty, false, times(m, n) + " has no singular values", "", 0, 0};
+  if (tuning.svd_cpu.contain(columns, batch)) return cpu_plan(times(m, n), batch, tuning);
   if (columns > kBlockSize)
     return {
         JacobiVariant::blocked, true, times(m, n) + ", its QR's R: blocks of columns, orthogonal in pairs", "", 0, 0};
@@ -80,6 +111,7 @@ JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, boo
 
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const JacobiTuning& tuning) {
   if (batch == 0 || n == 0) return {JacobiVariant::empty, false, times(n, n) + " has no eigenvalues", "", 0, 0};
+  if (tuning.eigh_cpu.contain(n, batch)) return cpu_plan(times(n, n), batch, tuning);
   if (tuning.eigh_torch.contain(n, batch))
     return {JacobiVariant::torch,
             false,

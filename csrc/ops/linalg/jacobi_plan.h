@@ -11,14 +11,17 @@
 
 namespace metalcore {
 
-enum class JacobiVariant { empty, simd, block, blocked, torch };
+enum class JacobiVariant { empty, simd, block, blocked, torch, cpu };
 
 const char* name_of(JacobiVariant variant);
 
 struct JacobiTuning {
   const char* family;
-  uint32_t sweeps = 24;  // the most sweeps of the blocked variant
+  uint32_t sweeps = 24;  // the most sweeps of the blocked variant: fewer may leave a result inexact
   TorchRegions eigh_torch = {};
+  // Here the size is the smaller of rows and columns. jacobi_plan.cpp derives these estimates.
+  TorchRegions svd_cpu = {{.above = 512, .max_batch = 1}, {.above = 1024}};
+  TorchRegions eigh_cpu = {{.above = 512, .max_batch = 1}, {.above = 1024}};
 };
 extern const gpu::Table<JacobiTuning> jacobi_tuning;
 
@@ -31,7 +34,8 @@ struct JacobiPlan {
 };
 
 // The plans for `batch` m x n or n x n matrices.
-JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv);
+JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv,
+                    const JacobiTuning& tuning);
 JacobiPlan plan_eigh(int64_t n, int64_t batch, bool compute_v, const JacobiTuning& tuning);
 
 }  // namespace metalcore

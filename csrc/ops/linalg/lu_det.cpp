@@ -51,6 +51,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("det", TORCH_BOX(&metalcore::det));
-  m.impl("slogdet", TORCH_BOX(&metalcore::slogdet));
+  m.impl<&metalcore::det>("det");
+  m.impl<&metalcore::slogdet>("slogdet");
 }

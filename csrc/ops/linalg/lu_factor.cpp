@@ -1,6 +1,8 @@
 // lu_factor_ex(A, pivot) -> (LU, pivots, info) and lu(A, pivot) -> (P, L, U), of float32 matrices of any strides.
 #include "lu.h"
 
+#include "cpu_route.h"
+
 #include <algorithm>
 #include <tuple>
 #include <vector>
@@ -165,10 +167,12 @@ Tensor lu_permuted_identity(const Tensor& like, const Tensor& permutation) {
 LuFactors lu_factors(const Tensor& input, bool pivoting, bool with_permutation) {
   const MatrixShape shape = matrix_shape(input.sizes());
   const int64_t steps = std::min(shape.rows, shape.columns);
-  const LuPlan plan = plan_lu(shape.rows, shape.columns, shape.batch, 0, lu_tuning(input));
+  LuTuning tuning = lu_tuning(input);
+  if (!pivoting) tuning.cpu = {};  // PyTorch's op on the CPU always exchanges rows
+  const LuPlan plan = plan_lu(shape.rows, shape.columns, shape.batch, 0, tuning);
   gpu::note_plan("lu_factor", name_of(plan.variant), [&] { return plan.why; });
-  if (plan.variant == LuVariant::torch) {
-    auto [lu, pivots, info] = call_torch<3>("aten::linalg_lu_factor_ex", "", input, pivoting, false);
+  if (is_left(plan.variant)) {
+    auto [lu, pivots, info] = call_left<3>(plan.variant, "aten::linalg_lu_factor_ex", input, pivoting, false);
     LuFactors results{as_contiguous(lu), as_contiguous(pivots), info, std::nullopt};
     if (with_permutation) results.permutation = lu_permutation(results.pivots, shape.rows);
     return results;
@@ -232,6 +236,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("lu_factor_ex", TORCH_BOX(&metalcore::lu_factor_ex));
-  m.impl("lu", TORCH_BOX(&metalcore::lu));
+  m.impl<&metalcore::lu_factor_ex>("lu_factor_ex");
+  m.impl<&metalcore::lu>("lu");
 }

@@ -8,12 +8,21 @@
 
 namespace metalcore {
 
-const gpu::Table<LuTuning> lu_tuning = {
-    {.family = "baseline"},
-    {.family = "hopper",
-     .torch = {{.above = 768, .max_batch = 1}, {.above = 1536, .max_batch = 3}, {.above = 768, .min_batch = 160}},
-     .solve_torch = {{.above = 32, .max_batch = 4}}},
-};
+const gpu::Table<LuTuning> lu_tuning(
+    "lu",
+    {
+        {"block_threads", &LuTuning::block_threads, {32, gpu::kMaxThreads, 32}},
+        {"torch", &LuTuning::torch},
+        {"solve_torch", &LuTuning::solve_torch, {.only_on = "cuda"}},  // PyTorch has no kernel of it on mps
+        {"cpu", &LuTuning::cpu, {.only_on = "mps"}},
+        {"solve_cpu", &LuTuning::solve_cpu, {.only_on = "mps"}},
+    },
+    {
+        {.family = "baseline"},
+        {.family = "hopper",
+         .torch = {{.above = 768, .max_batch = 1}, {.above = 1536, .max_batch = 3}, {.above = 768, .min_batch = 160}},
+         .solve_torch = {{.above = 32, .max_batch = 4}}},
+    });
 
 namespace {
 
@@ -62,6 +71,7 @@ const char* name_of(LuVariant variant) {
     case LuVariant::block: return "block";
     case LuVariant::blocked: return "blocked";
     case LuVariant::torch: return "torch";
+    case LuVariant::cpu: return "cpu";
   }
   return "";
 }
@@ -76,6 +86,9 @@ LuPanel lu_panel(uint32_t rows) {
 LuPlan plan_lu(int64_t m, int64_t n, int64_t batch, int64_t b_columns, const LuTuning& tuning, bool factored) {
   const std::string size = times(m, n) + with_b(b_columns);
   if (m == 0 || n == 0 || batch == 0) return {LuVariant::empty, size + ": nothing to factor", "", 0, 0, 0, 0};
+  if ((factored ? tuning.solve_cpu : tuning.cpu).contain(std::max(m, n), batch))
+    return {
+        LuVariant::cpu, std::to_string(batch) + " of " + size + ": " + faster_on_cpu(tuning.family), "", 0, 0, 0, 0};
   if ((factored ? tuning.solve_torch : tuning.torch).contain(std::max(m, n), batch))
     return {LuVariant::torch,
             size + ", " + std::to_string(batch) + " of these: " + faster_by_torch(tuning.family),

@@ -10,7 +10,7 @@
 
 namespace metalcore {
 
-enum class LuVariant { empty, thread, simd, block, blocked, torch };
+enum class LuVariant { empty, thread, simd, block, blocked, torch, cpu };
 
 const char* name_of(LuVariant variant);
 
@@ -18,7 +18,9 @@ struct LuTuning {
   const char* family;
   // A threadgroup of up to so many threads factors a matrix in registers.
   uint32_t block_threads = 1024;
-  TorchRegions torch = {}, solve_torch = {};  // factorizations, and systems whose factors are given
+  // Factorizations, and systems whose factors are given.
+  TorchRegions torch = {}, solve_torch = {};
+  TorchRegions cpu = {}, solve_cpu = {};
 };
 extern const gpu::Table<LuTuning> lu_tuning;
 

@@ -2,6 +2,7 @@
 // lu_solve(LU, pivots, B, left, adjoint) -> X, for float32 matrices of any strides. Results are row-major.
 #include "lu.h"
 
+#include "cpu_route.h"
 #include "triangular.h"
 
 #include <algorithm>
@@ -63,13 +64,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> solve_ex(const Tensor& a, const Tenso
   const int64_t b_columns = b.size(left ? -1 : -2);
   const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, b_columns, lu_tuning(a));
   gpu::note_plan("solve", name_of(plan.variant), [&] { return plan.why; });
-  if (plan.variant == LuVariant::torch) {
+  if (is_left(plan.variant)) {
     if (with_factors) {  // _linalg_solve_ex factors A or Aᵀ, as the strides have it
-      auto [lu, pivots, info] = call_torch<3>("aten::linalg_lu_factor_ex", "", left ? a : transposed(a), true, false);
-      auto [x] = call_torch<1>("aten::linalg_lu_solve", "", lu, pivots, b, left, !left);
+      const Tensor left_matrix = left ? a : transposed(a);
+      auto [lu, pivots, info] = call_left<3>(plan.variant, "aten::linalg_lu_factor_ex", left_matrix, true, false);
+      auto [x] = call_left<1>(plan.variant, "aten::linalg_lu_solve", lu, pivots, b, left, !left);
       return {as_contiguous(x), as_contiguous(lu), pivots, info};
     }
-    auto [x, lu, pivots, info] = call_torch<4>("aten::_linalg_solve_ex", "", a, b, left, false);
+    auto [x, lu, pivots, info] = call_left<4>(plan.variant, "aten::_linalg_solve_ex", a, b, left, false);
     return {as_contiguous(x), empty_of(a, ScalarType::Float), empty_of(a, ScalarType::Int), info};
   }
   Solved solved = solve(plan, a, &b, !left, with_factors);
@@ -82,8 +84,8 @@ std::tuple<Tensor, Tensor> inv_ex(const Tensor& a) {
   const MatrixShape s = check_square("inv", a);
   const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, s.rows, lu_tuning(a));
   gpu::note_plan("inv", name_of(plan.variant), [&] { return plan.why; });
-  if (plan.variant == LuVariant::torch) {
-    auto [inverse, info] = call_torch<2>("aten::linalg_inv_ex", "", a, false);
+  if (is_left(plan.variant)) {
+    auto [inverse, info] = call_left<2>(plan.variant, "aten::linalg_inv_ex", a, false);
     return {as_contiguous(inverse), info};
   }
   Solved solved = solve(plan, a, nullptr, false, false);
@@ -105,8 +107,8 @@ Tensor lu_solve(const Tensor& lu, const Tensor& pivots, const Tensor& b, bool le
   const int64_t b_columns = b.size(left ? -1 : -2);
   const LuPlan plan = plan_lu(s.rows, s.rows, s.batch, b_columns, lu_tuning(b), true);
   gpu::note_plan("lu_solve", name_of(plan.variant), [&] { return plan.why; });
-  if (plan.variant == LuVariant::torch)
-    return as_contiguous(call_torch<1>("aten::linalg_lu_solve", "", lu, pivots, b, left, adjoint)[0]);
+  if (is_left(plan.variant))
+    return as_contiguous(call_left<1>(plan.variant, "aten::linalg_lu_solve", lu, pivots, b, left, adjoint)[0]);
   if (plan.tile > 0) {
     const Tensor x = new_tensor(b.sizes(), ScalarType::Float, b), packed = as_contiguous(pivots);
     const Matrices factors = matrices(transpose ? transposed(lu) : lu), b_matrices = matrices(left ? b : transposed(b));
@@ -144,7 +146,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("solve_ex", TORCH_BOX(&metalcore::solve_ex));
-  m.impl("inv_ex", TORCH_BOX(&metalcore::inv_ex));
-  m.impl("lu_solve", TORCH_BOX(&metalcore::lu_solve));
+  m.impl<&metalcore::solve_ex>("solve_ex");
+  m.impl<&metalcore::inv_ex>("inv_ex");
+  m.impl<&metalcore::lu_solve>("lu_solve");
 }

@@ -2,6 +2,7 @@
 #include "qr.h"
 
 #include "../../../kernels/linalg/qr.h"
+#include "cpu_route.h"
 #include "matrices.h"
 #include "qr_blocked.h"
 #include "qr_plan.h"
@@ -132,8 +133,9 @@ std::tuple<Tensor, Tensor> qr(const Tensor& input, const std::string& mode) {
       break;
     }
     case QrVariant::blocked: factor_blocked(input, s, q, r); break;
-    case QrVariant::torch: {
-      const auto [torch_q, torch_r] = call_torch<2>("aten::linalg_qr", "", input, mode);
+    case QrVariant::torch:
+    case QrVariant::cpu: {
+      const auto [torch_q, torch_r] = call_left<2>(plan.variant, "aten::linalg_qr", input, mode);
       return {as_contiguous(torch_q), as_contiguous(torch_r)};
     }
   }
@@ -160,6 +162,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 }
 
 METALCORE_KERNELS(m) {
-  m.impl("qr", TORCH_BOX(&metalcore::qr));
-  m.impl("qr_scaled", TORCH_BOX(&metalcore::qr_scaled));
+  m.impl<&metalcore::qr>("qr");
+  m.impl<&metalcore::qr_scaled>("qr_scaled");
 }

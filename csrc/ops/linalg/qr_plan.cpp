@@ -7,14 +7,35 @@
 
 namespace metalcore {
 
-const gpu::Table<QrTuning> qr_tuning = {
-    {.family = "baseline"},
-    {.family = "hopper",
-     .torch = {{.above = 3071, .max_batch = 1}},
-     .torch_rows = 32768,
-     .householder_product_torch = {{.above = 128, .max_batch = 1}},
-     .ormqr_torch = {{.up_to = 32, .max_batch = 1}, {.above = 128, .max_batch = 1}}},
-};
+namespace {
+constexpr uint32_t kSimdRows = 64;       // the largest kernel of qr_simd.metal
+constexpr uint32_t kBlockThreads = 512;  // the most threads of qr_block.metal
+constexpr uint32_t kTallColumns = 64;    // the threadgroup memory of qr_tall.metal
+}  // namespace
+
+// PyTorch has no kernels of geqrf and ormqr on mps.
+const gpu::Table<QrTuning> qr_tuning(
+    "qr",
+    {
+        {"simd_rows", &QrTuning::simd_rows, {0, kSimdRows}},
+        {"block_threads", &QrTuning::block_threads, {0, kBlockThreads, gpu::kSimdWidth}},
+        {"tall_columns", &QrTuning::tall_columns, {0, kTallColumns}},
+        {"torch", &QrTuning::torch, {.only_on = "cuda"}},
+        {"torch_rows", &QrTuning::torch_rows, {0, UINT32_MAX, 1, "cuda"}},
+        {"householder_product_torch", &QrTuning::householder_product_torch},
+        {"ormqr_torch", &QrTuning::ormqr_torch, {.only_on = "cuda"}},
+        {"cpu", &QrTuning::cpu, {.only_on = "mps"}},
+        {"householder_product_cpu", &QrTuning::householder_product_cpu, {.only_on = "mps"}},
+        {"ormqr_cpu", &QrTuning::ormqr_cpu, {.only_on = "mps"}},
+    },
+    {
+        {.family = "baseline"},
+        {.family = "hopper",
+         .torch = {{.above = 3071, .max_batch = 1}},
+         .torch_rows = 32768,
+         .householder_product_torch = {{.above = 128, .max_batch = 1}},
+         .ormqr_torch = {{.up_to = 32, .max_batch = 1}, {.above = 128, .max_batch = 1}}},
+    });
 
 namespace {
 
@@ -29,9 +50,7 @@ constexpr BlockKernel kBlockKernels[] = {
 };
 
 constexpr uint32_t kSimdColumns = 32;
-constexpr uint32_t kSimdRows = 64;                                // the largest kernel of qr_simd.metal
 constexpr uint32_t kSimdThreadgroup = 4;                          // simdgroups
-constexpr int64_t kTallColumns = 64;                              // the threadgroup memory of qr_tall.metal
 constexpr int64_t kPanelRows = QR_PANEL_THREADS * QR_PANEL_ROWS;  // of a panel in one threadgroup
 
 uint32_t block_threads(const BlockKernel& kernel, int64_t columns) {
@@ -77,6 +96,7 @@ const char* name_of(QrVariant variant) {
     case QrVariant::tall: return "tall";
     case QrVariant::blocked: return "blocked";
     case QrVariant::torch: return "torch";
+    case QrVariant::cpu: return "cpu";
   }
   return "";
 }
@@ -85,6 +105,9 @@ QrPlan plan_reflectors(int64_t m, int64_t n, int64_t batch, int64_t q_columns, c
   const int64_t columns = std::max(n, q_columns);
   if (m == 0 || n == 0) return {QrVariant::empty, times(m, n) + " has no reflectors", "", 0, {}};
 
+  if (tuning.cpu.contain(std::min(m, n), batch))
+    return {
+        QrVariant::cpu, std::to_string(batch) + " of " + times(m, n) + ": " + faster_on_cpu(tuning.family), "", 0, {}};
   if (m <= std::min(kSimdRows, tuning.simd_rows) && columns <= kSimdColumns) {
     const uint32_t rows = power_from_8(m), lanes = power_from_8(columns);
     return {QrVariant::simd,
@@ -118,7 +141,7 @@ QrPlan plan_qr(int64_t m, int64_t n, int64_t batch, int64_t q_columns, const QrT
   QrPlan plan = plan_reflectors(m, n, batch, q_columns, tuning);
   const int64_t columns = std::max(n, q_columns);
   const BlockKernel* tallest = tallest_block_kernel(columns, tuning);
-  const int64_t tall_columns = std::min<int64_t>(kTallColumns, tuning.tall_columns);
+  const int64_t tall_columns = std::min(kTallColumns, tuning.tall_columns);
   if (plan.variant == QrVariant::blocked && m > kPanelRows && columns == n && n <= tall_columns && tallest &&
       tallest->rows >= 2 * n) {
     return {QrVariant::tall,

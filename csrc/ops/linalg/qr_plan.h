@@ -11,7 +11,7 @@
 
 namespace metalcore {
 
-enum class QrVariant { empty, simd, block, tall, blocked, torch };
+enum class QrVariant { empty, simd, block, tall, blocked, torch, cpu };
 
 const char* name_of(QrVariant variant);
 
@@ -26,8 +26,10 @@ struct QrTuning {
   // is too tall for a panel in one threadgroup, and too wide for blocks of rows.
   TorchRegions torch = {};
   uint32_t torch_rows = 0;
+  TorchRegions cpu = {};
   // Here the size is the number of reflectors.
   TorchRegions householder_product_torch = {}, ormqr_torch = {};
+  TorchRegions householder_product_cpu = {}, ormqr_cpu = {};
 };
 extern const gpu::Table<QrTuning> qr_tuning;
 

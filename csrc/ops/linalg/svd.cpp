@@ -2,10 +2,12 @@
 // strides. Results are row-major.
 #include "../../../kernels/linalg/svd.h"
 
+#include "cpu_route.h"
 #include "jacobi_blocked.h"
 #include "jacobi_plan.h"
 #include "matrices.h"
 #include "qr.h"
+#include "qr_blocked.h"
 #include "scale.h"
 
 #include <algorithm>
@@ -30,11 +32,6 @@ struct Shape {
 SvdMatrices contiguous_strides(int64_t rows, int64_t columns) { return {rows * columns, columns, 1}; }
 SvdMatrices strides_of(const Matrices& a) { return {a.batch_stride, a.row_stride, a.column_stride}; }
 SvdMatrices transposed(const SvdMatrices& a) { return {a.batch_stride, a.column_stride, a.row_stride}; }
-
-Results torch_svd(const Tensor& a, bool full_matrices, bool compute_uv) {
-  auto [u, s, vh] = call_torch<3>("aten::_linalg_svd", "", a, full_matrices, compute_uv, std::nullopt);
-  return {as_contiguous(u), s, as_contiguous(vh)};
-}
 
 // The tensors for the left and right singular vectors of tall matrices, and their strides. Nothing reads or writes them
 // if only the values are wanted.
@@ -163,15 +160,27 @@ void jacobi_blocked(const Tensor& tall, const Shape& s, const SingularVectors& v
 
 Results svd(const Tensor& input, bool full_matrices, bool compute_uv) {
   const Shape s(check_matrices("svd", input));
-  const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv);
+  const JacobiPlan plan = plan_svd(s.m, s.n, s.batch, full_matrices, compute_uv, jacobi_tuning(input));
   gpu::note_plan("svd", name_of(plan.variant), [&] { return plan.why; });
-  if (plan.variant == JacobiVariant::empty) return torch_svd(input, full_matrices, compute_uv);
+  if (plan.variant == JacobiVariant::cpu) {
+    auto [u, values, vh] =
+        decompose_on_cpu<3>("aten::_linalg_svd", input, Entries::all, full_matrices, compute_uv, std::nullopt);
+    return {u, values, vh};
+  }
 
   const int64_t k = s.columns, u_columns = full_matrices ? s.m : k, vh_rows = full_matrices ? s.n : k;
   auto result = [&](std::vector<int64_t> sizes) { return new_tensor(sizes, ScalarType::Float, input); };
   const Tensor u = result(compute_uv ? batch_sizes(input, {s.m, u_columns}) : std::vector<int64_t>{0});
   const Tensor vh = result(compute_uv ? batch_sizes(input, {vh_rows, s.n}) : std::vector<int64_t>{0});
   const Tensor values = result(batch_sizes(input, {k}));
+  if (plan.variant == JacobiVariant::empty) {  // one side may be an identity
+    for (const Tensor& vectors : {u, vh})
+      if (vectors.numel() > 0)
+        gpu::record(vectors, [&](gpu::Recording& recording) {
+          set_identity(recording, {vectors, grid_side(vectors.size(-2)), grid_side(vectors.size(-1))});
+        });
+    return {u, values, vh};
+  }
   // A wide A is factored as its transpose: Aᵀ = V S Uᵀ.
   const bool wide = s.m < s.n;
   const SvdMatrices u_strides = contiguous_strides(s.m, u_columns), vh_strides = contiguous_strides(vh_rows, s.n);
@@ -202,4 +211,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("svd(Tensor A, bool full_matrices, bool compute_uv) -> (Tensor, Tensor, Tensor)");
 }
 
-METALCORE_KERNELS(m) { m.impl("svd", TORCH_BOX(&metalcore::svd)); }
+METALCORE_KERNELS(m) { m.impl<&metalcore::svd>("svd"); }

@@ -17,7 +17,8 @@ struct SyrkTuning {
   const char* family;
   TorchRegions torch = {};  // the size is the number of the product's rows
 };
-const gpu::Table<SyrkTuning> syrk_tuning = {{.family = "baseline"}, {.family = "hopper", .torch = {{.above = 0}}}};
+const gpu::Table<SyrkTuning> syrk_tuning("syrk", {{"torch", &SyrkTuning::torch}},
+                                         {{.family = "baseline"}, {.family = "hopper", .torch = {{.above = 0}}}});
 
 }  // namespace
 
@@ -100,4 +101,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("syrk(Tensor A, Tensor? C, str triangle, bool transpose, float alpha, float beta) -> Tensor");
 }
 
-METALCORE_KERNELS(m) { m.impl("syrk", TORCH_BOX(&metalcore::syrk)); }
+METALCORE_KERNELS(m) { m.impl<&metalcore::syrk>("syrk"); }

@@ -2,6 +2,7 @@
 #include "triangular.h"
 
 #include "../../../kernels/linalg/triangular.h"
+#include "cpu_route.h"
 #include "matrices.h"
 #include "triangular_plan.h"
 
@@ -149,8 +150,9 @@ Tensor solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool left,
   const TriangularPlan plan = plan_triangular(left ? shape.rows : shape.columns, left ? shape.columns : shape.rows,
                                               shape.batch, triangular_tuning(a));
   gpu::note_plan("solve_triangular", name_of(plan.variant), [&] { return plan.why; });
-  if (plan.variant == TriangularVariant::torch)
-    return as_contiguous(call_torch<1>("aten::linalg_solve_triangular", "", a, b, upper, left, unitriangular)[0]);
+  if (is_left(plan.variant))
+    return as_contiguous(
+        call_left<1>(plan.variant, "aten::linalg_solve_triangular", a, b, upper, left, unitriangular)[0]);
   const Tensor x = new_tensor(sizes, ScalarType::Float, a);
   if (plan.variant == TriangularVariant::empty) return x;
   const Problem problem = problem_of(a, b, x, upper, left, unitriangular);
@@ -169,4 +171,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("solve_triangular(Tensor A, Tensor B, bool upper, bool left, bool unitriangular) -> Tensor");
 }
 
-METALCORE_KERNELS(m) { m.impl("solve_triangular", TORCH_BOX(&metalcore::solve_triangular)); }
+METALCORE_KERNELS(m) { m.impl<&metalcore::solve_triangular>("solve_triangular"); }

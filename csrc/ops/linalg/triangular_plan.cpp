@@ -7,10 +7,24 @@
 
 namespace metalcore {
 
-const gpu::Table<TriangularTuning> triangular_tuning = {
-    {.family = "baseline"},
-    {.family = "hopper", .torch = {{.above = 63, .max_batch = 1}}, .vector_torch = {{.above = 511, .max_batch = 1}}},
-};
+constexpr gpu::Legal kCount = {0, 1 << 16};
+const gpu::Table<TriangularTuning> triangular_tuning(
+    "triangular",
+    {
+        {"panel_threadgroups", &TriangularTuning::panel_threadgroups, kCount},
+        {"threadgroups", &TriangularTuning::threadgroups, kCount},
+        {"vector_batch", &TriangularTuning::vector_batch, kCount},
+        {"torch", &TriangularTuning::torch},
+        {"vector_torch", &TriangularTuning::vector_torch},
+        {"cpu", &TriangularTuning::cpu, {.only_on = "mps"}},
+        {"vector_cpu", &TriangularTuning::vector_cpu, {.only_on = "mps"}},
+    },
+    {
+        {.family = "baseline"},
+        {.family = "hopper",
+         .torch = {{.above = 63, .max_batch = 1}},
+         .vector_torch = {{.above = 511, .max_batch = 1}}},
+    });
 
 namespace {
 
@@ -81,6 +95,7 @@ const char* name_of(TriangularVariant variant) {
     case TriangularVariant::block: return "block";
     case TriangularVariant::blocked: return "blocked";
     case TriangularVariant::torch: return "torch";
+    case TriangularVariant::cpu: return "cpu";
   }
   return "";
 }
@@ -93,6 +108,8 @@ TriangularPlan plan_triangular(int64_t order, int64_t columns, int64_t batch, co
   };
   if (order == 0 || columns == 0 || batch == 0)
     return {.variant = TriangularVariant::empty, .why = size + "X has no elements"};
+  if ((columns == 1 ? tuning.vector_cpu : tuning.cpu).contain(order, batch))
+    return {.variant = TriangularVariant::cpu, .why = size + faster_on_cpu(tuning.family)};
   if (order <= kSimdOrder) return with_size(simd_plan(order, columns));
   if ((columns == 1 && tuning.vector_torch.contain(order, batch)) ||
       (columns > TRIANGULAR_FEW && tuning.torch.contain(order, batch)))

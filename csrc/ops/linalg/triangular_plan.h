@@ -10,7 +10,7 @@
 
 namespace metalcore {
 
-enum class TriangularVariant { empty, simd, block, blocked, torch };
+enum class TriangularVariant { empty, simd, block, blocked, torch, cpu };
 
 const char* name_of(TriangularVariant variant);
 
@@ -25,6 +25,8 @@ struct TriangularTuning {
   uint32_t vector_batch = 264;
   // Systems with more than four right-hand sides, and systems with one. PyTorch takes none with two to four.
   TorchRegions torch = {}, vector_torch = {};
+  // Systems with two right-hand sides and more, and systems with one.
+  TorchRegions cpu = {}, vector_cpu = {};
 };
 extern const gpu::Table<TriangularTuning> triangular_tuning;
 

@@ -27,6 +27,11 @@ enum : NSStringEncoding { NSUTF8StringEncoding = 4 };
 @property(readonly, copy) NSString* localizedDescription;
 @end
 
+@interface NSArray : NSObject
+@property(readonly) NSUInteger count;
+- (id)objectAtIndex:(NSUInteger)index;
+@end
+
 @interface NSURL : NSObject
 + (NSURL*)fileURLWithPath:(NSString*)path;
 @end

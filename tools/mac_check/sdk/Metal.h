@@ -64,7 +64,9 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
 - (void)setThreadgroupMemoryLength:(NSUInteger)length atIndex:(NSUInteger)index;
 - (void)dispatchThreadgroups:(MTLSize)threadgroupsPerGrid threadsPerThreadgroup:(MTLSize)threadsPerThreadgroup;
 - (void)dispatchThreads:(MTLSize)threadsPerGrid threadsPerThreadgroup:(MTLSize)threadsPerThreadgroup;
-- (void)useResource:(id<MTLResource>)resource usage:(MTLResourceUsage)usage;
+- (void)useResources:(const id<MTLResource> _Nonnull[_Nonnull])resources
+               count:(NSUInteger)count
+               usage:(MTLResourceUsage)usage;
 @end
 
 @protocol MTLDevice <NSObject>
@@ -78,6 +80,6 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
                                                                       error:(NSError* _Nullable* _Nullable)error;
 @end
 
-extern "C" id<MTLDevice> _Nullable MTLCreateSystemDefaultDevice(void) NS_RETURNS_RETAINED;
+extern "C" NSArray* MTLCopyAllDevices(void) NS_RETURNS_RETAINED;
 
 #pragma clang assume_nonnull end

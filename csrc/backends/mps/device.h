@@ -1,0 +1,17 @@
+// The GPU, where no stream of PyTorch's tells it.
+#pragma once
+
+#import <Metal/Metal.h>
+
+#include <string>
+
+namespace metalcore::mps {
+
+// The first device of the system, which PyTorch takes too; nil where there is none. The caller owns the object. (The
+// system's default device needs CoreGraphics, which a process of ssh, tmux, launchd or a CI job may not have.)
+id<MTLDevice> copy_device() NS_RETURNS_RETAINED;
+
+// "apple9" and the like: the newest of Apple's GPU families that the GPU belongs to; "" while none is found.
+const std::string& gpu_family();
+
+}  // namespace metalcore::mps

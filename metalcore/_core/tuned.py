@@ -1,0 +1,38 @@
+"""Values that `python -m metalcore tune` measured on this machine: they are read before the first plan for a device.
+
+METALCORE_TUNING=0 leaves them out: plans are then those for the GPU's family.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from .. import _C
+
+__all__ = ["wanted"]
+
+_lock = threading.RLock()
+_asked: set[str] = set()
+
+
+def wanted() -> bool:
+    """Whether this process uses measured values."""
+    return os.environ.get("METALCORE_TUNING") != "0"
+
+
+def _load(device_type):
+    """The extension calls it from any thread. All wait for the first of them."""
+    with _lock:
+        if device_type not in _asked and wanted():
+            _asked.add(device_type)
+            from ..msl import cache
+
+            directories = (cache.cache_directory(), cache.temporary_directory())
+            if any(path for directory in directories for path in directory.glob(f"tuning-{device_type}-*.json")):
+                from ..tuning import store
+
+                store.load(device_type)
+
+
+_C.set_measured_loader(_load)

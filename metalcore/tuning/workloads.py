@@ -1,0 +1,200 @@
+"""The calls that are timed for each tuning table: sizes around every boundary that a field may move.
+
+A table needs no more than its calls. search.py finds which of them a field's values concern, by their plans.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from .._core.recording import on_meta
+from .._core.registry import OPS, Sample
+
+__all__ = ["Scale", "Workload", "workloads"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the calls are.
+
+    Attributes:
+        elements: a batch has about so many, which fills the device.
+        largest: the largest size of a single matrix.
+        steps: the sizes between two powers of two, and the power itself.
+    """
+
+    elements: int
+    largest: int
+    steps: int
+
+
+QUICK = Scale(elements=2**22, largest=1024, steps=1)
+FULL = Scale(elements=2**24, largest=2048, steps=2)
+SIMULATED = Scale(elements=2**12, largest=128, steps=1)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A call of an op.
+
+    Attributes:
+        op: the op's name.
+        sample: its arguments.
+        size, batch: of its matrices or rows, in the terms of tuning rows.
+        backward: whether it is the op's derivative that is called.
+    """
+
+    op: str
+    sample: Sample
+    size: int
+    batch: int
+    backward: bool = False
+
+    def __str__(self):
+        return f"{self.op}{' backward' * self.backward} {'x'.join(map(str, self.sample.shapes[0]))}"
+
+    def call(self, device_type: str) -> Callable[[], object]:
+        """A call without arguments, whose inputs are on the device."""
+        op, sample = OPS[self.op], self.sample
+        tensors = sample.make(device_type, torch.float32)
+        if self.backward:
+            tensors = [tensor.requires_grad_() for tensor in tensors]
+            outputs = [output for output in op.compute(sample, tensors) if output.requires_grad]
+            grads = [torch.ones_like(output) for output in outputs]
+            return lambda: torch.autograd.grad(outputs, tensors, grads, retain_graph=True)
+        arguments = sample.arguments(*tensors)
+        return torch.no_grad()(functools.partial(op.call, op.function, *arguments, **sample.options))
+
+    def plan(self, device_type: str) -> int:
+        """A hash of what the call would run, as the tuning in use has it. Equal plans take equal time."""
+        op, sample = OPS[self.op], self.sample
+        with on_meta(device_type) as recorder:
+            tensors = [torch.empty(shape, device="meta") for shape in sample.shapes]
+            if self.backward:
+                tensors = [tensor.requires_grad_() for tensor in tensors]
+                outputs = [output for output in op.compute(sample, tensors) if output.requires_grad]
+                torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
+            else:
+                with torch.no_grad():
+                    op.call(op.function, *sample.arguments(*tensors), **sample.options)
+        recording = recorder.recording
+        variants = tuple(plan.variant for plan in recording.plans)
+        return hash((variants, recording.dispatches, recording.torch_steps))
+
+
+def workloads(table: str, scale: Scale) -> list[Workload]:
+    """The calls for a table."""
+    return list(_TABLES[table](scale))
+
+
+def _sizes(scale, lowest, highest):
+    """Sizes from `lowest` to `highest`, powers of two and steps in between."""
+    size = lowest
+    while size <= highest:
+        for step in range(scale.steps):
+            if (between := size + size * step // scale.steps) <= highest:
+                yield between
+        size *= 2
+
+
+def _squares(scale, *ops, lowest=4, batched_to=256, single_from=32):
+    """Batches that fill the device, a few matrices, and single ones. `ops` are names, or pairs with the columns of a
+    second argument."""
+    for op in ops:
+        name, *columns = (op,) if isinstance(op, str) else op
+        template = OPS[name].samples()[0]
+
+        def workload(n, batch, name=name, columns=columns, template=template):
+            shapes = ((batch, n, n), *((batch, n, k) for k in columns))
+            return Workload(name, replace(template, shapes=shapes), n, batch)
+
+        for n in _sizes(scale, lowest, min(batched_to, scale.largest)):
+            if (batch := scale.elements // n**2) > 16:
+                yield workload(n, batch)
+        for batch, fraction in ((8, 2), (1, 1)):
+            for n in _sizes(scale, single_from, scale.largest // fraction):
+                yield workload(n, batch)
+
+
+def _row_lengths(scale):
+    """Rows of every length that a kernel may take, in numbers that fill the device, and a few long ones."""
+    for op in ("softmax", "rms_norm"):
+        template = next(sample for sample in OPS[op].samples() if sample.name.startswith("rows"))
+
+        def workload(rows, length, backward, op=op, template=template):
+            shapes = ((rows, length), *((length,) for _ in template.shapes[1:]))
+            options = {**template.options}
+            if "normalized_shape" in options:
+                options["normalized_shape"] = (length,)
+            return Workload(op, replace(template, shapes=shapes, options=options), length, rows, backward)
+
+        for backward in (False, True):
+            for length in _sizes(scale, 4, 65536 if scale.elements > 2**20 else 1024):
+                yield workload(max(1, scale.elements // length), length, backward)
+            for rows, length in ((1, 32), (4, 16)):
+                yield workload(rows, scale.elements // length, backward)
+
+
+def _tall(scale):
+    """Single matrices and batches with many more rows than columns."""
+    template = OPS["qr"].samples()[0]
+    for n in (8, 32, 64, 128):
+        for times in (8, 64):
+            if (m := n * times) <= 16 * scale.largest:
+                for batch in {1, max(1, scale.elements // (m * n))}:
+                    yield Workload("qr", replace(template, shapes=((batch, m, n),)), n, batch)
+
+
+def _jacobi(scale) -> Iterator[Workload]:
+    yield from _squares(scale, "svd", "eigh")
+
+
+def _lu(scale):
+    yield from _squares(scale, "lu_factor", ("solve", 1), ("lu_solve", 4))
+
+
+def _qr(scale):
+    yield from _squares(scale, "qr", "householder_product", ("ormqr", 32), lowest=8)
+    yield from _tall(scale)
+
+
+def _triangular(scale):
+    yield from _squares(scale, ("solve_triangular", 1), ("solve_triangular", 64), lowest=16)
+
+
+def _cholesky(scale):
+    yield from _squares(scale, "cholesky")
+
+
+def _syrk(scale):
+    yield from _squares(scale, "syrk", lowest=16)
+
+
+def _adamw(scale):
+    template = OPS["adamw"].samples()[0]
+    count = 8
+    shape = (max(4, scale.elements // count // 64), 64)
+    yield Workload("adamw", replace(template, shapes=(shape,) * 2 * count), shape[0] * 64, count)
+
+
+def _parallelism(scale):
+    """Ops that split their work into about as many threadgroups as fill a GPU."""
+    yield from (workload for workload in _row_lengths(scale) if workload.batch <= 4)
+    yield from _squares(scale, "qr", "svd", lowest=scale.largest, single_from=min(256, scale.largest))
+
+
+_TABLES: dict[str, Callable[[Scale], Iterator[Workload]]] = {
+    "parallelism": _parallelism,
+    "rows": _row_lengths,
+    "adamw": _adamw,
+    "cholesky": _cholesky,
+    "jacobi": _jacobi,
+    "lu": _lu,
+    "qr": _qr,
+    "syrk": _syrk,
+    "triangular": _triangular,
+}
