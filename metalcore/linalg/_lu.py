@@ -321,8 +321,9 @@ def _override_factor(A, *, pivot=True, check_errors=False):
 
 
 def _override_solve(LU, pivots, B, *, left=True, adjoint=False):
-    if takes_square(LU, B) and LU.shape[:-2] == B.shape[:-2] and LU.shape[-1] == B.shape[-2 if left else -1]:
-        return ops.lu_solve(LU, pivots, B, left, adjoint)
+    if takes_square(LU, B) and broadcastable(LU, B) and LU.shape[-1] == B.shape[-2 if left else -1]:
+        LU, B = one_batch(LU, B)
+        return ops.lu_solve(LU, pivots.expand(LU.shape[:-1]), B, left, adjoint)
 
 
 def _samples():

@@ -20,10 +20,10 @@ DTYPES = frozenset({torch.float32})
 _inside = threading.local()
 
 
-def override(operator, take) -> Override:
+def override(operator, take, composite=None) -> Override:
     """The override of an operator of aten. `take` has the operator's arguments, and returns None for those that it does
-    not take."""
-    return Override(operator, _outermost(take), dtypes=DTYPES)
+    not take. For `composite` see Override."""
+    return Override(operator, _outermost(take), dtypes=DTYPES, composite=composite)
 
 
 def _outermost(take):

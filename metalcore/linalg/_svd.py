@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient, ops
-from .._core.registry import Op, Override, Sample, register
+from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
 from ._by_torch import by_torch
 from ._common import Tensors, in_float32, skew, write_out
-from ._overriding import DTYPES, override, takes
+from ._overriding import override, takes
 from ._results import linalg_svd
 
 # The drivers of torch.linalg.svd on CUDA.
@@ -162,26 +162,6 @@ def _override(A, full_matrices=False, compute_uv=True, *, driver=None):
     return ops.svd(A, full_matrices, compute_uv) if takes(A) and driver is None else None
 
 
-# Some releases of PyTorch have a kernel of aten::linalg_svd for a Mac, which goes to the CPU, has no derivative, and
-# keeps torch.linalg.svd from aten::_linalg_svd. Asked before there is a simulated device with kernels of its own.
-_HIDDEN = torch._C._dispatch_has_kernel_for_dispatch_key("aten::linalg_svd", "MPS")
-
-
-def _as_elsewhere(previous, count, decline):
-    """The kernel of aten::linalg_svd that PyTorch has for other devices. aten::_linalg_svd counts the call."""
-
-    def kernel(keyset, A, full_matrices=True, *, driver=None):
-        return torch.ops.aten._linalg_svd(A, full_matrices, True, driver=driver)
-
-    return kernel
-
-
-_OVERRIDES = (
-    override("_linalg_svd", _override),
-    *(Override("linalg_svd", _as_elsewhere, at_autograd, DTYPES) for at_autograd in (True, False) if _HIDDEN),
-)
-
-
 def _samples(name="", **options):
     return tuple(
         Sample(
@@ -203,7 +183,7 @@ register(
         namesake="torch.linalg.svd",
         results=lambda factors: (factors.S, low_rank(*factors)),
         operators=("svd",),
-        override=_OVERRIDES,
+        override=(override("_linalg_svd", _override, composite="linalg_svd"),),
         samples=lambda: (*_samples(full_matrices=False), *_samples("full, ", full_matrices=True)[:2]),
     )
 )
