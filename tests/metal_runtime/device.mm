@@ -18,7 +18,8 @@ using metal_runtime::require;
 
 @implementation RuntimePipeline
 - (NSUInteger)maxTotalThreadsPerThreadgroup {
-  return kernel->max_total_threads ? kernel->max_total_threads : 1024;
+  // Without the attribute Metal may allow fewer than 1024 threads, where a thread has many registers.
+  return kernel->max_total_threads ? kernel->max_total_threads : 384;
 }
 - (NSUInteger)staticThreadgroupMemoryLength {
   return 0;  // the simulator knows it only while the kernel runs

@@ -53,7 +53,9 @@ struct OnStream {
   ~OnStream() { metal_runtime::set_current_stream(0); }
 };
 
-void set_pipeline(Raw encoder) { [encoder setComputePipelineState:mps::pipeline(encoder.device, kKernel).state]; }
+void set_pipeline(Raw encoder, const char* kernel = kKernel) {
+  [encoder setComputePipelineState:mps::pipeline(encoder.device, kernel).state];
+}
 
 void bind_all(Raw encoder) {
   for (int i = 0; i < 8; ++i) [encoder setBuffer:some_buffer() offset:0 atIndex:i];
@@ -61,6 +63,22 @@ void bind_all(Raw encoder) {
 
 void dispatch(Raw encoder, NSUInteger threads, NSUInteger group) {
   [encoder dispatchThreads:MTLSizeMake(threads, 1, 1) threadsPerThreadgroup:MTLSizeMake(group, 1, 1)];
+}
+
+// A result is read after its command buffer was committed, and `between`.
+void read_after(const std::function<void()>& between) {
+  memory[0] = memory[1] = 1;
+  at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
+  on_queue([&] {
+    Raw encoder = stream->commandEncoder();
+    set_pipeline(encoder);
+    [encoder setBuffer:some_buffer() offset:0 atIndex:0];
+    [encoder setBuffer:some_buffer() offset:4 atIndex:1];
+    dispatch(encoder, 1, 1);
+    stream->synchronize(at::mps::SyncType::COMMIT);
+  });
+  between();
+  metal_runtime::require(memory[1] != 1, "a result is read before it is there");
 }
 
 void compile(const char* source, MTLLanguageVersion version, BOOL fast_math) {
@@ -167,6 +185,36 @@ const std::map<std::string, std::function<void()>> kFaults = {
     {"an unbound buffer", [] { encode_raw([](Raw encoder) { set_pipeline(encoder), dispatch(encoder, 1, 1); }); }},
     {"a buffer bound for the kernel before",
      [] { encode_raw([](Raw encoder) { bind_all(encoder), set_pipeline(encoder), dispatch(encoder, 1, 1); }); }},
+    {"buffers that an op of PyTorch's left bound",
+     [] {
+       encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder), dispatch(encoder, 1, 1); });
+       encode_raw([](Raw encoder) { set_pipeline(encoder), dispatch(encoder, 1, 1); });
+     }},
+    {"a buffer smaller than a struct",
+     [] {
+       encode_raw([](Raw encoder) {
+         set_pipeline(encoder, "softmax_thread_float"), bind_all(encoder);
+         [encoder setBuffer:some_buffer() offset:sizeof memory - 4 atIndex:2];
+         dispatch(encoder, 1, 1);
+       });
+     }},
+    {"more threads than registers may allow",
+     [] { encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder), dispatch(encoder, 385, 385); }); }},
+    {"more threads than a template's instance has",
+     [] {
+       encode_raw([](Raw encoder) {
+         set_pipeline(encoder, "softmax_block4_float"), bind_all(encoder), dispatch(encoder, 257, 257);
+       });
+     }},
+    {"a result read after a commit without a wait", [] { read_after([] {}); }},
+    {"a result read after a wait", [] { read_after([] { metal_runtime::finish(0); }); }},
+    {"a command buffer that is too long",
+     [] {
+       encode_raw([](Raw encoder) {
+         for (int i = 0; i < 1000; ++i) set_pipeline(encoder), bind_all(encoder), dispatch(encoder, 1, 1);
+       });
+     }},
+    {"a commit off the queue", [] { at::mps::getCurrentMPSStream()->synchronize(at::mps::SyncType::COMMIT); }},
     {"no pipeline", [] { encode_raw([](Raw encoder) { dispatch(encoder, 1, 1); }); }},
     {"too many bytes",
      [] {

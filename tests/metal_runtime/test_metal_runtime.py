@@ -26,6 +26,13 @@ FAULTS = {
     ),
     "an unbound buffer": "at index 0 is not bound",
     "a buffer bound for the kernel before": "at index 0 is not bound",
+    "buffers that an op of PyTorch's left bound": "at index 0 is not bound",
+    "a buffer smaller than a struct": "has 4 bytes, and its type",
+    "more threads than registers may allow": "a threadgroup of 385 threads",
+    "more threads than a template's instance has": "a threadgroup of 257 threads",
+    "a result read after a commit without a wait": "read before it is there",
+    "a command buffer that is too long": "seconds long, and macOS ends long ones",
+    "a commit off the queue": "synchronize() is called outside of the stream's queue",
     "no pipeline": "without a pipeline state",
     "too many bytes": "4097 bytes at index 0",
     "no bytes": "0 bytes at index 0",
@@ -46,6 +53,7 @@ FAULTS = {
 
 RIGHT = (
     "none",
+    "a result read after a wait",
     "memory freed while its own stream's command is in flight",
     "memory freed when another stream's command is over",
 )

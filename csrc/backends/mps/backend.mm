@@ -1,17 +1,21 @@
-// Metal's gpu::Backend. It encodes a recording on PyTorch's MPS stream, and does not commit or wait.
+// Metal's gpu::Backend. It encodes a recording on PyTorch's MPS stream, asks the stream to commit where a command
+// buffer would become too long, and does not wait.
 #include "../../gpu/backend.h"
 
 #include "gpu_family.h"
 
+#import "command_buffer.h"
 #import "pipelines.h"
 #import "stream.h"
 
+#include "../../gpu/cost.h"
 #include "../../gpu/limits.h"
 
 #import <Foundation/Foundation.h>
 
 #include <array>
 #include <exception>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,9 +48,13 @@ void check(const gpu::Recording& recording, const gpu::Dispatch& dispatch, const
 class MetalEncoder {
  public:
   MetalEncoder(id<MTLComputeCommandEncoder> encoder, const gpu::Recording& recording)
-      : encoder_(encoder), recording_(recording) {}
+      : encoder_(encoder), recording_(recording), concurrent_(encoder.dispatchType == MTLDispatchTypeConcurrent) {}
+  // What PyTorch encodes next on a concurrent encoder may depend on these dispatches.
+  ~MetalEncoder() { wait_for_dispatches_before(); }
+  MetalEncoder(const MetalEncoder&) = delete;
 
   void encode(const gpu::Dispatch& dispatch, const Pipeline& pipeline) {
+    wait_for_dispatches_before();
     [encoder_ setComputePipelineState:pipeline.state];
     for (const gpu::Argument* argument = recording_.begin(dispatch); argument != recording_.end(dispatch); ++argument)
       bind(*argument);
@@ -59,6 +67,11 @@ class MetalEncoder {
   id<MTLDevice> device() const { return encoder_.device; }
 
  private:
+  // A recording's dispatches run in order, and the first one after PyTorch's.
+  void wait_for_dispatches_before() {
+    if (concurrent_) [encoder_ memoryBarrierWithScope:MTLBarrierScopeBuffers];
+  }
+
   void bind(const gpu::Argument& argument) {
     switch (argument.kind) {
       case gpu::Argument::kBuffer: bind_buffer(argument.index, *recording_.views(argument)); break;
@@ -96,6 +109,7 @@ class MetalEncoder {
 
   const id<MTLComputeCommandEncoder> encoder_;
   const gpu::Recording& recording_;
+  const bool concurrent_;
 };
 
 struct Work {
@@ -106,22 +120,32 @@ struct Work {
 };
 
 // It checks all dispatches before it encodes one.
-void encode(const Work& work, MetalEncoder& encoder) {
+void encode(const Work& work) {
   const std::vector<gpu::Dispatch>& dispatches = work.recording.dispatches();
+  std::optional<MetalEncoder> encoder;
+  const auto fetch_encoder = [&] { encoder.emplace(work.stream->commandEncoder(), work.recording); };
+  fetch_encoder();
   std::vector<const Pipeline*> pipelines;
   for (size_t i = work.first; i < dispatches.size(); ++i) {
-    pipelines.push_back(&pipeline(encoder.device(), work.recording.name(dispatches[i])));
-    check(work.recording, dispatches[i], *pipelines.back(), encoder.device());
+    pipelines.push_back(&pipeline(encoder->device(), work.recording.name(dispatches[i])));
+    check(work.recording, dispatches[i], *pipelines.back(), encoder->device());
   }
-  for (size_t i = work.first; i < dispatches.size(); ++i) encoder.encode(dispatches[i], *pipelines[i - work.first]);
+  CommandBuffer& commands = command_buffer(work.stream);
+  for (size_t i = work.first; i < dispatches.size(); ++i) {
+    if (commands.must_end_before(gpu::seconds(work.recording, dispatches[i]))) {
+      encoder.reset();
+      work.stream->synchronize(at::mps::SyncType::COMMIT);
+      fetch_encoder();
+    }
+    encoder->encode(dispatches[i], *pipelines[i - work.first]);
+  }
 }
 
 void run(void* context) {
   Work& work = *static_cast<Work*>(context);
   @autoreleasepool {
     try {
-      MetalEncoder encoder(work.stream->commandEncoder(), work.recording);
-      encode(work, encoder);
+      encode(work);
     } catch (...) {
       work.error = std::current_exception();
     }

@@ -1,4 +1,4 @@
-// The backend uses three exported functions of PyTorch. They are declared here because PyTorch's headers cannot be
+// The backend uses four exported functions of PyTorch. They are declared here because PyTorch's headers cannot be
 // included together with Metal's (both define StringHandle). tools/mac_check compares them with each PyTorch's symbols.
 #pragma once
 
@@ -8,11 +8,18 @@
 
 namespace at::mps {
 
+enum class SyncType {
+  NONE,
+  COMMIT,
+};
+
 class MPSStream {
  public:
   // Opens an encoder if none is open. Any PyTorch op may close the encoder, so it is fetched on the stream's queue,
   // used there and not kept.
   id<MTLComputeCommandEncoder> commandEncoder();
+  // With COMMIT it ends the encoder and commits the command buffer, without a wait. It is called on the queue.
+  void synchronize(SyncType type);
 };
 
 // Returns the calling thread's stream.
