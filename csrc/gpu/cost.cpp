@@ -28,11 +28,11 @@ double threadgroups(const Dispatch& dispatch) {
 }  // namespace
 
 double seconds(const Recording& recording, const Dispatch& dispatch) {
-  const double bytes = dispatch.work.bytes < 0 ? bytes_bound(recording, dispatch) : dispatch.work.bytes;
-  const double busy = std::max(dispatch.work.flops / kFlopsPerSecond, bytes / kBytesPerSecond);
+  Work work = dispatch.work;
+  if (work.bytes < 0) work.bytes = bytes_bound(recording, dispatch);
   // A core runs whole threadgroups.
   const double cores = std::min<double>(threadgroups(dispatch), kSlowestCores);
-  return kSecondsPerDispatch + busy * kSlowestCores / cores;
+  return kSecondsPerDispatch + seconds(work) * kSlowestCores / cores;
 }
 
 }  // namespace metalcore::gpu

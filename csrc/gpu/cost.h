@@ -22,9 +22,12 @@ constexpr double kMostSeconds = 0.2;
 
 double seconds(const Recording& recording, const Dispatch& dispatch);
 
-// Consecutive items of a batch.
+inline double seconds(const Work& work) { return std::max(work.flops / kFlopsPerSecond, work.bytes / kBytesPerSecond); }
+
+// Consecutive items of a batch, and the work for them.
 struct Piece {
   int64_t first, count;
+  Work work;
   // The view from the piece's first item on, in a view whose items lie `bytes_each` bytes apart.
   BufferView of(BufferView view, int64_t bytes_each) const {
     const size_t skipped = std::min(view.span, static_cast<size_t>(first * bytes_each));
@@ -34,16 +37,19 @@ struct Piece {
   BufferView of(const Tensor& tensor, int64_t elements_each) const { return of(view_of(tensor), 4 * elements_each); }
 };
 
-// Calls body(piece) for pieces that keep a dispatch below kMostSeconds. Nearly always there is one. A single item that
-// takes longer is a piece too. Pieces but the last have a multiple of `multiple` items.
+// Calls body(piece) for pieces that keep a dispatch below kMostSeconds, given the work for one item. Nearly always
+// there is one. A single item that takes longer is a piece too. Pieces but the last have a multiple of `multiple`
+// items.
 template <typename Body>
-void in_pieces(int64_t items, double flops_each, const Body& body, int64_t multiple = 1) {
-  int64_t most = items;
-  if (flops_each * static_cast<double>(items) > kMostSeconds * kFlopsPerSecond) {
-    most = static_cast<int64_t>(kMostSeconds * kFlopsPerSecond / flops_each);
-    most = std::max(most / multiple * multiple, multiple);
+void in_pieces(int64_t items, Work each, const Body& body, int64_t multiple = 1) {
+  const double most = std::max(0.9 * kMostSeconds / seconds(each), 1.0);
+  const int64_t at_once =
+      most < static_cast<double>(items) ? std::max(static_cast<int64_t>(most) / multiple * multiple, multiple) : items;
+  for (int64_t first = 0, count; first < items; first += count) {
+    count = std::min(at_once, items - first);
+    const auto times = static_cast<double>(count);
+    body(Piece{first, count, {times * each.flops, times * each.bytes}});
   }
-  for (int64_t first = 0; first < items; first += most) body(Piece{first, std::min(most, items - first)});
 }
 
 }  // namespace metalcore::gpu

@@ -24,7 +24,7 @@ struct Command {
 struct Encoding {
   int stream;
   std::vector<Command>& commands;
-  bool concurrent;
+  bool concurrent, captured;
   bool ended = false;
   bool barrier = true;  // no dispatch has come since the last one
 };

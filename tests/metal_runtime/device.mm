@@ -1,5 +1,6 @@
 // The way from a program to a pipeline. A kernel is the simulator's kernel of the same name.
 #import "runtime.h"
+#include "static_memory.h"
 
 #include "../../csrc/backends/simulator/launch.h"
 #include "../../csrc/backends/simulator/library.h"
@@ -22,7 +23,7 @@ using metal_runtime::require;
   return kernel->max_total_threads ? kernel->max_total_threads : 384;
 }
 - (NSUInteger)staticThreadgroupMemoryLength {
-  return 0;  // the simulator knows it only while the kernel runs
+  return static_memory;
 }
 - (void)dealloc {
   delete name;
@@ -108,6 +109,7 @@ using metal_runtime::require;
     RuntimePipeline* pipeline = [[RuntimePipeline alloc] init];
     pipeline->name = new std::string(name);
     pipeline->kernel = found.kernel;
+    pipeline->static_memory = metal_runtime::static_memory(found);
     return pipeline;
   } catch (const std::exception& failure) {
     *error = metal_runtime::error(failure.what());

@@ -139,6 +139,11 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
   require(size > 0 && size <= bound->pipeline.maxTotalThreadsPerThreadgroup,
           name + "a threadgroup of " + std::to_string(size) + " threads");
 
+  size_t memory = bound->pipeline.staticThreadgroupMemoryLength;
+  for (uint32_t length : bound->threadgroup_lengths) memory += length;
+  require(memory <= metal_runtime::device().maxThreadgroupMemoryLength,
+          name + std::to_string(memory) + " bytes of threadgroup memory");
+
   Command command;
   simulator::Launch& launch = command.launch;
   launch.kernel = simulator::find_builtin(*bound->pipeline->name, simulator::checking().on);
@@ -193,12 +198,19 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
 }
 @end
 
+// PyTorch's, during a graph capture. Here it only has the name.
+@interface MPSRecordingEncoder : RuntimeEncoder
+@end
+
+@implementation MPSRecordingEncoder
+@end
+
 namespace metalcore::metal_runtime {
 
 void address_taken(id<MTLBuffer> buffer) { addressed.insert(static_cast<RuntimeBuffer*>(buffer)); }
 
 id<MTLComputeCommandEncoder> encoder_for_block(std::shared_ptr<Encoding> encoding) {
-  RuntimeEncoder* encoder = [[RuntimeEncoder alloc] init];
+  RuntimeEncoder* encoder = encoding->captured ? [[MPSRecordingEncoder alloc] init] : [[RuntimeEncoder alloc] init];
   encoder->encoding = new std::shared_ptr<Encoding>(std::move(encoding));
   encoder->bound = new Bound;
   return encoder;

@@ -237,6 +237,14 @@ const std::map<std::string, std::function<void()>> kFaults = {
      [] { encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder), dispatch(encoder, 0, 1); }); }},
     {"too many threads in a threadgroup",
      [] { encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder), dispatch(encoder, 1, 1025); }); }},
+    {"threadgroup memory beside a kernel's own",
+     [] {
+       encode_raw([](Raw encoder) {
+         set_pipeline(encoder, "jacobi_round"), bind_all(encoder);
+         [encoder setThreadgroupMemoryLength:8192 atIndex:0];
+         dispatch(encoder, 256, 256);
+       });
+     }},
     {"threadgroup memory of an odd length",
      [] { encode_raw([](Raw encoder) { [encoder setThreadgroupMemoryLength:20 atIndex:0]; }); }},
     {"an address without useResource",

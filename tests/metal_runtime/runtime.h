@@ -82,5 +82,6 @@ struct Kernel;
  @public
   std::string* name;
   const msl_abi::Kernel* kernel;
+  size_t static_memory;
 }
 @end

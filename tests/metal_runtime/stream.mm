@@ -52,8 +52,8 @@ struct Counts {
   std::set<std::string> kernels;
 } counts;
 
-// What tests choose: encoders that run dispatches in another order, up to a barrier, and a GPU that is slower.
-std::atomic<bool> concurrent = false;
+// What tests choose: encoders that run dispatches in another order, up to a barrier; a graph capture; a slower GPU.
+std::atomic<bool> concurrent = false, captured = false;
 std::atomic<double> slowness = 1;
 
 constexpr double kUnknownSeconds = 1e-3;
@@ -147,7 +147,8 @@ id<MTLComputeCommandEncoder> at::mps::MPSStream::commandEncoder() {
   Stream& stream = *static_cast<Stream*>(this);
   require(running == &stream.queue, "commandEncoder() is called outside of the stream's queue");
   if (!stream.encoding) {
-    stream.encoding = std::make_shared<metal_runtime::Encoding>(stream.queue.stream, stream.commands, concurrent);
+    stream.encoding =
+        std::make_shared<metal_runtime::Encoding>(stream.queue.stream, stream.commands, concurrent, captured);
     const std::lock_guard lock(counts.mutex);
     ++counts.encoders[stream.queue.stream];
   }
@@ -196,6 +197,7 @@ void dispatch_sync_f(dispatch_queue_t queue, void* context, void (*work)(void*))
 
 EXPORTED void metal_runtime_set_stream(int stream) { metal_runtime::set_current_stream(stream); }
 EXPORTED void metal_runtime_set_concurrent(int on) { concurrent = on; }
+EXPORTED void metal_runtime_set_captured(int on) { captured = on; }
 EXPORTED void metal_runtime_set_slowness(double factor) { slowness = factor; }
 EXPORTED int metal_runtime_commits(int stream) {
   const std::lock_guard lock(counts.mutex);

@@ -41,6 +41,7 @@ FAULTS = {
     "an offset that is not aligned": "has an offset of 2 bytes, no multiple of 4",
     "no threads": "a dispatch of no threads",
     "too many threads in a threadgroup": "a threadgroup of 1025 threads",
+    "threadgroup memory beside a kernel's own": "34176 bytes of threadgroup memory",
     "threadgroup memory of an odd length": "20 bytes of threadgroup memory",
     "an address without useResource": "without useResource",
     "a written buffer used for reading only": "for reading only",
@@ -69,6 +70,10 @@ assert len(_C.mps_kernels()) > 200
 for name in _C.mps_kernels():
     assert 32 <= _C.mps_compile(name)["max_total_threads_per_threadgroup"] <= 1024, name
 assert _C.mps_gpu_family() == "apple7"
+memory = {name: _C.mps_compile(name)["static_threadgroup_memory_length"] for name in _C.mps_kernels()}
+assert max(memory.values()) <= 32768 and sum(size > 0 for size in memory.values()) > 100
+assert memory["silu_dense_float"] == 0 and memory["softmax_block4_float"] == 256
+assert memory["jacobi_round"] == 4 * (4 * 32 * 33 + 32 * 33 + 32 * 36 + 4 * 16)
 """,
     )
 

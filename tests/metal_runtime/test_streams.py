@@ -102,6 +102,32 @@ for name in ("softmax", "rms_norm", "qr", "svd", "cholesky", "solve"):
     )
 
 
+def test_addresses_are_refused_in_a_capture(extension):
+    run(
+        extension,
+        "-c",
+        PROGRAM
+        + """
+parameter = torch.nn.Parameter(torch.ones(100, device="mps"))
+parameter.grad = parameter.detach().clone()
+optimizer = metalcore.optim.AdamW([parameter])
+optimizer.step()
+torch.mps.synchronize()
+use_runtime.set_captured(True)
+y = metalcore.silu(parameter.detach())
+try:
+    optimizer.step()
+except Exception as error:
+    assert "addresses of tensors, which a graph capture of PyTorch's cannot replay" in str(error), error
+else:
+    raise AssertionError("not refused")
+use_runtime.set_captured(False)
+torch.testing.assert_close(y, torch.nn.functional.silu(parameter.detach()))
+optimizer.step()
+""",
+    )
+
+
 def test_work_goes_to_the_current_stream(extension):
     run(
         extension,

@@ -45,6 +45,11 @@ def set_concurrent(on):
     _library.metal_runtime_set_concurrent(on)
 
 
+def set_captured(on):
+    """Whether PyTorch captures a graph on the encoders that it opens from now on."""
+    _library.metal_runtime_set_captured(on)
+
+
 def set_slowness(factor):
     """Multiplies the time that dispatches take by the cost model."""
     _library.metal_runtime_set_slowness(ctypes.c_double(factor))

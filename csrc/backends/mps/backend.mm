@@ -12,11 +12,13 @@
 #include "../../gpu/limits.h"
 
 #import <Foundation/Foundation.h>
+#import <objc/runtime.h>
 
 #include <array>
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace metalcore::mps {
@@ -28,17 +30,27 @@ MTLSize metal_size(gpu::Size size) { return MTLSizeMake(size.x, size.y, size.z);
 
 size_t rounded_length(uint32_t threadgroup_length) { return (size_t{threadgroup_length} + 15) / 16 * 16; }
 
+// Whether PyTorch records for its graph capture, of which it exports nothing: it is in development (pull request
+// 189019). There commandEncoder() returns an object of this class. It keeps the bindings and forwards useResource:, so
+// that a replay would reach buffers by address that are not resident.
+bool is_captured(id<MTLComputeCommandEncoder> encoder) {
+  return std::string_view(object_getClassName(encoder)) == "MPSRecordingEncoder";
+}
+
 // Metal itself would end the process for what this refuses.
 void check(const gpu::Recording& recording, const gpu::Dispatch& dispatch, const Pipeline& pipeline,
-           id<MTLDevice> device) {
+           id<MTLDevice> device, bool captured) {
   const std::string_view name = recording.name(dispatch);
   const uint64_t threads = uint64_t{dispatch.threadgroup.x} * dispatch.threadgroup.y * dispatch.threadgroup.z;
   if (threads > pipeline.max_threads)
     gpu::refuse(name, "a threadgroup of " + std::to_string(threads) + " threads; it must have from 1 to " +
                           std::to_string(pipeline.max_threads));
   std::array<size_t, gpu::kMaximumBuffers> lengths = {};
-  for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument)
+  for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument) {
+    if (argument->kind == gpu::Argument::kPointers && captured)
+      gpu::refuse(name, "addresses of tensors, which a graph capture of PyTorch's cannot replay");
     if (argument->kind == gpu::Argument::kThreadgroup) lengths[argument->index] = rounded_length(argument->count);
+  }
   size_t memory = pipeline.static_memory;
   for (size_t length : lengths) memory += length;
   if (const size_t most = device.maxThreadgroupMemoryLength; memory > most)
@@ -65,6 +77,7 @@ class MetalEncoder {
   }
 
   id<MTLDevice> device() const { return encoder_.device; }
+  bool captured() const { return is_captured(encoder_); }
 
  private:
   // A recording's dispatches run in order, and the first one after PyTorch's.
@@ -128,7 +141,7 @@ void encode(const Work& work) {
   std::vector<const Pipeline*> pipelines;
   for (size_t i = work.first; i < dispatches.size(); ++i) {
     pipelines.push_back(&pipeline(encoder->device(), work.recording.name(dispatches[i])));
-    check(work.recording, dispatches[i], *pipelines.back(), encoder->device());
+    check(work.recording, dispatches[i], *pipelines.back(), encoder->device(), encoder->captured());
   }
   CommandBuffer& commands = command_buffer(work.stream);
   for (size_t i = work.first; i < dispatches.size(); ++i) {

@@ -8,7 +8,6 @@
 #include "syrk.h"
 #include "triangular.h"
 
-#include <cmath>
 #include <tuple>
 #include <utility>
 
@@ -45,12 +44,12 @@ void factor_whole(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, 
                         .a_vectors = access_of(a.tensor, a.rows, a.batch_stride, a_strides),
                         .l_vectors = access_of(l, a.rows, a.rows * a.rows, l_strides)};
   gpu::record(l, [&](gpu::Recording& recording) {
-    const double flops = std::pow(static_cast<double>(a.rows), 3);
-    gpu::in_pieces(a.batch, flops, [&](const gpu::Piece& piece) {
+    const auto entries = static_cast<double>(a.rows * a.rows);
+    gpu::in_pieces(a.batch, {entries * static_cast<double>(a.rows), 8 * entries}, [&](const gpu::Piece& piece) {
       params.matrices = grid_side(piece.count);
       recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride));
       recording.buffer(1, piece.of(l, a.rows * a.rows)).buffer(2, piece.of(info, 1)).bytes(3, params);
-      recording.work(flops * static_cast<double>(piece.count));
+      recording.work(piece.work.flops, piece.work.bytes);
       recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
     });
   });

@@ -43,12 +43,12 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
   EighParams params{a.batch_stride, a.row_stride, a.column_stride, grid_side(s.batch), grid_side(s.rows)};
   if (upper) std::swap(params.row_stride, params.column_stride);
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
-    const double flops = jacobi_flops(s.rows, s.rows);
-    gpu::in_pieces(s.batch, flops, [&](const gpu::Piece& piece) {
+    const gpu::Work each{jacobi_flops(s.rows, s.rows), 8.0 * static_cast<double>(s.rows * s.rows)};
+    gpu::in_pieces(s.batch, each, [&](const gpu::Piece& piece) {
       params.matrices = grid_side(piece.count);
       recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride)).buffer(1, piece.of(l, s.rows));
       recording.buffer(2, compute_v ? piece.of(v, s.rows * s.rows) : gpu::view_of(l)).bytes(3, params);
-      recording.work(flops * static_cast<double>(piece.count));
+      recording.work(piece.work.flops, piece.work.bytes);
       recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
     });
   });

@@ -78,7 +78,7 @@ void record_round(gpu::Recording& recording, const Work& w, JacobiRoundParams pa
   const double matrix_bytes = 4.0 * w.plan.padded * w.plan.length, gram = gram_flops(w.plan);
   const double rotate = rotate_flops(w.plan);
   const int64_t matrix = int64_t{w.plan.padded} * w.plan.length;
-  gpu::in_pieces(w.params.matrices, gram + rotate, [&](const gpu::Piece& piece) {
+  gpu::in_pieces(w.params.matrices, {gram + rotate, 3 * matrix_bytes}, [&](const gpu::Piece& piece) {
     params.of.matrices = grid_side(piece.count);
     const gpu::Size groups{grid_side(piece.count * w.plan.pairs * w.plan.splits)}, threads{JACOBI_THREADS};
     const auto count = static_cast<double>(piece.count);
@@ -87,7 +87,7 @@ void record_round(gpu::Recording& recording, const Work& w, JacobiRoundParams pa
       return recording.bytes(2, params);
     };
     if (w.plan.splits == 1) {
-      bind("jacobi_round").work(count * (gram + rotate), count * 3 * matrix_bytes);
+      bind("jacobi_round").work(piece.work.flops, piece.work.bytes);
       recording.dispatch_threadgroups(groups, threads);
       return;
     }
@@ -129,7 +129,7 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool compute_uv, const T
   const int64_t n = x.size(-2), m = x.size(-1);
   const Work w = work_for(x, batch, n, m, compute_uv, 0);
   const JacobiResultParams params{
-      .of = w.params, .tiles = 0, .vectors = compute_uv, .accumulated = compute_uv, .scaled = 1};
+      .of = w.params, .tiles = 0, .first_tile = 0, .vectors = compute_uv, .accumulated = compute_uv, .scaled = 1};
   gpu::record(x, [&](gpu::Recording& recording) {
     record_rounds(recording, x, w);
     record_results(recording, w, params, w.parts, order, scales, values, u, v);
@@ -144,17 +144,16 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool compute_uv, const T
 
 namespace {
 
-// Pieces are of a single matrix's tiles, or of the batch.
-void record_rayleigh(gpu::Recording& recording, const Tensor& a, const Work& w, const JacobiResultParams& params,
+// Pieces are of all matrices' tiles of rows.
+void record_rayleigh(gpu::Recording& recording, const Tensor& a, const Work& w, JacobiResultParams params,
                      const Tensor& parts) {
-  const int64_t n = w.params.rows, columns = w.plan.padded;
-  const double flops = 2.0 * static_cast<double>(n) * static_cast<double>(n * columns);
-  gpu::in_pieces(w.params.matrices, flops, [&](const gpu::Piece& piece) {
-    recording.kernel("jacobi_rayleigh").buffer(0, piece.of(a, n * n)).buffer(1, piece.of(w.exponents, 1));
-    recording.buffer(2, piece.of(w.x, columns * w.plan.length)).buffer(3, piece.of(parts, params.tiles * columns));
-    recording.bytes(4, params).work(flops * static_cast<double>(piece.count));
-    recording.dispatch_threadgroups({grid_side(piece.count * params.tiles * (columns / JACOBI_PAIR))},
-                                    {JACOBI_THREADS});
+  const double rows = w.params.rows, columns = w.plan.padded;
+  const gpu::Work tile{2.0 * JACOBI_PAIR * rows * columns, 4.0 * rows * (columns + JACOBI_PAIR)};
+  gpu::in_pieces(int64_t{w.params.matrices} * params.tiles, tile, [&](const gpu::Piece& piece) {
+    params.first_tile = grid_side(piece.first);
+    recording.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);
+    recording.bytes(4, params).work(piece.work.flops, piece.work.bytes);
+    recording.dispatch_threadgroups({grid_side(piece.count * (w.plan.padded / JACOBI_PAIR))}, {JACOBI_THREADS});
   });
 }
 
@@ -166,7 +165,8 @@ void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool comput
   const Work w = work_for(a, batch, n, n, false, upper ? 2 : 1);
   const uint32_t tiles = grid_side(ceil_div<int64_t>(n, JACOBI_PAIR));
   const Tensor parts = new_tensor({batch, tiles, w.plan.padded}, ScalarType::Float, a);
-  const JacobiResultParams params{.of = w.params, .tiles = tiles, .vectors = compute_v, .accumulated = 0, .scaled = 0};
+  const JacobiResultParams params{
+      .of = w.params, .tiles = tiles, .first_tile = 0, .vectors = compute_v, .accumulated = 0, .scaled = 0};
   gpu::record(a, [&](gpu::Recording& recording) {
     record_rounds(recording, a, w);
     record_rayleigh(recording, a, w, params, parts);

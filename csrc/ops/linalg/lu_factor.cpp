@@ -112,7 +112,7 @@ void lu_small(const LuPlan& plan, const LuSmall& task, const LuFactors& results)
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
     const double n = static_cast<double>(std::max(a.rows, a.columns));
     const double flops = n * n * (n * p.tiles + 2 * p.right);  // each tile's threads factor the matrix again
-    gpu::in_pieces(a.batch, flops, [&](const gpu::Piece& piece) {
+    gpu::in_pieces(a.batch, {flops, 8 * n * (n * p.tiles + p.right)}, [&](const gpu::Piece& piece) {
       p.matrices = grid_side(piece.count);
       const gpu::BufferView own_info = piece.of(info, 1), own_a = piece.of(a.tensor, a.batch_stride);
       const auto optional = [&](bool wanted, const Tensor& tensor, int64_t elements_each) {
@@ -129,7 +129,7 @@ void lu_small(const LuPlan& plan, const LuSmall& task, const LuFactors& results)
         recording.buffer(4, own_info).buffer(5, sources);
         recording.buffer(6, task.x ? piece.of(*task.x, a.rows * p.right) : own_info).bytes(7, p);
       }
-      recording.work(flops * static_cast<double>(piece.count));
+      recording.work(piece.work.flops, piece.work.bytes);
       recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(piece.count * p.tiles, plan.matrices))},
                                       {plan.threads});
     });

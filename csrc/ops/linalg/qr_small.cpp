@@ -27,7 +27,8 @@ void run_small(const QrPlan& plan, const Matrices& a, const SmallQr& task, const
   const bool simd = plan.variant == QrVariant::simd;
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
     const double flops = 4.0 * p.rows * p.columns * std::max(p.columns, p.q_columns);
-    gpu::in_pieces(a.batch, flops, [&](const gpu::Piece& piece) {
+    const double bytes = 4.0 * p.rows * (p.columns + p.q_columns) + 4.0 * p.r_rows * p.columns;
+    gpu::in_pieces(a.batch, {flops, bytes}, [&](const gpu::Piece& piece) {
       const auto optional = [&](bool wanted, const Tensor& tensor, int64_t elements_each) {
         return wanted ? piece.of(tensor, elements_each) : gpu::view_of(tensor);
       };
@@ -36,7 +37,7 @@ void run_small(const QrPlan& plan, const Matrices& a, const SmallQr& task, const
       recording.buffer(1, optional(p.q_columns > 0, q, int64_t{p.rows} * p.q_columns));
       recording.buffer(2, optional(p.task != QR_FORM, r, int64_t{p.r_rows} * p.columns)).bytes(3, p);
       recording.buffer(4, optional(p.task != QR_FACTORS, tau, p.reflectors));
-      recording.work(flops * static_cast<double>(piece.count));
+      recording.work(piece.work.flops, piece.work.bytes);
       if (simd)
         recording.dispatch_threadgroups({ceil_div(p.matrices, plan.matrices_per_threadgroup)}, {128});
       else

@@ -49,8 +49,8 @@ void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, SvdPa
             const SingularVectors& vectors, const Tensor& s, bool compute_uv) {
   const Tensor present = compute_uv ? new_tensor({params.matrices}, ScalarType::Int, a) : s;
   gpu::record(a, [&](gpu::Recording& recording) {
-    const double flops = jacobi_flops(params.rows, params.columns);
-    gpu::in_pieces(params.matrices, flops, [&](const gpu::Piece& piece) {
+    const gpu::Work each{jacobi_flops(params.rows, params.columns), 12.0 * params.rows * params.columns};
+    gpu::in_pieces(params.matrices, each, [&](const gpu::Piece& piece) {
       const auto optional = [&](bool wanted, const Tensor& tensor, int64_t elements_each) {
         return wanted ? piece.of(tensor, elements_each) : gpu::view_of(s);
       };
@@ -61,10 +61,10 @@ void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, SvdPa
       recording.buffer(2, piece.of(s, params.columns));
       recording.buffer(3, optional(compute_uv, vectors.right, params.right.batch_stride));
       recording.buffer(4, complete).bytes(5, params).buffer(6, optional(params.scaled, scales, 1));
-      recording.work(flops * static_cast<double>(piece.count));
+      recording.work(piece.work.flops, piece.work.bytes);
       recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
       if (!compute_uv) return;
-      recording.kernel("svd_complete").buffer(0, u).buffer(1, complete).bytes(2, params);
+      recording.kernel("svd_complete").buffer(0, u).buffer(1, complete).bytes(2, params).work(0, piece.work.bytes);
       recording.dispatch_threadgroups({params.matrices}, {256});
     });
   });
@@ -90,15 +90,15 @@ void multiply_q(const Tensor& q, const Tensor& r_vectors, const SvdMatrices& r_s
                       .column_tiles = grid_side(ceil_div<int64_t>(q_columns, SVD_MULTIPLY_TILE))};
   gpu::record(q, [&](gpu::Recording& recording) {
     // Pieces are of all matrices' rows: their strides from matrix to matrix stay.
-    const double flops = 2.0 * static_cast<double>(s.batch * s.columns * q_columns);
+    const auto entries = static_cast<double>(s.batch * q_columns);
     gpu::in_pieces(
-        s.rows, flops,
+        s.rows, {2 * entries * static_cast<double>(s.columns), 8 * entries},
         [&](const gpu::Piece& piece) {
           p.rows = grid_side(piece.count);
           p.row_tiles = grid_side(ceil_div<int64_t>(piece.count, SVD_MULTIPLY_TILE));
           recording.kernel("svd_multiply").buffer(0, piece.of(q, q_columns)).buffer(1, r_vectors);
           recording.buffer(2, piece.of(vectors.left, vectors.left_strides.row_stride)).bytes(3, p);
-          recording.work(flops * static_cast<double>(piece.count));
+          recording.work(piece.work.flops, piece.work.bytes);
           recording.dispatch_threadgroups({grid_side(s.batch * p.row_tiles * p.column_tiles)}, {256});
         },
         SVD_MULTIPLY_TILE);

@@ -36,9 +36,9 @@ void record_syrk(gpu::Recording& recording, const gpu::BufferView& a, const gpu:
     p.beta = 1.0f, p.c_batch = p.result_batch, p.c_row = p.result_row, p.c_column = 1;
   };
   if (p.k == 0)
-    record({0, 0});
+    record({0, 0, {}});
   else
-    gpu::in_pieces(p.k, flops, record, SYRK_TILE);
+    gpu::in_pieces(p.k, {flops, 0}, record, SYRK_TILE);
 }
 
 namespace {

@@ -96,14 +96,13 @@ void solve(gpu::Recording& recording, const TriangularPlan& plan, const Problem&
   params.column_tiles = ceil_div(params.columns, plan.columns);
   const double flops = 1.0 * params.order * params.order * params.columns;
   const double bytes = 4.0 * params.order * (params.order * 0.5 * params.column_tiles + 2.0 * params.columns);
-  gpu::in_pieces(params.matrices, flops, [&](const gpu::Piece& piece) {
+  gpu::in_pieces(params.matrices, {flops, bytes}, [&](const gpu::Piece& piece) {
     TriangularParams own = params;
     own.matrices = grid_side(piece.count);
     for (StridedMatrices* m : {&own.a, &own.b, &own.x}) m->first += piece.first * m->batch;
     recording.kernel(plan.kernel).buffer(0, problem.a).buffer(1, b).buffer(2, problem.x).bytes(3, own);
-    const auto count = static_cast<double>(piece.count);
     const int64_t slots = piece.count * params.column_tiles;
-    recording.work(flops * count, bytes * count);
+    recording.work(piece.work.flops, piece.work.bytes);
     recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(slots, plan.slots))}, {plan.threads});
   });
 }
