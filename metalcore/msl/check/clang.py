@@ -18,7 +18,7 @@ _FLAGS = (
     "-x cl -cl-std=CLC++2021 --target=spir64 -cl-no-stdinc -nostdinc -cl-single-precision-constant -fdeclspec "
     "-Xclang -cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64,+__cl_clang_bitfields,+__cl_clang_function_pointers "
     "-fsyntax-only -Xclang -ast-dump -fno-color-diagnostics -fno-caret-diagnostics -ferror-limit=0 "
-    "-ftemplate-backtrace-limit=0 -Wno-everything -Werror=c++11-narrowing"
+    "-ftemplate-backtrace-limit=0 -w"
 ).split()
 STRICT = ["-Werror=implicit-float-conversion", "-Wno-implicit-int-float-conversion"]
 

@@ -41,6 +41,8 @@ template <class T, int C, int R, class S, class = enable_if_t<is_arithmetic_v<S>
 constexpr matrix<T, C, R> operator*(matrix<T, C, R>, S);
 template <class T, int C, int R, class S, class = enable_if_t<is_arithmetic_v<S>>>
 constexpr matrix<T, C, R> operator*(S, matrix<T, C, R>);
+template <class T, int C, int R, class S, class = enable_if_t<is_arithmetic_v<S>>>
+constexpr matrix<T, C, R> operator/(matrix<T, C, R>, S);
 template <class T, int C, int R>
 constexpr bool operator==(matrix<T, C, R>, matrix<T, C, R>);
 template <class T, int C, int R>
