@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from ..errors import CompilerNotFoundError
@@ -20,6 +21,17 @@ _FLAGS = (
     "-fsyntax-only -Xclang -ast-dump -fno-color-diagnostics -fno-caret-diagnostics -ferror-limit=0 "
     "-ftemplate-backtrace-limit=0 -w"
 ).split()
+_SECOND_FLAGS = (
+    "-x c++ -std=c++14 --target=x86_64-linux-gnu -nostdinc -fdeclspec -fsyntax-only -fno-color-diagnostics "
+    "-fno-caret-diagnostics -ferror-limit=0 -ftemplate-backtrace-limit=0 -w"
+).split()
+# What C++14 and Clang's vectors tell. Without address spaces overloads are declared twice, so that other errors of the
+# second reading may be its own.
+_SECOND = re.compile(
+    r"vector element|contains duplicate components|cannot be narrowed|requires template arguments|'auto' not allowed|"
+    r"C\+\+(17|2)|'decltype\(auto\)' not allowed|missing 'typename'"
+)
+STRICT_SECOND = ["-Werror=c++17-extensions", "-Werror=c++20-extensions"]
 STRICT = ["-Werror=implicit-float-conversion", "-Wno-implicit-int-float-conversion"]
 
 
@@ -65,25 +77,54 @@ def _version(command):
 def run_clang(text, *, strict):
     """(findings, lines of the syntax tree) of a text from clang_text().
 
+    Clang reads it twice: as C++ for OpenCL, and as C++14, on which MSL up to 3.1 is based, with Clang's own vectors but
+    without address spaces. Of the second reading's errors those count that the first one cannot find (_SECOND).
+
     Up to Metal 3.1 the object of a method that names no address space is in `thread`, later in any space. A program
     that is right in either reading has no findings.
     """
-    findings, tree = _run(text, strict, "")
+    second = _start(text, [*_SECOND_FLAGS, *(STRICT_SECOND if strict else ())], "")
+    first = _start(text, [*_FLAGS, *(STRICT if strict else ())], "")
+    findings, tree = _finish(first)
     if findings:
-        in_thread = _run(text, strict, "__private")
+        in_thread = _finish(_start(text, [*_FLAGS, *(STRICT if strict else ())], "__private"))
         if not in_thread[0]:
-            return in_thread
-    return findings, tree
+            findings, tree = in_thread
+    more, _ = _finish(second)
+    places = {(finding.file, finding.line) for finding in findings}
+    told = [finding for finding in more if _is_of_second(finding) and (finding.file, finding.line) not in places]
+    return [*findings, *told], tree
 
 
-def _run(text, strict, this):
-    command = [*find_clang(), *_FLAGS, *(STRICT if strict else ()), f"-DMSL_THIS={this}", f"-I{INCLUDE}", "-"]
+def _is_of_second(finding):
+    return bool(_SECOND.search(finding.message)) and not finding.file.startswith(os.fspath(INCLUDE))
+
+
+def _start(text, flags, this):
+    """A Clang that reads the text from a file, so that two may run at a time."""
+    command = [*find_clang(), *flags, f"-DMSL_THIS={this}", f"-I{INCLUDE}", "-"]
+    source = tempfile.TemporaryFile("w+")
+    source.write(text)
+    source.seek(0)
+    streams = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(2)]
     environment = {**os.environ, "LC_ALL": "C"}
-    result = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", env=environment)
-    findings = read_errors(result.stderr)
-    if result.returncode and not findings:
-        raise RuntimeError(f"{command[0]} failed:\n{result.stderr}")
-    return findings, result.stdout.splitlines()
+    process = subprocess.Popen(command, stdin=source, stdout=streams[0], stderr=streams[1], env=environment)
+    source.close()
+    return process, streams
+
+
+def _finish(started):
+    process, streams = started
+    code = process.wait()
+    for stream in streams:
+        stream.seek(0)
+    stdout, stderr = (stream.read() for stream in streams)
+    for stream in streams:
+        stream.close()
+    findings = read_errors(stderr)
+    if code and not findings:
+        raise RuntimeError(f"{process.args[0]} failed:\n{stderr}")
+    return findings, stdout.splitlines()
 
 
 _DIAGNOSTIC = re.compile(
@@ -94,6 +135,8 @@ _RULES = (
     ("barrier-flags", r"flags of a barrier must be a constant"),
     ("double", r"'double'|cl_khr_fp64"),
     ("function-pointer", r"pointers to (member )?functions"),
+    ("vector-component", r"vector element|contains duplicate components"),
+    ("c++17", r"requires template arguments|'(decltype\(auto\)|auto)' not allowed|C\+\+(17|2)|missing 'typename'"),
     ("narrowing", r"implicit conversion loses|from .*\b(float|half)' to .*'[^']*bfloat'|cannot be narrowed"),
     ("constant-space", r"read-only variable|const-qualified|program scope"),
     ("address-space", r"address space"),

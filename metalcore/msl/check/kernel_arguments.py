@@ -39,7 +39,9 @@ def _kernel(program, kernel):
             if attribute in taken:
                 message = f"input declarations with attribute '{attribute}' twice: {where} and {taken[attribute]}"
                 yield Breach(first, "attribute-type", message)
-            other = next((name for same in _SAME if attribute in same for name in same & taken.keys() - {attribute}), None)
+            other = next(
+                (name for same in _SAME if attribute in same for name in same & taken.keys() - {attribute}), None
+            )
             if other:
                 message = f"kernel cannot have input declarations with '{other}' and '{attribute}' attributes"
                 yield Breach(first, "attribute-type", message)
@@ -57,7 +59,9 @@ def _memory(program, kernel, first, where, attributes, words):
     if "&&" in words:
         yield Breach(first, "kernel", f"{where} is an rvalue reference")
     elif "buffer" in attributes and not ({"*", "&", "["} & set(words) or of_template):
-        message = f"{where} is a buffer passed by value; it must be a pointer or a reference, as 'constant {words[-1]}&'"
+        message = (
+            f"{where} is a buffer passed by value; it must be a pointer or a reference, as 'constant {words[-1]}&'"
+        )
         yield Breach(first, "kernel", message)
     if "buffer" in attributes and "threadgroup" in words and not {"device", "constant"} & set(words):
         yield Breach(first, "attribute-type", f"'buffer' attribute on {where}, which is in threadgroup")
@@ -90,8 +94,11 @@ def _function_constant(program, declaration, constants):
     classes = {d.name for d in program.walk() if d.kind == "class"}
     if tail & {"=", "{"}:
         yield Breach(declaration.name_at, "function-constant", f"{where} cannot have an initializer")
-    if words & classes or words & {"*", "&"} or program.tokens[declaration.name_at + 1].text == "[" and (
-        program.attribute_end(declaration.name_at + 1) is None
+    if (
+        words & classes
+        or words & {"*", "&"}
+        or program.tokens[declaration.name_at + 1].text == "["
+        and (program.attribute_end(declaration.name_at + 1) is None)
     ):
         yield Breach(declaration.name_at, "function-constant", f"{where} must be of a scalar or a vector type")
     index = constant_value(program, declaration.attributes["function_constant"])

@@ -14,7 +14,7 @@ from ..threadgroup import place_threadgroup_variables
 from ..translate import _print as print_tokens
 
 SPACES = {
-    "device": "__attribute__((opencl_global_device))",
+    "device": "MSL_DEVICE",  # a macro of prelude.h
     "constant": "const __global",
     "threadgroup": "__local",
     "thread": "__private",

@@ -13,17 +13,8 @@ _TYPE = re.compile(r"'([^']*)'(?::'([^']*)')?")
 _MENTION = re.compile(r" (?:Function|CXXMethod) (0x[0-9a-f]+) |(?:->|\.)\S+ (0x[0-9a-f]+)$")
 _CONSTANT = re.compile(r"\b__global\b(?!_)")
 _FUNCTIONS = ("FunctionDecl", "CXXMethodDecl", "CXXConstructorDecl", "CXXConversionDecl", "CXXDestructorDecl")
-# Nodes that an lvalue without a conversion is bound to a reference by, and those between braces and what is in them.
-_BINDING = ("VarDecl", "CallExpr", "CXXMemberCallExpr", "CXXConstructExpr", "CXXTemporaryObjectExpr", "ReturnStmt",
-            "InitListExpr", "CXXOperatorCallExpr", "CXXCtorInitializer")  # fmt: skip
-_WRAPPING = ("ImplicitCastExpr", "MaterializeTemporaryExpr", "ExprWithCleanups", "CXXBindTemporaryExpr")
-_TYPE_OF_COMPONENT = re.compile(r"msl::component<([^<>]*)>")
 _OBJECTS = ("VarDecl", "ParmVarDecl", "FieldDecl")
-_VECTOR = re.compile(r"\bmetal::(packed_)?vec<")
-_ELEMENT = re.compile(r"(->|\.)[xyzw] 0x[0-9a-f]+$")
 _BASE = re.compile(r"(public|private|protected) .*\bmetal::(vec|packed_vec|matrix|atomic)<")
-_NARROWED = re.compile(r"msl::component<[^<>]*>' 'void \((float|half|bfloat)\)")
-_INTEGERS = re.compile(r"msl::component<(u|unsigned |un|)(char|short|int|long|bool)")
 _FUNCTION_POINTER = re.compile(r"\((?:__\w+ )*[&*](?:__\w+)?\)\(")
 
 
@@ -123,8 +114,6 @@ class _Tree:
             elif node.kind == "CXXTemporaryObjectExpr" and "msl::partial" in node.line and "' list" not in node.line:
                 self._find(node.place, "language", f"too few components for {in_msl(_TYPE.search(node.line)[1])}")
             self._conversion(node, stack)
-            self._element(node, stack)
-            self._narrowing(node, stack)
 
     def _find(self, place, rule, message):
         self.findings.add(Finding(*place, rule, message))
@@ -162,40 +151,6 @@ class _Tree:
             return  # this is the object of an operator that is a method
         elif "__global_device" in source and _CONSTANT.search(to):
             self._find(cast.place, "address-space", "what is in device is used as if it were in constant")
-
-    def _element(self, node, stack):
-        """Judges the component of a vector whose object is at `node`: it has no address, and no reference binds to it."""
-        at = len(stack) - 2
-        element = stack[at] if at > 0 else None
-        if element is None or " lvalue" not in element.line or not _VECTOR.search(node.type):
-            return
-        indexed = element.kind == "CXXOperatorCallExpr" and element.line.endswith("'[]'") and element.children == 2
-        if not (indexed or element.kind == "MemberExpr" and _ELEMENT.search(element.line)):
-            return
-        above = stack[at - 1]
-        while above is not None and above.kind == "ParenExpr":
-            at -= 1
-            above = stack[at - 1]
-        if above is not None and above.kind == "ImplicitCastExpr" and above.line.endswith("<AddressSpaceConversion>"):
-            if re.search(r"'(const|volatile const) ", above.line):
-                return
-            above = stack[at - 2]
-        if above is None:
-            return
-        if above.kind == "UnaryOperator" and "prefix '&'" in above.line:
-            self._find(element.place, "vector-component", "address of vector element requested")
-        elif above.kind in _BINDING and not (above.kind == "CXXOperatorCallExpr" and "bfloat" in element.type):
-            self._find(element.place, "vector-component", "non-const reference cannot bind to vector element")
-
-    def _narrowing(self, node, stack):
-        """Finds a fraction among the braces that initialize a vector of integers."""
-        if node.kind != "CXXConstructExpr" or not _NARROWED.search(node.line) or not _INTEGERS.search(node.line):
-            return
-        above = next((a for a in reversed(stack[:-1]) if a is None or a.kind not in _WRAPPING), None)
-        if above is not None and "' list" in above.line:
-            source = _NARROWED.search(node.line)[1]
-            message = f"type '{source}' cannot be narrowed to '{_TYPE_OF_COMPONENT.search(node.line)[1]}' in initializer list"
-            self._find(node.place, "narrowing", message)
 
     def finish(self):
         for function, variables in self.variables.items():

@@ -82,7 +82,8 @@ using of_device = void;
   using ::atomic_##T;                  \
   }
 MSL_ATOMIC_NAME(int)
-MSL_ATOMIC_NAME(uint) MSL_ATOMIC_NAME(bool) MSL_ATOMIC_NAME(float) MSL_ATOMIC_NAME(ulong)
+MSL_ATOMIC_NAME(uint)
+MSL_ATOMIC_NAME(bool) MSL_ATOMIC_NAME(float) MSL_ATOMIC_NAME(ulong)
 #undef MSL_ATOMIC_NAME
 
     namespace metal {
@@ -93,28 +94,30 @@ MSL_ATOMIC_NAME(uint) MSL_ATOMIC_NAME(bool) MSL_ATOMIC_NAME(float) MSL_ATOMIC_NA
   template <class T, class = msl::where<T>>                                                                      \
   msl::fetched<T> atomic_fetch_##name##_explicit(volatile space atomic<T>*, msl::operand<T>, memory_order order) \
       MSL_RELAXED(order);
-#define MSL_ATOMICS(space, where)                                                                                      \
-  template <class T, class = msl::where<T>>                                                                            \
-  void atomic_store_explicit(volatile space atomic<T>*, msl::operand<T>, memory_order order) MSL_RELAXED(order);       \
-  template <class T, class = msl::where<T>>                                                                            \
-  msl::fetched<T> atomic_load_explicit(const volatile space atomic<T>*, memory_order order) MSL_RELAXED(order);        \
-  template <class T, class = msl::where<T>>                                                                            \
-  msl::fetched<T> atomic_exchange_explicit(volatile space atomic<T>*, msl::operand<T>, memory_order order)             \
-      MSL_RELAXED(order);                                                                                              \
-  template <class T, class = msl::where<T>>                                                                            \
-  bool atomic_compare_exchange_weak_explicit(volatile space atomic<T>*, __private msl::operand<T>*, msl::operand<T>,   \
-                                             memory_order order, memory_order failed) MSL_RELAXED(order)               \
-      MSL_RELAXED(failed);                                                                                             \
-  MSL_FETCH(space, where, add, fetched_number)                                                                         \
-  MSL_FETCH(space, where, sub, fetched_number) MSL_FETCH(space, where, and, fetched_integer)                           \
-      MSL_FETCH(space, where, or, fetched_integer) MSL_FETCH(space, where, xor, fetched_integer)                       \
-          MSL_FETCH(space, where, min, fetched_integer) MSL_FETCH(                                                     \
-              space, where, max, fetched_integer) template <class T, class = msl::where<T>, class = msl::extreme<T>>   \
-          void atomic_min_explicit(volatile space atomic<T>*, msl::operand<T>, memory_order order) MSL_RELAXED(order); \
-  template <class T, class = msl::where<T>, class = msl::extreme<T>>                                                   \
+#define MSL_ATOMICS(space, where)                                                                                    \
+  template <class T, class = msl::where<T>>                                                                          \
+  void atomic_store_explicit(volatile space atomic<T>*, msl::operand<T>, memory_order order) MSL_RELAXED(order);     \
+  template <class T, class = msl::where<T>>                                                                          \
+  msl::fetched<T> atomic_load_explicit(const volatile space atomic<T>*, memory_order order) MSL_RELAXED(order);      \
+  template <class T, class = msl::where<T>>                                                                          \
+  msl::fetched<T> atomic_exchange_explicit(volatile space atomic<T>*, msl::operand<T>, memory_order order)           \
+      MSL_RELAXED(order);                                                                                            \
+  template <class T, class = msl::where<T>>                                                                          \
+  bool atomic_compare_exchange_weak_explicit(volatile space atomic<T>*, __private msl::operand<T>*, msl::operand<T>, \
+                                             memory_order order, memory_order failed) MSL_RELAXED(order)             \
+      MSL_RELAXED(failed);                                                                                           \
+  MSL_FETCH(space, where, add, fetched_number)                                                                       \
+  MSL_FETCH(space, where, sub, fetched_number)                                                                       \
+  MSL_FETCH(space, where, and, fetched_integer) MSL_FETCH(space, where, or, fetched_integer)                         \
+      MSL_FETCH(space, where, xor, fetched_integer) MSL_FETCH(space, where, min, fetched_integer) MSL_FETCH(         \
+          space, where, max, fetched_integer) template <class T, class = msl::where<T>, class = msl::extreme<T>>     \
+      void atomic_min_explicit(volatile space atomic<T>*, msl::operand<T>, memory_order order) MSL_RELAXED(order);   \
+  template <class T, class = msl::where<T>, class = msl::extreme<T>>                                                 \
   void atomic_max_explicit(volatile space atomic<T>*, msl::operand<T>, memory_order order) MSL_RELAXED(order);
   MSL_ATOMICS(device, of_device)
+#ifdef __OPENCL_CPP_VERSION__
   MSL_ATOMICS(threadgroup, of_threadgroup)
+#endif
 #undef MSL_ATOMICS
 #undef MSL_FETCH
 #undef MSL_RELAXED

@@ -1,6 +1,16 @@
 // Matrices, metal::array, and the names of <simd/simd.h>.
 #pragma once
 
+// Elements of an object in an address space. The second reading knows one space.
+#define MSL_INDEXED_SPACE(T, space)           \
+  constexpr space T& operator[](ulong) space; \
+  constexpr const space T& operator[](ulong) const space;
+#ifdef __OPENCL_CPP_VERSION__
+#define MSL_INDEXED_SPACES(T) MSL_INDEXED_SPACE(T, __local) MSL_INDEXED_SPACE(T, __global)
+#else
+#define MSL_INDEXED_SPACES(T)
+#endif
+
 namespace metal {
 
 template <class T, int Columns, int Rows, class = enable_if_t<is_floating_point_v<T>>>
@@ -14,13 +24,7 @@ struct matrix {
   template <class U>
   constexpr explicit matrix(matrix<U, Columns, Rows>) {}
   using Column = vec<T, Rows>;
-  __private Column& operator[](ulong) __private;
-  __local Column& operator[](ulong) __local;
-  __global Column& operator[](ulong) __global;
-  const __private Column& operator[](ulong) const __private;
-  const __local Column& operator[](ulong) const __local;
-  const __global Column& operator[](ulong) const __global;
-  matrix& operator+=(matrix);
+  MSL_INDEXED_SPACE(Column, __private) MSL_INDEXED_SPACES(Column) matrix& operator+=(matrix);
   matrix& operator-=(matrix);
   matrix& operator*=(T);
   matrix& operator*=(matrix<T, Columns, Columns>);
@@ -55,42 +59,54 @@ struct array {
   T __elems[N];
   constexpr size_t size() const { return N; }
   constexpr bool empty() const { return N == 0; }
-  constexpr __private T& operator[](size_t i) __private { return __elems[i]; }
-  constexpr __local T& operator[](size_t i) __local { return __elems[i]; }
-  constexpr __global T& operator[](size_t i) __global { return __elems[i]; }
-  constexpr const __private T& operator[](size_t i) const __private { return __elems[i]; }
-  constexpr const __local T& operator[](size_t i) const __local { return __elems[i]; }
-  constexpr const __global T& operator[](size_t i) const __global { return __elems[i]; }
-  constexpr __private T* data() __private { return __elems; }
+  MSL_INDEXED_SPACE(T, __private) MSL_INDEXED_SPACES(T) constexpr __private T* data() __private { return __elems; }
   constexpr __private T* begin() __private { return __elems; }
   constexpr __private T* end() __private { return __elems + N; }
 };
 
 }  // namespace metal
 
-#define MSL_SIMD_VECTORS(T)                                                     \
-  using vector_##T##2 = T##2; using vector_##T##3 = T##3; using vector_##T##4 = T##4; \
-  using simd_##T##1 = T; using simd_##T##2 = T##2; using simd_##T##3 = T##3; using simd_##T##4 = T##4; \
-  namespace simd { using ::T##2; using ::T##3; using ::T##4; }
-MSL_SIMD_VECTORS(char) MSL_SIMD_VECTORS(uchar) MSL_SIMD_VECTORS(short) MSL_SIMD_VECTORS(ushort) MSL_SIMD_VECTORS(int)
-MSL_SIMD_VECTORS(uint) MSL_SIMD_VECTORS(long) MSL_SIMD_VECTORS(ulong) MSL_SIMD_VECTORS(half) MSL_SIMD_VECTORS(float)
+#define MSL_SIMD_VECTORS(T)   \
+  using vector_##T##2 = T##2; \
+  using vector_##T##3 = T##3; \
+  using vector_##T##4 = T##4; \
+  using simd_##T##1 = T;      \
+  using simd_##T##2 = T##2;   \
+  using simd_##T##3 = T##3;   \
+  using simd_##T##4 = T##4;   \
+  namespace simd {            \
+  using ::T##2;               \
+  using ::T##3;               \
+  using ::T##4;               \
+  }
+MSL_SIMD_VECTORS(char)
+MSL_SIMD_VECTORS(uchar) MSL_SIMD_VECTORS(short) MSL_SIMD_VECTORS(ushort) MSL_SIMD_VECTORS(int) MSL_SIMD_VECTORS(uint)
+    MSL_SIMD_VECTORS(long) MSL_SIMD_VECTORS(ulong) MSL_SIMD_VECTORS(half) MSL_SIMD_VECTORS(float)
 #undef MSL_SIMD_VECTORS
 
-#define MSL_MATRICES(C, R)                                                         \
-  using float##C##x##R = metal::matrix<float, C, R>;                               \
-  using half##C##x##R = metal::matrix<half, C, R>;                                 \
-  using matrix_float##C##x##R = float##C##x##R; using simd_float##C##x##R = float##C##x##R; \
-  using matrix_half##C##x##R = half##C##x##R; using simd_half##C##x##R = half##C##x##R; \
-  namespace metal { using ::float##C##x##R; using ::half##C##x##R; }               \
-  namespace simd { using ::float##C##x##R; using ::half##C##x##R; }
-MSL_MATRICES(2, 2) MSL_MATRICES(2, 3) MSL_MATRICES(2, 4) MSL_MATRICES(3, 2) MSL_MATRICES(3, 3) MSL_MATRICES(3, 4)
-MSL_MATRICES(4, 2) MSL_MATRICES(4, 3) MSL_MATRICES(4, 4)
+#define MSL_MATRICES(C, R)                           \
+  using float##C##x##R = metal::matrix<float, C, R>; \
+  using half##C##x##R = metal::matrix<half, C, R>;   \
+  using matrix_float##C##x##R = float##C##x##R;      \
+  using simd_float##C##x##R = float##C##x##R;        \
+  using matrix_half##C##x##R = half##C##x##R;        \
+  using simd_half##C##x##R = half##C##x##R;          \
+  namespace metal {                                  \
+  using ::float##C##x##R;                            \
+  using ::half##C##x##R;                             \
+  }                                                  \
+  namespace simd {                                   \
+  using ::float##C##x##R;                            \
+  using ::half##C##x##R;                             \
+  }
+        MSL_MATRICES(2, 2) MSL_MATRICES(2, 3) MSL_MATRICES(2, 4) MSL_MATRICES(3, 2) MSL_MATRICES(3, 3)
+            MSL_MATRICES(3, 4) MSL_MATRICES(4, 2) MSL_MATRICES(4, 3) MSL_MATRICES(4, 4)
 #undef MSL_MATRICES
 
-// Clang cannot add an object that converts to an integer to a pointer in an address space.
-namespace msl {
-template <class P, class C, class = metal::enable_if_t<__is_pointer(P) && __is_class(C)>>
-using moved = decltype(P() + long(*static_cast<__private C*>(nullptr)));
+    // Clang cannot add an object that converts to an integer to a pointer in an address space.
+    namespace msl {
+  template <class P, class C, class = metal::enable_if_t<__is_pointer(P) && __is_class(C)>>
+  using moved = decltype(P() + long(*static_cast<__private C*>(nullptr)));
 }
 template <class P, class C, class = msl::moved<P, C>>
 P& operator+=(P&, C);
