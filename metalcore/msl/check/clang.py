@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..errors import CompilerNotFoundError
@@ -83,14 +83,15 @@ def run_clang(text, *, strict):
     Up to Metal 3.1 the object of a method that names no address space is in `thread`, later in any space. A program
     that is right in either reading has no findings.
     """
-    second = _start(text, [*_SECOND_FLAGS, *(STRICT_SECOND if strict else ())], "")
-    first = _start(text, [*_FLAGS, *(STRICT if strict else ())], "")
-    findings, tree = _finish(first)
-    if findings:
-        in_thread = _finish(_start(text, [*_FLAGS, *(STRICT if strict else ())], "__private"))
-        if not in_thread[0]:
-            findings, tree = in_thread
-    more, _ = _finish(second)
+    first_flags = [*_FLAGS, *(STRICT if strict else ())]
+    with ThreadPoolExecutor(1) as pool:  # the two run at a time
+        second = pool.submit(_run, text, [*_SECOND_FLAGS, *(STRICT_SECOND if strict else ())])
+        findings, tree = _run(text, first_flags)
+        if findings:
+            in_thread = _run(text, first_flags, "__private")
+            if not in_thread[0]:
+                findings, tree = in_thread
+        more, _ = second.result()
     places = {(finding.file, finding.line) for finding in findings}
     told = [finding for finding in more if _is_of_second(finding) and (finding.file, finding.line) not in places]
     return [*findings, *told], tree
@@ -100,31 +101,14 @@ def _is_of_second(finding):
     return bool(_SECOND.search(finding.message)) and not finding.file.startswith(os.fspath(INCLUDE))
 
 
-def _start(text, flags, this):
-    """A Clang that reads the text from a file, so that two may run at a time."""
+def _run(text, flags, this=""):
     command = [*find_clang(), *flags, f"-DMSL_THIS={this}", f"-I{INCLUDE}", "-"]
-    source = tempfile.TemporaryFile("w+")
-    source.write(text)
-    source.seek(0)
-    streams = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(2)]
     environment = {**os.environ, "LC_ALL": "C"}
-    process = subprocess.Popen(command, stdin=source, stdout=streams[0], stderr=streams[1], env=environment)
-    source.close()
-    return process, streams
-
-
-def _finish(started):
-    process, streams = started
-    code = process.wait()
-    for stream in streams:
-        stream.seek(0)
-    stdout, stderr = (stream.read() for stream in streams)
-    for stream in streams:
-        stream.close()
-    findings = read_errors(stderr)
-    if code and not findings:
-        raise RuntimeError(f"{process.args[0]} failed:\n{stderr}")
-    return findings, stdout.splitlines()
+    result = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", env=environment)
+    findings = read_errors(result.stderr)
+    if result.returncode and not findings:
+        raise RuntimeError(f"{command[0]} failed:\n{result.stderr}")
+    return findings, result.stdout.splitlines()
 
 
 _DIAGNOSTIC = re.compile(

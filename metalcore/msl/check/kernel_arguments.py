@@ -1,4 +1,4 @@
-"""Rules of Apple's compiler for the arguments of kernels, and for function constants, that run time here does without."""
+"""Rules of Apple's compiler for kernels' arguments and function constants that compile_shader does without."""
 
 from ..integers import constant_value
 from ..kernels import BUILTINS

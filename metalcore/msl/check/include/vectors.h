@@ -10,8 +10,7 @@ using packed_vec = vec<T, N>;
 }  // namespace metal
 
 namespace msl {
+// float4(a, b), which Clang's C++ has not: text.py makes it a call of this.
 template <class V, class... A>
 V vector(A...);
-}
-
-// float4(a, b) is no expression in Clang's C++. The types' own names stay, where no parenthesis follows.
+}  // namespace msl
