@@ -19,11 +19,11 @@ _FLAGS = (
     "-x cl -cl-std=CLC++2021 --target=spir64 -cl-no-stdinc -nostdinc -cl-single-precision-constant -fdeclspec "
     "-Xclang -cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64,+__cl_clang_bitfields,+__cl_clang_function_pointers "
     "-fsyntax-only -Xclang -ast-dump -fno-color-diagnostics -fno-caret-diagnostics -ferror-limit=0 "
-    "-ftemplate-backtrace-limit=0 -w"
+    "-ftemplate-backtrace-limit=0"
 ).split()
 _SECOND_FLAGS = (
     "-x c++ -std=c++14 --target=x86_64-linux-gnu -nostdinc -fdeclspec -fsyntax-only -fno-color-diagnostics "
-    "-fno-caret-diagnostics -ferror-limit=0 -ftemplate-backtrace-limit=0 -w"
+    "-fno-caret-diagnostics -ferror-limit=0 -ftemplate-backtrace-limit=0"
 ).split()
 # What C++14 and Clang's vectors tell. Without address spaces overloads are declared twice, so that other errors of the
 # second reading may be its own.
@@ -75,7 +75,7 @@ def _version(command):
 
 
 def run_clang(text, *, strict):
-    """(findings, lines of the syntax tree) of a text from clang_text().
+    """(findings, lines of the syntax tree, findings of the second reading) of a text from clang_text().
 
     Clang reads it twice: as C++ for OpenCL, and as C++14, on which MSL up to 3.1 is based, with Clang's own vectors but
     without address spaces. Of the second reading's errors those count that the first one cannot find (_SECOND).
@@ -92,9 +92,7 @@ def run_clang(text, *, strict):
             if not in_thread[0]:
                 findings, tree = in_thread
         more, _ = second.result()
-    places = {(finding.file, finding.line) for finding in findings}
-    told = [finding for finding in more if _is_of_second(finding) and (finding.file, finding.line) not in places]
-    return [*findings, *told], tree
+    return findings, tree, [finding for finding in more if _is_of_second(finding)]
 
 
 def _is_of_second(finding):
@@ -112,13 +110,15 @@ def _run(text, flags, this=""):
 
 
 _DIAGNOSTIC = re.compile(
-    r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?P<column>\d+): (?P<kind>error|fatal error|note): (?P<text>.*)"
+    r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?P<column>\d+): (?P<kind>error|fatal error|warning|note): (?P<text>.*)"
 )
 # (rule, pattern of Clang's message); the first that matches holds.
 _RULES = (
     ("barrier-flags", r"flags of a barrier must be a constant"),
     ("double", r"'double'|cl_khr_fp64"),
     ("function-pointer", r"pointers to (member )?functions"),
+    ("memory-order", r"must be memory_order_relaxed"),
+    ("threadgroup-variable", r"type of a threadgroup variable must have"),
     ("vector-component", r"vector element|contains duplicate components"),
     ("c++17", r"requires template arguments|'(decltype\(auto\)|auto)' not allowed|C\+\+(17|2)|missing 'typename'"),
     ("narrowing", r"implicit conversion loses|from .*\b(float|half)' to .*'[^']*bfloat'|cannot be narrowed"),
@@ -128,6 +128,7 @@ _RULES = (
     ("allocation", r"'(default )?(new|delete)'"),
 )
 _WORDS = (
+    (r"static assertion failed due to requirement '[^']*__[^']*': ", ""),
     (r"\bconst __global\b(?!_)", "constant"),
     (r"__global_device\b", "device"),
     (r"\b__attribute__\(\(opencl_global_device\)\)", "device"),
@@ -164,6 +165,9 @@ def read_errors(stderr):
                 error["notes"].append(match["text"])
                 if error["ours"] and not ours:
                     error["place"], error["ours"] = place, False
+            continue
+        if match["kind"] == "warning":
+            error = None
             continue
         error = {"place": place, "ours": ours, "text": match["text"], "notes": []}
         findings.append(error)

@@ -22,8 +22,6 @@ def argument_breaches(program):
 
 def _kernel(program, kernel):
     tokens, taken = program.tokens, {}
-    if kernel.in_class:
-        yield Breach(kernel.name_at, "kernel", f"'kernel' attribute on '{kernel.name}', which is a member of a class")
     for first, last in program.split_parameters(*kernel.parameters):
         attributes = program.read_attributes(first, last)
         name_at = program.declarator_name(first, last)
