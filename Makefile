@@ -11,9 +11,12 @@ SOURCES := $(shell find csrc kernels metalcore/msl metalcore/_device_*.py tools/
 # compile_shader uses the compiler that built the rest, which need not be called g++.
 RUN = CXX="$$(tools/compiler.sh)" $(PY)
 
+# The tests that subnormal numbers matter to most.
+FLUSHED = $(addprefix tests/linalg/,test_extreme_scale.py test_rank.py) tests/ops/test_activation.py
+
 help:
 	@echo "make demo    three short examples: batched linear algebra, a kernel with a seeded bug, a Llama that trains"
-	@echo "make test    style, the whole test-suite, then the ops once more in checking mode"
+	@echo "make test    style, the whole test-suite, then some of it in checking mode and where subnormals are zero"
 	@echo "make lint    style alone, in seconds; tools/lint.sh --fix mends what the tools can mend"
 	@echo "make docs    the documentation with the API reference, as HTML in build/docs"
 	@echo "make mac-check   on Linux: builds the macOS wheel and checks it against PyTorch's and Apple's own files"
@@ -42,6 +45,8 @@ test: lint $(BUILT)
 	@$(RUN) -m pytest -n 2 --dist worksteal -rs tests
 	@echo "--- the ops again, in checking mode"
 	@METALCORE_CHECK=1 $(RUN) -m pytest -n 2 tests/smoke
+	@echo "--- the ops, and the ends of float32's range, where subnormal numbers are zero"
+	@METALCORE_FTZ=1 $(RUN) -m pytest -n 2 tests/smoke $(FLUSHED)
 
 docs: $(BUILT)
 	@tools/docs.sh

@@ -16,6 +16,10 @@ HAS_MPS = torch._C._has_mps  # the simulated device sets it later
 # folder -> the one kind of device that its tests are about
 ONLY_ON = {"simulator": "simulator", "metal_runtime": "simulator", "wheels": "simulator", "cuda_device": "cuda"}
 
+# The folders whose tests are of metalcore's own functions. On the simulated device they use only what PyTorch has
+# kernels for on a Mac.
+STRICT = {"integrations", "linalg", "nn", "ops", "optim", "overrides", "smoke"}
+
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="mps", choices=["mps", "cuda", "cpu"], help="where tests put their tensors")
@@ -66,3 +70,11 @@ def device(request):
 def seed():
     """The same random numbers for a test whichever tests ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def strict_where_it_matters(request):
+    if kind(request.config) == "simulator":
+        from metalcore.simulator import device
+
+        device.set_strict(request.path.parent.name in STRICT or os.environ.get("METALCORE_SIMULATOR_STRICT") == "1")

@@ -60,6 +60,8 @@ class Dispatch(NamedTuple):
 
     An argument is (index, "bytes", bytes), (index, "threadgroup", number of bytes), (index, "buffer", place) or
     (index, "pointers", tuple of places). A place is (number of the buffer, first byte, number of bytes), or None.
+
+    `seconds` estimates how long the dispatch takes on the slowest GPU that is supported, an M1 with 7 cores.
     """
 
     kernel: str
@@ -67,6 +69,7 @@ class Dispatch(NamedTuple):
     threadgroup: tuple[int, int, int]
     threads: bool
     arguments: tuple
+    seconds: float
 
     def __str__(self):
         grid, group = ("×".join(map(str, sizes)) for sizes in (self.grid, self.threadgroup))
@@ -168,7 +171,7 @@ def _dispatch(entry, numbers):
         return tuple(map(place, bound)) if kind == "pointers" else bound
 
     arguments = tuple((index, kind, value(kind, bound)) for index, kind, bound in entry["arguments"])
-    return Dispatch(entry["kernel"], entry["grid"], entry["threadgroup"], entry["threads"], arguments)
+    return Dispatch(entry["kernel"], entry["grid"], entry["threadgroup"], entry["threads"], arguments, entry["seconds"])
 
 
 def record(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Recording]:

@@ -111,12 +111,16 @@ class Override:
             they do not take to the overridden function of PyTorch.
         at_autograd: whether it is registered at the autograd key of the device, and not at the device's own key.
         dtypes: the dtypes that it takes.
+        composite: an operator of aten that reaches `operator` by its composite kernel, except where PyTorch has another
+            kernel for it (linalg_svd: on a Mac before PyTorch 2.14, which computes it on the CPU, without derivative).
+            There the composite kernel takes its place.
     """
 
     operator: str
     kernel: Callable[[Any, Any, Callable], Callable] | None = None
     at_autograd: bool = False
     dtypes: frozenset[torch.dtype] = FLOAT_DTYPES
+    composite: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

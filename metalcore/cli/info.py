@@ -220,7 +220,7 @@ def _tuning():
     from metalcore._core.routing import DEVICES
     from metalcore.tuning import store
 
-    return {device: store.state(device) for device in sorted(DEVICES)}
+    return {device: store.state(device) if device in DEVICES else None for device in ("mps", "cuda")}
 
 
 def show(found) -> str:

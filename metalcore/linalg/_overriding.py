@@ -8,21 +8,22 @@ import threading
 
 import torch
 
+from .. import _C
 from .._core import refused
 from .._core.registry import Override
 from .._core.routing import accelerated
 from ._common import raise_errors
 
-__all__ = ["checked", "factors_transpose", "override", "takes", "takes_square"]
+__all__ = ["DTYPES", "checked", "factors_transpose", "override", "takes", "takes_square"]
 
 DTYPES = frozenset({torch.float32})
 _inside = threading.local()
 
 
-def override(operator, take) -> Override:
+def override(operator, take, composite=None) -> Override:
     """The override of an operator of aten. `take` has the operator's arguments, and returns None for those that it does
-    not take."""
-    return Override(operator, _outermost(take), dtypes=DTYPES)
+    not take. For `composite` see Override."""
+    return Override(operator, _outermost(take), dtypes=DTYPES, composite=composite)
 
 
 def _outermost(take):
@@ -36,6 +37,7 @@ def _outermost(take):
                 _inside.chose_torch = True
                 return previous.call_boxed(keyset, *args, **kwargs)
             _inside.a_kernel, _inside.chose_torch = True, False
+            calls_on_cpu = _C.calls_on_cpu()
             refused_before = refused.calls()
             try:
                 result = take(*args, **kwargs)
@@ -43,7 +45,9 @@ def _outermost(take):
                     return decline(keyset, *args, **kwargs)
             finally:
                 _inside.a_kernel = False
-            if _inside.chose_torch and refused.calls() == refused_before:
+            if _C.calls_on_cpu() != calls_on_cpu:
+                count.left["a size at which PyTorch's op on the CPU is faster (metalcore.explain tells)"] += 1
+            elif _inside.chose_torch and refused.calls() == refused_before:
                 count.left["a size at which PyTorch's op is faster (metalcore.explain tells)"] += 1
             else:
                 count.ran_since(refused_before)

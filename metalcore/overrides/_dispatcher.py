@@ -39,6 +39,8 @@ class Installed:
         with _silent():
             for override, key, previous in found:
                 self._put(name, override, key, previous, f"aten::{override.operator} on {device}", device)
+            for override in overrides:
+                self._reach_by_composite(override.composite, device.upper())
         _forget_resolved(overrides)
 
     def _put(self, name, override, key, previous, what, device):
@@ -55,6 +57,12 @@ class Installed:
         _replace_from_python(operator, key)
         _C.put_replacement(operator, key)
         self._in_cpp.append((operator, key))
+
+    def _reach_by_composite(self, operator, key):
+        if operator and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", key):
+            kernel = getattr(torch.ops.aten, operator).default.decompose
+            for place in (key, f"Autograd{key}"):
+                self._libraries[0].impl(operator, kernel, place)
 
     def remove(self) -> None:
         """Takes the kernels out again; PyTorch's dispatcher goes back to what it had."""

@@ -16,6 +16,7 @@ from . import mac_operators
 
 OLDEST_TORCH = (2, 10)
 _extension = None
+_strict = None  # whether the device is strict, once it is there
 
 
 def install():
@@ -57,15 +58,21 @@ def install():
 
 
 def set_strict(strict):
-    """Makes the device refuse the operators that PyTorch has no kernel for on a Mac, or take them again.
+    """Makes the device refuse the operators that PyTorch has no kernel for on a Mac, or take them again. Returns
+    whether it refused them before.
 
     No aten operator may have an MPS kernel of somebody else's (an active override) meanwhile.
     """
-    assert _extension is not None
-    if strict:
-        _extension.be_strict(mac_operators.kernels(), mac_operators.on_cpu())
-    else:
-        _extension.be_lenient()
+    global _strict
+    before = _strict
+    if strict != before:
+        assert _extension is not None
+        if strict:
+            _extension.be_strict(mac_operators.kernels(), mac_operators.on_cpu())
+        else:
+            _extension.be_lenient()
+        _strict = strict
+    return before
 
 
 def refuse_if_unsound():

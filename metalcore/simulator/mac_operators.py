@@ -35,7 +35,7 @@ def read_table():
         import yaml
     except ImportError:
         raise RuntimeError(
-            "METALCORE_SIMULATOR_STRICT: PyYAML is missing, which reads torchgen's table of operators (pip install pyyaml)"
+            "METALCORE_SIMULATOR_STRICT: torchgen's table of operators needs PyYAML (pip install pyyaml)"
         ) from None
     spec = importlib.util.find_spec("torchgen")
     places = (spec.submodule_search_locations or []) if spec else []

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from references import check_operator
+from references import check_operator, flushes_subnormals, smallest
 
 import metalcore
 
 LARGEST = torch.finfo(torch.float32).max
+# Where subnormal numbers are zero, a matrix and its results keep their digits down to here.
+SMALL, SMALLEST = (2.0**-100, 2.0**-100) if flushes_subnormals() else (2.0**-124, 2.0**-136)
 # The magnitudes of the largest entry.
-SCALES = {"largest": LARGEST, "a quarter": LARGEST / 4, "small": 2.0**-124, "subnormal": 2.0**-136}
+SCALES = {"largest": LARGEST, "a quarter": LARGEST / 4, "small": SMALL, "smallest": SMALLEST}
 # (rows, columns): Jacobi by a simdgroup and a threadgroup, after QR by a simdgroup, a threadgroup and in blocks, TSQR,
 # by blocks, and all of these of full matrices.
 SHAPES = [
@@ -42,7 +44,7 @@ def close(actual, expected, tolerance):
     assert torch.equal(actual[infinite].double(), representable[infinite])
     error = (actual.double() - representable)[~infinite].abs()
     # The precision of subnormal numbers is absolute.
-    assert (error <= tolerance * expected.abs().max() + 2.0**-148).all()
+    assert (error <= tolerance * expected.abs().max() + 2 * smallest(torch.float32)).all()
 
 
 def check_svd(A, U, S, Vh, full):
@@ -78,7 +80,7 @@ def test_svd(device, m, n, scale):
 
 def test_svd_scales_each_matrix_of_a_batch(device):
     for m, n in ((70, 30), (30, 70), (140, 130)):
-        A = torch.stack([made(scale, m, n) for scale in (LARGEST, 1.0, 2.0**-136)])
+        A = torch.stack([made(scale, m, n) for scale in (LARGEST, 1.0, SMALLEST)])
         A = torch.cat([A, torch.zeros(1, m, n), torch.full((1, m, n), float("nan"))])
         U, S, Vh = (x.cpu() for x in metalcore.svd(A.to(device), False))
         for i in range(3):
@@ -124,7 +126,7 @@ def test_the_derivative_of_lstsq_takes_the_scale_along(device):
 @pytest.mark.parametrize("m, n", [(8, 8), (65, 65), (130, 70)])
 def test_what_is_made_of_singular_values_agrees_with_torch(device, m, n):
     """Where the values overflow, PyTorch's cond is infinite, and its pinv zero."""
-    for scale in (LARGEST, 2.0**-124):
+    for scale in (LARGEST, SMALL):
         A = made(scale, m, n)
         assert metalcore.matrix_rank(A.to(device)).item() == torch.linalg.matrix_rank(A).item()
         ours, theirs = metalcore.cond(A.to(device)).cpu(), torch.linalg.cond(A)
@@ -135,7 +137,7 @@ def test_what_is_made_of_singular_values_agrees_with_torch(device, m, n):
 def test_qr_scaled_on_every_device(device, m, n):
     """The operator that lstsq takes: the CPU's kernel, the fake one and the derivative agree with the GPU's."""
     operator = torch.ops.metalcore.qr_scaled
-    A = torch.randn(2, m, n) * torch.tensor([1e30, 1e-39])[:, None, None]
+    A = torch.randn(2, m, n) * torch.tensor([1e30, SMALLEST])[:, None, None]
     Q, R, scale = operator(A.to(device))
     for ours, cpus in zip((Q, R, scale), operator(A)):
         torch.testing.assert_close(ours.cpu(), cpus, rtol=1e-5, atol=1e-5)

@@ -5,6 +5,7 @@
 //   METAL_RUNTIME_REFUSES=<a>,<b>   no pipelines of kernels whose names begin so
 //   METAL_RUNTIME_THREADS=<n>       pipelines take no more threads a threadgroup
 #import "runtime.h"
+#include "static_memory.h"
 
 #include "../../csrc/backends/simulator/launch.h"
 #include "../../csrc/backends/simulator/library.h"
@@ -29,11 +30,12 @@ using metal_runtime::require;
 @implementation RuntimePipeline
 - (NSUInteger)maxTotalThreadsPerThreadgroup {
   const char* most = std::getenv("METAL_RUNTIME_THREADS");
-  const NSUInteger threads = kernel->max_total_threads ? kernel->max_total_threads : 1024;
+  // Without the attribute Metal may allow fewer than 1024 threads, where a thread has many registers.
+  const NSUInteger threads = kernel->max_total_threads ? kernel->max_total_threads : 384;
   return most ? std::min<NSUInteger>(threads, std::strtoul(most, nullptr, 10)) : threads;
 }
 - (NSUInteger)staticThreadgroupMemoryLength {
-  return 0;  // the simulator knows it only while the kernel runs
+  return static_memory;
 }
 - (void)dealloc {
   delete name;
@@ -163,6 +165,7 @@ static size_t count_of(const std::string& text, const std::string& part) {
     RuntimePipeline* pipeline = [[RuntimePipeline alloc] init];
     pipeline->name = new std::string(name);
     pipeline->kernel = found.kernel;
+    pipeline->static_memory = metal_runtime::static_memory(found);
     return pipeline;
   } catch (const std::exception& failure) {
     *error = metal_runtime::error(failure.what());

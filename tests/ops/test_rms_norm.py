@@ -6,7 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from opinfo import check_samples
-from references import DTYPES, assert_near, assert_same_error, check_operator, layouts, tensor, wide
+from references import (
+    DTYPES,
+    assert_near,
+    assert_same_error,
+    check_operator,
+    flushes_subnormals,
+    layouts,
+    tensor,
+    wide,
+)
 from rows import FAMILIES, lengths, tuned
 
 import metalcore
@@ -162,7 +171,8 @@ def test_empty(device, shape):
 
 def test_special_values(device):
     inf, nan = float("inf"), float("nan")
-    x = torch.tensor([[inf, 1.0], [nan, 1.0], [0.0, 0.0], [1e30, 1e30], [1e-30, 1e-30], [1e-40, 0.0]])
+    least = 1e-37 if flushes_subnormals() else 1e-40
+    x = torch.tensor([[inf, 1.0], [nan, 1.0], [0.0, 0.0], [1e30, 1e30], [1e-30, 1e-30], [least, 0.0]])
     torch.testing.assert_close(
         metalcore.rms_norm(x.to(device), (2,)).cpu(), F.rms_norm(x, (2,)), equal_nan=True, rtol=4 * EPS, atol=0
     )

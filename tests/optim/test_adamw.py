@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from adamw_cases import EPS, Pair, assert_steps_close, random_values
+from references import smallest
 
 import metalcore
 
@@ -107,7 +108,7 @@ def test_16_bit_parameters_have_float32_moments(device, dtype, amsgrad, numel):
                 p.detach().cpu().float(),
                 e.detach(),
                 rtol=0.5 * torch.finfo(dtype).eps + 8 * EPS,
-                atol=torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps + 8 * EPS * 0.1,
+                atol=smallest(dtype) + 8 * EPS * 0.1,
             )
             e.data.copy_(p.detach())
     for p, e in zip(pair.params, pair.expected):

@@ -1,0 +1,90 @@
+"""METALCORE_FTZ=1: kernels take float32 subnormals for zero, in what they read and in what they compute. Metal allows
+it, and Apple's GPUs do it. float16's subnormals and PyTorch's own operators are not concerned."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import metalcore
+from metalcore import _C
+from metalcore.simulator import checking
+
+SOURCE = """
+#include <metal_stdlib>
+using namespace metal;
+kernel void halve(device float* x, device half* h, uint i [[thread_position_in_grid]]) {
+  x[i] *= 0.5f;
+  h[i] *= 0.5h;
+}
+// The kernel has fibers.
+kernel void sum(device float* x, device half* h, uint i [[thread_position_in_grid]]) {
+  x[i] = simd_sum(x[i]) * 0x1p+20f;
+  threadgroup_barrier(mem_flags::mem_device);
+  h[i] = simd_max(h[i]) * 0.5h;
+}
+"""
+SMALLEST = {torch.float32: 2.0**-126, torch.float16: 2.0**-14}  # normal numbers
+
+
+@pytest.fixture(params=[False, True], ids=["kept", "flushed"])
+def flushed(request):
+    before = _C.simulator_info()["flushing"]
+    _C.simulator_set_flushing(request.param)
+    assert _C.simulator_info()["flushing"] is request.param
+    yield request.param
+    _C.simulator_set_flushing(before)
+
+
+def run(kernel, x):
+    x = torch.full((256,), x, device="mps")
+    h = torch.full((256,), SMALLEST[torch.float16], dtype=torch.float16, device="mps")
+    getattr(metalcore.compile_shader(SOURCE), kernel)(x, h, threads=256, group_size=64)
+    assert (h == SMALLEST[torch.float16] / 2).all()
+    assert (x == x[0]).all()
+    return x[0].item()
+
+
+@pytest.mark.parametrize("checks", [False, True], ids=["normal", "checking"])
+def test_what_a_kernel_computes_and_reads(flushed, thread_count, checks):
+    with checking() if checks else torch.no_grad():
+        assert run("halve", SMALLEST[torch.float32]) == (0 if flushed else 2.0**-127)
+        assert run("sum", 2.0**-140) == (0 if flushed else 2.0**-115)
+        assert run("sum", SMALLEST[torch.float32]) == 2.0**-101
+
+
+def test_the_rest_of_the_process_keeps_them(flushed):
+    run("sum", 1.0)
+    assert float("1e-320") * 0.5 > 0
+    assert (torch.full((9,), 2.0**-126, device="mps") * 0.5 == 2.0**-127).all()
+
+
+def test_handlers_of_signals_keep_them(flushed):
+    """A handler runs in the middle of a dispatch."""
+    code = f"""
+import signal, torch, metalcore, metalcore.simulator
+from metalcore import _C
+_C.simulator_set_flushing({flushed})
+library = metalcore.compile_shader("kernel void spin(device volatile float* x) {{ while (x[0] == 0) x[1] += 1; }}")
+x = torch.zeros(2, device="mps")
+y = torch.full((9,), 2.0**-1070, dtype=torch.float64)
+def handler(*arguments):
+    print((y * 0.5).sum().item() == 9 * 2.0**-1071)
+    x.fill_(1)
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+library.spin(x, threads=1)
+print((y * 0.5).sum().item() == 9 * 2.0**-1071)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\nTrue\n", done.stderr
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("1", True), ("0", False), ("", False)])
+def test_the_environment_switches_it_on(setting, expected):
+    code = "from metalcore import _C; print(_C.simulator_info()['flushing'])"
+    environment = {**os.environ, "METALCORE_FTZ": setting}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == f"{expected}\n", done.stderr
