@@ -1,4 +1,4 @@
-// The backend uses four exported functions of PyTorch. They are declared here because PyTorch's headers cannot be
+// The backend uses five exported functions of PyTorch. They are declared here because PyTorch's headers cannot be
 // included together with Metal's (both define StringHandle). tools/mac_check compares them with each PyTorch's symbols.
 #pragma once
 
