@@ -25,7 +25,15 @@ double threadgroups(const Dispatch& dispatch) {
   return along(grid.x, group.x) * along(grid.y, group.y) * along(grid.z, group.z);
 }
 
+double seconds(const Work& work) { return std::max(work.flops / kFlopsPerSecond, work.bytes / kBytesPerSecond); }
+
 }  // namespace
+
+int64_t at_once(int64_t items, Work each, int64_t multiple) {
+  const double most = 0.9 * kMostSeconds / seconds(each);
+  if (most >= static_cast<double>(items)) return items;
+  return std::max(static_cast<int64_t>(most) / multiple * multiple, multiple);
+}
 
 double seconds(const Recording& recording, const Dispatch& dispatch) {
   Work work = dispatch.work;

@@ -10,8 +10,8 @@
 namespace metalcore::gpu {
 
 // That GPU is the M1's with 7 cores: 2.29 TFLOP/s in float32 and 68 GB/s at most (github.com/philipturner/
-// metal-benchmarks). Kernels reach a part of it, which nobody has measured there: a tenth of the arithmetic is what the
-// kernels with many barriers reach on other GPUs, and six tenths of the bandwidth.
+// metal-benchmarks). Which part of it kernels reach, nobody has measured there. A tenth of the arithmetic and six
+// tenths of the bandwidth are assumed.
 constexpr double kFlopsPerSecond = 0.23e12;
 constexpr double kBytesPerSecond = 40e9;
 constexpr uint32_t kSlowestCores = 7;
@@ -22,7 +22,9 @@ constexpr double kMostSeconds = 0.2;
 
 double seconds(const Recording& recording, const Dispatch& dispatch);
 
-inline double seconds(const Work& work) { return std::max(work.flops / kFlopsPerSecond, work.bytes / kBytesPerSecond); }
+// The most items of a batch in one dispatch, so that it is shorter than kMostSeconds, or one item. It is a multiple of
+// `multiple` where it is less than all.
+int64_t at_once(int64_t items, Work each, int64_t multiple);
 
 // Consecutive items of a batch, and the work for them.
 struct Piece {
@@ -37,16 +39,12 @@ struct Piece {
   BufferView of(const Tensor& tensor, int64_t elements_each) const { return of(view_of(tensor), 4 * elements_each); }
 };
 
-// Calls body(piece) for pieces that keep a dispatch below kMostSeconds, given the work for one item. Nearly always
-// there is one. A single item that takes longer is a piece too. Pieces but the last have a multiple of `multiple`
-// items.
+// Calls body(piece) for pieces of at_once items. Nearly always there is one piece.
 template <typename Body>
 void in_pieces(int64_t items, Work each, const Body& body, int64_t multiple = 1) {
-  const double most = std::max(0.9 * kMostSeconds / seconds(each), 1.0);
-  const int64_t at_once =
-      most < static_cast<double>(items) ? std::max(static_cast<int64_t>(most) / multiple * multiple, multiple) : items;
+  const int64_t most = at_once(items, each, multiple);
   for (int64_t first = 0, count; first < items; first += count) {
-    count = std::min(at_once, items - first);
+    count = std::min(most, items - first);
     const auto times = static_cast<double>(count);
     body(Piece{first, count, {times * each.flops, times * each.bytes}});
   }

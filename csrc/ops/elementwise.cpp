@@ -73,10 +73,10 @@ bool is_aligned(const gpu::BufferView& view) {
 // `bytes` bytes of every view. Afterwards the views begin behind these bytes.
 void dispatch(gpu::Recording& recording, const char* op, const char* variant, const char* dtype,
               std::span<gpu::BufferView> views, int64_t threads, int64_t bytes) {
-  const int64_t most = static_cast<int64_t>(0.9 * gpu::kMostSeconds * gpu::kBytesPerSecond) /
-                       (bytes * static_cast<int64_t>(views.size()));
+  const auto bytes_each = static_cast<double>(bytes) * static_cast<double>(views.size());
+  const int64_t most = std::min(kMostThreads, gpu::at_once(threads, {0, bytes_each}, 1));
   for (int64_t count; threads > 0; threads -= count) {
-    count = std::min({threads, kMostThreads, most});
+    count = std::min(threads, most);
     recording.kernel(op, variant, dtype);
     uint32_t index = 0;
     for (gpu::BufferView& view : views) {

@@ -32,6 +32,7 @@ _WRAPPED = (
     "_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE",
     "_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm",
     "_ZN9metalcore9simulator7executeERKNS0_6LaunchE",
+    "_ZN9metalcore3gpu7at_onceElNS0_4WorkEl",
     "_ZN9metalcore3gpu7secondsERKNS0_9RecordingERKNS0_8DispatchE",
 )
 _OBJECTIVE_C = ["-fobjc-runtime=gcc", f"-I{HERE / 'include'}", "-Wno-objc-root-class"]
@@ -143,7 +144,8 @@ def _kernels():
     _TASKS.run()
     for path in (ROOT / "metalcore" / "lib").iterdir():
         link = _LIBRARY / path.name
-        if not link.is_symlink():
+        if not link.is_symlink() or link.readlink() != path:  # a copy of a checkout has the other one's links
+            link.unlink(missing_ok=True)
             link.symlink_to(path)
 
 

@@ -81,12 +81,19 @@ void commit(Stream& stream) {
 
 }  // namespace
 
-using metalcore::gpu::Dispatch, metalcore::gpu::Recording;
+using metalcore::gpu::Dispatch, metalcore::gpu::Recording, metalcore::gpu::Work;
 #define SECONDS(prefix) prefix##_ZN9metalcore3gpu7secondsERKNS0_9RecordingERKNS0_8DispatchE
 extern "C" double SECONDS(__real_)(const Recording& recording, const Dispatch& dispatch);
 // The linker sends the backend's questions here.
 extern "C" double SECONDS(__wrap_)(const Recording& recording, const Dispatch& dispatch) {
   return estimated = SECONDS(__real_)(recording, dispatch) * slowness;
+}
+
+#define AT_ONCE(prefix) prefix##_ZN9metalcore3gpu7at_onceElNS0_4WorkEl
+extern "C" int64_t AT_ONCE(__real_)(int64_t items, Work each, int64_t multiple);
+// And the ops' here.
+extern "C" int64_t AT_ONCE(__wrap_)(int64_t items, Work each, int64_t multiple) {
+  return AT_ONCE(__real_)(items, {each.flops * slowness, each.bytes * slowness}, multiple);
 }
 
 extern "C" void __real__ZN9metalcore9simulator7executeERKNS0_6LaunchE(const Launch& launch);

@@ -89,6 +89,40 @@ assert 5 <= use_runtime.commits() - before < 100
     )
 
 
+def test_long_dispatches_are_split(extension):
+    run(
+        extension,
+        "-c",
+        EACH_OP
+        + """
+def dispatches(name):
+    before = use_runtime.counts()[1][0]
+    forward(OPS[name], stream=0)
+    return use_runtime.counts()[1][0] - before
+
+names = ("silu", "qr", "svd", "eigh", "cholesky", "lu_factor", "solve", "solve_triangular")
+whole = [dispatches(name) for name in names]
+assert use_runtime.commits() == 0
+use_runtime.set_slowness(1e7)
+split = [dispatches(name) for name in names]
+assert all(more > few for few, more in zip(whole, split)), list(zip(names, whole, split))
+assert use_runtime.commits() > 100
+
+def blocked(batch):
+    a = torch.randn(batch, 150, 140)
+    symmetric = a.mT @ a + torch.eye(140)
+    values = metalcore.svdvals(a.to("mps"))
+    torch.testing.assert_close(values.cpu(), torch.linalg.svdvals(a), rtol=1e-4, atol=1e-4)
+    values, vectors = metalcore.eigh(symmetric.to("mps"))
+    torch.testing.assert_close((vectors * values[..., None, :] @ vectors.mT).cpu(), symmetric, rtol=1e-3, atol=1e-2)
+
+blocked(3)
+a = torch.randn(2, 40, 300)
+torch.testing.assert_close(metalcore.syrk(a.to("mps")).cpu(), a @ a.mT, rtol=1e-4, atol=1e-4)
+""",
+    )
+
+
 def test_a_concurrent_encoder_gets_barriers(extension):
     run(
         extension,
@@ -293,7 +327,7 @@ SEEDED = {
     [encoder_ setComputePipelineState""",
         """    if (&dispatch == &recording_.dispatches().front()) wait_for_dispatches_before();
     [encoder_ setComputePipelineState""",
-        "wrong result",
+        "not positive-definite",
     ),
     "an argument that PyTorch's op before left": (
         "backend.mm",
@@ -338,6 +372,7 @@ def ops():
     for _ in range(20):
         x = metalcore.silu(x)
     use_runtime.set_slowness(1)
+    torch.mps.synchronize()
     use_runtime.set_concurrent(True)
     torch.testing.assert_close(metalcore.cholesky(a), a, msg="wrong result")
 
