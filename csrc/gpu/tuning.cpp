@@ -151,7 +151,7 @@ std::vector<Tunable> tunables(std::string_view device_type) {
 }
 
 void use_measured(std::string_view device_type, std::string_view family, const std::vector<Measured>& values) {
-  const Backend& backend = backend_named(device_type);
+  Backend& backend = backend_named(device_type);
   std::vector<std::function<void()>> publish;
   for (const AnyTable* table : tables()) publish.push_back(table->prepare(known_family(family), values, device_type));
   for (const Measured& value : values)
@@ -161,6 +161,7 @@ void use_measured(std::string_view device_type, std::string_view family, const s
   static std::vector<std::unique_ptr<const MeasuredFor>> published;  // readers may still hold an older one
   published.push_back(std::make_unique<const MeasuredFor>(MeasuredFor{&backend, std::string(family)}));
   measured_for = values.empty() ? nullptr : published.back().get();
+  backend.asked_for_measured = true;  // a file that is found later does not take their place
   ++version;
 }
 

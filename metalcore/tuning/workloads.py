@@ -23,20 +23,22 @@ class Scale:
 
     Attributes:
         elements: a batch has about so many, which fills the device.
+        most: a batch has at most so many matrices, since PyTorch takes some of them one by one.
         largest: the largest size of a single matrix.
         longest: the longest of many rows.
         steps: the sizes between two powers of two, and the power itself.
     """
 
     elements: int
+    most: int
     largest: int
     longest: int
     steps: int
 
 
-QUICK = Scale(elements=2**21, largest=1024, longest=32768, steps=1)
-FULL = Scale(elements=2**24, largest=2048, longest=65536, steps=2)
-SIMULATED = Scale(elements=2**12, largest=128, longest=1024, steps=1)
+QUICK = Scale(elements=2**21, most=1024, largest=1024, longest=32768, steps=1)
+FULL = Scale(elements=2**24, most=4096, largest=2048, longest=65536, steps=2)
+SIMULATED = Scale(elements=2**12, most=1024, largest=128, longest=1024, steps=1)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _squares(scale, *ops, lowest=4, batched_to=256, single_from=32):
             return Workload(name, replace(template, shapes=shapes), n, batch)
 
         for n in _sizes(scale, lowest, min(batched_to, scale.largest)):
-            if (batch := scale.elements // n**2) > 16:
+            if (batch := min(scale.most, scale.elements // n**2)) > 16:
                 yield workload(n, batch)
         for batch, fraction in ((8, 2), (1, 1)):
             for n in _sizes(scale, single_from, scale.largest // fraction):

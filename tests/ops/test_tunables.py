@@ -64,8 +64,12 @@ def wrong(device, use, seen):
         for op, sample, key in planned(device):
             if key not in seen:
                 seen.add(key)
-                shares = accuracy.shares(op, sample, device, torch.float32)
-                if not all(share <= 1 for share in shares.values()):
+                try:
+                    shares = accuracy.shares(op, sample, device, torch.float32)
+                    right = all(share <= 1 for share in shares.values())
+                except Exception as error:  # a kernel that refuses the value; the report names it
+                    shares, right = error, False
+                if not right:
                     found.append((op.name, sample.name, shares))
         return found
 
