@@ -100,6 +100,8 @@ def _checks(kind, device):
                     f"{op.name}, {sample.name}, {str(dtype).removeprefix('torch.')}",
                     functools.partial(_check_sample, op, sample, device, dtype),
                 )
+    if hasattr(_C, "mps_compile"):
+        yield "no kernel is left to PyTorch's ops", _check_refused
 
 
 def _in_turns():
@@ -159,6 +161,14 @@ def _check_family(names):
     finally:
         refused.note()
     return {"note": f"{len(names)} kernels, {time.perf_counter() - start:.1f} s"}
+
+
+def _check_refused():
+    """A pipeline may also turn out too small for a call, which then is right, and PyTorch's."""
+    refused.note()
+    if found := _C.mps_refused():
+        raise RuntimeError("\n".join(f"{family}: {reason}" for family, reason in found.items()))
+    return {"note": ""}
 
 
 def _check_sample(op, sample, device, dtype):
