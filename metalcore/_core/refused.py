@@ -47,7 +47,9 @@ def define(name, formula) -> None:
         _calls.count += 1
         try:
             return on_any_device(formula, *args, **kwargs) if schema.returns else formula(*args, **kwargs)
-        except BaseException as exception:  # PyTorch's C interface, through which C++ calls, prints it and loses its type
+        except (
+            BaseException
+        ) as exception:  # PyTorch's C interface, through which C++ calls, prints it and loses its type
             _C.leave_exception(exception)
             return (args[0],) * len(schema.returns) if len(schema.returns) > 1 else args[0] if schema.returns else None
 
