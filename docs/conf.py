@@ -34,7 +34,15 @@ html_extra_path = ["site"]
 
 NAVIGATION = {
     "README": {
-        "Guides": ["docs/install", "docs/api", "docs/ops", "docs/linalg", "docs/optimizers", "docs/performance"],
+        "Guides": [
+            "docs/install",
+            "docs/api",
+            "docs/ops",
+            "docs/linalg",
+            "docs/optimizers",
+            "docs/performance",
+            "docs/tuning",
+        ],
         "Devices": ["docs/cuda", "docs/simulator", "docs/macos"],
         "Kernels": ["docs/kernels", "docs/architecture"],
         "Reference": [f"docs/reference/{page}" for page in ("functions", "linalg", "modules", "switches", "kernels")],

@@ -80,7 +80,7 @@ def _try_python(version, wheel):
 
 
 def _install(interpreter, folder, requirements, **variables):
-    """(the Python of a new environment with what pip installed, what failed there or None), after `info`."""
+    """(the Python of a new environment in which pip installed that and `info` ran, what failed or "")."""
     environment = folder / "venv"
     python = environment / "bin" / "python"
     steps = {
@@ -92,26 +92,22 @@ def _install(interpreter, folder, requirements, **variables):
         done = _run(command, folder / f"{name}.txt", **variables)
         if done.returncode:
             return python, f"{name}: {_last_line(done.stdout)}"
-    return python, None
+    return python, "" if _versions(folder) else "info: it names no kernels for Metal"
 
 
 def _versions(folder):
-    return (
-        "torch "
-        + _first(r"^ *torch +(\S+)", folder / "info.txt")
-        + ", Metal: "
-        + _first(r"^ *metal +(.+)", folder / "info.txt")
+    """What `info` says of PyTorch and of the Metal backend, or "" where there is none."""
+    found = re.search(
+        r"^ *torch +(\S+)(?s:.*)^ *metal +(\d+ kernels.*)", (folder / "info.txt").read_text(), re.MULTILINE
     )
-
-
-def _first(pattern, path):
-    found = re.search(pattern, path.read_text(), re.MULTILINE)
-    return found[1] if found else "unknown"
+    return f"torch {found[1]}, Metal: {found[2]}" if found else ""
 
 
 def _selftest(python, what):
     folder = python.parents[2]
     asked = _run([python, "-c", "import torch; print(torch.backends.mps.is_available())"], folder / "gpu.txt")
+    if asked.returncode:
+        return Row(what, FAILED, _last_line(asked.stdout))
     if asked.stdout.split()[-1:] != ["True"]:
         return Row(what, NOT_RUN, "PyTorch finds no GPU", needed=False)
     try:

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace metalcore::gpu {
 
@@ -65,11 +66,12 @@ void Recording::dispatch_threadgroups(Size threadgroups, Size threadgroup) {
 
 void Recording::dispatch(Size grid, Size threadgroup, bool threads) {
   check_named(current());
+  const Work work = std::exchange(work_, {});
   if (grid.empty()) return;
   if (threadgroup.empty()) refuse(current(), "a threadgroup of no threads");
   dispatches_.push_back({static_cast<uint32_t>(name_begin_), static_cast<uint32_t>(names_.size() - name_begin_),
                          static_cast<uint32_t>(arguments_begin_), static_cast<uint32_t>(arguments_.size()), grid,
-                         threadgroup, threads});
+                         threadgroup, threads, work});
 }
 
 Size Recording::threads(const Dispatch& d) const {
@@ -83,6 +85,7 @@ void Recording::clear() {
   bytes_.clear();
   names_.clear();
   name_begin_ = arguments_begin_ = 0;
+  work_ = {};
   if (bytes_.capacity() > kReusedBytes) bytes_.shrink_to_fit();
 }
 

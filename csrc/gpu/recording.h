@@ -27,12 +27,18 @@ struct Argument {
   uint32_t first, count;
 };
 
+// What a dispatch does, for the cost model (cost.h). Where `bytes` is negative, that is all that its views span.
+struct Work {
+  double flops = 0, bytes = -1;
+};
+
 struct Dispatch {
   uint32_t name_begin, name_size;
   uint32_t arguments_begin, arguments_end;
   Size grid;  // in threads, or in threadgroups
   Size threadgroup;
   bool threads;
+  Work work;
 };
 
 class Recording {
@@ -55,6 +61,11 @@ class Recording {
   // may read and write each view's span.
   Recording& pointers(uint32_t index, const BufferView* views, size_t count);
   Recording& threadgroup_memory(uint32_t index, size_t bytes);
+  // Says what the next dispatch does, where that is more or less than to read or write its views once.
+  Recording& work(double flops, double bytes = -1) {
+    work_ = {flops, bytes};
+    return *this;
+  }
   // Dispatches run in order, and each sees the writes of those before it. A dispatch without threads is not recorded.
   void dispatch_threads(Size threads, Size threads_per_threadgroup);
   void dispatch_threadgroups(Size threadgroups, Size threads_per_threadgroup);
@@ -97,6 +108,7 @@ class Recording {
   std::string names_;
   // The kernel that is selected, and its first argument.
   size_t name_begin_ = 0, arguments_begin_ = 0;
+  Work work_;  // of the next dispatch
 };
 
 }  // namespace metalcore::gpu

@@ -1,6 +1,7 @@
 #include "elementwise.h"
 
 #include "../../kernels/common/strided.h"
+#include "../gpu/cost.h"
 
 #include <algorithm>
 #include <array>
@@ -68,12 +69,14 @@ bool is_aligned(const gpu::BufferView& view) {
   return (reinterpret_cast<uintptr_t>(view.storage) + view.offset) % kPack == 0;
 }
 
-// Dispatches `threads` threads, in several dispatches if one cannot have so many. A thread takes `bytes` bytes of every
-// view. Afterwards the views begin behind these bytes.
+// Dispatches `threads` threads, in several dispatches if one cannot have so many or would be too long. A thread takes
+// `bytes` bytes of every view. Afterwards the views begin behind these bytes.
 void dispatch(gpu::Recording& recording, const char* op, const char* variant, const char* dtype,
               std::span<gpu::BufferView> views, int64_t threads, int64_t bytes) {
+  const int64_t most = static_cast<int64_t>(0.9 * gpu::kMostSeconds * gpu::kBytesPerSecond) /
+                       (bytes * static_cast<int64_t>(views.size()));
   for (int64_t count; threads > 0; threads -= count) {
-    count = std::min(threads, kMostThreads);
+    count = std::min({threads, kMostThreads, most});
     recording.kernel(op, variant, dtype);
     uint32_t index = 0;
     for (gpu::BufferView& view : views) {

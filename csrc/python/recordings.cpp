@@ -2,6 +2,7 @@
 #include "methods.h"
 
 #include "../gpu/backend.h"
+#include "../gpu/cost.h"
 #include "../gpu/kept.h"
 
 #include <algorithm>
@@ -103,9 +104,10 @@ Object describe_dispatch(const gpu::Recording& recording, const gpu::Dispatch& d
   for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument)
     append(arguments, describe_argument(recording, *argument, places));
   const std::string name(recording.name(dispatch));
-  return own(Py_BuildValue("{s:s,s:N,s:N,s:O,s:N}", "kernel", name.c_str(), "grid", dimensions(dispatch.grid).release(),
-                           "threadgroup", dimensions(dispatch.threadgroup).release(), "threads",
-                           dispatch.threads ? Py_True : Py_False, "arguments", arguments.release()));
+  return own(Py_BuildValue("{s:s,s:N,s:N,s:O,s:N,s:d}", "kernel", name.c_str(), "grid",
+                           dimensions(dispatch.grid).release(), "threadgroup",
+                           dimensions(dispatch.threadgroup).release(), "threads", dispatch.threads ? Py_True : Py_False,
+                           "arguments", arguments.release(), "seconds", gpu::seconds(recording, dispatch)));
 }
 
 PyObject* describe(PyObject*, PyObject* number) {
@@ -144,7 +146,7 @@ PyMethodDef methods[] = {
     {"describe_recording", describe, METH_O,
      "describe_recording(number) -> dict: plans [(op, variant, why, inner)], torch_steps [(index of the dispatch after "
      "it, "
-     "name)], dispatches [{kernel, grid, threadgroup, threads, arguments}]"},
+     "name)], dispatches [{kernel, grid, threadgroup, threads, arguments, seconds}]"},
     {"forget_recording", forget, METH_O, "forget_recording(number): frees it"},
     {nullptr, nullptr, 0, nullptr},
 };

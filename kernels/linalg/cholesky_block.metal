@@ -5,11 +5,12 @@ using namespace metal;
 #include "cholesky.h"
 #include "cholesky_tile.h"
 
+// A thread for each tile of the lower triangle, in whole simdgroups.
 template <uint TILES>
-[[kernel]] void cholesky_block(device const float* a [[buffer(0)]], device float* l [[buffer(1)]],
-                               device int* info [[buffer(2)]], constant CholeskyParams& p [[buffer(3)]],
-                               uint matrix [[threadgroup_position_in_grid]],
-                               uint thread_index [[thread_index_in_threadgroup]]) {
+[[kernel]] [[max_total_threads_per_threadgroup((TILES * (TILES + 1) / 2 + 31) / 32 * 32)]] void cholesky_block(
+    device const float* a [[buffer(0)]], device float* l [[buffer(1)]], device int* info [[buffer(2)]],
+    constant CholeskyParams& p [[buffer(3)]], uint matrix [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float4 factor[5];
   threadgroup float4 below[4 * TILES];
   threadgroup uint failure;
@@ -33,10 +34,9 @@ template <uint TILES>
   store_tile(zero_tile(), {across, p.l_row, p.l_column, p.l_vectors, columns, rows}, false);
 }
 
-#define INSTANTIATE(n, threads)                                                                                     \
-  template [[host_name("cholesky_block_" #n)]] [[kernel]] [[max_total_threads_per_threadgroup(threads)]]            \
-  void cholesky_block<n / CHOLESKY_TILE>(device const float*, device float*, device int*, constant CholeskyParams&, \
-                                         uint, uint);
+#define INSTANTIATE(n)                                                                            \
+  template [[host_name("cholesky_block_" #n)]] [[kernel]] void cholesky_block<n / CHOLESKY_TILE>( \
+      device const float*, device float*, device int*, constant CholeskyParams&, uint, uint);
 
-INSTANTIATE(64, 160)
-INSTANTIATE(128, 544)
+INSTANTIATE(64)
+INSTANTIATE(128)

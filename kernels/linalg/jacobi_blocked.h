@@ -37,6 +37,7 @@ struct JacobiRoundParams {
 struct JacobiResultParams {
   JacobiParams of;
   uint32_t tiles;        // tiles of rows that share a Rayleigh quotient
+  uint32_t first_tile;   // of all matrices' tiles, the first of a dispatch
   uint32_t vectors;      // 0: only values
   uint32_t accumulated;  // whether V is wanted
   uint32_t scaled;       // whether A is multiplied by a scale, by which the values must be divided

@@ -137,7 +137,7 @@ constant constexpr uint kRows = 64;  // rows of the products' chunks
   threadgroup float product[kProductSize];
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
   const uint across = p.of.padded / JACOBI_PAIR;
-  const uint tile = group / across % p.tiles, matrix = group / across / p.tiles;
+  const uint index = p.first_tile + group / across, tile = index % p.tiles, matrix = index / p.tiles;
   const uint row = tile * JACOBI_PAIR, first = group % across * JACOBI_PAIR;
   const int exponent = exponents[matrix];
   a += ulong(matrix) * p.of.columns * p.of.rows;

@@ -60,6 +60,8 @@ class Dispatch(NamedTuple):
 
     An argument is (index, "bytes", bytes), (index, "threadgroup", number of bytes), (index, "buffer", place) or
     (index, "pointers", tuple of places). A place is (number of the buffer, first byte, number of bytes), or None.
+
+    `seconds` estimates how long the dispatch takes on the slowest GPU that is supported, an M1 with 7 cores.
     """
 
     kernel: str
@@ -67,6 +69,7 @@ class Dispatch(NamedTuple):
     threadgroup: tuple[int, int, int]
     threads: bool
     arguments: tuple
+    seconds: float
 
     def __str__(self):
         grid, group = ("×".join(map(str, sizes)) for sizes in (self.grid, self.threadgroup))
@@ -168,7 +171,7 @@ def _dispatch(entry, numbers):
         return tuple(map(place, bound)) if kind == "pointers" else bound
 
     arguments = tuple((index, kind, value(kind, bound)) for index, kind, bound in entry["arguments"])
-    return Dispatch(entry["kernel"], entry["grid"], entry["threadgroup"], entry["threads"], arguments)
+    return Dispatch(entry["kernel"], entry["grid"], entry["threadgroup"], entry["threads"], arguments, entry["seconds"])
 
 
 def record(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Recording]:
@@ -226,13 +229,12 @@ class _Observer(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        if func.namespace == "metalcore" and any(not tensor.is_cpu for tensor in tensors):
+        ours = func.namespace == "metalcore" and any(not tensor.is_cpu for tensor in tensors)
+        if ours:
             _C.note_operator()
+        if ours or func.namespace == refused.NAMESPACE:
             with self:  # it also notes the operators of PyTorch that the kernel calls
-                return _kernel(func).call_boxed(_KEYS, *args, **kwargs)
-        if func.namespace == refused.NAMESPACE:
-            with self:
-                return _formula(func).call_boxed(_KEYS, *args, **kwargs)
+                return func.redispatch(_KEYS, *args, **kwargs)
         if _does_work(func):
             _C.note_torch_step(f"aten::{func.overloadpacket.__name__}")
         if func in _NOT_ON_META and tensors[0].is_meta:
@@ -247,17 +249,8 @@ def _geqrf(A):
 _NOT_ON_META: dict[Any, Any] = {torch.ops.aten.geqrf.default: _geqrf}  # PyTorch itself cannot run it without memory
 
 
+# An operator's kernel is the same for every device, and so is a formula. (PyTorch redispatches without the GIL.)
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
-
-
-@functools.cache
-def _kernel(func):
-    return torch.library.get_kernel(func, "MPS")  # it is the same for every device
-
-
-@functools.cache
-def _formula(func):
-    return torch.library.get_kernel(func, "CompositeExplicitAutograd")
 
 
 @functools.cache

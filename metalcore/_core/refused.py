@@ -8,7 +8,10 @@ the call has run, and below autograd: derivatives are operators too, and are com
 from __future__ import annotations
 
 import functools
+import json
+import platform
 import threading
+from importlib import metadata
 
 import torch
 from torch import Tensor
@@ -16,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from .. import _C
 
-__all__ = ["NAMESPACE", "REASON", "calls", "define"]
+__all__ = ["NAMESPACE", "REASON", "calls", "define", "families", "forget", "note"]
 
 NAMESPACE = "metalcore_by_torch"
 REASON = "kernels that Metal refuses (`python -m metalcore info` lists them)"
@@ -37,7 +40,7 @@ def calls() -> int:
 
 
 def define(name, formula) -> None:
-    """Defines what computes the operator metalcore::`name` where its kernels are refused. Only Metal refuses kernels."""
+    """Defines what computes the operator metalcore::`name` where Metal refuses its kernels."""
     if not hasattr(_C, "mps_refused"):
         return
     schema = getattr(torch.ops.metalcore, name).default._schema
@@ -46,6 +49,7 @@ def define(name, formula) -> None:
     def by_torch(*args, **kwargs):
         _calls.count += 1
         try:
+            note()
             return on_any_device(formula, *args, **kwargs) if schema.returns else formula(*args, **kwargs)
         except (
             BaseException
@@ -55,6 +59,57 @@ def define(name, formula) -> None:
 
     _library.define(str(schema).removeprefix("metalcore::"))
     _library.impl(name, by_torch, "CompositeExplicitAutograd")
+
+
+# Metal's messages, for the commands of later processes ----------------------------------------------------------------
+
+_noted: set[str] = set()  # families
+
+
+def _entry():
+    """The name of the cache's entry for this version of metalcore and of the system."""
+    from ..msl import cache
+
+    return cache.digest("refused", metadata.version("metalcore"), platform.platform()) + ".json"
+
+
+def _earlier() -> dict[str, str]:
+    from ..msl import cache
+
+    if cache.existing(_entry()) is None:
+        return {}
+    return json.loads(cache.content(_entry(), lambda path: path.write_text("{}")))
+
+
+def families() -> dict[str, str]:
+    """The families of kernels that Metal has refused on this machine, with its messages: in this process, or in one
+    since the last `python -m metalcore selftest`."""
+    return _earlier() | _C.mps_refused() if hasattr(_C, "mps_refused") else {}
+
+
+def note() -> None:
+    """Keeps this process's messages."""
+    from ..msl import cache
+
+    found = _C.mps_refused()
+    if found.keys() <= _noted:
+        return
+    _noted.update(found)
+    together = json.dumps(_earlier() | found)
+    cache.entry(
+        _entry(),
+        lambda path: path.write_text(together),
+        accept=lambda content: found.items() <= json.loads(content).items(),
+    )
+
+
+def forget() -> None:
+    """Forgets the messages of earlier processes."""
+    from ..msl import cache
+
+    _noted.clear()
+    if path := cache.existing(_entry()):
+        path.unlink(missing_ok=True)
 
 
 def on_any_device(formula, *args, **kwargs):

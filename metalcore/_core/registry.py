@@ -105,8 +105,8 @@ class Override:
         operator: the operator of aten whose kernel it replaces: "_softmax".
         kernel: None if the kernel is in C++, beside the op (csrc/ops/replacement.h). Otherwise it makes the kernel:
             `kernel(previous, count, decline)` returns a function of the dispatcher's keyset and the operator's
-            arguments. `previous` is the replaced kernel. The function increases `count.ran` for a call that our
-            operator takes, and returns `decline(keyset, …)`, which counts and runs the call, for all others. It calls
+            arguments. `previous` is the replaced kernel. The function returns `count.run(operator, …)` for a call that
+            our operator takes, and `decline(keyset, …)`, which counts and runs the call, for all others. It calls
             the operators torch.ops.metalcore.…, and never metalcore's public functions. These would send calls that
             they do not take to the overridden function of PyTorch.
         at_autograd: whether it is registered at the autograd key of the device, and not at the device's own key.

@@ -39,6 +39,7 @@ def collect() -> dict:
         "devices": _devices(),
         "backends": _backends(),
         "kernels": _kernels(),
+        **_refused(),
         "compiler": _compiler(),
         "cache": _cache(),
         "tuning": _tuning(),
@@ -143,6 +144,14 @@ def _metal_backend():
     return f"{len(_C.mps_kernels())} kernels, GPU family {_C.mps_gpu_family() or 'unknown'}"
 
 
+def _refused():
+    """The families that Metal has refused, with its messages, where there is Metal."""
+    from metalcore import _C
+    from metalcore._core import refused
+
+    return {"refused by Metal": refused.families()} if hasattr(_C, "mps_refused") else {}
+
+
 def _kernels():
     """The built-in kernel families, each with its number of kernels and the targets that its library is built for."""
     from metalcore.msl import cuda
@@ -211,7 +220,7 @@ def _tuning():
     from metalcore._core.routing import DEVICES
     from metalcore.tuning import store
 
-    return {device: store.state(device) for device in sorted(DEVICES)}
+    return {device: store.state(device) if device in DEVICES else None for device in ("mps", "cuda")}
 
 
 def show(found) -> str:

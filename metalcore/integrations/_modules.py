@@ -16,6 +16,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.nn.modules import module as registration
 
+from .._core import refused
 from ..overrides import _report
 from ._formulas import LENGTH, examine, on_the_cpu, settings_of
 
@@ -173,13 +174,15 @@ class Patch:
             if entry is None:
                 return original(module, *args, **kwargs)
             recipe, count = entry
-            result = recipe.run(module, args, kwargs)
             if compiling:  # the graph would contain a count
+                result = recipe.run(module, args, kwargs)
                 return original(module, *args, **kwargs) if result is None else result
+            refused_before = refused.calls()
+            result = recipe.run(module, args, kwargs)
             if result is None:
                 count.left["input that its kernel does not take"] += 1
                 return original(module, *args, **kwargs)
-            count.ran += 1
+            count.ran_since(refused_before)
             return result
 
         self.forward, self.on = forward, True

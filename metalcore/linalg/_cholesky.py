@@ -8,6 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import positive_definite, well_conditioned
+from ._by_torch import by_torch
 from ._common import Tensors, cast_out, in_float32, raise_errors, torch_is_faster, write_out
 from ._overriding import checked, override, takes_square
 from ._results import linalg_cholesky_ex
@@ -33,7 +34,7 @@ def cholesky(A: torch.Tensor, *, upper: bool = False, out: torch.Tensor | None =
         RuntimeError: the matrices are not square, or `out` does not fit.
     """
     if torch_is_faster("cholesky", ("upper", upper), A) or not accelerated(A) or type(upper) is not bool:
-        return torch.linalg.cholesky(A, upper=upper, out=out)
+        return by_torch(torch.linalg.cholesky, A, upper=upper, out=out)
 
     def factor():
         L, info = _factor(A, upper)
@@ -71,7 +72,7 @@ def cholesky_ex(
         or not accelerated(A)
         or not type(upper) is type(check_errors) is bool
     ):
-        return torch.linalg.cholesky_ex(A, upper=upper, check_errors=check_errors, out=out)
+        return by_torch(torch.linalg.cholesky_ex, A, upper=upper, check_errors=check_errors, out=out)
 
     def factor():
         L, info = _factor(A, upper)
@@ -101,7 +102,7 @@ def cholesky_solve(
         RuntimeError: shapes do not fit each other, or `out` does not fit.
     """
     if L is None or not accelerated(B, L) or B.dtype != L.dtype or type(upper) is not bool:
-        return torch.cholesky_solve(B, L, upper, out=out)
+        return by_torch(torch.cholesky_solve, B, L, upper, out=out)
     solve = lambda: in_float32(lambda B, L: ops.cholesky_solve(B, L, upper), B, L)  # noqa: E731
     return cast_out("cholesky_solve", out, solve, B, L, dtype=B.dtype)
 

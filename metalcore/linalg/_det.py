@@ -8,6 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
+from ._by_torch import by_torch
 from ._common import Tensors, in_float32, square, write_out
 from ._overriding import factors_transpose, override, takes_square
 from ._results import linalg_slogdet
@@ -32,7 +33,7 @@ def det(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         RuntimeError: the matrices are not square. The message is PyTorch's.
     """
     if not (accelerated(A) and square(A)):
-        return torch.linalg.det(A, out=out)
+        return by_torch(torch.linalg.det, A, out=out)
     return write_out("linalg_det", out, lambda: in_float32(lambda A: _det(A)[0], A), A)
 
 
@@ -51,7 +52,7 @@ def slogdet(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_slogdet:
         RuntimeError: the matrices are not square. The message is PyTorch's.
     """
     if not (accelerated(A) and square(A)):
-        return torch.linalg.slogdet(A, out=out)
+        return by_torch(torch.linalg.slogdet, A, out=out)
     results = write_out("linalg_slogdet", out, lambda: in_float32(lambda A: _slogdet(A)[:2], A), A)
     return linalg_slogdet(tuple(results))
 
@@ -135,7 +136,7 @@ def _cofactors_by_singular_values(A, grad):
     ones = torch.ones_like(S[..., :1])
     before = torch.cat([ones, S[..., :-1]], dim=-1).cumprod(-1)
     after = torch.cat([ones, S[..., 1:].flip(-1)], dim=-1).cumprod(-1).flip(-1)
-    scale = (torch.linalg.det(U) * torch.linalg.det(Vh) * grad).unsqueeze(-1)
+    scale = (det(U) * det(Vh) * grad).unsqueeze(-1)
     return (U * (scale * before * after).unsqueeze(-2)) @ Vh
 
 

@@ -8,6 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient,
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
+from ._by_torch import by_torch
 from ._common import Tensors, in_float32, skew, write_out
 from ._overriding import override, takes_square
 from ._results import linalg_eigh
@@ -17,7 +18,8 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, out: Tensors | None = None) -> lin
     """The eigenvalue decomposition A = V diag(L) Vᵀ of symmetric matrices, as torch.linalg.eigh. V is orthogonal, and L
     is in ascending order.
 
-    `metalcore.explain("eigh", A.shape)` tells which kernels a call runs.
+    `metalcore.explain("eigh", A.shape)` tells which kernels a call runs. On Apple GPUs large single matrices go to
+    LAPACK on the CPU, and the host waits for the result.
 
     Args:
         A: (*, n, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
@@ -37,7 +39,7 @@ def eigh(A: torch.Tensor, UPLO: str = "L", *, out: Tensors | None = None) -> lin
             NaN or infinity raises nothing, because a check would have to wait for the GPU. Its results are NaN.
     """
     if not accelerated(A) or type(UPLO) is not str:
-        return torch.linalg.eigh(A, UPLO, out=out)
+        return by_torch(torch.linalg.eigh, A, UPLO, out=out)
     results = write_out("linalg_eigh", out, lambda: in_float32(lambda A: _eigh(A, UPLO, True), A), A)
     return linalg_eigh(tuple(results))
 
@@ -58,7 +60,7 @@ def eigvalsh(A: torch.Tensor, UPLO: str = "L", *, out: torch.Tensor | None = Non
         RuntimeError: as for `eigh`.
     """
     if not accelerated(A) or type(UPLO) is not str:
-        return torch.linalg.eigvalsh(A, UPLO, out=out)
+        return by_torch(torch.linalg.eigvalsh, A, UPLO, out=out)
     return write_out("linalg_eigvalsh", out, lambda: in_float32(lambda A: _eigh(A, UPLO, needs_gradient(A))[0], A), A)
 
 

@@ -9,6 +9,7 @@ from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
 from ._block_reflector import coupling, unit_lower
+from ._by_torch import by_torch
 from ._common import Tensors, cast_out, in_float32, torch_is_faster, write_out
 from ._triangular import solve_triangular
 
@@ -34,7 +35,7 @@ def geqrf(input: torch.Tensor, *, out: Tensors | None = None) -> torch.return_ty
         RuntimeError: `input` has fewer than two dimensions, or `out` does not fit.
     """
     if not accelerated(input):
-        return torch.geqrf(input, out=out)
+        return by_torch(torch.geqrf, input, out=out)
     a, tau = cast_out(
         "torch.geqrf", out, lambda: in_float32(ops.geqrf, input), input, dtype=input.dtype, parts=("a", "tau")
     )
@@ -59,7 +60,7 @@ def householder_product(A: torch.Tensor, tau: torch.Tensor, *, out: torch.Tensor
         RuntimeError: shapes do not fit each other, or `out` does not fit.
     """
     if _torch_takes("householder_product", (), A, tau) or not _have_one_dtype(A, tau):
-        return torch.linalg.householder_product(A, tau, out=out)
+        return by_torch(torch.linalg.householder_product, A, tau, out=out)
     fits = A.ndim >= 2 and tau.shape[:-1] == A.shape[:-2] and tau.ndim == A.ndim - 1
     if not fits or not A.shape[-2] >= A.shape[-1] >= tau.shape[-1]:
         _refuse(torch.linalg.householder_product, A, tau)
@@ -104,7 +105,7 @@ def ormqr(
         or not _have_one_dtype(input, tau, other)
         or not type(left) is type(transpose) is bool
     ):
-        return torch.ormqr(input, tau, other, left, transpose, out=out)
+        return by_torch(torch.ormqr, input, tau, other, left, transpose, out=out)
     fits = (
         input.ndim == other.ndim >= 2
         and tau.ndim == input.ndim - 1

@@ -7,6 +7,7 @@ import torch
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
+from ._by_torch import by_torch
 from ._common import without_autocast
 from ._qr import qr
 from ._svd import svd
@@ -34,7 +35,7 @@ def svd_lowrank(
         A tuple (U, S, V), of shapes (*, m, q), (*, q) and (*, n, q). They are differentiable, as for `svd`.
     """
     if not accelerated(A, M):
-        return torch.svd_lowrank(A, q, niter, M)
+        return by_torch(torch.svd_lowrank, A, q, niter, M)
     if A.dtype is not torch.float32:
         U, S, V = svd_lowrank(A.float(), q, niter, None if M is None else M.float())
         return U.to(A.dtype), S.to(A.dtype), V.to(A.dtype)
@@ -81,7 +82,7 @@ def pca_lowrank(
         ValueError: q is negative or larger than m or n, or niter is negative.
     """
     if not accelerated(A):
-        return torch.pca_lowrank(A, q, center, niter)
+        return by_torch(torch.pca_lowrank, A, q, center, niter)
     m, n = A.shape[-2:]
     if q is None:
         q = min(6, m, n)

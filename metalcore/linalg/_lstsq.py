@@ -8,6 +8,7 @@ from .._core.operators import ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
+from ._by_torch import by_torch
 from ._common import in_float32, without_autocast
 from ._results import linalg_lstsq
 
@@ -48,7 +49,7 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
         and not isinstance(rcond, (float, int))
         and not _is_number(rcond)
     ):
-        return torch.linalg.lstsq(A, B, rcond, driver=driver)
+        return by_torch(torch.linalg.lstsq, A, B, rcond, driver=driver)
     is_vector = _check(A, B, driver)
     solution, residuals = in_float32(_least_squares, A, B.unsqueeze(-1) if is_vector else B)
     if is_vector:

@@ -8,6 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
+from ._by_torch import by_torch
 from ._common import Tensors, in_float32, raise_errors, square, torch_is_faster, write_out
 from ._overriding import checked, override, takes, takes_square
 from ._results import linalg_lu, linalg_lu_factor, linalg_lu_factor_ex
@@ -39,7 +40,7 @@ def lu_factor(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None
             waits for the result; lu_factor_ex does not.
     """
     if torch_is_faster("lu_factor", (), A) or not _takes(A) or type(pivot) is not bool:
-        return torch.linalg.lu_factor(A, pivot=pivot, out=out)
+        return by_torch(torch.linalg.lu_factor, A, pivot=pivot, out=out)
 
     def factor():
         LU, pivots, info = _factor(A, pivot)
@@ -67,7 +68,7 @@ def lu_factor_ex(
         RuntimeError: as lu_factor.
     """
     if torch_is_faster("lu_factor", (), A) or not _takes(A) or not type(pivot) is type(check_errors) is bool:
-        return torch.linalg.lu_factor_ex(A, pivot=pivot, check_errors=check_errors, out=out)
+        return by_torch(torch.linalg.lu_factor_ex, A, pivot=pivot, check_errors=check_errors, out=out)
 
     def factor():
         results = _factor(A, pivot)
@@ -94,7 +95,7 @@ def lu(A: torch.Tensor, *, pivot: bool = True, out: Tensors | None = None) -> li
         RuntimeError: A has fewer than two dimensions, or `out` does not fit.
     """
     if not _takes(A) or type(pivot) is not bool:
-        return torch.linalg.lu(A, pivot=pivot, out=out)
+        return by_torch(torch.linalg.lu, A, pivot=pivot, out=out)
     results = write_out("linalg_lu", out, lambda: in_float32(lambda A: _lu(A, pivot), A), A)
     return linalg_lu(tuple(results))
 
@@ -130,7 +131,7 @@ def lu_solve(
         or not type(left) is type(adjoint) is bool
         or not _solvable(LU, pivots, B, left)
     ):
-        return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint, out=out)
+        return by_torch(torch.linalg.lu_solve, LU, pivots, B, left=left, adjoint=adjoint, out=out)
 
     def solve(LU, B):
         LU, B = one_batch(LU, B)

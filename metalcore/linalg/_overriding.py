@@ -8,11 +8,13 @@ import threading
 
 import torch
 
+from .. import _C
+from .._core import refused
 from .._core.registry import Override
 from .._core.routing import accelerated
 from ._common import raise_errors
 
-__all__ = ["checked", "factors_transpose", "override", "takes", "takes_square"]
+__all__ = ["DTYPES", "checked", "factors_transpose", "override", "takes", "takes_square"]
 
 DTYPES = frozenset({torch.float32})
 _inside = threading.local()
@@ -35,16 +37,20 @@ def _outermost(take):
                 _inside.chose_torch = True
                 return previous.call_boxed(keyset, *args, **kwargs)
             _inside.a_kernel, _inside.chose_torch = True, False
+            calls_on_cpu = _C.calls_on_cpu()
+            refused_before = refused.calls()
             try:
                 result = take(*args, **kwargs)
                 if result is None:
                     return decline(keyset, *args, **kwargs)
             finally:
                 _inside.a_kernel = False
-            if _inside.chose_torch:
+            if _C.calls_on_cpu() != calls_on_cpu:
+                count.left["a size at which PyTorch's op on the CPU is faster (metalcore.explain tells)"] += 1
+            elif _inside.chose_torch and refused.calls() == refused_before:
                 count.left["a size at which PyTorch's op is faster (metalcore.explain tells)"] += 1
             else:
-                count.ran += 1
+                count.ran_since(refused_before)
             return result
 
         return kernel

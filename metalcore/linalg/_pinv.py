@@ -7,6 +7,7 @@ import torch
 from .._core.operators import needs_gradient
 from .._core.registry import Op, Sample, register
 from .._core.samples import well_conditioned
+from ._by_torch import by_torch
 from ._common import cast_out, in_float32, without_autocast
 from ._eigh import _eigh
 from ._rank import chosen_tolerances, given, threshold
@@ -42,10 +43,10 @@ def pinv(
             complex; or `out` does not fit.
     """
     if type(hermitian) is not bool:
-        return torch.linalg.pinv(A, hermitian=hermitian, **given(rcond=rcond, atol=atol, rtol=rtol, out=out))
+        return by_torch(torch.linalg.pinv, A, hermitian=hermitian, **given(rcond=rcond, atol=atol, rtol=rtol, out=out))
     tolerances = chosen_tolerances(A, rcond, atol, rtol)
     if tolerances is None or any(isinstance(x, torch.Tensor) and x.requires_grad for x in tolerances):
-        return torch.linalg.pinv(A, **given(rcond=rcond, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
+        return by_torch(torch.linalg.pinv, A, **given(rcond=rcond, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
     atol, rtol = tolerances if rcond is None else (0.0, rcond)
     # A call through autograd.Function takes the host longer than small matrices take the GPU.
     pseudoinverse = _Pinv.apply if needs_gradient(A) else _pinv

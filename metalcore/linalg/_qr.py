@@ -10,6 +10,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
+from ._by_torch import by_torch
 from ._common import Tensors, in_float32, write_out
 from ._overriding import override, takes
 from ._results import linalg_qr
@@ -39,7 +40,7 @@ def qr(A: torch.Tensor, mode: str = "reduced", *, out: Tensors | None = None) ->
         RuntimeError: the mode is unknown, A has fewer than two dimensions, or `out` does not fit.
     """
     if not accelerated(A) or type(mode) is not str:
-        return torch.linalg.qr(A, mode, out=out)
+        return by_torch(torch.linalg.qr, A, mode, out=out)
     return _named(write_out("linalg_qr", out, lambda: in_float32(lambda A: ops.qr(A, mode), A), A))
 
 

@@ -7,6 +7,7 @@ import torch
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import separated, well_conditioned
+from ._by_torch import by_torch
 from ._common import cast_out, in_float32
 from ._eigh import _eigh
 from ._solve import inv_ex
@@ -42,10 +43,14 @@ def matrix_rank(
             complex; or `out` does not fit.
     """
     if type(hermitian) is not bool:
-        return torch.linalg.matrix_rank(A, hermitian=hermitian, **given(tol=tol, atol=atol, rtol=rtol, out=out))
+        return by_torch(
+            torch.linalg.matrix_rank, A, hermitian=hermitian, **given(tol=tol, atol=atol, rtol=rtol, out=out)
+        )
     tolerances = chosen_tolerances(A, tol, atol, rtol)
     if tolerances is None:
-        return torch.linalg.matrix_rank(A, **given(tol=tol, hermitian=hermitian, atol=atol, rtol=rtol, out=out))
+        return by_torch(
+            torch.linalg.matrix_rank, A, **given(tol=tol, hermitian=hermitian, atol=atol, rtol=rtol, out=out)
+        )
 
     def ranks():
         if A.numel() == 0:
@@ -79,7 +84,7 @@ def cond(A: torch.Tensor, p: float | str | None = None, *, out: torch.Tensor | N
             needs that, or `out` does not fit.
     """
     if not accelerated(A) or A.numel() == 0 or not _is_defined(A, p):
-        return torch.linalg.cond(A, p, out=out)
+        return by_torch(torch.linalg.cond, A, p, out=out)
     return cast_out("linalg.cond", out, lambda: in_float32(lambda A: _condition(A, p), A), dtype=A.dtype)
 
 

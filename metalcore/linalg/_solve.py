@@ -8,6 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
+from ._by_torch import by_torch
 from ._common import Tensors, in_float32, raise_errors, square, write_out
 from ._lu import broadcastable, one_batch
 from ._overriding import checked, factors_transpose, override, takes_square
@@ -42,7 +43,7 @@ def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: torch.Ten
         RuntimeError: shapes do not fit. The messages are PyTorch's.
     """
     if not _takes(A, B, left):
-        return torch.linalg.solve(A, B, left=left, out=out)
+        return by_torch(torch.linalg.solve, A, B, left=left, out=out)
 
     def call():
         X, info = _solve(A, B, left)
@@ -75,7 +76,7 @@ def solve_ex(
         RuntimeError: as solve.
     """
     if not _takes(A, B, left) or type(check_errors) is not bool:
-        return torch.linalg.solve_ex(A, B, left=left, check_errors=check_errors, out=out)
+        return by_torch(torch.linalg.solve_ex, A, B, left=left, check_errors=check_errors, out=out)
 
     def call():
         X, info = _solve(A, B, left)
@@ -103,7 +104,7 @@ def inv(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         RuntimeError: the matrices are not square. The message is PyTorch's.
     """
     if not (accelerated(A) and square(A)):
-        return torch.linalg.inv(A, out=out)
+        return by_torch(torch.linalg.inv, A, out=out)
 
     def call():
         inverse, info = in_float32(_inv_ex, A)
@@ -129,7 +130,7 @@ def inv_ex(A: torch.Tensor, *, check_errors: bool = False, out: Tensors | None =
         RuntimeError: as inv.
     """
     if not (accelerated(A) and square(A)) or type(check_errors) is not bool:
-        return torch.linalg.inv_ex(A, check_errors=check_errors, out=out)
+        return by_torch(torch.linalg.inv_ex, A, check_errors=check_errors, out=out)
 
     def call():
         inverse, info = in_float32(_inv_ex, A)

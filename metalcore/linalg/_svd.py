@@ -8,6 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient,
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
+from ._by_torch import by_torch
 from ._common import Tensors, in_float32, skew, write_out
 from ._overriding import override, takes
 from ._results import linalg_svd
@@ -22,7 +23,8 @@ def svd(
     """The singular value decomposition A = U diag(S) Vh, as torch.linalg.svd: U and Vhᵀ have orthonormal columns, S is
     not negative and descends.
 
-    `metalcore.explain("svd", A.shape, full_matrices=False)` tells which kernels a call runs.
+    `metalcore.explain("svd", A.shape, full_matrices=False)` tells which kernels a call runs. On Apple GPUs large single
+    matrices go to LAPACK on the CPU, and the host waits for the result.
 
     Args:
         A: (*, m, n), any strides. float32; float16 and bfloat16 are computed in float32, and the results are cast
@@ -46,7 +48,7 @@ def svd(
             NaN.
     """
     if not accelerated(A) or type(full_matrices) is not bool or driver is not None and type(driver) is not str:
-        return torch.linalg.svd(A, full_matrices, driver=driver, out=out)
+        return by_torch(torch.linalg.svd, A, full_matrices, driver=driver, out=out)
     _check_driver(A, driver)
     results = write_out("linalg_svd", out, lambda: in_float32(lambda A: _svd(A, full_matrices, True), A), A)
     return linalg_svd(tuple(results))
@@ -68,7 +70,7 @@ def svdvals(A: torch.Tensor, *, driver: str | None = None, out: torch.Tensor | N
         RuntimeError: as for `svd`.
     """
     if not accelerated(A) or driver is not None and type(driver) is not str:
-        return torch.linalg.svdvals(A, driver=driver, out=out)
+        return by_torch(torch.linalg.svdvals, A, driver=driver, out=out)
     _check_driver(A, driver)
     return write_out("linalg_svdvals", out, lambda: in_float32(lambda A: _svd(A, False, needs_gradient(A))[1], A), A)
 

@@ -8,6 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
+from ._by_torch import by_torch
 from ._common import check_types, in_float32, torch_is_faster, write_out
 from ._overriding import override, takes
 
@@ -54,7 +55,9 @@ def solve_triangular(
         or A.dtype != B.dtype
         or not type(upper) is type(left) is type(unitriangular) is bool
     ):
-        return torch.linalg.solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular, out=out)
+        return by_torch(
+            torch.linalg.solve_triangular, A, B, upper=upper, left=left, unitriangular=unitriangular, out=out
+        )
 
     def solve(A, B):
         return ops.solve_triangular(A, B, upper, left, unitriangular)

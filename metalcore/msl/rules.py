@@ -45,10 +45,10 @@ def breaches(program, *, strict=False):
     """Every Breach of a parsed program, in no order.
 
     Args:
-        strict: find also what does no harm here: constants that are not in `constant`, positions with different numbers
-            of components.
+        strict: find also what does no harm here: constants that are not in `constant` (at program scope and `static`
+            in functions), positions with different numbers of components.
     """
-    yield from _words(program)
+    yield from _words(program, strict)
     yield from _host_names(program)
     for declaration in program.walk():
         if declaration.kind == "variable":
@@ -71,7 +71,7 @@ def is_kernel(program, declaration):
     return "kernel" in declaration.attributes or any(token.text == "kernel" for token in head)
 
 
-def _words(program):
+def _words(program, strict):
     tokens = program.tokens
     bodies = [d.body for d in program.walk() if d.kind == "function" and d.body is not None]
     for i, token in enumerate(tokens):
@@ -82,19 +82,20 @@ def _words(program):
             yield Breach(i, *_WORDS[token.text])
         elif token.text == "long" and before == "long":
             yield Breach(i, "language", "'long long' is not supported in Metal")
-        elif token.text == "static" and _is_changing_local(tokens, i) and any(a < i < b for a, b in bodies):
+        elif token.text == "static" and _is_changing_local(tokens, i, strict) and any(a < i < b for a, b in bodies):
             yield Breach(i, "constant-space", "a static variable of a function must be in constant")
         # After a declaration `asm` only gives its symbol's name.
         elif token.text in _ASSEMBLY and (before in (";", "{", "}") or any(a < i < b for a, b in bodies)):
             yield Breach(i, "language", "assembly is not part of MSL")
 
 
-def _is_changing_local(tokens, i):
-    """Whether the `static` at i declares a variable that can change."""
+def _is_changing_local(tokens, i, strict):
+    """Whether the `static` at i declares a variable that can change, or if strict any that is not in `constant`."""
     words = {token.text for token in tokens[max(i - 2, 0) : i] if token.kind == "id"}
     for token in tokens[i + 1 :]:
         if token.text in ("=", ";", "(", "{", "["):
-            return token.text != "(" and not words & {"constant", "const", "constexpr", "threadgroup"}
+            allowed = {"constant", "threadgroup"} if strict else {"constant", "const", "constexpr", "threadgroup"}
+            return token.text != "(" and not words & allowed
         words.add(token.text)
     return False
 

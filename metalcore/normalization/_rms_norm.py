@@ -237,8 +237,7 @@ def _override(previous, count, decline):
     def kernel(keyset, x, normalized_shape, weight=None, eps=None):
         if not (is_plain(x) and is_plain(weight) and alike(x, weight) and _fits(x, normalized_shape, weight)):
             return decline(keyset, x, normalized_shape, weight, eps)
-        count.ran += 1
-        return ops.rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
+        return count.run(ops.rms_norm, x, len(normalized_shape), weight, _EPS if eps is None else eps)
 
     return kernel
 

@@ -114,7 +114,11 @@ def _left_by_cpp(left):
 
 def _left(previous, count, dtypes):
     def left(keyset, *args, **kwargs):
-        count.left[refused.REASON if _C.left_as_refused() else _why_left(args, dtypes)] += 1
+        if _C.left_as_refused():
+            refused.note()
+            count.left[refused.REASON] += 1
+        else:
+            count.left[_why_left(args, dtypes)] += 1
         return previous.call_boxed(keyset, *args, **kwargs)
 
     return left

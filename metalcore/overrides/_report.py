@@ -5,7 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from .._core import refused
 
 __all__ = ["Count", "Report", "Row", "count_of", "never_replaced", "report", "start"]
 
@@ -23,6 +25,21 @@ class Count:
         self.ran = 0
         self.left: Counter = Counter()
         self._ran_in_cpp, self._ran_before = ran_in_cpp, ran_in_cpp()
+
+    def run(self, function: Callable, *args: Any) -> Any:
+        """function(*args), counted by ran_since()."""
+        before = refused.calls()
+        result = function(*args)
+        self.ran_since(before)
+        return result
+
+    def ran_since(self, before: int) -> None:
+        """Counts a call of metalcore's operators, before which refused.calls() was `before`: where Metal has refused a
+        kernel of it since, it was left to PyTorch."""
+        if refused.calls() == before:
+            self.ran += 1
+        else:
+            self.left[refused.REASON] += 1
 
     def total(self) -> int:
         """How often it ran by metalcore, from Python and from C++."""

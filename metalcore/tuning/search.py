@@ -8,8 +8,9 @@ regions in which PyTorch's own op, or the CPU, is faster.
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
@@ -23,6 +24,8 @@ __all__ = ["Clock", "Outcome", "Search", "Tunable", "fit_regions", "text", "tuna
 
 # A value replaces the present one only where calls gain more than this, and more than the noise of their times.
 LEAST_GAIN = 0.03
+# A value is judged by so many calls at the least.
+LEAST_CALLS = 3
 # So many calls are timed again before that.
 CONFIRMED = 6
 
@@ -102,7 +105,7 @@ class Search:
         Args:
             tunable: the field.
             workloads: the calls that may depend on it.
-            deadline: the time.monotonic() after which no call is timed any more, so that the present value stays.
+            deadline: the time.monotonic() after which the rest of the calls is left out.
         """
         self._deadline = deadline
         try:
@@ -123,10 +126,13 @@ class Search:
         concerned = [i for i in range(len(workloads)) if len({row[i] for row in plans}) > 1]
         if not concerned:
             return Outcome(tunable, tunable.value, 0.0, 0, "it changes no plan of the calls")
+        # Where the time is short, those that are timed should be of all kinds.
+        random.Random(0).shuffle(concerned)
         workloads = [workloads[i] for i in concerned]
         plans = [tuple(row[i] for i in concerned) for row in plans]
         if tunable.kind == "regions":
             none, everywhere = self._seconds(tunable, [NO_REGIONS, EVERYWHERE], workloads)
+            workloads = workloads[: len(none)]
             candidates = [tunable.value, fit_regions(workloads, none, everywhere, tunable.value)]
             plans = self._plans(tunable, candidates, workloads)
         # Of values with the same plans one is timed: the present one where it is among them.
@@ -134,9 +140,10 @@ class Search:
         distinct[plans[candidates.index(tunable.value)]] = tunable.value
         values = sorted(distinct.values(), key=lambda value: value != tunable.value)
         times = self._seconds(tunable, values, workloads)
+        workloads = workloads[: len(times[0])]
         best = min(range(len(values)), key=lambda i: sum(math.log(t.seconds) for t in times[i]))
         if best == 0:
-            return Outcome(tunable, tunable.value, 0.0, len(workloads), "it is the fastest")
+            return Outcome(tunable, tunable.value, 0.0, len(workloads), f"the fastest for {len(workloads)} calls")
         return self._confirmed(tunable, values[best], workloads, times[0], times[best])
 
     def _confirmed(self, tunable, value, workloads, before, after):
@@ -183,21 +190,34 @@ class Search:
         return found
 
     def _seconds(self, tunable, values, workloads, fresh=False):
-        """The Timing of each call, under each value. A call's inputs are made once for all values."""
-        rows = [[] for _ in values]
+        """The Timing of each call, under each value. A call's inputs are made once for all values.
+
+        After the deadline the rest of the calls is left out, as long as there are some already.
+        """
+        columns = []
         for number, workload in enumerate(workloads, 1):
-            call = None
-            for row, value in zip(rows, values):
-                self._use({**self.values, tunable.name: value})
-                key = workload, workload.plan(self.gpu.device_type)
-                if fresh or key not in self._times:
-                    if time.monotonic() > self._deadline:
-                        raise TimeoutError
-                    self._progress(f"{tunable.name}: {number}/{len(workloads)} {workload}, {text(value)}")
-                    call = call or workload.call(self.gpu.device_type)
-                    self._times[key] = self._time(call, value == tunable.value)
-                row.append(self._times[key])
-        return rows
+            try:
+                say = f"{tunable.name}: {number}/{len(workloads)} {workload}"
+                columns.append(self._seconds_of(tunable, values, workload, fresh, say))
+            except TimeoutError:
+                if number <= LEAST_CALLS:
+                    raise
+                break
+        return list(zip(*columns))
+
+    def _seconds_of(self, tunable, values, workload, fresh, say):
+        call, column = None, []
+        for value in values:
+            self._use({**self.values, tunable.name: value})
+            key = workload, workload.plan(self.gpu.device_type)
+            if fresh or key not in self._times:
+                if time.monotonic() > self._deadline and not fresh:
+                    raise TimeoutError
+                self._progress(f"{say}, {text(value)}")
+                call = call or workload.call(self.gpu.device_type)
+                self._times[key] = self._time(call, value == tunable.value)
+            column.append(self._times[key])
+        return column
 
     def _time(self, call, needed):
         try:
@@ -231,7 +251,7 @@ def fit_regions(workloads: Sequence[Workload], ours: Sequence[Timing], theirs: S
     are faster up to the largest size that was timed, `present` says what larger ones take."""
     regions: list = []
     for first, last in BATCHES:
-        saved = Counter({0: 0.0})  # by size, the logarithm of ours' time over theirs
+        saved: dict[int, float] = defaultdict(float, {0: 0.0})  # by size, the logarithm of ours' time over theirs
         for workload, a, b in zip(workloads, ours, theirs):
             if first <= workload.batch <= (last or workload.batch):
                 saved[workload.size] += math.log(a.seconds / b.seconds)

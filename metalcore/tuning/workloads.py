@@ -24,17 +24,19 @@ class Scale:
     Attributes:
         elements: a batch has about so many, which fills the device.
         largest: the largest size of a single matrix.
+        longest: the longest of many rows.
         steps: the sizes between two powers of two, and the power itself.
     """
 
     elements: int
     largest: int
+    longest: int
     steps: int
 
 
-QUICK = Scale(elements=2**22, largest=1024, steps=1)
-FULL = Scale(elements=2**24, largest=2048, steps=2)
-SIMULATED = Scale(elements=2**12, largest=128, steps=1)
+QUICK = Scale(elements=2**21, largest=1024, longest=32768, steps=1)
+FULL = Scale(elements=2**24, largest=2048, longest=65536, steps=2)
+SIMULATED = Scale(elements=2**12, largest=128, longest=1024, steps=1)
 
 
 @dataclass(frozen=True)
@@ -122,21 +124,21 @@ def _squares(scale, *ops, lowest=4, batched_to=256, single_from=32):
 
 def _row_lengths(scale):
     """Rows of every length that a kernel may take, in numbers that fill the device, and a few long ones."""
-    for op in ("softmax", "rms_norm"):
-        template = next(sample for sample in OPS[op].samples() if sample.name.startswith("rows"))
 
-        def workload(rows, length, backward, op=op, template=template):
-            shapes = ((rows, length), *((length,) for _ in template.shapes[1:]))
-            options = {**template.options}
-            if "normalized_shape" in options:
-                options["normalized_shape"] = (length,)
-            return Workload(op, replace(template, shapes=shapes, options=options), length, rows, backward)
+    def softmax(rows, length):
+        return Sample("", ((rows, length),), {"dim": -1})
 
+    def rms_norm(rows, length):
+        return Sample("", ((rows, length), (length,)), arguments=lambda x, weight: (x, (length,), weight, 1e-6))
+
+    shapes = [
+        *((max(1, scale.elements // length), length) for length in _sizes(scale, 4, scale.longest)),
+        *((rows, scale.elements // share) for rows, share in ((1, 32), (4, 16))),
+    ]
+    for sample in (softmax, rms_norm):
         for backward in (False, True):
-            for length in _sizes(scale, 4, 65536 if scale.elements > 2**20 else 1024):
-                yield workload(max(1, scale.elements // length), length, backward)
-            for rows, length in ((1, 32), (4, 16)):
-                yield workload(rows, scale.elements // length, backward)
+            for rows, length in shapes:
+                yield Workload(sample.__name__, sample(rows, length), length, rows, backward)
 
 
 def _tall(scale):

@@ -8,7 +8,7 @@ import torch
 
 import metalcore
 from metalcore._core.registry import OPS
-from metalcore.cli import devices, main, selftest
+from metalcore.cli import devices, main
 
 KINDS = {("mps", True): "mps", ("mps", False): "simulator", ("cuda", False): "cuda"}
 
@@ -96,17 +96,6 @@ def test_nan_and_exceptions_fail(kind, few, capsys, monkeypatch):
 def test_faulty_shaders_are_noticed(kind, few, capsys, monkeypatch):
     monkeypatch.setattr(metalcore, "compile_shader", lambda source: None)
     assert failures(run(capsys, kind)[1]) == {"compile_shader", "compile_shader refuses a faulty program"}
-
-
-def test_kernels_that_metal_refuses_are_named(monkeypatch):
-    def compile_kernel(name):
-        if name == "bad":
-            raise RuntimeError("program_source:7: error")
-
-    monkeypatch.setattr(metalcore._C, "mps_kernels", lambda: ["good", "bad", "better"], raising=False)
-    monkeypatch.setattr(metalcore._C, "mps_compile", compile_kernel, raising=False)
-    with pytest.raises(RuntimeError, match="1 of 3 built-in kernels do not compile\nbad: program_source:7: error"):
-        selftest._check_kernels()
 
 
 @pytest.mark.only_on("simulator")

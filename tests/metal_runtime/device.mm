@@ -1,9 +1,11 @@
 // The devices, and the way from a program to a pipeline. A kernel is the simulator's kernel of the same name.
 //
-// The environment makes it a worse machine: METAL_RUNTIME_DEVICES=0 has no GPU until metal_runtime_add_device() is
-// called; METAL_RUNTIME_REFUSES=<name> refuses pipelines of kernels whose name begins so; METAL_RUNTIME_THREADS=<n>
-// lets pipelines have no more threads.
+// The environment makes it a worse machine:
+//   METAL_RUNTIME_DEVICES=0         no GPU, until metal_runtime_add_device() is called
+//   METAL_RUNTIME_REFUSES=<a>,<b>   no pipelines of kernels whose names begin so
+//   METAL_RUNTIME_THREADS=<n>       pipelines take no more threads a threadgroup
 #import "runtime.h"
+#include "static_memory.h"
 
 #include "../../csrc/backends/simulator/launch.h"
 #include "../../csrc/backends/simulator/library.h"
@@ -13,6 +15,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <sstream>
 
 using namespace metalcore;
 using metal_runtime::require;
@@ -27,11 +30,12 @@ using metal_runtime::require;
 @implementation RuntimePipeline
 - (NSUInteger)maxTotalThreadsPerThreadgroup {
   const char* most = std::getenv("METAL_RUNTIME_THREADS");
-  const NSUInteger threads = kernel->max_total_threads ? kernel->max_total_threads : 1024;
+  // Without the attribute Metal may allow fewer than 1024 threads, where a thread has many registers.
+  const NSUInteger threads = kernel->max_total_threads ? kernel->max_total_threads : 384;
   return most ? std::min<NSUInteger>(threads, std::strtoul(most, nullptr, 10)) : threads;
 }
 - (NSUInteger)staticThreadgroupMemoryLength {
-  return 0;  // the simulator knows it only while the kernel runs
+  return static_memory;
 }
 - (void)dealloc {
   delete name;
@@ -101,6 +105,14 @@ static void require_time(const std::string& what) {
   require(!PyGILState_Check(), what + " while the thread has Python's GIL");
 }
 
+static bool is_refused(const std::string& name) {
+  const char* beginnings = std::getenv("METAL_RUNTIME_REFUSES");
+  std::istringstream list(beginnings ? beginnings : "");
+  for (std::string beginning; std::getline(list, beginning, ',');)
+    if (name.rfind(beginning, 0) == 0) return true;
+  return false;
+}
+
 static std::atomic<int> compiled_programs, compiled_instantiations;
 
 static size_t count_of(const std::string& text, const std::string& part) {
@@ -144,8 +156,7 @@ static size_t count_of(const std::string& text, const std::string& part) {
 - (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function error:(NSError**)error {
   const std::string& name = *static_cast<RuntimeFunction*>(function)->name;
   require_time("a pipeline is made");
-  const char* refused = std::getenv("METAL_RUNTIME_REFUSES");
-  if (refused && *refused && name.rfind(refused, 0) == 0) {
+  if (is_refused(name)) {
     *error = metal_runtime::error("Compiler encountered an internal error");
     return nil;
   }
@@ -154,6 +165,7 @@ static size_t count_of(const std::string& text, const std::string& part) {
     RuntimePipeline* pipeline = [[RuntimePipeline alloc] init];
     pipeline->name = new std::string(name);
     pipeline->kernel = found.kernel;
+    pipeline->static_memory = metal_runtime::static_memory(found);
     return pipeline;
   } catch (const std::exception& failure) {
     *error = metal_runtime::error(failure.what());

@@ -16,7 +16,8 @@ using metal_runtime::Bytes;
 using metal_runtime::Command;
 
 struct Slot {
-  enum { kNothing, kBuffer, kBytes } kind = kNothing;
+  // Metal keeps bindings from one dispatch to the next, also those of PyTorch's ops: a stale one would be used.
+  enum { kStale, kBuffer, kBytes } kind = kStale;
   RuntimeBuffer* buffer = nil;
   size_t offset = 0;
   std::shared_ptr<Bytes> bytes;
@@ -27,6 +28,7 @@ struct Bound {
   std::array<Slot, simulator::kMaximumBuffers> slots;
   std::array<uint32_t, simulator::kMaximumBuffers> threadgroup_lengths = {};
   std::set<RuntimeBuffer*> resident;
+  bool dispatched = false, barrier = false;  // in this block; no dispatch has come since the barrier
 };
 
 // The buffers whose addresses this thread has asked for: it may pass them to a kernel as bytes.
@@ -71,6 +73,16 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
   return metal_runtime::device();
 }
 
+- (MTLDispatchType)dispatchType {
+  return (*encoding)->concurrent ? MTLDispatchTypeConcurrent : static_cast<MTLDispatchType>(0);
+}
+
+- (void)memoryBarrierWithScope:(MTLBarrierScope)scope {
+  [self slot:0];
+  require(scope == MTLBarrierScopeBuffers, "a barrier that is not for buffers");
+  (*encoding)->barrier = bound->barrier = true;
+}
+
 - (Slot&)slot:(NSUInteger)index {
   metal_runtime::require_on_queue();
   require(!(*encoding)->ended, "an encoder is used after PyTorch ended it");
@@ -83,7 +95,6 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
   [self slot:0];
   require(pipeline != nil, "no pipeline state");
   bound->pipeline = static_cast<RuntimePipeline*>(pipeline);
-  // Metal keeps bindings from one dispatch to the next. A kernel of ours must not rely on them.
   bound->slots.fill({});
   bound->threadgroup_lengths.fill(0);
   bound->resident.clear();
@@ -131,6 +142,11 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
   require(size > 0 && size <= bound->pipeline.maxTotalThreadsPerThreadgroup,
           name + "a threadgroup of " + std::to_string(size) + " threads");
 
+  size_t memory = bound->pipeline.staticThreadgroupMemoryLength;
+  for (uint32_t length : bound->threadgroup_lengths) memory += length;
+  require(memory <= metal_runtime::device().maxThreadgroupMemoryLength,
+          name + std::to_string(memory) + " bytes of threadgroup memory");
+
   Command command;
   simulator::Launch& launch = command.launch;
   launch.kernel = simulator::find_builtin(*bound->pipeline->name, simulator::checking().on);
@@ -139,11 +155,17 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
   launch.threadgroup_lengths = bound->threadgroup_lengths;
   for (uint32_t i = 0; i < kernel.argument_count; ++i) {
     const msl_abi::Argument& argument = kernel.arguments[i];
-    if (argument.kind != msl_abi::kBuffer) continue;
     const std::string which = name + "'" + argument.name + "'" + at_index(argument.index);
+    if (argument.kind != msl_abi::kBuffer) {
+      require(bound->threadgroup_lengths[argument.index] > 0, which + " has no threadgroup memory");
+      continue;
+    }
     const Slot& slot = bound->slots[argument.index];
     simulator::Binding& binding = launch.buffers[argument.index];
     require(slot.kind == Slot::kBytes || slot.buffer, which + " is not bound");
+    const size_t given = slot.buffer ? slot.buffer->length - slot.offset : slot.bytes->size();
+    require(!argument.by_reference || given >= argument.element_size,
+            which + " has " + std::to_string(given) + " bytes, and its type " + std::to_string(argument.element_size));
     if (slot.buffer) command.buffers.push_back(slot.buffer);
     if (slot.kind == Slot::kBytes) {
       command.bytes.push_back(slot.bytes);
@@ -162,6 +184,11 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
       }
     }
   }
+  require(!(*encoding)->concurrent || bound->dispatched || bound->barrier,
+          name + "no barrier separates it from PyTorch's dispatches on a concurrent encoder");
+  metal_runtime::dispatched((*encoding)->stream, *bound->pipeline->name);
+  command.after_barrier = std::exchange((*encoding)->barrier, !(*encoding)->concurrent);
+  bound->dispatched = true, bound->barrier = false;
   for (RuntimeBuffer* buffer : command.buffers) metal_runtime::require_allocated(buffer, name + "a buffer");
   for (RuntimeBuffer* buffer : command.buffers) metal_runtime::begin_use(buffer, (*encoding)->stream);
   (*encoding)->commands.push_back(std::move(command));
@@ -174,12 +201,19 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
 }
 @end
 
+// PyTorch's, during a graph capture. Here it only has the name.
+@interface MPSRecordingEncoder : RuntimeEncoder
+@end
+
+@implementation MPSRecordingEncoder
+@end
+
 namespace metalcore::metal_runtime {
 
 void address_taken(id<MTLBuffer> buffer) { addressed.insert(static_cast<RuntimeBuffer*>(buffer)); }
 
 id<MTLComputeCommandEncoder> encoder_for_block(std::shared_ptr<Encoding> encoding) {
-  RuntimeEncoder* encoder = [[RuntimeEncoder alloc] init];
+  RuntimeEncoder* encoder = encoding->captured ? [[MPSRecordingEncoder alloc] init] : [[RuntimeEncoder alloc] init];
   encoder->encoding = new std::shared_ptr<Encoding>(std::move(encoding));
   encoder->bound = new Bound;
   return encoder;
@@ -188,8 +222,10 @@ id<MTLComputeCommandEncoder> encoder_for_block(std::shared_ptr<Encoding> encodin
 // The object stays, so that a later use can be detected.
 void block_is_over(id<MTLComputeCommandEncoder> ended) {
   RuntimeEncoder* encoder = static_cast<RuntimeEncoder*>(ended);
-  delete std::exchange(encoder->bound, nullptr);
+  const std::unique_ptr<Bound> bound(std::exchange(encoder->bound, nullptr));
   addressed.clear();
+  require(!(*encoder->encoding)->concurrent || !bound->dispatched || bound->barrier,
+          "no barrier separates PyTorch's next dispatches from a block's on a concurrent encoder");
 }
 
 }  // namespace metalcore::metal_runtime

@@ -55,13 +55,13 @@ struct OnStream {
   ~OnStream() { metal_runtime::set_current_stream(0); }
 };
 
-// made_pipeline() is called before the queue.
-const mps::Pipeline& made_pipeline() {
-  static const mps::Pipeline& made = *mps::pipelines(metal_runtime::device(), {kKernel}).front();
-  return made;
-}
+// They are made before the queue, on which nothing may be compiled.
+constexpr std::array kKernels = {kKernel, "softmax_thread_float", "softmax_block4_float", "jacobi_round"};
+void make_pipelines() { mps::pipelines(metal_runtime::device(), {kKernels.begin(), kKernels.end()}); }
 
-void set_pipeline(Raw encoder) { [encoder setComputePipelineState:made_pipeline().state]; }
+void set_pipeline(Raw encoder, const char* kernel = kKernel) {
+  [encoder setComputePipelineState:mps::pipelines(metal_runtime::device(), {kernel}).front()->state];
+}
 
 void bind_all(Raw encoder) {
   for (int i = 0; i < 8; ++i) [encoder setBuffer:some_buffer() offset:0 atIndex:i];
@@ -69,6 +69,22 @@ void bind_all(Raw encoder) {
 
 void dispatch(Raw encoder, NSUInteger threads, NSUInteger group) {
   [encoder dispatchThreads:MTLSizeMake(threads, 1, 1) threadsPerThreadgroup:MTLSizeMake(group, 1, 1)];
+}
+
+// A result is read after its command buffer was committed, and `between`.
+void read_after(const std::function<void()>& between) {
+  memory[0] = memory[1] = 1;
+  at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
+  on_queue([&] {
+    Raw encoder = stream->commandEncoder();
+    set_pipeline(encoder);
+    [encoder setBuffer:some_buffer() offset:0 atIndex:0];
+    [encoder setBuffer:some_buffer() offset:4 atIndex:1];
+    dispatch(encoder, 1, 1);
+    stream->synchronize(at::mps::SyncType::COMMIT);
+  });
+  between();
+  metal_runtime::require(memory[1] != 1, "a result is read before it is there");
 }
 
 void compile(const char* source, MTLLanguageVersion version, BOOL fast_math) {
@@ -193,6 +209,36 @@ const std::map<std::string, std::function<void()>> kFaults = {
     {"an unbound buffer", [] { encode_raw([](Raw encoder) { set_pipeline(encoder), dispatch(encoder, 1, 1); }); }},
     {"a buffer bound for the kernel before",
      [] { encode_raw([](Raw encoder) { bind_all(encoder), set_pipeline(encoder), dispatch(encoder, 1, 1); }); }},
+    {"buffers that an op of PyTorch's left bound",
+     [] {
+       encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder), dispatch(encoder, 1, 1); });
+       encode_raw([](Raw encoder) { set_pipeline(encoder), dispatch(encoder, 1, 1); });
+     }},
+    {"a buffer smaller than a struct",
+     [] {
+       encode_raw([](Raw encoder) {
+         set_pipeline(encoder, "softmax_thread_float"), bind_all(encoder);
+         [encoder setBuffer:some_buffer() offset:sizeof memory - 4 atIndex:2];
+         dispatch(encoder, 1, 1);
+       });
+     }},
+    {"more threads than registers may allow",
+     [] { encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder), dispatch(encoder, 385, 385); }); }},
+    {"more threads than a template's instance has",
+     [] {
+       encode_raw([](Raw encoder) {
+         set_pipeline(encoder, "softmax_block4_float"), bind_all(encoder), dispatch(encoder, 257, 257);
+       });
+     }},
+    {"a result read after a commit without a wait", [] { read_after([] {}); }},
+    {"a result read after a wait", [] { read_after([] { metal_runtime::finish(0); }); }},
+    {"a command buffer that is too long",
+     [] {
+       encode_raw([](Raw encoder) {
+         for (int i = 0; i < 1000; ++i) set_pipeline(encoder), bind_all(encoder), dispatch(encoder, 1, 1);
+       });
+     }},
+    {"a commit off the queue", [] { at::mps::getCurrentMPSStream()->synchronize(at::mps::SyncType::COMMIT); }},
     {"no pipeline", [] { encode_raw([](Raw encoder) { dispatch(encoder, 1, 1); }); }},
     {"too many bytes",
      [] {
@@ -215,6 +261,14 @@ const std::map<std::string, std::function<void()>> kFaults = {
      [] { encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder), dispatch(encoder, 0, 1); }); }},
     {"too many threads in a threadgroup",
      [] { encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder), dispatch(encoder, 1, 1025); }); }},
+    {"threadgroup memory beside a kernel's own",
+     [] {
+       encode_raw([](Raw encoder) {
+         set_pipeline(encoder, "jacobi_round"), bind_all(encoder);
+         [encoder setThreadgroupMemoryLength:8192 atIndex:0];
+         dispatch(encoder, 256, 256);
+       });
+     }},
     {"threadgroup memory of an odd length",
      [] { encode_raw([](Raw encoder) { [encoder setThreadgroupMemoryLength:20 atIndex:0]; }); }},
     {"an address without useResource",
@@ -257,7 +311,7 @@ extern "C" __attribute__((visibility("default"))) const char* metal_runtime_faul
   static std::once_flag once;
   std::call_once(once, [] { metal_runtime::allocated(memory, sizeof memory); });
   try {
-    made_pipeline();
+    make_pipelines();
     kFaults.at(name)();
   } catch (const std::exception& error) {
     said = error.what();

@@ -83,5 +83,6 @@ struct Kernel;
  @public
   std::string* name;
   const msl_abi::Kernel* kernel;
+  size_t static_memory;
 }
 @end

@@ -2,9 +2,13 @@
 #import "../../csrc/backends/mps/stream.h"
 #import "commands.h"
 
+#include "../../csrc/gpu/cost.h"
 #include "../../csrc/simulated_device/queue.h"
 
+#include <algorithm>
+#include <atomic>
 #include <exception>
+#include <iterator>
 #include <mutex>
 #include <set>
 #include <sstream>
@@ -22,7 +26,9 @@ namespace {
 
 struct Stream final : at::mps::MPSStream {
   dispatch_queue_s queue;
-  std::vector<metal_runtime::Command> commands;       // in flight
+  std::vector<metal_runtime::Command> commands;       // of the open command buffer
+  std::vector<metal_runtime::Command> committed;      // they have not run yet
+  double seconds = 0;                                 // of the open command buffer, by the cost model
   std::shared_ptr<metal_runtime::Encoding> encoding;  // the open encoder; null where none is open
   id<MTLComputeCommandEncoder> encoder = nil;         // of the block that runs
 };
@@ -42,11 +48,46 @@ thread_local dispatch_queue_t running = nullptr;  // the queue whose block this 
 // A record of events, for tests.
 struct Counts {
   std::mutex mutex;
-  std::array<int, metal_runtime::kStreams> encoders = {}, dispatches = {};
+  std::array<int, metal_runtime::kStreams> encoders = {}, dispatches = {}, commits = {};
   std::set<std::string> kernels;
 } counts;
 
+// What tests choose: encoders that run dispatches in another order, up to a barrier; a graph capture; a slower GPU.
+std::atomic<bool> concurrent = false, captured = false;
+std::atomic<double> slowness = 1;
+
+constexpr double kUnknownSeconds = 1e-3;
+thread_local double estimated = kUnknownSeconds;  // of the next dispatch
+
+// Commands that no barrier separates may run in any order: it is the reverse one.
+std::vector<const metal_runtime::Command*> in_order(const std::vector<metal_runtime::Command>& commands) {
+  std::vector<const metal_runtime::Command*> order;
+  size_t barrier = 0;
+  for (const metal_runtime::Command& command : commands) {
+    if (command.after_barrier) barrier = order.size();
+    order.insert(order.begin() + static_cast<std::ptrdiff_t>(barrier), &command);
+  }
+  return order;
+}
+
+// Ends the encoder and commits.
+void commit(Stream& stream) {
+  if (stream.encoding) stream.encoding->ended = true;
+  stream.encoding = nullptr;
+  stream.seconds = 0;
+  std::move(stream.commands.begin(), stream.commands.end(), std::back_inserter(stream.committed));
+  stream.commands.clear();
+}
+
 }  // namespace
+
+using metalcore::gpu::Dispatch, metalcore::gpu::Recording;
+#define SECONDS(prefix) prefix##_ZN9metalcore3gpu7secondsERKNS0_9RecordingERKNS0_8DispatchE
+extern "C" double SECONDS(__real_)(const Recording& recording, const Dispatch& dispatch);
+// The linker sends the backend's questions here.
+extern "C" double SECONDS(__wrap_)(const Recording& recording, const Dispatch& dispatch) {
+  return estimated = SECONDS(__real_)(recording, dispatch) * slowness;
+}
 
 extern "C" void __real__ZN9metalcore9simulator7executeERKNS0_6LaunchE(const Launch& launch);
 // The linker sends the executor's other dispatches here: kernels of compile_shader go to the same stream.
@@ -67,6 +108,18 @@ void require_off_queue(const std::string& what) {
   require(!running, what + " in a block on a stream's queue, which may wait for that block for ever");
 }
 
+void dispatched(int number, const std::string& kernel) {
+  Stream& stream = streams()[number];
+  const double before = stream.seconds, seconds = std::exchange(estimated, kUnknownSeconds * slowness);
+  stream.seconds += seconds;
+  require(before == 0 || stream.seconds <= gpu::kMostSeconds, "kernel '" + kernel + "' makes a command buffer's work " +
+                                                                  std::to_string(stream.seconds) +
+                                                                  " seconds long, and macOS ends long ones");
+  const std::lock_guard lock(counts.mutex);
+  ++counts.dispatches[number];
+  counts.kernels.insert(kernel);
+}
+
 void finish(int number) {
   require_off_queue("work of PyTorch");
   throw_found();
@@ -75,11 +128,11 @@ void finish(int number) {
   std::exception_ptr error;
   {
     const std::lock_guard lock(stream.queue.mutex);
-    if (stream.encoding) stream.encoding->ended = true;
-    stream.encoding = nullptr;
-    commands.swap(stream.commands);
+    commit(stream);
+    commands.swap(stream.committed);
     try {
-      for (const Command& command : commands) __real__ZN9metalcore9simulator7executeERKNS0_6LaunchE(command.launch);
+      for (const Command* command : in_order(commands))
+        __real__ZN9metalcore9simulator7executeERKNS0_6LaunchE(command->launch);
     } catch (...) {
       error = std::current_exception();
     }
@@ -94,7 +147,9 @@ id<MTLComputeCommandEncoder> at::mps::MPSStream::commandEncoder() {
   Stream& stream = *static_cast<Stream*>(this);
   require(running == &stream.queue, "commandEncoder() is called outside of the stream's queue");
   if (!stream.encoding) {
-    stream.encoding = std::make_shared<metal_runtime::Encoding>(stream.queue.stream, stream.commands);
+    [[[NSObject alloc] init] autorelease];  // Metal's computeCommandEncoder is autoreleased, and PyTorch retains it
+    stream.encoding =
+        std::make_shared<metal_runtime::Encoding>(stream.queue.stream, stream.commands, concurrent, captured);
     const std::lock_guard lock(counts.mutex);
     ++counts.encoders[stream.queue.stream];
   }
@@ -103,6 +158,17 @@ id<MTLComputeCommandEncoder> at::mps::MPSStream::commandEncoder() {
 }
 
 id<MTLDevice> at::mps::MPSStream::device() const { return metal_runtime::device(); }
+
+// The GPU is as slow as it may be: what is committed runs when somebody waits for it.
+void at::mps::MPSStream::synchronize(SyncType type) {
+  Stream& stream = *static_cast<Stream*>(this);
+  require(running == &stream.queue, "synchronize() is called outside of the stream's queue");
+  require(type == SyncType::COMMIT, "synchronize() is asked for more than a commit");
+  if (stream.encoder) metal_runtime::block_is_over(std::exchange(stream.encoder, nil));
+  commit(stream);
+  const std::lock_guard lock(counts.mutex);
+  ++counts.commits[stream.queue.stream];
+}
 
 at::mps::MPSStream* at::mps::getCurrentMPSStream() {
   // The block may run on another thread, whose stream is another.
@@ -123,21 +189,23 @@ void dispatch_sync_f(dispatch_queue_t queue, void* context, void (*work)(void*))
   Stream& stream = streams()[queue->stream];
   const std::lock_guard lock(queue->mutex);
   const dispatch_queue_t outer = std::exchange(running, queue);
-  const size_t before = stream.commands.size();
   // As in libdispatch, no exception may pass through here.
   [](void (*call)(void*), void* with) noexcept { call(with); }(work, context);
   running = outer;
   if (stream.encoder) metal_runtime::block_is_over(std::exchange(stream.encoder, nil));
-  const std::lock_guard counting(counts.mutex);
-  counts.dispatches[queue->stream] += static_cast<int>(stream.commands.size() - before);
-  for (size_t i = before; i < stream.commands.size(); ++i)
-    counts.kernels.insert(stream.commands[i].launch.kernel.kernel->name);
 }
 
 // Tests call these.
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 EXPORTED void metal_runtime_set_stream(int stream) { metal_runtime::set_current_stream(stream); }
+EXPORTED void metal_runtime_set_concurrent(int on) { concurrent = on; }
+EXPORTED void metal_runtime_set_captured(int on) { captured = on; }
+EXPORTED void metal_runtime_set_slowness(double factor) { slowness = factor; }
+EXPORTED int metal_runtime_commits(int stream) {
+  const std::lock_guard lock(counts.mutex);
+  return counts.commits[stream];
+}
 
 // "<encoders opened on each stream>;<dispatches on each>;<names of the kernels dispatched>"
 EXPORTED const char* metal_runtime_counts() {

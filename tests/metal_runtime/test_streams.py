@@ -61,6 +61,73 @@ assert use_runtime.counts()[:2] == ([3, 0, 0], [4, 0, 0])
     )
 
 
+def test_long_work_is_committed_in_parts(extension):
+    run(
+        extension,
+        "-c",
+        PROGRAM
+        + """
+import ctypes
+a = torch.randn(150, 140, device="mps")
+s = metalcore.svdvals(a)
+torch.mps.synchronize()
+dispatches = use_runtime.counts()[1][0]
+assert use_runtime.commits() == 0
+use_runtime.set_slowness(3000)
+again = metalcore.svdvals(a)
+assert use_runtime.counts()[1][0] == 2 * dispatches and 10 < use_runtime.commits() <= dispatches
+ctypes.memset(again.data_ptr(), 0, again.nbytes)
+assert use_runtime.commits() > 0 and not ctypes.string_at(again.data_ptr(), again.nbytes).strip(bytes(1))
+torch.testing.assert_close(again, s, rtol=0, atol=0)  # after PyTorch has waited
+
+before = use_runtime.commits()
+x = torch.randn(1000, device="mps")
+for _ in range(200):
+    x = metalcore.silu(x)
+assert 5 <= use_runtime.commits() - before < 100
+""",
+    )
+
+
+def test_a_concurrent_encoder_gets_barriers(extension):
+    run(
+        extension,
+        "-c",
+        EACH_OP
+        + """
+use_runtime.set_concurrent(True)
+for name in ("softmax", "rms_norm", "qr", "svd", "cholesky", "solve"):
+    forward(OPS[name], stream=0)
+""",
+    )
+
+
+def test_addresses_are_refused_in_a_capture(extension):
+    run(
+        extension,
+        "-c",
+        PROGRAM
+        + """
+parameter = torch.nn.Parameter(torch.ones(100, device="mps"))
+parameter.grad = parameter.detach().clone()
+optimizer = metalcore.optim.AdamW([parameter])
+optimizer.step()
+torch.mps.synchronize()
+use_runtime.set_captured(True)
+y = metalcore.silu(parameter.detach())
+try:
+    optimizer.step()
+except Exception as error:
+    assert "addresses of tensors, which a graph capture of PyTorch's cannot replay" in str(error), error
+else:
+    raise AssertionError("not refused")
+use_runtime.set_captured(False)
+torch.testing.assert_close(y, torch.nn.functional.silu(parameter.detach()))
+optimizer.step()
+""",
+    )
+
+
 def test_work_goes_to_the_current_stream(extension):
     run(
         extension,
@@ -121,10 +188,10 @@ else:
 SEEDED = {
     "an encoder kept from one op to the next": (
         "backend.mm",
-        "MetalEncoder encoder(work.stream->commandEncoder(), work.recording);",
+        "encoder.emplace(work.stream->commandEncoder(), work.recording);",
         (
             "static const id<MTLComputeCommandEncoder> kept = work.stream->commandEncoder(); "
-            "MetalEncoder encoder(kept, work.recording);"
+            "encoder.emplace(kept, work.recording);"
         ),
         "an encoder is used after PyTorch ended it",
     ),
@@ -136,11 +203,8 @@ SEEDED = {
     ),
     "the first op's stream for every op": (
         "backend.mm",
-        "Work work{at::mps::getCurrentMPSStream(), recording, first, nullptr};",
-        (
-            "static at::mps::MPSStream* const old = at::mps::getCurrentMPSStream(); "
-            "Work work{old, recording, first, nullptr};"
-        ),
+        "at::mps::MPSStream* const stream = at::mps::getCurrentMPSStream();",
+        "static at::mps::MPSStream* const stream = at::mps::getCurrentMPSStream();",
         "commandEncoder() is called outside of the stream's queue",
     ),
     "the first op's queue for every op": (
@@ -156,11 +220,31 @@ SEEDED = {
         "getCurrentMPSStream() is called on a stream's queue",
     ),
     "no autorelease pool": ("backend.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
+    "no autorelease pool for compilers": ("pipelines.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
     "buffers that are not resident": (
         "backend.mm",
-        "if (buffer) [encoder_ useResource:buffer usage:MTLResourceUsageRead | MTLResourceUsageWrite];",
-        "",
+        "[encoder_ useResources:reached.data() count:count usage:MTLResourceUsageRead | MTLResourceUsageWrite];",
+        "reached = {};",
         "without useResource",
+    ),
+    "a buffer that kernels reach left out": (
+        "backend.mm",
+        "count:count usage:",
+        "count:count - 1 usage:",
+        "without useResource",
+    ),
+    "pipelines made on the queue": (
+        "backend.mm",
+        "const std::vector<const Pipeline*> pipelines = prepare(recording, first, stream->device());",
+        (
+            "std::vector<const Pipeline*> pipelines; std::exception_ptr failure;"
+            "auto make = [&] { try { pipelines = prepare(recording, first, stream->device()); } "
+            "catch (...) { failure = std::current_exception(); } };"
+            "dispatch_sync_f(torch::mps::get_dispatch_queue(), &make, "
+            "[](void* call) { (*static_cast<decltype(make)*>(call))(); });"
+            "if (failure) std::rethrow_exception(failure);"
+        ),
+        "a program is compiled in a block on a stream's queue",
     ),
     "offsets of storages left out": ("backend.mm", "offset:view.offset atIndex", "offset:0 atIndex", "wrong result"),
     "offsets of 32 bits": (
@@ -168,6 +252,60 @@ SEEDED = {
         "offset:view.offset atIndex",
         "offset:static_cast<uint32_t>(view.offset) atIndex",
         "wrong result",
+    ),
+    "a command buffer that is not committed": (
+        "backend.mm",
+        "work.stream->synchronize(at::mps::SyncType::COMMIT);",
+        "",
+        "seconds long, and macOS ends long ones",
+    ),
+    "a command buffer that begins anew with each op": (
+        "backend.mm",
+        "CommandBuffer& commands = command_buffer(work.stream);",
+        "CommandBuffer commands;",
+        "seconds long, and macOS ends long ones",
+    ),
+    "an encoder kept across a commit": (
+        "backend.mm",
+        """      encoder.reset();
+      work.stream->synchronize(at::mps::SyncType::COMMIT);
+      fetch_encoder();
+""",
+        "      work.stream->synchronize(at::mps::SyncType::COMMIT);",
+        "an encoder is used after PyTorch ended it",
+    ),
+    "a wait": ("backend.mm", "SyncType::COMMIT", "SyncType::NONE", "asked for more than a commit"),
+    "no barriers on a concurrent encoder": (
+        "backend.mm",
+        "if (concurrent_) [encoder_ memoryBarrierWithScope:MTLBarrierScopeBuffers];",
+        "",
+        "no barrier separates it from PyTorch's dispatches",
+    ),
+    "no barrier behind a recording": (
+        "backend.mm",
+        "~MetalEncoder() { wait_for_dispatches_before(); }",
+        "~MetalEncoder() {}",
+        "no barrier separates PyTorch's next dispatches",
+    ),
+    "no barriers within a recording": (
+        "backend.mm",
+        """    wait_for_dispatches_before();
+    [encoder_ setComputePipelineState""",
+        """    if (&dispatch == &recording_.dispatches().front()) wait_for_dispatches_before();
+    [encoder_ setComputePipelineState""",
+        "wrong result",
+    ),
+    "an argument that PyTorch's op before left": (
+        "backend.mm",
+        "case gpu::Argument::kBuffer: bind_buffer",
+        "case gpu::Argument::kBuffer: if (argument.index != 1) bind_buffer",
+        "at index 1 is not bound",
+    ),
+    "parameters cut short": (
+        "backend.mm",
+        "length:argument.count atIndex:argument.index];\n        break;",
+        "length:argument.count - 4 atIndex:argument.index];\n        break;",
+        "bytes, and its type",
     ),
     "fast math": (
         "pipelines.mm",
@@ -193,6 +331,15 @@ def ops():
     use_runtime.set_stream(1)
     metalcore.silu(torch.ones(4, device="mps"))
     torch.mps.synchronize()
+    use_runtime.set_stream(0)
+    use_runtime.set_slowness(3000)
+    a = torch.eye(160, device="mps")
+    torch.testing.assert_close(metalcore.eigvalsh(a), torch.ones(160, device="mps"), msg="wrong result")
+    for _ in range(20):
+        x = metalcore.silu(x)
+    use_runtime.set_slowness(1)
+    use_runtime.set_concurrent(True)
+    torch.testing.assert_close(metalcore.cholesky(a), a, msg="wrong result")
 
 try:
     ops()

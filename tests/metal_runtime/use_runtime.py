@@ -41,6 +41,26 @@ def set_stream(number):
     _library.metal_runtime_set_stream(number)
 
 
+def set_concurrent(on):
+    """Whether PyTorch's encoders run dispatches in another order, up to a barrier."""
+    _library.metal_runtime_set_concurrent(on)
+
+
+def set_captured(on):
+    """Whether PyTorch captures a graph on the encoders that it opens from now on."""
+    _library.metal_runtime_set_captured(on)
+
+
+def set_slowness(factor):
+    """Multiplies the time that dispatches take by the cost model."""
+    _library.metal_runtime_set_slowness(ctypes.c_double(factor))
+
+
+def commits(stream=0):
+    """How often the backend had a stream commit."""
+    return _library.metal_runtime_commits(stream)
+
+
 def counts():
     """(encoders opened on each stream, dispatches on each, names of the kernels dispatched) so far."""
     encoders, dispatches, kernels = _library.metal_runtime_counts().decode().split(";")

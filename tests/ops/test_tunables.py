@@ -39,10 +39,12 @@ def use(device):
 
 
 def planned(device):
-    """(op, sample, the plans of both its passes) of all samples, with the values in use."""
+    """(op, sample, the plans of its passes) of all samples, with the values in use."""
     for op in OPS.values():
         for sample in filter(lambda sample: sample.elements, op.samples()):
-            passes = [False, True] if op.backward and sample.backward else [False]
+            # The derivatives of other ops are made of ops.
+            own = any(operator.endswith("_backward") for operator in op.operators)
+            passes = [False, True] if own and sample.backward else [False]
             plans = [workloads.Workload(op.name, sample, 0, 0, backward).plan(device) for backward in passes]
             yield op, sample, (op.name, sample.name, *plans)
 
@@ -81,7 +83,7 @@ def test_every_extreme_is_right(device, use, seen, wrong):
             if found := wrong():
                 faults[f"{entry['table']}.{entry['field']} = {value}"] = found
     assert not faults
-    assert len(seen) > before + 100  # the values do make other plans
+    assert len(seen) > before + 60  # the values do make other plans
 
 
 @pytest.mark.parametrize("end", [0, 1])

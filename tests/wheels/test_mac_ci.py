@@ -108,6 +108,8 @@ def test_apples_compiler_warns(mac, tmp_path):
         ({"check": "1\n1 of 2 programs have no findings"}, CHECK, "1 of 2 programs have no findings"),
         ({"pip": "1\nERROR: not a supported wheel"}, "Python 3.10: pip install, info", "not a supported wheel"),
         ({"info": "1\nImportError: symbol not found"}, "Python 3.14: pip install, info", "info: ImportError"),
+        ({"info": "0\nversions\n  torch 2.14.1"}, "Python 3.14: pip install, info", "it names no kernels for Metal"),
+        ({"gpu": "134\nAbort trap"}, "Python 3.11: selftest", "Abort trap"),
         ({"selftest": "1\n1 FAILED: silu"}, "Python 3.12: selftest", "1 FAILED: silu"),
         ({"pip-source": "1\nerror: no compiler"}, SOURCE, "pip: error: no compiler"),
         ({"metal-of-the-tools": "0\nApple metal"}, SOURCE, "this shows nothing"),

@@ -1,4 +1,4 @@
-"""Continuous integration names files, targets of make and commands that are there."""
+"""Continuous integration and the forms for issues name files, targets of make and commands that are there."""
 
 import os
 import re
@@ -36,10 +36,14 @@ def scripts():
         yield name, (ROOT / name).read_text() if (ROOT / name).exists() else ""
 
 
+def forms():
+    return sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
 def metalcore_commands():
     found = set()
-    for _, text in scripts():
-        found |= set(re.findall(r"-m metalcore ([a-z][^\n\"')]*)", text))
+    for text in [*(text for _, text in scripts()), *(path.read_text() for path in forms())]:
+        found |= set(re.findall(r"-m metalcore ([a-z][^\n\"'`)]*)", text))
     return sorted(found)
 
 
@@ -83,6 +87,18 @@ def test_jobs_that_others_need_are_there():
 
 def _text():
     return "\n".join(path.read_text() for path in (GITHUB / "workflows").glob("*.yml"))
+
+
+def test_the_form_for_macs_asks_for_the_reports():
+    (path,) = forms()
+    form = yaml.safe_load(path.read_text())
+    assert {"name", "description", "body"} <= form.keys()
+    fields = {part["id"]: part for part in form["body"] if part["type"] != "markdown"}
+    assert len(fields) == len([part for part in form["body"] if part["type"] != "markdown"])
+    assert all(part["type"] in ("textarea", "dropdown") and part["attributes"]["label"] for part in fields.values())
+    for name in ("selftest", "info"):
+        assert fields[name]["validations"]["required"]
+        assert f"`python -m metalcore {name}`" in fields[name]["attributes"]["description"]
 
 
 @pytest.mark.parametrize("command", metalcore_commands())

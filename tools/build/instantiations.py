@@ -5,7 +5,7 @@ Metal compiles all that are in its source. So each one gets a line of its own,
 
     /* kernel softmax_simd4_half */ template [[host_name("softmax_simd4_half")]] [[kernel]] …;
 
-and csrc/backends/mps/sources.cpp drops lines that nobody asked for, without understanding MSL.
+and csrc/backends/mps/sources.mm drops lines that nobody asked for, without understanding MSL.
 """
 
 import re
@@ -23,6 +23,8 @@ def separate(text, name):
         RuntimeError: a macro makes an instantiation and something else, so that they cannot be told apart.
     """
     before, instantiations = _parted(text, name)
+    if not instantiations:
+        return text
     rest = _DIRECT.sub(_blank, _DEFINE.sub(_emptied, text))
     after, left = _parted(rest, name)
     if left or before != after:

@@ -28,8 +28,8 @@ class Tasks:
         Args:
             name: the output's path, which lies in the package as it lies in out/.
             signature: whatever else the output depends on, as JSON takes it.
-            optional: what happens without the output, in words, if it may be missing: a RuntimeError of `action` is then
-                a warning.
+            optional: what happens without the output, in words, if it may be missing. A RuntimeError of `action` is
+                then a warning.
 
         Returns:
             The output's path.

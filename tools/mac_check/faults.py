@@ -91,6 +91,26 @@ class DeclarationFault:
 
 
 @dataclass
+class EncoderFault:
+    """A library in PyTorch's place that opens encoders, and has this function too."""
+
+    name: str
+    function: str
+    says: str
+
+    def run(self, subject, work):
+        source, library = work / "stream.mm", work / "libtorch_cpu.dylib"
+        source.write_text(
+            "#import <Foundation/Foundation.h>\n@interface Buffer : NSObject\n- (id)computeCommandEncoder;\n"
+            "- (id)computeCommandEncoderWithDispatchType:(NSUInteger)type;\n@end\n"
+            "id serial(Buffer* buffer) { return [buffer computeCommandEncoder]; }\n" + self.function
+        )
+        command = [*build.compiler(subject.sdk), "-dynamiclib", str(source), "-o", str(library)]
+        build.run([*command, "-lobjc", "-Wl,-undefined,dynamic_lookup"], "the library for a fault does not link")
+        pytorch.check_encoders("0", library)
+
+
+@dataclass
 class LinkFault:
     """Another way of linking the extension. The check must see it in the result."""
 

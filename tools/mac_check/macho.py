@@ -125,6 +125,12 @@ class MachO:
                 at = after
         return found
 
+    def has_selector(self, name):
+        """Whether an Objective-C method of this name is sent or implemented here."""
+        at, size = self._sections.get("__objc_methname", (0, 0))
+        names = self._bytes(self._offset(at), size) if size else b""
+        return b"\0" + name.encode() + b"\0" in b"\0" + names
+
     # Code signature ---------------------------------------------------------------------------------------------------
 
     def signature_problem(self):

@@ -11,6 +11,7 @@ from . import build
 from .faults import (
     AT_THE_END,
     DeclarationFault,
+    EncoderFault,
     FileFault,
     HeaderFault,
     LinkFault,
@@ -87,6 +88,13 @@ FAULTS = [
         r"undefined symbol: torch::mps::get_dispatch_queue\(int\)",
     ),
     SourceFault(
+        "a commit that is declared otherwise",
+        "stream.h",
+        "void synchronize(SyncType type);",
+        "void synchronize(SyncType type, bool wait = false);",
+        r"undefined symbol: at::mps::MPSStream::synchronize\(at::mps::SyncType, bool\)",
+    ),
+    SourceFault(
         "a function of newer releases only",
         "backend.mm",
         AT_THE_END,
@@ -155,6 +163,11 @@ FAULTS = [
         "MTLGPUFamilyApple1 = 1001",
         "MTLGPUFamilyPear1 = 1001",
         r"MTLGPUFamilyPear1: Apple's headers have no such enumerator",
+    ),
+    EncoderFault(
+        "a PyTorch with concurrent encoders",
+        "id concurrent(Buffer* buffer) { return [buffer computeCommandEncoderWithDispatchType:1]; }",
+        r"torch 0 may open concurrent encoders: it has computeCommandEncoderWithDispatchType:",
     ),
     LinkFault(
         "a newer minimum of macOS",

@@ -1,17 +1,23 @@
-// Metal's gpu::Backend. It encodes a recording on PyTorch's MPS stream, and does not commit or wait.
+// Metal's gpu::Backend. It encodes a recording on PyTorch's MPS stream, asks the stream to commit where a command
+// buffer would become too long, and does not wait.
 #include "../../gpu/backend.h"
 
+#import "command_buffer.h"
 #import "device.h"
 #import "pipelines.h"
 #import "stream.h"
 
+#include "../../gpu/cost.h"
 #include "../../gpu/limits.h"
 
 #import <Foundation/Foundation.h>
+#import <objc/runtime.h>
 
 #include <array>
 #include <exception>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace metalcore::mps {
@@ -22,6 +28,18 @@ id<MTLBuffer> buffer_of(const gpu::BufferView& view) { return static_cast<id<MTL
 MTLSize metal_size(gpu::Size size) { return MTLSizeMake(size.x, size.y, size.z); }
 
 size_t rounded_length(uint32_t threadgroup_length) { return (size_t{threadgroup_length} + 15) / 16 * 16; }
+
+// Whether PyTorch records for its graph capture, of which it exports nothing: it is in development (pull request
+// 189019). There commandEncoder() returns an object of this class. It keeps the bindings and forwards useResource:, so
+// that a replay would reach buffers by address that are not resident.
+bool is_captured(id<MTLComputeCommandEncoder> encoder) {
+  return std::string_view(object_getClassName(encoder)) == "MPSRecordingEncoder";
+}
+void check_captured(const gpu::Recording& recording, const gpu::Dispatch& dispatch) {
+  for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument)
+    if (argument->kind == gpu::Argument::kPointers)
+      gpu::refuse(recording.name(dispatch), "addresses of tensors, which a graph capture of PyTorch's cannot replay");
+}
 
 // Metal itself would end the process for what this refuses. A pipeline takes fewer threads than kernels do where it
 // needs many registers, which only this GPU's compiler knows.
@@ -56,9 +74,13 @@ std::vector<const Pipeline*> prepare(const gpu::Recording& recording, size_t fir
 class MetalEncoder {
  public:
   MetalEncoder(id<MTLComputeCommandEncoder> encoder, const gpu::Recording& recording)
-      : encoder_(encoder), recording_(recording) {}
+      : encoder_(encoder), recording_(recording), concurrent_(encoder.dispatchType == MTLDispatchTypeConcurrent) {}
+  // What PyTorch encodes next on a concurrent encoder may depend on these dispatches.
+  ~MetalEncoder() { wait_for_dispatches_before(); }
+  MetalEncoder(const MetalEncoder&) = delete;
 
   void encode(const gpu::Dispatch& dispatch, const Pipeline& pipeline) {
+    wait_for_dispatches_before();
     [encoder_ setComputePipelineState:pipeline.state];
     for (const gpu::Argument* argument = recording_.begin(dispatch); argument != recording_.end(dispatch); ++argument)
       bind(*argument);
@@ -68,7 +90,14 @@ class MetalEncoder {
       [encoder_ dispatchThreadgroups:metal_size(dispatch.grid) threadsPerThreadgroup:metal_size(dispatch.threadgroup)];
   }
 
+  bool captured() const { return is_captured(encoder_); }
+
  private:
+  // A recording's dispatches run in order, and the first one after PyTorch's.
+  void wait_for_dispatches_before() {
+    if (concurrent_) [encoder_ memoryBarrierWithScope:MTLBarrierScopeBuffers];
+  }
+
   void bind(const gpu::Argument& argument) {
     switch (argument.kind) {
       case gpu::Argument::kBuffer: bind_buffer(argument.index, *recording_.views(argument)); break;
@@ -110,6 +139,7 @@ class MetalEncoder {
 
   const id<MTLComputeCommandEncoder> encoder_;
   const gpu::Recording& recording_;
+  const bool concurrent_;
 };
 
 struct Work {
@@ -120,18 +150,29 @@ struct Work {
   std::exception_ptr error;  // libdispatch cannot be unwound
 };
 
-void encode(const Work& work, MetalEncoder& encoder) {
+void encode(const Work& work) {
   const std::vector<gpu::Dispatch>& dispatches = work.recording.dispatches();
-  for (size_t i = work.first; i < dispatches.size(); ++i)
-    encoder.encode(dispatches[i], *work.pipelines[i - work.first]);
+  std::optional<MetalEncoder> encoder;
+  const auto fetch_encoder = [&] { encoder.emplace(work.stream->commandEncoder(), work.recording); };
+  fetch_encoder();
+  if (encoder->captured())
+    for (size_t i = work.first; i < dispatches.size(); ++i) check_captured(work.recording, dispatches[i]);
+  CommandBuffer& commands = command_buffer(work.stream);
+  for (size_t i = work.first; i < dispatches.size(); ++i) {
+    if (commands.must_end_before(gpu::seconds(work.recording, dispatches[i]))) {
+      encoder.reset();
+      work.stream->synchronize(at::mps::SyncType::COMMIT);
+      fetch_encoder();
+    }
+    encoder->encode(dispatches[i], *work.pipelines[i - work.first]);
+  }
 }
 
 void run(void* context) {
   Work& work = *static_cast<Work*>(context);
   @autoreleasepool {
     try {
-      MetalEncoder encoder(work.stream->commandEncoder(), work.recording);
-      encode(work, encoder);
+      encode(work);
     } catch (...) {
       work.error = std::current_exception();
     }
@@ -157,5 +198,4 @@ MetalBackend backend;
 const gpu::BackendRegistration registered(backend);
 
 }  // namespace
-
 }  // namespace metalcore::mps

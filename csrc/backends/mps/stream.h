@@ -8,6 +8,11 @@
 
 namespace at::mps {
 
+enum class SyncType {
+  NONE,
+  COMMIT,
+};
+
 class MPSStream {
  public:
   // Opens an encoder if none is open. Any PyTorch op may close the encoder, so it is fetched on the stream's queue,
@@ -15,6 +20,9 @@ class MPSStream {
   id<MTLComputeCommandEncoder> commandEncoder();
 
   id<MTLDevice> device() const;
+
+  // With COMMIT it ends the encoder and commits the command buffer, without a wait. It is called on the queue.
+  void synchronize(SyncType type);
 };
 
 // Returns the calling thread's stream.

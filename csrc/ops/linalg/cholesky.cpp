@@ -1,6 +1,7 @@
 // cholesky_ex(A, upper) -> (L, info): the Cholesky factorization of float32 matrices of any strides. It reads one
 // triangle, and results are row-major. cholesky_solve(B, L, upper) -> X solves two triangular systems.
 #include "../../../kernels/linalg/cholesky.h"
+#include "../../gpu/cost.h"
 #include "../rows.h"
 #include "cholesky_plan.h"
 #include "cpu_route.h"
@@ -33,19 +34,25 @@ uint32_t access_of(const Tensor& tensor, int64_t n, int64_t batch_stride, Stride
 void factor_whole(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, const Tensor& info, bool upper) {
   const Strides a_strides = strides_of(a.row_stride, a.column_stride, upper);
   const Strides l_strides = strides_of(a.rows, 1, upper);
-  const CholeskyParams params{.a_batch = a.batch_stride,
-                              .a_row = a_strides.row,
-                              .a_column = a_strides.column,
-                              .l_batch = a.rows * a.rows,
-                              .l_row = l_strides.row,
-                              .l_column = l_strides.column,
-                              .matrices = grid_side(a.batch),
-                              .n = grid_side(a.rows),
-                              .a_vectors = access_of(a.tensor, a.rows, a.batch_stride, a_strides),
-                              .l_vectors = access_of(l, a.rows, a.rows * a.rows, l_strides)};
+  CholeskyParams params{.a_batch = a.batch_stride,
+                        .a_row = a_strides.row,
+                        .a_column = a_strides.column,
+                        .l_batch = a.rows * a.rows,
+                        .l_row = l_strides.row,
+                        .l_column = l_strides.column,
+                        .matrices = grid_side(a.batch),
+                        .n = grid_side(a.rows),
+                        .a_vectors = access_of(a.tensor, a.rows, a.batch_stride, a_strides),
+                        .l_vectors = access_of(l, a.rows, a.rows * a.rows, l_strides)};
   gpu::record(l, [&](gpu::Recording& recording) {
-    recording.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, l).buffer(2, info).bytes(3, params);
-    recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+    const auto entries = static_cast<double>(a.rows * a.rows);
+    gpu::in_pieces(a.batch, {entries * static_cast<double>(a.rows), 8 * entries}, [&](const gpu::Piece& piece) {
+      params.matrices = grid_side(piece.count);
+      recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride));
+      recording.buffer(1, piece.of(l, a.rows * a.rows)).buffer(2, piece.of(info, 1)).bytes(3, params);
+      recording.work(piece.work.flops, piece.work.bytes);
+      recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+    });
   });
 }
 
@@ -73,6 +80,8 @@ void factor_blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l
       const CholeskyPanel panel = cholesky_panel(n, i);
       const CholeskyPanelParams p{l_strides.row, l_strides.column, l_access, n, panel.first, panel.width, panel.slices};
       recording.kernel("cholesky_panel").buffer(0, l).buffer(1, factors).buffer(2, info).bytes(3, p);
+      const double entries = 1.0 * batch * (n - panel.first) * panel.width;
+      recording.work(entries * panel.width, 8 * entries);
       recording.dispatch_threadgroups({grid_side(int64_t{batch} * panel.slices)}, {panel.threads});
       const int64_t next = panel.first + panel.width;
       if (next == n) break;

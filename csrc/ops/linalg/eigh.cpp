@@ -2,6 +2,7 @@
 // Results are row-major.
 #include "../../../kernels/linalg/eigh.h"
 
+#include "../../gpu/cost.h"
 #include "cpu_route.h"
 #include "jacobi_blocked.h"
 #include "jacobi_plan.h"
@@ -49,8 +50,14 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
   EighParams params{a.batch_stride, a.row_stride, a.column_stride, grid_side(s.batch), grid_side(s.rows)};
   if (upper) std::swap(params.row_stride, params.column_stride);
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
-    recording.kernel(plan.kernel).buffer(0, a.tensor).buffer(1, l).buffer(2, compute_v ? v : l).bytes(3, params);
-    recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+    const gpu::Work each{jacobi_flops(s.rows, s.rows), 8.0 * static_cast<double>(s.rows * s.rows)};
+    gpu::in_pieces(s.batch, each, [&](const gpu::Piece& piece) {
+      params.matrices = grid_side(piece.count);
+      recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride)).buffer(1, piece.of(l, s.rows));
+      recording.buffer(2, compute_v ? piece.of(v, s.rows * s.rows) : gpu::view_of(l)).bytes(3, params);
+      recording.work(piece.work.flops, piece.work.bytes);
+      recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+    });
   });
   return {l, v};
 }

@@ -3,6 +3,7 @@
 #include "../../../kernels/linalg/jacobi_blocked.h"
 #include "../../../kernels/linalg/svd.h"
 
+#include "../../gpu/cost.h"
 #include "jacobi_plan.h"
 
 #include <algorithm>
@@ -65,26 +66,46 @@ Work work_for(const Tensor& a, int64_t batch, int64_t columns, int64_t rows, boo
           new_like(norms)};
 }
 
+// For a matrix: products of all pairs' columns, their 31 rounds of rotations, and the columns times the rotations.
+double gram_flops(const JacobiBlockedPlan& plan) {
+  return 2.0 * JACOBI_PAIR * JACOBI_PAIR * plan.gram_rows * plan.pairs;
+}
+double rotate_flops(const JacobiBlockedPlan& plan) {
+  return (2.0 * JACOBI_PAIR * JACOBI_PAIR * plan.length + 31 * 16 * 32 * 28.0) * plan.pairs;
+}
+
+void record_round(gpu::Recording& recording, const Work& w, JacobiRoundParams params) {
+  const double matrix_bytes = 4.0 * w.plan.padded * w.plan.length, gram = gram_flops(w.plan);
+  const double rotate = rotate_flops(w.plan);
+  const int64_t matrix = int64_t{w.plan.padded} * w.plan.length;
+  gpu::in_pieces(w.params.matrices, {gram + rotate, 3 * matrix_bytes}, [&](const gpu::Piece& piece) {
+    params.of.matrices = grid_side(piece.count);
+    const gpu::Size groups{grid_side(piece.count * w.plan.pairs * w.plan.splits)}, threads{JACOBI_THREADS};
+    const auto count = static_cast<double>(piece.count);
+    const auto bind = [&](const char* kernel) -> gpu::Recording& {
+      recording.kernel(kernel).buffer(0, piece.of(w.x, matrix)).buffer(1, piece.of(w.off, w.plan.sweeps));
+      return recording.bytes(2, params);
+    };
+    if (w.plan.splits == 1) {
+      bind("jacobi_round").work(piece.work.flops, piece.work.bytes);
+      recording.dispatch_threadgroups(groups, threads);
+      return;
+    }
+    const int64_t parts = int64_t{w.plan.pairs} * w.plan.splits * JACOBI_PAIR * JACOBI_PAIR;
+    bind("jacobi_gram").buffer(3, piece.of(w.parts, parts)).work(count * gram, count * matrix_bytes);
+    recording.dispatch_threadgroups(groups, threads);
+    bind("jacobi_rotate").buffer(3, piece.of(w.parts, parts)).work(count * rotate, count * 2 * matrix_bytes);
+    recording.dispatch_threadgroups(groups, threads);
+  });
+}
+
 void record_rounds(gpu::Recording& recording, const Tensor& a, const Work& w) {
-  const gpu::Size groups{grid_side(int64_t{w.params.matrices} * w.plan.pairs * w.plan.splits)}, threads{JACOBI_THREADS};
   recording.kernel("jacobi_scale").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.off);
   recording.bytes(4, w.params).dispatch_threadgroups({w.params.matrices}, {gpu::kMaxThreads});
   recording.kernel("jacobi_load").buffer(0, a).buffer(1, w.exponents).buffer(2, w.shifts).buffer(3, w.x);
   recording.bytes(4, w.params).dispatch_threadgroups({grid_side(int64_t{w.params.matrices} * w.params.padded)}, {128});
-  for (uint32_t sweep = 0; sweep < w.plan.sweeps; ++sweep) {
-    for (uint32_t round = 0; round < w.plan.rounds; ++round) {
-      const JacobiRoundParams params{w.params, sweep, round};
-      if (w.plan.splits == 1) {
-        recording.kernel("jacobi_round").buffer(0, w.x).buffer(1, w.off).bytes(2, params);
-        recording.dispatch_threadgroups(groups, threads);
-        continue;
-      }
-      for (const char* kernel : {"jacobi_gram", "jacobi_rotate"}) {
-        recording.kernel(kernel).buffer(0, w.x).buffer(1, w.off).bytes(2, params).buffer(3, w.parts);
-        recording.dispatch_threadgroups(groups, threads);
-      }
-    }
-  }
+  for (uint32_t sweep = 0; sweep < w.plan.sweeps; ++sweep)
+    for (uint32_t round = 0; round < w.plan.rounds; ++round) record_round(recording, w, {w.params, sweep, round});
 }
 
 // `parts` are partial sums of Rayleigh quotients. For arguments that an op does not have, such as vectors that are not
@@ -108,7 +129,7 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool compute_uv, const T
   const int64_t n = x.size(-2), m = x.size(-1);
   const Work w = work_for(x, batch, n, m, compute_uv, 0);
   const JacobiResultParams params{
-      .of = w.params, .tiles = 0, .vectors = compute_uv, .accumulated = compute_uv, .scaled = 1};
+      .of = w.params, .tiles = 0, .first_tile = 0, .vectors = compute_uv, .accumulated = compute_uv, .scaled = 1};
   gpu::record(x, [&](gpu::Recording& recording) {
     record_rounds(recording, x, w);
     record_results(recording, w, params, w.parts, order, scales, values, u, v);
@@ -121,18 +142,34 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool compute_uv, const T
   });
 }
 
+namespace {
+
+// Pieces are of all matrices' tiles of rows.
+void record_rayleigh(gpu::Recording& recording, const Tensor& a, const Work& w, JacobiResultParams params,
+                     const Tensor& parts) {
+  const double rows = w.params.rows, columns = w.plan.padded;
+  const gpu::Work tile{2.0 * JACOBI_PAIR * rows * columns, 4.0 * rows * (columns + JACOBI_PAIR)};
+  gpu::in_pieces(int64_t{w.params.matrices} * params.tiles, tile, [&](const gpu::Piece& piece) {
+    params.first_tile = grid_side(piece.first);
+    recording.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);
+    recording.bytes(4, params).work(piece.work.flops, piece.work.bytes);
+    recording.dispatch_threadgroups({grid_side(piece.count * (w.plan.padded / JACOBI_PAIR))}, {JACOBI_THREADS});
+  });
+}
+
+}  // namespace
+
 void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool compute_v, const Tensor& values,
                          const Tensor& u) {
   const int64_t n = a.size(-1);
   const Work w = work_for(a, batch, n, n, false, upper ? 2 : 1);
   const uint32_t tiles = grid_side(ceil_div<int64_t>(n, JACOBI_PAIR));
   const Tensor parts = new_tensor({batch, tiles, w.plan.padded}, ScalarType::Float, a);
-  const JacobiResultParams params{.of = w.params, .tiles = tiles, .vectors = compute_v, .accumulated = 0, .scaled = 0};
+  const JacobiResultParams params{
+      .of = w.params, .tiles = tiles, .first_tile = 0, .vectors = compute_v, .accumulated = 0, .scaled = 0};
   gpu::record(a, [&](gpu::Recording& recording) {
     record_rounds(recording, a, w);
-    recording.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);
-    recording.bytes(4, params);
-    recording.dispatch_threadgroups({grid_side(batch * tiles * (w.plan.padded / JACOBI_PAIR))}, {JACOBI_THREADS});
+    record_rayleigh(recording, a, w, params, parts);
     record_results(recording, w, params, parts, w.present, w.shifts, values, u, u);
   });
 }

@@ -33,6 +33,12 @@ struct JacobiPlan {
   uint32_t matrices_per_threadgroup, threads;
 };
 
+// The arithmetic of a small m x n matrix's sweeps, of which 15 are more than are usual: for each pair of columns, dot
+// products, and the rotation of the columns and of the vectors.
+inline double jacobi_flops(int64_t m, int64_t n) {
+  return 15.0 * static_cast<double>(n * n) / 2 * static_cast<double>(12 * m + 6 * n);
+}
+
 // The plans for `batch` m x n or n x n matrices.
 JacobiPlan plan_svd(int64_t m, int64_t n, int64_t batch, bool full_matrices, bool compute_uv,
                     const JacobiTuning& tuning);

@@ -1,6 +1,7 @@
 // lu_factor_ex(A, pivot) -> (LU, pivots, info) and lu(A, pivot) -> (P, L, U), of float32 matrices of any strides.
 #include "lu.h"
 
+#include "../../gpu/cost.h"
 #include "cpu_route.h"
 
 #include <algorithm>
@@ -14,9 +15,6 @@ namespace {
 void dispatch_elements(gpu::Recording& recording, int64_t count) {
   recording.dispatch_threads({grid_side(count)}, {256});
 }
-
-// A kernel needs a buffer for each argument, also for one that it will not touch: `unused` stands for that.
-const Tensor& tensor_or(const Tensor* tensor, const Tensor& unused) { return tensor ? *tensor : unused; }
 
 // Whether a kernel can read the rows as float4.
 bool loads_vectors(const Matrices& a) {
@@ -64,19 +62,22 @@ void factor_blocked(const LuFactors& results, const MatrixShape& shape, bool piv
             .buffer(2, results.info)
             .buffer(3, sources)
             .bytes(4, p);
+      const double entries = 1.0 * batch * (m - first) * width;
+      recording.work(2 * entries * width, 8 * entries);
       recording.dispatch_threadgroups({batch}, {panel.threads});
 
       LuStepParams step{m, n, first, width, 0, 0, steps, results.permutation.has_value()};
       step.tiles = std::max(ceil_div<uint32_t>(n - width, LU_ROWS_THREADS), 1u);
       recording.kernel("lu_rows").buffer(0, results.lu).buffer(1, results.pivots).buffer(2, sources);
-      recording.buffer(3, permutation).bytes(4, step);
+      recording.buffer(3, permutation).bytes(4, step).work(2.0 * batch * width * width * n, 12.0 * batch * width * n);
       recording.dispatch_threadgroups({grid_side(int64_t{batch} * step.tiles)}, {LU_ROWS_THREADS});
 
       first += width;
       if (first < m && first < n) {
         step.column_tiles = ceil_div<uint32_t>(n - first, LU_UPDATE_TILE);
         step.tiles = step.column_tiles * ceil_div<uint32_t>(m - first, LU_UPDATE_TILE);
-        recording.kernel("lu_update").buffer(0, results.lu).bytes(1, step);
+        const double updated = 1.0 * batch * (m - first) * (n - first);
+        recording.kernel("lu_update").buffer(0, results.lu).bytes(1, step).work(2 * updated * width, 8 * updated);
         recording.dispatch_threadgroups({grid_side(int64_t{batch} * step.tiles)},
                                         {LU_UPDATE_TILE * LU_UPDATE_TILE / 16});
       }
@@ -109,18 +110,30 @@ void lu_small(const LuPlan& plan, const LuSmall& task, const LuFactors& results)
   if (a.columns % 4 == 0) p.vectors |= LU_VECTORS_LU;
   if (task.x_column == 1 && task.x_row % 4 == 0) p.vectors |= LU_VECTORS_X;
   const Tensor& info = results.info;
-  const Tensor& sources = tensor_or(results.permutation ? &*results.permutation : nullptr, info);
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
-    recording.kernel(plan.kernel).buffer(0, a.tensor);
-    if (plan.variant == LuVariant::block) {
-      recording.buffer(1, results.lu).buffer(2, results.pivots).buffer(3, info).buffer(4, sources).bytes(5, p);
-    } else {
-      recording.buffer(1, task.b ? task.b->tensor : a.tensor)
-          .buffer(2, tensor_or(task.factors ? &results.lu : nullptr, info));
-      recording.buffer(3, tensor_or(task.factors || task.given ? &results.pivots : nullptr, info)).buffer(4, info);
-      recording.buffer(5, sources).buffer(6, tensor_or(task.x, info)).bytes(7, p);
-    }
-    recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(a.batch * p.tiles, plan.matrices))}, {plan.threads});
+    const double n = static_cast<double>(std::max(a.rows, a.columns));
+    const double flops = n * n * (n * p.tiles + 2 * p.right);  // each tile's threads factor the matrix again
+    gpu::in_pieces(a.batch, {flops, 8 * n * (n * p.tiles + p.right)}, [&](const gpu::Piece& piece) {
+      p.matrices = grid_side(piece.count);
+      const gpu::BufferView own_info = piece.of(info, 1), own_a = piece.of(a.tensor, a.batch_stride);
+      const auto optional = [&](bool wanted, const Tensor& tensor, int64_t elements_each) {
+        return wanted ? piece.of(tensor, elements_each) : own_info;
+      };
+      const gpu::BufferView lu = optional(task.factors, results.lu, p.lu_batch);
+      const gpu::BufferView pivots = optional(task.factors || task.given, results.pivots, p.pivots_batch);
+      const gpu::BufferView sources = optional(p.sources, results.permutation.value_or(info), p.rows);
+      recording.kernel(plan.kernel).buffer(0, own_a);
+      if (plan.variant == LuVariant::block) {
+        recording.buffer(1, lu).buffer(2, pivots).buffer(3, own_info).buffer(4, sources).bytes(5, p);
+      } else {
+        recording.buffer(1, task.b ? piece.of(task.b->tensor, p.b_batch) : own_a).buffer(2, lu).buffer(3, pivots);
+        recording.buffer(4, own_info).buffer(5, sources);
+        recording.buffer(6, task.x ? piece.of(*task.x, a.rows * p.right) : own_info).bytes(7, p);
+      }
+      recording.work(piece.work.flops, piece.work.bytes);
+      recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(piece.count * p.tiles, plan.matrices))},
+                                      {plan.threads});
+    });
   });
 }
 

@@ -60,6 +60,7 @@ void factor_tall(const QrPlan& plan, const Tensor& a, const QrParams& params, co
       p.q_columns = p.r_rows = n;
       recording.kernel(level.kernel).buffer(0, i == 0 ? a : level_r[i - 1]).buffer(1, level_q[i]).buffer(2, level_r[i]);
       recording.bytes(3, p).buffer(4, signs);  // these kernels do not touch signs
+      recording.work(4.0 * batch * level.rows * n * n);
       recording.dispatch_threadgroups({p.matrices}, {level.threads});
     }
     for (size_t i = top; i-- > 0;) {
@@ -77,7 +78,7 @@ void factor_tall(const QrPlan& plan, const Tensor& a, const QrParams& params, co
         if (params.q_columns == 0) continue;
       }
       recording.kernel("qr_tall_combine").buffer(0, level_q[i]).buffer(1, joined[i + 1]).buffer(2, signs);
-      recording.buffer(3, joined[i]).bytes(4, p);
+      recording.buffer(3, joined[i]).bytes(4, p).work(2.0 * batch * level.rows * n * n);
       recording.dispatch_threadgroups({grid_side(int64_t{batch} * level.blocks * p.tiles)}, {256});
     }
   });

@@ -28,17 +28,20 @@ BlockedQr::BlockedQr(const RowMajor& a, const Tensor& tau, uint32_t batch, uint3
 void BlockedQr::factor_panel(gpu::Recording& recording, ReflectorRange range) const {
   const uint32_t rows = a_.rows - range.first;
   QrPanelParams p{a_.rows, a_.columns, range.first, range.width, reflectors_.count(), slabs_of(rows), 0};
+  const double entries = 1.0 * batch_ * rows * range.width;
   auto bind = [&](const char* kernel) {
     recording.kernel(kernel).buffer(0, a_.tensor).buffer(1, panel_factor_).buffer(2, tau_).bytes(3, p);
   };
   if (rows <= kPanelRows) {
     bind("qr_panel");
+    recording.work(4 * entries * range.width, 8 * entries);
     recording.dispatch_threadgroups({batch_}, {panel_threads(rows)});
     return;
   }
   uint32_t turn = 0;
   auto slabs = [&](const char* kernel) {
     bind(kernel);
+    recording.work(4 * entries, 8 * entries);  // of one column
     recording.buffer(4, sums_[turn % 2]).buffer(5, sums_[(turn + 1) % 2]).buffer(6, state_);
     recording.dispatch_threadgroups({grid_side(int64_t{batch_} * p.slabs)}, {QR_SLAB_THREADS});
     ++turn;

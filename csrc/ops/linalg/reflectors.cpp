@@ -91,6 +91,8 @@ void BlockReflectors::dispatch(gpu::Recording& recording, uint32_t index, Reflec
   p.tiles = tiles_of(columns);
   p.parts = rows.parts;
   p.part_rows = rows.rows_each;
+  const double entries = 1.0 * batch_ * p.blocks * (p.rows - p.first);
+  recording.work(2 * entries * p.width * columns, 4 * entries * (p.width + 2.0 * columns));
   recording.bytes(index, p).dispatch_threadgroups({grid_side(threadgroups_per_part * p.parts)}, {REFLECTORS_THREADS});
 }
 

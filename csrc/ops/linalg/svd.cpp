@@ -2,6 +2,7 @@
 // strides. Results are row-major.
 #include "../../../kernels/linalg/svd.h"
 
+#include "../../gpu/cost.h"
 #include "cpu_route.h"
 #include "jacobi_blocked.h"
 #include "jacobi_plan.h"
@@ -41,17 +42,28 @@ struct SingularVectors {
 };
 
 // `scales` are A's scales where params.scaled is set. Elsewhere any tensor will do.
-void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, const SvdParams& params,
+void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, SvdParams params,
             const SingularVectors& vectors, const Tensor& s, bool compute_uv) {
   const Tensor present = compute_uv ? new_tensor({params.matrices}, ScalarType::Int, a) : s;
-  const Tensor& left = compute_uv ? vectors.left : s;
   gpu::record(a, [&](gpu::Recording& recording) {
-    recording.kernel(plan.kernel).buffer(0, a).buffer(1, left).buffer(2, s).buffer(3, compute_uv ? vectors.right : s);
-    recording.buffer(4, present).bytes(5, params).buffer(6, scales);
-    recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
-    if (!compute_uv) return;
-    recording.kernel("svd_complete").buffer(0, left).buffer(1, present).bytes(2, params);
-    recording.dispatch_threadgroups({params.matrices}, {256});
+    const gpu::Work each{jacobi_flops(params.rows, params.columns), 12.0 * params.rows * params.columns};
+    gpu::in_pieces(params.matrices, each, [&](const gpu::Piece& piece) {
+      const auto optional = [&](bool wanted, const Tensor& tensor, int64_t elements_each) {
+        return wanted ? piece.of(tensor, elements_each) : gpu::view_of(s);
+      };
+      const gpu::BufferView u = optional(compute_uv, vectors.left, params.left.batch_stride);
+      const gpu::BufferView complete = optional(compute_uv, present, 1);
+      params.matrices = grid_side(piece.count);
+      recording.kernel(plan.kernel).buffer(0, piece.of(a, params.a.batch_stride)).buffer(1, u);
+      recording.buffer(2, piece.of(s, params.columns));
+      recording.buffer(3, optional(compute_uv, vectors.right, params.right.batch_stride));
+      recording.buffer(4, complete).bytes(5, params).buffer(6, optional(params.scaled, scales, 1));
+      recording.work(piece.work.flops, piece.work.bytes);
+      recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+      if (!compute_uv) return;
+      recording.kernel("svd_complete").buffer(0, u).buffer(1, complete).bytes(2, params).work(0, piece.work.bytes);
+      recording.dispatch_threadgroups({params.matrices}, {256});
+    });
   });
 }
 
@@ -65,17 +77,28 @@ const char* qr_mode(bool full_matrices, bool compute_uv) {
 void multiply_q(const Tensor& q, const Tensor& r_vectors, const SvdMatrices& r_strides, const Shape& s,
                 const SingularVectors& vectors) {
   const int64_t q_columns = q.size(-1);
-  const SvdMultiplyParams p{.a = contiguous_strides(s.rows, q_columns),
-                            .b = r_strides,
-                            .out = vectors.left_strides,
-                            .rows = grid_side(s.rows),
-                            .inner = grid_side(s.columns),
-                            .columns = grid_side(q_columns),
-                            .row_tiles = grid_side(ceil_div<int64_t>(s.rows, SVD_MULTIPLY_TILE)),
-                            .column_tiles = grid_side(ceil_div<int64_t>(q_columns, SVD_MULTIPLY_TILE))};
+  SvdMultiplyParams p{.a = contiguous_strides(s.rows, q_columns),
+                      .b = r_strides,
+                      .out = vectors.left_strides,
+                      .rows = grid_side(s.rows),
+                      .inner = grid_side(s.columns),
+                      .columns = grid_side(q_columns),
+                      .row_tiles = grid_side(ceil_div<int64_t>(s.rows, SVD_MULTIPLY_TILE)),
+                      .column_tiles = grid_side(ceil_div<int64_t>(q_columns, SVD_MULTIPLY_TILE))};
   gpu::record(q, [&](gpu::Recording& recording) {
-    recording.kernel("svd_multiply").buffer(0, q).buffer(1, r_vectors).buffer(2, vectors.left).bytes(3, p);
-    recording.dispatch_threadgroups({grid_side(s.batch * p.row_tiles * p.column_tiles)}, {256});
+    // Pieces are of all matrices' rows: their strides from matrix to matrix stay.
+    const auto entries = static_cast<double>(s.batch * q_columns);
+    gpu::in_pieces(
+        s.rows, {2 * entries * static_cast<double>(s.columns), 8 * entries},
+        [&](const gpu::Piece& piece) {
+          p.rows = grid_side(piece.count);
+          p.row_tiles = grid_side(ceil_div<int64_t>(piece.count, SVD_MULTIPLY_TILE));
+          recording.kernel("svd_multiply").buffer(0, piece.of(q, q_columns)).buffer(1, r_vectors);
+          recording.buffer(2, piece.of(vectors.left, vectors.left_strides.row_stride)).bytes(3, p);
+          recording.work(piece.work.flops, piece.work.bytes);
+          recording.dispatch_threadgroups({grid_side(s.batch * p.row_tiles * p.column_tiles)}, {256});
+        },
+        SVD_MULTIPLY_TILE);
   });
 }
 

@@ -2,6 +2,7 @@
 // of any strides: the whole matrix, or one triangle with zeros in the other. Results are row-major.
 #include "syrk.h"
 
+#include "../../gpu/cost.h"
 #include "../rows.h"
 #include "torch_regions.h"
 #include "matrices.h"
@@ -26,8 +27,19 @@ void record_syrk(gpu::Recording& recording, const gpu::BufferView& a, const gpu:
                  const gpu::BufferView& result, SyrkParams p, uint32_t batch) {
   const int64_t side = ceil_div<int64_t>(p.n, SYRK_TILE);
   p.tiles = grid_side(side * (side + 1) / 2);
-  recording.kernel("syrk").buffer(0, a).buffer(1, c).buffer(2, result).bytes(3, p);
-  recording.dispatch_threadgroups({grid_side(int64_t{p.tiles} * batch)}, {SYRK_THREADS});
+  // Pieces are of the columns of A: each adds its product to the result of the pieces before.
+  const double flops = 2.0 * SYRK_TILE * SYRK_TILE * p.tiles * batch;
+  const auto record = [&](const gpu::Piece& piece) {
+    p.k = grid_side(piece.count);
+    recording.kernel("syrk").buffer(0, piece.of(a, 4 * p.a_column)).buffer(1, piece.first > 0 ? result : c);
+    recording.buffer(2, result).bytes(3, p).work(flops * p.k, 8.0 * SYRK_TILE * SYRK_TILE * p.tiles * batch);
+    recording.dispatch_threadgroups({grid_side(int64_t{p.tiles} * batch)}, {SYRK_THREADS});
+    p.beta = 1.0f, p.c_batch = p.result_batch, p.c_row = p.result_row, p.c_column = 1;
+  };
+  if (p.k == 0)
+    record({0, 0, {}});
+  else
+    gpu::in_pieces(p.k, {flops, 0}, record, SYRK_TILE);
 }
 
 namespace {

@@ -2,6 +2,7 @@
 #include "triangular.h"
 
 #include "../../../kernels/linalg/triangular.h"
+#include "../../gpu/cost.h"
 #include "cpu_route.h"
 #include "matrices.h"
 #include "triangular_plan.h"
@@ -94,9 +95,17 @@ Problem problem_of(const Tensor& a, const Tensor& b, const Tensor& x, bool upper
 void solve(gpu::Recording& recording, const TriangularPlan& plan, const Problem& problem, const Tensor& b,
            TriangularParams params) {
   params.column_tiles = ceil_div(params.columns, plan.columns);
-  recording.kernel(plan.kernel).buffer(0, problem.a).buffer(1, b).buffer(2, problem.x).bytes(3, params);
-  const int64_t slots = int64_t{params.matrices} * params.column_tiles;
-  recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(slots, plan.slots))}, {plan.threads});
+  const double flops = 1.0 * params.order * params.order * params.columns;
+  const double bytes = 4.0 * params.order * (params.order * 0.5 * params.column_tiles + 2.0 * params.columns);
+  gpu::in_pieces(params.matrices, {flops, bytes}, [&](const gpu::Piece& piece) {
+    TriangularParams own = params;
+    own.matrices = grid_side(piece.count);
+    for (StridedMatrices* m : {&own.a, &own.b, &own.x}) m->first += piece.first * m->batch;
+    recording.kernel(plan.kernel).buffer(0, problem.a).buffer(1, b).buffer(2, problem.x).bytes(3, own);
+    const int64_t slots = piece.count * params.column_tiles;
+    recording.work(piece.work.flops, piece.work.bytes);
+    recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(slots, plan.slots))}, {plan.threads});
+  });
 }
 
 void update(gpu::Recording& recording, const TriangularPlan& plan, const Problem& problem, const Tensor& b,
@@ -109,6 +118,8 @@ void update(gpu::Recording& recording, const TriangularPlan& plan, const Problem
       .buffer(2, b)
       .buffer(3, problem.x)
       .bytes(4, params);
+  const double entries = 1.0 * problem.params.matrices * params.rows * params.columns;
+  recording.work(2 * entries * params.depth, 8 * entries);
   recording.dispatch_threadgroups(
       {grid_side(int64_t{problem.params.matrices} * params.row_tiles * params.column_tiles)}, {plan.update_threads});
 }

@@ -1,8 +1,9 @@
 """A check of Metal programs as strict as Apple's compiler: metalcore.msl.check.check().
 
 C++ accepts programs that MSL does not, so the simulator may run a program that a Mac does not compile. Here Clang reads
-the program as C++ for OpenCL, whose address spaces are those of MSL, with declarations of metal_stdlib (include/).
-Rules that Clang does not know are checked on the tokens (declarations.py) and on Clang's syntax tree (tree.py).
+the program as C++ for OpenCL, whose address spaces are those of MSL, and as C++14 with vectors of its own, both with
+declarations of metal_stdlib (include/). Rules that Clang does not know are checked on the tokens (declarations.py,
+kernel_arguments.py, constructs.py) and on Clang's syntax tree (tree.py).
 """
 
 import re
@@ -23,8 +24,9 @@ from .tree import tree_findings
 __all__ = ["Finding", "check"]
 
 # Apple's compiler does not report breaches of these: it compiles recursion (MLX has such a function) although the
-# specification forbids it, and too much threadgroup memory fails only when a pipeline is made.
-_STRICT_TREE_RULES = ("recursion", "threadgroup-memory")
+# specification forbids it, pointers to functions that inlining resolves (PyTorch has them), and too much threadgroup
+# memory, which fails only when a pipeline is made.
+_STRICT_TREE_RULES = ("recursion", "threadgroup-memory", "function-pointer")
 
 
 def check(source, *, filename="program_source", include_dirs=(), defines=(), strict=True):
@@ -36,7 +38,8 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
         include_dirs: where `#include` looks, in order.
         defines: macros as ``NAME value`` strings.
         strict: report also what Apple's compiler accepts: literals without a type, implicit conversion from float to
-            half, recursion, and more than 32 KiB of threadgroup variables.
+            half, recursion, pointers to functions, more than 32 KiB of threadgroup variables, and what it warns about
+            as newer than C++14.
 
     Returns:
         list of Finding, sorted by place; empty where nothing is wrong.
@@ -56,9 +59,11 @@ def check(source, *, filename="program_source", include_dirs=(), defines=(), str
         return [Finding(filename, 1, 0, "language", TOO_DEEP)]
     findings = declaration_findings(program, variables, strict=strict)
     text, lenient = clang_text(program, variables)
-    errors, tree = run_clang(text, strict=strict)
+    errors, tree, more = run_clang(text, strict=strict)
     if not errors:  # the tree of a program with errors has holes
         errors = tree_findings(tree, lenient)
+    places = {(error.file, error.line) for error in errors}
+    errors += [error for error in more if (error.file, error.line) not in places]
     if not strict:
         errors = [finding for finding in errors if finding.rule not in _STRICT_TREE_RULES]
     told = {(finding.file, finding.line, finding.rule) for finding in findings}

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..errors import CompilerNotFoundError
@@ -18,8 +19,19 @@ _FLAGS = (
     "-x cl -cl-std=CLC++2021 --target=spir64 -cl-no-stdinc -nostdinc -cl-single-precision-constant -fdeclspec "
     "-Xclang -cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64,+__cl_clang_bitfields,+__cl_clang_function_pointers "
     "-fsyntax-only -Xclang -ast-dump -fno-color-diagnostics -fno-caret-diagnostics -ferror-limit=0 "
-    "-ftemplate-backtrace-limit=0 -Wno-everything -Werror=c++11-narrowing"
+    "-ftemplate-backtrace-limit=0"
 ).split()
+_SECOND_FLAGS = (
+    "-x c++ -std=c++14 --target=x86_64-linux-gnu -nostdinc -fdeclspec -fsyntax-only -fno-color-diagnostics "
+    "-fno-caret-diagnostics -ferror-limit=0 -ftemplate-backtrace-limit=0"
+).split()
+# What C++14 and Clang's vectors tell. Without address spaces overloads are declared twice, so that other errors of the
+# second reading may be its own.
+_SECOND = re.compile(
+    r"vector element|contains duplicate components|cannot be narrowed|requires template arguments|'auto' not allowed|"
+    r"C\+\+(17|2)|'decltype\(auto\)' not allowed|missing 'typename'"
+)
+STRICT_SECOND = ["-Werror=c++17-extensions", "-Werror=c++20-extensions"]
 STRICT = ["-Werror=implicit-float-conversion", "-Wno-implicit-int-float-conversion"]
 
 
@@ -63,21 +75,32 @@ def _version(command):
 
 
 def run_clang(text, *, strict):
-    """(findings, lines of the syntax tree) of a text from clang_text().
+    """(findings, lines of the syntax tree, findings of the second reading) of a text from clang_text().
+
+    Clang reads it twice: as C++ for OpenCL, and as C++14, on which MSL up to 3.1 is based, with Clang's own vectors but
+    without address spaces. Of the second reading's errors those count that the first one cannot find (_SECOND).
 
     Up to Metal 3.1 the object of a method that names no address space is in `thread`, later in any space. A program
     that is right in either reading has no findings.
     """
-    findings, tree = _run(text, strict, "")
-    if findings:
-        in_thread = _run(text, strict, "__private")
-        if not in_thread[0]:
-            return in_thread
-    return findings, tree
+    first_flags = [*_FLAGS, *(STRICT if strict else ())]
+    with ThreadPoolExecutor(1) as pool:  # the two run at a time
+        second = pool.submit(_run, text, [*_SECOND_FLAGS, *(STRICT_SECOND if strict else ())])
+        findings, tree = _run(text, first_flags)
+        if findings:
+            in_thread = _run(text, first_flags, "__private")
+            if not in_thread[0]:
+                findings, tree = in_thread
+        more, _ = second.result()
+    return findings, tree, [finding for finding in more if _is_of_second(finding)]
 
 
-def _run(text, strict, this):
-    command = [*find_clang(), *_FLAGS, *(STRICT if strict else ()), f"-DMSL_THIS={this}", f"-I{INCLUDE}", "-"]
+def _is_of_second(finding):
+    return bool(_SECOND.search(finding.message)) and not finding.file.startswith(os.fspath(INCLUDE))
+
+
+def _run(text, flags, this=""):
+    command = [*find_clang(), *flags, f"-DMSL_THIS={this}", f"-I{INCLUDE}", "-"]
     environment = {**os.environ, "LC_ALL": "C"}
     result = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", env=environment)
     findings = read_errors(result.stderr)
@@ -87,13 +110,17 @@ def _run(text, strict, this):
 
 
 _DIAGNOSTIC = re.compile(
-    r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?P<column>\d+): (?P<kind>error|fatal error|note): (?P<text>.*)"
+    r"(?P<file>[^:\s][^:]*):(?P<line>\d+):(?P<column>\d+): (?P<kind>error|fatal error|warning|note): (?P<text>.*)"
 )
 # (rule, pattern of Clang's message); the first that matches holds.
 _RULES = (
     ("barrier-flags", r"flags of a barrier must be a constant"),
     ("double", r"'double'|cl_khr_fp64"),
     ("function-pointer", r"pointers to (member )?functions"),
+    ("memory-order", r"must be memory_order_relaxed"),
+    ("threadgroup-variable", r"type of a threadgroup variable must have"),
+    ("vector-component", r"vector element|contains duplicate components"),
+    ("c++17", r"requires template arguments|'(decltype\(auto\)|auto)' not allowed|C\+\+(17|2)|missing 'typename'"),
     ("narrowing", r"implicit conversion loses|from .*\b(float|half)' to .*'[^']*bfloat'|cannot be narrowed"),
     ("constant-space", r"read-only variable|const-qualified|program scope"),
     ("address-space", r"address space"),
@@ -101,6 +128,7 @@ _RULES = (
     ("allocation", r"'(default )?(new|delete)'"),
 )
 _WORDS = (
+    (r"static assertion failed due to requirement '[^']*__[^']*': ", ""),
     (r"\bconst __global\b(?!_)", "constant"),
     (r"__global_device\b", "device"),
     (r"\b__attribute__\(\(opencl_global_device\)\)", "device"),
@@ -137,6 +165,9 @@ def read_errors(stderr):
                 error["notes"].append(match["text"])
                 if error["ours"] and not ours:
                     error["place"], error["ours"] = place, False
+            continue
+        if match["kind"] == "warning":
+            error = None
             continue
         error = {"place": place, "ours": ours, "text": match["text"], "notes": []}
         findings.append(error)

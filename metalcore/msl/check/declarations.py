@@ -2,11 +2,14 @@
 threadgroup variables."""
 
 import re
+from itertools import chain
 
 from ..errors import MSLError
 from ..kernels import find_kernels
 from ..rules import breaches, is_kernel
+from .constructs import construct_breaches
 from .finding import Finding
+from .kernel_arguments import argument_breaches
 
 
 class _Declarations:
@@ -22,7 +25,12 @@ class _Declarations:
         self.findings.append(Finding(token.file, token.line, 0, rule, message))
 
     def check(self):
-        for breach in breaches(self.program, strict=True):
+        found = (
+            breaches(self.program, strict=True),
+            argument_breaches(self.program),
+            construct_breaches(self.program, self.variables),
+        )
+        for breach in chain(*found):
             self.find(*breach)
         for i, token in enumerate(self.tokens):
             if self.strict and token.kind == "num":

@@ -6,6 +6,7 @@ mixture of spaces passes.
 """
 
 import re
+from itertools import pairwise
 
 from ..conditionals import wrap_conditionals
 from ..duplicates import drop_duplicates
@@ -14,7 +15,7 @@ from ..threadgroup import place_threadgroup_variables
 from ..translate import _print as print_tokens
 
 SPACES = {
-    "device": "__attribute__((opencl_global_device))",
+    "device": "MSL_DEVICE",  # a macro of prelude.h
     "constant": "const __global",
     "threadgroup": "__local",
     "thread": "__private",
@@ -26,6 +27,7 @@ _RENAMED = {"global", "local", "private", "generic", "read_only", "write_only", 
 _SUFFIX = "_of_msl"
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}")
 _NUMBER = re.compile(r"(u?(char|short|int|long)|half|bfloat|float|bool|size_t|u?int(8|16|32|64)_t)[234]?")
+_VECTOR = re.compile(r"(packed_)?(u?(char|short|int|long)|half|bfloat|float|bool)[234]")
 _HALF = re.compile(r"(?i)(?!0x)(.*\d\.?)h")
 _UNTYPED = re.compile(r"(?i)(?!0x)(\d+\.\d*|\.\d+)(e[+-]?\d+)?|(?!0x)\d+e[+-]?\d+")
 _BFLOAT = re.compile(r"(?i)(?!0x)(.*\d\.?)bf")
@@ -43,7 +45,7 @@ def clang_text(program, variables):
         MSL).
     """
     tokens = program.tokens
-    prelude = "".join(_swizzles(program)) + '#include "prelude.h"\n'
+    prelude = "".join([*_swizzles(program), '#include "prelude.h"\n', *_constructors(program)])
     for declaration in program.walk():
         if declaration.kind == "variable" and "function_constant" in declaration.attributes:
             for token in tokens[declaration.head : declaration.name_at]:
@@ -113,6 +115,17 @@ def _swizzles(program):
                 type_ = "T" if len(name) == 1 else f"MSL_VECTOR(T, {len(name)})"
                 components.append(f" {kind}({type_}, {name})")
         yield f"#define MSL_SWIZZLES_{width}(T)" + "".join(components) + "\n"
+
+
+def _constructors(program):
+    """Definitions that make float4(a, b) a call where the vectors are Clang's own: macros named as the types."""
+    tokens = program.tokens
+    called = {a.text for a, b in pairwise(tokens) if b.text == "(" and _VECTOR.fullmatch(a.text)}
+    called -= {b.text for a, b in pairwise(tokens) if a.text == "operator"}
+    if called:
+        yield "#ifndef __OPENCL_CPP_VERSION__\n"
+        yield from (f"#define {name}(...) msl::vector<::{name}>(__VA_ARGS__)\n" for name in sorted(called))
+        yield "#endif\n"
 
 
 def _erase_kernel_keyword(program):

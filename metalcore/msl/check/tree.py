@@ -14,6 +14,7 @@ _MENTION = re.compile(r" (?:Function|CXXMethod) (0x[0-9a-f]+) |(?:->|\.)\S+ (0x[
 _CONSTANT = re.compile(r"\b__global\b(?!_)")
 _FUNCTIONS = ("FunctionDecl", "CXXMethodDecl", "CXXConstructorDecl", "CXXConversionDecl", "CXXDestructorDecl")
 _OBJECTS = ("VarDecl", "ParmVarDecl", "FieldDecl")
+_BASE = re.compile(r"(public|private|protected) .*\bmetal::(vec|packed_vec|matrix|atomic)<")
 _FUNCTION_POINTER = re.compile(r"\((?:__\w+ )*[&*](?:__\w+)?\)\(")
 
 
@@ -78,6 +79,10 @@ class _Tree:
             self._visit(node, stack)
 
     def _size(self, line, stack):
+        if base := _BASE.search(line):
+            node = next(above for above in reversed(stack) if above is not None)
+            if not node.place[0].startswith(os.fspath(INCLUDE)):
+                self._find(node.place, "language", f"'{base[2]}' of the standard library cannot be a base class")
         if "TemplateArgument integral" in line:
             depth = len(re.match(r"[| `]*", line)[0]) // 2
             owner = stack[depth] if depth < len(stack) else None
@@ -115,7 +120,7 @@ class _Tree:
 
     def _address_space(self, node, type_):
         # A reference to a pointer may be in no address space: const device float*& x.
-        if re.search(r"__generic (?![*&])[^&*]*[&*]", type_) and node.place[:2] not in self.lenient:
+        if re.search(r"__generic (?![*&])[^&*]*[&*]|\*\s*__generic \*", type_) and node.place[:2] not in self.lenient:
             kind = "reference" if "&" in type_ else "pointer"
             what = "returns a" if node.kind in _FUNCTIONS else "is a"
             self._find(node.place, "address-space", f"'{node.name}' {what} {kind} without an address space")

@@ -19,6 +19,14 @@ typedef NS_OPTIONS(NSUInteger, MTLResourceUsage) {
   MTLResourceUsageWrite = 1 << 1,
 };
 
+typedef NS_ENUM(NSUInteger, MTLDispatchType) {
+  MTLDispatchTypeConcurrent = 1,
+};
+
+typedef NS_OPTIONS(NSUInteger, MTLBarrierScope) {
+  MTLBarrierScopeBuffers = 1 << 0,
+};
+
 typedef NS_ENUM(NSUInteger, MTLLanguageVersion) {
   MTLLanguageVersion3_1 = (3 << 16) + 1,
 };
@@ -58,6 +66,8 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
 @end
 
 @protocol MTLComputeCommandEncoder <MTLCommandEncoder>
+@property(readonly) MTLDispatchType dispatchType;
+- (void)memoryBarrierWithScope:(MTLBarrierScope)scope;
 - (void)setComputePipelineState:(id<MTLComputePipelineState>)state;
 - (void)setBytes:(const void*)bytes length:(NSUInteger)length atIndex:(NSUInteger)index;
 - (void)setBuffer:(nullable id<MTLBuffer>)buffer offset:(NSUInteger)offset atIndex:(NSUInteger)index;

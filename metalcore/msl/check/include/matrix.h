@@ -1,6 +1,16 @@
 // Matrices, metal::array, and the names of <simd/simd.h>.
 #pragma once
 
+// Elements of an object in an address space. The second reading knows one space.
+#define MSL_INDEXED_SPACE(T, space)           \
+  constexpr space T& operator[](ulong) space; \
+  constexpr const space T& operator[](ulong) const space;
+#ifdef __OPENCL_CPP_VERSION__
+#define MSL_INDEXED_SPACES(T) MSL_INDEXED_SPACE(T, __local) MSL_INDEXED_SPACE(T, __global)
+#else
+#define MSL_INDEXED_SPACES(T)
+#endif
+
 namespace metal {
 
 template <class T, int Columns, int Rows, class = enable_if_t<is_floating_point_v<T>>>
@@ -14,12 +24,7 @@ struct matrix {
   template <class U>
   constexpr explicit matrix(matrix<U, Columns, Rows>) {}
   using Column = vec<T, Rows>;
-  __private Column& operator[](ulong) __private;
-  __local Column& operator[](ulong) __local;
-  __global Column& operator[](ulong) __global;
-  const __private Column& operator[](ulong) const __private;
-  const __local Column& operator[](ulong) const __local;
-  const __global Column& operator[](ulong) const __global;
+  MSL_INDEXED_SPACE(Column, __private) MSL_INDEXED_SPACES(Column)
   matrix& operator+=(matrix);
   matrix& operator-=(matrix);
   matrix& operator*=(T);
@@ -41,6 +46,8 @@ template <class T, int C, int R, class S, class = enable_if_t<is_arithmetic_v<S>
 constexpr matrix<T, C, R> operator*(matrix<T, C, R>, S);
 template <class T, int C, int R, class S, class = enable_if_t<is_arithmetic_v<S>>>
 constexpr matrix<T, C, R> operator*(S, matrix<T, C, R>);
+template <class T, int C, int R, class S, class = enable_if_t<is_arithmetic_v<S>>>
+constexpr matrix<T, C, R> operator/(matrix<T, C, R>, S);
 template <class T, int C, int R>
 constexpr bool operator==(matrix<T, C, R>, matrix<T, C, R>);
 template <class T, int C, int R>
@@ -53,12 +60,7 @@ struct array {
   T __elems[N];
   constexpr size_t size() const { return N; }
   constexpr bool empty() const { return N == 0; }
-  constexpr __private T& operator[](size_t i) __private { return __elems[i]; }
-  constexpr __local T& operator[](size_t i) __local { return __elems[i]; }
-  constexpr __global T& operator[](size_t i) __global { return __elems[i]; }
-  constexpr const __private T& operator[](size_t i) const __private { return __elems[i]; }
-  constexpr const __local T& operator[](size_t i) const __local { return __elems[i]; }
-  constexpr const __global T& operator[](size_t i) const __global { return __elems[i]; }
+  MSL_INDEXED_SPACE(T, __private) MSL_INDEXED_SPACES(T)
   constexpr __private T* data() __private { return __elems; }
   constexpr __private T* begin() __private { return __elems; }
   constexpr __private T* end() __private { return __elems + N; }

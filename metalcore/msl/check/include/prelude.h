@@ -1,7 +1,20 @@
 // The types of <metal_stdlib>, with which Clang checks a program as C++ for OpenCL.
 #pragma once
 
-#define device __attribute__((opencl_global_device))
+#ifdef __OPENCL_CPP_VERSION__
+#define MSL_DEVICE __attribute__((opencl_global_device))
+#else  // the second reading, as C++14, knows no address spaces; see clang.py
+#define MSL_DEVICE
+#define __global
+#define __local
+#define __private
+#define __generic
+#define __constant
+using half = _Float16;
+using bfloat = __bf16;
+#endif
+
+#define device MSL_DEVICE
 #define constant const __global
 #define threadgroup __local
 #define thread __private
@@ -19,7 +32,12 @@
 
 #include "traits.h"
 
+#ifdef __OPENCL_CPP_VERSION__
 #include "types.h"
+#else
+#include "vectors.h"
+#endif
+#include "vector_names.h"
 
 #include "limits.h"
 #include "math.h"

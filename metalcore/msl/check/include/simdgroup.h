@@ -10,6 +10,8 @@ struct lane_value<metal::vec<T, N>> : lane_value<T> {};
 // Lanes exchange numbers of at most 32 bits, and vectors of them.
 template <class T>
 using lane = metal::enable_if_t<lane_value<T>::value, T>;
+template <class T>
+using integer_lane = metal::enable_if_t<lane_value<T>::value && metal::is_integral_v<metal::make_scalar_t<T>>, T>;
 
 struct Vote {
   using vote_t = ulong;
@@ -29,6 +31,9 @@ using quad_vote = msl::Vote;
 #define MSL_REDUCTION(name) \
   template <class T>        \
   msl::lane<T> name(T);
+#define MSL_BITWISE(name) \
+  template <class T>      \
+  msl::integer_lane<T> name(T);
 #define MSL_SHUFFLE(name) \
   template <class T>      \
   msl::lane<T> name(T, ushort);
@@ -39,7 +44,7 @@ using quad_vote = msl::Vote;
   msl::lane<T> name(T, T, ushort, ushort);
 #define MSL_GROUP(prefix)                                                                                     \
   MSL_REDUCTION(prefix##_sum) MSL_REDUCTION(prefix##_product) MSL_REDUCTION(prefix##_min)                     \
-  MSL_REDUCTION(prefix##_max) MSL_REDUCTION(prefix##_and) MSL_REDUCTION(prefix##_or) MSL_REDUCTION(prefix##_xor) \
+  MSL_REDUCTION(prefix##_max) MSL_BITWISE(prefix##_and) MSL_BITWISE(prefix##_or) MSL_BITWISE(prefix##_xor) \
   MSL_REDUCTION(prefix##_prefix_inclusive_sum) MSL_REDUCTION(prefix##_prefix_exclusive_sum)                   \
   MSL_REDUCTION(prefix##_prefix_inclusive_product) MSL_REDUCTION(prefix##_prefix_exclusive_product)           \
   MSL_REDUCTION(prefix##_broadcast_first) MSL_SHUFFLE(prefix##_broadcast) MSL_SHUFFLE(prefix##_shuffle)       \
@@ -57,6 +62,7 @@ MSL_GROUP(quad)
 #undef MSL_GROUP
 #undef MSL_FILL
 #undef MSL_SHUFFLE
+#undef MSL_BITWISE
 #undef MSL_REDUCTION
 
 template <class T, int Columns, int Rows>
@@ -82,7 +88,9 @@ simdgroup_matrix<T, C, R> make_diagonal_simdgroup_matrix(T);
   template <class T, int C, int R>                                                                              \
   void simdgroup_store(simdgroup_matrix<T, C, R>, space T*, ulong = C, ulong2 = ulong2(0), bool = false);
 MSL_MATRIX_MEMORY(device)
+#ifdef __OPENCL_CPP_VERSION__
 MSL_MATRIX_MEMORY(threadgroup)
+#endif
 #undef MSL_MATRIX_MEMORY
 
 template <class D, class A, class B, class E, int C, int R>
@@ -132,14 +140,18 @@ constexpr R choose(bool condition, A a, B b) {
 // Stands for a variable in threadgroup memory. The check reads its size from the function's last template argument.
 template <class T, int site, int alignment = 1, ulong bytes = sizeof(T)>
 __local T& threadgroup_variable() {  // it has a body, since T may be a type without linkage
+  static_assert(__is_trivially_constructible(metal::remove_addrspace_t<metal::remove_all_extents_t<T>>),
+                "the type of a threadgroup variable must have a trivial default constructor");
   return *(__local T*)nullptr;
 }
 template <class T>
 struct initial {
   T value;
 };
+#ifdef __OPENCL_CPP_VERSION__
 template <class T>
 struct initial<__local T> : initial<T> {};
+#endif
 template <class T, class V>
 void initialize_threadgroup(__local T&, initial<V>);
 

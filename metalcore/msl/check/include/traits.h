@@ -20,7 +20,9 @@ using size_t = ulong;
 using ptrdiff_t = long;
 using intptr_t = long;
 using uintptr_t = ulong;
+#ifdef __OPENCL_CPP_VERSION__
 struct bfloat;
+#endif
 
 #define METAL_FUNC inline
 #define METAL_CONST const
@@ -34,8 +36,13 @@ using ::bfloat; using ::uchar; using ::ushort; using ::uint; using ::ulong; usin
 using ::int8_t; using ::int16_t; using ::int32_t; using ::int64_t; using ::intptr_t;
 using ::uint8_t; using ::uint16_t; using ::uint32_t; using ::uint64_t; using ::uintptr_t;
 
+#ifdef __OPENCL_CPP_VERSION__
 template <class T, int N>
 struct vec;
+#else
+template <class T, int N>
+using vec = T __attribute__((ext_vector_type(N)));
+#endif
 
 template <class T, T v>
 struct integral_constant {
@@ -86,6 +93,7 @@ template <class T> struct remove_pointer { using type = T; };
 template <class T> struct remove_pointer<T*> { using type = T; };
 // An address space is a qualifier of a type. This trait removes it.
 template <class T> struct remove_addrspace { using type = T; };
+#ifdef __OPENCL_CPP_VERSION__
 template <class T> struct remove_addrspace<device T> { using type = T; };
 template <class T> struct remove_addrspace<const device T> { using type = const T; };
 template <class T> struct remove_addrspace<__global T> { using type = T; };
@@ -96,6 +104,7 @@ template <class T> struct remove_addrspace<__private T> { using type = T; };
 template <class T> struct remove_addrspace<const __private T> { using type = const T; };
 template <class T> struct remove_addrspace<__generic T> { using type = T; };
 template <class T> struct remove_addrspace<const __generic T> { using type = const T; };
+#endif
 template <class T> struct add_const { using type = const T; };
 template <class T> struct add_volatile { using type = volatile T; };
 template <class T> struct add_cv { using type = const volatile T; };
@@ -220,6 +229,7 @@ constexpr void swap(thread T& a, thread T& b) {
 
 }  // namespace metal
 
+#ifdef __OPENCL_CPP_VERSION__
 // A bfloat converts to a float implicitly, and an integer to a bfloat; a float converts to a bfloat explicitly only.
 struct alignas(2) bfloat {
   ushort bits;
@@ -250,3 +260,4 @@ MSL_OPERATOR(+) MSL_OPERATOR(-) MSL_OPERATOR(*) MSL_OPERATOR(/)
 #undef MSL_OPERATOR
 constexpr bfloat operator-(bfloat) { return bfloat(0); }
 constexpr bfloat operator+(bfloat) { return bfloat(0); }
+#endif

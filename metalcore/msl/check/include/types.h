@@ -230,31 +230,3 @@ template <class A>
 constexpr typename msl::with_element<typename msl::vector_of<A>::type, bool>::type operator!(A);
 
 }  // namespace metal
-
-#define MSL_NAMES(T)                             \
-  using T##2 = metal::vec<T, 2>;                 \
-  using T##3 = metal::vec<T, 3>;                 \
-  using T##4 = metal::vec<T, 4>;                 \
-  using packed_##T##2 = metal::packed_vec<T, 2>; \
-  using packed_##T##3 = metal::packed_vec<T, 3>; \
-  using packed_##T##4 = metal::packed_vec<T, 4>; \
-  namespace metal {                              \
-  using ::T##2;                                  \
-  using ::T##3;                                  \
-  using ::T##4;                                  \
-  using ::packed_##T##2;                         \
-  using ::packed_##T##3;                         \
-  using ::packed_##T##4;                         \
-  }
-MSL_NAMES(bool)
-MSL_NAMES(char)
-MSL_NAMES(uchar)
-MSL_NAMES(short)
-MSL_NAMES(ushort)
-MSL_NAMES(int)
-MSL_NAMES(uint)
-MSL_NAMES(long)
-MSL_NAMES(ulong)
-MSL_NAMES(half)
-MSL_NAMES(bfloat)
-MSL_NAMES(float)

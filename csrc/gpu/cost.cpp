@@ -1,0 +1,38 @@
+#include "cost.h"
+
+namespace metalcore::gpu {
+
+namespace {
+
+// An op that reads memory more or less than once says so: Recording::work.
+double bytes_bound(const Recording& recording, const Dispatch& dispatch) {
+  double bytes = 0;
+  for (const Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument) {
+    const uint32_t views = argument->kind == Argument::kBuffer     ? 1
+                           : argument->kind == Argument::kPointers ? argument->count
+                                                                   : 0;
+    for (uint32_t i = 0; i < views; ++i) bytes += static_cast<double>(recording.views(*argument)[i].span);
+  }
+  return bytes;
+}
+
+double threadgroups(const Dispatch& dispatch) {
+  const auto along = [&](uint32_t grid, uint32_t group) {
+    return static_cast<double>(dispatch.threads ? (uint64_t{grid} + group - 1) / group : grid);
+  };
+  const Size& grid = dispatch.grid;
+  const Size& group = dispatch.threadgroup;
+  return along(grid.x, group.x) * along(grid.y, group.y) * along(grid.z, group.z);
+}
+
+}  // namespace
+
+double seconds(const Recording& recording, const Dispatch& dispatch) {
+  Work work = dispatch.work;
+  if (work.bytes < 0) work.bytes = bytes_bound(recording, dispatch);
+  // A core runs whole threadgroups.
+  const double cores = std::min<double>(threadgroups(dispatch), kSlowestCores);
+  return kSecondsPerDispatch + seconds(work) * kSlowestCores / cores;
+}
+
+}  // namespace metalcore::gpu

@@ -1,0 +1,55 @@
+// How long dispatches may take on the slowest GPU that is supported. macOS aborts a command buffer that keeps the GPU
+// for seconds, so the Metal backend bounds what it puts into one, and ops split what would be long by itself.
+#pragma once
+
+#include "recording.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace metalcore::gpu {
+
+// That GPU is the M1's with 7 cores: 2.29 TFLOP/s in float32 and 68 GB/s at most (github.com/philipturner/
+// metal-benchmarks). Kernels reach a part of it, which nobody has measured there: a tenth of the arithmetic is what the
+// kernels with many barriers reach on other GPUs, and six tenths of the bandwidth.
+constexpr double kFlopsPerSecond = 0.23e12;
+constexpr double kBytesPerSecond = 40e9;
+constexpr uint32_t kSlowestCores = 7;
+constexpr double kSecondsPerDispatch = 5e-6;
+
+// The work that a command buffer or a dispatch may hold, in seconds.
+constexpr double kMostSeconds = 0.2;
+
+double seconds(const Recording& recording, const Dispatch& dispatch);
+
+inline double seconds(const Work& work) { return std::max(work.flops / kFlopsPerSecond, work.bytes / kBytesPerSecond); }
+
+// Consecutive items of a batch, and the work for them.
+struct Piece {
+  int64_t first, count;
+  Work work;
+  // The view from the piece's first item on, in a view whose items lie `bytes_each` bytes apart.
+  BufferView of(BufferView view, int64_t bytes_each) const {
+    const size_t skipped = std::min(view.span, static_cast<size_t>(first * bytes_each));
+    return {view.storage, view.offset + skipped, view.span - skipped, view.tensor};
+  }
+  // The same for items of float32 or int32.
+  BufferView of(const Tensor& tensor, int64_t elements_each) const { return of(view_of(tensor), 4 * elements_each); }
+};
+
+// Calls body(piece) for pieces that keep a dispatch below kMostSeconds, given the work for one item. Nearly always
+// there is one. A single item that takes longer is a piece too. Pieces but the last have a multiple of `multiple`
+// items.
+template <typename Body>
+void in_pieces(int64_t items, Work each, const Body& body, int64_t multiple = 1) {
+  const double most = std::max(0.9 * kMostSeconds / seconds(each), 1.0);
+  const int64_t at_once =
+      most < static_cast<double>(items) ? std::max(static_cast<int64_t>(most) / multiple * multiple, multiple) : items;
+  for (int64_t first = 0, count; first < items; first += count) {
+    count = std::min(at_once, items - first);
+    const auto times = static_cast<double>(count);
+    body(Piece{first, count, {times * each.flops, times * each.bytes}});
+  }
+}
+
+}  // namespace metalcore::gpu

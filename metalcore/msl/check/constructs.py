@@ -1,0 +1,80 @@
+"""What is C++ and not MSL 3.1, or a keyword of MSL, as far as tokens tell. compile_shader takes some of it."""
+
+from ..rules import Breach, is_kernel
+from ..tokens import CLOSING
+
+_KEYWORDS = {"vertex": "vertex functions", "fragment": "fragment functions"}
+_BEFORE_LAMBDA = {"=", "(", ",", "return", "{", ";", "&&", "||", "?", ":", "+", "-", "}"}
+
+
+def construct_breaches(program, variables):
+    """Breaches in a program's tokens.
+
+    Args:
+        variables: its threadgroup variables, from find_threadgroup_variables().
+    """
+    bodies = [d for d in program.walk() if d.kind == "function" and d.body is not None]
+    in_attributes = set()
+    for i in range(len(program.tokens)):
+        end = program.attribute_end(i)
+        if end is not None:
+            in_attributes.update(range(i, end))
+    yield from _tokens(program, in_attributes)
+    yield from _threadgroup_variables(program, variables, bodies)
+    yield from _calls_of_kernels(program, bodies)
+
+
+def _tokens(program, in_attributes):
+    tokens = program.tokens
+    for i, token in enumerate(tokens):
+        if i in in_attributes:
+            continue
+        before = tokens[i - 1].text if i else ";"
+        if token.text in _KEYWORDS and token.kind == "id":
+            message = f"'{token.text}' is a keyword of MSL, for {_KEYWORDS[token.text]}, and cannot be a name"
+            yield Breach(i, "keyword", message)
+        elif token.text == "[" and before in _BEFORE_LAMBDA and _is_lambda(program, i):
+            yield Breach(i, "lambda", "lambda expressions are not supported in MSL before 3.2")
+        elif token.text == "noexcept" and tokens[i + 1].text == "(" and before in _BEFORE_LAMBDA | {"!", "<"}:
+            yield Breach(i, "language", "the noexcept operator is not part of MSL")
+
+
+def _is_lambda(program, i):
+    after = program.partner[i] + 1
+    following = program.tokens[after].text if after < len(program.tokens) else ""
+    return following in ("(", "{", "mutable", "->", "<")
+
+
+def _threadgroup_variables(program, variables, bodies):
+    tokens = program.tokens
+    for variable in variables:
+        name = tokens[variable.variables[0].name].text
+        if variable.has_initializer:
+            message = f"threadgroup variable '{name}' cannot have an initializer"
+            yield Breach(variable.first, "threadgroup-variable", message)
+        function = next(d for d in bodies if d.body[0] < variable.first < d.body[1])
+        if is_kernel(program, function) and _is_nested(program, function.body[0] + 1, variable.first):
+            message = f"threadgroup variable '{name}' must be declared in the outermost scope of its kernel"
+            yield Breach(variable.first, "threadgroup-variable", message)
+
+
+def _is_nested(program, i, at):
+    while i < at:
+        if program.tokens[i].text in CLOSING:
+            if program.partner[i] > at:
+                return True
+            i = program.partner[i]
+        i += 1
+    return False
+
+
+def _calls_of_kernels(program, bodies):
+    """Finds functions that call kernels: only the host does."""
+    tokens = program.tokens
+    kernels = {d.name for d in program.declarations if d.kind == "function" and is_kernel(program, d)}
+    others = {d.name for d in program.walk() if d.kind == "function" and not is_kernel(program, d)}
+    for function in bodies:
+        for i in range(*function.body):
+            if tokens[i].text in kernels - others and tokens[i + 1].text in ("(", "<"):
+                if tokens[i - 1].kind == "op" and tokens[i - 1].text not in (".", "->"):
+                    yield Breach(i, "kernel", f"'{tokens[i].text}' is a kernel, which no function can call")
