@@ -16,9 +16,10 @@
 #include "column_tile.h"
 
 // Squares of norms below this count as zero: such columns are not rotated, and have no direction. Matrices are scaled
-// to entries of 2^40, so this is 2^-100 of the largest entry.
-constant constexpr float kJacobiFloor = 0x1p-120f;
-constant constexpr float kJacobiScale = 0x1p40f;
+// to entries of 2^52, so this is 2^-100 of the largest entry. A square that a GPU may take for zero, below 2^-126, is
+// less than 2^-30 of this. The squares of a 128 x 128 matrix add up to less than 2^120.
+constant constexpr float kJacobiFloor = 0x1p-96f;
+constant constexpr float kJacobiScale = 0x1p52f;
 constant constexpr uint kJacobiSweeps = 60;  // 6 to 10 are usual; more if rows differ by dozens of magnitudes
 
 // Sums and maxima over the threads that have the same lane in all simdgroups. Each takes one barrier, because two

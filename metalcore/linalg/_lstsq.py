@@ -47,6 +47,7 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
         and type(driver) is not str
         or rcond is not None
         and not isinstance(rcond, (float, int))
+        and not _is_number(rcond)
     ):
         return by_torch(torch.linalg.lstsq, A, B, rcond, driver=driver)
     is_vector = _check(A, B, driver)
@@ -55,6 +56,11 @@ def lstsq(A: torch.Tensor, B: torch.Tensor, rcond: float | None = None, *, drive
         solution = solution.squeeze(-1)
     rank = torch.empty(0, dtype=torch.int64, device=A.device)
     return linalg_lstsq((solution, residuals, rank, A.new_empty(0)))
+
+
+def _is_number(value):
+    """Whether PyTorch takes a tensor in the place of a number."""
+    return isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_complex() and not value.requires_grad
 
 
 def _check(A, B, driver):

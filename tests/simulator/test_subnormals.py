@@ -25,8 +25,11 @@ kernel void sum(device float* x, device half* h, uint i [[thread_position_in_gri
   threadgroup_barrier(mem_flags::mem_device);
   h[i] = simd_max(h[i]) * 0.5h;
 }
+kernel void widen(device const half* h, device float* x, uint i [[thread_position_in_grid]]) { x[i] = h[i]; }
+kernel void narrow(device const float* x, device half* h, uint i [[thread_position_in_grid]]) { h[i] = half(x[i]); }
 """
-SMALLEST = {torch.float32: 2.0**-126, torch.float16: 2.0**-14}  # normal numbers
+SMALLEST = 2.0**-126  # normal float32
+HALF = 2.0**-16  # subnormal float16
 
 
 @pytest.fixture(params=[False, True], ids=["kept", "flushed"])
@@ -40,9 +43,9 @@ def flushed(request):
 
 def run(kernel, x):
     x = torch.full((256,), x, device="mps")
-    h = torch.full((256,), SMALLEST[torch.float16], dtype=torch.float16, device="mps")
+    h = torch.full((256,), HALF, dtype=torch.float16, device="mps")
     getattr(metalcore.compile_shader(SOURCE), kernel)(x, h, threads=256, group_size=64)
-    assert (h == SMALLEST[torch.float16] / 2).all()
+    assert (h == HALF / 2).all()
     assert (x == x[0]).all()
     return x[0].item()
 
@@ -50,9 +53,20 @@ def run(kernel, x):
 @pytest.mark.parametrize("checks", [False, True], ids=["normal", "checking"])
 def test_what_a_kernel_computes_and_reads(flushed, thread_count, checks):
     with checking() if checks else torch.no_grad():
-        assert run("halve", SMALLEST[torch.float32]) == (0 if flushed else 2.0**-127)
+        assert run("halve", SMALLEST) == (0 if flushed else 2.0**-127)
         assert run("sum", 2.0**-140) == (0 if flushed else 2.0**-115)
-        assert run("sum", SMALLEST[torch.float32]) == 2.0**-101
+        assert run("sum", SMALLEST) == 2.0**-101
+
+
+def test_every_float16_is_kept(flushed):
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16)
+    library, x = metalcore.compile_shader(SOURCE), torch.zeros(2**16, device="mps")
+    library.widen(every.to("mps"), x)
+    assert torch.equal(x.cpu().nan_to_num(nan=1.5), every.float().nan_to_num(nan=1.5))
+    assert torch.equal(x.cpu().signbit()[~every.isnan()], every.signbit()[~every.isnan()])
+    h = torch.zeros(2**16, dtype=torch.float16, device="mps")
+    library.narrow(x, h)
+    assert torch.equal(h.cpu().nan_to_num(nan=1.5), every.nan_to_num(nan=1.5))
 
 
 def test_the_rest_of_the_process_keeps_them(flushed):

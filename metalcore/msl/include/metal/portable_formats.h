@@ -8,11 +8,15 @@ namespace msl {
 
 struct portable_half {
   static METAL_FUNC constexpr float widen(uint16_t bits) {
-    // After the shift, sign and exponent are in place except for the exponent's bias. A multiplication by 2^(127-15)
-    // corrects the bias, also of subnormal numbers. Infinities and NaNs then need the top exponent.
-    uint32_t shifted = uint32_t(int32_t(int16_t(bits))) << 13 & 0x8fffe000u;
-    uint32_t special = (shifted & 0x0f800000u) == 0x0f800000u ? 0x7f800000u : 0u;
-    return bit_cast<float>(bit_cast<uint32_t>(bit_cast<float>(shifted) * 0x1p112f) | special);
+    // After the shift and an addition of 127-15 to the exponent, a normal number is right. A subnormal one gets its
+    // leading bit as a number of exponent -14, from which 2^-14 is subtracted: no float on the way is subnormal, since
+    // those may count as zero. Infinities and NaNs need the top exponent.
+    uint32_t shifted = (bits & 0x7fffu) << 13;
+    uint32_t raised = shifted + 0x38000000u;
+    uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(raised + 0x00800000u) - 0x1p-14f);
+    uint32_t magnitude = shifted < 0x00800000u ? subnormal : raised;
+    uint32_t special = shifted >= 0x0f800000u ? 0x7f800000u : 0u;
+    return bit_cast<float>(magnitude | special | (bits & 0x8000u) << 16);
   }
 
   static METAL_FUNC constexpr uint16_t round(float value) {
