@@ -1,5 +1,5 @@
-"""The check of Metal programs: arguments of kernels, function constants, threadgroup variables, atomics. Each fault has a
-clean twin: the same program with another line in place of the one that ends with //!"""
+"""The check of Metal programs: arguments of kernels, function constants, threadgroup variables, atomics. Each fault has
+a clean twin: the same program with another line in place of the one that ends with //!"""
 
 import pytest
 from checking import HEAD, assert_found, assert_twins_are_clean, needs_clang

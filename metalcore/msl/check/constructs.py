@@ -75,7 +75,7 @@ def _is_nested(program, i, at):
 
 
 def _calls_of_kernels(program, bodies):
-    """Finds functions that call kernels: only the host does. A kernel may have the name of a function of metal_stdlib."""
+    """Finds functions that call kernels: only the host does. A kernel may be named as a function of metal_stdlib."""
     tokens = program.tokens
     kernels = {d.name for d in program.declarations if d.kind == "function" and is_kernel(program, d)}
     others = {d.name for d in program.walk() if d.kind == "function" and not is_kernel(program, d)}
