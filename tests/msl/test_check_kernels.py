@@ -38,6 +38,10 @@ FAULTS = {
         template <typename T> void f(device T* x) {}
         template [[host_name("f_float")]] void f<float>(device float*); //!""",
         'template [[host_name("k_float")]] kernel void k<float>(device float*);'),
+    "array without a space": ("address-space", """
+        kernel void k(
+            float x[4] [[buffer(0)]]) { float a = x[0]; } //!""",
+        "constant float x[4] [[buffer(0)]]) { float a = x[0]; }"),
     "pointer to a pointer": ("address-space", """
         kernel void k(
             device float** x [[buffer(0)]]) { x[0][0] = 1.0f; } //!""",
@@ -96,10 +100,10 @@ FAULTS = {
         "threadgroup float t; t = 0.0f;"),
     "initialized threadgroup array": ("threadgroup-variable", """
         kernel void k(device float* x) {
-          threadgroup float t[4] = {}; //!
+          threadgroup float t[2] = {1.0f, 2.0f}; //!
           x[0] = t[0];
         }""",
-        "threadgroup float t[4];"),
+        "threadgroup float t[2];"),
     "threadgroup variable with a constructor": ("threadgroup-variable", """
         struct Zero { float a; Zero() : a(0.0f) {} };
         struct Plain { float a; Plain() = default; };
@@ -155,6 +159,12 @@ FAULTS = {
 }  # fmt: skip
 # What Apple's compiler accepts, although the specification does not.
 ACCEPTED = {
+    "threadgroup array of zeros": ("threadgroup-variable", """
+        kernel void k(device float* x) {
+          threadgroup float t[4] = {0}; //!
+          x[0] = t[0];
+        }""",
+        "threadgroup float t[4];"),
     "threadgroup variable in a loop": ("threadgroup-scope", """
         kernel void k(device float* x) {
           for (int i = 0; i < 4; ++i) {

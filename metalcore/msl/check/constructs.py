@@ -16,8 +16,8 @@ def construct_breaches(program, variables, strict):
 
     Args:
         variables: its threadgroup variables, from find_threadgroup_variables().
-        strict: find threadgroup variables in inner scopes, which the specification forbids. Apple's compiler takes them
-            (MLX's sort has some).
+        strict: find threadgroup variables in inner scopes and those initialized by zeros in braces, which the
+            specification forbids. Apple's compiler takes both: MLX's sort and layer norm have them.
     """
     bodies = [d for d in program.walk() if d.kind == "function" and d.body is not None]
     in_attributes = set()
@@ -55,13 +55,20 @@ def _threadgroup_variables(program, variables, bodies, strict):
     tokens = program.tokens
     for variable in variables:
         name = tokens[variable.variables[0].name].text
-        if variable.has_initializer:
+        if any(_initializes(program, part, strict) for part in variable.variables):
             message = f"threadgroup variable '{name}' cannot have an initializer"
             yield Breach(variable.first, "threadgroup-variable", message)
         function = next(d for d in bodies if d.body[0] < variable.first < d.body[1])
         if strict and is_kernel(program, function) and _is_nested(program, function.body[0] + 1, variable.first):
             message = f"threadgroup variable '{name}' must be declared in the outermost scope of its kernel"
             yield Breach(variable.first, "threadgroup-scope", message)
+
+
+def _initializes(program, declarator, strict):
+    if not declarator.initializer:
+        return False
+    words = {token.text for token in program.tokens[slice(*declarator.initializer)]}
+    return strict or not words <= {"=", "{", "0", "}"} or "{" not in words
 
 
 def _is_nested(program, i, at):
