@@ -5,6 +5,7 @@
 
 #include <Python.h>
 
+#include <array>
 #include <cstring>
 #include <exception>
 #include <functional>

@@ -55,6 +55,7 @@ template <typename T, Operation<T> operation> T apply(T x) { return operation(x)
 template <typename To, typename From> To converted(const thread From& x) { return To(x); }
 template <> inline half converted<half, float>(const thread float& x) { return half(x); }
 inline float sum(const thread float& a, float b) { return a + b; }
+template <uint N> void clear(thread float4 (&rows)[N]) { rows[0] = float4(0x1p-3f, 0.0f, 0.0f, 0.0f); }
 inline void advance(const device float*& p) { p += 1; }
 
 template <typename T>

@@ -272,8 +272,15 @@ def test_what_only_looks_like_it_is_not_refused():
     )
 
 
-LENIENT = ["float to half", "literal", "recursion", "recursion through another", "threadgroup memory", "function pointer",
-           "function pointer by its alias"]  # fmt: skip
+LENIENT = [
+    "float to half",
+    "literal",
+    "recursion",
+    "recursion through another",
+    "threadgroup memory",
+    "function pointer",
+    "function pointer by its alias",
+]
 
 
 @pytest.mark.parametrize("name", FAULTS)

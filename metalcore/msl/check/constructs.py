@@ -1,17 +1,23 @@
 """What is C++ and not MSL 3.1, or a keyword of MSL, as far as tokens tell. compile_shader takes some of it."""
 
+import functools
+import re
+
 from ..rules import Breach, is_kernel
 from ..tokens import CLOSING
+from .clang import INCLUDE
 
 _KEYWORDS = {"vertex": "vertex functions", "fragment": "fragment functions"}
 _BEFORE_LAMBDA = {"=", "(", ",", "return", "{", ";", "&&", "||", "?", ":", "+", "-", "}"}
 
 
-def construct_breaches(program, variables):
+def construct_breaches(program, variables, strict):
     """Breaches in a program's tokens.
 
     Args:
         variables: its threadgroup variables, from find_threadgroup_variables().
+        strict: find threadgroup variables in inner scopes and those initialized by zeros in braces, which the
+            specification forbids. Apple's compiler takes both: MLX's sort and layer norm have them.
     """
     bodies = [d for d in program.walk() if d.kind == "function" and d.body is not None]
     in_attributes = set()
@@ -20,7 +26,7 @@ def construct_breaches(program, variables):
         if end is not None:
             in_attributes.update(range(i, end))
     yield from _tokens(program, in_attributes)
-    yield from _threadgroup_variables(program, variables, bodies)
+    yield from _threadgroup_variables(program, variables, bodies, strict)
     yield from _calls_of_kernels(program, bodies)
 
 
@@ -45,17 +51,24 @@ def _is_lambda(program, i):
     return following in ("(", "{", "mutable", "->", "<")
 
 
-def _threadgroup_variables(program, variables, bodies):
+def _threadgroup_variables(program, variables, bodies, strict):
     tokens = program.tokens
     for variable in variables:
         name = tokens[variable.variables[0].name].text
-        if variable.has_initializer:
+        if any(_initializes(program, part, strict) for part in variable.variables):
             message = f"threadgroup variable '{name}' cannot have an initializer"
             yield Breach(variable.first, "threadgroup-variable", message)
         function = next(d for d in bodies if d.body[0] < variable.first < d.body[1])
-        if is_kernel(program, function) and _is_nested(program, function.body[0] + 1, variable.first):
+        if strict and is_kernel(program, function) and _is_nested(program, function.body[0] + 1, variable.first):
             message = f"threadgroup variable '{name}' must be declared in the outermost scope of its kernel"
-            yield Breach(variable.first, "threadgroup-variable", message)
+            yield Breach(variable.first, "threadgroup-scope", message)
+
+
+def _initializes(program, declarator, strict):
+    if not declarator.initializer:
+        return False
+    words = {token.text for token in program.tokens[slice(*declarator.initializer)]}
+    return strict or not words <= {"=", "{", "0", "}"} or "{" not in words
 
 
 def _is_nested(program, i, at):
@@ -69,12 +82,18 @@ def _is_nested(program, i, at):
 
 
 def _calls_of_kernels(program, bodies):
-    """Finds functions that call kernels: only the host does."""
+    """Finds functions that call kernels: only the host does. A kernel may be named as a function of metal_stdlib."""
     tokens = program.tokens
     kernels = {d.name for d in program.declarations if d.kind == "function" and is_kernel(program, d)}
     others = {d.name for d in program.walk() if d.kind == "function" and not is_kernel(program, d)}
+    kernels -= others | _functions_of_headers()
     for function in bodies:
         for i in range(*function.body):
-            if tokens[i].text in kernels - others and tokens[i + 1].text in ("(", "<"):
+            if tokens[i].text in kernels and tokens[i + 1].text in ("(", "<"):
                 if tokens[i - 1].kind == "op" and tokens[i - 1].text not in (".", "->"):
                     yield Breach(i, "kernel", f"'{tokens[i].text}' is a kernel, which no function can call")
+
+
+@functools.lru_cache(maxsize=1)
+def _functions_of_headers():
+    return {name for path in INCLUDE.glob("*.h") for name in re.findall(r"(\w+)\(", path.read_text(encoding="utf-8"))}

@@ -28,7 +28,7 @@ class _Declarations:
         found = (
             breaches(self.program, strict=True),
             argument_breaches(self.program),
-            construct_breaches(self.program, self.variables),
+            construct_breaches(self.program, self.variables, self.strict),
         )
         for breach in chain(*found):
             self.find(*breach)

@@ -61,6 +61,8 @@ def _memory(program, kernel, first, where, attributes, words):
             f"{where} is a buffer passed by value; it must be a pointer or a reference, as 'constant {words[-1]}&'"
         )
         yield Breach(first, "kernel", message)
+    elif "[" in words and not _SPACES & set(words):
+        yield Breach(first, "address-space", f"{where} is an array without an address space")
     if "buffer" in attributes and "threadgroup" in words and not {"device", "constant"} & set(words):
         yield Breach(first, "attribute-type", f"'buffer' attribute on {where}, which is in threadgroup")
     if "threadgroup" in attributes and {"*", "&"} & set(words) and "threadgroup" not in words:

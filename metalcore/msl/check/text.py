@@ -122,6 +122,7 @@ def _constructors(program):
     tokens = program.tokens
     called = {a.text for a, b in pairwise(tokens) if b.text == "(" and _VECTOR.fullmatch(a.text)}
     called -= {b.text for a, b in pairwise(tokens) if a.text == "operator"}
+    called -= {a.text for a, b, c in zip(tokens, tokens[1:], tokens[2:]) if b.text == "(" and c.text in ("&", "*")}
     if called:
         yield "#ifndef __OPENCL_CPP_VERSION__\n"
         yield from (f"#define {name}(...) msl::vector<::{name}>(__VA_ARGS__)\n" for name in sorted(called))

@@ -120,7 +120,7 @@ class _Tree:
 
     def _address_space(self, node, type_):
         # A reference to a pointer may be in no address space: const device float*& x.
-        if re.search(r"__generic (?![*&])[^&*]*[&*]|\*\s*__generic \*", type_) and node.place[:2] not in self.lenient:
+        if re.search(r"__generic (?![*&])[^&*]*[&*]", type_) and node.place[:2] not in self.lenient:
             kind = "reference" if "&" in type_ else "pointer"
             what = "returns a" if node.kind in _FUNCTIONS else "is a"
             self._find(node.place, "address-space", f"'{node.name}' {what} {kind} without an address space")
