@@ -14,7 +14,7 @@ from .._core.registry import Override
 from .._core.routing import accelerated
 from ._common import raise_errors
 
-__all__ = ["DTYPES", "checked", "factors_transpose", "override", "takes", "takes_square"]
+__all__ = ["checked", "factors_transpose", "override", "takes", "takes_square"]
 
 DTYPES = frozenset({torch.float32})
 _inside = threading.local()

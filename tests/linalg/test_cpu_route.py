@@ -1,9 +1,6 @@
 """PyTorch's op on the CPU where a tuning row says that it is faster: the same results as there, bit for bit, and
 gradients, explanations and overrides as with the kernels."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from cases import CASES
@@ -183,32 +180,3 @@ def test_overrides_take_the_same_route_and_the_report_says_so(device, everywhere
     expected.sum().backward()
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=1e-4, atol=1e-4)
-
-
-SVD_OF_A_MAC = """
-import torch
-
-# PyTorch before 2.14 has such a kernel on a Mac: it runs on the CPU, and the results have no derivative.
-library = torch.library.Library("aten", "IMPL")
-library.impl("linalg_svd", lambda A, full_matrices=True, driver=None: 1 / 0, "MPS")
-import metalcore
-import metalcore.simulator
-
-A = torch.randn(3, 4)
-ours, theirs = A.to("mps").requires_grad_(), A.clone().requires_grad_()
-with metalcore.enable_pytorch_overrides("svd"):
-    found = torch.linalg.svd(ours, full_matrices=False).S
-    with torch.inference_mode():
-        torch.testing.assert_close(torch.linalg.svd(A.to("mps")).S.cpu(), found.detach().cpu())
-    ran = {row.what: row.ran for row in metalcore.report().rows}
-    assert ran["aten::_linalg_svd on mps"] == 2, ran
-found.sum().backward()
-torch.linalg.svd(theirs, full_matrices=False).S.sum().backward()
-torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
-"""
-
-
-@pytest.mark.only_on("simulator")
-def test_the_override_is_not_hidden_by_a_kernel_of_pytorchs_for_macs():
-    done = subprocess.run([sys.executable, "-c", SVD_OF_A_MAC], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
