@@ -26,8 +26,8 @@ def add_parser(commands):
         "--lenient",
         action="store_true",
         help="leave out findings that Apple's compiler accepts: literals without a type, implicit conversion of float "
-        "to half, recursion, pointers to functions, more than 32 KiB of threadgroup variables, newer C++ than C++14 that "
-        "it warns about",
+        "to half, recursion, pointers to functions, more than 32 KiB of threadgroup variables, newer C++ than C++14 "
+        "that it warns about",
     )
     parser.set_defaults(run=run)
 

@@ -6,8 +6,8 @@
 
 How each one works, and why:
 
-`silu`, `gelu`, `relu`, `softmax`, `log_softmax`, and of linear algebra `solve_triangular`, `qr`, `cholesky`, `lu_factor`,
-`lu_solve`, `solve`, `inv`, `det`, `slogdet`, `eigh`, `svd`
+`relu`, `silu`, `gelu`, `softmax`, `log_softmax`, and of linear algebra `solve_triangular`, `qr`, `cholesky`,
+`lu_factor`, `lu_solve`, `solve`, `inv`, `det`, `slogdet`, `eigh`, `svd`
     A kernel at the device's own dispatch key, for the operator that PyTorch's function ends in (`aten::silu`,
     `aten::_softmax`, `aten::linalg_qr` ...) and, but for linear algebra, for the operator of its derivative. Replacing
     the Python names would miss `from torch.nn.functional import silu`, tensor methods, and callers in C++; a kernel
@@ -64,8 +64,8 @@ def enable_pytorch_overrides(*names: str, exclude: str | Iterable[str] = ()) -> 
     """Makes PyTorch's own functions use metalcore's kernels on the devices that metalcore supports.
 
     Args:
-        names: of the ops that have an override: "silu", "qr" and those that `python -m metalcore ops` lists (docs/ops.md).
-            No name means all of them.
+        names: of ops that have an override, such as "silu" and "qr". `python -m metalcore ops` lists them. No name
+            means all of them.
         exclude: names to leave out.
 
     Returns:
