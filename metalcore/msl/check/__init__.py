@@ -26,7 +26,7 @@ __all__ = ["Finding", "check"]
 # Apple's compiler does not report breaches of these: it compiles recursion (MLX has such a function) although the
 # specification forbids it, pointers to functions that inlining resolves (PyTorch has them), and too much threadgroup
 # memory, which fails only when a pipeline is made.
-_STRICT_TREE_RULES = ("recursion", "threadgroup-memory", "function-pointer")
+_STRICT_TREE_RULES = ("recursion", "threadgroup-memory", "function-pointer", "threadgroup-constructor")
 
 
 def check(source, *, filename="program_source", include_dirs=(), defines=(), strict=True):

@@ -121,7 +121,7 @@ _RULES = (
     ("double", r"'double'|cl_khr_fp64"),
     ("function-pointer", r"pointers to (member )?functions"),
     ("memory-order", r"must be memory_order_relaxed"),
-    ("threadgroup-variable", r"type of a threadgroup variable must have"),
+    ("threadgroup-constructor", r"type of a threadgroup variable must have"),
     ("vector-component", r"vector element|contains duplicate components"),
     ("c++17", r"requires template arguments|'(decltype\(auto\)|auto)' not allowed|C\+\+(17|2)|missing 'typename'"),
     ("narrowing", r"implicit conversion loses|from .*\b(float|half)' to .*'[^']*bfloat'|cannot be narrowed"),
