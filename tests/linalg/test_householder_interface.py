@@ -202,6 +202,7 @@ def test_explain(op, shapes, variant, kernels):
     assert plan.variant == variant and list(plan.kernels) == kernels
 
 
+@pytest.mark.lenient
 @pytest.mark.parametrize("m, n", [(150, 140), (30, 8), (2100, 70)])
 def test_what_goes_to_torch(device, m, n):
     A, C = torch.randn(m, n), torch.randn(m, 3)
