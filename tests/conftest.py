@@ -33,7 +33,7 @@ def kind(config):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "only_on(*kinds): the kinds of device that a test is about")
-    config.addinivalue_line("markers", "lenient: the test takes plans for GPUs on which PyTorch has more ops than on a Mac")
+    config.addinivalue_line("markers", "lenient: the test plans for GPUs on which PyTorch has more ops than on a Mac")
     # With two threads, PyTorch 2.13's batched LU of 150 rows and more is wrong or never returns on CPUs where
     # oneMKL's DLASWP refuses its arguments. The simulator has threads of its own.
     torch.set_num_threads(1)

@@ -51,9 +51,8 @@ def define(name, formula) -> None:
         try:
             note()
             return on_any_device(formula, *args, **kwargs) if schema.returns else formula(*args, **kwargs)
-        except (
-            BaseException
-        ) as exception:  # PyTorch's C interface, through which C++ calls, prints it and loses its type
+        except BaseException as exception:
+            # PyTorch's C interface, through which C++ calls, would print it and lose its type.
             _C.leave_exception(exception)
             return (args[0],) * len(schema.returns) if len(schema.returns) > 1 else args[0] if schema.returns else None
 
