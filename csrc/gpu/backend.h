@@ -24,6 +24,9 @@ class Backend {
   // compiler refuses one of the kernels.
   virtual void submit(int device_index, const Recording& recording, size_t first) = 0;
 
+  // Whether the system aborts work that keeps the GPU for seconds, so that ops split theirs (cost.h).
+  virtual bool bounds_work() const { return false; }
+
   // Whether this machine's own tuning has been looked for (tunable.h).
   std::atomic<bool> asked_for_measured = false;
 };

@@ -29,7 +29,8 @@ double seconds(const Work& work) { return std::max(work.flops / kFlopsPerSecond,
 
 }  // namespace
 
-int64_t at_once(int64_t items, Work each, int64_t multiple) {
+int64_t at_once(const Recording& recording, int64_t items, Work each, int64_t multiple) {
+  if (!recording.bounds_work()) return items;
   const double most = 0.9 * kMostSeconds / seconds(each);
   if (most >= static_cast<double>(items)) return items;
   return std::max(static_cast<int64_t>(most) / multiple * multiple, multiple);

@@ -22,9 +22,9 @@ constexpr double kMostSeconds = 0.2;
 
 double seconds(const Recording& recording, const Dispatch& dispatch);
 
-// The most items of a batch in one dispatch, so that it is shorter than kMostSeconds, or one item. It is a multiple of
-// `multiple` where it is less than all.
-int64_t at_once(int64_t items, Work each, int64_t multiple);
+// The most items of a batch in one dispatch: all, or where the backend bounds the work, as many as take less than
+// kMostSeconds, or one. It is a multiple of `multiple` where it is less than all.
+int64_t at_once(const Recording& recording, int64_t items, Work each, int64_t multiple);
 
 // Consecutive items of a batch, and the work for them.
 struct Piece {
@@ -41,8 +41,8 @@ struct Piece {
 
 // Calls body(piece) for pieces of at_once items. Nearly always there is one piece.
 template <typename Body>
-void in_pieces(int64_t items, Work each, const Body& body, int64_t multiple = 1) {
-  const int64_t most = at_once(items, each, multiple);
+void in_pieces(const Recording& recording, int64_t items, Work each, const Body& body, int64_t multiple = 1) {
+  const int64_t most = at_once(recording, items, each, multiple);
   for (int64_t first = 0, count; first < items; first += count) {
     count = std::min(most, items - first);
     const auto times = static_cast<double>(count);

@@ -15,6 +15,15 @@ namespace {
 
 thread_local std::unique_ptr<Recording> spare;
 
+Backend& backend_of(const Tensor& tensor) {
+  const int32_t type = device_type_of(tensor);
+  Backend* const backend = find_backend(type);
+  if (!backend)
+    throw std::runtime_error("metalcore: this build has no backend for the tensor's device (type " +
+                             std::to_string(type) + ")");
+  return *backend;
+}
+
 }  // namespace
 
 SpareRecording::SpareRecording() : recording_(std::move(spare)) {
@@ -26,13 +35,11 @@ SpareRecording::~SpareRecording() {
   spare = std::move(recording_);
 }
 
+bool bounds_work(const Tensor& tensor) { return backend_of(tensor).bounds_work(); }
+
 void submit(const Tensor& output, const Recording& recording, size_t first) {
-  const int32_t type = device_type_of(output);
-  Backend* const backend = find_backend(type);
-  if (!backend)
-    throw std::runtime_error("metalcore: this build has no backend for the tensor's device (type " +
-                             std::to_string(type) + ")");
-  if (first < recording.dispatches().size()) backend->submit(output.get_device_index(), recording, first);
+  Backend& backend = backend_of(output);
+  if (first < recording.dispatches().size()) backend.submit(output.get_device_index(), recording, first);
 }
 
 thread_local Recorder* Recorder::current_ = nullptr;
@@ -59,6 +66,7 @@ void Recorder::record(const Tensor& output, const std::function<void(Recording&)
   Recording& recording = kept_->recording;
   const size_t first = recording.dispatches().size();
   std::vector<BufferView>& views = recording.views();
+  recording.bound_work(backend_.bounds_work());
   try {
     body(recording);
   } catch (...) {  // the views bound so far refer to the caller's tensors

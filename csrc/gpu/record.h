@@ -21,6 +21,9 @@ class SpareRecording {
   std::unique_ptr<Recording> recording_;
 };
 
+// Whether the backend for the tensor's device bounds the work of a dispatch.
+bool bounds_work(const Tensor& tensor);
+
 // Submits the dispatches from `first` on to the device of `output`.
 void submit(const Tensor& output, const Recording& recording, size_t first = 0);
 
@@ -28,6 +31,7 @@ template <typename Body>
 void record(const Tensor& output, const Body& body) {
   if (Recorder* recorder = Recorder::current()) return recorder->record(output, body);
   SpareRecording recording;
+  (*recording).bound_work(bounds_work(output));
   body(*recording);
   submit(output, *recording);
 }

@@ -76,6 +76,10 @@ class Recording {
     return bytes(index, &value, sizeof(T));
   }
 
+  // Whether its backend bounds the work of a dispatch.
+  bool bounds_work() const { return bounds_work_; }
+  void bound_work(bool on) { bounds_work_ = on; }
+
   // The functions below are for backends and for readers.
   const std::vector<Dispatch>& dispatches() const { return dispatches_; }
   std::string_view name(const Dispatch& d) const { return {names_.data() + d.name_begin, d.name_size}; }
@@ -106,6 +110,7 @@ class Recording {
   std::vector<BufferView> views_;
   std::vector<std::byte> bytes_;
   std::string names_;
+  bool bounds_work_ = false;
   // The kernel that is selected, and its first argument.
   size_t name_begin_ = 0, arguments_begin_ = 0;
   Work work_;  // of the next dispatch

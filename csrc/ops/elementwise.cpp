@@ -74,7 +74,7 @@ bool is_aligned(const gpu::BufferView& view) {
 void dispatch(gpu::Recording& recording, const char* op, const char* variant, const char* dtype,
               std::span<gpu::BufferView> views, int64_t threads, int64_t bytes) {
   const auto bytes_each = static_cast<double>(bytes) * static_cast<double>(views.size());
-  const int64_t most = std::min(kMostThreads, gpu::at_once(threads, {0, bytes_each}, 1));
+  const int64_t most = std::min(kMostThreads, gpu::at_once(recording, threads, {0, bytes_each}, 1));
   for (int64_t count; threads > 0; threads -= count) {
     count = std::min(threads, most);
     recording.kernel(op, variant, dtype);

@@ -1,5 +1,6 @@
 """Declarations that differed in address spaces only, and are the same once these are erased."""
 
+from .declarators import SPACES
 from .errors import error_at
 from .rewrite import erase
 
@@ -17,7 +18,7 @@ def drop_duplicates(program, originals, kinds=("function", "class", "variable"),
         key = declaration_key(program, declaration) if declaration.kind in kinds else None
         if key is None:
             continue
-        original = tuple(originals[declaration.first : _signature_end(declaration)])
+        original = [word for word in originals[declaration.first : _signature_end(declaration)] if word in SPACES]
         first, known = seen.setdefault(key, (declaration, original))
         if known != original:
             if must_agree and _content(program, first) != _content(program, declaration):

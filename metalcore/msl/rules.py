@@ -128,7 +128,7 @@ def _host_names(program):
 def _variable(program, declaration, strict):
     """Finds variables that all threads share and that are not in `constant`."""
     words = {token.text for token in program.tokens[declaration.head : declaration.last]}
-    if declaration.name_at is None or "constant" in words or words & {"friend", "extern", *_ASSEMBLY}:
+    if declaration.name_at is None or "constant" in words or words & {"friend", "template", *_ASSEMBLY}:
         return
     if words & {"const", "constexpr"} and not strict:
         return

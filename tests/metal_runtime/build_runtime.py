@@ -32,7 +32,7 @@ _WRAPPED = (
     "_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE",
     "_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm",
     "_ZN9metalcore9simulator7executeERKNS0_6LaunchE",
-    "_ZN9metalcore3gpu7at_onceElNS0_4WorkEl",
+    "_ZN9metalcore3gpu7at_onceERKNS0_9RecordingElNS0_4WorkEl",
     "_ZN9metalcore3gpu7secondsERKNS0_9RecordingERKNS0_8DispatchE",
 )
 _OBJECTIVE_C = ["-fobjc-runtime=gcc", f"-I{HERE / 'include'}", "-Wno-objc-root-class"]

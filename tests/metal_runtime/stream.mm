@@ -89,11 +89,11 @@ extern "C" double SECONDS(__wrap_)(const Recording& recording, const Dispatch& d
   return estimated = SECONDS(__real_)(recording, dispatch) * slowness;
 }
 
-#define AT_ONCE(prefix) prefix##_ZN9metalcore3gpu7at_onceElNS0_4WorkEl
-extern "C" int64_t AT_ONCE(__real_)(int64_t items, Work each, int64_t multiple);
+#define AT_ONCE(prefix) prefix##_ZN9metalcore3gpu7at_onceERKNS0_9RecordingElNS0_4WorkEl
+extern "C" int64_t AT_ONCE(__real_)(const Recording& recording, int64_t items, Work each, int64_t multiple);
 // And the ops' here.
-extern "C" int64_t AT_ONCE(__wrap_)(int64_t items, Work each, int64_t multiple) {
-  return AT_ONCE(__real_)(items, {each.flops * slowness, each.bytes * slowness}, multiple);
+extern "C" int64_t AT_ONCE(__wrap_)(const Recording& recording, int64_t items, Work each, int64_t multiple) {
+  return AT_ONCE(__real_)(recording, items, {each.flops * slowness, each.bytes * slowness}, multiple);
 }
 
 extern "C" void __real__ZN9metalcore9simulator7executeERKNS0_6LaunchE(const Launch& launch);

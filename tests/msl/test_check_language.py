@@ -50,6 +50,21 @@ FAULTS = {
           p[0] = 1.0f;
         }""",
         "thread float* p = (thread float*)&m[0];"),
+    "fraction as the index of a component": ("language", """
+        kernel void k(device float4* x) {
+          float4 v = x[0];
+          x[0] = v[1.0f]; //!
+        }""",
+        "x[0] = v[1];"),
+    "function defined twice with other names": ("language", """
+        inline float f(float a) { return a; }
+        inline float f(float b) { return b; } //!
+        kernel void k(device float* x) { x[0] = f(x[0]); }""",
+        "inline float f(float2 b) { return b.x; }"),
+    "extern variable at program scope": ("constant-space", """
+        extern float g; //!
+        kernel void k(device float* x) { x[0] = 1.0f; }""",
+        "extern constant float g;"),
     "fraction in a vector of integers": ("narrowing", """
         kernel void k(device float* x) {
           int2 a = {x[0], x[1]}; //!

@@ -18,8 +18,8 @@ def tuning():
     _C.use_tuning("")
 
 
-def seconds(function, *shapes, **options):
-    with on_meta("mps") as recorder, torch.no_grad():
+def seconds(function, *shapes, device="mps", **options):
+    with on_meta(device) as recorder, torch.no_grad():
         function(*(torch.empty(shape, device="meta") for shape in shapes), **options)
     return [dispatch.seconds for dispatch in recorder.recording.dispatches]
 
@@ -64,6 +64,12 @@ def test_large_systems_are_split():
     for order, columns, batch in ((8192, 8192, 1), (128, 128, 100_000)):
         times = seconds(metalcore.solve_triangular, (batch, order, order), (batch, order, columns), upper=True)
         assert max(times) <= MOST and sum(times) > 2 * MOST
+
+
+def test_only_macs_split_batches():
+    for function in (metalcore.svd, metalcore.qr):
+        few, many = (len(seconds(function, (batch, 64, 64), device="cuda")) for batch in (10, 1_000_000))
+        assert few == many < len(seconds(function, (1_000_000, 64, 64)))
 
 
 def test_more_work_takes_longer():

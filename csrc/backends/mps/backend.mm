@@ -183,6 +183,7 @@ class MetalBackend final : public gpu::Backend {
  public:
   std::string_view device_type() const override { return "mps"; }
   std::string_view family() override { return gpu_family(); }
+  bool bounds_work() const override { return true; }
 
   void submit(int, const gpu::Recording& recording, size_t first) override {
     // The stream belongs to this thread, so the queue must not ask for it.

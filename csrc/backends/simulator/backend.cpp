@@ -60,6 +60,9 @@ class SimulatorBackend final : public gpu::Backend {
   // code. The tuning prefers such threads. In checking mode plans are those of a GPU, so that its kernels are checked.
   std::string_view family() override { return checking().on ? "" : "simulator"; }
 
+  // It stands for a Mac.
+  bool bounds_work() const override { return true; }
+
   void submit(int, const gpu::Recording& recording, size_t first) override {
     try {
       for (size_t i = first; i < recording.dispatches().size(); ++i) run(recording, recording.dispatches()[i]);

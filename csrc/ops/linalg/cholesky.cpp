@@ -46,13 +46,14 @@ void factor_whole(const CholeskyPlan& plan, const Matrices& a, const Tensor& l, 
                         .l_vectors = access_of(l, a.rows, a.rows * a.rows, l_strides)};
   gpu::record(l, [&](gpu::Recording& recording) {
     const auto entries = static_cast<double>(a.rows * a.rows);
-    gpu::in_pieces(a.batch, {entries * static_cast<double>(a.rows), 8 * entries}, [&](const gpu::Piece& piece) {
-      params.matrices = grid_side(piece.count);
-      recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride));
-      recording.buffer(1, piece.of(l, a.rows * a.rows)).buffer(2, piece.of(info, 1)).bytes(3, params);
-      recording.work(piece.work.flops, piece.work.bytes);
-      recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
-    });
+    gpu::in_pieces(
+        recording, a.batch, {entries * static_cast<double>(a.rows), 8 * entries}, [&](const gpu::Piece& piece) {
+          params.matrices = grid_side(piece.count);
+          recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride));
+          recording.buffer(1, piece.of(l, a.rows * a.rows)).buffer(2, piece.of(info, 1)).bytes(3, params);
+          recording.work(piece.work.flops, piece.work.bytes);
+          recording.dispatch_threadgroups({ceil_div(params.matrices, plan.matrices_per_threadgroup)}, {plan.threads});
+        });
   });
 }
 

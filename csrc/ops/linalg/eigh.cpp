@@ -51,7 +51,7 @@ std::tuple<Tensor, Tensor> eigh(const Tensor& input, const std::string& uplo, bo
   if (upper) std::swap(params.row_stride, params.column_stride);
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
     const gpu::Work each{jacobi_flops(s.rows, s.rows), 8.0 * static_cast<double>(s.rows * s.rows)};
-    gpu::in_pieces(s.batch, each, [&](const gpu::Piece& piece) {
+    gpu::in_pieces(recording, s.batch, each, [&](const gpu::Piece& piece) {
       params.matrices = grid_side(piece.count);
       recording.kernel(plan.kernel).buffer(0, piece.of(a.tensor, a.batch_stride)).buffer(1, piece.of(l, s.rows));
       recording.buffer(2, compute_v ? piece.of(v, s.rows * s.rows) : gpu::view_of(l)).bytes(3, params);

@@ -78,7 +78,7 @@ void record_round(gpu::Recording& recording, const Work& w, JacobiRoundParams pa
   const double matrix_bytes = 4.0 * w.plan.padded * w.plan.length, gram = gram_flops(w.plan);
   const double rotate = rotate_flops(w.plan);
   const int64_t matrix = int64_t{w.plan.padded} * w.plan.length;
-  gpu::in_pieces(w.params.matrices, {gram + rotate, 3 * matrix_bytes}, [&](const gpu::Piece& piece) {
+  gpu::in_pieces(recording, w.params.matrices, {gram + rotate, 3 * matrix_bytes}, [&](const gpu::Piece& piece) {
     params.of.matrices = grid_side(piece.count);
     const gpu::Size groups{grid_side(piece.count * w.plan.pairs * w.plan.splits)}, threads{JACOBI_THREADS};
     const auto count = static_cast<double>(piece.count);
@@ -149,7 +149,7 @@ void record_rayleigh(gpu::Recording& recording, const Tensor& a, const Work& w, 
                      const Tensor& parts) {
   const double rows = w.params.rows, columns = w.plan.padded;
   const gpu::Work tile{2.0 * JACOBI_PAIR * rows * columns, 4.0 * rows * (columns + JACOBI_PAIR)};
-  gpu::in_pieces(int64_t{w.params.matrices} * params.tiles, tile, [&](const gpu::Piece& piece) {
+  gpu::in_pieces(recording, int64_t{w.params.matrices} * params.tiles, tile, [&](const gpu::Piece& piece) {
     params.first_tile = grid_side(piece.first);
     recording.kernel("jacobi_rayleigh").buffer(0, a).buffer(1, w.exponents).buffer(2, w.x).buffer(3, parts);
     recording.bytes(4, params).work(piece.work.flops, piece.work.bytes);

@@ -6,8 +6,8 @@
 
 namespace metalcore {
 
-// svd_cpu and eigh_cpu of GPUs that nobody has measured are estimates, for the slowest GPU that Metal supports here, an
-// M1's with 2.6 TFLOP/s of float32 and 68 GB/s. A sweep of the blocked method has n / 16 rounds. Each reads the columns
+// svd_cpu and eigh_cpu of Apple's GPUs are estimates, for the slowest GPU that Metal supports here, an M1's with 2.6
+// TFLOP/s of float32 and 68 GB/s. A sweep of the blocked method has n / 16 rounds. Each reads the columns
 // twice and writes them once, and multiplies pairs of blocks by 32 x 32 matrices twice: 8 n³ flops for eigh, and 12 n³
 // with the accumulated V of svd, whose columns are twice as long. With 9 sweeps that is 108 n³ flops and 13 n³ bytes
 // for svd, where LAPACK needs about 22 n³ flops (gesdd); and 72 n³ and 7 n³ for eigh, where it needs about 9 n³
@@ -18,6 +18,8 @@ namespace metalcore {
 // measured any of this on a Mac. The other factorizations have as many flops on the GPU as in LAPACK, and stay there.
 //
 // PyTorch has no kernels of svd and eigh on mps.
+constexpr TorchRegions kSlowOnApple = {{.above = 512, .max_batch = 1}, {.above = 1024}};
+
 const gpu::Table<JacobiTuning> jacobi_tuning(
     "jacobi",
     {
@@ -27,11 +29,11 @@ const gpu::Table<JacobiTuning> jacobi_tuning(
     },
     {
         {.family = "baseline"},
-        {.family = "hopper",
-         .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}},
-         .svd_cpu = {},
-         .eigh_cpu = {}},
-        {.family = "simulator", .svd_cpu = {}, .eigh_cpu = {}},  // it is a CPU, and is there to run the kernels
+        {.family = "apple7", .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
+        {.family = "apple8", .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
+        {.family = "apple9", .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
+        {.family = "apple10", .svd_cpu = kSlowOnApple, .eigh_cpu = kSlowOnApple},
+        {.family = "hopper", .eigh_torch = {{.above = 512, .max_batch = 4}, {.above = 1024}}},
     });
 
 namespace {

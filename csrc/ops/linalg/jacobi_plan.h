@@ -20,8 +20,7 @@ struct JacobiTuning {
   uint32_t sweeps = 24;  // the most sweeps of the blocked variant: fewer may leave a result inexact
   TorchRegions eigh_torch = {};
   // Here the size is the smaller of rows and columns. jacobi_plan.cpp derives these estimates.
-  TorchRegions svd_cpu = {{.above = 512, .max_batch = 1}, {.above = 1024}};
-  TorchRegions eigh_cpu = {{.above = 512, .max_batch = 1}, {.above = 1024}};
+  TorchRegions svd_cpu = {}, eigh_cpu = {};
 };
 extern const gpu::Table<JacobiTuning> jacobi_tuning;
 

@@ -113,7 +113,7 @@ void lu_small(const LuPlan& plan, const LuSmall& task, const LuFactors& results)
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
     const double n = static_cast<double>(std::max(a.rows, a.columns));
     const double flops = n * n * (n * p.tiles + 2 * p.right);  // each tile's threads factor the matrix again
-    gpu::in_pieces(a.batch, {flops, 8 * n * (n * p.tiles + p.right)}, [&](const gpu::Piece& piece) {
+    gpu::in_pieces(recording, a.batch, {flops, 8 * n * (n * p.tiles + p.right)}, [&](const gpu::Piece& piece) {
       p.matrices = grid_side(piece.count);
       const gpu::BufferView own_info = piece.of(info, 1), own_a = piece.of(a.tensor, a.batch_stride);
       const auto optional = [&](bool wanted, const Tensor& tensor, int64_t elements_each) {

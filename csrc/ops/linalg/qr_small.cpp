@@ -28,7 +28,7 @@ void run_small(const QrPlan& plan, const Matrices& a, const SmallQr& task, const
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
     const double flops = 4.0 * p.rows * p.columns * std::max(p.columns, p.q_columns);
     const double bytes = 4.0 * p.rows * (p.columns + p.q_columns) + 4.0 * p.r_rows * p.columns;
-    gpu::in_pieces(a.batch, {flops, bytes}, [&](const gpu::Piece& piece) {
+    gpu::in_pieces(recording, a.batch, {flops, bytes}, [&](const gpu::Piece& piece) {
       const auto optional = [&](bool wanted, const Tensor& tensor, int64_t elements_each) {
         return wanted ? piece.of(tensor, elements_each) : gpu::view_of(tensor);
       };

@@ -47,7 +47,7 @@ void jacobi(const JacobiPlan& plan, const Tensor& a, const Tensor& scales, SvdPa
   const Tensor present = compute_uv ? new_tensor({params.matrices}, ScalarType::Int, a) : s;
   gpu::record(a, [&](gpu::Recording& recording) {
     const gpu::Work each{jacobi_flops(params.rows, params.columns), 12.0 * params.rows * params.columns};
-    gpu::in_pieces(params.matrices, each, [&](const gpu::Piece& piece) {
+    gpu::in_pieces(recording, params.matrices, each, [&](const gpu::Piece& piece) {
       const auto optional = [&](bool wanted, const Tensor& tensor, int64_t elements_each) {
         return wanted ? piece.of(tensor, elements_each) : gpu::view_of(s);
       };
@@ -89,7 +89,7 @@ void multiply_q(const Tensor& q, const Tensor& r_vectors, const SvdMatrices& r_s
     // Pieces are of all matrices' rows: their strides from matrix to matrix stay.
     const auto entries = static_cast<double>(s.batch * q_columns);
     gpu::in_pieces(
-        s.rows, {2 * entries * static_cast<double>(s.columns), 8 * entries},
+        recording, s.rows, {2 * entries * static_cast<double>(s.columns), 8 * entries},
         [&](const gpu::Piece& piece) {
           p.rows = grid_side(piece.count);
           p.row_tiles = grid_side(ceil_div<int64_t>(piece.count, SVD_MULTIPLY_TILE));

@@ -39,7 +39,7 @@ void record_syrk(gpu::Recording& recording, const gpu::BufferView& a, const gpu:
   if (p.k == 0)
     record({0, 0, {}});
   else
-    gpu::in_pieces(p.k, {flops, 0}, record, SYRK_TILE);
+    gpu::in_pieces(recording, p.k, {flops, 0}, record, SYRK_TILE);
 }
 
 namespace {

@@ -97,7 +97,7 @@ void solve(gpu::Recording& recording, const TriangularPlan& plan, const Problem&
   params.column_tiles = ceil_div(params.columns, plan.columns);
   const double flops = 1.0 * params.order * params.order * params.columns;
   const double bytes = 4.0 * params.order * (params.order * 0.5 * params.column_tiles + 2.0 * params.columns);
-  gpu::in_pieces(params.matrices, {flops, bytes}, [&](const gpu::Piece& piece) {
+  gpu::in_pieces(recording, params.matrices, {flops, bytes}, [&](const gpu::Piece& piece) {
     TriangularParams own = params;
     own.matrices = grid_side(piece.count);
     for (StridedMatrices* m : {&own.a, &own.b, &own.x}) m->first += piece.first * m->batch;

@@ -28,8 +28,8 @@ _SECOND_FLAGS = (
 # What C++14 and Clang's vectors tell. Without address spaces overloads are declared twice, so that other errors of the
 # second reading may be its own.
 _SECOND = re.compile(
-    r"vector element|contains duplicate components|cannot be narrowed|requires template arguments|'auto' not allowed|"
-    r"C\+\+(17|2)|'decltype\(auto\)' not allowed|missing 'typename'"
+    r"vector element|contains duplicate components|subscript is not an integer|cannot be narrowed|missing 'typename'|"
+    r"requires template arguments|'auto' not allowed|'decltype\(auto\)' not allowed|C\+\+(17|2)"
 )
 # Extensions that PyTorch's kernels, or ours, have.
 _USUAL = re.compile(r"constexpr if|hexadecimal floating|fold|static_assert|nested namespace|inline variables")
