@@ -70,11 +70,12 @@ def test_every_kernel_becomes_a_pipeline(extension):
         PROGRAM
         + """
 assert len(_C.mps_kernels()) > 200
-for name, limits in _C.mps_compile(*_C.mps_kernels()).items():
-    assert 32 <= limits["max_total_threads_per_threadgroup"] <= 1024, name
+limits = _C.mps_compile(*_C.mps_kernels())
+for name, of_kernel in limits.items():
+    assert 32 <= of_kernel["max_total_threads_per_threadgroup"] <= 1024, name
 assert use_runtime.compiled()[0] == len(set(_C.mps_kernels().values()))
 assert _C.mps_gpu_family() == "apple7"
-memory = {name: _C.mps_compile(name)["static_threadgroup_memory_length"] for name in _C.mps_kernels()}
+memory = {name: of_kernel["static_threadgroup_memory_length"] for name, of_kernel in limits.items()}
 assert max(memory.values()) <= 32768 and sum(size > 0 for size in memory.values()) > 100
 assert memory["silu_dense_float"] == 0 and memory["softmax_block4_float"] == 256
 assert memory["jacobi_round"] == 4 * (4 * 32 * 33 + 32 * 33 + 32 * 36 + 4 * 16)
