@@ -1,5 +1,5 @@
 // As a library's generator of matrix products writes them: sizes and transposition as function constants, one block of
-// threadgroup memory shared out by casts, fragments with their own loads and stores.
+// threadgroup memory shared out by casts, parts with their own loads and stores.
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 using namespace metal;
@@ -23,7 +23,7 @@ constant ushort A_block_leading = K_simd;
 constant ushort A_block_bytes = M_group * K_simd * 4;
 
 template <typename T>
-struct fragment {
+struct part {
   vec<T, 2> t;
 
   METAL_FUNC thread vec<T, 2>* elements() thread { return &t; }
@@ -42,7 +42,7 @@ struct fragment {
   }
 
   template <typename U, typename V>
-  METAL_FUNC void multiply(fragment<U> a, fragment<V> b, bool accumulate = true) thread {
+  METAL_FUNC void multiply(part<U> a, part<V> b, bool accumulate = true) thread {
     simdgroup_matrix<T, 8, 8> c;
     simdgroup_matrix<U, 8, 8> x;
     simdgroup_matrix<V, 8, 8> y;
@@ -74,7 +74,7 @@ METAL_FUNC void gemm_impl(device T* A, device T* B, device T* C, device T* D,
   auto B_block = (threadgroup T*)(block + A_block_bytes);
   const ushort2 offset = lane_offset(lane), simd = block_of(sidx);
   const uint2 group(gid.x * N_group, gid.y * M_group);
-  fragment<float> sram[8];
+  part<float> sram[8];
 #pragma clang loop unroll(full)
   for (ushort i = 0; i < 8; ++i) sram[i] = {float2(0)};
   for (uint k = 0; k < K; k += K_simd) {
@@ -88,7 +88,7 @@ METAL_FUNC void gemm_impl(device T* A, device T* B, device T* C, device T* D,
     ushort out = 0;
     for (ushort m = 0; m < M_simd; m += 8) {
       for (ushort n = 0; n < N_simd; n += 8, ++out) {
-        fragment<T> a, b;
+        part<T> a, b;
         a.load(A_block, A_block_leading, ushort2(offset.x, simd.y * M_simd + m + offset.y));
         b.load(B_block, N_group, ushort2(simd.x * N_simd + n + offset.x, offset.y));
         sram[out].multiply(a, b);
