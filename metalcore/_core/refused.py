@@ -14,10 +14,9 @@ import threading
 from importlib import metadata
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from .. import _C
+from .on_cpu import call_on_cpu
 
 __all__ = ["NAMESPACE", "REASON", "calls", "define", "families", "forget", "note"]
 
@@ -117,6 +116,4 @@ def on_any_device(formula, *args, **kwargs):
     try:
         return formula(*args, **kwargs)
     except NotImplementedError:
-        device = next(value for value in args if isinstance(value, Tensor)).device
-        args, kwargs = tree_map_only(Tensor, Tensor.cpu, (args, kwargs))
-        return tree_map_only(Tensor, lambda result: result.to(device), formula(*args, **kwargs))
+        return call_on_cpu(formula, *args, **kwargs)

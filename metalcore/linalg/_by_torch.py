@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.on_cpu import call_on_cpu
 from ._common import write_out
 
 __all__ = ["by_torch"]
@@ -68,20 +69,8 @@ def by_torch(function: Callable, *arguments: Any, out: Any = None, **options: An
         or not all(isinstance(target, Tensor) for target in targets)
     ):
         return function(*arguments, **options) if out is None else function(*arguments, **options, out=out)
-    device = tensors[0].device
-    arguments = tuple(_to_cpu(value) for value in arguments)
-    options = {name: _to_cpu(value) for name, value in options.items()}
-
-    def results():
-        made = function(*arguments, **options)
-        return made.to(device) if isinstance(made, Tensor) else type(made)([result.to(device) for result in made])
-
+    made = call_on_cpu(function, *arguments, **options)
     if out is None:
-        return results()
-    made = results()
+        return made
     written = write_out(function.__name__, out, lambda: made, *tensors)
     return written if isinstance(made, Tensor) else type(made)(written)
-
-
-def _to_cpu(value):
-    return value.cpu() if isinstance(value, Tensor) else value
