@@ -276,6 +276,7 @@ register(
                 "two dimensions", ((16, 20, 50), (20, 50)), arguments=lambda x, w: (x, (20, 50), w, 1e-6), terms=1000
             ),
         ),
+        production=lambda batch_size=256, hidden_size=2048: _sample("", batch_size, hidden_size),
     )
 )
 register(
@@ -285,5 +286,6 @@ register(
         reference=_reference_of_sum,
         operators=("add_rms_norm", "rms_norm_backward"),
         samples=lambda: rows(_sample_of_sum),
+        production=lambda batch_size=256, hidden_size=2048: _sample_of_sum("", batch_size, hidden_size),
     )
 )

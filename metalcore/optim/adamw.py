@@ -361,8 +361,7 @@ def _steps(optimizer, *tensors, **options):
     return [param.detach() for param in params] + moments
 
 
-def _sample(name, **options):
-    shapes = ((300, 57), (5,), (2049,))
+def _sample(name, shapes=((300, 57), (5,), (2049,)), **options):
     # With so large a learning rate the steps, and not the start, determine the result.
     return Sample(name, (*shapes, *shapes), {"lr": 0.5, "weight_decay": 0.1, **options}, terms=_STEPS, roundings=_STEPS)
 
@@ -382,5 +381,6 @@ register(
             _sample("amsgrad", amsgrad=True),
             _sample("steps on the device", fused=True),
         ),
+        production=lambda hidden_size=512, layers=2: _sample("", ((hidden_size, hidden_size), (hidden_size,)) * layers),
     )
 )
