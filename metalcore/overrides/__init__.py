@@ -145,4 +145,6 @@ def _why_no_device():
 
 
 _applied: list = []  # the overrides that were on after the last change
-_overrides = Switches([name for name, op in OPS.items() if op.override], _apply)
+# The names of all overrides.
+NAMES = tuple(name for name, op in OPS.items() if op.override or name in _modules.NAMES)
+_overrides = Switches(NAMES, _apply)
