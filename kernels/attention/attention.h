@@ -5,6 +5,17 @@
 #include <cstdint>
 #endif
 
+// The head sizes that kernels have tiles for. Others take the next one.
+#define ATTENTION_SIZES 64, 128, 256
+
+// A threadgroup of so many simdgroups has a block of so many rows.
+#define ATTENTION_SIMDS 4
+#define ATTENTION_DOWN(size) ((size) <= 128 ? 2 : 1)  // fragments of 8 rows that a simdgroup holds
+#define ATTENTION_ROWS(size) (8 * ATTENTION_DOWN(size) * ATTENTION_SIMDS)
+// The keys that it walks over at once: as many as a tile of threadgroup memory has, for elements of `bytes` bytes.
+#define ATTENTION_KEYS(size, bytes) \
+  ((size) * (bytes) <= 128 ? 64 : (size) * (bytes) <= 256 ? 32 : (size) * (bytes) <= 512 ? 16 : 8)
+
 // A distance in a window that is as good as none. Sequences are shorter.
 #define ATTENTION_UNLIMITED (1 << 30)
 
