@@ -57,8 +57,8 @@ class Modules(Kind):
 
     A class is tried with a module that is made from one of `arguments`, or else with the first one that somebody makes.
     If `arguments` is None, each class is replaced whose name matches, and tried when its method is called. `traits` are
-    the values of a module, besides its settings, that decide which recipe is right. `reason` tells why others are not
-    replaced.
+    the values of a module, besides its settings, that decide which recipe is right. `reason` tells why others that look
+    alike are not replaced.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Modules(Kind):
         overrides,
         pattern,
         examine: Callable,
-        reason: str,
+        reason: str = "",
         arguments: tuple | None = None,
         member="forward",
         traits: Callable = lambda module: (),

@@ -14,7 +14,7 @@ import threading
 import torch
 from torch.nn.modules import module as registration
 
-from . import _formulas
+from . import _formulas, _gated
 from ._kinds import Modules
 from ._sdpa import TransformersSdpa
 
@@ -34,6 +34,19 @@ KINDS = (
         _formulas.examine_gelu,
         "since their numbers are not those of GELU",
         arguments=((),),
+    ),
+    Modules(
+        ("swiglu", "geglu"),
+        re.compile("mlp|feed_?forward|ffn|glu|gate|dense", re.IGNORECASE),
+        _gated.examine_mlp,
+        traits=_gated.traits,
+    ),
+    Modules(
+        ("swiglu", "geglu"),
+        re.compile("expert|moe", re.IGNORECASE),
+        _gated.examine_gate,
+        member="_apply_gate",
+        traits=_gated.traits,
     ),
     TransformersSdpa(),
 )
