@@ -12,7 +12,12 @@
 #define ATTENTION_SIMDS 4
 #define ATTENTION_DOWN(size) ((size) <= 128 ? 2 : 1)  // fragments of 8 rows that a simdgroup holds
 #define ATTENTION_ROWS(size) (8 * ATTENTION_DOWN(size) * ATTENTION_SIMDS)
-// The keys that it walks over at once: as many as a tile of threadgroup memory has, for elements of `bytes` bytes.
+// The same for the gradients of queries, and of keys and values, of which a simdgroup holds more.
+#define ATTENTION_DQ_DOWN(size, bytes) ((size) * (bytes) <= 256 ? 2 : 1)
+#define ATTENTION_DQ_ROWS(size, bytes) (8 * ATTENTION_DQ_DOWN(size, bytes) * ATTENTION_SIMDS)
+#define ATTENTION_DKV_DOWN(size, bytes) ((size) * (bytes) <= 128 ? 2 : 1)
+#define ATTENTION_DKV_ROWS(size, bytes) (8 * ATTENTION_DKV_DOWN(size, bytes) * ATTENTION_SIMDS)
+// The rows that it walks over at once: as many as a tile of threadgroup memory has, for elements of `bytes` bytes.
 #define ATTENTION_KEYS(size, bytes) \
   ((size) * (bytes) <= 128 ? 64 : (size) * (bytes) <= 256 ? 32 : (size) * (bytes) <= 512 ? 16 : 8)
 

@@ -25,9 +25,7 @@ template <typename T, uint kSize>
   if (block >= sequence.q_length) return;
   const Place place = place_of(lane);
   const uint query = block + simd * 8 * kDown;
-  Visibility visibility{
-      mask_of(mask, p, batch, head, sizeof(T)), sequence, shift_of(p, sequence), batch, head, metal::uint2(0u)};
-  if (p.dropped != 0) visibility.seed = metal::uint2(seed[0], seed[1]);
+  const Visibility visibility = visibility_of(p, mask, seed, sequence, batch, head, sizeof(T));
 
   Fragments<T, kDown, kSize / 8> queries;
   load_by_tile<2 * kKeys, kPitch, kSimds>(queries, tile, rows_of(q, p.q, batch, head, sequence.q_first), block,
@@ -109,15 +107,13 @@ template <typename T, uint kSize>
     }
     const uint row = query + m * 8 + place.row;
     if (place.column == 0 && row < sequence.q_length) {
-      const int64_t first =
-          p.variable ? int64_t(head) * p.q_length + sequence.q_first : (int64_t(batch) * p.heads + head) * p.q_length;
-      lse[first + row] = total[m] == 0.0f ? -INFINITY : most + metal::precise::log(total[m]);
+      lse[first_number(p, sequence, batch, head) + row] =
+          total[m] == 0.0f ? -INFINITY : most + metal::precise::log(total[m]);
     }
     factors[m] = total[m] == 0.0f ? 0.0f : factors[m] / total[m];
   }
-  store(sums, factors,
-        out + int64_t(batch) * p.out.batch + int64_t(head) * p.out.head + int64_t(sequence.q_first) * p.out.row,
-        p.out.row, query, sequence.q_length, p.value_size, place);
+  store(sums, factors, first_row(out, p.out, batch, head, sequence.q_first), p.out.row, query, sequence.q_length,
+        p.value_size, place);
 }
 
 // Names have the largest head size that a kernel takes.

@@ -25,6 +25,17 @@ METAL_FUNC device const uchar* mask_of(device const uchar* mask, constant Attent
   return mask + (int64_t(batch) * p.mask.batch + int64_t(head) * p.mask.head) * size;
 }
 
+// Where a head's numbers of one per query begin: lse, and what the gradients of softmax subtract.
+METAL_FUNC int64_t first_number(constant AttentionParams& p, Sequence sequence, uint batch, uint head) {
+  return p.variable ? int64_t(head) * p.q_length + sequence.q_first : (int64_t(batch) * p.heads + head) * p.q_length;
+}
+
+METAL_FUNC Visibility visibility_of(constant AttentionParams& p, device const uchar* mask, device const uint* seed,
+                                    Sequence sequence, uint batch, uint head, uint element_size) {
+  const metal::uint2 numbers = p.dropped != 0 ? metal::uint2(seed[0], seed[1]) : metal::uint2(0u);
+  return {mask_of(mask, p, batch, head, element_size), sequence, shift_of(p, sequence), batch, head, numbers};
+}
+
 // The keys that queries first to last see, of a band alone.
 struct Range {
   uint begin, end;
@@ -66,6 +77,23 @@ METAL_FUNC float masked(constant AttentionParams& p, Visibility v, float score, 
   if (p.mask_kind == ATTENTION_ADDED_FLOAT_MASK) return score + reinterpret_cast<device const float*>(v.mask)[at];
   return score;
 }
+
+// A weight of softmax from products of a query and a key, and its derivative by the product but for the scale.
+struct Weight {
+  float value, derivative;
+};
+// `less` is the logarithm of the softmax's sum, or inf for a query that sees no key. It is subtracted before the factor
+// rounds it.
+template <typename T>
+METAL_FUNC Weight weight(constant AttentionParams& p, Visibility v, float product, float less, bool edge, uint query,
+                         uint key) {
+  float score = scaled(p, product), slope = 1.0f;
+  if (p.softcap > 0.0f) slope = 1.0f - score / p.softcap * (score / p.softcap);
+  if (edge) score = masked<T>(p, v, score, query, key);
+  const float value = metal::fast::exp2((score - less) * kLog2E);
+  return {value, value * slope};
+}
+METAL_FUNC float subtracted_lse(float lse) { return lse == -INFINITY ? INFINITY : lse; }
 
 // What dropout multiplies a weight by.
 METAL_FUNC float kept(constant AttentionParams& p, Visibility v, uint query, uint key) {

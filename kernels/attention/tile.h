@@ -31,11 +31,16 @@ METAL_FUNC Sequence sequence_of(constant AttentionParams& p, uint batch, device 
   return {q_first, k_first, q_end - q_first, k_end - k_first};
 }
 
-// The rows of a head of a batch item's sequence that begins at row `first`.
+// The rows of a head of a batch item's sequence, which begins at row `first`.
 template <typename T>
 METAL_FUNC StridedRows<T> rows_of(device const T* tensor, AttentionStrides strides, uint batch, uint head, uint first) {
   return {tensor + int64_t(batch) * strides.batch + int64_t(head) * strides.head + int64_t(first) * strides.row,
           strides.row};
+}
+// The same for writing.
+template <typename T>
+METAL_FUNC device T* first_row(device T* tensor, AttentionStrides strides, uint batch, uint head, uint first) {
+  return tensor + int64_t(batch) * strides.batch + int64_t(head) * strides.head + int64_t(first) * strides.row;
 }
 
 // Loads rows first to first + kRows - 1 into a tile, whose rows are kPitch apart. Rows from `count` on, and elements

@@ -15,6 +15,7 @@ __all__ = ["scaled_dot_product_attention"]
 MOST_HEAD_SIZE = 256
 _MOST_LENGTH = 2**30 - 1
 
+_by_torch = F.scaled_dot_product_attention
 _AUTOCAST = frozenset(
     device
     for device in ("mps", "cuda")
@@ -29,9 +30,9 @@ def scaled_dot_product_attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
-    *,
     window: tuple[int, int] = (-1, -1),
     lower_right: bool = False,
     softcap: float = 0.0,
@@ -80,11 +81,11 @@ def scaled_dot_product_attention(
     inputs = _autocast(query, key, value, attn_mask)
     taken = accelerated(*inputs[:3], sinks) and _same_device(query, attn_mask)
     if not extended and not taken:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     problem, tensors = _four_dimensions(*inputs, enable_gqa, is_causal)
     if problem or query.shape[-1] == 0:
         if not extended:  # the errors and the odd cases are PyTorch's
-            return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         raise RuntimeError(f"metalcore.scaled_dot_product_attention: {problem or 'head sizes must not be 0'}")
     q, k, v, mask = tensors
     _check(q, dropout_p, softcap, sinks)
