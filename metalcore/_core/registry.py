@@ -157,6 +157,7 @@ class Op:
             use.
         override: what enable_pytorch_overrides(name) replaces.
         dtypes: the dtypes that the kernels take.
+        integers: the dtypes of the tensor arguments that are integers.
         backward: whether it has a derivative.
         waits: whether the host waits for a result to raise an error, or counts something itself. Such a call cannot be
             part of a CUDA graph.
@@ -172,6 +173,7 @@ class Op:
     operators: tuple[str, ...] = ()
     override: tuple[Override, ...] | OptimizerOverride | None = None
     dtypes: frozenset[torch.dtype] = FLOAT_DTYPES
+    integers: Mapping[str, torch.dtype] = field(default_factory=dict)
     backward: bool = True
     waits: bool = False
 
