@@ -16,6 +16,7 @@ from torch.nn.modules import module as registration
 
 from . import _formulas, _gated
 from ._kinds import Modules
+from ._loss import LanguageModels
 from ._sdpa import TransformersSdpa
 
 __all__ = ["NAMES", "switch"]
@@ -48,6 +49,7 @@ KINDS = (
         member="_apply_gate",
         traits=_gated.traits,
     ),
+    LanguageModels(),
     TransformersSdpa(),
 )
 NAMES = tuple(dict.fromkeys(name for kind in KINDS for name in kind.overrides))
