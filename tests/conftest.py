@@ -18,7 +18,10 @@ ONLY_ON = {"simulator": "simulator", "metal_runtime": "simulator", "wheels": "si
 
 # The folders whose tests are of metalcore's own functions. On the simulated device they use only what PyTorch has
 # kernels for on a Mac.
-STRICT = {"embedding", "integrations", "linalg", "loss", "nn", "ops", "optim", "overrides", "sampling", "smoke"}
+STRICT = {
+    *("attention", "embedding", "integrations", "linalg", "loss", "nn", "ops", "optim", "overrides"),
+    *("sampling", "smoke"),
+}
 
 
 def pytest_addoption(parser):

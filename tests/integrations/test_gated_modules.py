@@ -35,12 +35,12 @@ def test_models(device, name, override, calls):
     expected.loss.backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     with integration.patch(override):
-        for model in (model, decoder(name, device)):
-            model.zero_grad()
-            found = model(ids, labels=ids)
+        for patched in (model, decoder(name, device)):
+            patched.zero_grad()
+            found = patched(ids, labels=ids)
             found.loss.backward()
             torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
-            for parameter, gradient in zip(model.parameters(), gradients):
+            for parameter, gradient in zip(patched.parameters(), gradients):
                 torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5 * gradient.abs().max().item())
         assert ran(override) == {what: 2 * times for what, times in calls.items()}
     assert torch.equal(model(ids).logits, decoder(name, device)(ids).logits), "disabling does not restore the same bits"
