@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from .._core.derivatives import derive
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, alike
-from ._gated import _ACTIVATIONS, _check_name, _contiguous, _derive, _gelu_name, _value_and_slope, _wide
+from ._gated import _ACTIVATIONS, _check_name, _contiguous, _gelu_name, _value_and_slope, _wide
 
 __all__ = ["bias_gelu", "bias_silu"]
 
@@ -100,7 +101,7 @@ def _backward(ctx, grad):
 
 
 def _double_backward(ctx, *cotangents):
-    return *_derive(lambda *saved: _gradients(*saved, ctx.activation), ctx.saved_tensors, cotangents), None
+    return *derive(lambda *saved: _gradients(*saved, ctx.activation), ctx.saved_tensors, cotangents), None
 
 
 _bias_activation = autograd("bias_activation", _backward, _save)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from .._core.derivatives import derive
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, alike
@@ -202,27 +203,15 @@ def _backward_packed(ctx, grad):
     return _gated_packed_gradient(grad, x, ctx.activation), None
 
 
-def _derive(function, saved, cotangents):
-    """The gradients of a function of differentiable ops."""
-    with torch.enable_grad():
-        inputs = [tensor.view_as(tensor) for tensor in saved]
-        outputs = function(*inputs)
-    wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    found = iter(
-        torch.autograd.grad(outputs, wanted, cotangents, create_graph=torch.is_grad_enabled(), allow_unused=True)
-    )
-    return [next(found) if tensor.requires_grad else None for tensor in inputs]
-
-
 def _double_backward(ctx, *cotangents):
-    return *_derive(lambda *saved: _gradients(*saved, ctx.activation), ctx.saved_tensors, cotangents), None
+    return *derive(lambda *saved: _gradients(*saved, ctx.activation), ctx.saved_tensors, cotangents), None
 
 
 def _double_backward_packed(ctx, cotangent):
     def gradient(grad, x):
         return [torch.cat(_gradients(grad, *x.chunk(2, -1), ctx.activation), -1)]
 
-    return *_derive(gradient, ctx.saved_tensors, [cotangent]), None
+    return *derive(gradient, ctx.saved_tensors, [cotangent]), None
 
 
 _gated = autograd("gated", _backward, _save)

@@ -39,8 +39,8 @@ def _as(x, dtype):
     return x if x.dtype is dtype else x.to(dtype)  # without a conversion it costs a tenth of x.to
 
 
-def _norm(x, weight, eps, out):
-    return _rms_norm(x if x.dtype is out else x.to(torch.promote_types(x.dtype, out)), 1, weight, eps)
+def _norm(x, weight, eps, out, offset=0.0):
+    return _rms_norm(x if x.dtype is out else x.to(torch.promote_types(x.dtype, out)), 1, weight, eps, offset)
 
 
 def _plain(x, weight, eps, gate, group, out):
@@ -48,7 +48,7 @@ def _plain(x, weight, eps, gate, group, out):
 
 
 def _one_plus(x, weight, eps, gate, group, out):
-    return _as(_norm(x, weight.float() + 1, eps, out), out)
+    return _as(_norm(x, weight, eps, out, 1.0), out)
 
 
 def _then_gate(activation):

@@ -68,8 +68,8 @@ def active_patches() -> tuple[str, ...]:
 
 def register_attention() -> None:
     """Makes attn_implementation="metalcore" known to transformers, for training and for generation with dynamic and
-    static caches. It has sliding windows, softcap, sinks, and packed sequences: those whose position_ids begin again, or
-    which come with cu_seq_lens.
+    static caches. It has sliding windows, softcap, sinks, and packed sequences, whose position_ids begin again or which
+    come with cu_seq_lens.
 
     Raises:
         ImportError: transformers is not installed.
