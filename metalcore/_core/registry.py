@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .routing import FLOAT_DTYPES
+from .routing import DEVICES, FLOAT_DTYPES
 
 __all__ = ["OPS", "Op", "OptimizerOverride", "Override", "Sample", "register"]
 
@@ -115,6 +115,7 @@ class Override:
         composite: an operator of aten that reaches `operator` by its composite kernel, except where PyTorch has another
             kernel for it (linalg_svd: on a Mac before PyTorch 2.14, which computes it on the CPU, without derivative).
             There the composite kernel takes its place.
+        devices: the types of devices on which it replaces PyTorch's kernel.
     """
 
     operator: str
@@ -122,6 +123,7 @@ class Override:
     at_autograd: bool = False
     dtypes: frozenset[torch.dtype] = FLOAT_DTYPES
     composite: str | None = None
+    devices: frozenset[str] = DEVICES
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +160,7 @@ class Op:
             use.
         override: what enable_pytorch_overrides(name) replaces.
         dtypes: the dtypes that the kernels take.
+        integers: the dtypes of the tensor arguments that are integers.
         backward: whether it has a derivative.
         waits: whether the host waits for a result to raise an error, or counts something itself. Such a call cannot be
             part of a CUDA graph.
@@ -178,6 +181,7 @@ class Op:
     operators: tuple[str, ...] = ()
     override: tuple[Override, ...] | OptimizerOverride | None = None
     dtypes: frozenset[torch.dtype] = FLOAT_DTYPES
+    integers: Mapping[str, torch.dtype] = field(default_factory=dict)
     backward: bool = True
     waits: bool = False
     production: Callable[..., Sample] = field(default=None)  # pyright: ignore[reportAssignmentType]
