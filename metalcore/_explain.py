@@ -147,8 +147,12 @@ def _recorded(entry: Op, shapes, dtype, device, options, backward):
     return recorder.recording
 
 
+_INTEGERS = ("pivots", "qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len", "batch_indices", "positions")
+_DTYPES = dict.fromkeys(_INTEGERS, torch.int32) | {"custom_mask": torch.bool}
+
+
 def _tensor(name, shape, dtype):
-    return torch.empty(shape, dtype=torch.int32 if name == "pivots" else dtype, device="meta")
+    return torch.empty(shape, dtype=_DTYPES.get(name, dtype), device="meta")
 
 
 def _usual_value(entry, name, first, dtype):
