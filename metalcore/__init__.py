@@ -17,8 +17,9 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from . import _C  # noqa: F401
 from ._core import tuned  # noqa: F401  (it says where measured tuning is)
-from . import activation, normalization, linalg, optim, paged
+from . import activation, normalization, attention, linalg, optim, paged
 from .activation import *  # noqa: F403
+from .attention import *  # noqa: F403
 from .linalg import *  # noqa: F403
 from .normalization import *  # noqa: F403
 # isort: on
@@ -38,6 +39,7 @@ _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"
 
 __all__ = [
     "active_overrides",
+    "attention",
     "compile_shader",
     "disable_pytorch_overrides",
     "enable_pytorch_overrides",
@@ -53,6 +55,7 @@ __all__ = [
     "simulator",
 ]
 __all__ += activation.__all__
+__all__ += attention.__all__
 __all__ += linalg.__all__
 __all__ += normalization.__all__
 

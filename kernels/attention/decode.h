@@ -6,16 +6,16 @@
 #endif
 
 // Types of numbers that a kernel learns at run time.
-#define NUMBER_FLOAT 0
-#define NUMBER_HALF 1
-#define NUMBER_BFLOAT 2
-#define NUMBER_BOOL 3
-#define NUMBER_NONE 4
+#define NUMBER_FLOAT 0u
+#define NUMBER_HALF 1u
+#define NUMBER_BFLOAT 2u
+#define NUMBER_BOOL 3u
+#define NUMBER_NONE 4u
 
 // How the keys of requests lie.
-#define KEYS_EACH 0    // as many for each request
-#define KEYS_RAGGED 1  // request i has rows kv_indptr[i] to kv_indptr[i + 1]
-#define KEYS_PAGED 2   // request i has the pages kv_indices[kv_indptr[i]] to kv_indices[kv_indptr[i + 1]]
+#define KEYS_EACH 0u    // as many for each request
+#define KEYS_RAGGED 1u  // request i has rows kv_indptr[i] to kv_indptr[i + 1]
+#define KEYS_PAGED 2u   // request i has the pages kv_indices[kv_indptr[i]] to kv_indices[kv_indptr[i + 1]]
 
 // Distances in elements: from item to item of a batch, from head to head, from token to token, and from part to part.
 struct DecodeStrides {

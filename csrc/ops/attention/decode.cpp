@@ -204,7 +204,7 @@ void decode(const char* op, const DecodeCall& call) {
   const int64_t tokens = call.queries * (call.q_indptr ? 1 : call.batch);
   const int64_t heads = plan.group * plan.kv_heads, value_size = call.v.size(-1);
   const Tensor parts = new_tensor({shared ? tokens : 0, plan.splits, heads, value_size}, ScalarType::Float, call.q);
-  const Tensor part_lse = new_tensor({shared ? tokens : 0, plan.splits, heads}, ScalarType::Float, call.q);
+  Tensor part_lse = new_tensor({shared ? tokens : 0, plan.splits, heads}, ScalarType::Float, call.q);
   if (shared) {
     const int64_t of_request = call.q_indptr ? 0 : call.queries;
     params.out = {of_request * parts.stride(0), parts.stride(2), parts.stride(0), parts.stride(1)};
@@ -213,7 +213,8 @@ void decode(const char* op, const DecodeCall& call) {
   } else if (call.sinks) {
     params.sink_type = number_type(*call.sinks);
   }
-  const Tensor& none = call.q;  // Metal needs a buffer for each argument
+  if (shared && call.q_indptr) torch::stable::fill_(part_lse, -INFINITY);  // for queries of no request
+  const Tensor& none = call.q;                                             // Metal needs a buffer for each argument
   gpu::record(call.out, [&](gpu::Recording& recording) {
     const auto requests = static_cast<double>(call.q_indptr ? 1 : call.batch);
     const double keys = static_cast<double>(plan.keys) * static_cast<double>(plan.kv_heads) * requests;

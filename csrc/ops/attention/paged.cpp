@@ -83,10 +83,10 @@ std::tuple<Tensor, Tensor> paged_attention(const Tensor& q, const MaybeTensor& q
   Tensor out = new_tensor(Sizes(out_sizes, 3), q.scalar_type(), q);
   Tensor lse = new_tensor(Sizes(lse_sizes, 2), ScalarType::Float, q);
   if (tokens == 0 || heads == 0) return {out, lse};
-  if (batch == 0) {  // queries of no request
+  if (qo_indptr) {  // for queries of no request
     torch::stable::zero_(out);
     torch::stable::fill_(lse, -INFINITY);
-    return {out, lse};
+    if (batch == 0) return {out, lse};
   }
   attention::decode(op, {
                             .q = attention::with_rows(q),
