@@ -17,7 +17,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from . import _C  # noqa: F401
 from ._core import tuned  # noqa: F401  (it says where measured tuning is)
-from . import activation, normalization, attention, loss, linalg, optim, rotary
+from . import activation, normalization, attention, loss, linalg, optim, paged, rotary
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
 from .linalg import *  # noqa: F403
@@ -52,6 +52,7 @@ __all__ = [
     "nn",
     "optim",
     "overrides",
+    "paged",
     "report",
     "simulator",
 ]

@@ -89,6 +89,16 @@ def rms_norm(device, dtype):
             yield from with_gradients(f"add_rms_norm {length}", metalcore.add_rms_norm, *shape, weight)
 
 
+def pages(device, dtype):
+    """Decoding with heads of every size that there is a kernel for, and few and many heads to share keys."""
+    numbers = [torch.tensor(values, device=device) for values in ([0, 2, 3], [4, 1, 2], [3, 4])]
+    for size, value_size, heads in itertools.product((64, 128, 256, 576), (64, 512), (4, 8)):
+        if value_size <= size:
+            cache = random(device, dtype, 5, 4, 1, size), random(device, dtype, 5, 4, 1, value_size)
+            q = random(device, dtype, 2, heads, size)
+            yield f"pages {size} {heads}", metalcore.paged.batch_decode(q, cache, *numbers)
+
+
 def adamw(device, dtype):
     """Overrides torch.optim.AdamW, so that the moments have the dtype of the parameters."""
     op = OPS["adamw"]
@@ -210,7 +220,7 @@ def eigh(device):
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-    for section in (samples, softmax, rms_norm, adamw)
+    for section in (samples, softmax, rms_norm, pages, adamw)
     for dtype in DTYPES
 } | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh)}
 
