@@ -99,6 +99,20 @@ def pages(device, dtype):
             yield f"pages {size} {heads}", metalcore.paged.batch_decode(q, cache, *numbers)
 
 
+def layer_norm(device, dtype):
+    for rows, length in row_shapes("layer_norm", dtype):
+        tensors = [random(device, dtype, *shape) for shape in ((rows, length), (rows, length), (length,), (length,))]
+        yield from with_gradients(f"add_layer_norm {length}", metalcore.add_layer_norm, *tensors)
+
+
+def rope(device, dtype):
+    """Tables of float32 for q and k of 16 bits, and for heads that are whole vectors or not."""
+    for size in (32, 6):
+        q, k, angles = random(device, dtype, 2, 4, 5, size), random(device, dtype, 2, 1, 5, size), torch.rand(5, size)
+        cos, sin = angles.cos().to(device), angles.sin().to(device)
+        yield from with_gradients(f"rope {size}", lambda q, k: metalcore.rope(q, k, cos, sin), q, k)
+
+
 def adamw(device, dtype):
     """Overrides torch.optim.AdamW, so that the moments have the dtype of the parameters."""
     op = OPS["adamw"]
@@ -220,7 +234,7 @@ def eigh(device):
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-    for section in (samples, softmax, rms_norm, pages, adamw)
+    for section in (samples, softmax, rms_norm, layer_norm, rope, pages, adamw)
     for dtype in DTYPES
 } | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh)}
 
