@@ -17,8 +17,9 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from . import _C  # noqa: F401
 from ._core import tuned  # noqa: F401  (it says where measured tuning is)
-from . import activation, normalization, loss, linalg, optim
+from . import activation, normalization, loss, embeddings, linalg, optim
 from .activation import *  # noqa: F403
+from .embeddings import *  # noqa: F403
 from .linalg import *  # noqa: F403
 from .loss import *  # noqa: F403
 from .normalization import *  # noqa: F403
@@ -53,6 +54,7 @@ __all__ = [
     "simulator",
 ]
 __all__ += activation.__all__
+__all__ += embeddings.__all__
 __all__ += linalg.__all__
 __all__ += loss.__all__
 __all__ += normalization.__all__

@@ -89,6 +89,17 @@ def rms_norm(device, dtype):
             yield from with_gradients(f"add_rms_norm {length}", metalcore.add_rms_norm, *shape, weight)
 
 
+def loss(device, dtype):
+    """Losses of rows that threadgroups walk; a simulated device gives rows to threads."""
+    with tuned("baseline"):
+        for length in (40, 1027):
+            x, target = random(device, dtype, 5, length), torch.arange(5, device=device)
+            for inplace in (False, True):
+                yield from with_gradients(
+                    f"cross_entropy {length}", lambda x: metalcore.cross_entropy(x * 1, target, inplace=inplace), x
+                )
+
+
 def adamw(device, dtype):
     """Overrides torch.optim.AdamW, so that the moments have the dtype of the parameters."""
     op = OPS["adamw"]
@@ -210,7 +221,7 @@ def eigh(device):
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-    for section in (samples, softmax, rms_norm, adamw)
+    for section in (samples, softmax, rms_norm, loss, adamw)
     for dtype in DTYPES
 } | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh)}
 
