@@ -55,9 +55,10 @@ def fused_linear_cross_entropy(
         logits again. The gradient of the weight is summed over the chunks in the weight's dtype. Each backward()
         consumes the gradients; a second one raises a RuntimeError.
     """
-    autocast = torch.is_autocast_enabled(hidden.device.type)
+    kind = hidden.device.type
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     if autocast:
-        dtype = torch.get_autocast_dtype(hidden.device.type)
+        dtype = torch.get_autocast_dtype(kind)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = bias if bias is None else bias.to(dtype)
     out = torch.float32 if autocast else hidden.dtype
@@ -185,7 +186,7 @@ def _(grad, hidden, weight, target, bias, class_weight, *rest):
 
 def _save(ctx, inputs, output):
     hidden, weight, target, bias, class_weight, *ctx.options = inputs
-    loss, *made = output
+    _, *made = output
     ctx.mark_non_differentiable(*made)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(hidden, weight, target, bias, class_weight, *made)

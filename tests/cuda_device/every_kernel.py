@@ -113,6 +113,17 @@ def rope(device, dtype):
         yield from with_gradients(f"rope {size}", lambda q, k: metalcore.rope(q, k, cos, sin), q, k)
 
 
+def loss(device, dtype):
+    """Losses of rows that threadgroups walk; a simulated device gives rows to threads."""
+    with tuned("baseline"):
+        for length in (40, 1027):
+            x, target = random(device, dtype, 5, length), torch.arange(5, device=device)
+            for inplace in (False, True):
+                yield from with_gradients(
+                    f"cross_entropy {length}", lambda x: metalcore.cross_entropy(x * 1, target, inplace=inplace), x
+                )
+
+
 def adamw(device, dtype):
     """Overrides torch.optim.AdamW, so that the moments have the dtype of the parameters."""
     op = OPS["adamw"]
@@ -234,7 +245,7 @@ def eigh(device):
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-    for section in (samples, softmax, rms_norm, layer_norm, rope, pages, adamw)
+    for section in (samples, softmax, rms_norm, layer_norm, rope, loss, pages, adamw)
     for dtype in DTYPES
 } | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh)}
 
