@@ -24,8 +24,8 @@ class Blocks:
         self.count = self._counts[0] * self._counts[1]
 
     def split(self, tensor: torch.Tensor) -> torch.Tensor:
-        """(count, *shape), in float32."""
-        matrix = tensor.reshape(self._sides).float()
+        """(count, *shape)."""
+        matrix = tensor.reshape(self._sides)
         if self.count == 1:
             return matrix.unsqueeze(0)
         (down, across), (m, n) = self._counts, self.shape

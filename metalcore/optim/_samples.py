@@ -21,7 +21,7 @@ def steps_of(states):
         made = optimizer(params, **options)
         for step in range(STEPS):
             for param, grad in zip(params, tensors[half:]):
-                param.grad = grad * 2**step  # exact in every dtype
+                param.grad = (grad * 2**step).roll(step)  # exact in every dtype
             made.step()
         found = [made.state[param][name] for param in params for name in states if name in made.state[param]]
         return [param.detach() for param in params] + found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch.optim.adamw import adamw as torch_adamw
 
@@ -165,6 +167,14 @@ class AdamW(MultiTensor, torch.optim.AdamW):
         return lists
 
 
+# torch's, and what there is besides.
+_torch_signature = inspect.signature(torch.optim.AdamW)
+AdamW.__signature__ = _torch_signature.replace(  # pyright: ignore[reportAttributeAccessIssue]
+    parameters=[
+        *_torch_signature.parameters.values(),
+        *(inspect.signature(AdamW.__init__).parameters[name] for name in ("state_dtype", "stochastic_rounding")),
+    ]
+)
 _CPU = torch.device("cpu")
 
 

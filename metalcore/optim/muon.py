@@ -120,7 +120,7 @@ register(
         waits=True,
         samples=lambda: (
             _sample("four parameters"),
-            _sample("match_rms_adamw", adjust_lr_fn="match_rms_adamw", nesterov=False),
+            _sample("match_rms_adamw", adjust_lr_fn="match_rms_adamw", momentum=0.8),
         ),
     )
 )

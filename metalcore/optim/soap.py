@@ -33,11 +33,10 @@ class SOAP(MultiTensor, torch.optim.Optimizer):
     fewer dimensions are updated by AdamW, with the same options.
 
     All blocks of one shape, of all parameters of a group, are one batch: of torch.bmm, and of `metalcore.linalg.qr` and
-    `eigh`. The state is float32, whatever the dtype of the parameter.
+    `eigh`. The state is float32, or float64 for parameters of that dtype.
 
     Args:
-        params: parameters, named parameters or groups of them: float32, float16 or bfloat16, of any strides, on any
-            device. Gradients are dense and may have another dtype.
+        params: parameters, named parameters or groups of them: of any floating-point dtype and strides, on any device. Gradients are dense and may have another dtype.
         lr: a float or a 1-element tensor, which the host reads.
         betas: of the means of gradients, and of their squares in the eigenbasis.
         shampoo_beta: of the means L and R; None is the second of `betas`.
@@ -115,7 +114,7 @@ class SOAP(MultiTensor, torch.optim.Optimizer):
             for name in self.STATES:
                 value = saved["state"].get(key, {}).get(name)
                 if value is not None:  # a copy: steps change batches in place
-                    self.state[p][name] = value.to(device=p.device, dtype=torch.float32, copy=True)
+                    self.state[p][name] = value.to(device=p.device, dtype=_wide(p), copy=True)
 
     def _step_group(self, group):
         matrices, vectors = {}, []
@@ -132,11 +131,11 @@ class SOAP(MultiTensor, torch.optim.Optimizer):
                 state["step"] = torch.zeros(())
             blocks = Blocks(p.shape, group["max_precond_dim"])
             # Those that have made as many steps share their corrections, and renew their bases together.
-            key = p.device, blocks.shape, int(state["step"])
+            key = p.device, _wide(p), blocks.shape, int(state["step"])
             matrices.setdefault(key, []).append((p, blocks))
         if vectors:
             self._step_vectors(group, vectors)
-        for (_, _, step), members in matrices.items():
+        for (*_, step), members in matrices.items():
             for some in self._divided(members):
                 self._step_matrices(group, some, step)
 
@@ -152,14 +151,14 @@ class SOAP(MultiTensor, torch.optim.Optimizer):
             state = self.state[p]
             if "step" not in state:
                 state["step"] = torch.zeros(())
-                state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
-                state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
+                state["exp_avg"] = torch.zeros_like(p, dtype=_wide(p))
+                state["exp_avg_sq"] = torch.zeros_like(p, dtype=_wide(p))
         states = [self.state[p] for p in params]
-        wide = [p.float() for p in params]
+        wide = [p.to(_wide(p)) for p in params]
         beta1, beta2 = group["betas"]
         adamw(
             wide,
-            [p.grad.float() for p in params],
+            [p.grad.to(_wide(p)) for p in params],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
@@ -177,19 +176,18 @@ class SOAP(MultiTensor, torch.optim.Optimizer):
                 p.copy_(value)
 
     def _step_matrices(self, group, members, step):
-        grads = torch.cat([blocks.split(p.grad) for p, blocks in members])
+        grads = torch.cat([blocks.split(p.grad.to(_wide(p))) for p, blocks in members])
         if group["maximize"]:
             grads = -grads
         batch = self._batch(members, grads)
         beta1, beta2 = group["betas"]
         means = group["shampoo_beta"] if group["shampoo_beta"] is not None else beta2
-        batch["exp_avg"].lerp_(grads, 1 - beta1)
         left, right = batch["basis_left"], batch["basis_right"]
         if step > 0:
+            batch["exp_avg"].lerp_(grads, 1 - beta1)
             projected = left.mT @ grads @ right
             batch["exp_avg_sq"].mul_(beta2).addcmul_(projected, projected, value=1 - beta2)
-            # The first step has changed exp_avg, and only that.
-            correction1, correction2 = 1 - beta1 ** (step + 1), 1 - beta2**step
+            correction1, correction2 = 1 - beta1**step, 1 - beta2**step  # the first step has changed neither mean
             denominator = batch["exp_avg_sq"].sqrt().add_(group["eps"])
             update = left @ ((left.mT @ batch["exp_avg"] @ right) / denominator) @ right.mT
             self._move(group, members, update, math.sqrt(correction2) / correction1)
@@ -243,7 +241,7 @@ class SOAP(MultiTensor, torch.optim.Optimizer):
             if all(part is None for part in parts):
                 batch[name] = grads.new_zeros((sum(counts), *size))
             else:
-                batch[name] = torch.cat([part.to(grads.device, torch.float32) for part in parts])
+                batch[name] = torch.cat([part.to(grads) for part in parts])
             views[name] = batch[name].split(counts)
             for (p, _), part in zip(members, views[name]):
                 self.state[p][name] = part
@@ -251,6 +249,10 @@ class SOAP(MultiTensor, torch.optim.Optimizer):
             del self._batches[other]
         self._batches[key] = batch, views
         return batch
+
+
+def _wide(p):
+    return torch.float64 if p.dtype is torch.float64 else torch.float32
 
 
 class _Reference(SOAP):
