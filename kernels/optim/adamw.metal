@@ -20,7 +20,7 @@ struct AdamWPointers {
 template <typename T, typename M, bool amsgrad, bool stochastic>
 struct AdamWUpdate {
   // How many of an element's values are rounded at random: the parameter, or the moments too.
-  static constexpr constant uint kFields = sizeof(M) == 4 ? 1 : 4;
+  static constexpr constant uint kFields = !stochastic ? 0 : sizeof(M) == 4 ? 1 : 4;
 
   AdamWPointers<T, M> arrays;
   AdamWParams params;
@@ -29,12 +29,12 @@ struct AdamWUpdate {
 
   template <uint width>
   T round_param(float value, thread const RandomBits<kFields, width>& random, uint k) const {
-    if constexpr (stochastic) return round_at_random(value, random.bits(k, 0));
+    if constexpr (kFields > 0) return round_at_random(value, random.bits(k, 0));
     return static_cast<T>(value);
   }
   template <uint width>
   M round_moment(float value, thread const RandomBits<kFields, width>& random, uint k, uint field) const {
-    if constexpr (stochastic && kFields == 4) return round_at_random(value, random.bits(k, field));
+    if constexpr (kFields == 4) return round_at_random(value, random.bits(k, field));
     return static_cast<M>(value);
   }
 
@@ -74,8 +74,10 @@ struct AdamWUpdate {
         const float denominator = precise::sqrt(second) / scalars.bias_correction2_sqrt + params.eps;
         updated = decayed + scalars.negative_step_size * new_m / denominator;
       } else {
-        // Quotients that are right to 22 bits are enough for a result that is rounded to 11 or 8.
-        const float denominator = fma(precise::sqrt(second), correction, params.eps);
+        // A root and a quotient that are right to 22 bits are enough for a result that is rounded to 11 or 8. The
+        // bounds keep the root of 0 and of infinity.
+        const float root = second * rsqrt(clamp(second, FLT_MIN, FLT_MAX));
+        const float denominator = fma(root, correction, params.eps);
         updated = decayed + fast::divide(scalars.negative_step_size * new_m, denominator);
       }
       p.at[k] = round_param(updated, random, k);

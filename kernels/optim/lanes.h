@@ -36,9 +36,9 @@ struct Lanes {
 };
 
 // How many these are. By vectors, neighbouring threads load neighbouring vectors, of 16 bytes of T. Otherwise a thread
-// takes 32 bytes at any address, from which a CPU's compiler makes its own vectors.
+// takes eight elements at any address, from which a CPU's compiler makes its own vectors.
 template <bool by_vectors, typename T>
-constexpr constant uint kLanes = (by_vectors ? 16 : 32) / sizeof(T);
+constexpr constant uint kLanes = by_vectors ? 16 / sizeof(T) : 8;
 
 template <uint width, typename T>
 METAL_FUNC Lanes<T, width> load_vectors(device const T* from) {

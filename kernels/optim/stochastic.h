@@ -14,8 +14,8 @@ inline metal::uint4 philox(metal::uint4 counter, metal::uint2 key) {
   return counter;
 }
 
-// 16 random bits for each of `fields` values of each of `width` elements, from the element's index in its tensor, the
-// tensor's number, the step and a seed.
+// 16 random bits for each of `fields` (1 or 4, or none) values of each of `width` elements, from the element's index in
+// its tensor, the tensor's number, the step and a seed.
 template <uint fields, uint width>
 struct RandomBits {
   static constexpr constant uint kShare = fields == 1 ? 8 : 2;  // elements that share an output of 128 bits
@@ -33,6 +33,10 @@ struct RandomBits {
     const uint word = words[k / kShare][index / 2];
     return index % 2 != 0 ? word >> 16 : word & 0xffffu;
   }
+};
+template <uint width>
+struct RandomBits<0, width> {
+  RandomBits(metal::uint2, ulong, uint, uint) {}
 };
 
 // The neighbours of x in bfloat16, each with the probability that its nearness gives. Infinity and NaN stay.

@@ -27,8 +27,8 @@ def polar(A: torch.Tensor, *, side: str = "right") -> Polar:
     """The polar decomposition A = U P of matrices, or A = P U with side="left", as scipy.linalg.polar: P is symmetric
     positive semidefinite. U has orthonormal columns, or orthonormal rows where A has more columns than rows.
 
-    It is made of `svd`, whose kernels and limits it has: A = W S Vᴴ gives U = W Vᴴ, and P = V S Vᴴ or W S Wᴴ. The 16-bit
-    dtypes are computed in float32. Complex and float64 matrices, and those on other devices, go through
+    It is made of `svd`, whose kernels and limits it has: A = W S Vᴴ gives U = W Vᴴ, and P = V S Vᴴ or W S Wᴴ. The
+    16-bit dtypes are computed in float32. Complex and float64 matrices, and those on other devices, go through
     torch.linalg.svd.
 
     Args:

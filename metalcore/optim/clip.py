@@ -58,9 +58,7 @@ def clip_grad_norm_(
 
 
 @torch.no_grad()
-def clip_grad_value_(
-    parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None
-) -> None:
+def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None) -> None:
     """Clips each element of the gradients of parameters to [-clip_value, clip_value]: as
     torch.nn.utils.clip_grad_value_. A NaN stays one.
 

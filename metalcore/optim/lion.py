@@ -68,7 +68,7 @@ class Lion(MultiTensor, torch.optim.Optimizer):
         if isinstance(lr, torch.Tensor) and lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
         for name, value in (("learning rate", lr), ("weight_decay value", weight_decay)):
-            if not 0.0 <= value:
+            if value < 0.0:
                 raise ValueError(f"Invalid {name}: {value}")
         for index, beta in enumerate(betas):
             if not 0.0 <= beta < 1.0:
@@ -162,7 +162,7 @@ class _Reference(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             (beta1, beta2), lr = group["betas"], group["lr"]
-            for p in group["params"]:
+            for p in filter(lambda p: p.grad is not None, group["params"]):
                 mean = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
                 update = (beta1 * mean + (1 - beta1) * p.grad).sign() + group["weight_decay"] * p
                 p -= lr * update

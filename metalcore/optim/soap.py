@@ -9,8 +9,8 @@ from torch.optim.adamw import adamw
 
 from .. import linalg
 from .._core.registry import Op, Sample, register
-from ._multi_tensor import MultiTensor
 from ._blocks import Blocks
+from ._multi_tensor import MultiTensor
 from ._samples import steps_of
 
 __all__ = ["SOAP"]
@@ -28,15 +28,16 @@ class SOAP(MultiTensor, torch.optim.Optimizer):
         param = param * (1 - lr * weight_decay) - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * P N Qᵀ
         N     = (Pᵀ mean(G) Q) / (sqrt(mean((Pᵀ G Q)²)) + eps)
 
-    Every `precondition_frequency` steps a step of power iteration and a QR decomposition renew P and Q. At a parameter's
-    first step, eigendecompositions make them, and the parameter does not move, as in the authors' code. Parameters of
-    fewer dimensions are updated by AdamW, with the same options.
+    Every `precondition_frequency` steps a step of power iteration and a QR decomposition renew P and Q. At a
+    parameter's first step, eigendecompositions make them, and the parameter does not move, as in the authors' code.
+    Parameters of fewer dimensions are updated by AdamW, with the same options.
 
     All blocks of one shape, of all parameters of a group, are one batch: of torch.bmm, and of `metalcore.linalg.qr` and
     `eigh`. The state is float32, or float64 for parameters of that dtype.
 
     Args:
-        params: parameters, named parameters or groups of them: of any floating-point dtype and strides, on any device. Gradients are dense and may have another dtype.
+        params: parameters, named parameters or groups of them: of any floating-point dtype and strides, on any device.
+            Gradients are dense and may have another dtype.
         lr: a float or a 1-element tensor, which the host reads.
         betas: of the means of gradients, and of their squares in the eigenbasis.
         shampoo_beta: of the means L and R; None is the second of `betas`.
@@ -45,7 +46,8 @@ class SOAP(MultiTensor, torch.optim.Optimizer):
         max_precond_dim: the longest side of a block.
         maximize: whether the objective is to grow.
 
-    It has no `foreach` (blocks are always batched), `capturable`, `differentiable` or `fused`: a step counts on the host.
+    It has no `foreach` (blocks are always batched), `capturable`, `differentiable` or `fused`: a step counts on the
+    host.
 
     Raises:
         ValueError: a value is out of range.
@@ -74,7 +76,7 @@ class SOAP(MultiTensor, torch.optim.Optimizer):
         if isinstance(lr, torch.Tensor) and lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
         for name, value in (("learning rate", lr), ("epsilon value", eps), ("weight_decay value", weight_decay)):
-            if not 0.0 <= value:
+            if value < 0.0:
                 raise ValueError(f"Invalid {name}: {value}")
         for name, beta in (("betas[0]", betas[0]), ("betas[1]", betas[1]), ("shampoo_beta", shampoo_beta)):
             if beta is not None and not 0.0 <= beta < 1.0:

@@ -16,7 +16,6 @@ uint32_t kind_of_norm(double power) {
 }
 
 Tensor grad_norm(const TensorList& grads, double norm_type) {
-  check(!grads.empty(), "metalcore::grad_norm: there must be gradients");
   ParameterArrays arrays("grad_norm", {{.name = "grads", .tensors = grads, .written = false}});
   const Tensor& first = arrays.first();
   const uint32_t kind = kind_of_norm(norm_type);
