@@ -34,7 +34,7 @@ from torch import Tensor
 
 from .routing import DEVICES, FLOAT_DTYPES
 
-__all__ = ["OPS", "Op", "OptimizerOverride", "Override", "Sample", "register"]
+__all__ = ["OPS", "FunctionOverride", "Op", "OptimizerOverride", "Override", "Sample", "register"]
 
 Shape = tuple[int, ...]
 
@@ -141,6 +141,19 @@ class OptimizerOverride:
 
 
 @dataclass(frozen=True, eq=False)
+class FunctionOverride:
+    """Functions of PyTorch, written in Python, that enable_pytorch_overrides() replaces in their modules.
+
+    Attributes:
+        functions: by its place ("torch.nn.utils.clip_grad_value_"), what makes the function that replaces one:
+            `make(previous, count, decline)`. `previous` is the replaced function. Ours returns `count.run(…)` of what
+            the kernels take, and `decline(*arguments)`, which counts and calls `previous`, of all others.
+    """
+
+    functions: Mapping[str, Callable[[Callable, Any, Callable], Callable]]
+
+
+@dataclass(frozen=True, eq=False)
 class Op:
     """A public function, or a class of optimizers, and what other code needs to know about it.
 
@@ -179,7 +192,7 @@ class Op:
     call: Callable[..., Any] = _plain_call
     results: Callable[[Any], Sequence[Tensor]] = _floats
     operators: tuple[str, ...] = ()
-    override: tuple[Override, ...] | OptimizerOverride | None = None
+    override: tuple[Override, ...] | OptimizerOverride | FunctionOverride | None = None
     dtypes: frozenset[torch.dtype] = FLOAT_DTYPES
     integers: Mapping[str, torch.dtype] = field(default_factory=dict)
     backward: bool = True

@@ -1,20 +1,7 @@
-// Definitions that adamw.metal and csrc/ops/adamw.cpp share.
+// Definitions that adamw.metal and csrc/ops/optim/adamw.cpp share.
 #pragma once
 
-#ifndef __METAL_VERSION__
-#include <cstdint>
-#endif
-
-// A threadgroup updates one chunk of one parameter.
-#define ADAMW_THREADS 64
-#define ADAMW_CHUNK 2048
-
-// One parameter of a dispatch. It is updated by the threadgroups from first_threadgroup to the next one's.
-struct AdamWTensor {
-  uint64_t numel;
-  uint32_t first_threadgroup;
-  uint32_t vectors;  // 1: load and store vectors of four
-};
+#include "tensors.h"
 
 // Values that depend on the parameter's step. They come from the host, or from adamw_scalars where the step is in
 // device memory.
@@ -24,12 +11,14 @@ struct AdamWScalars {
   float bias_correction2_sqrt;  // sqrt(1 - beta2^step)
   float inverse_scale;          // the inverse of the gradients' scale
   uint32_t skip;                // 1: the gradients overflow
+  uint32_t step;
 };
 
 // Values that are the same for all parameters.
 struct AdamWParams {
-  uint32_t tensors;
-  float grad_sign;  // -1: maximize
+  OptimGrid grid;
+  uint32_t seed_low, seed_high;  // of stochastic rounding
+  float grad_sign;               // -1: maximize
   float beta2;
   float one_minus_beta1;
   float one_minus_beta2;

@@ -1,15 +1,12 @@
 // adamw_: one step of AdamW on many parameters, in place.
-#include "../../kernels/adamw.h"
-#include "../gpu/tuning.h"
-#include "adamw_arrays.h"
+#include "../../../kernels/optim/adamw.h"
+#include "multi_tensor.h"
 
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -17,67 +14,19 @@
 namespace metalcore {
 namespace {
 
-struct AdamWTuning {
-  const char* family;
-  // Whether neighbouring threads load neighbouring vectors of four elements. Otherwise each thread loads a run of its
-  // own.
-  bool vectors = true;
-};
-const gpu::Table<AdamWTuning> adamw_tuning("adamw", {{"vectors", &AdamWTuning::vectors}},
-                                           {{.family = "baseline"}, {.family = "simulator", .vectors = false}});
-
-constexpr size_t kPointers = 512;  // of a table of device pointers
-constexpr size_t kPerDispatch = kPointers / kArrays;
-
-// ---------------------------------------------------------------- plan
-
-struct AdamWDispatch {
-  size_t first, count;  // into the list of sizes
-  uint32_t threadgroups;
-};
-
-struct AdamWPlan {
-  std::vector<AdamWTensor> tensors;
-  std::vector<AdamWDispatch> dispatches;
-};
-
-// Splits a list of parameters into dispatches of as many as a table of pointers can hold. No parameter may be empty.
-AdamWPlan plan_adamw(const std::vector<uint64_t>& numels) {
-  AdamWPlan plan;
-  plan.tensors.reserve(numels.size());
-  for (uint64_t numel : numels) {
-    const uint64_t chunks = ceil_div<uint64_t>(numel, ADAMW_CHUNK);
-    if (plan.dispatches.empty() || plan.dispatches.back().count == kPerDispatch ||
-        plan.dispatches.back().threadgroups + chunks > UINT32_MAX / ADAMW_THREADS)
-      plan.dispatches.push_back({plan.tensors.size(), 0, 0});
-    AdamWDispatch& dispatch = plan.dispatches.back();
-    plan.tensors.push_back({numel, dispatch.threadgroups, 0});
-    dispatch.count += 1;
-    dispatch.threadgroups += grid_side(static_cast<int64_t>(chunks));
-  }
-  return plan;
-}
-
-// `narrow` kernels have moments of the parameters' 16-bit dtype.
-std::string adamw_kernel(ScalarType dtype, bool amsgrad, bool narrow) {
-  const std::string stem = amsgrad ? "adamw_amsgrad" : "adamw";
-  return kernel_name((stem + (narrow ? "_narrow" : "")).c_str(), dtype);
-}
-
-// ---------------------------------------------------------------- arguments
-
 struct Hyperparameters {
   double lr, beta1, beta2, weight_decay, eps;
   bool maximize;
-  std::optional<Tensor> lr_tensor, grad_scale, found_inf;
+  std::optional<int64_t> seed;
+  DeviceScalars device;
 };
 
-void check_scalar(const char* argument, const std::optional<Tensor>& tensor, const Tensor& reference) {
-  if (!tensor) return;
-  check_same_device("adamw_", argument, *tensor, reference);
-  check(tensor->numel() == 1 && tensor->scalar_type() == ScalarType::Float, "metalcore::adamw_: ", argument,
-        " must be one float32 element");
+std::string adamw_kernel(ScalarType dtype, ScalarType state_dtype, bool amsgrad, bool stochastic) {
+  const std::string stem = std::string("adamw") + (amsgrad ? "_amsgrad" : "") + (stochastic ? "_stochastic_" : "_");
+  return kernel_name((stem + suffix(dtype)).c_str(), state_dtype);
 }
+
+// ---------------------------------------------------------------- steps
 
 // Steps on the CPU count in their own dtype, as in PyTorch's loop.
 bool counts_on_host(ScalarType dtype) {
@@ -96,7 +45,7 @@ bool counts_on_host(ScalarType dtype) {
 }
 
 // Returns whether the steps are in device memory. All must be there, or all on the CPU.
-bool check_steps(const TensorList& steps, const AdamWArrays& arrays, size_t params) {
+bool check_steps(const TensorList& steps, const ParameterArrays& arrays, size_t params) {
   check(steps.size() == params, "metalcore::adamw_: state_steps has ", steps.size(), " tensors, params ", params);
   const bool on_device = !steps.tensor(0).is_cpu();
   const TensorKind first = kind_of(steps[0]);
@@ -114,7 +63,7 @@ bool check_steps(const TensorList& steps, const AdamWArrays& arrays, size_t para
 }
 
 // Puts the steps in the order of the slots. The steps of empty parameters, which only count, come last.
-std::vector<AtenTensorHandle> in_order(const TensorList& steps, const std::vector<AdamWSlot>& slots) {
+std::vector<AtenTensorHandle> in_order(const TensorList& steps, const std::vector<ParameterSlot>& slots) {
   std::vector<AtenTensorHandle> ordered, idle;
   ordered.reserve(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -124,8 +73,6 @@ std::vector<AtenTensorHandle> in_order(const TensorList& steps, const std::vecto
   ordered.insert(ordered.end(), idle.begin(), idle.end());
   return ordered;
 }
-
-// ---------------------------------------------------------------- steps on the host
 
 template <typename F>
 void with_value(AtenTensorHandle step, const F& f) {
@@ -154,8 +101,12 @@ void increment(AtenTensorHandle step) {
 
 AdamWScalars host_scalars(const Hyperparameters& h, double step) {
   const double correction1 = 1.0 - std::pow(h.beta1, step), correction2 = 1.0 - std::pow(h.beta2, step);
-  return {static_cast<float>(1.0 - h.lr * h.weight_decay), static_cast<float>(-h.lr / correction1),
-          static_cast<float>(std::sqrt(correction2)), 1.0f, 0};
+  return {static_cast<float>(1.0 - h.lr * h.weight_decay),
+          static_cast<float>(-h.lr / correction1),
+          static_cast<float>(std::sqrt(correction2)),
+          1.0f,
+          0,
+          static_cast<uint32_t>(step)};
 }
 
 // The scalars of the next values of steps[first] to steps[end - 1]. Most parameters have the same step.
@@ -187,15 +138,9 @@ gpu::BufferView part_of(const Tensor& scalars, size_t first, size_t count) {
   return {view.storage, view.offset + first * sizeof(AdamWScalars), count * sizeof(AdamWScalars)};
 }
 
-gpu::BufferView view_or_null(const std::optional<Tensor>& tensor) {
-  return tensor ? gpu::view_of(*tensor) : gpu::BufferView{nullptr, 0, 0};
-}
-
 // Increments steps[begin] to steps[end - 1] and computes the scalars of steps[i] into element i of `scalars`.
 void record_scalars(gpu::Recording& recording, const std::vector<AtenTensorHandle>& steps, size_t begin, size_t end,
                     const Tensor& scalars, const Hyperparameters& h) {
-  const std::array<gpu::BufferView, 3> single = {view_or_null(h.lr_tensor), view_or_null(h.grad_scale),
-                                                 view_or_null(h.found_inf)};
   const auto [log_beta1, log_beta1_low] = log_parts(h.beta1);
   const auto [log_beta2, log_beta2_low] = log_parts(h.beta2);
   const AdamWStepParams params = {
@@ -208,42 +153,37 @@ void record_scalars(gpu::Recording& recording, const std::vector<AtenTensorHandl
     recording.kernel("adamw_scalars")
         .pointers(0, &views[first - begin], count)
         .buffer(1, part_of(scalars, first, count))
-        .pointers(2, single.data(), single.size())
         .bytes(3, params);
+    h.device.bind(recording, 2);
     recording.dispatch_threads({static_cast<uint32_t>(count)}, {64});
   }
 }
 
-// Updates `count` slots. The scalars of slot i are element i of `device_scalars`, or else
-// element i - first of `scalars_of_host`.
-void record_updates(gpu::Recording& recording, const AdamWArrays& arrays, size_t first, size_t count,
-                    const std::vector<AdamWScalars>& scalars_of_host, const std::optional<Tensor>& device_scalars,
-                    const Hyperparameters& h) {
-  std::vector<uint64_t> numels;
-  numels.reserve(count);
-  for (size_t i = first; i < first + count; ++i) numels.push_back(arrays.slots()[i].numel);
-  AdamWPlan plan = plan_adamw(numels);
-  if (adamw_tuning(arrays.first()).vectors)
-    for (size_t i = 0; i < count; ++i) plan.tensors[i].vectors = arrays.aligned4(first + i);
-  const std::string kernel = adamw_kernel(arrays.first().scalar_type(), arrays.amsgrad(), arrays.narrow());
-  AdamWParams params = {0,
+// Updates the slots of a plan. The scalars of slot i are element i of `device_scalars`, or else element i - first of
+// `scalars_of_host`.
+void record_steps(gpu::Recording& recording, const ParameterArrays& arrays, const OptimPlan& plan, size_t first,
+                  const std::vector<AdamWScalars>& scalars_of_host, const std::optional<Tensor>& device_scalars,
+                  const Hyperparameters& h, bool amsgrad) {
+  const std::string kernel =
+      adamw_kernel(arrays.first().scalar_type(), arrays.state_dtype(), amsgrad, h.seed.has_value());
+  const auto seed = static_cast<uint64_t>(h.seed.value_or(0));
+  AdamWParams params = {{},
+                        static_cast<uint32_t>(seed),
+                        static_cast<uint32_t>(seed >> 32),
                         h.maximize ? -1.0f : 1.0f,
                         static_cast<float>(h.beta2),
                         static_cast<float>(1.0 - h.beta1),
                         static_cast<float>(1.0 - h.beta2),
                         static_cast<float>(h.eps),
-                        h.grad_scale.has_value()};
-  for (const AdamWDispatch& dispatch : plan.dispatches) {
-    params.tensors = static_cast<uint32_t>(dispatch.count);
-    recording.kernel(kernel)
-        .pointers(0, arrays.views(first + dispatch.first), dispatch.count * kArrays)
-        .bytes(1, &plan.tensors[dispatch.first], dispatch.count * sizeof(AdamWTensor))
-        .bytes(3, params);
+                        h.device.grad_scale.has_value()};
+  for (const OptimDispatch& dispatch : plan.dispatches) {
+    params.grid = dispatch.grid;
+    dispatch.begin(recording, kernel, arrays.arrays()).bytes(3, params);
     if (device_scalars)
-      recording.buffer(2, part_of(*device_scalars, first + dispatch.first, dispatch.count));
+      recording.buffer(2, part_of(*device_scalars, dispatch.first, dispatch.count));
     else
-      recording.bytes(2, &scalars_of_host[dispatch.first], dispatch.count * sizeof(AdamWScalars));
-    recording.dispatch_threadgroups({dispatch.threadgroups}, {ADAMW_THREADS});
+      recording.bytes(2, &scalars_of_host[dispatch.first - first], dispatch.count * sizeof(AdamWScalars));
+    dispatch.end(recording);
   }
 }
 
@@ -251,25 +191,27 @@ void adamw_(const TensorList& params, const TensorList& grads, const TensorList&
             const TensorList& exp_avg_sqs, const TensorList& max_exp_avg_sqs, const TensorList& state_steps, double lr,
             double beta1, double beta2, double weight_decay, double eps, bool maximize,
             const std::optional<Tensor>& lr_tensor, const std::optional<Tensor>& grad_scale,
-            const std::optional<Tensor>& found_inf) {
+            const std::optional<Tensor>& found_inf, std::optional<int64_t> seed) {
   if (params.empty()) return;
-  const Hyperparameters h = {lr, beta1, beta2, weight_decay, eps, maximize, lr_tensor, grad_scale, found_inf};
-  AdamWArrays arrays({&params, &grads, &exp_avgs, &exp_avg_sqs, &max_exp_avg_sqs}, grad_scale.has_value());
+  const Hyperparameters h = {lr, beta1, beta2, weight_decay, eps, maximize, seed, {lr_tensor, grad_scale, found_inf}};
+  ParameterArrays arrays("adamw_", {{"params", params, true},
+                                    {"grads", grads, grad_scale.has_value()},
+                                    {"exp_avgs", exp_avgs, true, true},
+                                    {"exp_avg_sqs", exp_avg_sqs, true, true},
+                                    {"max_exp_avg_sqs", max_exp_avg_sqs, true, true, true}});
+  const bool amsgrad = !max_exp_avg_sqs.empty();
   const Tensor& param = arrays.first();
   check(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, "metalcore::adamw_: betas must be in [0, 1)");
+  check(!seed || (param.scalar_type() == ScalarType::BFloat16 && arrays.state_dtype() != ScalarType::Half),
+        "metalcore::adamw_: a seed, for stochastic rounding, needs bfloat16 params, not ",
+        dtype_name(param.scalar_type()));
   const bool steps_on_device = check_steps(state_steps, arrays, params.size());
-  check_scalar("lr_tensor", lr_tensor, param);
-  check_scalar("grad_scale", grad_scale, param);
-  check_scalar("found_inf", found_inf, param);
-  check(steps_on_device || !(lr_tensor || grad_scale || found_inf),
+  h.device.check("adamw_", param);
+  check(steps_on_device || !h.device.any(),
         "metalcore::adamw_: lr_tensor, grad_scale and found_inf need state_steps on the device");
 
   gpu::note_plan("adamw", steps_on_device ? "multi_tensor, steps on the device" : "multi_tensor, steps on the host",
-                 [&] {
-                   return std::to_string(arrays.slots().size()) + " parameters that are not empty, at most " +
-                          std::to_string(kPerDispatch) + " in a dispatch; a threadgroup updates " +
-                          std::to_string(ADAMW_CHUNK) + " elements";
-                 });
+                 [&] { return plan_reason(arrays); });
   const std::vector<AtenTensorHandle> steps = in_order(state_steps, arrays.slots());
   std::vector<AdamWScalars> scalars_of_host;
   std::optional<Tensor> device_scalars;
@@ -286,9 +228,10 @@ void adamw_(const TensorList& params, const TensorList& grads, const TensorList&
     const size_t end = first + at_once, updates = std::min(end, slots) - std::min(first, slots);
     std::vector<GatheredParameter> gathered = arrays.gather(first, updates);
     if (!device_scalars) scalars_of_host = host_scalars(steps, first, end, h);
+    const OptimPlan plan(arrays, first, updates);
     gpu::record(param, [&](gpu::Recording& recording) {
       if (device_scalars) record_scalars(recording, steps, first, end, *device_scalars, h);
-      if (updates > 0) record_updates(recording, arrays, first, updates, scalars_of_host, device_scalars, h);
+      record_steps(recording, arrays, plan, first, scalars_of_host, device_scalars, h, amsgrad);
     });
     if (!device_scalars)  // last, so that an error before it has changed nothing
       for (size_t i = first; i < end; ++i) increment(steps[i]);
@@ -304,7 +247,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
       "adamw_(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, "
       "Tensor(e!)[] max_exp_avg_sqs, Tensor(f!)[] state_steps, *, float lr, float beta1, float beta2, "
       "float weight_decay, float eps, bool maximize, Tensor? lr_tensor=None, Tensor? grad_scale=None, "
-      "Tensor? found_inf=None) -> ()");
+      "Tensor? found_inf=None, int? seed=None) -> ()");
 }
 
 METALCORE_KERNELS(m) { m.impl<&metalcore::adamw_>("adamw_"); }
