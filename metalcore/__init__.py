@@ -38,7 +38,7 @@ _LAZY = {
     "explain": "_explain",
     "report": "overrides",
 }
-_LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"})
+_LAZY_MODULES = frozenset({"golden", "integrations", "msl", "nn", "overrides", "simulator"})
 
 __all__ = [
     "active_overrides",
@@ -47,6 +47,7 @@ __all__ = [
     "disable_pytorch_overrides",
     "enable_pytorch_overrides",
     "explain",
+    "golden",
     "integrations",
     "linalg",
     "msl",
@@ -66,7 +67,7 @@ __all__ += normalization.__all__
 __all__ += rotary.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import integrations, msl, nn, overrides, simulator
+    from . import golden, integrations, msl, nn, overrides, simulator
     from ._explain import explain
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
