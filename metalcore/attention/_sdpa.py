@@ -14,6 +14,7 @@ from ._operators import attention
 __all__ = ["scaled_dot_product_attention"]
 
 MOST_HEAD_SIZE = 256
+MOST_DECODED = 576, 512  # sizes of keys and values (MLA), where there is no derivative and no dropout
 _MOST_LENGTH = 2**30 - 1
 
 _by_torch = F.scaled_dot_product_attention
@@ -47,8 +48,9 @@ def scaled_dot_product_attention(
     order, so that the same input gives the same bits. A query that sees no key gives zeros, and zero gradients.
 
     Args:
-        query: (…, heads, L, E), float32, float16 or bfloat16, with any strides. E is at most 256; larger ones, other
-            dtypes, and tensors on other devices than `mps` and `cuda` are computed by PyTorch's ops.
+        query: (…, heads, L, E), float32, float16 or bfloat16, with any strides. E and Ev are at most 256, or without
+            dropout and gradients 576 and 512 (MLA); larger ones, other dtypes, and tensors on other devices than `mps`
+            and `cuda` are computed by PyTorch's ops.
         key: (…, heads, S, E). Dimensions before the last two are broadcast.
         value: (…, heads, S, Ev).
         attn_mask: of a shape that broadcasts to (…, heads, L, S): bool (True where a query sees a key), or numbers of
@@ -85,7 +87,7 @@ def scaled_dot_product_attention(
     inputs = _autocast(query, key, value, bias)
     taken = accelerated(*inputs[:3], sinks) and (bias is None or bias.device == query.device)
     problem, tensors = _four_dimensions(*inputs, enable_gqa, causal) if taken or extended else (None, None)
-    if tensors is None or not (taken and takes(*tensors[:3])):
+    if tensors is None or not (taken and takes(*tensors[:3], dropout_p)):
         if not extended:  # errors and odd cases are PyTorch's
             return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if problem:
@@ -129,13 +131,19 @@ def _as_dimensions(x, query, key, value):
     return x.reshape(*leading, *heads, *x.shape[2:])
 
 
-def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def takes(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> bool:
     """Whether there are kernels for accelerated() tensors of these dtypes and sizes."""
+    size, value_size = q.shape[-1], v.shape[-1]
     return (
-        0 < q.shape[-1] <= MOST_HEAD_SIZE
-        and 0 < v.shape[-1] <= MOST_HEAD_SIZE
+        min(size, value_size) > 0
         and max(q.shape[2], k.shape[2]) <= _MOST_LENGTH
+        and (max(size, value_size) <= MOST_HEAD_SIZE or _only_decoded(q, k, v, dropout))
     )
+
+
+def _only_decoded(q, k, v, dropout):
+    fits = q.shape[-1] <= MOST_DECODED[0] and v.shape[-1] <= MOST_DECODED[1]
+    return fits and dropout == 0 and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
 
 
 def new_seed(device: torch.device) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from metalcore._core.registry import OPS, OptimizerOverride
+from metalcore._core.registry import OPS, FunctionOverride, OptimizerOverride
 
 HEAD = """\
 # Ops
@@ -71,4 +71,6 @@ def _override(override):
         return ""
     if isinstance(override, OptimizerOverride):
         return f"the constructor of `{override.original.__module__}.{override.original.__qualname__}`"
+    if isinstance(override, FunctionOverride):
+        return ", ".join(f"`{place}`" for place in override.functions)
     return ", ".join(dict.fromkeys(f"`aten::{one.operator}`" for one in override))

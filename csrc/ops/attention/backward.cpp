@@ -28,6 +28,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   const char* op = "attention_backward";
   const Call call = attention::call_of(op, {q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, max_q, max_k, left, right,
                                             lower_right, scale, softcap, dropout});
+  attention::check_size("attention_backward", call);
   for (const auto& [name, tensor] : {std::pair{"grad", &grad}, std::pair{"out", &out}}) {
     check_same_device(op, name, *tensor, q);
     check_same_dtype(op, name, *tensor, q);

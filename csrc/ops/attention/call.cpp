@@ -9,11 +9,9 @@ namespace {
 constexpr uint32_t kSizes[] = {ATTENTION_SIZES};
 constexpr int64_t kMostLength = ATTENTION_UNLIMITED - 1;
 
-uint32_t kernel_size(const char* op, int64_t q_size, int64_t v_size) {
-  const int64_t wanted = std::max(q_size, v_size);
+uint32_t kernel_size(int64_t q_size, int64_t v_size) {
   for (const uint32_t size : kSizes)
-    if (wanted <= size) return size;
-  check(false, "metalcore::", op, ": head sizes must be at most ", std::end(kSizes)[-1], ", not ", wanted);
+    if (std::max(q_size, v_size) <= size) return size;
   return 0;
 }
 
@@ -122,7 +120,7 @@ Call call_of(const char* op, const Arguments& a) {
       .k_heads = k_heads,
       .longest_q = variable ? std::min(a.max_q, q.size(2)) : q.size(2),
       .longest_k = variable ? std::min(a.max_k, k.size(2)) : k.size(2),
-      .size = kernel_size(op, q.size(3), v.size(3)),
+      .size = kernel_size(q.size(3), v.size(3)),
       .params = {},
   };
   AttentionParams& p = call.params;
@@ -147,6 +145,11 @@ Call call_of(const char* op, const Arguments& a) {
   p.dropped = static_cast<uint32_t>(dropped);
   p.kept_scale = a.dropout < 1.0 ? static_cast<float>(1.0 / (1.0 - a.dropout)) : 0.0f;
   return call;
+}
+
+void check_size(const char* op, const Call& call) {
+  check(call.size, "metalcore::", op, ": head sizes must be at most ", std::end(kSizes)[-1], ", not ",
+        std::max(call.params.head_size, call.params.value_size));
 }
 
 std::string size_text(const Call& call) {

@@ -26,12 +26,15 @@ struct Call {
   Tensor mask, sinks, cu_seq_q, cu_seq_k, seed;  // q in the place of what is not there: Metal needs a buffer for each
   int64_t batches, heads, k_heads;
   int64_t longest_q, longest_k;
-  uint32_t size;  // the head size of the kernels that take the call
+  uint32_t size;  // the head size of the tiled kernels that take the call, or 0
   AttentionParams params;
 };
 
 // Throws for arguments that do not go together.
 Call call_of(const char* op, const Arguments& arguments);
+
+// Throws if no tiled kernel takes the call's head sizes.
+void check_size(const char* op, const Call& call);
 
 // An uninitialized tensor (batch, heads, length, size) whose heads and rows lie in the order of those of `like`.
 Tensor new_like_heads(const Tensor& like, int64_t size);

@@ -1,6 +1,7 @@
 // attention(q, k, v, …) returns softmax(scale q kᵀ + mask) v, and the logarithms of the softmax's sums; if it is to be
 // differentiable also these sums with more bits, and for 16-bit results what rounding took from them.
 #include "call.h"
+#include "decode.h"
 
 #include <tuple>
 
@@ -8,6 +9,42 @@ namespace metalcore {
 namespace {
 
 using attention::Call, attention::MaybeTensor;
+
+// Few queries and many keys, or heads of sizes that only these kernels have.
+bool decodes(const Call& call) {
+  const AttentionParams& p = call.params;
+  const bool possible = p.dropped == 0 && attention::decode_has_sizes(p.head_size, p.value_size);
+  return possible && (call.size == 0 || attention::decode_is_better(call.longest_q, p.group, call.longest_k));
+}
+
+attention::DecodeCall decode_call(const Call& call, const Tensor& out, const Tensor& lse, double scale,
+                                  double softcap) {
+  const AttentionParams& p = call.params;
+  const bool variable = p.variable, masked = p.mask_kind != ATTENTION_NO_MASK;
+  const attention::Dims dims = variable ? attention::Dims{-1, 1, 2} : attention::kHeadsFirst;
+  const auto if_any = [](bool any, const Tensor& tensor) { return any ? MaybeTensor(tensor) : std::nullopt; };
+  return {
+      .q = call.q,
+      .k = call.k,
+      .v = call.v,
+      .out = out,
+      .lse = lse,
+      .query_dims = dims,
+      .key_dims = dims,
+      .mask = if_any(masked, call.mask),
+      .sinks = if_any(p.has_sinks, call.sinks),
+      .q_indptr = if_any(variable, call.cu_seq_q),
+      .k_indptr = if_any(variable, call.cu_seq_k),
+      .batch = call.batches,
+      .queries = call.q.size(2),
+      .keys = call.k.size(2),
+      .left = p.band.left,
+      .right = p.band.right,
+      .lower_right = p.band.lower_right != 0,
+      .scale = scale,
+      .softcap = softcap,
+  };
+}
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_forward(
     const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask, const MaybeTensor& sinks,
@@ -22,9 +59,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_forward(
   Tensor sums = new_tensor({differentiable ? 2 * numbers : 0}, ScalarType::Float, q);
   const bool has_rests = differentiable && q.element_size() == 2;
   Tensor rests = has_rests ? attention::new_like_heads(q, v.size(3)) : new_tensor(Sizes(none, 1), q.scalar_type(), q);
-  const int64_t rows = ATTENTION_ROWS(call.size), blocks = ceil_div(call.longest_q, rows);
-  gpu::note_plan("attention", "flash",
-                 [&] { return std::to_string(rows) + " queries for a threadgroup, " + attention::size_text(call); });
   if (call.params.variable) {  // rows of no sequence
     torch::stable::zero_(const_cast<Tensor&>(out));
     torch::stable::fill_(lse, -INFINITY);
@@ -32,6 +66,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_forward(
   }
   if (out.numel() == 0 || call.batches == 0) return {out, lse, sums, rests};
 
+  if (!differentiable && decodes(call)) {
+    attention::decode("attention", decode_call(call, out, lse, scale, softcap));
+    return {out, lse, sums, rests};
+  }
+  attention::check_size("attention", call);
+  const int64_t rows = ATTENTION_ROWS(call.size), blocks = ceil_div(call.longest_q, rows);
+  gpu::note_plan("attention", "flash",
+                 [&] { return std::to_string(rows) + " queries for a threadgroup, " + attention::size_text(call); });
   AttentionParams params = call.params;
   params.out = attention::strides_of(out, params.variable);
   if (has_rests) params.rests = attention::strides_of(rests, params.variable);
