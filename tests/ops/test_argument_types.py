@@ -10,7 +10,12 @@ import metalcore
 from metalcore._core.registry import OPS
 
 # Arguments that are not tried, because PyTorch's function has other names or kinds for them.
-LEFT_OUT = {"gelu": ["approximate"], "matrix_rank": ["tol"], "pinv": ["rcond"]}
+LEFT_OUT = {
+    "gelu": ["approximate"],
+    "matrix_rank": ["tol"],
+    "pinv": ["rcond"],
+    "scaled_dot_product_attention": ["window", "lower_right", "softcap", "sinks", "return_lse"],
+}
 # Options in place of the sample's. PyTorch's matrix_rank takes two numbers or two tensors as tolerances.
 OPTIONS = {"matrix_rank": {"rtol": None}}
 
