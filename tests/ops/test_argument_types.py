@@ -82,7 +82,7 @@ def outcome(function, signature, arguments):
 @pytest.mark.parametrize("name", CALLS)
 def test_wrong_types(device, name):
     namesake, arguments = CALLS[name]
-    function = getattr(metalcore, name)
+    function = OPS[name].function
     signature = inspect.signature(function)
     found, expected = {}, {}
     for argument in [*arguments, *{"out"} & set(signature.parameters)]:
