@@ -17,10 +17,14 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from . import _C  # noqa: F401
 from ._core import tuned  # noqa: F401  (it says where measured tuning is)
-from . import activation, normalization, linalg, optim
+from . import activation, normalization, attention, embeddings, loss, linalg, optim, paged, rotary
 from .activation import *  # noqa: F403
+from .attention import *  # noqa: F403
+from .embeddings import *  # noqa: F403
 from .linalg import *  # noqa: F403
+from .loss import *  # noqa: F403
 from .normalization import *  # noqa: F403
+from .rotary import *  # noqa: F403
 # isort: on
 
 __version__ = "0.1.0"
@@ -38,6 +42,7 @@ _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"
 
 __all__ = [
     "active_overrides",
+    "attention",
     "compile_shader",
     "disable_pytorch_overrides",
     "enable_pytorch_overrides",
@@ -48,12 +53,17 @@ __all__ = [
     "nn",
     "optim",
     "overrides",
+    "paged",
     "report",
     "simulator",
 ]
 __all__ += activation.__all__
+__all__ += attention.__all__
+__all__ += embeddings.__all__
 __all__ += linalg.__all__
+__all__ += loss.__all__
 __all__ += normalization.__all__
+__all__ += rotary.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
     from . import integrations, msl, nn, overrides, simulator

@@ -128,7 +128,7 @@ def _recorded(entry: Op, shapes, dtype, device, options, backward):
         if value is not None:
             shape_of[name] = _shape(value)
     with _refusals(entry.name):
-        arguments = {name: _tensor(name, shape, dtype) for name, shape in shape_of.items()}
+        arguments = {name: _tensor(shape, entry.integers.get(name, dtype)) for name, shape in shape_of.items()}
     for name, parameter in inspect.signature(entry.function).parameters.items():
         if name not in arguments and name not in options and parameter.default is parameter.empty:
             arguments[name] = _usual_value(entry, name, shapes[0], dtype)
@@ -147,8 +147,8 @@ def _recorded(entry: Op, shapes, dtype, device, options, backward):
     return recorder.recording
 
 
-def _tensor(name, shape, dtype):
-    return torch.empty(shape, dtype=torch.int32 if name == "pivots" else dtype, device="meta")
+def _tensor(shape, dtype):
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _usual_value(entry, name, first, dtype):
@@ -157,7 +157,7 @@ def _usual_value(entry, name, first, dtype):
     if name in usual:
         return usual[name]
     if name == "residual":
-        return _tensor(name, first, dtype)
+        return _tensor(first, dtype)
     raise ValueError(f"explain(): {entry.name} needs the shape of {name}")
 
 

@@ -283,8 +283,7 @@ def _override_class():
     return OverrideAdamW
 
 
-def _sample(name, **options):
-    shapes = ((300, 57), (5,), (2049,))
+def _sample(name, shapes=((300, 57), (5,), (2049,)), **options):
     # With so large a learning rate the steps, and not the start, determine the result.
     return Sample(name, (*shapes, *shapes), {"lr": 0.5, "weight_decay": 0.1, **options}, terms=3, roundings=3)
 
@@ -304,5 +303,6 @@ register(
             _sample("amsgrad", amsgrad=True),
             _sample("steps on the device", fused=True),
         ),
+        production=lambda hidden_size=512, layers=2: _sample("", ((hidden_size, hidden_size), (hidden_size,)) * layers),
     )
 )

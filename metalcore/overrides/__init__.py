@@ -25,6 +25,8 @@ How each one works, and why:
     1 + weight, gated ones. Their classes are found by trying what they compute, whichever library they are in, and get
     another forward (metalcore/integrations/_modules.py). Models may be imported and made before or after. What is
     decided when a class is met holds in compiled graphs too.
+`scaled_dot_product_attention`
+    Placed as that of `rms_norm`, on `mps` only: PyTorch's kernels for NVIDIA GPUs are faster.
 `adamw`, `sgd`, `muon`
     An optimizer is a class, whose construction is the only place to choose. `torch.optim.AdamW(...)` then makes a
     `metalcore.optim.AdamW`, which is a `torch.optim.AdamW`, if a parameter is on a supported device; subclasses are
@@ -132,8 +134,13 @@ def _apply():
             _functions.switch(name, override, name in active and bool(found))
         elif override and name in active:
             for device in found:
-                if (name, device) not in _installed:
-                    _installed[name, device] = _dispatcher.Installed(name, override, device)
+                here = tuple(one for one in override if device in one.devices)
+                for operator in {one.operator for one in override} - {one.operator for one in here}:
+                    _report.never_replaced(
+                        name, f"aten::{operator} on {device}", f"PyTorch's kernels are faster on {device}"
+                    )
+                if here and (name, device) not in _installed:
+                    _installed[name, device] = _dispatcher.Installed(name, here, device)
     _modules.switch(active if found else ())
 
 
@@ -151,4 +158,6 @@ def _why_no_device():
 
 
 _applied: list = []  # the overrides that were on after the last change
-_overrides = Switches([name for name, op in OPS.items() if op.override], _apply)
+# The names of all overrides.
+NAMES = tuple(name for name, op in OPS.items() if op.override or name in _modules.NAMES)
+_overrides = Switches(NAMES, _apply)

@@ -102,6 +102,41 @@ def optimizers(device, dtype):
                     yield f"{name}, {sample.name}", tensor
 
 
+def pages(device, dtype):
+    """Decoding with heads of every size that there is a kernel for, and few and many heads to share keys."""
+    numbers = [torch.tensor(values, device=device) for values in ([0, 2, 3], [4, 1, 2], [3, 4])]
+    for size, value_size, heads in itertools.product((64, 128, 256, 576), (64, 512), (4, 8)):
+        if value_size <= size:
+            cache = random(device, dtype, 5, 4, 1, size), random(device, dtype, 5, 4, 1, value_size)
+            q = random(device, dtype, 2, heads, size)
+            yield f"pages {size} {heads}", metalcore.paged.batch_decode(q, cache, *numbers)
+
+
+def layer_norm(device, dtype):
+    for rows, length in row_shapes("layer_norm", dtype):
+        tensors = [random(device, dtype, *shape) for shape in ((rows, length), (rows, length), (length,), (length,))]
+        yield from with_gradients(f"add_layer_norm {length}", metalcore.add_layer_norm, *tensors)
+
+
+def rope(device, dtype):
+    """Tables of float32 for q and k of 16 bits, and for heads that are whole vectors or not."""
+    for size in (32, 6):
+        q, k, angles = random(device, dtype, 2, 4, 5, size), random(device, dtype, 2, 1, 5, size), torch.rand(5, size)
+        cos, sin = angles.cos().to(device), angles.sin().to(device)
+        yield from with_gradients(f"rope {size}", lambda q, k: metalcore.rope(q, k, cos, sin), q, k)
+
+
+def loss(device, dtype):
+    """Losses of rows that threadgroups walk; a simulated device gives rows to threads."""
+    with tuned("baseline"):
+        for length in (40, 1027):
+            x, target = random(device, dtype, 5, length), torch.arange(5, device=device)
+            for inplace in (False, True):
+                yield from with_gradients(
+                    f"cross_entropy {length}", lambda x: metalcore.cross_entropy(x * 1, target, inplace=inplace), x
+                )
+
+
 def qr(device):
     """The smallest matrices whose plan takes a kernel that no plan before took."""
     taken = set()
@@ -214,7 +249,7 @@ def eigh(device):
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-    for section in (samples, softmax, rms_norm, optimizers)
+    for section in (samples, softmax, rms_norm, layer_norm, rope, loss, pages, optimizers)
     for dtype in DTYPES
 } | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh)}
 

@@ -1,6 +1,7 @@
 // rms_norm and add_rms_norm, over the last dimensions.
-#include "../../kernels/rms_norm.h"
-#include "rows.h"
+#include "../../../kernels/rms_norm.h"
+#include "column_sums.h"
+#include "norm_rows.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,30 +11,8 @@
 namespace metalcore {
 namespace {
 
-using MaybeTensor = std::optional<Tensor>;
-
-struct Shape {
-  int64_t rows;
-  int64_t length;
-};
-
-// The last `dims` dimensions are normalized together.
-Shape shape_of(const char* op, Sizes sizes, int64_t dims) {
-  check(0 < dims && dims <= static_cast<int64_t>(sizes.size()), "metalcore::", op, ": cannot normalize the last ", dims,
-        " of ", sizes.size(), " dimensions");
-  Shape shape{1, 1};
-  for (size_t d = 0; d < sizes.size(); ++d) (d + dims < sizes.size() ? shape.rows : shape.length) *= sizes[d];
-  return shape;
-}
-
-void check_like(const char* op, const char* argument, const Tensor& tensor, const Tensor& as) {
-  check_same_device(op, argument, tensor, as);
-  check_same_dtype(op, argument, tensor, as);
-  check_same_shape(op, argument, tensor, as);
-}
-
 // Kernels take a weight of the rows' dtype or of float32. A weight of another dtype is converted first.
-MaybeTensor kernel_weight(const char* op, const MaybeTensor& weight, const Tensor& x, const Shape& shape) {
+MaybeTensor kernel_weight(const char* op, const MaybeTensor& weight, const Tensor& x, const NormShape& shape) {
   if (!weight) return std::nullopt;
   check_float(op, "weight", *weight);
   check_same_device(op, "weight", *weight, x);
@@ -51,10 +30,13 @@ gpu::Recording& kernel(gpu::Recording& recording, const char* op, const RowPlan&
                           rows == weight ? "" : "_float");
 }
 
-bool all_aligned16(std::initializer_list<const Rows*> rows, const MaybeTensor& weight, int64_t length) {
-  return std::all_of(rows.begin(), rows.end(),
-                     [&](const Rows* r) { return aligned16(r->tensor, r->stride, length); }) &&
-         (!weight || aligned16(*weight, 0, length));
+// The rows of a tensor, for kernels of the split variant or of another one.
+NestedRows rows_for(bool split, const Tensor& tensor, int64_t length) {
+  return split ? flat_rows_of(tensor, length) : nested_rows_of(tensor, length);
+}
+
+void check_offset(const char* op, double offset, const MaybeTensor& weight) {
+  check(offset == 0 || weight, "metalcore::", op, ": there is no weight to which offset could be added");
 }
 
 // Rows that are too long for a threadgroup's registers in two dispatches: threadgroups have `share` elements of some
@@ -68,7 +50,7 @@ struct SplitPlan {
 };
 
 // `least_rows` is how many rows a threadgroup has before there are more threadgroups.
-SplitPlan plan_split(const Shape& shape, const Tensor& on, int64_t least_rows) {
+SplitPlan plan_split(const NormShape& shape, const Tensor& on, int64_t least_rows) {
   const int64_t fill = gpu::parallelism(on).fill_threadgroups;
   const int64_t share = round_up<int64_t>(
       ceil_div(shape.length, std::min<int64_t>(ceil_div<int64_t>(shape.length, kSplitColumns), fill)), 8);
@@ -82,7 +64,7 @@ SplitPlan plan_split(const Shape& shape, const Tensor& on, int64_t least_rows) {
 // A threadgroup that walks a row twice has it in the cache the second time, and the sums at once. But few rows leave
 // most of a GPU idle for longer than a second dispatch takes.
 constexpr int64_t kWalkedInADispatch = 28 * 1024;
-bool better_split(const Shape& shape, const Tensor& on) {
+bool better_split(const NormShape& shape, const Tensor& on) {
   const int64_t fill = gpu::parallelism(on).fill_threadgroups;
   return shape.length * (fill - 2 * shape.rows) > kWalkedInADispatch * fill;
 }
@@ -91,7 +73,7 @@ std::string why_split(const RowPlan& plan, int64_t length) {
   return std::to_string(plan.splits) + " threadgroups share a row of " + std::to_string(length) + ", in two dispatches";
 }
 
-SplitPlan plan_forward(const Shape& shape, const Tensor& on, const RowKernels& kernels) {
+SplitPlan plan_forward(const NormShape& shape, const Tensor& on, const RowKernels& kernels) {
   const RowPlan plan = plan_rows(shape.rows, shape.length, 1, on, kernels);
   const bool looped = std::strcmp(plan.variant, "looped") == 0;
   return looped && better_split(shape, on) ? plan_split(shape, on, 1) : SplitPlan{plan, 0};
@@ -99,21 +81,24 @@ SplitPlan plan_forward(const Shape& shape, const Tensor& on, const RowKernels& k
 
 // Without a residual the kernels do not touch `residual` and `sum`, but Metal needs a buffer for each argument.
 std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const MaybeTensor& residual, int64_t dims,
-                                     const MaybeTensor& weight_, double eps) {
+                                     const MaybeTensor& weight_, double eps, double offset) {
   check_float(op, "x", input);
+  check_offset(op, offset, weight_);
   if (residual) check_like(op, "residual", *residual, input);
-  const Shape shape = shape_of(op, input.sizes(), dims);
+  const NormShape shape = norm_shape(op, input.sizes(), dims);
   const MaybeTensor weight = kernel_weight(op, weight_, input, shape);
   const ScalarType dtype = input.scalar_type();
   const Tensor y = new_like(input);
   const Tensor sum = residual ? new_like(input) : y;
   if (shape.rows == 0 || shape.length == 0) return {y, sum};
 
-  const Rows x = rows_of(input, shape.length), added = residual ? rows_of(*residual, shape.length) : x;
   RowKernels kernels = one_array(shape.length);
   kernels.split = false;  // what plan_forward() decides
   const SplitPlan split = plan_forward(shape, input, kernels);
   const RowPlan& plan = split.rows;
+  const bool shared = split.chunk_rows > 0;
+  const NestedRows x = rows_for(shared, input, shape.length);
+  const NestedRows added = residual ? rows_for(shared, *residual, shape.length) : x;
   gpu::note_plan(residual ? "add_rms_norm" : op, plan.variant, [&] {
     return split.chunk_rows ? why_split(plan, shape.length) + ", since there are few"
                             : why_rows(plan, shape.length, 1, input, kernels);
@@ -122,16 +107,16 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
       .eps = static_cast<float>(eps),
+      .offset = static_cast<float>(offset),
       .has_weight = weight.has_value(),
       .has_residual = residual.has_value(),
       .splits = plan.splits,
       .share = plan.share,
       .chunk_rows = split.chunk_rows,
-      .x_stride = x.stride,
-      .residual_stride = added.stride,
+      .x = x.strides,
+      .residual = added.strides,
   };
-  const bool aligned = all_aligned16({&x, &added}, weight, shape.length);
-  const bool shared = split.chunk_rows > 0;
+  const bool aligned = all_aligned16({&x, &added}, {&weight}, shape.length);
   const Tensor parts = new_tensor({shared ? plan.splits * shape.rows : 0}, ScalarType::Float, input);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
@@ -153,72 +138,43 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
   return {y, sum};
 }
 
-Tensor rms_norm(const Tensor& x, int64_t dims, const MaybeTensor& weight, double eps) {
-  return std::get<0>(normalize("rms_norm", x, std::nullopt, dims, weight, eps));
+Tensor rms_norm(const Tensor& x, int64_t dims, const MaybeTensor& weight, double eps, double offset) {
+  return std::get<0>(normalize("rms_norm", x, std::nullopt, dims, weight, eps, offset));
 }
 
 std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, int64_t dims,
-                                        const MaybeTensor& weight, double eps) {
-  return normalize("rms_norm", x, residual, dims, weight, eps);
+                                        const MaybeTensor& weight, double eps, double offset) {
+  return normalize("rms_norm", x, residual, dims, weight, eps, offset);
 }
 
-// How the backward kernels share the rows, and the parts of the weight's gradient that they make. There are as many
-// parts as teams of threads that keep one in registers. Where a thread takes a row, a separate kernel makes one for
-// each chunk of rows.
+// The plan of the derivative, with rows that several threadgroups share instead of rows that one walks twice.
 struct BackwardPlan {
+  NormBackwardPlan parts;
   SplitPlan rows;
-  RowKernels kernels;
-  int64_t chunk_rows, chunks;
 };
 
-// A thread has 4 elements of short rows and of float32, which take 16 bytes then, and 8 of others.
-constexpr int64_t kShortRow = 256;
 constexpr int64_t kLeastChunk = 8;
 
-BackwardPlan plan_backward(const Shape& shape, const Tensor& on) {
-  constexpr RowKernels block1 = {false, "block1", 4, 1024, false}, block2 = {false, "block2", 8, 1024, false};
-  const int64_t size = on.element_size();
-  const bool few = shape.length <= (size == 2 ? kShortRow : block1.block_elements * block1.block_threads);
-  const RowKernels& kernels = few ? block1 : block2;
-  RowPlan plan = plan_rows(shape.rows, shape.length, 1, on, kernels);
-  if (plan.threads) {
-    const int64_t chunk_rows = std::max<int64_t>(32, ceil_div<int64_t>(shape.rows, 256));
-    return {{plan, 0}, kernels, chunk_rows, ceil_div(shape.rows, chunk_rows)};
-  }
-  if (std::strcmp(plan.variant, "looped") == 0) {
-    const SplitPlan split = plan_split(shape, on, kLeastChunk);
-    return {split, kernels, split.chunk_rows, split.rows.grid.y};
-  }
-  const bool simd = std::strncmp(plan.variant, "simd", 4) == 0;
-  if (plan.variant == block1.block) plan.grid.x = ceil_div<uint32_t>(plan.grid.x, RMS_NORM_BLOCK1_ROWS(size));
-  plan.grid.x = std::min(plan.grid.x, std::max(1u, row_tuning(on).row_threads / plan.threadgroup.x));
-  const int64_t teams = int64_t{plan.grid.x} * (simd ? plan.threadgroup.x / gpu::kSimdWidth : 1);
-  return {{plan, 0}, kernels, 1, std::min(teams, shape.rows)};
-}
-
-// Sums the parts of the weight's gradient. A thread takes a column where the parts are few, and a simdgroup where they
-// are many.
-void record_weight(gpu::Recording& recording, const Tensor& partial, const Tensor& gradient,
-                   const RmsNormWeightParams& params) {
-  constexpr uint32_t kFewChunks = 16;
-  const bool by_thread = row_tuning(gradient).simd_row == 0 || params.chunks <= kFewChunks;
-  const char* stem = by_thread ? "rms_norm_weight_thread" : "rms_norm_weight_block";
-  recording.kernel(stem, "_", suffix(gradient.scalar_type()));
-  recording.buffer(0, partial).buffer(1, gradient).bytes(2, params);
-  by_thread ? recording.dispatch_threads({params.length}, {256})
-            : recording.dispatch_threadgroups({ceil_div(params.length, 32u)}, {512});
+BackwardPlan plan_backward(const NormShape& shape, const Tensor& on) {
+  NormBackwardPlan plan = plan_norm_backward(shape, on);
+  if (std::strcmp(plan.rows.variant, "looped") != 0) return {plan, {plan.rows, 0}};
+  const SplitPlan split = plan_split(shape, on, kLeastChunk);
+  plan.chunks = split.rows.grid.y;
+  return {plan, split};
 }
 
 // Returns the gradients of x and of the weight (empty if it is not wanted). With a residual, `x` is the sum x +
 // residual, and `sum_grad` is the gradient that reaches this sum other than through y.
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& input, const MaybeTensor& sum_grad,
-                                             int64_t dims, const MaybeTensor& weight_, double eps, bool weight_wanted) {
+                                             int64_t dims, const MaybeTensor& weight_, double eps, double offset,
+                                             bool weight_wanted) {
   const char* op = "rms_norm_backward";
   check_float(op, "x", input);
   check_like(op, "grad", grad, input);
   if (sum_grad) check_like(op, "sum_grad", *sum_grad, input);
+  check_offset(op, offset, weight_);
   check(!weight_wanted || weight_, "metalcore::", op, ": there is no weight to differentiate by");
-  const Shape shape = shape_of(op, input.sizes(), dims);
+  const NormShape shape = norm_shape(op, input.sizes(), dims);
   const MaybeTensor weight = kernel_weight(op, weight_, input, shape);
   const ScalarType dtype = input.scalar_type();
   const int64_t none[1] = {0};
@@ -229,20 +185,21 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
     if (weight_wanted) torch::stable::zero_(gw);
     return {gx, gw};
   }
-  const Rows x = rows_of(input, shape.length), g = rows_of(grad, shape.length);
-  const Rows added = sum_grad ? rows_of(*sum_grad, shape.length) : g;
   const BackwardPlan plan = plan_backward(shape, input);
+  const bool shared = plan.rows.chunk_rows > 0;
+  const NestedRows x = rows_for(shared, input, shape.length), g = rows_for(shared, grad, shape.length);
+  const NestedRows added = sum_grad ? rows_for(shared, *sum_grad, shape.length) : g;
   const RowPlan& rows = plan.rows.rows;
   gpu::note_plan(op, rows.variant, [&] {
-    return plan.rows.chunk_rows ? why_split(rows, shape.length) : why_rows(rows, shape.length, 1, input, plan.kernels);
+    return plan.rows.chunk_rows ? why_split(rows, shape.length)
+                                : why_rows(rows, shape.length, 1, input, plan.parts.kernels);
   });
-  const bool aligned = all_aligned16({&x, &g, &added}, weight, shape.length);
+  const bool aligned = all_aligned16({&x, &g, &added}, {&weight}, shape.length);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
-  const bool shared = plan.rows.chunk_rows > 0;
   // Whether a threadgroup has all rows of its columns, so that it makes the weight's gradient itself.
-  const bool whole = shared && weight_wanted && plan.chunks == 1 && gw.scalar_type() == weight_dtype;
+  const bool whole = shared && weight_wanted && plan.parts.chunks == 1 && gw.scalar_type() == weight_dtype;
   const bool partial_wanted = weight_wanted && !whole;
-  const int64_t partial_sizes[2] = {partial_wanted ? plan.chunks : 0, shape.length};
+  const int64_t partial_sizes[2] = {partial_wanted ? plan.parts.chunks : 0, shape.length};
   const Tensor scales = new_tensor({rows.threads ? shape.rows : 0}, ScalarType::Float, input);
   const Tensor partial = new_tensor(Sizes(partial_sizes, 2), ScalarType::Float, input);
   const Tensor parts = new_tensor({shared ? 2 * rows.splits * shape.rows : 0}, ScalarType::Float, input);
@@ -250,26 +207,19 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
       .eps = static_cast<float>(eps),
+      .offset = static_cast<float>(offset),
       .has_weight = weight.has_value(),
       .has_residual = sum_grad.has_value(),
-      .streams = grid_side(plan.chunks),
+      .streams = grid_side(plan.parts.chunks),
       .partial = partial_wanted,
       .splits = rows.splits,
       .share = rows.share,
-      .chunk_rows = plan.rows.chunk_rows,
-      .whole = whole,
-      .x_stride = x.stride,
-      .residual_stride = added.stride,
-      .grad_stride = g.stride,
-  };
-  const RmsNormWeightParams stages{
-      .length = params.length,
-      .rows = params.rows,
-      .chunk_rows = grid_side(plan.chunk_rows),
-      .chunks = grid_side(plan.chunks),
+      .chunk_rows = shared ? plan.rows.chunk_rows : grid_side(plan.parts.chunk_rows),
       .aligned = aligned,
-      .x_stride = x.stride,
-      .grad_stride = g.stride,
+      .whole = whole,
+      .x = x.strides,
+      .residual = added.strides,
+      .grad = g.strides,
   };
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
   gpu::record(gx, [&](gpu::Recording& recording) {
@@ -286,10 +236,10 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
     if (!partial_wanted) return;
     if (rows.threads) {
       recording.kernel("rms_norm_weight_partial_", suffix(dtype));
-      recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, stages);
-      recording.dispatch_threads({grid_side(ceil_div<int64_t>(shape.length, 4)), stages.chunks}, {256});
+      recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, params);
+      recording.dispatch_threads({grid_side(ceil_div<int64_t>(shape.length, 4)), params.streams}, {256});
     }
-    record_weight(recording, partial, gw, stages);
+    record_column_sums(recording, partial, plan.parts.chunks, gw);
   });
   return {gx, gw};
 }
@@ -298,11 +248,12 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
-  m.def("rms_norm(Tensor x, int dims, Tensor? weight, float eps) -> Tensor");
-  m.def("add_rms_norm(Tensor x, Tensor residual, int dims, Tensor? weight, float eps) -> (Tensor, Tensor)");
+  m.def("rms_norm(Tensor x, int dims, Tensor? weight, float eps, float offset) -> Tensor");
+  m.def(
+      "add_rms_norm(Tensor x, Tensor residual, int dims, Tensor? weight, float eps, float offset) -> (Tensor, Tensor)");
   m.def(
       "rms_norm_backward(Tensor grad, Tensor x, Tensor? sum_grad, int dims, Tensor? weight, float eps, "
-      "bool weight_wanted) -> (Tensor, Tensor)");
+      "float offset, bool weight_wanted) -> (Tensor, Tensor)");
 }
 
 METALCORE_KERNELS(m) {

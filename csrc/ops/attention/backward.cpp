@@ -1,0 +1,104 @@
+// attention_backward(grad, grad_lse, q, k, v, …) returns the gradients of q, k and v, and for each query the sum over
+// the keys of weights times their gradients. It takes two dispatches: the first has a block of queries in each
+// threadgroup, and the second a block of keys, so that no sums are made in memory.
+#include "call.h"
+
+#include <tuple>
+
+namespace metalcore {
+namespace {
+
+using attention::Call, attention::MaybeTensor;
+
+// Numbers for each query, as lse is.
+Tensor numbers(const char* name, const Tensor& tensor, const Tensor& q) {
+  check_same_device("attention_backward", name, tensor, q);
+  const int64_t shape[3] = {q.size(0), q.size(1), q.size(2)};
+  check(tensor.scalar_type() == ScalarType::Float && tensor.dim() == 3 && tensor.size(0) == shape[0] &&
+            tensor.size(1) == shape[1] && tensor.size(2) == shape[2],
+        "metalcore::attention_backward: ", name, " must be float32 of shape ", shape_text(Sizes(shape, 3)));
+  return as_contiguous(tensor);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
+    const Tensor& grad, const MaybeTensor& grad_lse, const Tensor& q, const Tensor& k, const Tensor& v,
+    const Tensor& out, const Tensor& lse, const MaybeTensor& mask, const MaybeTensor& sinks,
+    const MaybeTensor& cu_seq_q, const MaybeTensor& cu_seq_k, const MaybeTensor& seed, int64_t max_q, int64_t max_k,
+    int64_t left, int64_t right, bool lower_right, double scale, double softcap, double dropout) {
+  const char* op = "attention_backward";
+  const Call call = attention::call_of(op, {q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, max_q, max_k, left, right,
+                                            lower_right, scale, softcap, dropout});
+  attention::check_size("attention_backward", call);
+  for (const auto& [name, tensor] : {std::pair{"grad", &grad}, std::pair{"out", &out}}) {
+    check_same_device(op, name, *tensor, q);
+    check_same_dtype(op, name, *tensor, q);
+    check(tensor->dim() == 4 && tensor->size(0) == q.size(0) && tensor->size(1) == q.size(1) &&
+              tensor->size(2) == q.size(2) && tensor->size(3) == v.size(3),
+          "metalcore::", op, ": ", name, " must have q's batch, heads and length and v's size");
+  }
+  const Tensor d_out = attention::with_dense_rows(grad), results = attention::with_dense_rows(out);
+  const Tensor sums = numbers("lse", lse, q), d_lse = grad_lse ? numbers("grad_lse", *grad_lse, q) : sums;
+  Tensor dq = attention::new_like_heads(q, q.size(3)), dk = attention::new_like_heads(k, k.size(3)),
+         dv = attention::new_like_heads(v, v.size(3)), delta = new_like(sums);
+  const int64_t bytes = q.element_size(), size = call.size;
+  const int64_t q_rows = ATTENTION_DQ_ROWS(size, bytes), k_rows = ATTENTION_DKV_ROWS(size, bytes);
+  gpu::note_plan(op, "flash", [&] {
+    return std::to_string(q_rows) + " queries, then " + std::to_string(k_rows) + " keys for a threadgroup, " +
+           attention::size_text(call);
+  });
+  const bool nothing = out.numel() == 0 || call.batches == 0;
+  if (call.params.variable || nothing)  // rows of no sequence
+    for (Tensor* tensor : {&dq, &dk, &dv, &delta}) torch::stable::zero_(*tensor);
+  if (nothing) return {dq, dk, dv, delta};
+
+  AttentionParams params = call.params;
+  const bool variable = params.variable;
+  params.out = attention::strides_of(results, variable);
+  params.d_out = attention::strides_of(d_out, variable);
+  params.dq = attention::strides_of(dq, variable);
+  params.dk = attention::strides_of(dk, variable);
+  params.dv = attention::strides_of(dv, variable);
+  params.has_lse_gradient = grad_lse.has_value();
+  params.vectors =
+      params.vectors && attention::has_vectors(results, v.size(3)) && attention::has_vectors(d_out, v.size(3));
+  const auto blocks = [&](int64_t length, int64_t rows) {
+    params.blocks = grid_side(ceil_div(length, rows));
+    return ceil_div(length, rows) * call.batches;
+  };
+  // Products of queries and keys: three for the gradient of queries, and four for that of keys and values.
+  const double product = 2.0 * std::max(params.head_size, params.value_size);
+  const auto name = [&](gpu::Recording& recording, const char* stem) {
+    recording.kernel(stem, std::to_string(call.size), "_", suffix(q.scalar_type()));
+    recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.mask);
+    recording.buffer(4, call.cu_seq_q).buffer(5, call.cu_seq_k).buffer(6, call.seed);
+  };
+  gpu::record(dq, [&](gpu::Recording& recording) {
+    const int64_t q_groups = blocks(call.longest_q, q_rows) * call.heads;
+    attention::record_blocks(recording, params, q_groups, 3 * product * q_rows * call.longest_k, 13,
+                             32 * ATTENTION_SIMDS, [&] {
+                               name(recording, "attention_dq_");
+                               recording.buffer(7, results).buffer(8, sums).buffer(9, d_out).buffer(10, d_lse);
+                               recording.buffer(11, dq).buffer(12, delta);
+                             });
+    const int64_t k_groups = blocks(call.longest_k, k_rows) * call.k_heads;
+    attention::record_blocks(recording, params, k_groups, 4 * product * k_rows * call.longest_q * params.group, 12,
+                             32 * ATTENTION_SIMDS, [&] {
+                               name(recording, "attention_dkv_");
+                               recording.buffer(7, sums).buffer(8, delta).buffer(9, d_out);
+                               recording.buffer(10, dk).buffer(11, dv);
+                             });
+  });
+  return {dq, dk, dv, delta};
+}
+
+}  // namespace
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def(
+      "attention_backward(Tensor grad, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+      "Tensor? mask, Tensor? sinks, Tensor? cu_seq_q, Tensor? cu_seq_k, Tensor? seed, int max_q, int max_k, int left, "
+      "int right, bool lower_right, float scale, float softcap, float dropout) -> (Tensor, Tensor, Tensor, Tensor)");
+}
+
+METALCORE_KERNELS(m) { m.impl<&metalcore::attention_backward>("attention_backward"); }

@@ -1,0 +1,159 @@
+#include "call.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace metalcore::attention {
+namespace {
+
+constexpr uint32_t kSizes[] = {ATTENTION_SIZES};
+constexpr int64_t kMostLength = ATTENTION_UNLIMITED - 1;
+
+uint32_t kernel_size(int64_t q_size, int64_t v_size) {
+  for (const uint32_t size : kSizes)
+    if (std::max(q_size, v_size) <= size) return size;
+  return 0;
+}
+
+void check_shapes(const char* op, const Arguments& a) {
+  check_float(op, "q", a.q);
+  for (const auto& [name, tensor] : {std::pair{"k", &a.k}, std::pair{"v", &a.v}}) {
+    check_same_device(op, name, *tensor, a.q);
+    check_same_dtype(op, name, *tensor, a.q);
+  }
+  check(a.q.dim() == 4 && a.k.dim() == 4 && a.v.dim() == 4, "metalcore::", op, ": q, k and v must have 4 dimensions");
+  const auto q = a.q.sizes(), k = a.k.sizes(), v = a.v.sizes();
+  check(q[0] == k[0] && k[0] == v[0] && k[1] == v[1] && k[2] == v[2] && q[3] == k[3] && q[3] > 0 && v[3] > 0 &&
+            (k[1] > 0 ? q[1] % k[1] == 0 : q[1] == 0),
+        "metalcore::", op, ": q, k and v of shapes ", shape_text(q), ", ", shape_text(k), " and ", shape_text(v),
+        " do not go together");
+  check(std::max(q[2], k[2]) <= kMostLength, "metalcore::", op, ": more than ", kMostLength, " queries or keys");
+}
+
+// int32 numbers that lie beside each other.
+void check_integers(const char* op, const char* name, const Tensor& tensor, const Tensor& on) {
+  check_same_device(op, name, tensor, on);
+  check(tensor.scalar_type() == ScalarType::Int && tensor.dim() == 1 && tensor.is_contiguous(), "metalcore::", op, ": ",
+        name, " must be contiguous int32 numbers");
+}
+
+uint32_t mask_kind(const char* op, const Arguments& a) {
+  if (!a.mask) return ATTENTION_NO_MASK;
+  const Tensor& mask = *a.mask;
+  check_same_device(op, "mask", mask, a.q);
+  const int64_t shape[4] = {a.q.size(0), a.q.size(1), a.q.size(2), a.k.size(2)};
+  check(mask.dim() == 4 && std::equal(shape, shape + 4, mask.sizes().data()), "metalcore::", op,
+        ": mask must have shape ", shape_text(Sizes(shape, 4)), ", not ", shape_text(mask));
+  if (mask.scalar_type() == ScalarType::Bool) return ATTENTION_BOOL_MASK;
+  if (mask.scalar_type() == a.q.scalar_type()) return ATTENTION_ADDED_MASK;
+  check(mask.scalar_type() == ScalarType::Float, "metalcore::", op, ": mask must be bool, float32 or ",
+        dtype_name(a.q.scalar_type()), ", not ", dtype_name(mask.scalar_type()));
+  return ATTENTION_ADDED_FLOAT_MASK;
+}
+
+int32_t limit(int64_t n) { return static_cast<int32_t>(n < 0 ? ATTENTION_UNLIMITED : std::min(n, kMostLength)); }
+
+}  // namespace
+
+Tensor new_like_heads(const Tensor& like, int64_t size) {
+  const int64_t heads = like.size(1), length = like.size(2), sizes[4] = {like.size(0), heads, length, size};
+  const int64_t one = std::max<int64_t>(size, 1), h = std::max<int64_t>(heads, 1), l = std::max<int64_t>(length, 1);
+  const bool heads_inside = like.stride(1) < like.stride(2);
+  const int64_t strides[4] = {h * l * one, heads_inside ? one : l * one, heads_inside ? h * one : one, 1};
+  return new_strided(Sizes(sizes, 4), Sizes(strides, 4), like.scalar_type(), like);
+}
+
+Tensor with_dense_rows(const Tensor& tensor) {
+  return tensor.stride(3) == 1 || tensor.size(3) == 1 ? tensor : torch::stable::contiguous(tensor);
+}
+
+AttentionStrides strides_of(const Tensor& tensor, bool variable) {
+  return {variable ? 0 : tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+bool has_vectors(const Tensor& tensor, int64_t size) {
+  const auto multiple = [&](int64_t elements) { return elements * tensor.element_size() % 16 == 0; };
+  bool all = multiple(size) && reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0;
+  for (int64_t d = 0; d < 3; ++d) all = all && (tensor.size(d) == 1 || multiple(tensor.stride(d)));
+  return all;
+}
+
+Call call_of(const char* op, const Arguments& a) {
+  check_shapes(op, a);
+  const bool variable = a.cu_seq_q.has_value();
+  check(variable == a.cu_seq_k.has_value(), "metalcore::", op, ": cu_seq_q and cu_seq_k go together");
+  if (variable) {
+    check_integers(op, "cu_seq_q", *a.cu_seq_q, a.q);
+    check_integers(op, "cu_seq_k", *a.cu_seq_k, a.q);
+    check(a.cu_seq_q->numel() == a.cu_seq_k->numel() && a.cu_seq_q->numel() > 0, "metalcore::", op,
+          ": cu_seq_q and cu_seq_k must have one number more than there are sequences");
+    check(a.q.size(0) == 1 && !a.mask, "metalcore::", op, ": with cu_seq_q there must be one batch item, and no mask");
+  }
+  check(0.0 <= a.dropout && a.dropout <= 1.0, "metalcore::", op, ": dropout must be in [0, 1], not ", a.dropout);
+  if (a.dropout > 0.0) {
+    check(a.seed.has_value(), "metalcore::", op, ": dropout needs a seed");
+    check_integers(op, "seed", *a.seed, a.q);
+    check(a.seed->numel() == 2, "metalcore::", op, ": seed must have 2 numbers, not ", a.seed->numel());
+  }
+  const Tensor q = with_dense_rows(a.q), k = with_dense_rows(a.k), v = with_dense_rows(a.v);
+  const int64_t heads = q.size(1), k_heads = k.size(1);
+  Tensor sinks = q;
+  if (a.sinks) {
+    check_float(op, "sinks", *a.sinks);
+    check_same_device(op, "sinks", *a.sinks, q);
+    check(a.sinks->dim() == 1 && a.sinks->numel() == heads, "metalcore::", op, ": sinks must have ", heads, " numbers");
+    sinks = as_contiguous(torch::stable::to(*a.sinks, ScalarType::Float));
+  }
+  const uint32_t kind = mask_kind(op, a);
+  const double dropped = std::min(std::nearbyint(a.dropout * 4294967296.0), 4294967295.0);
+  Call call{
+      .q = q,
+      .k = k.numel() > 0 ? k : q,
+      .v = v.numel() > 0 ? v : q,
+      .mask = a.mask.value_or(q),
+      .sinks = sinks,
+      .cu_seq_q = a.cu_seq_q.value_or(q),
+      .cu_seq_k = a.cu_seq_k.value_or(q),
+      .seed = a.dropout > 0.0 ? *a.seed : q,
+      .batches = variable ? a.cu_seq_q->numel() - 1 : q.size(0),
+      .heads = heads,
+      .k_heads = k_heads,
+      .longest_q = variable ? std::min(a.max_q, q.size(2)) : q.size(2),
+      .longest_k = variable ? std::min(a.max_k, k.size(2)) : k.size(2),
+      .size = kernel_size(q.size(3), v.size(3)),
+      .params = {},
+  };
+  AttentionParams& p = call.params;
+  p.q = strides_of(q, variable);
+  p.k = strides_of(k, variable);
+  p.v = strides_of(v, variable);
+  if (a.mask) p.mask = {a.mask->stride(0), a.mask->stride(1), a.mask->stride(2), a.mask->stride(3)};
+  p.band = {limit(a.left), limit(a.right), a.lower_right};
+  p.heads = grid_side(heads);
+  p.group = k_heads > 0 ? grid_side(heads / k_heads) : 1;
+  p.q_length = grid_side(q.size(2));
+  p.k_length = grid_side(k.size(2));
+  p.head_size = grid_side(q.size(3));
+  p.value_size = grid_side(v.size(3));
+  p.variable = variable;
+  p.mask_kind = kind;
+  p.has_sinks = a.sinks.has_value();
+  p.vectors = has_vectors(q, q.size(3)) && has_vectors(k, q.size(3)) && has_vectors(v, v.size(3));
+  p.scale = static_cast<float>(a.scale);
+  p.softcap = static_cast<float>(a.softcap);
+  p.dropped = static_cast<uint32_t>(dropped);
+  p.kept_scale = a.dropout < 1.0 ? static_cast<float>(1.0 / (1.0 - a.dropout)) : 0.0f;
+  return call;
+}
+
+void check_size(const char* op, const Call& call) {
+  check(call.size, "metalcore::", op, ": head sizes must be at most ", std::end(kSizes)[-1], ", not ",
+        std::max(call.params.head_size, call.params.value_size));
+}
+
+std::string size_text(const Call& call) {
+  const std::string q = std::to_string(call.params.head_size), v = std::to_string(call.params.value_size);
+  return "head size " + q + (q == v ? "" : " (" + v + " of values)") + " in tiles for " + std::to_string(call.size);
+}
+
+}  // namespace metalcore::attention

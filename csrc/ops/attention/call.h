@@ -1,0 +1,64 @@
+// What forward and backward have in common: the checked arguments of a call, and the kernels' parameters.
+#pragma once
+
+#include "../../../kernels/attention/attention.h"
+#include "../../gpu/cost.h"
+#include "../common.h"
+
+#include <optional>
+#include <string>
+
+namespace metalcore::attention {
+
+using MaybeTensor = std::optional<Tensor>;
+
+// The arguments of both operators; metalcore/attention/_composite.py says what they mean.
+struct Arguments {
+  const Tensor &q, &k, &v;
+  const MaybeTensor &mask, &sinks, &cu_seq_q, &cu_seq_k, &seed;
+  int64_t max_q, max_k, left, right;
+  bool lower_right;
+  double scale, softcap, dropout;
+};
+
+struct Call {
+  Tensor q, k, v;                                // elements of a row are neighbours
+  Tensor mask, sinks, cu_seq_q, cu_seq_k, seed;  // q in the place of what is not there: Metal needs a buffer for each
+  int64_t batches, heads, k_heads;
+  int64_t longest_q, longest_k;
+  uint32_t size;  // the head size of the tiled kernels that take the call, or 0
+  AttentionParams params;
+};
+
+// Throws for arguments that do not go together.
+Call call_of(const char* op, const Arguments& arguments);
+
+// Throws if no tiled kernel takes the call's head sizes.
+void check_size(const char* op, const Call& call);
+
+// An uninitialized tensor (batch, heads, length, size) whose heads and rows lie in the order of those of `like`.
+Tensor new_like_heads(const Tensor& like, int64_t size);
+
+// The tensor itself or a copy, whose rows' elements are neighbours.
+Tensor with_dense_rows(const Tensor& tensor);
+AttentionStrides strides_of(const Tensor& tensor, bool variable);
+// Whether rows of `size` elements begin and end at multiples of 16 bytes.
+bool has_vectors(const Tensor& tensor, int64_t size);
+
+// Records threadgroups of `threads`, which do `flops` each. `bind` names the kernel and binds all except the
+// parameters, which are at `index`.
+template <typename Bind>
+void record_blocks(gpu::Recording& recording, AttentionParams params, int64_t threadgroups, double flops,
+                   uint32_t index, uint32_t threads, const Bind& bind) {
+  gpu::in_pieces(recording, threadgroups, {flops, 0}, [&](const gpu::Piece& piece) {
+    params.first = grid_side(piece.first);
+    bind();
+    recording.bytes(index, params).work(piece.work.flops);
+    recording.dispatch_threadgroups({grid_side(piece.count)}, {threads});
+  });
+}
+
+// "head size 80 (values 64) in tiles for 128"
+std::string size_text(const Call& call);
+
+}  // namespace metalcore::attention

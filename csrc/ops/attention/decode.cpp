@@ -1,0 +1,246 @@
+#include "decode.h"
+
+#include "../../gpu/cost.h"
+#include "../../gpu/tuning.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+
+namespace metalcore::attention {
+namespace {
+
+struct DecodeTuning {
+  const char* family;
+  uint32_t fill_threadgroups = 64;  // share the keys of all requests
+  uint32_t simdgroups = 4;          // of a threadgroup
+  uint32_t least_share = 128;       // keys of a threadgroup
+};
+const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
+                                             {{"fill_threadgroups", &DecodeTuning::fill_threadgroups, {1, 2048}},
+                                              {"simdgroups", &DecodeTuning::simdgroups, {1, 8}},
+                                              {"least_share", &DecodeTuning::least_share, {32, 4096}}},
+                                             {{.family = "baseline"},
+                                              {.family = "hopper", .fill_threadgroups = 2 * 132},
+                                              {.family = "simulator"}});
+
+struct Sizes2 {
+  int64_t head, value;
+};
+constexpr Sizes2 kSizes[] = {{64, 64}, {128, 128}, {256, 256}, {576, 512}};
+constexpr int64_t kMostSplits = 512;
+constexpr int64_t kUnlimited = int64_t{1} << 30;
+
+const Sizes2* sizes_for(int64_t head_size, int64_t value_size) {
+  for (const Sizes2& sizes : kSizes)
+    if (head_size <= sizes.head && value_size <= sizes.value) return &sizes;
+  return nullptr;
+}
+
+struct DecodePlan {
+  int64_t kernel_size;  // as in the kernel's name
+  uint32_t rows;        // of a threadgroup
+  int64_t tiles;        // of all rows of a request, or of all requests where they have different lengths
+  int64_t splits;
+  uint32_t simdgroups;
+  int64_t group, kv_heads;
+  int64_t keys;  // of a request, taking all to have the same number where only the device knows it
+};
+
+DecodePlan plan_decode(const DecodeCall& call) {
+  const DecodeTuning& tuning = decode_tuning(call.q);
+  const int64_t kv_heads = call.k.size(call.key_dims.head), group = call.q.size(call.query_dims.head) / kv_heads;
+  const int64_t kernel_size = sizes_for(call.q.size(-1), call.v.size(-1))->head;
+  const bool ragged = call.q_indptr.has_value();
+  const int64_t rows = call.queries * group;
+  const bool few = rows <= 4 || (ragged && call.queries <= call.batch && group <= 4);
+  const uint32_t tile = few && kernel_size <= 256 ? 4 : 8;
+  const int64_t tiles = ceil_div<int64_t>(rows, tile) + (ragged ? call.batch : 0);
+  const int64_t of_request = call.pages || call.k_indptr ? ceil_div(call.keys, call.batch) : call.keys;
+  const int64_t keys = std::min(of_request, call.left + call.right + call.queries);
+  const int64_t busy = tiles * kv_heads * (ragged ? 1 : call.batch);
+  const int64_t splits = std::clamp<int64_t>(tuning.fill_threadgroups / std::max<int64_t>(busy, 1), 1,
+                                             std::clamp<int64_t>(keys / tuning.least_share, 1, kMostSplits));
+  return {kernel_size, tile, tiles, splits, tuning.simdgroups, group, kv_heads, keys};
+}
+
+std::string why(const DecodeCall& call, const DecodePlan& plan) {
+  std::string text = "a threadgroup has up to " + std::to_string(plan.rows) + " rows of " +
+                     std::to_string(call.queries) + " queries and " + std::to_string(plan.group) +
+                     " heads that share keys";
+  if (plan.splits > 1)
+    text += "; " + std::to_string(plan.splits) + " threadgroups share " + std::to_string(call.keys) +
+            " keys, and a second dispatch merges their results";
+  return text;
+}
+
+bool aligned16(const Tensor& tensor) {
+  const auto size = static_cast<int64_t>(tensor.element_size());
+  if (reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 || tensor.size(-1) * size % 16) return false;
+  for (int64_t d = 0; d + 1 < tensor.dim(); ++d)
+    if (tensor.size(d) > 1 && tensor.stride(d) * size % 16) return false;
+  return true;
+}
+
+// key / size by a multiplication, for keys below 2^31 (Granlund and Montgomery, 1994).
+void set_division(AttentionDecodeParams& params, uint32_t size) {
+  params.page_size = size;
+  params.page_shift = static_cast<uint32_t>(std::bit_width(size - 1));
+  params.page_magic = static_cast<uint32_t>(ceil_div(uint64_t{1} << (31 + params.page_shift), uint64_t{size}));
+}
+
+int32_t limit(int64_t distance) { return static_cast<int32_t>(std::clamp<int64_t>(distance, 0, kUnlimited)); }
+
+AttentionDecodeParams params_of(const DecodeCall& call, const DecodePlan& plan) {
+  const bool capped = call.softcap != 0;
+  const auto log2e = std::numbers::log2e;
+  AttentionDecodeParams params{
+      .batch = grid_side(call.batch),
+      .kv_heads = grid_side(plan.kv_heads),
+      .group = grid_side(plan.group),
+      .head_size = grid_side(call.q.size(-1)),
+      .value_size = grid_side(call.v.size(-1)),
+      .queries = grid_side(call.queries),
+      .keys = grid_side(call.keys),
+      .splits = grid_side(plan.splits),
+      .ragged = call.q_indptr.has_value(),
+      .key_layout = call.pages      ? KEYS_PAGED
+                    : call.k_indptr ? KEYS_RAGGED
+                                    : KEYS_EACH,
+      .vectors = aligned16(call.k) && aligned16(call.v),
+      .query_type = number_type(call.q),
+      .mask_type = call.mask ? number_type(*call.mask) : NUMBER_NONE,
+      .sink_type = NUMBER_NONE,
+      .out_type = number_type(call.out),
+      .lower_right = call.lower_right,
+      .left = limit(call.left),
+      .right = limit(call.right),
+      .query_scale = static_cast<float>(capped ? call.scale / call.softcap : call.scale * log2e),
+      .softcap = static_cast<float>(call.softcap * log2e),
+      .q = strides_of(call.q, call.query_dims),
+      .k = strides_of(call.k, call.key_dims),
+      .v = strides_of(call.v, call.key_dims),
+      .out = strides_of(call.out, call.query_dims),
+      .lse = strides_of(call.lse, call.query_dims),
+  };
+  if (call.pages) {
+    params.pages = grid_side(call.k.size(call.key_dims.batch));
+    params.indices = grid_side(call.pages->indices.numel());
+    set_division(params, grid_side(call.pages->size));
+  }
+  if (call.mask && call.mask_indptr) {
+    params.mask_elements = grid_side(call.mask->numel());
+    params.mask_key = 1;
+  } else if (call.mask) {
+    params.mask_batch = call.mask->stride(0);
+    params.mask_head = call.mask->stride(1);
+    params.mask_query = call.mask->stride(2);
+    params.mask_key = call.mask->stride(3);
+  }
+  return params;
+}
+
+}  // namespace
+
+bool decode_has_sizes(int64_t head_size, int64_t value_size) {
+  return head_size > 0 && value_size > 0 && sizes_for(head_size, value_size);
+}
+
+bool decode_is_better(int64_t queries, int64_t group, int64_t keys) {
+  constexpr int64_t kMostRows = 32, kMostQueries = 8;
+  return queries <= kMostQueries && queries * group <= kMostRows && keys >= 32 * queries;
+}
+
+Tensor with_rows(const Tensor& tensor) {
+  return tensor.stride(-1) == 1 || tensor.size(-1) == 1 ? tensor : torch::stable::contiguous(tensor);
+}
+
+uint32_t number_type(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float: return NUMBER_FLOAT;
+    case ScalarType::Half: return NUMBER_HALF;
+    case ScalarType::BFloat16: return NUMBER_BFLOAT;
+    case ScalarType::Bool: return NUMBER_BOOL;
+    default: throw std::runtime_error(std::string("metalcore: no kernel for ") + dtype_name(tensor.scalar_type()));
+  }
+}
+
+DecodeStrides strides_of(const Tensor& tensor, Dims dims) {
+  return {dims.batch < 0 ? 0 : tensor.stride(dims.batch), tensor.stride(dims.head), tensor.stride(dims.token), 0};
+}
+
+void record_merge(gpu::Recording& recording, const Tensor& parts, const Tensor& part_lse, const MaybeTensor& sinks,
+                  const Tensor& out, const Tensor& lse, Dims dims, int64_t queries) {
+  const int64_t tokens = parts.size(0), count = parts.size(1), heads = parts.size(2), size = parts.size(3);
+  const AttentionMergeParams params{
+      .heads = grid_side(heads),
+      .parts = grid_side(count),
+      .value_size = grid_side(size),
+      .queries = grid_side(queries),
+      .in_type = number_type(parts),
+      .out_type = number_type(out),
+      .sink_type = sinks ? number_type(*sinks) : NUMBER_NONE,
+      .in = {0, parts.stride(2), parts.stride(0), parts.stride(1)},
+      .in_lse = {0, part_lse.stride(2), part_lse.stride(0), part_lse.stride(1)},
+      .out = strides_of(out, dims),
+      .lse = strides_of(lse, dims),
+  };
+  constexpr int64_t kMostSimdgroups = 16, kPartsOfOne = 8;
+  const int64_t columns = std::min(ceil_div<int64_t>(size, gpu::kSimdWidth), kMostSimdgroups);
+  const int64_t shares = std::clamp<int64_t>(ceil_div(count, kPartsOfOne), 1, kMostSimdgroups / columns);
+  recording.kernel("attention_merge").buffer(0, parts).buffer(1, part_lse).buffer(2, sinks ? *sinks : part_lse);
+  recording.buffer(3, out).buffer(4, lse).bytes(5, params);
+  recording.dispatch_threadgroups({grid_side(heads), grid_side(tokens)},
+                                  {static_cast<uint32_t>(gpu::kSimdWidth * columns * shares)});
+}
+
+void decode(const char* op, const DecodeCall& call) {
+  const DecodePlan plan = plan_decode(call);
+  gpu::note_plan(op, "decode", [&] { return why(call, plan); });
+  AttentionDecodeParams params = params_of(call, plan);
+  const bool shared = plan.splits > 1;
+  const int64_t tokens = call.queries * (call.q_indptr ? 1 : call.batch);
+  const int64_t heads = plan.group * plan.kv_heads, value_size = call.v.size(-1);
+  const Tensor parts = new_tensor({shared ? tokens : 0, plan.splits, heads, value_size}, ScalarType::Float, call.q);
+  Tensor part_lse = new_tensor({shared ? tokens : 0, plan.splits, heads}, ScalarType::Float, call.q);
+  if (shared) {
+    const int64_t of_request = call.q_indptr ? 0 : call.queries;
+    params.out = {of_request * parts.stride(0), parts.stride(2), parts.stride(0), parts.stride(1)};
+    params.lse = {of_request * part_lse.stride(0), part_lse.stride(2), part_lse.stride(0), part_lse.stride(1)};
+    params.out_type = NUMBER_FLOAT;
+  } else if (call.sinks) {
+    params.sink_type = number_type(*call.sinks);
+  }
+  if (shared && call.q_indptr) torch::stable::fill_(part_lse, -INFINITY);  // for queries of no request
+  const Tensor& none = call.q;                                             // Metal needs a buffer for each argument
+  gpu::record(call.out, [&](gpu::Recording& recording) {
+    const auto requests = static_cast<double>(call.q_indptr ? 1 : call.batch);
+    const double keys = static_cast<double>(plan.keys) * static_cast<double>(plan.kv_heads) * requests;
+    const auto sizes = static_cast<double>(call.q.size(-1) + value_size);
+    const gpu::Work each = {2 * plan.rows * keys * sizes, keys * sizes * static_cast<double>(call.k.element_size())};
+    gpu::in_pieces(recording, plan.tiles, each, [&](const gpu::Piece& piece) {
+      params.first_tile = grid_side(piece.first);
+      recording.kernel("attention_decode_", std::to_string(plan.kernel_size), "x", std::to_string(plan.rows), "_",
+                       suffix(call.k.scalar_type()));
+      recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v);
+      recording.buffer(3, call.mask ? *call.mask : none).buffer(4, call.sinks ? *call.sinks : none);
+      recording.buffer(5, call.q_indptr ? *call.q_indptr : none);
+      recording.buffer(6, call.pages ? call.pages->indptr : call.k_indptr ? *call.k_indptr : none);
+      recording.buffer(7, call.pages ? call.pages->indices : none);
+      recording.buffer(8, call.pages ? call.pages->last_page_len : none);
+      recording.buffer(9, call.mask_indptr ? *call.mask_indptr : none);
+      recording.buffer(10, shared ? parts : call.out).buffer(11, shared ? part_lse : call.lse).bytes(12, params);
+      recording.work(piece.work.flops, piece.work.bytes);
+      recording.dispatch_threadgroups(
+          {grid_side(piece.count), grid_side(plan.kv_heads * plan.splits), grid_side(call.q_indptr ? 1 : call.batch)},
+          {gpu::kSimdWidth * plan.simdgroups});
+    });
+    if (shared)
+      record_merge(recording, parts, part_lse, call.sinks, call.out, call.lse, call.query_dims,
+                   call.q_indptr ? tokens : call.queries);
+  });
+}
+
+}  // namespace metalcore::attention

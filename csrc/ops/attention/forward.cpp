@@ -1,0 +1,98 @@
+// attention(q, k, v, …) returns softmax(scale q kᵀ + mask) v, and the logarithms of the softmax's sums.
+#include "call.h"
+#include "decode.h"
+
+#include <tuple>
+
+namespace metalcore {
+namespace {
+
+using attention::Call, attention::MaybeTensor;
+
+// Few queries and many keys, or heads of sizes that only these kernels have.
+bool decodes(const Call& call) {
+  const AttentionParams& p = call.params;
+  const bool possible = p.dropped == 0 && attention::decode_has_sizes(p.head_size, p.value_size);
+  return possible && (call.size == 0 || attention::decode_is_better(call.longest_q, p.group, call.longest_k));
+}
+
+attention::DecodeCall decode_call(const Call& call, const Tensor& out, const Tensor& lse, double scale,
+                                  double softcap) {
+  const AttentionParams& p = call.params;
+  const bool variable = p.variable, masked = p.mask_kind != ATTENTION_NO_MASK;
+  const attention::Dims dims = variable ? attention::Dims{-1, 1, 2} : attention::kHeadsFirst;
+  const auto if_any = [](bool any, const Tensor& tensor) { return any ? MaybeTensor(tensor) : std::nullopt; };
+  return {
+      .q = call.q,
+      .k = call.k,
+      .v = call.v,
+      .out = out,
+      .lse = lse,
+      .query_dims = dims,
+      .key_dims = dims,
+      .mask = if_any(masked, call.mask),
+      .sinks = if_any(p.has_sinks, call.sinks),
+      .q_indptr = if_any(variable, call.cu_seq_q),
+      .k_indptr = if_any(variable, call.cu_seq_k),
+      .batch = call.batches,
+      .queries = call.q.size(2),
+      .keys = call.k.size(2),
+      .left = p.band.left,
+      .right = p.band.right,
+      .lower_right = p.band.lower_right != 0,
+      .scale = scale,
+      .softcap = softcap,
+  };
+}
+
+std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask,
+                                             const MaybeTensor& sinks, const MaybeTensor& cu_seq_q,
+                                             const MaybeTensor& cu_seq_k, const MaybeTensor& seed, int64_t max_q,
+                                             int64_t max_k, int64_t left, int64_t right, bool lower_right, double scale,
+                                             double softcap, double dropout) {
+  const Call call = attention::call_of("attention", {q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, max_q, max_k, left,
+                                                     right, lower_right, scale, softcap, dropout});
+  const Tensor out = attention::new_like_heads(q, v.size(3));
+  const int64_t shape[3] = {q.size(0), q.size(1), q.size(2)};
+  Tensor lse = new_tensor(Sizes(shape, 3), ScalarType::Float, q);
+  if (call.params.variable) {  // rows of no sequence
+    torch::stable::zero_(const_cast<Tensor&>(out));
+    torch::stable::fill_(lse, -INFINITY);
+  }
+  if (out.numel() == 0 || call.batches == 0) return {out, lse};
+
+  if (decodes(call)) {
+    attention::decode("attention", decode_call(call, out, lse, scale, softcap));
+    return {out, lse};
+  }
+  attention::check_size("attention", call);
+  const int64_t rows = ATTENTION_ROWS(call.size), blocks = ceil_div(call.longest_q, rows);
+  gpu::note_plan("attention", "flash",
+                 [&] { return std::to_string(rows) + " queries for a threadgroup, " + attention::size_text(call); });
+  AttentionParams params = call.params;
+  params.out = attention::strides_of(out, params.variable);
+  params.blocks = grid_side(blocks);
+  const double flops = 2.0 * rows * call.longest_k * (params.head_size + params.value_size);
+  gpu::record(out, [&](gpu::Recording& recording) {
+    attention::record_blocks(
+        recording, params, blocks * call.heads * call.batches, flops, 10, 32 * ATTENTION_SIMDS, [&] {
+          recording.kernel("attention_forward_", std::to_string(call.size), "_", suffix(q.scalar_type()));
+          recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.mask).buffer(4, call.sinks);
+          recording.buffer(5, call.cu_seq_q).buffer(6, call.cu_seq_k).buffer(7, call.seed).buffer(8, out);
+          recording.buffer(9, lse);
+        });
+  });
+  return {out, lse};
+}
+
+}  // namespace
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def(
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, Tensor? cu_seq_q, Tensor? cu_seq_k, "
+      "Tensor? seed, int max_q, int max_k, int left, int right, bool lower_right, float scale, float softcap, "
+      "float dropout) -> (Tensor, Tensor)");
+}
+
+METALCORE_KERNELS(m) { m.impl<&metalcore::attention_forward>("attention"); }

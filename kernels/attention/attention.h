@@ -1,0 +1,66 @@
+// Arguments of the attention kernels, shared with the host. Strides and sizes are in elements.
+#pragma once
+
+#ifndef __METAL_VERSION__
+#include <cstdint>
+#endif
+
+// The head sizes that kernels have tiles for. Others take the next one.
+#define ATTENTION_SIZES 64, 96, 128, 192, 256
+
+// A threadgroup of so many simdgroups has a block of so many rows.
+#define ATTENTION_SIMDS 4
+#define ATTENTION_DOWN(size) ((size) <= 128 ? 2 : 1)  // fragments of 8 rows that a simdgroup holds
+#define ATTENTION_ROWS(size) (8 * ATTENTION_DOWN(size) * ATTENTION_SIMDS)
+// The same for the gradients of queries, and of keys and values, of which a simdgroup holds more.
+#define ATTENTION_DQ_DOWN(size, bytes) ((size) * (bytes) <= 256 ? 2 : 1)
+#define ATTENTION_DQ_ROWS(size, bytes) (8 * ATTENTION_DQ_DOWN(size, bytes) * ATTENTION_SIMDS)
+#define ATTENTION_DKV_DOWN(size, bytes) ((size) * (bytes) <= 128 ? 2 : 1)
+#define ATTENTION_DKV_ROWS(size, bytes) (8 * ATTENTION_DKV_DOWN(size, bytes) * ATTENTION_SIMDS)
+// The rows that it walks over at once: as many as a tile of threadgroup memory has, for elements of `bytes` bytes.
+#define ATTENTION_KEYS(size, bytes) \
+  ((size) * (bytes) <= 128 ? 64 : (size) * (bytes) <= 256 ? 32 : (size) * (bytes) <= 512 ? 16 : 8)
+
+// A distance in a window that is as good as none. Sequences are shorter.
+#define ATTENTION_UNLIMITED (1 << 30)
+
+// How attn_mask is stored.
+#define ATTENTION_NO_MASK 0u
+#define ATTENTION_BOOL_MASK 1u
+#define ATTENTION_ADDED_MASK 2u        // of the queries' dtype
+#define ATTENTION_ADDED_FLOAT_MASK 3u  // float32
+
+// Where the vectors of a tensor lie: those of one head and one batch item are `row` apart, and a vector's elements one
+// apart. Where sequences have variable lengths, `batch` is 0 and rows of all sequences follow each other.
+struct AttentionStrides {
+  int64_t batch, head, row;
+};
+struct AttentionMaskStrides {
+  int64_t batch, head, row, column;
+};
+
+// Query i sees key j where  i + shift - left <= j <= i + shift + right.  The shift is 0, or if the band is aligned to
+// the lower right, the number of keys less that of queries.
+struct AttentionBand {
+  int32_t left, right;
+  uint32_t lower_right;
+};
+
+struct AttentionParams {
+  AttentionStrides q, k, v, out;
+  AttentionStrides d_out, dq, dk, dv;  // of the gradients
+  AttentionMaskStrides mask;
+  AttentionBand band;
+  uint32_t heads, group;           // of queries; of queries that share a head of keys and values
+  uint32_t q_length, k_length;     // without cu_seq_q and cu_seq_k; the length of all sequences together with them
+  uint32_t head_size, value_size;  // of queries and keys; of values and results
+  uint32_t blocks;                 // of rows, of the longest sequence
+  uint32_t first;                  // threadgroup of the dispatch: a long dispatch is made in pieces
+  uint32_t variable;               // cu_seq_q and cu_seq_k hold where sequences begin
+  uint32_t mask_kind;
+  uint32_t has_sinks, has_lse_gradient;
+  uint32_t vectors;      // rows can be loaded 16 bytes at a time
+  float scale, softcap;  // softcap is 0 for none
+  uint32_t dropped;      // of 2^32 random numbers, those that drop; 0 for no dropout
+  float kept_scale;      // 1 / (1 - dropout_p)
+};

@@ -1,0 +1,378 @@
+// Attention of few queries to many keys. Memory's speed is the limit, so every key and value is read once for all query
+// heads that share it.
+//
+// A threadgroup has R rows (queries times the heads of a group) and a part of the keys, of which each simdgroup takes
+// every few. A group of its lanes has a key: lane i has vectors i, i + lanes … of it, and the same vectors of each
+// row's result. Running maxima and sums are those of a group of lanes until the end, where all become one. Where
+// several threadgroups share the keys, merge.metal merges their results.
+#include "attention/kv_rows.h"
+#include "attention/numbers.h"
+#include "common/pack.h"
+
+constexpr constant uint kMaxSimdgroups = 8;
+
+// D and DV: the largest sizes of a head. T: the type of keys and values.
+template <typename T, uint D, uint DV, uint R>
+struct DecodeShape {
+  static constexpr constant uint kVector = 16 / sizeof(T);
+  static constexpr constant uint kLanes = D <= 128 ? 8 : D <= 256 ? 16 : 32;  // that have a key
+  static constexpr constant uint kTogether = 32 / kLanes;                     // keys that a simdgroup has at a time
+  static constexpr constant uint kAhead = 32 / (R * sizeof(T));  // keys of a lane whose loads are under way at once
+  static constexpr constant uint kKeyVectors = (D / kVector + kLanes - 1) / kLanes;
+  static constexpr constant uint kValueVectors = (DV / kVector + kLanes - 1) / kLanes;
+  static constexpr constant uint kPadded = kKeyVectors * kLanes * kVector;
+  static constexpr constant uint kPaddedValue = kValueVectors * kLanes * kVector;
+  static constexpr constant uint kMergeBytes = kMaxSimdgroups * kPaddedValue;
+  static constexpr constant uint kMerged = kMergeBytes * R <= 2048 ? R : kMergeBytes < 2048 ? 2048 / kMergeBytes : 1;
+  static constexpr constant uint kShared = R * kPadded > kMerged* kMergeBytes ? R * kPadded : kMerged * kMergeBytes;
+};
+
+// N vectors of a row of `size` numbers. A lane whose vector would lie behind the row's end gets another one.
+template <uint LANES, typename T, uint N>
+inline void load_row(thread Pack<T> (&x)[N], device const T* row, uint lane, uint size, bool vectors) {
+  constexpr uint count = 16 / sizeof(T);
+  if (vectors) {
+#pragma unroll
+    for (uint n = 0; n < N; ++n)
+      x[n] = *reinterpret_cast<device const Pack<T>*>(row + min(lane + n * LANES, size / count - 1) * count);
+    return;
+  }
+#pragma unroll
+  for (uint n = 0; n < N; ++n) {
+    const uint first = (lane + n * LANES) * count;
+    T numbers[count];
+#pragma unroll
+    for (uint i = 0; i < count; ++i) numbers[i] = row[min(first + i, size - 1)];
+    pack(x[n], numbers);
+  }
+}
+
+inline void pack(thread Pack<float>& x, thread const float (&numbers)[4]) {
+  x.elements = float4(numbers[0], numbers[1], numbers[2], numbers[3]);
+}
+template <typename T>
+inline void pack(thread Pack<T>& x, thread const T (&numbers)[8]) {
+  x.low = vec<T, 4>(numbers[0], numbers[1], numbers[2], numbers[3]);
+  x.high = vec<T, 4>(numbers[4], numbers[5], numbers[6], numbers[7]);
+}
+
+inline void unpack(thread float4 (&numbers)[1], Pack<float> x) { numbers[0] = x.elements; }
+template <typename T>
+inline void unpack(thread float4 (&numbers)[2], Pack<T> x) {
+  numbers[0] = static_cast<float4>(x.low);
+  numbers[1] = static_cast<float4>(x.high);
+}
+
+inline float add_products(float4 a, float4 b, float sum) {
+  return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
+}
+
+// The request whose queries a tile of R rows belongs to, among requests of different lengths. `tile` becomes the tile's
+// number in the request. Without such a request it is params.batch.
+template <uint R>
+inline uint find_request(thread uint& tile, constant AttentionDecodeParams& params, device const int* qo_indptr,
+                         uint lane) {
+  const int all = static_cast<int>(params.queries);
+  uint before = 0;
+  for (uint base = 0; base < params.batch; base += 32) {
+    const uint request = min(base + lane, params.batch - 1);
+    const int begin = clamp(qo_indptr[request], 0, all);
+    const int end = clamp(qo_indptr[request + 1], begin, all);
+    const uint rows = base + lane < params.batch ? static_cast<uint>(end - begin) * params.group : 0;
+    const uint tiles = (rows + R - 1) / R;
+    const uint through = before + simd_prefix_inclusive_sum(tiles);
+    const uint ahead = simd_sum(through > tile ? 0u : 1u);
+    if (ahead < 32) {
+      tile -= simd_shuffle(through - tiles, static_cast<ushort>(ahead));
+      return base + ahead;
+    }
+    before = simd_broadcast(through, static_cast<ushort>(31));
+  }
+  return params.batch;
+}
+
+// One row's place.
+struct DecodeRow {
+  int position;  // of its query among the keys
+  uint head;
+  uint query;
+  ulong mask;  // its first element of the mask
+};
+
+template <typename T, uint D, uint DV, uint R>
+[[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_decode(
+    device const uchar* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
+    device const uchar* mask [[buffer(3)]], device const uchar* sinks [[buffer(4)]],
+    device const int* qo_indptr [[buffer(5)]], device const int* kv_indptr [[buffer(6)]],
+    device const int* kv_indices [[buffer(7)]], device const int* kv_last_page_len [[buffer(8)]],
+    device const int* mask_indptr [[buffer(9)]], device uchar* out [[buffer(10)]], device float* lse [[buffer(11)]],
+    constant AttentionDecodeParams& params [[buffer(12)]], uint3 group [[threadgroup_position_in_grid]],
+    uint3 threads [[threads_per_threadgroup]], uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  using S = DecodeShape<T, D, DV, R>;
+  constexpr uint kQuads = S::kVector / 4;  // float4s of a vector
+  threadgroup float shared[S::kShared];
+  threadgroup float maxima[kMaxSimdgroups * R];
+  threadgroup float sums[kMaxSimdgroups * R];
+  threadgroup int positions[R];
+  threadgroup ulong mask_rows[R];
+
+  uint tile = params.first_tile + group.x;
+  const uint kv_head = group.y % params.kv_heads;
+  const uint split = group.y / params.kv_heads;
+  uint request = group.z;
+  uint first_query = 0;
+  uint queries = params.queries;
+  ulong outer = request;  // of the queries' batch
+  if (params.ragged) {
+    request = find_request<R>(tile, params, qo_indptr, lane);
+    if (request == params.batch) return;
+    const int begin = clamp(qo_indptr[request], 0, static_cast<int>(params.queries));
+    first_query = static_cast<uint>(begin);
+    queries = static_cast<uint>(clamp(qo_indptr[request + 1], begin, static_cast<int>(params.queries)) - begin);
+    outer = 0;
+  }
+  const uint first_row = tile * R;
+  const uint rows = min(R, queries * params.group - first_row);
+  const KeyRows keys(request, kv_head, params, kv_indptr, kv_last_page_len);
+
+  // The keys that any of the rows sees, and this threadgroup's part of them.
+  const int offset = params.lower_right ? static_cast<int>(keys.length) - static_cast<int>(queries) : 0;
+  const int first_position = static_cast<int>(first_row / params.group) + offset;
+  const int last_position = static_cast<int>((first_row + rows - 1) / params.group) + offset;
+  const int low = max(0, first_position - params.left);
+  const int high = min(static_cast<int>(keys.length), last_position + params.right + 1);
+  const uint seen = static_cast<uint>(max(0, high - low));
+  const uint simdgroups = threads.x / 32;
+  const uint step = simdgroups * S::kTogether * S::kAhead;
+  const uint share = (seen + params.splits * step - 1) / (params.splits * step) * step;
+  const uint begin = static_cast<uint>(low) + min(split * share, seen);
+  const uint end = static_cast<uint>(low) + min(split * share + share, seen);
+  const bool bounded = first_position != last_position;
+
+  for (uint i = thread_index; i < R * S::kPadded; i += threads.x) {
+    const uint row = i / S::kPadded;
+    const uint element = i % S::kPadded;
+    float value = 0.0f;
+    if (row < rows && element < params.head_size) {
+      const uint query = (first_row + row) / params.group;
+      const uint head = kv_head * params.group + (first_row + row) % params.group;
+      value =
+          number_at(q, outer * params.q.batch + head * params.q.head + (first_query + query) * params.q.token + element,
+                    params.query_type);
+    }
+    shared[i] = value * params.query_scale;
+  }
+  if (thread_index < R) {
+    const uint row = first_row + min(thread_index, rows - 1);
+    const uint query = row / params.group;
+    const uint head = kv_head * params.group + row % params.group;
+    positions[thread_index] = static_cast<int>(query) + offset;
+    mask_rows[thread_index] = params.mask_elements
+                                  ? static_cast<ulong>(mask_indptr[request]) + query * static_cast<ulong>(keys.length)
+                                  : outer * params.mask_batch + head * params.mask_head + query * params.mask_query;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  const uint part = lane % S::kLanes;
+  float4 result[R][S::kValueVectors * kQuads];
+  float maximum[R];
+  float sum[R];
+#pragma unroll
+  for (uint r = 0; r < R; ++r) {
+    maximum[r] = -INFINITY;
+    sum[r] = 0.0f;
+#pragma unroll
+    for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] = float4(0.0f);
+  }
+
+  for (uint start = begin + simdgroup * S::kTogether * S::kAhead; start < end; start += step) {
+    Pack<T> x[S::kAhead][S::kKeyVectors];
+    Pack<T> y[S::kAhead][S::kValueVectors];
+    uint number[S::kAhead];
+    bool exists[S::kAhead];
+    ulong key[S::kAhead];
+    ulong value[S::kAhead];
+#pragma unroll
+    for (uint j = 0; j < S::kAhead; ++j) {
+      number[j] = start + j * S::kTogether + lane / S::kLanes;
+      exists[j] = keys.find(min(number[j], end - 1), params, kv_indices, key[j], value[j]) && number[j] < end;
+    }
+#pragma unroll
+    for (uint j = 0; j < S::kAhead; ++j) load_row<S::kLanes>(x[j], k + key[j], part, params.head_size, params.vectors);
+#pragma unroll
+    for (uint j = 0; j < S::kAhead; ++j)
+      load_row<S::kLanes>(y[j], v + value[j], part, params.value_size, params.vectors);
+
+    float score[R][S::kAhead];
+#pragma unroll
+    for (uint r = 0; r < R; ++r)
+#pragma unroll
+      for (uint j = 0; j < S::kAhead; ++j) score[r][j] = 0.0f;
+#pragma unroll
+    for (uint n = 0; n < S::kKeyVectors; ++n) {
+      float4 numbers[S::kAhead][kQuads];
+#pragma unroll
+      for (uint j = 0; j < S::kAhead; ++j) unpack(numbers[j], x[j][n]);
+#pragma unroll
+      for (uint r = 0; r < R; ++r)
+#pragma unroll
+        for (uint i = 0; i < kQuads; ++i) {
+          const float4 query = *reinterpret_cast<threadgroup const float4*>(
+              shared + r * S::kPadded + (part + n * S::kLanes) * S::kVector + 4 * i);
+#pragma unroll
+          for (uint j = 0; j < S::kAhead; ++j) score[r][j] = add_products(query, numbers[j][i], score[r][j]);
+        }
+    }
+#pragma unroll
+    for (uint r = 0; r < R; ++r)
+#pragma unroll
+      for (uint j = 0; j < S::kAhead; ++j)
+#pragma unroll
+        for (uint across = 1; across < S::kLanes; across *= 2)
+          score[r][j] += simd_shuffle_xor(score[r][j], static_cast<ushort>(across));
+
+    if (params.softcap != 0.0f) {
+#pragma unroll
+      for (uint r = 0; r < R; ++r)
+#pragma unroll
+        for (uint j = 0; j < S::kAhead; ++j) score[r][j] = params.softcap * tanh(score[r][j]);
+    }
+    if (params.mask_type != NUMBER_NONE) {
+#pragma unroll
+      for (uint r = 0; r < R; ++r)
+#pragma unroll
+        for (uint j = 0; j < S::kAhead; ++j) {
+          const ulong at = mask_rows[r] + min(number[j], end - 1) * params.mask_key;
+          const bool there = params.mask_elements == 0 || at < params.mask_elements;
+          score[r][j] += there ? mask_at(mask, at, params.mask_type) * M_LOG2E_F : -INFINITY;
+        }
+    }
+    if (bounded) {
+#pragma unroll
+      for (uint r = 0; r < R; ++r)
+#pragma unroll
+        for (uint j = 0; j < S::kAhead; ++j) {
+          const int distance = static_cast<int>(number[j]) - positions[r];
+          if (distance > params.right || -distance > params.left) score[r][j] = -INFINITY;
+        }
+    }
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+      float top = maximum[r];
+#pragma unroll
+      for (uint j = 0; j < S::kAhead; ++j) {
+        if (!exists[j]) score[r][j] = -INFINITY;
+        top = max(top, score[r][j]);
+      }
+      const float base = base_of(top);
+      const float factor = fast::exp2(maximum[r] - base);
+      maximum[r] = top;
+      sum[r] *= factor;
+#pragma unroll
+      for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] *= factor;
+#pragma unroll
+      for (uint j = 0; j < S::kAhead; ++j) {
+        score[r][j] = fast::exp2(score[r][j] - base);
+        sum[r] += score[r][j];
+      }
+    }
+#pragma unroll
+    for (uint j = 0; j < S::kAhead; ++j)
+#pragma unroll
+      for (uint n = 0; n < S::kValueVectors; ++n) {
+        float4 numbers[kQuads];
+        unpack(numbers, y[j][n]);
+#pragma unroll
+        for (uint r = 0; r < R; ++r)
+#pragma unroll
+          for (uint i = 0; i < kQuads; ++i)
+            result[r][n * kQuads + i] = fma(float4(score[r][j]), numbers[i], result[r][n * kQuads + i]);
+      }
+  }
+
+  // The groups of a simdgroup's lanes become one.
+#pragma unroll
+  for (uint r = 0; r < R; ++r) {
+    float top = maximum[r];
+#pragma unroll
+    for (uint across = S::kLanes; across < 32; across *= 2)
+      top = max(top, simd_shuffle_xor(top, static_cast<ushort>(across)));
+    const float factor = fast::exp2(maximum[r] - base_of(top));
+    maximum[r] = top;
+    sum[r] *= factor;
+#pragma unroll
+    for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] *= factor;
+#pragma unroll
+    for (uint across = S::kLanes; across < 32; across *= 2) {
+      sum[r] += simd_shuffle_xor(sum[r], static_cast<ushort>(across));
+#pragma unroll
+      for (uint n = 0; n < S::kValueVectors * kQuads; ++n)
+        result[r][n] += simd_shuffle_xor(result[r][n], static_cast<ushort>(across));
+    }
+    if (lane == 0) {
+      maxima[simdgroup * R + r] = top;
+      sums[simdgroup * R + r] = sum[r];
+    }
+  }
+
+  // And so do the simdgroups, kMerged rows at a time.
+#pragma unroll
+  for (uint first = 0; first < R; first += S::kMerged) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint r = first; r < first + S::kMerged; ++r) {
+      if (lane / S::kLanes != r % S::kTogether) continue;
+#pragma unroll
+      for (uint n = 0; n < S::kValueVectors; ++n)
+#pragma unroll
+        for (uint i = 0; i < kQuads; ++i)
+          *reinterpret_cast<threadgroup float4*>(shared + (simdgroup * S::kMerged + r - first) * S::kPaddedValue +
+                                                 (part + n * S::kLanes) * S::kVector + 4 * i) =
+              result[r][n * kQuads + i];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = thread_index; i < S::kMerged * S::kPaddedValue; i += threads.x) {
+      const uint row = first + i / S::kPaddedValue;
+      const uint element = i % S::kPaddedValue;
+      if (row >= rows || element >= params.value_size) continue;
+      const uint query = first_query + (first_row + row) / params.group;
+      const uint head = kv_head * params.group + (first_row + row) % params.group;
+      float top = -INFINITY;
+      for (uint other = 0; other < simdgroups; ++other) top = max(top, maxima[other * R + row]);
+      if (params.sink_type != NUMBER_NONE) top = max(top, number_at(sinks, head, params.sink_type) * M_LOG2E_F);
+      const float base = base_of(top);
+      float total = 0.0f;
+      float value = 0.0f;
+      for (uint other = 0; other < simdgroups; ++other) {
+        const float weight = fast::exp2(maxima[other * R + row] - base);
+        total += weight * sums[other * R + row];
+        value += weight * shared[other * S::kMerged * S::kPaddedValue + i];
+      }
+      if (params.sink_type != NUMBER_NONE)
+        total += fast::exp2(number_at(sinks, head, params.sink_type) * M_LOG2E_F - base);
+      store_number(out,
+                   outer * params.out.batch + head * params.out.head + query * params.out.token +
+                       split * params.out.part + element,
+                   params.out_type, total > 0.0f ? value / total : 0.0f);
+      if (element == 0)
+        lse[outer * params.lse.batch + head * params.lse.head + query * params.lse.token + split * params.lse.part] =
+            total > 0.0f ? (base + log2(total)) * M_LN2_F : -INFINITY;
+    }
+  }
+}
+
+#define INSTANTIATE(name, T, ...) \
+  template [[host_name(name)]] [[kernel]] decltype(attention_decode<T, __VA_ARGS__>) attention_decode<T, __VA_ARGS__>;
+#define INSTANTIATE_SIZES(types, T)                            \
+  INSTANTIATE("attention_decode_64x4_" types, T, 64, 64, 4)    \
+  INSTANTIATE("attention_decode_64x8_" types, T, 64, 64, 8)    \
+  INSTANTIATE("attention_decode_128x4_" types, T, 128, 128, 4) \
+  INSTANTIATE("attention_decode_128x8_" types, T, 128, 128, 8) \
+  INSTANTIATE("attention_decode_256x4_" types, T, 256, 256, 4) \
+  INSTANTIATE("attention_decode_256x8_" types, T, 256, 256, 8) \
+  INSTANTIATE("attention_decode_576x8_" types, T, 576, 512, 8)
+
+INSTANTIATE_SIZES("float", float)
+INSTANTIATE_SIZES("half", half)
+INSTANTIATE_SIZES("bfloat", bfloat)

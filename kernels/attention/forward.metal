@@ -1,0 +1,131 @@
+// Attention's results and the logarithms of its sums (FlashAttention-2: Dao, 2023). A simdgroup has 8 * kDown queries,
+// and walks over the keys with a running maximum and sum. What it holds of queries, sums and weights stays in
+// registers.
+#include "scores.h"
+
+template <typename T, uint kSize>
+[[kernel]] [[max_total_threads_per_threadgroup(32 * ATTENTION_SIMDS)]] void attention_forward(
+    device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
+    device const uchar* mask [[buffer(3)]], device const float* sinks [[buffer(4)]],
+    device const int* cu_seq_q [[buffer(5)]], device const int* cu_seq_k [[buffer(6)]],
+    device const uint* seed [[buffer(7)]], device T* out [[buffer(8)]], device float* lse [[buffer(9)]],
+    constant AttentionParams& p [[buffer(10)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint simd [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  constexpr uint kDown = ATTENTION_DOWN(kSize), kSimds = ATTENTION_SIMDS, kKeys = ATTENTION_KEYS(kSize, sizeof(T));
+  constexpr uint kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8, kQueries = 8 * kDown * kSimds;
+  threadgroup alignas(16) T tile[2 * kKeys * kPitch];
+  threadgroup T* const keys = tile;
+  threadgroup T* const values = tile + kKeys * kPitch;
+
+  // Blocks with many keys come first.
+  const uint index = p.first + group, head = index / p.blocks % p.heads, batch = index / p.blocks / p.heads;
+  const uint block = (p.blocks - 1 - index % p.blocks) * kQueries;
+  const Sequence sequence = sequence_of(p, batch, cu_seq_q, cu_seq_k);
+  if (block >= sequence.q_length) return;
+  const Place place = place_of(lane);
+  const uint query = block + simd * 8 * kDown;
+  const Visibility visibility = visibility_of(p, mask, seed, sequence, batch, head, sizeof(T));
+
+  Fragments<T, kDown, kSize / 8> queries;
+  load_by_tile<2 * kKeys, kPitch, kSimds>(queries, tile, rows_of(q, p.q, batch, head, sequence.q_first), block,
+                                          sequence.q_length, p.head_size, p.vectors, thread_index, simd);
+  Fragments<float, kDown, kSize / 8> sums;
+  clear(sums);
+  float largest[kDown], total[kDown];
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) largest[m] = -INFINITY, total[m] = 0.0f;
+
+  const StridedRows<T> k_rows = rows_of(k, p.k, batch, head / p.group, sequence.k_first);
+  const StridedRows<T> v_rows = rows_of(v, p.v, batch, head / p.group, sequence.k_first);
+  const Range range =
+      keys_of(p, visibility.shift, block, metal::min(block + kQueries, sequence.q_length) - 1, sequence.k_length);
+  for (uint key = range.begin / kKeys * kKeys; key < range.end; key += kKeys) {
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(keys, k_rows, key, sequence.k_length, p.head_size, p.vectors,
+                                                    thread_index);
+    load_rows<T, kKeys, kSize, kPitch, 32 * kSimds>(values, v_rows, key, sequence.k_length, p.value_size, p.vectors,
+                                                    thread_index);
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+
+    Fragments<float, kDown, kAcross> scores;
+    clear(scores);
+    add_product_transposed<kPitch>(scores, queries, keys);
+    const bool edge = has_edge(p, visibility, query, 8 * kDown, key, kKeys);
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) {
+      const uint row = query + m * 8 + place.row;
+      float most = largest[m];
+#pragma unroll
+      for (uint n = 0; n < kAcross; ++n) {
+        thread metal::float2& two = elements(scores.at[m][n]);
+        two = metal::float2(scaled(p, two.x), scaled(p, two.y));
+        if (edge) {
+          const uint column = key + n * 8 + place.column;
+          two = metal::float2(masked<T>(p, visibility, two.x, row, column),
+                              masked<T>(p, visibility, two.y, row, column + 1));
+        }
+        most = metal::max(most, metal::max(two.x, two.y));
+      }
+      most = metal::max(most, metal::simd_shuffle_xor(most, 1));
+      most = metal::max(most, metal::simd_shuffle_xor(most, 8));
+      const float subtracted = most == -INFINITY ? 0.0f : most * kLog2E;
+      const float shrink = metal::fast::exp2(metal::fma(largest[m], kLog2E, -subtracted));
+      largest[m] = most;
+      float sum = 0.0f;
+#pragma unroll
+      for (uint n = 0; n < kAcross; ++n) {
+        thread metal::float2& two = elements(scores.at[m][n]);
+        two = metal::fast::exp2(metal::fma(two, metal::float2(kLog2E), metal::float2(-subtracted)));
+        sum += two.x + two.y;
+        if (p.dropped != 0) {
+          const uint column = key + n * 8 + place.column;
+          two *= metal::float2(kept(p, visibility, row, column), kept(p, visibility, row, column + 1));
+        }
+      }
+      total[m] = metal::fma(total[m], shrink, sum);
+#pragma unroll
+      for (uint n = 0; n < kSize / 8; ++n) elements(sums.at[m][n]) *= shrink;
+    }
+    Fragments<T, kDown, kAcross> weights;
+    round_to(weights, scores);
+    add_product<kPitch>(sums, weights, values);
+  }
+
+  float factors[kDown];
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    total[m] += metal::simd_shuffle_xor(total[m], 1);
+    total[m] += metal::simd_shuffle_xor(total[m], 8);
+    float most = largest[m];
+    factors[m] = 1.0f;
+    if (p.has_sinks) {
+      most = metal::max(most, sinks[head]);
+      const float subtracted = most == -INFINITY ? 0.0f : most;
+      factors[m] = metal::precise::exp(largest[m] - subtracted);
+      total[m] = metal::fma(total[m], factors[m], metal::precise::exp(sinks[head] - subtracted));
+    }
+    const uint row = query + m * 8 + place.row;
+    if (place.column == 0 && row < sequence.q_length) {
+      lse[first_number(p, sequence, batch, head) + row] =
+          total[m] == 0.0f ? -INFINITY : most + metal::precise::log(total[m]);
+    }
+    factors[m] = total[m] == 0.0f ? 0.0f : factors[m] / total[m];
+  }
+  store(sums, factors, first_row(out, p.out, batch, head, sequence.q_first), p.out.row, query, sequence.q_length,
+        p.value_size, place);
+}
+
+// Names have the largest head size that a kernel takes.
+#define INSTANTIATE(T, size)                      \
+  template [[host_name("attention_forward_" #size \
+                       "_" #T)]] [[kernel]] decltype(attention_forward<T, size>) attention_forward<T, size>;
+#define INSTANTIATE_SIZES(T) \
+  INSTANTIATE(T, 64)         \
+  INSTANTIATE(T, 96)         \
+  INSTANTIATE(T, 128)        \
+  INSTANTIATE(T, 192)        \
+  INSTANTIATE(T, 256)
+INSTANTIATE_SIZES(float)
+INSTANTIATE_SIZES(half)
+INSTANTIATE_SIZES(bfloat)

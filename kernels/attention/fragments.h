@@ -1,0 +1,118 @@
+// What a simdgroup holds of matrices: kDown fragments below each other, of 8 rows, and kAcross beside each other.
+#pragma once
+
+#include "tile.h"
+
+// The place of a lane's first element in a fragment; its second one is in the next column. The lanes of a row differ in
+// the bits 0 and 3 of their numbers.
+struct Place {
+  uint row, column;
+};
+METAL_FUNC Place place_of(uint lane) { return {(lane / 4 & 4) + lane / 2 % 4, (lane / 4 & 2) * 2 + lane % 2 * 2}; }
+
+template <typename T>
+METAL_FUNC thread metal::vec<T, 2>& elements(thread metal::simdgroup_matrix<T, 8, 8>& of) {
+  return reinterpret_cast<thread metal::vec<T, 2>&>(of.thread_elements());
+}
+
+template <typename T, uint kDown, uint kAcross>
+struct Fragments {
+  metal::simdgroup_matrix<T, 8, 8> at[kDown][kAcross];
+};
+
+template <typename T, uint kDown, uint kAcross>
+METAL_FUNC void clear(thread Fragments<T, kDown, kAcross>& fragments) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) fragments.at[m][n] = metal::make_filled_simdgroup_matrix<T, 8, 8>(T(0.0f));
+  }
+}
+
+// The first rows of a tile.
+template <uint kPitch, typename T, uint kDown, uint kAcross>
+METAL_FUNC void load(thread Fragments<T, kDown, kAcross>& fragments, threadgroup const T* tile) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) metal::simdgroup_load(fragments.at[m][n], tile + m * 8 * kPitch + n * 8, kPitch);
+  }
+}
+
+// Rounds sums to operands of the next product.
+template <typename T, uint kDown, uint kAcross>
+METAL_FUNC void round_to(thread Fragments<T, kDown, kAcross>& rounded, thread Fragments<float, kDown, kAcross>& sums) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) elements(rounded.at[m][n]) = metal::vec<T, 2>(elements(sums.at[m][n]));
+  }
+}
+
+// c += a bᵀ, where b is the tile's first 8 * kAcross rows.
+template <uint kPitch, typename T, uint kDown, uint kDepth, uint kAcross>
+METAL_FUNC void add_product_transposed(thread Fragments<float, kDown, kAcross>& c,
+                                       thread const Fragments<T, kDown, kDepth>& a, threadgroup const T* tile) {
+#pragma unroll
+  for (uint k = 0; k < kDepth; ++k) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+      metal::simdgroup_matrix<T, 8, 8> b;
+      metal::simdgroup_load(b, tile + n * 8 * kPitch + k * 8, kPitch, ulong2(0), true);
+#pragma unroll
+      for (uint m = 0; m < kDown; ++m) metal::simdgroup_multiply_accumulate(c.at[m][n], a.at[m][k], b, c.at[m][n]);
+    }
+  }
+}
+
+// c += a b, where b is the tile's first 8 * kDepth rows.
+template <uint kPitch, typename T, uint kDown, uint kDepth, uint kAcross>
+METAL_FUNC void add_product(thread Fragments<float, kDown, kAcross>& c, thread const Fragments<T, kDown, kDepth>& a,
+                            threadgroup const T* tile) {
+#pragma unroll
+  for (uint k = 0; k < kDepth; ++k) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+      metal::simdgroup_matrix<T, 8, 8> b;
+      metal::simdgroup_load(b, tile + k * 8 * kPitch + n * 8, kPitch);
+#pragma unroll
+      for (uint m = 0; m < kDown; ++m) metal::simdgroup_multiply_accumulate(c.at[m][n], a.at[m][k], b, c.at[m][n]);
+    }
+  }
+}
+
+// Loads the 8 * kDown rows of each simdgroup by way of a tile of kRows rows, which several may share in turn.
+template <uint kRows, uint kPitch, uint kSimds, typename T, uint kDown, uint kAcross, typename Rows>
+METAL_FUNC void load_by_tile(thread Fragments<T, kDown, kAcross>& fragments, threadgroup T* tile, Rows rows, uint first,
+                             uint count, uint size, bool vectors, uint thread_index, uint simd) {
+#pragma unroll
+  for (uint begin = 0; begin < 8 * kDown * kSimds; begin += kRows) {
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    load_rows<T, kRows, 8 * kAcross, kPitch, 32 * kSimds>(tile, rows, first + begin, count, size, vectors,
+                                                          thread_index);
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    const uint row = simd * 8 * kDown;
+    if (row >= begin && row < begin + kRows) load<kPitch>(fragments, tile + (row - begin) * kPitch);
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}
+
+// Writes factors[m] times the sums to rows of a tensor. Rows from `count` on, and elements from `size` on, do not
+// exist.
+template <typename T, uint kDown, uint kAcross>
+METAL_FUNC void store(thread Fragments<float, kDown, kAcross>& sums, thread const float* factors, device T* tensor,
+                      int64_t stride, uint first, uint count, uint size, Place place) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+    const uint row = first + m * 8 + place.row;
+    if (row >= count) continue;
+    device T* const to = tensor + int64_t(row) * stride;
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+      const uint column = n * 8 + place.column;
+      const metal::float2 values = elements(sums.at[m][n]) * factors[m];
+      if (column < size) to[column] = T(values.x);
+      if (column + 1 < size) to[column + 1] = T(values.y);
+    }
+  }
+}

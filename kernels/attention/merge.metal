@@ -1,0 +1,57 @@
+// Merges attention's results over disjoint parts of the keys by the logarithms of their sums.
+#include "attention/numbers.h"
+
+constexpr constant uint kMaxSimdgroups = 16;
+
+// A threadgroup has a token and a head: each simdgroup 32 elements of the value, and every few parts.
+[[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_merge(
+    device const uchar* parts [[buffer(0)]], device const float* part_lse [[buffer(1)]],
+    device const uchar* sinks [[buffer(2)]], device uchar* out [[buffer(3)]], device float* lse [[buffer(4)]],
+    constant AttentionMergeParams& params [[buffer(5)]], uint2 group [[threadgroup_position_in_grid]],
+    uint2 threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  threadgroup float shared[kMaxSimdgroups * 32];
+  const uint head = group.x;
+  const ulong token = group.y;
+  const ulong request = token / params.queries;
+  const ulong query = token % params.queries;
+  device const float* const found = part_lse + token * params.in_lse.token + head * params.in_lse.head;
+  const bool sinking = params.sink_type != NUMBER_NONE;
+  const float sink = sinking ? number_at(sinks, head, params.sink_type) : -INFINITY;
+
+  float top = -INFINITY;
+  for (uint part = lane; part < params.parts; part += 32) top = max(top, found[part * params.in_lse.part]);
+  top = max(simd_max(top), sink);
+  const float base = base_of(top);
+  float total = 0.0f;
+  for (uint part = lane; part < params.parts; part += 32) total += exp(found[part * params.in_lse.part] - base);
+  total = simd_sum(total);
+  if (sinking) total += exp(sink - base);
+
+  const uint simdgroups = threads.x / 32;
+  const uint columns = min((params.value_size + 31) / 32, simdgroups);  // of 32 elements, at a time
+  const uint shares = simdgroups / columns;
+  const uint share = simdgroup / columns;
+  const ulong in = token * params.in.token + head * params.in.head;
+  for (uint start = 0; start < params.value_size; start += 32 * columns) {
+    const uint element = start + simdgroup % columns * 32 + lane;
+    float value = 0.0f;
+    if (share < shares && element < params.value_size) {
+#pragma unroll 4
+      for (uint part = share; part < params.parts; part += shares)
+        value += exp(found[part * params.in_lse.part] - base) *
+                 number_at(parts, in + part * params.in.part + element, params.in_type);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    shared[simdgroup * 32 + lane] = value;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (simdgroup >= columns || element >= params.value_size) continue;
+    value = 0.0f;
+    for (uint i = 0; i < shares; ++i) value += shared[(i * columns + simdgroup) * 32 + lane];
+    store_number(out, request * params.out.batch + head * params.out.head + query * params.out.token + element,
+                 params.out_type, total > 0.0f ? value / total : 0.0f);
+  }
+  if (simdgroup == 0 && lane == 0)
+    lse[request * params.lse.batch + head * params.lse.head + query * params.lse.token] =
+        total > 0.0f ? base + log(total) : -INFINITY;
+}

@@ -1,0 +1,101 @@
+// Scores of a block of queries and a block of keys: scale, softcap, masks, dropout.
+#pragma once
+
+#include "dropout.h"
+#include "fragments.h"
+
+constant constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+// The buffers that say which keys a query sees, and how.
+struct Visibility {
+  device const uchar* mask;  // of the head
+  Sequence sequence;
+  int shift;
+  uint batch, head;
+  metal::uint2 seed;
+};
+
+METAL_FUNC int shift_of(constant AttentionParams& p, Sequence sequence) {
+  return p.band.lower_right ? int(sequence.k_length) - int(sequence.q_length) : 0;
+}
+
+METAL_FUNC device const uchar* mask_of(device const uchar* mask, constant AttentionParams& p, uint batch, uint head,
+                                       uint element_size) {
+  const int64_t size = p.mask_kind == ATTENTION_BOOL_MASK ? 1 : p.mask_kind == ATTENTION_ADDED_MASK ? element_size : 4;
+  return mask + (int64_t(batch) * p.mask.batch + int64_t(head) * p.mask.head) * size;
+}
+
+// Where a head's numbers of one per query begin: lse, and what the gradients of softmax subtract.
+METAL_FUNC int64_t first_number(constant AttentionParams& p, Sequence sequence, uint batch, uint head) {
+  return p.variable ? int64_t(head) * p.q_length + sequence.q_first : (int64_t(batch) * p.heads + head) * p.q_length;
+}
+
+METAL_FUNC Visibility visibility_of(constant AttentionParams& p, device const uchar* mask, device const uint* seed,
+                                    Sequence sequence, uint batch, uint head, uint element_size) {
+  const metal::uint2 numbers = p.dropped != 0 ? metal::uint2(seed[0], seed[1]) : metal::uint2(0u);
+  return {mask_of(mask, p, batch, head, element_size), sequence, shift_of(p, sequence), batch, head, numbers};
+}
+
+// The keys that queries first to last see, of a band alone.
+struct Range {
+  uint begin, end;
+};
+METAL_FUNC Range keys_of(constant AttentionParams& p, int shift, uint first, uint last, uint k_length) {
+  const int begin = metal::max(int(first) + shift - p.band.left, 0);
+  const int end = metal::clamp(int(last) + shift + p.band.right + 1, 0, int(k_length));
+  return {uint(begin), uint(metal::max(begin, end))};
+}
+// The queries that see one of the keys first to last.
+METAL_FUNC Range queries_of(constant AttentionParams& p, int shift, uint first, uint last, uint q_length) {
+  const int begin = metal::max(int(first) - shift - p.band.right, 0);
+  const int end = metal::clamp(int(last) - shift + p.band.left + 1, 0, int(q_length));
+  return {uint(begin), uint(metal::max(begin, end))};
+}
+
+// Whether some query of a block does not see some key of another one, or has a mask.
+METAL_FUNC bool has_edge(constant AttentionParams& p, Visibility v, uint query, uint queries, uint key, uint keys) {
+  const int first = int(key) - v.shift, last = int(key + keys) - 1 - v.shift;
+  return p.mask_kind != ATTENTION_NO_MASK || key + keys > v.sequence.k_length ||
+         query + queries > v.sequence.q_length || first < int(query + queries) - 1 - p.band.left ||
+         last > int(query) + p.band.right;
+}
+
+// A score from a product of a query and a key: what softmax takes the exponential of, if the query sees the key.
+METAL_FUNC float scaled(constant AttentionParams& p, float product) {
+  const float score = product * p.scale;
+  return p.softcap > 0.0f ? p.softcap * metal::precise::tanh(score / p.softcap) : score;
+}
+// The same for a block with edges: with the mask, and -inf if the query does not see the key.
+template <typename T>
+METAL_FUNC float masked(constant AttentionParams& p, Visibility v, float score, uint query, uint key) {
+  const int distance = int(key) - int(query) - v.shift;
+  if (query >= v.sequence.q_length || key >= v.sequence.k_length || distance < -p.band.left || distance > p.band.right)
+    return -INFINITY;
+  const int64_t at = int64_t(query) * p.mask.row + int64_t(key) * p.mask.column;
+  if (p.mask_kind == ATTENTION_BOOL_MASK) return v.mask[at] ? score : -INFINITY;
+  if (p.mask_kind == ATTENTION_ADDED_MASK) return score + float(reinterpret_cast<device const T*>(v.mask)[at]);
+  if (p.mask_kind == ATTENTION_ADDED_FLOAT_MASK) return score + reinterpret_cast<device const float*>(v.mask)[at];
+  return score;
+}
+
+// A weight of softmax from products of a query and a key, and its derivative by the product but for the scale.
+struct Weight {
+  float value, derivative;
+};
+// `less` is the logarithm of the softmax's sum, or inf for a query that sees no key. It is subtracted before the factor
+// rounds it.
+template <typename T>
+METAL_FUNC Weight weight(constant AttentionParams& p, Visibility v, float product, float less, bool edge, uint query,
+                         uint key) {
+  float score = scaled(p, product), slope = 1.0f;
+  if (p.softcap > 0.0f) slope = 1.0f - score / p.softcap * (score / p.softcap);
+  if (edge) score = masked<T>(p, v, score, query, key);
+  const float value = metal::fast::exp2((score - less) * kLog2E);
+  return {value, value * slope};
+}
+METAL_FUNC float subtracted_lse(float lse) { return lse == -INFINITY ? INFINITY : lse; }
+
+// What dropout multiplies a weight by.
+METAL_FUNC float kept(constant AttentionParams& p, Visibility v, uint query, uint key) {
+  return random_number(v.seed, v.batch, v.head, query, key) >= p.dropped ? p.kept_scale : 0.0f;
+}

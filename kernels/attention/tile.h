@@ -1,0 +1,73 @@
+// Tiles of rows in threadgroup memory, and what a lane holds of fragments: simdgroup_matrix of 8 by 8.
+#pragma once
+
+#include "../common/pack.h"
+#include "attention.h"
+
+#include <metal_stdlib>
+#include <metal_simdgroup_matrix>
+
+// The rows of one head. load_rows() takes any type with a row(): rows may lie anywhere, as those of pages do.
+template <typename T>
+struct StridedRows {
+  device const T* first;
+  int64_t stride;
+  device const T* row(uint i) const { return first + int64_t(i) * stride; }
+};
+
+// One sequence of a batch.
+struct Sequence {
+  uint q_first, k_first;    // its first rows in the tensors
+  uint q_length, k_length;  // its numbers of rows
+};
+METAL_FUNC Sequence sequence_of(constant AttentionParams& p, uint batch, device const int* cu_seq_q,
+                                device const int* cu_seq_k) {
+  if (!p.variable) return {0u, 0u, p.q_length, p.k_length};
+  // Offsets outside of the tensors must not lead outside of their memory.
+  const uint q_first = metal::min(uint(cu_seq_q[batch]), p.q_length);
+  const uint k_first = metal::min(uint(cu_seq_k[batch]), p.k_length);
+  const uint q_end = metal::clamp(uint(cu_seq_q[batch + 1]), q_first, p.q_length);
+  const uint k_end = metal::clamp(uint(cu_seq_k[batch + 1]), k_first, p.k_length);
+  return {q_first, k_first, q_end - q_first, k_end - k_first};
+}
+
+// The rows of a head of a batch item's sequence, which begins at row `first`.
+template <typename T>
+METAL_FUNC StridedRows<T> rows_of(device const T* tensor, AttentionStrides strides, uint batch, uint head, uint first) {
+  return {tensor + int64_t(batch) * strides.batch + int64_t(head) * strides.head + int64_t(first) * strides.row,
+          strides.row};
+}
+// The same for writing.
+template <typename T>
+METAL_FUNC device T* first_row(device T* tensor, AttentionStrides strides, uint batch, uint head, uint first) {
+  return tensor + int64_t(batch) * strides.batch + int64_t(head) * strides.head + int64_t(first) * strides.row;
+}
+
+// Loads rows first to first + kRows - 1 into a tile, whose rows are kPitch apart. Rows from `count` on, and elements
+// from `size` on, are zero. All threads of the threadgroup take part.
+template <typename T, uint kRows, uint kSize, uint kPitch, uint kThreads, typename Rows>
+METAL_FUNC void load_rows(threadgroup T* tile, Rows rows, uint first, uint count, uint size, bool vectors,
+                          uint thread_index) {
+  constexpr uint kPack = 16 / sizeof(T), kPacks = kSize / kPack, kShare = (kRows * kPacks + kThreads - 1) / kThreads;
+  if (vectors) {
+    Pack<T> packs[kShare];
+#pragma unroll
+    for (uint s = 0; s < kShare; ++s) {
+      const uint index = s * kThreads + thread_index, row = first + index / kPacks, column = index % kPacks * kPack;
+      packs[s] = Pack<T>();
+      if (row < count && column < size && index < kRows * kPacks)
+        packs[s] = *reinterpret_cast<device const Pack<T>*>(rows.row(row) + column);
+    }
+#pragma unroll
+    for (uint s = 0; s < kShare; ++s) {
+      const uint index = s * kThreads + thread_index;
+      if (index < kRows * kPacks)
+        *reinterpret_cast<threadgroup Pack<T>*>(tile + index / kPacks * kPitch + index % kPacks * kPack) = packs[s];
+    }
+  } else {
+    for (uint index = thread_index; index < kRows * kSize; index += kThreads) {
+      const uint row = first + index / kSize, column = index % kSize;
+      tile[index / kSize * kPitch + column] = row < count && column < size ? rows.row(row)[column] : T(0.0f);
+    }
+  }
+}

@@ -1,0 +1,109 @@
+"""The operators attention and attention_backward, and their derivatives."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._core.operators import autograd, cpu_kernel, fake_kernel
+from ._composite import Options, attend, gradients
+
+__all__ = ["attention"]
+
+# Of an operator's arguments: tensors, and then Options.
+_FORWARD, _BACKWARD = 8, 12
+
+
+def like_heads(tensor: Tensor, size: int) -> Tensor:
+    """A new tensor (batch, heads, length, size) whose heads and rows lie in memory in the order of `tensor`'s."""
+    batch, heads, length, _ = tensor.shape
+    if tensor.stride(1) < tensor.stride(2):
+        return tensor.new_empty(batch, length, heads, size).transpose(1, 2)
+    return tensor.new_empty(batch, heads, length, size)
+
+
+def _as_heads(value: Tensor, tensor: Tensor) -> Tensor:
+    return like_heads(tensor, value.shape[-1]).copy_(value)
+
+
+def _lse_dtype(q):
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+@cpu_kernel("attention")
+def _(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
+    out, lse = attend(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, Options(*options))
+    return _as_heads(out, q), lse.contiguous()
+
+
+@fake_kernel("attention")
+def _(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
+    return like_heads(q, v.shape[-1]), q.new_empty(q.shape[:-1], dtype=_lse_dtype(q))
+
+
+@cpu_kernel("attention_backward")
+def _(grad, grad_lse, q, k, v, out, lse, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
+    dq, dk, dv, _, delta = gradients(grad, grad_lse, q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, Options(*options))
+    return _as_heads(dq, q), _as_heads(dk, k), _as_heads(dv, v), delta.contiguous()
+
+
+@fake_kernel("attention_backward")
+def _(grad, grad_lse, q, k, v, out, lse, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
+    gradient_of = [like_heads(x, x.shape[-1]) for x in (q, k, v)]
+    return *gradient_of, q.new_empty(q.shape[:-1], dtype=_lse_dtype(q))
+
+
+def _save(ctx, inputs, output):
+    ctx.options = inputs[_FORWARD:]
+    ctx.save_for_backward(*inputs[:_FORWARD], *output)
+    ctx.set_materialize_grads(False)  # that of lse is rarely asked for
+
+
+def _backward(ctx, grad, grad_lse):
+    q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, out, lse = ctx.saved_tensors
+    found: list = [None] * (_FORWARD + len(ctx.options))
+    if grad is None and grad_lse is None:
+        return tuple(found)
+    if grad is None:
+        grad = torch.zeros_like(out)
+    others = mask, sinks, cu_seq_q, cu_seq_k, seed
+    *found[:3], delta = _gradient(grad, grad_lse, q, k, v, out, lse, *others, *ctx.options)
+    if mask is not None and ctx.needs_input_grad[3]:
+        of_scores = gradients(grad, grad_lse, q, k, v, *others, Options(*ctx.options))[3]
+        found[3] = of_scores.sum_to_size(mask.shape).to(mask.dtype)
+    if sinks is not None and ctx.needs_input_grad[4]:
+        # A sink is a score whose value is zero.
+        weight = (sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
+        found[4] = -(weight * delta).nan_to_num(0.0).sum((0, 2)).to(sinks.dtype)
+    return tuple(found)
+
+
+def _save_backward(ctx, inputs, output):
+    ctx.options = inputs[_BACKWARD:]
+    ctx.save_for_backward(*inputs[:_BACKWARD])
+    ctx.set_materialize_grads(False)
+
+
+def _double_backward(ctx, *cotangents):
+    """Differentiates `gradients`, which is differentiable to any order. What `out` and `lse` contribute is part of it,
+    as they are functions of the other arguments."""
+    with torch.enable_grad():
+        saved = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
+        grad, grad_lse, q, k, v, _, _, *others = saved
+        results = gradients(grad, grad_lse, q, k, v, *others, Options(*ctx.options))
+        results = [*results[:3], results[4]]
+    pairs = [(result, c) for result, c in zip(results, cotangents) if c is not None]
+    differentiable = [t is not None and t.requires_grad for t in saved]
+    differentiable[5:7] = [False, False]
+    wanted = [t for t, wanted in zip(saved, differentiable) if wanted]
+    found: list = [None] * (_BACKWARD + len(ctx.options))
+    if pairs and wanted:
+        outputs, given = zip(*pairs)
+        gradient = torch.autograd.grad(outputs, wanted, given, create_graph=torch.is_grad_enabled(), allow_unused=True)
+        for index, value in zip([i for i, wanted in enumerate(differentiable) if wanted], gradient):
+            found[index] = value
+    return tuple(found)
+
+
+attention = autograd("attention", _backward, _save)
+_gradient = autograd("attention_backward", _double_backward, _save_backward)

@@ -1,0 +1,136 @@
+"""Caches' layouts, and checks of the numbers that say where a request's tokens are."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from .._core.routing import explained
+
+__all__ = ["Cache", "check_append", "check_pages", "check_tensors", "index_vector", "split_cache"]
+
+Cache = Tensor | tuple[Tensor, Tensor]
+LAYOUTS = ("NHD", "HND")
+MOST_TOKENS = 256  # of a page
+
+
+def check_tensors(function: str, dims: int, **tensors: object) -> None:
+    """Raises TypeError for what is no tensor, and ValueError for a tensor with another number of dimensions."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"metalcore.paged.{function}: {name} must be a tensor, not {type(tensor).__name__}")
+        if tensor.dim() != dims:
+            raise ValueError(f"metalcore.paged.{function}: {name} must have {dims} dimensions, not {tensor.dim()}")
+
+
+def split_cache(function: str, cache: Cache, kv_layout: str) -> tuple[Tensor, Tensor]:
+    """The pools of keys and of values, with 4 dimensions each."""
+    if kv_layout not in LAYOUTS:
+        raise ValueError(
+            f"metalcore.paged.{function}: kv_layout must be one of {', '.join(LAYOUTS)}, not {kv_layout!r}"
+        )
+    if isinstance(cache, Tensor):
+        if cache.dim() != 5 or cache.shape[1] != 2:
+            raise ValueError(
+                f"metalcore.paged.{function}: a cache that is one tensor has the shape (pages, 2, …) and 5 dimensions, "
+                f"not {tuple(cache.shape)}"
+            )
+        k, v = cache[:, 0], cache[:, 1]
+    else:
+        if not isinstance(cache, (tuple, list)) or len(cache) != 2:
+            raise TypeError(f"metalcore.paged.{function}: a cache is a tensor or two, not {type(cache).__name__}")
+        k, v = cache
+        check_tensors(function, 4, keys=k, values=v)
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"metalcore.paged.{function}: keys and values of the shapes {tuple(k.shape)} and {tuple(v.shape)} are no "
+            "cache"
+        )
+    size = k.shape[1 if kv_layout == "NHD" else 2]
+    if not 1 <= size <= MOST_TOKENS:
+        raise ValueError(f"metalcore.paged.{function}: pages must have 1 to {MOST_TOKENS} tokens, not {size}")
+    return k, v
+
+
+def index_vector(function: str, name: str, numbers: Tensor, on: Tensor) -> Tensor:
+    """The numbers as kernels take them: int32, contiguous, on the device of `on`."""
+    check_tensors(function, 1, **{name: numbers})
+    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool:
+        raise ValueError(f"metalcore.paged.{function}: {name} must have integers, not {numbers.dtype}")
+    return numbers.to(device=on.device, dtype=torch.int32).contiguous()
+
+
+def _visible(tensor):
+    """Whether the host sees the numbers without waiting for a GPU. A recording would have that as a step of
+    PyTorch's."""
+    if is_compiling() or explained.observers or type(tensor) is not Tensor:
+        return False
+    return tensor.is_cpu or tensor.is_mps and getattr(torch._C, "_metalcore_simulates_mps", False)
+
+
+def _offsets(function, name, offsets, most):
+    numbers = offsets.tolist()
+    if not numbers or numbers[0] < 0 or numbers[-1] > most or any(a > b for a, b in pairwise(numbers)):
+        raise ValueError(f"metalcore.paged.{function}: {name} must be numbers of 0 to {most} that do not descend")
+    return numbers
+
+
+def check_pages(
+    function: str,
+    pages: int,
+    page_size: int,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    kv_last_page_len: Tensor | None = None,
+    qo_indptr: Tensor | None = None,
+    queries: int = 0,
+) -> None:
+    """Raises ValueError for a page that is not in the pool, offsets that descend or lead out of a tensor, and last
+    pages of an impossible length, if the host sees these numbers."""
+    if not _visible(kv_indices):
+        return
+    indptr = _offsets(function, "kv_indptr", kv_indptr, kv_indices.shape[0])
+    requests = len(indptr) - 1
+    for name, numbers, count in (
+        ("kv_last_page_len", kv_last_page_len, requests),
+        ("qo_indptr", qo_indptr, requests + 1),
+    ):
+        if numbers is not None and len(numbers) != count:
+            raise ValueError(
+                f"metalcore.paged.{function}: {requests} requests need {count} numbers in {name}, not {len(numbers)}"
+            )
+    used = kv_indices[indptr[0] : indptr[-1]]
+    for page in used.tolist():
+        if not 0 <= page < pages:
+            raise ValueError(f"metalcore.paged.{function}: kv_indices has the page {page}, and the cache has {pages}")
+    if kv_last_page_len is not None:
+        for request, length in enumerate(kv_last_page_len.tolist()):
+            if indptr[request] < indptr[request + 1] and not 1 <= length <= page_size:
+                raise ValueError(
+                    f"metalcore.paged.{function}: kv_last_page_len[{request}] is {length}, and pages have {page_size} "
+                    "tokens"
+                )
+    if qo_indptr is not None:
+        _offsets(function, "qo_indptr", qo_indptr, queries)
+
+
+def check_append(function: str, page_size: int, batch_indices: Tensor, positions: Tensor, kv_indptr: Tensor) -> None:
+    """Raises ValueError for a token of no request, or behind its request's last page, if the host sees these
+    numbers. A request of -1 leaves a token out."""
+    if not _visible(batch_indices):
+        return
+    indptr = kv_indptr.tolist()
+    for token, (request, position) in enumerate(zip(batch_indices.tolist(), positions.tolist())):
+        if request == -1:
+            continue
+        if not 0 <= request < len(indptr) - 1:
+            raise ValueError(f"metalcore.paged.{function}: token {token} is of request {request}, of {len(indptr) - 1}")
+        most = (indptr[request + 1] - indptr[request]) * page_size
+        if not 0 <= position < most:
+            raise ValueError(
+                f"metalcore.paged.{function}: token {token} has the position {position}, and the pages of request "
+                f"{request} have {most}"
+            )

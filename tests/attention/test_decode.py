@@ -1,0 +1,152 @@
+"""Few queries and many keys: threadgroups share the keys, and their results are merged."""
+
+import pytest
+import torch
+from references import DTYPES, assert_near, tensor, wide
+from rows import tuned
+
+from metalcore import scaled_dot_product_attention as attend
+from metalcore._core.recording import record
+
+SUFFIXES = dict(zip(DTYPES, ("float", "half", "bfloat")))
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def reference(q, k, v, mask=None, scale=None, low=None, high=None, softcap=0.0, sinks=None):
+    """In float64. A query at place p sees keys p + low to p + high; the last one is at the last key."""
+    q, k, v = wide(q), wide(k), wide(v)
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        mask = mask.cpu()
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.double()
+    distance = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - (k.shape[2] - q.shape[2])
+    for bound, outside in ((low, torch.lt), (high, torch.gt)):
+        if bound is not None:
+            scores = scores.masked_fill(outside(distance, bound), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, wide(sinks).view(-1, 1, 1).expand(*scores.shape[:-1], 1)], -1)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.nan_to_num(0.0, neginf=0.0)[..., None]).exp()
+    return weights[..., : k.shape[2]] @ v, lse
+
+
+def inputs(device, dtype, heads=4, kv_heads=2, queries=1, keys=300, size=64, value_size=None, batch=2):
+    make = lambda *shape: tensor(*shape, dtype=dtype, device=device)  # noqa: E731
+    return (
+        make(batch, heads, queries, size),
+        make(batch, kv_heads, keys, size),
+        make(batch, kv_heads, keys, size if value_size is None else value_size),
+    )
+
+
+def check(found, expected):
+    for ours, theirs in zip(found, expected):
+        assert_near(ours, theirs, terms=8)
+
+
+def kernels(*tensors, **options):
+    return record(attend, *tensors, enable_gqa=True, **options)[1].kernels
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    "size, value_size, kernel",
+    [(64, 64, 64), (50, 30, 64), (65, 64, 128), (80, 80, 128), (128, 128, 128), (192, 128, 256), (576, 512, 576)],
+)
+def test_sizes(device, dtype, size, value_size, kernel):
+    tensors = inputs(device, dtype, size=size, value_size=value_size, batch=1)
+    with tuned("baseline"):
+        rows = 8 if kernel == 576 else 4
+        name = f"attention_decode_{kernel}x{rows}_{SUFFIXES[dtype]}"
+        assert kernels(*tensors) == (name, "attention_merge")
+        check(attend(*tensors, enable_gqa=True, return_lse=True), reference(*tensors))
+
+
+@pytest.mark.parametrize("heads, kv_heads, queries", [(1, 1, 1), (4, 1, 1), (5, 1, 1), (8, 4, 4), (3, 1, 3), (4, 1, 8)])
+def test_rows(device, heads, kv_heads, queries):
+    """Fewer and more rows than a threadgroup has, which the causal limit cuts one by one."""
+    tensors = inputs(device, torch.float32, heads, kv_heads, queries, keys=261)
+    options = {"is_causal": True, "lower_right": True, "enable_gqa": True, "return_lse": True}
+    with tuned("baseline"):
+        assert any("x4" in name if heads * queries <= 4 * kv_heads else "x8" in name for name in kernels(*tensors))
+        check(attend(*tensors, **options), reference(*tensors, high=0))
+
+
+@pytest.mark.parametrize("keys", [64, 127, 128, 255, 256, 257, 1024])
+def test_keys(device, keys):
+    """Below and above the numbers of keys from which threadgroups share them."""
+    tensors = inputs(device, torch.float32, keys=keys, batch=1, heads=2)
+    with tuned("baseline"):
+        assert ("attention_merge" in kernels(*tensors)) == (keys >= 256)
+        check(attend(*tensors, return_lse=True), reference(*tensors))
+
+
+@each_dtype
+def test_options(device, dtype):
+    q, k, v = inputs(device, dtype, queries=2, heads=4)
+    sinks = tensor(4, device=device)
+    for family in ("baseline", "simulator"):
+        with tuned(family):
+            found = attend(q, k, v, window=(40, 3), lower_right=True, enable_gqa=True, return_lse=True)
+            check(found, reference(q, k, v, low=-40, high=3))
+            found = attend(q * 8, k, v, softcap=3.0, sinks=sinks, scale=0.3, enable_gqa=True, return_lse=True)
+            check(found, reference(q * 8, k, v, scale=0.3, softcap=3.0, sinks=sinks))
+
+
+@each_dtype
+def test_masks(device, dtype):
+    q, k, v = inputs(device, dtype, queries=2)
+    for shape in ((2, 4, 2, 300), (300,), (2, 1), (2, 1, 1, 300)):
+        seen = torch.rand(shape).to(device) > 0.3
+        added = tensor(*shape, dtype=dtype, device=device)
+        for mask in (seen, added, added.float()):
+            with tuned("baseline"):
+                found = attend(q, k, v, mask, enable_gqa=True, return_lse=True)
+            check(found, reference(q, k, v, mask))
+
+
+def test_rows_that_see_no_key(device):
+    q, k, v = inputs(device, torch.float32, queries=2)
+    mask = torch.ones(2, 300, dtype=torch.bool, device=device)
+    mask[1] = False
+    for family in ("baseline", "simulator"):
+        with tuned(family):
+            out, lse = attend(q, k, v, mask, enable_gqa=True, return_lse=True)
+        assert (out[:, :, 1] == 0).all() and (lse[:, :, 1] == -torch.inf).all()
+        check((out[:, :, :1], lse[:, :, :1]), reference(q[:, :, :1], k, v))
+
+
+def test_large_scores(device):
+    q, k, v = inputs(device, torch.float32)
+    check(attend(q * 100, k, v, enable_gqa=True, return_lse=True), reference(q * 100, k, v))
+
+
+@each_dtype
+def test_layouts(device, dtype):
+    """Heads beside each other, rows at no multiple of 16 bytes, a batch that is expanded."""
+    q, k, v = inputs(device, dtype, batch=2)
+    expected = reference(q, k, v)
+    beside = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    odd = [torch.nn.functional.pad(x, (1, 2))[..., 1:-2] for x in (q, k, v)]
+    turned = [x.mT.contiguous().mT for x in (q, k, v)]
+    for tensors in (beside, odd, turned):
+        check(attend(*tensors, enable_gqa=True, return_lse=True), expected)
+    k, v = k[:1].expand(2, -1, -1, -1), v[:1].expand(2, -1, -1, -1)
+    check(attend(q, k, v, enable_gqa=True, return_lse=True), reference(q, k, v))
+
+
+def test_gradients(device):
+    """The tiled kernels' derivative takes the logarithms of the sums from here."""
+    tensors = inputs(device, torch.float32, queries=2, keys=70)
+    leaves = [x.requires_grad_() for x in tensors]
+    assert kernels(*tensors)[0].startswith("attention_decode")
+    found = torch.autograd.grad(attend(*leaves, enable_gqa=True).square().sum(), leaves)
+    leaves = [wide(x).requires_grad_() for x in tensors]
+    group = [leaves[0], *(x.repeat_interleave(2, 1) for x in leaves[1:])]
+    out = torch.nn.functional.scaled_dot_product_attention(*group)
+    for ours, theirs in zip(found, torch.autograd.grad(out.square().sum(), leaves)):
+        assert_near(ours, theirs, terms=16)
