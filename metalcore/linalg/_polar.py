@@ -10,7 +10,7 @@ from .._core.operators import needs_gradient
 from .._core.registry import Op, Sample, register
 from .._core.routing import FLOAT_DTYPES
 from .._core.samples import well_conditioned
-from ._common import in_float32, without_autocast
+from ._common import check_types, in_float32, without_autocast
 from ._svd import svd
 
 __all__ = ["Polar", "polar"]
@@ -48,6 +48,7 @@ def polar(A: torch.Tensor, *, side: str = "right") -> Polar:
 
     Source: Higham, "Functions of Matrices: Theory and Computation", 2008, chapter 8.
     """
+    check_types("linalg.polar", ("A", A, torch.Tensor))
     if side not in ("left", "right"):
         raise ValueError(f"linalg.polar: side must be 'left' or 'right', not {side!r}")
     if A.dim() < 2:

@@ -230,6 +230,7 @@ register(
             }
         ),
         backward=False,
+        waits=True,  # only its samples' parameters, which cannot be made in a graph
         samples=lambda: (
             _sample("clipped", 1.0),
             _sample("below the limit", 1e5),
@@ -253,6 +254,7 @@ register(
             }
         ),
         backward=False,
+        waits=True,  # only its samples' parameters, which cannot be made in a graph
         samples=lambda: (_sample("clipped", 0.5),),
     )
 )

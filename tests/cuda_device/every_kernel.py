@@ -89,6 +89,19 @@ def rms_norm(device, dtype):
             yield from with_gradients(f"add_rms_norm {length}", metalcore.add_rms_norm, *shape, weight)
 
 
+def optimizers(device, dtype):
+    """Every dtype that states may have, and stochastic rounding."""
+    kinds = [{"state_dtype": state_dtype} for state_dtype in (None, torch.bfloat16)]
+    kinds += [{**kind, "stochastic_rounding": 1} for kind in ({}, *kinds) if dtype is torch.bfloat16]
+    for name in ("adamw", "lion"):
+        op = OPS[name]
+        for sample, kind in itertools.product(op.samples(), kinds):
+            if name == "adamw" or "stochastic_rounding" not in kind:
+                options = {**sample.options, **kind}
+                for tensor in op.call(op.function, *sample.make(device, dtype), **options):
+                    yield f"{name}, {sample.name}", tensor
+
+
 def pages(device, dtype):
     """Decoding with heads of every size that there is a kernel for, and few and many heads to share keys."""
     numbers = [torch.tensor(values, device=device) for values in ([0, 2, 3], [4, 1, 2], [3, 4])]
@@ -122,15 +135,6 @@ def loss(device, dtype):
                 yield from with_gradients(
                     f"cross_entropy {length}", lambda x: metalcore.cross_entropy(x * 1, target, inplace=inplace), x
                 )
-
-
-def adamw(device, dtype):
-    """Overrides torch.optim.AdamW, so that the moments have the dtype of the parameters."""
-    op = OPS["adamw"]
-    with metalcore.enable_pytorch_overrides("adamw"):
-        for sample in op.samples():
-            for tensor in op.compute(sample, sample.make(device, dtype), op.reference):
-                yield sample.name, tensor
 
 
 def qr(device):
@@ -245,7 +249,7 @@ def eigh(device):
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-    for section in (samples, softmax, rms_norm, layer_norm, rope, loss, pages, adamw)
+    for section in (samples, softmax, rms_norm, layer_norm, rope, loss, pages, optimizers)
     for dtype in DTYPES
 } | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh)}
 
