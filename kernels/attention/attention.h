@@ -6,7 +6,7 @@
 #endif
 
 // The head sizes that kernels have tiles for. Others take the next one.
-#define ATTENTION_SIZES 64, 128, 256
+#define ATTENTION_SIZES 64, 96, 128, 192, 256
 
 // A threadgroup of so many simdgroups has a block of so many rows.
 #define ATTENTION_SIMDS 4

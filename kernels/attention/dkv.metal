@@ -107,7 +107,9 @@ template <typename T, uint kSize>
       [[host_name("attention_dkv_" #size "_" #T)]] [[kernel]] decltype(attention_dkv<T, size>) attention_dkv<T, size>;
 #define INSTANTIATE_SIZES(T) \
   INSTANTIATE(T, 64)         \
+  INSTANTIATE(T, 96)         \
   INSTANTIATE(T, 128)        \
+  INSTANTIATE(T, 192)        \
   INSTANTIATE(T, 256)
 INSTANTIATE_SIZES(float)
 INSTANTIATE_SIZES(half)

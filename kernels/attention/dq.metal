@@ -111,7 +111,9 @@ template <typename T, uint kSize>
   template [[host_name("attention_dq_" #size "_" #T)]] [[kernel]] decltype(attention_dq<T, size>) attention_dq<T, size>;
 #define INSTANTIATE_SIZES(T) \
   INSTANTIATE(T, 64)         \
+  INSTANTIATE(T, 96)         \
   INSTANTIATE(T, 128)        \
+  INSTANTIATE(T, 192)        \
   INSTANTIATE(T, 256)
 INSTANTIATE_SIZES(float)
 INSTANTIATE_SIZES(half)

@@ -122,7 +122,9 @@ template <typename T, uint kSize>
                        "_" #T)]] [[kernel]] decltype(attention_forward<T, size>) attention_forward<T, size>;
 #define INSTANTIATE_SIZES(T) \
   INSTANTIATE(T, 64)         \
+  INSTANTIATE(T, 96)         \
   INSTANTIATE(T, 128)        \
+  INSTANTIATE(T, 192)        \
   INSTANTIATE(T, 256)
 INSTANTIATE_SIZES(float)
 INSTANTIATE_SIZES(half)

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .routing import FLOAT_DTYPES
+from .routing import DEVICES, FLOAT_DTYPES
 
 __all__ = ["OPS", "Op", "OptimizerOverride", "Override", "Sample", "register"]
 
@@ -114,6 +114,7 @@ class Override:
         composite: an operator of aten that reaches `operator` by its composite kernel, except where PyTorch has another
             kernel for it (linalg_svd: on a Mac before PyTorch 2.14, which computes it on the CPU, without derivative).
             There the composite kernel takes its place.
+        devices: the types of devices on which it replaces PyTorch's kernel.
     """
 
     operator: str
@@ -121,6 +122,7 @@ class Override:
     at_autograd: bool = False
     dtypes: frozenset[torch.dtype] = FLOAT_DTYPES
     composite: str | None = None
+    devices: frozenset[str] = DEVICES
 
 
 @dataclass(frozen=True, eq=False)

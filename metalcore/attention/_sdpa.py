@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.routing import FLOAT_DTYPES, accelerated, on_cuda
+from .._core.operators import ops
+from .._core.registry import Op, Override, Sample, register
+from .._core.routing import FLOAT_DTYPES, accelerated, is_plain, on_cuda
 from ._composite import Options, attend
 from ._operators import attention
 
@@ -76,52 +78,52 @@ def scaled_dot_product_attention(
         ValueError: dropout_p is not in [0, 1], window has no two numbers of -1 and more, softcap is negative, or sinks
             has not one number for each head.
     """
-    limits = _window(window)
-    extended = limits != (-1, -1) or lower_right or bool(softcap) or sinks is not None or return_lse
+    left, right = _window(window)
+    bias, causal = attn_mask, is_causal
     if attn_mask is not None and type(attn_mask) is not Tensor:
-        attn_mask, is_causal, lower_right = _causal_bias(attn_mask, is_causal, lower_right)
-    inputs = _autocast(query, key, value, attn_mask)
-    taken = accelerated(*inputs[:3], sinks) and _same_device(query, attn_mask)
-    if not extended and not taken:
-        return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    problem, tensors = _four_dimensions(*inputs, enable_gqa, is_causal)
-    if problem or query.shape[-1] == 0:
-        if not extended:  # the errors and the odd cases are PyTorch's
+        bias, causal, lower_right = _causal_bias(attn_mask, is_causal, lower_right)
+    extended = (left, right) != (-1, -1) or lower_right or bool(softcap) or sinks is not None or return_lse
+    inputs = _autocast(query, key, value, bias)
+    taken = accelerated(*inputs[:3], sinks) and (bias is None or bias.device == query.device)
+    problem, tensors = _four_dimensions(*inputs, enable_gqa, causal) if taken or extended else (None, None)
+    if tensors is None or not (taken and takes(*tensors[:3], dropout_p)):
+        if not extended:  # errors and odd cases are PyTorch's
             return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        raise RuntimeError(f"metalcore.scaled_dot_product_attention: {problem or 'head sizes must not be 0'}")
+        if problem:
+            raise RuntimeError(f"metalcore.scaled_dot_product_attention: {problem}")
+        taken = False
     q, k, v, mask = tensors
     _check(q, dropout_p, softcap, sinks)
-    left, right = limits
-    if is_causal:
-        right = 0 if right < 0 else min(right, 0)
-    dropout = float(dropout_p)
-    options = Options(
-        max_q=0,
-        max_k=0,
-        left=left,
-        right=right,
-        lower_right=lower_right,
-        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
-        softcap=float(softcap),
-        dropout=dropout,
-    )
-    seed = new_seed(q.device) if dropout > 0 else None
-    if taken and takes(q, k, v, dropout):
+    options = _options(q, dropout_p, left, 0 if causal else right, lower_right, scale, softcap)
+    seed = new_seed(q.device) if dropout_p > 0 else None
+    if taken:
         out, lse = attention(q, k, v, mask, sinks, None, None, seed, *options)
     else:
         out, lse = attend(q, k, v, mask, sinks, None, None, seed, options)
-    leading = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in inputs[:3]))
-    if len(leading) != 1:
-        heads = q.shape[1:2] if query.dim() > 2 else ()
-        out, lse = (x.reshape(*leading, *heads, *x.shape[2:]) for x in (out, lse))
-    return (out, lse) if return_lse else out
+    out = _as_dimensions(out, *inputs[:3])
+    return (out, _as_dimensions(lse.unsqueeze(-1), *inputs[:3]).squeeze(-1)) if return_lse else out
+
+
+def _options(q, dropout_p, left, right, lower_right, scale, softcap):
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    return Options(0, 0, left, right, lower_right, scale, float(softcap), float(dropout_p))
+
+
+def _as_dimensions(x, query, key, value):
+    """The result of tensors of four dimensions, with the leading dimensions of those that the user gave."""
+    if query.dim() == 4:
+        return x
+    leading = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in (query, key, value)))
+    heads = x.shape[1:2] if max(query.dim(), key.dim(), value.dim()) > 2 else ()
+    return x.reshape(*leading, *heads, *x.shape[2:])
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> bool:
     """Whether there are kernels for accelerated() tensors of these dtypes and sizes."""
     size, value_size = q.shape[-1], v.shape[-1]
     return (
-        q.dtype == k.dtype == v.dtype
+        size > 0
+        and value_size > 0
         and max(q.shape[2], k.shape[2]) <= _MOST_LENGTH
         and (max(size, value_size) <= MOST_HEAD_SIZE or _only_decoded(q, k, v, dropout))
     )
@@ -174,15 +176,11 @@ def _autocast(*tensors):
     return tuple(t.to(dtype) if t is not None and t.dtype in FLOAT_DTYPES else t for t in tensors)
 
 
-def _same_device(query, mask):
-    return mask is None or mask.device == query.device
-
-
 def _four_dimensions(query, key, value, mask, enable_gqa, is_causal):
     """What is wrong with the shapes and dtypes, or None, and the tensors with the dimensions (batch, heads, length,
     size). The mask has one batch item or head for all where its strides are zero."""
-    if min(query.dim(), key.dim(), value.dim()) < 2:
-        return "query, key and value must have at least 2 dimensions", None
+    if min(query.dim(), key.dim(), value.dim()) < 2 or query.shape[-1] == 0:
+        return "query, key and value must have at least 2 dimensions, and the last one must not be 0", None
     if not query.dtype == key.dtype == value.dtype:
         return f"query, key and value must have one dtype, not {query.dtype}, {key.dtype} and {value.dtype}", None
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
@@ -209,3 +207,66 @@ def _four_dimensions(query, key, value, mask, enable_gqa, is_causal):
     except RuntimeError as error:
         return str(error), None
     return None, (*tensors, mask)
+
+
+# The override of PyTorch's function. PyTorch takes it apart above the kernels of devices, so it stands where that
+# happens.
+# On NVIDIA GPUs PyTorch's own kernels are faster.
+
+
+def _override(previous, count, decline):
+    def kernel(
+        keyset, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
+    ):
+        given = query, key, value, attn_mask
+        if all(map(is_plain, given)) and accelerated(query, key, value) and 0 <= dropout_p <= 1:
+            _, tensors = _four_dimensions(*given, enable_gqa, is_causal)
+            if tensors is not None and takes(*tensors[:3], dropout_p):
+                q, k, v, mask = tensors
+                options = _options(q, dropout_p, -1, 0 if is_causal else -1, False, scale, 0.0)
+                seed = new_seed(q.device) if dropout_p > 0 else None
+                out, _ = count.run(ops.attention, q, k, v, mask, None, None, None, seed, *options)
+                return _as_dimensions(out, query, key, value)
+        return decline(keyset, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    return kernel
+
+
+def _sample(name, q, k, v, *more, mask=None, **options):
+    """`mask` makes the mask of the tensors' device, and `more` are shapes of a mask or of sinks."""
+    arguments = (lambda q, k, v: (q, k, v, mask(q))) if mask else lambda *tensors: tensors
+    return Sample(name, (q, k, v, *more), options, arguments=arguments, terms=max(k[-2], q[-1]), roundings=4)
+
+
+def _checkered(q):
+    """Queries that see some of 50 keys, and one that sees none."""
+    seen = (torch.arange(40, device=q.device).unsqueeze(-1) * torch.arange(50, device=q.device)) % 3 != 0
+    return seen & (torch.arange(40, device=q.device) != 5).unsqueeze(-1)
+
+
+def _samples():
+    size = lambda n, heads=2: ((1, heads, 40, n), (1, 2, 50, n), (1, 2, 50, n))  # noqa: E731
+    return (
+        _sample("64", *size(64)),
+        *(_sample(f"{n}, causal", *size(n), is_causal=True) for n in (96, 128, 192, 256)),
+        _sample("groups", *size(64, 4), enable_gqa=True),
+        _sample("other values", (1, 2, 70, 40), (1, 2, 30, 40), (1, 2, 30, 20)),
+        _sample("bool mask", *size(64), mask=_checkered),
+        _sample("added mask", *size(64), (40, 50)),
+        _sample("no keys", (2, 3, 5, 8), (2, 3, 0, 8), (2, 3, 0, 8)),
+    )
+
+
+register(
+    Op(
+        "scaled_dot_product_attention",
+        scaled_dot_product_attention,
+        namesake="torch.nn.functional.scaled_dot_product_attention",
+        operators=("attention", "attention_backward"),
+        override=(
+            Override("scaled_dot_product_attention", _override, at_autograd=True, devices=frozenset({"mps"})),
+            Override("scaled_dot_product_attention", _override, devices=frozenset({"mps"})),
+        ),
+        samples=_samples,
+    )
+)

@@ -25,6 +25,8 @@ How each one works, and why:
     1 + weight, gated ones. Their classes are found by trying what they compute, whichever library they are in, and get
     another forward (metalcore/integrations/_modules.py). Models may be imported and made before or after. What is
     decided when a class is met holds in compiled graphs too.
+`scaled_dot_product_attention`
+    Placed as that of `rms_norm`, on `mps` only: PyTorch's kernels for NVIDIA GPUs are faster.
 `adamw`
     An optimizer is a class, whose construction is the only place to choose. `torch.optim.AdamW(...)` then makes a
     `metalcore.optim.AdamW`, which is a `torch.optim.AdamW`, if a parameter is on a supported device; subclasses are
@@ -126,8 +128,13 @@ def _apply():
             _optimizers.switch(OPS[name], override, name in active and bool(found))
         elif override and name in active:
             for device in found:
-                if (name, device) not in _installed:
-                    _installed[name, device] = _dispatcher.Installed(name, override, device)
+                here = tuple(one for one in override if device in one.devices)
+                for operator in {one.operator for one in override} - {one.operator for one in here}:
+                    _report.never_replaced(
+                        name, f"aten::{operator} on {device}", f"PyTorch's kernels are faster on {device}"
+                    )
+                if here and (name, device) not in _installed:
+                    _installed[name, device] = _dispatcher.Installed(name, here, device)
     _modules.switch(active if found else ())
 
 

@@ -109,7 +109,7 @@ class Report:
 
 # What people look for in the table, and metalcore has no kernels for.
 NEVER = (
-    "There are no overrides for matrix products, attention except the softmax of its eager form, LayerNorm, "
+    "There are no overrides for matrix products, attention that is written out except its softmax, LayerNorm, "
     "in-place forms and out=, and optimizers other than torch.optim.AdamW itself."
 )
 
