@@ -17,10 +17,11 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from . import _C  # noqa: F401
 from ._core import tuned  # noqa: F401  (it says where measured tuning is)
-from . import activation, normalization, linalg, optim
+from . import activation, normalization, linalg, optim, quant
 from .activation import *  # noqa: F403
 from .linalg import *  # noqa: F403
 from .normalization import *  # noqa: F403
+from .quant import dequantize, quantized_embedding, quantized_linear, quantized_linear_experts
 # isort: on
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ _LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"
 __all__ = [
     "active_overrides",
     "compile_shader",
+    "dequantize",
     "disable_pytorch_overrides",
     "enable_pytorch_overrides",
     "explain",
@@ -48,6 +50,10 @@ __all__ = [
     "nn",
     "optim",
     "overrides",
+    "quant",
+    "quantized_embedding",
+    "quantized_linear",
+    "quantized_linear_experts",
     "report",
     "simulator",
 ]

@@ -18,7 +18,7 @@ ONLY_ON = {"simulator": "simulator", "metal_runtime": "simulator", "wheels": "si
 
 # The folders whose tests are of metalcore's own functions. On the simulated device they use only what PyTorch has
 # kernels for on a Mac.
-STRICT = {"integrations", "linalg", "nn", "ops", "optim", "overrides", "smoke"}
+STRICT = {"integrations", "linalg", "nn", "ops", "optim", "overrides", "quant", "smoke"}
 
 
 def pytest_addoption(parser):
