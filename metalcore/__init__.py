@@ -17,13 +17,14 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from . import _C  # noqa: F401
 from ._core import tuned  # noqa: F401  (it says where measured tuning is)
-from . import activation, normalization, attention, embeddings, loss, linalg, optim, paged, rotary
+from . import activation, normalization, attention, embeddings, loss, linalg, optim, paged, quant, rotary
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
 from .embeddings import *  # noqa: F403
 from .linalg import *  # noqa: F403
 from .loss import *  # noqa: F403
 from .normalization import *  # noqa: F403
+from .quant import dequantize, quantized_embedding, quantized_linear, quantized_linear_experts
 from .rotary import *  # noqa: F403
 # isort: on
 
@@ -44,6 +45,7 @@ __all__ = [
     "active_overrides",
     "attention",
     "compile_shader",
+    "dequantize",
     "disable_pytorch_overrides",
     "enable_pytorch_overrides",
     "explain",
@@ -55,6 +57,10 @@ __all__ = [
     "optim",
     "overrides",
     "paged",
+    "quant",
+    "quantized_embedding",
+    "quantized_linear",
+    "quantized_linear_experts",
     "report",
     "simulator",
 ]
