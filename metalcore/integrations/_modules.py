@@ -31,10 +31,10 @@ KINDS = (
         arguments=((), (_formulas.LENGTH,)),  # without a weight, the first argument may not be the length
     ),
     Modules(
-        ("gelu",),
+        ("gelu", "quick_gelu"),
         re.compile("gelu", re.IGNORECASE),
         _formulas.examine_gelu,
-        "since their numbers are not those of GELU",
+        "since their numbers are not those of GELU or its approximation by a sigmoid",
         arguments=((),),
     ),
     Modules(

@@ -26,6 +26,7 @@ FILES = {
     "glm": "apply_rotary_pos_emb",  # neighbours, a part of the head
     "cohere": "apply_rotary_pos_emb",  # neighbours, whose angles stand side by side
     "modernbert": "apply_rotary_pos_emb",
+    "gpt_oss": "apply_rotary_pos_emb",  # each angle once
     "qwen2_vl": "apply_rotary_pos_emb_vision",  # without a batch
 }
 
@@ -39,7 +40,8 @@ def test_functions_of_transformers(device, name, dtype):
     flat = name == "qwen2_vl"
     q, k = (torch.randn(*((5, h) if flat else (2, h, 5)), 16).to(device, dtype).requires_grad_() for h in (4, 2))
     angles = torch.randn(*(() if flat else (1,)), 5, rotary // 2)
-    angles = angles.repeat_interleave(2, -1) if name == "cohere" else torch.cat([angles, angles], -1)
+    if name != "gpt_oss":
+        angles = angles.repeat_interleave(2, -1) if name == "cohere" else torch.cat([angles, angles], -1)
     cos, sin = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
     def both():
