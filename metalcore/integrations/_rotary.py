@@ -38,14 +38,14 @@ class Layout(NamedTuple):
         tables: where cos and sin have an angle: in both "halves", twice "beside" each other, or "once".
         flat: q and k have the shape (tokens, heads, size), and no dimension for a batch.
         partial: cos may be narrower than a head, whose other elements stay as they are.
-        dtypes: the dtypes of q and cos for which results have q's dtype.
+        dtypes: {(dtype of q, dtype of cos): dtype of the results}
     """
 
     interleaved: bool
     tables: str
     flat: bool
     partial: bool = False
-    dtypes: frozenset = frozenset()
+    dtypes: dict = {}  # noqa: RUF012  (a NamedTuple's default, which nothing changes)
 
     def rotary(self, cos):
         """How many elements of a head are rotated."""
@@ -99,7 +99,8 @@ def _replacement(patch, layout, count):
             others = args or kwargs.keys() - {"unsqueeze_dim"} or dimension not in (1, 2)
             if others or not _fits(layout, q, k, cos, sin, dimension):
                 return None
-            return layout.compute(rope, q, k, cos, sin, dimension)
+            dtype = layout.dtypes[q.dtype, cos.dtype]
+            return layout.compute(rope, q.to(dtype), k.to(dtype), cos, sin, dimension)
 
         if not patch.on:
             return original(q, k, cos, sin, *args, **kwargs)
@@ -131,15 +132,16 @@ def _find(function):
         for flat in (False, True):
             found = Layout(interleaved, tables, flat)
             with on_the_cpu():
-                dtypes = [pair for pair in _PAIRS if _same(function, found, *pair)]
-                partial = _same(function, found, *_PAIRS[0], _SIZE // 2)
+                dtypes = {pair: out for pair in _PAIRS if (out := _same(function, found, *pair))}
+                partial = _same(function, found, *_PAIRS[0], _SIZE // 2) is not None
             if _PAIRS[0] in dtypes:
-                return found._replace(partial=partial, dtypes=frozenset(dtypes))
+                return found._replace(partial=partial, dtypes=dtypes)
     return None
 
 
 def _same(function, layout, dtype, table_dtype, rotary=_SIZE):
-    """Whether the function rotates the first `rotary` elements of heads as `_rotated` does."""
+    """The dtype of the function's results if it rotates the first `rotary` elements of heads as `_rotated` does, or
+    None."""
     generator = torch.Generator("cpu").manual_seed(1)
 
     def numbers(*shape):
@@ -154,13 +156,15 @@ def _same(function, layout, dtype, table_dtype, rotary=_SIZE):
     cos, sin = (_TWICE[layout.tables](table).to(table_dtype) for table in (cos, sin))
     try:
         found = function(q, k, cos, sin)
+        out = found[0].dtype
     except Exception:  # it takes other shapes
-        return False
+        return None
     bound = 4 * torch.finfo(dtype).eps
-    return all(
-        agree(lambda: ours, lambda: theirs, bound, dtype, scale=theirs.float().abs().max())
-        for ours, theirs in zip(found, layout.compute(_rotated, q, k, cos, sin, 1))
+    same = all(
+        agree(lambda: ours, lambda: theirs, bound, out, scale=theirs.float().abs().max())
+        for ours, theirs in zip(found, layout.compute(_rotated, q.to(out), k.to(out), cos, sin, 1))
     )
+    return out if same else None
 
 
 def _rotated(q, k, cos, sin, unsqueeze_dim, interleaved, rotary_dim):
