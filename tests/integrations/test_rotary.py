@@ -82,7 +82,7 @@ def test_other_functions_are_left_alone(device):
 
 
 def test_tables_of_another_dtype_keep_the_results_dtype(device):
-    """Under autocast queries have 16 bits and tables have not. Llama's function then gives float32, Cohere's does not."""
+    """Under autocast queries have 16 bits and tables do not. Llama's function gives float32 then, Cohere's 16 bits."""
     from transformers.models.cohere import modeling_cohere
     from transformers.models.llama import modeling_llama
 
