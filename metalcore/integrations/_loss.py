@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -53,10 +53,15 @@ class Source(NamedTuple):
 class Logits(Tensor):
     """Logits of an output layer that are computed when something looks into them."""
 
+    source: Source
+    count: _report.Count
+    versions: tuple
+    kept: dict
+
     @staticmethod
     def __new__(cls, source: Source, count, versions):
         shape = (*source.hidden.shape[:-1], source.layer.out_features)
-        found = Tensor._make_wrapper_subclass(
+        found: Any = Tensor._make_wrapper_subclass(
             cls, shape, dtype=source.dtype, device=source.hidden.device, requires_grad=True
         )
         found.source, found.count, found.versions, found.kept = source, count, versions, {}
