@@ -10,7 +10,14 @@ import tempfile
 
 import torch
 from common.measure import compare, rows_of_text
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--hidden", type=int, default=64)
@@ -58,7 +65,7 @@ def train(meter):
             train_dataset=rows_of_text(arguments.length),
             callbacks=[Steps(meter)],
         )
-        trainer.pop_callback("PrinterCallback")
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
 
 

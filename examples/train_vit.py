@@ -14,7 +14,7 @@ from transformers import ViTConfig, ViTForImageClassification
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--hidden", type=int, default=64)
 parser.add_argument("--layers", type=int, default=2)
-parser.add_argument("--batch", type=int, default=8)
+parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--steps", type=int, default=5)
 arguments = parser.parse_args()
 SIDE = 32
@@ -33,7 +33,7 @@ def train(meter):
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=SIDE,
-        patch_size=4,
+        patch_size=8,
         num_labels=4,
         hidden_size=arguments.hidden,
         intermediate_size=4 * arguments.hidden,

@@ -31,7 +31,7 @@ class Meter:
     def step(self, count, loss):
         """The end of a step on `count` tokens or images."""
         torch.accelerator.synchronize()
-        self.losses.append(float(loss))
+        self.losses.append(loss.item() if isinstance(loss, torch.Tensor) else float(loss))
         if self.begin is None:
             self.begin = time.perf_counter()
         else:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from .._core.routing import accelerated
 from ._composite import Options, attend
 from ._operators import attention
+from ._sdpa import MOST_HEAD_SIZE, new_seed, takes
+from ._sdpa import _autocast as as_autocast
 from ._sdpa import _check as check_options
 from ._sdpa import _window as window_of
-from ._sdpa import new_seed, takes
 
 __all__ = ["varlen_attention"]
 
@@ -47,6 +50,8 @@ def varlen_attention(
         RuntimeError: shapes, dtypes or devices do not go together.
         ValueError: as scaled_dot_product_attention.
     """
+    tensors: Any = as_autocast(query, key, value)
+    query, key, value = tensors
     _check(query, key, value, cu_seq_q, cu_seq_k)
     q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
     check_options(q, dropout_p, softcap, sinks)
@@ -62,15 +67,15 @@ def varlen_attention(
         dropout=float(dropout_p),
     )
     seed = new_seed(q.device) if dropout_p > 0 else None
-    compute = attention if accelerated(q, k, v, sinks) and takes(q, k, v) else attend
+    tiled = max(q.shape[-1], v.shape[-1]) <= MOST_HEAD_SIZE
+    taken = accelerated(q, k, v, sinks) and tiled and takes(q, k, v)
     bounds = (cu_seq_q.int(), cu_seq_q.int() if cu_seq_k is cu_seq_q else cu_seq_k.int())
-    out, lse = compute(q, k, v, None, sinks, *bounds, seed, *_given(compute, options))
+    if taken:
+        out, lse = attention(q, k, v, None, sinks, *bounds, seed, *options)
+    else:
+        out, lse = attend(q, k, v, None, sinks, *bounds, seed, options)
     out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (out, lse) if return_lse else out
-
-
-def _given(compute, options):
-    return (options,) if compute is attend else options
 
 
 def _check(query, key, value, cu_seq_q, cu_seq_k):

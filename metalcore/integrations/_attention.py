@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -78,7 +80,7 @@ def attention_forward(
         key, value = key[:, :, :end], value[:, :, :end]
         position_bias = None if position_bias is None else position_bias[..., :end]
         attention_mask = None if attention_mask is None else attention_mask[..., :end]
-    found = scaled_dot_product_attention(
+    found: Any = scaled_dot_product_attention(
         query,
         key,
         value,
@@ -101,4 +103,5 @@ def _packed(query, key, value, ends, window, options):
     """Attention of sequences that follow each other in all rows of the batch."""
     batch, _, length, _ = query.shape
     flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
-    return varlen_attention(*flat, *ends, window=window, **options).unflatten(0, (batch, length))
+    found: Any = varlen_attention(*flat, *ends, window=window, **options)
+    return found.unflatten(0, (batch, length))

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._core.routing import accelerated
-from ..activation import gelu, silu
+from ..activation import gelu, quick_gelu, silu
 from ..normalization._rms_norm import _rms_norm
 
 __all__ = ["LENGTH", "agree", "copy_of", "examine_gelu", "examine_norm", "on_the_cpu", "settings_of"]
@@ -125,17 +125,24 @@ class Recipe:
 
 
 class GeluRecipe:
-    """The recipe for a module that computes GELU."""
+    """The recipe for a module that computes GELU or an approximation of it."""
 
-    override, read = "gelu", frozenset()
+    read = frozenset()
 
-    def __init__(self, approximate, dtypes):
-        self.approximate, self.dtypes = approximate, dtypes
+    def __init__(self, override, compute, dtypes):
+        self.override, self.compute, self.dtypes = override, compute, dtypes
 
     def run(self, module, args, kwargs):
         if len(args) == 1 and not kwargs and accelerated(args[0]) and args[0].dtype in self.dtypes:
-            return gelu(args[0], self.approximate)
+            return self.compute(args[0])
         return None
+
+
+GELUS = [
+    ("gelu", lambda x: gelu(x, "tanh")),
+    ("gelu", gelu),
+    ("quick_gelu", quick_gelu),
+]
 
 
 def settings_of(module) -> list[str]:
@@ -177,20 +184,20 @@ def copy_of(module, weights=(), children=()):
 
 def examine_gelu(module, forward):
     x = torch.linspace(-5, 5, 41, dtype=torch.float32)
-    for approximate in ("tanh", "none"):
+    for override, compute in GELUS:
         dtypes = {
             dtype
             for dtype in (torch.float32, *_HALF)
             if agree(
                 lambda x=x.to(dtype): forward(copy_of(module), x),
-                lambda x=x.to(dtype): torch.nn.functional.gelu(x.float(), approximate=approximate),
+                lambda x=x.to(dtype): compute(x.float()),
                 16 * torch.finfo(dtype).eps,
                 dtype,
                 scale=x.abs(),
             )
         }
         if torch.float32 in dtypes:
-            return GeluRecipe(approximate, dtypes)
+            return GeluRecipe(override, compute, dtypes)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,8 @@ class MLP:
     then `gate` and `up` are their places in its result. Else they name two layers."""
 
     read = frozenset()
+    override: str
+    function: Callable  # metalcore's, of the gate and the up projection
 
     def __init__(self, halves, gate, up, down, dropouts):
         self.halves, self.gate, self.up, self.down, self.dropouts = halves, gate, up, down, dropouts

@@ -110,7 +110,8 @@ class Modules(Kind):
             if owner not in self.patches:
                 patch.install_learner()
                 self.patches[owner] = patch
-        elif not any(True for child in module.children() for _ in child.parameters()):  # not a large part of a model
+        elif patch.unlike and not any(True for child in module.children() for _ in child.parameters()):
+            # A module with others in it is a large part of a model.
             _report.never_replaced(self.overrides[0], full_name(type(module)), self.reason)
 
 
@@ -120,6 +121,7 @@ class ModulePatch(Patch):
     def __init__(self, kind: Modules, owner):
         super().__init__(owner, kind.member)
         self.kind = kind
+        self.unlike = False  # no formula gave the numbers of the last module that was tried
         self.settings: list = []
         self.recipes: dict = {}  # key(module) -> (recipe, Count), or None
 
@@ -144,6 +146,7 @@ class ModulePatch(Patch):
                 _trying = False
             if not self.recipes:
                 self.settings = [name for name in settings_of(module) if recipe is None or name not in recipe.read]
+            self.unlike = recipe is None
             if recipe is not None and recipe.override not in self.kind.active:
                 recipe = None
             entry = recipe and (recipe, _report.count_of(recipe.override, full_name(type(module))))

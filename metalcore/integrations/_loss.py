@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -53,10 +53,15 @@ class Source(NamedTuple):
 class Logits(Tensor):
     """Logits of an output layer that are computed when something looks into them."""
 
+    source: Source
+    count: _report.Count
+    versions: tuple
+    kept: dict
+
     @staticmethod
     def __new__(cls, source: Source, count, versions):
         shape = (*source.hidden.shape[:-1], source.layer.out_features)
-        found = Tensor._make_wrapper_subclass(
+        found: Any = Tensor._make_wrapper_subclass(
             cls, shape, dtype=source.dtype, device=source.hidden.device, requires_grad=True
         )
         found.source, found.count, found.versions, found.kept = source, count, versions, {}
@@ -226,17 +231,20 @@ class LanguageModels(Kind):
         names = list(inspect.signature(owner.forward).parameters)
         if "labels" in names:
             patch = self.patches[owner] = Patch(owner, "forward")
-            patch.install(_forward(patch, names.index("labels"), _report.count_of(_NAME, full_name(owner))))
+            patch.install(_forward(patch, names.index("labels")))
 
 
-def _forward(patch, place, count):
-    original = patch.original
+def _forward(patch, place):
+    original, name = patch.original, full_name(patch.owner)
 
     def forward(model, *args, **kwargs):
         labels = kwargs.get("labels") if len(args) < place else args[place - 1]
         if not patch.on or labels is None or not model.training or not torch.is_grad_enabled() or is_compiling():
             return original(model, *args, **kwargs)
         layer = model.get_output_embeddings()
+        if layer is None:
+            return original(model, *args, **kwargs)
+        count = _report.count_of(_NAME, name)
         if not _is_plain_layer(layer):
             count.left["an output layer that is not a plain torch.nn.Linear"] += 1
             return original(model, *args, **kwargs)

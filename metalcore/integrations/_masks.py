@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,38 +79,41 @@ class Mask(Tensor):
     band: Band
     shift: int
     padding: Tensor | None
+    _write: Callable[[], Tensor]
+    _written: Tensor | None
 
     @staticmethod
     def __new__(cls, shape, device, band, shift, padding, write):
-        found = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        found: Any = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
         found.band, found.shift, found.padding, found._write, found._written = band, shift, padding, write, None
         return found
 
     def written(self) -> Tensor:
         """The mask as an ordinary tensor."""
-        if self._written is None:
-            self._written = self._write()
-        return self._written
+        found = self._written
+        if found is None:
+            found = self._written = self._write()
+        return found
 
     @functools.cached_property
     def packed(self) -> tuple[Tensor, int]:
         """Where sequences begin if all rows of the batch follow each other, with the end (int32), and the length of
         the longest one."""
-        ids = self.band.sequences
+        ids: Any = self.band.sequences
         ids = ids.expand(self.shape[0], -1)
         first = torch.ones_like(ids[:, :1], dtype=torch.bool)
         starts = torch.cat([first, ids.diff(dim=-1) != 0], -1).flatten().nonzero().flatten()
         bounds = torch.cat([starts, starts.new_tensor([ids.numel()])]).to(torch.int32)
         return bounds, int(bounds.diff().max())
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         args, kwargs = tree_map_only(cls, Mask.written, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def __repr__(self):
+    def __repr__(self, **options):
         return f"Mask({tuple(self.shape)}, {self.band}, shift={self.shift})"
 
 
@@ -142,7 +146,7 @@ def mask(
     )
     # One query's mask is small, and a compiled decoding step takes no Mask.
     band = None if q_length == 1 or _traced(attention_mask) else read(mask_function)
-    shift = None if band is None else int(q_offset) - kv_offset
+    shift = 0 if band is None else int(q_offset) - kv_offset
     if band is None or not _placed(band, shift, q_length, kv_length):
         return write(allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip)
     if band.left >= max(shift + q_length, kv_length) - 1:  # no key is so far away
@@ -171,7 +175,7 @@ def _placed(band, shift, q_length, kv_length):
 def _traced(attention_mask):
     return (
         torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
         or attention_mask is not None
         and type(attention_mask) is not Tensor

@@ -2,8 +2,8 @@
 PyTorch's simple operators. While an override is on, they call metalcore's op.
 
 Each kind of them (KINDS) is tried on a few numbers, whatever its class is called. Existing classes are met when an
-override is switched on, and others when PyTorch registers one of their parameters, or one of them in another module. So
-a library may be imported, or a model made, before or after.
+override is switched on, and others when PyTorch registers one of their parameters or children, or one of them in
+another module. So a library may be imported, or a model made, before or after.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ KINDS = (
         arguments=((), (_formulas.LENGTH,)),  # without a weight, the first argument may not be the length
     ),
     Modules(
-        ("gelu",),
+        ("gelu", "quick_gelu"),
         re.compile("gelu", re.IGNORECASE),
         _formulas.examine_gelu,
-        "since their numbers are not those of GELU",
+        "since their numbers are not those of GELU or its approximation by a sigmoid",
         arguments=((),),
     ),
     Modules(
@@ -85,7 +85,9 @@ def switch(names) -> None:
                 )
             )
             _hooks.append(
-                registration.register_module_module_registration_hook(lambda parent, name, module: _meet(module))
+                registration.register_module_module_registration_hook(
+                    lambda parent, name, module: _meet_pair(parent, module)
+                )
             )
             for cls in _subclasses(torch.nn.Module):
                 _meet_class(cls)
@@ -95,6 +97,11 @@ def _subclasses(cls):
     for subclass in cls.__subclasses__():
         yield subclass
         yield from _subclasses(subclass)
+
+
+def _meet_pair(parent, module):
+    _meet_class(type(parent))  # a whole model has no parent
+    _meet(module)
 
 
 def _meet(module):

@@ -4,6 +4,7 @@ models. A file's functions are tried when a class of modules from it is met."""
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import types
 from typing import NamedTuple
@@ -21,6 +22,11 @@ __all__ = ["RotaryFunctions"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _PAIRS = [(x, x) for x in (torch.float32, *_HALF)] + [(x, torch.float32) for x in _HALF]  # dtypes of q and of cos
+_TWICE = {
+    "halves": lambda table: torch.cat([table, table], -1),
+    "beside": lambda table: table.repeat_interleave(2, -1),
+    "once": lambda table: table,
+}
 _BATCH, _TOKENS, _HEADS, _HEADS_OF_K, _SIZE = 2, 5, 4, 2, 16
 
 
@@ -29,21 +35,25 @@ class Layout(NamedTuple):
 
     Attributes:
         interleaved: neighbours are pairs, and not the elements of two halves.
-        beside: cos and sin have each angle twice side by side, and not in two halves.
+        tables: where cos and sin have an angle: in both "halves", twice "beside" each other, or "once".
         flat: q and k have the shape (tokens, heads, size), and no dimension for a batch.
         partial: cos may be narrower than a head, whose other elements stay as they are.
-        dtypes: the dtypes of q and cos for which results have q's dtype.
+        dtypes: {(dtype of q, dtype of cos): dtype of the results}
     """
 
     interleaved: bool
-    beside: bool
+    tables: str
     flat: bool
     partial: bool = False
-    dtypes: frozenset = frozenset()
+    dtypes: dict = {}  # noqa: RUF012  (a NamedTuple's default, which nothing changes)
+
+    def rotary(self, cos):
+        """How many elements of a head are rotated."""
+        return cos.shape[-1] * (2 if self.tables == "once" else 1)
 
     def compute(self, rotate, q, k, cos, sin, dimension):
-        width = cos.shape[-1]
-        if self.interleaved != self.beside:  # `rope` expects angles where the elements of pairs are, or once
+        width = self.rotary(cos)
+        if self.tables == "halves" and self.interleaved:  # `rope` expects angles where a pair's elements are, or once
             cos, sin = cos[..., : width // 2], sin[..., : width // 2]
         options = {"interleaved": self.interleaved, "rotary_dim": width}
         if not self.flat:
@@ -89,7 +99,8 @@ def _replacement(patch, layout, count):
             others = args or kwargs.keys() - {"unsqueeze_dim"} or dimension not in (1, 2)
             if others or not _fits(layout, q, k, cos, sin, dimension):
                 return None
-            return layout.compute(rope, q, k, cos, sin, dimension)
+            dtype = layout.dtypes[q.dtype, cos.dtype]
+            return layout.compute(rope, q.to(dtype), k.to(dtype), cos, sin, dimension)
 
         if not patch.on:
             return original(q, k, cos, sin, *args, **kwargs)
@@ -109,27 +120,28 @@ def _fits(layout, q, k, cos, sin, dimension):
         and cos.shape == sin.shape
         and cos.shape[-2] == q.shape[tokens] == k.shape[tokens]
         and (layout.flat or cos.shape[0] in (1, q.shape[0]) and q.shape[0] == k.shape[0])
-        and cos.shape[-1] % 2 == 0
-        and (cos.shape[-1] == q.shape[-1] or layout.partial and cos.shape[-1] < q.shape[-1])
+        and layout.rotary(cos) % 2 == 0
+        and (layout.rotary(cos) == q.shape[-1] or layout.partial and layout.rotary(cos) < q.shape[-1])
         and q.shape[-1] == k.shape[-1]
     )
 
 
 def _find(function):
     """How the function reads its arguments, or None if it does something else."""
-    for interleaved, beside in ((False, False), (True, False), (True, True)):
+    for interleaved, tables in itertools.product((False, True), _TWICE):
         for flat in (False, True):
-            found = Layout(interleaved, beside, flat)
+            found = Layout(interleaved, tables, flat)
             with on_the_cpu():
-                dtypes = [pair for pair in _PAIRS if _same(function, found, *pair)]
-                partial = _same(function, found, *_PAIRS[0], _SIZE // 2)
+                dtypes = {pair: out for pair in _PAIRS if (out := _same(function, found, *pair))}
+                partial = _same(function, found, *_PAIRS[0], _SIZE // 2) is not None
             if _PAIRS[0] in dtypes:
-                return found._replace(partial=partial, dtypes=frozenset(dtypes))
+                return found._replace(partial=partial, dtypes=dtypes)
     return None
 
 
 def _same(function, layout, dtype, table_dtype, rotary=_SIZE):
-    """Whether the function rotates the first `rotary` elements of heads as `_rotated` does."""
+    """The dtype of the function's results if it rotates the first `rotary` elements of heads as `_rotated` does, or
+    None."""
     generator = torch.Generator("cpu").manual_seed(1)
 
     def numbers(*shape):
@@ -141,17 +153,18 @@ def _same(function, layout, dtype, table_dtype, rotary=_SIZE):
     q, k = heads(_HEADS), heads(_HEADS_OF_K)
     angles = numbers(*(() if layout.flat else (_BATCH,)), _TOKENS, rotary // 2)
     cos, sin = angles.cos() * 1.5, angles.sin() * 1.5
-    twice = (lambda t: t.repeat_interleave(2, -1)) if layout.beside else (lambda t: torch.cat([t, t], -1))
-    cos, sin = twice(cos).to(table_dtype), twice(sin).to(table_dtype)
+    cos, sin = (_TWICE[layout.tables](table).to(table_dtype) for table in (cos, sin))
     try:
         found = function(q, k, cos, sin)
+        out = found[0].dtype
     except Exception:  # it takes other shapes
-        return False
+        return None
     bound = 4 * torch.finfo(dtype).eps
-    return all(
-        agree(lambda: ours, lambda: theirs, bound, dtype, scale=theirs.float().abs().max())
-        for ours, theirs in zip(found, layout.compute(_rotated, q, k, cos, sin, 1))
+    same = all(
+        agree(lambda: ours, lambda: theirs, bound, out, scale=theirs.float().abs().max())
+        for ours, theirs in zip(found, layout.compute(_rotated, q.to(out), k.to(out), cos, sin, 1))
     )
+    return out if same else None
 
 
 def _rotated(q, k, cos, sin, unsqueeze_dim, interleaved, rotary_dim):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -34,10 +35,11 @@ class TransformersSdpa(Kind):
 
         def forward(module, query, key, value, *args, **kwargs):
             def taken():
-                if query.is_mps and accelerated(query, key, value) and kwargs.get("cache") is None:
+                if accelerated(query, key, value) and kwargs.get("cache") is None:
                     return attention_forward(module, query, key, value, *args, **kwargs)
 
-            return run_counted(count, taken, lambda: entries[0].original(module, query, key, value, *args, **kwargs))
+            original = functools.partial(entries[0].original, module, query, key, value, *args, **kwargs)
+            return run_counted(count, taken, original) if query.is_mps else original()
 
         def mask_of(*args, device="cpu", **kwargs):
             make = mask if torch.device(device).type == "mps" else entries[1].original

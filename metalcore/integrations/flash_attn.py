@@ -7,6 +7,8 @@ They take float32 too. Arguments that metalcore's attention does not have raise 
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from ..attention import scaled_dot_product_attention
@@ -41,7 +43,7 @@ def flash_attn_func(
         (batch, length, heads, size of v).
     """
     _refuse(alibi_slopes=alibi_slopes)
-    found = scaled_dot_product_attention(
+    found: Any = scaled_dot_product_attention(
         *(tensor.transpose(1, 2) for tensor in (q, k, v)),
         dropout_p=dropout_p,
         scale=softmax_scale,

@@ -66,6 +66,6 @@ def varlen_attn(
         max_q,
         max_k,
         scale=scale,
-        window=tuple(window_size),
+        window=window_size,
         return_lse=want_lse,
     )

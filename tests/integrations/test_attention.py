@@ -91,6 +91,15 @@ def test_lengths_from_a_data_collator(device):
     torch.testing.assert_close(ours(**batch).logits, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_packed_rows_under_autocast(device):
+    """Norms of queries and keys give float32, and values have 16 bits."""
+    found = []
+    for model in both("Qwen3", device):
+        with torch.autocast(device, torch.bfloat16):
+            found.append(model(tokens(device), position_ids=positions(device), use_cache=False).logits.float())
+    torch.testing.assert_close(found[1], found[0], rtol=0.05, atol=0.05 * found[0].abs().max().item())
+
+
 def test_a_position_bias(device):
     config = transformers.T5Config(
         vocab_size=64, d_model=32, d_kv=8, d_ff=40, num_layers=2, num_heads=4, decoder_start_token_id=0

@@ -158,6 +158,27 @@ def test_where_logits_are_needed(device):
     assert type(model(ids, labels=ids).logits) is torch.Tensor
 
 
+def test_a_class_that_is_met_when_a_model_is_made(device):
+    """A whole model has neither a parameter of its own nor a parent."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = torch.nn.Linear(8, 16).to(device)
+
+        def get_output_embeddings(self):
+            return self.out
+
+    with metalcore.enable_pytorch_overrides(NAME):
+
+        class LaterModel(Model):
+            def forward(self, x, labels=None):
+                return torch.nn.functional.cross_entropy(self.out(x), labels)
+
+        LaterModel()(torch.randn(3, 8).to(device), labels=torch.arange(3).to(device))
+        assert ran() == 1
+
+
 def test_gradient_accumulation_and_checkpointing(device):
     ids, found = tokens(device), []
     for patched in (False, True):

@@ -124,17 +124,17 @@ class OptionNorm(NarrowNorm):
         return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
 
-class QuickGELU(torch.nn.Module):
+class QuickerGELU(torch.nn.Module):
     def forward(self, x):
-        return x * torch.sigmoid(1.702 * x)
+        return x * torch.sigmoid(1.7 * x)
 
 
 def test_other_formulas_are_left_alone(device):
-    forwards = {cls: cls.forward for cls in (WeightFirstNorm, EpsOutsideNorm, CenteredNorm, QuickGELU)}
+    forwards = {cls: cls.forward for cls in (WeightFirstNorm, EpsOutsideNorm, CenteredNorm, QuickerGELU)}
     with metalcore.enable_pytorch_overrides():
         assert all(cls.forward is forward for cls, forward in forwards.items())
         found = {row.what.rpartition(".")[2]: row for row in metalcore.report().rows if not row.replaced}
-        assert {"EpsOutsideNorm", "CenteredNorm", "QuickGELU", "WeightFirstNorm"} <= found.keys()
+        assert {"EpsOutsideNorm", "CenteredNorm", "QuickerGELU", "WeightFirstNorm"} <= found.keys()
         assert "numbers are not those" in str(metalcore.report())
 
 
@@ -210,6 +210,19 @@ def test_a_forward_that_was_kept_is_pytorchs_again(device):
         assert rows()["NarrowNorm"].ran == 1
     kept(x)
     assert rows()["NarrowNorm"].ran == 1
+
+
+def test_gelu_by_a_sigmoid(device):
+    from transformers.activations import ACT2FN
+
+    module, x = ACT2FN["quick_gelu"], torch.linspace(-6, 6, 100, device=device)
+    expected = module(x)
+    with metalcore.enable_pytorch_overrides("gelu"):
+        module(x)
+        assert "QuickGELUActivation" not in rows()
+    with metalcore.enable_pytorch_overrides("quick_gelu"):
+        torch.testing.assert_close(module(x), expected, rtol=1e-5, atol=1e-6)
+        assert rows()["QuickGELUActivation"].ran == 1
 
 
 def test_gelu_written_out(device):

@@ -26,6 +26,7 @@ FILES = {
     "glm": "apply_rotary_pos_emb",  # neighbours, a part of the head
     "cohere": "apply_rotary_pos_emb",  # neighbours, whose angles stand side by side
     "modernbert": "apply_rotary_pos_emb",
+    "gpt_oss": "apply_rotary_pos_emb",  # each angle once
     "qwen2_vl": "apply_rotary_pos_emb_vision",  # without a batch
 }
 
@@ -39,7 +40,8 @@ def test_functions_of_transformers(device, name, dtype):
     flat = name == "qwen2_vl"
     q, k = (torch.randn(*((5, h) if flat else (2, h, 5)), 16).to(device, dtype).requires_grad_() for h in (4, 2))
     angles = torch.randn(*(() if flat else (1,)), 5, rotary // 2)
-    angles = angles.repeat_interleave(2, -1) if name == "cohere" else torch.cat([angles, angles], -1)
+    if name != "gpt_oss":
+        angles = angles.repeat_interleave(2, -1) if name == "cohere" else torch.cat([angles, angles], -1)
     cos, sin = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
     def both():
@@ -80,11 +82,18 @@ def test_other_functions_are_left_alone(device):
 
 
 def test_tables_of_another_dtype_keep_the_results_dtype(device):
-    """Llama's function gives float32 for float32 tables, and metalcore's rope would not."""
+    """Under autocast queries have 16 bits and tables do not. Llama's function gives float32 then, Cohere's 16 bits."""
+    from transformers.models.cohere import modeling_cohere
     from transformers.models.llama import modeling_llama
 
-    q, table = torch.randn(1, 2, 3, 8).to(device, torch.bfloat16), torch.randn(1, 3, 4).to(device)
-    table = torch.cat([table, table], -1)
-    with metalcore.enable_pytorch_overrides("rope"):
-        assert modeling_llama.apply_rotary_pos_emb(q, q, table, table)[0].dtype == torch.float32
-        assert ran()["llama.modeling_llama.apply_rotary_pos_emb"] == 0
+    q, angles = torch.randn(1, 2, 3, 8).to(device, torch.bfloat16), torch.randn(1, 3, 4)
+    for file, expected in ((modeling_llama, torch.float32), (modeling_cohere, torch.bfloat16)):
+        table = angles.repeat_interleave(2, -1) if file is modeling_cohere else torch.cat([angles, angles], -1)
+        cos, sin = table.cos().to(device), table.sin().to(device)
+        theirs = file.apply_rotary_pos_emb(q, q, cos, sin)[0]
+        with metalcore.enable_pytorch_overrides("rope"):
+            ours = file.apply_rotary_pos_emb(q, q, cos, sin)[0]
+            assert ran()[f"{file.__name__.split('.models.')[1]}.apply_rotary_pos_emb"] == 1
+        assert ours.dtype == theirs.dtype == expected
+        eps = torch.finfo(expected).eps
+        torch.testing.assert_close(ours, theirs, rtol=4 * eps, atol=4 * eps)
