@@ -52,6 +52,8 @@ class Comparison(Case):
     # Memory and arithmetic units have to do at least this: bytes read and written once, and float32 operations.
     bytes: int = 0
     flops: int = 0
+    # The ceiling of operations (machine.py): the rate of matrix products in float32, or of those in bfloat16.
+    peak: str = "matmul_float32"
     # Whether the calls can be captured in a CUDA graph, so that only the GPU's time counts and not the host's.
     graph: bool = True
     # (*inputs) -> the variant that metalcore takes.

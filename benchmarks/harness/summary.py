@@ -22,10 +22,10 @@ def speedup(ours, theirs):
     return quartiles([b / a for a, b in zip(ours, theirs)])
 
 
-def limit(bytes_, flops, ceilings):
+def limit(bytes_, flops, ceilings, peak="matmul_float32"):
     """(seconds, bound): the least time in which this machine moves the bytes and does the operations, and which of the
-    two takes it. (None, None) stands for a case that names neither."""
-    times = {"memory": bytes_ / ceilings["copy"], "arithmetic": flops / ceilings["matmul_float32"]}
+    two takes it. (None, None) stands for a case that names neither. `peak` is the ceiling of operations."""
+    times = {"memory": bytes_ / ceilings["copy"], "arithmetic": flops / ceilings[peak]}
     bound = max(times, key=times.get)
     return (times[bound], bound) if times[bound] else (None, None)
 
@@ -72,7 +72,7 @@ def summarize(family, case, samples, ceilings, with_targets):
 
 def rates(case, seconds, cached, ceilings):
     """Achieved rates and the share of the limit. Memory is no limit for inputs that come from the cache."""
-    least, bound = limit(case.bytes, case.flops, ceilings)
+    least, bound = limit(case.bytes, case.flops, ceilings, case.peak)
     found = {"bytes": case.bytes, "flops": case.flops, "limit": least, "bound": bound}
     if case.bytes:
         found["bytes_per_second"] = case.bytes / seconds

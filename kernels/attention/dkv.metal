@@ -78,7 +78,9 @@ template <typename T, uint kSize>
           const Weight y = weight<T>(p, visibility, two.y, {largest[at + 1], rest[at + 1]}, edge, column + 1, row);
           two = metal::float2(x.value, y.value);
           if (p.dropped != 0) {
-            const metal::float2 factors(kept(p, visibility, column, row), kept(p, visibility, column + 1, row));
+            const metal::float2 upper = kept(p, visibility, column, row & ~1u),
+                                lower = kept(p, visibility, column + 1, row & ~1u);
+            const metal::float2 factors = row & 1 ? metal::float2(upper.y, lower.y) : metal::float2(upper.x, lower.x);
             two *= factors;
             gradient *= factors;
           }

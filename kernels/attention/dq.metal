@@ -104,8 +104,7 @@ template <typename T, uint kSize>
         const uint column = key + n * 8 + place.column;
         thread metal::float2& two = elements(scores.at[m][n]);
         metal::float2 gradient = elements(products.at[m][n]);
-        if (p.dropped != 0)
-          gradient *= metal::float2(kept(p, visibility, row, column), kept(p, visibility, row, column + 1));
+        if (p.dropped != 0) gradient *= kept(p, visibility, row, column);
         const Weight x = weight<T>(p, visibility, two.x, softmax[m], edge, row, column);
         const Weight y = weight<T>(p, visibility, two.y, softmax[m], edge, row, column + 1);
         two = metal::float2(x.derivative, y.derivative) * (gradient - subtracted[m]);

@@ -5,7 +5,7 @@
 #include <metal_stdlib>
 
 METAL_FUNC metal::uint4 philox(metal::uint4 counter, metal::uint2 key) {
-#pragma unroll
+#pragma unroll 1
   for (uint round = 0; round < 10; ++round) {
     const uint high0 = metal::mulhi(0xD2511F53u, counter.x), low0 = 0xD2511F53u * counter.x;
     const uint high1 = metal::mulhi(0xCD9E8D57u, counter.z), low1 = 0xCD9E8D57u * counter.z;
@@ -15,9 +15,8 @@ METAL_FUNC metal::uint4 philox(metal::uint4 counter, metal::uint2 key) {
   return counter;
 }
 
-// The random number of a query's weight for a key.
-METAL_FUNC uint random_number(metal::uint2 seed, uint batch, uint head, uint query, uint key) {
+// The random numbers of a query's weights for an even key and the next one.
+METAL_FUNC metal::uint2 random_numbers(metal::uint2 seed, uint batch, uint head, uint query, uint key) {
   const metal::uint4 four = philox(metal::uint4(key / 4, query, head, batch), seed);
-  const metal::uint2 two = key & 2 ? four.zw : four.xy;
-  return key & 1 ? two.y : two.x;
+  return key & 2 ? four.zw : four.xy;
 }

@@ -82,7 +82,7 @@ template <typename T, uint kSize>
         sum += two.x + two.y;
         if (p.dropped != 0) {
           const uint column = key + n * 8 + place.column;
-          two *= metal::float2(kept(p, visibility, row, column), kept(p, visibility, row, column + 1));
+          two *= kept(p, visibility, row, column);
         }
       }
       total[m] = metal::fma(total[m], shrink[m], sum);

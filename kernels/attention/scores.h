@@ -101,7 +101,8 @@ METAL_FUNC Weight weight(constant AttentionParams& p, Visibility v, float produc
   return {value, value * slope};
 }
 
-// What dropout multiplies a weight by.
-METAL_FUNC float kept(constant AttentionParams& p, Visibility v, uint query, uint key) {
-  return random_number(v.seed, v.batch, v.head, query, key) >= p.dropped ? p.kept_scale : 0.0f;
+// What dropout multiplies the weights of a query for an even key and the next one by.
+METAL_FUNC metal::float2 kept(constant AttentionParams& p, Visibility v, uint query, uint key) {
+  const metal::uint2 numbers = random_numbers(v.seed, v.batch, v.head, query, key);
+  return metal::float2(numbers.x >= p.dropped ? p.kept_scale : 0.0f, numbers.y >= p.dropped ? p.kept_scale : 0.0f);
 }

@@ -114,7 +114,8 @@ def _weights(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, o: Options) -> _Wei
     lse = (largest + total.log()).masked_fill(nothing, -torch.inf).squeeze(-1)
     kept = None
     if o.dropout > 0:
-        kept = _kept(seed, batch, heads, rows, columns, cu_seq_q, cu_seq_k, o.dropout).to(wide) / (1 - o.dropout)
+        kept = _kept(seed, batch, heads, rows, columns, cu_seq_q, cu_seq_k, o.dropout).to(wide)
+        kept = kept / (1 - o.dropout) if o.dropout < 1 else torch.zeros_like(kept)
     return _Weights(q, k, v, capped, (e / total)[..., :-1], kept, lse if wide == dtype else lse.float())
 
 

@@ -190,7 +190,7 @@ def _autocast(*tensors):
 
 def _four_dimensions(query, key, value, mask, enable_gqa, is_causal):
     """What is wrong with the shapes and dtypes, or None, and the tensors with the dimensions (batch, heads, length,
-    size). The mask has one batch item or head for all where its strides are zero."""
+    size). A mask has 1 in places that are for all."""
     if min(query.dim(), key.dim(), value.dim()) < 2 or query.shape[-1] == 0:
         return "query, key and value must have at least 2 dimensions, and the last one must not be 0", None
     if not query.dtype == key.dtype == value.dtype:
@@ -215,7 +215,12 @@ def _four_dimensions(query, key, value, mask, enable_gqa, is_causal):
             for tensor, count in zip(tensors, (heads, of_key, of_value))
         ]
         if mask is not None:
-            mask = mask.expand(*leading, heads, query.shape[-2], key.shape[-2]).flatten(0, -4)
+            scores = (*leading, heads, query.shape[-2], key.shape[-2])
+            if torch.broadcast_shapes(mask.shape, scores) != scores:
+                return f"attn_mask of the shape {tuple(mask.shape)} does not broadcast to {scores}", None
+            mask = mask[(None,) * (4 - mask.dim())]
+            if mask.dim() > 4 or len(leading) > 1:
+                mask = mask.expand(*leading, -1, -1, -1).flatten(0, -4)
     except RuntimeError as error:
         return str(error), None
     return None, (*tensors, mask)
@@ -233,7 +238,7 @@ def _override(previous, count, decline):
         given = query, key, value, attn_mask
         if all(map(is_plain, given)) and accelerated(query, key, value) and 0 <= dropout_p <= 1:
             _, tensors = _four_dimensions(*given, enable_gqa, is_causal)
-            if tensors is not None and takes(*tensors[:3]):
+            if tensors is not None and takes(*tensors[:3], dropout_p):
                 q, k, v, mask = tensors
                 options = _options(q, dropout_p, -1, 0 if is_causal else -1, False, scale, 0.0)
                 seed = new_seed(q.device) if dropout_p > 0 else None

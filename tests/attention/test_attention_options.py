@@ -12,6 +12,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import metalcore
 from metalcore.attention._composite import Options, attend
+from metalcore.attention._operators import attention
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -134,7 +135,7 @@ def test_variable_lengths(device, dtype):
     q, k, v = (x.to(device).requires_grad_() for x in (q, k, v))
     cu_seq_q, cu_seq_k = (torch.tensor(starts, dtype=torch.int32, device=device) for starts in (starts_q, starts_k))
     options = Options(75, 90, 30, 0, True, 0.125, 0.0, 0.0)
-    out, lse = torch.ops.metalcore.attention(q, k, v, None, None, cu_seq_q, cu_seq_k, None, *options)
+    out, lse = attention(q, k, v, None, None, cu_seq_q, cu_seq_k, None, *options)
     found = torch.autograd.grad((out.float().sin().sum() + lse[lse.isfinite()].sum()), (q, k, v))
     parts, lses = [], []
     for (a, b), (c, d) in zip(pairwise(starts_q), pairwise(starts_k)):
@@ -168,13 +169,13 @@ def test_dropout(device, dtype, probability):
     q, k, v = (x.to(device).requires_grad_() for x in tensors(dtype))
     seed = torch.tensor([-5, 12345], dtype=torch.int32, device=device)
     options = Options(0, 0, -1, -1, False, 0.125, 0.0, probability)
-    out, _ = torch.ops.metalcore.attention(q, k, v, None, None, None, None, seed, *options)
+    out, _ = attention(q, k, v, None, None, None, None, seed, *options)
     wide = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
     expected, _ = attend(*wide, None, None, None, None, seed.cpu(), options)
     found = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
     eps = torch.finfo(dtype).eps
     for a, b in zip((out, *found), (expected, *torch.autograd.grad(expected, wide, torch.ones_like(expected)))):
-        assert (a.detach().cpu() - b).norm() <= 2 * eps * b.norm() + 1e-30
+        assert (a.detach().cpu() - b).norm() <= 4 * eps * b.norm()
 
 
 def test_dropout_follows_the_generator(device):

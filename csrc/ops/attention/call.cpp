@@ -41,14 +41,27 @@ uint32_t mask_kind(const char* op, const Arguments& a) {
   if (!a.mask) return ATTENTION_NO_MASK;
   const Tensor& mask = *a.mask;
   check_same_device(op, "mask", mask, a.q);
-  const int64_t shape[4] = {a.q.size(0), a.q.size(1), a.q.size(2), a.k.size(2)};
-  check(mask.dim() == 4 && std::equal(shape, shape + 4, mask.sizes().data()), "metalcore::", op,
-        ": mask must have shape ", shape_text(Sizes(shape, 4)), ", not ", shape_text(mask));
   if (mask.scalar_type() == ScalarType::Bool) return ATTENTION_BOOL_MASK;
   if (mask.scalar_type() == a.q.scalar_type()) return ATTENTION_ADDED_MASK;
   check(mask.scalar_type() == ScalarType::Float, "metalcore::", op, ": mask must be bool, float32 or ",
         dtype_name(a.q.scalar_type()), ", not ", dtype_name(mask.scalar_type()));
   return ATTENTION_ADDED_FLOAT_MASK;
+}
+
+// A view of the mask with a number for each pair of a query and a key. Dimensions of size 1 are for all.
+Tensor expanded_mask(const char* op, const Arguments& a) {
+  const int64_t shape[4] = {a.q.size(0), a.q.size(1), a.q.size(2), a.k.size(2)};
+  bool fits = a.mask->dim() == 4;
+  int64_t strides[4];
+  for (int64_t d = 0; fits && d < 4; ++d) {
+    fits = a.mask->size(d) == shape[d] || a.mask->size(d) == 1;
+    strides[d] = a.mask->size(d) == 1 ? 0 : a.mask->stride(d);
+  }
+  check(fits, "metalcore::", op, ": mask must have shape ", shape_text(Sizes(shape, 4)), ", or 1 in places, not ",
+        shape_text(*a.mask));
+  AtenTensorHandle result = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_as_strided(a.mask->get(), shape, strides, &result));
+  return Tensor(result);
 }
 
 int32_t limit(int64_t n) { return static_cast<int32_t>(n < 0 ? ATTENTION_UNLIMITED : std::min(n, kMostLength)); }
@@ -110,7 +123,7 @@ Call call_of(const char* op, const Arguments& a) {
       .q = q,
       .k = k.numel() > 0 ? k : q,
       .v = v.numel() > 0 ? v : q,
-      .mask = a.mask.value_or(q),
+      .mask = a.mask ? expanded_mask(op, a) : q,
       .sinks = sinks,
       .cu_seq_q = a.cu_seq_q.value_or(q),
       .cu_seq_k = a.cu_seq_k.value_or(q),
@@ -127,7 +140,7 @@ Call call_of(const char* op, const Arguments& a) {
   p.q = strides_of(q, variable);
   p.k = strides_of(k, variable);
   p.v = strides_of(v, variable);
-  if (a.mask) p.mask = {a.mask->stride(0), a.mask->stride(1), a.mask->stride(2), a.mask->stride(3)};
+  if (a.mask) p.mask = {call.mask.stride(0), call.mask.stride(1), call.mask.stride(2), call.mask.stride(3)};
   p.band = {limit(a.left), limit(a.right), a.lower_right};
   p.heads = grid_side(heads);
   p.group = k_heads > 0 ? grid_side(heads / k_heads) : 1;

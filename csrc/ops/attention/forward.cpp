@@ -1,5 +1,6 @@
 // attention(q, k, v, …) returns softmax(scale q kᵀ + mask) v, and the logarithms of the softmax's sums; if it is to be
 // differentiable also these sums with more bits, and for 16-bit results what rounding took from them.
+#include "../../gpu/backend.h"
 #include "call.h"
 #include "decode.h"
 
@@ -46,6 +47,12 @@ attention::DecodeCall decode_call(const Call& call, const Tensor& out, const Ten
   };
 }
 
+std::string why(const Call& call, int64_t rows) {
+  const bool cuda = gpu::Recorder::current()->backend().device_type() == "cuda";
+  return std::to_string(rows) + " queries for a threadgroup, " + attention::size_text(call) +
+         (cuda ? "; the override leaves PyTorch's function as it is, since PyTorch's kernels are faster on cuda" : "");
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_forward(
     const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask, const MaybeTensor& sinks,
     const MaybeTensor& cu_seq_q, const MaybeTensor& cu_seq_k, const MaybeTensor& seed, int64_t max_q, int64_t max_k,
@@ -72,8 +79,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_forward(
   }
   attention::check_size("attention", call);
   const int64_t rows = ATTENTION_ROWS(call.size), blocks = ceil_div(call.longest_q, rows);
-  gpu::note_plan("attention", "flash",
-                 [&] { return std::to_string(rows) + " queries for a threadgroup, " + attention::size_text(call); });
+  gpu::note_plan("attention", "flash", [&] { return why(call, rows); });
   AttentionParams params = call.params;
   params.out = attention::strides_of(out, params.variable);
   if (has_rests) params.rests = attention::strides_of(rests, params.variable);
