@@ -68,11 +68,7 @@ inline Moments normalize_row(device const T* x, device const T* residual, device
   const RowSlice slice(team.thread_index);
   const uint length = params.length;
   typename RowSlice::template Of<T> v;
-  typename RowSlice::template Of<T> w;
-  typename RowSlice::template Of<T> b;
   fetch_input(slice, v, x, residual, sum, params, length);
-  fetch_parameter(slice, w, weight, params.has_weight, 1.0f, length);
-  fetch_parameter(slice, b, bias, params.has_bias, 0.0f, length);
   float total = 0.0f;
   for (uint n = 0; n < N; ++n) total += slice.holds(n, length) ? sum4(v[n]) : 0.0f;
   const float mean = team.sum(total, 0) / static_cast<float>(length);
@@ -82,6 +78,11 @@ inline Moments normalize_row(device const T* x, device const T* residual, device
     squares += sum4(d * d);
   }
   const float scale = scale_of(team.sum(squares, 1), params);
+  // The parameters are in the cache. Registers that would hold them from the start on hold more rows instead.
+  typename RowSlice::template Of<T> w;
+  typename RowSlice::template Of<T> b;
+  fetch_parameter(slice, w, weight, params.has_weight, 1.0f, length);
+  fetch_parameter(slice, b, bias, params.has_bias, 0.0f, length);
   for (uint n = 0; n < N; ++n) v.round(n, fma((v[n] - mean) * scale, w[n], b[n]));
   slice.store(v, y, length);
   return {mean, scale};
