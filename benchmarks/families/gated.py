@@ -17,8 +17,8 @@ def tanh(x):
     return F.gelu(x, approximate="tanh")
 
 
-# Ours, PyTorch's, the tensors that they take (of x's shape, twice as wide, or a row of it), and the passes over an array
-# of the result's size: forward gate, up, y; backward grad, gate, up and both gradients. Biases do not count.
+# Ours, PyTorch's, the tensors that they take (of x's shape, twice as wide, or a row of it), and the passes over an
+# array of the result's size: forward gate, up, y; backward grad, gate, up and both gradients. Biases do not count.
 OPS = {
     "swiglu": (metalcore.swiglu, lambda gate, up: F.silu(gate) * up, "xx", (3, 5)),
     "geglu": (metalcore.geglu, lambda gate, up: F.gelu(gate) * up, "xx", (3, 5)),

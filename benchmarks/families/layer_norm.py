@@ -27,8 +27,8 @@ def their_sum(x, residual, weight, bias):
 
 
 GROUPS = 32
-# Ours, PyTorch's, how many large tensors they take, and the passes over an array of the input's size forward (x, y; with
-# a residual x, residual, total, y) and backward (grad, x, x.grad; with a residual both grads, total, x.grad).
+# Ours, PyTorch's, how many large tensors they take, and the passes over an array of the input's size forward (x, y;
+# with a residual x, residual, total, y) and backward (grad, x, x.grad; with a residual both grads, total, x.grad).
 OPS = {
     "layer_norm": (ours, theirs, 1, (2, 3)),
     "add_layer_norm": (metalcore.add_layer_norm, their_sum, 2, (4, 4)),
