@@ -85,11 +85,12 @@ struct GeluGradient {
   }
 };
 
+// (1 + tanh(v)) / 2 is 1 / (1 + exp(-2 v)), which keeps its relative accuracy where it is small.
 template <typename T>
 struct GeluTanh {
   static float forward(float x) {
     const float inner = kTanhScale * (x + kTanhCubic * x * x * x);
-    return 0.5f * x * (1.0f + precise::tanh(inner));
+    return Math<T>::divide(x, 1.0f + Math<T>::exp(-2.0f * inner));
   }
 };
 
@@ -97,9 +98,10 @@ template <typename T>
 struct GeluTanhGradient {
   static float forward(float x, float grad) {
     const float square = x * x;
-    const float t = precise::tanh(kTanhScale * (x + kTanhCubic * x * square));
+    const float inner = kTanhScale * (x + kTanhCubic * x * square);
+    const float s = Math<T>::divide(1.0f, 1.0f + Math<T>::exp(-2.0f * inner));
     const float slope = kTanhScale * (1.0f + 3.0f * kTanhCubic * square);
-    return grad * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * slope);
+    return grad * (s + 2.0f * x * s * (1.0f - s) * slope);
   }
 };
 

@@ -41,13 +41,16 @@ inline void fetch_input(Slice<aligned, T, N> slice, thread typename Slice<aligne
   slice.store(v, sum, end);
 }
 
-// The rows from `first` on that a team has at work at once; of those past the last one that one again.
-template <uint R, typename Slice, typename Held, typename T, typename Params>
+// The rows from `first` on that a team has at work at once; of those past the last one that one again. Rows that are
+// not `nested` have one stride: the branch to others would keep loads from moving ahead.
+template <bool nested, uint R, typename Slice, typename Held, typename T, typename Params>
 inline void fetch_rows(Slice slice, thread Held (&held)[R], device const T* rows, constant RowStrides& strides,
                        ulong first, constant Params& params) {
 #pragma unroll
-  for (uint r = 0; r < R; ++r)
-    slice.fetch(held[r], rows + row_at(strides, min(first + r, ulong(params.rows - 1))), params.length);
+  for (uint r = 0; r < R; ++r) {
+    const ulong row = min(first + r, ulong(params.rows - 1));
+    slice.fetch(held[r], rows + (nested ? row_at(strides, row) : long(row * strides.strides[0])), params.length);
+  }
 }
 
 inline float scale_of(float squares, constant RmsNormParams& params) {

@@ -1,9 +1,9 @@
 // layer_norm over rows: y = (x - mean) / sqrt(variance + eps) * weight + bias, optionally of x + residual. Mean and
 // 1 / sqrt(variance + eps) of each row are kept for the derivative. A row in registers has its deviations from the mean
-// squared in a second step. Longer rows are walked twice: threads merge means and sums of squared deviations of parts,
-// as Chan, Golub and LeVeque do, so that neither way subtracts large sums from each other.
+// squared in a second step. Longer rows are walked twice, and moments.h makes mean and variance in one of the walks.
 #include "common/norm_rows.h"
 #include "norm/layer_norm.h"
+#include "norm/moments.h"
 
 // The mean of a row and the reciprocal of its standard deviation.
 struct Moments {
@@ -61,23 +61,6 @@ kernel void layer_norm_thread(device const T* x [[buffer(0)]], device const T* r
   }
 }
 
-// How many elements of float4 number n are in a row that ends before element `end`, and these elements' differences
-// from `mean`; 0 for the others.
-template <bool aligned, typename T, uint N>
-inline float count_of(Slice<aligned, T, N> slice, uint n, uint end) {
-  if (aligned) return slice.holds(n, end) ? 4.0f : 0.0f;
-  float count = 0.0f;
-  for (uint k = 0; k < 4; ++k) count += slice.first + slice.behind(n, k) < end ? 1.0f : 0.0f;
-  return count;
-}
-template <bool aligned, typename T, uint N>
-inline float4 deviations(Slice<aligned, T, N> slice, float4 value, float mean, uint n, uint end) {
-  float4 d = value - mean;
-  if (aligned) return slice.holds(n, end) ? d : float4(0.0f);
-  for (uint k = 0; k < 4; ++k) d[k] = slice.first + slice.behind(n, k) < end ? d[k] : 0.0f;
-  return d;
-}
-
 template <bool aligned, uint N, typename T, typename Team>
 inline Moments normalize_row(device const T* x, device const T* residual, device const T* weight, device const T* bias,
                              device T* y, device T* sum, constant LayerNormParams& params, Team team) {
@@ -85,11 +68,7 @@ inline Moments normalize_row(device const T* x, device const T* residual, device
   const RowSlice slice(team.thread_index);
   const uint length = params.length;
   typename RowSlice::template Of<T> v;
-  typename RowSlice::template Of<T> w;
-  typename RowSlice::template Of<T> b;
   fetch_input(slice, v, x, residual, sum, params, length);
-  fetch_parameter(slice, w, weight, params.has_weight, 1.0f, length);
-  fetch_parameter(slice, b, bias, params.has_bias, 0.0f, length);
   float total = 0.0f;
   for (uint n = 0; n < N; ++n) total += slice.holds(n, length) ? sum4(v[n]) : 0.0f;
   const float mean = team.sum(total, 0) / static_cast<float>(length);
@@ -99,6 +78,11 @@ inline Moments normalize_row(device const T* x, device const T* residual, device
     squares += sum4(d * d);
   }
   const float scale = scale_of(team.sum(squares, 1), params);
+  // The parameters are in the cache. Registers that would hold them from the start on hold more rows instead.
+  typename RowSlice::template Of<T> w;
+  typename RowSlice::template Of<T> b;
+  fetch_parameter(slice, w, weight, params.has_weight, 1.0f, length);
+  fetch_parameter(slice, b, bias, params.has_bias, 0.0f, length);
   for (uint n = 0; n < N; ++n) v.round(n, fma((v[n] - mean) * scale, w[n], b[n]));
   slice.store(v, y, length);
   return {mean, scale};
@@ -139,22 +123,7 @@ template <bool aligned, typename T, uint N>
   scales[row] = found.scale;
 }
 
-// Elements that a thread has seen: how many, their mean, and the sum of the squares of their differences from it.
-struct Seen {
-  float count = 0.0f;
-  float mean = 0.0f;
-  float squares = 0.0f;
-
-  void add(float other_count, float other_mean, float other_squares) {
-    const float total = count + other_count;
-    const float share = total > 0.0f ? other_count / total : 0.0f;
-    const float difference = other_mean - mean;
-    squares += other_squares + difference * difference * (count * share);
-    mean += difference * share;
-    count = total;
-  }
-};
-
+// A longer row in two walks: mean and variance, and the results.
 template <bool aligned, typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void layer_norm_looped(
     device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]], device const T* weight [[buffer(2)]],
@@ -176,23 +145,10 @@ template <bool aligned, typename T>
     const RowSlice slice(thread_index, start);
     typename RowSlice::template Of<T> v;
     fetch_input(slice, v, x, residual, sum, params, length);
-    float count = 0.0f;
-    float total = 0.0f;
-    for (uint n = 0; n < N; ++n) {
-      count += count_of(slice, n, length);
-      total += slice.holds(n, length) ? sum4(v[n]) : 0.0f;
-    }
-    const float mean = total / max(count, 1.0f);
-    float squares = 0.0f;
-    for (uint n = 0; n < N; ++n) {
-      const float4 d = deviations(slice, v[n], mean, n, length);
-      squares += sum4(d * d);
-    }
-    seen.add(count, mean, squares);
+    see(seen, slice, v, length);
   }
   const float mean = team.sum(seen.count * seen.mean, 0) / static_cast<float>(length);
-  const float difference = seen.mean - mean;
-  const float scale = scale_of(team.sum(seen.squares + seen.count * difference * difference, 1), params);
+  const float scale = scale_of(team.sum(seen.squares_about(mean), 1), params);
   if (thread_index == 0) {
     means[row] = mean;
     scales[row] = scale;

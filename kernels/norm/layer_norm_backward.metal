@@ -64,7 +64,7 @@ inline float2 sums_of(Slice slice, thread const Rows& v, thread const Rows& g, t
 
 // A stream's rows, R of them at once and then those streams * R further on, by one team; and their part of the
 // parameters' gradients where it is wanted. Rows are on their way while those before them are at work.
-template <bool aligned, uint N, uint R, typename T, typename Team>
+template <bool aligned, bool nested, uint N, uint R, typename T, typename Team>
 inline void differentiate_rows(device const T* grad, device const T* x, device const float* means,
                                device const float* scales, device const T* weight, device const T* residual,
                                device T* gx, device float* partial, constant LayerNormParams& params, Team team,
@@ -81,8 +81,8 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
   float4 gw[N];
   float4 gb[N];
   if constexpr (ahead) {
-    fetch_rows(slice, next_v, x, params.x, stream * R, params);
-    fetch_rows(slice, next_g, grad, params.grad, stream * R, params);
+    fetch_rows<nested>(slice, next_v, x, params.x, stream * R, params);
+    fetch_rows<nested>(slice, next_g, grad, params.grad, stream * R, params);
   }
   fetch_weight(slice, w, weight, params, length);
   for (uint n = 0; n < N; ++n) gw[n] = gb[n] = float4(0.0f);
@@ -103,11 +103,11 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
         v[r] = next_v[r];
         g[r] = next_g[r];
       }
-      fetch_rows(slice, next_v, x, params.x, first + params.streams * R, params);
-      fetch_rows(slice, next_g, grad, params.grad, first + params.streams * R, params);
+      fetch_rows<nested>(slice, next_v, x, params.x, first + params.streams * R, params);
+      fetch_rows<nested>(slice, next_g, grad, params.grad, first + params.streams * R, params);
     } else {
-      fetch_rows(slice, v, x, params.x, first, params);
-      fetch_rows(slice, g, grad, params.grad, first, params);
+      fetch_rows<nested>(slice, v, x, params.x, first, params);
+      fetch_rows<nested>(slice, g, grad, params.grad, first, params);
     }
     float sums[2 * R];
 #pragma unroll
@@ -119,7 +119,7 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
     team.sum(sums, parity);
     parity ^= 1;
     Held added[R];
-    if (params.has_residual) fetch_rows(slice, added, residual, params.residual, first, params);
+    if (params.has_residual) fetch_rows<nested>(slice, added, residual, params.residual, first, params);
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
       const ulong row = first + r;
@@ -152,8 +152,8 @@ kernel void layer_norm_backward_simd(device const T* grad [[buffer(0)]], device 
                                      uint simdgroups [[simdgroups_per_threadgroup]]) {
   const uint stream = group * simdgroups + simdgroup;
   if (stream >= params.streams) return;
-  differentiate_rows<aligned, N, 1>(grad, x, means, scales, weight, residual, gx, partial, params, Simdgroup(lane),
-                                    stream);
+  differentiate_rows<aligned, true, N, 1>(grad, x, means, scales, weight, residual, gx, partial, params,
+                                          Simdgroup(lane), stream);
 }
 
 template <bool aligned, typename T, uint N, uint R>
@@ -165,7 +165,7 @@ template <bool aligned, typename T, uint N, uint R>
     uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32 * 2 * R];
   const Threadgroup team(thread_index, threads, scratch);
-  differentiate_rows<aligned, N, R>(grad, x, means, scales, weight, residual, gx, partial, params, team, stream);
+  differentiate_rows<aligned, false, N, R>(grad, x, means, scales, weight, residual, gx, partial, params, team, stream);
 }
 
 // A longer row in two walks: the sums, and the results.

@@ -126,6 +126,7 @@ _AUTOCAST_TO_FLOAT32 = frozenset(
         "log_softmax": "log_softmax.int",
         "rms_norm": "rms_norm",
         "layer_norm": "layer_norm",
+        "group_norm": "group_norm",
     }.items()
     for device in ("mps", "cuda")
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{device.upper()}")

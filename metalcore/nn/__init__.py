@@ -6,13 +6,14 @@ from __future__ import annotations
 import torch
 
 from ..activation import geglu, gelu, log_softmax, quick_gelu, relu, relu2, silu, softmax, swiglu
-from ..normalization import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from ..normalization import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
 
 __all__ = [
     "GELU",
     "AddLayerNorm",
     "AddRMSNorm",
     "GeGLU",
+    "GroupNorm",
     "LayerNorm",
     "LogSoftmax",
     "QuickGELU",
@@ -88,6 +89,11 @@ class LogSoftmax(torch.nn.LogSoftmax):
 class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class GroupNorm(torch.nn.GroupNorm):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class AddLayerNorm(torch.nn.LayerNorm):

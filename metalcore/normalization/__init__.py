@@ -4,5 +4,6 @@
 # isort: off
 from ._rms_norm import add_rms_norm, rms_norm
 from ._layer_norm import add_layer_norm, layer_norm
+from ._group_norm import group_norm
 
-__all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
+__all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]

@@ -52,8 +52,10 @@ def rms_norm(
         or x.numel() > COUNTED
         and too_many(x, math.prod(normalized_shape))
     ):
-        y = F.rms_norm(x, normalized_shape, _with_offset(weight, offset), eps)
-        return y.to(x.dtype) if offset else y
+        if not offset:
+            return F.rms_norm(x, normalized_shape, weight, eps)
+        wide = x if x.dtype == torch.float64 else x.float()
+        return F.rms_norm(wide, normalized_shape, _with_offset(weight, offset), eps).to(x.dtype)
     if autocast_to_float32("rms_norm", x):
         x = x.float()
     return _rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps, float(offset))

@@ -6,15 +6,16 @@
 
 How each one works, and why:
 
-`relu`, `silu`, `gelu`, `softmax`, `log_softmax`, and of linear algebra `solve_triangular`, `qr`, `cholesky`,
-`lu_factor`, `lu_solve`, `solve`, `inv`, `det`, `slogdet`, `eigh`, `svd`
+`relu`, `silu`, `gelu`, `softmax`, `log_softmax`, `layer_norm`, `group_norm`, and of linear algebra
+`solve_triangular`, `qr`, `cholesky`, `lu_factor`, `lu_solve`, `solve`, `inv`, `det`, `slogdet`, `eigh`, `svd`
     A kernel at the device's own dispatch key, for the operator that PyTorch's function ends in (`aten::silu`,
     `aten::_softmax`, `aten::linalg_qr` ...) and, but for linear algebra, for the operator of its derivative. Replacing
     the Python names would miss `from torch.nn.functional import silu`, tensor methods, and callers in C++; a kernel
     catches them all. It lies below autograd, autocast, functorch and the tracers, which go on as if nothing had
     changed: gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right
     whether the override is on or off when it runs.
-    The kernels of activations and softmaxes are in C++ (csrc/ops/replacement.h); those of linear algebra in Python.
+    The kernels of activations and softmaxes are in C++ (csrc/ops/replacement.h); those of the norms and of linear
+    algebra in Python.
     `gelu` also takes modules that write the op out in Python, in the way that `rms_norm` does.
 `rms_norm`
     `aten::rms_norm` has no kernel and no derivative of its own; PyTorch takes it apart into simple operators. So this

@@ -120,6 +120,17 @@ def layer_norm(device, dtype):
         yield from with_gradients(f"add_layer_norm {length}", metalcore.add_layer_norm, *tensors)
 
 
+def group_norm(device, dtype):
+    """Groups that a thread takes and groups of a threadgroup, of channels that are whole vectors and not."""
+    for family in ("baseline", "simulator"):
+        with tuned(family):
+            for sides in ((8, 8), (5, 7)):
+                x, weight, bias = (random(device, dtype, *shape) for shape in ((3, 12, *sides), (12,), (12,)))
+                yield from with_gradients(
+                    f"group_norm {sides}", lambda x, w, b: metalcore.group_norm(x, 4, w, b), x, weight, bias
+                )
+
+
 def rope(device, dtype):
     """Tables of float32 for q and k of 16 bits, and for heads that are whole vectors or not."""
     for size in (32, 6):
@@ -261,7 +272,7 @@ def eigh(device):
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-    for section in (samples, softmax, rms_norm, layer_norm, rope, loss, pages, optimizers)
+    for section in (samples, softmax, rms_norm, layer_norm, group_norm, rope, loss, pages, optimizers)
     for dtype in DTYPES
 } | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh, quant)}
 

@@ -14,6 +14,7 @@ MODULES = {
     "ReLU(inplace)": {"inplace": True},
     "LayerNorm": {"normalized_shape": 8},
     "LayerNorm(no bias)": {"normalized_shape": [6, 8], "bias": False},
+    "GroupNorm": {"num_groups": 3, "num_channels": 6},
     "Softmax": {"dim": 1},
     "LogSoftmax": {"dim": -1},
     "RMSNorm": {"normalized_shape": 8},

@@ -19,6 +19,7 @@ from references import (
 from rows import FAMILIES, lengths, tuned
 
 import metalcore
+from metalcore._core.recording import record
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 EPS = torch.finfo(torch.float32).eps
@@ -153,6 +154,47 @@ def test_layouts(device, dtype, family):
 def test_weight_of_another_dtype(device, dtypes):
     for length in lengths("rms_norm", dtypes[0]):
         check(tensor(3, length, dtype=dtypes[0], device=device), tensor(length, dtype=dtypes[1], device=device))
+
+
+@each_dtype
+@pytest.mark.parametrize("family", FAMILIES)
+def test_offset(device, dtype, family):
+    """Gemma's 1 + weight, added in float32: a weight of 16 bits keeps its small numbers."""
+    with tuned(family):
+        for length in (7, 100, 600, 9000):
+            x, weight = (
+                leaf(tensor(3, length, dtype=dtype, device=device)),
+                leaf(tensor(length, dtype=dtype, device=device, scale=1e-3)),
+            )
+            grad = tensor(3, length, dtype=dtype, device=device)
+            y = metalcore.rms_norm(x, (length,), weight, 1e-5, 1.0)
+            wx, ww = leaf(wide(x)), leaf(wide(weight))
+            expected = reference(wx, ww + 1, 1e-5)
+            assert_near(y, expected.detach(), terms=4)
+            found = torch.autograd.grad(y, (x, weight), grad)
+            wanted = torch.autograd.grad(expected, (wx, ww), wide(grad))
+            parts = (torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + 1e-5) * wide(grad)).abs().max().item()
+            assert_near(found[0], wanted[0], terms=4 + length**0.5, magnitude=parts)
+            assert_near(found[1], wanted[1], terms=8)
+            total = metalcore.add_rms_norm(x, torch.zeros_like(x), weight, 1e-5, 1.0)
+            assert torch.equal(total[0], y)
+    on_cpu = metalcore.rms_norm(x.detach().cpu(), (length,), weight.detach().cpu(), 1e-5, 1.0)
+    assert on_cpu.dtype == dtype
+    assert_near(on_cpu, expected.detach(), terms=4)
+    with pytest.raises(ValueError, match="offset is added to a weight"):
+        metalcore.rms_norm(x, (length,), offset=1.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads(device, family):
+    """Rows that lie in two and three strides, as the heads of a projection of q, k and v do: no copy is made."""
+    projection = tensor(2, 5, 12 * 64, device=device).view(2, 5, 12, 64)
+    heads = projection[:, :, :4]
+    with tuned(family):
+        for x in (heads, heads.transpose(1, 2), heads[:, 1::2]):
+            check(x, tensor(64, device=device))
+            _, recording = record(metalcore.rms_norm, x, (64,), None)
+            assert len(recording.dispatches) == 1 and not recording.torch_steps
 
 
 @each_dtype

@@ -120,8 +120,8 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const
   }
   const NormBackwardPlan plan = plan_norm_backward(shape, input);
   gpu::note_plan(op, plan.rows.variant, [&] { return why_rows(plan.rows, shape.length, 1, input, plan.kernels); });
-  const NestedRows x = nested_rows_of(input, shape.length), g = nested_rows_of(grad, shape.length);
-  const NestedRows added = sum_grad ? nested_rows_of(*sum_grad, shape.length) : g;
+  const NestedRows x = plan.rows_of(input, shape.length), g = plan.rows_of(grad, shape.length);
+  const NestedRows added = sum_grad ? plan.rows_of(*sum_grad, shape.length) : g;
   const bool aligned = all_aligned16({&x, &g, &added}, {&weight}, shape.length);
   const int64_t sizes[2] = {parameters_wanted ? plan.chunks : 0, 2 * shape.length};
   const Tensor partial = new_tensor(Sizes(sizes, 2), ScalarType::Float, input);

@@ -73,6 +73,10 @@ bool all_aligned16(std::initializer_list<const NestedRows*> rows, std::initializ
                      [&](const MaybeTensor* p) { return !*p || aligned16(**p, 0, length); });
 }
 
+NestedRows NormBackwardPlan::rows_of(const Tensor& tensor, int64_t length) const {
+  return std::strncmp(rows.variant, "block", 5) == 0 ? flat_rows_of(tensor, length) : nested_rows_of(tensor, length);
+}
+
 // A thread has 4 elements of short rows and of float32, which take 16 bytes then, and 8 of others.
 constexpr int64_t kShortRow = 256;
 

@@ -44,6 +44,8 @@ struct NormBackwardPlan {
   int64_t chunk_rows;  // 1 where teams keep the sums
   int64_t chunks;
   bool separate() const { return chunk_rows > 1; }
+  // A tensor's rows for these kernels. Those of the block variants take one stride.
+  NestedRows rows_of(const Tensor& tensor, int64_t length) const;
 };
 // Rows that are too long for a threadgroup's registers get the variant "looped".
 NormBackwardPlan plan_norm_backward(const NormShape& shape, const Tensor& on);

@@ -187,8 +187,10 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   }
   const BackwardPlan plan = plan_backward(shape, input);
   const bool shared = plan.rows.chunk_rows > 0;
-  const NestedRows x = rows_for(shared, input, shape.length), g = rows_for(shared, grad, shape.length);
-  const NestedRows added = sum_grad ? rows_for(shared, *sum_grad, shape.length) : g;
+  const auto rows_in = [&](const Tensor& tensor) {
+    return shared ? flat_rows_of(tensor, shape.length) : plan.parts.rows_of(tensor, shape.length);
+  };
+  const NestedRows x = rows_in(input), g = rows_in(grad), added = sum_grad ? rows_in(*sum_grad) : g;
   const RowPlan& rows = plan.rows.rows;
   gpu::note_plan(op, rows.variant, [&] {
     return plan.rows.chunk_rows ? why_split(rows, shape.length)
