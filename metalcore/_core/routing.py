@@ -21,6 +21,7 @@ __all__ = [
     "explained",
     "is_plain",
     "on_cuda",
+    "require_tensors",
     "too_many",
 ]
 
@@ -93,6 +94,14 @@ def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
 def alike(*tensors) -> bool:
     """Whether the arguments are accelerated() and have one dtype. None is as for accelerated()."""
     return accelerated(*tensors) and len({tensor.dtype for tensor in tensors if tensor is not None}) == 1
+
+
+def require_tensors(op, optional=False, **arguments) -> None:
+    """Raises a TypeError that names an argument of an op that PyTorch lacks, unless it is a tensor, or None if that is
+    an option."""
+    for name, value in arguments.items():
+        if not (isinstance(value, Tensor) or optional and value is None):
+            raise TypeError(f"{op}: {name} must be a tensor, not {type(value).__name__}")
 
 
 def is_plain(tensor) -> bool:

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.operators import ops
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import FLOAT_DTYPES, accelerated, is_plain, on_cuda
 from ._composite import Options, attend
@@ -78,6 +77,8 @@ def scaled_dot_product_attention(
         ValueError: dropout_p is not in [0, 1], window has no two numbers of -1 and more, softcap is negative, or sinks
             has not one number for each head.
     """
+    if not _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+        return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     left, right = _window(window)
     bias, causal = attn_mask, is_causal
     if attn_mask is not None and type(attn_mask) is not Tensor:
@@ -102,6 +103,18 @@ def scaled_dot_product_attention(
         out, lse = attend(q, k, v, mask, sinks, None, None, seed, options)
     out = _as_dimensions(out, *inputs[:3])
     return (out, _as_dimensions(lse.unsqueeze(-1), *inputs[:3]).squeeze(-1)) if return_lse else out
+
+
+def _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    """Whether arguments that PyTorch's function has are of its types. Where they are not, it raises an error."""
+    return (
+        all(isinstance(tensor, Tensor) for tensor in (query, key, value))
+        and (attn_mask is None or isinstance(attn_mask, Tensor))
+        and isinstance(dropout_p, (int, float))
+        and (scale is None or isinstance(scale, (int, float)))
+        and type(is_causal) is bool
+        and type(enable_gqa) is bool
+    )
 
 
 def _options(q, dropout_p, left, right, lower_right, scale, softcap):
@@ -224,7 +237,7 @@ def _override(previous, count, decline):
                 q, k, v, mask = tensors
                 options = _options(q, dropout_p, -1, 0 if is_causal else -1, False, scale, 0.0)
                 seed = new_seed(q.device) if dropout_p > 0 else None
-                out, _ = count.run(ops.attention, q, k, v, mask, None, None, None, seed, *options)
+                out, _ = count.run(attention, q, k, v, mask, None, None, None, seed, *options)
                 return _as_dimensions(out, query, key, value)
         return decline(keyset, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 

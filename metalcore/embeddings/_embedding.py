@@ -42,10 +42,16 @@ def embedding(
     Returns:
         A tensor of the input's shape and a dimension more, with gradients of any order.
     """
-    if max_norm is not None or not takes(weight, input) or not _in_range(padding_idx, len(weight)):
+    if (
+        max_norm is not None
+        or not takes(weight, input)
+        or not in_range(padding_idx, len(weight))
+        or type(scale_grad_by_freq) is not bool
+        or type(sparse) is not bool
+    ):
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     padding = -1 if padding_idx is None else padding_idx % len(weight)
-    return _embedding(weight, input, padding, bool(scale_grad_by_freq), bool(sparse))
+    return _embedding(weight, input, padding, scale_grad_by_freq, sparse)
 
 
 def takes(weight: Tensor, indices: Tensor) -> bool:
@@ -56,13 +62,13 @@ def takes(weight: Tensor, indices: Tensor) -> bool:
         and indices.dtype in INTEGERS
         and indices.device == weight.device
         and indices.layout is torch.strided
-        and 0 < len(weight)
+        and len(weight) > 0
         and indices.numel() < 2**31
         and weight.shape[1] < 2**31
     )
 
 
-def _in_range(padding_idx, rows):
+def in_range(padding_idx, rows):
     return padding_idx is None or type(padding_idx) is int and -rows <= padding_idx < rows
 
 

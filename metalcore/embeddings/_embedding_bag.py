@@ -9,7 +9,7 @@ from torch import Tensor
 from .._core.operators import autograd, composed_kernel, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import is_plain
-from ._embedding import INTEGERS, indices_of, known, takes
+from ._embedding import in_range, indices_of, known, takes
 
 __all__ = ["embedding_bag"]
 
@@ -54,6 +54,7 @@ def embedding_bag(
     if (
         max_norm is not None
         or not takes(weight, input)
+        or any(type(option) is not bool for option in (scale_grad_by_freq, sparse, include_last_offset))
         or not _fits(input, weight, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
         or mode == "max"
         and (scale_grad_by_freq or sparse)
@@ -82,15 +83,15 @@ def embedding_bag(
         offsets.long(),
         _MODES[mode],
         factors,
-        bool(include_last_offset and input.dim() == 1),
+        include_last_offset and input.dim() == 1,
         padding,
-        bool(scale_grad_by_freq),
-        bool(sparse),
+        scale_grad_by_freq,
+        sparse,
     )[0]
 
 
 def _fits(input, weight, offsets, mode, per_sample_weights, include_last_offset, padding_idx):
-    if mode not in _MODES or not (padding_idx is None or -len(weight) <= padding_idx < len(weight)):
+    if type(mode) is not str or mode not in _MODES or not in_range(padding_idx, len(weight)):
         return False
     if input.dim() == 2:
         if offsets is not None or not input.numel():
@@ -331,7 +332,7 @@ def _override_backward(previous, count, decline):
 def _sample(name, rows, depth, bags, n, **options):
     def arguments(table, *factors):
         indices, starts = indices_of(table, bags * n, rows), torch.arange(bags, device=table.device) * n
-        return indices, table, starts - (starts > 0)  # bags of different sizes
+        return indices, table, starts - (starts > 0).long()  # bags of different sizes
 
     return Sample(name, ((rows, depth),), options, arguments=arguments, terms=bags * n)
 

@@ -56,9 +56,9 @@ class Modules(Kind):
         run(module, args, kwargs): the result, or None if the original must compute it.
 
     A class is tried with a module that is made from one of `arguments`, or else with the first one that somebody makes.
-    If `arguments` is None, each class is replaced whose name matches, and tried when its method is called. `traits` are
-    the values of a module, besides its settings, that decide which recipe is right. `reason` tells why others that look
-    alike are not replaced.
+    If `arguments` is None, each class is replaced whose name matches, and tried with each module that somebody makes or
+    calls. `traits` are the values of a module, besides its settings, that decide which recipe is right. `reason` tells
+    why others that look alike are not replaced.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Modules(Kind):
             if owner not in self.patches:
                 self.patches[owner] = ModulePatch(self, owner)
                 self.patches[owner].install_learner()
+            self.undecided.add(cls)
             return
         for arguments in self.arguments:
             try:
@@ -96,8 +97,11 @@ class Modules(Kind):
         self.undecided.add(cls)
 
     def meet_module(self, module):
-        self.undecided.discard(type(module))
-        self._decide(module)
+        if self.arguments is None:  # known before its first call, it is there in a compiled graph
+            self.patches[owner_of(type(module), self.member)].recipe_of(module)
+        else:
+            self.undecided.discard(type(module))
+            self._decide(module)
 
     def _decide(self, module):
         owner = owner_of(type(module), self.member)
@@ -145,6 +149,11 @@ class ModulePatch(Patch):
             entry = recipe and (recipe, _report.count_of(recipe.override, full_name(type(module))))
             self.recipes[self.key(module)] = entry
             return entry
+
+    def recipe_of(self, module):
+        """What learn() gives, or has given for a module like this one."""
+        entry = self.recipes.get(self.key(module), self)
+        return self.learn(module) if entry is self else entry
 
     def install_learner(self):
         recipes, key, learn, original = self.recipes, self.key, self.learn, self.original

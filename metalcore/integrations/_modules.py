@@ -17,6 +17,7 @@ from torch.nn.modules import module as registration
 from . import _formulas, _gated
 from ._kinds import Modules
 from ._loss import LanguageModels
+from ._rotary import RotaryFunctions
 from ._sdpa import TransformersSdpa
 
 __all__ = ["NAMES", "switch"]
@@ -49,6 +50,7 @@ KINDS = (
         member="_apply_gate",
         traits=_gated.traits,
     ),
+    RotaryFunctions(),
     LanguageModels(),
     TransformersSdpa(),
 )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import accelerated, alike, autocast_to_float32, is_plain
+from .._core.routing import alike, autocast_to_float32, is_plain, require_tensors
 from .._core.samples import rows
 
 __all__ = ["cross_entropy", "selective_log_softmax"]
@@ -78,6 +78,7 @@ def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
     Returns:
         A tensor of the index's shape and the logits' dtype, with gradients of any order.
     """
+    require_tensors("selective_log_softmax", logits=logits, index=index)
     if logits.dim() == 0 or index.shape != logits.shape[:-1]:
         raise RuntimeError(
             f"selective_log_softmax: index must have the shape of logits without the last dimension, "
@@ -99,7 +100,13 @@ def _takes(input, target, weight=None, reduction="mean", label_smoothing=0.0, ig
     if not alike(input, weight) or not isinstance(target, Tensor) or target.device != input.device:
         return False
     shape, dims = input.shape, input.dim()
-    if dims == 0 or input.numel() == 0 or reduction not in REDUCTIONS or input.numel() > 2**31 * 64:
+    if (
+        dims == 0
+        or input.numel() == 0
+        or type(reduction) is not str
+        or reduction not in REDUCTIONS
+        or input.numel() > 2**31 * 64
+    ):
         return False
     classes = shape[0 if dims == 1 else 1]
     if target.dtype == torch.int64:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, composed_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import alike, is_plain
+from .._core.routing import alike, is_plain, require_tensors
 from ._cross_entropy import REDUCTIONS, _classes, _takes, cross_entropy, target_weight
 from ._cross_entropy import _gradient as of_logits
 
@@ -55,6 +55,10 @@ def fused_linear_cross_entropy(
         logits again. The gradient of the weight is summed over the chunks in the weight's dtype. Each backward()
         consumes the gradients; a second one raises a RuntimeError.
     """
+    require_tensors("fused_linear_cross_entropy", hidden=hidden, weight=weight, target=target)
+    require_tensors("fused_linear_cross_entropy", optional=True, bias=bias, class_weight=class_weight)
+    if chunk is not None and (type(chunk) is not int or chunk < 1):
+        raise ValueError(f"fused_linear_cross_entropy: chunk must be a positive number of rows, not {chunk!r}")
     kind = hidden.device.type
     autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     if autocast:

@@ -26,7 +26,11 @@ How each one works, and why:
     another forward (metalcore/integrations/_modules.py). Models may be imported and made before or after. What is
     decided when a class is met holds in compiled graphs too.
 `scaled_dot_product_attention`
-    Placed as that of `rms_norm`, on `mps` only: PyTorch's kernels for NVIDIA GPUs are faster.
+    Placed as that of `rms_norm`, on `mps` only: PyTorch's kernels for NVIDIA GPUs are faster. There it also takes the
+    place of transformers' attention "sdpa", whose masks it need not write out.
+`swiglu`, `geglu`, `rope`, `fused_linear_cross_entropy`
+    PyTorch has no such functions, and libraries write them out: in MLPs, in functions that rotate queries and keys, and
+    in language models' losses. These are found and replaced as the modules of `rms_norm` are.
 `adamw`, `sgd`, `muon`
     An optimizer is a class, whose construction is the only place to choose. `torch.optim.AdamW(...)` then makes a
     `metalcore.optim.AdamW`, which is a `torch.optim.AdamW`, if a parameter is on a supported device; subclasses are

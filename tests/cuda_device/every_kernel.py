@@ -25,6 +25,8 @@ import metalcore  # noqa: E402
 from metalcore._core.accuracy import evaluate  # noqa: E402
 from metalcore._core.recording import record  # noqa: E402
 from metalcore._core.registry import OPS  # noqa: E402
+from metalcore.quant._samples import packed_sample  # noqa: E402
+from metalcore.quant._types import KERNELS  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 QR_HEIGHTS = (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1024, 1025, 2049)
@@ -224,6 +226,16 @@ def triangular(device):
                 yield f"solve_triangular {n} {k}", metalcore.solve_triangular(A.to(device), B, upper=True)
 
 
+def quant(device):
+    """Every type of packed weights: as numbers, and times one and several rows of x."""
+    for type in sorted(KERNELS):
+        packed = packed_sample(type, 6, 512, device=device)
+        yield f"dequantize {type}", metalcore.dequantize(packed, type)
+        for rows in (1, 3):
+            x = random(device, torch.float32, rows, 512)
+            yield f"quantized_linear {type}", metalcore.quantized_linear(x, packed, type)
+
+
 JACOBI_SIZES = (8, 16, 32, 64, 100)
 
 
@@ -251,7 +263,7 @@ SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
     for section in (samples, softmax, rms_norm, layer_norm, rope, loss, pages, optimizers)
     for dtype in DTYPES
-} | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh)}
+} | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh, quant)}
 
 
 def watched(results, launched):
