@@ -38,6 +38,7 @@ SMALL = {
     "import_time": "metalcore",
     "linalg_map": "svd_lowrank",
     "lu": "det",
+    "optim": "soap",
     "qr": "8x8x8",
     "rms_norm": "add_rms_norm forward float16",
     "softmax": "log_softmax backward float32",

@@ -113,7 +113,7 @@ def test_chunks_that_grow(device):
     param.grad = torch.full_like(param, 0.25)
     norm = metalcore.optim.clip_grad_norm_(param, 512.0)
     torch.testing.assert_close(norm.float().cpu(), torch.tensor(0.25 * 2**12), rtol=1e-3, atol=0)
-    assert torch.equal(param.grad.cpu().unique(), torch.tensor([0.125], dtype=torch.float16))
+    assert bool((param.grad == 0.125).all())
 
 
 def test_autograd_notices(device):
