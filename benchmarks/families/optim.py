@@ -25,6 +25,10 @@ MODELS = {
 }
 
 
+# The longest sides of SOAP's blocks; 1024 is its default.
+BLOCKS = {"gpu": (1024, 256), "simulator": (1024,), "quick": (1024,)}
+
+
 def cases(scale):
     found = []
     for count, shape in LISTS[scale]:
@@ -33,7 +37,7 @@ def cases(scale):
             found += [clip(count, shape, dtype, name, limit) for name, limit in CLIPS]
     for name, shapes in MODELS[scale].items():
         found.append(muon(name, shapes))
-        found += [soap(name, shapes, every) for every in (True, False)]
+        found += [soap(name, shapes, every, longest) for every in (True, False) for longest in BLOCKS[scale]]
     return found
 
 
@@ -111,13 +115,13 @@ def muon(name, shapes):
     )
 
 
-def soap(name, shapes, every):
+def soap(name, shapes, every, longest):
     return Comparison(
-        name=f"soap, {'renewing' if every else 'keeping'} its bases, against a loop of torch.linalg calls",
+        name=f"soap, blocks to {longest}, {'renewing' if every else 'keeping'} bases, against a loop of torch.linalg",
         shape=name,
         dtype=torch.float32,
         inputs=functools.partial(model, shapes, torch.float32),
-        bind=functools.partial(bind_soap, every),
+        bind=functools.partial(bind_soap, every, longest),
         ours=metalcore.optim.SOAP,
         theirs=_Reference,
         graph=False,
@@ -125,8 +129,8 @@ def soap(name, shapes, every):
     )
 
 
-def bind_soap(every, optimizer, *parameters):
-    made = optimizer(parameters, precondition_frequency=1 if every else 10**9)
+def bind_soap(every, longest, optimizer, *parameters):
+    made = optimizer(parameters, precondition_frequency=1 if every else 10**9, max_precond_dim=longest)
     # The first step's eigendecompositions are not measured, and any orthogonal bases will do.
     made._eigh = lambda batch: (None, torch.linalg.qr(torch.randn_like(batch[0]))[0].expand_as(batch))
     made.step()

@@ -30,12 +30,12 @@ struct JacobiParams {
 
 // A round of a sweep: all blocks are paired, and all pairs are handled at once.
 struct JacobiRoundParams {
-  JacobiParams of;
+  JacobiParams jacobi;
   uint32_t sweep, round;
 };
 
 struct JacobiResultParams {
-  JacobiParams of;
+  JacobiParams jacobi;
   uint32_t tiles;        // tiles of rows that share a Rayleigh quotient
   uint32_t first_tile;   // of all matrices' tiles, the first of a dispatch
   uint32_t vectors;      // 0: only values

@@ -104,18 +104,20 @@ inline float squares_of(device const float* column, uint first, uint end, uint l
                               device float* norms [[buffer(2)]], device float* values [[buffer(3)]],
                               device float* lengths [[buffer(4)]], constant JacobiResultParams& p [[buffer(5)]],
                               uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_threadgroup]]) {
-  const uint matrix = group / p.of.padded, j = group % p.of.padded;
-  device const float* const column = x + ulong(group) * p.of.length;
-  const float squares = squares_of(column, 0, p.of.rows, lane), norm = precise::sqrt(squares);
+  const uint matrix = group / p.jacobi.padded, j = group % p.jacobi.padded;
+  device const float* const column = x + ulong(group) * p.jacobi.length;
+  const float squares = squares_of(column, 0, p.jacobi.rows, lane), norm = precise::sqrt(squares);
   float value = norm;
   if (p.accumulated != 0) {
-    const float length = precise::sqrt(squares_of(column, p.of.gram_rows, p.of.gram_rows + p.of.columns, lane));
+    const float length =
+        precise::sqrt(squares_of(column, p.jacobi.gram_rows, p.jacobi.gram_rows + p.jacobi.columns, lane));
     value /= length;
     if (lane == 0) lengths[group] = length;
   }
-  if (p.of.symmetric != 0) {
+  if (p.jacobi.symmetric != 0) {
     float sum = 0.0f;
-    for (uint tile = lane; tile < p.tiles; tile += 32) sum += parts[(ulong(matrix) * p.tiles + tile) * p.of.padded + j];
+    for (uint tile = lane; tile < p.tiles; tile += 32)
+      sum += parts[(ulong(matrix) * p.tiles + tile) * p.jacobi.padded + j];
     value = simd_sum(sum) / squares;
   }
   if (lane == 0) {
@@ -136,23 +138,23 @@ constant constexpr uint kRows = 64;  // rows of the products' chunks
   threadgroup float4 left[C::kSize], right[C::kSize];
   threadgroup float product[kProductSize];
   const uint lane = thread_index % 32, simdgroup = thread_index / 32;
-  const uint across = p.of.padded / JACOBI_PAIR;
+  const uint across = p.jacobi.padded / JACOBI_PAIR;
   const uint index = p.first_tile + group / across, tile = index % p.tiles, matrix = index / p.tiles;
   const uint row = tile * JACOBI_PAIR, first = group % across * JACOBI_PAIR;
   const int exponent = exponents[matrix];
-  a += ulong(matrix) * p.of.columns * p.of.rows;
-  x += (ulong(matrix) * p.of.padded + first) * p.of.length;
+  a += ulong(matrix) * p.jacobi.columns * p.jacobi.rows;
+  x += (ulong(matrix) * p.jacobi.padded + first) * p.jacobi.length;
   ProductPart part;
   clear(part);
-  for (uint base = 0; base < p.of.rows; base += kRows) {
+  for (uint base = 0; base < p.jacobi.rows; base += kRows) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (uint i = 0; i < kEach; ++i) {
       const uint at = i * JACOBI_THREADS + thread_index, c = at / kRows, r = at % kRows;
-      const bool has_row = base + r < p.of.rows;
+      const bool has_row = base + r < p.jacobi.rows;
       ((threadgroup float*)left)[c * (4 * C::kStride) + r] =
-          has_row && row + c < p.of.rows ? scaled(entry(a, p.of, row + c, base + r), exponent, 0) : 0.0f;
-      ((threadgroup float*)right)[c * (4 * C::kStride) + r] = has_row ? x[ulong(c) * p.of.length + base + r] : 0.0f;
+          has_row && row + c < p.jacobi.rows ? scaled(entry(a, p.jacobi, row + c, base + r), exponent, 0) : 0.0f;
+      ((threadgroup float*)right)[c * (4 * C::kStride) + r] = has_row ? x[ulong(c) * p.jacobi.length + base + r] : 0.0f;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     multiply<kRows>(part, left, right, lane, simdgroup);
@@ -161,9 +163,9 @@ constant constexpr uint kRows = 64;  // rows of the products' chunks
   if (simdgroup == 0) {
     float sum = 0.0f;
     for (uint i = 0; i < JACOBI_PAIR; ++i)
-      if (row + i < p.of.rows)
-        sum = fma(product[i * kProductStride + lane], x[ulong(lane) * p.of.length + row + i], sum);
-    parts[(ulong(matrix) * p.tiles + tile) * p.of.padded + first + lane] = sum;
+      if (row + i < p.jacobi.rows)
+        sum = fma(product[i * kProductStride + lane], x[ulong(lane) * p.jacobi.length + row + i], sum);
+    parts[(ulong(matrix) * p.tiles + tile) * p.jacobi.padded + first + lane] = sum;
   }
 }
 
@@ -179,12 +181,12 @@ constant constexpr uint kRows = 64;  // rows of the products' chunks
     device const float* scales [[buffer(11)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup uint counts[2][JACOBI_THREADS / 32];
-  const uint columns = p.of.columns, rows = p.of.rows;
-  const uint matrix = group / columns, j = group % columns, at_work = matrix * p.of.padded + j;
+  const uint columns = p.jacobi.columns, rows = p.jacobi.rows;
+  const uint matrix = group / columns, j = group % columns, at_work = matrix * p.jacobi.padded + j;
   const int exponent = exponents[matrix];
-  const bool symmetric = p.of.symmetric != 0, finite = exponent != kNotFinite;
-  norms += ulong(matrix) * p.of.padded;
-  values += ulong(matrix) * p.of.padded;
+  const bool symmetric = p.jacobi.symmetric != 0, finite = exponent != kNotFinite;
+  norms += ulong(matrix) * p.jacobi.padded;
+  values += ulong(matrix) * p.jacobi.padded;
   const float norm = norms[j], value = values[j];
   uint before = 0, count = 0;
   for (uint i = thread_index; i < columns; i += JACOBI_THREADS) {
@@ -211,7 +213,7 @@ constant constexpr uint kRows = 64;  // rows of the products' chunks
     if (j == 0) present[matrix] = nonzero;
   }
   if (p.vectors == 0) return;
-  device const float* const column = x + ulong(at_work) * p.of.length;
+  device const float* const column = x + ulong(at_work) * p.jacobi.length;
   const ulong one = ulong(matrix) * columns;
   u += symmetric ? one * rows + rank : (one + rank) * rows;  // a column of the result, or a row
   order += ulong(matrix) * rows;
@@ -220,5 +222,5 @@ constant constexpr uint kRows = 64;  // rows of the products' chunks
   if (p.accumulated == 0) return;
   const float length = lengths[at_work];
   for (uint i = thread_index; i < columns; i += JACOBI_THREADS)
-    v[(one + rank) * columns + i] = finite ? column[p.of.gram_rows + i] / length : NAN;
+    v[(one + rank) * columns + i] = finite ? column[p.jacobi.gram_rows + i] / length : NAN;
 }

@@ -23,13 +23,13 @@ struct Pair {
 
 // Rounds follow the circle method: block 0 stays, and the others move around the circle.
 inline Pair pair_of(constant JacobiRoundParams& p, device float* x, uint group) {
-  const uint blocks = p.of.padded / JACOBI_BLOCK, others = blocks - 1;
-  const uint split = group % p.of.splits, index = group / p.of.splits % (blocks / 2);
-  const uint matrix = group / p.of.splits / (blocks / 2);
+  const uint blocks = p.jacobi.padded / JACOBI_BLOCK, others = blocks - 1;
+  const uint split = group % p.jacobi.splits, index = group / p.jacobi.splits % (blocks / 2);
+  const uint matrix = group / p.jacobi.splits / (blocks / 2);
   const uint a = index == 0 ? 0 : (p.round + index) % others + 1;
   const uint b = (p.round + others - index) % others + 1;
-  device float* const own = x + ulong(matrix) * p.of.padded * p.of.length;
-  return {matrix, split, min(a, b) * JACOBI_BLOCK, max(a, b) * JACOBI_BLOCK, (device float4*)own, p.of.length / 4};
+  device float* const own = x + ulong(matrix) * p.jacobi.padded * p.jacobi.length;
+  return {matrix, split, min(a, b) * JACOBI_BLOCK, max(a, b) * JACOBI_BLOCK, (device float4*)own, p.jacobi.length / 4};
 }
 
 // Loads rows of the pair's columns from quad `base` on, with zeros from quad `end` on.
@@ -82,25 +82,25 @@ inline void apply(threadgroup float4* chunk, threadgroup const float* product, c
 
 // How far from orthogonal a matrix's columns were in a sweep, as the bits of a float that is not negative.
 inline device atomic_uint* off_of(device atomic_uint* off, constant JacobiRoundParams& p, uint matrix) {
-  return off + ulong(matrix) * p.of.sweeps + p.sweep;
+  return off + ulong(matrix) * p.jacobi.sweeps + p.sweep;
 }
 
 inline bool converged(device atomic_uint* off, constant JacobiRoundParams& p, uint matrix) {
   if (p.sweep == 0) return false;
   const uint before = atomic_load_explicit(off_of(off, p, matrix) - 1, memory_order_relaxed);
-  return as_type<float>(before) <= 2.0f * p.of.tolerance;
+  return as_type<float>(before) <= 2.0f * p.jacobi.tolerance;
 }
 
 // Finds the rotation of the Gram matrix and applies it.
 inline void rotate(threadgroup float4* chunk, threadgroup float* gram, threadgroup float* product,
                    threadgroup float4* rotations, device atomic_uint* off, constant JacobiRoundParams& p, Pair pair,
                    uint thread_index) {
-  const PairState state = state_of(gram, product, p.of.tolerance, thread_index);
+  const PairState state = state_of(gram, product, p.jacobi.tolerance, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (thread_index == 0 && pair.split == 0 && state.off > 0.0f)
     atomic_fetch_max_explicit(off_of(off, p, pair.matrix), as_type<uint>(state.off), memory_order_relaxed);
-  diagonalize(gram, product, rotations, state.active ? JACOBI_PAIR - 1 : 0, p.of.tolerance, thread_index);
-  apply(chunk, product, p.of, pair, state.active, thread_index);
+  diagonalize(gram, product, rotations, state.active ? JACOBI_PAIR - 1 : 0, p.jacobi.tolerance, thread_index);
+  apply(chunk, product, p.jacobi, pair, state.active, thread_index);
 }
 
 [[kernel]] [[max_total_threads_per_threadgroup(JACOBI_THREADS)]] void jacobi_round(
@@ -113,7 +113,7 @@ inline void rotate(threadgroup float4* chunk, threadgroup float* gram, threadgro
   const Pair pair = pair_of(p, x, group);
   if (converged(off, p, pair.matrix)) return;
   ProductPart part;
-  gram_part(part, chunk, p.of, pair, thread_index);
+  gram_part(part, chunk, p.jacobi, pair, thread_index);
   add_parts(part, (threadgroup float*)chunk, (threadgroup float*)chunk + 2048, gram, thread_index);
   rotate(chunk, gram, (threadgroup float*)product, rotations, off, p, pair, thread_index);
 }
@@ -127,7 +127,7 @@ inline void rotate(threadgroup float4* chunk, threadgroup float* gram, threadgro
   const Pair pair = pair_of(p, x, group);
   if (converged(off, p, pair.matrix)) return;
   ProductPart part;
-  gram_part(part, chunk, p.of, pair, thread_index);
+  gram_part(part, chunk, p.jacobi, pair, thread_index);
   add_parts(part, (threadgroup float*)chunk, (threadgroup float*)chunk + 2048, gram, thread_index);
 #pragma unroll
   for (uint i = 0; i < 1024 / JACOBI_THREADS; ++i) {
@@ -151,7 +151,7 @@ inline void rotate(threadgroup float4* chunk, threadgroup float* gram, threadgro
   for (uint i = 0; i < 1024 / JACOBI_THREADS; ++i) {
     const uint at = i * JACOBI_THREADS + thread_index;
     float sum = 0.0f;
-    for (uint split = 0; split < p.of.splits; ++split) sum += first[split * 1024 + at];
+    for (uint split = 0; split < p.jacobi.splits; ++split) sum += first[split * 1024 + at];
     gram[at / 32 * kProductStride + at % 32] = sum;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -29,7 +29,7 @@ struct LuParams {
   uint32_t sources;              // 0: the order of the rows is not wanted
   uint32_t first, pivots_batch;  // a panel's first column, and the pivots of a whole matrix
   uint32_t row_threads;          // threads that hold a column: a multiple of 32, at least `rows`
-  uint32_t vectors;              // LU_VECTORS_*: four neighbours of a row may be moved as a float4
+  uint32_t as_float4;            // LU_VECTORS_*: four neighbours of a row may be moved as a float4
 };
 #define LU_VECTORS_A 1
 #define LU_VECTORS_B 2

@@ -52,7 +52,7 @@ inline void factor(device const float* a, device float* lu, device int* pivots, 
   float4 held[QUADS];
   {
     device const float* const from = a + matrix * p.a_batch + (p.first + row) * p.a_row + p.first * p.a_column;
-    const bool as_float4 = whole && (p.vectors & LU_VECTORS_A) != 0;
+    const bool as_float4 = whole && (p.as_float4 & LU_VECTORS_A) != 0;
 #pragma unroll
     for (uint j = 0; j < QUADS; ++j) held[j] = load_quad(from, p.a_column, g + G * j, columns, as_float4);
   }
@@ -111,7 +111,7 @@ inline void factor(device const float* a, device float* lu, device int* pivots, 
   }
   if (p.sources != 0 && g == 0 && columns > 0) sources[ulong(matrix) * p.rows + place] = row;
   device float* const to = lu + matrix * p.lu_batch + (p.first + place) * p.lu_row + p.first;
-  const bool as_float4 = whole && (p.vectors & LU_VECTORS_LU) != 0;
+  const bool as_float4 = whole && (p.as_float4 & LU_VECTORS_LU) != 0;
 #pragma unroll
   for (uint j = 0; j < QUADS; ++j) store_quad(held[j], to, g + G * j, columns, as_float4);
 }

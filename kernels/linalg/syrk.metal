@@ -25,7 +25,7 @@ inline void load_share(thread float4 (&share)[kShare], device const float* a, co
   for (uint i = 0; i < kShare; ++i) {
     const uint2 at = corner(i, thread_index, down) + uint2(row, k);
     device const float* const from = a + at.x * p.a_row + at.y * p.a_column;
-    if (p.vectors) {
+    if (p.as_float4) {
       share[i] = at.x < p.n && at.y < p.k ? *(device const float4*)from : float4(0.0f);
     } else {
 #pragma unroll

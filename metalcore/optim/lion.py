@@ -155,18 +155,21 @@ def _(params, grads, exp_avgs, **options):
 class _Reference(torch.optim.Optimizer):
     """Lion as its authors wrote it down."""
 
-    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, **options):
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, *, maximize=False):
+        options = {"betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, {"lr": lr, **options})
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
             (beta1, beta2), lr = group["betas"], group["lr"]
             for p in filter(lambda p: p.grad is not None, group["params"]):
-                mean = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                update = (beta1 * mean + (1 - beta1) * p.grad).sign() + group["weight_decay"] * p
+                mean, grad = self.state[p].setdefault("exp_avg", torch.zeros_like(p)), p.grad
+                if group["maximize"]:
+                    grad = -grad
+                update = (beta1 * mean + (1 - beta1) * grad).sign() + group["weight_decay"] * p
                 p -= lr * update
-                mean.copy_(beta2 * mean + (1 - beta2) * p.grad)
+                mean.copy_(beta2 * mean + (1 - beta2) * grad)
 
 
 def _sample(name, **options):
@@ -183,6 +186,6 @@ register(
         operators=("lion_",),
         backward=False,
         waits=True,
-        samples=lambda: (_sample("three parameters"), _sample("state in the parameter's dtype", state_dtype=None)),
+        samples=lambda: (_sample("three parameters"), _sample("maximize", maximize=True, betas=(0.5, 0.75))),
     )
 )

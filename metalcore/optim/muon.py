@@ -118,6 +118,8 @@ register(
         override=OptimizerOverride(torch.optim.Muon, _override_class),
         backward=False,
         waits=True,
+        # Values of other sizes would leave more of the error to the iterations than the bound allows.
+        edge=lambda: (_sample("one iteration", ns_steps=1), _sample("without momentum", momentum=0.0)),
         samples=lambda: (
             _sample("four parameters"),
             _sample("match_rms_adamw", adjust_lr_fn="match_rms_adamw", momentum=0.8),

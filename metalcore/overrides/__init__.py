@@ -1,6 +1,6 @@
 """Switches that put metalcore's kernels behind PyTorch's own functions.
 
-    metalcore.enable_pytorch_overrides()                     # all of them, until disable_pytorch_overrides()
+    metalcore.enable_pytorch_overrides()                     # the default ones, until disable_pytorch_overrides()
     with metalcore.enable_pytorch_overrides("silu", "qr"):   # these two, inside the block
         ...
 
@@ -42,6 +42,9 @@ How each one works, and why:
     These are replaced there, so that it does not matter when and from where it was imported. clip_grad_value_ is
     replaced by its name: `from torch.nn.utils import clip_grad_value_` before the override keeps PyTorch's.
 
+On by default is what was not measured to be slower than PyTorch's own on the device (_gains.py): today all of them, on
+`cuda` by the figures of benchmarks/results, on `mps` because nothing has been measured on an Apple GPU.
+
 Whatever a kernel does not take (a dtype, a layout, an `out=` or in-place form) goes to the kernel that was there
 before, which is also put back when the override is switched off. Tensors of other devices never come here.
 `metalcore.report()` tells what was replaced, what was not and why, and how often each ran.
@@ -62,6 +65,7 @@ from .._core.registry import OPS, FunctionOverride, OptimizerOverride
 from .._core.routing import DEVICES
 from ..integrations import _modules
 from . import _dispatcher, _functions, _optimizers, _report
+from ._gains import by_default
 from ._report import report
 from ._switches import Request, Switches
 
@@ -76,7 +80,7 @@ def enable_pytorch_overrides(*names: str, exclude: str | Iterable[str] = ()) -> 
 
     Args:
         names: of ops that have an override, such as "silu" and "qr". `python -m metalcore ops` lists them. No name
-            means all of them.
+            means all, except those that were measured to be slower than PyTorch's own on the device.
         exclude: names to leave out.
 
     Returns:
@@ -89,7 +93,16 @@ def enable_pytorch_overrides(*names: str, exclude: str | Iterable[str] = ()) -> 
     PyTorch's own op. Nothing is printed: `metalcore.report()` tells what was replaced, and how often it ran. Where
     there is no device that metalcore has kernels for, a UserWarning says so, once.
     """
-    return request(_overrides.choose("enable_pytorch_overrides", names, exclude))
+    chosen = _overrides.choose("enable_pytorch_overrides", names, exclude)
+    if names:
+        return request(chosen)
+    found = devices()
+    made = request([name for name in chosen if by_default(name, found)])
+    for name in chosen:
+        if not by_default(name, found):
+            reason = "slower there than PyTorch's own, and so not on by default"
+            _report.never_replaced(name, f"{name} on {' and '.join(found)}", reason)
+    return made
 
 
 def request(names: list[str]) -> Request:

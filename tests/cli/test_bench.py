@@ -40,6 +40,7 @@ SMALL = {
     "layer_norm": "group_norm forward+backward float32",
     "linalg_map": "svd_lowrank",
     "lu": "det",
+    "optim": "soap",
     "qr": "8x8x8",
     "rms_norm": "add_rms_norm forward float16",
     "rope": "interleaved backward bfloat16",

@@ -85,6 +85,55 @@ def test_adamw_reads_its_learning_rate_at_every_replay():
     torch.testing.assert_close(p.detach().cpu(), torch.full((5,), -0.5))
 
 
+def test_replays_round_at_random_as_steps_do():
+    """The step is in device memory, so that each replay has the random numbers of its own step."""
+
+    def parameters():
+        p = torch.nn.Parameter(torch.ones(5000, device="cuda", dtype=torch.bfloat16))
+        p.grad = torch.ones_like(p)
+        options = {"stochastic_rounding": 3, "state_dtype": torch.bfloat16, "capturable": True}
+        return p, metalcore.optim.AdamW([p], lr=1e-3, weight_decay=0.0, **options)
+
+    p, optimizer = parameters()
+    graph, _ = captured(optimizer.step)
+    expected, plain = parameters()
+    plain.step()
+    for _ in range(4):
+        graph.replay()
+        before = expected.detach().clone()
+        plain.step()
+        assert torch.equal(p, expected) and not torch.equal(expected, before)
+    assert len(p.detach().unique()) > 2
+
+
+@pytest.mark.parametrize("optimizer", (metalcore.optim.SGD, metalcore.optim.Lion))
+def test_other_optimizers(optimizer):
+    """A learning rate in device memory is read at every replay, and so are gradients, which are clipped."""
+    pair = [torch.nn.Parameter(torch.linspace(-1, 1, 3001, device="cuda")) for _ in range(2)]
+    rates = [torch.tensor(0.1, device="cuda") for _ in pair]
+    made = [optimizer([p], lr=lr) for p, lr in zip(pair, rates)]
+    for p in pair:
+        p.grad = torch.empty_like(p)
+
+    def step(which):
+        metalcore.optim.clip_grad_norm_(pair[which], 0.5)
+        made[which].step()
+
+    def set_values(seed):
+        for p, lr in zip(pair, rates):
+            p.grad.copy_(torch.randn(3001, generator=torch.Generator().manual_seed(seed)))
+            lr.fill_(0.1 * seed)
+
+    set_values(1)
+    graph, _ = captured(lambda: step(0))
+    step(1)
+    for seed in (2, 3):
+        set_values(seed)
+        graph.replay()
+        step(1)
+        assert torch.equal(*pair)
+
+
 def test_a_captured_model_trains():
     """A graph of forward, backward and step trains as the same steps without a graph do."""
 

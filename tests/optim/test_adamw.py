@@ -9,7 +9,7 @@ from references import smallest
 
 import metalcore
 
-CHUNK = 2048  # ADAMW_CHUNK of kernels/adamw.h
+CHUNK = 2048  # threads / 32 * strips * OPTIM_STRIP of the tuning table "optim"
 PER_DISPATCH = 102  # 512 pointers, 5 for each parameter
 OPTIONS = list(itertools.product([False, True], [False, True], [0.0, 0.1]))
 

@@ -97,6 +97,25 @@ def test_what_pytorch_takes(device):
     torch.testing.assert_close(metalcore.optim.clip_grad_norm_(param, 1e9, -INF).cpu(), param.grad.abs().min().cpu())
 
 
+def test_more_than_a_dispatch_takes(device):
+    """A dispatch has bytes for 256 of them."""
+    params, others = (parameters(at, shapes=[(3,)] * 300 + [(40000,)]) for at in (device, "cpu"))
+    for some in (params, others):
+        metalcore.optim.clip_grad_norm_(some, 0.5)
+        metalcore.optim.clip_grad_value_(some, 0.001)
+    for param, other in zip(params, others):
+        torch.testing.assert_close(param.grad.cpu(), other.grad)
+
+
+def test_chunks_that_grow(device):
+    """More than 2 * 4,096 chunks of 2,048 elements are made larger, so that there are fewer sums."""
+    param = torch.nn.Parameter(torch.zeros(2**24 + 5, dtype=torch.float16, device=device))
+    param.grad = torch.full_like(param, 0.25)
+    norm = metalcore.optim.clip_grad_norm_(param, 512.0)
+    torch.testing.assert_close(norm.float().cpu(), torch.tensor(0.25 * 2**12), rtol=1e-3, atol=0)
+    assert bool((param.grad == 0.125).all())
+
+
 def test_autograd_notices(device):
     (param,) = parameters(device, shapes=((5,),))
     version = param.grad._version

@@ -124,7 +124,7 @@ FAULTS = [
     ),
     HeaderFault(
         "a macro of newer releases only",
-        "ops/tensor_list.cpp",
+        "ops/optim/tensor_list.cpp",
         "  TORCH_ERROR_CODE_CHECK(torch_list_size",
         "  STABLE_TORCH_ERROR_CODE_CHECK(torch_list_size",
         r"tensor_list\.cpp does not compile with torch-2-10.*(?s:.*)STABLE_TORCH_ERROR_CODE_CHECK",

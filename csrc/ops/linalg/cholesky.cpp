@@ -98,7 +98,7 @@ void factor_blocked(const CholeskyPlan& plan, const Matrices& a, const Tensor& l
                    .result_row = n,
                    .n = grid_side(n - next),
                    .k = panel.width,
-                   .vectors = l_access != CHOLESKY_ELEMENTS,
+                   .as_float4 = l_access != CHOLESKY_ELEMENTS,
                    .tiles = 0,
                    .lower = upper ? SYRK_LEAVE : SYRK_WRITE,
                    .upper = upper ? SYRK_WRITE : SYRK_LEAVE,

@@ -79,7 +79,7 @@ void record_round(gpu::Recording& recording, const Work& w, JacobiRoundParams pa
   const double rotate = rotate_flops(w.plan);
   const int64_t matrix = int64_t{w.plan.padded} * w.plan.length;
   gpu::in_pieces(recording, w.params.matrices, {gram + rotate, 3 * matrix_bytes}, [&](const gpu::Piece& piece) {
-    params.of.matrices = grid_side(piece.count);
+    params.jacobi.matrices = grid_side(piece.count);
     const gpu::Size groups{grid_side(piece.count * w.plan.pairs * w.plan.splits)}, threads{JACOBI_THREADS};
     const auto count = static_cast<double>(piece.count);
     const auto bind = [&](const char* kernel) -> gpu::Recording& {
@@ -129,7 +129,7 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool compute_uv, const T
   const int64_t n = x.size(-2), m = x.size(-1);
   const Work w = work_for(x, batch, n, m, compute_uv, 0);
   const JacobiResultParams params{
-      .of = w.params, .tiles = 0, .first_tile = 0, .vectors = compute_uv, .accumulated = compute_uv, .scaled = 1};
+      .jacobi = w.params, .tiles = 0, .first_tile = 0, .vectors = compute_uv, .accumulated = compute_uv, .scaled = 1};
   gpu::record(x, [&](gpu::Recording& recording) {
     record_rounds(recording, x, w);
     record_results(recording, w, params, w.parts, order, scales, values, u, v);
@@ -166,7 +166,7 @@ void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool comput
   const uint32_t tiles = grid_side(ceil_div<int64_t>(n, JACOBI_PAIR));
   const Tensor parts = new_tensor({batch, tiles, w.plan.padded}, ScalarType::Float, a);
   const JacobiResultParams params{
-      .of = w.params, .tiles = tiles, .first_tile = 0, .vectors = compute_v, .accumulated = 0, .scaled = 0};
+      .jacobi = w.params, .tiles = tiles, .first_tile = 0, .vectors = compute_v, .accumulated = 0, .scaled = 0};
   gpu::record(a, [&](gpu::Recording& recording) {
     record_rounds(recording, a, w);
     record_rayleigh(recording, a, w, params, parts);

@@ -47,7 +47,7 @@ void factor_blocked(const LuFactors& results, const MatrixShape& shape, bool piv
       p.pivoting = pivoting;
       p.first = first, p.pivots_batch = steps;
       p.row_threads = panel.row_threads;
-      p.vectors = n % 4 == 0 ? LU_VECTORS_A | LU_VECTORS_LU : 0;
+      p.as_float4 = n % 4 == 0 ? LU_VECTORS_A | LU_VECTORS_LU : 0;
       recording.kernel(panel.kernel);
       if (panel.row_threads > 0)
         recording.buffer(0, results.lu)
@@ -105,10 +105,10 @@ void lu_small(const LuPlan& plan, const LuSmall& task, const LuFactors& results)
   p.sources = results.permutation.has_value();
   p.pivots_batch = std::min(p.rows, p.columns);
   p.row_threads = plan.row_threads;
-  if (loads_vectors(a)) p.vectors |= LU_VECTORS_A;
-  if (task.b && loads_vectors(*task.b)) p.vectors |= LU_VECTORS_B;
-  if (a.columns % 4 == 0) p.vectors |= LU_VECTORS_LU;
-  if (task.x_column == 1 && task.x_row % 4 == 0) p.vectors |= LU_VECTORS_X;
+  if (loads_vectors(a)) p.as_float4 |= LU_VECTORS_A;
+  if (task.b && loads_vectors(*task.b)) p.as_float4 |= LU_VECTORS_B;
+  if (a.columns % 4 == 0) p.as_float4 |= LU_VECTORS_LU;
+  if (task.x_column == 1 && task.x_row % 4 == 0) p.as_float4 |= LU_VECTORS_X;
   const Tensor& info = results.info;
   gpu::record(a.tensor, [&](gpu::Recording& recording) {
     const double n = static_cast<double>(std::max(a.rows, a.columns));

@@ -93,7 +93,7 @@ Tensor syrk(const Tensor& input, const std::optional<Tensor>& c, const std::stri
                      .result_row = n,
                      .n = grid_side(n),
                      .k = alpha == 0.0 ? 0 : grid_side(k),
-                     .vectors = loads_vectors(a, transpose, k) || loads_vectors(a, !transpose, n),
+                     .as_float4 = loads_vectors(a, transpose, k) || loads_vectors(a, !transpose, n),
                      .tiles = 0,
                      .lower = wanted.lower,
                      .upper = wanted.upper,

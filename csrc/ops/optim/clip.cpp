@@ -15,6 +15,9 @@ uint32_t kind_of_norm(double power) {
   return power == std::numeric_limits<double>::infinity() ? NORM_LARGEST : NORM_POWERS;
 }
 
+// The total's one threadgroup adds up about so many sums in the time of a few loads.
+constexpr uint64_t kMostPartials = 4096;
+
 Tensor grad_norm(const TensorList& grads, double norm_type) {
   ParameterArrays arrays("grad_norm", {{.name = "grads", .tensors = grads, .written = false}});
   const Tensor& first = arrays.first();
@@ -22,7 +25,7 @@ Tensor grad_norm(const TensorList& grads, double norm_type) {
   const auto power = static_cast<float>(norm_type);
   const size_t count = arrays.slots().size();
   const std::vector<GatheredParameter> gathered = arrays.gather(0, count);
-  const OptimPlan plan(arrays, 0, count);
+  const OptimPlan plan(arrays, 0, count, kMostPartials);
   const Tensor total = new_tensor(Sizes(), ScalarType::Float, first);
   const auto partials_count = static_cast<int64_t>(plan.threadgroups());
   const int64_t room = std::max<int64_t>(partials_count, 1);

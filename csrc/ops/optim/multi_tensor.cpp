@@ -2,6 +2,7 @@
 
 #include "../../gpu/tuning.h"
 
+#include <algorithm>
 #include <array>
 
 namespace metalcore {
@@ -20,6 +21,9 @@ const gpu::Table<OptimTuning> optim_tuning("optim",
                                             {"strips", &OptimTuning::strips, {1, 16}}},
                                            {{.family = "baseline"}, {.family = "simulator", .vectors = false}});
 
+// A thread walks over at most so many times the elements that the tuning row says.
+constexpr uint64_t kLargerChunks = 64;
+
 gpu::BufferView view_or_null(const std::optional<Tensor>& tensor) {
   return tensor ? gpu::view_of(*tensor) : gpu::BufferView{nullptr, 0, 0};
 }
@@ -33,10 +37,14 @@ void check_scalar(const char* op, const char* argument, const std::optional<Tens
 
 }  // namespace
 
-OptimPlan::OptimPlan(const ParameterArrays& arrays, size_t first, size_t count) {
+OptimPlan::OptimPlan(const ParameterArrays& arrays, size_t first, size_t count, uint64_t most_chunks) {
   const OptimTuning& tuning = optim_tuning(arrays.first());
   const auto threads = static_cast<uint32_t>(tuning.threads);
-  const auto chunk = static_cast<uint32_t>(threads / 32 * tuning.strips * OPTIM_STRIP);
+  const auto least = static_cast<uint64_t>(threads / 32 * tuning.strips * OPTIM_STRIP);
+  uint64_t elements = 0;
+  for (size_t slot = first; slot < first + count; ++slot) elements += arrays.slots()[slot].numel;
+  const uint64_t larger = std::clamp<uint64_t>(elements / least / most_chunks, 1, kLargerChunks);
+  const auto chunk = static_cast<uint32_t>(larger * least);
   tensors.reserve(count);
   for (size_t slot = first; slot < first + count; ++slot) {
     const uint64_t numel = arrays.slots()[slot].numel, chunks = ceil_div<uint64_t>(numel, chunk);

@@ -4,6 +4,7 @@
 #include "../../../kernels/optim/tensors.h"
 #include "parameters.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -29,13 +30,15 @@ struct OptimPlan {
   std::vector<OptimTensor> tensors;
   std::vector<OptimDispatch> dispatches;
 
-  OptimPlan(const ParameterArrays& arrays, size_t first, size_t count);
+  // Chunks are as large as a tuning row says, or larger where there would be more than `most_chunks`.
+  OptimPlan(const ParameterArrays& arrays, size_t first, size_t count, uint64_t most_chunks = UINT64_MAX);
   uint32_t threadgroups() const;  // of all dispatches
 };
 
-// The pointers that a table can hold, and the parameters of `arrays` arrays each that one dispatch can take.
+// The pointers that a table can hold, and the parameters of `arrays` arrays each that one dispatch can take: their
+// OptimTensors are bytes of the dispatch, of which Metal allows 4,096.
 constexpr size_t kPointers = 512;
-constexpr size_t at_most(size_t arrays) { return kPointers / arrays; }
+constexpr size_t at_most(size_t arrays) { return std::min(kPointers / arrays, 4096 / sizeof(OptimTensor)); }
 
 std::string plan_reason(const ParameterArrays& arrays);
 
