@@ -274,9 +274,9 @@ register(
         operators=("paged_attention",),
         backward=False,
         samples=lambda: (
-            Sample("one threadgroup", ((2, 4, 64), (5, 2, 4, 2, 64)), {}, _decode_arguments, terms=64),
+            Sample("few keys", ((2, 4, 64), (5, 2, 4, 2, 64)), {}, _decode_arguments, terms=64),
             Sample(
-                "threadgroups share keys",
+                "many keys",
                 ((2, 4, 128), (33, 2, 16, 1, 128)),
                 {"return_lse": True},
                 _decode_arguments,

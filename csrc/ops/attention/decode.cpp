@@ -24,7 +24,7 @@ const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                               {"least_share", &DecodeTuning::least_share, {32, 4096}}},
                                              {{.family = "baseline"},
                                               {.family = "hopper", .fill_threadgroups = 2 * 132},
-                                              {.family = "simulator"}});
+                                              {.family = "simulator", .fill_threadgroups = 2}});
 
 struct Sizes2 {
   int64_t head, value;
