@@ -1,25 +1,25 @@
 // What rms_norm.metal and csrc/ops/rms_norm.cpp share.
 #pragma once
 
-#ifndef __METAL_VERSION__
-#include <cstdint>
-#endif
+#include "common/row_strides.h"
 
 struct RmsNormParams {
   uint32_t length;  // of a row
   uint32_t rows;
   float eps;
+  float offset;  // what is added to the weight, of which there is one then
   uint32_t has_weight;
   uint32_t has_residual;  // forward: add `residual` to x first; backward: add `residual`'s gradient at the end
   uint32_t streams;       // backward, simd and block: how many simdgroups or threadgroups share the rows
   uint32_t partial;       // … and whether they sum up their rows' parts of the weight's gradient
   uint32_t splits;        // split: threadgroups that share a row
   uint32_t share;         // … the elements that each of them has
-  uint32_t chunk_rows;    // … and the rows of which it has them
+  uint32_t chunk_rows;    // … and the rows of which it has them; backward, thread: the rows of a partial sum
+  uint32_t aligned;       // backward, thread: whether rows begin and end at multiples of 16 bytes
   uint32_t whole;         // … backward: all rows, so that it makes the weight's gradient and no part of it
-  int64_t x_stride;       // from row to row; outputs are contiguous
-  int64_t residual_stride;
-  int64_t grad_stride;
+  RowStrides x;           // outputs are contiguous; the split kernels have one stride
+  RowStrides residual;
+  RowStrides grad;
 };
 
 // Rows, of elements of so many bytes, that a threadgroup of rms_norm_backward_block1 has at work at once.
@@ -31,14 +31,3 @@ struct RmsNormParams {
 #define RMS_NORM_BACKWARD_SPLIT_ROWS(aligned, size) (((aligned) ? 8 : 4) / (size))
 // Rows that it has at most.
 #define RMS_NORM_CHUNK_ROWS 64
-
-// The weight's gradient sums over rows in two stages: `chunks` partial sums of `chunk_rows` rows each, then over them.
-struct RmsNormWeightParams {
-  uint32_t length;
-  uint32_t rows;
-  uint32_t chunk_rows;
-  uint32_t chunks;
-  uint32_t aligned;  // as above
-  int64_t x_stride;
-  int64_t grad_stride;
-};

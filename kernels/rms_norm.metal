@@ -9,10 +9,10 @@ kernel void rms_norm_thread(device const T* x [[buffer(0)]], device const T* res
                             uint row [[thread_position_in_grid]]) {
   const uint length = params.length;
   const bool has_weight = params.has_weight;
-  x += row * params.x_stride;
+  x += row_at(params.x, row);
   y += ulong(row) * length;
   if (params.has_residual) {
-    residual += row * params.residual_stride;
+    residual += row_at(params.residual, row);
     sum += ulong(row) * length;
     for (uint i = 0; i < length; ++i)
       sum[i] = static_cast<T>(static_cast<float>(x[i]) + static_cast<float>(residual[i]));
@@ -28,22 +28,8 @@ kernel void rms_norm_thread(device const T* x [[buffer(0)]], device const T* res
   const float scale = scale_of(squares, params);
   for (uint i = 0; i < length; ++i) {
     const float normal = static_cast<float>(x[i]) * scale;
-    y[i] = static_cast<T>(has_weight ? normal * static_cast<float>(weight[i]) : normal);
+    y[i] = static_cast<T>(has_weight ? normal * (static_cast<float>(weight[i]) + params.offset) : normal);
   }
-}
-
-// Fetches a thread's slice, up to element `end`, of x or of x + residual rounded to T as a separate addition would
-// leave it, which it writes.
-template <bool aligned, typename T, uint N>
-inline void fetch_input(Slice<aligned, T, N> slice, thread typename Slice<aligned, T, N>::template Of<T>& v,
-                        device const T* x, device const T* residual, device T* sum, constant RmsNormParams& params,
-                        uint end) {
-  slice.fetch(v, x, end);
-  if (!params.has_residual) return;
-  typename Slice<aligned, T, N>::template Of<T> added;
-  slice.fetch(added, residual, end);
-  for (uint n = 0; n < N; ++n) v.round(n, v[n] + added[n]);
-  slice.store(v, sum, end);
 }
 
 // The sum, up to element `end`, of squares over a thread's slice.
@@ -64,7 +50,7 @@ inline void normalize_row(device const T* x, device const T* residual, device co
   fetch_input(slice, v, x, residual, sum, params, params.length);
   fetch_weight(slice, w, weight, params, params.length);
   const float scale = scale_of(team.sum(squares_of<N>(slice, v, params.length), 0), params);
-  for (uint n = 0; n < N; ++n) v.round(n, v[n] * scale * w[n]);
+  for (uint n = 0; n < N; ++n) v.round(n, v[n] * scale * (w[n] + params.offset));
   slice.store(v, y, params.length);
 }
 
@@ -76,8 +62,8 @@ kernel void rms_norm_simd(device const T* x [[buffer(0)]], device const T* resid
                           uint simdgroups [[simdgroups_per_threadgroup]]) {
   const ulong row = ulong(group) * simdgroups + simdgroup;
   if (row >= params.rows) return;
-  x += row * params.x_stride;
-  residual += row * params.residual_stride;
+  x += row_at(params.x, row);
+  residual += row_at(params.residual, row);
   y += row * params.length;
   sum += row * params.length;
   normalize_row<aligned, N>(x, residual, weight, y, sum, params, Simdgroup(lane));
@@ -91,8 +77,8 @@ template <bool aligned, typename T, typename W, uint N>
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   const Threadgroup team(thread_index, threads, scratch);
-  x += row * params.x_stride;
-  residual += row * params.residual_stride;
+  x += row_at(params.x, row);
+  residual += row_at(params.residual, row);
   y += ulong(row) * params.length;
   sum += ulong(row) * params.length;
   normalize_row<aligned, N>(x, residual, weight, y, sum, params, team);
@@ -124,7 +110,7 @@ inline void walk_results(device const T* x, device const W* weight, device T* y,
     typename Slice<aligned, T, N>::template Of<W> w;
     slice.fetch(v, input, params.length);
     fetch_weight(slice, w, weight, params, params.length);
-    for (uint n = 0; n < N; ++n) v.round(n, v[n] * scale * w[n]);
+    for (uint n = 0; n < N; ++n) v.round(n, v[n] * scale * (w[n] + params.offset));
     slice.store(v, y, params.length);
   }
 }
@@ -146,8 +132,8 @@ template <bool aligned, typename T, typename W>
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   const Threadgroup team(thread_index, threads, scratch);
-  x += row * params.x_stride;
-  residual += row * params.residual_stride;
+  x += row_at(params.x, row);
+  residual += row_at(params.residual, row);
   y += ulong(row) * params.length;
   sum += ulong(row) * params.length;
   normalize_long_row<aligned>(x, residual, weight, y, sum, params, team);
@@ -181,8 +167,9 @@ template <bool aligned, typename T>
 #pragma unroll
       for (uint r = 0; r < R; ++r) {
         if (r < rows)
-          fetch_input(slice, v[r], x + (first + r) * params.x_stride, residual + (first + r) * params.residual_stride,
-                      sum + (first + r) * params.length, params, part.end);
+          fetch_input(slice, v[r], x + (first + r) * params.x.strides[0],
+                      residual + (first + r) * params.residual.strides[0], sum + (first + r) * params.length, params,
+                      part.end);
       }
 #pragma unroll
       for (uint r = 0; r < R; ++r) {
@@ -207,7 +194,7 @@ template <bool aligned, typename T, typename W>
   const Threadgroup team(thread_index, threads.x, scales);
   const Part part(params.length, group.x, params.share);
   const Chunk chunk(group.y, params);
-  const long stride = params.has_residual ? long(params.length) : params.x_stride;
+  const long stride = params.has_residual ? long(params.length) : params.x.strides[0];
   device const T* const input = (params.has_residual ? sum : x) + chunk.first * stride;
   y += ulong(chunk.first) * params.length;
   // The next rows are on their way before they are needed, the first ones while the squares are summed up.
@@ -223,7 +210,7 @@ template <bool aligned, typename T, typename W>
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
       if (row + r >= chunk.rows) continue;
-      for (uint n = 0; n < N; ++n) v[r].round(n, v[r][n] * scales[row + r] * w[n]);
+      for (uint n = 0; n < N; ++n) v[r].round(n, v[r][n] * scales[row + r] * (w[n] + params.offset));
       slice.store(v[r], y + ulong(row + r) * params.length, part.end);
     }
     row += R;

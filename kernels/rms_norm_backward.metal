@@ -2,8 +2,8 @@
 //   gx = s (g - x s^2 mean(g x)),
 // plus `residual`, the gradient that reaches x + residual by itself. The weight's gradient is the sum over rows of the
 // output's gradient times s x. The simd and block kernels make `partial` sums of the rows that pass through their
-// registers, and so does the split kernel where it has not all rows; the thread kernel leaves s in `scales`, and
-// rms_norm_weight.metal does the rest.
+// registers, and so does the split kernel where it has not all rows; the thread kernel leaves s in `scales`, of
+// which rms_norm_weight_partial makes partial sums. norm/column_sums.metal adds them up.
 #include "common/norm_rows.h"
 
 // gx is scale g + factor x, with these two made of the sums of squares and of g x. scale^3 may be out of float32's
@@ -22,10 +22,10 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]], device 
   const uint length = params.length;
   const bool has_weight = params.has_weight;
   const bool has_residual = params.has_residual;
-  grad += row * params.grad_stride;
-  x += row * params.x_stride;
+  grad += row_at(params.grad, row);
+  x += row_at(params.x, row);
   gx += ulong(row) * length;
-  residual += row * params.residual_stride;
+  residual += row_at(params.residual, row);
   float squares = 0.0f;
   float product = 0.0f;
   for (uint start = 0; start < length; start += kSumBlock) {
@@ -36,7 +36,7 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]], device 
       const float v = static_cast<float>(x[i]);
       const float g = static_cast<float>(grad[i]);
       square_part += v * v;
-      product_part += (has_weight ? g * static_cast<float>(weight[i]) : g) * v;
+      product_part += (has_weight ? g * (static_cast<float>(weight[i]) + params.offset) : g) * v;
     }
     squares += square_part;
     product += product_part;
@@ -45,7 +45,7 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]], device 
   scales[row] = factors.x;
   for (uint i = 0; i < length; ++i) {
     const float g = static_cast<float>(grad[i]);
-    const float weighted = has_weight ? g * static_cast<float>(weight[i]) : g;
+    const float weighted = has_weight ? g * (static_cast<float>(weight[i]) + params.offset) : g;
     const float value = fma(static_cast<float>(x[i]), factors.y, weighted * factors.x);
     gx[i] = static_cast<T>(has_residual ? value + static_cast<float>(residual[i]) : value);
   }
@@ -54,27 +54,19 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]], device 
 // The sums, up to element `end`, of squares and of g x over a thread's slice. `RUN` float4s, of which the row has all
 // or none, are added up before it is asked whether it has them.
 template <uint N, uint RUN, typename Slice, typename Rows, typename Weight>
-inline float2 sums_of(Slice slice, thread const Rows& v, thread const Rows& g, thread const Weight& w, uint end) {
+inline float2 sums_of(Slice slice, thread const Rows& v, thread const Rows& g, thread const Weight& w, float offset,
+                      uint end) {
   float2 sums = float2(0.0f);
   for (uint first = 0; first < N; first += RUN) {
     float4 squares = v[first] * v[first];
-    float4 products = g[first] * w[first] * v[first];
+    float4 products = g[first] * (w[first] + offset) * v[first];
     for (uint n = first + 1; n < first + RUN; ++n) {
       squares = fma(v[n], v[n], squares);
-      products = fma(g[n] * w[n], v[n], products);
+      products = fma(g[n] * (w[n] + offset), v[n], products);
     }
     sums += slice.holds(first, end) ? float2(sum4(squares), sum4(products)) : float2(0.0f);
   }
   return sums;
-}
-
-// The rows from `first` on that a team has at work at once; of those past the last one that one again.
-template <uint R, typename Slice, typename Held, typename T>
-inline void fetch_rows(Slice slice, thread Held (&held)[R], device const T* rows, long stride, ulong first,
-                       constant RmsNormParams& params) {
-#pragma unroll
-  for (uint r = 0; r < R; ++r)
-    slice.fetch(held[r], rows + min(first + r, ulong(params.rows - 1)) * stride, params.length);
 }
 
 // A stream's rows, R of them at once and then those streams * R further on, by one team; and their part of the weight's
@@ -94,8 +86,8 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
   typename RowSlice::template Of<W> w;
   float4 gw[N];
   if constexpr (ahead) {
-    fetch_rows(slice, next_v, x, params.x_stride, stream * R, params);
-    fetch_rows(slice, next_g, grad, params.grad_stride, stream * R, params);
+    fetch_rows(slice, next_v, x, params.x, stream * R, params);
+    fetch_rows(slice, next_g, grad, params.grad, stream * R, params);
   }
   fetch_weight(slice, w, weight, params, length);
   for (uint n = 0; n < N; ++n) gw[n] = float4(0.0f);
@@ -110,24 +102,24 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
         g[r] = next_g[r];
       }
     } else {
-      fetch_rows(slice, v, x, params.x_stride, first, params);
-      fetch_rows(slice, g, grad, params.grad_stride, first, params);
+      fetch_rows(slice, v, x, params.x, first, params);
+      fetch_rows(slice, g, grad, params.grad, first, params);
     }
     if constexpr (ahead) {
-      fetch_rows(slice, next_v, x, params.x_stride, first + params.streams * R, params);
-      fetch_rows(slice, next_g, grad, params.grad_stride, first + params.streams * R, params);
+      fetch_rows(slice, next_v, x, params.x, first + params.streams * R, params);
+      fetch_rows(slice, next_g, grad, params.grad, first + params.streams * R, params);
     }
     float sums[2 * R];
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
-      const float2 sum = sums_of<N, 1>(slice, v[r], g[r], w, length);
+      const float2 sum = sums_of<N, 1>(slice, v[r], g[r], w, params.offset, length);
       sums[2 * r] = sum.x;
       sums[2 * r + 1] = sum.y;
     }
     team.sum(sums, parity);
     parity ^= 1;
     Held added[R];
-    if (params.has_residual) fetch_rows(slice, added, residual, params.residual_stride, first, params);
+    if (params.has_residual) fetch_rows(slice, added, residual, params.residual, first, params);
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
       const ulong row = first + r;
@@ -135,7 +127,7 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
       const float2 factors = factors_of(sums[2 * r], sums[2 * r + 1], inverse_length, params);
       for (uint n = 0; n < N; ++n) {
         gw[n] = fma(g[r][n], v[r][n] * factors.x, gw[n]);
-        const float4 value = fma(v[r][n], float4(factors.y), g[r][n] * w[n] * factors.x);
+        const float4 value = fma(v[r][n], float4(factors.y), g[r][n] * (w[n] + params.offset) * factors.x);
         v[r].round(n, params.has_residual ? value + added[r][n] : value);
       }
       slice.store(v[r], gx + row * length, length);
@@ -184,13 +176,13 @@ template <bool aligned, typename T, typename W>
   const Part part(params.length, group.x, params.share);
   const Chunk chunk(group.y, params);
   const uint step = team.threads * 4 * N;
-  x += chunk.first * params.x_stride;
-  grad += chunk.first * params.grad_stride;
+  x += chunk.first * params.x.strides[0];
+  grad += chunk.first * params.grad.strides[0];
   typename RowSlice::template Of<T> v[R];
   typename RowSlice::template Of<T> g[R];
   typename RowSlice::template Of<W> w;
-  fetch_some(RowSlice(thread_index, part.begin), v, x, params.x_stride, chunk.rows, part.end);
-  fetch_some(RowSlice(thread_index, part.begin), g, grad, params.grad_stride, chunk.rows, part.end);
+  fetch_some(RowSlice(thread_index, part.begin), v, x, params.x.strides[0], chunk.rows, part.end);
+  fetch_some(RowSlice(thread_index, part.begin), g, grad, params.grad.strides[0], chunk.rows, part.end);
   fetch_weight(RowSlice(thread_index, part.begin), w, weight, params, part.end);
   uint parity = 0;  // a reduction's scratch is used again only after another one
   for (uint row = 0; row < chunk.rows; row += R) {
@@ -201,7 +193,8 @@ template <bool aligned, typename T, typename W>
 #pragma unroll
       for (uint r = 0; r < R; ++r) {
         if (row + r >= chunk.rows) continue;
-        const float2 sum = sums_of<N, RowSlice::kRun>(RowSlice(thread_index, start), v[r], g[r], w, part.end);
+        const float2 sum =
+            sums_of<N, RowSlice::kRun>(RowSlice(thread_index, start), v[r], g[r], w, params.offset, part.end);
         sums[2 * r] += sum.x;
         sums[2 * r + 1] += sum.y;
       }
@@ -209,8 +202,8 @@ template <bool aligned, typename T, typename W>
       const uint next = along ? row : row + R;
       if (next >= chunk.rows) break;
       const RowSlice slice(thread_index, along ? start + step : part.begin);
-      fetch_some(slice, v, x + next * params.x_stride, params.x_stride, chunk.rows - next, part.end);
-      fetch_some(slice, g, grad + next * params.grad_stride, params.grad_stride, chunk.rows - next, part.end);
+      fetch_some(slice, v, x + next * params.x.strides[0], params.x.strides[0], chunk.rows - next, part.end);
+      fetch_some(slice, g, grad + next * params.grad.strides[0], params.grad.strides[0], chunk.rows - next, part.end);
       fetch_weight(slice, w, weight, params, part.end);
     }
     store_parts<float2, R>(sums, parts, chunk.first + row, chunk.rows - row, group.x, parity, params, team);
@@ -232,9 +225,9 @@ template <bool aligned, typename T, typename W>
   const Threadgroup team(thread_index, threads.x, nullptr);
   const Part part(params.length, group.x, params.share);
   const Chunk chunk(group.y, params);
-  x += chunk.first * params.x_stride;
-  grad += chunk.first * params.grad_stride;
-  residual += chunk.first * params.residual_stride;
+  x += chunk.first * params.x.strides[0];
+  grad += chunk.first * params.grad.strides[0];
+  residual += chunk.first * params.residual.strides[0];
   gx += ulong(chunk.first) * params.length;
   partial += ulong(group.y) * params.length;
   // The next rows are on their way before they are needed, the first ones while the sums of parts are added up.
@@ -243,8 +236,8 @@ template <bool aligned, typename T, typename W>
   typename RowSlice::template Of<T> g[R];
   float4 total[N];
   for (uint n = 0; n < N; ++n) total[n] = float4(0.0f);
-  fetch_some(RowSlice(thread_index, part.begin), v, x, params.x_stride, chunk.rows, part.end);
-  fetch_some(RowSlice(thread_index, part.begin), g, grad, params.grad_stride, chunk.rows, part.end);
+  fetch_some(RowSlice(thread_index, part.begin), v, x, params.x.strides[0], chunk.rows, part.end);
+  fetch_some(RowSlice(thread_index, part.begin), g, grad, params.grad.strides[0], chunk.rows, part.end);
   fetch_weight(RowSlice(thread_index, part.begin), w, weight, params, part.end);
   sum_parts(sums, parts, chunk, params, team);
   if (thread_index < chunk.rows)
@@ -258,10 +251,10 @@ template <bool aligned, typename T, typename W>
       if (row + r >= chunk.rows) continue;
       const float2 factors = sums[row + r];
       typename RowSlice::template Of<T> added;
-      if (params.has_residual) slice.fetch(added, residual + (row + r) * params.residual_stride, part.end);
+      if (params.has_residual) slice.fetch(added, residual + (row + r) * params.residual.strides[0], part.end);
       for (uint n = 0; n < N; ++n) {
         total[n] = fma(g[r][n], v[r][n] * factors.x, total[n]);
-        const float4 value = fma(v[r][n], float4(factors.y), g[r][n] * w[n] * factors.x);
+        const float4 value = fma(v[r][n], float4(factors.y), g[r][n] * (w[n] + params.offset) * factors.x);
         v[r].round(n, params.has_residual ? value + added[n] : value);
       }
       slice.store(v[r], gx + ulong(row + r) * params.length, part.end);
@@ -281,10 +274,36 @@ template <bool aligned, typename T, typename W>
     }
     if (start < part.end) {
       const RowSlice next(thread_index, start);
-      fetch_some(next, v, x + row * params.x_stride, params.x_stride, chunk.rows - row, part.end);
-      fetch_some(next, g, grad + row * params.grad_stride, params.grad_stride, chunk.rows - row, part.end);
+      fetch_some(next, v, x + row * params.x.strides[0], params.x.strides[0], chunk.rows - row, part.end);
+      fetch_some(next, g, grad + row * params.grad.strides[0], params.grad.strides[0], chunk.rows - row, part.end);
     }
   }
+}
+
+// Partial sums of the weight's gradient by themselves: a thread has four columns and a chunk of the rows.
+template <bool aligned, typename T>
+inline void sum_chunk(device const T* grad, device const T* x, device const float* scales, device float* partial,
+                      constant RmsNormParams& params, uint2 at) {
+  const uint column = at.x * 4;
+  const uint first = at.y * params.chunk_rows;
+  const uint last = min(first + params.chunk_rows, params.rows);
+  float4 sum = float4(0.0f);
+  for (uint row = first; row < last; ++row) {
+    sum += load4<aligned>(grad + row_at(params.grad, row), column, params.length, 0.0f) *
+           load4<aligned>(x + row_at(params.x, row), column, params.length, 0.0f) * scales[row];
+  }
+  store4<false>(partial + ulong(at.y) * params.length, column, params.length, sum);
+}
+
+template <typename T>
+kernel void rms_norm_weight_partial(device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]],
+                                    device const float* scales [[buffer(2)]], device float* partial [[buffer(3)]],
+                                    constant RmsNormParams& params [[buffer(4)]],
+                                    uint2 at [[thread_position_in_grid]]) {
+  if (params.aligned)
+    sum_chunk<true>(grad, x, scales, partial, params, at);
+  else
+    sum_chunk<false>(grad, x, scales, partial, params, at);
 }
 
 #define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
@@ -307,3 +326,7 @@ INSTANTIATE_TYPES("_half", half, half)
 INSTANTIATE_TYPES("_bfloat", bfloat, bfloat)
 INSTANTIATE_TYPES("_half_float", half, float)
 INSTANTIATE_TYPES("_bfloat_float", bfloat, float)
+
+INSTANTIATE("rms_norm_weight_partial", "_float", rms_norm_weight_partial<float>)
+INSTANTIATE("rms_norm_weight_partial", "_half", rms_norm_weight_partial<half>)
+INSTANTIATE("rms_norm_weight_partial", "_bfloat", rms_norm_weight_partial<bfloat>)

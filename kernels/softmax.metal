@@ -1,39 +1,6 @@
 // softmax and log_softmax over rows. T is the type of the input, U that of the output.
+#include "common/running.h"
 #include "softmax_rows.h"
-
-// The running maximum of some elements and the sum of exp(x - maximum), of each component of V by itself, for results
-// of type R.
-template <typename R, typename V>
-struct Running {
-  V maximum = V(-INFINITY);
-  V sum = V(0.0f);
-
-  // What to subtract from elements up to `maximum`: -inf - -inf would be NaN, where exp(-inf - 0) is the 0 we want.
-  static V base(V maximum) { return select(maximum, V(0.0f), maximum == V(-INFINITY)); }
-
-  void raise(V to) {
-    sum *= exponential<R>(maximum - base(to));
-    maximum = to;
-  }
-  void add(V x) {
-    raise(max(maximum, x));
-    sum += exponential<R>(x - base(maximum));
-  }
-};
-
-// Adds N times four elements, at the cost of one exponential each.
-template <typename R, uint N>
-inline void add_all(thread Running<R, float>& running, thread float4 (&v)[N]) {
-  float top = running.maximum;
-#pragma unroll
-  for (uint n = 0; n < N; ++n) top = max(top, max4(v[n]));
-  running.raise(top);
-  const float base = Running<R, float>::base(top);
-  float4 sum = float4(0.0f);
-#pragma unroll
-  for (uint n = 0; n < N; ++n) sum += exponential<R>(v[n] - base);
-  running.sum += sum4(sum);
-}
 
 template <typename Op, typename T, typename U>
 kernel void softmax_thread(device const T* x [[buffer(0)]], device U* y [[buffer(1)]],
@@ -98,15 +65,6 @@ struct Row {
         past((params.start + row * params.x_stride) % 16),
         together(params.together) {}
 };
-
-// Stores a share of the body of a row, which the input's vectors are; the output's may lie elsewhere.
-template <bool aligned, typename Share, uint N, typename U>
-inline void store_body(Share share, thread float4 (&v)[N], device U* y, uint length, bool together) {
-  if (aligned || together)
-    share.template store<true>(v, y, length);
-  else
-    share.template store<false>(v, y, length);
-}
 
 // One row in the registers of a team.
 template <bool aligned, typename Op, uint N, typename T, typename U, typename Team>

@@ -1,18 +1,9 @@
 // softmax and log_softmax: what their kernels and those of their derivatives share.
 #pragma once
 
+#include "common/exponential.h"
 #include "common/rows.h"
 #include "softmax.h"
-
-// exp of numbers that end up in a result of type R. For results of 16 bits the fast one is as good: it is off by a few
-// float32 roundings times t.
-template <typename R, typename V>
-inline V exponential(V t) {
-  if constexpr (sizeof(R) == 2)
-    return fast::exp(t);
-  else
-    return exp(t);
-}
 
 // With t = x - max and norm made of sum(exp(t)). `keep` is what a thread holds between its two passes over a row.
 // The derivative, of type R, is gradient(g, y, total) with total = sum(term(g, y)).

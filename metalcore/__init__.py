@@ -17,11 +17,15 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from . import _C  # noqa: F401
 from ._core import tuned  # noqa: F401  (it says where measured tuning is)
-from . import activation, normalization, attention, linalg, optim, paged
+from . import activation, normalization, attention, embeddings, loss, linalg, optim, paged, quant, rotary
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
+from .embeddings import *  # noqa: F403
 from .linalg import *  # noqa: F403
+from .loss import *  # noqa: F403
 from .normalization import *  # noqa: F403
+from .quant import dequantize, quantized_embedding, quantized_linear, quantized_linear_experts
+from .rotary import *  # noqa: F403
 # isort: on
 
 __version__ = "0.1.0"
@@ -35,15 +39,17 @@ _LAZY = {
     "explain": "_explain",
     "report": "overrides",
 }
-_LAZY_MODULES = frozenset({"integrations", "msl", "nn", "overrides", "simulator"})
+_LAZY_MODULES = frozenset({"golden", "integrations", "msl", "nn", "overrides", "simulator"})
 
 __all__ = [
     "active_overrides",
     "attention",
     "compile_shader",
+    "dequantize",
     "disable_pytorch_overrides",
     "enable_pytorch_overrides",
     "explain",
+    "golden",
     "integrations",
     "linalg",
     "msl",
@@ -51,16 +57,23 @@ __all__ = [
     "optim",
     "overrides",
     "paged",
+    "quant",
+    "quantized_embedding",
+    "quantized_linear",
+    "quantized_linear_experts",
     "report",
     "simulator",
 ]
 __all__ += activation.__all__
 __all__ += attention.__all__
+__all__ += embeddings.__all__
 __all__ += linalg.__all__
+__all__ += loss.__all__
 __all__ += normalization.__all__
+__all__ += rotary.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import integrations, msl, nn, overrides, simulator
+    from . import golden, integrations, msl, nn, overrides, simulator
     from ._explain import explain
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report

@@ -61,6 +61,7 @@ def explain(op: str, *inputs: Any, dtype: torch.dtype | None = None, **options: 
             Arguments with a default may be omitted. The plan is for the first tensor's device, or for PyTorch's
             accelerator if there are only shapes.
         dtype: the dtype of the inputs. The default is the first tensor's, or float32 if there are only shapes.
+            Tensors of integers keep theirs.
         options: the op's other arguments. `backward=True` gives the kernels of the derivative.
 
     Returns:
@@ -91,7 +92,7 @@ def explain(op: str, *inputs: Any, dtype: torch.dtype | None = None, **options: 
     if isinstance(entry.function, type):
         return Explanation(op, _recorded_step(entry, shapes, dtype, device, options))
     _check_options(entry, options)
-    return Explanation(op, _recorded(entry, shapes, dtype, device, options, backward))
+    return Explanation(op, _recorded(entry, inputs, shapes, dtype, device, options, backward))
 
 
 @contextlib.contextmanager
@@ -116,7 +117,7 @@ def _check_options(entry, options):
             raise TypeError(f"explain(): {entry.name} has no argument {name!r}; it has {', '.join(known)}")
 
 
-def _recorded(entry: Op, shapes, dtype, device, options, backward):
+def _recorded(entry: Op, inputs, shapes, dtype, device, options, backward):
     names = _tensor_arguments(entry)
     if len(shapes) > len(names):
         raise ValueError(f"explain(): {entry.name} takes {len(names)} tensors, not {len(shapes)}")
@@ -128,7 +129,11 @@ def _recorded(entry: Op, shapes, dtype, device, options, backward):
         if value is not None:
             shape_of[name] = _shape(value)
     with _refusals(entry.name):
-        arguments = {name: _tensor(name, shape, dtype) for name, shape in shape_of.items()}
+        arguments = {name: _tensor(shape, entry.integers.get(name, dtype)) for name, shape in shape_of.items()}
+        # Integer tensors, such as packed weights, keep their dtype.
+        for name, value in zip(names, inputs):
+            if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
+                arguments[name] = torch.empty_like(value, device="meta")
     for name, parameter in inspect.signature(entry.function).parameters.items():
         if name not in arguments and name not in options and parameter.default is parameter.empty:
             arguments[name] = _usual_value(entry, name, shapes[0], dtype)
@@ -147,12 +152,8 @@ def _recorded(entry: Op, shapes, dtype, device, options, backward):
     return recorder.recording
 
 
-_INTEGERS = ("pivots", "qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len", "batch_indices", "positions")
-_DTYPES = dict.fromkeys(_INTEGERS, torch.int32) | {"custom_mask": torch.bool}
-
-
-def _tensor(name, shape, dtype):
-    return torch.empty(shape, dtype=_DTYPES.get(name, dtype), device="meta")
+def _tensor(shape, dtype):
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _usual_value(entry, name, first, dtype):
@@ -161,7 +162,7 @@ def _usual_value(entry, name, first, dtype):
     if name in usual:
         return usual[name]
     if name == "residual":
-        return _tensor(name, first, dtype)
+        return _tensor(first, dtype)
     raise ValueError(f"explain(): {entry.name} needs the shape of {name}")
 
 

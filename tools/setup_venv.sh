@@ -6,7 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
-packages=(torch setuptools wheel pcpp ninja numpy pytest pytest-xdist expecttest hypothesis transformers accelerate matplotlib
+packages=(torch setuptools wheel pcpp ninja numpy pytest pytest-xdist expecttest hypothesis transformers accelerate gguf
+  matplotlib
   ruff clang-format "pyright[nodejs]" sphinx furo myst-parser)
 # NVRTC compiles the kernels for NVIDIA GPUs. The tests do so on every machine.
 if [[ $(uname) == Linux ]]; then packages+=(nvidia-cuda-nvrtc); fi

@@ -14,13 +14,15 @@ from ..harness.case import DTYPES, Comparison, backward, forward_backward, size_
 @functools.cache
 def elementwise():
     """{name: (ours, PyTorch's)} of the activations of single elements, in each of their modes. Softmaxes, which have a
-    dimension, are not among them."""
+    dimension, are not among them, and neither are those of several tensors or halves (gated.py)."""
     return {
         " ".join([op.name, *options.values()]): tuple(
             functools.partial(function, **options) for function in (op.function, op.reference)
         )
         for op in OPS.values()
-        if op.function.__module__.startswith("metalcore.activation.") and "dim" not in signature(op.function).parameters
+        if op.function.__module__.startswith("metalcore.activation.")
+        and not op.function.__module__.endswith(("._gated", "._biased"))
+        and "dim" not in signature(op.function).parameters
         for options in (sample.options for sample in op.samples())
     }
 

@@ -1,4 +1,4 @@
-// silu, relu and gelu.
+// Activations of single elements: silu, relu, gelu, relu2 and quick_gelu.
 #include "elementwise.h"
 #include "replacement.h"
 
@@ -35,6 +35,16 @@ Tensor relu_backward(const Tensor& grad, const Tensor& x) {
   return activation_backward("relu_backward", "relu_backward", grad, x);
 }
 
+Tensor relu2(const Tensor& x) { return activation("relu2", "relu2", x); }
+Tensor relu2_backward(const Tensor& grad, const Tensor& x) {
+  return activation_backward("relu2_backward", "relu2_backward", grad, x);
+}
+
+Tensor quick_gelu(const Tensor& x) { return activation("quick_gelu", "quick_gelu", x); }
+Tensor quick_gelu_backward(const Tensor& grad, const Tensor& x) {
+  return activation_backward("quick_gelu_backward", "quick_gelu_backward", grad, x);
+}
+
 Tensor gelu(const Tensor& x, const std::string& approximate) {
   return activation("gelu", is_tanh(approximate) ? "gelu_tanh" : "gelu", x);
 }
@@ -64,6 +74,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("silu_backward(Tensor grad, Tensor x) -> Tensor");
   m.def("relu(Tensor x) -> Tensor");
   m.def("relu_backward(Tensor grad, Tensor x) -> Tensor");
+  m.def("relu2(Tensor x) -> Tensor");
+  m.def("relu2_backward(Tensor grad, Tensor x) -> Tensor");
+  m.def("quick_gelu(Tensor x) -> Tensor");
+  m.def("quick_gelu_backward(Tensor grad, Tensor x) -> Tensor");
   m.def("gelu(Tensor x, str approximate) -> Tensor");
   m.def("gelu_backward(Tensor grad, Tensor x, str approximate) -> Tensor");
 }
@@ -73,6 +87,10 @@ METALCORE_KERNELS(m) {
   m.impl<&metalcore::silu_backward>("silu_backward");
   m.impl<&metalcore::relu>("relu");
   m.impl<&metalcore::relu_backward>("relu_backward");
+  m.impl<&metalcore::relu2>("relu2");
+  m.impl<&metalcore::relu2_backward>("relu2_backward");
+  m.impl<&metalcore::quick_gelu>("quick_gelu");
+  m.impl<&metalcore::quick_gelu_backward>("quick_gelu_backward");
   m.impl<&metalcore::gelu>("gelu");
   m.impl<&metalcore::gelu_backward>("gelu_backward");
 }

@@ -47,9 +47,10 @@ struct AttentionBand {
 };
 
 struct AttentionParams {
-  AttentionStrides q, k, v, out;
+  AttentionStrides q, k, v, out, rests;
   AttentionStrides d_out, dq, dk, dv;  // of the gradients
   AttentionMaskStrides mask;
+  int64_t numbers;  // queries of all heads and batch items
   AttentionBand band;
   uint32_t heads, group;           // of queries; of queries that share a head of keys and values
   uint32_t q_length, k_length;     // without cu_seq_q and cu_seq_k; the length of all sequences together with them
@@ -58,7 +59,7 @@ struct AttentionParams {
   uint32_t first;                  // threadgroup of the dispatch: a long dispatch is made in pieces
   uint32_t variable;               // cu_seq_q and cu_seq_k hold where sequences begin
   uint32_t mask_kind;
-  uint32_t has_sinks, has_lse_gradient;
+  uint32_t has_sinks, has_lse_gradient, has_rests;
   uint32_t vectors;      // rows can be loaded 16 bytes at a time
   float scale, softcap;  // softcap is 0 for none
   uint32_t dropped;      // of 2^32 random numbers, those that drop; 0 for no dropout

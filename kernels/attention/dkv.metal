@@ -7,17 +7,18 @@ template <typename T, uint kSize>
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const uchar* mask [[buffer(3)]], device const int* cu_seq_q [[buffer(4)]],
     device const int* cu_seq_k [[buffer(5)]], device const uint* seed [[buffer(6)]],
-    device const float* lse [[buffer(7)]], device const float* delta [[buffer(8)]], device const T* d_out [[buffer(9)]],
-    device T* dk [[buffer(10)]], device T* dv [[buffer(11)]], constant AttentionParams& p [[buffer(12)]],
-    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+    device const float* softmax_sums [[buffer(7)]], device const float* delta [[buffer(8)]],
+    device const T* d_out [[buffer(9)]], device T* dk [[buffer(10)]], device T* dv [[buffer(11)]],
+    constant AttentionParams& p [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint simd [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kDown = ATTENTION_DKV_DOWN(kSize, sizeof(T)), kSimds = ATTENTION_SIMDS;
   constexpr uint kQueries = ATTENTION_KEYS(kSize, sizeof(T)), kPitch = kSize + 16 / sizeof(T), kAcross = kQueries / 8;
   constexpr uint kKeys = 8 * kDown * kSimds;
   threadgroup alignas(16) T tile[2 * kQueries * kPitch];
   threadgroup T* const queries = tile;
   threadgroup T* const gradients = tile + kQueries * kPitch;
-  threadgroup float less[kQueries], subtracted[kQueries];
+  threadgroup float largest[kQueries], rest[kQueries], subtracted[kQueries];
 
   const uint k_heads = p.heads / p.group;
   const uint index = p.first + group, k_head = index / p.blocks % k_heads, batch = index / p.blocks / k_heads;
@@ -32,6 +33,9 @@ template <typename T, uint kSize>
                                              sequence.k_length, p.head_size, p.vectors, thread_index, simd);
   load_by_tile<2 * kQueries, kPitch, kSimds>(values, tile, rows_of(v, p.v, batch, k_head, sequence.k_first), block,
                                              sequence.k_length, p.value_size, p.vectors, thread_index, simd);
+  float ones[kDown], factors[kDown];
+  fill(ones, 1.0f);
+  fill(factors, p.scale);
   Fragments<float, kDown, kSize / 8> k_sums, v_sums;
   clear(k_sums);
   clear(v_sums);
@@ -51,16 +55,16 @@ template <typename T, uint kSize>
       if (thread_index < kQueries) {
         const uint column = query + thread_index;
         const bool exists = column < sequence.q_length;
-        less[thread_index] = exists ? subtracted_lse(lse[numbers + column]) : INFINITY;
+        const Sum softmax = sum_of(softmax_sums, p.numbers, numbers + column, exists);
+        largest[thread_index] = softmax.largest;
+        rest[thread_index] = softmax.rest;
         subtracted[thread_index] = exists ? delta[numbers + column] : 0.0f;
       }
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
       Fragments<float, kDown, kAcross> scores, products;
-      clear(scores);
-      clear(products);
-      add_product_transposed<kPitch>(scores, keys, queries);
-      add_product_transposed<kPitch>(products, values, gradients);
+      product_transposed<kPitch>(scores, keys, queries);
+      product_transposed<kPitch>(products, values, gradients);
       const bool edge = has_edge(p, visibility, query, kQueries, key, 8 * kDown);
 #pragma unroll
       for (uint m = 0; m < kDown; ++m) {
@@ -70,8 +74,8 @@ template <typename T, uint kSize>
           const uint at = n * 8 + place.column, column = query + at;
           thread metal::float2& two = elements(scores.at[m][n]);
           thread metal::float2& gradient = elements(products.at[m][n]);
-          const Weight x = weight<T>(p, visibility, two.x, less[at], edge, column, row);
-          const Weight y = weight<T>(p, visibility, two.y, less[at + 1], edge, column + 1, row);
+          const Weight x = weight<T>(p, visibility, two.x, {largest[at], rest[at]}, edge, column, row);
+          const Weight y = weight<T>(p, visibility, two.y, {largest[at + 1], rest[at + 1]}, edge, column + 1, row);
           two = metal::float2(x.value, y.value);
           if (p.dropped != 0) {
             const metal::float2 factors(kept(p, visibility, column, row), kept(p, visibility, column + 1, row));
@@ -84,19 +88,14 @@ template <typename T, uint kSize>
       }
       Fragments<T, kDown, kAcross> rounded;
       round_to(rounded, scores);
-      add_product<kPitch>(v_sums, rounded, gradients);
+      add_product<kPitch>(v_sums, ones, rounded, gradients);
       round_to(rounded, products);
-      add_product<kPitch>(k_sums, rounded, queries);
+      add_product<kPitch>(k_sums, ones, rounded, queries);
     }
   }
 
-  float factors[kDown];
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) factors[m] = 1.0f;
-  store(v_sums, factors, first_row(dv, p.dv, batch, k_head, sequence.k_first), p.dv.row, key, sequence.k_length,
+  store(v_sums, ones, first_row(dv, p.dv, batch, k_head, sequence.k_first), p.dv.row, key, sequence.k_length,
         p.value_size, place);
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) factors[m] = p.scale;
   store(k_sums, factors, first_row(dk, p.dk, batch, k_head, sequence.k_first), p.dk.row, key, sequence.k_length,
         p.head_size, place);
 }

@@ -2,16 +2,30 @@
 // gradients, which is what softmax's derivative subtracts: the product of a result and its gradient.
 #include "scores.h"
 
+// Adds a lane's part of the products of two matrices' rows.
+template <typename T, uint kDown, uint kAcross>
+METAL_FUNC void add_products(thread float (&sums)[kDown], thread Fragments<T, kDown, kAcross>& a,
+                             thread Fragments<T, kDown, kAcross>& b) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+    for (uint n = 0; n < kAcross; ++n) {
+      const metal::float2 product = metal::float2(elements(a.at[m][n])) * metal::float2(elements(b.at[m][n]));
+      sums[m] += product.x + product.y;
+    }
+  }
+}
+
 template <typename T, uint kSize>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * ATTENTION_SIMDS)]] void attention_dq(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]], device const T* v [[buffer(2)]],
     device const uchar* mask [[buffer(3)]], device const int* cu_seq_q [[buffer(4)]],
     device const int* cu_seq_k [[buffer(5)]], device const uint* seed [[buffer(6)]], device const T* out [[buffer(7)]],
-    device const float* lse [[buffer(8)]], device const T* d_out [[buffer(9)]],
+    device const float* softmax_sums [[buffer(8)]], device const T* d_out [[buffer(9)]],
     device const float* d_lse [[buffer(10)]], device T* dq [[buffer(11)]], device float* delta [[buffer(12)]],
-    constant AttentionParams& p [[buffer(13)]], uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]], uint simd [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]]) {
+    device const T* rests [[buffer(13)]], constant AttentionParams& p [[buffer(14)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kDown = ATTENTION_DQ_DOWN(kSize, sizeof(T)), kSimds = ATTENTION_SIMDS;
   constexpr uint kKeys = ATTENTION_KEYS(kSize, sizeof(T)), kPitch = kSize + 16 / sizeof(T), kAcross = kKeys / 8;
   constexpr uint kQueries = 8 * kDown * kSimds;
@@ -35,23 +49,25 @@ template <typename T, uint kSize>
   load_by_tile<2 * kKeys, kPitch, kSimds>(gradients, tile, rows_of(d_out, p.d_out, batch, head, sequence.q_first),
                                           block, sequence.q_length, p.value_size, p.vectors, thread_index, simd);
   const int64_t numbers = first_number(p, sequence, batch, head);
-  float less[kDown], subtracted[kDown];
+  float subtracted[kDown];
+  fill(subtracted, 0.0f);
+  add_products(subtracted, queries, gradients);
+  if (sizeof(T) == 2) {
+    load_by_tile<2 * kKeys, kPitch, kSimds>(queries, tile, rows_of(rests, p.rests, batch, head, sequence.q_first),
+                                            block, sequence.q_length, p.value_size, p.vectors, thread_index, simd);
+    add_products(subtracted, queries, gradients);
+  }
+  Sum softmax[kDown];
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
-    float sum = 0.0f;
-#pragma unroll
-    for (uint n = 0; n < kSize / 8; ++n) {
-      const metal::float2 product =
-          metal::float2(elements(queries.at[m][n])) * metal::float2(elements(gradients.at[m][n]));
-      sum += product.x + product.y;
-    }
+    float sum = subtracted[m];
     sum += metal::simd_shuffle_xor(sum, 1);
     sum += metal::simd_shuffle_xor(sum, 8);
     const uint row = query + m * 8 + place.row;
-    less[m] = INFINITY;
-    if (row < sequence.q_length) {
+    const bool exists = row < sequence.q_length;
+    softmax[m] = sum_of(softmax_sums, p.numbers, numbers + row, exists);
+    if (exists) {
       if (p.has_lse_gradient) sum -= d_lse[numbers + row];
-      less[m] = subtracted_lse(lse[numbers + row]);
       if (place.column == 0) delta[numbers + row] = sum;
     }
     subtracted[m] = sum;
@@ -59,6 +75,9 @@ template <typename T, uint kSize>
   load_by_tile<2 * kKeys, kPitch, kSimds>(queries, tile, rows_of(q, p.q, batch, head, sequence.q_first), block,
                                           sequence.q_length, p.head_size, p.vectors, thread_index, simd);
 
+  float ones[kDown], factors[kDown];
+  fill(ones, 1.0f);
+  fill(factors, p.scale);
   Fragments<float, kDown, kSize / 8> sums;
   clear(sums);
   const StridedRows<T> k_rows = rows_of(k, p.k, batch, head / p.group, sequence.k_first);
@@ -74,10 +93,8 @@ template <typename T, uint kSize>
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
     Fragments<float, kDown, kAcross> scores, products;
-    clear(scores);
-    clear(products);
-    add_product_transposed<kPitch>(scores, queries, keys);
-    add_product_transposed<kPitch>(products, gradients, values);
+    product_transposed<kPitch>(scores, queries, keys);
+    product_transposed<kPitch>(products, gradients, values);
     const bool edge = has_edge(p, visibility, query, 8 * kDown, key, kKeys);
 #pragma unroll
     for (uint m = 0; m < kDown; ++m) {
@@ -89,19 +106,16 @@ template <typename T, uint kSize>
         metal::float2 gradient = elements(products.at[m][n]);
         if (p.dropped != 0)
           gradient *= metal::float2(kept(p, visibility, row, column), kept(p, visibility, row, column + 1));
-        const Weight x = weight<T>(p, visibility, two.x, less[m], edge, row, column);
-        const Weight y = weight<T>(p, visibility, two.y, less[m], edge, row, column + 1);
+        const Weight x = weight<T>(p, visibility, two.x, softmax[m], edge, row, column);
+        const Weight y = weight<T>(p, visibility, two.y, softmax[m], edge, row, column + 1);
         two = metal::float2(x.derivative, y.derivative) * (gradient - subtracted[m]);
       }
     }
     Fragments<T, kDown, kAcross> rounded;
     round_to(rounded, scores);
-    add_product<kPitch>(sums, rounded, keys);
+    add_product<kPitch>(sums, ones, rounded, keys);
   }
 
-  float factors[kDown];
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) factors[m] = p.scale;
   store(sums, factors, first_row(dq, p.dq, batch, head, sequence.q_first), p.dq.row, query, sequence.q_length,
         p.head_size, place);
 }

@@ -1,6 +1,6 @@
-// Attention's results and the logarithms of its sums (FlashAttention-2: Dao, 2023). A simdgroup has 8 * kDown queries,
-// and walks over the keys with a running maximum and sum. What it holds of queries, sums and weights stays in
-// registers.
+// Attention's results, the logarithms of its sums, and what rounding takes from both (FlashAttention-2: Dao, 2023). A
+// simdgroup has 8 * kDown queries, and walks over the keys with a running maximum and sum. What it holds of queries,
+// sums and weights stays in registers.
 #include "scores.h"
 
 template <typename T, uint kSize>
@@ -9,7 +9,8 @@ template <typename T, uint kSize>
     device const uchar* mask [[buffer(3)]], device const float* sinks [[buffer(4)]],
     device const int* cu_seq_q [[buffer(5)]], device const int* cu_seq_k [[buffer(6)]],
     device const uint* seed [[buffer(7)]], device T* out [[buffer(8)]], device float* lse [[buffer(9)]],
-    constant AttentionParams& p [[buffer(10)]], uint group [[threadgroup_position_in_grid]],
+    device float* softmax_sums [[buffer(10)]], device T* rests [[buffer(11)]],
+    constant AttentionParams& p [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint simd [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kDown = ATTENTION_DOWN(kSize), kSimds = ATTENTION_SIMDS, kKeys = ATTENTION_KEYS(kSize, sizeof(T));
@@ -32,9 +33,9 @@ template <typename T, uint kSize>
                                           sequence.q_length, p.head_size, p.vectors, thread_index, simd);
   Fragments<float, kDown, kSize / 8> sums;
   clear(sums);
-  float largest[kDown], total[kDown];
+  float largest[kDown], subtracted[kDown], total[kDown];
 #pragma unroll
-  for (uint m = 0; m < kDown; ++m) largest[m] = -INFINITY, total[m] = 0.0f;
+  for (uint m = 0; m < kDown; ++m) largest[m] = -INFINITY, subtracted[m] = total[m] = 0.0f;
 
   const StridedRows<T> k_rows = rows_of(k, p.k, batch, head / p.group, sequence.k_first);
   const StridedRows<T> v_rows = rows_of(v, p.v, batch, head / p.group, sequence.k_first);
@@ -49,8 +50,8 @@ template <typename T, uint kSize>
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
     Fragments<float, kDown, kAcross> scores;
-    clear(scores);
-    add_product_transposed<kPitch>(scores, queries, keys);
+    product_transposed<kPitch>(scores, queries, keys);
+    float shrink[kDown];
     const bool edge = has_edge(p, visibility, query, 8 * kDown, key, kKeys);
 #pragma unroll
     for (uint m = 0; m < kDown; ++m) {
@@ -69,27 +70,26 @@ template <typename T, uint kSize>
       }
       most = metal::max(most, metal::simd_shuffle_xor(most, 1));
       most = metal::max(most, metal::simd_shuffle_xor(most, 8));
-      const float subtracted = most == -INFINITY ? 0.0f : most * kLog2E;
-      const float shrink = metal::fast::exp2(metal::fma(largest[m], kLog2E, -subtracted));
+      const float before = subtracted[m];
+      subtracted[m] = most == -INFINITY ? 0.0f : most * kLog2E;
+      shrink[m] = largest[m] == -INFINITY ? 0.0f : metal::fast::exp2(before - subtracted[m]);
       largest[m] = most;
       float sum = 0.0f;
 #pragma unroll
       for (uint n = 0; n < kAcross; ++n) {
         thread metal::float2& two = elements(scores.at[m][n]);
-        two = metal::fast::exp2(metal::fma(two, metal::float2(kLog2E), metal::float2(-subtracted)));
+        two = metal::fast::exp2(metal::fma(two, metal::float2(kLog2E), metal::float2(-subtracted[m])));
         sum += two.x + two.y;
         if (p.dropped != 0) {
           const uint column = key + n * 8 + place.column;
           two *= metal::float2(kept(p, visibility, row, column), kept(p, visibility, row, column + 1));
         }
       }
-      total[m] = metal::fma(total[m], shrink, sum);
-#pragma unroll
-      for (uint n = 0; n < kSize / 8; ++n) elements(sums.at[m][n]) *= shrink;
+      total[m] = metal::fma(total[m], shrink[m], sum);
     }
     Fragments<T, kDown, kAcross> weights;
     round_to(weights, scores);
-    add_product<kPitch>(sums, weights, values);
+    add_product<kPitch>(sums, shrink, weights, values);
   }
 
   float factors[kDown];
@@ -97,23 +97,31 @@ template <typename T, uint kSize>
   for (uint m = 0; m < kDown; ++m) {
     total[m] += metal::simd_shuffle_xor(total[m], 1);
     total[m] += metal::simd_shuffle_xor(total[m], 8);
-    float most = largest[m];
     factors[m] = 1.0f;
     if (p.has_sinks) {
-      most = metal::max(most, sinks[head]);
-      const float subtracted = most == -INFINITY ? 0.0f : most;
-      factors[m] = metal::precise::exp(largest[m] - subtracted);
-      total[m] = metal::fma(total[m], factors[m], metal::precise::exp(sinks[head] - subtracted));
+      const float sink = sinks[head] * kLog2E, before = largest[m] == -INFINITY ? -INFINITY : subtracted[m];
+      subtracted[m] = metal::max(before, sink) == -INFINITY ? 0.0f : metal::max(before, sink);
+      factors[m] = metal::precise::exp2(before - subtracted[m]);
+      total[m] = metal::fma(total[m], factors[m], metal::precise::exp2(sink - subtracted[m]));
     }
+    const float rest = total[m] == 0.0f ? INFINITY : metal::precise::log2(total[m]);
     const uint row = query + m * 8 + place.row;
     if (place.column == 0 && row < sequence.q_length) {
-      lse[first_number(p, sequence, batch, head) + row] =
-          total[m] == 0.0f ? -INFINITY : most + metal::precise::log(total[m]);
+      const int64_t number = first_number(p, sequence, batch, head) + row;
+      lse[number] = total[m] == 0.0f ? -INFINITY : (subtracted[m] + rest) * kLn2;
+      if (p.has_rests) {
+        softmax_sums[number] = subtracted[m];
+        softmax_sums[p.numbers + number] = rest;
+      }
     }
     factors[m] = total[m] == 0.0f ? 0.0f : factors[m] / total[m];
   }
-  store(sums, factors, first_row(out, p.out, batch, head, sequence.q_first), p.out.row, query, sequence.q_length,
-        p.value_size, place);
+  device T* const to = first_row(out, p.out, batch, head, sequence.q_first);
+  if (p.has_rests && sizeof(T) == 2)
+    store<true>(sums, factors, to, p.out.row, first_row(rests, p.rests, batch, head, sequence.q_first), p.rests.row,
+                query, sequence.q_length, p.value_size, place);
+  else
+    store(sums, factors, to, p.out.row, query, sequence.q_length, p.value_size, place);
 }
 
 // Names have the largest head size that a kernel takes.

@@ -49,35 +49,56 @@ METAL_FUNC void round_to(thread Fragments<T, kDown, kAcross>& rounded, thread Fr
   }
 }
 
-// c += a bᵀ, where b is the tile's first 8 * kAcross rows.
+// c = a bᵀ, where b is the tile's first 8 * kAcross rows. Sums of float are made of shorter ones, which loses fewer
+// bits.
 template <uint kPitch, typename T, uint kDown, uint kDepth, uint kAcross>
-METAL_FUNC void add_product_transposed(thread Fragments<float, kDown, kAcross>& c,
-                                       thread const Fragments<T, kDown, kDepth>& a, threadgroup const T* tile) {
+METAL_FUNC void product_transposed(thread Fragments<float, kDown, kAcross>& c,
+                                   thread const Fragments<T, kDown, kDepth>& a, threadgroup const T* tile) {
+  constexpr uint kPart = sizeof(T) == 4 ? 4 : kDepth;
+  clear(c);
 #pragma unroll
-  for (uint k = 0; k < kDepth; ++k) {
+  for (uint begin = 0; begin < kDepth; begin += kPart) {
+    Fragments<float, kDown, kAcross> part;
+    clear(part);
 #pragma unroll
-    for (uint n = 0; n < kAcross; ++n) {
-      metal::simdgroup_matrix<T, 8, 8> b;
-      metal::simdgroup_load(b, tile + n * 8 * kPitch + k * 8, kPitch, ulong2(0), true);
+    for (uint k = begin; k < begin + kPart; ++k) {
 #pragma unroll
-      for (uint m = 0; m < kDown; ++m) metal::simdgroup_multiply_accumulate(c.at[m][n], a.at[m][k], b, c.at[m][n]);
+      for (uint n = 0; n < kAcross; ++n) {
+        metal::simdgroup_matrix<T, 8, 8> b;
+        metal::simdgroup_load(b, tile + n * 8 * kPitch + k * 8, kPitch, ulong2(0), true);
+#pragma unroll
+        for (uint m = 0; m < kDown; ++m)
+          metal::simdgroup_multiply_accumulate(part.at[m][n], a.at[m][k], b, part.at[m][n]);
+      }
+    }
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+      for (uint n = 0; n < kAcross; ++n) elements(c.at[m][n]) += elements(part.at[m][n]);
     }
   }
 }
 
-// c += a b, where b is the tile's first 8 * kDepth rows.
+// c = factors c + a b, where b is the tile's first 8 * kDepth rows. The product is summed by itself: a sum over all
+// tiles would lose the bits of many small products.
 template <uint kPitch, typename T, uint kDown, uint kDepth, uint kAcross>
-METAL_FUNC void add_product(thread Fragments<float, kDown, kAcross>& c, thread const Fragments<T, kDown, kDepth>& a,
-                            threadgroup const T* tile) {
+METAL_FUNC void add_product(thread Fragments<float, kDown, kAcross>& c, thread const float* factors,
+                            thread const Fragments<T, kDown, kDepth>& a, threadgroup const T* tile) {
 #pragma unroll
-  for (uint k = 0; k < kDepth; ++k) {
+  for (uint n = 0; n < kAcross; ++n) {
+    Fragments<float, kDown, 1> product;
+    clear(product);
 #pragma unroll
-    for (uint n = 0; n < kAcross; ++n) {
+    for (uint k = 0; k < kDepth; ++k) {
       metal::simdgroup_matrix<T, 8, 8> b;
       metal::simdgroup_load(b, tile + k * 8 * kPitch + n * 8, kPitch);
 #pragma unroll
-      for (uint m = 0; m < kDown; ++m) metal::simdgroup_multiply_accumulate(c.at[m][n], a.at[m][k], b, c.at[m][n]);
+      for (uint m = 0; m < kDown; ++m)
+        metal::simdgroup_multiply_accumulate(product.at[m][0], a.at[m][k], b, product.at[m][0]);
     }
+#pragma unroll
+    for (uint m = 0; m < kDown; ++m)
+      elements(c.at[m][n]) = metal::fma(elements(c.at[m][n]), metal::float2(factors[m]), elements(product.at[m][0]));
   }
 }
 
@@ -97,22 +118,38 @@ METAL_FUNC void load_by_tile(thread Fragments<T, kDown, kAcross>& fragments, thr
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
-// Writes factors[m] times the sums to rows of a tensor. Rows from `count` on, and elements from `size` on, do not
-// exist.
-template <typename T, uint kDown, uint kAcross>
+template <uint kDown>
+METAL_FUNC void fill(thread float (&values)[kDown], float value) {
+#pragma unroll
+  for (uint m = 0; m < kDown; ++m) values[m] = value;
+}
+
+// Writes factors[m] times the sums to rows of a tensor, and to those of `rests` what rounding takes from them. Rows
+// from `count` on, and elements from `size` on, do not exist.
+template <bool kRests, typename T, uint kDown, uint kAcross>
 METAL_FUNC void store(thread Fragments<float, kDown, kAcross>& sums, thread const float* factors, device T* tensor,
-                      int64_t stride, uint first, uint count, uint size, Place place) {
+                      int64_t stride, device T* rests, int64_t rests_stride, uint first, uint count, uint size,
+                      Place place) {
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
     const uint row = first + m * 8 + place.row;
     if (row >= count) continue;
-    device T* const to = tensor + int64_t(row) * stride;
 #pragma unroll
     for (uint n = 0; n < kAcross; ++n) {
       const uint column = n * 8 + place.column;
+      const int64_t to = int64_t(row) * stride + column, rest_to = int64_t(row) * rests_stride + column;
       const metal::float2 values = elements(sums.at[m][n]) * factors[m];
-      if (column < size) to[column] = T(values.x);
-      if (column + 1 < size) to[column + 1] = T(values.y);
+      if (column < size) tensor[to] = T(values.x);
+      if (column + 1 < size) tensor[to + 1] = T(values.y);
+      if (kRests) {
+        if (column < size) rests[rest_to] = T(values.x - float(T(values.x)));
+        if (column + 1 < size) rests[rest_to + 1] = T(values.y - float(T(values.y)));
+      }
     }
   }
+}
+template <typename T, uint kDown, uint kAcross>
+METAL_FUNC void store(thread Fragments<float, kDown, kAcross>& sums, thread const float* factors, device T* tensor,
+                      int64_t stride, uint first, uint count, uint size, Place place) {
+  store<false>(sums, factors, tensor, stride, tensor, stride, first, count, size, place);
 }

@@ -78,22 +78,28 @@ METAL_FUNC float masked(constant AttentionParams& p, Visibility v, float score, 
   return score;
 }
 
+// The logarithm to base 2 of a softmax's sum is largest + rest, where `largest` is what the largest exponent was
+// rounded to: so it has more bits than float32. The rest is inf for a query that sees no key, or that does not exist.
+struct Sum {
+  float largest, rest;
+};
+METAL_FUNC Sum sum_of(device const float* sums, int64_t numbers, int64_t number, bool exists) {
+  return exists ? Sum{sums[number], sums[numbers + number]} : Sum{0.0f, INFINITY};
+}
+
 // A weight of softmax from products of a query and a key, and its derivative by the product but for the scale.
 struct Weight {
   float value, derivative;
 };
-// `less` is the logarithm of the softmax's sum, or inf for a query that sees no key. It is subtracted before the factor
-// rounds it.
 template <typename T>
-METAL_FUNC Weight weight(constant AttentionParams& p, Visibility v, float product, float less, bool edge, uint query,
+METAL_FUNC Weight weight(constant AttentionParams& p, Visibility v, float product, Sum sum, bool edge, uint query,
                          uint key) {
   float score = scaled(p, product), slope = 1.0f;
   if (p.softcap > 0.0f) slope = 1.0f - score / p.softcap * (score / p.softcap);
   if (edge) score = masked<T>(p, v, score, query, key);
-  const float value = metal::fast::exp2((score - less) * kLog2E);
+  const float value = metal::fast::exp2(metal::fma(score, kLog2E, -sum.largest) - sum.rest);
   return {value, value * slope};
 }
-METAL_FUNC float subtracted_lse(float lse) { return lse == -INFINITY ? INFINITY : lse; }
 
 // What dropout multiplies a weight by.
 METAL_FUNC float kept(constant AttentionParams& p, Visibility v, uint query, uint key) {

@@ -1,22 +1,57 @@
-// What the kernels of rms_norm and of its derivative share.
+// What the kernels of norms over rows and of their derivatives share. `Params` are those of a norm.
 #pragma once
 
 #include "common/held.h"
+#include "common/row_strides.h"
 #include "rms_norm.h"
+
+// Where a row begins.
+inline long row_at(constant RowStrides& rows, ulong row) {
+  if (rows.sizes[0] == 0) return row * rows.strides[0];
+  const uint inner = uint(row) % rows.sizes[0], outer = uint(row) / rows.sizes[0];
+  return inner * rows.strides[0] + outer % rows.sizes[1] * rows.strides[1] + outer / rows.sizes[1] * rows.strides[2];
+}
+
+// A parameter of a thread's slice, up to element `end`; `otherwise` where there is none.
+template <bool aligned, typename T, uint N, typename W>
+inline void fetch_parameter(Slice<aligned, T, N> slice, thread typename Slice<aligned, T, N>::template Of<W>& held,
+                            device const W* parameter, bool present, float otherwise, uint end) {
+  if (present) {
+    slice.fetch(held, parameter, end);
+  } else {
+    for (uint n = 0; n < N; ++n) held.round(n, float4(otherwise));
+  }
+}
+template <bool aligned, typename T, uint N, typename W, typename Params>
+inline void fetch_weight(Slice<aligned, T, N> slice, thread typename Slice<aligned, T, N>::template Of<W>& w,
+                         device const W* weight, constant Params& params, uint end) {
+  fetch_parameter(slice, w, weight, params.has_weight, 1.0f, end);
+}
+
+// Fetches a thread's slice, up to element `end`, of x or of x + residual rounded to T as a separate addition would
+// leave it, which it writes.
+template <bool aligned, typename T, uint N, typename Params>
+inline void fetch_input(Slice<aligned, T, N> slice, thread typename Slice<aligned, T, N>::template Of<T>& v,
+                        device const T* x, device const T* residual, device T* sum, constant Params& params, uint end) {
+  slice.fetch(v, x, end);
+  if (!params.has_residual) return;
+  typename Slice<aligned, T, N>::template Of<T> added;
+  slice.fetch(added, residual, end);
+  for (uint n = 0; n < N; ++n) v.round(n, v[n] + added[n]);
+  slice.store(v, sum, end);
+}
+
+// The rows from `first` on that a team has at work at once; of those past the last one that one again.
+template <uint R, typename Slice, typename Held, typename T, typename Params>
+inline void fetch_rows(Slice slice, thread Held (&held)[R], device const T* rows, constant RowStrides& strides,
+                       ulong first, constant Params& params) {
+#pragma unroll
+  for (uint r = 0; r < R; ++r)
+    slice.fetch(held[r], rows + row_at(strides, min(first + r, ulong(params.rows - 1))), params.length);
+}
 
 inline float scale_of(float squares, constant RmsNormParams& params) {
   return rsqrt(squares / static_cast<float>(params.length) + params.eps);
-}
-
-// The weight of a thread's slice, up to element `end`; ones where there is none.
-template <bool aligned, typename T, uint N, typename W>
-inline void fetch_weight(Slice<aligned, T, N> slice, thread typename Slice<aligned, T, N>::template Of<W>& w,
-                         device const W* weight, constant RmsNormParams& params, uint end) {
-  if (params.has_weight) {
-    slice.fetch(w, weight, end);
-  } else {
-    for (uint n = 0; n < N; ++n) w.round(n, float4(1.0f));
-  }
 }
 
 // Few long rows: threadgroups have `share` columns and `chunk_rows` rows each, and leave sums over their parts of the

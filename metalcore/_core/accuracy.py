@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .registry import Op, Sample, random
+from .registry import Op, Sample, Shape, random
 
-__all__ = ["FACTORS", "directed", "evaluate", "shares"]
+__all__ = ["FACTORS", "bound", "directed", "evaluate", "shares", "shares_of"]
 
 FACTORS = {"forward": 1, "gradient": 4}
 
@@ -26,7 +26,14 @@ FACTORS = {"forward": 1, "gradient": 4}
 def shares(op: Op, sample: Sample, device: torch.device | str, dtype: torch.dtype) -> dict[str, float]:
     """The largest errors of the results and of the gradients, as shares of their bounds. An error is infinite if shapes
     differ, or if NaN is in only one of the two tensors."""
-    tensors = sample.make(device, dtype)
+    return shares_of(op, sample, sample.make("cpu", dtype), device, dtype)
+
+
+def shares_of(
+    op: Op, sample: Sample, inputs: Sequence[Tensor], device: torch.device | str, dtype: torch.dtype
+) -> dict[str, float]:
+    """shares() for inputs on the CPU."""
+    tensors = [tensor.to(device) for tensor in inputs]
     found = evaluate(op, sample, tensors)
     expected = evaluate(op, sample, [tensor.cpu().double() for tensor in tensors], op.reference, dtype)
     return {
@@ -41,32 +48,42 @@ def evaluate(
     tensors: Sequence[Tensor],
     function: Callable | None = None,
     dtype: torch.dtype | None = None,
+    numbers: Callable[[Shape, int], Tensor] = random,
 ) -> dict[str, list[Tensor]]:
     """The results, and the gradients of a random linear function of those results that have a derivative, if any has
-    one. The coefficients of that function are rounded to `dtype`."""
+    one. The coefficients of that function are `numbers(shape, seed)`, rounded to `dtype`."""
     backward = op.backward and sample.backward
     leaves = [tensor.detach().requires_grad_(backward) for tensor in tensors]
     results = op.compute(sample, leaves, function)
     found = {"forward": [result.detach() for result in results]}
     if backward:
-        outputs, directions = directed(results, dtype)
+        outputs, directions = directed(results, dtype, numbers)
         found["gradient"] = list(torch.autograd.grad(outputs, leaves, directions))
     return found
 
 
-def directed(results: Sequence[Tensor], dtype: torch.dtype | None = None) -> tuple[list[Tensor], list[Tensor]]:
+def directed(
+    results: Sequence[Tensor], dtype: torch.dtype | None = None, numbers: Callable[[Shape, int], Tensor] = random
+) -> tuple[list[Tensor], list[Tensor]]:
     """The results that have a derivative, and a random tensor like each, which is the same on every device."""
-    directions = [random(tuple(x.shape), 1000 + index).to(dtype or x.dtype).to(x) for index, x in enumerate(results)]
+    directions = [numbers(tuple(x.shape), 1000 + index).to(dtype or x.dtype).to(x) for index, x in enumerate(results)]
     pairs = [(x, direction) for x, direction in zip(results, directions) if x.requires_grad]
     return [x for x, _ in pairs], [direction for _, direction in pairs]
+
+
+def bound(sample: Sample, dtype: torch.dtype) -> float:
+    """The bound for a result of this dtype."""
+    rounding, arithmetic = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
+    return sample.roundings * rounding + 8 * sample.terms**0.5 * arithmetic
 
 
 def _share(sample: Sample, actual: Tensor, expected: Tensor, factor: int) -> float:
     if actual.shape != expected.shape:
         return float("inf")
-    if not actual.numel():
+    actual_wide = actual.cpu().double()
+    same = (actual_wide == expected) | (actual_wide.isnan() & expected.isnan())  # infinities, and two NaNs
+    if bool(same.all()):
         return 0.0
-    rounding, arithmetic = torch.finfo(actual.dtype).eps, torch.finfo(torch.float32).eps
-    bound = factor * (sample.roundings * rounding + 8 * sample.terms**0.5 * arithmetic)
-    error = (actual.cpu().double() - expected).abs().max() / expected.abs().max()
-    return float("inf") if error.isnan() else float(error / bound)
+    error = (actual_wide - expected).masked_fill(same, 0).abs().max()
+    error = error / expected.masked_fill(~expected.isfinite(), 0).abs().max()
+    return float("inf") if error.isnan() else float(error / (factor * bound(sample, actual.dtype)))

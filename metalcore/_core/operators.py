@@ -17,7 +17,7 @@ from .. import _C
 from . import refused
 from .routing import DEVICES
 
-__all__ = ["autograd", "cpu_kernel", "fake_kernel", "needs_gradient", "ops"]
+__all__ = ["autograd", "composed_kernel", "cpu_kernel", "fake_kernel", "needs_gradient", "ops"]
 
 ops = torch.ops.metalcore
 
@@ -52,6 +52,16 @@ def cpu_kernel(name):
     def register(kernel):
         _library.impl(name, kernel, "CPU")
         refused.define(name, kernel)
+        return kernel
+
+    return register
+
+
+def composed_kernel(name):
+    """Registers the decorated function as the operator's kernel for every device. It is made of other operators."""
+
+    def register(kernel):
+        _library.impl(name, kernel, "CompositeExplicitAutograd")
         return kernel
 
     return register

@@ -8,6 +8,7 @@
             operators=("silu", "silu_backward"),
             override=(Override("silu"), Override("silu_backward")),
             samples=lambda: (Sample("rows", ((64, 1000),)), Sample("few", ((7,),))),
+            production=lambda batch_size=8, hidden_size=4096: Sample("", ((batch_size, hidden_size),)),
         )
     )
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from .routing import DEVICES, FLOAT_DTYPES
 
-__all__ = ["OPS", "Op", "OptimizerOverride", "Override", "Sample", "register"]
+__all__ = ["OPS", "FunctionOverride", "Op", "OptimizerOverride", "Override", "Sample", "register"]
 
 Shape = tuple[int, ...]
 
@@ -140,6 +141,19 @@ class OptimizerOverride:
 
 
 @dataclass(frozen=True, eq=False)
+class FunctionOverride:
+    """Functions of PyTorch, written in Python, that enable_pytorch_overrides() replaces in their modules.
+
+    Attributes:
+        functions: by its place ("torch.nn.utils.clip_grad_value_"), what makes the function that replaces one:
+            `make(previous, count, decline)`. `previous` is the replaced function. Ours returns `count.run(…)` of what
+            the kernels take, and `decline(*arguments)`, which counts and calls `previous`, of all others.
+    """
+
+    functions: Mapping[str, Callable[[Callable, Any, Callable], Callable]]
+
+
+@dataclass(frozen=True, eq=False)
 class Op:
     """A public function, or a class of optimizers, and what other code needs to know about it.
 
@@ -159,9 +173,15 @@ class Op:
             use.
         override: what enable_pytorch_overrides(name) replaces.
         dtypes: the dtypes that the kernels take.
+        integers: the dtypes of the tensor arguments that are integers.
         backward: whether it has a derivative.
         waits: whether the host waits for a result to raise an error, or counts something itself. Such a call cannot be
             part of a CUDA graph.
+        production: returns a sample of the size that models use, for keyword arguments that have defaults:
+            `production(batch_size=4, vocab_size=32000)`. The simulated device computes the default in a second. By
+            default it is the first sample with another first dimension.
+        edge: returns samples of values at the edges of what the op takes. The default is the smallest sample with large
+            and tiny values, and if it has no `prepare`, with zeros and a NaN (metalcore/golden/cases.py).
     """
 
     name: str
@@ -172,16 +192,27 @@ class Op:
     call: Callable[..., Any] = _plain_call
     results: Callable[[Any], Sequence[Tensor]] = _floats
     operators: tuple[str, ...] = ()
-    override: tuple[Override, ...] | OptimizerOverride | None = None
+    override: tuple[Override, ...] | OptimizerOverride | FunctionOverride | None = None
     dtypes: frozenset[torch.dtype] = FLOAT_DTYPES
+    integers: Mapping[str, torch.dtype] = field(default_factory=dict)
     backward: bool = True
     waits: bool = False
+    production: Callable[..., Sample] = field(default=None)  # pyright: ignore[reportAssignmentType]
+    edge: Callable[[], tuple[Sample, ...]] | None = None
 
     def __post_init__(self):
         if self.reference is None:
             if self.namesake is None:
                 raise TypeError(f"{self.name}: an op without a namesake needs a reference")
             object.__setattr__(self, "reference", attrgetter(self.namesake.removeprefix("torch."))(torch))
+        if self.production is None:
+            object.__setattr__(self, "production", self._repeated)
+
+    def _repeated(self, batch_size: int = 64) -> Sample:
+        sample = next(sample for sample in self.samples() if sample.elements)
+        first = sample.shapes[0][0]
+        shapes = tuple((batch_size, *shape[1:]) if shape[0] == first else shape for shape in sample.shapes)
+        return replace(sample, name="", shapes=shapes)
 
     def smallest_sample(self) -> Sample:
         """The sample with the fewest elements, except those without any."""

@@ -21,6 +21,7 @@ __all__ = [
     "explained",
     "is_plain",
     "on_cuda",
+    "require_tensors",
     "too_many",
 ]
 
@@ -95,6 +96,14 @@ def alike(*tensors) -> bool:
     return accelerated(*tensors) and len({tensor.dtype for tensor in tensors if tensor is not None}) == 1
 
 
+def require_tensors(op, optional=False, **arguments) -> None:
+    """Raises a TypeError that names an argument of an op that PyTorch lacks, unless it is a tensor, or None if that is
+    an option."""
+    for name, value in arguments.items():
+        if not (isinstance(value, Tensor) or optional and value is None):
+            raise TypeError(f"{op}: {name} must be a tensor, not {type(value).__name__}")
+
+
 def is_plain(tensor) -> bool:
     """Whether `tensor` is not a tensor that stands for another one in a trace. None, an omitted argument, is plain."""
     return tensor is None or type(tensor) in (torch.Tensor, torch.nn.Parameter)
@@ -112,7 +121,12 @@ def too_many(x, length) -> bool:
 # The ops that torch.autocast computes in float32, if this version of PyTorch has such a rule.
 _AUTOCAST_TO_FLOAT32 = frozenset(
     (name, device)
-    for name, operator in {"softmax": "softmax.int", "log_softmax": "log_softmax.int", "rms_norm": "rms_norm"}.items()
+    for name, operator in {
+        "softmax": "softmax.int",
+        "log_softmax": "log_softmax.int",
+        "rms_norm": "rms_norm",
+        "layer_norm": "layer_norm",
+    }.items()
     for device in ("mps", "cuda")
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{device.upper()}")
 )

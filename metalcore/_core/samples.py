@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .registry import Sample
 
-__all__ = ["elementwise", "low_rank", "positive_definite", "rows", "separated", "well_conditioned"]
+__all__ = ["elementwise", "hidden_states", "low_rank", "positive_definite", "rows", "separated", "well_conditioned"]
 
 
 def elementwise(name: str = "", **options) -> tuple[Sample, ...]:
@@ -20,6 +20,15 @@ def elementwise(name: str = "", **options) -> tuple[Sample, ...]:
         Sample(f"{name}strided", ((64, 1000),), options, arguments=lambda x: (x.mT[3::2, 1:],)),
         Sample(f"{name}empty", ((0, 8),), options),
     )
+
+
+def hidden_states(**options):
+    """The hidden states of a language model: what `production` of an elementwise op returns."""
+
+    def production(batch_size=2, sequence_length=128, hidden_size=1024):
+        return Sample("", ((batch_size, sequence_length, hidden_size),), options)
+
+    return production
 
 
 # One shape for each way in which kernels share out rows: a row goes to a thread, a simdgroup, a threadgroup (in

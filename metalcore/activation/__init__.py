@@ -5,6 +5,24 @@
 from ._relu import relu
 from ._silu import silu
 from ._gelu import gelu
+from ._relu2 import relu2
+from ._quick_gelu import quick_gelu
+from ._gated import geglu, gelu_and_mul, silu_and_mul, swiglu
+from ._biased import bias_gelu, bias_silu
 from ._softmax import log_softmax, softmax
 
-__all__ = ["gelu", "log_softmax", "relu", "silu", "softmax"]
+__all__ = [
+    "bias_gelu",
+    "bias_silu",
+    "geglu",
+    "gelu",
+    "gelu_and_mul",
+    "log_softmax",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "silu",
+    "silu_and_mul",
+    "softmax",
+    "swiglu",
+]

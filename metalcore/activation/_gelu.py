@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, register
 from .._core.routing import accelerated
-from .._core.samples import elementwise
+from .._core.samples import elementwise, hidden_states
 
 __all__ = ["gelu"]
 
@@ -98,5 +98,6 @@ register(
         operators=("gelu", "gelu_backward"),
         override=(Override("gelu"), Override("gelu_backward")),
         samples=lambda: (*elementwise(), *elementwise("tanh, ", approximate="tanh")),
+        production=hidden_states(approximate="tanh"),
     )
 )

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, register
 from .._core.routing import accelerated, alike
-from .._core.samples import elementwise
+from .._core.samples import elementwise, hidden_states
 
 __all__ = ["relu"]
 
@@ -90,5 +90,6 @@ register(
         operators=("relu", "relu_backward"),
         override=(Override("relu"), Override("threshold_backward", _override_backward)),
         samples=elementwise,
+        production=hidden_states(),
     )
 )

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, register
 from .._core.routing import accelerated
-from .._core.samples import elementwise
+from .._core.samples import elementwise, hidden_states
 
 __all__ = ["silu"]
 
@@ -77,5 +77,6 @@ register(
         operators=("silu", "silu_backward"),
         override=(Override("silu"), Override("silu_backward")),
         samples=elementwise,
+        production=hidden_states(),
     )
 )

@@ -134,6 +134,10 @@ def _samples():
     )
 
 
+def _logits(batch_size=8, vocab_size=50257):
+    return Sample("", ((batch_size, vocab_size),), {"dim": -1}, terms=vocab_size)
+
+
 def _op(function):
     name = function.__name__
     return Op(
@@ -143,6 +147,7 @@ def _op(function):
         operators=(name, f"{name}_backward"),
         override=(Override(f"_{name}"), Override(f"_{name}_backward_data")),
         samples=_samples,
+        production=_logits,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from ._composite import Options, attend, gradients
 __all__ = ["attention"]
 
 # Of an operator's arguments: tensors, and then Options.
-_FORWARD, _BACKWARD = 8, 12
+_FORWARD, _BACKWARD = 8, 13
 
 
 def like_heads(tensor: Tensor, size: int) -> Tensor:
@@ -30,44 +32,58 @@ def _lse_dtype(q):
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
+def _new_rests(q, v, differentiable):
+    """What the operator also gives if it is to be differentiated: the softmax's sums, as two logarithms to base 2 of
+    which the first is rounded and the second makes it whole, and what rounding takes from 16-bit results."""
+    sums = q.new_empty(2 * q.shape[:-1].numel() if differentiable else 0, dtype=_lse_dtype(q))
+    return sums, like_heads(q, v.shape[-1]) if differentiable and q.element_size() == 2 else q.new_empty(0)
+
+
 @cpu_kernel("attention")
 def _(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
+    *options, differentiable = options
     out, lse = attend(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, Options(*options))
-    return _as_heads(out, q), lse.contiguous()
+    sums, rests = _new_rests(q, v, differentiable)
+    if differentiable:
+        blind = lse == -torch.inf
+        zero = torch.zeros_like(lse)
+        sums.copy_(torch.stack([(lse / math.log(2)).where(~blind, zero), zero.masked_fill(blind, torch.inf)]).flatten())
+    return _as_heads(out, q), lse.contiguous(), sums, rests.zero_()
 
 
 @fake_kernel("attention")
 def _(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
-    return like_heads(q, v.shape[-1]), q.new_empty(q.shape[:-1], dtype=_lse_dtype(q))
+    return like_heads(q, v.shape[-1]), q.new_empty(q.shape[:-1], dtype=_lse_dtype(q)), *_new_rests(q, v, options[-1])
 
 
 @cpu_kernel("attention_backward")
-def _(grad, grad_lse, q, k, v, out, lse, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
+def _(grad, grad_lse, q, k, v, out, sums, rests, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
     dq, dk, dv, _, delta = gradients(grad, grad_lse, q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, Options(*options))
     return _as_heads(dq, q), _as_heads(dk, k), _as_heads(dv, v), delta.contiguous()
 
 
 @fake_kernel("attention_backward")
-def _(grad, grad_lse, q, k, v, out, lse, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
+def _(grad, grad_lse, q, k, v, out, sums, rests, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
     gradient_of = [like_heads(x, x.shape[-1]) for x in (q, k, v)]
     return *gradient_of, q.new_empty(q.shape[:-1], dtype=_lse_dtype(q))
 
 
 def _save(ctx, inputs, output):
-    ctx.options = inputs[_FORWARD:]
+    ctx.options = inputs[_FORWARD:-1]
     ctx.save_for_backward(*inputs[:_FORWARD], *output)
+    ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)  # that of lse is rarely asked for
 
 
-def _backward(ctx, grad, grad_lse):
-    q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, out, lse = ctx.saved_tensors
-    found: list = [None] * (_FORWARD + len(ctx.options))
+def _backward(ctx, grad, grad_lse, *_):
+    q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, out, lse, sums, rests = ctx.saved_tensors
+    found: list = [None] * (_FORWARD + len(ctx.options) + 1)
     if grad is None and grad_lse is None:
         return tuple(found)
     if grad is None:
         grad = torch.zeros_like(out)
     others = mask, sinks, cu_seq_q, cu_seq_k, seed
-    *found[:3], delta = _gradient(grad, grad_lse, q, k, v, out, lse, *others, *ctx.options)
+    *found[:3], delta = _gradient(grad, grad_lse, q, k, v, out, sums, rests, *others, *ctx.options)
     if mask is not None and ctx.needs_input_grad[3]:
         of_scores = gradients(grad, grad_lse, q, k, v, *others, Options(*ctx.options))[3]
         found[3] = of_scores.sum_to_size(mask.shape).to(mask.dtype)
@@ -85,16 +101,16 @@ def _save_backward(ctx, inputs, output):
 
 
 def _double_backward(ctx, *cotangents):
-    """Differentiates `gradients`, which is differentiable to any order. What `out` and `lse` contribute is part of it,
-    as they are functions of the other arguments."""
+    """Differentiates `gradients`, which is differentiable to any order. What `out` contributes is part of it, as it
+    is a function of the other arguments."""
     with torch.enable_grad():
         saved = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
-        grad, grad_lse, q, k, v, _, _, *others = saved
+        grad, grad_lse, q, k, v, _, _, _, *others = saved
         results = gradients(grad, grad_lse, q, k, v, *others, Options(*ctx.options))
         results = [*results[:3], results[4]]
     pairs = [(result, c) for result, c in zip(results, cotangents) if c is not None]
     differentiable = [t is not None and t.requires_grad for t in saved]
-    differentiable[5:7] = [False, False]
+    differentiable[5] = False  # out
     wanted = [t for t, wanted in zip(saved, differentiable) if wanted]
     found: list = [None] * (_BACKWARD + len(ctx.options))
     if pairs and wanted:
@@ -105,5 +121,12 @@ def _double_backward(ctx, *cotangents):
     return tuple(found)
 
 
-attention = autograd("attention", _backward, _save)
+_attention = autograd("attention", _backward, _save)
 _gradient = autograd("attention_backward", _double_backward, _save_backward)
+
+
+def attention(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options) -> tuple[Tensor, Tensor]:
+    """The results and the logarithms of the softmax's sums: `attend` with kernels, for tensors that `takes` accepts."""
+    tensors = q, k, v, mask, sinks
+    differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return _attention(*tensors, cu_seq_q, cu_seq_k, seed, *options, differentiable)[:2]

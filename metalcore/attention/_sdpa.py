@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.operators import ops
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import FLOAT_DTYPES, accelerated, is_plain, on_cuda
 from ._composite import Options, attend
@@ -78,6 +77,8 @@ def scaled_dot_product_attention(
         ValueError: dropout_p is not in [0, 1], window has no two numbers of -1 and more, softcap is negative, or sinks
             has not one number for each head.
     """
+    if not _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+        return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     left, right = _window(window)
     bias, causal = attn_mask, is_causal
     if attn_mask is not None and type(attn_mask) is not Tensor:
@@ -104,6 +105,18 @@ def scaled_dot_product_attention(
     return (out, _as_dimensions(lse.unsqueeze(-1), *inputs[:3]).squeeze(-1)) if return_lse else out
 
 
+def _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    """Whether arguments that PyTorch's function has are of its types. Where they are not, it raises an error."""
+    return (
+        all(isinstance(tensor, Tensor) for tensor in (query, key, value))
+        and (attn_mask is None or isinstance(attn_mask, Tensor))
+        and isinstance(dropout_p, (int, float))
+        and (scale is None or isinstance(scale, (int, float)))
+        and type(is_causal) is bool
+        and type(enable_gqa) is bool
+    )
+
+
 def _options(q, dropout_p, left, right, lower_right, scale, softcap):
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     return Options(0, 0, left, right, lower_right, scale, float(softcap), float(dropout_p))
@@ -122,15 +135,14 @@ def takes(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> bool:
     """Whether there are kernels for accelerated() tensors of these dtypes and sizes."""
     size, value_size = q.shape[-1], v.shape[-1]
     return (
-        size > 0
-        and value_size > 0
+        min(size, value_size) > 0
         and max(q.shape[2], k.shape[2]) <= _MOST_LENGTH
         and (max(size, value_size) <= MOST_HEAD_SIZE or _only_decoded(q, k, v, dropout))
     )
 
 
 def _only_decoded(q, k, v, dropout):
-    fits = q.shape[-1] <= MOST_DECODED[0] and 0 < v.shape[-1] <= MOST_DECODED[1]
+    fits = q.shape[-1] <= MOST_DECODED[0] and v.shape[-1] <= MOST_DECODED[1]
     return fits and dropout == 0 and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
 
 
@@ -221,11 +233,11 @@ def _override(previous, count, decline):
         given = query, key, value, attn_mask
         if all(map(is_plain, given)) and accelerated(query, key, value) and 0 <= dropout_p <= 1:
             _, tensors = _four_dimensions(*given, enable_gqa, is_causal)
-            if tensors is not None and takes(*tensors[:3], dropout_p):
+            if tensors is not None and takes(*tensors[:3]):
                 q, k, v, mask = tensors
                 options = _options(q, dropout_p, -1, 0 if is_causal else -1, False, scale, 0.0)
                 seed = new_seed(q.device) if dropout_p > 0 else None
-                out, _ = count.run(ops.attention, q, k, v, mask, None, None, None, seed, *options)
+                out, _ = count.run(attention, q, k, v, mask, None, None, None, seed, *options)
                 return _as_dimensions(out, query, key, value)
         return decline(keyset, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 

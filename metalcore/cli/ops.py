@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-from metalcore._core.registry import OPS, OptimizerOverride
+from metalcore._core.registry import OPS, FunctionOverride, OptimizerOverride
+from metalcore.integrations._modules import NAMES as MODULES
 
 HEAD = """\
 # Ops
@@ -54,7 +55,7 @@ def _cells(op):
         f"`{op.function.__name__}`",
         _summary(op.function),
         f"`{op.namesake}`" if op.namesake else "",
-        _override(op.override),
+        _override(op),
         "yes" if op.backward else "no",
         "yes" if len(op.dtypes) > 1 else "no",
     )
@@ -66,9 +67,14 @@ def _summary(function):
     return " ".join(first.split()).split(". ")[0].rstrip(".").replace("|", "\\|")
 
 
-def _override(override):
-    if override is None:
-        return ""
+def _override(op):
+    override, replaced = op.override, []
     if isinstance(override, OptimizerOverride):
-        return f"the constructor of `{override.original.__module__}.{override.original.__qualname__}`"
-    return ", ".join(dict.fromkeys(f"`aten::{one.operator}`" for one in override))
+        replaced.append(f"the constructor of `{override.original.__module__}.{override.original.__qualname__}`")
+    elif isinstance(override, FunctionOverride):
+        replaced += [f"`{place}`" for place in override.functions]
+    else:
+        replaced += dict.fromkeys(f"`aten::{one.operator}`" for one in override or ())
+    if op.name in MODULES:
+        replaced.append("libraries' modules")
+    return ", ".join(replaced)

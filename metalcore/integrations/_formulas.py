@@ -19,7 +19,7 @@ from .._core.routing import accelerated
 from ..activation import gelu, silu
 from ..normalization._rms_norm import _rms_norm
 
-__all__ = ["LENGTH", "examine", "on_the_cpu", "settings_of"]
+__all__ = ["LENGTH", "agree", "copy_of", "examine_gelu", "examine_norm", "on_the_cpu", "settings_of"]
 
 LENGTH = 24  # the length of rows for modules without a weight
 _HALF = (torch.float16, torch.bfloat16)
@@ -39,8 +39,8 @@ def _as(x, dtype):
     return x if x.dtype is dtype else x.to(dtype)  # without a conversion it costs a tenth of x.to
 
 
-def _norm(x, weight, eps, out):
-    return _rms_norm(x if x.dtype is out else x.to(torch.promote_types(x.dtype, out)), 1, weight, eps)
+def _norm(x, weight, eps, out, offset=0.0):
+    return _rms_norm(x if x.dtype is out else x.to(torch.promote_types(x.dtype, out)), 1, weight, eps, offset)
 
 
 def _plain(x, weight, eps, gate, group, out):
@@ -48,7 +48,7 @@ def _plain(x, weight, eps, gate, group, out):
 
 
 def _one_plus(x, weight, eps, gate, group, out):
-    return _as(_norm(x, weight.float() + 1, eps, out), out)
+    return _as(_norm(x, weight, eps, out, 1.0), out)
 
 
 def _then_gate(activation):
@@ -92,6 +92,8 @@ class Case(NamedTuple):
 class Recipe:
     """How to compute what a kind of module computes."""
 
+    override = "rms_norm"
+
     def __init__(self, weight, is_parameter, gate, cases):
         self.weight, self.is_parameter = weight, is_parameter  # the name of the module's tensor, if it has one
         self.gate = gate  # the name of forward's second argument, if it has one
@@ -125,7 +127,7 @@ class Recipe:
 class GeluRecipe:
     """The recipe for a module that computes GELU."""
 
-    read = frozenset()
+    override, read = "gelu", frozenset()
 
     def __init__(self, approximate, dtypes):
         self.approximate, self.dtypes = approximate, dtypes
@@ -145,26 +147,27 @@ def settings_of(module) -> list[str]:
     ]
 
 
-def examine(name, module, forward):
-    """The recipe for a module whose class has this forward, or None if no formula gives its numbers. `name` is that of
-    the override: "rms_norm" or "gelu"."""
-    with on_the_cpu(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        return (_examine_gelu if name == "gelu" else _examine_norm)(module, forward)
-
-
 @contextlib.contextmanager
 def on_the_cpu():
-    """Makes and runs modules on the CPU, without the modes that are set, and keeps the state of the random numbers."""
-    with _disable_current_modes(), torch.device("cpu"), torch.random.fork_rng(devices=[]):
+    """Makes and runs modules on the CPU in float32, without the modes that are set and without derivatives. It keeps
+    the state of the random numbers."""
+    with (
+        _disable_current_modes(),
+        torch.device("cpu"),
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
         yield
 
 
-def _copy(module, weights):
-    """A copy of the module with other tensors and with separate attributes."""
+def copy_of(module, weights=(), children=()):
+    """A copy of the module with other tensors and children, and with separate attributes."""
     copied = object.__new__(type(module))
     copied.__dict__.update(module.__dict__)
     copied.__dict__.update(_parameters=dict(module._parameters), _buffers=dict(module._buffers))
-    for name, weight in weights.items():
+    copied.__dict__["_modules"] = {**module._modules, **dict(children)}
+    for name, weight in dict(weights).items():
         if name in copied._buffers:
             copied._buffers[name] = weight
         else:
@@ -172,14 +175,14 @@ def _copy(module, weights):
     return copied
 
 
-def _examine_gelu(module, forward):
+def examine_gelu(module, forward):
     x = torch.linspace(-5, 5, 41, dtype=torch.float32)
     for approximate in ("tanh", "none"):
         dtypes = {
             dtype
             for dtype in (torch.float32, *_HALF)
-            if _agree(
-                lambda x=x.to(dtype): forward(_copy(module, {}), x),
+            if agree(
+                lambda x=x.to(dtype): forward(copy_of(module), x),
                 lambda x=x.to(dtype): torch.nn.functional.gelu(x.float(), approximate=approximate),
                 16 * torch.finfo(dtype).eps,
                 dtype,
@@ -191,7 +194,7 @@ def _examine_gelu(module, forward):
     return None
 
 
-def _examine_norm(module, forward):
+def examine_norm(module, forward):
     tensors = [name for kind in (module._parameters, module._buffers) for name, t in kind.items() if t is not None]
     if len(tensors) > 1 or any(True for child in module.children() for _ in child.parameters()):
         return None
@@ -259,7 +262,7 @@ class Trial(NamedTuple):
         x = (numbers(2, 3, self.length) * torch.tensor([300.0, 0.1, 3.0], dtype=torch.float32)[:, None]).to(x_dtype)
         gate = numbers(2, 3, self.length).to(x_dtype) if self.gated else None
         weight = self.weight and numbers(self.length).to(weight_dtype)
-        module = _copy(self.module, {self.weight: weight} if self.weight else {})
+        module = copy_of(self.module, {self.weight: weight} if self.weight else {})
         setattr(module, self.eps, 0.25)
         arguments = (x, gate) if self.gated else (x,)
         try:
@@ -267,7 +270,7 @@ class Trial(NamedTuple):
             group = self.group and self.group(module, self.length)
             eps = max(torch.finfo(x_dtype).eps, torch.finfo(found.dtype).eps)
             bound = self.formula.roundings * eps / 2 + 64 * torch.finfo(torch.float32).eps
-            same = _agree(
+            same = agree(
                 lambda: found,
                 lambda: self.formula.compute(x, weight, 0.25, gate, group, found.dtype),
                 bound,
@@ -278,7 +281,7 @@ class Trial(NamedTuple):
         return found.dtype if same else None
 
 
-def _agree(ours, theirs, bound, dtype, scale=None):
+def agree(ours, theirs, bound, dtype, scale=None):
     """Whether two functions give the same numbers, to a bound relative to `scale`, or by default to the numbers."""
     try:
         found, expected = ours(), theirs()

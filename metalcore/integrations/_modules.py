@@ -1,56 +1,81 @@
-"""The overrides `rms_norm` and `gelu` for modules that compute these ops with PyTorch's simple operators, as those of
-transformers do. While the override is on, the forward of their classes calls metalcore's op.
+"""The overrides that reach modules and functions of other libraries, such as transformers, which compute an op with
+PyTorch's simple operators. While an override is on, they call metalcore's op.
 
-Each class of modules with "norm" or "gelu" in its name is tried (_formulas.py). Existing classes are tried when the
+Each kind of them (KINDS) is tried on a few numbers, whatever its class is called. Existing classes are met when an
 override is switched on, and others when PyTorch registers one of their parameters, or one of them in another module. So
 a library may be imported, or a model made, before or after.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 import threading
 
 import torch
-from torch.compiler import is_compiling
 from torch.nn.modules import module as registration
 
-from .._core import refused
-from ..overrides import _report
-from ._formulas import LENGTH, examine, on_the_cpu, settings_of
+from . import _formulas, _gated
+from ._kinds import Modules
+from ._loss import LanguageModels
+from ._rotary import RotaryFunctions
+from ._sdpa import TransformersSdpa
 
-__all__ = ["switch"]
+__all__ = ["NAMES", "switch"]
 
-NAMES = {"rms_norm": re.compile("norm", re.IGNORECASE), "gelu": re.compile("gelu", re.IGNORECASE)}
-REASONS = {
-    "rms_norm": "since their numbers are not those of an RMSNorm with weight, 1 + weight or without, or gated",
-    "gelu": "since their numbers are not those of GELU",
-}
+KINDS = (
+    Modules(
+        ("rms_norm",),
+        re.compile("norm", re.IGNORECASE),
+        _formulas.examine_norm,
+        "since their numbers are not those of an RMSNorm with weight, 1 + weight or without, or gated",
+        arguments=((), (_formulas.LENGTH,)),  # without a weight, the first argument may not be the length
+    ),
+    Modules(
+        ("gelu",),
+        re.compile("gelu", re.IGNORECASE),
+        _formulas.examine_gelu,
+        "since their numbers are not those of GELU",
+        arguments=((),),
+    ),
+    Modules(
+        ("swiglu", "geglu"),
+        re.compile("mlp|feed_?forward|ffn|glu|gate|dense", re.IGNORECASE),
+        _gated.examine_mlp,
+        traits=_gated.traits,
+    ),
+    Modules(
+        ("swiglu", "geglu"),
+        re.compile("expert|moe", re.IGNORECASE),
+        _gated.examine_gate,
+        member="_apply_gate",
+        traits=_gated.traits,
+    ),
+    RotaryFunctions(),
+    LanguageModels(),
+    TransformersSdpa(),
+)
+NAMES = tuple(dict.fromkeys(name for kind in KINDS for name in kind.overrides))
 
 _lock = threading.RLock()
 _active: tuple = ()  # some of NAMES
-_seen: set = set()  # the classes that were tried
-_undecided: dict = {}  # class that could not be made, and waits for a module -> its override
-_patches: dict = {}  # the class that defines the forward -> Patch
+_seen: set = set()  # the classes that were met
 _hooks: list = []
-_trying = False  # a forward is being tried, and it may call another one that is replaced
 
 
 def switch(names) -> None:
-    """Replaces the forwards for the overrides in `names`, and restores those of all others."""
+    """Replaces what belongs to the overrides in `names`, and restores what belongs to all others."""
     global _active
     names = tuple(name for name in NAMES if name in names)
     with _lock:
-        if names == _active:
+        changed = set(names) ^ set(_active)
+        if not changed:
             return
         _active = names
         _seen.clear()
-        _undecided.clear()
-        for owner, patch in list(_patches.items()):
-            if patch.name not in names:
-                patch.remove()
-                del _patches[owner]
+        for kind in KINDS:
+            if changed & set(kind.overrides):
+                kind.restore()
+                kind.active = tuple(name for name in kind.overrides if name in names)
         while _hooks:
             _hooks.pop().remove()
         if names:
@@ -73,12 +98,11 @@ def _subclasses(cls):
 
 
 def _meet(module):
-    cls = type(module)
-    _meet_class(cls)
-    if cls in _undecided:
-        with _lock:
-            if (name := _undecided.pop(cls, None)) is not None:
-                _decide(name, module)
+    _meet_class(type(module))
+    for kind in KINDS:
+        if type(module) in kind.undecided:
+            with _lock:
+                kind.meet_module(module)
 
 
 def _meet_class(cls):
@@ -86,109 +110,7 @@ def _meet_class(cls):
         return
     with _lock:
         _seen.add(cls)
-        name = next((name for name in _active if NAMES[name].search(cls.__name__)), None)
-        if name is None or cls in _undecided or _owner(cls).__module__.partition(".")[0] in ("torch", "metalcore"):
-            return
-        try:
-            with on_the_cpu():
-                module = cls() if name == "gelu" else _make(cls)
-        except Exception:  # it needs other arguments, so wait until somebody makes one
-            _undecided[cls] = name
-        else:
-            _decide(name, module)
-
-
-def _make(cls):
-    try:
-        return cls()  # without a weight, the first argument may not be the length
-    except Exception:
-        return cls(LENGTH)
-
-
-def _owner(cls):
-    """The class that defines the forward of cls."""
-    return next(base for base in cls.__mro__ if "forward" in vars(base))
-
-
-def _decide(name, module):
-    owner = _owner(type(module))
-    patch = _patches.get(owner)
-    if patch is None:
-        patch = Patch(name, owner)
-    if patch.learn(module) is not None:
-        if owner not in _patches:
-            patch.install()
-            _patches[owner] = patch
-    elif not any(True for child in module.children() for _ in child.parameters()):  # it is not a large part of a model
-        _report.never_replaced(name, _full_name(type(module)), REASONS[name])
-
-
-def _full_name(cls):
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-class Patch:
-    """metalcore's op in place of a class's forward."""
-
-    def __init__(self, name, owner):
-        self.name, self.owner, self.on = name, owner, False
-        self.original = owner.forward
-        self.settings: list = []
-        self.recipes: dict = {}  # key(module) -> (Recipe, Count), or None
-
-    def key(self, module):
-        """The values that decide which formula a module of the class computes. They do not contain the weight's
-        length."""
-        if not self.settings:
-            return type(module)
-        length = next((len(p) for p in module._parameters.values() if p is not None), None)
-        values = [getattr(module, name, None) for name in self.settings]
-        return (type(module), *[-1 if value == length else value for value in values])
-
-    def learn(self, module):
-        """The recipe for modules like this one with their count, or None."""
-        global _trying
-        with _lock:
-            _trying = True
-            try:
-                recipe = examine(self.name, module, self.original)
-            finally:
-                _trying = False
-            if not self.recipes:
-                self.settings = [name for name in settings_of(module) if recipe is None or name not in recipe.read]
-            entry = recipe and (recipe, _report.count_of(self.name, _full_name(type(module))))
-            self.recipes[self.key(module)] = entry
-            return entry
-
-    def install(self):
-        recipes, key, learn, original = self.recipes, self.key, self.learn, self.original
-
-        @functools.wraps(original)
-        def forward(module, *args, **kwargs):
-            if not self.on or _trying:  # while it is off, a wrapper of the forward may still call this
-                return original(module, *args, **kwargs)
-            compiling = is_compiling()
-            entry = recipes.get(key(module), self)
-            if entry is self:
-                entry = None if compiling else learn(module)
-            if entry is None:
-                return original(module, *args, **kwargs)
-            recipe, count = entry
-            if compiling:  # the graph would contain a count
-                result = recipe.run(module, args, kwargs)
-                return original(module, *args, **kwargs) if result is None else result
-            refused_before = refused.calls()
-            result = recipe.run(module, args, kwargs)
-            if result is None:
-                count.left["input that its kernel does not take"] += 1
-                return original(module, *args, **kwargs)
-            count.ran_since(refused_before)
-            return result
-
-        self.forward, self.on = forward, True
-        self.owner.forward = forward
-
-    def remove(self):
-        self.on = False
-        if vars(self.owner).get("forward") is self.forward:
-            self.owner.forward = self.original
+        for kind in KINDS:
+            if kind.active and cls not in kind.seen:
+                kind.seen.add(cls)
+                kind.meet_class(cls)

@@ -7,16 +7,11 @@
 
     with metalcore_transformers.patch(): ...      # or for a while
 
-`patch()` enables the overrides (metalcore.overrides) that transformers' models and its Trainer use, and no others:
+    metalcore_transformers.register_attention()   # attention alone, also for inference
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="metalcore")
 
-- `silu`, `gelu`, `relu`, `softmax`, `log_softmax`: the activations in ACT2FN, the softmax of eager attention and the
-  cross entropy of the loss call these. `gelu` also takes the activations that compute it in Python (`gelu_new`,
-  `gelu_fast`).
-- `rms_norm`: it also takes the forward of classes that compute an RMSNorm in Python: Llama's and its many copies, T5's,
-  those with 1 + weight (Gemma, Qwen3-Next), without a weight, and gated. A trial of a class decides, and not its name.
-- `adamw`: the Trainer's `optim="adamw_torch"` and `"adamw_torch_fused"` construct it.
-
-Nothing changes in a model's modules, parameters or checkpoints. Attention other than eager's softmax is not replaced.
+`patch()` enables the overrides (metalcore.overrides) that transformers' models and its Trainer use, and no others.
+docs/transformers.md lists them with what they reach. Nothing changes in a model's modules, parameters or checkpoints.
 """
 
 from __future__ import annotations
@@ -28,9 +23,9 @@ from .. import overrides
 from .._core.registry import OPS
 from ..overrides._switches import Request
 
-__all__ = ["active_patches", "patch", "unpatch"]
+__all__ = ["active_patches", "patch", "register_attention", "unpatch"]
 
-OVERRIDES = tuple(name for name, op in OPS.items() if op.override and ".linalg." not in op.function.__module__)
+OVERRIDES = tuple(name for name in overrides.NAMES if ".linalg." not in OPS[name].function.__module__)
 
 _requests: list[Request] = []
 
@@ -39,7 +34,7 @@ def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
     """Puts metalcore's kernels into transformers' models and Trainer.
 
     Args:
-        names: of the overrides above. No name means all of them.
+        names: of the overrides. No name means all of them.
         exclude: names to leave out.
 
     Returns:
@@ -49,8 +44,7 @@ def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
         ValueError: a name is not one of these.
         ImportError: transformers is not installed.
     """
-    import_module("transformers")  # by its name, since a type checker would read thousands of files
-
+    register_attention()
     exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     for name in (*names, *exclude):
         if name not in OVERRIDES:
@@ -70,3 +64,18 @@ def unpatch() -> None:
 def active_patches() -> tuple[str, ...]:
     """The names of the patches that are on, also those that other calls enabled."""
     return tuple(name for name in OVERRIDES if name in overrides.active_overrides())
+
+
+def register_attention() -> None:
+    """Makes attn_implementation="metalcore" known to transformers, for training and for generation with dynamic and
+    static caches. It has sliding windows, softcap, sinks, and packed sequences, whose position_ids begin again or which
+    come with cu_seq_lens.
+
+    Raises:
+        ImportError: transformers is not installed.
+    """
+    library = import_module("transformers")  # by its name, since a type checker would read thousands of files
+    from . import _attention, _masks
+
+    library.AttentionInterface.register("metalcore", _attention.attention_forward)
+    library.AttentionMaskInterface.register("metalcore", _masks.mask)

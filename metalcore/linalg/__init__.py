@@ -10,6 +10,7 @@ from ._solve import inv, inv_ex, solve, solve_ex
 from ._det import det, slogdet
 from ._eigh import eigh, eigvalsh
 from ._svd import svd, svdvals
+from ._polar import polar
 from ._lstsq import lstsq
 from ._rank import cond, matrix_rank
 from ._pinv import pinv
@@ -41,6 +42,7 @@ __all__ = [
     "ormqr",
     "pca_lowrank",
     "pinv",
+    "polar",
     "qr",
     "slogdet",
     "solve",

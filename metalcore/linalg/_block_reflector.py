@@ -134,6 +134,7 @@ register(
         larft,
         reference=_larft_by_columns,
         operators=("solve_triangular",),
+        edge=tuple,  # reflectors have small numbers
         samples=lambda: (
             Sample("40x20", ((3, 40, 20), (3, 20)), arguments=lambda V, tau: (V / 16, tau / 4), terms=40),
         ),

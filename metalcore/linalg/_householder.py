@@ -250,6 +250,7 @@ register(
         householder_product,
         namesake="torch.linalg.householder_product",
         operators=("householder_product", "solve_triangular"),
+        edge=tuple,  # reflectors have small numbers, as _nearly_orthogonal makes them
         samples=lambda: tuple(
             Sample(f"{m}x{n}", ((batch, m, n),), arguments=_nearly_orthogonal, terms=m)
             for batch, m, n in ((4, 30, 20), (1, 160, 140))
@@ -262,6 +263,7 @@ register(
         ormqr,
         namesake="torch.ormqr",
         operators=("ormqr", "solve_triangular"),
+        edge=tuple,
         samples=lambda: (
             Sample("160x140", ((1, 160, 140), (1, 160, 30)), arguments=_nearly_orthogonal, terms=160),
             Sample(

@@ -378,6 +378,7 @@ register(
         lu_solve,
         namesake="torch.linalg.lu_solve",
         operators=("lu_solve",),
+        integers={"pivots": torch.int32},
         override=(override("linalg_lu_solve", _override_solve),),
         samples=_samples_of_factors,
     )

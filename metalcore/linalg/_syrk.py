@@ -123,6 +123,7 @@ register(
         syrk,
         reference=_as_a_product,
         operators=("syrk",),
+        edge=tuple,  # float16 does not hold large squares
         samples=lambda: (
             Sample("70x40", ((3, 70, 40),), terms=70),
             Sample("150x40, added", ((3, 150, 40), (150, 150)), {"alpha": 0.1, "beta": 0.5}, terms=150, roundings=2),

@@ -11,6 +11,7 @@ from .errors import MSLError
 
 # The program is compiled inside this namespace, so that its names hide CUDA's own float4, exp …
 NAMESPACE = "metal_program"
+_MATRIX = re.compile(r"simdgroup_matrix|simdgroup_(float|half|bfloat)8x8")
 _BINDING = re.compile(r"([bt])(\d+)|(i)(\d+):(\d+)")
 
 
@@ -48,8 +49,8 @@ def cuda_source(program, kernels, requests):
     """
     entries = [f"metalcore_{i}" for i in range(len(requests))]
     out = [f'namespace {NAMESPACE} {{\n#include "cuda/prelude.h"\n', program, '#line 1 "msl_entries"\n']
-    if "thread_elements" not in program:
-        out.insert(0, "#define MSL_OPAQUE_MATRICES\n")  # the target may place a simdgroup_matrix's elements
+    if _MATRIX.search(program):
+        out.insert(0, "#define MSL_MATRIX_LANES\n")
     for entry, (name, signature) in zip(entries, requests):
         out.append(_entry(entry, name, kernels[name], signature))
     return "".join(out) + "}\n", entries

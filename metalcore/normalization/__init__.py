@@ -1,5 +1,8 @@
-"""Normalizations of rows."""
+"""Normalizations of rows and of groups."""
 
+# The registry, and the tables that are made of it, have the order in which ops are imported.
+# isort: off
 from ._rms_norm import add_rms_norm, rms_norm
+from ._layer_norm import add_layer_norm, layer_norm
 
-__all__ = ["add_rms_norm", "rms_norm"]
+__all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]

@@ -20,9 +20,13 @@ _EPS = torch.finfo(torch.float32).eps
 
 
 def rms_norm(
-    x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+    offset: float = 0.0,
 ) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimensions, as torch.nn.functional.rms_norm.
+    """x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimensions, as torch.nn.functional.rms_norm.
 
     Args:
         x: float32, float16 or bfloat16, any strides. It is computed in float32. Other input, and rows of 2^31 elements
@@ -30,6 +34,7 @@ def rms_norm(
         normalized_shape: the last dimensions of x, over which the mean is computed.
         weight: a tensor of that shape and of any of the three dtypes, or None.
         eps: a number. None means the epsilon of float32.
+        offset: a number that is added to the weight in float32. Gemma's norms have 1.
 
     Returns:
         A tensor of x's shape and dtype, or float32 if autocast makes PyTorch's result float32. It has gradients of any
@@ -37,7 +42,9 @@ def rms_norm(
 
     Raises:
         RuntimeError: normalized_shape is not the end of x's shape, or not weight's shape.
+        ValueError: there is an offset and no weight.
     """
+    _check_offset(offset, weight)
     if (
         not accelerated(x, weight)
         or not _fits(x, normalized_shape, weight)
@@ -45,14 +52,19 @@ def rms_norm(
         or x.numel() > COUNTED
         and too_many(x, math.prod(normalized_shape))
     ):
-        return F.rms_norm(x, normalized_shape, weight, eps)
+        y = F.rms_norm(x, normalized_shape, _with_offset(weight, offset), eps)
+        return y.to(x.dtype) if offset else y
     if autocast_to_float32("rms_norm", x):
         x = x.float()
-    return _rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps)
+    return _rms_norm(x, len(normalized_shape), weight, _EPS if eps is None else eps, float(offset))
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+    offset: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Adds the residual to x and normalizes the sum over the last dimension, in one pass over memory.
 
@@ -60,14 +72,29 @@ def add_rms_norm(
         x, residual: tensors of one shape and dtype, as for `rms_norm`. Tensors that differ go to PyTorch's addition.
         weight: a tensor of the last dimension's size, or None.
         eps: a number. None means the epsilon of float32.
+        offset: a number that is added to the weight, as for `rms_norm`.
 
     Returns:
-        (y, total): `total = x + residual`, and `y = rms_norm(total, total.shape[-1:], weight, eps)`.
+        (y, total): `total = x + residual`, and `y = rms_norm(total, total.shape[-1:], weight, eps, offset)`.
+
+    Raises:
+        ValueError: there is an offset and no weight.
     """
+    _check_offset(offset, weight)
     if residual is None or not accelerated(x, residual, weight) or not _addable(x, residual, weight, eps):
         total = x + residual
-        return rms_norm(total, total.shape[-1:], weight, eps), total
-    return _add_rms_norm(x, residual, 1, weight, _EPS if eps is None else eps)
+        return rms_norm(total, total.shape[-1:], weight, eps, offset), total
+    return _add_rms_norm(x, residual, 1, weight, _EPS if eps is None else eps, float(offset))
+
+
+def _check_offset(offset, weight):
+    if offset and weight is None:
+        raise ValueError("offset is added to a weight, and there is none")
+
+
+def _with_offset(weight, offset):
+    """The sum in float32 or float64, or the weight itself without an offset."""
+    return (weight if weight.dtype == torch.float64 else weight.float()) + offset if offset else weight
 
 
 def _fits(x, normalized_shape, weight):
@@ -97,12 +124,12 @@ def _addable(x, residual, weight, eps):
 # CPU and fake kernels
 
 
-def _composite(x, dims, weight, eps):
+def _composite(x, dims, weight, eps, offset):
     """The norm in PyTorch's ops, in float32 or float64. It is differentiable to any order."""
     wide = x if x.dtype == torch.float64 else x.float()
     scale = torch.rsqrt(wide.square().mean(tuple(range(-dims, 0)), keepdim=True) + eps)
     y = wide * scale
-    return (y if weight is None else y * weight).to(x.dtype)
+    return (y if weight is None else y * _with_offset(weight, offset)).to(x.dtype)
 
 
 def _check(op, x, dims, weight):
@@ -119,31 +146,31 @@ def _empty(x):
 
 
 @cpu_kernel("rms_norm")
-def _(x, dims, weight, eps):
+def _(x, dims, weight, eps, offset):
     _check("rms_norm", x, dims, weight)
-    return _composite(x, dims, weight, eps).contiguous()
+    return _composite(x, dims, weight, eps, offset).contiguous()
 
 
 @fake_kernel("rms_norm")
-def _(x, dims, weight, eps):
+def _(x, dims, weight, eps, offset):
     _check("rms_norm", x, dims, weight)
     return _empty(x)
 
 
 @cpu_kernel("add_rms_norm")
-def _(x, residual, dims, weight, eps):
+def _(x, residual, dims, weight, eps, offset):
     _check("add_rms_norm", x, dims, weight)
     total = torch.add(x, residual, out=_empty(x))
-    return _composite(total, dims, weight, eps).contiguous(), total
+    return _composite(total, dims, weight, eps, offset).contiguous(), total
 
 
 @fake_kernel("add_rms_norm")
-def _(x, residual, dims, weight, eps):
+def _(x, residual, dims, weight, eps, offset):
     _check("add_rms_norm", x, dims, weight)
     return _empty(x), _empty(x)
 
 
-def _gradients(grad, x, sum_grad, dims, weight, eps):
+def _gradients(grad, x, sum_grad, dims, weight, eps, offset):
     """rms_norm_backward in PyTorch's ops: the gradients of x and of the weight (None without one)."""
     normalized_dims = tuple(range(-dims, 0))
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -153,7 +180,7 @@ def _gradients(grad, x, sum_grad, dims, weight, eps):
     gw = None
     if weight is not None:
         gw = (g * normal).sum_to_size(weight.shape).to(weight.dtype)
-        g = g * weight
+        g = g * _with_offset(weight, offset)
     gx = scale * (g - normal * (g * normal).mean(normalized_dims, keepdim=True))
     if sum_grad is not None:
         gx = gx + sum_grad
@@ -161,14 +188,14 @@ def _gradients(grad, x, sum_grad, dims, weight, eps):
 
 
 @cpu_kernel("rms_norm_backward")
-def _(grad, x, sum_grad, dims, weight, eps, weight_wanted):
+def _(grad, x, sum_grad, dims, weight, eps, offset, weight_wanted):
     _check("rms_norm_backward", x, dims, weight)
-    gx, gw = _gradients(grad, x, sum_grad, dims, weight, eps)
+    gx, gw = _gradients(grad, x, sum_grad, dims, weight, eps, offset)
     return gx.contiguous(), x.new_empty(0) if gw is None or not weight_wanted else gw.contiguous()
 
 
 @fake_kernel("rms_norm_backward")
-def _(grad, x, sum_grad, dims, weight, eps, weight_wanted):
+def _(grad, x, sum_grad, dims, weight, eps, offset, weight_wanted):
     _check("rms_norm_backward", x, dims, weight)
     return _empty(x), _empty(weight) if weight_wanted else x.new_empty(0)
 
@@ -177,34 +204,34 @@ def _(grad, x, sum_grad, dims, weight, eps, weight_wanted):
 
 
 def _save(ctx, inputs, output):
-    x, ctx.dims, weight, ctx.eps = inputs
+    x, ctx.dims, weight, ctx.eps, ctx.offset = inputs
     ctx.save_for_backward(x, weight)
 
 
 def _backward(ctx, grad):
     x, weight = ctx.saved_tensors
     wanted = ctx.needs_input_grad[2]
-    gx, gw = _gradient_of_rows(grad, x, None, ctx.dims, weight, ctx.eps, wanted)
-    return gx, None, gw if wanted else None, None
+    gx, gw = _gradient_of_rows(grad, x, None, ctx.dims, weight, ctx.eps, ctx.offset, wanted)
+    return gx, None, gw if wanted else None, None, None
 
 
 def _save_sum(ctx, inputs, output):
-    _, _, ctx.dims, weight, ctx.eps = inputs
+    _, _, ctx.dims, weight, ctx.eps, ctx.offset = inputs
     ctx.save_for_backward(output[1], weight)
     ctx.set_materialize_grads(False)  # often only one of the two outputs has a gradient
 
 
 def _sum_backward(ctx, grad, sum_grad):
     if grad is None:
-        return sum_grad, sum_grad, None, None, None
+        return sum_grad, sum_grad, None, None, None, None
     total, weight = ctx.saved_tensors
     wanted = ctx.needs_input_grad[3]
-    gx, gw = _gradient_of_rows(grad, total, sum_grad, ctx.dims, weight, ctx.eps, wanted)
-    return gx, gx, None, gw if wanted else None, None
+    gx, gw = _gradient_of_rows(grad, total, sum_grad, ctx.dims, weight, ctx.eps, ctx.offset, wanted)
+    return gx, gx, None, gw if wanted else None, None, None
 
 
 def _save_backward(ctx, inputs, output):
-    grad, x, sum_grad, ctx.dims, weight, ctx.eps, ctx.weight_wanted = inputs
+    grad, x, sum_grad, ctx.dims, weight, ctx.eps, ctx.offset, ctx.weight_wanted = inputs
     ctx.save_for_backward(grad, x, sum_grad, weight)
 
 
@@ -213,7 +240,7 @@ def _double_backward(ctx, gx_cotangent, gw_cotangent):
     with torch.enable_grad():
         inputs = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
         grad, x, sum_grad, weight = inputs
-        gx, gw = _gradients(grad, x, sum_grad, ctx.dims, weight, ctx.eps)
+        gx, gw = _gradients(grad, x, sum_grad, ctx.dims, weight, ctx.eps, ctx.offset)
     outputs, cotangents = [gx], [gx_cotangent]
     if gw is not None and ctx.weight_wanted:
         outputs, cotangents = [gx, gw], [gx_cotangent, gw_cotangent]
@@ -222,7 +249,7 @@ def _double_backward(ctx, gx_cotangent, gw_cotangent):
         torch.autograd.grad(outputs, wanted, cotangents, create_graph=torch.is_grad_enabled(), allow_unused=True)
     )
     grad, x, sum_grad, weight = (next(gradients) if t is not None and t.requires_grad else None for t in inputs)
-    return grad, x, sum_grad, None, weight, None, None
+    return grad, x, sum_grad, None, weight, None, None, None
 
 
 _rms_norm = autograd("rms_norm", _backward, _save)
@@ -237,7 +264,7 @@ def _override(previous, count, decline):
     def kernel(keyset, x, normalized_shape, weight=None, eps=None):
         if not (is_plain(x) and is_plain(weight) and alike(x, weight) and _fits(x, normalized_shape, weight)):
             return decline(keyset, x, normalized_shape, weight, eps)
-        return count.run(ops.rms_norm, x, len(normalized_shape), weight, _EPS if eps is None else eps)
+        return count.run(ops.rms_norm, x, len(normalized_shape), weight, _EPS if eps is None else eps, 0.0)
 
     return kernel
 
@@ -257,6 +284,10 @@ def _sample_of_sum(name, count, length):
     )
 
 
+def _reference(x, normalized_shape, weight=None, eps=None, offset=0.0):
+    return F.rms_norm(x, normalized_shape, _with_offset(weight, offset), eps)
+
+
 def _reference_of_sum(x, residual, weight=None, eps=None):
     total = x + residual
     return F.rms_norm(total, total.shape[-1:], weight, eps), total
@@ -267,15 +298,24 @@ register(
         "rms_norm",
         rms_norm,
         namesake="torch.nn.functional.rms_norm",
+        reference=_reference,
         operators=("rms_norm", "rms_norm_backward"),
         override=(Override("rms_norm", _override, at_autograd=True), Override("rms_norm", _override)),
         samples=lambda: (
             *rows(_sample),
+            Sample(
+                "an offset",
+                ((16, 1000), (1000,)),
+                {"offset": 1.0},
+                arguments=lambda x, w: (x, (1000,), w, 1e-6),
+                terms=1000,
+            ),
             Sample("without a weight", ((16, 1000),), {"normalized_shape": (1000,), "eps": 1e-6}, terms=1000),
             Sample(
                 "two dimensions", ((16, 20, 50), (20, 50)), arguments=lambda x, w: (x, (20, 50), w, 1e-6), terms=1000
             ),
         ),
+        production=lambda batch_size=256, hidden_size=2048: _sample("", batch_size, hidden_size),
     )
 )
 register(
@@ -285,5 +325,6 @@ register(
         reference=_reference_of_sum,
         operators=("add_rms_norm", "rms_norm_backward"),
         samples=lambda: rows(_sample_of_sum),
+        production=lambda batch_size=256, hidden_size=2048: _sample_of_sum("", batch_size, hidden_size),
     )
 )

@@ -26,12 +26,20 @@ How each one works, and why:
     another forward (metalcore/integrations/_modules.py). Models may be imported and made before or after. What is
     decided when a class is met holds in compiled graphs too.
 `scaled_dot_product_attention`
-    Placed as that of `rms_norm`, on `mps` only: PyTorch's kernels for NVIDIA GPUs are faster.
-`adamw`
+    Placed as that of `rms_norm`, on `mps` only: PyTorch's kernels for NVIDIA GPUs are faster. There it also takes the
+    place of transformers' attention "sdpa", whose masks it need not write out.
+`swiglu`, `geglu`, `rope`, `fused_linear_cross_entropy`
+    PyTorch has no such functions, and libraries write them out: in MLPs, in functions that rotate queries and keys, and
+    in language models' losses. These are found and replaced as the modules of `rms_norm` are.
+`adamw`, `sgd`, `muon`
     An optimizer is a class, whose construction is the only place to choose. `torch.optim.AdamW(...)` then makes a
     `metalcore.optim.AdamW`, which is a `torch.optim.AdamW`, if a parameter is on a supported device; subclasses are
     left alone. Its moments have the parameter's dtype, as PyTorch's do (`metalcore.optim.AdamW` itself has float32
     ones). An optimizer that was made stays what it is when the override is switched off.
+`clip_grad_norm_`, `clip_grad_value_`
+    `torch.nn.utils.clip_grad_norm_` is written in Python, of two functions that it looks up in its module when it runs.
+    These are replaced there, so that it does not matter when and from where it was imported. clip_grad_value_ is
+    replaced by its name: `from torch.nn.utils import clip_grad_value_` before the override keeps PyTorch's.
 
 Whatever a kernel does not take (a dtype, a layout, an `out=` or in-place form) goes to the kernel that was there
 before, which is also put back when the override is switched off. Tensors of other devices never come here.
@@ -49,10 +57,10 @@ from collections.abc import Iterable
 
 import torch
 
-from .._core.registry import OPS, OptimizerOverride
+from .._core.registry import OPS, FunctionOverride, OptimizerOverride
 from .._core.routing import DEVICES
 from ..integrations import _modules
-from . import _dispatcher, _optimizers, _report
+from . import _dispatcher, _functions, _optimizers, _report
 from ._report import report
 from ._switches import Request, Switches
 
@@ -126,6 +134,8 @@ def _apply():
         override = OPS[name].override
         if isinstance(override, OptimizerOverride):
             _optimizers.switch(OPS[name], override, name in active and bool(found))
+        elif isinstance(override, FunctionOverride):
+            _functions.switch(name, override, name in active and bool(found))
         elif override and name in active:
             for device in found:
                 here = tuple(one for one in override if device in one.devices)
@@ -152,4 +162,6 @@ def _why_no_device():
 
 
 _applied: list = []  # the overrides that were on after the last change
-_overrides = Switches([name for name, op in OPS.items() if op.override], _apply)
+# The names of all overrides.
+NAMES = tuple(name for name, op in OPS.items() if op.override or name in _modules.NAMES)
+_overrides = Switches(NAMES, _apply)

@@ -129,6 +129,7 @@ register(
         call=_call,
         operators=("paged_append",),
         backward=False,
+        integers=dict.fromkeys(("batch_indices", "positions", "kv_indices", "kv_indptr", "kv_last_page_len"), torch.int32),
         samples=lambda: (
             Sample("NHD", ((2, 3, 64), (2, 3, 64), (4, 2, 4, 3, 64)), arguments=_arguments),
             Sample("HND", ((2, 3, 64), (2, 3, 48), (4, 3, 4, 64), (4, 3, 4, 48)), {"kv_layout": "HND"}, _arguments),

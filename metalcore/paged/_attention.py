@@ -247,6 +247,10 @@ def _reference_of(ragged):
     return reference
 
 
+_INTEGERS = {
+    **dict.fromkeys(("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len"), torch.int32),
+    "custom_mask": torch.bool,
+}
 register(
     Op(
         "batch_prefill",
@@ -254,6 +258,7 @@ register(
         reference=_reference_of(ragged=True),
         operators=("paged_attention",),
         backward=False,
+        integers=_INTEGERS,
         samples=lambda: (
             Sample("causal", ((7, 4, 64), (6, 2, 4, 2, 64)), {"causal": True}, _prefill_arguments, terms=64),
             Sample(
@@ -273,6 +278,7 @@ register(
         reference=_reference_of(ragged=False),
         operators=("paged_attention",),
         backward=False,
+        integers=_INTEGERS,
         samples=lambda: (
             Sample("few keys", ((2, 4, 64), (5, 2, 4, 2, 64)), {}, _decode_arguments, terms=64),
             Sample(

@@ -178,7 +178,7 @@ def _syrk(scale):
     yield from _squares(scale, "syrk", lowest=16)
 
 
-def _adamw(scale):
+def _optim(scale):
     template = OPS["adamw"].samples()[0]
     count = 8
     shape = (max(4, scale.elements // count // 64), 64)
@@ -194,10 +194,10 @@ def _parallelism(scale):
 _TABLES: dict[str, Callable[[Scale], Iterator[Workload]]] = {
     "parallelism": _parallelism,
     "rows": _row_lengths,
-    "adamw": _adamw,
     "cholesky": _cholesky,
     "jacobi": _jacobi,
     "lu": _lu,
+    "optim": _optim,
     "qr": _qr,
     "syrk": _syrk,
     "triangular": _triangular,

@@ -25,6 +25,8 @@ import metalcore  # noqa: E402
 from metalcore._core.accuracy import evaluate  # noqa: E402
 from metalcore._core.recording import record  # noqa: E402
 from metalcore._core.registry import OPS  # noqa: E402
+from metalcore.quant._samples import packed_sample  # noqa: E402
+from metalcore.quant._types import KERNELS  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 QR_HEIGHTS = (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1024, 1025, 2049)
@@ -89,6 +91,19 @@ def rms_norm(device, dtype):
             yield from with_gradients(f"add_rms_norm {length}", metalcore.add_rms_norm, *shape, weight)
 
 
+def optimizers(device, dtype):
+    """Every dtype that states may have, and stochastic rounding."""
+    kinds = [{"state_dtype": state_dtype} for state_dtype in (None, torch.bfloat16)]
+    kinds += [{**kind, "stochastic_rounding": 1} for kind in ({}, *kinds) if dtype is torch.bfloat16]
+    for name in ("adamw", "lion"):
+        op = OPS[name]
+        for sample, kind in itertools.product(op.samples(), kinds):
+            if name == "adamw" or "stochastic_rounding" not in kind:
+                options = {**sample.options, **kind}
+                for tensor in op.call(op.function, *sample.make(device, dtype), **options):
+                    yield f"{name}, {sample.name}", tensor
+
+
 def pages(device, dtype):
     """Decoding with heads of every size that there is a kernel for, and few and many heads to share keys."""
     numbers = [torch.tensor(values, device=device) for values in ([0, 2, 3], [4, 1, 2], [3, 4])]
@@ -99,13 +114,29 @@ def pages(device, dtype):
             yield f"pages {size} {heads}", metalcore.paged.batch_decode(q, cache, *numbers)
 
 
-def adamw(device, dtype):
-    """Overrides torch.optim.AdamW, so that the moments have the dtype of the parameters."""
-    op = OPS["adamw"]
-    with metalcore.enable_pytorch_overrides("adamw"):
-        for sample in op.samples():
-            for tensor in op.compute(sample, sample.make(device, dtype), op.reference):
-                yield sample.name, tensor
+def layer_norm(device, dtype):
+    for rows, length in row_shapes("layer_norm", dtype):
+        tensors = [random(device, dtype, *shape) for shape in ((rows, length), (rows, length), (length,), (length,))]
+        yield from with_gradients(f"add_layer_norm {length}", metalcore.add_layer_norm, *tensors)
+
+
+def rope(device, dtype):
+    """Tables of float32 for q and k of 16 bits, and for heads that are whole vectors or not."""
+    for size in (32, 6):
+        q, k, angles = random(device, dtype, 2, 4, 5, size), random(device, dtype, 2, 1, 5, size), torch.rand(5, size)
+        cos, sin = angles.cos().to(device), angles.sin().to(device)
+        yield from with_gradients(f"rope {size}", lambda q, k: metalcore.rope(q, k, cos, sin), q, k)
+
+
+def loss(device, dtype):
+    """Losses of rows that threadgroups walk; a simulated device gives rows to threads."""
+    with tuned("baseline"):
+        for length in (40, 1027):
+            x, target = random(device, dtype, 5, length), torch.arange(5, device=device)
+            for inplace in (False, True):
+                yield from with_gradients(
+                    f"cross_entropy {length}", lambda x: metalcore.cross_entropy(x * 1, target, inplace=inplace), x
+                )
 
 
 def qr(device):
@@ -195,6 +226,16 @@ def triangular(device):
                 yield f"solve_triangular {n} {k}", metalcore.solve_triangular(A.to(device), B, upper=True)
 
 
+def quant(device):
+    """Every type of packed weights: as numbers, and times one and several rows of x."""
+    for type in sorted(KERNELS):
+        packed = packed_sample(type, 6, 512, device=device)
+        yield f"dequantize {type}", metalcore.dequantize(packed, type)
+        for rows in (1, 3):
+            x = random(device, torch.float32, rows, 512)
+            yield f"quantized_linear {type}", metalcore.quantized_linear(x, packed, type)
+
+
 JACOBI_SIZES = (8, 16, 32, 64, 100)
 
 
@@ -220,9 +261,9 @@ def eigh(device):
 # name -> device -> [(what, result)]
 SECTIONS = {
     f"{section.__name__}-{str(dtype).removeprefix('torch.')}": functools.partial(section, dtype=dtype)
-    for section in (samples, softmax, rms_norm, pages, adamw)
+    for section in (samples, softmax, rms_norm, layer_norm, rope, loss, pages, optimizers)
     for dtype in DTYPES
-} | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh)}
+} | {section.__name__: section for section in (qr, cholesky, lu, triangular, svd, eigh, quant)}
 
 
 def watched(results, launched):

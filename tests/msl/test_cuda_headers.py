@@ -125,25 +125,46 @@ def test_launch_bounds(ptx):
     assert ".maxntid" not in ptx("kernel void k(device int* x) { x[0] = 1; }", "b0")
 
 
-@pytest.mark.parametrize("opaque", [True, False])
 @pytest.mark.parametrize("element", ["half", "bfloat", "float"])
-def test_matrices_take_tensor_cores(ptx, element, opaque):
-    see = "" if opaque else "c.thread_elements()[0] += 1;"
+def test_matrices_take_tensor_cores(ptx, element):
+    """Metal's layout of a matrix is that of the tensor cores, so no element changes its lane but in transposing."""
     kernel = f"""kernel void k(device const {element}* x, device float* y) {{
         simdgroup_matrix<{element}, 8, 8> a, b;
         simdgroup_float8x8 c(1.0f);
         simdgroup_load(a, x, 8);
         simdgroup_load(b, x + 64, 8);
         simdgroup_multiply_accumulate(c, a, b, c);
-        {see}
+        c.thread_elements()[0] += 1;
         simdgroup_store(c, y, 8);
       }}"""
     text = ptx(kernel, "b0,b1", CONVERGENT)
-    if element == "float":
-        assert not count("mma", text) and count(r"fma\.rn\.f32", text) == 16
+    assert not count("shfl", text)
+    if element != "float":
+        assert count("mma.sync.aligned.m16n8k8", text) == count("movmatrix", text) == 1
+
+
+@pytest.mark.parametrize("left", ["half", "bfloat", "float"])
+@pytest.mark.parametrize("right", ["half", "bfloat", "float"])
+def test_matrices_of_floats_are_multiplied_by_what_they_were(ptx, left, right):
+    """Floats that were converted from a smaller type are multiplied as that type; the others as sums of bfloats."""
+    kernel = f"""template <typename T> void load(thread simdgroup_float8x8& m, device const T* x, uint lane) {{
+        float2 v[2];
+        for (short i = 0; i < 2; ++i) for (short j = 0; j < 2; ++j) v[i][j] = static_cast<float>(x[4 * lane + i + j]);
+        m.thread_elements() = v[1];
+      }}
+      kernel void k(device const {left}* x, device const {right}* y, device float* z,
+                    uint lane [[thread_index_in_simdgroup]]) {{
+        simdgroup_float8x8 a, b, c(0.0f);
+        load(a, x, lane);
+        load(b, y, lane);
+        simdgroup_multiply_accumulate(c, a, b, c);
+        simdgroup_store(c, z, 8);
+      }}"""
+    text = ptx(kernel, "b0,b1,b2")
+    if left == right != "float":
+        assert f".{'bf16' if left == 'bfloat' else 'f16'}.f32" in text and not count(r"mma\.sync.*k16", text)
     else:
-        assert count("mma.sync.aligned.m16n8k8", text) == 1
-        assert count("shfl", text) == (0 if opaque else 6)
+        assert count(r"mma\.sync.*k16", text) == (right != "bfloat")
 
 
 def test_tables_at_program_scope(ptx):

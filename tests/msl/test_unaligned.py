@@ -7,12 +7,18 @@ import torch
 
 import metalcore
 
-HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"
+HEADER = """#include <metal_stdlib>
+using namespace metal;
+struct Bytes16 { uchar bytes[16]; };
+struct Bytes32 { uchar bytes[32]; };
+struct Bytes40 { uchar bytes[40]; };
+"""
 # type: (NumPy's, elements, bytes)
 TYPES = {
     "ushort": ("u2", 1, 2), "half": ("f2", 1, 2), "uint": ("u4", 1, 4), "float": ("f4", 1, 4), "ulong": ("u8", 1, 8),
     "half4": ("f2", 4, 8), "float2": ("f4", 2, 8), "float3": ("f4", 3, 16), "float4": ("f4", 4, 16),
     "half2x4": ("f2", 8, 16), "float2x4": ("f4", 8, 32), "packed_float3": ("f4", 3, 12),
+    "Bytes16": ("u1", 16, 16), "Bytes32": ("u1", 32, 32), "Bytes40": ("u1", 40, 40),
 }  # fmt: skip
 MOVES = HEADER + """
 template <typename T>

@@ -10,6 +10,10 @@ MODULES = {
     "SiLU(inplace)": {"inplace": True},
     "GELU": {},
     "GELU(tanh)": {"approximate": "tanh"},
+    "ReLU": {},
+    "ReLU(inplace)": {"inplace": True},
+    "LayerNorm": {"normalized_shape": 8},
+    "LayerNorm(no bias)": {"normalized_shape": [6, 8], "bias": False},
     "Softmax": {"dim": 1},
     "LogSoftmax": {"dim": -1},
     "RMSNorm": {"normalized_shape": 8},
@@ -52,3 +56,20 @@ def test_add_rms_norm(device):
     y, total = module(x, residual)
     assert torch.equal(total, x + residual)
     assert torch.equal(y, metalcore.rms_norm(total, (8,), module.weight, 1e-3))
+
+
+def test_add_layer_norm(device):
+    module = metalcore.nn.AddLayerNorm(8, eps=1e-3).to(device)
+    x, residual = torch.randn(3, 8, device=device), torch.randn(3, 8, device=device)
+    y, total = module(x, residual)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(y, metalcore.layer_norm(total, (8,), module.weight, module.bias, 1e-3))
+
+
+def test_activations_that_torch_has_no_modules_for(device):
+    x, gate = torch.randn(3, 8, device=device), torch.randn(3, 8, device=device)
+    assert torch.equal(metalcore.nn.ReLU2()(x), metalcore.relu2(x))
+    assert torch.equal(metalcore.nn.QuickGELU()(x), metalcore.quick_gelu(x))
+    assert torch.equal(metalcore.nn.SwiGLU()(gate, x), metalcore.swiglu(gate, x))
+    assert torch.equal(metalcore.nn.GeGLU("tanh")(gate, x), metalcore.geglu(gate, x, "tanh"))
+    assert repr(metalcore.nn.GeGLU("tanh")) == "GeGLU(approximate='tanh')"

@@ -245,11 +245,11 @@ def test_opcheck(device, place):
     x, weight = leaf(tensor(3, 5, device=device)), leaf(tensor(5, device=device))
     other = tensor(3, 5, device=device)
     ops = torch.ops.metalcore
-    check_operator(ops.rms_norm, x, 1, weight, 1e-3)
-    check_operator(ops.rms_norm, x, 2, None, 1e-3)
-    check_operator(ops.add_rms_norm, x, other, 1, weight, 1e-3)
-    check_operator(ops.rms_norm_backward, other, x, None, 1, weight, 1e-3, True)
-    check_operator(ops.rms_norm_backward, other, x, other, 1, None, 1e-3, False)
+    check_operator(ops.rms_norm, x, 1, weight, 1e-3, 1.0)
+    check_operator(ops.rms_norm, x, 2, None, 1e-3, 0.0)
+    check_operator(ops.add_rms_norm, x, other, 1, weight, 1e-3, 0.0)
+    check_operator(ops.rms_norm_backward, other, x, None, 1, weight, 1e-3, 1.0, True)
+    check_operator(ops.rms_norm_backward, other, x, other, 1, None, 1e-3, 0.0, False)
 
 
 def test_compile(device):
@@ -274,11 +274,11 @@ def test_bad_input(device):
         metalcore.rms_norm(torch.ones(3, 4, device=device, dtype=torch.int64), (4,))
     op = torch.ops.metalcore.rms_norm
     with pytest.raises(RuntimeError, match="cannot normalize the last 3 of 2 dimensions"):
-        op(x, 3, None, 1e-5)
+        op(x, 3, None, 1e-5, 0.0)
     with pytest.raises(RuntimeError, match="weight must have 4 elements, not 3"):
-        op(x, 1, tensor(3, device=device), 1e-5)
+        op(x, 1, tensor(3, device=device), 1e-5, 0.0)
     with pytest.raises(RuntimeError, match="weight must be on the device"):
-        op(x, 1, tensor(4), 1e-5)
+        op(x, 1, tensor(4), 1e-5, 0.0)
 
 
 @pytest.mark.only_on("simulator")

@@ -140,7 +140,7 @@ PARAMS, GRADS, EXP_AVGS, EXP_AVG_SQS, MAX_EXP_AVG_SQS, STEPS = range(6)
         (GRADS, lambda t: t.to(torch.float16), "grads must be float32, not float16"),
         (GRADS, lambda t: t.reshape(-1)[:2], "grads must have shape"),
         (GRADS, lambda t: t.cpu(), "grads must be on the device"),
-        (EXP_AVGS, lambda t: t.to(torch.bfloat16), "exp_avgs must be float32, not bfloat16"),
+        (EXP_AVGS, lambda t: t.to(torch.bfloat16), "exp_avg_sqs must be bfloat16, not float32"),
         (EXP_AVGS, lambda t: t.cpu(), "exp_avgs must be on the device"),
         (EXP_AVG_SQS, lambda t: t[:1], "exp_avg_sqs must have shape"),
         (EXP_AVG_SQS, lambda t: t.new_zeros(()).expand(t.shape), "exp_avg_sqs is to be written"),

@@ -22,7 +22,7 @@ Tensor numbers(const char* name, const Tensor& tensor, const Tensor& q) {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const Tensor& grad, const MaybeTensor& grad_lse, const Tensor& q, const Tensor& k, const Tensor& v,
-    const Tensor& out, const Tensor& lse, const MaybeTensor& mask, const MaybeTensor& sinks,
+    const Tensor& out, const Tensor& sums_, const Tensor& rests_, const MaybeTensor& mask, const MaybeTensor& sinks,
     const MaybeTensor& cu_seq_q, const MaybeTensor& cu_seq_k, const MaybeTensor& seed, int64_t max_q, int64_t max_k,
     int64_t left, int64_t right, bool lower_right, double scale, double softcap, double dropout) {
   const char* op = "attention_backward";
@@ -37,9 +37,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
           "metalcore::", op, ": ", name, " must have q's batch, heads and length and v's size");
   }
   const Tensor d_out = attention::with_dense_rows(grad), results = attention::with_dense_rows(out);
-  const Tensor sums = numbers("lse", lse, q), d_lse = grad_lse ? numbers("grad_lse", *grad_lse, q) : sums;
+  check_same_device(op, "sums", sums_, q);
+  check(sums_.scalar_type() == ScalarType::Float && sums_.numel() == 2 * call.params.numbers, "metalcore::", op,
+        ": sums must be 2 float32 numbers for each query");
+  const Tensor sums = as_contiguous(sums_), d_lse = grad_lse ? numbers("grad_lse", *grad_lse, q) : sums;
+  const bool has_rests = q.element_size() == 2;
+  if (has_rests) {
+    check_same_device(op, "rests", rests_, q);
+    check_same_dtype(op, "rests", rests_, q);
+    check_same_shape(op, "rests", rests_, out);
+  }
+  const Tensor rests = has_rests ? attention::with_dense_rows(rests_) : results;
   Tensor dq = attention::new_like_heads(q, q.size(3)), dk = attention::new_like_heads(k, k.size(3)),
-         dv = attention::new_like_heads(v, v.size(3)), delta = new_like(sums);
+         dv = attention::new_like_heads(v, v.size(3)),
+         delta = new_tensor({q.size(0), q.size(1), q.size(2)}, ScalarType::Float, q);
   const int64_t bytes = q.element_size(), size = call.size;
   const int64_t q_rows = ATTENTION_DQ_ROWS(size, bytes), k_rows = ATTENTION_DKV_ROWS(size, bytes);
   gpu::note_plan(op, "flash", [&] {
@@ -54,13 +65,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   AttentionParams params = call.params;
   const bool variable = params.variable;
   params.out = attention::strides_of(results, variable);
+  params.rests = attention::strides_of(rests, variable);
   params.d_out = attention::strides_of(d_out, variable);
   params.dq = attention::strides_of(dq, variable);
   params.dk = attention::strides_of(dk, variable);
   params.dv = attention::strides_of(dv, variable);
   params.has_lse_gradient = grad_lse.has_value();
-  params.vectors =
-      params.vectors && attention::has_vectors(results, v.size(3)) && attention::has_vectors(d_out, v.size(3));
+  params.vectors = params.vectors && attention::has_vectors(results, v.size(3)) &&
+                   attention::has_vectors(rests, v.size(3)) && attention::has_vectors(d_out, v.size(3));
   const auto blocks = [&](int64_t length, int64_t rows) {
     params.blocks = grid_side(ceil_div(length, rows));
     return ceil_div(length, rows) * call.batches;
@@ -74,11 +86,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   };
   gpu::record(dq, [&](gpu::Recording& recording) {
     const int64_t q_groups = blocks(call.longest_q, q_rows) * call.heads;
-    attention::record_blocks(recording, params, q_groups, 3 * product * q_rows * call.longest_k, 13,
+    attention::record_blocks(recording, params, q_groups, 3 * product * q_rows * call.longest_k, 14,
                              32 * ATTENTION_SIMDS, [&] {
                                name(recording, "attention_dq_");
                                recording.buffer(7, results).buffer(8, sums).buffer(9, d_out).buffer(10, d_lse);
-                               recording.buffer(11, dq).buffer(12, delta);
+                               recording.buffer(11, dq).buffer(12, delta).buffer(13, rests);
                              });
     const int64_t k_groups = blocks(call.longest_k, k_rows) * call.k_heads;
     attention::record_blocks(recording, params, k_groups, 4 * product * k_rows * call.longest_q * params.group, 12,
@@ -96,7 +108,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def(
-      "attention_backward(Tensor grad, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+      "attention_backward(Tensor grad, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, Tensor "
+      "rests, "
       "Tensor? mask, Tensor? sinks, Tensor? cu_seq_q, Tensor? cu_seq_k, Tensor? seed, int max_q, int max_k, int left, "
       "int right, bool lower_right, float scale, float softcap, float dropout) -> (Tensor, Tensor, Tensor, Tensor)");
 }

@@ -139,6 +139,7 @@ Call call_of(const char* op, const Arguments& a) {
   p.mask_kind = kind;
   p.has_sinks = a.sinks.has_value();
   p.vectors = has_vectors(q, q.size(3)) && has_vectors(k, q.size(3)) && has_vectors(v, v.size(3));
+  p.numbers = q.size(0) * heads * q.size(2);
   p.scale = static_cast<float>(a.scale);
   p.softcap = static_cast<float>(a.softcap);
   p.dropped = static_cast<uint32_t>(dropped);

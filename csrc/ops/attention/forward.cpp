@@ -1,4 +1,5 @@
-// attention(q, k, v, …) returns softmax(scale q kᵀ + mask) v, and the logarithms of the softmax's sums.
+// attention(q, k, v, …) returns softmax(scale q kᵀ + mask) v, and the logarithms of the softmax's sums; if it is to be
+// differentiable also these sums with more bits, and for 16-bit results what rounding took from them.
 #include "call.h"
 #include "decode.h"
 
@@ -45,25 +46,29 @@ attention::DecodeCall decode_call(const Call& call, const Tensor& out, const Ten
   };
 }
 
-std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask,
-                                             const MaybeTensor& sinks, const MaybeTensor& cu_seq_q,
-                                             const MaybeTensor& cu_seq_k, const MaybeTensor& seed, int64_t max_q,
-                                             int64_t max_k, int64_t left, int64_t right, bool lower_right, double scale,
-                                             double softcap, double dropout) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_forward(
+    const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask, const MaybeTensor& sinks,
+    const MaybeTensor& cu_seq_q, const MaybeTensor& cu_seq_k, const MaybeTensor& seed, int64_t max_q, int64_t max_k,
+    int64_t left, int64_t right, bool lower_right, double scale, double softcap, double dropout, bool differentiable) {
   const Call call = attention::call_of("attention", {q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, max_q, max_k, left,
                                                      right, lower_right, scale, softcap, dropout});
   const Tensor out = attention::new_like_heads(q, v.size(3));
   const int64_t shape[3] = {q.size(0), q.size(1), q.size(2)};
   Tensor lse = new_tensor(Sizes(shape, 3), ScalarType::Float, q);
+  const int64_t numbers = q.size(0) * q.size(1) * q.size(2), none[1] = {0};
+  Tensor sums = new_tensor({differentiable ? 2 * numbers : 0}, ScalarType::Float, q);
+  const bool has_rests = differentiable && q.element_size() == 2;
+  Tensor rests = has_rests ? attention::new_like_heads(q, v.size(3)) : new_tensor(Sizes(none, 1), q.scalar_type(), q);
   if (call.params.variable) {  // rows of no sequence
     torch::stable::zero_(const_cast<Tensor&>(out));
     torch::stable::fill_(lse, -INFINITY);
+    if (has_rests) torch::stable::zero_(rests);
   }
-  if (out.numel() == 0 || call.batches == 0) return {out, lse};
+  if (out.numel() == 0 || call.batches == 0) return {out, lse, sums, rests};
 
-  if (decodes(call)) {
+  if (!differentiable && decodes(call)) {
     attention::decode("attention", decode_call(call, out, lse, scale, softcap));
-    return {out, lse};
+    return {out, lse, sums, rests};
   }
   attention::check_size("attention", call);
   const int64_t rows = ATTENTION_ROWS(call.size), blocks = ceil_div(call.longest_q, rows);
@@ -71,18 +76,20 @@ std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, c
                  [&] { return std::to_string(rows) + " queries for a threadgroup, " + attention::size_text(call); });
   AttentionParams params = call.params;
   params.out = attention::strides_of(out, params.variable);
+  if (has_rests) params.rests = attention::strides_of(rests, params.variable);
+  params.has_rests = differentiable;
   params.blocks = grid_side(blocks);
   const double flops = 2.0 * rows * call.longest_k * (params.head_size + params.value_size);
   gpu::record(out, [&](gpu::Recording& recording) {
     attention::record_blocks(
-        recording, params, blocks * call.heads * call.batches, flops, 10, 32 * ATTENTION_SIMDS, [&] {
+        recording, params, blocks * call.heads * call.batches, flops, 12, 32 * ATTENTION_SIMDS, [&] {
           recording.kernel("attention_forward_", std::to_string(call.size), "_", suffix(q.scalar_type()));
           recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.mask).buffer(4, call.sinks);
           recording.buffer(5, call.cu_seq_q).buffer(6, call.cu_seq_k).buffer(7, call.seed).buffer(8, out);
-          recording.buffer(9, lse);
+          recording.buffer(9, lse).buffer(10, differentiable ? sums : lse).buffer(11, has_rests ? rests : out);
         });
   });
-  return {out, lse};
+  return {out, lse, sums, rests};
 }
 
 }  // namespace
@@ -92,7 +99,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, Tensor? cu_seq_q, Tensor? cu_seq_k, "
       "Tensor? seed, int max_q, int max_k, int left, int right, bool lower_right, float scale, float softcap, "
-      "float dropout) -> (Tensor, Tensor)");
+      "float dropout, bool differentiable) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
 METALCORE_KERNELS(m) { m.impl<&metalcore::attention_forward>("attention"); }

@@ -34,9 +34,16 @@ struct Place {
     threadgroup = {blockIdx.x + grid.first_threadgroup[0], blockIdx.y + grid.first_threadgroup[1],
                    blockIdx.z + grid.first_threadgroup[2]};
     size = {extent(grid, 0, threadgroup.x), extent(grid, 1, threadgroup.y), extent(grid, 2, threadgroup.z)};
-    index = index_in_block();
+    index = index_of_thread();
     position = {threadIdx.x, threadIdx.y, threadIdx.z};
-    if (size.x == blockDim.x && size.y == blockDim.y && size.z == blockDim.z) return true;
+#ifdef MSL_MATRIX_LANES
+    // Where simdgroups lie in rows, only x depends on the numbers of the lanes.
+    position.x = (threadIdx.x & ~31u) | index & 31u;
+    const bool is_known = blockDim.x % 32 == 0 || blockDim.y * blockDim.z == 1;
+#else
+    const bool is_known = true;
+#endif
+    if (is_known && size.x == blockDim.x && size.y == blockDim.y && size.z == blockDim.z) return true;
     if (index >= size.x * size.y * size.z) return false;
     position = {index % size.x, index / size.x % size.y, index / (size.x * size.y)};
     return true;

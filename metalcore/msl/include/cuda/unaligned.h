@@ -124,6 +124,78 @@ template <class T>
 constexpr bool is_pointer_to_moved<T*> = is_moved<std::remove_const_t<T>>;
 #endif
 
+// Structs that are less aligned than a load is wide. Programs use them to move several elements at once.
+template <class T>
+constexpr uint32_t chunk_bytes = sizeof(T) % 16 == 0 ? 16 : sizeof(T) % 8 == 0 ? 8 : 0;
+template <class T>
+constexpr bool is_moved_in_chunks = std::is_class_v<T> && std::is_trivially_copyable_v<T> && !is_moved<T> &&
+                                    !is_scalar_v<T> && alignof(T) < chunk_bytes<T>;
+template <class P>
+constexpr bool is_pointer_to_chunks = false;
+template <class T>
+constexpr bool is_pointer_to_chunks<T*> = is_moved_in_chunks<std::remove_const_t<T>>;
+
+// Loads the aligned chunks in which the struct lies, and cuts it out. It has no branch, so that the compiler can begin
+// several loads before it waits for the first one.
+template <class T>
+METAL_FUNC T read_chunks(const T* from) {
+  constexpr uint32_t bytes = chunk_bytes<T>, count = sizeof(T) / bytes, words = bytes / 4;
+  struct alignas(bytes) Chunk {
+    uint32_t words[bytes / 4];
+  };
+  const char* address = reinterpret_cast<const char*>(from);
+  const uint32_t offset = uint32_t(reinterpret_cast<uintptr_t>(from)) & (bytes - 1);
+  uint32_t read[(count + 1) * words + 1] = {};
+  MSL_UNROLL
+  for (uint32_t i = 0; i <= count; ++i) {
+    // The last chunk is that of the struct's last byte, so that no chunk is read that has none of it.
+    const uint32_t at = i < count ? i * bytes - offset : sizeof(T) - 1 - ((offset + bytes - 1) & (bytes - 1));
+    const Chunk chunk = *reinterpret_cast<const Chunk*>(address + int(at));
+    MSL_UNROLL
+    for (uint32_t j = 0; j < words; ++j) read[i * words + j] = chunk.words[j];
+  }
+  if constexpr (words == 4) {
+    MSL_UNROLL
+    for (uint32_t i = 0; i < (count + 1) * words - 1; ++i) read[i] = offset & 8 ? read[i + 2] : read[i];
+  }
+  MSL_UNROLL
+  for (uint32_t i = 0; i < (count + 1) * words; ++i) read[i] = offset & 4 ? read[i + 1] : read[i];
+  Parts<T, uint32_t> parts;
+  MSL_UNROLL
+  for (uint32_t i = 0; i < count * words; ++i) parts.at[i] = __funnelshift_r(read[i], read[i + 1], offset % 4 * 8);
+  return __builtin_bit_cast(T, parts);
+}
+
+// The target of an assignment of such a struct, which is stored by units of its alignment: the compiler joins these
+// where it knows better.
+template <class T>
+struct InChunks {
+  T* at;
+
+  METAL_FUNC operator T&() const { return *at; }
+  METAL_FUNC T& operator=(const T& value) const {
+    using Unit = typename std::integer_of<(alignof(T) < 4 ? alignof(T) : 4), false>::type;
+    write_parts<Unit>(at, value);
+    return *at;
+  }
+  template <class U>
+  METAL_FUNC T& operator=(const U& value) const {
+    return *at = value;
+  }
+#define MSL_COMPOUND(op)                                           \
+  template <class U>                                               \
+  METAL_FUNC decltype(auto) operator op##=(const U& value) const { \
+    return *at op##= value;                                        \
+  }
+  MSL_COMPOUND(+) MSL_COMPOUND(-) MSL_COMPOUND(*) MSL_COMPOUND(/) MSL_COMPOUND(%) MSL_COMPOUND(&) MSL_COMPOUND(|)
+  MSL_COMPOUND(^) MSL_COMPOUND(<<) MSL_COMPOUND(>>)
+#undef MSL_COMPOUND
+  METAL_FUNC decltype(auto) operator++() const { return ++*at; }
+  METAL_FUNC decltype(auto) operator--() const { return --*at; }
+  METAL_FUNC decltype(auto) operator++(int) const { return (*at)++; }
+  METAL_FUNC decltype(auto) operator--(int) const { return (*at)--; }
+};
+
 // p[i] or *p: read() where the program reads it, write() where it assigns to it.
 template <class P, class... I>
 METAL_FUNC decltype(auto) read(P&& p, I... i) {
@@ -133,9 +205,18 @@ METAL_FUNC decltype(auto) read(P&& p, I... i) {
 }
 template <class P, class... I>
 METAL_FUNC decltype(auto) write(P&& p, I... i) {
-  if constexpr (is_pointer_to_moved<pointer_t<P>>) return Moved<std::remove_pointer_t<pointer_t<P>>>{(p + ... + i)};
+  using T = std::remove_pointer_t<pointer_t<P>>;
+  if constexpr (is_pointer_to_moved<pointer_t<P>>) return Moved<T>{(p + ... + i)};
+  else if constexpr (is_pointer_to_chunks<pointer_t<P>>) return InChunks<T>{(p + ... + i)};
   else if constexpr (sizeof...(I) == 0) return *p;
   else return (p[i], ...);
+}
+
+// The same as read() where the whole is assigned.
+template <class P, class... I>
+METAL_FUNC decltype(auto) copy(P&& p, I... i) {
+  if constexpr (is_pointer_to_chunks<pointer_t<P>>) return read_chunks((p + ... + i));
+  else return read(static_cast<P&&>(p), i...);
 }
 
 // The same where the program assigns to a component: a vector that is aligned as its elements are.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "metal/portable_formats.h"
+#include "target/origins.h"
 
 namespace msl {
 
@@ -17,6 +18,9 @@ struct half_format {
   static METAL_FUNC float convert(uint16_t bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+#ifdef MSL_MATRIX_LANES
+    __builtin_assume(is_half(value));  // for products of matrices
+#endif
     return value;
   }
   static METAL_FUNC uint16_t convert(float value) {

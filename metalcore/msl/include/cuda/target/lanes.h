@@ -4,6 +4,7 @@
 #pragma once
 
 #include "metal/lane_operations.h"
+#include "target/lane_numbers.h"
 
 namespace msl {
 
@@ -15,6 +16,7 @@ constexpr bool kConvergent = true;
 constexpr bool kConvergent = false;
 #endif
 
+// CUDA's functions take the warp's numbers of lanes (`mask`), and all else here the program's.
 METAL_FUNC uint32_t active_lanes() {
   if constexpr (kConvergent) return kEveryLane;
   return __activemask();
@@ -40,7 +42,30 @@ METAL_FUNC T map_words(const T& value, F f) {
   return result;
 }
 
+#ifdef MSL_MATRIX_LANES
 // The value of lane `source` of the group.
+template <uint32_t Width, class T>
+METAL_FUNC T shuffle(uint32_t mask, const T& value, uint32_t source) {
+  uint32_t start = Width == kSimd ? 0 : index_of_lane() & ~(Width - 1);
+  int lane = int(hardware_lane(start | (source & (Width - 1))));
+  return map_words(value, [=](uint32_t word) { return __shfl_sync(mask, word, lane); });
+}
+template <uint32_t Width, class T>
+METAL_FUNC T shuffle_flipped(uint32_t mask, const T& value, uint32_t n) {
+  int flips = int(hardware_lane(n & (Width - 1)));
+  return map_words(value, [=](uint32_t word) { return __shfl_xor_sync(mask, word, flips); });
+}
+template <uint32_t Width, class T>
+METAL_FUNC T shuffle_lower(uint32_t mask, const T& value, uint32_t n) {
+  uint32_t lane = index_of_lane() & (Width - 1);
+  return shuffle<Width>(mask, value, lane < n ? lane : lane - n);
+}
+template <uint32_t Width, class T>
+METAL_FUNC T shuffle_upper(uint32_t mask, const T& value, uint32_t n) {
+  uint32_t lane = index_of_lane() & (Width - 1);
+  return shuffle<Width>(mask, value, lane + n < Width ? lane + n : lane);
+}
+#else
 template <uint32_t Width, class T>
 METAL_FUNC T shuffle(uint32_t mask, const T& value, uint32_t source) {
   return map_words(value, [=](uint32_t word) { return __shfl_sync(mask, word, int(source), Width); });
@@ -57,12 +82,14 @@ template <uint32_t Width, class T>
 METAL_FUNC T shuffle_upper(uint32_t mask, const T& value, uint32_t n) {
   return map_words(value, [=](uint32_t word) { return __shfl_down_sync(mask, word, n, Width); });
 }
+#endif
 
 // The value of lane `source` of the simdgroup, or zeros: CUDA's result for a lane that is not in the mask is undefined.
 template <class T>
 METAL_FUNC T shuffle_if(bool there, uint32_t mask, const T& value, uint32_t source) {
+  int lane = int(hardware_lane(source));
   return map_words(value, [=](uint32_t word) {
-    uint32_t found = __shfl_sync(mask, word, int(source));
+    uint32_t found = __shfl_sync(mask, word, lane);
     return there ? found : 0u;
   });
 }
@@ -106,7 +133,7 @@ METAL_FUNC T reduce(const T& value, uint32_t) {
     uint32_t group = group_lanes<Width>();
     T result = value;
     bool first = true;
-    for (uint32_t remaining = mask; remaining; remaining &= remaining - 1) {
+    for (uint32_t remaining = program_lanes(mask); remaining; remaining &= remaining - 1) {
       T other = shuffle<kSimd>(mask, value, __ffs(remaining) - 1);
       if (!(group & remaining & (0u - remaining))) continue;
       result = first ? other : combine<Operation, T>(result, other);
@@ -133,7 +160,7 @@ METAL_FUNC T prefix(const T& value, const T& identity, bool inclusive, uint32_t)
   }
   uint32_t below = group_lanes<Width>() & ((1u << index_of_lane()) - 1);
   T result = identity;
-  for (uint32_t remaining = mask; remaining; remaining &= remaining - 1) {
+  for (uint32_t remaining = program_lanes(mask); remaining; remaining &= remaining - 1) {
     T other = shuffle<kSimd>(mask, value, __ffs(remaining) - 1);
     if (below & remaining & (0u - remaining)) result = combine<Operation, T>(result, other);
   }
@@ -160,7 +187,8 @@ METAL_FUNC T fetch(const T& value, uint32_t n, uint32_t) {
     uint32_t from = Source::source_lane(lane, n, Width);
     bool inside = from < Width;
     if (!inside && Source::keeps) from = lane;
-    return shuffle_if((inside || Source::keeps) && mask >> (start + from) & 1, mask, value, start + from);
+    bool there = (inside || Source::keeps) && mask >> hardware_lane(start + from) & 1;
+    return shuffle_if(there, mask, value, start + from);
   }
 }
 
@@ -168,7 +196,7 @@ METAL_FUNC T fetch(const T& value, uint32_t n, uint32_t) {
 template <uint32_t Width, class T>
 METAL_FUNC T fetch_first(const T& value, uint32_t) {
   uint32_t mask = active_lanes();
-  return shuffle<kSimd>(mask, value, __ffs(mask & group_lanes<Width>()) - 1);
+  return shuffle<kSimd>(mask, value, __ffs(program_lanes(mask) & group_lanes<Width>()) - 1);
 }
 
 // The value of the lane `delta` lanes further in the block of `modulo` lanes, or its filling where the block ends
@@ -179,7 +207,7 @@ METAL_FUNC T fill(const T& value, const T& filling, int delta, uint32_t modulo, 
   uint32_t block = lane & ~(modulo - 1);
   int from = int(lane - block) + delta;
   uint32_t source = block + (uint32_t(from) & (modulo - 1));
-  bool there = mask >> source & 1;
+  bool there = mask >> hardware_lane(source) & 1;
   T inside = shuffle_if(there, mask, value, source), outside = shuffle_if(there, mask, filling, source);
   return from >= 0 && from < int(modulo) ? inside : outside;
 }
@@ -187,14 +215,14 @@ METAL_FUNC T fill(const T& value, const T& filling, int delta, uint32_t modulo, 
 // Bit i is set where active lane i of the group passed true.
 template <uint32_t Width>
 METAL_FUNC uint32_t ballot(bool value, uint32_t) {
-  uint32_t lanes = __ballot_sync(active_lanes(), value);
+  uint32_t lanes = program_lanes(__ballot_sync(active_lanes(), value));
   return Width == kSimd ? lanes : lanes >> (index_of_lane() & ~(Width - 1)) & 0xfu;
 }
 
 // Whether this is the first active lane of the group.
 template <uint32_t Width>
 METAL_FUNC bool is_first(uint32_t) {
-  return int(index_of_lane()) == __ffs(active_lanes() & group_lanes<Width>()) - 1;
+  return int(index_of_lane()) == __ffs(program_lanes(active_lanes()) & group_lanes<Width>()) - 1;
 }
 
 }  // namespace msl

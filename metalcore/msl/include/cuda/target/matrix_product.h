@@ -1,63 +1,95 @@
-// The product of two 8 by 8 matrices that are spread over a simdgroup. Tensor cores compute it for half and bfloat,
-// fused multiply-adds for float.
+// The product of two 8 by 8 matrices that are spread over a simdgroup, on tensor cores. Floats are multiplied as sums of
+// bfloats, which loses no bits that float32 would keep. Where the compiler knows that floats were converted from half or
+// bfloat, as in programs that hold everything in float, they are multiplied as such.
 #pragma once
 
+#include "metal/matrix_place.h"
 #include "target/lanes.h"
-#include "target/matrix_place.h"
+#include "target/math.h"
+#include "target/origins.h"
+#include "target/tensor.h"
 
 namespace msl {
 
-// Uses mma.sync, for the types that it accepts. The assembly is volatile, because lanes that reach it together must
-// stay together.
-template <class T>
-constexpr bool has_tensor_product = false;
-#define MSL_TENSOR_PRODUCT(T, name)                                                                               \
-  template <>                                                                                                     \
-  constexpr bool has_tensor_product<T> = true;                                                                    \
-  /* The upper half of a 16 by 8 matrix times an 8 by 8 one; its lower half is zero. */                           \
-  METAL_FUNC metal::vec<float, 2> tensor_product(T, uint32_t a, uint32_t b, metal::vec<float, 2> c) {             \
-    [[maybe_unused]] float below[2];                                                                              \
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "  \
-        "{%0, %1, %7, %7};"                                                                                       \
-        : "+f"(c.x), "+f"(c.y), "=f"(below[0]), "=f"(below[1])                                                    \
-        : "r"(a), "r"(0u), "r"(b), "f"(0.0f));                                                                    \
-    return c;                                                                                                     \
-  }
-#if __CUDA_ARCH__ >= 800
-MSL_TENSOR_PRODUCT(half, "f16")
-MSL_TENSOR_PRODUCT(bfloat, "bf16")
-#endif
-#undef MSL_TENSOR_PRODUCT
+using Floats = metal::vec<float, 2>;
 
-METAL_FUNC uint32_t transposed(uint32_t pair) {
-  uint32_t result;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
-  return result;
+METAL_FUNC uint32_t upper_halves(Floats v) {
+  return __byte_perm(__float_as_uint(v.x), __float_as_uint(v.y), 0x7632);
+}
+// The same by shifts, which the compiler undoes where the floats were made by shifts.
+METAL_FUNC uint32_t packed_bfloats(Floats v) {
+  return __float_as_uint(v.x) >> 16 | (__float_as_uint(v.y) & 0xffff0000u);
+}
+METAL_FUNC uint32_t packed_halves(Floats v) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(v.y), "f"(v.x));
+  return pair;
+}
+
+// A pair of floats as a sum of three pairs of bfloats, which have 8 bits each of the 24. The first one is cut off
+// towards zero, so that no number overflows. An infinite one or a NaN has only a first part, which multiplies only the
+// other matrix's first part: zeros would make an infinite one a NaN. `finite` is the first part without these.
+struct Parts {
+  uint32_t first, finite, second, third;
+};
+METAL_FUNC float first_part(float x) { return __uint_as_float(__float_as_uint(x) & 0xffff0000u); }
+METAL_FUNC bool is_finite(float x) { return ::fabsf(x) < math::kInfinity; }
+METAL_FUNC Parts parts_of(Floats v) {
+  const bool x = is_finite(v.x), y = is_finite(v.y);
+  const Floats first(first_part(v.x), first_part(v.y));
+  const Floats rest(x ? v.x - first.x : 0.0f, y ? v.y - first.y : 0.0f);
+  const Floats last(rest.x - first_part(rest.x), rest.y - first_part(rest.y));
+  return {upper_halves(v), upper_halves(Floats(x ? v.x : 0.0f, y ? v.y : 0.0f)), upper_halves(rest),
+          upper_halves(last)};
+}
+
+// Adds the products of parts beginning with the smallest. Tensor cores round towards zero, so c is added as float32
+// does it.
+METAL_FUNC Floats product_of_parts(const Parts& a, const Parts& b, Floats c, bool right_is_bfloat) {
+  const uint32_t finite = transposed(b.finite);
+  Accumulator sum = {};
+  if (right_is_bfloat) {
+    add_bfloat_product(sum, a.third, a.second, finite);
+  } else {
+    add_bfloat_product(sum, a.finite, a.second, transposed(b.third));
+    add_bfloat_products(sum, a.third, a.finite, a.second, a.second, finite, transposed(b.second));
+  }
+  const Floats small(sum.lower[0], sum.lower[1]);
+  uint32_t unused;
+  add_bfloat_product(sum, a.first, unused, transposed(b.first));
+  return Floats(c.x + (sum.upper[0] + small.x), c.y + (sum.upper[1] + small.y));
+}
+
+METAL_FUNC Floats half_product(uint32_t a, uint32_t b, Floats c) {
+  Accumulator sum;  // the lower half is not used
+  uint32_t unused;
+  sum.upper[0] = c.x, sum.upper[1] = c.y;
+  add_half_product(sum, a, unused, transposed(b));
+  return Floats(sum.upper[0], sum.upper[1]);
+}
+METAL_FUNC Floats bfloat_product(uint32_t a, uint32_t b, Floats c) {
+  Accumulator sum;
+  uint32_t unused;
+  sum.upper[0] = c.x, sum.upper[1] = c.y;
+  add_bfloat_product(sum, a, unused, transposed(b));
+  return Floats(sum.upper[0], sum.upper[1]);
 }
 
 // This lane's two elements of a * b + c, in float.
 template <class A, class B>
-METAL_FUNC metal::vec<float, 2> matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 2>& b,
-                                               metal::vec<float, 2> c, uint32_t) {
-#ifndef MSL_CONVERGENT
-  __syncwarp();
-#endif
-  if constexpr (std::is_same_v<A, B> && has_tensor_product<A>) {
-    auto left = to_tensor_place(bit_cast<uint32_t>(a)), right = transposed(to_tensor_place(bit_cast<uint32_t>(b)));
-    return from_tensor_place(tensor_product(A(), left, right, to_tensor_place(c)));
+METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 2>& b, Floats c, uint32_t) {
+  if constexpr (std::is_same_v<A, half> && std::is_same_v<B, half>) {
+    return half_product(bit_cast<uint32_t>(a), bit_cast<uint32_t>(b), c);
+  } else if constexpr (std::is_same_v<A, bfloat> && std::is_same_v<B, bfloat>) {
+    return bfloat_product(bit_cast<uint32_t>(a), bit_cast<uint32_t>(b), c);
   } else {
-    MatrixPlace place = matrix_place(index_of_lane());
-#pragma unroll
-    for (uint32_t k = 0; k < 8; k += 2) {
-      metal::vec<A, 2> left = shuffle<kSimd>(kEveryLane, a, matrix_lane(place.row, k));
-      metal::vec<B, 2> first = shuffle<kSimd>(kEveryLane, b, matrix_lane(k, place.column));
-      metal::vec<B, 2> second = shuffle<kSimd>(kEveryLane, b, matrix_lane(k + 1, place.column));
-      c.x = ::fmaf(float(left.x), float(first.x), c.x);
-      c.y = ::fmaf(float(left.x), float(first.y), c.y);
-      c.x = ::fmaf(float(left.y), float(second.x), c.x);
-      c.y = ::fmaf(float(left.y), float(second.y), c.y);
-    }
-    return c;
+    const Floats left(float(a.x), float(a.y)), right(float(b.x), float(b.y));
+    const bool right_is_bfloat = is_bfloat(right.x) & is_bfloat(right.y);
+    if (is_known(right_is_bfloat & is_bfloat(left.x) & is_bfloat(left.y)))
+      return bfloat_product(packed_bfloats(left), packed_bfloats(right), c);
+    if (is_known(is_half(left.x) & is_half(left.y) & is_half(right.x) & is_half(right.y)))
+      return half_product(packed_halves(left), packed_halves(right), c);
+    return product_of_parts(parts_of(left), parts_of(right), c, is_known(right_is_bfloat));
   }
 }
 

@@ -41,14 +41,29 @@ struct Uint3 {
 
 constexpr uint32_t kSimdWidth = 32;
 
-// The linear index of a thread: x counts fastest, in blocks as in threadgroups.
+// The linear index of a thread in its block: x counts fastest.
 METAL_FUNC uint32_t index_in_block() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 
-METAL_FUNC uint32_t index_of_lane() {
+METAL_FUNC uint32_t warp_lane() {
   uint32_t lane;
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
+
+#ifdef MSL_MATRIX_LANES  // see lane_numbers.h
+METAL_FUNC bool is_in_whole_warp() { return (index_in_block() | 31u) < blockDim.x * blockDim.y * blockDim.z; }
+METAL_FUNC uint32_t numbered_lane(uint32_t lane) { return (lane & 0x11u) | (lane >> 1 & 6u) | (lane << 2 & 8u); }
+
+// The index of a thread in the program's order, and that of its lane.
+METAL_FUNC uint32_t index_of_thread() {
+  uint32_t index = index_in_block();
+  return is_in_whole_warp() ? (index & ~31u) | numbered_lane(index & 31u) : index;
+}
+METAL_FUNC uint32_t index_of_lane() { return is_in_whole_warp() ? numbered_lane(warp_lane()) : warp_lane(); }
+#else
+METAL_FUNC uint32_t index_of_thread() { return index_in_block(); }
+METAL_FUNC uint32_t index_of_lane() { return warp_lane(); }
+#endif
 
 // A threadgroup variable of the running kernel. `site` is the number that the translator gives the declaration, and
 // `alignment` is the declaration's. The variable is declared as bytes, since T may have a constructor.

@@ -1,0 +1,135 @@
+"""Steps of SGD, Lion, Muon and SOAP, and clipping of gradients, against torch.optim and torch.nn.utils.
+
+Lion is compared with torch.optim.AdamW's fused step, as PyTorch has none. SOAP is compared with itself, where it goes
+through the parameters one by one and calls torch.linalg.qr for each block: a step that renews all bases, and one that
+renews none.
+"""
+
+import functools
+
+import torch
+
+import metalcore
+from metalcore.optim.soap import _Reference
+
+from ..harness.case import Comparison, size_text
+from .adamw import LISTS, bind, parameters
+
+WIDTH, LAYERS = 768, 12
+GPT2 = [(50257, WIDTH), (1024, WIDTH)]
+GPT2 += LAYERS * [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)]
+MODELS = {
+    "gpu": {"GPT-2 small": GPT2},
+    "simulator": {"2 layers of 32": [(32, 96), (32, 32), (32, 128), (128, 32)] * 2},
+    "quick": {"3 of 8x8": [(8, 8)] * 3},
+}
+
+
+def cases(scale):
+    found = []
+    for count, shape in LISTS[scale]:
+        for dtype in (torch.float32, torch.bfloat16):
+            found += [step(count, shape, dtype, *optimizer) for optimizer in OPTIMIZERS]
+            found += [clip(count, shape, dtype, name, limit) for name, limit in CLIPS]
+    for name, shapes in MODELS[scale].items():
+        found.append(muon(name, shapes))
+        found += [soap(name, shapes, every) for every in (True, False)]
+    return found
+
+
+# name, ours, theirs, elements that a step reads and writes
+OPTIMIZERS = (
+    (
+        "sgd, momentum",
+        functools.partial(metalcore.optim.SGD, lr=1e-3, momentum=0.9),
+        functools.partial(torch.optim.SGD, lr=1e-3, momentum=0.9, fused=True),
+        5,
+    ),
+    (
+        "lion, against AdamW",
+        functools.partial(metalcore.optim.Lion, state_dtype=None),
+        functools.partial(torch.optim.AdamW, fused=True),
+        5,
+    ),
+)
+
+
+def step(count, shape, dtype, name, ours, theirs, moves):
+    return Comparison(
+        name=name,
+        shape=f"{count} of {size_text(shape)}",
+        dtype=dtype,
+        inputs=functools.partial(parameters, count, shape, dtype),
+        bind=bind,
+        ours=ours,
+        theirs=theirs,
+        bytes=moves * count * torch.Size(shape).numel() * dtype.itemsize,
+        graph=False,
+        targets={"speedup": 1.0} if name.startswith("sgd") else {},
+    )
+
+
+# A limit that is met scales nothing; with the other one, each step scales the gradients by almost one.
+CLIPS = (("norm, below the limit", 1e30), ("norm, clipped", 0.0), ("value", 1.0))
+
+
+def clip(count, shape, dtype, name, limit):
+    function = "clip_grad_value_" if name == "value" else "clip_grad_norm_"
+    moves = {"norm, below the limit": 1, "norm, clipped": 3, "value": 2}[name]
+    return Comparison(
+        name=f"clip by {name}",
+        shape=f"{count} of {size_text(shape)}",
+        dtype=dtype,
+        inputs=functools.partial(parameters, count, shape, dtype),
+        bind=lambda clip, *parameters: lambda: clip(parameters, limit),
+        ours=getattr(metalcore.optim, function),
+        theirs=getattr(torch.nn.utils, function),
+        bytes=moves * count * torch.Size(shape).numel() * dtype.itemsize,
+        graph=False,
+        targets={"speedup": 1.0},
+    )
+
+
+def model(shapes, dtype, device):
+    found = tuple(torch.nn.Parameter(torch.randn(shape, device=device).to(dtype)) for shape in shapes)
+    for parameter in found:
+        parameter.grad = torch.randn_like(parameter)
+    return found
+
+
+def muon(name, shapes):
+    return Comparison(
+        name="muon",
+        shape=name,
+        dtype=torch.float32,
+        inputs=functools.partial(model, [shape for shape in shapes if max(shape) < 10000], torch.float32),
+        bind=bind,
+        ours=metalcore.optim.Muon,
+        theirs=torch.optim.Muon,
+        graph=False,
+        targets={"speedup": 1.0},
+    )
+
+
+def soap(name, shapes, every):
+    return Comparison(
+        name=f"soap, {'renewing' if every else 'keeping'} its bases, against a loop of torch.linalg calls",
+        shape=name,
+        dtype=torch.float32,
+        inputs=functools.partial(model, shapes, torch.float32),
+        bind=functools.partial(bind_soap, every),
+        ours=metalcore.optim.SOAP,
+        theirs=_Reference,
+        graph=False,
+        targets={"speedup": 5.0} if every else {},
+    )
+
+
+def bind_soap(every, optimizer, *parameters):
+    made = optimizer(parameters, precondition_frequency=1 if every else 10**9)
+    # The first step's eigendecompositions are not measured, and any orthogonal bases will do.
+    made._eigh = lambda batch: (None, torch.linalg.qr(torch.randn_like(batch[0]))[0].expand_as(batch))
+    made.step()
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    return made.step

@@ -1,0 +1,263 @@
+// Rows of a table by index, alone or in bags, and the gradient of the table.
+#include "../../../kernels/embedding/embedding.h"
+#include "../common.h"
+#include "../rows.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace metalcore {
+namespace {
+
+using MaybeTensor = std::optional<Tensor>;
+
+void check_table(const char* op, const Tensor& table) {
+  check_float(op, "weight", table);
+  check(table.dim() == 2, "metalcore::", op, ": weight must have 2 dimensions, not ", table.dim());
+}
+
+void check_long(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference, int64_t count) {
+  check_same_device(op, argument, tensor, reference);
+  check(tensor.scalar_type() == ScalarType::Long, "metalcore::", op, ": ", argument, " must be int64");
+  check(tensor.numel() == count, "metalcore::", op, ": ", argument, " must have ", count, " elements, not ",
+        tensor.numel());
+}
+
+// Threads that lie next to each other have neighbouring elements of a row.
+void dispatch(gpu::Recording& recording, int64_t across, int64_t down) {
+  const auto width = static_cast<uint32_t>(std::min<int64_t>(across, 256));
+  recording.dispatch_threads({grid_side(across), grid_side(down)}, {width, 256 / width});
+}
+
+// sizes of `lead` and one dimension more
+std::vector<int64_t> with_depth(Sizes lead, int64_t depth) {
+  std::vector<int64_t> sizes(lead.begin(), lead.end());
+  sizes.push_back(depth);
+  return sizes;
+}
+
+Tensor embedding(const Tensor& weight, const Tensor& indices_, int64_t, bool, bool) {
+  const char* op = "embedding";
+  check_table(op, weight);
+  check_same_device(op, "indices", indices_, weight);
+  const bool wide = indices_.scalar_type() == ScalarType::Long;
+  check(wide || indices_.scalar_type() == ScalarType::Int, "metalcore::", op, ": indices must be int32 or int64");
+  const int64_t depth = weight.sizes()[1];
+  const std::vector<int64_t> sizes = with_depth(indices_.sizes(), depth);
+  const Tensor out = new_tensor(Sizes(sizes.data(), sizes.size()), weight.scalar_type(), weight);
+  if (out.numel() == 0) return out;
+  const Tensor table = as_contiguous(weight), indices = as_contiguous(indices_);
+  const auto item = static_cast<int64_t>(weight.element_size());
+  const bool vectors = aligned16(table, depth, depth);
+  const int64_t word = vectors ? 16 : item;
+  gpu::note_plan(op, vectors ? "16 bytes" : "elements", [&] {
+    return std::string("a thread copies ") +
+           (vectors ? "16 bytes" : "one element, since rows do not begin and end at multiples of 16 bytes");
+  });
+  gpu::record(out, [&](gpu::Recording& recording) {
+    recording.kernel("embedding_", std::to_string(word)).buffer(0, table).buffer(1, indices).buffer(2, out);
+    const auto bytes = static_cast<double>(2 * out.numel() * item);
+    recording.bytes(3,
+                    EmbeddingParams{.rows = weight.sizes()[0], .depth = grid_side(depth * item / word), .wide = wide});
+    recording.work(0, bytes);
+    dispatch(recording, depth * item / word, indices.numel());
+  });
+  return out;
+}
+
+// The results of bags, the sizes of bags, and for maxima the indices that have them.
+std::tuple<Tensor, Tensor, Tensor> embedding_bag(const Tensor& weight, const Tensor& indices_, const Tensor& offsets_,
+                                                 int64_t mode, const MaybeTensor& factors_, bool include_last_offset,
+                                                 int64_t padding, bool, bool) {
+  const char* op = "embedding_bag";
+  check_table(op, weight);
+  check(0 <= mode && mode <= 2, "metalcore::", op, ": mode must be 0, 1 or 2, not ", mode);
+  check_long(op, "indices", indices_, weight, indices_.numel());
+  check_long(op, "offsets", offsets_, weight, offsets_.numel());
+  check(!include_last_offset || offsets_.numel() > 0, "metalcore::", op, ": offsets must have the last one");
+  if (factors_) {
+    check_same_device(op, "per_sample_weights", *factors_, weight);
+    check_same_dtype(op, "per_sample_weights", *factors_, weight);
+    check(factors_->numel() == indices_.numel(), "metalcore::", op, ": per_sample_weights must have ", indices_.numel(),
+          " elements, not ", factors_->numel());
+  }
+  const int64_t depth = weight.sizes()[1], bags = offsets_.numel() - include_last_offset;
+  const bool max_wanted = mode == EMBEDDING_MAX;
+  Tensor out = new_tensor({bags, depth}, weight.scalar_type(), weight);
+  Tensor sizes = new_tensor({bags}, ScalarType::Long, weight);
+  const Tensor maxima = new_tensor({max_wanted ? bags : 0, depth}, ScalarType::Long, weight);
+  if (bags == 0 || depth == 0 || indices_.numel() == 0 || weight.numel() == 0) {
+    torch::stable::zero_(out);
+    torch::stable::zero_(sizes);
+    torch::stable::fill_(maxima, -1.0);
+    return {out, sizes, maxima};
+  }
+  const Tensor table = as_contiguous(weight), indices = as_contiguous(indices_), offsets = as_contiguous(offsets_);
+  const Tensor factors = factors_ ? as_contiguous(*factors_) : table;
+  const EmbeddingBagParams params{
+      .rows = weight.sizes()[0],
+      .padding = padding,
+      .depth = grid_side(depth),
+      .aligned = aligned16(table, depth, depth),
+      .count = grid_side(indices.numel()),
+      .bags = grid_side(bags),
+      .offsets = grid_side(offsets.numel()),
+      .mode = static_cast<uint32_t>(mode),
+      .weighted = factors_.has_value(),
+  };
+  gpu::note_plan(op, "bags", [] { return std::string("a thread has four elements of a bag's result"); });
+  gpu::record(out, [&](gpu::Recording& recording) {
+    recording.kernel("embedding_bag_", suffix(weight.scalar_type())).buffer(0, table).buffer(1, indices);
+    recording.buffer(2, offsets).buffer(3, factors).buffer(4, out).buffer(5, sizes);
+    recording.buffer(6, max_wanted ? maxima : sizes).bytes(7, params);
+    const auto item = static_cast<double>(weight.element_size() * depth);
+    recording.work(0, item * static_cast<double>(indices.numel() + bags));
+    dispatch(recording, ceil_div<int64_t>(depth, 4), bags);
+  });
+  return {out, sizes, maxima};
+}
+
+// The bag of each of `count` indices.
+Tensor embedding_bag_samples(const Tensor& offsets_, int64_t count, bool include_last_offset) {
+  const char* op = "embedding_bag_samples";
+  check_long(op, "offsets", offsets_, offsets_, offsets_.numel());
+  const Tensor bags = new_tensor({count}, ScalarType::Long, offsets_);
+  if (count == 0) return bags;
+  const Tensor offsets = as_contiguous(offsets_);
+  const int64_t number = offsets.numel() - include_last_offset;
+  check(number > 0, "metalcore::", op, ": there are no bags for ", count, " indices");
+  gpu::note_plan(op, "search", [] { return std::string("a thread looks for the bag of an index"); });
+  gpu::record(bags, [&](gpu::Recording& recording) {
+    recording.kernel("embedding_bag_samples").buffer(0, offsets).buffer(1, bags);
+    recording.bytes(2, EmbeddingBagParams{.count = grid_side(count), .bags = grid_side(number)});
+    recording.dispatch_threads({grid_side(count)}, {256});
+  });
+  return bags;
+}
+
+// The gradient by the factors of indices, from that of bags.
+Tensor embedding_bag_factors(const Tensor& grad_, const Tensor& weight, const Tensor& indices_, const Tensor& bags_,
+                             int64_t padding) {
+  const char* op = "embedding_bag_factors";
+  check_table(op, weight);
+  check_same_device(op, "grad", grad_, weight);
+  check_same_dtype(op, "grad", grad_, weight);
+  const int64_t depth = weight.sizes()[1], count = indices_.numel();
+  check(grad_.dim() == 2 && grad_.sizes()[1] == depth, "metalcore::", op, ": grad must have the depth of weight");
+  check_long(op, "indices", indices_, weight, count);
+  check_long(op, "bags", bags_, weight, count);
+  const Tensor gradient = new_tensor({count}, weight.scalar_type(), weight);
+  if (count == 0) return gradient;
+  const Tensor grad = as_contiguous(grad_), table = as_contiguous(weight), indices = as_contiguous(indices_);
+  const Tensor bags = as_contiguous(bags_);
+  constexpr uint32_t kPerGroup = 8;
+  gpu::note_plan(op, "simd", [] { return std::string("a simdgroup has an index"); });
+  gpu::record(gradient, [&](gpu::Recording& recording) {
+    recording.kernel("embedding_bag_factors_", suffix(weight.scalar_type())).buffer(0, grad).buffer(1, table);
+    recording.buffer(2, indices).buffer(3, bags).buffer(4, gradient);
+    recording.bytes(5, EmbeddingBagParams{.rows = weight.sizes()[0],
+                                          .padding = padding,
+                                          .depth = grid_side(depth),
+                                          .count = grid_side(count),
+                                          .bags = grid_side(grad.sizes()[0])});
+    recording.work(0, static_cast<double>(2 * count * depth) * static_cast<double>(weight.element_size()));
+    recording.dispatch_threadgroups({ceil_div(grid_side(count), kPerGroup)}, {kPerGroup * gpu::kSimdWidth});
+  });
+  return gradient;
+}
+
+// Positions that a thread walks: many of them make fewer parts of sums, few of them more threads.
+constexpr int64_t kLongBlock = 32, kShortBlock = 8, kThreads = 1 << 18;
+
+// The gradient of a table with `rows` rows. `sorted` has the indices in order, and `order` their places before. The
+// gradients are those of the places, or where `bags` has a bag for each place, those of bags.
+Tensor embedding_gradient(const Tensor& grad_, const Tensor& sorted_, const Tensor& order_, const MaybeTensor& bags_,
+                          const MaybeTensor& sizes_, const MaybeTensor& factors_, const MaybeTensor& maxima_,
+                          int64_t rows, int64_t padding, bool by_count, int64_t mode) {
+  const char* op = "embedding_gradient";
+  check_float(op, "grad", grad_);
+  check(grad_.dim() == 2, "metalcore::", op, ": grad must have 2 dimensions, not ", grad_.dim());
+  const int64_t count = sorted_.numel(), depth = grad_.sizes()[1], outer = grad_.sizes()[0];
+  check_long(op, "sorted", sorted_, grad_, count);
+  check_long(op, "order", order_, grad_, count);
+  check(bags_ || outer == count, "metalcore::", op, ": grad must have ", count, " rows, not ", outer);
+  if (bags_) check_long(op, "bags", *bags_, grad_, count);
+  check(mode != EMBEDDING_MEAN || (bags_ && sizes_), "metalcore::", op, ": a mean needs the sizes of bags");
+  check(mode != EMBEDDING_MAX || (bags_ && maxima_), "metalcore::", op, ": maxima need their indices");
+  if (mode == EMBEDDING_MEAN) check_long(op, "sizes", *sizes_, grad_, outer);
+  if (mode == EMBEDDING_MAX) check_long(op, "maxima", *maxima_, grad_, outer * depth);
+  if (factors_) {
+    check_same_device(op, "factors", *factors_, grad_);
+    check_same_dtype(op, "factors", *factors_, grad_);
+    check(factors_->numel() == count, "metalcore::", op, ": factors must have ", count, " elements");
+  }
+  Tensor table = new_tensor({rows, depth}, grad_.scalar_type(), grad_);
+  torch::stable::zero_(table);
+  if (count == 0 || table.numel() == 0) return table;
+  const Tensor grad = as_contiguous(grad_), sorted = as_contiguous(sorted_), order = as_contiguous(order_);
+  const auto given = [&](const MaybeTensor& tensor) { return tensor ? as_contiguous(*tensor) : sorted; };
+  const Tensor bags = given(bags_), sizes = given(sizes_), maxima = given(maxima_), factors = given(factors_);
+  const int64_t across = ceil_div<int64_t>(depth, 4);
+  const int64_t block = count * across >= kThreads * kLongBlock ? kLongBlock : kShortBlock;
+  const int64_t blocks = ceil_div(count, block);
+  const Tensor parts = new_tensor({2 * blocks, depth}, ScalarType::Float, grad);
+  const EmbeddingGradientParams params{
+      .rows = rows,
+      .padding = padding,
+      .depth = grid_side(depth),
+      .aligned = aligned16(grad, depth, depth) && aligned16(table, depth, depth),
+      .count = grid_side(count),
+      .block = grid_side(block),
+      .mode = static_cast<uint32_t>(mode),
+      .in_bags = bags_.has_value(),
+      .weighted = factors_.has_value(),
+      .by_count = by_count,
+  };
+  gpu::note_plan(op, "runs", [&] {
+    return "a thread has four columns of " + std::to_string(block) +
+           " sorted indices; a second dispatch has the runs " + "of equal indices that are longer";
+  });
+  gpu::record(table, [&](gpu::Recording& recording) {
+    const double bytes = static_cast<double>(grad.element_size()) * static_cast<double>(2 * count * depth);
+    recording.kernel("embedding_gradient_", suffix(grad.scalar_type())).buffer(0, grad).buffer(1, sorted);
+    recording.buffer(2, order).buffer(3, bags).buffer(4, sizes).buffer(5, factors).buffer(6, maxima);
+    recording.buffer(7, table).buffer(8, parts).bytes(9, params).work(0, bytes);
+    dispatch(recording, across, blocks);
+    recording.kernel("embedding_gradient_long_", suffix(grad.scalar_type())).buffer(0, parts).buffer(1, sorted);
+    recording.buffer(2, table).bytes(3, params).work(0, bytes);
+    dispatch(recording, across, blocks);
+  });
+  return table;
+}
+
+}  // namespace
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("embedding(Tensor weight, Tensor indices, int padding_idx, bool scale_grad_by_freq, bool sparse) -> Tensor");
+  m.def(
+      "embedding_bag(Tensor weight, Tensor indices, Tensor offsets, int mode, Tensor? per_sample_weights, "
+      "bool include_last_offset, int padding_idx, bool scale_grad_by_freq, bool sparse) -> (Tensor, Tensor, Tensor)");
+  m.def("embedding_bag_samples(Tensor offsets, int count, bool include_last_offset) -> Tensor");
+  m.def("embedding_bag_factors(Tensor grad, Tensor weight, Tensor indices, Tensor bags, int padding_idx) -> Tensor");
+  m.def(
+      "embedding_gradient(Tensor grad, Tensor sorted, Tensor order, Tensor? bags, Tensor? sizes, Tensor? factors, "
+      "Tensor? maxima, int rows, int padding_idx, bool by_count, int mode) -> Tensor");
+  // Made of a sort and of the operators here, in Python (metalcore/embeddings).
+  m.def(
+      "embedding_backward(Tensor grad, Tensor indices, int rows, int padding_idx, bool scale_grad_by_freq) -> Tensor");
+  m.def(
+      "embedding_bag_backward(Tensor grad, Tensor indices, Tensor bags, Tensor sizes, Tensor maxima, "
+      "Tensor? per_sample_weights, int rows, int padding_idx, bool scale_grad_by_freq, int mode) -> Tensor");
+}
+
+METALCORE_KERNELS(m) {
+  m.impl<&metalcore::embedding>("embedding");
+  m.impl<&metalcore::embedding_bag>("embedding_bag");
+  m.impl<&metalcore::embedding_bag_samples>("embedding_bag_samples");
+  m.impl<&metalcore::embedding_bag_factors>("embedding_bag_factors");
+  m.impl<&metalcore::embedding_gradient>("embedding_gradient");
+}

@@ -1,0 +1,51 @@
+// What the host sides of norms over rows share.
+#pragma once
+
+#include "../../../kernels/common/row_strides.h"
+#include "../rows.h"
+
+#include <initializer_list>
+#include <optional>
+
+namespace metalcore {
+
+using MaybeTensor = std::optional<Tensor>;
+
+struct NormShape {
+  int64_t rows;
+  int64_t length;
+};
+
+// The last `dims` dimensions are normalized together.
+NormShape norm_shape(const char* op, Sizes sizes, int64_t dims);
+
+// Checks that a tensor has the device, the dtype and the shape of another one.
+void check_like(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
+
+// A tensor as rows of its last dimensions. A row is contiguous.
+struct NestedRows {
+  Tensor tensor;
+  RowStrides strides;
+};
+// The tensor itself if three strides say where its rows begin, or a contiguous copy.
+NestedRows nested_rows_of(const Tensor& tensor, int64_t length);
+// The same, except that one stride must do.
+NestedRows flat_rows_of(const Tensor& tensor, int64_t length);
+
+// Whether all rows, and the parameters that there are, begin and end at multiples of 16 bytes.
+bool all_aligned16(std::initializer_list<const NestedRows*> rows, std::initializer_list<const MaybeTensor*> parameters,
+                   int64_t length);
+
+// The derivative of a norm. There are as many partial sums of the parameters' gradients as teams of threads that keep
+// one in registers. Where there are no such teams, a separate kernel makes one for each chunk of rows.
+struct NormBackwardPlan {
+  RowPlan rows;
+  RowKernels kernels;
+  int64_t chunk_rows;  // 1 where teams keep the sums
+  int64_t chunks;
+  bool separate() const { return chunk_rows > 1; }
+};
+// Rows that are too long for a threadgroup's registers get the variant "looped".
+NormBackwardPlan plan_norm_backward(const NormShape& shape, const Tensor& on);
+
+}  // namespace metalcore

@@ -1,0 +1,263 @@
+// rms_norm and add_rms_norm, over the last dimensions.
+#include "../../../kernels/rms_norm.h"
+#include "column_sums.h"
+#include "norm_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <tuple>
+
+namespace metalcore {
+namespace {
+
+// Kernels take a weight of the rows' dtype or of float32. A weight of another dtype is converted first.
+MaybeTensor kernel_weight(const char* op, const MaybeTensor& weight, const Tensor& x, const NormShape& shape) {
+  if (!weight) return std::nullopt;
+  check_float(op, "weight", *weight);
+  check_same_device(op, "weight", *weight, x);
+  check(weight->numel() == shape.length, "metalcore::", op, ": weight must have ", shape.length, " elements, not ",
+        weight->numel());
+  const ScalarType dtype = weight->scalar_type();
+  if (dtype == x.scalar_type() || dtype == ScalarType::Float) return as_contiguous(*weight);
+  return as_contiguous(torch::stable::to(*weight, ScalarType::Float));
+}
+
+// The kernels of all variants except "thread" come in two layouts of the rows: `aligned`, and any.
+gpu::Recording& kernel(gpu::Recording& recording, const char* op, const RowPlan& plan, const char* stage, bool aligned,
+                       ScalarType rows, ScalarType weight) {
+  return recording.kernel(op, "_", plan.variant, stage, aligned && !plan.threads ? "_aligned_" : "_", suffix(rows),
+                          rows == weight ? "" : "_float");
+}
+
+// The rows of a tensor, for kernels of the split variant or of another one.
+NestedRows rows_for(bool split, const Tensor& tensor, int64_t length) {
+  return split ? flat_rows_of(tensor, length) : nested_rows_of(tensor, length);
+}
+
+void check_offset(const char* op, double offset, const MaybeTensor& weight) {
+  check(offset == 0 || weight, "metalcore::", op, ": there is no weight to which offset could be added");
+}
+
+// Rows that are too long for a threadgroup's registers in two dispatches: threadgroups have `share` elements of some
+// rows each, sums first and results then.
+constexpr uint32_t kSplitThreads = 512;
+constexpr int64_t kSplitColumns = kSplitThreads * 8;  // that they take at a time
+
+struct SplitPlan {
+  RowPlan rows;
+  uint32_t chunk_rows;
+};
+
+// `least_rows` is how many rows a threadgroup has before there are more threadgroups.
+SplitPlan plan_split(const NormShape& shape, const Tensor& on, int64_t least_rows) {
+  const int64_t fill = gpu::parallelism(on).fill_threadgroups;
+  const int64_t share = round_up<int64_t>(
+      ceil_div(shape.length, std::min<int64_t>(ceil_div<int64_t>(shape.length, kSplitColumns), fill)), 8);
+  const uint32_t splits = grid_side(ceil_div(shape.length, share));
+  const int64_t wanted = std::clamp<int64_t>(fill / splits, 1, ceil_div(shape.rows, least_rows));
+  const auto chunk_rows = static_cast<uint32_t>(std::min<int64_t>(ceil_div(shape.rows, wanted), RMS_NORM_CHUNK_ROWS));
+  const uint32_t chunks = grid_side(ceil_div<int64_t>(shape.rows, chunk_rows));
+  return {{"split", {splits, chunks}, {kSplitThreads}, false, splits, grid_side(share)}, chunk_rows};
+}
+
+// A threadgroup that walks a row twice has it in the cache the second time, and the sums at once. But few rows leave
+// most of a GPU idle for longer than a second dispatch takes.
+constexpr int64_t kWalkedInADispatch = 28 * 1024;
+bool better_split(const NormShape& shape, const Tensor& on) {
+  const int64_t fill = gpu::parallelism(on).fill_threadgroups;
+  return shape.length * (fill - 2 * shape.rows) > kWalkedInADispatch * fill;
+}
+
+std::string why_split(const RowPlan& plan, int64_t length) {
+  return std::to_string(plan.splits) + " threadgroups share a row of " + std::to_string(length) + ", in two dispatches";
+}
+
+SplitPlan plan_forward(const NormShape& shape, const Tensor& on, const RowKernels& kernels) {
+  const RowPlan plan = plan_rows(shape.rows, shape.length, 1, on, kernels);
+  const bool looped = std::strcmp(plan.variant, "looped") == 0;
+  return looped && better_split(shape, on) ? plan_split(shape, on, 1) : SplitPlan{plan, 0};
+}
+
+// Without a residual the kernels do not touch `residual` and `sum`, but Metal needs a buffer for each argument.
+std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const MaybeTensor& residual, int64_t dims,
+                                     const MaybeTensor& weight_, double eps, double offset) {
+  check_float(op, "x", input);
+  check_offset(op, offset, weight_);
+  if (residual) check_like(op, "residual", *residual, input);
+  const NormShape shape = norm_shape(op, input.sizes(), dims);
+  const MaybeTensor weight = kernel_weight(op, weight_, input, shape);
+  const ScalarType dtype = input.scalar_type();
+  const Tensor y = new_like(input);
+  const Tensor sum = residual ? new_like(input) : y;
+  if (shape.rows == 0 || shape.length == 0) return {y, sum};
+
+  RowKernels kernels = one_array(shape.length);
+  kernels.split = false;  // what plan_forward() decides
+  const SplitPlan split = plan_forward(shape, input, kernels);
+  const RowPlan& plan = split.rows;
+  const bool shared = split.chunk_rows > 0;
+  const NestedRows x = rows_for(shared, input, shape.length);
+  const NestedRows added = residual ? rows_for(shared, *residual, shape.length) : x;
+  gpu::note_plan(residual ? "add_rms_norm" : op, plan.variant, [&] {
+    return split.chunk_rows ? why_split(plan, shape.length) + ", since there are few"
+                            : why_rows(plan, shape.length, 1, input, kernels);
+  });
+  const RmsNormParams params{
+      .length = grid_side(shape.length),
+      .rows = grid_side(shape.rows),
+      .eps = static_cast<float>(eps),
+      .offset = static_cast<float>(offset),
+      .has_weight = weight.has_value(),
+      .has_residual = residual.has_value(),
+      .splits = plan.splits,
+      .share = plan.share,
+      .chunk_rows = split.chunk_rows,
+      .x = x.strides,
+      .residual = added.strides,
+  };
+  const bool aligned = all_aligned16({&x, &added}, {&weight}, shape.length);
+  const Tensor parts = new_tensor({shared ? plan.splits * shape.rows : 0}, ScalarType::Float, input);
+  const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
+  const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
+  gpu::record(y, [&](gpu::Recording& recording) {
+    if (shared) {
+      kernel(recording, op, plan, "_squares", aligned, dtype, dtype);
+      recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, sum).buffer(3, parts).bytes(4, params);
+      dispatch(recording, plan);
+      kernel(recording, op, plan, "", aligned, dtype, weight_dtype);
+      recording.buffer(0, x.tensor).buffer(1, weights).buffer(2, y).buffer(3, sum).buffer(4, parts).bytes(5, params);
+      dispatch(recording, plan);
+      return;
+    }
+    kernel(recording, op, plan, "", aligned, dtype, weight_dtype);
+    recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, weights);
+    recording.buffer(3, y).buffer(4, sum).bytes(5, params);
+    dispatch(recording, plan);
+  });
+  return {y, sum};
+}
+
+Tensor rms_norm(const Tensor& x, int64_t dims, const MaybeTensor& weight, double eps, double offset) {
+  return std::get<0>(normalize("rms_norm", x, std::nullopt, dims, weight, eps, offset));
+}
+
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, int64_t dims,
+                                        const MaybeTensor& weight, double eps, double offset) {
+  return normalize("rms_norm", x, residual, dims, weight, eps, offset);
+}
+
+// The plan of the derivative, with rows that several threadgroups share instead of rows that one walks twice.
+struct BackwardPlan {
+  NormBackwardPlan parts;
+  SplitPlan rows;
+};
+
+constexpr int64_t kLeastChunk = 8;
+
+BackwardPlan plan_backward(const NormShape& shape, const Tensor& on) {
+  NormBackwardPlan plan = plan_norm_backward(shape, on);
+  if (std::strcmp(plan.rows.variant, "looped") != 0) return {plan, {plan.rows, 0}};
+  const SplitPlan split = plan_split(shape, on, kLeastChunk);
+  plan.chunks = split.rows.grid.y;
+  return {plan, split};
+}
+
+// Returns the gradients of x and of the weight (empty if it is not wanted). With a residual, `x` is the sum x +
+// residual, and `sum_grad` is the gradient that reaches this sum other than through y.
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& input, const MaybeTensor& sum_grad,
+                                             int64_t dims, const MaybeTensor& weight_, double eps, double offset,
+                                             bool weight_wanted) {
+  const char* op = "rms_norm_backward";
+  check_float(op, "x", input);
+  check_like(op, "grad", grad, input);
+  if (sum_grad) check_like(op, "sum_grad", *sum_grad, input);
+  check_offset(op, offset, weight_);
+  check(!weight_wanted || weight_, "metalcore::", op, ": there is no weight to differentiate by");
+  const NormShape shape = norm_shape(op, input.sizes(), dims);
+  const MaybeTensor weight = kernel_weight(op, weight_, input, shape);
+  const ScalarType dtype = input.scalar_type();
+  const int64_t none[1] = {0};
+
+  const Tensor gx = new_like(input);
+  Tensor gw = weight_wanted ? new_like(*weight_) : new_tensor(Sizes(none, 1), dtype, input);
+  if (shape.rows == 0 || shape.length == 0) {
+    if (weight_wanted) torch::stable::zero_(gw);
+    return {gx, gw};
+  }
+  const BackwardPlan plan = plan_backward(shape, input);
+  const bool shared = plan.rows.chunk_rows > 0;
+  const NestedRows x = rows_for(shared, input, shape.length), g = rows_for(shared, grad, shape.length);
+  const NestedRows added = sum_grad ? rows_for(shared, *sum_grad, shape.length) : g;
+  const RowPlan& rows = plan.rows.rows;
+  gpu::note_plan(op, rows.variant, [&] {
+    return plan.rows.chunk_rows ? why_split(rows, shape.length)
+                                : why_rows(rows, shape.length, 1, input, plan.parts.kernels);
+  });
+  const bool aligned = all_aligned16({&x, &g, &added}, {&weight}, shape.length);
+  const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
+  // Whether a threadgroup has all rows of its columns, so that it makes the weight's gradient itself.
+  const bool whole = shared && weight_wanted && plan.parts.chunks == 1 && gw.scalar_type() == weight_dtype;
+  const bool partial_wanted = weight_wanted && !whole;
+  const int64_t partial_sizes[2] = {partial_wanted ? plan.parts.chunks : 0, shape.length};
+  const Tensor scales = new_tensor({rows.threads ? shape.rows : 0}, ScalarType::Float, input);
+  const Tensor partial = new_tensor(Sizes(partial_sizes, 2), ScalarType::Float, input);
+  const Tensor parts = new_tensor({shared ? 2 * rows.splits * shape.rows : 0}, ScalarType::Float, input);
+  const RmsNormParams params{
+      .length = grid_side(shape.length),
+      .rows = grid_side(shape.rows),
+      .eps = static_cast<float>(eps),
+      .offset = static_cast<float>(offset),
+      .has_weight = weight.has_value(),
+      .has_residual = sum_grad.has_value(),
+      .streams = grid_side(plan.parts.chunks),
+      .partial = partial_wanted,
+      .splits = rows.splits,
+      .share = rows.share,
+      .chunk_rows = shared ? plan.rows.chunk_rows : grid_side(plan.parts.chunk_rows),
+      .aligned = aligned,
+      .whole = whole,
+      .x = x.strides,
+      .residual = added.strides,
+      .grad = g.strides,
+  };
+  const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
+  gpu::record(gx, [&](gpu::Recording& recording) {
+    if (shared) {
+      kernel(recording, op, rows, "_sums", aligned, dtype, weight_dtype);
+      recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, parts).bytes(4, params);
+      dispatch(recording, rows);
+    }
+    kernel(recording, op, rows, "", aligned, dtype, weight_dtype);
+    recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, added.tensor).buffer(4, gx);
+    recording.buffer(5, rows.threads ? scales : partial_wanted ? partial : gx).bytes(6, params);
+    if (shared) recording.buffer(7, parts).buffer(8, whole ? gw : gx);
+    dispatch(recording, rows);
+    if (!partial_wanted) return;
+    if (rows.threads) {
+      recording.kernel("rms_norm_weight_partial_", suffix(dtype));
+      recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, params);
+      recording.dispatch_threads({grid_side(ceil_div<int64_t>(shape.length, 4)), params.streams}, {256});
+    }
+    record_column_sums(recording, partial, plan.parts.chunks, gw);
+  });
+  return {gx, gw};
+}
+
+}  // namespace
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("rms_norm(Tensor x, int dims, Tensor? weight, float eps, float offset) -> Tensor");
+  m.def(
+      "add_rms_norm(Tensor x, Tensor residual, int dims, Tensor? weight, float eps, float offset) -> (Tensor, Tensor)");
+  m.def(
+      "rms_norm_backward(Tensor grad, Tensor x, Tensor? sum_grad, int dims, Tensor? weight, float eps, "
+      "float offset, bool weight_wanted) -> (Tensor, Tensor)");
+}
+
+METALCORE_KERNELS(m) {
+  m.impl<&metalcore::rms_norm>("rms_norm");
+  m.impl<&metalcore::add_rms_norm>("add_rms_norm");
+  m.impl<&metalcore::rms_norm_backward>("rms_norm_backward");
+}

@@ -1,0 +1,118 @@
+// Sums, means and maxima of a table's rows in bags of indices. A thread has four elements of a bag's result.
+#include "common/rows.h"
+#include "embedding/embedding.h"
+
+// Rows that are on their way at once.
+constexpr constant uint kAtOnce = 4;
+
+struct Bag {
+  uint begin, end;
+
+  Bag(device const long* offsets, constant EmbeddingBagParams& params, uint bag) {
+    const long last = params.count;
+    begin = clamp(offsets[bag], 0l, last);
+    end = bag + 1 < params.offsets ? clamp(offsets[bag + 1], long(begin), last) : last;
+  }
+};
+
+template <bool aligned, typename T>
+inline void bag_of_rows(device const T* table, device const long* indices, device const long* offsets,
+                        device const T* factors, device T* out, device long* sizes, device long* maxima,
+                        constant EmbeddingBagParams& params, uint2 at) {
+  const uint depth = params.depth, column = at.x * 4;
+  const bool max_wanted = params.mode == EMBEDDING_MAX;
+  const Bag bag(offsets, params, at.y);
+  float4 result = float4(0.0f);
+  uint4 chosen = uint4(0);  // the places of the maxima's indices
+  uint size = 0;
+  for (uint start = bag.begin; start < bag.end; start += kAtOnce) {
+    float4 v[kAtOnce];
+    bool present[kAtOnce];
+#pragma unroll
+    for (uint k = 0; k < kAtOnce; ++k) {
+      const uint place = min(start + k, bag.end - 1);
+      const long index = indices[place];
+      const bool known = index >= 0 && index < params.rows;
+      present[k] = start + k < bag.end && index != params.padding;
+      v[k] = load4<aligned>(table + (known ? index : 0) * depth, column, depth, 0.0f);
+      if (!known) v[k] = float4(NAN);
+      if (params.weighted) v[k] *= static_cast<float>(factors[place]);
+    }
+#pragma unroll
+    for (uint k = 0; k < kAtOnce; ++k) {
+      if (!present[k]) continue;
+      if (max_wanted) {
+        const bool4 larger = size == 0 || v[k] > result || v[k] != v[k];
+        result = select(result, v[k], larger);
+        chosen = select(chosen, uint4(start + k), larger);
+      } else {
+        result += v[k];
+      }
+      ++size;
+    }
+  }
+  if (params.mode == EMBEDDING_MEAN && size > 0) result /= float(size);
+  store4<aligned>(out + ulong(at.y) * depth, column, depth, result);
+  if (at.x == 0) sizes[at.y] = size;
+  if (!max_wanted) return;
+  for (uint k = 0; k < 4; ++k) {
+    if (column + k < depth) maxima[ulong(at.y) * depth + column + k] = size > 0 ? indices[chosen[k]] : -1l;
+  }
+}
+
+template <typename T>
+kernel void embedding_bag(device const T* table [[buffer(0)]], device const long* indices [[buffer(1)]],
+                          device const long* offsets [[buffer(2)]], device const T* factors [[buffer(3)]],
+                          device T* out [[buffer(4)]], device long* sizes [[buffer(5)]],
+                          device long* maxima [[buffer(6)]], constant EmbeddingBagParams& params [[buffer(7)]],
+                          uint2 at [[thread_position_in_grid]]) {
+  if (params.aligned)
+    bag_of_rows<true>(table, indices, offsets, factors, out, sizes, maxima, params, at);
+  else
+    bag_of_rows<false>(table, indices, offsets, factors, out, sizes, maxima, params, at);
+}
+
+// The bag of each index: the last one that begins at or before it.
+[[kernel]] void embedding_bag_samples(device const long* offsets [[buffer(0)]], device long* bags [[buffer(1)]],
+                                      constant EmbeddingBagParams& params [[buffer(2)]],
+                                      uint place [[thread_position_in_grid]]) {
+  uint low = 0, high = params.bags;
+  while (high - low > 1) {
+    const uint middle = (low + high) / 2;
+    if (offsets[middle] <= long(place))
+      low = middle;
+    else
+      high = middle;
+  }
+  bags[place] = low;
+}
+
+// The derivative by an index's factor: the product of its row and of its bag's gradient. A simdgroup has an index.
+template <typename T>
+kernel void embedding_bag_factors(device const T* grad [[buffer(0)]], device const T* table [[buffer(1)]],
+                                  device const long* indices [[buffer(2)]], device const long* bags [[buffer(3)]],
+                                  device T* gradient [[buffer(4)]], constant EmbeddingBagParams& params [[buffer(5)]],
+                                  uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                                  uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                  uint simdgroups [[simdgroups_per_threadgroup]]) {
+  const uint place = group * simdgroups + simdgroup;
+  if (place >= params.count) return;
+  const long index = indices[place], bag = bags[place];
+  float sum = 0.0f;
+  if (index != params.padding && index >= 0 && index < params.rows && bag >= 0 && bag < params.bags) {
+    for (uint i = lane; i < params.depth; i += 32)
+      sum += static_cast<float>(grad[bag * params.depth + i]) * static_cast<float>(table[index * params.depth + i]);
+  }
+  sum = simd_sum(sum);
+  if (lane == 0) gradient[place] = static_cast<T>(sum);
+}
+
+#define INSTANTIATE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+
+#define INSTANTIATE_TYPE(suffix, T)                      \
+  INSTANTIATE("embedding_bag_" suffix, embedding_bag<T>) \
+  INSTANTIATE("embedding_bag_factors_" suffix, embedding_bag_factors<T>)
+
+INSTANTIATE_TYPE("float", float)
+INSTANTIATE_TYPE("half", half)
+INSTANTIATE_TYPE("bfloat", bfloat)

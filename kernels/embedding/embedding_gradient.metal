@@ -1,0 +1,124 @@
+// The gradient of a table's rows, from the gradients of what was looked up, in the order of sorted indices. Equal
+// indices are a run, whose gradients one thread adds in order, so that the result has the same bits every time.
+//
+// A thread has four columns and `block` positions. The sum of a run that lies in the block goes to the table. One that
+// began before leaves its sum as the block's head, and one that begins here and goes on leaves its tail. A second
+// dispatch adds a tail and the heads that follow.
+#include "common/rows.h"
+#include "embedding/embedding.h"
+
+// Gradients that are on their way at once.
+constexpr constant uint kAtOnce = 4;
+
+// How often an index occurs.
+inline uint occurrences(device const long* sorted, uint count, long index) {
+  uint bounds[2];  // the first position with the index, and with a larger one
+  for (uint b = 0; b < 2; ++b) {
+    uint low = 0, high = count;
+    while (low < high) {
+      const uint middle = (low + high) / 2;
+      if (sorted[middle] < index + b)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    bounds[b] = low;
+  }
+  return bounds[1] - bounds[0];
+}
+
+template <bool aligned, typename T>
+inline void write_row(device T* table, float4 sum, long index, device const long* sorted,
+                      constant EmbeddingGradientParams& params, uint column) {
+  if (index < 0 || index >= params.rows || index == params.padding) return;
+  if (params.by_count) sum /= float(occurrences(sorted, params.count, index));
+  store4<aligned>(table + index * params.depth, column, params.depth, sum);
+}
+
+template <bool aligned, typename T>
+inline void sum_runs(device const T* grad, device const long* sorted, device const long* order, device const long* bags,
+                     device const long* sizes, device const T* factors, device const long* maxima, device T* table,
+                     device float* parts, constant EmbeddingGradientParams& params, uint2 at) {
+  const uint depth = params.depth, column = at.x * 4, count = params.count;
+  const uint first = at.y * params.block, last = min(first + params.block, count);
+  device float* const head = parts + ulong(2 * at.y) * depth;
+  bool before = first > 0 && sorted[first - 1] == sorted[first];  // the run began before this block
+  float4 sum = float4(0.0f);
+  for (uint start = first; start < last; start += kAtOnce) {
+    float4 v[kAtOnce];
+    long index[kAtOnce];
+#pragma unroll
+    for (uint k = 0; k < kAtOnce; ++k) {
+      const uint position = min(start + k, last - 1);
+      const long place = order[position];
+      index[k] = sorted[position];
+      const long from = params.in_bags ? bags[place] : place;
+      v[k] = load4<aligned>(grad + from * depth, column, depth, 0.0f);
+      if (params.weighted) v[k] *= static_cast<float>(factors[place]);
+      if (params.mode == EMBEDDING_MEAN) v[k] /= float(max(sizes[from], 1l));
+      if (params.mode == EMBEDDING_MAX) {
+        // An index that a bag has twice gets its gradient once.
+        const bool again = position > 0 && sorted[position - 1] == index[k] && bags[order[position - 1]] == from;
+        for (uint c = 0; c < 4; ++c) {
+          if (column + c < depth && (again || maxima[from * depth + column + c] != index[k])) v[k][c] = 0.0f;
+        }
+      }
+    }
+#pragma unroll
+    for (uint k = 0; k < kAtOnce; ++k) {
+      const uint position = start + k;
+      if (position >= last) continue;
+      sum += v[k];
+      const bool goes_on = position + 1 < count && sorted[position + 1] == index[k];
+      if (goes_on && position + 1 < last) continue;
+      if (before || goes_on)
+        store4<false>(head + (before ? 0 : depth), column, depth, sum);
+      else
+        write_row<aligned>(table, sum, index[k], sorted, params, column);
+      before = false;
+      sum = float4(0.0f);
+    }
+  }
+}
+
+template <typename T>
+kernel void embedding_gradient(device const T* grad [[buffer(0)]], device const long* sorted [[buffer(1)]],
+                               device const long* order [[buffer(2)]], device const long* bags [[buffer(3)]],
+                               device const long* sizes [[buffer(4)]], device const T* factors [[buffer(5)]],
+                               device const long* maxima [[buffer(6)]], device T* table [[buffer(7)]],
+                               device float* parts [[buffer(8)]],
+                               constant EmbeddingGradientParams& params [[buffer(9)]],
+                               uint2 at [[thread_position_in_grid]]) {
+  if (params.aligned)
+    sum_runs<true>(grad, sorted, order, bags, sizes, factors, maxima, table, parts, params, at);
+  else
+    sum_runs<false>(grad, sorted, order, bags, sizes, factors, maxima, table, parts, params, at);
+}
+
+// The runs that go on beyond the block in which they begin.
+template <typename T>
+kernel void embedding_gradient_long(device const float* parts [[buffer(0)]], device const long* sorted [[buffer(1)]],
+                                    device T* table [[buffer(2)]],
+                                    constant EmbeddingGradientParams& params [[buffer(3)]],
+                                    uint2 at [[thread_position_in_grid]]) {
+  const uint depth = params.depth, column = at.x * 4, count = params.count;
+  const uint first = at.y * params.block;
+  uint next = first + params.block;  // the first position of the block that follows
+  if (next >= count || sorted[next] != sorted[next - 1]) return;
+  const long index = sorted[next];
+  if (sorted[first] == index && first > 0 && sorted[first - 1] == index) return;  // the run began before
+  float4 sum = load4<false>(parts + ulong(2 * at.y + 1) * depth, column, depth, 0.0f);
+  for (uint block = at.y + 1; next < count && sorted[next] == index; ++block, next += params.block)
+    sum += load4<false>(parts + ulong(2 * block) * depth, column, depth, 0.0f);
+  write_row<false>(table, sum, index, sorted, params, column);
+}
+
+#define INSTANTIATE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+
+#define INSTANTIATE_TYPE(suffix, T)                                \
+  INSTANTIATE("embedding_gradient_" suffix, embedding_gradient<T>) \
+  INSTANTIATE("embedding_gradient_long_" suffix, embedding_gradient_long<T>)
+
+INSTANTIATE_TYPE("float", float)
+INSTANTIATE_TYPE("half", half)
+INSTANTIATE_TYPE("bfloat", bfloat)

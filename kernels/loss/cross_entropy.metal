@@ -1,0 +1,374 @@
+// The cross entropy of rows of logits, and its derivative.
+//
+// With the coefficients c of a row's classes, which come from the target, from weights and from label smoothing:
+//   loss = sum(c_j (lse - x_j)) + z_loss lse^2
+//   gradient_j = (sum(c) + 2 z_loss lse) exp(x_j - lse) - c_j
+// One walk along the row finds lse = log(sum(exp(x))) and the loss, another one the gradient.
+//
+//   thread   one thread has a row, whose elements may lie apart
+//   group    one threadgroup has a row
+//
+// Both exist for the loss, for the gradient from a saved lse, and for both at once, where the gradient takes the place
+// of the logits. Rows without weights, label smoothing or class probabilities have c_j = 0 but for the target: they are
+// read in whole vectors.
+#include "common/running.h"
+#include "loss/cross_entropy.h"
+
+// A team of one thread.
+struct Alone {
+  uint thread_index = 0;
+  uint threads = 1;
+
+  float sum(float value, uint) const { return value; }
+  float maximum(float value, uint) const { return value; }
+};
+
+// Logits of -inf stay what they are.
+template <typename V>
+inline V capped(V x, float softcap) {
+  return softcap > 0.0f ? select(softcap * tanh(x / softcap), x, x == V(-INFINITY)) : x;
+}
+// The derivative of capped() where that gave y.
+template <typename V>
+inline V slope(V y, float softcap) {
+  const V share = y / softcap;
+  return softcap > 0.0f ? select(1.0f - share * share, V(0.0f), y == V(-INFINITY)) : V(1.0f);
+}
+
+template <typename T>
+struct LogitRow {
+  device const T* x;
+  device const T* probabilities;
+  device const float* weight;
+  constant CrossEntropyParams* params;
+  uint past;     // elements by which x begins past a multiple of 16 bytes
+  uint target;   // not used with probabilities
+  bool ignored;  // it has no loss
+  bool wrong;    // its target is no class
+  ulong offset;  // of its first element in contiguous logits
+
+  LogitRow(device const T* logits, device const long* targets, device const T* probabilities,
+           device const float* weight, constant CrossEntropyParams& params, uint row)
+      : weight(weight), params(&params) {
+    const ulong block = row / params.inner, within = row % params.inner;
+    offset = block * params.length * params.inner + within;
+    x = logits + block * params.x_stride + within;
+    this->probabilities = probabilities + offset;
+    past = (params.start + block * params.x_stride) % 16;
+    const long index = params.probabilities ? 0 : targets[row];
+    ignored = !params.probabilities && index == params.ignore_index;
+    wrong = !ignored && (index < 0 || index >= params.length);
+    target = ignored || wrong ? 0 : index;
+  }
+
+  float logit(uint i) const { return capped(static_cast<float>(x[ulong(i) * params->inner]), params->softcap); }
+  float weight_of(uint i) const { return params->has_weight ? weight[i] : 1.0f; }
+  // The weight of its target.
+  float row_weight() const { return ignored ? 0.0f : params->probabilities ? 1.0f : weight_of(target); }
+  // The target's own coefficient.
+  float own() const { return params->probabilities ? 0.0f : (1.0f - params->smoothing) * weight_of(target); }
+  // The coefficient of a class without that.
+  float coefficient(uint i) const {
+    float share = params->smoothing / params->length;
+    if (params->probabilities)
+      share += (1.0f - params->smoothing) * static_cast<float>(probabilities[ulong(i) * params->inner]);
+    return share * weight_of(i);
+  }
+};
+
+// What the first walk finds.
+struct RowLoss {
+  float loss, lse, mass;  // mass is the sum of the coefficients
+};
+
+// Four elements of a row at a time, at `threads` elements' distance.
+constexpr constant uint kStep = 4;
+
+template <typename T, typename Team>
+inline RowLoss general_loss(LogitRow<T> row, Team team) {
+  const uint length = row.params->length;
+  // Differences from it are small where the logits are large.
+  float reference = row.logit(row.target);
+  reference = isfinite(reference) ? reference : 0.0f;
+  Running<float, float> running;
+  float mass = 0.0f, linear = 0.0f;
+  for (uint start = team.thread_index; start < length; start += kStep * team.threads) {
+    float4 x = float4(-INFINITY), c = float4(0.0f), products = float4(0.0f);
+    for (uint k = 0; k < kStep; ++k) {
+      const uint i = start + k * team.threads;
+      if (i >= length) break;
+      x[k] = row.logit(i);
+      if (!row.params->general) continue;
+      c[k] = row.coefficient(i);
+      products[k] = c[k] * (x[k] - reference);
+    }
+    const float top = max(running.maximum, max4(x));
+    running.raise(top);
+    running.sum += sum4(exp(x - Running<float, float>::base(top)));
+    mass += sum4(c);
+    linear += sum4(products);
+  }
+  const float maximum = team.maximum(running.maximum, 0);
+  running.raise(maximum);
+  const float sum = team.sum(running.sum, 1);
+  mass = team.sum(mass, 2);
+  linear = team.sum(linear, 3);
+  const float own = row.own(), log_sum = log(sum), lse = maximum + log_sum;
+  float loss = own * ((maximum - row.logit(row.target)) + log_sum);
+  if (row.params->general) loss += mass * ((maximum - reference) + log_sum) - linear;
+  return {row.params->probabilities ? loss - own : loss, lse, mass + own};
+}
+
+template <typename T>
+inline void general_gradient(LogitRow<T> row, device T* gradient, RowLoss found, float scale, uint first,
+                             uint threads) {
+  const float own = row.own(), factor = found.mass + 2.0f * row.params->z_loss * found.lse;
+  for (uint i = first; i < row.params->length; i += threads) {
+    const float x = row.logit(i);
+    float value = factor * exp(x - found.lse);
+    if (row.params->general) value -= row.coefficient(i);
+    if (i == row.target) value -= own;
+    gradient[ulong(i) * row.params->inner] = static_cast<T>(scale * value * slope(x, row.params->softcap));
+  }
+}
+
+// Without weights, label smoothing and probabilities, for elements next to each other.
+
+template <bool aligned, typename T>
+inline RowLoss plain_loss(LogitRow<T> row, Threadgroup team) {
+  constexpr uint N = kLongStep<T>;
+  const float softcap = row.params->softcap;
+  const Edges<aligned, T> edges(row.past, row.params->length, team.thread_index);
+  const float target = row.logit(row.target);
+  Running<T, float> running;
+  if (!aligned) running.add(capped(edges.load(row.x, -INFINITY), softcap));
+  float4 v[N];
+  for (uint start = 0; start < edges.body; start += team.threads * 4 * N) {
+    Share<T, N>(team.thread_index, team.threads, start)
+        .template load<true>(v, row.x + edges.head, edges.body, -INFINITY);
+    if (softcap > 0.0f) {
+#pragma unroll
+      for (uint n = 0; n < N; ++n) v[n] = capped(v[n], softcap);
+    }
+    add_all(running, v);
+  }
+  const float maximum = team.maximum(running.maximum, 0);
+  running.raise(maximum);
+  const float log_sum = log(team.sum(running.sum, 1));
+  return {(maximum - target) + log_sum, maximum + log_sum, 1.0f};
+}
+
+template <bool aligned, typename T>
+inline void plain_gradient(LogitRow<T> row, device T* gradient, RowLoss found, float scale, Threadgroup team) {
+  constexpr uint N = kLongStep<T>;
+  const float softcap = row.params->softcap, factor = scale * (1.0f + 2.0f * row.params->z_loss * found.lse);
+  const Edges<aligned, T> edges(row.past, row.params->length, team.thread_index);
+  const uint target = row.target - edges.head;  // in the body, or far beyond it
+  float4 v[N];
+  for (uint start = 0; start < edges.body; start += team.threads * 4 * N) {
+    const Share<T, N> share(team.thread_index, team.threads, start);
+    share.template load<true>(v, row.x + edges.head, edges.body, -INFINITY);
+#pragma unroll
+    for (uint n = 0; n < N; ++n) {
+      const float4 x = capped(v[n], softcap);
+      v[n] = factor * exponential<T>(x - found.lse);
+      const uint k = target - share.at(n);
+      if (k < 4) v[n] -= select(float4(0.0f), float4(scale), uint4(k) == uint4(0, 1, 2, 3));
+      if (softcap > 0.0f) v[n] *= slope(x, softcap);
+    }
+    store_body<aligned>(share, v, gradient + edges.head, edges.body, row.params->together);
+  }
+  if (aligned) return;
+  const float x = capped(edges.load(row.x, -INFINITY), softcap);
+  const float value = factor * exponential<T>(x - found.lse) - (edges.element == row.target ? scale : 0.0f);
+  edges.store(gradient, value * slope(x, softcap));
+}
+
+template <typename T>
+inline RowLoss loss_of(LogitRow<T> row, Alone team) {
+  return general_loss(row, team);
+}
+template <typename T>
+inline RowLoss loss_of(LogitRow<T> row, Threadgroup team) {
+  if (row.params->general) return general_loss(row, team);
+  return row.params->aligned ? plain_loss<true>(row, team) : plain_loss<false>(row, team);
+}
+
+template <typename T>
+inline void write_gradient(LogitRow<T> row, device T* gradient, RowLoss found, float scale, Alone team) {
+  general_gradient(row, gradient, found, scale, 0, 1);
+}
+template <typename T>
+inline void write_gradient(LogitRow<T> row, device T* gradient, RowLoss found, float scale, Threadgroup team) {
+  if (row.params->general)
+    general_gradient(row, gradient, found, scale, team.thread_index, team.threads);
+  else if (row.params->aligned)
+    plain_gradient<true>(row, gradient, found, scale, team);
+  else
+    plain_gradient<false>(row, gradient, found, scale, team);
+}
+
+// The loss of a row with its weight; NaN where its target is no class.
+template <typename T>
+inline float2 result(LogitRow<T> row, RowLoss found) {
+  if (row.ignored) return float2(0.0f);
+  return row.wrong ? float2(NAN) : float2(found.loss + row.params->z_loss * found.lse * found.lse, row.row_weight());
+}
+
+template <typename T, typename Team>
+inline void forward_row(LogitRow<T> row, device T* losses, device float2* results, device float2* saved, uint index,
+                        Team team) {
+  RowLoss found = {0.0f, 0.0f, 0.0f};
+  if (!row.ignored && !row.wrong) found = loss_of(row, team);
+  if (team.thread_index > 0) return;
+  const float2 value = result(row, found);
+  losses[index] = static_cast<T>(value.x);
+  results[index] = value;
+  saved[index] = float2(found.lse, found.mass);
+}
+
+template <typename T, typename Team>
+inline void backward_row(LogitRow<T> row, device const T* grad, device const float* total, device const float2* saved,
+                         device T* gradient, uint index, Team team) {
+  gradient += row.offset;
+  float scale = static_cast<float>(grad[row.params->scale_of_row ? index : 0]) / total[0];
+  RowLoss found = {0.0f, saved[index].x, saved[index].y};
+  if (row.ignored || row.wrong) {
+    const float value = row.ignored ? 0.0f : NAN;
+    for (uint i = team.thread_index; i < row.params->length; i += team.threads)
+      gradient[ulong(i) * row.params->inner] = static_cast<T>(value);
+    return;
+  }
+  write_gradient(row, gradient, found, scale, team);
+}
+
+// The gradient takes the place of the logits.
+template <typename T, typename Team>
+inline void replace_row(LogitRow<T> row, device T* x, device const float* scales, device float* losses, uint index,
+                        Team team) {
+  x += row.x - x;
+  RowLoss found = {0.0f, 0.0f, 0.0f};
+  if (row.ignored || row.wrong) {
+    for (uint i = team.thread_index; i < row.params->length; i += team.threads)
+      x[i] = static_cast<T>(row.ignored ? 0.0f : NAN);
+  } else {
+    found = loss_of(row, team);
+    write_gradient(row, x, found, scales[row.params->scale_of_row ? index : 0], team);
+  }
+  if (team.thread_index == 0) losses[index] = result(row, found).x;
+}
+
+template <typename T>
+kernel void cross_entropy_thread(device const T* x [[buffer(0)]], device const long* targets [[buffer(1)]],
+                                 device const T* probabilities [[buffer(2)]], device const float* weight [[buffer(3)]],
+                                 device T* losses [[buffer(4)]], device float2* results [[buffer(5)]],
+                                 device float2* saved [[buffer(6)]], constant CrossEntropyParams& params [[buffer(7)]],
+                                 uint index [[thread_position_in_grid]]) {
+  forward_row(LogitRow<T>(x, targets, probabilities, weight, params, index), losses, results, saved, index, Alone());
+}
+
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void cross_entropy_group(
+    device const T* x [[buffer(0)]], device const long* targets [[buffer(1)]],
+    device const T* probabilities [[buffer(2)]], device const float* weight [[buffer(3)]],
+    device T* losses [[buffer(4)]], device float2* results [[buffer(5)]], device float2* saved [[buffer(6)]],
+    constant CrossEntropyParams& params [[buffer(7)]], uint index [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[4 * 32];
+  const Threadgroup team(thread_index, threads, scratch);
+  forward_row(LogitRow<T>(x, targets, probabilities, weight, params, index), losses, results, saved, index, team);
+}
+
+template <typename T>
+kernel void cross_entropy_backward_thread(device const T* x [[buffer(0)]], device const long* targets [[buffer(1)]],
+                                          device const T* probabilities [[buffer(2)]],
+                                          device const float* weight [[buffer(3)]], device const T* grad [[buffer(4)]],
+                                          device const float* total [[buffer(5)]],
+                                          device const float2* saved [[buffer(6)]], device T* gradient [[buffer(7)]],
+                                          constant CrossEntropyParams& params [[buffer(8)]],
+                                          uint index [[thread_position_in_grid]]) {
+  backward_row(LogitRow<T>(x, targets, probabilities, weight, params, index), grad, total, saved, gradient, index,
+               Alone());
+}
+
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void cross_entropy_backward_group(
+    device const T* x [[buffer(0)]], device const long* targets [[buffer(1)]],
+    device const T* probabilities [[buffer(2)]], device const float* weight [[buffer(3)]],
+    device const T* grad [[buffer(4)]], device const float* total [[buffer(5)]],
+    device const float2* saved [[buffer(6)]], device T* gradient [[buffer(7)]],
+    constant CrossEntropyParams& params [[buffer(8)]], uint index [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  const Threadgroup team(thread_index, threads, nullptr);
+  backward_row(LogitRow<T>(x, targets, probabilities, weight, params, index), grad, total, saved, gradient, index,
+               team);
+}
+
+template <typename T>
+kernel void cross_entropy_replace_thread(device T* x [[buffer(0)]], device const long* targets [[buffer(1)]],
+                                         device const float* weight [[buffer(2)]],
+                                         device const float* scales [[buffer(3)]], device float* losses [[buffer(4)]],
+                                         constant CrossEntropyParams& params [[buffer(5)]],
+                                         uint index [[thread_position_in_grid]]) {
+  replace_row(LogitRow<T>(x, targets, x, weight, params, index), x, scales, losses, index, Alone());
+}
+
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void cross_entropy_replace_group(
+    device T* x [[buffer(0)]], device const long* targets [[buffer(1)]], device const float* weight [[buffer(2)]],
+    device const float* scales [[buffer(3)]], device float* losses [[buffer(4)]],
+    constant CrossEntropyParams& params [[buffer(5)]], uint index [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[4 * 32];
+  const Threadgroup team(thread_index, threads, scratch);
+  replace_row(LogitRow<T>(x, targets, x, weight, params, index), x, scales, losses, index, team);
+}
+
+// The sum of losses and that of their weights, in one order whatever the device: first of parts, then of these.
+
+inline float2 sum_of_pairs(device const float2* pairs, uint first, uint last, Threadgroup team) {
+  float2 sum = float2(0.0f);
+  for (uint i = first + team.thread_index; i < last; i += team.threads) sum += pairs[i];
+  const float losses = team.sum(sum.x, 0);
+  return float2(losses, team.sum(sum.y, 1));
+}
+
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void cross_entropy_parts(
+    device const float2* results [[buffer(0)]], device float2* parts [[buffer(1)]],
+    constant CrossEntropySumParams& params [[buffer(2)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[2 * 32];
+  const Threadgroup team(thread_index, threads, scratch);
+  const uint first = group * params.share;
+  const float2 sum = sum_of_pairs(results, first, min(first + params.share, params.count), team);
+  if (thread_index == 0) parts[group] = sum;
+}
+
+template <typename U>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void cross_entropy_total(
+    device const float2* pairs [[buffer(0)]], device U* loss [[buffer(1)]], device float* total [[buffer(2)]],
+    constant CrossEntropySumParams& params [[buffer(3)]], uint thread_index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[2 * 32];
+  const Threadgroup team(thread_index, threads, scratch);
+  const float2 sum = sum_of_pairs(pairs, 0, params.count, team);
+  if (thread_index > 0) return;
+  const float divisor = params.mean ? sum.y : 1.0f;
+  loss[0] = static_cast<U>(sum.x / divisor);
+  total[0] = divisor;
+}
+
+#define INSTANTIATE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+
+#define INSTANTIATE_TYPE(suffix, T)                                                      \
+  INSTANTIATE("cross_entropy_thread_" suffix, cross_entropy_thread<T>)                   \
+  INSTANTIATE("cross_entropy_group_" suffix, cross_entropy_group<T>)                     \
+  INSTANTIATE("cross_entropy_backward_thread_" suffix, cross_entropy_backward_thread<T>) \
+  INSTANTIATE("cross_entropy_backward_group_" suffix, cross_entropy_backward_group<T>)   \
+  INSTANTIATE("cross_entropy_replace_thread_" suffix, cross_entropy_replace_thread<T>)   \
+  INSTANTIATE("cross_entropy_replace_group_" suffix, cross_entropy_replace_group<T>)     \
+  INSTANTIATE("cross_entropy_total_" suffix, cross_entropy_total<T>)
+
+INSTANTIATE_TYPE("float", float)
+INSTANTIATE_TYPE("half", half)
+INSTANTIATE_TYPE("bfloat", bfloat)

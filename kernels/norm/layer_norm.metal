@@ -1,0 +1,232 @@
+// layer_norm over rows: y = (x - mean) / sqrt(variance + eps) * weight + bias, optionally of x + residual. Mean and
+// 1 / sqrt(variance + eps) of each row are kept for the derivative. A row in registers has its deviations from the mean
+// squared in a second step. Longer rows are walked twice: threads merge means and sums of squared deviations of parts,
+// as Chan, Golub and LeVeque do, so that neither way subtracts large sums from each other.
+#include "common/norm_rows.h"
+#include "norm/layer_norm.h"
+
+// The mean of a row and the reciprocal of its standard deviation.
+struct Moments {
+  float mean;
+  float scale;
+};
+
+inline float scale_of(float squares, constant LayerNormParams& params) {
+  return rsqrt(squares / static_cast<float>(params.length) + params.eps);
+}
+
+template <typename T>
+kernel void layer_norm_thread(device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]],
+                              device const T* weight [[buffer(2)]], device const T* bias [[buffer(3)]],
+                              device T* y [[buffer(4)]], device T* sum [[buffer(5)]], device float* means [[buffer(6)]],
+                              device float* scales [[buffer(7)]], constant LayerNormParams& params [[buffer(8)]],
+                              uint row [[thread_position_in_grid]]) {
+  const uint length = params.length;
+  const bool has_weight = params.has_weight;
+  const bool has_bias = params.has_bias;
+  x += row_at(params.x, row);
+  y += ulong(row) * length;
+  if (params.has_residual) {
+    residual += row_at(params.residual, row);
+    sum += ulong(row) * length;
+    for (uint i = 0; i < length; ++i)
+      sum[i] = static_cast<T>(static_cast<float>(x[i]) + static_cast<float>(residual[i]));
+    x = sum;
+  }
+  float total = 0.0f;
+  for (uint start = 0; start < length; start += kSumBlock) {
+    const uint end = min(start + kSumBlock, length);
+    float part = 0.0f;
+    for (uint i = start; i < end; ++i) part += static_cast<float>(x[i]);
+    total += part;
+  }
+  const float mean = total / static_cast<float>(length);
+  float squares = 0.0f;
+  for (uint start = 0; start < length; start += kSumBlock) {
+    const uint end = min(start + kSumBlock, length);
+    float part = 0.0f;
+    for (uint i = start; i < end; ++i) {
+      const float d = static_cast<float>(x[i]) - mean;
+      part += d * d;
+    }
+    squares += part;
+  }
+  const float scale = scale_of(squares, params);
+  means[row] = mean;
+  scales[row] = scale;
+  for (uint i = 0; i < length; ++i) {
+    const float normal = (static_cast<float>(x[i]) - mean) * scale;
+    const float weighted = has_weight ? normal * static_cast<float>(weight[i]) : normal;
+    y[i] = static_cast<T>(has_bias ? weighted + static_cast<float>(bias[i]) : weighted);
+  }
+}
+
+// How many elements of float4 number n are in a row that ends before element `end`, and these elements' differences
+// from `mean`; 0 for the others.
+template <bool aligned, typename T, uint N>
+inline float count_of(Slice<aligned, T, N> slice, uint n, uint end) {
+  if (aligned) return slice.holds(n, end) ? 4.0f : 0.0f;
+  float count = 0.0f;
+  for (uint k = 0; k < 4; ++k) count += slice.first + slice.behind(n, k) < end ? 1.0f : 0.0f;
+  return count;
+}
+template <bool aligned, typename T, uint N>
+inline float4 deviations(Slice<aligned, T, N> slice, float4 value, float mean, uint n, uint end) {
+  float4 d = value - mean;
+  if (aligned) return slice.holds(n, end) ? d : float4(0.0f);
+  for (uint k = 0; k < 4; ++k) d[k] = slice.first + slice.behind(n, k) < end ? d[k] : 0.0f;
+  return d;
+}
+
+template <bool aligned, uint N, typename T, typename Team>
+inline Moments normalize_row(device const T* x, device const T* residual, device const T* weight, device const T* bias,
+                             device T* y, device T* sum, constant LayerNormParams& params, Team team) {
+  typedef Slice<aligned, T, N> RowSlice;
+  const RowSlice slice(team.thread_index);
+  const uint length = params.length;
+  typename RowSlice::template Of<T> v;
+  typename RowSlice::template Of<T> w;
+  typename RowSlice::template Of<T> b;
+  fetch_input(slice, v, x, residual, sum, params, length);
+  fetch_parameter(slice, w, weight, params.has_weight, 1.0f, length);
+  fetch_parameter(slice, b, bias, params.has_bias, 0.0f, length);
+  float total = 0.0f;
+  for (uint n = 0; n < N; ++n) total += slice.holds(n, length) ? sum4(v[n]) : 0.0f;
+  const float mean = team.sum(total, 0) / static_cast<float>(length);
+  float squares = 0.0f;
+  for (uint n = 0; n < N; ++n) {
+    const float4 d = deviations(slice, v[n], mean, n, length);
+    squares += sum4(d * d);
+  }
+  const float scale = scale_of(team.sum(squares, 1), params);
+  for (uint n = 0; n < N; ++n) v.round(n, fma((v[n] - mean) * scale, w[n], b[n]));
+  slice.store(v, y, length);
+  return {mean, scale};
+}
+
+template <bool aligned, typename T, uint N>
+kernel void layer_norm_simd(device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]],
+                            device const T* weight [[buffer(2)]], device const T* bias [[buffer(3)]],
+                            device T* y [[buffer(4)]], device T* sum [[buffer(5)]], device float* means [[buffer(6)]],
+                            device float* scales [[buffer(7)]], constant LayerNormParams& params [[buffer(8)]],
+                            uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                            uint simdgroup [[simdgroup_index_in_threadgroup]],
+                            uint simdgroups [[simdgroups_per_threadgroup]]) {
+  const ulong row = ulong(group) * simdgroups + simdgroup;
+  if (row >= params.rows) return;
+  const Moments found =
+      normalize_row<aligned, N>(x + row_at(params.x, row), residual + row_at(params.residual, row), weight, bias,
+                                y + row * params.length, sum + row * params.length, params, Simdgroup(lane));
+  if (lane > 0) return;
+  means[row] = found.mean;
+  scales[row] = found.scale;
+}
+
+template <bool aligned, typename T, uint N>
+[[kernel]] [[max_total_threads_per_threadgroup(512)]] void layer_norm_block(
+    device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]], device const T* weight [[buffer(2)]],
+    device const T* bias [[buffer(3)]], device T* y [[buffer(4)]], device T* sum [[buffer(5)]],
+    device float* means [[buffer(6)]], device float* scales [[buffer(7)]],
+    constant LayerNormParams& params [[buffer(8)]], uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[2 * 32];
+  const Threadgroup team(thread_index, threads, scratch);
+  const Moments found =
+      normalize_row<aligned, N>(x + row_at(params.x, row), residual + row_at(params.residual, row), weight, bias,
+                                y + ulong(row) * params.length, sum + ulong(row) * params.length, params, team);
+  if (thread_index > 0) return;
+  means[row] = found.mean;
+  scales[row] = found.scale;
+}
+
+// Elements that a thread has seen: how many, their mean, and the sum of the squares of their differences from it.
+struct Seen {
+  float count = 0.0f;
+  float mean = 0.0f;
+  float squares = 0.0f;
+
+  void add(float other_count, float other_mean, float other_squares) {
+    const float total = count + other_count;
+    const float share = total > 0.0f ? other_count / total : 0.0f;
+    const float difference = other_mean - mean;
+    squares += other_squares + difference * difference * (count * share);
+    mean += difference * share;
+    count = total;
+  }
+};
+
+template <bool aligned, typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void layer_norm_looped(
+    device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]], device const T* weight [[buffer(2)]],
+    device const T* bias [[buffer(3)]], device T* y [[buffer(4)]], device T* sum [[buffer(5)]],
+    device float* means [[buffer(6)]], device float* scales [[buffer(7)]],
+    constant LayerNormParams& params [[buffer(8)]], uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  constexpr uint N = kLongStep<T>;
+  typedef Slice<aligned, T, N> RowSlice;
+  threadgroup float scratch[2 * 32];
+  const Threadgroup team(thread_index, threads, scratch);
+  const uint length = params.length;
+  x += row_at(params.x, row);
+  residual += row_at(params.residual, row);
+  y += ulong(row) * length;
+  sum += ulong(row) * length;
+  Seen seen;
+  for (uint start = 0; start < length; start += threads * 4 * N) {
+    const RowSlice slice(thread_index, start);
+    typename RowSlice::template Of<T> v;
+    fetch_input(slice, v, x, residual, sum, params, length);
+    float count = 0.0f;
+    float total = 0.0f;
+    for (uint n = 0; n < N; ++n) {
+      count += count_of(slice, n, length);
+      total += slice.holds(n, length) ? sum4(v[n]) : 0.0f;
+    }
+    const float mean = total / max(count, 1.0f);
+    float squares = 0.0f;
+    for (uint n = 0; n < N; ++n) {
+      const float4 d = deviations(slice, v[n], mean, n, length);
+      squares += sum4(d * d);
+    }
+    seen.add(count, mean, squares);
+  }
+  const float mean = team.sum(seen.count * seen.mean, 0) / static_cast<float>(length);
+  const float difference = seen.mean - mean;
+  const float scale = scale_of(team.sum(seen.squares + seen.count * difference * difference, 1), params);
+  if (thread_index == 0) {
+    means[row] = mean;
+    scales[row] = scale;
+  }
+  // A thread that is past the end reads the row's last elements of `sum`, which another thread has written.
+  threadgroup_barrier(mem_flags::mem_device);
+  device const T* const input = params.has_residual ? sum : x;
+  for (uint start = 0; start < length; start += threads * 4 * N) {
+    const RowSlice slice(thread_index, start);
+    typename RowSlice::template Of<T> v;
+    typename RowSlice::template Of<T> w;
+    typename RowSlice::template Of<T> b;
+    slice.fetch(v, input, length);
+    fetch_parameter(slice, w, weight, params.has_weight, 1.0f, length);
+    fetch_parameter(slice, b, bias, params.has_bias, 0.0f, length);
+    for (uint n = 0; n < N; ++n) v.round(n, fma((v[n] - mean) * scale, w[n], b[n]));
+    slice.store(v, y, length);
+  }
+}
+
+#define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+
+#define INSTANTIATE_ROWS(layout, aligned, types, T)                               \
+  INSTANTIATE("layer_norm_simd1" layout, types, layer_norm_simd<aligned, T, 1>)   \
+  INSTANTIATE("layer_norm_simd4" layout, types, layer_norm_simd<aligned, T, 4>)   \
+  INSTANTIATE("layer_norm_block4" layout, types, layer_norm_block<aligned, T, 4>) \
+  INSTANTIATE("layer_norm_block8" layout, types, layer_norm_block<aligned, T, 8>) \
+  INSTANTIATE("layer_norm_looped" layout, types, layer_norm_looped<aligned, T>)
+
+#define INSTANTIATE_TYPES(types, T)                             \
+  INSTANTIATE("layer_norm_thread", types, layer_norm_thread<T>) \
+  INSTANTIATE_ROWS("", false, types, T)                         \
+  INSTANTIATE_ROWS("_aligned", true, types, T)
+
+INSTANTIATE_TYPES("_float", float)
+INSTANTIATE_TYPES("_half", half)
+INSTANTIATE_TYPES("_bfloat", bfloat)

@@ -1,0 +1,269 @@
+// The derivative of layer_norm. With s the scale of a row, h = (x - mean) s, and g the output's gradient times the
+// weight,
+//   gx = s (g - mean(g) - h mean(g h)),
+// plus `residual`, the gradient that reaches x + residual by itself. The parameters' gradients are sums over rows: of
+// the output's gradient times h, and of the output's gradient. Partial sums have the weight's columns first and then
+// the bias's. The simd and block kernels make them of the rows that pass through their registers, and
+// layer_norm_partial does it for the others. norm/column_sums.metal adds them up.
+#include "common/norm_rows.h"
+#include "norm/layer_norm.h"
+
+template <typename T>
+kernel void layer_norm_backward_thread(device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]],
+                                       device const float* means [[buffer(2)]],
+                                       device const float* scales [[buffer(3)]], device const T* weight [[buffer(4)]],
+                                       device const T* residual [[buffer(5)]], device T* gx [[buffer(6)]],
+                                       device float* partial [[buffer(7)]],
+                                       constant LayerNormParams& params [[buffer(8)]],
+                                       uint row [[thread_position_in_grid]]) {
+  const uint length = params.length;
+  const bool has_weight = params.has_weight;
+  const bool has_residual = params.has_residual;
+  const float mean = means[row];
+  const float scale = scales[row];
+  grad += row_at(params.grad, row);
+  x += row_at(params.x, row);
+  residual += row_at(params.residual, row);
+  gx += ulong(row) * length;
+  float total = 0.0f;
+  float product = 0.0f;
+  for (uint start = 0; start < length; start += kSumBlock) {
+    const uint end = min(start + kSumBlock, length);
+    float total_part = 0.0f;
+    float product_part = 0.0f;
+    for (uint i = start; i < end; ++i) {
+      const float g = static_cast<float>(grad[i]) * (has_weight ? static_cast<float>(weight[i]) : 1.0f);
+      total_part += g;
+      product_part += g * ((static_cast<float>(x[i]) - mean) * scale);
+    }
+    total += total_part;
+    product += product_part;
+  }
+  total /= static_cast<float>(length);
+  product /= static_cast<float>(length);
+  for (uint i = 0; i < length; ++i) {
+    const float g = static_cast<float>(grad[i]) * (has_weight ? static_cast<float>(weight[i]) : 1.0f);
+    const float normal = (static_cast<float>(x[i]) - mean) * scale;
+    const float value = (g - total - normal * product) * scale;
+    gx[i] = static_cast<T>(has_residual ? value + static_cast<float>(residual[i]) : value);
+  }
+}
+
+// The sums, up to element `end`, of g and of g h over a thread's slice.
+template <uint N, typename Slice, typename Rows, typename Weight>
+inline float2 sums_of(Slice slice, thread const Rows& v, thread const Rows& g, thread const Weight& w, float mean,
+                      float scale, uint end) {
+  float2 sums = float2(0.0f);
+  for (uint n = 0; n < N; ++n) {
+    const float4 weighted = g[n] * w[n];
+    const float2 part = float2(sum4(weighted), sum4(weighted * (v[n] - mean)) * scale);
+    sums += slice.holds(n, end) ? part : float2(0.0f);
+  }
+  return sums;
+}
+
+// A stream's rows, R of them at once and then those streams * R further on, by one team; and their part of the
+// parameters' gradients where it is wanted. Rows are on their way while those before them are at work.
+template <bool aligned, uint N, uint R, typename T, typename Team>
+inline void differentiate_rows(device const T* grad, device const T* x, device const float* means,
+                               device const float* scales, device const T* weight, device const T* residual,
+                               device T* gx, device float* partial, constant LayerNormParams& params, Team team,
+                               uint stream) {
+  typedef Slice<aligned, T, N> RowSlice;
+  typedef typename RowSlice::template Of<conditional_t<aligned, T, float>> Held;  // elements by themselves unpacked
+  constexpr bool ahead = N * sizeof(T) <= 4 && (aligned || sizeof(T) == 4);       // of others registers do not hold two
+  const uint length = params.length;
+  const float inverse_length = 1.0f / static_cast<float>(length);
+  const RowSlice slice(team.thread_index);
+  Held next_v[R];
+  Held next_g[R];
+  typename RowSlice::template Of<T> w;
+  float4 gw[N];
+  float4 gb[N];
+  if constexpr (ahead) {
+    fetch_rows(slice, next_v, x, params.x, stream * R, params);
+    fetch_rows(slice, next_g, grad, params.grad, stream * R, params);
+  }
+  fetch_weight(slice, w, weight, params, length);
+  for (uint n = 0; n < N; ++n) gw[n] = gb[n] = float4(0.0f);
+  uint parity = 0;  // a reduction's scratch is used again only after another one
+  for (ulong first = stream * R; first < params.rows; first += params.streams * R) {
+    Held v[R];
+    Held g[R];
+    float mean[R];
+    float scale[R];
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+      mean[r] = means[min(first + r, ulong(params.rows - 1))];
+      scale[r] = scales[min(first + r, ulong(params.rows - 1))];
+    }
+    if constexpr (ahead) {
+#pragma unroll
+      for (uint r = 0; r < R; ++r) {
+        v[r] = next_v[r];
+        g[r] = next_g[r];
+      }
+      fetch_rows(slice, next_v, x, params.x, first + params.streams * R, params);
+      fetch_rows(slice, next_g, grad, params.grad, first + params.streams * R, params);
+    } else {
+      fetch_rows(slice, v, x, params.x, first, params);
+      fetch_rows(slice, g, grad, params.grad, first, params);
+    }
+    float sums[2 * R];
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+      const float2 sum = sums_of<N>(slice, v[r], g[r], w, mean[r], scale[r], length);
+      sums[2 * r] = sum.x;
+      sums[2 * r + 1] = sum.y;
+    }
+    team.sum(sums, parity);
+    parity ^= 1;
+    Held added[R];
+    if (params.has_residual) fetch_rows(slice, added, residual, params.residual, first, params);
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+      const ulong row = first + r;
+      if (row >= params.rows) continue;
+      const float total = sums[2 * r] * inverse_length, product = sums[2 * r + 1] * inverse_length;
+      for (uint n = 0; n < N; ++n) {
+        const float4 normal = (v[r][n] - mean[r]) * scale[r];
+        gw[n] = fma(g[r][n], normal, gw[n]);
+        gb[n] += g[r][n];
+        const float4 value = (fma(g[r][n], w[n], float4(-total)) - normal * product) * scale[r];
+        v[r].round(n, params.has_residual ? value + added[r][n] : value);
+      }
+      slice.store(v[r], gx + row * length, length);
+    }
+  }
+  if (!params.partial) return;
+  slice.store(gw, partial + 2 * ulong(stream) * length, length);
+  slice.store(gb, partial + (2 * ulong(stream) + 1) * length, length);
+}
+
+template <bool aligned, typename T, uint N>
+kernel void layer_norm_backward_simd(device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]],
+                                     device const float* means [[buffer(2)]], device const float* scales [[buffer(3)]],
+                                     device const T* weight [[buffer(4)]], device const T* residual [[buffer(5)]],
+                                     device T* gx [[buffer(6)]], device float* partial [[buffer(7)]],
+                                     constant LayerNormParams& params [[buffer(8)]],
+                                     uint group [[threadgroup_position_in_grid]],
+                                     uint lane [[thread_index_in_simdgroup]],
+                                     uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                     uint simdgroups [[simdgroups_per_threadgroup]]) {
+  const uint stream = group * simdgroups + simdgroup;
+  if (stream >= params.streams) return;
+  differentiate_rows<aligned, N, 1>(grad, x, means, scales, weight, residual, gx, partial, params, Simdgroup(lane),
+                                    stream);
+}
+
+template <bool aligned, typename T, uint N, uint R>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void layer_norm_backward_block(
+    device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const float* means [[buffer(2)]],
+    device const float* scales [[buffer(3)]], device const T* weight [[buffer(4)]],
+    device const T* residual [[buffer(5)]], device T* gx [[buffer(6)]], device float* partial [[buffer(7)]],
+    constant LayerNormParams& params [[buffer(8)]], uint stream [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[2 * 32 * 2 * R];
+  const Threadgroup team(thread_index, threads, scratch);
+  differentiate_rows<aligned, N, R>(grad, x, means, scales, weight, residual, gx, partial, params, team, stream);
+}
+
+// A longer row in two walks: the sums, and the results.
+template <bool aligned, typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void layer_norm_backward_looped(
+    device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const float* means [[buffer(2)]],
+    device const float* scales [[buffer(3)]], device const T* weight [[buffer(4)]],
+    device const T* residual [[buffer(5)]], device T* gx [[buffer(6)]], device float* partial [[buffer(7)]],
+    constant LayerNormParams& params [[buffer(8)]], uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  constexpr uint N = kColumnStep;
+  typedef Slice<aligned, T, N> RowSlice;
+  threadgroup float scratch[32 * 2];
+  const Threadgroup team(thread_index, threads, scratch);
+  const uint length = params.length;
+  const float mean = means[row];
+  const float scale = scales[row];
+  grad += row_at(params.grad, row);
+  x += row_at(params.x, row);
+  residual += row_at(params.residual, row);
+  gx += ulong(row) * length;
+  typename RowSlice::template Of<T> v;
+  typename RowSlice::template Of<T> g;
+  typename RowSlice::template Of<T> w;
+  float sums[2] = {0.0f, 0.0f};
+  for (uint start = 0; start < length; start += threads * 4 * N) {
+    const RowSlice slice(thread_index, start);
+    slice.fetch(v, x, length);
+    slice.fetch(g, grad, length);
+    fetch_weight(slice, w, weight, params, length);
+    const float2 sum = sums_of<N>(slice, v, g, w, mean, scale, length);
+    sums[0] += sum.x;
+    sums[1] += sum.y;
+  }
+  team.sum(sums, 0);
+  const float total = sums[0] / static_cast<float>(length), product = sums[1] / static_cast<float>(length);
+  for (uint start = 0; start < length; start += threads * 4 * N) {
+    const RowSlice slice(thread_index, start);
+    typename RowSlice::template Of<T> added;
+    slice.fetch(v, x, length);
+    slice.fetch(g, grad, length);
+    fetch_weight(slice, w, weight, params, length);
+    if (params.has_residual) slice.fetch(added, residual, length);
+    for (uint n = 0; n < N; ++n) {
+      const float4 normal = (v[n] - mean) * scale;
+      const float4 value = (fma(g[n], w[n], float4(-total)) - normal * product) * scale;
+      v.round(n, params.has_residual ? value + added[n] : value);
+    }
+    slice.store(v, gx, length);
+  }
+}
+
+// Partial sums of the parameters' gradients by themselves: a thread has four columns and a chunk of the rows.
+template <bool aligned, typename T>
+inline void sum_chunk(device const T* grad, device const T* x, device const float* means, device const float* scales,
+                      device float* partial, constant LayerNormParams& params, uint2 at) {
+  const uint column = at.x * 4;
+  const uint first = at.y * params.chunk_rows;
+  const uint last = min(first + params.chunk_rows, params.rows);
+  float4 gw = float4(0.0f);
+  float4 gb = float4(0.0f);
+  for (uint row = first; row < last; ++row) {
+    const float4 g = load4<aligned>(grad + row_at(params.grad, row), column, params.length, 0.0f);
+    const float4 v = load4<aligned>(x + row_at(params.x, row), column, params.length, 0.0f);
+    gw += g * ((v - means[row]) * scales[row]);
+    gb += g;
+  }
+  store4<false>(partial + 2 * ulong(at.y) * params.length, column, params.length, gw);
+  store4<false>(partial + (2 * ulong(at.y) + 1) * params.length, column, params.length, gb);
+}
+
+template <typename T>
+kernel void layer_norm_partial(device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]],
+                               device const float* means [[buffer(2)]], device const float* scales [[buffer(3)]],
+                               device float* partial [[buffer(4)]], constant LayerNormParams& params [[buffer(5)]],
+                               uint2 at [[thread_position_in_grid]]) {
+  if (params.aligned)
+    sum_chunk<true>(grad, x, means, scales, partial, params, at);
+  else
+    sum_chunk<false>(grad, x, means, scales, partial, params, at);
+}
+
+#define INSTANTIATE(name, types, ...) template[[host_name(name types)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+
+// As many rows at once as rms_norm's, whose registers hold as much.
+#define INSTANTIATE_ROWS(layout, aligned, types, T)                                                    \
+  INSTANTIATE("layer_norm_backward_simd1" layout, types, layer_norm_backward_simd<aligned, T, 1>)      \
+  INSTANTIATE("layer_norm_backward_block1" layout, types,                                              \
+              layer_norm_backward_block<aligned, T, 1, RMS_NORM_BLOCK1_ROWS(sizeof(T))>)               \
+  INSTANTIATE("layer_norm_backward_block2" layout, types, layer_norm_backward_block<aligned, T, 2, 1>) \
+  INSTANTIATE("layer_norm_backward_looped" layout, types, layer_norm_backward_looped<aligned, T>)
+
+#define INSTANTIATE_TYPES(types, T)                                               \
+  INSTANTIATE("layer_norm_backward_thread", types, layer_norm_backward_thread<T>) \
+  INSTANTIATE("layer_norm_partial", types, layer_norm_partial<T>)                 \
+  INSTANTIATE_ROWS("", false, types, T)                                           \
+  INSTANTIATE_ROWS("_aligned", true, types, T)
+
+INSTANTIATE_TYPES("_float", float)
+INSTANTIATE_TYPES("_half", half)
+INSTANTIATE_TYPES("_bfloat", bfloat)

@@ -1,0 +1,408 @@
+// How each type of GGML packs weights. A row consists of blocks; all types are read in slices of 32 weights, two runs
+// of 16 with a scale each: weight = scale * q, or scale * q + offset. Products are exact in float32, because scale and
+// q have few bits, so that every way to compute a weight gives the same number.
+//
+// A reader has
+//   Word          what its blocks are multiples of: memory is read as such words
+//   bytes         of a block
+//   slices        of a block, 8 or 1
+//   apart         the distance of a slice's two runs
+//   has_offset    whether weights are scale * q + offset
+//   load(at, s)   the packed bytes that slice s of the block at `at` needs
+//   decode(p, s)  their numbers
+//
+// Source of the layouts: github.com/ggml-org/ggml, src/ggml-common.h.
+#pragma once
+
+#include <metal_stdlib>
+
+using namespace metal;
+
+// Words of memory, and a place among them. Blocks of 4-byte words may begin at any byte.
+struct Bytes {
+  device const uint* words;
+  ulong at;
+
+  Bytes plus(ulong bytes) const { return {words, at + bytes}; }
+  // The 1 to 4 bytes from `offset` to the end of a word.
+  uint tail(uint offset) const { return words[(at + offset) >> 2] >> ((uint(at) + offset) % 4 * 8); }
+  uint byte(uint offset) const { return tail(offset) & 0xffu; }
+  uint pair(uint offset) const { return tail(offset) & 0xffffu; }
+  // 16 bytes from anywhere. No word is read of which no byte is wanted.
+  uint4 quad(uint offset) const {
+    const ulong place = at + offset;
+    device const uint* const from = words + (place >> 2);
+    const uint shift = uint(place) % 4 * 8;
+    const uint w[5] = {from[0], from[1], from[2], from[3], from[shift ? 4 : 3]};
+    uint4 result;
+#pragma unroll
+    for (uint i = 0; i < 4; ++i) result[i] = uint(as_type<ulong>(uint2(w[i], w[i + 1])) >> shift);
+    return result;
+  }
+  // 16 bytes from a multiple of 4.
+  uint4 aligned(uint offset) const {
+    device const uint* const from = words + ((at + offset) >> 2);
+    return uint4(from[0], from[1], from[2], from[3]);
+  }
+};
+struct Quads {
+  device const uint4* words;
+  ulong at;
+
+  Quads plus(ulong bytes) const { return {words, at + bytes}; }
+  uint4 aligned(uint offset) const { return words[(at + offset) >> 4]; }
+};
+
+inline Bytes place(device const uint* words, ulong at) { return {words, at}; }
+inline Quads place(device const uint4* words, ulong at) { return {words, at}; }
+
+// What a reader loads of a slice. A type leaves out what it does not need.
+struct Packed {
+  uint4 low;   // the lower bits of 32 weights
+  uint4 high;  // the upper bits
+  uint4 head;  // scales
+};
+
+struct Slice {
+  float4 q[8];    // the first run, and the second
+  float2 scale;   // of the runs
+  float2 offset;  // zero without has_offset
+};
+
+inline float half_of(uint bits) { return static_cast<float>(as_type<half>(ushort(bits & 0xffffu))); }
+
+// The bits of `mask`, of which `at` is the lowest, as a number, less `bias`. The lowest bits of a float of
+// 2^23 hold an integer, and those from bit `at` on that of a float of 2^(23 - at): one operation selects the bits
+// and makes them a number.
+template <uint at>
+inline float field(uint bits, uint mask, float bias) {
+  constexpr uint exponent = (150 - at) << 23;
+  return as_type<float>((bits & mask) | exponent) - (float(1u << (23 - at)) + bias);
+}
+
+// Four bytes, less `bias`.
+inline float4 floats(uint bytes, float bias) {
+  const uint upper = bytes >> 16;
+  return float4(field<0>(bytes, 0xffu, bias), field<8>(bytes, 0xff00u, bias), field<0>(upper, 0xffu, bias),
+                field<8>(upper, 0xff00u, bias));
+}
+
+// Nibbles of 16 bytes: the lower ones are the first run, the upper ones the second.
+inline void nibbles(thread Slice& slice, uint4 low, float bias) {
+#pragma unroll
+  for (uint i = 0; i < 4; ++i) {
+    const uint lower = low[i], upper = low[i] >> 16;
+    slice.q[i] = float4(field<0>(lower, 0xfu, bias), field<8>(lower, 0xf00u, bias), field<0>(upper, 0xfu, bias),
+                        field<8>(upper, 0xf00u, bias));
+    slice.q[i + 4] = float4(field<4>(lower, 0xf0u, bias), field<12>(lower, 0xf000u, bias), field<4>(upper, 0xf0u, bias),
+                            field<12>(upper, 0xf000u, bias));
+  }
+}
+
+// The same with upper bits, which stand in the bytes of `first` and `second` where they belong.
+inline void nibbles(thread Slice& slice, uint4 low, uint4 first, uint4 second, float bias) {
+#pragma unroll
+  for (uint i = 0; i < 4; ++i) {
+    slice.q[i] = floats((low[i] & 0x0f0f0f0fu) | first[i], bias);
+    slice.q[i + 4] = floats(((low[i] >> 4) & 0x0f0f0f0fu) | second[i], bias);
+  }
+}
+
+// Bits `at` to `at` + 3 become the lowest bits of four bytes.
+inline uint spread(uint bits, uint at) {
+  const uint four = (bits >> at) & 0xfu;
+  return (four | four << 7 | four << 14 | four << 21) & 0x01010101u;
+}
+
+// The entries of a table of 16 numbers from -128 to 127, which are in it with 128 added.
+struct Table {
+  ulong low, high;
+  float of(uint nibble) const {
+    const uint entry = uint((nibble & 8 ? high : low) >> (nibble % 8 * 8)) & 0xffu;
+    return as_type<float>(entry | 0x4b000000u) - 8388736.0f;
+  }
+};
+inline void look_up(thread Slice& slice, uint4 low, Table table) {
+#pragma unroll
+  for (uint i = 0; i < 16; ++i) {
+    const uint byte = low[i / 4] >> (i % 4 * 8);
+    slice.q[i / 4][i % 4] = table.of(byte & 0xfu);
+    slice.q[4 + i / 4][i % 4] = table.of((byte >> 4) & 0xfu);
+  }
+}
+
+struct Block32 {
+  typedef uint Word;
+  static constexpr constant uint slices = 1, apart = 16;
+  static uint first(uint) { return 0; }
+};
+struct Block256 {
+  typedef uint Word;
+  static constexpr constant uint slices = 8, apart = 32;
+  static uint first(uint s) { return s / 2 * 64 + s % 2 * 16; }
+};
+
+struct Q4_0 : Block32 {
+  static constexpr constant uint bytes = 18;
+  static constexpr constant bool has_offset = false;
+  static Packed load(Bytes at, uint) { return {at.quad(2), uint4(0), uint4(at.pair(0))}; }
+  static Slice decode(Packed p, uint) {
+    Slice slice;
+    nibbles(slice, p.low, 8.0f);
+    slice.scale = float2(half_of(p.head.x));
+    slice.offset = float2(0.0f);
+    return slice;
+  }
+};
+
+struct Q4_1 : Block32 {
+  static constexpr constant uint bytes = 20;
+  static constexpr constant bool has_offset = true;
+  static Packed load(Bytes at, uint) { return {at.aligned(4), uint4(0), uint4(at.tail(0))}; }
+  static Slice decode(Packed p, uint) {
+    Slice slice;
+    nibbles(slice, p.low, 0.0f);
+    slice.scale = float2(half_of(p.head.x));
+    slice.offset = float2(half_of(p.head.x >> 16));
+    return slice;
+  }
+};
+
+// The fifth bits of a block's 32 weights are in one word.
+inline void nibbles_and_fifth(thread Slice& slice, uint4 low, uint fifth, float bias) {
+  uint4 first, second;
+#pragma unroll
+  for (uint i = 0; i < 4; ++i) {
+    first[i] = spread(fifth, 4 * i) << 4;
+    second[i] = spread(fifth, 4 * i + 16) << 4;
+  }
+  nibbles(slice, low, first, second, bias);
+}
+
+struct Q5_0 : Block32 {
+  static constexpr constant uint bytes = 22;
+  static constexpr constant bool has_offset = false;
+  static Packed load(Bytes at, uint) { return {at.quad(6), uint4(at.pair(2) | at.pair(4) << 16), uint4(at.pair(0))}; }
+  static Slice decode(Packed p, uint) {
+    Slice slice;
+    nibbles_and_fifth(slice, p.low, p.high.x, 16.0f);
+    slice.scale = float2(half_of(p.head.x));
+    slice.offset = float2(0.0f);
+    return slice;
+  }
+};
+
+struct Q5_1 : Block32 {
+  static constexpr constant uint bytes = 24;
+  static constexpr constant bool has_offset = true;
+  static Packed load(Bytes at, uint) { return {at.aligned(8), uint4(at.tail(4)), uint4(at.tail(0))}; }
+  static Slice decode(Packed p, uint) {
+    Slice slice;
+    nibbles_and_fifth(slice, p.low, p.high.x, 0.0f);
+    slice.scale = float2(half_of(p.head.x));
+    slice.offset = float2(half_of(p.head.x >> 16));
+    return slice;
+  }
+};
+
+struct Q8_0 : Block32 {
+  static constexpr constant uint bytes = 34;
+  static constexpr constant bool has_offset = false;
+  static Packed load(Bytes at, uint) { return {at.quad(2), at.quad(18), uint4(at.pair(0))}; }
+  static Slice decode(Packed p, uint) {
+    Slice slice;
+#pragma unroll
+    for (uint i = 0; i < 4; ++i) {
+      slice.q[i] = floats(p.low[i] ^ 0x80808080u, 128.0f);
+      slice.q[i + 4] = floats(p.high[i] ^ 0x80808080u, 128.0f);
+    }
+    slice.scale = float2(half_of(p.head.x));
+    slice.offset = float2(0.0f);
+    return slice;
+  }
+};
+
+// Two bits of 128 weights are in 32 bytes, those of a slice beside those of three others.
+inline void crumbs(thread Slice& slice, uint4 low, uint shift, uint4 first, uint4 second, float bias) {
+#pragma unroll
+  for (uint i = 0; i < 4; ++i) {
+    slice.q[i] = floats(((low[i] >> shift) & 0x03030303u) | first[i], bias);
+    slice.q[i + 4] = floats(((low[i] >> (shift + 2)) & 0x03030303u) | second[i], bias);
+  }
+}
+
+struct Q2_K : Block256 {
+  static constexpr constant uint bytes = 84;
+  static constexpr constant bool has_offset = true;
+  static Packed load(Bytes at, uint s) {
+    const uint scales = s / 2 * 4 + s % 2;
+    return {at.aligned(16 + s / 4 * 32 + s % 2 * 16), uint4(0),
+            uint4(at.byte(scales), at.byte(scales + 2), at.tail(80), 0)};
+  }
+  static Slice decode(Packed p, uint s) {
+    Slice slice;
+    crumbs(slice, p.low, s / 2 % 2 * 4, uint4(0), uint4(0), 0.0f);
+    slice.scale = half_of(p.head.z) * float2(p.head.xy & 0xfu);
+    slice.offset = -(half_of(p.head.z >> 16) * float2(p.head.xy >> 4));
+    return slice;
+  }
+};
+
+struct Q3_K : Block256 {
+  static constexpr constant uint bytes = 110;
+  static constexpr constant bool has_offset = false;
+  // The 16 scales have their lower four bits in 8 bytes and their upper two in 4.
+  static uint scale(Bytes at, uint i) {
+    return ((at.byte(96 + i % 8) >> (i / 8 * 4)) & 0xfu) | ((at.byte(104 + i % 4) >> (i / 4 * 2)) & 3u) << 4;
+  }
+  static Packed load(Bytes at, uint s) {
+    const uint scales = s / 2 * 4 + s % 2;
+    return {at.quad(32 + s / 4 * 32 + s % 2 * 16), at.quad(s % 2 * 16),
+            uint4(scale(at, scales), scale(at, scales + 2), at.pair(108), 0)};
+  }
+  static Slice decode(Packed p, uint s) {
+    Slice slice;
+    const uint4 bit = p.high >> (s / 2 * 2);  // of the first run; the second has the next
+    crumbs(slice, p.low, s / 2 % 2 * 4, (bit & 0x01010101u) << 2, ((bit >> 1) & 0x01010101u) << 2, 4.0f);
+    slice.scale = half_of(p.head.z) * (float2(p.head.xy) - 32.0f);
+    slice.offset = float2(0.0f);
+    return slice;
+  }
+};
+
+// The scales and the minima of a slice's two runs, of 6 bits each. `head` has both factors and then 12 bytes: the lower
+// bits of the first four pairs in 8 bytes, and of the others in 4.
+inline void scales_of(thread Slice& slice, uint4 head, uint s) {
+  const uint shift = s / 2 % 2 * 16;
+  const uint d = head.y >> shift, m = head.z >> shift, both = head.w >> shift;
+  const bool lower = s < 4;
+  const uint scales = lower ? d & 0x3f3fu : (both & 0x0f0fu) | ((d >> 2) & 0x3030u);
+  const uint minima = lower ? m & 0x3f3fu : ((both >> 4) & 0x0f0fu) | ((m >> 2) & 0x3030u);
+  slice.scale = half_of(head.x) * float2(float(scales & 0xffu), float((scales >> 8) & 0xffu));
+  slice.offset = -(half_of(head.x >> 16) * float2(float(minima & 0xffu), float((minima >> 8) & 0xffu)));
+}
+
+struct Q4_K : Block256 {
+  typedef uint4 Word;
+  static constexpr constant uint bytes = 144;
+  static constexpr constant bool has_offset = true;
+  static Packed load(Quads at, uint s) { return {at.aligned(16 + s * 16), uint4(0), at.aligned(0)}; }
+  static Slice decode(Packed p, uint s) {
+    Slice slice;
+    nibbles(slice, p.low, 0.0f);
+    scales_of(slice, p.head, s);
+    return slice;
+  }
+};
+
+struct Q5_K : Block256 {
+  typedef uint4 Word;
+  static constexpr constant uint bytes = 176;
+  static constexpr constant bool has_offset = true;
+  static Packed load(Quads at, uint s) { return {at.aligned(48 + s * 16), at.aligned(16 + s % 2 * 16), at.aligned(0)}; }
+  static Slice decode(Packed p, uint s) {
+    Slice slice;
+    const uint4 bit = p.high >> (s / 2 * 2);  // of the first run; the second has the next
+    nibbles(slice, p.low, (bit & 0x01010101u) << 4, ((bit >> 1) & 0x01010101u) << 4, 0.0f);
+    scales_of(slice, p.head, s);
+    return slice;
+  }
+};
+
+struct Q6_K {
+  typedef uint Word;
+  static constexpr constant uint bytes = 210, slices = 8, apart = 64;
+  static constexpr constant bool has_offset = false;
+  static uint first(uint s) { return s / 4 * 128 + s % 4 * 16; }
+  static Packed load(Bytes at, uint s) {
+    const uint scales = 192 + s / 4 * 8 + s % 4;
+    return {at.quad(s * 16), at.quad(128 + s / 4 * 32 + s % 2 * 16),
+            uint4(at.byte(scales), at.byte(scales + 4), at.pair(208), 0)};
+  }
+  static Slice decode(Packed p, uint s) {
+    Slice slice;
+    const uint4 bits = p.high >> (s / 2 % 2 * 2);
+    nibbles(slice, p.low, (bits & 0x03030303u) << 4, bits & 0x30303030u, 32.0f);
+    slice.scale =
+        half_of(p.head.z) * float2(float(as_type<char>(uchar(p.head.x))), float(as_type<char>(uchar(p.head.y))));
+    slice.offset = float2(0.0f);
+    return slice;
+  }
+};
+
+// -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+constexpr constant Table kNonlinear = {0x766a5d4f3f2d1801ul, 0xf1d9c5b5a6998d81ul};
+// Twice the numbers of E2M1: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives
+constexpr constant Table kE2M1 = {0x8c88868483828180ul, 0x74787a7c7d7e7f80ul};
+
+struct IQ4_NL : Block32 {
+  static constexpr constant uint bytes = 18;
+  static constexpr constant bool has_offset = false;
+  static Packed load(Bytes at, uint) { return {at.quad(2), uint4(0), uint4(at.pair(0))}; }
+  static Slice decode(Packed p, uint) {
+    Slice slice;
+    look_up(slice, p.low, kNonlinear);
+    slice.scale = float2(half_of(p.head.x));
+    slice.offset = float2(0.0f);
+    return slice;
+  }
+};
+
+struct IQ4_XS : Block32 {
+  static constexpr constant uint bytes = 136, slices = 8;
+  static constexpr constant bool has_offset = false;
+  static uint first(uint s) { return 32 * s; }
+  static Packed load(Bytes at, uint s) {
+    return {at.aligned(8 + s * 16), uint4(0), uint4(at.tail(0), at.byte(4 + s / 2), 0, 0)};
+  }
+  static Slice decode(Packed p, uint s) {
+    Slice slice;
+    look_up(slice, p.low, kNonlinear);
+    const uint scale = ((p.head.y >> (s % 2 * 4)) & 0xfu) | ((p.head.x >> (16 + 2 * s)) & 3u) << 4;
+    slice.scale = float2(half_of(p.head.x) * (float(scale) - 32.0f));
+    slice.offset = float2(0.0f);
+    return slice;
+  }
+};
+
+struct MXFP4 : Block32 {
+  static constexpr constant uint bytes = 17;
+  static constexpr constant bool has_offset = false;
+  static Packed load(Bytes at, uint) { return {at.quad(1), uint4(0), uint4(at.byte(0))}; }
+  static Slice decode(Packed p, uint) {
+    Slice slice;
+    look_up(slice, p.low, kE2M1);
+    // Half of 2^(e - 127).
+    const uint e = p.head.x;
+    slice.scale = float2(as_type<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23));
+    slice.offset = float2(0.0f);
+    return slice;
+  }
+};
+
+// Calls FOR(type) for every type that has kernels.
+#define FOR_QUANT_TYPES(FOR)                                                                                        \
+  FOR(Q4_0)                                                                                                         \
+  FOR(Q4_1) FOR(Q5_0) FOR(Q5_1) FOR(Q8_0) FOR(Q2_K) FOR(Q3_K) FOR(Q4_K) FOR(Q5_K) FOR(Q6_K) FOR(IQ4_NL) FOR(IQ4_XS) \
+      FOR(MXFP4)
+
+// Slice i of a packed row: the block and the slice in it, and the number in the row of its first weight.
+template <typename F>
+struct SliceOf {
+  uint block, s;
+  SliceOf(uint i) : block(i / F::slices), s(i % F::slices) {}
+  uint first() const { return block * F::slices * 32 + F::first(s); }
+  template <typename P>
+  Packed load(P row) const {
+    return F::load(row.plus(ulong(block) * F::bytes), s);
+  }
+  Slice decode(Packed packed) const { return F::decode(packed, s); }
+};
+
+// Weights 4 i to 4 i + 3 of the slice, in the order of q.
+template <typename F>
+inline float4 weights(Slice slice, uint i) {
+  const uint run = i / 4;
+  return F::has_offset ? fma(float4(slice.scale[run]), slice.q[i], float4(slice.offset[run]))
+                       : slice.scale[run] * slice.q[i];
+}

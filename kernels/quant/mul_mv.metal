@@ -1,0 +1,119 @@
+// Products of packed weights and few rows of x. A lane keeps its slice of each row of x in registers while it walks
+// over rows of weights, and loads several of these at once. The simdgroups of a threadgroup share the rows' length.
+#include <metal_stdlib>
+using namespace metal;
+
+#include "common/rows.h"
+#include "formats.h"
+#include "numbers.h"
+#include "quant.h"
+
+// A slice of a row of x, and the sums of its two runs.
+struct Held {
+  float4 x[8];
+  float2 sums;
+};
+
+template <typename F>
+inline Held hold(device const uint4* x, ulong row, uint slices, uint i, bool there, uint dtype) {
+  Held held;
+  const ulong from = row * slices * 32 + SliceOf<F>(i).first();
+  load16(held.x, x, from, dtype);
+  load16(held.x + 4, x, from + F::apart, dtype);
+#pragma unroll
+  for (uint k = 0; k < 8; ++k) held.x[k] = there ? held.x[k] : float4(0.0f);
+  held.sums = float2(sum4((held.x[0] + held.x[1]) + (held.x[2] + held.x[3])),
+                     sum4((held.x[4] + held.x[5]) + (held.x[6] + held.x[7])));
+  return held;
+}
+
+template <typename F>
+inline float product(thread const Slice& w, thread const Held& held) {
+  float4 first = w.q[0] * held.x[0], second = w.q[4] * held.x[4];
+#pragma unroll
+  for (uint k = 1; k < 4; ++k) {
+    first = fma(w.q[k], held.x[k], first);
+    second = fma(w.q[k + 4], held.x[k + 4], second);
+  }
+  float result = fma(w.scale.x, sum4(first), w.scale.y * sum4(second));
+  if (F::has_offset) result = fma(w.offset.x, held.sums.x, fma(w.offset.y, held.sums.y, result));
+  return result;
+}
+
+// A threadgroup's rows of weights times M rows of x, `step` rows of weights at once.
+template <typename F, uint M, uint step_rows>
+inline void multiply(device const typename F::Word* packed, device const uint4* x, device float* floats,
+                     device ushort* halves, device const int* chosen, constant QuantMvParams& p,
+                     threadgroup float* parts, uint group, uint thread_index, uint simdgroups) {
+  const uint lane = thread_index % 32, simdgroup = thread_index / 32;
+  const uint x_groups = (p.x_rows + M - 1) / M;  // of neighbouring threadgroups, which share weights
+  const uint first_row = group / x_groups * p.group_rows, first_x = group % x_groups * M;
+  const uint expert = p.experts ? uint(chosen[first_x]) : 0;
+  const bool there = expert == 0 || expert < p.experts;  // what an expert that does not exist makes is NaN
+  const auto matrix = place(packed, there ? expert * p.expert_bytes : 0);
+  const uint steps = (min(p.group_rows, p.weights - first_row) + step_rows - 1) / step_rows;
+
+  Held held[M];
+  const uint chunks = (p.slices + 31) / 32;
+  for (uint step = 0; step < steps; ++step) {
+    float sums[step_rows * M];
+#pragma unroll
+    for (uint i = 0; i < step_rows * M; ++i) sums[i] = 0.0f;
+    for (uint chunk = simdgroup; chunk < chunks; chunk += simdgroups) {
+      // Lanes behind the row's end read its last slice, and take zeros for x.
+      const uint i = min(chunk * 32 + lane, p.slices - 1);
+      const SliceOf<F> slice(i);
+      Packed loaded[step_rows];
+#pragma unroll
+      for (uint r = 0; r < step_rows; ++r) {
+        const uint row = min(first_row + step * step_rows + r, p.weights - 1);
+        loaded[r] = slice.load(matrix.plus(row * p.row_bytes));
+      }
+      if (step == 0 || chunks > simdgroups) {
+#pragma unroll
+        for (uint m = 0; m < M; ++m) {
+          const uint row = min(first_x + m, p.x_rows - 1) / p.shared;
+          held[m] = hold<F>(x, row, p.slices, i, chunk * 32 + lane < p.slices, p.dtype);
+        }
+      }
+#pragma unroll
+      for (uint r = 0; r < step_rows; ++r) {
+        const Slice numbers = slice.decode(loaded[r]);
+#pragma unroll
+        for (uint m = 0; m < M; ++m) sums[r * M + m] += product<F>(numbers, held[m]);
+      }
+    }
+    const float sum = simd_sums(sums, lane);
+    constexpr uint kShare = 32 / (step_rows * M);
+    if (lane % kShare == 0) parts[simdgroup * QUANT_MV_RESULTS + step * step_rows * M + lane / kShare] = sum;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  for (uint i = thread_index; i < steps * step_rows * M; i += simdgroups * 32) {
+    float sum = 0.0f;
+    for (uint s = 0; s < simdgroups; ++s) sum += parts[s * QUANT_MV_RESULTS + i];
+    const uint row = first_row + i / M, result = first_x + i % M;
+    if (row < p.weights && result < p.x_rows)
+      store(floats, halves, ulong(result) * p.weights + row, there ? sum : NAN, p.dtype);
+  }
+}
+
+#define QUANT_MV_KERNEL(M, simdgroups_at_most, step_rows)                                                              \
+  template <typename F>                                                                                                \
+  [[kernel]] [[max_total_threads_per_threadgroup(32 * simdgroups_at_most)]] void quant_mv##M(                          \
+      device const typename F::Word* packed [[buffer(0)]], device const uint4* x [[buffer(1)]],                        \
+      device float* floats [[buffer(2)]], device ushort* halves [[buffer(3)]], device const int* chosen [[buffer(4)]], \
+      constant QuantMvParams& p [[buffer(5)]], uint group [[threadgroup_position_in_grid]],                            \
+      uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {                   \
+    threadgroup float parts[simdgroups_at_most * QUANT_MV_RESULTS];                                                    \
+    multiply<F, M, step_rows>(packed, x, floats, halves, chosen, p, parts, group, thread_index, threads / 32);         \
+  }
+QUANT_MV_KERNEL(1, QUANT_MV1_SIMDGROUPS, QUANT_MV1_STEP)
+QUANT_MV_KERNEL(4, QUANT_MV4_SIMDGROUPS, QUANT_MV4_STEP)
+
+#define QUANT_MV_OF(F, M)                                                                                    \
+  template [[host_name("quant_mv" #M "_" #F)]] [[kernel]] void quant_mv##M<F>(                               \
+      device const typename F::Word*, device const uint4*, device float*, device ushort*, device const int*, \
+      constant QuantMvParams&, uint, uint, uint);
+#define QUANT_MV(F) QUANT_MV_OF(F, 1) QUANT_MV_OF(F, 4)
+FOR_QUANT_TYPES(QUANT_MV)

@@ -1,0 +1,59 @@
+// Arguments of the kernels over packed weights, shared with the host.
+#pragma once
+
+#ifndef __METAL_VERSION__
+#include <cstdint>
+#endif
+
+// A simdgroup's lane takes a slice of a packed row at a time: 32 weights, in two runs of 16.
+#define QUANT_SLICE 32
+#define QUANT_CHUNK (QUANT_SLICE * 32)  // weights of a simdgroup
+
+// Products with 1 row of x, or with 4: at most so many simdgroups share a row, and load so many rows of weights at
+// once.
+#define QUANT_MV1_SIMDGROUPS 16
+#define QUANT_MV1_STEP 4
+#define QUANT_MV4_SIMDGROUPS 8
+#define QUANT_MV4_STEP 2
+#define QUANT_MV_RESULTS 64  // of a threadgroup, at most
+
+// The dtypes of x and of the results.
+#define QUANT_FLOAT 0u
+#define QUANT_HALF 1u
+#define QUANT_BFLOAT 2u
+
+// Row r of `rows` rows (or of all, one after the other), as numbers.
+struct QuantRowsParams {
+  uint64_t row_bytes;
+  uint64_t from;      // the first row of a dispatch
+  uint32_t weights;   // rows of packed weights
+  uint32_t slices;    // of a row
+  uint32_t gathered;  // whether `rows` says which rows, as int64
+  uint32_t dtype;     // of the results
+};
+
+// y[i] = W x[i], or with `experts` y[i] = W[expert of i] x[i / shared].
+struct QuantMvParams {
+  uint64_t row_bytes;
+  uint64_t expert_bytes;
+  uint32_t weights;     // rows of packed weights, which are a result's length
+  uint32_t slices;      // of a row
+  uint32_t x_rows;      // results
+  uint32_t shared;      // results that share a row of x, with experts
+  uint32_t experts;     // 0 where there is one matrix
+  uint32_t group_rows;  // rows of weights of a threadgroup, a multiple of the step
+  uint32_t dtype;       // of x and y
+};
+
+// y = x Wᵀ, or with `transposed` y = x W, in tiles.
+#define QUANT_MM_THREADS 128
+#define QUANT_MM_ROWS 32     // of x, in a tile
+#define QUANT_MM_COLUMNS 64  // of y, in a tile
+#define QUANT_MM_DEPTH 32    // terms at a time
+struct QuantMmParams {
+  uint64_t row_bytes;
+  uint32_t weights;  // rows of packed weights
+  uint32_t length;   // numbers in a row
+  uint32_t x_rows;
+  uint32_t transposed;
+};

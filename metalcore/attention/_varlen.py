@@ -1,0 +1,91 @@
+"""Attention of sequences of different lengths that follow each other in one tensor."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .._core.routing import accelerated
+from ._composite import Options, attend
+from ._operators import attention
+from ._sdpa import _check as check_options
+from ._sdpa import _window as window_of
+from ._sdpa import new_seed, takes
+
+__all__ = ["varlen_attention"]
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """scaled_dot_product_attention of each sequence by itself. Bands count from a sequence's last query and key.
+
+    Args:
+        query: (tokens, heads, E).
+        key, value: (tokens of key, heads, E) and (…, Ev). Their heads divide those of query.
+        cu_seq_q, cu_seq_k: where sequences begin, and where the last one ends: (sequences + 1,), integers.
+        max_q, max_k: the length of the longest sequence.
+        dropout_p, scale, window, softcap, sinks: as for metalcore.scaled_dot_product_attention.
+
+    Returns:
+        (tokens, heads, Ev), with gradients of any order. Tokens behind the last sequence get zeros. With return_lse
+        also (heads, tokens) in float32.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices do not go together.
+        ValueError: as scaled_dot_product_attention.
+    """
+    _check(query, key, value, cu_seq_q, cu_seq_k)
+    q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
+    check_options(q, dropout_p, softcap, sinks)
+    left, right = window_of(window)
+    options = Options(
+        max_q=int(max_q),
+        max_k=int(max_k),
+        left=left,
+        right=right,
+        lower_right=True,
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        softcap=float(softcap),
+        dropout=float(dropout_p),
+    )
+    seed = new_seed(q.device) if dropout_p > 0 else None
+    compute = attention if accelerated(q, k, v, sinks) and takes(q, k, v) else attend
+    bounds = (cu_seq_q.int(), cu_seq_q.int() if cu_seq_k is cu_seq_q else cu_seq_k.int())
+    out, lse = compute(q, k, v, None, sinks, *bounds, seed, *_given(compute, options))
+    out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
+    return (out, lse) if return_lse else out
+
+
+def _given(compute, options):
+    return (options,) if compute is attend else options
+
+
+def _check(query, key, value, cu_seq_q, cu_seq_k):
+    name = "metalcore.nn.attention.varlen_attn"
+    if not query.dim() == key.dim() == value.dim() == 3:
+        raise RuntimeError(f"{name}: query, key and value must have the dimensions (tokens, heads, size)")
+    if not query.dtype == key.dtype == value.dtype:
+        raise RuntimeError(f"{name}: query, key and value must have one dtype")
+    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1] or query.shape[-1] == 0:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (query, key, value))
+        raise RuntimeError(f"{name}: query, key and value of the shapes {shapes} do not go together")
+    if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
+        raise RuntimeError(f"{name}: {query.shape[1]} heads of query are no multiple of {key.shape[1]} of key")
+    for cu_seq in (cu_seq_q, cu_seq_k):
+        if cu_seq.dim() != 1 or cu_seq.shape != cu_seq_q.shape or cu_seq.is_floating_point() or not len(cu_seq):
+            raise RuntimeError(f"{name}: cu_seq_q and cu_seq_k must be integers of one shape (sequences + 1,)")
+        if cu_seq.device != query.device:
+            raise RuntimeError(f"{name}: cu_seq_q and cu_seq_k must be on query's device, {query.device}")

@@ -1,0 +1,106 @@
+"""Computes recorded cases again on a device, and compares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from .._core.registry import OPS
+from . import values
+from .artifact import Artifact, block_of, kept, load, parts
+from .cases import CASES, Case, cases
+
+__all__ = ["Comparison", "compare"]
+
+
+class Comparison(NamedTuple):
+    """How far a device's results of a case are from the recorded ones.
+
+    Attributes:
+        name: the case's name.
+        op: the op's name.
+        error: the largest error in units of the tolerance: at most 1 is right. It is infinite where a shape, a dtype or
+            a NaN differs.
+        where: the tensor and the element (or the block of elements) with the largest error.
+        problem: why nothing could be compared, or "".
+    """
+
+    name: str
+    op: str
+    error: float
+    where: str
+    problem: str = ""
+
+    @property
+    def right(self) -> bool:
+        return not self.problem and self.error <= 1
+
+
+def compare(folder: Path, device: str) -> Iterator[Comparison]:
+    """Compares a device with all artifacts in a folder, in the order of their names.
+
+    Raises:
+        ValueError: the folder has no artifact.
+    """
+    known = {case.name: case for op in OPS.values() for case in cases(op, CASES)}
+    folders = sorted(path for path in folder.iterdir() if path.is_dir())
+    if not folders:
+        raise ValueError(f"{folder} has no artifacts")
+    for path in folders:
+        artifact = load(path)
+        case = known.get(path.name)
+        op = str(artifact.meta.get("op", path.name))
+        if case is None:
+            yield Comparison(path.name, op, math.inf, "", "this version of metalcore has no such case")
+            continue
+        try:
+            yield _compare(case, artifact, device)
+        except Exception as error:  # an op that fails is what is looked for
+            yield Comparison(path.name, op, math.inf, "", f"{type(error).__name__}: {error}")
+
+
+def _compare(case: Case, artifact: Artifact, device: str) -> Comparison:
+    meta = artifact.meta
+    inputs, found = parts(case, device, meta["seed"])
+    if values.digest(inputs) != meta["inputs"]:
+        return Comparison(artifact.name, case.op.name, math.inf, "", "the inputs differ from the recorded ones")
+    signature = [(entry["part"], entry["dtype"], entry["shape"]) for entry in meta["tensors"]]
+    ours = [(part, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for part, tensor in found]
+    if signature != ours:
+        return Comparison(artifact.name, case.op.name, math.inf, "", f"results are {ours}, recorded were {signature}")
+    worst, where = 0.0, ""
+    for number, (entry, recorded, (part, tensor)) in enumerate(zip(meta["tensors"], artifact.tensors, found)):
+        errors = _errors(kept(tensor), recorded, entry["tolerance"], block_of(tensor, recorded.numel()))
+        if errors.numel() and float(errors.max()) >= worst:
+            worst, index = float(errors.max()), int(errors.argmax())
+            where = f"{part} {number}, {_place(index, tensor, errors.numel())}"
+    return Comparison(artifact.name, case.op.name, worst, where)
+
+
+# The chance that rounding errors of random signs add up to more than this times the root of their number is 3e-8.
+_DEVIATIONS = 6
+
+
+def _errors(ours, recorded, tolerance, block):
+    """Errors in units of the tolerance, of numbers that are made of `block` elements each. Equal infinities and two
+    NaNs are no error."""
+    allowed = tolerance * (1 if block == 1 else min(block, _DEVIATIONS * block**0.5))
+    same = (ours == recorded) | (ours.isnan() & recorded.isnan())
+    errors = ((ours - recorded).abs() / allowed).nan_to_num(nan=math.inf, posinf=math.inf)
+    return torch.where(same, torch.zeros_like(errors), errors)
+
+
+def _place(index, tensor, numbers):
+    block = block_of(tensor, numbers)
+    first = (index if block == 1 else index % (numbers // 2)) * block
+
+    def element(flat):
+        return "(" + ", ".join(str(int(i)) for i in torch.unravel_index(torch.tensor(flat), tensor.shape)) + ")"
+
+    if block == 1:
+        return f"element {element(first)}"
+    return f"elements {element(first)} to {element(min(first + block, tensor.numel()) - 1)}"

@@ -1,0 +1,104 @@
+"""The attention of transformers' models by metalcore.scaled_dot_product_attention and varlen_attn."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..attention import scaled_dot_product_attention
+from ..attention._varlen import varlen_attention
+from ._masks import Mask
+
+__all__ = ["attention_forward"]
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    cache=None,
+    **kwargs,
+) -> tuple[Tensor, None]:
+    """An attention function of transformers' AttentionInterface.
+
+    Args:
+        module: the layer. Its `is_causal` counts where the argument is None.
+        query, key, value: (batch, heads, length, head size). Key and value may have fewer heads.
+        attention_mask: of `_masks.mask`, bool (True where a query sees a key) or additive, or None.
+        sliding_window: of causal attention without a mask: a query sees so many keys, its own included.
+        softcap, s_aux: softcap and sinks of scaled_dot_product_attention.
+        position_bias: is added to the scores, (batch or 1, heads, length, length of key).
+        cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: of packed sequences, which a data collator gives.
+
+    Returns:
+        (batch, length, heads, head size), and None.
+
+    Raises:
+        ValueError: a cache of continuous batching, which is read by other functions.
+    """
+    if cache is not None:
+        raise ValueError('attn_implementation="metalcore" takes no paged cache of continuous batching')
+    causal = module.is_causal if is_causal is None and hasattr(module, "is_causal") else is_causal is not False
+    options = {"dropout_p": dropout, "scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
+    left = -1 if sliding_window is None else sliding_window - 1
+    queries = query.shape[2]
+    if cu_seq_lens_q is not None and max_length_q is not None and position_bias is None:
+        window = (left, 0 if causal else left)
+        ends = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+        return _packed(query, key, value, ends, window, options), None
+    if isinstance(attention_mask, Mask):
+        band, shift, padding = attention_mask.band, attention_mask.shift, attention_mask.padding
+        window = (band.left, band.right)
+        if band.sequences is not None:
+            if position_bias is None and padding is None:
+                ends = attention_mask.packed * 2
+                return _packed(query, key, value, (ends[0], ends[2], ends[1], ends[3]), window, options), None
+            attention_mask, window, shift = attention_mask.written(), (-1, -1), 0
+        else:
+            attention_mask = None if padding is None else padding[:, None, None, :]
+    else:
+        shift = 0
+        # A mask that is written out contains the band. A single query sees what is there.
+        window = (left, 0) if attention_mask is None and causal and queries > 1 else (-1, -1)
+    if window[1] == 0 and key.shape[2] > shift + queries:  # the rest of a static cache, which no query sees
+        end = shift + queries
+        key, value = key[:, :, :end], value[:, :, :end]
+        position_bias = None if position_bias is None else position_bias[..., :end]
+        attention_mask = None if attention_mask is None else attention_mask[..., :end]
+    found = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        _with_bias(attention_mask, position_bias),
+        enable_gqa=query.shape[1] != key.shape[1],
+        window=window,
+        lower_right=shift != 0,
+        **options,
+    )
+    return found.transpose(1, 2).contiguous(), None
+
+
+def _with_bias(mask, bias):
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    return bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
+
+
+def _packed(query, key, value, ends, window, options):
+    """Attention of sequences that follow each other in all rows of the batch."""
+    batch, _, length, _ = query.shape
+    flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
+    return varlen_attention(*flat, *ends, window=window, **options).unflatten(0, (batch, length))

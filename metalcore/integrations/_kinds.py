@@ -1,0 +1,174 @@
+"""Kinds of modules that an override replaces: which classes are tried, and what is put in their place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from torch.compiler import is_compiling
+
+from ..overrides import _report
+from ._formulas import on_the_cpu, settings_of
+from ._patches import Patch, full_name, owner_of, run_counted
+
+__all__ = ["Kind", "Modules"]
+
+_lock = threading.RLock()
+_trying = False  # a forward is being tried, and it may call another one that is replaced
+
+
+class Kind:
+    """What overrides replace in a library.
+
+    Attributes:
+        overrides: the names of the overrides that it belongs to.
+        active: those of them that are on.
+        seen: the classes that it has met since.
+        undecided: those of which it wants to see a module.
+        patches: what it has replaced. The key is the class or the file that defines it.
+    """
+
+    def __init__(self, overrides):
+        self.overrides, self.active = tuple(overrides), ()
+        self.seen: set = set()
+        self.undecided: set = set()
+        self.patches: dict = {}
+
+    def restore(self) -> None:
+        """Gives everything back."""
+        for patch in self.patches.values():
+            patch.remove()
+        for memory in (self.patches, self.seen, self.undecided):
+            memory.clear()
+
+    def meet_class(self, cls) -> None:
+        """Looks at a class of modules for the first time."""
+
+    def meet_module(self, module) -> None:
+        """Looks at a module of an undecided class."""
+
+
+class Modules(Kind):
+    """Modules whose method `member` computes an op. `examine(module, method)` finds its recipe, which has
+
+        override: the name of the override that it belongs to
+        read: names of the attributes that it reads at each call
+        run(module, args, kwargs): the result, or None if the original must compute it.
+
+    A class is tried with a module that is made from one of `arguments`, or else with the first one that somebody makes.
+    If `arguments` is None, each class is replaced whose name matches, and tried with each module that somebody makes or
+    calls. `traits` are the values of a module, besides its settings, that decide which recipe is right. `reason` tells
+    why others that look alike are not replaced.
+    """
+
+    def __init__(
+        self,
+        overrides,
+        pattern,
+        examine: Callable,
+        reason: str = "",
+        arguments: tuple | None = None,
+        member="forward",
+        traits: Callable = lambda module: (),
+    ):
+        super().__init__(overrides)
+        self.pattern, self.examine, self.reason, self.arguments = pattern, examine, reason, arguments
+        self.member, self.traits = member, traits
+
+    def meet_class(self, cls):
+        owner = owner_of(cls, self.member)
+        if not self.pattern.search(cls.__name__) or owner is None:
+            return
+        if owner.__module__.partition(".")[0] in ("torch", "metalcore"):
+            return
+        if self.arguments is None:
+            if owner not in self.patches:
+                self.patches[owner] = ModulePatch(self, owner)
+                self.patches[owner].install_learner()
+            self.undecided.add(cls)
+            return
+        for arguments in self.arguments:
+            try:
+                with on_the_cpu():
+                    module = cls(*arguments)
+            except Exception:  # it needs other arguments, so wait until somebody makes one
+                continue
+            return self._decide(module)
+        self.undecided.add(cls)
+
+    def meet_module(self, module):
+        if self.arguments is None:  # known before its first call, it is there in a compiled graph
+            self.patches[owner_of(type(module), self.member)].recipe_of(module)
+        else:
+            self.undecided.discard(type(module))
+            self._decide(module)
+
+    def _decide(self, module):
+        owner = owner_of(type(module), self.member)
+        patch = self.patches.get(owner) or ModulePatch(self, owner)
+        if patch.learn(module) is not None:
+            if owner not in self.patches:
+                patch.install_learner()
+                self.patches[owner] = patch
+        elif not any(True for child in module.children() for _ in child.parameters()):  # not a large part of a model
+            _report.never_replaced(self.overrides[0], full_name(type(module)), self.reason)
+
+
+class ModulePatch(Patch):
+    """metalcore's op in place of a method of a class of modules."""
+
+    def __init__(self, kind: Modules, owner):
+        super().__init__(owner, kind.member)
+        self.kind = kind
+        self.settings: list = []
+        self.recipes: dict = {}  # key(module) -> (recipe, Count), or None
+
+    def key(self, module):
+        """The values that decide which formula a module of the class computes. They do not contain the weight's
+        length."""
+        if not self.settings:
+            return (type(module), *self.kind.traits(module))
+        length = next((len(p) for p in module._parameters.values() if p is not None), None)
+        values = [getattr(module, name, None) for name in self.settings]
+        return (type(module), *self.kind.traits(module), *[-1 if value == length else value for value in values])
+
+    def learn(self, module):
+        """The recipe for modules like this one with their count, or None."""
+        global _trying
+        with _lock:
+            _trying = True
+            try:
+                with on_the_cpu():
+                    recipe = self.kind.examine(module, self.original)
+            finally:
+                _trying = False
+            if not self.recipes:
+                self.settings = [name for name in settings_of(module) if recipe is None or name not in recipe.read]
+            if recipe is not None and recipe.override not in self.kind.active:
+                recipe = None
+            entry = recipe and (recipe, _report.count_of(recipe.override, full_name(type(module))))
+            self.recipes[self.key(module)] = entry
+            return entry
+
+    def recipe_of(self, module):
+        """What learn() gives, or has given for a module like this one."""
+        entry = self.recipes.get(self.key(module), self)
+        return self.learn(module) if entry is self else entry
+
+    def install_learner(self):
+        recipes, key, learn, original = self.recipes, self.key, self.learn, self.original
+
+        def method(module, *args, **kwargs):
+            if not self.on or _trying:
+                return original(module, *args, **kwargs)
+            entry = recipes.get(key(module), self)
+            if entry is self:
+                entry = None if is_compiling() else learn(module)
+            if entry is None:
+                return original(module, *args, **kwargs)
+            recipe, count = entry
+            return run_counted(
+                count, lambda: recipe.run(module, args, kwargs), lambda: original(module, *args, **kwargs)
+            )
+
+        self.install(method)

@@ -1,0 +1,53 @@
+"""Functions in place of those of other libraries: methods of their modules' classes, and functions of their files."""
+
+from __future__ import annotations
+
+import functools
+
+from torch.compiler import is_compiling
+
+from .._core import refused
+from ..overrides import _report
+
+__all__ = ["Patch", "full_name", "owner_of", "run_counted"]
+
+
+def full_name(thing) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
+
+
+def owner_of(cls, member):
+    """The class that defines the member of cls, or None."""
+    return next((base for base in cls.__mro__ if member in vars(base)), None)
+
+
+class Patch:
+    """A function in place of a member of a class or of a Python file."""
+
+    def __init__(self, owner, member):
+        self.owner, self.member, self.on = owner, member, False
+        self.original = vars(owner)[member]
+
+    def install(self, function) -> None:
+        """Puts the function there. While the patch is off, a wrapper of it may still call it: it must look at `on`."""
+        self.function, self.on = functools.wraps(self.original)(function), True
+        setattr(self.owner, self.member, self.function)
+
+    def remove(self) -> None:
+        self.on = False
+        if vars(self.owner).get(self.member) is self.function:
+            setattr(self.owner, self.member, self.original)
+
+
+def run_counted(count: _report.Count, compute, original, reason="input that its kernel does not take"):
+    """compute(), or original() where that is None, counted."""
+    if is_compiling():  # the graph would contain a count
+        result = compute()
+        return original() if result is None else result
+    refused_before = refused.calls()
+    result = compute()
+    if result is None:
+        count.left[reason] += 1
+        return original()
+    count.ran_since(refused_before)
+    return result

@@ -1,0 +1,8 @@
+"""Losses."""
+
+# The registry, and the tables that are made of it, have the order in which ops are imported.
+# isort: off
+from ._cross_entropy import cross_entropy, selective_log_softmax
+from ._fused_linear import fused_linear_cross_entropy
+
+__all__ = ["cross_entropy", "fused_linear_cross_entropy", "selective_log_softmax"]

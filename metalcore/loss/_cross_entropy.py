@@ -1,0 +1,422 @@
+"""Cross entropy of logits, and log-probabilities of chosen classes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Override, Sample, register
+from .._core.routing import alike, autocast_to_float32, is_plain, require_tensors
+from .._core.samples import rows
+
+__all__ = ["cross_entropy", "selective_log_softmax"]
+
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # PyTorch's numbers
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    inplace: bool = False,
+) -> Tensor:
+    """The cross entropy of logits and targets, as torch.nn.functional.cross_entropy.
+
+    The logits are read once for the loss. The gradient reads them once more.
+
+    Args:
+        input: logits (C), (N, C) or (N, C, d1, …), float32, float16 or bfloat16, any strides. It is computed in float32.
+        target: classes, int64, of the input's shape without C; or probabilities of classes, of the input's shape and
+            dtype. Probabilities that require a gradient go to PyTorch's op. The loss for a class that is neither in
+            [0, C) nor ignore_index is NaN.
+        weight: of the classes, (C).
+        size_average, reduce: PyTorch's older way to name a reduction.
+        ignore_index: targets of this class have no loss and no gradient.
+        reduction: "mean" (over the targets' weights), "sum" or "none".
+        label_smoothing: the part of each target's probability that all classes share, in [0, 1].
+        softcap: logits become softcap * tanh(logits / softcap), except those that are -inf.
+        z_loss: z_loss * logsumexp(logits)^2 is added to the loss of each target that is not ignored.
+        inplace: the memory of the logits (N, C) may be overwritten, by their gradient. It is a permission: memory and
+            a walk over the logits are saved where classes are the targets, the reduction is no "none", the input
+            requires a gradient, is contiguous and no leaf, and nothing traces the call. backward() then runs once.
+
+    Returns:
+        A tensor of the input's dtype, or float32 if autocast makes PyTorch's result float32. It has gradients of any
+        order, and the same inputs give the same bits.
+    """
+    if size_average is not None or reduce is not None:
+        reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
+    if not _takes(input, target, weight, reduction, label_smoothing, ignore_index):
+        return _by_torch(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss)
+    if autocast_to_float32("log_softmax", input):
+        input = input.float()
+        target = target.float() if target.is_floating_point() else target
+    options = ignore_index, float(label_smoothing), float(softcap or 0.0), float(z_loss)
+    if inplace and _replaceable(input, target, reduction):
+        return _Replaced.apply(input, target, weight, reduction == "mean", options)
+    return _cross_entropy(input, target, weight, REDUCTIONS[reduction], *options)[0]
+
+
+def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
+    """The log-probabilities of chosen classes, log_softmax(logits, -1) at `index`, as the losses of DPO and GRPO need
+    them. The log-probabilities of the other classes are never written.
+
+    Args:
+        logits: (…, C), float32, float16 or bfloat16.
+        index: classes, int64, of the logits' shape without C. The result for one outside of [0, C) is NaN.
+
+    Returns:
+        A tensor of the index's shape and the logits' dtype, with gradients of any order.
+    """
+    require_tensors("selective_log_softmax", logits=logits, index=index)
+    if logits.dim() == 0 or index.shape != logits.shape[:-1]:
+        raise RuntimeError(
+            f"selective_log_softmax: index must have the shape of logits without the last dimension, "
+            f"{list(logits.shape[:-1])}, not {list(index.shape)}"
+        )
+    if not _takes(logits.flatten(0, -2) if logits.dim() > 1 else logits, index.flatten() if index.dim() else index):
+        return logits.log_softmax(-1).gather(-1, index[..., None])[..., 0]
+    if autocast_to_float32("log_softmax", logits):
+        logits = logits.float()
+    flat = logits.reshape(-1, logits.shape[-1])
+    # No class is ignored: this one is none.
+    return -_cross_entropy(flat, index.reshape(-1), None, 0, _NO_CLASS, 0.0, 0.0, 0.0)[0].view(index.shape)
+
+
+_NO_CLASS = -(2**63)
+
+
+def _takes(input, target, weight=None, reduction="mean", label_smoothing=0.0, ignore_index=0):
+    if not alike(input, weight) or not isinstance(target, Tensor) or target.device != input.device:
+        return False
+    shape, dims = input.shape, input.dim()
+    if (
+        dims == 0
+        or input.numel() == 0
+        or type(reduction) is not str
+        or reduction not in REDUCTIONS
+        or input.numel() > 2**31 * 64
+    ):
+        return False
+    classes = shape[0 if dims == 1 else 1]
+    if target.dtype == torch.int64:
+        fits = target.shape == (shape[:1] + shape[2:] if dims > 1 else ())
+    else:
+        fits = target.dtype == input.dtype and target.shape == shape and not target.requires_grad and dims > 1
+        fits = fits and target.layout == torch.strided
+    return (
+        fits
+        and classes < 2**31
+        and type(ignore_index) is int
+        and (weight is None or weight.shape == (classes,) and not weight.requires_grad)
+        and isinstance(label_smoothing, (float, int))
+        and 0 <= label_smoothing <= 1
+    )
+
+
+def _by_torch(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss):
+    if not softcap and not z_loss:
+        return F.cross_entropy(
+            input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        )
+    x = _cap(input, softcap or 0.0)
+    loss = F.cross_entropy(x, target, weight, None, ignore_index, None, reduction, label_smoothing)
+    if not z_loss:
+        return loss
+    dim = 0 if x.dim() == 1 else 1
+    squares = z_loss * x.logsumexp(dim).square()
+    divisor = squares.numel()
+    if not target.is_floating_point():
+        counted = target != ignore_index
+        squares = squares.where(counted, 0.0)
+        weights = 1.0 if weight is None else weight[target.where(counted, 0)]
+        divisor = (counted * weights).sum()
+    return loss + {"none": squares, "sum": squares.sum(), "mean": squares.sum() / divisor}[reduction]
+
+
+# CPU and fake kernels
+
+
+def _cap(x, softcap):
+    return x.where(x == -torch.inf, softcap * torch.tanh(x / softcap)) if softcap else x
+
+
+def _with_classes_last(x):
+    return x.movedim(1, -1) if x.dim() > 1 else x
+
+
+def _coefficients(x, target, weight, ignore_index, label_smoothing):
+    """The coefficients of all classes in the loss, classes last; which targets are counted; their weights."""
+    classes = x.shape[-1]
+    weights = torch.ones(classes, dtype=x.dtype, device=x.device) if weight is None else weight.to(x.dtype)
+    if target.is_floating_point():
+        target = _with_classes_last(target).to(x.dtype)
+        counted = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
+        row_weights = counted.to(x.dtype)
+    else:
+        counted = target != ignore_index
+        wrong = counted & ((target < 0) | (target >= classes))
+        chosen = target.where(counted & ~wrong, 0)
+        row_weights = (weights[chosen] * counted).where(~wrong, torch.nan)
+        target = (torch.arange(classes, device=x.device) == chosen[..., None]).to(x.dtype)
+        target = target.where(~wrong[..., None], torch.nan)
+    coefficients = ((1 - label_smoothing) * target + label_smoothing / classes) * weights
+    return coefficients * counted[..., None], counted, row_weights
+
+
+def _composite(x, target, weight, ignore_index, label_smoothing, softcap, z_loss):
+    """The losses of rows, their weights, lse and the sums of coefficients, in float32 or float64."""
+    wide = _cap(_with_classes_last(x).to(_wide(x)), softcap)
+    coefficients, counted, row_weights = _coefficients(wide, target, weight, ignore_index, label_smoothing)
+    lse = wide.logsumexp(-1)
+    terms = coefficients * (lse[..., None] - wide)
+    losses = terms.where(coefficients != 0, 0.0).sum(-1) + z_loss * lse.square()
+    return losses.where(counted, 0.0), row_weights, lse, coefficients.sum(-1)
+
+
+def _wide(x):
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+@cpu_kernel("cross_entropy")
+def _(x, target, weight, reduction, ignore_index, label_smoothing, softcap, z_loss):
+    losses, weights, lse, mass = _composite(x, target, weight, ignore_index, label_smoothing, softcap, z_loss)
+    saved = torch.stack((lse, mass), -1).view(-1, 2).float()
+    total = weights.sum().view(1).float() if reduction == 1 else torch.ones(1, device=x.device)
+    loss = losses.contiguous() if reduction == 0 else losses.sum() / total[0]
+    return loss.to(x.dtype), saved, total
+
+
+@fake_kernel("cross_entropy")
+def _(x, target, weight, reduction, ignore_index, label_smoothing, softcap, z_loss):
+    shape = (x.shape[:1] + x.shape[2:] if x.dim() > 1 else ()) if reduction == 0 else ()
+    count = x.numel() // x.shape[1 if x.dim() > 1 else 0]
+    return x.new_empty(shape), x.new_empty((count, 2), dtype=torch.float32), x.new_empty(1, dtype=torch.float32)
+
+
+def _gradient(grad, x, target, weight, total, reduction, ignore_index, label_smoothing, softcap, z_loss):
+    """cross_entropy_backward in PyTorch's ops, differentiable to any order."""
+    wide = _with_classes_last(x).to(_wide(x))
+    y = _cap(wide, softcap)
+    coefficients, counted, _ = _coefficients(y, target, weight, ignore_index, label_smoothing)
+    lse = y.logsumexp(-1, keepdim=True)
+    factor = coefficients.sum(-1, keepdim=True) + 2 * z_loss * lse
+    scale = (grad.to(_wide(x)) / total.to(_wide(x))[0]).expand(x.shape[:1] + x.shape[2:] if x.dim() > 1 else ())
+    gx = (factor * (y - lse).exp() - coefficients) * scale[..., None]
+    if softcap:
+        gx = gx * (1 - (y / softcap).square()).where(y != -torch.inf, 0.0)
+    gx = gx.where(counted[..., None], 0.0).to(x.dtype)
+    return gx.movedim(-1, 1) if x.dim() > 1 else gx
+
+
+@cpu_kernel("cross_entropy_backward")
+def _(grad, x, target, weight, saved, total, reduction, *options):
+    return _gradient(grad, x, target, weight, total, reduction, *options).contiguous()
+
+
+@fake_kernel("cross_entropy_backward")
+def _(grad, x, target, weight, saved, total, reduction, *options):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@cpu_kernel("cross_entropy_")
+def _(x, target, weight, scale, *options):
+    losses = _composite(x, target, weight, *options)[0]
+    scale = scale if scale.numel() == 1 else scale.view(-1)
+    one = torch.ones(1, device=x.device)
+    x.copy_(_gradient(scale.squeeze(), x, target, weight, one, 2, *options))
+    return losses.float()
+
+
+@fake_kernel("cross_entropy_")
+def _(x, target, weight, scale, *options):
+    return x.new_empty(x.shape[0], dtype=torch.float32)
+
+
+# Derivatives
+
+
+def _save(ctx, inputs, output):
+    x, target, weight, *ctx.options = inputs
+    _, saved, total = output
+    ctx.mark_non_differentiable(saved, total)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, target, weight, saved, total)
+
+
+def _backward(ctx, grad, *_):
+    if grad is None:
+        return (None,) * 8
+    x, target, weight, saved, total = ctx.saved_tensors
+    return _cross_entropy_gradient(grad, x, target, weight, saved, total, *ctx.options), *((None,) * 7)
+
+
+def _save_backward(ctx, inputs, output):
+    grad, x, target, weight, _, total, *ctx.options = inputs
+    ctx.save_for_backward(grad, x, target, weight, total)
+
+
+def _double_backward(ctx, cotangent):
+    """Differentiates _gradient, which is differentiable to any order."""
+    grad, x, target, weight, total = ctx.saved_tensors
+    with torch.enable_grad():
+        inputs = [grad.view_as(grad), x.view_as(x)]
+        gx = _gradient(*inputs, target, weight, total, *ctx.options)
+    wanted = [t for t in inputs if t.requires_grad]
+    found = iter(torch.autograd.grad(gx, wanted, cotangent, create_graph=torch.is_grad_enabled(), allow_unused=True))
+    return *(next(found) if t.requires_grad else None for t in inputs), *((None,) * 9)
+
+
+_cross_entropy = autograd("cross_entropy", _backward, _save)
+_cross_entropy_gradient = autograd("cross_entropy_backward", _double_backward, _save_backward)
+
+
+# In place of the logits
+
+
+def _replaceable(input, target, reduction):
+    return (
+        input.dim() == 2
+        and target.dtype == torch.int64
+        and reduction != "none"
+        and torch.is_grad_enabled()
+        and input.requires_grad
+        and not input.is_leaf
+        and input.is_contiguous()
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+    )
+
+
+def target_weight(target: Tensor, weight: Tensor | None, ignore_index: int, mean: bool) -> Tensor:
+    """What losses are divided by: the sum of the targets' weights, or 1; one float32 number on the device."""
+    if not mean:
+        return torch.ones(1, dtype=torch.float32, device=target.device)
+    counted = target != ignore_index
+    if weight is not None:
+        return (weight.float()[target.where(counted & (target >= 0) & (target < len(weight)), 0)] * counted).sum()[None]
+    return counted.sum(dtype=torch.float32)[None]
+
+
+class _Replaced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, target, weight, mean, options):
+        total = target_weight(target, weight, options[0], mean)
+        losses = ops.cross_entropy_(x.detach(), target, weight, total.reciprocal(), *options)
+        ctx.gradient = x.detach()
+        return (losses.sum() / total[0]).to(x.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        if ctx.gradient is None:
+            raise RuntimeError("cross_entropy: with inplace=True backward() runs once; the logits are gone")
+        gradient, ctx.gradient = ctx.gradient, None
+        ops.scale_(gradient, grad.float())
+        return gradient, None, None, None, None
+
+
+@cpu_kernel("scale_")
+def _(x, factor):
+    x.mul_(factor)
+    return x.new_empty(0)
+
+
+@fake_kernel("scale_")
+def _(x, factor):
+    return x.new_empty(0)
+
+
+# Overrides of PyTorch's kernels
+
+
+def _override(previous, count, decline):
+    def kernel(keyset, x, target, weight=None, reduction=1, ignore_index=-100, label_smoothing=0.0):
+        names = {number: name for name, number in REDUCTIONS.items()}
+        taken = (
+            is_plain(x)
+            and is_plain(target)
+            and is_plain(weight)
+            and _takes(x, target, weight, names.get(reduction), label_smoothing, ignore_index)
+        )
+        if not taken or autocast_to_float32("log_softmax", x):
+            return decline(keyset, x, target, weight, reduction, ignore_index, label_smoothing)
+        run = ops.cross_entropy
+        return count.run(run, x, target, weight, reduction, ignore_index, float(label_smoothing), 0.0, 0.0)[0]
+
+    return kernel
+
+
+def _classes(x, dim=-1):
+    """A class for each row, of which one is ignored."""
+    shape = [size for d, size in enumerate(x.shape) if d != dim % x.dim()]
+    index = torch.arange(max(1, x.numel() // max(1, x.shape[dim])), device=x.device) * 7 % max(1, x.shape[dim])
+    index = index[: x.numel() // max(1, x.shape[dim])].view(shape)
+    return index
+
+
+def _sample(name, count, length):
+    return Sample(name, ((count, length),), arguments=lambda x: (x, _classes(x)), terms=max(count, length))
+
+
+def _positive(x):
+    return x.abs() + 0.5
+
+
+def _samples():
+    every = {"label_smoothing": 0.1, "ignore_index": 7, "reduction": "sum"}
+    return (
+        *rows(_sample),
+        Sample("pixels", ((2, 5, 6, 7),), arguments=lambda x: (x, _classes(x, 1)), terms=84),
+        Sample(
+            "weights and smoothing",
+            ((20, 40),),
+            every,
+            arguments=lambda x: (x, _classes(x), torch.linspace(0.5, 2, 40, dtype=x.dtype, device=x.device)),
+            terms=800,
+        ),
+        Sample("losses of rows", ((20, 40),), {"reduction": "none"}, arguments=lambda x: (x, _classes(x)), terms=40),
+        Sample(
+            "probabilities", ((9, 130),), arguments=lambda x: (x, x.detach().float().softmax(1).to(x.dtype)), terms=1170
+        ),
+        Sample("many rows", ((9000, 5),), arguments=lambda x: (x, _classes(x)), terms=9000),
+    )
+
+
+register(
+    Op(
+        "cross_entropy",
+        cross_entropy,
+        namesake="torch.nn.functional.cross_entropy",
+        operators=("cross_entropy", "cross_entropy_backward", "cross_entropy_", "scale_"),
+        integers={"target": torch.int64},
+        override=(
+            Override("cross_entropy_loss", _override, at_autograd=True),
+            Override("cross_entropy_loss", _override),
+        ),
+        samples=_samples,
+    )
+)
+register(
+    Op(
+        "selective_log_softmax",
+        selective_log_softmax,
+        reference=lambda logits, index: logits.log_softmax(-1).gather(-1, index[..., None])[..., 0],
+        operators=("cross_entropy", "cross_entropy_backward"),
+        integers={"index": torch.int64},
+        samples=lambda: (
+            Sample("tokens", ((3, 11, 100),), arguments=lambda x: (x, _classes(x)), terms=100),
+            Sample("one", ((20,),), arguments=lambda x: (x, _classes(x)), terms=20),
+        ),
+    )
+)

@@ -1,0 +1,71 @@
+"""Attention of packed sequences, with the arguments of torch.nn.attention.varlen."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..attention._varlen import varlen_attention
+
+__all__ = ["varlen_attn"]
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux=None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of sequences that follow each other in one tensor, as torch.nn.attention.varlen.varlen_attn.
+
+    Args:
+        query: (tokens, heads, E), float32, float16 or bfloat16.
+        key, value: (tokens of key, heads, E) and (…, Ev).
+        cu_seq_q, cu_seq_k: where sequences begin, and where the last one ends: (sequences + 1,), integers. cu_seq_k is
+            None where it is the same as cu_seq_q.
+        max_q, max_k: the length of the longest sequence, of queries and of keys.
+        return_aux: torch.nn.attention.varlen.AuxRequest(lse=True) asks for the logarithms of the sums, too.
+        scale: 1 / sqrt(E) by default.
+        window_size: (left, right): a query sees keys from `left` before its position to `right` behind it, where the
+            last query of a sequence is at its last key. -1 stands for no limit, so that (-1, 0) is causal.
+        enable_gqa: query may have a multiple of the heads of key and value.
+        num_splits: is accepted. The order of sums does not depend on the batch.
+
+    Returns:
+        (tokens, heads, Ev), with gradients of any order, and with `return_aux` also (heads, tokens) in float32.
+
+    Raises:
+        ValueError: heads differ without enable_gqa, or window_size or sizes are wrong.
+        NotImplementedError: seqused_k and block_table. metalcore.paged reads caches of pages.
+        RuntimeError: shapes, dtypes or devices do not go together.
+    """
+    if seqused_k is not None or block_table is not None:
+        raise NotImplementedError("metalcore.nn.attention.varlen_attn takes no seqused_k and no block_table")
+    heads, of_key = query.shape[1], key.shape[1]
+    if not enable_gqa and heads != of_key:
+        raise ValueError(
+            f"query has {heads} heads, and key has {of_key}: enable_gqa=True lets several heads of query share one"
+        )
+    want_lse = return_aux is not None and return_aux.lse
+    return varlen_attention(
+        query,
+        key,
+        value,
+        cu_seq_q,
+        cu_seq_q if cu_seq_k is None else cu_seq_k,
+        max_q,
+        max_k,
+        scale=scale,
+        window=tuple(window_size),
+        return_lse=want_lse,
+    )

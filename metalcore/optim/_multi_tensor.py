@@ -1,0 +1,196 @@
+"""What optimizers have in common whose step is one kernel over many parameters."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+import torch
+
+from .._core.routing import FLOAT_DTYPES, accelerated
+
+__all__ = [
+    "MultiTensor",
+    "by_kind",
+    "check_devices",
+    "device_scalars",
+    "make_state",
+    "ready_states",
+    "takes",
+    "unscaled",
+    "updated",
+]
+
+# PyTorch's check that a step inside torch.cuda.graph() can be replayed. It has a newer and an older name.
+_refuse_capture = getattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None) or (
+    torch.optim.Optimizer._cuda_graph_capture_health_check
+)
+_STATE_DTYPES = (None, torch.float32, torch.bfloat16)
+
+
+class MultiTensor:
+    """An optimizer, before PyTorch's class among the bases, whose step gives parameters to a kernel or to PyTorch.
+
+    A class defines `_step_by_kernel(group, params, grads)`, `_step_by_torch(group)` and the names of the entries of
+    a parameter's state that may have a dtype of their own.
+
+    Attributes:
+        state_dtype: the dtype of those entries; None is the parameter's dtype.
+    """
+
+    STATES: tuple[str, ...] = ()
+    state_dtype: torch.dtype | None = None
+
+    def _set_state_dtype(self, dtype):
+        if dtype not in _STATE_DTYPES:
+            raise ValueError(f"state_dtype must be float32, bfloat16 or None, the parameter's dtype, not {dtype}")
+        self.state_dtype = dtype
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "state_dtype": self.state_dtype}
+
+    def step(self, closure=None):
+        """Updates the parameters that have gradients, and returns the loss. `closure`, if given, computes the loss."""
+        _refuse_capture(self)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.set_grad_enabled(self.defaults.get("differentiable", False)):
+            for group in self.param_groups:
+                self._step_group(group)
+        return loss
+
+    def load_state_dict(self, state_dict):
+        """Loads the state of this optimizer, or of its namesake in torch. Both have the same entries."""
+        if self.state_dtype is None:
+            return super().load_state_dict(state_dict)
+        # Optimizer.load_state_dict rounds floating-point state to the parameter's dtype. The pre-hook runs after all
+        # other pre-hooks, and sees the state that will be loaded. The post-hook runs before all others.
+        saved = {}
+        record = self.register_load_state_dict_pre_hook(lambda _, loaded: saved.update(loaded))
+        restore = self.register_load_state_dict_post_hook(lambda _: self._restore_states(saved), prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            record.remove()
+            restore.remove()
+
+    def _restore_states(self, saved):
+        ids = [key for group in saved["param_groups"] for key in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for key, p in zip(ids, params):
+            for name in self.STATES:
+                value = saved["state"].get(key, {}).get(name)
+                if value is not None and accelerated(p):
+                    self.state[p][name] = value.to(device=p.device, dtype=self.state_dtype)
+
+    def _step_group(self, group):
+        for_kernel, for_torch = [], []
+        for params, grads in by_kind((p, p.grad) for p in group["params"]):
+            if not group.get("differentiable") and takes(params[0], grads[0]):
+                for_kernel.append((params, grads))
+            else:
+                for_torch += params
+        # PyTorch's code comes first, because it may refuse its parameters while nothing has changed.
+        if for_torch:
+            self._step_by_torch({**group, "params": for_torch})
+        for params, grads in for_kernel:
+            self._step_by_kernel(group, params, grads)
+
+    def _step_by_kernel(self, group, params, grads):
+        raise NotImplementedError
+
+    def _step_by_torch(self, group):
+        raise NotImplementedError
+
+
+def by_kind(pairs):
+    """Lists of parameters and of their gradients, with one list of each for every kind. A kind decides whether a
+    kernel takes a parameter, and one call takes parameters of one kind. Parameters without gradient are left out.
+    PyTorch makes sure that a gradient is on its parameter's device."""
+    kinds, last, params, grads = {}, None, [], []
+    for p, grad in pairs:
+        if grad is not None:
+            kind = type(p), p.device, p.dtype, grad.dtype, grad.layout
+            if kind != last:
+                params, grads = kinds.setdefault(kind, ([], []))
+                last = kind
+            params.append(p)
+            grads.append(grad)
+    return list(kinds.values())
+
+
+def takes(p, grad):
+    """Whether the kernels take a parameter with its gradient."""
+    plain = type(p) is torch.nn.Parameter or not hasattr(p, "__tensor_flatten__")
+    return plain and p.dtype is grad.dtype and accelerated(p, grad)
+
+
+def device_scalars(optimizer, group, device):
+    """The arguments lr, lr_tensor, grad_scale and found_inf of a kernel that reads all of them from device memory if
+    they are there. What GradScaler gave the optimizer is its attributes."""
+    lr, lr_tensor = group["lr"], None
+    if isinstance(lr, torch.Tensor):
+        if lr.device == device:
+            lr, lr_tensor = 0.0, lr.to(torch.float32)
+        else:
+            lr = float(lr)
+    grad_scale, found_inf = (
+        None if value is None else value.to(device, torch.float32)
+        for value in (getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None))
+    )
+    return {"lr": float(lr), "lr_tensor": lr_tensor, "grad_scale": grad_scale, "found_inf": found_inf}
+
+
+def updated(params, grads, grad_scale):
+    """Lets autograd notice a backward pass through a graph that saved the old values."""
+    torch.autograd.graph.increment_version(params if grad_scale is None else params + grads)
+
+
+def make_state(what, p, state, name, dtype):
+    """A parameter's state entry in the form that a kernel takes: zeros at first, converted where it has another float
+    dtype. The operator refuses what cannot be converted."""
+    if name not in state:
+        state[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+    value = state[name]
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{what}: the state's {name!r} must be a tensor, not {type(value).__name__}")
+    if value.dtype in FLOAT_DTYPES and value.dtype is not dtype:
+        state[name] = value.to(dtype)
+    return state[name]
+
+
+_dtype = attrgetter("dtype")
+
+
+def ready_states(params, states, names, dtype):
+    """Lists of the states' entries of these names, if all are of this dtype, or else None."""
+    try:
+        lists = [[state[name] for state in states] for name in names]
+        ready = all(set(map(_dtype, entries)) == {dtype} for entries in lists)
+    except (AttributeError, KeyError):
+        return None
+    return lists if ready else None
+
+
+def unscaled(grads, grad_scale):
+    """For kernels of PyTorch's ops: the gradients in float32 without their scale, by which they are divided in place,
+    as the Metal kernels do."""
+    if grad_scale is None:
+        return [grad.float() for grad in grads]
+    wide = [grad.float() * (1.0 / grad_scale) for grad in grads]
+    for grad, value in zip(grads, wide):
+        grad.copy_(value)
+    return wide
+
+
+def check_devices(what, *, state_steps=(), **lists):
+    """For fake kernels: one meta tensor among others would bring a call there, where nothing is updated."""
+    device = next((tensors[0].device for tensors in lists.values() if tensors), None)
+    for name, tensors in {**lists, "state_steps": state_steps}.items():
+        for tensor in tensors:
+            if tensor.device != device and not (name == "state_steps" and tensor.device.type == "cpu"):
+                raise RuntimeError(
+                    f"metalcore::{what}: {name} must be on the device of the other tensors, {device}, "
+                    f"not on {tensor.device}"
+                )

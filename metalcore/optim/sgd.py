@@ -1,0 +1,146 @@
+"""Stochastic gradient descent as one multi-tensor kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.sgd import sgd as torch_sgd
+
+from .._core.operators import cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, OptimizerOverride, Sample, register
+from ._multi_tensor import MultiTensor, check_devices, device_scalars, make_state, unscaled, updated
+from ._samples import steps_of
+
+__all__ = ["SGD"]
+
+
+class SGD(MultiTensor, torch.optim.SGD):
+    """torch.optim.SGD whose step updates all parameters of a group with a few dispatches of one Metal kernel.
+
+    It has the arguments of `torch.optim.SGD`, and is an instance of it: `lr` (a float, or a 1-element tensor, which the
+    kernel reads where it is on the device), `momentum`, `dampening`, `weight_decay`, `nesterov`, `maximize`, `foreach`,
+    `differentiable` and `fused`. Each class loads a state_dict of the other.
+
+    The kernel takes float32, float16 and bfloat16 parameters on `mps` and `cuda` devices, with dense gradients of the
+    same dtype and any strides; the update is computed in float32, and the momentum has the parameter's dtype. PyTorch's
+    own code updates all others in the same call. `foreach` chooses PyTorch's implementation for those. With
+    `fused=True` and GradScaler, the kernel unscales gradients and skips steps with overflown ones. A step waits for
+    nothing, unless a learning rate is a tensor on another device.
+
+    Raises what torch.optim.SGD raises for invalid arguments: ValueError for values out of range, and RuntimeError for
+    arguments that exclude each other. A step raises TypeError for a momentum buffer that is not a tensor, and
+    RuntimeError if its device, dtype or shape is wrong.
+
+    Source: Sutskever, Martens, Dahl and Hinton, "On the importance of initialization and momentum in deep learning",
+    2013, as PyTorch has it.
+    """
+
+    def _step_by_kernel(self, group, params, grads):
+        scalars = device_scalars(self, group, params[0].device)
+        options = {name: float(group[name]) for name in ("momentum", "dampening", "weight_decay")}
+        options |= {name: bool(group[name]) for name in ("nesterov", "maximize")}
+        # The first step of a buffer is another one. Parameters join a group, or get gradients, at different times.
+        parts = {False: (params, grads, [])}
+        if options["momentum"] != 0:
+            parts = {}
+            for p, grad in zip(params, grads):
+                state = self.state[p]
+                first = state.get("momentum_buffer") is None
+                if first:
+                    state.pop("momentum_buffer", None)
+                buffer = make_state("SGD", p, state, "momentum_buffer", p.dtype)
+                for list_, entry in zip(parts.setdefault(first, ([], [], [])), (p, grad, buffer)):
+                    list_.append(entry)
+        for first, (some_params, some_grads, buffers) in parts.items():
+            ops.sgd_(some_params, some_grads, buffers, first=first, **options, **scalars)
+        updated(params, grads, scalars["grad_scale"])
+
+    def _step_by_torch(self, group):
+        params, grads, buffers = [], [], []
+        has_sparse = self._init_group(group, params, grads, buffers)
+        names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize", "foreach", "fused")
+        torch_sgd(
+            params,
+            grads,
+            buffers,
+            has_sparse_grad=has_sparse,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+            **{name: group[name] for name in names},
+        )
+        if group["momentum"] != 0:
+            for p, buffer in zip(params, buffers):
+                self.state[p]["momentum_buffer"] = buffer
+
+
+@cpu_kernel("sgd_")
+def _(
+    params,
+    grads,
+    momentum_buffers,
+    *,
+    lr,
+    momentum,
+    dampening,
+    weight_decay,
+    nesterov,
+    maximize,
+    first,
+    lr_tensor=None,
+    grad_scale=None,
+    found_inf=None,
+):
+    if found_inf is not None and found_inf.item() != 0:
+        return
+    wide_grads = unscaled(grads, grad_scale)
+    wide = [p.float() for p in params]
+    buffers = [None if first else buffer.float() for buffer in momentum_buffers] or [None] * len(params)
+    torch_sgd(
+        wide,
+        wide_grads,
+        buffers,
+        weight_decay=weight_decay,
+        momentum=momentum if momentum_buffers else 0.0,
+        lr=lr if lr_tensor is None else float(lr_tensor),
+        dampening=dampening,
+        nesterov=nesterov,
+        maximize=maximize,
+        foreach=False,
+    )
+    for tensor, result in zip([*params, *momentum_buffers], [*wide, *buffers]):
+        if result is not tensor:
+            tensor.copy_(result)
+
+
+@fake_kernel("sgd_")
+def _(params, grads, momentum_buffers, **options):
+    check_devices("sgd_", params=params, grads=grads, momentum_buffers=momentum_buffers)
+
+
+def _override_class():
+    from ._override import OverrideSGD  # imported when it is needed
+
+    return OverrideSGD
+
+
+def _sample(name, **options):
+    shapes = ((300, 57), (5,), (2049,))
+    return Sample(name, (*shapes, *shapes), {"lr": 0.5, "weight_decay": 0.1, **options}, terms=3, roundings=3)
+
+
+register(
+    Op(
+        "sgd",
+        SGD,
+        namesake="torch.optim.SGD",
+        call=steps_of(("momentum_buffer",)),
+        operators=("sgd_",),
+        override=OptimizerOverride(torch.optim.SGD, _override_class),
+        backward=False,
+        waits=True,
+        samples=lambda: (
+            _sample("three parameters"),
+            _sample("momentum", momentum=0.9, dampening=0.1),
+            _sample("nesterov", momentum=0.9, nesterov=True, maximize=True),
+        ),
+    )
+)

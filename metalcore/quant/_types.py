@@ -1,0 +1,54 @@
+"""GGML's types of tensors, and how many bytes a block of each has."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["BY_NAME", "BY_NUMBER", "KERNELS", "Type", "type_of"]
+
+
+class Type(NamedTuple):
+    """A type of tensors in GGUF files.
+
+    Attributes:
+        name: GGML's name, as "Q4_K".
+        number: GGML's number, as in files.
+        block: the number of weights that are packed together.
+        nbytes: the bytes of a block.
+    """
+
+    name: str
+    number: int
+    block: int
+    nbytes: int
+
+
+# Source: github.com/ggml-org/ggml, include/ggml.h and src/ggml-common.h.
+_ALL = """F32 0 1 4, F16 1 1 2, Q4_0 2 32 18, Q4_1 3 32 20, Q5_0 6 32 22, Q5_1 7 32 24, Q8_0 8 32 34, Q8_1 9 32 36,
+Q2_K 10 256 84, Q3_K 11 256 110, Q4_K 12 256 144, Q5_K 13 256 176, Q6_K 14 256 210, Q8_K 15 256 292,
+IQ2_XXS 16 256 66, IQ2_XS 17 256 74, IQ3_XXS 18 256 98, IQ1_S 19 256 50, IQ4_NL 20 32 18, IQ3_S 21 256 110,
+IQ2_S 22 256 82, IQ4_XS 23 256 136, I8 24 1 1, I16 25 1 2, I32 26 1 4, I64 27 1 8, F64 28 1 8, IQ1_M 29 256 56,
+BF16 30 1 2, TQ1_0 34 256 54, TQ2_0 35 256 66, MXFP4 39 32 17"""
+
+BY_NAME: dict[str, Type] = {}
+for _entry in _ALL.split(","):
+    _name, *_numbers = _entry.split()
+    BY_NAME[_name] = Type(_name, *map(int, _numbers))
+BY_NUMBER: dict[int, Type] = {type.number: type for type in BY_NAME.values()}
+
+# The types that have kernels. csrc/ops/quant/formats.cpp has the same.
+KERNELS = frozenset("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split())
+
+
+def type_of(type: Any) -> Type:
+    """A type by its name ("Q4_K", in any case), its number, or gguf's GGMLQuantizationType.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if isinstance(type, Type):
+        return type
+    known = BY_NAME.get(type.upper()) if isinstance(type, str) else BY_NUMBER.get(type)
+    if known is None:
+        raise ValueError(f"GGML has no type {type!r}; it has {', '.join(BY_NAME)}")
+    return known

@@ -1,0 +1,5 @@
+"""Rotary position embedding."""
+
+from ._rope import rope
+
+__all__ = ["rope"]

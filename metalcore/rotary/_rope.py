@@ -1,0 +1,313 @@
+"""Rotary position embedding of queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.registry import Op, Sample, register
+from .._core.routing import COUNTED, accelerated
+
+__all__ = ["rope"]
+
+
+def rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
+    unsqueeze_dim: int = 1,
+    *,
+    interleaved: bool = False,
+    rotary_dim: int | None = None,
+    sections: Sequence[int] | None = None,
+    inplace: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k with pairs (a, b) of each head's first elements rotated to (a cos - b sin, b cos + a sin).
+
+    Args:
+        q, k: float32, float16 or bfloat16, with the sizes (batch, heads, tokens, size of a head), or (batch, tokens,
+            heads, size of a head) if `unsqueeze_dim` is 2; any strides. The number of heads may differ. They are
+            rotated in float32.
+        cos, sin: tables of q's dtype or float32, with the sizes (tokens, columns) or (batch or 1, tokens, columns);
+            with `sections` they have 3 in front. With `position_ids` they have the sizes (positions, columns).
+            There are `rotary_dim` columns, where each angle stands twice as in what multiplies q: in both halves, or
+            side by side if `interleaved`. Half as many columns have each angle once.
+        position_ids: int64, with the sizes (tokens,) or (batch or 1, tokens), with `sections` 3 in front: the tables'
+            row for each token. Negative ones count from the end. A row that the tables do not have gives NaN.
+        unsqueeze_dim: the dimension of the heads, 1 or 2.
+        interleaved: whether the elements of a pair are neighbours, as in GPT-J, and not half of `rotary_dim` apart, as
+            in Llama.
+        rotary_dim: the number of elements of a head that are rotated; the tables' columns by default. The others are
+            copied.
+        sections: how many pairs take their angles from the first, second and third of the tables in front, as in
+            Qwen2-VL. They add up to half of `rotary_dim`.
+        inplace: whether q and k are overwritten, and returned.
+
+    Returns:
+        (q, k): rotated tensors with the strides of q and k if these have no gaps. Their gradient is the gradient
+        rotated back, and has gradients of any order. Tables that need a gradient, and other input, go to PyTorch's ops.
+
+    Raises:
+        ValueError: sizes do not fit together.
+
+    The rotation is Su et al.'s (RoFormer, 2021).
+    """
+    rotation = _Rotation(q, k, cos, sin, position_ids, unsqueeze_dim, interleaved, rotary_dim, sections)
+    if not rotation.accelerated():
+        rotated = rotation.by_torch()
+        return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
+    arguments = rotation.arguments()
+    if not inplace:
+        return _rope(q, k, *arguments)
+    if q.stride(-1) != 1 or k.stride(-1) != 1:
+        rotated = _rope(q, k, *arguments)
+        return q.copy_(rotated[0]), k.copy_(rotated[1])
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        return _InPlace.apply(q, *arguments), _InPlace.apply(k, *arguments)
+    ops.rope_(q, k, *arguments)
+    return q, k
+
+
+class _Rotation:
+    """The arguments of rope, checked, with all dimensions."""
+
+    def __init__(self, q, k, cos, sin, position_ids, heads_dim, interleaved, rotary_dim, sections):
+        _expect(heads_dim in (1, 2), f"unsqueeze_dim must be 1 or 2, not {heads_dim}")
+        _expect(q.dim() == 4, f"q must have 4 dimensions, and is {list(q.shape)}")
+        expected = list(q.shape)
+        expected[heads_dim] = k.shape[heads_dim] if k.dim() == 4 else -1
+        _expect(list(k.shape) == expected, f"k is {list(k.shape)}, which does not go with q, {list(q.shape)}")
+        _expect(cos.shape == sin.shape, f"cos is {list(cos.shape)}, and sin is {list(sin.shape)}")
+        self.q, self.k, self.heads_dim, self.interleaved = q, k, heads_dim, interleaved
+        self.rotary = cos.shape[-1] if rotary_dim is None else rotary_dim
+        _expect(
+            0 < self.rotary <= q.shape[-1] and self.rotary % 2 == 0,
+            f"rotary_dim must be even and from 2 to {q.shape[-1]}, not {self.rotary}",
+        )
+        _expect(
+            cos.shape[-1] in (self.rotary, self.rotary // 2),
+            f"cos must have {self.rotary} or {self.rotary // 2} columns, not {cos.shape[-1]}",
+        )
+        self.sections = None if sections is None else tuple(sections)
+        if self.sections is not None:
+            _expect(
+                len(self.sections) == 3 and sum(self.sections) == self.rotary // 2 and min(self.sections) >= 0,
+                f"sections must be three numbers that add up to {self.rotary // 2}, not {self.sections}",
+            )
+        self.positions = None
+        if position_ids is None:
+            self.cos, self.sin = (self._along("cos and sin", table, 1) for table in (cos, sin))
+        else:
+            _expect(cos.dim() == 2, f"with position_ids cos must have 2 dimensions, and is {list(cos.shape)}")
+            self.cos, self.sin, self.positions = cos, sin, self._along("position_ids", position_ids, 0)
+
+    def _along(self, name, x, columns):
+        """A view of tables or positions with the sizes (sections or 1, batch or 1, tokens, columns)."""
+        front = 3 if self.sections is not None else 1
+        batch, tokens = self.q.shape[0], self.q.shape[3 - self.heads_dim]
+        y = x
+        if self.sections is not None and y.dim() == 2 + columns:
+            y = y.unsqueeze(1)
+        while y.dim() < 3 + columns:
+            y = y.unsqueeze(0)
+        _expect(
+            y.dim() == 3 + columns and y.shape[0] == front and y.shape[1] in (1, batch) and y.shape[2] == tokens,
+            f"{name} of {list(x.shape)} do not go with {batch} x {tokens} tokens"
+            + (" in 3 sections" if front == 3 else ""),
+        )
+        return y
+
+    def accelerated(self):
+        q, k, cos, sin, positions = self.q, self.k, self.cos, self.sin, self.positions
+        return (
+            accelerated(q, k, cos, sin)
+            and (positions is None or accelerated(positions, dtypes={torch.int64}) and positions.device == q.device)
+            and q.dtype == k.dtype
+            and cos.dtype == sin.dtype
+            and cos.dtype in (q.dtype, torch.float32)
+            and max(q.numel(), k.numel()) <= COUNTED
+            and not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
+        )
+
+    def arguments(self):
+        second, third = (self.sections[0], self.sections[0] + self.sections[1]) if self.sections else (0, 0)
+        if self.sections and not third:  # the third section has all pairs
+            return self._third_alone()
+        return (
+            self.cos,
+            self.sin,
+            self.positions,
+            self.heads_dim,
+            self.rotary,
+            self.interleaved,
+            second,
+            third,
+            False,
+        )
+
+    def _third_alone(self):
+        cos, sin, positions = self.cos, self.sin, self.positions
+        if positions is None:
+            cos, sin = cos[2:], sin[2:]
+        else:
+            positions = positions[2:]
+        return cos, sin, positions, self.heads_dim, self.rotary, self.interleaved, 0, 0, False
+
+    def by_torch(self):
+        return _composite(self.q, self.k, *self.arguments())
+
+
+def _expect(condition, message):
+    if not condition:
+        raise ValueError(f"metalcore.rope: {message}")
+
+
+# CPU and fake kernels
+
+
+def _angles(cos, sin, positions, rotary, interleaved, second, third):
+    """(cos, sin) of each pair, with the sizes (batch or 1, tokens, pairs)."""
+
+    def of_pairs(table):
+        if table.shape[-1] == rotary:
+            table = table[..., ::2] if interleaved else table[..., : rotary // 2]
+        if positions is not None:
+            inside = (positions >= -table.shape[0]) & (positions < table.shape[0])
+            table = torch.where(inside[..., None], table[positions * inside], torch.nan)
+        if third == 0:
+            return table[0]
+        return torch.cat([table[0, ..., :second], table[1, ..., second:third], table[2, ..., third:]], -1)
+
+    return of_pairs(cos), of_pairs(sin)
+
+
+def _rotate(x, cos, sin, heads_dim, rotary, interleaved):
+    """x rotated in float32 or float64. It is differentiable to any order."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    cos, sin = cos.to(wide).unsqueeze(heads_dim), sin.to(wide).unsqueeze(heads_dim)
+    turned, rest = x[..., :rotary].to(wide), x[..., rotary:]
+    a, b = turned.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, -1)
+    pair = a * cos - b * sin, b * cos + a * sin
+    turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat([turned.to(x.dtype), rest], -1)
+
+
+def _composite(q, k, cos, sin, positions, heads_dim, rotary, interleaved, second, third, inverse):
+    cos, sin = _angles(cos, sin, positions, rotary, interleaved, second, third)
+    sin = -sin if inverse else sin
+    return tuple(_rotate(x, cos, sin, heads_dim, rotary, interleaved) for x in (q, k))
+
+
+def _result_like(x):
+    return torch.empty_like(x) if _is_dense(x) else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _is_dense(x):
+    return torch.empty_like(x).stride() == x.stride()
+
+
+def _none(q):
+    return q.new_empty(0)
+
+
+@cpu_kernel("rope")
+def _(q, k, *arguments):
+    found = _composite(q, q if k is None else k, *arguments)
+    return _result_like(q).copy_(found[0]), _none(q) if k is None else _result_like(k).copy_(found[1])
+
+
+@fake_kernel("rope")
+def _(q, k, *arguments):
+    return _result_like(q), _none(q) if k is None else _result_like(k)
+
+
+@cpu_kernel("rope_")
+def _(q, k, *arguments):
+    found = _composite(q, q if k is None else k, *arguments)
+    q.copy_(found[0])
+    if k is not None:
+        k.copy_(found[1])
+
+
+@fake_kernel("rope_")
+def _(q, k, *arguments):
+    return None
+
+
+# Derivatives
+
+
+def _save(ctx, inputs, output):
+    _, k, cos, sin, positions, *ctx.options = inputs
+    ctx.has_k = k is not None
+    ctx.save_for_backward(cos, sin, positions)
+
+
+def _backward(ctx, q_grad, k_grad):
+    if any(ctx.needs_input_grad[2:4]):
+        raise RuntimeError("metalcore::rope has no derivative by cos and sin; metalcore.rope has one")
+    *options, inverse = ctx.options
+    gq, gk = _rope(q_grad, k_grad if ctx.has_k else None, *ctx.saved_tensors, *options, not inverse)
+    return gq, gk if ctx.has_k else None, *[None] * 9
+
+
+_rope = autograd("rope", _backward, _save)
+
+
+class _InPlace(torch.autograd.Function):
+    """Rotates one tensor in place: autograd lets a view be changed only where it is the one result."""
+
+    @staticmethod
+    def forward(ctx, x, *arguments):
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(*arguments[:3])
+        ctx.options = arguments[3:]
+        ops.rope_(x, None, *arguments)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        *options, inverse = ctx.options
+        return _rope(grad, None, *ctx.saved_tensors, *options, not inverse)[0], *[None] * 9
+
+
+def _reference(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, *, inplace=False, **options):
+    given = {"interleaved": False, "rotary_dim": None, "sections": None} | options
+    return _Rotation(q, k, cos, sin, position_ids, unsqueeze_dim, *given.values()).by_torch()
+
+
+def _tables(q, *shape):
+    """cos and sin of some angles, rounded to numbers that every dtype has. They are no leaves of a sample, which has a
+    derivative by each of these."""
+    angles = torch.linspace(0, 3, torch.Size(shape).numel()).reshape(shape)
+    return [(128 * table).round().div(128).to(q) for table in (angles.cos(), angles.sin())]
+
+
+def _sample(name, q_shape, k_shape, table, **options):
+    def arguments(q, k):
+        return q * 1, k * 1, *_tables(q, *table)
+
+    return Sample(name, (q_shape, k_shape), options, arguments=arguments, terms=2)
+
+
+def _with_positions(q, k):
+    return q, k, *_tables(q, 11, 16), torch.tensor([3, 0, 10, -1, 5], device=q.device)
+
+
+def _samples():
+    q, k = (2, 4, 5, 64), (2, 2, 5, 64)
+    return (
+        _sample("halves", q, k, (5, 32), rotary_dim=64),
+        _sample("neighbours", q, k, (5, 64), interleaved=True, rotary_dim=64),
+        _sample("some elements, in place", q, k, (5, 32), inplace=True),
+        _sample("odd sizes", (2, 3, 4, 14), (2, 1, 4, 14), (4, 6)),
+        _sample("sections", q, k, (3, 2, 5, 64), sections=(16, 8, 8)),
+        Sample("positions", ((2, 5, 4, 32), (2, 5, 1, 32)), {"unsqueeze_dim": 2}, arguments=_with_positions, terms=2),
+    )
+
+
+register(Op("rope", rope, reference=_reference, operators=("rope", "rope_"), samples=_samples))

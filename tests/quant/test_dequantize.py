@@ -1,0 +1,97 @@
+"""Packed weights as numbers."""
+
+import pytest
+import torch
+from formats import assert_bits, by_gguf, each_type, unusual
+from references import DTYPES, check_operator
+
+import metalcore
+from metalcore.quant import type_of
+from metalcore.quant._samples import packed_sample
+from metalcore.quant._unpack import unpack
+
+gguf = pytest.importorskip("gguf")
+
+
+@each_type
+@pytest.mark.parametrize("make", [packed_sample, unusual])
+def test_bits_of_gguf(device, type, make):
+    packed = make(type, 7, 768)
+    expected = by_gguf(packed, type)
+    assert_bits(metalcore.dequantize(packed.to(device), type), expected)
+    assert torch.equal(unpack(packed, type_of(type)).nan_to_num(), expected.nan_to_num())
+
+
+@each_type
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_dtypes(device, type, dtype):
+    packed = packed_sample(type, 3, 256)
+    found = metalcore.dequantize(packed.to(device), type, dtype=dtype)
+    assert torch.equal(found.cpu(), by_gguf(packed, type).to(dtype))
+
+
+@pytest.mark.parametrize("type", ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0"])
+def test_types_without_kernels(device, type):
+    known = type_of(type)
+    packed = torch.randint(60, (4, 2 * known.nbytes), dtype=torch.uint8)
+    assert_bits(metalcore.dequantize(packed.to(device), type), by_gguf(packed, type))
+
+
+@pytest.mark.parametrize("type", ["F32", "F16", "BF16"])
+def test_plain_types(device, type):
+    numbers = torch.randn(4, 8).to(torch.bfloat16)
+    dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[type]
+    packed = numbers.to(dtype).view(torch.uint8)
+    assert torch.equal(metalcore.dequantize(packed.to(device), type).cpu(), numbers.float())
+
+
+@pytest.mark.parametrize("type", ["Q4_K", "Q6_K", "MXFP4"])
+def test_places_in_memory(device, type):
+    """Rows that begin anywhere, whose bytes are no whole words, and rows that lie apart."""
+    packed = packed_sample(type, 5, 256)
+    expected = by_gguf(packed, type)
+    behind = torch.cat([torch.zeros(3, dtype=torch.uint8), packed.flatten()]).to(device)[3:].view(packed.shape)
+    assert_bits(metalcore.dequantize(behind, type), expected)
+    assert_bits(metalcore.dequantize(packed.to(device)[1::2], type), expected[1::2])
+    assert_bits(metalcore.dequantize(packed.to(device)[4:], type), expected[4:])
+
+
+def test_shapes(device):
+    packed = packed_sample("Q4_K", 6, 512)
+    expected = by_gguf(packed, "Q4_K")
+    on_device = packed.to(device)
+    for type in ("q4_k", 12, gguf.GGMLQuantizationType.Q4_K, type_of("Q4_K")):
+        assert_bits(metalcore.dequantize(on_device, type), expected)
+    assert_bits(metalcore.dequantize(on_device.flatten(), "Q4_K", (2, 3, 512)), expected.view(2, 3, 512))
+    assert_bits(metalcore.dequantize(on_device.view(2, 3, -1), "Q4_K"), expected.view(2, 3, 512))
+    assert metalcore.dequantize(on_device[:0], "Q4_K").shape == (0, 512)
+    assert metalcore.dequantize(on_device[:, :0], "Q4_K").shape == (6, 0)
+
+
+def test_errors(device):
+    packed = packed_sample("Q4_K", 6, 512).to(device)
+    with pytest.raises(ValueError, match="GGML has no type 'Q4_X'"):
+        metalcore.dequantize(packed, "Q4_X")
+    with pytest.raises(ValueError, match="are not rows of Q6_K's blocks of 210"):
+        metalcore.dequantize(packed, "Q6_K")
+    with pytest.raises(ValueError, match=r"1728 bytes of Q4_K are not weights of shape \(6, 256\)"):
+        metalcore.dequantize(packed, "Q4_K", (6, 256))
+    with pytest.raises(ValueError, match="packed weights are uint8"):
+        metalcore.dequantize(packed.float(), "Q4_K")
+
+
+@each_type
+def test_embedding(device, type):
+    packed = packed_sample(type, 9, 256)
+    expected = by_gguf(packed, type)
+    indices = torch.tensor([[8, 0, 3], [3, 3, 7]])
+    for dtype in (torch.int64, torch.int32):
+        found = metalcore.quantized_embedding(indices.to(dtype).to(device), packed.to(device), type)
+        assert_bits(found, expected[indices])
+    assert metalcore.quantized_embedding(indices[:0].to(device), packed.to(device), type).shape == (0, 3, 256)
+
+
+def test_operator(device):
+    packed = packed_sample("Q4_K", 5, 256).to(device)
+    check_operator(torch.ops.metalcore.quant_rows, packed, None, 12, torch.float16)
+    check_operator(torch.ops.metalcore.quant_rows, packed, torch.tensor([4, 1], device=device), 12, torch.float32)

@@ -1,0 +1,151 @@
+"""Products with packed weights, against float64 products with gguf's numbers."""
+
+import pytest
+import torch
+from formats import by_gguf, each_type, sample, unusual
+from references import DTYPES, check_operator, tensor, wide
+from rows import tuned
+
+import metalcore
+
+pytest.importorskip("gguf")
+
+
+def assert_near(actual, x, weights):
+    """Within the rounding of x's dtype and n eps, relative to the sum of the absolute terms."""
+    x = wide(x)
+    terms = weights.shape[-1]
+    bound = (x.abs() @ weights.abs().mT) * (torch.finfo(torch.float32).eps * terms + torch.finfo(actual.dtype).eps)
+    assert ((wide(actual) - x @ weights.mT).abs() <= bound).all()
+
+
+@each_type
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_types_and_rows(device, type, dtype):
+    packed, weights = sample(type, 21, 512, device)
+    for rows in (1, 3, 8, 9):
+        x = tensor(rows, 512, dtype=dtype, device=device)
+        assert_near(metalcore.quantized_linear(x, packed, type), x, weights)
+
+
+@pytest.mark.parametrize("type, unit", [("Q4_K", 256), ("Q6_K", 256), ("Q8_0", 32), ("Q4_0", 32), ("MXFP4", 32)])
+def test_lengths(device, type, unit):
+    """Rows of less than one simdgroup's weights, of more, and of more than one threadgroup holds."""
+    for length in (unit, 1024 - unit, 1024, 1024 + unit, 9 * 1024, 33 * 1024):
+        packed, weights = sample(type, 5, length, device)
+        for rows in (1, 2):
+            x = tensor(rows, length, device=device)
+            assert_near(metalcore.quantized_linear(x, packed, type), x, weights)
+
+
+@pytest.mark.parametrize("family", ["baseline", "hopper"])
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 8])
+def test_numbers_of_weights(device, family, rows):
+    """A threadgroup has from a few rows of weights to as many as it can hold."""
+    with tuned(family):
+        for count in (1, 3, 4, 1030, 70000 // rows):
+            packed, weights = sample("Q4_0", count, 32, device)
+            x = tensor(rows, 32, device=device)
+            assert_near(metalcore.quantized_linear(x, packed, "Q4_0"), x, weights)
+
+
+@each_type
+def test_unusual_blocks(device, type):
+    """A row of weights that are not all finite has no finite product; the others are as usual."""
+    packed = unusual(type)
+    weights = by_gguf(packed, type).double()
+    finite = weights.isfinite().all(-1)
+    for rows in (1, 2):
+        x = tensor(rows, 512, device=device) / 1024
+        y = metalcore.quantized_linear(x, packed.to(device), type).cpu()
+        reference = wide(x) @ weights.mT
+        fits = finite & (reference.abs().amax(0) < torch.finfo(torch.float32).max / 1e4)
+        assert_near(y[:, fits], x, weights[fits])
+        if type != "MXFP4":  # a weight of 12 * 2^127 is infinite, and a product with a small x is not
+            assert not y[:, ~finite].isfinite().any()
+
+
+def test_shapes(device):
+    packed, weights = sample("Q4_K", 21, 256, device)
+    for shape in ((256,), (1, 256), (2, 2, 256), (3, 5, 256), (0, 256)):
+        x = tensor(*shape, device=device)
+        y = metalcore.quantized_linear(x, packed, "Q4_K")
+        assert y.shape == (*shape[:-1], 21)
+        assert_near(y, x, weights)
+    x = tensor(256, 3, device=device).mT
+    assert_near(metalcore.quantized_linear(x, packed, "Q4_K"), x, weights)
+    x = tensor(257, device=device)[1:]
+    assert_near(metalcore.quantized_linear(x, packed, "Q4_K"), x, weights)
+    assert metalcore.quantized_linear(x, packed[:0], "Q4_K").shape == (0,)
+
+
+@each_type
+@pytest.mark.parametrize("rows", [2, 20])
+def test_gradient(device, type, rows):
+    packed, weights = sample(type, 21, 256, device)
+    x = tensor(rows, 256, device=device).requires_grad_()
+    bias = tensor(21, device=device).requires_grad_()
+    grad = tensor(rows, 21, device=device)
+    y = metalcore.quantized_linear(x, packed, type, bias)
+    of_x, of_bias = torch.autograd.grad(y, (x, bias), grad)
+    assert_near(of_x, grad, weights.mT)
+    torch.testing.assert_close(of_bias, grad.sum(0))
+
+
+@pytest.mark.parametrize("rows", [2, 20])
+def test_second_derivative(device, rows):
+    packed, weights = sample("Q8_0", 12, 32, device)
+    x = tensor(rows, 32, device=device).requires_grad_()
+    y = metalcore.quantized_linear(x, packed, "Q8_0")
+    (first,) = torch.autograd.grad(y.pow(3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    reference = wide(x).requires_grad_()
+    (expected,) = torch.autograd.grad((reference @ weights.mT).pow(3).sum(), reference, create_graph=True)
+    (expected,) = torch.autograd.grad(expected.sum(), reference)
+    torch.testing.assert_close(wide(second), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+@each_type
+def test_experts(device, type):
+    packed, weights = sample(type, 3 * 10, 256, device)
+    packed, weights = packed.view(3, 10, -1), weights.view(3, 10, 256)
+    experts = torch.tensor([[0, 2], [1, 0], [2, 2], [1, 2]])
+    for shape in ((4, 256), (4, 2, 256)):
+        x = tensor(*shape, device=device)
+        y = metalcore.quantized_linear_experts(x, packed, experts.to(device), type)
+        assert y.shape == (4, 2, 10)
+        for token in range(4):
+            for i in range(2):
+                own = x[token] if x.dim() == 2 else x[token, i]
+                assert_near(y[token, i], own, weights[experts[token, i]])
+
+
+def test_an_expert_that_does_not_exist(device):
+    packed, _ = sample("Q4_0", 3 * 10, 32, device)
+    y = metalcore.quantized_linear_experts(
+        tensor(1, 32, device=device), packed.view(3, 10, -1), torch.tensor([[3, -1, 0]], device=device), "Q4_0"
+    )
+    assert y[0, :2].isnan().all() and y[0, 2].isfinite().all()
+
+
+def test_explain(device):
+    packed, _ = sample("Q4_K", 21, 256, device)
+    for rows, variant in ((1, "mul_mv1"), (4, "mul_mv4")):
+        plan = metalcore.explain("quantized_linear", tensor(rows, 256, device=device), packed, type="Q4_K")
+        assert plan.variant == variant and plan.kernels == (f"quant_mv{variant[-1]}_Q4_K",)
+
+
+def test_errors(device):
+    packed, _ = sample("Q4_K", 21, 256, device)
+    with pytest.raises(RuntimeError, match=r"x of shape \[1, 128\] does not go with rows of 256 weights"):
+        metalcore.quantized_linear(tensor(1, 128, device=device), packed, "Q4_K")
+    with pytest.raises(RuntimeError, match="are not blocks of Q6_K"):
+        metalcore.quantized_linear(tensor(1, 256, device=device), packed, "Q6_K")
+
+
+def test_operators(device):
+    packed, _ = sample("Q4_K", 6, 256, device)
+    x = tensor(2, 256, device=device)
+    check_operator(torch.ops.metalcore.quant_matvec, x.requires_grad_(), packed, 12)
+    experts = torch.tensor([[0, 1], [1, 1]], dtype=torch.int32, device=device)
+    check_operator(torch.ops.metalcore.quant_matvec_experts, x.detach(), packed.view(2, 3, -1), experts, 12)
