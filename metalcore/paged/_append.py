@@ -8,7 +8,7 @@ from torch import Tensor
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from . import _composite
-from ._pages import Cache, check_append, check_pages, check_tensors, index_vector, split_cache
+from ._pages import check_append, check_pages, check_tensors, index_vector, split_cache
 
 __all__ = ["append_kv"]
 
@@ -16,7 +16,7 @@ __all__ = ["append_kv"]
 def append_kv(
     key: Tensor,
     value: Tensor,
-    paged_kv_cache: Cache,
+    paged_kv_cache: Tensor | tuple[Tensor, Tensor],
     kv_indptr: Tensor,
     kv_indices: Tensor,
     kv_last_page_len: Tensor,
@@ -121,6 +121,8 @@ def _arguments(key, value, *cache):
     return key, value, cache if len(cache) == 2 else cache[0], indptr, indices, last
 
 
+_INTEGERS = ("kv_indptr", "kv_indices", "kv_last_page_len", "qo_indptr", "batch_indices", "positions")
+
 register(
     Op(
         "append_kv",
@@ -129,7 +131,9 @@ register(
         call=_call,
         operators=("paged_append",),
         backward=False,
-        integers=dict.fromkeys(("batch_indices", "positions", "kv_indices", "kv_indptr", "kv_last_page_len"), torch.int32),
+        integers=dict.fromkeys(
+            ("batch_indices", "positions", "kv_indices", "kv_indptr", "kv_last_page_len"), torch.int32
+        ),
         samples=lambda: (
             Sample("NHD", ((2, 3, 64), (2, 3, 64), (4, 2, 4, 3, 64)), arguments=_arguments),
             Sample("HND", ((2, 3, 64), (2, 3, 48), (4, 3, 4, 64), (4, 3, 4, 48)), {"kv_layout": "HND"}, _arguments),
