@@ -38,6 +38,7 @@ NAVIGATION = {
             "docs/install",
             "docs/api",
             "docs/ops",
+            "docs/attention",
             "docs/linalg",
             "docs/optimizers",
             "docs/performance",

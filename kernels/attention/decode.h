@@ -38,6 +38,7 @@ struct AttentionDecodeParams {
   uint32_t page_size;
   uint32_t page_magic, page_shift;  // key / page_size = ((2 * key * page_magic) >> 32) >> page_shift
   uint32_t vectors;                 // rows of keys and values begin and end at multiples of 16 bytes
+  uint32_t general;                 // there is a mask or a soft cap, or no vectors
   uint32_t query_type, mask_type, sink_type, out_type;
   uint32_t lower_right;             // the last query stands at the last key; else the first query at the first key
   int32_t left, right;              // keys before and behind a query's place that it sees
@@ -52,7 +53,7 @@ struct AttentionDecodeParams {
 struct AttentionMergeParams {
   uint32_t heads, parts, value_size;
   uint32_t queries;  // of each request; tokens are numbered over all of them
-  uint32_t in_type, out_type, sink_type;
+  uint32_t out_type, sink_type;
   DecodeStrides in, in_lse;  // by token
   DecodeStrides out, lse;    // by request and token
 };

@@ -9,7 +9,7 @@
 #include "attention/numbers.h"
 #include "common/pack.h"
 
-constexpr constant uint kMaxSimdgroups = 8;
+constexpr constant uint kMaxSimdgroups = 4;
 
 // D and DV: the largest sizes of a head. T: the type of keys and values.
 template <typename T, uint D, uint DV, uint R>
@@ -17,21 +17,24 @@ struct DecodeShape {
   static constexpr constant uint kVector = 16 / sizeof(T);
   static constexpr constant uint kLanes = D <= 128 ? 8 : D <= 256 ? 16 : 32;  // that have a key
   static constexpr constant uint kTogether = 32 / kLanes;                     // keys that a simdgroup has at a time
-  static constexpr constant uint kAhead = 32 / (R * sizeof(T));  // keys of a lane whose loads are under way at once
+  // Keys of a lane whose loads are under way at once.
+  static constexpr constant uint kAhead = sizeof(T) == 2 ? 2 : 8 / R;
   static constexpr constant uint kKeyVectors = (D / kVector + kLanes - 1) / kLanes;
   static constexpr constant uint kValueVectors = (DV / kVector + kLanes - 1) / kLanes;
   static constexpr constant uint kPadded = kKeyVectors * kLanes * kVector;
   static constexpr constant uint kPaddedValue = kValueVectors * kLanes * kVector;
-  static constexpr constant uint kMergeBytes = kMaxSimdgroups * kPaddedValue;
-  static constexpr constant uint kMerged = kMergeBytes * R <= 2048 ? R : kMergeBytes < 2048 ? 2048 / kMergeBytes : 1;
-  static constexpr constant uint kShared = R * kPadded > kMerged* kMergeBytes ? R * kPadded : kMerged * kMergeBytes;
+  // Rows whose results the simdgroups merge at a time.
+  static constexpr constant uint kFits = 4096 / (kMaxSimdgroups * kPaddedValue);
+  static constexpr constant uint kMerged = kFits < R ? kFits : R;
+  static constexpr constant uint kMergedFloats = kMerged * kMaxSimdgroups * kPaddedValue;
+  static constexpr constant uint kShared = R * kPadded > kMergedFloats ? R * kPadded : kMergedFloats;
 };
 
 // N vectors of a row of `size` numbers. A lane whose vector would lie behind the row's end gets another one.
-template <uint LANES, typename T, uint N>
+template <bool kGeneral, uint LANES, typename T, uint N>
 inline void load_row(thread Pack<T> (&x)[N], device const T* row, uint lane, uint size, bool vectors) {
   constexpr uint count = 16 / sizeof(T);
-  if (vectors) {
+  if (!kGeneral || vectors) {
 #pragma unroll
     for (uint n = 0; n < N; ++n)
       x[n] = *reinterpret_cast<device const Pack<T>*>(row + min(lane + n * LANES, size / count - 1) * count);
@@ -91,13 +94,129 @@ inline uint find_request(thread uint& tile, constant AttentionDecodeParams& para
   return params.batch;
 }
 
-// One row's place.
-struct DecodeRow {
-  int position;  // of its query among the keys
-  uint head;
-  uint query;
-  ulong mask;  // its first element of the mask
+// The keys that a threadgroup walks over. Where they are `bounded`, not all rows see all of them.
+struct Seen {
+  uint begin, end;
+  bool bounded;
 };
+
+// Adds keys start, start + step …, and those that the simdgroup has with each, to the rows' results. Only `kGeneral`
+// walks know masks, soft caps, and rows that cannot be loaded by vectors: the others have few instructions.
+template <bool kGeneral, typename T, typename S, uint R, uint N>
+inline void walk(thread float4 (&result)[R][N], thread float (&maximum)[R], thread float (&sum)[R], Seen seen,
+                 uint first, uint step, thread const KeyRows& keys, device const T* k, device const T* v,
+                 device const uchar* mask, device const int* kv_indices, threadgroup const float* shared,
+                 threadgroup const int* positions, threadgroup const ulong* mask_rows,
+                 constant AttentionDecodeParams& params, uint lane) {
+  constexpr uint kAhead = kGeneral ? 1 : S::kAhead;
+  constexpr uint kQuads = S::kVector / 4;  // float4s of a vector
+  const uint part = lane % S::kLanes;
+  for (uint start = seen.begin + first; start < seen.end; start += step) {
+    Pack<T> x[kAhead][S::kKeyVectors];
+    Pack<T> y[kAhead][S::kValueVectors];
+    uint number[kAhead];
+    bool exists[kAhead];
+    ulong key[kAhead];
+    ulong value[kAhead];
+#pragma unroll
+    for (uint j = 0; j < kAhead; ++j) {
+      number[j] = start + j * S::kTogether + lane / S::kLanes;
+      exists[j] = keys.find(min(number[j], seen.end - 1), params, kv_indices, key[j], value[j]) && number[j] < seen.end;
+    }
+#pragma unroll
+    for (uint j = 0; j < kAhead; ++j)
+      load_row<kGeneral, S::kLanes>(x[j], k + key[j], part, params.head_size, params.vectors);
+#pragma unroll
+    for (uint j = 0; j < kAhead; ++j)
+      load_row<kGeneral, S::kLanes>(y[j], v + value[j], part, params.value_size, params.vectors);
+
+    float score[R][kAhead];
+#pragma unroll
+    for (uint r = 0; r < R; ++r)
+#pragma unroll
+      for (uint j = 0; j < kAhead; ++j) score[r][j] = 0.0f;
+#pragma unroll
+    for (uint n = 0; n < S::kKeyVectors; ++n) {
+      float4 numbers[kAhead][kQuads];
+#pragma unroll
+      for (uint j = 0; j < kAhead; ++j) unpack(numbers[j], x[j][n]);
+#pragma unroll
+      for (uint r = 0; r < R; ++r)
+#pragma unroll
+        for (uint i = 0; i < kQuads; ++i) {
+          const float4 query = *reinterpret_cast<threadgroup const float4*>(
+              shared + r * S::kPadded + (part + n * S::kLanes) * S::kVector + 4 * i);
+#pragma unroll
+          for (uint j = 0; j < kAhead; ++j) score[r][j] = add_products(query, numbers[j][i], score[r][j]);
+        }
+    }
+#pragma unroll
+    for (uint r = 0; r < R; ++r)
+#pragma unroll
+      for (uint j = 0; j < kAhead; ++j)
+#pragma unroll
+        for (uint across = 1; across < S::kLanes; across *= 2)
+          score[r][j] += simd_shuffle_xor(score[r][j], static_cast<ushort>(across));
+
+    if (kGeneral && params.softcap != 0.0f) {
+#pragma unroll
+      for (uint r = 0; r < R; ++r)
+#pragma unroll
+        for (uint j = 0; j < kAhead; ++j) score[r][j] = params.softcap * precise::tanh(score[r][j]);
+    }
+    if (kGeneral && params.mask_type != NUMBER_NONE) {
+#pragma unroll
+      for (uint r = 0; r < R; ++r)
+#pragma unroll
+        for (uint j = 0; j < kAhead; ++j) {
+          const ulong at = mask_rows[r] + min(number[j], seen.end - 1) * params.mask_key;
+          const bool there = params.mask_elements == 0 || at < params.mask_elements;
+          score[r][j] += there ? mask_at(mask, at, params.mask_type) * M_LOG2E_F : -INFINITY;
+        }
+    }
+    if (seen.bounded) {
+#pragma unroll
+      for (uint r = 0; r < R; ++r)
+#pragma unroll
+        for (uint j = 0; j < kAhead; ++j) {
+          const int distance = static_cast<int>(number[j]) - positions[r];
+          if (distance > params.right || -distance > params.left) score[r][j] = -INFINITY;
+        }
+    }
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+      float top = maximum[r];
+#pragma unroll
+      for (uint j = 0; j < kAhead; ++j) {
+        if (!exists[j]) score[r][j] = -INFINITY;
+        top = max(top, score[r][j]);
+      }
+      const float base = base_of(top);
+      const float factor = fast::exp2(maximum[r] - base);
+      maximum[r] = top;
+      sum[r] *= factor;
+#pragma unroll
+      for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] *= factor;
+#pragma unroll
+      for (uint j = 0; j < kAhead; ++j) {
+        score[r][j] = fast::exp2(score[r][j] - base);
+        sum[r] += score[r][j];
+      }
+    }
+#pragma unroll
+    for (uint j = 0; j < kAhead; ++j)
+#pragma unroll
+      for (uint n = 0; n < S::kValueVectors; ++n) {
+        float4 numbers[kQuads];
+        unpack(numbers, y[j][n]);
+#pragma unroll
+        for (uint r = 0; r < R; ++r)
+#pragma unroll
+          for (uint i = 0; i < kQuads; ++i)
+            result[r][n * kQuads + i] = fma(float4(score[r][j]), numbers[i], result[r][n * kQuads + i]);
+      }
+  }
+}
 
 template <typename T, uint D, uint DV, uint R>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_decode(
@@ -114,8 +233,11 @@ template <typename T, uint D, uint DV, uint R>
   threadgroup float shared[S::kShared];
   threadgroup float maxima[kMaxSimdgroups * R];
   threadgroup float sums[kMaxSimdgroups * R];
+  threadgroup float weights[kMaxSimdgroups * R];
   threadgroup int positions[R];
+  threadgroup ulong query_rows[R];
   threadgroup ulong mask_rows[R];
+  threadgroup ulong out_rows[R];
 
   uint tile = params.first_tile + group.x;
   const uint kv_head = group.y % params.kv_heads;
@@ -142,35 +264,34 @@ template <typename T, uint D, uint DV, uint R>
   const int last_position = static_cast<int>((first_row + rows - 1) / params.group) + offset;
   const int low = max(0, first_position - params.left);
   const int high = min(static_cast<int>(keys.length), last_position + params.right + 1);
-  const uint seen = static_cast<uint>(max(0, high - low));
+  const uint count = static_cast<uint>(max(0, high - low));
   const uint simdgroups = threads.x / 32;
   const uint step = simdgroups * S::kTogether * S::kAhead;
-  const uint share = (seen + params.splits * step - 1) / (params.splits * step) * step;
-  const uint begin = static_cast<uint>(low) + min(split * share, seen);
-  const uint end = static_cast<uint>(low) + min(split * share + share, seen);
+  const uint share = (count + params.splits * step - 1) / (params.splits * step) * step;
+  const uint begin = static_cast<uint>(low) + min(split * share, count);
+  const uint end = static_cast<uint>(low) + min(split * share + share, count);
   const bool bounded = first_position != last_position;
 
-  for (uint i = thread_index; i < R * S::kPadded; i += threads.x) {
-    const uint row = i / S::kPadded;
-    const uint element = i % S::kPadded;
-    float value = 0.0f;
-    if (row < rows && element < params.head_size) {
-      const uint query = (first_row + row) / params.group;
-      const uint head = kv_head * params.group + (first_row + row) % params.group;
-      value =
-          number_at(q, outer * params.q.batch + head * params.q.head + (first_query + query) * params.q.token + element,
-                    params.query_type);
-    }
-    shared[i] = value * params.query_scale;
-  }
   if (thread_index < R) {
     const uint row = first_row + min(thread_index, rows - 1);
     const uint query = row / params.group;
     const uint head = kv_head * params.group + row % params.group;
+    const ulong token = first_query + query;
     positions[thread_index] = static_cast<int>(query) + offset;
+    query_rows[thread_index] = outer * params.q.batch + head * params.q.head + token * params.q.token;
+    out_rows[thread_index] =
+        outer * params.out.batch + head * params.out.head + token * params.out.token + split * params.out.part;
     mask_rows[thread_index] = params.mask_elements
                                   ? static_cast<ulong>(mask_indptr[request]) + query * static_cast<ulong>(keys.length)
                                   : outer * params.mask_batch + head * params.mask_head + query * params.mask_query;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll 2
+  for (uint i = thread_index; i < R * S::kPadded; i += threads.x) {
+    const uint row = i / S::kPadded;
+    const uint element = i % S::kPadded;
+    const bool exists = row < rows && element < params.head_size;
+    shared[i] = exists ? number_at(q, query_rows[row] + element, params.query_type) * params.query_scale : 0.0f;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -186,109 +307,18 @@ template <typename T, uint D, uint DV, uint R>
     for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] = float4(0.0f);
   }
 
-  for (uint start = begin + simdgroup * S::kTogether * S::kAhead; start < end; start += step) {
-    Pack<T> x[S::kAhead][S::kKeyVectors];
-    Pack<T> y[S::kAhead][S::kValueVectors];
-    uint number[S::kAhead];
-    bool exists[S::kAhead];
-    ulong key[S::kAhead];
-    ulong value[S::kAhead];
-#pragma unroll
-    for (uint j = 0; j < S::kAhead; ++j) {
-      number[j] = start + j * S::kTogether + lane / S::kLanes;
-      exists[j] = keys.find(min(number[j], end - 1), params, kv_indices, key[j], value[j]) && number[j] < end;
-    }
-#pragma unroll
-    for (uint j = 0; j < S::kAhead; ++j) load_row<S::kLanes>(x[j], k + key[j], part, params.head_size, params.vectors);
-#pragma unroll
-    for (uint j = 0; j < S::kAhead; ++j)
-      load_row<S::kLanes>(y[j], v + value[j], part, params.value_size, params.vectors);
-
-    float score[R][S::kAhead];
-#pragma unroll
-    for (uint r = 0; r < R; ++r)
-#pragma unroll
-      for (uint j = 0; j < S::kAhead; ++j) score[r][j] = 0.0f;
-#pragma unroll
-    for (uint n = 0; n < S::kKeyVectors; ++n) {
-      float4 numbers[S::kAhead][kQuads];
-#pragma unroll
-      for (uint j = 0; j < S::kAhead; ++j) unpack(numbers[j], x[j][n]);
-#pragma unroll
-      for (uint r = 0; r < R; ++r)
-#pragma unroll
-        for (uint i = 0; i < kQuads; ++i) {
-          const float4 query = *reinterpret_cast<threadgroup const float4*>(
-              shared + r * S::kPadded + (part + n * S::kLanes) * S::kVector + 4 * i);
-#pragma unroll
-          for (uint j = 0; j < S::kAhead; ++j) score[r][j] = add_products(query, numbers[j][i], score[r][j]);
-        }
-    }
-#pragma unroll
-    for (uint r = 0; r < R; ++r)
-#pragma unroll
-      for (uint j = 0; j < S::kAhead; ++j)
-#pragma unroll
-        for (uint across = 1; across < S::kLanes; across *= 2)
-          score[r][j] += simd_shuffle_xor(score[r][j], static_cast<ushort>(across));
-
-    if (params.softcap != 0.0f) {
-#pragma unroll
-      for (uint r = 0; r < R; ++r)
-#pragma unroll
-        for (uint j = 0; j < S::kAhead; ++j) score[r][j] = params.softcap * tanh(score[r][j]);
-    }
-    if (params.mask_type != NUMBER_NONE) {
-#pragma unroll
-      for (uint r = 0; r < R; ++r)
-#pragma unroll
-        for (uint j = 0; j < S::kAhead; ++j) {
-          const ulong at = mask_rows[r] + min(number[j], end - 1) * params.mask_key;
-          const bool there = params.mask_elements == 0 || at < params.mask_elements;
-          score[r][j] += there ? mask_at(mask, at, params.mask_type) * M_LOG2E_F : -INFINITY;
-        }
-    }
-    if (bounded) {
-#pragma unroll
-      for (uint r = 0; r < R; ++r)
-#pragma unroll
-        for (uint j = 0; j < S::kAhead; ++j) {
-          const int distance = static_cast<int>(number[j]) - positions[r];
-          if (distance > params.right || -distance > params.left) score[r][j] = -INFINITY;
-        }
-    }
-#pragma unroll
-    for (uint r = 0; r < R; ++r) {
-      float top = maximum[r];
-#pragma unroll
-      for (uint j = 0; j < S::kAhead; ++j) {
-        if (!exists[j]) score[r][j] = -INFINITY;
-        top = max(top, score[r][j]);
-      }
-      const float base = base_of(top);
-      const float factor = fast::exp2(maximum[r] - base);
-      maximum[r] = top;
-      sum[r] *= factor;
-#pragma unroll
-      for (uint n = 0; n < S::kValueVectors * kQuads; ++n) result[r][n] *= factor;
-#pragma unroll
-      for (uint j = 0; j < S::kAhead; ++j) {
-        score[r][j] = fast::exp2(score[r][j] - base);
-        sum[r] += score[r][j];
-      }
-    }
-#pragma unroll
-    for (uint j = 0; j < S::kAhead; ++j)
-#pragma unroll
-      for (uint n = 0; n < S::kValueVectors; ++n) {
-        float4 numbers[kQuads];
-        unpack(numbers, y[j][n]);
-#pragma unroll
-        for (uint r = 0; r < R; ++r)
-#pragma unroll
-          for (uint i = 0; i < kQuads; ++i)
-            result[r][n * kQuads + i] = fma(float4(score[r][j]), numbers[i], result[r][n * kQuads + i]);
-      }
+  const uint first = simdgroup * S::kTogether;
+  const Seen seen = {begin, end, bounded};
+  if constexpr (R == 8) {
+    if (params.general)
+      walk<true, T, S, R>(result, maximum, sum, seen, first, simdgroups * S::kTogether, keys, k, v, mask, kv_indices,
+                          shared, positions, mask_rows, params, lane);
+    else
+      walk<false, T, S, R>(result, maximum, sum, seen, first * S::kAhead, step, keys, k, v, mask, kv_indices, shared,
+                           positions, mask_rows, params, lane);
+  } else {
+    walk<false, T, S, R>(result, maximum, sum, seen, first * S::kAhead, step, keys, k, v, mask, kv_indices, shared,
+                         positions, mask_rows, params, lane);
   }
 
   // The groups of a simdgroup's lanes become one.
@@ -316,48 +346,53 @@ template <typename T, uint D, uint DV, uint R>
     }
   }
 
-  // And so do the simdgroups, kMerged rows at a time.
+  // And so do the simdgroups.
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (thread_index < rows) {
+    const uint row = first_row + thread_index;
+    const uint head = kv_head * params.group + row % params.group;
+    const float sink =
+        params.sink_type == NUMBER_NONE ? -INFINITY : number_at(sinks, head, params.sink_type) * M_LOG2E_F;
+    float top = sink;
+#pragma unroll 1
+    for (uint i = 0; i < simdgroups; ++i) top = max(top, maxima[i * R + thread_index]);
+    const float base = base_of(top);
+    float total = fast::exp2(sink - base);
+#pragma unroll 1
+    for (uint i = 0; i < simdgroups; ++i)
+      total += fast::exp2(maxima[i * R + thread_index] - base) * sums[i * R + thread_index];
+    const float norm = total > 0.0f ? 1.0f / total : 0.0f;
+#pragma unroll 1
+    for (uint i = 0; i < simdgroups; ++i)
+      weights[i * R + thread_index] = fast::exp2(maxima[i * R + thread_index] - base) * norm;
+    lse[outer * params.lse.batch + head * params.lse.head + (first_query + row / params.group) * params.lse.token +
+        split * params.lse.part] = total > 0.0f ? (base + log2(total)) * M_LN2_F : -INFINITY;
+  }
 #pragma unroll
-  for (uint first = 0; first < R; first += S::kMerged) {
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint first_merged = 0; first_merged < R; first_merged += S::kMerged) {
+    if (first_merged) threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-    for (uint r = first; r < first + S::kMerged; ++r) {
+    for (uint r = first_merged; r < first_merged + S::kMerged; ++r) {
       if (lane / S::kLanes != r % S::kTogether) continue;
 #pragma unroll
       for (uint n = 0; n < S::kValueVectors; ++n)
 #pragma unroll
         for (uint i = 0; i < kQuads; ++i)
-          *reinterpret_cast<threadgroup float4*>(shared + (simdgroup * S::kMerged + r - first) * S::kPaddedValue +
-                                                 (part + n * S::kLanes) * S::kVector + 4 * i) =
-              result[r][n * kQuads + i];
+          *reinterpret_cast<threadgroup float4*>(
+              shared + (simdgroup * S::kMerged + r - first_merged) * S::kPaddedValue +
+              (part + n * S::kLanes) * S::kVector + 4 * i) = result[r][n * kQuads + i];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll 1
     for (uint i = thread_index; i < S::kMerged * S::kPaddedValue; i += threads.x) {
-      const uint row = first + i / S::kPaddedValue;
+      const uint row = first_merged + i / S::kPaddedValue;
       const uint element = i % S::kPaddedValue;
       if (row >= rows || element >= params.value_size) continue;
-      const uint query = first_query + (first_row + row) / params.group;
-      const uint head = kv_head * params.group + (first_row + row) % params.group;
-      float top = -INFINITY;
-      for (uint other = 0; other < simdgroups; ++other) top = max(top, maxima[other * R + row]);
-      if (params.sink_type != NUMBER_NONE) top = max(top, number_at(sinks, head, params.sink_type) * M_LOG2E_F);
-      const float base = base_of(top);
-      float total = 0.0f;
       float value = 0.0f;
-      for (uint other = 0; other < simdgroups; ++other) {
-        const float weight = fast::exp2(maxima[other * R + row] - base);
-        total += weight * sums[other * R + row];
-        value += weight * shared[other * S::kMerged * S::kPaddedValue + i];
-      }
-      if (params.sink_type != NUMBER_NONE)
-        total += fast::exp2(number_at(sinks, head, params.sink_type) * M_LOG2E_F - base);
-      store_number(out,
-                   outer * params.out.batch + head * params.out.head + query * params.out.token +
-                       split * params.out.part + element,
-                   params.out_type, total > 0.0f ? value / total : 0.0f);
-      if (element == 0)
-        lse[outer * params.lse.batch + head * params.lse.head + query * params.lse.token + split * params.lse.part] =
-            total > 0.0f ? (base + log2(total)) * M_LN2_F : -INFINITY;
+#pragma unroll 1
+      for (uint other = 0; other < simdgroups; ++other)
+        value += weights[other * R + row] * shared[other * S::kMerged * S::kPaddedValue + i];
+      store_number(out, out_rows[row] + element, params.out_type, value);
     }
   }
 }

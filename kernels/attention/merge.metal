@@ -2,19 +2,22 @@
 #include "attention/numbers.h"
 
 constexpr constant uint kMaxSimdgroups = 16;
+constexpr constant uint kPartsAtOnce = 512;  // whose weights are in threadgroup memory
 
 // A threadgroup has a token and a head: each simdgroup 32 elements of the value, and every few parts.
+template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_merge(
-    device const uchar* parts [[buffer(0)]], device const float* part_lse [[buffer(1)]],
+    device const T* parts [[buffer(0)]], device const float* part_lse [[buffer(1)]],
     device const uchar* sinks [[buffer(2)]], device uchar* out [[buffer(3)]], device float* lse [[buffer(4)]],
     constant AttentionMergeParams& params [[buffer(5)]], uint2 group [[threadgroup_position_in_grid]],
-    uint2 threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    uint2 threads [[threads_per_threadgroup]], uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float shared[kMaxSimdgroups * 32];
+  threadgroup float weights[kPartsAtOnce];
   const uint head = group.x;
   const ulong token = group.y;
   const ulong request = token / params.queries;
-  const ulong query = token % params.queries;
+  const ulong query = token - request * params.queries;
   device const float* const found = part_lse + token * params.in_lse.token + head * params.in_lse.head;
   const bool sinking = params.sink_type != NUMBER_NONE;
   const float sink = sinking ? number_at(sinks, head, params.sink_type) : -INFINITY;
@@ -27,31 +30,42 @@ constexpr constant uint kMaxSimdgroups = 16;
   for (uint part = lane; part < params.parts; part += 32) total += exp(found[part * params.in_lse.part] - base);
   total = simd_sum(total);
   if (sinking) total += exp(sink - base);
+  const float norm = total > 0.0f ? 1.0f / total : 0.0f;
 
   const uint simdgroups = threads.x / 32;
   const uint columns = min((params.value_size + 31) / 32, simdgroups);  // of 32 elements, at a time
   const uint shares = simdgroups / columns;
   const uint share = simdgroup / columns;
-  const ulong in = token * params.in.token + head * params.in.head;
   for (uint start = 0; start < params.value_size; start += 32 * columns) {
     const uint element = start + simdgroup % columns * 32 + lane;
+    const ulong in = token * params.in.token + head * params.in.head + min(element, params.value_size - 1);
     float value = 0.0f;
-    if (share < shares && element < params.value_size) {
-#pragma unroll 4
-      for (uint part = share; part < params.parts; part += shares)
-        value += exp(found[part * params.in_lse.part] - base) *
-                 number_at(parts, in + part * params.in.part + element, params.in_type);
+    for (uint first = 0; first < params.parts; first += kPartsAtOnce) {
+      const uint count = min(params.parts - first, kPartsAtOnce);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      for (uint i = thread_index; i < count; i += threads.x)
+        weights[i] = exp(found[(first + i) * params.in_lse.part] - base);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll 8
+      for (uint i = share; i < count; i += shares)
+        value = fma(weights[i], static_cast<float>(parts[in + (first + i) * params.in.part]), value);
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
     shared[simdgroup * 32 + lane] = value;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (simdgroup >= columns || element >= params.value_size) continue;
     value = 0.0f;
     for (uint i = 0; i < shares; ++i) value += shared[(i * columns + simdgroup) * 32 + lane];
+    // A part that nothing was seen of may hold anything.
     store_number(out, request * params.out.batch + head * params.out.head + query * params.out.token + element,
-                 params.out_type, total > 0.0f ? value / total : 0.0f);
+                 params.out_type, norm == 0.0f ? 0.0f : value * norm);
   }
-  if (simdgroup == 0 && lane == 0)
+  if (thread_index == 0)
     lse[request * params.lse.batch + head * params.lse.head + query * params.lse.token] =
         total > 0.0f ? base + log(total) : -INFINITY;
 }
+
+#define INSTANTIATE(type, T) \
+  template [[host_name("attention_merge_" type)]] [[kernel]] decltype(attention_merge<T>) attention_merge<T>;
+INSTANTIATE("float", float)
+INSTANTIATE("half", half)
+INSTANTIATE("bfloat", bfloat)

@@ -8,7 +8,7 @@ from torch import Tensor
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from . import _composite
-from ._pages import Cache, check_append, check_pages, check_tensors, index_vector, split_cache
+from ._pages import check_append, check_pages, check_tensors, index_vector, split_cache
 
 __all__ = ["append_kv"]
 
@@ -16,7 +16,7 @@ __all__ = ["append_kv"]
 def append_kv(
     key: Tensor,
     value: Tensor,
-    paged_kv_cache: Cache,
+    paged_kv_cache: Tensor | tuple[Tensor, Tensor],
     kv_indptr: Tensor,
     kv_indices: Tensor,
     kv_last_page_len: Tensor,
@@ -120,6 +120,8 @@ def _arguments(key, value, *cache):
     cache = tuple(pool.clone() for pool in cache)
     return key, value, cache if len(cache) == 2 else cache[0], indptr, indices, last
 
+
+_INTEGERS = ("kv_indptr", "kv_indices", "kv_last_page_len", "qo_indptr", "batch_indices", "positions")
 
 register(
     Op(

@@ -9,7 +9,7 @@ from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from . import _composite
-from ._pages import Cache, check_pages, check_tensors, index_vector, split_cache
+from ._pages import check_pages, check_tensors, index_vector, split_cache
 
 __all__ = ["batch_decode", "batch_prefill", "merge_states"]
 
@@ -19,7 +19,7 @@ MOST_HEAD_SIZES = ((256, 256), (576, 512))  # of keys and values, that kernels t
 
 def batch_prefill(
     q: Tensor,
-    paged_kv_cache: Cache,
+    paged_kv_cache: Tensor | tuple[Tensor, Tensor],
     qo_indptr: Tensor,
     kv_indptr: Tensor,
     kv_indices: Tensor,
@@ -79,7 +79,7 @@ def batch_prefill(
 
 def batch_decode(
     q: Tensor,
-    paged_kv_cache: Cache,
+    paged_kv_cache: Tensor | tuple[Tensor, Tensor],
     kv_indptr: Tensor,
     kv_indices: Tensor,
     kv_last_page_len: Tensor,
@@ -280,9 +280,9 @@ register(
         backward=False,
         integers=_INTEGERS,
         samples=lambda: (
-            Sample("one threadgroup", ((2, 4, 64), (5, 2, 4, 2, 64)), {}, _decode_arguments, terms=64),
+            Sample("few keys", ((2, 4, 64), (5, 2, 4, 2, 64)), {}, _decode_arguments, terms=64),
             Sample(
-                "threadgroups share keys",
+                "many keys",
                 ((2, 4, 128), (33, 2, 16, 1, 128)),
                 {"return_lse": True},
                 _decode_arguments,

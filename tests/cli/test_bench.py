@@ -33,6 +33,7 @@ SMALL = {
     "call_overhead": "rms_norm",
     "cholesky": "8x8x8",
     "compile": "compile_shader",
+    "decode": "bfloat16",
     "eigh": "8x8x8",
     "gated": "silu_and_mul backward float16",
     "householder": "geqrf",

@@ -20,11 +20,11 @@ struct DecodeTuning {
 };
 const gpu::Table<DecodeTuning> decode_tuning("attention_decode",
                                              {{"fill_threadgroups", &DecodeTuning::fill_threadgroups, {1, 2048}},
-                                              {"simdgroups", &DecodeTuning::simdgroups, {1, 8}},
+                                              {"simdgroups", &DecodeTuning::simdgroups, {1, 4}},
                                               {"least_share", &DecodeTuning::least_share, {32, 4096}}},
                                              {{.family = "baseline"},
                                               {.family = "hopper", .fill_threadgroups = 2 * 132},
-                                              {.family = "simulator"}});
+                                              {.family = "simulator", .fill_threadgroups = 2}});
 
 struct Sizes2 {
   int64_t head, value;
@@ -47,7 +47,18 @@ struct DecodePlan {
   uint32_t simdgroups;
   int64_t group, kv_heads;
   int64_t keys;  // of a request, taking all to have the same number where only the device knows it
+  bool general;  // there is a mask or a soft cap, or rows that cannot be loaded by vectors
 };
+
+bool aligned16(const Tensor& tensor) {
+  const auto size = static_cast<int64_t>(tensor.element_size());
+  if (reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 || tensor.size(-1) * size % 16) return false;
+  for (int64_t d = 0; d + 1 < tensor.dim(); ++d)
+    if (tensor.size(d) > 1 && tensor.stride(d) * size % 16) return false;
+  return true;
+}
+
+bool has_vectors(const DecodeCall& call) { return aligned16(call.k) && aligned16(call.v); }
 
 DecodePlan plan_decode(const DecodeCall& call) {
   const DecodeTuning& tuning = decode_tuning(call.q);
@@ -56,14 +67,15 @@ DecodePlan plan_decode(const DecodeCall& call) {
   const bool ragged = call.q_indptr.has_value();
   const int64_t rows = call.queries * group;
   const bool few = rows <= 4 || (ragged && call.queries <= call.batch && group <= 4);
-  const uint32_t tile = few && kernel_size <= 256 ? 4 : 8;
+  const bool general = call.mask || call.softcap != 0 || !has_vectors(call);
+  const uint32_t tile = few && !general && kernel_size <= 256 ? 4 : 8;  // kernels of 4 rows are not general
   const int64_t tiles = ceil_div<int64_t>(rows, tile) + (ragged ? call.batch : 0);
   const int64_t of_request = call.pages || call.k_indptr ? ceil_div(call.keys, call.batch) : call.keys;
   const int64_t keys = std::min(of_request, call.left + call.right + call.queries);
   const int64_t busy = tiles * kv_heads * (ragged ? 1 : call.batch);
   const int64_t splits = std::clamp<int64_t>(tuning.fill_threadgroups / std::max<int64_t>(busy, 1), 1,
                                              std::clamp<int64_t>(keys / tuning.least_share, 1, kMostSplits));
-  return {kernel_size, tile, tiles, splits, tuning.simdgroups, group, kv_heads, keys};
+  return {kernel_size, tile, tiles, splits, tuning.simdgroups, group, kv_heads, keys, general};
 }
 
 std::string why(const DecodeCall& call, const DecodePlan& plan) {
@@ -74,14 +86,6 @@ std::string why(const DecodeCall& call, const DecodePlan& plan) {
     text += "; " + std::to_string(plan.splits) + " threadgroups share " + std::to_string(call.keys) +
             " keys, and a second dispatch merges their results";
   return text;
-}
-
-bool aligned16(const Tensor& tensor) {
-  const auto size = static_cast<int64_t>(tensor.element_size());
-  if (reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 || tensor.size(-1) * size % 16) return false;
-  for (int64_t d = 0; d + 1 < tensor.dim(); ++d)
-    if (tensor.size(d) > 1 && tensor.stride(d) * size % 16) return false;
-  return true;
 }
 
 // key / size by a multiplication, for keys below 2^31 (Granlund and Montgomery, 1994).
@@ -109,7 +113,8 @@ AttentionDecodeParams params_of(const DecodeCall& call, const DecodePlan& plan) 
       .key_layout = call.pages      ? KEYS_PAGED
                     : call.k_indptr ? KEYS_RAGGED
                                     : KEYS_EACH,
-      .vectors = aligned16(call.k) && aligned16(call.v),
+      .vectors = has_vectors(call),
+      .general = plan.general,
       .query_type = number_type(call.q),
       .mask_type = call.mask ? number_type(*call.mask) : NUMBER_NONE,
       .sink_type = NUMBER_NONE,
@@ -179,7 +184,6 @@ void record_merge(gpu::Recording& recording, const Tensor& parts, const Tensor& 
       .parts = grid_side(count),
       .value_size = grid_side(size),
       .queries = grid_side(queries),
-      .in_type = number_type(parts),
       .out_type = number_type(out),
       .sink_type = sinks ? number_type(*sinks) : NUMBER_NONE,
       .in = {0, parts.stride(2), parts.stride(0), parts.stride(1)},
@@ -190,7 +194,10 @@ void record_merge(gpu::Recording& recording, const Tensor& parts, const Tensor& 
   constexpr int64_t kMostSimdgroups = 16, kPartsOfOne = 8;
   const int64_t columns = std::min(ceil_div<int64_t>(size, gpu::kSimdWidth), kMostSimdgroups);
   const int64_t shares = std::clamp<int64_t>(ceil_div(count, kPartsOfOne), 1, kMostSimdgroups / columns);
-  recording.kernel("attention_merge").buffer(0, parts).buffer(1, part_lse).buffer(2, sinks ? *sinks : part_lse);
+  recording.kernel("attention_merge_", suffix(parts.scalar_type()))
+      .buffer(0, parts)
+      .buffer(1, part_lse)
+      .buffer(2, sinks ? *sinks : part_lse);
   recording.buffer(3, out).buffer(4, lse).bytes(5, params);
   recording.dispatch_threadgroups({grid_side(heads), grid_side(tokens)},
                                   {static_cast<uint32_t>(gpu::kSimdWidth * columns * shares)});
