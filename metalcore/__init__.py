@@ -17,12 +17,13 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from . import _C  # noqa: F401
 from ._core import tuned  # noqa: F401  (it says where measured tuning is)
-from . import activation, normalization, loss, embeddings, linalg, optim
+from . import activation, normalization, loss, embeddings, sampling, linalg, optim
 from .activation import *  # noqa: F403
 from .embeddings import *  # noqa: F403
 from .linalg import *  # noqa: F403
 from .loss import *  # noqa: F403
 from .normalization import *  # noqa: F403
+from .sampling import *  # noqa: F403
 # isort: on
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ __all__ += embeddings.__all__
 __all__ += linalg.__all__
 __all__ += loss.__all__
 __all__ += normalization.__all__
+__all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
     from . import integrations, msl, nn, overrides, simulator

@@ -7,8 +7,21 @@ import torch
 
 from ..activation import gelu, log_softmax, silu, softmax
 from ..normalization import add_rms_norm, rms_norm
+from ._embeddings import Embedding, EmbeddingBag
+from ._losses import CrossEntropyLoss, LinearCrossEntropyLoss
 
-__all__ = ["GELU", "AddRMSNorm", "LogSoftmax", "RMSNorm", "SiLU", "Softmax"]
+__all__ = [
+    "GELU",
+    "AddRMSNorm",
+    "CrossEntropyLoss",
+    "Embedding",
+    "EmbeddingBag",
+    "LinearCrossEntropyLoss",
+    "LogSoftmax",
+    "RMSNorm",
+    "SiLU",
+    "Softmax",
+]
 
 
 class SiLU(torch.nn.SiLU):

@@ -15,6 +15,7 @@ LEFT_OUT = {
     "gelu": ["approximate"],
     "matrix_rank": ["tol"],
     "pinv": ["rcond"],
+    "softmax": ["temperature"],
 }
 # Options in place of the sample's. PyTorch's matrix_rank takes two numbers or two tensors as tolerances.
 OPTIONS = {"matrix_rank": {"rtol": None}}
