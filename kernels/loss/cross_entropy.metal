@@ -13,15 +13,7 @@
 // read in whole vectors.
 #include "common/running.h"
 #include "loss/cross_entropy.h"
-
-// A team of one thread.
-struct Alone {
-  uint thread_index = 0;
-  uint threads = 1;
-
-  float sum(float value, uint) const { return value; }
-  float maximum(float value, uint) const { return value; }
-};
+#include "loss/team.h"
 
 // Logits of -inf stay what they are.
 template <typename V>
@@ -164,9 +156,11 @@ inline void plain_gradient(LogitRow<T> row, device T* gradient, RowLoss found, f
   const float softcap = row.params->softcap, factor = scale * (1.0f + 2.0f * row.params->z_loss * found.lse);
   const Edges<aligned, T> edges(row.past, row.params->length, team.thread_index);
   const uint target = row.target - edges.head;  // in the body, or far beyond it
+  // From the row's end on, which the walk before has left in the cache.
+  const uint step = team.threads * 4 * N;
   float4 v[N];
-  for (uint start = 0; start < edges.body; start += team.threads * 4 * N) {
-    const Share<T, N> share(team.thread_index, team.threads, start);
+  for (uint steps = (edges.body + step - 1) / step; steps > 0; --steps) {
+    const Share<T, N> share(team.thread_index, team.threads, (steps - 1) * step);
     share.template load<true>(v, row.x + edges.head, edges.body, -INFINITY);
 #pragma unroll
     for (uint n = 0; n < N; ++n) {

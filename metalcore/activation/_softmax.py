@@ -16,9 +16,7 @@ __all__ = ["log_softmax", "softmax"]
 _aten = torch.ops.aten
 
 
-def softmax(
-    x: torch.Tensor, dim: int, dtype: torch.dtype | None = None, *, temperature: float = 1.0
-) -> torch.Tensor:
+def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None, *, temperature: float = 1.0) -> torch.Tensor:
     """exp(x) / sum(exp(x)) along a dimension, as torch.softmax.
 
     The maximum is subtracted first, so that large values do not overflow. A row that has only -inf gives NaN.

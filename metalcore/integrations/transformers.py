@@ -9,11 +9,12 @@
 
 `patch()` enables the overrides (metalcore.overrides) that transformers' models and its Trainer use, and no others:
 
-- `silu`, `gelu`, `relu`, `softmax`, `log_softmax`: the activations in ACT2FN, the softmax of eager attention and the
-  cross entropy of the loss call these. `gelu` also takes the activations that compute it in Python (`gelu_new`,
+- `silu`, `gelu`, `relu`, `softmax`, `log_softmax`: the activations in ACT2FN and the softmax of eager attention call
+  these. `gelu` also takes the activations that compute it in Python (`gelu_new`,
   `gelu_fast`).
 - `rms_norm`: it also takes the forward of classes that compute an RMSNorm in Python: Llama's and its many copies, T5's,
   those with 1 + weight (Gemma, Qwen3-Next), without a weight, and gated. A trial of a class decides, and not its name.
+- `cross_entropy`, `kl_div`, `embedding`, `embedding_bag`: the models' losses, distillation, and tables of tokens.
 - `adamw`: the Trainer's `optim="adamw_torch"` and `"adamw_torch_fused"` construct it.
 
 Nothing changes in a model's modules, parameters or checkpoints. Attention other than eager's softmax is not replaced.

@@ -59,7 +59,13 @@ def test_what_is_kept(device, dtype):
     logits[150:] = logits[:50]  # there are equal ones
     points = (torch.arange(2000) + 0.5) / 2000
     x = logits.to(device).expand(2000, 200)
-    for options in ((1.0, 1, 1.0, 0.0), (1.0, 17, 1.0, 0.0), (2.0, 0, 0.5, 0.0), (2.0, 150, 0.95, 0.0), (3.0, 0, 1.0, 0.1)):
+    for options in (
+        (1.0, 1, 1.0, 0.0),
+        (1.0, 17, 1.0, 0.0),
+        (2.0, 0, 0.5, 0.0),
+        (2.0, 150, 0.95, 0.0),
+        (3.0, 0, 1.0, 0.1),
+    ):
         drawn = torch.ops.metalcore.sample(x, points.to(device), *options).cpu()
         counts = drawn.bincount(minlength=200)
         wanted = distribution(logits.double(), *options) * 2000
@@ -124,7 +130,9 @@ def test_on_the_cpu():
 @pytest.mark.parametrize("place", ["cpu", "device"])
 def test_opcheck(device, place):
     place = "cpu" if place == "cpu" else device
-    check_operator(torch.ops.metalcore.sample, tensor(3, 5, device=place), torch.rand(3, device=place), 1.0, 3, 0.9, 0.1)
+    check_operator(
+        torch.ops.metalcore.sample, tensor(3, 5, device=place), torch.rand(3, device=place), 1.0, 3, 0.9, 0.1
+    )
 
 
 @pytest.mark.parametrize(
