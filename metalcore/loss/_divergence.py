@@ -135,7 +135,7 @@ def fused_linear_jsd(
     ignore_index: int = -100,
     chunk: int | None = None,
 ) -> Tensor:
-    """jsd(hidden @ weight.T, teacher_hidden @ teacher_weight.T) with the logits of one chunk of rows in memory at a time.
+    """jsd(hidden @ weight.T, teacher_hidden @ teacher_weight.T) with the logits of one chunk of rows in memory.
 
     Args:
         hidden: the student's states (…, H), float32, float16 or bfloat16.

@@ -53,8 +53,8 @@ def test_distribution(device, dtype, name, family):
 
 @each_dtype
 def test_what_is_kept(device, dtype):
-    """Each point of a fine grid through the distribution: no class that is left out, and all others, which come as often
-    as they are probable."""
+    """Each point of a fine grid through the distribution: no class that is left out, and all others as often as they
+    are probable."""
     logits = torch.randn(200).mul(3).to(dtype)
     logits[150:] = logits[:50]  # there are equal ones
     points = (torch.arange(2000) + 0.5) / 2000
