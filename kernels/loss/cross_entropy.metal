@@ -80,8 +80,8 @@ template <typename T, typename Team>
 inline RowLoss general_loss(LogitRow<T> row, Team team) {
   const uint length = row.params->length;
   // Differences from it are small where the logits are large.
-  float reference = row.logit(row.target);
-  reference = isfinite(reference) ? reference : 0.0f;
+  const float target = row.logit(row.target);  // now, since the gradient may take its place
+  const float reference = isfinite(target) ? target : 0.0f;
   Running<float, float> running;
   float mass = 0.0f, linear = 0.0f;
   for (uint start = team.thread_index; start < length; start += kStep * team.threads) {
@@ -106,7 +106,7 @@ inline RowLoss general_loss(LogitRow<T> row, Team team) {
   mass = team.sum(mass, 2);
   linear = team.sum(linear, 3);
   const float own = row.own(), log_sum = log(sum), lse = maximum + log_sum;
-  float loss = own * ((maximum - row.logit(row.target)) + log_sum);
+  float loss = own * ((maximum - target) + log_sum);
   if (row.params->general) loss += mass * ((maximum - reference) + log_sum) - linear;
   return {row.params->probabilities ? loss - own : loss, lse, mass + own};
 }
@@ -161,7 +161,15 @@ inline void plain_gradient(LogitRow<T> row, device T* gradient, RowLoss found, f
   float4 v[N];
   for (uint steps = (edges.body + step - 1) / step; steps > 0; --steps) {
     const Share<T, N> share(team.thread_index, team.threads, (steps - 1) * step);
-    share.template load<true>(v, row.x + edges.head, edges.body, -INFINITY);
+    if (share.at(N - 1) < edges.body) {
+      share.template load<true>(v, row.x + edges.head, edges.body, -INFINITY);
+    } else {  // what lies beyond the end is not loaded from elsewhere: another thread may write there
+#pragma unroll
+      for (uint n = 0; n < N; ++n) {
+        const uint i = share.at(n);
+        v[n] = i < edges.body ? load4<true>(row.x + edges.head, i, edges.body, -INFINITY) : float4(-INFINITY);
+      }
+    }
 #pragma unroll
     for (uint n = 0; n < N; ++n) {
       const float4 x = capped(v[n], softcap);

@@ -156,6 +156,8 @@ def fused_linear_jsd(
     scale = _check("fused_linear_jsd", beta, temperature, "sum")
     if chunk is not None and (type(chunk) is not int or chunk < 1):
         raise ValueError(f"fused_linear_jsd: chunk must be a positive number of rows, not {chunk!r}")
+    if hidden.dim() == 0 or teacher_hidden.dim() == 0:
+        raise RuntimeError("fused_linear_jsd: hidden and teacher_hidden need a dimension of states")
     rows, teacher = hidden.reshape(-1, hidden.shape[-1]), teacher_hidden.detach()
     teacher, teacher_weight = teacher.reshape(-1, teacher.shape[-1]), teacher_weight.detach()
     if labels is None:
