@@ -14,6 +14,7 @@ struct SoftmaxParams {
   uint32_t together;  // forward: each row of the output begins as far past one, in elements, as the input's
   uint32_t splits;    // threadgroups that share a row, in the split variant
   uint32_t share;     // elements that each of them has
+  float scale;        // forward: of the input's elements
   int64_t x_stride;   // from row to row (columns: from one block of `inner` rows to the next) in the forward kernels'
                       // input; everything else is contiguous
 };

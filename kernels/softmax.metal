@@ -8,18 +8,19 @@ kernel void softmax_thread(device const T* x [[buffer(0)]], device U* y [[buffer
   const uint length = params.length;
   x += row * params.x_stride;
   y += ulong(row) * length;
+  const float scale = params.scale;
   float maximum = -INFINITY;
-  for (uint i = 0; i < length; ++i) maximum = max(maximum, static_cast<float>(x[i]));
+  for (uint i = 0; i < length; ++i) maximum = max(maximum, scale * static_cast<float>(x[i]));
   float sum = 0.0f;
   for (uint start = 0; start < length; start += kSumBlock) {
     const uint end = min(start + kSumBlock, length);
     float part = 0.0f;
-    for (uint i = start; i < end; ++i) part += exponential<U>(static_cast<float>(x[i]) - maximum);
+    for (uint i = start; i < end; ++i) part += exponential<U>(scale * static_cast<float>(x[i]) - maximum);
     sum += part;
   }
   const float norm = Op::norm(sum);
   for (uint i = 0; i < length; ++i) {
-    const float t = static_cast<float>(x[i]) - maximum;
+    const float t = scale * static_cast<float>(x[i]) - maximum;
     y[i] = static_cast<U>(Op::finish(Op::keep(t, exponential<U>(t)), norm));
   }
 }
@@ -32,10 +33,11 @@ inline void columns(device const T* x, device U* y, constant SoftmaxParams& para
   x += at.y * params.x_stride;
   y += at.y * ulong(params.length) * inner;
   Running<U, float4> running;
-  for (uint i = 0; i < params.length; ++i) running.add(load4<aligned>(x + ulong(i) * inner, column, inner, 0.0f));
+  for (uint i = 0; i < params.length; ++i)
+    running.add(params.scale * load4<aligned>(x + ulong(i) * inner, column, inner, 0.0f));
   const float4 norm = Op::norm(running.sum);
   for (uint i = 0; i < params.length; ++i) {
-    const float4 t = load4<aligned>(x + ulong(i) * inner, column, inner, 0.0f) - running.maximum;
+    const float4 t = params.scale * load4<aligned>(x + ulong(i) * inner, column, inner, 0.0f) - running.maximum;
     store4<aligned>(y + ulong(i) * inner, column, inner, Op::finish(Op::keep(t, exponential<U>(t)), norm));
   }
 }
@@ -57,13 +59,15 @@ struct Row {
   uint length;
   uint past;      // elements by which x begins past a multiple of 16 bytes
   bool together;  // so does y
+  float scale;    // of x
 
   Row(device const T* x, device U* y, constant SoftmaxParams& params, ulong row)
       : x(x + row * params.x_stride),
         y(y + row * params.length),
         length(params.length),
         past((params.start + row * params.x_stride) % 16),
-        together(params.together) {}
+        together(params.together),
+        scale(params.scale) {}
 };
 
 // One row in the registers of a team.
@@ -73,9 +77,12 @@ inline void row_in_registers(Row<T, U> row, Team team) {
   const Share<T, N> share(team.thread_index, team.threads);
   float4 v[N];
   share.template load<true>(v, row.x + edges.head, edges.body, -INFINITY);
-  const float edge = edges.load(row.x, -INFINITY);
+  const float edge = row.scale * edges.load(row.x, -INFINITY);
   float maximum = edge;
-  for (uint n = 0; n < N; ++n) maximum = max(maximum, max4(v[n]));
+  for (uint n = 0; n < N; ++n) {
+    v[n] *= row.scale;
+    maximum = max(maximum, max4(v[n]));
+  }
   maximum = team.maximum(maximum, 0);
   const float edge_t = edge - maximum;
   const float edge_e = exponential<U>(edge_t);
@@ -126,11 +133,12 @@ template <typename Op, typename T, typename U, uint N>
 template <bool aligned, uint N, typename T, typename U>
 inline Running<U, float> walk_sum(Row<T, U> row, Edges<aligned, T> edges, Part part, bool first, Threadgroup team) {
   Running<U, float> running;
-  const float edge = first ? edges.load(row.x, -INFINITY) : -INFINITY;
+  const float edge = first ? row.scale * edges.load(row.x, -INFINITY) : -INFINITY;
   if (!aligned) running.add(edge);
   float4 v[N];
   for (uint start = part.begin; start < part.end; start += team.threads * 4 * N) {
     Share<T, N>(team.thread_index, team.threads, start).template load<true>(v, row.x + edges.head, part.end, -INFINITY);
+    for (uint n = 0; n < N; ++n) v[n] *= row.scale;
     add_all(running, v);
   }
   const float maximum = team.maximum(running.maximum, 0);
@@ -148,13 +156,13 @@ inline void walk_results(Row<T, U> row, Edges<aligned, T> edges, Part part, bool
     const Share<T, N> share(team.thread_index, team.threads, start);
     share.template load<true>(v, row.x + edges.head, part.end, -INFINITY);
     for (uint n = 0; n < N; ++n) {
-      const float4 t = v[n] - maximum;
+      const float4 t = row.scale * v[n] - maximum;
       v[n] = Op::finish(Op::keep(t, exponential<U>(t)), norm);
     }
     store_body<aligned>(share, v, row.y + edges.head, part.end, row.together);
   }
   if (aligned || !first) return;
-  const float t = edges.load(row.x, -INFINITY) - maximum;
+  const float t = row.scale * edges.load(row.x, -INFINITY) - maximum;
   edges.store(row.y, Op::finish(Op::keep(t, exponential<U>(t)), norm));
 }
 

@@ -17,7 +17,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from . import _C  # noqa: F401
 from ._core import tuned  # noqa: F401  (it says where measured tuning is)
-from . import activation, normalization, attention, embeddings, loss, linalg, optim, paged, quant, rotary
+from . import activation, normalization, attention, embeddings, loss, sampling, linalg, optim, paged, quant, rotary
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
 from .embeddings import *  # noqa: F403
@@ -26,6 +26,7 @@ from .loss import *  # noqa: F403
 from .normalization import *  # noqa: F403
 from .quant import dequantize, quantized_embedding, quantized_linear, quantized_linear_experts
 from .rotary import *  # noqa: F403
+from .sampling import *  # noqa: F403
 # isort: on
 
 __version__ = "0.1.0"
@@ -71,6 +72,7 @@ __all__ += linalg.__all__
 __all__ += loss.__all__
 __all__ += normalization.__all__
 __all__ += rotary.__all__
+__all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
     from . import golden, integrations, msl, nn, overrides, simulator

@@ -50,14 +50,15 @@ uint32_t start_of(const Tensor& tensor) {
 }
 Tensor beginning_at_16(const Tensor& tensor) { return start_of(tensor) ? torch::stable::clone(tensor) : tensor; }
 
-Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float, bool copied = false) {
+Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float, double scale = 1,
+               bool copied = false) {
   check_float(op, "x", input);
   const ScalarType in = input.scalar_type(), out = half_to_float ? ScalarType::Float : in;
   dim = wrap(op, dim, input.dim());
   const Shape shape = shape_along(input.sizes(), dim);
   if (copy_is_faster(shape))
     return as_contiguous(torch::stable::transpose(
-        forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float, true), dim, -1));
+        forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float, scale, true), dim, -1));
 
   Tensor y = new_tensor(input.sizes(), out, input);
   if (shape.rows == 0 || shape.length == 0) return y;
@@ -81,6 +82,7 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
       .together = start == 0 && (x.stride - shape.length) * x.tensor.element_size() % 16 == 0,
       .splits = plan.splits,
       .share = plan.share,
+      .scale = static_cast<float>(scale),
       .x_stride = x.stride,
   };
   gpu::record(y, [&](gpu::Recording& recording) {
@@ -144,6 +146,10 @@ Tensor backward(const char* op, const Tensor& grad, const Tensor& output, int64_
 }
 
 Tensor softmax(const Tensor& x, int64_t dim, bool half_to_float) { return forward("softmax", x, dim, half_to_float); }
+Tensor softmax_scaled(const Tensor& x, int64_t dim, bool half_to_float, double scale) {
+  check(scale > 0, "metalcore::softmax_scaled: scale must be positive, not ", scale);
+  return forward("softmax", x, dim, half_to_float, scale);
+}
 Tensor log_softmax(const Tensor& x, int64_t dim, bool half_to_float) {
   return forward("log_softmax", x, dim, half_to_float);
 }
@@ -182,6 +188,7 @@ Replacement<&takes_backward, &log_softmax_backward> log_softmax_backward_replace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
   m.def("softmax(Tensor x, int dim, bool half_to_float) -> Tensor");
+  m.def("softmax_scaled(Tensor x, int dim, bool half_to_float, float scale) -> Tensor");
   m.def("log_softmax(Tensor x, int dim, bool half_to_float) -> Tensor");
   m.def("softmax_backward(Tensor grad, Tensor output, int dim, ScalarType input_dtype) -> Tensor");
   m.def("log_softmax_backward(Tensor grad, Tensor output, int dim, ScalarType input_dtype) -> Tensor");
@@ -189,6 +196,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
 
 METALCORE_KERNELS(m) {
   m.impl<&metalcore::softmax>("softmax");
+  m.impl<&metalcore::softmax_scaled>("softmax_scaled");
   m.impl<&metalcore::log_softmax>("log_softmax");
   m.impl<&metalcore::softmax_backward>("softmax_backward");
   m.impl<&metalcore::log_softmax_backward>("log_softmax_backward");

@@ -1,4 +1,5 @@
-// Sums, means and maxima of a table's rows in bags of indices. A thread has four elements of a bag's result.
+// Sums, means and maxima of a table's rows in bags of indices. A thread has 16 bytes of a bag's result, or four
+// elements.
 #include "common/rows.h"
 #include "embedding/embedding.h"
 
@@ -15,18 +16,29 @@ struct Bag {
   }
 };
 
+// Elements of a row that a thread has, as float4s: 16 bytes of rows that are `aligned`.
+template <bool aligned, typename T>
+constexpr constant uint kFours = aligned && sizeof(T) == 2 ? 2 : 1;
+
 template <bool aligned, typename T>
 inline void bag_of_rows(device const T* table, device const long* indices, device const long* offsets,
                         device const T* factors, device T* out, device long* sizes, device long* maxima,
                         constant EmbeddingBagParams& params, uint2 at) {
-  const uint depth = params.depth, column = at.x * 4;
+  constexpr uint R = kFours<aligned, T>;
+  const uint depth = params.depth;
+  const Share<T, R> share(at.x, 0);  // a run of its own
   const bool max_wanted = params.mode == EMBEDDING_MAX;
   const Bag bag(offsets, params, at.y);
-  float4 result = float4(0.0f);
-  uint4 chosen = uint4(0);  // the places of the maxima's indices
+  float4 result[R];
+  uint4 chosen[R];  // the places of the maxima's indices
+#pragma unroll
+  for (uint r = 0; r < R; ++r) {
+    result[r] = float4(0.0f);
+    chosen[r] = uint4(0);
+  }
   uint size = 0;
   for (uint start = bag.begin; start < bag.end; start += kAtOnce) {
-    float4 v[kAtOnce];
+    float4 v[kAtOnce][R];
     bool present[kAtOnce];
 #pragma unroll
     for (uint k = 0; k < kAtOnce; ++k) {
@@ -34,29 +46,40 @@ inline void bag_of_rows(device const T* table, device const long* indices, devic
       const long index = indices[place];
       const bool known = index >= 0 && index < params.rows;
       present[k] = start + k < bag.end && index != params.padding;
-      v[k] = load4<aligned>(table + (known ? index : 0) * depth, column, depth, 0.0f);
-      if (!known) v[k] = float4(NAN);
-      if (params.weighted) v[k] *= static_cast<float>(factors[place]);
+      share.template load<aligned>(v[k], table + (known ? index : 0) * depth, depth, 0.0f);
+      const float factor = known ? params.weighted ? static_cast<float>(factors[place]) : 1.0f : NAN;
+#pragma unroll
+      for (uint r = 0; r < R; ++r) v[k][r] *= factor;
     }
 #pragma unroll
     for (uint k = 0; k < kAtOnce; ++k) {
       if (!present[k]) continue;
-      if (max_wanted) {
-        const bool4 larger = size == 0 || v[k] > result || v[k] != v[k];
-        result = select(result, v[k], larger);
-        chosen = select(chosen, uint4(start + k), larger);
-      } else {
-        result += v[k];
+#pragma unroll
+      for (uint r = 0; r < R; ++r) {
+        if (max_wanted) {
+          const bool4 larger = size == 0 || v[k][r] > result[r] || v[k][r] != v[k][r];
+          result[r] = select(result[r], v[k][r], larger);
+          chosen[r] = select(chosen[r], uint4(start + k), larger);
+        } else {
+          result[r] += v[k][r];
+        }
       }
       ++size;
     }
   }
-  if (params.mode == EMBEDDING_MEAN && size > 0) result /= float(size);
-  store4<aligned>(out + ulong(at.y) * depth, column, depth, result);
+#pragma unroll
+  for (uint r = 0; r < R; ++r) {
+    if (params.mode == EMBEDDING_MEAN && size > 0) result[r] /= float(size);
+  }
+  share.template store<aligned>(result, out + ulong(at.y) * depth, depth);
   if (at.x == 0) sizes[at.y] = size;
   if (!max_wanted) return;
-  for (uint k = 0; k < 4; ++k) {
-    if (column + k < depth) maxima[ulong(at.y) * depth + column + k] = size > 0 ? indices[chosen[k]] : -1l;
+#pragma unroll
+  for (uint r = 0; r < R; ++r) {
+    for (uint k = 0; k < 4; ++k) {
+      const uint column = share.at(r) + k;
+      if (column < depth) maxima[ulong(at.y) * depth + column] = size > 0 ? indices[chosen[r][k]] : -1l;
+    }
   }
 }
 

@@ -10,21 +10,22 @@
 // Gradients that are on their way at once.
 constexpr constant uint kAtOnce = 4;
 
+// The first position with an index that is larger, or at least as large if `equal`.
+inline uint bound(device const long* sorted, uint count, long index, bool equal) {
+  uint low = 0, high = count;
+  while (low < high) {
+    const uint middle = (low + high) / 2;
+    if (sorted[middle] < index || (!equal && sorted[middle] == index))
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 // How often an index occurs.
 inline uint occurrences(device const long* sorted, uint count, long index) {
-  uint bounds[2];  // the first position with the index, and with a larger one
-  for (uint b = 0; b < 2; ++b) {
-    uint low = 0, high = count;
-    while (low < high) {
-      const uint middle = (low + high) / 2;
-      if (sorted[middle] < index + b)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    bounds[b] = low;
-  }
-  return bounds[1] - bounds[0];
+  return bound(sorted, count, index, false) - bound(sorted, count, index, true);
 }
 
 template <bool aligned, typename T>
@@ -103,13 +104,16 @@ kernel void embedding_gradient_long(device const float* parts [[buffer(0)]], dev
                                     uint2 at [[thread_position_in_grid]]) {
   const uint depth = params.depth, column = at.x * 4, count = params.count;
   const uint first = at.y * params.block;
-  uint next = first + params.block;  // the first position of the block that follows
+  const uint next = first + params.block;  // the first position of the block that follows
   if (next >= count || sorted[next] != sorted[next - 1]) return;
   const long index = sorted[next];
   if (sorted[first] == index && first > 0 && sorted[first - 1] == index) return;  // the run began before
-  float4 sum = load4<false>(parts + ulong(2 * at.y + 1) * depth, column, depth, 0.0f);
-  for (uint block = at.y + 1; next < count && sorted[next] == index; ++block, next += params.block)
-    sum += load4<false>(parts + ulong(2 * block) * depth, column, depth, 0.0f);
+  const uint heads = (bound(sorted, count, index, false) - next + params.block - 1) / params.block;
+  parts += ulong(2 * at.y + 1) * depth;
+  float4 sum = load4<false>(parts, column, depth, 0.0f);
+  parts += depth;
+#pragma unroll 8
+  for (uint k = 0; k < heads; ++k) sum += load4<false>(parts + ulong(2 * k) * depth, column, depth, 0.0f);
   write_row<false>(table, sum, index, sorted, params, column);
 }
 

@@ -13,15 +13,7 @@
 // read in whole vectors.
 #include "common/running.h"
 #include "loss/cross_entropy.h"
-
-// A team of one thread.
-struct Alone {
-  uint thread_index = 0;
-  uint threads = 1;
-
-  float sum(float value, uint) const { return value; }
-  float maximum(float value, uint) const { return value; }
-};
+#include "loss/team.h"
 
 // Logits of -inf stay what they are.
 template <typename V>
@@ -88,8 +80,8 @@ template <typename T, typename Team>
 inline RowLoss general_loss(LogitRow<T> row, Team team) {
   const uint length = row.params->length;
   // Differences from it are small where the logits are large.
-  float reference = row.logit(row.target);
-  reference = isfinite(reference) ? reference : 0.0f;
+  const float target = row.logit(row.target);  // now, since the gradient may take its place
+  const float reference = isfinite(target) ? target : 0.0f;
   Running<float, float> running;
   float mass = 0.0f, linear = 0.0f;
   for (uint start = team.thread_index; start < length; start += kStep * team.threads) {
@@ -114,7 +106,7 @@ inline RowLoss general_loss(LogitRow<T> row, Team team) {
   mass = team.sum(mass, 2);
   linear = team.sum(linear, 3);
   const float own = row.own(), log_sum = log(sum), lse = maximum + log_sum;
-  float loss = own * ((maximum - row.logit(row.target)) + log_sum);
+  float loss = own * ((maximum - target) + log_sum);
   if (row.params->general) loss += mass * ((maximum - reference) + log_sum) - linear;
   return {row.params->probabilities ? loss - own : loss, lse, mass + own};
 }
@@ -164,10 +156,20 @@ inline void plain_gradient(LogitRow<T> row, device T* gradient, RowLoss found, f
   const float softcap = row.params->softcap, factor = scale * (1.0f + 2.0f * row.params->z_loss * found.lse);
   const Edges<aligned, T> edges(row.past, row.params->length, team.thread_index);
   const uint target = row.target - edges.head;  // in the body, or far beyond it
+  // From the row's end on, which the walk before has left in the cache.
+  const uint step = team.threads * 4 * N;
   float4 v[N];
-  for (uint start = 0; start < edges.body; start += team.threads * 4 * N) {
-    const Share<T, N> share(team.thread_index, team.threads, start);
-    share.template load<true>(v, row.x + edges.head, edges.body, -INFINITY);
+  for (uint steps = (edges.body + step - 1) / step; steps > 0; --steps) {
+    const Share<T, N> share(team.thread_index, team.threads, (steps - 1) * step);
+    if (share.at(N - 1) < edges.body) {
+      share.template load<true>(v, row.x + edges.head, edges.body, -INFINITY);
+    } else {  // what lies beyond the end is not loaded from elsewhere: another thread may write there
+#pragma unroll
+      for (uint n = 0; n < N; ++n) {
+        const uint i = share.at(n);
+        v[n] = i < edges.body ? load4<true>(row.x + edges.head, i, edges.body, -INFINITY) : float4(-INFINITY);
+      }
+    }
 #pragma unroll
     for (uint n = 0; n < N; ++n) {
       const float4 x = capped(v[n], softcap);

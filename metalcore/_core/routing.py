@@ -119,15 +119,17 @@ def too_many(x, length) -> bool:
 
 
 # The ops that torch.autocast computes in float32, if this version of PyTorch has such a rule.
+_AUTOCAST_RULES = {
+    "kl_div": "kl_div",
+    "softmax": "softmax.int",
+    "log_softmax": "log_softmax.int",
+    "rms_norm": "rms_norm",
+    "layer_norm": "layer_norm",
+    "group_norm": "group_norm",
+}
 _AUTOCAST_TO_FLOAT32 = frozenset(
     (name, device)
-    for name, operator in {
-        "softmax": "softmax.int",
-        "log_softmax": "log_softmax.int",
-        "rms_norm": "rms_norm",
-        "layer_norm": "layer_norm",
-        "group_norm": "group_norm",
-    }.items()
+    for name, operator in _AUTOCAST_RULES.items()
     for device in ("mps", "cuda")
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{device.upper()}")
 )

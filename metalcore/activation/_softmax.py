@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel
@@ -14,7 +16,7 @@ __all__ = ["log_softmax", "softmax"]
 _aten = torch.ops.aten
 
 
-def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None, *, temperature: float = 1.0) -> torch.Tensor:
     """exp(x) / sum(exp(x)) along a dimension, as torch.softmax.
 
     The maximum is subtracted first, so that large values do not overflow. A row that has only -inf gives NaN.
@@ -25,14 +27,29 @@ def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torc
         dim: the dimension to normalize.
         dtype: the dtype of the result, to which x is converted first. float32 from a 16-bit x costs no extra pass, and
             is the default if autocast is on.
+        temperature: x is divided by this positive number first, at no extra pass.
 
     Returns:
         A tensor of x's shape, of x's dtype or `dtype`, with gradients of any order.
 
     Raises:
         IndexError: dim is out of range.
+        ValueError: temperature is not positive.
     """
-    return _call(_softmax, torch.softmax, x, dim, dtype)
+    if temperature == 1.0:
+        return _call(_softmax, torch.softmax, x, dim, dtype)
+    if not (isinstance(temperature, (float, int)) and 0 < temperature < math.inf):
+        raise ValueError(f"softmax: temperature must be a positive number, not {temperature!r}")
+    scale = 1.0 / temperature
+
+    def scaled(x, dim, half_to_float):
+        return _softmax_scaled(x, dim, half_to_float, scale)
+
+    def by_torch(x, dim, dtype=None):
+        return torch.softmax(x / temperature, dim, dtype)
+
+    by_torch.__name__ = "softmax"
+    return _call(scaled, by_torch, x, dim, dtype)
 
 
 def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -101,7 +118,7 @@ def _register(name, aten_forward, aten_backward, double_backward):
         return *double_backward(cotangent.to(y.dtype), grad, y, ctx.dim), None, None
 
     gradient = autograd(f"{name}_backward", backward_of_backward, save_backward)
-    return autograd(name, backward, save)
+    return autograd(name, backward, save), gradient
 
 
 # The backward operator is linear in grad. These are the gradients of grad and of the output y, for its cotangent v.
@@ -119,10 +136,38 @@ def _log_softmax_double_backward(v, grad, y, dim):
     return v - vp.sum(dim, keepdim=True), -vp * grad.sum(dim, keepdim=True)
 
 
-_softmax = _register("softmax", _aten._softmax, _aten._softmax_backward_data, _softmax_double_backward)
-_log_softmax = _register(
+_softmax, _softmax_gradient = _register(
+    "softmax", _aten._softmax, _aten._softmax_backward_data, _softmax_double_backward
+)
+_log_softmax, _ = _register(
     "log_softmax", _aten._log_softmax, _aten._log_softmax_backward_data, _log_softmax_double_backward
 )
+
+
+@cpu_kernel("softmax_scaled")
+def _(x, dim, half_to_float, scale):
+    y = (x.float() * scale).softmax(dim)
+    return (y if half_to_float else y.to(x.dtype)).contiguous()
+
+
+@fake_kernel("softmax_scaled")
+def _(x, dim, half_to_float, scale):
+    dtype = torch.float32 if half_to_float else x.dtype
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _save_scaled(ctx, inputs, output):
+    x, ctx.dim, _, ctx.scale = inputs
+    ctx.input_dtype = x.dtype
+    ctx.save_for_backward(output)
+
+
+def _scaled_backward(ctx, grad):
+    (output,) = ctx.saved_tensors
+    return _softmax_gradient(grad, output, ctx.dim, ctx.input_dtype) * ctx.scale, None, None, None
+
+
+_softmax_scaled = autograd("softmax_scaled", _scaled_backward, _save_scaled)
 
 
 def _samples():
@@ -144,7 +189,7 @@ def _op(function):
         name,
         function,
         namesake=f"torch.{name}",
-        operators=(name, f"{name}_backward"),
+        operators=(name, f"{name}_backward", *["softmax_scaled"] * (name == "softmax")),
         override=(Override(f"_{name}"), Override(f"_{name}_backward_data")),
         samples=_samples,
         production=_logits,

@@ -35,7 +35,7 @@ def cross_entropy(
     The logits are read once for the loss. The gradient reads them once more.
 
     Args:
-        input: logits (C), (N, C) or (N, C, d1, …), float32, float16 or bfloat16, any strides. It is computed in float32.
+        input: logits (C), (N, C) or (N, C, d1, …), float32, float16 or bfloat16, any strides, computed in float32.
         target: classes, int64, of the input's shape without C; or probabilities of classes, of the input's shape and
             dtype. Probabilities that require a gradient go to PyTorch's op. The loss for a class that is neither in
             [0, C) nor ignore_index is NaN.

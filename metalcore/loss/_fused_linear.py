@@ -14,11 +14,11 @@ from ._cross_entropy import _gradient as of_logits
 
 __all__ = ["fused_linear_cross_entropy"]
 
-_CHUNK_BYTES = 128 << 20
+_CHUNK_BYTES = 256 << 20
 
 
 def chunk_of(rows: int, classes: int, itemsize: int) -> int:
-    """How many rows have their logits in memory at once: about 128 MiB of them, and whole tiles of a product."""
+    """How many rows have their logits in memory at once: about 256 MiB of them, and whole tiles of a product."""
     return min(rows, max(256, _CHUNK_BYTES // (classes * itemsize) // 256 * 256))
 
 
@@ -48,7 +48,7 @@ def fused_linear_cross_entropy(
         target: classes, int64, of hidden's shape without H.
         bias: (C) or None.
         class_weight, ignore_index, reduction, label_smoothing, softcap, z_loss: as for `cross_entropy`.
-        chunk: the rows of a chunk; by default as many as have 128 MiB of logits, and at least 256.
+        chunk: the rows of a chunk; by default as many as have 256 MiB of logits, and at least 256.
 
     Returns:
         The loss, float32 under autocast, otherwise of hidden's dtype. With reduction="none" the gradient computes the

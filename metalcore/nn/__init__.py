@@ -7,14 +7,20 @@ import torch
 
 from ..activation import geglu, gelu, log_softmax, quick_gelu, relu, relu2, silu, softmax, swiglu
 from ..normalization import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
+from ._embeddings import Embedding, EmbeddingBag
+from ._losses import CrossEntropyLoss, LinearCrossEntropyLoss
 
 __all__ = [
     "GELU",
     "AddLayerNorm",
     "AddRMSNorm",
+    "CrossEntropyLoss",
+    "Embedding",
+    "EmbeddingBag",
     "GeGLU",
     "GroupNorm",
     "LayerNorm",
+    "LinearCrossEntropyLoss",
     "LogSoftmax",
     "QuickGELU",
     "RMSNorm",

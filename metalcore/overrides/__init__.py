@@ -15,13 +15,14 @@ How each one works, and why:
     changed: gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right
     whether the override is on or off when it runs.
     The kernels of activations and softmaxes are in C++ (csrc/ops/replacement.h); those of the norms and of linear
-    algebra in Python.
+    algebra in Python. `embedding` and `embedding_bag` are of this kind, for the operators of both passes.
     `gelu` also takes modules that write the op out in Python, in the way that `rms_norm` does.
 `rms_norm`
     `aten::rms_norm` has no kernel and no derivative of its own; PyTorch takes it apart into simple operators. So this
     kernel is placed where the taking apart happens, at the device's autograd key (and at the device's key, where
     inference tensors arrive). Traced code keeps PyTorch's decomposition: call `metalcore.rms_norm` or use
     `metalcore.nn.RMSNorm` to keep the kernel inside a compiled graph.
+    `cross_entropy` and `kl_div` are placed there for the same reason.
     Most models have an RMSNorm of their own that is written out in simple operators: Llama's, T5's, Gemma's with its
     1 + weight, gated ones. Their classes are found by trying what they compute, whichever library they are in, and get
     another forward (metalcore/integrations/_modules.py). Models may be imported and made before or after. What is

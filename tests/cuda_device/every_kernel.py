@@ -148,6 +148,10 @@ def loss(device, dtype):
                 yield from with_gradients(
                     f"cross_entropy {length}", lambda x: metalcore.cross_entropy(x * 1, target, inplace=inplace), x
                 )
+            yield from with_gradients(f"jsd {length}", lambda x: metalcore.jsd(x, x.detach().flip(0)), x)
+        states = [random(device, dtype, 5, 8), random(device, dtype, 40, 8)]
+        teacher = random(device, dtype, 5, 8), random(device, dtype, 40, 8)
+        yield from with_gradients("fused_linear_jsd", lambda x, w: metalcore.fused_linear_jsd(x, w, *teacher), *states)
 
 
 def qr(device):

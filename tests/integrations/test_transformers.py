@@ -17,7 +17,7 @@ SIZES = dict(
     max_position_embeddings=64,
     attn_implementation="eager",
 )
-LLAMA = {"rms_norm", "gated", "softmax", "rope"}  # forward, with eager attention
+LLAMA = {"rms_norm", "gated", "softmax", "rope", "embedding"}  # forward, with eager attention
 TRAINING = {*LLAMA, "rms_norm_backward", "gated_backward", "softmax_backward", "fused_linear_cross_entropy", "adamw_"}
 
 

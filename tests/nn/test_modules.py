@@ -46,6 +46,62 @@ def test_as_torch(device, name):
         torch.testing.assert_close(actual.grad.cpu(), expected.grad, **bound)
 
 
+CLASSES = {
+    "CrossEntropyLoss": ({}, (5, 7), (5,)),
+    "CrossEntropyLoss(options)": (
+        {"weight": torch.linspace(0.5, 2, 7), "ignore_index": 1, "reduction": "sum", "label_smoothing": 0.1},
+        (2, 7, 4),
+        (2, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_losses(device, name):
+    arguments, shape, targets = CLASSES[name]
+    ours, theirs = (module.CrossEntropyLoss(**arguments) for module in (metalcore.nn, torch.nn))
+    assert isinstance(ours, torch.nn.CrossEntropyLoss) and repr(ours) == repr(theirs)
+    x, target = torch.randn(shape), torch.randint(7, targets)
+    torch.testing.assert_close(ours.to(device)(x.to(device), target.to(device)).cpu(), theirs(x, target))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_cross_entropy(device, bias):
+    module = metalcore.nn.LinearCrossEntropyLoss(6, 9, bias=bias, label_smoothing=0.1, chunk=4).to(device)
+    x, target = torch.randn(10, 6), torch.randint(9, (10,))
+    loss = module(x.to(device), target.to(device))
+    loss.backward()
+    linear = torch.nn.Linear(6, 9, bias=bias)
+    linear.load_state_dict({name: value.cpu() for name, value in module.linear.state_dict().items()})
+    expected = torch.nn.functional.cross_entropy(linear(x), target, label_smoothing=0.1)
+    expected.backward()
+    torch.testing.assert_close(loss.cpu(), expected)
+    for parameter, wanted in zip(module.parameters(), linear.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad.cpu(), wanted.grad)
+
+
+TABLES = {
+    "Embedding": {"padding_idx": 2},
+    "EmbeddingBag": {"mode": "sum", "padding_idx": 2},
+    "EmbeddingBag(means)": {},
+    "EmbeddingBag(maxima)": {"mode": "max"},
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables(device, name):
+    kind = name.split("(")[0]
+    ours, theirs = (getattr(module, kind)(9, 6, **TABLES[name]) for module in (metalcore.nn, torch.nn))
+    assert isinstance(ours, getattr(torch.nn, kind)) and repr(ours) == repr(theirs)
+    ours.load_state_dict(theirs.state_dict())
+    indices = torch.randint(9, (4, 5))
+    found, expected = ours.to(device)(indices.to(device)), theirs(indices)
+    torch.testing.assert_close(found.cpu(), expected)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(ours.weight.grad.cpu(), theirs.weight.grad)
+
+
 def test_softmax_without_dim(device):
     with pytest.warns(UserWarning, match="Implicit dimension choice"):
         metalcore.nn.Softmax()(torch.randn(3, 4, device=device))

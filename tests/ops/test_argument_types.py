@@ -16,6 +16,7 @@ LEFT_OUT = {
     "matrix_rank": ["tol"],
     "pinv": ["rcond"],
     "scaled_dot_product_attention": ["window", "lower_right", "softcap", "sinks", "return_lse"],
+    "softmax": ["temperature"],
 }
 # Options in place of the sample's. PyTorch's matrix_rank takes two numbers or two tensors as tolerances.
 OPTIONS = {"matrix_rank": {"rtol": None}}

@@ -168,6 +168,31 @@ def test_conversion_to_16_bits(device, op):
     assert_near(ours(x, -1, torch.bfloat16), reference(wide(x.bfloat16()), -1))
 
 
+@each_dtype
+@pytest.mark.parametrize("family", FAMILIES)
+def test_temperature(device, dtype, family):
+    with tuned(family):
+        for shape, dim in (((5, 7), -1), ((5, 200), -1), ((3, 5000), -1), ((2, 17000), -1), ((3, 20, 6), 1)):
+            x, grad = tensor(*shape, dtype=dtype, device=device), tensor(*shape, dtype=dtype, device=device)
+            found = gradient(lambda x, dim: metalcore.softmax(x, dim, temperature=0.5), x, grad, dim)
+            expected = gradient(lambda x, dim: torch.softmax(x / 0.5, dim), wide(x), wide(grad), dim)
+            assert_near(metalcore.softmax(x, dim, temperature=0.5), torch.softmax(wide(x) / 0.5, dim), terms=8)
+            bound = 4 * torch.finfo(dtype).eps * expected.abs().max().item()  # the results are rounded before
+            torch.testing.assert_close(wide(found), expected, rtol=0, atol=bound)
+    assert metalcore.softmax(x, 1, torch.float32, temperature=2).dtype == torch.float32
+
+
+def test_temperature_elsewhere(device):
+    x = torch.randn(3, 4).double()
+    torch.testing.assert_close(metalcore.softmax(x, 1, temperature=0.3), torch.softmax(x / 0.3, 1))
+    for bad in (0.0, -1.0, float("inf"), "1"):
+        with pytest.raises(ValueError, match="softmax: temperature must be a positive number"):
+            metalcore.softmax(tensor(3, 4, device=device), 1, temperature=bad)
+    with pytest.raises(RuntimeError, match="metalcore::softmax_scaled: scale must be positive"):
+        torch.ops.metalcore.softmax_scaled(tensor(3, 4, device=device), 1, False, -1.0)
+    check_operator(torch.ops.metalcore.softmax_scaled, tensor(3, 5, device=device).requires_grad_(), 1, False, 2.0)
+
+
 @each_op
 def test_double_backward(device, op):
     ours, reference = OPS[op]

@@ -108,14 +108,15 @@ std::tuple<Tensor, Tensor, Tensor> embedding_bag(const Tensor& weight, const Ten
       .mode = static_cast<uint32_t>(mode),
       .weighted = factors_.has_value(),
   };
-  gpu::note_plan(op, "bags", [] { return std::string("a thread has four elements of a bag's result"); });
+  gpu::note_plan(op, "bags", [] { return std::string("a thread has 16 bytes, or four elements, of a bag's result"); });
   gpu::record(out, [&](gpu::Recording& recording) {
     recording.kernel("embedding_bag_", suffix(weight.scalar_type())).buffer(0, table).buffer(1, indices);
     recording.buffer(2, offsets).buffer(3, factors).buffer(4, out).buffer(5, sizes);
     recording.buffer(6, max_wanted ? maxima : sizes).bytes(7, params);
     const auto item = static_cast<double>(weight.element_size() * depth);
     recording.work(0, item * static_cast<double>(indices.numel() + bags));
-    dispatch(recording, ceil_div<int64_t>(depth, 4), bags);
+    const int64_t each = params.aligned ? 16 / static_cast<int64_t>(weight.element_size()) : 4;  // elements of a thread
+    dispatch(recording, ceil_div(depth, each), bags);
   });
   return {out, sizes, maxima};
 }

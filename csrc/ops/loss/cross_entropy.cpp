@@ -59,20 +59,24 @@ MaybeTensor checked_weight(const char* op, const MaybeTensor& weight, const Tens
                                                                   : torch::stable::to(*weight, ScalarType::Float));
 }
 
-// A threadgroup's threads have at least so many elements of a row each.
-constexpr int64_t kLeastElements = 8;
+// A threadgroup's threads have at least so many elements of a row each. Where the gradient takes the logits' place, the
+// second walk finds more of a long row in the cache if fewer threadgroups run at once.
+constexpr int64_t kLeastElements = 8, kMostThreads = 512, kMostThreadsInPlace = 1024;
+constexpr int64_t kLongRow = 1 << 17;  // bytes
 
 struct Plan {
   const char* variant;
   gpu::Size grid, threadgroup;
 };
 
-Plan plan_of(const Shape& shape, const Tensor& on) {
+Plan plan_of(const Shape& shape, const Tensor& on, bool in_place = false) {
   const uint32_t rows = grid_side(shape.rows);
   check(shape.classes <= INT32_MAX, "metalcore: a row of ", shape.classes, " elements is longer than kernels take");
   if (shape.inner > 1 || shape.classes <= row_tuning(on).thread_row) return {"thread", {rows}, {256}};
   const int64_t threads = round_up<int64_t>(ceil_div(shape.classes, kLeastElements), gpu::kSimdWidth);
-  return {"group", {rows}, {static_cast<uint32_t>(std::min<int64_t>(threads, row_tuning(on).looped_threads))}};
+  const bool few = in_place && shape.classes * static_cast<int64_t>(on.element_size()) > kLongRow;
+  const int64_t most = std::min<int64_t>(few ? kMostThreadsInPlace : kMostThreads, row_tuning(on).looped_threads);
+  return {"group", {rows}, {static_cast<uint32_t>(std::min(threads, most))}};
 }
 
 std::string why(const Plan& plan, const Shape& shape) {
@@ -229,7 +233,7 @@ Tensor cross_entropy_replace(const Tensor& x, const Tensor& target_, const Maybe
   const Tensor target = checked_target(op, target_, x, shape);
   const MaybeTensor weight = checked_weight(op, weight_, x, shape);
   const Tensor losses = new_tensor({shape.rows}, ScalarType::Float, x);
-  const Plan plan = plan_of(shape, x);
+  const Plan plan = plan_of(shape, x, true);
   gpu::note_plan(op, plan.variant, [&] { return why(plan, shape) + ", and replaced by its gradient"; });
   CrossEntropyParams params =
       params_of(shape, {x, shape.classes}, x, target, weight, {ignore_index, label_smoothing, softcap, z_loss});

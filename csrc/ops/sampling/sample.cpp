@@ -1,0 +1,49 @@
+// sample(x, uniform, …) draws a class for each row of logits (rows, classes).
+#include "../../../kernels/sampling/sample.h"
+#include "../rows.h"
+
+#include <algorithm>
+#include <string>
+
+namespace metalcore {
+namespace {
+
+// Threads have at least so many logits each.
+constexpr int64_t kLeastLogits = 4;
+
+Tensor sample(const Tensor& x, const Tensor& uniform_, double temperature, int64_t top_k, double top_p, double min_p) {
+  const char* op = "sample";
+  check_float(op, "x", x);
+  check(x.dim() == 2 && x.numel() > 0, "metalcore::", op, ": x must have 2 dimensions and not be empty");
+  const int64_t rows = x.sizes()[0], length = x.sizes()[1];
+  check_float32(op, "uniform", uniform_);
+  check_same_device(op, "uniform", uniform_, x);
+  check(uniform_.numel() == rows, "metalcore::", op, ": uniform must have ", rows, " elements, not ", uniform_.numel());
+  check(temperature >= 0, "metalcore::", op, ": temperature must not be negative");
+  check(length <= INT32_MAX, "metalcore::", op, ": a row of ", length, " elements is longer than kernels take");
+  const Rows logits = rows_of(x, length);
+  const Tensor uniform = as_contiguous(uniform_), classes = new_tensor({rows}, ScalarType::Long, x);
+  const int64_t threads = round_up<int64_t>(ceil_div(length, kLeastLogits), gpu::kSimdWidth);
+  gpu::note_plan(op, "group", [] { return std::string("a threadgroup has a row"); });
+  gpu::record(classes, [&](gpu::Recording& recording) {
+    recording.kernel("sample_", suffix(x.scalar_type())).buffer(0, logits.tensor).buffer(1, uniform).buffer(2, classes);
+    recording.bytes(3, SampleParams{.length = grid_side(length),
+                                    .top_k = grid_side(std::min(std::max<int64_t>(top_k, 0), length)),
+                                    .temperature = static_cast<float>(temperature),
+                                    .top_p = static_cast<float>(top_p),
+                                    .min_p = static_cast<float>(min_p),
+                                    .x_stride = logits.stride});
+    recording.dispatch_threadgroups({grid_side(rows)},
+                                    {static_cast<uint32_t>(std::min<int64_t>(threads, row_tuning(x).looped_threads))});
+  });
+  return classes;
+}
+
+}  // namespace
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("sample(Tensor x, Tensor uniform, float temperature, int top_k, float top_p, float min_p) -> Tensor");
+}
+
+METALCORE_KERNELS(m) { m.impl<&metalcore::sample>("sample"); }

@@ -1,0 +1,160 @@
+// Draws a class from the distribution of each row of logits, without a sort. A threadgroup has a row.
+//
+// The k-th largest logit, and the one at which the largest have a mass of top_p, are found digit by digit of their
+// ordered bits: one walk along the row sums the logits' counts or masses by the digit's 16 values. The class is then
+// where the sum of the masses of what is left reaches a random part of the whole, in the order of the threads.
+#include "common/rows.h"
+#include "sampling/sample.h"
+
+constexpr constant uint kDigits = 16;
+
+// The lowest digit's place: a 16-bit number has fewer bits as float32.
+template <typename T>
+constexpr constant int kLastShift = 0;
+template <>
+constexpr constant int kLastShift<half> = 12;
+template <>
+constexpr constant int kLastShift<bfloat> = 16;
+
+template <typename T>
+struct Logits {
+  device const T* x;
+  uint length;
+  float scale;
+  float maximum;
+  uint least;   // ordered bits of the smallest logit that is kept
+  float floor;  // the smallest logit that is kept
+
+  // NaN has no probability, and -0 is 0.
+  float at(uint i) const {
+    const float value = static_cast<float>(x[i]) + 0.0f;
+    return isnan(value) ? -INFINITY : value;
+  }
+  // Bits that have the order of the numbers.
+  static uint ordered(float value) {
+    const uint bits = as_type<uint>(value);
+    return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+  }
+  bool keeps(float value) const { return ordered(value) >= least && value >= floor; }
+  // The largest logits, also where they are infinite, have 1.
+  float mass(float value) const { return value == maximum ? 1.0f : exp((value - maximum) * scale); }
+};
+
+// The ordered bits of the largest logit that, with all larger ones, has a count of `target`, or `target` of the mass.
+template <bool masses, typename T>
+inline uint selected(Logits<T> logits, float target, Threadgroup team) {
+  uint found = 0;
+  float above = 0.0f;
+  for (int shift = 28; shift >= kLastShift<T>; shift -= 4) {
+    float sums[kDigits];
+#pragma unroll
+    for (uint d = 0; d < kDigits; ++d) sums[d] = 0.0f;
+    for (uint i = team.thread_index; i < logits.length; i += team.threads) {
+      const float value = logits.at(i);
+      const uint bits = logits.ordered(value);
+      if (bits < logits.least || (shift < 28 && bits >> (shift + 4) != found >> (shift + 4))) continue;
+      const uint digit = bits >> shift & (kDigits - 1);
+      const float weight = masses ? logits.mass(value) : 1.0f;
+#pragma unroll
+      for (uint d = 0; d < kDigits; ++d) sums[d] += d == digit ? weight : 0.0f;
+    }
+    team.sum(sums, shift / 4 % 2);
+    if (masses && shift == 28) {
+      float total = 0.0f;
+#pragma unroll
+      for (uint d = 0; d < kDigits; ++d) total += sums[d];
+      target *= total;
+    }
+    uint digit = 0, lowest = 0;  // the lowest digit that occurs, in case that roundings leave too little
+    bool done = false;
+#pragma unroll
+    for (int d = kDigits - 1; d >= 0; --d) {
+      if (done || sums[d] == 0.0f) continue;
+      lowest = d;
+      if (above + sums[d] >= target) {
+        digit = d;
+        done = true;
+      } else {
+        above += sums[d];
+      }
+    }
+    found |= (done ? digit : lowest) << shift;
+    if (!done) target = INFINITY;
+  }
+  return found;
+}
+
+// The smallest number of all threads.
+inline uint smallest(uint value, threadgroup uint* scratch, Threadgroup team) {
+  value = simd_min(value);
+  if (team.lane == 0) scratch[team.simdgroup] = value;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  return simd_min(team.lane < team.threads / 32 ? scratch[team.lane] : ~0u);
+}
+
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void sample_rows(
+    device const T* x [[buffer(0)]], device const float* uniform [[buffer(1)]], device long* classes [[buffer(2)]],
+    constant SampleParams& params [[buffer(3)]], uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[2 * 32 * kDigits];
+  threadgroup float totals[32];
+  threadgroup uint places[32];
+  const Threadgroup team(thread_index, threads, scratch);
+  const bool greedy = params.temperature == 0.0f;
+  Logits<T> logits = {
+      x + row * params.x_stride, params.length, greedy ? 1.0f : 1.0f / params.temperature, -INFINITY, 0, -INFINITY};
+  float maximum = -INFINITY;
+  for (uint i = thread_index; i < params.length; i += threads) maximum = max(maximum, logits.at(i));
+  logits.maximum = team.maximum(maximum, 0);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (greedy || logits.maximum == -INFINITY) {
+    uint first = ~0u;
+    for (uint i = thread_index; i < params.length && first == ~0u; i += threads)
+      if (logits.at(i) == logits.maximum) first = i;
+    first = smallest(first, places, team);
+    if (thread_index == 0) classes[row] = first;
+    return;
+  }
+  if (params.top_k > 0 && params.top_k < params.length) logits.least = selected<false>(logits, params.top_k, team);
+  if (params.top_p < 1.0f) logits.least = max(logits.least, selected<true>(logits, params.top_p, team));
+  if (params.min_p > 0.0f) logits.floor = logits.maximum + params.temperature * log(params.min_p);
+  // The largest one stays, whatever roundings do.
+  logits.floor = min(logits.floor, logits.maximum);
+
+  float own = 0.0f;
+  for (uint i = thread_index; i < params.length; i += threads) {
+    const float value = logits.at(i);
+    if (logits.keeps(value)) own += logits.mass(value);
+  }
+  const float within = simd_prefix_inclusive_sum(own), previous = simd_shuffle_up(within, 1);
+  if (team.lane == 31) totals[team.simdgroup] = within;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float before = 0.0f, all = 0.0f;  // of the simdgroups before this one, and of all
+  for (uint s = 0; s < threads / 32; ++s) {
+    before = s == team.simdgroup ? all : before;
+    all += totals[s];
+  }
+  // Each end is the next thread's begin, so that one thread has the point.
+  const float begin = team.lane > 0 ? before + previous : before, end = before + within;
+  float point = uniform[row] * all;
+  point = point < all ? point : 0.0f;
+  if (!(begin <= point && point < end)) return;
+  float sum = begin;
+  uint chosen = 0;
+  for (uint i = thread_index; i < params.length; i += threads) {
+    const float value = logits.at(i);
+    const float mass = logits.keeps(value) ? logits.mass(value) : 0.0f;
+    if (mass == 0.0f) continue;
+    chosen = i;
+    sum += mass;
+    if (sum > point) break;
+  }
+  classes[row] = chosen;
+}
+
+#define INSTANTIATE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+
+INSTANTIATE("sample_float", sample_rows<float>)
+INSTANTIATE("sample_half", sample_rows<half>)
+INSTANTIATE("sample_bfloat", sample_rows<bfloat>)

@@ -1,0 +1,5 @@
+"""Random choice of a model's next token."""
+
+from ._sample import sample
+
+__all__ = ["sample"]

@@ -1,0 +1,152 @@
+"""sample draws from the filtered distribution, which `distribution` computes by a sort."""
+
+import pytest
+import torch
+from references import DTYPES, check_operator, tensor
+from rows import tuned
+
+import metalcore
+from metalcore.sampling._sample import distribution
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+OPTIONS = {
+    "all": {},
+    "hot": {"temperature": 2.0},
+    "cold": {"temperature": 0.5},
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.7},
+    "min_p": {"min_p": 0.2},
+    "every": {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
+}
+
+
+def exact(x, temperature=1.0, top_k=None, top_p=None, min_p=None):
+    return distribution(x.double().cpu(), temperature, top_k or 0, top_p or 1.0, min_p or 0.0)
+
+
+def fits(counts, probabilities):
+    """Whether chi-square is below five standard deviations of what the distribution gives. A class without probability
+    was never drawn."""
+    drawn = counts.sum()
+    likely = probabilities * drawn >= 5
+    assert not counts[probabilities == 0].any()
+    observed = torch.cat((counts[likely], counts[~likely].sum()[None])).double()
+    expected = torch.cat((probabilities[likely], probabilities[~likely].sum()[None])) * drawn
+    observed, expected = observed[expected > 0], expected[expected > 0]
+    free = len(observed) - 1
+    return ((observed - expected) ** 2 / expected).sum() <= free + 5 * (2 * free) ** 0.5 + 1e-9
+
+
+@each_dtype
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("family", ["baseline", "simulator"])
+def test_distribution(device, dtype, name, family):
+    for length in (3, 40):
+        logits = tensor(length, dtype=dtype, scale=2)
+        rows = 1000 if family == "baseline" else 4000
+        with tuned(family):
+            drawn = metalcore.sample(logits.to(device).expand(rows, length), **OPTIONS[name])
+        assert drawn.shape == (rows,) and drawn.dtype == torch.int64
+        assert fits(drawn.cpu().bincount(minlength=length), exact(logits, **OPTIONS[name]))
+
+
+@each_dtype
+def test_what_is_kept(device, dtype):
+    """Each point of a fine grid through the distribution: no class that is left out, and all others as often as they
+    are probable."""
+    logits = torch.randn(200).mul(3).to(dtype)
+    logits[150:] = logits[:50]  # there are equal ones
+    points = (torch.arange(2000) + 0.5) / 2000
+    x = logits.to(device).expand(2000, 200)
+    for options in (
+        (1.0, 1, 1.0, 0.0),
+        (1.0, 17, 1.0, 0.0),
+        (2.0, 0, 0.5, 0.0),
+        (2.0, 150, 0.95, 0.0),
+        (3.0, 0, 1.0, 0.1),
+    ):
+        drawn = torch.ops.metalcore.sample(x, points.to(device), *options).cpu()
+        counts = drawn.bincount(minlength=200)
+        wanted = distribution(logits.double(), *options) * 2000
+        assert (counts - wanted).abs().max() <= 1.01
+
+
+@pytest.mark.parametrize("family", ["baseline", "simulator"])
+def test_long_rows(device, family):
+    with tuned(family):
+        x = tensor(2, 9001, device=device)
+        x[0, 8000], x[1, 1] = 50.0, 50.0
+        for options in ({}, {"top_k": 3}, {"top_p": 0.1}, {"temperature": 0.0}, {"top_k": 9000, "top_p": 0.999}):
+            assert metalcore.sample(x, **options).tolist() == [8000, 1]
+
+
+@each_dtype
+def test_greedy(device, dtype):
+    logits = torch.tensor([[1.0, 3.0, 3.0, -1.0], [-2.0, -2.0, -3.0, -4.0], [0.0, -0.0, 0.0, 0.0]]).to(dtype)
+    assert metalcore.sample(logits.to(device), temperature=0.0).tolist() == [1, 0, 0]
+    assert metalcore.sample(logits.to(device), temperature=0).tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("family", ["baseline", "simulator"])
+def test_special_values(device, family):
+    inf, nan = float("inf"), float("nan")
+    rows = torch.tensor([[-inf, 0, -inf], [nan, -inf, 3.0], [inf, 5.0, 1.0], [-inf, -inf, -inf], [nan, nan, nan]])
+    with tuned(family):
+        for options in ({}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}, {"temperature": 0.0}):
+            for _ in range(4):
+                assert metalcore.sample(rows.to(device), **options).tolist() == [1, 2, 0, 0, 0]
+
+
+def test_generator(device):
+    logits = tensor(50, 100, device=device)
+
+    def draw(seed):
+        return metalcore.sample(logits, generator=torch.Generator(device).manual_seed(seed))
+
+    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2))
+    torch.manual_seed(3)
+    first = metalcore.sample(logits)
+    assert not torch.equal(first, metalcore.sample(logits))
+    torch.manual_seed(3)
+    assert torch.equal(first, metalcore.sample(logits))
+
+
+def test_shapes(device):
+    assert metalcore.sample(tensor(7, device=device)).shape == ()
+    assert metalcore.sample(tensor(2, 3, 7, device=device)).shape == (2, 3)
+    assert metalcore.sample(tensor(0, 7, device=device)).shape == (0,)
+    wide = tensor(4, 30, device=device)[:, 3:10]
+    assert torch.equal(metalcore.sample(wide, temperature=0.0), wide.argmax(-1))
+    assert torch.equal(metalcore.sample(wide.t(), temperature=0.0), wide.t().argmax(-1))
+
+
+def test_on_the_cpu():
+    x = torch.randn(40).double()
+    drawn = metalcore.sample(x.expand(4000, 40), temperature=1.5, top_k=9, top_p=0.9)
+    assert fits(drawn.bincount(minlength=40), exact(x, 1.5, 9, 0.9))
+
+
+@pytest.mark.parametrize("place", ["cpu", "device"])
+def test_opcheck(device, place):
+    place = "cpu" if place == "cpu" else device
+    check_operator(
+        torch.ops.metalcore.sample, tensor(3, 5, device=place), torch.rand(3, device=place), 1.0, 3, 0.9, 0.1
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": -0.1}, {"top_k": 2.0}]
+)
+def test_options_out_of_range(device, options):
+    with pytest.raises(ValueError, match=f"sample: {next(iter(options))} must be "):
+        metalcore.sample(tensor(3, 5, device=device), **options)
+
+
+def test_bad_input(device):
+    with pytest.raises(RuntimeError, match="with at least one class"):
+        metalcore.sample(tensor(3, 0, device=device))
+    with pytest.raises(TypeError, match="sample: logits must be a tensor, not list"):
+        metalcore.sample([1.0])
+    with pytest.raises(TypeError, match="sample: generator must be a torch.Generator, not int"):
+        metalcore.sample(tensor(3, 5, device=device), generator=1)
