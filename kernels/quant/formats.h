@@ -3,6 +3,7 @@
 // q have few bits, so that every way to compute a weight gives the same number.
 //
 // A reader has
+//   number        GGML's
 //   Word          what its blocks are multiples of: memory is read as such words
 //   bytes         of a block
 //   slices        of a block, 8 or 1
@@ -143,7 +144,7 @@ struct Block256 {
 };
 
 struct Q4_0 : Block32 {
-  static constexpr constant uint bytes = 18;
+  static constexpr constant uint number = 2, bytes = 18;
   static constexpr constant bool has_offset = false;
   static Packed load(Bytes at, uint) { return {at.quad(2), uint4(0), uint4(at.pair(0))}; }
   static Slice decode(Packed p, uint) {
@@ -156,7 +157,7 @@ struct Q4_0 : Block32 {
 };
 
 struct Q4_1 : Block32 {
-  static constexpr constant uint bytes = 20;
+  static constexpr constant uint number = 3, bytes = 20;
   static constexpr constant bool has_offset = true;
   static Packed load(Bytes at, uint) { return {at.aligned(4), uint4(0), uint4(at.tail(0))}; }
   static Slice decode(Packed p, uint) {
@@ -180,7 +181,7 @@ inline void nibbles_and_fifth(thread Slice& slice, uint4 low, uint fifth, float 
 }
 
 struct Q5_0 : Block32 {
-  static constexpr constant uint bytes = 22;
+  static constexpr constant uint number = 6, bytes = 22;
   static constexpr constant bool has_offset = false;
   static Packed load(Bytes at, uint) { return {at.quad(6), uint4(at.pair(2) | at.pair(4) << 16), uint4(at.pair(0))}; }
   static Slice decode(Packed p, uint) {
@@ -193,7 +194,7 @@ struct Q5_0 : Block32 {
 };
 
 struct Q5_1 : Block32 {
-  static constexpr constant uint bytes = 24;
+  static constexpr constant uint number = 7, bytes = 24;
   static constexpr constant bool has_offset = true;
   static Packed load(Bytes at, uint) { return {at.aligned(8), uint4(at.tail(4)), uint4(at.tail(0))}; }
   static Slice decode(Packed p, uint) {
@@ -206,7 +207,7 @@ struct Q5_1 : Block32 {
 };
 
 struct Q8_0 : Block32 {
-  static constexpr constant uint bytes = 34;
+  static constexpr constant uint number = 8, bytes = 34;
   static constexpr constant bool has_offset = false;
   static Packed load(Bytes at, uint) { return {at.quad(2), at.quad(18), uint4(at.pair(0))}; }
   static Slice decode(Packed p, uint) {
@@ -232,7 +233,7 @@ inline void crumbs(thread Slice& slice, uint4 low, uint shift, uint4 first, uint
 }
 
 struct Q2_K : Block256 {
-  static constexpr constant uint bytes = 84;
+  static constexpr constant uint number = 10, bytes = 84;
   static constexpr constant bool has_offset = true;
   static Packed load(Bytes at, uint s) {
     const uint scales = s / 2 * 4 + s % 2;
@@ -249,7 +250,7 @@ struct Q2_K : Block256 {
 };
 
 struct Q3_K : Block256 {
-  static constexpr constant uint bytes = 110;
+  static constexpr constant uint number = 11, bytes = 110;
   static constexpr constant bool has_offset = false;
   // The 16 scales have their lower four bits in 8 bytes and their upper two in 4.
   static uint scale(Bytes at, uint i) {
@@ -284,9 +285,12 @@ inline void scales_of(thread Slice& slice, uint4 head, uint s) {
 
 struct Q4_K : Block256 {
   typedef uint4 Word;
-  static constexpr constant uint bytes = 144;
+  static constexpr constant uint number = 12, bytes = 144;
   static constexpr constant bool has_offset = true;
-  static Packed load(Quads at, uint s) { return {at.aligned(16 + s * 16), uint4(0), at.aligned(0)}; }
+  template <typename P>
+  static Packed load(P at, uint s) {
+    return {at.aligned(16 + s * 16), uint4(0), at.aligned(0)};
+  }
   static Slice decode(Packed p, uint s) {
     Slice slice;
     nibbles(slice, p.low, 0.0f);
@@ -297,9 +301,12 @@ struct Q4_K : Block256 {
 
 struct Q5_K : Block256 {
   typedef uint4 Word;
-  static constexpr constant uint bytes = 176;
+  static constexpr constant uint number = 13, bytes = 176;
   static constexpr constant bool has_offset = true;
-  static Packed load(Quads at, uint s) { return {at.aligned(48 + s * 16), at.aligned(16 + s % 2 * 16), at.aligned(0)}; }
+  template <typename P>
+  static Packed load(P at, uint s) {
+    return {at.aligned(48 + s * 16), at.aligned(16 + s % 2 * 16), at.aligned(0)};
+  }
   static Slice decode(Packed p, uint s) {
     Slice slice;
     const uint4 bit = p.high >> (s / 2 * 2);  // of the first run; the second has the next
@@ -311,7 +318,7 @@ struct Q5_K : Block256 {
 
 struct Q6_K {
   typedef uint Word;
-  static constexpr constant uint bytes = 210, slices = 8, apart = 64;
+  static constexpr constant uint number = 14, bytes = 210, slices = 8, apart = 64;
   static constexpr constant bool has_offset = false;
   static uint first(uint s) { return s / 4 * 128 + s % 4 * 16; }
   static Packed load(Bytes at, uint s) {
@@ -336,7 +343,7 @@ constexpr constant Table kNonlinear = {0x766a5d4f3f2d1801ul, 0xf1d9c5b5a6998d81u
 constexpr constant Table kE2M1 = {0x8c88868483828180ul, 0x74787a7c7d7e7f80ul};
 
 struct IQ4_NL : Block32 {
-  static constexpr constant uint bytes = 18;
+  static constexpr constant uint number = 20, bytes = 18;
   static constexpr constant bool has_offset = false;
   static Packed load(Bytes at, uint) { return {at.quad(2), uint4(0), uint4(at.pair(0))}; }
   static Slice decode(Packed p, uint) {
@@ -349,7 +356,7 @@ struct IQ4_NL : Block32 {
 };
 
 struct IQ4_XS : Block32 {
-  static constexpr constant uint bytes = 136, slices = 8;
+  static constexpr constant uint number = 23, bytes = 136, slices = 8;
   static constexpr constant bool has_offset = false;
   static uint first(uint s) { return 32 * s; }
   static Packed load(Bytes at, uint s) {
@@ -366,7 +373,7 @@ struct IQ4_XS : Block32 {
 };
 
 struct MXFP4 : Block32 {
-  static constexpr constant uint bytes = 17;
+  static constexpr constant uint number = 39, bytes = 17;
   static constexpr constant bool has_offset = false;
   static Packed load(Bytes at, uint) { return {at.quad(1), uint4(0), uint4(at.byte(0))}; }
   static Slice decode(Packed p, uint) {
@@ -381,10 +388,10 @@ struct MXFP4 : Block32 {
 };
 
 // Calls FOR(type) for every type that has kernels.
-#define FOR_QUANT_TYPES(FOR)                                                                                        \
-  FOR(Q4_0)                                                                                                         \
-  FOR(Q4_1) FOR(Q5_0) FOR(Q5_1) FOR(Q8_0) FOR(Q2_K) FOR(Q3_K) FOR(Q4_K) FOR(Q5_K) FOR(Q6_K) FOR(IQ4_NL) FOR(IQ4_XS) \
-      FOR(MXFP4)
+#define FOR_QUANT_TYPES(FOR) \
+  FOR(Q4_0)                  \
+  FOR(Q4_1)                  \
+  FOR(Q5_0) FOR(Q5_1) FOR(Q8_0) FOR(Q2_K) FOR(Q3_K) FOR(Q4_K) FOR(Q5_K) FOR(Q6_K) FOR(IQ4_NL) FOR(IQ4_XS) FOR(MXFP4)
 
 // Slice i of a packed row: the block and the slice in it, and the number in the row of its first weight.
 template <typename F>
