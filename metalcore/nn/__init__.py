@@ -1,5 +1,5 @@
 """Modules that compute with metalcore's ops. Each replaces its namesake in torch.nn, and has the same arguments,
-parameters and state_dict."""
+parameters and state_dict, except for those whose weights are packed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import torch
 
 from ..activation import gelu, log_softmax, silu, softmax
 from ..normalization import add_rms_norm, rms_norm
+from ._quantized import QuantizedEmbedding, QuantizedLinear
 
-__all__ = ["GELU", "AddRMSNorm", "LogSoftmax", "RMSNorm", "SiLU", "Softmax"]
+__all__ = ["GELU", "AddRMSNorm", "LogSoftmax", "QuantizedEmbedding", "QuantizedLinear", "RMSNorm", "SiLU", "Softmax"]
 
 
 class SiLU(torch.nn.SiLU):

@@ -17,16 +17,19 @@ namespace {
 struct QuantTuning {
   const char* family;
   uint32_t mv_threadgroups = 512;  // about so many are wanted: with fewer, each has more rows of weights
+  uint32_t mv_group_rows = 16;     // of weights, of a threadgroup, at most
+  uint32_t mv_simdgroups = 4;      // that share a row of weights, at most
   uint32_t mv_rows = 8;            // of x, up to which the weights of a product are read as they are
   // Whether, for more rows, PyTorch's matmul of weights that became numbers is faster than mul_mm.
   bool torch = false;
 };
 const gpu::Table<QuantTuning> quant_tuning("quant",
                                            {{"mv_threadgroups", &QuantTuning::mv_threadgroups, {64, 4096, 64}},
+                                            {"mv_group_rows", &QuantTuning::mv_group_rows, {4, 64, 4}},
+                                            {"mv_simdgroups", &QuantTuning::mv_simdgroups, {1, 16}},
                                             {"mv_rows", &QuantTuning::mv_rows, {1, 32}},
                                             {"torch", &QuantTuning::torch}},
-                                           {{.family = "baseline"},
-                                            {.family = "hopper", .mv_threadgroups = 1024, .torch = true}});
+                                           {{.family = "baseline"}, {.family = "hopper", .torch = true}});
 
 struct MvPlan {
   uint32_t x_rows;  // of a threadgroup: 1 or 4, as in the kernels' names
@@ -34,13 +37,15 @@ struct MvPlan {
 };
 
 MvPlan plan_mv(int64_t rows, int64_t length, int64_t x_rows, bool experts, const Tensor& on) {
+  const QuantTuning& tuning = quant_tuning(on);
   const bool one = x_rows == 1 || experts;
   const int64_t chunks = ceil_div<int64_t>(length, QUANT_CHUNK);
-  const int64_t most = one ? QUANT_MV1_SIMDGROUPS : QUANT_MV4_SIMDGROUPS, each = ceil_div(chunks, most);
+  const int64_t most = std::min<int64_t>(one ? QUANT_MV1_SIMDGROUPS : QUANT_MV4_SIMDGROUPS, tuning.mv_simdgroups);
+  const int64_t each = ceil_div(chunks, most);
   const int64_t step = one ? QUANT_MV1_STEP : QUANT_MV4_STEP, wide = one ? 1 : 4;
-  const int64_t x_groups = ceil_div(x_rows, wide);
-  const int64_t wanted = ceil_div<int64_t>(rows * x_groups, quant_tuning(on).mv_threadgroups);
-  const int64_t group_rows = std::clamp<int64_t>(round_up(wanted, step), step, QUANT_MV_RESULTS / wide);
+  const int64_t wanted = ceil_div<int64_t>(rows * ceil_div(x_rows, wide), tuning.mv_threadgroups);
+  const int64_t most_rows = std::min<int64_t>(QUANT_MV_RESULTS / wide, tuning.mv_group_rows);
+  const int64_t group_rows = std::clamp<int64_t>(round_up(wanted, step), step, most_rows);
   return {static_cast<uint32_t>(wide), static_cast<uint32_t>(ceil_div(chunks, each)),
           static_cast<uint32_t>(group_rows)};
 }
