@@ -3,10 +3,13 @@
 // q have few bits, so that every way to compute a weight gives the same number.
 //
 // A reader has
+//   number        GGML's
 //   Word          what its blocks are multiples of: memory is read as such words
 //   bytes         of a block
 //   slices        of a block, 8 or 1
 //   apart         the distance of a slice's two runs
+//   unit          how many units 1 is
+//   bias          what q is less than the packed integer
 //   has_offset    whether weights are scale * q + offset
 //   load(at, s)   the packed bytes that slice s of the block at `at` needs
 //   decode(p, s)  their numbers
@@ -64,47 +67,42 @@ struct Packed {
 };
 
 struct Slice {
-  float4 q[8];    // the first run, and the second
+  float4 q[8];    // the first run, and the second, in units, with the type's bias
   float2 scale;   // of the runs
   float2 offset;  // zero without has_offset
 };
 
 inline float half_of(uint bits) { return static_cast<float>(as_type<half>(ushort(bits & 0xffffu))); }
 
-// The bits of `mask`, of which `at` is the lowest, as a number, less `bias`. The lowest bits of a float of
-// 2^23 hold an integer, and those from bit `at` on that of a float of 2^(23 - at): one operation selects the bits
-// and makes them a number.
-template <uint at>
-inline float field(uint bits, uint mask, float bias) {
-  constexpr uint exponent = (150 - at) << 23;
-  return as_type<float>((bits & mask) | exponent) - (float(1u << (23 - at)) + bias);
-}
+// Bits below the tenth of a float16 are an integer, in units of the smallest subnormal number. So two bytes of a word
+// become numbers by one operation each, after one for both. The unit goes into the scale, where it is exact.
+constexpr constant float kUnit = 16777216.0f;  // 2^24: how many of them are 1
 
-// Four bytes, less `bias`.
-inline float4 floats(uint bytes, float bias) {
-  const uint upper = bytes >> 16;
-  return float4(field<0>(bytes, 0xffu, bias), field<8>(bytes, 0xff00u, bias), field<0>(upper, 0xffu, bias),
-                field<8>(upper, 0xff00u, bias));
+inline float2 two(uint bits) { return static_cast<float2>(as_type<half2>(bits)); }
+
+// Four bytes, in units.
+inline float4 floats(uint bytes) {
+  const float2 even = two(bytes & 0x00ff00ffu), odd = two((bytes >> 8) & 0x00ff00ffu);
+  return float4(even.x, odd.x, even.y, odd.y);
 }
 
 // Nibbles of 16 bytes: the lower ones are the first run, the upper ones the second.
-inline void nibbles(thread Slice& slice, uint4 low, float bias) {
+inline void nibbles(thread Slice& slice, uint4 low) {
 #pragma unroll
   for (uint i = 0; i < 4; ++i) {
-    const uint lower = low[i], upper = low[i] >> 16;
-    slice.q[i] = float4(field<0>(lower, 0xfu, bias), field<8>(lower, 0xf00u, bias), field<0>(upper, 0xfu, bias),
-                        field<8>(upper, 0xf00u, bias));
-    slice.q[i + 4] = float4(field<4>(lower, 0xf0u, bias), field<12>(lower, 0xf000u, bias), field<4>(upper, 0xf0u, bias),
-                            field<12>(upper, 0xf000u, bias));
+    const float2 a = two(low[i] & 0x000f000fu), b = two((low[i] >> 8) & 0x000f000fu);
+    const float2 c = two((low[i] >> 4) & 0x000f000fu), d = two((low[i] >> 12) & 0x000f000fu);
+    slice.q[i] = float4(a.x, b.x, a.y, b.y);
+    slice.q[i + 4] = float4(c.x, d.x, c.y, d.y);
   }
 }
 
 // The same with upper bits, which stand in the bytes of `first` and `second` where they belong.
-inline void nibbles(thread Slice& slice, uint4 low, uint4 first, uint4 second, float bias) {
+inline void nibbles(thread Slice& slice, uint4 low, uint4 first, uint4 second) {
 #pragma unroll
   for (uint i = 0; i < 4; ++i) {
-    slice.q[i] = floats((low[i] & 0x0f0f0f0fu) | first[i], bias);
-    slice.q[i + 4] = floats(((low[i] >> 4) & 0x0f0f0f0fu) | second[i], bias);
+    slice.q[i] = floats((low[i] & 0x0f0f0f0fu) | first[i]);
+    slice.q[i + 4] = floats(((low[i] >> 4) & 0x0f0f0f0fu) | second[i]);
   }
 }
 
@@ -114,12 +112,12 @@ inline uint spread(uint bits, uint at) {
   return (four | four << 7 | four << 14 | four << 21) & 0x01010101u;
 }
 
-// The entries of a table of 16 numbers from -128 to 127, which are in it with 128 added.
+// The entries of a table of 16 numbers from -128 to 127, which are in it with 128 added, in units.
 struct Table {
   ulong low, high;
   float of(uint nibble) const {
     const uint entry = uint((nibble & 8 ? high : low) >> (nibble % 8 * 8)) & 0xffu;
-    return as_type<float>(entry | 0x4b000000u) - 8388736.0f;
+    return two(entry).x;
   }
 };
 inline void look_up(thread Slice& slice, uint4 low, Table table) {
@@ -133,22 +131,25 @@ inline void look_up(thread Slice& slice, uint4 low, Table table) {
 
 struct Block32 {
   typedef uint Word;
+  static constexpr constant float unit = kUnit;
   static constexpr constant uint slices = 1, apart = 16;
   static uint first(uint) { return 0; }
 };
 struct Block256 {
   typedef uint Word;
+  static constexpr constant float unit = kUnit;
   static constexpr constant uint slices = 8, apart = 32;
   static uint first(uint s) { return s / 2 * 64 + s % 2 * 16; }
 };
 
 struct Q4_0 : Block32 {
-  static constexpr constant uint bytes = 18;
+  static constexpr constant uint number = 2, bytes = 18;
+  static constexpr constant float bias = 8.0f;
   static constexpr constant bool has_offset = false;
   static Packed load(Bytes at, uint) { return {at.quad(2), uint4(0), uint4(at.pair(0))}; }
   static Slice decode(Packed p, uint) {
     Slice slice;
-    nibbles(slice, p.low, 8.0f);
+    nibbles(slice, p.low);
     slice.scale = float2(half_of(p.head.x));
     slice.offset = float2(0.0f);
     return slice;
@@ -156,12 +157,13 @@ struct Q4_0 : Block32 {
 };
 
 struct Q4_1 : Block32 {
-  static constexpr constant uint bytes = 20;
+  static constexpr constant uint number = 3, bytes = 20;
+  static constexpr constant float bias = 0.0f;
   static constexpr constant bool has_offset = true;
   static Packed load(Bytes at, uint) { return {at.aligned(4), uint4(0), uint4(at.tail(0))}; }
   static Slice decode(Packed p, uint) {
     Slice slice;
-    nibbles(slice, p.low, 0.0f);
+    nibbles(slice, p.low);
     slice.scale = float2(half_of(p.head.x));
     slice.offset = float2(half_of(p.head.x >> 16));
     return slice;
@@ -169,23 +171,24 @@ struct Q4_1 : Block32 {
 };
 
 // The fifth bits of a block's 32 weights are in one word.
-inline void nibbles_and_fifth(thread Slice& slice, uint4 low, uint fifth, float bias) {
+inline void nibbles_and_fifth(thread Slice& slice, uint4 low, uint fifth) {
   uint4 first, second;
 #pragma unroll
   for (uint i = 0; i < 4; ++i) {
     first[i] = spread(fifth, 4 * i) << 4;
     second[i] = spread(fifth, 4 * i + 16) << 4;
   }
-  nibbles(slice, low, first, second, bias);
+  nibbles(slice, low, first, second);
 }
 
 struct Q5_0 : Block32 {
-  static constexpr constant uint bytes = 22;
+  static constexpr constant uint number = 6, bytes = 22;
+  static constexpr constant float bias = 16.0f;
   static constexpr constant bool has_offset = false;
   static Packed load(Bytes at, uint) { return {at.quad(6), uint4(at.pair(2) | at.pair(4) << 16), uint4(at.pair(0))}; }
   static Slice decode(Packed p, uint) {
     Slice slice;
-    nibbles_and_fifth(slice, p.low, p.high.x, 16.0f);
+    nibbles_and_fifth(slice, p.low, p.high.x);
     slice.scale = float2(half_of(p.head.x));
     slice.offset = float2(0.0f);
     return slice;
@@ -193,12 +196,13 @@ struct Q5_0 : Block32 {
 };
 
 struct Q5_1 : Block32 {
-  static constexpr constant uint bytes = 24;
+  static constexpr constant uint number = 7, bytes = 24;
+  static constexpr constant float bias = 0.0f;
   static constexpr constant bool has_offset = true;
   static Packed load(Bytes at, uint) { return {at.aligned(8), uint4(at.tail(4)), uint4(at.tail(0))}; }
   static Slice decode(Packed p, uint) {
     Slice slice;
-    nibbles_and_fifth(slice, p.low, p.high.x, 0.0f);
+    nibbles_and_fifth(slice, p.low, p.high.x);
     slice.scale = float2(half_of(p.head.x));
     slice.offset = float2(half_of(p.head.x >> 16));
     return slice;
@@ -206,15 +210,16 @@ struct Q5_1 : Block32 {
 };
 
 struct Q8_0 : Block32 {
-  static constexpr constant uint bytes = 34;
+  static constexpr constant uint number = 8, bytes = 34;
+  static constexpr constant float bias = 128.0f;
   static constexpr constant bool has_offset = false;
   static Packed load(Bytes at, uint) { return {at.quad(2), at.quad(18), uint4(at.pair(0))}; }
   static Slice decode(Packed p, uint) {
     Slice slice;
 #pragma unroll
     for (uint i = 0; i < 4; ++i) {
-      slice.q[i] = floats(p.low[i] ^ 0x80808080u, 128.0f);
-      slice.q[i + 4] = floats(p.high[i] ^ 0x80808080u, 128.0f);
+      slice.q[i] = floats(p.low[i] ^ 0x80808080u);
+      slice.q[i + 4] = floats(p.high[i] ^ 0x80808080u);
     }
     slice.scale = float2(half_of(p.head.x));
     slice.offset = float2(0.0f);
@@ -223,16 +228,17 @@ struct Q8_0 : Block32 {
 };
 
 // Two bits of 128 weights are in 32 bytes, those of a slice beside those of three others.
-inline void crumbs(thread Slice& slice, uint4 low, uint shift, uint4 first, uint4 second, float bias) {
+inline void crumbs(thread Slice& slice, uint4 low, uint shift, uint4 first, uint4 second) {
 #pragma unroll
   for (uint i = 0; i < 4; ++i) {
-    slice.q[i] = floats(((low[i] >> shift) & 0x03030303u) | first[i], bias);
-    slice.q[i + 4] = floats(((low[i] >> (shift + 2)) & 0x03030303u) | second[i], bias);
+    slice.q[i] = floats(((low[i] >> shift) & 0x03030303u) | first[i]);
+    slice.q[i + 4] = floats(((low[i] >> (shift + 2)) & 0x03030303u) | second[i]);
   }
 }
 
 struct Q2_K : Block256 {
-  static constexpr constant uint bytes = 84;
+  static constexpr constant uint number = 10, bytes = 84;
+  static constexpr constant float bias = 0.0f;
   static constexpr constant bool has_offset = true;
   static Packed load(Bytes at, uint s) {
     const uint scales = s / 2 * 4 + s % 2;
@@ -241,7 +247,7 @@ struct Q2_K : Block256 {
   }
   static Slice decode(Packed p, uint s) {
     Slice slice;
-    crumbs(slice, p.low, s / 2 % 2 * 4, uint4(0), uint4(0), 0.0f);
+    crumbs(slice, p.low, s / 2 % 2 * 4, uint4(0), uint4(0));
     slice.scale = half_of(p.head.z) * float2(p.head.xy & 0xfu);
     slice.offset = -(half_of(p.head.z >> 16) * float2(p.head.xy >> 4));
     return slice;
@@ -249,7 +255,8 @@ struct Q2_K : Block256 {
 };
 
 struct Q3_K : Block256 {
-  static constexpr constant uint bytes = 110;
+  static constexpr constant uint number = 11, bytes = 110;
+  static constexpr constant float bias = 4.0f;
   static constexpr constant bool has_offset = false;
   // The 16 scales have their lower four bits in 8 bytes and their upper two in 4.
   static uint scale(Bytes at, uint i) {
@@ -263,7 +270,7 @@ struct Q3_K : Block256 {
   static Slice decode(Packed p, uint s) {
     Slice slice;
     const uint4 bit = p.high >> (s / 2 * 2);  // of the first run; the second has the next
-    crumbs(slice, p.low, s / 2 % 2 * 4, (bit & 0x01010101u) << 2, ((bit >> 1) & 0x01010101u) << 2, 4.0f);
+    crumbs(slice, p.low, s / 2 % 2 * 4, (bit & 0x01010101u) << 2, ((bit >> 1) & 0x01010101u) << 2);
     slice.scale = half_of(p.head.z) * (float2(p.head.xy) - 32.0f);
     slice.offset = float2(0.0f);
     return slice;
@@ -284,12 +291,16 @@ inline void scales_of(thread Slice& slice, uint4 head, uint s) {
 
 struct Q4_K : Block256 {
   typedef uint4 Word;
-  static constexpr constant uint bytes = 144;
+  static constexpr constant uint number = 12, bytes = 144;
+  static constexpr constant float bias = 0.0f;
   static constexpr constant bool has_offset = true;
-  static Packed load(Quads at, uint s) { return {at.aligned(16 + s * 16), uint4(0), at.aligned(0)}; }
+  template <typename P>
+  static Packed load(P at, uint s) {
+    return {at.aligned(16 + s * 16), uint4(0), at.aligned(0)};
+  }
   static Slice decode(Packed p, uint s) {
     Slice slice;
-    nibbles(slice, p.low, 0.0f);
+    nibbles(slice, p.low);
     scales_of(slice, p.head, s);
     return slice;
   }
@@ -297,13 +308,17 @@ struct Q4_K : Block256 {
 
 struct Q5_K : Block256 {
   typedef uint4 Word;
-  static constexpr constant uint bytes = 176;
+  static constexpr constant uint number = 13, bytes = 176;
+  static constexpr constant float bias = 0.0f;
   static constexpr constant bool has_offset = true;
-  static Packed load(Quads at, uint s) { return {at.aligned(48 + s * 16), at.aligned(16 + s % 2 * 16), at.aligned(0)}; }
+  template <typename P>
+  static Packed load(P at, uint s) {
+    return {at.aligned(48 + s * 16), at.aligned(16 + s % 2 * 16), at.aligned(0)};
+  }
   static Slice decode(Packed p, uint s) {
     Slice slice;
     const uint4 bit = p.high >> (s / 2 * 2);  // of the first run; the second has the next
-    nibbles(slice, p.low, (bit & 0x01010101u) << 4, ((bit >> 1) & 0x01010101u) << 4, 0.0f);
+    nibbles(slice, p.low, (bit & 0x01010101u) << 4, ((bit >> 1) & 0x01010101u) << 4);
     scales_of(slice, p.head, s);
     return slice;
   }
@@ -311,7 +326,9 @@ struct Q5_K : Block256 {
 
 struct Q6_K {
   typedef uint Word;
-  static constexpr constant uint bytes = 210, slices = 8, apart = 64;
+  static constexpr constant float unit = kUnit;
+  static constexpr constant uint number = 14, bytes = 210, slices = 8, apart = 64;
+  static constexpr constant float bias = 32.0f;
   static constexpr constant bool has_offset = false;
   static uint first(uint s) { return s / 4 * 128 + s % 4 * 16; }
   static Packed load(Bytes at, uint s) {
@@ -322,7 +339,7 @@ struct Q6_K {
   static Slice decode(Packed p, uint s) {
     Slice slice;
     const uint4 bits = p.high >> (s / 2 % 2 * 2);
-    nibbles(slice, p.low, (bits & 0x03030303u) << 4, bits & 0x30303030u, 32.0f);
+    nibbles(slice, p.low, (bits & 0x03030303u) << 4, bits & 0x30303030u);
     slice.scale =
         half_of(p.head.z) * float2(float(as_type<char>(uchar(p.head.x))), float(as_type<char>(uchar(p.head.y))));
     slice.offset = float2(0.0f);
@@ -332,11 +349,9 @@ struct Q6_K {
 
 // -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 constexpr constant Table kNonlinear = {0x766a5d4f3f2d1801ul, 0xf1d9c5b5a6998d81ul};
-// Twice the numbers of E2M1: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives
-constexpr constant Table kE2M1 = {0x8c88868483828180ul, 0x74787a7c7d7e7f80ul};
-
 struct IQ4_NL : Block32 {
-  static constexpr constant uint bytes = 18;
+  static constexpr constant uint number = 20, bytes = 18;
+  static constexpr constant float bias = 128.0f;
   static constexpr constant bool has_offset = false;
   static Packed load(Bytes at, uint) { return {at.quad(2), uint4(0), uint4(at.pair(0))}; }
   static Slice decode(Packed p, uint) {
@@ -349,7 +364,8 @@ struct IQ4_NL : Block32 {
 };
 
 struct IQ4_XS : Block32 {
-  static constexpr constant uint bytes = 136, slices = 8;
+  static constexpr constant uint number = 23, bytes = 136, slices = 8;
+  static constexpr constant float bias = 128.0f;
   static constexpr constant bool has_offset = false;
   static uint first(uint s) { return 32 * s; }
   static Packed load(Bytes at, uint s) {
@@ -366,12 +382,22 @@ struct IQ4_XS : Block32 {
 };
 
 struct MXFP4 : Block32 {
-  static constexpr constant uint bytes = 17;
+  static constexpr constant uint number = 39, bytes = 17;
+  static constexpr constant float bias = 0.0f;
+  static constexpr constant float unit = 32768.0f;  // of twice the numbers, as gguf-py has them
   static constexpr constant bool has_offset = false;
+  static float2 two_of(uint bits) { return two((bits & 0x00070007u) << 9 | (bits & 0x00080008u) << 12); }
   static Packed load(Bytes at, uint) { return {at.quad(1), uint4(0), uint4(at.byte(0))}; }
   static Slice decode(Packed p, uint) {
     Slice slice;
-    look_up(slice, p.low, kE2M1);
+    // With its sign, two bits of exponent and one of mantissa, a weight is a float16 once its bits are in their places.
+#pragma unroll
+    for (uint i = 0; i < 4; ++i) {
+      const float2 a = two_of(p.low[i]), b = two_of(p.low[i] >> 8);
+      const float2 c = two_of(p.low[i] >> 4), d = two_of(p.low[i] >> 12);
+      slice.q[i] = float4(a.x, b.x, a.y, b.y);
+      slice.q[i + 4] = float4(c.x, d.x, c.y, d.y);
+    }
     // Half of 2^(e - 127).
     const uint e = p.head.x;
     slice.scale = float2(as_type<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23));
@@ -381,10 +407,10 @@ struct MXFP4 : Block32 {
 };
 
 // Calls FOR(type) for every type that has kernels.
-#define FOR_QUANT_TYPES(FOR)                                                                                        \
-  FOR(Q4_0)                                                                                                         \
-  FOR(Q4_1) FOR(Q5_0) FOR(Q5_1) FOR(Q8_0) FOR(Q2_K) FOR(Q3_K) FOR(Q4_K) FOR(Q5_K) FOR(Q6_K) FOR(IQ4_NL) FOR(IQ4_XS) \
-      FOR(MXFP4)
+#define FOR_QUANT_TYPES(FOR) \
+  FOR(Q4_0)                  \
+  FOR(Q4_1)                  \
+  FOR(Q5_0) FOR(Q5_1) FOR(Q8_0) FOR(Q2_K) FOR(Q3_K) FOR(Q4_K) FOR(Q5_K) FOR(Q6_K) FOR(IQ4_NL) FOR(IQ4_XS) FOR(MXFP4)
 
 // Slice i of a packed row: the block and the slice in it, and the number in the row of its first weight.
 template <typename F>
@@ -403,6 +429,6 @@ struct SliceOf {
 template <typename F>
 inline float4 weights(Slice slice, uint i) {
   const uint run = i / 4;
-  return F::has_offset ? fma(float4(slice.scale[run]), slice.q[i], float4(slice.offset[run]))
-                       : slice.scale[run] * slice.q[i];
+  const float4 q = slice.q[i] * F::unit + (0.0f - F::bias);  // never -0
+  return F::has_offset ? fma(float4(slice.scale[run]), q, float4(slice.offset[run])) : slice.scale[run] * q;
 }

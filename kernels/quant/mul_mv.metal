@@ -29,13 +29,15 @@ inline Held hold(device const uint4* x, ulong row, uint slices, uint i, bool the
 
 template <typename F>
 inline float product(thread const Slice& w, thread const Held& held) {
-  float4 first = w.q[0] * held.x[0], second = w.q[4] * held.x[4];
+  float first = 0.0f, second = 0.0f;
 #pragma unroll
-  for (uint k = 1; k < 4; ++k) {
-    first = fma(w.q[k], held.x[k], first);
-    second = fma(w.q[k + 4], held.x[k + 4], second);
+  for (uint k = 0; k < 16; ++k) {
+    first = fma(w.q[k / 4][k % 4], held.x[k / 4][k % 4], first);
+    second = fma(w.q[k / 4 + 4][k % 4], held.x[k / 4 + 4][k % 4], second);
   }
-  float result = fma(w.scale.x, sum4(first), w.scale.y * sum4(second));
+  first = fma(first, F::unit, -F::bias * held.sums.x);
+  second = fma(second, F::unit, -F::bias * held.sums.y);
+  float result = fma(w.scale.x, first, w.scale.y * second);
   if (F::has_offset) result = fma(w.offset.x, held.sums.x, fma(w.offset.y, held.sums.y, result));
   return result;
 }

@@ -45,15 +45,27 @@ struct QuantMvParams {
   uint32_t dtype;       // of x and y
 };
 
-// y = x Wᵀ, or with `transposed` y = x W, in tiles.
+// y = x Wᵀ, or with `transposed` y = x W, in tiles of y. With experts there is a matrix for each of them, and the rows
+// of y are in an order in which each expert's are together.
 #define QUANT_MM_THREADS 128
-#define QUANT_MM_ROWS 32     // of x, in a tile
-#define QUANT_MM_COLUMNS 64  // of y, in a tile
+#define QUANT_MM_ROWS 32     // of a tile
+#define QUANT_MM_COLUMNS 64  // of a tile
 #define QUANT_MM_DEPTH 32    // terms at a time
 struct QuantMmParams {
   uint64_t row_bytes;
+  uint64_t expert_bytes;
+  uint32_t type;
   uint32_t weights;  // rows of packed weights
-  uint32_t length;   // numbers in a row
-  uint32_t x_rows;
+  uint32_t slices;   // of a row
+  uint32_t x_rows;   // rows of y
+  uint32_t shared;   // rows of y that share a row of x, with experts
+  uint32_t experts;  // 0 where there is one matrix
   uint32_t transposed;
+  uint32_t aligned;  // whether rows of x begin at multiples of 16 bytes
+};
+
+// The rows of a product by their experts.
+struct QuantGroupsParams {
+  uint32_t rows;
+  uint32_t experts;
 };

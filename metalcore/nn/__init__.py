@@ -1,5 +1,5 @@
 """Modules that compute with metalcore's ops. Each replaces its namesake in torch.nn, and has the same arguments,
-parameters and state_dict."""
+parameters and state_dict, except for those whose weights are packed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ..activation import geglu, gelu, log_softmax, quick_gelu, relu, relu2, silu
 from ..normalization import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
 from ._embeddings import Embedding, EmbeddingBag
 from ._losses import CrossEntropyLoss, LinearCrossEntropyLoss
+from ._quantized import QuantizedEmbedding, QuantizedLinear
 
 __all__ = [
     "GELU",
@@ -22,6 +23,8 @@ __all__ = [
     "LayerNorm",
     "LinearCrossEntropyLoss",
     "LogSoftmax",
+    "QuantizedEmbedding",
+    "QuantizedLinear",
     "QuickGELU",
     "RMSNorm",
     "ReLU",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from ._rows import dequantize
@@ -17,94 +17,67 @@ from ._unpack import unpack
 
 __all__ = ["quantized_linear", "quantized_linear_experts"]
 
-_FEW = 8  # rows of x, for which the packed weights are read directly
-
 
 def quantized_linear(x: Tensor, packed: Tensor, type: Any, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + bias for packed weights W, as torch.nn.functional.linear(x, dequantize(packed, type), bias).
 
-    Up to 8 rows of x are multiplied with the weights as they are read, in float32. For more, the weights become numbers
-    of x's dtype first, and PyTorch's matmul multiplies.
+    Up to 8 rows of x are multiplied with the weights as they are read, in float32. For more rows the weights are
+    rounded to x's dtype, tile by tile; or, on NVIDIA GPUs, all at once for PyTorch's matmul. The gradient by x is
+    computed in the same ways from the packed weights.
 
     Args:
         x: float32, float16 or bfloat16, (*, weights of a row), any strides.
         packed: uint8, (rows, bytes of a row).
-        type: GGML's type, by name ("Q4_K") or number.
+        type: GGML's type, by name ("Q4_K") or number. Those without kernels (IQ1 to IQ3, TQ) become numbers first.
         bias: (rows,), of x's dtype, or None.
 
     Returns:
-        (*, rows), of x's dtype. It has a derivative with respect to x and the bias, not to the weights.
+        (*, rows), of x's dtype. It has derivatives with respect to x and the bias, not to the weights.
 
     Raises:
         ValueError: the type is unknown.
         RuntimeError: shapes do not match.
     """
     type = type_of(type)
-    few = x.numel() <= _FEW * x.shape[-1] if x.dim() else False
-    if few and type.name in KERNELS and accelerated(x) and packed.device == x.device:
-        result = _matvec(x, packed, type.number)
+    if type.name in KERNELS and accelerated(x) and packed.device == x.device:
+        result = _matmul(x, packed, type.number, False)
     else:
-        result = _Product.apply(x, packed, type.number)
+        result = x @ dequantize(packed, type, dtype=x.dtype).T
     return result if bias is None else result + bias
 
 
-class _Product(torch.autograd.Function):
-    """The weights are made again for the gradient, so that they do not stay in memory as numbers."""
-
-    @staticmethod
-    def forward(ctx, x, packed, type):
-        ctx.save_for_backward(packed)
-        ctx.type = type
-        return x @ dequantize(packed, type, dtype=x.dtype).T
-
-    @staticmethod
-    def backward(ctx, grad):
-        (packed,) = ctx.saved_tensors
-        return _transposed(grad, packed, ctx.type), None, None
+@cpu_kernel("quant_matmul")
+def _(x, packed, type, transposed):
+    weights = unpack(packed, BY_NUMBER[type])
+    return (x.float() @ (weights if transposed else weights.T)).to(x.dtype)
 
 
-def _transposed(grad, packed, type):
-    return _Transposed.apply(grad, packed, type)
+@fake_kernel("quant_matmul")
+def _(x, packed, type, transposed):
+    return x.new_empty([*x.shape[:-1], _length(packed, type, transposed)])
 
 
-class _Transposed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, grad, packed, type):
-        ctx.save_for_backward(packed)
-        ctx.type = type
-        return grad @ dequantize(packed, type, dtype=grad.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (packed,) = ctx.saved_tensors
-        return quantized_linear(grad, packed, ctx.type), None, None
-
-
-@cpu_kernel("quant_matvec")
-def _(x, packed, type):
-    return (x.float() @ unpack(packed, BY_NUMBER[type]).T).to(x.dtype)
-
-
-@fake_kernel("quant_matvec")
-def _(x, packed, type):
-    return x.new_empty([*x.shape[:-1], packed.shape[0]])
+def _length(packed, type, transposed):
+    """The length of a result's rows."""
+    type = BY_NUMBER[type]
+    return packed.shape[-1] // type.nbytes * type.block if transposed else packed.shape[-2]
 
 
 def _save(ctx, inputs, output):
-    _, packed, ctx.type = inputs
+    _, packed, ctx.type, ctx.transposed = inputs
     ctx.save_for_backward(packed)
 
 
 def _backward(ctx, grad):
     (packed,) = ctx.saved_tensors
-    return _transposed(grad, packed, ctx.type), None, None
+    return _matmul(grad, packed, ctx.type, not ctx.transposed), None, None, None
 
 
-_matvec = autograd("quant_matvec", _backward, _save)
+_matmul = autograd("quant_matmul", _backward, _save)
 
 
 def quantized_linear_experts(x: Tensor, packed: Tensor, experts: Tensor, type: Any) -> Tensor:
-    """For each token t and each of its experts e: W[e] x[t], without derivative.
+    """For each token t and each of its experts e: W[e] x[t].
 
     Args:
         x: float32, float16 or bfloat16, (tokens, weights of a row), or (tokens, experts of a token, weights of a row).
@@ -113,29 +86,49 @@ def quantized_linear_experts(x: Tensor, packed: Tensor, experts: Tensor, type: A
         type: GGML's type, by name or number.
 
     Returns:
-        (tokens, experts of a token, rows), of x's dtype.
+        (tokens, experts of a token, rows), of x's dtype. It has a derivative with respect to x.
+
+    Raises:
+        ValueError: the type is unknown.
+        RuntimeError: shapes do not match.
     """
     type = type_of(type)
     if type.name in KERNELS and accelerated(x) and packed.device == x.device:
-        return ops.quant_matvec_experts(x.detach(), packed, experts.int(), type.number)
-    return _experts(x, packed, experts, type)
+        return _matmul_experts(x, packed, experts.int(), type.number, False)
+    return _experts(x, packed, experts, type, False)
 
 
-def _experts(x, packed, experts, type):
+@cpu_kernel("quant_matmul_experts")
+def _(x, packed, experts, type, transposed):
+    return _experts(x, packed, experts, BY_NUMBER[type], transposed)
+
+
+def _experts(x, packed, experts, type, transposed):
     weights = unpack(packed[experts.long()], type)  # (tokens, experts of a token, rows, length)
-    x = x if x.dim() == 3 else x[:, None]
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return (weights.to(dtype) @ x.to(dtype)[..., None])[..., 0].to(x.dtype)
+    given, dtype = x.dtype, torch.promote_types(x.dtype, torch.float32)
+    x = (x if x.dim() == 3 else x[:, None]).to(dtype)
+    weights = (weights.mT if transposed else weights).to(dtype)
+    return (weights @ x[..., None])[..., 0].to(given)
 
 
-@cpu_kernel("quant_matvec_experts")
-def _(x, packed, experts, type):
-    return _experts(x, packed, experts, BY_NUMBER[type])
+@fake_kernel("quant_matmul_experts")
+def _(x, packed, experts, type, transposed):
+    return x.new_empty([*experts.shape, _length(packed, type, transposed)])
 
 
-@fake_kernel("quant_matvec_experts")
-def _(x, packed, experts, type):
-    return x.new_empty([*experts.shape, packed.shape[1]])
+def _save_experts(ctx, inputs, output):
+    x, packed, experts, ctx.type, ctx.transposed = inputs
+    ctx.shared = x.dim() == 2
+    ctx.save_for_backward(packed, experts)
+
+
+def _backward_experts(ctx, grad):
+    packed, experts = ctx.saved_tensors
+    found = _matmul_experts(grad, packed, experts, ctx.type, not ctx.transposed)
+    return found.sum(1) if ctx.shared else found, None, None, None, None
+
+
+_matmul_experts = autograd("quant_matmul_experts", _backward_experts, _save_experts)
 
 
 def _reference(x, packed, type, bias=None):
@@ -158,7 +151,7 @@ def _samples():
 
 def _of_experts(x):
     packed = [packed_sample("Q4_K", 20, 512, seed, x.device) for seed in range(3)]
-    return x, torch.stack(packed), torch.arange(8, device=x.device).view(4, 2) % 3
+    return x, torch.stack(packed), torch.arange(2 * len(x), device=x.device).view(-1, 2) % 3
 
 
 register(
@@ -166,7 +159,7 @@ register(
         "quantized_linear",
         quantized_linear,
         reference=_reference,
-        operators=("quant_matvec", "quant_rows"),
+        operators=("quant_matmul",),
         samples=_samples,
     )
 )
@@ -174,11 +167,11 @@ register(
     Op(
         "quantized_linear_experts",
         quantized_linear_experts,
-        reference=lambda x, packed, experts, type: _experts(x, packed, experts, type_of(type)),
-        operators=("quant_matvec_experts",),
+        reference=lambda x, packed, experts, type: _experts(x, packed, experts, type_of(type), False),
+        operators=("quant_matmul_experts",),
         samples=lambda: (
-            Sample("two of three experts", ((4, 512),), {"type": "Q4_K"}, arguments=_of_experts, terms=512),
+            Sample("few tokens", ((4, 512),), {"type": "Q4_K"}, arguments=_of_experts, terms=512, roundings=2),
+            Sample("many tokens", ((40, 512),), {"type": "Q4_K"}, arguments=_of_experts, terms=512, roundings=2),
         ),
-        backward=False,
     )
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import math
 
 import torch
 from torch import Tensor
@@ -29,15 +29,17 @@ SCALES = {
 }
 
 
-@functools.lru_cache(maxsize=64)
 def packed_sample(type: str, rows: int, length: int, seed: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """uint8 (rows, bytes of a row of `length` weights). The same seed gives the same bytes."""
+    """uint8 (rows, bytes of a row of `length` weights). The same seed gives the same bytes on every device, and
+    compilers can trace it."""
     known = type_of(type)
-    generator = torch.Generator().manual_seed(seed)
     shape = (rows, length // known.block, known.nbytes)
-    blocks = torch.randint(256, shape, dtype=torch.uint8, generator=generator, device="cpu")
+    numbers = torch.arange(math.prod(shape), device=device) + (seed + 1) * 0x9E3779B9
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):  # a hash of 32 bits (MurmurHash3's last step)
+        numbers = ((numbers ^ (numbers >> shift)) * factor) & 0xFFFFFFFF
+    blocks = (numbers & 255).to(torch.uint8).view(shape)
     for at in SCALES[known.name]:
         blocks[..., at + 1] = blocks[..., at + 1] % 4 | 0x14
     if known.name == "MXFP4":
         blocks[..., 0] = blocks[..., 0] % 4 + 116
-    return blocks.flatten(1).to(device)
+    return blocks.flatten(1)

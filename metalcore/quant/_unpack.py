@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._types import KERNELS, Type
 
-__all__ = ["unpack"]
+__all__ = ["NONLINEAR", "unpack"]
 
 
 def unpack(packed: Tensor, type: Type) -> Tensor:
@@ -58,7 +58,7 @@ def _fifth(bytes):
     return torch.stack([(bytes >> shift) & 1 for shift in range(8)], -1).flatten(1) << 4
 
 
-_NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled
 
 
@@ -112,7 +112,7 @@ def _iq4_xs(b):
     low = _shifted(b[:, 4:8, None], 0, 4, mask=15).flatten(1)
     high = _shifted(b[:, 2:4, None], 0, 2, 4, 6, mask=3).flatten(1)
     scale = _half(b, 0) * ((low | high << 4).float() - 32)
-    return scale[..., None] * _looked_up(_nibbles(b[:, 8:]), _NONLINEAR).reshape(-1, 8, 32)
+    return scale[..., None] * _looked_up(_nibbles(b[:, 8:]), NONLINEAR).reshape(-1, 8, 32)
 
 
 def _mxfp4(b):
@@ -132,7 +132,7 @@ _UNPACK = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
-    "IQ4_NL": lambda b: _half(b, 0) * _looked_up(_nibbles(b[:, 2:]), _NONLINEAR),
+    "IQ4_NL": lambda b: _half(b, 0) * _looked_up(_nibbles(b[:, 2:]), NONLINEAR),
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }

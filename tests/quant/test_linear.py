@@ -105,39 +105,93 @@ def test_second_derivative(device, rows):
     torch.testing.assert_close(wide(second), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
-@each_type
-def test_experts(device, type):
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [9, 31, 32, 33, 65])
+def test_tiles(device, dtype, rows):
+    """Numbers of rows and of weights below and above those of tiles, forward and backward."""
+    with tuned("baseline"):
+        for count, length in ((1, 32), (31, 64), (33, 96), (64, 32), (65, 160), (130, 32)):
+            packed, weights = sample("Q5_1", count, length, device)
+            x = tensor(rows, length, dtype=dtype, device=device).requires_grad_()
+            y = metalcore.quantized_linear(x, packed, "Q5_1")
+            assert_near(y, x, weights)
+            grad = tensor(rows, count, dtype=dtype, device=device)
+            assert_near(torch.autograd.grad(y, x, grad)[0], grad, weights.mT)
+
+
+def check_experts(device, type, x, experts, dtype=torch.float32):
     packed, weights = sample(type, 3 * 10, 256, device)
     packed, weights = packed.view(3, 10, -1), weights.view(3, 10, 256)
-    experts = torch.tensor([[0, 2], [1, 0], [2, 2], [1, 2]])
-    for shape in ((4, 256), (4, 2, 256)):
-        x = tensor(*shape, device=device)
-        y = metalcore.quantized_linear_experts(x, packed, experts.to(device), type)
-        assert y.shape == (4, 2, 10)
-        for token in range(4):
-            for i in range(2):
-                own = x[token] if x.dim() == 2 else x[token, i]
-                assert_near(y[token, i], own, weights[experts[token, i]])
+    x = x.to(dtype).to(device).requires_grad_()
+    y = metalcore.quantized_linear_experts(x, packed, experts.to(device), type)
+    assert y.shape == (*experts.shape, 10)
+    grad = tensor(*y.shape, dtype=dtype, device=device)
+    (of_x,) = torch.autograd.grad(y, x, grad)
+    for token, row in enumerate(experts.tolist()):
+        own = torch.cat([weights[expert] for expert in row])
+        if x.dim() == 2:
+            assert_near(y[token].flatten(), x[token], own)
+            assert_near(of_x[token], grad[token].flatten(), own.mT)
+        for i, expert in enumerate(row if x.dim() == 3 else ()):
+            assert_near(y[token, i], x[token, i], weights[expert])
+            assert_near(of_x[token, i], grad[token, i], weights[expert].mT)
 
 
-def test_an_expert_that_does_not_exist(device):
-    packed, _ = sample("Q4_0", 3 * 10, 32, device)
-    y = metalcore.quantized_linear_experts(
-        tensor(1, 32, device=device), packed.view(3, 10, -1), torch.tensor([[3, -1, 0]], device=device), "Q4_0"
-    )
-    assert y[0, :2].isnan().all() and y[0, 2].isfinite().all()
+@each_type
+@pytest.mark.parametrize("tokens", [4, 20])
+def test_experts(device, type, tokens):
+    experts = torch.randint(3, (tokens, 2))
+    check_experts(device, type, tensor(tokens, 256), experts)
+    check_experts(device, type, tensor(tokens, 2, 256), experts)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_expert_that_nobody_chose(device, dtype):
+    experts = torch.tensor([0, 2]).repeat(50)[:, None]
+    check_experts(device, "Q8_0", tensor(100, 256), experts, dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 30])
+def test_an_expert_that_does_not_exist(device, tokens):
+    packed, weights = sample("Q4_0", 3 * 10, 32, device)
+    experts = torch.tensor([[3, -1, 0]]).repeat(tokens, 1)
+    x = tensor(tokens, 32, device=device)
+    y = metalcore.quantized_linear_experts(x, packed.view(3, 10, -1), experts.to(device), "Q4_0")
+    assert y[:, :2].isnan().all()
+    assert_near(y[:, 2], x, weights[:10])
 
 
 def test_explain(device):
     packed, _ = sample("Q4_K", 21, 256, device)
-    for rows, variant in ((1, "mul_mv1"), (4, "mul_mv4")):
-        plan = metalcore.explain("quantized_linear", tensor(rows, 256, device=device), packed, type="Q4_K")
-        assert plan.variant == variant and plan.kernels == (f"quant_mv{variant[-1]}_Q4_K",)
+    kernels = {
+        1: ("mul_mv1", ("quant_mv1_Q4_K",)),
+        2: ("mul_mv4", ("quant_mv4_Q4_K",)),
+        8: ("mul_mv4", ("quant_mv4_Q4_K",)),
+        9: ("mul_mm", ("quant_mm_float",)),
+    }
+    with tuned("baseline"):
+        for rows, expected in kernels.items():
+            plan = metalcore.explain("quantized_linear", tensor(rows, 256, device=device), packed, type="Q4_K")
+            assert (plan.variant, plan.kernels) == expected
+    with tuned("hopper"):
+        plan = metalcore.explain("quantized_linear", tensor(9, 256, device=device), packed, type="Q4_K")
+        assert plan.variant == "torch" and plan.kernels == ("quant_rows_Q4_K",)
+
+
+@pytest.mark.parametrize("rows", [9, 40])
+def test_by_torch(device, rows):
+    """The plan on GPUs whose PyTorch has the faster product."""
+    with tuned("hopper"):
+        packed, weights = sample("Q6_K", 21, 256, device)
+        x = tensor(2, rows, 256, device=device).requires_grad_()
+        y = metalcore.quantized_linear(x, packed, "Q6_K")
+        assert_near(y, x, weights)
+        assert_near(torch.autograd.grad(y.sum(), x)[0], torch.ones_like(y), weights.mT)
 
 
 def test_errors(device):
     packed, _ = sample("Q4_K", 21, 256, device)
-    with pytest.raises(RuntimeError, match=r"x of shape \[1, 128\] does not go with rows of 256 weights"):
+    with pytest.raises(RuntimeError, match=r"x of shape \[1, 128\] does not go with 21 rows of 256"):
         metalcore.quantized_linear(tensor(1, 128, device=device), packed, "Q4_K")
     with pytest.raises(RuntimeError, match="are not blocks of Q6_K"):
         metalcore.quantized_linear(tensor(1, 256, device=device), packed, "Q6_K")
@@ -146,6 +200,9 @@ def test_errors(device):
 def test_operators(device):
     packed, _ = sample("Q4_K", 6, 256, device)
     x = tensor(2, 256, device=device)
-    check_operator(torch.ops.metalcore.quant_matvec, x.requires_grad_(), packed, 12)
+    for transposed in (False, True):
+        check_operator(torch.ops.metalcore.quant_matmul, x.requires_grad_(), packed, 12, transposed)
+        x = tensor(2, 6, device=device)
     experts = torch.tensor([[0, 1], [1, 1]], dtype=torch.int32, device=device)
-    check_operator(torch.ops.metalcore.quant_matvec_experts, x.detach(), packed.view(2, 3, -1), experts, 12)
+    x = tensor(2, 256, device=device).requires_grad_()
+    check_operator(torch.ops.metalcore.quant_matmul_experts, x, packed.view(2, 3, -1), experts, 12, False)

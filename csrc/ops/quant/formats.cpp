@@ -29,14 +29,11 @@ PackedRows packed_rows(const char* op, const Tensor& packed, const QuantFormat& 
   const int64_t rows = packed.size(-2), row_bytes = packed.size(-1);
   check(row_bytes % format.bytes == 0, "metalcore::", op, ": rows of ", row_bytes, " bytes are not blocks of ",
         format.name, ", which have ", format.bytes);
-  Tensor tensor = from_multiple_of_16(packed);
-  if (const int64_t bytes = tensor.numel(); bytes % 4 != 0) {  // kernels read words
-    Tensor padded = new_tensor({{round_up<int64_t>(bytes, 4)}}, ScalarType::Byte, tensor);
-    Tensor part = torch::stable::narrow(padded, 0, 0, bytes);
-    torch::stable::copy_(part, torch::stable::view(tensor, {bytes}));
-    tensor = padded;
-  }
-  return {tensor, dims == 3 ? packed.size(0) : 1, rows, row_bytes, row_bytes / format.bytes * format.block};
+  const int64_t length = row_bytes / format.bytes * format.block, matrices = dims == 3 ? packed.size(0) : 1;
+  const Tensor tensor = from_multiple_of_16(packed);
+  if (tensor.numel() % 4 == 0) return {tensor, matrices, rows, row_bytes, length};
+  const int64_t padded = round_up<int64_t>(row_bytes, 4);  // kernels read words
+  return {torch::stable::pad(tensor, {0, padded - row_bytes}), matrices, rows, padded, length};
 }
 
 uint32_t quant_dtype(ScalarType dtype) {

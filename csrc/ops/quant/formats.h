@@ -3,6 +3,8 @@
 
 #include "../common.h"
 
+#include <optional>
+
 namespace metalcore {
 
 struct QuantFormat {
@@ -23,6 +25,9 @@ PackedRows packed_rows(const char* op, const Tensor& packed, const QuantFormat& 
 
 // The tensor, contiguous and from a multiple of 16 bytes on.
 Tensor from_multiple_of_16(const Tensor& tensor);
+
+// Rows of packed weights as numbers: all of them, or those of the indices.
+Tensor quant_rows(const Tensor& packed, const std::optional<Tensor>& rows, int64_t type, ScalarType dtype);
 
 // A dtype's number in the kernels' parameters.
 uint32_t quant_dtype(ScalarType dtype);

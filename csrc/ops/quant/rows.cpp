@@ -8,7 +8,6 @@
 #include <vector>
 
 namespace metalcore {
-namespace {
 
 Tensor quant_rows(const Tensor& packed, const std::optional<Tensor>& rows, int64_t type, ScalarType dtype) {
   const QuantFormat& format = quant_format("quant_rows", type);
@@ -48,7 +47,6 @@ Tensor quant_rows(const Tensor& packed, const std::optional<Tensor>& rows, int64
   return result;
 }
 
-}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

@@ -1,0 +1,214 @@
+// quant_matmul(x, packed, type, transposed): x Wᵀ for packed weights W, or x W, which is the gradient by x.
+// quant_matmul_experts: the same where each row of the result has a matrix of its own.
+#include "formats.h"
+
+#include "../../../kernels/quant/quant.h"
+#include "../../gpu/cost.h"
+#include "../../gpu/tuning.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace metalcore {
+namespace {
+
+struct QuantTuning {
+  const char* family;
+  uint32_t mv_threadgroups = 512;  // about so many are wanted: with fewer, each has more rows of weights
+  uint32_t mv_group_rows = 16;     // of weights, of a threadgroup, at most
+  uint32_t mv_simdgroups = 4;      // that share a row of weights, at most
+  uint32_t mv_rows = 8;            // of x, up to which the weights of a product are read as they are
+  // Whether, for more rows, PyTorch's matmul of weights that became numbers is faster than mul_mm.
+  bool torch = false;
+};
+const gpu::Table<QuantTuning> quant_tuning("quant",
+                                           {{"mv_threadgroups", &QuantTuning::mv_threadgroups, {64, 4096, 64}},
+                                            {"mv_group_rows", &QuantTuning::mv_group_rows, {4, 64, 4}},
+                                            {"mv_simdgroups", &QuantTuning::mv_simdgroups, {1, 16}},
+                                            {"mv_rows", &QuantTuning::mv_rows, {1, 32}},
+                                            {"torch", &QuantTuning::torch}},
+                                           {{.family = "baseline"}, {.family = "hopper", .torch = true}});
+
+struct MvPlan {
+  uint32_t x_rows;  // of a threadgroup: 1 or 4, as in the kernels' names
+  uint32_t simdgroups, group_rows;
+};
+
+MvPlan plan_mv(int64_t rows, int64_t length, int64_t x_rows, bool experts, const Tensor& on) {
+  const QuantTuning& tuning = quant_tuning(on);
+  const bool one = x_rows == 1 || experts;
+  const int64_t chunks = ceil_div<int64_t>(length, QUANT_CHUNK);
+  const int64_t most = std::min<int64_t>(one ? QUANT_MV1_SIMDGROUPS : QUANT_MV4_SIMDGROUPS, tuning.mv_simdgroups);
+  const int64_t each = ceil_div(chunks, most);
+  const int64_t step = one ? QUANT_MV1_STEP : QUANT_MV4_STEP, wide = one ? 1 : 4;
+  const int64_t wanted = ceil_div<int64_t>(rows * ceil_div(x_rows, wide), tuning.mv_threadgroups);
+  const int64_t most_rows = std::min<int64_t>(QUANT_MV_RESULTS / wide, tuning.mv_group_rows);
+  const int64_t group_rows = std::clamp<int64_t>(round_up(wanted, step), step, most_rows);
+  return {static_cast<uint32_t>(wide), static_cast<uint32_t>(ceil_div(chunks, each)),
+          static_cast<uint32_t>(group_rows)};
+}
+
+// `result` has `x_rows` rows. `chosen` are the experts of its rows, or nullptr.
+void mul_mv(const char* op, const Tensor& x, const PackedRows& weights, const QuantFormat& format, const Tensor* chosen,
+            int64_t x_rows, int64_t shared, const Tensor& result) {
+  const MvPlan plan = plan_mv(weights.rows, weights.length, x_rows, chosen != nullptr, x);
+  const std::string variant = "mul_mv" + std::to_string(plan.x_rows);
+  gpu::note_plan(op, variant.c_str(), [&] {
+    return std::to_string(x_rows) + " rows of x: " + std::to_string(plan.simdgroups) + " simdgroups share a row of " +
+           format.name + ", and a threadgroup has " + std::to_string(plan.group_rows) + " rows";
+  });
+  if (result.numel() == 0) return;
+  const Tensor input = from_multiple_of_16(x);
+  const QuantMvParams params{
+      .row_bytes = static_cast<uint64_t>(weights.row_bytes),
+      .expert_bytes = static_cast<uint64_t>(weights.row_bytes * weights.rows),
+      .weights = grid_side(weights.rows),
+      .slices = grid_side(weights.length / QUANT_SLICE),
+      .x_rows = grid_side(x_rows),
+      .shared = grid_side(shared),
+      .experts = chosen ? grid_side(weights.matrices) : 0u,
+      .group_rows = plan.group_rows,
+      .dtype = quant_dtype(x.scalar_type()),
+  };
+  const int64_t groups = ceil_div<int64_t>(weights.rows, plan.group_rows) * ceil_div<int64_t>(x_rows, plan.x_rows);
+  gpu::record(result, [&](gpu::Recording& recording) {
+    recording.kernel("quant_mv", plan.x_rows == 1 ? "1_" : "4_", format.name).buffer(0, weights.tensor);
+    recording.buffer(1, input).buffer(2, result).buffer(3, result).buffer(4, chosen ? *chosen : input);
+    recording.bytes(5, params).work(2.0 * static_cast<double>(result.numel() * weights.length),
+                                    static_cast<double>(weights.rows * weights.row_bytes * (chosen ? x_rows : 1)));
+    recording.dispatch_threadgroups({grid_side(groups)}, {32 * plan.simdgroups});
+  });
+}
+
+// `chosen` as above.
+void mul_mm(const char* op, const Tensor& x, const PackedRows& weights, const QuantFormat& format, const Tensor* chosen,
+            int64_t x_rows, int64_t shared, bool transposed, const Tensor& result) {
+  gpu::note_plan(op, "mul_mm", [&] {
+    return std::to_string(x_rows) + " rows of x: tiles of " + std::to_string(QUANT_MM_ROWS) + " rows and " +
+           std::to_string(QUANT_MM_COLUMNS) + " columns of the result, of " + format.name;
+  });
+  if (result.numel() == 0) return;
+  const Tensor input = from_multiple_of_16(x);
+  const int64_t length = transposed ? weights.length : weights.rows;
+  const int64_t x_length = transposed ? weights.rows : weights.length;
+  const int64_t experts = chosen ? weights.matrices : 0;
+  Tensor order = weights.tensor, begins = weights.tensor;  // not read without experts
+  if (chosen) {
+    order = new_tensor({{x_rows}}, ScalarType::Int, x);
+    begins = new_tensor({{experts + 2}}, ScalarType::Int, x);
+  }
+  QuantMmParams params{
+      .row_bytes = static_cast<uint64_t>(weights.row_bytes),
+      .expert_bytes = static_cast<uint64_t>(weights.row_bytes * weights.rows),
+      .type = static_cast<uint32_t>(format.number),
+      .weights = grid_side(weights.rows),
+      .slices = grid_side(weights.length / QUANT_SLICE),
+      .x_rows = grid_side(x_rows),
+      .shared = grid_side(shared),
+      .experts = grid_side(experts),
+      .transposed = transposed,
+      .aligned = x_length * x.element_size() % 16 == 0,
+  };
+  const double flops = 2.0 * static_cast<double>(weights.rows * weights.length);
+  const auto tiles = [&](gpu::Recording& recording, const gpu::BufferView& from, const gpu::BufferView& to) {
+    recording.kernel("quant_mm_", suffix(x.scalar_type())).buffer(0, weights.tensor).buffer(1, from).buffer(2, to);
+    recording.buffer(3, order).buffer(4, begins).bytes(5, params).work(flops * params.x_rows);
+    recording.dispatch_threadgroups(
+        {grid_side(ceil_div<int64_t>(length, QUANT_MM_COLUMNS)),
+         grid_side(ceil_div<int64_t>(params.x_rows, QUANT_MM_ROWS)), grid_side(chosen ? experts + 1 : 1)},
+        {QUANT_MM_THREADS});
+  };
+  gpu::record(result, [&](gpu::Recording& recording) {
+    const gpu::BufferView from = gpu::view_of(input), to = gpu::view_of(result);
+    if (chosen) {
+      const QuantGroupsParams groups{.rows = params.x_rows, .experts = params.experts};
+      recording.kernel("quant_groups").buffer(0, *chosen).buffer(1, order).buffer(2, begins).bytes(3, groups);
+      recording.dispatch_threadgroups({grid_side(experts + 1)}, {32});
+      return tiles(recording, from, to);
+    }
+    const auto piece_of = [&](const gpu::Piece& piece) {
+      params.x_rows = grid_side(piece.count);
+      tiles(recording, piece.of(from, x_length * x.element_size()), piece.of(to, length * x.element_size()));
+    };
+    gpu::in_pieces(recording, x_rows, {flops, 0}, piece_of, QUANT_MM_ROWS);
+  });
+}
+
+// The sizes of x with another last one.
+Tensor result_like(const Tensor& x, int64_t last) {
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  sizes.back() = last;
+  return new_tensor({sizes.data(), sizes.size()}, x.scalar_type(), x);
+}
+
+void check_x(const char* op, const Tensor& x, const Tensor& packed, const PackedRows& weights, bool transposed) {
+  check_float(op, "x", x);
+  check_same_device(op, "packed", packed, x);
+  const int64_t length = transposed ? weights.rows : weights.length;
+  check(x.dim() >= 1 && x.size(-1) == length, "metalcore::", op, ": x of shape ", shape_text(x), " does not go with ",
+        weights.rows, " rows of ", weights.length, " weights");
+}
+
+Tensor quant_matmul(const Tensor& x, const Tensor& packed, int64_t type, bool transposed) {
+  const char* const op = "quant_matmul";
+  const QuantFormat& format = quant_format(op, type);
+  const PackedRows weights = packed_rows(op, packed, format, 2);
+  check_x(op, x, packed, weights, transposed);
+  const int64_t length = transposed ? weights.length : weights.rows;
+  int64_t rows = 1;
+  for (int64_t d = 0; d + 1 < x.dim(); ++d) rows *= x.size(d);
+  const QuantTuning& tuning = quant_tuning(x);
+  if (tuning.torch && rows > tuning.mv_rows) {
+    gpu::note_plan(op, "torch", [&] {
+      return std::to_string(rows) + " rows of x: the weights become numbers, and PyTorch's matmul is faster on " +
+             tuning.family;
+    });
+    const Tensor numbers = quant_rows(packed, std::nullopt, type, x.scalar_type());
+    return torch::stable::matmul(x, transposed ? numbers : torch::stable::transpose(numbers, 0, 1));
+  }
+  const Tensor result = result_like(x, length);
+  if (transposed || rows > tuning.mv_rows)
+    mul_mm(op, x, weights, format, nullptr, rows, 1, transposed, result);
+  else
+    mul_mv(op, x, weights, format, nullptr, rows, 1, result);
+  return result;
+}
+
+Tensor quant_matmul_experts(const Tensor& x, const Tensor& packed, const Tensor& experts, int64_t type,
+                            bool transposed) {
+  const char* const op = "quant_matmul_experts";
+  const QuantFormat& format = quant_format(op, type);
+  const PackedRows weights = packed_rows(op, packed, format, 3);
+  check_x(op, x, packed, weights, transposed);
+  check_same_device(op, "experts", experts, x);
+  check(experts.scalar_type() == ScalarType::Int && experts.dim() == 2, "metalcore::", op,
+        ": experts must be int32 with 2 dimensions");
+  const int64_t tokens = experts.size(0), each = experts.size(1);
+  const bool own = x.dim() == 3;
+  check((own || x.dim() == 2) && x.size(0) == tokens && (!own || x.size(1) == each), "metalcore::", op, ": x of shape ",
+        shape_text(x), " does not go with experts of shape ", shape_text(experts));
+  const Tensor result = new_tensor({{tokens, each, transposed ? weights.length : weights.rows}}, x.scalar_type(), x);
+  const Tensor chosen = as_contiguous(experts);
+  // Where experts have few rows each, there is little to share.
+  const bool few = tokens * each <= quant_tuning(x).mv_rows * weights.matrices;
+  if (few && !transposed)
+    mul_mv(op, x, weights, format, &chosen, tokens * each, own ? 1 : each, result);
+  else
+    mul_mm(op, x, weights, format, &chosen, tokens * each, own ? 1 : each, transposed, result);
+  return result;
+}
+
+}  // namespace
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("quant_matmul(Tensor x, Tensor packed, int type, bool transposed) -> Tensor");
+  m.def("quant_matmul_experts(Tensor x, Tensor packed, Tensor experts, int type, bool transposed) -> Tensor");
+}
+
+METALCORE_KERNELS(m) {
+  m.impl<&metalcore::quant_matmul>("quant_matmul");
+  m.impl<&metalcore::quant_matmul_experts>("quant_matmul_experts");
+}

@@ -1,0 +1,151 @@
+// Products of packed weights and many rows of x, or of a gradient: a threadgroup makes a tile of the result. Two of its
+// simdgroups unpack weights into threadgroup memory, in x's dtype, and two load x; all multiply.
+//
+// Terms come in the order of slices: sums take them in any order, as long as weights and x have the same.
+#include <metal_stdlib>
+#include <metal_simdgroup_matrix>
+using namespace metal;
+
+#include "formats.h"
+#include "quant.h"
+
+constant constexpr uint kPitchW = QUANT_MM_COLUMNS + 8, kPitchX = QUANT_MM_DEPTH + 8;
+
+// Slice i of a row: its first number, and the distance of its runs.
+struct Place {
+  uint first, apart;
+  uint of(uint run) const { return first + run * apart; }
+};
+inline Place place_of(uint type, uint i) {
+#define QUANT_PLACE(F) \
+  if (type == F::number) return {SliceOf<F>(i).first(), F::apart};
+  FOR_QUANT_TYPES(QUANT_PLACE)
+#undef QUANT_PLACE
+  return {0, 0};
+}
+
+// Calls put(i, weights 4 i to 4 i + 3 of slice `slice`).
+template <typename F, typename T>
+inline void unpack_slice(Bytes row, uint slice, threadgroup T* to, uint step) {
+  const SliceOf<F> of(slice);
+  const Slice numbers = of.decode(of.load(row));
+#pragma unroll
+  for (uint i = 0; i < 8; ++i) {
+    const float4 w = weights<F>(numbers, i);
+#pragma unroll
+    for (uint k = 0; k < 4; ++k) to[(4 * i + k) * step] = static_cast<T>(w[k]);
+  }
+}
+template <typename T>
+inline void unpack_slice(uint type, Bytes row, uint slice, threadgroup T* to, uint step) {
+#define QUANT_UNPACK(F) \
+  if (type == F::number) return unpack_slice<F>(row, slice, to, step);
+  FOR_QUANT_TYPES(QUANT_UNPACK)
+#undef QUANT_UNPACK
+}
+
+// 16 numbers of x; zeros behind `end`.
+template <typename T>
+inline void copy_run(device const T* x, uint from, uint end, bool aligned, threadgroup T* to) {
+  if (aligned && from + 16 <= end) {
+#pragma unroll
+    for (uint i = 0; i < 4; ++i)
+      *reinterpret_cast<threadgroup vec<T, 4>*>(to + 4 * i) =
+          *reinterpret_cast<device const vec<T, 4>*>(x + from + 4 * i);
+    return;
+  }
+  for (uint i = 0; i < 16; ++i) to[i] = from + i < end ? x[from + i] : T(0);
+}
+
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(QUANT_MM_THREADS)]] void quant_mm(
+    device const uint* packed [[buffer(0)]], device const T* x [[buffer(1)]], device T* y [[buffer(2)]],
+    device const int* order [[buffer(3)]], device const int* begins [[buffer(4)]],
+    constant QuantMmParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup T tile_w[QUANT_MM_DEPTH * kPitchW];  // [term][column]
+  threadgroup T tile_x[QUANT_MM_ROWS * kPitchX];   // [row][term]
+  threadgroup float tile_y[QUANT_MM_ROWS * QUANT_MM_COLUMNS];
+
+  const uint expert = group.z;
+  const uint begin = p.experts ? uint(begins[expert]) : 0, end = p.experts ? uint(begins[expert + 1]) : p.x_rows;
+  const uint first_row = begin + group.y * QUANT_MM_ROWS;
+  if (first_row >= end) return;
+  const uint first_column = group.x * QUANT_MM_COLUMNS;
+  const Bytes matrix = place(packed, expert * p.expert_bytes);
+  const uint length = p.slices * 32;
+  const uint x_length = p.transposed ? p.weights : length, y_length = p.transposed ? length : p.weights;
+  const uint simdgroup = thread_index / 32;
+  const uint corner_row = simdgroup / 2 * 16, corner_column = simdgroup % 2 * 32;
+
+  simdgroup_matrix<float, 8, 8> sums[2][4];
+#pragma unroll
+  for (uint i = 0; i < 2; ++i) {
+#pragma unroll
+    for (uint j = 0; j < 4; ++j) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  }
+
+  const uint steps = p.transposed ? (p.weights + QUANT_MM_DEPTH - 1) / QUANT_MM_DEPTH : p.slices;
+  const bool exists = !p.experts || expert < p.experts;  // what an expert that does not exist makes is NaN
+  for (uint step = 0; step < (exists ? steps : 0); ++step) {
+    if (thread_index < 64) {
+      // Forward, a thread has a row of weights, and the step's slice of it; transposed, one of 32 rows of weights and
+      // one of the columns' two slices. What does not exist is zero.
+      const uint row = p.transposed ? step * 32 + thread_index % 32 : first_column + thread_index;
+      const uint slice = p.transposed ? first_column / 32 + thread_index / 32 : step;
+      const uint at = p.transposed ? thread_index % 32 * kPitchW + thread_index / 32 * 32 : thread_index;
+      const uint step_w = p.transposed ? 1 : kPitchW;
+      if (row < p.weights && slice < p.slices) {
+        unpack_slice(p.type, matrix.plus(row * p.row_bytes), slice, tile_w + at, step_w);
+      } else {
+        for (uint i = 0; i < 32; ++i) tile_w[at + i * step_w] = T(0);
+      }
+    } else {
+      const uint row = (thread_index - 64) / 2, run = thread_index % 2;
+      const uint result = min(first_row + row, end - 1);
+      const ulong from = ulong(p.experts ? uint(order[result]) / p.shared : result) * x_length;
+      const uint term = p.transposed ? step * 32 + run * 16 : place_of(p.type, step).of(run);
+      copy_run(x + from, term, x_length, p.aligned, tile_x + row * kPitchX + run * 16);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint k = 0; k < QUANT_MM_DEPTH; k += 8) {
+      simdgroup_matrix<T, 8, 8> left[2], right[4];
+#pragma unroll
+      for (uint i = 0; i < 2; ++i) simdgroup_load(left[i], tile_x + (corner_row + 8 * i) * kPitchX + k, kPitchX);
+#pragma unroll
+      for (uint j = 0; j < 4; ++j) simdgroup_load(right[j], tile_w + k * kPitchW + corner_column + 8 * j, kPitchW);
+#pragma unroll
+      for (uint i = 0; i < 2; ++i) {
+#pragma unroll
+        for (uint j = 0; j < 4; ++j) simdgroup_multiply_accumulate(sums[i][j], left[i], right[j], sums[i][j]);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+#pragma unroll
+  for (uint i = 0; i < 2; ++i) {
+#pragma unroll
+    for (uint j = 0; j < 4; ++j)
+      simdgroup_store(sums[i][j], tile_y + (corner_row + 8 * i) * QUANT_MM_COLUMNS + corner_column + 8 * j,
+                      QUANT_MM_COLUMNS);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint i = thread_index; i < QUANT_MM_ROWS * QUANT_MM_COLUMNS; i += QUANT_MM_THREADS) {
+    const uint row = first_row + i / QUANT_MM_COLUMNS, at = i % QUANT_MM_COLUMNS;
+    uint column = first_column + at;
+    bool there = row < end && column < y_length;
+    if (p.transposed && there) column = place_of(p.type, column / 32).of(at / 16 % 2) + at % 16;
+    if (there)
+      y[ulong(p.experts ? uint(order[row]) : row) * y_length + column] = exists ? static_cast<T>(tile_y[i]) : T(NAN);
+  }
+}
+
+#define QUANT_MM(T, name)                                                                                              \
+  template [[host_name("quant_mm_" name)]] [[kernel]] void quant_mm<T>(device const uint*, device const T*, device T*, \
+                                                                       device const int*, device const int*,           \
+                                                                       constant QuantMmParams&, uint3, uint);
+QUANT_MM(float, "float")
+QUANT_MM(half, "half")
+QUANT_MM(bfloat, "bfloat")

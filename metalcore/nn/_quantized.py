@@ -1,0 +1,120 @@
+"""Modules whose weights stay packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..quant import quantize, quantized_embedding, quantized_linear, type_of
+
+__all__ = ["QuantizedEmbedding", "QuantizedLinear"]
+
+
+class _Packed(torch.nn.Module):
+    """Rows of packed weights: the buffer `packed`, uint8. The state_dict also has GGML's number of the type, as a
+    tensor, so that safetensors can hold all of it, and other packed weights are not taken for these."""
+
+    packed: Tensor
+
+    def __init__(self, rows: int, length: int, type: Any, device: torch.device | str | None):
+        super().__init__()
+        self.type = type_of(type)
+        if length % self.type.block:
+            raise ValueError(f"{self.type.name}'s blocks of {self.type.block} do not divide rows of {length}")
+        shape = (rows, length // self.type.block * self.type.nbytes)
+        self.register_buffer("packed", torch.zeros(shape, dtype=torch.uint8, device=device))
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.type.number)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        found = type_of(int(state))
+        if found != self.type:
+            raise ValueError(f"the weights are packed as {found.name}, and the module is for {self.type.name}")
+
+
+class QuantizedLinear(_Packed):
+    """As torch.nn.Linear, with a weight that is packed in one of GGML's types and is not trained.
+
+    Args:
+        in_features, out_features: lengths of x's and of the result's rows. The type's blocks divide in_features.
+        type: GGML's type, by name ("Q4_K") or number.
+        bias: whether there is one, a parameter.
+        device, dtype: of the bias. The weight is on the same device.
+
+    Raises:
+        ValueError: the type is unknown, or its blocks do not divide in_features.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        type: Any,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(out_features, in_features, type, device)
+        self.in_features, self.out_features = in_features, out_features
+        self.bias = torch.nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, type: Any) -> QuantizedLinear:
+        """Packs the weight of a torch.nn.Linear, and shares its bias."""
+        out_features, in_features = linear.weight.shape
+        made = cls(in_features, out_features, type, bias=False, device=linear.weight.device)
+        made.packed = quantize(linear.weight, type)
+        made.bias = linear.bias
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        return quantized_linear(x, self.packed, self.type, self.bias)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, type={self.type.name}, "
+            f"bias={self.bias is not None}"
+        )
+
+
+class QuantizedEmbedding(_Packed):
+    """As torch.nn.Embedding, with a weight that is packed in one of GGML's types and is not trained.
+
+    Args:
+        num_embeddings, embedding_dim: the number of rows and their length, which the type's blocks divide.
+        type: GGML's type, by name or number.
+        device: of the weight.
+        dtype: of the result, by default PyTorch's default dtype.
+
+    Raises:
+        ValueError: the type is unknown, or its blocks do not divide embedding_dim.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        type: Any,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(num_embeddings, embedding_dim, type, device)
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.dtype = dtype or torch.get_default_dtype()
+
+    @classmethod
+    def from_embedding(cls, embedding: torch.nn.Embedding, type: Any) -> QuantizedEmbedding:
+        """Packs the weight of a torch.nn.Embedding. Results have that weight's dtype."""
+        weight = embedding.weight
+        made = cls(*weight.shape, type, device=weight.device, dtype=weight.dtype)
+        made.packed = quantize(weight, type)
+        return made
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return quantized_embedding(indices, self.packed, self.type, self.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, type={self.type.name}"

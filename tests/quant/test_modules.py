@@ -1,0 +1,75 @@
+"""Modules whose weights stay packed."""
+
+import pytest
+import torch
+
+from metalcore import dequantize, nn
+
+pytest.importorskip("gguf")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("type", ["Q4_K", "Q6_K", "Q8_0"])
+def test_linear(device, type, bias):
+    plain = torch.nn.Linear(256, 12, bias=bias).to(device)
+    ours = nn.QuantizedLinear.from_linear(plain, type)
+    plain.weight.data = dequantize(ours.packed, type)
+    for x in (torch.randn(3, 256, device=device), torch.randn(2, 10, 256, device=device)):
+        torch.testing.assert_close(ours(x), plain(x), rtol=1e-4, atol=1e-5)
+    assert [name for name, _ in ours.named_parameters()] == ["bias"] * bias
+    assert f"type={type}" in repr(ours)
+
+
+def test_embedding(device):
+    plain = torch.nn.Embedding(20, 256, device=device, dtype=torch.float16)
+    ours = nn.QuantizedEmbedding.from_embedding(plain, "Q5_K")
+    plain.weight.data = dequantize(ours.packed, "Q5_K", dtype=torch.float16)
+    indices = torch.tensor([[3, 19], [0, 3]], device=device)
+    assert torch.equal(ours(indices), plain(indices))
+
+
+def test_state_dict(tmp_path, device):
+    safetensors = pytest.importorskip("safetensors.torch")
+
+    def model(type):
+        return torch.nn.Sequential(nn.QuantizedEmbedding(9, 256, type), nn.QuantizedLinear(256, 5, type)).to(device)
+
+    saved, loaded = model("Q4_K"), model("Q4_K")
+    for module in saved:
+        module.packed.random_()
+    torch.nn.init.normal_(saved[1].bias)
+    safetensors.save_file({name: tensor.cpu() for name, tensor in saved.state_dict().items()}, tmp_path / "model")
+    loaded.load_state_dict(safetensors.load_file(tmp_path / "model"))
+    for ours, theirs in zip(loaded.state_dict().values(), saved.state_dict().values()):
+        assert torch.equal(ours, theirs)
+    # Q4_0 has as many bytes.
+    with pytest.raises(ValueError, match="the weights are packed as Q4_K, and the module is for Q4_0"):
+        model("Q4_0").load_state_dict(saved.state_dict())
+
+
+def test_lora(device):
+    """Adapters on packed weights learn what they learn on the same weights as numbers."""
+    torch.manual_seed(0)
+    packed = nn.QuantizedLinear.from_linear(torch.nn.Linear(64, 32, bias=False), "Q8_0").to(device)
+    plain = torch.nn.Linear(64, 32, bias=False, device=device)
+    plain.weight.data = dequantize(packed.packed, "Q8_0")
+    plain.requires_grad_(False)
+    x, target = torch.randn(40, 64).to(device), torch.randn(40, 32).to(device)
+    before = torch.randn(64, 64) / 64
+    losses = {}
+    for name, layer in (("packed", packed), ("plain", plain)):
+        adapter = torch.nn.Parameter(before.clone().to(device))
+        optimizer = torch.optim.SGD([adapter], lr=1.0)
+        for _ in range(5):
+            loss = (layer(x + x @ adapter) - target).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.setdefault(name, []).append(loss.item())
+    assert losses["packed"][-1] < losses["packed"][0]
+    assert losses["packed"] == pytest.approx(losses["plain"], rel=1e-4)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="Q4_K's blocks of 256 do not divide rows of 100"):
+        nn.QuantizedLinear(100, 5, "Q4_K")
