@@ -32,15 +32,14 @@ METAL_FUNC uint32_t packed_halves(Floats v) {
 struct Parts {
   uint32_t first, finite, second, third;
 };
-METAL_FUNC float first_part(float x) { return __uint_as_float(__float_as_uint(x) & 0xffff0000u); }
-METAL_FUNC bool is_finite(float x) { return ::fabsf(x) < math::kInfinity; }
+METAL_FUNC Floats without_first_bits(Floats v) {
+  return Floats(v.x - __uint_as_float(__float_as_uint(v.x) & 0xffff0000u),
+                v.y - __uint_as_float(__float_as_uint(v.y) & 0xffff0000u));
+}
+METAL_FUNC float if_finite(float x) { return ::fabsf(x) < math::kInfinity ? x : 0.0f; }
 METAL_FUNC Parts parts_of(Floats v) {
-  const bool x = is_finite(v.x), y = is_finite(v.y);
-  const Floats first(first_part(v.x), first_part(v.y));
-  const Floats rest(x ? v.x - first.x : 0.0f, y ? v.y - first.y : 0.0f);
-  const Floats last(rest.x - first_part(rest.x), rest.y - first_part(rest.y));
-  return {upper_halves(v), upper_halves(Floats(x ? v.x : 0.0f, y ? v.y : 0.0f)), upper_halves(rest),
-          upper_halves(last)};
+  const Floats finite(if_finite(v.x), if_finite(v.y)), rest = without_first_bits(finite);
+  return {upper_halves(v), upper_halves(finite), upper_halves(rest), upper_halves(without_first_bits(rest))};
 }
 
 // Adds the products of parts beginning with the smallest. Tensor cores round towards zero, so c is added as float32
