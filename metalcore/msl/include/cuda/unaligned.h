@@ -135,10 +135,16 @@ constexpr bool is_pointer_to_chunks = false;
 template <class T>
 constexpr bool is_pointer_to_chunks<T*> = is_moved_in_chunks<std::remove_const_t<T>>;
 
+// Such a struct as words, in which the compiler keeps it together.
+template <class T>
+struct Words : Parts<T, uint32_t> {
+  METAL_FUNC operator T() const { return __builtin_bit_cast(T, *this); }
+};
+
 // Loads the aligned chunks in which the struct lies, and cuts it out. It has no branch, so that the compiler can begin
 // several loads before it waits for the first one.
 template <class T>
-METAL_FUNC T read_chunks(const T* from) {
+METAL_FUNC Words<T> read_chunks(const T* from) {
   constexpr uint32_t bytes = chunk_bytes<T>, count = sizeof(T) / bytes, words = bytes / 4;
   struct alignas(bytes) Chunk {
     uint32_t words[bytes / 4];
@@ -160,22 +166,25 @@ METAL_FUNC T read_chunks(const T* from) {
   }
   MSL_UNROLL
   for (uint32_t i = 0; i < (count + 1) * words; ++i) read[i] = offset & 4 ? read[i + 1] : read[i];
-  Parts<T, uint32_t> parts;
+  Words<T> result;
   MSL_UNROLL
-  for (uint32_t i = 0; i < count * words; ++i) parts.at[i] = __funnelshift_r(read[i], read[i + 1], offset % 4 * 8);
-  return __builtin_bit_cast(T, parts);
+  for (uint32_t i = 0; i < count * words; ++i) result.at[i] = __funnelshift_r(read[i], read[i + 1], offset % 4 * 8);
+  return result;
 }
 
-// The target of an assignment of such a struct, which is stored by units of its alignment: the compiler joins these
-// where it knows better.
+// The target of an assignment. Words are stored by units of the struct's alignment, and the compiler joins these where
+// it knows better.
 template <class T>
 struct InChunks {
   T* at;
 
   METAL_FUNC operator T&() const { return *at; }
-  METAL_FUNC T& operator=(const T& value) const {
-    using Unit = typename std::integer_of<(alignof(T) < 4 ? alignof(T) : 4), false>::type;
-    write_parts<Unit>(at, value);
+  METAL_FUNC T& operator=(const Words<T>& value) const {
+    constexpr uint32_t bytes = alignof(T) < 4 ? alignof(T) : 4;
+    using Unit = typename std::integer_of<bytes, false>::type;
+    MSL_UNROLL
+    for (uint32_t i = 0; i < sizeof(T) / bytes; ++i)
+      reinterpret_cast<Unit*>(at)[i] = Unit(value.at[i * bytes / 4] >> i * bytes % 4 * 8);
     return *at;
   }
   template <class U>
@@ -212,7 +221,7 @@ METAL_FUNC decltype(auto) write(P&& p, I... i) {
   else return (p[i], ...);
 }
 
-// The same as read() where the whole is assigned.
+// The same as read() where the whole is assigned to a place in memory.
 template <class P, class... I>
 METAL_FUNC decltype(auto) copy(P&& p, I... i) {
   if constexpr (is_pointer_to_chunks<pointer_t<P>>) return read_chunks((p + ... + i));

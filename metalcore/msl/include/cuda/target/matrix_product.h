@@ -18,7 +18,11 @@ METAL_FUNC uint32_t upper_halves(Floats v) {
 }
 // The same by shifts, which the compiler undoes where the floats were made by shifts.
 METAL_FUNC uint32_t packed_bfloats(Floats v) {
-  return __float_as_uint(v.x) >> 16 | (__float_as_uint(v.y) & 0xffff0000u);
+  uint32_t pair;
+  asm("mov.b32 %0, {%1, %2};"
+      : "=r"(pair)
+      : "h"(uint16_t(__float_as_uint(v.x) >> 16)), "h"(uint16_t(__float_as_uint(v.y) >> 16)));
+  return pair;
 }
 METAL_FUNC uint32_t packed_halves(Floats v) {
   uint32_t pair;
@@ -60,18 +64,16 @@ METAL_FUNC Floats product_of_parts(const Parts& a, const Parts& b, Floats c, boo
 }
 
 METAL_FUNC Floats half_product(uint32_t a, uint32_t b, Floats c) {
-  Accumulator sum;  // the lower half is not used
+  Accumulator sum = {};
   uint32_t unused;
-  sum.upper[0] = c.x, sum.upper[1] = c.y;
   add_half_product(sum, a, unused, transposed(b));
-  return Floats(sum.upper[0], sum.upper[1]);
+  return Floats(c.x + sum.upper[0], c.y + sum.upper[1]);
 }
 METAL_FUNC Floats bfloat_product(uint32_t a, uint32_t b, Floats c) {
-  Accumulator sum;
+  Accumulator sum = {};
   uint32_t unused;
-  sum.upper[0] = c.x, sum.upper[1] = c.y;
   add_bfloat_product(sum, a, unused, transposed(b));
-  return Floats(sum.upper[0], sum.upper[1]);
+  return Floats(c.x + sum.upper[0], c.y + sum.upper[1]);
 }
 
 // This lane's two elements of a * b + c, in float.
