@@ -16,15 +16,15 @@ CONVERGENT = "-DMSL_CONVERGENT=1"
 
 @pytest.fixture
 def ptx(monkeypatch):
-    """ptx(MSL, signature): the PTX of its only kernel."""
+    """ptx(MSL, signature, *flags, capability=90): the PTX of its only kernel."""
     compiler = nvrtc.find()
     monkeypatch.setattr(compiler, "target", lambda capability: f"compute_{capability}")
 
-    def compiled(source, signature, *flags):
+    def compiled(source, signature, *flags, capability=90):
         translation = translate(HEADER + source)
         (name,) = (kernel.name for kernel in translation.kernels)
         text, (entry,) = translation.cuda_source([(name, signature)])
-        output = compiler.compile(text, 90, flags=(*nvrtc.FLAGS, *flags), msl=source).decode()
+        output = compiler.compile(text, capability, flags=(*nvrtc.FLAGS, *flags), msl=source).decode()
         return re.search(rf"\.entry {entry}\(.*?\n}}", output, re.DOTALL)[0]
 
     return compiled
@@ -139,6 +139,7 @@ def test_matrices_take_tensor_cores(ptx, element):
       }}"""
     text = ptx(kernel, "b0,b1", CONVERGENT)
     assert not count("shfl", text)
+    assert count("shfl", ptx(kernel, "b0,b1", CONVERGENT, capability=75))  # Turing's have no bfloats
     if element != "float":
         assert count("mma.sync.aligned.m16n8k8", text) == count("movmatrix", text) == 1
 

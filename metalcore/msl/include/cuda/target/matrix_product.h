@@ -48,13 +48,13 @@ METAL_FUNC Parts parts_of(Floats v) {
 
 // Adds the products of parts beginning with the smallest. Tensor cores round towards zero, so c is added as float32
 // does it.
-METAL_FUNC Floats product_of_parts(const Parts& a, const Parts& b, Floats c, bool right_is_bfloat) {
+METAL_FUNC Floats product_of_parts(const Parts& a, const Parts& b, Floats c, uint32_t parts_of_b) {
   const uint32_t finite = transposed(b.finite);
   Accumulator sum = {};
-  if (right_is_bfloat) {
+  if (parts_of_b == 1) {
     add_bfloat_product(sum, a.third, a.second, finite);
   } else {
-    add_bfloat_product(sum, a.finite, a.second, transposed(b.third));
+    if (parts_of_b == 3) add_bfloat_product(sum, a.finite, a.second, transposed(b.third));
     add_bfloat_products(sum, a.third, a.finite, a.second, a.second, finite, transposed(b.second));
   }
   const Floats small(sum.lower[0], sum.lower[1]);
@@ -76,6 +76,8 @@ METAL_FUNC Floats bfloat_product(uint32_t a, uint32_t b, Floats c) {
   return Floats(c.x + sum.upper[0], c.y + sum.upper[1]);
 }
 
+#if __CUDA_ARCH__ >= 800
+
 // This lane's two elements of a * b + c, in float.
 template <class A, class B>
 METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 2>& b, Floats c, uint32_t) {
@@ -86,12 +88,33 @@ METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 
   } else {
     const Floats left(float(a.x), float(a.y)), right(float(b.x), float(b.y));
     const bool right_is_bfloat = is_bfloat(right.x) & is_bfloat(right.y);
+    const bool right_is_half = is_half(right.x) & is_half(right.y);
     if (is_known(right_is_bfloat & is_bfloat(left.x) & is_bfloat(left.y)))
       return bfloat_product(packed_bfloats(left), packed_bfloats(right), c);
-    if (is_known(is_half(left.x) & is_half(left.y) & is_half(right.x) & is_half(right.y)))
+    if (is_known(right_is_half & is_half(left.x) & is_half(left.y)))
       return half_product(packed_halves(left), packed_halves(right), c);
-    return product_of_parts(parts_of(left), parts_of(right), c, is_known(right_is_bfloat));
+    const uint32_t parts = is_known(right_is_bfloat) ? 1 : is_known(right_is_half) ? 2 : 3;
+    return product_of_parts(parts_of(left), parts_of(right), c, parts);
   }
 }
+
+#else
+
+// The same by multiplications and additions in a row: these GPUs have no product of bfloats.
+template <class A, class B>
+METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 2>& b, Floats c, uint32_t) {
+  const MatrixPlace place = matrix_place(index_of_lane());
+#pragma unroll
+  for (uint32_t k = 0; k < 8; k += 2) {
+    const metal::vec<A, 2> left = shuffle<kSimd>(kEveryLane, a, matrix_lane(place.row, k));
+    const metal::vec<B, 2> first = shuffle<kSimd>(kEveryLane, b, matrix_lane(k, place.column));
+    const metal::vec<B, 2> second = shuffle<kSimd>(kEveryLane, b, matrix_lane(k + 1, place.column));
+    c.x = ::fmaf(float(left.y), float(second.x), ::fmaf(float(left.x), float(first.x), c.x));
+    c.y = ::fmaf(float(left.y), float(second.y), ::fmaf(float(left.x), float(first.y), c.y));
+  }
+  return c;
+}
+
+#endif
 
 }  // namespace msl
