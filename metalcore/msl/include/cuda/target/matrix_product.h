@@ -46,21 +46,21 @@ METAL_FUNC Parts parts_of(Floats v) {
   return {upper_halves(v), upper_halves(finite), upper_halves(rest), upper_halves(without_first_bits(rest))};
 }
 
-// Adds the products of parts beginning with the smallest. Tensor cores round towards zero, so c is added as float32
-// does it.
+// Tensor cores round towards zero. So they sum the large products, which fit into a float but for bits far below, and
+// the small ones by themselves, and the sums are added as float32 adds.
 METAL_FUNC Floats product_of_parts(const Parts& a, const Parts& b, Floats c, uint32_t parts_of_b) {
   const uint32_t finite = transposed(b.finite);
-  Accumulator sum = {};
+  Accumulator large = {}, small = {};
   if (parts_of_b == 1) {
-    add_bfloat_product(sum, a.third, a.second, finite);
+    add_bfloat_product(small, a.third, a.second, finite);
   } else {
-    if (parts_of_b == 3) add_bfloat_product(sum, a.finite, a.second, transposed(b.third));
-    add_bfloat_products(sum, a.third, a.finite, a.second, a.second, finite, transposed(b.second));
+    if (parts_of_b == 3) add_bfloat_product(small, a.finite, a.second, transposed(b.third));
+    add_bfloat_products(small, a.third, a.finite, a.second, a.second, finite, transposed(b.second));
   }
-  const Floats small(sum.lower[0], sum.lower[1]);
   uint32_t unused;
-  add_bfloat_product(sum, a.first, unused, transposed(b.first));
-  return Floats(c.x + (sum.upper[0] + small.x), c.y + (sum.upper[1] + small.y));
+  add_bfloat_product(large, a.first, unused, transposed(b.first));
+  return Floats(c.x + (large.upper[0] + (small.upper[0] + small.lower[0])),
+                c.y + (large.upper[1] + (small.upper[1] + small.lower[1])));
 }
 
 METAL_FUNC Floats half_product(uint32_t a, uint32_t b, Floats c) {
