@@ -150,7 +150,7 @@ METAL_FUNC Words<T> read_chunks(const T* from) {
     uint32_t words[bytes / 4];
   };
   const char* address = reinterpret_cast<const char*>(from);
-  const uint32_t offset = uint32_t(reinterpret_cast<uintptr_t>(from)) & (bytes - 1);
+  const uint32_t offset = uint32_t(reinterpret_cast<uintptr_t>(from)) & (bytes - alignof(T));
   uint32_t read[(count + 1) * words + 1] = {};
   MSL_UNROLL
   for (uint32_t i = 0; i <= count; ++i) {
