@@ -141,34 +141,25 @@ struct Words : Parts<T, uint32_t> {
   METAL_FUNC operator T() const { return __builtin_bit_cast(T, *this); }
 };
 
-// Loads the aligned chunks in which the struct lies, and cuts it out. It has no branch, so that the compiler can begin
-// several loads before it waits for the first one.
+template <class T>
+METAL_NOINLINE Words<T> read_members(const T* from) {
+  const T value = *from;
+  return __builtin_bit_cast(Words<T>, value);
+}
 template <class T>
 METAL_FUNC Words<T> read_chunks(const T* from) {
-  constexpr uint32_t bytes = chunk_bytes<T>, count = sizeof(T) / bytes, words = bytes / 4;
-  struct alignas(bytes) Chunk {
-    uint32_t words[bytes / 4];
+  constexpr uint32_t words = chunk_bytes<T> / 4;
+  struct alignas(chunk_bytes<T>) Chunk {
+    uint32_t at[words];
   };
-  const char* address = reinterpret_cast<const char*>(from);
-  const uint32_t offset = uint32_t(reinterpret_cast<uintptr_t>(from)) & (bytes - alignof(T));
-  uint32_t read[(count + 1) * words + 1] = {};
-  MSL_UNROLL
-  for (uint32_t i = 0; i <= count; ++i) {
-    // The last chunk is that of the struct's last byte, so that no chunk is read that has none of it.
-    const uint32_t at = i < count ? i * bytes - offset : sizeof(T) - 1 - ((offset + bytes - 1) & (bytes - 1));
-    const Chunk chunk = *reinterpret_cast<const Chunk*>(address + int(at));
-    MSL_UNROLL
-    for (uint32_t j = 0; j < words; ++j) read[i * words + j] = chunk.words[j];
-  }
-  if constexpr (words == 4) {
-    MSL_UNROLL
-    for (uint32_t i = 0; i < (count + 1) * words - 1; ++i) read[i] = offset & 8 ? read[i + 2] : read[i];
-  }
-  MSL_UNROLL
-  for (uint32_t i = 0; i < (count + 1) * words; ++i) read[i] = offset & 4 ? read[i + 1] : read[i];
+  if (!is_aligned_for<Chunk>(from)) return read_members(from);
   Words<T> result;
   MSL_UNROLL
-  for (uint32_t i = 0; i < count * words; ++i) result.at[i] = __funnelshift_r(read[i], read[i + 1], offset % 4 * 8);
+  for (uint32_t i = 0; i < sizeof(T) / sizeof(Chunk); ++i) {
+    const Chunk chunk = reinterpret_cast<const Chunk*>(from)[i];
+    MSL_UNROLL
+    for (uint32_t j = 0; j < words; ++j) result.at[i * words + j] = chunk.at[j];
+  }
   return result;
 }
 

@@ -8,6 +8,7 @@
 #include "target/math.h"
 #include "target/origins.h"
 #include "target/tensor.h"
+#include "target/transpose.h"
 
 namespace msl {
 
@@ -49,16 +50,15 @@ METAL_FUNC Parts parts_of(Floats v) {
 // Tensor cores round towards zero. So they sum the large products, which fit into a float but for bits far below, and
 // the small ones by themselves, and the sums are added as float32 adds.
 METAL_FUNC Floats product_of_parts(const Parts& a, const Parts& b, Floats c, uint32_t parts_of_b) {
-  const uint32_t finite = transposed(b.finite);
   Accumulator large = {}, small = {};
   if (parts_of_b == 1) {
-    add_bfloat_product(small, a.third, a.second, finite);
+    add_bfloat_product(small, a.third, a.second, b.finite);
   } else {
-    if (parts_of_b == 3) add_bfloat_product(small, a.finite, a.second, transposed(b.third));
-    add_bfloat_products(small, a.third, a.finite, a.second, a.second, finite, transposed(b.second));
+    if (parts_of_b == 3) add_bfloat_product(small, a.finite, a.second, b.third);
+    add_bfloat_products(small, a.third, a.finite, a.second, a.second, b.finite, b.second);
   }
   uint32_t unused;
-  add_bfloat_product(large, a.first, unused, transposed(b.first));
+  add_bfloat_product(large, a.first, unused, b.first);
   return Floats(c.x + (large.upper[0] + (small.upper[0] + small.lower[0])),
                 c.y + (large.upper[1] + (small.upper[1] + small.lower[1])));
 }
@@ -94,7 +94,7 @@ METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 
     if (is_known(right_is_half & is_half(left.x) & is_half(left.y)))
       return half_product(packed_halves(left), packed_halves(right), c);
     const uint32_t parts = is_known(right_is_bfloat) ? 1 : is_known(right_is_half) ? 2 : 3;
-    return product_of_parts(parts_of(left), parts_of(right), c, parts);
+    return product_of_parts(parts_of(left), parts_of(transposed(right)), c, parts);
   }
 }
 
