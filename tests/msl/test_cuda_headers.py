@@ -167,6 +167,20 @@ def test_matrices_of_floats_are_multiplied_by_what_they_were(ptx, left, right):
         assert count(r"mma\.sync.*k16", text) == (right != "bfloat")
 
 
+def test_barriers_without_flags_do_not_part_products(ptx):
+    kernel = """kernel void k(device float* x, threadgroup float* y [[threadgroup(0)]], uint i [[thread_position_in_grid]]) {{
+        {use}
+        y[i] = x[i];
+        simdgroup_barrier(mem_flags::{flags});
+        x[i] = y[i ^ 1];
+      }}"""
+    fences = {}
+    for use in ("", "simdgroup_float8x8 m(1.0f);"):
+        for flags in ("mem_none", "mem_threadgroup"):
+            fences[use != "", flags] = count(r"bar\.warp\.sync", ptx(kernel.format(use=use, flags=flags), "b0,t0"))
+    assert [key for key, fence in fences.items() if not fence] == [(True, "mem_none")]
+
+
 def test_tables_at_program_scope(ptx):
     kernel = """constant float table[4] = {1, 2, 4, 8};
         constant half2 pairs[2] = {half2(1, 2), half2(3, 4)};
