@@ -168,7 +168,8 @@ def test_matrices_of_floats_are_multiplied_by_what_they_were(ptx, left, right):
 
 
 def test_barriers_without_flags_do_not_part_products(ptx):
-    kernel = """kernel void k(device float* x, threadgroup float* y [[threadgroup(0)]], uint i [[thread_position_in_grid]]) {{
+    kernel = """kernel void k(device float* x, threadgroup float* y [[threadgroup(0)]],
+                              uint i [[thread_position_in_grid]]) {{
         {use}
         y[i] = x[i];
         simdgroup_barrier(mem_flags::{flags});
