@@ -4,7 +4,7 @@ not.
 These pointers are followed by name: from a cast into variables, members, parameters and results. Pointers that are
 followed needlessly do no harm, since the C++ type decides in the end: `q[i]` becomes `msl::unaligned::read(q, i)`,
 which is `q[i]` except for pointers to numbers, vectors and matrices (cuda/unaligned.h). It becomes `write(q, i)` where
-it is assigned to, `place(q, i).x` where a component is, and `copy(q, i)` where it is all of an assigned value.
+it is assigned to, `place(q, i).x` where a component is, and `copy(q, i)` where it is all that is stored.
 """
 
 import re
@@ -362,7 +362,8 @@ class _Finder:
             and self._is_bound_to_reference(first)
         ):
             return None
-        return "copy" if before == "=" and after == ";" and not has_part else "read"
+        is_stored = before == "=" and tokens[first - 2].text in (")", "]") and after == ";"
+        return "copy" if is_stored and not has_part else "read"
 
     def _is_bound_to_reference(self, first):
         """Whether the argument that begins at `first` is passed to a parameter that is a reference and not const."""

@@ -16,15 +16,15 @@ CONVERGENT = "-DMSL_CONVERGENT=1"
 
 @pytest.fixture
 def ptx(monkeypatch):
-    """ptx(MSL, signature): the PTX of its only kernel."""
+    """ptx(MSL, signature, *flags, capability=90): the PTX of its only kernel."""
     compiler = nvrtc.find()
     monkeypatch.setattr(compiler, "target", lambda capability: f"compute_{capability}")
 
-    def compiled(source, signature, *flags):
+    def compiled(source, signature, *flags, capability=90):
         translation = translate(HEADER + source)
         (name,) = (kernel.name for kernel in translation.kernels)
         text, (entry,) = translation.cuda_source([(name, signature)])
-        output = compiler.compile(text, 90, flags=(*nvrtc.FLAGS, *flags), msl=source).decode()
+        output = compiler.compile(text, capability, flags=(*nvrtc.FLAGS, *flags), msl=source).decode()
         return re.search(rf"\.entry {entry}\(.*?\n}}", output, re.DOTALL)[0]
 
     return compiled
@@ -138,9 +138,9 @@ def test_matrices_take_tensor_cores(ptx, element):
         simdgroup_store(c, y, 8);
       }}"""
     text = ptx(kernel, "b0,b1", CONVERGENT)
-    assert not count("shfl", text)
+    assert not count("mma", ptx(kernel, "b0,b1", CONVERGENT, capability=75))  # Turing's cores have no bfloats
     if element != "float":
-        assert count("mma.sync.aligned.m16n8k8", text) == count("movmatrix", text) == 1
+        assert count("mma.sync.aligned.m16n8k8", text) == 1 and count("shfl", text) == 2  # these transpose b
 
 
 @pytest.mark.parametrize("left", ["half", "bfloat", "float"])
@@ -165,6 +165,21 @@ def test_matrices_of_floats_are_multiplied_by_what_they_were(ptx, left, right):
         assert f".{'bf16' if left == 'bfloat' else 'f16'}.f32" in text and not count(r"mma\.sync.*k16", text)
     else:
         assert count(r"mma\.sync.*k16", text) == (right != "bfloat")
+
+
+def test_barriers_without_flags_do_not_part_products(ptx):
+    kernel = """kernel void k(device float* x, threadgroup float* y [[threadgroup(0)]],
+                              uint i [[thread_position_in_grid]]) {{
+        {use}
+        y[i] = x[i];
+        simdgroup_barrier(mem_flags::{flags});
+        x[i] = y[i ^ 1];
+      }}"""
+    fences = {}
+    for use in ("", "simdgroup_float8x8 m(1.0f);"):
+        for flags in ("mem_none", "mem_threadgroup"):
+            fences[use != "", flags] = count(r"bar\.warp\.sync", ptx(kernel.format(use=use, flags=flags), "b0,t0"))
+    assert [key for key, fence in fences.items() if not fence] == [(True, "mem_none")]
 
 
 def test_tables_at_program_scope(ptx):

@@ -135,47 +135,47 @@ constexpr bool is_pointer_to_chunks = false;
 template <class T>
 constexpr bool is_pointer_to_chunks<T*> = is_moved_in_chunks<std::remove_const_t<T>>;
 
-// Loads the aligned chunks in which the struct lies, and cuts it out. It has no branch, so that the compiler can begin
-// several loads before it waits for the first one.
+// Such a struct as words, in which the compiler keeps it together.
 template <class T>
-METAL_FUNC T read_chunks(const T* from) {
-  constexpr uint32_t bytes = chunk_bytes<T>, count = sizeof(T) / bytes, words = bytes / 4;
-  struct alignas(bytes) Chunk {
-    uint32_t words[bytes / 4];
+struct Words : Parts<T, uint32_t> {
+  METAL_FUNC operator T() const { return __builtin_bit_cast(T, *this); }
+};
+
+template <class T>
+METAL_NOINLINE Words<T> read_members(const T* from) {
+  const T value = *from;
+  return __builtin_bit_cast(Words<T>, value);
+}
+template <class T>
+METAL_FUNC Words<T> read_chunks(const T* from) {
+  constexpr uint32_t words = chunk_bytes<T> / 4;
+  struct alignas(chunk_bytes<T>) Chunk {
+    uint32_t at[words];
   };
-  const char* address = reinterpret_cast<const char*>(from);
-  const uint32_t offset = uint32_t(reinterpret_cast<uintptr_t>(from)) & (bytes - 1);
-  uint32_t read[(count + 1) * words + 1] = {};
+  if (!is_aligned_for<Chunk>(from)) return read_members(from);
+  Words<T> result;
   MSL_UNROLL
-  for (uint32_t i = 0; i <= count; ++i) {
-    // The last chunk is that of the struct's last byte, so that no chunk is read that has none of it.
-    const uint32_t at = i < count ? i * bytes - offset : sizeof(T) - 1 - ((offset + bytes - 1) & (bytes - 1));
-    const Chunk chunk = *reinterpret_cast<const Chunk*>(address + int(at));
+  for (uint32_t i = 0; i < sizeof(T) / sizeof(Chunk); ++i) {
+    const Chunk chunk = reinterpret_cast<const Chunk*>(from)[i];
     MSL_UNROLL
-    for (uint32_t j = 0; j < words; ++j) read[i * words + j] = chunk.words[j];
+    for (uint32_t j = 0; j < words; ++j) result.at[i * words + j] = chunk.at[j];
   }
-  if constexpr (words == 4) {
-    MSL_UNROLL
-    for (uint32_t i = 0; i < (count + 1) * words - 1; ++i) read[i] = offset & 8 ? read[i + 2] : read[i];
-  }
-  MSL_UNROLL
-  for (uint32_t i = 0; i < (count + 1) * words; ++i) read[i] = offset & 4 ? read[i + 1] : read[i];
-  Parts<T, uint32_t> parts;
-  MSL_UNROLL
-  for (uint32_t i = 0; i < count * words; ++i) parts.at[i] = __funnelshift_r(read[i], read[i + 1], offset % 4 * 8);
-  return __builtin_bit_cast(T, parts);
+  return result;
 }
 
-// The target of an assignment of such a struct, which is stored by units of its alignment: the compiler joins these
-// where it knows better.
+// The target of an assignment. Words are stored by units of the struct's alignment, and the compiler joins these where
+// it knows better.
 template <class T>
 struct InChunks {
   T* at;
 
   METAL_FUNC operator T&() const { return *at; }
-  METAL_FUNC T& operator=(const T& value) const {
-    using Unit = typename std::integer_of<(alignof(T) < 4 ? alignof(T) : 4), false>::type;
-    write_parts<Unit>(at, value);
+  METAL_FUNC T& operator=(const Words<T>& value) const {
+    constexpr uint32_t bytes = alignof(T) < 4 ? alignof(T) : 4;
+    using Unit = typename std::integer_of<bytes, false>::type;
+    MSL_UNROLL
+    for (uint32_t i = 0; i < sizeof(T) / bytes; ++i)
+      reinterpret_cast<Unit*>(at)[i] = Unit(value.at[i * bytes / 4] >> i * bytes % 4 * 8);
     return *at;
   }
   template <class U>
@@ -212,7 +212,7 @@ METAL_FUNC decltype(auto) write(P&& p, I... i) {
   else return (p[i], ...);
 }
 
-// The same as read() where the whole is assigned.
+// The same as read() where the whole is assigned to a place in memory.
 template <class P, class... I>
 METAL_FUNC decltype(auto) copy(P&& p, I... i) {
   if constexpr (is_pointer_to_chunks<pointer_t<P>>) return read_chunks((p + ... + i));

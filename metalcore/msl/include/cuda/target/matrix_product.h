@@ -8,6 +8,7 @@
 #include "target/math.h"
 #include "target/origins.h"
 #include "target/tensor.h"
+#include "target/transpose.h"
 
 namespace msl {
 
@@ -18,7 +19,11 @@ METAL_FUNC uint32_t upper_halves(Floats v) {
 }
 // The same by shifts, which the compiler undoes where the floats were made by shifts.
 METAL_FUNC uint32_t packed_bfloats(Floats v) {
-  return __float_as_uint(v.x) >> 16 | (__float_as_uint(v.y) & 0xffff0000u);
+  uint32_t pair;
+  asm("mov.b32 %0, {%1, %2};"
+      : "=r"(pair)
+      : "h"(uint16_t(__float_as_uint(v.x) >> 16)), "h"(uint16_t(__float_as_uint(v.y) >> 16)));
+  return pair;
 }
 METAL_FUNC uint32_t packed_halves(Floats v) {
   uint32_t pair;
@@ -32,48 +37,46 @@ METAL_FUNC uint32_t packed_halves(Floats v) {
 struct Parts {
   uint32_t first, finite, second, third;
 };
-METAL_FUNC float first_part(float x) { return __uint_as_float(__float_as_uint(x) & 0xffff0000u); }
-METAL_FUNC bool is_finite(float x) { return ::fabsf(x) < math::kInfinity; }
+METAL_FUNC Floats without_first_bits(Floats v) {
+  return Floats(v.x - __uint_as_float(__float_as_uint(v.x) & 0xffff0000u),
+                v.y - __uint_as_float(__float_as_uint(v.y) & 0xffff0000u));
+}
+METAL_FUNC float if_finite(float x) { return ::fabsf(x) < math::kInfinity ? x : 0.0f; }
 METAL_FUNC Parts parts_of(Floats v) {
-  const bool x = is_finite(v.x), y = is_finite(v.y);
-  const Floats first(first_part(v.x), first_part(v.y));
-  const Floats rest(x ? v.x - first.x : 0.0f, y ? v.y - first.y : 0.0f);
-  const Floats last(rest.x - first_part(rest.x), rest.y - first_part(rest.y));
-  return {upper_halves(v), upper_halves(Floats(x ? v.x : 0.0f, y ? v.y : 0.0f)), upper_halves(rest),
-          upper_halves(last)};
+  const Floats finite(if_finite(v.x), if_finite(v.y)), rest = without_first_bits(finite);
+  return {upper_halves(v), upper_halves(finite), upper_halves(rest), upper_halves(without_first_bits(rest))};
 }
 
-// Adds the products of parts beginning with the smallest. Tensor cores round towards zero, so c is added as float32
-// does it.
-METAL_FUNC Floats product_of_parts(const Parts& a, const Parts& b, Floats c, bool right_is_bfloat) {
-  const uint32_t finite = transposed(b.finite);
-  Accumulator sum = {};
-  if (right_is_bfloat) {
-    add_bfloat_product(sum, a.third, a.second, finite);
+// Tensor cores round towards zero. So they sum the large products, which fit into a float but for bits far below, and
+// the small ones by themselves, and the sums are added as float32 adds.
+METAL_FUNC Floats product_of_parts(const Parts& a, const Parts& b, Floats c, uint32_t parts_of_b) {
+  Accumulator large = {}, small = {};
+  if (parts_of_b == 1) {
+    add_bfloat_product(small, a.third, a.second, b.finite);
   } else {
-    add_bfloat_product(sum, a.finite, a.second, transposed(b.third));
-    add_bfloat_products(sum, a.third, a.finite, a.second, a.second, finite, transposed(b.second));
+    if (parts_of_b == 3) add_bfloat_product(small, a.finite, a.second, b.third);
+    add_bfloat_products(small, a.third, a.finite, a.second, a.second, b.finite, b.second);
   }
-  const Floats small(sum.lower[0], sum.lower[1]);
   uint32_t unused;
-  add_bfloat_product(sum, a.first, unused, transposed(b.first));
-  return Floats(c.x + (sum.upper[0] + small.x), c.y + (sum.upper[1] + small.y));
+  add_bfloat_product(large, a.first, unused, b.first);
+  return Floats(c.x + (large.upper[0] + (small.upper[0] + small.lower[0])),
+                c.y + (large.upper[1] + (small.upper[1] + small.lower[1])));
 }
 
 METAL_FUNC Floats half_product(uint32_t a, uint32_t b, Floats c) {
-  Accumulator sum;  // the lower half is not used
+  Accumulator sum = {};
   uint32_t unused;
-  sum.upper[0] = c.x, sum.upper[1] = c.y;
   add_half_product(sum, a, unused, transposed(b));
-  return Floats(sum.upper[0], sum.upper[1]);
+  return Floats(c.x + sum.upper[0], c.y + sum.upper[1]);
 }
 METAL_FUNC Floats bfloat_product(uint32_t a, uint32_t b, Floats c) {
-  Accumulator sum;
+  Accumulator sum = {};
   uint32_t unused;
-  sum.upper[0] = c.x, sum.upper[1] = c.y;
   add_bfloat_product(sum, a, unused, transposed(b));
-  return Floats(sum.upper[0], sum.upper[1]);
+  return Floats(c.x + sum.upper[0], c.y + sum.upper[1]);
 }
+
+#if __CUDA_ARCH__ >= 800
 
 // This lane's two elements of a * b + c, in float.
 template <class A, class B>
@@ -85,12 +88,33 @@ METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 
   } else {
     const Floats left(float(a.x), float(a.y)), right(float(b.x), float(b.y));
     const bool right_is_bfloat = is_bfloat(right.x) & is_bfloat(right.y);
+    const bool right_is_half = is_half(right.x) & is_half(right.y);
     if (is_known(right_is_bfloat & is_bfloat(left.x) & is_bfloat(left.y)))
       return bfloat_product(packed_bfloats(left), packed_bfloats(right), c);
-    if (is_known(is_half(left.x) & is_half(left.y) & is_half(right.x) & is_half(right.y)))
+    if (is_known(right_is_half & is_half(left.x) & is_half(left.y)))
       return half_product(packed_halves(left), packed_halves(right), c);
-    return product_of_parts(parts_of(left), parts_of(right), c, is_known(right_is_bfloat));
+    const uint32_t parts = is_known(right_is_bfloat) ? 1 : is_known(right_is_half) ? 2 : 3;
+    return product_of_parts(parts_of(left), parts_of(transposed(right)), c, parts);
   }
 }
+
+#else
+
+// The same by multiplications and additions in a row: these GPUs have no product of bfloats.
+template <class A, class B>
+METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 2>& b, Floats c, uint32_t) {
+  const MatrixPlace place = matrix_place(index_of_lane());
+#pragma unroll
+  for (uint32_t k = 0; k < 8; k += 2) {
+    const metal::vec<A, 2> left = shuffle<kSimd>(kEveryLane, a, matrix_lane(place.row, k));
+    const metal::vec<B, 2> first = shuffle<kSimd>(kEveryLane, b, matrix_lane(k, place.column));
+    const metal::vec<B, 2> second = shuffle<kSimd>(kEveryLane, b, matrix_lane(k + 1, place.column));
+    c.x = ::fmaf(float(left.y), float(second.x), ::fmaf(float(left.x), float(first.x), c.x));
+    c.y = ::fmaf(float(left.y), float(second.y), ::fmaf(float(left.x), float(first.y), c.y));
+  }
+  return c;
+}
+
+#endif
 
 }  // namespace msl

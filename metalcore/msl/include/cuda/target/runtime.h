@@ -86,7 +86,15 @@ METAL_FUNC void fault() { __trap(); }
 
 METAL_FUNC void threadgroup_barrier(uint32_t, uint32_t) { __syncthreads(); }
 // Every lane of the simdgroup calls it, so lanes that diverged meet again.
+#ifdef MSL_MATRIX_LANES
+// Around products of matrices, programs order the compiler's work by barriers without a flag, which order no memory.
+// Lanes meet at the products.
+METAL_FUNC void simdgroup_barrier(uint32_t flags, uint32_t) {
+  if (flags) __syncwarp();
+}
+#else
 METAL_FUNC void simdgroup_barrier(uint32_t, uint32_t) { __syncwarp(); }
+#endif
 METAL_FUNC void memory_fence() { __threadfence(); }
 
 // Gives a threadgroup variable its initial value. One thread writes it, and the others wait.

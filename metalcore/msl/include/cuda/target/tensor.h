@@ -13,12 +13,6 @@ struct Accumulator {
   float upper[2], lower[2];
 };
 
-METAL_FUNC uint32_t transposed(uint32_t pair) {
-  uint32_t result;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
-  return result;
-}
-
 // sum += {upper, lower} * right, for blocks of 8 by 8 elements.
 #define MSL_TENSOR_PRODUCT(function, name)                                                                             \
   METAL_FUNC void function(Accumulator& sum, uint32_t upper, uint32_t lower, uint32_t right) {                         \
