@@ -24,7 +24,9 @@ require_supported()
 setup(
     packages=find_packages(include=["metalcore", "metalcore.*"]),
     py_modules=["metalcore_autoload"],
-    package_data={"metalcore": ["py.typed", "golden/reference.zip", "**/*.pyi", "msl/include/**/*", "msl/check/include/*"]},
+    package_data={
+        "metalcore": ["py.typed", "golden/reference.zip", "**/*.pyi", "msl/include/**/*", "msl/check/include/*"],
+    },
     ext_modules=[ops_extension()],
     cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
 )

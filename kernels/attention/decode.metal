@@ -361,12 +361,12 @@ template <typename T, uint D, uint DV, uint R>
 #pragma unroll 1
     for (uint i = 0; i < simdgroups; ++i)
       total += fast::exp2(maxima[i * R + thread_index] - base) * sums[i * R + thread_index];
-    const float norm = total > 0.0f ? 1.0f / total : 0.0f;
+    const float norm = total == 0.0f ? 0.0f : 1.0f / total;  // a NaN stays
 #pragma unroll 1
     for (uint i = 0; i < simdgroups; ++i)
       weights[i * R + thread_index] = fast::exp2(maxima[i * R + thread_index] - base) * norm;
     lse[outer * params.lse.batch + head * params.lse.head + (first_query + row / params.group) * params.lse.token +
-        split * params.lse.part] = total > 0.0f ? (base + log2(total)) * M_LN2_F : -INFINITY;
+        split * params.lse.part] = total == 0.0f ? -INFINITY : (base + log2(total)) * M_LN2_F;
   }
 #pragma unroll
   for (uint first_merged = 0; first_merged < R; first_merged += S::kMerged) {

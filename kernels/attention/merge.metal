@@ -30,7 +30,7 @@ template <typename T>
   for (uint part = lane; part < params.parts; part += 32) total += exp(found[part * params.in_lse.part] - base);
   total = simd_sum(total);
   if (sinking) total += exp(sink - base);
-  const float norm = total > 0.0f ? 1.0f / total : 0.0f;
+  const float norm = total == 0.0f ? 0.0f : 1.0f / total;  // a NaN stays
 
   const uint simdgroups = threads.x / 32;
   const uint columns = min((params.value_size + 31) / 32, simdgroups);  // of 32 elements, at a time
@@ -61,7 +61,7 @@ template <typename T>
   }
   if (thread_index == 0)
     lse[request * params.lse.batch + head * params.lse.head + query * params.lse.token] =
-        total > 0.0f ? base + log(total) : -INFINITY;
+        total == 0.0f ? -INFINITY : base + log(total);
 }
 
 #define INSTANTIATE(type, T) \

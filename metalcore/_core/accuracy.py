@@ -1,6 +1,6 @@
 """Compares an op's results and gradients with PyTorch's in float64 on the CPU, from the same rounded tensors.
 
-Errors are relative to the largest value of their tensor. The bound is
+Errors are relative to the largest value of their tensor, except where that is subnormal. The bound is
 
     roundings * eps(dtype) + 8 * sqrt(terms) * eps(float32)
 
@@ -85,5 +85,7 @@ def _share(sample: Sample, actual: Tensor, expected: Tensor, factor: int) -> flo
     if bool(same.all()):
         return 0.0
     error = (actual_wide - expected).masked_fill(same, 0).abs().max()
-    error = error / expected.masked_fill(~expected.isfinite(), 0).abs().max()
-    return float("inf") if error.isnan() else float(error / (factor * bound(sample, actual.dtype)))
+    largest = expected.masked_fill(~expected.isfinite(), 0).abs().max()
+    least = torch.finfo(actual.dtype).smallest_normal * torch.finfo(actual.dtype).eps  # what rounds to zero
+    share = error / (factor * (bound(sample, actual.dtype) * largest + sample.roundings * least))
+    return float("inf") if share.isnan() else float(share)
