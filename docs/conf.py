@@ -37,6 +37,7 @@ NAVIGATION = {
         "Guides": [
             "docs/install",
             "docs/api",
+            "docs/transformers",
             "docs/ops",
             "docs/attention",
             "docs/linalg",
