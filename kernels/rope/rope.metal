@@ -109,24 +109,35 @@ inline void fetch_angles(thread float4 (&c)[N], thread float4 (&s)[N], device co
   }
 }
 
-// Rotates a thread's pairs. They have 16 bytes in e[0] and 16 bytes in e[1].
 template <uint N>
-inline void rotate(thread float4 (&e)[2][N], thread const float4 (&c)[N], thread const float4 (&s)[N],
+inline void put(thread float4 (&u)[N], thread float4 (&v)[N], uint i, float4 value) {
+  if (i < N)
+    u[i % N] = value;
+  else
+    v[i % N] = value;
+}
+
+// Rotates a thread's pairs. They have 16 bytes in u and 16 bytes in v.
+template <uint N>
+inline void rotate(thread float4 (&u)[N], thread float4 (&v)[N], thread float4 (&c)[N], thread float4 (&s)[N],
                    bool interleaved) {
+  if (interleaved) {
+#pragma unroll
+    for (uint n = 0; n < N; ++n) {
+      const uint i = 2 * n, j = 2 * n + 1;  // of the float4s of both
+      const float4 low = i < N ? u[i % N] : v[i % N], high = j < N ? u[j % N] : v[j % N];
+      const float4 a = float4(low.x, low.z, high.x, high.z), b = float4(low.y, low.w, high.y, high.w);
+      const float4 p = a * c[n] - b * s[n], q = b * c[n] + a * s[n];
+      put(u, v, i, float4(p.x, q.x, p.y, q.y));
+      put(u, v, j, float4(p.z, q.z, p.w, q.w));
+    }
+    return;
+  }
 #pragma unroll
   for (uint n = 0; n < N; ++n) {
-    if (interleaved) {
-      thread float4& low = e[2 * n / N][2 * n % N];
-      thread float4& high = e[(2 * n + 1) / N][(2 * n + 1) % N];
-      const float4 a = float4(low.x, low.z, high.x, high.z), b = float4(low.y, low.w, high.y, high.w);
-      const float4 u = a * c[n] - b * s[n], v = b * c[n] + a * s[n];
-      low = float4(u.x, v.x, u.y, v.y);
-      high = float4(u.z, v.z, u.w, v.w);
-    } else {
-      const float4 a = e[0][n], b = e[1][n];
-      e[0][n] = a * c[n] - b * s[n];
-      e[1][n] = b * c[n] + a * s[n];
-    }
+    const float4 a = u[n], b = v[n];
+    u[n] = a * c[n] - b * s[n];
+    v[n] = b * c[n] + a * s[n];
   }
 }
 
@@ -163,13 +174,13 @@ kernel void rope_packed(device const T* q [[buffer(0)]], device const T* k [[buf
 #pragma unroll
   for (uint h = 0; h < ROPE_HEADS; ++h) {
     if (work.head + h >= params.heads) continue;
-    float4 e[2][N];
-    unpack(low[h], e[0]);
-    unpack(high[h], e[1]);
-    rotate(e, c, s, params.interleaved);
+    float4 u[N], v[N];
+    unpack(low[h], u);
+    unpack(high[h], v);
+    rotate(u, v, c, s, params.interleaved);
     device T* const y = result_of(q_out, k_out, params, work, work.head + h);
-    *reinterpret_cast<device Pack<T>*>(y + first) = packed<T>(e[0]);
-    *reinterpret_cast<device Pack<T>*>(y + second) = packed<T>(e[1]);
+    *reinterpret_cast<device Pack<T>*>(y + first) = packed<T>(u);
+    *reinterpret_cast<device Pack<T>*>(y + second) = packed<T>(v);
   }
 }
 

@@ -101,7 +101,7 @@ def _backward(ctx, grad):
 
 
 def _double_backward(ctx, *cotangents):
-    return *derive(lambda *saved: _gradients(*saved, ctx.activation), ctx.saved_tensors, cotangents), None
+    return *derive(lambda grad, x, bias: _gradients(grad, x, bias, ctx.activation), ctx.saved_tensors, cotangents), None
 
 
 _bias_activation = autograd("bias_activation", _backward, _save)

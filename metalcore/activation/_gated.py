@@ -126,6 +126,21 @@ def _value_and_slope(x, activation):
     return F.gelu(x, approximate=approximate), _gelu_derivatives(x, approximate)[0]
 
 
+def _halves_of(x):
+    gate, up = x.chunk(2, -1)
+    return gate, up
+
+
+def _composite_of_halves(x, activation):
+    gate, up = _halves_of(x)
+    return _composite(gate, up, activation)
+
+
+def _gradient_of_halves(grad, x, activation):
+    gate, up = _halves_of(x)
+    return torch.cat(_gradients(grad, gate, up, activation), -1)
+
+
 def _check_halves(op, x):
     if x.dim() == 0 or x.shape[-1] % 2:
         raise RuntimeError(f"metalcore::{op}: the last dimension of x must be even, and x is {list(x.shape)}")
@@ -166,7 +181,7 @@ def _(grad, gate, up, activation):
 def _(x, activation):
     _check_name("gated_packed", activation)
     _check_halves("gated_packed", x)
-    return _composite(*x.chunk(2, -1), activation).contiguous()
+    return _composite_of_halves(x, activation).contiguous()
 
 
 @fake_kernel("gated_packed")
@@ -178,7 +193,7 @@ def _(x, activation):
 
 @cpu_kernel("gated_packed_backward")
 def _(grad, x, activation):
-    return torch.cat(_gradients(grad, *x.chunk(2, -1), activation), -1)
+    return _gradient_of_halves(grad, x, activation)
 
 
 @fake_kernel("gated_packed_backward")
@@ -204,12 +219,14 @@ def _backward_packed(ctx, grad):
 
 
 def _double_backward(ctx, *cotangents):
-    return *derive(lambda *saved: _gradients(*saved, ctx.activation), ctx.saved_tensors, cotangents), None
+    return *derive(
+        lambda grad, gate, up: _gradients(grad, gate, up, ctx.activation), ctx.saved_tensors, cotangents
+    ), None
 
 
 def _double_backward_packed(ctx, cotangent):
     def gradient(grad, x):
-        return [torch.cat(_gradients(grad, *x.chunk(2, -1), ctx.activation), -1)]
+        return [_gradient_of_halves(grad, x, ctx.activation)]
 
     return *derive(gradient, ctx.saved_tensors, [cotangent]), None
 
@@ -253,7 +270,7 @@ register(
     Op(
         "silu_and_mul",
         silu_and_mul,
-        reference=lambda x: _composite(*x.chunk(2, -1), "silu"),
+        reference=lambda x: _composite_of_halves(x, "silu"),
         operators=("gated_packed", "gated_packed_backward"),
         samples=_halves,
     )
@@ -262,7 +279,7 @@ register(
     Op(
         "gelu_and_mul",
         gelu_and_mul,
-        reference=lambda x, approximate="none": _composite(*x.chunk(2, -1), _gelu_name(approximate)),
+        reference=lambda x, approximate="none": _composite_of_halves(x, _gelu_name(approximate)),
         operators=("gated_packed", "gated_packed_backward"),
         samples=lambda: (*_halves(), *_halves("tanh, ", approximate="tanh")),
     )

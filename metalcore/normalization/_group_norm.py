@@ -40,7 +40,8 @@ def group_norm(
         RuntimeError: the number of channels is not a multiple of num_groups, or not the size of weight or bias.
     """
     if isinstance(x, torch.Tensor) and alike(x) and autocast_to_float32("group_norm", x):
-        x, weight, bias = (None if t is None else t.float() for t in (x, weight, bias))
+        x = x.float()
+        weight, bias = (None if t is None else t.float() for t in (weight, bias))
     if not _takes(x, num_groups, weight, bias) or not _is_number(eps) or eps is None:
         return F.group_norm(x, num_groups, weight, bias, eps)
     return _group_norm(x, num_groups, weight, bias, float(eps))[0]

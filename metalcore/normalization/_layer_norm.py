@@ -42,7 +42,8 @@ def layer_norm(
         RuntimeError: normalized_shape is not the end of x's shape, or not the shape of weight or bias.
     """
     if isinstance(x, torch.Tensor) and alike(x) and autocast_to_float32("layer_norm", x):
-        x, weight, bias = (None if t is None else t.float() for t in (x, weight, bias))
+        x = x.float()
+        weight, bias = (None if t is None else t.float() for t in (weight, bias))
     if not _takes(x, normalized_shape, weight, bias, eps):
         return F.layer_norm(x, normalized_shape, weight, bias, eps)
     return _layer_norm(x, len(normalized_shape), weight, bias, float(eps))[0]
@@ -98,7 +99,7 @@ def _statistics(x, dims, eps):
 
 
 def _wide(x):
-    return x if x is None or x.dtype == torch.float64 else x.float()
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _composite(x, dims, weight, bias, eps):

@@ -125,7 +125,11 @@ class _Rotation:
         q, k, cos, sin, positions = self.q, self.k, self.cos, self.sin, self.positions
         return (
             accelerated(q, k, cos, sin)
-            and (positions is None or accelerated(positions, dtypes={torch.int64}) and positions.device == q.device)
+            and (
+                positions is None
+                or accelerated(positions, dtypes=frozenset({torch.int64}))
+                and positions.device == q.device
+            )
             and q.dtype == k.dtype
             and cos.dtype == sin.dtype
             and cos.dtype in (q.dtype, torch.float32)
@@ -199,7 +203,8 @@ def _rotate(x, cos, sin, heads_dim, rotary, interleaved):
 def _composite(q, k, cos, sin, positions, heads_dim, rotary, interleaved, second, third, inverse):
     cos, sin = _angles(cos, sin, positions, rotary, interleaved, second, third)
     sin = -sin if inverse else sin
-    return tuple(_rotate(x, cos, sin, heads_dim, rotary, interleaved) for x in (q, k))
+    options = heads_dim, rotary, interleaved
+    return _rotate(q, cos, sin, *options), _rotate(k, cos, sin, *options)
 
 
 def _result_like(x):
@@ -270,7 +275,7 @@ class _InPlace(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]  (there is one result)
         *options, inverse = ctx.options
         return _rope(grad, None, *ctx.saved_tensors, *options, not inverse)[0], *[None] * 9
 
