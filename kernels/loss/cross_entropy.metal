@@ -244,6 +244,10 @@ inline void backward_row(LogitRow<T> row, device const T* grad, device const flo
   write_gradient(row, gradient, found, scale, team);
 }
 
+// Ends what the team's threads read of device memory before others write there.
+inline void finish_reads(Alone) {}
+inline void finish_reads(Threadgroup) { threadgroup_barrier(mem_flags::mem_device); }
+
 // The gradient takes the place of the logits.
 template <typename T, typename Team>
 inline void replace_row(LogitRow<T> row, device T* x, device const float* scales, device float* losses, uint index,
@@ -255,6 +259,7 @@ inline void replace_row(LogitRow<T> row, device T* x, device const float* scales
       x[i] = static_cast<T>(row.ignored ? 0.0f : NAN);
   } else {
     found = loss_of(row, team);
+    finish_reads(team);
     write_gradient(row, x, found, scales[row.params->scale_of_row ? index : 0], team);
   }
   if (team.thread_index == 0) losses[index] = result(row, found).x;

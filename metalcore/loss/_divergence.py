@@ -147,8 +147,8 @@ def fused_linear_jsd(
         chunk: the rows of a chunk; by default as many as have 256 MiB of logits, and at least 256.
 
     Returns:
-        The mean over the rows that count, float32. Each backward() consumes the gradients; a second one raises a
-        RuntimeError.
+        The mean over the rows that count, of hidden's dtype. Each backward() consumes the gradients; a second one
+        raises a RuntimeError.
     """
     tensors = {"weight": weight, "teacher_hidden": teacher_hidden, "teacher_weight": teacher_weight}
     require_tensors("fused_linear_jsd", hidden=hidden, **tensors)
@@ -171,7 +171,7 @@ def fused_linear_jsd(
         return (losses * scales).sum()
     chunk = chunk or chunk_of(len(rows), len(weight), rows.element_size())
     wanted = [torch.is_grad_enabled() and t.requires_grad for t in (hidden, weight)]
-    return _fused(rows, weight, teacher, teacher_weight, scales, *options, chunk, *wanted)[0]
+    return _fused(rows, weight, teacher, teacher_weight, scales, *options, chunk, *wanted)[0].to(hidden.dtype)
 
 
 def fused_linear_kl_div(
@@ -468,7 +468,7 @@ def _fused_op(function, beta):
                 {"chunk": 16, "temperature": 2.0},
                 arguments=_student_and_teacher,
                 terms=2000,
-                roundings=4,
+                roundings=16,
             ),
         ),
     )
