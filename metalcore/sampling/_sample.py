@@ -118,6 +118,7 @@ register(
         reference=lambda logits, *_, **options: logits.argmax(-1),
         results=lambda classes: [classes.float()],
         operators=("sample",),
+        edge=tuple,  # of equal values any may be drawn
         backward=False,
         samples=lambda: (
             Sample("the largest", ((5, 1000),), {"temperature": 0.0}),
