@@ -139,7 +139,7 @@ def _log_softmax_double_backward(v, grad, y, dim):
 _softmax, _softmax_gradient = _register(
     "softmax", _aten._softmax, _aten._softmax_backward_data, _softmax_double_backward
 )
-_log_softmax, _ = _register(
+_log_softmax, _ = _register(  # pyright: ignore[reportAssignmentType]
     "log_softmax", _aten._log_softmax, _aten._log_softmax_backward_data, _log_softmax_double_backward
 )
 

@@ -106,7 +106,7 @@ def _double_backward(ctx, *cotangents):
     with torch.enable_grad():
         saved = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
         grad, grad_lse, q, k, v, _, _, _, *others = saved
-        results = gradients(grad, grad_lse, q, k, v, *others, Options(*ctx.options))
+        results = gradients(grad, grad_lse, q, k, v, *others, Options(*ctx.options))  # pyright: ignore[reportCallIssue]
         results = [*results[:3], results[4]]
     pairs = [(result, c) for result, c in zip(results, cotangents) if c is not None]
     differentiable = [t is not None and t.requires_grad for t in saved]
@@ -115,7 +115,7 @@ def _double_backward(ctx, *cotangents):
     found: list = [None] * (_BACKWARD + len(ctx.options))
     if pairs and wanted:
         outputs, given = zip(*pairs)
-        gradient = torch.autograd.grad(outputs, wanted, given, create_graph=torch.is_grad_enabled(), allow_unused=True)
+        gradient = torch.autograd.grad(outputs, wanted, given, create_graph=torch.is_grad_enabled(), allow_unused=True)  # pyright: ignore[reportArgumentType, reportCallIssue]
         for index, value in zip([i for i, wanted in enumerate(differentiable) if wanted], gradient):
             found[index] = value
     return tuple(found)

@@ -86,14 +86,14 @@ def scaled_dot_product_attention(
     extended = (left, right) != (-1, -1) or lower_right or bool(softcap) or sinks is not None or return_lse
     inputs = _autocast(query, key, value, bias)
     taken = accelerated(*inputs[:3], sinks) and (bias is None or bias.device == query.device)
-    problem, tensors = _four_dimensions(*inputs, enable_gqa, causal) if taken or extended else (None, None)
-    if tensors is None or not (taken and takes(*tensors[:3], dropout_p)):
+    problem, tensors = _four_dimensions(*inputs, enable_gqa, causal) if taken or extended else (None, None)  # pyright: ignore[reportCallIssue]
+    if tensors is None or not (taken and takes(*tensors[:3], dropout_p)):  # pyright: ignore[reportCallIssue]
         if not extended:  # errors and odd cases are PyTorch's
             return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if problem:
             raise RuntimeError(f"metalcore.scaled_dot_product_attention: {problem}")
         taken = False
-    q, k, v, mask = tensors
+    q, k, v, mask = tensors  # pyright: ignore[reportGeneralTypeIssues]
     _check(q, dropout_p, softcap, sinks)
     options = _options(q, dropout_p, left, 0 if causal else right, lower_right, scale, softcap)
     seed = new_seed(q.device) if dropout_p > 0 else None
@@ -238,7 +238,7 @@ def _override(previous, count, decline):
         given = query, key, value, attn_mask
         if all(map(is_plain, given)) and accelerated(query, key, value) and 0 <= dropout_p <= 1:
             _, tensors = _four_dimensions(*given, enable_gqa, is_causal)
-            if tensors is not None and takes(*tensors[:3], dropout_p):
+            if tensors is not None and takes(*tensors[:3], dropout_p):  # pyright: ignore[reportCallIssue]
                 q, k, v, mask = tensors
                 options = _options(q, dropout_p, -1, 0 if is_causal else -1, False, scale, 0.0)
                 seed = new_seed(q.device) if dropout_p > 0 else None

@@ -80,7 +80,7 @@ def embedding_bag(
     return _bag(
         weight,
         input.reshape(-1).long(),
-        offsets.long(),
+        offsets.long(),  # pyright: ignore[reportOptionalMemberAccess]
         _MODES[mode],
         factors,
         include_last_offset and input.dim() == 1,
@@ -289,9 +289,9 @@ def _override(previous, count, decline):
             and takes(weight, indices)
             and indices.dim() == offsets.dim() == 1
             and offsets.dtype == indices.dtype
-            and len(offsets) > last
+            and len(offsets) > last  # pyright: ignore[reportOperatorIssue]
             and len(indices) > 0
-            and (factors is None or mode == 0 and factors.dtype == weight.dtype)
+            and (factors is None or mode == 0 and factors.dtype == weight.dtype)  # pyright: ignore[reportAttributeAccessIssue]
         )
         if not taken:
             return decline(keyset, weight, indices, offsets, *rest)
@@ -318,7 +318,7 @@ def _override_backward(previous, count, decline):
             and len(bags) == len(indices)
             and (mode != 1 or len(sizes) == len(grad))
             and (mode != 2 or maxima.shape == grad.shape and not scale_grad_by_freq)
-            and (factors is None or factors.dtype == grad.dtype)
+            and (factors is None or factors.dtype == grad.dtype)  # pyright: ignore[reportAttributeAccessIssue]
         )
         if not taken:
             return decline(keyset, grad, indices, offsets, bags, sizes, maxima, *rest)

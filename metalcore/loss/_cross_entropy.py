@@ -55,7 +55,7 @@ def cross_entropy(
         order, and the same inputs give the same bits.
     """
     if size_average is not None or reduce is not None:
-        reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
+        reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)  # pyright: ignore[reportAttributeAccessIssue]
     if not _takes(input, target, weight, reduction, label_smoothing, ignore_index):
         return _by_torch(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss)
     if autocast_to_float32("log_softmax", input):
@@ -271,7 +271,7 @@ def _double_backward(ctx, cotangent):
     grad, x, target, weight, total = ctx.saved_tensors
     with torch.enable_grad():
         inputs = [grad.view_as(grad), x.view_as(x)]
-        gx = _gradient(*inputs, target, weight, total, *ctx.options)
+        gx = _gradient(*inputs, target, weight, total, *ctx.options)  # pyright: ignore[reportCallIssue]
     wanted = [t for t in inputs if t.requires_grad]
     found = iter(torch.autograd.grad(gx, wanted, cotangent, create_graph=torch.is_grad_enabled(), allow_unused=True))
     return *(next(found) if t.requires_grad else None for t in inputs), *((None,) * 9)
@@ -294,7 +294,7 @@ def _replaceable(input, target, reduction):
         and not input.is_leaf
         and input.is_contiguous()
         and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
     )
 
 
@@ -318,7 +318,7 @@ class _Replaced(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         if ctx.gradient is None:
             raise RuntimeError("cross_entropy: with inplace=True backward() runs once; the logits are gone")
         gradient, ctx.gradient = ctx.gradient, None
@@ -347,7 +347,7 @@ def _override(previous, count, decline):
             is_plain(x)
             and is_plain(target)
             and is_plain(weight)
-            and _takes(x, target, weight, names.get(reduction), label_smoothing, ignore_index)
+            and _takes(x, target, weight, names.get(reduction), label_smoothing, ignore_index)  # pyright: ignore[reportArgumentType]
         )
         if not taken or autocast_to_float32("log_softmax", x):
             return decline(keyset, x, target, weight, reduction, ignore_index, label_smoothing)

@@ -151,7 +151,7 @@ def fused_linear_jsd(
         raises a RuntimeError.
     """
     tensors = {"weight": weight, "teacher_hidden": teacher_hidden, "teacher_weight": teacher_weight}
-    require_tensors("fused_linear_jsd", hidden=hidden, **tensors)
+    require_tensors("fused_linear_jsd", hidden=hidden, **tensors)  # pyright: ignore[reportArgumentType]
     require_tensors("fused_linear_jsd", optional=True, labels=labels)
     scale = _check("fused_linear_jsd", beta, temperature, "sum")
     if chunk is not None and (type(chunk) is not int or chunk < 1):
@@ -319,7 +319,7 @@ def _double_backward(ctx, cotangent):
     grad, input, target = ctx.saved_tensors
     with torch.enable_grad():
         inputs = [grad.view_as(grad), input.view_as(input)]
-        gradient = _gradient(*inputs, target, *ctx.options)
+        gradient = _gradient(*inputs, target, *ctx.options)  # pyright: ignore[reportCallIssue]
     if not gradient.requires_grad:  # that of log-probabilities is a constant
         return (None,) * 8
     wanted = [t for t in inputs if t.requires_grad]
@@ -387,7 +387,7 @@ def _fused_backward(ctx, grad, *_):
     made = [gh, gw]
     if torch.is_grad_enabled():  # backward() with create_graph, for which the logits are in memory
         leaves = [t for t, want in zip(inputs, wanted) if want]
-        loss = (_linear_by_torch(*inputs, beta, scale) * scales).sum()
+        loss = (_linear_by_torch(*inputs, beta, scale) * scales).sum()  # pyright: ignore[reportCallIssue]
         found = iter(torch.autograd.grad(loss, leaves, grad, create_graph=True))
         made = [next(found) if want else None for want in wanted]
     elif is_plain(grad):

@@ -229,8 +229,8 @@ def _double_backward(ctx, *cotangents):
     with torch.enable_grad():
         inputs = [t if t is None else t.view_as(t) for t in (grad, hidden, weight, bias)]
         rows, x, matrix, added = inputs
-        logits = F.linear(x, matrix, added)
-        one = torch.ones(1, dtype=torch.float32, device=x.device)
+        logits = F.linear(x, matrix, added)  # pyright: ignore[reportArgumentType]
+        one = torch.ones(1, dtype=torch.float32, device=x.device)  # pyright: ignore[reportOptionalMemberAccess]
         gradient = of_logits(rows, logits, target, class_weight, one, 0, *options)
         made = [gradient @ matrix, gradient.t() @ x, gradient.sum(0)]
     chosen = [(value, cotangent) for value, cotangent in zip(made, cotangents) if cotangent is not None]
@@ -270,6 +270,17 @@ def _sample(name, biased=False, **options):
     )
 
 
+def _production(tokens=128, hidden_size=128, vocab_size=2000):
+    return Sample(
+        "",
+        ((tokens, hidden_size), (vocab_size, hidden_size)),
+        {"chunk": 64},
+        arguments=lambda x, w: (x, w, _classes(x.new_empty(tokens, vocab_size))),
+        terms=tokens * vocab_size,
+        roundings=4,
+    )
+
+
 register(
     Op(
         "fused_linear_cross_entropy",
@@ -282,5 +293,6 @@ register(
             _sample("with a bias", True, label_smoothing=0.1, reduction="sum", ignore_index=7),
             _sample("losses of rows", True, reduction="none", softcap=3.0),
         ),
+        production=_production,
     )
 )

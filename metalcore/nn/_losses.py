@@ -65,5 +65,10 @@ class LinearCrossEntropyLoss(torch.nn.Module):
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         linear = self.linear
         return fused_linear_cross_entropy(
-            input, linear.weight, target, linear.bias, class_weight=self.weight, **self.options
+            input,
+            linear.weight,
+            target,
+            linear.bias,
+            class_weight=self.weight,  # pyright: ignore[reportArgumentType]
+            **self.options,  # pyright: ignore[reportArgumentType]
         )

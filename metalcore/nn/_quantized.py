@@ -17,6 +17,7 @@ class _Packed(torch.nn.Module):
     tensor, so that safetensors can hold all of it, and other packed weights are not taken for these."""
 
     packed: Tensor
+    type: Any  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
 
     def __init__(self, rows: int, length: int, type: Any, device: torch.device | str | None):
         super().__init__()
@@ -109,7 +110,7 @@ class QuantizedEmbedding(_Packed):
     def from_embedding(cls, embedding: torch.nn.Embedding, type: Any) -> QuantizedEmbedding:
         """Packs the weight of a torch.nn.Embedding. Results have that weight's dtype."""
         weight = embedding.weight
-        made = cls(*weight.shape, type, device=weight.device, dtype=weight.dtype)
+        made = cls(*weight.shape, type, device=weight.device, dtype=weight.dtype)  # pyright: ignore[reportCallIssue]
         made.packed = quantize(weight, type)
         return made
 

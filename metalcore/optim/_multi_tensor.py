@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,7 +28,10 @@ _refuse_capture = getattr(torch.optim.Optimizer, "_accelerator_graph_capture_hea
 _STATE_DTYPES = (None, torch.float32, torch.bfloat16)
 
 
-class MultiTensor:
+_Base = torch.optim.Optimizer if TYPE_CHECKING else object
+
+
+class MultiTensor(_Base):
     """An optimizer, before PyTorch's class among the bases, whose step gives parameters to a kernel or to PyTorch.
 
     A class defines `_step_by_kernel(group, params, grads)`, `_step_by_torch(group)` and the names of the entries of
@@ -48,7 +52,7 @@ class MultiTensor:
     def __getstate__(self):
         return {**super().__getstate__(), "state_dtype": self.state_dtype}
 
-    def step(self, closure=None):
+    def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Updates the parameters that have gradients, and returns the loss. `closure`, if given, computes the loss."""
         _refuse_capture(self)
         loss = None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..overrides._report import count_of
+from ._multi_tensor import MultiTensor
 from .adamw import AdamW
 from .muon import Muon
 from .sgd import SGD
@@ -12,7 +15,10 @@ __all__ = ["OverrideAdamW", "OverrideMuon", "OverrideSGD"]
 LEFT = "parameters on a device, or of a dtype or kind, that its kernel does not take"
 
 
-class Counted:
+_Base = MultiTensor if TYPE_CHECKING else object
+
+
+class Counted(_Base):
     """Counts, of an optimizer in the place of one of torch.optim, which steps its kernel took."""
 
     OVERRIDE = ""
@@ -35,7 +41,7 @@ class OverrideAdamW(Counted, AdamW):
     OVERRIDE = "AdamW"
 
     def __init__(self, *args, **options):
-        super().__init__(*args, state_dtype=None, **options)
+        super().__init__(*args, state_dtype=None, **options)  # pyright: ignore[reportArgumentType]
 
 
 class OverrideSGD(Counted, SGD):

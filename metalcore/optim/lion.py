@@ -20,7 +20,7 @@ from ._samples import steps_of
 __all__ = ["Lion"]
 
 
-class Lion(MultiTensor, torch.optim.Optimizer):
+class Lion(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompatibleMethodOverride]
     """Lion: the sign of a mean of gradients, with decoupled weight decay. A step updates all parameters of a group with
     a few dispatches of one Metal kernel.
 
@@ -160,7 +160,7 @@ class _Reference(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, **options})
 
     @torch.no_grad()
-    def step(self):
+    def step(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         for group in self.param_groups:
             (beta1, beta2), lr = group["betas"], group["lr"]
             for p in filter(lambda p: p.grad is not None, group["params"]):

@@ -40,9 +40,9 @@ class Muon(MultiTensor, torch.optim.Muon):
     def _step_by_kernel(self, group, params, grads):
         self._init_group({**group, "params": params}, [], [], buffers := [])
         lr, momentum = float(group["lr"]), group["momentum"]
-        torch._foreach_lerp_(buffers, grads, 1 - momentum)
-        updates = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
-        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+        torch._foreach_lerp_(buffers, grads, 1 - momentum)  # pyright: ignore[reportPrivateImportUsage]
+        updates = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])  # pyright: ignore[reportPrivateImportUsage]
         shapes = {}
         for p, update in zip(params, updates):
             shapes.setdefault(tuple(sorted(p.shape)), []).append((p, update))

@@ -18,7 +18,7 @@ __all__ = ["SOAP"]
 _SIDES = ("left", "right")
 
 
-class SOAP(MultiTensor, torch.optim.Optimizer):
+class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompatibleMethodOverride]
     """SOAP: Adam in the eigenbases of Shampoo's preconditioners, with decoupled weight decay.
 
     A parameter of two or more dimensions is a matrix, whose rows are its first dimension. Sides that are longer than
@@ -207,7 +207,7 @@ class SOAP(MultiTensor, torch.optim.Optimizer):
     def _move(self, group, members, update, size):
         lr = float(group["lr"])
         params = [p for p, _ in members]
-        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])  # pyright: ignore[reportPrivateImportUsage]
         counts = [blocks.count for _, blocks in members]
         for (p, blocks), part in zip(members, update.split(counts)):
             p.add_(blocks.join(part).to(p.dtype), alpha=-lr * size)

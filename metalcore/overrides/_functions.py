@@ -20,7 +20,7 @@ def switch(name: str, override: FunctionOverride, on: bool) -> None:
         current = getattr(module, attribute)
         if on and not hasattr(current, "metalcore_original"):
             ours = make(current, count_of(name, place), _decline(current, name, place))
-            ours.metalcore_original = current
+            ours.metalcore_original = current  # pyright: ignore[reportFunctionMemberAccess]
             setattr(module, attribute, ours)
         elif not on and hasattr(current, "metalcore_original"):
             setattr(module, attribute, current.metalcore_original)

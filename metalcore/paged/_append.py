@@ -131,8 +131,9 @@ register(
         call=_call,
         operators=("paged_append",),
         backward=False,
-        integers=dict.fromkeys(
-            ("batch_indices", "positions", "kv_indices", "kv_indptr", "kv_last_page_len"), torch.int32
+        integers=dict.fromkeys(_INTEGERS, torch.int32),
+        production=lambda kv_heads=8, head_size=128: Sample(
+            "", (*((2, kv_heads, head_size),) * 2, (4, 2, 4, kv_heads, head_size)), arguments=_arguments
         ),
         samples=lambda: (
             Sample("NHD", ((2, 3, 64), (2, 3, 64), (4, 2, 4, 3, 64)), arguments=_arguments),

@@ -150,7 +150,7 @@ def _attend(function, q, cache, qo_indptr, pages, kv_layout, causal, window, sof
     pages = [index_vector(function, name, numbers, q) for name, numbers in zip(names, pages)]
     if qo_indptr is not None:
         qo_indptr = index_vector(function, "qo_indptr", qo_indptr, q)
-    check_pages(function, k.shape[0], k.shape[2 if heads_first else 1], *pages, qo_indptr, q.shape[0])
+    check_pages(function, k.shape[0], k.shape[2 if heads_first else 1], *pages, qo_indptr, q.shape[0])  # pyright: ignore[reportCallIssue]
     right = 0 if causal else right
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     mask_indptr = None
@@ -163,7 +163,7 @@ def _attend(function, q, cache, qo_indptr, pages, kv_layout, causal, window, sof
     if accelerated(q, k, v, sinks) and _has_kernel(k, v) and not _needs_gradient(q, k, v, sinks):
         out, lse = ops.paged_attention(*arguments)
     else:
-        out, lse = _composite.attend(*arguments)
+        out, lse = _composite.attend(*arguments)  # pyright: ignore[reportCallIssue]
     return (out, lse) if return_lse else out
 
 
@@ -241,7 +241,7 @@ def _reference_of(ragged):
         qo_indptr, pages = (numbers[0], numbers[1:]) if ragged else (None, numbers)
         others = (None, None, None, left, 0 if causal else right, q.shape[-1] ** -0.5, softcap)
         pools = split_cache("batch_prefill", cache, kv_layout)
-        found = _composite.attend(q, qo_indptr, *pools, *pages, kv_layout == "HND", *others)
+        found = _composite.attend(q, qo_indptr, *pools, *pages, kv_layout == "HND", *others)  # pyright: ignore[reportCallIssue]
         return found if return_lse else found[0]
 
     return reference
@@ -259,6 +259,13 @@ register(
         operators=("paged_attention",),
         backward=False,
         integers=_INTEGERS,
+        production=lambda heads=32, kv_heads=8, head_size=128: Sample(
+            "",
+            ((7, heads, head_size), (6, 2, 4, kv_heads, head_size)),
+            {"causal": True},
+            _prefill_arguments,
+            terms=head_size,
+        ),
         samples=lambda: (
             Sample("causal", ((7, 4, 64), (6, 2, 4, 2, 64)), {"causal": True}, _prefill_arguments, terms=64),
             Sample(
@@ -279,6 +286,9 @@ register(
         operators=("paged_attention",),
         backward=False,
         integers=_INTEGERS,
+        production=lambda heads=32, kv_heads=8, head_size=128, pages=64: Sample(
+            "", ((2, heads, head_size), (pages + 1, 2, 16, kv_heads, head_size)), {}, _decode_arguments, terms=16 * pages
+        ),
         samples=lambda: (
             Sample("few keys", ((2, 4, 64), (5, 2, 4, 2, 64)), {}, _decode_arguments, terms=64),
             Sample(

@@ -239,7 +239,7 @@ def _iq4_xs(x):
     high = scales >> 4
     return _bytes(
         d,
-        torch.stack([sum(high[:, 4 * i + k] << 2 * k for k in range(4)) for i in range(2)], 1),
+        torch.stack([sum(high[:, 4 * i + k] << 2 * k for k in range(4)) for i in range(2)], 1),  # pyright: ignore[reportArgumentType]
         (scales[:, ::2] & 15) | (scales[:, 1::2] & 15) << 4,
         _nibbles(q, 16),
     )
