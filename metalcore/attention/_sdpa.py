@@ -285,5 +285,12 @@ register(
             Override("scaled_dot_product_attention", _override, devices=frozenset({"mps"})),
         ),
         samples=_samples,
+        production=lambda batch_size=1, heads=4, sequence_length=128, head_size=128: Sample(
+            "",
+            ((batch_size, heads, sequence_length, head_size),) * 3,
+            {"is_causal": True},
+            terms=max(sequence_length, head_size),
+            roundings=4,
+        ),
     )
 )

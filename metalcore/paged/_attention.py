@@ -287,7 +287,11 @@ register(
         backward=False,
         integers=_INTEGERS,
         production=lambda heads=32, kv_heads=8, head_size=128, pages=64: Sample(
-            "", ((2, heads, head_size), (pages + 1, 2, 16, kv_heads, head_size)), {}, _decode_arguments, terms=16 * pages
+            "",
+            ((2, heads, head_size), (pages + 1, 2, 16, kv_heads, head_size)),
+            {},
+            _decode_arguments,
+            terms=16 * pages,
         ),
         samples=lambda: (
             Sample("few keys", ((2, 4, 64), (5, 2, 4, 2, 64)), {}, _decode_arguments, terms=64),
