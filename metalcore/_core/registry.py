@@ -181,7 +181,7 @@ class Op:
             `production(batch_size=4, vocab_size=32000)`. The simulated device computes the default in a second. By
             default it is the first sample with another first dimension.
         edge: returns samples of values at the edges of what the op takes. The default is the smallest sample with large
-            and tiny values, and if it has no `prepare`, with zeros and a NaN (metalcore/golden/cases.py).
+            and tiny values, and if it has no `prepare`, with zeros and a NaN (metalcore/golden/selection.py).
     """
 
     name: str

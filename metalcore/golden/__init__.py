@@ -5,16 +5,16 @@
         print(comparison)
 
 Inputs are not kept. They are made again from a seed, by a generator that gives the same numbers on every machine
-(values.py), and a digest tells whether they are the same. cases.py says which calls are recorded, artifact.py has the
-files, compare.py the comparison, packing.py one file for a whole folder.
+(values.py), and a digest tells whether they are the same. selection.py says which calls are recorded, artifact.py has the
+files, comparison.py the comparison, packing.py one file for a whole folder.
 """
 
 from pathlib import Path
 
 from .artifact import Artifact, record
-from .cases import CASES, Case, cases
-from .compare import Comparison, compare
+from .comparison import Comparison, compare
 from .packing import pack, unpack, unpacked
+from .selection import CASES, Case, cases
 
 __all__ = [
     "CASES",

@@ -22,7 +22,7 @@ from torch import Tensor
 from .._core import accuracy
 from .._core.registry import Op
 from . import values
-from .cases import CASES, Case, cases
+from .selection import CASES, Case, cases
 
 __all__ = ["Artifact", "load", "parts", "record"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .compare import Comparison
+from .comparison import Comparison
 
 __all__ = ["draw"]
 

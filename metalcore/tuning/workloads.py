@@ -13,6 +13,7 @@ import torch
 
 from .._core.recording import on_meta
 from .._core.registry import OPS, Sample
+from ..quant._samples import packed_sample
 
 __all__ = ["Scale", "Workload", "workloads"]
 
@@ -185,6 +186,28 @@ def _optim(scale):
     yield Workload("adamw", replace(template, shapes=(shape,) * 2 * count), shape[0] * 64, count)
 
 
+def _decode(scale):
+    """One query of 8 heads, and as many keys of 2 as a batch of others has elements, and fewer."""
+    for keys in _sizes(scale, 64, scale.elements // 32):
+        shapes = ((1, 8, 1, 64), (1, 2, keys, 64), (1, 2, keys, 64))
+        yield Workload("scaled_dot_product_attention", Sample("", shapes, {"enable_gqa": True}), keys, 1)
+
+
+def _quant(scale):
+    """Few and many rows, and packed weights with as many rows as columns or other numbers of them."""
+
+    def workload(rows, outputs, length):
+        def arguments(x):
+            return x, packed_sample("Q4_K", outputs, length, device=x.device)
+
+        return Workload("quantized_linear", Sample("", ((rows, length),), {"type": "Q4_K"}, arguments), length, rows)
+
+    for length in _sizes(scale, 256, max(256, scale.largest)):
+        for outputs in (length // 4, length, 4 * length):
+            for rows in (1, 4, 16):
+                yield workload(rows, outputs, length)
+
+
 def _parallelism(scale):
     """Ops that split their work into about as many threadgroups as fill a GPU."""
     yield from (workload for workload in _row_lengths(scale) if workload.batch <= 4)
@@ -193,12 +216,14 @@ def _parallelism(scale):
 
 _TABLES: dict[str, Callable[[Scale], Iterator[Workload]]] = {
     "parallelism": _parallelism,
+    "attention_decode": _decode,
     "rows": _row_lengths,
     "cholesky": _cholesky,
     "jacobi": _jacobi,
     "lu": _lu,
     "optim": _optim,
     "qr": _qr,
+    "quant": _quant,
     "syrk": _syrk,
     "triangular": _triangular,
 }

@@ -93,10 +93,10 @@ void check_arguments(const char* op, const Tensor& q, const MaybeTensor& k, cons
   check_along(op, "positions", positions->sizes(), sections, batch, tokens);
 }
 
-// Rotates q and k into q_out and k_out, which may be the same tensors.
+// Rotates q and k into q_out and k_out, which are the same tensors `in_place`.
 void rotate(const char* op, const Tensor& q, const MaybeTensor& k, const Tensor& q_out, const MaybeTensor& k_out,
-            const Tensor& cosine_, const Tensor& sine_, const MaybeTensor& positions, const Rotation& r) {
-  const bool in_place = q.data_ptr() == q_out.data_ptr();
+            const Tensor& cosine_, const Tensor& sine_, const MaybeTensor& positions, const Rotation& r,
+            bool in_place) {
   const int64_t batch = q.sizes()[0], tokens = q.sizes()[3 - r.heads_dim], size = q.sizes()[3];
   const int64_t q_heads = q.sizes()[r.heads_dim], heads = q_heads + (k ? k->sizes()[r.heads_dim] : 0);
   if (batch == 0 || tokens == 0 || heads == 0) return;
@@ -163,11 +163,11 @@ std::tuple<Tensor, Tensor> rope(const Tensor& q_, const MaybeTensor& k_, const T
   const Tensor q = with_heads(q_), q_out = result_like(q);
   const int64_t none[1] = {0};
   if (!k_) {
-    rotate("rope", q, std::nullopt, q_out, std::nullopt, cosine, sine, positions, r);
+    rotate("rope", q, std::nullopt, q_out, std::nullopt, cosine, sine, positions, r, false);
     return {q_out, new_tensor(Sizes(none, 1), q.scalar_type(), q)};
   }
   const Tensor k = with_heads(*k_), k_out = result_like(k);
-  rotate("rope", q, k, q_out, k_out, cosine, sine, positions, r);
+  rotate("rope", q, k, q_out, k_out, cosine, sine, positions, r, false);
   return {q_out, k_out};
 }
 
@@ -178,7 +178,7 @@ void rope_(const Tensor& q, const MaybeTensor& k, const Tensor& cosine, const Te
   check_arguments("rope_", q, k, cosine, sine, positions, r);
   for (const Tensor* x : {&q, k ? &*k : &q})
     check(x->sizes()[3] <= 1 || x->strides()[3] == 1, "metalcore::rope_: the elements of a head must be neighbours");
-  rotate("rope_", q, k, q, k, cosine, sine, positions, r);
+  rotate("rope_", q, k, q, k, cosine, sine, positions, r, true);
 }
 
 }  // namespace

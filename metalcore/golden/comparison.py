@@ -12,7 +12,7 @@ import torch
 from .._core.registry import OPS
 from . import values
 from .artifact import Artifact, block_of, kept, load, parts
-from .cases import CASES, Case, cases
+from .selection import CASES, Case, cases
 
 __all__ = ["Comparison", "compare"]
 
