@@ -1,7 +1,8 @@
 """python -m metalcore selftest: whether every op is right on this machine's GPU; a report to paste into an issue.
 
-Results and gradients of every op's samples are compared with those of PyTorch's own ops in float64 on the CPU:
-metalcore/_core/accuracy.py says by how much they may differ.
+Results and gradients of every op's samples are compared with those of PyTorch's own ops in float64 on the CPU
+(metalcore/_core/accuracy.py says by how much they may differ), and with those that an NVIDIA GPU recorded
+(metalcore/golden).
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import json
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 import metalcore
-from metalcore import _C
+from metalcore import _C, golden
 from metalcore._core import accuracy, refused
 from metalcore._core.registry import OPS, Op, Sample
 
@@ -100,6 +103,8 @@ def _checks(kind, device):
                     f"{op.name}, {sample.name}, {str(dtype).removeprefix('torch.')}",
                     functools.partial(_check_sample, op, sample, device, dtype),
                 )
+    for name in OPS:
+        yield f"{name}, golden artifacts", functools.partial(_check_golden, name, device)
     if hasattr(_C, "mps_compile"):
         yield "no kernel is left to PyTorch's ops", _check_refused
 
@@ -185,6 +190,28 @@ def _check_sample(op, sample, device, dtype):
         "share of the bound": shares,
         "forward in microseconds": round(microseconds, 1),
     }
+
+
+@functools.cache
+def _artifacts():
+    """The artifacts of the wheel, in a folder that lasts as long as the process."""
+    folder = tempfile.TemporaryDirectory()
+    golden.unpack(golden.REFERENCE, Path(folder.name))
+    return folder
+
+
+def _check_golden(name, device):
+    folder = Path(_artifacts().name)
+    found = golden.compare(folder, device, lambda case: case.op.name == name and case.kind == "unit")
+    found = [comparison for comparison in found if comparison.op == name]
+    if not found:
+        raise RuntimeError("none were recorded")
+    worst = max(found, key=lambda comparison: (not comparison.right, comparison.error))
+    if not worst.right:
+        raise ArithmeticError(
+            f"{worst.name}: {worst.problem or f'{worst.error:.3g} times the tolerance, {worst.where}'}"
+        )
+    return {"note": f"{len(found)} agree, error {worst.error:.2f} of the tolerance"}
 
 
 def _time(call, device):

@@ -5,8 +5,8 @@
         print(comparison)
 
 Inputs are not kept. They are made again from a seed, by a generator that gives the same numbers on every machine
-(values.py), and a digest tells whether they are the same. selection.py says which calls are recorded, artifact.py has the
-files, comparison.py the comparison, packing.py one file for a whole folder.
+(values.py), and a digest tells whether they are the same. selection.py says which calls are recorded, artifact.py has
+the files, comparison.py the comparison, packing.py one file for a whole folder.
 """
 
 from pathlib import Path

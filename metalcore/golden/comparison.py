@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,8 +40,12 @@ class Comparison(NamedTuple):
         return not self.problem and self.error <= 1
 
 
-def compare(folder: Path, device: str) -> Iterator[Comparison]:
-    """Compares a device with all artifacts in a folder, in the order of their names.
+def compare(folder: Path, device: str, takes: Callable[[Case], bool] = lambda case: True) -> Iterator[Comparison]:
+    """Compares a device with the artifacts in a folder, in the order of their names.
+
+    Args:
+        device: PyTorch's name of it.
+        takes: whether to compare a case. All artifacts without a case are reported.
 
     Raises:
         ValueError: the folder has no artifact.
@@ -51,8 +55,10 @@ def compare(folder: Path, device: str) -> Iterator[Comparison]:
     if not folders:
         raise ValueError(f"{folder} has no artifacts")
     for path in folders:
-        artifact = load(path)
         case = known.get(path.name)
+        if case and not takes(case):
+            continue
+        artifact = load(path)
         op = str(artifact.meta.get("op", path.name))
         if case is None:
             yield Comparison(path.name, op, math.inf, "", "this version of metalcore has no such case")

@@ -49,7 +49,8 @@ def replace(monkeypatch, name, function):
 
 def names(op, *dtypes):
     """The names of an op's checks that compare something. Samples without elements have nothing to compare."""
-    return {f"{op}, {sample.name}, {dtype}" for sample in OPS[op].samples() if sample.elements for dtype in dtypes}
+    samples = (sample for sample in OPS[op].samples() if sample.elements)
+    return {f"{op}, golden artifacts", *(f"{op}, {sample.name}, {dtype}" for sample in samples for dtype in dtypes)}
 
 
 def failures(out):
@@ -70,7 +71,7 @@ def test_a_wrong_gradient_is_named(kind, few, capsys, monkeypatch):
     replace(monkeypatch, "silu", lambda x: metalcore.silu(x) + (x - x.detach()) * 0.25)
     status, out = run(capsys, kind)
     assert status == 1 and failures(out) == names("silu", "float32", "float16", "bfloat16")
-    assert all("error of gradient" in line for line in out.splitlines() if "] FAILED" in line)
+    assert all("gradient" in line for line in out.splitlines() if "] FAILED" in line)
 
 
 def test_checks_are_counted(kind, few, capsys):
