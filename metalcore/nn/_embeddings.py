@@ -11,6 +11,7 @@ __all__ = ["Embedding", "EmbeddingBag"]
 
 class Embedding(torch.nn.Embedding):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As torch.nn.Embedding's: (*, embedding_dim) of input's indices (*)."""
         return embedding(
             input,
             self.weight,
@@ -29,6 +30,7 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """As torch.nn.EmbeddingBag's: (bags, embedding_dim) of input's indices, either (bags, n) or (N,) with offsets."""
         return embedding_bag(
             input,
             self.weight,

@@ -9,7 +9,7 @@ import pytest
 from metalcore.cli import explain, main
 from metalcore.cli.bench import ROOT
 
-FAMILIES = {"activation", "adamw", "rms_norm", "softmax"}
+FAMILIES = {"activation", "attention/forward", "optim/adamw", "rms_norm", "softmax"}
 
 
 def run(capsys, *arguments):

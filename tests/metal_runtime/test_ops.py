@@ -5,7 +5,10 @@ from running import PROGRAM, ROOT, needs_runtime, run
 
 pytestmark = needs_runtime
 
-FOLDERS = ("smoke", "ops", "linalg", "optim", "nn", "integrations", "overrides")
+FOLDERS = (
+    *("attention", "embedding", "integrations", "linalg", "loss", "nn", "ops", "optim", "overrides", "paged", "quant"),
+    *("sampling", "smoke"),
+)
 FILES = [
     str(path.relative_to(ROOT)) for folder in FOLDERS for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
 ]
