@@ -38,6 +38,7 @@ NAVIGATION = {
             "docs/install",
             "docs/api",
             "docs/transformers",
+            "docs/golden",
             "docs/ops",
             "docs/attention",
             "docs/linalg",

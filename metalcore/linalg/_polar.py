@@ -55,7 +55,7 @@ def polar(A: torch.Tensor, *, side: str = "right") -> Polar:
         raise RuntimeError(f"linalg.polar: A must have at least 2 dimensions, not {A.dim()}")
     if side == "left":
         U, P = polar(A.mH)
-        return Polar(U.mH, P)
+        return Polar(U.mH.contiguous(), P)
     parts = _Polar.apply if needs_gradient(A) else _polar
     compute = without_autocast(lambda A: parts(A)[:2])
     return Polar(*(in_float32(compute, A) if A.dtype in FLOAT_DTYPES else compute(A)))
