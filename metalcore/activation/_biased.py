@@ -7,7 +7,7 @@ import torch
 from .._core.derivatives import derive
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, alike
+from .._core.routing import COUNTED, alike, require_tensors
 from ._gated import _ACTIVATIONS, _check_name, _contiguous, _gelu_name, _value_and_slope, _wide
 
 __all__ = ["bias_gelu", "bias_silu"]
@@ -26,9 +26,10 @@ def bias_gelu(x: torch.Tensor, bias: torch.Tensor, approximate: str = "none") ->
         again, so that nothing except x and bias is kept for them. The bias's gradient is summed in a fixed order.
 
     Raises:
-        RuntimeError: `approximate` is another string.
+        RuntimeError: `approximate` is something else.
+        TypeError: x or bias is no tensor.
     """
-    return _activate(x, bias, _gelu_name(approximate))
+    return _activate("bias_gelu", x, bias, _gelu_name(approximate))
 
 
 def bias_silu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -39,13 +40,17 @@ def bias_silu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
     Returns:
         A contiguous tensor of x's shape and dtype, as for `bias_gelu`.
+
+    Raises:
+        TypeError: x or bias is no tensor.
     """
-    return _activate(x, bias, "silu")
+    return _activate("bias_silu", x, bias, "silu")
 
 
-def _activate(x, bias, activation):
-    if alike(x, bias) and x.dim() and bias.shape == x.shape[-1:] and x.numel() <= COUNTED:
+def _activate(op, x, bias, activation):
+    if bias is not None and alike(x, bias) and x.dim() and bias.shape == x.shape[-1:] and x.numel() <= COUNTED:
         return _bias_activation(x, bias, activation)
+    require_tensors(op, x=x, bias=bias)
     return _ACTIVATIONS[activation](x + bias)
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from .._core.derivatives import derive
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, alike
+from .._core.routing import COUNTED, alike, require_tensors
 
 __all__ = ["geglu", "gelu_and_mul", "silu_and_mul", "swiglu"]
 
@@ -23,8 +23,11 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     Returns:
         A contiguous tensor of that shape and dtype, with gradients of any order. The gradients compute the activation
         again, so that nothing except `gate` and `up` is kept for them.
+
+    Raises:
+        TypeError: `gate` or `up` is no tensor.
     """
-    return _gate(gate, up, "silu")
+    return _gate("swiglu", gate, up, "silu")
 
 
 def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -38,9 +41,10 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> to
         A contiguous tensor of their shape and dtype, as for `swiglu`.
 
     Raises:
-        RuntimeError: `approximate` is another string.
+        RuntimeError: `approximate` is something else.
+        TypeError: `gate` or `up` is no tensor.
     """
-    return _gate(gate, up, _gelu_name(approximate))
+    return _gate("geglu", gate, up, _gelu_name(approximate))
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -54,8 +58,9 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
     Raises:
         RuntimeError: x has no dimensions, or the last one is odd.
+        TypeError: x is no tensor.
     """
-    return _gate_halves(x, "silu")
+    return _gate_halves("silu_and_mul", x, "silu")
 
 
 def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -69,9 +74,10 @@ def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
         A contiguous tensor of x's dtype with a last dimension of size d, as for `swiglu`.
 
     Raises:
-        RuntimeError: x has no dimensions, the last one is odd, or `approximate` is another string.
+        RuntimeError: x has no dimensions, the last one is odd, or `approximate` is something else.
+        TypeError: x is no tensor.
     """
-    return _gate_halves(x, _gelu_name(approximate))
+    return _gate_halves("gelu_and_mul", x, _gelu_name(approximate))
 
 
 def _gelu_name(approximate):
@@ -80,15 +86,17 @@ def _gelu_name(approximate):
     return "gelu_tanh" if approximate == "tanh" else "gelu"
 
 
-def _gate(gate, up, activation):
-    if alike(gate, up) and gate.shape == up.shape and gate.numel() <= COUNTED:
+def _gate(op, gate, up, activation):
+    if up is not None and alike(gate, up) and gate.shape == up.shape and gate.numel() <= COUNTED:
         return _gated(gate, up, activation)
+    require_tensors(op, gate=gate, up=up)
     return _ACTIVATIONS[activation](gate) * up
 
 
-def _gate_halves(x, activation):
+def _gate_halves(op, x, activation):
     if alike(x) and x.dim() and x.shape[-1] % 2 == 0 and x.numel() <= COUNTED:
         return _gated_packed(x, activation)
+    require_tensors(op, x=x)
     _check_halves("gated_packed", x)
     gate, up = x.chunk(2, -1)
     return _ACTIVATIONS[activation](gate) * up

@@ -74,8 +74,8 @@ def scaled_dot_product_attention(
 
     Raises:
         RuntimeError: shapes, dtypes or devices do not go together.
-        ValueError: dropout_p is not in [0, 1], window has no two numbers of -1 and more, softcap is negative, or sinks
-            has not one number for each head.
+        ValueError: dropout_p is above 1 (or negative, together with an option that PyTorch's function lacks), window
+            has no two numbers of -1 and more, softcap is negative, or sinks has not one number for each head.
     """
     if not _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -87,8 +87,11 @@ def scaled_dot_product_attention(
     inputs = _autocast(query, key, value, bias)
     taken = accelerated(*inputs[:3], sinks) and (bias is None or bias.device == query.device)
     problem, tensors = _four_dimensions(*inputs, enable_gqa, causal) if taken or extended else (None, None)  # pyright: ignore[reportCallIssue]
-    if tensors is None or not (taken and takes(*tensors[:3], dropout_p)):  # pyright: ignore[reportCallIssue]
+    if tensors is None or dropout_p < 0 or not (taken and takes(*tensors[:3], dropout_p)):  # pyright: ignore[reportCallIssue]
         if not extended:  # errors and odd cases are PyTorch's
+            wrong = _wrong_mask(inputs[0], bias) if taken else None
+            if wrong:  # the ops of PyTorch's function would take it on a simulated device
+                raise RuntimeError(f"metalcore.scaled_dot_product_attention: {wrong}")
             return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if problem:
             raise RuntimeError(f"metalcore.scaled_dot_product_attention: {problem}")
@@ -167,6 +170,13 @@ def _check(q, dropout_p, softcap, sinks):
         raise ValueError(f"sinks must have the shape ({q.shape[1]},), not {tuple(sinks.shape)}")
 
 
+def _wrong_mask(query, mask):
+    """What is wrong with a mask's dtype, or None. PyTorch's rule is the same."""
+    if mask is not None and mask.dtype not in (torch.bool, query.dtype, torch.float32):
+        return f"attn_mask must be bool, float32 or of query's dtype, not {mask.dtype}"
+    return None
+
+
 def _causal_bias(attn_mask, is_causal, lower_right):
     """torch.nn.attention.bias has tensors that stand for masks."""
     from torch.nn.attention.bias import CausalBias, CausalVariant
@@ -200,8 +210,9 @@ def _four_dimensions(query, key, value, mask, enable_gqa, is_causal):
         return f"query, key and value of the shapes {shapes} do not go together", None
     if mask is not None and is_causal:
         return "there must be no attn_mask where is_causal is set", None
-    if mask is not None and mask.dtype not in (torch.bool, query.dtype, torch.float32):
-        return f"attn_mask must be bool, float32 or of query's dtype, not {mask.dtype}", None
+    wrong = _wrong_mask(query, mask)
+    if wrong:
+        return wrong, None
     tensors = [tensor[(None,) * (4 - tensor.dim())] if tensor.dim() < 4 else tensor for tensor in (query, key, value)]
     try:
         leading = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in tensors))

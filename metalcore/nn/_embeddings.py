@@ -30,7 +30,7 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As torch.nn.EmbeddingBag's: (bags, embedding_dim) of input's indices, either (bags, n) or (N,) with offsets."""
+        """As torch.nn.EmbeddingBag's: (bags, embedding_dim) of indices, either (bags, n) or (N,) with offsets."""
         return embedding_bag(
             input,
             self.weight,

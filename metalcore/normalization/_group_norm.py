@@ -41,7 +41,7 @@ def group_norm(
     """
     if isinstance(x, torch.Tensor) and alike(x) and autocast_to_float32("group_norm", x):
         x = x.float()
-        weight, bias = (None if t is None else t.float() for t in (weight, bias))
+        weight, bias = (t.float() if isinstance(t, torch.Tensor) else t for t in (weight, bias))
     if not _takes(x, num_groups, weight, bias) or not _is_number(eps) or eps is None:
         return F.group_norm(x, num_groups, weight, bias, eps)
     return _group_norm(x, num_groups, weight, bias, float(eps))[0]
@@ -51,7 +51,7 @@ def _takes(x, groups, weight, bias):
     return (
         alike(x, weight, bias)
         and x.dim() >= 2
-        and isinstance(groups, int)
+        and type(groups) is int  # PyTorch refuses a bool
         and groups > 0
         and x.shape[1] % groups == 0
         and all(p is None or p.shape == x.shape[1:2] for p in (weight, bias))

@@ -43,8 +43,9 @@ def rms_norm(
     Raises:
         RuntimeError: normalized_shape is not the end of x's shape, or not weight's shape.
         ValueError: there is an offset and no weight.
+        TypeError: offset is no number.
     """
-    _check_offset(offset, weight)
+    _check_offset("rms_norm", offset, weight)
     if (
         not accelerated(x, weight)
         or not _fits(x, normalized_shape, weight)
@@ -81,15 +82,18 @@ def add_rms_norm(
 
     Raises:
         ValueError: there is an offset and no weight.
+        TypeError: offset is no number.
     """
-    _check_offset(offset, weight)
+    _check_offset("add_rms_norm", offset, weight)
     if residual is None or not accelerated(x, residual, weight) or not _addable(x, residual, weight, eps):
         total = x + residual
         return rms_norm(total, total.shape[-1:], weight, eps, offset), total
     return _add_rms_norm(x, residual, 1, weight, _EPS if eps is None else eps, float(offset))
 
 
-def _check_offset(offset, weight):
+def _check_offset(op, offset, weight):
+    if type(offset) is not float and not hasattr(offset, "__float__"):
+        raise TypeError(f"{op}: offset must be a number, not {type(offset).__name__}")
     if offset and weight is None:
         raise ValueError("offset is added to a weight, and there is none")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Sample, register
-from .._core.routing import accelerated
+from .._core.routing import accelerated, require_tensors
 from ._rows import dequantize
 from ._samples import packed_sample
 from ._types import BY_NUMBER, KERNELS, type_of
@@ -36,14 +36,21 @@ def quantized_linear(x: Tensor, packed: Tensor, type: Any, bias: Tensor | None =
 
     Raises:
         ValueError: the type is unknown.
+        TypeError: x, packed or bias is no tensor.
         RuntimeError: shapes do not match.
     """
     type = type_of(type)
-    if type.name in KERNELS and accelerated(x) and packed.device == x.device:
+    if _takes(x, packed, type) and (bias is None or isinstance(bias, Tensor)):
         result = _matmul(x, packed, type.number, False)
     else:
+        require_tensors("quantized_linear", x=x, packed=packed)
+        require_tensors("quantized_linear", optional=True, bias=bias)
         result = x @ dequantize(packed, type, dtype=x.dtype).T
     return result if bias is None else result + bias
+
+
+def _takes(x, packed, type):
+    return type.name in KERNELS and accelerated(x) and isinstance(packed, Tensor) and packed.device == x.device
 
 
 @cpu_kernel("quant_matmul")
@@ -90,11 +97,15 @@ def quantized_linear_experts(x: Tensor, packed: Tensor, experts: Tensor, type: A
 
     Raises:
         ValueError: the type is unknown.
+        TypeError: x, packed or experts is no tensor.
         RuntimeError: shapes do not match.
     """
     type = type_of(type)
-    if type.name in KERNELS and accelerated(x) and packed.device == x.device:
+    if _takes(x, packed, type) and isinstance(experts, Tensor):
         return _matmul_experts(x, packed, experts.int(), type.number, False)
+    require_tensors("quantized_linear_experts", x=x, packed=packed, experts=experts)
+    if x.dim() not in (2, 3):
+        raise RuntimeError(f"quantized_linear_experts: x must have 2 or 3 dimensions, and is {list(x.shape)}")
     return _experts(x, packed, experts, type, False)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import FLOAT_DTYPES, accelerated
+from .._core.routing import FLOAT_DTYPES, accelerated, require_tensors
 from ._samples import packed_sample
 from ._types import BY_NUMBER, KERNELS, type_of
 from ._unpack import unpack
@@ -37,12 +37,16 @@ def dequantize(
 
     Raises:
         ValueError: the type is unknown, or the bytes are not rows of whole blocks.
+        TypeError: packed is no tensor, or dtype no torch.dtype.
         RuntimeError: a type without a kernel (IQ1 to IQ3, TQ) needs the package gguf, which is not installed.
     """
     type = type_of(type)
+    taken = _takes(packed, type, dtype)
+    if not taken:
+        _require("dequantize", dtype, packed=packed)
     packed = _as_rows(packed, type, shape)
     lead = packed.shape[:-1]
-    if type.name not in KERNELS or dtype not in FLOAT_DTYPES or not accelerated(packed, dtypes=_UINT8):
+    if not taken:
         return unpack(packed, type).to(dtype)
     numbers = ops.quant_rows(packed.reshape(math.prod(lead), packed.shape[-1]), None, type.number, dtype)
     return numbers.view(*lead, numbers.shape[-1])
@@ -62,13 +66,32 @@ def quantized_embedding(indices: Tensor, packed: Tensor, type: Any, dtype: torch
 
     Raises:
         ValueError: the type is unknown, or the bytes are not rows of whole blocks.
+        TypeError: indices or packed is no tensor, or dtype no torch.dtype.
     """
     type = type_of(type)
+    taken = _takes(packed, type, dtype) and isinstance(indices, Tensor)
+    if not taken:
+        _require("quantized_embedding", dtype, indices=indices, packed=packed)
     _as_rows(packed, type, None)
     indices = indices.long()
-    if type.name not in KERNELS or dtype not in FLOAT_DTYPES or not accelerated(packed, dtypes=_UINT8):
+    if not taken:
         return unpack(packed[indices], type).to(dtype)
     return ops.quant_rows(packed, indices, type.number, dtype)
+
+
+def _takes(packed, type, dtype):
+    return (
+        type.name in KERNELS
+        and isinstance(dtype, torch.dtype)
+        and dtype in FLOAT_DTYPES
+        and accelerated(packed, dtypes=_UINT8)
+    )
+
+
+def _require(op, dtype, **tensors):
+    require_tensors(op, **tensors)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{op}: dtype must be a torch.dtype, not {type(dtype).__name__}")
 
 
 def _as_rows(packed, type, shape):

@@ -48,7 +48,10 @@ def type_of(type: Any) -> Type:
     """
     if isinstance(type, Type):
         return type
-    known = BY_NAME.get(type.upper()) if isinstance(type, str) else BY_NUMBER.get(type)
+    if isinstance(type, str):
+        known = BY_NAME.get(type.upper())
+    else:
+        known = BY_NUMBER.get(type) if hasattr(type, "__index__") else None  # a list has no hash
     if known is None:
         raise ValueError(f"GGML has no type {type!r}; it has {', '.join(BY_NAME)}")
     return known

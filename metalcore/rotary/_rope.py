@@ -8,7 +8,7 @@ import torch
 
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import COUNTED, accelerated
+from .._core.routing import COUNTED, accelerated, require_tensors
 
 __all__ = ["rope"]
 
@@ -53,6 +53,7 @@ def rope(
 
     Raises:
         ValueError: sizes do not fit together.
+        TypeError: q, k, cos, sin or position_ids is no tensor.
 
     The rotation is Su et al.'s (RoFormer, 2021).
     """
@@ -72,10 +73,26 @@ def rope(
     return q, k
 
 
+_INT64 = frozenset({torch.int64})
+
+
+def _on_device(q, k, cos, sin, position_ids):
+    """Whether the kernels can take tensors of these dtypes where they are."""
+    if k is None or cos is None or sin is None:  # accelerated() skips these
+        return False
+    return accelerated(q, k, cos, sin) and (
+        position_ids is None or accelerated(position_ids, dtypes=_INT64) and position_ids.device == q.device
+    )
+
+
 class _Rotation:
     """The arguments of rope, checked, with all dimensions."""
 
     def __init__(self, q, k, cos, sin, position_ids, heads_dim, interleaved, rotary_dim, sections):
+        self.on_device = _on_device(q, k, cos, sin, position_ids)
+        if not self.on_device:
+            require_tensors("rope", q=q, k=k, cos=cos, sin=sin)
+            require_tensors("rope", optional=True, position_ids=position_ids)
         _expect(heads_dim in (1, 2), f"unsqueeze_dim must be 1 or 2, not {heads_dim}")
         _expect(q.dim() == 4, f"q must have 4 dimensions, and is {list(q.shape)}")
         expected = list(q.shape)
@@ -122,14 +139,9 @@ class _Rotation:
         return y
 
     def accelerated(self):
-        q, k, cos, sin, positions = self.q, self.k, self.cos, self.sin, self.positions
+        q, k, cos, sin = self.q, self.k, self.cos, self.sin
         return (
-            accelerated(q, k, cos, sin)
-            and (
-                positions is None
-                or accelerated(positions, dtypes=frozenset({torch.int64}))
-                and positions.device == q.device
-            )
+            self.on_device
             and q.dtype == k.dtype
             and cos.dtype == sin.dtype
             and cos.dtype in (q.dtype, torch.float32)

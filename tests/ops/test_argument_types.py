@@ -15,6 +15,7 @@ LEFT_OUT = {
     "gelu": ["approximate"],
     "matrix_rank": ["tol"],
     "pinv": ["rcond"],
+    "rms_norm": ["offset"],
     "scaled_dot_product_attention": ["window", "lower_right", "softcap", "sinks", "return_lse"],
     "softmax": ["temperature"],
 }
