@@ -40,7 +40,7 @@ _LAZY = {
     "explain": "_explain",
     "report": "overrides",
 }
-_LAZY_MODULES = frozenset({"golden", "integrations", "msl", "nn", "overrides", "simulator"})
+_LAZY_MODULES = frozenset({"gguf", "golden", "integrations", "msl", "nn", "overrides", "simulator"})
 
 __all__ = [
     "active_overrides",
@@ -50,6 +50,7 @@ __all__ = [
     "disable_pytorch_overrides",
     "enable_pytorch_overrides",
     "explain",
+    "gguf",
     "golden",
     "integrations",
     "linalg",
