@@ -41,7 +41,7 @@ _LAZY = {
     "generate": "generation",
     "report": "overrides",
 }
-_LAZY_MODULES = frozenset({"generation", "golden", "integrations", "msl", "nn", "overrides", "simulator"})
+_LAZY_MODULES = frozenset({"generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "simulator"})
 
 __all__ = [
     "active_overrides",
@@ -53,6 +53,7 @@ __all__ = [
     "explain",
     "generate",
     "generation",
+    "gguf",
     "golden",
     "integrations",
     "linalg",
@@ -78,7 +79,7 @@ __all__ += rotary.__all__
 __all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import generation, golden, integrations, msl, nn, overrides, simulator
+    from . import generation, gguf, golden, integrations, msl, nn, overrides, simulator
     from ._explain import explain
     from .generation import generate
     from .msl.library import compile_shader
