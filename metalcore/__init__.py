@@ -38,9 +38,10 @@ _LAZY = {
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
+    "generate": "generation",
     "report": "overrides",
 }
-_LAZY_MODULES = frozenset({"gguf", "golden", "integrations", "msl", "nn", "overrides", "simulator"})
+_LAZY_MODULES = frozenset({"generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "simulator"})
 
 __all__ = [
     "active_overrides",
@@ -50,6 +51,8 @@ __all__ = [
     "disable_pytorch_overrides",
     "enable_pytorch_overrides",
     "explain",
+    "generate",
+    "generation",
     "gguf",
     "golden",
     "integrations",
@@ -76,8 +79,9 @@ __all__ += rotary.__all__
 __all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import golden, integrations, msl, nn, overrides, simulator
+    from . import generation, gguf, golden, integrations, msl, nn, overrides, simulator
     from ._explain import explain
+    from .generation import generate
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
 
