@@ -26,7 +26,14 @@ setup(
     packages=find_packages(include=["metalcore", "metalcore.*"]),
     py_modules=["metalcore_autoload"],
     package_data={
-        "metalcore": ["py.typed", "include/*.h", "golden/reference.zip", "**/*.pyi", "msl/include/**/*", "msl/check/include/*"],
+        "metalcore": [
+            "py.typed",
+            "include/*.h",
+            "golden/reference.zip",
+            "**/*.pyi",
+            "msl/include/**/*",
+            "msl/check/include/*",
+        ],
     },
     ext_modules=[ops_extension(), *c_library()],
     cmdclass={"build_ext": Build, "bdist_wheel": Wheel},

@@ -5,7 +5,7 @@
 
 #include <cmath>
 #include <optional>
-#include <string>
+#include <type_traits>
 
 namespace metalcore::c_api {
 namespace {
@@ -44,8 +44,7 @@ void check_indptr(const Call& call, const char* name, const Tensor& numbers, int
   const auto* values = static_cast<const int32_t*>(numbers.data_ptr());
   int64_t last = 0;
   for (int64_t i = 0; i < numbers.numel(); ++i) {
-    call.require(values[i] >= last && values[i] <= most, name,
-                 "must ascend from 0 to at most " + std::to_string(most));
+    call.require(values[i] >= last && values[i] <= most, name, "must ascend from 0 to at most ", most);
     last = values[i];
   }
 }
@@ -53,16 +52,14 @@ void check_indptr(const Call& call, const char* name, const Tensor& numbers, int
 void check_within(const Call& call, const char* name, const Tensor& numbers, int64_t least, int64_t most) {
   const auto* values = static_cast<const int32_t*>(numbers.data_ptr());
   for (int64_t i = 0; i < numbers.numel(); ++i)
-    call.require(values[i] >= least && values[i] <= most, name,
-                 "must be from " + std::to_string(least) + " to " + std::to_string(most));
+    call.require(values[i] >= least && values[i] <= most, name, "must be from ", least, " to ", most);
 }
 
 Numbers numbers_of(Call& call, const metalcore_pages& p, bool with_lengths) {
   const Size requests{"pages->requests", p.requests}, bounds{"pages->requests", int64_t{p.requests} + 1};
   const Tensor indptr = call.input("pages->kv_indptr", p.kv_indptr, {bounds});
   const Tensor indices = call.input("pages->kv_indices", p.kv_indices, {{"pages->indices", p.indices}});
-  const Tensor lengths =
-      with_lengths ? call.input("pages->kv_last_page_len", p.kv_last_page_len, {requests}) : indptr;
+  const Tensor lengths = with_lengths ? call.input("pages->kv_last_page_len", p.kv_last_page_len, {requests}) : indptr;
   if (call.on_host()) {
     check_indptr(call, "pages->kv_indptr", indptr, p.indices);
     check_within(call, "pages->kv_indices", indices, 0, int64_t{p.pages} - 1);
@@ -111,8 +108,8 @@ void attend(Call& call, const Attention<T>& a, bool decode) {
 }
 
 template <typename T>
-void append(Call& call, const T* key, const T* value, const int32_t* batch_indices, const int32_t* positions,
-            T* k_pool, T* v_pool, const metalcore_pages* pages, int tokens_) {
+void append(Call& call, const T* key, const T* value, const int32_t* batch_indices, const int32_t* positions, T* k_pool,
+            T* v_pool, const metalcore_pages* pages, int tokens_) {
   check_pages(call, pages);
   const Size tokens{"tokens", tokens_}, heads{"pages->heads", pages->heads}, size{"pages->head_size", pages->head_size};
   const Tensor keys = call.input("key", key, {tokens, heads, size});
@@ -135,9 +132,8 @@ int metalcore_batch_prefill_float(const float* q, const int32_t* qo_indptr, cons
                                   const metalcore_pages* pages, float* out, float* lse, int tokens, int q_heads,
                                   int causal, int window, float scale, float softcap) {
   return call(__func__, [&](Call& call) {
-    attend<float>(call,
-                  {q, qo_indptr, k_pool, v_pool, pages, out, lse, tokens, q_heads, causal, window, scale, softcap},
-                  false);
+    attend<float>(
+        call, {q, qo_indptr, k_pool, v_pool, pages, out, lse, tokens, q_heads, causal, window, scale, softcap}, false);
   });
 }
 
@@ -151,9 +147,8 @@ int metalcore_batch_prefill_bfloat16(const metalcore_bfloat16* q, const int32_t*
   });
 }
 
-int metalcore_batch_decode_float(const float* q, const float* k_pool, const float* v_pool,
-                                 const metalcore_pages* pages, float* out, float* lse, int q_heads, int window,
-                                 float scale, float softcap) {
+int metalcore_batch_decode_float(const float* q, const float* k_pool, const float* v_pool, const metalcore_pages* pages,
+                                 float* out, float* lse, int q_heads, int window, float scale, float softcap) {
   return call(__func__, [&](Call& call) {
     attend<float>(call,
                   {q, nullptr, k_pool, v_pool, pages, out, lse, requests_of(pages), q_heads, 1, window, scale, softcap},
@@ -175,15 +170,13 @@ int metalcore_batch_decode_bfloat16(const metalcore_bfloat16* q, const metalcore
 int metalcore_paged_append_float(const float* key, const float* value, const int32_t* batch_indices,
                                  const int32_t* positions, float* k_pool, float* v_pool, const metalcore_pages* pages,
                                  int tokens) {
-  return call(__func__, [&](Call& call) {
-    append(call, key, value, batch_indices, positions, k_pool, v_pool, pages, tokens);
-  });
+  return call(__func__,
+              [&](Call& call) { append(call, key, value, batch_indices, positions, k_pool, v_pool, pages, tokens); });
 }
 
 int metalcore_paged_append_bfloat16(const metalcore_bfloat16* key, const metalcore_bfloat16* value,
                                     const int32_t* batch_indices, const int32_t* positions, metalcore_bfloat16* k_pool,
                                     metalcore_bfloat16* v_pool, const metalcore_pages* pages, int tokens) {
-  return call(__func__, [&](Call& call) {
-    append(call, key, value, batch_indices, positions, k_pool, v_pool, pages, tokens);
-  });
+  return call(__func__,
+              [&](Call& call) { append(call, key, value, batch_indices, positions, k_pool, v_pool, pages, tokens); });
 }

@@ -6,12 +6,8 @@
 
 namespace metalcore::c_api {
 
-void Call::refuse(const char* argument, const std::string& must) {
-  throw Error(METALCORE_INVALID_ARGUMENT, std::string(argument) + " " + must);
-}
-
 void Call::require_positive(const Size& size) const {
-  require(size.value > 0, size.name, "must be positive, not " + std::to_string(size.value));
+  require(size.value > 0, size.name, "must be positive, not ", size.value);
 }
 
 Tensor Call::array(const char* name, void* data, size_t item, ScalarType type, std::initializer_list<Size> sizes,
@@ -57,8 +53,8 @@ Tensor Call::array(const char* name, void* data, size_t item, ScalarType type, s
 void Call::note(const Range& range) {
   for (size_t i = 0; i < count_; ++i) {
     const Range& other = ranges_[i];
-    if ((range.written || other.written) && range.begin < other.end && other.begin < range.end)
-      refuse(range.name, std::string("overlaps ") + other.name);
+    const bool apart = range.end <= other.begin || other.end <= range.begin;
+    require(apart || !(range.written || other.written), range.name, "overlaps ", other.name);
   }
   if (count_ == ranges_.size()) throw std::logic_error("metalcore: a function has more arguments than Call counts");
   ranges_[count_++] = range;

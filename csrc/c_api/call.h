@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <string>
+#include <sstream>
 #include <type_traits>
 
 namespace metalcore::c_api {
@@ -46,9 +46,13 @@ class Call {
   // Whether the CPU may read the arguments' memory.
   bool on_host() const { return context_.memory->on_host(); }
 
-  // Throws Error(METALCORE_INVALID_ARGUMENT) "<argument> <must>".
-  void require(bool condition, const char* argument, const std::string& must) const {
-    if (__builtin_expect(!condition, false)) refuse(argument, must);
+  // Throws Error(METALCORE_INVALID_ARGUMENT) "<argument> <must>", where `must` is made of parts.
+  template <typename... Must>
+  void require(bool condition, const char* argument, const Must&... must) const {
+    if (__builtin_expect(condition, true)) return;
+    std::ostringstream text;
+    ((text << argument << " ") << ... << must);
+    throw Error(METALCORE_INVALID_ARGUMENT, text.str());
   }
   void require_positive(const Size& size) const;
 
@@ -82,7 +86,6 @@ class Call {
     bool written;
   };
 
-  [[noreturn]] static void refuse(const char* argument, const std::string& must);
   Tensor array(const char* name, void* data, size_t item, ScalarType type, std::initializer_list<Size> sizes,
                const Size& row, Use use);
   void note(const Range& range);

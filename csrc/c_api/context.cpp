@@ -19,8 +19,7 @@ metalcore_context* make(int device, int index, void* stream) {
   find_kernels();
   switch (device) {
     case METALCORE_CPU:
-      if (index != 0 || stream)
-        throw Error(METALCORE_INVALID_ARGUMENT, "index and stream must be 0 for METALCORE_CPU");
+      if (index != 0 || stream) throw Error(METALCORE_INVALID_ARGUMENT, "index and stream must be 0 for METALCORE_CPU");
       return new metalcore_context(aoti_torch_device_type_mps(), 0, host_memory());
     case METALCORE_CUDA: throw Error(METALCORE_NO_DEVICE, "this version has no contexts for NVIDIA GPUs");
     case METALCORE_METAL: throw Error(METALCORE_NO_DEVICE, "this version has no contexts for Metal");

@@ -48,8 +48,8 @@ int metalcore_rms_norm_float(const float* in, const float* weight, float* out, i
   return call(__func__, [&](Call& call) { rms_norm(call, in, weight, out, rows, width, eps); });
 }
 
-int metalcore_rms_norm_bfloat16(const metalcore_bfloat16* in, const metalcore_bfloat16* weight,
-                                metalcore_bfloat16* out, int rows, int width, float eps) {
+int metalcore_rms_norm_bfloat16(const metalcore_bfloat16* in, const metalcore_bfloat16* weight, metalcore_bfloat16* out,
+                                int rows, int width, float eps) {
   return call(__func__, [&](Call& call) { rms_norm(call, in, weight, out, rows, width, eps); });
 }
 

@@ -26,7 +26,8 @@ void rope(Call& call, const RopeArguments<T>& a) {
   call.require_positive({"pairs", a.pairs});
   call.require(2 * int64_t{a.pairs} <= a.head_size, "pairs", "must be at most half of head_size");
   const bool in_place = a.q && a.q_out == a.q;
-  call.require((a.k && a.k_out == a.k) == in_place || a.k_heads == 0, "k_out", "must be k where q_out is q, and only there");
+  call.require((a.k && a.k_out == a.k) == in_place || a.k_heads == 0, "k_out",
+               "must be k where q_out is q, and only there");
   const Size one{"1", 1}, tokens{"tokens", a.tokens}, size{"head_size", a.head_size};
   const Size q_heads{"q_heads", a.q_heads}, k_heads{"k_heads", a.k_heads};
   const Size rows{"table_rows", a.table_rows}, pairs{"pairs", a.pairs};
@@ -36,8 +37,7 @@ void rope(Call& call, const RopeArguments<T>& a) {
   const Rotation rotation{2, 2 * int64_t{a.pairs}, a.interleaved != 0, 0, 0, false};
   if (in_place) {
     const Tensor q = call.output("q", a.q_out, {one, tokens, q_heads, size});
-    const MaybeTensor k =
-        has_k ? MaybeTensor(call.output("k", a.k_out, {one, tokens, k_heads, size})) : std::nullopt;
+    const MaybeTensor k = has_k ? MaybeTensor(call.output("k", a.k_out, {one, tokens, k_heads, size})) : std::nullopt;
     return rotate("rope_", q, k, q, k, cosine, sine, positions, rotation, true);
   }
   const Tensor q = call.input("q", a.q, {one, tokens, q_heads, size});

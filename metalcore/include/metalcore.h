@@ -98,11 +98,10 @@ METALCORE_API int metalcore_add_rms_norm_bfloat16(const metalcore_bfloat16* in, 
 METALCORE_API int metalcore_rope_float(const float* q, const float* k, const float* cosine, const float* sine,
                                        const int64_t* positions, float* q_out, float* k_out, int tokens, int q_heads,
                                        int k_heads, int head_size, int pairs, int table_rows, int interleaved);
-METALCORE_API int metalcore_rope_bfloat16(const metalcore_bfloat16* q, const metalcore_bfloat16* k,
-                                          const float* cosine, const float* sine, const int64_t* positions,
-                                          metalcore_bfloat16* q_out, metalcore_bfloat16* k_out, int tokens,
-                                          int q_heads, int k_heads, int head_size, int pairs, int table_rows,
-                                          int interleaved);
+METALCORE_API int metalcore_rope_bfloat16(const metalcore_bfloat16* q, const metalcore_bfloat16* k, const float* cosine,
+                                          const float* sine, const int64_t* positions, metalcore_bfloat16* q_out,
+                                          metalcore_bfloat16* k_out, int tokens, int q_heads, int k_heads,
+                                          int head_size, int pairs, int table_rows, int interleaved);
 
 /* out[i] = table[indices[i]], rows of `width` numbers. A row that the table does not have is NaN. */
 METALCORE_API int metalcore_embedding_float(const float* table, const int32_t* indices, float* out, int table_rows,
@@ -120,15 +119,15 @@ METALCORE_API int metalcore_sample_bfloat16(const metalcore_bfloat16* logits, co
 /* The keys and values of requests in pages of a pool. Request r has the pages kv_indices[kv_indptr[r]] to
  * kv_indices[kv_indptr[r + 1] - 1], the last of which has kv_last_page_len[r] tokens. */
 typedef struct metalcore_pages {
-  int pages;                       /* of the pool */
-  int page_size;                   /* tokens of a page, 1 to 256 */
-  int heads;                       /* of keys and values */
-  int head_size;                   /* of keys and values */
-  int heads_first;                 /* 0: (pages, page_size, heads, head_size); 1: (pages, heads, page_size, head_size) */
-  int requests;                    /* r above is below this */
-  int indices;                     /* numbers in kv_indices */
-  const int32_t* kv_indptr;        /* requests + 1 numbers */
-  const int32_t* kv_indices;       /* numbers of pages */
+  int pages;                 /* of the pool */
+  int page_size;             /* tokens of a page, 1 to 256 */
+  int heads;                 /* of keys and values */
+  int head_size;             /* of keys and values */
+  int heads_first;           /* 0: (pages, page_size, heads, head_size); 1: (pages, heads, page_size, head_size) */
+  int requests;              /* r above is below this */
+  int indices;               /* numbers in kv_indices */
+  const int32_t* kv_indptr;  /* requests + 1 numbers */
+  const int32_t* kv_indices; /* numbers of pages */
   const int32_t* kv_last_page_len; /* requests numbers; metalcore_paged_append does not read them */
 } metalcore_pages;
 

@@ -34,8 +34,7 @@ typedef struct {
 #ifdef __cplusplus
 extern "C"
 #endif
-    size_t
-    allocations_so_far(void) __attribute__((weak));
+    size_t allocations_so_far(void) __attribute__((weak));
 
 static size_t allocations(void) { return allocations_so_far ? allocations_so_far() : 0; }
 
@@ -125,11 +124,9 @@ static metalcore_pages pages_of(const Argument* a) {
 #define CALLS_OF(suffix, T)                                                                                         \
   static int call_##suffix(const char* name, const Argument* a) {                                                   \
     metalcore_pages p;                                                                                              \
-    if (!strcmp(name, "softmax"))                                                                                   \
-      return metalcore_softmax_##suffix(P(T, 0), P(T, 1), I(2), I(3), F(4));                                        \
+    if (!strcmp(name, "softmax")) return metalcore_softmax_##suffix(P(T, 0), P(T, 1), I(2), I(3), F(4));            \
     if (!strcmp(name, "silu_and_mul")) return metalcore_silu_and_mul_##suffix(P(T, 0), P(T, 1), I(2), I(3));        \
-    if (!strcmp(name, "rms_norm"))                                                                                  \
-      return metalcore_rms_norm_##suffix(P(T, 0), P(T, 1), P(T, 2), I(3), I(4), F(5));                              \
+    if (!strcmp(name, "rms_norm")) return metalcore_rms_norm_##suffix(P(T, 0), P(T, 1), P(T, 2), I(3), I(4), F(5)); \
     if (!strcmp(name, "add_rms_norm"))                                                                              \
       return metalcore_add_rms_norm_##suffix(P(T, 0), P(T, 1), P(T, 2), P(T, 3), P(T, 4), I(5), I(6), F(7));        \
     if (!strcmp(name, "rope"))                                                                                      \

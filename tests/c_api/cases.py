@@ -51,7 +51,9 @@ def _rotated(x, cosine, sine, interleaved):
     pairs = cosine.shape[-1]
     cosine, sine = cosine[:, None], sine[:, None]
     y = x.clone()
-    a, b = (x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]) if interleaved else x[..., : 2 * pairs].split(pairs, -1)
+    a, b = (
+        (x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]) if interleaved else x[..., : 2 * pairs].split(pairs, -1)
+    )
     first, second = a * cosine - b * sine, b * cosine + a * sine
     if interleaved:
         y[..., 0 : 2 * pairs : 2], y[..., 1 : 2 * pairs : 2] = first, second

@@ -20,6 +20,7 @@ class StableLibrary {
 
 #define METALCORE_JOINED_(a, b) a##b
 #define METALCORE_JOINED(a, b) METALCORE_JOINED_(a, b)
-#define STABLE_TORCH_LIBRARY_FRAGMENT(name, m) \
-  [[maybe_unused]] static void METALCORE_JOINED(define_, __COUNTER__)([[maybe_unused]] torch::stable::detail::StableLibrary & m)
+#define STABLE_TORCH_LIBRARY_FRAGMENT(name, m)   \
+  [[maybe_unused]] static void METALCORE_JOINED( \
+      define_, __COUNTER__)([[maybe_unused]] torch::stable::detail::StableLibrary & m)
 #define STABLE_TORCH_LIBRARY_IMPL(name, key, m) STABLE_TORCH_LIBRARY_FRAGMENT(name, m)
