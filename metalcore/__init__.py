@@ -34,6 +34,7 @@ __version__ = "0.1.0"
 # What is not needed by every program is imported when it is first used.
 _LAZY = {
     "active_overrides": "overrides",
+    "compile": "programs",
     "compile_shader": "msl.library",
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
@@ -41,11 +42,14 @@ _LAZY = {
     "generate": "generation",
     "report": "overrides",
 }
-_LAZY_MODULES = frozenset({"generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "simulator"})
+_LAZY_MODULES = frozenset(
+    {"generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "programs", "simulator"}
+)
 
 __all__ = [
     "active_overrides",
     "attention",
+    "compile",
     "compile_shader",
     "dequantize",
     "disable_pytorch_overrides",
@@ -62,6 +66,7 @@ __all__ = [
     "optim",
     "overrides",
     "paged",
+    "programs",
     "quant",
     "quantized_embedding",
     "quantized_linear",
@@ -79,11 +84,12 @@ __all__ += rotary.__all__
 __all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import generation, gguf, golden, integrations, msl, nn, overrides, simulator
+    from . import generation, gguf, golden, integrations, msl, nn, overrides, programs, simulator
     from ._explain import explain
     from .generation import generate
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
+    from .programs import compile
 
 
 def __getattr__(name: str) -> Any:
