@@ -16,7 +16,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # registry has the order in which they are imported.
 # isort: off
 from . import _C  # noqa: F401
-from ._core import tuned  # noqa: F401  (it says where measured tuning is)
+from ._core import after_import, tuned  # noqa: F401  (it says where measured tuning is)
 from . import activation, normalization, attention, embeddings, loss, sampling, linalg, optim, paged, quant, rotary
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
@@ -40,7 +40,7 @@ _LAZY = {
     "explain": "_explain",
     "report": "overrides",
 }
-_LAZY_MODULES = frozenset({"golden", "integrations", "msl", "nn", "overrides", "simulator"})
+_LAZY_MODULES = frozenset({"distributed", "golden", "integrations", "msl", "nn", "overrides", "simulator"})
 
 __all__ = [
     "active_overrides",
@@ -48,6 +48,7 @@ __all__ = [
     "compile_shader",
     "dequantize",
     "disable_pytorch_overrides",
+    "distributed",
     "enable_pytorch_overrides",
     "explain",
     "golden",
@@ -75,7 +76,7 @@ __all__ += rotary.__all__
 __all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import golden, integrations, msl, nn, overrides, simulator
+    from . import distributed, golden, integrations, msl, nn, overrides, simulator
     from ._explain import explain
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
@@ -93,3 +94,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__():
     return sorted({*globals(), *__all__})
+
+
+# DTensor has to know how operators run on shards.
+after_import.after_import("torch.distributed.tensor", lambda: importlib.import_module(f"{__name__}.distributed"))
