@@ -16,7 +16,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # registry has the order in which they are imported.
 # isort: off
 from . import _C  # noqa: F401
-from ._core import tuned  # noqa: F401  (it says where measured tuning is)
+from ._core import after_import, tuned  # noqa: F401  (it says where measured tuning is)
 from . import activation, normalization, attention, embeddings, loss, sampling, linalg, optim, paged, quant, rotary
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
@@ -43,7 +43,7 @@ _LAZY = {
     "report": "overrides",
 }
 _LAZY_MODULES = frozenset(
-    {"generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "programs", "simulator"}
+    {"distributed", "generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "programs", "simulator"}
 )
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "compile_shader",
     "dequantize",
     "disable_pytorch_overrides",
+    "distributed",
     "enable_pytorch_overrides",
     "explain",
     "generate",
@@ -84,7 +85,7 @@ __all__ += rotary.__all__
 __all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import generation, gguf, golden, integrations, msl, nn, overrides, programs, simulator
+    from . import distributed, generation, gguf, golden, integrations, msl, nn, overrides, programs, simulator
     from ._explain import explain
     from .generation import generate
     from .msl.library import compile_shader
@@ -104,3 +105,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__():
     return sorted({*globals(), *__all__})
+
+
+# DTensor has to know how operators run on shards.
+after_import.after_import("torch.distributed.tensor", lambda: importlib.import_module(f"{__name__}.distributed"))
