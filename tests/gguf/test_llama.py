@@ -7,10 +7,11 @@ import torch
 
 from metalcore import gguf
 
-pytestmark = pytest.mark.skipif(
-    llama.llama_cpp is None,
-    reason="llama-cpp-python cannot be imported: nothing is compared with llama.cpp (pip install llama-cpp-python)",
-)
+if llama.llama_cpp is None:
+    pytest.skip(
+        "llama-cpp-python cannot be imported: nothing is compared with llama.cpp (pip install llama-cpp-python)",
+        allow_module_level=True,
+    )
 each_layout = pytest.mark.parametrize("name", list(layouts.CASES))
 COUNT = 64
 
