@@ -17,7 +17,20 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from . import _C  # noqa: F401
 from ._core import tuned  # noqa: F401  (it says where measured tuning is)
-from . import activation, normalization, attention, embeddings, gemm, loss, sampling, linalg, optim, paged, quant, rotary
+from . import (
+    activation,
+    normalization,
+    attention,
+    embeddings,
+    gemm,
+    loss,
+    sampling,
+    linalg,
+    optim,
+    paged,
+    quant,
+    rotary,
+)
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
 from .embeddings import *  # noqa: F403
