@@ -21,6 +21,7 @@ from . import (
     activation,
     normalization,
     attention,
+    elementwise,
     embeddings,
     gemm,
     loss,
@@ -33,6 +34,7 @@ from . import (
 )
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
+from .elementwise import *  # noqa: F403
 from .embeddings import *  # noqa: F403
 from .gemm import *  # noqa: F403
 from .linalg import *  # noqa: F403
@@ -81,6 +83,7 @@ __all__ = [
 ]
 __all__ += activation.__all__
 __all__ += attention.__all__
+__all__ += elementwise.__all__
 __all__ += embeddings.__all__
 __all__ += gemm.__all__
 __all__ += linalg.__all__
