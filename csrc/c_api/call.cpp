@@ -44,7 +44,8 @@ Tensor Call::array(const char* name, void* data, size_t item, ScalarType type, s
     const auto begin = reinterpret_cast<uintptr_t>(data);
     uintptr_t end = 0;
     require(begin % item == 0, name, "is not aligned to its elements");
-    require(!__builtin_add_overflow(begin, static_cast<uintptr_t>(bytes), &end), name, "does not fit into memory");
+    require(!__builtin_add_overflow(begin, static_cast<uintptr_t>(bytes), &end) && end <= INTPTR_MAX, name,
+            "does not fit into memory");
     if (use != kInPlace) note({name, begin, end, use == kWritten});
   }
   return Tensor(empty ? nullptr : data, shape_view, strides_view, type, context_.device_type, context_.index);
