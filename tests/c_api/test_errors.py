@@ -129,17 +129,18 @@ REFUSED = {
 
 def test_refused(c_program, calls):
     for arguments in REFUSED.values():
-        calls.add(
-            *(
-                _Text(argument) if isinstance(argument, str) and index else argument
-                for index, argument in enumerate(arguments)
-            )
-        )
+        calls.add(*as_words(arguments))
     for text, (function, *_), (status, _, error, results) in zip(REFUSED, REFUSED.values(), calls.run(c_program)):
         assert status == "METALCORE_INVALID_ARGUMENT", (text, status, error)
         assert error == f"metalcore_{function}: {text.strip()}"
         for result in results:
             assert (result.view(torch.uint8) == 0x5A).all()
+
+
+def as_words(arguments):
+    """The arguments of Calls.add, in which numbers may be words ("nan")."""
+    function, *rest = arguments
+    return [function, *(_Text(argument) if isinstance(argument, str) else argument for argument in rest)]
 
 
 class _Text(str):
