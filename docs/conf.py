@@ -39,6 +39,7 @@ NAVIGATION = {
             "docs/api",
             "docs/transformers",
             "docs/golden",
+            "docs/c",
             "docs/ops",
             "docs/attention",
             "docs/linalg",
