@@ -98,6 +98,14 @@ REFUSED = {
     "table_rows must not be negative": rope(table_rows=-1),
     "table_rows must not be negative ": ["embedding_float", SMALL, int32(0), out(1, 4), -4, 4, 1],
     "indices is NULL": ["embedding_float", SMALL, None, out(1, 4), 4, 4, 1],
+    "lda must be at least the length of a row": ["gemm_float", X, SMALL, None, out(2, 4), 2, 4, 4, 0, 0, 3, 4],
+    "ldb must be at least the length of a row": ["gemm_float", X, SMALL, None, out(2, 4), 2, 4, 4, 0, 1, 4, 3],
+    "n must not be negative": ["gemm_float", X, SMALL, None, out(2, 4), 2, -4, 4, 0, 0, 4, 4],
+    "a is NULL": ["gemm_float", None, SMALL, None, out(2, 4), 2, 4, 4, 0, 0, 4, 4],
+    "b is NULL": ["grouped_gemm_float", X, None, int32(1, 2), out(2, 4), 2, 4, 4, 2, 0],
+    "ends must ascend from 0 to at most 2": ["grouped_gemm_float", X, X, int32(2, 1), out(2, 2), 2, 2, 2, 2, 0],
+    "k must be from 0 to vocab, and at most 1024": ["topk_float", X, out(2, 5), out(2, 10), 2, 4, 5],
+    "k must be from 1 to 16777216": ["top_k_mask_logits_float", X, out(2, 4), 2, 4, 0],
     "vocab must be positive, not 0": sample(vocab=0),
     "temperature must be finite and not negative": sample(temperature=-1.0),
     "top_k must not be negative": sample(top_k=-1),
@@ -222,6 +230,7 @@ def test_every_pointer_is_checked(c_program, calls):
     }
     assert allowed == {
         ("rms_norm_float", 1),
+        ("gemm_float", 2),
         ("add_rms_norm_float", 2),
         ("batch_prefill_float", 15),
         ("batch_decode_float", 14),
