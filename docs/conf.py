@@ -40,6 +40,7 @@ NAVIGATION = {
             "docs/transformers",
             "docs/quantization",
             "docs/golden",
+            "docs/c",
             "docs/ops",
             "docs/attention",
             "docs/linalg",
