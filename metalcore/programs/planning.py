@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from .ir import is_barrier, mutated_storages, name_of, storage_of, tensors_of, value
+from .passes.transfers import has_kernel
 
 __all__ = ["ALIGNMENT", "Plan", "Planned", "bind_arena", "make_plan", "out_variant"]
 
@@ -149,7 +150,7 @@ def out_variant(node: Node):
     if result.untyped_storage().nbytes() != result.numel() * result.element_size():
         return None
     found = _out_overload(node.target)
-    if found is None:
+    if found is None or not has_kernel(found, result.device):
         return None
     return (
         None if any(storage_of(t) == storage_of(result) for n in node.all_input_nodes for t in tensors_of(n)) else found

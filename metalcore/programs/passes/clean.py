@@ -49,7 +49,7 @@ def remove_no_ops(module: GraphModule) -> None:
 def _does_nothing(node, name, mutated):
     if name in _VIEWS:
         return name != "to" or not argument(node, "copy")
-    if name in ("dropout", "alpha_dropout", "feature_dropout"):
+    if name.removesuffix("_") in ("dropout", "alpha_dropout", "feature_dropout"):
         return not argument(node, "train") or argument(node, "p") == 0
     if any(storage_of(tensor) in mutated for tensor in [*tensors_of(node), *tensors_of(node.args[0])]):
         return False
