@@ -83,4 +83,5 @@ def optimize(
     if constants:
         fold_constants(module)
     clean(module)
+    module.recompile()
     return fused

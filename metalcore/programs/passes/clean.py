@@ -24,7 +24,6 @@ def clean(module: GraphModule) -> None:
     remove_no_ops(module)
     remove_repeated(module)
     remove_dead(module)
-    module.recompile()
 
 
 def remove_no_ops(module: GraphModule) -> None:

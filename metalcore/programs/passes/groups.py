@@ -45,8 +45,6 @@ def group_pointwise(module: GraphModule, build) -> int:
     count = 0
     for members in _find_groups(module.graph):
         count += _replace(module, members, build, count)
-    module.graph.lint()
-    module.recompile()
     return count
 
 

@@ -28,8 +28,6 @@ def put_on_cpu(module: GraphModule) -> int:
         if device is not None and device.type == "mps" and lacks_kernel(node):
             _move(module, node, device)
             count += 1
-    module.graph.lint()
-    module.recompile()
     return count
 
 
