@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from .generated import writing_to
 from .ir import is_barrier, mutated_storages, name_of, storage_of, tensors_of, value
 from .passes.transfers import has_kernel
 
@@ -30,6 +31,7 @@ class Planned(NamedTuple):
     name: str
     kind: str
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: torch.dtype
     nbytes: int
     first: int
@@ -72,10 +74,10 @@ def make_plan(module: GraphModule, device: torch.device | None = None) -> Plan:
             kind = kinds.get(storage, "temporary") if first_of_storage else "view"
             first, last = lives[storage]
             nbytes = tensor.untyped_storage().nbytes()
-            if kind == "temporary" and tensor.device == device and nbytes and out_variant(node) is not None:
+            if kind == "temporary" and tensor.device == device and nbytes and _placeable(node):
                 wanted.append((nbytes, first, last, len(values)))
-            shape = tuple(tensor.shape)
-            values.append(Planned(node.name, kind, shape, tensor.dtype, nbytes, first, last, None))
+            form = tuple(tensor.shape), tensor.stride(), tensor.dtype
+            values.append(Planned(node.name, kind, *form, nbytes, first, last, None))
     offsets, arena = _place(wanted)
     values = [v._replace(offset=offsets.get(i)) for i, v in enumerate(values)]
     parameters = sum(v.nbytes for v in values if v.kind in ("parameter", "static"))
@@ -138,6 +140,15 @@ def _peak(values):
         now += changes[step]
         peak = max(peak, now)
     return peak
+
+
+def _placeable(node):
+    return _of_kernel(node) or out_variant(node) is not None
+
+
+def _of_kernel(node):
+    """Whether a value is a result of a generated kernel, which writes to any memory."""
+    return node.target is operator.getitem and node.args[0].meta.get("place") == "generated"
 
 
 def out_variant(node: Node):
@@ -204,17 +215,24 @@ def bind_arena(module: GraphModule, plan: Plan, device: torch.device) -> Tensor 
         return None
     graph = module.graph
     arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
-    offsets = {v.name: v.offset for v in plan.values if v.offset is not None}
+    memory = {v.name: _view(arena, v) for v in plan.values if v.offset is not None}
     for node in list(graph.nodes):
-        if node.name not in offsets:
-            continue
-        fake, start = value(node), offsets[node.name]
-        memory = arena[start : start + fake.numel() * fake.element_size()].view(fake.dtype)
-        view = memory.as_strided(fake.shape, fake.stride(), memory.storage_offset())
-        name = f"arena_{node.name}"
-        module.register_buffer(name, view, persistent=False)
-        with graph.inserting_before(node):
-            got = graph.get_attr(name)
-        got.meta.update(val=fake, place="arena")
-        node.target, node.kwargs = out_variant(node), {**node.kwargs, "out": got}
+        if node.meta.get("place") == "generated":
+            likes = value(node)
+            places: list[Tensor | None] = [None] * len(likes)
+            for user in node.users:
+                places[user.args[1]] = memory.get(user.name)
+            node.target = writing_to(node.target, places, likes)
+        elif node.name in memory and not _of_kernel(node):
+            name = f"arena_{node.name}"
+            module.register_buffer(name, memory[node.name], persistent=False)
+            with graph.inserting_before(node):
+                got = graph.get_attr(name)
+            got.meta["val"] = value(node)
+            node.target, node.kwargs = out_variant(node), {**node.kwargs, "out": got}
     return arena
+
+
+def _view(arena, planned):
+    memory = arena[planned.offset : planned.offset + planned.nbytes].view(planned.dtype)
+    return memory.as_strided(planned.shape, planned.strides, memory.storage_offset())
