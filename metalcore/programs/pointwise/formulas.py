@@ -122,7 +122,7 @@ _add(
 
 _add("relu", "self", f="({self} <= 0.0f ? 0.0f : {self})", i="({self} <= 0 ? {T}(0) : {self})")
 _add("relu6", "self", f="pw_min(pw_max({self}, 0.0f), 6.0f)")
-_add("silu", "self", f="{self} / (1.0f + exp(-{self}))")
+_add("silu", "self", f="{self} * pw_sigmoid({self})")
 _add("hardswish", "self", f="{self} * pw_min(pw_max({self} + 3.0f, 0.0f), 6.0f) / 6.0f")
 _add("hardsigmoid", "self", f="pw_min(pw_max({self} + 3.0f, 0.0f), 6.0f) / 6.0f")
 _add("mish", "self", f="{self} * tanh(pw_softplus({self}))")

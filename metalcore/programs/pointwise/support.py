@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch.fx import Node
 
-from .lowering import OPERATIONS, Lowering, Value, fake, name_of, result_dtype
+from .accumulators import check_reduction
+from .lowering import OPERATIONS, REDUCTIONS, Lowering, Value, fake, name_of, result_dtype
 from .numbers import Unsupported
 
-__all__ = ["OPERATIONS", "check", "supports"]
+__all__ = ["OPERATIONS", "REDUCTIONS", "check", "supports"]
 
 
 def supports(node: Node) -> str | None:
@@ -25,8 +28,13 @@ def supports(node: Node) -> str | None:
 
 def check(node: Node) -> None:
     """Raises Unsupported where the generator does not take a node."""
+    if node.target is operator.getitem and name_of(node.args[0]) in REDUCTIONS:
+        return
+    if node.op == "call_function" and name_of(node) in REDUCTIONS:
+        check_reduction(node)
+        return
     if node.op != "call_function" or name_of(node) not in OPERATIONS:
-        raise Unsupported(f"{node.target} is no pointwise operation that the generator knows")
+        raise Unsupported(f"{node.target} is no operation that the generator knows")
     device = fake(node).device
     for operand in node.all_input_nodes:
         result_dtype(operand)
