@@ -173,8 +173,7 @@ _EXACT = {
 
 
 def _convert(lowering, node, arguments, dtype):
-    value = next(iter(arguments.values()))
-    return lowering.operand(value, dtype), dtype
+    return lowering.operand(node.args[0], dtype), dtype
 
 
 def _copy(lowering, node, arguments, dtype):
