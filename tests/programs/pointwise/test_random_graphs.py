@@ -12,7 +12,11 @@ FLOATS = [
     *(torch.div, lambda a, b: torch.where(a > b, a, b), lambda a, b: a.masked_fill(b > 0, 0.5)),
     *(lambda a, b: aten.clamp_min.Tensor(a, b), lambda a, b: a * 2.5 - b, lambda a, b: aten.rsub.Scalar(a, 1.5) + b),
     *(lambda a, b: a.floor(), lambda a, b: a.round(), lambda a, b: a.abs(), lambda a, b: a.relu(), lambda a, b: -a),
-    *(lambda a, b: a.clamp(-1.5, 2), lambda a, b: aten.threshold_backward(a, b, 0.25), lambda a, b: a.sign()),
+    *(
+        lambda a, b: a.clamp(-1.5, 2),
+        lambda a, b: aten.threshold_backward(a, b.to(a.dtype), 0.25),
+        lambda a, b: a.sign(),
+    ),
 ]
 INTEGERS = [
     *(torch.add, torch.sub, torch.mul, torch.maximum, torch.bitwise_and, torch.bitwise_xor),

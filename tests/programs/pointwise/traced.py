@@ -30,10 +30,14 @@ def placed(tensor, device):
 
 def steps(a, *references):
     """The largest distance from the nearest of some references, in units of the last place of that one."""
-    a = a.cpu()
-    distances = [_steps(a, reference.cpu()) for reference in references]
-    nearest = torch.stack(distances).nan_to_num(nan=torch.inf).amin(0)
+    nearest = distances(a, *references)
     return nearest.max().item() if nearest.numel() else 0.0
+
+
+def distances(a, *references):
+    """Each element's distance from the nearest of some references, in units of the last place of that one."""
+    found = [_steps(a.cpu(), reference.cpu()) for reference in references]
+    return torch.stack(found).nan_to_num(nan=torch.inf).amin(0)
 
 
 def _steps(a, b):
