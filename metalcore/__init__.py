@@ -34,18 +34,22 @@ __version__ = "0.1.0"
 # What is not needed by every program is imported when it is first used.
 _LAZY = {
     "active_overrides": "overrides",
+    "capture": "replay",
     "compile_shader": "msl.library",
+    "compile_train_step": "replay",
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
     "report": "overrides",
 }
-_LAZY_MODULES = frozenset({"golden", "integrations", "msl", "nn", "overrides", "simulator"})
+_LAZY_MODULES = frozenset({"golden", "integrations", "msl", "nn", "overrides", "replay", "simulator"})
 
 __all__ = [
     "active_overrides",
     "attention",
+    "capture",
     "compile_shader",
+    "compile_train_step",
     "dequantize",
     "disable_pytorch_overrides",
     "enable_pytorch_overrides",
@@ -62,6 +66,7 @@ __all__ = [
     "quantized_embedding",
     "quantized_linear",
     "quantized_linear_experts",
+    "replay",
     "report",
     "simulator",
 ]
@@ -75,10 +80,11 @@ __all__ += rotary.__all__
 __all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import golden, integrations, msl, nn, overrides, simulator
+    from . import golden, integrations, msl, nn, overrides, replay, simulator
     from ._explain import explain
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
+    from .replay import capture, compile_train_step
 
 
 def __getattr__(name: str) -> Any:
