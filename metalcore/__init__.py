@@ -16,7 +16,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # registry has the order in which they are imported.
 # isort: off
 from . import _C  # noqa: F401
-from ._core import tuned  # noqa: F401  (it says where measured tuning is)
+from ._core import after_import, tuned  # noqa: F401  (it says where measured tuning is)
 from . import activation, normalization, attention, embeddings, loss, sampling, linalg, optim, paged, quant, rotary
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
@@ -35,25 +35,37 @@ __version__ = "0.1.0"
 _LAZY = {
     "active_overrides": "overrides",
     "capture": "replay",
+    "compile": "programs",
     "compile_shader": "msl.library",
     "compile_train_step": "replay",
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
+    "generate": "generation",
     "report": "overrides",
 }
-_LAZY_MODULES = frozenset({"golden", "integrations", "msl", "nn", "overrides", "replay", "simulator"})
+_LAZY_MODULES = frozenset(
+    {
+        *("distributed", "generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "programs"),
+        *("replay", "simulator"),
+    }
+)
 
 __all__ = [
     "active_overrides",
     "attention",
     "capture",
+    "compile",
     "compile_shader",
     "compile_train_step",
     "dequantize",
     "disable_pytorch_overrides",
+    "distributed",
     "enable_pytorch_overrides",
     "explain",
+    "generate",
+    "generation",
+    "gguf",
     "golden",
     "integrations",
     "linalg",
@@ -62,6 +74,7 @@ __all__ = [
     "optim",
     "overrides",
     "paged",
+    "programs",
     "quant",
     "quantized_embedding",
     "quantized_linear",
@@ -80,11 +93,13 @@ __all__ += rotary.__all__
 __all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import golden, integrations, msl, nn, overrides, replay, simulator
+    from . import distributed, generation, gguf, golden, integrations, msl, nn, overrides, programs, replay, simulator
     from ._explain import explain
+    from .generation import generate
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
     from .replay import capture, compile_train_step
+    from .programs import compile
 
 
 def __getattr__(name: str) -> Any:
@@ -99,3 +114,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__():
     return sorted({*globals(), *__all__})
+
+
+# DTensor has to know how operators run on shards.
+after_import.after_import("torch.distributed.tensor", lambda: importlib.import_module(f"{__name__}.distributed"))

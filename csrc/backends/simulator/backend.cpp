@@ -80,7 +80,7 @@ class PreparedRecording final : public gpu::Prepared {
     kernels_.clear();
     checked_ = checking().on;
     for (const gpu::Dispatch& dispatch : recording_.dispatches())
-      kernels_.push_back(find_builtin(recording_.name(dispatch), checked_));
+      kernels_.push_back(find_kernel(recording_.name(dispatch), checked_));
   }
 
   const gpu::Recording& recording_;
@@ -103,7 +103,7 @@ class SimulatorBackend final : public gpu::Backend {
     passing_errors_on([&] {
       for (size_t i = first; i < recording.dispatches().size(); ++i) {
         const gpu::Dispatch& dispatch = recording.dispatches()[i];
-        run(recording, dispatch, find_builtin(recording.name(dispatch), checking().on));
+        run(recording, dispatch, find_kernel(recording.name(dispatch), checking().on));
       }
     });
   }
