@@ -98,8 +98,8 @@ if TYPE_CHECKING:  # what __getattr__ imports
     from .generation import generate
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
-    from .replay import capture, compile_train_step
     from .programs import compile
+    from .replay import capture, compile_train_step
 
 
 def __getattr__(name: str) -> Any:

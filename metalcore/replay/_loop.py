@@ -191,6 +191,8 @@ def _out_variant(func):
         other = getattr(func.overloadpacket, name)
         outs = [argument for argument in other._schema.arguments if argument.is_out]
         rest = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
+        if torch.Tag.generated in other.tags:  # it computes a new tensor and copies it
+            continue
         if len(outs) == len(func._schema.returns) and all(str(a.type) == "Tensor" for a in outs) and rest == wanted:
             return other, [argument.name for argument in outs]
     return None
