@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -41,6 +40,5 @@ class Replay:
         return [
             f"{parts}; {len(self.names)} calls of PyTorch's operators between them",
             f"{arena}, of which at most {self.peak_bytes} are in use at once",
-            *(f"PyTorch's: {name}, {times} times" for name, times in Counter(self.names).items()),
             *self.recording.lines(),
         ]
