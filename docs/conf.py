@@ -45,6 +45,7 @@ NAVIGATION = {
             "docs/attention",
             "docs/linalg",
             "docs/optimizers",
+            "docs/programs",
             "docs/performance",
             "docs/tuning",
         ],
