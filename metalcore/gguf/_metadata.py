@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import array
+import math
 from typing import Any
+
+import torch
 
 from ._reader import GGUFError, GGUFFile
 
@@ -28,7 +31,10 @@ class Metadata:
         return self._checked(f"{self.architecture}.{key}", kinds, default)
 
     def number(self, key: str, default: float | None = None) -> float:
-        return float(self._required(key, self.get(key, (int, float), default)))
+        value = float(self._required(key, self.get(key, (int, float), default)))
+        if not math.isfinite(value):
+            raise GGUFError(f"{self.file.path}: key '{self.architecture}.{key}': {value} is no finite number")
+        return value
 
     def count(self, key: str, default: int | None = None) -> int:
         """A number of 1 or more. A file may give it for each layer, if all have the same."""
@@ -47,8 +53,6 @@ class Metadata:
 
     def floats(self, tensor: str) -> list[float] | None:
         """The numbers of a float32 tensor, or None if there is none."""
-        import torch
-
         info = self.file.tensors.get(tensor)
         if info is None:
             return None

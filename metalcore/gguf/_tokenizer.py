@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from typing import Any
 
@@ -46,7 +47,7 @@ def _made(file):
     parts = {name: metadata[f"tokenizer.{key}"] for key, name in _TAKEN.items() if f"tokenizer.{key}" in metadata}
     parts.update({name: list(parts[name]) for name in ("scores", "token_type") if name in parts})
     backend, more = _converter()(metadata["general.architecture"], parts)
-    options = dict(more)
+    backend, options = _without_more(backend, len(parts["tokens"])), dict(more)
     for name, key in _SPECIAL.items():
         token = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token is not None:
@@ -57,6 +58,18 @@ def _made(file):
     options["add_bos_token"] = metadata.get("tokenizer.ggml.add_bos_token", parts["tokenizer_type"] == "llama")
     options["add_eos_token"] = metadata.get("tokenizer.ggml.add_eos_token", False)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
+
+
+def _without_more(backend, count):
+    """Without the special tokens that transformers' classes add to vocabularies that lack them: models have no rows
+    for those."""
+    from tokenizers import Tokenizer
+
+    if backend.get_vocab_size() <= count:
+        return backend
+    parts = json.loads(backend.to_str())
+    parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < count]
+    return Tokenizer.from_str(json.dumps(parts))
 
 
 def _converter():
