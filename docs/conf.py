@@ -41,6 +41,7 @@ NAVIGATION = {
             "docs/golden",
             "docs/ops",
             "docs/attention",
+            "docs/quantization",
             "docs/linalg",
             "docs/optimizers",
             "docs/performance",

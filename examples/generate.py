@@ -1,10 +1,10 @@
-"""A language model of 15 million parameters (random weights, packed as in GGUF files) streams text."""
+"""A language model of 15 million parameters (random weights) becomes a GGUF file, which `metalcore generate` reads."""
 
-import itertools
-import time
+import tempfile
+from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import metalcore
@@ -12,20 +12,21 @@ import metalcore
 if not torch.backends.mps.is_available():
     import metalcore.simulator
 
-from metalcore.generation import stream
-from metalcore.integrations import transformers as metalcore_transformers
+from metalcore.cli import main
 
-NEW = 48
-
-# Since the weights are random, the words are, too: syllables, with spaces between some of them.
-syllables = ["".join(letters) for letters in itertools.product("bdfgklmnprstvz", "aeiou", ["", "l", "n", "r", "s"])]
-words = [space + syllable for space in (" ", "") for syllable in syllables]
-tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
-tokenizer.decoder = decoders.Fuse()
+# Since the weights are random, the words are, too: syllables of a consonant, a vowel and a last letter. Ġ is a space.
+letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+consonants, vowels, last = "bdfgklmnprstvz", "aeiou", "lnrs"
+merges = [("Ġ", consonant) for consonant in consonants]
+merges += [(space + consonant, vowel) for space in ("", "Ġ") for consonant in consonants for vowel in vowels]
+merges += [("".join(pair), letter) for pair in merges[len(consonants) :] for letter in last]
+words = letters + ["".join(pair) for pair in merges]
+tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=merges))
+tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+tokenizer.decoder = decoders.ByteLevel()
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 torch.manual_seed(0)
-begin = time.perf_counter()
 with torch.device("mps"):
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -39,16 +40,14 @@ with torch.device("mps"):
             bos_token_id=None,
             eos_token_id=None,
         )
-    ).eval()
+    )
+    model.lm_head.weight.data[: len(letters) + len(consonants)] = 0  # letters alone are rare
 count = sum(parameter.numel() for parameter in model.parameters())
-report = metalcore.quant.quantize_model(model, "q8_0")
-print(f"A Llama with {count / 1e6:.1f} million parameters, packed in {time.perf_counter() - begin:.1f} s.")
-print(report)
-print()
+print(f"A Llama with {count / 1e6:.1f} million parameters:", metalcore.quant.quantize_model(model, "q8_0"), end="\n\n")
 
-generator = torch.Generator("mps").manual_seed(2)
-with metalcore_transformers.patch():
-    begin = time.perf_counter()
-    for [token] in stream(model, [[0, 100, 200]], max_new_tokens=NEW, temperature=0.8, top_p=0.95, generator=generator):
-        print(tokenizer.decode([token]), end="", flush=True)
-print(f"\n\n{NEW / (time.perf_counter() - begin):.0f} tokens/s on mps")
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "model.gguf"
+    metalcore.gguf.save_gguf(model, path, tokenizer)
+    words = ["-p", "Once upon a time", "-n", "24", "--temperature", "0.8", "--top-p", "0.9", "--seed", "1"]
+    print(f"metalcore generate {path.name} {' '.join(words)}\n\nOnce upon a time", end="", flush=True)
+    main(["generate", str(path), *words, "--dtype", "float32"])

@@ -104,7 +104,7 @@ def _write(model, tokenizer, tokens, **options):
             if count == 0:
                 first = time.perf_counter()
             count += 1
-            sys.stdout.write(text.push(token))
+            sys.stdout.write(text.push(token))  # pyright: ignore[reportArgumentType]  (one row)
             sys.stdout.flush()
         end = time.perf_counter()
     print(text.rest(), flush=True)

@@ -79,11 +79,11 @@ class MetalcoreQuantizer(HfQuantizer):
             self.pre_quantized = True
         return model
 
-    def is_serializable(self) -> bool:
+    def is_serializable(self) -> Any:
         return True
 
     @property
-    def is_trainable(self) -> bool:
+    def is_trainable(self) -> Any:
         return True
 
 

@@ -195,7 +195,7 @@ def _ordinary(module):
     )
 
 
-def _rows(module, role):
+def _rows(module, role) -> list[tuple[str, int]]:
     """(role, length of rows) of each of a module's weights."""
     kind = _kind(module)
     if kind == "experts":
