@@ -43,6 +43,7 @@ NAVIGATION = {
             "docs/c",
             "docs/ops",
             "docs/attention",
+            "docs/quantization",
             "docs/linalg",
             "docs/optimizers",
             "docs/programs",
