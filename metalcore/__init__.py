@@ -76,7 +76,7 @@ __all__ += rotary.__all__
 __all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import golden, integrations, msl, nn, overrides, simulator
+    from . import gguf, golden, integrations, msl, nn, overrides, simulator
     from ._explain import explain
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
