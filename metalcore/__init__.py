@@ -39,6 +39,7 @@ _LAZY = {
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
     "generate": "generation",
+    "quantize_model": "quant",
     "report": "overrides",
 }
 _LAZY_MODULES = frozenset({"generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "simulator"})
@@ -63,6 +64,7 @@ __all__ = [
     "overrides",
     "paged",
     "quant",
+    "quantize_model",
     "quantized_embedding",
     "quantized_linear",
     "quantized_linear_experts",
@@ -84,6 +86,7 @@ if TYPE_CHECKING:  # what __getattr__ imports
     from .generation import generate
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
+    from .quant import quantize_model
 
 
 def __getattr__(name: str) -> Any:
