@@ -8,6 +8,8 @@ import math
 from typing import Any
 
 from ..gguf import GGUFError, GGUFFile
+from ..gguf._config import config_of, layout_of
+from ..gguf._load import check_types
 from ..quant._types import KERNELS
 
 _SHOWN = 70  # characters of a value
@@ -62,10 +64,9 @@ def collect(file: GGUFFile) -> dict[str, Any]:
 
 def _loads(file):
     """True, or why not."""
-    from ..gguf._config import config_of, layout_of
-
     try:
         config_of(file, layout_of(file))
+        check_types(file)
     except GGUFError as error:
         return str(error).removeprefix(f"{file.path}: ")
     return True

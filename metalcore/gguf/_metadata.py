@@ -22,9 +22,10 @@ class Metadata:
 
     def __init__(self, file: GGUFFile):
         self.file = file
-        self.architecture: str = self._checked("general.architecture", str)
-        if not self.architecture:
+        architecture = self._checked("general.architecture", str)
+        if not architecture:
             raise GGUFError(f"{file.path}: key 'general.architecture' is missing")
+        self.architecture: str = architecture
 
     def get(self, key: str, kinds: Any, default: Any = None) -> Any:
         """The value of a key, or the default where it is missing."""
@@ -60,7 +61,7 @@ class Metadata:
             raise GGUFError(f"{self.file.path}: tensor {tensor!r} must be F32 of one dimension")
         return self.file.packed(tensor).view(torch.float32).tolist()
 
-    def _checked(self, key, kinds, default=None):
+    def _checked(self, key: str, kinds: Any, default: Any = None) -> Any:
         value = self.file.metadata.get(key)
         if value is None:
             return default

@@ -33,7 +33,7 @@ def tokenizer_keys(tokenizer: Any, rows: int) -> dict[str, Any]:
         ranks: dict[str, int] = {}
         for rank, pair in enumerate(merges):
             ranks.setdefault(pair.replace(" ", ""), rank)
-        kinds = [_spelled(token, kind, parts) for token, kind in zip(tokens, kinds)]
+        kinds = [_spelled(token, kind, tokenizer.unk_token) for token, kind in zip(tokens, kinds)]
         keys["tokenizer.ggml.model"], keys["tokenizer.ggml.pre"] = "llama", "default"
         keys["tokenizer.ggml.scores"] = [-float(ranks.get(token, len(merges))) for token in tokens]
         keys["tokenizer.ggml.add_space_prefix"] = "▁" in backend.encode("a", add_special_tokens=False).tokens[0]
@@ -61,8 +61,8 @@ def _vocabulary(parts, rows):
     return [token for token, _ in every], [kind for _, kind in every]
 
 
-def _spelled(token, kind, parts):
-    if token == parts["model"].get("unk_token"):
+def _spelled(token, kind, unknown):
+    if token == unknown:
         return _UNKNOWN
     is_byte = kind == _NORMAL and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
     return _BYTE if is_byte else kind

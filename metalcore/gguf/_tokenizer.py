@@ -74,7 +74,7 @@ def _without_more(backend, count):
 
 def _converter():
     try:
-        from transformers.integrations.gguf import convert_gguf_tokenizer
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
     except ImportError:  # before transformers 5.20
         from transformers.integrations.ggml import convert_gguf_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
     return convert_gguf_tokenizer

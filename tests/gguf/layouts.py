@@ -285,3 +285,11 @@ class _Tensors:
 @functools.lru_cache(maxsize=1)
 def tokens():
     return torch.randint(256, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+def sentencepiece():
+    """A tokenizer as Llama 2's: bytes, some letters, and merges of some pairs."""
+    special, letters = ["<unk>", "<s>", "</s>"], [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary = [*special, *letters, "▁", *"adehnt", "th", "the", "▁the", "at"]
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("a", "t")]
+    return transformers.LlamaTokenizer(vocab={token: i for i, token in enumerate(vocabulary)}, merges=merges)

@@ -170,8 +170,8 @@ def _reshape(name, shape):
     "change, message",
     [
         (_set("general.architecture", "falcon"), "architecture 'falcon' cannot be loaded; these can: gemma2"),
-        (_drop("blk.1.ffn_up.weight"), "1 tensors are missing: 'blk.1.ffn_up.weight'"),
-        (_add("blk.7.x"), "1 tensors are unknown: 'blk.7.x'"),
+        (_drop("blk.1.ffn_up.weight"), "1 tensors are missing: blk.1.ffn_up.weight"),
+        (_add("blk.7.x"), "1 tensors are unknown: blk.7.x"),
         (_drop("token_embd.weight"), "tensor 'token_embd.weight' is missing"),
         (_reshape("blk.0.attn_q.weight", (128, 512)), r"has shape \(128, 512\), and the metadata say \(256, 256\)"),
         (_set("llama.block_count", 2**31), "2147483648 layers are promised"),

@@ -1,0 +1,11 @@
+"""Kernels generated from graphs of pointwise operations and reductions.
+
+run = build(graph, examples)      # a torch.fx.Graph of aten's operations
+y, z = run(*tensors)
+"""
+
+from .building import Generated, build
+from .numbers import Unsupported
+from .support import OPERATIONS, REDUCTIONS, supports, tables
+
+__all__ = ["OPERATIONS", "REDUCTIONS", "Generated", "Unsupported", "build", "supports", "tables"]
