@@ -1,4 +1,4 @@
-"""Builds metalcore: the ops (_C.abi3.so), the built-in kernels (lib/) and, in place, the simulated device.
+"""Builds metalcore: the ops (_C.abi3.so), the library for C (lib/libmetalcore.so), the built-in kernels (lib/) and, in place, the simulated device.
 
 Only what changed is rebuilt. How: tools/build. Environment:
   METALCORE_JOBS  compilers to run at once (as many as there are cores, with 2 GB of memory for each)
@@ -15,6 +15,7 @@ from setuptools import find_packages, setup
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # PyTorch would load a metalcore that is installed
+from tools.build.c_library import c_library
 from tools.build.commands import Build, Wheel
 from tools.build.ops_extension import ops_extension
 from tools.build.supported import require_supported
@@ -25,8 +26,15 @@ setup(
     packages=find_packages(include=["metalcore", "metalcore.*"]),
     py_modules=["metalcore_autoload"],
     package_data={
-        "metalcore": ["py.typed", "golden/reference.zip", "**/*.pyi", "msl/include/**/*", "msl/check/include/*"],
+        "metalcore": [
+            "py.typed",
+            "include/*.h",
+            "golden/reference.zip",
+            "**/*.pyi",
+            "msl/include/**/*",
+            "msl/check/include/*",
+        ],
     },
-    ext_modules=[ops_extension()],
+    ext_modules=[ops_extension(), *c_library()],
     cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
 )

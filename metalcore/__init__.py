@@ -16,7 +16,7 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # registry has the order in which they are imported.
 # isort: off
 from . import _C  # noqa: F401
-from ._core import tuned  # noqa: F401  (it says where measured tuning is)
+from ._core import after_import, tuned  # noqa: F401  (it says where measured tuning is)
 from . import (
     activation,
     normalization,
@@ -50,22 +50,31 @@ __version__ = "0.1.0"
 # What is not needed by every program is imported when it is first used.
 _LAZY = {
     "active_overrides": "overrides",
+    "compile": "programs",
     "compile_shader": "msl.library",
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
+    "generate": "generation",
     "report": "overrides",
 }
-_LAZY_MODULES = frozenset({"golden", "integrations", "msl", "nn", "overrides", "simulator"})
+_LAZY_MODULES = frozenset(
+    {"distributed", "generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "programs", "simulator"}
+)
 
 __all__ = [
     "active_overrides",
     "attention",
+    "compile",
     "compile_shader",
     "dequantize",
     "disable_pytorch_overrides",
+    "distributed",
     "enable_pytorch_overrides",
     "explain",
+    "generate",
+    "generation",
+    "gguf",
     "golden",
     "integrations",
     "linalg",
@@ -74,6 +83,7 @@ __all__ = [
     "optim",
     "overrides",
     "paged",
+    "programs",
     "quant",
     "quantized_embedding",
     "quantized_linear",
@@ -93,10 +103,12 @@ __all__ += rotary.__all__
 __all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import golden, integrations, msl, nn, overrides, simulator
+    from . import distributed, generation, gguf, golden, integrations, msl, nn, overrides, programs, simulator
     from ._explain import explain
+    from .generation import generate
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
+    from .programs import compile
 
 
 def __getattr__(name: str) -> Any:
@@ -111,3 +123,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__():
     return sorted({*globals(), *__all__})
+
+
+# DTensor has to know how operators run on shards.
+after_import.after_import("torch.distributed.tensor", lambda: importlib.import_module(f"{__name__}.distributed"))

@@ -107,13 +107,16 @@ Tensor new_strided(Sizes sizes, Sizes strides, ScalarType dtype, const Tensor& l
 }
 
 Tensor new_tensor(Sizes sizes, ScalarType dtype, const Tensor& like) {
-  std::vector<int64_t> strides(sizes.size());
+  constexpr size_t kUsual = 8;  // dimensions, for which nothing is allocated
+  std::array<int64_t, kUsual> few;
+  std::vector<int64_t> many(sizes.size() > kUsual ? sizes.size() : 0);
+  int64_t* const strides = many.empty() ? few.data() : many.data();
   int64_t stride = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
     strides[i] = stride;
     stride *= std::max<int64_t>(sizes[i], 1);
   }
-  return new_strided(sizes, strides, dtype, like);
+  return new_strided(sizes, Sizes(strides, sizes.size()), dtype, like);
 }
 
 bool is_dense(const Tensor& tensor) {

@@ -1,4 +1,6 @@
 // softmax and log_softmax along any dimension.
+#include "softmax.h"
+
 #include "../../kernels/softmax.h"
 #include "replacement.h"
 #include "rows.h"
@@ -50,18 +52,11 @@ uint32_t start_of(const Tensor& tensor) {
 }
 Tensor beginning_at_16(const Tensor& tensor) { return start_of(tensor) ? torch::stable::clone(tensor) : tensor; }
 
-Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float, double scale = 1,
-               bool copied = false) {
-  check_float(op, "x", input);
-  const ScalarType in = input.scalar_type(), out = half_to_float ? ScalarType::Float : in;
-  dim = wrap(op, dim, input.dim());
+// Fills y, a contiguous tensor with the shape of `input`. `dim` is not negative.
+void forward_into(const char* op, const Tensor& y, const Tensor& input, int64_t dim, double scale, bool copied) {
+  const ScalarType in = input.scalar_type(), out = y.scalar_type();
   const Shape shape = shape_along(input.sizes(), dim);
-  if (copy_is_faster(shape))
-    return as_contiguous(torch::stable::transpose(
-        forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float, scale, true), dim, -1));
-
-  Tensor y = new_tensor(input.sizes(), out, input);
-  if (shape.rows == 0 || shape.length == 0) return y;
+  if (shape.rows == 0 || shape.length == 0) return;
   const Rows x =
       shape.inner == 1 ? rows_of(input, shape.length) : contiguous_rows_of(input, shape.length * shape.inner);
   const int64_t row = shape.inner == 1 ? shape.length : shape.inner;  // the length along which kernels load vectors
@@ -79,7 +74,7 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
       .inner = grid_side(shape.inner),
       .aligned = aligned16(x.tensor, shape.inner == 1 ? x.stride : row, row) && aligned16(y, row, row),
       .start = start,
-      .together = start == 0 && (x.stride - shape.length) * x.tensor.element_size() % 16 == 0,
+      .together = start == start_of(y) && (x.stride - shape.length) * x.tensor.element_size() % 16 == 0,
       .splits = plan.splits,
       .share = plan.share,
       .scale = static_cast<float>(scale),
@@ -96,6 +91,17 @@ Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_fl
     kernel(recording, op, plan, in, out).buffer(0, x.tensor).buffer(1, y).bytes(2, params);
     dispatch(recording, plan);
   });
+}
+
+Tensor forward(const char* op, const Tensor& input, int64_t dim, bool half_to_float, double scale = 1,
+               bool copied = false) {
+  check_float(op, "x", input);
+  dim = wrap(op, dim, input.dim());
+  if (copy_is_faster(shape_along(input.sizes(), dim)))
+    return as_contiguous(torch::stable::transpose(
+        forward(op, torch::stable::transpose(input, dim, -1), -1, half_to_float, scale, true), dim, -1));
+  Tensor y = new_tensor(input.sizes(), half_to_float ? ScalarType::Float : input.scalar_type(), input);
+  forward_into(op, y, input, dim, scale, copied);
   return y;
 }
 
@@ -184,6 +190,11 @@ Replacement<&takes_backward, &log_softmax_backward> log_softmax_backward_replace
                                                                                      "log_softmax_backward");
 
 }  // namespace
+
+void softmax_into(const Tensor& y, const Tensor& x, double scale) {
+  forward_into("softmax", y, x, x.dim() - 1, scale, false);
+}
+
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

@@ -14,7 +14,7 @@ from torch._C._functorch import unwrap_if_dead as _unwrap_if_dead  # a tensor th
 from torch.compiler import is_compiling
 
 from .. import _C
-from . import refused
+from . import generated, refused
 from .routing import DEVICES
 
 __all__ = ["autograd", "composed_kernel", "cpu_kernel", "fake_kernel", "needs_gradient", "ops"]
@@ -38,7 +38,8 @@ if "cuda" in DEVICES:
     def _compile_for_cuda(capability, requests):
         from ..msl import cuda  # not before a kernel is needed
 
-        return cuda.compile_kernels(capability, requests)
+        programs = [(generated.cuda_number(kernel) or number, kernel, layout) for number, kernel, layout in requests]
+        return cuda.compile_kernels(capability, programs)
 
     _C.cuda_set_compiler(_compile_for_cuda)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -183,6 +184,18 @@ def _logits(batch_size=8, vocab_size=50257):
     return Sample("", ((batch_size, vocab_size),), {"dim": -1}, terms=vocab_size)
 
 
+def _scaled_logits(batch_size=8, vocab_size=50257, temperature=1.0):
+    sample = _logits(batch_size, vocab_size)
+    if temperature == 1:
+        return sample
+    # The gradient is a difference of rounded probabilities, divided by the temperature.
+    return replace(sample, options={"dim": -1, "temperature": temperature}, roundings=math.ceil(1 / temperature))
+
+
+def _reference(x, dim, dtype=None, temperature=1.0):
+    return torch.softmax(x / temperature, dim, dtype=dtype)
+
+
 def _op(function):
     name = function.__name__
     return Op(
@@ -192,7 +205,7 @@ def _op(function):
         operators=(name, f"{name}_backward", *["softmax_scaled"] * (name == "softmax")),
         override=(Override(f"_{name}"), Override(f"_{name}_backward_data")),
         samples=_samples,
-        production=_logits,
+        **({"reference": _reference, "production": _scaled_logits} if name == "softmax" else {"production": _logits}),
     )
 
 

@@ -35,7 +35,7 @@ def _lse_dtype(q):
 def _new_rests(q, v, differentiable):
     """What the operator also gives if it is to be differentiated: the softmax's sums, as two logarithms to base 2 of
     which the first is rounded and the second makes it whole, and what rounding takes from 16-bit results."""
-    sums = q.new_empty(2 * q.shape[:-1].numel() if differentiable else 0, dtype=_lse_dtype(q))
+    sums = q.new_empty((2, *q.shape[:-1]) if differentiable else 0, dtype=_lse_dtype(q))
     return sums, like_heads(q, v.shape[-1]) if differentiable and q.element_size() == 2 else q.new_empty(0)
 
 
@@ -47,7 +47,7 @@ def _(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options):
     if differentiable:
         blind = lse == -torch.inf
         zero = torch.zeros_like(lse)
-        sums.copy_(torch.stack([(lse / math.log(2)).where(~blind, zero), zero.masked_fill(blind, torch.inf)]).flatten())
+        sums.copy_(torch.stack([(lse / math.log(2)).where(~blind, zero), zero.masked_fill(blind, torch.inf)]))
     return _as_heads(out, q), lse.contiguous(), sums, rests.zero_()
 
 

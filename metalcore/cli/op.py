@@ -15,7 +15,7 @@ def add_parser(commands):
         description="Runs an op's cases, checks results and gradients against float64 on the CPU, and times them. "
         "Exits with 1 if one is wrong. Sizes of the case `production` are options: --list shows them.",
         epilog="example: python -m metalcore op softmax --case production --batch_size 2 --vocab_size 32000 "
-        "--dtype bfloat16",
+        "--temperature 0.7 --dtype bfloat16",
     )
     parser.add_argument("op", nargs="?", help="a name, or `all`")
     parser.add_argument("--list", action="store_true", help="print the ops and the options of their production cases")

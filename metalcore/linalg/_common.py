@@ -13,6 +13,7 @@ from .. import _C
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.recording import on_meta
 from .._core.routing import explained
+from .._core.sharded import is_dtensor, whole
 
 __all__ = [
     "Tensors",
@@ -139,6 +140,10 @@ def raise_errors(info, name, A):
         _info_any(info)
         _C.note_torch_step("aten::_local_scalar_dense")  # the host waits there
         return
+    if is_dtensor(info):  # of which each rank has a part: all of them raise
+        if not whole(_info_any(info)).item():
+            return
+        info = whole(info)
     # PyTorch's own check takes two launches more. It makes the message, and graphs can contain it.
     if is_compiling() or _modes_active() > explained.observers or _info_any(info).item():
         _linalg_check_errors(info, name, is_matrix=A.ndim == 2)

@@ -8,6 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
+from .._core.sharded import beside
 from ._by_torch import by_torch
 from ._common import Tensors, in_float32, square, write_out
 from ._overriding import factors_transpose, override, takes_square
@@ -110,7 +111,7 @@ def _cofactors_by_factors(LU, pivots, grad):
     largest = diagonal.abs().amax(-1, keepdim=True)
     tiny = torch.finfo(LU.dtype).eps * torch.where(largest == 0, 1, largest)
     change = torch.where(diagonal == 0, tiny, 0)
-    exchanges = (pivots != torch.arange(1, n + 1, device=pivots.device)).sum(-1)
+    exchanges = (pivots != beside(pivots, torch.arange(1, n + 1, device=pivots.device))).sum(-1)
     value = (diagonal + change).prod(-1) * (1 - 2 * (exchanges % 2))
     return ops.lu_solve(LU + torch.diag_embed(change), pivots, _diagonal(grad * value, n), True, True)
 

@@ -8,6 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient,
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
+from .._core.sharded import beside
 from ._by_torch import by_torch
 from ._common import Tensors, in_float32, skew, write_out
 from ._overriding import override, takes_square
@@ -90,7 +91,7 @@ def _backward(ctx, grad_L, grad_V):
     L, V = ctx.saved_tensors
     if grad_V is None:
         return None if grad_L is None else (V * grad_L.unsqueeze(-2)) @ V.mT, None, None
-    identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)  # E's diagonal divides only zeros
+    identity = beside(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device))  # E's diagonal divides only zeros
     M = skew(V.mT @ grad_V) / (2 * (L.unsqueeze(-2) - L.unsqueeze(-1)) + identity)
     if grad_L is not None:
         M = M + grad_L.diag_embed()

@@ -8,6 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient,
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
+from .._core.sharded import beside
 from ._block_reflector import coupling, unit_lower
 from ._by_torch import by_torch
 from ._common import Tensors, cast_out, in_float32, torch_is_faster, write_out
@@ -204,7 +205,7 @@ def _save_inputs(ctx, inputs, output):
 
 def _householder_product_backward(ctx, grad):
     A, tau = ctx.saved_tensors
-    identity = torch.eye(*A.shape[-2:], dtype=A.dtype, device=A.device)
+    identity = beside(A, torch.eye(*A.shape[-2:], dtype=A.dtype, device=A.device))
     return _reflectors_backward(grad, A, tau, identity, False)
 
 

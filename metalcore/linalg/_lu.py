@@ -8,6 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import well_conditioned
+from .._core.sharded import beside
 from ._by_torch import by_torch
 from ._common import Tensors, in_float32, raise_errors, square, torch_is_faster, write_out
 from ._overriding import checked, override, takes, takes_square
@@ -260,7 +261,7 @@ def _factor_backward(ctx, grad, *_):
     m, n = LU.shape[-2:]
     k = min(m, n)
     P = torch.lu_unpack(LU.detach(), pivots, unpack_data=False)[0] if ctx.pivot else None
-    L = LU[..., :k].tril(-1) + torch.eye(m, k, dtype=LU.dtype, device=LU.device)
+    L = LU[..., :k].tril(-1) + beside(LU, torch.eye(m, k, dtype=LU.dtype, device=LU.device))
     return _gradient(P, L, LU[..., :k, :].triu(), grad[..., :k], grad[..., :k, :]), None
 
 
@@ -298,7 +299,8 @@ def _solve_backward(ctx, grad):
     grad_B = ops.lu_solve(LU, pivots, grad, left, not adjoint)
     grad_LU = None
     if needs_LU:
-        U, L = LU.triu(), LU.tril(-1) + torch.eye(LU.shape[-1], dtype=LU.dtype, device=LU.device)
+        identity = beside(LU, torch.eye(LU.shape[-1], dtype=LU.dtype, device=LU.device))
+        U, L = LU.triu(), LU.tril(-1) + identity
         valid_pivots = pivots.clamp(1, LU.shape[-1])  # lu_unpack checks nothing; for invalid pivots grad_B is nan
         P = torch.lu_unpack(LU.detach(), valid_pivots, unpack_data=False)[0]
         outer, inner = (grad_B, X) if left else (grad_B.mT, X.mT)

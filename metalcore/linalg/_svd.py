@@ -8,6 +8,7 @@ from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient,
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from .._core.samples import low_rank, separated
+from .._core.sharded import beside
 from ._by_torch import by_torch
 from ._common import Tensors, in_float32, skew, write_out
 from ._overriding import override, takes
@@ -139,7 +140,7 @@ def _gradient(U, grad_U, V, grad_V, S, grad_S):
         inside_V = V.mT @ grad_V
         terms.append(column * skew(inside_V))
     # E's two factors divide one after the other, because their product might overflow. E's diagonal divides only zeros.
-    identity = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    identity = beside(S, torch.eye(S.shape[-1], dtype=S.dtype, device=S.device))
     M = sum(terms[1:], terms[0]) / (row - column + identity) / (row + column + identity)
     if grad_S is not None:
         M = M + grad_S.diag_embed()

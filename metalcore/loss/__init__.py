@@ -4,7 +4,8 @@
 # isort: off
 from ._cross_entropy import cross_entropy, selective_log_softmax
 from ._fused_linear import fused_linear_cross_entropy
-from ._divergence import fused_linear_jsd, fused_linear_kl_div, jsd, kl_div
+from ._divergence import jsd, kl_div
+from ._fused_divergence import fused_linear_jsd, fused_linear_kl_div
 
 __all__ = [
     "cross_entropy",

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import alike, autocast_to_float32, is_plain, require_tensors
 from .._core.samples import rows
+from ._cross_entropy_operators import cap, cross_entropy_rows
 
 __all__ = ["cross_entropy", "selective_log_softmax"]
 
@@ -64,7 +65,7 @@ def cross_entropy(
     options = ignore_index, float(label_smoothing), float(softcap or 0.0), float(z_loss)
     if inplace and _replaceable(input, target, reduction):
         return _Replaced.apply(input, target, weight, reduction == "mean", options)
-    return _cross_entropy(input, target, weight, REDUCTIONS[reduction], *options)[0]
+    return cross_entropy_rows(input, target, weight, REDUCTIONS[reduction], *options)[0]
 
 
 def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
@@ -90,7 +91,7 @@ def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
         logits = logits.float()
     flat = logits.reshape(-1, logits.shape[-1])
     # No class is ignored: this one is none.
-    return -_cross_entropy(flat, index.reshape(-1), None, 0, _NO_CLASS, 0.0, 0.0, 0.0)[0].view(index.shape)
+    return -cross_entropy_rows(flat, index.reshape(-1), None, 0, _NO_CLASS, 0.0, 0.0, 0.0)[0].view(index.shape)
 
 
 _NO_CLASS = -(2**63)
@@ -129,7 +130,7 @@ def _by_torch(input, target, weight, ignore_index, reduction, label_smoothing, s
         return F.cross_entropy(
             input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
-    x = _cap(input, softcap or 0.0)
+    x = cap(input, softcap or 0.0)
     loss = F.cross_entropy(x, target, weight, None, ignore_index, None, reduction, label_smoothing)
     if not z_loss:
         return loss
@@ -142,143 +143,6 @@ def _by_torch(input, target, weight, ignore_index, reduction, label_smoothing, s
         weights = 1.0 if weight is None else weight[target.where(counted, 0)]
         divisor = (counted * weights).sum()
     return loss + {"none": squares, "sum": squares.sum(), "mean": squares.sum() / divisor}[reduction]
-
-
-# CPU and fake kernels
-
-
-def _cap(x, softcap):
-    return x.where(x == -torch.inf, softcap * torch.tanh(x / softcap)) if softcap else x
-
-
-def _with_classes_last(x):
-    return x.movedim(1, -1) if x.dim() > 1 else x
-
-
-def _coefficients(x, target, weight, ignore_index, label_smoothing):
-    """The coefficients of all classes in the loss, classes last; which targets are counted; their weights."""
-    classes = x.shape[-1]
-    weights = torch.ones(classes, dtype=x.dtype, device=x.device) if weight is None else weight.to(x.dtype)
-    if target.is_floating_point():
-        target = _with_classes_last(target).to(x.dtype)
-        counted = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
-        row_weights = counted.to(x.dtype)
-    else:
-        counted = target != ignore_index
-        wrong = counted & ((target < 0) | (target >= classes))
-        chosen = target.where(counted & ~wrong, 0)
-        row_weights = (weights[chosen] * counted).where(~wrong, torch.nan)
-        target = (torch.arange(classes, device=x.device) == chosen[..., None]).to(x.dtype)
-        target = target.where(~wrong[..., None], torch.nan)
-    coefficients = ((1 - label_smoothing) * target + label_smoothing / classes) * weights
-    return coefficients * counted[..., None], counted, row_weights
-
-
-def _composite(x, target, weight, ignore_index, label_smoothing, softcap, z_loss):
-    """The losses of rows, their weights, lse and the sums of coefficients, in float32 or float64."""
-    wide = _cap(_with_classes_last(x).to(_wide(x)), softcap)
-    coefficients, counted, row_weights = _coefficients(wide, target, weight, ignore_index, label_smoothing)
-    lse = wide.logsumexp(-1)
-    terms = coefficients * (lse[..., None] - wide)
-    losses = terms.where(coefficients != 0, 0.0).sum(-1) + z_loss * lse.square()
-    return losses.where(counted, 0.0), row_weights, lse, coefficients.sum(-1)
-
-
-def _wide(x):
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-@cpu_kernel("cross_entropy")
-def _(x, target, weight, reduction, ignore_index, label_smoothing, softcap, z_loss):
-    losses, weights, lse, mass = _composite(x, target, weight, ignore_index, label_smoothing, softcap, z_loss)
-    saved = torch.stack((lse, mass), -1).view(-1, 2).float()
-    total = weights.sum().view(1).float() if reduction == 1 else torch.ones(1, device=x.device)
-    loss = losses.contiguous() if reduction == 0 else losses.sum() / total[0]
-    return loss.to(x.dtype), saved, total
-
-
-@fake_kernel("cross_entropy")
-def _(x, target, weight, reduction, ignore_index, label_smoothing, softcap, z_loss):
-    shape = (x.shape[:1] + x.shape[2:] if x.dim() > 1 else ()) if reduction == 0 else ()
-    count = x.numel() // x.shape[1 if x.dim() > 1 else 0]
-    return x.new_empty(shape), x.new_empty((count, 2), dtype=torch.float32), x.new_empty(1, dtype=torch.float32)
-
-
-def _gradient(grad, x, target, weight, total, reduction, ignore_index, label_smoothing, softcap, z_loss):
-    """cross_entropy_backward in PyTorch's ops, differentiable to any order."""
-    wide = _with_classes_last(x).to(_wide(x))
-    y = _cap(wide, softcap)
-    coefficients, counted, _ = _coefficients(y, target, weight, ignore_index, label_smoothing)
-    lse = y.logsumexp(-1, keepdim=True)
-    factor = coefficients.sum(-1, keepdim=True) + 2 * z_loss * lse
-    scale = (grad.to(_wide(x)) / total.to(_wide(x))[0]).expand(x.shape[:1] + x.shape[2:] if x.dim() > 1 else ())
-    gx = (factor * (y - lse).exp() - coefficients) * scale[..., None]
-    if softcap:
-        gx = gx * (1 - (y / softcap).square()).where(y != -torch.inf, 0.0)
-    gx = gx.where(counted[..., None], 0.0).to(x.dtype)
-    return gx.movedim(-1, 1) if x.dim() > 1 else gx
-
-
-@cpu_kernel("cross_entropy_backward")
-def _(grad, x, target, weight, saved, total, reduction, *options):
-    return _gradient(grad, x, target, weight, total, reduction, *options).contiguous()
-
-
-@fake_kernel("cross_entropy_backward")
-def _(grad, x, target, weight, saved, total, reduction, *options):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@cpu_kernel("cross_entropy_")
-def _(x, target, weight, scale, *options):
-    losses = _composite(x, target, weight, *options)[0]
-    scale = scale if scale.numel() == 1 else scale.view(-1)
-    one = torch.ones(1, device=x.device)
-    x.copy_(_gradient(scale.squeeze(), x, target, weight, one, 2, *options))
-    return losses.float()
-
-
-@fake_kernel("cross_entropy_")
-def _(x, target, weight, scale, *options):
-    return x.new_empty(x.shape[0], dtype=torch.float32)
-
-
-# Derivatives
-
-
-def _save(ctx, inputs, output):
-    x, target, weight, *ctx.options = inputs
-    _, saved, total = output
-    ctx.mark_non_differentiable(saved, total)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, target, weight, saved, total)
-
-
-def _backward(ctx, grad, *_):
-    if grad is None:
-        return (None,) * 8
-    x, target, weight, saved, total = ctx.saved_tensors
-    return _cross_entropy_gradient(grad, x, target, weight, saved, total, *ctx.options), *((None,) * 7)
-
-
-def _save_backward(ctx, inputs, output):
-    grad, x, target, weight, _, total, *ctx.options = inputs
-    ctx.save_for_backward(grad, x, target, weight, total)
-
-
-def _double_backward(ctx, cotangent):
-    """Differentiates _gradient, which is differentiable to any order."""
-    grad, x, target, weight, total = ctx.saved_tensors
-    with torch.enable_grad():
-        inputs = [grad.view_as(grad), x.view_as(x)]
-        gx = _gradient(*inputs, target, weight, total, *ctx.options)  # pyright: ignore[reportCallIssue]
-    wanted = [t for t in inputs if t.requires_grad]
-    found = iter(torch.autograd.grad(gx, wanted, cotangent, create_graph=torch.is_grad_enabled(), allow_unused=True))
-    return *(next(found) if t.requires_grad else None for t in inputs), *((None,) * 9)
-
-
-_cross_entropy = autograd("cross_entropy", _backward, _save)
-_cross_entropy_gradient = autograd("cross_entropy_backward", _double_backward, _save_backward)
 
 
 # In place of the logits

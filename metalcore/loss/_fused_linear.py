@@ -10,7 +10,7 @@ from .._core.operators import autograd, composed_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import alike, is_plain, require_tensors
 from ._cross_entropy import REDUCTIONS, _classes, _takes, cross_entropy, target_weight
-from ._cross_entropy import _gradient as of_logits
+from ._cross_entropy_operators import cross_entropy_gradient as of_logits
 
 __all__ = ["fused_linear_cross_entropy"]
 

@@ -8,6 +8,7 @@ import torch
 from ..activation import geglu, gelu, log_softmax, quick_gelu, relu, relu2, silu, softmax, swiglu
 from ..normalization import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
 from ._embeddings import Embedding, EmbeddingBag
+from ._experts import QuantizedExperts
 from ._losses import CrossEntropyLoss, LinearCrossEntropyLoss
 from ._quantized import QuantizedEmbedding, QuantizedLinear
 
@@ -24,6 +25,7 @@ __all__ = [
     "LinearCrossEntropyLoss",
     "LogSoftmax",
     "QuantizedEmbedding",
+    "QuantizedExperts",
     "QuantizedLinear",
     "QuickGELU",
     "RMSNorm",

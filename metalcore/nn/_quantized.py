@@ -89,6 +89,7 @@ class QuantizedEmbedding(_Packed):
         type: GGML's type, by name or number.
         device: of the weight.
         dtype: of the result, by default PyTorch's default dtype.
+        scale: what the rows are multiplied by, rounded to dtype, as Gemma's embeddings are.
 
     Raises:
         ValueError: the type is unknown, or its blocks do not divide embedding_dim.
@@ -101,21 +102,29 @@ class QuantizedEmbedding(_Packed):
         type: Any,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        scale: float = 1.0,
     ):
         super().__init__(num_embeddings, embedding_dim, type, device)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.dtype = dtype or torch.get_default_dtype()
+        self.scale = torch.tensor(scale, dtype=self.dtype).item()
 
     @classmethod
     def from_embedding(cls, embedding: torch.nn.Embedding, type: Any) -> QuantizedEmbedding:
-        """Packs the weight of a torch.nn.Embedding. Results have that weight's dtype."""
+        """Packs the weight of a torch.nn.Embedding, or of transformers' of Gemma, which scale the rows. Results have
+        that weight's dtype."""
+        (rows, length), dtype = embedding.weight.shape, embedding.weight.dtype
+        scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
         weight = embedding.weight
-        made = cls(*weight.shape, type, device=weight.device, dtype=weight.dtype)  # pyright: ignore[reportCallIssue]
+        made = cls(rows, length, type, device=weight.device, dtype=dtype, scale=scale)
         made.packed = quantize(weight, type)
         return made
 
     def forward(self, indices: Tensor) -> Tensor:
-        return quantized_embedding(indices, self.packed, self.type, self.dtype)
+        rows = quantized_embedding(indices, self.packed, self.type, self.dtype)
+        return rows if self.scale == 1 else rows * self.scale
 
     def extra_repr(self) -> str:
-        return f"{self.num_embeddings}, {self.embedding_dim}, type={self.type.name}"
+        return f"{self.num_embeddings}, {self.embedding_dim}, type={self.type.name}" + (
+            f", scale={self.scale}" if self.scale != 1 else ""
+        )

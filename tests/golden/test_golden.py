@@ -142,7 +142,9 @@ def test_op_command(simulated, capsys, monkeypatch):
         status = main(["op", *words, "--device", "simulator"])
         return status, capsys.readouterr()
 
-    status, said = run("softmax", "--batch_size", "2", "--vocab_size", "321", "--dtype", "bfloat16")
+    status, said = run(
+        "softmax", "--batch_size", "2", "--vocab_size", "321", "--temperature", "0.7", "--dtype", "bfloat16"
+    )
     assert status == 0 and "softmax_production_bfloat16 (2x321)" in said.out
     assert run("silu", "--case", "edge")[0] == 0
     assert run("--list")[0] == 0

@@ -161,7 +161,7 @@ static size_t count_of(const std::string& text, const std::string& part) {
     return nil;
   }
   try {
-    const auto found = simulator::find_builtin(name, false);
+    const auto found = simulator::find_kernel(name, false);
     RuntimePipeline* pipeline = [[RuntimePipeline alloc] init];
     pipeline->name = new std::string(name);
     pipeline->kernel = found.kernel;

@@ -149,7 +149,7 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
 
   Command command;
   simulator::Launch& launch = command.launch;
-  launch.kernel = simulator::find_builtin(*bound->pipeline->name, simulator::checking().on);
+  launch.kernel = simulator::find_kernel(*bound->pipeline->name, simulator::checking().on);
   launch.threads = {uint32_t(threads.width), uint32_t(threads.height), uint32_t(threads.depth)};
   launch.group = {uint32_t(group.width), uint32_t(group.height), uint32_t(group.depth)};
   launch.threadgroup_lengths = bound->threadgroup_lengths;

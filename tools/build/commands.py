@@ -12,12 +12,14 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from torch.utils import cpp_extension
 
 from . import compile_commands
+from .c_library import c_files
 from .cuda_programs import cuda_programs
 from .families import kernel_index
 from .files import copy, copy_tree, remove_others
 from .front_end import compiler
 from .jobs import jobs
 from .metal_kernels import metal_kernels
+from .ops_extension import OBJECTS
 from .places import CSRC, KERNELS, LINUX, MACOS, MACOS_VERSION, PACKAGE, ROOT, WORK
 from .simulated_device import simulated_device
 from .simulator_libraries import simulator_libraries
@@ -35,7 +37,7 @@ class Build(cpp_extension.BuildExtension):
     def run(self):
         cpp_extension.verify_ninja_availability()
         self.tasks, before_the_long_work = Tasks(), Tasks()
-        outputs = kernel_index(before_the_long_work)
+        outputs = [*kernel_index(before_the_long_work), *c_files(before_the_long_work)]
         if LINUX:
             outputs += [*simulator_libraries(self.tasks), *cuda_programs(self.tasks)]
             if self.inplace and not self.editable_mode:  # pip's editable build may be an isolated one
@@ -43,11 +45,12 @@ class Build(cpp_extension.BuildExtension):
         if MACOS:
             outputs += metal_kernels(self.tasks)
         before_the_long_work.run()
+        self.libraries = []
         super().run()
         self.tasks.run()
         # The files go in place (editable), or into the tree that becomes the wheel.
         package = PACKAGE if self.inplace else Path(self.build_lib) / "metalcore"
-        outputs = [output for output in [*outputs, self.extension_file] if output not in self.tasks.left_out]
+        outputs = [output for output in [*outputs, *self.libraries] if output not in self.tasks.left_out]
         outputs = {output: package / output.relative_to(self.tasks.out) for output in outputs}
         for output, target in outputs.items():
             copy(output, target)
@@ -80,13 +83,15 @@ class Build(cpp_extension.BuildExtension):
             super().build_extensions()
 
     def build_extension(self, ext):
-        folder = str(WORK / "objects")
+        folder = str(WORK / ext.objects)
         objects = self.compiler.compile(sorted(ext.sources), output_dir=folder, extra_postargs=ext.extra_compile_args)
-        compile_commands.write(folder, self.compiler.compiler_cxx[0], self.command)
+        if ext.objects == OBJECTS:
+            compile_commands.write(folder, self.compiler.compiler_cxx[0], self.command)
         libraries = [*(f"-L{path}" for path in ext.library_dirs), *(f"-l{name}" for name in ext.libraries)]
-        name = "_C.abi3.so"
-        link = [*self.command, *ext.extra_link_args, *objects, "-o", str(self.tasks.out / name), *libraries]
-        self.extension_file = self.tasks.add(name, map(Path, objects), link, lambda output: run(link))
+        output = self.tasks.out / ext.output
+        output.parent.mkdir(parents=True, exist_ok=True)
+        link = [*self.command, *ext.extra_link_args, *objects, "-o", str(output), *libraries]
+        self.libraries.append(self.tasks.add(ext.output, map(Path, objects), link, lambda output: run(link)))
 
     def copy_extensions_to_source(self):
         """run() has done it."""

@@ -16,6 +16,7 @@ from .places import CSRC, LINUX, MACOS, MACOS_VERSION, PACKAGE, ROOT
 
 TORCH_2_10 = "0x020a000000000000"
 PYTHON_3_10 = "0x030a0000"
+OBJECTS = "objects"  # the folder of its objects, in places.WORK
 # Folders of csrc/backends.
 BACKENDS = {"mps"} if MACOS else {"simulator", "cuda"} if LINUX else set()
 
@@ -23,25 +24,26 @@ BACKENDS = {"mps"} if MACOS else {"simulator", "cuda"} if LINUX else set()
 def ops_extension():
     """A setuptools.Extension."""
     cpp_extension.min_supported_cpython = PYTHON_3_10  # newer releases of PyTorch have a newer one
-    package = _torch_package()
+    package = torch_package()
     extension = cpp_extension.CppExtension(
         "metalcore._C",
         sources(),
         py_limited_api=True,
         extra_compile_args=_compile_flags(package),
-        extra_link_args=_link_flags(),
+        extra_link_args=link_flags(),
     )
     # PyTorch proposes more. Its headers are among the flags, as the system's, since their warnings are not ours; and
     # libc10 has nothing of the stable ABI.
     extension.include_dirs, extension.library_dirs = [], [str(package / "lib")]
+    extension.output, extension.objects = "_C.abi3.so", OBJECTS
     extension.libraries = ["torch_cpu", "torch", *(["dl", "pthread"] if LINUX else [])]
     return extension
 
 
 def sources():
-    """csrc's files, except the backends of other platforms and the simulated device, which is another extension."""
+    """csrc's files, except the backends of other platforms and what becomes another library."""
     others = [folder for folder in (CSRC / "backends").iterdir() if folder.name not in BACKENDS]
-    others.append(CSRC / "simulated_device")
+    others += [CSRC / "simulated_device", CSRC / "c_api"]
     return sorted(
         path.relative_to(ROOT).as_posix()
         for path in CSRC.rglob("*")
@@ -49,7 +51,7 @@ def sources():
     )
 
 
-def _torch_package():
+def torch_package():
     """PyTorch's package: this Python's, or METALCORE_TORCH for another platform's headers and libraries."""
     return Path(os.environ.get("METALCORE_TORCH") or Path(torch.__file__).parent)
 
@@ -76,7 +78,7 @@ def _compile_flags(package):
     return flags
 
 
-def _link_flags():
+def link_flags():
     if MACOS:
         # Python's functions are in the process that loads the extension.
         frameworks = ["-framework", "Metal", "-framework", "Foundation"]

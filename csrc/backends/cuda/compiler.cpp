@@ -1,6 +1,7 @@
 #include "compiler.h"
 
 #include "../../python/arguments.h"
+#include "../../python/callback.h"
 
 #include <stdexcept>
 
@@ -9,21 +10,7 @@ namespace {
 
 using python::Object;
 
-PyObject* compiler = nullptr;  // changed and read with the GIL
-
-// Holds the GIL while it lives.
-class WithGil {
- public:
-  WithGil() {
-    if (!Py_IsInitialized())
-      throw std::runtime_error("metalcore: Python has ended, and with it the compiler of kernels");
-    state_ = PyGILState_Ensure();
-  }
-  ~WithGil() { PyGILState_Release(state_); }
-
- private:
-  PyGILState_STATE state_;
-};
+python::Callback compiler;
 
 Object to_python(const std::vector<Request>& requests) {
   Object list(python::check(PyList_New(0)));
@@ -63,26 +50,14 @@ std::vector<Compiled> from_python(PyObject* list, size_t count) {
 
 }  // namespace
 
-void set_compiler(PyObject* callable) {
-  PyObject* old = compiler;
-  if (callable == Py_None) callable = nullptr;
-  Py_XINCREF(callable);
-  compiler = callable;
-  Py_XDECREF(old);
-}
+void set_compiler(PyObject* callable) { compiler.set(callable); }
 
 std::vector<Compiled> compile(int arch, const std::vector<Request>& requests) {
-  const WithGil gil;
-  if (!compiler) throw std::runtime_error("metalcore: no compiler of CUDA kernels has been set");
-  Py_INCREF(compiler);
-  const Object called(compiler);
-  try {
+  return compiler.call("metalcore: no compiler of CUDA kernels has been set", [&](PyObject* function) {
     const Object list = to_python(requests);
-    const Object results(python::check(PyObject_CallFunction(called.get(), "iO", arch, list.get())));
+    const Object results(python::check(PyObject_CallFunction(function, "iO", arch, list.get())));
     return from_python(results.get(), requests.size());
-  } catch (const python::PythonError&) {
-    throw python::Raised::fetch();
-  }
+  });
 }
 
 }  // namespace metalcore::cuda

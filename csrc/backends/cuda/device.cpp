@@ -1,7 +1,5 @@
 #include "device.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <mutex>
 #include <stdexcept>
@@ -30,13 +28,6 @@ const Device* make(const Driver& driver, int index) {
   return new Device{index, arch, static_cast<uint32_t>(shared), context};
 }
 
-// libtorch_cuda.so is looked up, not linked: this PyTorch may be a build without CUDA.
-using StreamGetter = int32_t (*)(int32_t device, void** stream);
-StreamGetter find_stream_getter() {
-  void* torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-  return torch ? reinterpret_cast<StreamGetter>(dlsym(torch, "aoti_torch_get_current_cuda_stream")) : nullptr;
-}
-
 }  // namespace
 
 const Device& device(int index) {
@@ -62,14 +53,6 @@ CurrentContext::CurrentContext(const Device& device) {
 CurrentContext::~CurrentContext() {
   Context popped;
   if (pushed_) open_driver().pop_context(&popped);
-}
-
-Stream current_stream(const Device& device) {
-  static const StreamGetter getter = find_stream_getter();
-  void* stream = nullptr;
-  if (getter && getter(device.index, &stream) != 0)
-    throw std::runtime_error("metalcore: PyTorch did not tell its current CUDA stream");
-  return static_cast<Stream>(stream);
 }
 
 }  // namespace metalcore::cuda

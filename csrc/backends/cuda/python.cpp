@@ -21,8 +21,6 @@ using python::PythonError;
 
 PyObject* set_compiler_python(PyObject*, PyObject* callable) {
   return guarded([&]() -> PyObject* {
-    if (callable != Py_None && !PyCallable_Check(callable))
-      throw std::invalid_argument("metalcore: a compiler of kernels must be callable");
     set_compiler(callable);
     Py_RETURN_NONE;
   });

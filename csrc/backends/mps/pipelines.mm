@@ -2,6 +2,7 @@
 
 #include "sources.h"
 
+#include "../../gpu/generated.h"
 #include "../../gpu/kernel_index.h"
 #include "../../gpu/refused.h"
 #include "../../python/objects.h"
@@ -101,7 +102,7 @@ class Kernels {
     const std::vector<const Pipeline*> found = made(kernels);
     std::map<std::string, Names> missing;  // by family
     for (size_t i = 0; i < kernels.size(); ++i)
-      if (!found[i]) missing[index_.family(kernels[i])].emplace(kernels[i]);
+      if (!found[i]) missing[family(kernels[i])].emplace(kernels[i]);
     for (const auto& [family, names] : missing) make(device, family, names);
   }
 
@@ -125,6 +126,10 @@ class Kernels {
     return std::exchange(notices_, {});
   }
 
+  // A generated kernel is a family of its own.
+  std::string family(std::string_view kernel) const {
+    return gpu::generated_source(kernel) ? std::string(kernel) : index_.family(kernel);
+  }
   const gpu::KernelIndex& index() const { return index_; }
 
  private:
@@ -157,7 +162,8 @@ class Kernels {
 
   // The same kernels are compiled once. (Metal keeps what it compiled for later processes too.)
   id<MTLLibrary> compiled(id<MTLDevice> device, const std::string& family, const Names& names) {
-    const std::string program = program_of(folder_ / (family + ".metal"), names);
+    const std::string* generated = gpu::generated_source(family);
+    const std::string program = generated ? *generated : program_of(folder_ / (family + ".metal"), names);
     id<MTLLibrary>& library = libraries_[program];
     if (!library) library = compile(device, program, "the program");
     return library;
@@ -212,8 +218,7 @@ std::vector<const Pipeline*> pipelines(id<MTLDevice> device, const std::vector<s
 }
 
 void refuse_family(std::string_view kernel, const std::string& reason) {
-  noticing(
-      [&] { kernels().refuse(kernels().index().family(kernel), "kernel '" + std::string(kernel) + "': " + reason); });
+  noticing([&] { kernels().refuse(kernels().family(kernel), "kernel '" + std::string(kernel) + "': " + reason); });
   throw std::logic_error("unreachable");
 }
 

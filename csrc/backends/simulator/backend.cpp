@@ -26,7 +26,7 @@ Binding bind_table(const gpu::BufferView* views, size_t count, PointerTable& tab
 
 void run(const gpu::Recording& recording, const gpu::Dispatch& dispatch) {
   Launch launch = {};
-  launch.kernel = find_builtin(recording.name(dispatch), checking().on);
+  launch.kernel = find_kernel(recording.name(dispatch), checking().on);
   std::array<PointerTable, kMaximumBuffers> tables;
   for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument) {
     Binding& binding = launch.buffers[argument->index];

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -70,12 +71,13 @@ void execute_normal(const Launch& launch) {
   uint64_t piece = std::max<uint64_t>(1, grid.groups / (uint64_t{num_threads()} * 32));
   if (!fibers) piece = std::max<uint64_t>(piece, 2048 / grid.group_size);
   const bool wide = fibers && grid.groups * grid.group_size >= 1024;
-  parallel(grid.groups, piece, wide, [&](Claim& claim) {
+  const auto task = [&](Claim& claim) {
     catch_traps();
     Scratch scratch;
     scratch->begin(launch.kernel, grid.dispatch);
     for (uint64_t begin, end; claim(begin, end);) scratch->run(begin, end, fibers);
-  });
+  };
+  parallel(grid.groups, piece, wide, std::cref(task));  // a function object would allocate memory for a copy
 }
 
 // The bits are the seed, then whether misaligned accesses are allowed, then whether checking is on.

@@ -1,7 +1,9 @@
 #include "library.h"
 
+#include "../../gpu/generated.h"
 #include "../../gpu/kernel_index.h"
 
+#include "compiler.h"
 #include "runtime.h"
 
 #include <dlfcn.h>
@@ -44,7 +46,7 @@ struct State {
   std::map<std::string, const Library*> by_path;
   std::string library_path = default_library_path(), isa;
   std::optional<gpu::KernelIndex> index;
-  References builtin[2];  // those asked for: normal, checking
+  References by_name[2];  // those asked for: normal, checking
 };
 
 // It is never destroyed: kernels may still run while the process ends. A fork waits until no library is being opened.
@@ -142,11 +144,17 @@ const Library& library(uint32_t id) {
   return s.libraries[id];
 }
 
-KernelReference find_builtin(std::string_view kernel, bool checking) {
-  State& s = state();
-  std::lock_guard lock(s.mutex);
-  References& references = s.builtin[checking];
-  if (const auto found = references.find(kernel); found != references.end()) return found->second;
+namespace {
+
+KernelReference keep(State& s, const Library& opened, std::string_view kernel, bool checking) {
+  const msl_abi::Kernel* found = opened.find(kernel);
+  if (!found)
+    throw std::runtime_error("metalcore: " + opened.path + " has no kernel '" + std::string(kernel) +
+                             "', which it should have");
+  return s.by_name[checking].emplace(kernel, KernelReference{&opened, found}).first->second;
+}
+
+KernelReference open_builtin(State& s, std::string_view kernel, bool checking) {
   const fs::path folder = fs::path(s.library_path) / (checking ? "checking" : isa(s));
   std::error_code error;
   if (!fs::is_directory(folder, error))
@@ -155,12 +163,22 @@ KernelReference find_builtin(std::string_view kernel, bool checking) {
                              "and " +
                              folder.string() + " is missing");
   if (!s.index) s.index.emplace(s.library_path);
-  const Library& opened = load(s, (folder / (s.index->family(kernel) + ".so")).string());
-  const msl_abi::Kernel* found = opened.find(kernel);
-  if (!found)
-    throw std::runtime_error("metalcore: " + opened.path + " has no kernel '" + std::string(kernel) +
-                             "', which it should have");
-  return references.emplace(kernel, KernelReference{&opened, found}).first->second;
+  return keep(s, load(s, (folder / (s.index->family(kernel) + ".so")).string()), kernel, checking);
+}
+
+}  // namespace
+
+KernelReference find_kernel(std::string_view kernel, bool checking) {
+  State& s = state();
+  {
+    std::lock_guard lock(s.mutex);
+    const References& references = s.by_name[checking];
+    if (const auto found = references.find(kernel); found != references.end()) return found->second;
+    if (!gpu::generated_source(kernel)) return open_builtin(s, kernel, checking);
+  }
+  const std::string path = compile_generated(kernel, checking);
+  std::lock_guard lock(s.mutex);
+  return keep(s, load(s, path), kernel, checking);
 }
 
 void set_library_path(const std::string& path) {
@@ -169,7 +187,7 @@ void set_library_path(const std::string& path) {
   s.library_path = path;
   s.isa.clear();
   s.index.reset();
-  for (References& references : s.builtin) references.clear();
+  for (References& references : s.by_name) references.clear();
 }
 
 std::string library_path() {

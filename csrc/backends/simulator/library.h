@@ -36,9 +36,9 @@ const Library& load_library(const std::string& path);
 const Library& library(uint32_t id);
 
 // Built-in kernels lie in <library path>/<isa>/<family>.so, and in checking/<family>.so for checking mode; in which
-// family, says gpu::KernelIndex. It is opened when one of its kernels is first asked for. Throws std::runtime_error for
-// an unknown kernel.
-KernelReference find_builtin(std::string_view kernel, bool checking);
+// family, says gpu::KernelIndex. It is opened when one of its kernels is first asked for. A generated kernel is
+// compiled then. Throws std::runtime_error for an unknown kernel.
+KernelReference find_kernel(std::string_view kernel, bool checking);
 void set_library_path(const std::string& path);
 std::string library_path();
 // The name of the folder of built-in libraries that suits this CPU best among those that exist.

@@ -1,5 +1,6 @@
 #include "../../python/methods.h"
 
+#include "compiler.h"
 #include "fault.h"
 #include "launch.h"
 #include "pool.h"
@@ -177,6 +178,13 @@ PyObject* set_path(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* set_compiler_python(PyObject*, PyObject* callable) {
+  return guarded([&]() -> PyObject* {
+    set_compiler(callable);
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* set_checking_python(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
     int on, misaligned = 0;
@@ -252,6 +260,9 @@ PyMethodDef methods[] = {
      "and group are three numbers each"},
     {"simulator_set_library_path", set_path, METH_VARARGS,
      "simulator_set_library_path(folder): where the built-in kernels' libraries are"},
+    {"simulator_set_compiler", set_compiler_python, METH_O,
+     "simulator_set_compiler(compiler): what compiles generated kernels, or None. It is called from any thread as "
+     "compiler(kernel, checking) and returns the path of a translated library"},
     {"simulator_set_checking", set_checking_python, METH_VARARGS,
      "simulator_set_checking(on, seed=0, misaligned=False): switches checking mode of this process"},
     {"simulator_set_flushing", set_flushing_python, METH_VARARGS,

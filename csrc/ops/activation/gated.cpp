@@ -1,5 +1,7 @@
 // activation(gate) * up, of two tensors (swiglu, geglu) or of the two halves of one tensor's last dimension
 // (silu_and_mul, gelu_and_mul).
+#include "gated.h"
+
 #include "../../../kernels/activation/gated.h"
 #include "../rows.h"
 #include "names.h"
@@ -113,14 +115,11 @@ std::vector<int64_t> halved(const Tensor& x) {
 }
 
 Tensor gated_packed(const Tensor& x, const std::string& activation) {
-  const int64_t length = check_packed("gated_packed", x);
+  check_packed("gated_packed", x);
   check_activation("gated_packed", activation);
   const std::vector<int64_t> sizes = halved(x);
   const Tensor y = new_tensor(Sizes(sizes.data(), sizes.size()), x.scalar_type(), x);
-  if (y.numel() == 0) return y;
-  const Rows rows = rows_of(x, 2 * length);
-  const Half g{rows}, u{rows, length}, out{{y, length}};
-  record_gated("gated_packed", activation, "", {&g, &u, &out}, y.numel() / length, length, y);
+  gated_packed_into(y, x, activation);
   return y;
 }
 
@@ -142,6 +141,15 @@ Tensor gated_packed_backward(const Tensor& grad, const Tensor& x, const std::str
 }
 
 }  // namespace
+
+void gated_packed_into(const Tensor& y, const Tensor& x, const std::string& activation) {
+  if (y.numel() == 0) return;
+  const int64_t length = last_size(y);
+  const Rows rows = rows_of(x, 2 * length);
+  const Half g{rows}, u{rows, length}, out{{y, length}};
+  record_gated("gated_packed", activation, "", {&g, &u, &out}, y.numel() / length, length, y);
+}
+
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

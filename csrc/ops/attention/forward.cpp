@@ -62,8 +62,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_forward(
   const Tensor out = attention::new_like_heads(q, v.size(3));
   const int64_t shape[3] = {q.size(0), q.size(1), q.size(2)};
   Tensor lse = new_tensor(Sizes(shape, 3), ScalarType::Float, q);
-  const int64_t numbers = q.size(0) * q.size(1) * q.size(2), none[1] = {0};
-  Tensor sums = new_tensor({differentiable ? 2 * numbers : 0}, ScalarType::Float, q);
+  const int64_t pairs[4] = {2, q.size(0), q.size(1), q.size(2)}, none[1] = {0};
+  Tensor sums = new_tensor(differentiable ? Sizes(pairs, 4) : Sizes(none, 1), ScalarType::Float, q);
   const bool has_rests = differentiable && q.element_size() == 2;
   Tensor rests = has_rests ? attention::new_like_heads(q, v.size(3)) : new_tensor(Sizes(none, 1), q.scalar_type(), q);
   if (call.params.variable) {  // rows of no sequence

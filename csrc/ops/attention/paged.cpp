@@ -1,5 +1,5 @@
 // Attention over the pages of a cache, what puts new tokens there, and merging of attention's results.
-#include "decode.h"
+#include "paged.h"
 
 #include <algorithm>
 #include <cmath>
@@ -39,18 +39,15 @@ void check_pools(const char* op, const Tensor& k, const Tensor& v, const Tensor&
         "not ", k.size(dims.token));
 }
 
-// FlashInfer's BatchPrefillWithPagedKVCache and BatchDecodeWithPagedKVCache. Without qo_indptr each request has one
-// query. Returns the results and the natural logarithms of the sums.
-std::tuple<Tensor, Tensor> paged_attention(const Tensor& q, const MaybeTensor& qo_indptr, const Tensor& k,
-                                           const Tensor& v, const Tensor& kv_indptr, const Tensor& kv_indices,
-                                           const Tensor& kv_last_page_len, bool heads_first, const MaybeTensor& mask,
-                                           const MaybeTensor& mask_indptr, const MaybeTensor& sinks, int64_t left,
-                                           int64_t right, double scale, double softcap) {
+}  // namespace
+
+void paged_attention_into(Tensor out, Tensor lse, const Tensor& q, const MaybeTensor& qo_indptr, const Tensor& k,
+                          const Tensor& v, const Tensor& kv_indptr, const Tensor& kv_indices,
+                          const Tensor& kv_last_page_len, bool heads_first, const MaybeTensor& mask,
+                          const MaybeTensor& mask_indptr, const MaybeTensor& sinks, int64_t left, int64_t right,
+                          double scale, double softcap) {
   const char* op = "paged_attention";
   const Dims dims = pool_dims(heads_first);
-  check_float(op, "q", q);
-  check(q.dim() == 3, "metalcore::", op, ": q must have 3 dimensions, not ", q.dim());
-  check_pools(op, k, v, q, dims);
   check_indices(op, q,
                 {{"kv_indptr", &kv_indptr}, {"kv_indices", &kv_indices}, {"kv_last_page_len", &kv_last_page_len}});
   if (qo_indptr) check_indices(op, q, {{"qo_indptr", &*qo_indptr}});
@@ -79,14 +76,11 @@ std::tuple<Tensor, Tensor> paged_attention(const Tensor& q, const MaybeTensor& q
   const int64_t keys = kv_indices.size(0) * k.size(dims.token);
   check(keys < INT64_C(1) << 30, "metalcore::", op, ": ", keys, " keys are more than kernels can count");
 
-  const int64_t out_sizes[3] = {tokens, heads, v.size(3)}, lse_sizes[2] = {tokens, heads};
-  Tensor out = new_tensor(Sizes(out_sizes, 3), q.scalar_type(), q);
-  Tensor lse = new_tensor(Sizes(lse_sizes, 2), ScalarType::Float, q);
-  if (tokens == 0 || heads == 0) return {out, lse};
+  if (tokens == 0 || heads == 0) return;
   if (qo_indptr) {  // for queries of no request
     torch::stable::zero_(out);
     torch::stable::fill_(lse, -INFINITY);
-    if (batch == 0) return {out, lse};
+    if (batch == 0) return;
   }
   attention::decode(op, {
                             .q = attention::with_rows(q),
@@ -110,10 +104,8 @@ std::tuple<Tensor, Tensor> paged_attention(const Tensor& q, const MaybeTensor& q
                             .scale = scale,
                             .softcap = softcap,
                         });
-  return {out, lse};
 }
 
-// FlashInfer's append_paged_kv_cache: token i is number positions[i] of request batch_indices[i].
 void paged_append(const Tensor& key, const Tensor& value, const Tensor& batch_indices, const Tensor& positions,
                   const Tensor& k, const Tensor& v, const Tensor& kv_indptr, const Tensor& kv_indices,
                   bool heads_first) {
@@ -164,6 +156,27 @@ void paged_append(const Tensor& key, const Tensor& value, const Tensor& batch_in
     recording.work(moved, moved * static_cast<double>(key.element_size() + k.element_size()));
     recording.dispatch_threads({width, params.heads, params.tokens}, {std::min(width, 256u)});
   });
+}
+
+namespace {
+
+// FlashInfer's BatchPrefillWithPagedKVCache and BatchDecodeWithPagedKVCache. Returns the results and the natural
+// logarithms of the sums.
+std::tuple<Tensor, Tensor> paged_attention(const Tensor& q, const MaybeTensor& qo_indptr, const Tensor& k,
+                                           const Tensor& v, const Tensor& kv_indptr, const Tensor& kv_indices,
+                                           const Tensor& kv_last_page_len, bool heads_first, const MaybeTensor& mask,
+                                           const MaybeTensor& mask_indptr, const MaybeTensor& sinks, int64_t left,
+                                           int64_t right, double scale, double softcap) {
+  const char* op = "paged_attention";
+  check_float(op, "q", q);
+  check(q.dim() == 3, "metalcore::", op, ": q must have 3 dimensions, not ", q.dim());
+  check_pools(op, k, v, q, pool_dims(heads_first));
+  const int64_t out_sizes[3] = {q.size(0), q.size(1), v.size(3)};
+  const Tensor out = new_tensor(Sizes(out_sizes, 3), q.scalar_type(), q);
+  const Tensor lse = new_tensor(Sizes(out_sizes, 2), ScalarType::Float, q);
+  paged_attention_into(out, lse, q, qo_indptr, k, v, kv_indptr, kv_indices, kv_last_page_len, heads_first, mask,
+                       mask_indptr, sinks, left, right, scale, softcap);
+  return {out, lse};
 }
 
 // FlashInfer's merge_states: results (tokens, states, heads, size) with their lse (tokens, states, heads).

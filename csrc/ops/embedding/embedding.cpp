@@ -1,4 +1,6 @@
 // Rows of a table by index, alone or in bags, and the gradient of the table.
+#include "embedding.h"
+
 #include "../../../kernels/embedding/embedding.h"
 #include "../common.h"
 #include "../rows.h"
@@ -43,30 +45,39 @@ Tensor embedding(const Tensor& weight, const Tensor& indices_, int64_t, bool, bo
   const char* op = "embedding";
   check_table(op, weight);
   check_same_device(op, "indices", indices_, weight);
-  const bool wide = indices_.scalar_type() == ScalarType::Long;
-  check(wide || indices_.scalar_type() == ScalarType::Int, "metalcore::", op, ": indices must be int32 or int64");
+  check(indices_.scalar_type() == ScalarType::Long || indices_.scalar_type() == ScalarType::Int, "metalcore::", op,
+        ": indices must be int32 or int64");
   const int64_t depth = weight.sizes()[1];
   const std::vector<int64_t> sizes = with_depth(indices_.sizes(), depth);
   const Tensor out = new_tensor(Sizes(sizes.data(), sizes.size()), weight.scalar_type(), weight);
-  if (out.numel() == 0) return out;
-  const Tensor table = as_contiguous(weight), indices = as_contiguous(indices_);
-  const auto item = static_cast<int64_t>(weight.element_size());
-  const bool vectors = aligned16(table, depth, depth);
+  embedding_into(out, as_contiguous(weight), as_contiguous(indices_));
+  return out;
+}
+
+}  // namespace
+
+void embedding_into(const Tensor& out, const Tensor& table, const Tensor& indices) {
+  if (out.numel() == 0) return;
+  const int64_t depth = table.sizes()[1];
+  const auto item = static_cast<int64_t>(table.element_size());
+  const bool vectors = aligned16(table, depth, depth) && aligned16(out, depth, depth);
   const int64_t word = vectors ? 16 : item;
-  gpu::note_plan(op, vectors ? "16 bytes" : "elements", [&] {
+  gpu::note_plan("embedding", vectors ? "16 bytes" : "elements", [&] {
     return std::string("a thread copies ") +
            (vectors ? "16 bytes" : "one element, since rows do not begin and end at multiples of 16 bytes");
   });
   gpu::record(out, [&](gpu::Recording& recording) {
     recording.kernel("embedding_", std::to_string(word)).buffer(0, table).buffer(1, indices).buffer(2, out);
     const auto bytes = static_cast<double>(2 * out.numel() * item);
-    recording.bytes(3,
-                    EmbeddingParams{.rows = weight.sizes()[0], .depth = grid_side(depth * item / word), .wide = wide});
+    recording.bytes(3, EmbeddingParams{.rows = table.sizes()[0],
+                                       .depth = grid_side(depth * item / word),
+                                       .wide = indices.scalar_type() == ScalarType::Long});
     recording.work(0, bytes);
     dispatch(recording, depth * item / word, indices.numel());
   });
-  return out;
 }
+
+namespace {
 
 // The results of bags, the sizes of bags, and for maxima the indices that have them.
 std::tuple<Tensor, Tensor, Tensor> embedding_bag(const Tensor& weight, const Tensor& indices_, const Tensor& offsets_,

@@ -1,4 +1,6 @@
 // rms_norm and add_rms_norm, over the last dimensions.
+#include "rms_norm.h"
+
 #include "../../../kernels/rms_norm.h"
 #include "column_sums.h"
 #include "norm_rows.h"
@@ -79,18 +81,14 @@ SplitPlan plan_forward(const NormShape& shape, const Tensor& on, const RowKernel
   return looped && better_split(shape, on) ? plan_split(shape, on, 1) : SplitPlan{plan, 0};
 }
 
-// Without a residual the kernels do not touch `residual` and `sum`, but Metal needs a buffer for each argument.
-std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const MaybeTensor& residual, int64_t dims,
-                                     const MaybeTensor& weight_, double eps, double offset) {
-  check_float(op, "x", input);
-  check_offset(op, offset, weight_);
-  if (residual) check_like(op, "residual", *residual, input);
+// Fills y, and with a residual `sum`; both are contiguous. Without a residual the kernels do not touch `residual` and
+// `sum`, but Metal needs a buffer for each argument.
+void normalize_into(const char* op, const Tensor& y, const Tensor& sum, const Tensor& input,
+                    const MaybeTensor& residual, int64_t dims, const MaybeTensor& weight_, double eps, double offset) {
   const NormShape shape = norm_shape(op, input.sizes(), dims);
   const MaybeTensor weight = kernel_weight(op, weight_, input, shape);
   const ScalarType dtype = input.scalar_type();
-  const Tensor y = new_like(input);
-  const Tensor sum = residual ? new_like(input) : y;
-  if (shape.rows == 0 || shape.length == 0) return {y, sum};
+  if (shape.rows == 0 || shape.length == 0) return;
 
   RowKernels kernels = one_array(shape.length);
   kernels.split = false;  // what plan_forward() decides
@@ -116,7 +114,8 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
       .x = x.strides,
       .residual = added.strides,
   };
-  const bool aligned = all_aligned16({&x, &added}, {&weight}, shape.length);
+  const bool aligned = all_aligned16({&x, &added}, {&weight}, shape.length) &&
+                       aligned16(y, shape.length, shape.length) && aligned16(sum, shape.length, shape.length);
   const Tensor parts = new_tensor({shared ? plan.splits * shape.rows : 0}, ScalarType::Float, input);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
@@ -135,6 +134,16 @@ std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const 
     recording.buffer(3, y).buffer(4, sum).bytes(5, params);
     dispatch(recording, plan);
   });
+}
+
+std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& input, const MaybeTensor& residual, int64_t dims,
+                                     const MaybeTensor& weight, double eps, double offset) {
+  check_float(op, "x", input);
+  check_offset(op, offset, weight);
+  if (residual) check_like(op, "residual", *residual, input);
+  const Tensor y = new_like(input);
+  const Tensor sum = residual ? new_like(input) : y;
+  normalize_into(op, y, sum, input, residual, dims, weight, eps, offset);
   return {y, sum};
 }
 
@@ -247,6 +256,16 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
 }
 
 }  // namespace
+
+void rms_norm_into(const Tensor& y, const Tensor& x, const MaybeTensor& weight, double eps) {
+  normalize_into("rms_norm", y, y, x, std::nullopt, 1, weight, eps, 0);
+}
+
+void add_rms_norm_into(const Tensor& y, const Tensor& sum, const Tensor& x, const Tensor& residual,
+                       const MaybeTensor& weight, double eps) {
+  normalize_into("rms_norm", y, sum, x, residual, 1, weight, eps, 0);
+}
+
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

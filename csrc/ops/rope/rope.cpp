@@ -1,4 +1,6 @@
 // rope: rotary position embedding of q and k, out of place and in place.
+#include "rope.h"
+
 #include "../../../kernels/rope/rope.h"
 #include "../rows.h"
 
@@ -9,17 +11,6 @@
 
 namespace metalcore {
 namespace {
-
-using MaybeTensor = std::optional<Tensor>;
-
-// How q and k are rotated. All tensors have four dimensions: heads are dimension 1 or 2, and tokens the other one.
-struct Rotation {
-  int64_t heads_dim;      // of q and k
-  int64_t rotary;         // elements of a head that are rotated
-  bool interleaved;       // pairs are neighbours
-  int64_t second, third;  // the first pairs of the second and of the third section, or 0 and 0
-  bool inverse;
-};
 
 struct Strides {
   int64_t values[3];  // of batch, token and head
@@ -93,7 +84,8 @@ void check_arguments(const char* op, const Tensor& q, const MaybeTensor& k, cons
   check_along(op, "positions", positions->sizes(), sections, batch, tokens);
 }
 
-// Rotates q and k into q_out and k_out, which are the same tensors `in_place`.
+}  // namespace
+
 void rotate(const char* op, const Tensor& q, const MaybeTensor& k, const Tensor& q_out, const MaybeTensor& k_out,
             const Tensor& cosine_, const Tensor& sine_, const MaybeTensor& positions, const Rotation& r,
             bool in_place) {
@@ -149,6 +141,8 @@ void rotate(const char* op, const Tensor& q, const MaybeTensor& k, const Tensor&
     recording.dispatch_threads({across, grid_side(batch * tokens)}, {width, 256 / width});
   });
 }
+
+namespace {
 
 // A tensor of x's shape, with its strides if it has no gaps.
 Tensor result_like(const Tensor& x) {

@@ -1,4 +1,6 @@
 // sample(x, uniform, …) draws a class for each row of logits (rows, classes).
+#include "sample.h"
+
 #include "../../../kernels/sampling/sample.h"
 #include "../rows.h"
 #include "threads.h"
@@ -19,9 +21,18 @@ Tensor sample(const Tensor& x, const Tensor& uniform_, double temperature, int64
   check(uniform_.numel() == rows, "metalcore::", op, ": uniform must have ", rows, " elements, not ", uniform_.numel());
   check(temperature >= 0, "metalcore::", op, ": temperature must not be negative");
   check(length <= INT32_MAX, "metalcore::", op, ": a row of ", length, " elements is longer than kernels take");
+  const Tensor classes = new_tensor({rows}, ScalarType::Long, x);
+  sample_into(classes, x, as_contiguous(uniform_), temperature, top_k, top_p, min_p);
+  return classes;
+}
+
+}  // namespace
+
+void sample_into(const Tensor& classes, const Tensor& x, const Tensor& uniform, double temperature, int64_t top_k,
+                 double top_p, double min_p) {
+  const int64_t rows = x.sizes()[0], length = x.sizes()[1];
   const Rows logits = rows_of(x, length);
-  const Tensor uniform = as_contiguous(uniform_), classes = new_tensor({rows}, ScalarType::Long, x);
-  gpu::note_plan(op, "group", [] { return std::string("a threadgroup has a row"); });
+  gpu::note_plan("sample", "group", [] { return std::string("a threadgroup has a row"); });
   gpu::record(classes, [&](gpu::Recording& recording) {
     recording.kernel("sample_", suffix(x.scalar_type())).buffer(0, logits.tensor).buffer(1, uniform).buffer(2, classes);
     recording.bytes(3, SampleParams{.length = grid_side(length),
@@ -32,10 +43,8 @@ Tensor sample(const Tensor& x, const Tensor& uniform_, double temperature, int64
                                     .x_stride = logits.stride});
     recording.dispatch_threadgroups({grid_side(rows)}, {selection_threads(length, row_tuning(x).looped_threads)});
   });
-  return classes;
 }
 
-}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

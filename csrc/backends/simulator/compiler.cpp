@@ -1,0 +1,25 @@
+#include "compiler.h"
+
+#include "../../python/callback.h"
+
+namespace metalcore::simulator {
+namespace {
+
+python::Callback compiler;
+
+}  // namespace
+
+void set_compiler(PyObject* callable) { compiler.set(callable); }
+
+std::string compile_generated(std::string_view kernel, bool checking) {
+  return compiler.call("metalcore: no compiler of generated kernels has been set", [&](PyObject* function) {
+    const python::Object path(python::check(PyObject_CallFunction(
+        function, "s#O", kernel.data(), static_cast<Py_ssize_t>(kernel.size()), checking ? Py_True : Py_False)));
+    const python::Object encoded(python::check(PyUnicode_EncodeFSDefault(path.get())));
+    const char* text = PyBytes_AsString(encoded.get());
+    if (!text) throw python::PythonError();
+    return std::string(text);
+  });
+}
+
+}  // namespace metalcore::simulator

@@ -1,0 +1,44 @@
+#include "arena.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <new>
+
+namespace metalcore::c_api {
+namespace {
+
+constexpr size_t kAlignment = 256, kLeast = 64 * 1024;
+
+}  // namespace
+
+Arena::~Arena() {
+  for (const Block& block : blocks_) memory_.free(block.memory);
+}
+
+void* Arena::take(size_t bytes) {
+  if (bytes > SIZE_MAX / 4) throw std::bad_alloc();
+  bytes = std::max((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
+  if (blocks_.empty() || blocks_.back().size - blocks_.back().used < bytes) {
+    blocks_.reserve(blocks_.size() + 1);
+    const size_t size = std::max(bytes, kLeast);
+    blocks_.push_back({memory_.allocate(size), size, 0});
+  }
+  Block& block = blocks_.back();
+  void* const taken = static_cast<char*>(block.memory) + block.used;
+  block.used += bytes;
+  return taken;
+}
+
+void Arena::reset() {
+  if (blocks_.size() > 1) {
+    size_t size = 0;
+    for (const Block& block : blocks_) size += block.size;
+    memory_.wait();  // kernels may still use what is freed here
+    for (const Block& block : blocks_) memory_.free(block.memory);
+    blocks_.clear();
+    blocks_.push_back({memory_.allocate(size), size, 0});
+  }
+  for (Block& block : blocks_) block.used = 0;
+}
+
+}  // namespace metalcore::c_api

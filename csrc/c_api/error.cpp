@@ -1,0 +1,67 @@
+#include "error.h"
+
+#include "../gpu/refused.h"
+
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <system_error>
+
+#ifdef __linux__
+#include "../backends/simulator/fault.h"
+#endif
+
+namespace metalcore::c_api {
+namespace {
+
+// A text that is too long is cut: an error must not need memory.
+thread_local char last_error[2048] = "";
+
+int keep(const char* function, metalcore_status status, const char* text) noexcept {
+  constexpr const char* kPrefix = "metalcore: ";  // of the library's own exceptions
+  if (std::strncmp(text, kPrefix, std::strlen(kPrefix)) == 0) text += std::strlen(kPrefix);
+  std::snprintf(last_error, sizeof last_error, "%s: %s", function, text);
+  return status;
+}
+
+}  // namespace
+
+int status_of_exception(const char* function) noexcept {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return keep(function, error.status, error.what());
+  } catch (const std::bad_alloc&) {
+    return keep(function, METALCORE_OUT_OF_MEMORY, "there is not enough memory");
+#ifdef __linux__
+  } catch (const simulator::Fault& fault) {
+    return keep(function, METALCORE_KERNEL_FAULT, fault.what());
+#endif
+  } catch (const gpu::KernelRefused& error) {
+    return keep(function, METALCORE_NO_DEVICE, error.what());
+  } catch (const std::exception& error) {
+    return keep(function, METALCORE_FAILED, error.what());
+  } catch (...) {
+    return keep(function, METALCORE_FAILED, "an unknown error");
+  }
+}
+
+}  // namespace metalcore::c_api
+
+const char* metalcore_last_error(void) { return metalcore::c_api::last_error; }
+
+const char* metalcore_status_name(int status) {
+  switch (status) {
+    case METALCORE_OK: return "METALCORE_OK";
+    case METALCORE_INVALID_ARGUMENT: return "METALCORE_INVALID_ARGUMENT";
+    case METALCORE_OUT_OF_MEMORY: return "METALCORE_OUT_OF_MEMORY";
+    case METALCORE_BUSY: return "METALCORE_BUSY";
+    case METALCORE_NO_DEVICE: return "METALCORE_NO_DEVICE";
+    case METALCORE_NO_KERNELS: return "METALCORE_NO_KERNELS";
+    case METALCORE_KERNEL_FAULT: return "METALCORE_KERNEL_FAULT";
+    case METALCORE_FAILED: return "METALCORE_FAILED";
+    default: return "an unknown status";
+  }
+}
+
+const char* metalcore_version(void) { return METALCORE_VERSION; }

@@ -1,0 +1,13 @@
+// sample in memory that the caller has.
+#pragma once
+
+#include "../common.h"
+
+namespace metalcore {
+
+// Draws a class (int64) for each row of logits. Neither x, of two dimensions, nor `uniform`, which is contiguous, is
+// empty.
+void sample_into(const Tensor& classes, const Tensor& x, const Tensor& uniform, double temperature, int64_t top_k,
+                 double top_p, double min_p);
+
+}  // namespace metalcore

@@ -1,0 +1,80 @@
+"""Kernels that are generated while a process runs. Recordings name them as they name the built-in ones.
+
+A source has one kernel. Each backend asks for it when the kernel is first dispatched, and keeps on disk what was
+compiled: the simulator's shared objects and CUDA's cubins lie in the cache of compile_shader's programs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+
+from .. import _C
+
+# Each operation of a generated kernel rounds as it is written: a product and a sum do not become one operation.
+_CUDA_FLAGS = ("--fmad=false",)
+MARK = "KERNEL_NAME"
+
+_sources: dict[str, str] = {}  # by kernel
+_lock = threading.Lock()
+
+
+def add(stem: str, source: str) -> str:
+    """Makes a kernel known to recordings.
+
+    Args:
+        stem: the beginning of its name.
+        source: MSL whose one kernel is called KERNEL_NAME.
+
+    Returns:
+        The kernel's name, which ends in a digest of the source.
+    """
+    from ..msl import cache
+
+    name = f"{stem}_{cache.digest(source)[:16]}"
+    with _lock:
+        if name not in _sources:
+            _sources[name] = source.replace(MARK, name)
+            _C.add_generated(name, _sources[name])
+    return name
+
+
+def source(kernel: str) -> str:
+    """The MSL of a generated kernel. Raises KeyError where there is none."""
+    return _sources[kernel]
+
+
+def cuda_number(kernel: str) -> int | None:
+    """The number of a generated kernel's program among those of msl/cuda.py, or None for other kernels."""
+    return _cuda_number(kernel) if kernel in _sources else None
+
+
+@functools.cache
+def _cuda_number(kernel):
+    from ..msl import cuda
+
+    program = _program(kernel)
+
+    def load():
+        return program.translation.program, program.translation.cuda_kernels()
+
+    return cuda.register(cuda.CudaProgram(program.digest, load, msl=program.source, flags=_CUDA_FLAGS))
+
+
+@functools.cache
+def _program(kernel):
+    from ..msl.program import Program
+
+    return Program(_sources[kernel], [], {})
+
+
+def _shared_object(kernel, checking):
+    """The path of the simulator's library with the kernel."""
+    from ..msl.targets import SimulatorTarget
+
+    return os.fspath(SimulatorTarget(_program(kernel))._shared_object(None, checking=checking))
+
+
+if hasattr(_C, "simulator_set_compiler"):
+    _C.simulator_set_compiler(_shared_object)

@@ -1,0 +1,26 @@
+"""Tensors beside those of torch.distributed.tensor, which this module does not import."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["beside", "is_dtensor", "whole"]
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether a value is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def beside(x: Tensor, tensor: Tensor) -> Tensor:
+    """A tensor that every rank has, for a computation with x: replicated over x's mesh if x is a DTensor."""
+    return type(x).from_local(tensor, x.device_mesh, run_check=False) if is_dtensor(x) else tensor  # pyright: ignore
+
+
+def whole(x: Tensor) -> Tensor:
+    """The tensor of which a DTensor is a shard or a partial sum, which every rank gets; others as they are."""
+    return x.full_tensor() if is_dtensor(x) else x  # pyright: ignore

@@ -1,0 +1,14 @@
+"""metalcore under torch.distributed: DTensor, DDP, FSDP2, tensor parallelism.
+
+Importing it makes DTensor know how metalcore's operators run on shards (rules), and lets gloo and FSDP2 take `mps`
+tensors (collectives, device). `import metalcore` does so by itself where torch.distributed.tensor is imported, before
+or after. Programs without it, such as DDP's on `mps`, import this module.
+"""
+
+from . import collectives, device, rules
+
+__all__ = ["rules"]
+
+rules.register()
+collectives.register()
+device.complete()

@@ -1,0 +1,50 @@
+"""Steps of optimizers run on the shards of parameters, as they are placed; norms of gradients on shards of them."""
+
+from __future__ import annotations
+
+import math
+
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from ._rule import Partial, Replicate, Shard, rule
+
+
+@rule("adamw_", "sgd_", "lion_", lists=True)
+def step(call, specs):
+    """A parameter's gradient and state are placed as it is, and counts of steps are replicated."""
+    placements = [spec.placements for spec in specs["params"]]
+    return None, {
+        name: [
+            [Replicate()] * len(each) if name == "state_steps" else each
+            for each, _ in zip(placements, specs[name], strict=True)
+        ]
+        for name in specs
+    }
+
+
+@rule("grad_clip_norm_", "grad_clip_value_", lists=True)
+def clip(call, specs):
+    return None, {"grads": [spec.placements for spec in specs["grads"]]}
+
+
+def _is_shard(placement):
+    return isinstance(placement, (Shard, _StridedShard))
+
+
+@rule("grad_norm", lists=True)
+def grad_norm(call, specs):
+    """For each dimension of the mesh: a partial norm, if all gradients are sharded along it, or else replicated
+    ones."""
+    from torch.distributed.tensor._ops._math_ops import _NormPartial
+
+    grads = [list(spec.placements) for spec in specs["grads"]]
+    output = []
+    for place in range(len(grads[0])):
+        if all(_is_shard(placements[place]) for placements in grads):
+            p = call.norm_type
+            output.append(Partial("max") if math.isinf(p) else _NormPartial(p))
+        else:
+            output.append(Replicate())
+            for placements in grads:
+                placements[place] = Replicate()
+    return output, {"grads": grads}

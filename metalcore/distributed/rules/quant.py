@@ -1,0 +1,35 @@
+"""Packed weights run on shards of rows: of the inputs, of the weight's outputs, of indices."""
+
+from __future__ import annotations
+
+from ._rule import Partial, Shard, others, rule
+
+
+@rule("quant_rows")
+def quant_rows(call):
+    if call.rows is None:
+        for dim in others(call.packed, -1):
+            yield Shard(dim), {"packed": Shard(dim)}
+    else:
+        for dim in others(call.rows):
+            yield Shard(dim), {"rows": Shard(dim)}
+
+
+@rule("quant_matmul")
+def quant_matmul(call):
+    last = call.x.ndim - 1
+    for dim in others(call.x, -1):
+        yield Shard(dim), {"x": Shard(dim)}
+    if call.transposed:  # the weight's rows are the terms of the sums
+        yield Partial(), {"x": Shard(last), "packed": Shard(0)}
+    else:
+        yield Shard(last), {"packed": Shard(0)}
+    yield Partial(), {"x": Partial()}
+
+
+@rule("quant_matmul_experts")
+def quant_matmul_experts(call):
+    if call.x.ndim == call.experts.ndim + 1 and call.x.shape[0] == call.experts.shape[0]:
+        yield Shard(0), {"x": Shard(0), "experts": Shard(0)}
+    if not call.transposed:
+        yield Shard(call.experts.ndim), {"packed": Shard(1)}

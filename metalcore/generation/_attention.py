@@ -1,0 +1,64 @@
+"""The attention of a model that generates: attn_implementation="metalcore_generation".
+
+While a prompt is read it is that of "metalcore". Then there is one query for each row, and what it sees is kept on the
+device from step to step, so that no mask is written and the host waits for none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ._caches import KeysAndValues
+
+__all__ = ["NAME", "attending"]
+
+NAME = "metalcore_generation"
+
+
+class _Active(threading.local):
+    cache: KeysAndValues | None = None
+
+
+_active = _Active()
+
+
+@contextlib.contextmanager
+def attending(model: Any, cache: KeysAndValues):
+    """The model's attention is this while the context lasts, and reads this cache."""
+    config, before = model.config, (model.config._attn_implementation, _active.cache)
+    config._attn_implementation, _active.cache = NAME, cache
+    try:
+        yield
+    finally:
+        config._attn_implementation, _active.cache = before
+
+
+def register() -> None:
+    """Makes transformers know the implementation."""
+    library = import_module("transformers")
+    library.AttentionInterface.register(NAME, _forward)
+    library.AttentionMaskInterface.register(NAME, _mask)
+
+
+def _forward(module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options):
+    from ..integrations._attention import attention_forward
+
+    cache = _active.cache
+    if cache is not None and not cache.reading:
+        return cache.attend(module, query, key, value, attention_mask, **options)
+    return attention_forward(module, query, key, value, attention_mask, **options)
+
+
+def _mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function: Any = None, **options):
+    from ..integrations import _masks
+
+    cache = _active.cache
+    if cache is None or cache.reading:
+        return _masks.mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **options)
+    return cache.mask(_masks.read(mask_function), mask_function, **options)

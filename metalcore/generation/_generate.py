@@ -1,0 +1,205 @@
+"""generate and stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..paged import PagedKVCache
+from ._prompts import padded_left
+from ._run import Run, Sampling
+from ._stops import Stops, end_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["generate", "stream"]
+
+
+def generate(
+    model: PreTrainedModel,
+    tokens: Tensor | Iterable[Any],
+    attention_mask: Tensor | None = None,
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    generator: torch.Generator | None = None,
+    eos_token_id: int | Iterable[int] | None = None,
+    stop: str | Iterable[Any] = (),
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    pad_token_id: int | None = None,
+    cache: str | PagedKVCache = "static",
+    callback: Callable[[list[int | None]], object] | None = None,
+    return_logprobs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """New tokens of a causal language model after prompts.
+
+    Tokens are drawn on the device (`metalcore.sample`) and go into the next step there. The host reads them once a step
+    where somebody wants to know them: `callback`, or what ends a row. On NVIDIA GPUs the next step is under way then,
+    and steps are replayed as one CUDA graph.
+
+    Args:
+        model: of transformers, in eval mode: one that takes `past_key_values`, with weights of any kind.
+        tokens: integers (rows, length) or (length,), or lists of tokens, of one length or several.
+        attention_mask: (rows, length), 0 for padding, on either side or both.
+        max_new_tokens: the most tokens of a row.
+        temperature, top_k, top_p, min_p, generator: as in `metalcore.sample`. The default, 0, is the most probable
+            token.
+        eos_token_id: what ends a row: one token or several, by default the model's, and none if it is empty.
+        stop: what else ends a row: sequences of tokens, or strings, which need the tokenizer.
+        pad_token_id: for rows that ended, by default the model's, or else the first that ends a row, or 0.
+        cache: "static": tensors for the longest row. "paged": pages, of a pool made for this call, or a PagedKVCache.
+            "dynamic": transformers' own, which models with other states than keys and values take in any case.
+        callback: called with each step's tokens, one of each row, and None for rows that ended.
+        return_logprobs: return the logarithms of the probabilities that the model gave the tokens.
+
+    Returns:
+        int64 (rows, new tokens), with what ended a row, and with return_logprobs also float32 of that shape: before
+        temperature and the other options, and 0 for padding.
+
+    Raises:
+        ValueError: an option is out of its range, or does not go with the model.
+        RuntimeError: a pool has too few free pages.
+    """
+    texts = _Texts(
+        model,
+        tokens,
+        attention_mask,
+        max_new_tokens,
+        Sampling(temperature, top_k, top_p, min_p, generator),
+        Stops(end_tokens(model, eos_token_id), stop, tokenizer),
+        cache,
+        return_logprobs,
+        watched=callback is not None,
+    )
+    for drawn in texts.steps():
+        if callback is not None and drawn is not None:
+            callback(drawn)
+    return texts.results(_padding(model, pad_token_id, texts.stops))
+
+
+def stream(
+    model: PreTrainedModel, tokens: Tensor | Iterable[Any], attention_mask: Tensor | None = None, **options: Any
+) -> Iterator[list[int | None]]:
+    """The tokens of `generate` as they come: one of each row, and None for rows that ended.
+
+    Args:
+        model, tokens, attention_mask: as for `generate`.
+        options: `generate`'s, except for callback, pad_token_id and return_logprobs.
+    """
+    sampling = [options.pop(name, default) for name, default in _SAMPLING.items()]
+    stops = Stops(
+        end_tokens(model, options.pop("eos_token_id", None)), options.pop("stop", ()), options.pop("tokenizer", None)
+    )
+    new, cache = options.pop("max_new_tokens", 128), options.pop("cache", "static")
+    if options:
+        raise TypeError(f"stream: unknown options {', '.join(options)}")
+    texts = _Texts(model, tokens, attention_mask, new, Sampling(*sampling), stops, cache, False, watched=True)
+    return texts.steps()
+
+
+_SAMPLING = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "generator": None}
+
+
+def _padding(model, given, stops):
+    for config in (getattr(model, "generation_config", None), model.config):
+        given = getattr(config, "pad_token_id", None) if given is None else given
+    return min(stops.ends, default=0) if given is None else given
+
+
+class _Texts:
+    """Some rows of text that grow."""
+
+    def __init__(
+        self,
+        model,
+        tokens,
+        attention_mask,
+        new,
+        sampling,
+        stops,
+        cache,
+        logprobs,
+        watched,
+    ):
+        if type(new) is not int or new < 1:
+            raise ValueError(f"generate: max_new_tokens must be a positive int, not {new!r}")
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ValueError("generate: the model has an encoder; it is for causal language models")
+        sampling = sampling._replace(top_k=sampling.top_k or None)
+        tokens, seen, lengths = padded_left(tokens, attention_mask, model.device)
+        self.run = Run(model, tokens, seen, lengths, new, cache, sampling, logprobs)
+        self.new, self.stops = new, stops
+        self.watched = watched or bool(stops)
+        self.rows: list[list[int]] = [[] for _ in lengths]  # what the host has read
+        self.ended = [False] * len(lengths)
+        self.taken = 0
+
+    def steps(self) -> Iterator[list[int | None] | None]:
+        """Each step's tokens, or None where nobody wants them."""
+        run = self.run
+        try:
+            run.read()
+            for index in range(self.new):
+                more = index + 1 < self.new
+                sent = _Sent(run.token) if self.watched else None
+                ahead = more and (sent is None or sent.waits_for_itself)
+                if ahead:
+                    run.step()
+                self.taken += 1
+                yield None if sent is None else self._taken(sent.tokens())
+                if all(self.ended):
+                    return
+                if more and not ahead:
+                    run.step()
+        finally:
+            run.close()
+
+    def _taken(self, tokens):
+        found: list[int | None] = []
+        for row, token in enumerate(tokens):
+            if self.ended[row]:
+                found.append(None)
+                continue
+            self.rows[row].append(token)
+            self.ended[row] = self.stops.complete(self.rows[row])
+            found.append(token)
+        return found
+
+    def results(self, padding):
+        """What `generate` returns."""
+        columns = slice(self.run.prompt, self.run.prompt + self.taken)
+        tokens, logprobs = self.run.tokens[:, columns].clone(), self.run.logprobs
+        logprobs = None if logprobs is None else logprobs[:, columns].clone()
+        if any(self.ended):
+            counts = torch.tensor([len(row) for row in self.rows])[:, None]
+            over = (torch.arange(self.taken) >= counts).to(tokens.device)
+            tokens.masked_fill_(over, padding)
+            if logprobs is not None:
+                logprobs.masked_fill_(over, 0.0)
+        return tokens if logprobs is None else (tokens, logprobs)
+
+
+class _Sent:
+    """The last tokens on their way to the host."""
+
+    def __init__(self, token: Tensor):
+        self.waits_for_itself = token.is_cuda  # and not for what comes after
+        if self.waits_for_itself:
+            self.host = torch.empty(token.shape, dtype=token.dtype, pin_memory=True)
+            self.host.copy_(token, non_blocking=True)
+            self.copied = torch.cuda.Event()
+            self.copied.record(torch.cuda.current_stream(token.device))
+        else:
+            self.host = token
+
+    def tokens(self) -> list[int]:
+        if self.waits_for_itself:
+            self.copied.synchronize()
+        return self.host[:, 0].tolist()

@@ -1,0 +1,53 @@
+"""Prompts as a tensor of tokens, each row padded on its left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["padded_left"]
+
+
+def padded_left(tokens: Any, attention_mask: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
+    """(tokens (rows, length), which of them are no padding, how many of each row are none), on the device.
+
+    Raises:
+        ValueError: there is no token in a row, the mask has another shape, or the tokens are no integers.
+    """
+    if not isinstance(tokens, Tensor):
+        tokens, attention_mask = _from_lists(tokens, attention_mask)
+    if tokens.dim() == 1:
+        tokens = tokens[None]
+        attention_mask = None if attention_mask is None else attention_mask.reshape(1, -1)
+    if tokens.dim() != 2 or 0 in tokens.shape or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        raise ValueError(f"generate: tokens must be integers (rows, length), not {tokens.dtype} {tuple(tokens.shape)}")
+    seen = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    if seen.shape != tokens.shape:
+        raise ValueError(f"generate: attention_mask is {tuple(seen.shape)}, and tokens are {tuple(tokens.shape)}")
+    seen = seen.cpu()
+    lengths = seen.sum(1).tolist()
+    if min(lengths) == 0:
+        raise ValueError("generate: a row has no token that is not padding")
+    tokens = tokens.to(device, torch.int64)
+    length = max(lengths)
+    order = seen.to(torch.uint8).argsort(dim=1, stable=True)[:, -length:]  # padding first, and the rest in its order
+    if length < seen.shape[1] or not seen.all():
+        tokens = tokens.gather(1, order.to(device))
+    return tokens, seen.gather(1, order).to(device), lengths
+
+
+def _from_lists(tokens, attention_mask):
+    rows = list(tokens)
+    if rows and not isinstance(rows[0], (Sequence, Tensor)):
+        rows = [rows]
+    rows = [[int(token) for token in row] for row in rows]
+    if attention_mask is not None:
+        raise ValueError("generate: attention_mask goes with a tensor of tokens; lists need no padding")
+    length = max((len(row) for row in rows), default=0)
+    numbers = [[0] * (length - len(row)) + row for row in rows]
+    seen = [[False] * (length - len(row)) + [True] * len(row) for row in rows]
+    shape = (len(rows), length)
+    return torch.tensor(numbers).view(shape).long(), torch.tensor(seen, dtype=torch.bool).view(shape)

@@ -1,0 +1,161 @@
+"""One run of a model over some prompts: a step at a time, all of it on the device."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..paged import PagedKVCache
+from ..sampling import sample
+
+__all__ = ["Run", "Sampling"]
+
+_CAPTURED = 16  # tokens from which on a CUDA graph pays
+
+
+class Sampling(NamedTuple):
+    """Arguments of metalcore.sample."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    generator: torch.Generator | None
+
+
+class Run:
+    """Attributes:
+    token: int64 (rows, 1): the last ones that were drawn.
+    tokens: int64 (rows, length): the prompts, padded on the left, and what was drawn.
+    logprobs: float32, of that shape, or None.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokens: Tensor,
+        seen: Tensor,
+        lengths: list[int],
+        new: int,
+        cache: str | PagedKVCache,
+        sampling: Sampling,
+        logprobs: bool,
+    ):
+        self.model, self.sampling = model, sampling
+        self.rows, self.prompt = tokens.shape
+        self.length = self.prompt + new
+        accepted = inspect.signature(model.forward).parameters
+        self.accepted = accepted
+        self.cache = self._cache(cache, seen, lengths, new)
+        self.tokens = torch.cat([tokens, tokens.new_zeros(self.rows, new)], 1)
+        self.logprobs = torch.zeros(self.tokens.shape, device=tokens.device) if logprobs else None
+        self.seen = self.cache.seen if self.by_metalcore else torch.cat([seen, seen.new_ones(self.rows, new)], 1)
+        self.place = self.cache.place if self.by_metalcore else torch.full((1,), self.prompt, device=tokens.device)
+        self.held = self.prompt  # on the host
+        self.token = tokens[:, -1:].clone()
+        self.positions = (seen.long().cumsum(1) - 1).clamp(min=0)
+        self.padded = min(lengths) < self.prompt
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.steps = 0
+        self.capture = self.by_metalcore and tokens.is_cuda and new >= _CAPTURED
+
+    def _cache(self, kind, seen, lengths, new):
+        if "past_key_values" not in self.accepted:
+            raise ValueError(f"generate: {type(self.model).__name__} keeps no keys and values")
+        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+        own = DynamicCache(config=self.model.config)
+        ordinary = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in own.layers)
+        settable = getattr(type(self.model), "_can_set_attn_implementation", lambda: False)()
+        if kind == "dynamic" or not (ordinary and own.layers and settable and "position_ids" in self.accepted):
+            if kind not in ("dynamic", "static"):
+                raise ValueError(f"generate: {type(self.model).__name__} takes no pages; cache='dynamic' is its own")
+            self.by_metalcore = False
+            return own
+        from ._attention import register
+        from ._caches import PagedKeysAndValues, StaticKeysAndValues
+
+        register()
+        self.by_metalcore = True
+        if kind == "static":
+            return StaticKeysAndValues(len(own.layers), seen, self.length)
+        if kind != "paged" and not isinstance(kind, PagedKVCache):
+            raise ValueError(f"generate: cache must be 'static', 'paged', 'dynamic' or a PagedKVCache, not {kind!r}")
+        pool = kind if isinstance(kind, PagedKVCache) else None
+        return PagedKeysAndValues(len(own.layers), seen, self.length, lengths, new, pool)
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Reads the prompts, and draws the first token of each row."""
+        mask = self.seen[:, : self.prompt] if self.padded else None
+        self._draw(self._forward(self.tokens[:, : self.prompt], mask, self.positions))
+        self.positions = self.positions[:, -1:].clone()
+        if self.by_metalcore:
+            self.cache.reading = False  # pyright: ignore[reportAttributeAccessIssue]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Draws the next token of each row."""
+        self.steps += 1
+        if self.capture and self.graph is None and self.steps > 1:  # the first step compiled the kernels
+            self._capture()
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self._step()
+        self.held += 1
+
+    def _step(self):
+        self.positions.add_(1)
+        if self.by_metalcore:
+            self.cache.advance()  # pyright: ignore[reportAttributeAccessIssue]
+        mask = None if self.by_metalcore or not self.padded else self.seen[:, : self.held + 1]
+        logits = self._forward(self.token, mask, self.positions)
+        self.place.add_(1)
+        self._draw(logits)
+
+    def _capture(self):
+        graph = torch.cuda.CUDAGraph()
+        if self.sampling.generator is not None:
+            graph.register_generator_state(self.sampling.generator)
+        try:
+            with torch.cuda.graph(graph):
+                self._step()
+        except RuntimeError as error:  # the model waits for the device, as some mixtures of experts do
+            warnings.warn(f"generate: a step cannot be a CUDA graph, and runs as usual: {error}", stacklevel=4)
+            self.capture = False
+        else:
+            self.graph = graph
+
+    def _forward(self, tokens, mask, positions):
+        options: dict[str, Any] = {"attention_mask": mask, "past_key_values": self.cache, "use_cache": True}
+        if "position_ids" in self.accepted:
+            options["position_ids"] = positions
+        if "logits_to_keep" in self.accepted:
+            options["logits_to_keep"] = 1
+        if self.by_metalcore:
+            from ._attention import attending
+
+            with attending(self.model, self.cache):  # pyright: ignore[reportArgumentType]
+                found = self.model(tokens, **options)
+        else:
+            found = self.model(tokens, **options)
+        return found.logits[:, -1]
+
+    def _draw(self, logits):
+        drawn = sample(logits, *self.sampling)[:, None]
+        self.token.copy_(drawn)
+        self.tokens.index_copy_(1, self.place, drawn)
+        if self.logprobs is not None:
+            self.logprobs.index_copy_(1, self.place, logits.float().log_softmax(-1).gather(1, drawn))
+
+    def close(self) -> None:
+        """Gives back what others lent."""
+        release = getattr(self.cache, "release", None)
+        if release is not None:
+            release()

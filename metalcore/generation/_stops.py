@@ -1,0 +1,54 @@
+"""When a row of generated tokens is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["Stops", "end_tokens"]
+
+_MARGIN = 8  # tokens of a text's end besides those of its last bytes: a token may have none
+
+
+def end_tokens(model: Any, given: int | Iterable[int] | None) -> frozenset[int]:
+    """The tokens that end a text: those given, or else the model's."""
+    if given is None:
+        for config in (getattr(model, "generation_config", None), model.config):
+            given = getattr(config, "eos_token_id", None)
+            if given is not None:
+                break
+    if given is None:
+        return frozenset()
+    return frozenset([given] if isinstance(given, int) else map(int, given))
+
+
+class Stops:
+    """What ends a row: a token of `ends`, or one of `stop`, which are sequences of tokens, or strings.
+
+    Raises:
+        ValueError: a string without a tokenizer, or one without elements.
+    """
+
+    def __init__(self, ends: frozenset[int], stop: Iterable[Any], tokenizer: Any):
+        stop = [stop] if isinstance(stop, str) else list(stop)
+        if any(len(one) == 0 for one in stop):
+            raise ValueError("generate: a stop must not be empty")
+        self.ends = ends
+        self.strings = [one for one in stop if isinstance(one, str)]
+        self.sequences = [[int(token) for token in one] for one in stop if not isinstance(one, str)]
+        if self.strings and tokenizer is None:
+            raise ValueError("generate: stop strings need a tokenizer")
+        self.tokenizer = tokenizer
+        self.tail = max((len(string.encode()) for string in self.strings), default=0) + _MARGIN
+
+    def __bool__(self) -> bool:
+        return bool(self.ends or self.strings or self.sequences)
+
+    def complete(self, tokens: list[int]) -> bool:
+        """Whether the last of a row's new tokens ends it."""
+        if tokens[-1] in self.ends or any(tokens[-len(one) :] == one for one in self.sequences):
+            return True
+        if not self.strings:
+            return False
+        text = self.tokenizer.decode(tokens[-self.tail :])
+        return any(string in text for string in self.strings)

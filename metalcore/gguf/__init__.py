@@ -1,0 +1,6 @@
+"""GGUF files: read, loaded as models whose weights stay packed, and written."""
+
+from ._load import Loaded, load
+from ._reader import GGUFError, GGUFFile, TensorInfo
+
+__all__ = ["GGUFError", "GGUFFile", "Loaded", "TensorInfo", "load"]

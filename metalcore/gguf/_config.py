@@ -1,0 +1,191 @@
+"""Metadata of GGUF files as configurations of transformers, and back.
+
+What a file leaves out has llama.cpp's default (src/llama-hparams.h and src/models), since its writer relied on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ._layouts import LAYOUTS, MODEL_TYPES, Layout
+from ._metadata import Metadata
+from ._reader import GGUFError, GGUFFile
+from ._rope import rope_parameters
+
+__all__ = ["config_of", "layout_of"]
+
+
+def layout_of(file: GGUFFile) -> Layout:
+    """The layout of a file's tensors.
+
+    Raises:
+        GGUFError: metalcore does not know it.
+    """
+    architecture = Metadata(file).architecture
+    if architecture not in LAYOUTS:
+        known = ", ".join(sorted(LAYOUTS))
+        raise GGUFError(f"{file.path}: architecture {architecture!r} cannot be loaded; these can: {known}")
+    if file.metadata.get("split.count", 1) not in (0, 1):
+        raise GGUFError(f"{file.path}: it is one of {file.metadata['split.count']} parts; merge them by gguf-split")
+    if architecture == "llama" and file.metadata.get("llama.expert_count"):
+        raise GGUFError(f"{file.path}: architecture 'llama' with experts (Mixtral) cannot be loaded")
+    if architecture == "llama" and "mistral" in str(file.metadata.get("general.name")).lower():
+        return MODEL_TYPES["mistral"]
+    return LAYOUTS[architecture]
+
+
+def config_of(file: GGUFFile, layout: Layout) -> dict[str, Any]:
+    """The fields of transformers' configuration of a file."""
+    metadata = Metadata(file)
+    fields = _common(metadata)
+    fields.update(_MORE[layout.model_type](metadata, fields))
+    return fields
+
+
+def _common(metadata):
+    file = metadata.file
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise GGUFError(f"{file.path}: tensor 'token_embd.weight' is missing, or has not two dimensions")
+    layers = metadata.count("block_count")
+    # A layer without tensors would be made for nothing, and there may be billions of them.
+    if layers > len(file.tensors) or f"blk.{layers - 1}.attn_norm.weight" not in file.tensors:
+        raise GGUFError(f"{file.path}: {layers} layers are promised, and tensors of the last are missing")
+    hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
+    head_dim = metadata.count("attention.key_length", max(1, hidden // heads))
+    if metadata.count("attention.value_length", head_dim) != head_dim:
+        raise GGUFError(f"{file.path}: heads whose keys and values have different lengths cannot be loaded")
+    fields = {
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": metadata.count("feed_forward_length", 1),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.count("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": metadata.count("context_length"),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope_parameters(metadata, head_dim),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+    for token, name in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
+        fields[f"{name}_token_id"] = metadata.token(token)
+    return fields
+
+
+def _llama(metadata, fields):
+    has = metadata.file.tensors
+    return {"attention_bias": "blk.0.attn_q.bias" in has, "mlp_bias": "blk.0.ffn_gate.bias" in has}
+
+
+def _qwen3(metadata, fields):
+    return {"attention_bias": "blk.0.attn_q.bias" in metadata.file.tensors}
+
+
+def _experts(metadata, fields):
+    width = metadata.count("expert_feed_forward_length", 0) if _has(metadata, "expert_feed_forward_length") else None
+    used = metadata.count("expert_used_count")
+    return {
+        "num_experts": metadata.count("expert_count"),
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": width or fields["intermediate_size"] // used,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _has(metadata, key):
+    return f"{metadata.architecture}.{key}" in metadata.file.metadata
+
+
+def _qwen2_moe(metadata, fields):
+    shared = metadata.count("expert_shared_feed_forward_length", fields["intermediate_size"])
+    bias = "blk.0.attn_q.bias" in metadata.file.tensors
+    return {
+        **_experts(metadata, fields),
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": False,
+        "qkv_bias": bias,
+    }
+
+
+def _qwen3_moe(metadata, fields):
+    return {**_experts(metadata, fields), **_qwen3(metadata, fields), "norm_topk_prob": True}
+
+
+def _sliding(metadata, layers, period, window):
+    """The window, and which layers have one."""
+    window = metadata.get("attention.sliding_window", int, window)
+    pattern = metadata.get("attention.sliding_window_pattern", (int, list), period)
+    if not isinstance(pattern, list):
+        pattern = [pattern == 0 or i % pattern < pattern - 1 for i in range(layers)]
+    if len(pattern) < layers:
+        raise GGUFError(f"{metadata.file.path}: sliding_window_pattern has {len(pattern)} of {layers} layers")
+    types = ["sliding_attention" if window and slides else "full_attention" for slides in pattern[:layers]]
+    return {"sliding_window": window or None, "layer_types": types}
+
+
+def _gemma(largest):
+    """The scale of a Gemma's attention, of which only the largest has one of its own."""
+
+    def scalar(fields):
+        if fields["num_hidden_layers"] == largest:
+            return fields["hidden_size"] // fields["num_attention_heads"]
+        return fields["head_dim"]
+
+    return scalar
+
+
+def _gemma2(metadata, fields):
+    return {
+        **_sliding(metadata, fields["num_hidden_layers"], 2, 4096),
+        "query_pre_attn_scalar": _gemma(46)(fields),
+        "attn_logit_softcapping": metadata.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(metadata, fields):
+    window = _sliding(metadata, fields["num_hidden_layers"], 6, 0)
+    theta = metadata.number("rope.freq_base_swa", 10000.0)
+    return {
+        **window,
+        "query_pre_attn_scalar": _gemma(62)(fields),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", 0.0) or None,
+        "rope_parameters": {
+            "full_attention": fields["rope_parameters"],
+            "sliding_attention": {"rope_type": "default", "rope_theta": theta},
+        },
+    }
+
+
+def _phi3(metadata, fields):
+    rope = fields["rope_parameters"]
+    context = rope.get("original_max_position_embeddings", fields["max_position_embeddings"])
+    window = metadata.get("attention.sliding_window", int, 0)
+    return {"sliding_window": window or None, "original_max_position_embeddings": context}
+
+
+def _gpt_oss(metadata, fields):
+    experts = metadata.count("expert_count")
+    return {
+        **_sliding(metadata, fields["num_hidden_layers"], 2, 128),
+        "num_local_experts": experts,
+        "num_experts_per_tok": metadata.count("expert_used_count"),
+        "intermediate_size": metadata.count("expert_feed_forward_length"),
+    }
+
+
+_MORE: dict[str, Callable[[Metadata, dict[str, Any]], dict[str, Any]]] = {
+    "llama": _llama,
+    "mistral": lambda metadata, fields: {"sliding_window": None},
+    "qwen2": lambda metadata, fields: {},
+    "qwen2_moe": _qwen2_moe,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "phi3": _phi3,
+    "gpt_oss": _gpt_oss,
+}

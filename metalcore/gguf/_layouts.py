@@ -1,0 +1,113 @@
+"""What llama.cpp calls the parameters of transformers' models, layout by layout.
+
+Source of the names and of what is done to the numbers: github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["LAYOUTS", "MODEL_TYPES", "Layout"]
+
+
+class Layout(NamedTuple):
+    """A layout of a model's tensors in GGUF files.
+
+    Attributes:
+        architecture: general.architecture of the files.
+        model_type: transformers' name of the model.
+        layer: transformers' modules and parameters of a layer, without "model.layers.N.", and llama.cpp's of them,
+            without "blk.N.".
+        permuted: whether rows of q and k are stored so that neighbours are rotated together.
+        norm_offset: what the file's weights of norms are larger by.
+        experts: the path of the module of experts within a layer, or None.
+    """
+
+    architecture: str
+    model_type: str
+    layer: dict[str, str]
+    permuted: bool = False
+    norm_offset: float = 0.0
+    experts: str | None = None
+
+    def name(self, parameter: str) -> str | None:
+        """llama.cpp's name of a parameter of the model ("model.layers.0.self_attn.q_proj.weight"), or None."""
+        if parameter.startswith("model.layers."):
+            _, _, number, rest = parameter.split(".", 3)
+            names, prefix = self.layer, f"blk.{number}."
+        else:
+            names, prefix, rest = _OUTSIDE, "", parameter
+        if rest in names:
+            return f"{prefix}{names[rest]}.weight"
+        module, _, leaf = rest.rpartition(".")
+        return f"{prefix}{names[module]}.{leaf}" if module in names else None
+
+    def rotated(self, parameter: str, config: Any) -> int | None:
+        """The number of heads of a parameter whose rows are permuted, or None."""
+        if not self.permuted or ".self_attn." not in parameter:
+            return None
+        module = parameter.rsplit(".", 2)[1]
+        return {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(module)
+
+    def shifted(self, parameter: str) -> float:
+        """What the file's numbers of a parameter are larger by."""
+        return self.norm_offset if parameter.endswith("norm.weight") else 0.0
+
+
+_OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_ATTENTION = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+}
+_HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+_MLP = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+_GEMMA = {
+    **_ATTENTION,
+    **_MLP,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_PHI3 = {
+    "input_layernorm": "attn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_SHARED_EXPERT = {
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+_GPT_OSS = {
+    **_ATTENTION,
+    "post_attention_layernorm": "post_attention_norm",
+    "self_attn.sinks": "attn_sinks",
+    "mlp.router": "ffn_gate_inp",
+}
+_ROUTER = {"mlp.gate": "ffn_gate_inp"}
+
+# Mistral's files have the architecture llama, and are told by their name.
+MODEL_TYPES: dict[str, Layout] = {
+    layout.model_type: layout
+    for layout in (
+        Layout("llama", "llama", {**_ATTENTION, **_MLP}, permuted=True),
+        Layout("llama", "mistral", {**_ATTENTION, **_MLP}, permuted=True),
+        Layout("qwen2", "qwen2", {**_ATTENTION, **_MLP}),
+        Layout("qwen2moe", "qwen2_moe", {**_ATTENTION, **_ROUTER, **_SHARED_EXPERT}, experts="mlp.experts"),
+        Layout("qwen3", "qwen3", {**_ATTENTION, **_HEAD_NORMS, **_MLP}),
+        Layout("qwen3moe", "qwen3_moe", {**_ATTENTION, **_HEAD_NORMS, **_ROUTER}, experts="mlp.experts"),
+        Layout("gemma2", "gemma2", _GEMMA, norm_offset=1.0),
+        Layout("gemma3", "gemma3_text", {**_GEMMA, **_HEAD_NORMS}, norm_offset=1.0),
+        Layout("phi3", "phi3", _PHI3),
+        Layout("gpt-oss", "gpt_oss", _GPT_OSS, experts="mlp.experts"),
+    )
+}
+LAYOUTS: dict[str, Layout] = {layout.architecture: layout for layout in reversed(MODEL_TYPES.values())}

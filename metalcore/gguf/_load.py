@@ -1,0 +1,276 @@
+"""Models of transformers whose weights stay packed, from GGUF files."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
+from ..nn._experts import clamped_swiglu
+from ..quant import dequantize
+from ..quant._types import KERNELS
+from ._config import config_of, layout_of
+from ._layouts import Layout
+from ._metadata import Metadata
+from ._reader import GGUFError, GGUFFile
+from ._rope import FACTORS
+from ._rows import from_interleaved
+from ._tokenizer import tokenizer_of
+
+__all__ = ["Loaded", "load"]
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DEQUANTIZED = frozenset("IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0".split())
+
+
+class Loaded(NamedTuple):
+    """What a GGUF file holds.
+
+    Attributes:
+        model: transformers' model, in evaluation mode. Its Linear and Embedding modules are
+            metalcore.nn.QuantizedLinear and QuantizedEmbedding where their weights are packed, its modules of experts
+            QuantizedExperts. `model.gguf_metadata` has the file's metadata that are not of the model's shape.
+        tokenizer: transformers' tokenizer, or None if the file has none or it was not asked for.
+    """
+
+    model: Any
+    tokenizer: Any
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    tokenizer: bool = True,
+    attn_implementation: str | None = None,
+) -> Loaded:
+    """Loads a model from a GGUF file. Its weights are copied to the device once, as they are packed in the file.
+
+    Args:
+        path: of a GGUF file with a layout of llama (Mistral too), qwen2, qwen2moe, qwen3, qwen3moe, gemma2, gemma3,
+            phi3 or gpt-oss.
+        device: where the model is to be, by default PyTorch's default device.
+        dtype: of activations, norms and biases, and of weights that are not packed; by default float32 on the CPU and
+            bfloat16 elsewhere.
+        tokenizer: whether to make the tokenizer, which takes some seconds for a large vocabulary.
+        attn_implementation: transformers' name of an implementation of attention, as "metalcore" or "eager".
+
+    Returns:
+        (model, tokenizer). Weights of types without kernels (IQ1 to IQ3, TQ) become numbers, with a warning.
+
+    Raises:
+        GGUFError: the file is damaged, or its layout or a tensor's type is unknown.
+        OSError: it cannot be read.
+        ImportError: transformers is not installed.
+    """
+    file = GGUFFile(path)
+    layout = layout_of(file)
+    device = torch.device(torch.get_default_device() if device is None else device)
+    dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+    model = _without_memory(file, layout, dtype, attn_implementation)
+    _Filling(file, layout, model, device, dtype).run()
+    _restore_buffers(model, device)
+    model.gguf_metadata = {
+        key: value for key, value in file.metadata.items() if key.startswith(("general.", "tokenizer."))
+    }
+    _set_stops(model, Metadata(file))
+    return Loaded(model.eval(), tokenizer_of(file) if tokenizer else None)
+
+
+def _without_memory(file, layout, dtype, attention):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = config_of(file, layout)
+    try:
+        config = AutoConfig.for_model(layout.model_type, **fields)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    except (ValueError, TypeError, RuntimeError, OverflowError, ZeroDivisionError) as error:
+        raise GGUFError(f"{file.path}: the metadata describe no model: {error}") from error
+    return model
+
+
+class _Filling:
+    """Gives the parameters of a model without memory the weights of a file."""
+
+    def __init__(self, file: GGUFFile, layout: Layout, model: Any, device: torch.device, dtype: torch.dtype):
+        self.file, self.layout, self.model = file, layout, model
+        self.device, self.dtype = device, dtype
+        self.config = model.config
+        self.tied = "output.weight" not in file.tensors
+        self.without_kernels: dict[str, list[str]] = {}
+
+    def run(self):
+        modules = list(self.model.named_modules())
+        experts = {path for path, _ in modules if self.layout.experts and path.endswith(f".{self.layout.experts}")}
+        plain = [
+            (path, module, leaf)
+            for path, module in modules
+            for leaf, parameter in module.named_parameters(recurse=False)
+            if path not in experts and not (self.tied and path == "lm_head")
+        ]
+        self._check_names([f"{path}.{leaf}" for path, _, leaf in plain], experts)
+        for path, module, leaf in plain:
+            self._parameter(path, module, leaf)
+        for path, module in modules:
+            if path in experts:
+                self._experts(path, module)
+        if self.tied:
+            self._tie()
+        for type, names in self.without_kernels.items():
+            few = ", ".join(names[:3]) + ", …" * (len(names) > 3)
+            warnings.warn(
+                f"{self.file.path}: {type} has no kernels; {len(names)} tensors ({few}) became {self.dtype}",
+                stacklevel=4,
+            )
+
+    def _check_names(self, parameters, experts):
+        wanted = {parameter: self.layout.name(parameter) for parameter in parameters}
+        unknown = [parameter for parameter, name in wanted.items() if name is None]
+        if unknown:
+            raise GGUFError(f"{self.file.path}: {self.layout.architecture} files have no names for {unknown[:3]}")
+        names = set(wanted.values())
+        for path in experts:
+            names.update(self._expert_names(path).values())
+        missing = sorted(names - self.file.tensors.keys())
+        if missing:
+            raise GGUFError(f"{self.file.path}: {len(missing)} tensors are missing: {_few(missing)}")
+        surplus = sorted(self.file.tensors.keys() - names - set(FACTORS))
+        if surplus:
+            raise GGUFError(f"{self.file.path}: {len(surplus)} tensors are unknown: {_few(surplus)}")
+
+    def _info(self, name, shape):
+        info = self.file.tensors[name]
+        if tuple(info.shape) != tuple(shape) and (1, *info.shape) != tuple(shape):
+            raise GGUFError(
+                f"{self.file.path}: tensor {name!r} has shape {info.shape}, and the metadata say {tuple(shape)}"
+            )
+        if info.type.name not in KERNELS and info.type.name not in _FLOATS and info.type.name not in _DEQUANTIZED:
+            raise GGUFError(f"{self.file.path}: tensor {name!r}: {info.type.name} is no type of weights")
+        return info
+
+    def _packed(self, name: str, heads: int | None = None) -> Tensor:
+        packed = self.file.packed(name)
+        moved = packed.clone() if self.device.type == "cpu" else packed.to(self.device)
+        return moved if heads is None else from_interleaved(moved, heads)
+
+    def _numbers(self, name: str, heads: int | None = None, shift: float = 0.0) -> Tensor:
+        """A tensor's numbers, in the model's dtype."""
+        type = self.file.tensors[name].type
+        if type.name not in _FLOATS and type.name not in KERNELS:
+            self.without_kernels.setdefault(type.name, []).append(name)
+        packed = self.file.packed(name)
+        if type.name in _FLOATS:
+            numbers = packed.clone().view(_FLOATS[type.name]).view(self.file.tensors[name].shape)
+        else:
+            numbers = dequantize(packed, type).view(self.file.tensors[name].shape)
+        if shift:
+            numbers = numbers.float() - shift
+        numbers = numbers.to(self.device, self.dtype)
+        return numbers if heads is None else from_interleaved(numbers, heads)
+
+    def _parameter(self, path, module, leaf):
+        name, parameter = self.layout.name(f"{path}.{leaf}"), getattr(module, leaf)
+        info = self._info(name, parameter.shape)
+        heads = self.layout.rotated(f"{path}.{leaf}", self.config)
+        packs = isinstance(module, torch.nn.Linear | torch.nn.Embedding) and leaf == "weight"
+        if packs and info.type.name in KERNELS and len(info.shape) == 2:
+            made = _packed_module(module, info.type, self.dtype)
+            made.packed = self._packed(name, heads)
+            self.model.set_submodule(path, made)
+            return
+        numbers = self._numbers(name, heads, self.layout.shifted(f"{path}.{leaf}")).view(parameter.shape)
+        # The module of the path, since the one that was given may have been replaced.
+        owner = self.model.get_submodule(path)
+        setattr(owner, leaf, torch.nn.Parameter(numbers))
+
+    def _expert_names(self, path):
+        prefix = path.replace("model.layers.", "blk.").removesuffix(f".{self.layout.experts}")
+        leaves = ("weight", "bias") if self.layout.model_type == "gpt_oss" else ("weight",)
+        return {(part, leaf): f"{prefix}.ffn_{part}_exps.{leaf}" for part in ("gate", "up", "down") for leaf in leaves}
+
+    def _experts(self, path, module):
+        names = self._expert_names(path)
+        config, interleaved = self.config, self.layout.model_type == "gpt_oss"
+        count = config.num_local_experts if interleaved else config.num_experts
+        hidden, width = config.hidden_size, config.intermediate_size if interleaved else config.moe_intermediate_size
+        types = []
+        for (part, leaf), name in names.items():
+            rows, length = (hidden, width) if part == "down" else (width, hidden)
+            info = self._info(name, (count, rows, length) if leaf == "weight" else (count, rows))
+            types += [info.type] if leaf == "weight" else []
+        if all(type.name in KERNELS for type in types):
+            options: dict[str, Any] = {"activation": clamped_swiglu, "bias": True} if interleaved else {}
+            made = QuantizedExperts(count, hidden, width, types, device="meta", dtype=self.dtype, **options)
+            for (part, leaf), name in names.items():
+                if leaf == "weight":
+                    setattr(made, part, self._packed(name))
+                else:
+                    setattr(made, f"{part}_bias", torch.nn.Parameter(self._numbers(name)))
+            self.model.set_submodule(path, made)
+            return
+        self._float_experts(module, {key: self._numbers(name) for key, name in names.items()}, interleaved)
+
+    def _float_experts(self, module, numbers, interleaved):
+        """transformers' own module: gate and up are one parameter. gpt-oss' has columns in turns."""
+        gate, up, down = (numbers[part, "weight"] for part in ("gate", "up", "down"))
+        if interleaved:
+            module.gate_up_proj = torch.nn.Parameter(torch.stack([gate, up], 2).flatten(1, 2).mT.contiguous())
+            module.down_proj = torch.nn.Parameter(down.mT.contiguous())
+            biases = torch.stack([numbers["gate", "bias"], numbers["up", "bias"]], 2).flatten(1)
+            module.gate_up_proj_bias = torch.nn.Parameter(biases)
+            module.down_proj_bias = torch.nn.Parameter(numbers["down", "bias"])
+        else:
+            module.gate_up_proj = torch.nn.Parameter(torch.cat([gate, up], 1))
+            module.down_proj = torch.nn.Parameter(down)
+
+    def _tie(self):
+        embedding = self.model.get_input_embeddings()
+        if isinstance(embedding, QuantizedEmbedding):
+            made = QuantizedLinear(
+                embedding.embedding_dim, embedding.num_embeddings, embedding.type, bias=False, device="meta"
+            )
+            made.packed = embedding.packed
+            self.model.set_submodule("lm_head", made)
+            self.model._tied_weights_keys = {"lm_head.packed": "model.embed_tokens.packed"}
+            self.model.all_tied_weights_keys = dict(self.model._tied_weights_keys)
+        else:
+            self.model.lm_head.weight = embedding.weight
+
+
+def _few(names):
+    return ", ".join(repr(name) for name in names[:3]) + ", …" * (len(names) > 3)
+
+
+def _packed_module(module, type, dtype):
+    """A module for packed weights in the place of another, without memory."""
+    if isinstance(module, torch.nn.Embedding):
+        rows, length = module.weight.shape
+        scale = float(getattr(module, "scalar_embed_scale", 1.0))
+        return QuantizedEmbedding(rows, length, type, device="meta", dtype=dtype, scale=scale)
+    made = QuantizedLinear(module.in_features, module.out_features, type, bias=False, device="meta")
+    made.bias = module.bias
+    return made
+
+
+def _restore_buffers(model, device):
+    """Buffers that no file holds: frequencies of rotary embeddings, scales of Gemma's embeddings."""
+    for path, module in list(model.named_modules()):
+        if not any(buffer.is_meta for buffer in module.buffers(recurse=False)):
+            continue
+        if hasattr(module, "scalar_embed_scale"):
+            module.embed_scale = torch.tensor(module.scalar_embed_scale, device=device)
+        else:
+            model.set_submodule(path, type(module)(config=model.config).to(device))
+
+
+def _set_stops(model, metadata):
+    """Generation ends at the end of a text, and of a turn."""
+    stops = [token for token in map(metadata.token, ("eos", "eot")) if token is not None]
+    if stops:
+        model.generation_config.eos_token_id = list(dict.fromkeys(stops))

@@ -1,0 +1,171 @@
+/* metalcore for C: the ops of language-model inference, without Python and without PyTorch.
+ *
+ * A function returns METALCORE_OK, which is 0, or another metalcore_status; metalcore_last_error() then says what was
+ * wrong. No C++ exception leaves a function. A failed call may have written part of its results if its code is
+ * METALCORE_KERNEL_FAULT or METALCORE_FAILED, and has written nothing otherwise.
+ *
+ * Arrays are contiguous, in row-major order, and aligned to their elements. Sizes may be 0: there is nothing to do
+ * then. Results overlap nothing else, except where the function says so.
+ *
+ * A call works in the thread's context: the one that metalcore_context_use() chose, or the thread's own, which is for
+ * host memory. With a CUDA context pointers are those of device memory, and a call returns when its kernels are in the
+ * stream.
+ *
+ * docs/c.md has a table of each function's arguments. */
+#ifndef METALCORE_H
+#define METALCORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define METALCORE_API __attribute__((visibility("default")))
+#else
+#define METALCORE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The bits of a bfloat16: the upper half of a float's. */
+typedef uint16_t metalcore_bfloat16;
+
+enum metalcore_status {
+  METALCORE_OK = 0,
+  METALCORE_INVALID_ARGUMENT = 1, /* a size, a pointer, or arguments that do not go together */
+  METALCORE_OUT_OF_MEMORY = 2,
+  METALCORE_BUSY = 3,         /* another thread has a call in this context */
+  METALCORE_NO_DEVICE = 4,    /* this library or this machine has no such device */
+  METALCORE_NO_KERNELS = 5,   /* the libraries of kernels are missing: see METALCORE_LIBRARY_DIR in docs/c.md */
+  METALCORE_KERNEL_FAULT = 6, /* checking mode found an error in a kernel, or the CPU stopped one */
+  METALCORE_FAILED = 7        /* anything else; metalcore_last_error() says what */
+};
+
+/* The text of this thread's last error, or "". It serves until the thread's next failed call. */
+METALCORE_API const char* metalcore_last_error(void);
+/* The name of a status: "METALCORE_BUSY". */
+METALCORE_API const char* metalcore_status_name(int status);
+/* "0.1.0" */
+METALCORE_API const char* metalcore_version(void);
+
+/* Contexts. A context has the memory that calls need for themselves, and reuses it: after a few calls of the same sizes
+ * a call allocates nothing. It serves one call at a time. */
+
+typedef struct metalcore_context metalcore_context;
+
+enum metalcore_device {
+  METALCORE_CPU = 0,  /* host memory; kernels run on the CPU */
+  METALCORE_CUDA = 1, /* memory of an NVIDIA GPU */
+  METALCORE_METAL = 2 /* not in this version */
+};
+
+/* `index` is the number of a GPU, `stream` a CUstream of its primary context, or NULL for the default stream. Both are
+ * 0 for METALCORE_CPU. All calls in a context use its stream. */
+METALCORE_API int metalcore_context_create(metalcore_context** context, int device, int index, void* stream);
+/* Waits for the context's stream. No other thread may have chosen the context any longer. NULL is allowed. */
+METALCORE_API int metalcore_context_destroy(metalcore_context* context);
+/* Chooses the context for the calling thread's further calls. NULL chooses the thread's own again. */
+METALCORE_API int metalcore_context_use(metalcore_context* context);
+
+/* out[b] = softmax(in[b] / temperature), for `batch` rows of `vocab` numbers. */
+METALCORE_API int metalcore_softmax_float(const float* in, float* out, int batch, int vocab, float temperature);
+METALCORE_API int metalcore_softmax_bfloat16(const metalcore_bfloat16* in, metalcore_bfloat16* out, int batch,
+                                             int vocab, float temperature);
+
+/* out = silu(gate) * up; a row of `in` has `width` numbers of gate, and `width` of up behind them. */
+METALCORE_API int metalcore_silu_and_mul_float(const float* in, float* out, int rows, int width);
+METALCORE_API int metalcore_silu_and_mul_bfloat16(const metalcore_bfloat16* in, metalcore_bfloat16* out, int rows,
+                                                  int width);
+
+/* out = in / sqrt(mean(in^2) + eps) * weight, by row; weight may be NULL. */
+METALCORE_API int metalcore_rms_norm_float(const float* in, const float* weight, float* out, int rows, int width,
+                                           float eps);
+METALCORE_API int metalcore_rms_norm_bfloat16(const metalcore_bfloat16* in, const metalcore_bfloat16* weight,
+                                              metalcore_bfloat16* out, int rows, int width, float eps);
+
+/* sum = in + residual; out = rms_norm(sum). */
+METALCORE_API int metalcore_add_rms_norm_float(const float* in, const float* residual, const float* weight, float* out,
+                                               float* sum, int rows, int width, float eps);
+METALCORE_API int metalcore_add_rms_norm_bfloat16(const metalcore_bfloat16* in, const metalcore_bfloat16* residual,
+                                                  const metalcore_bfloat16* weight, metalcore_bfloat16* out,
+                                                  metalcore_bfloat16* sum, int rows, int width, float eps);
+
+/* Rotates the first 2 * pairs numbers of each head of q and k (tokens, heads, head_size). Token t takes row
+ * positions[t] of the tables cosine and sine (table_rows, pairs), which are float32 for both types. Pairs are
+ * neighbours where `interleaved` is not 0, or else `pairs` apart. q_out may be q, and k_out then must be k; k and k_out
+ * may be NULL where k_heads is 0. A token whose position the tables do not have gets NaN. */
+METALCORE_API int metalcore_rope_float(const float* q, const float* k, const float* cosine, const float* sine,
+                                       const int64_t* positions, float* q_out, float* k_out, int tokens, int q_heads,
+                                       int k_heads, int head_size, int pairs, int table_rows, int interleaved);
+METALCORE_API int metalcore_rope_bfloat16(const metalcore_bfloat16* q, const metalcore_bfloat16* k, const float* cosine,
+                                          const float* sine, const int64_t* positions, metalcore_bfloat16* q_out,
+                                          metalcore_bfloat16* k_out, int tokens, int q_heads, int k_heads,
+                                          int head_size, int pairs, int table_rows, int interleaved);
+
+/* out[i] = table[indices[i]], rows of `width` numbers. A row that the table does not have is NaN. */
+METALCORE_API int metalcore_embedding_float(const float* table, const int32_t* indices, float* out, int table_rows,
+                                            int width, int count);
+METALCORE_API int metalcore_embedding_bfloat16(const metalcore_bfloat16* table, const int32_t* indices,
+                                               metalcore_bfloat16* out, int table_rows, int width, int count);
+
+/* Draws a number from each row of logits: of the top_k largest (0: of all), of the fewest whose probabilities reach
+ * top_p (1: all), by uniform[b] in [0, 1). With the temperature 0 it is the first of the largest logits. */
+METALCORE_API int metalcore_sample_float(const float* logits, const float* uniform, int64_t* out, int batch, int vocab,
+                                         float temperature, int top_k, float top_p);
+METALCORE_API int metalcore_sample_bfloat16(const metalcore_bfloat16* logits, const float* uniform, int64_t* out,
+                                            int batch, int vocab, float temperature, int top_k, float top_p);
+
+/* The keys and values of requests in pages of a pool. Request r has the pages kv_indices[kv_indptr[r]] to
+ * kv_indices[kv_indptr[r + 1] - 1], the last of which has kv_last_page_len[r] tokens. */
+typedef struct metalcore_pages {
+  int pages;                 /* of the pool */
+  int page_size;             /* tokens of a page, 1 to 256 */
+  int heads;                 /* of keys and values */
+  int head_size;             /* of keys and values */
+  int heads_first;           /* 0: (pages, page_size, heads, head_size); 1: (pages, heads, page_size, head_size) */
+  int requests;              /* r above is below this */
+  int indices;               /* numbers in kv_indices */
+  const int32_t* kv_indptr;  /* requests + 1 numbers */
+  const int32_t* kv_indices; /* numbers of pages */
+  const int32_t* kv_last_page_len; /* requests numbers; metalcore_paged_append does not read them */
+} metalcore_pages;
+
+/* Attention of each request's queries to its keys. Request r has the queries qo_indptr[r] to qo_indptr[r + 1] - 1 of q
+ * (tokens, q_heads, head_size), which are its last tokens. A query sees `window` tokens before its own (all where it is
+ * negative), and none behind it where `causal` is not 0. Scores are softcap * tanh(scale * q.k / softcap), or
+ * scale * q.k where softcap is 0. lse (tokens, q_heads) gets the logarithms of the sums, and may be NULL. */
+METALCORE_API int metalcore_batch_prefill_float(const float* q, const int32_t* qo_indptr, const float* k_pool,
+                                                const float* v_pool, const metalcore_pages* pages, float* out,
+                                                float* lse, int tokens, int q_heads, int causal, int window,
+                                                float scale, float softcap);
+METALCORE_API int metalcore_batch_prefill_bfloat16(const metalcore_bfloat16* q, const int32_t* qo_indptr,
+                                                   const metalcore_bfloat16* k_pool, const metalcore_bfloat16* v_pool,
+                                                   const metalcore_pages* pages, metalcore_bfloat16* out, float* lse,
+                                                   int tokens, int q_heads, int causal, int window, float scale,
+                                                   float softcap);
+
+/* The same for one query of each request: q and out are (requests, q_heads, head_size). */
+METALCORE_API int metalcore_batch_decode_float(const float* q, const float* k_pool, const float* v_pool,
+                                               const metalcore_pages* pages, float* out, float* lse, int q_heads,
+                                               int window, float scale, float softcap);
+METALCORE_API int metalcore_batch_decode_bfloat16(const metalcore_bfloat16* q, const metalcore_bfloat16* k_pool,
+                                                  const metalcore_bfloat16* v_pool, const metalcore_pages* pages,
+                                                  metalcore_bfloat16* out, float* lse, int q_heads, int window,
+                                                  float scale, float softcap);
+
+/* Puts the keys and values of new tokens (tokens, heads, head_size) into the pool: token t becomes number positions[t]
+ * of request batch_indices[t]. A token whose place the pages do not have is left out. */
+METALCORE_API int metalcore_paged_append_float(const float* key, const float* value, const int32_t* batch_indices,
+                                               const int32_t* positions, float* k_pool, float* v_pool,
+                                               const metalcore_pages* pages, int tokens);
+METALCORE_API int metalcore_paged_append_bfloat16(const metalcore_bfloat16* key, const metalcore_bfloat16* value,
+                                                  const int32_t* batch_indices, const int32_t* positions,
+                                                  metalcore_bfloat16* k_pool, metalcore_bfloat16* v_pool,
+                                                  const metalcore_pages* pages, int tokens);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,103 @@
+"""The experts of a mixture, with weights that stay packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..activation import swiglu
+from ..quant import quantized_linear_experts, type_of
+
+__all__ = ["QuantizedExperts", "clamped_swiglu"]
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """gate sigmoid(1.702 gate) (up + 1), where gate is at most 7 and up within ±7, as in gpt-oss."""
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate * torch.sigmoid(gate * 1.702) * (up + 1)
+
+
+_PARTS = ("gate", "up", "down")
+
+
+class QuantizedExperts(torch.nn.Module):
+    """The experts of a transformer's layer: down(activation(gate(x), up(x))), with packed weights that are not trained.
+    It takes the place of transformers' modules of experts (Qwen3MoeExperts, GptOssExperts …).
+
+    Args:
+        num_experts: how many there are.
+        hidden_size, intermediate_size: lengths of x's rows, and of those between.
+        types: GGML's types of the weights of gate, up and down, or one for all.
+        bias: whether there are biases, parameters (experts, rows).
+        activation: of gate and up, (tokens, experts of a token, intermediate_size).
+        device: of the weights.
+        dtype: of the biases.
+
+    Raises:
+        ValueError: a type is unknown, or its blocks do not divide rows.
+    """
+
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        types: Any,
+        bias: bool = False,
+        activation: Callable[[Tensor, Tensor], Tensor] = swiglu,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        three = types if isinstance(types, Sequence) and not isinstance(types, str) and len(types) == 3 else [types] * 3
+        self.types = tuple(type_of(one) for one in three)
+        self.num_experts, self.hidden_size, self.intermediate_size = num_experts, hidden_size, intermediate_size
+        self.activation = activation
+        for part, type in zip(_PARTS, self.types):
+            rows, length = (hidden_size, intermediate_size) if part == "down" else (intermediate_size, hidden_size)
+            if length % type.block:
+                raise ValueError(f"{type.name}'s blocks of {type.block} do not divide rows of {length}")
+            shape = (num_experts, rows, length // type.block * type.nbytes)
+            self.register_buffer(part, torch.zeros(shape, dtype=torch.uint8, device=device))
+            given = torch.nn.Parameter(torch.zeros(num_experts, rows, device=device, dtype=dtype)) if bias else None
+            self.register_parameter(f"{part}_bias", given)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([type.number for type in self.types])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        found = tuple(type_of(int(number)) for number in state)
+        if found != self.types:
+            names = [", ".join(type.name for type in types) for types in (found, self.types)]
+            raise ValueError(f"the weights are packed as {names[0]}, and the module is for {names[1]}")
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """The sum over each token's experts, times their weights.
+
+        Args:
+            hidden_states: (tokens, hidden_size).
+            top_k_index, top_k_weights: (tokens, experts of a token), experts and what they are multiplied by.
+
+        Returns:
+            (tokens, hidden_size), of hidden_states' dtype.
+        """
+        gate, up = (self._part(number, hidden_states, top_k_index) for number in (0, 1))
+        down = self._part(2, self.activation(gate, up), top_k_index)
+        return (down * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
+
+    def _part(self, number, x, experts):
+        part = _PARTS[number]
+        result = quantized_linear_experts(x, getattr(self, part), experts, self.types[number])
+        bias = getattr(self, f"{part}_bias")
+        return result if bias is None else result + bias[experts]
+
+    def extra_repr(self) -> str:
+        names = ", ".join(dict.fromkeys(type.name for type in self.types))
+        return f"{self.num_experts}, {self.hidden_size}, {self.intermediate_size}, types={names}"

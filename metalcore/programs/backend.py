@@ -1,0 +1,187 @@
+"""torch.compile(model, backend="metalcore")."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule
+
+from .compiling import optimize
+from .options import Options
+from .patterns import choose
+from .program import Program, finish
+from .rewriting import Rewritten
+from .tracing import NotTraceable, to_aten
+
+__all__ = ["Compiled", "backend", "observe"]
+
+_observers: list[list] = []
+
+
+class Compiled:
+    """What became of one graph of dynamo.
+
+    Attributes:
+        programs: the programs for forward and backward.
+        notes: what was not done, and why.
+    """
+
+    def __init__(self):
+        self.programs: list[Program] = []
+        self.fused: list[Rewritten] = []
+        self.notes: list[str] = []
+
+
+@contextlib.contextmanager
+def observe():
+    """Gives a list, to which each graph that torch.compile hands over inside the block adds its `Compiled`."""
+    found: list[Compiled] = []
+    _observers.append(found)
+    try:
+        yield found
+    finally:
+        _observers.remove(found)
+
+
+def backend(module: GraphModule, inputs: Sequence[Any], options=None, mode=None):
+    """The backend as torch.compile calls it.
+
+    Raises:
+        ValueError, TypeError: an option is unknown, or has a value that it cannot have.
+    """
+    if mode not in (None, "default"):
+        raise ValueError(f"the backend metalcore has no mode {mode!r}; its options are those of metalcore.programs")
+    options = Options.of(options)
+    if any(not isinstance(value, Tensor) for value in inputs) or _is_symbolic(module, inputs):
+        if options.dynamic == "eager":
+            return module.forward
+        return _Specialized(module, options)
+    return _compile(module, inputs, options)
+
+
+def _is_symbolic(module, inputs):
+    sizes = [size for value in inputs if isinstance(value, Tensor) for size in (*value.shape, *value.stride())]
+    return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
+def _compile(module, inputs, options):
+    compiled = Compiled()
+    for found in _observers:
+        found.append(compiled)
+    try:
+        fused = _fuse(module, inputs, options, compiled)
+        return aot_autograd(
+            fw_compiler=functools.partial(_program, compiled=compiled, options=options),
+            bw_compiler=functools.partial(_program, compiled=compiled, options=options),
+            partition_fn=min_cut_rematerialization_partition,
+        )(fused, list(inputs))
+    except Exception as error:
+        if not options.fallback:
+            raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        compiled.notes.append(f"PyTorch runs the graph: {reason}")
+        warnings.warn(f"the backend metalcore leaves a graph to PyTorch: {reason}", stacklevel=2)
+        return module.forward
+
+
+def _fuse(module, inputs, options, compiled):
+    """The graph with metalcore's operators in place of patterns. Autograd takes it apart afterwards."""
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda", "mps")):
+        compiled.notes.append("no patterns are fused under autocast")
+        return module
+    try:
+        traced = to_aten(module, inputs)
+    except NotTraceable as reason:
+        compiled.notes.append(f"no patterns are fused: {reason}")
+        return module
+    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    leaves = {node for node, t in zip(placeholders, inputs) if t.requires_grad} if torch.is_grad_enabled() else ()
+    compiled.fused = optimize(traced, choose(options.fusions), constants=False, leaves=leaves)
+    for node in traced.graph.nodes:
+        node.meta.pop("val", None)
+    return traced
+
+
+def _program(module, inputs, *, compiled, options):
+    program = finish(module, options, compiled.fused, compiled.notes)
+    compiled.programs.append(program)
+    return make_boxed_func(program.run)
+
+
+class _Specialized:
+    """A graph whose sizes are symbols: it is compiled for each set of sizes with which it is called."""
+
+    def __init__(self, module: GraphModule, options: Options):
+        self.module, self.options = module, options
+        self.programs: OrderedDict = OrderedDict()
+        self.warned = False
+
+    def __call__(self, *args):
+        key = tuple(map(_key, args))
+        key = (*key, torch.is_grad_enabled())
+        found = self.programs.get(key)
+        if found is None:
+            if len(self.programs) >= self.options.cache_size:
+                return self._run_by_torch(args)
+            found = self.programs[key] = self._compile(args)
+        return found(*[value for value in args if isinstance(value, Tensor)])
+
+    def _run_by_torch(self, args):
+        if not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"the backend metalcore has programs for {self.options.cache_size} sets of sizes of a graph, as its "
+                "option cache_size says; PyTorch runs the graph for others",
+                stacklevel=3,
+            )
+        return self.module.forward(*args)
+
+    def _compile(self, args):
+        fixed = _with_numbers(self.module, args)
+        return _compile(fixed, [value for value in args if isinstance(value, Tensor)], self.options)
+
+
+def _key(value):
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad
+    return type(value), value
+
+
+def _with_numbers(module, args):
+    """The graph with numbers in place of the inputs that are none of its tensors."""
+    graph = torch.fx.Graph()
+    copies: dict = {}
+    given = iter(args)
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            value = next(given)
+            copies[node] = graph.node_copy(node) if isinstance(value, Tensor) else value
+        elif node.op == "output":
+            graph.output(torch.fx.node.map_arg(node.args[0], lambda n: copies[n]))
+        else:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    for node in graph.nodes:  # dynamo's symbols belong to the graph of all sizes
+        node.meta.clear()
+    return GraphModule(module, graph)
+
+
+def register() -> None:
+    """Gives the backend its name in a process where no entry point of the installed package does."""
+    from torch._dynamo import register_backend
+    from torch._dynamo.backends.registry import _BACKENDS
+
+    if "metalcore" not in _BACKENDS:
+        register_backend(backend, name="metalcore")
+
+
+register()

@@ -1,0 +1,154 @@
+"""The intermediate representation: an FX graph of ATen's and metalcore's operators, in order.
+
+A placeholder is an input, a get_attr node a parameter or a static value, and a call_function node an operation. Each
+has its fake tensor (or its number) in `node.meta["val"]`. The functions here say what other code needs to know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.utils._pytree import tree_leaves
+
+from .._core.routing import DEVICES, FLOAT_DTYPES
+
+__all__ = [
+    "accelerated",
+    "argument",
+    "arguments",
+    "is_barrier",
+    "is_pure",
+    "mutated_storages",
+    "name_of",
+    "segments",
+    "storage_of",
+    "tensors_of",
+    "value",
+    "written",
+]
+
+# Operators that write to tensors although their schema does not say so: (the flag that makes them, what they write).
+_SECRET_WRITERS = {
+    "batch_norm": ("training", ("running_mean", "running_var")),
+    "instance_norm": ("use_input_stats", ("running_mean", "running_var")),
+}
+
+
+def name_of(node: Node) -> str | None:
+    """The operator's name without its overload: "add" of ATen's operators, "metalcore.rope" of others; else None."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return None
+    namespace, name = target._schema.name.split("::")
+    return name if namespace == "aten" else f"{namespace}.{name}"
+
+
+def value(node: Node):
+    return node.meta.get("val")
+
+
+def tensors_of(node: Node) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value(node)) if isinstance(leaf, Tensor)]
+
+
+def arguments(node: Node) -> tuple:
+    """All arguments in the order of the operator's schema, with its defaults."""
+    given = list(node.args)
+    rest = node.target._schema.arguments[len(given) :]  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    return (*given, *(node.kwargs.get(spec.name, spec.default_value) for spec in rest))
+
+
+def argument(node: Node, name: str):
+    """An argument by its name, or None if the operator has none of this name."""
+    for spec, given in zip(node.target._schema.arguments, arguments(node)):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+        if spec.name == name:
+            return given
+    return None
+
+
+def accelerated(*nodes: Node | None) -> bool:
+    """Whether metalcore's kernels take the values of these nodes, as `routing.accelerated` says of tensors."""
+    values = [value(node) for node in nodes if node is not None]
+    return bool(values) and all(
+        isinstance(v, Tensor)
+        and v.layout is torch.strided
+        and v.dtype in FLOAT_DTYPES
+        and v.device.type in DEVICES
+        and v.device == values[0].device
+        for v in values
+    )
+
+
+def storage_of(tensor: Tensor) -> int | None:
+    """What tells apart the storages of fake tensors. Sparse tensors have none."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+
+
+def written(node: Node) -> list[Node]:
+    """The nodes whose tensors an operation writes to."""
+    if name_of(node) is None:
+        return []
+    target = node.target
+    flag, secret = _SECRET_WRITERS.get(target._schema.name.removeprefix("aten::"), ("", ()))  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    if flag and not argument(node, flag):
+        secret = ()
+    found = []
+    for spec, given in zip(target._schema.arguments, arguments(node)):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+        if spec.alias_info is not None and spec.alias_info.is_write or spec.name in secret:
+            found += [leaf for leaf in tree_leaves(given) if isinstance(leaf, Node)]
+    return found
+
+
+def is_barrier(node: Node) -> bool:
+    """Whether operations must not move across this one: it writes to a tensor, or changes a mode of PyTorch."""
+    if node.op != "call_function":
+        return node.op == "call_module"
+    return name_of(node) is None and not _is_plain_python(node) or bool(written(node))
+
+
+def _is_plain_python(node):
+    return getattr(node.target, "__module__", None) in ("_operator", "math") or getattr(node.target, "pure", False)
+
+
+def is_pure(node: Node) -> bool:
+    """Whether an operation can be left out if nobody uses it, and computed once for two equal ones."""
+    if node.op == "get_attr":
+        return True
+    if node.op != "call_function" or is_barrier(node):
+        return False
+    if name_of(node) is None:
+        return True
+    return torch.Tag.nondeterministic_seeded not in node.target.tags and bool(node.target._schema.returns)  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+
+
+def segments(graph: Graph) -> dict[Node, int]:
+    """Numbers the stretches between barriers. A barrier belongs to the stretch that it ends, with an own number."""
+    numbers, current = {}, 0
+    for node in graph.nodes:
+        if is_barrier(node):
+            current += 1
+            numbers[node] = current
+            current += 1
+        else:
+            numbers[node] = current
+    return numbers
+
+
+def mutated_storages(graph: Graph) -> set[int]:
+    """The storages that some operation of the graph writes to."""
+    return {
+        storage
+        for node in graph.nodes
+        for target in written(node)
+        for tensor in tensors_of(target)
+        if (storage := storage_of(tensor)) is not None
+    }
+
+
+def nodes_named(graph: Graph, *names: str) -> Iterator[Node]:
+    for node in list(graph.nodes):
+        if name_of(node) in names:
+            yield node

@@ -1,0 +1,1 @@
+"""What is done to a graph between trace and plan."""

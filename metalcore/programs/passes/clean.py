@@ -1,0 +1,111 @@
+"""Removes what does nothing, what is computed twice, and what nobody uses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from ..ir import argument, is_barrier, is_pure, mutated_storages, name_of, segments, storage_of, tensors_of, value
+
+__all__ = ["clean", "remove_dead", "remove_no_ops", "remove_repeated"]
+
+# Operators that return their argument, or a view of all of it, if the result has the same shape, strides and dtype.
+_VIEWS = frozenset(
+    "to type_as contiguous alias view reshape expand flatten unflatten slice permute transpose t squeeze unsqueeze "
+    "view_as reshape_as expand_as float lift_fresh _unsafe_view detach_ positive".split()
+)
+# Operators that return a copy of their argument if it is the same.
+_COPIES = frozenset("clone _to_copy lift_fresh_copy".split())
+
+
+def clean(module: GraphModule) -> None:
+    """All of it, until the graph is without."""
+    remove_no_ops(module)
+    remove_repeated(module)
+    remove_dead(module)
+    module.recompile()
+
+
+def remove_no_ops(module: GraphModule) -> None:
+    """Removes operations whose result is their argument."""
+    graph = module.graph
+    mutated = mutated_storages(graph)
+    for node in list(graph.nodes):
+        name = name_of(node)
+        if name == "_assert_tensor_metadata" or node.op == "call_module" and not node.users:
+            graph.erase_node(node)
+            continue
+        if name is None or not node.args or not isinstance(node.args[0], Node):
+            continue
+        source = node.args[0]
+        if _does_nothing(node, name, mutated) and _alike(value(node), value(source)):
+            if any(user.op == "output" for user in node.users) and source.op in ("placeholder", "get_attr"):
+                continue
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+def _does_nothing(node, name, mutated):
+    if name in _VIEWS:
+        return name != "to" or not argument(node, "copy")
+    if name in ("dropout", "alpha_dropout", "feature_dropout"):
+        return not argument(node, "train") or argument(node, "p") == 0
+    if any(storage_of(tensor) in mutated for tensor in [*tensors_of(node), *tensors_of(node.args[0])]):
+        return False
+    if name in _COPIES:
+        return True
+    if name == "mul":
+        return type(node.args[1]) in (int, float) and node.args[1] == 1
+    return name in ("add", "sub") and node.args[1] == 0 and type(node.args[1]) is int
+
+
+def _alike(a, b):
+    return (
+        isinstance(a, Tensor)
+        and isinstance(b, Tensor)
+        and a.layout == b.layout == torch.strided
+        and (a.shape, a.dtype, a.device, a.stride(), a.storage_offset())
+        == (b.shape, b.dtype, b.device, b.stride(), b.storage_offset())
+        and (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
+    )
+
+
+def remove_repeated(module: GraphModule) -> None:
+    """Computes equal operations once. Operations of different stretches between barriers are not equal, and neither are
+    those whose result is written to."""
+    graph = module.graph
+    stretch, mutated = segments(graph), mutated_storages(graph)
+    seen: dict = {}
+    returned = {leaf for node in graph.nodes if node.op == "output" for leaf in node.all_input_nodes}
+    for node in list(graph.nodes):
+        if not is_pure(node) or node in returned:
+            continue
+        if any(storage_of(tensor) in mutated for tensor in tensors_of(node)):
+            continue
+        where = 0 if node.op == "get_attr" else stretch[node]
+        key = (node.op, node.target, _key(node.args), _key(node.kwargs), where)
+        try:
+            first = seen.setdefault(key, node)
+        except TypeError:  # an argument that cannot be hashed
+            continue
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _key(thing):
+    if isinstance(thing, (list, tuple)):
+        return (type(thing).__name__, *map(_key, thing))
+    if isinstance(thing, dict):
+        return tuple((name, _key(item)) for name, item in sorted(thing.items()))
+    # 1, 1.0 and True are equal, and make different results; so do 0.0 and -0.0.
+    return thing if isinstance(thing, Node) else (type(thing).__name__, repr(thing) if type(thing) is float else thing)
+
+
+def remove_dead(module: GraphModule) -> None:
+    """Removes operations without users that write to nothing and draw no random numbers."""
+    graph = module.graph
+    for node in reversed(list(graph.nodes)):
+        if not node.users and is_pure(node) and not is_barrier(node):
+            graph.erase_node(node)

@@ -1,0 +1,89 @@
+"""Replaces operations that write to a value by ones that make a new value, where nobody can tell."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from ..ir import name_of, storage_of, tensors_of, value, written
+
+__all__ = ["make_functional"]
+
+
+def make_functional(module: GraphModule) -> None:
+    """Makes x.relu_() a relu(x) if all uses of x's memory from then on go by the result."""
+    changed = False
+    order = {node: number for number, node in enumerate(module.graph.nodes)}
+    aliases = _aliases(module.graph)
+    for node in list(module.graph.nodes):
+        target = _functional_variant(node)
+        if target is None or not _private(node, order, aliases):
+            continue
+        node.target = target
+        changed = True
+    if changed:
+        _propagate(module)
+        module.recompile()
+
+
+def _aliases(graph):
+    found: dict = {}
+    for node in graph.nodes:
+        for tensor in tensors_of(node):
+            found.setdefault(storage_of(tensor), []).append(node)
+    return found
+
+
+def _functional_variant(node):
+    """The operator without the underscore, if the operation writes to its first argument alone and returns that."""
+    name = name_of(node)
+    if name is None or not name.endswith("_") or name.endswith("__") or len(written(node)) != 1:
+        return None
+    if written(node)[0] is not node.args[0]:
+        return None
+    import torch
+
+    packet = getattr(torch.ops.aten, name[:-1], None)
+    overload = node.target._overloadname
+    if packet is None or overload not in packet.overloads():
+        return None
+    target = getattr(packet, overload)
+    arguments = [spec.name for spec in target._schema.arguments]
+    if arguments != [spec.name for spec in node.target._schema.arguments]:
+        return None
+    with value(node).fake_mode, torch.no_grad():
+        made = target(*_values(node.args), **{name: _values([given])[0] for name, given in node.kwargs.items()})
+    same = made.shape == value(node).shape and made.dtype == value(node).dtype and made.stride() == value(node).stride()
+    return target if same else None
+
+
+def _values(arguments):
+    from torch.fx import Node
+    from torch.fx.node import map_arg
+
+    return map_arg(tuple(arguments), lambda node: value(node) if isinstance(node, Node) else node)
+
+
+def _private(node, order, aliases):
+    storage = storage_of(value(node))
+    for alias in aliases[storage]:
+        if alias.op in ("placeholder", "get_attr"):
+            return False
+        if order[alias] < order[node] and any(order[user] > order[node] for user in alias.users):
+            return False
+    return True
+
+
+def _propagate(module):
+    fakes = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    with_values = [node for node in module.graph.nodes if node.op == "get_attr"]
+    mode = next((v.fake_mode for v in [*fakes, *map(value, with_values)] if hasattr(v, "fake_mode")), None)
+    if mode is not None:
+        _Propagation(module, mode).propagate_dont_convert_inputs(*fakes)
+
+
+class _Propagation(FakeTensorProp):
+    def run_node(self, n):
+        if n.op == "get_attr":
+            return n.meta["val"]
+        return super().run_node(n)

@@ -1,0 +1,155 @@
+"""Joins pointwise operations into groups, of which each is to be one generated kernel."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from ..._core.routing import DEVICES
+from ..ir import is_pure, mutated_storages, name_of, segments, storage_of, value
+
+__all__ = ["group_pointwise", "is_pointwise"]
+
+LEAST = 2  # operations; a kernel of one would be PyTorch's own
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether each element of the result depends on the arguments' elements at the same place alone."""
+    name = name_of(node)
+    if name is None or name.startswith("metalcore.") or not is_pure(node):
+        return False
+    if torch.Tag.pointwise not in node.target.tags and name not in ("to", "_to_copy"):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+        return False
+    result = value(node)
+    if (
+        not isinstance(result, Tensor)
+        or result.layout is not torch.strided
+        or result.is_complex()
+        or not result.numel()
+    ):
+        return False
+    tensors = [value(source) for source in node.all_input_nodes]
+    same_device = all(isinstance(t, Tensor) and t.device == result.device and not t.is_complex() for t in tensors)
+    return bool(tensors) and same_device and all(t.layout is torch.strided for t in tensors)
+
+
+def group_pointwise(module: GraphModule, build) -> int:
+    """Replaces each group by a call of `build(graph, fakes)`, a function of tensors that returns a tuple.
+
+    A group's operations have results of one shape, and no barrier lies between them. `build` returns None for a group
+    that it does not take, which stays as it is. Returns the number of groups.
+    """
+    count = 0
+    for members in _find_groups(module.graph):
+        count += _replace(module, members, build, count)
+    module.graph.lint()
+    module.recompile()
+    return count
+
+
+def _find_groups(graph):
+    """Lists of operations, in order. As units that run at once, they leave the graph without cycles."""
+    stretch, mutated = segments(graph), mutated_storages(graph)
+    unit: dict[Node, int] = {}  # the group of an operation, or one of its own
+    bit = {node: 1 << number for number, node in enumerate(graph.nodes)}
+    above: dict[int, int] = {}  # the nodes on which a unit depends, itself and all of its members included
+    members: dict[int, list[Node]] = {}
+    for number, node in enumerate(graph.nodes):
+        unit[node], members[number] = number, [node]
+        sources = node.all_input_nodes
+        before = bit[node]
+        for source in sources:
+            before |= above[unit[source]]
+        above[number] = before
+        if not _may_join(node, mutated):
+            continue
+        for source in sources:
+            _join(unit, members, above, bit, stretch, node, source, mutated)
+    found = [group for group in members.values() if len(group) >= LEAST]
+    return [sorted(group) for group in found]
+
+
+def _may_join(node, mutated):
+    return is_pointwise(node) and value(node).device.type in DEVICES and storage_of(value(node)) not in mutated
+
+
+def _join(unit, members, above, bit, stretch, node, source, mutated):
+    own, other = unit[node], unit[source]
+    if own == other or stretch[node] != stretch[source] or not _may_join(source, mutated):
+        return
+    if value(node).shape != value(source).shape:
+        return
+    group = members[other]
+    inside = _bits(group, bit)
+    # Another way from the group to this unit, through an operation outside of both, would be a cycle.
+    for member in members[own]:
+        for argument in member.all_input_nodes:
+            if unit[argument] not in (own, other) and above[unit[argument]] & inside:
+                return
+    before = above[own] | above[other]
+    for member in members.pop(own):
+        unit[member] = other
+        group.append(member)
+    del above[own]
+    joined = _bits(group, bit)
+    before |= joined
+    above[other] = before
+    for number, nodes in above.items():  # what depends on a member depends on all of them
+        if nodes & joined:
+            above[number] = nodes | before
+
+
+def _bits(nodes, bit):
+    total = 0
+    for node in nodes:
+        total |= bit[node]
+    return total
+
+
+def _replace(module, members, build, number):
+    inside = set(members)
+    graph = module.graph
+    inputs = list(dict.fromkeys(s for node in members for s in node.all_input_nodes if s not in inside))
+    outputs = [node for node in members if any(user not in inside for user in node.users)]
+    users = [user for node in outputs for user in node.users if user not in inside]
+    after = max(inputs)
+    if not outputs or any(user < after for user in users) or not all(map(_is_tensor, inputs)):
+        return 0
+    kernel = build(_subgraph(members, inputs, outputs), [value(node) for node in inputs])
+    if kernel is None:
+        return 0
+    kernel.__name__ = f"pointwise_{number}"
+    kernel.pure = True
+    place = after._next
+    while place.op in ("placeholder", "get_attr"):
+        place = place._next
+    with graph.inserting_before(place):
+        call = graph.call_function(kernel, tuple(inputs))
+        call.meta["val"] = tuple(value(node) for node in outputs)
+        call.meta["operations"] = [name_of(node) for node in members]
+        for index, node in enumerate(outputs):
+            got = graph.call_function(operator.getitem, (call, index))
+            got.meta["val"] = value(node)
+            node.replace_all_uses_with(got, delete_user_cb=lambda user: user not in inside)
+    for node in reversed(members):
+        graph.erase_node(node)
+    return 1
+
+
+def _is_tensor(node):
+    return isinstance(value(node), Tensor)
+
+
+def _subgraph(members, inputs, outputs):
+    graph = Graph()
+    copies = {}
+    for index, node in enumerate(inputs):
+        copies[node] = graph.placeholder(f"in_{index}")
+        copies[node].meta["val"] = value(node)
+    for node in members:
+        copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph.output(tuple(copies[node] for node in outputs))
+    return graph

@@ -1,0 +1,143 @@
+"""Puts operations that PyTorch has no MPS kernel for on the CPU, with transfers at the borders."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
+
+from ..ir import name_of, value, written
+from ..rewriting import Emitter
+
+__all__ = ["lacks_kernel", "put_on_cpu"]
+
+_CPU = torch.device("cpu")
+
+
+def put_on_cpu(module: GraphModule) -> int:
+    """Moves operations to the CPU where `mps` has no kernel for them. Returns how many."""
+    count = 0
+    for node in list(module.graph.nodes):
+        device = _device_of(node)
+        if device is not None and device.type == "mps" and lacks_kernel(node):
+            _move(module, node, device)
+            count += 1
+    module.graph.lint()
+    module.recompile()
+    return count
+
+
+def _device_of(node):
+    if name_of(node) is None or name_of(node).startswith("metalcore."):
+        return None
+    tensors = [t for t in tree_leaves(value(node)) if isinstance(t, Tensor)]
+    for source in node.all_input_nodes:
+        tensors += [t for t in tree_leaves(value(source)) if isinstance(t, Tensor)]
+    return next((t.device for t in tensors if t.device.type != "cpu"), None)
+
+
+def lacks_kernel(node: Node) -> bool:
+    """Whether PyTorch on a Mac has no kernel for an operation, nor for what it consists of."""
+    if _lacks(node.target):
+        return True
+    if not node.target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+        return False
+    dtypes = tuple(str(value(n).dtype) for n in node.all_input_nodes if isinstance(value(n), Tensor))
+    key = (node.target, dtypes)
+    if key not in _composites:
+        _composites[key] = any(map(_lacks, _parts(node)))
+    return _composites[key]
+
+
+_composites: dict = {}
+
+
+def _parts(node):
+    """The operators that an operation consists of."""
+    mode = next((v.fake_mode for v in map(value, node.all_input_nodes) if hasattr(v, "fake_mode")), None)
+    if mode is None:
+        return []
+    sources = node.all_input_nodes
+
+    def call(*tensors):
+        by_node = dict(zip(sources, tensors))
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: by_node[n])
+        return node.target(*args, **kwargs)
+
+    with mode, torch.no_grad():
+        traced = make_fx(call)(*[v.detach() if isinstance(v, Tensor) else v for v in map(value, sources)])
+    return [n.target for n in traced.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+
+
+@functools.cache
+def _lacks(target):
+    schema = target._schema
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    if not name.startswith("aten::") or name in _kernels():
+        return False
+    composites = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
+    return not any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in composites)
+
+
+@functools.cache
+def _kernels():
+    """The operators with an MPS kernel: PyTorch's own, or those of its table where the device is simulated."""
+    if getattr(torch._C, "_metalcore_simulates_mps", False):
+        from ...simulator import mac_operators
+
+        return mac_operators.kernels() | mac_operators.on_cpu()
+    return _Registered()
+
+
+class _Registered:
+    def __contains__(self, name):
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, "MPS")
+
+
+def _move(module, node, device):
+    graph = module.graph
+    mode = next(t.fake_mode for t in tree_leaves([value(node), *map(value, node.all_input_nodes)]) if _is_fake(t))
+    emit = Emitter(module, mode)
+    with graph.inserting_before(node):
+        there = {source: _transfer(emit, source, _CPU) for source in node.all_input_nodes}
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: there[n])
+        if isinstance(kwargs.get("device"), (torch.device, str)):
+            kwargs = {**kwargs, "device": _CPU}
+        moved = emit(node.target, *args, **kwargs)
+        moved.meta["place"] = "cpu"
+        for target in written(node):
+            emit(torch.ops.aten.copy_.default, target, there[target])
+        if written(node) and isinstance(value(node), Tensor):
+            node.replace_all_uses_with(written(node)[0])
+        elif isinstance(value(node), Tensor):
+            node.replace_all_uses_with(_transfer(emit, moved, device))
+        else:
+            _return_items(graph, node, moved, emit, device)
+    graph.erase_node(node)
+
+
+def _return_items(graph, node, moved, emit, device):
+    for user in list(node.users):
+        if user.target is not operator.getitem:
+            raise NotImplementedError(f"{user.name} takes all results of {node.name}, which runs on the CPU")
+        back = _transfer(emit, emit.item(moved, user.args[1]), device)
+        user.replace_all_uses_with(back)
+        graph.erase_node(user)
+
+
+def _is_fake(tensor):
+    return hasattr(tensor, "fake_mode")
+
+
+def _transfer(emit, node: Node, device):
+    if not isinstance(value(node), Tensor) or value(node).device == device:
+        return node
+    made = emit(torch.ops.aten._to_copy.default, node, device=device)
+    made.meta["place"] = "transfer"
+    return made

@@ -1,0 +1,42 @@
+"""The patterns, in the order in which they are applied. The name of each is its switch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..rewriting import Pattern
+from .add_norm import AddNorm
+from .attention import Attention, WrittenAttention
+from .batch_norm import ConvBatchNorm
+from .cross_entropy import CrossEntropy
+from .gated import Gated
+from .kernels import Kernels
+from .layer_norm import LayerNorm
+from .rms_norm import RmsNorm
+from .rope import Rope
+
+__all__ = ["PATTERNS", "choose"]
+
+PATTERNS: tuple[Pattern, ...] = (
+    ConvBatchNorm(),
+    RmsNorm(),
+    LayerNorm(),
+    AddNorm(),
+    Rope(),
+    WrittenAttention(),
+    Attention(),
+    Gated(),
+    CrossEntropy(),
+    Kernels(),
+)
+
+
+def choose(names: Sequence[str] | None) -> tuple[Pattern, ...]:
+    """The patterns of these names; all by default.
+
+    Raises:
+        ValueError: there is no pattern of a name.
+    """
+    if names is None:
+        return PATTERNS
+    return tuple(pattern for pattern in PATTERNS if pattern.name in names)

@@ -1,0 +1,118 @@
+"""Attention: PyTorch's scaled_dot_product_attention, and softmax(q kᵀ scale + mask) v written out."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.fx import Node
+
+from ...attention import scaled_dot_product_attention
+from ..ir import accelerated, argument, value
+from ..matching import Call, Cast, Either, Match, Number, Product, Sum, Value
+from ..rewriting import Pattern
+
+Q, K, V, MASK = Value("q"), Value("k"), Value("v"), Value("mask")
+TRANSPOSED = Either(Call("transpose", K, Number("a"), Number("b")), Call("permute", K, Number("order")))
+PRODUCT = Call("matmul", Q, TRANSPOSED)
+SCORES = Either(
+    Product(PRODUCT, Number("scale")),
+    Call("div", PRODUCT, Number("divisor")),
+    Call("matmul", Product(Q, Number("scale")), TRANSPOSED),
+    Call("matmul", Call("div", Q, Number("divisor")), TRANSPOSED),
+    PRODUCT,
+)
+MASKED = Either(Sum(SCORES, MASK), SCORES)
+
+
+class _Softmax(Call):
+    """A softmax over any dimension, in float32 or in the scores' dtype."""
+
+    def _others_agree(self, node):
+        return True
+
+    def matches(self, thing, match):
+        for found in super().matches(thing, match):
+            bound = found.bind("dtype", argument(thing, "dtype"))
+            if bound is not None:
+                yield bound
+
+
+WEIGHTS = Cast(_Softmax("softmax", Cast(MASKED), Number("dim")))
+
+
+class Attention(Pattern):
+    name = "attention"
+    summary = "torch.nn.functional.scaled_dot_product_attention is metalcore's"
+    anchors = frozenset({"scaled_dot_product_attention"})
+
+    def match(self, node: Node) -> Match | None:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        q, k, v, mask, dropout, causal, scale, gqa = (argument(node, name) for name in names)
+        if not accelerated(q, k, v) or dropout or not all(value(x).numel() and value(x).dim() >= 3 for x in (q, k, v)):
+            return None
+        options = {"causal": causal, "scale": scale, "gqa": gqa}
+        return Match({"q": q, "k": k, "v": v, "mask": mask, **options}, [node])
+
+    def emit(self, match, emit):
+        def attend(q, k, v, mask):
+            return scaled_dot_product_attention(
+                q, k, v, mask, is_causal=match["causal"], scale=match["scale"], enable_gqa=match["gqa"]
+            )
+
+        return emit.traced(attend, match["q"], match["k"], match["v"], match["mask"])
+
+
+class WrittenAttention(Pattern):
+    name = "written_attention"
+    summary = "softmax(q @ k.transpose(-1, -2) * scale + mask) @ v is metalcore.scaled_dot_product_attention"
+    anchors = frozenset({"matmul"})
+
+    def match(self, node: Node) -> Match | None:
+        weights, v = node.args[:2]
+        match = WEIGHTS.match(weights)
+        found = match and match.bind("v", v)
+        if found is None:
+            return None
+        found.nodes = [node, *match.nodes]
+        return found if self._fits(found) else None
+
+    def _fits(self, match):
+        q, k, v, mask = match["q"], match["k"], match["v"], match.get("mask")
+        if not accelerated(q, k, v):
+            return False
+        a, b, c = value(q), value(k), value(v)
+        if not (a.dim() == b.dim() == c.dim() and a.dim() in (3, 4)) or len({a.dtype, b.dtype, c.dtype}) != 1:
+            return False
+        if not (a.numel() and b.numel() and c.numel()) or a.shape[:-2] != b.shape[:-2] or b.shape[:-1] != c.shape[:-1]:
+            return False
+        if not self._transposes(match, b.dim()) or match["dim"] % a.dim() != a.dim() - 1:
+            return False
+        if match.get("dtype") not in (None, torch.float32):
+            return False
+        number = match.get("scale", match.get("divisor", 1.0))
+        if not isinstance(number, (int, float)) or not math.isfinite(number) or number == 0:
+            return False
+        return mask is None or self._broadcasts(value(mask), a, b)
+
+    def _transposes(self, match, rank):
+        if "order" in match:
+            order = [d % rank for d in match["order"]]
+            return order == [*range(rank - 2), rank - 1, rank - 2]
+        return {match["a"] % rank, match["b"] % rank} == {rank - 2, rank - 1}
+
+    def _broadcasts(self, mask, q, k):
+        scores = (*q.shape[:-1], k.shape[-2])
+        try:
+            fits = torch.broadcast_shapes(mask.shape, scores) == torch.Size(scores)
+        except RuntimeError:
+            return False
+        return fits and mask.dtype in (q.dtype, torch.float32) and mask.device == q.device
+
+    def emit(self, match, emit):
+        scale = float(match["scale"]) if "scale" in match else 1.0 / float(match.get("divisor", 1.0))
+
+        def attend(q, k, v, mask):
+            return scaled_dot_product_attention(q, k, v, mask, scale=scale)
+
+        return emit.traced(attend, match["q"], match["k"], match["v"], match.get("mask"))

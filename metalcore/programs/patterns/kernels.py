@@ -1,0 +1,53 @@
+"""PyTorch's operators that have a namesake among metalcore's, one to one."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from ..ir import accelerated, argument, value
+from ..matching import Match
+from ..rewriting import Pattern
+
+
+def _softmax(operator):
+    def make(node, emit):
+        x, dim, dtype = (argument(node, name) for name in ("self", "dim", "dtype"))
+        if not value(x).dim() or dtype not in (None, value(x).dtype, torch.float32):
+            return None
+        return emit(operator, x, dim, dtype is torch.float32 and value(x).dtype is not torch.float32)
+
+    return make
+
+
+def _group_norm(node, emit):
+    names = ("input", "num_groups", "weight", "bias", "eps")
+    x, groups, weight, bias, eps = (argument(node, name) for name in names)
+    tensors = [value(n) for n in (x, weight, bias) if n is not None]
+    if len({t.dtype for t in tensors}) != 1 or not accelerated(x, weight, bias):
+        return None
+    return emit.item(emit(torch.ops.metalcore.group_norm.default, x, groups, weight, bias, eps), 0)
+
+
+_MAKERS = {
+    "softmax": _softmax(torch.ops.metalcore.softmax.default),
+    "log_softmax": _softmax(torch.ops.metalcore.log_softmax.default),
+    "group_norm": _group_norm,
+}
+
+
+class Kernels(Pattern):
+    name = "kernels"
+    summary = "torch.softmax, log_softmax and group_norm are metalcore's"
+    anchors = frozenset(_MAKERS)
+
+    def match(self, node: Node) -> Match | None:
+        x = node.args[0]
+        if not accelerated(x) or not value(x).numel():
+            return None
+        tensors = {f"argument {i}": arg for i, arg in enumerate(node.args) if isinstance(arg, Node)}
+        return Match(tensors, [node])
+
+    def emit(self, match, emit):
+        node = match.nodes[0]
+        return _MAKERS[node.target._schema.name.removeprefix("aten::")](node, emit)

@@ -1,0 +1,221 @@
+"""What each value of a program is, how long it lives, and where in one arena of memory it lies."""
+
+from __future__ import annotations
+
+import operator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from .ir import is_barrier, mutated_storages, name_of, storage_of, tensors_of, value
+
+__all__ = ["ALIGNMENT", "Plan", "Planned", "bind_arena", "make_plan", "out_variant"]
+
+ALIGNMENT = 256  # bytes; what Metal and CUDA ask of an offset into a buffer at most
+
+
+class Planned(NamedTuple):
+    """A value of a program.
+
+    Attributes:
+        kind: "input", "parameter", "static" (what the program writes to and keeps), "output", "temporary", or "view"
+            (of another value).
+        first, last: the numbers of the first and the last operation that need it. -1 is before all of them.
+        offset: the first byte in the arena, or None for what is not there.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    nbytes: int
+    first: int
+    last: int
+    offset: int | None
+
+
+class Plan(NamedTuple):
+    """The values of a program, in the order in which they appear.
+
+    Attributes:
+        arena_bytes: the size of the arena.
+        peak_bytes: the most memory that temporaries and outputs take at one time.
+        parameter_bytes: the memory of parameters and static values.
+    """
+
+    values: tuple[Planned, ...]
+    arena_bytes: int
+    peak_bytes: int
+    parameter_bytes: int
+
+
+def make_plan(module: GraphModule, device: torch.device | None = None) -> Plan:
+    """Plans the memory of a graph's values. Values in the arena, which is on one device, share it where their lives do
+    not overlap. Without a device there is none."""
+    graph = module.graph
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    lives = _lives(graph, order)
+    kinds = _kinds(graph)
+    owners: dict = {}
+    values, wanted = [], []
+    for node in graph.nodes:
+        if node.op == "output" or isinstance(value(node), (tuple, list)):
+            continue
+        for tensor in tensors_of(node):
+            storage = storage_of(tensor)
+            if storage is None:
+                continue
+            first_of_storage = owners.setdefault(storage, node) is node
+            kind = kinds.get(storage, "temporary") if first_of_storage else "view"
+            first, last = lives[storage]
+            nbytes = tensor.untyped_storage().nbytes()
+            if kind == "temporary" and tensor.device == device and nbytes and out_variant(node) is not None:
+                wanted.append((nbytes, first, last, len(values)))
+            shape = tuple(tensor.shape)
+            values.append(Planned(node.name, kind, shape, tensor.dtype, nbytes, first, last, None))
+    offsets, arena = _place(wanted)
+    values = [v._replace(offset=offsets.get(i)) for i, v in enumerate(values)]
+    parameters = sum(v.nbytes for v in values if v.kind in ("parameter", "static"))
+    return Plan(tuple(values), arena, _peak(values), parameters)
+
+
+def _lives(graph, order):
+    lives: dict = {}
+    for node in graph.nodes:
+        last = max([order[node], *(order[user] for user in node.users)])
+        for tensor in tensors_of(node):
+            storage = storage_of(tensor)
+            first, before = lives.get(storage, (order[node], -1))
+            lives[storage] = (first, max(before, last))
+    return lives
+
+
+def _kinds(graph):
+    mutated = mutated_storages(graph)
+    kinds: dict = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            for result in node.all_input_nodes:
+                for tensor in tensors_of(result):
+                    kinds.setdefault(storage_of(tensor), "output")
+        elif node.op in ("placeholder", "get_attr"):
+            for tensor in tensors_of(node):
+                storage = storage_of(tensor)
+                static = "static" if storage in mutated else "parameter"
+                kinds[storage] = "input" if node.op == "placeholder" else static
+    return kinds
+
+
+def _place(wanted):
+    """Offsets for (bytes, first, last, key), the largest first, each in the lowest place that is free for its life."""
+    placed: list[tuple[int, int, int, int]] = []
+    offsets, end = {}, 0
+    for nbytes, first, last, key in sorted(wanted, key=lambda entry: (-entry[0], entry[3])):
+        size = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        offset = 0
+        for start, stop, born, died in sorted(placed):
+            if born <= last and first <= died:
+                if offset + size <= start:
+                    break
+                offset = max(offset, stop)
+        placed.append((offset, offset + size, first, last))
+        offsets[key] = offset
+        end = max(end, offset + size)
+    return offsets, end
+
+
+def _peak(values):
+    changes: dict[int, int] = {}
+    for v in values:
+        if v.kind in ("temporary", "output"):
+            changes[v.first] = changes.get(v.first, 0) + v.nbytes
+            changes[v.last + 1] = changes.get(v.last + 1, 0) - v.nbytes
+    peak = now = 0
+    for step in sorted(changes):
+        now += changes[step]
+        peak = max(peak, now)
+    return peak
+
+
+def out_variant(node: Node):
+    """The operator that computes an operation's result into memory which the caller gives, or None without one."""
+    if name_of(node) is None or is_barrier(node) or not isinstance(value(node), Tensor):
+        return None
+    result = value(node)
+    if result.layout is not torch.strided or not _is_dense(result) or result.storage_offset():
+        return None
+    if result.untyped_storage().nbytes() != result.numel() * result.element_size():
+        return None
+    found = _out_overload(node.target)
+    if found is None:
+        return None
+    return (
+        None if any(storage_of(t) == storage_of(result) for n in node.all_input_nodes for t in tensors_of(n)) else found
+    )
+
+
+_found: dict = {}
+
+
+def _out_overload(target):
+    if target not in _found:
+        _found[target] = _find_out_overload(target)
+    return _found[target]
+
+
+def _find_out_overload(target):
+    schema = target._schema
+    if len(schema.returns) != 1 or any(spec.alias_info is not None for spec in schema.arguments):
+        return None
+    ours = [(spec.name, str(spec.type)) for spec in schema.arguments]
+    packet = target.overloadpacket
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        rest, outs = _split(other._schema.arguments)
+        # A generated one computes a new tensor and copies it.
+        if len(outs) == 1 and torch.Tag.generated not in other.tags and outs[0].name == "out":
+            if rest == ours:
+                return other
+    return None
+
+
+def _split(arguments):
+    outs = [spec for spec in arguments if spec.alias_info is not None and spec.alias_info.is_write]
+    return [(spec.name, str(spec.type)) for spec in arguments if spec not in outs], outs
+
+
+def _is_dense(tensor):
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=operator.itemgetter(1)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def bind_arena(module: GraphModule, plan: Plan, device: torch.device) -> Tensor | None:
+    """Makes the arena, and has the operations write their results into it. Returns the arena."""
+    if not plan.arena_bytes:
+        return None
+    graph = module.graph
+    arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
+    offsets = {v.name: v.offset for v in plan.values if v.offset is not None}
+    for node in list(graph.nodes):
+        if node.name not in offsets:
+            continue
+        fake, start = value(node), offsets[node.name]
+        memory = arena[start : start + fake.numel() * fake.element_size()].view(fake.dtype)
+        view = memory.as_strided(fake.shape, fake.stride(), memory.storage_offset())
+        name = f"arena_{node.name}"
+        module.register_buffer(name, view, persistent=False)
+        with graph.inserting_before(node):
+            got = graph.get_attr(name)
+        got.meta.update(val=fake, place="arena")
+        node.target, node.kwargs = out_variant(node), {**node.kwargs, "out": got}
+    graph.lint()
+    module.recompile()
+    return arena

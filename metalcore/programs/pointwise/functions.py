@@ -1,0 +1,148 @@
+"""Functions of MSL that formulas call, and which Metal's library lacks or defines differently."""
+
+from __future__ import annotations
+
+import re
+
+# Each is the text of one function, by its name. One may call those before it.
+FUNCTIONS = {
+    "pw_expm1": """
+// The series up to x^8, where exp(x) - 1 would cancel.
+inline float pw_expm1(float x) {
+  if (fabs(x) >= 0.5f) return exp(x) - 1.0f;
+  float p = 2.4801587e-5f;
+  p = fma(p, x, 1.9841270e-4f);
+  p = fma(p, x, 1.3888889e-3f);
+  p = fma(p, x, 8.3333333e-3f);
+  p = fma(p, x, 4.1666667e-2f);
+  p = fma(p, x, 1.6666667e-1f);
+  p = fma(p, x, 0.5f);
+  return fma(p * x, x, x);
+}""",
+    "pw_log1p": """
+// log(u) x / (u - 1) with u = 1 + x as it rounds: the quotient takes back the rounding.
+inline float pw_log1p(float x) {
+  const float u = 1.0f + x;
+  if (u == 1.0f) return x;
+  return fabs(x) > 1e7f ? log(u) : log(u) * (x / (u - 1.0f));
+}""",
+    "pw_erfc": """
+// erfc(t) exp(t^2) of t = |x| is a polynomial in u = (t - 2) / (t + 2), fitted for least relative error (2e-9).
+inline float pw_erfc(float x) {
+  const float t = min(fabs(x), 10.1f);
+  const float u = (t - 2.0f) / (t + 2.0f);
+  float p = -1.1834549e-5f;
+  p = fma(p, u, 1.36203297e-5f);
+  p = fma(p, u, 1.54507326e-4f);
+  p = fma(p, u, 4.97787142e-5f);
+  p = fma(p, u, -9.71943047e-4f);
+  p = fma(p, u, -8.48723511e-4f);
+  p = fma(p, u, 6.99515278e-3f);
+  p = fma(p, u, 3.7331411e-3f);
+  p = fma(p, u, -7.89783622e-2f);
+  p = fma(p, u, 2.41658176e-1f);
+  p = fma(p, u, -4.27185853e-1f);
+  p = fma(p, u, 2.55395677e-1f);
+  const float square = t * t;
+  const float rest = fma(t, t, -square);
+  const float tail = p * (exp(-square) * (1.0f - rest));
+  return x < 0.0f ? 2.0f - tail : isnan(x) ? x : tail;
+}""",
+    "pw_erf": """
+inline float pw_erf(float x) {
+  if (fabs(x) > 0.85f) return x < 0.0f ? pw_erfc(-x) - 1.0f : 1.0f - pw_erfc(x);
+  const float s = x * x;
+  float p = 8.8362445e-5f;
+  p = fma(p, s, -8.24428871e-4f);
+  p = fma(p, s, 5.20929865e-3f);
+  p = fma(p, s, -2.6862482e-2f);
+  p = fma(p, s, 1.12837471e-1f);
+  p = fma(p, s, -3.76126369e-1f);
+  p = fma(p, s, 1.12837917f);
+  return x * p;
+}""",
+    "pw_max": """
+// NaN, if one of the numbers is NaN.
+template <typename T>
+inline T pw_max(T a, T b) { return a > b || a != a ? a : b; }""",
+    "pw_min": """
+template <typename T>
+inline T pw_min(T a, T b) { return a < b || a != a ? a : b; }""",
+    "pw_sigmoid": """
+inline float pw_sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }""",
+    "pw_softplus": """
+inline float pw_softplus(float x) { return x > 20.0f ? x : pw_log1p(exp(x)); }""",
+    "pw_hypot": """
+inline float pw_hypot(float a, float b) {
+  const float x = fabs(a), y = fabs(b);
+  if (isinf(x) || isinf(y)) return INFINITY;
+  const float large = pw_max(x, y), small = pw_min(x, y);
+  const float ratio = small / large;
+  return large == 0.0f ? large : large * sqrt(fma(ratio, ratio, 1.0f));
+}""",
+    "pw_logaddexp": """
+inline float pw_logaddexp(float a, float b) {
+  return isinf(a) && a == b ? a : pw_max(a, b) + pw_log1p(exp(-fabs(a - b)));
+}""",
+    "pw_divide": """
+// Towards zero, and 0 where the divisor is 0.
+template <typename T>
+inline T pw_divide(T a, T b) {
+  if (b == 0) return T(0);
+  return b < 0 && b == T(-1) ? T(T(0) - a) : T(a / b);
+}""",
+    "pw_modulo": """
+// The rest of pw_divide, which has the sign of the dividend.
+template <typename T>
+inline T pw_modulo(T a, T b) {
+  if (b == 0 || (b < 0 && b == T(-1))) return T(0);
+  return T(a % b);
+}""",
+    "pw_floor_divide": """
+template <typename T>
+inline T pw_floor_divide(T a, T b) {
+  const T rest = pw_modulo(a, b);
+  return T(pw_divide(a, b) - (rest != 0 && (rest < 0) != (b < 0) ? 1 : 0));
+}
+inline float pw_floor_divide(float a, float b) {
+  if (b == 0.0f) return a / b;
+  const float rest = fmod(a, b);
+  float quotient = (a - rest) / b;
+  if (rest != 0.0f && (b < 0.0f) != (rest < 0.0f)) quotient -= 1.0f;
+  if (quotient == 0.0f) return copysign(0.0f, a / b);
+  const float whole = floor(quotient);
+  return quotient - whole > 0.5f ? whole + 1.0f : whole;
+}""",
+    "pw_remainder": """
+template <typename T>
+inline T pw_remainder(T a, T b) {
+  const T rest = pw_modulo(a, b);
+  return T(rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest);
+}
+inline float pw_remainder(float a, float b) {
+  const float rest = fmod(a, b);
+  return rest != 0.0f && (b < 0.0f) != (rest < 0.0f) ? rest + b : rest;
+}""",
+    "pw_power": """
+// By squaring. Negative exponents give 0, unless the base is 1 or -1.
+template <typename T, typename U>
+inline T pw_power(T base, T exponent) {
+  if (exponent < 0) return base == T(1) ? T(1) : base < 0 && base == T(-1) ? (exponent & 1 ? T(-1) : T(1)) : T(0);
+  U result = 1, square = U(base);
+  for (T left = exponent; left > 0; left = T(left / 2)) {
+    if (left & 1) result = U(result * square);
+    square = U(square * square);
+  }
+  return T(result);
+}""",
+}
+
+
+def used(text: str) -> str:
+    """The functions that a text calls, in order, with those that they call."""
+    needed: set[str] = set()
+    for name in reversed(FUNCTIONS):
+        callers = [text, *(FUNCTIONS[other] for other in needed)]
+        if any(re.search(rf"\b{name}\b", caller) for caller in callers):
+            needed.add(name)
+    return "".join(f"{FUNCTIONS[name]}\n" for name in FUNCTIONS if name in needed)

@@ -1,0 +1,101 @@
+"""How a kernel walks its tensors: dimensions that can be one become one, and the innermost is read in vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+MOST_DIMENSIONS = 8
+
+
+class Layout(NamedTuple):
+    """Sizes and strides from the innermost dimension outwards, in elements.
+
+    Attributes:
+        sizes: at least one.
+        strides: for each tensor (outputs, then inputs), one per dimension.
+        vector: how many consecutive elements a thread takes; then each tensor's innermost stride is 0 or 1.
+        wide: whether indices need 64 bits.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    vector: int
+    wide: bool
+
+    @property
+    def threads(self) -> tuple[int, int, int]:
+        outer = (*self.sizes[1:], 1, 1)
+        return -(-self.sizes[0] // self.vector), outer[0], math.prod(outer[1:])
+
+    @property
+    def threadgroup(self) -> tuple[int, int, int]:
+        left, group = 256, []
+        for size in self.threads:
+            group.append(min(left, 1 << max(0, size - 1).bit_length()))
+            left //= group[-1]
+        return group[0], group[1], min(group[2], 64)
+
+    @property
+    def numbers(self) -> list[int]:
+        """What the kernel is told: the sizes, and each tensor's strides."""
+        return [*self.sizes, *(stride for strides in self.strides for stride in strides)]
+
+
+def layout(shape: Sequence[int], tensors: Sequence[tuple[Sequence[int], int, int]]) -> Layout:
+    """The layout of tensors that are all expanded to a shape without zeros.
+
+    Args:
+        tensors: (strides, element size in bytes, address modulo 16) of each. The walk is in the first one's order.
+    """
+    sizes, strides = _collapsed(shape, [strides for strides, _, _ in tensors])
+    extents = (sum((size - 1) * stride for size, stride in zip(sizes, of)) for of in strides)
+    wide = max(math.prod(sizes), *extents) >= 1 << 31
+    return Layout(sizes, strides, _vector(sizes, strides, tensors), wide)
+
+
+def _collapsed(shape, strides):
+    first = strides[0]
+    order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: (first[d], -d))
+    sizes: list[int] = []
+    found: list[list[int]] = [[] for _ in strides]
+    for d in order:
+        if sizes and all(of[d] == made[-1] * sizes[-1] for of, made in zip(strides, found)):
+            sizes[-1] *= shape[d]
+            continue
+        sizes.append(shape[d])
+        for of, made in zip(strides, found):
+            made.append(of[d])
+    if not sizes:
+        return (1,), tuple((0,) for _ in strides)
+    return tuple(sizes), tuple(map(tuple, found))
+
+
+def _vector(sizes, strides, tensors):
+    """16 bytes of the smaller dtypes; fewer elements where rows or addresses are not multiples of that."""
+    read = [(of, size, address) for of, (_, size, address) in zip(strides, tensors) if of[0]]
+    if any(of[0] != 1 for of, _, _ in read):
+        return 1
+    smallest, largest = min(size for _, size, _ in read), max(size for _, size, _ in read)
+    preferred = 16 if largest == 1 else 8 if smallest <= 2 and len(read) <= 8 else 4
+    for vector in (16, 8, 4):
+        rows = len(sizes) == 1 or sizes[0] % vector == 0
+        aligned = all(
+            address % min(16, size * vector) == 0 and all(stride % vector == 0 for stride in of[1:])
+            for of, size, address in read
+        )
+        if vector <= preferred and rows and aligned and sizes[0] >= vector:
+            return vector
+    return 1
+
+
+def geometry(tensor: torch.Tensor, shape: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
+    """The strides of a tensor expanded to a shape, its element size and its address modulo 16."""
+    missing = len(shape) - tensor.dim()
+    own = zip(tensor.shape, tensor.stride(), shape[missing:])
+    strides = (*(0,) * missing, *(0 if size != wanted else stride for size, stride, wanted in own))
+    address = tensor.storage_offset() * tensor.element_size() if tensor.is_meta else tensor.data_ptr()
+    return strides, tensor.element_size(), address % 16

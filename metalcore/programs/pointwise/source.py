@@ -1,0 +1,156 @@
+"""The MSL of a kernel of pointwise operations, for one kind of layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from ..._core.generated import MARK
+from .functions import used
+from .layout import Layout
+from .lowering import Lowering, result_dtype
+from .numbers import MEMORY, converted, kind
+
+HEAD = """\
+#include <metal_stdlib>
+using namespace metal;
+#pragma METAL fp contract(off)
+"""
+# Whole vectors move at once; behind the last whole one, single elements do.
+MOVES = """
+template <typename Vector, uint N, typename T>
+inline Vector load(device const T* from, ulong count) {
+  if (count >= N) return *reinterpret_cast<device const Vector*>(from);
+  Vector values = {};
+#pragma unroll
+  for (uint j = 0; j < N; ++j)
+    if (j < count) values.part[j / 4][j % 4] = from[j];
+  return values;
+}
+template <typename Vector, uint N, typename T>
+inline void store(Vector values, device T* to, ulong count) {
+  if (count >= N) {
+    *reinterpret_cast<device Vector*>(to) = values;
+    return;
+  }
+#pragma unroll
+  for (uint j = 0; j < N; ++j)
+    if (j < count) to[j] = values.part[j / 4][j % 4];
+}
+"""
+
+
+class Indices:
+    """The texts of a layout's indices. Kernels of layouts that differ in numbers alone have the same text."""
+
+    def __init__(self, layout: Layout, first: int = 0):
+        self.layout = layout
+        self.type = "ulong" if layout.wide else "uint"
+        self.dimensions = len(layout.sizes)
+        self._first = first
+
+    def statements(self, x: str = "at.x", y: str = "at.y", z: str = "at.z") -> list[str]:
+        lines = [f"const {self.type} i0 = {self.type}({x}) * {self.layout.vector};"]
+        if self.dimensions > 1:
+            lines.append(f"const {self.type} i1 = {y};")
+        if self.dimensions == 3:
+            lines.append(f"const {self.type} i2 = {z};")
+        if self.dimensions > 3:
+            lines.append(f"uint rest = {z};")
+            for d in range(2, self.dimensions):
+                last = d == self.dimensions - 1
+                lines.append(f"const {self.type} i{d} = rest{'' if last else f' % uint(n[{d}])'};")
+                if not last:
+                    lines.append(f"rest /= uint(n[{d}]);")
+        return lines
+
+    def offset(self, tensor: int) -> str:
+        """The place of a tensor's element, or of the first of the vector."""
+        base = self._first + self.dimensions * (tensor + 1)
+        inner = self.layout.strides[tensor][0]
+        terms = [] if inner == 0 else ["i0" if inner == 1 else f"i0 * n[{base}]"]
+        terms += [f"i{d} * n[{base + d}]" for d in range(1, self.dimensions)]
+        return " + ".join(terms) or "0"
+
+
+def elementwise(outputs: Sequence[Node], inputs: Sequence[Node], layout: Layout, *, keep_float32: bool = False) -> str:
+    """The kernel that computes some nodes of one shape.
+
+    Args:
+        outputs: the nodes.
+        inputs: the placeholders that they need.
+        layout: of the outputs, then the inputs. Numbers in it are left to the dispatch.
+    """
+    vector, indices = layout.vector, Indices(layout)
+    names = {node: f"in{k}" for k, node in enumerate(inputs)}
+    moved = {node: layout.strides[len(outputs) + k][0] != 0 for k, node in enumerate(inputs)}
+
+    def load(node):
+        held = f"{names[node]}_values.part[j / 4][j % 4]" if vector > 1 and moved[node] else f"{names[node]}_value"
+        return from_memory(held, result_dtype(node))
+
+    lowering = Lowering(load, keep_float32=keep_float32)
+    values = [lowering.value(node) for node in outputs]
+    before, after, element = indices.statements(), [], lowering.statements
+    if vector > 1:
+        before.append(f"const ulong count = {'n[0] - i0' if indices.dimensions == 1 else vector};")
+    for k, node in enumerate(inputs):
+        place, held = indices.offset(len(outputs) + k), f"{names[node]}_value"
+        if vector > 1 and moved[node]:
+            type_ = f"{memory(node)}_x{vector}"
+            before.append(f"const {type_} {held}s = load<{type_}, {vector}>({names[node]} + {place}, count);")
+        else:
+            before.append(f"const {memory(node)} {held} = {names[node]}[{place}];")
+    for k, (node, value) in enumerate(zip(outputs, values)):
+        text, type_ = to_memory(value.text, result_dtype(node)), f"{memory(node)}_x{vector}"
+        if vector > 1:
+            before.append(f"{type_} out{k}_values;")
+            element.append(f"out{k}_values.part[j / 4][j % 4] = {text};")
+            after.append(f"store<{type_}, {vector}>(out{k}_values, out{k} + {indices.offset(k)}, count);")
+        else:
+            element.append(f"out{k}[{indices.offset(k)}] = {text};")
+    if vector > 1:
+        element = ["#pragma unroll", f"for (uint j = 0; j < {vector}; ++j) {{", *(f"  {s}" for s in element), "}"]
+    types = dict.fromkeys(memory(node) for node in (*outputs, *inputs)) if vector > 1 else {}
+    body = "\n".join(line if line.startswith("#") else f"  {line}" for line in (*before, *element, *after))
+    structs = "".join(vector_type(type_, vector) for type_ in types)
+    signature = parameters(outputs, inputs, indices.type)
+    return (
+        f"{HEAD}{structs}{MOVES if vector > 1 else ''}{used(body)}\n"
+        f"kernel void {MARK}({signature}, uint3 at [[thread_position_in_grid]]) {{\n{body}\n}}\n"
+    )
+
+
+def parameters(outputs: Sequence[Node], inputs: Sequence[Node], index: str) -> str:
+    """The declarations of a kernel's buffers, as _run_generated binds them."""
+    declared = [f"device {memory(node)}* out{k}" for k, node in enumerate(outputs)]
+    declared += [f"device const {memory(node)}* in{k}" for k, node in enumerate(inputs)]
+    declared.append(f"constant {index}* n")
+    return ", ".join(f"{text} [[buffer({k})]]" for k, text in enumerate(declared))
+
+
+def memory(node: Node) -> str:
+    return MEMORY[result_dtype(node)]
+
+
+def from_memory(text: str, dtype: torch.dtype) -> str:
+    """The register for an element."""
+    return f"({text} != 0)" if kind(dtype) == "b" else f"float({text})" if kind(dtype) == "f" else text
+
+
+def to_memory(text: str, dtype: torch.dtype) -> str:
+    return (
+        f"{MEMORY[dtype]}({text})"
+        if kind(dtype) == "f"
+        else converted(text, dtype, torch.uint8)
+        if kind(dtype) == "b"
+        else text
+    )
+
+
+def vector_type(type_: str, count: int) -> str:
+    sizes = {"uchar": 1, "char": 1, "half": 2, "bfloat": 2, "short": 2, "float": 4, "int": 4, "long": 8}
+    alignment = min(16, sizes[type_] * count)
+    return f"struct alignas({alignment}) {type_}_x{count} {{ vec<{type_}, 4> part[{count // 4}]; }};\n"

@@ -1,0 +1,166 @@
+"""From a module, an exported program or a graph of dynamo to the intermediate representation.
+
+The graph has ATen's operators as the program called them: `linear`, `layer_norm` and the like are not taken apart, and
+autograd has not seen them yet. So patterns are found in what people write, and fused operators bring their derivatives.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.graph import CodeGen
+from torch.utils._pytree import TreeSpec
+
+__all__ = ["NotTraceable", "Traced", "fake_inputs", "higher_order", "to_aten", "trace"]
+
+
+class NotTraceable(RuntimeError):
+    """A graph that has no representation here, with the reason."""
+
+
+class Traced(NamedTuple):
+    """A graph with flat inputs and outputs, and how the arguments and results of the program become flat."""
+
+    module: GraphModule
+    in_spec: TreeSpec
+    out_spec: TreeSpec
+
+
+def trace(program: torch.nn.Module | torch.export.ExportedProgram, args: tuple = (), kwargs: dict | None = None):
+    """The graph of a module for arguments like these, or of an exported program.
+
+    Returns:
+        Traced
+
+    Raises:
+        NotTraceable: shapes are dynamic, or the graph has operators with graphs inside.
+        What torch.export raises for modules that it cannot export.
+    """
+    exported = program
+    if not isinstance(program, torch.export.ExportedProgram):
+        with torch.no_grad():
+            exported = torch.export.export(program, args, kwargs or {})
+    if getattr(exported, "range_constraints", None):
+        raise NotTraceable("the exported program has dynamic shapes; a Program is for one set of shapes")
+    module = exported.module()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    spec = exported.call_spec  # pyright: ignore[reportAttributeAccessIssue]
+    for node in list(module.graph.nodes):
+        if node.op == "call_module" and not node.users:
+            module.graph.erase_node(node)  # what checks the inputs: a Program does so itself
+    module.graph.set_codegen(CodeGen())
+    module.recompile()
+    inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    with torch.no_grad():
+        return Traced(to_aten(module, inputs), spec.in_spec, spec.out_spec)
+
+
+def fake_inputs(inputs: Sequence[Any], mode: FakeTensorMode) -> list:
+    """Inputs as fake tensors of a mode. Other values stay."""
+
+    def fake(value):
+        if not isinstance(value, Tensor):
+            return value
+        if isinstance(value, torch._subclasses.FakeTensor):
+            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            return made.requires_grad_(value.requires_grad) if value.requires_grad else made
+        return mode.from_tensor(value, static_shapes=True)
+
+    with mode:
+        return [fake(value) for value in inputs]
+
+
+def higher_order(module: GraphModule) -> list[str]:
+    """The operators of a graph, if any, that run graphs of their own (checkpoint, cond, flex_attention), or modes."""
+    found = []
+    for node in module.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            found.append(str(node.target))
+        elif node.op == "call_function" and getattr(node.target, "__name__", "") == "_enter_autocast":
+            found.append("autocast")
+    return list(dict.fromkeys(found))
+
+
+def to_aten(module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+    """Traces a graph with flat inputs once more, with fake tensors: ATen's operators before autograd and decomposition.
+
+    Parameters and buffers of the module stay its get_attr nodes, with the same tensors.
+    """
+    if found := higher_order(module):
+        raise NotTraceable(f"the graph has {', '.join(found)}")
+    lifted, names, tensors = _lift(module)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = fake_inputs([*inputs, *tensors], mode)
+    if any(isinstance(value, torch.SymInt) for value in inputs):
+        raise NotTraceable("the graph has symbolic sizes")
+    with mode:
+        traced = make_fx(lifted, pre_dispatch=True)(*fakes)
+    for node, given in zip([node for node in traced.graph.nodes if node.op == "placeholder"], inputs):
+        if not isinstance(given, Tensor):
+            node.meta["val"] = given  # the graph is for this value alone
+    return _unlift(traced, names, tensors)
+
+
+def _lift(module):
+    """The module with a placeholder for each tensor that it gets by a name, at the end of its inputs."""
+    graph, owner = copy.deepcopy(module.graph), module
+    lifted = GraphModule(owner, graph)
+    last = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), None)
+    by_name, tensors = {}, []
+    for node in list(graph.nodes):
+        if node.op != "get_attr":
+            continue
+        tensor = owner
+        for part in str(node.target).split("."):
+            tensor = getattr(tensor, part)
+        if not isinstance(tensor, Tensor):
+            raise NotTraceable(f"the graph has {node.target}, a {type(tensor).__name__}")
+        if node.target not in by_name:
+            # After the placeholders, which come first in the graph wherever get_attr nodes were.
+            with graph.inserting_before(next(iter(graph.nodes))) if last is None else graph.inserting_after(last):
+                last = by_name[node.target] = graph.placeholder(f"attribute_{len(tensors)}")
+            tensors.append(tensor)
+        node.replace_all_uses_with(by_name[node.target])
+        graph.erase_node(node)
+    lifted.recompile()
+    return lifted, [str(name) for name in by_name], tensors
+
+
+def _unlift(traced, names, tensors):
+    graph = traced.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    attributes = {}
+    lifted = placeholders[len(placeholders) - len(names) :] if names else []
+    first_call = next(node for node in graph.nodes if node.op != "placeholder")
+    for node, name, tensor in zip(lifted, names, tensors):
+        flat = name.replace(".", "_")
+        while hasattr(traced, flat):
+            flat += "_"
+        traced.register_buffer(flat, tensor) if not isinstance(tensor, torch.nn.Parameter) else (
+            traced.register_parameter(flat, tensor)
+        )
+        attributes[flat] = name
+        with graph.inserting_before(first_call):
+            got = graph.get_attr(flat)
+        got.meta.update(val=node.meta["val"], path=name)
+        node.replace_all_uses_with(got)
+        graph.erase_node(node)
+    for node in list(graph.nodes):  # constants that tracing met, which come before what uses them
+        if node.op == "get_attr" and "val" not in node.meta:
+            _hoist(graph, node, traced, placeholders)
+    traced.recompile()
+    return traced
+
+
+def _hoist(graph, node, traced, placeholders):
+    tensor = getattr(traced, node.target)
+    if not isinstance(tensor, Tensor):
+        raise NotTraceable(f"the graph has {node.target}, a {type(tensor).__name__}")
+    mode = next((p.meta["val"].fake_mode for p in placeholders if hasattr(p.meta.get("val"), "fake_mode")), None)
+    node.meta["val"] = (mode or FakeTensorMode()).from_tensor(tensor)
