@@ -1,4 +1,6 @@
 // matmul(a, b, …) = activation(alpha a b + bias + beta residual) for batches of matrices, and grouped_gemm(a, b, ends).
+#include "gemm.h"
+
 #include "../../gpu/cost.h"
 #include "../../gpu/tuning.h"
 #include "../common.h"
@@ -13,8 +15,6 @@
 
 namespace metalcore {
 namespace {
-
-using MaybeTensor = std::optional<Tensor>;
 
 struct GemmTuning {
   const char* family;
@@ -56,7 +56,7 @@ struct Operands {
 
 // Of a plan whose params have everything except the numbers of the epilogue.
 void record_gemm(const char* op, GemmPlan plan, const Operands& operands, const Tensor& result) {
-  gpu::note_plan(op, plan.variant, [&] { return plan.why; });
+  gpu::note_plan(op, plan.variant, [&] { return why_gemm(plan); });
   const bool tiled = plan.tile_rows == GEMM_ROWS;
   const double flops = 2.0 * plan.tile_rows * plan.params.columns * std::max(plan.params.terms, 1u);
   gpu::record(result, [&](gpu::Recording& recording) {
@@ -108,11 +108,23 @@ Tensor matmul(const Tensor& a, const Tensor& b, const MaybeTensor& bias_, const 
     check_same_shape(op, "residual", *residual_, result);
   }
   const uint32_t number = activation_number(op, activation);
-  if (result.numel() == 0) return result;
+  const MaybeTensor bias = bias_ ? MaybeTensor(as_contiguous(*bias_)) : std::nullopt;
+  matmul_into(result, a, b, bias, residual_, number, alpha, beta);
+  return result;
+}
+
+}  // namespace
+
+void matmul_into(const Tensor& result, const Tensor& a, const Tensor& b, const MaybeTensor& bias,
+                 const MaybeTensor& residual_, uint32_t activation, double alpha, double beta) {
+  const char* const op = "matmul";
+  if (result.numel() == 0) return;
   const Tensor residual = residual_ ? *residual_ : a;
+  const auto sizes = result.sizes();
+  const size_t batch_dims = sizes.size() - 2;
 
   GemmProblem problem{.rows = a.size(-2), .columns = b.size(-1), .terms = a.size(-1)};
-  problem.has_bias = bias_.has_value(), problem.has_residual = residual_.has_value();
+  problem.has_bias = bias.has_value(), problem.has_residual = residual_.has_value();
   problem.a = matrix_of(a), problem.b = matrix_of(b);
   if (residual_) problem.residual = matrix_of(residual);
   for (size_t d = 0; d < batch_dims; ++d) {
@@ -120,13 +132,13 @@ Tensor matmul(const Tensor& a, const Tensor& b, const MaybeTensor& bias_, const 
     const int64_t added = residual_ ? batch_stride(residual, back) : 0;
     problem.batch.push_back({sizes[d], batch_stride(a, back), batch_stride(b, back), added});
   }
-  const Tensor bias = bias_ ? as_contiguous(*bias_) : a;
   GemmPlan plan = plan_for(op, problem, a);
-  plan.params.activation = number;
+  plan.params.activation = activation;
   plan.params.alpha = static_cast<float>(alpha), plan.params.beta = static_cast<float>(beta);
-  record_gemm(op, plan, {a, b, bias, residual, a}, result);
-  return result;
+  record_gemm(op, plan, {a, b, bias ? *bias : a, residual, a}, result);
 }
+
+namespace {
 
 // a of rows by terms. For b of groups by terms by columns, `ends` are those of the groups' rows; for b of terms by
 // columns they are those of the groups' terms.
@@ -144,24 +156,31 @@ Tensor grouped_gemm(const Tensor& a, const Tensor& b, const Tensor& ends_) {
   const int64_t groups = ends_.size(0), columns = b.size(-1);
   const Tensor result = rows ? new_tensor({{a.size(0), columns}}, a.scalar_type(), a)
                              : new_tensor({{groups, a.size(0), columns}}, a.scalar_type(), a);
-  if (result.numel() == 0) return result;
-  const GemmProblem problem{
-      .rows = a.size(0),
-      .columns = columns,
-      .terms = a.size(1),
-      .a = matrix_of(a),
-      .b = matrix_of(b),
-      .grouped = rows ? GEMM_GROUPED_ROWS : GEMM_GROUPED_TERMS,
-      .groups = grid_side(groups),
-      .b_group = rows ? b.stride(0) : 0,
-  };
-  GemmPlan plan = plan_for(op, problem, a);
-  plan.params.alpha = 1.0f;
-  record_gemm(op, plan, {a, b, a, a, as_contiguous(ends_)}, result);
+  grouped_gemm_into(result, a, b, as_contiguous(ends_));
   return result;
 }
 
 }  // namespace
+
+void grouped_gemm_into(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor& ends) {
+  const char* const op = "grouped_gemm";
+  if (result.numel() == 0) return;
+  const bool rows = b.dim() == 3;
+  const GemmProblem problem{
+      .rows = a.size(0),
+      .columns = b.size(-1),
+      .terms = a.size(1),
+      .a = matrix_of(a),
+      .b = matrix_of(b),
+      .grouped = rows ? GEMM_GROUPED_ROWS : GEMM_GROUPED_TERMS,
+      .groups = grid_side(ends.size(0)),
+      .b_group = rows ? b.stride(0) : 0,
+  };
+  GemmPlan plan = plan_for(op, problem, a);
+  plan.params.alpha = 1.0f;
+  record_gemm(op, plan, {a, b, a, a, ends}, result);
+}
+
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

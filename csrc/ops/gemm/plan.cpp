@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 namespace metalcore {
@@ -106,9 +107,14 @@ GemmPlan few_rows_plan(const GemmProblem& p, GemmParams params, int64_t element_
       .tiles = static_cast<uint32_t>(members(p) * params.row_tiles),
       .tile_rows = tile_rows,
       .threads = static_cast<uint32_t>(32 * simdgroups),
-      .why = std::to_string(simdgroups) + " simdgroups share the terms of " + std::to_string(columns) +
-             " columns, whose " + (terms ? "terms" : "columns") + " lie " +
-             (terms || p.b.column == 1 ? "next to each other" : "apart")};
+      .transposed = false};
+}
+
+std::string why_few_rows(const GemmPlan& plan) {
+  const bool terms = std::string_view(plan.variant).starts_with("gemv_terms");
+  return std::to_string(plan.threads / 32) + " simdgroups share the terms of " +
+         std::to_string(terms ? GEMV_LINES : GEMV_COLUMNS) + " columns, whose " + (terms ? "terms" : "columns") +
+         " lie " + (terms || plan.params.b.column == 1 ? "next to each other" : "apart");
 }
 
 std::string how(bool packs, bool across, const char* along, const char* otherwise) {
@@ -130,10 +136,13 @@ GemmPlan tiled_plan(const GemmProblem& p, GemmParams params, int64_t element_siz
           .tiles = static_cast<uint32_t>(tiles),
           .tile_rows = GEMM_ROWS,
           .threads = GEMM_THREADS,
-          .transposed = false,
-          .why = "tiles of " + std::to_string(GEMM_ROWS) + "x" + std::to_string(GEMM_COLUMNS) + "; a is read " +
-                 how(params.a_packs, p.a.column == 1, "terms", "rows") + ", b " +
-                 how(params.b_packs, p.b.column == 1, "columns", "terms")};
+          .transposed = false};
+}
+
+std::string why_tiled(const GemmParams& params) {
+  return "tiles of " + std::to_string(GEMM_ROWS) + "x" + std::to_string(GEMM_COLUMNS) + "; a is read " +
+         how(params.a_packs, params.a.column == 1, "terms", "rows") + ", b " +
+         how(params.b_packs, params.b.column == 1, "columns", "terms");
 }
 
 }  // namespace
@@ -164,8 +173,12 @@ GemmPlan plan_gemm(GemmProblem p, int64_t element_size, uint32_t few_rows) {
   params.has_bias = p.has_bias, params.has_residual = p.has_residual;
   GemmPlan plan = few ? few_rows_plan(p, params, element_size) : tiled_plan(p, params, element_size);
   plan.transposed = transposed;
-  if (transposed) plan.why += ", of the transposed product";
   return plan;
+}
+
+std::string why_gemm(const GemmPlan& plan) {
+  const bool tiled = plan.tile_rows == GEMM_ROWS;
+  return (tiled ? why_tiled(plan.params) : why_few_rows(plan)) + (plan.transposed ? ", of the transposed product" : "");
 }
 
 }  // namespace metalcore

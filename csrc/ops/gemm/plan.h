@@ -40,7 +40,6 @@ struct GemmPlan {
   uint32_t tile_rows;  // of the result
   uint32_t threads;
   bool transposed;  // whether it is the transposed product, of which b is the first operand
-  std::string why;
 };
 
 // Whether a dispatch can count what there is. Everything else goes to PyTorch.
@@ -49,5 +48,6 @@ bool gemm_countable(const GemmProblem& problem);
 // Up to `few_rows` rows or columns are taken by the kernels for few rows. It joins the dimensions of the batch where
 // strides allow that, and makes rows of them where b is the same for all. There are at most GEMM_BATCH_DIMS of them.
 GemmPlan plan_gemm(GemmProblem problem, int64_t element_size, uint32_t few_rows);
+std::string why_gemm(const GemmPlan& plan);
 
 }  // namespace metalcore

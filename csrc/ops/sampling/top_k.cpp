@@ -1,5 +1,7 @@
 // topk(x, k, largest): values and indices of rows. renorm(x, limits, kind): what is kept of rows of logits or of
 // probabilities.
+#include "top_k.h"
+
 #include "../../../kernels/sampling/top_k.h"
 #include "../rows.h"
 #include "threads.h"
@@ -25,9 +27,17 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x, int64_t k, bool largest) {
         ", and must be at most ", TOP_K_MOST);
   const Tensor values = new_tensor({rows, k}, x.scalar_type(), x);
   const Tensor indices = new_tensor({rows, k}, ScalarType::Long, x);
-  if (values.numel() == 0) return {values, indices};
+  topk_into(values, indices, x, largest);
+  return {values, indices};
+}
+
+}  // namespace
+
+void topk_into(const Tensor& values, const Tensor& indices, const Tensor& x, bool largest) {
+  if (values.numel() == 0) return;
+  const int64_t rows = x.sizes()[0], length = x.sizes()[1], k = values.sizes()[1];
   const Rows numbers = rows_of(x, length);
-  gpu::note_plan(op, "group", [] { return std::string("a threadgroup has a row"); });
+  gpu::note_plan("topk", "group", [] { return std::string("a threadgroup has a row"); });
   gpu::record(values, [&](gpu::Recording& recording) {
     recording.kernel("top_k_", suffix(x.scalar_type())).buffer(0, numbers.tensor).buffer(1, values).buffer(2, indices);
     recording.bytes(
@@ -35,32 +45,38 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x, int64_t k, bool largest) {
         TopKParams{.length = grid_side(length), .k = grid_side(k), .smallest = !largest, .x_stride = numbers.stride});
     recording.dispatch_threadgroups({grid_side(rows)}, {selection_threads(length, row_tuning(x).looped_threads)});
   });
-  return {values, indices};
 }
+
+namespace {
 
 Tensor renorm(const Tensor& x, const Tensor& limits_, int64_t kind) {
   const char* const op = "renorm_rows";
   check_rows(op, x);
   check_float32(op, "limits", limits_);
   check_same_device(op, "limits", limits_, x);
-  const int64_t rows = x.sizes()[0], length = x.sizes()[1];
+  const int64_t rows = x.sizes()[0];
   check(limits_.numel() == rows, "metalcore::", op, ": limits must have ", rows, " elements, not ", limits_.numel());
   check(kind >= RENORM_MASK_TOP_K && kind <= RENORM_TOP_P, "metalcore::", op, ": there is no kind ", kind);
   const Tensor y = new_tensor(x.sizes(), x.scalar_type(), x);
-  if (y.numel() == 0) return y;
+  renorm_into(y, x, as_contiguous(limits_), kind);
+  return y;
+}
+
+}  // namespace
+
+void renorm_into(const Tensor& y, const Tensor& x, const Tensor& limits, int64_t kind) {
+  if (y.numel() == 0) return;
+  const int64_t rows = x.sizes()[0], length = x.sizes()[1];
   const Rows numbers = rows_of(x, length);
-  const Tensor limits = as_contiguous(limits_);
-  gpu::note_plan(op, "group", [] { return std::string("a threadgroup has a row"); });
+  gpu::note_plan("renorm_rows", "group", [] { return std::string("a threadgroup has a row"); });
   gpu::record(y, [&](gpu::Recording& recording) {
     recording.kernel("renorm_", suffix(x.scalar_type())).buffer(0, numbers.tensor).buffer(1, limits).buffer(2, y);
     recording.bytes(
         3, RenormParams{.length = grid_side(length), .kind = static_cast<uint32_t>(kind), .x_stride = numbers.stride});
     recording.dispatch_threadgroups({grid_side(rows)}, {selection_threads(length, row_tuning(x).looped_threads)});
   });
-  return y;
 }
 
-}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
