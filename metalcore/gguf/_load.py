@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from ..nn._experts import clamped_swiglu
+from ..nn._quantized import TiedLinear
 from ..quant import dequantize
 from ..quant._types import KERNELS
 from ._config import config_of, layout_of
@@ -250,13 +251,8 @@ class _Filling:
     def _tie(self):
         embedding = self.model.get_input_embeddings()
         if isinstance(embedding, QuantizedEmbedding):
-            made = QuantizedLinear(
-                embedding.embedding_dim, embedding.num_embeddings, embedding.type, bias=False, device="meta"
-            )
-            made.packed = embedding.packed
-            self.model.set_submodule("lm_head", made)
-            self.model._tied_weights_keys = {"lm_head.packed": "model.embed_tokens.packed"}
-            self.model.all_tied_weights_keys = dict(self.model._tied_weights_keys)
+            self.model.set_submodule("lm_head", TiedLinear(embedding))
+            self.model._tied_weights_keys = self.model.all_tied_weights_keys = {}
         else:
             self.model.lm_head.weight = embedding.weight
 
