@@ -1,4 +1,5 @@
 // add(x, y, alpha) = x + alpha y, and cast(x, dtype).
+#include "cast.h"
 #include "elementwise.h"
 
 #include "../gpu/cost.h"
@@ -27,14 +28,21 @@ bool is_aligned(const Tensor& tensor) {
   return (reinterpret_cast<uintptr_t>(view.storage) + view.offset) % 16 == 0;
 }
 
-Tensor cast(const Tensor& x_, ScalarType dtype) {
+Tensor cast(const Tensor& x, ScalarType dtype) {
   const char* const op = "cast";
-  check_float(op, "x", x_);
-  check(is_float_dtype(dtype) && dtype != x_.scalar_type(), "metalcore::", op, ": dtype must be another one of ",
+  check_float(op, "x", x);
+  check(is_float_dtype(dtype) && dtype != x.scalar_type(), "metalcore::", op, ": dtype must be another one of ",
         "float32, float16 and bfloat16, not ", dtype_name(dtype));
-  const Tensor y = new_tensor(x_.sizes(), dtype, x_);
+  const Tensor y = new_tensor(x.sizes(), dtype, x);
+  if (y.numel() > 0) cast_into(y, x);
+  return y;
+}
+
+}  // namespace
+
+void cast_into(const Tensor& y, const Tensor& x_) {
+  const char* const op = "cast";
   const int64_t count = y.numel();
-  if (count == 0) return y;
   const bool dense = x_.is_contiguous() && is_aligned(x_) && count % kVector == 0;
   Tensor x = x_;
   std::optional<StridedParams> params = dense ? std::nullopt : strided_params(y, {x});
@@ -59,16 +67,14 @@ Tensor cast(const Tensor& x_, ScalarType dtype) {
         view.span = piece * each * tensor.element_size();
         return view;
       };
-      recording.kernel("cast_", dense ? "dense_" : "strided_", suffix(x.scalar_type()), "_", suffix(dtype));
+      recording.kernel("cast_", dense ? "dense_" : "strided_", suffix(x.scalar_type()), "_", suffix(y.scalar_type()));
       recording.buffer(0, part(x)).buffer(1, part(y));
       if (params) recording.bytes(2, *params);
       recording.dispatch_threads({grid_side(piece)}, kThreadgroup);
     }
   });
-  return y;
 }
 
-}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

@@ -143,22 +143,27 @@ void record_strided(const char* op, std::initializer_list<Tensor> inputs, const 
 
 }  // namespace
 
-Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs, Number number) {
-  const Tensor& first = *inputs.begin();
-  Tensor output = output_like(first);
-  if (output.numel() == 0) return output;
-
+bool elementwise_into(const char* op, const Tensor& output, std::initializer_list<Tensor> inputs, Number number) {
+  if (output.numel() == 0) return true;
   bool dense = true;
   for (const Tensor& input : inputs) dense = dense && same_strides(input, output);
   if (dense) {
     record_dense(op, inputs, output, number);
-  } else if (auto params = strided_params(output, inputs)) {
-    record_strided(op, inputs, output, *params, number);
-  } else {  // more dimensions or elements than strided kernels take
-    output = new_like(first);
-    const Tensor a = as_contiguous(first), b = as_contiguous(*(inputs.end() - 1));
-    inputs.size() == 1 ? record_dense(op, {a}, output, number) : record_dense(op, {a, b}, output, number);
+    return true;
   }
+  const auto params = strided_params(output, inputs);
+  if (params) record_strided(op, inputs, output, *params, number);
+  return params.has_value();
+}
+
+Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs, Number number) {
+  const Tensor& first = *inputs.begin();
+  Tensor output = output_like(first);
+  if (elementwise_into(op, output, inputs, number)) return output;
+  // There are more dimensions or elements than strided kernels take.
+  output = new_like(first);
+  const Tensor a = as_contiguous(first), b = as_contiguous(*(inputs.end() - 1));
+  inputs.size() == 1 ? record_dense(op, {a}, output, number) : record_dense(op, {a, b}, output, number);
   return output;
 }
 
