@@ -21,6 +21,7 @@ from . import (
     activation,
     normalization,
     attention,
+    elementwise,
     embeddings,
     gemm,
     loss,
@@ -33,6 +34,7 @@ from . import (
 )
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
+from .elementwise import *  # noqa: F403
 from .embeddings import *  # noqa: F403
 from .gemm import *  # noqa: F403
 from .linalg import *  # noqa: F403
@@ -48,8 +50,10 @@ __version__ = "0.1.0"
 # What is not needed by every program is imported when it is first used.
 _LAZY = {
     "active_overrides": "overrides",
+    "capture": "replay",
     "compile": "programs",
     "compile_shader": "msl.library",
+    "compile_train_step": "replay",
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
@@ -57,14 +61,19 @@ _LAZY = {
     "report": "overrides",
 }
 _LAZY_MODULES = frozenset(
-    {"distributed", "generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "programs", "simulator"}
+    {
+        *("distributed", "generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "programs"),
+        *("replay", "simulator"),
+    }
 )
 
 __all__ = [
     "active_overrides",
     "attention",
+    "capture",
     "compile",
     "compile_shader",
+    "compile_train_step",
     "dequantize",
     "disable_pytorch_overrides",
     "distributed",
@@ -86,11 +95,13 @@ __all__ = [
     "quantized_embedding",
     "quantized_linear",
     "quantized_linear_experts",
+    "replay",
     "report",
     "simulator",
 ]
 __all__ += activation.__all__
 __all__ += attention.__all__
+__all__ += elementwise.__all__
 __all__ += embeddings.__all__
 __all__ += gemm.__all__
 __all__ += linalg.__all__
@@ -100,12 +111,13 @@ __all__ += rotary.__all__
 __all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import distributed, generation, gguf, golden, integrations, msl, nn, overrides, programs, simulator
+    from . import distributed, generation, gguf, golden, integrations, msl, nn, overrides, programs, replay, simulator
     from ._explain import explain
     from .generation import generate
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
     from .programs import compile
+    from .replay import capture, compile_train_step
 
 
 def __getattr__(name: str) -> Any:
