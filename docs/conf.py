@@ -52,7 +52,9 @@ NAVIGATION = {
         ],
         "Devices": ["docs/cuda", "docs/simulator", "docs/macos"],
         "Kernels": ["docs/kernels", "docs/architecture"],
-        "Reference": [f"docs/reference/{page}" for page in ("functions", "linalg", "modules", "gguf", "switches", "kernels")],
+        "Reference": [
+            f"docs/reference/{page}" for page in ("functions", "linalg", "modules", "gguf", "switches", "kernels")
+        ],
         "Project": ["CONTRIBUTING", "CHANGELOG", "benchmarks/README"],
     },
     "benchmarks/README": {"Runs": ["results/README"]},
