@@ -105,7 +105,10 @@ DensePlan plan_dense(int64_t count, int64_t item, bool aligned) {
 
 std::string count_text(const Tensor& output) { return std::to_string(output.numel()) + " elements"; }
 
-void record_dense(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output, Number number) {
+}  // namespace
+
+void dense_elementwise_into(const char* op, const Tensor& output, std::initializer_list<Tensor> inputs,
+                            std::optional<float> number) {
   const size_t item = output.element_size();
   std::array<gpu::BufferView, kMostInputs + 1> memory;
   const std::span views(memory.data(), inputs.size() + 1);
@@ -127,6 +130,8 @@ void record_dense(const char* op, std::initializer_list<Tensor> inputs, const Te
   });
 }
 
+namespace {
+
 void record_strided(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output,
                     const StridedParams& params, Number number) {
   gpu::note_plan(op, "strided", [&] { return count_text(output) + " with gaps or in different orders, one a thread"; });
@@ -143,27 +148,23 @@ void record_strided(const char* op, std::initializer_list<Tensor> inputs, const 
 
 }  // namespace
 
-bool elementwise_into(const char* op, const Tensor& output, std::initializer_list<Tensor> inputs, Number number) {
-  if (output.numel() == 0) return true;
-  bool dense = true;
-  for (const Tensor& input : inputs) dense = dense && same_strides(input, output);
-  if (dense) {
-    record_dense(op, inputs, output, number);
-    return true;
-  }
-  const auto params = strided_params(output, inputs);
-  if (params) record_strided(op, inputs, output, *params, number);
-  return params.has_value();
-}
-
 Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs, Number number) {
   const Tensor& first = *inputs.begin();
   Tensor output = output_like(first);
-  if (elementwise_into(op, output, inputs, number)) return output;
-  // There are more dimensions or elements than strided kernels take.
-  output = new_like(first);
-  const Tensor a = as_contiguous(first), b = as_contiguous(*(inputs.end() - 1));
-  inputs.size() == 1 ? record_dense(op, {a}, output, number) : record_dense(op, {a, b}, output, number);
+  if (output.numel() == 0) return output;
+
+  bool dense = true;
+  for (const Tensor& input : inputs) dense = dense && same_strides(input, output);
+  if (dense) {
+    dense_elementwise_into(op, output, inputs, number);
+  } else if (auto params = strided_params(output, inputs)) {
+    record_strided(op, inputs, output, *params, number);
+  } else {  // more dimensions or elements than strided kernels take
+    output = new_like(first);
+    const Tensor a = as_contiguous(first), b = as_contiguous(*(inputs.end() - 1));
+    inputs.size() == 1 ? dense_elementwise_into(op, output, {a}, number)
+                       : dense_elementwise_into(op, output, {a, b}, number);
+  }
   return output;
 }
 
