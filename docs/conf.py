@@ -40,6 +40,7 @@ NAVIGATION = {
             "docs/transformers",
             "docs/golden",
             "docs/ops",
+            "docs/programs",
             "docs/attention",
             "docs/linalg",
             "docs/optimizers",
@@ -48,7 +49,9 @@ NAVIGATION = {
         ],
         "Devices": ["docs/cuda", "docs/simulator", "docs/macos"],
         "Kernels": ["docs/kernels", "docs/architecture"],
-        "Reference": [f"docs/reference/{page}" for page in ("functions", "linalg", "modules", "switches", "kernels")],
+        "Reference": [
+            f"docs/reference/{page}" for page in ("functions", "linalg", "modules", "switches", "programs", "kernels")
+        ],
         "Project": ["CONTRIBUTING", "CHANGELOG", "benchmarks/README"],
     },
     "benchmarks/README": {"Runs": ["results/README"]},
