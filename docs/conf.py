@@ -38,19 +38,23 @@ NAVIGATION = {
             "docs/install",
             "docs/api",
             "docs/transformers",
+            "docs/quantization",
             "docs/golden",
+            "docs/c",
             "docs/ops",
-            "docs/programs",
             "docs/attention",
+            "docs/quantization",
             "docs/linalg",
             "docs/optimizers",
+            "docs/programs",
             "docs/performance",
             "docs/tuning",
         ],
         "Devices": ["docs/cuda", "docs/simulator", "docs/macos"],
         "Kernels": ["docs/kernels", "docs/architecture"],
         "Reference": [
-            f"docs/reference/{page}" for page in ("functions", "linalg", "modules", "switches", "programs", "kernels")
+            f"docs/reference/{page}"
+            for page in ("functions", "linalg", "modules", "gguf", "switches", "programs", "kernels")
         ],
         "Project": ["CONTRIBUTING", "CHANGELOG", "benchmarks/README"],
     },

@@ -17,10 +17,26 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from . import _C  # noqa: F401
 from ._core import after_import, tuned  # noqa: F401  (it says where measured tuning is)
-from . import activation, normalization, attention, embeddings, loss, sampling, linalg, optim, paged, quant, rotary
+from . import (
+    activation,
+    normalization,
+    attention,
+    elementwise,
+    embeddings,
+    gemm,
+    loss,
+    sampling,
+    linalg,
+    optim,
+    paged,
+    quant,
+    rotary,
+)
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
+from .elementwise import *  # noqa: F403
 from .embeddings import *  # noqa: F403
+from .gemm import *  # noqa: F403
 from .linalg import *  # noqa: F403
 from .loss import *  # noqa: F403
 from .normalization import *  # noqa: F403
@@ -34,8 +50,10 @@ __version__ = "0.1.0"
 # What is not needed by every program is imported when it is first used.
 _LAZY = {
     "active_overrides": "overrides",
+    "capture": "replay",
     "compile": "programs",
     "compile_shader": "msl.library",
+    "compile_train_step": "replay",
     "disable_pytorch_overrides": "overrides",
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
@@ -43,14 +61,19 @@ _LAZY = {
     "report": "overrides",
 }
 _LAZY_MODULES = frozenset(
-    {"distributed", "generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "programs", "simulator"}
+    {
+        *("distributed", "generation", "gguf", "golden", "integrations", "msl", "nn", "overrides", "programs"),
+        *("replay", "simulator"),
+    }
 )
 
 __all__ = [
     "active_overrides",
     "attention",
+    "capture",
     "compile",
     "compile_shader",
+    "compile_train_step",
     "dequantize",
     "disable_pytorch_overrides",
     "distributed",
@@ -72,12 +95,15 @@ __all__ = [
     "quantized_embedding",
     "quantized_linear",
     "quantized_linear_experts",
+    "replay",
     "report",
     "simulator",
 ]
 __all__ += activation.__all__
 __all__ += attention.__all__
+__all__ += elementwise.__all__
 __all__ += embeddings.__all__
+__all__ += gemm.__all__
 __all__ += linalg.__all__
 __all__ += loss.__all__
 __all__ += normalization.__all__
@@ -85,12 +111,13 @@ __all__ += rotary.__all__
 __all__ += sampling.__all__
 
 if TYPE_CHECKING:  # what __getattr__ imports
-    from . import distributed, generation, gguf, golden, integrations, msl, nn, overrides, programs, simulator
+    from . import distributed, generation, gguf, golden, integrations, msl, nn, overrides, programs, replay, simulator
     from ._explain import explain
     from .generation import generate
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
     from .programs import compile
+    from .replay import capture, compile_train_step
 
 
 def __getattr__(name: str) -> Any:

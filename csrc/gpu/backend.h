@@ -7,9 +7,20 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 namespace metalcore::gpu {
+
+// A recording that is submitted many times: its kernels are looked up and checked once. The recording outlives it.
+class Prepared {
+ public:
+  virtual ~Prepared() = default;
+  // Submits dispatches [first, end) to PyTorch's current stream of the device. One thread at a time calls it.
+  virtual void submit(size_t first, size_t end) = 0;
+  // Is called when views of the recording have changed.
+  virtual void rebound() {}
+};
 
 class Backend {
  public:
@@ -23,6 +34,8 @@ class Backend {
   // backend can find an error before, it submits none of them. Throws KernelRefused (refused.h) where the GPU's
   // compiler refuses one of the kernels.
   virtual void submit(int device_index, const Recording& recording, size_t first) = 0;
+  // Throws what submit() throws before it submits anything.
+  virtual std::unique_ptr<Prepared> prepare(int device_index, const Recording& recording) = 0;
 
   // Whether the system aborts work that keeps the GPU for seconds, so that ops split theirs (cost.h).
   virtual bool bounds_work() const { return false; }

@@ -3,6 +3,7 @@
 // `replaced`. It replaces the whole storage, so that other views of the storage move too.
 #include "kept.h"
 
+#include "numbered.h"
 #include "record.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -11,50 +12,28 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace metalcore::gpu {
 
 namespace {
 
-struct Kept {
-  std::mutex mutex;
-  std::map<int64_t, std::shared_ptr<KeptRecording>> by_number;
-  int64_t next = 1;
-};
-Kept& kept_recordings() {
-  static auto* const kept = new Kept;  // never freed, because its tensors must not be freed while the process ends
+Numbered<KeptRecording>& kept_recordings() {
+  // Never freed, because its tensors must not be freed while the process ends.
+  static auto* const kept = new Numbered<KeptRecording>("recording");
   return *kept;
 }
 
 }  // namespace
 
-int64_t keep(std::shared_ptr<KeptRecording> recording) {
-  const std::lock_guard lock(kept_recordings().mutex);
-  kept_recordings().by_number.emplace(kept_recordings().next, std::move(recording));
-  return kept_recordings().next++;
-}
+int64_t keep(std::shared_ptr<KeptRecording> recording) { return kept_recordings().add(std::move(recording)); }
 
-void forget(int64_t number) {
-  std::shared_ptr<KeptRecording> forgotten;  // freed without the lock
-  const std::lock_guard lock(kept_recordings().mutex);
-  if (auto found = kept_recordings().by_number.find(number); found != kept_recordings().by_number.end()) {
-    forgotten = std::move(found->second);
-    kept_recordings().by_number.erase(found);
-  }
-}
+void forget(int64_t number) { kept_recordings().remove(number); }
 
-std::shared_ptr<KeptRecording> kept(int64_t number) {
-  const std::lock_guard lock(kept_recordings().mutex);
-  auto found = kept_recordings().by_number.find(number);
-  if (found == kept_recordings().by_number.end())
-    throw std::invalid_argument("metalcore: there is no recording " + std::to_string(number));
-  return found->second;
-}
+std::shared_ptr<KeptRecording> kept(int64_t number) { return kept_recordings().get(number); }
 
 namespace {
 
@@ -65,29 +44,37 @@ std::vector<Tensor> recorded_tensors(int64_t number) {
   return tensors;
 }
 
-struct Replacement {
-  BufferView old_view, new_view;
-};
-
 template <typename... Parts>
 void require(bool condition, const Parts&... parts) {
   if (!condition) throw std::runtime_error("metalcore: submitting a recording again: " + (std::string(parts) + ...));
 }
 
-Replacement replacement(const Tensor& old_tensor, const Tensor& new_tensor) {
-  const auto equal = [](const auto& a, const auto& b) {
-    return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
-  };
-  require(equal(old_tensor.sizes(), new_tensor.sizes()) && equal(old_tensor.strides(), new_tensor.strides()) &&
-              old_tensor.scalar_type() == new_tensor.scalar_type() &&
-              old_tensor.get_device_index() == new_tensor.get_device_index(),
+}  // namespace
+
+TensorLayout::TensorLayout(const Tensor& tensor)
+    : sizes(tensor.sizes().begin(), tensor.sizes().end()),
+      strides(tensor.strides().begin(), tensor.strides().end()),
+      dtype(tensor.scalar_type()),
+      device_type(device_type_of(tensor)),
+      device_index(tensor.get_device_index()),
+      offset(gpu::view_of(tensor).offset) {}
+
+BufferView TensorLayout::view_of(const Tensor& replacement) const {
+  const TensorLayout found(replacement);
+  require(found.sizes == sizes && found.strides == strides && found.dtype == dtype &&
+              found.device_type == device_type && found.device_index == device_index,
           "a tensor must have the shape, strides, dtype and device of the one that it replaces");
-  const Replacement found{view_of(old_tensor), view_of(new_tensor)};
   // The op chose its kernels by the alignment to 16 bytes.
-  require(found.old_view.offset % 16 == found.new_view.offset % 16,
+  require(found.offset % 16 == offset % 16,
           "a tensor must begin at the same place within 16 bytes as the one that it replaces");
-  return found;
+  return gpu::view_of(replacement);
 }
+
+namespace {
+
+struct Replacement {
+  BufferView old_view, new_view;
+};
 
 void submit_recording(int64_t number, const std::vector<Tensor>& replaced, const std::vector<Tensor>& by) {
   const std::shared_ptr<KeptRecording> recorded = kept(number);
@@ -95,7 +82,7 @@ void submit_recording(int64_t number, const std::vector<Tensor>& replaced, const
   require(replaced.size() == by.size(), "as many tensors must be given as are replaced");
   std::vector<Replacement> replacements;
   for (size_t i = 0; i < by.size(); ++i) {
-    replacements.push_back(replacement(replaced[i], by[i]));
+    replacements.push_back({view_of(replaced[i]), TensorLayout(replaced[i]).view_of(by[i])});
     for (size_t j = 0; j < i; ++j)
       require(replacements[j].old_view.storage != replacements[i].old_view.storage ||
                   (replacements[j].new_view.storage == replacements[i].new_view.storage &&

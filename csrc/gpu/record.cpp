@@ -50,8 +50,6 @@ Recorder::Recorder(Backend& backend) : backend_(backend), outer_(current_), kept
 
 Recorder::~Recorder() { current_ = outer_; }
 
-namespace {
-
 std::optional<Tensor> reference_to(AtenTensorHandle tensor) {
   if (!tensor) return std::nullopt;
   AtenTensorHandle reference = nullptr;
@@ -59,8 +57,6 @@ std::optional<Tensor> reference_to(AtenTensorHandle tensor) {
     throw std::runtime_error("metalcore: a tensor of a recording cannot be kept");
   return Tensor(reference);
 }
-
-}  // namespace
 
 void Recorder::record(const Tensor& output, const std::function<void(Recording&)>& body) {
   Recording& recording = kept_->recording;

@@ -34,9 +34,13 @@ struct KeptRecording {
   std::vector<Plan> plans;
   bool inside_operator = false;  // an operator has noted a plan, and has not returned
   std::vector<TorchStep> torch_steps;
+  std::vector<std::string> host_steps;         // what ops did on the host, which no dispatch repeats
   std::optional<Tensor> submitted_for;         // a tensor on the device that ran the dispatches
   std::vector<std::optional<Tensor>> tensors;  // the views' tensors, in their order
 };
+
+// A reference of the caller's own to the tensor of a view; nothing where the view has none.
+std::optional<Tensor> reference_to(AtenTensorHandle tensor);
 
 class Recorder {
  public:
@@ -70,6 +74,12 @@ void note_plan(const char* op, const char* variant, const Why& why) {
   KeptRecording& kept = recorder->kept();
   kept.plans.push_back({op, variant, why(), kept.inside_operator});
   kept.inside_operator = true;
+}
+
+// Tells the recorder, if there is one, that an op changes something on the host, or takes from it what is different
+// each time. Such a recording does not do what the op does when it is submitted again.
+inline void note_host_step(const char* what) {
+  if (Recorder* const recorder = Recorder::current()) recorder->kept().host_steps.emplace_back(what);
 }
 
 }  // namespace metalcore::gpu

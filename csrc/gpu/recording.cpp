@@ -78,6 +78,21 @@ Size Recording::threads(const Dispatch& d) const {
   return d.threads ? d.grid : threads_of(name(d), d.grid, d.threadgroup);
 }
 
+void Recording::append(const Recording& other, size_t first, size_t end) {
+  for (size_t i = first; i < end; ++i) {
+    const Dispatch& d = other.dispatches()[i];
+    kernel(other.name(d));
+    for (const Argument* a = other.begin(d); a != other.end(d); ++a) switch (a->kind) {
+        case Argument::kBuffer: buffer(a->index, *other.views(*a)); break;
+        case Argument::kBytes: bytes(a->index, other.bytes(*a), a->count); break;
+        case Argument::kPointers: pointers(a->index, other.views(*a), a->count); break;
+        case Argument::kThreadgroup: threadgroup_memory(a->index, a->count); break;
+      }
+    work_ = d.work;
+    dispatch(d.grid, d.threadgroup, d.threads);
+  }
+}
+
 void Recording::clear() {
   dispatches_.clear();
   arguments_.clear();

@@ -94,6 +94,9 @@ class Recording {
   std::vector<BufferView>& views() { return views_; }
   const std::vector<BufferView>& views() const { return views_; }
 
+  // Adds dispatches of another recording.
+  void append(const Recording& other, size_t first, size_t end);
+
   // Forgets the dispatches from `first` on, which did not run.
   void forget_dispatches(size_t first) { dispatches_.erase(dispatches_.begin() + first, dispatches_.end()); }
 

@@ -114,16 +114,18 @@ PyObject* describe(PyObject*, PyObject* number) {
   return guarded([&]() -> PyObject* {
     const auto kept = gpu::kept(PyLong_AsLongLong(number));
     const Places places(*kept);
-    Object plans = own(PyList_New(0)), torch_steps = own(PyList_New(0)), dispatches = own(PyList_New(0));
+    Object plans = own(PyList_New(0)), torch_steps = own(PyList_New(0)), dispatches = own(PyList_New(0)),
+           host_steps = own(PyList_New(0));
     for (const gpu::Plan& plan : kept->plans)
       append(plans, own(Py_BuildValue("(sssO)", plan.op.c_str(), plan.variant.c_str(), plan.why.c_str(),
                                       plan.inner ? Py_True : Py_False)));
     for (const gpu::TorchStep& step : kept->torch_steps)
       append(torch_steps, own(Py_BuildValue("(ns)", static_cast<Py_ssize_t>(step.before), step.name.c_str())));
+    for (const std::string& step : kept->host_steps) append(host_steps, own(PyUnicode_FromString(step.c_str())));
     for (const gpu::Dispatch& dispatch : kept->recording.dispatches())
       append(dispatches, describe_dispatch(kept->recording, dispatch, places));
-    return Py_BuildValue("{s:N,s:N,s:N}", "plans", plans.release(), "torch_steps", torch_steps.release(), "dispatches",
-                         dispatches.release());
+    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "plans", plans.release(), "torch_steps", torch_steps.release(),
+                         "host_steps", host_steps.release(), "dispatches", dispatches.release());
   });
 }
 
@@ -145,8 +147,7 @@ PyMethodDef methods[] = {
      "note_torch_step(name): what PyTorch does between this thread's recorded dispatches"},
     {"describe_recording", describe, METH_O,
      "describe_recording(number) -> dict: plans [(op, variant, why, inner)], torch_steps [(index of the dispatch after "
-     "it, "
-     "name)], dispatches [{kernel, grid, threadgroup, threads, arguments, seconds}]"},
+     "it, name)], host_steps [what], dispatches [{kernel, grid, threadgroup, threads, arguments, seconds}]"},
     {"forget_recording", forget, METH_O, "forget_recording(number): frees it"},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -12,7 +12,6 @@ print(recorder.recording)
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,20 @@ from . import refused
 from .operators import ops
 from .routing import explained
 
-__all__ = ["Buffer", "Dispatch", "Plan", "Recorder", "Recording", "on_meta", "record"]
+__all__ = [
+    "Buffer",
+    "Dispatch",
+    "Observer",
+    "Plan",
+    "Recorder",
+    "Recording",
+    "did_work",
+    "observed",
+    "on_meta",
+    "operator_name",
+    "record",
+    "storage_keys",
+]
 
 
 class Plan(NamedTuple):
@@ -84,6 +96,7 @@ class Recording:
         plans: the choices of the ops.
         dispatches: the kernels that metalcore ran.
         torch_steps: (index of the dispatch after it, name of the operator) for each of PyTorch's operators in between.
+        host_steps: what ops did on the host that no dispatch repeats.
         buffers: the memory that the dispatches use. The places of arguments are indices into it.
     """
 
@@ -93,6 +106,7 @@ class Recording:
         described = _C.describe_recording(number)
         self.plans = tuple(Plan(*plan) for plan in described["plans"])
         self.torch_steps = tuple(described["torch_steps"])
+        self.host_steps = tuple(described["host_steps"])
         numbers, self.buffers = _buffers(ops._recorded_tensors(number), inputs, outputs)
         self.dispatches = tuple(_dispatch(entry, numbers) for entry in described["dispatches"])
 
@@ -183,7 +197,7 @@ def record(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Re
     device = next((tensor.device.type for tensor in inputs if tensor.device.type != "cpu"), "mps")
     _C.begin_recording(device)
     try:
-        with _observed():
+        with observed():
             result = function(*arguments, **options)
     finally:
         number = _C.end_recording()
@@ -206,7 +220,7 @@ def on_meta(device: str) -> Iterator[Recorder]:
     _C.begin_recording(device)
     explained.device = device
     try:
-        with _observed():
+        with observed():
             yield recorder
     finally:
         explained.device = outer
@@ -214,16 +228,17 @@ def on_meta(device: str) -> Iterator[Recorder]:
 
 
 @contextlib.contextmanager
-def _observed():
+def observed(mode: TorchDispatchMode | None = None):
+    """Inside the block metalcore's ops run their own code under this mode, by default an Observer."""
     explained.observers += 1
     try:
-        with _Observer():
+        with mode or Observer():
             yield
     finally:
         explained.observers -= 1
 
 
-class _Observer(TorchDispatchMode):
+class Observer(TorchDispatchMode):
     """Runs the kernels of metalcore's operators, also for meta tensors, and notes PyTorch's operators."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -237,11 +252,19 @@ class _Observer(TorchDispatchMode):
         if ours or func.namespace == refused.NAMESPACE:
             with self:  # it also notes the operators of PyTorch that the kernel calls
                 return func.redispatch(_KEYS, *args, **kwargs)
-        if _does_work(func):
-            _C.note_torch_step(f"aten::{func.overloadpacket.__name__}")
-        if func in _NOT_ON_META and tensors[0].is_meta:
-            return _NOT_ON_META[func](*args, **kwargs)
-        return func(*args, **kwargs)
+        return self.by_torch(func, args, kwargs)
+
+    def by_torch(self, func, args, kwargs):
+        """Runs an operator of PyTorch's, and notes it if it did work."""
+        run = _NOT_ON_META[func] if func in _NOT_ON_META and args[0].is_meta else func
+        given = storage_keys(args, kwargs)
+        reads = torch.Tag.data_dependent_output in func.tags  # which fails on tensors without memory
+        if reads:
+            _C.note_torch_step(operator_name(func))
+        result = run(*args, **kwargs)
+        if not reads and did_work(func, given, result):
+            _C.note_torch_step(operator_name(func))
+        return result
 
 
 def _geqrf(A):
@@ -255,8 +278,25 @@ _NOT_ON_META: dict[Any, Any] = {torch.ops.aten.geqrf.default: _geqrf}  # PyTorch
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
 
 
-@functools.cache
-def _does_work(func):
-    """Whether an operator of PyTorch does more than make a view or uninitialized memory."""
-    name = func.overloadpacket.__name__
-    return not (func.is_view or name.startswith(("empty", "new_empty", "detach", "sym_")))
+def operator_name(func) -> str:
+    return f"{func.namespace}::{func.overloadpacket.__name__}"
+
+
+def storage_keys(*values) -> set[int]:
+    """What tells the storages of tensors from others, while they live."""
+    return {
+        value.untyped_storage()._cdata
+        for value in tree_leaves(values)
+        if isinstance(value, Tensor) and value.layout is torch.strided
+    }
+
+
+def did_work(func, given: set[int], result) -> bool:
+    """Whether an operator of PyTorch did more than make views of the storages that it was given, or uninitialized
+    memory. The schemas of some, as contiguous and reshape, leave open whether they do."""
+    if func.overloadpacket.__name__.startswith(("empty", "new_empty")) or torch.Tag.inplace_view in func.tags:
+        return False
+    if func._schema.is_mutable:
+        return True
+    tensors = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+    return any(tensor.numel() and not storage_keys(tensor) <= given for tensor in tensors)

@@ -27,13 +27,14 @@ COMPILER = "clang++-19"
 _BUILT = ROOT / "build" / "metalcore"
 _BACKEND = ROOT / "csrc" / "backends" / "mps"
 _REPLACED = "backends/simulator/backend"  # what makes the simulator the backend of mps tensors
-# Sent to views.cpp and stream.mm.
+# Sent to views.cpp, stream.mm and memory.mm.
 _WRAPPED = (
     "_ZN9metalcore3gpu7view_ofERKN5torch6stable6TensorE",
     "_ZN9metalcore3gpu7view_ofEP16AtenTensorOpaquemm",
     "_ZN9metalcore9simulator7executeERKNS0_6LaunchE",
     "_ZN9metalcore3gpu7at_onceERKNS0_9RecordingElNS0_4WorkEl",
     "_ZN9metalcore3gpu7secondsERKNS0_9RecordingERKNS0_8DispatchE",
+    "_ZN9metalcore3mps9pipelinesEPU19objcproto9MTLDevice11objc_objectRKSt6vectorISt17basic_string_viewIcSt11char_traitsIcEESaIS7_EE",
 )
 _OBJECTIVE_C = ["-fobjc-runtime=gcc", f"-I{HERE / 'include'}", "-Wno-objc-root-class"]
 

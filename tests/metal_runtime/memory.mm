@@ -1,10 +1,15 @@
 // Buffers, and PyTorch's allocator as far as it matters to commands in flight.
 #import "runtime.h"
 
+#import "../../csrc/backends/mps/pipelines.h"
+
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <string_view>
+#include <vector>
 
 using namespace metalcore;
 
@@ -20,6 +25,7 @@ struct Allocation {
 std::mutex mutex;
 std::map<void*, Allocation>& allocations = *new std::map<void*, Allocation>;
 std::string fault;  // found by freed()
+std::atomic<int> allocations_so_far = 0, look_ups = 0;
 
 bool in_flight(const RuntimeBuffer* buffer) {
   return std::accumulate(buffer->uses.begin(), buffer->uses.end(), 0u) > 0;
@@ -40,6 +46,7 @@ void allocated(void* address, size_t bytes) {
   // Where memory is short, PyTorch waits for the stream.
   require_off_queue("an allocation");
   if (!address) return;
+  ++allocations_so_far;
   const std::lock_guard lock(mutex);
   Allocation& allocation = allocations[address];
   if (allocation.count++ == 0) allocation.bytes = bytes, allocation.stream = current_stream(), allocation.buffer = nil;
@@ -112,3 +119,18 @@ void end_use(const std::vector<RuntimeBuffer*>& buffers, int stream) {
 }
 
 }  // namespace metalcore::metal_runtime
+
+// The linker sends the backend's look-ups of pipelines here.
+#define PIPELINES(prefix) \
+  prefix##_ZN9metalcore3mps9pipelinesEPU19objcproto9MTLDevice11objc_objectRKSt6vectorISt17basic_string_viewIcSt11char_traitsIcEESaIS7_EE
+using Pipelines = std::vector<const mps::Pipeline*>;
+using Kernels = std::vector<std::string_view>;
+extern "C" Pipelines PIPELINES(__real_)(id<MTLDevice> device, const Kernels& kernels);
+extern "C" Pipelines PIPELINES(__wrap_)(id<MTLDevice> device, const Kernels& kernels) {
+  ++look_ups;
+  return PIPELINES(__real_)(device, kernels);
+}
+
+// Tests call these.
+extern "C" __attribute__((visibility("default"))) int metal_runtime_allocations() { return allocations_so_far; }
+extern "C" __attribute__((visibility("default"))) int metal_runtime_look_ups() { return look_ups; }

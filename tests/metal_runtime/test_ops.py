@@ -7,7 +7,7 @@ pytestmark = needs_runtime
 
 FOLDERS = (
     *("attention", "embedding", "integrations", "linalg", "loss", "nn", "ops", "optim", "overrides", "paged", "quant"),
-    *("sampling", "smoke"),
+    *("replay", "sampling", "smoke"),
 )
 FILES = [
     str(path.relative_to(ROOT)) for folder in FOLDERS for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))

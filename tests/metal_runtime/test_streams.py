@@ -269,10 +269,10 @@ SEEDED = {
     ),
     "pipelines made on the queue": (
         "backend.mm",
-        "const std::vector<const Pipeline*> pipelines = prepare(recording, first, stream->device());",
+        "const std::vector<const Pipeline*> pipelines = made_pipelines(recording, first, stream->device());",
         (
             "std::vector<const Pipeline*> pipelines; std::exception_ptr failure;"
-            "auto make = [&] { try { pipelines = prepare(recording, first, stream->device()); } "
+            "auto make = [&] { try { pipelines = made_pipelines(recording, first, stream->device()); } "
             "catch (...) { failure = std::current_exception(); } };"
             "dispatch_sync_f(torch::mps::get_dispatch_queue(), &make, "
             "[](void* call) { (*static_cast<decltype(make)*>(call))(); });"

@@ -67,6 +67,11 @@ def counts():
     return [*map(int, encoders.split())], [*map(int, dispatches.split())], set(kernels.split())
 
 
+def made():
+    """(allocations of device memory, look-ups of pipelines) so far."""
+    return _library.metal_runtime_allocations(), _library.metal_runtime_look_ups()
+
+
 def compiled():
     """(programs compiled from their source, instantiations of kernels that they had) so far."""
     return tuple(map(int, _library.metal_runtime_compiled().decode().split()))

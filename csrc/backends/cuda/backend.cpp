@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace metalcore::cuda {
 namespace {
@@ -47,6 +48,41 @@ void bind(Launches& launches, const gpu::Recording& recording, const gpu::Argume
   }
 }
 
+void add(Launches& launches, const gpu::Recording& recording, const gpu::Dispatch& dispatch, NamedKernel& kernel) {
+  launches.kernel(kernel);
+  for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument)
+    bind(launches, recording, *argument);
+  launches.dispatch(recording.threads(dispatch), dispatch.threadgroup);
+}
+
+class PreparedRecording final : public gpu::Prepared {
+ public:
+  PreparedRecording(const Device& device, const gpu::Recording& recording) : device_(device), recording_(recording) {
+    for (const gpu::Dispatch& dispatch : recording.dispatches())
+      kernels_.push_back(&find_kernel(0, recording.name(dispatch)));
+    pack();
+    launches_.prepare(device);
+  }
+
+  void submit(size_t first, size_t end) override { launches_.submit(device_, first, end); }
+
+  // The kernels stay: the addresses in their parameter blocks are others.
+  void rebound() override {
+    launches_.clear();
+    pack();
+  }
+
+ private:
+  void pack() {
+    for (size_t i = 0; i < kernels_.size(); ++i) add(launches_, recording_, recording_.dispatches()[i], *kernels_[i]);
+  }
+
+  const Device& device_;
+  const gpu::Recording& recording_;
+  std::vector<NamedKernel*> kernels_;
+  Launches launches_;
+};
+
 class CudaBackend final : public gpu::Backend {
  public:
   std::string_view device_type() const override { return "cuda"; }
@@ -59,12 +95,13 @@ class CudaBackend final : public gpu::Backend {
     SpareLaunches launches;
     for (size_t i = first; i < recording.dispatches().size(); ++i) {
       const gpu::Dispatch& dispatch = recording.dispatches()[i];
-      (*launches).kernel(find_kernel(0, recording.name(dispatch)));
-      for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument)
-        bind(*launches, recording, *argument);
-      (*launches).dispatch(recording.threads(dispatch), dispatch.threadgroup);
+      add(*launches, recording, dispatch, find_kernel(0, recording.name(dispatch)));
     }
     (*launches).launch(current);
+  }
+
+  std::unique_ptr<gpu::Prepared> prepare(int device_index, const gpu::Recording& recording) override {
+    return std::make_unique<PreparedRecording>(device(device_index), recording);
   }
 };
 

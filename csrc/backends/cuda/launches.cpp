@@ -121,6 +121,11 @@ void Launches::dispatch(gpu::Size threads, gpu::Size threadgroup) {
 
 void Launches::launch(const Device& device) {
   if (dispatches_.empty()) return;
+  prepare(device);
+  submit(device, 0, dispatches_.size());
+}
+
+void Launches::prepare(const Device& device) {
   const CurrentContext context(device);
   load_missing(device);
   for (const Dispatch& dispatch : dispatches_) {
@@ -128,8 +133,12 @@ void Launches::launch(const Device& device) {
     check_threadgroup(*dispatch.variant, dispatch.threadgroup, loaded);
     check_memory(*dispatch.variant, dispatch.shared_memory, loaded);
   }
+}
+
+void Launches::submit(const Device& device, size_t first, size_t end) {
+  const CurrentContext context(device);
   const Stream stream = current_stream(device);
-  for (const Dispatch& dispatch : dispatches_) launch(device, dispatch, stream);
+  for (size_t i = first; i < end; ++i) launch(device, dispatches_[i], stream);
 }
 
 void Launches::load_missing(const Device& device) {

@@ -25,6 +25,9 @@ class Launches {
 
   // Launches the dispatches in order on PyTorch's current stream of the device.
   void launch(const Device& device);
+  // The two parts of it: what may fail, and what is done again where dispatches [first, end) are launched again.
+  void prepare(const Device& device);
+  void submit(const Device& device, size_t first, size_t end);
 
   // Forgets everything, but keeps the memory for the next recording.
   void clear();

@@ -15,6 +15,7 @@
 
 #include <array>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -61,7 +62,7 @@ void check(const gpu::Recording& recording, const gpu::Dispatch& dispatch, const
 
 // The pipelines of the dispatches from `first` on. All are made and checked before one is encoded, and off the queue: a
 // compiler may take seconds.
-std::vector<const Pipeline*> prepare(const gpu::Recording& recording, size_t first, id<MTLDevice> device) {
+std::vector<const Pipeline*> made_pipelines(const gpu::Recording& recording, size_t first, id<MTLDevice> device) {
   const std::vector<gpu::Dispatch>& dispatches = recording.dispatches();
   std::vector<std::string_view> names;
   names.reserve(dispatches.size() - first);
@@ -145,9 +146,9 @@ class MetalEncoder {
 struct Work {
   at::mps::MPSStream* stream;
   const gpu::Recording& recording;
-  size_t first;
-  const std::vector<const Pipeline*>& pipelines;
-  std::exception_ptr error;  // libdispatch cannot be unwound
+  size_t first, end;
+  const Pipeline* const* pipelines;  // from that of the first dispatch on
+  std::exception_ptr error;          // libdispatch cannot be unwound
 };
 
 void encode(const Work& work) {
@@ -156,9 +157,9 @@ void encode(const Work& work) {
   const auto fetch_encoder = [&] { encoder.emplace(work.stream->commandEncoder(), work.recording); };
   fetch_encoder();
   if (encoder->captured())
-    for (size_t i = work.first; i < dispatches.size(); ++i) check_captured(work.recording, dispatches[i]);
+    for (size_t i = work.first; i < work.end; ++i) check_captured(work.recording, dispatches[i]);
   CommandBuffer& commands = command_buffer(work.stream);
-  for (size_t i = work.first; i < dispatches.size(); ++i) {
+  for (size_t i = work.first; i < work.end; ++i) {
     if (commands.must_end_before(gpu::seconds(work.recording, dispatches[i]))) {
       encoder.reset();
       work.stream->synchronize(at::mps::SyncType::COMMIT);
@@ -179,6 +180,31 @@ void run(void* context) {
   }
 }
 
+// The stream belongs to this thread, so the queue must not ask for it.
+at::mps::MPSStream* current_stream() {
+  at::mps::MPSStream* const stream = at::mps::getCurrentMPSStream();
+  return stream;
+}
+
+void encode_on_queue(Work work) {
+  dispatch_sync_f(torch::mps::get_dispatch_queue(), &work, run);
+  if (work.error) std::rethrow_exception(work.error);
+}
+
+class PreparedRecording final : public gpu::Prepared {
+ public:
+  explicit PreparedRecording(const gpu::Recording& recording)
+      : recording_(recording), pipelines_(made_pipelines(recording, 0, current_stream()->device())) {}
+
+  void submit(size_t first, size_t end) override {
+    encode_on_queue({current_stream(), recording_, first, end, pipelines_.data() + first, nullptr});
+  }
+
+ private:
+  const gpu::Recording& recording_;
+  const std::vector<const Pipeline*> pipelines_;
+};
+
 class MetalBackend final : public gpu::Backend {
  public:
   std::string_view device_type() const override { return "mps"; }
@@ -186,12 +212,13 @@ class MetalBackend final : public gpu::Backend {
   bool bounds_work() const override { return true; }
 
   void submit(int, const gpu::Recording& recording, size_t first) override {
-    // The stream belongs to this thread, so the queue must not ask for it.
-    at::mps::MPSStream* const stream = at::mps::getCurrentMPSStream();
-    const std::vector<const Pipeline*> pipelines = prepare(recording, first, stream->device());
-    Work work{stream, recording, first, pipelines, nullptr};
-    dispatch_sync_f(torch::mps::get_dispatch_queue(), &work, run);
-    if (work.error) std::rethrow_exception(work.error);
+    at::mps::MPSStream* const stream = current_stream();
+    const std::vector<const Pipeline*> pipelines = made_pipelines(recording, first, stream->device());
+    encode_on_queue({stream, recording, first, recording.dispatches().size(), pipelines.data(), nullptr});
+  }
+
+  std::unique_ptr<gpu::Prepared> prepare(int, const gpu::Recording& recording) override {
+    return std::make_unique<PreparedRecording>(recording);
   }
 };
 

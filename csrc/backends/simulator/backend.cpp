@@ -4,6 +4,7 @@
 #include "launch.h"
 
 #include <exception>
+#include <memory>
 #include <vector>
 
 namespace metalcore::simulator {
@@ -24,9 +25,9 @@ Binding bind_table(const gpu::BufferView* views, size_t count, PointerTable& tab
   return {Binding::kPointers, table.addresses.data(), count * sizeof(char*), table.spans.data()};
 }
 
-void run(const gpu::Recording& recording, const gpu::Dispatch& dispatch) {
+void run(const gpu::Recording& recording, const gpu::Dispatch& dispatch, const KernelReference& kernel) {
   Launch launch = {};
-  launch.kernel = find_kernel(recording.name(dispatch), checking().on);
+  launch.kernel = kernel;
   std::array<PointerTable, kMaximumBuffers> tables;
   for (const gpu::Argument* argument = recording.begin(dispatch); argument != recording.end(dispatch); ++argument) {
     Binding& binding = launch.buffers[argument->index];
@@ -52,6 +53,41 @@ void run(const gpu::Recording& recording, const gpu::Dispatch& dispatch) {
   execute(launch);
 }
 
+// Calls `body`, whose errors become exceptions that PyTorch passes on.
+template <typename Body>
+void passing_errors_on(const Body& body) {
+  try {
+    body();
+  } catch (...) {
+    if (device_functions().rethrow) device_functions().rethrow(std::current_exception());
+    throw;
+  }
+}
+
+class PreparedRecording final : public gpu::Prepared {
+ public:
+  explicit PreparedRecording(const gpu::Recording& recording) : recording_(recording) { find_kernels(); }
+
+  void submit(size_t first, size_t end) override {
+    if (checking().on != checked_) find_kernels();
+    passing_errors_on([&] {
+      for (size_t i = first; i < end; ++i) run(recording_, recording_.dispatches()[i], kernels_[i]);
+    });
+  }
+
+ private:
+  void find_kernels() {
+    kernels_.clear();
+    checked_ = checking().on;
+    for (const gpu::Dispatch& dispatch : recording_.dispatches())
+      kernels_.push_back(find_kernel(recording_.name(dispatch), checked_));
+  }
+
+  const gpu::Recording& recording_;
+  std::vector<KernelReference> kernels_;
+  bool checked_ = false;
+};
+
 class SimulatorBackend final : public gpu::Backend {
  public:
   std::string_view device_type() const override { return "mps"; }
@@ -64,12 +100,16 @@ class SimulatorBackend final : public gpu::Backend {
   bool bounds_work() const override { return true; }
 
   void submit(int, const gpu::Recording& recording, size_t first) override {
-    try {
-      for (size_t i = first; i < recording.dispatches().size(); ++i) run(recording, recording.dispatches()[i]);
-    } catch (...) {
-      if (device_functions().rethrow) device_functions().rethrow(std::current_exception());
-      throw;
-    }
+    passing_errors_on([&] {
+      for (size_t i = first; i < recording.dispatches().size(); ++i) {
+        const gpu::Dispatch& dispatch = recording.dispatches()[i];
+        run(recording, dispatch, find_kernel(recording.name(dispatch), checking().on));
+      }
+    });
+  }
+
+  std::unique_ptr<gpu::Prepared> prepare(int, const gpu::Recording& recording) override {
+    return std::make_unique<PreparedRecording>(recording);
   }
 };
 

@@ -59,7 +59,7 @@ ReflectorRange BlockReflectors::block(uint32_t index) const {
 gpu::BufferView BlockReflectors::factor_of(uint32_t block) const {
   gpu::BufferView view = gpu::view_of(factors_);
   const size_t bytes = size_t{block} * batch_ * width_ * width_ * sizeof(float);
-  return {view.storage, view.offset + bytes, view.span - bytes};
+  return {view.storage, view.offset + bytes, view.span - bytes, view.tensor};
 }
 
 ReflectorsParams BlockReflectors::params(ReflectorRange first_block, uint32_t blocks, const TargetPart& part) const {

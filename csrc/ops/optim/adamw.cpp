@@ -135,7 +135,7 @@ std::pair<float, float> log_parts(double beta) {
 // Elements [first, first + count) of an array of AdamWScalars.
 gpu::BufferView part_of(const Tensor& scalars, size_t first, size_t count) {
   const gpu::BufferView view = gpu::view_of(scalars);
-  return {view.storage, view.offset + first * sizeof(AdamWScalars), count * sizeof(AdamWScalars)};
+  return {view.storage, view.offset + first * sizeof(AdamWScalars), count * sizeof(AdamWScalars), view.tensor};
 }
 
 // Increments steps[begin] to steps[end - 1] and computes the scalars of steps[i] into element i of `scalars`.
@@ -215,6 +215,8 @@ void adamw_(const TensorList& params, const TensorList& grads, const TensorList&
   const std::vector<AtenTensorHandle> steps = in_order(state_steps, arrays.slots());
   std::vector<AdamWScalars> scalars_of_host;
   std::optional<Tensor> device_scalars;
+  if (!steps_on_device)
+    gpu::note_host_step("adamw_ counts its steps on the host; capturable=True has them counted on the device");
   if (steps_on_device) {
     const int64_t words = static_cast<int64_t>(steps.size() * sizeof(AdamWScalars) / sizeof(float));
     device_scalars = new_tensor(Sizes(&words, 1), ScalarType::Float, param);

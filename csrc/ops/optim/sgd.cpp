@@ -30,6 +30,7 @@ void sgd_(const TensorList& params, const TensorList& grads, const TensorList& m
                  .nesterov = nesterov,
                  .unscale = grad_scale.has_value()};
   gpu::note_plan("sgd", "multi_tensor", [&] { return plan_reason(arrays); });
+  if (first && !momentum_buffers.empty()) gpu::note_host_step("sgd_ begins its momentum, as only the first step does");
   record_updates(arrays, [&](gpu::Recording& recording, const OptimPlan& plan) {
     for (const OptimDispatch& dispatch : plan.dispatches) {
       p.grid = dispatch.grid;

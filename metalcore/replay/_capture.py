@@ -1,0 +1,118 @@
+"""capture(): a function's dispatches, to be run again with other inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from ._inputs import Inputs
+from ._record import record
+from ._tape import CaptureError, key_of, tensors_in
+
+__all__ = ["Capture", "capture"]
+
+
+class Capture:
+    """A captured function: called with tensors like its examples, it does what it did, on their values.
+
+    Attributes:
+        kernels: the names of metalcore's kernels, in the order in which they run.
+        segments: how many recorded parts there are: one, or as many as PyTorch's operators leave.
+        torch_operators: the names of PyTorch's operators that run between them, in their order. (A CUDA graph holds
+            PyTorch's kernels itself.)
+        arena_bytes: the size of the memory that intermediate results and scratch memory share.
+        own_bytes: the size that they would have without sharing.
+        peak_bytes: the most of it that is in use at once.
+    """
+
+    def __init__(self, function, examples, *, warmup, bind, clone_outputs, segments):
+        what = f"capture of {getattr(function, '__name__', type(function).__name__)}"
+        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
+            raise ValueError(f"{what}: warmup must be a number of runs, not {warmup!r}")
+        self._inputs = Inputs(what, examples, bind)
+        self._clone = clone_outputs
+        own = self._inputs.tensors
+        for _ in range(warmup):
+            function(*own)
+            self._inputs.copy(examples)
+        self._result, self._replay = record(what, function, own, bind=bind, segments=segments)
+        if not bind and (written := self._inputs.written(examples)):
+            raise CaptureError(
+                f"{what}: it writes into {' and '.join(f'input {i}' for i in written)}. A replay on copies of its "
+                "inputs would leave the caller's tensors as they are: bind=True has it use these"
+            )
+        if bind:
+            if {key_of(tensor) for tensor in own} & {key_of(tensor) for tensor in tensors_in(self._result)}:
+                raise CaptureError(f"{what}: with bind=True it must not return an input")
+        for name in ("segments", "arena_bytes", "own_bytes", "peak_bytes"):
+            setattr(self, name, getattr(self._replay, name))
+        self.kernels = self._replay.recording.kernels
+        self.torch_operators = tuple(self._replay.names)
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        self._inputs.check(inputs)
+        if self._inputs.bind:
+            self._inputs.check_apart(inputs, self._replay.owned)
+            self._replay.bind(inputs)
+        else:
+            self._inputs.copy(inputs)
+        self._replay.run()
+        return tree_map_only(Tensor, Tensor.clone, self._result) if self._clone else self._result
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that a replay reads, which may be filled in place and given as inputs, so that nothing is copied.
+        With bind=True there are none."""
+        return () if self._inputs.bind else tuple(self._inputs.tensors)
+
+    def __str__(self):
+        return "\n".join(self._replay.lines())
+
+
+def capture(
+    function: Callable[..., Any],
+    *examples: Tensor,
+    warmup: int = 2,
+    bind: bool = False,
+    clone_outputs: bool = False,
+    segments: bool = False,
+) -> Capture:
+    """Records what a function submits to the GPU, and returns a callable that submits it again.
+
+    The function runs `warmup` + 1 times, for real, with copies of the examples; the last run is recorded. What Python
+    did then is decided for good: branches, shapes, numbers. A replay costs the host one call of C++, or of
+    cudaGraphLaunch. It neither allocates, nor looks kernels up, nor packs arguments.
+
+    - On `mps`, real or simulated, metalcore's dispatches are one list that goes to PyTorch's encoder. PyTorch's own
+      operators cannot be recorded there: those that compute or copy are refused, with their names. Views, and empty
+      tensors, are none. With `segments`, PyTorch's operators are called between the recorded parts, with the same
+      tensors each time; random ones draw new numbers then.
+    - On `cuda` the function becomes a CUDA graph, with PyTorch's operators. With `bind`, metalcore's launches are
+      repeated without a graph.
+
+    Tensors that the function reaches in other ways than as arguments (parameters, buffers, caches) are kept and used
+    where they are: an update in place is seen, another tensor in their place is not. Gradients that the function
+    leaves in `.grad` are written again at each replay. Results have no graph of autograd: capture forward and backward
+    together.
+
+    Args:
+        function: is called with the examples.
+        examples: tensors on one device. Later calls need tensors of the same shapes, dtypes and device.
+        warmup: runs before the recorded one, which compile kernels and make optimizers' states.
+        bind: the tensors of a call take the places of the examples, without a copy: then they also need the same
+            strides, the same place within 16 bytes, and memory of their own, and what the function writes into its
+            arguments it writes into them. Without it a call's tensors are copied.
+        clone_outputs: returns copies. Without it, results are the capture's own tensors: the next replay overwrites
+            them.
+        segments: lets PyTorch's operators run between recorded parts.
+
+    Raises:
+        CaptureError: the function does what a replay could not repeat: PyTorch's operators (without `segments`), a
+            value that the host reads (.item() and the like), a step that an optimizer counts on the host, a write into
+            a copied input.
+        ValueError, TypeError: by the capture or by a call, where inputs do not fit, before anything runs.
+    """
+    return Capture(function, examples, warmup=warmup, bind=bind, clone_outputs=clone_outputs, segments=segments)

@@ -1,0 +1,64 @@
+"""A replay on NVIDIA GPUs: a CUDA graph, which holds PyTorch's own kernels as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from .._core.recording import Recording, operator_name
+from ._replay import Replay
+from ._tape import Tape, reads_on_host, refuse_host_work, tensors_in
+
+__all__ = ["Graph"]
+
+
+class _Watch(Tape):
+    """Notes what cannot be captured, and keeps no memory."""
+
+    def by_torch(self, func, args, kwargs):
+        if reads_on_host(func, args, kwargs):
+            self.host_reads.append(operator_name(func))
+        return func(*args, **kwargs)
+
+    def _note(self, tensor, kind):
+        pass
+
+
+class Graph(Replay):
+    """A torch.cuda.CUDAGraph of a function's run. PyTorch's own operators and random numbers are part of it, and its
+    memory is a pool of the graph's own.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, recording: Recording, pool_bytes: int):
+        self._graph, self.recording = graph, recording
+        self.arena_bytes = self.peak_bytes = self.own_bytes = pool_bytes
+
+    def run(self) -> None:
+        self._graph.replay()
+
+    @classmethod
+    def record(cls, what: str, function: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[Any, Graph]:
+        """Runs the function once, and captures a second run, which does not happen: the tensors that it leaves get the
+        results of the first one."""
+        watch = _Watch()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # PyTorch requires that what is captured has run on another stream before
+            found = watch.record("cuda", lambda: function(*inputs))
+        torch.cuda.current_stream().wait_stream(stream)
+        recording = Recording(watch.number)
+        watch.forget()
+        refuse_host_work(what, watch)
+        before = torch.cuda.memory_reserved()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph), torch.autograd.set_multithreading_enabled(False):
+            result = function(*inputs)
+        result = tree_map_only(Tensor, Tensor.detach, result)
+        with torch.no_grad():
+            for tensor, value in zip(tensors_in(result), tensors_in(found)):
+                tensor.copy_(value)
+        return result, cls(graph, recording, max(0, torch.cuda.memory_reserved() - before))

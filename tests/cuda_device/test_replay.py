@@ -1,0 +1,95 @@
+"""capture() and compile_train_step() on NVIDIA GPUs: CUDA graphs, and launches that are repeated with other tensors."""
+
+import pytest
+import torch
+
+import metalcore
+from metalcore.replay import CaptureError
+
+
+def model_of():
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(16, 32), metalcore.nn.SiLU(), metalcore.nn.RMSNorm(32), torch.nn.Linear(32, 8)
+    return torch.nn.Sequential(*layers, metalcore.nn.LogSoftmax(-1)).cuda()
+
+
+@pytest.mark.parametrize("options", [{}, {"clone_outputs": True}, {"warmup": 0}], ids=str)
+def test_pytorchs_operators_are_part_of_the_graph(options):
+    weight = torch.rand(300, device="cuda")
+
+    def function(x):
+        y = metalcore.rms_norm(torch.tanh(x) + weight, (300,), weight)
+        return metalcore.softmax(y, -1), {"sum": y.sum(-1)}
+
+    captured = metalcore.capture(function, torch.randn(4, 300, device="cuda"), **options)
+    for _ in range(3):
+        x = torch.randn(4, 300, device="cuda")
+        found, expected = captured(x), function(x)
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[1]["sum"], expected[1]["sum"])
+        weight.mul_(1.5)
+    assert captured.kernels and not captured.torch_operators
+
+
+def test_random_numbers_are_new_at_each_replay():
+    captured = metalcore.capture(lambda x: torch.bernoulli(metalcore.silu(x)), torch.ones(3000, device="cuda"))
+    x = torch.full((3000,), 0.7, device="cuda")
+    first = captured(x).clone()
+    assert not torch.equal(first, captured(x))
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.cpu, bool], ids=["item", "cpu", "bool"])
+def test_values_that_the_host_reads_are_refused(read):
+    with pytest.raises(CaptureError, match="the host waits for values on the device"):
+        metalcore.capture(lambda x: read(metalcore.silu(x).sum()), torch.randn(4, 3, device="cuda"))
+    assert torch.ones(3, device="cuda").sum().item() == 3  # the stream still works
+
+
+def test_bound_inputs_are_launched_without_a_graph():
+    def function(x):
+        return metalcore.softmax(metalcore.silu(metalcore.silu(x)), -1)
+
+    captured = metalcore.capture(function, torch.randn(4, 300, device="cuda"), bind=True)
+    for _ in range(3):
+        x = torch.randn(4, 300, device="cuda")
+        assert torch.equal(captured(x), function(x))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        found = captured(x)
+    torch.cuda.synchronize()
+    assert torch.equal(found, function(x))
+    with pytest.raises(CaptureError, match="aten::tanh"):
+        metalcore.capture(torch.tanh, x, bind=True)
+
+
+@pytest.mark.parametrize("name", ("AdamW", "SGD", "Lion"))
+def test_twenty_steps_are_those_of_an_ordinary_loop(name):
+    options = {"AdamW": {"capturable": True}, "SGD": {"momentum": 0.9}, "Lion": {}}[name]
+
+    def train(recorded):
+        model = model_of()
+        optimizer = getattr(metalcore.optim, name)(model.parameters(), lr=1e-2, **options)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        generator = torch.Generator().manual_seed(1)
+        losses = []
+        for i in range(20):
+            x = torch.randn(12, 16, generator=generator).cuda()
+            y = torch.randint(0, 8, (12,), generator=generator).cuda()
+            if i == 0:
+                step = metalcore.compile_train_step(
+                    model, torch.nn.functional.nll_loss, optimizer, (x, y), max_norm=0.5
+                )
+            if recorded:
+                loss = step(x, y)
+            else:
+                optimizer.zero_grad()
+                loss = torch.nn.functional.nll_loss(model(x), y)
+                loss.backward()
+                metalcore.optim.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+            losses.append(loss.item())
+            scheduler.step()
+        return losses, [p.detach().clone() for p in model.parameters()]
+
+    found, again, expected = train(True), train(True), train(False)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found, again, rtol=0, atol=0)
+    assert found[0][-1] < found[0][0]
