@@ -1,4 +1,5 @@
-"""Builds metalcore: the ops (_C.abi3.so), the library for C (lib/libmetalcore.so), the built-in kernels (lib/) and, in place, the simulated device.
+"""Builds metalcore: the ops (_C.abi3.so), the library for C (lib/libmetalcore.so), the built-in kernels (lib/) and, in
+place, the simulated device.
 
 Only what changed is rebuilt. How: tools/build. Environment:
   METALCORE_JOBS  compilers to run at once (as many as there are cores, with 2 GB of memory for each)

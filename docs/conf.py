@@ -38,9 +38,12 @@ NAVIGATION = {
             "docs/install",
             "docs/api",
             "docs/transformers",
+            "docs/quantization",
             "docs/golden",
+            "docs/c",
             "docs/ops",
             "docs/attention",
+            "docs/quantization",
             "docs/linalg",
             "docs/optimizers",
             "docs/programs",
@@ -49,7 +52,9 @@ NAVIGATION = {
         ],
         "Devices": ["docs/cuda", "docs/simulator", "docs/macos"],
         "Kernels": ["docs/kernels", "docs/architecture"],
-        "Reference": [f"docs/reference/{page}" for page in ("functions", "linalg", "modules", "switches", "kernels")],
+        "Reference": [
+            f"docs/reference/{page}" for page in ("functions", "linalg", "modules", "gguf", "switches", "kernels")
+        ],
         "Project": ["CONTRIBUTING", "CHANGELOG", "benchmarks/README"],
     },
     "benchmarks/README": {"Runs": ["results/README"]},

@@ -17,10 +17,26 @@ import torch  # noqa: F401  (loads the libraries that _C links against)
 # isort: off
 from . import _C  # noqa: F401
 from ._core import after_import, tuned  # noqa: F401  (it says where measured tuning is)
-from . import activation, normalization, attention, embeddings, loss, sampling, linalg, optim, paged, quant, rotary
+from . import (
+    activation,
+    normalization,
+    attention,
+    elementwise,
+    embeddings,
+    gemm,
+    loss,
+    sampling,
+    linalg,
+    optim,
+    paged,
+    quant,
+    rotary,
+)
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
+from .elementwise import *  # noqa: F403
 from .embeddings import *  # noqa: F403
+from .gemm import *  # noqa: F403
 from .linalg import *  # noqa: F403
 from .loss import *  # noqa: F403
 from .normalization import *  # noqa: F403
@@ -85,7 +101,9 @@ __all__ = [
 ]
 __all__ += activation.__all__
 __all__ += attention.__all__
+__all__ += elementwise.__all__
 __all__ += embeddings.__all__
+__all__ += gemm.__all__
 __all__ += linalg.__all__
 __all__ += loss.__all__
 __all__ += normalization.__all__

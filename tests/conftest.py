@@ -14,7 +14,13 @@ import torch  # noqa: E402
 
 HAS_MPS = torch._C._has_mps  # the simulated device sets it later
 # folder -> the one kind of device that its tests are about
-ONLY_ON = {"simulator": "simulator", "metal_runtime": "simulator", "wheels": "simulator", "cuda_device": "cuda"}
+ONLY_ON = {
+    "distributed": "simulator",
+    "simulator": "simulator",
+    "metal_runtime": "simulator",
+    "wheels": "simulator",
+    "cuda_device": "cuda",
+}
 
 # The folders whose tests are not of metalcore's own functions. Those of all others use, on the simulated device, only
 # what PyTorch has kernels for on a Mac.

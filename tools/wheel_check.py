@@ -31,6 +31,7 @@ class Platform:
     Attributes:
         tag: the wheel's tag, a regular expression.
         binaries: the names of its binaries, a regular expression.
+        for_c: what C programs need, apart from headers.
         of_family: what the wheel has for each file of kernels/, named by its path there.
         instruction_sets: the wheel has every kernel for each of them.
         folders: {folder of the checkout: where its files are in the package}.
@@ -40,6 +41,7 @@ class Platform:
     name: str
     tag: str
     binaries: str
+    for_c: tuple
     of_family: tuple
     instruction_sets: tuple
     folders: dict
@@ -50,6 +52,7 @@ MACOS = Platform(
     "macOS",
     r"cp310-abi3-macosx_14_0_arm64",
     r"_C\.abi3\.so|lib/metal/[\w/]+\.metallib",
+    (),
     ("lib/metal/{}.metal",),
     (),
     {"kernels": "kernels"},
@@ -66,7 +69,8 @@ _LINUX = {
     machine: Platform(
         "Linux",
         rf"cp310-abi3-manylinux_2_\d+_{machine}",
-        r"_C\.abi3\.so|lib/[\w-]+/[\w/]+\.so",
+        r"_C\.abi3\.so|lib/libmetalcore\.so|lib/[\w-]+/[\w/]+\.so",
+        ("libmetalcore.so", "pkgconfig/metalcore.pc", "cmake/metalcore/metalcore-config.cmake"),
         ("lib/cuda/{}.cu", "lib/cuda/{}.json"),
         sets,
         {
@@ -190,8 +194,9 @@ def _binary_problems(files, platform, sets):
         for name in (f"metalcore/{pattern.format(family)}" for pattern in (*libraries, *platform.of_family)):
             if name not in files:
                 yield f"{name} is missing"
-    if "metalcore/_C.abi3.so" not in files:
-        yield "metalcore/_C.abi3.so is missing"
+    for name in ("metalcore/_C.abi3.so", *(f"metalcore/lib/{name}" for name in platform.for_c)):
+        if name not in files:
+            yield f"{name} is missing"
     for name, content in files.items():
         if name.endswith(_BINARIES) and not re.fullmatch(f"metalcore/(?:{platform.binaries})", name):
             yield f"{name} is no part of a wheel for {platform.name}"

@@ -1,4 +1,7 @@
-"""Attention of few queries to many keys, contiguous and in pages; shares are those of reading keys and values once."""
+"""Tokens of models with packed weights, and attention of few queries to many keys, contiguous and in pages.
+
+Shares are those of reading keys and values once.
+"""
 
 import math
 
@@ -7,6 +10,7 @@ import torch.nn.functional as F
 
 import metalcore
 
+from ..harness import generation
 from ..harness.case import DTYPES, Comparison, size_text
 
 # Keys, heads, queries. There are 8 heads of keys, of 128 numbers; from 16,384 keys on, memory is the limit.
@@ -25,12 +29,20 @@ SHAPES = {
 }
 KV_HEADS, SIZE = 8, 128
 PAGE_SIZES = (1, 16, 256)
+# Models, tokens of the prompt, and the tokens per second that are the target.
+MODELS = {
+    "gpu": [("llama-3-8b", 512, 200), ("llama-3-8b", 4096, None), ("llama-1b", 512, 600), ("llama-15m", 512, None)],
+    "simulator": [("llama-15m", 16, None)],
+    "quick": [("llama-tiny", 8, None)],
+}
 
 
 def cases(scale):
     contiguous = [case(*shape, dtype, scale) for shape in SHAPES[scale] for dtype in DTYPES]
     keys, heads, _ = SHAPES[scale][-1]
-    return contiguous + [paged(min(keys, 16384), heads, page_size, scale) for page_size in PAGE_SIZES]
+    in_pages = [paged(min(keys, 16384), heads, page_size, scale) for page_size in PAGE_SIZES]
+    models = [generation.decode(model, context, torch.bfloat16, target) for model, context, target in MODELS[scale]]
+    return contiguous + in_pages + models
 
 
 def targets(keys, scale):

@@ -40,15 +40,6 @@ Tensor pool(Call& call, const char* name, T* data, const metalcore_pages& p) {
 }
 
 // The CPU reads the numbers where it can. Kernels leave out what is beyond the pool, and trust the rest.
-void check_indptr(const Call& call, const char* name, const Tensor& numbers, int64_t most) {
-  const auto* values = static_cast<const int32_t*>(numbers.data_ptr());
-  int64_t last = 0;
-  for (int64_t i = 0; i < numbers.numel(); ++i) {
-    call.require(values[i] >= last && values[i] <= most, name, "must ascend from 0 to at most ", most);
-    last = values[i];
-  }
-}
-
 void check_within(const Call& call, const char* name, const Tensor& numbers, int64_t least, int64_t most) {
   const auto* values = static_cast<const int32_t*>(numbers.data_ptr());
   for (int64_t i = 0; i < numbers.numel(); ++i)
@@ -61,7 +52,7 @@ Numbers numbers_of(Call& call, const metalcore_pages& p, bool with_lengths) {
   const Tensor indices = call.input("pages->kv_indices", p.kv_indices, {{"pages->indices", p.indices}});
   const Tensor lengths = with_lengths ? call.input("pages->kv_last_page_len", p.kv_last_page_len, {requests}) : indptr;
   if (call.on_host()) {
-    check_indptr(call, "pages->kv_indptr", indptr, p.indices);
+    call.require_ascending("pages->kv_indptr", indptr, p.indices);
     check_within(call, "pages->kv_indices", indices, 0, int64_t{p.pages} - 1);
     if (with_lengths) check_within(call, "pages->kv_last_page_len", lengths, 0, p.page_size);
   }
@@ -98,7 +89,7 @@ void attend(Call& call, const Attention<T>& a, bool decode) {
   MaybeTensor indptr;
   if (!decode) {
     indptr = call.input("qo_indptr", a.qo_indptr, {{"pages->requests", int64_t{p.requests} + 1}});
-    if (call.on_host()) check_indptr(call, "qo_indptr", *indptr, a.tokens);
+    if (call.on_host()) call.require_ascending("qo_indptr", *indptr, a.tokens);
   }
   const Tensor out = call.output("out", a.out, {tokens, heads, size});
   const Tensor lse = a.lse ? call.output("lse", a.lse, {tokens, heads}) : call.scratch<float>({tokens, heads});

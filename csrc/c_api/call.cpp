@@ -1,5 +1,7 @@
 #include "call.h"
 
+#include <torch/csrc/stable/ops.h>
+
 #include <algorithm>
 #include <new>
 #include <stdexcept>
@@ -8,6 +10,19 @@ namespace metalcore::c_api {
 
 void Call::require_positive(const Size& size) const {
   require(size.value > 0, size.name, "must be positive, not ", size.value);
+}
+
+void Call::require_ascending(const char* argument, const Tensor& numbers, int64_t most) const {
+  const auto* values = static_cast<const int32_t*>(numbers.data_ptr());
+  int64_t last = 0;
+  for (int64_t i = 0; i < numbers.numel(); ++i) {
+    require(values[i] >= last && values[i] <= most, argument, "must ascend from 0 to at most ", most);
+    last = values[i];
+  }
+}
+
+Tensor Call::filled(std::initializer_list<Size> sizes, float number) {
+  return torch::stable::fill_(scratch<float>(sizes), number);
 }
 
 Tensor Call::array(const char* name, void* data, size_t item, ScalarType type, std::initializer_list<Size> sizes,
@@ -44,7 +59,8 @@ Tensor Call::array(const char* name, void* data, size_t item, ScalarType type, s
     const auto begin = reinterpret_cast<uintptr_t>(data);
     uintptr_t end = 0;
     require(begin % item == 0, name, "is not aligned to its elements");
-    require(!__builtin_add_overflow(begin, static_cast<uintptr_t>(bytes), &end), name, "does not fit into memory");
+    require(!__builtin_add_overflow(begin, static_cast<uintptr_t>(bytes), &end) && end <= INTPTR_MAX, name,
+            "does not fit into memory");
     if (use != kInPlace) note({name, begin, end, use == kWritten});
   }
   return Tensor(empty ? nullptr : data, shape_view, strides_view, type, context_.device_type, context_.index);

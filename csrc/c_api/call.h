@@ -55,6 +55,8 @@ class Call {
     throw Error(METALCORE_INVALID_ARGUMENT, text.str());
   }
   void require_positive(const Size& size) const;
+  // The numbers (int32), which the CPU can read, do not descend, and lie between 0 and `most`.
+  void require_ascending(const char* argument, const Tensor& numbers, int64_t most) const;
 
   // Tensors of row-major arrays, which are not NULL, unless they have no elements, and are aligned. Rows of a matrix,
   // its last dimension, lie `row` elements apart where it has a name.
@@ -77,6 +79,9 @@ class Call {
   Tensor scratch(std::initializer_list<Size> sizes) {
     return array("scratch memory", static_cast<T*>(nullptr), sizeof(T), type_of<T>(), sizes, {nullptr, 0}, kScratch);
   }
+
+  // The same, full of one number.
+  Tensor filled(std::initializer_list<Size> sizes, float number);
 
  private:
   enum Use : uint8_t { kRead, kWritten, kInPlace, kScratch };

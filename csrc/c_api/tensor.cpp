@@ -4,10 +4,12 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <array>
 #include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace {
 
@@ -78,7 +80,17 @@ Tensor fill_(const Tensor& tensor, double value) {
   return tensor;
 }
 
-Tensor transpose(const Tensor&, int64_t, int64_t) { refuse("a transposed copy"); }
+Tensor transpose(const Tensor& tensor, int64_t a, int64_t b) {
+  std::array<int64_t, Tensor::kMostDims> sizes{}, strides{};
+  const auto dims = static_cast<size_t>(tensor.dim());
+  for (size_t d = 0; d < dims; ++d) sizes[d] = tensor.sizes()[d], strides[d] = tensor.strides()[d];
+  const auto first = static_cast<size_t>(a < 0 ? a + tensor.dim() : a);
+  const auto second = static_cast<size_t>(b < 0 ? b + tensor.dim() : b);
+  std::swap(sizes.at(first), sizes.at(second)), std::swap(strides.at(first), strides.at(second));
+  return Tensor(tensor.data_ptr(), {sizes.data(), dims}, {strides.data(), dims}, tensor.scalar_type(),
+                tensor.device_type(), tensor.get_device_index());
+}
+
 Tensor contiguous(const Tensor&) { refuse("a contiguous copy"); }
 Tensor clone(const Tensor&) { refuse("a copy"); }
 Tensor empty_like(const Tensor&) { refuse("a tensor like another"); }

@@ -1,11 +1,9 @@
-// rope, embedding and sampling for C.
+// rope and embedding for C.
 #include "call.h"
 
 #include "../ops/embedding/embedding.h"
 #include "../ops/rope/rope.h"
-#include "../ops/sampling/sample.h"
 
-#include <cmath>
 #include <optional>
 
 namespace metalcore::c_api {
@@ -56,20 +54,6 @@ void embedding(Call& call, const T* table, const int32_t* indices, T* out, int t
   embedding_into(result, rows, wanted);
 }
 
-template <typename T>
-void sample(Call& call, const T* logits, const float* uniform, int64_t* out, int batch, int vocab, float temperature,
-            int top_k, float top_p) {
-  call.require(temperature >= 0 && std::isfinite(temperature), "temperature", "must be finite and not negative");
-  call.require(top_k >= 0, "top_k", "must not be negative");
-  call.require(top_p > 0 && top_p <= 1, "top_p", "must be above 0 and at most 1");
-  const Tensor x = call.input("logits", logits, {{"batch", batch}, {"vocab", vocab}});
-  const Tensor numbers = call.input("uniform", uniform, {{"batch", batch}});
-  const Tensor classes = call.output("out", out, {{"batch", batch}});
-  if (batch == 0) return;
-  call.require_positive({"vocab", vocab});
-  sample_into(classes, x, numbers, temperature, top_k, top_p, 0);
-}
-
 }  // namespace
 }  // namespace metalcore::c_api
 
@@ -102,16 +86,4 @@ int metalcore_embedding_float(const float* table, const int32_t* indices, float*
 int metalcore_embedding_bfloat16(const metalcore_bfloat16* table, const int32_t* indices, metalcore_bfloat16* out,
                                  int table_rows, int width, int count) {
   return call(__func__, [&](Call& call) { embedding(call, table, indices, out, table_rows, width, count); });
-}
-
-int metalcore_sample_float(const float* logits, const float* uniform, int64_t* out, int batch, int vocab,
-                           float temperature, int top_k, float top_p) {
-  return call(__func__,
-              [&](Call& call) { sample(call, logits, uniform, out, batch, vocab, temperature, top_k, top_p); });
-}
-
-int metalcore_sample_bfloat16(const metalcore_bfloat16* logits, const float* uniform, int64_t* out, int batch,
-                              int vocab, float temperature, int top_k, float top_p) {
-  return call(__func__,
-              [&](Call& call) { sample(call, logits, uniform, out, batch, vocab, temperature, top_k, top_p); });
 }

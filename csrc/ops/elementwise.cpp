@@ -28,8 +28,8 @@ bool same_strides(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// The strides that visit the inputs in the output's memory order, or nothing if that needs more dimensions or a longer
-// index than the kernels have.
+}  // namespace
+
 std::optional<StridedParams> strided_params(const Tensor& output, std::initializer_list<Tensor> inputs) {
   if (output.numel() > UINT32_MAX) return std::nullopt;
   const auto sizes = output.sizes(), output_strides = output.strides();
@@ -60,6 +60,8 @@ std::optional<StridedParams> strided_params(const Tensor& output, std::initializ
   return params;
 }
 
+namespace {
+
 constexpr size_t kMostInputs = 2;
 constexpr size_t kPack = 16;                        // bytes that a thread of the packed kernels moves at once
 constexpr int64_t kMostThreads = int64_t{1} << 31;  // per dispatch, because a grid's side has 32 bits
@@ -69,10 +71,12 @@ bool is_aligned(const gpu::BufferView& view) {
   return (reinterpret_cast<uintptr_t>(view.storage) + view.offset) % kPack == 0;
 }
 
+using Number = std::optional<float>;  // that a kernel takes after its tensors
+
 // Dispatches `threads` threads, in several dispatches if one cannot have so many or would be too long. A thread takes
 // `bytes` bytes of every view. Afterwards the views begin behind these bytes.
 void dispatch(gpu::Recording& recording, const char* op, const char* variant, const char* dtype,
-              std::span<gpu::BufferView> views, int64_t threads, int64_t bytes) {
+              std::span<gpu::BufferView> views, Number number, int64_t threads, int64_t bytes) {
   const auto bytes_each = static_cast<double>(bytes) * static_cast<double>(views.size());
   const int64_t most = std::min(kMostThreads, gpu::at_once(recording, threads, {0, bytes_each}, 1));
   for (int64_t count; threads > 0; threads -= count) {
@@ -84,6 +88,7 @@ void dispatch(gpu::Recording& recording, const char* op, const char* variant, co
       recording.buffer(index++, view);
       view.offset += count * bytes;
     }
+    if (number) recording.bytes(index, *number);
     recording.dispatch_threads({static_cast<uint32_t>(count)}, kThreadgroup);
   }
 }
@@ -100,7 +105,7 @@ DensePlan plan_dense(int64_t count, int64_t item, bool aligned) {
 
 std::string count_text(const Tensor& output) { return std::to_string(output.numel()) + " elements"; }
 
-void record_dense(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output) {
+void record_dense(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output, Number number) {
   const size_t item = output.element_size();
   std::array<gpu::BufferView, kMostInputs + 1> memory;
   const std::span views(memory.data(), inputs.size() + 1);
@@ -116,26 +121,29 @@ void record_dense(const char* op, std::initializer_list<Tensor> inputs, const Te
   });
   gpu::record(output, [&](gpu::Recording& recording) {
     const char* const dtype = suffix(output.scalar_type());
-    if (plan.packs) dispatch(recording, op, "_packed_", dtype, views, plan.packs, kPack);
-    if (plan.remaining_elements) dispatch(recording, op, "_dense_", dtype, views, plan.remaining_elements, item);
+    if (plan.packs) dispatch(recording, op, "_packed_", dtype, views, number, plan.packs, kPack);
+    if (plan.remaining_elements)
+      dispatch(recording, op, "_dense_", dtype, views, number, plan.remaining_elements, item);
   });
 }
 
 void record_strided(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output,
-                    const StridedParams& params) {
+                    const StridedParams& params, Number number) {
   gpu::note_plan(op, "strided", [&] { return count_text(output) + " with gaps or in different orders, one a thread"; });
   gpu::record(output, [&](gpu::Recording& recording) {
     recording.kernel(op, "_strided_", suffix(output.scalar_type()));
     uint32_t index = 0;
     for (const Tensor& input : inputs) recording.buffer(index++, input);
-    recording.buffer(index, output).bytes(index + 1, params);
+    recording.buffer(index++, output);
+    if (number) recording.bytes(index++, *number);
+    recording.bytes(index, params);
     recording.dispatch_threads({static_cast<uint32_t>(output.numel())}, kThreadgroup);
   });
 }
 
 }  // namespace
 
-Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs) {
+Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs, Number number) {
   const Tensor& first = *inputs.begin();
   Tensor output = output_like(first);
   if (output.numel() == 0) return output;
@@ -143,13 +151,13 @@ Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs) {
   bool dense = true;
   for (const Tensor& input : inputs) dense = dense && same_strides(input, output);
   if (dense) {
-    record_dense(op, inputs, output);
+    record_dense(op, inputs, output, number);
   } else if (auto params = strided_params(output, inputs)) {
-    record_strided(op, inputs, output, *params);
+    record_strided(op, inputs, output, *params, number);
   } else {  // more dimensions or elements than strided kernels take
     output = new_like(first);
     const Tensor a = as_contiguous(first), b = as_contiguous(*(inputs.end() - 1));
-    inputs.size() == 1 ? record_dense(op, {a}, output) : record_dense(op, {a, b}, output);
+    inputs.size() == 1 ? record_dense(op, {a}, output, number) : record_dense(op, {a, b}, output, number);
   }
   return output;
 }

@@ -3,18 +3,8 @@
 // The k-th largest logit, and the one at which the largest have a mass of top_p, are found digit by digit of their
 // ordered bits: one walk along the row sums the logits' counts or masses by the digit's 16 values. The class is then
 // where the sum of the masses of what is left reaches a random part of the whole, in the order of the threads.
-#include "common/rows.h"
 #include "sampling/sample.h"
-
-constexpr constant uint kDigits = 16;
-
-// The lowest digit's place: a 16-bit number has fewer bits as float32.
-template <typename T>
-constexpr constant int kLastShift = 0;
-template <>
-constexpr constant int kLastShift<half> = 12;
-template <>
-constexpr constant int kLastShift<bfloat> = 16;
+#include "sampling/selected.h"
 
 template <typename T>
 struct Logits {
@@ -30,59 +20,11 @@ struct Logits {
     const float value = static_cast<float>(x[i]) + 0.0f;
     return isnan(value) ? -INFINITY : value;
   }
-  // Bits that have the order of the numbers.
-  static uint ordered(float value) {
-    const uint bits = as_type<uint>(value);
-    return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-  }
+  static uint ordered(float value) { return ordered_bits(value); }
   bool keeps(float value) const { return ordered(value) >= least && value >= floor; }
   // The largest logits, also where they are infinite, have 1.
   float mass(float value) const { return value == maximum ? 1.0f : exp((value - maximum) * scale); }
 };
-
-// The ordered bits of the largest logit that, with all larger ones, has a count of `target`, or `target` of the mass.
-template <bool masses, typename T>
-inline uint selected(Logits<T> logits, float target, Threadgroup team) {
-  uint found = 0;
-  float above = 0.0f;
-  for (int shift = 28; shift >= kLastShift<T>; shift -= 4) {
-    float sums[kDigits];
-#pragma unroll
-    for (uint d = 0; d < kDigits; ++d) sums[d] = 0.0f;
-    for (uint i = team.thread_index; i < logits.length; i += team.threads) {
-      const float value = logits.at(i);
-      const uint bits = logits.ordered(value);
-      if (bits < logits.least || (shift < 28 && bits >> (shift + 4) != found >> (shift + 4))) continue;
-      const uint digit = bits >> shift & (kDigits - 1);
-      const float weight = masses ? logits.mass(value) : 1.0f;
-#pragma unroll
-      for (uint d = 0; d < kDigits; ++d) sums[d] += d == digit ? weight : 0.0f;
-    }
-    team.sum(sums, shift / 4 % 2);
-    if (masses && shift == 28) {
-      float total = 0.0f;
-#pragma unroll
-      for (uint d = 0; d < kDigits; ++d) total += sums[d];
-      target *= total;
-    }
-    uint digit = 0, lowest = 0;  // the lowest digit that occurs, in case that roundings leave too little
-    bool done = false;
-#pragma unroll
-    for (int d = kDigits - 1; d >= 0; --d) {
-      if (done || sums[d] == 0.0f) continue;
-      lowest = d;
-      if (above + sums[d] >= target) {
-        digit = d;
-        done = true;
-      } else {
-        above += sums[d];
-      }
-    }
-    found |= (done ? digit : lowest) << shift;
-    if (!done) target = INFINITY;
-  }
-  return found;
-}
 
 // The smallest number of all threads.
 inline uint smallest(uint value, threadgroup uint* scratch, Threadgroup team) {
@@ -116,8 +58,8 @@ template <typename T>
     if (thread_index == 0) classes[row] = first;
     return;
   }
-  if (params.top_k > 0 && params.top_k < params.length) logits.least = selected<false>(logits, params.top_k, team);
-  if (params.top_p < 1.0f) logits.least = max(logits.least, selected<true>(logits, params.top_p, team));
+  if (params.top_k > 0 && params.top_k < params.length) logits.least = selected<false, T>(logits, params.top_k, team);
+  if (params.top_p < 1.0f) logits.least = max(logits.least, selected<true, T>(logits, params.top_p, team));
   if (params.min_p > 0.0f) logits.floor = logits.maximum + params.temperature * log(params.min_p);
   // The largest one stays, whatever roundings do.
   logits.floor = min(logits.floor, logits.maximum);

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["beside", "is_dtensor", "whole"]
+__all__ = ["beside", "is_dtensor", "local", "whole"]
 
 
 def is_dtensor(value: Any) -> bool:
@@ -24,3 +24,8 @@ def beside(x: Tensor, tensor: Tensor) -> Tensor:
 def whole(x: Tensor) -> Tensor:
     """The tensor of which a DTensor is a shard or a partial sum, which every rank gets; others as they are."""
     return x.full_tensor() if is_dtensor(x) else x  # pyright: ignore
+
+
+def local(x: Tensor) -> Tensor:
+    """This rank's shard of a DTensor; others as they are."""
+    return x.to_local() if is_dtensor(x) else x  # pyright: ignore

@@ -23,6 +23,7 @@ def add_parser(commands):
     parser.add_argument("family", nargs="*", help="families to run; the default is every family")
     parser.add_argument("--list", action="store_true", help="print the families, or the cases of those named, and stop")
     parser.add_argument("--filter", metavar="TEXT", help="only cases with these words in family, name, shape and dtype")
+    parser.add_argument("--model", metavar="NAME", help="only cases of this model (decode has llama-3-8b, llama-1b …)")
     devices.add_option(parser)
     parser.add_argument(
         "--rounds", type=_positive, help="samples of either side (31; 3 with --quick); slow cases take fewer"
@@ -53,6 +54,8 @@ def _positive(word):
 def run(arguments):
     if not (BENCHMARKS / "harness").is_dir():
         raise ValueError("the benchmarks come with the source checkout; this is an installed package")
+    if arguments.model:
+        arguments.filter = f"{arguments.filter or ''} {arguments.model}"
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     from benchmarks import harness

@@ -26,11 +26,20 @@ def add_parser(commands):
         help="every op, its namesake in PyTorch, what its override replaces",
         description="Prints a table of every op as Markdown.",
     )
+    parser.add_argument(
+        "--programs", action="store_true", help="what generated kernels take instead: PyTorch's operators, by overload"
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments):
-    print(page(), end="")
+    print(programs_page() if arguments.programs else page(), end="")
+
+
+def programs_page():
+    from metalcore.programs.pointwise import tables
+
+    return "\n".join(["# Operators that generated kernels take", "", *tables(), ""])
 
 
 def page():

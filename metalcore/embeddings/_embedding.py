@@ -9,6 +9,7 @@ from torch import Tensor
 from .._core.operators import autograd, composed_kernel, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import accelerated, is_plain
+from .._core.sharded import is_dtensor
 
 __all__ = ["embedding"]
 
@@ -51,6 +52,11 @@ def embedding(
     ):
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     padding = -1 if padding_idx is None else padding_idx % len(weight)
+    if is_dtensor(weight):
+        from ..distributed import embeddings
+
+        if embeddings.by_rows(weight):
+            return embeddings.embedding(_embedding, weight, input, padding, scale_grad_by_freq, sparse)
     return _embedding(weight, input, padding, scale_grad_by_freq, sparse)
 
 

@@ -35,7 +35,8 @@ class KeysAndValues(Cache):
     """
 
     def __init__(self, layers: int, seen: Tensor, length: int, layer: type[CacheLayerMixin]):
-        super().__init__(layers=[layer(self, index) for index in range(layers)])  # pyright: ignore[reportCallIssue]
+        made: list[Any] = [layer(self, index) for index in range(layers)]  # pyright: ignore[reportCallIssue]
+        super().__init__(layers=made)
         self.reading, self.length = True, length
         rows, prompt = seen.shape
         self.place = torch.full((1,), prompt, device=seen.device)

@@ -101,7 +101,7 @@ def stream(
     if options:
         raise TypeError(f"stream: unknown options {', '.join(options)}")
     texts = _Texts(model, tokens, attention_mask, new, Sampling(*sampling), stops, cache, False, watched=True)
-    return texts.steps()
+    return texts.steps()  # pyright: ignore[reportReturnType]  (they are watched)
 
 
 _SAMPLING = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "generator": None}

@@ -14,7 +14,7 @@ from ..sampling import sample
 
 __all__ = ["Run", "Sampling"]
 
-_CAPTURED = 16  # tokens from which on a CUDA graph pays
+_CAPTURED = 32  # tokens from which on a CUDA graph pays
 
 
 class Sampling(NamedTuple):
@@ -50,7 +50,7 @@ class Run:
         self.length = self.prompt + new
         accepted = inspect.signature(model.forward).parameters
         self.accepted = accepted
-        self.cache = self._cache(cache, seen, lengths, new)
+        self.cache: Any = self._cache(cache, seen, lengths, new)
         self.tokens = torch.cat([tokens, tokens.new_zeros(self.rows, new)], 1)
         self.logprobs = torch.zeros(self.tokens.shape, device=tokens.device) if logprobs else None
         self.seen = self.cache.seen if self.by_metalcore else torch.cat([seen, seen.new_ones(self.rows, new)], 1)
@@ -96,7 +96,7 @@ class Run:
         self._draw(self._forward(self.tokens[:, : self.prompt], mask, self.positions))
         self.positions = self.positions[:, -1:].clone()
         if self.by_metalcore:
-            self.cache.reading = False  # pyright: ignore[reportAttributeAccessIssue]
+            self.cache.reading = False
 
     @torch.no_grad()
     def step(self) -> None:
@@ -113,7 +113,7 @@ class Run:
     def _step(self):
         self.positions.add_(1)
         if self.by_metalcore:
-            self.cache.advance()  # pyright: ignore[reportAttributeAccessIssue]
+            self.cache.advance()
         mask = None if self.by_metalcore or not self.padded else self.seen[:, : self.held + 1]
         logits = self._forward(self.token, mask, self.positions)
         self.place.add_(1)
@@ -141,7 +141,7 @@ class Run:
         if self.by_metalcore:
             from ._attention import attending
 
-            with attending(self.model, self.cache):  # pyright: ignore[reportArgumentType]
+            with attending(self.model, self.cache):
                 found = self.model(tokens, **options)
         else:
             found = self.model(tokens, **options)

@@ -84,19 +84,16 @@ def _qwen3(metadata, fields):
 
 
 def _experts(metadata, fields):
-    width = metadata.count("expert_feed_forward_length", 0) if _has(metadata, "expert_feed_forward_length") else None
     used = metadata.count("expert_used_count")
     return {
         "num_experts": metadata.count("expert_count"),
         "num_experts_per_tok": used,
-        "moe_intermediate_size": width or fields["intermediate_size"] // used,
+        "moe_intermediate_size": metadata.count(
+            "expert_feed_forward_length", max(1, fields["intermediate_size"] // used)
+        ),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
-
-
-def _has(metadata, key):
-    return f"{metadata.architecture}.{key}" in metadata.file.metadata
 
 
 def _qwen2_moe(metadata, fields):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from ..nn._experts import clamped_swiglu
+from ..nn._quantized import TiedLinear
 from ..quant import dequantize
 from ..quant._types import KERNELS
 from ._config import config_of, layout_of
@@ -70,6 +71,7 @@ def load(
     """
     file = GGUFFile(path)
     layout = layout_of(file)
+    check_types(file)
     device = torch.device(torch.get_default_device() if device is None else device)
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     model = _without_memory(file, layout, dtype, attn_implementation)
@@ -82,6 +84,17 @@ def load(
     return Loaded(model.eval(), tokenizer_of(file) if tokenizer else None)
 
 
+def check_types(file: GGUFFile) -> None:
+    """Whether weights can be of the types of a file's tensors.
+
+    Raises:
+        GGUFError: they cannot.
+    """
+    for info in file.tensors.values():
+        if info.type.name not in KERNELS | _FLOATS.keys() | _DEQUANTIZED:
+            raise GGUFError(f"{file.path}: tensor {info.name!r}: {info.type.name} is no type of weights")
+
+
 def _without_memory(file, layout, dtype, attention):
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -90,9 +103,18 @@ def _without_memory(file, layout, dtype, attention):
         config = AutoConfig.for_model(layout.model_type, **fields)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-    except (ValueError, TypeError, RuntimeError, OverflowError, ZeroDivisionError) as error:
+    except Exception as error:  # configurations raise errors of their own classes for numbers that do not fit
         raise GGUFError(f"{file.path}: the metadata describe no model: {error}") from error
     return model
+
+
+class _Place(NamedTuple):
+    """A parameter of a module, and llama.cpp's name of it."""
+
+    path: str
+    module: torch.nn.Module
+    leaf: str
+    name: str
 
 
 class _Filling:
@@ -108,35 +130,34 @@ class _Filling:
     def run(self):
         modules = list(self.model.named_modules())
         experts = {path for path, _ in modules if self.layout.experts and path.endswith(f".{self.layout.experts}")}
-        plain = [
-            (path, module, leaf)
+        places = [
+            _Place(path, module, leaf, self._name(f"{path}.{leaf}"))
             for path, module in modules
-            for leaf, parameter in module.named_parameters(recurse=False)
+            for leaf, _ in module.named_parameters(recurse=False)
             if path not in experts and not (self.tied and path == "lm_head")
         ]
-        self._check_names([f"{path}.{leaf}" for path, _, leaf in plain], experts)
-        for path, module, leaf in plain:
-            self._parameter(path, module, leaf)
+        self._check_names([place.name for place in places], experts)
+        for place in places:
+            self._parameter(place)
         for path, module in modules:
             if path in experts:
                 self._experts(path, module)
         if self.tied:
             self._tie()
         for type, names in self.without_kernels.items():
-            few = ", ".join(names[:3]) + ", …" * (len(names) > 3)
             warnings.warn(
-                f"{self.file.path}: {type} has no kernels; {len(names)} tensors ({few}) became {self.dtype}",
+                f"{self.file.path}: {type} has no kernels; {len(names)} tensors ({_few(names)}) became {self.dtype}",
                 stacklevel=4,
             )
 
+    def _name(self, parameter: str) -> str:
+        name = self.layout.name(parameter)
+        if name is None:
+            raise GGUFError(f"{self.file.path}: {self.layout.architecture} files have no name for {parameter}")
+        return name
+
     def _check_names(self, parameters, experts):
-        wanted = {parameter: self.layout.name(parameter) for parameter in parameters}
-        unknown = [parameter for parameter, name in wanted.items() if name is None]
-        if unknown:
-            raise GGUFError(f"{self.file.path}: {self.layout.architecture} files have no names for {unknown[:3]}")
-        names = set(wanted.values())
-        for path in experts:
-            names.update(self._expert_names(path).values())
+        names = {*parameters, *(name for path in experts for name in self._expert_names(path).values())}
         missing = sorted(names - self.file.tensors.keys())
         if missing:
             raise GGUFError(f"{self.file.path}: {len(missing)} tensors are missing: {_few(missing)}")
@@ -150,8 +171,6 @@ class _Filling:
             raise GGUFError(
                 f"{self.file.path}: tensor {name!r} has shape {info.shape}, and the metadata say {tuple(shape)}"
             )
-        if info.type.name not in KERNELS and info.type.name not in _FLOATS and info.type.name not in _DEQUANTIZED:
-            raise GGUFError(f"{self.file.path}: tensor {name!r}: {info.type.name} is no type of weights")
         return info
 
     def _packed(self, name: str, heads: int | None = None) -> Tensor:
@@ -174,9 +193,10 @@ class _Filling:
         numbers = numbers.to(self.device, self.dtype)
         return numbers if heads is None else from_interleaved(numbers, heads)
 
-    def _parameter(self, path, module, leaf):
-        name, parameter = self.layout.name(f"{path}.{leaf}"), getattr(module, leaf)
-        info = self._info(name, parameter.shape)
+    def _parameter(self, place: _Place):
+        path, module, leaf, name = place
+        shape = getattr(module, leaf).shape
+        info = self._info(name, shape)
         heads = self.layout.rotated(f"{path}.{leaf}", self.config)
         packs = isinstance(module, torch.nn.Linear | torch.nn.Embedding) and leaf == "weight"
         if packs and info.type.name in KERNELS and len(info.shape) == 2:
@@ -184,10 +204,9 @@ class _Filling:
             made.packed = self._packed(name, heads)
             self.model.set_submodule(path, made)
             return
-        numbers = self._numbers(name, heads, self.layout.shifted(f"{path}.{leaf}")).view(parameter.shape)
+        numbers = self._numbers(name, heads, self.layout.shifted(f"{path}.{leaf}")).view(shape)
         # The module of the path, since the one that was given may have been replaced.
-        owner = self.model.get_submodule(path)
-        setattr(owner, leaf, torch.nn.Parameter(numbers))
+        setattr(self.model.get_submodule(path), leaf, torch.nn.Parameter(numbers))
 
     def _expert_names(self, path):
         prefix = path.replace("model.layers.", "blk.").removesuffix(f".{self.layout.experts}")
@@ -232,19 +251,14 @@ class _Filling:
     def _tie(self):
         embedding = self.model.get_input_embeddings()
         if isinstance(embedding, QuantizedEmbedding):
-            made = QuantizedLinear(
-                embedding.embedding_dim, embedding.num_embeddings, embedding.type, bias=False, device="meta"
-            )
-            made.packed = embedding.packed
-            self.model.set_submodule("lm_head", made)
-            self.model._tied_weights_keys = {"lm_head.packed": "model.embed_tokens.packed"}
-            self.model.all_tied_weights_keys = dict(self.model._tied_weights_keys)
+            self.model.set_submodule("lm_head", TiedLinear(embedding))
+            self.model._tied_weights_keys = self.model.all_tied_weights_keys = {}
         else:
             self.model.lm_head.weight = embedding.weight
 
 
 def _few(names):
-    return ", ".join(repr(name) for name in names[:3]) + ", …" * (len(names) > 3)
+    return ", ".join(names[:3]) + ", …" * (len(names) > 3)
 
 
 def _packed_module(module, type, dtype):

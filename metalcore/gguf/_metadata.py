@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import array
+import math
 from typing import Any
+
+import torch
 
 from ._reader import GGUFError, GGUFFile
 
@@ -19,16 +22,20 @@ class Metadata:
 
     def __init__(self, file: GGUFFile):
         self.file = file
-        self.architecture: str = self._checked("general.architecture", str)
-        if not self.architecture:
+        architecture = self._checked("general.architecture", str)
+        if not architecture:
             raise GGUFError(f"{file.path}: key 'general.architecture' is missing")
+        self.architecture: str = architecture
 
     def get(self, key: str, kinds: Any, default: Any = None) -> Any:
         """The value of a key, or the default where it is missing."""
         return self._checked(f"{self.architecture}.{key}", kinds, default)
 
     def number(self, key: str, default: float | None = None) -> float:
-        return float(self._required(key, self.get(key, (int, float), default)))
+        value = float(self._required(key, self.get(key, (int, float), default)))
+        if not math.isfinite(value):
+            raise GGUFError(f"{self.file.path}: key '{self.architecture}.{key}': {value} is no finite number")
+        return value
 
     def count(self, key: str, default: int | None = None) -> int:
         """A number of 1 or more. A file may give it for each layer, if all have the same."""
@@ -47,8 +54,6 @@ class Metadata:
 
     def floats(self, tensor: str) -> list[float] | None:
         """The numbers of a float32 tensor, or None if there is none."""
-        import torch
-
         info = self.file.tensors.get(tensor)
         if info is None:
             return None
@@ -56,7 +61,7 @@ class Metadata:
             raise GGUFError(f"{self.file.path}: tensor {tensor!r} must be F32 of one dimension")
         return self.file.packed(tensor).view(torch.float32).tolist()
 
-    def _checked(self, key, kinds, default=None):
+    def _checked(self, key: str, kinds: Any, default: Any = None) -> Any:
         value = self.file.metadata.get(key)
         if value is None:
             return default

@@ -15,7 +15,7 @@ import struct
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -51,7 +51,6 @@ _STRING, _ARRAY = 8, 9
 # GGUF's number of a type of metadata: struct's and array's letter.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_DIMENSIONS, _MAX_NAME, _MAX_KEY = 4, 64, 65535
-_MOST = 2**63 - 1
 
 
 class GGUFFile:
@@ -95,7 +94,7 @@ class GGUFFile:
             flat = torch.frombuffer(self._bytes, dtype=torch.uint8, count=info.nbytes, offset=info.offset)
         return flat.view(*lead, length // info.type.block * info.type.nbytes)
 
-    def _fail(self, reason):
+    def _fail(self, reason) -> NoReturn:
         raise GGUFError(f"{self.path}: {self._what} at byte {self._at}: {reason}")
 
     def _need(self, count):
@@ -110,9 +109,9 @@ class GGUFFile:
         self._at += struct.calcsize("<" + letters)
         return found
 
-    def _string(self, most=_MOST):
+    def _string(self, most=None):
         (length,) = self._numbers("Q")
-        if length > most:
+        if most is not None and length > most:
             self._fail(f"a name of {length} bytes; {most} are allowed")
         self._need(length)
         self._at += length

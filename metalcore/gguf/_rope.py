@@ -29,6 +29,8 @@ def rope_parameters(metadata: Metadata, head_dim: int) -> dict[str, Any]:
 def _scaling(metadata, theta, rotated):
     context = metadata.count("rope.scaling.original_context_length", metadata.count("context_length"))
     factor = metadata.number("rope.scaling.factor", metadata.number("rope.scale_linear", 0.0)) or 1.0
+    if factor <= 0 or theta <= 0:
+        raise GGUFError(f"{metadata.file.path}: rope.scaling.factor and rope.freq_base are more than 0")
     attention = metadata.number("rope.scaling.attn_factor", 1.0)
     kind = metadata.get("rope.scaling.type", str, "linear")
     freqs, long, short = (metadata.floats(name) for name in FACTORS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from typing import Any
 
@@ -46,7 +47,7 @@ def _made(file):
     parts = {name: metadata[f"tokenizer.{key}"] for key, name in _TAKEN.items() if f"tokenizer.{key}" in metadata}
     parts.update({name: list(parts[name]) for name in ("scores", "token_type") if name in parts})
     backend, more = _converter()(metadata["general.architecture"], parts)
-    options = dict(more)
+    backend, options = _without_more(backend, len(parts["tokens"])), dict(more)
     for name, key in _SPECIAL.items():
         token = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token is not None:
@@ -59,9 +60,21 @@ def _made(file):
     return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
+def _without_more(backend, count):
+    """Without the special tokens that transformers' classes add to vocabularies that lack them: models have no rows
+    for those."""
+    from tokenizers import Tokenizer
+
+    if backend.get_vocab_size() <= count:
+        return backend
+    parts = json.loads(backend.to_str())
+    parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < count]
+    return Tokenizer.from_str(json.dumps(parts))
+
+
 def _converter():
     try:
-        from transformers.integrations.gguf import convert_gguf_tokenizer
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
     except ImportError:  # before transformers 5.20
         from transformers.integrations.ggml import convert_gguf_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
     return convert_gguf_tokenizer

@@ -68,6 +68,22 @@ METALCORE_API int metalcore_context_destroy(metalcore_context* context);
 /* Chooses the context for the calling thread's further calls. NULL chooses the thread's own again. */
 METALCORE_API int metalcore_context_use(metalcore_context* context);
 
+/* out (m, n) = a b + bias. a is (m, k), or where transpose_a is not 0 (k, m); b is (k, n) or (n, k). Their rows lie
+ * lda and ldb numbers apart. bias (n) may be NULL. */
+METALCORE_API int metalcore_gemm_float(const float* a, const float* b, const float* bias, float* out, int m, int n,
+                                       int k, int transpose_a, int transpose_b, int lda, int ldb);
+METALCORE_API int metalcore_gemm_bfloat16(const metalcore_bfloat16* a, const metalcore_bfloat16* b,
+                                          const metalcore_bfloat16* bias, metalcore_bfloat16* out, int m, int n, int k,
+                                          int transpose_a, int transpose_b, int lda, int ldb);
+
+/* Rows ends[g - 1] to ends[g] - 1 of out (rows, n) are those of a (rows, k) times matrix g of b (groups, k, n), or
+ * where transpose_b is not 0 (groups, n, k). Rows behind the last end are 0. */
+METALCORE_API int metalcore_grouped_gemm_float(const float* a, const float* b, const int32_t* ends, float* out,
+                                               int rows, int n, int k, int groups, int transpose_b);
+METALCORE_API int metalcore_grouped_gemm_bfloat16(const metalcore_bfloat16* a, const metalcore_bfloat16* b,
+                                                  const int32_t* ends, metalcore_bfloat16* out, int rows, int n, int k,
+                                                  int groups, int transpose_b);
+
 /* out[b] = softmax(in[b] / temperature), for `batch` rows of `vocab` numbers. */
 METALCORE_API int metalcore_softmax_float(const float* in, float* out, int batch, int vocab, float temperature);
 METALCORE_API int metalcore_softmax_bfloat16(const metalcore_bfloat16* in, metalcore_bfloat16* out, int batch,
@@ -108,6 +124,16 @@ METALCORE_API int metalcore_embedding_float(const float* table, const int32_t* i
                                             int width, int count);
 METALCORE_API int metalcore_embedding_bfloat16(const metalcore_bfloat16* table, const int32_t* indices,
                                                metalcore_bfloat16* out, int table_rows, int width, int count);
+
+/* The k largest numbers of each row, in descending order, and where they stand. k is at most 1024. */
+METALCORE_API int metalcore_topk_float(const float* in, float* values, int64_t* indices, int batch, int vocab, int k);
+METALCORE_API int metalcore_topk_bfloat16(const metalcore_bfloat16* in, metalcore_bfloat16* values, int64_t* indices,
+                                          int batch, int vocab, int k);
+
+/* out = in where it is among the k largest of its row, or equals the smallest of them, and -infinity elsewhere. */
+METALCORE_API int metalcore_top_k_mask_logits_float(const float* in, float* out, int batch, int vocab, int k);
+METALCORE_API int metalcore_top_k_mask_logits_bfloat16(const metalcore_bfloat16* in, metalcore_bfloat16* out, int batch,
+                                                       int vocab, int k);
 
 /* Draws a number from each row of logits: of the top_k largest (0: of all), of the fewest whose probabilities reach
  * top_p (1: all), by uniform[b] in [0, 1). With the temperature 0 it is the first of the largest logits. */

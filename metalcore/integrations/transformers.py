@@ -10,6 +10,9 @@
     metalcore_transformers.register_attention()   # attention alone, also for inference
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="metalcore")
 
+    config = metalcore_transformers.MetalcoreConfig("q4_k_m")     # weights packed as GGUF files have them
+    model = AutoModelForCausalLM.from_pretrained(..., quantization_config=config)
+
 `patch()` enables the overrides (metalcore.overrides) that transformers' models and its Trainer use, and no others.
 docs/transformers.md lists them with what they reach. Nothing changes in a model's modules, parameters or checkpoints.
 """
@@ -18,12 +21,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .. import overrides
 from .._core.registry import OPS
 from ..overrides._switches import Request
 
-__all__ = ["active_patches", "patch", "register_attention", "unpatch"]
+if TYPE_CHECKING:
+    from ._quantizer import MetalcoreConfig
+
+__all__ = ["MetalcoreConfig", "active_patches", "patch", "register_attention", "register_quantization", "unpatch"]
 
 OVERRIDES = tuple(name for name in overrides.NAMES if ".linalg." not in OPS[name].function.__module__)
 
@@ -45,6 +52,7 @@ def patch(*names: str, exclude: str | Iterable[str] = ()) -> Request:
         ImportError: transformers is not installed.
     """
     register_attention()
+    register_quantization()
     exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     for name in (*names, *exclude):
         if name not in OVERRIDES:
@@ -79,3 +87,24 @@ def register_attention() -> None:
 
     library.AttentionInterface.register("metalcore", _attention.attention_forward)
     library.AttentionMaskInterface.register("metalcore", _masks.mask)
+
+
+def register_quantization() -> None:
+    """Makes transformers know what MetalcoreConfig writes into a model's config.json, so that from_pretrained loads
+    models whose weights metalcore has packed.
+
+    Raises:
+        ImportError: transformers is not installed.
+    """
+    import_module("transformers")
+    from . import _quantizer
+
+    _quantizer.register()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MetalcoreConfig":  # its base is a class of transformers
+        from ._quantizer import MetalcoreConfig
+
+        return MetalcoreConfig
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

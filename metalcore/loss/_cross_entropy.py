@@ -10,6 +10,7 @@ from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import alike, autocast_to_float32, is_plain, require_tensors
 from .._core.samples import rows
+from .._core.sharded import is_dtensor
 from ._cross_entropy_operators import cap, cross_entropy_rows
 
 __all__ = ["cross_entropy", "selective_log_softmax"]
@@ -51,12 +52,18 @@ def cross_entropy(
             a walk over the logits are saved where classes are the targets, the reduction is no "none", the input
             requires a gradient, is contiguous and no leaf, and nothing traces the call. backward() then runs once.
 
+    Logits may be a DTensor that is sharded along C: they are not gathered (metalcore/distributed/losses.py).
+
     Returns:
         A tensor of the input's dtype, or float32 if autocast makes PyTorch's result float32. It has gradients of any
         order, and the same inputs give the same bits.
     """
     if size_average is not None or reduce is not None:
         reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)  # pyright: ignore[reportAttributeAccessIssue]
+    if is_dtensor(input):
+        from ..distributed import losses
+
+        return losses.cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss)
     if not _takes(input, target, weight, reduction, label_smoothing, ignore_index):
         return _by_torch(input, target, weight, ignore_index, reduction, label_smoothing, softcap, z_loss)
     if autocast_to_float32("log_softmax", input):

@@ -9,6 +9,7 @@ from torch import Tensor
 from .._core.operators import autograd, composed_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import alike, is_plain, require_tensors
+from .._core.sharded import is_dtensor
 from ._cross_entropy import REDUCTIONS, _classes, _takes, cross_entropy, target_weight
 from ._cross_entropy_operators import cross_entropy_gradient as of_logits
 
@@ -66,7 +67,14 @@ def fused_linear_cross_entropy(
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = bias if bias is None else bias.to(dtype)
     out = torch.float32 if autocast else hidden.dtype
-    if not _fusible(hidden, weight, target, bias, class_weight, reduction, label_smoothing, ignore_index):
+    if is_dtensor(hidden) and reduction != "none":
+        from ..distributed import losses
+
+        size = chunk or chunk_of(hidden.shape[:-1].numel(), len(weight), hidden.element_size())
+        options = ignore_index, reduction, label_smoothing, softcap, z_loss
+        return losses.fused_linear_cross_entropy(hidden, weight, target, bias, class_weight, *options, size).to(out)
+    taken = _fusible(hidden, weight, target, bias, class_weight, reduction, label_smoothing, ignore_index)
+    if is_dtensor(hidden) or not taken:
         logits = F.linear(hidden, weight, bias)
         logits, shape = logits.reshape(-1, logits.shape[-1]), target.shape
         loss = cross_entropy(

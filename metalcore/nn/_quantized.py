@@ -71,6 +71,11 @@ class QuantizedLinear(_Packed):
         made.bias = linear.bias
         return made
 
+    @property
+    def qweight(self) -> Tensor:
+        """The packed weight by the name that peft looks for."""
+        return self.packed
+
     def forward(self, x: Tensor) -> Tensor:
         return quantized_linear(x, self.packed, self.type, self.bias)
 
@@ -79,6 +84,21 @@ class QuantizedLinear(_Packed):
             f"in_features={self.in_features}, out_features={self.out_features}, type={self.type.name}, "
             f"bias={self.bias is not None}"
         )
+
+
+class TiedLinear(QuantizedLinear):
+    """A linear layer whose packed weight is an embedding's, wherever that moves. It has no weight in the state_dict."""
+
+    def __init__(self, embedding: QuantizedEmbedding, bias: torch.nn.Parameter | None = None):
+        torch.nn.Module.__init__(self)
+        self.type = embedding.type
+        self.in_features, self.out_features = embedding.embedding_dim, embedding.num_embeddings
+        self.bias = bias
+        self._embedding = (embedding,)  # not a child of this module
+
+    @property
+    def packed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._embedding[0].packed
 
 
 class QuantizedEmbedding(_Packed):
@@ -107,7 +127,7 @@ class QuantizedEmbedding(_Packed):
         super().__init__(num_embeddings, embedding_dim, type, device)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.dtype = dtype or torch.get_default_dtype()
-        self.scale = torch.tensor(scale, dtype=self.dtype).item()
+        self.scale = torch.tensor(scale, dtype=self.dtype, device="cpu").item()
 
     @classmethod
     def from_embedding(cls, embedding: torch.nn.Embedding, type: Any) -> QuantizedEmbedding:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._core.routing import FLOAT_DTYPES, accelerated
+from .._core.sharded import is_dtensor
 
 __all__ = [
     "MultiTensor",
@@ -110,12 +111,14 @@ class MultiTensor(_Base):
 
 def by_kind(pairs):
     """Lists of parameters and of their gradients, with one list of each for every kind. A kind decides whether a
-    kernel takes a parameter, and one call takes parameters of one kind. Parameters without gradient are left out.
-    PyTorch makes sure that a gradient is on its parameter's device."""
+    kernel takes a parameter, and one call takes parameters of one kind: of one mesh, if they are DTensors. Parameters
+    without gradient are left out. PyTorch makes sure that a gradient is on its parameter's device."""
     kinds, last, params, grads = {}, None, [], []
     for p, grad in pairs:
         if grad is not None:
             kind = type(p), p.device, p.dtype, grad.dtype, grad.layout
+            if is_dtensor(p):
+                kind = *kind, p.device_mesh
             if kind != last:
                 params, grads = kinds.setdefault(kind, ([], []))
                 last = kind
@@ -125,8 +128,8 @@ def by_kind(pairs):
 
 
 def takes(p, grad):
-    """Whether the kernels take a parameter with its gradient."""
-    plain = type(p) is torch.nn.Parameter or not hasattr(p, "__tensor_flatten__")
+    """Whether the kernels take a parameter with its gradient. Of DTensors they take each rank's shard."""
+    plain = type(p) is torch.nn.Parameter or not hasattr(p, "__tensor_flatten__") or is_dtensor(p)
     return plain and p.dtype is grad.dtype and accelerated(p, grad)
 
 

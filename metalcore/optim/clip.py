@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import FunctionOverride, Op, Sample, register
+from .._core.sharded import whole
 from ._multi_tensor import by_kind, takes
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
@@ -29,7 +30,8 @@ def clip_grad_norm_(
     On `mps` and `cuda`, for dense float32, float16 and bfloat16 gradients of any strides, two kernels take the norm of
     all of them as one vector, in float32 and always in the same order, and a third one scales them by
     max_norm / (norm + 1e-6) if that is less than one. If it is not, nothing is written. Other gradients go to PyTorch's
-    own function.
+    own function. The norm of DTensors is that of the whole gradients, of any placements and on any meshes, and all
+    ranks get it.
 
     Args:
         parameters: one parameter, or several. Those without a gradient are left out.
@@ -88,7 +90,7 @@ def _kinds(grads, norm_type=2.0):
 
 def _norm(kinds, norm_type, device):
     """The norm in float32 of all gradients."""
-    norms = [ops.grad_norm(grads, float(norm_type)) for grads in kinds]
+    norms = [whole(ops.grad_norm(grads, float(norm_type))) for grads in kinds]
     if len(norms) == 1:
         return norms[0]
     return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]), float(norm_type))

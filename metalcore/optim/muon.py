@@ -8,6 +8,7 @@ import torch
 from torch.optim._muon import muon as torch_muon
 
 from .._core.registry import Op, OptimizerOverride, Sample, register
+from .._core.sharded import is_dtensor
 from ._multi_tensor import MultiTensor
 from ._samples import steps_of
 
@@ -26,7 +27,8 @@ class Muon(MultiTensor, torch.optim.Muon):
     other.
 
     Batches hold float32, float16 and bfloat16 parameters on `mps` and `cuda` devices with dense gradients of the same
-    dtype. PyTorch's own code updates all others in the same call. The iterations are in bfloat16 with products by
+    dtype. PyTorch's own code updates all others in the same call. Of DTensors, each rank iterates on some of the
+    matrices of a batch: their shards go there, and the results back, each by an all-to-all. The iterations are in bfloat16 with products by
     torch.bmm and torch.baddbmm, as in torch. Like torch.optim.Muon it has no `foreach`, `capturable`, `differentiable`
     or `fused`; a learning rate in device memory is read by the host, which waits for it.
 
@@ -45,8 +47,11 @@ class Muon(MultiTensor, torch.optim.Muon):
         torch._foreach_mul_(params, 1 - lr * group["weight_decay"])  # pyright: ignore[reportPrivateImportUsage]
         shapes = {}
         for p, update in zip(params, updates):
-            shapes.setdefault(tuple(sorted(p.shape)), []).append((p, update))
-        for (few, many), members in shapes.items():
+            # Shards of a matrix go to other ranks together with those that are placed alike.
+            key = (p.shape, p.placements) if is_dtensor(p) else tuple(sorted(p.shape))  # pyright: ignore
+            shapes.setdefault(key, []).append((p, update))
+        for members in shapes.values():
+            few, many = members[0][0].shape
             size = max(1, _BATCH // max(1, few * many))
             for first in range(0, len(members), size):
                 self._update(group, lr, members[first : first + size])
@@ -54,8 +59,14 @@ class Muon(MultiTensor, torch.optim.Muon):
     def _update(self, group, lr, members):
         # The products that are squares of the short side are the small ones.
         tall = [p.shape[0] > p.shape[1] for p, _ in members]
-        batch = torch.stack([update.mT if flip else update for (_, update), flip in zip(members, tall)]).bfloat16()
-        found = _orthogonalized(batch, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        batch = [update.mT if flip else update for (_, update), flip in zip(members, tall)]
+        options = group["ns_coefficients"], group["ns_steps"], group["eps"]
+        if is_dtensor(members[0][0]):
+            from ..distributed import matrices
+
+            found = matrices.of_whole(lambda whole: _orthogonalized(whole, *options), torch.stack(batch).bfloat16())
+        else:
+            found = _orthogonalized(torch.stack(batch).bfloat16(), *options)
         for (p, _), flip, update in zip(members, tall, found.unbind()):
             p.add_(update.mT if flip else update, alpha=-_adjusted(lr, group["adjust_lr_fn"], *p.shape))
 

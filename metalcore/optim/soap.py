@@ -9,6 +9,7 @@ from torch.optim.adamw import adamw
 
 from .. import linalg
 from .._core.registry import Op, Sample, register
+from .._core.sharded import is_dtensor, local
 from ._blocks import Blocks
 from ._multi_tensor import MultiTensor
 from ._samples import steps_of
@@ -33,7 +34,8 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
     Parameters of fewer dimensions are updated by AdamW, with the same options.
 
     All blocks of one shape, of all parameters of a group, are one batch: of torch.bmm, and of `metalcore.linalg.qr` and
-    `eigh`. The state is float32, or float64 for parameters of that dtype.
+    `eigh`. The state is float32, or float64 for parameters of that dtype. Of a parameter that is a DTensor, each rank
+    has some of the blocks and their state: gradients are gathered for the step, and updates from their owners.
 
     Args:
         params: parameters, named parameters or groups of them: of any floating-point dtype and strides, on any device.
@@ -131,9 +133,9 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
             state = self.state[p]
             if "step" not in state:
                 state["step"] = torch.zeros(())
-            blocks = Blocks(p.shape, group["max_precond_dim"])
+            blocks = Blocks(p.shape, group["max_precond_dim"], p.device_mesh if is_dtensor(p) else None)
             # Those that have made as many steps share their corrections, and renew their bases together.
-            key = p.device, _wide(p), blocks.shape, int(state["step"])
+            key = p.device, _wide(p), blocks.shape, blocks.mesh, int(state["step"])
             matrices.setdefault(key, []).append((p, blocks))
         if vectors:
             self._step_vectors(group, vectors)
@@ -208,9 +210,9 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
         lr = float(group["lr"])
         params = [p for p, _ in members]
         torch._foreach_mul_(params, 1 - lr * group["weight_decay"])  # pyright: ignore[reportPrivateImportUsage]
-        counts = [blocks.count for _, blocks in members]
+        counts = [blocks.here for _, blocks in members]
         for (p, blocks), part in zip(members, update.split(counts)):
-            p.add_(blocks.join(part).to(p.dtype), alpha=-lr * size)
+            p.add_(blocks.join(part, p).to(p.dtype), alpha=-lr * size)
 
     def _renew(self, batch):
         squares = batch["exp_avg_sq"]
@@ -237,14 +239,15 @@ class SOAP(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
         m, n = grads.shape[-2:]
         sizes = {"exp_avg": (m, n), "exp_avg_sq": (m, n), "mean_left": (m, m), "mean_right": (n, n)}
         sizes |= {"basis_left": (m, m), "basis_right": (n, n)}
-        counts, batch, views = [blocks.count for _, blocks in members], {}, {}
+        counts, batch, views = [blocks.here for _, blocks in members], {}, {}
         for name, size in sizes.items():
             parts = [self.state[p].get(name) for p, _ in members]
             if all(part is None for part in parts):
                 batch[name] = grads.new_zeros((sum(counts), *size))
             else:
-                batch[name] = torch.cat([part.to(grads) for part in parts])
-            views[name] = batch[name].split(counts)
+                batch[name] = torch.cat([local(part).to(grads) for part in parts])
+            parts = batch[name].split(counts)
+            views[name] = [blocks.kept(part) for (_, blocks), part in zip(members, parts)]
             for (p, _), part in zip(members, views[name]):
                 self.state[p][name] = part
         for other in [other for other in self._batches if set(other) & set(key)]:

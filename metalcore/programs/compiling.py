@@ -78,9 +78,10 @@ def optimize(
     """Cleans a traced graph, folds constants if its parameters are `constants`, and applies patterns. Autograd will
     differentiate it with respect to the `leaves`, some of its inputs."""
     make_functional(module)
-    clean(module)
+    clean(module, differentiable=not constants)
     fused = rewrite(module, [p for p in patterns if constants or not p.needs_constants], limit, leaves)
     if constants:
         fold_constants(module)
-    clean(module)
+    clean(module, differentiable=not constants)
+    module.recompile()
     return fused

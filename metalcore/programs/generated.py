@@ -1,20 +1,45 @@
-"""The kernel of a group of pointwise operations."""
+"""The kernel of a group of pointwise operations, as a step of a program."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.fx import Graph, GraphModule
+from torch import Tensor
+from torch.fx import Graph
 
-__all__ = ["build"]
+from . import pointwise
+
+__all__ = ["build", "writing_to"]
 
 
-def build(graph: Graph, fakes: Sequence[torch.Tensor]) -> Callable[..., tuple]:
-    """A function of tensors like `fakes` that returns the tuple of what the graph computes, one operation at a time."""
-    module = GraphModule(torch.nn.Module(), graph)
+def build(graph: Graph, fakes: Sequence[Tensor]) -> Callable[..., tuple] | None:
+    """A function of tensors like `fakes` that returns the tuple of what the graph computes, or None where the generator
+    does not take the graph."""
+    try:
+        kernel = pointwise.build(graph, fakes)
+    except pointwise.Unsupported:
+        return None
 
     def run(*tensors):
-        return module.forward(*tensors)
+        return kernel(*tensors)
 
+    run.kernel = kernel  # pyright: ignore[reportFunctionMemberAccess]
     return run
+
+
+def writing_to(run: Callable, memory: Sequence[Tensor | None], likes: Sequence[Tensor]) -> Callable[..., tuple]:
+    """The same function with its results in given memory. Where that is None, they are new tensors like `likes`."""
+    kernel = run.kernel  # pyright: ignore[reportFunctionMemberAccess]
+    forms = [(tuple(like.shape), like.stride(), like.dtype, like.device) for like in likes]
+
+    def run_into(*tensors):
+        made = [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device) if given is None else given
+            for given, (shape, strides, dtype, device) in zip(memory, forms)
+        ]
+        kernel.into(made, *tensors)
+        return tuple(made)
+
+    run_into.__name__, run_into.pure = run.__name__, True  # pyright: ignore[reportFunctionMemberAccess]
+    return run_into

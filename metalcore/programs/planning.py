@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from .generated import writing_to
 from .ir import is_barrier, mutated_storages, name_of, storage_of, tensors_of, value
+from .passes.transfers import has_kernel
 
 __all__ = ["ALIGNMENT", "Plan", "Planned", "bind_arena", "make_plan", "out_variant"]
 
@@ -29,6 +31,7 @@ class Planned(NamedTuple):
     name: str
     kind: str
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: torch.dtype
     nbytes: int
     first: int
@@ -71,10 +74,10 @@ def make_plan(module: GraphModule, device: torch.device | None = None) -> Plan:
             kind = kinds.get(storage, "temporary") if first_of_storage else "view"
             first, last = lives[storage]
             nbytes = tensor.untyped_storage().nbytes()
-            if kind == "temporary" and tensor.device == device and nbytes and out_variant(node) is not None:
+            if kind == "temporary" and tensor.device == device and nbytes and _placeable(node):
                 wanted.append((nbytes, first, last, len(values)))
-            shape = tuple(tensor.shape)
-            values.append(Planned(node.name, kind, shape, tensor.dtype, nbytes, first, last, None))
+            form = tuple(tensor.shape), tensor.stride(), tensor.dtype
+            values.append(Planned(node.name, kind, *form, nbytes, first, last, None))
     offsets, arena = _place(wanted)
     values = [v._replace(offset=offsets.get(i)) for i, v in enumerate(values)]
     parameters = sum(v.nbytes for v in values if v.kind in ("parameter", "static"))
@@ -139,6 +142,15 @@ def _peak(values):
     return peak
 
 
+def _placeable(node):
+    return _of_kernel(node) or out_variant(node) is not None
+
+
+def _of_kernel(node):
+    """Whether a value is a result of a generated kernel, which writes to any memory."""
+    return node.target is operator.getitem and node.args[0].meta.get("place") == "generated"
+
+
 def out_variant(node: Node):
     """The operator that computes an operation's result into memory which the caller gives, or None without one."""
     if name_of(node) is None or is_barrier(node) or not isinstance(value(node), Tensor):
@@ -149,7 +161,7 @@ def out_variant(node: Node):
     if result.untyped_storage().nbytes() != result.numel() * result.element_size():
         return None
     found = _out_overload(node.target)
-    if found is None:
+    if found is None or not has_kernel(found, result.device):
         return None
     return (
         None if any(storage_of(t) == storage_of(result) for n in node.all_input_nodes for t in tensors_of(n)) else found
@@ -203,19 +215,24 @@ def bind_arena(module: GraphModule, plan: Plan, device: torch.device) -> Tensor 
         return None
     graph = module.graph
     arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
-    offsets = {v.name: v.offset for v in plan.values if v.offset is not None}
+    memory = {v.name: _view(arena, v) for v in plan.values if v.offset is not None}
     for node in list(graph.nodes):
-        if node.name not in offsets:
-            continue
-        fake, start = value(node), offsets[node.name]
-        memory = arena[start : start + fake.numel() * fake.element_size()].view(fake.dtype)
-        view = memory.as_strided(fake.shape, fake.stride(), memory.storage_offset())
-        name = f"arena_{node.name}"
-        module.register_buffer(name, view, persistent=False)
-        with graph.inserting_before(node):
-            got = graph.get_attr(name)
-        got.meta.update(val=fake, place="arena")
-        node.target, node.kwargs = out_variant(node), {**node.kwargs, "out": got}
-    graph.lint()
-    module.recompile()
+        if node.meta.get("place") == "generated":
+            likes = value(node)
+            places: list[Tensor | None] = [None] * len(likes)
+            for user in node.users:
+                places[user.args[1]] = memory.get(user.name)
+            node.target = writing_to(node.target, places, likes)
+        elif node.name in memory and not _of_kernel(node):
+            name = f"arena_{node.name}"
+            module.register_buffer(name, memory[node.name], persistent=False)
+            with graph.inserting_before(node):
+                got = graph.get_attr(name)
+            got.meta["val"] = value(node)
+            node.target, node.kwargs = out_variant(node), {**node.kwargs, "out": got}
     return arena
+
+
+def _view(arena, planned):
+    memory = arena[planned.offset : planned.offset + planned.nbytes].view(planned.dtype)
+    return memory.as_strided(planned.shape, planned.strides, memory.storage_offset())

@@ -106,6 +106,8 @@ def finish(module: GraphModule, options: Options, fused: Sequence[Rewritten] = (
     plan = make_plan(module, arena_device)
     steps = steps_of(module)
     arena = bind_arena(module, plan, arena_device) if arena_device is not None else None
+    module.graph.lint()
+    module.recompile()
     return Program(module, Report(steps, tuple(fused), plan, tuple(notes)), arena, specs)
 
 

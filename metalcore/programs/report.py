@@ -104,8 +104,6 @@ def _operator(node: Node) -> str:
 def _place(node):
     if "place" in node.meta:
         return node.meta["place"]
-    if "operations" in node.meta:
-        return "generated" if node.meta.get("compiled") else "torch"
     name = name_of(node) or ""
     if name.startswith("metalcore."):
         return "metalcore"

@@ -168,8 +168,6 @@ def rewrite(
             if applied is not None:
                 done.append(applied)
                 remaining -= 1
-    module.graph.lint()
-    module.recompile()
     return done
 
 

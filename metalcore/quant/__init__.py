@@ -1,14 +1,17 @@
 """Weights that stay packed in GGML's types, as GGUF files have them."""
 
 from ._linear import quantized_linear, quantized_linear_experts
+from ._model import Report, quantize_model
 from ._pack import quantize
 from ._rows import dequantize, quantized_embedding
 from ._types import Type, type_of
 
 __all__ = [
+    "Report",
     "Type",
     "dequantize",
     "quantize",
+    "quantize_model",
     "quantized_embedding",
     "quantized_linear",
     "quantized_linear_experts",

@@ -193,6 +193,13 @@ def _decode(scale):
         yield Workload("scaled_dot_product_attention", Sample("", shapes, {"enable_gqa": True}), keys, 1)
 
 
+def _gemm(scale):
+    """Few and many rows, times square matrices."""
+    for length in _sizes(scale, 64, scale.largest):
+        for rows in (2, 6, 12, 24, 40):
+            yield Workload("matmul", Sample("", ((rows, length), (length, length))), length, rows)
+
+
 def _quant(scale):
     """Few and many rows, and packed weights with as many rows as columns or other numbers of them."""
 
@@ -217,6 +224,7 @@ def _parallelism(scale):
 _TABLES: dict[str, Callable[[Scale], Iterator[Workload]]] = {
     "parallelism": _parallelism,
     "attention_decode": _decode,
+    "gemm": _gemm,
     "rows": _row_lengths,
     "cholesky": _cholesky,
     "jacobi": _jacobi,

@@ -58,11 +58,10 @@ class Calls:
         self.folder, self.lines, self.outputs = folder, [], []
 
     def add(self, function, *arguments):
-        """Has the program call metalcore_<function>. An argument is a tensor, an Offset, an Output, None or a number."""
-        outputs, words = [], [function]
-        for argument in arguments:
-            words.append(self._word(argument, outputs))
-        self.lines.append(" ".join(words))
+        """Has the program call metalcore_<function> with tensors, Offsets, Outputs, numbers and None."""
+        outputs = []
+        words = [self._word(argument, outputs) for argument in arguments]
+        self.lines.append(" ".join([function, *words]))
         self.outputs.append(outputs)
 
     def run(self, program, *options, **environment):

@@ -121,37 +121,44 @@ static metalcore_pages pages_of(const Argument* a) {
 }
 
 /* The functions for both types. */
-#define CALLS_OF(suffix, T)                                                                                         \
-  static int call_##suffix(const char* name, const Argument* a) {                                                   \
-    metalcore_pages p;                                                                                              \
-    if (!strcmp(name, "softmax")) return metalcore_softmax_##suffix(P(T, 0), P(T, 1), I(2), I(3), F(4));            \
-    if (!strcmp(name, "silu_and_mul")) return metalcore_silu_and_mul_##suffix(P(T, 0), P(T, 1), I(2), I(3));        \
-    if (!strcmp(name, "rms_norm")) return metalcore_rms_norm_##suffix(P(T, 0), P(T, 1), P(T, 2), I(3), I(4), F(5)); \
-    if (!strcmp(name, "add_rms_norm"))                                                                              \
-      return metalcore_add_rms_norm_##suffix(P(T, 0), P(T, 1), P(T, 2), P(T, 3), P(T, 4), I(5), I(6), F(7));        \
-    if (!strcmp(name, "rope"))                                                                                      \
-      return metalcore_rope_##suffix(P(T, 0), P(T, 1), P(float, 2), P(float, 3), P(int64_t, 4), P(T, 5), P(T, 6),   \
-                                     I(7), I(8), I(9), I(10), I(11), I(12), I(13));                                 \
-    if (!strcmp(name, "rope_in_place"))                                                                             \
-      return metalcore_rope_##suffix(P(T, 0), P(T, 1), P(float, 2), P(float, 3), P(int64_t, 4), P(T, 0), P(T, 1),   \
-                                     I(5), I(6), I(7), I(8), I(9), I(10), I(11));                                   \
-    if (!strcmp(name, "embedding"))                                                                                 \
-      return metalcore_embedding_##suffix(P(T, 0), P(int32_t, 1), P(T, 2), I(3), I(4), I(5));                       \
-    if (!strcmp(name, "sample"))                                                                                    \
-      return metalcore_sample_##suffix(P(T, 0), P(float, 1), P(int64_t, 2), I(3), I(4), F(5), I(6), F(7));          \
-    p = pages_of(a);                                                                                                \
-    a += 10;                                                                                                        \
-    if (!strcmp(name, "batch_prefill"))                                                                             \
-      return metalcore_batch_prefill_##suffix(P(T, 0), P(int32_t, 1), P(T, 2), P(T, 3), &p, P(T, 4), P(float, 5),   \
-                                              I(6), I(7), I(8), I(9), F(10), F(11));                                \
-    if (!strcmp(name, "batch_decode"))                                                                              \
-      return metalcore_batch_decode_##suffix(P(T, 0), P(T, 1), P(T, 2), &p, P(T, 3), P(float, 4), I(5), I(6), F(7), \
-                                             F(8));                                                                 \
-    if (!strcmp(name, "paged_append"))                                                                              \
-      return metalcore_paged_append_##suffix(P(T, 0), P(T, 1), P(int32_t, 2), P(int32_t, 3), P(T, 4), P(T, 5), &p,  \
-                                             I(6));                                                                 \
-    fprintf(stderr, "calls: no function %s\n", name);                                                               \
-    exit(3);                                                                                                        \
+#define CALLS_OF(suffix, T)                                                                                           \
+  static int call_##suffix(const char* name, const Argument* a) {                                                     \
+    metalcore_pages p;                                                                                                \
+    if (!strcmp(name, "softmax")) return metalcore_softmax_##suffix(P(T, 0), P(T, 1), I(2), I(3), F(4));              \
+    if (!strcmp(name, "silu_and_mul")) return metalcore_silu_and_mul_##suffix(P(T, 0), P(T, 1), I(2), I(3));          \
+    if (!strcmp(name, "rms_norm")) return metalcore_rms_norm_##suffix(P(T, 0), P(T, 1), P(T, 2), I(3), I(4), F(5));   \
+    if (!strcmp(name, "add_rms_norm"))                                                                                \
+      return metalcore_add_rms_norm_##suffix(P(T, 0), P(T, 1), P(T, 2), P(T, 3), P(T, 4), I(5), I(6), F(7));          \
+    if (!strcmp(name, "rope"))                                                                                        \
+      return metalcore_rope_##suffix(P(T, 0), P(T, 1), P(float, 2), P(float, 3), P(int64_t, 4), P(T, 5), P(T, 6),     \
+                                     I(7), I(8), I(9), I(10), I(11), I(12), I(13));                                   \
+    if (!strcmp(name, "rope_in_place"))                                                                               \
+      return metalcore_rope_##suffix(P(T, 0), P(T, 1), P(float, 2), P(float, 3), P(int64_t, 4), P(T, 0), P(T, 1),     \
+                                     I(5), I(6), I(7), I(8), I(9), I(10), I(11));                                     \
+    if (!strcmp(name, "embedding"))                                                                                   \
+      return metalcore_embedding_##suffix(P(T, 0), P(int32_t, 1), P(T, 2), I(3), I(4), I(5));                         \
+    if (!strcmp(name, "sample"))                                                                                      \
+      return metalcore_sample_##suffix(P(T, 0), P(float, 1), P(int64_t, 2), I(3), I(4), F(5), I(6), F(7));            \
+    if (!strcmp(name, "topk")) return metalcore_topk_##suffix(P(T, 0), P(T, 1), P(int64_t, 2), I(3), I(4), I(5));     \
+    if (!strcmp(name, "top_k_mask_logits"))                                                                           \
+      return metalcore_top_k_mask_logits_##suffix(P(T, 0), P(T, 1), I(2), I(3), I(4));                                \
+    if (!strcmp(name, "gemm"))                                                                                        \
+      return metalcore_gemm_##suffix(P(T, 0), P(T, 1), P(T, 2), P(T, 3), I(4), I(5), I(6), I(7), I(8), I(9), I(10));  \
+    if (!strcmp(name, "grouped_gemm"))                                                                                \
+      return metalcore_grouped_gemm_##suffix(P(T, 0), P(T, 1), P(int32_t, 2), P(T, 3), I(4), I(5), I(6), I(7), I(8)); \
+    p = pages_of(a);                                                                                                  \
+    a += 10;                                                                                                          \
+    if (!strcmp(name, "batch_prefill"))                                                                               \
+      return metalcore_batch_prefill_##suffix(P(T, 0), P(int32_t, 1), P(T, 2), P(T, 3), &p, P(T, 4), P(float, 5),     \
+                                              I(6), I(7), I(8), I(9), F(10), F(11));                                  \
+    if (!strcmp(name, "batch_decode"))                                                                                \
+      return metalcore_batch_decode_##suffix(P(T, 0), P(T, 1), P(T, 2), &p, P(T, 3), P(float, 4), I(5), I(6), F(7),   \
+                                             F(8));                                                                   \
+    if (!strcmp(name, "paged_append"))                                                                                \
+      return metalcore_paged_append_##suffix(P(T, 0), P(T, 1), P(int32_t, 2), P(int32_t, 3), P(T, 4), P(T, 5), &p,    \
+                                             I(6));                                                                   \
+    fprintf(stderr, "calls: no function %s\n", name);                                                                 \
+    exit(3);                                                                                                          \
   }
 CALLS_OF(float, float)
 CALLS_OF(bfloat16, metalcore_bfloat16)

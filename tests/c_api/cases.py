@@ -87,6 +87,39 @@ def embedding(dtype, rows=11, width=20, out_offset=0):
     return ("embedding", [table, indices, out, rows, width, len(indices)], [expected])
 
 
+def topk(dtype, batch=3, vocab=50, k=7):
+    x = tensor(batch, vocab, dtype=dtype)
+    values, indices = wide(x).sort(dim=-1, descending=True, stable=True)
+    results = [Output(batch, k, dtype=dtype), Output(batch, k, dtype=INT64)]
+    return ("topk", [x, *results, batch, vocab, k], [values[:, :k], indices[:, :k]])
+
+
+def top_k_mask_logits(dtype, batch=3, vocab=50, k=7):
+    x = tensor(batch, vocab, dtype=dtype)
+    least = wide(x).topk(min(k, vocab)).values[:, -1:]
+    expected = wide(x).masked_fill(wide(x) < least, -torch.inf)
+    return ("top_k_mask_logits", [x, Output(batch, vocab, dtype=dtype), batch, vocab, k], [expected])
+
+
+def gemm(dtype, m=5, n=24, k=40, transpose=(0, 0), bias=True, spare=0):
+    shapes = [(k, m) if transpose[0] else (m, k), (n, k) if transpose[1] else (k, n)]
+    wider = [tensor(rows, columns + spare, dtype=dtype) for rows, columns in shapes]
+    a, b = (wide(x)[:, : shape[1]] for x, shape in zip(wider, shapes))
+    added = tensor(n, dtype=dtype) if bias else None
+    expected = (a.mT if transpose[0] else a) @ (b.mT if transpose[1] else b) + (wide(added) if bias else 0)
+    ends = [x.shape[1] for x in wider]
+    return ("gemm", [*wider, added, Output(m, n, dtype=dtype), m, n, k, *transpose, *ends], [expected])
+
+
+def grouped_gemm(dtype, ends=(3, 3, 8), rows=9, n=12, k=20, transpose=0):
+    a, b = tensor(rows, k, dtype=dtype), tensor(len(ends), *((n, k) if transpose else (k, n)), dtype=dtype)
+    expected = torch.zeros(rows, n, dtype=torch.float64)
+    for group, (begin, end) in enumerate(zip((0, *ends), ends)):
+        expected[begin:end] = wide(a)[begin:end] @ (wide(b)[group].mT if transpose else wide(b)[group])
+    numbers = [torch.tensor(ends, dtype=INT32), Output(rows, n, dtype=dtype), rows, n, k, len(ends), transpose]
+    return ("grouped_gemm", [a, b, *numbers], [expected])
+
+
 def sample(dtype, batch=6, vocab=50, temperature=0.8, top_k=7, top_p=0.9):
     logits, uniform = tensor(batch, vocab, dtype=dtype, scale=2), torch.rand(batch)
     drawn = []
@@ -180,6 +213,17 @@ def every_case(dtype):
         sample(dtype),
         sample(dtype, temperature=0.0, top_k=0, top_p=1.0),
         sample(dtype, top_k=0, top_p=1.0),
+        topk(dtype),
+        topk(dtype, vocab=9, k=9),
+        top_k_mask_logits(dtype),
+        top_k_mask_logits(dtype, k=100),
+        gemm(dtype),
+        gemm(dtype, m=70, n=33, transpose=(1, 0), bias=False),
+        gemm(dtype, m=70, n=40, k=24, transpose=(0, 1), spare=3),
+        gemm(dtype, m=1, transpose=(1, 1), spare=8),
+        gemm(dtype, k=0),
+        grouped_gemm(dtype),
+        grouped_gemm(dtype, transpose=1),
         batch_prefill(dtype),
         batch_prefill(dtype, "HND", causal=0, softcap=3.0, lse=False),
         batch_prefill(dtype, window=4),

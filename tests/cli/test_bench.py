@@ -44,6 +44,7 @@ SMALL = {
     "linalg_map": "svd_lowrank",
     "loss": "cross_entropy forward bfloat16",
     "lu": "det",
+    "matmul": "linear forward float32",
     "optim": "soap",
     "qr": "8x8x8",
     "rms_norm": "add_rms_norm forward float16",

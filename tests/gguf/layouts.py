@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from metalcore.quant import dequantize, quantize
 
 gguf = pytest.importorskip("gguf")
+transformers = pytest.importorskip("transformers")
 
 HIDDEN, WIDTH, VOCABULARY = 256, 512, 288
 SIZES = dict(
@@ -21,7 +21,7 @@ SIZES = dict(
     num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=2,
-    max_position_embeddings=256,
+    max_position_embeddings=512,
     rms_norm_eps=1e-5,
     tie_word_embeddings=False,
     bos_token_id=256,
@@ -39,7 +39,7 @@ LLAMA3 = dict(
 )
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64)
 FACTORS = dict(short_factor=[1 + i / 40 for i in range(24)], long_factor=[2 + i / 10 for i in range(24)])
-LONG = dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=128, partial_rotary_factor=0.75)
+LONG = dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=256, partial_rotary_factor=0.75)
 GEMMA3_ROPE = dict(
     full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
     sliding_attention=dict(rope_type="default", rope_theta=10000.0),
@@ -63,10 +63,15 @@ CASES = {
     "mistral": Case("Mistral", "llama", dict(sliding_window=None, head_dim=32), ("Q4_0", "Q6_K")),
     "qwen2": Case("Qwen2", "qwen2", dict(rope_parameters=YARN), ("Q5_0", "Q5_1", "Q4_1")),
     "qwen2moe": Case(
-        "Qwen2Moe", "qwen2moe", {**MOE, "shared_expert_intermediate_size": 256, "norm_topk_prob": False}, ("Q8_0", "Q5_K")
+        "Qwen2Moe",
+        "qwen2moe",
+        {**MOE, "shared_expert_intermediate_size": 256, "norm_topk_prob": False},
+        ("Q8_0", "Q5_K"),
     ),
     "qwen3": Case("Qwen3", "qwen3", dict(head_dim=128, tie_word_embeddings=True), ("Q2_K", "Q3_K", "Q6_K")),
-    "qwen3moe": Case("Qwen3Moe", "qwen3moe", {**MOE, "head_dim": 128, "norm_topk_prob": True}, ("Q4_0", "Q8_0", "Q5_0")),
+    "qwen3moe": Case(
+        "Qwen3Moe", "qwen3moe", {**MOE, "head_dim": 128, "norm_topk_prob": True}, ("Q4_0", "Q8_0", "Q5_0")
+    ),
     "gemma2": Case(
         "Gemma2",
         "gemma2",
@@ -83,8 +88,9 @@ CASES = {
             num_hidden_layers=6,
             rope_parameters=GEMMA3_ROPE,
         ),
+        ("Q4_0", "Q8_0"),
     ),
-    "phi3": Case("Phi3", "phi3", dict(rope_parameters={**LONG, **FACTORS}, original_max_position_embeddings=128)),
+    "phi3": Case("Phi3", "phi3", dict(rope_parameters={**LONG, **FACTORS}, original_max_position_embeddings=256)),
     "gpt-oss": Case(
         "GptOss",
         "gpt-oss",
@@ -103,7 +109,7 @@ CASES = {
 
 class Made(NamedTuple):
     path: str
-    reference: transformers.PreTrainedModel  # float32, with the dequantized weights
+    reference: torch.nn.Module  # float32, with the dequantized weights
     case: Case
 
 
@@ -214,7 +220,8 @@ class _Tensors:
             parameter.normal_(std=0.2).add_(centre)
         else:
             length = parameter.shape[-2] if self._transposed(name) else parameter.shape[-1]
-            parameter.normal_(std=length**-0.5)
+            # Small rows of tied embeddings, or else each token would be followed by itself.
+            parameter.normal_(std=length**-0.5 / (8 if "embed" in name and self.config.tie_word_embeddings else 1))
 
     def _transposed(self, name):
         return self.case.config == "GptOss" and name.endswith(("gate_up_proj", "down_proj"))
@@ -278,3 +285,11 @@ class _Tensors:
 @functools.lru_cache(maxsize=1)
 def tokens():
     return torch.randint(256, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+def sentencepiece():
+    """A tokenizer as Llama 2's: bytes, some letters, and merges of some pairs."""
+    special, letters = ["<unk>", "<s>", "</s>"], [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary = [*special, *letters, "▁", *"adehnt", "th", "the", "▁the", "at"]
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("a", "t")]
+    return transformers.LlamaTokenizer(vocab={token: i for i, token in enumerate(vocabulary)}, merges=merges)

@@ -1,6 +1,7 @@
 """llama.cpp, by llama-cpp-python: logits of a file's model on the CPU, and how it rounds what it multiplies."""
 
 import ctypes
+import functools
 
 import torch
 
@@ -40,9 +41,7 @@ class Llama:
     """A model in llama.cpp with a cache in float32, as a context manager."""
 
     def __init__(self, path, context=128):
-        llama_cpp.llama_backend_init()
-        self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
+        _silent()
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         assert self.model, f"llama.cpp does not open {path}"
         options = llama_cpp.llama_context_default_params()
@@ -81,3 +80,27 @@ class Llama:
             found.append(int(self.logits(tokens)[-1].argmax()))
             tokens = found[-1:]
         return found
+
+    def tokens(self, text):
+        vocabulary, data = llama_cpp.llama_model_get_vocab(self.model), text.encode()
+        found = (ctypes.c_int32 * 64)()
+        count = llama_cpp.llama_tokenize(vocabulary, data, len(data), found, 64, True, True)
+        return list(found[:count])
+
+
+def dequantized(path, to):
+    """Writes a file with the same weights as ggml dequantizes them, and returns its path."""
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype, options.allow_requantize, options.nthread = llama_cpp.LLAMA_FTYPE_ALL_F32, True, 1
+    _silent()
+    assert llama_cpp.llama_model_quantize(path.encode(), str(to).encode(), options) == 0
+    return str(to)
+
+
+@functools.cache
+def _silent():
+    """Ends llama.cpp's log; what is returned must stay alive."""
+    llama_cpp.llama_backend_init()
+    log = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(log, ctypes.c_void_p(0))
+    return log

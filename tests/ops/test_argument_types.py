@@ -13,6 +13,7 @@ from metalcore._core.registry import OPS
 LEFT_OUT = {
     "cross_entropy": ["softcap", "z_loss", "inplace"],
     "gelu": ["approximate"],
+    "linear": ["activation"],
     "matrix_rank": ["tol"],
     "pinv": ["rcond"],
     "rms_norm": ["offset"],

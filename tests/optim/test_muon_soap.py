@@ -97,7 +97,7 @@ def test_blocks(shape):
     blocks = Blocks(value.shape, 16)
     parts = blocks.split(value)
     assert parts.shape == (blocks.count, *blocks.shape) and max(blocks.shape) <= 16
-    assert torch.equal(blocks.join(parts), value)
+    assert torch.equal(blocks.join(parts, value), value)
     torch.testing.assert_close(parts.square().sum(), value.square().sum())
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from metalcore import dequantize, nn
+from metalcore.quant import quantize
 
 pytest.importorskip("gguf")
 
@@ -26,6 +27,54 @@ def test_embedding(device):
     plain.weight.data = dequantize(ours.packed, "Q5_K", dtype=torch.float16)
     indices = torch.tensor([[3, 19], [0, 3]], device=device)
     assert torch.equal(ours(indices), plain(indices))
+
+
+def test_embedding_that_scales_its_rows(device):
+    """As transformers' of Gemma: the scale is rounded to the dtype of the rows."""
+    plain = torch.nn.Embedding(20, 256, device=device, dtype=torch.bfloat16)
+    plain.scalar_embed_scale = 256**0.5 + 0.1
+    ours = nn.QuantizedEmbedding.from_embedding(plain, "Q8_0")
+    rows = dequantize(ours.packed, "Q8_0", dtype=torch.bfloat16)
+    scale = torch.tensor(plain.scalar_embed_scale, device=device)
+    indices = torch.tensor([[3, 19], [0, 3]], device=device)
+    assert torch.equal(ours(indices), rows[indices] * scale.to(torch.bfloat16))
+    assert "scale=16.125" in repr(ours)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_experts(device, bias):
+    types = ("Q4_K", "Q5_K", "Q8_0")
+    ours = nn.QuantizedExperts(3, 256, 32, types, bias=bias, device=device)
+    weights = {}
+    for part, type in zip(("gate", "up", "down"), types):
+        shape = (3, 256, 32) if part == "down" else (3, 32, 256)
+        packed = quantize(torch.randn(shape) / 16, type)
+        setattr(ours, part, packed.to(device))
+        weights[part] = dequantize(packed, type)
+        if bias:
+            torch.nn.init.normal_(getattr(ours, f"{part}_bias"))
+    x, chosen = torch.randn(5, 256), torch.tensor([[0, 2], [1, 0], [2, 1], [0, 1], [2, 0]])
+    share = torch.rand(5, 2)
+    expected = torch.zeros(5, 256)
+
+    def product(part, expert, x):
+        shift = getattr(ours, f"{part}_bias")
+        return weights[part][expert] @ x + (shift[expert].detach().cpu() if bias else 0)
+
+    for token in range(5):
+        for expert, part in zip(chosen[token], share[token]):
+            gate, up = product("gate", expert, x[token]), product("up", expert, x[token])
+            expected[token] += part * product("down", expert, torch.nn.functional.silu(gate) * up)
+    found = ours(x.to(device), chosen.to(device), share.to(device))
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+    again = nn.QuantizedExperts(3, 256, 32, types, bias=bias, device=device)
+    again.load_state_dict(ours.state_dict())
+    assert torch.equal(again.up, ours.up)
+    with pytest.raises(ValueError, match="packed as Q4_K, Q5_K, Q8_0, and the module is for Q4_K, Q5_K, Q4_0"):
+        nn.QuantizedExperts(3, 256, 32, ("Q4_K", "Q5_K", "Q4_0"), bias=bias).load_state_dict(ours.state_dict(), False)
+    with pytest.raises(ValueError, match="Q4_K's blocks of 256 do not divide rows of 32"):
+        nn.QuantizedExperts(3, 256, 32, "Q4_K")
 
 
 def test_state_dict(tmp_path, device):

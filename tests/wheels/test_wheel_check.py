@@ -36,6 +36,9 @@ def files_of(platform):
     binary = b"\xcf\xfa\xed\xfe" if platform == "macOS" else b"\x7fELF"
     files["metalcore/_C.abi3.so"] = binary
     if platform in SETS:
+        files["metalcore/lib/libmetalcore.so"] = binary
+        files["metalcore/lib/pkgconfig/metalcore.pc"] = b""
+        files["metalcore/lib/cmake/metalcore/metalcore-config.cmake"] = b""
         for path in (*(ROOT / "csrc/simulated_device").iterdir(), ROOT / "csrc/backends/simulator/fault.h"):
             files[f"metalcore/simulator/csrc/{path.name}"] = path.read_bytes()
         for family in families:
@@ -71,6 +74,8 @@ FAULTS = {
     "metalcore.libs/libtorch_cpu-1.so": (b"\x7fELF", "is no part of a wheel for Linux"),
     "metalcore/_C.abi3.so": (b"\xcf\xfa\xed\xfe", "is a binary for macOS"),
     "metalcore/lib/index": (b"softmax\n", "has not the families of kernels/, each with its kernels"),
+    "metalcore/lib/libmetalcore.so": (None, "is missing"),
+    "metalcore/include/metalcore.h": (None, "is missing"),
     "metalcore/lib/cuda/softmax.cu": (None, "is missing"),
     "metalcore/lib/checking/softmax.so": (None, "is missing"),
     "metalcore/lib/x86-64-v3/softmax.so": (None, "is missing"),

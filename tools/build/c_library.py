@@ -15,7 +15,8 @@ _C_API = CSRC / "c_api"
 # Families of ops that C functions call. The rest of csrc/ops would only make the library larger.
 _OPS = (
     *("common", "replacement", "rows", "softmax", "activation/gated", "norm/norm_rows", "norm/rms_norm"),
-    *("norm/column_sums", "rope/rope", "embedding/embedding", "sampling/sample", "attention/decode", "attention/paged"),
+    *("norm/column_sums", "rope/rope", "embedding/embedding", "attention/decode", "attention/paged"),
+    *("sampling/sample", "sampling/top_k", "gemm/gemm", "gemm/plan"),
 )
 # What needs Python or PyTorch's functions, and is replaced by csrc/c_api or left out.
 _REPLACED = (

@@ -3,15 +3,13 @@
 
 #include "../../../kernels/sampling/sample.h"
 #include "../rows.h"
+#include "threads.h"
 
 #include <algorithm>
 #include <string>
 
 namespace metalcore {
 namespace {
-
-// Threads have at least so many logits each.
-constexpr int64_t kLeastLogits = 4;
 
 Tensor sample(const Tensor& x, const Tensor& uniform_, double temperature, int64_t top_k, double top_p, double min_p) {
   const char* op = "sample";
@@ -34,7 +32,6 @@ void sample_into(const Tensor& classes, const Tensor& x, const Tensor& uniform, 
                  double top_p, double min_p) {
   const int64_t rows = x.sizes()[0], length = x.sizes()[1];
   const Rows logits = rows_of(x, length);
-  const int64_t threads = round_up<int64_t>(ceil_div(length, kLeastLogits), gpu::kSimdWidth);
   gpu::note_plan("sample", "group", [] { return std::string("a threadgroup has a row"); });
   gpu::record(classes, [&](gpu::Recording& recording) {
     recording.kernel("sample_", suffix(x.scalar_type())).buffer(0, logits.tensor).buffer(1, uniform).buffer(2, classes);
@@ -44,8 +41,7 @@ void sample_into(const Tensor& classes, const Tensor& x, const Tensor& uniform, 
                                     .top_p = static_cast<float>(top_p),
                                     .min_p = static_cast<float>(min_p),
                                     .x_stride = logits.stride});
-    recording.dispatch_threadgroups({grid_side(rows)},
-                                    {static_cast<uint32_t>(std::min<int64_t>(threads, row_tuning(x).looped_threads))});
+    recording.dispatch_threadgroups({grid_side(rows)}, {selection_threads(length, row_tuning(x).looped_threads)});
   });
 }
 

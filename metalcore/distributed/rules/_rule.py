@@ -151,10 +151,14 @@ def _of_lists(function, op_schema, given, written):
         inputs = [spec for name in lists for spec in made[name]]
         made_output = DTensorSpec(first.mesh, tuple(output))
         return OpStrategy([OpSpec(made_output, input_specs=inputs, redistribute_cost=[[0.0] for _ in inputs])])
-    count = len(next(iter(specs.values())))
+    singles = {name: value.strategies[0].output_spec for name, value in given.items() if isinstance(value, OpStrategy)}
+    replicated = {
+        name: DTensorSpec(spec.mesh, (Replicate(),) * spec.mesh.ndim, tensor_meta=spec.tensor_meta)
+        for name, spec in singles.items()
+    }
     children = []
-    for index in range(count):
-        inputs = [made[name][index] for name in lists]
+    for index in range(len(next(iter(specs.values())))):
+        inputs = [made[name][index] if name in lists else replicated[name] for name in given if name in made | singles]
         children.append(OpStrategy([OpSpec(None, input_specs=inputs, redistribute_cost=[[0.0] for _ in inputs])]))
     return TupleStrategy(tuple(children))
 

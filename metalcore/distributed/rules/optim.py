@@ -22,8 +22,16 @@ def step(call, specs):
     }
 
 
-@rule("grad_clip_norm_", "grad_clip_value_", lists=True)
-def clip(call, specs):
+@rule("grad_clip_norm_", lists=True)
+def clip_norm(call, specs):
+    """A factor can be applied to partial sums as well."""
+    return None, {"grads": [spec.placements for spec in specs["grads"]]}
+
+
+@rule("grad_clip_value_", lists=True)
+def clip_value(call, specs):
+    if any(isinstance(placement, Partial) for spec in specs["grads"] for placement in spec.placements):
+        raise RuntimeError(f"{call.operator} cannot clip gradients whose sum over the ranks is still to be made")
     return None, {"grads": [spec.placements for spec in specs["grads"]]}
 
 

@@ -8,27 +8,27 @@ from torch.fx import GraphModule, Node
 
 from ..ir import argument, is_barrier, is_pure, mutated_storages, name_of, segments, storage_of, tensors_of, value
 
-__all__ = ["clean", "remove_dead", "remove_no_ops", "remove_repeated"]
+__all__ = ["clean", "name_conversions", "remove_dead", "remove_no_ops", "remove_repeated"]
 
 # Operators that return their argument, or a view of all of it, if the result has the same shape, strides and dtype.
 _VIEWS = frozenset(
     "to type_as contiguous alias view reshape expand flatten unflatten slice permute transpose t squeeze unsqueeze "
-    "view_as reshape_as expand_as float lift_fresh _unsafe_view detach_ positive".split()
+    "view_as reshape_as expand_as float lift_fresh _unsafe_view detach positive".split()
 )
 # Operators that return a copy of their argument if it is the same.
 _COPIES = frozenset("clone _to_copy lift_fresh_copy".split())
 
 
-def clean(module: GraphModule) -> None:
-    """All of it, until the graph is without."""
-    remove_no_ops(module)
+def clean(module: GraphModule, differentiable: bool = False) -> None:
+    """All of it. A graph that autograd has yet to see is `differentiable`."""
+    remove_no_ops(module, differentiable)
+    name_conversions(module)
     remove_repeated(module)
     remove_dead(module)
-    module.recompile()
 
 
-def remove_no_ops(module: GraphModule) -> None:
-    """Removes operations whose result is their argument."""
+def remove_no_ops(module: GraphModule, differentiable: bool = False) -> None:
+    """Removes operations whose result is their argument. If the graph is `differentiable`, detach does something."""
     graph = module.graph
     mutated = mutated_storages(graph)
     for node in list(graph.nodes):
@@ -39,6 +39,8 @@ def remove_no_ops(module: GraphModule) -> None:
         if name is None or not node.args or not isinstance(node.args[0], Node):
             continue
         source = node.args[0]
+        if name == "detach" and differentiable:
+            continue
         if _does_nothing(node, name, mutated) and _alike(value(node), value(source)):
             if any(user.op == "output" for user in node.users) and source.op in ("placeholder", "get_attr"):
                 continue
@@ -49,7 +51,7 @@ def remove_no_ops(module: GraphModule) -> None:
 def _does_nothing(node, name, mutated):
     if name in _VIEWS:
         return name != "to" or not argument(node, "copy")
-    if name in ("dropout", "alpha_dropout", "feature_dropout"):
+    if name.removesuffix("_") in ("dropout", "alpha_dropout", "feature_dropout"):
         return not argument(node, "train") or argument(node, "p") == 0
     if any(storage_of(tensor) in mutated for tensor in [*tensors_of(node), *tensors_of(node.args[0])]):
         return False
@@ -69,6 +71,17 @@ def _alike(a, b):
         == (b.shape, b.dtype, b.device, b.stride(), b.storage_offset())
         and (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
     )
+
+
+def name_conversions(module: GraphModule) -> None:
+    """Gives one name to all operations that only convert to another dtype: `_to_copy`."""
+    for node in module.graph.nodes:
+        if name_of(node) not in ("to", "type_as") or not isinstance(node.args[0], Node):
+            continue
+        new, old = value(node), value(node.args[0])
+        if new.dtype != old.dtype and new.device == old.device and new.stride() == old.stride():
+            node.target, node.args = torch.ops.aten._to_copy.default, node.args[:1]
+            node.kwargs = {"dtype": new.dtype}
 
 
 def remove_repeated(module: GraphModule) -> None:

@@ -37,7 +37,6 @@ def fold_constants(module: GraphModule, most_bytes: int = 1 << 26) -> int:
     for node in reversed(list(graph.nodes)):
         if node in known and not node.users:
             graph.erase_node(node)
-    module.recompile()
     return count
 
 

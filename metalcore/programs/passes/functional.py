@@ -23,7 +23,6 @@ def make_functional(module: GraphModule) -> None:
         changed = True
     if changed:
         _propagate(module)
-        module.recompile()
 
 
 def _aliases(graph):

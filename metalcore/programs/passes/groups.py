@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 
-import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..._core.routing import DEVICES
-from ..ir import is_pure, mutated_storages, name_of, segments, storage_of, value
+from ..ir import is_pure, mutated_storages, name_of, segments, storage_of, tensors_of, value
+from ..pointwise import supports
 
 __all__ = ["group_pointwise", "is_pointwise"]
 
@@ -17,23 +17,10 @@ LEAST = 2  # operations; a kernel of one would be PyTorch's own
 
 
 def is_pointwise(node: Node) -> bool:
-    """Whether each element of the result depends on the arguments' elements at the same place alone."""
-    name = name_of(node)
-    if name is None or name.startswith("metalcore.") or not is_pure(node):
+    """Whether a generated kernel can compute an operation."""
+    if name_of(node) is None or not is_pure(node) or not isinstance(value(node), Tensor) or not node.all_input_nodes:
         return False
-    if torch.Tag.pointwise not in node.target.tags and name not in ("to", "_to_copy"):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-        return False
-    result = value(node)
-    if (
-        not isinstance(result, Tensor)
-        or result.layout is not torch.strided
-        or result.is_complex()
-        or not result.numel()
-    ):
-        return False
-    tensors = [value(source) for source in node.all_input_nodes]
-    same_device = all(isinstance(t, Tensor) and t.device == result.device and not t.is_complex() for t in tensors)
-    return bool(tensors) and same_device and all(t.layout is torch.strided for t in tensors)
+    return bool(value(node).numel()) and supports(node) is None
 
 
 def group_pointwise(module: GraphModule, build) -> int:
@@ -45,8 +32,6 @@ def group_pointwise(module: GraphModule, build) -> int:
     count = 0
     for members in _find_groups(module.graph):
         count += _replace(module, members, build, count)
-    module.graph.lint()
-    module.recompile()
     return count
 
 
@@ -57,6 +42,7 @@ def _find_groups(graph):
     bit = {node: 1 << number for number, node in enumerate(graph.nodes)}
     above: dict[int, int] = {}  # the nodes on which a unit depends, itself and all of its members included
     members: dict[int, list[Node]] = {}
+    joinable = {node for node in graph.nodes if _may_join(node, mutated)}
     for number, node in enumerate(graph.nodes):
         unit[node], members[number] = number, [node]
         sources = node.all_input_nodes
@@ -64,21 +50,26 @@ def _find_groups(graph):
         for source in sources:
             before |= above[unit[source]]
         above[number] = before
-        if not _may_join(node, mutated):
+        if node not in joinable:
             continue
         for source in sources:
-            _join(unit, members, above, bit, stretch, node, source, mutated)
+            if source in joinable:
+                _join(unit, members, above, bit, stretch, node, source)
     found = [group for group in members.values() if len(group) >= LEAST]
     return [sorted(group) for group in found]
 
 
 def _may_join(node, mutated):
-    return is_pointwise(node) and value(node).device.type in DEVICES and storage_of(value(node)) not in mutated
+    if not is_pointwise(node) or value(node).device.type not in DEVICES:
+        return False
+    storage = storage_of(value(node))
+    is_view = any(storage_of(t) == storage for source in node.all_input_nodes for t in tensors_of(source))
+    return storage not in mutated and not is_view
 
 
-def _join(unit, members, above, bit, stretch, node, source, mutated):
+def _join(unit, members, above, bit, stretch, node, source):
     own, other = unit[node], unit[source]
-    if own == other or stretch[node] != stretch[source] or not _may_join(source, mutated):
+    if own == other or stretch[node] != stretch[source]:
         return
     if value(node).shape != value(source).shape:
         return
@@ -129,6 +120,7 @@ def _replace(module, members, build, number):
     with graph.inserting_before(place):
         call = graph.call_function(kernel, tuple(inputs))
         call.meta["val"] = tuple(value(node) for node in outputs)
+        call.meta["place"] = "generated"
         call.meta["operations"] = [name_of(node) for node in members]
         for index, node in enumerate(outputs):
             got = graph.call_function(operator.getitem, (call, index))

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ..ir import name_of, value, written
 from ..rewriting import Emitter
 
-__all__ = ["lacks_kernel", "put_on_cpu"]
+__all__ = ["has_kernel", "is_lacking", "lacks_kernel", "put_on_cpu"]
 
 _CPU = torch.device("cpu")
 
@@ -28,8 +28,6 @@ def put_on_cpu(module: GraphModule) -> int:
         if device is not None and device.type == "mps" and lacks_kernel(node):
             _move(module, node, device)
             count += 1
-    module.graph.lint()
-    module.recompile()
     return count
 
 
@@ -44,14 +42,14 @@ def _device_of(node):
 
 def lacks_kernel(node: Node) -> bool:
     """Whether PyTorch on a Mac has no kernel for an operation, nor for what it consists of."""
-    if _lacks(node.target):
+    if is_lacking(node.target):
         return True
     if not node.target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
         return False
     dtypes = tuple(str(value(n).dtype) for n in node.all_input_nodes if isinstance(value(n), Tensor))
     key = (node.target, dtypes)
     if key not in _composites:
-        _composites[key] = any(map(_lacks, _parts(node)))
+        _composites[key] = any(map(is_lacking, _parts(node)))
     return _composites[key]
 
 
@@ -76,13 +74,25 @@ def _parts(node):
 
 
 @functools.cache
-def _lacks(target):
-    schema = target._schema
-    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+def is_lacking(target: torch._ops.OpOverload) -> bool:
+    """Whether PyTorch on a Mac has no kernel of its own for an operator, and none that is made of others."""
+    name = _full_name(target)
     if not name.startswith("aten::") or name in _kernels():
         return False
     composites = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
     return not any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in composites)
+
+
+@functools.cache
+def has_kernel(target: torch._ops.OpOverload, device: torch.device) -> bool:
+    """Whether PyTorch has a kernel for an operator that is for this kind of device."""
+    name = _full_name(target)
+    return name in (_kernels() if device.type == "mps" else _Registered(device.type.upper()))
+
+
+def _full_name(target):
+    schema = target._schema
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
 
 @functools.cache
@@ -92,12 +102,17 @@ def _kernels():
         from ...simulator import mac_operators
 
         return mac_operators.kernels() | mac_operators.on_cpu()
-    return _Registered()
+    return _Registered("MPS")
 
 
 class _Registered:
+    """The operators with a kernel at a dispatch key."""
+
+    def __init__(self, key):
+        self.key = key
+
     def __contains__(self, name):
-        return torch._C._dispatch_has_kernel_for_dispatch_key(name, "MPS")
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, self.key)
 
 
 def _move(module, node, device):

@@ -19,8 +19,8 @@ __all__ = ["PATTERNS", "choose"]
 
 PATTERNS: tuple[Pattern, ...] = (
     ConvBatchNorm(),
+    LayerNorm(),  # before RmsNorm, which it contains
     RmsNorm(),
-    LayerNorm(),
     AddNorm(),
     Rope(),
     WrittenAttention(),

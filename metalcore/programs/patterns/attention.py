@@ -13,7 +13,7 @@ from ..matching import Call, Cast, Either, Match, Number, Product, Sum, Value
 from ..rewriting import Pattern
 
 Q, K, V, MASK = Value("q"), Value("k"), Value("v"), Value("mask")
-TRANSPOSED = Either(Call("transpose", K, Number("a"), Number("b")), Call("permute", K, Number("order")))
+TRANSPOSED = Either(Call("transpose", K, Number("a"), Number("b")), Call("permute", K, Number("order")), Call("mT", K))
 PRODUCT = Call("matmul", Q, TRANSPOSED)
 SCORES = Either(
     Product(PRODUCT, Number("scale")),
@@ -99,7 +99,7 @@ class WrittenAttention(Pattern):
         if "order" in match:
             order = [d % rank for d in match["order"]]
             return order == [*range(rank - 2), rank - 1, rank - 2]
-        return {match["a"] % rank, match["b"] % rank} == {rank - 2, rank - 1}
+        return "a" not in match or {match["a"] % rank, match["b"] % rank} == {rank - 2, rank - 1}
 
     def _broadcasts(self, mask, q, k):
         scores = (*q.shape[:-1], k.shape[-2])

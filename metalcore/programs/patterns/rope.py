@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch.fx import Node
 
 from ...rotary import rope
-from ..ir import accelerated, name_of, value
+from ..ir import accelerated, argument, name_of, value
 from ..matching import Call, Match, Number, Product, Sum, Value
 from ..rewriting import Pattern
 
@@ -41,6 +42,8 @@ class Rope(Pattern):
         if match is None:
             return None
         x, cos, sin = (value(match[name]) for name in ("x", "cos", "sin"))
+        if not (_is_doubled(match["cos"]) and _is_doubled(match["sin"])):
+            return None
         if x.dim() != 4 or not accelerated(match["x"], match["cos"], match["sin"]) or value(node).dtype != x.dtype:
             return None
         size = x.shape[-1]
@@ -76,3 +79,29 @@ class Rope(Pattern):
             return rope(q, k, *tables, unsqueeze_dim=heads)
 
         return emit.traced(rotate, match["q"], match["k"], match["cos"], match["sin"])
+
+
+_SAME_ROWS = frozenset(
+    "unsqueeze expand slice index index_select embedding view reshape squeeze clone contiguous".split()
+)
+_ELEMENTWISE = frozenset("cos sin mul div to _to_copy type_as neg".split())
+
+
+def _is_doubled(node: Node) -> bool:
+    """Whether both halves of each row of a table are the same, without which the formula is no rotation. It is known of
+    what concatenates something with itself, and of constants."""
+    name = name_of(node)
+    if node.op == "get_attr":
+        table = getattr(node.graph.owning_module, str(node.target))
+        first, second = table.detach().tensor_split(2, -1)
+        return first.shape == second.shape and bool(torch.equal(first, second))
+    if name == "cat":
+        parts, dim = argument(node, "tensors"), argument(node, "dim")
+        return len(parts) == 2 and parts[0] is parts[1] and dim % value(node).dim() == value(node).dim() - 1
+    if name not in _SAME_ROWS | _ELEMENTWISE:
+        return False
+    source = node.args[0]
+    if name in _ELEMENTWISE and any(isinstance(other, Node) and name != "type_as" for other in node.args[1:]):
+        return False
+    same_length = value(node).dim() > 0 and value(node).shape[-1:] == value(source).shape[-1:]
+    return same_length and _is_doubled(source)

@@ -6,6 +6,6 @@ y, z = run(*tensors)
 
 from .building import Generated, build
 from .numbers import Unsupported
-from .support import OPERATIONS, supports
+from .support import OPERATIONS, REDUCTIONS, supports, tables
 
-__all__ = ["OPERATIONS", "Generated", "Unsupported", "build", "supports"]
+__all__ = ["OPERATIONS", "REDUCTIONS", "Generated", "Unsupported", "build", "supports", "tables"]

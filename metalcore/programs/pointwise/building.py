@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from ..._core import generated
-from ..._core.operators import ops
-from .layout import Layout, geometry, layout
 from .lowering import fake, result_dtype
 from .numbers import Unsupported
-from .source import elementwise
+from .parts import Elementwise, Memory, memory_of, parts_of, place_of
 from .support import check
 
 __all__ = ["Generated", "build"]
 
-MOST_BUFFERS = 31  # one of them has the sizes and strides
-_KEPT = 64  # launches of a kernel that are kept, by strides and alignment
-
 
 def build(graph: Graph | GraphModule, examples: Sequence[Tensor], *, keep_float32: bool = False) -> Generated:
-    """Makes one kernel for all outputs of a graph that have the same shape.
+    """Makes one kernel for all outputs of a graph that have the same shape, and one or two for each reduction.
 
     Args:
-        graph: of functional pointwise operations of aten (`OPERATIONS`), with one tensor or a sequence of tensors as
-            its output. Where its nodes have fake tensors (meta["val"]), these give dtypes, shapes and strides.
+        graph: of functional pointwise operations of aten (`OPERATIONS`) and `REDUCTIONS`, with one tensor or a sequence
+            of tensors as its output. Where its nodes have fake tensors (meta["val"]), these give dtypes, shapes and
+            strides.
         examples: a tensor for each placeholder; its shape, dtype and device count.
         keep_float32: results of 16 bits between the operations keep float32's precision, as Inductor's do. Otherwise
             each is rounded, as PyTorch's own operators do.
@@ -81,91 +75,25 @@ def _propagate(graph, examples):
         Propagation(GraphModule(torch.nn.Module(), graph)).run(*inputs)
 
 
-class Launch(NamedTuple):
-    kernel: str
-    numbers: list[int]
-    wide: bool
-    threads: tuple[int, int, int]
-    threadgroup: tuple[int, int, int]
-    variant: str
-    why: str
-
-
-class Part:
-    """The outputs that one kernel computes, and the inputs that they need, as places in the call's lists."""
-
-    def __init__(self, outputs, inputs, nodes, leaves, keep_float32):
-        self.outputs, self.inputs = outputs, inputs
-        self._nodes, self._leaves, self._keep_float32 = nodes, leaves, keep_float32
-        self.shape = tuple(fake(nodes[0]).shape)
-        self._launches: dict[tuple, Launch] = {}
-
-    def run(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        outs, ins = [outputs[k] for k in self.outputs], [inputs[k] for k in self.inputs]
-        if outs[0].numel() == 0:
-            return
-        launch = self._launch(outs, ins)
-        ops._run_generated(
-            launch.kernel,
-            outs,
-            ins,
-            launch.numbers,
-            launch.wide,
-            launch.threads,
-            launch.threadgroup,
-            "pointwise",
-            launch.variant,
-            launch.why,
-        )
-
-    def source(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> str:
-        outs, ins = [outputs[k] for k in self.outputs], [inputs[k] for k in self.inputs]
-        return generated.source(self._launch(outs, ins).kernel)
-
-    def _launch(self, outs, ins):
-        key = tuple(geometry(tensor, self.shape) for tensor in (*outs, *ins))
-        if key not in self._launches:
-            if len(self._launches) >= _KEPT:
-                self._launches.clear()
-            self._launches[key] = self._make(layout(self.shape, key))
-        return self._launches[key]
-
-    def _make(self, found: Layout):
-        text = elementwise(self._nodes, self._leaves, found, keep_float32=self._keep_float32)
-        kernel = generated.add("pointwise", text)
-        variant = "vector" if found.vector > 1 else "strided"
-        sizes = "×".join(map(str, reversed(found.sizes)))
-        why = f"{sizes} elements, {found.vector} a thread; {len(self.outputs)} outputs of {len(self.inputs)} inputs"
-        return Launch(kernel, found.numbers, found.wide, found.threads, found.threadgroup, variant, why)
-
-
 class Generated:
     """A function of tensors that runs generated kernels.
 
     Attributes:
-        parts: one for each kernel.
+        parts: what the kernels compute, in order.
     """
 
     def __init__(self, placeholders, outputs, examples, keep_float32):
+        self._placeholders, self._outputs = placeholders, outputs
         self._inputs = [(tuple(fake(node).shape), result_dtype(node)) for node in placeholders]
         self._device = examples[0].device if examples else fake(outputs[0]).device
-        self._outputs = [fake(node) for node in outputs]
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for k, node in enumerate(outputs):
-            groups.setdefault(tuple(fake(node).shape), []).append(k)
-        self.parts = [
-            part for places in groups.values() for part in _parts(places, outputs, placeholders, keep_float32)
-        ]
+        self.parts = parts_of(outputs, keep_float32)
+        # An output that is an input is copied.
+        self._written = [(node, -1) if node.op == "placeholder" else place_of(node) for node in outputs]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        tensors = self._checked(tensors)
-        device = tensors[0].device if tensors else self._device
-        made = [
-            torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device) for like in self._outputs
-        ]
-        for part in self.parts:
-            part.run(made, tensors)
-        return tuple(made)
+        memory = self._memory(tensors)
+        self._run(memory)
+        return tuple(memory[place] for place in self._written)
 
     def into(self, outputs: Sequence[Tensor], *tensors: Tensor) -> None:
         """Computes into given memory.
@@ -177,56 +105,48 @@ class Generated:
         Raises:
             RuntimeError: an output overlaps an input in another way, or another output.
         """
-        tensors = self._checked(tensors)
-        for k, (output, like) in enumerate(zip(outputs, self._outputs, strict=True)):
+        given = {}
+        for k, (output, node) in enumerate(zip(outputs, self._outputs, strict=True)):
+            like = fake(node)
             if output.shape != like.shape or output.dtype != like.dtype:
                 raise RuntimeError(f"output {k} must be {_described(like)}, not {_described(output)}")
-            others = [*tensors, *outputs[:k]]
-            for j, other in enumerate(others):
-                same = j < len(tensors) and len(self.parts) == 1 and _same_memory(output, other)
+            in_place = len(self.parts) == 1 and isinstance(self.parts[0], Elementwise)
+            for j, other in enumerate((*tensors, *outputs[:k])):
+                same = in_place and j < len(tensors) and _same_memory(output, other)
                 if not same and _overlap(output, other):
                     raise RuntimeError(f"output {k} overlaps an input, or another output")
+            given[self._written[k]] = output
+        self._run(self._memory(tensors, given))
+
+    def sources(self, *tensors: Tensor) -> list[str]:
+        """The MSL of the kernels that a call of these tensors runs."""
+        memory = self._memory(tensors)
+        return [source for part in self.parts for source in part.sources(memory)]
+
+    def _run(self, memory: Memory) -> None:
         for part in self.parts:
-            part.run(outputs, tensors)
+            part.run(memory)
+
+    def _memory(self, tensors, given=None):
+        """The tensors by their places: the inputs, what is given, and new ones."""
+        tensors = self._checked(tensors)
+        device = tensors[0].device if tensors else self._device
+        memory = dict(given or {})
+        memory |= {(node, 0): tensor for node, tensor in zip(self._placeholders, tensors)}
+        places = dict.fromkeys((*(place for part in self.parts for place in part.outputs), *self._written))
+        return memory_of([place for place in places if place not in memory], device) | memory
 
     def _checked(self, tensors):
         if len(tensors) != len(self._inputs):
             raise TypeError(f"{len(self._inputs)} tensors are needed, {len(tensors)} were given")
-        device = next((tensor.device for tensor in tensors if not tensor.is_cpu), self._device)
+        device = next((tensor.device for tensor in tensors if tensor.dim()), self._device)
         checked = []
         for k, (tensor, (shape, dtype)) in enumerate(zip(tensors, self._inputs)):
             if tensor.shape != shape or tensor.dtype != dtype:
                 wanted = f"{dtype} {list(shape)}".removeprefix("torch.")
                 raise RuntimeError(f"input {k} must be {wanted}, as the kernel was made for, not {_described(tensor)}")
-            if tensor.device != device and tensor.dim() == 0:
-                tensor = tensor.to(device)
-            checked.append(tensor)
+            checked.append(tensor.to(device) if tensor.device != device and tensor.dim() == 0 else tensor)
         return checked
-
-
-def _parts(places, outputs, placeholders, keep_float32):
-    """The outputs of one shape in as few kernels as their buffers allow."""
-    nodes = [outputs[k] for k in places]
-    needed = _leaves(nodes)
-    inputs = [k for k, node in enumerate(placeholders) if node in needed]
-    if len(places) + len(inputs) < MOST_BUFFERS:
-        yield Part(places, inputs, nodes, [placeholders[k] for k in inputs], keep_float32)
-        return
-    if len(places) == 1:
-        raise Unsupported(f"{nodes[0]} needs {len(inputs)} inputs; a kernel has {MOST_BUFFERS} buffers")
-    half = len(places) // 2
-    yield from _parts(places[:half], outputs, placeholders, keep_float32)
-    yield from _parts(places[half:], outputs, placeholders, keep_float32)
-
-
-def _leaves(nodes):
-    seen, left = set(), list(nodes)
-    while left:
-        node = left.pop()
-        if node not in seen:
-            seen.add(node)
-            left += node.all_input_nodes
-    return {node for node in seen if node.op == "placeholder"}
 
 
 def _described(tensor):

@@ -92,7 +92,7 @@ _add("neg", "self", f="-{self}", i="{T}({U}(0) - {U}({self}))")
 _add(
     "sign sgn",
     "self",
-    f="({self} > 0.0f ? 1.0f : {self} < 0.0f ? -1.0f : {self} * 0.0f)",
+    f="({self} > 0.0f ? 1.0f : {self} < 0.0f ? -1.0f : 0.0f)",
     i="{T}(({self} > 0) - ({self} < 0))",
     b="{self}",
 )
@@ -122,7 +122,7 @@ _add(
 
 _add("relu", "self", f="({self} <= 0.0f ? 0.0f : {self})", i="({self} <= 0 ? {T}(0) : {self})")
 _add("relu6", "self", f="pw_min(pw_max({self}, 0.0f), 6.0f)")
-_add("silu", "self", f="{self} / (1.0f + exp(-{self}))")
+_add("silu", "self", f="{self} * pw_sigmoid({self})")
 _add("hardswish", "self", f="{self} * pw_min(pw_max({self} + 3.0f, 0.0f), 6.0f) / 6.0f")
 _add("hardsigmoid", "self", f="pw_min(pw_max({self} + 3.0f, 0.0f), 6.0f) / 6.0f")
 _add("mish", "self", f="{self} * tanh(pw_softplus({self}))")
@@ -174,7 +174,7 @@ _TANH_INNER = "0.7978846f * ({self} + 0.044715f * {self} * {self} * {self})"
 def _gelu(approximate):
     if approximate == "tanh":
         return f"0.5f * {{self}} * (1.0f + tanh({_TANH_INNER}))"
-    return "{self} * (0.5f * pw_erfc({self} * -0.70710678f))"
+    return "{self} * pw_normal({self})"
 
 
 def _gelu_backward(approximate):
@@ -183,7 +183,7 @@ def _gelu_backward(approximate):
         tanh_ = f"tanh({_TANH_INNER})"
         return f"{{grad_output}} * (0.5f * (1.0f + {tanh_}) + 0.5f * {{self}} * (1.0f - {tanh_} * {tanh_}) * {slope})"
     density = "{self} * 0.3989423f * exp(-0.5f * {self} * {self})"
-    return f"{{grad_output}} * (0.5f * pw_erfc({{self}} * -0.70710678f) + {density})"
+    return f"{{grad_output}} * (pw_normal({{self}}) + {density})"
 
 
 _add("gelu", "self", f=_gelu)

@@ -30,7 +30,7 @@ inline float pw_log1p(float x) {
 // erfc(t) exp(t^2) of t = |x| is a polynomial in u = (t - 2) / (t + 2), fitted for least relative error (2e-9).
 inline float pw_erfc(float x) {
   const float t = min(fabs(x), 10.1f);
-  const float u = (t - 2.0f) / (t + 2.0f);
+  const float u = fast::divide(t - 2.0f, t + 2.0f);
   float p = -1.1834549e-5f;
   p = fma(p, u, 1.36203297e-5f);
   p = fma(p, u, 1.54507326e-4f);
@@ -46,7 +46,7 @@ inline float pw_erfc(float x) {
   const float square = t * t;
   const float rest = fma(t, t, -square);
   const float tail = p * (exp(-square) * (1.0f - rest));
-  return x < 0.0f ? 2.0f - tail : isnan(x) ? x : tail;
+  return x < 0.0f ? 2.0f - tail : isnan(x) ? x : t < 10.1f ? tail : 0.0f;
 }""",
     "pw_erf": """
 inline float pw_erf(float x) {
@@ -68,6 +68,51 @@ inline T pw_max(T a, T b) { return a > b || a != a ? a : b; }""",
     "pw_min": """
 template <typename T>
 inline T pw_min(T a, T b) { return a < b || a != a ? a : b; }""",
+    "pw_fast_erfc": """
+// The same with an error of 2e-5, for results of 16 bits.
+inline float pw_fast_erfc(float x) {
+  const float t = min(fabs(x), 10.1f);
+  const float u = fast::divide(t - 2.0f, t + 2.0f);
+  float p = 6.11604414e-3f;
+  p = fma(p, u, 3.08344268e-3f);
+  p = fma(p, u, -7.86635615e-2f);
+  p = fma(p, u, 2.41774587e-1f);
+  p = fma(p, u, -4.27220959e-1f);
+  p = fma(p, u, 2.55393699e-1f);
+  const float tail = p * fast::exp(-t * t);
+  return x < 0.0f ? 2.0f - tail : isnan(x) ? x : t < 10.1f ? tail : 0.0f;
+}""",
+    "pw_normal": """
+// The normal distribution function, as kernels/activation/formulas.h has it: its tail is a polynomial in
+// u = (t - 3) / (t + 3) times exp(-t^2 / 2) with t = |x|.
+inline float pw_normal(float x) {
+  const float t = min(fabs(x), 20.0f);
+  const float u = fast::divide(t - 3.0f, t + 3.0f);
+  float p = 5.31617334e-05f;
+  p = fma(p, u, 1.15013776e-04f);
+  p = fma(p, u, -3.39012651e-04f);
+  p = fma(p, u, -9.83288395e-04f);
+  p = fma(p, u, 2.90438742e-03f);
+  p = fma(p, u, 6.13194238e-03f);
+  p = fma(p, u, -4.62132618e-02f);
+  p = fma(p, u, 1.23225041e-01f);
+  p = fma(p, u, -2.06402615e-01f);
+  p = fma(p, u, 1.21513948e-01f);
+  const float square = t * t;
+  const float rest = fma(t, t, -square);
+  const float tail = p * (exp(-0.5f * square) * (1.0f - 0.5f * rest));
+  return x < 0.0f ? tail : isnan(x) ? x : 1.0f - tail;
+}""",
+    "pw_fast_normal": """
+inline float pw_fast_normal(float x) { return 0.5f * pw_fast_erfc(x * -0.70710678f); }""",
+    "pw_fast_tanh": """
+inline float pw_fast_tanh(float x) {
+  const float s = x * x;
+  if (s < 0.02f) return fma(x * s, fma(s, 0.13333333f, -0.33333333f), x);
+  return 1.0f - fast::divide(2.0f, 1.0f + fast::exp(2.0f * x));
+}""",
+    "pw_fast_sigmoid": """
+inline float pw_fast_sigmoid(float x) { return fast::divide(1.0f, 1.0f + fast::exp(-x)); }""",
     "pw_sigmoid": """
 inline float pw_sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }""",
     "pw_softplus": """
@@ -136,6 +181,20 @@ inline T pw_power(T base, T exponent) {
   return T(result);
 }""",
 }
+
+# What is as good where the result has 16 bits.
+_FAST = {
+    "exp": "fast::exp",
+    "tanh": "pw_fast_tanh",
+    "pw_erfc": "pw_fast_erfc",
+    "pw_normal": "pw_fast_normal",
+    "pw_sigmoid": "pw_fast_sigmoid",
+}
+
+
+def fast(text: str) -> str:
+    """A formula's text with functions that are precise enough for results of 16 bits."""
+    return re.sub(rf"\b({'|'.join(_FAST)})\(", lambda call: f"{_FAST[call[1]]}(", text)
 
 
 def used(text: str) -> str:

@@ -45,20 +45,25 @@ class Layout(NamedTuple):
         return [*self.sizes, *(stride for strides in self.strides for stride in strides)]
 
 
-def layout(shape: Sequence[int], tensors: Sequence[tuple[Sequence[int], int, int]]) -> Layout:
+def layout(
+    shape: Sequence[int], tensors: Sequence[tuple[Sequence[int], int, int]], *, row_major: bool = False
+) -> Layout:
     """The layout of tensors that are all expanded to a shape without zeros.
 
     Args:
         tensors: (strides, element size in bytes, address modulo 16) of each. The walk is in the first one's order.
+        row_major: walk in the order of the dimensions instead.
     """
-    sizes, strides = _collapsed(shape, [strides for strides, _, _ in tensors])
+    sizes, strides = collapsed(shape, [strides for strides, _, _ in tensors], row_major)
     extents = (sum((size - 1) * stride for size, stride in zip(sizes, of)) for of in strides)
     wide = max(math.prod(sizes), *extents) >= 1 << 31
     return Layout(sizes, strides, _vector(sizes, strides, tensors), wide)
 
 
-def _collapsed(shape, strides):
-    first = strides[0]
+def collapsed(shape, strides, row_major=False):
+    """The sizes and each tensor's strides, from the innermost dimension outwards, where neighbours that can be one
+    dimension are one."""
+    first = [0] * len(shape) if row_major or not strides else strides[0]
     order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: (first[d], -d))
     sizes: list[int] = []
     found: list[list[int]] = [[] for _ in strides]
@@ -78,6 +83,8 @@ def _vector(sizes, strides, tensors):
     """16 bytes of the smaller dtypes; fewer elements where rows or addresses are not multiples of that."""
     read = [(of, size, address) for of, (_, size, address) in zip(strides, tensors) if of[0]]
     if any(of[0] != 1 for of, _, _ in read):
+        return 1
+    if not read:
         return 1
     smallest, largest = min(size for _, size, _ in read), max(size for _, size, _ in read)
     preferred = 16 if largest == 1 else 8 if smallest <= 2 and len(read) <= 8 else 4

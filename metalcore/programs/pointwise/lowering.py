@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,9 +13,16 @@ from torch._prims_common import elementwise_dtypes
 from torch.fx import Node
 
 from .formulas import FORMULAS, Formula
+from .functions import fast
 from .numbers import Unsupported, check_dtype, converted, kind, literal, register, rounded, unsigned
 
 F32 = torch.float32
+REDUCTIONS = (
+    *("sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "prod.default", "prod.dim_int"),
+    *("amax.default", "amin.default", "max.default", "min.default", "argmax.default", "argmin.default"),
+    *("any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims"),
+    *("var.correction", "std.correction", "var_mean.correction", "std_mean.correction"),
+)
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
@@ -29,7 +37,7 @@ class Lowering:
     """Makes statements from nodes, in the graph's order.
 
     Args:
-        load: called for a placeholder, gives the register with its element.
+        load: called for a leaf, gives the register with its element.
         keep_float32: whether results of 16 bits keep float32's precision until they are stored.
     """
 
@@ -51,7 +59,7 @@ class Lowering:
 
     def _make(self, node):
         dtype = result_dtype(node)
-        if node.op == "placeholder":
+        if is_leaf(node):
             return Value(self._load(node), dtype)
         arguments = arguments_of(node)
         text, computed = self._computed(node, arguments, dtype)
@@ -78,6 +86,8 @@ class Lowering:
             names = made.__code__.co_varnames[: made.__code__.co_argcount]
             made = made(**{name: _plain(arguments[name]) for name in names})
         texts = {name: self.operand(value, computed, formula.precise) for name, value in operands.items()}
+        if computed in SIXTEEN_BITS:
+            made = fast(made)
         text = made.format(T=register(computed), U=unsigned(computed), **texts)
         return text, torch.bool if formula.is_bool else computed
 
@@ -90,6 +100,11 @@ class Lowering:
         if dtype in SIXTEEN_BITS and not precise:
             number = torch.tensor(float(number)).to(dtype).item()
         return literal(number, dtype)
+
+
+def is_leaf(node: Node) -> bool:
+    """Whether a node's result is in memory: an input of the graph, or a result of a reduction."""
+    return node.op == "placeholder" or node.target is operator.getitem or name_of(node) in REDUCTIONS
 
 
 def name_of(node: Node) -> str:
@@ -158,8 +173,7 @@ _EXACT = {
 
 
 def _convert(lowering, node, arguments, dtype):
-    value = next(iter(arguments.values()))
-    return lowering.operand(value, dtype), dtype
+    return lowering.operand(node.args[0], dtype), dtype
 
 
 def _copy(lowering, node, arguments, dtype):

@@ -43,35 +43,44 @@ inline void store(Vector values, device T* to, ulong count) {
 
 
 class Indices:
-    """The texts of a layout's indices. Kernels of layouts that differ in numbers alone have the same text."""
+    """The texts of a layout's indices. Kernels of layouts that differ in numbers alone have the same text.
 
-    def __init__(self, layout: Layout, first: int = 0):
+    Args:
+        first: where the layout's numbers begin.
+        prefix: of the indices' names.
+    """
+
+    def __init__(self, layout: Layout, first: int = 0, prefix: str = "i"):
         self.layout = layout
         self.type = "ulong" if layout.wide else "uint"
         self.dimensions = len(layout.sizes)
-        self._first = first
+        self._first, self._prefix = first, prefix
 
-    def statements(self, x: str = "at.x", y: str = "at.y", z: str = "at.z") -> list[str]:
-        lines = [f"const {self.type} i0 = {self.type}({x}) * {self.layout.vector};"]
+    def from_grid(self) -> list[str]:
+        """Statements that find the indices of a thread: the third side of the grid has all but two dimensions."""
+        lines = [f"const {self.type} i0 = {self.type}(at.x) * {self.layout.vector};"]
         if self.dimensions > 1:
-            lines.append(f"const {self.type} i1 = {y};")
-        if self.dimensions == 3:
-            lines.append(f"const {self.type} i2 = {z};")
-        if self.dimensions > 3:
-            lines.append(f"uint rest = {z};")
-            for d in range(2, self.dimensions):
-                last = d == self.dimensions - 1
-                lines.append(f"const {self.type} i{d} = rest{'' if last else f' % uint(n[{d}])'};")
-                if not last:
-                    lines.append(f"rest /= uint(n[{d}]);")
-        return lines
+            lines.append(f"const {self.type} i1 = at.y;")
+        return lines + (self.from_number("at.z", 2) if self.dimensions > 2 else [])
+
+    def from_number(self, number: str, begin: int = 0) -> list[str]:
+        """Statements that find the indices of the dimensions from `begin` on by the place in their order."""
+        if self.dimensions == begin + 1:
+            return [f"const {self.type} {self._prefix}{begin} = {number};"]
+        rest = f"{self._prefix}_rest"
+        lines = [f"{self.type} {rest} = {number};"]
+        for d in range(begin, self.dimensions - 1):
+            lines.append(f"const {self.type} {self._prefix}{d} = {rest} % n[{self._first + d}];")
+            lines.append(f"{rest} /= n[{self._first + d}];")
+        return [*lines, f"const {self.type} {self._prefix}{self.dimensions - 1} = {rest};"]
 
     def offset(self, tensor: int) -> str:
         """The place of a tensor's element, or of the first of the vector."""
         base = self._first + self.dimensions * (tensor + 1)
         inner = self.layout.strides[tensor][0]
-        terms = [] if inner == 0 else ["i0" if inner == 1 else f"i0 * n[{base}]"]
-        terms += [f"i{d} * n[{base + d}]" for d in range(1, self.dimensions)]
+        index = f"{self._prefix}0"
+        terms = [] if inner == 0 else [index if inner == 1 else f"{index} * n[{base}]"]
+        terms += [f"{self._prefix}{d} * n[{base + d}]" for d in range(1, self.dimensions)]
         return " + ".join(terms) or "0"
 
 
@@ -93,7 +102,7 @@ def elementwise(outputs: Sequence[Node], inputs: Sequence[Node], layout: Layout,
 
     lowering = Lowering(load, keep_float32=keep_float32)
     values = [lowering.value(node) for node in outputs]
-    before, after, element = indices.statements(), [], lowering.statements
+    before, after, element = indices.from_grid(), [], lowering.statements
     if vector > 1:
         before.append(f"const ulong count = {'n[0] - i0' if indices.dimensions == 1 else vector};")
     for k, node in enumerate(inputs):

@@ -9,7 +9,7 @@ namespace torch::stable {
 Tensor zero_(const Tensor& tensor);
 Tensor fill_(const Tensor& tensor, double value);  // float32
 
-[[noreturn]] Tensor transpose(const Tensor& tensor, int64_t a, int64_t b);
+Tensor transpose(const Tensor& tensor, int64_t a, int64_t b);  // a view
 [[noreturn]] Tensor contiguous(const Tensor& tensor);
 [[noreturn]] Tensor clone(const Tensor& tensor);
 [[noreturn]] Tensor empty_like(const Tensor& tensor);

@@ -30,6 +30,10 @@ AOTITorchError aoti_torch_new_tensor_handle(AtenTensorHandle tensor, AtenTensorH
 AOTITorchError aoti_torch_empty_strided(int64_t dims, const int64_t* sizes, const int64_t* strides, int32_t dtype,
                                         int32_t device_type, int32_t device_index, AtenTensorHandle* made);
 
+// There is no operator to call.
+constexpr uint64_t TORCH_ABI_VERSION = 0;
+inline AOTITorchError torch_call_dispatcher(const char*, const char*, StableIValue*, uint64_t) { return 1; }
+
 // There is no profiler.
 inline AOTITorchError aoti_record_function_start(const char*, const StableIValue*, const void*, int64_t,
                                                  AtenRecordFunctionHandle*) {

@@ -1,0 +1,184 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+namespace metalcore {
+namespace {
+
+constexpr int64_t kCounted = INT32_MAX;
+
+int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Outermost first, without those of size 1, and each joined with the next one where all distances allow it.
+std::vector<GemmBatchDim> joined(const std::vector<GemmBatchDim>& batch) {
+  std::vector<GemmBatchDim> result;
+  for (const GemmBatchDim& dim : batch) {
+    if (dim.size == 1) continue;
+    const auto continues = [&](int64_t outer, int64_t inner) { return outer == inner * dim.size; };
+    if (!result.empty()) {
+      GemmBatchDim& last = result.back();
+      if (continues(last.a, dim.a) && continues(last.b, dim.b) && continues(last.residual, dim.residual)) {
+        last = {last.size * dim.size, dim.a, dim.b, dim.residual};
+        continue;
+      }
+    }
+    result.push_back(dim);
+  }
+  return result;
+}
+
+// Makes rows of the innermost dimensions of the batch along which b does not change.
+void fold_batch(GemmProblem& p) {
+  while (!p.batch.empty() && p.batch.back().b == 0 && p.rows * p.batch.back().size <= kCounted) {
+    const GemmBatchDim dim = p.batch.back();
+    if (p.rows > 1 && dim.a != p.a.row * p.rows) return;
+    if (p.rows > 1 && p.has_residual && dim.residual != p.residual.row * p.rows) return;
+    if (p.rows == 1) p.a.row = dim.a, p.residual.row = dim.residual;
+    p.rows *= dim.size;
+    p.batch.pop_back();
+  }
+}
+
+// A dimension of size 1 has no distance.
+void forget_single(GemmProblem& p) {
+  if (p.rows == 1) p.a.row = p.residual.row = 0;
+  if (p.terms == 1) p.a.column = p.b.row = 0;
+  if (p.columns == 1) p.b.column = p.residual.column = 0;
+}
+
+// Whether an operand can be read `pack` elements at a time, along columns if they are next to each other, or else along
+// rows. `batched` has the distances along the batch.
+bool has_packs(const GemmMatrix& m, int64_t rows, int64_t columns, const int64_t* batched, int64_t pack, bool by_rows) {
+  if (!m.aligned || std::any_of(batched, batched + GEMM_BATCH_DIMS, [=](int64_t d) { return d % pack != 0; }))
+    return false;
+  if (m.column == 1) return m.row % pack == 0 && columns % pack == 0;
+  return by_rows && m.row == 1 && m.column % pack == 0 && rows % pack == 0;
+}
+
+void set_batch(GemmParams& params, const GemmProblem& p) {
+  int64_t result = p.rows * p.columns;
+  size_t d = 0;
+  for (; d < p.batch.size(); ++d) {
+    const GemmBatchDim& dim = p.batch[p.batch.size() - 1 - d];
+    params.batch[d] = static_cast<uint32_t>(dim.size);
+    params.a.batch[d] = dim.a, params.b.batch[d] = dim.b, params.residual.batch[d] = dim.residual;
+    params.result.batch[d] = result;
+    result *= dim.size;
+  }
+  for (; d < GEMM_BATCH_DIMS; ++d) params.batch[d] = 1;
+  if (p.grouped == 0) return;
+  params.batch[0] = std::max(p.groups, 1u);
+  params.b.batch[0] = p.b_group;
+  params.result.batch[0] = p.grouped == GEMM_GROUPED_TERMS ? p.rows * p.columns : 0;
+}
+
+int64_t members(const GemmProblem& p) {
+  int64_t count = p.grouped == GEMM_GROUPED_TERMS ? p.groups : 1;
+  for (const GemmBatchDim& dim : p.batch) count = count > kCounted ? count : count * dim.size;
+  return count;
+}
+
+// The operands of the transposed product.
+void transpose(GemmProblem& p, GemmParams& params) {
+  const auto flip = [](auto& matrix) { std::swap(matrix.row, matrix.column); };
+  flip(p.a), flip(p.b), flip(p.residual), flip(params.result);
+  std::swap(p.a, p.b), std::swap(p.rows, p.columns), std::swap(params.a, params.b);
+  std::swap(params.bias_row, params.bias_column);
+}
+
+GemmPlan few_rows_plan(const GemmProblem& p, GemmParams params, int64_t element_size) {
+  const bool terms = p.terms == 1 || p.b.row == 1;
+  const int64_t pack = 16 / element_size;
+  const uint32_t tile_rows = p.rows == 1 ? 1 : GEMV_ROWS, columns = terms ? GEMV_LINES : GEMV_COLUMNS;
+  // b's terms are its rows: as an operand of columns by terms it is read as a is.
+  const GemmMatrix flipped{p.b.column, p.b.row, p.b.aligned};
+  params.a_packs = terms && has_packs(p.a, p.rows, p.terms, params.a.batch, pack, false);
+  params.b_packs = terms ? has_packs(flipped, p.columns, p.terms, params.b.batch, pack, false)
+                         : has_packs(p.b, p.terms, p.columns, params.b.batch, 4, false);
+  const int64_t at_once = terms ? 32 * (params.a_packs && params.b_packs ? pack : 1) : 4;
+  const int64_t simdgroups = std::clamp<int64_t>(up(p.terms, at_once), 1, GEMV_SIMDGROUPS);
+  params.row_tiles = static_cast<uint32_t>(up(p.rows, tile_rows));
+  return {
+      .variant = tile_rows == 1 ? (terms ? "gemv_terms1" : "gemv_columns1") : (terms ? "gemv_terms4" : "gemv_columns4"),
+      .params = params,
+      .across = static_cast<uint32_t>(up(p.columns, columns)),
+      .tiles = static_cast<uint32_t>(members(p) * params.row_tiles),
+      .tile_rows = tile_rows,
+      .threads = static_cast<uint32_t>(32 * simdgroups),
+      .transposed = false};
+}
+
+std::string why_few_rows(const GemmPlan& plan) {
+  const bool terms = std::string_view(plan.variant).starts_with("gemv_terms");
+  return std::to_string(plan.threads / 32) + " simdgroups share the terms of " +
+         std::to_string(terms ? GEMV_LINES : GEMV_COLUMNS) + " columns, whose " + (terms ? "terms" : "columns") +
+         " lie " + (terms || plan.params.b.column == 1 ? "next to each other" : "apart");
+}
+
+std::string how(bool packs, bool across, const char* along, const char* otherwise) {
+  return packs ? std::string("16 bytes at a time along its ") + (across ? along : otherwise) : "one element at a time";
+}
+
+GemmPlan tiled_plan(const GemmProblem& p, GemmParams params, int64_t element_size) {
+  const int64_t pack = 16 / element_size;
+  // Groups begin anywhere in the dimension that they share.
+  const bool rows_free = p.grouped != GEMM_GROUPED_ROWS, terms_free = p.grouped != GEMM_GROUPED_TERMS;
+  params.a_packs = has_packs(p.a, p.rows, p.terms, params.a.batch, pack, rows_free) && (terms_free || p.a.column != 1);
+  params.b_packs = has_packs(p.b, p.terms, p.columns, params.b.batch, pack, terms_free);
+  params.row_tiles = static_cast<uint32_t>(std::max<int64_t>(up(p.rows, GEMM_ROWS), 1));
+  // Each group may end with a tile that is not full, and so may the rows behind the last one.
+  const int64_t tiles = rows_free ? members(p) * params.row_tiles : params.row_tiles + int64_t{p.groups};
+  return {.variant = "gemm",
+          .params = params,
+          .across = static_cast<uint32_t>(up(p.columns, GEMM_COLUMNS)),
+          .tiles = static_cast<uint32_t>(tiles),
+          .tile_rows = GEMM_ROWS,
+          .threads = GEMM_THREADS,
+          .transposed = false};
+}
+
+std::string why_tiled(const GemmParams& params) {
+  return "tiles of " + std::to_string(GEMM_ROWS) + "x" + std::to_string(GEMM_COLUMNS) + "; a is read " +
+         how(params.a_packs, params.a.column == 1, "terms", "rows") + ", b " +
+         how(params.b_packs, params.b.column == 1, "columns", "terms");
+}
+
+}  // namespace
+
+bool gemm_countable(const GemmProblem& p) {
+  if (std::max({p.rows, p.columns, p.terms}) > kCounted) return false;
+  const int64_t batch = members(p);
+  return batch <= kCounted && batch * up(p.rows, 1) <= int64_t{kCounted} * (p.rows > GEMV_ROWS ? GEMV_ROWS : 1);
+}
+
+GemmPlan plan_gemm(GemmProblem p, int64_t element_size, uint32_t few_rows) {
+  GemmParams params{};
+  p.batch = joined(p.batch);
+  forget_single(p);
+  fold_batch(p);
+  params.result = {.row = p.columns, .column = 1};
+  params.bias_column = 1;
+  set_batch(params, p);
+  const bool few = p.grouped == 0 && std::min(p.rows, p.columns) <= few_rows;
+  const bool transposed = few && p.columns < p.rows;
+  if (transposed) transpose(p, params);
+  for (auto [to, from] : {std::pair{&params.a, &p.a}, {&params.b, &p.b}, {&params.residual, &p.residual}})
+    to->row = from->row, to->column = from->column;
+  params.rows = static_cast<uint32_t>(p.rows);
+  params.columns = static_cast<uint32_t>(p.columns);
+  params.terms = static_cast<uint32_t>(p.terms);
+  params.groups = p.groups, params.grouped = p.grouped;
+  params.has_bias = p.has_bias, params.has_residual = p.has_residual;
+  GemmPlan plan = few ? few_rows_plan(p, params, element_size) : tiled_plan(p, params, element_size);
+  plan.transposed = transposed;
+  return plan;
+}
+
+std::string why_gemm(const GemmPlan& plan) {
+  const bool tiled = plan.tile_rows == GEMM_ROWS;
+  return (tiled ? why_tiled(plan.params) : why_few_rows(plan)) + (plan.transposed ? ", of the transposed product" : "");
+}
+
+}  // namespace metalcore

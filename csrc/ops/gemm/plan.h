@@ -1,0 +1,53 @@
+// What a product of matrices becomes, by sizes and strides alone: which kernel, how its operands are read, and the
+// grid.
+#pragma once
+
+#include "../../../kernels/gemm/gemm.h"
+#include "../../gpu/size.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace metalcore {
+
+// Distances in elements, and whether memory begins at a multiple of 16 bytes.
+struct GemmMatrix {
+  int64_t row = 0, column = 0;
+  bool aligned = false;
+};
+
+// A dimension of the batch, and the distances along it: 0 where an operand is the same for all of it.
+struct GemmBatchDim {
+  int64_t size, a, b, residual;
+};
+
+// The result is contiguous.
+struct GemmProblem {
+  int64_t rows, columns, terms;
+  GemmMatrix a, b, residual;
+  std::vector<GemmBatchDim> batch;  // outermost first
+  bool has_bias = false, has_residual = false;
+  uint32_t grouped = 0, groups = 0;  // GEMM_GROUPED_…; there is no other batch then
+  int64_t b_group = 0;               // the distance of the groups' matrices b
+};
+
+struct GemmPlan {
+  const char* variant;  // as in the kernels' names: "gemm", "gemv_terms" …
+  GemmParams params;
+  uint32_t across;     // threadgroups side by side
+  uint32_t tiles;      // threadgroups below each other, of the whole batch
+  uint32_t tile_rows;  // of the result
+  uint32_t threads;
+  bool transposed;  // whether it is the transposed product, of which b is the first operand
+};
+
+// Whether a dispatch can count what there is. Everything else goes to PyTorch.
+bool gemm_countable(const GemmProblem& problem);
+
+// Up to `few_rows` rows or columns are taken by the kernels for few rows. It joins the dimensions of the batch where
+// strides allow that, and makes rows of them where b is the same for all. There are at most GEMM_BATCH_DIMS of them.
+GemmPlan plan_gemm(GemmProblem problem, int64_t element_size, uint32_t few_rows);
+std::string why_gemm(const GemmPlan& plan);
+
+}  // namespace metalcore

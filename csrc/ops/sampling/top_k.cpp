@@ -1,0 +1,90 @@
+// topk(x, k, largest): values and indices of rows. renorm(x, limits, kind): what is kept of rows of logits or of
+// probabilities.
+#include "top_k.h"
+
+#include "../../../kernels/sampling/top_k.h"
+#include "../rows.h"
+#include "threads.h"
+
+#include <string>
+#include <tuple>
+
+namespace metalcore {
+namespace {
+
+void check_rows(const char* op, const Tensor& x) {
+  check_float(op, "x", x);
+  check(x.dim() == 2, "metalcore::", op, ": x must have 2 dimensions, not ", x.dim());
+  check(x.sizes()[1] <= INT32_MAX, "metalcore::", op, ": a row of ", x.sizes()[1],
+        " elements is longer than kernels take");
+}
+
+std::tuple<Tensor, Tensor> topk(const Tensor& x, int64_t k, bool largest) {
+  const char* const op = "topk";
+  check_rows(op, x);
+  const int64_t rows = x.sizes()[0], length = x.sizes()[1];
+  check(k >= 0 && k <= length && k <= TOP_K_MOST, "metalcore::", op, ": k is ", k, " for rows of ", length,
+        ", and must be at most ", TOP_K_MOST);
+  const Tensor values = new_tensor({rows, k}, x.scalar_type(), x);
+  const Tensor indices = new_tensor({rows, k}, ScalarType::Long, x);
+  topk_into(values, indices, x, largest);
+  return {values, indices};
+}
+
+}  // namespace
+
+void topk_into(const Tensor& values, const Tensor& indices, const Tensor& x, bool largest) {
+  if (values.numel() == 0) return;
+  const int64_t rows = x.sizes()[0], length = x.sizes()[1], k = values.sizes()[1];
+  const Rows numbers = rows_of(x, length);
+  gpu::note_plan("topk", "group", [] { return std::string("a threadgroup has a row"); });
+  gpu::record(values, [&](gpu::Recording& recording) {
+    recording.kernel("top_k_", suffix(x.scalar_type())).buffer(0, numbers.tensor).buffer(1, values).buffer(2, indices);
+    recording.bytes(
+        3,
+        TopKParams{.length = grid_side(length), .k = grid_side(k), .smallest = !largest, .x_stride = numbers.stride});
+    recording.dispatch_threadgroups({grid_side(rows)}, {selection_threads(length, row_tuning(x).looped_threads)});
+  });
+}
+
+namespace {
+
+Tensor renorm(const Tensor& x, const Tensor& limits_, int64_t kind) {
+  const char* const op = "renorm_rows";
+  check_rows(op, x);
+  check_float32(op, "limits", limits_);
+  check_same_device(op, "limits", limits_, x);
+  const int64_t rows = x.sizes()[0];
+  check(limits_.numel() == rows, "metalcore::", op, ": limits must have ", rows, " elements, not ", limits_.numel());
+  check(kind >= RENORM_MASK_TOP_K && kind <= RENORM_TOP_P, "metalcore::", op, ": there is no kind ", kind);
+  const Tensor y = new_tensor(x.sizes(), x.scalar_type(), x);
+  renorm_into(y, x, as_contiguous(limits_), kind);
+  return y;
+}
+
+}  // namespace
+
+void renorm_into(const Tensor& y, const Tensor& x, const Tensor& limits, int64_t kind) {
+  if (y.numel() == 0) return;
+  const int64_t rows = x.sizes()[0], length = x.sizes()[1];
+  const Rows numbers = rows_of(x, length);
+  gpu::note_plan("renorm_rows", "group", [] { return std::string("a threadgroup has a row"); });
+  gpu::record(y, [&](gpu::Recording& recording) {
+    recording.kernel("renorm_", suffix(x.scalar_type())).buffer(0, numbers.tensor).buffer(1, limits).buffer(2, y);
+    recording.bytes(
+        3, RenormParams{.length = grid_side(length), .kind = static_cast<uint32_t>(kind), .x_stride = numbers.stride});
+    recording.dispatch_threadgroups({grid_side(rows)}, {selection_threads(length, row_tuning(x).looped_threads)});
+  });
+}
+
+}  // namespace metalcore
+
+STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {
+  m.def("topk(Tensor x, int k, bool largest) -> (Tensor, Tensor)");
+  m.def("renorm_rows(Tensor x, Tensor limits, int kind) -> Tensor");
+}
+
+METALCORE_KERNELS(m) {
+  m.impl<&metalcore::topk>("topk");
+  m.impl<&metalcore::renorm>("renorm_rows");
+}

@@ -1,0 +1,47 @@
+// x + alpha y, for tensors that lie in the same order (packed, dense) or anyhow (strided).
+#include "common/elementwise_kernels.h"
+
+template <typename T>
+inline float4 scaled_sum(vec<T, 4> x, vec<T, 4> y, float alpha) {
+  return fma(float4(alpha), static_cast<float4>(y), static_cast<float4>(x));
+}
+template <typename T>
+inline Pack<T> scaled_sum(Pack<T> x, Pack<T> y, float alpha) {
+  return {static_cast<vec<T, 4>>(scaled_sum<T>(x.low, y.low, alpha)),
+          static_cast<vec<T, 4>>(scaled_sum<T>(x.high, y.high, alpha))};
+}
+inline Pack<float> scaled_sum(Pack<float> x, Pack<float> y, float alpha) {
+  return {scaled_sum<float>(x.elements, y.elements, alpha)};
+}
+template <typename T>
+inline T scaled_sum(T x, T y, float alpha) {
+  return static_cast<T>(fma(alpha, static_cast<float>(y), static_cast<float>(x)));
+}
+
+template <typename T>
+kernel void add_packed(device const Pack<T>* x [[buffer(0)]], device const Pack<T>* y [[buffer(1)]],
+                       device Pack<T>* sum [[buffer(2)]], constant float& alpha [[buffer(3)]],
+                       uint i [[thread_position_in_grid]]) {
+  sum[i] = scaled_sum(x[i], y[i], alpha);
+}
+
+template <typename T>
+kernel void add_dense(device const T* x [[buffer(0)]], device const T* y [[buffer(1)]], device T* sum [[buffer(2)]],
+                      constant float& alpha [[buffer(3)]], uint i [[thread_position_in_grid]]) {
+  sum[i] = scaled_sum(x[i], y[i], alpha);
+}
+
+template <typename T>
+kernel void add_strided(device const T* x [[buffer(0)]], device const T* y [[buffer(1)]], device T* sum [[buffer(2)]],
+                        constant float& alpha [[buffer(3)]], constant StridedParams& params [[buffer(4)]],
+                        uint i [[thread_position_in_grid]]) {
+  sum[i] = scaled_sum(x[strided_offset(params, 0, i)], y[strided_offset(params, 1, i)], alpha);
+}
+
+#define INSTANTIATE(suffix, T)                                                                   \
+  template [[host_name("add_packed_" suffix)]] [[kernel]] decltype(add_packed<T>) add_packed<T>; \
+  template [[host_name("add_dense_" suffix)]] [[kernel]] decltype(add_dense<T>) add_dense<T>;    \
+  template [[host_name("add_strided_" suffix)]] [[kernel]] decltype(add_strided<T>) add_strided<T>;
+INSTANTIATE("float", float)
+INSTANTIATE("half", half)
+INSTANTIATE("bfloat", bfloat)

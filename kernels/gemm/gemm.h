@@ -1,0 +1,52 @@
+// Arguments of the kernels for products of matrices, shared with the host.
+#pragma once
+
+#ifndef __METAL_VERSION__
+#include <cstdint>
+#endif
+
+// A threadgroup makes a tile of the result, and walks along the terms in steps of 64 bytes.
+#define GEMM_ROWS 64
+#define GEMM_COLUMNS 64
+#define GEMM_STEP_BYTES 64
+#define GEMM_THREADS 128
+
+// Products with few rows: so many of them, or one, share what is read of b. A threadgroup has so many columns.
+#define GEMV_ROWS 4
+#define GEMV_SIMDGROUPS 8
+#define GEMV_LINES 4     // where terms are next to each other in b
+#define GEMV_COLUMNS 32  // where columns are
+
+#define GEMM_BATCH_DIMS 4
+
+#define GEMM_RELU 1u
+#define GEMM_GELU 2u
+#define GEMM_GELU_TANH 3u
+#define GEMM_SILU 4u
+
+// Groups share the rows of a and of the result, and have a matrix b each; or they share the terms, and have a result
+// each.
+#define GEMM_GROUPED_ROWS 1u
+#define GEMM_GROUPED_TERMS 2u
+
+// Distances in elements. A distance of 0 repeats the operand.
+struct GemmOperand {
+  int64_t row, column;
+  int64_t batch[GEMM_BATCH_DIMS];  // innermost first
+};
+
+// result = activation(alpha a b + bias + beta residual), for a of rows by terms and b of terms by columns.
+struct GemmParams {
+  GemmOperand a, b, residual, result;
+  int64_t bias_row, bias_column;
+  uint32_t batch[GEMM_BATCH_DIMS];  // sizes, innermost first
+  uint32_t rows, columns, terms;
+  uint32_t row_tiles;  // of a member of the batch
+  uint32_t first;      // the dispatch's first tile of rows, of all in the batch
+  uint32_t groups;
+  uint32_t grouped;
+  uint32_t a_packs, b_packs;  // whether 16 bytes can be read at a time, along the dimension whose distance is 1
+  uint32_t activation;
+  uint32_t has_bias, has_residual;
+  float alpha, beta;
+};

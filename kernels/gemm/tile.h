@@ -1,0 +1,121 @@
+// Tiles of operands in threadgroup memory. Whichever way an operand lies in memory, its tile is stored in rows: a
+// thread holds two neighbouring packs of 16 bytes, and stores them as they are or, by pairs, across.
+#pragma once
+
+#include <metal_stdlib>
+#include <metal_simdgroup_matrix>
+
+#include "common/pack.h"
+#include "gemm/gemm.h"
+
+// The place of a lane's first element in an 8 by 8 matrix; its second one is in the next column.
+struct Place {
+  uint row, column;
+};
+METAL_FUNC Place place_of(uint lane) { return {(lane / 4 & 4) + lane / 2 % 4, (lane / 4 & 2) * 2 + lane % 2 * 2}; }
+
+// Where an operand lies: distances of rows and of columns. Where there are packs, one of the two is 1.
+template <typename T>
+struct Source {
+  device const T* first;
+  int64_t row, column;
+  bool packs;
+};
+
+// What a thread holds of a tile.
+template <typename T>
+struct Held {
+  Pack<T> packs[2];
+  T at(uint pack, uint k) const thread { return reinterpret_cast<thread const T*>(&packs[pack])[k]; }
+};
+
+// Where the tiles of a threadgroup begin, and where the operand ends.
+struct Span {
+  uint row, column, end_row, end_column;
+};
+
+// The tiles of kRows by kColumns of an operand, one behind the other along the terms of the sums, which are its columns
+// or else its rows. Terms that do not exist are zero. Of the other dimension the last ones stand for those that do not
+// exist, whose sums nobody stores.
+template <typename T, uint kRows, uint kColumns, bool kColumnsAreTerms>
+struct Tiles {
+  static constexpr constant uint kPack = kPackElements<T>;
+  static constexpr constant uint kStep = kColumnsAreTerms ? kColumns : kRows;
+  static constexpr constant uint kPitch = kColumns + 8;  // the rows of a matrix lie in different banks
+  static constexpr constant uint kSize = kRows * kPitch;
+  static_assert(kRows * kColumns == 2 * kPack * GEMM_THREADS, "a thread has two packs");
+
+  Source<T> source;
+  Span span;
+  bool across;  // whether packs lie along rows
+  Place place;  // of the thread's first element in a tile
+  device const T* from[2];
+  uint term[2];
+
+  // Two threads read 32 bytes next to each other, and a thread has the packs of two rows, or of two columns.
+  Tiles(Source<T> source, Span span, uint thread_index) : source(source), span(span), across(source.column == 1) {
+    const uint pairs = (across ? kRows : kColumns) / 2;
+    const uint pack = thread_index % 2 + thread_index / (2 * pairs) * 2, pair = thread_index / 2 % pairs;
+    place = across ? Place{2 * pair, pack * kPack} : Place{pack * kPack, 2 * pair};
+    const uint last = kColumnsAreTerms ? span.end_row - (across ? 1 : kPack) : span.end_column - (across ? kPack : 1);
+#pragma unroll
+    for (uint i = 0; i < 2; ++i) {
+      const uint row = span.row + place.row + (across ? i : 0), column = span.column + place.column + (across ? 0 : i);
+      term[i] = kColumnsAreTerms ? column : row;
+      from[i] = source.first + (kColumnsAreTerms ? metal::min(row, last) : row) * source.row +
+                (kColumnsAreTerms ? column : metal::min(column, last)) * source.column;
+    }
+  }
+
+  // Loads what the thread has of the next tile.
+  Held<T> load() thread {
+    Held<T> held;
+    if (!source.packs) return held;
+#pragma unroll
+    for (uint i = 0; i < 2; ++i) {
+      held.packs[i] = Pack<T>();
+      if (term[i] < (kColumnsAreTerms ? span.end_column : span.end_row))
+        held.packs[i] = *reinterpret_cast<device const Pack<T>*>(from[i]);
+      term[i] += kStep;
+      from[i] += kStep * (kColumnsAreTerms ? source.column : source.row);
+    }
+    return held;
+  }
+
+  // Stores it. Where there are no packs, the elements come here by themselves.
+  void store(threadgroup T* tile, thread const Held<T>& held, uint step, uint thread_index) const thread {
+    threadgroup T* const to = tile + place.row * kPitch + place.column;
+    if (!source.packs) {
+      store_elements(tile, step * kStep, thread_index);
+    } else if (across) {
+#pragma unroll
+      for (uint i = 0; i < 2; ++i) *reinterpret_cast<threadgroup Pack<T>*>(to + i * kPitch) = held.packs[i];
+    } else {
+#pragma unroll
+      for (uint k = 0; k < kPack; ++k)
+        *reinterpret_cast<threadgroup metal::vec<T, 2>*>(to + k * kPitch) =
+            metal::vec<T, 2>(held.at(0, k), held.at(1, k));
+    }
+  }
+  void store_elements(threadgroup T* tile, uint terms, uint thread_index) const thread {
+#pragma unroll(1)
+    for (uint i = thread_index; i < kRows * kColumns; i += GEMM_THREADS) {
+      const uint in_row = across ? i / kColumns : i % kRows, in_column = across ? i % kColumns : i / kRows;
+      const uint row = span.row + in_row + (kColumnsAreTerms ? 0 : terms);
+      const uint column = span.column + in_column + (kColumnsAreTerms ? terms : 0);
+      const T value = source.first[metal::min(row, span.end_row - 1) * source.row +
+                                   metal::min(column, span.end_column - 1) * source.column];
+      const bool exists = kColumnsAreTerms ? column < span.end_column : row < span.end_row;
+      tile[in_row * kPitch + in_column] = exists ? value : T(0.0f);
+    }
+  }
+
+  // The 8 by 8 matrix at (row, column).
+  static metal::simdgroup_matrix<T, 8, 8> matrix(threadgroup const T* tile, uint row, uint column, Place place) {
+    metal::simdgroup_matrix<T, 8, 8> matrix;
+    reinterpret_cast<thread metal::vec<T, 2>&>(matrix.thread_elements()) =
+        *reinterpret_cast<threadgroup const metal::vec<T, 2>*>(tile + (row + place.row) * kPitch + column +
+                                                               place.column);
+    return matrix;
+  }
+};

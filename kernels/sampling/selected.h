@@ -1,0 +1,67 @@
+// Finds the k-th largest number of a row, or the one at which the largest have a part of the row's mass, without a
+// sort.
+#pragma once
+
+#include "common/rows.h"
+
+constexpr constant uint kDigits = 16;
+
+// The lowest digit's place: a 16-bit number has fewer bits as float32.
+template <typename T>
+constexpr constant int kLastShift = 0;
+template <>
+constexpr constant int kLastShift<half> = 12;
+template <>
+constexpr constant int kLastShift<bfloat> = 16;
+
+// Bits that have the order of the numbers.
+inline uint ordered_bits(float value) {
+  const uint bits = as_type<uint>(value);
+  return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+}
+
+// The ordered bits of the largest number that, with all larger ones, has a count of `target`, or `target` of the mass.
+// They are exact down to the lowest digit of T. Row has a length, at(i), ordered(value), mass(value) and `least`:
+// numbers with lower ordered bits do not take part. `team` has scratch memory for 2 * kDigits numbers.
+template <bool masses, typename T, typename Row>
+inline uint selected(Row row, float target, Threadgroup team) {
+  uint found = 0;
+  float above = 0.0f;
+  for (int shift = 28; shift >= kLastShift<T>; shift -= 4) {
+    float sums[kDigits];
+#pragma unroll
+    for (uint d = 0; d < kDigits; ++d) sums[d] = 0.0f;
+    for (uint i = team.thread_index; i < row.length; i += team.threads) {
+      const float value = row.at(i);
+      const uint bits = row.ordered(value);
+      if (bits < row.least || (shift < 28 && bits >> (shift + 4) != found >> (shift + 4))) continue;
+      const uint digit = bits >> shift & (kDigits - 1);
+      const float weight = masses ? row.mass(value) : 1.0f;
+#pragma unroll
+      for (uint d = 0; d < kDigits; ++d) sums[d] += d == digit ? weight : 0.0f;
+    }
+    team.sum(sums, shift / 4 % 2);
+    if (masses && shift == 28) {
+      float total = 0.0f;
+#pragma unroll
+      for (uint d = 0; d < kDigits; ++d) total += sums[d];
+      target *= total;
+    }
+    uint digit = 0, lowest = 0;  // the lowest digit that occurs, in case that roundings leave too little
+    bool done = false;
+#pragma unroll
+    for (int d = kDigits - 1; d >= 0; --d) {
+      if (done || sums[d] == 0.0f) continue;
+      lowest = d;
+      if (above + sums[d] >= target) {
+        digit = d;
+        done = true;
+      } else {
+        above += sums[d];
+      }
+    }
+    found |= (done ? digit : lowest) << shift;
+    if (!done) target = INFINITY;
+  }
+  return found;
+}

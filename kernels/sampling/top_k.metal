@@ -1,0 +1,99 @@
+// The k largest or smallest numbers of each row, in their order, with their indices. A threadgroup has a row: it finds
+// the k-th number, collects what lies before it and as many equal ones as are needed, and sorts these few. Of equal
+// numbers those with lower indices come first.
+#include "sampling/selected.h"
+#include "sampling/top_k.h"
+
+template <typename T>
+struct Candidates {
+  device const T* x;
+  uint length;
+  bool smallest;
+  uint least;
+
+  float at(uint i) const { return static_cast<float>(x[i]) + 0.0f; }
+  // NaN is larger than all numbers.
+  uint ordered(float value) const {
+    const uint bits = isnan(value) ? ~0u : ordered_bits(value);
+    return smallest ? ~bits : bits;
+  }
+  static float mass(float) { return 1.0f; }
+};
+
+// Larger numbers come first, and then lower indices.
+struct Entry {
+  uint key, index;
+};
+inline bool comes_before(Entry a, Entry b) { return a.key > b.key || (a.key == b.key && a.index < b.index); }
+
+template <typename T>
+[[kernel]] [[max_total_threads_per_threadgroup(1024)]] void top_k_rows(
+    device const T* x [[buffer(0)]], device T* values [[buffer(1)]], device long* indices [[buffer(2)]],
+    constant TopKParams& params [[buffer(3)]], uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[2 * 32 * kDigits];
+  threadgroup uint2 counts[32];
+  threadgroup uint keys[TOP_K_MOST];
+  threadgroup uint places[TOP_K_MOST];
+  const Threadgroup team(thread_index, threads, scratch);
+  const Candidates<T> numbers = {x + row * params.x_stride, params.length, params.smallest != 0, 0};
+  const uint wanted = selected<false, T>(numbers, params.k, team) >> kLastShift<T>;
+
+  // Each simdgroup has a part of the row. It counts what comes before the k-th number, and what equals it.
+  const uint simdgroups = threads / 32, part = (params.length + threads - 1) / threads * 32;
+  const uint begin = min(team.simdgroup * part, params.length), end = min(begin + part, params.length);
+  uint before = 0, equal = 0;
+  for (uint i = begin + team.lane; i < end; i += 32) {
+    const uint digits = numbers.ordered(numbers.at(i)) >> kLastShift<T>;
+    before += digits > wanted;
+    equal += digits == wanted;
+  }
+  const uint2 own = uint2(simd_sum(before), simd_sum(equal));
+  if (team.lane == 0) counts[team.simdgroup] = own;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  uint2 place = uint2(0), all = uint2(0);
+  for (uint s = 0; s < simdgroups; ++s) {
+    place = s == team.simdgroup ? all : place;
+    all += counts[s];
+  }
+  for (uint first = begin; first < end; first += 32) {
+    const uint i = first + team.lane;
+    const uint key = i < end ? numbers.ordered(numbers.at(i)) : 0;
+    const uint digits = key >> kLastShift<T>;
+    const bool is_before = i < end && digits > wanted, is_equal = i < end && digits == wanted;
+    const uint2 ahead = uint2(simd_prefix_exclusive_sum(uint(is_before)), simd_prefix_exclusive_sum(uint(is_equal)));
+    const uint to = is_before ? place.x + ahead.x : is_equal ? all.x + place.y + ahead.y : params.k;
+    if (to < params.k) keys[to] = key, places[to] = i;
+    place += uint2(simd_sum(uint(is_before)), simd_sum(uint(is_equal)));
+  }
+
+  // A bitonic sort of the next power of two.
+  uint count = 1;
+  while (count < params.k) count *= 2;
+  for (uint i = params.k + thread_index; i < count; i += threads) keys[i] = 0, places[i] = ~0u;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint size = 2; size <= count; size *= 2) {
+    for (uint apart = size / 2; apart > 0; apart /= 2) {
+      for (uint i = thread_index; i < count / 2; i += threads) {
+        const uint low = i / apart * 2 * apart + i % apart, high = low + apart;
+        const Entry a = {keys[low], places[low]}, b = {keys[high], places[high]};
+        if (low & size ? comes_before(a, b) : comes_before(b, a)) {
+          keys[low] = b.key, places[low] = b.index;
+          keys[high] = a.key, places[high] = a.index;
+        }
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+  }
+  for (uint i = thread_index; i < params.k; i += threads) {
+    const ulong to = ulong(row) * params.k + i;
+    values[to] = numbers.x[places[i]];
+    indices[to] = places[i];
+  }
+}
+
+#define INSTANTIATE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+
+INSTANTIATE("top_k_float", top_k_rows<float>)
+INSTANTIATE("top_k_half", top_k_rows<half>)
+INSTANTIATE("top_k_bfloat", top_k_rows<bfloat>)

@@ -1,0 +1,127 @@
+"""python -m metalcore gguf info FILE: what a GGUF file holds, and whether metalcore can load it."""
+
+from __future__ import annotations
+
+import array
+import json
+import math
+from typing import Any
+
+from ..gguf import GGUFError, GGUFFile
+from ..gguf._config import config_of, layout_of
+from ..gguf._load import check_types
+from ..quant._types import KERNELS
+
+_SHOWN = 70  # characters of a value
+
+
+def add_parser(commands):
+    parser = commands.add_parser("gguf", help="GGUF files", description="GGUF files.")
+    actions = parser.add_subparsers(dest="action", metavar="action", required=True)
+    info = actions.add_parser(
+        "info",
+        help="what a file holds",
+        description="Metadata, layout and types of tensors of a GGUF file, whether their types have kernels, and "
+        "whether the layout can be loaded. Exits with 2 if the file is damaged.",
+    )
+    info.add_argument("file", metavar="FILE")
+    info.add_argument("--tensors", action="store_true", help="list every tensor")
+    info.add_argument("--json", action="store_true", help="for programs; arrays are whole")
+    info.set_defaults(run=run)
+
+
+def run(arguments):
+    file = GGUFFile(arguments.file)
+    found = collect(file)
+    if not arguments.tensors:
+        del found["tensors"]
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        _print(found)
+
+
+def collect(file: GGUFFile) -> dict[str, Any]:
+    """What there is to say about a file, as JSON has it."""
+    weights = sum(math.prod(info.shape) for info in file.tensors.values())
+    nbytes = sum(info.nbytes for info in file.tensors.values())
+    return {
+        "file": str(file.path),
+        "bytes": file.size,
+        "version": file.version,
+        "layout": file.metadata.get("general.architecture"),
+        "loads": _loads(file),
+        "weights": weights,
+        "bits_per_weight": round(8 * nbytes / weights, 3) if weights else None,
+        "metadata": {key: _plain(value) for key, value in file.metadata.items()},
+        "types": _types(file),
+        "tensors": [
+            {"name": info.name, "type": info.type.name, "shape": list(info.shape), "bytes": info.nbytes}
+            for info in file.tensors.values()
+        ],
+    }
+
+
+def _loads(file):
+    """True, or why not."""
+    try:
+        config_of(file, layout_of(file))
+        check_types(file)
+    except GGUFError as error:
+        return str(error).removeprefix(f"{file.path}: ")
+    return True
+
+
+def _types(file):
+    found: dict[str, dict[str, Any]] = {}
+    for info in file.tensors.values():
+        kernel = info.type.name in KERNELS
+        of = found.setdefault(info.type.name, {"tensors": 0, "weights": 0, "bytes": 0, "kernel": kernel})
+        of["tensors"] += 1
+        of["weights"] += math.prod(info.shape)
+        of["bytes"] += info.nbytes
+    for of in found.values():
+        of["bits_per_weight"] = round(8 * of["bytes"] / of["weights"], 3)
+    return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
+
+
+def _plain(value):
+    if isinstance(value, array.array):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no NaN
+
+
+def _print(found):
+    bits = found["bits_per_weight"]
+    print(f"file       {_printable(found['file'])}: {found['bytes']:,} bytes, GGUF version {found['version']}")
+    print(f"layout     {_printable(str(found['layout']))}")
+    print("loads      " + ("yes" if found["loads"] is True else f"no: {_printable(found['loads'])}"))
+    print(f"weights    {found['weights']:,}" + (f", {bits} bits each" if bits else ""))
+    print("\nmetadata")
+    for key, value in found["metadata"].items():
+        print(f"  {_printable(key)} = {_short(value)}")
+    print(f"\n{'type':<10} {'tensors':>8} {'weights':>16} {'bytes':>16} {'bits':>8}  kernel")
+    for name, of in found["types"].items():
+        kernel = "yes" if of["kernel"] else "PyTorch's" if name in ("F32", "F16", "BF16") else "no: becomes numbers"
+        counts = f"{of['tensors']:>8,} {of['weights']:>16,} {of['bytes']:>16,} {of['bits_per_weight']:>8.3f}"
+        print(f"{name:<10} {counts}  {kernel}")
+    if "tensors" in found:
+        print()
+        for one in found["tensors"]:
+            shape = " × ".join(map(str, one["shape"]))
+            print(f"{_printable(one['name']):<48} {one['type']:<8} {shape:>24} {one['bytes']:>14,}")
+
+
+def _short(value):
+    if isinstance(value, list):
+        few = ", ".join(_short(one) for one in value[:4])
+        return f"[{few}{', …' if len(value) > 4 else ''}] ({len(value):,})"
+    text = _printable(value if isinstance(value, str) else repr(value))
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
+
+
+def _printable(text):
+    """Without what a terminal would take for commands, and bytes that are not UTF-8."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

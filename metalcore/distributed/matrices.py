@@ -1,0 +1,54 @@
+"""Work on whole matrices whose shards lie on several ranks: each rank does some of the matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+__all__ = ["Owned", "of_whole"]
+
+
+def of_whole(function: Callable[[Tensor], Tensor], batch) -> Tensor:
+    """function(batch) for a batch (count, m, n), a DTensor whose matrices are sharded or replicated, where the function
+    treats each matrix by itself.
+
+    Ranks exchange the shards such that each has some whole matrices, and exchange the results in the same way.
+    """
+    mesh, placements = batch.device_mesh, batch.placements
+    owned = [Shard(0)] * mesh.ndim
+    mine = batch.redistribute(mesh, owned).to_local()
+    found = function(mine) if len(mine) else mine
+    made = DTensor.from_local(found, mesh, owned, run_check=False, shape=batch.shape, stride=batch.stride())
+    return made.redistribute(mesh, placements)
+
+
+class Owned:
+    """A batch (count, m, n) of a parameter's blocks, of which each rank of a mesh has some: DTensors with Shard(0)."""
+
+    def __init__(self, mesh, count: int):
+        self._mesh, self._count = mesh, count
+        # How many blocks this rank has.
+        self.here = compute_local_shape_and_global_offset((count,), mesh, self._placements)[0][0]
+
+    def part(self, batch: Tensor) -> Tensor:
+        """The blocks of this rank, of a batch that every rank has."""
+        replicated = DTensor.from_local(batch, self._mesh, [Replicate()] * self._mesh.ndim, run_check=False)
+        return replicated.redistribute(self._mesh, self._placements).to_local()
+
+    def state(self, part: Tensor) -> Tensor:
+        """A DTensor of the batch, in the memory of this rank's part."""
+        shape = torch.Size((self._count, *part.shape[1:]))
+        stride = (part.shape[1:].numel(), *part.stride()[1:])
+        return DTensor.from_local(part, self._mesh, self._placements, run_check=False, shape=shape, stride=stride)
+
+    def whole(self, part: Tensor) -> Tensor:
+        """The batch of which this rank has a part."""
+        return self.state(part).full_tensor()
+
+    @property
+    def _placements(self):
+        return [Shard(0)] * self._mesh.ndim

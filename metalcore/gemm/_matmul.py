@@ -1,0 +1,259 @@
+"""matmul and linear: products of matrices, with what mostly follows them in the same kernel."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
+from .._core.registry import Op, Sample, register
+from .._core.routing import COUNTED, alike, require_tensors
+from ..activation import gelu, relu, silu
+
+__all__ = ["linear", "matmul"]
+
+_ACTIVATIONS = {
+    None: ("none", lambda x: x),
+    "relu": ("relu", relu),
+    "gelu": ("gelu", gelu),
+    "gelu_tanh": ("gelu_tanh", lambda x: gelu(x, approximate="tanh")),
+    "silu": ("silu", silu),
+}
+_BATCH_DIMS = 4  # that kernels take
+
+
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> Tensor:
+    """activation(alpha * (a @ b) + bias + beta * residual), in one kernel.
+
+    The arguments a and b are those of torch.matmul; with a residual it is torch.addmm or torch.baddbmm. Operands are
+    read with the strides that they have, so that a.mT costs no copy. Sums are float32, in an order that does not
+    change from run to run. PyTorch's ops take input that kernels do not: other dtypes, two different ones, and
+    torch.func transforms. Apple's and NVIDIA's own libraries may be faster for large products; that is not measured.
+
+    Args:
+        a: (…, M, K) or (K,): float32, float16 or bfloat16, any strides.
+        b: (…, K, N) or (K,), of a's dtype. The dimensions before the last two broadcast.
+        bias: (N,), or None. b has at least 2 dimensions then.
+        activation: "relu", "gelu", "gelu_tanh", "silu" or None. Where autograd needs a derivative, it is an op of its
+            own, whose input was rounded to a's dtype.
+        residual: a tensor that broadcasts to the result's shape, or None.
+        alpha, beta: numbers.
+
+    Returns:
+        A contiguous tensor, (…, M, N), without the dimensions that a vector lacks. It has gradients of any order.
+
+    Raises:
+        ValueError: the activation is unknown.
+        TypeError: a or b is no tensor.
+        RuntimeError: shapes do not match.
+    """
+    if activation not in _ACTIVATIONS:
+        names = ", ".join(repr(name) for name in _ACTIVATIONS)
+        raise ValueError(f"matmul: activation must be one of {names}, not {activation!r}")
+    name, apply = _ACTIVATIONS[activation]
+    if not _takes(a, b, bias, residual):
+        require_tensors("matmul", a=a, b=b)
+        require_tensors("matmul", optional=True, bias=bias, residual=residual)
+        return apply(_by_torch(a, b, bias, residual, alpha, beta))
+    shape = _result_shape(a, b, bias)
+    left, right = a if a.dim() > 1 else a[None], b if b.dim() > 1 else b[:, None]
+    whole = _whole_shape(left, right)
+    if residual is not None:
+        residual = residual.expand(shape)
+        residual = residual.view_as(residual) if len(shape) == len(whole) else _with_vectors(residual, a, b)
+    if len(whole) > _BATCH_DIMS + 2:
+        batch = whole[:-2]
+        left, right = (x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (left, right))
+        residual = None if residual is None else residual.reshape(-1, *whole[-2:])
+    if name != "none" and any(map(_needs, (a, b, bias, residual))):
+        return apply(_matmul(left, right, bias, residual, "none", float(alpha), float(beta)).view(shape))
+    return _matmul(left, right, bias, residual, name, float(alpha), float(beta)).view(shape)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
+    """activation(x @ weight.T + bias), as torch.nn.functional.linear does without an activation.
+
+    Args:
+        x: (…, K) of float32, float16 or bfloat16, any strides.
+        weight: (N, K), or (K,), of x's dtype.
+        bias: (N,), or None.
+        activation: as for `matmul`.
+
+    Returns:
+        A contiguous tensor, (…, N), or (…) for a weight (K,). It has gradients of any order.
+
+    Raises:
+        ValueError: the activation is unknown.
+        TypeError: x or weight is no tensor.
+        RuntimeError: shapes do not match.
+    """
+    require_tensors("linear", x=x, weight=weight)
+    if weight.dim() > 2:
+        raise RuntimeError(f"linear: weight must have 1 or 2 dimensions, not the shape {list(weight.shape)}")
+    return matmul(x, weight.T if weight.dim() == 2 else weight, bias=bias, activation=activation)
+
+
+def _needs(x):
+    return x is not None and needs_gradient(x)
+
+
+def _takes(a, b, bias, residual):
+    return (
+        b is not None
+        and alike(a, b, bias, residual)
+        and a.dim() > 0
+        and b.dim() > 0
+        and max(*a.shape, *b.shape) <= COUNTED
+        and math.prod(a.shape[:-1]) <= COUNTED
+        and math.prod(b.shape[:-2]) * (a.shape[-2] if a.dim() > 1 else 1) <= COUNTED
+    )
+
+
+def _result_shape(a, b, bias):
+    """The shape of the result, whose checks are those of torch.matmul."""
+    terms = b.shape[-2] if b.dim() > 1 else b.shape[0]
+    if a.shape[-1] != terms:
+        raise RuntimeError(f"matmul: a of shape {list(a.shape)} does not go with b of shape {list(b.shape)}")
+    if bias is not None and (b.dim() == 1 or bias.shape != b.shape[-1:]):
+        raise RuntimeError(f"matmul: bias of shape {list(bias.shape)} does not go with b of shape {list(b.shape)}")
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ()))
+
+
+def _whole_shape(left, right):
+    """The result's shape with both dimensions of matrices."""
+    return (*torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
+
+
+def _with_vectors(x, a, b):
+    """x with the dimensions that a and b lack."""
+    x = x.unsqueeze(-1) if b.dim() == 1 else x
+    return x.unsqueeze(-2) if a.dim() == 1 else x
+
+
+def _by_torch(a, b, bias, residual, alpha, beta):
+    result = a @ b
+    result = result if alpha == 1 else result * alpha
+    result = result if bias is None else result + bias
+    return result if residual is None else result + (residual if beta == 1 else residual * beta)
+
+
+def _reference_activation(name, x):
+    functional = torch.nn.functional
+    return {
+        "none": lambda: x,
+        "relu": lambda: functional.relu(x),
+        "gelu": lambda: functional.gelu(x),
+        "gelu_tanh": lambda: functional.gelu(x, approximate="tanh"),
+        "silu": lambda: functional.silu(x),
+    }[name]()
+
+
+def _check(a, b, bias, residual, activation):
+    if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-2]:
+        raise RuntimeError(f"metalcore::matmul: a of shape {list(a.shape)} does not go with b of shape {list(b.shape)}")
+    if activation not in {name for name, _ in _ACTIVATIONS.values()}:
+        raise RuntimeError(f"metalcore::matmul: activation must not be {activation!r}")
+
+
+@cpu_kernel("matmul")
+def _(a, b, bias, residual, activation, alpha, beta):
+    _check(a, b, bias, residual, activation)
+    wide = [None if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in (a, b, bias, residual)]
+    return _reference_activation(activation, _by_torch(*wide, alpha, beta)).to(a.dtype).contiguous()
+
+
+@fake_kernel("matmul")
+def _(a, b, bias, residual, activation, alpha, beta):
+    _check(a, b, bias, residual, activation)
+    return a.new_empty(_whole_shape(a, b))
+
+
+def _save(ctx, inputs, output):
+    a, b, bias, residual, ctx.activation, ctx.alpha, ctx.beta = inputs
+    ctx.given = bias is not None, residual is not None
+    ctx.save_for_backward(a, b)
+
+
+def _backward(ctx, grad):
+    if ctx.activation != "none":
+        raise RuntimeError("metalcore::matmul has a derivative only without an activation")
+    a, b = ctx.saved_tensors
+    wanted = ctx.needs_input_grad
+    by_a = _product_for(a, grad, b.mT, ctx.alpha) if wanted[0] else None
+    by_b = _product_for(b, a.mT, grad, ctx.alpha) if wanted[1] else None
+    by_bias = grad.sum(tuple(range(grad.dim() - 1))) if wanted[2] and ctx.given[0] else None
+    by_residual = (grad if ctx.beta == 1 else grad * ctx.beta) if wanted[3] and ctx.given[1] else None
+    return by_a, by_b, by_bias, by_residual, None, None, None
+
+
+def _product_for(x, left, right, alpha):
+    """alpha * (left @ right), summed to x's shape. The batch dimensions that x lacks are terms where that is a view."""
+    if x.dim() == 2 and left.dim() > 2 and right.dim() > 2:
+        # aᵀ grad: the rows of all of the batch's members are the terms of one product.
+        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        left = left.mT.expand(*batch, *left.mT.shape[-2:]).flatten(0, -2).mT
+        right = right.expand(*batch, *right.shape[-2:]).flatten(0, -2)
+    return matmul(left, right, alpha=alpha).sum_to_size(x.shape)
+
+
+_matmul = autograd("matmul", _backward, _save)
+
+
+def _reference(a, b, *, bias=None, activation=None, residual=None, alpha=1.0, beta=1.0):
+    return _reference_activation(_ACTIVATIONS[activation][0], _by_torch(a, b, bias, residual, alpha, beta))
+
+
+def _samples():
+    return (
+        Sample("tiles", ((70, 48), (48, 72)), terms=72),
+        Sample("ragged tiles", ((67, 37), (37, 65)), terms=67),
+        Sample("transposed", ((48, 72), (80, 48)), arguments=lambda a, b: (a.mT, b.mT), terms=80),
+        Sample("a vector", ((64,), (3, 64, 40)), terms=64),
+        Sample("few rows", ((5, 100), (100, 30)), terms=100),
+        Sample("few columns", ((70, 100), (100, 3)), terms=100),
+        Sample("few rows, transposed", ((3, 264), (33, 264)), arguments=lambda a, b: (a, b.mT), terms=264),
+        Sample("one row, transposed", ((1, 264), (33, 264)), arguments=lambda a, b: (a, b.mT), terms=264),
+        Sample("batch", ((2, 1, 20, 24), (3, 24, 16)), {"alpha": 0.5}, terms=60),
+        Sample("gelu", ((20, 24), (24, 16)), {"activation": "gelu"}, terms=24, roundings=2),
+        Sample("no terms", ((3, 0), (0, 4))),
+    )
+
+
+register(
+    Op(
+        "matmul",
+        matmul,
+        reference=_reference,
+        operators=("matmul",),
+        samples=_samples,
+        production=lambda rows=128, columns=256, terms=256: Sample("", ((rows, terms), (terms, columns)), terms=terms),
+    )
+)
+register(
+    Op(
+        "linear",
+        linear,
+        namesake="torch.nn.functional.linear",
+        operators=("matmul",),
+        samples=lambda: (
+            Sample("rows", ((70, 96), (72, 96), (72,)), terms=96),
+            Sample("few rows", ((2, 96), (72, 96), (72,)), terms=96),
+            Sample("batch", ((2, 3, 40), (24, 40)), terms=40),
+        ),
+        production=lambda rows=16, features=1024, outputs=1024: Sample(
+            "", ((rows, features), (outputs, features), (outputs,)), terms=max(features, outputs)
+        ),
+    )
+)

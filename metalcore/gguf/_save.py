@@ -1,0 +1,222 @@
+"""GGUF files of transformers' models, as llama.cpp opens them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
+from ..quant import dequantize, quantize, type_of
+from ..quant._types import Type
+from ._layouts import MODEL_TYPES, Layout
+from ._rows import to_interleaved
+from ._save_keys import keys_of
+from ._save_tokenizer import tokenizer_keys
+
+__all__ = ["save_gguf"]
+
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def save_gguf(model: Any, path: str | os.PathLike[str], tokenizer: Any = None, *, name: str | None = None) -> None:
+    """Writes a model to a GGUF file that llama.cpp opens. Packed weights are written as they are, other weights of
+    Linear, Embedding and experts in their dtype, all else in float32. One tensor at a time is in the CPU's memory.
+
+    Args:
+        model: a model of transformers for causal language modeling, of the types that `load` makes, with or without
+            packed weights, on any device.
+        path: of the file, which is replaced if it is there.
+        tokenizer: transformers' fast tokenizer, byte-level or SentencePiece-like BPE. By default the file has the
+            vocabulary of the GGUF file that the model was loaded from, or none.
+        name: general.name, by default that of the file that the model was loaded from, or of the configuration.
+
+    Raises:
+        ValueError: llama.cpp's layouts have no place for the model, one of its settings or parameters, or the
+            tokenizer.
+        RuntimeError: the package gguf is not installed.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise RuntimeError("save_gguf needs the package gguf: pip install 'metalcore[gguf]'") from None
+    layout = MODEL_TYPES.get(getattr(getattr(model, "config", None), "model_type", ""))
+    if layout is None:
+        raise ValueError(f"{type(model).__name__} cannot be written; these can: {', '.join(sorted(MODEL_TYPES))}")
+    keys, tensors = _keys(model, layout, tokenizer, name), list(_tensors(model, layout))
+    factors = keys.pop("factors")
+    for factor, numbers in factors.items():
+        given = torch.tensor(numbers)
+        tensors.append(_Tensor(factor, type_of("F32"), (len(numbers),), lambda given=given: given))
+    path = Path(path)
+    partial = path.with_name(path.name + ".part")
+    try:
+        writer = gguf.GGUFWriter(str(partial), layout.architecture)
+        for key, value in keys.items():
+            _add(gguf, writer, key, value)
+        _write(gguf, writer, tensors)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+class _Tensor(NamedTuple):
+    """A tensor to be written: `numbers()` gives numbers, or bytes of a packed type."""
+
+    name: str
+    type: Type
+    shape: tuple[int, ...]
+    numbers: Callable[[], Tensor]
+
+    def bytes(self) -> Tensor:
+        numbers = self.numbers().detach()
+        packed = numbers if numbers.dtype == torch.uint8 else quantize(numbers, self.type)
+        return packed.cpu().contiguous()
+
+
+def _write(gguf, writer, tensors):
+    for one in tensors:
+        *lead, length = one.shape
+        shape = (*lead, length // one.type.block * one.type.nbytes)
+        count = torch.Size(shape).numel()
+        raw = gguf.GGMLQuantizationType(one.type.number)
+        writer.add_tensor_info(one.name, shape, _uint8(), count, raw_dtype=raw)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for one in tensors:
+            writer.write_tensor_data(one.bytes().numpy())
+    finally:
+        writer.close()
+
+
+def _uint8():
+    import numpy
+
+    return numpy.dtype("uint8")
+
+
+def _add(gguf, writer, key, value):
+    kinds = gguf.GGUFValueType
+    simple = {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, bytes: kinds.STRING}
+    value = _encoded(value) if isinstance(value, str) else value
+    if type(value) in simple:
+        kind = kinds.INT64 if type(value) is int and not 0 <= value < 2**32 else simple[type(value)]
+        writer.add_key_value(key, value, kind)
+    elif len(value):
+        values = [_encoded(one) if isinstance(one, str) else one for one in value]
+        part = kinds.INT32 if type(values[0]) is int else simple[type(values[0])]
+        writer.add_key_value(key, values, kinds.ARRAY, sub_type=part)
+
+
+def _encoded(text):
+    """As GGUFFile decodes it."""
+    return text.encode(errors="surrogateescape")
+
+
+def _keys(model, layout, tokenizer, name):
+    given = dict(getattr(model, "gguf_metadata", {}))
+    for key in ("general.architecture", "general.alignment"):
+        given.pop(key, None)
+    if tokenizer is not None:
+        given = {key: value for key, value in given.items() if not key.startswith("tokenizer.")}
+        given.update(tokenizer_keys(tokenizer, model.config.vocab_size))
+    given.setdefault("tokenizer.ggml.model", "none")
+    given["general.name"] = name or given.get("general.name") or model.config._name_or_path or layout.model_type
+    if layout.model_type == "mistral" and "mistral" not in given["general.name"].lower():
+        given["general.name"] += " (mistral)"  # files of Mistral are told by it from files of Llama
+    given["general.quantization_version"] = 2
+    own, factors = keys_of(model.config, layout)
+    return {**given, **{f"{layout.architecture}.{key}": value for key, value in own.items()}, "factors": factors}
+
+
+def _tensors(model: Any, layout: Layout) -> Iterator[_Tensor]:
+    config = model.config
+    for path, module in model.named_modules():
+        if layout.experts and path.endswith(f".{layout.experts}"):
+            yield from _experts(path, module, layout)
+        elif path == "lm_head" and _is_tied(model):
+            continue
+        else:
+            packed = isinstance(module, QuantizedLinear | QuantizedEmbedding)
+            leaves = ["weight"] * packed + [leaf for leaf, _ in module.named_parameters(recurse=False)]
+            for leaf in leaves:
+                yield _parameter(f"{path}.{leaf}", module, leaf, layout, config)
+    if layout.model_type == "gemma2" and not _is_tied(model):
+        raise ValueError("llama.cpp's gemma2 has no output of its own: lm_head must be the embedding")
+
+
+def _is_tied(model):
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if isinstance(embedding, QuantizedEmbedding) and isinstance(head, QuantizedLinear):
+        return embedding.type == head.type and torch.equal(embedding.packed, head.packed)
+    if isinstance(embedding, QuantizedEmbedding) or isinstance(head, QuantizedLinear):
+        return False
+    return head.weight is embedding.weight or torch.equal(head.weight, embedding.weight)
+
+
+def _parameter(parameter, module, leaf, layout, config):
+    name = layout.name(parameter)
+    if name is None:
+        raise ValueError(f"{layout.architecture} files have no place for {parameter}")
+    heads, shift = layout.rotated(parameter, config), layout.shifted(parameter)
+    if leaf == "weight" and isinstance(module, QuantizedLinear | QuantizedEmbedding):
+        packed, type = module.packed, module.type
+        shape = (packed.shape[0], packed.shape[1] // type.nbytes * type.block)
+        if name.endswith("gate_inp_shexp.weight"):
+            return _Tensor(name, type_of("F32"), shape[1:], lambda: dequantize(packed, type)[0])
+        return _Tensor(name, type, shape, lambda: packed if heads is None else to_interleaved(packed, heads))
+    value = getattr(module, leaf)
+    linear = isinstance(module, torch.nn.Linear | torch.nn.Embedding) and leaf == "weight"
+    kept = linear and not name.endswith("gate_inp_shexp.weight")
+    if value.dtype not in _NAMES:
+        raise ValueError(f"{parameter} is of {value.dtype}, and GGUF files have {', '.join(_NAMES.values())}")
+    shape = tuple(value.shape) if kept or value.dim() == 1 or value.shape[0] > 1 else tuple(value.shape[1:])
+
+    def numbers():
+        made = value if heads is None else to_interleaved(value, heads)
+        return (made.float() + shift if shift else made).reshape(shape)
+
+    return _Tensor(name, type_of(_NAMES[value.dtype] if kept else "F32"), shape, numbers)
+
+
+def _experts(path, module, layout):
+    prefix = path.replace("model.layers.", "blk.").removesuffix(f".{layout.experts}") + ".ffn_"
+    if isinstance(module, QuantizedExperts):
+        for part, type in zip(("gate", "up", "down"), module.types):
+            packed = getattr(module, part)
+            shape = (*packed.shape[:2], packed.shape[2] // type.nbytes * type.block)
+            yield _Tensor(f"{prefix}{part}_exps.weight", type, shape, lambda packed=packed: packed)
+            bias = getattr(module, f"{part}_bias")
+            if bias is not None:
+                name = f"{prefix}{part}_exps.bias"
+                yield _Tensor(name, type_of("F32"), tuple(bias.shape), lambda bias=bias: bias)
+        return
+    for name, leaf, split in _FLOAT_EXPERTS[layout.model_type == "gpt_oss"]:
+        value = getattr(module, leaf)
+        type = "F32" if leaf.endswith("_bias") else _NAMES[value.dtype]
+        shape = tuple(split(value).shape)
+        yield _Tensor(f"{prefix}{name}", type_of(type), shape, lambda value=value, split=split: split(value))
+
+
+# GGUF's tensor, transformers' parameter, and how the one is taken from the other; then those of gpt-oss.
+_FLOAT_EXPERTS = {
+    False: (
+        ("gate_exps.weight", "gate_up_proj", lambda both: both.chunk(2, 1)[0]),
+        ("up_exps.weight", "gate_up_proj", lambda both: both.chunk(2, 1)[1]),
+        ("down_exps.weight", "down_proj", lambda down: down),
+    ),
+    True: (
+        ("gate_exps.weight", "gate_up_proj", lambda both: both.mT[:, ::2]),
+        ("up_exps.weight", "gate_up_proj", lambda both: both.mT[:, 1::2]),
+        ("down_exps.weight", "down_proj", lambda down: down.mT),
+        ("gate_exps.bias", "gate_up_proj_bias", lambda both: both[:, ::2]),
+        ("up_exps.bias", "gate_up_proj_bias", lambda both: both[:, 1::2]),
+        ("down_exps.bias", "down_proj_bias", lambda down: down),
+    ),
+}

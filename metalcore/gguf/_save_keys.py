@@ -1,0 +1,136 @@
+"""Configurations of transformers as keys of GGUF files: the inverse of _config.py."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from ._layouts import Layout
+from ._rope import rope_keys
+
+__all__ = ["keys_of"]
+
+
+def keys_of(config: Any, layout: Layout) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Keys without the architecture's name, and tensors of factors of rotary embeddings.
+
+    Raises:
+        ValueError: llama.cpp's layout has another value of a setting, and no key for it.
+    """
+    kind = layout.model_type
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rope = config.rope_parameters
+    keys = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "vocab_size": config.vocab_size,
+    }
+    own, factors = rope_keys(rope.get("full_attention", rope), head_dim)
+    keys.update(own)
+    _require(kind, "hidden_act", _activation(config), "gelu_pytorch_tanh" if "gemma" in kind else "silu")
+    _MORE.get(kind, _no_window)(config, keys, head_dim)
+    return keys, factors
+
+
+def _activation(config):
+    return getattr(config, "hidden_activation", None) or config.hidden_act
+
+
+def _require(kind, name, found, expected):
+    if found != expected:
+        raise ValueError(f"llama.cpp's {kind} has {name} {expected!r}, and the model {found!r}")
+
+
+def _no_window(config, keys, head_dim):
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None) or ["sliding_attention"]
+    if window and "sliding_attention" in layers and getattr(config, "use_sliding_window", True):
+        warnings.warn(
+            f"llama.cpp's {config.model_type} has no sliding window: texts of more than {window} tokens will differ",
+            stacklevel=5,
+        )
+
+
+def _window(config, keys, period):
+    """The window, and which layers have one where it is not each but every `period`th."""
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    keys["attention.sliding_window"] = config.sliding_window if any(slides) and config.sliding_window else 0
+    if any(slides) and slides != [i % period < period - 1 for i in range(len(slides))]:
+        keys["attention.sliding_window_pattern"] = slides
+
+
+def _scalar(config, head_dim, largest):
+    expected = config.hidden_size // config.num_attention_heads if config.num_hidden_layers == largest else head_dim
+    _require(config.model_type, "query_pre_attn_scalar", config.query_pre_attn_scalar, expected)
+
+
+def _gemma2(config, keys, head_dim):
+    _scalar(config, head_dim, 46)
+    _window(config, keys, 2)
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        value = getattr(config, name)
+        if not value:
+            raise ValueError(f"llama.cpp's gemma2 needs {name}")
+        keys[name] = float(value)
+
+
+def _gemma3(config, keys, head_dim):
+    _scalar(config, head_dim, 62)
+    _window(config, keys, 6)
+    _require("gemma3", "attn_logit_softcapping", config.attn_logit_softcapping, None)
+    if config.final_logit_softcapping:
+        keys["final_logit_softcapping"] = float(config.final_logit_softcapping)
+    local = config.rope_parameters["sliding_attention"]
+    _require("gemma3", "rope_type of windows", local.get("rope_type", "default"), "default")
+    keys["rope.freq_base_swa"] = float(local["rope_theta"])
+
+
+def _phi3(config, keys, head_dim):
+    keys["attention.sliding_window"] = config.sliding_window or 0
+    if "rope.scaling.original_context_length" not in keys:
+        keys["rope.scaling.original_context_length"] = config.original_max_position_embeddings
+    long = config.rope_parameters.get("rope_type") == "longrope"
+    if long and config.rope_parameters.get("attention_factor") is None:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        keys["rope.scaling.attn_factor"] = float(ROPE_INIT_FUNCTIONS["longrope"](config)[1])
+
+
+def _moe(config, keys, head_dim):
+    _no_window(config, keys, head_dim)
+    kind = config.model_type
+    _require(kind, "norm_topk_prob", config.norm_topk_prob, kind == "qwen3_moe")
+    _require(kind, "decoder_sparse_step", config.decoder_sparse_step, 1)
+    _require(kind, "mlp_only_layers", list(config.mlp_only_layers or ()), [])
+    keys["expert_count"] = config.num_experts
+    keys["expert_used_count"] = config.num_experts_per_tok
+    keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    if kind == "qwen2_moe":
+        keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+
+
+def _gpt_oss(config, keys, head_dim):
+    _window(config, keys, 2)
+    _require("gpt_oss", "swiglu_alpha", getattr(config, "swiglu_alpha", 1.702), 1.702)
+    _require("gpt_oss", "swiglu_limit", getattr(config, "swiglu_limit", 7.0), 7.0)
+    keys["expert_count"] = config.num_local_experts
+    keys["expert_used_count"] = config.num_experts_per_tok
+    keys["expert_feed_forward_length"] = config.intermediate_size
+
+
+_MORE = {
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "phi3": _phi3,
+    "qwen2_moe": _moe,
+    "qwen3_moe": _moe,
+    "gpt_oss": _gpt_oss,
+}

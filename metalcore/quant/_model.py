@@ -1,0 +1,241 @@
+"""quantize_model: the weights of a model's linear layers, embeddings and experts, packed in place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ._mixtures import MIXTURES, Weight, type_in
+from ._roles import layer_of, role_of, shape_of
+from ._types import KERNELS, Type, type_of
+
+__all__ = ["Report", "quantize_model"]
+
+
+class Packed(NamedTuple):
+    """A module of a report.
+
+    Attributes:
+        name: the module's.
+        types: names of GGML's types: one, or three of experts (gate, up, down), or none if it stays as it is.
+        before, after: the bytes of its weights.
+        reason: why it stays as it is.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    before: int
+    after: int
+    reason: str = ""
+
+
+class Report(NamedTuple):
+    """What quantize_model did.
+
+    Attributes:
+        rows: a `Packed` for each module with weights that could be packed.
+    """
+
+    rows: tuple[Packed, ...]
+
+    @property
+    def types(self) -> dict[str, list[str]]:
+        """The types of each packed module, by its name."""
+        return {row.name: list(row.types) for row in self.rows if row.types}
+
+    def __str__(self) -> str:
+        counts: dict[str, int] = {}
+        for row in self.rows:
+            for type in row.types:
+                counts[type] = counts.get(type, 0) + 1
+        packed = [row for row in self.rows if row.types]
+        before, after = sum(row.before for row in packed), sum(row.after for row in packed)
+        lines = [
+            f"{sum(counts.values())} weights packed: {before / 1e6:.1f} MB became {after / 1e6:.1f} MB ("
+            + ", ".join(f"{count} {type}" for type, count in sorted(counts.items()))
+            + ")"
+        ]
+        lines += [f"{row.name} stays as it is: {row.reason}" for row in self.rows if not row.types]
+        return "\n".join(lines)
+
+
+def quantize_model(
+    model: torch.nn.Module,
+    mixture: str = "q4_k_m",
+    *,
+    skip: Iterable[str] = (),
+    types: Mapping[str, Any] | None = None,
+) -> Report:
+    """Packs the weights of a model in place: of its linear layers, its embedding, and its experts.
+
+    torch.nn.Linear and transformers' Conv1D become metalcore.nn.QuantizedLinear, embeddings QuantizedEmbedding, and
+    transformers' modules of experts with SiLU gates QuantizedExperts. Norms, biases, position embeddings and the layers
+    that choose experts stay as they are. One module after the other is packed, on the device where it is.
+
+    Args:
+        model: of transformers, or any module.
+        mixture: llama.cpp's name of a mixture of types: q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q2_k_s, q3_k_s, q3_k_m,
+            q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m, q6_k, iq4_nl, iq4_xs or mxfp4_moe. Its rules are llama.cpp's:
+            values' weights and the FFN's last ones have more bits in some layers, and so has the output; rows that a
+            type's blocks do not divide have another type.
+        skip: regular expressions; modules in whose name one is found stay as they are.
+        types: GGML's types by regular expressions, which come before the mixture: {"lm_head": "Q8_0"}.
+
+    Returns:
+        What was packed and what was not. A model of transformers can be saved by save_pretrained, and loaded by
+        from_pretrained (see metalcore.integrations.transformers.MetalcoreConfig).
+
+    Raises:
+        ValueError: there is no such mixture or type, or the type of `types` does not fit.
+        RuntimeError: Q4_0 to Q8_0 and MXFP4 need the package gguf, which is not installed.
+    """
+    report = replace_modules(model, plan(model, mixture, skip, types), pack=True)
+    if hasattr(model, "config") and hasattr(model, "save_pretrained"):
+        from ..integrations._quantizer import note
+
+        note(model, mixture, report)
+    return report
+
+
+Plan = dict[str, "tuple[Type, ...] | str"]  # a module's types, or why it stays as it is
+
+
+def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mapping[str, Any] | None) -> Plan:
+    """What is to become of each module, in the model's order."""
+    if mixture.lower() not in MIXTURES:
+        raise ValueError(f"quantize_model: there is no mixture {mixture!r}; there are {', '.join(MIXTURES)}")
+    skipped = [re.compile(one) for one in ([skip] if isinstance(skip, str) else skip)]
+    given = {re.compile(pattern): type_of(type) for pattern, type in (types or {}).items()}
+    output, embedding = (
+        getattr(model, f"get_{kind}_embeddings", lambda: None)() for kind in ("output", "input")
+    )  # the modules
+    tied = output is not None and getattr(output, "weight", 0) is getattr(embedding, "weight", 1)
+    modules = dict(model.named_modules())
+    found = {name: module for name, module in modules.items() if _kind(module)}
+    roles = {
+        name: "output" if module is output else "embedding" if module is embedding else role_of(name)
+        for name, module in found.items()
+    }
+    shape = shape_of(model, sum(role == "v" for role in roles.values()), tied)
+    result: Plan = {}
+    values = 0
+    for name, module in found.items():
+        reason = _reason(name, module, roles[name], skipped)
+        chosen = next((type for pattern, type in given.items() if pattern.search(name)), None)
+        layer = layer_of(name)
+        if roles[name] == "v":
+            layer, values = values, values + 1
+        if reason is not None:
+            result[name] = reason
+            continue
+        parts = []
+        for role, length in _rows(module, roles[name]):
+            weight = Weight(role, length, layer, _kind(module) == "experts")
+            parts.append(type_in(mixture.lower(), weight, shape) if chosen is None else chosen)
+            if chosen is not None and (length % chosen.block or chosen.name not in KERNELS):
+                raise ValueError(f"quantize_model: {name} with rows of {length} cannot have the type {chosen.name}")
+        result[name] = (
+            f"no blocks divide its rows of {_rows(module, '')[0][1]}" if None in parts else tuple(parts)  # pyright: ignore
+        )
+    if tied:
+        _alike(result, found, output, embedding)
+    return result
+
+
+def _alike(result, found, output, embedding):
+    """One weight has one type."""
+    names = [next((name for name, module in found.items() if module is one), None) for one in (embedding, output)]
+    if None not in names:
+        first, second = (result[name] for name in names)
+        kept = first if isinstance(first, str) else second if isinstance(second, str) else first
+        result.update(dict.fromkeys(names, kept))
+
+
+def _kind(module):
+    if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+        return "linear" if isinstance(module, torch.nn.Linear) else "embedding"
+    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+        return "columns"
+    parameters = module._parameters
+    if all(isinstance(parameters.get(name), torch.Tensor) for name in ("gate_up_proj", "down_proj")):
+        return "experts" if parameters["gate_up_proj"].dim() == 3 else None  # pyright: ignore
+    return None
+
+
+def _reason(name, module, role, skipped):
+    """Why a module stays as it is, or None."""
+    if any(pattern.search(name) for pattern in skipped):
+        return "it is to be skipped"
+    kind, last = _kind(module), name.rpartition(".")[2]
+    if kind == "embedding" and role != "embedding":
+        return "it is no embedding of tokens"
+    if kind == "linear" and last in ("gate", "router", "shared_expert_gate"):
+        return "it chooses experts"
+    if kind == "experts" and not _ordinary(module):
+        return "its experts have biases, another order or another activation"
+    return None
+
+
+def _ordinary(module):
+    up, down = module.gate_up_proj, module.down_proj
+    activation = getattr(module, "act_fn", None)
+    silu = activation is torch.nn.functional.silu or type(activation).__name__ in ("SiLU", "SiLUActivation")
+    return (
+        silu
+        and set(module._parameters) == {"gate_up_proj", "down_proj"}
+        and up.shape
+        == (
+            down.shape[0],
+            2 * down.shape[2],
+            down.shape[1],
+        )
+    )
+
+
+def _rows(module, role) -> list[tuple[str, int]]:
+    """(role, length of rows) of each of a module's weights."""
+    kind = _kind(module)
+    if kind == "experts":
+        hidden, width = module.gate_up_proj.shape[2], module.down_proj.shape[2]
+        return [("gate", hidden), ("up", hidden), ("down", width)]
+    return [(role, module.weight.shape[0 if kind == "columns" else 1])]
+
+
+def replace_modules(model: torch.nn.Module, plan: Plan, *, pack: bool) -> Report:
+    """Carries a plan out. Without `pack` the new modules have their memory's sizes, and not the weights."""
+    from ..nn._packing import packed_module
+
+    rows, embeddings = [], []
+    tied = getattr(model, "all_tied_weights_keys", None) or {}  # a model without memory has not tied them yet
+    tied = {target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in tied.items()}
+    for name, types in sorted(plan.items(), key=lambda entry: not _is_embedding(model, entry[0])):
+        module = model.get_submodule(name)
+        weights = [p for leaf, p in module.named_parameters(recurse=False) if not leaf.endswith("bias")]
+        before = sum(weight.nbytes for weight in weights)
+        if isinstance(types, str):
+            rows.append(Packed(name, (), before, before, types))
+            continue
+        shared = next((made for one, weight, made in embeddings if weight is weights[0] or tied.get(name) == one), None)
+        new = packed_module(module, types, pack, shared)
+        if _is_embedding(model, name):
+            embeddings.append((name, weights[0], new))
+        model.set_submodule(name, new)
+        after = sum(buffer.nbytes for buffer in new.buffers(recurse=False))
+        rows.append(Packed(name, tuple(type.name for type in types), before if shared is None else 0, after))
+    _untie(model, [row.name for row in rows if row.types])
+    return Report(tuple(rows))
+
+
+def _is_embedding(model, name):
+    return isinstance(model.get_submodule(name), torch.nn.Embedding)
+
+
+def _untie(model, packed):
+    """transformers ties parameters alone. Packed weights are tied by their modules."""
+    tied = getattr(model, "all_tied_weights_keys", None)
+    if tied:
+        left = {target: source for target, source in tied.items() if target.rpartition(".")[0] not in packed}
+        model._tied_weights_keys = model.all_tied_weights_keys = left

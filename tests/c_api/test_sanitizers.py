@@ -1,0 +1,62 @@
+"""The C program and the library's own sources under AddressSanitizer and UndefinedBehaviorSanitizer."""
+
+import shlex
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from c_program import HERE, LIBRARY, PACKAGE, ROOT
+from test_errors import REFUSED, as_words
+from test_functions import add_all, check
+
+from metalcore.msl.host import find_compiler
+
+BUILT = ROOT / "build" / "metalcore" / "c_objects"
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1", "-O1")
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory):
+    """The program, and csrc/c_api inside it. The rest of the library is as setup.py built it."""
+    if not BUILT.exists():
+        pytest.skip("the library's objects are not here: setup.py has not built it")
+    compiler = find_compiler().command
+    folder = tmp_path_factory.mktemp("sanitized")
+    (line,) = [line for line in (BUILT / "build.ninja").read_text().splitlines() if line.startswith("post_cflags")]
+    flags = [flag for flag in shlex.split(line.split("=", 1)[1]) if flag != "-O2"]
+    sources = sorted((ROOT / "csrc" / "c_api").glob("*.cpp"))
+
+    def compiled(source):
+        output = folder / f"{source.stem}.o"
+        subprocess.run([*compiler, *flags, *SANITIZERS, "-c", str(source), "-o", str(output)], check=True)
+        return output
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compiled, sources))
+    others = [path for path in (BUILT / "csrc").rglob("*.o") if path.parent.name != "c_api"]
+    main = folder / "calls.o"
+    strict = ("-std=c99", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror")
+    command = ["cc", *strict, *SANITIZERS, f"-I{PACKAGE / 'include'}", "-c", str(HERE / "calls.c"), "-o", str(main)]
+    subprocess.run(command, check=True)
+    program = folder / "calls"
+    parts = map(str, (main, *objects, *others))
+    subprocess.run([*compiler, *SANITIZERS, "-o", str(program), *parts, "-ldl", "-pthread"], check=True)
+    return program
+
+
+@pytest.mark.parametrize("checked", ["0", "1"])
+def test_functions(sanitized, calls, checked):
+    cases = add_all(calls)
+    check(cases, calls.run(sanitized, METALCORE_CHECK=checked, METALCORE_LIBRARY_DIR=str(LIBRARY)))
+
+
+def test_threads(sanitized, calls):
+    add_all(calls)
+    calls.run(sanitized, "--threads", "4", METALCORE_LIBRARY_DIR=str(LIBRARY), OMP_NUM_THREADS="2")
+
+
+def test_refused(sanitized, calls):
+    for arguments in REFUSED.values():
+        calls.add(*as_words(arguments))
+    reports = calls.run(sanitized, METALCORE_LIBRARY_DIR=str(LIBRARY))
+    assert {status for status, *_ in reports} == {"METALCORE_INVALID_ARGUMENT"}

@@ -1,0 +1,81 @@
+"""Processes that run checks together, as the ranks of a group of gloo, each with a simulated device of its own.
+
+    ranks.run(2, "losses.vocabulary", reduction="mean")    # checks/losses.py: vocabulary(reduction) in two ranks
+
+The processes stay for all tests. A group lives as long as a check.
+"""
+
+import importlib
+import multiprocessing
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+HERE = Path(__file__).parent
+LIMIT = 120  # seconds for a check
+
+
+class Ranks:
+    def __init__(self, count):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["preload"])
+        self._pipes, self._processes = [], []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(rank, theirs), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, count, check, /, **options):
+        """What the check returns, for each rank. An error of one rank fails."""
+        store = HERE / f".store-{os.getpid()}"
+        store.unlink(missing_ok=True)
+        for pipe in self._pipes[:count]:
+            pipe.send((count, str(store), check, options))
+        found = []
+        try:
+            for rank, pipe in enumerate(self._pipes[:count]):
+                assert pipe.poll(LIMIT), f"rank {rank} of {check} did not answer in {LIMIT} s"
+                error, value = pipe.recv()
+                assert error is None, f"rank {rank} of {check}:\n{error}"
+                found.append(value)
+        finally:
+            store.unlink(missing_ok=True)
+        return found
+
+    def stop(self):
+        for pipe, process in zip(self._pipes, self._processes):
+            pipe.close()
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+
+def serve(rank, pipe):
+    sys.path.insert(0, str(HERE))
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    while True:
+        try:
+            count, store, check, options = pipe.recv()
+        except EOFError:
+            return
+        module, name = check.split(".")
+        try:
+            dist.init_process_group(
+                "gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=timedelta(seconds=60)
+            )
+            torch.manual_seed(0)
+            value = getattr(importlib.import_module(f"checks.{module}"), name)(**options)
+            dist.barrier()
+            pipe.send((None, value))
+        except BaseException:
+            pipe.send((traceback.format_exc(), None))
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()

@@ -1,0 +1,81 @@
+"""Logits and tokens of llama.cpp for the same files."""
+
+import layouts
+import llama
+import pytest
+import torch
+
+from metalcore import gguf
+
+if llama.llama_cpp is None:
+    pytest.skip(
+        "llama-cpp-python cannot be imported: nothing is compared with llama.cpp (pip install llama-cpp-python)",
+        allow_module_level=True,
+    )
+each_layout = pytest.mark.parametrize("name", list(layouts.CASES))
+COUNT = 64
+
+
+def difference(actual, expected):
+    return ((actual - expected).norm() / expected.norm()).item()
+
+
+@torch.no_grad()
+def greedy(model, tokens):
+    """Logits of the tokens, and the most likely ones that follow."""
+    out = model(tokens, use_cache=True)
+    logits, found = out.logits[0], []
+    for _ in range(COUNT):
+        found.append(int(out.logits[0, -1].argmax()))
+        out = model(torch.tensor([found[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+    return logits, found
+
+
+@each_layout
+def test_logits_and_tokens(made, name, tmp_path):
+    """llama.cpp rounds what it multiplies packed weights with to 8 bits; here ggml dequantizes the file for it."""
+    file, tokens = made(name), layouts.tokens()[:1]
+    model, _ = gguf.load(file.path, tokenizer=False, attn_implementation="eager")
+    logits, found = greedy(model, tokens)
+    with llama.Llama(llama.dequantized(file.path, tmp_path / "x.gguf")) as other:
+        expected = other.logits(tokens[0].tolist())
+    with llama.Llama(str(tmp_path / "x.gguf")) as other:
+        assert other.greedy(tokens[0].tolist(), COUNT) == found
+    assert difference(logits, expected) < 1e-3
+
+
+@each_layout
+def test_logits_of_the_packed_file(made, name):
+    """As llama.cpp computes with packed weights: no farther away than such rounding takes the same model."""
+    file, tokens = made(name), layouts.tokens()[:1]
+    model, _ = gguf.load(file.path, tokenizer=False, attn_implementation="eager")
+    with torch.no_grad():
+        logits = model(tokens).logits[0]
+        llama.round_as_llama(model)
+        rounded = model(tokens).logits[0]
+    with llama.Llama(file.path) as other:
+        expected = other.logits(tokens[0].tolist())
+    # Two ways of rounding are apart by the sum of both at most; 1e-3 is for what is not rounded.
+    assert difference(logits, expected) < 2 * difference(logits, rounded) + 1e-3
+
+
+@each_layout
+def test_written_files_are_opened(made, name, tmp_path):
+    """llama.cpp computes the same from the file that save_gguf writes."""
+    file, tokens = made(name), layouts.tokens()[0].tolist()
+    gguf.save_gguf(gguf.load(file.path, tokenizer=False).model, tmp_path / "x.gguf")
+    with llama.Llama(file.path) as one, llama.Llama(str(tmp_path / "x.gguf")) as other:
+        torch.testing.assert_close(other.logits(tokens), one.logits(tokens), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
+def test_tokens_of_texts(made, tmp_path, kind):
+    """llama.cpp splits texts as the tokenizer whose vocabulary save_gguf writes, and as the one that is loaded."""
+    model, tokenizer = gguf.load(made("qwen2").path)
+    tokenizer = tokenizer if kind == "byte-level" else layouts.sentencepiece()
+    gguf.save_gguf(model, tmp_path / "x.gguf", tokenizer)
+    text = "the thing\n in  the ñ hat"
+    with llama.Llama(str(tmp_path / "x.gguf")) as other:
+        expected = other.tokens(text)
+    assert tokenizer.encode(text) == expected
+    assert gguf.load(tmp_path / "x.gguf").tokenizer.encode(text) == expected

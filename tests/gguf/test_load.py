@@ -1,0 +1,193 @@
+"""Models that are loaded from GGUF files compute what transformers' models with the dequantized weights do."""
+
+import warnings
+
+import layouts
+import numpy as np
+import pytest
+import torch
+
+from metalcore import gguf
+from metalcore.nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
+
+each_layout = pytest.mark.parametrize("name", list(layouts.CASES))
+
+
+def difference(actual, expected):
+    return ((actual.cpu().float() - expected).abs().max() / expected.abs().max()).item()
+
+
+@torch.no_grad()
+def logits(model, device="cpu"):
+    return model(layouts.tokens().to(device)).logits
+
+
+@each_layout
+def test_logits(made, name):
+    file = made(name)
+    model, _ = gguf.load(file.path, tokenizer=False, attn_implementation="eager")
+    assert type(model) is type(file.reference)
+    # Sums of at most 512 terms in float32, in another order, in a few tens of layers' steps.
+    assert difference(logits(model), logits(file.reference)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2moe", "gpt-oss"])
+def test_logits_on_the_device(made, name, device):
+    file = made(name)
+    model, _ = gguf.load(file.path, device, torch.float32, tokenizer=False, attn_implementation="eager")
+    assert all(tensor.device.type == device for tensor in (*model.parameters(), *model.buffers()))
+    assert difference(logits(model, device), logits(file.reference)) < 1e-4
+
+
+def test_bfloat16_is_the_default_on_gpus(made, device):
+    file = made("llama-tied")
+    model, _ = gguf.load(file.path, device, tokenizer=False)
+    found = logits(model, device)
+    assert found.dtype == (torch.float32 if device == "cpu" else torch.bfloat16)
+    assert difference(found, logits(file.reference)) < 0.05
+
+
+@each_layout
+def test_weights_stay_packed(made, name):
+    file = made(name)
+    model, _ = gguf.load(file.path, tokenizer=False)
+    source = gguf.GGUFFile(file.path)
+    packed = [info for info in source.tensors.values() if info.type.name not in ("F32", "F16", "BF16")]
+    kinds = (QuantizedLinear, QuantizedEmbedding, QuantizedExperts)
+    held = {}
+    for module in model.modules():
+        if isinstance(module, kinds):
+            held.update({buffer.data_ptr(): buffer.numel() for buffer in module.buffers(recurse=False)})
+    assert sum(held.values()) == sum(info.nbytes for info in packed)
+    # What is not packed has one dimension, or is a router.
+    floats = [value for value in model.parameters() if value.dim() > 1 and min(value.shape) > 4]
+    assert bool(floats) == (file.case.types == ("F32",))
+
+
+def test_configuration_of_llama_3(made):
+    """The factors in the file are Llama 3's, which has a rule of its own in transformers."""
+    file = made("llama")
+    model, _ = gguf.load(file.path, tokenizer=False)
+    assert model.config.rope_parameters == layouts.LLAMA3
+    assert model.generation_config.eos_token_id == [257]
+
+
+def test_factors_that_follow_no_rule(tmp_path, monkeypatch):
+    monkeypatch.setitem(layouts.LLAMA3, "low_freq_factor", 2.0)
+    made = layouts.make("llama", tmp_path / "x.gguf", ("F32",))
+    model, _ = gguf.load(made.path, tokenizer=False)
+    assert model.config.rope_parameters["rope_type"] == "longrope"
+    assert difference(logits(model), logits(made.reference)) < 1e-5
+
+
+def test_tied_weights_are_held_once(made):
+    model, _ = gguf.load(made("llama-tied").path, tokenizer=False)
+    assert model.lm_head.packed is model.model.embed_tokens.packed
+    model.tie_weights()
+    assert model.lm_head.packed is model.model.embed_tokens.packed
+
+
+def test_tokenizer(made):
+    _, tokenizer = gguf.load(made("qwen2").path)
+    text = "the thing\n in  the ñ"
+    tokens = tokenizer.encode(text)
+    assert tokens[0] == 259 and tokenizer.decode(tokens) == text
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, len(tokenizer)) == (256, 257, layouts.VOCABULARY)
+    assert tokenizer.encode("</s>") == [257]
+
+
+def test_types_without_kernels_become_numbers(tmp_path, monkeypatch):
+    """TQ2_0 stands for them: it is the one that can be made."""
+    made = layouts.make("qwen3moe", tmp_path / "x.gguf", ("TQ2_0", "Q8_0"))
+    with pytest.warns(UserWarning, match=r"TQ2_0 has no kernels; 14 tensors \(blk.0.attn_q.weight, .*became"):
+        model, _ = gguf.load(made.path, tokenizer=False)
+    assert not any(isinstance(module, QuantizedExperts) for module in model.modules())
+    assert isinstance(model.lm_head, QuantizedLinear)
+    assert difference(logits(model), logits(made.reference)) < 1e-5
+
+
+def test_gradients_reach_an_adapter(made, device):
+    """A low-rank adapter on packed weights learns as on the dequantized ones."""
+    file = made("llama")
+    model, _ = gguf.load(file.path, device, torch.float32, tokenizer=False, attn_implementation="eager")
+    found = []
+    for each, place in ((model, device), (file.reference, "cpu")):
+        torch.manual_seed(1)
+        adapter = torch.randn(256, 256).mul_(0.01).to(place).requires_grad_()
+        target = each.model.layers[0].self_attn.q_proj
+        handle = target.register_forward_hook(lambda module, given, out, a=adapter: out + given[0] @ a.T)
+        tokens = layouts.tokens().to(place)
+        losses = []
+        for _ in range(3):
+            loss = each(tokens, labels=tokens).loss
+            (gradient,) = torch.autograd.grad(loss, adapter)
+            with torch.no_grad():
+                adapter -= 2 * gradient
+            losses.append(loss.item())
+        handle.remove()
+        found.append(losses)
+    ours, expected = found
+    assert ours[2] < ours[1] < ours[0]
+    assert ours == pytest.approx(expected, rel=1e-5)
+
+
+def _with(tmp_path, change):
+    """A file of llama's layout whose tensors and keys went through change(writer)."""
+    original = layouts.gguf.GGUFWriter.write_header_to_file
+
+    def write(self, *arguments):
+        change(self)
+        return original(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layouts.gguf.GGUFWriter, "write_header_to_file", write)
+        return layouts.make("llama-plain", tmp_path / "x.gguf").path
+
+
+def _set(key, value):
+    def change(writer):
+        writer.kv_data[0][key].value = value
+
+    return change
+
+
+def _drop(name):
+    return lambda writer: writer.tensors[0].pop(name)
+
+
+def _add(name):
+    return lambda writer: writer.add_tensor(name, np.ones(4, np.float32))
+
+
+def _reshape(name, shape):
+    def change(writer):
+        writer.tensors[0][name].shape = shape
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (_set("general.architecture", "falcon"), "architecture 'falcon' cannot be loaded; these can: gemma2"),
+        (_drop("blk.1.ffn_up.weight"), "1 tensors are missing: blk.1.ffn_up.weight"),
+        (_add("blk.7.x"), "1 tensors are unknown: blk.7.x"),
+        (_drop("token_embd.weight"), "tensor 'token_embd.weight' is missing"),
+        (_reshape("blk.0.attn_q.weight", (128, 512)), r"has shape \(128, 512\), and the metadata say \(256, 256\)"),
+        (_set("llama.block_count", 2**31), "2147483648 layers are promised"),
+        (_set("llama.block_count", 0), "'llama.block_count': 0 is no number of 1 or more"),
+        (_set("llama.attention.head_count", 3), "describe no model|and the metadata say"),
+        (_set("llama.embedding_length", 2**32 - 1), "and the metadata say|describe no model"),
+        (_set("llama.rope.freq_base", float("nan")), "'llama.rope.freq_base': nan is no finite number"),
+    ],
+)
+def test_what_cannot_be_loaded(tmp_path, change, message):
+    path = _with(tmp_path, change)
+    with pytest.raises(gguf.GGUFError, match=message):
+        gguf.load(path)
+
+
+def test_no_warning_where_all_is_known(made):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gguf.load(made("llama").path)

@@ -1,0 +1,26 @@
+"""How tests compare a program with its module."""
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+
+def agree(expected, found, tolerance=2e-5):
+    """Asserts that results are equal, to a tolerance relative to the largest number of each."""
+    expected, found = ([t for t in tree_leaves(x) if isinstance(t, torch.Tensor)] for x in (expected, found))
+    assert len(expected) == len(found)
+    for a, b in zip(expected, found):
+        assert a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+        a, b = a.detach().cpu().double(), b.detach().cpu().double()
+        scale = max(1.0, a[a.isfinite()].abs().max().item() if a.isfinite().any() else 1.0)
+        torch.testing.assert_close(b, a, rtol=0, atol=tolerance * scale, equal_nan=True)
+
+
+def alike(expected, found):
+    """Asserts what is asked of whole models: a correlation above 0.9999, and the same five largest results."""
+    a, b = (t.detach().cpu().double().flatten() for t in (expected, found))
+    assert torch.corrcoef(torch.stack([a, b]))[0, 1] > 0.9999
+    assert a.topk(5).indices.tolist() == b.topk(5).indices.tolist()
+
+
+def operators(program):
+    return [step.operator for step in program.report().steps]

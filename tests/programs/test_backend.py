@@ -1,0 +1,215 @@
+"""torch.compile(…, backend="metalcore"): forward, training, changing sizes, and what is left to PyTorch."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checks import agree
+from nets import Decoder, ResNet
+from torch import nn
+
+import metalcore
+from metalcore import programs
+
+STRICT = {"fallback": False}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(thing, dynamic=False, **options):
+    return torch.compile(thing, backend="metalcore", dynamic=dynamic, options={**STRICT, **options})
+
+
+def names(found):
+    return {step.operator for c in found for program in c.programs for step in program.report().steps}
+
+
+def test_the_package_names_the_backend():
+    """In an installed package by an entry point, and in any process that imports metalcore.programs."""
+    assert "metalcore" in torch._dynamo.list_backends()
+
+
+def training(model, step, batches):
+    """The losses and the parameters after some steps of AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = step(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *[p.detach() for p in model.parameters()], *model.buffers()]
+
+
+def language_step(model, ids):
+    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def image_step(model, x):
+    return model(x).square().mean()
+
+
+def test_training_of_a_decoder(device):
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randint(3, 50, (2, 9), generator=generator).to(device) for _ in range(3)]
+    torch.manual_seed(0)
+    model = Decoder(layers=1).to(device)
+    expected = training(copy.deepcopy(model), language_step, batches)
+    with programs.observe() as found:
+        result = training(model, compiled(language_step), batches)
+    agree(expected, result, 1e-4)
+    assert {"metalcore.rms_norm_backward", "metalcore.attention_backward", "metalcore.cross_entropy"} <= names(found)
+
+
+def test_training_of_batch_norms(device):
+    """Running statistics and counters change as in eager PyTorch."""
+    batches = [torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(i)).to(device) for i in range(3)]
+    torch.manual_seed(0)
+    model = ResNet().to(device)
+    expected = training(copy.deepcopy(model), image_step, batches)
+    agree(expected, training(model, compiled(image_step), batches), 2e-3)
+
+
+def test_training_with_fusions_off_one_by_one(device):
+    ids = torch.randint(3, 50, (2, 9), generator=torch.Generator().manual_seed(0)).to(device)
+    torch.manual_seed(0)
+    model = Decoder(layers=1).to(device)
+
+    def gradients(step):
+        model.zero_grad()
+        step(model, ids).backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    expected = gradients(language_step)
+    used = ["rms_norm", "add_norm", "attention", "gated", "cross_entropy", "pointwise"]
+    for left_out in used:
+        torch._dynamo.reset()
+        agree(expected, gradients(compiled(language_step, fusions=[n for n in used if n != left_out])), 1e-4)
+
+
+def test_graph_breaks(device):
+    def function(x):
+        y = F.silu(x) * x
+        torch._dynamo.graph_break()
+        return F.gelu(y) * x
+
+    x = torch.randn(4, 16).to(device)
+    with programs.observe() as found:
+        agree(function(x), compiled(function)(x))
+    assert len(found) == 2 and all("metalcore.gated" in names([c]) for c in found)
+
+
+def test_each_size_has_its_program(device):
+    def function(x):
+        return torch.softmax(x @ x.mT / x.shape[-1] ** 0.5, -1) * x.shape[0]
+
+    call = compiled(function, dynamic=True, cache_size=2)
+    with programs.observe() as found:
+        for rows in (3, 5, 3, 5):
+            x = torch.randn(rows, 8).to(device)
+            agree(function(x), call(x))
+    assert len(found) == 2
+    x = torch.randn(7, 8).to(device)
+    with pytest.warns(UserWarning, match="cache_size"):
+        agree(function(x), call(x))
+    assert len(found) == 2
+
+
+def test_sizes_that_run_eagerly(device):
+    call = compiled(lambda x: x.relu() + x.shape[0], dynamic=True)
+    eager = torch.compile(
+        lambda x: x.relu() - x.shape[0], backend="metalcore", dynamic=True, options={"dynamic": "eager"}
+    )
+    with programs.observe() as found:
+        x = torch.randn(3, 8).to(device)
+        agree(x.relu() - 3, eager(x))
+        assert not found
+        agree(x.relu() + 3, call(x))
+        assert found
+
+
+def test_inputs_that_are_written_to(device):
+    def function(x, cache, place):
+        cache.index_copy_(0, place, x)
+        x.mul_(2)
+        return cache.sum(0) + x
+
+    tensors = [torch.randn(2, 8), torch.randn(6, 8), torch.tensor([4, 1])]
+    first, second = ([t.clone().to(device) for t in tensors] for _ in range(2))
+    agree(function(*first), compiled(function)(*second))
+    agree(first, second)
+
+
+def test_gradients_are_off_where_the_program_says_so(device):
+    def function(x, weight):
+        with torch.no_grad():
+            scale = F.silu(weight) * weight
+        return (F.gelu(x) * (x * scale)).sum() + (weight.detach() * x).sum()
+
+    def gradients(call):
+        x, weight = (torch.full((4, 16), v, device=device, requires_grad=True) for v in (0.5, 2.0))
+        call(x, weight).backward()
+        return [x.grad, weight.grad if weight.grad is not None else torch.zeros_like(x)]
+
+    agree(gradients(function), gradients(compiled(function)))
+
+
+def test_checkpoints_and_autocast_are_left_to_autograd(device):
+    from torch.utils.checkpoint import checkpoint
+
+    def function(x):
+        return checkpoint(lambda x: F.silu(x) * x, x, use_reentrant=False).sum()
+
+    x = torch.randn(4, 16).to(device).requires_grad_()
+    with programs.observe() as found:
+        agree(function(x), compiled(function)(x))
+        assert any("checkpoint" in note for note in found[0].notes) and not found[0].fused
+
+
+def test_dropout_draws_what_it_should(device):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).to(device)
+    y = compiled(model)(torch.ones(64, 8).to(device))
+    assert 0.3 < (y == 0).float().mean() < 0.7
+    agree(compiled(model.eval())(torch.ones(2, 8).to(device)), model(torch.ones(2, 8).to(device)))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"fuse": []}, "no option 'fuse'; there are fusions"),
+        ({"fusions": ["rms_norms"]}, "no fusion 'rms_norms'"),
+        ({"fusions": "rms_norm"}, "a list of names"),
+        ({"cache_size": 0}, "1 and more"),
+        ({"dynamic": "no"}, "'specialize' or 'eager'"),
+    ],
+)
+def test_options_that_are_refused(device, options, message):
+    with pytest.raises(Exception, match=message):
+        torch.compile(lambda x: x + 1, backend="metalcore", options=options)(torch.ones(2).to(device))
+
+
+def test_what_fails_runs_by_pytorch_with_a_warning(device, monkeypatch):
+    def fails(*args, **kwargs):
+        raise NotImplementedError("a seeded failure")
+
+    monkeypatch.setattr("metalcore.programs.backend.finish", fails)
+    x = torch.randn(3).to(device)
+    with pytest.warns(UserWarning, match="a seeded failure"):
+        agree(x + 1, torch.compile(lambda x: x + 1, backend="metalcore")(x))
+    with pytest.raises(Exception, match="a seeded failure"):
+        compiled(lambda x: x - 1)(x)
+
+
+def test_on_the_cpu():
+    """There are no kernels, and programs are right."""
+    model, ids = Decoder(layers=1).eval(), torch.arange(3, 12)[None]
+    with torch.no_grad():
+        agree(model(ids), compiled(model)(ids))
+    agree(model(ids), metalcore.compile(model, (ids,))(ids))

@@ -1,0 +1,138 @@
+"""Whole models: the results of a program are the module's."""
+
+import pytest
+import torch
+import transformers
+from checks import agree, alike, operators
+from nets import Decoder, Encoder, MobileNet, ResNet, UNet, perturb
+
+import metalcore
+
+IMAGE = (2, 3, 16, 16)
+
+
+def image(device, shape=IMAGE):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def tokens(device, count=12):
+    return torch.randint(3, 50, (1, count), generator=torch.Generator().manual_seed(0)).to(device)
+
+
+@pytest.mark.parametrize(
+    "make, fused",
+    [
+        (ResNet, {"conv_batch_norm"}),
+        (MobileNet, {"conv_batch_norm"}),
+        (UNet, {"conv_batch_norm", "kernels"}),
+    ],
+)
+def test_vision(device, make, fused):
+    torch.manual_seed(0)
+    module = perturb(make()).to(device)
+    program = metalcore.compile(module, (image(device),))
+    assert {r.pattern for r in program.report().fused} == fused
+    assert "batch_norm" not in operators(program)
+    with torch.no_grad():
+        alike(module(image(device)), program(image(device)))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_encoders(device, before):
+    torch.manual_seed(0)
+    module, x = Encoder(before=before).to(device).eval(), image(device, (2, 6, 32))
+    program = metalcore.compile(module, (x,))
+    names = operators(program)
+    assert names.count("metalcore.attention") == 2 and names.count("metalcore.add_layer_norm") >= 3
+    with torch.no_grad():
+        alike(module(x), program(x))
+
+
+def test_a_decoder_with_fusions_off_one_by_one(device):
+    torch.manual_seed(0)
+    module, ids = Decoder(layers=1).to(device).eval(), tokens(device)
+    exported = torch.export.export(module, (ids,))
+    with torch.no_grad():
+        expected = module(ids)
+    names = ["layer_norm", "rms_norm", "add_norm", "rope", "attention", "gated", "kernels", "pointwise"]
+    counts = []
+    for left_out in [None, *names]:
+        program = metalcore.compile(exported, fusions=[name for name in names if name != left_out])
+        alike(expected, program(ids))
+        counts.append(len(program.report().fused))
+    assert counts[0] == 3 + 2 + 1 + 1 + 1  # norms, sums, rope, attention, gates
+    plain = metalcore.compile(exported, fusions=[])
+    alike(expected, plain(ids))
+    assert not plain.report().count("metalcore")
+
+
+SIZES = dict(
+    vocab_size=50,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=32,
+)
+GPT2 = dict(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=32)
+
+
+def language_model(name, device, **options):
+    torch.manual_seed(0)
+    sizes = GPT2 if name == "GPT2" else SIZES
+    config = getattr(transformers, f"{name}Config")(**sizes, **options)
+    make = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
+    model = make(config).to(device).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
+    return model
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [("Llama", {}), ("Qwen2", {}), ("Gemma", {"head_dim": 8}), ("GPT2", {})],
+)
+def test_language_models(device, name, options):
+    """Prefill, and greedy tokens of a program for sequences of one length: tokens that are still to come change nothing
+    before them."""
+    model, ids = language_model(name, device, **options), tokens(device, 16)
+    program = metalcore.compile(model, (ids,), {"use_cache": False})
+    assert program.report().count("metalcore") >= (7 if name == "GPT2" else 11)
+    with torch.no_grad():
+        alike(model(ids, use_cache=False).logits, program(ids, use_cache=False).logits)
+        for length in range(4, 16):
+            found = program(ids, use_cache=False).logits[:, length - 1].argmax(-1)
+            if length % 4 == 0:
+                assert torch.equal(found, model(ids[:, :length], use_cache=False).logits[:, -1].argmax(-1))
+            ids[:, length] = found
+
+
+def test_bert(device):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    model = transformers.BertModel(config).to(device).eval()
+    program = metalcore.compile(model, (tokens(device),))
+    with torch.no_grad():
+        expected, found = model(tokens(device)), program(tokens(device))
+    assert type(found) is type(expected)
+    agree(expected.last_hidden_state, found.last_hidden_state)
+    assert operators(program).count("metalcore.attention") == 2
+
+
+def test_bfloat16(device):
+    torch.manual_seed(0)
+    module, ids = Decoder().to(device).eval(), tokens(device)
+    program = metalcore.compile(module, (ids,), dtype=torch.bfloat16)
+    with torch.no_grad():
+        a, b = module(ids).flatten().cpu(), program(ids).float().flatten().cpu()
+    assert torch.corrcoef(torch.stack([a, b]))[0, 1] > 0.99
+
+
+def test_an_exported_program(device):
+    module, x = perturb(ResNet()).to(device), image(device)
+    program = metalcore.compile(torch.export.export(module, (x,)))
+    agree(module(x), program(x))
+    with pytest.raises(ValueError, match="convert the module before it is exported"):
+        metalcore.compile(torch.export.export(module, (x,)), dtype=torch.float16)

@@ -1,0 +1,230 @@
+"""Each pattern finds what it is for, in several spellings, and changes no result."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checks import agree, operators
+from torch import nn
+
+import metalcore
+
+
+class Plain(nn.Module):
+    """A function of an input and of some parameters."""
+
+    def __init__(self, function, *shapes):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.function = function
+        self.weights = nn.ParameterList(torch.randn(shape, generator=generator) for shape in shapes)
+
+    def forward(self, *inputs):
+        return self.function(*inputs, *self.weights)
+
+
+def llama_norm(x, weight):
+    dtype = x.dtype
+    x = x.to(torch.float32)
+    x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight * x.to(dtype)
+
+
+def gemma_norm(x, weight):
+    normal = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+    return (normal * (1.0 + weight.float())).type_as(x)
+
+
+def short_norm(x, weight):
+    return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + 1e-5) * weight
+
+
+def bare_norm(x):
+    return x * (x.square().mean(-1, keepdim=True) + 1e-5).sqrt().reciprocal()
+
+
+def written_layer_norm(x, weight, bias):
+    centered = x - x.mean(-1, keepdim=True)
+    return centered / torch.sqrt(centered.pow(2).mean(-1, keepdim=True) + 1e-5) * weight + bias
+
+
+def other_layer_norm(x, weight, bias):
+    mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
+    return bias + weight * ((x - mean) * torch.rsqrt(variance + 1e-5))
+
+
+def norm_of_sum(x, residual, weight):
+    total = x + residual
+    return F.rms_norm(total, (total.shape[-1],), weight, 1e-6), total
+
+
+def layer_norm_of_sum(x, residual, weight, bias):
+    total = residual + x
+    return F.layer_norm(total, (16,), weight, bias) @ total.mT
+
+
+def rotate_half(x):
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def hugging_rope(q, k, angles):
+    angles = torch.cat((angles, angles), dim=-1)
+    cos, sin = (angles.cos() * 1.5).unsqueeze(1), (angles.sin() * 1.5).unsqueeze(1)
+    return (q * cos) + (rotate_half(q) * sin), (k * cos) + (rotate_half(k) * sin)
+
+
+def rope_of_tokens_first(q, k, angles):
+    cos, sin = (torch.cat([f(angles)] * 2, -1)[:, :, None] for f in (torch.cos, torch.sin))
+    turned = [torch.cat((x[..., 4:].neg(), x[..., :4]), -1) for x in (q, k)]
+    return cos * q + sin * turned[0], cos * k + turned[1] * sin
+
+
+def written_attention(q, k, v):
+    scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5)
+    return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
+
+
+def masked_attention(q, k, v, mask):
+    return torch.softmax(q / math.sqrt(8) @ k.permute(0, 1, 3, 2) + mask, -1) @ v
+
+
+def attention_of_three(q, k, v):
+    return (q[0] @ k[0].mT).div(2.0).softmax(-1) @ v[0]
+
+
+def sigmoid_gate(gate, up):
+    return up * (gate * torch.sigmoid(gate))
+
+
+HEADS = (2, 3, 5, 8)
+# pattern, what it becomes, function, shapes of the inputs, shapes of the parameters
+CASES = [
+    ("rms_norm", "metalcore.rms_norm", llama_norm, [(3, 4, 16)], [(16,)]),
+    ("rms_norm", "metalcore.rms_norm", gemma_norm, [(3, 4, 16)], [(16,)]),
+    ("rms_norm", "metalcore.rms_norm", short_norm, [(4, 16)], [(16,)]),
+    ("rms_norm", "metalcore.rms_norm", bare_norm, [(4, 16)], []),
+    ("rms_norm", "metalcore.rms_norm", lambda x, w: F.rms_norm(x, (4, 16), w), [(3, 4, 16)], [(4, 16)]),
+    ("layer_norm", "metalcore.layer_norm", lambda x, w, b: F.layer_norm(x, (16,), w, b), [(4, 16)], [(16,), (16,)]),
+    ("layer_norm", "metalcore.layer_norm", lambda x: F.layer_norm(x, (4, 16)), [(3, 4, 16)], []),
+    ("layer_norm", "metalcore.layer_norm", written_layer_norm, [(4, 16)], [(16,), (16,)]),
+    ("layer_norm", "metalcore.layer_norm", other_layer_norm, [(4, 16)], [(16,), (16,)]),
+    ("add_norm", "metalcore.add_rms_norm", norm_of_sum, [(4, 16), (4, 16)], [(16,)]),
+    ("add_norm", "metalcore.add_layer_norm", layer_norm_of_sum, [(4, 16), (4, 16)], [(16,), (16,)]),
+    ("rope", "metalcore.rope", hugging_rope, [HEADS, (2, 1, 5, 8), (1, 5, 4)], []),
+    ("rope", "metalcore.rope", rope_of_tokens_first, [(2, 5, 3, 8), (2, 5, 1, 8), (2, 5, 4)], []),
+    ("written_attention", "metalcore.attention", written_attention, [HEADS] * 3, []),
+    ("written_attention", "metalcore.attention", masked_attention, [HEADS, HEADS, HEADS, (2, 1, 5, 5)], []),
+    ("written_attention", "metalcore.attention", attention_of_three, [HEADS] * 3, []),
+    ("attention", "metalcore.attention", F.scaled_dot_product_attention, [HEADS] * 3, []),
+    ("gated", "metalcore.gated", lambda gate, up: F.silu(gate) * up, [(4, 16)] * 2, []),
+    ("gated", "metalcore.gated", lambda gate, up: up * F.gelu(gate, approximate="tanh"), [(4, 16)] * 2, []),
+    ("gated", "metalcore.gated", sigmoid_gate, [(4, 16)] * 2, []),
+    ("cross_entropy", "metalcore.cross_entropy", lambda x: F.cross_entropy(x, x.argmax(-1)), [(4, 16)], []),
+    ("kernels", "metalcore.softmax", lambda x: torch.softmax(x, 0), [(4, 16)], []),
+    ("kernels", "metalcore.log_softmax", lambda x: x.log_softmax(-1), [(4, 16)], []),
+    ("kernels", "metalcore.group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), [(2, 4, 5)], [(4,), (4,)]),
+]
+
+
+def inputs(shapes, device):
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(shape, generator=generator).to(device) for shape in shapes)
+
+
+@pytest.mark.parametrize("pattern, becomes, function, shapes, parameters", CASES)
+def test_with_and_without(device, pattern, becomes, function, shapes, parameters):
+    module, args = Plain(function, *parameters).to(device), inputs(shapes, device)
+    names = [p.name for p in metalcore.programs.PATTERNS]
+    fused = metalcore.compile(module, args)
+    plain = metalcore.compile(module, args, fusions=[name for name in names if name != pattern])
+    assert pattern in {rewritten.pattern for rewritten in fused.report().fused}
+    assert becomes in operators(fused) and becomes not in operators(plain)
+    with torch.no_grad():
+        expected = module(*args)
+    agree(expected, fused(*args))
+    agree(expected, plain(*args))
+
+
+def wide_in_half(x, weight):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def other_dimension(x, weight):
+    return x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-6) * weight
+
+
+def angles_of_one_half(q, k, angles):
+    cos, sin = torch.cat([angles, angles + 1], -1).cos(), torch.cat([angles, angles], -1).sin()
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def other_tables_of_the_key(q, k, angles):
+    cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * cos
+
+
+def quarter_rotation(q, k, angles):
+    cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
+    turned = [torch.cat((-x[..., 6:], x[..., :6]), -1) for x in (q, k)]
+    return q * cos + turned[0] * sin, k * cos + turned[1] * sin
+
+
+def softmax_of_queries(q, k, v):
+    return torch.softmax(q @ k.mT, -2) @ v
+
+
+def untransposed(q, k, v):
+    return torch.softmax(q @ k, -1) @ v
+
+
+def shown_weights(q, k, v):
+    weights = torch.softmax(q @ k.mT, -1)
+    return weights @ v, weights
+
+
+SQUARE = (2, 3, 8, 8)
+# what must not become one of metalcore's operators: the pattern, a function, shapes, dtype
+OTHERS = [
+    ("rms_norm", wide_in_half, [(4, 16), (16,)], torch.float16),
+    ("rms_norm", other_dimension, [(4, 16), (16,)], torch.float32),
+    ("rope", angles_of_one_half, [HEADS, HEADS, (1, 5, 4)], torch.float32),
+    ("rope", other_tables_of_the_key, [HEADS, HEADS, (1, 5, 4)], torch.float32),
+    ("rope", quarter_rotation, [HEADS, HEADS, (1, 5, 4)], torch.float32),
+    ("written_attention", softmax_of_queries, [SQUARE] * 3, torch.float32),
+    ("written_attention", untransposed, [SQUARE] * 3, torch.float32),
+    ("written_attention", shown_weights, [SQUARE] * 3, torch.float32),
+    ("gated", lambda gate, up: F.silu(gate) * up, [(4, 16), (16,)], torch.float32),
+    ("add_norm", lambda x, y, w: F.rms_norm(x + 2 * y + y.sum(), (16,), w), [(4, 16), (4, 1), (16,)], torch.float32),
+]
+
+
+@pytest.mark.parametrize("pattern, function, shapes, dtype", OTHERS)
+def test_what_looks_alike_stays(device, pattern, function, shapes, dtype):
+    module, args = Plain(function), tuple(x.to(dtype) for x in inputs(shapes, device))
+    program = metalcore.compile(module, args)
+    assert pattern not in {rewritten.pattern for rewritten in program.report().fused}
+    agree(module(*args), program(*args), 2e-3 if dtype is torch.float16 else 2e-5)
+
+
+def test_values_that_are_written_to_are_left_alone(device):
+    def function(x, weight):
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        x.add_(1)
+        return x * scale * weight
+
+    module, (x,) = Plain(function, (16,)).to(device), inputs([(4, 16)], device)
+    program, other = metalcore.compile(module, (x.clone(),)), x.clone()
+    assert not program.report().fused
+    agree(module(x), program(other))
+    agree(x, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half(device, dtype):
+    module, args = Plain(llama_norm, (64,)).to(device), inputs([(4, 64)], device)
+    program = metalcore.compile(module, args, dtype=dtype)
+    found = program(args[0].to(dtype))
+    assert found.dtype == dtype and "metalcore.rms_norm" in operators(program)
+    agree(module(args[0].to(dtype).float()), found.float(), 0.01)

@@ -1,0 +1,220 @@
+"""What a program checks, plans, keeps and reports."""
+
+import itertools
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checks import agree, operators
+from nets import ResNet, perturb
+from torch import nn
+
+import metalcore
+from metalcore import programs
+
+
+class Cache(nn.Module):
+    """One step of a decoder with a static cache, which it writes to."""
+
+    def __init__(self, size=8, most=6):
+        super().__init__()
+        self.project = nn.Linear(size, size)
+        self.register_buffer("keys", torch.zeros(1, 1, most, size))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, place):
+        k = self.project(x).view(1, 1, 1, -1)
+        self.keys.index_copy_(2, place, k)
+        self.count += 1
+        seen = torch.arange(self.keys.shape[2], device=x.device) <= place
+        return F.scaled_dot_product_attention(k, self.keys, self.keys, attn_mask=seen[None, None, None])
+
+
+def test_static_values_are_written_to(device):
+    torch.manual_seed(0)
+    module = Cache().to(device)
+    args = torch.randn(1, 8).to(device), torch.tensor([0]).to(device)
+    program = metalcore.compile(module, args)
+    kinds = {value.kind for value in program.report().plan.values}
+    assert kinds == {"input", "parameter", "static", "temporary", "view", "output"}
+    state = {name: t.clone() for name, t in module.state_dict().items()}
+    results = []
+    for call in (program, module):
+        module.load_state_dict(state)
+        steps = [call(torch.full((1, 8), 0.1 * i, device=device), torch.tensor([i]).to(device)) for i in range(4)]
+        results.append([*steps, module.keys.clone(), module.count.clone()])
+    agree(*results)
+    assert results[0][-1] == 4
+
+
+def test_wrong_arguments_are_refused(device):
+    module = nn.Linear(4, 3).to(device)
+    program = metalcore.compile(module, (torch.randn(2, 4).to(device),))
+    for wrong, message in [
+        (torch.randn(3, 4).to(device), r"shape \[2, 4\], and not for \[3, 4\]"),
+        (torch.randn(2, 4).to(device).half(), "dtype torch.float32"),
+        (torch.randn(2, 4), f"device {device}"),
+        (3, "must be a tensor"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            program(wrong)
+    with pytest.raises(ValueError, match="takes arguments like"):
+        program()
+
+
+def test_a_number_is_part_of_the_program(device):
+    class Scaled(nn.Module):
+        def forward(self, x, factor):
+            return x * factor
+
+    x = torch.randn(3).to(device)
+    program = metalcore.compile(Scaled(), (x, 2.0))
+    agree(x * 2, program(x, 2.0))
+    with pytest.raises(ValueError, match=r"for 2\.0, and not for 3\.0"):
+        program(x, 3.0)
+
+
+def test_other_strides_give_the_same(device):
+    class Flat(nn.Module):
+        def forward(self, x):
+            return x.view(-1) * 2
+
+    x = torch.randn(4, 4).to(device)
+    agree(x.mT.reshape(-1) * 2, metalcore.compile(Flat(), (x,))(x.mT))
+
+
+class Tangled(nn.Module):
+    """Values of many sizes that are used soon, late and often."""
+
+    def forward(self, x):
+        chosen = random.Random(0)
+        values = [x]
+        for _ in range(30):
+            a, b = chosen.choice(values), chosen.choice(values)
+            rows = min(len(a), len(b))
+            values.append(torch.cumsum(torch.cat([a[:rows], b[-rows:]]) * 0.25, 0)[: 3 + 2 * len(values) % 17])
+        return torch.cat(values[-3:]), values[4].sum(1)
+
+
+def test_values_that_live_at_once_do_not_share_memory(device):
+    x = torch.randn(16, 8).to(device)
+    program = metalcore.compile(Tangled(), (x,), fusions=[])
+    plan = program.report().plan
+    placed = [v for v in plan.values if v.offset is not None]
+    assert len(placed) > 20 and plan.arena_bytes < sum(v.nbytes for v in placed) / 2
+    agree(Tangled()(x), program(x))
+    for a, b in itertools.combinations(placed, 2):
+        alive = a.first <= b.last and b.first <= a.last
+        apart = a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
+        assert apart or not alive
+    assert all(v.offset >= 0 and v.offset + v.nbytes <= plan.arena_bytes for v in placed)
+
+
+def test_an_arena_is_reused(device):
+    class Chain(nn.Module):
+        def forward(self, x):
+            for _ in range(6):
+                x = torch.cumsum(x, 1).mm(x)
+            return x
+
+    x = torch.eye(32).to(device) * 0.1
+    program = metalcore.compile(Chain(), (x,))
+    one = 32 * 32 * 4
+    assert program.report().plan.arena_bytes == 3 * one  # of eleven values
+    assert program.report().plan.peak_bytes == 3 * one
+    agree(Chain()(x), program(x))
+    first = program(x)
+    program(x + 1)
+    agree(Chain()(x), first)  # results are not in the arena
+    plain = metalcore.compile(Chain(), (x,), memory="allocator")
+    assert plain.report().plan.arena_bytes == 0
+    agree(first, plain(x))
+
+
+@pytest.mark.only_on("simulator")  # it reads the table of the simulated device
+def test_operators_without_a_kernel_run_on_the_cpu(device):
+    class Lacking(nn.Module):
+        def forward(self, x):
+            values, vectors = torch.linalg.eigh((x + x.mT) * 0.5)
+            return (vectors.abs() * values).sum(0) + torch.special.ndtri(x[0].sigmoid())
+
+    x = torch.randn(4, 4).to(device)
+    program = metalcore.compile(Lacking(), (x,))
+    report = program.report()
+    assert {s.operator for s in report.steps if s.place == "cpu"} >= {"linalg_eigh"}
+    assert report.count("transfer") >= 3 and report.nbytes("transfer") > 0
+    assert "transfers between CPU and device" in str(report)
+    agree(Lacking()(x.cpu()), program(x).cpu(), 1e-4)
+
+
+def test_what_does_nothing_is_left_out(device):
+    class Nothing(nn.Module):
+        def forward(self, x):
+            y = F.dropout(x.to(torch.float32).contiguous().view(4, 8).expand(4, 8), 0.5, training=False)
+            unused = y.exp()  # noqa: F841
+            return (y * 1).sin().cumsum(1) @ y.sin().cumsum(1).mT, y.sum()
+
+    x = torch.randn(4, 8).to(device)
+    program = metalcore.compile(Nothing(), (x,))
+    assert sorted(operators(program)) == ["cumsum", "mT", "matmul", "sin", "sum"]
+    agree(Nothing()(x), program(x))
+
+
+def test_random_numbers_are_not_shared(device):
+    class Two(nn.Module):
+        def forward(self, x):
+            return torch.rand_like(x) - torch.rand_like(x)
+
+    x = torch.zeros(64).to(device)
+    assert metalcore.compile(Two(), (x,))(x).abs().max() > 0.1
+
+
+def test_constants_are_computed_once(device):
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x):
+            angles = torch.arange(8, device=x.device)[:, None] * torch.linspace(0, 1, 8, device=x.device)
+            return x @ (self.weight.mT * angles.cos())
+
+    torch.manual_seed(0)
+    module, x = Table().to(device), torch.randn(3, 8).to(device)
+    program = metalcore.compile(module, (x,))
+    assert operators(program) == ["matmul"]
+    agree(module(x), program(x))
+
+
+def test_results_have_the_structure_of_the_modules(device):
+    class Structured(nn.Module):
+        def forward(self, x, *, scale):
+            return {"sum": x["a"] + x["b"], "list": [x["a"] * scale, None, 3], "same": x["b"]}
+
+    x = {"a": torch.randn(3).to(device), "b": torch.randn(3).to(device)}
+    scale = torch.tensor(2.0).to(device)
+    found = metalcore.compile(Structured(), (x,), {"scale": scale})(x, scale=scale)
+    expected = Structured()(x, scale=scale)
+    assert found.keys() == expected.keys() and found["list"][1:] == [None, 3]
+    agree(expected, found)
+
+
+def test_descriptions(device):
+    module, x = perturb(ResNet()).to(device), torch.randn(1, 3, 16, 16).to(device)
+    program = metalcore.compile(module, (x,))
+    text, report = program.describe(), program.report()
+    for part in ("operations:", "values:", "conv2d", "parameter", "arena at", "fused: conv_batch_norm"):
+        assert part in text
+    assert report.nbytes("torch") > 0 and report.plan.parameter_bytes > 0
+
+
+def test_what_cannot_be_a_program(device):
+    class Grows(nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    rows = torch.export.Dim("rows", min=2, max=9)
+    exported = torch.export.export(Grows(), (torch.randn(4, 3).to(device),), dynamic_shapes=({0: rows},))
+    with pytest.raises(programs.NotTraceable, match="dynamic shapes"):
+        metalcore.compile(exported)
