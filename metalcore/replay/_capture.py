@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -32,13 +33,14 @@ class Capture:
         what = f"capture of {getattr(function, '__name__', type(function).__name__)}"
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
             raise ValueError(f"{what}: warmup must be a number of runs, not {warmup!r}")
-        self._inputs = Inputs(what, examples, bind)
         self._clone = clone_outputs
-        own = self._inputs.tensors
-        for _ in range(warmup):
-            function(*own)
-            self._inputs.copy(examples)
-        self._result, self._replay = record(what, function, own, bind=bind, segments=segments)
+        with torch.inference_mode(False):  # later calls may be outside of it, where they could not copy their inputs
+            self._inputs = Inputs(what, examples, bind)
+            own = self._inputs.tensors
+            for _ in range(warmup):
+                function(*own)
+                self._inputs.copy(examples)
+            self._result, self._replay = record(what, function, own, bind=bind, segments=segments)
         if not bind and (written := self._inputs.written(examples)):
             raise CaptureError(
                 f"{what}: it writes into {' and '.join(f'input {i}' for i in written)}. A replay on copies of its "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -38,15 +38,15 @@ class Inputs:
             if _layout(tensor, self.bind) != layout:
                 self._refuse(i, tensor, layout)
 
-    def check_apart(self, given: Sequence[Tensor], owned: set[int]) -> None:
+    def check_apart(self, given: Sequence[Tensor], owned: Collection[int]) -> None:
         """Raises ValueError where memory to be bound is the capture's own, or another input's."""
         seen: dict[int, list[tuple[int, int, int]]] = {}
         for i, tensor in enumerate(given):
             key = tensor.untyped_storage()._cdata
             if key in owned:
                 raise ValueError(f"{self.what}: input {i} is memory that the replay itself writes: give it a clone()")
-            begin = tensor.storage_offset() * tensor.itemsize
-            end = begin + _span(tensor) * tensor.itemsize
+            begin = int(tensor.storage_offset()) * tensor.itemsize
+            end = begin + int(_span(tensor)) * tensor.itemsize
             for j, other_begin, other_end in seen.setdefault(key, []):
                 if begin < other_end and other_begin < end:
                     raise ValueError(
@@ -92,8 +92,12 @@ def _check_example(what, i, example, first):
         raise ValueError(f"{what}: example {i} is on the CPU; its operators need no replay")
     if example.device != first.device:
         raise ValueError(f"{what}: example {i} is on {example.device}, and example 0 on {first.device}")
-    if example.layout is not torch.strided or torch._debug_has_internal_overlap(example) == 1:
+    if example.layout is not torch.strided or _overlaps(example):
         raise ValueError(f"{what}: elements of example {i} share memory, or have none of their own: give it a clone()")
+
+
+def _overlaps(tensor):
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride()))
 
 
 def _span(tensor):

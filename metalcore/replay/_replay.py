@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .._core.recording import Recording
 
 __all__ = ["Replay"]
@@ -31,6 +33,10 @@ class Replay:
     owned: Collection[int] = ()
 
     def run(self) -> None:
+        raise NotImplementedError
+
+    def bind(self, inputs: Sequence[Tensor]) -> None:
+        """Has the next runs use these tensors in the inputs' places."""
         raise NotImplementedError
 
     def lines(self) -> list[str]:

@@ -37,6 +37,25 @@ def test_it_does_what_the_function_does(device, options):
     assert captured.segments == 1 and len(captured.kernels) == 6 and not captured.torch_operators
 
 
+def test_it_is_captured_and_called_in_any_mode(device):
+    x, other = torch.randn(2, 4, 300, device=device)
+    with torch.inference_mode():
+        captured = metalcore.capture(lambda x: metalcore.silu(x), torch.ones(4, 300, device=device))
+        assert torch.equal(captured(x), metalcore.silu(x))
+    assert torch.equal(captured(other), metalcore.silu(other))
+    with torch.inference_mode():
+        assert torch.equal(captured(x), metalcore.silu(x))
+
+
+def test_an_error_in_the_function_leaves_nothing_being_recorded(device):
+    x = torch.randn(4, 300, device=device)
+    for warmup in (0, 1):
+        with pytest.raises(ZeroDivisionError):
+            metalcore.capture(lambda x: metalcore.silu(x) * (1 // 0), x, warmup=warmup)
+    with pytest.raises(ValueError, match="nothing is being recorded"):
+        metalcore._C.end_recording()
+
+
 def test_the_next_replay_overwrites_results(device):
     x, other = torch.randn(2, 4, 300, device=device)
     captured = metalcore.capture(lambda x: metalcore.silu(x), x)
