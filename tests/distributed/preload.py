@@ -2,10 +2,10 @@
 
 import torch
 import torch.distributed.fsdp
-import torch.distributed.tensor.parallel  # noqa: F401
+import torch.distributed.tensor.parallel
 import transformers.models.llama.modeling_llama  # noqa: F401
 
-import metalcore.distributed  # noqa: F401
+import metalcore.distributed
 import metalcore.simulator  # noqa: F401
 
 torch.set_num_threads(1)
