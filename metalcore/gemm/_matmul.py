@@ -170,8 +170,10 @@ def _check(a, b, bias, residual, activation):
 @cpu_kernel("matmul")
 def _(a, b, bias, residual, activation, alpha, beta):
     _check(a, b, bias, residual, activation)
-    wide = [None if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in (a, b, bias, residual)]
-    return _reference_activation(activation, _by_torch(*wide, alpha, beta)).to(a.dtype).contiguous()
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    added = [None if x is None else x.to(dtype) for x in (bias, residual)]
+    product = _by_torch(a.to(dtype), b.to(dtype), added[0], added[1], alpha, beta)
+    return _reference_activation(activation, product).to(a.dtype).contiguous()
 
 
 @fake_kernel("matmul")
