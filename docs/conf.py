@@ -53,7 +53,8 @@ NAVIGATION = {
         "Devices": ["docs/cuda", "docs/simulator", "docs/macos"],
         "Kernels": ["docs/kernels", "docs/architecture"],
         "Reference": [
-            f"docs/reference/{page}" for page in ("functions", "linalg", "modules", "gguf", "switches", "kernels")
+            f"docs/reference/{page}"
+            for page in ("functions", "linalg", "modules", "gguf", "switches", "programs", "kernels")
         ],
         "Project": ["CONTRIBUTING", "CHANGELOG", "benchmarks/README"],
     },

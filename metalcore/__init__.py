@@ -58,6 +58,7 @@ _LAZY = {
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
     "generate": "generation",
+    "quantize_model": "quant",
     "report": "overrides",
 }
 _LAZY_MODULES = frozenset(
@@ -92,6 +93,7 @@ __all__ = [
     "paged",
     "programs",
     "quant",
+    "quantize_model",
     "quantized_embedding",
     "quantized_linear",
     "quantized_linear_experts",
@@ -117,6 +119,7 @@ if TYPE_CHECKING:  # what __getattr__ imports
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
     from .programs import compile
+    from .quant import quantize_model
     from .replay import capture, compile_train_step
 
 

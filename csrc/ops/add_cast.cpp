@@ -1,7 +1,8 @@
 // add(x, y, alpha) = x + alpha y, and cast(x, dtype).
-#include "elementwise.h"
+#include "add_cast.h"
 
 #include "../gpu/cost.h"
+#include "elementwise.h"
 
 #include <algorithm>
 #include <string>
@@ -33,14 +34,38 @@ Tensor cast(const Tensor& x_, ScalarType dtype) {
   check(is_float_dtype(dtype) && dtype != x_.scalar_type(), "metalcore::", op, ": dtype must be another one of ",
         "float32, float16 and bfloat16, not ", dtype_name(dtype));
   const Tensor y = new_tensor(x_.sizes(), dtype, x_);
+  cast_into(y, x_);
+  return y;
+}
+
+// The strides of tensors that are contiguous, or nothing where the kernel cannot count the elements.
+std::optional<StridedParams> one_dimension(int64_t count) {
+  if (count > UINT32_MAX) return std::nullopt;
+  StridedParams params{.dims = 1};
+  params.sizes[0] = static_cast<uint32_t>(count);
+  params.strides[0][0] = 1;
+  return params;
+}
+
+}  // namespace
+
+void add_into(const Tensor& sum, const Tensor& x, const Tensor& y) {
+  if (sum.numel() > 0) dense_elementwise_into("add", sum, {x, y}, 1.0f);
+}
+
+void cast_into(const Tensor& y, const Tensor& x_) {
+  const char* const op = "cast";
+  const ScalarType dtype = y.scalar_type();
   const int64_t count = y.numel();
-  if (count == 0) return y;
-  const bool dense = x_.is_contiguous() && is_aligned(x_) && count % kVector == 0;
+  if (count == 0) return;
+  const bool contiguous = x_.is_contiguous(), whole = is_aligned(x_) && is_aligned(y) && count % kVector == 0;
+  const bool dense = contiguous && whole;
   Tensor x = x_;
-  std::optional<StridedParams> params = dense ? std::nullopt : strided_params(y, {x});
+  std::optional<StridedParams> params;
+  if (!dense) params = contiguous ? one_dimension(count) : strided_params(y, {x});
   if (!dense && !params) {
     x = as_contiguous(x_);
-    params = strided_params(y, {x});
+    params = one_dimension(count);
     check(params.has_value(), "metalcore::", op, ": ", count, " elements are more than the kernel counts");
   }
   const int64_t threads = dense ? count / kVector : count, each = dense ? kVector : 1;
@@ -65,10 +90,8 @@ Tensor cast(const Tensor& x_, ScalarType dtype) {
       recording.dispatch_threads({grid_side(piece)}, kThreadgroup);
     }
   });
-  return y;
 }
 
-}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

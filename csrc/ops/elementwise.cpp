@@ -105,7 +105,10 @@ DensePlan plan_dense(int64_t count, int64_t item, bool aligned) {
 
 std::string count_text(const Tensor& output) { return std::to_string(output.numel()) + " elements"; }
 
-void record_dense(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output, Number number) {
+}  // namespace
+
+void dense_elementwise_into(const char* op, const Tensor& output, std::initializer_list<Tensor> inputs,
+                            std::optional<float> number) {
   const size_t item = output.element_size();
   std::array<gpu::BufferView, kMostInputs + 1> memory;
   const std::span views(memory.data(), inputs.size() + 1);
@@ -126,6 +129,8 @@ void record_dense(const char* op, std::initializer_list<Tensor> inputs, const Te
       dispatch(recording, op, "_dense_", dtype, views, number, plan.remaining_elements, item);
   });
 }
+
+namespace {
 
 void record_strided(const char* op, std::initializer_list<Tensor> inputs, const Tensor& output,
                     const StridedParams& params, Number number) {
@@ -151,13 +156,14 @@ Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs, Number 
   bool dense = true;
   for (const Tensor& input : inputs) dense = dense && same_strides(input, output);
   if (dense) {
-    record_dense(op, inputs, output, number);
+    dense_elementwise_into(op, output, inputs, number);
   } else if (auto params = strided_params(output, inputs)) {
     record_strided(op, inputs, output, *params, number);
   } else {  // more dimensions or elements than strided kernels take
     output = new_like(first);
     const Tensor a = as_contiguous(first), b = as_contiguous(*(inputs.end() - 1));
-    inputs.size() == 1 ? record_dense(op, {a}, output, number) : record_dense(op, {a, b}, output, number);
+    inputs.size() == 1 ? dense_elementwise_into(op, output, {a}, number)
+                       : dense_elementwise_into(op, output, {a, b}, number);
   }
   return output;
 }

@@ -13,6 +13,10 @@ namespace metalcore {
 // have the same shape, dtype and device. Kernels that take a number take it after their tensors.
 Tensor elementwise(const char* op, std::initializer_list<Tensor> inputs, std::optional<float> number = std::nullopt);
 
+// The same in memory that the caller has. All tensors have the same strides, without gaps.
+void dense_elementwise_into(const char* op, const Tensor& output, std::initializer_list<Tensor> inputs,
+                            std::optional<float> number = std::nullopt);
+
 // The strides that visit the inputs in the output's memory order, or nothing if that needs more dimensions or a longer
 // index than the kernels have.
 std::optional<StridedParams> strided_params(const Tensor& output, std::initializer_list<Tensor> inputs);

@@ -7,13 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["beside", "is_dtensor", "local", "whole"]
+__all__ = ["beside", "is_dtensor", "is_partial", "local", "whole"]
 
 
 def is_dtensor(value: Any) -> bool:
     """Whether a value is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
+
+
+def is_partial(x: Tensor) -> bool:
+    """Whether x is a DTensor whose sum over ranks is still to be made."""
+    return is_dtensor(x) and any(placement.is_partial() for placement in x.placements)  # pyright: ignore
 
 
 def beside(x: Tensor, tensor: Tensor) -> Tensor:

@@ -113,6 +113,16 @@ def _padding(model, given, stops):
     return min(stops.ends, default=0) if given is None else given
 
 
+def _without_wrapper(model):
+    """The model in which peft has put adapters."""
+    config = getattr(model, "active_peft_config", None)
+    if config is None:
+        return model
+    if getattr(config, "is_prompt_learning", False):
+        raise ValueError("generate: peft's prompts, which are learned, are not taken; adapters are")
+    return model.get_base_model()
+
+
 class _Texts:
     """Some rows of text that grow."""
 
@@ -134,7 +144,7 @@ class _Texts:
             raise ValueError("generate: the model has an encoder; it is for causal language models")
         sampling = sampling._replace(top_k=sampling.top_k or None)
         tokens, seen, lengths = padded_left(tokens, attention_mask, model.device)
-        self.run = Run(model, tokens, seen, lengths, new, cache, sampling, logprobs)
+        self.run = Run(_without_wrapper(model), tokens, seen, lengths, new, cache, sampling, logprobs)
         self.new, self.stops = new, stops
         self.watched = watched or bool(stops)
         self.rows: list[list[int]] = [[] for _ in lengths]  # what the host has read

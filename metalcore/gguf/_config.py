@@ -54,6 +54,10 @@ def _common(metadata):
         raise GGUFError(f"{file.path}: {layers} layers are promised, and tensors of the last are missing")
     hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
     head_dim = metadata.count("attention.key_length", max(1, hidden // heads))
+    # Frequencies of rotary embeddings are made for a head of this length, before any tensor is looked at.
+    query = file.tensors.get("blk.0.attn_q.weight") or file.tensors.get("blk.0.attn_qkv.weight")
+    if query is None or heads * head_dim > query.shape[0]:
+        raise GGUFError(f"{file.path}: blk.0 has no weights of {heads} heads of {head_dim} for queries")
     if metadata.count("attention.value_length", head_dim) != head_dim:
         raise GGUFError(f"{file.path}: heads whose keys and values have different lengths cannot be loaded")
     fields = {

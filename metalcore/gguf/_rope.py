@@ -20,6 +20,8 @@ def rope_parameters(metadata: Metadata, head_dim: int) -> dict[str, Any]:
     """transformers' rope_parameters of a file."""
     theta = metadata.number("rope.freq_base", 10000.0)
     rotated = metadata.count("rope.dimension_count", head_dim)
+    if rotated > head_dim or rotated % 2:
+        raise GGUFError(f"{metadata.file.path}: {rotated} of {head_dim} numbers of a head cannot be rotated")
     found: dict[str, Any] = {"rope_theta": theta, **_scaling(metadata, theta, rotated)}
     if rotated != head_dim:
         found["partial_rotary_factor"] = rotated / head_dim

@@ -107,6 +107,15 @@ METALCORE_API int metalcore_add_rms_norm_bfloat16(const metalcore_bfloat16* in, 
                                                   const metalcore_bfloat16* weight, metalcore_bfloat16* out,
                                                   metalcore_bfloat16* sum, int rows, int width, float eps);
 
+/* out = in + residual; out may be in or residual. */
+METALCORE_API int metalcore_add_float(const float* in, const float* residual, float* out, int count);
+METALCORE_API int metalcore_add_bfloat16(const metalcore_bfloat16* in, const metalcore_bfloat16* residual,
+                                         metalcore_bfloat16* out, int count);
+
+/* Conversions; to bfloat16 to the nearest number, and to the even one of two. */
+METALCORE_API int metalcore_cast_float_to_bfloat16(const float* in, metalcore_bfloat16* out, int count);
+METALCORE_API int metalcore_cast_bfloat16_to_float(const metalcore_bfloat16* in, float* out, int count);
+
 /* Rotates the first 2 * pairs numbers of each head of q and k (tokens, heads, head_size). Token t takes row
  * positions[t] of the tables cosine and sine (table_rows, pairs), which are float32 for both types. Pairs are
  * neighbours where `interleaved` is not 0, or else `pairs` apart. q_out may be q, and k_out then must be k; k and k_out

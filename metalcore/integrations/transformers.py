@@ -106,5 +106,10 @@ def __getattr__(name: str) -> Any:
     if name == "MetalcoreConfig":  # its base is a class of transformers
         from ._quantizer import MetalcoreConfig
 
+        globals()[name] = MetalcoreConfig
         return MetalcoreConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -17,6 +17,7 @@ __all__ = [
     "device_scalars",
     "make_state",
     "ready_states",
+    "shards",
     "takes",
     "unscaled",
     "updated",
@@ -111,14 +112,14 @@ class MultiTensor(_Base):
 
 def by_kind(pairs):
     """Lists of parameters and of their gradients, with one list of each for every kind. A kind decides whether a
-    kernel takes a parameter, and one call takes parameters of one kind: of one mesh, if they are DTensors. Parameters
+    kernel takes a parameter, and one call takes parameters of one kind: placed alike, if they are DTensors. Parameters
     without gradient are left out. PyTorch makes sure that a gradient is on its parameter's device."""
     kinds, last, params, grads = {}, None, [], []
     for p, grad in pairs:
         if grad is not None:
             kind = type(p), p.device, p.dtype, grad.dtype, grad.layout
             if is_dtensor(p):
-                kind = *kind, p.device_mesh
+                kind = *kind, p.device_mesh, p.placements
             if kind != last:
                 params, grads = kinds.setdefault(kind, ([], []))
                 last = kind
@@ -131,6 +132,17 @@ def takes(p, grad):
     """Whether the kernels take a parameter with its gradient. Of DTensors they take each rank's shard."""
     plain = type(p) is torch.nn.Parameter or not hasattr(p, "__tensor_flatten__") or is_dtensor(p)
     return plain and p.dtype is grad.dtype and accelerated(p, grad)
+
+
+def shards(params, grads, *states):
+    """The lists for a kernel: of DTensors, this rank's shards. Gradients are placed as their parameters are."""
+    if not is_dtensor(params[0]):
+        return params, grads, *states
+    for p, tensor in ((p, tensor) for tensors in states for p, tensor in zip(params, tensors)):
+        if not (is_dtensor(tensor) and tensor.placements == p.placements):
+            raise RuntimeError(f"the state of a parameter placed {p.placements} must be placed so, too")
+    grads = [grad.redistribute(p.device_mesh, p.placements) for p, grad in zip(params, grads)]
+    return tuple([tensor.to_local() for tensor in tensors] for tensors in (params, grads, *states))
 
 
 def device_scalars(optimizer, group, device):

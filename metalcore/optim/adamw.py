@@ -9,7 +9,16 @@ from torch.optim.adamw import adamw as torch_adamw
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, OptimizerOverride, Sample, register
-from ._multi_tensor import MultiTensor, check_devices, device_scalars, make_state, ready_states, unscaled, updated
+from ._multi_tensor import (
+    MultiTensor,
+    check_devices,
+    device_scalars,
+    make_state,
+    ready_states,
+    shards,
+    unscaled,
+    updated,
+)
 from ._samples import steps_of
 
 __all__ = ["AdamW"]
@@ -114,12 +123,9 @@ class AdamW(MultiTensor, torch.optim.AdamW):
             scalars.update(lr=float(scalars["lr_tensor"]), lr_tensor=None)
         steps, exp_avgs, exp_avg_sqs, *max_exp_avg_sqs = self._state_lists(params, group["amsgrad"], on_device)
         beta1, beta2 = map(float, group["betas"])
+        maxima = max_exp_avg_sqs[0] if group["amsgrad"] else []
         ops.adamw_(
-            params,
-            grads,
-            exp_avgs,
-            exp_avg_sqs,
-            max_exp_avg_sqs[0] if group["amsgrad"] else [],
+            *shards(params, grads, exp_avgs, exp_avg_sqs, maxima),
             steps,
             beta1=beta1,
             beta2=beta2,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import FunctionOverride, Op, Sample, register
-from .._core.sharded import whole
+from .._core.sharded import is_dtensor, is_partial, local
 from ._multi_tensor import by_kind, takes
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
@@ -85,15 +85,23 @@ def _kinds(grads, norm_type=2.0):
     if not grads or not float(norm_type) > 0:
         return None
     kinds = [grads for grads, _ in by_kind((grad, grad) for grad in grads)]
-    return kinds if all(takes(grads[0], grads[0]) for grads in kinds) else None
+    return kinds if all(takes(grads[0], grads[0]) and not is_partial(grads[0]) for grads in kinds) else None
 
 
 def _norm(kinds, norm_type, device):
     """The norm in float32 of all gradients."""
-    norms = [whole(ops.grad_norm(grads, float(norm_type))) for grads in kinds]
+    norms = [_norm_of_kind(grads, float(norm_type)) for grads in kinds]
     if len(norms) == 1:
         return norms[0]
     return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]), float(norm_type))
+
+
+def _norm_of_kind(grads, norm_type):
+    if not is_dtensor(grads[0]):
+        return ops.grad_norm(grads, norm_type)
+    from ..distributed import norms
+
+    return norms.whole(lambda shards: ops.grad_norm(shards, norm_type), grads, norm_type)
 
 
 def _dtype(kinds):
@@ -111,13 +119,14 @@ def _refuse_nonfinite(norm, norm_type, error_if_nonfinite):
 
 def _scale(kinds, norm, max_norm):
     for grads in kinds:
-        ops.grad_clip_norm_(grads, norm.to(grads[0].device, torch.float32), float(max_norm))
+        shards = list(map(local, grads))
+        ops.grad_clip_norm_(shards, norm.to(grads[0].device, torch.float32), float(max_norm))
         torch.autograd.graph.increment_version(grads)
 
 
 def _clamp(kinds, clip_value):
     for grads in kinds:
-        ops.grad_clip_value_(grads, float(clip_value))
+        ops.grad_clip_value_(list(map(local, grads)), float(clip_value))
         torch.autograd.graph.increment_version(grads)
 
 

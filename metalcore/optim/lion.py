@@ -12,6 +12,7 @@ from ._multi_tensor import (
     device_scalars,
     make_state,
     ready_states,
+    shards,
     unscaled,
     updated,
 )
@@ -88,7 +89,7 @@ class Lion(MultiTensor, torch.optim.Optimizer):  # pyright: ignore[reportIncompa
         if lists is None:
             lists = [[make_state("Lion", p, state, "exp_avg", dtype) for p, state in zip(params, states)]]
         scalars = device_scalars(self, group, params[0].device)
-        ops.lion_(params, grads, *lists, **_options(group), **scalars)
+        ops.lion_(*shards(params, grads, *lists), **_options(group), **scalars)
         updated(params, grads, scalars["grad_scale"])
 
     def _step_by_torch(self, group):

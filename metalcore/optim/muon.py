@@ -28,9 +28,9 @@ class Muon(MultiTensor, torch.optim.Muon):
 
     Batches hold float32, float16 and bfloat16 parameters on `mps` and `cuda` devices with dense gradients of the same
     dtype. PyTorch's own code updates all others in the same call. Of DTensors, each rank iterates on some of the
-    matrices of a batch: their shards go there, and the results back, each by an all-to-all. The iterations are in bfloat16 with products by
-    torch.bmm and torch.baddbmm, as in torch. Like torch.optim.Muon it has no `foreach`, `capturable`, `differentiable`
-    or `fused`; a learning rate in device memory is read by the host, which waits for it.
+    matrices of a batch: their shards go there, and the results back, each by an all-to-all. The iterations are in
+    bfloat16 with products by torch.bmm and torch.baddbmm, as in torch. Like torch.optim.Muon it has no `foreach`,
+    `capturable`, `differentiable` or `fused`; a learning rate in device memory is read by the host, which waits for it.
 
     Raises what torch.optim.Muon raises: ValueError for values out of range and for parameters that are not 2-D, and
     RuntimeError for sparse gradients.

@@ -7,7 +7,7 @@ from torch.optim.sgd import sgd as torch_sgd
 
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, OptimizerOverride, Sample, register
-from ._multi_tensor import MultiTensor, check_devices, device_scalars, make_state, unscaled, updated
+from ._multi_tensor import MultiTensor, check_devices, device_scalars, make_state, shards, unscaled, updated
 from ._samples import steps_of
 
 __all__ = ["SGD"]
@@ -51,7 +51,7 @@ class SGD(MultiTensor, torch.optim.SGD):
                 for list_, entry in zip(parts.setdefault(first, ([], [], [])), (p, grad, buffer)):
                     list_.append(entry)
         for first, (some_params, some_grads, buffers) in parts.items():
-            ops.sgd_(some_params, some_grads, buffers, first=first, **options, **scalars)
+            ops.sgd_(*shards(some_params, some_grads, buffers), first=first, **options, **scalars)
         updated(params, grads, scalars["grad_scale"])
 
     def _step_by_torch(self, group):

@@ -59,7 +59,7 @@ def bisect(
     def attempt(chosen, limit=None):
         traced = trace(module, args, kwargs)
         with torch.no_grad():
-            fused = optimize(traced.module, chosen, constants=True, limit=limit)
+            fused = optimize(traced.module, chosen, constants=True, by_name=True, limit=limit)
             program = finish(traced.module, Options(fallback=False), fused, specs=(traced.in_spec, traced.out_spec))
             found = [leaf for leaf in tree_leaves(program(*args, **(kwargs or {}))) if isinstance(leaf, Tensor)]
         return _error(expected, found), fused

@@ -59,7 +59,7 @@ def compile(
         args, kwargs = tree_map(lambda thing: _converted(thing, dtype), (args, kwargs or {}))
     traced = trace(program, args, kwargs)
     with torch.no_grad():
-        fused = optimize(traced.module, choose(options.fusions), constants=True)
+        fused = optimize(traced.module, choose(options.fusions), constants=True, by_name=options.fusions is not None)
         return finish(traced.module, options, fused, specs=(traced.in_spec, traced.out_spec))
 
 
@@ -73,13 +73,14 @@ def optimize(
     *,
     constants: bool,
     leaves: Collection[Node] = (),
+    by_name: bool = False,
     limit: dict[str, int] | None = None,
 ) -> list[Rewritten]:
     """Cleans a traced graph, folds constants if its parameters are `constants`, and applies patterns. Autograd will
     differentiate it with respect to the `leaves`, some of its inputs."""
     make_functional(module)
     clean(module, differentiable=not constants)
-    fused = rewrite(module, [p for p in patterns if constants or not p.needs_constants], limit, leaves)
+    fused = rewrite(module, [p for p in patterns if constants or not p.needs_constants], limit, leaves, by_name)
     if constants:
         fold_constants(module)
     clean(module, differentiable=not constants)

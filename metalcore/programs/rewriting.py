@@ -34,6 +34,8 @@ class Pattern:
         summary: what it replaces, for the table of patterns.
         anchors: the names of operators with which such a computation ends.
         exclusive: whether the values in between must not be used by anything else.
+        by_name_on: types of devices on which PyTorch's own kernels are faster, or may be. There the pattern is applied
+            only if it is asked for by its name.
         needs_constants: whether it computes new values of parameters, which only a program of fixed parameters can.
     """
 
@@ -41,6 +43,7 @@ class Pattern:
     summary = ""
     anchors: frozenset[str] = frozenset()
     exclusive = True
+    by_name_on: frozenset[str] = frozenset()
     needs_constants = False
 
     def match(self, node: Node) -> Match | None:
@@ -143,10 +146,12 @@ def rewrite(
     patterns: Sequence[Pattern],
     limit: dict[str, int] | None = None,
     leaves: Collection[Node] = (),
+    by_name: bool = False,
 ) -> list[Rewritten]:
     """Applies patterns, one after the other, wherever they are found.
 
     Args:
+        by_name: whether the patterns were asked for by their names.
         leaves: the inputs with respect to which autograd will differentiate the graph.
         limit: for names of patterns, how often each is applied at most.
     """
@@ -162,13 +167,17 @@ def rewrite(
             if node._erased or name_of(node) not in pattern.anchors or remaining <= 0:
                 continue
             match = pattern.match(node)
-            if match is None:
+            if match is None or not by_name and _device_type(node) in pattern.by_name_on:
                 continue
             applied = _apply(module, pattern, node, match, facts, Emitter(module, mode, with_gradient))
             if applied is not None:
                 done.append(applied)
                 remaining -= 1
     return done
+
+
+def _device_type(node):
+    return next((tensor.device.type for tensor in tensors_of(node)), "")
 
 
 class _Facts:

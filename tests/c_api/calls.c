@@ -139,6 +139,8 @@ static metalcore_pages pages_of(const Argument* a) {
       return metalcore_embedding_##suffix(P(T, 0), P(int32_t, 1), P(T, 2), I(3), I(4), I(5));                         \
     if (!strcmp(name, "sample"))                                                                                      \
       return metalcore_sample_##suffix(P(T, 0), P(float, 1), P(int64_t, 2), I(3), I(4), F(5), I(6), F(7));            \
+    if (!strcmp(name, "add")) return metalcore_add_##suffix(P(T, 0), P(T, 1), P(T, 2), I(3));                         \
+    if (!strcmp(name, "add_in_place")) return metalcore_add_##suffix(P(T, 0), P(T, 1), P(T, 1), I(2));                \
     if (!strcmp(name, "topk")) return metalcore_topk_##suffix(P(T, 0), P(T, 1), P(int64_t, 2), I(3), I(4), I(5));     \
     if (!strcmp(name, "top_k_mask_logits"))                                                                           \
       return metalcore_top_k_mask_logits_##suffix(P(T, 0), P(T, 1), I(2), I(3), I(4));                                \
@@ -163,12 +165,16 @@ static metalcore_pages pages_of(const Argument* a) {
 CALLS_OF(float, float)
 CALLS_OF(bfloat16, metalcore_bfloat16)
 
-static int run_call(char* name, const Argument* arguments) {
+static int run_call(char* name, const Argument* a) {
   char* type = strrchr(name, '_');
   const int is_float = !strcmp(type, "_float");
   int status;
+  if (!strcmp(name, "cast_float_to_bfloat16"))
+    return metalcore_cast_float_to_bfloat16(P(float, 0), P(metalcore_bfloat16, 1), I(2));
+  if (!strcmp(name, "cast_bfloat16_to_float"))
+    return metalcore_cast_bfloat16_to_float(P(metalcore_bfloat16, 0), P(float, 1), I(2));
   *type = 0;
-  status = is_float ? call_float(name, arguments) : call_bfloat16(name, arguments);
+  status = is_float ? call_float(name, a) : call_bfloat16(name, a);
   *type = '_';
   return status;
 }

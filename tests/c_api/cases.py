@@ -87,6 +87,20 @@ def embedding(dtype, rows=11, width=20, out_offset=0):
     return ("embedding", [table, indices, out, rows, width, len(indices)], [expected])
 
 
+def add(dtype, count=37, in_place=False, out_offset=0):
+    x, y = tensor(count, dtype=dtype), tensor(count, dtype=dtype)
+    if in_place:
+        return ("add_in_place", [x, Output(count, dtype=dtype, initial=y), count], [wide(x) + wide(y)])
+    return ("add", [x, y, Output(count, dtype=dtype, offset=out_offset), count], [wide(x) + wide(y)])
+
+
+def cast(dtype, count=64, out_offset=0):
+    other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
+    x = tensor(count, dtype=dtype)
+    out = Output(count, dtype=other, offset=out_offset)
+    return (f"cast_{name_of(dtype)}_to", [x, out, count], [wide(x.to(other))])
+
+
 def topk(dtype, batch=3, vocab=50, k=7):
     x = tensor(batch, vocab, dtype=dtype)
     values, indices = wide(x).sort(dim=-1, descending=True, stable=True)
@@ -213,6 +227,10 @@ def every_case(dtype):
         sample(dtype),
         sample(dtype, temperature=0.0, top_k=0, top_p=1.0),
         sample(dtype, top_k=0, top_p=1.0),
+        add(dtype),
+        add(dtype, count=64),
+        add(dtype, count=64, out_offset=item),
+        add(dtype, in_place=True),
         topk(dtype),
         topk(dtype, vocab=9, k=9),
         top_k_mask_logits(dtype),
@@ -232,4 +250,7 @@ def every_case(dtype):
         paged_append(dtype),
         paged_append(dtype, "HND"),
     ]
-    return [(f"{function}_{name_of(dtype)}", arguments, results) for function, arguments, results in cases]
+    named = [(f"{function}_{name_of(dtype)}", arguments, results) for function, arguments, results in cases]
+    casts = [cast(dtype), cast(dtype, count=13), cast(dtype, out_offset=4)]
+    other = "float" if dtype == torch.bfloat16 else "bfloat16"
+    return named + [(f"{function}_{other}", arguments, results) for function, arguments, results in casts]

@@ -104,6 +104,8 @@ REFUSED = {
     "a is NULL": ["gemm_float", None, SMALL, None, out(2, 4), 2, 4, 4, 0, 0, 4, 4],
     "b is NULL": ["grouped_gemm_float", X, None, int32(1, 2), out(2, 4), 2, 4, 4, 2, 0],
     "ends must ascend from 0 to at most 2": ["grouped_gemm_float", X, X, int32(2, 1), out(2, 2), 2, 2, 2, 2, 0],
+    "count must not be negative": ["add_float", X, X, out(2, 4), -1],
+    "count must not be negative ": ["cast_float_to_bfloat16", X, Output(8, dtype=torch.bfloat16), -1],
     "k must be from 0 to vocab, and at most 1024": ["topk_float", X, out(2, 5), out(2, 10), 2, 4, 5],
     "k must be from 1 to 16777216": ["top_k_mask_logits_float", X, out(2, 4), 2, 4, 0],
     "vocab must be positive, not 0": sample(vocab=0),

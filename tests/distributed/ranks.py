@@ -6,9 +6,11 @@ The processes stay for all tests. A group lives as long as a check.
 """
 
 import importlib
+import itertools
 import multiprocessing
 import os
 import sys
+import tempfile
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -17,44 +19,47 @@ import torch
 import torch.distributed as dist
 
 HERE = Path(__file__).parent
-LIMIT = 120  # seconds for a check
+LIMIT = 90  # seconds for a check
 
 
 class Ranks:
     def __init__(self, count):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["preload"])
-        self._pipes, self._processes = [], []
+        self._pipes, self._processes, self._number = [], [], itertools.count()
+        self._folder = tempfile.TemporaryDirectory()
         for rank in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(rank, theirs), daemon=True)
             process.start()
+            theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
 
     def run(self, count, check, /, **options):
         """What the check returns, for each rank. An error of one rank fails."""
-        store = HERE / f".store-{os.getpid()}"
-        store.unlink(missing_ok=True)
+        # A file of its own for each group: a rank that leaves the last one may still remove its file.
+        store = Path(self._folder.name) / str(next(self._number))
         for pipe in self._pipes[:count]:
             pipe.send((count, str(store), check, options))
         found = []
-        try:
-            for rank, pipe in enumerate(self._pipes[:count]):
-                assert pipe.poll(LIMIT), f"rank {rank} of {check} did not answer in {LIMIT} s"
-                error, value = pipe.recv()
-                assert error is None, f"rank {rank} of {check}:\n{error}"
-                found.append(value)
-        finally:
-            store.unlink(missing_ok=True)
-        return found
+        for rank, pipe in enumerate(self._pipes[:count]):
+            assert pipe.poll(LIMIT), f"rank {rank} of {check} did not answer in {LIMIT} s"
+            try:
+                found.append(pipe.recv())
+            except (EOFError, ConnectionResetError):
+                found.append(("it has died", None))
+        errors = [f"rank {rank} of {check}:\n{error}" for rank, (error, _) in enumerate(found) if error]
+        assert not errors, "\n".join(errors)
+        return [value for _, value in found]
 
     def stop(self):
         for pipe, process in zip(self._pipes, self._processes):
             pipe.close()
-            process.join(10)
+            process.join(2)
             if process.is_alive():
                 process.kill()
+        self._folder.cleanup()
 
 
 def serve(rank, pipe):
@@ -63,7 +68,7 @@ def serve(rank, pipe):
     while True:
         try:
             count, store, check, options = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
         module, name = check.split(".")
         try:
@@ -72,10 +77,11 @@ def serve(rank, pipe):
             )
             torch.manual_seed(0)
             value = getattr(importlib.import_module(f"checks.{module}"), name)(**options)
-            dist.barrier()
-            pipe.send((None, value))
-        except BaseException:
-            pipe.send((traceback.format_exc(), None))
-        finally:
             if dist.is_initialized():
-                dist.destroy_process_group()
+                dist.barrier()
+            answer = None, value
+        except BaseException:
+            answer = traceback.format_exc(), None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        pipe.send(answer)

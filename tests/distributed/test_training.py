@@ -30,6 +30,6 @@ def test_mixed_precision(ranks):
 
 def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(ranks, tmp_path):
     folder, found = str(tmp_path / "checkpoint"), []
-    for count, save in ((4, (True, True)), (2, (False, True)), (1, (False, False))):
-        found += ranks.run(count, "training.checkpoint", folder=folder, steps=1, save=save)[0]
+    for first, (count, save) in enumerate(((4, (True, True)), (2, (False, True)), (1, (False, False)))):
+        found += ranks.run(count, "training.checkpoint", folder=folder, first=first, steps=1, save=save)[0]
     assert found == pytest.approx(ranks.run(1, "training.alone", steps=3)[0], rel=0, abs=1e-5)

@@ -1,6 +1,8 @@
 """Models that are loaded from GGUF files compute what transformers' models with the dequantized weights do."""
 
+import random
 import warnings
+from pathlib import Path
 
 import layouts
 import numpy as np
@@ -173,11 +175,13 @@ def _reshape(name, shape):
         (_drop("blk.1.ffn_up.weight"), "1 tensors are missing: blk.1.ffn_up.weight"),
         (_add("blk.7.x"), "1 tensors are unknown: blk.7.x"),
         (_drop("token_embd.weight"), "tensor 'token_embd.weight' is missing"),
-        (_reshape("blk.0.attn_q.weight", (128, 512)), r"has shape \(128, 512\), and the metadata say \(256, 256\)"),
+        (_reshape("blk.0.attn_v.weight", (128, 512)), r"has shape \(128, 512\), and the metadata say \(256, 256\)"),
         (_set("llama.block_count", 2**31), "2147483648 layers are promised"),
         (_set("llama.block_count", 0), "'llama.block_count': 0 is no number of 1 or more"),
         (_set("llama.attention.head_count", 3), "describe no model|and the metadata say"),
-        (_set("llama.embedding_length", 2**32 - 1), "and the metadata say|describe no model"),
+        (_set("llama.attention.head_count", 2**31), "no weights of 2147483648 heads of 1 for queries"),
+        (_set("llama.rope.dimension_count", 2**31), "2147483648 of 64 numbers of a head cannot be rotated"),
+        (_set("llama.embedding_length", 2**32 - 1), "blk.0 has no weights of 4 heads of 1073741823"),
         (_set("llama.rope.freq_base", float("nan")), "'llama.rope.freq_base': nan is no finite number"),
     ],
 )
@@ -185,6 +189,26 @@ def test_what_cannot_be_loaded(tmp_path, change, message):
     path = _with(tmp_path, change)
     with pytest.raises(gguf.GGUFError, match=message):
         gguf.load(path)
+
+
+def test_random_damage_is_an_error_or_a_model(tmp_path):
+    """Of what a file says of the model and its tensors."""
+    data = Path(layouts.make("gpt-oss", tmp_path / "x.gguf", ("Q4_0", "Q8_0")).path).read_bytes()
+    first = min(info.offset for info in gguf.GGUFFile(tmp_path / "x.gguf").tensors.values())
+    keys = [key.encode() for key in gguf.GGUFFile(tmp_path / "x.gguf").metadata if key.startswith("gpt-oss.")]
+    chance, refused = random.Random(0), 0
+    for number in range(60):
+        damaged = bytearray(data)
+        key = chance.choice(keys)
+        at = chance.randrange(24, first) if number % 2 else damaged.find(key) + len(key) + 4
+        for more in range(chance.choice((1, 4))):
+            damaged[at + more] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+        (tmp_path / "y.gguf").write_bytes(damaged)
+        try:
+            gguf.load(tmp_path / "y.gguf", tokenizer=False, attn_implementation="eager")
+        except gguf.GGUFError:
+            refused += 1
+    assert 10 < refused < 60
 
 
 def test_no_warning_where_all_is_known(made):

@@ -56,7 +56,7 @@ def refusing(extension, names, program, **environment):
     "names, families",
     [
         ("silu,lu_", {"activation", "linalg/lu_simd"}),
-        ("softmax_backward,column_sums,adamw", {"softmax_backward", "norm/column_sums", "adamw"}),
+        ("softmax_backward,column_sums,adamw", {"softmax_backward", "norm/column_sums", "optim/adamw"}),
     ],
     ids=["forward", "backward"],
 )

@@ -20,6 +20,7 @@ WITHOUT_DERIVATIVE = {
     "paged_append",
     "paged_attention",
     "quant_rows",
+    "renorm_rows",
     "sample",
 }
 

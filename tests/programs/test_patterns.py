@@ -98,6 +98,10 @@ def sigmoid_gate(gate, up):
     return up * (gate * torch.sigmoid(gate))
 
 
+def linear_with_residual(x, residual, weight, bias):
+    return residual + F.linear(x, weight, bias)
+
+
 HEADS = (2, 3, 5, 8)
 # pattern, what it becomes, function, shapes of the inputs, shapes of the parameters
 CASES = [
@@ -122,6 +126,9 @@ CASES = [
     ("gated", "metalcore.gated", lambda gate, up: up * F.gelu(gate, approximate="tanh"), [(4, 16)] * 2, []),
     ("gated", "metalcore.gated", sigmoid_gate, [(4, 16)] * 2, []),
     ("cross_entropy", "metalcore.cross_entropy", lambda x: F.cross_entropy(x, x.argmax(-1)), [(4, 16)], []),
+    ("linear", "metalcore.matmul", lambda x, w, b: F.linear(x, w, b).relu(), [(3, 4, 16)], [(8, 16), (8,)]),
+    ("linear", "metalcore.matmul", lambda x, w: F.gelu(F.linear(x, w)), [(4, 16)], [(8, 16)]),
+    ("linear", "metalcore.matmul", linear_with_residual, [(4, 16), (4, 8)], [(8, 16), (8,)]),
     ("kernels", "metalcore.softmax", lambda x: torch.softmax(x, 0), [(4, 16)], []),
     ("kernels", "metalcore.log_softmax", lambda x: x.log_softmax(-1), [(4, 16)], []),
     ("kernels", "metalcore.group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), [(2, 4, 5)], [(4,), (4,)]),
@@ -137,7 +144,7 @@ def inputs(shapes, device):
 def test_with_and_without(device, pattern, becomes, function, shapes, parameters):
     module, args = Plain(function, *parameters).to(device), inputs(shapes, device)
     names = [p.name for p in metalcore.programs.PATTERNS]
-    fused = metalcore.compile(module, args)
+    fused = metalcore.compile(module, args, fusions=names)
     plain = metalcore.compile(module, args, fusions=[name for name in names if name != pattern])
     assert pattern in {rewritten.pattern for rewritten in fused.report().fused}
     assert becomes in operators(fused) and becomes not in operators(plain)

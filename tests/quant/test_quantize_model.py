@@ -211,6 +211,10 @@ def test_peft(device):
     before = logits(model, device)
     model = get_peft_model(model, packed_layers(LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"])))
     assert torch.equal(logits(model, device), before)
+    assert (
+        metalcore.generate(model, tokens(device), max_new_tokens=1).flatten().tolist()
+        == before[:, -1].argmax(-1).tolist()
+    )
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert len(trained) == 12 and all(parameter.device.type == device for parameter in trained)
     optimizer = torch.optim.Adam(trained, lr=0.01)

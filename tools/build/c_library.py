@@ -14,7 +14,17 @@ from .places import CSRC, LINUX, PACKAGE, ROOT
 _C_API = CSRC / "c_api"
 # Families of ops that C functions call. The rest of csrc/ops would only make the library larger.
 _OPS = (
-    *("common", "replacement", "rows", "softmax", "activation/gated", "norm/norm_rows", "norm/rms_norm"),
+    *(
+        "add_cast",
+        "common",
+        "elementwise",
+        "replacement",
+        "rows",
+        "softmax",
+        "activation/gated",
+        "norm/norm_rows",
+        "norm/rms_norm",
+    ),
     *("norm/column_sums", "rope/rope", "embedding/embedding", "attention/decode", "attention/paged"),
     *("sampling/sample", "sampling/top_k", "gemm/gemm", "gemm/plan"),
 )

@@ -221,7 +221,7 @@ void decode(const char* op, const DecodeCall& call) {
     params.sink_type = number_type(*call.sinks);
   }
   if (shared && call.q_indptr) torch::stable::fill_(part_lse, -INFINITY);  // for queries of no request
-  const Tensor& none = call.q;                                             // Metal needs a buffer for each argument
+  const Tensor& none = call.lse;  // Metal needs a buffer for each argument, at a multiple of the argument's alignment
   gpu::record(call.out, [&](gpu::Recording& recording) {
     const auto requests = static_cast<double>(call.q_indptr ? 1 : call.batch);
     const double keys = static_cast<double>(plan.keys) * static_cast<double>(plan.kv_heads) * requests;

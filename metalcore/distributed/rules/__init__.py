@@ -4,7 +4,9 @@ how to write one). The tests go through the registry and fail for an operator wi
 from . import (  # noqa: F401
     activation,
     attention,
+    elementwise,
     embedding,
+    gemm,
     linalg,
     loss,
     normalization,

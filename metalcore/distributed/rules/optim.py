@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from ..norms import of_shards
 from ._rule import Partial, Replicate, Shard, rule
 
 
@@ -43,14 +42,11 @@ def _is_shard(placement):
 def grad_norm(call, specs):
     """For each dimension of the mesh: a partial norm, if all gradients are sharded along it, or else replicated
     ones."""
-    from torch.distributed.tensor._ops._math_ops import _NormPartial
-
     grads = [list(spec.placements) for spec in specs["grads"]]
     output = []
     for place in range(len(grads[0])):
         if all(_is_shard(placements[place]) for placements in grads):
-            p = call.norm_type
-            output.append(Partial("max") if math.isinf(p) else _NormPartial(p))
+            output.append(of_shards(call.norm_type))
         else:
             output.append(Replicate())
             for placements in grads:

@@ -8,3 +8,13 @@ from ._rule import Shard, rule
 @rule("sample")
 def sample(call):
     yield Shard(0), {"x": Shard(0), "uniform": Shard(0)}
+
+
+@rule("renorm_rows")
+def renorm_rows(call):
+    yield Shard(0), {"x": Shard(0), "limits": Shard(0)}
+
+
+@rule("topk")
+def topk(call):
+    yield (Shard(0), Shard(0)), {"x": Shard(0)}

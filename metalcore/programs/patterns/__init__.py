@@ -12,6 +12,7 @@ from .cross_entropy import CrossEntropy
 from .gated import Gated
 from .kernels import Kernels
 from .layer_norm import LayerNorm
+from .linear import Linear
 from .rms_norm import RmsNorm
 from .rope import Rope
 
@@ -27,6 +28,7 @@ PATTERNS: tuple[Pattern, ...] = (
     Attention(),
     Gated(),
     CrossEntropy(),
+    Linear(),  # after AddNorm, which also takes sums
     Kernels(),
 )
 

@@ -45,6 +45,7 @@ class Attention(Pattern):
     name = "attention"
     summary = "torch.nn.functional.scaled_dot_product_attention is metalcore's"
     anchors = frozenset({"scaled_dot_product_attention"})
+    by_name_on = frozenset({"cuda"})
 
     def match(self, node: Node) -> Match | None:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")

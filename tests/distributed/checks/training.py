@@ -111,12 +111,12 @@ def wrapped(kind, world):
     return model, rank, world
 
 
-def losses(model, optimizer, steps, part=0, parts=1, sequence=False, accumulate=1, checkpointing=False):
+def losses(model, optimizer, steps, part=0, parts=1, sequence=False, accumulate=1, checkpointing=False, first=0):
     if checkpointing:
         getattr(model, "module", model).gradient_checkpointing_enable({"use_reentrant": False})
     positions = torch.arange(LENGTH, device="mps")[None]
     found = []
-    for step in range(steps):
+    for step in range(first, first + steps):
         rows = batch(step).chunk(parts)[part].to("mps")
         total = 0.0
         for ids in rows.chunk(accumulate):
@@ -156,7 +156,7 @@ def train(kind, steps, optimizer="adamw", **options):
     return found, alone
 
 
-def checkpoint(folder, steps, save):
+def checkpoint(folder, first, steps, save):
     """Loads what an earlier group has saved, if it has, trains, and saves. Returns the losses."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -168,7 +168,7 @@ def checkpoint(folder, steps, save):
             state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
             dcp.load(state, checkpoint_id=folder)
             set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        found = losses(model, optimizer, steps, part, parts)
+        found = losses(model, optimizer, steps, part, parts, first=first)
         if save[1]:
             state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
             dcp.save(state, checkpoint_id=folder)

@@ -1,0 +1,70 @@
+"""Numbers on shards are those on one device."""
+
+import pytest
+
+
+def close(ranks, check, limit=5e-6, placement=None, **options):
+    for error, found in ranks.run(2, f"numbers.{check}", **options):
+        assert error <= limit
+        assert placement is None or found == f"({placement},)"
+
+
+@pytest.mark.parametrize("reduction", ("mean", "sum", "none"))
+@pytest.mark.parametrize("place", (0, 1))
+def test_cross_entropy(ranks, place, reduction):
+    close(ranks, "cross_entropy", place=place, reduction=reduction, limit=1e-4)
+    options = dict(label_smoothing=0.1, softcap=5.0, z_loss=0.1)
+    close(ranks, "cross_entropy", place=place, reduction=reduction, limit=1e-4, **options)
+
+
+@pytest.mark.parametrize(
+    "places, reduction",
+    [((None, 0, 0), "mean"), ((1, 0, 0), "mean"), ((0, None, None), "sum"), ((None, 0, 0), "none")],
+    ids=("vocabulary", "sequence", "rows", "none"),
+)
+def test_fused_linear_cross_entropy(ranks, places, reduction):
+    close(ranks, "fused_linear_cross_entropy", places=places, reduction=reduction, limit=1e-3)
+
+
+def test_operators(ranks):
+    close(ranks, "embedding", 0, place=0, placement="Partial(sum)")
+    close(ranks, "embedding", 0, place=1, placement="Shard(dim=2)")
+    close(ranks, "attention", 0, place=0, placement="Shard(dim=0)")
+    close(ranks, "attention", 0, place=1, placement="Shard(dim=1)")
+    close(ranks, "attention", 0, place=2, placement="Replicate()")
+    close(ranks, "norm", 1e-4, place=1, placement="Shard(dim=1)")
+
+
+def test_linear_algebra_has_the_same_bits_and_does_not_communicate(ranks):
+    assert ranks.run(2, "numbers.linear_algebra") == [[], []]
+
+
+def test_every_rank_raises(ranks):
+    for message in ranks.run(2, "numbers.singular"):
+        assert "Batch element 3" in message and "singular" in message
+
+
+@pytest.mark.parametrize(
+    "name, place, options",
+    [
+        ("AdamW", 0, {}),
+        ("SGD", 1, {"momentum": 0.9}),
+        ("Lion", 0, {}),
+        ("Muon", 0, {}),
+        ("Muon", 1, {}),
+        ("SOAP", 0, {"precondition_frequency": 1, "max_precond_dim": 8}),
+    ],
+    ids=str,
+)
+def test_optimizers(ranks, name, place, options):
+    for error in ranks.run(2, "numbers.optimizer", name=name, place=place, **options):
+        assert error <= 1e-6
+
+
+def test_collectives(ranks):
+    found = ranks.run(2, "numbers.messages")
+    for rank, (received, gathered, halves, exchanged) in enumerate(found):
+        assert received == [2.0 - rank] * 3
+        assert gathered == [[1.0] * 3, [2.0] * 3]
+        assert halves == [2.0 * (rank + 1)] * 3
+        assert exchanged == [0.0 + rank, 10.0 + rank]
