@@ -74,6 +74,15 @@ def test_views_move_with_what_they_are_views_of(device):
     torch.testing.assert_close(q @ r, other.mT, rtol=1e-4, atol=1e-4)
 
 
+def test_strided_gradients_are_kept(device):
+    gradient = torch.randn(40, 30, device=device)
+    parameter = torch.nn.Parameter(torch.zeros(30, 40, device=device))
+    parameter.grad = gradient.mT
+    norm, recording = record(metalcore.optim.clip_grad_norm_, [parameter], 1e9)
+    torch.testing.assert_close(norm, gradient.norm())
+    assert [buffer.nbytes for buffer in recording.buffers].count(4800) == 1
+
+
 def test_what_does_not_match_is_refused(device):
     x = torch.randn(6, 300, device=device)
     _, recording = record(metalcore.softmax, x, -1)

@@ -71,7 +71,8 @@ GatheredParameter::GatheredParameter(const ArrayLists& lists, size_t parameter, 
   }
   for (size_t array = 0; array < lists.size(); ++array)
     if (!lists[array].tensors.empty())
-      views[array] = gpu::view_of(with_strides(lists[array].tensors.tensor(parameter), strides, lists[array].written));
+      views[array] = gpu::view_of(
+          used_.emplace_back(with_strides(lists[array].tensors.tensor(parameter), strides, lists[array].written)));
 }
 
 void GatheredParameter::write_back() {

@@ -36,6 +36,7 @@ class GatheredParameter {
   Tensor with_strides(const Tensor& tensor, Sizes strides, bool written);
 
   std::vector<Copy> copies_;
+  std::vector<Tensor> used_;  // which the views refer to
 };
 
 // One parameter that is not empty.
