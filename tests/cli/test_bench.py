@@ -47,6 +47,7 @@ SMALL = {
     "matmul": "linear forward float32",
     "optim": "soap",
     "qr": "8x8x8",
+    "replay": "inputs bound",
     "rms_norm": "add_rms_norm forward float16",
     "rope": "interleaved backward bfloat16",
     "softmax": "log_softmax backward float32",
