@@ -43,7 +43,6 @@ NAVIGATION = {
             "docs/c",
             "docs/ops",
             "docs/attention",
-            "docs/quantization",
             "docs/linalg",
             "docs/optimizers",
             "docs/programs",
