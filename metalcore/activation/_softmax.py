@@ -196,18 +196,24 @@ def _reference(x, dim, dtype=None, temperature=1.0):
     return torch.softmax(x / temperature, dim, dtype=dtype)
 
 
-def _op(function):
+def _op(function, **more):
     name = function.__name__
     return Op(
         name,
         function,
         namesake=f"torch.{name}",
-        operators=(name, f"{name}_backward", *["softmax_scaled"] * (name == "softmax")),
         override=(Override(f"_{name}"), Override(f"_{name}_backward_data")),
         samples=_samples,
-        **({"reference": _reference, "production": _scaled_logits} if name == "softmax" else {"production": _logits}),
+        **more,
     )
 
 
-register(_op(softmax))
-register(_op(log_softmax))
+register(
+    _op(
+        softmax,
+        reference=_reference,
+        operators=("softmax", "softmax_backward", "softmax_scaled"),
+        production=_scaled_logits,
+    )
+)
+register(_op(log_softmax, operators=("log_softmax", "log_softmax_backward"), production=_logits))

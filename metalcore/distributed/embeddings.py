@@ -31,12 +31,12 @@ def embedding(local: Callable, weight, indices, padding: int, *options) -> Tenso
     mesh = weight.device_mesh
     tables = [p if p == Shard(0) else Replicate() for p in weight.placements]
     indices = indices if is_dtensor(indices) else beside(weight, indices)
-    rows = [p if isinstance(p, Shard) and t != Shard(0) else Replicate() for p, t in zip(indices.placements, tables)]
+    rows = [p if isinstance(p, Shard) and t != Shard(0) else Replicate() for p, t in zip(indices.placements, tables)]  # pyright: ignore[reportAttributeAccessIssue]
     of_weight = [Partial() if isinstance(r, Shard) else t for r, t in zip(rows, tables)]
     weight = weight.redistribute(mesh, tables)
     first = compute_local_shape_and_global_offset(weight.shape, mesh, tables)[1][0]
     table = weight.to_local(grad_placements=of_weight)
-    chosen = indices.redistribute(mesh, rows).to_local()
+    chosen = indices.redistribute(mesh, rows).to_local()  # pyright: ignore[reportAttributeAccessIssue]
     place = chosen - first
     inside = (place >= 0) & (place < len(table))
     nowhere = (chosen < 0) | (chosen >= len(weight))

@@ -164,7 +164,7 @@ def cross_entropy(input, target, weight, ignore_index, reduction, label_smoothin
     placements = [p if p in (Shard(0), Shard(1)) else Replicate() for p in input.placements]
     input = input.redistribute(mesh, placements)
     rows = [Shard(0) if p == Shard(0) else Replicate() for p in placements]
-    target = (target if is_dtensor(target) else beside(input, target)).redistribute(mesh, rows).to_local()
+    target = (target if is_dtensor(target) else beside(input, target)).redistribute(mesh, rows).to_local()  # pyright: ignore[reportAttributeAccessIssue]
     options = _options(input, 1, placements, ignore_index, label_smoothing, softcap, z_loss)
     logits = input.to_local(grad_placements=placements).movedim(1, -1)
     weight = None if weight is None else whole(weight).float()
@@ -188,21 +188,21 @@ def fused_linear_cross_entropy(
     _check(hidden, target, reduction)
     mesh = hidden.device_mesh
     weight = weight if is_dtensor(weight) else beside(hidden, weight)
-    classes = [p if p == Shard(0) else Replicate() for p in weight.placements]
+    classes = [p if p == Shard(0) else Replicate() for p in weight.placements]  # pyright: ignore[reportAttributeAccessIssue]
     rows = [
         p if isinstance(p, Shard) and p.dim < hidden.ndim - 1 and c == Replicate() else Replicate()
         for p, c in zip(hidden.placements, classes)
     ]
-    target = (target if is_dtensor(target) else beside(hidden, target)).redistribute(mesh, rows).to_local()
+    target = (target if is_dtensor(target) else beside(hidden, target)).redistribute(mesh, rows).to_local()  # pyright: ignore[reportAttributeAccessIssue]
     of_hidden = [Partial() if c == Shard(0) else r for r, c in zip(rows, classes)]
     of_weight = [Partial() if isinstance(r, Shard) else c for r, c in zip(rows, classes)]
-    weight = weight.redistribute(mesh, classes)
+    weight = weight.redistribute(mesh, classes)  # pyright: ignore[reportAttributeAccessIssue]
     options = _options(weight, 0, classes, ignore_index, label_smoothing, softcap, z_loss)
     x = hidden.redistribute(mesh, rows).to_local(grad_placements=of_hidden).flatten(0, -2)
     w = weight.to_local(grad_placements=of_weight)
     if bias is not None:
         bias = bias if is_dtensor(bias) else beside(hidden, bias)
-        bias = bias.redistribute(mesh, classes).to_local(grad_placements=of_weight)
+        bias = bias.redistribute(mesh, classes).to_local(grad_placements=of_weight)  # pyright: ignore[reportAttributeAccessIssue]
     class_weight = None if class_weight is None else whole(class_weight).float()
     scale = torch.ones((), device=x.device)
     if reduction == "mean":

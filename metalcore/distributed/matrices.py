@@ -47,7 +47,7 @@ class Owned:
 
     def whole(self, part: Tensor) -> Tensor:
         """The batch of which this rank has a part."""
-        return self.state(part).full_tensor()
+        return self.state(part).full_tensor()  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def _placements(self):

@@ -101,7 +101,7 @@ def table(tokens: int = 8192, network: Network | None = None) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m metalcore.distributed.model", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m metalcore.distributed.model", description=__doc__.splitlines()[0])  # pyright: ignore[reportOptionalMemberAccess]
     parser.add_argument("--tokens", type=int, default=8192, help="of a device in a step")
     parser.add_argument("--bandwidth", type=float, default=Network.between, help="bytes per second between hosts")
     arguments = parser.parse_args()

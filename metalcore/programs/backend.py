@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.aot_autograd import make_boxed_func  # pyright: ignore[reportPrivateImportUsage]
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
@@ -169,7 +169,7 @@ def _with_numbers(module, args):
             value = next(given)
             copies[node] = graph.node_copy(node) if isinstance(value, Tensor) else value
         elif node.op == "output":
-            graph.output(torch.fx.node.map_arg(node.args[0], lambda n: copies[n]))
+            graph.output(torch.fx.node.map_arg(node.args[0], lambda n: copies[n]))  # pyright: ignore[reportAttributeAccessIssue]
         else:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
     for node in graph.nodes:  # dynamo's symbols belong to the graph of all sizes

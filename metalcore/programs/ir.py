@@ -7,6 +7,7 @@ has its fake tensor (or its number) in `node.meta["val"]`. The functions here sa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ _SECRET_WRITERS = {
 }
 
 
-def name_of(node: Node) -> str | None:
+def name_of(node: Any) -> str | None:
     """The operator's name without its overload: "add" of ATen's operators, "metalcore.rope" of others; else None."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
@@ -46,7 +47,7 @@ def name_of(node: Node) -> str | None:
     return name if namespace == "aten" else f"{namespace}.{name}"
 
 
-def value(node: Node):
+def value(node: Any) -> Any:
     return node.meta.get("val")
 
 
@@ -61,7 +62,7 @@ def arguments(node: Node) -> tuple:
     return (*given, *(node.kwargs.get(spec.name, spec.default_value) for spec in rest))
 
 
-def argument(node: Node, name: str):
+def argument(node: Any, name: str) -> Any:
     """An argument by its name, or None if the operator has none of this name."""
     for spec, given in zip(node.target._schema.arguments, arguments(node)):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
         if spec.name == name:
@@ -69,7 +70,7 @@ def argument(node: Node, name: str):
     return None
 
 
-def accelerated(*nodes: Node | None) -> bool:
+def accelerated(*nodes: Any) -> bool:
     """Whether metalcore's kernels take the values of these nodes, as `routing.accelerated` says of tensors."""
     values = [value(node) for node in nodes if node is not None]
     return bool(values) and all(

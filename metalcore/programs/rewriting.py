@@ -164,7 +164,7 @@ def rewrite(
         facts = _Facts(module.graph)
         with_gradient = _differentiated(module.graph, leaves)
         for node in list(module.graph.nodes):
-            if node._erased or name_of(node) not in pattern.anchors or remaining <= 0:
+            if node._erased or name_of(node) not in pattern.anchors or remaining <= 0:  # pyright: ignore[reportOptionalOperand]
                 continue
             match = pattern.match(node)
             if match is None or not by_name and _device_type(node) in pattern.by_name_on:
@@ -172,7 +172,7 @@ def rewrite(
             applied = _apply(module, pattern, node, match, facts, Emitter(module, mode, with_gradient))
             if applied is not None:
                 done.append(applied)
-                remaining -= 1
+                remaining -= 1  # pyright: ignore[reportOperatorIssue]
     return done
 
 
@@ -206,7 +206,7 @@ def _differentiated(graph, leaves):
 
 
 def _mode_of(graph):
-    return next((t.fake_mode for node in graph.nodes for t in tensors_of(node) if hasattr(t, "fake_mode")), None)
+    return next((t.fake_mode for node in graph.nodes for t in tensors_of(node) if hasattr(t, "fake_mode")), None)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _apply(module, pattern, anchor, match, facts, emitter):

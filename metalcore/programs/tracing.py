@@ -58,7 +58,7 @@ def trace(program: torch.nn.Module | torch.export.ExportedProgram, args: tuple =
     module.recompile()
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with torch.no_grad():
-        return Traced(to_aten(module, inputs), spec.in_spec, spec.out_spec)
+        return Traced(to_aten(module, inputs), spec.in_spec, spec.out_spec)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
 
 
 def fake_inputs(inputs: Sequence[Any], mode: FakeTensorMode) -> list:

@@ -114,13 +114,17 @@ def _of_tensors(function, op_schema, given, written):
         outputs = list(outputs) if isinstance(outputs, tuple) else [outputs] * results
         found.append(outputs + [inputs.get(name, Replicate()) for name in tensors])
     strategy = expand_to_full_mesh_op_strategy(
-        op_schema.get_mesh_from_args(), op_schema, found, input_index=results, inplace_op=op_schema.is_inplace_op()
+        op_schema.get_mesh_from_args(),
+        op_schema,
+        found,  # pyright: ignore[reportArgumentType]
+        input_index=results,
+        inplace_op=op_schema.is_inplace_op(),
     )
     kept = [place for place, name in enumerate(tensors) if name in written]
     allowed = [
         spec
         for spec in strategy.strategies
-        if all(spec.input_specs[place].placements == specs[tensors[place]].placements for place in kept)
+        if all(spec.input_specs[place].placements == specs[tensors[place]].placements for place in kept)  # pyright: ignore[reportOptionalSubscript]
     ]
     if not allowed:
         raise RuntimeError(
@@ -132,7 +136,7 @@ def _of_tensors(function, op_schema, given, written):
 
 def _of_lists(function, op_schema, given, written):
     lists = {name: value for name, value in given.items() if isinstance(value, TupleStrategy) and value.children}
-    specs = {name: [child.strategies[0].output_spec for child in value.children] for name, value in lists.items()}
+    specs = {name: [child.strategies[0].output_spec for child in value.children] for name, value in lists.items()}  # pyright: ignore[reportAttributeAccessIssue]
     call = SimpleNamespace(**{**given, **specs, "operator": str(op_schema.op)})
     output, wanted = function(call, specs)
     for name, placements in wanted.items():

@@ -32,7 +32,7 @@ def put_on_cpu(module: GraphModule) -> int:
 
 
 def _device_of(node):
-    if name_of(node) is None or name_of(node).startswith("metalcore."):
+    if name_of(node) is None or name_of(node).startswith("metalcore."):  # pyright: ignore[reportOptionalMemberAccess]
         return None
     tensors = [t for t in tree_leaves(value(node)) if isinstance(t, Tensor)]
     for source in node.all_input_nodes:

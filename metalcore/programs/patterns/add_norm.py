@@ -50,7 +50,7 @@ class AddNorm(Pattern):
         norm, _ = match.nodes
         if any(user.target is operator.getitem and user.args[1] != 0 for user in norm.users):
             return None
-        made = emit(_NORMS[name_of(norm)], match["x"], match["residual"], *arguments(norm)[1:])
+        made = emit(_NORMS[name_of(norm)], match["x"], match["residual"], *arguments(norm)[1:])  # pyright: ignore[reportArgumentType]
         y, total = emit.item(made, 0), emit.item(made, 1)
         if name_of(norm) == "metalcore.layer_norm":
             return (*[y for user in norm.users], total)

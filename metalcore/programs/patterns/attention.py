@@ -75,7 +75,7 @@ class WrittenAttention(Pattern):
         found = match and match.bind("v", v)
         if found is None:
             return None
-        found.nodes = [node, *match.nodes]
+        found.nodes = [node, *match.nodes]  # pyright: ignore[reportOptionalMemberAccess]
         return found if self._fits(found) else None
 
     def _fits(self, match):

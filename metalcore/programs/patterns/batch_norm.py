@@ -39,9 +39,9 @@ class ConvBatchNorm(Pattern):
         wide = {name: None if t is None else t.detach().cpu().double() for name, t in tensors.items()}
         scale = torch.rsqrt(wide["running_var"] + argument(node, "eps"))
         scale = scale if wide["weight"] is None else scale * wide["weight"]
-        shift = (0 if bias is None else bias.detach().cpu().double()) - wide["running_mean"]
+        shift = (0 if bias is None else bias.detach().cpu().double()) - wide["running_mean"]  # pyright: ignore[reportOperatorIssue]
         shift = shift * scale + (0 if wide["bias"] is None else wide["bias"])
-        folded = kernel.detach().cpu().double() * scale.view(-1, *[1] * (kernel.dim() - 1))
+        folded = kernel.detach().cpu().double() * scale.view(-1, *[1] * (kernel.dim() - 1))  # pyright: ignore[reportOptionalMemberAccess]
         made = [
             emit.parameter(f"{match['weight'].target}_folded", folded.to(kernel)),
             emit.parameter(f"{match['weight'].target}_shift", shift.to(kernel)),

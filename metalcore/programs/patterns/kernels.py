@@ -50,4 +50,4 @@ class Kernels(Pattern):
 
     def emit(self, match, emit):
         node = match.nodes[0]
-        return _MAKERS[node.target._schema.name.removeprefix("aten::")](node, emit)
+        return _MAKERS[node.target._schema.name.removeprefix("aten::")](node, emit)  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]

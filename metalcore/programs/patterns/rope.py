@@ -76,7 +76,7 @@ class Rope(Pattern):
 
         def rotate(q, k, cos, sin):
             tables = (cos.squeeze(heads), sin.squeeze(heads)) if four else (cos, sin)
-            return rope(q, k, *tables, unsqueeze_dim=heads)
+            return rope(q, k, *tables, unsqueeze_dim=heads)  # pyright: ignore[reportArgumentType]
 
         return emit.traced(rotate, match["q"], match["k"], match["cos"], match["sin"])
 
@@ -104,4 +104,4 @@ def _is_doubled(node: Node) -> bool:
     if name in _ELEMENTWISE and any(isinstance(other, Node) and name != "type_as" for other in node.args[1:]):
         return False
     same_length = value(node).dim() > 0 and value(node).shape[-1:] == value(source).shape[-1:]
-    return same_length and _is_doubled(source)
+    return same_length and _is_doubled(source)  # pyright: ignore[reportArgumentType]

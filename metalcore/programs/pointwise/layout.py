@@ -105,4 +105,4 @@ def geometry(tensor: torch.Tensor, shape: Sequence[int]) -> tuple[tuple[int, ...
     own = zip(tensor.shape, tensor.stride(), shape[missing:])
     strides = (*(0,) * missing, *(0 if size != wanted else stride for size, stride, wanted in own))
     address = tensor.storage_offset() * tensor.element_size() if tensor.is_meta else tensor.data_ptr()
-    return strides, tensor.element_size(), address % 16
+    return strides, tensor.element_size(), address % 16  # pyright: ignore[reportReturnType]

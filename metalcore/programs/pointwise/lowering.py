@@ -99,7 +99,7 @@ class Lowering:
         number = _plain(value)
         if dtype in SIXTEEN_BITS and not precise:
             number = torch.tensor(float(number)).to(dtype).item()
-        return literal(number, dtype)
+        return literal(number, dtype)  # pyright: ignore[reportArgumentType]
 
 
 def is_leaf(node: Node) -> bool:
@@ -116,7 +116,7 @@ def name_of(node: Node) -> str:
     return f"{prefix}{target.overloadpacket.__name__}.{target._overloadname}"
 
 
-def fake(node: Node) -> torch.Tensor:
+def fake(node: Any) -> torch.Tensor:
     """The tensor without memory that stands for a node's result."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
@@ -134,7 +134,7 @@ def result_dtype(node: Node) -> torch.dtype:
 
 def arguments_of(node: Node) -> dict[str, Any]:
     """All arguments of a call, by name, with the schema's defaults."""
-    schema = node.target._schema.arguments
+    schema = node.target._schema.arguments  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
     bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     bound |= {argument.name: value for argument, value in zip(schema, node.args)}
     return bound | node.kwargs

@@ -82,7 +82,7 @@ class Part:
     def run(self, memory: Memory) -> None:
         outs, ins = self._tensors(memory)
         if outs[0].numel():
-            self._submit(self._launches_for(outs, ins), outs, ins)
+            self._submit(self._launches_for(outs, ins), outs, ins)  # pyright: ignore[reportAttributeAccessIssue]
 
     def sources(self, memory: Memory) -> list[str]:
         """The kernels' MSL."""
@@ -93,11 +93,11 @@ class Part:
         return [memory[place] for place in self.outputs], [memory[place_of(leaf)] for leaf in self.inputs]
 
     def _launches_for(self, outs, ins):
-        key = self._key(outs, ins)
+        key = self._key(outs, ins)  # pyright: ignore[reportAttributeAccessIssue]
         if key not in self._launches:
             if len(self._launches) >= _KEPT:
                 self._launches.clear()
-            self._launches[key] = self._make(*key)
+            self._launches[key] = self._make(*key)  # pyright: ignore[reportAttributeAccessIssue]
         return self._launches[key]
 
 

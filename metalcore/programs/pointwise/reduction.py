@@ -33,7 +33,7 @@ def reduction(node: Node, inputs: Sequence[Node], found: Walk, *, keep_float32: 
         return from_memory(text, result_dtype(leaf))
 
     lowering = Lowering(load, keep_float32=keep_float32)
-    operand = lowering.value(node.args[0])
+    operand = lowering.value(node.args[0])  # pyright: ignore[reportArgumentType]
     element = [*lowering.statements, f"const {register(state.operand)} x = {_operand(operand, state)};", state.add]
     moves = []
     for k, leaf in enumerate(inputs):

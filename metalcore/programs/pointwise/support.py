@@ -31,7 +31,7 @@ def supports(node: Node) -> str | None:
 
 def check(node: Node) -> None:
     """Raises Unsupported where the generator does not take a node."""
-    if node.target is operator.getitem and name_of(node.args[0]) in REDUCTIONS:
+    if node.target is operator.getitem and name_of(node.args[0]) in REDUCTIONS:  # pyright: ignore[reportArgumentType]
         return
     if node.op == "call_function" and name_of(node) in REDUCTIONS:
         check_reduction(node)

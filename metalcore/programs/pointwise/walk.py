@@ -96,7 +96,7 @@ def walk(
 def _is_along_results(inputs, kept, dims):
     """Whether neighbours in memory belong to different results."""
     strides = inputs[0][0] if inputs else ()
-    return min((strides[d] for d in kept if strides[d]), default=1 << 62) < min(
+    return min((strides[d] for d in kept if strides[d]), default=1 << 62) < min(  # pyright: ignore[reportOperatorIssue]
         (strides[d] for d in dims if strides[d]), default=1 << 62
     )
 
