@@ -29,6 +29,11 @@ from torch.distributed.tensor import DTensor, Shard
 import metalcore
 import metalcore.distributed
 
+if "RANK" not in os.environ:  # without torchrun: one rank
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+if not torch.cuda.is_available() and not torch.backends.mps.is_available():
+    import metalcore.simulator
+
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--data", type=Path, default=Path("build/distributed_svd"))
 parser.add_argument("--matrices", type=int, default=512)

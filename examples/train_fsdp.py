@@ -24,6 +24,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import metalcore
 import metalcore.integrations.transformers as integration
 
+if "RANK" not in os.environ:  # without torchrun: one rank
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+if not torch.cuda.is_available() and not torch.backends.mps.is_available():
+    import metalcore.simulator
+
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--hidden", type=int, default=64)
 parser.add_argument("--layers", type=int, default=2)
