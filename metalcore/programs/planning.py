@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from .._core import out_variants as variants
+from .._core.arena import peak, place
 from .generated import writing_to
 from .ir import is_barrier, mutated_storages, name_of, storage_of, tensors_of, value
 from .passes.transfers import has_kernel
 
-__all__ = ["ALIGNMENT", "Plan", "Planned", "bind_arena", "make_plan", "out_variant"]
-
-ALIGNMENT = 256  # bytes; what Metal and CUDA ask of an offset into a buffer at most
+__all__ = ["Plan", "Planned", "bind_arena", "make_plan", "out_variant"]
 
 
 class Planned(NamedTuple):
@@ -75,13 +75,15 @@ def make_plan(module: GraphModule, device: torch.device | None = None) -> Plan:
             first, last = lives[storage]
             nbytes = tensor.untyped_storage().nbytes()
             if kind == "temporary" and tensor.device == device and nbytes and _placeable(node):
-                wanted.append((nbytes, first, last, len(values)))
+                wanted.append((len(values), first, last, nbytes))
             form = tuple(tensor.shape), tensor.stride(), tensor.dtype
             values.append(Planned(node.name, kind, *form, nbytes, first, last, None))
-    offsets, arena = _place(wanted)
-    values = [v._replace(offset=offsets.get(i)) for i, v in enumerate(values)]
+    offsets, arena = place([(first, last, nbytes) for _, first, last, nbytes in wanted])
+    for (index, *_), offset in zip(wanted, offsets):
+        values[index] = values[index]._replace(offset=offset)
+    most = peak([(v.first, v.last, v.nbytes) for v in values if v.kind in ("temporary", "output")])
     parameters = sum(v.nbytes for v in values if v.kind in ("parameter", "static"))
-    return Plan(tuple(values), arena, _peak(values), parameters)
+    return Plan(tuple(values), arena, most, parameters)
 
 
 def _lives(graph, order):
@@ -111,37 +113,6 @@ def _kinds(graph):
     return kinds
 
 
-def _place(wanted):
-    """Offsets for (bytes, first, last, key), the largest first, each in the lowest place that is free for its life."""
-    placed: list[tuple[int, int, int, int]] = []
-    offsets, end = {}, 0
-    for nbytes, first, last, key in sorted(wanted, key=lambda entry: (-entry[0], entry[3])):
-        size = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        offset = 0
-        for start, stop, born, died in sorted(placed):
-            if born <= last and first <= died:
-                if offset + size <= start:
-                    break
-                offset = max(offset, stop)
-        placed.append((offset, offset + size, first, last))
-        offsets[key] = offset
-        end = max(end, offset + size)
-    return offsets, end
-
-
-def _peak(values):
-    changes: dict[int, int] = {}
-    for v in values:
-        if v.kind in ("temporary", "output"):
-            changes[v.first] = changes.get(v.first, 0) + v.nbytes
-            changes[v.last + 1] = changes.get(v.last + 1, 0) - v.nbytes
-    peak = now = 0
-    for step in sorted(changes):
-        now += changes[step]
-        peak = max(peak, now)
-    return peak
-
-
 def _placeable(node):
     return _of_kernel(node) or out_variant(node) is not None
 
@@ -168,34 +139,11 @@ def out_variant(node: Node):
     )
 
 
-_found: dict = {}
-
-
 def _out_overload(target):
-    if target not in _found:
-        _found[target] = _find_out_overload(target)
-    return _found[target]
-
-
-def _find_out_overload(target):
-    schema = target._schema
-    if len(schema.returns) != 1 or any(spec.alias_info is not None for spec in schema.arguments):
+    if any(spec.alias_info is not None for spec in target._schema.arguments):
         return None
-    ours = [(spec.name, str(spec.type)) for spec in schema.arguments]
-    packet = target.overloadpacket
-    for name in packet.overloads():
-        other = getattr(packet, name)
-        rest, outs = _split(other._schema.arguments)
-        # A generated one computes a new tensor and copies it.
-        if len(outs) == 1 and torch.Tag.generated not in other.tags and outs[0].name == "out":
-            if rest == ours:
-                return other
-    return None
-
-
-def _split(arguments):
-    outs = [spec for spec in arguments if spec.alias_info is not None and spec.alias_info.is_write]
-    return [(spec.name, str(spec.type)) for spec in arguments if spec not in outs], outs
+    found = variants.out_variant(target)
+    return found[0] if found and found[1] == ["out"] else None
 
 
 def _is_dense(tensor):

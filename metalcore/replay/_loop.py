@@ -13,9 +13,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_map_only
 
 from .. import _C
+from .._core.arena import peak, place
 from .._core.operators import ops
+from .._core.out_variants import out_variant
 from .._core.recording import Recording
-from ._arena import peak, place
 from ._replay import Replay
 from ._tape import Step, Tape, key_of, tensors_in
 
@@ -162,7 +163,7 @@ def _call(step: Step, homes) -> Callable[[], Any]:
     func = step.func
     if all(value is None for value in new):
         return lambda: func(*args, **kwargs)
-    variant = _out_variant(func)
+    variant = out_variant(func)
     if variant and all(value is not None for value in new):
         into, names = variant
         kwargs |= dict(zip(names, new))
@@ -179,23 +180,6 @@ def _call(step: Step, homes) -> Callable[[], Any]:
 
 def _is_place(value):
     return isinstance(value, _Place)
-
-
-@functools.cache
-def _out_variant(func):
-    """The overload of an operator that writes its results into tensors, and these arguments' names."""
-    if func._schema.is_mutable:
-        return None
-    wanted = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
-    for name in func.overloadpacket.overloads():
-        other = getattr(func.overloadpacket, name)
-        outs = [argument for argument in other._schema.arguments if argument.is_out]
-        rest = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
-        if torch.Tag.generated in other.tags:  # it computes a new tensor and copies it
-            continue
-        if len(outs) == len(func._schema.returns) and all(str(a.type) == "Tensor" for a in outs) and rest == wanted:
-            return other, [argument.name for argument in outs]
-    return None
 
 
 def _tensor(storage, dtype, begin=0, shape=None, stride=None):

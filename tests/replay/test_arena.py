@@ -2,7 +2,7 @@
 
 import random
 
-from metalcore.replay._arena import ALIGNMENT, peak, place
+from metalcore._core.arena import ALIGNMENT, peak, place
 
 
 def test_values_that_meet_are_apart():
