@@ -74,8 +74,20 @@ def _backward(ctx, grad, _):
 _topk = autograd("topk", _backward, _save)
 
 
+def _distinct(dim):
+    """Makes the 1000 largest numbers along a dimension different in all dtypes: which of equal ones are chosen differs
+    from PyTorch's op."""
+
+    def change(x):
+        rank = x.argsort(dim, descending=True).argsort(dim)
+        different = (0x4000 - rank.clamp(max=1000)).to(torch.int16).view(torch.bfloat16).float()  # 2 and less
+        return different.where(rank < 1000, -x.abs())
+
+    return change
+
+
 def _sample(name, *shape, k, **options):
-    return Sample(name, (shape,), {"k": k, **options})
+    return Sample(name, (shape,), {"k": k, **options}, prepare=(_distinct(options.get("dim", -1)),))
 
 
 register(

@@ -27,7 +27,8 @@ def where(text):
 
 def blocks(language):
     for page in PAGES:
-        for number, text in enumerate(re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S), 1):
+        found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
+        for number, text in enumerate((text for name, text in found if name == language), 1):
             yield pytest.param(text, id=f"{page.stem}-{number}", marks=where(text))
 
 
@@ -35,7 +36,8 @@ def commands():
     lines = {
         line for block in blocks("") for line in block.values[0].splitlines() if line.startswith("python -m metalcore")
     }
-    chosen = sorted(line for line in lines if "bench" not in line or "--list" in line)  # benchmarks have their own test
+    # Benchmarks and golden artifacts have tests of their own.
+    chosen = sorted(line for line in lines if "--list" in line or not re.search(" bench | golden ", line))
     return [pytest.param(line, marks=where(line)) for line in chosen]
 
 
@@ -61,7 +63,7 @@ def test_command(command, tmp_path):
     for name in ("script.py", "module.py"):
         (tmp_path / name).write_text("import torch\nprint(torch.ones(2, device='mps').sum().item())\n")
     (tmp_path / "kernel.metal").write_text("kernel void one(device float* x [[buffer(0)]]) { x[0] = 1.0f; }\n")
-    said = run([sys.executable, *shlex.split(command)[1:]], tmp_path).strip()
+    said = run([sys.executable, *shlex.split(command, comments=True)[1:]], tmp_path).strip()
     assert said or " check " in command  # `check` prints nothing about a right program
 
 
