@@ -46,6 +46,7 @@ NAVIGATION = {
             "docs/linalg",
             "docs/optimizers",
             "docs/programs",
+            "docs/distributed",
             "docs/performance",
             "docs/tuning",
         ],
