@@ -9,15 +9,22 @@ FOLDERS = (
     *("attention", "embedding", "integrations", "linalg", "loss", "nn", "ops", "optim", "overrides", "paged", "quant"),
     *("replay", "sampling", "smoke"),
 )
-FILES = [
-    str(path.relative_to(ROOT)) for folder in FOLDERS for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
-]
+
+
+def groups():
+    """A few files each, because a process needs seconds to start."""
+    for folder in FOLDERS:
+        files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))]
+        for first in range(0, len(files), 8):
+            yield pytest.param(files[first : first + 8], id=f"{folder}-{first // 8 + 1}")
+
+
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "use_runtime")
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_of_ops(extension, file):
-    run(extension, *PYTEST, file)
+@pytest.mark.parametrize("files", [*groups()])
+def test_of_ops(extension, files):
+    run(extension, *PYTEST, *files)
 
 
 def test_smoke_in_checking_mode(extension):
