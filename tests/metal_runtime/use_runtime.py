@@ -102,7 +102,7 @@ def pytest_sessionstart(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Keeps every fourth set of a test's parameters. All of them run on the simulator's backend, whose numbers these are;
+    """Keeps every fourth set of a test's parameters. All run on the simulator's backend, whose numbers they are;
     what is special here is how dispatches are encoded, which hardly depends on them."""
     seen = collections.Counter()
     kept, left = [], []
