@@ -162,8 +162,13 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tens
       params_of(shape, x, x.tensor, target, weight, {ignore_index, label_smoothing, softcap, z_loss});
   gpu::record(loss, [&](gpu::Recording& recording) {
     recording.kernel("cross_entropy_", plan.variant, "_", suffix(dtype));
-    recording.buffer(0, x.tensor).buffer(1, target).buffer(2, params.probabilities ? target : x.tensor);
-    recording.buffer(3, weight ? *weight : x.tensor).buffer(4, losses).buffer(5, results).buffer(6, saved);
+    // What a call lacks is bound to memory at a multiple of the argument's alignment.
+    recording.buffer(0, x.tensor).buffer(1, params.probabilities ? saved : target);
+    recording.buffer(2, params.probabilities ? target : x.tensor)
+        .buffer(3, weight ? *weight : saved)
+        .buffer(4, losses)
+        .buffer(5, results)
+        .buffer(6, saved);
     recording.bytes(7, params);
     dispatch(recording, plan);
     const uint32_t threads = row_tuning(input).looped_threads;
@@ -210,8 +215,13 @@ Tensor cross_entropy_backward(const Tensor& grad, const Tensor& input, const Ten
   params.scale_of_row = reduction == kNone;
   gpu::record(gx, [&](gpu::Recording& recording) {
     recording.kernel("cross_entropy_backward_", plan.variant, "_", suffix(input.scalar_type()));
-    recording.buffer(0, x.tensor).buffer(1, target).buffer(2, params.probabilities ? target : x.tensor);
-    recording.buffer(3, weight ? *weight : x.tensor).buffer(4, g).buffer(5, total).buffer(6, saved);
+    // What a call lacks is bound to memory at a multiple of the argument's alignment.
+    recording.buffer(0, x.tensor).buffer(1, params.probabilities ? saved : target);
+    recording.buffer(2, params.probabilities ? target : x.tensor)
+        .buffer(3, weight ? *weight : saved)
+        .buffer(4, g)
+        .buffer(5, total)
+        .buffer(6, saved);
     recording.buffer(7, gx).bytes(8, params);
     dispatch(recording, plan);
   });
@@ -240,7 +250,7 @@ Tensor cross_entropy_replace(const Tensor& x, const Tensor& target_, const Maybe
   params.scale_of_row = scale.numel() > 1;
   gpu::record(losses, [&](gpu::Recording& recording) {
     recording.kernel("cross_entropy_replace_", plan.variant, "_", suffix(x.scalar_type()));
-    recording.buffer(0, x).buffer(1, target).buffer(2, weight ? *weight : x).buffer(3, scale).buffer(4, losses);
+    recording.buffer(0, x).buffer(1, target).buffer(2, weight ? *weight : scale).buffer(3, scale).buffer(4, losses);
     recording.bytes(5, params);
     dispatch(recording, plan);
   });
