@@ -53,7 +53,7 @@ def compiler(sdk):
 def run(command, what, **options):
     done = subprocess.run(command, capture_output=True, text=True, **options)
     if done.returncode:
-        raise CheckFailed(f"{what}:\n{done.stderr.strip() or done.stdout.strip()}")
+        raise CheckFailed(f"{what}:\n{done.stdout}{done.stderr.strip()}")  # ninja prints errors on stdout
     return done.stdout
 
 

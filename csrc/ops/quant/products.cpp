@@ -94,10 +94,10 @@ void mul_mm(const char* op, const Tensor& x, const PackedRows& weights, const Qu
   const int64_t length = transposed ? weights.length : weights.rows;
   const int64_t x_length = transposed ? weights.rows : weights.length;
   const int64_t experts = chosen ? weights.matrices : 0;
-  Tensor order = weights.tensor, begins = weights.tensor;  // not read without experts
+  Tensor order = result, begins = result;  // not read without experts; packed weights may begin at any byte
   if (chosen) {
-    order = new_tensor({{x_rows}}, ScalarType::Int, x);
-    begins = new_tensor({{experts + 2}}, ScalarType::Int, x);
+    order = new_tensor({x_rows}, ScalarType::Int, x);
+    begins = new_tensor({experts + 2}, ScalarType::Int, x);
   }
   QuantMmParams params{
       .row_bytes = static_cast<uint64_t>(weights.row_bytes),
