@@ -50,7 +50,7 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
 
 @cpu_kernel("topk")
 def _(x, k, largest):
-    keys = x.sort(-1, descending=largest, stable=True)
+    keys = x.sort(dim=-1, descending=largest, stable=True)
     return keys.values[:, :k].contiguous(), keys.indices[:, :k].contiguous()
 
 
