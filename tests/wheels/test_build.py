@@ -6,14 +6,16 @@ import sys
 
 import pytest
 
-from tools.build import compile_commands, front_end, jobs, supported
+from tools.build import c_library, compile_commands, front_end, jobs, supported
 from tools.build.places import ROOT, WORK
 from tools.build.tasks import Tasks
 
 
 def test_every_source_of_this_platform_is_compiled():
     found = {path.relative_to(ROOT / "csrc") for path in (ROOT / "csrc").rglob("*.cpp")}
-    elsewhere = {path for path in found if path.parts[0] == "simulated_device"}
+    elsewhere = {path for path in found if path.parts[0] in ("simulated_device", "c_api")}
+    of_c = {path for path in found if path.parts[0] == "c_api"}
+    assert {f"csrc/{path.as_posix()}" for path in of_c} <= {*c_library.sources()}
     compiled = compile_commands.read(WORK)
     assert {path.with_suffix("").as_posix() for path in found - elsewhere} == compiled.keys()
     for source, command in compiled.values():
