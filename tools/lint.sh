@@ -30,4 +30,10 @@ else
   step "clang-format, ${#sources[@]} files" clang-format --dry-run -Werror "${sources[@]}"
 fi
 step "pyright" pyright
+# pytest imports a test's file by its name alone, so that two files of one name cannot be collected in one run.
+twins() {
+  find tests -name '*.py' -not -name conftest.py -printf '%f\n' | sort | uniq -d |
+    { ! grep . ; } || { echo "lint: the files above stand in two folders of tests; give each a name of its own" >&2; return 1; }
+}
+step "names of tests" twins
 exit $failed

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from .._core.derivatives import derive
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 from ._composite import Options, attend, gradients
 
@@ -103,22 +104,12 @@ def _save_backward(ctx, inputs, output):
 def _double_backward(ctx, *cotangents):
     """Differentiates `gradients`, which is differentiable to any order. What `out` contributes is part of it, as it
     is a function of the other arguments."""
-    with torch.enable_grad():
-        saved = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
-        grad, grad_lse, q, k, v, _, _, _, *others = saved
+
+    def differentiable(grad, grad_lse, q, k, v, out, sums, rests, *others):
         results = gradients(grad, grad_lse, q, k, v, *others, Options(*ctx.options))  # pyright: ignore[reportCallIssue]
-        results = [*results[:3], results[4]]
-    pairs = [(result, c) for result, c in zip(results, cotangents) if c is not None]
-    differentiable = [t is not None and t.requires_grad for t in saved]
-    differentiable[5] = False  # out
-    wanted = [t for t, wanted in zip(saved, differentiable) if wanted]
-    found: list = [None] * (_BACKWARD + len(ctx.options))
-    if pairs and wanted:
-        outputs, given = zip(*pairs)
-        gradient = torch.autograd.grad(outputs, wanted, given, create_graph=torch.is_grad_enabled(), allow_unused=True)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        for index, value in zip([i for i, wanted in enumerate(differentiable) if wanted], gradient):
-            found[index] = value
-    return tuple(found)
+        return *results[:3], results[4]
+
+    return *derive(differentiable, ctx.saved_tensors, cotangents), *((None,) * len(ctx.options))
 
 
 _attention = autograd("attention", _backward, _save)

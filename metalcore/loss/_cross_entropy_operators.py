@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .._core.derivatives import derive
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 
 __all__ = ["cap", "cross_entropy_gradient", "cross_entropy_rows"]
@@ -134,12 +135,11 @@ def _save_backward(ctx, inputs, output):
 def _double_backward(ctx, cotangent):
     """Differentiates cross_entropy_gradient, which is differentiable to any order."""
     grad, x, target, weight, total = ctx.saved_tensors
-    with torch.enable_grad():
-        inputs = [grad.view_as(grad), x.view_as(x)]
-        gx = cross_entropy_gradient(*inputs, target, weight, total, *ctx.options)  # pyright: ignore[reportCallIssue]
-    wanted = [t for t in inputs if t.requires_grad]
-    found = iter(torch.autograd.grad(gx, wanted, cotangent, create_graph=torch.is_grad_enabled(), allow_unused=True))
-    return *(next(found) if t.requires_grad else None for t in inputs), *((None,) * 9)
+
+    def gradient(grad, x):
+        return [cross_entropy_gradient(grad, x, target, weight, total, *ctx.options)]
+
+    return *derive(gradient, [grad, x], [cotangent]), *((None,) * 9)
 
 
 cross_entropy_rows = autograd("cross_entropy", _backward, _save)

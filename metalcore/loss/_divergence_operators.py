@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from .._core.derivatives import derive
 from .._core.operators import autograd, cpu_kernel, fake_kernel
 
 __all__ = ["LOGITS", "LOG_PROBABILITIES", "PROBABILITIES", "divergence", "divergence_by_torch", "require_options"]
@@ -130,15 +131,11 @@ def _save_backward(ctx, inputs, output):
 def _double_backward(ctx, cotangent):
     """Differentiates _gradient, which is differentiable to any order."""
     grad, input, target = ctx.saved_tensors
-    with torch.enable_grad():
-        inputs = [grad.view_as(grad), input.view_as(input)]
-        gradient = _gradient(*inputs, target, *ctx.options)  # pyright: ignore[reportCallIssue]
-    if not gradient.requires_grad:  # that of log-probabilities is a constant
-        return (None,) * 8
-    wanted = [t for t in inputs if t.requires_grad]
-    create = torch.is_grad_enabled()
-    found = iter(torch.autograd.grad(gradient, wanted, cotangent, create_graph=create, allow_unused=True))
-    return *(next(found) if t.requires_grad else None for t in inputs), *((None,) * 6)
+
+    def gradient(grad, input):
+        return [_gradient(grad, input, target, *ctx.options)]
+
+    return *derive(gradient, [grad, input], [cotangent]), *((None,) * 6)
 
 
 divergence = autograd("divergence", _backward, _save)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from .._core.operators import autograd, composed_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
-from .._core.routing import alike, is_plain, require_tensors
+from .._core.routing import alike, require_tensors
 from ._divergence import jsd_reference
 from ._divergence_operators import LOGITS, divergence_by_torch, require_options
-from ._fused_linear import chunk_of
+from ._fused_linear import chunk_of, scaled
 
 __all__ = ["fused_linear_jsd", "fused_linear_kl_div"]
 
@@ -148,12 +148,8 @@ def _fused_backward(ctx, grad, *_):
         loss = (_linear_by_torch(*inputs, beta, scale) * scales).sum()  # pyright: ignore[reportCallIssue]
         found = iter(torch.autograd.grad(loss, leaves, grad, create_graph=True))
         made = [next(found) if want else None for want in wanted]
-    elif is_plain(grad):
-        for gradient in made:
-            ops.scale_(gradient, grad)
-            torch.autograd.graph.increment_version(gradient)
     else:
-        made = [gradient * grad.to(gradient.dtype) for gradient in made]
+        made = scaled(made, grad)
     return *(gradient if want else None for gradient, want in zip(made, wanted)), *((None,) * 8)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._core.derivatives import derive
 from .._core.operators import autograd, composed_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import alike, is_plain, require_tensors
@@ -196,6 +199,16 @@ def _(grad, hidden, weight, target, bias, class_weight, *rest):
     return tuple(_fake(hidden, weight, bias, rest[-3:]))
 
 
+def scaled(made: Sequence[Tensor], grad: Tensor) -> Sequence[Tensor]:
+    """Gradients that the forward pass made, times the upstream gradient: in place, where that can be."""
+    if not is_plain(grad):
+        return [gradient * grad.to(gradient.dtype) for gradient in made]
+    for gradient in made:
+        ops.scale_(gradient, grad)
+        torch.autograd.graph.increment_version(gradient)
+    return made
+
+
 def _save(ctx, inputs, output):
     hidden, weight, target, bias, class_weight, *ctx.options = inputs
     _, *made = output
@@ -214,12 +227,8 @@ def _backward(ctx, grad, *_):
         if reduction:
             grad = (grad / target_weight(target, class_weight, options[0], reduction == 1)).expand(target.shape)
         made = _fused_gradient(grad, hidden, weight, target, bias, class_weight, *options)
-    elif is_plain(grad):
-        for gradient in made:
-            ops.scale_(gradient, grad)
-            torch.autograd.graph.increment_version(gradient)
     else:
-        made = [gradient * grad.to(gradient.dtype) for gradient in made]
+        made = scaled(made, grad)
     gh, gw, gb = (gradient if want else None for gradient, want in zip(made, wanted))
     return gh, gw, None, gb, *((None,) * 10)
 
@@ -234,25 +243,13 @@ def _double_backward(ctx, *cotangents):
     """Differentiates the gradients' formula, for which the logits are in memory."""
     grad, hidden, weight, target, bias, class_weight = ctx.saved_tensors
     *options, _, _, _, _ = ctx.options
-    with torch.enable_grad():
-        inputs = [t if t is None else t.view_as(t) for t in (grad, hidden, weight, bias)]
-        rows, x, matrix, added = inputs
-        logits = F.linear(x, matrix, added)  # pyright: ignore[reportArgumentType]
-        one = torch.ones(1, dtype=torch.float32, device=x.device)  # pyright: ignore[reportOptionalMemberAccess]
-        gradient = of_logits(rows, logits, target, class_weight, one, 0, *options)
-        made = [gradient @ matrix, gradient.t() @ x, gradient.sum(0)]
-    chosen = [(value, cotangent) for value, cotangent in zip(made, cotangents) if cotangent is not None]
-    wanted = [t for t in inputs if t is not None and t.requires_grad]
-    found = iter(
-        torch.autograd.grad(
-            [value for value, _ in chosen],
-            wanted,
-            [cotangent for _, cotangent in chosen],
-            create_graph=torch.is_grad_enabled(),
-            allow_unused=True,
-        )
-    )
-    grad, hidden, weight, bias = (next(found) if t is not None and t.requires_grad else None for t in inputs)
+
+    def gradients(rows, x, matrix, added):
+        one = torch.ones(1, dtype=torch.float32, device=x.device)
+        gradient = of_logits(rows, F.linear(x, matrix, added), target, class_weight, one, 0, *options)
+        return gradient @ matrix, gradient.t() @ x, gradient.sum(0)
+
+    grad, hidden, weight, bias = derive(gradients, (grad, hidden, weight, bias), cotangents)
     return grad, hidden, weight, None, bias, *((None,) * 9)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from .._core.derivatives import derive
 from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import COUNTED, accelerated, alike, autocast_to_float32, is_plain, too_many
@@ -243,18 +244,12 @@ def _save_backward(ctx, inputs, output):
 
 def _double_backward(ctx, gx_cotangent, gw_cotangent):
     """Differentiates _gradients, which is differentiable to any order."""
-    with torch.enable_grad():
-        inputs = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
-        grad, x, sum_grad, weight = inputs
+
+    def gradients(grad, x, sum_grad, weight):
         gx, gw = _gradients(grad, x, sum_grad, ctx.dims, weight, ctx.eps, ctx.offset)
-    outputs, cotangents = [gx], [gx_cotangent]
-    if gw is not None and ctx.weight_wanted:
-        outputs, cotangents = [gx, gw], [gx_cotangent, gw_cotangent]
-    wanted = [t for t in inputs if t is not None and t.requires_grad]
-    gradients = iter(
-        torch.autograd.grad(outputs, wanted, cotangents, create_graph=torch.is_grad_enabled(), allow_unused=True)
-    )
-    grad, x, sum_grad, weight = (next(gradients) if t is not None and t.requires_grad else None for t in inputs)
+        return [gx, gw] if gw is not None and ctx.weight_wanted else [gx]
+
+    grad, x, sum_grad, weight = derive(gradients, ctx.saved_tensors, (gx_cotangent, gw_cotangent))
     return grad, x, sum_grad, None, weight, None, None, None
 
 

@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 import torch
+from c_cases import every_case
 from c_program import LIBRARY, Output, compiled
-from cases import every_case
 
 BIG = 2**31 - 1
 F32 = torch.float32

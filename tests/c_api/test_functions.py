@@ -4,8 +4,8 @@ import re
 import subprocess
 
 import torch
+from c_cases import every_case
 from c_program import HERE, LIBRARY, compiled
-from cases import every_case
 from references import assert_near
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -1,7 +1,7 @@
-"""Some of PyTorch's sample inputs through the backend. `python tests/programs/op_db.py` takes all of them."""
+"""Some of PyTorch's sample inputs through the backend. `python tests/programs/op_db_compiled.py` takes all of them."""
 
 import pytest
-from op_db import entries, outcome
+from op_db_compiled import entries, outcome
 
 SOME = (
     *("addmm", "argmax", "cumsum", "einsum", "isclose", "linalg.eigh", "masked.std", "nn.functional.batch_norm"),

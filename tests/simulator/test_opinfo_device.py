@@ -1,10 +1,10 @@
 """PyTorch's operators on the simulated device: all of op_db, forward and backward, bit by bit as on the CPU.
 
-op_db.py lists the entries that differ, and why; a listed entry that agrees fails as well.
+op_db_device.py lists the entries that differ, and why; a listed entry that agrees fails as well.
 """
 
 import pytest
-from op_db import CLOSE, EXCEPTIONS, compare, entry_name
+from op_db_device import CLOSE, EXCEPTIONS, compare, entry_name
 from torch.testing._internal.common_methods_invocations import op_db
 
 

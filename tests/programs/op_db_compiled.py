@@ -1,6 +1,6 @@
 """PyTorch's sample inputs of all operators through torch.compile(backend="metalcore"), on the simulated device.
 
-    python tests/programs/op_db.py [--samples N] [--only TEXT]
+    python tests/programs/op_db_compiled.py [--samples N] [--only TEXT]
 
 Each entry of op_db is compared with eager PyTorch on the CPU. It agrees, is random (shapes are compared), falls back
 (PyTorch runs it, with the reason), or is wrong.

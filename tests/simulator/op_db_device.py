@@ -1,6 +1,7 @@
 """Runs PyTorch's own operator samples (op_db) on the simulated device and on the CPU, and compares them bit by bit.
 
-`python -m metalcore.simulator tests/simulator/op_db.py [name ...]` prints how many entries agree, and why some do not.
+`python -m metalcore.simulator tests/simulator/op_db_device.py [name ...]` prints how many entries agree, and why
+some do not.
 """
 
 import collections

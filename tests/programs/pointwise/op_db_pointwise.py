@@ -1,7 +1,7 @@
 """PyTorch's samples of pointwise operations (op_db), through generated kernels and through PyTorch on the CPU.
 
-`python -m metalcore.simulator tests/programs/pointwise/op_db.py [name ...]` prints how many entries agree, how many the
-generator refuses, and which differ.
+`python -m metalcore.simulator tests/programs/pointwise/op_db_pointwise.py [name ...]` prints how many entries agree,
+how many the generator refuses, and which differ.
 """
 
 import collections
