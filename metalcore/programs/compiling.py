@@ -15,6 +15,7 @@ from .options import Options
 from .passes.clean import clean
 from .passes.folding import fold_constants
 from .passes.functional import make_functional
+from .passes.packing import pack_weights
 from .patterns import choose
 from .program import Program, finish
 from .rewriting import Pattern, Rewritten, rewrite
@@ -82,6 +83,7 @@ def optimize(
     clean(module, differentiable=not constants)
     fused = rewrite(module, [p for p in patterns if constants or not p.needs_constants], limit, leaves, by_name)
     if constants:
+        pack_weights(module)
         fold_constants(module)
     clean(module, differentiable=not constants)
     module.recompile()
