@@ -143,6 +143,15 @@ def test_bfloat16(device):
     assert torch.corrcoef(torch.stack([a, b]))[0, 1] > 0.99
 
 
+@pytest.mark.parametrize("make, dtype", [(ResNet, torch.float16), (MobileNet, torch.bfloat16)])
+def test_vision_in_16_bits(device, make, dtype):
+    module = perturb(make()).to(device)
+    program = metalcore.compile(module, (image(device),), dtype=dtype)
+    with torch.no_grad():
+        a, b = module(image(device)).flatten().cpu(), program(image(device).to(dtype)).float().flatten().cpu()
+    assert torch.corrcoef(torch.stack([a, b]))[0, 1] > 0.99
+
+
 def test_an_exported_program(device):
     module, x = perturb(ResNet()).to(device), image(device)
     program = metalcore.compile(torch.export.export(module, (x,)))
