@@ -237,6 +237,22 @@ def test_values_that_are_written_to_are_left_alone(device):
     agree(x, other)
 
 
+def test_what_was_written_to_before_is_read(device):
+    """Attention over a cache of keys, which the program writes to, sees what it wrote."""
+
+    def function(q, k, cache):
+        cache[:, :, 2:4] = k
+        y = F.scaled_dot_product_attention(q, cache, cache)
+        cache[:, :, 4:] = k
+        return y + F.scaled_dot_product_attention(q, cache, cache)
+
+    args = inputs([(2, 3, 2, 8), (2, 3, 2, 8), (2, 3, 6, 8)], device)
+    program, others = metalcore.compile(Plain(function), args), [x.clone() for x in args]
+    assert operators(program).count("metalcore.attention") == 2
+    agree(function(*args), program(*others))
+    agree(args, others)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half(device, dtype):
     module, args = Plain(llama_norm, (64,)).to(device), inputs([(4, 64)], device)
