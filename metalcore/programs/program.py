@@ -98,9 +98,9 @@ def _text(thing):
 def finish(module: GraphModule, options: Options, fused: Sequence[Rewritten] = (), notes=(), specs=None) -> Program:
     """Cleans, partitions and plans a graph whose patterns are fused."""
     clean(module)
-    put_on_cpu(module)
     if options.generates:
         group_pointwise(module, generated.build)
+    put_on_cpu(module)
     device = _device_of(module)
     arena_device = device if options.memory == "arena" else None
     plan = make_plan(module, arena_device)
