@@ -76,7 +76,7 @@ def compile(
         source = source_of(traced, recipe, options, fused, target)
         made = finish(traced.module, options, fused, source=source)
     if target is not None:
-        _refuse(check(source.module, made.report().steps, target), target)
+        _refuse(check(source.graph, made.report().steps, target), target)
     return made
 
 
@@ -94,7 +94,7 @@ def source_of(
 ) -> Source:
     """What a program of a traced and optimized graph is made from."""
     specs = traced.in_spec, traced.out_spec
-    name = (target or target_of(program_device(traced.module))).name
+    name = (target or target_of(program_device(traced.module.graph))).name
     return Source.of(traced.module, recipe, traced.state, options, tuple(fused), specs, name)
 
 

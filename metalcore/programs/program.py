@@ -225,7 +225,7 @@ def finish(
     put_on_cpu(module)
     if options.generates:
         group_pointwise(module, generated.build)
-    device = program_device(module)
+    device = program_device(module.graph)
     arena_device = device if options.memory == "arena" else None
     plan = make_plan(module, arena_device)
     steps = steps_of(module)

@@ -91,7 +91,7 @@ class Emitter:
         first = len(self.made)
         with self.mode, torch.no_grad():
             traced = make_fx(function)(*[value(node).detach() for node in nodes])
-        result = self._inline(traced, nodes)
+        result: Any = self._inline(traced, nodes)
         for node in self.made[first:]:
             node.meta["constant"] = name
         return result

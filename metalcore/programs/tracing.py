@@ -66,8 +66,8 @@ def trace(program: torch.nn.Module | torch.export.ExportedProgram, args: tuple =
             node._rename(named.name)
             node.target = node.name
         traced.recompile()
-        state = dict(exported.state_dict)  # pyright: ignore[reportAttributeAccessIssue]
-        return Traced(traced, spec.in_spec, spec.out_spec, state)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+        state: Any = exported.state_dict  # pyright: ignore[reportAttributeAccessIssue]
+        return Traced(traced, spec.in_spec, spec.out_spec, dict(state))  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
 
 
 def fake_inputs(inputs: Sequence[Any], mode: FakeTensorMode) -> list:

@@ -4,7 +4,9 @@ import copy
 import json
 import os
 import random
+import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 
 import metalcore
 from metalcore.programs import ProgramFileError
-from metalcore.programs.files import container, describe
+from metalcore.programs.files import container, describe, operators
 
 PATTERNS = ["conv_batch_norm", "layer_norm", "kernels"]  # no generated kernels, which have a test of their own
 
@@ -401,3 +403,10 @@ def test_headers_that_do_not_fit_are_refused(tmp_path):
         pytest.raises(ProgramFileError, match="neither true nor false"),
     ):
         file.read("a")
+
+
+def test_files_may_have_the_operators_of_all_patterns():
+    folder = Path(metalcore.programs.patterns.__file__).parent
+    found = {name for path in folder.glob("*.py") for name in re.findall(r"ops\.metalcore\.(\w+)", path.read_text())}
+    assert {"rms_norm", "gated", "group_norm"} <= found
+    assert not [name for name in (*found, "rope", "attention", "matmul") if not operators.find(f"metalcore::{name}")]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from ..ir import tensors_of, value
@@ -30,7 +30,7 @@ class GraphReader:
 
     def __init__(self, mode: FakeTensorMode, device: torch.device):
         self.mode, self.device = mode, device
-        self.graph, self.root = Graph(), torch.nn.Module()
+        self.graph, self.owner = Graph(), torch.nn.Module()
         self._nodes: dict[str, Node] = {}
 
     def _add(self, name, node):
@@ -70,7 +70,7 @@ class GraphReader:
 
     def constant(self, name: str, tensor: Tensor, path: str) -> None:
         attribute = f"constant_{len(self._nodes)}"
-        self.root.register_buffer(attribute, tensor)
+        self.owner.register_buffer(attribute, tensor)
         node = self._add(name, self.graph.create_node("get_attr", attribute, name=name))
         node.meta.update(val=self.mode.from_tensor(tensor), path=path)
 
@@ -96,7 +96,7 @@ class GraphReader:
         if entry["operator"] == operators.GETITEM:
             _check_item(name, args, options)
         else:
-            _check_arguments(name, target._schema, args, options)
+            _check_arguments(name, target._schema, args, options)  # pyright: ignore[reportFunctionMemberAccess]
         node = self._add(name, self.graph.create_node("call_function", target, args, options, name=name))
         fake_args, fake_options = map_arg((args, options), value)
         try:
@@ -112,8 +112,8 @@ class GraphReader:
             raise ProgramFileError(f"{name} is too large")
         return node
 
-    def module(self, outputs: Any) -> GraphModule:
-        """The graph, with these results."""
+    def finish(self, outputs: Any) -> None:
+        """Gives the graph its results."""
         results = decode(outputs, self._value, self.device)
         if not isinstance(results, list):
             raise ProgramFileError("the outputs are no list")
@@ -121,7 +121,6 @@ class GraphReader:
             if isinstance(result, list) or isinstance(result, Node) and not isinstance(value(result), Tensor):
                 raise ProgramFileError("a result is neither a tensor nor a number")
         self.graph.output(tuple(results))
-        return GraphModule(self.root, self.graph)
 
 
 def _are_sizes(sizes):

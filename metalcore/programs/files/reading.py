@@ -65,10 +65,9 @@ def _load(path, weights, device):
         tensors = _Weights(file, _opened(path, manifest["weights"], weights, stack))
         source = _source(manifest, tensors, where)
     notes = _notes(manifest, where)
-    fresh = Source.of(*source)  # finish() changes the graph that it is given
     try:
         with torch.no_grad():
-            program = finish(fresh.module, source.options, source.fused, notes, source)
+            program = finish(source.module(), source.options, source.fused, notes, source)
     except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
         raise ProgramFileError(f"{path}: the program cannot be planned: {error}") from error
     program.add_notes(_kernel_notes(program, manifest["kernels"]))
@@ -90,12 +89,12 @@ def _source(manifest, tensors, device):
             reader.constant(name, tensor, name)
     for entry in manifest["operations"]:
         reader.operation(entry)
-    module = reader.module(manifest["outputs"])
+    reader.finish(manifest["outputs"])
     if arguments.num_leaves != len(manifest["inputs"]) or results.num_leaves != len(manifest["outputs"]):
         raise ProgramFileError("the structure of its arguments or results has another size than they have")
     options = Options(fusions=None if manifest["generated"] else [], memory=manifest["memory"], fallback=False)
     fused = tuple(Rewritten(pattern, place, (), ()) for pattern, place in manifest["fused"])
-    return Source(module, None, {}, options, fused, (arguments, results), manifest["target"])
+    return Source(reader.graph, reader.owner, None, {}, options, fused, (arguments, results), manifest["target"])
 
 
 def _folded(entry, tensors, device):
@@ -109,11 +108,11 @@ def _folded(entry, tensors, device):
         if _elements(node) > max(_GROWTH * given, 1 << 16):
             raise ProgramFileError(f"{node.name} makes far more than it is made of")
     names = tuple(name for name, _ in entry["constants"])
-    module = reader.module([made for _, made in entry["constants"]])
-    if not all(isinstance(node, Node) and isinstance(value(node), Tensor) for node in _results(module)):
+    reader.finish([made for _, made in entry["constants"]])
+    if not all(isinstance(node, Node) and isinstance(value(node), Tensor) for node in _results(reader.graph)):
         raise ProgramFileError("the recipe makes something that is no tensor")
     try:
-        return list(zip(names, Recipe(module, names).run(), strict=True))
+        return list(zip(names, Recipe(reader.graph, reader.owner, names).run(), strict=True))
     except (RuntimeError, ValueError, IndexError) as error:
         raise ProgramFileError(f"the recipe cannot be followed: {error}") from error
 
@@ -123,8 +122,8 @@ def _elements(node):
     return sum(t.numel() for t in (given if isinstance(given, (tuple, list)) else [given]) if isinstance(t, Tensor))
 
 
-def _results(module):
-    return next(node for node in module.graph.nodes if node.op == "output").args[0]
+def _results(graph):
+    return next(node for node in graph.nodes if node.op == "output").args[0]
 
 
 class _Weights:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
 from ..._core.generated import source as msl_of
 from ..ir import mutated_storages, storage_of, tensors_of, value
@@ -79,7 +79,7 @@ def is_dense(shape, strides) -> bool:
 class _Writer:
     def __init__(self, source: Source, is_apart: bool):
         self.source, self.is_apart = source, is_apart
-        self.device = program_device(source.module) or torch.device("cpu")
+        self.device = program_device(source.graph) or torch.device("cpu")
         self.inside: dict[str, Tensor] = {}
         self.apart: dict[str, Tensor] = {}
         self._state_names: dict[tuple, list[str]] = {}
@@ -87,27 +87,27 @@ class _Writer:
             self._state_names.setdefault(_identity(tensor), []).append(name)
 
     def sections(self) -> dict[str, Any]:
-        module, recipe = self.source.module, self.source.recipe if self.is_apart else None
-        _refuse_shared_memory(module)
-        graph = self._graph(module, made_elsewhere=recipe.names if recipe else ())
-        return {"recipe": None if recipe is None else self._recipe(recipe, module), **graph}
+        source, recipe = self.source, self.source.recipe if self.is_apart else None
+        _refuse_shared_memory(source.graph, source.owner)
+        graph = self._graph(source.graph, source.owner, made_elsewhere=recipe.names if recipe else ())
+        return {"recipe": None if recipe is None else self._recipe(recipe), **graph}
 
-    def _recipe(self, recipe, module):
-        graph = self._graph(recipe.module)
-        names = {str(node.target): node.name for node in reversed(module.graph.nodes) if node.op == "get_attr"}
+    def _recipe(self, recipe):
+        graph = self._graph(recipe.graph, recipe.owner)
+        names = {str(node.target): node.name for node in reversed(self.source.graph.nodes) if node.op == "get_attr"}
         constants = [[names[name], made] for name, made in zip(recipe.names, graph["outputs"]) if name in names]
         return {"parameters": graph["parameters"], "operations": graph["operations"], "constants": constants}
 
-    def _graph(self, module: GraphModule, made_elsewhere=()) -> dict[str, list]:
+    def _graph(self, graph: Graph, owner: torch.nn.Module, made_elsewhere=()) -> dict[str, list]:
         names: dict[Node, str] = {}
         first: dict[str, str] = {}  # of several nodes for one tensor
         encode = Encoder(self.device, names)
         found: dict[str, list] = {"inputs": [], "parameters": [], "operations": [], "outputs": []}
-        for node in module.graph.nodes:
+        for node in graph.nodes:
             names[node] = first.setdefault(str(node.target), node.name) if node.op == "get_attr" else node.name
             if node.op == "get_attr":
                 if names[node] == node.name and node.target not in made_elsewhere:
-                    found["parameters"].append(self._parameter(module, node, encode))
+                    found["parameters"].append(self._parameter(owner, node, encode))
             elif node.op == "placeholder":
                 found["inputs"].append(_input(node, encode))
             elif node.op == "output":
@@ -116,8 +116,8 @@ class _Writer:
                 found["operations"].append(_operation(node, encode))
         return found
 
-    def _parameter(self, module, node, encode):
-        tensor = getattr(module, str(node.target)).detach()
+    def _parameter(self, owner, node, encode):
+        tensor = getattr(owner, str(node.target)).detach()
         state = self._state_names.get(_identity(tensor), [])
         path = node.meta.get("path", str(node.target))
         if self.is_apart and state:
@@ -164,15 +164,13 @@ def _operation(node, encode):
     }
 
 
-def _refuse_shared_memory(module):
+def _refuse_shared_memory(graph, owner):
     """Two parameters that share memory would have each its own in a loaded program, which shows if one is written."""
-    mutated = mutated_storages(module.graph)
-    owners: dict[int, str] = {}
-    for node in module.graph.nodes:
+    mutated = mutated_storages(graph)
+    first: dict[int, str] = {}
+    for node in graph.nodes:
         if node.op == "get_attr":
             target = str(node.target)
-            owner = owners.setdefault(getattr(module, target).untyped_storage()._cdata, target)
-            if owner != target and storage_of(value(node)) in mutated:
-                raise ValueError(
-                    f"{owner} and {target} share memory, to which the program writes; no file can hold that"
-                )
+            other = first.setdefault(getattr(owner, target).untyped_storage()._cdata, target)
+            if other != target and storage_of(value(node)) in mutated:
+                raise ValueError(f"{other} and {target} share memory that the program writes to; no file can hold that")

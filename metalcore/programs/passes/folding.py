@@ -20,17 +20,19 @@ class Recipe(NamedTuple):
     """How constants of a program are made of parameters.
 
     Attributes:
-        module: a graph without inputs, which returns the constants. Its get_attr nodes are the parameters.
+        graph: a graph without inputs, which returns the constants. Its get_attr nodes are the parameters.
+        owner: what has these.
         names: the constants' names in the program.
     """
 
-    module: GraphModule
+    graph: Graph
+    owner: torch.nn.Module
     names: tuple[str, ...]
 
     def run(self) -> list[Tensor]:
         """The constants, in memory of their own."""
         with torch.no_grad():
-            found = list(Interpreter(self.module).run())
+            found = list(Interpreter(self.owner, graph=self.graph).run())
             for index, tensor in enumerate(found):
                 found[index] = tensor.detach().clone()
         return found
@@ -55,10 +57,10 @@ def fold_constants(module: GraphModule, most_bytes: int = 1 << 26) -> Recipe | N
     ]
     if not kept:
         return None
-    recipe = _extracted(module, known, kept)
+    recipe = Recipe(*_extracted(module, known, kept), ())
     emit = Emitter(module, value(kept[0]).fake_mode)
     names = []
-    for node, tensor in zip(kept, Recipe(recipe, ()).run()):
+    for node, tensor in zip(kept, recipe.run()):
         with graph.inserting_before(node):
             made = emit.parameter(node.meta.get("constant", f"folded_{node.name}"), tensor)
         node.replace_all_uses_with(made)
@@ -66,7 +68,7 @@ def fold_constants(module: GraphModule, most_bytes: int = 1 << 26) -> Recipe | N
     for node in reversed(list(graph.nodes)):
         if node in known and not node.users:
             graph.erase_node(node)
-    return Recipe(recipe, tuple(names))
+    return recipe._replace(names=tuple(names))
 
 
 def _foldable(node, known, mutated, most_bytes):
@@ -92,10 +94,12 @@ def _extracted(module, known, kept):
         if node not in needed:
             needed.add(node)
             left += node.all_input_nodes
-    graph = Graph()
+    graph, owner = Graph(), torch.nn.Module()
     copies: dict[Node, Node] = {}
     for node in known:
         if node in needed:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
+            if node.op == "get_attr":
+                setattr(owner, str(node.target), getattr(module, str(node.target)))
     graph.output(tuple(copies[node] for node in kept))
-    return GraphModule(module, graph)
+    return graph, owner

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
 from ..ir import argument, name_of, tensors_of, value
 from ..report import Step
@@ -78,11 +78,11 @@ def check_static(program: torch.export.ExportedProgram, target: Target) -> list[
     return found
 
 
-def check(module: GraphModule, steps: tuple[Step, ...], target: Target) -> list[Violation]:
+def check(graph: Graph, steps: tuple[Step, ...], target: Target) -> list[Violation]:
     """What of a graph, and of the operations that it became, a target does not allow."""
     found: list[Violation] = []
-    device = program_device(module)
-    for node in module.graph.nodes:
+    device = program_device(graph)
+    for node in graph.nodes:
         if node.op == "output":
             continue
         for tensor in tensors_of(node):
