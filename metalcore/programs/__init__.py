@@ -14,7 +14,7 @@ from .files import ProgramFileError, load
 from .options import Options
 from .patterns import PATTERNS
 from .planning import Plan, Planned
-from .profiling import Profile
+from .profiling import Profile, Timing
 from .program import Program
 from .report import Report, Step
 from .rewriting import Emitter, Pattern, Rewritten
@@ -39,6 +39,7 @@ __all__ = [
     "Step",
     "Target",
     "TargetError",
+    "Timing",
     "bisect",
     "compile",
     "load",
