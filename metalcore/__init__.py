@@ -60,6 +60,7 @@ _LAZY = {
     "enable_pytorch_overrides": "overrides",
     "explain": "_explain",
     "generate": "generation",
+    "load": "programs",
     "quantize_model": "quant",
     "report": "overrides",
 }
@@ -88,6 +89,7 @@ __all__ = [
     "golden",
     "integrations",
     "linalg",
+    "load",
     "msl",
     "nn",
     "optim",
@@ -121,7 +123,7 @@ if TYPE_CHECKING:  # what __getattr__ imports
     from .generation import generate
     from .msl.library import compile_shader
     from .overrides import active_overrides, disable_pytorch_overrides, enable_pytorch_overrides, report
-    from .programs import compile
+    from .programs import compile, load
     from .quant import quantize_model
     from .replay import capture, compile_train_step
 

@@ -106,7 +106,7 @@ def _fuse(module, inputs, options, compiled):
         return module
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     leaves = {node for node, t in zip(placeholders, inputs) if t.requires_grad} if torch.is_grad_enabled() else ()
-    compiled.fused = optimize(
+    compiled.fused, _ = optimize(
         traced, choose(options.fusions), constants=False, leaves=leaves, by_name=options.fusions is not None
     )
     for node in traced.graph.nodes:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .compiling import optimize
+from .compiling import optimize, source_of
 from .options import Options
 from .patterns import PATTERNS
 from .program import finish
@@ -59,8 +59,9 @@ def bisect(
     def attempt(chosen, limit=None):
         traced = trace(module, args, kwargs)
         with torch.no_grad():
-            fused = optimize(traced.module, chosen, constants=True, by_name=True, limit=limit)
-            program = finish(traced.module, Options(fallback=False), fused, specs=(traced.in_spec, traced.out_spec))
+            fused, recipe = optimize(traced.module, chosen, constants=True, by_name=True, limit=limit)
+            options = Options(fallback=False)
+            program = finish(traced.module, options, fused, source=source_of(traced, recipe, options, fused))
             found = [leaf for leaf in tree_leaves(program(*args, **(kwargs or {}))) if isinstance(leaf, Tensor)]
         return _error(expected, found), fused
 

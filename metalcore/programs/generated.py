@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from . import pointwise
+from .ir import value
 
-__all__ = ["build", "writing_to"]
+__all__ = ["build", "kernels", "writing_to"]
 
 
 def build(graph: Graph, fakes: Sequence[Tensor]) -> Callable[..., tuple] | None:
@@ -41,5 +42,12 @@ def writing_to(run: Callable, memory: Sequence[Tensor | None], likes: Sequence[T
         kernel.into(made, *tensors)
         return tuple(made)
 
-    run_into.__name__, run_into.pure = run.__name__, True  # pyright: ignore[reportFunctionMemberAccess]
+    run_into.__name__, run_into.pure, run_into.kernel = run.__name__, True, kernel  # pyright: ignore[reportFunctionMemberAccess]
     return run_into
+
+
+def kernels(node: Node) -> list[str]:
+    """The names of the kernels of a step, for arguments like its fake tensors that begin where vectors may."""
+    likes = [value(source) for source in node.args]
+    metas = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in likes]
+    return node.target.kernel.kernels(*metas)  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from .._core.routing import DEVICES
 from . import generated
-from .ir import tensors_of, value
+from .ir import value
 from .options import Options
 from .passes.clean import clean
 from .passes.groups import group_pointwise
 from .passes.transfers import put_on_cpu
 from .planning import bind_arena, make_plan
+from .profiling import Profile, profile
 from .report import Report, steps_of
 from .rewriting import Rewritten
+from .source import Source, program_device
+
+if TYPE_CHECKING:
+    from ..replay import Capture
 
 __all__ = ["Program", "finish"]
 
@@ -31,20 +36,24 @@ class Program:
     `program(*args, **kwargs)` takes arguments like the examples. A wrong one raises a ValueError before anything runs.
     """
 
-    def __init__(self, module: GraphModule, report: Report, arena: Tensor | None, specs=None):
-        self._module, self._report, self._arena = module, report, arena
+    def __init__(self, module: GraphModule, report: Report, arena: Tensor | None, source: Source | None = None):
+        self._module, self._report, self._arena, self.source = module, report, arena, source
         self._in_spec: TreeSpec | None
-        self._in_spec, self._out_spec = specs or (None, None)
+        self._in_spec, self._out_spec = source.specs if source else (None, None)
         self._lock = threading.Lock()
         self._expected = [(node.target, value(node)) for node in module.graph.nodes if node.op == "placeholder"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        flat = self._flat(args, kwargs)
+        with torch.no_grad():
+            results = self.run(*flat)
+        return tree_unflatten(results, self._out_spec)  # pyright: ignore[reportArgumentType]
+
+    def _flat(self, args, kwargs):
         flat, spec = tree_flatten((args, kwargs))
         if spec != self._in_spec:
             raise ValueError(f"this program takes arguments like {self._in_spec}, and these are like {spec}")
-        with torch.no_grad():
-            results = self.run(*self._checked(flat))
-        return tree_unflatten(results, self._out_spec)  # pyright: ignore[reportArgumentType]
+        return self._checked(flat)
 
     def run(self, *flat: Any) -> Any:
         """Runs it on flat arguments, which are not checked, and returns flat results."""
@@ -58,9 +67,108 @@ class Program:
             raise ValueError(f"this program takes {len(self._expected)} values, and not {len(flat)}")
         return [_check(given, name, expected) for given, (name, expected) in zip(flat, self._expected)]
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The flat arguments by name: a tensor without memory for each, of its shape, dtype and device, or a number."""
+        return dict(self._expected)
+
+    def arguments(self, given: Mapping[str, Tensor] | None = None, seed: int = 0) -> tuple[tuple, dict[str, Any]]:
+        """Positional and keyword arguments for a call: tensors by the names of `inputs`, and for those that are not
+        given random ones. Random whole numbers are 0 or 1.
+
+        Raises:
+            ValueError: there is no input of a name.
+        """
+        given = given or {}
+        if unknown := [name for name in given if name not in self.inputs]:
+            raise ValueError(f"there is no input {unknown[0]}; there are {', '.join(self.inputs)}")
+        generator = torch.Generator().manual_seed(seed)
+        flat = [
+            given[name].to(like.device) if name in given else _random(like, generator) for name, like in self._expected
+        ]
+        return tree_unflatten(flat, self._in_spec)  # pyright: ignore[reportArgumentType]
+
+    def capture(
+        self,
+        *args: Any,
+        warmup: int = 2,
+        bind: bool = False,
+        clone_outputs: bool = False,
+        segments: bool = False,
+        **kwargs: Any,
+    ) -> Capture:
+        """Records what a call submits, to be run again as one replay, as `metalcore.capture` does.
+
+        Args:
+            args, kwargs: arguments for a call.
+            warmup, bind, clone_outputs, segments: as `metalcore.capture` has them.
+
+        Returns:
+            A function of the tensors among the arguments, in the order of `inputs`. It uses the program's memory: no
+            other thread may run the program meanwhile.
+        """
+        from ..replay import capture
+
+        flat = self._flat(args, kwargs)
+        tensors = [given for given in flat if isinstance(given, Tensor)]
+
+        def program(*own: Tensor) -> Any:
+            remaining = iter(own)
+            with torch.no_grad():
+                results = self.run(*(next(remaining) if isinstance(given, Tensor) else given for given in flat))
+            return tree_unflatten(results, self._out_spec)  # pyright: ignore[reportArgumentType]
+
+        options = {"warmup": warmup, "bind": bind, "clone_outputs": clone_outputs, "segments": segments}
+        return capture(program, *tensors, **options)
+
+    def profile(self, *args: Any, repeats: int = 10, **kwargs: Any) -> Profile:
+        """Times the operations one by one, and the whole program. Static values are afterwards as they were.
+
+        Args:
+            args, kwargs: arguments for a call; by default random ones.
+            repeats: how often each is timed. The medians count.
+        """
+        if not args and not kwargs:
+            args, kwargs = self.arguments()
+        flat = self._flat(args, kwargs)
+        written = {planned.name for planned in self._report.plan.values if planned.kind == "static"}
+        statics = [getattr(self._module, str(n.target)) for n in self._module.graph.nodes if n.name in written]
+        before = [tensor.clone() for tensor in statics]
+        with torch.no_grad(), self._lock:
+            found = profile(self._module, self._report.steps, flat, lambda: self._module.forward(*flat), repeats)
+            for tensor, saved in zip(statics, before):
+                tensor.copy_(saved)
+        return found
+
     def report(self) -> Report:
         """Where each operation runs and what it costs, what was fused, and how much memory it takes."""
         return self._report
+
+    def generated_kernels(self) -> list[str]:
+        """The names of the generated kernels, for arguments that begin at addresses that vectors can be read from.
+        Each name ends in a digest of its source."""
+        calls = [node for node in self._module.graph.nodes if node.meta.get("place") == "generated"]
+        return list(dict.fromkeys(name for node in calls for name in generated.kernels(node)))
+
+    def save(self, path: str | os.PathLike, weights: str | os.PathLike = "inside") -> None:
+        """Writes the program to a file, which metalcore.load reads on any machine.
+
+        Args:
+            path: of the file, by custom "….mcore".
+            weights: "inside": constants are in the file as the program needs them, folded. "apart": the module's
+                parameters lie beside it, in a file of safetensors of the same name, or in the file of a given path, and
+                the program's file has what is computed of them when it is loaded: it takes other parameters as well.
+
+        Raises:
+            ValueError: something of the program has no form in a file; the message names it.
+        """
+        from .files.writing import save
+
+        save(self, path, weights)
+
+    def add_notes(self, notes: Sequence[str]) -> None:
+        """Adds notes to the report."""
+        self._report = self._report._replace(notes=(*self._report.notes, *notes))
 
     def describe(self) -> str:
         """All operations with their places, and all values with their memory, in text."""
@@ -91,26 +199,37 @@ def _check(given, name, expected):
     return torch.empty_strided(expected.shape, expected.stride(), dtype=given.dtype, device=given.device).copy_(given)
 
 
+def _random(like, generator):
+    if not isinstance(like, Tensor):
+        return like
+    if like.is_floating_point():
+        made = torch.randn(like.shape, generator=generator)
+    else:
+        made = torch.randint(0, 2, like.shape, generator=generator)
+    return made.to(like.device, like.dtype)
+
+
 def _text(thing):
     return list(thing) if isinstance(thing, torch.Size) else thing
 
 
-def finish(module: GraphModule, options: Options, fused: Sequence[Rewritten] = (), notes=(), specs=None) -> Program:
-    """Cleans, partitions and plans a graph whose patterns are fused."""
+def finish(
+    module: GraphModule,
+    options: Options,
+    fused: Sequence[Rewritten] = (),
+    notes: Sequence[str] = (),
+    source: Source | None = None,
+) -> Program:
+    """Cleans, partitions and plans a graph whose patterns are fused. The source is what it can be saved from."""
     clean(module)
     if options.generates:
         group_pointwise(module, generated.build)
     put_on_cpu(module)
-    device = _device_of(module)
+    device = program_device(module.graph)
     arena_device = device if options.memory == "arena" else None
     plan = make_plan(module, arena_device)
     steps = steps_of(module)
     arena = bind_arena(module, plan, arena_device) if arena_device is not None else None
     module.graph.lint()
     module.recompile()
-    return Program(module, Report(steps, tuple(fused), plan, tuple(notes)), arena, specs)
-
-
-def _device_of(module):
-    devices = [t.device for node in module.graph.nodes for t in tensors_of(node)]
-    return next((d for d in devices if d.type in DEVICES), devices[0] if devices else None)
+    return Program(module, Report(steps, tuple(fused), plan, tuple(notes)), arena, source)

@@ -85,9 +85,16 @@ class Emitter:
         self.made.append(got)
         return got
 
-    def constant(self, node: Node | None):
-        """The tensor of a get_attr node."""
-        return None if node is None else getattr(self.module, str(node.target))
+    def constant(self, name: str, function: Callable, *nodes: Node) -> Node:
+        """What a function computes from parameters alone: constant folding does that, however large the result is, and
+        gives it this name."""
+        first = len(self.made)
+        with self.mode, torch.no_grad():
+            traced = make_fx(function)(*[value(node).detach() for node in nodes])
+        result: Any = self._inline(traced, nodes)
+        for node in self.made[first:]:
+            node.meta["constant"] = name
+        return result
 
     def parameter(self, name: str, tensor: torch.Tensor) -> Node:
         """A new parameter of the program."""
@@ -239,7 +246,7 @@ def _apply(module, pattern, anchor, match, facts, emitter):
     for node in sorted(inside | set(outputs), reverse=True):
         if not node._erased and not node.users:
             module.graph.erase_node(node)
-    names = tuple(name_of(node) or "" for node in emitter.made)
+    names = tuple(name_of(node) or "" for node in emitter.made if "constant" not in node.meta)
     return Rewritten(pattern.name, name, removed, tuple(name for name in names if name))
 
 

@@ -26,11 +26,13 @@ class NotTraceable(RuntimeError):
 
 
 class Traced(NamedTuple):
-    """A graph with flat inputs and outputs, and how the arguments and results of the program become flat."""
+    """A graph with flat inputs and outputs, how the arguments and results of the program become flat, and the module's
+    parameters and buffers, as its state_dict names them."""
 
     module: GraphModule
     in_spec: TreeSpec
     out_spec: TreeSpec
+    state: dict[str, Tensor]
 
 
 def trace(program: torch.nn.Module | torch.export.ExportedProgram, args: tuple = (), kwargs: dict | None = None):
@@ -56,9 +58,16 @@ def trace(program: torch.nn.Module | torch.export.ExportedProgram, args: tuple =
             module.graph.erase_node(node)  # what checks the inputs: a Program does so itself
     module.graph.set_codegen(CodeGen())
     module.recompile()
-    inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    inputs = [node.meta["val"] for node in placeholders]
     with torch.no_grad():
-        return Traced(to_aten(module, inputs), spec.in_spec, spec.out_spec)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+        traced = to_aten(module, inputs)
+        for node, named in zip((node for node in traced.graph.nodes if node.op == "placeholder"), placeholders):
+            node._rename(named.name)
+            node.target = node.name
+        traced.recompile()
+        state: Any = exported.state_dict  # pyright: ignore[reportAttributeAccessIssue]
+        return Traced(traced, spec.in_spec, spec.out_spec, dict(state))  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
 
 
 def fake_inputs(inputs: Sequence[Any], mode: FakeTensorMode) -> list:

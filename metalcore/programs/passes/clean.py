@@ -33,7 +33,8 @@ def remove_no_ops(module: GraphModule, differentiable: bool = False) -> None:
     mutated = mutated_storages(graph)
     for node in list(graph.nodes):
         name = name_of(node)
-        if name == "_assert_tensor_metadata" or node.op == "call_module" and not node.users:
+        is_mode = node.target is torch._C._set_grad_enabled and not differentiable  # nothing is differentiated
+        if name == "_assert_tensor_metadata" or is_mode or node.op == "call_module" and not node.users:
             graph.erase_node(node)
             continue
         if name is None or not node.args or not isinstance(node.args[0], Node):

@@ -2,42 +2,73 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
-from torch.fx.node import map_arg
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from ..ir import is_pure, mutated_storages, storage_of, value
 from ..rewriting import Emitter
 
-__all__ = ["fold_constants"]
+__all__ = ["Recipe", "fold_constants"]
 
 MOST = 2  # a result may have so many times the memory of what it is made of
 
 
-def fold_constants(module: GraphModule, most_bytes: int = 1 << 26) -> int:
+class Recipe(NamedTuple):
+    """How constants of a program are made of parameters.
+
+    Attributes:
+        graph: a graph without inputs, which returns the constants. Its get_attr nodes are the parameters.
+        owner: what has these.
+        names: the constants' names in the program.
+    """
+
+    graph: Graph
+    owner: torch.nn.Module
+    names: tuple[str, ...]
+
+    def run(self) -> list[Tensor]:
+        """The constants, in memory of their own."""
+        with torch.no_grad():
+            found = list(Interpreter(self.owner, graph=self.graph).run())
+            for index, tensor in enumerate(found):
+                found[index] = tensor.detach().clone()
+        return found
+
+
+def fold_constants(module: GraphModule, most_bytes: int = 1 << 26) -> Recipe | None:
     """Replaces operations on parameters and constants by their results, unless these are much larger, or the program
-    writes to one of them. Returns how many operations are left out."""
+    writes to one of them. Returns how the results were made, or None if there are none."""
     graph = module.graph
     mutated = mutated_storages(graph)
-    known: dict = {}
+    known: dict[Node, None] = {}  # in the order of the graph
     for node in graph.nodes:
-        if node.op == "get_attr" and storage_of(value(node)) not in mutated:
-            known[node] = getattr(module, str(node.target))
-        elif node.op == "call_function" and _foldable(node, known, mutated, most_bytes):
-            args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
-            with torch.no_grad():
-                known[node] = node.target(*args, **kwargs)
-    count = 0
-    for node in list(graph.nodes):
-        if node.op == "call_function" and node in known:
-            if isinstance(known[node], Tensor) and any(user not in known for user in node.users):
-                _put(module, node, known[node])
-            count += 1
+        is_parameter = node.op == "get_attr" and storage_of(value(node)) not in mutated
+        if is_parameter or node.op == "call_function" and _foldable(node, known, mutated, most_bytes):
+            known[node] = None
+    kept = [
+        node
+        for node in known
+        if node.op == "call_function"
+        and isinstance(value(node), Tensor)
+        and any(user not in known for user in node.users)
+    ]
+    if not kept:
+        return None
+    recipe = Recipe(*_extracted(module, known, kept), ())
+    emit = Emitter(module, value(kept[0]).fake_mode)
+    names = []
+    for node, tensor in zip(kept, recipe.run()):
+        with graph.inserting_before(node):
+            made = emit.parameter(node.meta.get("constant", f"folded_{node.name}"), tensor)
+        node.replace_all_uses_with(made)
+        names.append(str(made.target))
     for node in reversed(list(graph.nodes)):
         if node in known and not node.users:
             graph.erase_node(node)
-    return count
+    return recipe._replace(names=tuple(names))
 
 
 def _foldable(node, known, mutated, most_bytes):
@@ -48,14 +79,27 @@ def _foldable(node, known, mutated, most_bytes):
         return all(isinstance(t, Tensor) for t in result) if isinstance(result, (tuple, list)) else False
     if storage_of(result) in mutated:
         return False
+    if "constant" in node.meta:
+        return True
     size = result.numel() * result.element_size()
     inputs = sum(t.numel() * t.element_size() for n in node.all_input_nodes if isinstance(t := value(n), Tensor))
     return size <= max(MOST * inputs, 1 << 16) and size <= most_bytes
 
 
-def _put(module, node, tensor):
-    fake = value(node)
-    emit = Emitter(module, fake.fake_mode)
-    with module.graph.inserting_before(node):
-        made = emit.parameter(f"folded_{node.name}", tensor.detach().clone())
-    node.replace_all_uses_with(made)
+def _extracted(module, known, kept):
+    """A graph of its own for what is kept, with all that it needs."""
+    needed, left = set(), list(kept)
+    while left:
+        node = left.pop()
+        if node not in needed:
+            needed.add(node)
+            left += node.all_input_nodes
+    graph, owner = Graph(), torch.nn.Module()
+    copies: dict[Node, Node] = {}
+    for node in known:
+        if node in needed:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+            if node.op == "get_attr":
+                setattr(owner, str(node.target), getattr(module, str(node.target)))
+    graph.output(tuple(copies[node] for node in kept))
+    return graph, owner

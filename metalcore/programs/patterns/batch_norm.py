@@ -31,20 +31,30 @@ class ConvBatchNorm(Pattern):
 
     def emit(self, match, emit):
         node, conv = match.nodes
-        tensors = {
-            name: emit.constant(argument(node, name)) for name in ("weight", "bias", "running_mean", "running_var")
-        }
-        kernel, bias = emit.constant(match["weight"]), emit.constant(match["bias"])
-        # In float64 where there is one, so that folding rounds once.
-        wide = {name: None if t is None else t.detach().cpu().double() for name, t in tensors.items()}
-        scale = torch.rsqrt(wide["running_var"] + argument(node, "eps"))
-        scale = scale if wide["weight"] is None else scale * wide["weight"]
-        shift = (0 if bias is None else bias.detach().cpu().double()) - wide["running_mean"]  # pyright: ignore[reportOperatorIssue]
-        shift = shift * scale + (0 if wide["bias"] is None else wide["bias"])
-        folded = kernel.detach().cpu().double() * scale.view(-1, *[1] * (kernel.dim() - 1))  # pyright: ignore[reportOptionalMemberAccess]
+        kernel, bias = match["weight"], match["bias"]
+        gamma, beta, mean, variance = (argument(node, n) for n in ("weight", "bias", "running_mean", "running_var"))
+        eps, dtype, device = argument(node, "eps"), value(kernel).dtype, value(kernel).device
+
+        def scale_of(variance, gamma):
+            scale = torch.rsqrt(variance + eps)
+            return scale if gamma is None else scale * gamma
+
+        def folded(kernel, variance, gamma=None):
+            wide = kernel * scale_of(variance, gamma).view(-1, *[1] * (kernel.dim() - 1))
+            return wide.to(device, dtype)
+
+        def shift(mean, variance, *others):
+            named = dict(zip(names, others))
+            moved = named.get("bias", 0) - mean
+            return (moved * scale_of(variance, named.get("gamma")) + named.get("beta", 0)).to(device, dtype)
+
+        given = {"gamma": gamma, "bias": bias, "beta": beta}
+        names = [name for name, found in given.items() if found is not None]
+        weights = [n for n in (kernel, variance, gamma) if n is not None]
+        shifts = [mean, variance, *(given[name] for name in names)]
         made = [
-            emit.parameter(f"{match['weight'].target}_folded", folded.to(kernel)),
-            emit.parameter(f"{match['weight'].target}_shift", shift.to(kernel)),
+            emit.constant(f"{kernel.target}_folded", _in_float64(folded), *weights),
+            emit.constant(f"{kernel.target}_shift", _in_float64(shift), *shifts),
         ]
         return emit(
             conv.target,
@@ -53,3 +63,8 @@ class ConvBatchNorm(Pattern):
             *conv.args[3:],
             **{name: given for name, given in conv.kwargs.items() if name not in ("weight", "bias", "input")},
         )
+
+
+def _in_float64(function):
+    """The function of CPU tensors in float64, so that folding rounds once. `mps` has no such dtype."""
+    return lambda *tensors: function(*(tensor.to("cpu", torch.float64) for tensor in tensors))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
+from ..._core import generated
 from .nodes import fake, result_dtype
 from .numbers import Unsupported
 from .parts import Elementwise, Memory, memory_of, parts_of, place_of
@@ -121,8 +122,12 @@ class Generated:
 
     def sources(self, *tensors: Tensor) -> list[str]:
         """The MSL of the kernels that a call of these tensors runs."""
+        return [generated.source(kernel) for kernel in self.kernels(*tensors)]
+
+    def kernels(self, *tensors: Tensor) -> list[str]:
+        """The names of the kernels that a call of these tensors runs. Meta tensors begin at an address of 16 bytes."""
         memory = self._memory(tensors)
-        return [source for part in self.parts for source in part.sources(memory)]
+        return [kernel for part in self.parts for kernel in part.kernels(memory)]
 
     def _run(self, memory: Memory) -> None:
         for part in self.parts:

@@ -101,10 +101,10 @@ class Part:
         if outs[0].numel():
             self._submit(self._launches_for(outs, ins), outs, ins)
 
-    def sources(self, memory: Memory) -> list[str]:
-        """The kernels' MSL."""
+    def kernels(self, memory: Memory) -> list[str]:
+        """The kernels' names."""
         outs, ins = self._tensors(memory)
-        return [generated.source(launch.kernel) for launch in self._launches_for(outs, ins)]
+        return [launch.kernel for launch in self._launches_for(outs, ins)]
 
     def _tensors(self, memory):
         return [memory[place] for place in self.outputs], [memory[place_of(leaf)] for leaf in self.inputs]

@@ -1,0 +1,12 @@
+"""Programs as files: compiled on one machine, and run on others.
+
+program.save("model.mcore")             # with the weights inside
+program = metalcore.load("model.mcore")
+"""
+
+from .errors import ProgramFileError
+from .reading import load
+from .summary import describe
+from .writing import save
+
+__all__ = ["ProgramFileError", "describe", "load", "save"]

@@ -1,0 +1,113 @@
+"""The operators that a program file may name. What is not in these lists, no file makes run.
+
+They compute from their arguments alone: none reaches files, processes or other memory, none takes strides and offsets
+of memory from its caller, and none gives sizes that depend on values.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..pointwise import OPERATIONS, REDUCTIONS
+
+__all__ = ["GETITEM", "allowed_name", "find"]
+
+GETITEM = "getitem"
+
+# By the names of their packets, in all of their overloads. Beside them are all that generated kernels take.
+_ATEN = frozenset(
+    """
+    linear addmm addmv addbmm baddbmm bmm mm mv dot matmul einsum outer bilinear chain_matmul inner
+    conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d
+    avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d
+    batch_norm layer_norm group_norm instance_norm rms_norm native_layer_norm native_group_norm
+    _native_batch_norm_legit_no_training cosine_similarity norm linalg_vector_norm
+    scaled_dot_product_attention softmax _softmax log_softmax _log_softmax
+    embedding cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss
+    binary_cross_entropy binary_cross_entropy_with_logits kl_div
+    glu prelu rrelu celu selu log_sigmoid hardshrink softshrink silu gelu relu relu6 mish elu leaky_relu
+    dropout alpha_dropout feature_dropout native_dropout bernoulli rand rand_like randn randn_like randint randint_like
+    view _unsafe_view reshape flatten unflatten view_as reshape_as expand expand_as permute transpose t movedim moveaxis
+    swapaxes swapdims adjoint mT mH numpy_T squeeze unsqueeze slice select narrow chunk split split_with_sizes
+    tensor_split unsafe_chunk unsafe_split unbind diagonal diag diag_embed alias detach contiguous clone positive
+    lift_fresh lift_fresh_copy unfold ravel atleast_1d atleast_2d atleast_3d view_as_real view_as_complex real imag
+    cat concat concatenate stack hstack vstack dstack column_stack tile repeat repeat_interleave roll flip fliplr flipud
+    rot90 pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
+    replication_pad3d _pad_circular pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im
+    index index_put index_select index_add index_copy index_fill gather scatter scatter_add scatter_reduce
+    select_scatter slice_scatter diagonal_scatter take_along_dim masked_fill masked_scatter where tril triu
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d
+    upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler grid_sampler_2d affine_grid_generator
+    arange linspace zeros ones full empty scalar_tensor zeros_like ones_like full_like empty_like
+    new_zeros new_ones new_full new_empty eye tril_indices triu_indices one_hot meshgrid cartesian_prod
+    to _to_copy type_as
+    sum mean prod amax amin argmax argmin any all var std var_mean std_mean max min median logsumexp
+    cumsum cumprod cummax cummin logcumsumexp sort argsort topk count_nonzero
+    addcmul addcdiv lerp maximum minimum clip clamp square rsub subtract add sub mul div multiply divide true_divide
+    floor_divide fmod remainder pow exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan sinh cosh tanh asin acos
+    atan asinh acosh atanh atan2 arctan2 erf erfc erfinv sigmoid abs absolute neg negative sign sgn ceil floor round
+    trunc frac reciprocal isnan isinf isfinite eq ne lt le gt ge greater greater_equal less less_equal not_equal
+    logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor nan_to_num threshold
+    __and__ __or__ __xor__ bucketize searchsorted isin complex polar
+    copy fill zero
+    """.split()
+)
+_METALCORE = frozenset(
+    """
+    relu silu gelu relu2 quick_gelu gated gated_packed bias_activation softmax softmax_scaled log_softmax
+    rms_norm add_rms_norm layer_norm add_layer_norm group_norm attention rope rope_ matmul add cast cross_entropy
+    quant_matmul quant_rows conv2d max_pool2d avg_pool2d adaptive_avg_pool2d
+    """.split()
+)
+_GENERATED = frozenset(name.split(".")[0] for name in (*OPERATIONS, *REDUCTIONS)) - {"prims"}
+
+
+def allowed_name(target: Any) -> str | None:
+    """The name of an operation in a file, or None if no file may have it."""
+    if target is operator.getitem:
+        return GETITEM
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    schema = target._schema
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    return name if find(name) is target else None
+
+
+@functools.lru_cache(maxsize=4096)
+def find(name: str) -> Callable | None:
+    """The operator of a name such as "aten::add.Tensor", or None if there is none, or none that is allowed."""
+    if name == GETITEM:
+        return operator.getitem
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    if namespace == "aten":
+        # x.relu_() is as harmless as relu(x), and so are index_put_ and the like.
+        base = packet[:-1] if packet.endswith("_") and not packet.endswith("__") else packet
+        found = getattr(torch.ops.aten, packet, None) if base in _ATEN or base in _GENERATED else None
+    elif namespace == "metalcore" and packet in _METALCORE:
+        found = getattr(torch.ops.metalcore, packet, None)
+    else:
+        return None
+    overload = overload or "default"
+    if found is None or overload not in found.overloads():
+        return None
+    target = getattr(found, overload)
+    return target if _is_of_tensors(target._schema) else None
+
+
+def _is_of_tensors(schema):
+    """Whether it gives tensors, and needs no memory for them from its caller."""
+    kinds = [returned.type.kind() for returned in schema.returns]
+    tensors = all(
+        kind == "TensorType" or kind == "ListType" and returned.type.getElementType().kind() == "TensorType"
+        for kind, returned in zip(kinds, schema.returns)
+    )
+    return bool(kinds) and tensors and not any(argument.is_out for argument in schema.arguments)
