@@ -1,11 +1,9 @@
 #include "context.h"
 
 #include "error.h"
-#include "host_memory.h"
 #include "kernels_folder.h"
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-
+#include <array>
 #include <stdexcept>
 #include <string>
 
@@ -15,24 +13,33 @@ namespace {
 thread_local metalcore_context* chosen = nullptr;
 thread_local metalcore_context* in_call = nullptr;
 
-metalcore_context* make(int device, int index, void* stream) {
-  find_kernels();
-  switch (device) {
-    case METALCORE_CPU:
-      if (index != 0 || stream) throw Error(METALCORE_INVALID_ARGUMENT, "index and stream must be 0 for METALCORE_CPU");
-      return new metalcore_context(aoti_torch_device_type_mps(), 0, host_memory());
-    case METALCORE_CUDA: throw Error(METALCORE_NO_DEVICE, "this version has no contexts for NVIDIA GPUs");
-    case METALCORE_METAL: throw Error(METALCORE_NO_DEVICE, "this version has no contexts for Metal");
-    default: throw Error(METALCORE_INVALID_ARGUMENT, "device is no metalcore_device: " + std::to_string(device));
+// The index is a metalcore_device.
+std::array<ContextKind::Make, METALCORE_METAL + 1>& kinds() {
+  static std::array<ContextKind::Make, METALCORE_METAL + 1> registered = {};
+  return registered;
+}
+
+std::unique_ptr<metalcore_context> make(int device, int index, void* stream) {
+  if (device < 0 || static_cast<size_t>(device) >= kinds().size())
+    throw Error(METALCORE_INVALID_ARGUMENT, "device is no metalcore_device: " + std::to_string(device));
+  const ContextKind::Make make_one = kinds()[static_cast<size_t>(device)];
+  if (!make_one) {
+    constexpr const char* kNames[] = {"METALCORE_CPU", "METALCORE_CUDA", "METALCORE_METAL"};
+    throw Error(METALCORE_NO_DEVICE, std::string("this platform's library has no contexts for ") + kNames[device]);
   }
+  find_kernels();
+  return make_one(index, stream);
 }
 
 metalcore_context& own() {
-  thread_local const std::unique_ptr<metalcore_context> made(make(METALCORE_CPU, 0, nullptr));
+  thread_local const std::unique_ptr<metalcore_context> made =
+      make(kinds()[METALCORE_CPU] ? METALCORE_CPU : METALCORE_METAL, 0, nullptr);
   return *made;
 }
 
 }  // namespace
+
+ContextKind::ContextKind(metalcore_device device, Make make) { kinds()[device] = make; }
 
 metalcore_context& running() {
   if (!in_call) throw std::logic_error("metalcore: memory is wanted outside of a call");
@@ -62,7 +69,7 @@ int metalcore_context_create(metalcore_context** context, int device, int index,
   try {
     if (!context) throw Error(METALCORE_INVALID_ARGUMENT, "context is NULL");
     *context = nullptr;
-    *context = make(device, index, stream);
+    *context = make(device, index, stream).release();
     return METALCORE_OK;
   } catch (...) {
     return status_of_exception(__func__);

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <system_error>
 
@@ -14,13 +15,19 @@
 namespace metalcore::c_api {
 namespace {
 
-// A text that is too long is cut: an error must not need memory.
-thread_local char last_error[2048] = "";
+// A text that is too long is cut. It lies on the heap, since what is thread_local of a library that is opened at run
+// time must fit into a few hundred bytes; a thread that gets no memory for it has kNoMemory.
+constexpr size_t kLongest = 2048;
+constexpr const char* kNoMemory = "there is not enough memory";
+thread_local std::unique_ptr<char[]> text_of_thread;
+thread_local const char* last_error = "";
 
 int keep(const char* function, metalcore_status status, const char* text) noexcept {
   constexpr const char* kPrefix = "metalcore: ";  // of the library's own exceptions
   if (std::strncmp(text, kPrefix, std::strlen(kPrefix)) == 0) text += std::strlen(kPrefix);
-  std::snprintf(last_error, sizeof last_error, "%s: %s", function, text);
+  if (!text_of_thread) text_of_thread.reset(new (std::nothrow) char[kLongest]);
+  if (text_of_thread) std::snprintf(text_of_thread.get(), kLongest, "%s: %s", function, text);
+  last_error = text_of_thread ? text_of_thread.get() : kNoMemory;
   return status;
 }
 
@@ -32,7 +39,7 @@ int status_of_exception(const char* function) noexcept {
   } catch (const Error& error) {
     return keep(function, error.status, error.what());
   } catch (const std::bad_alloc&) {
-    return keep(function, METALCORE_OUT_OF_MEMORY, "there is not enough memory");
+    return keep(function, METALCORE_OUT_OF_MEMORY, kNoMemory);
 #ifdef __linux__
   } catch (const simulator::Fault& fault) {
     return keep(function, METALCORE_KERNEL_FAULT, fault.what());

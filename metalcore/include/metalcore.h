@@ -8,8 +8,8 @@
  * then. Results overlap nothing else, except where the function says so.
  *
  * A call works in the thread's context: the one that metalcore_context_use() chose, or the thread's own, which is for
- * host memory. With a CUDA context pointers are those of device memory, and a call returns when its kernels are in the
- * stream.
+ * host memory. With a CUDA context all pointers are those of device memory, which no call reads on the host, and a call
+ * returns when its kernels are in the stream. (A struct such as metalcore_pages lies on the host.)
  *
  * docs/c.md has a table of each function's arguments. */
 #ifndef METALCORE_H
@@ -37,7 +37,7 @@ enum metalcore_status {
   METALCORE_OUT_OF_MEMORY = 2,
   METALCORE_BUSY = 3,         /* another thread has a call in this context */
   METALCORE_NO_DEVICE = 4,    /* this library or this machine has no such device */
-  METALCORE_NO_KERNELS = 5,   /* the libraries of kernels are missing: see METALCORE_LIBRARY_DIR in docs/c.md */
+  METALCORE_NO_KERNELS = 5,   /* the files of kernels are missing: see METALCORE_LIBRARY_DIR in docs/c.md */
   METALCORE_KERNEL_FAULT = 6, /* checking mode found an error in a kernel, or the CPU stopped one */
   METALCORE_FAILED = 7        /* anything else; metalcore_last_error() says what */
 };
@@ -61,7 +61,8 @@ enum metalcore_device {
 };
 
 /* `index` is the number of a GPU, `stream` a CUstream of its primary context, or NULL for the default stream. Both are
- * 0 for METALCORE_CPU. All calls in a context use its stream. */
+ * 0 for METALCORE_CPU. All calls in a context use its stream, which must outlive it. METALCORE_NO_DEVICE where there is
+ * no such GPU, no driver, or no NVRTC, which compiles each kernel on its first use. */
 METALCORE_API int metalcore_context_create(metalcore_context** context, int device, int index, void* stream);
 /* Waits for the context's stream. No other thread may have chosen the context any longer. NULL is allowed. */
 METALCORE_API int metalcore_context_destroy(metalcore_context* context);

@@ -23,7 +23,7 @@ def compiled(source, output, *flags, compiler=("cc", "-std=c99")):
         *compiler,
         *("-Wall", "-Wextra", "-Werror", "-O1", "-g", "-D_GNU_SOURCE", f"-I{PACKAGE / 'include'}"),
         *(str(source), "-o", str(output), *flags),
-        *(f"-L{LIBRARY}", "-lmetalcore", "-pthread", f"-Wl,-rpath,{LIBRARY}"),
+        *(f"-L{LIBRARY}", "-lmetalcore", "-ldl", "-pthread", f"-Wl,-rpath,{LIBRARY}"),
     ]
     subprocess.run(command, check=True)
     return output

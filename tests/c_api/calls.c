@@ -1,12 +1,15 @@
 /* Runs the calls that a file lists, one a line: a function's name without metalcore_, and its arguments.
  *
- *   calls [--threads N] [--repeat N] FILE
+ *   calls [--device 0|1|2] [--threads N] [--repeat N] FILE
  *
  * An argument is a number; NULL; <PATH, the bytes of a file; >PATH:BYTES, memory whose bytes the file gets; or
  * =PATH:OTHER, the bytes of the file OTHER in memory whose bytes the file PATH gets. A path may end with +N before all
  * that: the array then begins N bytes behind what malloc returned. The program is C99 and C++. It prints for each call
  * its status, the allocations of the last repetition, and the error. With threads each has a context of its own, and
- * writes files whose names end with .<its number>. */
+ * writes files whose names end with .<its number>. A context is of the metalcore_device of --device; without it, and
+ * without threads, the calls run in the thread's own. With METALCORE_CUDA arrays are copied to the first GPU, and each
+ * context has a new stream. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <metalcore.h>
 #include <pthread.h>
@@ -18,7 +21,8 @@
 #define LINE 8192
 
 typedef struct {
-  void *memory, *data;
+  void *memory, *data; /* on the host */
+  void *device_memory, *device_data;
   size_t size;
   char* saved_to;
   double number;
@@ -26,9 +30,22 @@ typedef struct {
 
 typedef struct {
   const char* file;
-  int number, repeat, own_context;
+  int number, repeat, own_context, device;
   FILE* report;
 } Work;
+
+/* What --device 1 needs of libcuda.so.1. */
+static struct {
+  int (*init)(unsigned flags);
+  int (*retain)(void** context, int device);
+  int (*push)(void* context);
+  int (*stream)(void** stream, unsigned flags);
+  int (*wait)(void* stream);
+  int (*allocate)(void** memory, size_t bytes);
+  int (*free)(void* memory);
+  int (*to_device)(void* to, const void* from, size_t bytes);
+  int (*to_host)(void* to, const void* from, size_t bytes);
+} cuda;
 
 /* Defined by count_allocations.c where that is preloaded. */
 #ifdef __cplusplus
@@ -41,6 +58,55 @@ static size_t allocations(void) { return allocations_so_far ? allocations_so_far
 static void fail(const char* what) {
   fprintf(stderr, "calls: %s: %s\n", what, strerror(errno));
   exit(3);
+}
+
+static void check_cuda(int status, const char* what) {
+  if (!status) return;
+  fprintf(stderr, "calls: %s: CUDA error %d\n", what, status);
+  exit(3);
+}
+
+static void find_cuda(void* library, const char* name, void* function) {
+  void* found = dlsym(library, name);
+  if (!found) fail(name);
+  memcpy(function, &found, sizeof found);
+}
+
+static void open_cuda(void) {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (!library) fail(dlerror());
+  find_cuda(library, "cuInit", &cuda.init);
+  find_cuda(library, "cuDevicePrimaryCtxRetain", &cuda.retain);
+  find_cuda(library, "cuCtxPushCurrent_v2", &cuda.push);
+  find_cuda(library, "cuStreamCreate", &cuda.stream);
+  find_cuda(library, "cuStreamSynchronize", &cuda.wait);
+  find_cuda(library, "cuMemAlloc_v2", &cuda.allocate);
+  find_cuda(library, "cuMemFree_v2", &cuda.free);
+  find_cuda(library, "cuMemcpyHtoD_v2", &cuda.to_device);
+  find_cuda(library, "cuMemcpyDtoH_v2", &cuda.to_host);
+  check_cuda(cuda.init(0), "cuInit");
+}
+
+/* A stream of the first GPU, whose context becomes the thread's. */
+static void* new_stream(void) {
+  void *context, *stream;
+  check_cuda(cuda.retain(&context, 0), "cuDevicePrimaryCtxRetain");
+  check_cuda(cuda.push(context), "cuCtxPushCurrent");
+  check_cuda(cuda.stream(&stream, 0), "cuStreamCreate");
+  return stream;
+}
+
+static void move_to_device(Argument* a) {
+  const size_t offset = (size_t)((char*)a->data - (char*)a->memory);
+  check_cuda(cuda.allocate(&a->device_memory, a->size + offset ? a->size + offset : 1), "cuMemAlloc");
+  a->device_data = (char*)a->device_memory + offset;
+  if (a->size) check_cuda(cuda.to_device(a->device_data, a->data, a->size), "cuMemcpyHtoD");
+}
+
+static void move_to_host(Argument* a, void* stream) {
+  check_cuda(cuda.wait(stream), "cuStreamSynchronize");
+  if (a->size) check_cuda(cuda.to_host(a->data, a->device_data, a->size), "cuMemcpyDtoH");
+  check_cuda(cuda.free(a->device_memory), "cuMemFree");
 }
 
 static void* get_memory(Argument* argument, size_t offset) {
@@ -103,7 +169,7 @@ static void save(const Argument* argument, int number) {
 
 #define I(n) ((int)a[n].number)
 #define F(n) ((float)a[n].number)
-#define P(type, n) ((type*)a[n].data)
+#define P(type, n) ((type*)(a[n].device_data ? a[n].device_data : a[n].data))
 
 static metalcore_pages pages_of(const Argument* a) {
   metalcore_pages pages;
@@ -179,7 +245,7 @@ static int run_call(char* name, const Argument* a) {
   return status;
 }
 
-static void run_line(const Work* work, char* line) {
+static void run_line(const Work* work, char* line, void* stream) {
   char* words[MOST + 1];
   Argument arguments[MOST];
   char *rest, *word = strtok_r(line, " \n", &rest);
@@ -188,6 +254,8 @@ static void run_line(const Work* work, char* line) {
   for (; word && count <= MOST; word = strtok_r(NULL, " \n", &rest)) words[count++] = word;
   memset(arguments, 0, sizeof arguments);
   for (i = 1; i < count; ++i) parse(&arguments[i - 1], words[i]);
+  for (i = 0; stream && i + 1 < count; ++i)
+    if (arguments[i].memory) move_to_device(&arguments[i]);
   for (i = 0; i < work->repeat; ++i) {
     before = allocations();
     status = run_call(words[0], arguments);
@@ -196,6 +264,7 @@ static void run_line(const Work* work, char* line) {
   fprintf(work->report, "%d\t%lu\t%s\n", status, (unsigned long)(after - before),
           status == METALCORE_OK ? "" : metalcore_last_error());
   for (i = 0; i + 1 < count; ++i) {
+    if (arguments[i].device_memory) move_to_host(&arguments[i], stream);
     if (arguments[i].saved_to) save(&arguments[i], work->number);
     free(arguments[i].memory);
   }
@@ -206,19 +275,20 @@ static void* run_file(void* argument) {
   char line[LINE];
   FILE* file = fopen(work->file, "r");
   metalcore_context* context = NULL;
+  void* const stream = work->device == METALCORE_CUDA ? new_stream() : NULL;
   if (!file) fail(work->file);
   if (work->own_context) {
-    if (metalcore_context_create(&context, METALCORE_CPU, 0, NULL) || metalcore_context_use(context))
+    if (metalcore_context_create(&context, work->device, 0, stream) || metalcore_context_use(context))
       fail(metalcore_last_error());
   }
-  while (fgets(line, sizeof line, file)) run_line(work, line);
+  while (fgets(line, sizeof line, file)) run_line(work, line, stream);
   fclose(file);
   if (metalcore_context_destroy(context)) fail(metalcore_last_error());
   return NULL;
 }
 
 int main(int count, char** words) {
-  int threads = 0, repeat = 1, i;
+  int threads = 0, repeat = 1, device = -1, i;
   Work all[64];
   pthread_t running[64];
   for (i = 1; i + 1 < count; i += 2) {
@@ -226,12 +296,16 @@ int main(int count, char** words) {
       threads = atoi(words[i + 1]);
     else if (!strcmp(words[i], "--repeat"))
       repeat = atoi(words[i + 1]);
+    else if (!strcmp(words[i], "--device"))
+      device = atoi(words[i + 1]);
   }
+  if (device == METALCORE_CUDA) open_cuda();
   for (i = 0; i < (threads ? threads : 1); ++i) {
     all[i].file = words[count - 1];
     all[i].number = threads ? i : -1;
     all[i].repeat = repeat;
-    all[i].own_context = threads != 0;
+    all[i].own_context = threads || device >= 0;
+    all[i].device = device < 0 ? METALCORE_CPU : device;
     all[i].report = i ? tmpfile() : stdout;
   }
   if (!threads) {

@@ -1,4 +1,6 @@
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from c_program import HERE, LIBRARY, Calls, compiled
@@ -24,3 +26,14 @@ def counter(tmp_path_factory):
 @pytest.fixture
 def calls(tmp_path):
     return Calls(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def fakes(tmp_path_factory):
+    """The environment in which programs find a driver and an NVRTC that only take notes."""
+    sys.path.append(str(HERE.parent / "cuda"))
+    from fakes import Fakes
+
+    build = Fakes(tmp_path_factory.mktemp("fakes")).build
+    driver, nvrtc = build("fake_driver.c", "libcuda.so.1"), build("fake_nvrtc.c", "libnvrtc.so.12")
+    return {"LD_LIBRARY_PATH": str(Path(driver).parent), "METALCORE_NVRTC": nvrtc}

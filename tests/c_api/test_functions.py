@@ -55,6 +55,13 @@ def test_no_allocations(c_program, calls, counter):
     assert not allocated
 
 
+def test_cuda_allocates_nothing(c_program, calls, counter, fakes):
+    """Nor on a GPU, whose memory is the host's here: with a driver that runs no kernels every function succeeds."""
+    cases = add_all(calls)
+    reports = calls.run(c_program, "--device", "1", "--repeat", "4", LD_PRELOAD=str(counter), **fakes)
+    assert [(error, count) for _, count, error, _ in reports] == [("", 0)] * len(cases)
+
+
 def test_counter_counts(c_program, calls, counter):
     """The first call of a process allocates."""
     function, arguments, _ = every_case(torch.float32)[0]

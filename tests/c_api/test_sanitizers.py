@@ -24,17 +24,18 @@ def sanitized(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sanitized")
     (line,) = [line for line in (BUILT / "build.ninja").read_text().splitlines() if line.startswith("post_cflags")]
     flags = [flag for flag in shlex.split(line.split("=", 1)[1]) if flag != "-O2"]
-    sources = sorted((ROOT / "csrc" / "c_api").glob("*.cpp"))
+    ours = ROOT / "csrc" / "c_api"
+    sources = sorted(ours.rglob("*.cpp"))
 
     def compiled(source):
-        output = folder / f"{source.stem}.o"
+        output = folder / f"{'-'.join(source.relative_to(ours).with_suffix('').parts)}.o"
         subprocess.run([*compiler, *flags, *SANITIZERS, "-c", str(source), "-o", str(output)], check=True)
         return output
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compiled, sources))
-    others = [path for path in (BUILT / "csrc").rglob("*.o") if path.parent.name != "c_api"]
-    main = folder / "calls.o"
+    others = [path for path in (BUILT / "csrc").rglob("*.o") if "c_api" not in path.relative_to(BUILT).parts]
+    main = folder / "main.o"
     strict = ("-std=c99", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror")
     command = ["cc", *strict, *SANITIZERS, f"-I{PACKAGE / 'include'}", "-c", str(HERE / "calls.c"), "-o", str(main)]
     subprocess.run(command, check=True)
@@ -53,6 +54,14 @@ def test_functions(sanitized, calls, checked):
 def test_threads(sanitized, calls):
     add_all(calls)
     calls.run(sanitized, "--threads", "4", METALCORE_LIBRARY_DIR=str(LIBRARY), OMP_NUM_THREADS="2")
+
+
+def test_cuda(sanitized, calls, fakes):
+    """Contexts for GPUs in four threads, with a driver that runs no kernels."""
+    add_all(calls)
+    options = ("--device", "1", "--threads", "4", "--repeat", "2")
+    reports = calls.run(sanitized, *options, METALCORE_LIBRARY_DIR=str(LIBRARY), **fakes)
+    assert {status for status, *_ in reports} == {"METALCORE_OK"}
 
 
 def test_refused(sanitized, calls):

@@ -1,16 +1,24 @@
 // Stands for libcuda.so.1 with two GPUs that run nothing: it notes what it is told, for tests to look at, and refuses
-// what the real driver refuses. Its "code" is text: "entry <name> block <bytes> threads <most> shared <bytes>".
+// what the real driver refuses. Its "code" is text: "entry <name> block <bytes> threads <most> shared <bytes>", and
+// perhaps " for <name>", by which launches are then noted. A GPU's memory is the host's.
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900 };
+enum {
+  INVALID_VALUE = 1,
+  OUT_OF_MEMORY = 2,
+  NOT_INITIALIZED = 3,
+  INVALID_CONTEXT = 201,
+  NOT_FOUND = 500,
+  CAPTURE_UNSUPPORTED = 900
+};
 enum { DEVICES = 2, RELAXED = 2, DEFAULT_SHARED = 48 * 1024, MOST_SHARED = 227 * 1024 };
 
 typedef struct {
-  char entry[256];
+  char entry[256], name[256];
   int block, threads, shared;
 } Code;
 
@@ -28,10 +36,19 @@ typedef struct {
   unsigned char parameters[32768];
 } Launch;
 
+typedef struct {
+  void* memory;
+  unsigned value, width;
+  size_t count;
+  void* stream;
+} Fill;
+
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static Launch* launches;
-static int launch_count, launch_room;
-static atomic_int initialized, failure, capturing, loads, functions;
+static Launch launches[4096];
+static int launch_count;
+static Fill fills[1024];
+static int fill_count;
+static atomic_int initialized, failure, capturing, loads, functions, allocations, allocated, waits, memory_is_full;
 
 static _Thread_local void* contexts[16];  // a stack; contexts[depth - 1] is current
 static _Thread_local int depth;
@@ -41,6 +58,12 @@ static _Thread_local int capture_mode;  // 0: global
 
 int fake_launch_count(void) { return launch_count; }
 const Launch* fake_launch(int i) { return &launches[i]; }
+int fake_fill_count(void) { return fill_count; }
+const Fill* fake_fill(int i) { return &fills[i]; }
+int fake_allocations(void) { return allocations; }  // so far
+int fake_allocated(void) { return allocated; }      // not yet freed
+int fake_waits(void) { return waits; }
+void fake_fill_memory(int on) { memory_is_full = on; }
 int fake_loads(void) { return loads; }
 int fake_functions(void) { return functions; }
 int fake_depth(void) { return depth; }
@@ -82,6 +105,53 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
     default: return INVALID_VALUE;
   }
 }
+
+int cuMemAlloc_v2(void** memory, size_t bytes) {
+  if (!depth) return INVALID_CONTEXT;
+  if (is_forbidden()) return CAPTURE_UNSUPPORTED;
+  if (memory_is_full || posix_memalign(memory, 256, bytes)) return OUT_OF_MEMORY;
+  ++allocations, ++allocated;
+  return 0;
+}
+int cuMemFree_v2(void* memory) {
+  if (!depth) return INVALID_CONTEXT;
+  free(memory);
+  --allocated;
+  return 0;
+}
+static int fill(void* memory, unsigned value, unsigned width, size_t count, void* stream) {
+  if (!depth) return INVALID_CONTEXT;
+  if (!memory || !count) return INVALID_VALUE;
+  pthread_mutex_lock(&mutex);
+  if (fill_count < (int)(sizeof fills / sizeof *fills))
+    fills[fill_count++] = (Fill){memory, value, width, count, stream};
+  pthread_mutex_unlock(&mutex);
+  return 0;
+}
+int cuMemsetD8Async(void* memory, unsigned char value, size_t count, void* stream) {
+  return fill(memory, value, 1, count, stream);
+}
+int cuMemsetD32Async(void* memory, unsigned value, size_t count, void* stream) {
+  return fill(memory, value, 4, count, stream);
+}
+int cuMemcpyHtoD_v2(void* to, const void* from, size_t bytes) {
+  return depth ? memcpy(to, from, bytes), 0 : INVALID_CONTEXT;
+}
+int cuMemcpyDtoH_v2(void* to, const void* from, size_t bytes) {
+  return depth ? memcpy(to, from, bytes), 0 : INVALID_CONTEXT;
+}
+int cuStreamCreate(void** stream, unsigned flags) {
+  static atomic_int count;
+  return *stream = (void*)(size_t)(0x5000 + ++count), depth && !flags ? 0 : INVALID_CONTEXT;
+}
+int cuStreamSynchronize(void* stream) {
+  (void)stream;
+  if (!depth) return INVALID_CONTEXT;
+  if (is_forbidden()) return CAPTURE_UNSUPPORTED;
+  ++waits;
+  return 0;
+}
+
 int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = context_of(device), 0; }
 int cuCtxGetCurrent(void** context) { return *context = depth ? contexts[depth - 1] : 0, 0; }
 int cuCtxPushCurrent_v2(void* context) { return contexts[depth++] = context, 0; }
@@ -98,8 +168,8 @@ int cuLibraryLoadData(Code** library, const void* text, void* a, void* b, unsign
   (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
   if (is_forbidden()) return CAPTURE_UNSUPPORTED;
   Code code;
-  if (sscanf(text, "entry %255s block %d threads %d shared %d", code.entry, &code.block, &code.threads, &code.shared) !=
-      4)
+  if (sscanf(text, "entry %255s block %d threads %d shared %d for %255s", code.entry, &code.block, &code.threads,
+             &code.shared, strcpy(code.name, "")) < 4)
     return INVALID_VALUE;
   *library = malloc(sizeof code);
   **library = code;
@@ -145,8 +215,7 @@ int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
       bz > 64 || bx * by * bz > (unsigned)code->threads || (int)shared > function->dynamic_shared || extra)
     return INVALID_VALUE;
   pthread_mutex_lock(&mutex);
-  if (launch_count == launch_room)
-    launches = realloc(launches, sizeof *launches * (launch_room = 2 * launch_room + 16));
+  if (launch_count == (int)(sizeof launches / sizeof *launches)) abort();
   Launch* launch = &launches[launch_count++];
   *launch = (Launch){.device = function->device,
                      .grid = {gx, gy, gz},
@@ -154,7 +223,7 @@ int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
                      .shared = shared,
                      .stream = stream,
                      .parameter_bytes = (unsigned)code->block};
-  strcpy(launch->entry, code->entry);
+  strcpy(launch->entry, *code->name ? code->name : code->entry);
   memcpy(launch->parameters, parameters[0], (size_t)code->block);
   pthread_mutex_unlock(&mutex);
   return 0;

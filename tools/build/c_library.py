@@ -57,8 +57,8 @@ def c_library():
 def sources():
     """The paths of its sources, from the repository's root."""
     found = [CSRC / "ops" / f"{name}.cpp" for name in _OPS]
-    for folder in ("gpu", "backends/simulator", "c_api"):
-        found += (CSRC / folder).glob("*.cpp")
+    for folder in ("gpu", "backends/simulator", "backends/cuda", "c_api"):
+        found += (CSRC / folder).rglob("*.cpp")
     replaced = [CSRC / f"{name}.cpp" for name in _REPLACED]
     return sorted(path.relative_to(ROOT).as_posix() for path in found if path not in replaced)
 

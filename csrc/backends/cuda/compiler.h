@@ -1,4 +1,5 @@
-// The compiler of kernels is a Python function, which translates, compiles with NVRTC and caches on disk.
+// The compiler of kernels is a Python function, which translates, compiles with NVRTC and caches on disk. libmetalcore
+// has one of its own in its place (csrc/c_api/cuda/compiler.cpp).
 #pragma once
 
 #include <cstdint>

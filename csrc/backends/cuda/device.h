@@ -31,6 +31,7 @@ class CurrentContext {
 };
 
 // Returns PyTorch's current stream of the device for the calling thread; the default stream where PyTorch has no CUDA.
+// In libmetalcore it is the stream of the context that runs.
 Stream current_stream(const Device& device);
 
 }  // namespace metalcore::cuda

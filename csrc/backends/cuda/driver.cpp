@@ -48,6 +48,11 @@ Driver open() {
   find(library, "cuFuncGetAttribute", d.function_attribute);
   find(library, "cuFuncSetAttribute", d.set_function_attribute);
   find(library, "cuLaunchKernel", d.launch);
+  find(library, "cuMemAlloc_v2", d.allocate);
+  find(library, "cuMemFree_v2", d.free);
+  find(library, "cuMemsetD8Async", d.fill_bytes);
+  find(library, "cuMemsetD32Async", d.fill_words);
+  find(library, "cuStreamSynchronize", d.wait_for_stream);
   find(library, "cuFuncLoad", d.load_function, true);
   find(library, "cuFuncGetParamInfo", d.parameter_info, true);
   return d;

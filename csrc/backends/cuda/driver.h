@@ -17,6 +17,7 @@ using Kernel = struct KernelObject*;      // CUkernel: of a binary, for every co
 using Function = struct FunctionObject*;  // CUfunction: of one context
 
 constexpr Status kSuccess = 0;
+constexpr Status kOutOfMemory = 2;       // CUDA_ERROR_OUT_OF_MEMORY
 constexpr Status kOutOfResources = 701;  // CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
 
 // CUfunction_attribute
@@ -62,6 +63,12 @@ struct Driver {
   Status (*launch)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                    unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** parameters,
                    void** extra);
+  // PyTorch allocates the extension's memory; libmetalcore has its own.
+  Status (*allocate)(void** memory, size_t bytes);
+  Status (*free)(void* memory);
+  Status (*fill_bytes)(void* memory, unsigned char value, size_t count, Stream stream);
+  Status (*fill_words)(void* memory, unsigned value, size_t count, Stream stream);
+  Status (*wait_for_stream)(Stream stream);
   // Drivers before CUDA 12.4 lack these: they are null.
   Status (*load_function)(Function function);
   Status (*parameter_info)(Function function, size_t index, size_t* offset, size_t* size);

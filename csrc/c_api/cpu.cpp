@@ -1,4 +1,8 @@
-#include "host_memory.h"
+// Contexts for memory of the host, whose kernels run on the CPU.
+#include "context.h"
+#include "error.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <algorithm>
 #include <cstring>
@@ -19,8 +23,12 @@ class HostMemory final : public Memory {
   }
 };
 
+std::unique_ptr<metalcore_context> make_context(int index, void* stream) {
+  if (index != 0 || stream) throw Error(METALCORE_INVALID_ARGUMENT, "index and stream must be 0 for METALCORE_CPU");
+  return std::make_unique<metalcore_context>(aoti_torch_device_type_mps(), 0, nullptr, std::make_unique<HostMemory>());
+}
+
+const ContextKind kind(METALCORE_CPU, make_context);
+
 }  // namespace
-
-std::unique_ptr<Memory> host_memory() { return std::make_unique<HostMemory>(); }
-
 }  // namespace metalcore::c_api
