@@ -5,10 +5,11 @@ tensors (collectives, device). `import metalcore` does so by itself where torch.
 or after. Programs without it, such as DDP's on `mps`, import this module.
 """
 
-from . import collectives, device, rules
+from . import collectives, device, launchers, rules
 
 __all__ = ["rules"]
 
 rules.register()
 collectives.register()
 device.complete()
+launchers.register()

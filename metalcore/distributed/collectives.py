@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 __all__ = ["OPERATORS", "register"]
 
-_READ_AND_WRITTEN = ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_")
+_READ_AND_WRITTEN = ("allreduce_", "allreduce_coalesced_", "barrier", "broadcast_", "reduce_")
 _WRITTEN = (
     "_allgather_base_",
     "_reduce_scatter_base_",

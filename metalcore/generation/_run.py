@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..nn._joined import join
 from ..paged import PagedKVCache
 from ..sampling import sample
 
@@ -51,6 +52,7 @@ class Run:
         accepted = inspect.signature(model.forward).parameters
         self.accepted = accepted
         self.cache: Any = self._cache(cache, seen, lengths, new)
+        join(model)
         self.tokens = torch.cat([tokens, tokens.new_zeros(self.rows, new)], 1)
         self.logprobs = torch.zeros(self.tokens.shape, device=tokens.device) if logprobs else None
         self.seen = self.cache.seen if self.by_metalcore else torch.cat([seen, seen.new_ones(self.rows, new)], 1)

@@ -34,7 +34,8 @@ class Loaded(NamedTuple):
     Attributes:
         model: transformers' model, in evaluation mode. Its Linear and Embedding modules are
             metalcore.nn.QuantizedLinear and QuantizedEmbedding where their weights are packed, its modules of experts
-            QuantizedExperts. `model.gguf_metadata` has the file's metadata that are not of the model's shape.
+            QuantizedExperts; save_pretrained writes these as they are. `model.gguf_metadata` has the file's metadata
+            that are not of the model's shape.
         tokenizer: transformers' tokenizer, or None if the file has none or it was not asked for.
     """
 
@@ -81,6 +82,7 @@ def load(
         key: value for key, value in file.metadata.items() if key.startswith(("general.", "tokenizer."))
     }
     _set_stops(model, Metadata(file))
+    _note(model)
     return Loaded(model.eval(), tokenizer_of(file) if tokenizer else None)
 
 
@@ -281,6 +283,20 @@ def _restore_buffers(model, device):
             module.embed_scale = torch.tensor(module.scalar_embed_scale, device=device)
         else:
             model.set_submodule(path, type(module)(config=model.config).to(device))
+
+
+def _note(model):
+    """So that save_pretrained writes down which modules are packed."""
+    from ..integrations._quantizer import note
+
+    packed: dict[str, list[str]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, QuantizedExperts):
+            packed[path] = [type.name for type in module.types]
+        elif isinstance(module, QuantizedLinear | QuantizedEmbedding):
+            packed[path] = [module.type.name]
+    if packed:
+        note(model, packed)
 
 
 def _set_stops(model, metadata):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.auto import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
     register_quantization_config,
@@ -13,9 +14,10 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..nn._packing import packed_weight
 from ..quant import type_of
 from ..quant._mixtures import MIXTURES
-from ..quant._model import Report, plan, replace_modules
+from ..quant._model import Plan, plan, replace_modules
 
 __all__ = ["MetalcoreConfig", "MetalcoreQuantizer", "note"]
 
@@ -28,18 +30,18 @@ class MetalcoreConfig(QuantizationConfigMixin):
         model = AutoModelForCausalLM.from_pretrained(name, quantization_config=MetalcoreConfig("q4_k_m"))
 
     Args:
-        mixture: as for metalcore.quant.quantize_model.
+        mixture: as for metalcore.quant.quantize_model, or None where `packed` says all.
         skip: regular expressions of modules that stay as they are.
         types: GGML's types by regular expressions, which come before the mixture.
         packed: the types of each module that is packed already. save_pretrained writes them.
 
     Raises:
-        ValueError: there is no such mixture or type.
+        ValueError: there is no such mixture or type, or there is nothing that says the types.
     """
 
     def __init__(
         self,
-        mixture: str = "q4_k_m",
+        mixture: str | None = "q4_k_m",
         skip: Sequence[str] = (),
         types: Mapping[str, Any] | None = None,
         packed: Mapping[str, Sequence[str]] | None = None,
@@ -48,34 +50,60 @@ class MetalcoreConfig(QuantizationConfigMixin):
         kwargs.pop("quant_method", None)
         if kwargs:
             raise TypeError(f"MetalcoreConfig: unknown options {', '.join(kwargs)}")
-        if mixture.lower() not in MIXTURES:
+        if mixture is None and not packed:
+            raise ValueError("MetalcoreConfig: it needs a mixture, or the types of packed modules")
+        if mixture is not None and mixture.lower() not in MIXTURES:
             raise ValueError(f"MetalcoreConfig: there is no mixture {mixture!r}; there are {', '.join(MIXTURES)}")
         self.quant_method = _METHOD  # pyright: ignore[reportAttributeAccessIssue]
-        self.mixture = mixture.lower()
+        self.mixture = mixture and mixture.lower()
         self.skip = list(skip)
         self.types = {pattern: type_of(type).name for pattern, type in (types or {}).items()}
         self.packed = {name: list(of) for name, of in (packed or {}).items()}
 
 
 class MetalcoreQuantizer(HfQuantizer):
-    """Packs a model's weights when they are there, or makes modules for a checkpoint that has them packed."""
+    """Packs each of a model's weights when it has been read, or makes modules for a checkpoint that has them packed.
+
+    While weights are read the modules are transformers' own, with packed bytes in the place of numbers. What the
+    checkpoint lacks is numbers, which are packed in the end.
+    """
 
     requires_calibration = False
     quantization_config: MetalcoreConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+    _plan: Plan
 
-    def _process_model_before_weight_loading(self, model, **kwargs):
+    def _process_model_before_weight_loading(self, model, device_map=None, **kwargs):
+        config = self.quantization_config
         if self.pre_quantized:
-            packed: Any = {
-                name: tuple(type_of(type) for type in types) for name, types in self.quantization_config.packed.items()
-            }
+            packed: Any = {name: tuple(type_of(type) for type in types) for name, types in config.packed.items()}
             replace_modules(model, packed, pack=False)
+            return model
+        if config.mixture is None:
+            raise ValueError("MetalcoreConfig: these weights are not packed, and there is no mixture for them")
+        if isinstance(device_map, dict) and (len(set(device_map.values())) > 1 or "disk" in device_map.values()):
+            raise ValueError(
+                "MetalcoreConfig packs weights on one device. Load and save the model there, and then load the packed "
+                f"model with this device_map: {device_map}"
+            )
+        self._plan = plan(model, config.mixture, config.skip, config.types)
+        self._dtype = getattr(getattr(model.get_input_embeddings(), "weight", None), "dtype", None)
         return model
+
+    def types_of(self, parameter: str) -> Any:
+        """The types of the weight that a parameter is, or None if it stays as it is."""
+        module, _, leaf = parameter.rpartition(".")
+        types = self._plan.get(module) if leaf in _WEIGHTS else None
+        return types if isinstance(types, tuple) else None
+
+    def param_needs_quantization(self, model, param_name, **kwargs):
+        return not self.pre_quantized and self.types_of(param_name) is not None
+
+    def get_quantize_ops(self):
+        return _Pack(self)
 
     def _process_model_after_weight_loading(self, model, **kwargs):
         if not self.pre_quantized:
-            config = self.quantization_config
-            report = replace_modules(model, plan(model, config.mixture, config.skip, config.types), pack=True)
-            config.packed = report.types
+            self.quantization_config.packed = replace_modules(model, self._plan, pack=True, dtype=self._dtype).types
             self.pre_quantized = True
         return model
 
@@ -87,10 +115,32 @@ class MetalcoreQuantizer(HfQuantizer):
         return True
 
 
-def note(model: Any, mixture: str, report: Report) -> None:
-    """Tells a model of transformers that its weights are packed, so that save_pretrained writes it down."""
+_WEIGHTS = ("weight", "gate_up_proj", "down_proj")
+
+
+class _Pack(ConversionOps):
+    """Packs the numbers of a weight that has been read."""
+
+    def __init__(self, quantizer: MetalcoreQuantizer):
+        self.quantizer = quantizer
+
+    def convert(self, input_dict, model=None, **kwargs):  # pyright: ignore[reportIncompatibleMethodOverride]
+        made = {}
+        for name in list(input_dict):
+            numbers, types = input_dict.pop(name), self.quantizer.types_of(name)
+            numbers = numbers[0] if isinstance(numbers, list) else numbers
+            if types is not None:
+                module, _, leaf = name.rpartition(".")
+                numbers = packed_weight(model.get_submodule(module), leaf, numbers, types)
+            made[name] = numbers
+        return made
+
+
+def note(model: Any, packed: Mapping[str, Sequence[str]], mixture: str | None = None) -> None:
+    """Tells a model of transformers that its modules are packed, with which types, so that save_pretrained writes it
+    down."""
     register()
-    config = MetalcoreConfig(mixture, packed=report.types)
+    config = MetalcoreConfig(mixture, packed=packed)
     model.config.quantization_config = config
     model.hf_quantizer = MetalcoreQuantizer(config, pre_quantized=True)
     model.is_quantized, model.quantization_method = True, _METHOD

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .._core.registry import Op, Sample, register
+from .._core.sharded import beside
 from ._common import check_types, in_float32, without_autocast
 from ._triangular import solve_triangular
 
@@ -95,7 +96,7 @@ def _larft(V, tau):
 def coupling(V, tau):
     """I + diag(tau) S, where S is VᵀV above its diagonal."""
     eye = torch.eye(tau.shape[-1], dtype=V.dtype, device=V.device)
-    return eye + tau[..., None] * (V.mT @ V).triu(1)
+    return beside(V, eye) + tau[..., None] * (V.mT @ V).triu(1)
 
 
 @without_autocast
@@ -106,7 +107,8 @@ def _larfb(V, T, C, left, transpose):
 
 def unit_lower(A, count):
     """The first `count` reflectors of A, with their ones and zeros."""
-    return A[..., :count].tril(-1) + torch.eye(A.shape[-2], count, dtype=A.dtype, device=A.device)
+    ones = torch.eye(A.shape[-2], count, dtype=A.dtype, device=A.device)
+    return A[..., :count].tril(-1) + beside(A, ones)
 
 
 def _larft_by_columns(V, tau):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..quant import quantize, quantized_embedding, quantized_linear, type_of
+
+if TYPE_CHECKING:
+    from ._joined import Joined
 
 __all__ = ["QuantizedEmbedding", "QuantizedLinear"]
 
@@ -49,6 +52,8 @@ class QuantizedLinear(_Packed):
         ValueError: the type is unknown, or its blocks do not divide in_features.
     """
 
+    joined: Joined | None = None  # layers that are given the same tensor, while a model generates
+
     def __init__(
         self,
         in_features: int,
@@ -77,7 +82,10 @@ class QuantizedLinear(_Packed):
         return self.packed
 
     def forward(self, x: Tensor) -> Tensor:
-        return quantized_linear(x, self.packed, self.type, self.bias)
+        product = None if self.joined is None else self.joined.product(self, x)
+        if product is None:
+            return quantized_linear(x, self.packed, self.type, self.bias)
+        return product if self.bias is None else product + self.bias
 
     def extra_repr(self) -> str:
         return (

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ._mixtures import MIXTURES, Weight, type_in
-from ._roles import layer_of, role_of, shape_of
+from ._roles import is_columns, layer_of, role_of, shape_of
 from ._types import KERNELS, Type, type_of
 
 __all__ = ["Report", "quantize_model"]
@@ -96,7 +96,7 @@ def quantize_model(
     if hasattr(model, "config") and hasattr(model, "save_pretrained"):
         from ..integrations._quantizer import note
 
-        note(model, mixture, report)
+        note(model, report.types, mixture)
     return report
 
 
@@ -112,8 +112,12 @@ def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mappi
     output, embedding = (
         getattr(model, f"get_{kind}_embeddings", lambda: None)() for kind in ("output", "input")
     )  # the modules
-    tied = output is not None and getattr(output, "weight", 0) is getattr(embedding, "weight", 1)
     modules = dict(model.named_modules())
+    names = {module: name for name, module in modules.items()}
+    tied = output is not None and (
+        getattr(output, "weight", 0) is getattr(embedding, "weight", 1)
+        or names.get(embedding, 0) == _ties(model).get(names.get(output, ""), 1)
+    )
     found = {name: module for name, module in modules.items() if _kind(module)}
     roles = {
         name: "output" if module is output else "embedding" if module is embedding else role_of(name)
@@ -157,7 +161,7 @@ def _alike(result, found, output, embedding):
 def _kind(module):
     if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
         return "linear" if isinstance(module, torch.nn.Linear) else "embedding"
-    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+    if is_columns(module):
         return "columns"
     parameters = module._parameters
     if all(isinstance(parameters.get(name), torch.Tensor) for name in ("gate_up_proj", "down_proj")):
@@ -204,13 +208,20 @@ def _rows(module, role) -> list[tuple[str, int]]:
     return [(role, module.weight.shape[0 if kind == "columns" else 1])]
 
 
-def replace_modules(model: torch.nn.Module, plan: Plan, *, pack: bool) -> Report:
-    """Carries a plan out. Without `pack` the new modules have their memory's sizes, and not the weights."""
+def _ties(model) -> dict[str, str]:
+    """Which modules of a model of transformers are to have the weights of which others. A model without memory has not
+    tied them yet."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    return {target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in tied.items()}
+
+
+def replace_modules(model: torch.nn.Module, plan: Plan, *, pack: bool, dtype: torch.dtype | None = None) -> Report:
+    """Carries a plan out. Without `pack` the new modules have their memory's sizes, and not the weights. An embedding
+    whose weight is packed already gives rows of `dtype`."""
     from ..nn._packing import packed_module
 
     rows, embeddings = [], []
-    tied = getattr(model, "all_tied_weights_keys", None) or {}  # a model without memory has not tied them yet
-    tied = {target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in tied.items()}
+    tied = {} if pack else _ties(model)
     for name, types in sorted(plan.items(), key=lambda entry: not _is_embedding(model, entry[0])):
         module = model.get_submodule(name)
         weights = [p for leaf, p in module.named_parameters(recurse=False) if not leaf.endswith("bias")]
@@ -219,7 +230,7 @@ def replace_modules(model: torch.nn.Module, plan: Plan, *, pack: bool) -> Report
             rows.append(Packed(name, (), before, before, types))
             continue
         shared = next((made for one, weight, made in embeddings if weight is weights[0] or tied.get(name) == one), None)
-        new = packed_module(module, types, pack, shared)
+        new = packed_module(module, types, pack, shared, None if weights[0].is_floating_point() else dtype)
         if _is_embedding(model, name):
             embeddings.append((name, weights[0], new))
         model.set_submodule(name, new)

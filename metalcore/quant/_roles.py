@@ -9,7 +9,7 @@ import torch
 
 from ._mixtures import Shape
 
-__all__ = ["layer_of", "role_of", "shape_of"]
+__all__ = ["is_columns", "layer_of", "role_of", "shape_of"]
 
 _ROLES = {
     "q": "q_proj wq q_b_proj query",
@@ -23,6 +23,11 @@ _ROLES = {
 }
 _BY_NAME = {name: role for role, names in _ROLES.items() for name in names.split()}
 _LAYER = re.compile(r"\.(?:layers|h|blocks|block)\.(\d+)\.")
+
+
+def is_columns(module: Any) -> bool:
+    """Whether it is transformers' Conv1D, a linear layer whose weight is transposed."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def role_of(name: str) -> str:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from metalcore._core.registry import OPS
+
 
 def close(ranks, check, limit=5e-6, placement=None, **options):
     for error, found in ranks.run(2, f"numbers.{check}", **options):
@@ -37,6 +39,30 @@ def test_operators(ranks):
 
 def test_linear_algebra_has_the_same_bits_and_does_not_communicate(ranks):
     assert ranks.run(2, "numbers.linear_algebra") == [[], []]
+
+
+@pytest.mark.parametrize("name", ["decompositions", "solutions", "spectra"])
+def test_derivatives_of_linear_algebra_are_those_of_one_device(ranks, name):
+    """First and second ones, of batches in shards."""
+    assert ranks.run(2, "gradients.linear_algebra", kind=name) == [[], []]
+
+
+# Optimizers have lists of tensors, and tests of their own. These take no DTensors. Only DTensors reach info_any: see
+# test_every_rank_raises.
+LISTS = {"adamw_", "sgd_", "lion_", "grad_clip_norm_", "grad_clip_value_", "grad_norm"}
+REFUSED = {"cross_entropy_", "divergence_", "scale_"}
+ELSEWHERE = LISTS | REFUSED | {"info_any"}
+GROUPS = 6
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_every_way_that_a_rule_allows_has_the_same_values(ranks, group):
+    """Each input of each operator on shards of each dimension that its rule names."""
+    ops = list(OPS)[group::GROUPS]
+    wanted = {operator for op in ops for operator in OPS[op].operators} - ELSEWHERE
+    for reached, ways, wrong in ranks.run(2, "rules.values", ops=ops):
+        assert wrong == [] and ways > len(ops)
+        assert wanted <= set(reached)
 
 
 def test_every_rank_raises(ranks):

@@ -23,6 +23,18 @@ def test_losses_are_those_of_one_rank(ranks, kind, count, options):
         assert found == pytest.approx(alone, rel=0, abs=1e-5)
 
 
+@pytest.mark.parametrize("by", ["accelerate", "trainer"])
+def test_launched_by_torchrun(ranks, by):
+    """With accelerate's settings for ranks that exchange by way of the CPU, and compute on mps."""
+    for loss, weight in ranks.run(2, f"launchers.by_{by}", steps=STEPS):
+        assert loss <= 2e-4 if by == "trainer" else 1e-5  # it rounds what it logs
+        assert weight <= 1e-6
+
+
+def test_accelerate_says_where_ranks_would_train_alone(ranks):
+    assert ranks.run(2, "launchers.warned") == [[(1, "mps", 1), (2, "mps", 0)]] * 2
+
+
 def test_mixed_precision(ranks):
     for found, alone in ranks.run(2, "training.train", kind="mixed", steps=STEPS):
         assert found == pytest.approx(alone, rel=1e-2)

@@ -3,6 +3,7 @@
 import layouts
 import pytest
 import torch
+import transformers
 
 from metalcore import gguf
 from metalcore.nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
@@ -105,3 +106,23 @@ def test_windows_that_llama_cpp_ignores(made, tmp_path):
     model.config.sliding_window = 8
     with pytest.warns(UserWarning, match="mistral has no sliding window: texts of more than 8 tokens"):
         gguf.save_gguf(model, tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "gemma3", "qwen2moe", "gpt-oss"])
+def test_a_loaded_model_is_saved_and_loaded_by_transformers(made, tmp_path, name):
+    model, _ = gguf.load(made(name).path, tokenizer=False)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ours, theirs = model.state_dict(), again.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[key]) and value.dtype == theirs[key].dtype for key, value in ours.items())
+    assert repr(again) == repr(model)
+    tokens = layouts.tokens()
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, model(tokens).logits)
+
+
+def test_a_model_without_packed_weights_is_saved_as_any_other(made, tmp_path):
+    model, _ = gguf.load(made("llama-plain").path, tokenizer=False)
+    model.save_pretrained(tmp_path)
+    assert not hasattr(model, "hf_quantizer") and "quantization_config" not in model.config.to_dict()

@@ -1,5 +1,6 @@
 """Models packed in place compute what their numbers say, are saved and loaded, and train adapters."""
 
+import gc
 import importlib.util
 
 import pytest
@@ -9,8 +10,8 @@ from transformers.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import metalcore
 from metalcore.integrations.transformers import MetalcoreConfig
-from metalcore.nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
-from metalcore.quant import dequantize, quantize_model
+from metalcore.nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear, _packing
+from metalcore.quant import dequantize, quantize, quantize_model
 
 _SIZES = {
     "vocab_size": 96,
@@ -141,6 +142,66 @@ def test_saved_and_loaded(device, tmp_path, tied):
     assert torch.equal(logits(fresh.to(device), device), expected)
 
 
+def bytes_of_numbers():
+    """Of all floating-point tensors that are alive."""
+    tensors = [value for value in gc.get_objects() if type(value) in (torch.Tensor, torch.nn.Parameter)]
+    storages = {
+        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        for value in tensors
+        if value.is_floating_point() and not value.is_meta
+    }
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("family", ["tied llama", "gpt2", "qwen3_moe"])
+def test_each_weight_is_packed_when_it_has_been_read(tmp_path, monkeypatch, family):
+    if family == "gpt2":
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_embd=256, n_layer=2, n_head=4))
+    elif family == "qwen3_moe":
+        more = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 64}
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SIZES | more))
+    else:
+        model = llama("cpu", tie_word_embeddings=True)
+    model = model.to(torch.bfloat16).eval()
+    model.save_pretrained(tmp_path)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    whole, largest = 2 * sum(sizes), 2 * max(sizes)
+    quantize_model(model, "q8_0")
+    rest = sum(parameter.nbytes for parameter in model.parameters())
+    alive = []
+
+    def counted(numbers, type):
+        alive.append(bytes_of_numbers() - before)
+        return quantize(numbers, type)
+
+    monkeypatch.setattr(_packing, "quantize", counted)
+    before = bytes_of_numbers()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=MetalcoreConfig("q8_0"))
+    ours, expected = loaded.state_dict(), model.state_dict()
+    assert ours.keys() == expected.keys() and all(torch.equal(ours[name], expected[name]) for name in ours)
+    assert torch.isfinite(logits(loaded, "cpu")).all() and logits(loaded, "cpu").dtype == torch.bfloat16
+    assert loaded.config.quantization_config.packed == model.config.quantization_config.packed
+    assert len(alive) > 8 and max(alive) <= rest + largest + 4096 < whole / 2
+
+
+def test_what_the_checkpoint_lacks_is_packed_too(tmp_path):
+    model = llama("cpu")
+    model.model.save_pretrained(tmp_path)  # without lm_head
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=MetalcoreConfig("q4_k_m"))
+    assert isinstance(loaded.lm_head, QuantizedLinear) and loaded.lm_head.packed.any()
+    quantize_model(model.model, "q4_k_m")
+    assert torch.equal(loaded.model.embed_tokens.packed, model.model.embed_tokens.packed)
+
+
+def test_weights_are_packed_on_one_device(tmp_path):
+    llama("cpu").save_pretrained(tmp_path)
+    places = {"model.embed_tokens": "cpu", "model.layers": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    with pytest.raises(ValueError, match="packs weights on one device"):
+        AutoModelForCausalLM.from_pretrained(
+            tmp_path, quantization_config=MetalcoreConfig("q4_k_m"), device_map={**places, "lm_head": "disk"}
+        )
+
+
 def test_configs():
     assert MetalcoreConfig("Q4_K_M", types={"a": "q8_0"}).to_dict() == {
         "quant_method": "metalcore",
@@ -151,6 +212,7 @@ def test_configs():
     }
     for wrong, error in (
         ({"mixture": "q9"}, ValueError),
+        ({"mixture": None}, ValueError),
         ({"types": {"a": "Q9"}}, ValueError),
         ({"bits": 4}, TypeError),
     ):

@@ -33,15 +33,14 @@ def embedding_gradient(call):
 # Bags begin at any place of the indices: both stay whole.
 @rule("embedding_bag")
 def embedding_bag(call):
-    of_maxima = Shard(1) if call.mode == 2 else Replicate()
-    yield (Shard(1), Replicate(), of_maxima), {"weight": Shard(1)}
+    yield (Shard(1), Replicate(), Shard(1)), {"weight": Shard(1)}  # without maxima too the last one has columns
     if call.mode != 2:
         yield (Partial(), Replicate(), Replicate()), {"weight": Partial()}
 
 
 @rule("embedding_bag_backward")
 def embedding_bag_backward(call):
-    yield Shard(1), {"grad": Shard(1)} | ({"maxima": Shard(1)} if call.mode == 2 else {})
+    yield Shard(1), {"grad": Shard(1), "maxima": Shard(1)}
     if call.mode != 2:
         yield Partial(), {"grad": Partial()}
 
