@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from ..ir import is_pure, mutated_storages, storage_of, value
 from ..rewriting import Emitter
 
-__all__ = ["Recipe", "fold_constants"]
+__all__ = ["Recipe", "constants_of", "fold_constants"]
 
 MOST = 2  # a result may have so many times the memory of what it is made of
 
@@ -38,16 +38,23 @@ class Recipe(NamedTuple):
         return found
 
 
-def fold_constants(module: GraphModule, most_bytes: int = 1 << 26) -> Recipe | None:
-    """Replaces operations on parameters and constants by their results, unless these are much larger, or the program
-    writes to one of them. Returns how the results were made, or None if there are none."""
-    graph = module.graph
+def constants_of(graph: Graph, most_bytes: int = 1 << 26) -> dict[Node, None]:
+    """Parameters that the program does not write to and operations on them alone, unless their results are much larger.
+    They have the order of the graph."""
     mutated = mutated_storages(graph)
-    known: dict[Node, None] = {}  # in the order of the graph
+    known: dict[Node, None] = {}
     for node in graph.nodes:
         is_parameter = node.op == "get_attr" and storage_of(value(node)) not in mutated
         if is_parameter or node.op == "call_function" and _foldable(node, known, mutated, most_bytes):
             known[node] = None
+    return known
+
+
+def fold_constants(module: GraphModule, most_bytes: int = 1 << 26) -> Recipe | None:
+    """Replaces operations on parameters and constants by their results (see `constants_of`). Returns how the results
+    were made, or None if there are none."""
+    graph = module.graph
+    known = constants_of(graph, most_bytes)
     kept = [
         node
         for node in known
