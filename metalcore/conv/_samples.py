@@ -33,7 +33,7 @@ def samples() -> tuple[Sample, ...]:
             terms=12,
         ),
         Sample("few outputs", ((1, 6, 7, 8), (3, 6, 2, 3)), terms=36),
-        Sample("silu", ((1, 4, 5, 6), (8, 4, 1, 1)), {"activation": "silu"}, terms=30, roundings=2),
+        Sample("silu", ((1, 8, 7, 8), (8, 8, 1, 1)), {"activation": "silu"}, terms=56, roundings=2),
         Sample("no images", ((0, 3, 5, 5), (4, 3, 2, 2))),
     )
 
