@@ -157,6 +157,7 @@ def test_what_the_generator_does_not_take_is_named():
     graph = graph_of(lambda x: ((x + 1) @ x).relu(), x)
     reasons = {node.name: pointwise.supports(node) for node in graph.graph.nodes if node.op == "call_function"}
     assert [name for name, reason in reasons.items() if reason is None] == ["add", "relu"]
+    assert "depend on no input" in refused(lambda x: x + torch.ones(4, 4).sum(), x)
     many = [torch.randn(4) for _ in range(31)]
     assert "a kernel has 31 buffers" in refused(lambda *all: sum(all), *many)
 
