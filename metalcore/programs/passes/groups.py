@@ -108,7 +108,8 @@ def _pays(node, source):
         return False
     if (repeats := repeats_of(node, source)) < math.inf:
         return (alone or same) and repeats <= MOST_READS
-    return same or (alone and not source.all_input_nodes)
+    is_constant = not source.all_input_nodes
+    return same or (is_constant and alone and value(source).numel() <= value(node).numel())
 
 
 def _join(unit, members, above, bit, stretch, node, source):

@@ -165,6 +165,8 @@ class Reduction(Part):
 
     def __init__(self, node, keep_float32):
         super().__init__([(node, k) for k in range(len(results_of(node)))], [node.args[0]])
+        if not self.inputs:
+            raise Unsupported(f"{node} reduces numbers that depend on no input")
         if len(self.inputs) + 4 > MOST_BUFFERS:
             raise Unsupported(f"{node} needs {len(self.inputs)} inputs; a kernel has {MOST_BUFFERS} buffers")
         self._node, self._keep_float32 = node, keep_float32

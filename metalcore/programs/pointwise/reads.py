@@ -175,8 +175,8 @@ def _roll(lowering, node, arguments, at):
         raise Unsupported("it rolls all dimensions as one")
     for dim, shift in zip(dims, shifts):
         dim = dimension(source, dim)
-        size = fake(node).shape[dim]
-        if shift % size:
+        size = fake(node).shape[dim] if at else 1
+        if size and shift % size:
             made = _with(made, dim, lowering.index(f"int(uint({made[dim]} + {size - shift % size}) % {size}u)"))
     return lowering.value(source, made).text
 
@@ -397,26 +397,27 @@ def _looked_up_value(lowering, node, source, at: Sequence[str | None], numbers: 
 
 @_reads("gather")
 def _gather(lowering, node, arguments, at):
-    source, index = arguments["self"], arguments["index"]
-    if not at or not fake(source).dim():
-        raise Unsupported("it gathers from a tensor without dimensions")
-    dim = dimension(source, arguments["dim"])
-    number = looked_up(lowering, index, at, fake(source).shape[dim])
-    return _looked_up_value(lowering, node, source, _with_none(at, dim), [number])
+    source, dim = arguments["self"], dimension(arguments["self"], arguments["dim"])
+    number = looked_up(lowering, arguments["index"], at, size_of(source, dim))
+    return _looked_up_value(lowering, node, source, with_none(at, dim, source), [number])
 
 
-def _with_none(at, dim):
-    return [None if d == dim else c for d, c in enumerate(at)]
+def size_of(source: Node, dim: int) -> int:
+    """A dimension's size. A tensor without dimensions counts as one of one element."""
+    return fake(source).shape[dim] if fake(source).dim() else 1
+
+
+def with_none(at: Sequence[str], dim: int, source: Node) -> list[str | None]:
+    """The coordinates in a tensor, of which a tensor of indices gives one."""
+    return [None if d == dim else at[d] for d in range(fake(source).dim())]
 
 
 @_reads("index_select")
 def _index_select(lowering, node, arguments, at):
-    source, index = arguments["self"], arguments["index"]
-    if not fake(source).dim():
-        raise Unsupported("it selects from a tensor without dimensions")
-    dim = dimension(source, arguments["dim"])
-    number = looked_up(lowering, index, at[dim : dim + fake(index).dim()], fake(source).shape[dim])
-    return _looked_up_value(lowering, node, source, _with_none(at, dim), [number])
+    source, index, dim = arguments["self"], arguments["index"], dimension(arguments["self"], arguments["dim"])
+    own = at[dim : dim + fake(index).dim()] if at else ("0",) * fake(index).dim()
+    number = looked_up(lowering, index, own, size_of(source, dim))
+    return _looked_up_value(lowering, node, source, with_none(at, dim, source), [number])
 
 
 @_reads("embedding")

@@ -30,10 +30,14 @@ def repeats_of(node: Node, operand: Node) -> float:
     other operations, whose operands are of their shape."""
     name = name_of(node)
     if name in WRITES:
-        return 1 if operand is node.args[0] else math.prod(written(node).shape) / fake(operand).numel()
+        return 1 if operand is node.args[0] else math.prod(written(node).shape) / max(1, fake(operand).numel())
     if name not in INDEXED:
         return math.inf
-    return elements_of(node) * math.prod(shape_of(node)) / fake(operand).numel() if name.startswith(_SEVERAL) else 1
+    return (
+        elements_of(node) * math.prod(shape_of(node)) / max(1, fake(operand).numel())
+        if name.startswith(_SEVERAL)
+        else 1
+    )
 
 
 def cone(nodes: Sequence[Node]) -> list[Node]:

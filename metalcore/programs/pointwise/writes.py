@@ -14,7 +14,7 @@ from torch.fx import Node
 from .lowering import Lowering
 from .nodes import arguments_of, fake, name_of, plain, result_dtype
 from .numbers import Unsupported
-from .reads import advanced, dimension, looked_up
+from .reads import advanced, dimension, looked_up, size_of, with_none
 from .source import coordinates, loader, one_thread_an_element, parameters, place_at, to_memory
 
 
@@ -36,8 +36,6 @@ class Write(NamedTuple):
 def written(node: Node) -> Write:
     """What a node writes. Raises Unsupported where the generator does not take it."""
     arguments, result = arguments_of(node), fake(node)
-    if not result.dim():
-        raise Unsupported("it writes to a tensor without dimensions")
     if arguments.get("accumulate"):
         raise Unsupported("it adds elements of one place, in an order that is not known")
     if name_of(node) == "index_put.default":
@@ -46,15 +44,14 @@ def written(node: Node) -> Write:
     by_element = name_of(node).startswith("scatter")
     wraps = name_of(node).startswith("index_fill")
     value = next(arguments[name] for name in ("source", "src", "value") if name in arguments)
-    if by_element:
+    if by_element or not result.dim():
         shape = tuple(fake(index).shape)
     else:
         shape = (*result.shape[:dim], fake(index).numel(), *result.shape[dim + 1 :])
 
     def place(lowering, at):
-        own = at if by_element else at[dim : dim + 1]
-        number = looked_up(lowering, index, own[: fake(index).dim()], result.shape[dim], wraps=wraps)
-        return [None if d == dim else c for d, c in enumerate(at)], [number]
+        own = at if by_element else at[dim : dim + fake(index).dim()]
+        return with_none(at, dim, node), [looked_up(lowering, index, own, size_of(node, dim), wraps=wraps)]
 
     return Write(shape, value, place)
 

@@ -157,6 +157,7 @@ def test_what_the_generator_does_not_take_is_named():
     graph = graph_of(lambda x: ((x + 1) @ x).relu(), x)
     reasons = {node.name: pointwise.supports(node) for node in graph.graph.nodes if node.op == "call_function"}
     assert [name for name, reason in reasons.items() if reason is None] == ["add", "relu"]
+    assert "depend on no input" in refused(lambda x: x + torch.ones(4, 4).sum(), x)
     many = [torch.randn(4) for _ in range(31)]
     assert "a kernel has 31 buffers" in refused(lambda *all: sum(all), *many)
 
@@ -200,8 +201,22 @@ def test_checking_mode(device):
 def test_kernels_compile_for_cuda():
     """A product and a sum stay two operations, and elements move as whole vectors."""
     tensors = [torch.randn(size).bfloat16() for size in ((64, 24), (24,), (24,), (64, 24))]
-    run = built(chain, *tensors)
-    (source,) = run.sources(*tensors)
+    (source,) = built(chain, *tensors).sources(*tensors)
+    compile_for_cuda(source)
+
+
+def test_kernels_that_read_other_elements_compile_for_cuda():
+    x, i = torch.randn(4, 6, 8), torch.tensor([2, 0])
+
+    def function(x, i):
+        pooled = F.avg_pool2d(F.pad(x, (1, 1)), 3, 2)
+        return torch.cat([pooled, x[i, :2, :4].flip(2).exp()], 0), x.cumsum(2), x.index_copy(0, i, x[:2])
+
+    for source in built(function, x, i).sources(x, i):
+        compile_for_cuda(source)
+
+
+def compile_for_cuda(source):
     from metalcore.msl.program import Program
 
     program = Program(source, [], {})
