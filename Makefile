@@ -15,7 +15,7 @@ RUN = CXX="$$(tools/compiler.sh)" $(PY)
 FLUSHED = $(addprefix tests/linalg/,test_extreme_scale.py test_rank.py) tests/ops/test_activation.py
 
 help:
-	@echo "make demo    short examples: batched linear algebra, a kernel with a seeded bug, a Llama that trains, one that writes"
+	@echo "make demo    short examples: batched linear algebra, a kernel with a seeded bug, a Llama that trains, one that writes, programs"
 	@echo "make test    style, the whole test-suite, then some of it in checking mode and where subnormals are zero"
 	@echo "make lint    style alone, in seconds; tools/lint.sh --fix mends what the tools can mend"
 	@echo "make docs    the documentation with the API reference, as HTML in build/docs"
@@ -35,7 +35,7 @@ $(BUILT): $(VENV) $(SOURCES)
 	@mkdir -p $(dir $@) && touch $@
 
 demo: $(BUILT)
-	@for example in linalg custom_kernel llama generate; do echo; echo "=== examples/$$example.py"; echo; \
+	@for example in linalg custom_kernel llama generate resnet50 qwen_decode; do echo; echo "=== examples/$$example.py"; echo; \
 	  $(RUN) examples/$$example.py || exit 1; done
 
 lint: $(VENV)

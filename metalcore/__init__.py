@@ -24,6 +24,7 @@ from . import (
     elementwise,
     embeddings,
     gemm,
+    conv,  # after gemm
     loss,
     sampling,
     linalg,
@@ -34,6 +35,7 @@ from . import (
 )
 from .activation import *  # noqa: F403
 from .attention import *  # noqa: F403
+from .conv import *  # noqa: F403
 from .elementwise import *  # noqa: F403
 from .embeddings import *  # noqa: F403
 from .gemm import *  # noqa: F403
@@ -105,6 +107,7 @@ __all__ = [
 ]
 __all__ += activation.__all__
 __all__ += attention.__all__
+__all__ += conv.__all__
 __all__ += elementwise.__all__
 __all__ += embeddings.__all__
 __all__ += gemm.__all__

@@ -1,4 +1,4 @@
-"""What the training examples share: the device, a text, and a comparison of PyTorch's kernels with metalcore's."""
+"""What the training examples share: a text, and a comparison of PyTorch's kernels with metalcore's."""
 
 import contextlib
 import time
@@ -8,10 +8,10 @@ import torch
 
 from metalcore.integrations import transformers as metalcore_transformers
 
-if not (torch.backends.mps.is_available() or torch.cuda.is_available()):
-    import metalcore.simulator  # noqa: F401
+from .device import DEVICE
 
-DEVICE = "mps" if torch.backends.mps.is_available() else "cuda"
+__all__ = ["DEVICE", "Meter", "compare", "rows_of_text"]
+
 TEXT = Path(__file__).parents[1] / "data" / "gettysburg.txt"
 
 

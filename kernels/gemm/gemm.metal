@@ -62,15 +62,7 @@ template <typename T>
   Right right({b + batch_offset(p, p.b, job.exists ? job.member : 0), p.b.row, p.b.column, p.b_packs != 0},
               {job.begin_term, column, job.end_term, p.columns}, thread_index);
 
-  const Place place = place_of(lane);
-  const uint corner_row = simdgroup / 2 * 32, corner_column = simdgroup % 2 * 32;
-  simdgroup_matrix<float, 8, 8> sums[4][4];
-#pragma unroll
-  for (uint m = 0; m < 4; ++m) {
-#pragma unroll
-    for (uint n = 0; n < 4; ++n) sums[m][n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  }
-
+  Sums sums(simdgroup, lane);
   const uint terms = job.exists ? job.end_term - job.begin_term : 0, steps = (terms + kStep - 1) / kStep;
   Held<T> next_left, next_right;
   for (uint step = 0; step <= steps; ++step) {
@@ -79,23 +71,8 @@ template <typename T>
       next_left = left.load();
       next_right = right.load();
     }
-    if (step > 0) {
-      threadgroup const T* const left_tile = left_tiles + (step - 1) % 2 * Left::kSize;
-      threadgroup const T* const right_tile = right_tiles + (step - 1) % 2 * Right::kSize;
-#pragma unroll(1)
-      for (uint k = 0; k < kStep; k += 8) {
-        simdgroup_matrix<T, 8, 8> l[4], r[4];
-#pragma unroll
-        for (uint m = 0; m < 4; ++m) l[m] = Left::matrix(left_tile, corner_row + 8 * m, k, place);
-#pragma unroll
-        for (uint n = 0; n < 4; ++n) r[n] = Right::matrix(right_tile, k, corner_column + 8 * n, place);
-#pragma unroll
-        for (uint n = 0; n < 4; ++n) {
-#pragma unroll
-          for (uint m = 0; m < 4; ++m) simdgroup_multiply_accumulate(sums[m][n], l[m], r[n], sums[m][n]);
-        }
-      }
-    }
+    if (step > 0)
+      sums.add<Left, Right>(left_tiles + (step - 1) % 2 * Left::kSize, right_tiles + (step - 1) % 2 * Right::kSize);
     if (step < steps) {
       left.store(left_tiles + step % 2 * Left::kSize, next_left, step, thread_index);
       right.store(right_tiles + step % 2 * Right::kSize, next_right, step, thread_index);
@@ -103,12 +80,7 @@ template <typename T>
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-#pragma unroll
-  for (uint m = 0; m < 4; ++m) {
-#pragma unroll
-    for (uint n = 0; n < 4; ++n)
-      simdgroup_store(sums[m][n], all_sums + (corner_row + 8 * m) * GEMM_COLUMNS + corner_column + 8 * n, GEMM_COLUMNS);
-  }
+  sums.store(all_sums, GEMM_COLUMNS);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const Epilogue<T> epilogue = {bias, residual + batch_offset(p, p.residual, job.member),
                                 result + batch_offset(p, p.result, job.member)};

@@ -27,6 +27,7 @@ template <typename T>
 struct Held {
   Pack<T> packs[2];
   T at(uint pack, uint k) const thread { return reinterpret_cast<thread const T*>(&packs[pack])[k]; }
+  void set(uint pack, uint k, T element) thread { reinterpret_cast<thread T*>(&packs[pack])[k] = element; }
 };
 
 // Where the tiles of a threadgroup begin, and where the operand ends.
@@ -117,5 +118,47 @@ struct Tiles {
         *reinterpret_cast<threadgroup const metal::vec<T, 2>*>(tile + (row + place.row) * kPitch + column +
                                                                place.column);
     return matrix;
+  }
+};
+
+// What a simdgroup sums: 32 rows by 32 columns of a threadgroup's tile of the result.
+struct Sums {
+  metal::simdgroup_matrix<float, 8, 8> sums[4][4];
+  uint row, column;
+  Place place;
+
+  Sums(uint simdgroup, uint lane) : row(simdgroup / 2 * 32), column(simdgroup % 2 * 32), place(place_of(lane)) {
+#pragma unroll
+    for (uint m = 0; m < 4; ++m) {
+#pragma unroll
+      for (uint n = 0; n < 4; ++n) sums[m][n] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
+  }
+
+  // Adds the products of a tile's terms.
+  template <typename Left, typename Right, typename T>
+  void add(threadgroup const T* left, threadgroup const T* right) thread {
+#pragma unroll(1)
+    for (uint k = 0; k < Left::kStep; k += 8) {
+      metal::simdgroup_matrix<T, 8, 8> l[4], r[4];
+#pragma unroll
+      for (uint m = 0; m < 4; ++m) l[m] = Left::matrix(left, row + 8 * m, k, place);
+#pragma unroll
+      for (uint n = 0; n < 4; ++n) r[n] = Right::matrix(right, k, column + 8 * n, place);
+#pragma unroll
+      for (uint n = 0; n < 4; ++n) {
+#pragma unroll
+        for (uint m = 0; m < 4; ++m) metal::simdgroup_multiply_accumulate(sums[m][n], l[m], r[n], sums[m][n]);
+      }
+    }
+  }
+
+  void store(threadgroup float* to, uint pitch) const thread {
+#pragma unroll
+    for (uint m = 0; m < 4; ++m) {
+#pragma unroll
+      for (uint n = 0; n < 4; ++n)
+        metal::simdgroup_store(sums[m][n], to + (row + 8 * m) * pitch + column + 8 * n, pitch);
+    }
   }
 };

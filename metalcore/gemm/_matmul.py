@@ -10,17 +10,10 @@ from torch import Tensor
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, alike, require_tensors
-from ..activation import gelu, relu, silu
+from ._activations import ACTIVATIONS, reference_activation
 
 __all__ = ["linear", "matmul"]
 
-_ACTIVATIONS = {
-    None: ("none", lambda x: x),
-    "relu": ("relu", relu),
-    "gelu": ("gelu", gelu),
-    "gelu_tanh": ("gelu_tanh", lambda x: gelu(x, approximate="tanh")),
-    "silu": ("silu", silu),
-}
 _BATCH_DIMS = 4  # that kernels take
 
 
@@ -58,10 +51,10 @@ def matmul(
         TypeError: a or b is no tensor.
         RuntimeError: shapes do not match.
     """
-    if activation not in _ACTIVATIONS:
-        names = ", ".join(repr(name) for name in _ACTIVATIONS)
+    if activation not in ACTIVATIONS:
+        names = ", ".join(repr(name) for name in ACTIVATIONS)
         raise ValueError(f"matmul: activation must be one of {names}, not {activation!r}")
-    name, apply = _ACTIVATIONS[activation]
+    name, apply = ACTIVATIONS[activation]
     if not _takes(a, b, bias, residual):
         require_tensors("matmul", a=a, b=b)
         require_tensors("matmul", optional=True, bias=bias, residual=residual)
@@ -149,21 +142,10 @@ def _by_torch(a, b, bias, residual, alpha, beta):
     return result if residual is None else result + (residual if beta == 1 else residual * beta)
 
 
-def _reference_activation(name, x):
-    functional = torch.nn.functional
-    return {
-        "none": lambda: x,
-        "relu": lambda: functional.relu(x),
-        "gelu": lambda: functional.gelu(x),
-        "gelu_tanh": lambda: functional.gelu(x, approximate="tanh"),
-        "silu": lambda: functional.silu(x),
-    }[name]()
-
-
 def _check(a, b, bias, residual, activation):
     if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-2]:
         raise RuntimeError(f"metalcore::matmul: a of shape {list(a.shape)} does not go with b of shape {list(b.shape)}")
-    if activation not in {name for name, _ in _ACTIVATIONS.values()}:
+    if activation not in {name for name, _ in ACTIVATIONS.values()}:
         raise RuntimeError(f"metalcore::matmul: activation must not be {activation!r}")
 
 
@@ -173,7 +155,7 @@ def _(a, b, bias, residual, activation, alpha, beta):
     dtype = torch.promote_types(a.dtype, torch.float32)
     added = [None if x is None else x.to(dtype) for x in (bias, residual)]
     product = _by_torch(a.to(dtype), b.to(dtype), added[0], added[1], alpha, beta)
-    return _reference_activation(activation, product).to(a.dtype).contiguous()
+    return reference_activation(activation, product).to(a.dtype).contiguous()
 
 
 @fake_kernel("matmul")
@@ -214,7 +196,7 @@ _matmul = autograd("matmul", _backward, _save)
 
 
 def _reference(a, b, *, bias=None, activation=None, residual=None, alpha=1.0, beta=1.0):
-    return _reference_activation(_ACTIVATIONS[activation][0], _by_torch(a, b, bias, residual, alpha, beta))
+    return reference_activation(ACTIVATIONS[activation][0], _by_torch(a, b, bias, residual, alpha, beta))
 
 
 def _samples():

@@ -15,6 +15,7 @@ from .options import Options
 from .passes.clean import clean
 from .passes.folding import Recipe, fold_constants
 from .passes.functional import make_functional
+from .passes.packing import pack_weights
 from .patterns import choose
 from .program import Program, finish
 from .rewriting import Pattern, Rewritten, rewrite
@@ -123,6 +124,8 @@ def optimize(
     fused = rewrite(module, [p for p in patterns if constants or not p.needs_constants], limit, leaves, by_name)
     if target is not None:
         pad_channels(module, target)
+    if constants:
+        pack_weights(module)
     recipe = fold_constants(module) if constants else None
     clean(module, differentiable=not constants)
     module.recompile()

@@ -222,9 +222,9 @@ def finish(
 ) -> Program:
     """Cleans, partitions and plans a graph whose patterns are fused. The source is what it can be saved from."""
     clean(module)
-    put_on_cpu(module)
     if options.generates:
         group_pointwise(module, generated.build)
+    put_on_cpu(module)
     device = program_device(module.graph)
     arena_device = device if options.memory == "arena" else None
     plan = make_plan(module, arena_device)

@@ -197,6 +197,10 @@ class _Facts:
         for node in graph.nodes:
             self.starts.setdefault(self.stretch[node], node)
 
+    def is_mutated(self, node: Node) -> bool:
+        """Whether some operation of the graph writes to a value's memory."""
+        return any(storage_of(tensor) in self.mutated for tensor in tensors_of(node))
+
 
 def _differentiated(graph, leaves):
     """The nodes that depend on the leaves, where gradients are not switched off."""
@@ -250,7 +254,10 @@ def _may_replace(pattern, outputs, inside, inputs, facts):
     stretch = facts.stretch[outputs[-1]]
     if any(is_barrier(node) or facts.stretch[node] != stretch for node in outputs):
         return False
-    if any(storage_of(tensor) in facts.mutated for node in [*outputs, *inside, *inputs] for tensor in tensors_of(node)):
+    if any(map(facts.is_mutated, outputs)):
+        return False
+    # What is written to is read where the new operation stands: no write may lie between there and where it was read.
+    if any(facts.stretch[node] != stretch for node in inside) and any(map(facts.is_mutated, [*inside, *inputs])):
         return False
     if pattern.exclusive:
         allowed = inside | set(outputs)

@@ -34,6 +34,7 @@ SMALL = {
     "call_overhead": "rms_norm",
     "cholesky": "8x8x8",
     "compile": "compile_shader",
+    "conv": "residual relu channels_last float32",
     "decode": "bfloat16",
     "eigh": "8x8x8",
     "embedding": "embedding forward float32",

@@ -11,6 +11,7 @@ from metalcore._core.registry import OPS
 
 # Arguments that are not tried, because PyTorch's function has other names or kinds for them.
 LEFT_OUT = {
+    "conv2d": ["scale", "residual", "activation"],
     "cross_entropy": ["softcap", "z_loss", "inplace"],
     "gelu": ["approximate"],
     "linear": ["activation"],

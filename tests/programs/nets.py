@@ -4,6 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import nn
 
 
@@ -78,6 +79,106 @@ class UNet(nn.Module):
         high = self.down(x)
         low = self.middle(F.avg_pool2d(high, 2))
         return self.up(torch.cat([high, F.interpolate(low, scale_factor=2, mode="nearest")], 1))
+
+
+class Frozen(nn.Module):
+    """A batch norm of fixed numbers written out, as in torchvision's backbones of detectors."""
+
+    def __init__(self, channels):
+        super().__init__()
+        for name in ("weight", "bias", "mean", "var"):
+            self.register_buffer(name, torch.rand(channels) + 0.5)
+
+    def forward(self, x):
+        weight, bias, mean, var = (t.reshape(1, -1, 1, 1) for t in (self.weight, self.bias, self.mean, self.var))
+        scale = weight * (var + 1e-5).rsqrt()
+        return x * scale + (bias - mean * scale)
+
+
+class Pyramid(nn.Module):
+    """Features of several sizes, to each of which the coarser ones are added, as detectors have them."""
+
+    def __init__(self, channels=8):
+        super().__init__()
+        stem = nn.Sequential(nn.Conv2d(3, channels, 3, 2, 1, bias=False), Frozen(channels), nn.ReLU(inplace=True))
+        self.stages = nn.ModuleList([stem, Block(channels, 2), Block(channels, 2)])
+        self.inner = nn.ModuleList(nn.Conv2d(channels, channels, 1) for _ in self.stages)
+        self.outer = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in self.stages)
+
+    def forward(self, x):
+        features = []
+        for stage in self.stages:
+            x = stage(x)
+            features.append(x)
+        found, above = {}, None
+        for level in reversed(range(len(features))):
+            here = self.inner[level](features[level])
+            above = here if above is None else here + F.interpolate(above, size=here.shape[-2:], mode="nearest")
+            found[str(level)] = self.outer[level](above)
+        return {**found, "pool": F.max_pool2d(found["2"], 1, 2, 0)}
+
+
+class ConvNeXt(nn.Module):
+    """A depthwise convolution, a layer norm and two products over channels that lie last, a scale and a residual."""
+
+    def __init__(self, channels=8):
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 2, 2)
+        self.depth = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.up, self.down = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
+        self.scale = nn.Parameter(torch.rand(channels, 1, 1))
+
+    def forward(self, x):
+        x = self.stem(x)
+        y = self.down(F.gelu(self.up(self.norm(self.depth(x).permute(0, 2, 3, 1)))))
+        return (x + self.scale * y.permute(0, 3, 1, 2)).mean((2, 3))
+
+
+class EfficientNet(nn.Module):
+    """An inverted bottleneck with SiLU, in which a sigmoid of the means scales the channels."""
+
+    def __init__(self, channels=8):
+        super().__init__()
+        wide = 2 * channels
+        self.expand = nn.Sequential(nn.Conv2d(3, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.SiLU(inplace=True))
+        self.depth = nn.Sequential(
+            nn.Conv2d(wide, wide, 3, 2, 1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.SiLU(inplace=True)
+        )
+        self.squeeze, self.excite = nn.Conv2d(wide, 4, 1), nn.Conv2d(4, wide, 1)
+        self.project = nn.Sequential(nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels))
+
+    def forward(self, x):
+        x = self.depth(self.expand(x))
+        scale = torch.sigmoid(self.excite(F.silu(self.squeeze(F.adaptive_avg_pool2d(x, 1)))))
+        return self.project(scale * x)
+
+
+class Swin(nn.Module):
+    """Attention within windows that are shifted, with a table of biases by relative positions."""
+
+    def __init__(self, size=16, heads=2, window=4):
+        super().__init__()
+        self.heads, self.window = heads, window
+        self.embed, self.norm = nn.Conv2d(3, size, 2, 2), nn.LayerNorm(size)
+        self.qkv, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
+        self.table = nn.Parameter(torch.randn((2 * window - 1) ** 2, heads))
+        places = torch.stack(torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")).flatten(1)
+        apart = places[:, :, None] - places[:, None] + window - 1
+        self.register_buffer("index", apart[0] * (2 * window - 1) + apart[1])
+
+    def forward(self, x):
+        x = self.embed(x).permute(0, 2, 3, 1)
+        batch, rows, columns, size = x.shape
+        w, h = self.window, self.heads
+        y = torch.roll(self.norm(x), (-w // 2, -w // 2), (1, 2))
+        y = y.view(batch, rows // w, w, columns // w, w, size).transpose(2, 3).reshape(-1, w * w, size)
+        q, k, v = self.qkv(y).view(-1, w * w, 3, h, size // h).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = self.table[self.index.flatten()].view(w * w, w * w, h).permute(2, 0, 1)
+        scores = q * (size // h) ** -0.5 @ k.transpose(-2, -1) + bias[None]
+        y = self.out((F.softmax(scores, -1) @ v).transpose(1, 2).reshape(-1, w * w, size))
+        y = y.view(batch, rows // w, columns // w, w, w, size).transpose(2, 3).reshape(batch, rows, columns, size)
+        return x + torch.roll(y, (w // 2, w // 2), (1, 2))
 
 
 class Encoder(nn.Module):
@@ -164,3 +265,23 @@ class Decoder(nn.Module):
             gate, up = layer["gate_up"](self.norm(x, 2 * index + 1)).chunk(2, -1)
             x = x + layer["down"](F.silu(gate) * up)
         return F.linear(self.norm(x, -1), self.embed.weight)
+
+
+class Decoding(nn.Module):
+    """A model of transformers with a static cache that it writes to: from tokens and the place of the first, logits."""
+
+    def __init__(self, model, length):
+        super().__init__()
+        config = model.config
+        heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.model, self.cache = model, transformers.StaticCache(config=config, max_cache_len=length)
+        self.cache.early_initialization(1, heads, size, model.dtype, model.device)
+        for index, layer in enumerate(self.cache.layers):
+            for name in ("keys", "values", "cumulative_length"):
+                self.register_buffer(f"{name}_{index}", getattr(layer, name), persistent=False)
+
+    def forward(self, tokens, place):
+        for layer in self.cache.layers:
+            layer.cumulative_length.copy_(place)
+        return self.model(tokens, past_key_values=self.cache).logits

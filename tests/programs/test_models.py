@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 from checks import agree, alike, operators
-from nets import Decoder, Encoder, MobileNet, ResNet, UNet, perturb
+from nets import Decoder, Decoding, Encoder, MobileNet, ResNet, UNet, perturb
 
 import metalcore
 
@@ -66,6 +66,7 @@ def test_a_decoder_with_fusions_off_one_by_one(device):
     assert not plain.report().count("metalcore")
 
 
+WRITTEN = 64  # tokens
 SIZES = dict(
     vocab_size=50,
     hidden_size=32,
@@ -73,15 +74,15 @@ SIZES = dict(
     num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=2,
-    max_position_embeddings=32,
+    max_position_embeddings=80,
 )
-GPT2 = dict(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=32)
+GPT2 = dict(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=80, bos_token_id=None, eos_token_id=None)
 
 
 def language_model(name, device, **options):
     torch.manual_seed(0)
     sizes = GPT2 if name == "GPT2" else SIZES
-    config = getattr(transformers, f"{name}Config")(**sizes, **options)
+    config = getattr(transformers, f"{name}Config")(**sizes, initializer_range=0.1, **options)
     make = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
     model = make(config).to(device).eval()
     for parameter in model.parameters():
@@ -95,18 +96,30 @@ def language_model(name, device, **options):
     [("Llama", {}), ("Qwen2", {}), ("Gemma", {"head_dim": 8}), ("GPT2", {})],
 )
 def test_language_models(device, name, options):
-    """Prefill, and greedy tokens of a program for sequences of one length: tokens that are still to come change nothing
-    before them."""
-    model, ids = language_model(name, device, **options), tokens(device, 16)
-    program = metalcore.compile(model, (ids,), {"use_cache": False})
-    assert program.report().count("metalcore") >= (7 if name == "GPT2" else 11)
+    """A program for the prompt and one for each further token, which share a cache, write what the module would."""
+    model, ids = language_model(name, device, **options), tokens(device)
+    step = Decoding(model, ids.shape[1] + WRITTEN)
+    place = torch.zeros((), dtype=torch.int64, device=device)
+    prefill, decode = (metalcore.compile(step, (given, place)) for given in (ids, ids[:, :1]))
+    assert all(program.report().count("metalcore") >= (7 if name == "GPT2" else 11) for program in (prefill, decode))
     with torch.no_grad():
-        alike(model(ids, use_cache=False).logits, program(ids, use_cache=False).logits)
-        for length in range(4, 16):
-            found = program(ids, use_cache=False).logits[:, length - 1].argmax(-1)
-            if length % 4 == 0:
-                assert torch.equal(found, model(ids[:, :length], use_cache=False).logits[:, -1].argmax(-1))
-            ids[:, length] = found
+        alike(model(ids, use_cache=False).logits, logits := prefill(ids, place))
+        for _ in range(WRITTEN):
+            token = logits[:, -1:].argmax(-1)
+            ids = torch.cat([ids, token], 1)
+            logits = decode(token, place.new_tensor(ids.shape[1] - 1))
+        # Each token is the most probable one after those before it.
+        assert torch.equal(ids[:, -WRITTEN:], model(ids[:, :-1], use_cache=False).logits.argmax(-1)[:, -WRITTEN:])
+    assert ids.unique().numel() > 3
+
+
+@pytest.mark.parametrize("name, options", [("Llama", {}), ("Gemma", {"head_dim": 8}), ("GPT2", {})])
+def test_language_models_in_bfloat16(device, name, options):
+    model, ids = language_model(name, device, **options), tokens(device)
+    program = metalcore.compile(model, (ids,), {"use_cache": False}, dtype=torch.bfloat16)
+    with torch.no_grad():
+        a, b = (call(ids, use_cache=False).logits.float().flatten().cpu() for call in (model, program))
+    assert torch.corrcoef(torch.stack([a, b]))[0, 1] > 0.99
 
 
 def test_bert(device):
@@ -127,6 +140,15 @@ def test_bfloat16(device):
     program = metalcore.compile(module, (ids,), dtype=torch.bfloat16)
     with torch.no_grad():
         a, b = module(ids).flatten().cpu(), program(ids).float().flatten().cpu()
+    assert torch.corrcoef(torch.stack([a, b]))[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("make, dtype", [(ResNet, torch.float16), (MobileNet, torch.bfloat16)])
+def test_vision_in_16_bits(device, make, dtype):
+    module = perturb(make()).to(device)
+    program = metalcore.compile(module, (image(device),), dtype=dtype)
+    with torch.no_grad():
+        a, b = module(image(device)).flatten().cpu(), program(image(device).to(dtype)).float().flatten().cpu()
     assert torch.corrcoef(torch.stack([a, b]))[0, 1] > 0.99
 
 

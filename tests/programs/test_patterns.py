@@ -98,11 +98,16 @@ def sigmoid_gate(gate, up):
     return up * (gate * torch.sigmoid(gate))
 
 
+def conv_block(x, residual, weight, bias):
+    return F.relu(residual + F.conv2d(x, weight, bias, padding="same"))
+
+
 def linear_with_residual(x, residual, weight, bias):
     return residual + F.linear(x, weight, bias)
 
 
 HEADS = (2, 3, 5, 8)
+IMAGES = (2, 8, 5, 6)
 # pattern, what it becomes, function, shapes of the inputs, shapes of the parameters
 CASES = [
     ("rms_norm", "metalcore.rms_norm", llama_norm, [(3, 4, 16)], [(16,)]),
@@ -129,6 +134,10 @@ CASES = [
     ("linear", "metalcore.matmul", lambda x, w, b: F.linear(x, w, b).relu(), [(3, 4, 16)], [(8, 16), (8,)]),
     ("linear", "metalcore.matmul", lambda x, w: F.gelu(F.linear(x, w)), [(4, 16)], [(8, 16)]),
     ("linear", "metalcore.matmul", linear_with_residual, [(4, 16), (4, 8)], [(8, 16), (8,)]),
+    ("conv", "metalcore.conv2d", lambda x, w: F.conv2d(x, w, stride=2), [(2, 3, 7, 8)], [(9, 3, 3, 2)]),
+    ("conv", "metalcore.conv2d", lambda x, w, b: F.silu(F.conv2d(x, w, b)), [IMAGES], [(8, 8, 3, 3), (8,)]),
+    ("conv", "metalcore.conv2d", lambda x, w: F.gelu(F.conv2d(x, w, groups=8)), [IMAGES], [(8, 1, 3, 3)]),
+    ("conv", "metalcore.conv2d", conv_block, [IMAGES, IMAGES], [(8, 8, 3, 2), (8,)]),
     ("kernels", "metalcore.softmax", lambda x: torch.softmax(x, 0), [(4, 16)], []),
     ("kernels", "metalcore.log_softmax", lambda x: x.log_softmax(-1), [(4, 16)], []),
     ("kernels", "metalcore.group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), [(2, 4, 5)], [(4,), (4,)]),
@@ -226,6 +235,22 @@ def test_values_that_are_written_to_are_left_alone(device):
     assert not program.report().fused
     agree(module(x), program(other))
     agree(x, other)
+
+
+def test_what_was_written_to_before_is_read(device):
+    """Attention over a cache of keys, which the program writes to, sees what it wrote."""
+
+    def function(q, k, cache):
+        cache[:, :, 2:4] = k
+        y = F.scaled_dot_product_attention(q, cache, cache)
+        cache[:, :, 4:] = k
+        return y + F.scaled_dot_product_attention(q, cache, cache)
+
+    args = inputs([(2, 3, 2, 8), (2, 3, 2, 8), (2, 3, 6, 8)], device)
+    program, others = metalcore.compile(Plain(function), args), [x.clone() for x in args]
+    assert operators(program).count("metalcore.attention") == 2
+    agree(function(*args), program(*others))
+    agree(args, others)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tools.build import c_library, compile_commands, front_end, jobs, supported
+from metalcore import _C
+from tools.build import c_library, compile_commands, front_end, jobs, simulator_libraries, supported
 from tools.build.places import ROOT, WORK
 from tools.build.tasks import Tasks
 
@@ -55,6 +56,21 @@ def test_jobs(monkeypatch):
         monkeypatch.setenv("METALCORE_JOBS", wrong)
         with pytest.raises(SystemExit, match="METALCORE_JOBS"):
             jobs.jobs()
+
+
+def test_the_native_instruction_set_is_what_the_simulator_chooses(tmp_path, monkeypatch):
+    built = _C.simulator_info()["isa"]
+    assert built == simulator_libraries.native()
+    monkeypatch.setattr(simulator_libraries, "PLATFORM", "linux-x86_64")
+    flags = "flags\t\t: fpu sse2 fma avx2 bmi1 bmi2"
+    for text, expected in (
+        (f"{flags} avx512f avx512cd avx512bw avx512dq avx512vl\n", "x86-64-v4"),
+        (f"{flags} avx512f\n", "x86-64-v3"),
+        ("flags\t\t: fpu sse2 avx2\n", "x86-64"),
+        ("nothing\n", "x86-64"),
+    ):
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{text}")
+        assert simulator_libraries.native(tmp_path / "cpuinfo") == expected
 
 
 def test_tasks_run_where_something_changed(tmp_path):

@@ -1,6 +1,8 @@
 """The built-in kernels for the simulator: translated, and compiled for each instruction set."""
 
 import os
+import re
+from pathlib import Path
 
 from .families import families, with_includes
 from .front_end import compiler, host, translator
@@ -23,13 +25,33 @@ def simulator_libraries(tasks, folder=KERNELS):
     ]
 
 
+# What a CPU must have for each set, the newest set first, in Linux's words: what the simulator asks for itself.
+_FLAGS = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi1", "bmi2"},
+    "x86-64-v3": {"avx2", "fma", "bmi1", "bmi2"},
+    "x86-64": set(),
+}
+
+
+def native(cpuinfo="/proc/cpuinfo"):
+    """The instruction set whose kernels this CPU runs, of those that the simulator has kernels for."""
+    machine = PLATFORM.split("-")[-1]
+    if machine != "x86_64":
+        return machine
+    found = re.search(r"^flags\s*:(.*)$", Path(cpuinfo).read_text(), re.MULTILINE)
+    flags = set(found[1].split()) if found else set()
+    return next(isa for isa, needed in _FLAGS.items() if needed <= flags)
+
+
 def _wanted():
     """[(folder, instruction set, whether the kernels check themselves)]. Raises SystemExit for unknown sets."""
     machine = PLATFORM.split("-")[-1]
-    known = ["x86-64", "x86-64-v3", "x86-64-v4"] if machine == "x86_64" else [machine]
-    wanted = [isa for isa in os.environ.get("METALCORE_ISA", ",".join(known)).split(",") if isa]
+    known = [*reversed(_FLAGS)] if machine == "x86_64" else [machine]
+    asked = os.environ.get("METALCORE_ISA", ",".join(known))
+    wanted = [native()] if asked == "native" else [isa for isa in asked.split(",") if isa]
     if unknown := sorted(set(wanted) - set(known)):
         raise SystemExit(
-            f"METALCORE_ISA: the simulator has no kernels for {', '.join(unknown)}; it has them for {', '.join(known)}"
+            f"METALCORE_ISA: the simulator has no kernels for {', '.join(unknown)}; it has them for "
+            f"{', '.join(known)}, and native means this CPU's"
         )
     return [*((isa, isa, False) for isa in wanted), ("checking", known[0], True)] if wanted else []

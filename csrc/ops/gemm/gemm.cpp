@@ -23,11 +23,6 @@ struct GemmTuning {
 const gpu::Table<GemmTuning> gemm_tuning("gemm", {{"few_rows", &GemmTuning::few_rows, {1, 32}}},
                                          {{.family = "baseline"}});
 
-bool begins_aligned(const Tensor& tensor) {
-  const gpu::BufferView view = gpu::view_of(tensor);
-  return (reinterpret_cast<uintptr_t>(view.storage) + view.offset) % 16 == 0;
-}
-
 GemmMatrix matrix_of(const Tensor& tensor) {
   const int64_t dims = tensor.dim();
   return {tensor.stride(dims - 2), tensor.stride(dims - 1), begins_aligned(tensor)};
@@ -37,17 +32,6 @@ GemmMatrix matrix_of(const Tensor& tensor) {
 int64_t batch_stride(const Tensor& tensor, int64_t back) {
   const int64_t d = tensor.dim() - 1 - back;
   return d < 0 || tensor.size(d) == 1 ? 0 : tensor.stride(d);
-}
-
-uint32_t activation_number(const char* op, const std::string& name) {
-  if (name == "none") return 0;
-  if (name == "relu") return GEMM_RELU;
-  if (name == "gelu") return GEMM_GELU;
-  if (name == "gelu_tanh") return GEMM_GELU_TANH;
-  if (name == "silu") return GEMM_SILU;
-  check(false, "metalcore::", op, ": activation must be 'none', 'relu', 'gelu', 'gelu_tanh' or 'silu', not '", name,
-        "'");
-  return 0;
 }
 
 struct Operands {
@@ -114,6 +98,22 @@ Tensor matmul(const Tensor& a, const Tensor& b, const MaybeTensor& bias_, const 
 }
 
 }  // namespace
+
+bool begins_aligned(const Tensor& tensor) {
+  const gpu::BufferView view = gpu::view_of(tensor);
+  return (reinterpret_cast<uintptr_t>(view.storage) + view.offset) % 16 == 0;
+}
+
+uint32_t activation_number(const char* op, const std::string& name) {
+  if (name == "none") return 0;
+  if (name == "relu") return GEMM_RELU;
+  if (name == "gelu") return GEMM_GELU;
+  if (name == "gelu_tanh") return GEMM_GELU_TANH;
+  if (name == "silu") return GEMM_SILU;
+  check(false, "metalcore::", op, ": activation must be 'none', 'relu', 'gelu', 'gelu_tanh' or 'silu', not '", name,
+        "'");
+  return 0;
+}
 
 void matmul_into(const Tensor& result, const Tensor& a, const Tensor& b, const MaybeTensor& bias,
                  const MaybeTensor& residual_, uint32_t activation, double alpha, double beta) {

@@ -5,10 +5,17 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace metalcore {
 
 using MaybeTensor = std::optional<Tensor>;
+
+// Whether memory begins at a multiple of 16 bytes.
+bool begins_aligned(const Tensor& tensor);
+
+// One of kernels/gemm/gemm.h's, or 0. Its name is Python's, or "none".
+uint32_t activation_number(const char* op, const std::string& name);
 
 // result = activation(alpha a b + bias + beta residual), contiguous. `activation` is 0 or one of kernels/gemm/gemm.h's.
 // The caller has checked that all go together, and the bias is contiguous.

@@ -4,6 +4,7 @@ how to write one). The tests go through the registry and fail for an operator wi
 from . import (  # noqa: F401
     activation,
     attention,
+    conv,
     elementwise,
     embedding,
     gemm,

@@ -1,7 +1,14 @@
-"""Joins pointwise operations into groups, of which each is to be one generated kernel."""
+"""Joins operations into groups, of which each is to be a generated kernel.
+
+What is joined: operations of one shape; and an operation that reads others' elements at places of its own (a slice, a
+window, a table's rows), with the operation whose result nobody else reads, unless each element would be computed more
+than MOST_READS times. Views join what they are between, and stay views elsewhere. A group has two operations at least,
+since PyTorch's own kernel is as good for one, except where PyTorch has none.
+"""
 
 from __future__ import annotations
 
+import math
 import operator
 
 from torch import Tensor
@@ -9,16 +16,18 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..._core.routing import DEVICES
 from ..ir import is_pure, mutated_storages, name_of, segments, storage_of, tensors_of, value
-from ..pointwise import supports
+from ..pointwise import repeats_of, supports
+from .transfers import lacks_kernel
 
-__all__ = ["group_pointwise", "is_pointwise"]
+__all__ = ["group_pointwise", "is_generated"]
 
-LEAST = 2  # operations; a kernel of one would be PyTorch's own
+LEAST = 2  # operations
+MOST_READS = 4
 
 
-def is_pointwise(node: Node) -> bool:
+def is_generated(node: Node) -> bool:
     """Whether a generated kernel can compute an operation."""
-    if name_of(node) is None or not is_pure(node) or not isinstance(value(node), Tensor) or not node.all_input_nodes:
+    if name_of(node) is None or not is_pure(node) or not isinstance(value(node), Tensor):
         return False
     return bool(value(node).numel()) and supports(node) is None
 
@@ -26,8 +35,8 @@ def is_pointwise(node: Node) -> bool:
 def group_pointwise(module: GraphModule, build) -> int:
     """Replaces each group by a call of `build(graph, fakes)`, a function of tensors that returns a tuple.
 
-    A group's operations have results of one shape, and no barrier lies between them. `build` returns None for a group
-    that it does not take, which stays as it is. Returns the number of groups.
+    No barrier lies between a group's operations. `build` returns None for a group that it does not take, which stays as
+    it is. Returns the number of groups.
     """
     count = 0
     for members in _find_groups(module.graph):
@@ -55,23 +64,58 @@ def _find_groups(graph):
         for source in sources:
             if source in joinable:
                 _join(unit, members, above, bit, stretch, node, source)
-    found = [group for group in members.values() if len(group) >= LEAST]
-    return [sorted(group) for group in found]
+    found = [_without_ends(group) for group in members.values() if joinable.issuperset(group)]
+    return [sorted(group) for group in found if _pays_alone(group)]
+
+
+def _without_ends(group):
+    """A group without the views of what is outside of it, and without those that nobody in it reads."""
+    inside = set(group)
+    while True:
+        ends = {
+            node
+            for node in inside
+            if _is_view(node) and (inside.isdisjoint(node.all_input_nodes) or inside.isdisjoint(node.users))
+        }
+        if not ends:
+            return inside
+        inside -= ends
+
+
+def _pays_alone(group):
+    operations = [node for node in group if not _is_view(node)]
+    lacking = any(value(node).device.type == "mps" and lacks_kernel(node) for node in operations)
+    return len(operations) >= (1 if lacking else LEAST)
 
 
 def _may_join(node, mutated):
-    if not is_pointwise(node) or value(node).device.type not in DEVICES:
+    if not is_generated(node) or value(node).device.type not in DEVICES:
         return False
+    if _is_view(node) and 0 in value(node).stride():  # elements that share memory cannot be a kernel's result
+        return False
+    return storage_of(value(node)) not in mutated
+
+
+def _is_view(node):
     storage = storage_of(value(node))
-    is_view = any(storage_of(t) == storage for source in node.all_input_nodes for t in tensors_of(source))
-    return storage not in mutated and not is_view
+    return any(storage_of(t) == storage for source in node.all_input_nodes for t in tensors_of(source))
+
+
+def _pays(node, source):
+    """Whether an operation is better computed together with one of its operands."""
+    alone, same = len(source.users) == 1, value(node).shape == value(source).shape
+    if (_is_view(node) or _is_view(source)) and not alone:
+        return False
+    if (repeats := repeats_of(node, source)) < math.inf:
+        return (alone or same) and repeats <= MOST_READS
+    return same or (alone and not source.all_input_nodes)
 
 
 def _join(unit, members, above, bit, stretch, node, source):
     own, other = unit[node], unit[source]
     if own == other or stretch[node] != stretch[source]:
         return
-    if value(node).shape != value(source).shape:
+    if not _pays(node, source):
         return
     group = members[other]
     inside = _bits(group, bit)
@@ -106,6 +150,8 @@ def _replace(module, members, build, number):
     inputs = list(dict.fromkeys(s for node in members for s in node.all_input_nodes if s not in inside))
     outputs = [node for node in members if any(user not in inside for user in node.users)]
     users = [user for node in outputs for user in node.users if user not in inside]
+    if not inputs:
+        return 0
     after = max(inputs)
     if not outputs or any(user < after for user in users) or not all(map(_is_tensor, inputs)):
         return 0

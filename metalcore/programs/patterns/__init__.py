@@ -8,6 +8,7 @@ from ..rewriting import Pattern
 from .add_norm import AddNorm
 from .attention import Attention, WrittenAttention
 from .batch_norm import ConvBatchNorm
+from .conv import Conv
 from .cross_entropy import CrossEntropy
 from .gated import Gated
 from .kernels import Kernels
@@ -28,7 +29,8 @@ PATTERNS: tuple[Pattern, ...] = (
     Attention(),
     Gated(),
     CrossEntropy(),
-    Linear(),  # after AddNorm, which also takes sums
+    Conv(),  # after ConvBatchNorm and AddNorm, which also takes sums
+    Linear(),  # after AddNorm
     Kernels(),
 )
 

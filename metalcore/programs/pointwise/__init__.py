@@ -6,6 +6,7 @@ y, z = run(*tensors)
 
 from .building import Generated, build
 from .numbers import Unsupported
+from .storing import repeats_of
 from .support import OPERATIONS, REDUCTIONS, supports, tables
 
-__all__ = ["OPERATIONS", "REDUCTIONS", "Generated", "Unsupported", "build", "supports", "tables"]
+__all__ = ["OPERATIONS", "REDUCTIONS", "Generated", "Unsupported", "build", "repeats_of", "supports", "tables"]

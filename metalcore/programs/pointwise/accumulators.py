@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from .lowering import arguments_of, fake, name_of
+from .nodes import arguments_of, fake, name_of
 from .numbers import Unsupported, check_dtype, kind, literal, register
 
 

@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from ..._core import generated
-from .lowering import fake, result_dtype
+from .nodes import fake, result_dtype
 from .numbers import Unsupported
 from .parts import Elementwise, Memory, memory_of, parts_of, place_of
 from .support import check
@@ -22,8 +22,8 @@ def build(graph: Graph | GraphModule, examples: Sequence[Tensor], *, keep_float3
     """Makes one kernel for all outputs of a graph that have the same shape, and one or two for each reduction.
 
     Args:
-        graph: of functional pointwise operations of aten (`OPERATIONS`) and `REDUCTIONS`, with one tensor or a sequence
-            of tensors as its output. Where its nodes have fake tensors (meta["val"]), these give dtypes, shapes and
+        graph: of functional operations of aten that `supports` takes, with one tensor or a sequence of tensors as its
+            output. Where its nodes have fake tensors (meta["val"]), these give dtypes, shapes and
             strides.
         examples: a tensor for each placeholder; its shape, dtype and device count.
         keep_float32: results of 16 bits between the operations keep float32's precision, as Inductor's do. Otherwise
@@ -112,6 +112,7 @@ class Generated:
             if output.shape != like.shape or output.dtype != like.dtype:
                 raise RuntimeError(f"output {k} must be {_described(like)}, not {_described(output)}")
             in_place = len(self.parts) == 1 and isinstance(self.parts[0], Elementwise)
+            in_place = in_place and not self.parts[0].needs_coordinates
             for j, other in enumerate((*tensors, *outputs[:k])):
                 same = in_place and j < len(tensors) and _same_memory(output, other)
                 if not same and _overlap(output, other):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numbers
 import operator
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
@@ -14,61 +14,123 @@ from torch.fx import Node
 
 from .formulas import FORMULAS, Formula
 from .functions import fast
+from .nodes import Value, arguments_of, fake, is_leaf, name_of, plain, result_dtype, shape_of
 from .numbers import Unsupported, check_dtype, converted, kind, literal, register, rounded, unsigned
+from .reads import READS
+from .windows import MEASURED
 
 F32 = torch.float32
-REDUCTIONS = (
-    *("sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "prod.default", "prod.dim_int"),
-    *("amax.default", "amin.default", "max.default", "min.default", "argmax.default", "argmin.default"),
-    *("any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims"),
-    *("var.correction", "std.correction", "var_mean.correction", "std_mean.correction"),
-)
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
-class Value(NamedTuple):
-    """A register, or a number of the graph."""
-
-    text: str
-    dtype: torch.dtype
+At = tuple[str, ...] | None
 
 
 class Lowering:
     """Makes statements from nodes, in the graph's order.
 
+    Without coordinates (`at` is None), all operands are read at the element that a kernel is at. With them, an
+    operation may read its operands at others: the statements have integers for coordinates, and `when` and `scope`
+    hold those that must not run for each element.
+
     Args:
-        load: called for a leaf, gives the register with its element.
+        load: called for a leaf and the coordinates, gives the register with its element.
         keep_float32: whether results of 16 bits keep float32's precision until they are stored.
+        made: the leaves that are computed here.
     """
 
-    def __init__(self, load: Callable[[Node], str], *, keep_float32: bool = False):
+    def __init__(self, load: Callable[[Node, At], str], *, keep_float32: bool = False, made: Collection[Node] = ()):
         self._load = load
         self._keep_float32 = keep_float32
-        self._values: dict[Node, Value] = {}
+        self._made = made
+        self._values: dict[Any, Any] = {}
+        self._bound: dict[Node, Value] = {}
+        self._at: At = None  # of the node that is being made
+        self._count = 0
         self.statements: list[str] = []
 
     def bind(self, values: dict[Node, Value]) -> None:
-        """Gives nodes registers that exist already."""
-        self._values |= values
+        """Gives nodes registers that exist already, wherever they are read."""
+        self._bound |= values
 
-    def value(self, node: Node) -> Value:
-        """The register of a node whose operands have theirs."""
-        if node not in self._values:
-            self._values[node] = self._make(node)
-        return self._values[node]
+    def value(self, node: Node, at: At = None) -> Any:
+        """The register of a node's element, or a list of them for several results."""
+        if node in self._bound:
+            return self._bound[node]
+        if at is not None:
+            at = tuple("0" if size == 1 else c for size, c in zip(shape_of(node), at, strict=True))
+        if (node, at) not in self._values:
+            before, self._at = self._at, at
+            self._values[node, at] = self._make(node, at)
+            self._at = before
+        return self._values[node, at]
 
-    def _make(self, node):
+    def operand_value(self, node: Node) -> Value:
+        """The register of an operand at the element that is being made, to which the operand broadcasts."""
+        return self.value(node, None if self._at is None else self._at[len(self._at) - fake(node).dim() :])
+
+    def statement(self, type_: str, text: str) -> str:
+        """The name of a register with what a text says."""
+        key = type_, text
+        if key not in self._values:
+            self._values[key] = self._declare(f"const {type_}", text)
+        return self._values[key]
+
+    def index(self, text: str) -> str:
+        """The same for a coordinate."""
+        return text if text.isidentifier() or text.isdigit() else self.statement("int", text)
+
+    def variable(self, type_: str, start: str) -> str:
+        """The name of a register that statements may change."""
+        return self._declare(type_, start)
+
+    def next(self) -> int:
+        """A number that no other name has."""
+        self._count += 1
+        return self._count
+
+    def _declare(self, type_, text):
+        name = f"v{self.next()}"
+        self.statements.append(f"{type_} {name} = {text};")
+        return name
+
+    @contextmanager
+    def scope(self, head: str) -> Iterator[None]:
+        """Puts the statements that are made meanwhile into a block behind `head`."""
+        self.statements.append(f"{head} {{")
+        outside = dict(self._values)
+        yield
+        self._values = outside
+        self.statements.append("}")
+
+    def when(self, condition: str, dtype: torch.dtype, otherwise: str, make: Callable[[], str]) -> str:
+        """The register of what `make` makes where a condition holds, and of another text where it does not."""
+        name = self.variable(register(dtype), otherwise)
+        with self.scope(f"if ({condition})"):
+            self.statements.append(f"{name} = {make()};")
+        return name
+
+    def _make(self, node, at):
+        if is_leaf(node) and node not in self._made:
+            dtype, text = result_dtype(node), self._load(node, at)
+            return Value(text if at is None else self.statement(register(dtype), text), dtype)
+        if node.target is operator.getitem:
+            return self.value(node.args[0], at)[node.args[1]]
+        if measured := MEASURED.get(name_of(node)):
+            made = measured(self, node, arguments_of(node), at)
+            return made if isinstance(node.meta["val"], (tuple, list)) else made[0]
         dtype = result_dtype(node)
-        if is_leaf(node):
-            return Value(self._load(node), dtype)
-        arguments = arguments_of(node)
-        text, computed = self._computed(node, arguments, dtype)
+        if read := READS.get(name_of(node)):
+            return Value(read(self, node, arguments_of(node), at), dtype)
+        text, computed = self._computed(node, arguments_of(node), dtype)
+        return self.rounded(text, computed, dtype, exact=_is_exact(node))
+
+    def rounded(self, text: str, computed: torch.dtype, dtype: torch.dtype, *, exact: bool = False) -> Value:
+        """The register of a result that was computed in one dtype, as PyTorch gives it in another."""
         text = converted(text, computed, dtype, self._keep_float32)
-        if computed == dtype and dtype in SIXTEEN_BITS and not self._keep_float32 and not _is_exact(node):
+        if computed == dtype and dtype in SIXTEEN_BITS and not self._keep_float32 and not exact:
             text = rounded(text, dtype)
-        name = f"v{len(self._values)}"
-        self.statements.append(f"const {register(dtype)} {name} = {text};")
-        return Value(name, dtype)
+        return Value(self._declare(f"const {register(dtype)}", text), dtype)
 
     def _computed(self, node, arguments, dtype):
         """The text of a node's result and its dtype before it is converted to the node's."""
@@ -84,7 +146,7 @@ class Lowering:
             raise Unsupported(f"there is no formula of it for {str(computed).removeprefix('torch.')}")
         if not isinstance(made, str):
             names = made.__code__.co_varnames[: made.__code__.co_argcount]
-            made = made(**{name: _plain(arguments[name]) for name in names})
+            made = made(**{name: plain(arguments[name]) for name in names})
         texts = {name: self.operand(value, computed, formula.precise) for name, value in operands.items()}
         if computed in SIXTEEN_BITS:
             made = fast(made)
@@ -94,67 +156,21 @@ class Lowering:
     def operand(self, value: Any, dtype: torch.dtype, precise: bool = False) -> str:
         """A node's register, or a number, as one of a dtype."""
         if isinstance(value, Node):
-            found = self.value(value)
+            found = self.operand_value(value)
             return converted(found.text, found.dtype, dtype, self._keep_float32)
-        number = _plain(value)
+        number = plain(value)
         if dtype in SIXTEEN_BITS and not precise:
             number = torch.tensor(float(number)).to(dtype).item()
         return literal(number, dtype)  # pyright: ignore[reportArgumentType]
 
 
-def is_leaf(node: Node) -> bool:
-    """Whether a node's result is in memory: an input of the graph, or a result of a reduction."""
-    return node.op == "placeholder" or node.target is operator.getitem or name_of(node) in REDUCTIONS
-
-
-def name_of(node: Node) -> str:
-    """ "add.Tensor"; "" for what is no overload of aten."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
-        return ""
-    prefix = "" if target.namespace == "aten" else "prims."
-    return f"{prefix}{target.overloadpacket.__name__}.{target._overloadname}"
-
-
-def fake(node: Any) -> torch.Tensor:
-    """The tensor without memory that stands for a node's result."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        raise Unsupported("its result is no tensor" if value is not None else "it has no shape (meta['val'])")
-    if not all(isinstance(size, int) for size in value.shape):
-        raise Unsupported(f"its shape {tuple(value.shape)} is symbolic")
-    return value
-
-
-def result_dtype(node: Node) -> torch.dtype:
-    dtype = fake(node).dtype
-    check_dtype(dtype)
-    return dtype
-
-
-def arguments_of(node: Node) -> dict[str, Any]:
-    """All arguments of a call, by name, with the schema's defaults."""
-    schema = node.target._schema.arguments  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-    bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    bound |= {argument.name: value for argument, value in zip(schema, node.args)}
-    return bound | node.kwargs
-
-
 def promoted(operands, makes_float: bool) -> torch.dtype:
     """The dtype to which PyTorch promotes operands."""
-    values = [fake(value) if isinstance(value, Node) else _plain(value) for value in operands]
+    values = [fake(value) if isinstance(value, Node) else plain(value) for value in operands]
     rule = PROMOTION.INT_TO_FLOAT if makes_float else PROMOTION.DEFAULT
     dtype = elementwise_dtypes(*values, type_promotion_kind=rule)[1]
     check_dtype(dtype)
     return dtype
-
-
-def _plain(value):
-    if isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
-        raise Unsupported("it has a complex number")
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        raise Unsupported("it has a symbolic number")
-    return value
 
 
 # Operations that are no formula of their operands alone -----------------------------------------------------------
@@ -223,7 +239,7 @@ _POWERS = {
 
 
 def _power(lowering, node, arguments, dtype):
-    exponent = _plain(arguments["exponent"])
+    exponent = plain(arguments["exponent"])
     if dtype.is_floating_point and exponent in _POWERS:
         return _POWERS[exponent].format(self=lowering.operand(arguments["self"], dtype)), dtype
     if not dtype.is_floating_point and exponent < 0:
@@ -256,3 +272,4 @@ _SPECIAL: dict[str, Callable] = {
 }
 
 OPERATIONS = tuple(sorted({*FORMULAS, *_SPECIAL}))
+INDEXED = tuple(sorted({*READS, *MEASURED}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,11 +15,14 @@ from ..._core import generated
 from ..._core.operators import ops
 from .accumulators import accumulator, reduced_dimensions, results_of
 from .layout import geometry, layout
-from .lowering import fake, is_leaf
+from .nodes import SCANS, STORED, WRITES, fake, is_leaf, name_of
 from .numbers import Unsupported
 from .reduction import merging, reduction
-from .source import elementwise
+from .scan import launch_of, scan
+from .source import elementwise, indexed
+from .storing import needs_coordinates, store
 from .walk import walk
+from .writes import operands_of, writing, written
 
 MOST_BUFFERS = 31  # one of them has the sizes and strides
 _KEPT = 64  # launches of a kernel that are kept, by strides and alignment
@@ -30,19 +34,20 @@ Memory = dict[Place, Tensor]
 
 def place_of(leaf: Node) -> Place:
     """Where a leaf's tensor is found."""
-    return (leaf.args[0], leaf.args[1]) if leaf.target is operator.getitem else (leaf, 0)  # type: ignore[return-value]
+    of_several = leaf.target is operator.getitem and is_leaf(leaf.args[0])  # type: ignore[arg-type]
+    return (leaf.args[0], leaf.args[1]) if of_several else (leaf, 0)  # type: ignore[return-value]
 
 
-def leaves(nodes: Sequence[Node]) -> list[Node]:
-    """The leaves that nodes are computed from, each once, in the graph's order."""
+def leaves(nodes: Sequence[Node], made: Sequence[Node] = ()) -> list[Node]:
+    """The leaves that nodes are computed from, each once, in the graph's order. Those `made` here are none."""
     seen: set[Node] = set()
     left = list(nodes)
     while left:
         node = left.pop()
         if node not in seen:
             seen.add(node)
-            left += [] if is_leaf(node) else node.all_input_nodes
-    return sorted(node for node in seen if is_leaf(node))
+            left += [] if is_leaf(node) and node not in made else node.all_input_nodes
+    return sorted(node for node in seen if is_leaf(node) and node not in made)
 
 
 def memory_of(places: Sequence[Place], device: torch.device) -> Memory:
@@ -52,6 +57,18 @@ def memory_of(places: Sequence[Place], device: torch.device) -> Memory:
         like = results_of(node)[k]
         found[node, k] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
     return found
+
+
+def of_elements(count: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """The grid and the threadgroup of a kernel with one thread for an element."""
+    return (count, 1, 1), (min(256, count), 1, 1)
+
+
+def check_reach(tensor: Tensor) -> Tensor:
+    """A tensor whose elements are found by numbers of 31 bits. Raises Unsupported for others."""
+    if 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()) if size) >= 1 << 31:
+        raise Unsupported(f"a tensor of {list(tensor.shape)} elements needs indices of 64 bits")
+    return tensor
 
 
 class Launch(NamedTuple):
@@ -75,14 +92,14 @@ class Part:
     outputs: list[Place]
     inputs: list[Node]
 
-    def __init__(self, outputs: list[Place], nodes: Sequence[Node]):
-        self.outputs, self.inputs = outputs, leaves(nodes)
+    def __init__(self, outputs: list[Place], nodes: Sequence[Node], made: Sequence[Node] = ()):
+        self.outputs, self.inputs = outputs, leaves(nodes, made)
         self._launches: dict[tuple, list[Launch]] = {}
 
     def run(self, memory: Memory) -> None:
         outs, ins = self._tensors(memory)
         if outs[0].numel():
-            self._submit(self._launches_for(outs, ins), outs, ins)  # pyright: ignore[reportAttributeAccessIssue]
+            self._submit(self._launches_for(outs, ins), outs, ins)
 
     def kernels(self, memory: Memory) -> list[str]:
         """The kernels' names."""
@@ -91,6 +108,9 @@ class Part:
 
     def _tensors(self, memory):
         return [memory[place] for place in self.outputs], [memory[place_of(leaf)] for leaf in self.inputs]
+
+    def _submit(self, launches, outs, ins):
+        launches[0].run(outs, ins)
 
     def _launches_for(self, outs, ins):
         key = self._key(outs, ins)  # pyright: ignore[reportAttributeAccessIssue]
@@ -102,30 +122,42 @@ class Part:
 
 
 class Elementwise(Part):
-    """Outputs of one shape."""
+    """Outputs of one shape.
 
-    def __init__(self, nodes, keep_float32):
-        super().__init__([(node, -1 if node.op == "placeholder" else 0) for node in nodes], nodes)
+    Args:
+        nodes: what is computed. One that is stored is computed here.
+        places: where it is stored; as the nodes' results by default.
+    """
+
+    def __init__(self, nodes, keep_float32, places=None):
+        self._made = [node for node in nodes if STORED in node.meta and places is None]
+        super().__init__(places or [(node, -1 if node.op == "placeholder" else 0) for node in nodes], nodes, self._made)
         self._nodes, self._keep_float32 = nodes, keep_float32
         self._shape = tuple(fake(nodes[0]).shape)
+        self.needs_coordinates = needs_coordinates(nodes, self._made)
 
     def _key(self, outs, ins):
+        if self.needs_coordinates:
+            return tuple(tuple(check_reach(tensor).stride()) for tensor in (*outs, *ins)), None
         return tuple(geometry(tensor, self._shape) for tensor in outs), tuple(
             geometry(tensor, self._shape) for tensor in ins
         )
 
     def _make(self, outs, ins):
+        counts = f"{len(self.outputs)} outputs of {len(self.inputs)} inputs"
+        if ins is None:
+            text = indexed(self._nodes, self.inputs, outs, made=self._made, keep_float32=self._keep_float32)
+            count = math.prod(self._shape)
+            kernel, why = generated.add("indexed", text), f"{count} elements, one a thread; {counts}"
+            return [Launch(kernel, [count], False, *of_elements(count), "pointwise", "indexed", why)]
         found = layout(self._shape, [*outs, *ins])
-        text = elementwise(self._nodes, self.inputs, found, keep_float32=self._keep_float32)
+        text = elementwise(self._nodes, self.inputs, found, made=self._made, keep_float32=self._keep_float32)
         kernel = generated.add("pointwise", text)
         variant = "vector" if found.vector > 1 else "strided"
         sizes = "×".join(map(str, reversed(found.sizes)))
-        why = f"{sizes} elements, {found.vector} a thread; {len(self.outputs)} outputs of {len(self.inputs)} inputs"
+        why = f"{sizes} elements, {found.vector} a thread; {counts}"
         grid = found.threads, found.threadgroup
         return [Launch(kernel, found.numbers, found.wide, *grid, "pointwise", variant, why)]
-
-    def _submit(self, launches, outs, ins):
-        launches[0].run(outs, ins)
 
 
 class Reduction(Part):
@@ -176,23 +208,80 @@ class Reduction(Part):
         launches[1].run(outs, scratch)
 
 
+class Whole(Part):
+    """An operation that has a kernel of its own, for the strides at hand."""
+
+    def __init__(self, node, operands, keep_float32):
+        super().__init__([(node, 0)], operands)
+        self._node, self._keep_float32 = node, keep_float32
+
+    def _key(self, outs, ins):
+        return tuple(tuple(check_reach(tensor).stride()) for tensor in (*outs, *ins)), None
+
+
+class Scan(Whole):
+    """A sum of all elements up to each one, and the operations before it."""
+
+    def __init__(self, node, keep_float32):
+        super().__init__(node, node.all_input_nodes, keep_float32)
+
+    def _make(self, strides, _):
+        name = self._node.target.overloadpacket.__name__
+        text = scan(self._node, self.inputs, strides, keep_float32=self._keep_float32)
+        grid, group = launch_of(self._node)
+        why = f"{grid[0] // group[0]} rows, {group[0]} threads each"
+        return [Launch(generated.add(name, text), [0], False, grid, group, name, "rows", why)]
+
+
+class Writing(Whole):
+    """A copy of a tensor, and what is written into it by indices."""
+
+    def __init__(self, node, keep_float32):
+        super().__init__(node, operands_of(node), keep_float32)
+        self._copy = Elementwise([node.args[0]], keep_float32, [(node, 0)])
+
+    def run(self, memory):
+        self._copy.run(memory)
+        if math.prod(written(self._node).shape):
+            super().run(memory)
+
+    def kernels(self, memory):
+        return [*self._copy.kernels(memory), *super().kernels(memory)]
+
+    def _make(self, strides, _):
+        name, count = self._node.target.overloadpacket.__name__, math.prod(written(self._node).shape)
+        text = writing(self._node, self.inputs, strides, keep_float32=self._keep_float32)
+        kernel, why = generated.add(name, text), f"{count} elements, one a thread"
+        return [Launch(kernel, [count], False, *of_elements(count), name, "indexed", why)]
+
+
+def _with_kernels(node, keep_float32):
+    """The part of a node that is stored."""
+    if STORED in node.meta:
+        return Elementwise([node], keep_float32)
+    name = name_of(node)
+    made = Scan if name in SCANS else Writing if name in WRITES else Reduction
+    return made(node, keep_float32)
+
+
 def parts_of(outputs: Sequence[Node], keep_float32: bool) -> list[Part]:
     """The parts that compute some nodes, in an order in which they can run."""
-    reductions: dict[Node, Part] = {}
+    store(outputs)
+    made: dict[Node, Part] = {}
 
-    def add_reductions(nodes):
+    def add(nodes):
         for leaf in leaves(nodes):
             node, _ = place_of(leaf)
-            if node.op != "placeholder" and node not in reductions:
-                add_reductions([node.args[0]])
-                reductions[node] = Reduction(node, keep_float32)
+            if node.op != "placeholder" and node not in made:
+                add(node.all_input_nodes)
+                made[node] = _with_kernels(node, keep_float32)
 
-    add_reductions(outputs)
+    add(outputs)
     groups: dict[tuple[int, ...], list[Node]] = {}
     for node in dict.fromkeys(outputs):
         if node.op == "placeholder" or not is_leaf(node):
             groups.setdefault(tuple(fake(node).shape), []).append(node)
-    return [*reductions.values(), *(part for nodes in groups.values() for part in _elementwise(nodes, keep_float32))]
+    return [*made.values(), *(part for nodes in groups.values() for part in _elementwise(nodes, keep_float32))]
 
 
 def _elementwise(nodes, keep_float32):

@@ -9,7 +9,8 @@ from torch.fx import Node
 from ..._core.generated import MARK
 from .accumulators import Accumulator, accumulator, results_of
 from .functions import used
-from .lowering import Lowering, result_dtype
+from .lowering import Lowering
+from .nodes import result_dtype
 from .numbers import MEMORY, converted, register
 from .source import HEAD, MOVES, Indices, from_memory, memory, to_memory, vector_type
 from .walk import Walk
@@ -25,7 +26,7 @@ def reduction(node: Node, inputs: Sequence[Node], found: Walk, *, keep_float32: 
     reduced = Indices(found.reduced, 3 + len(found.kept.numbers), "r")
     held = {leaf: f"in{k}_value" for k, leaf in enumerate(inputs)}
 
-    def load(leaf):
+    def load(leaf, at):
         k = inputs.index(leaf)
         text = held[leaf]
         if vector > 1 and found.reduced.strides[k][0] != 0:

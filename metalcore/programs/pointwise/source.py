@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch.fx import Node
@@ -10,7 +10,8 @@ from torch.fx import Node
 from ..._core.generated import MARK
 from .functions import used
 from .layout import Layout
-from .lowering import Lowering, result_dtype
+from .lowering import Lowering
+from .nodes import fake, result_dtype
 from .numbers import MEMORY, converted, kind
 
 HEAD = """\
@@ -84,23 +85,31 @@ class Indices:
         return " + ".join(terms) or "0"
 
 
-def elementwise(outputs: Sequence[Node], inputs: Sequence[Node], layout: Layout, *, keep_float32: bool = False) -> str:
+def elementwise(
+    outputs: Sequence[Node],
+    inputs: Sequence[Node],
+    layout: Layout,
+    *,
+    made: Collection[Node] = (),
+    keep_float32: bool = False,
+) -> str:
     """The kernel that computes some nodes of one shape.
 
     Args:
         outputs: the nodes.
         inputs: the placeholders that they need.
         layout: of the outputs, then the inputs. Numbers in it are left to the dispatch.
+        made: the outputs that are computed here although they are leaves.
     """
     vector, indices = layout.vector, Indices(layout)
     names = {node: f"in{k}" for k, node in enumerate(inputs)}
     moved = {node: layout.strides[len(outputs) + k][0] != 0 for k, node in enumerate(inputs)}
 
-    def load(node):
+    def load(node, at):
         held = f"{names[node]}_values.part[j / 4][j % 4]" if vector > 1 and moved[node] else f"{names[node]}_value"
         return from_memory(held, result_dtype(node))
 
-    lowering = Lowering(load, keep_float32=keep_float32)
+    lowering = Lowering(load, keep_float32=keep_float32, made=made)
     values = [lowering.value(node) for node in outputs]
     before, after, element = indices.from_grid(), [], lowering.statements
     if vector > 1:
@@ -130,6 +139,68 @@ def elementwise(outputs: Sequence[Node], inputs: Sequence[Node], layout: Layout,
         f"{HEAD}{structs}{MOVES if vector > 1 else ''}{used(body)}\n"
         f"kernel void {MARK}({signature}, uint3 at [[thread_position_in_grid]]) {{\n{body}\n}}\n"
     )
+
+
+def indexed(
+    outputs: Sequence[Node],
+    inputs: Sequence[Node],
+    strides: Sequence[Sequence[int]],
+    *,
+    made: Collection[Node] = (),
+    keep_float32: bool = False,
+) -> str:
+    """The kernel that computes some nodes of one shape, of which some read operands at other elements than their own.
+
+    Args:
+        strides: of the outputs, then of the inputs as they are. The kernel is for these alone.
+        made: the outputs that are computed here although they are leaves.
+    """
+    load = loader(inputs, strides[len(outputs) :])
+    lowering = Lowering(load, keep_float32=keep_float32, made=made)
+    before, at = coordinates(fake(outputs[0]).shape, strides[0])
+    values = [lowering.value(node, at) for node in outputs]
+    after = [
+        f"out{k}[{place_at(at, strides[k])}] = {to_memory(value.text, result_dtype(node))};"
+        for k, (node, value) in enumerate(zip(outputs, values))
+    ]
+    body = "\n".join(f"  {line}" for line in (*before, *lowering.statements, *after))
+    return one_thread_an_element(parameters(outputs, inputs, "uint"), body)
+
+
+def one_thread_an_element(signature: str, body: str) -> str:
+    grid = "uint3 at [[thread_position_in_grid]]"
+    return f"{HEAD}{used(body)}\nkernel void {MARK}({signature}, {grid}) {{\n{body}\n}}\n"
+
+
+def loader(inputs: Sequence[Node], strides: Sequence[Sequence[int]]) -> Callable[[Node, tuple[str, ...] | None], str]:
+    """The `load` of a Lowering with coordinates."""
+    names = {node: (f"in{k}", of) for k, (node, of) in enumerate(zip(inputs, strides))}
+
+    def load(node, at):
+        name, of = names[node]
+        return from_memory(f"{name}[{place_at(at, of)}]", result_dtype(node))
+
+    return load
+
+
+def coordinates(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[str], tuple[str, ...]]:
+    """Statements that find a thread's element, in the order of memory, and its coordinates."""
+    order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: (strides[d], -d))
+    lines, found, rest = [], ["0"] * len(shape), "at.x"
+    for d in order[:-1]:
+        lines += [f"const int c{d} = int({rest} % {shape[d]}u);", f"const uint r{d} = {rest} / {shape[d]}u;"]
+        rest = f"r{d}"
+    if order:
+        lines.append(f"const int c{order[-1]} = int({rest});")
+    for d in order:
+        found[d] = f"c{d}"
+    return lines, tuple(found)
+
+
+def place_at(at: Sequence[str], strides: Sequence[int]) -> str:
+    """The place of a tensor's element."""
+    terms = [c if stride == 1 else f"{c} * {stride}" for c, stride in zip(at, strides) if c != "0" and stride]
+    return " + ".join(terms) or "0"
 
 
 def parameters(outputs: Sequence[Node], inputs: Sequence[Node], index: str) -> str:

@@ -7,10 +7,14 @@ import operator
 import torch
 from torch.fx import Node
 
-from .accumulators import check_reduction
+from .accumulators import check_reduction, results_of
 from .formulas import FORMULAS
-from .lowering import OPERATIONS, REDUCTIONS, Lowering, Value, fake, name_of, result_dtype
+from .lowering import INDEXED, OPERATIONS, Lowering
+from .nodes import REDUCTIONS, SCANS, WRITES, Value, fake, name_of, result_dtype
 from .numbers import Unsupported
+from .parts import check_reach
+from .scan import threads_of
+from .writes import statements
 
 __all__ = ["OPERATIONS", "REDUCTIONS", "check", "supports", "tables"]
 
@@ -31,23 +35,36 @@ def supports(node: Node) -> str | None:
 
 def check(node: Node) -> None:
     """Raises Unsupported where the generator does not take a node."""
-    if node.target is operator.getitem and name_of(node.args[0]) in REDUCTIONS:  # pyright: ignore[reportArgumentType]
+    if node.target is operator.getitem and name_of(node.args[0]) in (*REDUCTIONS, *INDEXED):  # pyright: ignore[reportArgumentType]
         return
     if node.op == "call_function" and name_of(node) in REDUCTIONS:
         check_reduction(node)
         return
-    if node.op != "call_function" or name_of(node) not in OPERATIONS:
+    if node.op != "call_function" or name_of(node) not in (*OPERATIONS, *INDEXED, *WRITES, *SCANS):
         raise Unsupported(f"{node.target} is no operation that the generator knows")
-    device = fake(node).device
+    is_indexed = name_of(node) not in OPERATIONS
+    results = results_of(node)
+    device = results[0].device
     for operand in node.all_input_nodes:
         result_dtype(operand)
         if fake(operand).device != device and fake(operand).dim():
             raise Unsupported(f"its operand {operand} is on {fake(operand).device}, and its result on {device}")
-        _check_shape(node, operand)
+        if is_indexed:
+            check_reach(fake(operand))
+        else:
+            _check_shape(node, operand)
+    if is_indexed:
+        check_reach(results[0])
     leaves = {operand: f"x{index}" for index, operand in enumerate(node.all_input_nodes)}
-    alone = Lowering(leaves.__getitem__)
+    alone = Lowering(lambda leaf, at: leaves[leaf])
     alone.bind({operand: Value(name, result_dtype(operand)) for operand, name in leaves.items()})
-    alone.value(node)
+    if name_of(node) in WRITES:
+        statements(alone, node, results[0].stride())
+        return
+    if name_of(node) in SCANS:
+        threads_of(node)
+        return
+    alone.value(node, tuple(f"c{d}" for d in range(results[0].dim())) if is_indexed else None)
 
 
 def _check_shape(node, operand):
@@ -71,12 +88,19 @@ def tables() -> list[str]:
         kinds = {kind for name in names for kind in _kinds(f"{packet}.{name}")}
         dtypes = ", ".join(words for kind, words in _KINDS.items() if kind in kinds)
         lines.append(f"| `{packet}` | {', '.join(f'`{name}`' for name in names)} | {dtypes} |")
-    lines += ["", "| reduction | overloads |", "| --- | --- |"]
-    reductions: dict[str, list[str]] = {}
-    for name in REDUCTIONS:
-        packet, overload = name.split(".")
-        reductions.setdefault(packet, []).append(overload)
-    return lines + [f"| `{packet}` | {', '.join(f'`{n}`' for n in names)} |" for packet, names in reductions.items()]
+    for title, operators in {
+        "reduction": REDUCTIONS,
+        "reads other elements": INDEXED,
+        "writes by indices": WRITES,
+        "scan": SCANS,
+    }.items():
+        lines += ["", f"| {title} | overloads |", "| --- | --- |"]
+        found: dict[str, list[str]] = {}
+        for name in operators:
+            packet, overload = name.rsplit(".", 1)
+            found.setdefault(packet, []).append(overload)
+        lines += [f"| `{packet}` | {', '.join(f'`{n}`' for n in names)} |" for packet, names in found.items()]
+    return lines
 
 
 def _kinds(name):

@@ -1,0 +1,115 @@
+"""A residual network classifies images as a program, and PyTorch on the CPU classifies them, too.
+
+python examples/resnet50.py                          # on mps or cuda, or simulated where there is neither
+python -m metalcore.simulator examples/resnet50.py   # on the simulated mps device
+python examples/resnet50.py --full --batch 32 --dtype float16
+python examples/resnet50.py --full --weights resnet50.pth   # torchvision's file, whose names the modules have
+"""
+
+import argparse
+import copy
+
+import torch
+from common.device import DEVICE, milliseconds
+from torch import nn
+
+import metalcore
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--full", action="store_true", help="ResNet-50: 4 stages of 3, 4, 6 and 3 blocks, 224 x 224 pixels")
+parser.add_argument("--batch", type=int, default=1)
+parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
+parser.add_argument("--weights", help="a file of torchvision's weights; they are random without")
+parser.add_argument("--repeats", type=int, default=3, help="how many runs are timed")
+arguments = parser.parse_args()
+BLOCKS, WIDTH, SIDE, CLASSES = ((3, 4, 6, 3), 64, 224, 1000) if arguments.full else ((1, 1, 1, 1), 8, 32, 100)
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions, of which the second has the stride, and a shortcut around them."""
+
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
+        self.relu, self.downsample = nn.ReLU(inplace=True), None
+        if stride != 1 or inputs != 4 * width:
+            shortcut = nn.Conv2d(inputs, 4 * width, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(4 * width))
+
+    def forward(self, x):
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        y += x if self.downsample is None else self.downsample(x)
+        return self.relu(y)
+
+
+class ResNet(nn.Module):
+    def __init__(self, blocks, width, classes):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)
+        self.relu, self.maxpool = nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        inputs = width
+        for stage, count in enumerate(blocks):
+            layers = []
+            for index in range(count):
+                layers.append(Bottleneck(inputs, width << stage, 2 if stage and not index else 1))
+                inputs = 4 * width << stage
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*layers))
+        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(inputs, classes)
+
+    def forward(self, x):
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.avgpool(x).flatten(1))
+
+
+def perturb(model):
+    """Batch norms as if the network had been trained: no mean is 0, no variance is 1."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.weight.data.uniform_(0.5, 1.5)
+            module.bias.data.normal_(0, 0.1)
+            module.running_mean.normal_(0, 0.2)
+            module.running_var.uniform_(0.5, 1.5)
+
+
+def images(count):
+    """Disks of several colors and sizes in front of stripes, and some noise."""
+    y, x = torch.meshgrid(torch.linspace(-1, 1, SIDE), torch.linspace(-1, 1, SIDE), indexing="ij")
+    for index in range(count):
+        color, (row, column) = torch.randn(3, 1, 1), torch.rand(2) - 0.5
+        disk = ((x - column) ** 2 + (y - row) ** 2 < 0.1 + 0.05 * (index % 5)).float()
+        yield color * disk + (1 - disk) * torch.sin(12 * x + index) + 0.1 * torch.randn(3, SIDE, SIDE)
+
+
+torch.manual_seed(0)
+model = ResNet(BLOCKS, WIDTH, CLASSES).eval()
+if arguments.weights:
+    model.load_state_dict(torch.load(arguments.weights, weights_only=True))
+else:
+    perturb(model)
+batch, dtype = torch.stack(list(images(arguments.batch))), getattr(torch, arguments.dtype)
+
+with torch.no_grad():
+    expected = model(batch)
+    on_device, x = copy.deepcopy(model).to(DEVICE, dtype), batch.to(DEVICE, dtype)
+    program = metalcore.compile(on_device, (x,))
+    found = program(x).float().cpu()
+    eager_time = milliseconds(lambda: on_device(x), arguments.repeats)
+program_time = milliseconds(lambda: program(x), arguments.repeats)
+
+print(program.report())
+print(f"\n{'class':>8} {'program':>9} {'PyTorch, CPU':>14}   (the first image's five)")
+for number in found[0].topk(5).indices.tolist():
+    print(f"{number:8} {found[0, number]:9.4f} {expected[0, number]:14.4f}")
+correlation = torch.corrcoef(torch.stack([expected.flatten(), found.flatten()]))[0, 1].item()
+print(f"\nPearson's r: {correlation:.8f}")
+print(f"{arguments.dtype}, batch of {arguments.batch}, on {DEVICE}: {program_time:.1f} ms as a program, ", end="")
+print(f"{eager_time:.1f} ms with PyTorch's operators one by one")
+if dtype is torch.float32:
+    assert correlation > 0.9999 and torch.equal(expected.topk(5).indices, found.topk(5).indices)
+else:
+    assert correlation > 0.99

@@ -1,0 +1,39 @@
+// Arguments of the kernels for convolutions of images, shared with the host.
+#pragma once
+
+#include "../gemm/gemm.h"
+
+// A thread of the kernels without tiles makes so many results next to each other.
+#define CONV_RUN 4
+#define CONV_THREADS 128
+
+// Distances in elements. All of one image lies within 2^31 of them.
+struct ConvImages {
+  int64_t image;
+  int32_t channel, y, x;
+};
+
+// Sizes, steps or places.
+struct ConvPair {
+  uint32_t y, x;
+};
+
+// result = activation(scale * (x convolved with weight) + bias + residual), for the images of a batch. Channels belong
+// to groups, each with `channels` of x's and `outputs` of the result's.
+struct ConvParams {
+  ConvImages x, residual, result;
+  ConvImages weight;                           // an image is what makes one channel of the result
+  int64_t weight_term;                         // the distance of terms in the order that they have
+  ConvPair size, out;                          // of images
+  ConvPair window, stride, dilation, padding;  // the window is what a kernel covers
+  uint32_t groups, channels, outputs;
+  uint32_t terms;          // channels, times the kernel's size
+  uint32_t pixels;         // of all images of the result
+  uint32_t first;          // the dispatch's first tile of pixels, or its first thread
+  uint32_t runs;           // of CONV_RUN results, in a row of pixels or in a pixel's channels
+  uint32_t channels_last;  // whether a place's channels are terms behind one another, and not a channel's places
+  uint32_t weight_packs;   // whether 16 bytes of it can be read at a time, or CONV_RUN elements
+  uint32_t activation;     // GEMM_RELU …
+  uint32_t has_scale, has_bias, has_residual;
+  int32_t scale_step, bias_step;
+};

@@ -1,0 +1,76 @@
+// Convolutions of images as products of matrices, in tiles of pixels by channels of one group. It runs as gemm does: a
+// threadgroup loads the next step's tiles into registers while it multiplies those in threadgroup memory.
+//
+//   packs     channels lie next to each other in x, and a group has packs of them
+//   elements  all else
+#include "conv/patches.h"
+
+template <typename T, bool kPacks>
+[[kernel]] [[max_total_threads_per_threadgroup(GEMM_THREADS)]] void conv2d(
+    device const T* x [[buffer(0)]], device const T* weight [[buffer(1)]], device const T* scale [[buffer(2)]],
+    device const T* bias [[buffer(3)]], device const T* residual [[buffer(4)]], device T* result [[buffer(5)]],
+    constant ConvParams& p [[buffer(6)]], uint2 threadgroup_place [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  constexpr uint kStep = GEMM_STEP_BYTES / sizeof(T);
+  // No simdgroup has two lanes' sums of a column in one bank.
+  constexpr uint kPitch = GEMM_COLUMNS + 1;
+  using Left = typename Patches<T, kPacks>::Tile;
+  using Right = Tiles<T, kStep, GEMM_COLUMNS, false>;
+  constexpr uint kTiles = 2 * (Left::kSize + Right::kSize);
+  threadgroup alignas(16) T left_tiles[kTiles];
+  threadgroup T* const right_tiles = left_tiles + 2 * Left::kSize;
+  threadgroup float* const all_sums = reinterpret_cast<threadgroup float*>(left_tiles);  // once tiles are not needed
+  static_assert(GEMM_ROWS * kPitch * sizeof(float) <= kTiles * sizeof(T), "the sums fit");
+
+  const uint column_tiles = (p.outputs + GEMM_COLUMNS - 1) / GEMM_COLUMNS;
+  const uint group = threadgroup_place.x / column_tiles, column = threadgroup_place.x % column_tiles * GEMM_COLUMNS;
+  const uint first_pixel = (p.first + threadgroup_place.y) * GEMM_ROWS, first_channel = group * p.outputs;
+  Patches<T, kPacks> left(p, x, group, first_pixel, thread_index);
+  Right right({weight + int64_t(first_channel) * p.weight.image, p.weight_term, p.weight.image, p.weight_packs != 0},
+              {0, column, p.terms, p.outputs}, thread_index);
+  Sums sums(simdgroup, lane);
+
+  const uint steps = (p.terms + kStep - 1) / kStep;
+  Held<T> next_left, next_right;
+  for (uint step = 0; step <= steps; ++step) {
+    // Step 0 loads tiles only, and the last one multiplies only.
+    if (step < steps) {
+      next_left = left.load(p, step);
+      next_right = right.load();
+    }
+    if (step > 0)
+      sums.add<Left, Right>(left_tiles + (step - 1) % 2 * Left::kSize, right_tiles + (step - 1) % 2 * Right::kSize);
+    if (step < steps) {
+      left.store(left_tiles + step % 2 * Left::kSize, next_left);
+      right.store(right_tiles + step % 2 * Right::kSize, next_right, step, thread_index);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+  sums.store(all_sums, kPitch);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  // Threads next to each other write what lies next to each other.
+  const ConvEpilogue<T> epilogue = {scale, bias, residual, result};
+  const bool by_channels = p.result.channel == 1;
+  const uint share = thread_index % 64, other = thread_index / 64;
+  uint in_row = by_channels ? other : share, in_column = by_channels ? share : other;
+  Pixel pixel = pixel_at(p, first_pixel + in_row);
+  for (uint i = 0; i < 64 / (GEMM_THREADS / 64); ++i) {
+    if (first_pixel + in_row < p.pixels && column + in_column < p.outputs)
+      epilogue.store(p, pixel, first_channel + column + in_column, all_sums[in_row * kPitch + in_column]);
+    if (by_channels) {
+      in_row += GEMM_THREADS / 64;
+      pixel = later(p, pixel, GEMM_THREADS / 64);
+    } else {
+      in_column += GEMM_THREADS / 64;
+    }
+  }
+}
+
+#define INSTANTIATE(T)                                                                             \
+  template [[host_name("conv2d_packs_" #T)]] [[kernel]] decltype(conv2d<T, true>) conv2d<T, true>; \
+  template [[host_name("conv2d_elements_" #T)]] [[kernel]] decltype(conv2d<T, false>) conv2d<T, false>;
+INSTANTIATE(float)
+INSTANTIATE(half)
+INSTANTIATE(bfloat)

@@ -1,0 +1,249 @@
+"""conv2d: convolutions of images, with what mostly follows them in the same kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
+from .._core.registry import Op, register
+from .._core.routing import COUNTED, alike, require_tensors
+from ..gemm._activations import ACTIVATIONS, reference_activation
+from ._samples import production, samples
+
+__all__ = ["conv2d"]
+
+_convolve = torch.nn.functional.conv2d
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] | str = 0,
+    dilation: int | tuple[int, int] = 1,
+    groups: int = 1,
+    *,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """activation(scale * convolution + bias + residual), as torch.nn.functional.conv2d does without the last three.
+
+    The convolution is a product of matrices whose left one is gathered from the input, tile by tile (implicit GEMM).
+    Groups with one channel, as depthwise convolutions have, and groups with up to four outputs have kernels of their
+    own. Input and weight are read with the strides that they have. 16 bytes are read at a time of a channels_last input
+    if the weight is channels_last too. Sums are float32, in an order that does not change from run to run. PyTorch's op
+    takes input that kernels do not, and computes the gradients. There is no override: PyTorch's own kernels may be
+    faster, which is not measured.
+
+    Args:
+        input: (N, C, H, W) or (C, H, W): float32, float16 or bfloat16, any strides.
+        weight: (K, C / groups, R, S) of the input's dtype, any strides. A weight is copied if its terms have no single
+            distance in memory, as those of a slice.
+        bias: (K,), or None.
+        stride, padding, dilation, groups: as torch.nn.functional.conv2d has them.
+        scale: (K,), or None: the factors of channels.
+        residual: a tensor that broadcasts to the result's shape, or None.
+        activation: "relu", "gelu", "gelu_tanh", "silu" or None. Where autograd needs a derivative, it is an op of its
+            own, whose input was rounded to the input's dtype.
+
+    Returns:
+        A tensor (N, K, P, Q) or (K, P, Q). It is channels_last if the input or the weight is, or else contiguous. It
+        has gradients of any order.
+
+    Raises:
+        ValueError: the activation is unknown.
+        TypeError: input or weight is no tensor.
+        RuntimeError: shapes do not match.
+    """
+    if activation not in ACTIVATIONS:
+        names = ", ".join(repr(name) for name in ACTIVATIONS)
+        raise ValueError(f"conv2d: activation must be one of {names}, not {activation!r}")
+    name, apply = ACTIVATIONS[activation]
+    call = call_of(input, weight, scale, bias, residual, stride, padding, dilation, groups)
+    if call is None:
+        require_tensors("conv2d", optional=True, scale=scale, residual=residual)
+        result = _by_torch(input, weight, scale, bias, residual, stride, padding, dilation, groups)
+        return apply(result)
+    *options, shape = call
+    if scale is not None and scale.shape != weight.shape[:1]:
+        raise RuntimeError(f"conv2d: scale of shape {list(scale.shape)} does not go with {weight.shape[0]} channels")
+    x = input if input.dim() == 4 else input[None]
+    if residual is not None:
+        residual = residual.expand(shape if input.dim() == 4 else shape[1:])
+        residual = residual.view_as(residual) if input.dim() == 4 else residual[None]
+    channels_last = is_channels_last(x) or is_channels_last(weight)
+    differentiated = name != "none" and any(map(_needs, (x, weight, bias, scale, residual)))
+    fused = "none" if differentiated else name
+    result = _conv2d(x, weight, scale, bias, residual, *options, groups, fused, channels_last)
+    result = apply(result) if differentiated else result
+    return result if input.dim() == 4 else result[0]
+
+
+def _needs(x):
+    return x is not None and needs_gradient(x)
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether an image's channels lie next to each other, and can be told from contiguous ones."""
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def _pair(value):
+    """Two numbers, or None if it is anything else."""
+    if type(value) is int:
+        return [value, value]
+    if not isinstance(value, (tuple, list)) or len(value) not in (1, 2) or any(type(one) is not int for one in value):
+        return None
+    return [*value] * (3 - len(value))
+
+
+def call_of(x, weight, scale, bias, residual, stride, padding, dilation, groups):
+    """The operator's stride, padding and dilation, and the shape of its result; None if PyTorch takes the call."""
+    if weight is None or not alike(x, weight, scale, bias, residual):
+        return None
+    if x.dim() not in (3, 4) or weight.dim() != 4 or type(groups) is not int or groups < 1 or weight.numel() == 0:
+        return None
+    stride, dilation = _pair(stride), _pair(dilation)
+    if stride is None or dilation is None or min(*stride, *dilation) < 1:
+        return None
+    window = weight.shape[2:]
+    if padding == "same" and stride == [1, 1]:
+        total = [d * (size - 1) for d, size in zip(dilation, window)]
+        padding = [*(n // 2 for n in total), *(n - n // 2 for n in total)]
+    else:
+        padding = [0, 0] if padding == "valid" else _pair(padding)
+        if padding is None or min(padding) < 0:
+            return None
+        padding = padding * 2
+    if x.shape[-3] != weight.shape[1] * groups or weight.shape[0] % groups:
+        return None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return None
+    images = x.shape[0] if x.dim() == 4 else 1
+    shape = (images, weight.shape[0], *_out_sizes(x, weight, stride, padding, dilation))
+    fits = min(shape[2:]) > 0 and max(_extent(shape), *map(_counted, (x, weight, residual))) <= COUNTED
+    return (stride, padding, dilation, shape) if fits else None
+
+
+def _out_sizes(x, weight, stride, padding, dilation):
+    return tuple(
+        (x.shape[d - 2] + padding[d] + padding[d + 2] - dilation[d] * (weight.shape[d + 2] - 1) - 1) // stride[d] + 1
+        for d in range(2)
+    )
+
+
+def _extent(shape):
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def _counted(x):
+    """How far the elements of an image are apart at most."""
+    return 0 if x is None else sum(stride * max(size - 1, 0) for size, stride in zip(x.shape[-3:], x.stride()[-3:]))
+
+
+def _by_torch(input, weight, scale, bias, residual, stride, padding, dilation, groups):
+    if scale is None:
+        result = _convolve(input, weight, bias, stride, padding, dilation, groups)
+    else:
+        result = _convolve(input, weight, None, stride, padding, dilation, groups) * scale[:, None, None]
+        result = result if bias is None else result + bias[:, None, None]
+    return result if residual is None else result + residual
+
+
+def _reference(
+    input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, *, scale=None, residual=None, activation=None
+):
+    result = _by_torch(input, weight, scale, bias, residual, stride, padding, dilation, groups)
+    return reference_activation(ACTIVATIONS[activation][0], result)
+
+
+def _check(x, weight, stride, padding, dilation, groups, activation):
+    """What the operator's kernels check."""
+    if x.dim() != 4 or weight.dim() != 4 or x.shape[1] != groups * weight.shape[1] or weight.shape[0] % groups:
+        raise RuntimeError(
+            f"metalcore::conv2d: x of shape {list(x.shape)} does not go with weight of shape {list(weight.shape)} in "
+            f"{groups} groups"
+        )
+    if (len(stride), len(padding), len(dilation)) != (2, 4, 2) or min(*stride, *dilation) < 1 or min(padding) < 0:
+        raise RuntimeError("metalcore::conv2d: stride and dilation must be 2 numbers from 1 on, padding 4 from 0 on")
+    if activation not in {name for name, _ in ACTIVATIONS.values()}:
+        raise RuntimeError(f"metalcore::conv2d: activation must not be {activation!r}")
+    sizes = _out_sizes(x, weight, stride, padding, dilation)
+    if min(sizes) < 1:
+        raise RuntimeError(f"metalcore::conv2d: weight of shape {list(weight.shape)} does not fit into {list(x.shape)}")
+    return (x.shape[0], weight.shape[0], *sizes)
+
+
+def _padded(x, padding):
+    """x with the zeros that stand below and right of it only, and the padding of all sides."""
+    top, left, bottom, right = padding
+    if (top, left) != (bottom, right):
+        x = torch.nn.functional.pad(x, (0, right - left, 0, bottom - top))
+    return x, [top, left]
+
+
+@cpu_kernel("conv2d")
+def _(x, weight, scale, bias, residual, stride, padding, dilation, groups, activation, channels_last):
+    _check(x, weight, stride, padding, dilation, groups, activation)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    tensors = [None if t is None else t.to(wide) for t in (x, weight, scale, bias, residual)]
+    padded, padding = _padded(tensors[0], padding)
+    result = _by_torch(padded, *tensors[1:], stride, padding, dilation, groups)
+    result = reference_activation(activation, result).to(x.dtype)
+    return result.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+@fake_kernel("conv2d")
+def _(x, weight, scale, bias, residual, stride, padding, dilation, groups, activation, channels_last):
+    images, channels, height, width = shape = _check(x, weight, stride, padding, dilation, groups, activation)
+    return x.new_empty((images, height, width, channels)).permute(0, 3, 1, 2) if channels_last else x.new_empty(shape)
+
+
+def _save(ctx, inputs, output):
+    x, weight, scale, bias, residual, *ctx.options, ctx.groups, ctx.activation, _ = inputs
+    ctx.given = bias is not None, residual is not None
+    ctx.save_for_backward(x, weight, scale)
+
+
+def _backward(ctx, grad):
+    if ctx.activation != "none":
+        raise RuntimeError("metalcore::conv2d has a derivative only without an activation")
+    x, weight, scale = ctx.saved_tensors
+    stride, padding, dilation = ctx.options
+    by_x = by_weight = by_scale = None
+    wanted = ctx.needs_input_grad
+    padded, symmetric = _padded(x, padding)
+    if wanted[0] or wanted[1]:
+        by_x, by_weight, _ = torch.ops.aten.convolution_backward(
+            grad if scale is None else grad * scale[:, None, None],
+            *(padded, weight, None, stride, symmetric, dilation, False, [0, 0], ctx.groups),
+            [wanted[0], wanted[1], False],
+        )
+        by_x = by_x[..., : x.shape[2], : x.shape[3]] if wanted[0] else None
+    if scale is not None and wanted[2]:
+        by_scale = (grad * _convolve(padded, weight, None, stride, symmetric, dilation, ctx.groups)).sum((0, 2, 3))
+    by_bias = grad.sum((0, 2, 3)) if wanted[3] and ctx.given[0] else None
+    by_residual = grad if wanted[4] and ctx.given[1] else None
+    return by_x, by_weight, by_scale, by_bias, by_residual, None, None, None, None, None, None
+
+
+_conv2d = autograd("conv2d", _backward, _save)
+
+
+register(
+    Op(
+        "conv2d",
+        conv2d,
+        namesake="torch.nn.functional.conv2d",
+        reference=_reference,
+        operators=("conv2d",),
+        samples=samples,
+        production=production,
+    )
+)

@@ -1,0 +1,16 @@
+"""Convolutions run on shards of the batch, and without groups on shards of the outputs and of the input's channels
+(which makes partial sums)."""
+
+from __future__ import annotations
+
+from ._rule import Partial, Shard, rule
+
+
+@rule("conv2d")
+def conv2d(call):
+    yield Shard(0), {"x": Shard(0), "residual": Shard(0)}
+    if call.groups > 1:
+        return
+    yield Shard(1), {"weight": Shard(0), "scale": Shard(0), "bias": Shard(0), "residual": Shard(1)}
+    if call.activation == "none":
+        yield Partial(), {"x": Shard(1), "weight": Shard(1), "bias": Partial(), "residual": Partial()}

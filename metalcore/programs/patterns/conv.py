@@ -1,0 +1,85 @@
+"""Convolutions of images with what follows them: the sum with a residual, and an activation."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from ...conv._conv2d import call_of, is_channels_last
+from ..ir import accelerated, argument, arguments, name_of, value
+from ..matching import Call, Match, Sum, Value
+from ..rewriting import Pattern
+
+_ACTIVATIONS = {
+    "relu": Call("relu", Value("conv")),
+    "silu": Call("silu", Value("conv")),
+    "gelu": Call("gelu", Value("conv"), approximate="none"),
+    "gelu_tanh": Call("gelu", Value("conv"), approximate="tanh"),
+}
+_OPTIONS = ("stride", "padding", "dilation", "groups")
+_SUM = Sum(Value("conv"), Value("residual"))
+
+
+class Conv(Pattern):
+    """It grows: a convolution becomes metalcore's, which takes in the sum that follows, and then the activation."""
+
+    name = "conv"
+    summary = "conv2d, with the sum with a residual and relu, gelu or silu that follow, is metalcore.conv2d"
+    anchors = frozenset({"conv2d", "add", "relu", "silu", "gelu"})
+    # The libraries of Apple and NVIDIA do convolutions; ours is faster or slower, which is not measured.
+    by_name_on = frozenset({"cuda", "mps"})
+
+    def match(self, node: Node) -> Match | None:
+        if name_of(node) == "conv2d":
+            return self._convolution(node)
+        for activation, expression in _ACTIVATIONS.items():
+            match = expression.match(node)
+            if match is not None:
+                return self._following(match, "activation", activation)
+        sums = (self._following(match, "residual", match["residual"]) for match in _SUM.matches(node, Match()))
+        return next((match for match in sums if match is not None and _one_shape(node, match["residual"])), None)
+
+    def _convolution(self, node):
+        tensors = [argument(node, name) for name in ("input", "weight", "bias")]
+        given = [tensor for tensor in tensors if tensor is not None]
+        if not accelerated(*given) or len({value(tensor).dtype for tensor in given}) != 1:
+            return None
+        return Match(zip(("x", "weight", "bias"), tensors), [node])
+
+    def _following(self, match, name, thing):
+        """What follows metalcore's convolution, if that has nothing of the kind, and nothing that comes after it."""
+        conv = match["conv"]
+        if name_of(conv) != "metalcore.conv2d" or argument(conv, "activation") != "none":
+            return None
+        if name == "residual" and argument(conv, "residual") is not None:
+            return None
+        tensors = {f"argument {i}": given for i, given in enumerate(arguments(conv)) if isinstance(given, Node)}
+        return Match({**tensors, "changed": name, name: thing}, [*match.nodes, conv])
+
+    def emit(self, match, emit):
+        node = match.nodes[0]
+        made = self._grown(match, emit) if "changed" in match else self._taken(match, emit)
+        # Views of the result were chosen for its strides.
+        return made if made is not None and value(made).stride() == value(node).stride() else None
+
+    def _taken(self, match, emit):
+        node, x, weight, bias = match.nodes[0], match["x"], match["weight"], match["bias"]
+        stride, padding, dilation, groups = (argument(node, name) for name in _OPTIONS)
+        tensors = (None if tensor is None else value(tensor) for tensor in (x, weight, None, bias, None))
+        call = call_of(*tensors, stride, padding, dilation, groups)
+        if call is None or value(x).dim() != 4:
+            return None
+        options = (*call[:3], groups, "none", is_channels_last(value(node)))
+        return emit(torch.ops.metalcore.conv2d.default, x, weight, None, bias, None, *options)
+
+    def _grown(self, match, emit):
+        conv, changed = match.nodes[-1], match["changed"]
+        if changed == "activation" and conv in emit.with_gradient:
+            return None  # its derivative needs what it is applied to
+        schema = torch.ops.metalcore.conv2d.default._schema
+        given = {spec.name: thing for spec, thing in zip(schema.arguments, arguments(conv))}
+        return emit(torch.ops.metalcore.conv2d.default, *{**given, changed: match[changed]}.values())
+
+
+def _one_shape(node, other):
+    return value(node).shape == value(other).shape and value(node).dtype == value(other).dtype

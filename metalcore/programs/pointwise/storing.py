@@ -1,0 +1,92 @@
+"""Which results in the middle of a graph are stored, because computing them again at each place that is read would cost
+more than the memory does."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+
+from torch.fx import Node
+
+from .lowering import INDEXED
+from .nodes import REDUCTIONS, STORED, WRITES, fake, is_leaf, name_of, shape_of
+from .windows import MEASURED, elements_of
+from .writes import written
+
+MOST_REPEATED = 8  # operations of an element that several operations read, some at other elements
+MOST_IN_WINDOW = 64  # operations of all elements of a window
+# What may read an element several times. Others read it once at most.
+_SEVERAL = ("gather", "index", "embedding", "repeat", "upsample", "_upsample", "replication", *MEASURED)
+
+
+def is_indexed(node: Node) -> bool:
+    """Whether an operation reads operands at other elements than its own."""
+    return name_of(node) in INDEXED
+
+
+def repeats_of(node: Node, operand: Node) -> float:
+    """How often, about, an operation that reads elements at places of its own reads each of its operand's. Infinity for
+    other operations, whose operands are of their shape."""
+    name = name_of(node)
+    if name in WRITES:
+        return 1 if operand is node.args[0] else math.prod(written(node).shape) / fake(operand).numel()
+    if name not in INDEXED:
+        return math.inf
+    return elements_of(node) * math.prod(shape_of(node)) / fake(operand).numel() if name.startswith(_SEVERAL) else 1
+
+
+def cone(nodes: Sequence[Node]) -> list[Node]:
+    """Nodes and what they are computed from, down to the graph's inputs, in order."""
+    seen: set[Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            left += node.all_input_nodes
+    return sorted(seen)
+
+
+def needs_coordinates(nodes: Sequence[Node], made: Sequence[Node] = ()) -> bool:
+    """Whether nodes have operations before them, down to leaves, that read other elements than their own."""
+    seen: set[Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node in seen or (is_leaf(node) and node not in made):
+            continue
+        seen.add(node)
+        if is_indexed(node):
+            return True
+        left += node.all_input_nodes
+    return False
+
+
+def store(outputs: Sequence[Node]) -> None:
+    """Marks the nodes that have kernels of their own."""
+    found = cone(outputs)
+    inside = set(found)
+    work: dict[Node, int] = {}
+    for node in found:
+        if is_leaf(node):
+            if name_of(node) in REDUCTIONS and needs_coordinates(node.args[:1]):
+                _mark(node.args[0])
+            work[node] = 0
+            continue
+        operands = sum(work[source] for source in node.all_input_nodes)
+        if name_of(node) in MEASURED and elements_of(node) * operands > MOST_IN_WINDOW:
+            _mark(node.args[0])
+            work[node.args[0]] = operands = 0
+        work[node] = elements_of(node) * operands + (1 if node.target is not operator.getitem else 0)
+        if name_of(node) in MEASURED:
+            work[node] += elements_of(node)
+        users = [user for user in node.users if user in inside]
+        if len(users) > 1 and any(map(is_indexed, users)) and work[node] > MOST_REPEATED:
+            _mark(node)
+            work[node] = 0
+
+
+def _mark(node):
+    if node.op != "placeholder" and not is_leaf(node) and not isinstance(node.meta["val"], (tuple, list)):
+        node.meta[STORED] = True

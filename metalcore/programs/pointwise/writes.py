@@ -1,0 +1,109 @@
+"""Operations that write elements of one tensor into a copy of another, at places that tensors of indices give.
+
+Where two elements have one place, either may remain, as with PyTorch. A place that does not exist is not written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from .lowering import Lowering
+from .nodes import arguments_of, fake, name_of, plain, result_dtype
+from .numbers import Unsupported
+from .reads import advanced, dimension, looked_up
+from .source import coordinates, loader, one_thread_an_element, parameters, place_at, to_memory
+
+
+class Write(NamedTuple):
+    """What is written.
+
+    Attributes:
+        shape: of the elements.
+        value: a node that broadcasts to the shape, or a number.
+        place: of a lowering and coordinates in the shape: the coordinates in the result, None where a tensor gives the
+            number; and these numbers with the conditions under which they exist.
+    """
+
+    shape: tuple[int, ...]
+    value: Any
+    place: Callable[[Lowering, Sequence[str]], tuple[list[str | None], list[tuple[str, str]]]]
+
+
+def written(node: Node) -> Write:
+    """What a node writes. Raises Unsupported where the generator does not take it."""
+    arguments, result = arguments_of(node), fake(node)
+    if not result.dim():
+        raise Unsupported("it writes to a tensor without dimensions")
+    if arguments.get("accumulate"):
+        raise Unsupported("it adds elements of one place, in an order that is not known")
+    if name_of(node) == "index_put.default":
+        return _index_put(result, arguments)
+    dim, index = dimension(node, arguments["dim"]), arguments["index"]
+    by_element = name_of(node).startswith("scatter")
+    wraps = name_of(node).startswith("index_fill")
+    value = next(arguments[name] for name in ("source", "src", "value") if name in arguments)
+    if by_element:
+        shape = tuple(fake(index).shape)
+    else:
+        shape = (*result.shape[:dim], fake(index).numel(), *result.shape[dim + 1 :])
+
+    def place(lowering, at):
+        own = at if by_element else at[dim : dim + 1]
+        number = looked_up(lowering, index, own[: fake(index).dim()], result.shape[dim], wraps=wraps)
+        return [None if d == dim else c for d, c in enumerate(at)], [number]
+
+    return Write(shape, value, place)
+
+
+def _index_put(result, arguments):
+    indices = arguments["indices"]
+    given = [(d, index) for d, index in enumerate(indices) if index is not None]
+    common = torch.broadcast_shapes(*(fake(index).shape for _, index in given))
+    others = [size for d, size in enumerate(result.shape) if d not in dict(given)]
+    first = given[0][0] if given[-1][0] - given[0][0] == len(given) - 1 else 0
+    shape = (*others[:first], *common, *others[first:])
+    return Write(shape, arguments["values"], lambda lowering, at: advanced(lowering, indices, result.shape, at))
+
+
+def operands_of(node: Node) -> list[Node]:
+    """The nodes that say what is written and where."""
+    found: list[Node] = []
+    torch.fx.node.map_arg((node.args[1:], node.kwargs), found.append)
+    return list(dict.fromkeys(found))
+
+
+def writing(node: Node, inputs: Sequence[Node], strides: Sequence[Sequence[int]], *, keep_float32: bool = False) -> str:
+    """The kernel that writes into the copy.
+
+    Args:
+        inputs: the leaves that it reads.
+        strides: of the result, then of the inputs.
+    """
+    lowering = Lowering(loader(inputs, strides[1:]), keep_float32=keep_float32)
+    before, body = statements(lowering, node, strides[0])
+    text = "\n".join(f"  {line}" for line in (*before, *body))
+    return one_thread_an_element(parameters([node], inputs, "uint"), text)
+
+
+def statements(lowering: Lowering, node: Node, strides: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Statements that find a thread's element, and those that write it."""
+    write, dtype = written(node), result_dtype(node)
+    dense = [0] * len(write.shape)
+    for d in range(len(dense) - 1, -1, -1):
+        dense[d] = dense[d + 1] * write.shape[d + 1] if d + 1 < len(dense) else 1
+    before, at = coordinates(write.shape, dense)
+    places, numbers = write.place(lowering, at)
+    with lowering.scope(f"if ({' && '.join(inside for _, inside in numbers)})"):
+        if isinstance(write.value, Node):
+            found = lowering.value(write.value, at[len(at) - fake(write.value).dim() :])
+            value = lowering.rounded(found.text, found.dtype, dtype, exact=True).text
+        else:
+            value = lowering.operand(plain(write.value), dtype)
+        given = iter([lowering.index(f"int({number})") for number, _ in numbers])
+        place = place_at([next(given) if c is None else c for c in places], strides)
+        lowering.statements.append(f"out0[{place}] = {to_memory(value, dtype)};")
+    return before, lowering.statements
