@@ -247,8 +247,8 @@ class Writing(Whole):
         if math.prod(written(self._node).shape):
             super().run(memory)
 
-    def sources(self, memory):
-        return [*self._copy.sources(memory), *super().sources(memory)]
+    def kernels(self, memory):
+        return [*self._copy.kernels(memory), *super().kernels(memory)]
 
     def _make(self, strides, _):
         name, count = self._node.target.overloadpacket.__name__, math.prod(written(self._node).shape)
