@@ -20,7 +20,7 @@ def load(driver_path, library):
         fake_gpu.driver = ctypes.CDLL(driver_path)
         fake_gpu.driver.fake_launch.restype = ctypes.POINTER(fake_gpu.LaunchRecord)
         fake_gpu.driver.fake_fill.restype = ctypes.POINTER(FillRecord)
-    if os.path.exists(os.environ.get("METALCORE_NVRTC", "")):
+    if os.path.exists(os.environ["METALCORE_NVRTC"]):
         nvrtc = ctypes.CDLL(os.environ["METALCORE_NVRTC"])
         nvrtc.fake_program.restype = nvrtc.fake_options.restype = ctypes.c_char_p
     C = ctypes.CDLL(library)

@@ -118,6 +118,7 @@ call("add_float", 1 << 32, 2 << 32, 3 << 32, 100)
 print(nvrtc.fake_options(0).decode())
 """,
         METALCORE_NVRTC_FLAGS=" -lineinfo  -G",
+        METALCORE_LIBRARY_DIR=f"{LIBRARY}/",
     )
     include = LIBRARY.parent / "msl" / "include"
     paths = [f"--include-path={path}" for path in (include, include / "cuda")]
@@ -209,6 +210,19 @@ assert (said, error) == ("METALCORE_OUT_OF_MEMORY", "metalcore_top_k_mask_logits
 driver.fake_fill_memory(0)
 assert call("top_k_mask_logits_float", 1 << 32, 2 << 32, 4, 5000, 10)
 assert driver.fake_depth() == 0
+""")
+
+
+def test_capture_of_a_graph(run_c):
+    """A call that has run before neither compiles nor allocates nor waits."""
+    run_c("""
+made = context(stream=0x77)
+for capturing in (0, 1):
+    driver.fake_capture(capturing)
+    for vocab in (5000, 200):
+        call("top_k_mask_logits_float", 1 << 32, 2 << 32, 4, vocab, 10)
+    assert (driver.fake_allocations(), driver.fake_waits(), driver.fake_capture_mode()) == (1, 0, 0)
+driver.fake_capture(0)
 """)
 
 

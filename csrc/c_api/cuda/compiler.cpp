@@ -21,7 +21,10 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the programs include, in the package beside lib/.
-fs::path headers() { return fs::path(kernels_folder()).parent_path() / "msl" / "include"; }
+fs::path headers() {
+  const fs::path folder = kernels_folder();
+  return (folder.has_filename() ? folder : folder.parent_path()).parent_path() / "msl" / "include";
+}
 
 fs::path programs() { return fs::path(kernels_folder()) / "cuda"; }
 
