@@ -277,6 +277,8 @@ def test_peft(device):
         metalcore.generate(model, tokens(device), max_new_tokens=1).flatten().tolist()
         == before[:, -1].argmax(-1).tolist()
     )
+    attention = model.get_base_model().model.layers[0].self_attn
+    assert attention.q_proj.base_layer.joined is attention.k_proj.joined is not None
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert len(trained) == 12 and all(parameter.device.type == device for parameter in trained)
     optimizer = torch.optim.Adam(trained, lr=0.01)
