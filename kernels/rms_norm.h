@@ -17,6 +17,7 @@ struct RmsNormParams {
   uint32_t chunk_rows;    // … and the rows of which it has them; backward, thread: the rows of a partial sum
   uint32_t aligned;       // backward, thread: whether rows begin and end at multiples of 16 bytes
   uint32_t whole;         // … backward: all rows, so that it makes the weight's gradient and no part of it
+  uint32_t with_scales;   // forward: leave the rows' scales in memory; backward: they are given
   RowStrides x;           // outputs are contiguous; the split kernels have one stride
   RowStrides residual;
   RowStrides grad;

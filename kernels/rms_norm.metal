@@ -6,7 +6,7 @@ template <typename T, typename W>
 kernel void rms_norm_thread(device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]],
                             device const W* weight [[buffer(2)]], device T* y [[buffer(3)]],
                             device T* sum [[buffer(4)]], constant RmsNormParams& params [[buffer(5)]],
-                            uint row [[thread_position_in_grid]]) {
+                            device float* scales [[buffer(6)]], uint row [[thread_position_in_grid]]) {
   const uint length = params.length;
   const bool has_weight = params.has_weight;
   x += row_at(params.x, row);
@@ -26,6 +26,7 @@ kernel void rms_norm_thread(device const T* x [[buffer(0)]], device const T* res
     squares += part;
   }
   const float scale = scale_of(squares, params);
+  if (params.with_scales) scales[row] = scale;
   for (uint i = 0; i < length; ++i) {
     const float normal = static_cast<float>(x[i]) * scale;
     y[i] = static_cast<T>(has_weight ? normal * (static_cast<float>(weight[i]) + params.offset) : normal);
@@ -42,7 +43,7 @@ inline float squares_of(Slice slice, thread const Rows& v, uint end) {
 
 template <bool aligned, uint N, typename T, typename W, typename Team>
 inline void normalize_row(device const T* x, device const T* residual, device const W* weight, device T* y,
-                          device T* sum, constant RmsNormParams& params, Team team) {
+                          device T* sum, device float* row_scale, constant RmsNormParams& params, Team team) {
   typedef Slice<aligned, T, N> RowSlice;
   const RowSlice slice(team.thread_index);
   typename RowSlice::template Of<T> v;
@@ -50,6 +51,7 @@ inline void normalize_row(device const T* x, device const T* residual, device co
   fetch_input(slice, v, x, residual, sum, params, params.length);
   fetch_weight(slice, w, weight, params, params.length);
   const float scale = scale_of(team.sum(squares_of<N>(slice, v, params.length), 0), params);
+  if (params.with_scales && team.thread_index == 0) *row_scale = scale;
   for (uint n = 0; n < N; ++n) v.round(n, v[n] * scale * (w[n] + params.offset));
   slice.store(v, y, params.length);
 }
@@ -57,8 +59,9 @@ inline void normalize_row(device const T* x, device const T* residual, device co
 template <bool aligned, typename T, typename W, uint N>
 kernel void rms_norm_simd(device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]],
                           device const W* weight [[buffer(2)]], device T* y [[buffer(3)]], device T* sum [[buffer(4)]],
-                          constant RmsNormParams& params [[buffer(5)]], uint group [[threadgroup_position_in_grid]],
-                          uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+                          constant RmsNormParams& params [[buffer(5)]], device float* scales [[buffer(6)]],
+                          uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                          uint simdgroup [[simdgroup_index_in_threadgroup]],
                           uint simdgroups [[simdgroups_per_threadgroup]]) {
   const ulong row = ulong(group) * simdgroups + simdgroup;
   if (row >= params.rows) return;
@@ -66,22 +69,22 @@ kernel void rms_norm_simd(device const T* x [[buffer(0)]], device const T* resid
   residual += row_at(params.residual, row);
   y += row * params.length;
   sum += row * params.length;
-  normalize_row<aligned, N>(x, residual, weight, y, sum, params, Simdgroup(lane));
+  normalize_row<aligned, N>(x, residual, weight, y, sum, scales + row, params, Simdgroup(lane));
 }
 
 template <bool aligned, typename T, typename W, uint N>
 [[kernel]] [[max_total_threads_per_threadgroup(512)]] void rms_norm_block(
     device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]], device const W* weight [[buffer(2)]],
     device T* y [[buffer(3)]], device T* sum [[buffer(4)]], constant RmsNormParams& params [[buffer(5)]],
-    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]]) {
+    device float* scales [[buffer(6)]], uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   const Threadgroup team(thread_index, threads, scratch);
   x += row_at(params.x, row);
   residual += row_at(params.residual, row);
   y += ulong(row) * params.length;
   sum += ulong(row) * params.length;
-  normalize_row<aligned, N>(x, residual, weight, y, sum, params, team);
+  normalize_row<aligned, N>(x, residual, weight, y, sum, scales + row, params, team);
 }
 
 // A row of any length in two walks: the sum of the squares, and the results.
@@ -101,8 +104,9 @@ inline float walk_squares(device const T* x, device const T* residual, device T*
 
 template <bool aligned, uint N, typename T, typename W>
 inline void walk_results(device const T* x, device const W* weight, device T* y, device const T* sum,
-                         constant RmsNormParams& params, float squares, Threadgroup team) {
+                         device float* row_scale, constant RmsNormParams& params, float squares, Threadgroup team) {
   const float scale = scale_of(squares, params);
+  if (params.with_scales && team.thread_index == 0) *row_scale = scale;
   device const T* const input = params.has_residual ? sum : x;
   for (uint start = 0; start < params.length; start += team.threads * 4 * N) {
     const Slice<aligned, T, N> slice(team.thread_index, start);
@@ -117,26 +121,27 @@ inline void walk_results(device const T* x, device const W* weight, device T* y,
 
 template <bool aligned, typename T, typename W>
 inline void normalize_long_row(device const T* x, device const T* residual, device const W* weight, device T* y,
-                               device T* sum, constant RmsNormParams& params, Threadgroup team) {
+                               device T* sum, device float* row_scale, constant RmsNormParams& params,
+                               Threadgroup team) {
   const float squares = walk_squares<aligned, kLongStep<T>>(x, residual, sum, params, team);
   // A thread that is past the end reads the row's last elements of `sum`, which another thread has written.
   threadgroup_barrier(mem_flags::mem_device);
-  walk_results<aligned, kLongStep<T>>(x, weight, y, sum, params, squares, team);
+  walk_results<aligned, kLongStep<T>>(x, weight, y, sum, row_scale, params, squares, team);
 }
 
 template <bool aligned, typename T, typename W>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_looped(
     device const T* x [[buffer(0)]], device const T* residual [[buffer(1)]], device const W* weight [[buffer(2)]],
     device T* y [[buffer(3)]], device T* sum [[buffer(4)]], constant RmsNormParams& params [[buffer(5)]],
-    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]]) {
+    device float* scales [[buffer(6)]], uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   const Threadgroup team(thread_index, threads, scratch);
   x += row_at(params.x, row);
   residual += row_at(params.residual, row);
   y += ulong(row) * params.length;
   sum += ulong(row) * params.length;
-  normalize_long_row<aligned>(x, residual, weight, y, sum, params, team);
+  normalize_long_row<aligned>(x, residual, weight, y, sum, scales + row, params, team);
 }
 
 // Few long rows, as in norm_rows.h.
@@ -185,8 +190,9 @@ template <bool aligned, typename T, typename W>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_split(
     device const T* x [[buffer(0)]], device const W* weight [[buffer(1)]], device T* y [[buffer(2)]],
     device const T* sum [[buffer(3)]], device const float* parts [[buffer(4)]],
-    constant RmsNormParams& params [[buffer(5)]], uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]], uint2 threads [[threads_per_threadgroup]]) {
+    constant RmsNormParams& params [[buffer(5)]], device float* row_scales [[buffer(6)]],
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint2 threads [[threads_per_threadgroup]]) {
   constexpr uint N = kColumnStep;
   constexpr uint R = RMS_NORM_SPLIT_ROWS(aligned, sizeof(T));
   typedef Slice<aligned, T, N> RowSlice;
@@ -203,7 +209,11 @@ template <bool aligned, typename T, typename W>
   fetch_some(RowSlice(thread_index, part.begin), v, input, stride, chunk.rows, part.end);
   fetch_weight(RowSlice(thread_index, part.begin), w, weight, params, part.end);
   sum_parts(scales, parts, chunk, params, team);
-  if (thread_index < chunk.rows) scales[thread_index] = scale_of(scales[thread_index], params);
+  if (thread_index < chunk.rows) {
+    const float scale = scale_of(scales[thread_index], params);
+    scales[thread_index] = scale;
+    if (params.with_scales && group.x == 0) row_scales[chunk.first + thread_index] = scale;
+  }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint start = part.begin, row = 0; start < part.end;) {
     const RowSlice slice(thread_index, start);

@@ -7,9 +7,10 @@
 #include "common/norm_rows.h"
 
 // gx is scale g + factor x, with these two made of the sums of squares and of g x. scale^3 may be out of float32's
-// range where the factor is not.
-inline float2 factors_of(float squares, float product, float inverse_length, constant RmsNormParams& params) {
-  const float scale = rsqrt(fma(squares, inverse_length, params.eps));
+// range where the factor is not. The scale is that of the forward pass where `given` has it.
+inline float2 factors_of(float squares, float product, float inverse_length, device const float* given,
+                         constant RmsNormParams& params) {
+  const float scale = params.with_scales ? *given : rsqrt(fma(squares, inverse_length, params.eps));
   return float2(scale, -scale * (scale * (scale * (product * inverse_length))));
 }
 
@@ -18,7 +19,7 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]], device 
                                      device const W* weight [[buffer(2)]], device const T* residual [[buffer(3)]],
                                      device T* gx [[buffer(4)]], device float* scales [[buffer(5)]],
                                      constant RmsNormParams& params [[buffer(6)]],
-                                     uint row [[thread_position_in_grid]]) {
+                                     device const float* given [[buffer(7)]], uint row [[thread_position_in_grid]]) {
   const uint length = params.length;
   const bool has_weight = params.has_weight;
   const bool has_residual = params.has_residual;
@@ -41,7 +42,7 @@ kernel void rms_norm_backward_thread(device const T* grad [[buffer(0)]], device 
     squares += square_part;
     product += product_part;
   }
-  const float2 factors = factors_of(squares, product, 1.0f / static_cast<float>(length), params);
+  const float2 factors = factors_of(squares, product, 1.0f / static_cast<float>(length), given + row, params);
   scales[row] = factors.x;
   for (uint i = 0; i < length; ++i) {
     const float g = static_cast<float>(grad[i]);
@@ -73,7 +74,7 @@ inline float2 sums_of(Slice slice, thread const Rows& v, thread const Rows& g, t
 // gradient where it is wanted. Rows are on their way while those before them are at work.
 template <bool aligned, bool nested, uint N, uint R, typename T, typename W, typename Team>
 inline void differentiate_rows(device const T* grad, device const T* x, device const W* weight,
-                               device const T* residual, device T* gx, device float* partial,
+                               device const T* residual, device T* gx, device float* partial, device const float* given,
                                constant RmsNormParams& params, Team team, uint stream) {
   typedef Slice<aligned, T, N> RowSlice;
   typedef typename RowSlice::template Of<conditional_t<aligned, T, float>> Held;  // elements by themselves unpacked
@@ -124,7 +125,7 @@ inline void differentiate_rows(device const T* grad, device const T* x, device c
     for (uint r = 0; r < R; ++r) {
       const ulong row = first + r;
       if (row >= params.rows) continue;
-      const float2 factors = factors_of(sums[2 * r], sums[2 * r + 1], inverse_length, params);
+      const float2 factors = factors_of(sums[2 * r], sums[2 * r + 1], inverse_length, given + row, params);
       for (uint n = 0; n < N; ++n) {
         gw[n] = fma(g[r][n], v[r][n] * factors.x, gw[n]);
         const float4 value = fma(v[r][n], float4(factors.y), g[r][n] * (w[n] + params.offset) * factors.x);
@@ -141,23 +142,26 @@ kernel void rms_norm_backward_simd(device const T* grad [[buffer(0)]], device co
                                    device const W* weight [[buffer(2)]], device const T* residual [[buffer(3)]],
                                    device T* gx [[buffer(4)]], device float* partial [[buffer(5)]],
                                    constant RmsNormParams& params [[buffer(6)]],
-                                   uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                                   device const float* given [[buffer(7)]], uint group [[threadgroup_position_in_grid]],
+                                   uint lane [[thread_index_in_simdgroup]],
                                    uint simdgroup [[simdgroup_index_in_threadgroup]],
                                    uint simdgroups [[simdgroups_per_threadgroup]]) {
   const uint stream = group * simdgroups + simdgroup;
   if (stream >= params.streams) return;
-  differentiate_rows<aligned, true, N, 1>(grad, x, weight, residual, gx, partial, params, Simdgroup(lane), stream);
+  differentiate_rows<aligned, true, N, 1>(grad, x, weight, residual, gx, partial, given, params, Simdgroup(lane),
+                                          stream);
 }
 
 template <bool aligned, typename T, typename W, uint N, uint R>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_block(
     device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const W* weight [[buffer(2)]],
     device const T* residual [[buffer(3)]], device T* gx [[buffer(4)]], device float* partial [[buffer(5)]],
-    constant RmsNormParams& params [[buffer(6)]], uint stream [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+    constant RmsNormParams& params [[buffer(6)]], device const float* given [[buffer(7)]],
+    uint stream [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[2 * 32 * 2 * R];
   const Threadgroup team(thread_index, threads, scratch);
-  differentiate_rows<aligned, false, N, R>(grad, x, weight, residual, gx, partial, params, team, stream);
+  differentiate_rows<aligned, false, N, R>(grad, x, weight, residual, gx, partial, given, params, team, stream);
 }
 
 // Long rows, as in norm_rows.h. A threadgroup has some rows at work at once.
@@ -215,9 +219,9 @@ template <bool aligned, typename T, typename W>
 [[kernel]] [[max_total_threads_per_threadgroup(1024)]] void rms_norm_backward_split(
     device const T* grad [[buffer(0)]], device const T* x [[buffer(1)]], device const W* weight [[buffer(2)]],
     device const T* residual [[buffer(3)]], device T* gx [[buffer(4)]], device float* partial [[buffer(5)]],
-    constant RmsNormParams& params [[buffer(6)]], device const float2* parts [[buffer(7)]], device W* gw [[buffer(8)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-    uint2 threads [[threads_per_threadgroup]]) {
+    constant RmsNormParams& params [[buffer(6)]], device const float* given [[buffer(7)]],
+    device const float2* parts [[buffer(8)]], device W* gw [[buffer(9)]], uint2 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint2 threads [[threads_per_threadgroup]]) {
   constexpr uint N = kColumnStep;
   constexpr uint R = RMS_NORM_BACKWARD_SPLIT_ROWS(aligned, sizeof(T));
   typedef Slice<aligned, T, N> RowSlice;
@@ -242,7 +246,8 @@ template <bool aligned, typename T, typename W>
   sum_parts(sums, parts, chunk, params, team);
   if (thread_index < chunk.rows)
     sums[thread_index] =
-        factors_of(sums[thread_index].x, sums[thread_index].y, 1.0f / static_cast<float>(params.length), params);
+        factors_of(sums[thread_index].x, sums[thread_index].y, 1.0f / static_cast<float>(params.length),
+                   given + chunk.first + thread_index, params);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint start = part.begin, row = 0; start < part.end;) {
     const RowSlice slice(thread_index, start);

@@ -67,7 +67,7 @@ bool left_as_refused();
 template <auto takes, auto op>
 class Replacement;
 
-template <typename... Arguments, bool (*takes)(Arguments...), Tensor (*op)(Arguments...)>
+template <typename Result, typename... Arguments, bool (*takes)(Arguments...), Result (*op)(Arguments...)>
 class Replacement<takes, op> : public ReplacedOperator {
  public:
   Replacement(const char* name, const char* op_name) : ReplacedOperator(name, op_name, TORCH_BOX(&call)) {
@@ -75,7 +75,7 @@ class Replacement<takes, op> : public ReplacedOperator {
   }
 
  private:
-  static Tensor call(Arguments... arguments) {
+  static Result call(Arguments... arguments) {
     if (takes(arguments...)) {
       Run run(*self_, std::get<0>(std::tie(arguments...)));
       try {
@@ -84,7 +84,7 @@ class Replacement<takes, op> : public ReplacedOperator {
         run.take_back();
       }
     }
-    return PythonOperator<Tensor>::call(self_->replaced(), arguments...);
+    return PythonOperator<Result>::call(self_->replaced(), arguments...);
   }
 
   static inline Replacement* self_ = nullptr;

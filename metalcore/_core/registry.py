@@ -116,6 +116,7 @@ class Override:
             kernel for it (linalg_svd: on a Mac before PyTorch 2.14, which computes it on the CPU, without derivative).
             There the composite kernel takes its place.
         devices: the types of devices on which it replaces PyTorch's kernel.
+        elsewhere: why it does not on others.
     """
 
     operator: str
@@ -124,6 +125,7 @@ class Override:
     dtypes: frozenset[torch.dtype] = FLOAT_DTYPES
     composite: str | None = None
     devices: frozenset[str] = DEVICES
+    elsewhere: str = "PyTorch's kernels are faster there"
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import COUNTED, alike, autocast_to_float32, is_plain
+from .._core.routing import COUNTED, alike, autocast_to_float32
 from ._layer_norm import _wide
 from ._rms_norm import _empty, _is_number
 
@@ -193,37 +193,6 @@ _group_norm = autograd("group_norm", _backward, _save)
 _gradient = autograd("group_norm_backward", _double_backward, _save_backward)
 
 
-# Overrides of PyTorch's kernels. PyTorch's take channels that are neighbours in memory as they lie.
-
-
-def _taken(x, groups, *parameters):
-    return all(map(is_plain, (x, *parameters))) and x.is_contiguous() and _takes(x, groups, *parameters)
-
-
-def _override(previous, count, decline):
-    def kernel(keyset, x, weight, bias, N, C, HxW, group, eps):
-        if not _taken(x, group, weight, bias):
-            return decline(keyset, x, weight, bias, N, C, HxW, group, eps)
-        return count.run(ops.group_norm, x, group, weight, bias, eps)
-
-    return kernel
-
-
-def _override_backward(previous, count, decline):
-    def kernel(keyset, grad, x, mean, rstd, weight, N, C, HxW, group, mask):
-        if not (
-            _taken(x, group, weight, None)
-            and alike(x, grad)
-            and grad.shape == x.shape
-            and mean.dtype == rstd.dtype == torch.float32
-        ):
-            return decline(keyset, grad, x, mean, rstd, weight, N, C, HxW, group, mask)
-        gx, gw, gb = count.run(ops.group_norm_backward, grad, x, mean, rstd, group, weight, mask[1] or mask[2])
-        return gx if mask[0] else None, gw if mask[1] else None, gb if mask[2] else None
-
-    return kernel
-
-
 def _sample(name, shape, groups):
     channels = shape[1:2]
     return Sample(
@@ -241,8 +210,8 @@ register(
         namesake="torch.nn.functional.group_norm",
         operators=("group_norm", "group_norm_backward"),
         override=(
-            Override("native_group_norm", _override),
-            Override("native_group_norm_backward", _override_backward),
+            Override("native_group_norm"),
+            Override("native_group_norm_backward"),
         ),
         samples=lambda: (
             _sample("images", (3, 12, 8, 8), 4),

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import COUNTED, alike, autocast_to_float32, is_plain, too_many
+from .._core.routing import COUNTED, alike, autocast_to_float32, too_many
 from .._core.samples import rows
 from ._rms_norm import _empty, _fits, _is_number
 
@@ -257,45 +257,6 @@ _add_layer_norm = autograd("add_layer_norm", _sum_backward, _save_sum)
 _gradient_of_rows = autograd("layer_norm_backward", _double_backward, _save_backward)
 
 
-# Overrides of PyTorch's kernels
-
-
-def _taken(x, normalized_shape, *parameters):
-    return (
-        all(map(is_plain, (x, *parameters)))
-        and alike(x, *parameters)
-        and tuple(x.shape[-len(normalized_shape) :]) == tuple(normalized_shape)
-        and (x.numel() <= COUNTED or not too_many(x, math.prod(normalized_shape)))
-    )
-
-
-def _override(previous, count, decline):
-    def kernel(keyset, x, normalized_shape, weight, bias, eps):
-        if not _taken(x, normalized_shape, weight, bias):
-            return decline(keyset, x, normalized_shape, weight, bias, eps)
-        return count.run(ops.layer_norm, x, len(normalized_shape), weight, bias, eps)
-
-    return kernel
-
-
-def _override_backward(previous, count, decline):
-    def kernel(keyset, grad, x, normalized_shape, mean, rstd, weight, bias, mask):
-        if not (
-            _taken(x, normalized_shape, weight, bias, grad)
-            and grad.shape == x.shape
-            and mean.dtype == rstd.dtype == torch.float32
-        ):
-            return decline(keyset, grad, x, normalized_shape, mean, rstd, weight, bias, mask)
-        wanted = mask[1] or mask[2]
-        gx, gw, gb = count.run(
-            ops.layer_norm_backward, grad, x, mean, rstd, None, len(normalized_shape), weight, wanted
-        )
-        shape = tuple(normalized_shape)
-        return gx if mask[0] else None, gw.view(shape) if mask[1] else None, gb.view(shape) if mask[2] else None
-
-    return kernel
-
-
 def _sample(name, count, length):
     return Sample(
         name,
@@ -321,8 +282,8 @@ register(
         namesake="torch.nn.functional.layer_norm",
         operators=("layer_norm", "layer_norm_backward"),
         override=(
-            Override("native_layer_norm", _override),
-            Override("native_layer_norm_backward", _override_backward),
+            Override("native_layer_norm"),
+            Override("native_layer_norm_backward"),
         ),
         samples=lambda: (
             *rows(_sample),

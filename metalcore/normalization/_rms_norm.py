@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from .._core.derivatives import derive
-from .._core.operators import autograd, cpu_kernel, fake_kernel, ops
+from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import COUNTED, accelerated, alike, autocast_to_float32, is_plain, too_many
 from .._core.samples import rows
@@ -261,13 +261,19 @@ _gradient_of_rows = autograd("rms_norm_backward", _double_backward, _save_backwa
 # Overrides of PyTorch's kernels
 
 
+_fused = torch.ops.aten._fused_rms_norm.default
+
+
 def _override(previous, count, decline):
     def kernel(keyset, x, normalized_shape, weight=None, eps=None):
         if not (is_plain(x) and is_plain(weight) and alike(x, weight) and _fits(x, normalized_shape, weight)):
             return decline(keyset, x, normalized_shape, weight, eps)
-        return count.run(ops.rms_norm, x, len(normalized_shape), weight, _EPS if eps is None else eps, 0.0)
+        return count.run(_fused, x, normalized_shape, weight, eps)[0]
 
     return kernel
+
+
+_AT_RMS_NORM = {"devices": frozenset({"mps"}), "elsewhere": "it ends in aten::_fused_rms_norm there"}
 
 
 def _sample(name, count, length):
@@ -301,7 +307,12 @@ register(
         namesake="torch.nn.functional.rms_norm",
         reference=_reference,
         operators=("rms_norm", "rms_norm_backward"),
-        override=(Override("rms_norm", _override, at_autograd=True), Override("rms_norm", _override)),
+        override=(
+            Override("_fused_rms_norm"),
+            Override("_fused_rms_norm_backward"),
+            Override("rms_norm", _override, at_autograd=True, **_AT_RMS_NORM),
+            Override("rms_norm", _override, **_AT_RMS_NORM),
+        ),
         samples=lambda: (
             *rows(_sample),
             Sample(

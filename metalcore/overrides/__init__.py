@@ -14,15 +14,16 @@ How each one works, and why:
     catches them all. It lies below autograd, autocast, functorch and the tracers, which go on as if nothing had
     changed: gradients come from PyTorch's own formulas, and a compiled graph holds PyTorch's operators, so it is right
     whether the override is on or off when it runs.
-    The kernels of activations and softmaxes are in C++ (csrc/ops/replacement.h); those of the norms and of linear
-    algebra in Python. `embedding` and `embedding_bag` are of this kind, for the operators of both passes.
+    The kernels of activations, softmaxes and norms are in C++ (csrc/ops/replacement.h); those of linear algebra in
+    Python. `embedding` and `embedding_bag` are of this kind, for the operators of both passes.
     `gelu` also takes modules that write the op out in Python, in the way that `rms_norm` does.
 `rms_norm`
-    `aten::rms_norm` has no kernel and no derivative of its own; PyTorch takes it apart into simple operators. So this
-    kernel is placed where the taking apart happens, at the device's autograd key (and at the device's key, where
-    inference tensors arrive). Traced code keeps PyTorch's decomposition: call `metalcore.rms_norm` or use
-    `metalcore.nn.RMSNorm` to keep the kernel inside a compiled graph.
-    `cross_entropy` and `kl_div` are placed there for the same reason.
+    As those above, for `aten::_fused_rms_norm` and its derivative, in which PyTorch's function ends on NVIDIA GPUs. On
+    Apple's, PyTorch takes `aten::rms_norm` apart into simple operators if it needs a gradient. So there another kernel,
+    which calls `aten::_fused_rms_norm`, is placed where the taking apart happens, at the device's autograd key (and at
+    the device's key, where inference tensors arrive). Traced code keeps PyTorch's decomposition there: call
+    `metalcore.rms_norm` or use `metalcore.nn.RMSNorm` to keep the kernel inside a compiled graph.
+    `cross_entropy` and `kl_div` are placed at the autograd key because they have no kernel of their own.
     Most models have an RMSNorm of their own that is written out in simple operators: Llama's, T5's, Gemma's with its
     1 + weight, gated ones. Their classes are found by trying what they compute, whichever library they are in, and get
     another forward (metalcore/integrations/_modules.py). Models may be imported and made before or after. What is
@@ -154,10 +155,8 @@ def _apply():
         elif override and name in active:
             for device in found:
                 here = tuple(one for one in override if device in one.devices)
-                for operator in {one.operator for one in override} - {one.operator for one in here}:
-                    _report.never_replaced(
-                        name, f"aten::{operator} on {device}", f"PyTorch's kernels are faster on {device}"
-                    )
+                for operator, reason in {one.operator: one.elsewhere for one in override if one not in here}.items():
+                    _report.never_replaced(name, f"aten::{operator} on {device}", reason)
                 if here and (name, device) not in _installed:
                     _installed[name, device] = _dispatcher.Installed(name, here, device)
     _modules.switch(active if found else ())

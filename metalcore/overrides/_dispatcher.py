@@ -29,7 +29,7 @@ class Installed:
     def __init__(self, name: str, overrides: tuple[Override, ...], device: str):
         # All looked up first: with a kernel at one key, PyTorch would compute another answer for the next.
         found = [
-            (override, key, torch.library.get_kernel(f"aten::{override.operator}", key))
+            (override, key, _kernel_before(override.operator, key))
             for override in overrides
             for key in [("Autograd" if override.at_autograd else "") + device.upper()]
         ]
@@ -53,7 +53,8 @@ class Installed:
             return
         count = count_of(name, what, functools.partial(_C.replacement_ran, operator, device))
         _define_replaced(operator)
-        replaced.impl(operator, _left_by_cpp(_left(previous, count, override.dtypes)), key, with_keyset=True)
+        results = len(getattr(torch.ops.aten, operator).default._schema.returns)
+        replaced.impl(operator, _left_by_cpp(_left(previous, count, override.dtypes), results), key, with_keyset=True)
         _replace_from_python(operator, key)
         _C.put_replacement(operator, key)
         self._in_cpp.append((operator, key))
@@ -71,6 +72,29 @@ class Installed:
         for library in self._libraries:
             library._destroy()
         _forget_resolved(self._overrides)
+
+
+class _Decomposition:
+    """PyTorch's decomposition of an operator, called as a kernel of torch.library.get_kernel."""
+
+    def __init__(self, operator):
+        self._function = torch._decomp.decomposition_table[getattr(torch.ops.aten, operator).default]
+
+    def call_boxed(self, keyset, *args, **kwargs):
+        return self._function(*args, **kwargs)
+
+
+_COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+
+
+def _kernel_before(operator, key):
+    """PyTorch's kernel, or its decomposition of an operator that it does not reach on the device."""
+    name = f"aten::{operator}"
+    has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, name)
+    decomposed = getattr(torch.ops.aten, operator).default in torch._decomp.decomposition_table
+    if decomposed and not any(map(has_kernel, (key, *_COMPOSITE))):
+        return _Decomposition(operator)
+    return torch.library.get_kernel(name, key)
 
 
 @functools.cache
@@ -99,7 +123,7 @@ def _replace_from_python(operator, key):
     library._destroy()
 
 
-def _left_by_cpp(left):
+def _left_by_cpp(left, results):
     """What C++ calls through PyTorch's C interface, which prints exceptions and loses their types."""
 
     def call(keyset, *args, **kwargs):
@@ -107,7 +131,7 @@ def _left_by_cpp(left):
             return left(keyset, *args, **kwargs)
         except BaseException as exception:
             _C.leave_exception(exception)
-            return args[0]
+            return args[0] if results == 1 else (args[0],) * results
 
     return call
 

@@ -1,10 +1,9 @@
 // group_norm, over groups of channels.
 #include "../../../kernels/norm/group_norm.h"
-#include "norm_rows.h"
+#include "norms.h"
 
 #include <algorithm>
 #include <string>
-#include <tuple>
 
 namespace metalcore {
 namespace {
@@ -60,6 +59,8 @@ void dispatch(gpu::Recording& recording, const GroupPlan& plan, const Groups& sh
 // Channels whose bytes are whole vectors begin at multiples of 16 bytes if the tensor does.
 bool whole_vectors(const Tensor& x, const Groups& shape) { return aligned16(x, shape.area, shape.length()); }
 
+}  // namespace
+
 std::tuple<Tensor, Tensor, Tensor> group_norm(const Tensor& input, int64_t groups, const MaybeTensor& weight_,
                                               const MaybeTensor& bias_, double eps) {
   const char* op = "group_norm";
@@ -97,6 +98,8 @@ std::tuple<Tensor, Tensor, Tensor> group_norm(const Tensor& input, int64_t group
   return {y, means, scales};
 }
 
+namespace {
+
 // The segments of a channel: some for each simdgroup, so that all have about as much to do.
 struct Segments {
   int64_t count, elements;
@@ -108,6 +111,8 @@ Segments segments_of(const Groups& shape, const GroupPlan& plan) {
   const int64_t elements = count == 1 ? shape.area : round_up<int64_t>(ceil_div(shape.area, count), 8);
   return {ceil_div(shape.area, elements), elements};
 }
+
+}  // namespace
 
 std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor& grad_, const Tensor& input, const Tensor& means_,
                                                        const Tensor& scales_, int64_t groups,
@@ -166,7 +171,6 @@ std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor& grad_, cons
   return {gx, gw, gb};
 }
 
-}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

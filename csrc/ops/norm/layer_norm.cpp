@@ -1,12 +1,10 @@
 // layer_norm and add_layer_norm, over the last dimensions.
 #include "../../../kernels/norm/layer_norm.h"
 #include "column_sums.h"
-#include "norm_rows.h"
+#include "norms.h"
 
 #include <algorithm>
 #include <cstring>
-#include <tuple>
-#include <vector>
 
 namespace metalcore {
 namespace {
@@ -26,13 +24,6 @@ gpu::Recording& kernel(gpu::Recording& recording, const char* op, const RowPlan&
   return recording.kernel(op, "_", plan.variant, aligned && !plan.threads ? "_aligned_" : "_", suffix(dtype));
 }
 
-// The sizes of means and scales: those of x, with ones for the dimensions of a row.
-std::vector<int64_t> statistics_sizes(const Tensor& x, int64_t dims) {
-  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
-  std::fill(sizes.end() - dims, sizes.end(), 1);
-  return sizes;
-}
-
 // y, x + residual (y if there is no residual), means and scales.
 std::tuple<Tensor, Tensor, Tensor, Tensor> normalize(const char* op, const Tensor& input, const MaybeTensor& residual,
                                                      int64_t dims, const MaybeTensor& weight_, const MaybeTensor& bias_,
@@ -43,9 +34,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> normalize(const char* op, const Tenso
   const MaybeTensor weight = checked_parameter(op, "weight", weight_, input, shape.length);
   const MaybeTensor bias = checked_parameter(op, "bias", bias_, input, shape.length);
   const Tensor y = new_like(input), sum = residual ? new_like(input) : y;
-  const std::vector<int64_t> sizes = statistics_sizes(input, dims);
-  Tensor means = new_tensor(Sizes(sizes.data(), sizes.size()), ScalarType::Float, input);
-  Tensor scales = new_tensor(Sizes(sizes.data(), sizes.size()), ScalarType::Float, input);
+  Tensor means = new_statistics(input, dims), scales = new_statistics(input, dims);
   if (shape.rows == 0 || shape.length == 0) {
     torch::stable::zero_(means);
     torch::stable::zero_(scales);
@@ -79,11 +68,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> normalize(const char* op, const Tenso
   return {y, sum, means, scales};
 }
 
+}  // namespace
+
 std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& x, int64_t dims, const MaybeTensor& weight,
                                               const MaybeTensor& bias, double eps) {
   const auto [y, sum, means, scales] = normalize("layer_norm", x, std::nullopt, dims, weight, bias, eps);
   return {y, means, scales};
 }
+
+namespace {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual, int64_t dims,
                                                           const MaybeTensor& weight, const MaybeTensor& bias,
@@ -91,8 +84,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(const Tensor& x, const
   return normalize("add_layer_norm", x, residual, dims, weight, bias, eps);
 }
 
-// Returns the gradients of x, of the weight and of the bias; the last two together or not at all (they are empty). With
-// a residual, `x` is the sum x + residual, and `sum_grad` is the gradient that reaches this sum other than through y.
+}  // namespace
+
 std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const Tensor& input, const Tensor& means_,
                                                        const Tensor& scales_, const MaybeTensor& sum_grad, int64_t dims,
                                                        const MaybeTensor& weight_, bool parameters_wanted) {
@@ -156,7 +149,6 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const
   return {gx, gw, gb};
 }
 
-}  // namespace
 }  // namespace metalcore
 
 STABLE_TORCH_LIBRARY_FRAGMENT(metalcore, m) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
 
 namespace metalcore {
 
@@ -20,6 +21,12 @@ void check_like(const char* op, const char* argument, const Tensor& tensor, cons
   check_same_device(op, argument, tensor, as);
   check_same_dtype(op, argument, tensor, as);
   check_same_shape(op, argument, tensor, as);
+}
+
+Tensor new_statistics(const Tensor& x, int64_t dims) {
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  std::fill(sizes.end() - dims, sizes.end(), 1);
+  return new_tensor(Sizes(sizes.data(), sizes.size()), ScalarType::Float, x);
 }
 
 namespace {

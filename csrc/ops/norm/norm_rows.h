@@ -22,6 +22,9 @@ NormShape norm_shape(const char* op, Sizes sizes, int64_t dims);
 // Checks that a tensor has the device, the dtype and the shape of another one.
 void check_like(const char* op, const char* argument, const Tensor& tensor, const Tensor& as);
 
+// Memory for a float32 number of each row: of x's sizes, with ones for the last `dims`.
+Tensor new_statistics(const Tensor& x, int64_t dims);
+
 // A tensor as rows of its last dimensions. A row is contiguous.
 struct NestedRows {
   Tensor tensor;

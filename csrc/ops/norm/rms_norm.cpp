@@ -81,10 +81,11 @@ SplitPlan plan_forward(const NormShape& shape, const Tensor& on, const RowKernel
   return looped && better_split(shape, on) ? plan_split(shape, on, 1) : SplitPlan{plan, 0};
 }
 
-// Fills y, and with a residual `sum`; both are contiguous. Without a residual the kernels do not touch `residual` and
-// `sum`, but Metal needs a buffer for each argument.
+// Fills y, with a residual `sum`, and the rows' scales where they are wanted; all are contiguous. Without a residual
+// the kernels do not touch `residual` and `sum`, but Metal needs a buffer for each argument.
 void normalize_into(const char* op, const Tensor& y, const Tensor& sum, const Tensor& input,
-                    const MaybeTensor& residual, int64_t dims, const MaybeTensor& weight_, double eps, double offset) {
+                    const MaybeTensor& residual, int64_t dims, const MaybeTensor& weight_, double eps, double offset,
+                    const MaybeTensor& wanted_scales = std::nullopt) {
   const NormShape shape = norm_shape(op, input.sizes(), dims);
   const MaybeTensor weight = kernel_weight(op, weight_, input, shape);
   const ScalarType dtype = input.scalar_type();
@@ -111,6 +112,7 @@ void normalize_into(const char* op, const Tensor& y, const Tensor& sum, const Te
       .splits = plan.splits,
       .share = plan.share,
       .chunk_rows = split.chunk_rows,
+      .with_scales = wanted_scales.has_value(),
       .x = x.strides,
       .residual = added.strides,
   };
@@ -119,6 +121,7 @@ void normalize_into(const char* op, const Tensor& y, const Tensor& sum, const Te
   const Tensor parts = new_tensor({shared ? plan.splits * shape.rows : 0}, ScalarType::Float, input);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
+  const Tensor& scales = wanted_scales ? *wanted_scales : y;
   gpu::record(y, [&](gpu::Recording& recording) {
     if (shared) {
       kernel(recording, op, plan, "_squares", aligned, dtype, dtype);
@@ -126,12 +129,13 @@ void normalize_into(const char* op, const Tensor& y, const Tensor& sum, const Te
       dispatch(recording, plan);
       kernel(recording, op, plan, "", aligned, dtype, weight_dtype);
       recording.buffer(0, x.tensor).buffer(1, weights).buffer(2, y).buffer(3, sum).buffer(4, parts).bytes(5, params);
+      recording.buffer(6, scales);
       dispatch(recording, plan);
       return;
     }
     kernel(recording, op, plan, "", aligned, dtype, weight_dtype);
     recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, weights);
-    recording.buffer(3, y).buffer(4, sum).bytes(5, params);
+    recording.buffer(3, y).buffer(4, sum).bytes(5, params).buffer(6, scales);
     dispatch(recording, plan);
   });
 }
@@ -173,10 +177,11 @@ BackwardPlan plan_backward(const NormShape& shape, const Tensor& on) {
 }
 
 // Returns the gradients of x and of the weight (empty if it is not wanted). With a residual, `x` is the sum x +
-// residual, and `sum_grad` is the gradient that reaches this sum other than through y.
-std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& input, const MaybeTensor& sum_grad,
-                                             int64_t dims, const MaybeTensor& weight_, double eps, double offset,
-                                             bool weight_wanted) {
+// residual, and `sum_grad` is the gradient that reaches this sum other than through y. `eps` does not matter where the
+// rows' scales are given, one float32 value each and contiguous.
+std::tuple<Tensor, Tensor> differentiate(const Tensor& grad, const Tensor& input, const MaybeTensor& given_scales,
+                                         const MaybeTensor& sum_grad, int64_t dims, const MaybeTensor& weight_,
+                                         double eps, double offset, bool weight_wanted) {
   const char* op = "rms_norm_backward";
   check_float(op, "x", input);
   check_like(op, "grad", grad, input);
@@ -228,11 +233,13 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
       .chunk_rows = shared ? plan.rows.chunk_rows : grid_side(plan.parts.chunk_rows),
       .aligned = aligned,
       .whole = whole,
+      .with_scales = given_scales.has_value(),
       .x = x.strides,
       .residual = added.strides,
       .grad = g.strides,
   };
   const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
+  const Tensor& given = given_scales ? *given_scales : x.tensor;
   gpu::record(gx, [&](gpu::Recording& recording) {
     if (shared) {
       kernel(recording, op, rows, "_sums", aligned, dtype, weight_dtype);
@@ -241,8 +248,8 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
     }
     kernel(recording, op, rows, "", aligned, dtype, weight_dtype);
     recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, added.tensor).buffer(4, gx);
-    recording.buffer(5, rows.threads ? scales : partial_wanted ? partial : gx).bytes(6, params);
-    if (shared) recording.buffer(7, parts).buffer(8, whole ? gw : gx);
+    recording.buffer(5, rows.threads ? scales : partial_wanted ? partial : gx).bytes(6, params).buffer(7, given);
+    if (shared) recording.buffer(8, parts).buffer(9, whole ? gw : gx);
     dispatch(recording, rows);
     if (!partial_wanted) return;
     if (rows.threads) {
@@ -255,7 +262,26 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   return {gx, gw};
 }
 
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& x, const MaybeTensor& sum_grad,
+                                             int64_t dims, const MaybeTensor& weight, double eps, double offset,
+                                             bool weight_wanted) {
+  return differentiate(grad, x, std::nullopt, sum_grad, dims, weight, eps, offset, weight_wanted);
+}
+
 }  // namespace
+
+std::tuple<Tensor, Tensor> rms_norm_with_scales(const Tensor& x, int64_t dims, const MaybeTensor& weight, double eps) {
+  const Tensor y = new_like(x);
+  Tensor scales = new_statistics(x, dims);
+  if (y.numel() == 0) torch::stable::zero_(scales);
+  normalize_into("rms_norm", y, y, x, std::nullopt, dims, weight, eps, 0, scales);
+  return {y, scales};
+}
+
+std::tuple<Tensor, Tensor> rms_norm_backward_of_scales(const Tensor& grad, const Tensor& x, const Tensor& scales,
+                                                       int64_t dims, const MaybeTensor& weight, bool weight_wanted) {
+  return differentiate(grad, x, as_contiguous(scales), std::nullopt, dims, weight, 0, 0, weight_wanted);
+}
 
 void rms_norm_into(const Tensor& y, const Tensor& x, const MaybeTensor& weight, double eps) {
   normalize_into("rms_norm", y, y, x, std::nullopt, 1, weight, eps, 0);
