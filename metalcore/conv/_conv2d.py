@@ -194,7 +194,7 @@ def _(x, weight, scale, bias, residual, stride, padding, dilation, groups, activ
     wide = torch.promote_types(x.dtype, torch.float32)
     tensors = [None if t is None else t.to(wide) for t in (x, weight, scale, bias, residual)]
     padded, padding = _padded(tensors[0], padding)
-    result = _by_torch(padded, *tensors[1:], stride, padding, dilation, groups)
+    result = _by_torch(padded, *tensors[1:], stride, padding, dilation, groups)  # pyright: ignore[reportCallIssue]
     result = reference_activation(activation, result).to(x.dtype)
     return result.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 

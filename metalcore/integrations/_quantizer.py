@@ -131,7 +131,7 @@ class _Pack(ConversionOps):
             numbers = numbers[0] if isinstance(numbers, list) else numbers
             if types is not None:
                 module, _, leaf = name.rpartition(".")
-                numbers = packed_weight(model.get_submodule(module), leaf, numbers, types)
+                numbers = packed_weight(model.get_submodule(module), leaf, numbers, types)  # pyright: ignore[reportOptionalMemberAccess]
             made[name] = numbers
         return made
 

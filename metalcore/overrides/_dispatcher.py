@@ -9,6 +9,7 @@ import warnings
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 from .. import _C
 from .._core import refused
@@ -78,7 +79,7 @@ class _Decomposition:
     """PyTorch's decomposition of an operator, called as a kernel of torch.library.get_kernel."""
 
     def __init__(self, operator):
-        self._function = torch._decomp.decomposition_table[getattr(torch.ops.aten, operator).default]
+        self._function = decomposition_table[getattr(torch.ops.aten, operator).default]
 
     def call_boxed(self, keyset, *args, **kwargs):
         return self._function(*args, **kwargs)
@@ -91,7 +92,7 @@ def _kernel_before(operator, key):
     """PyTorch's kernel, or its decomposition of an operator that it does not reach on the device."""
     name = f"aten::{operator}"
     has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, name)
-    decomposed = getattr(torch.ops.aten, operator).default in torch._decomp.decomposition_table
+    decomposed = getattr(torch.ops.aten, operator).default in decomposition_table
     if decomposed and not any(map(has_kernel, (key, *_COMPOSITE))):
         return _Decomposition(operator)
     return torch.library.get_kernel(name, key)

@@ -114,9 +114,13 @@ def plan(model: torch.nn.Module, mixture: str, skip: Iterable[str], types: Mappi
     )  # the modules
     modules = dict(model.named_modules())
     names = {module: name for name, module in modules.items()}
-    tied = output is not None and (
-        getattr(output, "weight", 0) is getattr(embedding, "weight", 1)
-        or names.get(embedding, 0) == _ties(model).get(names.get(output, ""), 1)
+    tied = (
+        output is not None
+        and embedding is not None
+        and (
+            getattr(output, "weight", 0) is getattr(embedding, "weight", 1)
+            or names.get(embedding, 0) == _ties(model).get(names.get(output, ""), 1)
+        )
     )
     found = {name: module for name, module in modules.items() if _kind(module)}
     roles = {

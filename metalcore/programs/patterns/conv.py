@@ -66,7 +66,7 @@ class Conv(Pattern):
         node, x, weight, bias = match.nodes[0], match["x"], match["weight"], match["bias"]
         stride, padding, dilation, groups = (argument(node, name) for name in _OPTIONS)
         tensors = (None if tensor is None else value(tensor) for tensor in (x, weight, None, bias, None))
-        call = call_of(*tensors, stride, padding, dilation, groups)
+        call = call_of(*tensors, stride, padding, dilation, groups)  # pyright: ignore[reportCallIssue]
         if call is None or value(x).dim() != 4:
             return None
         options = (*call[:3], groups, "none", is_channels_last(value(node)))

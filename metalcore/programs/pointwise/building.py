@@ -107,12 +107,12 @@ class Generated:
             RuntimeError: an output overlaps an input in another way, or another output.
         """
         given = {}
+        part = self.parts[0] if len(self.parts) == 1 else None
+        in_place = isinstance(part, Elementwise) and not part.needs_coordinates
         for k, (output, node) in enumerate(zip(outputs, self._outputs, strict=True)):
             like = fake(node)
             if output.shape != like.shape or output.dtype != like.dtype:
                 raise RuntimeError(f"output {k} must be {_described(like)}, not {_described(output)}")
-            in_place = len(self.parts) == 1 and isinstance(self.parts[0], Elementwise)
-            in_place = in_place and not self.parts[0].needs_coordinates
             for j, other in enumerate((*tensors, *outputs[:k])):
                 same = in_place and j < len(tensors) and _same_memory(output, other)
                 if not same and _overlap(output, other):

@@ -21,7 +21,7 @@ At = tuple[str, ...]
 
 def _reads(*names):
     def enter(function):
-        READS.update(dict.fromkeys((name if "." in name else f"{name}.default" for name in names), function))
+        READS.update(dict.fromkeys((name if "." in name else f"{name}.default" for name in names), function))  # pyright: ignore[reportArgumentType, reportCallIssue]
         return function
 
     return enter
@@ -143,7 +143,7 @@ def _slice(lowering, node, arguments, at):
     dim = dimension(source, arguments["dim"])
     start, step = _bounds(arguments, fake(source).shape[dim])
     place = at[dim] if step == 1 else f"{at[dim]} * {step}"
-    return lowering.value(source, _with(at, dim, _plus(lowering, place, start))).text
+    return lowering.value(source, _with(at, dim, _plus(lowering, place, start))).text  # pyright: ignore[reportArgumentType]
 
 
 @_reads("diagonal", "diagonal_copy")
@@ -151,7 +151,7 @@ def _diagonal(lowering, node, arguments, at):
     source, offset = node.args[0], plain(arguments["offset"])
     first, second = dimension(source, arguments["dim1"]), dimension(source, arguments["dim2"])
     others = iter(at[:-1])
-    own = {first: _plus(lowering, at[-1], max(-offset, 0)), second: _plus(lowering, at[-1], max(offset, 0))}
+    own = {first: _plus(lowering, at[-1], max(-offset, 0)), second: _plus(lowering, at[-1], max(offset, 0))}  # pyright: ignore[reportArgumentType]
     return lowering.value(source, tuple(own.get(d) or next(others) for d in range(fake(source).dim()))).text
 
 
@@ -258,10 +258,10 @@ def _slice_or(lowering, node, source, outside: Callable[[], str], arguments, at,
     start, step = _bounds(arguments, shape[dim])
     count = fake(source).shape[dim]
     place = lowering.index(f"{at[dim]} - {start}")
-    inside = f"{place} >= 0 && {place} < {count * step}" + (f" && {place} % {step} == 0" if step > 1 else "")
+    inside = f"{place} >= 0 && {place} < {count * step}" + (f" && {place} % {step} == 0" if step > 1 else "")  # pyright: ignore[reportOperatorIssue]
     name = lowering.variable(register(dtype), _zero(dtype))
     with lowering.scope(f"if ({inside})"):
-        own = _with(at, dim, lowering.index(f"{place} / {step}") if step > 1 else place)
+        own = _with(at, dim, lowering.index(f"{place} / {step}") if step > 1 else place)  # pyright: ignore[reportOperatorIssue]
         lowering.statements.append(f"{name} = {_as(lowering, source, own, dtype)};")
     with lowering.scope("else"):
         lowering.statements.append(f"{name} = {outside()};")
@@ -324,9 +324,9 @@ def _pad(lowering, node, arguments, at):
         d, left, right = len(shape) - 1 - k, plain(pads[2 * k]), plain(pads[2 * k + 1])
         if left == right == 0:
             continue
-        size, place = shape[d], _plus(lowering, at[d], -left)
+        size, place = shape[d], _plus(lowering, at[d], -left)  # pyright: ignore[reportArgumentType]
         if mode == "constant":
-            inside.append(_within(place, size)) if left > 0 or right > 0 else None
+            inside.append(_within(place, size)) if left > 0 or right > 0 else None  # pyright: ignore[reportOperatorIssue]
         elif mode == "replicate":
             place = lowering.index(f"min(max({place}, 0), {size - 1})")
         elif mode == "reflect":
@@ -470,11 +470,11 @@ def _arange(lowering, node, arguments, at):
     dtype = result_dtype(node)
     start, step = plain(arguments.get("start", 0)), plain(arguments.get("step", 1))
     if kind(dtype) == "f":
-        text = f"{literal(start, torch.float32)} + float({at[0]}) * {literal(step, torch.float32)}"
+        text = f"{literal(start, torch.float32)} + float({at[0]}) * {literal(step, torch.float32)}"  # pyright: ignore[reportArgumentType]
         return lowering.rounded(text, dtype, dtype).text
     if not all(isinstance(number, int) for number in (start, step)):
         raise Unsupported("whole numbers in steps that are none")
-    text = f"{literal(start, torch.int64)} + long({at[0]}) * {literal(step, torch.int64)}"
+    text = f"{literal(start, torch.int64)} + long({at[0]}) * {literal(step, torch.int64)}"  # pyright: ignore[reportArgumentType]
     return lowering.statement(register(dtype), converted(text, torch.int64, dtype))
 
 

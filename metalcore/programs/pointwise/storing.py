@@ -74,14 +74,14 @@ def store(outputs: Sequence[Node]) -> None:
     work: dict[Node, int] = {}
     for node in found:
         if is_leaf(node):
-            if name_of(node) in REDUCTIONS and needs_coordinates(node.args[:1]):
+            if name_of(node) in REDUCTIONS and needs_coordinates(node.args[:1]):  # pyright: ignore[reportArgumentType]
                 _mark(node.args[0])
             work[node] = 0
             continue
         operands = sum(work[source] for source in node.all_input_nodes)
         if name_of(node) in MEASURED and elements_of(node) * operands > MOST_IN_WINDOW:
             _mark(node.args[0])
-            work[node.args[0]] = operands = 0
+            work[node.args[0]] = operands = 0  # pyright: ignore[reportArgumentType]
         work[node] = elements_of(node) * operands + (1 if node.target is not operator.getitem else 0)
         if name_of(node) in MEASURED:
             work[node] += elements_of(node)

@@ -90,7 +90,7 @@ def _checked(node, at):
     return found
 
 
-def _walk(lowering, node, at, windows, body: Callable[[list[str]], None]):
+def _walk(lowering, node, at, windows, body: Callable[[list[str], str], None]):
     """Statements that run for each element of a window."""
     begins = [lowering.index(window.begin) for window in windows]
     ends = [lowering.index(window.end) for window in windows]
@@ -162,7 +162,7 @@ def _mean(lowering, node, arguments, at):
             lengths.append(f"(min({end}, {edge}) - {first})")
         divisor = f"float({' * '.join(lengths)})"
     else:
-        divisor = literal(divisor, F32)
+        divisor = literal(divisor, F32)  # pyright: ignore[reportArgumentType]
     return [lowering.rounded(f"{total} / {divisor}", dtype, dtype)]
 
 

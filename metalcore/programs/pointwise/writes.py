@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from .lowering import Lowering
 from .nodes import arguments_of, fake, name_of, plain, result_dtype
@@ -69,7 +70,7 @@ def _index_put(result, arguments):
 def operands_of(node: Node) -> list[Node]:
     """The nodes that say what is written and where."""
     found: list[Node] = []
-    torch.fx.node.map_arg((node.args[1:], node.kwargs), found.append)
+    map_arg((node.args[1:], node.kwargs), found.append)
     return list(dict.fromkeys(found))
 
 
