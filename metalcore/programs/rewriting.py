@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from .ir import is_barrier, mutated_storages, name_of, segments, storage_of, tensors_of, value
 from .matching import Match
+from .passes.functional import propagate
 
 __all__ = ["Emitter", "Pattern", "Rewritten", "rewrite"]
 
@@ -180,6 +181,8 @@ def rewrite(
             if applied is not None:
                 done.append(applied)
                 remaining -= 1  # pyright: ignore[reportOperatorIssue]
+    if done:  # with other strides, a reshape may be a view where it was a copy
+        propagate(module)
     return done
 
 

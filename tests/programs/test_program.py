@@ -111,6 +111,20 @@ def test_values_that_live_at_once_do_not_share_memory(device):
     assert all(v.offset >= 0 and v.offset + v.nbytes <= plan.arena_bytes for v in placed)
 
 
+def test_what_follows_a_pattern_is_planned_by_its_strides(device):
+    """The operator in the place of a pattern may have other strides, and has other memory, of which views are taken."""
+
+    class Attention(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(1, 16, 16).cumsum(1)
+
+    x = torch.randn(1, 16, 2, 8).to(device).transpose(1, 2)
+    program = metalcore.compile(Attention(), (x,), fusions=["attention"])
+    planned = {value.name: value for value in program.report().plan.values}
+    assert planned["transpose"].kind == "view" and planned["transpose"].strides == (256, 16, 8, 1)
+    agree(Attention()(x), program(x))
+
+
 def test_an_arena_is_reused(device):
     class Chain(nn.Module):
         def forward(self, x):

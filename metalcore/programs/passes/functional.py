@@ -7,7 +7,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from ..ir import name_of, storage_of, tensors_of, value, written
 
-__all__ = ["make_functional"]
+__all__ = ["make_functional", "propagate"]
 
 
 def make_functional(module: GraphModule) -> None:
@@ -22,7 +22,7 @@ def make_functional(module: GraphModule) -> None:
         node.target = target
         changed = True
     if changed:
-        _propagate(module)
+        propagate(module)
 
 
 def _aliases(graph):
@@ -73,7 +73,8 @@ def _private(node, order, aliases):
     return True
 
 
-def _propagate(module):
+def propagate(module: GraphModule) -> None:
+    """Computes the fake values of all operations anew: some have other strides, or other memory, than before."""
     fakes = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with_values = [node for node in module.graph.nodes if node.op == "get_attr"]
     mode = next((v.fake_mode for v in [*fakes, *map(value, with_values)] if hasattr(v, "fake_mode")), None)
