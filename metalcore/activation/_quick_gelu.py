@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from .._core.operators import autograd, cpu_kernel, fake_kernel
 from .._core.registry import Op, register
 from .._core.routing import accelerated
 from .._core.samples import elementwise
+from ._elementwise import activation
 
 __all__ = ["quick_gelu"]
 
@@ -36,44 +36,7 @@ def _derivatives(x):
     return s + x * slope, slope * (2 + 1.702 * x * (1 - 2 * s))
 
 
-@cpu_kernel("quick_gelu")
-def _(x):
-    return torch.empty_like(x).copy_(_composite(x))
-
-
-@fake_kernel("quick_gelu")
-def _(x):
-    return torch.empty_like(x)
-
-
-@cpu_kernel("quick_gelu_backward")
-def _(grad, x):
-    wide = x if x.dtype == torch.float64 else x.float()
-    return torch.empty_like(x).copy_(grad * _derivatives(wide)[0])
-
-
-@fake_kernel("quick_gelu_backward")
-def _(grad, x):
-    return torch.empty_like(x)
-
-
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx, grad):
-    (x,) = ctx.saved_tensors
-    return _gradient(grad, x)
-
-
-def _double_backward(ctx, grad):
-    upstream, x = ctx.saved_tensors
-    first, second = _derivatives(x)
-    return grad * first, grad * upstream * second
-
-
-_quick_gelu = autograd("quick_gelu", _backward, _save)
-_gradient = autograd("quick_gelu_backward", _double_backward, _save)
+_quick_gelu = activation("quick_gelu", _composite, _derivatives)
 
 
 register(
