@@ -8,7 +8,7 @@ import torch
 
 from metalcore._core.registry import OPS
 
-from ..harness.case import DTYPES, Comparison, backward, forward_backward, size_text
+from ..harness.case import DTYPES, Comparison, backward, forward_backward, of_all, size_text
 
 
 @functools.cache
@@ -34,13 +34,7 @@ TARGETS = {"share": 0.9, "speedup": 0.98}  # as fast: runs at the memory's limit
 
 
 def cases(scale):
-    return [
-        case(op, kind, shape, dtype, scale)
-        for op in elementwise()
-        for kind in PASSES
-        for shape in SHAPES[scale]
-        for dtype in DTYPES
-    ]
+    return of_all(case, scale, elementwise(), PASSES, SHAPES[scale], DTYPES)
 
 
 def case(op, kind, shape, dtype, scale):

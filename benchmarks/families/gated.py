@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison, backward, forward_backward, size_text
+from ..harness.case import DTYPES, Comparison, backward, forward_backward, of_all, size_text
 
 KINDS = {"forward": functools.partial, "backward": backward, "forward+backward": forward_backward}
 
@@ -42,13 +42,7 @@ TARGETS = {"share": 0.85, "speedup": 1.0}
 
 
 def cases(scale):
-    return [
-        case(op, kind, shape, dtype, scale)
-        for op in OPS
-        for kind in KINDS
-        for shape in SHAPES[scale]
-        for dtype in DTYPES
-    ]
+    return of_all(case, scale, OPS, KINDS, SHAPES[scale], DTYPES)
 
 
 def case(op, kind, shape, dtype, scale):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison, forward_backward, size_text
+from ..harness.case import DTYPES, Comparison, forward_backward, of_all, size_text
 
 # How often a pass over memory reads each array, and writes the gradient.
 PASSES = {"forward": (functools.partial, 1, 0), "forward+backward": (forward_backward, 2, 1)}
@@ -24,13 +24,7 @@ SHAPES = {"gpu": [*TARGETS], "simulator": [(2048, 1024), (64, 32768)], "quick": 
 
 
 def cases(scale):
-    return [
-        case(op, kind, shape, dtype, scale)
-        for op in (cross_entropy, kl_div)
-        for kind in PASSES
-        for shape in SHAPES[scale]
-        for dtype in DTYPES
-    ]
+    return of_all(case, scale, (cross_entropy, kl_div), PASSES, SHAPES[scale], DTYPES)
 
 
 def case(op, kind, shape, dtype, scale):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison, backward, forward_backward, size_text
+from ..harness.case import DTYPES, Comparison, backward, forward_backward, of_all, size_text
 from .softmax import SHAPES, TARGETS
 
 KINDS = {"forward": functools.partial, "backward": backward, "forward+backward": forward_backward}
@@ -40,13 +40,7 @@ OPS = {"rms_norm": (ours, theirs), "add_rms_norm": (our_sum, their_sum)}
 
 
 def cases(scale):
-    return [
-        case(op, kind, shape, dtype, scale)
-        for op in OPS
-        for kind in KINDS
-        for shape in SHAPES[scale]
-        for dtype in DTYPES
-    ]
+    return of_all(case, scale, OPS, KINDS, SHAPES[scale], DTYPES)
 
 
 def case(op, kind, shape, dtype, scale):

@@ -6,7 +6,7 @@ import torch
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison, backward, forward_backward
+from ..harness.case import DTYPES, Comparison, backward, forward_backward, of_all
 
 KINDS = {"forward": functools.partial, "backward": backward, "forward+backward": forward_backward}
 # batch, tokens, heads of q, heads of k, size of a head
@@ -46,13 +46,7 @@ OPS = {"rope": (metalcore.rope, theirs), "rope interleaved": (neighbours, their_
 
 
 def cases(scale):
-    return [
-        case(op, kind, shape, dtype, scale)
-        for op in OPS
-        for kind in KINDS
-        for shape in SHAPES[scale]
-        for dtype in DTYPES
-    ]
+    return of_all(case, scale, OPS, KINDS, SHAPES[scale], DTYPES)
 
 
 def case(op, kind, shape, dtype, scale):

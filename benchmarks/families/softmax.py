@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import metalcore
 
-from ..harness.case import DTYPES, Comparison, backward, forward_backward, size_text
+from ..harness.case import DTYPES, Comparison, backward, forward_backward, of_all, size_text
 
 OPS = {"softmax": (metalcore.softmax, F.softmax), "log_softmax": (metalcore.log_softmax, F.log_softmax)}
 # Passes over an array of the input's size: x, y; backward y, grad, x.grad.
@@ -31,13 +31,7 @@ SHAPES = {
 
 
 def cases(scale):
-    return [
-        case(op, kind, shape, dtype, scale)
-        for op in OPS
-        for kind in PASSES
-        for shape in SHAPES[scale]
-        for dtype in DTYPES
-    ]
+    return of_all(case, scale, OPS, PASSES, SHAPES[scale], DTYPES)
 
 
 def case(op, kind, shape, dtype, scale):

@@ -9,7 +9,8 @@ is a comparison that is measured briefly.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -127,6 +128,11 @@ def _tuple(outputs):
 
 def dtype_name(dtype):
     return "" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def of_all(case: Callable, scale: str, *choices: Iterable) -> list:
+    """case(*one of each, scale) for all ways to choose one of each."""
+    return [case(*chosen, scale) for chosen in itertools.product(*choices)]
 
 
 def size_text(shape):
