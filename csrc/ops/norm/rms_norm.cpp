@@ -238,8 +238,8 @@ std::tuple<Tensor, Tensor> differentiate(const Tensor& grad, const Tensor& input
       .residual = added.strides,
       .grad = g.strides,
   };
-  const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
-  const Tensor& given = given_scales ? *given_scales : x.tensor;
+  const Tensor& weights = weight ? *weight : x.tensor;      // Metal needs a buffer for each argument
+  const Tensor& given = given_scales ? *given_scales : gx;  // at a multiple of four bytes, which x need not be
   gpu::record(gx, [&](gpu::Recording& recording) {
     if (shared) {
       kernel(recording, op, rows, "_sums", aligned, dtype, weight_dtype);
