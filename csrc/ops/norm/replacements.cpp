@@ -40,9 +40,9 @@ template <>
 struct torch::stable::detail::FromImpl<metalcore::Mask> {
   static StableIValue call(const metalcore::Mask& mask, uint64_t, bool) {
     StableListHandle list = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_new_list_reserve_size(mask.size(), &list));
+    TORCH_ERROR_CODE_CHECK(torch_new_list_reserve_size(mask.size(), &list));
     for (size_t i = 0; i < mask.size(); ++i)
-      STABLE_TORCH_ERROR_CODE_CHECK(torch_list_push_back(list, torch::stable::detail::from(mask[i])));
+      TORCH_ERROR_CODE_CHECK(torch_list_push_back(list, torch::stable::detail::from(mask[i])));
     return torch::stable::detail::from(list);
   }
 };
@@ -92,8 +92,8 @@ Tensor wanted(bool is, const Tensor& gradient, const Shape& shape) {
   Shape strides(shape.size(), 1);
   for (size_t d = shape.size() - 1; d > 0; --d) strides[d - 1] = strides[d] * std::max<int64_t>(shape[d], 1);
   AtenTensorHandle result = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(gradient.get(), static_cast<int64_t>(shape.size()),
-                                                               shape.data(), strides.data(), 0, &result));
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(gradient.get(), static_cast<int64_t>(shape.size()),
+                                                        shape.data(), strides.data(), 0, &result));
   return Tensor(result);
 }
 
