@@ -3,7 +3,7 @@
 import pytest
 import torch
 from formats import assert_bits, by_gguf, each_type, unusual
-from references import DTYPES, check_operator
+from references import DTYPES, check_operator, flushes_subnormals
 
 import metalcore
 from metalcore.quant import type_of
@@ -18,8 +18,13 @@ gguf = pytest.importorskip("gguf")
 def test_bits_of_gguf(device, type, make):
     packed = make(type, 7, 768)
     expected = by_gguf(packed, type)
-    assert_bits(metalcore.dequantize(packed.to(device), type), expected)
     assert torch.equal(unpack(packed, type_of(type)).nan_to_num(), expected.nan_to_num())
+    found = metalcore.dequantize(packed.to(device), type)
+    if flushes_subnormals():  # scales of MXFP4 go down to 2^-128
+        tiny = expected.abs() < 2.0**-120
+        assert (found.cpu().abs() <= expected.abs())[tiny].all()
+        found, expected = found.cpu().masked_fill(tiny, 0), expected.masked_fill(tiny, 0)
+    assert_bits(found, expected)
 
 
 @each_type
