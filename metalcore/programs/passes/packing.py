@@ -16,8 +16,9 @@ __all__ = ["pack_weights"]
 def pack_weights(module: GraphModule) -> int:
     """Puts other strides behind the weights of metalcore.conv2d that are constants. What does so depends on parameters
     alone, so that `fold_constants` does it once. Returns how many weights these are."""
-    count, constants = 0, constants_of(module.graph)
-    for node in nodes_named(module.graph, "metalcore.conv2d"):
+    convolutions = list(nodes_named(module.graph, "metalcore.conv2d"))
+    count, constants = 0, constants_of(module.graph) if convolutions else {}
+    for node in convolutions:
         x, weight = argument(node, "x"), argument(node, "weight")
         if weight not in constants:
             continue

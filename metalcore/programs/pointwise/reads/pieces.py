@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..nodes import fake, plain, result_dtype
 from ..numbers import register
-from .table import dimension, element_as, plus, reads, replaced, zero
+from .table import At, dimension, element_as, plus, reads, replaced, zero
 from .views import bounds
 
 
@@ -38,6 +38,16 @@ def _stack(lowering, node, arguments, at):
     return name
 
 
+def _either(lowering, inside: str, source, own: Callable[[], At], outside: Callable[[], str], dtype):
+    """The source's element where `inside` holds, and what `outside` gives elsewhere; each computed in its branch."""
+    name = lowering.variable(register(dtype), zero(dtype))
+    with lowering.scope(f"if ({inside})"):
+        lowering.statements.append(f"{name} = {element_as(lowering, source, own(), dtype)};")
+    with lowering.scope("else"):
+        lowering.statements.append(f"{name} = {outside()};")
+    return name
+
+
 def _slice_or(lowering, node, source, outside: Callable[[], str], arguments, at, shape):
     """The element of what lies in a slice, and another one elsewhere."""
     dtype, dim = result_dtype(node), dimension(node, arguments["dim"])
@@ -45,13 +55,11 @@ def _slice_or(lowering, node, source, outside: Callable[[], str], arguments, at,
     count = fake(source).shape[dim]
     place = lowering.index(f"{at[dim]} - {start}")
     inside = f"{place} >= 0 && {place} < {count * step}" + (f" && {place} % {step} == 0" if step > 1 else "")  # pyright: ignore[reportOperatorIssue]
-    name = lowering.variable(register(dtype), zero(dtype))
-    with lowering.scope(f"if ({inside})"):
-        own = replaced(at, dim, lowering.index(f"{place} / {step}") if step > 1 else place)  # pyright: ignore[reportOperatorIssue]
-        lowering.statements.append(f"{name} = {element_as(lowering, source, own, dtype)};")
-    with lowering.scope("else"):
-        lowering.statements.append(f"{name} = {outside()};")
-    return name
+
+    def own():
+        return replaced(at, dim, lowering.index(f"{place} / {step}") if step > 1 else place)  # pyright: ignore[reportOperatorIssue]
+
+    return _either(lowering, inside, source, own, outside, dtype)
 
 
 @reads("slice_scatter")
@@ -71,12 +79,8 @@ def _slice_backward(lowering, node, arguments, at):
 def _selected(lowering, node, source, outside, arguments, at):
     dtype, dim, index = result_dtype(node), dimension(node, arguments["dim"]), plain(arguments["index"])
     index += fake(node).shape[dim] if index < 0 else 0
-    name = lowering.variable(register(dtype), zero(dtype))
-    with lowering.scope(f"if ({at[dim]} == {index})"):
-        lowering.statements.append(f"{name} = {element_as(lowering, source, at[:dim] + at[dim + 1 :], dtype)};")
-    with lowering.scope("else"):
-        lowering.statements.append(f"{name} = {outside()};")
-    return name
+    own = at[:dim] + at[dim + 1 :]
+    return _either(lowering, f"{at[dim]} == {index}", source, lambda: own, outside, dtype)
 
 
 @reads("select_scatter")
