@@ -1,43 +1,8 @@
-// What a simdgroup holds of matrices: kDown fragments below each other, of 8 rows, and kAcross beside each other.
+// What a simdgroup of attention's kernels does with fragments.
 #pragma once
 
+#include "../common/matrices.h"
 #include "tile.h"
-
-// The place of a lane's first element in a fragment; its second one is in the next column. The lanes of a row differ in
-// the bits 0 and 3 of their numbers.
-struct Place {
-  uint row, column;
-};
-METAL_FUNC Place place_of(uint lane) { return {(lane / 4 & 4) + lane / 2 % 4, (lane / 4 & 2) * 2 + lane % 2 * 2}; }
-
-template <typename T>
-METAL_FUNC thread metal::vec<T, 2>& elements(thread metal::simdgroup_matrix<T, 8, 8>& of) {
-  return reinterpret_cast<thread metal::vec<T, 2>&>(of.thread_elements());
-}
-
-template <typename T, uint kDown, uint kAcross>
-struct Fragments {
-  metal::simdgroup_matrix<T, 8, 8> at[kDown][kAcross];
-};
-
-template <typename T, uint kDown, uint kAcross>
-METAL_FUNC void clear(thread Fragments<T, kDown, kAcross>& fragments) {
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-#pragma unroll
-    for (uint n = 0; n < kAcross; ++n) fragments.at[m][n] = metal::make_filled_simdgroup_matrix<T, 8, 8>(T(0.0f));
-  }
-}
-
-// The first rows of a tile.
-template <uint kPitch, typename T, uint kDown, uint kAcross>
-METAL_FUNC void load(thread Fragments<T, kDown, kAcross>& fragments, threadgroup const T* tile) {
-#pragma unroll
-  for (uint m = 0; m < kDown; ++m) {
-#pragma unroll
-    for (uint n = 0; n < kAcross; ++n) metal::simdgroup_load(fragments.at[m][n], tile + m * 8 * kPitch + n * 8, kPitch);
-  }
-}
 
 // Rounds sums to operands of the next product.
 template <typename T, uint kDown, uint kAcross>
@@ -54,22 +19,17 @@ METAL_FUNC void round_to(thread Fragments<T, kDown, kAcross>& rounded, thread Fr
 template <uint kPitch, typename T, uint kDown, uint kDepth, uint kAcross>
 METAL_FUNC void product_transposed(thread Fragments<float, kDown, kAcross>& c,
                                    thread const Fragments<T, kDown, kDepth>& a, threadgroup const T* tile) {
-  constexpr uint kPart = sizeof(T) == 4 ? 4 : kDepth;
+  constexpr uint kPart = sizeof(T) == 4 ? 4 : kDepth, kTerms = kDown == 1 ? 4 : 2;
   clear(c);
 #pragma unroll
   for (uint begin = 0; begin < kDepth; begin += kPart) {
     Fragments<float, kDown, kAcross> part;
     clear(part);
 #pragma unroll
-    for (uint k = begin; k < begin + kPart; ++k) {
-#pragma unroll
-      for (uint n = 0; n < kAcross; ++n) {
-        metal::simdgroup_matrix<T, 8, 8> b;
-        metal::simdgroup_load(b, tile + n * 8 * kPitch + k * 8, kPitch, ulong2(0), true);
-#pragma unroll
-        for (uint m = 0; m < kDown; ++m)
-          metal::simdgroup_multiply_accumulate(part.at[m][n], a.at[m][k], b, part.at[m][n]);
-      }
+    for (uint k = begin; k < begin + kPart; k += kTerms) {
+      RightFragments<T, kTerms, kAcross> b;
+      load_transposed<kPitch>(b, tile + k * 8);
+      multiply(part, a, k, b);
     }
 #pragma unroll
     for (uint m = 0; m < kDown; ++m) {
@@ -84,21 +44,24 @@ METAL_FUNC void product_transposed(thread Fragments<float, kDown, kAcross>& c,
 template <uint kPitch, typename T, uint kDown, uint kDepth, uint kAcross>
 METAL_FUNC void add_product(thread Fragments<float, kDown, kAcross>& c, thread const float* factors,
                             thread const Fragments<T, kDown, kDepth>& a, threadgroup const T* tile) {
+  constexpr uint kTerms = kDown == 1 ? kDepth : kDepth % 2 == 0 ? 2 : 1, kColumns = 4;
 #pragma unroll
-  for (uint n = 0; n < kAcross; ++n) {
-    Fragments<float, kDown, 1> product;
+  for (uint n = 0; n < kAcross; n += kColumns) {
+    Fragments<float, kDown, kColumns> product;
     clear(product);
 #pragma unroll
-    for (uint k = 0; k < kDepth; ++k) {
-      metal::simdgroup_matrix<T, 8, 8> b;
-      metal::simdgroup_load(b, tile + k * 8 * kPitch + n * 8, kPitch);
-#pragma unroll
-      for (uint m = 0; m < kDown; ++m)
-        metal::simdgroup_multiply_accumulate(product.at[m][0], a.at[m][k], b, product.at[m][0]);
+    for (uint k = 0; k < kDepth; k += kTerms) {
+      RightFragments<T, kTerms, kColumns> b;
+      load<kPitch>(b, tile + k * 8 * kPitch + n * 8);
+      multiply(product, a, k, b);
     }
 #pragma unroll
-    for (uint m = 0; m < kDown; ++m)
-      elements(c.at[m][n]) = metal::fma(elements(c.at[m][n]), metal::float2(factors[m]), elements(product.at[m][0]));
+    for (uint m = 0; m < kDown; ++m) {
+#pragma unroll
+      for (uint i = 0; i < kColumns; ++i)
+        elements(c.at[m][n + i]) =
+            metal::fma(elements(c.at[m][n + i]), metal::float2(factors[m]), elements(product.at[m][i]));
+    }
   }
 }
 

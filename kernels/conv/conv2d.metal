@@ -29,7 +29,7 @@ template <typename T, bool kPacks>
   Patches<T, kPacks> left(p, x, group, first_pixel, thread_index);
   Right right({weight + int64_t(first_channel) * p.weight.image, p.weight_term, p.weight.image, p.weight_packs != 0},
               {0, column, p.terms, p.outputs}, thread_index);
-  Sums sums(simdgroup, lane);
+  Sums sums(simdgroup);
 
   const uint steps = (p.terms + kStep - 1) / kStep;
   Held<T> next_left, next_right;

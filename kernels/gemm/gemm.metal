@@ -62,7 +62,7 @@ template <typename T>
   Right right({b + batch_offset(p, p.b, job.exists ? job.member : 0), p.b.row, p.b.column, p.b_packs != 0},
               {job.begin_term, column, job.end_term, p.columns}, thread_index);
 
-  Sums sums(simdgroup, lane);
+  Sums sums(simdgroup);
   const uint terms = job.exists ? job.end_term - job.begin_term : 0, steps = (terms + kStep - 1) / kStep;
   Held<T> next_left, next_right;
   for (uint step = 0; step <= steps; ++step) {

@@ -3,16 +3,10 @@
 #pragma once
 
 #include <metal_stdlib>
-#include <metal_simdgroup_matrix>
 
+#include "common/matrices.h"
 #include "common/pack.h"
 #include "gemm/gemm.h"
-
-// The place of a lane's first element in an 8 by 8 matrix; its second one is in the next column.
-struct Place {
-  uint row, column;
-};
-METAL_FUNC Place place_of(uint lane) { return {(lane / 4 & 4) + lane / 2 % 4, (lane / 4 & 2) * 2 + lane % 2 * 2}; }
 
 // Where an operand lies: distances of rows and of columns. Where there are packs, one of the two is 1.
 template <typename T>
@@ -110,46 +104,25 @@ struct Tiles {
       tile[in_row * kPitch + in_column] = exists ? value : T(0.0f);
     }
   }
-
-  // The 8 by 8 matrix at (row, column).
-  static metal::simdgroup_matrix<T, 8, 8> matrix(threadgroup const T* tile, uint row, uint column, Place place) {
-    metal::simdgroup_matrix<T, 8, 8> matrix;
-    reinterpret_cast<thread metal::vec<T, 2>&>(matrix.thread_elements()) =
-        *reinterpret_cast<threadgroup const metal::vec<T, 2>*>(tile + (row + place.row) * kPitch + column +
-                                                               place.column);
-    return matrix;
-  }
 };
 
 // What a simdgroup sums: 32 rows by 32 columns of a threadgroup's tile of the result.
 struct Sums {
-  metal::simdgroup_matrix<float, 8, 8> sums[4][4];
+  Fragments<float, 4, 4> sums;
   uint row, column;
-  Place place;
 
-  Sums(uint simdgroup, uint lane) : row(simdgroup / 2 * 32), column(simdgroup % 2 * 32), place(place_of(lane)) {
-#pragma unroll
-    for (uint m = 0; m < 4; ++m) {
-#pragma unroll
-      for (uint n = 0; n < 4; ++n) sums[m][n] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    }
-  }
+  Sums(uint simdgroup) : row(simdgroup / 2 * 32), column(simdgroup % 2 * 32) { clear(sums); }
 
   // Adds the products of a tile's terms.
   template <typename Left, typename Right, typename T>
   void add(threadgroup const T* left, threadgroup const T* right) thread {
-#pragma unroll(1)
-    for (uint k = 0; k < Left::kStep; k += 8) {
-      metal::simdgroup_matrix<T, 8, 8> l[4], r[4];
 #pragma unroll
-      for (uint m = 0; m < 4; ++m) l[m] = Left::matrix(left, row + 8 * m, k, place);
-#pragma unroll
-      for (uint n = 0; n < 4; ++n) r[n] = Right::matrix(right, k, column + 8 * n, place);
-#pragma unroll
-      for (uint n = 0; n < 4; ++n) {
-#pragma unroll
-        for (uint m = 0; m < 4; ++m) metal::simdgroup_multiply_accumulate(sums[m][n], l[m], r[n], sums[m][n]);
-      }
+    for (uint k = 0; k < Left::kStep; k += 16) {
+      Fragments<T, 4, 2> l;
+      RightFragments<T, 2, 4> r;
+      load<Left::kPitch>(l, left + row * Left::kPitch + k);
+      load<Right::kPitch>(r, right + k * Right::kPitch + column);
+      multiply(sums, l, 0, r);
     }
   }
 
@@ -158,7 +131,7 @@ struct Sums {
     for (uint m = 0; m < 4; ++m) {
 #pragma unroll
       for (uint n = 0; n < 4; ++n)
-        metal::simdgroup_store(sums[m][n], to + (row + 8 * m) * pitch + column + 8 * n, pitch);
+        metal::simdgroup_store(sums.at[m][n], to + (row + 8 * m) * pitch + column + 8 * n, pitch);
     }
   }
 };

@@ -3,20 +3,20 @@
 //
 // Terms come in the order of slices: sums take them in any order, as long as weights and x have the same.
 #include <metal_stdlib>
-#include <metal_simdgroup_matrix>
 using namespace metal;
 
+#include "common/matrices.h"
 #include "formats.h"
 #include "quant.h"
 
 constant constexpr uint kPitchW = QUANT_MM_COLUMNS + 8, kPitchX = QUANT_MM_DEPTH + 8;
 
 // Slice i of a row: its first number, and the distance of its runs.
-struct Place {
+struct Runs {
   uint first, apart;
   uint of(uint run) const { return first + run * apart; }
 };
-inline Place place_of(uint type, uint i) {
+inline Runs runs_of(uint type, uint i) {
 #define QUANT_PLACE(F) \
   if (type == F::number) return {SliceOf<F>(i).first(), F::apart};
   FOR_QUANT_TYPES(QUANT_PLACE)
@@ -63,8 +63,8 @@ template <typename T>
     device const int* order [[buffer(3)]], device const int* begins [[buffer(4)]],
     constant QuantMmParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  threadgroup T tile_w[QUANT_MM_DEPTH * kPitchW];  // [term][column]
-  threadgroup T tile_x[QUANT_MM_ROWS * kPitchX];   // [row][term]
+  threadgroup alignas(16) T tile_w[QUANT_MM_DEPTH * kPitchW];  // [term][column]
+  threadgroup alignas(16) T tile_x[QUANT_MM_ROWS * kPitchX];   // [row][term]
   threadgroup float tile_y[QUANT_MM_ROWS * QUANT_MM_COLUMNS];
 
   const uint expert = group.z;
@@ -78,12 +78,8 @@ template <typename T>
   const uint simdgroup = thread_index / 32;
   const uint corner_row = simdgroup / 2 * 16, corner_column = simdgroup % 2 * 32;
 
-  simdgroup_matrix<float, 8, 8> sums[2][4];
-#pragma unroll
-  for (uint i = 0; i < 2; ++i) {
-#pragma unroll
-    for (uint j = 0; j < 4; ++j) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  }
+  Fragments<float, 2, 4> sums;
+  clear(sums);
 
   const uint steps = p.transposed ? (p.weights + QUANT_MM_DEPTH - 1) / QUANT_MM_DEPTH : p.slices;
   const bool exists = !p.experts || expert < p.experts;  // what an expert that does not exist makes is NaN
@@ -104,22 +100,17 @@ template <typename T>
       const uint row = (thread_index - 64) / 2, run = thread_index % 2;
       const uint result = min(first_row + row, end - 1);
       const ulong from = ulong(p.experts ? uint(order[result]) / p.shared : result) * x_length;
-      const uint term = p.transposed ? step * 32 + run * 16 : place_of(p.type, step).of(run);
+      const uint term = p.transposed ? step * 32 + run * 16 : runs_of(p.type, step).of(run);
       copy_run(x + from, term, x_length, p.aligned, tile_x + row * kPitchX + run * 16);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-    for (uint k = 0; k < QUANT_MM_DEPTH; k += 8) {
-      simdgroup_matrix<T, 8, 8> left[2], right[4];
-#pragma unroll
-      for (uint i = 0; i < 2; ++i) simdgroup_load(left[i], tile_x + (corner_row + 8 * i) * kPitchX + k, kPitchX);
-#pragma unroll
-      for (uint j = 0; j < 4; ++j) simdgroup_load(right[j], tile_w + k * kPitchW + corner_column + 8 * j, kPitchW);
-#pragma unroll
-      for (uint i = 0; i < 2; ++i) {
-#pragma unroll
-        for (uint j = 0; j < 4; ++j) simdgroup_multiply_accumulate(sums[i][j], left[i], right[j], sums[i][j]);
-      }
+    for (uint k = 0; k < QUANT_MM_DEPTH; k += 16) {
+      Fragments<T, 2, 2> left;
+      RightFragments<T, 2, 4> right;
+      load<kPitchX>(left, tile_x + corner_row * kPitchX + k);
+      load<kPitchW>(right, tile_w + k * kPitchW + corner_column);
+      multiply(sums, left, 0, right);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
@@ -128,7 +119,7 @@ template <typename T>
   for (uint i = 0; i < 2; ++i) {
 #pragma unroll
     for (uint j = 0; j < 4; ++j)
-      simdgroup_store(sums[i][j], tile_y + (corner_row + 8 * i) * QUANT_MM_COLUMNS + corner_column + 8 * j,
+      simdgroup_store(sums.at[i][j], tile_y + (corner_row + 8 * i) * QUANT_MM_COLUMNS + corner_column + 8 * j,
                       QUANT_MM_COLUMNS);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -136,7 +127,7 @@ template <typename T>
     const uint row = first_row + i / QUANT_MM_COLUMNS, at = i % QUANT_MM_COLUMNS;
     uint column = first_column + at;
     bool there = row < end && column < y_length;
-    if (p.transposed && there) column = place_of(p.type, column / 32).of(at / 16 % 2) + at % 16;
+    if (p.transposed && there) column = runs_of(p.type, column / 32).of(at / 16 % 2) + at % 16;
     if (there)
       y[ulong(p.experts ? uint(order[row]) : row) * y_length + column] = exists ? static_cast<T>(tile_y[i]) : T(NAN);
   }

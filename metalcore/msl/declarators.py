@@ -272,8 +272,11 @@ class DeclarationReader:
                 break
         declarator.last = declarator.end = i
         if i < len(tokens) and (tokens[i].text == "=" or declarator.name is not None and tokens[i].text in ("{", "(")):
+            assigned = tokens[i].text == "="
             while i < len(tokens) and tokens[i].text not in (",", ";", ")", "}", "]", ">"):
                 i = self._past(i)
+                if tokens[i - 1].text == "}" and not assigned:
+                    break  # the body of a function, after which a declaration may follow
             if not declarator.is_function:
                 declarator.initializer = (declarator.last, i)
             declarator.end = i

@@ -9,6 +9,7 @@
 
 #include "cuda/entry.h"
 #include "cuda/unaligned.h"
+#include "target/tile_products.h"
 
 // Words of C++20, which NVRTC compiles. In MSL they are free names.
 #define char8_t msl_char8_t

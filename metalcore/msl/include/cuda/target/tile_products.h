@@ -1,0 +1,208 @@
+// Products of many 8 by 8 matrices of tiles in threadgroup memory. A kernel writes them as functions over arrays of
+// simdgroup_matrix, in plain MSL, whose last parameter is a `long`. The functions here have an `int` there, so that a
+// call with 0 comes here. They join two matrices below each other, and two beside each other, into one operand of the
+// tensor cores, and read tiles with an instruction for that. The elements of a right operand lie as the tensor cores
+// have them, and so mean something to these functions alone.
+//
+//   load_matrices(to, tile, pitch, 0)             to[m][k] = the matrix at row 8 m and column 8 k of the tile
+//   load_right_matrices(to, tile, pitch, 0)       the same, for a right operand
+//   load_right_transposed(to, tile, pitch, 0)     to[k][n] = the transposed matrix at row 8 n and column 8 k
+//   multiply_matrices(sums, left, first, right, 0)   sums[m][n] += sum over k of left[m][first + k] right[k][n]
+//
+// Rows of a tile of 16-bit elements begin at multiples of 16 bytes.
+#pragma once
+
+#if defined(MSL_MATRIX_LANES) && __CUDA_ARCH__ >= 800
+
+#include "metal/simdgroup_matrix.h"
+
+namespace msl {
+
+template <class T>
+constexpr bool is_16_bits = std::is_same_v<T, half> || std::is_same_v<T, bfloat>;
+
+// Loads kCount matrices of 16-bit elements; lane 8 i + r has the address of row r of matrix i.
+template <bool kTransposed, int kCount>
+METAL_FUNC void load_joined(uint32_t (&to)[4], const void* row) {
+  const uint32_t address = uint32_t(__cvta_generic_to_shared(row));
+  if constexpr (kCount == 4 && kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+  } else if constexpr (kCount == 4) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+  } else if constexpr (kCount == 2 && kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
+  } else if constexpr (kCount == 2) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
+  } else if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(to[0]) : "r"(address) : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(to[0]) : "r"(address) : "memory");
+  }
+}
+
+// The largest of 4, 2 and 1 that divides n and is at most `most`.
+constexpr int joined_count(int n, int most) { return n % 4 == 0 && most >= 4 ? 4 : n % 2 == 0 && most >= 2 ? 2 : 1; }
+
+// to[i][j] = the matrix at row 8 i and column 8 j, or for kExchanged at row 8 j and column 8 i. Two matrices below each
+// other come into neighbouring registers, where products need them.
+template <bool kTransposed, bool kExchanged, class T, uint32_t kDown, uint32_t kAcross>
+METAL_FUNC void load_tile(metal::simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], const T* tile, uint32_t pitch) {
+  constexpr int kHigh = joined_count(kDown, 2), kWide = joined_count(kAcross, 4 / kHigh);
+  const uint32_t lane = warp_lane(), row = lane % 8;
+  const uint32_t i = lane / 8 % kHigh, j = lane / 8 / kHigh % kWide;
+  tile += kExchanged ? (8 * j + row) * pitch + 8 * i : (8 * i + row) * pitch + 8 * j;
+  MSL_UNROLL
+  for (uint32_t down = 0; down < kDown; down += kHigh) {
+    MSL_UNROLL
+    for (uint32_t across = 0; across < kAcross; across += kWide) {
+      uint32_t words[4];
+      load_joined<kTransposed, kWide * kHigh>(
+          words, tile + (kExchanged ? 8 * across * pitch + 8 * down : 8 * down * pitch + 8 * across));
+      MSL_UNROLL
+      for (int part = 0; part < kWide * kHigh; ++part)
+        to[down + part % kHigh][across + part / kHigh].thread_elements() = bit_cast<metal::vec<T, 2>>(words[part]);
+    }
+  }
+}
+
+// Two rows of matrices, and two terms of 8: sum += {{a, c}, {b, d}} {right, next}. `b` and `d` may be missing.
+#define MSL_TENSOR_PRODUCTS(T, name)                                                                                   \
+  METAL_FUNC void add_joined(Accumulator& sum, T, uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t right,      \
+                             uint32_t next) {                                                                          \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "   \
+        "{%0, %1, %2, %3};"                                                                                            \
+        : "+f"(sum.upper[0]), "+f"(sum.upper[1]), "+f"(sum.lower[0]), "+f"(sum.lower[1])                               \
+        : "r"(a), "r"(b), "r"(c), "r"(d), "r"(right), "r"(next));                                                      \
+  }                                                                                                                    \
+  METAL_FUNC void add_joined(Accumulator& sum, T, uint32_t a, uint32_t b, uint32_t right) {                            \
+    asm("mma.sync.aligned.m16n8k8.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "                \
+        "{%0, %1, %2, %3};"                                                                                            \
+        : "+f"(sum.upper[0]), "+f"(sum.upper[1]), "+f"(sum.lower[0]), "+f"(sum.lower[1])                               \
+        : "r"(a), "r"(b), "r"(right));                                                                                 \
+  }
+MSL_TENSOR_PRODUCTS(half, "f16")
+MSL_TENSOR_PRODUCTS(bfloat, "bf16")
+#undef MSL_TENSOR_PRODUCTS
+
+// Two floats in each of two matrices below each other, as parts.
+struct JoinedParts {
+  Parts upper, lower;
+};
+// The same products as product_of_parts() adds, for two matrices below each other.
+METAL_FUNC void add_product_of_parts(Accumulator& sum, const JoinedParts& a, const Parts& b) {
+  Accumulator large = {}, small = {};
+  add_joined(small, bfloat(), a.upper.finite, a.lower.finite, b.third);
+  add_joined(small, bfloat(), a.upper.second, a.lower.second, b.second);
+  add_joined(small, bfloat(), a.upper.third, a.lower.third, a.upper.second, a.lower.second, b.finite, b.finite);
+  add_joined(small, bfloat(), a.upper.finite, a.lower.finite, b.second);
+  add_joined(large, bfloat(), a.upper.first, a.lower.first, b.first);
+  MSL_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    sum.upper[i] += large.upper[i] + small.upper[i];
+    sum.lower[i] += large.lower[i] + small.lower[i];
+  }
+}
+
+}  // namespace msl
+
+namespace metal {
+
+template <class T, uint32_t kDown, uint32_t kAcross>
+METAL_FUNC void load_matrices(simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], const T* tile, uint32_t pitch, int) {
+  if constexpr (msl::is_16_bits<T>) {
+    msl::load_tile<false, false>(to, tile, pitch);
+  } else {
+    MSL_UNROLL
+    for (uint32_t m = 0; m < kDown; ++m) {
+      MSL_UNROLL
+      for (uint32_t k = 0; k < kAcross; ++k) simdgroup_load(to[m][k], tile + 8 * m * pitch + 8 * k, pitch);
+    }
+  }
+}
+
+// A lane's two elements of a right operand are in one column of it: of the rows 2 c and 2 c + 1.
+template <class T, uint32_t kDown, uint32_t kAcross>
+METAL_FUNC void load_right_matrices(simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], const T* tile, uint32_t pitch,
+                                    int) {
+  if constexpr (msl::is_16_bits<T>) {
+    msl::load_tile<true, false>(to, tile, pitch);
+  } else {
+    MSL_UNROLL
+    for (uint32_t k = 0; k < kDown; ++k) {
+      MSL_UNROLL
+      for (uint32_t n = 0; n < kAcross; ++n)
+        simdgroup_load(to[k][n], tile + 8 * k * pitch + 8 * n, pitch, ulong2(0), true);
+    }
+  }
+}
+template <class T, uint32_t kDown, uint32_t kAcross>
+METAL_FUNC void load_right_transposed(simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], const T* tile, uint32_t pitch,
+                                      int) {
+  if constexpr (msl::is_16_bits<T>) {
+    msl::load_tile<false, true>(to, tile, pitch);
+  } else {
+    MSL_UNROLL
+    for (uint32_t k = 0; k < kDown; ++k) {
+      MSL_UNROLL
+      for (uint32_t n = 0; n < kAcross; ++n) simdgroup_load(to[k][n], tile + 8 * n * pitch + 8 * k, pitch);
+    }
+  }
+}
+
+// sum += left[m][first + k] right[k][n] for one k or for k and k + 1, where `below` is the row of matrices below m.
+template <uint32_t kJoined, class T, uint32_t kDown, uint32_t kDepth, uint32_t kTerms, uint32_t kAcross>
+METAL_FUNC void add_product(msl::Accumulator& sum, const simdgroup_matrix<T, 8, 8> (&left)[kDown][kDepth],
+                            const simdgroup_matrix<T, 8, 8> (&right)[kTerms][kAcross], uint32_t m, uint32_t below,
+                            uint32_t n, uint32_t first, uint32_t k) {
+  if constexpr (msl::is_16_bits<T>) {
+    const auto word = [](const simdgroup_matrix<T, 8, 8>& matrix) {
+      return msl::bit_cast<uint32_t>(matrix.thread_elements());
+    };
+    if constexpr (kJoined == 2)
+      msl::add_joined(sum, T(), word(left[m][first + k]), word(left[below][first + k]), word(left[m][first + k + 1]),
+                      word(left[below][first + k + 1]), word(right[k][n]), word(right[k + 1][n]));
+    else
+      msl::add_joined(sum, T(), word(left[m][first + k]), word(left[below][first + k]), word(right[k][n]));
+  } else {
+    msl::add_product_of_parts(
+        sum,
+        {msl::parts_of(left[m][first + k].thread_elements()), msl::parts_of(left[below][first + k].thread_elements())},
+        msl::parts_of(right[k][n].thread_elements()));
+  }
+}
+
+template <class T, uint32_t kDown, uint32_t kDepth, uint32_t kTerms, uint32_t kAcross>
+METAL_FUNC void multiply_matrices(simdgroup_matrix<float, 8, 8> (&sums)[kDown][kAcross],
+                                  const simdgroup_matrix<T, 8, 8> (&left)[kDown][kDepth], uint32_t first,
+                                  const simdgroup_matrix<T, 8, 8> (&right)[kTerms][kAcross], int) {
+  constexpr uint32_t kJoined = msl::is_16_bits<T> ? msl::joined_count(kTerms, 2) : 1;
+  MSL_UNROLL
+  for (uint32_t m = 0; m < kDown; m += 2) {
+    // Below a single row of matrices are the same again, and nobody reads their sums.
+    const uint32_t below = m + 1 < kDown ? m + 1 : m;
+    msl::Accumulator joined[kAcross];
+    MSL_UNROLL
+    for (uint32_t n = 0; n < kAcross; ++n) {
+      const msl::Floats upper = sums[m][n].thread_elements(), lower = sums[below][n].thread_elements();
+      joined[n] = {{upper.x, upper.y}, {lower.x, lower.y}};
+    }
+    MSL_UNROLL
+    for (uint32_t k = 0; k < kTerms; k += kJoined) {
+      MSL_UNROLL
+      for (uint32_t n = 0; n < kAcross; ++n) add_product<kJoined>(joined[n], left, right, m, below, n, first, k);
+    }
+    MSL_UNROLL
+    for (uint32_t n = 0; n < kAcross; ++n) {
+      sums[below][n].thread_elements() = msl::Floats(joined[n].lower[0], joined[n].lower[1]);
+      sums[m][n].thread_elements() = msl::Floats(joined[n].upper[0], joined[n].upper[1]);
+    }
+  }
+}
+
+}  // namespace metal
+
+#endif
