@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..nn._joined import join
 from ..paged import PagedKVCache
+from ..replay._cuda_graph import captured
 from ..sampling import sample
 
 __all__ = ["Run", "Sampling"]
@@ -122,11 +123,9 @@ class Run:
         self._draw(logits)
 
     def _capture(self):
-        graph = torch.cuda.CUDAGraph()
-        if self.sampling.generator is not None:
-            graph.register_generator_state(self.sampling.generator)
+        generator = self.sampling.generator
         try:
-            with torch.cuda.graph(graph):
+            with captured(*() if generator is None else (generator,)) as graph:
                 self._step()
         except RuntimeError as error:  # the model waits for the device, as some mixtures of experts do
             warnings.warn(f"generate: a step cannot be a CUDA graph, and runs as usual: {error}", stacklevel=4)

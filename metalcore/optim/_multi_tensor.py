@@ -56,7 +56,8 @@ class MultiTensor(_Base):
 
     def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Updates the parameters that have gradients, and returns the loss. `closure`, if given, computes the loss."""
-        _refuse_capture(self)
+        if "capturable" in self.defaults:
+            _refuse_capture(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():

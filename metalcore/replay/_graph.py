@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from .._core.recording import Recording, operator_name
+from ._cuda_graph import captured
 from ._replay import Replay
 from ._tape import Tape, reads_on_host, refuse_host_work, tensors_in
 
@@ -54,8 +55,7 @@ class Graph(Replay):
         watch.forget()
         refuse_host_work(what, watch)
         before = torch.cuda.memory_reserved()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph), torch.autograd.set_multithreading_enabled(False):
+        with captured() as graph, torch.autograd.set_multithreading_enabled(False):
             result = function(*inputs)
         result = tree_map_only(Tensor, Tensor.detach, result)
         with torch.no_grad():

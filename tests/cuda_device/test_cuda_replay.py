@@ -5,6 +5,7 @@ import torch
 
 import metalcore
 from metalcore.replay import CaptureError
+from metalcore.replay._cuda_graph import captured
 
 
 def model_of():
@@ -42,6 +43,15 @@ def test_values_that_the_host_reads_are_refused(read):
     with pytest.raises(CaptureError, match="the host waits for values on the device"):
         metalcore.capture(lambda x: read(metalcore.silu(x).sum()), torch.randn(4, 3, device="cuda"))
     assert torch.ones(3, device="cuda").sum().item() == 3  # the stream still works
+
+
+def test_after_a_capture_that_fails_random_numbers_are_drawn():
+    with pytest.raises(ZeroDivisionError), captured():
+        torch.rand(5, device="cuda")
+        raise ZeroDivisionError
+    with pytest.raises(RuntimeError), captured():
+        torch.rand(5, device="cuda").sum().item()
+    assert torch.rand(1000, device="cuda").unique().numel() > 900
 
 
 def test_bound_inputs_are_launched_without_a_graph():
