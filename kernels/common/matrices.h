@@ -1,8 +1,8 @@
 // What a simdgroup holds of matrices: fragments of 8 by 8, kDown below each other and kAcross beside each other.
 //
 // The functions at the top whose last parameter is a `long` are called with a 0, which is an int: where a compiler's
-// headers have functions that are the same except for an `int`, these are called. The headers for NVIDIA GPUs have them,
-// and join fragments to the larger operands of tensor cores.
+// headers have functions that are the same except for an `int`, these are called. The headers for NVIDIA GPUs have
+// them, and join fragments to the larger operands of tensor cores.
 #pragma once
 
 #include <metal_stdlib>

@@ -134,6 +134,20 @@ def test_alignment_is_kept(device, alignment):
     assert out.tolist() == [2]
 
 
+def test_a_function_ends_with_its_body(device):
+    """What follows it is a declaration of its own, whose further names are not the function's."""
+    source = (
+        HEADER
+        + """
+        device float* behind(device float* p, uint i) { return p + i; }
+        constant constexpr float kFirst = 2.0f, kSecond = 3.0f;
+        kernel void k(device float* out) { *behind(out, 1) = kFirst + kSecond; }"""
+    )
+    out = torch.zeros(2, device=device)
+    metalcore.compile_shader(source).k(out, threads=1)
+    assert out.tolist() == [0, 5]
+
+
 REFUSED = [
     ("threadgroup float b[4];", "", "a threadgroup variable .'b'. must be declared in a block"),
     ("struct S { threadgroup float x; };", "", "a threadgroup variable .'x'. must be declared in a block"),

@@ -27,16 +27,24 @@ METAL_FUNC void load_joined(uint32_t (&to)[4], const void* row) {
   const uint32_t address = uint32_t(__cvta_generic_to_shared(row));
   if constexpr (kCount == 4 && kTransposed) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
   } else if constexpr (kCount == 4) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
   } else if constexpr (kCount == 2 && kTransposed) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
+                 : "=r"(to[0]), "=r"(to[1])
+                 : "r"(address)
+                 : "memory");
   } else if constexpr (kCount == 2) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
+                 : "=r"(to[0]), "=r"(to[1])
+                 : "r"(address)
+                 : "memory");
   } else if constexpr (kTransposed) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(to[0]) : "r"(address) : "memory");
   } else {
@@ -70,19 +78,21 @@ METAL_FUNC void load_tile(metal::simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross]
 }
 
 // Two rows of matrices, and two terms of 8: sum += {{a, c}, {b, d}} {right, next}. `b` and `d` may be missing.
-#define MSL_TENSOR_PRODUCTS(T, name)                                                                                   \
-  METAL_FUNC void add_joined(Accumulator& sum, T, uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t right,      \
-                             uint32_t next) {                                                                          \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "   \
-        "{%0, %1, %2, %3};"                                                                                            \
-        : "+f"(sum.upper[0]), "+f"(sum.upper[1]), "+f"(sum.lower[0]), "+f"(sum.lower[1])                               \
-        : "r"(a), "r"(b), "r"(c), "r"(d), "r"(right), "r"(next));                                                      \
-  }                                                                                                                    \
-  METAL_FUNC void add_joined(Accumulator& sum, T, uint32_t a, uint32_t b, uint32_t right) {                            \
-    asm("mma.sync.aligned.m16n8k8.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "                \
-        "{%0, %1, %2, %3};"                                                                                            \
-        : "+f"(sum.upper[0]), "+f"(sum.upper[1]), "+f"(sum.lower[0]), "+f"(sum.lower[1])                               \
-        : "r"(a), "r"(b), "r"(right));                                                                                 \
+#define MSL_TENSOR_PRODUCTS(T, name)                                                                              \
+  METAL_FUNC void add_joined(Accumulator& sum, T, uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t right, \
+                             uint32_t next) {                                                                     \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name                                                    \
+        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "                                                     \
+        "{%0, %1, %2, %3};"                                                                                       \
+        : "+f"(sum.upper[0]), "+f"(sum.upper[1]), "+f"(sum.lower[0]), "+f"(sum.lower[1])                          \
+        : "r"(a), "r"(b), "r"(c), "r"(d), "r"(right), "r"(next));                                                 \
+  }                                                                                                               \
+  METAL_FUNC void add_joined(Accumulator& sum, T, uint32_t a, uint32_t b, uint32_t right) {                       \
+    asm("mma.sync.aligned.m16n8k8.row.col.f32." name "." name                                                     \
+        ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "                                                                 \
+        "{%0, %1, %2, %3};"                                                                                       \
+        : "+f"(sum.upper[0]), "+f"(sum.upper[1]), "+f"(sum.lower[0]), "+f"(sum.lower[1])                          \
+        : "r"(a), "r"(b), "r"(right));                                                                            \
   }
 MSL_TENSOR_PRODUCTS(half, "f16")
 MSL_TENSOR_PRODUCTS(bfloat, "bf16")
@@ -95,10 +105,9 @@ struct JoinedParts {
 // The same products as product_of_parts() adds, for two matrices below each other.
 METAL_FUNC void add_product_of_parts(Accumulator& sum, const JoinedParts& a, const Parts& b) {
   Accumulator large = {}, small = {};
-  add_joined(small, bfloat(), a.upper.finite, a.lower.finite, b.third);
-  add_joined(small, bfloat(), a.upper.second, a.lower.second, b.second);
-  add_joined(small, bfloat(), a.upper.third, a.lower.third, a.upper.second, a.lower.second, b.finite, b.finite);
-  add_joined(small, bfloat(), a.upper.finite, a.lower.finite, b.second);
+  add_joined(small, bfloat(), a.upper.finite, a.lower.finite, a.upper.second, a.lower.second, b.third, b.third);
+  add_joined(small, bfloat(), a.upper.third, a.lower.third, a.upper.second, a.lower.second, b.finite, b.second);
+  add_joined(small, bfloat(), a.upper.second, a.lower.second, a.upper.finite, a.lower.finite, b.finite, b.second);
   add_joined(large, bfloat(), a.upper.first, a.lower.first, b.first);
   MSL_UNROLL
   for (int i = 0; i < 2; ++i) {
