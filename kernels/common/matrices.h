@@ -10,8 +10,8 @@
 
 // to[m][k] = the fragment at row 8 m and column 8 k of a tile, whose rows are `pitch` apart.
 template <typename T, uint kDown, uint kAcross>
-METAL_FUNC void load_matrices(thread metal::simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], threadgroup const T* tile,
-                              uint pitch, long) {
+METAL_FUNC void metalcore_load_matrices(thread metal::simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross],
+                                        threadgroup const T* tile, uint pitch, long) {
 #pragma unroll
   for (uint m = 0; m < kDown; ++m) {
 #pragma unroll
@@ -19,17 +19,17 @@ METAL_FUNC void load_matrices(thread metal::simdgroup_matrix<T, 8, 8> (&to)[kDow
   }
 }
 
-// The same for the right operand of a product, which is of use for multiply_matrices() alone.
+// The same for the right operand of a product, which is of use for metalcore_multiply_matrices() alone.
 template <typename T, uint kTerms, uint kAcross>
-METAL_FUNC void load_right_matrices(thread metal::simdgroup_matrix<T, 8, 8> (&to)[kTerms][kAcross],
-                                    threadgroup const T* tile, uint pitch, long) {
-  load_matrices(to, tile, pitch, 0L);
+METAL_FUNC void metalcore_load_right_matrices(thread metal::simdgroup_matrix<T, 8, 8> (&to)[kTerms][kAcross],
+                                              threadgroup const T* tile, uint pitch, long) {
+  metalcore_load_matrices(to, tile, pitch, 0L);
 }
 
 // The same for a tile whose rows are the columns of the operand: to[k][n] is at row 8 n and column 8 k.
 template <typename T, uint kTerms, uint kAcross>
-METAL_FUNC void load_right_transposed(thread metal::simdgroup_matrix<T, 8, 8> (&to)[kTerms][kAcross],
-                                      threadgroup const T* tile, uint pitch, long) {
+METAL_FUNC void metalcore_load_right_transposed(thread metal::simdgroup_matrix<T, 8, 8> (&to)[kTerms][kAcross],
+                                                threadgroup const T* tile, uint pitch, long) {
 #pragma unroll
   for (uint k = 0; k < kTerms; ++k) {
 #pragma unroll
@@ -40,9 +40,11 @@ METAL_FUNC void load_right_transposed(thread metal::simdgroup_matrix<T, 8, 8> (&
 
 // sums[m][n] += sum over k of left[m][first + k] right[k][n].
 template <typename T, uint kDown, uint kDepth, uint kTerms, uint kAcross>
-METAL_FUNC void multiply_matrices(thread metal::simdgroup_matrix<float, 8, 8> (&sums)[kDown][kAcross],
-                                  thread const metal::simdgroup_matrix<T, 8, 8> (&left)[kDown][kDepth], uint first,
-                                  thread const metal::simdgroup_matrix<T, 8, 8> (&right)[kTerms][kAcross], long) {
+METAL_FUNC void metalcore_multiply_matrices(thread metal::simdgroup_matrix<float, 8, 8> (&sums)[kDown][kAcross],
+                                            thread const metal::simdgroup_matrix<T, 8, 8> (&left)[kDown][kDepth],
+                                            uint first,
+                                            thread const metal::simdgroup_matrix<T, 8, 8> (&right)[kTerms][kAcross],
+                                            long) {
 #pragma unroll
   for (uint k = 0; k < kTerms; ++k) {
 #pragma unroll
@@ -83,7 +85,7 @@ METAL_FUNC void clear(thread Fragments<T, kDown, kAcross>& fragments) {
 // The first rows of a tile.
 template <uint kPitch, typename T, uint kDown, uint kAcross>
 METAL_FUNC void load(thread Fragments<T, kDown, kAcross>& fragments, threadgroup const T* tile) {
-  load_matrices(fragments.at, tile, kPitch, 0);
+  metalcore_load_matrices(fragments.at, tile, kPitch, 0);
 }
 
 // Fragments of a right operand.
@@ -94,16 +96,16 @@ struct RightFragments {
 
 template <uint kPitch, typename T, uint kTerms, uint kAcross>
 METAL_FUNC void load(thread RightFragments<T, kTerms, kAcross>& fragments, threadgroup const T* tile) {
-  load_right_matrices(fragments.at, tile, kPitch, 0);
+  metalcore_load_right_matrices(fragments.at, tile, kPitch, 0);
 }
 template <uint kPitch, typename T, uint kTerms, uint kAcross>
 METAL_FUNC void load_transposed(thread RightFragments<T, kTerms, kAcross>& fragments, threadgroup const T* tile) {
-  load_right_transposed(fragments.at, tile, kPitch, 0);
+  metalcore_load_right_transposed(fragments.at, tile, kPitch, 0);
 }
 
 // sums += a b, where the columns of a from `first` on take part.
 template <typename T, uint kDown, uint kDepth, uint kTerms, uint kAcross>
 METAL_FUNC void multiply(thread Fragments<float, kDown, kAcross>& sums, thread const Fragments<T, kDown, kDepth>& a,
                          uint first, thread const RightFragments<T, kTerms, kAcross>& b) {
-  multiply_matrices(sums.at, a.at, first, b.at, 0);
+  metalcore_multiply_matrices(sums.at, a.at, first, b.at, 0);
 }

@@ -4,10 +4,11 @@
 // tensor cores, and read tiles with an instruction for that. The elements of a right operand lie as the tensor cores
 // have them, and so mean something to these functions alone.
 //
-//   load_matrices(to, tile, pitch, 0)             to[m][k] = the matrix at row 8 m and column 8 k of the tile
-//   load_right_matrices(to, tile, pitch, 0)       the same, for a right operand
-//   load_right_transposed(to, tile, pitch, 0)     to[k][n] = the transposed matrix at row 8 n and column 8 k
-//   multiply_matrices(sums, left, first, right, 0)   sums[m][n] += sum over k of left[m][first + k] right[k][n]
+//   metalcore_load_matrices(to, tile, pitch, 0)         to[m][k] = the matrix at row 8 m and column 8 k of the tile
+//   metalcore_load_right_matrices(to, tile, pitch, 0)   the same, for a right operand
+//   metalcore_load_right_transposed(to, tile, pitch, 0) to[k][n] = the transposed matrix at row 8 n and column 8 k
+//   metalcore_multiply_matrices(sums, left, first, right, 0)
+//                                                       sums[m][n] += sum over k of left[m][first + k] right[k][n]
 //
 // Rows of a tile of 16-bit elements begin at multiples of 16 bytes.
 #pragma once
@@ -121,7 +122,8 @@ METAL_FUNC void add_product_of_parts(Accumulator& sum, const JoinedParts& a, con
 namespace metal {
 
 template <class T, uint32_t kDown, uint32_t kAcross>
-METAL_FUNC void load_matrices(simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], const T* tile, uint32_t pitch, int) {
+METAL_FUNC void metalcore_load_matrices(simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], const T* tile, uint32_t pitch,
+                                        int) {
   if constexpr (msl::is_16_bits<T>) {
     msl::load_tile<false, false>(to, tile, pitch);
   } else {
@@ -135,8 +137,8 @@ METAL_FUNC void load_matrices(simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], c
 
 // A lane's two elements of a right operand are in one column of it: of the rows 2 c and 2 c + 1.
 template <class T, uint32_t kDown, uint32_t kAcross>
-METAL_FUNC void load_right_matrices(simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], const T* tile, uint32_t pitch,
-                                    int) {
+METAL_FUNC void metalcore_load_right_matrices(simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], const T* tile,
+                                              uint32_t pitch, int) {
   if constexpr (msl::is_16_bits<T>) {
     msl::load_tile<true, false>(to, tile, pitch);
   } else {
@@ -149,8 +151,8 @@ METAL_FUNC void load_right_matrices(simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcro
   }
 }
 template <class T, uint32_t kDown, uint32_t kAcross>
-METAL_FUNC void load_right_transposed(simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], const T* tile, uint32_t pitch,
-                                      int) {
+METAL_FUNC void metalcore_load_right_transposed(simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross], const T* tile,
+                                                uint32_t pitch, int) {
   if constexpr (msl::is_16_bits<T>) {
     msl::load_tile<false, true>(to, tile, pitch);
   } else {
@@ -185,9 +187,9 @@ METAL_FUNC void add_product(msl::Accumulator& sum, const simdgroup_matrix<T, 8, 
 }
 
 template <class T, uint32_t kDown, uint32_t kDepth, uint32_t kTerms, uint32_t kAcross>
-METAL_FUNC void multiply_matrices(simdgroup_matrix<float, 8, 8> (&sums)[kDown][kAcross],
-                                  const simdgroup_matrix<T, 8, 8> (&left)[kDown][kDepth], uint32_t first,
-                                  const simdgroup_matrix<T, 8, 8> (&right)[kTerms][kAcross], int) {
+METAL_FUNC void metalcore_multiply_matrices(simdgroup_matrix<float, 8, 8> (&sums)[kDown][kAcross],
+                                            const simdgroup_matrix<T, 8, 8> (&left)[kDown][kDepth], uint32_t first,
+                                            const simdgroup_matrix<T, 8, 8> (&right)[kTerms][kAcross], int) {
   constexpr uint32_t kJoined = msl::is_16_bits<T> ? msl::joined_count(kTerms, 2) : 1;
   MSL_UNROLL
   for (uint32_t m = 0; m < kDown; m += 2) {
