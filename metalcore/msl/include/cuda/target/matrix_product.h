@@ -1,6 +1,6 @@
-// The product of two 8 by 8 matrices that are spread over a simdgroup, on tensor cores. Floats are multiplied as sums of
-// bfloats, which loses no bits that float32 would keep. Where the compiler knows that floats were converted from half or
-// bfloat, as in programs that hold everything in float, they are multiplied as such.
+// The product of two 8 by 8 matrices that are spread over a simdgroup, on tensor cores. Floats are multiplied as sums
+// of bfloats, which loses no bits that float32 would keep. Where the compiler knows that floats were converted from
+// half or bfloat, as in programs that hold everything in float, they are multiplied as such.
 #pragma once
 
 #include "metal/matrix_place.h"
@@ -14,9 +14,7 @@ namespace msl {
 
 using Floats = metal::vec<float, 2>;
 
-METAL_FUNC uint32_t upper_halves(Floats v) {
-  return __byte_perm(__float_as_uint(v.x), __float_as_uint(v.y), 0x7632);
-}
+METAL_FUNC uint32_t upper_halves(Floats v) { return __byte_perm(__float_as_uint(v.x), __float_as_uint(v.y), 0x7632); }
 // The same by shifts, which the compiler undoes where the floats were made by shifts.
 METAL_FUNC uint32_t packed_bfloats(Floats v) {
   uint32_t pair;
@@ -52,27 +50,22 @@ METAL_FUNC Parts parts_of(Floats v) {
 METAL_FUNC Floats product_of_parts(const Parts& a, const Parts& b, Floats c, uint32_t parts_of_b) {
   Accumulator large = {}, small = {};
   if (parts_of_b == 1) {
-    add_bfloat_product(small, a.third, a.second, b.finite);
+    add_product(small, bfloat(), a.third, a.second, b.finite);
   } else {
-    if (parts_of_b == 3) add_bfloat_product(small, a.finite, a.second, b.third);
-    add_bfloat_products(small, a.third, a.finite, a.second, a.second, b.finite, b.second);
+    if (parts_of_b == 3) add_product(small, bfloat(), a.finite, a.second, b.third);
+    add_products(small, bfloat(), a.third, a.finite, a.second, a.second, b.finite, b.second);
   }
   uint32_t unused;
-  add_bfloat_product(large, a.first, unused, b.first);
+  add_product(large, bfloat(), a.first, unused, b.first);
   return Floats(c.x + (large.upper[0] + (small.upper[0] + small.lower[0])),
                 c.y + (large.upper[1] + (small.upper[1] + small.lower[1])));
 }
 
-METAL_FUNC Floats half_product(uint32_t a, uint32_t b, Floats c) {
+template <class T>
+METAL_FUNC Floats product_of_pairs(uint32_t a, uint32_t b, Floats c) {
   Accumulator sum = {};
   uint32_t unused;
-  add_half_product(sum, a, unused, transposed(b));
-  return Floats(c.x + sum.upper[0], c.y + sum.upper[1]);
-}
-METAL_FUNC Floats bfloat_product(uint32_t a, uint32_t b, Floats c) {
-  Accumulator sum = {};
-  uint32_t unused;
-  add_bfloat_product(sum, a, unused, transposed(b));
+  add_product(sum, T(), a, unused, transposed(b));
   return Floats(c.x + sum.upper[0], c.y + sum.upper[1]);
 }
 
@@ -82,17 +75,17 @@ METAL_FUNC Floats bfloat_product(uint32_t a, uint32_t b, Floats c) {
 template <class A, class B>
 METAL_FUNC Floats matrix_product(const metal::vec<A, 2>& a, const metal::vec<B, 2>& b, Floats c, uint32_t) {
   if constexpr (std::is_same_v<A, half> && std::is_same_v<B, half>) {
-    return half_product(bit_cast<uint32_t>(a), bit_cast<uint32_t>(b), c);
+    return product_of_pairs<half>(bit_cast<uint32_t>(a), bit_cast<uint32_t>(b), c);
   } else if constexpr (std::is_same_v<A, bfloat> && std::is_same_v<B, bfloat>) {
-    return bfloat_product(bit_cast<uint32_t>(a), bit_cast<uint32_t>(b), c);
+    return product_of_pairs<bfloat>(bit_cast<uint32_t>(a), bit_cast<uint32_t>(b), c);
   } else {
     const Floats left(float(a.x), float(a.y)), right(float(b.x), float(b.y));
     const bool right_is_bfloat = is_bfloat(right.x) & is_bfloat(right.y);
     const bool right_is_half = is_half(right.x) & is_half(right.y);
     if (is_known(right_is_bfloat & is_bfloat(left.x) & is_bfloat(left.y)))
-      return bfloat_product(packed_bfloats(left), packed_bfloats(right), c);
+      return product_of_pairs<bfloat>(packed_bfloats(left), packed_bfloats(right), c);
     if (is_known(right_is_half & is_half(left.x) & is_half(left.y)))
-      return half_product(packed_halves(left), packed_halves(right), c);
+      return product_of_pairs<half>(packed_halves(left), packed_halves(right), c);
     const uint32_t parts = is_known(right_is_bfloat) ? 1 : is_known(right_is_half) ? 2 : 3;
     return product_of_parts(parts_of(left), parts_of(transposed(right)), c, parts);
   }

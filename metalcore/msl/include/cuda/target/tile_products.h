@@ -78,27 +78,6 @@ METAL_FUNC void load_tile(metal::simdgroup_matrix<T, 8, 8> (&to)[kDown][kAcross]
   }
 }
 
-// Two rows of matrices, and two terms of 8: sum += {{a, c}, {b, d}} {right, next}. `b` and `d` may be missing.
-#define MSL_TENSOR_PRODUCTS(T, name)                                                                              \
-  METAL_FUNC void add_joined(Accumulator& sum, T, uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t right, \
-                             uint32_t next) {                                                                     \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name                                                    \
-        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "                                                     \
-        "{%0, %1, %2, %3};"                                                                                       \
-        : "+f"(sum.upper[0]), "+f"(sum.upper[1]), "+f"(sum.lower[0]), "+f"(sum.lower[1])                          \
-        : "r"(a), "r"(b), "r"(c), "r"(d), "r"(right), "r"(next));                                                 \
-  }                                                                                                               \
-  METAL_FUNC void add_joined(Accumulator& sum, T, uint32_t a, uint32_t b, uint32_t right) {                       \
-    asm("mma.sync.aligned.m16n8k8.row.col.f32." name "." name                                                     \
-        ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "                                                                 \
-        "{%0, %1, %2, %3};"                                                                                       \
-        : "+f"(sum.upper[0]), "+f"(sum.upper[1]), "+f"(sum.lower[0]), "+f"(sum.lower[1])                          \
-        : "r"(a), "r"(b), "r"(right));                                                                            \
-  }
-MSL_TENSOR_PRODUCTS(half, "f16")
-MSL_TENSOR_PRODUCTS(bfloat, "bf16")
-#undef MSL_TENSOR_PRODUCTS
-
 // Two floats in each of two matrices below each other, as parts.
 struct JoinedParts {
   Parts upper, lower;
@@ -106,15 +85,35 @@ struct JoinedParts {
 // The same products as product_of_parts() adds, for two matrices below each other.
 METAL_FUNC void add_product_of_parts(Accumulator& sum, const JoinedParts& a, const Parts& b) {
   Accumulator large = {}, small = {};
-  add_joined(small, bfloat(), a.upper.finite, a.lower.finite, a.upper.second, a.lower.second, b.third, b.third);
-  add_joined(small, bfloat(), a.upper.third, a.lower.third, a.upper.second, a.lower.second, b.finite, b.second);
-  add_joined(small, bfloat(), a.upper.second, a.lower.second, a.upper.finite, a.lower.finite, b.finite, b.second);
-  add_joined(large, bfloat(), a.upper.first, a.lower.first, b.first);
+  add_products(small, bfloat(), a.upper.finite, a.upper.second, a.lower.finite, a.lower.second, b.third, b.third);
+  add_products(small, bfloat(), a.upper.third, a.upper.second, a.lower.third, a.lower.second, b.finite, b.second);
+  add_products(small, bfloat(), a.upper.second, a.upper.finite, a.lower.second, a.lower.finite, b.finite, b.second);
+  add_product(large, bfloat(), a.upper.first, a.lower.first, b.first);
   MSL_UNROLL
   for (int i = 0; i < 2; ++i) {
     sum.upper[i] += large.upper[i] + small.upper[i];
     sum.lower[i] += large.lower[i] + small.lower[i];
   }
+}
+
+template <class T>
+METAL_FUNC uint32_t word_of(const metal::simdgroup_matrix<T, 8, 8>& matrix) {
+  return bit_cast<uint32_t>(matrix.thread_elements());
+}
+
+// sum += {upper[k], lower[k]} right[k][n], for one k or for k and k + 1.
+template <uint32_t kJoined, class T, uint32_t kTerms, uint32_t kAcross>
+METAL_FUNC void add_joined(Accumulator& sum, const metal::simdgroup_matrix<T, 8, 8>* upper,
+                           const metal::simdgroup_matrix<T, 8, 8>* lower,
+                           const metal::simdgroup_matrix<T, 8, 8> (&right)[kTerms][kAcross], uint32_t k, uint32_t n) {
+  if constexpr (!is_16_bits<T>)
+    add_product_of_parts(sum, {parts_of(upper[k].thread_elements()), parts_of(lower[k].thread_elements())},
+                         parts_of(right[k][n].thread_elements()));
+  else if constexpr (kJoined == 2)
+    add_products(sum, T(), word_of(upper[k]), word_of(upper[k + 1]), word_of(lower[k]), word_of(lower[k + 1]),
+                 word_of(right[k][n]), word_of(right[k + 1][n]));
+  else
+    add_product(sum, T(), word_of(upper[k]), word_of(lower[k]), word_of(right[k][n]));
 }
 
 }  // namespace msl
@@ -164,28 +163,6 @@ METAL_FUNC void metalcore_load_right_transposed(simdgroup_matrix<T, 8, 8> (&to)[
   }
 }
 
-// sum += left[m][first + k] right[k][n] for one k or for k and k + 1, where `below` is the row of matrices below m.
-template <uint32_t kJoined, class T, uint32_t kDown, uint32_t kDepth, uint32_t kTerms, uint32_t kAcross>
-METAL_FUNC void add_product(msl::Accumulator& sum, const simdgroup_matrix<T, 8, 8> (&left)[kDown][kDepth],
-                            const simdgroup_matrix<T, 8, 8> (&right)[kTerms][kAcross], uint32_t m, uint32_t below,
-                            uint32_t n, uint32_t first, uint32_t k) {
-  if constexpr (msl::is_16_bits<T>) {
-    const auto word = [](const simdgroup_matrix<T, 8, 8>& matrix) {
-      return msl::bit_cast<uint32_t>(matrix.thread_elements());
-    };
-    if constexpr (kJoined == 2)
-      msl::add_joined(sum, T(), word(left[m][first + k]), word(left[below][first + k]), word(left[m][first + k + 1]),
-                      word(left[below][first + k + 1]), word(right[k][n]), word(right[k + 1][n]));
-    else
-      msl::add_joined(sum, T(), word(left[m][first + k]), word(left[below][first + k]), word(right[k][n]));
-  } else {
-    msl::add_product_of_parts(
-        sum,
-        {msl::parts_of(left[m][first + k].thread_elements()), msl::parts_of(left[below][first + k].thread_elements())},
-        msl::parts_of(right[k][n].thread_elements()));
-  }
-}
-
 template <class T, uint32_t kDown, uint32_t kDepth, uint32_t kTerms, uint32_t kAcross>
 METAL_FUNC void metalcore_multiply_matrices(simdgroup_matrix<float, 8, 8> (&sums)[kDown][kAcross],
                                             const simdgroup_matrix<T, 8, 8> (&left)[kDown][kDepth], uint32_t first,
@@ -204,7 +181,8 @@ METAL_FUNC void metalcore_multiply_matrices(simdgroup_matrix<float, 8, 8> (&sums
     MSL_UNROLL
     for (uint32_t k = 0; k < kTerms; k += kJoined) {
       MSL_UNROLL
-      for (uint32_t n = 0; n < kAcross; ++n) add_product<kJoined>(joined[n], left, right, m, below, n, first, k);
+      for (uint32_t n = 0; n < kAcross; ++n)
+        msl::add_joined<kJoined>(joined[n], left[m] + first, left[below] + first, right, k, n);
     }
     MSL_UNROLL
     for (uint32_t n = 0; n < kAcross; ++n) {
