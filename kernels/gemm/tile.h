@@ -111,7 +111,13 @@ struct Sums {
   Fragments<float, 4, 4> sums;
   uint row, column;
 
-  Sums(uint simdgroup) : row(simdgroup / 2 * 32), column(simdgroup % 2 * 32) { clear(sums); }
+  Sums(uint simdgroup) : row(simdgroup / 2 * 32), column(simdgroup % 2 * 32) {
+#pragma unroll
+    for (uint m = 0; m < 4; ++m) {
+#pragma unroll
+      for (uint n = 0; n < 4; ++n) sums.at[m][n] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
+  }
 
   // Adds the products of a tile's terms.
   template <typename Left, typename Right, typename T>
