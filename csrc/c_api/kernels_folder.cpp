@@ -2,8 +2,6 @@
 
 #include "error.h"
 
-#include "../backends/simulator/library.h"
-
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -30,13 +28,12 @@ const std::string& kernels_folder() {
   return found;
 }
 
-void find_kernels() {
+void require_kernels() {
   static const bool found = [] {
     std::error_code error;
     if (!fs::exists(fs::path(kernels_folder()) / "index", error))
       throw Error(METALCORE_NO_KERNELS, "there are no kernels in '" + kernels_folder() +
                                             "'; METALCORE_LIBRARY_DIR can name the folder metalcore/lib");
-    simulator::set_library_path(kernels_folder());
     return true;
   }();
   static_cast<void>(found);

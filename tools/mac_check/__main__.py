@@ -9,6 +9,7 @@ import sys
 import zipfile
 
 from .. import wheel_check
+from ..build.places import MACOS_C_LIBRARY
 from . import binary, build, declarations, faults, pytorch, sdk, seeded_faults
 from .downloads import Downloads
 from .macho import MachO
@@ -62,6 +63,11 @@ def main():
             extension = build.WORK / "_C.abi3.so"
             extension.write_bytes(archive.read("metalcore/_C.abi3.so"))
         say(binary.check(extension, torch=downloads.torch, system=system, python=python))
+    with step("the library for C") as say:
+        with zipfile.ZipFile(made) as archive:
+            library = build.WORK / MACOS_C_LIBRARY
+            library.write_bytes(archive.read(f"metalcore/lib/{MACOS_C_LIBRARY}"))
+        say(binary.check_c_library(library, system=system))
     with step("PyTorch's streams") as say:
         say(pytorch.check(downloads.torch, MachO(extension).imports()))
     with step("seeded faults are found") as say:

@@ -78,9 +78,9 @@ def build_wheel(sdk, torch):
     return wheel
 
 
-def link_command():
-    """The command with which setup.py linked the extension."""
-    return Tasks(_BUILT).signature("_C.abi3.so")
+def link_command(output="_C.abi3.so"):
+    """The command with which setup.py linked the extension, or another output."""
+    return Tasks(_BUILT).signature(output)
 
 
 def compile_command(name):
