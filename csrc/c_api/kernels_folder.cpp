@@ -16,9 +16,10 @@ std::string folder() {
   if (const char* chosen = std::getenv("METALCORE_LIBRARY_DIR"); chosen && *chosen) return chosen;
   Dl_info info;
   if (!dladdr(reinterpret_cast<const void*>(&kernels_folder), &info) || !info.dli_fname) return "";
-  std::error_code error;
-  const fs::path library = fs::canonical(info.dli_fname, error);  // links may lead to it
-  return (error ? fs::path(info.dli_fname) : library).parent_path().string();
+  char* const real = realpath(info.dli_fname, nullptr);  // links may lead to it
+  const fs::path library = real ? real : info.dli_fname;
+  std::free(real);
+  return library.parent_path().string();
 }
 
 }  // namespace

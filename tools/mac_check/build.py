@@ -57,14 +57,14 @@ def run(command, what, **options):
     return done.stdout
 
 
-def build_wheel(sdk, torch):
-    """The wheel that `pip wheel` would make on a Mac with this PyTorch."""
+def build_wheel(sdk, torch, *flags):
+    """The wheel that `pip wheel` would make on a Mac with this PyTorch. The compiler gets the flags too."""
     output = WORK / "wheel"
     shutil.rmtree(output, ignore_errors=True)
     environment = {
         **os.environ,
         "_PYTHON_HOST_PLATFORM": "macosx-14.0-arm64",
-        "CXX": " ".join(compiler(sdk)),
+        "CXX": " ".join([*compiler(sdk), *flags]),
         "METALCORE_TORCH": str(torch),
         "METALCORE_JOBS": str(JOBS),
     }
