@@ -287,18 +287,25 @@ SEEDED = {
         "wrong result",
     ),
     "offsets left out": ("memory.mm", "reinterpret_cast<uintptr_t>(address) - buffer.begin", "0", "wrong result"),
+    "copies at other alignments than the arrays": (
+        "memory.mm",
+        "reinterpret_cast<uintptr_t>(data) % kAlignment",
+        "0 * kAlignment",
+        "misaligned access",
+    ),
     "a buffer for each array": ("memory.mm", "running().arena.take(", "allocate(", "objects are made"),
 }
 
 
 def said_of_calls(program, folder, **environment):
     calls = Calls(folder)
-    cases = [softmax(F32), add(F32, count=50), paged_append(F32), batch_decode(F32)]
+    aside = softmax(F32, batch=3, vocab=64, offset=4, out_offset=4)
+    cases = [softmax(F32), aside, add(F32, count=50), paged_append(F32), batch_decode(F32)]
     for name, arguments, _ in cases:
         calls.add(f"{name}_float", *arguments)
     said = []
     for (_, _, expected), (_, count, error, results) in zip(
-        cases, calls.run(program, "--repeat", "3", **environment), strict=True
+        cases, calls.run(program, "--repeat", "3", METALCORE_CHECK="1", **environment), strict=True
     ):
         near = all(torch.allclose(found.double(), wanted, rtol=1e-4) for found, wanted in zip(results, expected))
         said += [error] if error else ["" if near else "wrong result", "objects are made" if count else ""]
