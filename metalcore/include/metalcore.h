@@ -63,16 +63,16 @@ enum metalcore_device {
 
 /* `index` is the number of a GPU, `stream` a CUstream of its primary context, or NULL for the default stream. Both are
  * 0 for METALCORE_CPU and METALCORE_METAL. All calls in a context use its stream, which must outlive it.
- * METALCORE_NO_DEVICE where there is no such GPU, no driver, or no NVRTC, which compiles each kernel on its first use. */
+ * METALCORE_NO_DEVICE where there is no such GPU, no driver, or no NVRTC, which compiles each kernel on first use. */
 METALCORE_API int metalcore_context_create(metalcore_context** context, int device, int index, void* stream);
 /* Waits for the context's stream. No other thread may have chosen the context any longer. NULL is allowed. */
 METALCORE_API int metalcore_context_destroy(metalcore_context* context);
 /* Chooses the context for the calling thread's further calls. NULL chooses the thread's own again. */
 METALCORE_API int metalcore_context_use(metalcore_context* context);
 
-/* Memory of the device of the thread's context. Its begin is a multiple of 256, and it is NULL for 0 bytes. All contexts
- * of the device take it. With METALCORE_METAL it is the memory that a call needs not copy: an array elsewhere is copied
- * for each call that uses it, and so is a whole pool of pages. It is freed in a context of the same device, when no call
+/* Memory of the device of the thread's context. Its begin is a multiple of 256, and it is NULL for 0 bytes. All
+ * contexts of the device take it. With METALCORE_METAL kernels reach it as it is. An array elsewhere is copied for each
+ * call that uses it, and so is a whole pool of pages. The memory is freed in a context of the same device, when no call
  * uses it. */
 METALCORE_API int metalcore_memory_allocate(size_t bytes, void** memory);
 METALCORE_API int metalcore_memory_free(void* memory);
