@@ -4,16 +4,19 @@ The arguments are the macOS wheel and, if there is one, the source distribution.
 
 - every Python that wheels are for, where it is found, installs the wheel and runs `info`, and `selftest` where PyTorch
   finds a GPU;
+- Apple's C compiler builds examples/c/next_token.c with what the newest of them says (`metalcore cflags`), and it runs;
 - another environment installs the source distribution with Command Line Tools alone, without Xcode;
 - Apple's compiler compiles every kernel of the wheel, and `metalcore check` reads the same files.
 
 A table says what passed, what failed, and what did not run and why; it also goes to $GITHUB_STEP_SUMMARY. build/mac_ci
 has everything that the programs print, such as the warnings of Apple's compiler. The exit status is 1 if something
-failed. Where CI is set it is also 1 if something other than `selftest` did not run.
+failed. Where CI is set it is also 1 if something other than `selftest` did not run. A failure on a virtual GPU does not
+count.
 """
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -60,7 +63,7 @@ def main(files):
         python, found = _try_python(version, wheel)
         rows += found
         checker = python or checker
-    rows.append(_try_source_distribution(sdist))
+    rows += [_try_c(checker), _try_source_distribution(sdist)]
     kernels = _unpack_kernels(wheel)
     rows += [_compile_kernels(kernels), _check_kernels(kernels, checker)]
     _report(rows)
@@ -122,6 +125,28 @@ def _judged(what, note):
     """A failure on a Mac's GPU counts. A virtual machine's GPU belongs to an older family than every Mac's."""
     virtual = subprocess.run(["sysctl", "-n", "kern.hv_vmm_present"], capture_output=True, text=True).stdout.strip()
     return Row(what, NOT_COUNTED, f"on a virtual GPU: {note}") if virtual == "1" else Row(what, FAILED, note)
+
+
+def _try_c(python):
+    what = "C program: cc, run"
+    if python is None:
+        return Row(what, NOT_RUN, "no Python has the wheel")
+    if not shutil.which("cc"):
+        return Row(what, NOT_RUN, "there is no cc")
+    folder = WORK / "c"
+    flags = []
+    for options in ([], ["--libs"]):
+        done = _run([python, "-m", "metalcore", "cflags", *options], folder / "cflags.txt")
+        if done.returncode:
+            return Row(what, FAILED, _last_line(done.stdout))
+        flags += shlex.split(_last_line(done.stdout))
+    program = folder / "next_token"
+    done = _run(["cc", ROOT / "examples" / "c" / "next_token.c", *flags, "-o", program], folder / "cc.txt")
+    if done.returncode:
+        return Row(what, FAILED, _last_line(done.stdout))
+    done = _run([program], folder / "next_token.txt")
+    note = _last_line(done.stdout)
+    return _judged(what, note) if done.returncode else Row(what, PASSED, note)
 
 
 def _try_source_distribution(sdist):

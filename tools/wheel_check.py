@@ -48,11 +48,12 @@ class Platform:
     machines: dict
 
 
+_FOR_C = ("pkgconfig/metalcore.pc", "cmake/metalcore/metalcore-config.cmake")
 MACOS = Platform(
     "macOS",
     r"cp310-abi3-macosx_14_0_arm64",
-    r"_C\.abi3\.so|lib/metal/[\w/]+\.metallib",
-    (),
+    r"_C\.abi3\.so|lib/libmetalcore\.dylib|lib/metal/[\w/]+\.metallib",
+    ("libmetalcore.dylib", *_FOR_C),
     ("lib/metal/{}.metal",),
     (),
     {"kernels": "kernels"},
@@ -70,7 +71,7 @@ _LINUX = {
         "Linux",
         rf"cp310-abi3-manylinux_2_\d+_{machine}",
         r"_C\.abi3\.so|lib/libmetalcore\.so|lib/[\w-]+/[\w/]+\.so",
-        ("libmetalcore.so", "pkgconfig/metalcore.pc", "cmake/metalcore/metalcore-config.cmake"),
+        ("libmetalcore.so", *_FOR_C),
         ("lib/cuda/{}.cu", "lib/cuda/{}.json"),
         sets,
         {

@@ -18,21 +18,23 @@ Arena::~Arena() {
 void* Arena::take(size_t bytes) {
   if (bytes > SIZE_MAX / 4) throw std::bad_alloc();
   bytes = std::max((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
-  if (blocks_.empty() || blocks_.back().size - blocks_.back().used < bytes) {
+  const auto fits = [bytes](const Block& block) { return block.size - block.used >= bytes; };
+  auto block = std::find_if(blocks_.begin(), blocks_.end(), fits);
+  if (block == blocks_.end()) {
     blocks_.reserve(blocks_.size() + 1);
     const size_t size = std::max(bytes, kLeast);
     blocks_.push_back({memory_.allocate(size), size, 0});
+    block = blocks_.end() - 1;
   }
-  Block& block = blocks_.back();
-  void* const taken = static_cast<char*>(block.memory) + block.used;
-  block.used += bytes;
+  void* const taken = static_cast<char*>(block->memory) + block->used;
+  block->used += bytes;
   return taken;
 }
 
 void Arena::reset() {
-  if (blocks_.size() > 1) {
-    size_t size = 0;
-    for (const Block& block : blocks_) size += block.size;
+  size_t size = 0;
+  for (const Block& block : blocks_) size += block.size;
+  if (blocks_.size() > 1 && size <= memory_.largest()) {
     memory_.wait();  // kernels may still use what is freed here
     for (const Block& block : blocks_) memory_.free(block.memory);
     blocks_.clear();

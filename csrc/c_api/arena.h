@@ -1,10 +1,21 @@
-// The scratch memory of a context. It grows while calls need more than any before, and is reused from then on.
+// Memory of a device, and a context's scratch memory there. That grows while calls need more than any before, and is
+// reused from then on.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace metalcore::c_api {
+
+// What a call does with an array of the caller's.
+enum class Access : uint8_t { kRead, kWritten, kUpdated };  // an updated one is read and written
+
+// Where kernels find memory: a storage, which is an MTLBuffer on Metal, and the bytes before the memory there.
+struct Place {
+  void* storage;
+  size_t offset;
+};
 
 // Memory of one kind of device.
 class Memory {
@@ -17,6 +28,16 @@ class Memory {
   virtual void fill(void* memory, float number, size_t count) = 0;
   virtual void wait() {}  // until the device's work is done
   virtual bool on_host() const { return true; }
+  virtual size_t largest() const { return SIZE_MAX; }  // the most bytes that allocate() takes
+
+  // The rest is for devices whose kernels reach nothing except what allocate() gave.
+  // Names an array of the running call.
+  virtual void use_array(void*, size_t, Access) {}
+  virtual Place place_of(void* data) { return {data, 0}; }
+  // The call's results come to its arrays.
+  virtual void complete() {}
+  // Forgets the call's arrays, and work that is not complete.
+  virtual void end_call() noexcept {}
 };
 
 class Arena {
@@ -27,7 +48,8 @@ class Arena {
 
   // Memory until the next reset(), at a multiple of 256. It is not null.
   void* take(size_t bytes);
-  // All that was taken is free again. Where it lay in several blocks, one block that is large enough replaces them.
+  // All that was taken is free again. Where it lay in several blocks, one block replaces them, if the device has such
+  // large ones.
   void reset();
 
  private:

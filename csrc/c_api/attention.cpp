@@ -36,7 +36,7 @@ Tensor pool(Call& call, const char* name, T* data, const metalcore_pages& p) {
   if constexpr (std::is_const_v<T>)
     return call.input(name, data, {count, first, second, size});
   else
-    return call.output(name, data, {count, first, second, size});
+    return call.updated(name, data, {count, first, second, size});
 }
 
 // The CPU reads the numbers where it can. Kernels leave out what is beyond the pool, and trust the rest.

@@ -61,7 +61,9 @@ Tensor Call::array(const char* name, void* data, size_t item, ScalarType type, s
     require(begin % item == 0, name, "is not aligned to its elements");
     require(!__builtin_add_overflow(begin, static_cast<uintptr_t>(bytes), &end) && end <= INTPTR_MAX, name,
             "does not fit into memory");
-    if (use != kInPlace) note({name, begin, end, use == kWritten});
+    if (use != kInPlace) note({name, begin, end, use != kRead});
+    const Access access = use == kRead ? Access::kRead : use == kWritten ? Access::kWritten : Access::kUpdated;
+    context_.memory->use_array(data, static_cast<size_t>(bytes), access);
   }
   return Tensor(empty ? nullptr : data, shape_view, strides_view, type, context_.device_type, context_.index);
 }

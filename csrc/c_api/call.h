@@ -66,8 +66,13 @@ class Call {
   }
   // It overlaps nothing that the call has named before, and nothing that it names later.
   template <typename T>
-  Tensor output(const char* name, T* data, std::initializer_list<Size> sizes, const Size& row = {nullptr, 0}) {
-    return array(name, data, sizeof(T), type_of<T>(), sizes, row, kWritten);
+  Tensor output(const char* name, T* data, std::initializer_list<Size> sizes) {
+    return array(name, data, sizeof(T), type_of<T>(), sizes, {nullptr, 0}, kWritten);
+  }
+  // The same for an array of which the call reads a part, or keeps one.
+  template <typename T>
+  Tensor updated(const char* name, T* data, std::initializer_list<Size> sizes) {
+    return array(name, data, sizeof(T), type_of<T>(), sizes, {nullptr, 0}, kUpdated);
   }
   // Results in the place of an argument that has been checked.
   template <typename T>
@@ -83,8 +88,11 @@ class Call {
   // The same, full of one number.
   Tensor filled(std::initializer_list<Size> sizes, float number);
 
+  // The end of a call without an error.
+  void complete() { context_.memory->complete(); }
+
  private:
-  enum Use : uint8_t { kRead, kWritten, kInPlace, kScratch };
+  enum Use : uint8_t { kRead, kWritten, kUpdated, kInPlace, kScratch };
   struct Range {
     const char* name;
     uintptr_t begin, end;
@@ -107,6 +115,7 @@ int call(const char* function, const Body& body) noexcept {
   try {
     Call made;
     body(made);
+    made.complete();
     return METALCORE_OK;
   } catch (...) {
     return status_of_exception(function);

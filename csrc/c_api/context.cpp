@@ -27,7 +27,7 @@ std::unique_ptr<metalcore_context> make(int device, int index, void* stream) {
     constexpr const char* kNames[] = {"METALCORE_CPU", "METALCORE_CUDA", "METALCORE_METAL"};
     throw Error(METALCORE_NO_DEVICE, std::string("this platform's library has no contexts for ") + kNames[device]);
   }
-  find_kernels();
+  require_kernels();
   return make_one(index, stream);
 }
 
@@ -36,6 +36,8 @@ metalcore_context& own() {
       make(kinds()[METALCORE_CPU] ? METALCORE_CPU : METALCORE_METAL, 0, nullptr);
   return *made;
 }
+
+metalcore_context& current() { return chosen ? *chosen : own(); }
 
 }  // namespace
 
@@ -46,13 +48,14 @@ metalcore_context& running() {
   return *in_call;
 }
 
-Running::Running() : context_(chosen ? *chosen : own()) {
+Running::Running() : context_(current()) {
   if (context_.busy.exchange(true, std::memory_order_acquire))
     throw Error(METALCORE_BUSY, "another thread has a call in this context");
   in_call = &context_;
 }
 
 Running::~Running() {
+  context_.memory->end_call();
   in_call = nullptr;
   try {
     context_.arena.reset();
@@ -93,4 +96,24 @@ int metalcore_context_destroy(metalcore_context* context) {
 int metalcore_context_use(metalcore_context* context) {
   chosen = context;
   return METALCORE_OK;
+}
+
+int metalcore_memory_allocate(size_t bytes, void** memory) {
+  try {
+    if (!memory) throw Error(METALCORE_INVALID_ARGUMENT, "memory is NULL");
+    *memory = nullptr;
+    if (bytes > 0) *memory = current().memory->allocate(bytes);
+    return METALCORE_OK;
+  } catch (...) {
+    return status_of_exception(__func__);
+  }
+}
+
+int metalcore_memory_free(void* memory) {
+  try {
+    if (memory) current().memory->free(memory);
+    return METALCORE_OK;
+  } catch (...) {
+    return status_of_exception(__func__);
+  }
 }

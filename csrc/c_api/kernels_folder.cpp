@@ -2,8 +2,6 @@
 
 #include "error.h"
 
-#include "../backends/simulator/library.h"
-
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -18,9 +16,10 @@ std::string folder() {
   if (const char* chosen = std::getenv("METALCORE_LIBRARY_DIR"); chosen && *chosen) return chosen;
   Dl_info info;
   if (!dladdr(reinterpret_cast<const void*>(&kernels_folder), &info) || !info.dli_fname) return "";
-  std::error_code error;
-  const fs::path library = fs::canonical(info.dli_fname, error);  // links may lead to it
-  return (error ? fs::path(info.dli_fname) : library).parent_path().string();
+  char* const real = realpath(info.dli_fname, nullptr);  // links may lead to it
+  const fs::path library = real ? real : info.dli_fname;
+  std::free(real);
+  return library.parent_path().string();
 }
 
 }  // namespace
@@ -30,13 +29,12 @@ const std::string& kernels_folder() {
   return found;
 }
 
-void find_kernels() {
+void require_kernels() {
   static const bool found = [] {
     std::error_code error;
     if (!fs::exists(fs::path(kernels_folder()) / "index", error))
       throw Error(METALCORE_NO_KERNELS, "there are no kernels in '" + kernels_folder() +
                                             "'; METALCORE_LIBRARY_DIR can name the folder metalcore/lib");
-    simulator::set_library_path(kernels_folder());
     return true;
   }();
   static_cast<void>(found);

@@ -13,10 +13,16 @@
 
 namespace {
 
+using metalcore::c_api::Place;
 using metalcore::c_api::running;
 using torch::stable::Tensor;
 
 const Tensor& tensor_of(AtenTensorHandle handle) { return *reinterpret_cast<const Tensor*>(handle); }
+
+// As PyTorch has it: on Metal a storage's "address" is an object, to which a tensor's data_ptr() adds its offset.
+Place place_of(const Tensor& tensor) {
+  return tensor.data_ptr() ? running().memory->place_of(tensor.data_ptr()) : Place{nullptr, 0};
+}
 
 [[noreturn]] void refuse(const char* what) {
   throw std::logic_error(std::string("metalcore: the C interface was to make ") + what);
@@ -25,12 +31,13 @@ const Tensor& tensor_of(AtenTensorHandle handle) { return *reinterpret_cast<cons
 }  // namespace
 
 AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle tensor, void** data) {
-  *data = tensor_of(tensor).data_ptr();
+  const Place place = place_of(tensor_of(tensor));
+  *data = static_cast<char*>(place.storage) + place.offset;
   return AOTI_TORCH_SUCCESS;
 }
 
-AOTITorchError aoti_torch_get_storage_offset(AtenTensorHandle, int64_t* offset) {
-  *offset = 0;
+AOTITorchError aoti_torch_get_storage_offset(AtenTensorHandle tensor, int64_t* offset) {
+  *offset = static_cast<int64_t>(place_of(tensor_of(tensor)).offset / tensor_of(tensor).element_size());
   return AOTI_TORCH_SUCCESS;
 }
 

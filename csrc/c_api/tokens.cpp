@@ -34,8 +34,8 @@ void rope(Call& call, const RopeArguments<T>& a) {
   const bool has_k = a.k_heads != 0;
   const Rotation rotation{2, 2 * int64_t{a.pairs}, a.interleaved != 0, 0, 0, false};
   if (in_place) {
-    const Tensor q = call.output("q", a.q_out, {one, tokens, q_heads, size});
-    const MaybeTensor k = has_k ? MaybeTensor(call.output("k", a.k_out, {one, tokens, k_heads, size})) : std::nullopt;
+    const Tensor q = call.updated("q", a.q_out, {one, tokens, q_heads, size});
+    const MaybeTensor k = has_k ? MaybeTensor(call.updated("k", a.k_out, {one, tokens, k_heads, size})) : std::nullopt;
     return rotate("rope_", q, k, q, k, cosine, sine, positions, rotation, true);
   }
   const Tensor q = call.input("q", a.q, {one, tokens, q_heads, size});

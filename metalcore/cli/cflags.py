@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-LIBRARY = _PACKAGE / "lib" / "libmetalcore.so"
+LIBRARY = _PACKAGE / "lib" / f"libmetalcore.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 
 def add_parser(commands):

@@ -8,8 +8,9 @@
  * then. Results overlap nothing else, except where the function says so.
  *
  * A call works in the thread's context: the one that metalcore_context_use() chose, or the thread's own, which is for
- * host memory. With a CUDA context all pointers are those of device memory, which no call reads on the host, and a call
- * returns when its kernels are in the stream. (A struct such as metalcore_pages lies on the host.)
+ * host memory: METALCORE_CPU on Linux, METALCORE_METAL on macOS. With a CUDA context all pointers are those of device
+ * memory, which no call reads on the host, and a call returns when its kernels are in the stream. (A struct such as
+ * metalcore_pages lies on the host.)
  *
  * docs/c.md has a table of each function's arguments. */
 #ifndef METALCORE_H
@@ -57,17 +58,24 @@ typedef struct metalcore_context metalcore_context;
 enum metalcore_device {
   METALCORE_CPU = 0,  /* host memory; kernels run on the CPU */
   METALCORE_CUDA = 1, /* memory of an NVIDIA GPU */
-  METALCORE_METAL = 2 /* not in this version */
+  METALCORE_METAL = 2 /* host memory; kernels run on an Apple GPU */
 };
 
 /* `index` is the number of a GPU, `stream` a CUstream of its primary context, or NULL for the default stream. Both are
- * 0 for METALCORE_CPU. All calls in a context use its stream, which must outlive it. METALCORE_NO_DEVICE where there is
- * no such GPU, no driver, or no NVRTC, which compiles each kernel on its first use. */
+ * 0 for METALCORE_CPU and METALCORE_METAL. All calls in a context use its stream, which must outlive it.
+ * METALCORE_NO_DEVICE where there is no such GPU, no driver, or no NVRTC, which compiles each kernel on first use. */
 METALCORE_API int metalcore_context_create(metalcore_context** context, int device, int index, void* stream);
 /* Waits for the context's stream. No other thread may have chosen the context any longer. NULL is allowed. */
 METALCORE_API int metalcore_context_destroy(metalcore_context* context);
 /* Chooses the context for the calling thread's further calls. NULL chooses the thread's own again. */
 METALCORE_API int metalcore_context_use(metalcore_context* context);
+
+/* Memory of the device of the thread's context. Its begin is a multiple of 256, and it is NULL for 0 bytes. All
+ * contexts of the device take it. With METALCORE_METAL kernels reach it as it is. An array elsewhere is copied for each
+ * call that uses it, and so is a whole pool of pages. The memory is freed in a context of the same device, when no call
+ * uses it. */
+METALCORE_API int metalcore_memory_allocate(size_t bytes, void** memory);
+METALCORE_API int metalcore_memory_free(void* memory);
 
 /* out (m, n) = a b + bias. a is (m, k), or where transpose_a is not 0 (k, m); b is (k, n) or (n, k). Their rows lie
  * lda and ldb numbers apart. bias (n) may be NULL. */

@@ -1,6 +1,6 @@
 /* Runs the calls that a file lists, one a line: a function's name without metalcore_, and its arguments.
  *
- *   calls [--device 0|1|2] [--threads N] [--repeat N] FILE
+ *   calls [--device 0|1|2] [--threads N] [--repeat N] [--allocate 1] FILE
  *
  * An argument is a number; NULL; <PATH, the bytes of a file; >PATH:BYTES, memory whose bytes the file gets; or
  * =PATH:OTHER, the bytes of the file OTHER in memory whose bytes the file PATH gets. A path may end with +N before all
@@ -8,7 +8,7 @@
  * its status, the allocations of the last repetition, and the error. With threads each has a context of its own, and
  * writes files whose names end with .<its number>. A context is of the metalcore_device of --device; without it, and
  * without threads, the calls run in the thread's own. With METALCORE_CUDA arrays are copied to the first GPU, and each
- * context has a new stream. */
+ * context has a new stream. With --allocate 1 arrays lie in memory of metalcore_memory_allocate(). */
 #include <dlfcn.h>
 #include <errno.h>
 #include <metalcore.h>
@@ -19,6 +19,8 @@
 
 #define MOST 32
 #define LINE 8192
+
+static int by_metalcore; /* --allocate */
 
 typedef struct {
   void *memory, *data; /* on the host */
@@ -110,7 +112,12 @@ static void move_to_host(Argument* a, void* stream) {
 }
 
 static void* get_memory(Argument* argument, size_t offset) {
-  argument->memory = malloc(argument->size + offset ? argument->size + offset : 1);
+  const size_t size = argument->size + offset ? argument->size + offset : 1;
+  if (by_metalcore) {
+    if (metalcore_memory_allocate(size, &argument->memory)) fail(metalcore_last_error());
+  } else {
+    argument->memory = malloc(size);
+  }
   if (!argument->memory) fail("malloc");
   return (char*)argument->memory + offset;
 }
@@ -266,7 +273,10 @@ static void run_line(const Work* work, char* line, void* stream) {
   for (i = 0; i + 1 < count; ++i) {
     if (arguments[i].device_memory) move_to_host(&arguments[i], stream);
     if (arguments[i].saved_to) save(&arguments[i], work->number);
-    free(arguments[i].memory);
+    if (!by_metalcore)
+      free(arguments[i].memory);
+    else if (metalcore_memory_free(arguments[i].memory))
+      fail(metalcore_last_error());
   }
 }
 
@@ -298,6 +308,8 @@ int main(int count, char** words) {
       repeat = atoi(words[i + 1]);
     else if (!strcmp(words[i], "--device"))
       device = atoi(words[i + 1]);
+    else if (!strcmp(words[i], "--allocate"))
+      by_metalcore = atoi(words[i + 1]);
   }
   if (device == METALCORE_CUDA) open_cuda();
   for (i = 0; i < (threads ? threads : 1); ++i) {

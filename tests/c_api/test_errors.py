@@ -177,6 +177,7 @@ int main(void) {
   metalcore_context *a = NULL, *b = (metalcore_context*)&a;
   pthread_t thread;
   char text[8] = "";
+  void* memory = x;
   assert(!strcmp(metalcore_last_error(), ""));
   assert(metalcore_softmax_float(x, x + 4, 1, 8, 1.0f) == METALCORE_INVALID_ARGUMENT);
   assert(!strcmp(metalcore_last_error(), "metalcore_softmax_float: out overlaps in"));
@@ -194,6 +195,12 @@ int main(void) {
   assert(metalcore_context_destroy(a) == METALCORE_OK);
   assert(metalcore_softmax_float(x, y, 2, 4, 1.0f) == METALCORE_OK); /* in the thread's own context */
   assert(metalcore_context_destroy(NULL) == METALCORE_OK);
+  assert(metalcore_memory_allocate(4, NULL) == METALCORE_INVALID_ARGUMENT);
+  assert(!strcmp(metalcore_last_error(), "metalcore_memory_allocate: memory is NULL"));
+  assert(metalcore_memory_allocate((size_t)1 << 60, &memory) == METALCORE_OUT_OF_MEMORY && !memory);
+  assert(metalcore_memory_allocate(0, &memory) == METALCORE_OK && !memory);
+  assert(metalcore_memory_allocate(4, &memory) == METALCORE_OK && (size_t)memory % 256 == 0);
+  assert(metalcore_memory_free(memory) == METALCORE_OK && metalcore_memory_free(NULL) == METALCORE_OK);
   assert(!pthread_create(&thread, NULL, other, text) && !pthread_join(thread, NULL) && !strcmp(text, "done"));
   assert(!strcmp(metalcore_status_name(METALCORE_BUSY), "METALCORE_BUSY"));
   assert(!strcmp(metalcore_status_name(99), "an unknown status"));

@@ -33,6 +33,11 @@ def test_results(c_program, calls):
     check(cases, calls.run(c_program))
 
 
+def test_results_in_memory_of_the_library(c_program, calls):
+    cases = add_all(calls)
+    check(cases, calls.run(c_program, "--allocate", "1"))
+
+
 def test_results_from_cpp(calls, tmp_path_factory):
     program = compiled(
         HERE / "calls.c",

@@ -186,6 +186,22 @@ assert driver.fake_allocated() == 0 and driver.fake_waits() == 1
 """)
 
 
+def test_memory_for_the_caller(run_c):
+    """It is the GPU's of the thread's context, and another context of this GPU may free it."""
+    run_c("""
+context(1)
+memory = ctypes.c_void_p()
+assert status("memory_allocate", ctypes.c_size_t(1000), ctypes.byref(memory)) == ("METALCORE_OK", "")
+assert memory.value and driver.fake_allocated() == 1
+driver.fake_fill_memory(1)
+other = ctypes.c_void_p(1)
+assert status("memory_allocate", ctypes.c_size_t(1), ctypes.byref(other))[0] == "METALCORE_OUT_OF_MEMORY" and not other
+context(1)
+assert status("memory_free", memory) == ("METALCORE_OK", "")
+assert driver.fake_allocated() == 0 and driver.fake_depth() == 0
+""")
+
+
 def test_memory_of_the_gpu_is_not_read(run_c):
     """The numbers of pages lie there too, and are not checked by the CPU."""
     run_c("""

@@ -98,13 +98,6 @@ using metal_runtime::require;
 }
 @end
 
-// Compilers take seconds.
-extern "C" int PyGILState_Check(void);
-static void require_time(const std::string& what) {
-  metal_runtime::require_off_queue(what);
-  require(!PyGILState_Check(), what + " while the thread has Python's GIL");
-}
-
 static bool is_refused(const std::string& name) {
   const char* beginnings = std::getenv("METAL_RUNTIME_REFUSES");
   std::istringstream list(beginnings ? beginnings : "");
@@ -113,7 +106,7 @@ static bool is_refused(const std::string& name) {
   return false;
 }
 
-static std::atomic<int> compiled_programs, compiled_instantiations;
+static std::atomic<int> compiled_programs, compiled_instantiations, made_pipelines;
 
 static size_t count_of(const std::string& text, const std::string& part) {
   size_t count = 0;
@@ -128,11 +121,21 @@ static size_t count_of(const std::string& text, const std::string& part) {
 - (NSUInteger)maxThreadgroupMemoryLength {
   return 32 * 1024;
 }
+- (NSUInteger)maxBufferLength {
+  return metal_runtime::largest_buffer();
+}
+- (id<MTLCommandQueue>)newCommandQueue {
+  return metal_runtime::new_queue();
+}
+- (id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options {
+  require(options == MTLResourceStorageModeShared, "a buffer that the CPU does not share");
+  return metal_runtime::new_buffer(length);
+}
 - (BOOL)supportsFamily:(MTLGPUFamily)family {
   return family >= MTLGPUFamilyApple1 && family <= MTLGPUFamilyApple1 + 6;
 }
 - (id<MTLLibrary>)newLibraryWithSource:(NSString*)source options:(MTLCompileOptions*)options error:(NSError**)error {
-  require_time("a program is compiled");
+  metal_runtime::require_time("a program is compiled");
   require(options && options.languageVersion == MTLLanguageVersion3_1, "a program is not compiled as MSL 3.1");
   require(!options.fastMathEnabled, "a program is compiled with fast math");
   const std::string text = metal_runtime::text(source);
@@ -155,7 +158,7 @@ static size_t count_of(const std::string& text, const std::string& part) {
 }
 - (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function error:(NSError**)error {
   const std::string& name = *static_cast<RuntimeFunction*>(function)->name;
-  require_time("a pipeline is made");
+  metal_runtime::require_time("a pipeline is made");
   if (is_refused(name)) {
     *error = metal_runtime::error("Compiler encountered an internal error");
     return nil;
@@ -166,6 +169,7 @@ static size_t count_of(const std::string& text, const std::string& part) {
     pipeline->name = new std::string(name);
     pipeline->kernel = found.kernel;
     pipeline->static_memory = metal_runtime::static_memory(found);
+    ++made_pipelines;
     return pipeline;
   } catch (const std::exception& failure) {
     *error = metal_runtime::error(failure.what());
@@ -196,6 +200,8 @@ EXPORTED const char* metal_runtime_compiled() {
 }
 
 namespace metalcore::metal_runtime {
+
+int programs_and_pipelines() { return compiled_programs + made_pipelines; }
 
 id<MTLDevice> device() {
   static RuntimeDevice* const only = [[RuntimeDevice alloc] init];

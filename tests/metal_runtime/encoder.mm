@@ -83,9 +83,18 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
   (*encoding)->barrier = bound->barrier = true;
 }
 
+- (void)endEncoding {
+  (*encoding)->end();
+}
+
+- (void)dealloc {
+  delete encoding;
+  delete bound;
+  [super dealloc];
+}
+
 - (Slot&)slot:(NSUInteger)index {
-  metal_runtime::require_on_queue();
-  require(!(*encoding)->ended, "an encoder is used after PyTorch ended it");
+  (*encoding)->require_usable();
   require(bound, "an encoder is used after the block that fetched it");
   require(index < simulator::kMaximumBuffers, "an argument" + at_index(index) + "; indices go up to 30");
   return bound->slots[index];
@@ -186,11 +195,10 @@ std::vector<simulator::Embedded> embedded_in(const Bytes& bytes, const Bound& bo
   }
   require(!(*encoding)->concurrent || bound->dispatched || bound->barrier,
           name + "no barrier separates it from PyTorch's dispatches on a concurrent encoder");
-  metal_runtime::dispatched((*encoding)->stream, *bound->pipeline->name);
+  (*encoding)->count(*bound->pipeline->name);
   command.after_barrier = std::exchange((*encoding)->barrier, !(*encoding)->concurrent);
   bound->dispatched = true, bound->barrier = false;
-  for (RuntimeBuffer* buffer : command.buffers) metal_runtime::require_allocated(buffer, name + "a buffer");
-  for (RuntimeBuffer* buffer : command.buffers) metal_runtime::begin_use(buffer, (*encoding)->stream);
+  (*encoding)->use(command.buffers, name + "a buffer");
   (*encoding)->commands.push_back(std::move(command));
 }
 

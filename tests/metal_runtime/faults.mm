@@ -138,6 +138,49 @@ void use_and_free(int owner, int user, const std::function<void()>& between) {
   if (!metal_runtime::freed(other, [](void*) { released = true; }, nullptr)) released = true;
 }
 
+// On a command queue of the program's own, as the library for C has it. An encoder is ended before its end.
+using CommandBuffer = id<MTLCommandBuffer>;
+void ending(Raw encoder, const std::function<void()>& steps) {
+  try {
+    steps();
+  } catch (...) {
+    [encoder endEncoding];
+    throw;
+  }
+}
+void on_own_queue(const std::function<void(CommandBuffer)>& body) {
+  std::exception_ptr failure;
+  @autoreleasepool {
+    try {
+      body([[metal_runtime::device() newCommandQueue] commandBuffer]);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+// silu of one 1, with some steps behind the dispatch.
+void compute(const std::function<void(CommandBuffer, Raw)>& steps, int dispatches = 1) {
+  on_own_queue([&](CommandBuffer commands) {
+    id<MTLBuffer> buffer = [metal_runtime::device() newBufferWithLength:64 options:MTLResourceStorageModeShared];
+    auto* const numbers = static_cast<float*>([buffer contents]);
+    numbers[0] = numbers[1] = 1;
+    Raw encoder = [commands computeCommandEncoder];
+    ending(encoder, [&] {
+      for (int i = 0; i < dispatches; ++i) {
+        set_pipeline(encoder), bind_all(encoder);
+        [encoder setBuffer:buffer offset:0 atIndex:0];
+        [encoder setBuffer:buffer offset:4 atIndex:1];
+        dispatch(encoder, 1, 1);
+      }
+    });
+    [encoder endEncoding];
+    steps(commands, encoder);
+    metal_runtime::require(numbers[1] != 1, "a result is read before it is there");
+  });
+}
+
 const std::map<std::string, std::function<void()>> kFaults = {
     {"none", [] { encode_raw([](Raw encoder) { set_pipeline(encoder), bind_all(encoder); }); }},
     {"an encoder kept after its block",
@@ -240,6 +283,26 @@ const std::map<std::string, std::function<void()>> kFaults = {
        });
      }},
     {"a commit off the queue", [] { at::mps::getCurrentMPSStream()->synchronize(at::mps::SyncType::COMMIT); }},
+    {"a program's encoder used after its end",
+     [] { compute([](CommandBuffer, Raw encoder) { set_pipeline(encoder); }); }},
+    {"a program's command buffer committed with an open encoder",
+     [] {
+       on_own_queue(
+           [](CommandBuffer commands) { ending([commands computeCommandEncoder], [&] { [commands commit]; }); });
+     }},
+    {"a program's command buffer committed twice",
+     [] { compute([](CommandBuffer commands, Raw) { [commands commit], [commands commit]; }); }},
+    {"a wait before a commit", [] { compute([](CommandBuffer commands, Raw) { [commands waitUntilCompleted]; }); }},
+    {"a program's encoder behind a commit",
+     [] { compute([](CommandBuffer commands, Raw) { [commands commit], [commands computeCommandEncoder]; }); }},
+    {"PyTorch's encoder ended", [] { encode_raw([](Raw encoder) { [encoder endEncoding]; }); }},
+    {"the memory of PyTorch's buffer", [] { [some_buffer() contents]; }},
+    {"a buffer without bytes",
+     [] { [metal_runtime::device() newBufferWithLength:0 options:MTLResourceStorageModeShared]; }},
+    {"a program's command buffer that is too long", [] { compute([](CommandBuffer, Raw) {}, 1000); }},
+    {"a program's result read without a wait", [] { compute([](CommandBuffer commands, Raw) { [commands commit]; }); }},
+    {"a program's result read after a wait",
+     [] { compute([](CommandBuffer commands, Raw) { [commands commit], [commands waitUntilCompleted]; }); }},
     {"no pipeline", [] { encode_raw([](Raw encoder) { dispatch(encoder, 1, 1); }); }},
     {"too many bytes",
      [] {

@@ -33,13 +33,6 @@ bool in_flight(const RuntimeBuffer* buffer) {
 
 }  // namespace
 
-@implementation RuntimeBuffer
-- (uint64_t)gpuAddress {
-  metal_runtime::address_taken(self);
-  return reinterpret_cast<uint64_t>(address);
-}
-@end
-
 namespace metalcore::metal_runtime {
 
 void allocated(void* address, size_t bytes) {

@@ -30,6 +30,15 @@ std::string path(NSURL* url);
 
 id<MTLDevice> device();
 void address_taken(id<MTLBuffer> buffer);
+int programs_and_pipelines();  // that were made so far
+// Compilers take seconds. Throws Misuse where this thread has no time.
+void require_time(const std::string& what);
+
+// Command queues and buffers that a program makes for itself. `nil` where there is no memory.
+id<MTLCommandQueue> new_queue() NS_RETURNS_RETAINED;
+id<MTLBuffer> new_buffer(size_t length) NS_RETURNS_RETAINED;
+size_t largest_buffer();
+int buffers_and_queues();  // that were made so far
 
 constexpr int kStreams = 3;  // the default one, and two of the pool
 int current_stream();
@@ -41,12 +50,14 @@ void finish(int stream);
 
 }  // namespace metalcore::metal_runtime
 
-// The buffer of one of PyTorch's storages. It is kept for good, so that a use after the storage's end can be detected.
+// The buffer of one of PyTorch's storages, which is kept for good, so that a use after the storage's end can be
+// detected; or one that a program made, with memory of its own.
 @interface RuntimeBuffer : NSObject <MTLBuffer> {
  @public
   char* address;
   size_t length;
-  int stream;  // on which it was allocated
+  bool own;
+  int stream;  // on which PyTorch allocated it
   bool freed;
   std::array<uint32_t, metalcore::metal_runtime::kStreams> uses;  // by commands in flight
   std::vector<std::pair<void (*)(void*), void*>>* releases;       // of memory that was freed in that time

@@ -2,7 +2,6 @@
 #import "../../csrc/backends/mps/stream.h"
 #import "commands.h"
 
-#include "../../csrc/gpu/cost.h"
 #include "../../csrc/simulated_device/queue.h"
 
 #include <algorithm>
@@ -17,6 +16,8 @@ using namespace metalcore;
 using metal_runtime::require;
 using simulator::Launch;
 
+extern "C" int PyGILState_Check(void);
+
 struct dispatch_queue_s {
   std::mutex mutex;
   int stream;
@@ -28,7 +29,7 @@ struct Stream final : at::mps::MPSStream {
   dispatch_queue_s queue;
   std::vector<metal_runtime::Command> commands;       // of the open command buffer
   std::vector<metal_runtime::Command> committed;      // they have not run yet
-  double seconds = 0;                                 // of the open command buffer, by the cost model
+  metal_runtime::Work work;                           // of the open command buffer
   std::shared_ptr<metal_runtime::Encoding> encoding;  // the open encoder; null where none is open
   id<MTLComputeCommandEncoder> encoder = nil;         // of the block that runs
 };
@@ -52,12 +53,35 @@ struct Counts {
   std::set<std::string> kernels;
 } counts;
 
-// What tests choose: encoders that run dispatches in another order, up to a barrier; a graph capture; a slower GPU.
+// What tests choose: encoders that run dispatches in another order, up to a barrier; a graph capture.
 std::atomic<bool> concurrent = false, captured = false;
-std::atomic<double> slowness = 1;
 
-constexpr double kUnknownSeconds = 1e-3;
-thread_local double estimated = kUnknownSeconds;  // of the next dispatch
+struct StreamEncoding final : metal_runtime::Encoding {
+  explicit StreamEncoding(Stream& stream)
+      : Encoding(stream.commands, ::concurrent, ::captured), stream(stream), number(stream.queue.stream) {}
+
+  void require_usable() const override {
+    metal_runtime::require_on_queue();
+    require(!ended, "an encoder is used after PyTorch ended it");
+  }
+
+  void count(const std::string& kernel) override {
+    stream.work.add(kernel);
+    const std::lock_guard lock(counts.mutex);
+    ++counts.dispatches[number];
+    counts.kernels.insert(kernel);
+  }
+
+  void use(const std::vector<RuntimeBuffer*>& buffers, const std::string& what) override {
+    for (RuntimeBuffer* buffer : buffers) metal_runtime::require_allocated(buffer, what);
+    for (RuntimeBuffer* buffer : buffers) metal_runtime::begin_use(buffer, number);
+  }
+
+  void end() override { require(false, "PyTorch's encoder is ended by somebody else"); }
+
+  Stream& stream;
+  const int number;
+};
 
 // Commands that no barrier separates may run in any order: it is the reverse one.
 std::vector<const metal_runtime::Command*> in_order(const std::vector<metal_runtime::Command>& commands) {
@@ -74,27 +98,12 @@ std::vector<const metal_runtime::Command*> in_order(const std::vector<metal_runt
 void commit(Stream& stream) {
   if (stream.encoding) stream.encoding->ended = true;
   stream.encoding = nullptr;
-  stream.seconds = 0;
+  stream.work = {};
   std::move(stream.commands.begin(), stream.commands.end(), std::back_inserter(stream.committed));
   stream.commands.clear();
 }
 
 }  // namespace
-
-using metalcore::gpu::Dispatch, metalcore::gpu::Recording, metalcore::gpu::Work;
-#define SECONDS(prefix) prefix##_ZN9metalcore3gpu7secondsERKNS0_9RecordingERKNS0_8DispatchE
-extern "C" double SECONDS(__real_)(const Recording& recording, const Dispatch& dispatch);
-// The linker sends the backend's questions here.
-extern "C" double SECONDS(__wrap_)(const Recording& recording, const Dispatch& dispatch) {
-  return estimated = SECONDS(__real_)(recording, dispatch) * slowness;
-}
-
-#define AT_ONCE(prefix) prefix##_ZN9metalcore3gpu7at_onceERKNS0_9RecordingElNS0_4WorkEl
-extern "C" int64_t AT_ONCE(__real_)(const Recording& recording, int64_t items, Work each, int64_t multiple);
-// And the ops' here.
-extern "C" int64_t AT_ONCE(__wrap_)(const Recording& recording, int64_t items, Work each, int64_t multiple) {
-  return AT_ONCE(__real_)(recording, items, {each.flops * slowness, each.bytes * slowness}, multiple);
-}
 
 extern "C" void __real__ZN9metalcore9simulator7executeERKNS0_6LaunchE(const Launch& launch);
 // The linker sends the executor's other dispatches here: kernels of compile_shader go to the same stream.
@@ -115,16 +124,9 @@ void require_off_queue(const std::string& what) {
   require(!running, what + " in a block on a stream's queue, which may wait for that block for ever");
 }
 
-void dispatched(int number, const std::string& kernel) {
-  Stream& stream = streams()[number];
-  const double before = stream.seconds, seconds = std::exchange(estimated, kUnknownSeconds * slowness);
-  stream.seconds += seconds;
-  require(before == 0 || stream.seconds <= gpu::kMostSeconds, "kernel '" + kernel + "' makes a command buffer's work " +
-                                                                  std::to_string(stream.seconds) +
-                                                                  " seconds long, and macOS ends long ones");
-  const std::lock_guard lock(counts.mutex);
-  ++counts.dispatches[number];
-  counts.kernels.insert(kernel);
+void require_time(const std::string& what) {
+  require_off_queue(what);
+  require(!PyGILState_Check(), what + " while the thread has Python's GIL");
 }
 
 void finish(int number) {
@@ -155,8 +157,7 @@ id<MTLComputeCommandEncoder> at::mps::MPSStream::commandEncoder() {
   require(running == &stream.queue, "commandEncoder() is called outside of the stream's queue");
   if (!stream.encoding) {
     [[[NSObject alloc] init] autorelease];  // Metal's computeCommandEncoder is autoreleased, and PyTorch retains it
-    stream.encoding =
-        std::make_shared<metal_runtime::Encoding>(stream.queue.stream, stream.commands, concurrent, captured);
+    stream.encoding = std::make_shared<StreamEncoding>(stream);
     const std::lock_guard lock(counts.mutex);
     ++counts.encoders[stream.queue.stream];
   }
@@ -208,7 +209,7 @@ void dispatch_sync_f(dispatch_queue_t queue, void* context, void (*work)(void*))
 EXPORTED void metal_runtime_set_stream(int stream) { metal_runtime::set_current_stream(stream); }
 EXPORTED void metal_runtime_set_concurrent(int on) { concurrent = on; }
 EXPORTED void metal_runtime_set_captured(int on) { captured = on; }
-EXPORTED void metal_runtime_set_slowness(double factor) { slowness = factor; }
+EXPORTED void metal_runtime_set_slowness(double factor) { metal_runtime::set_slowness(factor); }
 EXPORTED int metal_runtime_commits(int stream) {
   const std::lock_guard lock(counts.mutex);
   return counts.commits[stream];

@@ -33,6 +33,16 @@ FAULTS = {
     "a result read after a commit without a wait": "read before it is there",
     "a command buffer that is too long": "seconds long, and macOS ends long ones",
     "a commit off the queue": "synchronize() is called outside of the stream's queue",
+    "a program's encoder used after its end": "used after endEncoding",
+    "a program's command buffer committed with an open encoder": "committed while its encoder is open",
+    "a program's command buffer committed twice": "committed twice",
+    "a wait before a commit": "a wait for a command buffer that is not committed",
+    "a program's encoder behind a commit": "an encoder of a command buffer that is committed",
+    "PyTorch's encoder ended": "PyTorch's encoder is ended by somebody else",
+    "the memory of PyTorch's buffer": "the CPU asks for the memory of a buffer of PyTorch's",
+    "a buffer without bytes": "a buffer of 0 bytes",
+    "a program's command buffer that is too long": "seconds long, and macOS ends long ones",
+    "a program's result read without a wait": "read before it is there",
     "no pipeline": "without a pipeline state",
     "too many bytes": "4097 bytes at index 0",
     "no bytes": "0 bytes at index 0",
@@ -60,6 +70,7 @@ RIGHT = (
     "a result read after a wait",
     "memory freed while its own stream's command is in flight",
     "memory freed when another stream's command is over",
+    "a program's result read after a wait",
 )
 
 

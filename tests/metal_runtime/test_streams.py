@@ -222,11 +222,8 @@ else:
 SEEDED = {
     "an encoder kept from one op to the next": (
         "backend.mm",
-        "encoder.emplace(work.stream->commandEncoder(), work.recording);",
-        (
-            "static const id<MTLComputeCommandEncoder> kept = work.stream->commandEncoder(); "
-            "encoder.emplace(kept, work.recording);"
-        ),
+        "return stream_->commandEncoder();",
+        "static const id<MTLComputeCommandEncoder> kept = stream_->commandEncoder(); return kept;",
         "an encoder is used after PyTorch ended it",
     ),
     "an encoder used off the queue": (
@@ -249,20 +246,20 @@ SEEDED = {
     ),
     "the stream asked for on the queue": (
         "backend.mm",
-        "work.stream->commandEncoder()",
+        "stream_->commandEncoder()",
         "at::mps::getCurrentMPSStream()->commandEncoder()",
         "getCurrentMPSStream() is called on a stream's queue",
     ),
     "no autorelease pool": ("backend.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
     "no autorelease pool for compilers": ("pipelines.mm", "@autoreleasepool {", "{", "autoreleased outside of a pool"),
     "buffers that are not resident": (
-        "backend.mm",
+        "encoder.mm",
         "[encoder_ useResources:reached.data() count:count usage:MTLResourceUsageRead | MTLResourceUsageWrite];",
         "reached = {};",
         "without useResource",
     ),
     "a buffer that kernels reach left out": (
-        "backend.mm",
+        "encoder.mm",
         "count:count usage:",
         "count:count - 1 usage:",
         "without useResource",
@@ -280,49 +277,49 @@ SEEDED = {
         ),
         "a program is compiled in a block on a stream's queue",
     ),
-    "offsets of storages left out": ("backend.mm", "offset:view.offset atIndex", "offset:0 atIndex", "wrong result"),
+    "offsets of storages left out": ("encoder.mm", "offset:view.offset atIndex", "offset:0 atIndex", "wrong result"),
     "offsets of 32 bits": (
-        "backend.mm",
+        "encoder.mm",
         "offset:view.offset atIndex",
         "offset:static_cast<uint32_t>(view.offset) atIndex",
         "wrong result",
     ),
     "a command buffer that is not committed": (
         "backend.mm",
-        "work.stream->synchronize(at::mps::SyncType::COMMIT);",
+        "stream_->synchronize(at::mps::SyncType::COMMIT);",
         "",
         "seconds long, and macOS ends long ones",
     ),
     "a command buffer that begins anew with each op": (
         "backend.mm",
-        "CommandBuffer& commands = command_buffer(work.stream);",
-        "CommandBuffer commands;",
+        "CommandBuffer& work_;",
+        "CommandBuffer work_;",
         "seconds long, and macOS ends long ones",
     ),
     "an encoder kept across a commit": (
-        "backend.mm",
+        "encoder.mm",
         """      encoder.reset();
-      work.stream->synchronize(at::mps::SyncType::COMMIT);
+      commands.commit();
       fetch_encoder();
 """,
-        "      work.stream->synchronize(at::mps::SyncType::COMMIT);",
+        "      commands.commit();\n",
         "an encoder is used after PyTorch ended it",
     ),
     "a wait": ("backend.mm", "SyncType::COMMIT", "SyncType::NONE", "asked for more than a commit"),
     "no barriers on a concurrent encoder": (
-        "backend.mm",
+        "encoder.mm",
         "if (concurrent_) [encoder_ memoryBarrierWithScope:MTLBarrierScopeBuffers];",
         "",
         "no barrier separates it from PyTorch's dispatches",
     ),
     "no barrier behind a recording": (
-        "backend.mm",
+        "encoder.mm",
         "~MetalEncoder() { wait_for_dispatches_before(); }",
         "~MetalEncoder() {}",
         "no barrier separates PyTorch's next dispatches",
     ),
     "no barriers within a recording": (
-        "backend.mm",
+        "encoder.mm",
         """    wait_for_dispatches_before();
     [encoder_ setComputePipelineState""",
         """    if (&dispatch == &recording_.dispatches().front()) wait_for_dispatches_before();
@@ -330,13 +327,13 @@ SEEDED = {
         "not positive-definite",
     ),
     "an argument that PyTorch's op before left": (
-        "backend.mm",
+        "encoder.mm",
         "case gpu::Argument::kBuffer: bind_buffer",
         "case gpu::Argument::kBuffer: if (argument.index != 1) bind_buffer",
         "at index 1 is not bound",
     ),
     "parameters cut short": (
-        "backend.mm",
+        "encoder.mm",
         "length:argument.count atIndex:argument.index];\n        break;",
         "length:argument.count - 4 atIndex:argument.index];\n        break;",
         "bytes, and its type",

@@ -19,6 +19,8 @@ case "$(basename "$0") $*" in
   python*" -m pip"*) [ -z "$DEVELOPER_DIR" ] || say pip-source; say pip ;;
   python*" -c"*) say gpu ;;
   python*" -m metalcore "*) say "$3" ;;
+  cc*) [ -f "$SAYS/cc" ] && say cc; for program; do :; done; cp "$0" "$program" ;;
+  next_token*) say next_token ;;
   xcrun*--version) [ -z "$DEVELOPER_DIR" ] || say metal-of-the-tools; say metal ;;
   xcrun*) for word; do case $word in *.metal) say "$(basename "$word")" ;; esac; done ;;
   sysctl*) say virtual ;;
@@ -29,6 +31,8 @@ RIGHT = {
     "info": "0\nversions\n  torch            2.14.1\nbackends\n  metal            9 kernels, GPU family apple8",
     "gpu": "0\nTrue",
     "selftest": "0\n800 of 800 checks passed",
+    "cflags": "0\n-I/include",
+    "next_token": "0\ndrawn: 5",
     "metal": "0\nApple metal version 32023.404\nTarget: air64",
     "metal-of-the-tools": '72\nxcrun: error: unable to find utility "metal"',
     "check": "0\n2 of 2 programs have no findings",
@@ -41,7 +45,7 @@ def mac(tmp_path, monkeypatch):
     """A function that runs tools/mac_ci.py where programs say these texts, and returns its status and its table."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name in ("xcrun", "sysctl", *(f"python{version}" for version in PYTHONS)):
+    for name in ("xcrun", "sysctl", "cc", *(f"python{version}" for version in PYTHONS)):
         (programs / name).write_text(PROGRAM)
         (programs / name).chmod(0o755)
     (tmp_path / "tools").mkdir()
@@ -75,6 +79,7 @@ def mac(tmp_path, monkeypatch):
 
 
 COMPILER, CHECK = "Apple's compiler on 2 families of kernels", "metalcore check on 2 families of kernels"
+C = "C program: cc, run"
 SOURCE = "source distribution with Command Line Tools alone: pip install, info"
 
 
@@ -85,7 +90,8 @@ def log():
 def test_everything_passes(mac):
     status, table = mac()
     assert status == 0 and {outcome for outcome, *_ in table.values()} == {"passed"}
-    assert len(table) == 2 * len(PYTHONS) + 3
+    assert len(table) == 2 * len(PYTHONS) + 4
+    assert table[C] == ("passed", "drawn: 5")
     assert table["Python 3.13: pip install, info"][1] == "torch 2.14.1, Metal: 9 kernels, GPU family apple8"
     assert table["Python 3.13: selftest"][1] == "800 of 800 checks passed"
     installed = [line for line in log() if " -m pip install" in line]
@@ -111,6 +117,9 @@ def test_apples_compiler_warns(mac, tmp_path):
         ({"info": "0\nversions\n  torch 2.14.1"}, "Python 3.14: pip install, info", "it names no kernels for Metal"),
         ({"gpu": "134\nAbort trap"}, "Python 3.11: selftest", "Abort trap"),
         ({"selftest": "1\n1 FAILED: silu"}, "Python 3.12: selftest", "1 FAILED: silu"),
+        ({"cflags": "1\nRuntimeError: this build has no library for C"}, C, "has no library for C"),
+        ({"cc": "1\nld: library 'metalcore' not found"}, C, "library 'metalcore' not found"),
+        ({"next_token": "1\nMETALCORE_FAILED: no"}, C, "METALCORE_FAILED: no"),
         ({"pip-source": "1\nerror: no compiler"}, SOURCE, "pip: error: no compiler"),
         ({"metal-of-the-tools": "0\nApple metal"}, SOURCE, "this shows nothing"),
     ],
@@ -123,6 +132,7 @@ def test_a_failure_is_named(mac, texts, row, says):
 @pytest.mark.parametrize(
     "without, texts, row, says",
     [
+        (["cc"], {}, C, "there is no cc"),
         (["python3.11"], {}, "Python 3.11: pip install, info", "there is no python3.11"),
         (["xcrun"], {}, COMPILER, "there is no xcrun"),
         ([], {"metal": "1\nerror: missing Metal Toolchain"}, COMPILER, "error: missing Metal Toolchain"),
@@ -145,6 +155,11 @@ def test_a_virtual_gpu_does_not_count(mac):
     status, table = mac(virtual="0\n1", selftest="1\n3 FAILED: qr")
     outcome, note = table["Python 3.12: selftest"]
     assert (status, outcome, note) == (0, "failed, which is not counted", "on a virtual GPU: 3 FAILED: qr")
+
+
+def test_nor_does_it_for_a_c_program(mac):
+    status, table = mac(virtual="0\n1", next_token="1\nMETALCORE_NO_DEVICE: refused")
+    assert (status, table[C][0]) == (0, "failed, which is not counted")
 
 
 def test_a_selftest_that_hangs(mac, monkeypatch):

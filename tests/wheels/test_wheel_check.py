@@ -35,10 +35,10 @@ def files_of(platform):
         files[f"metalcore/{path.relative_to(ROOT).as_posix()}"] = path.read_bytes()
     binary = b"\xcf\xfa\xed\xfe" if platform == "macOS" else b"\x7fELF"
     files["metalcore/_C.abi3.so"] = binary
+    files[f"metalcore/lib/libmetalcore.{'dylib' if platform == 'macOS' else 'so'}"] = binary
+    files["metalcore/lib/pkgconfig/metalcore.pc"] = b""
+    files["metalcore/lib/cmake/metalcore/metalcore-config.cmake"] = b""
     if platform in SETS:
-        files["metalcore/lib/libmetalcore.so"] = binary
-        files["metalcore/lib/pkgconfig/metalcore.pc"] = b""
-        files["metalcore/lib/cmake/metalcore/metalcore-config.cmake"] = b""
         for path in (*(ROOT / "csrc/simulated_device").iterdir(), ROOT / "csrc/backends/simulator/fault.h"):
             files[f"metalcore/simulator/csrc/{path.name}"] = path.read_bytes()
         for family in families:

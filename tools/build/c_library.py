@@ -8,8 +8,8 @@ import re
 
 from setuptools import Extension
 
-from .ops_extension import link_flags, torch_package
-from .places import CSRC, LINUX, PACKAGE, ROOT
+from .ops_extension import BACKENDS, FRAMEWORKS, link_flags, mac_compile_flags, mac_flags, torch_package
+from .places import C_LIBRARY, CSRC, LINUX, MACOS, PACKAGE, ROOT
 
 _C_API = CSRC / "c_api"
 # Families of ops that C functions call. The rest of csrc/ops would only make the library larger.
@@ -33,40 +33,51 @@ _REPLACED = (
     *("gpu/kept", "gpu/replay", "backends/simulator/python", "backends/simulator/python_signals"),
     "backends/simulator/compiler",
     *("backends/cuda/python", "backends/cuda/compiler", "backends/cuda/torch_stream"),
+    *("backends/mps/python", "backends/mps/backend", "backends/mps/command_buffer"),
 )
+# The folder of csrc/c_api with the contexts of a backend.
+_CONTEXTS = {"simulator": "cpu", "cuda": "cuda", "mps": "metal"}
 
 
 def c_library():
     """[a setuptools.Extension]; none where the platform has no backend for it."""
-    if not LINUX:
+    if not BACKENDS:
         return []
     extension = Extension(
         "metalcore.libmetalcore",
-        sources=sources(),
+        sources=sources(BACKENDS),
         extra_compile_args=compile_flags(),
-        extra_link_args=[
-            *(*link_flags(), "-Wl,--gc-sections", "-Wl,--no-undefined", "-Wl,-soname,libmetalcore.so"),
-            f"-Wl,--version-script={_C_API / 'package' / 'exports.map'}",
-        ],
-        libraries=["dl", "pthread"],
+        extra_link_args=_link_flags(),
+        libraries=["dl", "pthread"] if LINUX else [],
     )
-    extension.output, extension.objects = "lib/libmetalcore.so", "c_objects"
+    extension.output, extension.objects = f"lib/{C_LIBRARY}", "c_objects"
     return [extension]
 
 
-def sources():
-    """The paths of its sources, from the repository's root."""
-    found = [CSRC / "ops" / f"{name}.cpp" for name in _OPS]
-    for folder in ("gpu", "backends/simulator", "backends/cuda", "c_api"):
-        found += (CSRC / folder).rglob("*.cpp")
-    replaced = [CSRC / f"{name}.cpp" for name in _REPLACED]
-    return sorted(path.relative_to(ROOT).as_posix() for path in found if path not in replaced)
+def sources(backends):
+    """The paths of its sources with some of csrc/backends, from the repository's root."""
+    found = {CSRC / "ops" / f"{name}.cpp" for name in _OPS}
+    found |= {*(CSRC / "gpu").glob("*.cpp"), *_C_API.glob("*.cpp")}
+    for backend in backends:
+        for folder in (CSRC / "backends" / backend, _C_API / _CONTEXTS[backend]):
+            found |= {path for path in folder.rglob("*") if path.suffix in (".cpp", ".mm")}
+    replaced = {CSRC / name for name in _REPLACED}
+    return sorted(path.relative_to(ROOT).as_posix() for path in found if path.with_suffix("") not in replaced)
+
+
+def _link_flags():
+    if MACOS:
+        exported = ["-Wl,-exported_symbol,_metalcore_*", "-Wl,-dead_strip"]
+        return [*mac_flags(), "-dynamiclib", f"-Wl,-install_name,@rpath/{C_LIBRARY}", *exported, *FRAMEWORKS]
+    exported = f"-Wl,--version-script={_C_API / 'package' / 'exports.map'}"
+    return [*link_flags(), "-Wl,--gc-sections", "-Wl,--no-undefined", f"-Wl,-soname,{C_LIBRARY}", exported]
 
 
 def compile_flags():
     return [
         *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"),
         *("-Wall", "-Wno-unknown-pragmas", f'-DMETALCORE_VERSION="{version()}"'),
+        *(mac_compile_flags() if MACOS else ()),
         # In front of PyTorch's headers, of which those of scalar types are used: they need no library.
         *(f"-I{folder}" for folder in (_C_API / "without_torch", PACKAGE / "include", PACKAGE / "msl" / "include")),
         *("-isystem", str(torch_package() / "include")),
@@ -80,22 +91,24 @@ def version():
 
 def c_files(tasks):
     """lib/pkgconfig/metalcore.pc and lib/cmake/metalcore/, which find library and header from where they lie."""
-    if not LINUX:
+    if not BACKENDS:
         return []
+    values = {"VERSION": version(), "LIBRARY": C_LIBRARY, "SONAME": f"@rpath/{C_LIBRARY}" if MACOS else C_LIBRARY}
     targets = {
         "metalcore.pc": "lib/pkgconfig/metalcore.pc",
         "metalcore-config.cmake": "lib/cmake/metalcore/metalcore-config.cmake",
         "metalcore-config-version.cmake": "lib/cmake/metalcore/metalcore-config-version.cmake",
     }
-    outputs = []
-    for name, target in targets.items():
-        source = _C_API / "package" / f"{name}.in"
-        outputs.append(
-            tasks.add(
-                target,
-                [source],
-                [version()],
-                lambda output, source=source: output.write_text(source.read_text().replace("@VERSION@", version())),
-            )
+    return [
+        tasks.add(
+            target,
+            [_C_API / "package" / f"{name}.in"],
+            values,
+            lambda output, name=name: output.write_text(_filled(_C_API / "package" / f"{name}.in", values)),
         )
-    return outputs
+        for name, target in targets.items()
+    ]
+
+
+def _filled(template, values):
+    return re.sub(r"@(VERSION|LIBRARY|SONAME)@", lambda found: values[found[1]], template.read_text())

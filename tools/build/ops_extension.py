@@ -19,6 +19,7 @@ PYTHON_3_10 = "0x030a0000"
 OBJECTS = "objects"  # the folder of its objects, in places.WORK
 # Folders of csrc/backends.
 BACKENDS = {"mps"} if MACOS else {"simulator", "cuda"} if LINUX else set()
+FRAMEWORKS = ("-framework", "Metal", "-framework", "Foundation")
 
 
 def ops_extension():
@@ -71,8 +72,7 @@ def _compile_flags(package):
         f"-I{PACKAGE / 'msl' / 'include'}",
     ]
     if MACOS:
-        # Clang turned sized deallocation on in version 19, Apple's at another time: one binary whichever builds it.
-        flags += [*_mac_flags(), "-fno-sized-deallocation"]
+        flags += mac_compile_flags()
     for path in (package / "include", package / "include/torch/csrc/api/include", sysconfig.get_path("include")):
         flags += ["-isystem", str(path)]
     return flags
@@ -81,10 +81,14 @@ def _compile_flags(package):
 def link_flags():
     if MACOS:
         # Python's functions are in the process that loads the extension.
-        frameworks = ["-framework", "Metal", "-framework", "Foundation"]
-        return [*_mac_flags(), "-bundle", "-Wl,-undefined,dynamic_lookup", *frameworks]
+        return [*mac_flags(), "-bundle", "-Wl,-undefined,dynamic_lookup", *FRAMEWORKS]
     return ["-shared"]
 
 
-def _mac_flags():
+def mac_compile_flags():
+    # Clang turned sized deallocation on in version 19, Apple's at another time: one binary whichever builds it.
+    return [*mac_flags(), "-fno-sized-deallocation"]
+
+
+def mac_flags():
     return ["-arch", "arm64", f"-mmacosx-version-min={MACOS_VERSION}"]

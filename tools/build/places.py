@@ -14,4 +14,7 @@ MACOS = PLATFORM.startswith("macosx")
 MACOS_VERSION = "14.0"  # the first with Metal 3.1
 LINUX = PLATFORM.startswith("linux")
 
+MACOS_C_LIBRARY = "libmetalcore.dylib"
+C_LIBRARY = MACOS_C_LIBRARY if MACOS else "libmetalcore.so"
+
 WORK = ROOT / "build" / ("metalcore-macos" if MACOS else "metalcore")

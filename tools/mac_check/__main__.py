@@ -9,6 +9,7 @@ import sys
 import zipfile
 
 from .. import wheel_check
+from ..build.places import MACOS_C_LIBRARY
 from . import binary, build, declarations, faults, pytorch, sdk, seeded_faults
 from .downloads import Downloads
 from .macho import MachO
@@ -24,12 +25,13 @@ def quick():
     with step("SDK"):
         folder = sdk.assemble(work, downloads)
         torch = sdk.torch_without_libraries(work / "torch")
-    check_wheel(folder, torch)
+    # The system's libraries have no symbols here.
+    check_wheel(folder, torch, "-Wl,-undefined,dynamic_lookup")
 
 
-def check_wheel(folder, torch):
+def check_wheel(folder, torch, *flags):
     with step("wheel built by setup.py") as say:
-        made = build.build_wheel(folder, torch)
+        made = build.build_wheel(folder, torch, *flags)
         say(made.name)
     with step("the wheel") as say:
         if wrong := wheel_check.problems(made):
@@ -62,6 +64,11 @@ def main():
             extension = build.WORK / "_C.abi3.so"
             extension.write_bytes(archive.read("metalcore/_C.abi3.so"))
         say(binary.check(extension, torch=downloads.torch, system=system, python=python))
+    with step("the library for C") as say:
+        with zipfile.ZipFile(made) as archive:
+            library = build.WORK / MACOS_C_LIBRARY
+            library.write_bytes(archive.read(f"metalcore/lib/{MACOS_C_LIBRARY}"))
+        say(binary.check_c_library(library, system=system))
     with step("PyTorch's streams") as say:
         say(pytorch.check(downloads.torch, MachO(extension).imports()))
     with step("seeded faults are found") as say:

@@ -57,14 +57,14 @@ def run(command, what, **options):
     return done.stdout
 
 
-def build_wheel(sdk, torch):
-    """The wheel that `pip wheel` would make on a Mac with this PyTorch."""
+def build_wheel(sdk, torch, *flags):
+    """The wheel that `pip wheel` would make on a Mac with this PyTorch. The compiler gets the flags too."""
     output = WORK / "wheel"
     shutil.rmtree(output, ignore_errors=True)
     environment = {
         **os.environ,
         "_PYTHON_HOST_PLATFORM": "macosx-14.0-arm64",
-        "CXX": " ".join(compiler(sdk)),
+        "CXX": " ".join([*compiler(sdk), *flags]),
         "METALCORE_TORCH": str(torch),
         "METALCORE_JOBS": str(JOBS),
     }
@@ -78,9 +78,9 @@ def build_wheel(sdk, torch):
     return wheel
 
 
-def link_command():
-    """The command with which setup.py linked the extension."""
-    return Tasks(_BUILT).signature("_C.abi3.so")
+def link_command(output="_C.abi3.so"):
+    """The command with which setup.py linked the extension, or another output."""
+    return Tasks(_BUILT).signature(output)
 
 
 def compile_command(name):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import wheel_check
+from ..build.places import MACOS_C_LIBRARY
 from . import binary, build, declarations, pytorch
 from .macho import MachO
 from .report import CheckFailed
@@ -42,10 +43,11 @@ class SourceFault:
         for part in ("backends/mps", "gpu"):
             shutil.copytree(build.ROOT / "csrc" / part, work / part)
         _replace(work / "backends" / "mps" / self.file, self.old, self.new)
-        source, target = work / "backends/mps/backend.mm", work / "backend.o"
-        link = [str(target) if part.endswith("mps/backend.o") else part for part in build.link_command()]
-        _, flags = build.compile_command("backends/mps/backend")
-        build.run([*flags, "-c", str(source), "-o", str(target)], "backend.mm does not compile")
+        name = Path(self.file).stem if self.file.endswith(".mm") else "backend"
+        source, target = work / f"backends/mps/{name}.mm", work / f"{name}.o"
+        link = [str(target) if part.endswith(f"mps/{name}.o") else part for part in build.link_command()]
+        _, flags = build.compile_command(f"backends/mps/{name}")
+        build.run([*flags, "-c", str(source), "-o", str(target)], f"{name}.mm does not compile")
         version, torch = list(subject.downloads.torch.items())[self.torch]
         built = build.link_strictly(torch, work / "_C.so", python_symbols=subject.python, command=link)
         binary.check(built, torch={version: torch}, system=subject.system, python=subject.python)
@@ -127,6 +129,22 @@ class LinkFault:
 
 
 @dataclass
+class CLinkFault:
+    """Another way of linking the library for C."""
+
+    name: str
+    change: object  # a function that changes the list of the command's parts
+    says: str
+
+    def run(self, subject, work):
+        command = build.link_command(f"lib/{MACOS_C_LIBRARY}")
+        self.change(command, work)
+        command[command.index("-o") + 1] = str(work / MACOS_C_LIBRARY)
+        build.run(command, "does not link")
+        binary.check_c_library(work / MACOS_C_LIBRARY, system=subject.system)
+
+
+@dataclass
 class FileFault:
     """A change of the built extension's bytes."""
 
@@ -172,7 +190,7 @@ def _replace(path, old, new):
 
 def uses(symbol):
     """C++ that needs a symbol of another library."""
-    return f'extern void of_another_library() asm("{symbol}");\nvoid (*used)() = of_another_library;\n'
+    return f'extern void of_another_library() asm("{symbol}");\nvoid (*metalcore_used)() = of_another_library;\n'
 
 
 def add_library(command, work):
@@ -196,6 +214,18 @@ def add_library(command, work):
         "the library for a fault does not link",
     )
     command += [str(library), "-Wl,-needed_library," + str(library)]
+
+
+def with_part(text, *flags):
+    """Adds C++ to the library for C."""
+
+    def change(command, work):
+        source, target = work / "part.cpp", work / "part.o"
+        source.write_text(text)
+        build.run([*command[: command.index("-dynamiclib")], "-c", str(source), "-o", str(target)], "does not compile")
+        command += [str(target), *flags]
+
+    return change
 
 
 def set_in(command, old, new):

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from . import build
 from .faults import (
     AT_THE_END,
+    CLinkFault,
     DeclarationFault,
     EncoderFault,
     FileFault,
@@ -25,6 +26,7 @@ from .faults import (
     unsign,
     uses,
     with_file,
+    with_part,
     without,
 )
 from .report import CheckFailed
@@ -54,14 +56,14 @@ def check(subject):
 FAULTS = [
     SourceFault(
         "a misspelled selector",
-        "backend.mm",
+        "encoder.mm",
         "[encoder_ dispatchThreads:",
         "[encoder_ dispatchThreadz:",
         r"dispatchThreadz:threadsPerThreadgroup:' not found",
     ),
     SourceFault(
         "a method that Metal has no declaration of",
-        "backend.mm",
+        "encoder.mm",
         "device.maxThreadgroupMemoryLength",
         "device.maxThreadgroupMemory",
         r"property 'maxThreadgroupMemory' not found",
@@ -188,7 +190,27 @@ FAULTS = [
     LinkFault(
         "a dynamic library in place of a bundle",
         lambda command, work: set_in(command, "-bundle", "-dynamiclib"),
-        r"is no bundle \(file type 6\)",
+        r"is no bundle, which is what Python loads \(file type 6\)",
+    ),
+    CLinkFault(
+        "a C function that is left out",
+        lambda command, work: set_in(command, "_metalcore_*", "_metalcore_[a-r]*"),
+        r"libmetalcore\.dylib:(?s:.*)\ndoes not export _metalcore_softmax_float",
+    ),
+    CLinkFault(
+        "a C function that metalcore.h does not declare",
+        with_part('extern "C" int metalcore_more() { return 0; }'),
+        r"libmetalcore\.dylib:\nexports _metalcore_more",
+    ),
+    CLinkFault(
+        "a use of PyTorch in the library for C",
+        with_part(uses("_aoti_torch_get_sizes"), "-Wl,-undefined,dynamic_lookup"),
+        r"_aoti_torch_get_sizes is in no library",
+    ),
+    CLinkFault(
+        "a library for C with a path of the build machine's",
+        lambda command, work: set_in(command, "@rpath/libmetalcore", "/Users/ci/libmetalcore"),
+        r"has the install name /Users/ci/libmetalcore\.dylib, not @rpath/libmetalcore\.dylib",
     ),
     FileFault("a byte changed after signing", flip, r"code signature: page \d+ is not what was signed"),
     FileFault("no code signature", unsign, r"code signature: there is none"),
@@ -211,6 +233,11 @@ FAULTS = [
         "a kernel left out",
         without("metalcore/lib/metal/softmax.metal"),
         r"metalcore/lib/metal/softmax\.metal is missing",
+    ),
+    WheelFault(
+        "the library for C left out",
+        without("metalcore/lib/libmetalcore.dylib"),
+        r"metalcore/lib/libmetalcore\.dylib is missing",
     ),
     WheelFault(
         "a kernel with an include",

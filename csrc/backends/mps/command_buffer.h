@@ -1,9 +1,11 @@
 // The work in a stream's command buffer, by the estimate of gpu/cost.h.
 #pragma once
 
-#import "stream.h"
-
 #include "../../gpu/cost.h"
+
+namespace at::mps {
+class MPSStream;
+}
 
 namespace metalcore::mps {
 

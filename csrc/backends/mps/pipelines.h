@@ -1,7 +1,7 @@
 // The built-in kernels as Metal pipelines. A pipeline is made on the first use of its kernel and kept.
 //
-// A kernel that Metal refuses costs its family: it is marked, Python warns of it with Metal's message, and calls that
-// need another kernel of it throw gpu::KernelRefused at once. Pipelines that were made before stay.
+// A kernel that Metal refuses costs its family: it is marked, tell() (surroundings.h) gets Metal's message, and calls
+// that need another kernel of it throw gpu::KernelRefused at once. Pipelines that were made before stay.
 #pragma once
 
 #import <Metal/Metal.h>

@@ -1,15 +1,13 @@
 #import "pipelines.h"
 
 #include "sources.h"
+#include "surroundings.h"
 
 #include "../../gpu/generated.h"
 #include "../../gpu/kernel_index.h"
 #include "../../gpu/refused.h"
-#include "../../python/objects.h"
 
 #import <Foundation/Foundation.h>
-
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <exception>
@@ -22,15 +20,6 @@ namespace metalcore::mps {
 namespace {
 
 namespace fs = std::filesystem;
-
-// lib beside this extension, with metal/<family>.metal and, where the package was built with Apple's compiler,
-// metal/<family>.metallib.
-fs::path library_folder() {
-  Dl_info here = {};
-  if (!dladdr(reinterpret_cast<const void*>(&library_folder), &here) || !here.dli_fname)
-    throw std::runtime_error("metalcore: cannot tell where the extension was loaded from");
-  return fs::path(here.dli_fname).parent_path() / "lib";
-}
 
 NSString* string(const std::string& text) {
   return [NSString stringWithCString:text.c_str() encoding:NSUTF8StringEncoding];
@@ -184,7 +173,7 @@ class Kernels {
   std::mutex mutex_;  // of what is below
   Pipelines pipelines_;
   std::map<std::string, std::string> refused_;  // the reasons, by family
-  std::vector<std::string> notices_;            // which Python has not been told
+  std::vector<std::string> notices_;            // which nobody has been told
 };
 
 // It is never destroyed: threads may still encode while the process ends.
@@ -193,7 +182,7 @@ Kernels& kernels() {
   return made;
 }
 
-// Calls `body`, and then tells Python what there is to tell: that takes the GIL, and may throw.
+// Calls `body`, and then tells what there is to tell, which may throw.
 template <typename Body>
 void noticing(const Body& body) {
   std::exception_ptr failure;
@@ -204,7 +193,7 @@ void noticing(const Body& body) {
       failure = std::current_exception();
     }
   }
-  for (const std::string& notice : kernels().take_notices()) python::warn(notice);
+  for (const std::string& notice : kernels().take_notices()) tell(notice);
   if (failure) std::rethrow_exception(failure);
 }
 

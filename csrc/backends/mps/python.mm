@@ -1,10 +1,15 @@
 #import "device.h"
 #import "pipelines.h"
 
+#include "surroundings.h"
+
 #include "../../python/arguments.h"
 #include "../../python/methods.h"
+#include "../../python/objects.h"
 
 #import <Foundation/Foundation.h>
+
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -12,6 +17,16 @@
 #include <vector>
 
 namespace metalcore::mps {
+
+std::filesystem::path library_folder() {
+  Dl_info here = {};
+  if (!dladdr(reinterpret_cast<const void*>(&library_folder), &here) || !here.dli_fname)
+    throw std::runtime_error("metalcore: cannot tell where the extension was loaded from");
+  return std::filesystem::path(here.dli_fname).parent_path() / "lib";
+}
+
+void tell(const std::string& notice) { python::warn(notice); }
+
 namespace {
 
 using python::check;

@@ -118,10 +118,12 @@ void normalize_into(const char* op, const Tensor& y, const Tensor& sum, const Te
   };
   const bool aligned = all_aligned16({&x, &added}, {&weight}, shape.length) &&
                        aligned16(y, shape.length, shape.length) && aligned16(sum, shape.length, shape.length);
-  const Tensor parts = new_tensor({shared ? plan.splits * shape.rows : 0}, ScalarType::Float, input);
+  // Metal needs a buffer for each argument, for float32 at a multiple of four bytes, where an output need not begin.
+  const bool y_serves = gpu::view_of(y).offset % sizeof(float) == 0;
+  const Tensor parts = new_tensor({shared ? plan.splits * shape.rows : y_serves ? 0 : 1}, ScalarType::Float, input);
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
-  const Tensor& weights = weight ? *weight : x.tensor;  // Metal needs a buffer for each argument
-  const Tensor& scales = wanted_scales ? *wanted_scales : y;
+  const Tensor& weights = weight ? *weight : x.tensor;
+  const Tensor& scales = wanted_scales ? *wanted_scales : y_serves ? y : parts;
   gpu::record(y, [&](gpu::Recording& recording) {
     if (shared) {
       kernel(recording, op, plan, "_squares", aligned, dtype, dtype);

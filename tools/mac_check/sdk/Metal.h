@@ -1,4 +1,4 @@
-// The part of Metal that csrc/backends/mps uses; see Foundation.h.
+// The part of Metal that csrc/backends/mps and csrc/c_api/metal use; see Foundation.h.
 #pragma once
 
 #import <Foundation/Foundation.h>
@@ -17,6 +17,14 @@ static inline MTLSize MTLSizeMake(NSUInteger width, NSUInteger height, NSUIntege
 typedef NS_OPTIONS(NSUInteger, MTLResourceUsage) {
   MTLResourceUsageRead = 1 << 0,
   MTLResourceUsageWrite = 1 << 1,
+};
+
+typedef NS_OPTIONS(NSUInteger, MTLResourceOptions) {
+  MTLResourceStorageModeShared = 0,
+};
+
+typedef NS_ENUM(NSUInteger, MTLCommandBufferStatus) {
+  MTLCommandBufferStatusCompleted = 4,
 };
 
 typedef NS_ENUM(NSUInteger, MTLDispatchType) {
@@ -42,6 +50,7 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
 
 @protocol MTLBuffer <MTLResource>
 @property(readonly) uint64_t gpuAddress;
+- (void*)contents;
 @end
 
 @protocol MTLFunction <NSObject>
@@ -63,6 +72,7 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
 
 @protocol MTLCommandEncoder <NSObject>
 @property(readonly) id<MTLDevice> device;
+- (void)endEncoding;
 @end
 
 @protocol MTLComputeCommandEncoder <MTLCommandEncoder>
@@ -79,8 +89,23 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
                usage:(MTLResourceUsage)usage;
 @end
 
+@protocol MTLCommandBuffer <NSObject>
+@property(readonly) MTLCommandBufferStatus status;
+@property(nullable, readonly) NSError* error;
+- (nullable id<MTLComputeCommandEncoder>)computeCommandEncoder;
+- (void)commit;
+- (void)waitUntilCompleted;
+@end
+
+@protocol MTLCommandQueue <NSObject>
+- (nullable id<MTLCommandBuffer>)commandBuffer;
+@end
+
 @protocol MTLDevice <NSObject>
 @property(readonly) NSUInteger maxThreadgroupMemoryLength;
+@property(readonly) NSUInteger maxBufferLength;
+- (nullable id<MTLCommandQueue>)newCommandQueue;
+- (nullable id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options;
 - (BOOL)supportsFamily:(MTLGPUFamily)gpuFamily;
 - (nullable id<MTLLibrary>)newLibraryWithSource:(NSString*)source
                                         options:(nullable MTLCompileOptions*)options

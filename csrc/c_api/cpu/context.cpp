@@ -1,11 +1,16 @@
 // Contexts for memory of the host, whose kernels run on the CPU.
-#include "context.h"
-#include "error.h"
+#include "../context.h"
+
+#include "../error.h"
+#include "../kernels_folder.h"
+
+#include "../../backends/simulator/library.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <new>
 
 namespace metalcore::c_api {
@@ -25,6 +30,8 @@ class HostMemory final : public Memory {
 
 std::unique_ptr<metalcore_context> make_context(int index, void* stream) {
   if (index != 0 || stream) throw Error(METALCORE_INVALID_ARGUMENT, "index and stream must be 0 for METALCORE_CPU");
+  static std::once_flag once;
+  std::call_once(once, [] { simulator::set_library_path(kernels_folder()); });
   return std::make_unique<metalcore_context>(aoti_torch_device_type_mps(), 0, nullptr, std::make_unique<HostMemory>());
 }
 

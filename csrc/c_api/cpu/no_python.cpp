@@ -1,7 +1,7 @@
 // Takes the place of csrc/backends/simulator/python_signals.cpp and compiler.cpp: a C program has no signal handlers of
 // Python's, and nothing generates kernels in it.
-#include "../backends/simulator/compiler.h"
-#include "../backends/simulator/python_signals.h"
+#include "../../backends/simulator/compiler.h"
+#include "../../backends/simulator/python_signals.h"
 
 #include <stdexcept>
 

@@ -1,0 +1,80 @@
+#import "memory.h"
+
+#import "buffers.h"
+
+#include "../context.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace metalcore::c_api {
+namespace {
+
+// A copy begins as many bytes behind a multiple of this as the array: ops choose kernels by alignments up to it.
+constexpr uintptr_t kAlignment = 16;
+
+}  // namespace
+
+void* MetalMemory::allocate(size_t bytes) { return new_buffer(commands_.device(), bytes); }
+
+void MetalMemory::free(void* memory) noexcept { free_buffer(memory); }
+
+// The CPU fills shared memory, behind the kernels that are encoded.
+void MetalMemory::fill(void* memory, unsigned char number, size_t count) {
+  if (count == 0) return;
+  commands_.commit();
+  std::memset(reached(memory), number, count);
+}
+
+void MetalMemory::fill(void* memory, float number, size_t count) {
+  if (count == 0) return;
+  commands_.commit();
+  std::fill_n(reinterpret_cast<float*>(reached(memory)), count, number);
+}
+
+void MetalMemory::use_array(void* data, size_t bytes, Access access) {
+  const bool read = access != Access::kWritten, written = access != Access::kRead;
+  const auto same =
+      std::find_if(arrays_.begin(), arrays_.end(), [data](const Array& array) { return array.data == data; });
+  if (same == arrays_.end()) {
+    arrays_.push_back({data, bytes, read, written, nullptr});
+  } else {
+    same->bytes = std::max(same->bytes, bytes);
+    same->read |= read;
+    same->written |= written;
+  }
+}
+
+char* MetalMemory::reached(void* data) {
+  if (find_buffer(data).object) return static_cast<char*>(data);
+  for (Array& array : arrays_) {
+    if (array.data != data) continue;
+    if (!array.copy) {
+      const uintptr_t offset = reinterpret_cast<uintptr_t>(data) % kAlignment;
+      array.copy = static_cast<char*>(running().arena.take(array.bytes + offset)) + offset;
+      if (array.read) std::memcpy(array.copy, data, array.bytes);
+    }
+    return static_cast<char*>(array.copy);
+  }
+  throw std::logic_error("metalcore: a tensor lies in no array of the call");
+}
+
+Place MetalMemory::place_of(void* data) {
+  const char* const address = reached(data);
+  const Buffer buffer = find_buffer(address);
+  return {buffer.object, reinterpret_cast<uintptr_t>(address) - buffer.begin};
+}
+
+void MetalMemory::complete() {
+  commands_.commit();
+  for (const Array& array : arrays_)
+    if (array.written && array.copy) std::memcpy(array.data, array.copy, array.bytes);
+}
+
+void MetalMemory::end_call() noexcept {
+  commands_.drop();
+  arrays_.clear();
+}
+
+}  // namespace metalcore::c_api
