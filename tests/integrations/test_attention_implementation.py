@@ -166,7 +166,7 @@ def test_keys_and_sinks_of_each_query(device, name, options):
 def test_a_model_that_has_eager_attention_only(device):
     """Its decoder's layers do not say that they are causal: the mask that they expect does."""
     config = transformers.BigBirdPegasusConfig(
-        vocab_size=64, d_model=32, decoder_layers=2, decoder_ffn_dim=40, decoder_attention_heads=4, encoder_layers=1
+        vocab_size=64, d_model=32, decoder_layers=2, decoder_ffn_dim=40, decoder_attention_heads=4, encoder_layers=2
     )
     found = []
     for kind in ("eager", "metalcore"):
