@@ -60,8 +60,10 @@ struct AttentionParams {
   uint32_t variable;               // cu_seq_q and cu_seq_k hold where sequences begin
   uint32_t mask_kind;
   uint32_t has_sinks, has_lse_gradient, has_rests;
-  uint32_t vectors;      // rows can be loaded 16 bytes at a time
-  float scale, softcap;  // softcap is 0 for none
-  uint32_t dropped;      // of 2^32 random numbers, those that drop; 0 for no dropout
-  float kept_scale;      // 1 / (1 - dropout_p)
+  uint32_t vectors;  // rows can be loaded 16 bytes at a time
+  float scale;
+  float product_scale;  // what makes log2's scores of products, or what the soft cap's tanh takes
+  float softcap;        // times log2(e), or 0 for none
+  uint32_t dropped;     // of 2^32 random numbers, those that drop; 0 for no dropout
+  float kept_scale;     // 1 / (1 - dropout_p)
 };

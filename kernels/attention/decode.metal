@@ -171,7 +171,7 @@ inline void walk(thread float4 (&result)[R][N], thread float (&maximum)[R], thre
         for (uint j = 0; j < kAhead; ++j) {
           const ulong at = mask_rows[r] + min(number[j], seen.end - 1) * params.mask_key;
           const bool there = params.mask_elements == 0 || at < params.mask_elements;
-          score[r][j] += there ? mask_at(mask, at, params.mask_type) * M_LOG2E_F : -INFINITY;
+          score[r][j] = there ? plus_mask_at(score[r][j], mask, at, params.mask_type) : -INFINITY;
         }
     }
     if (seen.bounded) {

@@ -33,9 +33,9 @@ template <typename T, uint kSize>
                                           sequence.q_length, p.head_size, p.vectors, thread_index, simd);
   Fragments<float, kDown, kSize / 8> sums;
   clear(sums);
-  float largest[kDown], subtracted[kDown], total[kDown];
+  float largest[kDown], total[kDown];
 #pragma unroll
-  for (uint m = 0; m < kDown; ++m) largest[m] = -INFINITY, subtracted[m] = total[m] = 0.0f;
+  for (uint m = 0; m < kDown; ++m) largest[m] = -INFINITY, total[m] = 0.0f;
 
   const StridedRows<T> k_rows = rows_of(k, p.k, batch, head / p.group, sequence.k_first);
   const StridedRows<T> v_rows = rows_of(v, p.v, batch, head / p.group, sequence.k_first);
@@ -70,15 +70,14 @@ template <typename T, uint kSize>
       }
       most = metal::max(most, metal::simd_shuffle_xor(most, 1));
       most = metal::max(most, metal::simd_shuffle_xor(most, 8));
-      const float before = subtracted[m];
-      subtracted[m] = most == -INFINITY ? 0.0f : most * kLog2E;
-      shrink[m] = largest[m] == -INFINITY ? 0.0f : metal::fast::exp2(before - subtracted[m]);
+      const float base = base_of(most);
+      shrink[m] = metal::fast::exp2(largest[m] - base);
       largest[m] = most;
       float sum = 0.0f;
 #pragma unroll
       for (uint n = 0; n < kAcross; ++n) {
         thread metal::float2& two = elements(scores.at[m][n]);
-        two = metal::fast::exp2(metal::fma(two, metal::float2(kLog2E), metal::float2(-subtracted[m])));
+        two = metal::fast::exp2(two - base);
         sum += two.x + two.y;
         if (p.dropped != 0) {
           const uint column = key + n * 8 + place.column;
@@ -99,18 +98,19 @@ template <typename T, uint kSize>
     total[m] += metal::simd_shuffle_xor(total[m], 8);
     factors[m] = 1.0f;
     if (p.has_sinks) {
-      const float sink = sinks[head] * kLog2E, before = largest[m] == -INFINITY ? -INFINITY : subtracted[m];
-      subtracted[m] = metal::max(before, sink) == -INFINITY ? 0.0f : metal::max(before, sink);
-      factors[m] = metal::precise::exp2(before - subtracted[m]);
-      total[m] = metal::fma(total[m], factors[m], metal::precise::exp2(sink - subtracted[m]));
+      const float sink = sinks[head] * kLog2E, most = metal::max(largest[m], sink);
+      factors[m] = metal::precise::exp2(largest[m] - base_of(most));
+      total[m] = metal::fma(total[m], factors[m], metal::precise::exp2(sink - base_of(most)));
+      largest[m] = most;
     }
+    const float base = base_of(largest[m]);
     const float rest = total[m] == 0.0f ? INFINITY : metal::precise::log2(total[m]);
     const uint row = query + m * 8 + place.row;
     if (place.column == 0 && row < sequence.q_length) {
       const int64_t number = first_number(p, sequence, batch, head) + row;
-      lse[number] = total[m] == 0.0f ? -INFINITY : (subtracted[m] + rest) * kLn2;
+      lse[number] = total[m] == 0.0f ? -INFINITY : (base + rest) * kLn2;
       if (p.has_rests) {
-        softmax_sums[number] = subtracted[m];
+        softmax_sums[number] = base;
         softmax_sums[p.numbers + number] = rest;
       }
     }

@@ -4,6 +4,7 @@
 #include <metal_stdlib>
 
 #include "attention/decode.h"
+#include "attention/logarithm.h"
 
 using namespace metal;
 
@@ -22,11 +23,8 @@ inline void store_number(device uchar* numbers, ulong i, uint type, float value)
     reinterpret_cast<device float*>(numbers)[i] = value;
 }
 
-// What a mask adds to a score.
-inline float mask_at(device const uchar* mask, ulong i, uint type) {
-  if (type == NUMBER_BOOL) return mask[i] ? 0.0f : -INFINITY;
-  return number_at(mask, i, type);
+// A score with a mask's element.
+inline float plus_mask_at(float score, device const uchar* mask, ulong i, uint type) {
+  if (type == NUMBER_BOOL) return mask[i] ? score : -INFINITY;
+  return plus_mask(score, number_at(mask, i, type));
 }
-
-// What to subtract from scores up to `maximum`: -inf - -inf would be NaN.
-inline float base_of(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }

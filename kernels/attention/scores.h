@@ -3,8 +3,7 @@
 
 #include "dropout.h"
 #include "fragments.h"
-
-constant constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+#include "logarithm.h"
 
 // The buffers that say which keys a query sees, and how.
 struct Visibility {
@@ -60,10 +59,10 @@ METAL_FUNC bool has_edge(constant AttentionParams& p, Visibility v, uint query, 
          last > int(query) + p.band.right;
 }
 
-// A score from a product of a query and a key: what softmax takes the exponential of, if the query sees the key.
+// A score from a product of a query and a key: what softmax takes the power of 2 of, if the query sees the key.
 METAL_FUNC float scaled(constant AttentionParams& p, float product) {
-  const float score = product * p.scale;
-  return p.softcap > 0.0f ? p.softcap * metal::precise::tanh(score / p.softcap) : score;
+  const float score = product * p.product_scale;
+  return p.softcap > 0.0f ? p.softcap * metal::precise::tanh(score) : score;
 }
 // The same for a block with edges: with the mask, and -inf if the query does not see the key.
 template <typename T>
@@ -73,13 +72,15 @@ METAL_FUNC float masked(constant AttentionParams& p, Visibility v, float score, 
     return -INFINITY;
   const int64_t at = int64_t(query) * p.mask.row + int64_t(key) * p.mask.column;
   if (p.mask_kind == ATTENTION_BOOL_MASK) return v.mask[at] ? score : -INFINITY;
-  if (p.mask_kind == ATTENTION_ADDED_MASK) return score + float(reinterpret_cast<device const T*>(v.mask)[at]);
-  if (p.mask_kind == ATTENTION_ADDED_FLOAT_MASK) return score + reinterpret_cast<device const float*>(v.mask)[at];
+  if (p.mask_kind == ATTENTION_ADDED_MASK)
+    return plus_mask(score, float(reinterpret_cast<device const T*>(v.mask)[at]));
+  if (p.mask_kind == ATTENTION_ADDED_FLOAT_MASK)
+    return plus_mask(score, reinterpret_cast<device const float*>(v.mask)[at]);
   return score;
 }
 
-// The logarithm to base 2 of a softmax's sum is largest + rest, where `largest` is what the largest exponent was
-// rounded to: so it has more bits than float32. The rest is inf for a query that sees no key, or that does not exist.
+// The logarithm to base 2 of a softmax's sum is largest + rest, where `largest` is the largest score: so it has more
+// bits than float32. The rest is inf for a query that sees no key, or that does not exist.
 struct Sum {
   float largest, rest;
 };
@@ -87,7 +88,7 @@ METAL_FUNC Sum sum_of(device const float* sums, int64_t numbers, int64_t number,
   return exists ? Sum{sums[number], sums[numbers + number]} : Sum{0.0f, INFINITY};
 }
 
-// A weight of softmax from products of a query and a key, and its derivative by the product but for the scale.
+// A weight of softmax from products of a query and a key, and its derivative by the product except for the scale.
 struct Weight {
   float value, derivative;
 };
@@ -97,7 +98,7 @@ METAL_FUNC Weight weight(constant AttentionParams& p, Visibility v, float produc
   float score = scaled(p, product), slope = 1.0f;
   if (p.softcap > 0.0f) slope = 1.0f - score / p.softcap * (score / p.softcap);
   if (edge) score = masked<T>(p, v, score, query, key);
-  const float value = metal::fast::exp2(metal::fma(score, kLog2E, -sum.largest) - sum.rest);
+  const float value = metal::fast::exp2(score - sum.largest - sum.rest);
   return {value, value * slope};
 }
 

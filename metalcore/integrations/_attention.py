@@ -26,7 +26,10 @@ def attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
     position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
     max_length_q: int | None = None,
@@ -42,22 +45,28 @@ def attention_forward(
         attention_mask: of `_masks.mask`, bool (True where a query sees a key) or additive, or None.
         sliding_window: of causal attention without a mask: a query sees so many keys, its own included.
         softcap, s_aux: softcap and sinks of scaled_dot_product_attention.
+        sinks: logits of sinks for each query, (batch, heads, length, 1), beside s_aux, which has one for each head.
         position_bias: is added to the scores, (batch or 1, heads, length, length of key).
+        indices: the keys that a query sees of those that the mask shows, (batch, length, count).
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: of packed sequences, which a data collator gives.
 
     Returns:
         (batch, length, heads, head size), and None.
 
     Raises:
-        ValueError: a cache of continuous batching, which is read by other functions.
+        ValueError: a cache of continuous batching, which is read by other functions; or block_indices, the keys that
+            a query sees by blocks.
     """
     if cache is not None:
         raise ValueError('attn_implementation="metalcore" takes no paged cache of continuous batching')
+    if block_indices is not None:
+        raise ValueError('attn_implementation="metalcore" takes no block_indices; use "sdpa" or "eager" for this model')
     causal = module.is_causal if is_causal is None and hasattr(module, "is_causal") else is_causal is not False
     options = {"dropout_p": dropout, "scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
     left = -1 if sliding_window is None else sliding_window - 1
     queries = query.shape[2]
-    if cu_seq_lens_q is not None and max_length_q is not None and position_bias is None:
+    plain = position_bias is None and indices is None and sinks is None
+    if cu_seq_lens_q is not None and max_length_q is not None and plain:
         window = (left, 0 if causal else left)
         ends = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
         return _packed(query, key, value, ends, window, options), None
@@ -65,7 +74,7 @@ def attention_forward(
         band, shift, padding = attention_mask.band, attention_mask.shift, attention_mask.padding
         window = (band.left, band.right)
         if band.sequences is not None:
-            if position_bias is None and padding is None:
+            if plain and padding is None:
                 ends = attention_mask.packed * 2
                 return _packed(query, key, value, (ends[0], ends[2], ends[1], ends[3]), window, options), None
             attention_mask, window, shift = attention_mask.written(), (-1, -1), 0
@@ -75,6 +84,10 @@ def attention_forward(
         shift = 0
         # A mask that is written out contains the band. A single query sees what is there.
         window = (left, 0) if attention_mask is None and causal and queries > 1 else (-1, -1)
+    if indices is not None:
+        seen = torch.zeros(*indices.shape[:2], key.shape[2], dtype=torch.bool, device=key.device)
+        seen = seen.scatter(-1, indices.long(), True).unsqueeze(1)
+        attention_mask = seen if attention_mask is None else _with_bias(seen, attention_mask)
     if window[1] == 0 and key.shape[2] > shift + queries:  # the rest of a static cache, which no query sees
         end = shift + queries
         key, value = key[:, :, :end], value[:, :, :end]
@@ -88,14 +101,20 @@ def attention_forward(
         enable_gqa=query.shape[1] != key.shape[1],
         window=window,
         lower_right=shift != 0,
+        return_lse=sinks is not None,
         **options,
     )
+    if sinks is not None:  # they divide the weights by exp(lse) + exp(sink) instead of exp(lse)
+        out, lse = found
+        found = out * torch.sigmoid(lse.unsqueeze(-1) - sinks.float()).to(out.dtype)
     return found.transpose(1, 2).contiguous(), None
 
 
 def _with_bias(mask, bias):
     if bias is None or mask is None:
         return mask if bias is None else bias
+    if mask.dtype == bias.dtype == torch.bool:
+        return mask & bias
     return bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from transformers import masking_utils
+from transformers import PreTrainedModel, masking_utils
+
+from ._patches import subclasses
 
 __all__ = ["Band", "Mask", "mask"]
 
@@ -132,8 +134,9 @@ def mask(
 ) -> Tensor | None:
     """The mask for `attn_implementation="metalcore"`, with the arguments of transformers.masking_utils.sdpa_mask, whose
     result it stands for. It is None where causal attention, or none of the queries' keys, needs no mask."""
+    writer = masking_utils.eager_mask if _adds_masks(type(options.get("config"))) else masking_utils.sdpa_mask
     write = functools.partial(
-        masking_utils.sdpa_mask,
+        writer,
         batch_size,
         q_length,
         kv_length,
@@ -145,7 +148,8 @@ def mask(
         **options,
     )
     # One query's mask is small, and a compiled decoding step takes no Mask.
-    band = None if q_length == 1 or _traced(attention_mask) else read(mask_function)
+    skipped = q_length == 1 or _traced(attention_mask) or writer is masking_utils.eager_mask
+    band = None if skipped else read(mask_function)
     shift = 0 if band is None else int(q_offset) - kv_offset
     if band is None or not _placed(band, shift, q_length, kv_length):
         return write(allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip)
@@ -170,6 +174,16 @@ def _placed(band, shift, q_length, kv_length):
     if shift == 0 or band.left < 0 and band.right < 0:
         return True
     return shift == kv_length - q_length or band.right == 0 and 0 < shift < kv_length - q_length
+
+
+@functools.cache
+def _adds_masks(config_class) -> bool:
+    """Whether the models of a configuration have no attention except eager. Their own code may then expect a mask of
+    numbers, also where one is not needed."""
+    models = [cls for cls in subclasses(PreTrainedModel) if cls.config_class is config_class]
+    return bool(models) and not any(
+        cls._supports_sdpa or cls._supports_flash_attn or cls._supports_flex_attn for cls in models
+    )
 
 
 def _traced(attention_mask):

@@ -17,6 +17,7 @@ from torch.nn.modules import module as registration
 from . import _formulas, _gated
 from ._kinds import Modules
 from ._loss import LanguageModels
+from ._patches import subclasses
 from ._rotary import RotaryFunctions
 from ._sdpa import TransformersSdpa
 
@@ -89,14 +90,8 @@ def switch(names) -> None:
                     lambda parent, name, module: _meet_pair(parent, module)
                 )
             )
-            for cls in _subclasses(torch.nn.Module):
+            for cls in subclasses(torch.nn.Module):
                 _meet_class(cls)
-
-
-def _subclasses(cls):
-    for subclass in cls.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
 
 
 def _meet_pair(parent, module):

@@ -9,7 +9,7 @@ from torch.compiler import is_compiling
 from .._core import refused
 from ..overrides import _report
 
-__all__ = ["Patch", "full_name", "owner_of", "run_counted"]
+__all__ = ["Patch", "full_name", "owner_of", "run_counted", "subclasses"]
 
 
 def full_name(thing) -> str:
@@ -19,6 +19,13 @@ def full_name(thing) -> str:
 def owner_of(cls, member):
     """The class that defines the member of cls, or None."""
     return next((base for base in cls.__mro__ if member in vars(base)), None)
+
+
+def subclasses(cls):
+    """All classes that derive from cls."""
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from subclasses(subclass)
 
 
 class Patch:

@@ -78,6 +78,28 @@ def test_queries_that_see_nothing(device, dtype):
 
 
 @each_dtype
+@pytest.mark.parametrize("rows, columns, size", [(40, 50, 64), (13, 13, 8), (1, 70, 64)])
+@pytest.mark.parametrize("wide", [False, True], ids=["dtype", "float32"])
+def test_masks_of_the_smallest_number(device, dtype, rows, columns, size, wide):
+    """Libraries hide keys by it. A query that sees no other key has the mean of the values, as PyTorch's has. Without
+    gradients, few queries run the kernels of decode."""
+    q, k, v = make((2, 2, rows, size), (2, 2, columns, size), (2, 2, columns, size), dtype)
+    of_mask = torch.float32 if wide else dtype
+    mask = torch.zeros(2, 1, rows, columns, dtype=of_mask)
+    mask[..., :9] = torch.finfo(of_mask).min
+    mask[1, :, 0] = torch.finfo(of_mask).min
+    exact = by_torch(q.double(), k.double(), v.double(), mask.double())
+    # The smallest float16 number leaves 2^-8 of a score, and each weight has half of that as its error.
+    bound = 8 * torch.finfo(dtype).eps + (2**-8 if of_mask == torch.float16 else 2**-20)
+    for needed in (False, True):
+        tensors = [x.to(device).requires_grad_(needed) for x in (q, k, v)]
+        out = metalcore.scaled_dot_product_attention(*tensors, mask.to(device))
+        assert (out.detach().cpu() - exact).abs().max() <= bound * v.abs().max()
+        if needed:
+            assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.float().square().sum(), tensors))
+
+
+@each_dtype
 @pytest.mark.parametrize("scale", [30.0, 300.0])
 def test_large_scores(device, dtype, scale):
     check(device, make((1, 2, 50, 64), (1, 2, 60, 64), (1, 2, 60, 64), dtype, scale=scale))

@@ -158,7 +158,8 @@ def test_variable_lengths(device, dtype):
     formula_out, formula_lse = attend(
         *(x.detach().cpu().double() for x in (q, k, v)), None, None, cu_seq_q.cpu(), cu_seq_k.cpu(), None, options
     )
-    assert (out.detach().cpu() - formula_out).abs().max() < 4 * torch.finfo(dtype).eps
+    # A score of up to 8 has two roundings, each of half an eps times 8, and a weight and its value have one each.
+    assert (out.detach().cpu() - formula_out).abs().max() < 10 * torch.finfo(dtype).eps
     assert torch.equal(formula_lse.isfinite(), lse.detach().cpu().isfinite())
 
 

@@ -120,6 +120,16 @@ def test_rows_that_see_no_key(device):
         check((out[:, :, :1], lse[:, :, :1]), reference(q[:, :, :1], k, v))
 
 
+def test_no_keys(device):
+    """Only these kernels have heads of this size. Values are shorter than queries."""
+    q, k, v = (torch.randn(1, 2, n, size, device=device) for n, size in ((9, 300), (0, 300), (0, 5)))
+    sinks = torch.tensor([1.0, 2.0], device=device)
+    for options, expected in (({}, torch.full((2,), -torch.inf)), ({"sinks": sinks}, sinks.cpu())):
+        out, lse = attend(q, k, v, return_lse=True, **options)
+        assert out.shape == (1, 2, 9, 5) and not out.any()
+        torch.testing.assert_close(lse.cpu(), expected.view(1, 2, 1).expand(1, 2, 9))
+
+
 def test_large_scores(device):
     q, k, v = inputs(device, torch.float32)
     check(attend(q * 100, k, v, enable_gqa=True, return_lse=True), reference(q * 100, k, v))

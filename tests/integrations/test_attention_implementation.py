@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from models import decoder, tokens
+from models import SIZES, decoder, tokens
 from transformers import masking_utils
 
 import metalcore
@@ -113,6 +113,75 @@ def test_a_position_bias(device):
         found.append([out.logits, *(p.grad for p in model.parameters())])
     for ours, theirs in zip(found[1], found[0]):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * theirs.abs().max().item())
+
+
+SPARSE = dict(
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    n_group=1,
+    topk_group=1,
+    moe_intermediate_size=24,
+    first_k_dense_replace=1,
+    q_lora_rank=16,
+    kv_lora_rank=16,
+    qk_rope_head_dim=8,
+    qk_nope_head_dim=8,
+    v_head_dim=8,
+    num_key_value_heads=4,
+    index_topk=4,
+    index_n_heads=2,
+    index_head_dim=8,
+)
+INKLING = dict(
+    num_key_value_heads=2,
+    head_dim=8,
+    swa_num_attention_heads=4,
+    swa_num_key_value_heads=2,
+    swa_head_dim=8,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+)
+
+
+@pytest.mark.parametrize("name, options", [("DeepseekV32", SPARSE), ("Inkling2", INKLING)])
+def test_keys_and_sinks_of_each_query(device, name, options):
+    """Sparse attention gives the keys that each query sees, and Inkling a sink's logit for each query."""
+    config_class = getattr(transformers, f"{name}TextConfig" if name == "Inkling2" else f"{name}Config")
+    config = config_class(**{**SIZES, **options})
+    found = []
+    for kind in ("eager", "metalcore"):
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation=kind)
+        model = model.to(device).eval()
+        logits = model(tokens(device)).logits
+        logits.square().mean().backward()
+        found.append([logits, *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert len(found[0]) == len(found[1])
+    for ours, theirs in zip(found[1], found[0]):
+        scale = theirs.abs().max().item()
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * scale + 1e-8)
+
+
+def test_a_model_that_has_eager_attention_only(device):
+    """Its decoder's layers do not say that they are causal: the mask that they expect does."""
+    config = transformers.BigBirdPegasusConfig(
+        vocab_size=64, d_model=32, decoder_layers=2, decoder_ffn_dim=40, decoder_attention_heads=4, encoder_layers=2
+    )
+    found = []
+    for kind in ("eager", "metalcore"):
+        torch.manual_seed(0)
+        model = transformers.BigBirdPegasusForCausalLM._from_config(config, attn_implementation=kind)
+        with torch.no_grad():
+            found.append(model.to(device).eval()(tokens(device)).logits)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_of_keys_are_refused(device):
+    q = torch.randn(1, 2, 8, 8, device=device)
+    attend = transformers.AttentionInterface()["metalcore"]
+    with pytest.raises(ValueError, match="takes no block_indices"):
+        attend(torch.nn.Module(), q, q, q, None, block_indices=torch.zeros(1, 2, 8, 1, device=device))
 
 
 def test_masks_are_those_of_sdpa(device):

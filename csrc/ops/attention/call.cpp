@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 namespace metalcore::attention {
 namespace {
@@ -64,6 +65,12 @@ Tensor expanded_mask(const char* op, const Arguments& a) {
   return Tensor(result);
 }
 
+// Metal needs a buffer for keys and values also where there are none.
+Tensor with_a_row(const Tensor& tensor) {
+  if (tensor.numel() > 0) return tensor;
+  return new_tensor({tensor.size(0), tensor.size(1), 1, tensor.size(3)}, tensor.scalar_type(), tensor);
+}
+
 int32_t limit(int64_t n) { return static_cast<int32_t>(n < 0 ? ATTENTION_UNLIMITED : std::min(n, kMostLength)); }
 
 }  // namespace
@@ -121,8 +128,8 @@ Call call_of(const char* op, const Arguments& a) {
   const double dropped = std::min(std::nearbyint(a.dropout * 4294967296.0), 4294967295.0);
   Call call{
       .q = q,
-      .k = k.numel() > 0 ? k : q,
-      .v = v.numel() > 0 ? v : q,
+      .k = with_a_row(k),
+      .v = with_a_row(v),
       .mask = a.mask ? expanded_mask(op, a) : q,
       .sinks = sinks,
       .cu_seq_q = a.cu_seq_q.value_or(q),
@@ -154,7 +161,8 @@ Call call_of(const char* op, const Arguments& a) {
   p.vectors = has_vectors(q, q.size(3)) && has_vectors(k, q.size(3)) && has_vectors(v, v.size(3));
   p.numbers = q.size(0) * heads * q.size(2);
   p.scale = static_cast<float>(a.scale);
-  p.softcap = static_cast<float>(a.softcap);
+  p.product_scale = static_cast<float>(a.softcap > 0.0 ? a.scale / a.softcap : a.scale * std::numbers::log2e);
+  p.softcap = static_cast<float>(a.softcap * std::numbers::log2e);
   p.dropped = static_cast<uint32_t>(dropped);
   p.kept_scale = a.dropout < 1.0 ? static_cast<float>(1.0 / (1.0 - a.dropout)) : 0.0f;
   return call;

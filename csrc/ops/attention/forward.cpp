@@ -38,7 +38,7 @@ attention::DecodeCall decode_call(const Call& call, const Tensor& out, const Ten
       .k_indptr = if_any(variable, call.cu_seq_k),
       .batch = call.batches,
       .queries = call.q.size(2),
-      .keys = call.k.size(2),
+      .keys = p.k_length,
       .left = p.band.left,
       .right = p.band.right,
       .lower_right = p.band.lower_right != 0,
