@@ -12,8 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import RestartAnalysis
 from torch._functorch.aot_autograd import make_boxed_func  # pyright: ignore[reportPrivateImportUsage]
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
 from .compiling import optimize
@@ -21,7 +24,7 @@ from .options import Options
 from .patterns import choose
 from .program import Program, finish
 from .rewriting import Rewritten
-from .tracing import NotTraceable, to_aten
+from .tracing import NotTraceable, numbers_alone, to_aten
 
 __all__ = ["Compiled", "backend", "observe"]
 
@@ -85,6 +88,8 @@ def _compile(module, inputs, options):
             bw_compiler=functools.partial(_program, compiled=compiled, options=options),
             partition_fn=min_cut_rematerialization_partition,
         )(fused, list(inputs))
+    except RestartAnalysis:  # dynamo traces once more, with a number that it had left open
+        raise
     except Exception as error:
         if not options.fallback:
             raise
@@ -110,7 +115,8 @@ def _fuse(module, inputs, options, compiled):
         traced, choose(options.fusions), constants=False, leaves=leaves, by_name=options.fusions is not None
     )
     for node in traced.graph.nodes:
-        node.meta.pop("val", None)
+        for key in ("val", "unbacked_bindings"):  # autograd's tracing has values of its own
+            node.meta.pop(key, None)
     return traced
 
 
@@ -150,7 +156,8 @@ class _Specialized:
 
     def _compile(self, args):
         fixed = _with_numbers(self.module, args)
-        return _compile(fixed, [value for value in args if isinstance(value, Tensor)], self.options)
+        with tracing(TracingContext(FakeTensorMode(shape_env=numbers_alone()))):
+            return _compile(fixed, [value for value in args if isinstance(value, Tensor)], self.options)
 
 
 def _key(value):

@@ -6,7 +6,7 @@ has its fake tensor (or its number) in `node.meta["val"]`. The functions here sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from .._core.routing import DEVICES, FLOAT_DTYPES
 
 __all__ = [
     "accelerated",
+    "ancestors",
     "argument",
     "arguments",
     "is_barrier",
@@ -147,6 +148,18 @@ def mutated_storages(graph: Graph) -> set[int]:
         for tensor in tensors_of(target)
         if (storage := storage_of(tensor)) is not None
     }
+
+
+def ancestors(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: False) -> list[Node]:
+    """Nodes and what they are computed from, in the graph's order. A way ends at a node of which `ends` says so."""
+    found: set[Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += [] if ends(node) else node.all_input_nodes
+    return sorted(found)
 
 
 def nodes_named(graph: Graph, *names: str) -> Iterator[Node]:
