@@ -6,6 +6,7 @@ has its fake tensor (or its number) in `node.meta["val"]`. The functions here sa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -93,15 +94,18 @@ def written(node: Node) -> list[Node]:
     """The nodes whose tensors an operation writes to."""
     if name_of(node) is None:
         return []
-    target = node.target
-    flag, secret = _SECRET_WRITERS.get(target._schema.name.removeprefix("aten::"), ("", ()))  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-    if flag and not argument(node, flag):
-        secret = ()
-    found = []
-    for spec, given in zip(target._schema.arguments, arguments(node)):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-        if spec.alias_info is not None and spec.alias_info.is_write or spec.name in secret:
-            found += [leaf for leaf in tree_leaves(given) if isinstance(leaf, Node)]
-    return found
+    names, flag, secret = _writes(node.target)
+    if flag and argument(node, flag):
+        names += secret
+    return [leaf for name in names for leaf in tree_leaves(argument(node, name)) if isinstance(leaf, Node)]
+
+
+@functools.cache
+def _writes(target):
+    """The arguments that an operator writes to, and a flag with those that it writes to where the flag is set."""
+    schema = target._schema
+    names = tuple(spec.name for spec in schema.arguments if spec.alias_info is not None and spec.alias_info.is_write)
+    return (names, *_SECRET_WRITERS.get(schema.name.removeprefix("aten::"), ("", ())))
 
 
 def is_barrier(node: Node) -> bool:

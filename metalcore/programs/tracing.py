@@ -189,4 +189,4 @@ def _hoist(graph, node, traced, placeholders):
     if not isinstance(tensor, Tensor):
         raise NotTraceable(f"the graph has {node.target}, a {type(tensor).__name__}")
     mode = next((p.meta["val"].fake_mode for p in placeholders if hasattr(p.meta.get("val"), "fake_mode")), None)
-    node.meta["val"] = (mode or FakeTensorMode()).from_tensor(tensor)
+    node.meta["val"] = (mode or FakeTensorMode()).from_tensor(tensor, static_shapes=True)
