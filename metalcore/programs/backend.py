@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,16 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import RestartAnalysis
 from torch._functorch.aot_autograd import make_boxed_func  # pyright: ignore[reportPrivateImportUsage]
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch.fx import GraphModule
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
 
 from .compiling import optimize
 from .options import Options
 from .patterns import choose
 from .program import Program, finish
 from .rewriting import Rewritten
-from .tracing import NotTraceable, to_aten
+from .tracing import NotTraceable, fake_inputs, numbers_alone, to_aten
 
 __all__ = ["Compiled", "backend", "observe"]
 
@@ -65,7 +69,7 @@ def backend(module: GraphModule, inputs: Sequence[Any], options=None, mode=None)
     if any(not isinstance(value, Tensor) for value in inputs) or _is_symbolic(module, inputs):
         if options.dynamic == "eager":
             return module.forward
-        return _Specialized(module, options)
+        return _Specialized(module, inputs, options)
     return _compile(module, inputs, options)
 
 
@@ -85,6 +89,8 @@ def _compile(module, inputs, options):
             bw_compiler=functools.partial(_program, compiled=compiled, options=options),
             partition_fn=min_cut_rematerialization_partition,
         )(fused, list(inputs))
+    except RestartAnalysis:  # dynamo traces once more, with a number that it had left open
+        raise
     except Exception as error:
         if not options.fallback:
             raise
@@ -110,7 +116,8 @@ def _fuse(module, inputs, options, compiled):
         traced, choose(options.fusions), constants=False, leaves=leaves, by_name=options.fusions is not None
     )
     for node in traced.graph.nodes:
-        node.meta.pop("val", None)
+        for key in ("val", "unbacked_bindings"):  # autograd's tracing has values of its own
+            node.meta.pop(key, None)
     return traced
 
 
@@ -121,22 +128,37 @@ def _program(module, inputs, *, compiled, options):
 
 
 class _Specialized:
-    """A graph whose sizes are symbols: it is compiled for each set of sizes with which it is called."""
+    """A graph whose sizes are symbols: it is compiled for each set of sizes with which it is called.
 
-    def __init__(self, module: GraphModule, options: Options):
+    Numbers that are no sizes come in tensors. One that never changes, such as a norm's eps, is fixed in the programs.
+    """
+
+    def __init__(self, module: GraphModule, inputs: Sequence[Any], options: Options):
         self.module, self.options = module, options
         self.programs: OrderedDict = OrderedDict()
         self.warned = False
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.numbers: dict[int, float | None] = {  # by the place of the argument; nan for one that has changed
+            place: None for place, (node, value) in enumerate(zip(placeholders, inputs)) if _is_number(node, value)
+        }
 
     def __call__(self, *args):
-        key = tuple(map(_key, args))
-        key = (*key, torch.is_grad_enabled())
+        given = [self._fixed(place, value) if place in self.numbers else value for place, value in enumerate(args)]
+        key = (*map(_key, given), torch.is_grad_enabled())
         found = self.programs.get(key)
         if found is None:
             if len(self.programs) >= self.options.cache_size:
                 return self._run_by_torch(args)
-            found = self.programs[key] = self._compile(args)
-        return found(*[value for value in args if isinstance(value, Tensor)])
+            found = self.programs[key] = self._compile(given)
+        return found(*[value for value in given if isinstance(value, Tensor)])
+
+    def _fixed(self, place, tensor):
+        number = tensor.item()
+        if self.numbers[place] is None:
+            self.numbers[place] = number
+        elif self.numbers[place] != number:
+            self.numbers[place] = math.nan
+        return number if self.numbers[place] == number else tensor
 
     def _run_by_torch(self, args):
         if not self.warned:
@@ -148,9 +170,23 @@ class _Specialized:
             )
         return self.module.forward(*args)
 
-    def _compile(self, args):
-        fixed = _with_numbers(self.module, args)
-        return _compile(fixed, [value for value in args if isinstance(value, Tensor)], self.options)
+    def _compile(self, given):
+        fixed = _with_numbers(self.module, given)
+        mode = FakeTensorMode(shape_env=numbers_alone())
+        with tracing(TracingContext(mode)):
+            inputs = fake_inputs([value for value in given if isinstance(value, Tensor)], mode)
+            return _compile(fixed, inputs, self.options)
+
+
+def _is_number(node, value):
+    """Whether an input is a tensor in which dynamo passes a number."""
+    if not isinstance(value, Tensor) or value.dim() or value.device.type != "cpu" or not value.is_floating_point():
+        return False
+    return all(map(_is_item, node.users))
+
+
+def _is_item(node):
+    return node.op == "call_method" and node.target == "item"
 
 
 def _key(value):
@@ -159,15 +195,17 @@ def _key(value):
     return type(value), value
 
 
-def _with_numbers(module, args):
+def _with_numbers(module, given):
     """The graph with numbers in place of the inputs that are none of its tensors."""
     graph = torch.fx.Graph()
     copies: dict = {}
-    given = iter(args)
+    values = iter(given)
     for node in module.graph.nodes:
         if node.op == "placeholder":
-            value = next(given)
+            value = next(values)
             copies[node] = graph.node_copy(node) if isinstance(value, Tensor) else value
+        elif _is_item(node) and not isinstance(copies[node.args[0]], Node):
+            copies[node] = copies[node.args[0]]
         elif node.op == "output":
             graph.output(torch.fx.node.map_arg(node.args[0], lambda n: copies[n]))  # pyright: ignore[reportAttributeAccessIssue]
         else:

@@ -6,7 +6,8 @@ has its fake tensor (or its number) in `node.meta["val"]`. The functions here sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .._core.routing import DEVICES, FLOAT_DTYPES
 
 __all__ = [
     "accelerated",
+    "ancestors",
     "argument",
     "arguments",
     "is_barrier",
@@ -92,15 +94,18 @@ def written(node: Node) -> list[Node]:
     """The nodes whose tensors an operation writes to."""
     if name_of(node) is None:
         return []
-    target = node.target
-    flag, secret = _SECRET_WRITERS.get(target._schema.name.removeprefix("aten::"), ("", ()))  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-    if flag and not argument(node, flag):
-        secret = ()
-    found = []
-    for spec, given in zip(target._schema.arguments, arguments(node)):  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-        if spec.alias_info is not None and spec.alias_info.is_write or spec.name in secret:
-            found += [leaf for leaf in tree_leaves(given) if isinstance(leaf, Node)]
-    return found
+    names, flag, secret = _writes(node.target)
+    if flag and argument(node, flag):
+        names += secret
+    return [leaf for name in names for leaf in tree_leaves(argument(node, name)) if isinstance(leaf, Node)]
+
+
+@functools.cache
+def _writes(target):
+    """The arguments that an operator writes to, and a flag with those that it writes to where the flag is set."""
+    schema = target._schema
+    names = tuple(spec.name for spec in schema.arguments if spec.alias_info is not None and spec.alias_info.is_write)
+    return (names, *_SECRET_WRITERS.get(schema.name.removeprefix("aten::"), ("", ())))
 
 
 def is_barrier(node: Node) -> bool:
@@ -147,6 +152,18 @@ def mutated_storages(graph: Graph) -> set[int]:
         for tensor in tensors_of(target)
         if (storage := storage_of(tensor)) is not None
     }
+
+
+def ancestors(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: False) -> list[Node]:
+    """Nodes and what they are computed from, in the graph's order. A way ends at a node of which `ends` says so."""
+    found: set[Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += [] if ends(node) else node.all_input_nodes
+    return sorted(found)
 
 
 def nodes_named(graph: Graph, *names: str) -> Iterator[Node]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
 from torch.fx import Node
 
-from .ir import arguments, name_of
+from .ir import arguments, name_of, value
 
 __all__ = ["Call", "Cast", "Either", "Expression", "Match", "Number", "Product", "Sum", "Value", "find"]
 
@@ -57,13 +58,15 @@ class Expression:
 
 
 class Value(Expression):
-    """Any node. The same name stands for the same node."""
+    """Any node of a tensor. The same name stands for the same node."""
 
     def __init__(self, name: str):
         self.name = name
 
     def matches(self, thing, match):
-        if isinstance(thing, Node) and (bound := match.bind(self.name, thing)) is not None:
+        if not isinstance(thing, Node) or not isinstance(value(thing), Tensor):
+            return
+        if (bound := match.bind(self.name, thing)) is not None:
             yield bound
 
 

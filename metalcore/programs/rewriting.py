@@ -103,7 +103,7 @@ class Emitter:
             name += "_"
         self.module.register_buffer(name, tensor)
         node = self.graph.get_attr(name)
-        node.meta["val"] = self.mode.from_tensor(tensor)
+        node.meta["val"] = self.mode.from_tensor(tensor, static_shapes=True)
         node.meta["path"] = name
         self.made.append(node)
         return node

@@ -15,10 +15,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import TreeSpec
 
-__all__ = ["NotTraceable", "Traced", "fake_inputs", "higher_order", "to_aten", "trace"]
+from .ir import nodes_named, value
+
+__all__ = ["NotTraceable", "Traced", "fake_inputs", "higher_order", "numbers_alone", "to_aten", "trace"]
 
 
 class NotTraceable(RuntimeError):
@@ -99,21 +102,35 @@ def higher_order(module: GraphModule) -> list[str]:
 def to_aten(module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     """Traces a graph with flat inputs once more, with fake tensors: ATen's operators before autograd and decomposition.
 
-    Parameters and buffers of the module stay its get_attr nodes, with the same tensors.
+    Parameters and buffers of the module stay its get_attr nodes, with the same tensors. Numbers that the graph reads
+    from tensors are symbols; these must be floating-point numbers on the CPU, as dynamo passes numbers that change.
     """
     if found := higher_order(module):
         raise NotTraceable(f"the graph has {', '.join(found)}")
     lifted, names, tensors = _lift(module)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=numbers_alone())
     fakes = fake_inputs([*inputs, *tensors], mode)
     if any(isinstance(value, torch.SymInt) for value in inputs):
         raise NotTraceable("the graph has symbolic sizes")
     with mode:
         traced = make_fx(lifted, pre_dispatch=True)(*fakes)
+    _check_items(traced.graph)
     for node, given in zip([node for node in traced.graph.nodes if node.op == "placeholder"], inputs):
         if not isinstance(given, Tensor):
             node.meta["val"] = given  # the graph is for this value alone
     return _unlift(traced, names, tensors)
+
+
+def numbers_alone() -> ShapeEnv:
+    """For a fake mode in which numbers that a graph reads from tensors are symbols, and shapes depend on no data."""
+    return ShapeEnv(allow_dynamic_output_shape_ops=False)
+
+
+def _check_items(graph):
+    for node in nodes_named(graph, "item", "_local_scalar_dense"):
+        tensor = value(node.args[0])
+        if tensor.device.type != "cpu" or not tensor.is_floating_point():
+            raise RuntimeError(f"the graph reads a number from {node.args[0]}, {tensor.dtype} on {tensor.device.type}")
 
 
 def _lift(module):
@@ -172,4 +189,4 @@ def _hoist(graph, node, traced, placeholders):
     if not isinstance(tensor, Tensor):
         raise NotTraceable(f"the graph has {node.target}, a {type(tensor).__name__}")
     mode = next((p.meta["val"].fake_mode for p in placeholders if hasattr(p.meta.get("val"), "fake_mode")), None)
-    node.meta["val"] = (mode or FakeTensorMode()).from_tensor(tensor)
+    node.meta["val"] = (mode or FakeTensorMode()).from_tensor(tensor, static_shapes=True)

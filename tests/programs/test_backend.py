@@ -228,3 +228,73 @@ def test_on_the_cpu():
     with torch.no_grad():
         agree(model(ids), compiled(model)(ids))
     agree(model(ids), metalcore.compile(model, (ids,))(ids))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_numbers_that_change_need_no_program_each(device, dynamic):
+    def scaled(x, factor):
+        return torch.softmax((x * factor + torch.full_like(x, 0.5)) * x.shape[0], -1)
+
+    x = torch.randn(26, device=device, requires_grad=True)
+    run = torch.compile(scaled, backend="metalcore", dynamic=dynamic, options=STRICT)
+    with programs.observe() as found:
+        for factor in (0.1, 0.2, 0.3, 0.4):
+            results = [run(x, factor), scaled(x, factor)]
+            gradients = [torch.autograd.grad(r, x, torch.arange(26.0, device=device))[0] for r in results]
+            agree(results[1], results[0])
+            agree(gradients[1], gradients[0])
+    assert len(found) == 2  # one with the first number
+
+
+def test_numbers_that_must_be_fixed(device):
+    """Dynamo traces once more, with a number that an operator needs as such."""
+
+    def soft(x, beta):
+        return F.softplus(x, beta=beta) + 1
+
+    x = torch.randn(26, device=device)
+    run = compiled(soft, dynamic=None)
+    for beta in (0.5, 0.7, 0.9):
+        agree(soft(x, beta), run(x, beta))
+
+
+def test_a_graph_that_reads_numbers_from_the_device_runs_by_pytorch(device):
+    def scaled(x):
+        return x * x.sum().item() + 1
+
+    x = torch.randn(26, device=device)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), pytest.warns(UserWarning, match="reads a number"):
+        agree(scaled(x), torch.compile(scaled, backend="metalcore")(x))
+
+
+def test_constants_of_the_cpu_alone(device):
+    def compare(x):
+        five = torch.tensor(5, device=x.device, dtype=torch.uint8)
+        return five < torch.neg(five)
+
+    x = torch.randn(26, device=device)
+    assert torch.equal(compiled(compare)(x), compare(x))
+
+
+def test_sizes_as_symbols_do_not_get_into_programs(device):
+    def function(x):
+        x[:, 20:30] = x[:, 20:30] + 1
+        x[:, 2:11] = x[:, 1:10] + 2
+        return x.sum()
+
+    run = compiled(function, dynamic=None)
+    with torch._dynamo.config.patch(assume_static_by_default=False):
+        for count in (64, 32):
+            tensors = [torch.arange(float(count), device=device).reshape(1, count) for _ in range(2)]
+            agree(function(tensors[1]), run(tensors[0]))
+            agree(tensors[1], tensors[0])
+
+
+def test_constants_of_modules_are_fixed_where_sizes_are_symbols(device):
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8, eps=1e-3), nn.GELU(), nn.BatchNorm1d(8)).to(device).eval()
+    run = compiled(model, dynamic=True)
+    with programs.observe() as found:
+        for rows in (3, 5):
+            x = torch.randn(rows, 8, device=device)
+            agree(model(x), run(x))
+    assert len(found) == 2 and "metalcore.layer_norm" in names(found)

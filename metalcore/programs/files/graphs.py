@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -48,9 +48,7 @@ class GraphReader:
         if "is" in entry:
             given = decode(entry["is"], self._no_value, self.device)
         else:
-            shape, strides, dtype, device = self._form(entry)
-            with self.mode:
-                given = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            given = self._fake(*self._form(entry))
         node = self._add(entry["name"], self.graph.placeholder(entry["name"]))
         node.target, node.meta["val"] = node.name, given
 
@@ -72,7 +70,10 @@ class GraphReader:
         attribute = f"constant_{len(self._nodes)}"
         self.owner.register_buffer(attribute, tensor)
         node = self._add(name, self.graph.create_node("get_attr", attribute, name=name))
-        node.meta.update(val=self.mode.from_tensor(tensor), path=path)
+        node.meta.update(val=self._fake(tensor.shape, tensor.stride(), tensor.dtype, tensor.device), path=path)
+
+    def _fake(self, shape, strides, dtype, device):
+        return FakeTensor(self.mode, torch.empty_strided(shape, strides, dtype=dtype, device="meta"), device)
 
     def _form(self, entry):
         shape, device = entry["shape"], device_named(entry["device"], self.device)

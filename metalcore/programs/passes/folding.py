@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from ..ir import is_pure, mutated_storages, storage_of, value
+from ..ir import ancestors, is_pure, mutated_storages, storage_of, value
 from ..rewriting import Emitter
 
 __all__ = ["Recipe", "constants_of", "fold_constants"]
@@ -64,7 +64,7 @@ def fold_constants(module: GraphModule, most_bytes: int = 1 << 26) -> Recipe | N
     ]
     if not kept:
         return None
-    recipe = Recipe(*_extracted(module, known, kept), ())
+    recipe = Recipe(*_extracted(module, kept), ())
     emit = Emitter(module, value(kept[0]).fake_mode)
     names = []
     for node, tensor in zip(kept, recipe.run()):
@@ -93,20 +93,13 @@ def _foldable(node, known, mutated, most_bytes):
     return size <= max(MOST * inputs, 1 << 16) and size <= most_bytes
 
 
-def _extracted(module, known, kept):
+def _extracted(module, kept):
     """A graph of its own for what is kept, with all that it needs."""
-    needed, left = set(), list(kept)
-    while left:
-        node = left.pop()
-        if node not in needed:
-            needed.add(node)
-            left += node.all_input_nodes
     graph, owner = Graph(), torch.nn.Module()
     copies: dict[Node, Node] = {}
-    for node in known:
-        if node in needed:
-            copies[node] = graph.node_copy(node, lambda n: copies[n])
-            if node.op == "get_attr":
-                setattr(owner, str(node.target), getattr(module, str(node.target)))
+    for node in ancestors(kept):
+        copies[node] = graph.node_copy(node, lambda n: copies[n])
+        if node.op == "get_attr":
+            setattr(owner, str(node.target), getattr(module, str(node.target)))
     graph.output(tuple(copies[node] for node in kept))
     return graph, owner

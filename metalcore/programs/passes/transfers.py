@@ -8,8 +8,8 @@ import operator
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..ir import name_of, value, written
@@ -61,16 +61,28 @@ def _parts(node):
     mode = next((v.fake_mode for v in map(value, node.all_input_nodes) if hasattr(v, "fake_mode")), None)
     if mode is None:
         return []
-    sources = node.all_input_nodes
+    args, kwargs = map_arg((node.args, node.kwargs), value)
+    with mode, torch.no_grad(), _Called() as called:
+        node.target(*args, **kwargs)
+    return called.operators
 
-    def call(*tensors):
-        by_node = dict(zip(sources, tensors))
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: by_node[n])
-        return node.target(*args, **kwargs)
 
-    with mode, torch.no_grad():
-        traced = make_fx(call)(*[v.detach() if isinstance(v, Tensor) else v for v in map(value, sources)])
-    return [n.target for n in traced.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+class _Called(TorchDispatchMode):
+    """Notes the operators that are called, or that those consist of."""
+
+    def __init__(self):
+        super().__init__()
+        self.operators = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.namespace == "aten":
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        self.operators.append(func)
+        return func(*args, **kwargs)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from ..ir import accelerated, argument, name_of, value
@@ -84,4 +85,6 @@ def _grows(node):
     if name_of(user) != "mul" or name_of(node) == "rms_norm":
         return False
     other = next((arg for arg in user.args if arg is not node), None)
-    return isinstance(other, Node) and value(other).dim() == 1 and value(node).dim() > 1
+    if not isinstance(other, Node) or not isinstance(value(other), Tensor):
+        return False
+    return value(other).dim() == 1 and value(node).dim() > 1

@@ -49,7 +49,7 @@ def build(graph: Graph | GraphModule, examples: Sequence[Tensor], *, keep_float3
         if not isinstance(node, Node):
             raise Unsupported(f"the graph returns {node!r}, which is no tensor")
         _explained(node, result_dtype)
-    return Generated(placeholders, outputs, examples, keep_float32)
+    return Generated(placeholders, outputs, keep_float32)
 
 
 def _explained(node, function):
@@ -83,10 +83,10 @@ class Generated:
         parts: what the kernels compute, in order.
     """
 
-    def __init__(self, placeholders, outputs, examples, keep_float32):
+    def __init__(self, placeholders, outputs, keep_float32):
         self._placeholders, self._outputs = placeholders, outputs
         self._inputs = [(tuple(fake(node).shape), result_dtype(node)) for node in placeholders]
-        self._device = examples[0].device if examples else fake(outputs[0]).device
+        self._device = fake(outputs[0]).device
         self.parts = parts_of(outputs, keep_float32)
         # An output that is an input is copied.
         self._written = [(node, -1) if node.op == "placeholder" else place_of(node) for node in outputs]
@@ -145,7 +145,7 @@ class Generated:
     def _checked(self, tensors):
         if len(tensors) != len(self._inputs):
             raise TypeError(f"{len(self._inputs)} tensors are needed, {len(tensors)} were given")
-        device = next((tensor.device for tensor in tensors if tensor.dim()), self._device)
+        device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), self._device)
         checked = []
         for k, (tensor, (shape, dtype)) in enumerate(zip(tensors, self._inputs)):
             if tensor.shape != shape or tensor.dtype != dtype:

@@ -200,8 +200,9 @@ def fast(text: str) -> str:
 def used(text: str) -> str:
     """The functions that a text calls, in order, with those that they call."""
     needed: set[str] = set()
-    for name in reversed(FUNCTIONS):
-        callers = [text, *(FUNCTIONS[other] for other in needed)]
-        if any(re.search(rf"\b{name}\b", caller) for caller in callers):
-            needed.add(name)
+    left = [text]
+    while left:
+        found = FUNCTIONS.keys() & set(re.findall(r"\w+", left.pop()))
+        left += [FUNCTIONS[name] for name in found - needed]
+        needed |= found
     return "".join(f"{FUNCTIONS[name]}\n" for name in FUNCTIONS if name in needed)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numbers
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
+from ..ir import ancestors
 from .numbers import Unsupported, check_dtype
 
 REDUCTIONS = (
@@ -80,6 +82,17 @@ def shape_of(node: Node) -> tuple[int, ...]:
     if not isinstance(first, torch.Tensor):
         return tuple(fake(node).shape)
     return tuple(first.shape)
+
+
+def split(nodes: Sequence[Node], made: Sequence[Node] = ()) -> tuple[list[Node], list[Node]]:
+    """The leaves that nodes are computed from, and the nodes from there to them, each once, in the graph's order. Those
+    `made` here are no leaves."""
+
+    def is_read(node):
+        return is_leaf(node) and node not in made
+
+    found = ancestors(nodes, is_read)
+    return [node for node in found if is_read(node)], [node for node in found if not is_read(node)]
 
 
 def is_leaf(node: Node) -> bool:

@@ -15,7 +15,7 @@ from ..._core import generated
 from ..._core.operators import ops
 from .accumulators import accumulator, reduced_dimensions, results_of
 from .layout import geometry, layout
-from .nodes import SCANS, STORED, WRITES, fake, is_leaf, name_of
+from .nodes import SCANS, STORED, WRITES, fake, is_leaf, name_of, split
 from .numbers import Unsupported
 from .reduction import merging, reduction
 from .scan import launch_of, scan
@@ -36,18 +36,6 @@ def place_of(leaf: Node) -> Place:
     """Where a leaf's tensor is found."""
     of_several = leaf.target is operator.getitem and is_leaf(leaf.args[0])  # type: ignore[arg-type]
     return (leaf.args[0], leaf.args[1]) if of_several else (leaf, 0)  # type: ignore[return-value]
-
-
-def leaves(nodes: Sequence[Node], made: Sequence[Node] = ()) -> list[Node]:
-    """The leaves that nodes are computed from, each once, in the graph's order. Those `made` here are none."""
-    seen: set[Node] = set()
-    left = list(nodes)
-    while left:
-        node = left.pop()
-        if node not in seen:
-            seen.add(node)
-            left += [] if is_leaf(node) and node not in made else node.all_input_nodes
-    return sorted(node for node in seen if is_leaf(node) and node not in made)
 
 
 def memory_of(places: Sequence[Place], device: torch.device) -> Memory:
@@ -93,7 +81,7 @@ class Part:
     inputs: list[Node]
 
     def __init__(self, outputs: list[Place], nodes: Sequence[Node], made: Sequence[Node] = ()):
-        self.outputs, self.inputs = outputs, leaves(nodes, made)
+        self.outputs, (self.inputs, _) = outputs, split(nodes, made)
         self._launches: dict[tuple, list[Launch]] = {}
 
     def run(self, memory: Memory) -> None:
@@ -272,7 +260,7 @@ def parts_of(outputs: Sequence[Node], keep_float32: bool) -> list[Part]:
     made: dict[Node, Part] = {}
 
     def add(nodes):
-        for leaf in leaves(nodes):
+        for leaf in split(nodes)[0]:
             node, _ = place_of(leaf)
             if node.op != "placeholder" and node not in made:
                 add(node.all_input_nodes)
@@ -288,7 +276,7 @@ def parts_of(outputs: Sequence[Node], keep_float32: bool) -> list[Part]:
 
 def _elementwise(nodes, keep_float32):
     """The outputs of one shape in as few kernels as their buffers allow."""
-    inputs = leaves(nodes)
+    inputs, _ = split(nodes)
     if len(nodes) + len(inputs) < MOST_BUFFERS:
         return [Elementwise(nodes, keep_float32)]
     if len(nodes) == 1:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
+from ..ir import ancestors
 from .lowering import INDEXED
-from .nodes import REDUCTIONS, STORED, WRITES, fake, is_leaf, name_of, shape_of
+from .nodes import REDUCTIONS, STORED, WRITES, fake, is_leaf, name_of, shape_of, split
 from .windows import MEASURED, elements_of
 from .writes import written
 
@@ -40,36 +41,15 @@ def repeats_of(node: Node, operand: Node) -> float:
     )
 
 
-def cone(nodes: Sequence[Node]) -> list[Node]:
-    """Nodes and what they are computed from, down to the graph's inputs, in order."""
-    seen: set[Node] = set()
-    left = list(nodes)
-    while left:
-        node = left.pop()
-        if node not in seen:
-            seen.add(node)
-            left += node.all_input_nodes
-    return sorted(seen)
-
-
 def needs_coordinates(nodes: Sequence[Node], made: Sequence[Node] = ()) -> bool:
     """Whether nodes have operations before them, down to leaves, that read other elements than their own."""
-    seen: set[Node] = set()
-    left = list(nodes)
-    while left:
-        node = left.pop()
-        if node in seen or (is_leaf(node) and node not in made):
-            continue
-        seen.add(node)
-        if is_indexed(node):
-            return True
-        left += node.all_input_nodes
-    return False
+    _, computed = split(nodes, made)
+    return any(map(is_indexed, computed))
 
 
 def store(outputs: Sequence[Node]) -> None:
     """Marks the nodes that have kernels of their own."""
-    found = cone(outputs)
+    found = ancestors(outputs)
     inside = set(found)
     work: dict[Node, int] = {}
     for node in found:
