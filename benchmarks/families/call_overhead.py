@@ -57,21 +57,23 @@ def compare(op, sample, mode, overridden, scale, run):
 
 def bind(op, sample, function, device, mode):
     """The call without arguments that is timed."""
-    with torch.no_grad():
-        arguments = sample.arguments(*sample.make(device, torch.float32))
-    leaves = []
+    tensors = sample.make(device, torch.float32)
     if mode != "no_grad":
-        leaves = [value for value in arguments if isinstance(value, torch.Tensor) and value.is_floating_point()]
-        for leaf in leaves:
-            leaf.requires_grad_()
+        tensors = [tensor.requires_grad_() for tensor in tensors]
+    # What is made from no tensor of the sample, as a table, is a constant.
+    arguments, leaves = list(sample.arguments(*tensors)), []
+    for i, value in enumerate(arguments):
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            arguments[i] = value.detach().requires_grad_()
+            leaves.append(arguments[i])
     forward = functools.partial(op.call, function, *arguments, **sample.options)
     if mode != "forward+backward":
         return forward
-    directions = [torch.randn_like(output) for output in differentiable(forward())]
-    return lambda: torch.autograd.grad(differentiable(forward()), leaves, directions, allow_unused=True)
+    directions = [torch.randn_like(output) for output in results_with_grad(forward())]
+    return lambda: torch.autograd.grad(results_with_grad(forward()), leaves, directions, allow_unused=True)
 
 
-def differentiable(found):
+def results_with_grad(found):
     found = [found] if isinstance(found, torch.Tensor) else found
     return [value for value in found if isinstance(value, torch.Tensor) and value.requires_grad]
 

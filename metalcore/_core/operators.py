@@ -7,6 +7,7 @@ csrc/ops defines them, with their kernels for the backends' devices. Python adds
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +27,9 @@ _after_autograd = torch._C._after_autograd_keyset
 _any_requires_grad = torch._C._any_requires_grad
 _is_grad_enabled = torch._C.is_grad_enabled
 _is_tracing = torch._C._is_tracing  # torch.jit.trace
-_is_autocast_enabled = torch.is_autocast_enabled
 _DisableAutocast = torch._C._DisableAutocast
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+_AUTOCAST = [torch._C._dispatch_key_parse(f"Autocast{device.upper()}") for device in sorted(DEVICES)]
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _transforms_active = torch._C._are_functorch_transforms_active
@@ -95,73 +96,103 @@ def needs_gradient(A) -> bool:
     return torch.is_grad_enabled() and A.requires_grad
 
 
-def _below_autograd(function, *inputs):
-    """Calls the function where operators' derivatives are not looked for: what torch._C._AutoDispatchBelowAutograd is
-    for, at half of its cost."""
-    if _is_excluded(_AUTOGRAD):
-        return function(*inputs)
-    try:
-        _exclude(_AUTOGRAD, True)
-        return function(*inputs)
-    finally:
-        _exclude(_AUTOGRAD, False)
+def _below_autograd(function):
+    """The function, called where operators' derivatives are not looked for: what torch._C._AutoDispatchBelowAutograd is
+    for, at half of its cost. It is for callers that are not there themselves."""
+
+    def call(*inputs):
+        try:
+            _exclude(_AUTOGRAD, True)
+            return function(*inputs)
+        finally:
+            _exclude(_AUTOGRAD, False)
+
+    return call
 
 
-def autograd(name, backward, setup_context):
+def autograd(name, backward, setup_context, results=None):
     """Registers the operator's derivative: `setup_context(ctx, inputs, output)` and `backward(ctx, *grads)`.
 
     What torch.library.register_autograd does, at two thirds of its cost per call: no keyword-only arguments, no
     defaults in the schema, no lists of tensors.
 
+    Args:
+        results: how many of the operator's outputs are results, whose gradients `backward` gets; each may be None. The
+            others are there to be saved for it. By default all are results, and no gradient is None.
+
     Returns:
-        a function that calls the operator on accelerated() inputs; where no compiler is tracing it does without the
-        way through the dispatcher to `kernel` below, and without Python's layers over PyTorch's C++, which takes
-        another third off.
+        a function that calls the operator on accelerated() inputs, and returns the results. Where no compiler is
+        tracing it calls neither `kernel` below, by way of the dispatcher, nor Python's layers over PyTorch's C++. That
+        takes off another half.
     """
     op = getattr(ops, name).default
-    redispatch = op.redispatch
     direct = op._op  # what op() calls
+    run, redispatch = _below_autograd(direct), _below_autograd(op.redispatch)
+    chosen = None if results is None else 0 if results == 1 else slice(results)
+    tensors = [i for i, a in enumerate(op._schema.arguments) if str(a.type) in ("Tensor", "Optional[Tensor]")]
 
     class Derivative(torch.autograd.Function):
         @staticmethod
+        def forward(ctx, *inputs):
+            output = run(*inputs)
+            setup_context(ctx, inputs, output)
+            return output if chosen is None else output[chosen]
+
+        @staticmethod
+        def backward(ctx, *grads):
+            if all(map(_is_excluded, _AUTOCAST)):
+                return backward(ctx, *grads)
+            with _DisableAutocast():  # autocast would have the formula's products in 16 bits
+                return backward(ctx, *grads)
+
+    class Redispatched(Derivative):
+        """The same for a call that the dispatcher has brought this far, with the rest of its way as the last input."""
+
+        @staticmethod
         def forward(ctx, *inputs_and_keyset):
             *inputs, keyset = inputs_and_keyset
-            if keyset is None:
-                output = _below_autograd(direct, *inputs)
-            else:
-                output = _below_autograd(redispatch, keyset, *inputs)
+            output = redispatch(keyset, *inputs)
             setup_context(ctx, inputs, output)
+            if results is not None:
+                ctx.mark_non_differentiable(*output[results:])
+                ctx.set_materialize_grads(False)
             return output
 
         @staticmethod
         def backward(ctx, *grads):
-            if any(map(_is_autocast_enabled, DEVICES)):  # it would have the formula's products in 16 bits
-                with _DisableAutocast():
-                    found = backward(ctx, *grads)
-            else:
-                found = backward(ctx, *grads)
+            found = Derivative.backward(ctx, *grads[:results])
             return (*found, None) if isinstance(found, tuple) else (found, None)
 
-    Derivative.__name__ = Derivative.__qualname__ = f"metalcore_{name}"
-    apply = Derivative.apply
-    # What that comes to where no torch.func transform is active.
+    for function in (Derivative, Redispatched):
+        function.__name__ = function.__qualname__ = f"metalcore_{name}"
+        node: Any = function._backward_cls
+        node.__name__ = node.__qualname__ = f"metalcore_{name}Backward"
+        node.apply = function.backward  # what autograd calls is a layer of Python, which looks for vjp() as well
+    # What Derivative.apply comes to where no torch.func transform is active.
     plain_apply = super(torch.autograd.Function, Derivative).apply  # pyright: ignore[reportAttributeAccessIssue]
 
     def kernel(keyset, *inputs):
         keyset = keyset & _after_autograd
         if _is_grad_enabled() and _any_requires_grad(*inputs):
-            return apply(*inputs, keyset)
-        return _below_autograd(redispatch, keyset, *inputs)
+            return Redispatched.apply(*inputs, keyset)
+        return redispatch(keyset, *inputs)
 
     _library.impl(name, kernel, "Autograd", with_keyset=True)
 
     def call(*inputs):
         if is_compiling() or _transforms_active():
-            return op(*inputs)
-        if _is_grad_enabled() and _any_requires_grad(*inputs):
-            if _is_tracing():
-                return op(*inputs)
-            return plain_apply(*[_unwrap_if_dead(i) if isinstance(i, Tensor) else i for i in inputs], None)
-        return _below_autograd(direct, *inputs)
+            output = op(*inputs)
+        elif _is_excluded(_AUTOGRAD):
+            output = direct(*inputs)
+        elif not (_is_grad_enabled() and _any_requires_grad(*inputs)):
+            output = run(*inputs)
+        elif _is_tracing():
+            output = op(*inputs)
+        else:
+            for i in tensors:
+                if inputs[i] is not None and _unwrap_if_dead(inputs[i]) is not inputs[i]:
+                    return Derivative.apply(*inputs)
+            return plain_apply(*inputs)
+        return output if chosen is None else output[chosen]
 
     return call

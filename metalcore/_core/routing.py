@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ __all__ = [
 _transforms_active = torch._C._are_functorch_transforms_active
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_IN_16_BITS = FLOAT_DTYPES - {torch.float32}
+_ALONE: dict[Any, frozenset] = {dtype: frozenset({dtype}) for dtype in FLOAT_DTYPES}
 _strided = torch.strided
 
 
@@ -93,7 +96,8 @@ def accelerated(*tensors, dtypes=FLOAT_DTYPES) -> bool:
 
 def alike(*tensors) -> bool:
     """Whether the arguments are accelerated() and have one dtype. None is as for accelerated()."""
-    return accelerated(*tensors) and len({tensor.dtype for tensor in tensors if tensor is not None}) == 1
+    dtypes = _ALONE.get(getattr(tensors[0], "dtype", None))
+    return dtypes is not None and accelerated(*tensors, dtypes=dtypes)
 
 
 def require_tensors(op, optional=False, **arguments) -> None:
@@ -136,8 +140,8 @@ _AUTOCAST_TO_FLOAT32 = frozenset(
 
 
 def autocast_to_float32(name, x) -> bool:
-    """Whether autocast is on and makes PyTorch's op of this name convert a 16-bit x to float32."""
-    if x.dtype is torch.float32:
+    """Whether autocast is on and makes PyTorch's op of this name convert x to float32, as it does if x has 16 bits."""
+    if not isinstance(x, Tensor) or x.dtype not in _IN_16_BITS or not accelerated(x):
         return False
     device = "cuda" if on_cuda(x) else "mps"
     return torch.is_autocast_enabled(device) and (name, device) in _AUTOCAST_TO_FLOAT32

@@ -72,11 +72,10 @@ def _(grad, grad_lse, q, k, v, out, sums, rests, mask, sinks, cu_seq_q, cu_seq_k
 def _save(ctx, inputs, output):
     ctx.options = inputs[_FORWARD:-1]
     ctx.save_for_backward(*inputs[:_FORWARD], *output)
-    ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)  # that of lse is rarely asked for
 
 
-def _backward(ctx, grad, grad_lse, *_):
+def _backward(ctx, grad, grad_lse):
     q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, out, lse, sums, rests = ctx.saved_tensors
     found: list = [None] * (_FORWARD + len(ctx.options) + 1)
     if grad is None and grad_lse is None:
@@ -112,7 +111,7 @@ def _double_backward(ctx, *cotangents):
     return *derive(differentiable, ctx.saved_tensors, cotangents), *((None,) * len(ctx.options))
 
 
-_attention = autograd("attention", _backward, _save)
+_attention = autograd("attention", _backward, _save, results=2)
 _gradient = autograd("attention_backward", _double_backward, _save_backward)
 
 
@@ -120,4 +119,4 @@ def attention(q, k, v, mask, sinks, cu_seq_q, cu_seq_k, seed, *options) -> tuple
     """The results and the logarithms of the softmax's sums: `attend` with kernels, for tensors that `takes` accepts."""
     tensors = q, k, v, mask, sinks
     differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return _attention(*tensors, cu_seq_q, cu_seq_k, seed, *options, differentiable)[:2]
+    return _attention(*tensors, cu_seq_q, cu_seq_k, seed, *options, differentiable)

@@ -183,7 +183,7 @@ def _override(previous, count, decline):
     def kernel(keyset, weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
         if not (is_plain(weight) and is_plain(indices) and takes(weight, indices)):
             return decline(keyset, weight, indices, padding_idx, scale_grad_by_freq, sparse)
-        return count.run(ops.embedding, weight, indices, padding_idx, scale_grad_by_freq, sparse)
+        return count.run(_embedding, weight, indices, padding_idx, scale_grad_by_freq, sparse)
 
     return kernel
 
@@ -193,7 +193,7 @@ def _override_backward(previous, count, decline):
         taken = is_plain(grad) and is_plain(indices) and accelerated(grad) and indices.dtype in INTEGERS
         if not taken or grad.dim() == 0 or indices.numel() >= 2**31:
             return decline(keyset, grad, indices, num_weights, padding_idx, scale_grad_by_freq)
-        return count.run(ops.embedding_backward, grad, indices, num_weights, padding_idx, scale_grad_by_freq)
+        return count.run(_gradient, grad, indices, num_weights, padding_idx, scale_grad_by_freq)
 
     return kernel
 

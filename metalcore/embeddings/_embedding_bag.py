@@ -87,7 +87,7 @@ def embedding_bag(
         padding,
         scale_grad_by_freq,
         sparse,
-    )[0]
+    )
 
 
 def _fits(input, weight, offsets, mode, per_sample_weights, include_last_offset, padding_idx):
@@ -202,12 +202,10 @@ def _(grad, indices, bags, sizes, maxima, factors, rows, padding_idx, scale_grad
 def _save(ctx, inputs, output):
     weight, indices, offsets, ctx.mode, factors, ctx.last, ctx.padding, ctx.by_count, ctx.sparse = inputs
     _, sizes, maxima = output
-    ctx.mark_non_differentiable(sizes, maxima)
-    ctx.set_materialize_grads(False)
     ctx.save_for_backward(weight, indices, offsets, factors, sizes, maxima)
 
 
-def _backward(ctx, grad, *_):
+def _backward(ctx, grad):
     if grad is None:
         return (None,) * 9
     weight, indices, offsets, factors, sizes, maxima = ctx.saved_tensors
@@ -272,7 +270,7 @@ def _factors_backward(ctx, cotangent):
     return of_grad, of_weight, None, None, None
 
 
-_bag = autograd("embedding_bag", _backward, _save)
+_bag = autograd("embedding_bag", _backward, _save, results=1)
 _bag_gradient = autograd("embedding_bag_backward", _double_backward, _save_backward)
 _factors_gradient = autograd("embedding_bag_factors", _factors_backward, _save_factors)
 

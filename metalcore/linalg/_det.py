@@ -35,7 +35,7 @@ def det(A: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """
     if not (accelerated(A) and square(A)):
         return by_torch(torch.linalg.det, A, out=out)
-    return write_out("linalg_det", out, lambda: in_float32(lambda A: _det(A)[0], A), A)
+    return write_out("linalg_det", out, lambda: in_float32(_det, A), A)
 
 
 def slogdet(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_slogdet:
@@ -54,7 +54,7 @@ def slogdet(A: torch.Tensor, *, out: Tensors | None = None) -> linalg_slogdet:
     """
     if not (accelerated(A) and square(A)):
         return by_torch(torch.linalg.slogdet, A, out=out)
-    results = write_out("linalg_slogdet", out, lambda: in_float32(lambda A: _slogdet(A)[:2], A), A)
+    results = write_out("linalg_slogdet", out, lambda: in_float32(_slogdet, A), A)
     return linalg_slogdet(tuple(results))
 
 
@@ -90,15 +90,13 @@ def _diagonal(values, n):
 
 
 def _det_save(ctx, inputs, output):
-    value, LU, pivots = output
-    ctx.mark_non_differentiable(LU, pivots)
-    ctx.save_for_backward(inputs[0], value, LU, pivots)
+    ctx.save_for_backward(inputs[0], *output)
 
 
-def _det_backward(ctx, grad, *_):
+def _det_backward(ctx, grad):
     """The cofactors det(A) A⁻ᵀ, times grad."""
     A, value, LU, pivots = ctx.saved_tensors
-    if A.numel() == 0:
+    if grad is None or A.numel() == 0:
         return torch.zeros_like(A)
     return _cofactors(A, value, grad) if torch.is_grad_enabled() else _cofactors_by_factors(LU, pivots, grad)
 
@@ -141,17 +139,15 @@ def _cofactors_by_singular_values(A, grad):
     return (U * (scale * before * after).unsqueeze(-2)) @ Vh
 
 
-_det = autograd("det", _det_backward, _det_save)
+_det = autograd("det", _det_backward, _det_save, results=1)
 
 
 def _slogdet_save(ctx, inputs, output):
-    _, _, LU, pivots = output
-    ctx.mark_non_differentiable(LU, pivots)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(inputs[0], LU, pivots)
+    ctx.save_for_backward(inputs[0], *output[2:])
 
 
-def _slogdet_backward(ctx, _, grad, *__):
+def _slogdet_backward(ctx, _, grad):
     """A⁻ᵀ times the gradient of the logarithm."""
     A, LU, pivots = ctx.saved_tensors
     if grad is None:
@@ -162,7 +158,7 @@ def _slogdet_backward(ctx, _, grad, *__):
     return ops.lu_solve(LU, pivots, B, True, True)
 
 
-_slogdet = autograd("slogdet", _slogdet_backward, _slogdet_save)
+_slogdet = autograd("slogdet", _slogdet_backward, _slogdet_save, results=2)
 
 
 # Overrides of PyTorch's kernels

@@ -72,7 +72,7 @@ def cross_entropy(
     options = ignore_index, float(label_smoothing), float(softcap or 0.0), float(z_loss)
     if inplace and _replaceable(input, target, reduction):
         return _Replaced.apply(input, target, weight, reduction == "mean", options)
-    return cross_entropy_rows(input, target, weight, REDUCTIONS[reduction], *options)[0]
+    return cross_entropy_rows(input, target, weight, REDUCTIONS[reduction], *options)
 
 
 def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
         logits = logits.float()
     flat = logits.reshape(-1, logits.shape[-1])
     # No class is ignored: this one is none.
-    return -cross_entropy_rows(flat, index.reshape(-1), None, 0, _NO_CLASS, 0.0, 0.0, 0.0)[0].view(index.shape)
+    return -cross_entropy_rows(flat, index.reshape(-1), None, 0, _NO_CLASS, 0.0, 0.0, 0.0).view(index.shape)
 
 
 _NO_CLASS = -(2**63)
@@ -222,8 +222,8 @@ def _override(previous, count, decline):
         )
         if not taken or autocast_to_float32("log_softmax", x):
             return decline(keyset, x, target, weight, reduction, ignore_index, label_smoothing)
-        run = ops.cross_entropy
-        return count.run(run, x, target, weight, reduction, ignore_index, float(label_smoothing), 0.0, 0.0)[0]
+        options = ignore_index, float(label_smoothing), 0.0, 0.0
+        return count.run(cross_entropy_rows, x, target, weight, reduction, *options)
 
     return kernel
 

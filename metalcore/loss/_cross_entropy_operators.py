@@ -115,12 +115,10 @@ def _(x, target, weight, scale, *options):
 def _save(ctx, inputs, output):
     x, target, weight, *ctx.options = inputs
     _, saved, total = output
-    ctx.mark_non_differentiable(saved, total)
-    ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, target, weight, saved, total)
 
 
-def _backward(ctx, grad, *_):
+def _backward(ctx, grad):
     if grad is None:
         return (None,) * 8
     x, target, weight, saved, total = ctx.saved_tensors
@@ -142,5 +140,5 @@ def _double_backward(ctx, cotangent):
     return *derive(gradient, [grad, x], [cotangent]), *((None,) * 9)
 
 
-cross_entropy_rows = autograd("cross_entropy", _backward, _save)
+cross_entropy_rows = autograd("cross_entropy", _backward, _save, results=1)
 _rows_gradient = autograd("cross_entropy_backward", _double_backward, _save_backward)

@@ -78,7 +78,7 @@ def _takes(input, target, reduction, log_target):
 
 def _sum(input, target, log_target):
     rows = input.reshape(-1, input.shape[-1]), target.reshape(-1, input.shape[-1])
-    return divergence(*rows, 0.0, LOG_PROBABILITIES, LOG_PROBABILITIES if log_target else PROBABILITIES, 1.0)[0].sum()
+    return divergence(*rows, 0.0, LOG_PROBABILITIES, LOG_PROBABILITIES if log_target else PROBABILITIES, 1.0).sum()
 
 
 def jsd(
@@ -117,7 +117,7 @@ def jsd(
     kind = LOG_PROBABILITIES if log_probabilities else LOGITS
     flat = input.reshape(-1, input.shape[-1]), target.reshape(-1, input.shape[-1])
     if alike(input, target) and input.numel() and input.shape[-1] < 2**31:
-        losses = divergence(*flat, float(beta), kind, kind, scale)[0]
+        losses = divergence(*flat, float(beta), kind, kind, scale)
     else:
         losses = divergence_by_torch(*flat, float(beta), kind, kind, scale)
     if reduction == "none":

@@ -112,12 +112,10 @@ def _(input, target, scales, *options):
 
 def _save(ctx, inputs, output):
     input, target, *ctx.options = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
     ctx.save_for_backward(input, target, output[1])
 
 
-def _backward(ctx, grad, _):
+def _backward(ctx, grad):
     if grad is None:
         return (None,) * 6
     return _divergence_gradient(grad, *ctx.saved_tensors, *ctx.options), *((None,) * 5)
@@ -138,5 +136,5 @@ def _double_backward(ctx, cotangent):
     return *derive(gradient, [grad, input], [cotangent]), *((None,) * 6)
 
 
-divergence = autograd("divergence", _backward, _save)
+divergence = autograd("divergence", _backward, _save, results=1)
 _divergence_gradient = autograd("divergence_backward", _double_backward, _save_backward)

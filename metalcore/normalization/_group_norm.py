@@ -39,12 +39,12 @@ def group_norm(
     Raises:
         RuntimeError: the number of channels is not a multiple of num_groups, or not the size of weight or bias.
     """
-    if isinstance(x, torch.Tensor) and alike(x) and autocast_to_float32("group_norm", x):
+    if autocast_to_float32("group_norm", x):
         x = x.float()
         weight, bias = (t.float() if isinstance(t, torch.Tensor) else t for t in (weight, bias))
     if not _takes(x, num_groups, weight, bias) or not _is_number(eps) or eps is None:
         return F.group_norm(x, num_groups, weight, bias, eps)
-    return _group_norm(x, num_groups, weight, bias, float(eps))[0]
+    return _group_norm(x, num_groups, weight, bias, float(eps))
 
 
 def _takes(x, groups, weight, bias):
@@ -156,15 +156,13 @@ def _(grad, x, means, scales, groups, weight, parameters_wanted):
 def _save(ctx, inputs, output):
     x, ctx.groups, weight, _, ctx.eps = inputs
     ctx.save_for_backward(x, weight, *output[1:])
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad, *_):
+def _backward(ctx, grad):
     if grad is None:
         return (None,) * 5
     x, weight, means, scales = ctx.saved_tensors
-    _, _, weight_wanted, bias_wanted, _ = ctx.needs_input_grad[:5]
+    weight_wanted, bias_wanted = ctx.needs_input_grad[2:4]
     gx, gw, gb = _gradient(grad, x, means, scales, ctx.groups, weight, weight_wanted or bias_wanted)
     return gx, None, gw if weight_wanted else None, gb if bias_wanted else None, None
 
@@ -189,7 +187,7 @@ def _double_backward(ctx, *cotangents):
     return grad, x, None, None, None, weight, None
 
 
-_group_norm = autograd("group_norm", _backward, _save)
+_group_norm = autograd("group_norm", _backward, _save, results=1)
 _gradient = autograd("group_norm_backward", _double_backward, _save_backward)
 
 

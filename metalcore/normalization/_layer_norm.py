@@ -41,12 +41,12 @@ def layer_norm(
     Raises:
         RuntimeError: normalized_shape is not the end of x's shape, or not the shape of weight or bias.
     """
-    if isinstance(x, torch.Tensor) and alike(x) and autocast_to_float32("layer_norm", x):
+    if autocast_to_float32("layer_norm", x):
         x = x.float()
         weight, bias = (None if t is None else t.float() for t in (weight, bias))
     if not _takes(x, normalized_shape, weight, bias, eps):
         return F.layer_norm(x, normalized_shape, weight, bias, eps)
-    return _layer_norm(x, len(normalized_shape), weight, bias, float(eps))[0]
+    return _layer_norm(x, len(normalized_shape), weight, bias, float(eps))
 
 
 def add_layer_norm(
@@ -75,7 +75,7 @@ def add_layer_norm(
     ):
         total = x + residual
         return layer_norm(total, total.shape[-1:], weight, bias, eps), total
-    return _add_layer_norm(x, residual, 1, weight, bias, float(eps))[:2]
+    return _add_layer_norm(x, residual, 1, weight, bias, float(eps))
 
 
 def _takes(x, normalized_shape, weight, bias, eps):
@@ -192,43 +192,44 @@ def _(grad, x, means, scales, sum_grad, dims, weight, parameters_wanted):
 def _save(ctx, inputs, output):
     x, ctx.dims, weight, bias, ctx.eps = inputs
     ctx.save_for_backward(x, weight, *output[1:])
-    ctx.shapes = [None if t is None else t.shape for t in (weight, bias)]
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
+    ctx.shapes = _shapes(weight, bias)
 
 
-def _parameters(ctx, gw, gb, first):
-    """The gradients of weight and bias in their shapes, for inputs number `first` and the next one."""
+def _shapes(weight, bias):
+    return None if weight is None else weight.shape, None if bias is None else bias.shape
+
+
+def _parameters(ctx, gw, gb, wanted):
+    """The gradients of weight and bias in their shapes, where they are wanted."""
     return [
-        g.view(shape) if shape is not None and ctx.needs_input_grad[first + i] else None
-        for i, (g, shape) in enumerate(zip((gw, gb), ctx.shapes))
+        None if not is_wanted else g if len(shape) == 1 else g.view(shape)
+        for g, shape, is_wanted in zip((gw, gb), ctx.shapes, wanted)
     ]
 
 
-def _backward(ctx, grad, *_):
+def _backward(ctx, grad):
     if grad is None:
         return (None,) * 5
     x, weight, means, scales = ctx.saved_tensors
-    wanted = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
-    gx, gw, gb = _gradient_of_rows(grad, x, means, scales, None, ctx.dims, weight, wanted)
-    return gx, None, *_parameters(ctx, gw, gb, 2), None
+    wanted = ctx.needs_input_grad[2:4]
+    gx, gw, gb = _gradient_of_rows(grad, x, means, scales, None, ctx.dims, weight, any(wanted))
+    return gx, None, *_parameters(ctx, gw, gb, wanted), None
 
 
 def _save_sum(ctx, inputs, output):
     _, _, ctx.dims, weight, bias, ctx.eps = inputs
     ctx.save_for_backward(output[1], weight, *output[2:])
-    ctx.shapes = [None if t is None else t.shape for t in (weight, bias)]
-    ctx.mark_non_differentiable(*output[2:])
+    ctx.shapes = _shapes(weight, bias)
     ctx.set_materialize_grads(False)  # often only one of the two outputs has a gradient
 
 
-def _sum_backward(ctx, grad, sum_grad, *_):
+def _sum_backward(ctx, grad, sum_grad):
     if grad is None:
         return sum_grad, sum_grad, None, None, None, None
     total, weight, means, scales = ctx.saved_tensors
-    wanted = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
-    gx, gw, gb = _gradient_of_rows(grad, total, means, scales, sum_grad, ctx.dims, weight, wanted)
-    return gx, gx, None, *_parameters(ctx, gw, gb, 3), None
+    wanted = ctx.needs_input_grad[3:5]
+    gx, gw, gb = _gradient_of_rows(grad, total, means, scales, sum_grad, ctx.dims, weight, any(wanted))
+    return gx, gx, None, *_parameters(ctx, gw, gb, wanted), None
 
 
 def _save_backward(ctx, inputs, output):
@@ -252,8 +253,8 @@ def _double_backward(ctx, *cotangents):
     return grad, x, None, None, sum_grad, None, weight, None
 
 
-_layer_norm = autograd("layer_norm", _backward, _save)
-_add_layer_norm = autograd("add_layer_norm", _sum_backward, _save_sum)
+_layer_norm = autograd("layer_norm", _backward, _save, results=1)
+_add_layer_norm = autograd("add_layer_norm", _sum_backward, _save_sum, results=2)
 _gradient_of_rows = autograd("layer_norm_backward", _double_backward, _save_backward)
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-import metalcore  # noqa: F401
+import metalcore
 
 ops = torch.ops.metalcore
 
@@ -77,6 +77,59 @@ def test_gelu_errors_name_the_operator(device):
         ops.gelu_backward(x.half(), x, "tanh")
     with pytest.raises(RuntimeError, match="^metalcore::gelu: x must be float32, .* not int64"):
         ops.gelu(x.long(), "tanh")
+
+
+class _NoGradient(torch.autograd.Function):
+    """Its result depends on x, and its gradient is None."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None
+
+
+# The function of an operator returns its first outputs. The others are for its derivative.
+WITH_SAVED_OUTPUTS = {
+    "layer_norm": (lambda x: metalcore.layer_norm(x, (4,)), lambda x: ops.layer_norm(x, 1, None, None, 1e-5), 1),
+    "add_layer_norm": (
+        lambda x: metalcore.add_layer_norm(x, x),
+        lambda x: ops.add_layer_norm(x, x, 1, None, None, 1e-5),
+        2,
+    ),
+    "group_norm": (lambda x: metalcore.group_norm(x, 2), lambda x: ops.group_norm(x, 2, None, None, 1e-5), 1),
+    "det": (metalcore.det, ops.det, 1),
+    "slogdet": (metalcore.slogdet, ops.slogdet, 2),
+}
+
+
+@pytest.mark.only_on("simulator", "mps", "cuda")  # on the CPU the functions are PyTorch's
+@pytest.mark.parametrize("name", WITH_SAVED_OUTPUTS)
+def test_outputs_for_the_derivative_have_none(device, name):
+    function, operator, results = WITH_SAVED_OUTPUTS[name]
+    x = torch.rand(4, 4, device=device).add_(2 * torch.eye(4, device=device)).requires_grad_()
+    found, outputs = function(x), operator(x)
+    found = (found,) if results == 1 else found
+    assert not any(output.requires_grad for output in outputs[results:])
+    for ours, output in zip(found, outputs):
+        if output.requires_grad:
+            assert ours.grad_fn.name() == output.grad_fn.name() == f"metalcore_{name}Backward"
+    by_function, by_operator = (
+        torch.autograd.grad(sum(y.square().sum() for y in results), x) for results in (found, outputs[:results])
+    )
+    assert torch.equal(*by_function, *by_operator)
+
+
+@pytest.mark.only_on("simulator", "mps", "cuda")
+@pytest.mark.parametrize("name", WITH_SAVED_OUTPUTS)
+def test_a_gradient_that_is_none(device, name):
+    for call in WITH_SAVED_OUTPUTS[name][:2]:
+        x = torch.eye(4, device=device).requires_grad_()
+        found = call(x)
+        _NoGradient.apply(found if isinstance(found, torch.Tensor) else found[0]).sum().backward()
+        assert x.grad is None or not x.grad.any()
 
 
 def test_importing_metalcore_completes_every_operator():
