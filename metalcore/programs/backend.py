@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import RestartAnalysis
 from torch._functorch.aot_autograd import make_boxed_func  # pyright: ignore[reportPrivateImportUsage]
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
@@ -66,16 +65,18 @@ def backend(module: GraphModule, inputs: Sequence[Any], options=None, mode=None)
     if mode not in (None, "default"):
         raise ValueError(f"the backend metalcore has no mode {mode!r}; its options are those of metalcore.programs")
     options = Options.of(options)
-    if any(not isinstance(value, Tensor) for value in inputs) or _is_symbolic(module, inputs):
-        if options.dynamic == "eager":
-            return module.forward
+    is_symbolic = _is_symbolic(inputs)
+    if is_symbolic and options.dynamic == "eager":
+        return module.forward
+    if is_symbolic or _numbers(module, inputs):
         return _Specialized(module, inputs, options)
     return _compile(module, inputs, options)
 
 
-def _is_symbolic(module, inputs):
-    sizes = [size for value in inputs if isinstance(value, Tensor) for size in (*value.shape, *value.stride())]
-    return any(isinstance(size, torch.SymInt) for size in sizes)
+def _is_symbolic(inputs):
+    if any(not isinstance(value, Tensor) for value in inputs):
+        return True
+    return any(isinstance(size, torch.SymInt) for value in inputs for size in (*value.shape, *value.stride()))
 
 
 def _compile(module, inputs, options):
@@ -89,8 +90,6 @@ def _compile(module, inputs, options):
             bw_compiler=functools.partial(_program, compiled=compiled, options=options),
             partition_fn=min_cut_rematerialization_partition,
         )(fused, list(inputs))
-    except RestartAnalysis:  # dynamo traces once more, with a number that it had left open
-        raise
     except Exception as error:
         if not options.fallback:
             raise
@@ -128,19 +127,18 @@ def _program(module, inputs, *, compiled, options):
 
 
 class _Specialized:
-    """A graph whose sizes are symbols: it is compiled for each set of sizes with which it is called.
+    """A graph with sizes or numbers that may change: it is compiled for each set of sizes with which it is called.
 
-    Numbers that are no sizes come in tensors. One that never changes, such as a norm's eps, is fixed in the programs.
+    Other numbers come in tensors. One that never changes, such as a norm's eps, is fixed in the programs; one that does
+    is a symbol there.
     """
 
     def __init__(self, module: GraphModule, inputs: Sequence[Any], options: Options):
         self.module, self.options = module, options
         self.programs: OrderedDict = OrderedDict()
         self.warned = False
-        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.numbers: dict[int, float | None] = {  # by the place of the argument; nan for one that has changed
-            place: None for place, (node, value) in enumerate(zip(placeholders, inputs)) if _is_number(node, value)
-        }
+        # By the place of the argument; nan for one that has changed.
+        self.numbers: dict[int, float | None] = dict.fromkeys(_numbers(module, inputs))
 
     def __call__(self, *args):
         given = [self._fixed(place, value) if place in self.numbers else value for place, value in enumerate(args)]
@@ -178,11 +176,15 @@ class _Specialized:
             return _compile(fixed, inputs, self.options)
 
 
-def _is_number(node, value):
-    """Whether an input is a tensor in which dynamo passes a number."""
-    if not isinstance(value, Tensor) or value.dim() or value.device.type != "cpu" or not value.is_floating_point():
-        return False
-    return all(map(_is_item, node.users))
+def _numbers(module, inputs):
+    """The places of the inputs that are tensors in which dynamo passes a number."""
+
+    def is_number(value):
+        return isinstance(value, Tensor) and not value.dim() and value.is_cpu and value.is_floating_point()
+
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    pairs = enumerate(zip(placeholders, inputs))
+    return [place for place, (node, value) in pairs if is_number(value) and all(map(_is_item, node.users))]
 
 
 def _is_item(node):

@@ -89,13 +89,15 @@ def fake_inputs(inputs: Sequence[Any], mode: FakeTensorMode) -> list:
 
 
 def higher_order(module: GraphModule) -> list[str]:
-    """The operators of a graph, if any, that run graphs of their own (checkpoint, cond, flex_attention), or modes."""
+    """The operators of a graph, if any, that run graphs of their own (checkpoint, cond, flex_attention), and modes."""
     found = []
     for node in module.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             found.append(str(node.target))
         elif node.op == "call_function" and getattr(node.target, "__name__", "") == "_enter_autocast":
             found.append("autocast")
+        elif getattr(node.target, "__module__", "") == "torch._functorch.predispatch":
+            found.append("vmap")
     return list(dict.fromkeys(found))
 
 

@@ -45,10 +45,7 @@ class GraphReader:
         return self._nodes[name]
 
     def input(self, entry: dict) -> None:
-        if "is" in entry:
-            given = decode(entry["is"], self._no_value, self.device)
-        else:
-            given = self._fake(*self._form(entry))
+        given = decode(entry["is"], self._no_value, self.device) if "is" in entry else self._fake(*self._form(entry))
         node = self._add(entry["name"], self.graph.placeholder(entry["name"]))
         node.target, node.meta["val"] = node.name, given
 

@@ -6,9 +6,20 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ..ir import argument, is_barrier, is_pure, mutated_storages, name_of, segments, storage_of, tensors_of, value
+from ..ir import (
+    argument,
+    is_barrier,
+    is_pure,
+    mutated_storages,
+    name_of,
+    nodes_named,
+    segments,
+    storage_of,
+    tensors_of,
+    value,
+)
 
-__all__ = ["clean", "name_conversions", "remove_dead", "remove_no_ops", "remove_repeated"]
+__all__ = ["clean", "loosen_views", "name_conversions", "remove_dead", "remove_no_ops", "remove_repeated"]
 
 # Operators that return their argument, or a view of all of it, if the result has the same shape, strides and dtype.
 _VIEWS = frozenset(
@@ -83,6 +94,18 @@ def name_conversions(module: GraphModule) -> None:
         if new.dtype != old.dtype and new.device == old.device and new.stride() == old.stride():
             node.target, node.args = torch.ops.aten._to_copy.default, node.args[:1]
             node.kwargs = {"dtype": new.dtype}
+
+
+def loosen_views(module: GraphModule) -> None:
+    """Makes each view a reshape, unless something writes to its memory.
+
+    Some kernels of PyTorch (batch norm's) give strides that differ from those of their fake tensors, so that a view
+    may be impossible when the program runs.
+    """
+    mutated = mutated_storages(module.graph)
+    for node in nodes_named(module.graph, "view"):
+        if node.target is torch.ops.aten.view.default and storage_of(value(node)) not in mutated:
+            node.target = torch.ops.aten.reshape.default
 
 
 def remove_repeated(module: GraphModule) -> None:
