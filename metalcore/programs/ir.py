@@ -96,16 +96,17 @@ def written(node: Node) -> list[Node]:
         return []
     names, flag, secret = _writes(node.target)
     if flag and argument(node, flag):
-        names += secret
+        names = (*names, *secret)
     return [leaf for name in names for leaf in tree_leaves(argument(node, name)) if isinstance(leaf, Node)]
 
 
 @functools.cache
-def _writes(target):
+def _writes(target) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """The arguments that an operator writes to, and a flag with those that it writes to where the flag is set."""
     schema = target._schema
     names = tuple(spec.name for spec in schema.arguments if spec.alias_info is not None and spec.alias_info.is_write)
-    return (names, *_SECRET_WRITERS.get(schema.name.removeprefix("aten::"), ("", ())))
+    flag, secret = _SECRET_WRITERS.get(schema.name.removeprefix("aten::"), ("", ()))
+    return names, flag, secret
 
 
 def is_barrier(node: Node) -> bool:

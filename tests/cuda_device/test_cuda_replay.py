@@ -46,9 +46,6 @@ def test_values_that_the_host_reads_are_refused(read):
 
 
 def test_after_a_capture_that_fails_random_numbers_are_drawn():
-    with pytest.raises(ZeroDivisionError), captured():
-        torch.rand(5, device="cuda")
-        raise ZeroDivisionError
     with pytest.raises(RuntimeError), captured():
         torch.rand(5, device="cuda").sum().item()
     assert torch.rand(1000, device="cuda").unique().numel() > 900

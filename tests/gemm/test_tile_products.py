@@ -9,7 +9,8 @@ import metalcore
 
 HEADER = (Path(__file__).parents[2] / "kernels/common/matrices.h").read_text()
 KERNEL = """
-constant constexpr uint kDown = %(down)d, kDepth = %(depth)d, kFirst = %(first)d, kTerms = %(terms)d, kAcross = %(across)d;
+constant constexpr uint kDown = %(down)d, kDepth = %(depth)d, kFirst = %(first)d;
+constant constexpr uint kTerms = %(terms)d, kAcross = %(across)d;
 constant constexpr uint kLeft = 8 * kDepth + 8, kRight = 8 * (%(transposed)d ? kTerms : kAcross) + 8;
 constant constexpr uint kRightRows = 8 * (%(transposed)d ? kAcross : kTerms);
 kernel void product(device const %(T)s* a [[buffer(0)]], device const %(T)s* b [[buffer(1)]],
@@ -42,8 +43,16 @@ TYPES = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat"
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize(
     "down, depth, first, terms, across",
-    [(1, 1, 0, 1, 1), (1, 4, 0, 4, 4), (2, 2, 0, 2, 2), (2, 5, 2, 2, 4), (3, 3, 0, 3, 3), (4, 3, 1, 2, 1), (2, 4, 0, 4, 6)],
-)  # fmt: skip
+    [
+        (1, 1, 0, 1, 1),
+        (1, 4, 0, 4, 4),
+        (2, 2, 0, 2, 2),
+        (2, 5, 2, 2, 4),
+        (3, 3, 0, 3, 3),
+        (4, 3, 1, 2, 1),
+        (2, 4, 0, 4, 6),
+    ],
+)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_twice_a_product_of_tiles(device, dtype, down, depth, first, terms, across, transposed):
     torch.manual_seed(down)
@@ -51,7 +60,11 @@ def test_twice_a_product_of_tiles(device, dtype, down, depth, first, terms, acro
         "T": TYPES[dtype],
         "transposed": transposed,
         "load": "load_transposed" if transposed else "load",
-        **{"down": down, "depth": depth, "first": first, "terms": terms, "across": across},
+        "down": down,
+        "depth": depth,
+        "first": first,
+        "terms": terms,
+        "across": across,
     }
     # The last 8 elements of a tile's rows are no part of a matrix.
     a = torch.randn(8 * down, 8 * depth + 8).to(dtype)
