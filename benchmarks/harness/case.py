@@ -59,6 +59,8 @@ class Comparison(Case):
     graph: bool = True
     # (*inputs) -> the variant that metalcore takes.
     variant: Callable | None = None
+    # (case, *inputs) raises where a side's result is wrong. Results of metalcore and PyTorch are the tests' matter.
+    check: Callable | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,8 @@ def compare(case, run) -> Samples:
     sets = input_sets(case.bytes, device.cache_bytes)
     inputs = [case.inputs(device.ours) for _ in range(sets)]
     theirs = inputs if device.theirs == device.ours else [case.inputs(device.theirs) for _ in range(sets)]
+    if case.check:
+        case.check(case, *inputs[0])
     graph = device.graphs and case.graph and not run.eager
     sides = [
         Side([case.bind(function, *values) for values in values_of], run, graph)

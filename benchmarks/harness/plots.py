@@ -8,8 +8,9 @@ from . import heatmap, maps
 OURS, THEIRS, TARGET = "#2563a8", "#8a929c", "#c0261c"
 
 
-def draw(family, results, machine, path):
-    """Writes a PNG, and returns False where matplotlib is missing or nothing was measured."""
+def draw(family, results, machine, path, against="PyTorch"):
+    """Writes a PNG, and returns False where matplotlib is missing or nothing was measured. `against` names the other
+    side."""
     measured = [result for result in results if "error" not in result]
     try:
         from matplotlib.figure import Figure
@@ -17,7 +18,9 @@ def draw(family, results, machine, path):
         return False
     if not measured:
         return False
-    figure = heatmap.draw(Figure, family, results) if maps.is_map(results) else _chart(Figure, family, measured)
+    figure = (
+        heatmap.draw(Figure, family, results) if maps.is_map(results) else _chart(Figure, family, measured, against)
+    )
     figure.supxlabel(caption(machine), fontsize=8, color="#555555")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -37,11 +40,11 @@ def caption(machine):
     )
 
 
-def _chart(figure_class, family, results):
+def _chart(figure_class, family, results, against):
     shares = any("share" in result for result in results)
     figure = figure_class(figsize=(13 if shares else 8.5, 2.2 + 0.3 * len(results)), layout="constrained")
     axes = figure.subplots(1, 2 if shares else 1, sharey=True, squeeze=False)[0]
-    _times(axes[0], results)
+    _times(axes[0], results, against)
     if shares:
         _shares(axes[1], results)
     handles, labels = axes[0].get_legend_handles_labels()
@@ -50,7 +53,7 @@ def _chart(figure_class, family, results):
     return figure
 
 
-def _times(axes, results):
+def _times(axes, results, against):
     """Draws a point per side and case, joined by a line, with the speed-up beside them. A bar would have no foot,
     since a logarithmic axis has no zero."""
     for row, result in enumerate(results):
@@ -67,7 +70,7 @@ def _times(axes, results):
                 color=OURS if theirs >= ours else TARGET,
             )
         _targets(axes, row, result, ("seconds",), 1e3)
-    _points(axes, results, "theirs", "D", THEIRS, "PyTorch")
+    _points(axes, results, "theirs", "D", THEIRS, against)
     _points(axes, results, "ours", "o", OURS, "metalcore")
     limits = [(row, result["limit"] * 1e3) for row, result in enumerate(results) if result.get("limit")]
     if limits:
@@ -82,7 +85,7 @@ def _times(axes, results):
         )
     axes.set_xscale("log")
     axes.margins(x=0.12)  # room for the speed-ups
-    axes.set_xlabel("time of a call in ms (log scale); speed-up: PyTorch's time over metalcore's")
+    axes.set_xlabel(f"time of a call in ms (log scale); speed-up: {against}'s time over metalcore's")
     axes.set_ylabel("case")
     axes.set_yticks(
         range(len(results)),

@@ -11,7 +11,17 @@ from pathlib import Path
 from . import maps, plots
 from .case import TARGETS
 
-COLUMNS = ("case", "shape", "dtype", "metalcore", "PyTorch", "speedup (quartiles)", "achieved", "of limit", "target")
+
+def against(data):
+    """The other side of a run's comparisons."""
+    return data["settings"].get("against", "PyTorch")
+
+
+def columns(data):
+    return (
+        *("case", "shape", "dtype", "metalcore", against(data)),
+        *("speedup (quartiles)", "achieved", "of limit", "target"),
+    )
 
 
 class Files:
@@ -31,7 +41,7 @@ class Files:
         pictures = {}
         for name, results in by_family(data):
             path = self.folder / f"{self.stem}-{name}.png"
-            if plots.draw(name, results, data["machine"], path):
+            if plots.draw(name, results, data["machine"], path, against(data)):
                 pictures[name] = path
         self._write("md", markdown(data, pictures))
         self._write("html", page(data, pictures))
@@ -123,7 +133,7 @@ def verdict(result):
 
 
 def cells(result):
-    """A result as the texts of COLUMNS."""
+    """A result as the texts of columns()."""
     identity = [
         result["name"] + (f" [{result['variant']}]" if result.get("variant") else ""),
         result["shape"],
@@ -162,7 +172,7 @@ def brief(result):
     """One line of progress."""
     if "error" in result:
         return result["error"].splitlines()[0]
-    names = ("", "", "", "", "PyTorch ", "speedup ", "", "of limit ", "")
+    names = ("", "", "", "", "against ", "speedup ", "", "of limit ", "")
     return ", ".join(name + cell for name, cell in list(zip(names, cells(result)))[3:] if cell)
 
 
@@ -198,8 +208,8 @@ def text(data):
         if maps.is_map(results):
             lines += maps.text(results)
             results = maps.misses(results)
-        rows = [list(COLUMNS), *map(cells, results)]
-        used = [index for index in range(len(COLUMNS)) if any(row[index] for row in rows[1:])]
+        rows = [list(columns(data)), *map(cells, results)]
+        used = [index for index in range(len(rows[0])) if any(row[index] for row in rows[1:])]
         widths = {index: max(len(row[index]) for row in rows) for index in used}
         lines += ["  ".join(row[index].ljust(widths[index]) for index in used).rstrip() for row in rows if used]
     return "\n".join([*lines, *(["", totals(data)] if totals(data) else [])])
@@ -220,7 +230,8 @@ def markdown(data, pictures):
             results = maps.misses(results)
             if not results:
                 continue
-        lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+        head = columns(data)
+        lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         lines += ["| " + " | ".join(map(_escaped, cells(result))) + " |" for result in results]
     return "\n".join(lines) + "\n"
 
@@ -259,7 +270,7 @@ def page(data, pictures):
             parts += maps.page(results)
             results = maps.misses(results)
         if results:
-            parts.append(_table(COLUMNS, map(cells, results)))
+            parts.append(_table(columns(data), map(cells, results)))
     return "\n".join([*parts, "</body></html>", ""])
 
 

@@ -52,9 +52,13 @@ def title(name):
 
 def select(names, scale, words):
     """[(family, case)] of the named families, or of all, where family and label contain all words."""
-    found = [(name, case) for name in names or families() for case in family(name).cases(scale)]
+    return matching([(name, case) for name in names or families() for case in family(name).cases(scale)], words)
+
+
+def matching(cases, words):
+    """Those of [(family, case)] where family and label contain all words."""
     words = (words or "").lower().split()
-    found = [(name, case) for name, case in found if all(word in f"{name} {case.label}".lower() for word in words)]
+    found = [(name, case) for name, case in cases if all(word in f"{name} {case.label}".lower() for word in words)]
     if not found:
         raise ValueError(f"no case contains {' and '.join(map(repr, words))}")
     return found
@@ -89,9 +93,16 @@ def benchmark(arguments):
     """Measures, prints and writes what `python -m metalcore bench` was asked for; the exit status."""
     for name in arguments.family:
         family(name)
+    run = begin(arguments)
+    chosen = select(arguments.family, scale(run.device.scale, run.quick), arguments.filter)
+    return measure_all(chosen, run, arguments, arguments.family)
+
+
+def begin(arguments):
+    """A run on the device that the arguments name."""
     device = open_device(arguments.device, arguments.threads)
     quick = arguments.quick
-    run = Run(
+    return Run(
         device,
         arguments.rounds or (QUICK_ROUNDS if quick else ROUNDS),
         quick,
@@ -99,16 +110,25 @@ def benchmark(arguments):
         sample_seconds=1e-4 if quick else 1e-3,
         case_seconds=1.0 if quick else 4.0,
     )
-    chosen = select(arguments.family, scale(device.scale, quick), arguments.filter)
+
+
+def measure_all(chosen, run, arguments, names, against="PyTorch"):
+    """Measures cases, prints tables and writes files; the exit status.
+
+    Args:
+        chosen: [(family, case)].
+        names: families for the files' names; none stands for all.
+        against: the other side, in words.
+    """
     say("measuring the machine's ceilings")
     data = {
-        "machine": machine.describe(device, arguments.commit),
-        "ceilings": machine.ceilings(device, quick),
-        "settings": {"rounds": run.rounds, "quick": quick, "eager": run.eager},
+        "machine": machine.describe(run.device, arguments.commit),
+        "ceilings": machine.ceilings(run.device, run.quick),
+        "settings": {"rounds": run.rounds, "quick": run.quick, "eager": run.eager, "against": against},
         "results": [],
     }
     results = data["results"]
-    files = report.Files(arguments.out or OUT, machine.stem(data["machine"], arguments.family))
+    files = report.Files(arguments.out or OUT, machine.stem(data["machine"], names))
     for number, (name, case) in enumerate(chosen, 1):
         try:
             results.append(measure_case(name, case, run, data["ceilings"]))

@@ -1,0 +1,139 @@
+"""Kernels of a checkout that the user names, and launches of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import metalcore
+from metalcore.msl import signatures
+from metalcore.msl.arguments import Arguments, common_device, threadgroup_lengths
+from metalcore.msl.targets import CudaTarget
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file of kernels in a checkout.
+
+    Attributes:
+        include_dirs: where its `#include` looks.
+        macros: names that the project's build defines.
+    """
+
+    file: Path
+    include_dirs: tuple[Path, ...] = ()
+    macros: tuple[str, ...] = ()
+
+    def library(self, constants):
+        """The compiled program with these values of its function constants."""
+        return _library(self, tuple(sorted(constants.items())))
+
+
+@functools.cache
+def _library(published, constants):
+    macros = "".join(f"#define {name} 1\n" for name in published.macros)
+    source = f'{macros}#line 1 "{published.file.name}"\n{published.file.read_text(encoding="utf-8")}'
+    return metalcore.compile_shader(source, include_dirs=published.include_dirs, constants=dict(constants))
+
+
+def checkout(option, folder, *files):
+    """The first of these files that a checkout has.
+
+    Raises:
+        ValueError: it has none of them.
+    """
+    for file in files:
+        if (Path(folder) / file).is_file():
+            return (Path(folder) / file).resolve()
+    raise ValueError(f"{option} {folder}: there is no {' or '.join(files)} in this folder")
+
+
+def struct_argument(layout, *values):
+    """A struct that is passed by value, as the 64-bit integers that a call binds. `layout` is that of Python's struct
+    with the alignment of C."""
+    content = struct.pack("@" + layout, *values)
+    content += bytes(-len(content) % 8)
+    return list(struct.unpack(f"<{len(content) // 8}q", content))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel with its arguments. `groups` counts threadgroups, `group` the threads of one."""
+
+    published: Published
+    constants: dict
+    kernel: str
+    arguments: tuple
+    groups: tuple[int, int, int]
+    group: tuple[int, int, int]
+    threadgroup_memory: int = 0
+
+    @functools.cached_property
+    def call(self):
+        library = self.published.library(self.constants)
+        return functools.partial(
+            getattr(library, self.kernel),
+            *self.arguments,
+            threads=tuple(groups * threads for groups, threads in zip(self.groups, self.group)),
+            group_size=self.group,
+            **({"threadgroup_memory": self.threadgroup_memory} if self.threadgroup_memory else {}),
+        )
+
+    def code(self):
+        """What NVRTC compiles for this launch: the program, the kernel, and the signature of the call."""
+        program = self.published.library(self.constants)._program
+        declared = program.arguments(self.kernel)
+        bound = Arguments(self.kernel, self.arguments, None, declared, common_device(self.arguments)).buffers
+        memory = self.threadgroup_memory
+        lengths = threadgroup_lengths(memory, self.kernel, declared) if memory else []
+        return Code(program, self.kernel, signatures.of_call(bound, lengths))
+
+
+class Launches:
+    """Launches in a row, which write to `out`; calling it returns `out`."""
+
+    def __init__(self, out, *launches):
+        self.out, self.launches = out, launches
+
+    def __call__(self):
+        for launch in self.launches:
+            launch.call()
+        return self.out
+
+
+@dataclass(frozen=True)
+class Code:
+    program: object
+    kernel: str
+    signature: str
+
+    def compile(self, capability):
+        """Compiles into the cache of programs; returns what is wrong, or ""."""
+        try:
+            # A target for CUDA devices translates and compiles without a GPU, too.
+            CudaTarget(self.program, torch.device("cuda", 0))._compiled.cubin(capability, self.kernel, self.signature)
+        except RuntimeError as error:
+            return f"{self.kernel} does not compile: {error}"
+        return ""
+
+
+def compile_all(launches, capability, say):
+    """Compiles what launches need, in parallel.
+
+    Returns:
+        What is wrong, a text for each kernel that does not compile.
+    """
+    start = time.perf_counter()
+    codes = {(id(code.program), code.kernel, code.signature): code for code in map(Launch.code, launches)}
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        problems = list(filter(None, pool.map(lambda code: code.compile(capability), codes.values())))
+    seconds = time.perf_counter() - start
+    say(f"{len(codes) - len(problems)} of {len(codes)} peers' kernels compiled for sm_{capability} in {seconds:.0f} s")
+    return problems
