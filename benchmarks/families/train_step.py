@@ -59,7 +59,7 @@ def replayed(model, tokens):
     optimizer = metalcore.optim.AdamW(model.parameters(), lr=1e-4)
     with metalcore_transformers.patch():
         step = metalcore.compile_train_step(loss_of(model), lambda loss: loss, optimizer, tokens, max_norm=1.0)
-        while step.replay is None:
+        for _ in range(3):  # one of the first steps is recorded
             step(tokens)
     return functools.partial(step, tokens)
 
