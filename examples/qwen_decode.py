@@ -12,16 +12,10 @@ import time
 
 import torch
 from common.device import DEVICE
-from transformers import Qwen2Config, Qwen2ForCausalLM, StaticCache
+from common.qwen import SHAPES, Step, config
+from transformers import Qwen2ForCausalLM
 
 import metalcore
-
-SHAPES = {
-    "tiny": dict(hidden_size=64, intermediate_size=160, num_hidden_layers=2, vocab_size=512),
-    "0.5B": dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24, vocab_size=151936),
-    "1.5B": dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, vocab_size=151936),
-}
-HEADS = {"tiny": (4, 2), "0.5B": (14, 2), "1.5B": (12, 2)}
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--shape", choices=SHAPES, default="tiny")
@@ -30,26 +24,6 @@ parser.add_argument("--tokens", type=int, default=64, help="tokens to write")
 parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
 arguments = parser.parse_args()
 LENGTH = arguments.prompt + arguments.tokens
-
-
-class Step(torch.nn.Module):
-    """Takes tokens and the place of the first of them, and gives the most probable next token."""
-
-    def __init__(self, model):
-        super().__init__()
-        config = model.config
-        heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
-        self.model, self.cache = model, StaticCache(config=config, max_cache_len=LENGTH)
-        self.cache.early_initialization(1, heads, size, model.dtype, model.device)
-        for index, layer in enumerate(self.cache.layers):  # as buffers, which a program keeps and writes to
-            self.register_buffer(f"keys_{index}", layer.keys, persistent=False)
-            self.register_buffer(f"values_{index}", layer.values, persistent=False)
-            self.register_buffer(f"length_{index}", layer.cumulative_length, persistent=False)
-
-    def forward(self, tokens, place):
-        for layer in self.cache.layers:
-            layer.cumulative_length.copy_(place)
-        return self.model(tokens, past_key_values=self.cache, logits_to_keep=1).logits.argmax(-1)
 
 
 def write(prefill, decode, prompt):
@@ -65,23 +39,12 @@ def write(prefill, decode, prompt):
 
 
 torch.manual_seed(0)
-heads, groups = HEADS[arguments.shape]
-config = Qwen2Config(
-    **SHAPES[arguments.shape],
-    num_attention_heads=heads,
-    num_key_value_heads=groups,
-    max_position_embeddings=max(LENGTH, 32),
-    initializer_range=0.1,  # so that the next token depends on what came before
-    tie_word_embeddings=True,
-    bos_token_id=None,
-    eos_token_id=None,
-)
 with torch.device(DEVICE):
-    model = Qwen2ForCausalLM(config).to(getattr(torch, arguments.dtype)).eval()
-    prompt = torch.randint(0, config.vocab_size, (1, arguments.prompt))
+    model = Qwen2ForCausalLM(config(arguments.shape, LENGTH)).to(getattr(torch, arguments.dtype)).eval()
+    prompt = torch.randint(0, model.config.vocab_size, (1, arguments.prompt))
 
 with torch.no_grad():
-    step, place = Step(model), torch.zeros((), dtype=torch.int64, device=DEVICE)
+    step, place = Step(model, LENGTH), torch.zeros((), dtype=torch.int64, device=DEVICE)
     prefill, decode = (metalcore.compile(step, (tokens, place)) for tokens in (prompt, prompt[:, :1]))
     rows = {}
     for name, pair in {"PyTorch": (step, step), "programs": (prefill, decode)}.items():

@@ -47,6 +47,8 @@ SMALL = {
     "lu": "det",
     "matmul": "linear forward float32",
     "optim": "soap",
+    "pointwise": "gelu bfloat16",
+    "programs": "resnet50 float32",
     "qr": "8x8x8",
     "replay": "inputs bound",
     "rms_norm": "add_rms_norm forward float16",
@@ -55,6 +57,7 @@ SMALL = {
     "solve_triangular": "8x8x8",
     "spectral": "matrix_rank",
     "svd": "8x8x8",
+    "train_step": "eager",
 }
 
 
