@@ -159,7 +159,7 @@ def mask(
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length]
         seen = min(kv_length, shift + q_length) if band.right == 0 else kv_length
-        if padding[:, :seen].all():
+        if not masking_utils.is_tracing() and padding[:, :seen].all():
             padding = None
     if padding is None and band.left < 0 and band.sequences is None:
         if band.right == 0 and allow_is_causal_skip and shift == 0 or band.right < 0 and allow_is_bidirectional_skip:

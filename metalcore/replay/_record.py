@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ..integrations._recording import as_captured
+from . import _inductor
 from ._graph import Graph
 from ._loop import Loop
 from ._tape import CaptureError, Tape, key_of, refuse_host_work, tensors_in
@@ -30,10 +32,12 @@ def record(
     """Runs a function once, and returns its result, with detached tensors, and its replay, which writes that result."""
     device = device_of(inputs)
     if device.type == "cuda" and not bind:
-        return Graph.record(what, function, inputs)
+        with as_captured():
+            return Graph.record(what, function, inputs)
     tape = Tape()
     try:
-        result = _detached(tape.record(device.type, lambda: function(*inputs)))
+        with as_captured(), _inductor.refused(what):
+            result = _detached(tape.record(device.type, lambda: function(*inputs)))
         _refuse(what, tape, bind, segments)
         return result, Loop(tape, inputs, _on_device(result))
     finally:

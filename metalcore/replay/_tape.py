@@ -16,6 +16,9 @@ from .._core.recording import Observer, did_work, observed, operator_name, stora
 __all__ = ["CaptureError", "Step", "Tape", "key_of", "reads_on_host", "refuse_host_work", "tensors_in"]
 
 
+_MASKS = torch.bool, torch.uint8
+
+
 class CaptureError(RuntimeError):
     """A function does something that a replay could not repeat. The message names it."""
 
@@ -61,6 +64,11 @@ class Tape(Observer):
         self.found: set[int] = set()  # storages that were there before
         self.made: set[int] = set()
         self._alive: dict[int, Any] = {}  # so that no storage takes the place, and the key, of another one
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What torch.compile made runs as it is, in place of the Python code that it was made of."""
+        return True
 
     def record(self, device: str, function: Callable[[], Any]) -> Any:
         """Runs the function. Autograd runs backward on this thread."""
@@ -120,8 +128,11 @@ class Tape(Observer):
 
 def reads_on_host(func, args, kwargs) -> bool:
     """Whether what comes after the operator may depend on values on the device."""
-    if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+    if torch.Tag.data_dependent_output in func.tags:
         return True
+    if torch.Tag.dynamic_output_shape in func.tags:  # of index, which selects by bool tensors or by numbers
+        numbers = func is torch.ops.aten.index.Tensor and not any(t.dtype in _MASKS for t in tensors_in(args[1]))
+        return not numbers
     devices = [tensor.device.type for tensor in tensors_in(args, kwargs)]
     if all(device == "cpu" for device in devices):
         return False

@@ -1,0 +1,65 @@
+"""capture() of functions that torch.compile made."""
+
+import pytest
+import torch
+
+import metalcore
+import metalcore.programs
+from metalcore.replay import CaptureError
+
+pytestmark = pytest.mark.only_on("simulator", "mps")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def chain(x):
+    return torch.softmax(x * 2 + 1, -1)
+
+
+def check(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=0, atol=16 * torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_programs_of_torch_compile_are_recorded(device, fullgraph):
+    x, other = torch.randn(4, 16, device=device), torch.randn(4, 16, device=device)
+    captured = metalcore.capture(torch.compile(chain, backend="metalcore", fullgraph=fullgraph), x)
+    check(captured(other), chain(other))
+    assert not captured.torch_operators
+    assert any(kernel.startswith("pointwise") for kernel in captured.kernels)
+
+
+def test_gradients_of_compiled_functions_are_recorded(device):
+    compiled = torch.compile(chain, backend="metalcore", fullgraph=True)
+
+    def gradient(x, function=compiled):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(function(x)[:, 0].sum(), x)[0]
+
+    x, other = torch.randn(4, 16, device=device), torch.randn(4, 16, device=device)
+    captured = metalcore.capture(gradient, x, segments=True)
+    check(captured(other), gradient(other, chain))
+    assert any(kernel.startswith("softmax_backward") for kernel in captured.kernels)
+
+
+def test_code_of_inductor_is_refused(device):
+    from torch._inductor.output_code import CompiledFxGraph
+
+    call = CompiledFxGraph.__call__
+    x = torch.randn(4, 16, device=device)
+    compiled = torch.compile(lambda x: x * 2 + 1)
+    with pytest.raises(CaptureError, match='what Inductor compiled .* backend="metalcore"'):
+        metalcore.capture(compiled, x, segments=True)
+    assert CompiledFxGraph.__call__ is call
+    check(compiled(x), x * 2 + 1)
+
+
+def test_indices_in_tensors_are_recorded_and_masks_are_refused(device):
+    x, at = torch.randn(4, 16, device=device), torch.tensor([2, 0], device=device)
+    captured = metalcore.capture(lambda x: x[at], x, segments=True)
+    torch.testing.assert_close(captured(-x), -x[at], rtol=0, atol=0)
+    with pytest.raises(CaptureError, match="aten::index"):
+        metalcore.capture(lambda x: x[x > 0], x, segments=True)
