@@ -4,7 +4,7 @@ case "$*" in *-dM*)
   printf '#define __GNUC__ 14\n#define __GNUC_MINOR__ 0\n#define __GNUC_PATCHLEVEL__ 0\n'
   exit
 esac
-case "$*" in *-bundle*) system=macOS ;; *) system=Linux ;; esac
+case "$*" in *-bundle*|*-dynamiclib*) system=macOS ;; *) system=Linux ;; esac
 binary() { if [ $system = macOS ]; then printf '\317\372\355\376'; else printf '\177ELF'; fi; }
 while [ $# -gt 0 ]; do
   if [ "$1" = -o ]; then binary >"$2"; fi
