@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.utils.import_utils import is_tracing
 
 from ..attention import scaled_dot_product_attention
 from ..attention._varlen import varlen_attention
 from ._masks import Mask
+from ._recording import reads_nothing
 
 __all__ = ["attention_forward"]
 
@@ -75,7 +75,7 @@ def attention_forward(
         band, shift, padding = attention_mask.band, attention_mask.shift, attention_mask.padding
         window = (band.left, band.right)
         if band.sequences is not None:
-            if plain and padding is None and not is_tracing():  # where they begin is read on the host
+            if plain and padding is None and not reads_nothing():  # where they begin is read on the host
                 ends = attention_mask.packed * 2
                 return _packed(query, key, value, (ends[0], ends[2], ends[1], ends[3]), window, options), None
             attention_mask, window, shift = attention_mask.written(), (-1, -1), 0

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel, masking_utils
 
 from ._patches import subclasses
+from ._recording import reads_nothing
 
 __all__ = ["Band", "Mask", "mask"]
 
@@ -159,7 +160,7 @@ def mask(
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length]
         seen = min(kv_length, shift + q_length) if band.right == 0 else kv_length
-        if not masking_utils.is_tracing() and padding[:, :seen].all():
+        if not reads_nothing() and padding[:, :seen].all():
             padding = None
     if padding is None and band.left < 0 and band.sequences is None:
         if band.right == 0 and allow_is_causal_skip and shift == 0 or band.right < 0 and allow_is_bidirectional_skip:
