@@ -25,8 +25,8 @@ def refused(what: str) -> Iterator[None]:
     def refuse(*_):
         raise CaptureError(
             f"{what}: what Inductor compiled (torch.compile without backend=) cannot be recorded, since it launches "
-            'its kernels by itself. torch.compile(…, backend="metalcore") can, and so can a program: '
-            "metalcore.compile(…) and program.capture(…)"
+            'its kernels by itself. torch.compile(f, backend="metalcore") can, and so can a program: '
+            "metalcore.compile() and program.capture()"
         )
 
     graph = before.CompiledFxGraph

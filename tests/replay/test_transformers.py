@@ -1,4 +1,4 @@
-"""compile_train_step() of transformers' models: what is recorded is right for batches with other padding."""
+"""compile_train_step() of transformers' models: what is recorded is right for other padding and packing as well."""
 
 import contextlib
 
@@ -41,7 +41,7 @@ def model_of(name, implementation, device):
 
 
 def padded(device):
-    """Batches of tokens, masks and labels. The recorded one, the third, has no padding; others have some."""
+    """Batches of tokens, masks and labels. The recorded one, the third, has no padding; the others have."""
     generator = torch.Generator().manual_seed(1)
     for left, right in ((0, 2), (3, 0), (0, 0), (4, 1), (0, 5)):
         ids, mask = torch.randint(3, 64, (2, LENGTH), generator=generator), torch.ones(2, LENGTH, dtype=torch.long)
