@@ -16,6 +16,7 @@ __all__ = ["scaled_dot_product_attention"]
 MOST_HEAD_SIZE = 256
 MOST_DECODED = 576, 512  # sizes of keys and values (MLA), where there is no derivative and no dropout
 _MOST_LENGTH = 2**30 - 1
+_NAME = "metalcore.scaled_dot_product_attention"
 
 _by_torch = F.scaled_dot_product_attention
 _AUTOCAST = frozenset(
@@ -79,7 +80,7 @@ def scaled_dot_product_attention(
     """
     if not _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    left, right = _window(window)
+    left, right = _window(_NAME, window)
     bias, causal = attn_mask, is_causal
     if attn_mask is not None and type(attn_mask) is not Tensor:
         bias, causal, lower_right = _causal_bias(attn_mask, is_causal, lower_right)
@@ -89,15 +90,15 @@ def scaled_dot_product_attention(
     problem, tensors = _four_dimensions(*inputs, enable_gqa, causal) if taken or extended else (None, None)  # pyright: ignore[reportCallIssue]
     if tensors is None or dropout_p < 0 or not (taken and takes(*tensors[:3], dropout_p)):  # pyright: ignore[reportCallIssue]
         if not extended:  # errors and odd cases are PyTorch's
-            wrong = _wrong_mask(inputs[0], bias) if taken else None
+            wrong = _wrong_dtypes(*inputs) if taken else None  # pyright: ignore[reportCallIssue]
             if wrong:  # the ops of PyTorch's function would take it on a simulated device
-                raise RuntimeError(f"metalcore.scaled_dot_product_attention: {wrong}")
+                raise RuntimeError(f"{_NAME}: {wrong}")
             return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if problem:
-            raise RuntimeError(f"metalcore.scaled_dot_product_attention: {problem}")
+            raise RuntimeError(f"{_NAME}: {problem}")
         taken = False
     q, k, v, mask = tensors  # pyright: ignore[reportGeneralTypeIssues]
-    _check(q, dropout_p, softcap, sinks)
+    _check(_NAME, q, dropout_p, softcap, sinks)
     options = _options(q, dropout_p, left, 0 if causal else right, lower_right, scale, softcap)
     seed = new_seed(q.device) if dropout_p > 0 else None
     if taken:
@@ -155,23 +156,25 @@ def new_seed(device: torch.device) -> Tensor:
     return torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32, device=device)
 
 
-def _window(window):
+def _window(op, window):
     if not (isinstance(window, (tuple, list)) and len(window) == 2 and all(type(n) is int and n >= -1 for n in window)):
-        raise ValueError(f"window must be two integers of -1 and more, not {window!r}")
+        raise ValueError(f"{op}: window must be two integers of -1 and more, not {window!r}")
     return tuple(min(n, _MOST_LENGTH) for n in window)
 
 
-def _check(q, dropout_p, softcap, sinks):
+def _check(op, q, dropout_p, softcap, sinks):
     if not 0 <= dropout_p <= 1:
-        raise ValueError(f"dropout_p must be in [0, 1], not {dropout_p}")
+        raise ValueError(f"{op}: dropout_p must be in [0, 1], not {dropout_p}")
     if not softcap >= 0:
-        raise ValueError(f"softcap must not be negative, and is {softcap}")
+        raise ValueError(f"{op}: softcap must not be negative, and is {softcap}")
     if sinks is not None and sinks.shape != q.shape[1:2]:
-        raise ValueError(f"sinks must have the shape ({q.shape[1]},), not {tuple(sinks.shape)}")
+        raise ValueError(f"{op}: sinks must have the shape ({q.shape[1]},), not {tuple(sinks.shape)}")
 
 
-def _wrong_mask(query, mask):
-    """What is wrong with a mask's dtype, or None. PyTorch's rule is the same."""
+def _wrong_dtypes(query, key, value, mask):
+    """What is wrong with the dtypes, or None. PyTorch's rules are the same."""
+    if not query.dtype == key.dtype == value.dtype:
+        return f"query, key and value must have one dtype, not {query.dtype}, {key.dtype} and {value.dtype}"
     if mask is not None and mask.dtype not in (torch.bool, query.dtype, torch.float32):
         return f"attn_mask must be bool, float32 or of query's dtype, not {mask.dtype}"
     return None
@@ -184,7 +187,7 @@ def _causal_bias(attn_mask, is_causal, lower_right):
     if not isinstance(attn_mask, CausalBias):
         return attn_mask, is_causal, lower_right
     if is_causal:
-        raise ValueError("a causal bias and is_causal=True cannot be combined")
+        raise ValueError(f"{_NAME}: a causal bias and is_causal=True cannot be combined")
     return None, True, attn_mask.variant == CausalVariant.LOWER_RIGHT
 
 
@@ -203,14 +206,12 @@ def _four_dimensions(query, key, value, mask, enable_gqa, is_causal):
     size). A mask has 1 in places that are for all."""
     if min(query.dim(), key.dim(), value.dim()) < 2 or query.shape[-1] == 0:
         return "query, key and value must have at least 2 dimensions, and the last one must not be 0", None
-    if not query.dtype == key.dtype == value.dtype:
-        return f"query, key and value must have one dtype, not {query.dtype}, {key.dtype} and {value.dtype}", None
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (query, key, value))
         return f"query, key and value of the shapes {shapes} do not go together", None
     if mask is not None and is_causal:
         return "there must be no attn_mask where is_causal is set", None
-    wrong = _wrong_mask(query, mask)
+    wrong = _wrong_dtypes(query, key, value, mask)
     if wrong:
         return wrong, None
     tensors = [tensor[(None,) * (4 - tensor.dim())] if tensor.dim() < 4 else tensor for tensor in (query, key, value)]

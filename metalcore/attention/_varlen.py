@@ -16,6 +16,8 @@ from ._sdpa import _window as window_of
 
 __all__ = ["varlen_attention"]
 
+_NAME = "metalcore.nn.attention.varlen_attn"
+
 
 def varlen_attention(
     query: Tensor,
@@ -54,8 +56,8 @@ def varlen_attention(
     query, key, value = tensors
     _check(query, key, value, cu_seq_q, cu_seq_k)
     q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
-    check_options(q, dropout_p, softcap, sinks)
-    left, right = window_of(window)
+    check_options(_NAME, q, dropout_p, softcap, sinks)
+    left, right = window_of(_NAME, window)
     options = Options(
         max_q=int(max_q),
         max_k=int(max_k),
@@ -79,18 +81,17 @@ def varlen_attention(
 
 
 def _check(query, key, value, cu_seq_q, cu_seq_k):
-    name = "metalcore.nn.attention.varlen_attn"
     if not query.dim() == key.dim() == value.dim() == 3:
-        raise RuntimeError(f"{name}: query, key and value must have the dimensions (tokens, heads, size)")
+        raise RuntimeError(f"{_NAME}: query, key and value must have the dimensions (tokens, heads, size)")
     if not query.dtype == key.dtype == value.dtype:
-        raise RuntimeError(f"{name}: query, key and value must have one dtype")
+        raise RuntimeError(f"{_NAME}: query, key and value must have one dtype")
     if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1] or query.shape[-1] == 0:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (query, key, value))
-        raise RuntimeError(f"{name}: query, key and value of the shapes {shapes} do not go together")
+        raise RuntimeError(f"{_NAME}: query, key and value of the shapes {shapes} do not go together")
     if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
-        raise RuntimeError(f"{name}: {query.shape[1]} heads of query are no multiple of {key.shape[1]} of key")
+        raise RuntimeError(f"{_NAME}: {query.shape[1]} heads of query are no multiple of {key.shape[1]} of key")
     for cu_seq in (cu_seq_q, cu_seq_k):
         if cu_seq.dim() != 1 or cu_seq.shape != cu_seq_q.shape or cu_seq.is_floating_point() or not len(cu_seq):
-            raise RuntimeError(f"{name}: cu_seq_q and cu_seq_k must be integers of one shape (sequences + 1,)")
+            raise RuntimeError(f"{_NAME}: cu_seq_q and cu_seq_k must be integers of one shape (sequences + 1,)")
         if cu_seq.device != query.device:
-            raise RuntimeError(f"{name}: cu_seq_q and cu_seq_k must be on query's device, {query.device}")
+            raise RuntimeError(f"{_NAME}: cu_seq_q and cu_seq_k must be on query's device, {query.device}")

@@ -12,6 +12,8 @@ _MARGIN = 8  # tokens of a text's end besides those of its last bytes: a token m
 
 def end_tokens(model: Any, given: int | Iterable[int] | None) -> frozenset[int]:
     """The tokens that end a text: those given, or else the model's."""
+    if not hasattr(model, "config"):
+        raise TypeError(f"generate: model must be a model of transformers, not {type(model).__name__}")
     if given is None:
         for config in (getattr(model, "generation_config", None), model.config):
             given = getattr(config, "eos_token_id", None)

@@ -178,6 +178,7 @@ def test_errors(device):
         ((q, k[..., :9], v), {"return_lse": True, "enable_gqa": True}, RuntimeError, "do not go together"),
         ((q, k, v[:, :, :4]), {"return_lse": True, "enable_gqa": True}, RuntimeError, "do not go together"),
         ((q, k.half(), v), {"return_lse": True, "enable_gqa": True}, RuntimeError, "one dtype"),
+        ((q, k, v.half()), {"enable_gqa": True}, RuntimeError, "one dtype|same dtype"),
         ((q, k[:, :1].expand(-1, 3, -1, -1), v), {"softcap": 1.0, "enable_gqa": True}, RuntimeError, "no multiple"),
         ((q, k, v, q), {"softcap": 1.0, "enable_gqa": True}, RuntimeError, None),
         ((q, k, v, q[0, 0, :, :50].int()), {"softcap": 1.0, "enable_gqa": True}, RuntimeError, "attn_mask must be"),
@@ -187,11 +188,11 @@ def test_errors(device):
             RuntimeError,
             "no attn_mask",
         ),
-        ((q, k, v), {"window": (1, -2), "enable_gqa": True}, ValueError, "window must be"),
-        ((q, k, v), {"window": 3, "enable_gqa": True}, ValueError, "window must be"),
-        ((q, k, v), {"softcap": -1.0, "enable_gqa": True}, ValueError, "softcap must not"),
-        ((q, k, v), {"sinks": q[0, 0, 0, :3], "enable_gqa": True}, ValueError, "sinks must have"),
-        ((q, k, v), {"dropout_p": 1.5, "enable_gqa": True}, ValueError, "dropout_p must be"),
+        ((q, k, v), {"window": (1, -2), "enable_gqa": True}, ValueError, "attention: window must be"),
+        ((q, k, v), {"window": 3, "enable_gqa": True}, ValueError, "attention: window must be"),
+        ((q, k, v), {"softcap": -1.0, "enable_gqa": True}, ValueError, "attention: softcap must not"),
+        ((q, k, v), {"sinks": q[0, 0, 0, :3], "enable_gqa": True}, ValueError, "attention: sinks must have"),
+        ((q, k, v), {"dropout_p": 1.5, "enable_gqa": True}, ValueError, "attention: dropout_p must be"),
     ]:
         with pytest.raises(error, match=message):
             run(*arguments, **options)

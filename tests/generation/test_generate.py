@@ -144,6 +144,8 @@ def test_stream_gives_the_tokens_as_they_come(llama, device):
     assert next(some) == whole.T.tolist()[1]
     some.close()
     assert pool.free_pages == 16
+    with pytest.raises(TypeError, match="a model of transformers, not Linear"):
+        metalcore.generate(torch.nn.Linear(3, 3), torch.zeros(1, 3, dtype=torch.long))
     with pytest.raises(TypeError, match="unknown options beams"):
         stream(llama, prompts(device), beams=3)
 
