@@ -101,11 +101,12 @@ def written(node: Node) -> list[Node]:
 
 
 @functools.cache
-def _writes(target):
+def _writes(target) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """The arguments that an operator writes to, and a flag with those that it writes to where the flag is set."""
     schema = target._schema
     names = tuple(spec.name for spec in schema.arguments if spec.alias_info is not None and spec.alias_info.is_write)
-    return (names, *_SECRET_WRITERS.get(schema.name.removeprefix("aten::"), ("", ())))
+    flag, secret = _SECRET_WRITERS.get(schema.name.removeprefix("aten::"), ("", ()))
+    return names, flag, secret
 
 
 def is_barrier(node: Node) -> bool:
