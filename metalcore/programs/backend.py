@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import RestartAnalysis
 from torch._functorch.aot_autograd import make_boxed_func  # pyright: ignore[reportPrivateImportUsage]
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
@@ -90,6 +91,8 @@ def _compile(module, inputs, options):
             bw_compiler=functools.partial(_program, compiled=compiled, options=options),
             partition_fn=min_cut_rematerialization_partition,
         )(fused, list(inputs))
+    except RestartAnalysis:  # dynamo traces once more, with a number that it had left open
+        raise
     except Exception as error:
         if not options.fallback:
             raise

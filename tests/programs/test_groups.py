@@ -48,3 +48,17 @@ def test_views_join_what_they_are_between_alone(device):
 def test_operators_without_a_kernel_on_macs_are_generated_alone(device):
     program = metalcore.compile(Calls(torch.heaviside), (torch.randn(5).to(device), torch.ones(5).to(device)))
     assert [step.place for step in program.report().steps] == ["generated" if device == "mps" else "torch"]
+
+
+def test_a_group_stays_behind_writes_to_what_it_reads(device):
+    class Shifted(nn.Module):
+        def forward(self, ids):
+            shifted = ids.new_zeros(ids.shape)
+            shifted[:, 1:] = ids[:, :-1].clone()
+            shifted[:, 0] = 2
+            return shifted.masked_fill(shifted == 5, 1)
+
+    model, ids = Shifted(), torch.arange(12, device=device).reshape(2, 6)
+    program = metalcore.compile(model, (ids,))
+    assert program.report().count("generated")
+    assert torch.equal(program(ids), model(ids))

@@ -161,7 +161,7 @@ def _replace(module, members, build, number):
         return 0
     kernel.__name__ = f"pointwise_{number}"
     kernel.pure = True
-    place = after._next
+    place = max(after._next, members[0])  # and not before a barrier that is between its inputs and the group
     while place.op in ("placeholder", "get_attr"):
         place = place._next
     with graph.inserting_before(place):
