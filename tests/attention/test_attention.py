@@ -105,6 +105,38 @@ def test_large_scores(device, dtype, scale):
     check(device, make((1, 2, 50, 64), (1, 2, 60, 64), (1, 2, 60, 64), dtype, scale=scale))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", ["keys that differ", "keys that are equal"])
+def test_scores_that_float32_rounds_to_thousands(device, dtype, case):
+    """An exponent of the scores' size is rounded by more than a weight can hold. All the same the largest weight is at
+    most 1, and gradients are finite."""
+    q, k, v = make((1, 2, 50, 64), (1, 2, 60, 64), (1, 2, 60, 64), dtype, scale=1e11)
+    if case == "keys that are equal":
+        k = k[:, :, :1].expand(-1, -1, 60, -1)
+    tensors = [x.to(device).requires_grad_() for x in (q, k, v)]
+    out, lse = metalcore.scaled_dot_product_attention(*tensors, return_lse=True)
+    expected = by_torch(q.double(), k.double(), v.double())
+    eps = torch.finfo(dtype).eps
+    assert (out.cpu() - expected).abs().max() <= 4 * eps * expected.abs().max()
+    expected = (q.double() @ k.double().mT / 8).logsumexp(-1)
+    assert (lse.cpu() - expected).abs().max() <= 64 * torch.finfo(torch.float32).eps * expected.abs().max()
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), tensors))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_mask_of_the_least_number(device, dtype):
+    """Programs use it where -inf gave NaN. A query whose keys all have it sees them alike."""
+    tensors = [x.to(device).requires_grad_() for x in make((1, 2, 40, 64), (1, 2, 50, 64), (1, 2, 50, 64), dtype)]
+    mask = torch.zeros(40, 50, dtype=dtype)
+    mask[:, :40] = torch.finfo(dtype).min
+    mask[5] = torch.finfo(dtype).min
+    out, lse = metalcore.scaled_dot_product_attention(*tensors, mask.to(device), return_lse=True)
+    expected = by_torch(*(x.detach().cpu().double() for x in tensors), mask.double())
+    assert (out.detach().cpu() - expected).abs().max() <= 4 * torch.finfo(dtype).eps * expected.abs().max()
+    assert lse.isfinite().all()
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), tensors))
+
+
 @each_dtype
 def test_many_keys(device, dtype):
     check(device, make((1, 1, 4, 64), (1, 1, 5000, 64), (1, 1, 5000, 64), dtype))
