@@ -75,6 +75,7 @@ def _chosen(what, given, known):
 
 def run_compare(arguments):
     from metalcore import golden
+    from metalcore._core.registry import OPS
     from metalcore.golden import picture
 
     device = devices.use(arguments.device or devices.default())
@@ -85,16 +86,19 @@ def run_compare(arguments):
     if arguments.picture and not picture.draw(found, Path(arguments.picture)):
         raise RuntimeError("--picture needs matplotlib: pip install matplotlib")
     summary = f"{len(found) - len(wrong)} of {len(found)} artifacts agree"
+    missing = sorted(OPS.keys() - {row.op for row in found})
     if arguments.json:
         rows = [
             {**row._asdict(), "error": row.error if math.isfinite(row.error) else None, "right": row.right}
             for row in found
         ]
-        print(json.dumps({"comparisons": rows, "summary": summary}, indent=1))
+        print(json.dumps({"comparisons": rows, "without artifacts": missing, "summary": summary}, indent=1))
         return 1 if wrong else 0
     print(_table(found))
     for row in wrong:
         print(f"DIFFERS {row.name}: {row.problem or f'{row.error:.3g} times the tolerance, {row.where}'}")
+    if missing:
+        print(f"not compared, for want of artifacts: {', '.join(missing)}")
     print(summary)
     return 1 if wrong else 0
 

@@ -124,6 +124,7 @@ def test_commands(simulated, recorded, tmp_path, capsys, monkeypatch):
     assert main(["golden", "compare", str(tmp_path / "one"), "--device", "simulator", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["comparisons"] and all(row["right"] for row in found["comparisons"])
+    assert set(found["without artifacts"]) == OPS.keys() - {"silu"}
     picture = tmp_path / "errors.png"
     assert main(["golden", "compare", str(out), "--device", "simulator", "--picture", str(picture)]) in (0, 2)
     replaced(monkeypatch, "silu", lambda silu, x: silu(x) * 1.1)
