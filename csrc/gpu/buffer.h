@@ -16,7 +16,8 @@ namespace metalcore::gpu {
 using torch::stable::Tensor;
 
 // A storage, the first element's offset and the bytes that the elements span from there. On Metal `storage` is the
-// id<MTLBuffer>; elsewhere it is the address of the storage. It is null for tensors without elements or without memory.
+// id<MTLBuffer>; elsewhere it is the address of the storage. It is null for tensors without elements or without memory,
+// and where an optional tensor is not there.
 struct BufferView {
   void* storage = nullptr;
   size_t offset = 0;

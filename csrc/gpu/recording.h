@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -54,6 +55,11 @@ class Recording {
   }
   Recording& buffer(uint32_t index, const BufferView& view);
   Recording& buffer(uint32_t index, const Tensor& tensor) { return buffer(index, view_of(tensor)); }
+  // An optional tensor. Where there is none, the kernel must not touch the argument.
+  template <typename T>
+  Recording& buffer(uint32_t index, const std::optional<T>& tensor) {
+    return buffer(index, tensor ? view_of(*tensor) : BufferView{});
+  }
   // Copies `size` <= 4096 bytes; the caller may free its memory at once.
   Recording& bytes(uint32_t index, const void* data, size_t size);
   // Binds a table of at most 512 device addresses, one per view (nullptr where a view's storage is null), for kernels

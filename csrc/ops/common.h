@@ -12,6 +12,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <initializer_list>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -20,6 +21,8 @@ namespace metalcore {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+inline MaybeTensor given_if(bool given, const Tensor& tensor) { return given ? MaybeTensor(tensor) : std::nullopt; }
 
 // Throws std::runtime_error (RuntimeError in Python) with the message made of `parts`. Unlike
 // STD_TORCH_CHECK it does not name a source file of the build machine.
@@ -69,6 +72,9 @@ inline Tensor new_like(const Tensor& like) { return new_tensor(like.sizes(), lik
 // The tensor itself if it is contiguous, or a contiguous copy.
 inline Tensor as_contiguous(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+inline MaybeTensor as_contiguous(const MaybeTensor& tensor) {
+  return tensor ? MaybeTensor(as_contiguous(*tensor)) : std::nullopt;
 }
 // Whether the elements fill memory without gaps, in any order of dimensions.
 bool is_dense(const Tensor& tensor);

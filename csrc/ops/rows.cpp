@@ -99,7 +99,7 @@ std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const T
   return row + " (more than " + std::to_string(block_row) + ") is walked twice by a threadgroup";
 }
 
-std::optional<Tensor> new_parts(const RowPlan& plan, int64_t rows, int64_t numbers, const Tensor& like) {
+MaybeTensor new_parts(const RowPlan& plan, int64_t rows, int64_t numbers, const Tensor& like) {
   if (plan.splits == 1) return std::nullopt;
   return new_tensor({rows * plan.splits * numbers}, ScalarType::Float, like);
 }

@@ -55,7 +55,7 @@ std::string why_rows(const RowPlan& plan, int64_t length, int64_t inner, const T
 
 // Memory for what the threadgroups that share a row give to the second dispatch: `numbers` float32 values each. There
 // is none if no threadgroups share a row.
-std::optional<Tensor> new_parts(const RowPlan& plan, int64_t rows, int64_t numbers, const Tensor& like);
+MaybeTensor new_parts(const RowPlan& plan, int64_t rows, int64_t numbers, const Tensor& like);
 
 inline void dispatch(gpu::Recording& recording, const RowPlan& plan) {
   plan.threads ? recording.dispatch_threads(plan.grid, plan.threadgroup)

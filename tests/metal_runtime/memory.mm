@@ -103,7 +103,7 @@ void end_use(const std::vector<RuntimeBuffer*>& buffers, int stream) {
     const std::lock_guard lock(mutex);
     for (RuntimeBuffer* buffer : buffers) {
       --buffer->uses[stream];
-      if (in_flight(buffer)) continue;
+      if (in_flight(buffer) || buffer->own) continue;
       releases.insert(releases.end(), buffer->releases->begin(), buffer->releases->end());
       buffer->releases->clear();
     }

@@ -18,6 +18,13 @@ id<MTLBuffer> buffer_of(const gpu::BufferView& view) { return static_cast<id<MTL
 
 MTLSize metal_size(gpu::Size size) { return MTLSizeMake(size.x, size.y, size.z); }
 
+// Stands for tensors without elements and for optional ones that are not there: Metal wants each of a kernel's buffers
+// bound. Bytes will not do for those that a kernel may write.
+id<MTLBuffer> nothing(id<MTLDevice> device) {
+  static id<MTLBuffer> const buffer = [device newBufferWithLength:16 options:MTLResourceStorageModeShared];
+  return buffer;
+}
+
 size_t rounded_length(uint32_t threadgroup_length) { return (size_t{threadgroup_length} + 15) / 16 * 16; }
 
 // Whether PyTorch records for its graph capture, of which it exports nothing: it is in development (pull request
@@ -91,12 +98,8 @@ class MetalEncoder {
   }
 
   void bind_buffer(uint32_t index, const gpu::BufferView& view) {
-    if (id<MTLBuffer> buffer = buffer_of(view)) {
-      [encoder_ setBuffer:buffer offset:view.offset atIndex:index];
-    } else {  // a tensor without elements has no memory, but Metal wants each of a kernel's buffers bound
-      const uint64_t nothing = 0;
-      [encoder_ setBytes:&nothing length:sizeof(nothing) atIndex:index];
-    }
+    id<MTLBuffer> buffer = buffer_of(view);
+    [encoder_ setBuffer:buffer ? buffer : nothing([encoder_ device]) offset:view.offset atIndex:index];
   }
 
   // Sets the buffers' gpuAddress (Metal 3) as bytes.

@@ -8,7 +8,7 @@
 namespace metalcore {
 namespace {
 
-using attention::Call, attention::MaybeTensor;
+using attention::Call;
 
 // Numbers for each query, as lse is.
 Tensor numbers(const char* name, const Tensor& tensor, const Tensor& q) {
@@ -40,14 +40,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   check_same_device(op, "sums", sums_, q);
   check(sums_.scalar_type() == ScalarType::Float && sums_.numel() == 2 * call.params.numbers, "metalcore::", op,
         ": sums must be 2 float32 numbers for each query");
-  const Tensor sums = as_contiguous(sums_), d_lse = grad_lse ? numbers("grad_lse", *grad_lse, q) : sums;
+  const Tensor sums = as_contiguous(sums_);
+  const MaybeTensor d_lse = grad_lse ? MaybeTensor(numbers("grad_lse", *grad_lse, q)) : std::nullopt;
   const bool has_rests = q.element_size() == 2;
   if (has_rests) {
     check_same_device(op, "rests", rests_, q);
     check_same_dtype(op, "rests", rests_, q);
     check_same_shape(op, "rests", rests_, out);
   }
-  const Tensor rests = has_rests ? attention::with_dense_rows(rests_) : results;
+  const MaybeTensor rests = has_rests ? MaybeTensor(attention::with_dense_rows(rests_)) : std::nullopt;
   Tensor dq = attention::new_like_heads(q, q.size(3)), dk = attention::new_like_heads(k, k.size(3)),
          dv = attention::new_like_heads(v, v.size(3)),
          delta = new_tensor({q.size(0), q.size(1), q.size(2)}, ScalarType::Float, q);
@@ -65,14 +66,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   AttentionParams params = call.params;
   const bool variable = params.variable;
   params.out = attention::strides_of(results, variable);
-  params.rests = attention::strides_of(rests, variable);
+  if (rests) params.rests = attention::strides_of(*rests, variable);
   params.d_out = attention::strides_of(d_out, variable);
   params.dq = attention::strides_of(dq, variable);
   params.dk = attention::strides_of(dk, variable);
   params.dv = attention::strides_of(dv, variable);
   params.has_lse_gradient = grad_lse.has_value();
   params.vectors = params.vectors && attention::has_vectors(results, v.size(3)) &&
-                   attention::has_vectors(rests, v.size(3)) && attention::has_vectors(d_out, v.size(3));
+                   (!rests || attention::has_vectors(*rests, v.size(3))) && attention::has_vectors(d_out, v.size(3));
   const auto blocks = [&](int64_t length, int64_t rows) {
     params.blocks = grid_side(ceil_div(length, rows));
     return ceil_div(length, rows) * call.batches;

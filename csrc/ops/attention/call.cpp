@@ -65,12 +65,6 @@ Tensor expanded_mask(const char* op, const Arguments& a) {
   return Tensor(result);
 }
 
-// Metal needs a buffer for keys and values also where there are none.
-Tensor with_a_row(const Tensor& tensor) {
-  if (tensor.numel() > 0) return tensor;
-  return new_tensor({tensor.size(0), tensor.size(1), 1, tensor.size(3)}, tensor.scalar_type(), tensor);
-}
-
 int32_t limit(int64_t n) { return static_cast<int32_t>(n < 0 ? ATTENTION_UNLIMITED : std::min(n, kMostLength)); }
 
 }  // namespace
@@ -117,7 +111,7 @@ Call call_of(const char* op, const Arguments& a) {
   }
   const Tensor q = with_dense_rows(a.q), k = with_dense_rows(a.k), v = with_dense_rows(a.v);
   const int64_t heads = q.size(1), k_heads = k.size(1);
-  Tensor sinks = q;
+  MaybeTensor sinks;
   if (a.sinks) {
     check_float(op, "sinks", *a.sinks);
     check_same_device(op, "sinks", *a.sinks, q);
@@ -128,13 +122,13 @@ Call call_of(const char* op, const Arguments& a) {
   const double dropped = std::min(std::nearbyint(a.dropout * 4294967296.0), 4294967295.0);
   Call call{
       .q = q,
-      .k = with_a_row(k),
-      .v = with_a_row(v),
-      .mask = a.mask ? expanded_mask(op, a) : q,
+      .k = k,
+      .v = v,
+      .mask = a.mask ? MaybeTensor(expanded_mask(op, a)) : std::nullopt,
       .sinks = sinks,
-      .cu_seq_q = a.cu_seq_q.value_or(q),
-      .cu_seq_k = a.cu_seq_k.value_or(q),
-      .seed = a.dropout > 0.0 ? *a.seed : q,
+      .cu_seq_q = a.cu_seq_q,
+      .cu_seq_k = a.cu_seq_k,
+      .seed = a.dropout > 0.0 ? a.seed : std::nullopt,
       .batches = variable ? a.cu_seq_q->numel() - 1 : q.size(0),
       .heads = heads,
       .k_heads = k_heads,
@@ -147,7 +141,7 @@ Call call_of(const char* op, const Arguments& a) {
   p.q = strides_of(q, variable);
   p.k = strides_of(k, variable);
   p.v = strides_of(v, variable);
-  if (a.mask) p.mask = {call.mask.stride(0), call.mask.stride(1), call.mask.stride(2), call.mask.stride(3)};
+  if (call.mask) p.mask = {call.mask->stride(0), call.mask->stride(1), call.mask->stride(2), call.mask->stride(3)};
   p.band = {limit(a.left), limit(a.right), a.lower_right};
   p.heads = grid_side(heads);
   p.group = k_heads > 0 ? grid_side(heads / k_heads) : 1;

@@ -10,8 +10,6 @@
 
 namespace metalcore::attention {
 
-using MaybeTensor = std::optional<Tensor>;
-
 // The arguments of both operators; metalcore/attention/_composite.py says what they mean.
 struct Arguments {
   const Tensor &q, &k, &v;
@@ -22,8 +20,8 @@ struct Arguments {
 };
 
 struct Call {
-  Tensor q, k, v;                                // elements of a row are neighbours
-  Tensor mask, sinks, cu_seq_q, cu_seq_k, seed;  // q in the place of what is not there: Metal needs a buffer for each
+  Tensor q, k, v;  // elements of a row are neighbours
+  MaybeTensor mask, sinks, cu_seq_q, cu_seq_k, seed;
   int64_t batches, heads, k_heads;
   int64_t longest_q, longest_k;
   uint32_t size;  // the head size of the tiled kernels that take the call, or 0

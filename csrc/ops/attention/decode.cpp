@@ -197,7 +197,7 @@ void record_merge(gpu::Recording& recording, const Tensor& parts, const Tensor& 
   recording.kernel("attention_merge_", suffix(parts.scalar_type()))
       .buffer(0, parts)
       .buffer(1, part_lse)
-      .buffer(2, sinks ? *sinks : part_lse);
+      .buffer(2, sinks);
   recording.buffer(3, out).buffer(4, lse).bytes(5, params);
   recording.dispatch_threadgroups({grid_side(heads), grid_side(tokens)},
                                   {static_cast<uint32_t>(gpu::kSimdWidth * columns * shares)});
@@ -221,7 +221,6 @@ void decode(const char* op, const DecodeCall& call) {
     params.sink_type = number_type(*call.sinks);
   }
   if (shared && call.q_indptr) torch::stable::fill_(part_lse, -INFINITY);  // for queries of no request
-  const Tensor& none = call.lse;  // Metal needs a buffer for each argument, at a multiple of the argument's alignment
   gpu::record(call.out, [&](gpu::Recording& recording) {
     const auto requests = static_cast<double>(call.q_indptr ? 1 : call.batch);
     const double keys = static_cast<double>(plan.keys) * static_cast<double>(plan.kv_heads) * requests;
@@ -232,12 +231,11 @@ void decode(const char* op, const DecodeCall& call) {
       recording.kernel("attention_decode_", std::to_string(plan.kernel_size), "x", std::to_string(plan.rows), "_",
                        suffix(call.k.scalar_type()));
       recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v);
-      recording.buffer(3, call.mask ? *call.mask : none).buffer(4, call.sinks ? *call.sinks : none);
-      recording.buffer(5, call.q_indptr ? *call.q_indptr : none);
-      recording.buffer(6, call.pages ? call.pages->indptr : call.k_indptr ? *call.k_indptr : none);
-      recording.buffer(7, call.pages ? call.pages->indices : none);
-      recording.buffer(8, call.pages ? call.pages->last_page_len : none);
-      recording.buffer(9, call.mask_indptr ? *call.mask_indptr : none);
+      recording.buffer(3, call.mask).buffer(4, call.sinks).buffer(5, call.q_indptr);
+      recording.buffer(6, call.pages ? call.pages->indptr : call.k_indptr);
+      recording.buffer(7, call.pages ? MaybeTensor(call.pages->indices) : std::nullopt);
+      recording.buffer(8, call.pages ? MaybeTensor(call.pages->last_page_len) : std::nullopt);
+      recording.buffer(9, call.mask_indptr);
       recording.buffer(10, shared ? parts : call.out).buffer(11, shared ? part_lse : call.lse).bytes(12, params);
       recording.work(piece.work.flops, piece.work.bytes);
       recording.dispatch_threadgroups(

@@ -10,8 +10,6 @@
 
 namespace metalcore::attention {
 
-using MaybeTensor = std::optional<Tensor>;
-
 // The pages of a pool in FlashInfer's terms. The tensors are int32, on the device.
 struct Pages {
   Tensor indptr, indices, last_page_len;

@@ -9,7 +9,7 @@
 namespace metalcore {
 namespace {
 
-using attention::Call, attention::MaybeTensor;
+using attention::Call;
 
 // Few queries and many keys, or heads of sizes that only these kernels have.
 bool decodes(const Call& call) {
@@ -21,9 +21,8 @@ bool decodes(const Call& call) {
 attention::DecodeCall decode_call(const Call& call, const Tensor& out, const Tensor& lse, double scale,
                                   double softcap) {
   const AttentionParams& p = call.params;
-  const bool variable = p.variable, masked = p.mask_kind != ATTENTION_NO_MASK;
+  const bool variable = p.variable;
   const attention::Dims dims = variable ? attention::Dims{-1, 1, 2} : attention::kHeadsFirst;
-  const auto if_any = [](bool any, const Tensor& tensor) { return any ? MaybeTensor(tensor) : std::nullopt; };
   return {
       .q = call.q,
       .k = call.k,
@@ -32,10 +31,10 @@ attention::DecodeCall decode_call(const Call& call, const Tensor& out, const Ten
       .lse = lse,
       .query_dims = dims,
       .key_dims = dims,
-      .mask = if_any(masked, call.mask),
-      .sinks = if_any(p.has_sinks, call.sinks),
-      .q_indptr = if_any(variable, call.cu_seq_q),
-      .k_indptr = if_any(variable, call.cu_seq_k),
+      .mask = call.mask,
+      .sinks = call.sinks,
+      .q_indptr = call.cu_seq_q,
+      .k_indptr = call.cu_seq_k,
       .batch = call.batches,
       .queries = call.q.size(2),
       .keys = p.k_length,
@@ -92,7 +91,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_forward(
           recording.kernel("attention_forward_", std::to_string(call.size), "_", suffix(q.scalar_type()));
           recording.buffer(0, call.q).buffer(1, call.k).buffer(2, call.v).buffer(3, call.mask).buffer(4, call.sinks);
           recording.buffer(5, call.cu_seq_q).buffer(6, call.cu_seq_k).buffer(7, call.seed).buffer(8, out);
-          recording.buffer(9, lse).buffer(10, differentiable ? sums : lse).buffer(11, has_rests ? rests : out);
+          recording.buffer(9, lse).buffer(10, given_if(differentiable, sums)).buffer(11, given_if(has_rests, rests));
         });
   });
   return {out, lse, sums, rests};

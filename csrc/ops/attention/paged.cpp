@@ -11,7 +11,6 @@ namespace metalcore {
 namespace {
 
 using attention::Dims;
-using attention::MaybeTensor;
 
 // The dimensions of a pool: (pages, heads, page_size, size), or (pages, page_size, heads, size).
 Dims pool_dims(bool heads_first) { return heads_first ? Dims{0, 1, 2} : Dims{0, 2, 1}; }

@@ -119,8 +119,8 @@ Tensor conv2d(const Tensor& x, const Tensor& weight_, const MaybeTensor& scale, 
     gpu::in_pieces(recording, plan.items, {plan.item_flops, bytes}, [&](const gpu::Piece& piece) {
       plan.params.first = static_cast<uint32_t>(piece.first);
       recording.kernel("conv2d_", plan.variant, "_", suffix(x.scalar_type()));
-      recording.buffer(0, x).buffer(1, weight).buffer(2, scale ? *scale : x).buffer(3, bias ? *bias : x);
-      recording.buffer(4, residual ? *residual : x).buffer(5, result).bytes(6, plan.params);
+      recording.buffer(0, x).buffer(1, weight).buffer(2, scale).buffer(3, bias);
+      recording.buffer(4, residual).buffer(5, result).bytes(6, plan.params);
       recording.work(piece.work.flops, piece.work.bytes);
       const uint32_t count = grid_side(piece.count);
       if (plan.tiled)

@@ -14,8 +14,6 @@
 namespace metalcore {
 namespace {
 
-using MaybeTensor = std::optional<Tensor>;
-
 void check_table(const char* op, const Tensor& table) {
   check_float(op, "weight", table);
   check(table.dim() == 2, "metalcore::", op, ": weight must have 2 dimensions, not ", table.dim());
@@ -107,7 +105,7 @@ std::tuple<Tensor, Tensor, Tensor> embedding_bag(const Tensor& weight, const Ten
     return {out, sizes, maxima};
   }
   const Tensor table = as_contiguous(weight), indices = as_contiguous(indices_), offsets = as_contiguous(offsets_);
-  const Tensor factors = factors_ ? as_contiguous(*factors_) : table;
+  const MaybeTensor factors = as_contiguous(factors_);
   const EmbeddingBagParams params{
       .rows = weight.sizes()[0],
       .padding = padding,
@@ -123,7 +121,7 @@ std::tuple<Tensor, Tensor, Tensor> embedding_bag(const Tensor& weight, const Ten
   gpu::record(out, [&](gpu::Recording& recording) {
     recording.kernel("embedding_bag_", suffix(weight.scalar_type())).buffer(0, table).buffer(1, indices);
     recording.buffer(2, offsets).buffer(3, factors).buffer(4, out).buffer(5, sizes);
-    recording.buffer(6, max_wanted ? maxima : sizes).bytes(7, params);
+    recording.buffer(6, given_if(max_wanted, maxima)).bytes(7, params);
     const auto item = static_cast<double>(weight.element_size() * depth);
     recording.work(0, item * static_cast<double>(indices.numel() + bags));
     const int64_t each = params.aligned ? 16 / static_cast<int64_t>(weight.element_size()) : 4;  // elements of a thread
@@ -210,8 +208,8 @@ Tensor embedding_gradient(const Tensor& grad_, const Tensor& sorted_, const Tens
   torch::stable::zero_(table);
   if (count == 0 || table.numel() == 0) return table;
   const Tensor grad = as_contiguous(grad_), sorted = as_contiguous(sorted_), order = as_contiguous(order_);
-  const auto given = [&](const MaybeTensor& tensor) { return tensor ? as_contiguous(*tensor) : sorted; };
-  const Tensor bags = given(bags_), sizes = given(sizes_), maxima = given(maxima_), factors = given(factors_);
+  const MaybeTensor bags = as_contiguous(bags_), sizes = as_contiguous(sizes_);
+  const MaybeTensor maxima = as_contiguous(maxima_), factors = as_contiguous(factors_);
   const int64_t across = ceil_div<int64_t>(depth, 4);
   const int64_t block = count * across >= kThreads * kLongBlock ? kLongBlock : kShortBlock;
   const int64_t blocks = ceil_div(count, block);

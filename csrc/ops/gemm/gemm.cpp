@@ -35,7 +35,8 @@ int64_t batch_stride(const Tensor& tensor, int64_t back) {
 }
 
 struct Operands {
-  Tensor a, b, bias, residual, ends;  // those that are not used are a
+  Tensor a, b;
+  MaybeTensor bias, residual, ends;
 };
 
 // Of a plan whose params have everything except the numbers of the epilogue.
@@ -116,26 +117,25 @@ uint32_t activation_number(const char* op, const std::string& name) {
 }
 
 void matmul_into(const Tensor& result, const Tensor& a, const Tensor& b, const MaybeTensor& bias,
-                 const MaybeTensor& residual_, uint32_t activation, double alpha, double beta) {
+                 const MaybeTensor& residual, uint32_t activation, double alpha, double beta) {
   const char* const op = "matmul";
   if (result.numel() == 0) return;
-  const Tensor residual = residual_ ? *residual_ : a;
   const auto sizes = result.sizes();
   const size_t batch_dims = sizes.size() - 2;
 
   GemmProblem problem{.rows = a.size(-2), .columns = b.size(-1), .terms = a.size(-1)};
-  problem.has_bias = bias.has_value(), problem.has_residual = residual_.has_value();
+  problem.has_bias = bias.has_value(), problem.has_residual = residual.has_value();
   problem.a = matrix_of(a), problem.b = matrix_of(b);
-  if (residual_) problem.residual = matrix_of(residual);
+  if (residual) problem.residual = matrix_of(*residual);
   for (size_t d = 0; d < batch_dims; ++d) {
     const auto back = static_cast<int64_t>(batch_dims + 1 - d);
-    const int64_t added = residual_ ? batch_stride(residual, back) : 0;
+    const int64_t added = residual ? batch_stride(*residual, back) : 0;
     problem.batch.push_back({sizes[d], batch_stride(a, back), batch_stride(b, back), added});
   }
   GemmPlan plan = plan_for(op, problem, a);
   plan.params.activation = activation;
   plan.params.alpha = static_cast<float>(alpha), plan.params.beta = static_cast<float>(beta);
-  record_gemm(op, plan, {a, b, bias ? *bias : a, residual, a}, result);
+  record_gemm(op, plan, {a, b, bias, residual, std::nullopt}, result);
 }
 
 namespace {
@@ -178,7 +178,7 @@ void grouped_gemm_into(const Tensor& result, const Tensor& a, const Tensor& b, c
   };
   GemmPlan plan = plan_for(op, problem, a);
   plan.params.alpha = 1.0f;
-  record_gemm(op, plan, {a, b, a, a, ends}, result);
+  record_gemm(op, plan, {a, b, std::nullopt, std::nullopt, ends}, result);
 }
 
 }  // namespace metalcore

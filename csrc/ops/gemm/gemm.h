@@ -9,8 +9,6 @@
 
 namespace metalcore {
 
-using MaybeTensor = std::optional<Tensor>;
-
 // Whether memory begins at a multiple of 16 bytes.
 bool begins_aligned(const Tensor& tensor);
 

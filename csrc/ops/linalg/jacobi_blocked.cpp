@@ -108,16 +108,16 @@ void record_rounds(gpu::Recording& recording, const Tensor& a, const Work& w) {
     for (uint32_t round = 0; round < w.plan.rounds; ++round) record_round(recording, w, {w.params, sweep, round});
 }
 
-// `parts` are partial sums of Rayleigh quotients. For arguments that an op does not have, such as vectors that are not
-// wanted, any buffer will do.
+// `parts` are partial sums of Rayleigh quotients.
 void record_results(gpu::Recording& recording, const Work& w, const JacobiResultParams& params, const Tensor& parts,
-                    const Tensor& order, const Tensor& scales, const Tensor& values, const Tensor& u, const Tensor& v) {
+                    const MaybeTensor& order, const MaybeTensor& scales, const Tensor& values, const MaybeTensor& u,
+                    const MaybeTensor& v) {
   const gpu::Size padded_columns{grid_side(int64_t{w.params.matrices} * w.params.padded)};
   const gpu::Size unpadded_columns{grid_side(int64_t{w.params.matrices} * w.params.columns)};
   recording.kernel("jacobi_values").buffer(0, w.x).buffer(1, parts).buffer(2, w.norms).buffer(3, w.found);
   recording.buffer(4, w.lengths).bytes(5, params).dispatch_threadgroups(padded_columns, {gpu::kSimdWidth});
   recording.kernel("jacobi_store").buffer(0, w.x).buffer(1, w.exponents).buffer(2, w.norms).buffer(3, w.found);
-  recording.buffer(4, values).buffer(5, params.vectors ? u : values).buffer(6, params.accumulated ? v : values);
+  recording.buffer(4, values).buffer(5, u).buffer(6, v);
   recording.buffer(7, w.present).buffer(8, order).buffer(9, w.lengths).bytes(10, params).buffer(11, scales);
   recording.dispatch_threadgroups(unpadded_columns, {JACOBI_THREADS});
 }
@@ -132,7 +132,7 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool compute_uv, const T
       .jacobi = w.params, .tiles = 0, .first_tile = 0, .vectors = compute_uv, .accumulated = compute_uv, .scaled = 1};
   gpu::record(x, [&](gpu::Recording& recording) {
     record_rounds(recording, x, w);
-    record_results(recording, w, params, w.parts, order, scales, values, u, v);
+    record_results(recording, w, params, w.parts, order, scales, values, given_if(compute_uv, u), given_if(compute_uv, v));
     if (!compute_uv) return;
     SvdParams complete{};
     complete.left = {n * m, 1, m};
@@ -170,7 +170,7 @@ void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool comput
   gpu::record(a, [&](gpu::Recording& recording) {
     record_rounds(recording, a, w);
     record_rayleigh(recording, a, w, params, parts);
-    record_results(recording, w, params, parts, w.present, w.shifts, values, u, u);
+    record_results(recording, w, params, parts, std::nullopt, std::nullopt, values, given_if(compute_v, u), std::nullopt);
   });
 }
 

@@ -15,7 +15,7 @@ namespace metalcore {
 // permutation[i] of A; `permutation` exists only if the caller asked for it.
 struct LuFactors {
   Tensor lu, pivots, info;
-  std::optional<Tensor> permutation;
+  MaybeTensor permutation;
 };
 LuFactors lu_factors(const Tensor& a, bool pivoting, bool with_permutation);
 

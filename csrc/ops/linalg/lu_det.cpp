@@ -9,18 +9,18 @@ namespace {
 
 constexpr uint32_t kSimdgroups = 4;  // per threadgroup of lu_determinant
 
-void determinant(const LuFactors& factors, const MatrixShape& s, const Tensor& value, const Tensor* logarithm) {
+void determinant(const LuFactors& factors, const MatrixShape& s, const Tensor& value, const MaybeTensor& logarithm) {
   if (s.batch == 0) return;
   gpu::record(value, [&](gpu::Recording& recording) {
     recording.kernel("lu_determinant").buffer(0, factors.lu).buffer(1, factors.pivots);
     recording.buffer(2, value);
-    recording.buffer(3, logarithm ? *logarithm : value);
+    recording.buffer(3, logarithm);
     recording.bytes(4, LuResultParams{.rows = grid_side(s.rows),
                                       .columns = grid_side(s.columns),
                                       .pivots = 0,
                                       .matrices = grid_side(s.batch),
                                       .part = 0,
-                                      .logarithm = logarithm != nullptr});
+                                      .logarithm = logarithm.has_value()});
     recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(s.batch, kSimdgroups))},
                                     {kSimdgroups * gpu::kSimdWidth});
   });
@@ -30,7 +30,7 @@ std::tuple<Tensor, Tensor, Tensor> det(const Tensor& a) {
   const MatrixShape s = check_square("det", a);
   const LuFactors factors = lu_factors(a, true, false);
   const Tensor value = new_tensor(batch_sizes(a, {}), ScalarType::Float, a);
-  determinant(factors, s, value, nullptr);
+  determinant(factors, s, value, std::nullopt);
   return {value, factors.lu, factors.pivots};
 }
 
@@ -38,7 +38,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> slogdet(const Tensor& a) {
   const MatrixShape s = check_square("slogdet", a);
   const LuFactors factors = lu_factors(a, true, false);
   const Tensor sign = new_tensor(batch_sizes(a, {}), ScalarType::Float, a), logarithm = new_like(sign);
-  determinant(factors, s, sign, &logarithm);
+  determinant(factors, s, sign, logarithm);
   return {sign, logarithm, factors.lu, factors.pivots};
 }
 

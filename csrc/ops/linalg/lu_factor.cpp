@@ -28,11 +28,11 @@ void factor_blocked(const LuFactors& results, const MatrixShape& shape, bool piv
   const uint32_t m = grid_side(shape.rows), n = grid_side(shape.columns), batch = grid_side(shape.batch);
   const uint32_t steps = std::min(m, n);
   const Tensor sources = new_tensor({shape.batch, shape.rows}, ScalarType::Int, results.lu);
-  const Tensor& permutation = results.permutation ? *results.permutation : sources;
+  const MaybeTensor& permutation = results.permutation;
   gpu::record(results.lu, [&](gpu::Recording& recording) {
-    if (results.permutation) {
+    if (permutation) {
       recording.kernel("lu_identity_permutation").buffer(0, permutation).bytes(1, LuResultParams{.rows = m});
-      dispatch_elements(recording, permutation.numel());
+      dispatch_elements(recording, permutation->numel());
     }
     for (uint32_t first = 0; first < steps;) {
       const LuPanel panel = lu_panel(m - first);
@@ -66,7 +66,7 @@ void factor_blocked(const LuFactors& results, const MatrixShape& shape, bool piv
       recording.work(2 * entries * width, 8 * entries);
       recording.dispatch_threadgroups({batch}, {panel.threads});
 
-      LuStepParams step{m, n, first, width, 0, 0, steps, results.permutation.has_value()};
+      LuStepParams step{m, n, first, width, 0, 0, steps, permutation.has_value()};
       step.tiles = std::max(ceil_div<uint32_t>(n - width, LU_ROWS_THREADS), 1u);
       recording.kernel("lu_rows").buffer(0, results.lu).buffer(1, results.pivots).buffer(2, sources);
       recording.buffer(3, permutation).bytes(4, step).work(2.0 * batch * width * width * n, 12.0 * batch * width * n);
@@ -117,7 +117,7 @@ void lu_small(const LuPlan& plan, const LuSmall& task, const LuFactors& results)
       p.matrices = grid_side(piece.count);
       const gpu::BufferView own_info = piece.of(info, 1), own_a = piece.of(a.tensor, a.batch_stride);
       const auto optional = [&](bool wanted, const Tensor& tensor, int64_t elements_each) {
-        return wanted ? piece.of(tensor, elements_each) : own_info;
+        return wanted ? piece.of(tensor, elements_each) : gpu::BufferView{};
       };
       const gpu::BufferView lu = optional(task.factors, results.lu, p.lu_batch);
       const gpu::BufferView pivots = optional(task.factors || task.given, results.pivots, p.pivots_batch);
@@ -126,9 +126,9 @@ void lu_small(const LuPlan& plan, const LuSmall& task, const LuFactors& results)
       if (plan.variant == LuVariant::block) {
         recording.buffer(1, lu).buffer(2, pivots).buffer(3, own_info).buffer(4, sources).bytes(5, p);
       } else {
-        recording.buffer(1, task.b ? piece.of(task.b->tensor, p.b_batch) : own_a).buffer(2, lu).buffer(3, pivots);
+        recording.buffer(1, task.b ? piece.of(task.b->tensor, p.b_batch) : gpu::BufferView{}).buffer(2, lu).buffer(3, pivots);
         recording.buffer(4, own_info).buffer(5, sources);
-        recording.buffer(6, task.x ? piece.of(*task.x, a.rows * p.right) : own_info).bytes(7, p);
+        recording.buffer(6, task.x ? piece.of(*task.x, a.rows * p.right) : gpu::BufferView{}).bytes(7, p);
       }
       recording.work(piece.work.flops, piece.work.bytes);
       recording.dispatch_threadgroups({grid_side(ceil_div<int64_t>(piece.count * p.tiles, plan.matrices))},

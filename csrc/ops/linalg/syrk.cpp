@@ -59,7 +59,7 @@ bool loads_vectors(const Matrices& a, bool transpose, int64_t length) {
   return column == 1 && length % 4 == 0 && aligned16(a.tensor, a.batch_stride, row);
 }
 
-Tensor syrk(const Tensor& input, const std::optional<Tensor>& c, const std::string& triangle, bool transpose,
+Tensor syrk(const Tensor& input, const MaybeTensor& c, const std::string& triangle, bool transpose,
             double alpha, double beta) {
   check_float32("syrk", "A", input);
   if (c) check_float32("syrk", "C", *c);
@@ -100,8 +100,8 @@ Tensor syrk(const Tensor& input, const std::optional<Tensor>& c, const std::stri
                      .alpha = static_cast<float>(alpha),
                      .beta = c ? static_cast<float>(beta) : 0.0f};
   gpu::record(result, [&](gpu::Recording& recording) {
-    record_syrk(recording, gpu::view_of(a.tensor), gpu::view_of(added.tensor), gpu::view_of(result), p,
-                grid_side(a.batch));
+    record_syrk(recording, gpu::view_of(a.tensor), c ? gpu::view_of(added.tensor) : gpu::BufferView{},
+                gpu::view_of(result), p, grid_side(a.batch));
   });
   return result;
 }

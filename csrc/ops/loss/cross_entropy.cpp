@@ -11,8 +11,6 @@
 namespace metalcore {
 namespace {
 
-using MaybeTensor = std::optional<Tensor>;
-
 enum Reduction : int64_t { kNone, kMean, kSum };  // as PyTorch's numbers
 
 struct Options {
@@ -162,10 +160,9 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, const Tens
       params_of(shape, x, x.tensor, target, weight, {ignore_index, label_smoothing, softcap, z_loss});
   gpu::record(loss, [&](gpu::Recording& recording) {
     recording.kernel("cross_entropy_", plan.variant, "_", suffix(dtype));
-    // What a call lacks is bound to memory at a multiple of the argument's alignment.
-    recording.buffer(0, x.tensor).buffer(1, params.probabilities ? saved : target);
-    recording.buffer(2, params.probabilities ? target : x.tensor)
-        .buffer(3, weight ? *weight : saved)
+    recording.buffer(0, x.tensor).buffer(1, given_if(!params.probabilities, target));
+    recording.buffer(2, given_if(params.probabilities, target))
+        .buffer(3, weight)
         .buffer(4, losses)
         .buffer(5, results)
         .buffer(6, saved);
@@ -215,10 +212,9 @@ Tensor cross_entropy_backward(const Tensor& grad, const Tensor& input, const Ten
   params.scale_of_row = reduction == kNone;
   gpu::record(gx, [&](gpu::Recording& recording) {
     recording.kernel("cross_entropy_backward_", plan.variant, "_", suffix(input.scalar_type()));
-    // What a call lacks is bound to memory at a multiple of the argument's alignment.
-    recording.buffer(0, x.tensor).buffer(1, params.probabilities ? saved : target);
-    recording.buffer(2, params.probabilities ? target : x.tensor)
-        .buffer(3, weight ? *weight : saved)
+    recording.buffer(0, x.tensor).buffer(1, given_if(!params.probabilities, target));
+    recording.buffer(2, given_if(params.probabilities, target))
+        .buffer(3, weight)
         .buffer(4, g)
         .buffer(5, total)
         .buffer(6, saved);
@@ -250,7 +246,7 @@ Tensor cross_entropy_replace(const Tensor& x, const Tensor& target_, const Maybe
   params.scale_of_row = scale.numel() > 1;
   gpu::record(losses, [&](gpu::Recording& recording) {
     recording.kernel("cross_entropy_replace_", plan.variant, "_", suffix(x.scalar_type()));
-    recording.buffer(0, x).buffer(1, target).buffer(2, weight ? *weight : scale).buffer(3, scale).buffer(4, losses);
+    recording.buffer(0, x).buffer(1, target).buffer(2, weight).buffer(3, scale).buffer(4, losses);
     recording.bytes(5, params);
     dispatch(recording, plan);
   });

@@ -90,8 +90,7 @@ std::tuple<Tensor, Tensor, Tensor> group_norm(const Tensor& input, int64_t group
   gpu::record(y, [&](gpu::Recording& recording) {
     recording.kernel(plan.threads ? "group_norm_thread" : "group_norm_looped",
                      !plan.threads && whole_vectors(x, shape) ? "_aligned_" : "_", suffix(y.scalar_type()));
-    // Metal needs a buffer for each argument.
-    recording.buffer(0, x).buffer(1, weight ? *weight : x).buffer(2, bias ? *bias : x);
+    recording.buffer(0, x).buffer(1, weight).buffer(2, bias);
     recording.buffer(3, y).buffer(4, means).buffer(5, scales).bytes(6, params);
     dispatch(recording, plan, shape);
   });
@@ -159,7 +158,7 @@ std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor& grad_, cons
   gpu::record(gx, [&](gpu::Recording& recording) {
     recording.kernel(plan.threads ? "group_norm_backward_thread" : "group_norm_backward_looped",
                      !plan.threads && aligned ? "_aligned_" : "_", suffix(gx.scalar_type()));
-    recording.buffer(0, grad).buffer(1, x).buffer(2, means).buffer(3, scales).buffer(4, weight ? *weight : x);
+    recording.buffer(0, grad).buffer(1, x).buffer(2, means).buffer(3, scales).buffer(4, weight);
     recording.buffer(5, gx).buffer(6, parts).bytes(7, params);
     dispatch(recording, plan, shape);
     if (!parameters_wanted) return;

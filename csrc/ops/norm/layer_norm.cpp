@@ -59,9 +59,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> normalize(const char* op, const Tenso
   };
   gpu::record(y, [&](gpu::Recording& recording) {
     kernel(recording, "layer_norm", plan, aligned, y.scalar_type());
-    // Metal needs a buffer for each argument.
-    recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, weight ? *weight : x.tensor);
-    recording.buffer(3, bias ? *bias : x.tensor).buffer(4, y).buffer(5, sum).buffer(6, means).buffer(7, scales);
+    recording.buffer(0, x.tensor).buffer(1, given_if(residual.has_value(), added.tensor)).buffer(2, weight);
+    recording.buffer(3, bias).buffer(4, y).buffer(5, sum).buffer(6, means).buffer(7, scales);
     recording.bytes(8, params);
     dispatch(recording, plan);
   });
@@ -134,8 +133,8 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const
   gpu::record(gx, [&](gpu::Recording& recording) {
     kernel(recording, op, plan.rows, aligned, gx.scalar_type());
     recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, means).buffer(3, scales);
-    recording.buffer(4, weight ? *weight : x.tensor).buffer(5, added.tensor).buffer(6, gx);
-    recording.buffer(7, parameters_wanted ? partial : means).bytes(8, params);
+    recording.buffer(4, weight).buffer(5, given_if(sum_grad.has_value(), added.tensor)).buffer(6, gx);
+    recording.buffer(7, given_if(parameters_wanted, partial)).bytes(8, params);
     dispatch(recording, plan.rows);
     if (!parameters_wanted) return;
     if (plan.separate()) {
@@ -144,7 +143,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const
       recording.bytes(5, params);
       recording.dispatch_threads({grid_side(ceil_div<int64_t>(shape.length, 4)), grid_side(plan.chunks)}, {256});
     }
-    record_column_sums(recording, partial, plan.chunks, gw, &gb);
+    record_column_sums(recording, partial, plan.chunks, gw, gb);
   });
   return {gx, gw, gb};
 }

@@ -9,8 +9,6 @@
 
 namespace metalcore {
 
-using MaybeTensor = std::optional<Tensor>;
-
 struct NormShape {
   int64_t rows;
   int64_t length;

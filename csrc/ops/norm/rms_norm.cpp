@@ -81,8 +81,7 @@ SplitPlan plan_forward(const NormShape& shape, const Tensor& on, const RowKernel
   return looped && better_split(shape, on) ? plan_split(shape, on, 1) : SplitPlan{plan, 0};
 }
 
-// Fills y, with a residual `sum`, and the rows' scales where they are wanted; all are contiguous. Without a residual
-// the kernels do not touch `residual` and `sum`, but Metal needs a buffer for each argument.
+// Fills y, with a residual `sum`, and the rows' scales where they are wanted; all are contiguous.
 void normalize_into(const char* op, const Tensor& y, const Tensor& sum, const Tensor& input,
                     const MaybeTensor& residual, int64_t dims, const MaybeTensor& weight_, double eps, double offset,
                     const MaybeTensor& wanted_scales = std::nullopt) {
@@ -118,26 +117,24 @@ void normalize_into(const char* op, const Tensor& y, const Tensor& sum, const Te
   };
   const bool aligned = all_aligned16({&x, &added}, {&weight}, shape.length) &&
                        aligned16(y, shape.length, shape.length) && aligned16(sum, shape.length, shape.length);
-  // Metal needs a buffer for each argument, for float32 at a multiple of four bytes, where an output need not begin.
-  const bool y_serves = gpu::view_of(y).offset % sizeof(float) == 0;
-  const Tensor parts = new_tensor({shared ? plan.splits * shape.rows : y_serves ? 0 : 1}, ScalarType::Float, input);
+  const MaybeTensor parts =
+      shared ? MaybeTensor(new_tensor({plan.splits * shape.rows}, ScalarType::Float, input)) : std::nullopt;
   const ScalarType weight_dtype = weight ? weight->scalar_type() : dtype;
-  const Tensor& weights = weight ? *weight : x.tensor;
-  const Tensor& scales = wanted_scales ? *wanted_scales : y_serves ? y : parts;
+  const MaybeTensor residual_rows = given_if(residual.has_value(), added.tensor);
   gpu::record(y, [&](gpu::Recording& recording) {
     if (shared) {
       kernel(recording, op, plan, "_squares", aligned, dtype, dtype);
-      recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, sum).buffer(3, parts).bytes(4, params);
+      recording.buffer(0, x.tensor).buffer(1, residual_rows).buffer(2, sum).buffer(3, parts).bytes(4, params);
       dispatch(recording, plan);
       kernel(recording, op, plan, "", aligned, dtype, weight_dtype);
-      recording.buffer(0, x.tensor).buffer(1, weights).buffer(2, y).buffer(3, sum).buffer(4, parts).bytes(5, params);
-      recording.buffer(6, scales);
+      recording.buffer(0, x.tensor).buffer(1, weight).buffer(2, y).buffer(3, sum).buffer(4, parts).bytes(5, params);
+      recording.buffer(6, wanted_scales);
       dispatch(recording, plan);
       return;
     }
     kernel(recording, op, plan, "", aligned, dtype, weight_dtype);
-    recording.buffer(0, x.tensor).buffer(1, added.tensor).buffer(2, weights);
-    recording.buffer(3, y).buffer(4, sum).bytes(5, params).buffer(6, scales);
+    recording.buffer(0, x.tensor).buffer(1, residual_rows).buffer(2, weight);
+    recording.buffer(3, y).buffer(4, sum).bytes(5, params).buffer(6, wanted_scales);
     dispatch(recording, plan);
   });
 }
@@ -217,10 +214,12 @@ std::tuple<Tensor, Tensor> differentiate(const Tensor& grad, const Tensor& input
   // Whether a threadgroup has all rows of its columns, so that it makes the weight's gradient itself.
   const bool whole = shared && weight_wanted && plan.parts.chunks == 1 && gw.scalar_type() == weight_dtype;
   const bool partial_wanted = weight_wanted && !whole;
-  const int64_t partial_sizes[2] = {partial_wanted ? plan.parts.chunks : 0, shape.length};
-  const Tensor scales = new_tensor({rows.threads ? shape.rows : 0}, ScalarType::Float, input);
-  const Tensor partial = new_tensor(Sizes(partial_sizes, 2), ScalarType::Float, input);
-  const Tensor parts = new_tensor({shared ? 2 * rows.splits * shape.rows : 0}, ScalarType::Float, input);
+  const auto floats = [&](bool wanted, Sizes sizes) {
+    return wanted ? MaybeTensor(new_tensor(sizes, ScalarType::Float, input)) : std::nullopt;
+  };
+  const MaybeTensor scales = floats(rows.threads, {shape.rows});
+  const MaybeTensor partial = floats(partial_wanted, {plan.parts.chunks, shape.length});
+  const MaybeTensor parts = floats(shared, {2 * rows.splits * shape.rows});
   const RmsNormParams params{
       .length = grid_side(shape.length),
       .rows = grid_side(shape.rows),
@@ -240,18 +239,17 @@ std::tuple<Tensor, Tensor> differentiate(const Tensor& grad, const Tensor& input
       .residual = added.strides,
       .grad = g.strides,
   };
-  const Tensor& weights = weight ? *weight : x.tensor;      // Metal needs a buffer for each argument
-  const Tensor& given = given_scales ? *given_scales : gx;  // at a multiple of four bytes, which x need not be
   gpu::record(gx, [&](gpu::Recording& recording) {
     if (shared) {
       kernel(recording, op, rows, "_sums", aligned, dtype, weight_dtype);
-      recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, parts).bytes(4, params);
+      recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weight).buffer(3, parts).bytes(4, params);
       dispatch(recording, rows);
     }
     kernel(recording, op, rows, "", aligned, dtype, weight_dtype);
-    recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weights).buffer(3, added.tensor).buffer(4, gx);
-    recording.buffer(5, rows.threads ? scales : partial_wanted ? partial : gx).bytes(6, params).buffer(7, given);
-    if (shared) recording.buffer(8, parts).buffer(9, whole ? gw : gx);
+    recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, weight);
+    recording.buffer(3, given_if(sum_grad.has_value(), added.tensor)).buffer(4, gx);
+    recording.buffer(5, rows.threads ? scales : partial).bytes(6, params).buffer(7, given_scales);
+    if (shared) recording.buffer(8, parts).buffer(9, given_if(whole, gw));
     dispatch(recording, rows);
     if (!partial_wanted) return;
     if (rows.threads) {
@@ -259,7 +257,7 @@ std::tuple<Tensor, Tensor> differentiate(const Tensor& grad, const Tensor& input
       recording.buffer(0, g.tensor).buffer(1, x.tensor).buffer(2, scales).buffer(3, partial).bytes(4, params);
       recording.dispatch_threads({grid_side(ceil_div<int64_t>(shape.length, 4)), params.streams}, {256});
     }
-    record_column_sums(recording, partial, plan.parts.chunks, gw);
+    record_column_sums(recording, *partial, plan.parts.chunks, gw);
   });
   return {gx, gw};
 }

@@ -162,7 +162,7 @@ void record_scalars(gpu::Recording& recording, const std::vector<AtenTensorHandl
 // Updates the slots of a plan. The scalars of slot i are element i of `device_scalars`, or else element i - first of
 // `scalars_of_host`.
 void record_steps(gpu::Recording& recording, const ParameterArrays& arrays, const OptimPlan& plan, size_t first,
-                  const std::vector<AdamWScalars>& scalars_of_host, const std::optional<Tensor>& device_scalars,
+                  const std::vector<AdamWScalars>& scalars_of_host, const MaybeTensor& device_scalars,
                   const Hyperparameters& h, bool amsgrad) {
   const std::string kernel =
       adamw_kernel(arrays.first().scalar_type(), arrays.state_dtype(), amsgrad, h.seed.has_value());
@@ -190,8 +190,8 @@ void record_steps(gpu::Recording& recording, const ParameterArrays& arrays, cons
 void adamw_(const TensorList& params, const TensorList& grads, const TensorList& exp_avgs,
             const TensorList& exp_avg_sqs, const TensorList& max_exp_avg_sqs, const TensorList& state_steps, double lr,
             double beta1, double beta2, double weight_decay, double eps, bool maximize,
-            const std::optional<Tensor>& lr_tensor, const std::optional<Tensor>& grad_scale,
-            const std::optional<Tensor>& found_inf, std::optional<int64_t> seed) {
+            const MaybeTensor& lr_tensor, const MaybeTensor& grad_scale,
+            const MaybeTensor& found_inf, std::optional<int64_t> seed) {
   if (params.empty()) return;
   const Hyperparameters h = {lr, beta1, beta2, weight_decay, eps, maximize, seed, {lr_tensor, grad_scale, found_inf}};
   ParameterArrays arrays("adamw_", {{"params", params, true},
@@ -214,7 +214,7 @@ void adamw_(const TensorList& params, const TensorList& grads, const TensorList&
                  [&] { return plan_reason(arrays); });
   const std::vector<AtenTensorHandle> steps = in_order(state_steps, arrays.slots());
   std::vector<AdamWScalars> scalars_of_host;
-  std::optional<Tensor> device_scalars;
+  MaybeTensor device_scalars;
   if (!steps_on_device)
     gpu::note_host_step("adamw_ counts its steps on the host; capturable=True has them counted on the device");
   if (steps_on_device) {

@@ -6,8 +6,8 @@ namespace metalcore {
 namespace {
 
 void lion_(const TensorList& params, const TensorList& grads, const TensorList& exp_avgs, double lr, double beta1,
-           double beta2, double weight_decay, bool maximize, const std::optional<Tensor>& lr_tensor,
-           const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf) {
+           double beta2, double weight_decay, bool maximize, const MaybeTensor& lr_tensor,
+           const MaybeTensor& grad_scale, const MaybeTensor& found_inf) {
   if (params.empty()) return;
   const DeviceScalars scalars = {lr_tensor, grad_scale, found_inf};
   ParameterArrays arrays("lion_", {{.name = "params", .tensors = params, .written = true},

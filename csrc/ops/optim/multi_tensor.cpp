@@ -24,11 +24,11 @@ const gpu::Table<OptimTuning> optim_tuning("optim",
 // A thread walks over at most so many times the elements that the tuning row says.
 constexpr uint64_t kLargerChunks = 64;
 
-gpu::BufferView view_or_null(const std::optional<Tensor>& tensor) {
-  return tensor ? gpu::view_of(*tensor) : gpu::BufferView{nullptr, 0, 0};
+gpu::BufferView view_or_null(const MaybeTensor& tensor) {
+  return tensor ? gpu::view_of(*tensor) : gpu::BufferView{};
 }
 
-void check_scalar(const char* op, const char* argument, const std::optional<Tensor>& tensor, const Tensor& reference) {
+void check_scalar(const char* op, const char* argument, const MaybeTensor& tensor, const Tensor& reference) {
   if (!tensor) return;
   check_same_device(op, argument, *tensor, reference);
   check(tensor->numel() == 1 && tensor->scalar_type() == ScalarType::Float, "metalcore::", op, ": ", argument,

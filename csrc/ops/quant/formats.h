@@ -27,7 +27,7 @@ PackedRows packed_rows(const char* op, const Tensor& packed, const QuantFormat& 
 Tensor from_multiple_of_16(const Tensor& tensor);
 
 // Rows of packed weights as numbers: all of them, or those of the indices.
-Tensor quant_rows(const Tensor& packed, const std::optional<Tensor>& rows, int64_t type, ScalarType dtype);
+Tensor quant_rows(const Tensor& packed, const MaybeTensor& rows, int64_t type, ScalarType dtype);
 
 // A dtype's number in the kernels' parameters.
 uint32_t quant_dtype(ScalarType dtype);

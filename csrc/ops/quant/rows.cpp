@@ -9,7 +9,7 @@
 
 namespace metalcore {
 
-Tensor quant_rows(const Tensor& packed, const std::optional<Tensor>& rows, int64_t type, ScalarType dtype) {
+Tensor quant_rows(const Tensor& packed, const MaybeTensor& rows, int64_t type, ScalarType dtype) {
   const QuantFormat& format = quant_format("quant_rows", type);
   const PackedRows weights = packed_rows("quant_rows", packed, format, 2);
   check(is_float_dtype(dtype), "metalcore::quant_rows: dtype must be float32, float16 or bfloat16");

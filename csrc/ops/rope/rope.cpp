@@ -136,9 +136,8 @@ void rotate(const char* op, const Tensor& q, const MaybeTensor& k, const Tensor&
   gpu::record(q_out, [&](gpu::Recording& recording) {
     recording.kernel(packed ? "rope_packed_" : "rope_single_", suffix(q.scalar_type()),
                      cosine.scalar_type() == q.scalar_type() ? "" : "_float");
-    const bool has_k = k && k->numel() > 0;  // Metal has no buffers without bytes
-    recording.buffer(0, q).buffer(1, has_k ? *k : q).buffer(2, q_out).buffer(3, has_k ? *k_out : q_out);
-    recording.buffer(4, cosine).buffer(5, sine).buffer(6, positions ? *positions : cosine).bytes(7, params);
+    recording.buffer(0, q).buffer(1, k).buffer(2, q_out).buffer(3, k_out);
+    recording.buffer(4, cosine).buffer(5, sine).buffer(6, positions).bytes(7, params);
     recording.dispatch_threads({across, grid_side(batch * tokens)}, {width, 256 / width});
   });
 }

@@ -7,8 +7,6 @@
 
 namespace metalcore {
 
-using MaybeTensor = std::optional<Tensor>;
-
 // How q and k are rotated. All tensors have four dimensions: heads are dimension 1 or 2, and tokens the other one.
 struct Rotation {
   int64_t heads_dim;      // of q and k
