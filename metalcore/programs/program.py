@@ -15,7 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from . import generated
 from .ir import value
 from .options import Options
-from .passes.clean import clean, loosen_views
+from .passes.clean import clean, loosen_views, renew_views
 from .passes.groups import group_pointwise
 from .passes.transfers import put_on_cpu
 from .planning import bind_arena, make_plan
@@ -225,6 +225,7 @@ def finish(
     if options.generates:
         group_pointwise(module, generated.build)
     put_on_cpu(module)
+    renew_views(module)
     loosen_views(module)
     device = program_device(module.graph)
     arena_device = device if options.memory == "arena" else None

@@ -80,8 +80,14 @@ def fake_inputs(inputs: Sequence[Any], mode: FakeTensorMode) -> list:
         if not isinstance(value, Tensor):
             return value
         if isinstance(value, torch._subclasses.FakeTensor):
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-            return made.requires_grad_(value.requires_grad) if value.requires_grad else made
+            made, other = (
+                torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+                for _ in range(2)
+            )
+            if not value.requires_grad:
+                return made
+            made.requires_grad_()
+            return made if value.is_leaf else other.copy_(made)  # autograd refuses writes to a leaf
         return mode.from_tensor(value, static_shapes=True)
 
     with mode:

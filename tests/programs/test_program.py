@@ -146,6 +146,50 @@ def test_an_arena_is_reused(device):
     agree(first, plain(x))
 
 
+class Late(nn.Module):
+    """What `made` gives is read by a view at the end, after other values that could take its memory."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.made = made
+
+    def forward(self, x):
+        late, y = self.made(x)
+        for _ in range(4):
+            y = y.mm(x).mm(x)
+        return y.mm(late)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: (x.mm(x).clone().t(), x),
+        lambda x: ((x.mm(x) * 1).chunk(1, 1)[0], x),
+        lambda x: (F.dropout(x.mm(x), training=False).view(6, 6).t(), x),
+        lambda x: (lambda y: (x.mm(x).t(), y))(x.mm(x).mm(x)),
+        pytest.param(lambda x: (torch.special.ndtri(x.sigmoid()).t(), x), marks=pytest.mark.only_on("simulator")),
+    ],
+    ids=["clone", "times one", "dropout", "repeated", "CPU"],
+)
+def test_memory_is_kept_for_views_of_what_took_another_place(device, made):
+    x = torch.randn(6, 6, generator=torch.Generator().manual_seed(0)).to(device)
+    model = Late(made)
+    agree(model(x.cpu()), metalcore.compile(model, (x,))(x).cpu(), 1e-4)
+
+
+def test_writes_whose_variant_takes_other_types(device):
+    """aten.pow.Scalar is a number to the power of a tensor, and aten.pow_.Scalar the other way round."""
+
+    class Square(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            y **= 2
+            return y.sum()
+
+    x = torch.randn(4, 8).to(device)
+    agree(Square()(x), metalcore.compile(Square(), (x,))(x))
+
+
 @pytest.mark.only_on("simulator")  # it reads the table of the simulated device
 def test_operators_without_a_kernel_run_on_the_cpu(device):
     class Lacking(nn.Module):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import operator
+
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from ..ir import (
     argument,
@@ -19,7 +25,7 @@ from ..ir import (
     value,
 )
 
-__all__ = ["clean", "loosen_views", "name_conversions", "remove_dead", "remove_no_ops", "remove_repeated"]
+__all__ = ["clean", "loosen_views", "name_conversions", "remove_dead", "remove_no_ops", "remove_repeated", "renew_views"]
 
 # Operators that return their argument, or a view of all of it, if the result has the same shape, strides and dtype.
 _VIEWS = frozenset(
@@ -36,6 +42,7 @@ def clean(module: GraphModule, differentiable: bool = False) -> None:
     name_conversions(module)
     remove_repeated(module)
     remove_dead(module)
+    renew_views(module)
 
 
 def remove_no_ops(module: GraphModule, differentiable: bool = False) -> None:
@@ -138,6 +145,27 @@ def _key(thing):
         return tuple((name, _key(item)) for name, item in sorted(thing.items()))
     # 1, 1.0 and True are equal, and make different results; so do 0.0 and -0.0.
     return thing if isinstance(thing, Node) else (type(thing).__name__, repr(thing) if type(thing) is float else thing)
+
+
+def renew_views(module: GraphModule) -> None:
+    """Makes fake values of views anew whose argument is another value by now: they have to share its memory, so that
+    the plan keeps this as long as they live."""
+    for node in module.graph.nodes:
+        if not (node.target is operator.getitem or name_of(node) is not None and _may_be_view(node.target)):
+            continue
+        sources = [tensor for source in node.all_input_nodes for tensor in tensors_of(source)]
+        shared = {storage_of(tensor) for tensor in sources}
+        if not sources or all(storage_of(tensor) in shared for tensor in tensors_of(node)):
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), value)
+        mode = next((tensor.fake_mode for tensor in sources if isinstance(tensor, FakeTensor)), None)
+        with mode or contextlib.nullcontext(), torch.no_grad():
+            node.meta["val"] = node.target(*args, **kwargs)
+
+
+@functools.cache
+def _may_be_view(target):
+    return any(spec.alias_info is not None and not spec.alias_info.is_write for spec in target._schema.returns)
 
 
 def remove_dead(module: GraphModule) -> None:
