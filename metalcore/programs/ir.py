@@ -22,6 +22,7 @@ __all__ = [
     "ancestors",
     "argument",
     "arguments",
+    "changes_shape",
     "is_barrier",
     "is_pure",
     "mutated_storages",
@@ -98,6 +99,11 @@ def written(node: Node) -> list[Node]:
     if flag and argument(node, flag):
         names = (*names, *secret)
     return [leaf for name in names for leaf in tree_leaves(argument(node, name)) if isinstance(leaf, Node)]
+
+
+def changes_shape(node: Node) -> bool:
+    """Whether an operation changes the shape or the strides of its argument itself, as unsqueeze_ does."""
+    return name_of(node) is not None and torch.Tag.inplace_view in node.target.tags  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
 
 
 @functools.cache

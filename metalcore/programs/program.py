@@ -166,6 +166,9 @@ class Program:
 
         save(self, path, weights)
 
+    def __reduce__(self):
+        raise TypeError("a program is neither copied nor pickled: its memory is part of it; save() writes it to a file")
+
     def add_notes(self, notes: Sequence[str]) -> None:
         """Adds notes to the report."""
         self._report = self._report._replace(notes=(*self._report.notes, *notes))

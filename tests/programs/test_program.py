@@ -1,6 +1,8 @@
 """What a program checks, plans, keeps and reports."""
 
+import copy
 import itertools
+import pickle
 import random
 
 import pytest
@@ -175,6 +177,35 @@ def test_memory_is_kept_for_views_of_what_took_another_place(device, made):
     x = torch.randn(6, 6, generator=torch.Generator().manual_seed(0)).to(device)
     model = Late(made)
     agree(model(x.cpu()), metalcore.compile(model, (x,))(x).cpu(), 1e-4)
+
+
+def test_shapes_that_are_changed_in_place(device):
+    class Unsqueeze(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            same = y.squeeze()  # a tensor of its own, with y's memory
+            same.unsqueeze_(0)
+            return y * 2, same * 3
+
+    class OfArgument(nn.Module):
+        def forward(self, x):
+            return x.t_() * 2
+
+    x = torch.randn(7).to(device)
+    agree(Unsqueeze()(x), metalcore.compile(Unsqueeze(), (x,))(x))
+    with pytest.raises(programs.NotTraceable, match="changes the shape of an argument"):
+        metalcore.compile(OfArgument(), (torch.randn(3, 4).to(device),))
+    torch._dynamo.reset()
+    call = torch.compile(lambda x: x.squeeze().unsqueeze_(0) * 2, backend="metalcore")
+    agree((x * 2)[None], call(x))
+    assert x.shape == (7,)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_program_is_not_copied(device, duplicate):
+    x = torch.randn(4).to(device)
+    with pytest.raises(TypeError, match="save"):
+        duplicate(metalcore.compile(nn.ReLU(), (x,)))
 
 
 def test_writes_whose_variant_takes_other_types(device):

@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 
 from ..ir import (
     argument,
+    changes_shape,
     is_barrier,
     is_pure,
     mutated_storages,
@@ -25,7 +26,15 @@ from ..ir import (
     value,
 )
 
-__all__ = ["clean", "loosen_views", "name_conversions", "remove_dead", "remove_no_ops", "remove_repeated", "renew_views"]
+__all__ = [
+    "clean",
+    "loosen_views",
+    "name_conversions",
+    "remove_dead",
+    "remove_no_ops",
+    "remove_repeated",
+    "renew_views",
+]
 
 # Operators that return their argument, or a view of all of it, if the result has the same shape, strides and dtype.
 _VIEWS = frozenset(
@@ -58,7 +67,7 @@ def remove_no_ops(module: GraphModule, differentiable: bool = False) -> None:
         if name is None or not node.args or not isinstance(node.args[0], Node):
             continue
         source = node.args[0]
-        if name == "detach" and differentiable:
+        if name == "detach" and differentiable or any(map(changes_shape, node.users)):
             continue
         if _does_nothing(node, name, mutated) and _alike(value(node), value(source)):
             if any(user.op == "output" for user in node.users) and source.op in ("placeholder", "get_attr"):
