@@ -27,6 +27,7 @@ __all__ = [
     "is_pure",
     "mutated_storages",
     "name_of",
+    "returned_storages",
     "segments",
     "storage_of",
     "tensors_of",
@@ -159,6 +160,12 @@ def mutated_storages(graph: Graph) -> set[int]:
         for tensor in tensors_of(target)
         if (storage := storage_of(tensor)) is not None
     }
+
+
+def returned_storages(graph: Graph) -> set[int | None]:
+    """The storages of the graph's results."""
+    results = [leaf for node in graph.nodes if node.op == "output" for leaf in node.all_input_nodes]
+    return {storage_of(tensor) for leaf in results for tensor in tensors_of(leaf)}
 
 
 def ancestors(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: False) -> list[Node]:

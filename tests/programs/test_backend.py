@@ -180,6 +180,22 @@ def test_writes_that_gradients_go_through(device):
         agree(gradients(function), gradients(compiled(function, dynamic=dynamic)))
 
 
+def test_batch_norms_in_checkpoints(device):
+    """Backward computes them again from buffers that forward has written to."""
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()).to(device)
+    other, x = copy.deepcopy(model), torch.randn(5, 4).to(device)
+    call = compiled(lambda x: checkpoint(other, x, use_reentrant=False))
+    for _ in range(2):
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        results = [model(inputs[0]), call(inputs[1])]
+        for result in results:
+            result.square().sum().backward()
+        agree([results[0], inputs[0].grad, *model.buffers()], [results[1], inputs[1].grad, *other.buffers()])
+
+
 def test_memory_that_programs_keep(device):
     """memory="arena": results of earlier calls, and what backward needs, are not in it."""
 

@@ -179,6 +179,42 @@ def test_memory_is_kept_for_views_of_what_took_another_place(device, made):
     agree(model(x.cpu()), metalcore.compile(model, (x,))(x).cpu(), 1e-4)
 
 
+@pytest.mark.parametrize(
+    "results",
+    [
+        lambda x, w: (x.t().clone(), x + 1),
+        lambda x, w: (lambda y: (y, y.clone()))(x.sin()),
+        lambda x, w: (lambda y: (y, (y * 1).view(2, 8)))(x.sin()),
+        lambda x, w: (x.sin().view(2, 8), x.sin().view(2, 8)),
+        lambda x, w: (x + 1, (w * 2).t()),
+        lambda x, w: (x + 1, torch.arange(4, device=x.device)),
+    ],
+    ids=["copy of a view", "copy", "view of a copy", "repeated", "of parameters alone", "constant"],
+)
+def test_each_result_has_memory_of_its_own(device, results):
+    """Somebody may write to a result: that changes no argument, no other result, and none of a later call."""
+
+    class Results(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.rand(4, 4))
+
+        def forward(self, x):
+            return results(x, self.w)
+
+    model = Results().to(device).requires_grad_(False)
+    x = torch.randn(4, 4).to(device)
+    torch._dynamo.reset()
+    for call in (metalcore.compile(model, (x,)), torch.compile(model, backend="metalcore")):
+        for _ in range(2):
+            expected, found, before = model(x), call(x), x.clone()
+            agree(expected, found)
+            found[0].zero_()
+            agree(expected[1], found[1])
+            found[1].zero_()
+            agree(before, x)
+
+
 def test_shapes_that_are_changed_in_place(device):
     class Unsqueeze(nn.Module):
         def forward(self, x):

@@ -20,6 +20,7 @@ from ..ir import (
     mutated_storages,
     name_of,
     nodes_named,
+    returned_storages,
     segments,
     storage_of,
     tensors_of,
@@ -57,7 +58,11 @@ def clean(module: GraphModule, differentiable: bool = False) -> None:
 def remove_no_ops(module: GraphModule, differentiable: bool = False) -> None:
     """Removes operations whose result is their argument. If the graph is `differentiable`, detach does something."""
     graph = module.graph
-    mutated = mutated_storages(graph)
+    mutated, returned = mutated_storages(graph), returned_storages(graph)
+    # Memory that a result must not share with another result, or with an argument, unless it is a view of that.
+    taken = returned | {
+        storage_of(t) for n in graph.nodes if n.op in ("placeholder", "get_attr") for t in tensors_of(n)
+    }
     for node in list(graph.nodes):
         name = name_of(node)
         is_mode = node.target is torch._C._set_grad_enabled and not differentiable  # nothing is differentiated
@@ -72,6 +77,12 @@ def remove_no_ops(module: GraphModule, differentiable: bool = False) -> None:
         if _does_nothing(node, name, mutated) and _alike(value(node), value(source)):
             if any(user.op == "output" for user in node.users) and source.op in ("placeholder", "get_attr"):
                 continue
+            storage, other = storage_of(value(node)), storage_of(value(source))
+            if storage in returned and storage != other:
+                if other in taken:
+                    continue
+                returned.add(other)
+                taken.add(other)
             node.replace_all_uses_with(source)
             graph.erase_node(node)
 
@@ -126,15 +137,13 @@ def loosen_views(module: GraphModule) -> None:
 
 def remove_repeated(module: GraphModule) -> None:
     """Computes equal operations once. Operations of different stretches between barriers are not equal, and neither are
-    those whose result is written to."""
+    those whose result is written to, or is returned: each result has memory of its own."""
     graph = module.graph
     stretch, mutated = segments(graph), mutated_storages(graph)
     seen: dict = {}
-    returned = {leaf for node in graph.nodes if node.op == "output" for leaf in node.all_input_nodes}
+    apart = mutated | returned_storages(graph)
     for node in list(graph.nodes):
-        if not is_pure(node) or node in returned:
-            continue
-        if any(storage_of(tensor) in mutated for tensor in tensors_of(node)):
+        if not is_pure(node) or any(storage_of(tensor) in apart for tensor in tensors_of(node)):
             continue
         where = 0 if node.op == "get_attr" else stretch[node]
         key = (node.op, node.target, _key(node.args), _key(node.kwargs), where)
