@@ -90,6 +90,8 @@ def _compile(module, inputs, options):
             fw_compiler=functools.partial(_program, compiled=compiled, options=options),
             bw_compiler=functools.partial(_program, compiled=compiled, options=options),
             partition_fn=min_cut_rematerialization_partition,
+            # Writes to inputs belong to the program: a checkpoint saves buffers for backward after they are written.
+            keep_inference_input_mutations=True,
         )(fused, list(inputs))
     except RestartAnalysis:  # dynamo traces once more, with a number that it had left open
         raise

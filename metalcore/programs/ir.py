@@ -22,10 +22,12 @@ __all__ = [
     "ancestors",
     "argument",
     "arguments",
+    "changes_shape",
     "is_barrier",
     "is_pure",
     "mutated_storages",
     "name_of",
+    "returned_storages",
     "segments",
     "storage_of",
     "tensors_of",
@@ -100,6 +102,11 @@ def written(node: Node) -> list[Node]:
     return [leaf for name in names for leaf in tree_leaves(argument(node, name)) if isinstance(leaf, Node)]
 
 
+def changes_shape(node: Node) -> bool:
+    """Whether an operation changes the shape or the strides of its argument itself, as unsqueeze_ does."""
+    return name_of(node) is not None and torch.Tag.inplace_view in node.target.tags  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+
+
 @functools.cache
 def _writes(target) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """The arguments that an operator writes to, and a flag with those that it writes to where the flag is set."""
@@ -153,6 +160,12 @@ def mutated_storages(graph: Graph) -> set[int]:
         for tensor in tensors_of(target)
         if (storage := storage_of(tensor)) is not None
     }
+
+
+def returned_storages(graph: Graph) -> set[int | None]:
+    """The storages of the graph's results."""
+    results = [leaf for node in graph.nodes if node.op == "output" for leaf in node.all_input_nodes]
+    return {storage_of(tensor) for leaf in results for tensor in tensors_of(leaf)}
 
 
 def ancestors(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: False) -> list[Node]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
 from .._core import out_variants as variants
@@ -162,8 +163,9 @@ def bind_arena(module: GraphModule, plan: Plan, device: torch.device) -> Tensor 
     if not plan.arena_bytes:
         return None
     graph = module.graph
-    arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
-    memory = {v.name: _view(arena, v) for v in plan.values if v.offset is not None}
+    with unset_fake_temporarily():  # AOTAutograd compiles in a mode in which new tensors have no memory
+        arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
+        memory = {v.name: _view(arena, v) for v in plan.values if v.offset is not None}
     for node in list(graph.nodes):
         if node.meta.get("place") == "generated":
             likes = value(node)

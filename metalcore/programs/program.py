@@ -15,7 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from . import generated
 from .ir import value
 from .options import Options
-from .passes.clean import clean, loosen_views
+from .passes.clean import clean, loosen_views, renew_views
 from .passes.groups import group_pointwise
 from .passes.transfers import put_on_cpu
 from .planning import bind_arena, make_plan
@@ -166,6 +166,9 @@ class Program:
 
         save(self, path, weights)
 
+    def __reduce__(self):
+        raise TypeError("a program is neither copied nor pickled: its memory is part of it; save() writes it to a file")
+
     def add_notes(self, notes: Sequence[str]) -> None:
         """Adds notes to the report."""
         self._report = self._report._replace(notes=(*self._report.notes, *notes))
@@ -225,6 +228,7 @@ def finish(
     if options.generates:
         group_pointwise(module, generated.build)
     put_on_cpu(module)
+    renew_views(module)
     loosen_views(module)
     device = program_device(module.graph)
     arena_device = device if options.memory == "arena" else None

@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import TreeSpec
 
-from .ir import nodes_named, value
+from .ir import changes_shape, nodes_named, storage_of, value
 
 __all__ = ["NotTraceable", "Traced", "fake_inputs", "higher_order", "numbers_alone", "to_aten", "trace"]
 
@@ -80,8 +80,14 @@ def fake_inputs(inputs: Sequence[Any], mode: FakeTensorMode) -> list:
         if not isinstance(value, Tensor):
             return value
         if isinstance(value, torch._subclasses.FakeTensor):
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-            return made.requires_grad_(value.requires_grad) if value.requires_grad else made
+            made, other = (
+                torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+                for _ in range(2)
+            )
+            if not value.requires_grad:
+                return made
+            made.requires_grad_()
+            return made if value.is_leaf else other.copy_(made)  # autograd refuses writes to a leaf
         return mode.from_tensor(value, static_shapes=True)
 
     with mode:
@@ -117,6 +123,7 @@ def to_aten(module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     with mode:
         traced = make_fx(lifted, pre_dispatch=True)(*fakes)
     _check_items(traced.graph)
+    _check_shapes(traced.graph)
     for node, given in zip([node for node in traced.graph.nodes if node.op == "placeholder"], inputs):
         if not isinstance(given, Tensor):
             node.meta["val"] = given  # the graph is for this value alone
@@ -133,6 +140,15 @@ def _check_items(graph):
         tensor = value(node.args[0])
         if tensor.device.type != "cpu" or not tensor.is_floating_point():
             raise RuntimeError(f"the graph reads a number from {node.args[0]}, {tensor.dtype} on {tensor.device.type}")
+
+
+def _check_shapes(graph):
+    inputs = {
+        storage_of(value(node)) for node in graph.nodes if node.op == "placeholder" and isinstance(value(node), Tensor)
+    }
+    for node in filter(changes_shape, graph.nodes):
+        if storage_of(value(node)) in inputs:
+            raise NotTraceable(f"{node.name} changes the shape of an argument in place")
 
 
 def _lift(module):

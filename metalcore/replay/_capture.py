@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -33,15 +34,16 @@ class Capture:
         what = f"capture of {getattr(function, '__name__', type(function).__name__)}"
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
             raise ValueError(f"{what}: warmup must be a number of runs, not {warmup!r}")
-        self._clone = clone_outputs
+        self._what, self._clone, self._lock = what, clone_outputs, threading.Lock()
         with torch.inference_mode(False):  # later calls may be outside of it, where they could not copy their inputs
             self._inputs = Inputs(what, examples, bind)
             own = self._inputs.tensors
             for _ in range(warmup):
                 function(*own)
                 self._inputs.copy(examples)
+            versions = [tensor._version for tensor in own]
             self._result, self._replay = record(what, function, own, bind=bind, segments=segments)
-        if not bind and (written := self._inputs.written(examples)):
+        if not bind and (written := self._inputs.written(examples, versions)):
             raise CaptureError(
                 f"{what}: it writes into {' and '.join(f'input {i}' for i in written)}. A replay on copies of its "
                 "inputs would leave the caller's tensors as they are: bind=True has it use these"
@@ -56,13 +58,17 @@ class Capture:
 
     def __call__(self, *inputs: Tensor) -> Any:
         self._inputs.check(inputs)
-        if self._inputs.bind:
-            self._inputs.check_apart(inputs, self._replay.owned)
-            self._replay.bind(inputs)
-        else:
-            self._inputs.copy(inputs)
-        self._replay.run()
-        return tree_map_only(Tensor, Tensor.clone, self._result) if self._clone else self._result
+        with self._lock:  # inputs, intermediate results and results are the capture's own
+            if self._inputs.bind:
+                self._inputs.check_apart(inputs, self._replay.owned)
+                self._replay.bind(inputs)
+            else:
+                self._inputs.copy(inputs)
+            self._replay.run()
+            return tree_map_only(Tensor, Tensor.clone, self._result) if self._clone else self._result
+
+    def __reduce__(self):
+        raise TypeError(f"{self._what}: it cannot be copied or pickled, since its memory is part of it: capture again")
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

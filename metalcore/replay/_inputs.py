@@ -61,9 +61,12 @@ class Inputs:
             if tensor is not own:
                 own.copy_(tensor)
 
-    def written(self, examples: Sequence[Tensor]) -> list[int]:
-        """The numbers of the inputs that no longer have the examples' values."""
-        return [i for i, (own, example) in enumerate(zip(self.tensors, examples)) if not _same_bytes(own, example)]
+    def written(self, examples: Sequence[Tensor], versions: Sequence[int]) -> list[int]:
+        """The numbers of the inputs that were written to since they had the examples' values and these versions.
+
+        Operators count versions, also where they write what was there; handwritten kernels do not."""
+        pairs = zip(self.tensors, examples, versions)
+        return [i for i, (own, example, v) in enumerate(pairs) if own._version != v or not _same_bytes(own, example)]
 
     def _refuse(self, i, tensor, layout):
         names = ("shape", "dtype", "device", "strides", "place within 16 bytes")

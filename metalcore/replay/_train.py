@@ -35,22 +35,27 @@ class TrainStep:
         self._model, self._loss_fn, self._optimizer = model, loss_fn, optimizer
         self._max_norm, self._segments, self._eager_steps = max_norm, segments, warmup
         self._inputs = Inputs("train step", (batch,) if isinstance(batch, Tensor) else tuple(batch), bind=False)
-        self._params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        if not self._inputs.tensors:
+            raise ValueError("compile_train_step: the batch has no tensors")
+        self._params = self._trained()
         if not self._params:
             raise ValueError("compile_train_step: the optimizer has no parameters that require gradients")
         for group in (optimizer.defaults, *optimizer.param_groups):
             if "capturable" in group:
                 group["capturable"] = True
-        self._rates = [torch.zeros((), device=self._params[0].device) for _ in optimizer.param_groups]
         self.replay = self.grad_norm = self._direction = None
+        self._known = self._tensors()
         optimizer.register_load_state_dict_post_hook(self._forget)
 
     def __call__(self, *batch: Tensor) -> Tensor:
         self._inputs.check(batch)
         self._inputs.copy(batch)
+        if self._tensors() != self._known:
+            self._forget()
         if self._eager_steps:
             self._eager_steps -= 1
             loss, self.grad_norm = self._step(*self._inputs.tensors)
+            self._known = self._tensors()
         elif self.replay is None or self._options() != self._recorded_options:
             loss, self.grad_norm = self._record()
         else:
@@ -60,13 +65,23 @@ class TrainStep:
             loss, self.grad_norm = self._result
         return loss.clone()
 
+    def _trained(self) -> list[Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad]
+
     def _step(self, *batch):
         """One step, on the batch's tensors where they are."""
+        self._params = self._trained()
         with torch.enable_grad():
             loss = self._loss_fn(self._model(batch[0]), *batch[1:])
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+                raise TypeError(f"train step: loss_fn must return a tensor of one number, not {found}")
             if self._direction is None:  # autograd would make it anew at each step
                 self._direction = torch.ones_like(loss, requires_grad=False)
             gradients = torch.autograd.grad(loss, self._params, self._direction, allow_unused=True)
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None  # also those that are frozen by now
         for parameter, gradient in zip(self._params, gradients):
             parameter.grad = gradient
         norm = None if self._max_norm is None else clip_grad_norm_(self._params, self._max_norm)
@@ -78,6 +93,7 @@ class TrainStep:
         self.replay = None  # its memory is free for the new one
         self._recorded_options = self._options()
         rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._rates = [torch.zeros((), device=self._params[0].device) for _ in rates]
         self._last_rates = [None] * len(rates)
         self._set_rates()
         for group, rate in zip(self._optimizer.param_groups, self._rates):
@@ -100,13 +116,22 @@ class TrainStep:
                 self._last_rates[i] = rate
 
     def _options(self) -> list[dict[str, Any]]:
-        """What is fixed in a recording: the groups' options, and which parameters they have."""
+        """What is fixed in a recording: the groups' options."""
         return [
-            {name: _identity(value) if name in ("params", "lr") else value for name, value in group.items()}
+            {name: _identity(value) if name == "lr" else value for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
         ]
 
-    def _forget(self, _):
+    def _tensors(self) -> list[Any]:
+        """What tells whether the optimizer still has the same tensors of parameters and states, and trains them."""
+        state = self._optimizer.state
+        return [
+            (id(p), p.requires_grad, p.data_ptr(), id(state.get(p)))
+            for group in self._optimizer.param_groups
+            for p in group["params"]
+        ]
+
+    def _forget(self, *_):
         """The optimizer has other tensors: the next step makes them ready, and the one after is recorded."""
         for group in self._optimizer.param_groups:
             if "capturable" in group:
@@ -118,9 +143,7 @@ class TrainStep:
 
 
 def _identity(value):
-    """What tells whether a recording still uses the right tensors. The value of a rate that is a number may change."""
-    if isinstance(value, list):
-        return [id(p) for p in value]
+    """What tells whether a recording still uses the right rate. The value of one that is a number may change."""
     return id(value) if isinstance(value, Tensor) else None
 
 
@@ -144,6 +167,8 @@ def compile_train_step(
       reads them. Where another option of a group changes (weight decay, betas, the parameters), that step is recorded
       anew, and so is one after optimizer.load_state_dict(). `capturable` is set, so that steps are counted on the
       device.
+    - Parameters may be frozen, added to the optimizer, or get other memory: the next step is an ordinary one then, and
+      the one after is recorded.
     - state_dict() and load_state_dict() of the model and of the optimizer work at any time: the replay updates their
       tensors in place.
     - zero_grad() is not needed: gradients are computed anew, and not accumulated. `.grad` has the last ones, clipped.
@@ -164,6 +189,7 @@ def compile_train_step(
 
     Raises:
         CaptureError: by the step that is recorded, for what a replay cannot repeat (see capture).
-        TypeError, ValueError: arguments do not fit, or a later batch does not, before anything runs.
+        TypeError, ValueError: arguments do not fit, or a later batch does not, before anything runs; the loss is no
+            tensor of one number.
     """
     return TrainStep(model, loss_fn, optimizer, batch, max_norm=max_norm, warmup=warmup, segments=segments)

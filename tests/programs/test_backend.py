@@ -162,6 +162,59 @@ def test_inputs_that_are_written_to(device):
     agree(first, second)
 
 
+def test_writes_that_gradients_go_through(device):
+    def function(x, y):
+        x[..., ::2].mul_(0.5)
+        z = x.sin()
+        z.copy_(z.flip(0) * y)
+        z **= 2
+        return z.sum()
+
+    def gradients(call):
+        leaves = [torch.linspace(-1, 1, 12, device=device).view(3, 4).requires_grad_() for _ in range(2)]
+        x, y = (leaf * 1 for leaf in leaves)
+        return [*torch.autograd.grad(call(x, y), leaves), x]
+
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        agree(gradients(function), gradients(compiled(function, dynamic=dynamic)))
+
+
+def test_batch_norms_in_checkpoints(device):
+    """Backward computes them again from buffers that forward has written to."""
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()).to(device)
+    other, x = copy.deepcopy(model), torch.randn(5, 4).to(device)
+    call = compiled(lambda x: checkpoint(other, x, use_reentrant=False))
+    for _ in range(2):
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        results = [model(inputs[0]), call(inputs[1])]
+        for result in results:
+            result.square().sum().backward()
+        agree([results[0], inputs[0].grad, *model.buffers()], [results[1], inputs[1].grad, *other.buffers()])
+
+
+def test_memory_that_programs_keep(device):
+    """memory="arena": results of earlier calls, and what backward needs, are not in it."""
+
+    def function(x, weight):
+        return F.normalize(torch.softmax(x @ weight @ weight, -1) @ weight, dim=-1)
+
+    def gradients(call):
+        leaves = [torch.randn(6, 6, generator=torch.Generator().manual_seed(i)).to(device) for i in range(3)]
+        x, y, weight = (leaf.requires_grad_() for leaf in leaves)
+        results = [call(x, weight), call(y, weight)]
+        results[0].square().sum().backward()
+        results[1].sin().sum().backward()
+        return [*results, x.grad, y.grad, weight.grad]
+
+    with programs.observe() as found:
+        agree(gradients(function), gradients(compiled(function, memory="arena")), 1e-4)
+    assert all(program.report().plan.arena_bytes for program in found[0].programs)
+
+
 def test_gradients_are_off_where_the_program_says_so(device):
     def function(x, weight):
         with torch.no_grad():

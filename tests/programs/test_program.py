@@ -1,6 +1,8 @@
 """What a program checks, plans, keeps and reports."""
 
+import copy
 import itertools
+import pickle
 import random
 
 import pytest
@@ -144,6 +146,115 @@ def test_an_arena_is_reused(device):
     plain = metalcore.compile(Chain(), (x,), memory="allocator")
     assert plain.report().plan.arena_bytes == 0
     agree(first, plain(x))
+
+
+class Late(nn.Module):
+    """What `made` gives is read by a view at the end, after other values that could take its memory."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.made = made
+
+    def forward(self, x):
+        late, y = self.made(x)
+        for _ in range(4):
+            y = y.mm(x).mm(x)
+        return y.mm(late)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: (x.mm(x).clone().t(), x),
+        lambda x: ((x.mm(x) * 1).chunk(1, 1)[0], x),
+        lambda x: (F.dropout(x.mm(x), training=False).view(6, 6).t(), x),
+        lambda x: (lambda y: (x.mm(x).t(), y))(x.mm(x).mm(x)),
+        pytest.param(lambda x: (torch.special.ndtri(x.sigmoid()).t(), x), marks=pytest.mark.only_on("simulator")),
+    ],
+    ids=["clone", "times one", "dropout", "repeated", "CPU"],
+)
+def test_memory_is_kept_for_views_of_what_took_another_place(device, made):
+    x = torch.randn(6, 6, generator=torch.Generator().manual_seed(0)).to(device)
+    model = Late(made)
+    agree(model(x.cpu()), metalcore.compile(model, (x,))(x).cpu(), 1e-4)
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        lambda x, w: (x.t().clone(), x + 1),
+        lambda x, w: (lambda y: (y, y.clone()))(x.sin()),
+        lambda x, w: (lambda y: (y, (y * 1).view(2, 8)))(x.sin()),
+        lambda x, w: (x.sin().view(2, 8), x.sin().view(2, 8)),
+        lambda x, w: (x + 1, (w * 2).t()),
+        lambda x, w: (x + 1, torch.arange(4, device=x.device)),
+    ],
+    ids=["copy of a view", "copy", "view of a copy", "repeated", "of parameters alone", "constant"],
+)
+def test_each_result_has_memory_of_its_own(device, results):
+    """Somebody may write to a result: that changes no argument, no other result, and none of a later call."""
+
+    class Results(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.rand(4, 4))
+
+        def forward(self, x):
+            return results(x, self.w)
+
+    model = Results().to(device).requires_grad_(False)
+    x = torch.randn(4, 4).to(device)
+    torch._dynamo.reset()
+    for call in (metalcore.compile(model, (x,)), torch.compile(model, backend="metalcore")):
+        for _ in range(2):
+            expected, found, before = model(x), call(x), x.clone()
+            agree(expected, found)
+            found[0].zero_()
+            agree(expected[1], found[1])
+            found[1].zero_()
+            agree(before, x)
+
+
+def test_shapes_that_are_changed_in_place(device):
+    class Unsqueeze(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            same = y.squeeze()  # a tensor of its own, with y's memory
+            same.unsqueeze_(0)
+            return y * 2, same * 3
+
+    class OfArgument(nn.Module):
+        def forward(self, x):
+            return x.t_() * 2
+
+    x = torch.randn(7).to(device)
+    agree(Unsqueeze()(x), metalcore.compile(Unsqueeze(), (x,))(x))
+    with pytest.raises(programs.NotTraceable, match="changes the shape of an argument"):
+        metalcore.compile(OfArgument(), (torch.randn(3, 4).to(device),))
+    torch._dynamo.reset()
+    call = torch.compile(lambda x: x.squeeze().unsqueeze_(0) * 2, backend="metalcore")
+    agree((x * 2)[None], call(x))
+    assert x.shape == (7,)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_program_is_not_copied(device, duplicate):
+    x = torch.randn(4).to(device)
+    with pytest.raises(TypeError, match="save"):
+        duplicate(metalcore.compile(nn.ReLU(), (x,)))
+
+
+def test_writes_whose_variant_takes_other_types(device):
+    """aten.pow.Scalar is a number to the power of a tensor, and aten.pow_.Scalar the other way round."""
+
+    class Square(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            y **= 2
+            return y.sum()
+
+    x = torch.randn(4, 8).to(device)
+    agree(Square()(x), metalcore.compile(Square(), (x,))(x))
 
 
 @pytest.mark.only_on("simulator")  # it reads the table of the simulated device

@@ -102,9 +102,26 @@ def test_weights_apart_are_those_of_the_module(saved, device, tmp_path):
         metalcore.load(tmp_path / "alone.mcore")
     with pytest.raises(ProgramFileError, match="no tensor"):
         metalcore.load(folder / "apart.mcore", weights={})
+    with pytest.raises(TypeError, match=r"weights\['scale'\] must be a tensor, not list"):
+        metalcore.load(folder / "apart.mcore", weights={**others.state_dict(), "scale": [1.0]})
+    with pytest.raises(TypeError, match=r"a path or tensors by name \(a state_dict\), not Net"):
+        metalcore.load(folder / "apart.mcore", weights=others)
+    with pytest.raises(ValueError, match="weights are inside of it"):
+        metalcore.load(folder / "inside.mcore", weights=others.state_dict())
     wrong = {**others.state_dict(), "head.weight": torch.zeros(3, 4)}
     with pytest.raises(ProgramFileError, match="shape"):
         metalcore.load(folder / "apart.mcore", weights=wrong)
+
+
+def test_damaged_weights_are_noticed(saved, tmp_path):
+    folder = saved[-1]
+    (tmp_path / "apart.mcore").write_bytes((folder / "apart.mcore").read_bytes())
+    content = bytearray((folder / "apart.safetensors").read_bytes())
+    content[-5] ^= 1
+    (tmp_path / "apart.safetensors").write_bytes(content)
+    for path, weights in [(tmp_path, None), (folder, tmp_path / "apart.safetensors")]:
+        with pytest.raises(ProgramFileError, match="damaged"):
+            metalcore.load(path / "apart.mcore", weights=weights)
 
 
 def test_it_is_loaded_on_another_device(saved):
@@ -325,7 +342,6 @@ def test_a_recipe_cannot_grow(saved, tmp_path):
         "gives": [f"int64[{1 << 30}]"],
     }
     manifest["recipe"]["operations"].insert(0, operation)
-    manifest["weights"] = None
     write(tmp_path / "huge.mcore", tensors, manifest)
     assert first["names"]
     with pytest.raises(ProgramFileError, match="far more than it is made of"):

@@ -1,5 +1,9 @@
 """capture(): what is recorded once does the same again, for other inputs, and nothing else is taken."""
 
+import copy
+import pickle
+import threading
+
 import pytest
 import torch
 from torch.nn.functional import silu
@@ -126,6 +130,42 @@ def test_writes_into_bound_inputs(device):
     given = y.clone()
     captured(x, given)
     assert torch.equal(given, y.clamp(-0.5, 0.5))
+
+
+def test_a_write_of_what_was_there_is_a_write(device):
+    """An example of zeros stays as it is, and a later call's tensor would not."""
+
+    def function(x):
+        return metalcore.silu(x.zero_())
+
+    with pytest.raises(CaptureError, match="it writes into input 0"):
+        metalcore.capture(function, torch.zeros(1000, device=device), segments=True)
+
+
+def test_threads_take_turns(device):
+    captured = metalcore.capture(
+        lambda x: metalcore.softmax(x, -1), torch.randn(64, 256, device=device), clone_outputs=True
+    )
+    inputs = torch.randn(4, 64, 256, device=device)
+    expected, wrong = metalcore.softmax(inputs, -1), []
+
+    def call(i):
+        wrong.extend(i for _ in range(100) if not torch.equal(captured(inputs[i]), expected[i]))
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_capture_is_not_copied(device, duplicate):
+    """A copy would write to the memory of the first, and return tensors of its own."""
+    captured = metalcore.capture(lambda x: metalcore.silu(x), torch.randn(8, device=device))
+    with pytest.raises(TypeError, match="capture again"):
+        duplicate(captured)
 
 
 def test_pytorchs_operators_are_refused_with_their_names(device):

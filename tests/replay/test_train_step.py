@@ -103,6 +103,50 @@ def test_options_may_change(device):
     check_equal(train(device, True, change=change), train(device, False, change=change), rtol=0, atol=0)
 
 
+def freeze(model, optimizer):
+    model[0].weight.requires_grad_(False).grad = None
+
+
+def unfreeze(model, optimizer):
+    model[0].weight.requires_grad_(True)
+
+
+def move(model, optimizer):
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 0.9
+
+
+def clear(model, optimizer):
+    optimizer.state.clear()
+
+
+def add(model, optimizer):
+    optimizer.add_param_group({"params": [model.late], "lr": 3e-2})
+
+
+@pytest.mark.parametrize("changes", [{5: freeze}, {5: freeze, 9: unfreeze}, {7: move}, {7: clear}, {7: add}], ids=str)
+def test_parameters_may_change(device, changes):
+    """They are frozen, trained again, get other memory or other states, or are added."""
+
+    def make(parameters):
+        return metalcore.optim.AdamW(parameters, lr=1e-2, capturable=True)
+
+    def run(captured):
+        model = model_of(device)
+        model.late = model[-2].bias
+        optimizer = make(p for p in model.parameters() if changes.get(7) is not add or p is not model.late)
+        data, losses = list(batches(device, 14)), []
+        step = metalcore.compile_train_step(model, nll_loss, optimizer, data[0]) if captured else None
+        step = step or eager_step(model, optimizer)
+        for i, batch in enumerate(data):
+            if i in changes:
+                changes[i](model, optimizer)
+            losses.append(step(*batch).item())
+        return losses, model.state_dict()
+
+    torch.testing.assert_close(run(True), run(False), rtol=0, atol=0)
+
+
 def test_checkpoints_are_loaded(device):
     saved = {}
 
@@ -135,6 +179,11 @@ def test_what_it_refuses(device):
     optimizer = metalcore.optim.AdamW(model.parameters())
     with pytest.raises(ValueError, match="warmup must be at least one step, not 0"):
         metalcore.compile_train_step(model, nll_loss, optimizer, data, warmup=0)
+    with pytest.raises(ValueError, match="the batch has no tensors"):
+        metalcore.compile_train_step(model, nll_loss, optimizer, ())
+    for loss, found in [(lambda y, t: -y[:, 0], r"shape \(12,\)"), (lambda y, t: (y.sum(), y), "tuple")]:
+        with pytest.raises(TypeError, match=f"a tensor of one number, not .*{found}"):
+            metalcore.compile_train_step(model, loss, optimizer, data)(*data)
     step = metalcore.compile_train_step(model, nll_loss, optimizer, data, warmup=1, segments=False)
     with pytest.raises(ValueError, match=r"input 0 has the shape \(11, 16\); \(12, 16\) was captured"):
         step(data[0][1:], data[1])

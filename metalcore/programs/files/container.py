@@ -177,6 +177,10 @@ class Container:
             raise self._wrong(f"{name!r} has another size than its shape and dtype say")
         return Entry(dtype, tuple(shape), *offsets)
 
+    @property
+    def has_digest(self) -> bool:
+        return _DIGEST in self.metadata
+
     def check_digest(self) -> None:
         """Raises ProgramFileError unless the file has a digest, and is as it was when that was made."""
         digest = hashlib.sha256(_canonical(self._header))

@@ -43,13 +43,15 @@ def load(
         path: of the file.
         weights: for a program with its weights apart: a file of safetensors, or tensors by name as a state_dict has
             them. By default it is the file that was written with the program, beside it. Floating-point tensors of
-            other dtypes are converted.
+            other dtypes are converted. Where the file has the digest that `Program.save` writes, it is checked.
         device: where it runs. By default a device like that for which it was compiled, or else the GPU of this machine,
             or else the CPU.
 
     Raises:
         ProgramFileError: the file is damaged, of another version, or has what no such file may have; or weights are
             missing, or of another shape.
+        ValueError: weights are given for a program that has its own inside.
+        TypeError: weights are neither a path nor tensors by name.
         OSError: a file cannot be read.
     """
     try:
@@ -62,6 +64,8 @@ def _load(path, weights, device):
     with Container(path) as file, ExitStack() as stack:
         manifest = read_manifest(file)
         where = _device(device, manifest["device"])
+        if weights is not None and manifest["weights"] is None:
+            raise ValueError(f"{path}: the program's weights are inside of it, so that it takes no others")
         tensors = _Weights(file, _opened(path, manifest["weights"], weights, stack))
         source = _source(manifest, tensors, where)
     notes = _notes(manifest, where)
@@ -148,13 +152,20 @@ class _Weights:
 
 def _opened(path, name, weights, stack):
     if isinstance(weights, Mapping):
+        if other := next((name for name, tensor in weights.items() if not isinstance(tensor, Tensor)), None):
+            raise TypeError(f"weights[{other!r}] must be a tensor, not {type(weights[other]).__name__}")
         return weights
+    if weights is not None and not isinstance(weights, (str, os.PathLike)):
+        raise TypeError(f"weights must be a path or tensors by name (a state_dict), not {type(weights).__name__}")
     if weights is None:
         beside = None if name is None else path.parent / name
         if beside is None or not beside.exists():
             return None
         weights = beside
-    return stack.enter_context(Container(weights))
+    file = stack.enter_context(Container(weights))
+    if file.has_digest:
+        file.check_digest()
+    return file
 
 
 def _device(device, recorded):

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import operator
+
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from ..ir import (
     argument,
+    changes_shape,
     is_barrier,
     is_pure,
     mutated_storages,
     name_of,
     nodes_named,
+    returned_storages,
     segments,
     storage_of,
     tensors_of,
     value,
 )
 
-__all__ = ["clean", "loosen_views", "name_conversions", "remove_dead", "remove_no_ops", "remove_repeated"]
+__all__ = [
+    "clean",
+    "loosen_views",
+    "name_conversions",
+    "remove_dead",
+    "remove_no_ops",
+    "remove_repeated",
+    "renew_views",
+]
 
 # Operators that return their argument, or a view of all of it, if the result has the same shape, strides and dtype.
 _VIEWS = frozenset(
@@ -36,12 +52,17 @@ def clean(module: GraphModule, differentiable: bool = False) -> None:
     name_conversions(module)
     remove_repeated(module)
     remove_dead(module)
+    renew_views(module)
 
 
 def remove_no_ops(module: GraphModule, differentiable: bool = False) -> None:
     """Removes operations whose result is their argument. If the graph is `differentiable`, detach does something."""
     graph = module.graph
-    mutated = mutated_storages(graph)
+    mutated, returned = mutated_storages(graph), returned_storages(graph)
+    # Memory that a result must not share with another result, or with an argument, unless it is a view of that.
+    taken = returned | {
+        storage_of(t) for n in graph.nodes if n.op in ("placeholder", "get_attr") for t in tensors_of(n)
+    }
     for node in list(graph.nodes):
         name = name_of(node)
         is_mode = node.target is torch._C._set_grad_enabled and not differentiable  # nothing is differentiated
@@ -51,11 +72,17 @@ def remove_no_ops(module: GraphModule, differentiable: bool = False) -> None:
         if name is None or not node.args or not isinstance(node.args[0], Node):
             continue
         source = node.args[0]
-        if name == "detach" and differentiable:
+        if name == "detach" and differentiable or any(map(changes_shape, node.users)):
             continue
         if _does_nothing(node, name, mutated) and _alike(value(node), value(source)):
             if any(user.op == "output" for user in node.users) and source.op in ("placeholder", "get_attr"):
                 continue
+            storage, other = storage_of(value(node)), storage_of(value(source))
+            if storage in returned and storage != other:
+                if other in taken:
+                    continue
+                returned.add(other)
+                taken.add(other)
             node.replace_all_uses_with(source)
             graph.erase_node(node)
 
@@ -110,15 +137,13 @@ def loosen_views(module: GraphModule) -> None:
 
 def remove_repeated(module: GraphModule) -> None:
     """Computes equal operations once. Operations of different stretches between barriers are not equal, and neither are
-    those whose result is written to."""
+    those whose result is written to, or is returned: each result has memory of its own."""
     graph = module.graph
     stretch, mutated = segments(graph), mutated_storages(graph)
     seen: dict = {}
-    returned = {leaf for node in graph.nodes if node.op == "output" for leaf in node.all_input_nodes}
+    apart = mutated | returned_storages(graph)
     for node in list(graph.nodes):
-        if not is_pure(node) or node in returned:
-            continue
-        if any(storage_of(tensor) in mutated for tensor in tensors_of(node)):
+        if not is_pure(node) or any(storage_of(tensor) in apart for tensor in tensors_of(node)):
             continue
         where = 0 if node.op == "get_attr" else stretch[node]
         key = (node.op, node.target, _key(node.args), _key(node.kwargs), where)
@@ -138,6 +163,27 @@ def _key(thing):
         return tuple((name, _key(item)) for name, item in sorted(thing.items()))
     # 1, 1.0 and True are equal, and make different results; so do 0.0 and -0.0.
     return thing if isinstance(thing, Node) else (type(thing).__name__, repr(thing) if type(thing) is float else thing)
+
+
+def renew_views(module: GraphModule) -> None:
+    """Makes fake values of views anew whose argument is another value by now: they have to share its memory, so that
+    the plan keeps this as long as they live."""
+    for node in module.graph.nodes:
+        if not (node.target is operator.getitem or name_of(node) is not None and _may_be_view(node.target)):
+            continue
+        sources = [tensor for source in node.all_input_nodes for tensor in tensors_of(source)]
+        shared = {storage_of(tensor) for tensor in sources}
+        if not sources or all(storage_of(tensor) in shared for tensor in tensors_of(node)):
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), value)
+        mode = next((tensor.fake_mode for tensor in sources if isinstance(tensor, FakeTensor)), None)
+        with mode or contextlib.nullcontext(), torch.no_grad():
+            node.meta["val"] = node.target(*args, **kwargs)
+
+
+@functools.cache
+def _may_be_view(target):
+    return any(spec.alias_info is not None and not spec.alias_info.is_write for spec in target._schema.returns)
 
 
 def remove_dead(module: GraphModule) -> None:

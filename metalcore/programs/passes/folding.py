@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from ..ir import ancestors, is_pure, mutated_storages, storage_of, value
+from ..ir import ancestors, is_pure, mutated_storages, returned_storages, storage_of, value
 from ..rewriting import Emitter
 
 __all__ = ["Recipe", "constants_of", "fold_constants"]
@@ -39,13 +39,15 @@ class Recipe(NamedTuple):
 
 
 def constants_of(graph: Graph, most_bytes: int = 1 << 26) -> dict[Node, None]:
-    """Parameters that the program does not write to and operations on them alone, unless their results are much larger.
-    They have the order of the graph."""
+    """Parameters that the program does not write to and operations on them alone, unless their results are much larger,
+    or are the program's results: each call returns new ones. They have the order of the graph."""
     mutated = mutated_storages(graph)
+    parameters = {storage_of(value(node)) for node in graph.nodes if node.op == "get_attr"}
+    made_anew = mutated | (returned_storages(graph) - parameters)
     known: dict[Node, None] = {}
     for node in graph.nodes:
         is_parameter = node.op == "get_attr" and storage_of(value(node)) not in mutated
-        if is_parameter or node.op == "call_function" and _foldable(node, known, mutated, most_bytes):
+        if is_parameter or node.op == "call_function" and _foldable(node, known, made_anew, most_bytes):
             known[node] = None
     return known
 
@@ -78,13 +80,13 @@ def fold_constants(module: GraphModule, most_bytes: int = 1 << 26) -> Recipe | N
     return recipe._replace(names=tuple(names))
 
 
-def _foldable(node, known, mutated, most_bytes):
+def _foldable(node, known, made_anew, most_bytes):
     if not is_pure(node) or not all(source in known for source in node.all_input_nodes):
         return False
     result = value(node)
     if not isinstance(result, Tensor):  # several results, or one of them
         return all(isinstance(t, Tensor) for t in result) if isinstance(result, (tuple, list)) else False
-    if storage_of(result) in mutated:
+    if storage_of(result) in made_anew:
         return False
     if "constant" in node.meta:
         return True

@@ -36,6 +36,8 @@ def _aliases(graph):
 def _functional_variant(node):
     """The operator without the underscore, if the operation writes to its first argument alone and returns that."""
     name = name_of(node)
+    if name == "copy_":  # aten.copy has no derivative
+        return None
     if name is None or not name.endswith("_") or name.endswith("__") or len(written(node)) != 1:
         return None
     if written(node)[0] is not node.args[0]:
@@ -47,13 +49,17 @@ def _functional_variant(node):
     if packet is None or overload not in packet.overloads():
         return None
     target = getattr(packet, overload)
-    arguments = [spec.name for spec in target._schema.arguments]
-    if arguments != [spec.name for spec in node.target._schema.arguments]:
+    if _parameters(target) != _parameters(node.target):
         return None
     with value(node).fake_mode, torch.no_grad():
         made = target(*_values(node.args), **{name: _values([given])[0] for name, given in node.kwargs.items()})
     same = made.shape == value(node).shape and made.dtype == value(node).dtype and made.stride() == value(node).stride()
     return target if same else None
+
+
+def _parameters(target):
+    """Names and types: pow.Scalar takes a number and a tensor, pow_.Scalar a tensor and a number."""
+    return [(spec.name, str(spec.type)) for spec in target._schema.arguments]
 
 
 def _values(arguments):
