@@ -59,7 +59,7 @@ Tensor& set_(Tensor& self) {
 Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, const Tensor& value,
                                     const optional<Tensor>& mask, double dropout, bool causal, optional<double> scale,
                                     bool enable_gqa) {
-  if (!query.is_mps()) {
+  if (!query.device().is_mps()) {  // torch.vmap's wrappers have a device, and no key of one
     return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale, enable_gqa);
   }
   optional<Tensor> bias = mask;
@@ -100,7 +100,7 @@ void register_native_operators() {
   // This replaces PyTorch's kernels on purpose, so the warnings about it are not wanted. torch.vmap takes the second.
   IgnoreWarnings ignore;
   const c10::WarningUtils::WarningHandlerGuard guard(&ignore);
-  for (const auto key : {c10::DispatchKey::CompositeImplicitAutograd, c10::DispatchKey::FuncTorchBatchedDecomposition})
+  for (const auto key : {c10::DispatchKey::CompositeImplicitAutograd, c10::DispatchKey::FuncTorchVmapMode})
     open_aten(key).impl("scaled_dot_product_attention", TORCH_FN(scaled_dot_product_attention));
 }
 
