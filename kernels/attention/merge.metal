@@ -26,8 +26,7 @@ template <typename T>
   device const float* const found = part_lse + token * params.in_lse.token + head * params.in_lse.head;
   const bool sinking = params.sink_type != NUMBER_NONE;
   const bool binary = params.rests != 0;
-  const float sink =
-      sinking ? number_at(sinks, head, params.sink_type) * (binary ? kLog2E : 1.0f) : -INFINITY;
+  const float sink = sinking ? number_at(sinks, head, params.sink_type) * (binary ? kLog2E : 1.0f) : -INFINITY;
 
   float top = -INFINITY;
   for (uint part = lane; part < params.parts; part += 32) top = max(top, found[part * params.in_lse.part]);
@@ -69,7 +68,9 @@ template <typename T>
   }
   if (thread_index == 0)
     lse[request * params.lse.batch + head * params.lse.head + query * params.lse.token] =
-        total == 0.0f ? -INFINITY : binary ? natural(base, log2(total)) : base + log(total);
+        total == 0.0f ? -INFINITY
+        : binary      ? natural(base, log2(total))
+                      : base + log(total);
 }
 
 #define INSTANTIATE(type, T) \

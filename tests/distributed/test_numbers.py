@@ -49,6 +49,7 @@ def test_numbers_beside_shards(ranks, place):
     """Tensors that an op makes of a number go with DTensors."""
     close(ranks, "renormalized", 0, place=place)
     close(ranks, "jsd", 1e-5, place=place)
+    close(ranks, "bags", 1e-5, place=place)
 
 
 def test_linear_algebra_has_the_same_bits_and_does_not_communicate(ranks):

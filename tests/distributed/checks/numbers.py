@@ -91,6 +91,18 @@ def jsd(place):
     return _both(call, [torch.randn(shape, device="mps") for shape in ((6, 8), (11, 8))], [place, None])
 
 
+def bags(place):
+    indices = torch.randint(0, 11, (4, 5), device="mps")
+
+    def call(weight):
+        chosen = indices
+        if hasattr(weight, "placements"):
+            chosen = distribute_tensor(indices.clone(), _mesh(), [Replicate()])
+        return metalcore.embedding_bag(chosen, weight, mode="sum")
+
+    return _both(call, [torch.randn(11, 6, device="mps")], [place])
+
+
 def renormalized(place):
     """The largest difference of probabilities in shards from those on one device."""
     probs = torch.rand(5, 11, device="mps")
