@@ -59,7 +59,7 @@ Tensor& set_(Tensor& self) {
 Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, const Tensor& value,
                                     const optional<Tensor>& mask, double dropout, bool causal, optional<double> scale,
                                     bool enable_gqa) {
-  if (!query.is_mps()) {
+  if (!query.device().is_mps()) {  // torch.vmap's wrappers have a device, and no key of one
     return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale, enable_gqa);
   }
   optional<Tensor> bias = mask;
@@ -97,11 +97,11 @@ void register_native_operators() {
   mps.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
   mps.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
 
-  // This replaces PyTorch's kernel on purpose, so the warning about it is not wanted.
+  // This replaces PyTorch's kernels on purpose, so the warnings about it are not wanted. torch.vmap takes the second.
   IgnoreWarnings ignore;
   const c10::WarningUtils::WarningHandlerGuard guard(&ignore);
-  open_aten(c10::DispatchKey::CompositeImplicitAutograd)
-      .impl("scaled_dot_product_attention", TORCH_FN(scaled_dot_product_attention));
+  for (const auto key : {c10::DispatchKey::CompositeImplicitAutograd, c10::DispatchKey::FuncTorchVmapMode})
+    open_aten(key).impl("scaled_dot_product_attention", TORCH_FN(scaled_dot_product_attention));
 }
 
 }  // namespace metalcore::simulated_device

@@ -47,15 +47,19 @@ struct AttentionDecodeParams {
   DecodeStrides q, k, v, out, lse;  // of k and v: `batch` from page to page
   int64_t mask_batch, mask_head, mask_query, mask_key;
   uint32_t mask_elements;  // of a mask that holds the queries times the keys of one request after the other
+  int64_t rests;           // see AttentionMergeParams; 0 where `lse` takes natural logarithms
 };
 
-// Results of parts of the keys become one.
+// Results of parts of the keys become one. A part's logarithm is a natural one, or if `rests` is not 0, it has base 2
+// and is the sum of two numbers, so that it has more bits than float32: that of the largest score, and `rests` elements
+// behind it the logarithm of the rest.
 struct AttentionMergeParams {
   uint32_t heads, parts, value_size;
   uint32_t queries;  // of each request; tokens are numbered over all of them
   uint32_t out_type, sink_type;
   DecodeStrides in, in_lse;  // by token
   DecodeStrides out, lse;    // by request and token
+  int64_t rests;
 };
 
 struct PagedAppendParams {

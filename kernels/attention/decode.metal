@@ -365,8 +365,11 @@ template <typename T, uint D, uint DV, uint R>
 #pragma unroll 1
     for (uint i = 0; i < simdgroups; ++i)
       weights[i * R + thread_index] = fast::exp2(maxima[i * R + thread_index] - base) * norm;
-    lse[outer * params.lse.batch + head * params.lse.head + (first_query + row / params.group) * params.lse.token +
-        split * params.lse.part] = total == 0.0f ? -INFINITY : (base + log2(total)) * M_LN2_F;
+    device float* const logarithm = lse + outer * params.lse.batch + head * params.lse.head +
+                                    (first_query + row / params.group) * params.lse.token + split * params.lse.part;
+    const float rest = log2(total);
+    *logarithm = total == 0.0f ? -INFINITY : params.rests != 0 ? base : natural(base, rest);
+    if (params.rests != 0) logarithm[params.rests] = total == 0.0f ? 0.0f : rest;
   }
 #pragma unroll
   for (uint first_merged = 0; first_merged < R; first_merged += S::kMerged) {

@@ -108,7 +108,7 @@ template <typename T, uint kSize>
     const uint row = query + m * 8 + place.row;
     if (place.column == 0 && row < sequence.q_length) {
       const int64_t number = first_number(p, sequence, batch, head) + row;
-      lse[number] = total[m] == 0.0f ? -INFINITY : (base + rest) * kLn2;
+      lse[number] = total[m] == 0.0f ? -INFINITY : natural(base, rest);
       if (p.has_rests) {
         softmax_sums[number] = base;
         softmax_sums[p.numbers + number] = rest;

@@ -12,5 +12,8 @@ METAL_FUNC float plus_mask(float score, float number) {
   return sum == -INFINITY && number > -INFINITY ? -FLT_MAX : sum;
 }
 
+// The natural logarithm of a softmax's sum, whose logarithm to base 2 is base + rest.
+METAL_FUNC float natural(float base, float rest) { return base == -FLT_MAX ? base : (base + rest) * kLn2; }
+
 // What to subtract from scores up to `maximum`: -inf - -inf would be NaN.
 METAL_FUNC float base_of(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }

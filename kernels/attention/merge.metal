@@ -4,6 +4,11 @@
 constexpr constant uint kMaxSimdgroups = 16;
 constexpr constant uint kPartsAtOnce = 512;  // whose weights are in threadgroup memory
 
+// How much a part has of the sum of all, whose logarithm is near `base`.
+inline float share_of(device const float* logarithm, float base, long rests) {
+  return rests != 0 ? exp2(*logarithm - base + logarithm[rests]) : exp(*logarithm - base);
+}
+
 // A threadgroup has a token and a head: each simdgroup 32 elements of the value, and every few parts.
 template <typename T>
 [[kernel]] [[max_total_threads_per_threadgroup(32 * kMaxSimdgroups)]] void attention_merge(
@@ -20,16 +25,18 @@ template <typename T>
   const ulong query = token - request * params.queries;
   device const float* const found = part_lse + token * params.in_lse.token + head * params.in_lse.head;
   const bool sinking = params.sink_type != NUMBER_NONE;
-  const float sink = sinking ? number_at(sinks, head, params.sink_type) : -INFINITY;
+  const bool binary = params.rests != 0;
+  const float sink = sinking ? number_at(sinks, head, params.sink_type) * (binary ? kLog2E : 1.0f) : -INFINITY;
 
   float top = -INFINITY;
   for (uint part = lane; part < params.parts; part += 32) top = max(top, found[part * params.in_lse.part]);
   top = max(simd_max(top), sink);
   const float base = base_of(top);
   float total = 0.0f;
-  for (uint part = lane; part < params.parts; part += 32) total += exp(found[part * params.in_lse.part] - base);
+  for (uint part = lane; part < params.parts; part += 32)
+    total += share_of(found + part * params.in_lse.part, base, params.rests);
   total = simd_sum(total);
-  if (sinking) total += exp(sink - base);
+  if (sinking) total += binary ? exp2(sink - base) : exp(sink - base);
   const float norm = total == 0.0f ? 0.0f : 1.0f / total;  // a NaN stays
 
   const uint simdgroups = threads.x / 32;
@@ -44,7 +51,7 @@ template <typename T>
       const uint count = min(params.parts - first, kPartsAtOnce);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (uint i = thread_index; i < count; i += threads.x)
-        weights[i] = exp(found[(first + i) * params.in_lse.part] - base);
+        weights[i] = share_of(found + (first + i) * params.in_lse.part, base, params.rests);
       threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll 8
       for (uint i = share; i < count; i += shares)
@@ -61,7 +68,9 @@ template <typename T>
   }
   if (thread_index == 0)
     lse[request * params.lse.batch + head * params.lse.head + query * params.lse.token] =
-        total == 0.0f ? -INFINITY : base + log(total);
+        total == 0.0f ? -INFINITY
+        : binary      ? natural(base, log2(total))
+                      : base + log(total);
 }
 
 #define INSTANTIATE(type, T) \

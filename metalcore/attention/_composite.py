@@ -129,7 +129,7 @@ def _hidden(rows, columns, cu_seq_q, cu_seq_k, o: Options, device):
     if cu_seq_q is not None:
         of_q, i, q_lengths = _places(i, cu_seq_q)
         of_k, j, k_lengths = _places(j, cu_seq_k)
-        hidden = (of_q != of_k) | (of_q == q_lengths.numel())
+        hidden = (of_q != of_k) | (of_q < 0) | (of_q == q_lengths.numel())
         if o.lower_right:
             shift = torch.nn.functional.pad(k_lengths - q_lengths, (0, 1))[of_q]
     elif o.lower_right:
@@ -143,8 +143,8 @@ def _hidden(rows, columns, cu_seq_q, cu_seq_k, o: Options, device):
 
 
 def _places(index, cu_seq):
-    """The number of the sequence that a token belongs to, the token's place in it, and all lengths. Tokens behind the
-    last sequence have the number of sequences."""
+    """The number of the sequence that a token belongs to, the token's place in it, and all lengths. Tokens before the
+    first sequence have -1, and those behind the last one the number of sequences."""
     cu_seq = cu_seq.long()
     sequence = (torch.searchsorted(cu_seq, index.flatten(), right=True) - 1).view(index.shape)
     return sequence, index - cu_seq[sequence], cu_seq.diff()

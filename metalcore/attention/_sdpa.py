@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.registry import Op, Override, Sample, register
-from .._core.routing import FLOAT_DTYPES, accelerated, is_plain, on_cuda
+from .._core.routing import FLOAT_DTYPES, accelerated, is_plain, on_cuda, require_tensors
 from ._composite import Options, attend
 from ._operators import attention
 
@@ -75,8 +77,10 @@ def scaled_dot_product_attention(
 
     Raises:
         RuntimeError: shapes, dtypes or devices do not go together.
+        TypeError: sinks is no tensor.
         ValueError: dropout_p is above 1 (or negative, together with an option that PyTorch's function lacks), window
-            has no two numbers of -1 and more, softcap is negative, or sinks has not one number for each head.
+            has no two numbers of -1 and more, softcap is negative or not finite, or sinks has not one number for each
+            head.
     """
     if not _is_typed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -165,10 +169,13 @@ def _window(op, window):
 def _check(op, q, dropout_p, softcap, sinks):
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"{op}: dropout_p must be in [0, 1], not {dropout_p}")
-    if not softcap >= 0:
-        raise ValueError(f"{op}: softcap must not be negative, and is {softcap}")
+    if not isinstance(softcap, (int, float)) or not 0 <= softcap < math.inf:
+        raise ValueError(f"{op}: softcap must be a finite number that is not negative, not {softcap!r}")
+    require_tensors(op, optional=True, sinks=sinks)
     if sinks is not None and sinks.shape != q.shape[1:2]:
         raise ValueError(f"{op}: sinks must have the shape ({q.shape[1]},), not {tuple(sinks.shape)}")
+    if sinks is not None and sinks.device != q.device:
+        raise RuntimeError(f"{op}: sinks must be on query's device, {q.device}, not on {sinks.device}")
 
 
 def _wrong_dtypes(query, key, value, mask):
@@ -218,7 +225,8 @@ def _four_dimensions(query, key, value, mask, enable_gqa, is_causal):
     try:
         leading = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in tensors))
         heads, of_key, of_value = (tensor.shape[-3] for tensor in tensors)
-        if of_key != of_value or of_key == 0 or heads % of_key or not (enable_gqa or of_key in (1, heads)):
+        grouped = of_key == of_value and (heads % of_key == 0 if of_key else heads == 0)
+        if not grouped or not (enable_gqa or of_key in (1, heads)):
             if enable_gqa:
                 return f"{heads} heads of query are no multiple of {of_key} of key and {of_value} of value", None
             of_key = of_value = heads = torch.broadcast_shapes((heads,), (of_key,), (of_value,))[0]

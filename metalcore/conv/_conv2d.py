@@ -8,6 +8,7 @@ from torch import Tensor
 from .._core.operators import autograd, cpu_kernel, fake_kernel, needs_gradient
 from .._core.registry import Op, register
 from .._core.routing import COUNTED, alike, require_tensors
+from .._core.sharded import by_batch, like, replicated
 from ..gemm._activations import ACTIVATIONS, reference_activation
 from ._samples import production, samples
 
@@ -218,16 +219,20 @@ def _backward(ctx, grad):
     stride, padding, dilation = ctx.options
     by_x = by_weight = by_scale = None
     wanted = ctx.needs_input_grad
-    padded, symmetric = _padded(x, padding)
+    # DTensor's rules for PyTorch's convolutions know shards of the batch, and have wrong results for some others.
+    batches, kernels = by_batch(x), replicated(weight)
+    padded, symmetric = _padded(batches, padding)
     if wanted[0] or wanted[1]:
         by_x, by_weight, _ = torch.ops.aten.convolution_backward(
-            grad if scale is None else grad * scale[:, None, None],
-            *(padded, weight, None, stride, symmetric, dilation, False, [0, 0], ctx.groups),
+            by_batch(grad if scale is None else grad * scale[:, None, None], x),
+            *(padded, kernels, None, stride, symmetric, dilation, False, [0, 0], ctx.groups),
             [wanted[0], wanted[1], False],
         )
-        by_x = by_x[..., : x.shape[2], : x.shape[3]] if wanted[0] else None
+        by_x = like(by_x[..., : x.shape[2], : x.shape[3]], x) if wanted[0] else None
+        by_weight = like(by_weight, weight) if wanted[1] else None
     if scale is not None and wanted[2]:
-        by_scale = (grad * _convolve(padded, weight, None, stride, symmetric, dilation, ctx.groups)).sum((0, 2, 3))
+        products = _convolve(padded, kernels, None, stride, symmetric, dilation, ctx.groups)
+        by_scale = (by_batch(grad, x) * products).sum((0, 2, 3))
     by_bias = grad.sum((0, 2, 3)) if wanted[3] and ctx.given[0] else None
     by_residual = grad if wanted[4] and ctx.given[1] else None
     return by_x, by_weight, by_scale, by_bias, by_residual, None, None, None, None, None, None

@@ -9,6 +9,7 @@ from torch import Tensor
 from .._core.operators import autograd, composed_kernel, cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Override, Sample, register
 from .._core.routing import is_plain
+from .._core.sharded import beside
 from ._embedding import in_range, indices_of, known, takes
 
 __all__ = ["embedding_bag"]
@@ -74,7 +75,7 @@ def embedding_bag(
         )
     if input.dim() == 2:
         bags, n = input.shape
-        offsets = torch.arange(bags, device=input.device) * n
+        offsets = beside(input, torch.arange(bags, device=input.device) * n)
     factors = None if per_sample_weights is None else per_sample_weights.reshape(-1)
     padding = -1 if padding_idx is None else padding_idx % len(weight)
     return _bag(

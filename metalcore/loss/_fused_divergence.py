@@ -9,6 +9,7 @@ from torch import Tensor
 from .._core.operators import autograd, composed_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import alike, require_tensors
+from .._core.sharded import beside
 from ._divergence import jsd_reference
 from ._divergence_operators import LOGITS, divergence_by_torch, require_options
 from ._fused_linear import chunk_of, scaled
@@ -54,7 +55,8 @@ def fused_linear_jsd(
     rows, teacher = hidden.reshape(-1, hidden.shape[-1]), teacher_hidden.detach()
     teacher, teacher_weight = teacher.reshape(-1, teacher.shape[-1]), teacher_weight.detach()
     if labels is None:
-        scales = torch.full((len(rows),), 1 / max(1, len(rows)), dtype=torch.float32, device=hidden.device)
+        mean = torch.full((len(rows),), 1 / max(1, len(rows)), dtype=torch.float32, device=hidden.device)
+        scales = beside(hidden, mean)
     else:
         counted = (labels.reshape(-1) != ignore_index).float()
         scales = counted / counted.sum().clamp(min=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .._core.routing import require_tensors
 from ..attention._varlen import varlen_attention
 
 __all__ = ["varlen_attn"]
@@ -45,16 +46,19 @@ def varlen_attn(
         (tokens, heads, Ev), with gradients of any order, and with `return_aux` also (heads, tokens) in float32.
 
     Raises:
-        ValueError: heads differ without enable_gqa, or window_size or sizes are wrong.
+        TypeError: an argument is no tensor, or max_q or max_k is no integer.
+        ValueError: heads differ without enable_gqa, or window_size is wrong; or, where the host sees the numbers,
+            offsets descend or lead out of the tokens, or a sequence is longer than max_q or max_k says.
         NotImplementedError: seqused_k and block_table. metalcore.paged reads caches of pages.
         RuntimeError: shapes, dtypes or devices do not go together.
     """
     if seqused_k is not None or block_table is not None:
         raise NotImplementedError("metalcore.nn.attention.varlen_attn takes no seqused_k and no block_table")
-    heads, of_key = query.shape[1], key.shape[1]
-    if not enable_gqa and heads != of_key:
+    require_tensors("metalcore.nn.attention.varlen_attn", query=query, key=key)
+    if not enable_gqa and query.dim() == key.dim() == 3 and query.shape[1] != key.shape[1]:
         raise ValueError(
-            f"query has {heads} heads, and key has {of_key}: enable_gqa=True lets several heads of query share one"
+            f"query has {query.shape[1]} heads, and key has {key.shape[1]}: enable_gqa=True lets several heads of "
+            "query share one"
         )
     want_lse = return_aux is not None and return_aux.lse
     return varlen_attention(

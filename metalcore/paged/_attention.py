@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import accelerated
 from . import _composite
-from ._pages import check_pages, check_tensors, index_vector, split_cache
+from ._pages import check_mask, check_pages, check_tensors, index_vector, split_cache
 
 __all__ = ["batch_decode", "batch_prefill", "merge_states"]
 
@@ -58,7 +60,8 @@ def batch_prefill(
 
     Raises:
         RuntimeError: shapes, dtypes or devices do not go together.
-        ValueError: the cache has another layout, or, where the host sees the numbers, there is no such page.
+        ValueError: the cache has another layout, or, where the host sees the numbers, there is no such page, or
+            custom_mask has another number of elements.
     """
     return _attend(
         "batch_prefill",
@@ -134,7 +137,7 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     """
     check_tensors("merge_states", 4, v=v)
     check_tensors("merge_states", 3, s=s)
-    if accelerated(v, s) and s.dtype == torch.float32 and not _needs_gradient(v, s):
+    if accelerated(v, s) and s.dtype == torch.float32 and v.shape[-1] and not _needs_gradient(v, s):
         return ops.merge_states(v, s)
     return _composite.merge(v, s)
 
@@ -143,8 +146,10 @@ def _attend(function, q, cache, qo_indptr, pages, kv_layout, causal, window, sof
     check_tensors(function, 3, q=q)
     k, v = split_cache(function, cache, kv_layout)
     left, right = _limits(function, window)
-    if not isinstance(softcap, (int, float)) or not softcap >= 0:
-        raise ValueError(f"metalcore.paged.{function}: softcap must be a number that is not negative, not {softcap!r}")
+    if not isinstance(softcap, (int, float)) or not 0 <= softcap < math.inf:
+        raise ValueError(
+            f"metalcore.paged.{function}: softcap must be a finite number that is not negative, not {softcap!r}"
+        )
     heads_first = kv_layout == "HND"
     names = ("kv_indptr", "kv_indices", "kv_last_page_len")
     pages = [index_vector(function, name, numbers, q) for name, numbers in zip(names, pages)]
@@ -159,6 +164,7 @@ def _attend(function, q, cache, qo_indptr, pages, kv_layout, causal, window, sof
     if mask is not None:
         check_tensors(function, 1, custom_mask=mask)
         mask, mask_indptr = mask.contiguous(), _mask_indptr(qo_indptr, *pages[::2], k.shape[2 if heads_first else 1])
+        check_mask(function, mask, mask_indptr)
     arguments = (q, qo_indptr, k, v, *pages, heads_first, mask, mask_indptr, sinks, left, right, scale, float(softcap))
     if accelerated(q, k, v, sinks) and _has_kernel(k, v) and not _needs_gradient(q, k, v, sinks):
         out, lse = ops.paged_attention(*arguments)

@@ -131,10 +131,13 @@ class PagedKVCache:
 
         Raises:
             ValueError: there is no such sequence, or it is named twice, or a number is negative.
+            TypeError: a number is no integer.
             RuntimeError: too few pages are free. Nothing has changed then.
         """
         sequences, tokens = list(sequences), list(tokens)
         self._check(sequences)
+        if not all(isinstance(count, int) for count in tokens):
+            raise TypeError(f"PagedKVCache: numbers of tokens must be integers, not {tokens}")
         if len(sequences) != len(tokens) or len(set(sequences)) != len(sequences) or min(tokens, default=0) < 0:
             raise ValueError("PagedKVCache: reserve needs different sequences, and a number of tokens for each")
         needed = sum(self._new_pages(sequence, count) for sequence, count in zip(sequences, tokens))
@@ -163,7 +166,11 @@ class PagedKVCache:
         self, sequences: Sequence[int], key: Tensor, value: Tensor, tokens: Sequence[int] | None = None
     ) -> PageTable:
         """Reserves room, and writes the first layer's keys and values. `tokens` are as many of each sequence; by
-        default all have the same number."""
+        default all have the same number.
+
+        Raises:
+            ValueError, RuntimeError: as `reserve`, or key and value do not go with the cache. Nothing has changed then.
+        """
         sequences = list(sequences)
         if tokens is None:
             if not sequences or key.shape[0] % len(sequences):
@@ -173,6 +180,7 @@ class PagedKVCache:
             tokens = [key.shape[0] // len(sequences)] * len(sequences)
         elif sum(tokens) != key.shape[0]:
             raise ValueError(f"PagedKVCache: there are {key.shape[0]} tokens, and not {sum(tokens)}")
+        self._check_tokens(key, value)
         table = self.reserve(sequences, tokens)
         self.write(table, key, value)
         return table
@@ -181,6 +189,17 @@ class PagedKVCache:
         for sequence in sequences:
             if sequence not in self._lengths:
                 raise ValueError(f"PagedKVCache: there is no sequence {sequence!r}")
+
+    def _check_tokens(self, key, value):
+        expected = (key.shape[0], self.data.shape[-3 if self.kv_layout == "HND" else -2], self.data.shape[-1])
+        for name, tensor in (("key", key), ("value", value)):
+            if tensor.shape != expected:
+                raise ValueError(f"PagedKVCache: {name} must have the shape {expected}, not {tuple(tensor.shape)}")
+            if not tensor.is_floating_point() or tensor.dtype != key.dtype or tensor.device != self.data.device:
+                raise ValueError(
+                    f"PagedKVCache: key and value must have one floating-point dtype and be on {self.data.device}; "
+                    f"{name} has {tensor.dtype} and is on {tensor.device}"
+                )
 
     def _must_copy(self, sequence, count):
         """Whether new tokens go to a page that another sequence has, too."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from .._core.routing import explained
+from .._core.host_numbers import check_offsets, host_sees
 
-__all__ = ["Cache", "check_append", "check_pages", "check_tensors", "index_vector", "split_cache"]
+__all__ = ["Cache", "check_append", "check_mask", "check_pages", "check_tensors", "index_vector", "split_cache"]
 
 Cache = Tensor | tuple[Tensor, Tensor]
 LAYOUTS = ("NHD", "HND")
@@ -60,22 +57,10 @@ def index_vector(function: str, name: str, numbers: Tensor, on: Tensor) -> Tenso
     check_tensors(function, 1, **{name: numbers})
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool:
         raise ValueError(f"metalcore.paged.{function}: {name} must have integers, not {numbers.dtype}")
-    return numbers.to(device=on.device, dtype=torch.int32).contiguous()
-
-
-def _visible(tensor):
-    """Whether the host sees the numbers without waiting for a GPU. A recording would have that as a step of
-    PyTorch's."""
-    if is_compiling() or explained.observers or type(tensor) is not Tensor:
-        return False
-    return tensor.is_cpu or tensor.is_mps and getattr(torch._C, "_metalcore_simulates_mps", False)
-
-
-def _offsets(function, name, offsets, most):
-    numbers = offsets.tolist()
-    if not numbers or numbers[0] < 0 or numbers[-1] > most or any(a > b for a, b in pairwise(numbers)):
-        raise ValueError(f"metalcore.paged.{function}: {name} must be numbers of 0 to {most} that do not descend")
-    return numbers
+    vector = numbers.to(device=on.device, dtype=torch.int32).contiguous()
+    if numbers.element_size() > 4 and host_sees(numbers) and not torch.equal(vector.to(numbers), numbers):
+        raise ValueError(f"metalcore.paged.{function}: {name} has numbers that do not fit in int32")
+    return vector
 
 
 def check_pages(
@@ -90,9 +75,9 @@ def check_pages(
 ) -> None:
     """Raises ValueError for a page that is not in the pool, offsets that descend or lead out of a tensor, and last
     pages of an impossible length, if the host sees these numbers."""
-    if not _visible(kv_indices):
+    if not host_sees(kv_indices):
         return
-    indptr = _offsets(function, "kv_indptr", kv_indptr, kv_indices.shape[0])
+    indptr = check_offsets(f"metalcore.paged.{function}", "kv_indptr", kv_indptr, kv_indices.shape[0])
     requests = len(indptr) - 1
     for name, numbers, count in (
         ("kv_last_page_len", kv_last_page_len, requests),
@@ -114,13 +99,26 @@ def check_pages(
                     "tokens"
                 )
     if qo_indptr is not None:
-        _offsets(function, "qo_indptr", qo_indptr, queries)
+        check_offsets(f"metalcore.paged.{function}", "qo_indptr", qo_indptr, queries)
+
+
+def check_mask(function: str, mask: Tensor, mask_indptr: Tensor) -> None:
+    """Raises ValueError for a mask that has not an element for each query and key, if the host sees how many there
+    are."""
+    if not host_sees(mask_indptr):
+        return
+    elements = int(mask_indptr[-1])
+    if mask.shape[0] != elements:
+        raise ValueError(
+            f"metalcore.paged.{function}: custom_mask has {mask.shape[0]} elements, and the requests' queries times "
+            f"their keys are {elements}"
+        )
 
 
 def check_append(function: str, page_size: int, batch_indices: Tensor, positions: Tensor, kv_indptr: Tensor) -> None:
     """Raises ValueError for a token of no request, or behind its request's last page, if the host sees these
     numbers. A request of -1 leaves a token out."""
-    if not _visible(batch_indices):
+    if not host_sees(batch_indices):
         return
     indptr = kv_indptr.tolist()
     for token, (request, position) in enumerate(zip(batch_indices.tolist(), positions.tolist())):

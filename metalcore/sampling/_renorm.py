@@ -8,6 +8,7 @@ from torch import Tensor
 from .._core.operators import cpu_kernel, fake_kernel, ops
 from .._core.registry import Op, Sample, register
 from .._core.routing import COUNTED, accelerated, require_tensors
+from .._core.sharded import beside
 
 __all__ = ["top_k_mask_logits", "top_k_renorm_probs", "top_p_renorm_probs"]
 
@@ -89,7 +90,7 @@ def _limits(op, option, limit, kind, x):
         raise TypeError(f"{op}: {option} must be a number or a tensor, not {type(limit).__name__}")
     if not (0 <= limit <= 1 if kind == _TOP_P else limit > 0):
         raise ValueError(f"{op}: {option} must be {'in [0, 1]' if kind == _TOP_P else 'positive'}, not {limit}")
-    return torch.full((shape.numel(),), limit, dtype=torch.float32, device=x.device)
+    return beside(x, torch.full((shape.numel(),), limit, dtype=torch.float32, device=x.device))
 
 
 @cpu_kernel("renorm_rows")

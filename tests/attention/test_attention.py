@@ -189,6 +189,7 @@ def test_empty(device, shapes):
     assert out.shape == q.shape and not out.any() and (lse == -torch.inf).all()
     for gradient, x in zip(torch.autograd.grad((out, lse), (q, k, v), (out + 1, lse * 0)), (q, k, v)):
         assert gradient.shape == x.shape and not gradient.any()
+    assert metalcore.scaled_dot_product_attention(q, k, v, enable_gqa=True).shape == q.shape
 
 
 @each_dtype

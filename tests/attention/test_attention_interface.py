@@ -190,8 +190,12 @@ def test_errors(device):
         ),
         ((q, k, v), {"window": (1, -2), "enable_gqa": True}, ValueError, "attention: window must be"),
         ((q, k, v), {"window": 3, "enable_gqa": True}, ValueError, "attention: window must be"),
-        ((q, k, v), {"softcap": -1.0, "enable_gqa": True}, ValueError, "attention: softcap must not"),
+        ((q, k, v), {"softcap": -1.0, "enable_gqa": True}, ValueError, "attention: softcap must be"),
+        ((q, k, v), {"softcap": torch.inf, "enable_gqa": True}, ValueError, "attention: softcap must be a finite"),
+        ((q, k, v), {"softcap": None, "enable_gqa": True}, ValueError, "attention: softcap must be a finite"),
         ((q, k, v), {"sinks": q[0, 0, 0, :3], "enable_gqa": True}, ValueError, "attention: sinks must have"),
+        ((q, k, v), {"sinks": [0.0] * 4, "enable_gqa": True}, TypeError, "attention: sinks must be a tensor"),
+        ((q, k, v), {"sinks": torch.zeros(4), "enable_gqa": True}, RuntimeError, "must be on query's device"),
         ((q, k, v), {"dropout_p": 1.5, "enable_gqa": True}, ValueError, "attention: dropout_p must be"),
     ]:
         with pytest.raises(error, match=message):

@@ -163,6 +163,30 @@ def test_variable_lengths(device, dtype):
     assert torch.equal(formula_lse.isfinite(), lse.detach().cpu().isfinite())
 
 
+def test_lse_of_the_least_mask(device):
+    """It is the mask's number: scores and the number of keys are less than a rounding of it."""
+    least = torch.finfo(torch.float32).min
+    for rows, columns in ((20, 40), (1, 40), (3, 5)):
+        q, k, v = (x.to(device) for x in tensors(torch.float32, rows, columns))
+        mask = torch.full((rows, 1), least, device=device)
+        lse = metalcore.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True, return_lse=True)[1]
+        assert (lse == least).all()
+
+
+def test_tokens_before_the_first_sequence(device):
+    """They give zeros, also in the formula."""
+    q, k, v = make((1, 2, 20, 16), (1, 2, 20, 16), (1, 2, 20, 16), torch.float32)
+    starts = torch.tensor([6, 12, 20], dtype=torch.int32)
+    options = Options(8, 8, -1, 0, True, 0.25, 0.0, 0.0)
+    exact, exact_lse = attend(*(x.double() for x in (q, k, v)), None, None, starts, starts, None, options)
+    assert not exact[:, :, :6].any() and (exact_lse[:, :, :6] == -torch.inf).all()
+    placed = (x.to(device) for x in (q, k, v, starts))
+    q, k, v, starts = placed
+    out, lse = attention(q, k, v, None, None, starts, starts, None, *options)
+    assert (out.cpu() - exact).abs().max() < 10 * torch.finfo(torch.float32).eps
+    assert torch.equal(lse.cpu().isfinite(), exact_lse.isfinite())
+
+
 @each_dtype
 @pytest.mark.parametrize("probability", [0.25, 1.0])
 def test_dropout(device, dtype, probability):

@@ -53,6 +53,24 @@ def kernels(*tensors, **options):
 
 
 @each_dtype
+@pytest.mark.parametrize("number", ["least", -1e9])
+def test_parts_whose_logarithms_are_large(device, dtype, number):
+    """A mask whose numbers leave nothing of the scores gives seen keys equal weights, also where the threadgroups that
+    share the keys see different numbers of them."""
+    q, k, v = inputs(device, dtype, keys=600)
+    number = torch.finfo(torch.float32).min if number == "least" else number
+    mask = torch.full((1, 1, 1, 600), number, device=device)
+    mask[..., :200] = -torch.inf
+    with tuned("baseline"):
+        assert len(kernels(q, k, v, attn_mask=mask)) == 2
+        out, lse = attend(q, k, v, mask, enable_gqa=True, return_lse=True)
+    mean = wide(v)[:, :, 200:].mean(2, keepdim=True).repeat_interleave(2, 1)
+    assert_near(out, mean, terms=8)
+    # The logarithm of 400 and the scores are less than a rounding of the number.
+    assert torch.allclose(lse.cpu().double(), torch.tensor(number).double(), rtol=2 * torch.finfo(torch.float32).eps)
+
+
+@each_dtype
 @pytest.mark.parametrize(
     "size, value_size, kernel",
     [(64, 64, 64), (50, 30, 64), (65, 64, 128), (80, 80, 128), (128, 128, 128), (192, 128, 256), (576, 512, 576)],

@@ -37,6 +37,21 @@ def test_operators(ranks):
     close(ranks, "norm", 1e-4, place=1, placement="Shard(dim=1)")
 
 
+@pytest.mark.parametrize("place", (None, 0, 1, 2, 3))
+def test_convolution(ranks, place):
+    """DTensor's own rules have other gradients for shards of the image and of the weight."""
+    for weight in (None, 0, 1):
+        close(ranks, "convolution", 1e-4, place=place, weight=weight)
+
+
+@pytest.mark.parametrize("place", (None, 0, 1))
+def test_numbers_beside_shards(ranks, place):
+    """Tensors that an op makes of a number go with DTensors."""
+    close(ranks, "renormalized", 0, place=place)
+    close(ranks, "jsd", 1e-5, place=place)
+    close(ranks, "bags", 1e-5, place=place)
+
+
 def test_linear_algebra_has_the_same_bits_and_does_not_communicate(ranks):
     assert ranks.run(2, "numbers.linear_algebra") == [[], []]
 

@@ -88,6 +88,25 @@ def test_custom_mask(device):
     assert (found[0][4] == 0).all() and (found[1][4] == -torch.inf).all()
 
 
+@pytest.mark.only_on("simulator")
+def test_a_custom_mask_of_another_size(device):
+    requests = Requests(device, [11, 5], 4, 2, 16)
+    q = tensor(4, 2, 16, device=device)
+    for count in (0, 43, 45):
+        with pytest.raises(ValueError, match=f"custom_mask has {count} elements, .* are 44"):
+            prefill(q, requests, [4, 0], custom_mask=torch.ones(count, dtype=torch.bool, device=device))
+
+
+@pytest.mark.only_on("simulator")
+@pytest.mark.parametrize("index", range(3))
+def test_numbers_that_do_not_fit_in_32_bits(device, index):
+    requests = Requests(device, [11, 5], 4, 2, 16)
+    pages = [numbers.long() for numbers in requests.pages]
+    pages[index][-1] += 2**32
+    with pytest.raises(ValueError, match="has numbers that do not fit in int32"):
+        batch_decode(tensor(2, 2, 16, device=device), requests.cache, *pages)
+
+
 def test_one_tensor_for_keys_and_values(device):
     requests = Requests(device, [30, 7], 8, 2, 64)
     q = tensor(2, 4, 64, device=device)
@@ -125,6 +144,11 @@ def test_merge_states(device, dtype):
     weights = torch.softmax(wide(s), dim=1).nan_to_num(0.0)
     check((out, lse), ((weights[..., None] * wide(v)).sum(1), wide(s).logsumexp(1)))
     assert out.dtype == dtype and (out[1] == 0).all()
+    out, lse = merge_states(v[..., :0], s)
+    assert out.shape == (6, 3, 0)
+    assert_near(lse, wide(s).logsumexp(1), terms=8)
+    with pytest.raises(RuntimeError, match="a last dimension of 1 and more"):
+        torch.ops.metalcore.merge_states(v[..., :0], s)
 
 
 def test_merged_parts_are_the_whole(device):
@@ -203,6 +227,7 @@ def test_a_page_that_does_not_exist_is_not_seen(device):
         ({"kv_last_page_len": torch.zeros(3, dtype=torch.int32)}, ValueError, "2 numbers in kv_last_page_len, not 3"),
         ({"window": (1, -2)}, ValueError, "window must be two integers"),
         ({"softcap": -1.0}, ValueError, "softcap must be"),
+        ({"softcap": torch.inf}, ValueError, "softcap must be"),
     ],
 )
 def test_errors(device, change, error, match):

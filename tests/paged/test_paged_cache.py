@@ -122,6 +122,18 @@ def test_errors(device):
         cache.append([a, cache.allocate()], *tokens(device, 3))
     with pytest.raises(ValueError, match="there are 3 tokens, and not 2"):
         cache.append([a], *tokens(device, 3), tokens=[2])
+    with pytest.raises(TypeError, match="numbers of tokens must be integers"):
+        cache.reserve([a], [1.5])
+    key, value = tokens(device, 2)
+    for wrong, match in (
+        ((key[:, :1], value), "key must have the shape"),
+        ((key, value[:1]), "value must have the shape"),
+        ((key.int(), value.int()), "one floating-point dtype"),
+        ((key, value.half()), "one floating-point dtype"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            cache.append([a], *wrong)
+        assert cache.length(a) == 0  # nothing has changed
     with pytest.raises(ValueError, match="page_size must be 1 to 256, not 257"):
         make(device, page_size=257)
     with pytest.raises(ValueError, match="kv_layout must be one of"):

@@ -126,3 +126,10 @@ def test_custom_operators_see_device_tensors():
     torch.library.opcheck(
         scale, (x.detach(), 2.0), test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     )
+
+
+def test_attention_under_vmap():
+    q = torch.randn(3, 1, 2, 4, 8, device="mps")
+    attend = torch.nn.functional.scaled_dot_product_attention
+    for mask in (None, torch.ones(4, 4, dtype=torch.bool, device="mps").tril()):
+        close(torch.vmap(lambda t: attend(t, t, t, mask))(q), attend(q, q, q, mask))

@@ -177,7 +177,7 @@ DecodeStrides strides_of(const Tensor& tensor, Dims dims) {
 }
 
 void record_merge(gpu::Recording& recording, const Tensor& parts, const Tensor& part_lse, const MaybeTensor& sinks,
-                  const Tensor& out, const Tensor& lse, Dims dims, int64_t queries) {
+                  const Tensor& out, const Tensor& lse, Dims dims, int64_t queries, int64_t rests) {
   const int64_t tokens = parts.size(0), count = parts.size(1), heads = parts.size(2), size = parts.size(3);
   const AttentionMergeParams params{
       .heads = grid_side(heads),
@@ -190,6 +190,7 @@ void record_merge(gpu::Recording& recording, const Tensor& parts, const Tensor& 
       .in_lse = {0, part_lse.stride(2), part_lse.stride(0), part_lse.stride(1)},
       .out = strides_of(out, dims),
       .lse = strides_of(lse, dims),
+      .rests = rests,
   };
   constexpr int64_t kMostSimdgroups = 16, kPartsOfOne = 8;
   const int64_t columns = std::min(ceil_div<int64_t>(size, gpu::kSimdWidth), kMostSimdgroups);
@@ -211,12 +212,13 @@ void decode(const char* op, const DecodeCall& call) {
   const int64_t tokens = call.queries * (call.q_indptr ? 1 : call.batch);
   const int64_t heads = plan.group * plan.kv_heads, value_size = call.v.size(-1);
   const Tensor parts = new_tensor({shared ? tokens : 0, plan.splits, heads, value_size}, ScalarType::Float, call.q);
-  Tensor part_lse = new_tensor({shared ? tokens : 0, plan.splits, heads}, ScalarType::Float, call.q);
+  Tensor part_lse = new_tensor({2 * (shared ? tokens : 0), plan.splits, heads}, ScalarType::Float, call.q);
   if (shared) {
     const int64_t of_request = call.q_indptr ? 0 : call.queries;
     params.out = {of_request * parts.stride(0), parts.stride(2), parts.stride(0), parts.stride(1)};
     params.lse = {of_request * part_lse.stride(0), part_lse.stride(2), part_lse.stride(0), part_lse.stride(1)};
     params.out_type = NUMBER_FLOAT;
+    params.rests = tokens * part_lse.stride(0);
   } else if (call.sinks) {
     params.sink_type = number_type(*call.sinks);
   }
@@ -244,7 +246,7 @@ void decode(const char* op, const DecodeCall& call) {
     });
     if (shared)
       record_merge(recording, parts, part_lse, call.sinks, call.out, call.lse, call.query_dims,
-                   call.q_indptr ? tokens : call.queries);
+                   call.q_indptr ? tokens : call.queries, params.rests);
   });
 }
 

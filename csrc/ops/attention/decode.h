@@ -47,10 +47,10 @@ bool decode_is_better(int64_t queries, int64_t group, int64_t keys);
 // Fills call.out and call.lse. `op` is whose plan it notes.
 void decode(const char* op, const DecodeCall& call);
 
-// Merges parts (token, part, head, size) with their lse (token, part, head), float32. `queries` tokens are of each
-// request of out and lse, whose dimensions are as `dims` says.
+// Merges parts (token, part, head, size) with their lse (token, part, head), float32, which `rests` says how to read
+// (AttentionMergeParams). `queries` tokens are of each request of out and lse, whose dimensions are as `dims` says.
 void record_merge(gpu::Recording& recording, const Tensor& parts, const Tensor& part_lse, const MaybeTensor& sinks,
-                  const Tensor& out, const Tensor& lse, Dims dims, int64_t queries);
+                  const Tensor& out, const Tensor& lse, Dims dims, int64_t queries, int64_t rests);
 
 // The tensor itself if its last dimension is contiguous, or a contiguous copy.
 Tensor with_rows(const Tensor& tensor);

@@ -186,6 +186,7 @@ std::tuple<Tensor, Tensor> merge_states(const Tensor& v, const Tensor& s) {
   check_same_device(op, "s", s, v);
   check(v.dim() == 4 && s.dim() == 3 && v.size(0) == s.size(0) && v.size(1) == s.size(1) && v.size(2) == s.size(2),
         "metalcore::", op, ": v and s have the shapes ", shape_text(v), " and ", shape_text(s));
+  check(v.size(3) > 0, "metalcore::", op, ": v must have a last dimension of 1 and more");
   const int64_t out_sizes[3] = {v.size(0), v.size(2), v.size(3)}, lse_sizes[2] = {v.size(0), v.size(2)};
   Tensor out = new_tensor(Sizes(out_sizes, 3), v.scalar_type(), v);
   Tensor lse = new_tensor(Sizes(lse_sizes, 2), ScalarType::Float, v);
@@ -193,7 +194,7 @@ std::tuple<Tensor, Tensor> merge_states(const Tensor& v, const Tensor& s) {
   const Tensor parts = attention::with_rows(v);
   gpu::note_plan(op, "merge", [&] { return "a threadgroup has a token and a head"; });
   gpu::record(out, [&](gpu::Recording& recording) {
-    attention::record_merge(recording, parts, s, std::nullopt, out, lse, attention::kTokens, v.size(0));
+    attention::record_merge(recording, parts, s, std::nullopt, out, lse, attention::kTokens, v.size(0), /*rests=*/0);
   });
   return {out, lse};
 }

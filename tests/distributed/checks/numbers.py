@@ -73,6 +73,48 @@ def norm(place):
     return _both(call, [torch.randn(4, 6, 16, device="mps"), torch.randn(16, device="mps")], [place, None])
 
 
+def convolution(place, weight):
+    call = lambda x, w, b: metalcore.conv2d(x, w, b, padding=1)  # noqa: E731
+    tensors = [torch.randn(shape, device="mps") / 4 for shape in ((3, 4, 6, 7), (5, 4, 3, 3), (5,))]
+    return _both(call, tensors, [place, weight, None])
+
+
+def jsd(place):
+    teacher = [torch.randn(shape, device="mps") for shape in ((6, 8), (11, 8))]
+
+    def call(hidden, weight):
+        others = teacher
+        if hasattr(weight, "placements"):
+            others = [distribute_tensor(tensor.clone(), _mesh(), [Replicate()]) for tensor in teacher]
+        return metalcore.fused_linear_jsd(hidden, weight, *others)
+
+    return _both(call, [torch.randn(shape, device="mps") for shape in ((6, 8), (11, 8))], [place, None])
+
+
+def bags(place):
+    indices = torch.randint(0, 11, (4, 5), device="mps")
+
+    def call(weight):
+        chosen = indices
+        if hasattr(weight, "placements"):
+            chosen = distribute_tensor(indices.clone(), _mesh(), [Replicate()])
+        return metalcore.embedding_bag(chosen, weight, mode="sum")
+
+    return _both(call, [torch.randn(11, 6, device="mps")], [place])
+
+
+def renormalized(place):
+    """The largest difference of probabilities in shards from those on one device."""
+    probs = torch.rand(5, 11, device="mps")
+    shards = distribute_tensor(probs, _mesh(), [_placement(place)])
+    calls = (
+        lambda x: metalcore.top_k_renorm_probs(x, 3),
+        lambda x: metalcore.top_p_renorm_probs(x, 0.5),
+        lambda x: metalcore.top_k_mask_logits(x, 3).exp(),
+    )
+    return max(float((call(probs) - call(shards).full_tensor()).abs().max()) for call in calls), None
+
+
 def linear_algebra():
     """Which functions communicate, or have other bits than on one device, for batches in shards."""
     mesh, found = _mesh(), []
