@@ -8,7 +8,9 @@ dtype, beside the formulas below. A formula that gives the module's numbers, exc
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,7 +21,7 @@ from .._core.routing import accelerated
 from ..activation import gelu, quick_gelu, silu
 from ..normalization._rms_norm import _rms_norm
 
-__all__ = ["LENGTH", "agree", "copy_of", "examine_gelu", "examine_norm", "on_the_cpu", "settings_of"]
+__all__ = ["LENGTH", "agree", "copy_of", "examine_gelu", "examine_norm", "on_the_cpu", "settings_of", "stand_in"]
 
 LENGTH = 24  # the length of rows for modules without a weight
 _HALF = (torch.float16, torch.bfloat16)
@@ -146,12 +148,38 @@ GELUS = [
 
 
 def settings_of(module) -> list[str]:
-    """The names of the attributes that may make two modules of a class compute different things."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and name != "training" and isinstance(value, (bool, int, float, str, type(None)))
-    ]
+    """The names of the attributes that may make two modules of a class compute different things. A trial sees no
+    others: see copy_of."""
+    return [name for name, value in vars(module).items() if name not in _OF_ALL and _is_setting(name, value, module)]
+
+
+_OF_ALL = frozenset(vars(torch.nn.Module()))  # the attributes of every module
+_VALUES = (bool, int, float, str, type(None), torch.dtype)
+
+
+def _is_setting(name, value, module):
+    if name.startswith("_"):
+        return False
+    if isinstance(value, functools.partial):
+        parts = (value.func, *value.args, *value.keywords.values())
+        return all(_is_setting(name, part, module) for part in parts)
+    if isinstance(value, tuple):
+        return all(isinstance(part, _VALUES) for part in value)
+    if isinstance(value, types.MethodType):
+        return value.__self__ is module
+    return isinstance(value, (*_VALUES, types.FunctionType, types.BuiltinFunctionType))
+
+
+def stand_in(name, module):
+    """What stands for a setting's value in comparisons. It keeps no module in memory, and equal functions are equal."""
+    value = getattr(module, name, None)
+    if value is None or type(value) in _VALUES:
+        return value
+    if not _is_setting(name, value, module):  # another module had a setting of this name
+        return type(value)
+    if isinstance(value, functools.partial):
+        return (value.func, value.args, *value.keywords.items())
+    return value.__func__ if isinstance(value, types.MethodType) else value
 
 
 @contextlib.contextmanager
@@ -169,11 +197,15 @@ def on_the_cpu():
 
 
 def copy_of(module, weights=(), children=()):
-    """A copy of the module with other tensors and children, and with separate attributes."""
+    """A copy of the module with other tensors and children, and with separate attributes. Of the attributes it has the
+    settings only: a forward that reads another one, such as a configuration, fails, and so nobody takes its numbers for
+    those of a module whose configuration differs."""
+    seen = _OF_ALL.union(settings_of(module))
     copied = object.__new__(type(module))
-    copied.__dict__.update(module.__dict__)
+    copied.__dict__.update((name, value) for name, value in vars(module).items() if name in seen)
     copied.__dict__.update(_parameters=dict(module._parameters), _buffers=dict(module._buffers))
-    copied.__dict__["_modules"] = {**module._modules, **dict(children)}
+    others = {name: child and copy_of(child) for name, child in module._modules.items() if name not in children}
+    copied.__dict__["_modules"] = {**module._modules, **others, **dict(children)}
     for name, weight in dict(weights).items():
         if name in copied._buffers:
             copied._buffers[name] = weight

@@ -12,7 +12,7 @@ from .._core.routing import accelerated
 from ..activation import geglu, swiglu
 from ._formulas import agree, copy_of
 
-__all__ = ["examine_gate", "examine_mlp", "traits"]
+__all__ = ["examine_gate", "examine_mlp"]
 
 _ACTIVATIONS = (
     ("swiglu", F.silu, swiglu),
@@ -21,11 +21,6 @@ _ACTIVATIONS = (
 )  # the override, the activation, and metalcore's function of the gate and the up projection
 _IN, _MID = 6, 10  # the sizes of linear layers in trials
 _BOUND = 64 * torch.finfo(torch.float32).eps
-
-
-def traits(module):
-    """What decides, besides its settings, which formula a module computes: the children, and how they compute GELU."""
-    return tuple((type(child), getattr(child, "approximate", None)) for child in module._modules.values())
 
 
 class _Scale(torch.nn.Module):
@@ -96,9 +91,9 @@ def examine_mlp(module, forward):
             sizes = ((_IN, 2 * _MID), (_MID, _IN))
             layouts = [MLP(order[0], gate, 1 - gate, order[1], (None, None)) for gate in (0, 1)]
         layers = {name: torch.nn.Linear(*size) for name, size in zip(order, sizes)}
-        trial = copy_of(module, children={**factors, **layers})
-        trial.training = True  # so that a dropout that is not a module shows
         try:
+            trial = copy_of(module, children={**factors, **layers})
+            trial.training = True  # so that a dropout that is not a module shows
             found = forward(trial, x)
         except Exception:  # these layers are not in this order, or it takes other arguments
             continue

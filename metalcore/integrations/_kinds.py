@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import torch
 from torch.compiler import is_compiling
 
 from ..overrides import _report
-from ._formulas import on_the_cpu, settings_of
+from ._formulas import on_the_cpu, settings_of, stand_in
 from ._patches import Patch, full_name, owner_of, run_counted
 
 __all__ = ["Kind", "Modules"]
@@ -57,8 +58,7 @@ class Modules(Kind):
 
     A class is tried with a module that is made from one of `arguments`, or else with the first one that somebody makes.
     If `arguments` is None, each class is replaced whose name matches, and tried with each module that somebody makes or
-    calls. `traits` are the values of a module, besides its settings, that decide which recipe is right. `reason` tells
-    why others that look alike are not replaced.
+    calls. `reason` tells why others that look alike are not replaced.
     """
 
     def __init__(
@@ -69,11 +69,10 @@ class Modules(Kind):
         reason: str = "",
         arguments: tuple | None = None,
         member="forward",
-        traits: Callable = lambda module: (),
     ):
         super().__init__(overrides)
         self.pattern, self.examine, self.reason, self.arguments = pattern, examine, reason, arguments
-        self.member, self.traits = member, traits
+        self.member = member
 
     def meet_class(self, cls):
         owner = owner_of(cls, self.member)
@@ -122,17 +121,25 @@ class ModulePatch(Patch):
         super().__init__(owner, kind.member)
         self.kind = kind
         self.unlike = False  # no formula gave the numbers of the last module that was tried
-        self.settings: list = []
+        self.settings: dict = {}  # type of a module, or of a child without parameters -> names
         self.recipes: dict = {}  # key(module) -> (recipe, Count), or None
 
     def key(self, module):
-        """The values that decide which formula a module of the class computes. They do not contain the weight's
-        length."""
-        if not self.settings:
-            return (type(module), *self.kind.traits(module))
+        """What decides which formula a module computes: its settings, which do not contain the weight's length, and its
+        children with theirs."""
+        names = self.settings.get(type(module))
+        if names is None:
+            return type(module)
         length = next((len(p) for p in module._parameters.values() if p is not None), None)
-        values = [getattr(module, name, None) for name in self.settings]
-        return (type(module), *self.kind.traits(module), *[-1 if value == length else value for value in values])
+        values = [stand_in(name, module) for name in names]
+        values = values if length is None else [-1 if value == length else value for value in values]
+        return (type(module), *values, *[self.key(child) for child in module._modules.values()])
+
+    def _note_settings(self, module, read=()):
+        self.settings.setdefault(type(module), [name for name in settings_of(module) if name not in read])
+        for child in module.children():
+            if not isinstance(child, torch.nn.Dropout) and not any(True for _ in child.parameters()):
+                self._note_settings(child)
 
     def learn(self, module):
         """The recipe for modules like this one with their count, or None."""
@@ -144,8 +151,7 @@ class ModulePatch(Patch):
                     recipe = self.kind.examine(module, self.original)
             finally:
                 _trying = False
-            if not self.recipes:
-                self.settings = [name for name in settings_of(module) if recipe is None or name not in recipe.read]
+            self._note_settings(module, () if recipe is None else recipe.read)
             self.unlike = recipe is None
             if recipe is not None and recipe.override not in self.kind.active:
                 recipe = None

@@ -60,9 +60,11 @@ class Logits(Tensor):
 
     @staticmethod
     def __new__(cls, source: Source, count, versions):
-        shape = (*source.hidden.shape[:-1], source.layer.out_features)
+        hidden, layer = source.hidden, source.layer
+        shape = (*hidden.shape[:-1], layer.out_features)
+        trained = any(t is not None and t.requires_grad for t in (hidden, layer.weight, layer.bias))
         found: Any = Tensor._make_wrapper_subclass(
-            cls, shape, dtype=source.dtype, device=source.hidden.device, requires_grad=True
+            cls, shape, dtype=source.dtype, device=hidden.device, requires_grad=trained
         )
         found.source, found.count, found.versions, found.kept = source, count, versions, {}
         return found
@@ -243,6 +245,10 @@ def _forward(patch, place):
             return original(model, *args, **kwargs)
         layer = model.get_output_embeddings()
         if layer is None:
+            return original(model, *args, **kwargs)
+        if (
+            getattr(vars(layer).get("forward"), "func", None) is _lazy_layer
+        ):  # a subclass calls this forward, and counts
             return original(model, *args, **kwargs)
         count = _report.count_of(_NAME, name)
         if not _is_plain_layer(layer):

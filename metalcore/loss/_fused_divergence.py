@@ -41,8 +41,8 @@ def fused_linear_jsd(
         chunk: the rows of a chunk; by default as many as have 256 MiB of logits, and at least 256.
 
     Returns:
-        The mean over the rows that count, of hidden's dtype. Each backward() consumes the gradients; a second one
-        raises a RuntimeError.
+        The mean over the rows that count, of hidden's dtype. backward() overwrites the gradients that the
+        forward pass has made, except with retain_graph=True, which copies them.
     """
     tensors = {"weight": weight, "teacher_hidden": teacher_hidden, "teacher_weight": teacher_weight}
     require_tensors("fused_linear_jsd", hidden=hidden, **tensors)  # pyright: ignore[reportArgumentType]

@@ -56,8 +56,8 @@ def fused_linear_cross_entropy(
 
     Returns:
         The loss, float32 under autocast, otherwise of hidden's dtype. With reduction="none" the gradient computes the
-        logits again. The gradient of the weight is summed over the chunks in the weight's dtype. Each backward()
-        consumes the gradients; a second one raises a RuntimeError.
+        logits again. The gradient of the weight is summed over the chunks in the weight's dtype. backward()
+        overwrites the gradients that the forward pass has made, except with retain_graph=True, which copies them.
     """
     require_tensors("fused_linear_cross_entropy", hidden=hidden, weight=weight, target=target)
     require_tensors("fused_linear_cross_entropy", optional=True, bias=bias, class_weight=class_weight)
@@ -200,8 +200,9 @@ def _(grad, hidden, weight, target, bias, class_weight, *rest):
 
 
 def scaled(made: Sequence[Tensor], grad: Tensor) -> Sequence[Tensor]:
-    """Gradients that the forward pass made, times the upstream gradient: in place, where that can be."""
-    if not is_plain(grad):
+    """Gradients that the forward pass made, times the upstream gradient: in place, where no other backward() will need
+    them."""
+    if not is_plain(grad) or torch._C._autograd._get_current_graph_task_keep_graph():  # retain_graph
         return [gradient * grad.to(gradient.dtype) for gradient in made]
     for gradient in made:
         ops.scale_(gradient, grad)

@@ -1,5 +1,7 @@
 """Gated MLPs and experts' gates of any class: they call swiglu or geglu where their numbers are those."""
 
+import functools
+
 import pytest
 import torch
 import transformers
@@ -126,3 +128,66 @@ def test_compiled(device):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             compiled(x)
         assert any(event.key == "metalcore::gated" for event in profile.key_averages())
+
+
+class Chosen(torch.nn.Module):
+    """An activation that a setting chooses."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def forward(self, x):
+        return getattr(torch.nn.functional, self.name)(x)
+
+
+class Config:
+    def __init__(self, name):
+        self.name = name
+
+
+class ConfiguredMLP(Gated):
+    """It reads its configuration at each call."""
+
+    def forward(self, x):
+        gate = getattr(torch.nn.functional, self.act.name)(self.wide(x))
+        return self.narrow(self.up(x) * gate)
+
+
+@pytest.mark.parametrize(
+    "cls, make",
+    (
+        (GatedMLP, lambda name: getattr(torch.nn.functional, name)),
+        (GatedMLP, lambda name: functools.partial(getattr(torch.nn.functional, name), inplace=False)),
+        (GatedMLP, Chosen),
+        (GatedMLP, lambda name: torch.nn.Sequential(Chosen(name))),
+        (ConfiguredMLP, Config),
+    ),
+    ids=("function", "partial", "setting of a child", "setting in a child", "configuration"),
+)
+@pytest.mark.parametrize("names", (("silu", "relu"), ("relu", "silu")), ids=str)
+def test_activations_that_are_no_modules(device, cls, make, names):
+    """Modules of one class differ in their activation, and one of them gets another one later."""
+    modules = [cls(make(name)).to(device).eval() for name in names]
+    x = torch.randn(3, 8).to(device)
+    expected = [module(x) for module in modules]
+    with metalcore.enable_pytorch_overrides("swiglu"):
+        found = [module(x) for module in modules]
+        ours = sum(ran("swiglu").values())
+        modules[0].act, modules[1].act = modules[1].act, modules[0].act
+        swapped = [module(x) for module in modules]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(swapped, [module(x) for module in modules], rtol=1e-5, atol=1e-5)
+    assert ours == (0 if cls is ConfiguredMLP else 1), "a trial does not know which configuration another module has"
+
+
+def test_settings_that_are_hashable_in_one_module_only(device):
+    modules = [GatedMLP(torch.nn.SiLU(), plus).to(device).eval() for plus in (0.0, torch.ones(12).to(device))]
+    x = torch.randn(3, 8).to(device)
+    expected = [module(x) for module in modules]
+    with metalcore.enable_pytorch_overrides("swiglu"):
+        found = [module(x) for module in modules]
+        modules[0].plus = []
+        with pytest.raises(TypeError, match="unsupported operand"):
+            modules[0](x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -179,6 +179,25 @@ def test_a_class_that_is_met_when_a_model_is_made(device):
         assert ran() == 1
 
 
+def test_a_subclass_with_a_forward_of_its_own(device):
+    """It calls the forward of its base, which is replaced too: the report has one call."""
+
+    class Derived(transformers.LlamaForCausalLM):
+        def forward(self, *args, labels=None, **kwargs):
+            return super().forward(*args, labels=labels, **kwargs)
+
+    ids = tokens(device)
+    with metalcore.enable_pytorch_overrides(NAME):
+        model = Derived(decoder("Llama", device).config).to(device).train()
+        model(ids, labels=ids)
+        rows = [
+            (row.what.rpartition(".")[2], row.ran, row.left) for row in metalcore.report().rows if row.override == NAME
+        ]
+        assert [row for row in rows if row[1] or row[2]] == [("Derived", 1, {})]
+        model.requires_grad_(False)
+        assert not model(ids, labels=ids).logits.requires_grad
+
+
 def test_gradient_accumulation_and_checkpointing(device):
     ids, found = tokens(device), []
     for patched in (False, True):

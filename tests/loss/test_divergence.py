@@ -135,11 +135,6 @@ def test_fused_without_gradients(device):
     tensors = [tensor(*shape, device=device) for shape in ((9, 4), (7, 4), (9, 5), (7, 5))]
     a, b, c, d = (wide(t) for t in tensors)
     assert_near(metalcore.fused_linear_jsd(*tensors), definition(a @ b.mT, c @ d.mT, 0.5), terms=64)
-    hidden = tensors[0].requires_grad_()
-    loss = metalcore.fused_linear_jsd(hidden, *tensors[1:], chunk=4)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
