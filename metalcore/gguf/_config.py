@@ -60,6 +60,9 @@ def _common(metadata):
         raise GGUFError(f"{file.path}: blk.0 has no weights of {heads} heads of {head_dim} for queries")
     if metadata.count("attention.value_length", head_dim) != head_dim:
         raise GGUFError(f"{file.path}: heads whose keys and values have different lengths cannot be loaded")
+    eps = metadata.number("attention.layer_norm_rms_epsilon")
+    if eps < 0:
+        raise GGUFError(f"{file.path}: attention.layer_norm_rms_epsilon is {eps}, which is less than 0")
     fields = {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
@@ -69,7 +72,7 @@ def _common(metadata):
         "num_key_value_heads": metadata.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": metadata.count("context_length"),
-        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": eps,
         "rope_parameters": rope_parameters(metadata, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
@@ -87,10 +90,18 @@ def _qwen3(metadata, fields):
     return {"attention_bias": "blk.0.attn_q.bias" in metadata.file.tensors}
 
 
+def _counts_of_experts(metadata):
+    """How many experts a layer has, and how many of them a token takes."""
+    count, used = metadata.count("expert_count"), metadata.count("expert_used_count")
+    if used > count:
+        raise GGUFError(f"{metadata.file.path}: {used} of {count} experts cannot be used")
+    return count, used
+
+
 def _experts(metadata, fields):
-    used = metadata.count("expert_used_count")
+    count, used = _counts_of_experts(metadata)
     return {
-        "num_experts": metadata.count("expert_count"),
+        "num_experts": count,
         "num_experts_per_tok": used,
         "moe_intermediate_size": metadata.count(
             "expert_feed_forward_length", max(1, fields["intermediate_size"] // used)
@@ -169,11 +180,11 @@ def _phi3(metadata, fields):
 
 
 def _gpt_oss(metadata, fields):
-    experts = metadata.count("expert_count")
+    count, used = _counts_of_experts(metadata)
     return {
         **_sliding(metadata, fields["num_hidden_layers"], 2, 128),
-        "num_local_experts": experts,
-        "num_experts_per_tok": metadata.count("expert_used_count"),
+        "num_local_experts": count,
+        "num_experts_per_tok": used,
         "intermediate_size": metadata.count("expert_feed_forward_length"),
     }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import array
 import math
+import reprlib
+import warnings
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ import torch
 from ._reader import GGUFError, GGUFFile
 
 __all__ = ["Metadata"]
+
+_LARGEST = 2**32 - 1  # llama.cpp's counts have 32 bits
 
 
 class Metadata:
@@ -22,14 +26,23 @@ class Metadata:
 
     def __init__(self, file: GGUFFile):
         self.file = file
-        architecture = self._checked("general.architecture", str)
+        architecture = self.of_file("general.architecture", str)
         if not architecture:
             raise GGUFError(f"{file.path}: key 'general.architecture' is missing")
         self.architecture: str = architecture
 
     def get(self, key: str, kinds: Any, default: Any = None) -> Any:
         """The value of a key, or the default where it is missing."""
-        return self._checked(f"{self.architecture}.{key}", kinds, default)
+        return self.of_file(f"{self.architecture}.{key}", kinds, default)
+
+    def of_file(self, key: str, kinds: Any, default: Any = None) -> Any:
+        """The value of a whole key, or the default where it is missing."""
+        value = self.file.metadata.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+            raise GGUFError(f"{self.file.path}: key {key!r}: {reprlib.repr(value)} is of a wrong type")
+        return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = float(self._required(key, self.get(key, (int, float), default)))
@@ -38,36 +51,39 @@ class Metadata:
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A number of 1 or more. A file may give it for each layer, if all have the same."""
+        """A number of 1 or more, of 32 bits. A file may give it for each layer, if all have the same."""
         value = self.get(key, (int, array.array), default)
         if isinstance(value, array.array):
             if len(set(value)) != 1:
                 raise GGUFError(f"{self.file.path}: key '{self.architecture}.{key}': layers differ")
             value = value[0]
-        if not isinstance(self._required(key, value), int) or value < 1:
-            raise GGUFError(f"{self.file.path}: key '{self.architecture}.{key}': {value} is no number of 1 or more")
+        if not isinstance(self._required(key, value), int) or not 1 <= value <= _LARGEST:
+            raise GGUFError(
+                f"{self.file.path}: key '{self.architecture}.{key}': {value} is no number from 1 to {_LARGEST}"
+            )
         return value
 
     def token(self, name: str) -> int | None:
-        """The number of a special token ("bos", "eos" …), or None."""
-        return self._checked(f"tokenizer.ggml.{name}_token_id", int)
+        """The number of a special token ("bos", "eos" …), or None. One that the model has no row for is None too, with
+        a warning, as in llama.cpp: files exist that say -1."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        token, embedding = self.of_file(key, int), self.file.tensors.get("token_embd.weight")
+        if token is None or embedding is None or 0 <= token < embedding.shape[0]:
+            return token
+        warnings.warn(f"{self.file.path}: key {key!r}: the model has no token {token}; it is left out", stacklevel=4)
+        return None
 
-    def floats(self, tensor: str) -> list[float] | None:
-        """The numbers of a float32 tensor, or None if there is none."""
+    def factors(self, tensor: str, count: int) -> list[float] | None:
+        """The numbers of a float32 tensor that divide frequencies, or None if there is none."""
         info = self.file.tensors.get(tensor)
         if info is None:
             return None
-        if info.type.name != "F32" or len(info.shape) != 1:
-            raise GGUFError(f"{self.file.path}: tensor {tensor!r} must be F32 of one dimension")
-        return self.file.packed(tensor).view(torch.float32).tolist()
-
-    def _checked(self, key: str, kinds: Any, default: Any = None) -> Any:
-        value = self.file.metadata.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            raise GGUFError(f"{self.file.path}: key {key!r}: {value!r} is of a wrong type")
-        return value
+        if info.type.name != "F32" or info.shape != (count,):
+            raise GGUFError(f"{self.file.path}: tensor {tensor!r} must be F32 of shape ({count},), not {info.shape}")
+        found = self.file.packed(tensor).clone().view(torch.float32).tolist()  # the file may lie at any byte
+        if not all(0 < value < math.inf for value in found):
+            raise GGUFError(f"{self.file.path}: tensor {tensor!r} must have finite numbers above 0")
+        return found
 
     def _required(self, key, value):
         if value is None:

@@ -35,12 +35,14 @@ def _scaling(metadata, theta, rotated):
         raise GGUFError(f"{metadata.file.path}: rope.scaling.factor and rope.freq_base are more than 0")
     attention = metadata.number("rope.scaling.attn_factor", 1.0)
     kind = metadata.get("rope.scaling.type", str, "linear")
-    freqs, long, short = (metadata.floats(name) for name in FACTORS)
+    freqs, long, short = (metadata.factors(name, rotated // 2) for name in FACTORS)
     if freqs is not None:
         if factor != 1 and kind != "none":
             raise GGUFError(f"{metadata.file.path}: rope_freqs together with a scaling of type {kind!r} is unknown")
         return _by_factors(freqs, theta, rotated, context)
-    if long is not None and short is not None:
+    if (long is None) != (short is None):
+        raise GGUFError(f"{metadata.file.path}: one of the tensors {FACTORS[1]} and {FACTORS[2]} is missing")
+    if long is not None:
         factors = {"long_factor": long, "short_factor": short}
         return {
             "rope_type": "longrope",
@@ -53,6 +55,8 @@ def _scaling(metadata, theta, rotated):
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
+        if theta <= 1:
+            raise GGUFError(f"{metadata.file.path}: YaRN needs a rope.freq_base above 1, not {theta}")
         return {
             "rope_type": "yarn",
             "factor": factor,
@@ -67,7 +71,7 @@ def _scaling(metadata, theta, rotated):
 
 def _by_factors(factors, theta, rotated, context):
     """Llama 3's rule where the factors follow it, or else the factors."""
-    known = {"rope_type": "llama3", "factor": float(round(max(factors))), **_LLAMA3}
+    known = {"rope_type": "llama3", "factor": float(max(1, round(max(factors)))), **_LLAMA3}
     expected = _llama3_factors(known, theta, rotated)
     if len(factors) == len(expected) and all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(factors, expected)):
         return known

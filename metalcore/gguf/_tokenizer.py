@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import json
 import warnings
 from typing import Any
 
-from ._reader import GGUFFile
+from ._metadata import Metadata
+from ._reader import GGUFError, GGUFFile
 
 __all__ = ["tokenizer_of"]
 
@@ -29,35 +31,95 @@ _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 def tokenizer_of(file: GGUFFile) -> Any:
     """transformers' tokenizer of a file, or None if the file has none. One that transformers cannot make is None too,
-    with a warning that says why."""
-    kind = file.metadata.get("tokenizer.ggml.model")
+    with a warning that says why.
+
+    Raises:
+        GGUFError: the vocabulary contradicts itself, or the model has too few rows for it.
+    """
+    metadata = Metadata(file)
+    kind = metadata.of_file("tokenizer.ggml.model", str)
     if kind in (None, "none", "no_vocab") or "tokenizer.ggml.tokens" not in file.metadata:
         return None
+    parts, options = _parts(metadata), _options(metadata, kind)
     try:
-        return _made(file)
+        return _made(metadata, parts, options)
     except Exception as error:  # transformers and tokenizers raise what they like for vocabularies they cannot take
-        warnings.warn(f"{file.path}: transformers makes no tokenizer of type {kind!r}: {error}", stacklevel=3)
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        warnings.warn(f"{file.path}: transformers makes no tokenizer of type {kind!r}: {reason}", stacklevel=3)
         return None
 
 
-def _made(file):
+def _parts(metadata):
+    """What transformers' converter takes, checked."""
+    file = metadata.file
+    given = {name: file.metadata.get(f"tokenizer.{key}") for key, name in _TAKEN.items()}
+    parts = {name: value for name, value in given.items() if value is not None}
+    tokens, rows = _texts(metadata, "tokens"), file.tensors["token_embd.weight"].shape[0]
+    if len(tokens) > rows:
+        _fail(file, "tokens", f"{len(tokens)} tokens, and the model has rows for {rows}")
+    for name in ("scores", "token_type"):
+        values = metadata.of_file(f"tokenizer.ggml.{name}", array.array)
+        if values is not None and len(values) != len(tokens):
+            _fail(file, name, f"{len(values)} numbers for {len(tokens)} tokens")
+        if values is not None:
+            parts[name] = list(values)
+    for pair in _texts(metadata, "merges"):
+        if len(pair.split(" ")) != 2:
+            _fail(file, "merges", f"{pair!r} is no pair of tokens")
+    if parts["tokenizer_type"] == "gpt2" and "merges" not in parts:
+        _fail(file, "merges", "it is missing")
+    return parts
+
+
+def _texts(metadata, name):
+    values = metadata.of_file(f"tokenizer.ggml.{name}", list, [])
+    if not all(isinstance(value, str) for value in values):
+        _fail(metadata.file, name, "it is no list of texts")
+    return values
+
+
+def _fail(file, name, reason):
+    raise GGUFError(f"{file.path}: key 'tokenizer.ggml.{name}': {reason}")
+
+
+def _options(metadata, kind):
+    """Options of PreTrainedTokenizerFast, except for its special tokens."""
+    # llama.cpp puts the first token in front of texts of SentencePiece's vocabularies, where a file does not say.
+    options = {
+        "add_bos_token": metadata.of_file("tokenizer.ggml.add_bos_token", bool, kind == "llama"),
+        "add_eos_token": metadata.of_file("tokenizer.ggml.add_eos_token", bool, False),
+    }
+    template = metadata.of_file("tokenizer.chat_template", str)
+    return options if template is None else {**options, "chat_template": template}
+
+
+def _made(metadata, parts, options):
     from transformers import PreTrainedTokenizerFast
 
-    metadata = file.metadata
-    parts = {name: metadata[f"tokenizer.{key}"] for key, name in _TAKEN.items() if f"tokenizer.{key}" in metadata}
-    parts.update({name: list(parts[name]) for name in ("scores", "token_type") if name in parts})
-    backend, more = _converter()(metadata["general.architecture"], parts)
-    backend, options = _without_more(backend, len(parts["tokens"])), dict(more)
     for name, key in _SPECIAL.items():
-        token = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if token is not None:
+        token = metadata.token(key)
+        if token is not None and token < len(parts["tokens"]):
             options[f"{name}_token"] = parts["tokens"][token]
-    if "tokenizer.chat_template" in metadata:
-        options["chat_template"] = metadata["tokenizer.chat_template"]
-    # llama.cpp puts the first token in front of texts of SentencePiece's vocabularies, where a file does not say.
-    options["add_bos_token"] = metadata.get("tokenizer.ggml.add_bos_token", parts["tokenizer_type"] == "llama")
-    options["add_eos_token"] = metadata.get("tokenizer.ggml.add_eos_token", False)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
+    backend, more = _converter()(metadata.architecture, parts)
+    backend = _without_more(backend, len(parts["tokens"]))
+    _check_split(metadata.file, parts)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **more, **options)
+
+
+def _check_split(file, parts):
+    """Warns where texts of a byte-level vocabulary may be split otherwise than by llama.cpp."""
+    name = parts.get("pre_tokenizer_type", "default")
+    if parts["tokenizer_type"] != "gpt2" or name in ("default", "gpt-2"):
+        return
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    except ImportError:  # before transformers 5.20
+        return
+    if name not in GGUF_PRE_TOKENIZER_SPLITS:
+        warnings.warn(
+            f"{file.path}: transformers does not know how {name!r} splits texts, and splits them as GPT-2 does",
+            stacklevel=5,
+        )
 
 
 def _without_more(backend, count):

@@ -1,13 +1,14 @@
 """Models that are loaded from GGUF files compute what transformers' models with the dequantized weights do."""
 
+import math
 import random
 import warnings
 from pathlib import Path
 
 import layouts
-import numpy as np
 import pytest
 import torch
+from changed import add, changed, drop, reshape, set_key
 
 from metalcore import gguf
 from metalcore.nn import QuantizedEmbedding, QuantizedExperts, QuantizedLinear
@@ -133,62 +134,63 @@ def test_gradients_reach_an_adapter(made, device):
     assert ours == pytest.approx(expected, rel=1e-5)
 
 
-def _with(tmp_path, change):
-    """A file of llama's layout whose tensors and keys went through change(writer)."""
-    original = layouts.gguf.GGUFWriter.write_header_to_file
-
-    def write(self, *arguments):
-        change(self)
-        return original(self, *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layouts.gguf.GGUFWriter, "write_header_to_file", write)
-        return layouts.make("llama-plain", tmp_path / "x.gguf").path
-
-
-def _set(key, value):
-    def change(writer):
-        writer.kv_data[0][key].value = value
-
-    return change
-
-
-def _drop(name):
-    return lambda writer: writer.tensors[0].pop(name)
-
-
-def _add(name):
-    return lambda writer: writer.add_tensor(name, np.ones(4, np.float32))
-
-
-def _reshape(name, shape):
-    def change(writer):
-        writer.tensors[0][name].shape = shape
-
-    return change
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
-        (_set("general.architecture", "falcon"), "architecture 'falcon' cannot be loaded; these can: gemma2"),
-        (_drop("blk.1.ffn_up.weight"), "1 tensors are missing: blk.1.ffn_up.weight"),
-        (_add("blk.7.x"), "1 tensors are unknown: blk.7.x"),
-        (_drop("token_embd.weight"), "tensor 'token_embd.weight' is missing"),
-        (_reshape("blk.0.attn_v.weight", (128, 512)), r"has shape \(128, 512\), and the metadata say \(256, 256\)"),
-        (_set("llama.block_count", 2**31), "2147483648 layers are promised"),
-        (_set("llama.block_count", 0), "'llama.block_count': 0 is no number of 1 or more"),
-        (_set("llama.attention.head_count", 3), "describe no model|and the metadata say"),
-        (_set("llama.attention.head_count", 2**31), "no weights of 2147483648 heads of 1 for queries"),
-        (_set("llama.rope.dimension_count", 2**31), "2147483648 of 64 numbers of a head cannot be rotated"),
-        (_set("llama.embedding_length", 2**32 - 1), "blk.0 has no weights of 4 heads of 1073741823"),
-        (_set("llama.rope.freq_base", float("nan")), "'llama.rope.freq_base': nan is no finite number"),
+        (set_key("general.architecture", "falcon"), "architecture 'falcon' cannot be loaded; these can: gemma2"),
+        (drop("blk.1.ffn_up.weight"), "1 tensors are missing: blk.1.ffn_up.weight"),
+        (add("blk.7.x"), "1 tensors are unknown: blk.7.x"),
+        (drop("token_embd.weight"), "tensor 'token_embd.weight' is missing"),
+        (reshape("blk.0.attn_v.weight", (128, 512)), r"has shape \(128, 512\), and the metadata say \(256, 256\)"),
+        (set_key("llama.block_count", 2**31), "2147483648 layers are promised"),
+        (set_key("llama.block_count", 0), "'llama.block_count': 0 is no number from 1 to 4294967295"),
+        (set_key("llama.attention.head_count", 3), "describe no model|and the metadata say"),
+        (set_key("llama.attention.head_count", 2**31), "no weights of 2147483648 heads of 1 for queries"),
+        (set_key("llama.rope.dimension_count", 2**31), "2147483648 of 64 numbers of a head cannot be rotated"),
+        (set_key("llama.embedding_length", 2**32 - 1), "blk.0 has no weights of 4 heads of 1073741823"),
+        (set_key("llama.rope.freq_base", float("nan")), "'llama.rope.freq_base': nan is no finite number"),
+        (
+            set_key("llama.attention.layer_norm_rms_epsilon", -1.0),
+            "layer_norm_rms_epsilon is -1.0, which is less than 0",
+        ),
+        (set_key("llama.context_length", [1, 2]), "'llama.context_length': layers differ"),
+        (set_key("llama.context_length", "x" * 200), "'llama.context_length': 'x+[.]+x+' is of a wrong type"),
     ],
 )
 def test_what_cannot_be_loaded(tmp_path, change, message):
-    path = _with(tmp_path, change)
+    path = changed(tmp_path, change)
     with pytest.raises(gguf.GGUFError, match=message):
         gguf.load(path)
+
+
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        ("llama", add("rope_freqs.weight", [math.nan] * 32), "'rope_freqs.weight' must have finite numbers above 0"),
+        ("llama", add("rope_freqs.weight", [0] * 32), "'rope_freqs.weight' must have finite numbers above 0"),
+        ("llama", add("rope_freqs.weight", [1] * 31), r"must be F32 of shape \(32,\), not \(31,\)"),
+        ("phi3", add("rope_factors_long.weight", [1] * 25), r"must be F32 of shape \(24,\), not \(25,\)"),
+        (
+            "phi3",
+            drop("rope_factors_short.weight"),
+            "rope_factors_long.weight and rope_factors_short.weight is missing",
+        ),
+        ("qwen2", set_key("qwen2.rope.freq_base", 1.0), "YaRN needs a rope.freq_base above 1, not 1.0"),
+        ("qwen2moe", set_key("qwen2moe.expert_used_count", 5), "5 of 4 experts cannot be used"),
+        ("gpt-oss", set_key("gpt-oss.expert_used_count", 5), "5 of 4 experts cannot be used"),
+    ],
+)
+def test_what_does_not_go_together(tmp_path, name, change, message):
+    path = changed(tmp_path, change, name)
+    with pytest.raises(gguf.GGUFError, match=message):
+        gguf.load(path)
+
+
+def test_small_factors_are_no_rule(tmp_path):
+    """Llama 3's rule divides by its factor, which rounds to 0 here."""
+    path = changed(tmp_path, add("rope_freqs.weight", [0.25] * 32), "llama")
+    rope = gguf.load(path, tokenizer=False).model.config.rope_parameters
+    assert rope["rope_type"] == "longrope" and rope["long_factor"] == [0.25] * 32
 
 
 def test_random_damage_is_an_error_or_a_model(tmp_path):
