@@ -163,7 +163,8 @@ def mask(
         if not reads_nothing() and padding[:, :seen].all():
             padding = None
     if padding is None and band.left < 0 and band.sequences is None:
-        if band.right == 0 and allow_is_causal_skip and shift == 0 or band.right < 0 and allow_is_bidirectional_skip:
+        causal = band.right == 0 and allow_is_causal_skip and shift == 0
+        if causal and _knows_sdpa(type(options.get("config"))) or band.right < 0 and allow_is_bidirectional_skip:
             return None
     write = functools.partial(write, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
     return Mask((batch_size, 1, q_length, kv_length), device, band, shift, padding, write)
@@ -185,6 +186,14 @@ def _adds_masks(config_class) -> bool:
     return bool(models) and not any(
         cls._supports_sdpa or cls._supports_flash_attn or cls._supports_flex_attn for cls in models
     )
+
+
+@functools.cache
+def _knows_sdpa(config_class) -> bool:
+    """Whether the layers of a configuration's models say by `is_causal` that they are causal, as sdpa needs it. A
+    decoder without sdpa may not (PEGASUS-X), and its mask alone tells."""
+    models = [cls for cls in subclasses(PreTrainedModel) if cls.config_class is config_class]
+    return not models or any(cls._supports_sdpa for cls in models)
 
 
 def _traced(attention_mask):

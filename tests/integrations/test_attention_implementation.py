@@ -163,17 +163,25 @@ def test_keys_and_sinks_of_each_query(device, name, options):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * scale + 1e-8)
 
 
-def test_a_model_that_has_eager_attention_only(device):
-    """Its decoder's layers do not say that they are causal: the mask that they expect does."""
-    config = transformers.BigBirdPegasusConfig(
-        vocab_size=64, d_model=32, decoder_layers=2, decoder_ffn_dim=40, decoder_attention_heads=4, encoder_layers=2
+@pytest.mark.parametrize("name", ("BigBirdPegasus", "PegasusX"))
+def test_decoders_that_do_not_say_that_they_are_causal(device, name):
+    """The mask that their layers expect does. BigBird-PEGASUS has eager attention only, PEGASUS-X also flash's."""
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=64,
+        d_model=32,
+        decoder_layers=2,
+        decoder_ffn_dim=40,
+        decoder_attention_heads=4,
+        encoder_layers=1,
+        encoder_ffn_dim=40,
+        encoder_attention_heads=4,
     )
-    found = []
+    ids, found = tokens(device), []
     for kind in ("eager", "metalcore"):
         torch.manual_seed(0)
-        model = transformers.BigBirdPegasusForCausalLM._from_config(config, attn_implementation=kind)
+        model = getattr(transformers, f"{name}ForConditionalGeneration")._from_config(config, attn_implementation=kind)
         with torch.no_grad():
-            found.append(model.to(device).eval()(tokens(device)).logits)
+            found.append(model.to(device).eval()(ids, decoder_input_ids=ids).logits)
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
