@@ -12,7 +12,6 @@ namespace {
 
 constexpr int64_t kFar = INT64_C(1) << 30;  // as good as no limit of a window
 
-
 // The numbers that say where requests' pages are.
 struct Numbers {
   Tensor indptr, indices, last_page_len;

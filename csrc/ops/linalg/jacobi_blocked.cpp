@@ -132,7 +132,8 @@ void svd_jacobi_blocked(const Tensor& x, int64_t batch, bool compute_uv, const T
       .jacobi = w.params, .tiles = 0, .first_tile = 0, .vectors = compute_uv, .accumulated = compute_uv, .scaled = 1};
   gpu::record(x, [&](gpu::Recording& recording) {
     record_rounds(recording, x, w);
-    record_results(recording, w, params, w.parts, order, scales, values, given_if(compute_uv, u), given_if(compute_uv, v));
+    record_results(recording, w, params, w.parts, order, scales, values, given_if(compute_uv, u),
+                   given_if(compute_uv, v));
     if (!compute_uv) return;
     SvdParams complete{};
     complete.left = {n * m, 1, m};
@@ -170,7 +171,8 @@ void eigh_jacobi_blocked(const Tensor& a, int64_t batch, bool upper, bool comput
   gpu::record(a, [&](gpu::Recording& recording) {
     record_rounds(recording, a, w);
     record_rayleigh(recording, a, w, params, parts);
-    record_results(recording, w, params, parts, std::nullopt, std::nullopt, values, given_if(compute_v, u), std::nullopt);
+    record_results(recording, w, params, parts, std::nullopt, std::nullopt, values, given_if(compute_v, u),
+                   std::nullopt);
   });
 }
 

@@ -126,7 +126,9 @@ void lu_small(const LuPlan& plan, const LuSmall& task, const LuFactors& results)
       if (plan.variant == LuVariant::block) {
         recording.buffer(1, lu).buffer(2, pivots).buffer(3, own_info).buffer(4, sources).bytes(5, p);
       } else {
-        recording.buffer(1, task.b ? piece.of(task.b->tensor, p.b_batch) : gpu::BufferView{}).buffer(2, lu).buffer(3, pivots);
+        recording.buffer(1, task.b ? piece.of(task.b->tensor, p.b_batch) : gpu::BufferView{})
+            .buffer(2, lu)
+            .buffer(3, pivots);
         recording.buffer(4, own_info).buffer(5, sources);
         recording.buffer(6, task.x ? piece.of(*task.x, a.rows * p.right) : gpu::BufferView{}).bytes(7, p);
       }

@@ -59,8 +59,8 @@ bool loads_vectors(const Matrices& a, bool transpose, int64_t length) {
   return column == 1 && length % 4 == 0 && aligned16(a.tensor, a.batch_stride, row);
 }
 
-Tensor syrk(const Tensor& input, const MaybeTensor& c, const std::string& triangle, bool transpose,
-            double alpha, double beta) {
+Tensor syrk(const Tensor& input, const MaybeTensor& c, const std::string& triangle, bool transpose, double alpha,
+            double beta) {
   check_float32("syrk", "A", input);
   if (c) check_float32("syrk", "C", *c);
   const Triangles wanted = triangles(triangle);

@@ -189,9 +189,8 @@ void record_steps(gpu::Recording& recording, const ParameterArrays& arrays, cons
 
 void adamw_(const TensorList& params, const TensorList& grads, const TensorList& exp_avgs,
             const TensorList& exp_avg_sqs, const TensorList& max_exp_avg_sqs, const TensorList& state_steps, double lr,
-            double beta1, double beta2, double weight_decay, double eps, bool maximize,
-            const MaybeTensor& lr_tensor, const MaybeTensor& grad_scale,
-            const MaybeTensor& found_inf, std::optional<int64_t> seed) {
+            double beta1, double beta2, double weight_decay, double eps, bool maximize, const MaybeTensor& lr_tensor,
+            const MaybeTensor& grad_scale, const MaybeTensor& found_inf, std::optional<int64_t> seed) {
   if (params.empty()) return;
   const Hyperparameters h = {lr, beta1, beta2, weight_decay, eps, maximize, seed, {lr_tensor, grad_scale, found_inf}};
   ParameterArrays arrays("adamw_", {{"params", params, true},

@@ -24,9 +24,7 @@ const gpu::Table<OptimTuning> optim_tuning("optim",
 // A thread walks over at most so many times the elements that the tuning row says.
 constexpr uint64_t kLargerChunks = 64;
 
-gpu::BufferView view_or_null(const MaybeTensor& tensor) {
-  return tensor ? gpu::view_of(*tensor) : gpu::BufferView{};
-}
+gpu::BufferView view_or_null(const MaybeTensor& tensor) { return tensor ? gpu::view_of(*tensor) : gpu::BufferView{}; }
 
 void check_scalar(const char* op, const char* argument, const MaybeTensor& tensor, const Tensor& reference) {
   if (!tensor) return;

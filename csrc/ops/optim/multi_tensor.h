@@ -44,7 +44,7 @@ std::string plan_reason(const ParameterArrays& arrays);
 
 // Learning rate, scale of the gradients, and whether they overflow, in device memory. Each may be left out.
 struct DeviceScalars {
-  const MaybeTensor&lr, &grad_scale, &found_inf;
+  const MaybeTensor &lr, &grad_scale, &found_inf;
 
   bool any() const { return lr || grad_scale || found_inf; }
   void check(const char* op, const Tensor& reference) const;

@@ -7,8 +7,7 @@ namespace {
 
 void sgd_(const TensorList& params, const TensorList& grads, const TensorList& momentum_buffers, double lr,
           double momentum, double dampening, double weight_decay, bool nesterov, bool maximize, bool first,
-          const MaybeTensor& lr_tensor, const MaybeTensor& grad_scale,
-          const MaybeTensor& found_inf) {
+          const MaybeTensor& lr_tensor, const MaybeTensor& grad_scale, const MaybeTensor& found_inf) {
   if (params.empty()) return;
   const DeviceScalars scalars = {lr_tensor, grad_scale, found_inf};
   ParameterArrays arrays(

@@ -75,7 +75,8 @@ void mul_mv(const char* op, const Tensor& x, const PackedRows& weights, const Qu
   const int64_t groups = ceil_div<int64_t>(weights.rows, plan.group_rows) * ceil_div<int64_t>(x_rows, plan.x_rows);
   gpu::record(result, [&](gpu::Recording& recording) {
     recording.kernel("quant_mv", plan.x_rows == 1 ? "1_" : "4_", format.name).buffer(0, weights.tensor);
-    recording.buffer(1, input).buffer(2, result).buffer(3, result).buffer(4, chosen ? MaybeTensor(*chosen) : std::nullopt);
+    recording.buffer(1, input).buffer(2, result).buffer(3, result).buffer(4,
+                                                                          chosen ? MaybeTensor(*chosen) : std::nullopt);
     recording.bytes(5, params).work(2.0 * static_cast<double>(result.numel() * weights.length),
                                     static_cast<double>(weights.rows * weights.row_bytes * (chosen ? x_rows : 1)));
     recording.dispatch_threadgroups({grid_side(groups)}, {32 * plan.simdgroups});
